@@ -188,6 +188,11 @@ class AgentSettings(BaseModel):
         return self.model_copy(update={"properties": {**self.properties, PROPERTY: app}, "exclusive": exclusive})
 
     @property
+    def most(self) -> int:
+        """The most units of work that the bot may hold at once."""
+        return self.max_parallel if self.auto_capacity else self.capacity
+
+    @property
     def bot(self) -> str:
         """The bot's name: the configured one, or one made from the host's name."""
         return self.name or legal_name(socket.gethostname(), self.name_suffix)
@@ -255,7 +260,7 @@ class Agent:
         if not structlog.is_configured():
             structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
         settings = self._settings
-        open_files = raise_file_limit(settings.max_parallel if settings.auto_capacity else settings.capacity)
+        open_files = raise_file_limit(settings.most, tasks=settings.app is not None)
         contained = settings.containment
         workplace = Workspace(settings.directory, settings.bot, open_to_others=contained.accounts.own)
         own = {name: os.environ[name] for name in settings.env_allow if name in os.environ}
@@ -291,9 +296,8 @@ class Agent:
         settings = self._settings
         if settings.app is None:
             return Launcher(workplace.guard, open_files=open_files, adopt=self._adopt)
-        most = settings.max_parallel if settings.auto_capacity else settings.capacity
         app = App(settings.app, workplace, contained, environment)
-        return TaskLauncher(workplace.guard, app=app, most=most, open_files=open_files, adopt=self._adopt)
+        return TaskLauncher(workplace.guard, app=app, most=settings.most, open_files=open_files, adopt=self._adopt)
 
     def drain(self) -> None:
         """Take no new work, wait up to `drain_seconds` for commands, return unfinished jobs, and leave."""

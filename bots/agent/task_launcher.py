@@ -51,7 +51,7 @@ class TaskLauncher(Launcher):
         self._async: frozenset[str] = frozenset()
         #: How many children serve what; until one has imported the app, one is started.
         self._wanted = {"def": 1, "async": 0}
-        self._allowed = self._closing = self._full = False
+        self._allowed = self._closing = self._full = self._broken = False
         self._failures = 0
         self._start_at = 0.0
         self._name: str | None = None
@@ -74,6 +74,8 @@ class TaskLauncher(Launcher):
 
     def launch(self, output: int, stdin: int) -> socket.socket:
         """Return the control socket of a call, which waits for a child if none is free; see Launcher."""
+        if self._broken:
+            raise OSError("the agent failed, see its log")
         ours, theirs = socket.socketpair()
         call = Call(next(self._numbers), theirs, os.dup(output), os.dup(stdin))
         with self._guarding:
@@ -111,6 +113,18 @@ class TaskLauncher(Launcher):
             self._waker.send(b"!")
 
     def _work(self) -> None:
+        try:
+            self._serve()
+        except Exception:
+            _log.exception("the thread that serves the app failed; no task can start any more")
+            self._broken = True
+            for source in [key.fileobj for key in self._sources.get_map().values()]:
+                if isinstance(source, socket.socket):
+                    source.close()
+        finally:
+            self._decided.set()
+
+    def _serve(self) -> None:
         while not self._closing:
             for key, _ in self._sources.select(self._delay()):
                 handler: Callable[[], None] = key.data
@@ -121,7 +135,6 @@ class TaskLauncher(Launcher):
             self._replace_silent()
             self._fill()
             self._assign()
-        self._decided.set()
 
     def _delay(self) -> float | None:
         """Return the seconds until there is something to do without a message; None = no such time."""
@@ -161,11 +174,11 @@ class TaskLauncher(Launcher):
             if call.child.serves == "async":
                 call.must_cancel = True
             else:
-                call.child.ask(b"T")
+                call.child.terminate()
 
     def _kill(self, child: WarmChild, call: Call) -> None:
         child.killed_for = child.killed_for or call
-        child.ask(b"K")
+        child.ask_to_die()
 
     def _assign(self) -> None:
         """Hand waiting calls to children that are free, and tell children of cancelled calls."""
@@ -177,12 +190,14 @@ class TaskLauncher(Launcher):
         for _ in range(len(self._waiting)):
             call = self._waiting.popleft()
             free = self._free_child(call)
-            if free is None or not free.send({"run": call.number}, call.descriptors()):
+            message = {"run": call.number, "stopped_before": free is not None and free.stopped_before}
+            if free is None or not free.send(message, call.descriptors()):
                 self._full = self._full or free is not None
                 self._waiting.append(call)
                 continue
             call.release()
             call.child = free
+            free.stopped_before = False
             free.calls[call.number] = call
             call.say(ready=free.supervisor)
             call.say(started=free.pid)

@@ -19,7 +19,7 @@ from typing import Any
 
 import structlog
 
-from bots.agent.guardian import kill
+from bots.agent.guardian import descendants, kill, process_tree
 from bots.agent.isolation.containment import Containment, Site
 from bots.agent.workspace import MARK, Workspace
 from schema import clock
@@ -131,6 +131,9 @@ class WarmChild:
     calls: dict[int, Call] = field(default_factory=dict)
     #: The call for which it was killed.
     killed_for: Call | None = None
+    #: SIGTERM was sent to it for the latest call that it was given.
+    stopped_before: bool = False
+    _process: int | None = None
     _said: bytearray = field(default_factory=bytearray)
 
     @classmethod
@@ -158,6 +161,8 @@ class WarmChild:
         """Clear away what is left of a child that is over."""
         self.control.close()
         self.channel.close()
+        if self._process is not None:
+            os.close(self._process)
         app.workplace.discard(self.site.directory)
         if not app.containment.close(self.site, silent=not self.lost):
             _log.warning("a cgroup cannot be removed", cgroup=self.site.privileges.cgroup)
@@ -179,6 +184,8 @@ class WarmChild:
                     self.supervisor = supervisor
                 case {"started": int(pid)}:
                     self.pid = pid
+                    with contextlib.suppress(ProcessLookupError):
+                        self._process = os.pidfd_open(pid)
                 case {"unable": str(text)}:
                     self.failure, self.over = f"its process cannot be started: {text}", True
                 case {"exit": int(code)}:
@@ -190,9 +197,13 @@ class WarmChild:
         """Return the next message of the child itself; None if there is none, or the child is gone."""
         try:
             message = self.channel.recv(_READ_BYTES)
+            found: dict[str, Any] | None = json.loads(message) if message else None
         except OSError:
             return None
-        found: dict[str, Any] | None = json.loads(message) if message else None
+        except ValueError:
+            _log.error("a process of the app says what is no message; killing it", process=self.pid)
+            self.ask_to_die()
+            return None
         return found
 
     def send(self, message: Mapping[str, object], descriptors: list[int] | None = None) -> bool:
@@ -204,10 +215,24 @@ class WarmChild:
             return error.errno not in _FULL
         return True
 
-    def ask(self, letter: bytes) -> None:
-        """Ask the supervisor to end the child with SIGTERM (`T`) or SIGKILL (`K`), with all processes below it."""
+    def terminate(self) -> None:
+        """Send SIGTERM to the child and to all processes below it, as a supervisor does for a command.
+
+        Not by the supervisor, which would do it some time later, when the child may have another call.
+        """
+        self.stopped_before = True
+        if self._process is None or self.pid is None:
+            return
+        below = descendants([self.pid], process_tree())
+        for number in (signal.SIGTERM, signal.SIGCONT):
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._process, number)
+            kill(below, number)
+
+    def ask_to_die(self) -> None:
+        """Ask the supervisor to kill the child, with all processes below it."""
         with contextlib.suppress(OSError):
-            self.control.send(letter)
+            self.control.send(b"K")
         if self.supervisor is not None:
             # A task may have stopped it.
             kill([self.supervisor], signal.SIGCONT)

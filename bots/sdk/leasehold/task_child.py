@@ -5,7 +5,8 @@
 It is a child of a supervisor of the bot's guardian, and talks with the agent over a socket, its standard input, in
 datagrams of JSON. From the child: `ready` with the app and its tasks, or `failed` with the reason; then `over` with the
 number of a call and its exit code. From the agent: `serve`, "def" or "async"; then `run` with the number of a call and
-the descriptors of its request, output and standard input; `cancel` with the number of an asynchronous call.
+the descriptors of its request, output and standard input; `cancel` with the number of an asynchronous call. Any other
+call is cancelled by SIGTERM.
 
 A child that serves `def` runs one task at a time in its main thread, as a command would be run: its directory, its
 environment and its output are those of the attempt, also for the processes that it starts. A child that serves `async`
@@ -31,7 +32,7 @@ from typing import Any
 
 from leasehold.attempt import Attempt
 from leasehold.errors import BadInput
-from leasehold.task_runner import FAILED, TaskCall, last_line, load
+from leasehold.task_runner import CANCELLED, FAILED, TaskCall, last_line, load
 from leasehold.tasks import TaskRegistry
 
 _DESCRIPTORS = 3
@@ -121,15 +122,20 @@ class TaskChild:
     def __init__(self, pool: TaskRegistry, channel: socket.socket) -> None:
         self._pool, self._channel = pool, channel
         self._running: TaskCall | None = None
+        #: SIGTERM came while no call ran. It may be for one whose message has not been read yet.
+        self._early = False
         self._calls: dict[int, asyncio.Task[int]] = {}
         self._called: dict[int, TaskCall] = {}
 
     def serve(self) -> None:
         """Run calls one after the other, until the agent is gone."""
-        signal.signal(signal.SIGTERM, self._cancel)
         log, home = os.dup(2), os.getcwd()
+        signal.signal(signal.SIGTERM, self._cancel)
         while (received := self._receive()) is not None:
             message, descriptors = received
+            if message["stopped_before"]:
+                # It was, or may have been, for the call before, which has ended by itself.
+                self._early = False
             request = CallRequest.read(message["run"], descriptors)
             try:
                 with _at_home_afterwards(log, home), _as_in(request):
@@ -139,18 +145,23 @@ class TaskChild:
                 code = FAILED
             os.close(request.output)
             os.close(request.stdin)
+            # The task may have set another handler.
+            signal.signal(signal.SIGTERM, self._cancel)
             self._say(over=request.number, code=code)
 
     def _run(self, request: CallRequest) -> int:
         self._running = request.call(self._pool)
         try:
+            if self._early:
+                self._running.mark_cancelled()
             return self._running.run()
         finally:
-            self._running = None
+            self._running, self._early = None, False
 
     def _cancel(self, _number: int, _frame: FrameType | None) -> None:
-        # A signal for a call that has just ended says nothing to the next one.
-        if self._running is not None:
+        if self._running is None:
+            self._early = True
+        else:
             self._running.cancel()
 
     async def serve_side_by_side(self) -> None:
@@ -179,21 +190,19 @@ class TaskChild:
                 self._calls[number].cancel()
             return
         request = CallRequest.read(message["run"], descriptors)
-        self._called[request.number] = call = request.call(self._pool)
-        self._calls[request.number] = asyncio.create_task(self._beside_others(request, call))
+        output, call = CallOutput(request.output), request.call(self._pool)
+        task = asyncio.create_task(_printing_to(output, call))
+        self._called[request.number], self._calls[request.number] = call, task
 
-    async def _beside_others(self, request: CallRequest, call: TaskCall) -> int:
-        output = CallOutput(request.output)
-        _output.set(output)
-        try:
-            code = await call.run_in_loop()
-        finally:
+        def end(task: asyncio.Task[int]) -> None:
+            # A task that is cancelled before its first step runs none of its own code.
             output.descriptor = None
             os.close(request.output)
             os.close(request.stdin)
             del self._calls[request.number], self._called[request.number]
-        self._say(over=request.number, code=code)
-        return code
+            self._say(over=request.number, code=CANCELLED if task.cancelled() else task.result())
+
+        task.add_done_callback(end)
 
     def _receive(self) -> tuple[dict[str, Any], list[int]] | None:
         """Return the agent's next message with its descriptors; None if the agent is gone."""
@@ -203,6 +212,11 @@ class TaskChild:
     def _say(self, **facts: Any) -> None:
         with contextlib.suppress(BrokenPipeError):
             self._channel.send(json.dumps(facts).encode())
+
+
+async def _printing_to(output: CallOutput, call: TaskCall) -> int:
+    _output.set(output)
+    return await call.run_in_loop()
 
 
 @contextlib.contextmanager
