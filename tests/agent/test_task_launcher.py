@@ -13,12 +13,12 @@ from random import Random
 from typing import Any
 
 import pytest
-
-from bots.agent.agent import Agent, AgentSettings
-from bots.agent.workspace import marked_processes
 from leasehold.client import Client
 from leasehold.errors import LeaseholdError
 from leasehold.tasks import TaskJob
+
+from bots.agent.agent import Agent, AgentSettings
+from bots.agent.workspace import marked_processes
 from schema.postgres.engine import Database
 from schema.timing import Timing
 from tests.support import task_app

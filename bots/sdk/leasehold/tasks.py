@@ -308,8 +308,7 @@ class TaskJob(Generic[R]):
         TimeoutError after `timeout` seconds.
         """
         self.wait(timeout)
-        client: Any = self._client
-        ended = client.results([self.id])[0]
+        (ended,) = self._client.call("POST", "/v1/results", body={"ids": [self.id]})["jobs"]
         state, document = ended["state"], ended["result"]
         match document:
             case {"ok": found} if state == "succeeded":
