@@ -352,6 +352,8 @@ def _units(_context: click.Context, option: click.Parameter, value: str | None) 
 
 @cli.command(name="bot")
 @click.option("--name", metavar="NAME", help="Name of the bot; a new session ends an older one with this name.")
+@click.option("--app", metavar="MODULE:POOL", help="Run the tasks of this pool in warm processes, and nothing else.")
+@click.option("--concurrency", type=int, metavar="N", help="With --app: how many tasks run at once.")
 @click.option("--capacity", callback=_units, metavar="UNITS", help="Units of work that it takes at once, or auto.")
 @click.option("--priority", type=int, help="Lower = preferred by assigners.")
 @click.option(
@@ -400,6 +402,7 @@ def bot_command(
     if given["capacity"] is not None:
         given["auto_capacity"] = given["capacity"] == "auto"
         given["capacity"] = None if given["auto_capacity"] else given["capacity"]
+    _count_tasks(settings, given)
     settings = _overridden(settings, {key: value for key, value in given.items() if value not in (None, ())})
     if settings.sandbox != "none":
         # Tokens and the socket of a private server are there.
@@ -411,6 +414,18 @@ def bot_command(
     agent = Agent(settings, who.address(), who.token(), adopt=True)
     gc_tuning.collect_as_usual()
     return agent.run()
+
+
+def _count_tasks(settings: "AgentSettings", given: dict[str, Any]) -> None:
+    """Take the number of tasks that run at once as the capacity. Raises BadInput if that contradicts other options."""
+    concurrency = given.pop("concurrency")
+    if concurrency is None:
+        return
+    if given["app"] is None and settings.app is None:
+        raise BadInput("--concurrency", "means nothing without --app")
+    if given["capacity"] is not None or given.get("auto_capacity"):
+        raise BadInput("--concurrency", "and --capacity are two words for one thing: give one of them")
+    given |= {"capacity": concurrency, "auto_capacity": False}
 
 
 def _overridden(settings: "AgentSettings", given: Mapping[str, Any]) -> "AgentSettings":

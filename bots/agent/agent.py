@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import Annotated, Literal, Self
 import structlog
 from leasehold import wire
 from leasehold.errors import BadInput, LeaseholdError
+from leasehold.tasks import PROPERTY
 from leasehold.transport import Record, Transport
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
@@ -28,9 +29,12 @@ from bots.agent.gateway_calls import GatewayCaller
 from bots.agent.isolation import containment
 from bots.agent.isolation.cgroups import Limits
 from bots.agent.isolation.containment import Containment
+from bots.agent.isolation.job_accounts import AGENT, DYNAMIC
 from bots.agent.launcher import Launcher
 from bots.agent.run import RunContext
 from bots.agent.session import AgentCommands, AgentSession, SessionEnd, SessionOver, SessionSettings
+from bots.agent.task_launcher import TaskLauncher
+from bots.agent.warm_children import App
 from bots.agent.workspace import Workspace
 from bots.protocol import HOST, MAX_LEASES, ONLY_TOLD, OpenSession, Session
 from schema import clock, validation
@@ -56,6 +60,8 @@ class AgentSettings(BaseModel):
 
     name: the bot's name in the pool; default this host's name. Of two agents with one name the newer one wins.
     name_suffix: appended to the default name, for several agents on one host.
+    app: `MODULE:POOL`, whose tasks the bot runs in warm processes, and nothing else. It then offers the property `app`
+        with the name of the app, exclusively. Its capacity is the number of tasks that may run at once.
     url: the gateway's address, read by the command that starts the agent. `Agent` takes the address as an argument.
     capacity: units of work that the bot holds at once, at most 10,000. Doubling it doubles the commands that may run
         at once. Each of them needs 8 open files under the hard limit RLIMIT_NOFILE.
@@ -105,6 +111,7 @@ class AgentSettings(BaseModel):
 
     name: Name | None = None
     name_suffix: Annotated[str, Field(pattern=r"^[a-z0-9._-]{0,32}$")] = ""
+    app: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")] | None = None
     url: str | None = None
     capacity: int = Field(default=1, ge=1, le=MAX_LEASES)
     auto_capacity: bool = False
@@ -159,12 +166,31 @@ class AgentSettings(BaseModel):
         """What these settings keep commands from. Raises BadInput if this machine or account does not allow it."""
         limits = Limits(memory_mib=self.job_memory_mib, processes=self.job_processes, cpu_milli=self.job_cpu_milli)
         boxed = self.sandbox == "bubblewrap"
+        job_user = self.job_user
+        if self.app is not None:
+            job_user = job_user or AGENT
+            if job_user == DYNAMIC:
+                raise BadInput("job_user", "'dynamic' is not for an app, whose tasks share processes; name an account")
+            if boxed:
+                raise BadInput("sandbox", "is not for an app, whose processes reach the directories of all its tasks")
         if not boxed and (self.sandbox_network or self.sandbox_hide):
             raise BadInput("sandbox", "sandbox_network and sandbox_hide mean nothing without 'bubblewrap'")
         return containment.build(
-            self.job_user, limits=limits, cgroup=self.cgroup, boxed=boxed, network=self.sandbox_network,
+            job_user, limits=limits, cgroup=self.cgroup, boxed=boxed, network=self.sandbox_network,
             hidden=[*self.sandbox_hide, self.directory],
         )  # fmt: skip
+
+    def offering(self, app: str) -> Self:
+        """Return the settings with the property of this app, exclusively. Raises BadInput if they say another app."""
+        if self.properties.get(PROPERTY, app) != app:
+            raise BadInput("properties", f"'{PROPERTY}' is the name of the app, '{wire.escaped(app, 60)}'")
+        exclusive = tuple(dict.fromkeys([*self.exclusive, PROPERTY]))
+        return self.model_copy(update={"properties": {**self.properties, PROPERTY: app}, "exclusive": exclusive})
+
+    @property
+    def most(self) -> int:
+        """The most units of work that the bot may hold at once."""
+        return self.max_parallel if self.auto_capacity else self.capacity
 
     @property
     def bot(self) -> str:
@@ -234,17 +260,19 @@ class Agent:
         if not structlog.is_configured():
             structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
         settings = self._settings
-        open_files = raise_file_limit(settings.max_parallel if settings.auto_capacity else settings.capacity)
+        open_files = raise_file_limit(settings.most, tasks=settings.app is not None)
         contained = settings.containment
         workplace = Workspace(settings.directory, settings.bot, open_to_others=contained.accounts.own)
-        launcher = Launcher(workplace.guard, open_files=open_files, adopt=self._adopt)
+        own = {name: os.environ[name] for name in settings.env_allow if name in os.environ}
+        launcher = self._launcher(workplace, contained, own, open_files)
         try:
             self._clear(workplace)
             contained.clear()
             contained.check(workplace)
             _log.info(contained.reach(), bot=settings.bot)
             self._dead = workplace.predecessor()
-            own = {name: os.environ[name] for name in settings.env_allow if name in os.environ}
+            if isinstance(launcher, TaskLauncher):
+                self._settings = settings.offering(launcher.open())
             place = RunContext(
                 workplace=workplace,
                 launcher=launcher,
@@ -261,6 +289,15 @@ class Agent:
         if self._failure is not None:
             raise self._failure
         return self._code
+
+    def _launcher(
+        self, workplace: Workspace, contained: Containment, environment: Mapping[str, str], open_files: int
+    ) -> Launcher:
+        settings = self._settings
+        if settings.app is None:
+            return Launcher(workplace.guard, open_files=open_files, adopt=self._adopt)
+        app = App(settings.app, workplace, contained, environment)
+        return TaskLauncher(workplace.guard, app=app, most=settings.most, open_files=open_files, adopt=self._adopt)
 
     def drain(self) -> None:
         """Take no new work, wait up to `drain_seconds` for commands, return unfinished jobs, and leave."""

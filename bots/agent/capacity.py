@@ -70,17 +70,20 @@ class Sizing:
 
 #: Descriptors of one command while it starts: output pipe, control socket, waker and standard input.
 _EACH = 8
+#: More of a call of a task: its child, and what is handed to it.
+_EACH_TASK = 8
 #: Descriptors of the agent itself: modules, locks, connections to the gateway.
 _OWN = 128
 
 
-def raise_file_limit(commands: int) -> int:
+def raise_file_limit(commands: int, *, tasks: bool = False) -> int:
     """Raise the soft limit of open files so that this process can run `commands` commands at once.
 
-    Returns the limit as it was. Raises BadInput if the hard limit is too low.
+    tasks: they are calls of tasks in warm children. Returns the limit as it was. Raises BadInput if the hard limit is
+    too low.
     """
     before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    need = _OWN + _EACH * commands
+    need = _OWN + (_EACH + (_EACH_TASK if tasks else 0)) * commands
     if before != resource.RLIM_INFINITY and before < need:
         if most != resource.RLIM_INFINITY and most < need:
             raise BadInput(

@@ -136,6 +136,8 @@ class SupervisorReader:
         self.ended_at: float | None = None
         self.exit_code: int | None = None
         self.unable: Unable | None = None
+        #: Why the process of a task ended, if not by the task itself.
+        self.broken: str | None = None
         #: No process of the command is left, or the supervisor that could report it is gone.
         self.over = False
         #: The supervisor did not say that no process is left.
@@ -216,6 +218,8 @@ class SupervisorReader:
                 self.unable, self.over = Unable(number=number, text=text), True
             case {"exit": int(code)}:
                 self.ended_at, self.exit_code = clock.monotonic(), code
+            case {"broken": str(text)}:
+                self.broken, self.over = text, True
             case {"over": True, "expired": bool(expired)}:
                 self.over, self.expired = True, expired
 
@@ -426,6 +430,7 @@ class Run:
             "LEASEHOLD_CHECKPOINT": str(self.checkpoint.place(directory, site.privileges.account)),
             "LEASEHOLD_BOT": self._place.workplace.name,
             **self._gpus(),
+            **({} if self.assignment.timeout is None else {"LEASEHOLD_TIMEOUT": f"{self.assignment.timeout:g}"}),
             MARK: str(directory),
         }
 
@@ -513,7 +518,8 @@ class Run:
             with contextlib.suppress(OSError):
                 control.sendall(request)
             watch = SupervisorReader(control, reader, waker=self._waker_reader, output=self.output)
-            guardian, self._patience = launcher.pid, clock.monotonic() + READY_AFTER
+            guardian = launcher.pid
+            self._patience = math.inf if launcher.queues else clock.monotonic() + READY_AFTER
             self._silent = False
             self._attend(watch)
             self._silent = not watch.lost
@@ -594,6 +600,8 @@ class Run:
             return Outcome(verdict="error", reason=inability(watch.unable, program, site.account))
         if self._cause is not None:
             return self._stopped(self._cause, watch)
+        if watch.broken is not None:
+            return Outcome(verdict="error", reason=wire.escaped(watch.broken, 400))
         if watch.exit_code is None:
             return Outcome(verdict="error", reason="the process that supervised the command was killed")
         if watch.exit_code == 0:

@@ -2,7 +2,8 @@
 
 In a block ```console a line that begins with `$ ` is a command, one that begins with `> ` continues it, and any other
 line is output that the command must print, where `…` stands for anything. A command is expected to exit with 0, unless
-it ends with a comment such as `# exit 1`. The comment `<!-- not run: reason -->` above a block keeps it from being run.
+it ends with a comment such as `# exit 1`. A block ```python, whose first line is `# FILE.py`, is written to that file,
+for the commands that follow. The comment `<!-- not run: reason -->` above a block keeps it from being run.
 """
 
 import json
@@ -29,8 +30,9 @@ from tests.support.patience import eventually
 ROOT = Path(__file__).parent.parent.parent
 FOLDER = ROOT / "ops" / "docs"
 DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *FOLDER.glob("*.md")])
-#: Languages of fenced blocks. `console` is run, `toml` is checked as a configuration, `sql` is run, `json` is parsed.
-LANGUAGES = {"console", "toml", "sql", "json", "text"}
+#: Languages of fenced blocks. `console` is run, with the files of `python`; `toml` is checked as a configuration, `sql`
+#: is run, `json` is parsed.
+LANGUAGES = {"console", "python", "toml", "sql", "json", "text"}
 README_BYTES = 9000
 #: Seconds that the pool gets to start, and all commands of one document to run, on a busy machine.
 STARTS_WITHIN, RUNS_WITHIN = 180.0, 900.0
@@ -65,6 +67,10 @@ class Block:
     excuse: str | None
 
     def commands(self) -> list[Command]:
+        if self.language == "python":
+            file = re.match(r"# (\w+\.py)\n", self.body)
+            assert file, f"line {self.line}: the program does not begin with the name of its file"
+            return [Command(f"cat > {file[1]} << 'END OF FILE'\n{self.body}END OF FILE", self.line)]
         found: list[Command] = []
         for number, line in enumerate(self.body.splitlines(), self.line + 1):
             if line.startswith("$ "):
@@ -204,7 +210,7 @@ def test_every_command_that_a_document_shows_does_what_it_shows(document: Path, 
     commands = [
         command
         for block in blocks(document)
-        if block.language == "console" and block.excuse is None
+        if block.language in {"console", "python"} and block.excuse is None
         for command in block.commands()
     ]
     # The commands of the README run on the installed console script.

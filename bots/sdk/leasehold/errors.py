@@ -55,3 +55,22 @@ class NotReady(LeaseholdError):
     def __init__(self, message: str = "", *, retry_after: float | None = None) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class TaskFailed(LeaseholdError):
+    """A task has no value: its function raised an error, or its job ended without a result.
+
+    job: the id of the job. state: the state in which it ended. kind: the name of the class of the remote error, None if
+    there was none. message: what the error said, or why the job ended. traceback: the remote traceback, or nothing.
+    """
+
+    def __init__(
+        self, job: str, *, task: str, state: str, message: str, kind: str | None = None, traceback: str = ""
+    ) -> None:
+        said = message if kind is None else f"{kind}: {message}" if message else kind
+        super().__init__(f"task '{task}' {state}: {said.partition(chr(10))[0]}")
+        self.job, self.task, self.state, self.kind, self.message, self.traceback = (
+            job, task, state, kind, message, traceback,
+        )  # fmt: skip
+        if traceback:
+            self.add_note(f"The remote traceback:\n{traceback}")

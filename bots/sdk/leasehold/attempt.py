@@ -1,0 +1,141 @@
+"""The attempt that runs in this process: what a task, or any other command of a job, knows of it and stores for it.
+
+A bot tells a command about its attempt by environment variables, and takes the result and the checkpoint from two
+files.
+"""
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from leasehold.errors import BadInput, LeaseholdError
+from leasehold.json_values import check_json
+
+#: The most bytes of a result or of a checkpoint, as UTF-8.
+MAX_STORED = 64 * 1024
+
+
+class Cancelled(BaseException):
+    """The attempt has to end: its job was cancelled, its time is over, or its bot leaves the pool.
+
+    Not derived from Exception, so that code which handles errors of its own work does not catch it.
+    """
+
+
+class Attempt:
+    """One attempt to run a job, described by the environment of its command.
+
+    job: the job's id. attempt: 1 for the first. fence: grows with every attempt; hand it to systems that can refuse a
+    late writer. deadline: when the bot will stop the attempt, by this machine's clock; None = no timeout. Raises
+    LeaseholdError if the environment is not that of an attempt.
+    """
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        try:
+            self.job = environment["LEASEHOLD_JOB"]
+            self.attempt = int(environment["LEASEHOLD_ATTEMPT"])
+            self.fence = int(environment["LEASEHOLD_FENCE"])
+            self.instance = environment["LEASEHOLD_INSTANCE"]
+        except (KeyError, ValueError) as error:
+            raise LeaseholdError(f"this process runs no attempt of a job: {error} is not set by a bot") from None
+        limit = environment.get("LEASEHOLD_TIMEOUT")
+        self._ends = None if limit is None else time.monotonic() + float(limit)
+        self.deadline = None if limit is None else datetime.now(UTC) + timedelta(seconds=float(limit))
+        self._result = environment.get("LEASEHOLD_RESULT")
+        self._checkpoint = environment.get("LEASEHOLD_CHECKPOINT")
+        self._last: Any = None
+        self._has_read = False
+        #: The attempt has been asked to end.
+        self.cancelled = False
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Seconds until the deadline, at least 0; None = no timeout."""
+        return None if self._ends is None else max(0.0, self._ends - time.monotonic())
+
+    def heartbeat(self) -> None:
+        """Raise Cancelled if the attempt has been asked to end. Call it between two steps of long work.
+
+        The bot keeps the lease by itself: a task that never calls this does not lose it.
+        """
+        if self.cancelled:
+            raise Cancelled
+
+    @property
+    def last_checkpoint(self) -> Any:
+        """The latest checkpoint of this attempt or an earlier one of the job; None if there is none."""
+        if not self._has_read and self._checkpoint is not None:
+            try:
+                self._last = json.loads(Path(self._checkpoint).read_bytes())
+            except FileNotFoundError:
+                self._last = None
+        self._has_read = True
+        return self._last
+
+    def checkpoint(self, data: Any) -> None:
+        """Store how far the work has come, for the next attempt if this one is lost.
+
+        data: a JSON value of at most 64 KiB; it replaces the one before. The bot sends it to the pool soon after.
+        Raises BadInput for any other value, and LeaseholdError if the bot stores no checkpoints.
+        """
+        if self._checkpoint is None:
+            raise LeaseholdError("the bot of this attempt stores no checkpoints")
+        try:
+            check_json(data)
+        except ValueError as error:
+            raise BadInput("checkpoint", str(error)) from None
+        text = json.dumps(data, allow_nan=False)
+        if len(text) > MAX_STORED:
+            raise BadInput("checkpoint", f"has {len(text)} bytes as JSON, and at most {MAX_STORED} are stored")
+        _replace(self._checkpoint, text)
+        # A copy, so that later changes of `data` do not seem to be stored.
+        self._last, self._has_read = json.loads(text), True
+
+    def store_result(self, document: str) -> None:
+        """Store the result of the job, a JSON document. A bot that stores no results names no file for it."""
+        if self._result is not None:
+            _replace(self._result, document)
+
+
+def _replace(path: str, text: str) -> None:
+    """Write a file so that a reader sees either the old content or all of the new one."""
+    unfinished = f"{path}.new"
+    with open(unfinished, "w", encoding="utf-8") as file:
+        file.write(text)
+    os.replace(unfinished, path)
+
+
+_of_context: ContextVar[Attempt | None] = ContextVar("attempt", default=None)
+#: The attempt of a process that runs one at a time. Threads that a task starts see it too.
+_of_process: Attempt | None = None
+
+
+@contextmanager
+def in_process(attempt: Attempt) -> Iterator[None]:
+    """Make this the attempt of the whole process while the block runs."""
+    global _of_process
+    _of_process = attempt
+    try:
+        yield
+    finally:
+        _of_process = None
+
+
+def in_context(attempt: Attempt) -> None:
+    """Make this the attempt of the present context: one of several that run side by side in this process."""
+    _of_context.set(attempt)
+
+
+def current() -> Attempt:
+    """Return the attempt that runs here. Raises LeaseholdError outside of a task or a command of a job."""
+    global _of_process
+    found = _of_context.get() or _of_process
+    if found is None:
+        found = _of_process = Attempt(os.environ)
+    return found

@@ -1,0 +1,209 @@
+"""Runs one call of a task in this process, and stores its value or its error. `main` is `leasehold-task`.
+
+The result of the job is `{"ok": VALUE}` or `{"error": {"type", "message", "traceback"}}`.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Coroutine
+from importlib import import_module
+from types import FrameType
+from typing import Any
+
+from leasehold import attempt as attempts
+from leasehold.attempt import MAX_STORED, Attempt, Cancelled
+from leasehold.errors import BadInput, LeaseholdError
+from leasehold.json_values import check_json
+from leasehold.tasks import COMMAND, Task, TaskRegistry
+
+#: Exit codes of a task: its function returned; it failed; it was cancelled, as a shell reports SIGTERM.
+DONE, FAILED, CANCELLED = 0, 1, 128 + signal.SIGTERM
+#: The most characters of a remote error's message and traceback. JSON has at most six bytes for one.
+_MAX_MESSAGE, _MAX_TRACEBACK = 1000, 8000
+
+
+class UnknownTask(LeaseholdError):
+    """The pool that was imported has no task of this name."""
+
+
+class ResultRefused(LeaseholdError):
+    """What the function returned cannot be stored."""
+
+
+def load(place: str) -> TaskRegistry:
+    """Import `MODULE:ATTRIBUTE`. Raises BadInput if that is no pool, and whatever the module raises."""
+    module, _, attribute = place.partition(":")
+    if not module or not attribute:
+        raise BadInput("app", f"'{place}' is not of the form MODULE:ATTRIBUTE")
+    found: Any = import_module(module)
+    for name in attribute.split("."):
+        if not hasattr(found, name):
+            raise BadInput("app", f"the module '{module}' has no '{attribute}'")
+        found = getattr(found, name)
+    if not isinstance(found, TaskRegistry):
+        raise BadInput("app", f"'{place}' is a '{type(found).__name__}', not a pool")
+    return found
+
+
+class TaskCall:
+    """One call of a task of this pool, with the arguments of a job's standard input, in an attempt."""
+
+    def __init__(self, pool: TaskRegistry, name: str, stdin: str, attempt: Attempt) -> None:
+        self._pool, self._name, self._stdin, self._attempt = pool, name, stdin, attempt
+        #: The function runs, so that a request to end may interrupt it.
+        self.interruptible = False
+
+    def run(self) -> int:
+        """Run the call in this thread, store its result and return the exit code."""
+        try:
+            with attempts.in_process(self._attempt):
+                task, args, kwargs = self._parse()
+                try:
+                    self.interruptible = True
+                    if self._attempt.cancelled:
+                        raise Cancelled
+                    value = (
+                        asyncio.run(self._interruptibly(task, args, kwargs))
+                        if task.is_async
+                        else task.function(*args, **kwargs)
+                    )
+                finally:
+                    self.interruptible = False
+            return self._succeed(value)
+        except (Cancelled, asyncio.CancelledError):
+            return CANCELLED
+        except BaseException as error:
+            return self._fail(error)
+
+    async def run_in_loop(self) -> int:
+        """Run the call of an `async def` beside others in this loop; cancelling the caller cancels the function."""
+        try:
+            attempts.in_context(self._attempt)
+            task, args, kwargs = self._parse()
+            if not task.is_async:
+                raise UnknownTask(f"'{self._name}' has become a plain function; the bot has to be started again")
+            return self._succeed(await task.function(*args, **kwargs))
+        except (Cancelled, asyncio.CancelledError):
+            return CANCELLED
+        except BaseException as error:
+            return self._fail(error)
+
+    def cancel(self) -> None:
+        """Ask the attempt to end: a handler of SIGTERM. Raises Cancelled where the function runs."""
+        self._attempt.cancelled = True
+        if self.interruptible:
+            raise Cancelled
+
+    def mark_cancelled(self) -> None:
+        """Let the attempt know that it has to end, beside the cancellation of its coroutine."""
+        self._attempt.cancelled = True
+
+    async def _interruptibly(self, task: Task[Any, Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Run an `async def` that a signal cancels."""
+        running = asyncio.current_task()
+        assert running is not None
+
+        def cancel() -> None:
+            self._attempt.cancelled = True
+            running.cancel()
+
+        loop = asyncio.get_running_loop()
+        self.interruptible = False
+        before = signal.getsignal(signal.SIGTERM)
+        loop.add_signal_handler(signal.SIGTERM, cancel)
+        try:
+            if self._attempt.cancelled:
+                raise asyncio.CancelledError
+            function: Coroutine[Any, Any, Any] = task.function(*args, **kwargs)
+            return await function
+        finally:
+            loop.remove_signal_handler(signal.SIGTERM)
+            signal.signal(signal.SIGTERM, before)
+
+    def _parse(self) -> tuple[Task[Any, Any], list[Any], dict[str, Any]]:
+        task = self._pool.tasks.get(self._name)
+        if task is None:
+            raise UnknownTask(f"'{self._name}' is not one of the tasks that this bot has imported")
+        try:
+            document = json.loads(self._stdin)
+            args, kwargs = document["args"], document["kwargs"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise BadInput("stdin", f"is no JSON object with args and kwargs: {error}") from None
+        decode = self._pool.serialiser.decode
+        return task, [decode(each) for each in args], {name: decode(each) for name, each in kwargs.items()}
+
+    def _succeed(self, value: Any) -> int:
+        try:
+            encoded = self._pool.serialiser.encode(value)
+            check_json(encoded)
+        except (TypeError, ValueError) as error:
+            raise ResultRefused(f"the value cannot be stored: {error}") from error
+        document = json.dumps({"ok": encoded}, allow_nan=False)
+        if len(document) > MAX_STORED:
+            raise ResultRefused(f"the value has {len(document)} bytes as JSON, and at most {MAX_STORED} are stored")
+        self._attempt.store_result(document)
+        return DONE
+
+    def _fail(self, error: BaseException) -> int:
+        shown = _traceback(error)
+        print(shown, file=sys.stderr, end="")
+        told = {
+            "type": type(error).__name__,
+            "message": storable(str(error))[:_MAX_MESSAGE],
+            "traceback": storable(shown)[-_MAX_TRACEBACK:],
+        }
+        try:
+            self._attempt.store_result(json.dumps({"error": told}))
+        except OSError as unwritten:
+            print(f"the result cannot be stored: {unwritten}", file=sys.stderr)
+        return FAILED
+
+
+def storable(text: str) -> str:
+    """Return the text without what a text of PostgreSQL cannot hold."""
+    return text.replace("\0", "\\0").encode(errors="backslashreplace").decode()
+
+
+def _traceback(error: BaseException) -> str:
+    """Format an error without the frames of this module that lie above the function's own."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__ and trace.tb_next is not None:
+        trace = trace.tb_next
+    return "".join(traceback.format_exception(type(error), error, trace))
+
+
+def last_line(error: BaseException) -> str:
+    """Return the last line of an error's traceback."""
+    return "".join(traceback.format_exception_only(type(error), error)).strip().splitlines()[-1]
+
+
+def main() -> None:
+    """The console script: run the task of a job's command, `leasehold-task MODULE:POOL TASK`, in a new process."""
+    if len(sys.argv) != 3:
+        sys.exit(f"usage: {COMMAND} MODULE:POOL TASK, as the command of a job")
+    place, name = sys.argv[1:]
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    try:
+        attempt = Attempt(os.environ)
+    except LeaseholdError as error:
+        sys.exit(f"error: {error}")
+    running: list[TaskCall] = []
+
+    def cancel(_number: int, _frame: FrameType | None) -> None:
+        if not running:
+            sys.exit(CANCELLED)
+        running[0].cancel()
+
+    signal.signal(signal.SIGTERM, cancel)
+    stdin = sys.stdin.read()
+    try:
+        pool = load(place)
+    except Exception as error:
+        sys.exit(f"error: the app cannot be imported: {last_line(error)}")
+    running.append(TaskCall(pool, name, stdin, attempt))
+    sys.exit(running[0].run())

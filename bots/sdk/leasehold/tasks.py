@@ -1,0 +1,324 @@
+"""Python functions as jobs: which functions a pool may run, and the calls that submit them.
+
+A call of a task is an ordinary job. Its command is `leasehold-task MODULE:POOL TASK`, its standard input is JSON with
+`args` and `kwargs`, and it requires the property `app` of its bot.
+"""
+
+import functools
+import hashlib
+import inspect
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
+
+from leasehold import wire
+from leasehold.errors import BadInput, TaskFailed
+from leasehold.json_values import JsonSerialiser, Serialiser, check_json
+
+if TYPE_CHECKING:
+    from leasehold.client import Client, Submitted
+    from leasehold.transport import Record
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+#: The console script that runs one task, and the property of bots that can run the tasks of an app.
+COMMAND, PROPERTY = "leasehold-task", "app"
+#: The most bytes of the standard input of a job, and so of the arguments of one call. The command itself needs some.
+MAX_ARGUMENTS = 255 * 1024
+#: The most bytes of a deduplication key.
+MAX_DEDUP_KEY = 200
+#: Fields of a request that a task has for itself.
+_OWN = frozenset({"command", "stdin", "payload", "timeout_seconds", "max_attempts", "retry_failed", "dedup_key"})
+
+#: How calls are told apart by `unique`: by all arguments, or by a text that is made of them.
+Unique = bool | Callable[..., str]
+
+
+class TaskRegistry:
+    """The tasks of one app. `Pool` is one.
+
+    app: the value of the property `app` that bots of these tasks offer; default the top-level package of the module.
+    serialiser: makes JSON of arguments and results that are none.
+    """
+
+    if TYPE_CHECKING:
+
+        @property
+        def client(self) -> Client: ...
+
+    def __init__(self, *, app: str | None = None, serialiser: Serialiser | None = None) -> None:
+        self.app = app
+        self.serialiser: Serialiser = serialiser or JsonSerialiser()
+        #: Tasks by name.
+        self.tasks: dict[str, Task[Any, Any]] = {}
+
+    @overload
+    def task(self, function: Callable[P, R], /) -> "Task[P, R]": ...
+
+    @overload
+    def task(
+        self,
+        *,
+        name: str | None = None,
+        label: str = "",
+        retries: int = 0,
+        timeout: float | None = None,
+        properties: Mapping[str, str | list[str]] | None = None,
+        priority: int | None = None,
+        unique: Unique = False,
+        **fields: Any,
+    ) -> "Callable[[Callable[P, R]], Task[P, R]]": ...
+
+    def task(self, *functions: Callable[..., Any], **options: Any) -> Any:
+        """Make a function of a module a task, as a decorator with or without arguments.
+
+        name: default the function's module and name; jobs that wait hold it, so a function that is renamed keeps the
+        old one here. label: of its jobs, 64 bytes. retries: how often a call that failed is tried again; 0 = never. A
+        call whose bot was lost is tried again in any case. timeout: seconds of run time. properties: what the bot must
+        offer in addition to the app. priority: lower = more urgent. unique: while a call is unfinished, an equal one
+        joins it; a function of the arguments returns the text by which they are compared. Any other field of a job
+        request may be given as well, such as `locks` or `metadata`. Raises BadInput.
+        """
+        name = options.pop("name", None)
+        if functions:
+            return self._register(functions[0], name, options)
+        return lambda function: self._register(function, name, options)
+
+    def _register(self, function: Callable[..., Any], name: str | None, options: Mapping[str, Any]) -> "Task[Any, Any]":
+        if "<" in function.__qualname__:
+            raise BadInput("task", f"'{function.__qualname__}' is not a function of a module, so no bot can import it")
+        called = name or f"{module_name(function.__module__)}.{function.__qualname__}"
+        known = self.tasks.get(called)
+        if known is not None and known.function.__module__ != function.__module__:
+            raise BadInput("name", f"'{called}' is the name of two tasks")
+        task = self.tasks[called] = Task(self, function, called, options)
+        return task
+
+    def place(self, module: str) -> str:
+        """Return `MODULE:ATTRIBUTE` by which a bot imports this pool with the tasks of a module. Raises BadInput."""
+        shown = module_name(module)
+        for attribute, value in vars(sys.modules[module]).items():
+            if value is self:
+                return f"{shown}:{attribute}"
+        raise BadInput(
+            "pool", f"is no variable of the module '{shown}', so no bot can find it there; import it by name"
+        )
+
+    def app_of(self, module: str) -> str:
+        """Return the name of the app, for tasks of this module."""
+        return self.app or module_name(module).partition(".")[0]
+
+
+def module_name(module: str) -> str:
+    """Return the name by which another process imports a module: that of its file, if it is the main program."""
+    if module != "__main__":
+        return module
+    main = sys.modules["__main__"]
+    spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+    if spec is not None:
+        found: str = spec.name
+        return found
+    if file is None:
+        raise BadInput("task", "is defined in no file, so no bot can import it")
+    return Path(file).stem
+
+
+class Task(Generic[P, R]):
+    """A function that a pool can run as a job. Calling the task calls the function, here and now."""
+
+    def __init__(self, registry: TaskRegistry, function: Callable[P, R], name: str, options: Mapping[str, Any]) -> None:
+        functools.update_wrapper(self, function)
+        self.function, self.name, self.registry, self._options = function, name, registry, dict(options)
+        self._signature = inspect.signature(function)
+        self._fields(**self._options)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.function(*args, **kwargs)
+
+    @property
+    def is_async(self) -> bool:
+        """The function is an `async def`."""
+        return inspect.iscoroutinefunction(self.function)
+
+    def using(self, **options: Any) -> "Task[P, R]":
+        """Return the same task with other options for its calls: those of the decorator, and `key`. Raises BadInput."""
+        return Task(self.registry, self.function, self.name, {**self._options, **options})
+
+    def defer(self, *args: P.args, **kwargs: P.kwargs) -> "TaskJob[R]":
+        """Submit a call as a job.
+
+        Raises TypeError if the function cannot be called so, BadInput with the name of an argument that is no JSON;
+        then nothing has been sent. Raises what `Client.submit` raises.
+        """
+        (submitted,) = self.registry.client.submit([self.request(*args, **kwargs)])
+        return self._job(submitted)
+
+    def batch(self, calls: Iterable[tuple[Any, ...] | Mapping[str, Any]]) -> "list[TaskJob[R]]":
+        """Submit many calls in one request; a tuple holds the arguments of one, a mapping its named arguments.
+
+        Raises as `defer` does, with the number of the call before the name of the argument.
+        """
+        requests = []
+        for number, call in enumerate(calls):
+            try:
+                if isinstance(call, tuple):
+                    requests.append(self._request(call, {}))
+                elif isinstance(call, Mapping):
+                    requests.append(self._request((), call))
+                else:
+                    raise BadInput("arguments", f"are a tuple or a mapping, not a '{type(call).__name__}'")
+            except BadInput as refused:
+                raise BadInput(f"{number}.{refused.field}", refused.reason) from None
+            except TypeError as error:
+                raise TypeError(f"call {number}: {error}") from None
+        return [self._job(submitted) for submitted in self.registry.client.submit(requests)]
+
+    def defer_in(self, connection: Any, /, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """Submit a call in the transaction of a connection to the pool's database; see `transaction.submit_in`.
+
+        Returns a TaskJob, or, for an asynchronous connection, an awaitable of one. The job exists once the caller has
+        committed.
+        """
+        from leasehold.transaction import submit_in
+
+        return submit_in(connection, [self.request(*args, **kwargs)], lambda submitted: self._job(submitted[0]))
+
+    def request(self, *args: P.args, **kwargs: P.kwargs) -> "Record":
+        """Return the request of a job that makes this call. Raises as `defer` does."""
+        return self._request(args, kwargs)
+
+    def _request(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> "Record":
+        self._signature.bind(*args, **kwargs)
+        names = _positional(self._signature, len(args))
+        positional = [self._encoded(name, value) for name, value in zip(names, args, strict=True)]
+        named = {name: self._encoded(name, value) for name, value in kwargs.items()}
+        stdin = json.dumps({"args": positional, "kwargs": named}, allow_nan=False)
+        if len(stdin) > MAX_ARGUMENTS:
+            given = [*zip(names, positional, strict=True), *named.items()]
+            largest, _ = max(given, key=lambda each: len(json.dumps(each[1])))
+            raise BadInput(largest, f"the arguments have {len(stdin)} bytes as JSON, at most {MAX_ARGUMENTS} are sent")
+        module = self.function.__module__
+        fields = self._fields(**self._options)
+        request = {
+            **fields,
+            "command": [COMMAND, self.registry.place(module), self.name],
+            "stdin": stdin,
+            "properties": {**fields.get("properties", {}), PROPERTY: self.registry.app_of(module)},
+        }
+        unique = self._options.get("unique", False)
+        if unique:
+            request["dedup_key"] = self._dedup_key(unique, args, kwargs, stdin)
+        return request
+
+    def _encoded(self, name: str, value: Any) -> Any:
+        try:
+            found = self.registry.serialiser.encode(value)
+            check_json(found)
+        except (TypeError, ValueError) as error:
+            raise BadInput(name, str(error) or type(error).__name__) from None
+        return found
+
+    def _dedup_key(self, unique: Unique, args: tuple[Any, ...], kwargs: Mapping[str, Any], stdin: str) -> str:
+        said = stdin if unique is True else unique(*args, **kwargs)  # type: ignore[operator]
+        if not isinstance(said, str):
+            raise BadInput("unique", f"returned a '{type(said).__name__}', not a text")
+        plain = f"{self.name}:{said}"
+        if unique is not True and len(plain.encode()) <= MAX_DEDUP_KEY:
+            return plain
+        return f"{self.name[:100]}:{hashlib.sha256(plain.encode()).hexdigest()}"
+
+    @staticmethod
+    def _fields(
+        *,
+        label: str = "",
+        retries: int = 0,
+        timeout: float | None = None,
+        properties: Mapping[str, str | list[str]] | None = None,
+        priority: int | None = None,
+        unique: Unique = False,
+        **more: Any,
+    ) -> "Record":
+        """The fields of the request that do not depend on the arguments. Raises BadInput."""
+        if refused := sorted(_OWN & more.keys()):
+            raise BadInput(refused[0], "is made from the task; it is not an option of one")
+        if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
+            raise BadInput("retries", f"is a number of at least 0, not {wire.escaped(retries, 40)}")
+        if not (isinstance(unique, bool) or callable(unique)):
+            raise BadInput("unique", "is true, false, or a function of the arguments that returns a text")
+        if PROPERTY in (properties or {}):
+            raise BadInput("properties", f"'{PROPERTY}' is the app of the pool")
+        given = {
+            "label": label or None,
+            "timeout_seconds": timeout,
+            "properties": None if properties is None else dict(properties),
+            "priority": priority,
+            "max_attempts": retries + 1 if retries else None,
+            "retry_failed": True if retries else None,
+        }
+        return {name: value for name, value in {**more, **given}.items() if value is not None}
+
+    def _job(self, submitted: "Submitted") -> "TaskJob[R]":
+        return TaskJob(submitted.id, self, created=submitted.created)
+
+
+def _positional(signature: inspect.Signature, count: int) -> list[str]:
+    """Name the first `count` positional arguments of a call, such as `amount`, or `amounts.3` of `*amounts`."""
+    names: list[str] = []
+    for parameter in signature.parameters.values():
+        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            names += [f"{parameter.name}.{place}" for place in range(count - len(names))]
+        else:
+            names.append(parameter.name)
+    return names[:count]
+
+
+class TaskJob(Generic[R]):
+    """The job that makes one call of a task.
+
+    id: the id of the job. created: False if the call joined an unfinished one, or was submitted before with its key.
+    """
+
+    def __init__(self, job: str, task: Task[..., R], *, created: bool) -> None:
+        self.id, self.task, self.created = job, task, created
+
+    def __repr__(self) -> str:
+        return f"<job {self.id} of task {self.task.name}>"
+
+    def state(self) -> str:
+        """Return the state of the job. Raises NotFound."""
+        return str(self._client.read_states([self.id])[0]["state"])
+
+    def cancel(self) -> None:
+        """Cancel the job: at once if it waits, by stopping the task if it runs. Raises Conflict if it has ended."""
+        self._client.cancel([self.id])
+
+    def wait(self, timeout: float | None = None) -> str:
+        """Wait until the job has ended and return its state. Raises TimeoutError after `timeout` seconds."""
+        for ended in self._client.wait([self.id], timeout=timeout):
+            return str(ended["state"])
+        raise TimeoutError(f"the job {self.id} has not ended within {timeout:g} s")
+
+    def result(self, timeout: float | None = None) -> R:
+        """Wait until the job has ended and return what the function returned.
+
+        Raises TaskFailed if the function raised an error or the job ended without a result, with the remote traceback;
+        TimeoutError after `timeout` seconds.
+        """
+        self.wait(timeout)
+        (ended,) = self._client.call("POST", "/v1/results", body={"ids": [self.id]})["jobs"]
+        state, document = ended["state"], ended["result"]
+        match document:
+            case {"ok": found} if state == "succeeded":
+                value: R = self.task.registry.serialiser.decode(found)
+                return value
+            case {"error": {"type": str(kind), "message": str(message), "traceback": str(trace)}} if state == "failed":
+                raise TaskFailed(self.id, task=self.task.name, state=state, kind=kind, message=message, traceback=trace)
+        reason = ended["reason"] or ("without a result" if state == "succeeded" else "no reason is stored")
+        raise TaskFailed(self.id, task=self.task.name, state=state, message=reason)
+
+    @property
+    def _client(self) -> "Client":
+        return self.task.registry.client

@@ -1,0 +1,190 @@
+"""Tasks on a real pool: a gateway, an assigner and a bot with warm children, which are killed in every way."""
+
+import json
+import os
+import random
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from leasehold.client import Client
+from leasehold.errors import LeaseholdError
+from leasehold.tasks import TaskJob
+
+from bots.agent.agent import Agent, AgentSettings
+from bots.agent.workspace import marked_processes
+from schema.postgres.engine import Database
+from schema.timing import Timing
+from tests.support import task_app
+from tests.support.agents import NEEDS_PROC
+from tests.support.assigners import assigning
+from tests.support.patience import MINUTE, eventually
+from tests.support.servers import Served
+
+pytestmark = NEEDS_PROC
+
+
+@dataclass
+class Works:
+    """A pool with one bot that serves the tasks of `task_app`."""
+
+    client: Client
+    work: Path
+    directory: Path
+
+    def show(self, job: TaskJob[Any]) -> dict[str, Any]:
+        """How the job ended."""
+        assert job.wait(MINUTE)
+        found: dict[str, Any] = self.client.show(job.id)
+        return {"state": found["state"], **(found["result"] or {})}
+
+    def output(self, job: TaskJob[Any]) -> str:
+        assert job.wait(MINUTE)
+        return b"".join(piece.data for piece in self.client.written(job.id)).decode()
+
+    def file(self, name: str) -> str:
+        return str(self.directory / name)
+
+    def pid(self, name: str) -> int:
+        """The process that has written its id into a file."""
+        return int(eventually(lambda: Path(self.file(name)).exists() and Path(self.file(name)).read_text()))
+
+    @property
+    def children(self) -> set[int]:
+        return marked_processes(self.work / "bot-1")
+
+
+@pytest.fixture
+def works(
+    served: Served,
+    database: Database,
+    timing: Timing,
+    chance: random.Random,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Works]:
+    settings = AgentSettings(
+        name="bot-1", work_dir=tmp_path / "work", capacity=2, app="tests.support.task_app:pool", kill_grace=0.5,
+        output_interval=0.05, job_user="agent",
+    )  # fmt: skip
+    agent = Agent(settings, served.url, served.token("bot", bot="*"), chance=Random(1))
+    thread = threading.Thread(target=agent.run)
+    client = Client(served.url, served.token("operator"), chance=random.Random(chance.random()))
+    # What `cached_property` would make of the environment of a program.
+    monkeypatch.setitem(vars(task_app.pool), "client", client)
+    with client, assigning(database, timing, chance, wakeups=True):
+        thread.start()
+        try:
+            yield Works(client, tmp_path / "work", tmp_path)
+        finally:
+            agent.leave()
+            thread.join(MINUTE)
+    assert not thread.is_alive(), "the agent still runs"
+    assert not marked_processes(tmp_path / "work" / "bot-1"), "something is left running"
+
+
+def test_calls_run_in_processes_that_stay_and_their_output_is_that_of_the_job(works: Works) -> None:
+    first = task_app.surroundings.defer()
+    assert works.show(first)["state"] == "succeeded"
+    assert works.output(first) == "printed\nlogged\nby a process\nby the descriptor\nTrue True 1\n"
+    before = works.children
+    jobs = task_app.add.batch([(1, 2), {"right": 4, "left": 3}, (5,)])
+    assert [works.output(job) for job in jobs] == ["1 + 2\n", "3 + 4\n", "5 + 0\n"]
+    assert works.children == before
+    failed = task_app.fail.defer("no luck")
+    assert {"state": "failed", "exit_code": 1, "reason": "exit code 1"}.items() <= works.show(failed).items()
+    lines = works.output(failed).splitlines()
+    assert [lines[0], lines[-1]] == ["Traceback (most recent call last):", "ValueError: no luck"]
+    assert "tests/support/task_app.py" in lines[1], "the traceback begins in the function of the task"
+
+
+def test_a_process_that_ends_takes_its_own_call_with_it_and_is_replaced(works: Works) -> None:
+    held = task_app.hold.defer(works.file("held"))
+    pid = works.pid("held")
+    crashed = task_app.end_process.defer(3, works.file("crashed"))
+    assert {"state": "failed", "reason": "exit code 3"}.items() <= works.show(crashed).items()
+    vanished = task_app.end_process.defer(0, works.file("vanished"))
+    assert works.show(vanished)["state"] == "succeeded", "an exit code of 0 is no value: the call is tried again"
+    assert works.client.show(vanished.id)["attempts"] == 2
+    assert held.state() == "running"
+    os.kill(pid, signal.SIGKILL)
+    assert {"state": "failed", "reason": "killed by SIGKILL"}.items() <= works.show(held).items()
+    assert works.show(task_app.add.defer(1))["state"] == "succeeded"
+
+
+def test_a_call_that_runs_too_long_is_asked_to_end_and_then_killed(works: Works) -> None:
+    deaf = task_app.hold_on.using(timeout=2).defer(works.file("deaf"))
+    assert works.pid("deaf") in works.children
+    asked = task_app.hold.using(timeout=0.5).defer(works.file("asked"))
+    ended = {"state": "failed", "reason": "timeout after 0.5 s", "exit_code": 143}
+    assert ended.items() <= works.show(asked).items()
+    assert works.output(asked) == "asked to end True\n"
+    killed = {"state": "failed", "reason": "timeout after 2 s", "exit_code": -9}
+    assert killed.items() <= works.show(deaf).items()
+    assert works.pid("asked") in works.children
+    assert works.pid("deaf") not in works.children
+
+
+def test_a_cancelled_call_ends_by_an_exception_and_its_process_goes_on(works: Works) -> None:
+    job = task_app.hold.defer(works.file("held"))
+    pid = works.pid("held")
+    job.cancel()
+    assert works.show(job)["state"] == "cancelled"
+    assert works.output(job) == "asked to end True\n"
+    resting = task_app.rest.defer(works.file("resting"))
+    eventually(Path(works.file("resting")).exists)
+    resting.cancel()
+    assert works.show(resting)["state"] == "cancelled"
+    assert works.output(resting) == "rested True\n"
+    assert pid in works.children
+
+
+def test_asynchronous_calls_run_side_by_side_and_each_prints_into_its_own_output(works: Works) -> None:
+    left, right = works.file("left"), works.file("right")
+    jobs = task_app.meet.batch([(left, right), (right, left)])
+    assert [works.show(job)["state"] for job in jobs] == ["succeeded", "succeeded"]
+    assert [works.output(job) for job in jobs] == [
+        "left is here\nleft has met right\n",
+        "right is here\nright has met left\n",
+    ]
+
+
+def test_only_calls_of_the_apps_tasks_reach_its_bot(works: Works) -> None:
+    (other,) = works.client.submit([{"command": ["true"], "properties": {"app": "tests"}, "max_attempts": 1}])
+    (unknown,) = works.client.submit(
+        [
+            {
+                "command": ["leasehold-task", "tests.support.task_app:pool", "gone"],
+                "stdin": json.dumps({"args": [], "kwargs": {}}),
+                "properties": {"app": "tests"},
+            }
+        ]
+    )
+    list(works.client.wait([other.id, unknown.id], timeout=MINUTE))
+    refused = works.client.show(other.id)
+    assert refused["state"] == "dead"
+    assert "this bot runs nothing but tasks of the app 'tests'" in json.dumps(refused)
+    assert works.client.show(unknown.id)["state"] == "failed"
+    text = b"".join(piece.data for piece in works.client.written(unknown.id)).decode()
+    assert text.endswith("UnknownTask: 'gone' is not one of the tasks that this bot has imported\n")
+
+
+def test_an_app_that_cannot_be_imported_ends_the_bot_with_one_line(tmp_path: Path) -> None:
+    for app, reason in (
+        ("tests.support.no_such_app:pool", "ModuleNotFoundError: No module named 'tests.support.no_such_app'"),
+        ("tests.support.task_app:fail", "'tests.support.task_app:fail' is a 'Task', not a pool"),
+        ("tests.support.task_app:pools", "the module 'tests.support.task_app' has no 'pools'"),
+    ):
+        settings = AgentSettings(name="bot-1", work_dir=tmp_path / "work", app=app, job_user="agent")
+        with pytest.raises(LeaseholdError) as refused:
+            Agent(settings, "http://127.0.0.1:1", "t").run()
+        assert str(refused.value).startswith(f"the app '{app}' cannot be used: ")
+        assert str(refused.value).endswith(reason)
+    with suppress(FileNotFoundError):
+        assert not list((tmp_path / "work" / "bot-1").iterdir())

@@ -1,0 +1,293 @@
+"""Python functions as jobs: what is submitted for a call, what is refused before that, and what comes back."""
+
+import asyncio
+import json
+import random
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+import leasehold
+import psycopg
+import pytest
+from leasehold.client import Client
+from leasehold.errors import BadInput, Conflict, TaskFailed
+from leasehold.pool import Pool
+from leasehold.tasks import TaskJob
+from psycopg.rows import dict_row
+from sqlalchemy import create_engine
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+
+from schema.postgres.engine import Database, libpq_url
+from tests.support import task_app
+from tests.support.http import Answer, Gateway, ReceivedRequest, problem
+
+A_JOB = "0196f0a0-0000-7000-8000-000000000001"
+
+
+@pytest.fixture
+def program(stands: Gateway, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gateway]:
+    """A gateway that accepts jobs, and that the tasks of `task_app` call."""
+    client = Client(stands.url, "lh_operator_x_y", chance=random.Random(1), patience=0.0)
+    monkeypatch.setitem(vars(task_app.pool), "client", client)
+    with client:
+        yield stands
+
+
+def test_a_call_is_an_ordinary_job_with_the_options_of_its_task(program: Gateway) -> None:
+    task_app.echo.defer("käse")
+    ((sent,),) = [asked.body["jobs"] for asked in program.asked]
+    assert sent.pop("key"), "no retry of the request makes a second job"
+    assert json.loads(sent.pop("stdin")) == {"args": ["käse"], "kwargs": {}}
+    assert sent == {
+        "command": ["leasehold-task", "tests.support.task_app:pool", "tests.support.task_app.echo"],
+        "properties": {"app": "tests"},
+        "label": "tested",
+        "priority": 7,
+        "timeout_seconds": 60,
+        "max_attempts": 3,
+        "retry_failed": True,
+        "metadata": {"kind": "echo"},
+        "dedup_key": "tests.support.task_app.echo:käse",
+    }
+
+
+def test_a_batch_is_one_request_and_named_arguments_keep_their_names(program: Gateway) -> None:
+    jobs = task_app.add.batch([(1, 2), {"right": 4, "left": 3}])
+    (asked,) = program.asked
+    calls = [json.loads(job["stdin"]) for job in asked.body["jobs"]]
+    assert calls == [{"args": [1, 2], "kwargs": {}}, {"args": [], "kwargs": {"right": 4, "left": 3}}]
+    assert len(jobs) == 2
+    assert task_app.add(1, right=2) == 3, "a task that is called runs here"
+
+
+def test_options_of_one_call_replace_those_of_the_task(program: Gateway) -> None:
+    task_app.echo.using(priority=1, retries=0, unique=False, key="k", properties={"gpu": "a100"}).defer("x")
+    (sent,) = program.asked[0].body["jobs"]
+    assert (sent["priority"], sent["key"], sent["properties"]) == (1, "k", {"gpu": "a100", "app": "tests"})
+    assert not {"max_attempts", "retry_failed", "dedup_key"} & sent.keys()
+
+
+def test_equal_calls_of_a_unique_task_have_one_deduplication_key(program: Gateway) -> None:
+    def key(task: Any, *args: Any) -> str:
+        task.defer(*args)
+        found: str = program.asked[-1].body["jobs"][0]["dedup_key"]
+        return found
+
+    by_arguments = task_app.add.using(unique=True)
+    assert key(by_arguments, 1, 2) == key(by_arguments, 1, 2) != key(by_arguments, 2, 1)
+    assert key(task_app.echo, "x") == "tests.support.task_app.echo:x"
+    assert len(key(task_app.echo, "x" * 300).encode()) <= 200
+    with pytest.raises(BadInput, match=r"unique: returned a 'int', not a text"):
+        task_app.echo.defer(5)
+
+
+@pytest.mark.parametrize(
+    ("defer", "reason"),
+    [
+        (lambda: task_app.add.defer(Decimal(1)), "left: a value of type 'Decimal' is not JSON"),
+        (lambda: task_app.add.defer(1, right=object()), "right: a value of type 'object' is not JSON"),
+        (lambda: task_app.echo.defer({"a": [{1: 2}]}), "text: a key of type 'int' would come back as a text"),
+        (lambda: task_app.echo.defer(float("nan")), "text: nan is not a number of JSON"),
+        (lambda: task_app.echo.defer("a\0"), "text: holds a NUL character"),
+        (lambda: task_app.echo.defer("\ud800"), "text: holds half of a surrogate pair"),
+        (lambda: task_app.add.batch([(1,), (1, {2})]), "1.right: a value of type 'set' is not JSON"),
+        (lambda: task_app.add.batch([5]), "0.arguments: are a tuple or a mapping, not a 'int'"),
+        (lambda: task_app.echo.defer("x" * 300_000), "text: the arguments have 300028 bytes as JSON, at most 261120"),
+        (lambda: task_app.echo.using(stdin="x"), "stdin: is made from the task"),
+        (lambda: task_app.echo.using(properties={"app": "x"}), "properties: 'app' is the app of the pool"),
+        (lambda: task_app.echo.using(retries=-1), "retries: is a number of at least 0, not -1"),
+        (lambda: Pool("http://localhost", "t").task(lambda: None), "task: '.*<lambda>' is not a function of a module"),
+    ],
+)
+def test_what_cannot_be_sent_is_refused_by_name_before_anything_is(
+    program: Gateway, defer: Callable[[], object], reason: str
+) -> None:
+    with pytest.raises(BadInput, match=reason):
+        defer()
+    assert program.asked == []
+
+
+def test_a_call_that_python_would_refuse_is_refused_as_python_does(program: Gateway) -> None:
+    with pytest.raises(TypeError, match="too many positional arguments"):
+        task_app.add.defer(1, 2, 3)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="call 1: missing a required argument: 'left'"):
+        task_app.add.batch([(1,), ()])
+    assert program.asked == []
+
+
+def test_a_pool_that_no_bot_can_find_is_refused(program: Gateway) -> None:
+    hidden = [Pool("http://localhost", "t")][0].task(task_app.add.function)
+    with pytest.raises(BadInput, match=r"pool: is no variable of the module 'tests.support.task_app'"):
+        hidden.defer(1)
+
+
+def test_a_pool_without_an_environment_can_be_imported_but_not_called(no_pool_of_our_own: None) -> None:
+    pool = Pool.from_env()
+    with pytest.raises(BadInput, match="url: is neither given nor set in the environment"):
+        _ = pool.client
+
+
+def test_another_serialiser_makes_json_of_arguments_and_values(
+    program: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Decimals:
+        def encode(self, value: Any) -> Any:
+            return {"decimal": str(value)} if isinstance(value, Decimal) else value
+
+        def decode(self, found: Any) -> Any:
+            return Decimal(found["decimal"]) if isinstance(found, dict) and "decimal" in found else found
+
+    monkeypatch.setattr(task_app.pool, "serialiser", Decimals())
+    job = task_app.echo.using(unique=False).defer(Decimal("1.10"))
+    (sent,) = program.asked[0].body["jobs"]
+    assert json.loads(sent["stdin"])["args"] == [{"decimal": "1.10"}]
+    program.script = ended("succeeded", {"ok": {"decimal": "2.20"}})
+    assert TaskJob(A_JOB, job.task, created=True).result() == Decimal("2.20")
+
+
+# Results
+
+
+def ended(state: str, result: Any = None, reason: str | None = None) -> Callable[[ReceivedRequest], Answer]:
+    """A gateway with one job, which has ended so."""
+
+    def answer(asked: ReceivedRequest) -> Answer:
+        job = {"id": A_JOB, "state": state}
+        if asked.path == "/v1/jobs/wait":
+            return Answer({"jobs": [job]})
+        if asked.path == "/v1/results":
+            facts = {"exit_code": 0, "reason": reason, "has_result": result is not None, "result": result}
+            return Answer({"jobs": [job | facts]})
+        return problem(404, asked.path)
+
+    return answer
+
+
+def test_the_result_of_a_job_is_what_the_function_returned_or_its_error(program: Gateway) -> None:
+    job = TaskJob(A_JOB, task_app.add, created=True)
+    program.script = ended("succeeded", {"ok": 3})
+    assert job.result() == 3
+    program.script = ended(
+        "failed", {"error": {"type": "ValueError", "message": "no\nluck", "traceback": "Traceback …"}}
+    )
+    with pytest.raises(TaskFailed) as failed:
+        job.result()
+    assert str(failed.value) == "task 'tests.support.task_app.add' failed: ValueError: no"
+    assert (failed.value.kind, failed.value.message, failed.value.job) == ("ValueError", "no\nluck", A_JOB)
+    assert failed.value.__notes__ == ["The remote traceback:\nTraceback …"]
+
+
+def test_a_job_that_ended_without_a_result_says_why(program: Gateway) -> None:
+    job = TaskJob(A_JOB, task_app.add, created=True)
+    program.script = ended("failed", reason="killed by SIGKILL")
+    with pytest.raises(TaskFailed, match=r"task '.*' failed: killed by SIGKILL"):
+        job.result()
+    program.script = ended("cancelled")
+    with pytest.raises(TaskFailed, match=r"task '.*' cancelled: no reason is stored"):
+        job.result()
+    program.script = ended("running")
+    with pytest.raises(TimeoutError, match=f"the job {A_JOB} has not ended within 0.01 s"):
+        job.result(timeout=0.01)
+
+
+# Calls in a transaction of the caller
+
+
+@dataclass(frozen=True)
+class Connections:
+    """Ways to the database of a test."""
+
+    url: str
+    driver: str
+
+
+@pytest.fixture
+def ways(database: Database) -> Connections:
+    return Connections(libpq_url(database.url), database.url.replace("postgresql://", "postgresql+psycopg://"))
+
+
+SEARCHED = "SELECT count(*) FROM leasehold.jobs"
+
+
+def submitted(ways: Connections) -> int:
+    with psycopg.connect(ways.url) as connection:
+        row = connection.execute(SEARCHED).fetchone()
+        assert row is not None
+        return int(row[0])
+
+
+def test_a_call_in_a_transaction_exists_when_that_is_committed_and_never_if_it_is_undone(ways: Connections) -> None:
+    with psycopg.connect(ways.url, row_factory=dict_row) as connection:
+        job = task_app.add.defer_in(connection, 1, right=2)
+        assert submitted(ways) == 0
+        connection.rollback()
+        assert submitted(ways) == 0
+        job = task_app.add.defer_in(connection, 1, right=2)
+    assert submitted(ways) == 1
+    assert isinstance(job, TaskJob)
+    assert job.created
+    with psycopg.connect(ways.url) as connection:
+        row = connection.execute(
+            "SELECT payload FROM leasehold.jobs JOIN leasehold.job_payloads ON id = job_id WHERE public_id = %s",
+            (job.id,),
+        ).fetchone()
+    assert row is not None
+    assert row[0]["command"][2] == "tests.support.task_app.add"
+    assert json.loads(row[0]["stdin"]) == {"args": [1], "kwargs": {"right": 2}}
+
+
+def test_connections_and_sessions_of_sqlalchemy_take_calls_too(ways: Connections) -> None:
+    engine = create_engine(ways.driver)
+    try:
+        with engine.begin() as connection:
+            task_app.add.defer_in(connection, 1)
+        with Session(engine) as session:
+            task_app.add.defer_in(session, 2)
+            session.rollback()
+            task_app.add.defer_in(session, 3)
+            session.commit()
+    finally:
+        engine.dispose()
+    assert submitted(ways) == 2
+
+
+def test_asynchronous_connections_take_calls_that_are_awaited(ways: Connections) -> None:
+    async def program() -> list[TaskJob[int]]:
+        jobs = []
+        async with await psycopg.AsyncConnection.connect(ways.url, row_factory=dict_row) as connection:
+            jobs.append(await task_app.add.defer_in(connection, 1))
+        engine = create_async_engine(ways.driver)
+        async with engine.begin() as begun:
+            jobs.append(await task_app.add.defer_in(begun, 2))
+        async with AsyncSession(engine) as session:
+            await task_app.add.defer_in(session, 3)
+            await session.rollback()
+            jobs.append(await task_app.add.defer_in(session, 4))
+            await session.commit()
+        await engine.dispose()
+        return jobs
+
+    assert len({job.id for job in asyncio.run(program())}) == 3
+    assert submitted(ways) == 3
+
+
+def test_a_key_of_another_call_and_an_object_that_is_no_connection_are_refused(ways: Connections) -> None:
+    with closing(psycopg.connect(ways.url)) as connection:
+        keyed = task_app.add.using(key="order-7")
+        first = keyed.defer_in(connection, 1)
+        again = keyed.defer_in(connection, 1)
+        assert (again.id, again.created) == (first.id, False)
+        with pytest.raises(Conflict, match=r"jobs\.0\.key: was used by a different request"):
+            keyed.defer_in(connection, 2)
+    with pytest.raises(BadInput, match="connection: a 'str' is no connection of psycopg or SQLAlchemy"):
+        task_app.add.defer_in("postgresql://", 1)
+
+
+def test_current_means_nothing_outside_of_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LEASEHOLD_JOB", raising=False)
+    with pytest.raises(leasehold.errors.LeaseholdError, match="this process runs no attempt of a job"):
+        leasehold.current()

@@ -1,0 +1,109 @@
+"""An app whose tasks do what a test asks for, and fail in every way in which a task can."""
+
+import asyncio
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import leasehold
+from leasehold.pool import Pool
+
+pool = Pool()
+_log = logging.getLogger("tests.task_app")
+logging.basicConfig(format="%(message)s")
+
+
+@pool.task
+def add(left: int, right: int = 0) -> int:
+    """Add two numbers."""
+    print(f"{left} + {right}")
+    return left + right
+
+
+@pool.task(retries=2, timeout=60, label="tested", priority=7, unique=lambda text: text, metadata={"kind": "echo"})
+def echo(text: Any) -> Any:
+    """Return what it is given."""
+    return text
+
+
+@pool.task
+def fail(text: str) -> None:
+    """Raise an error."""
+    raise ValueError(text)
+
+
+@pool.task
+def surroundings() -> dict[str, Any]:
+    """Show where the task runs, and write by every way that leads to the output."""
+    print("printed")
+    _log.warning("logged")
+    subprocess.run([sys.executable, "-S", "-c", "print('by a process')"], check=True)
+    os.write(1, b"by the descriptor\n")
+    here = leasehold.current()
+    print(os.getcwd() == os.environ["HOME"], here.job == os.environ["LEASEHOLD_JOB"], here.attempt)
+    return {"process": os.getpid()}
+
+
+@pool.task
+def end_process(code: int, file: str) -> None:
+    """End the process in the middle of the first attempt; the second one goes on."""
+    if not Path(file).exists():
+        Path(file).touch()
+        os._exit(code)
+
+
+@pool.task
+def hold(file: str, seconds: float = 60.0) -> None:
+    """Write the process id into a file, and stay until a test ends it."""
+    Path(file).write_text(str(os.getpid()))
+    try:
+        time.sleep(seconds)
+    except leasehold.Cancelled:
+        print("asked to end", leasehold.current().cancelled)
+        raise
+
+
+@pool.task
+def hold_on(file: str) -> None:
+    """Stay whatever is asked."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    Path(file).write_text(str(os.getpid()))
+    time.sleep(60)
+
+
+@pool.task
+async def meet(file: str, other: str) -> int:
+    """Wait for a task that runs beside this one: each makes a file, and waits for that of the other."""
+    print(f"{Path(file).name} is here")
+    Path(file).touch()
+    while not Path(other).exists():
+        await asyncio.sleep(0.005)
+    print(f"{Path(file).name} has met {Path(other).name}")
+    return os.getpid()
+
+
+@pool.task
+async def rest(file: str) -> None:
+    """Stay until it is cancelled."""
+    Path(file).touch()
+    try:
+        await asyncio.sleep(60)
+    finally:
+        print("rested", leasehold.current().cancelled)
+
+
+@pool.task
+def advance(file: str) -> list[Any]:
+    """Store a checkpoint and die; the next attempt shows what it finds."""
+    here = leasehold.current()
+    found = here.last_checkpoint
+    if found is None:
+        here.checkpoint({"row": 41})
+        Path(file).write_text(str(os.getpid()))
+        time.sleep(60)
+    return [here.attempt, found]
