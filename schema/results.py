@@ -30,13 +30,15 @@ class Checkpoint:
     text: str
 
 
+# Rows are looked up one by one (OFFSET 0): a plan from a time with few leases would read all live ones.
+#
 # Only the attempt that ended the job has a result: the fence must be the one of the job's last lease.
 STORE_RESULTS = text("""
 INSERT INTO job_results (job_id, fence, result)
 SELECT j.id, t.fence, CAST(t.result AS json)
 FROM unnest(CAST(:job_ids AS bigint[]), CAST(:fences AS bigint[]), CAST(:results AS text[]))
     AS t (job_id, fence, result)
-JOIN jobs j ON j.id = t.job_id
+CROSS JOIN LATERAL (SELECT id, finished_at FROM jobs WHERE id = t.job_id OFFSET 0) j
 WHERE j.finished_at IS NOT NULL AND t.fence = (SELECT max(l.fence) FROM leases l WHERE l.job_id = t.job_id)
 """)
 
@@ -48,9 +50,10 @@ SELECT j.id, l.fence, t.number, CAST(t.checkpoint AS json)
 FROM unnest(CAST(:bot_ids AS bigint[]), CAST(:epochs AS bigint[]), CAST(:jobs AS uuid[]), CAST(:fences AS bigint[]),
             CAST(:numbers AS bigint[]), CAST(:checkpoints AS text[]))
     AS t (bot_id, bot_epoch, job, fence, number, checkpoint)
-JOIN jobs j ON j.public_id = t.job
-JOIN leases l ON l.job_id = j.id AND l.fence = t.fence
-WHERE l.bot_id = t.bot_id AND l.bot_epoch = t.bot_epoch AND l.state IN ('pending', 'active', 'cancelling')
+CROSS JOIN LATERAL (SELECT id FROM jobs WHERE public_id = t.job OFFSET 0) j
+CROSS JOIN LATERAL (
+    SELECT fence, bot_id, bot_epoch, ended_at FROM leases WHERE job_id = j.id AND fence = t.fence OFFSET 0) l
+WHERE l.bot_id = t.bot_id AND l.bot_epoch = t.bot_epoch AND l.ended_at IS NULL
 ORDER BY j.id
 ON CONFLICT (job_id) DO UPDATE SET fence = EXCLUDED.fence, number = EXCLUDED.number, checkpoint = EXCLUDED.checkpoint
     WHERE (EXCLUDED.fence, EXCLUDED.number) >= (c.fence, c.number)

@@ -57,6 +57,13 @@ def made(scratch: Path) -> Iterator[Made]:
         assert not list(place.workplace.root.iterdir())
 
 
+#: Tells the checkpoint of the attempt before, and leaves another one and a result.
+HAND_ON = (
+    "stat -c '%a' $LEASEHOLD_CHECKPOINT; cat $LEASEHOLD_CHECKPOINT; echo 2 > $LEASEHOLD_CHECKPOINT.new;"
+    " mv $LEASEHOLD_CHECKPOINT.new $LEASEHOLD_CHECKPOINT; echo 3 > $LEASEHOLD_RESULT; exit 1"
+)
+
+
 def dynamic(limits: Limits | None = None, wrapper: Sandbox | None = None) -> Containment:
     return Containment(JobAccounts("dynamic"), limits=limits or Limits(), wrapper=wrapper)
 
@@ -89,12 +96,8 @@ def test_a_command_of_an_agent_that_is_root_has_an_account_of_its_own_and_no_rig
 @only_root
 def test_a_command_with_an_account_of_its_own_finds_its_checkpoint_and_leaves_files(made: Made) -> None:
     place = made(dynamic())
-    script = (
-        "stat -c '%a' $LEASEHOLD_CHECKPOINT; cat $LEASEHOLD_CHECKPOINT; echo 2 > $LEASEHOLD_CHECKPOINT.new;"
-        " mv $LEASEHOLD_CHECKPOINT.new $LEASEHOLD_CHECKPOINT; echo 3 > $LEASEHOLD_RESULT; exit 1"
-    )
-    payload = {"command": ["sh", "-c", script]}
-    run = Run(Assignment("job", 1, 1, "tenant", None, payload, checkpoint="1"), place, notify=lambda: None)
+    run = Run(Assignment("job", 1, 1, "tenant", None, {"command": ["sh", "-c", HAND_ON]}, checkpoint="1"), place,
+              notify=lambda: None)  # fmt: skip
     run.start()
     assert (finish(run).result, run.checkpoint.unsent, text_of(run)) == ("3\n", Unsent(1, "2\n"), "600\n1")
 
@@ -316,6 +319,10 @@ def test_a_sandboxed_command_sees_no_process_no_network_and_writes_only_its_own_
     # 0, 1, 2, and the folder that is being listed.
     assert len(output_of(place, "ls /proc/self/fd").split()) == 4
     assert finish(start(place, "sh", "-c", "exit 3")).exit_code == 3
+    run = Run(Assignment("job", 1, 1, "tenant", None, {"command": ["sh", "-c", HAND_ON]}, checkpoint="1"), place,
+              notify=lambda: None)  # fmt: skip
+    run.start()
+    assert (finish(run).result, run.checkpoint.unsent, text_of(run)) == ("3\n", Unsent(1, "2\n"), "600\n1")
     missing = finish(start(place, "no-such-program"))
     assert (missing.verdict, missing.reason) == (
         "error",

@@ -57,7 +57,7 @@ def test_a_final_job_without_a_result_says_so(
     answer = operator.get(f"/v1/jobs/{job}/result")
     assert (answer.status_code, answer.json()["detail"]) == (
         404,
-        f"id: job '{job}' is succeeded and has no result: it left none",
+        f"id: job '{job}' is succeeded and has no result: none is stored",
     )
     shown = operator.get(f"/v1/jobs/{job}").json()
     assert (shown["has_result"], shown["result"]["reason"]) == (False, "no result is stored, because it is not JSON")
