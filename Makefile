@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 POOLED_TESTS := tests/postgres/test_pooler.py tests/moves tests/picking tests/sync tests/accounting tests/api/test_job_routes.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-pooler wheels fuzz check bench bench-peers bench-scale chaos ha format clean
+.PHONY: help demo test test-pooler wheels fuzz check bench bench-peers bench-scale chaos ha format man clean
 
 help:
 	@echo "make demo    run the whole pool on real work, verify every result, stop"
@@ -21,6 +21,7 @@ help:
 	@echo "make chaos   random faults on a whole pool under load; MINUTES=10 SEED=1 choose how long and which"
 	@echo "make ha      break the primary of a replicated database under load; as root, a quarter of an hour"
 	@echo "make format  put the code into its canonical form"
+	@echo "make man     write the man page build/leasehold.1, and the table for shell completion"
 	@echo "make clean   remove .venv and the caches"
 
 demo: $(STAMP)
@@ -82,6 +83,11 @@ $(STAMP): pyproject.toml bots/sdk/pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e bots/sdk -e '.[dev,embedded]' -c constraints.txt
 	@touch $@
+
+man: $(STAMP)
+	$(BIN)/python -m ops.manual commands
+	mkdir -p build
+	$(BIN)/python -m ops.manual man > build/leasehold.1
 
 clean:
 	rm -rf $(VENV) .bench .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info

@@ -28,7 +28,7 @@ def wait(event: threading.Event, seconds: float) -> bool:
 
 
 def wall() -> float:
-    """Seconds since 1970 on this host's clock. Only for comparison with the database's clock."""
+    """Seconds since 1970 on this host's clock. Only to compare with the database's clock, or to tell people."""
     return time.time()
 
 

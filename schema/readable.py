@@ -35,7 +35,8 @@ def moment(time: str | datetime, *, local: bool | None = None) -> str:
     if not (sys.stdout.isatty() if local is None else local):
         return at.astimezone(UTC).isoformat().replace("+00:00", "Z")
     here = at.astimezone()
-    return f"{here:%Y-%m-%d %H:%M:%S}.{here.microsecond // 1000:03} {here:%Z}"
+    parts = f".{here.microsecond // 1000:03}" if here.microsecond else ""
+    return f"{here:%Y-%m-%d %H:%M:%S}{parts} {here:%Z}"
 
 
 def number(value: float) -> str:

@@ -18,7 +18,7 @@ import click
 from click.shell_completion import CompletionItem
 from leasehold.errors import BadInput
 
-from assigner.cli import errors
+from assigner.cli import completion, errors
 from schema import clock, gc_tuning
 
 if TYPE_CHECKING:
@@ -73,10 +73,12 @@ class Root(click.Group):
         "assign": "assigner.cli.up:assign",
         "bots": "bots.cli.jobs:bots",
         "cancel": "bots.cli.backlog:cancel",
+        "completion": "assigner.cli.completion:completion",
         "config": "assigner.cli.operator:config_group",
         "db": "assigner.cli.operator:db_group",
         "explain": "bots.cli.jobs:explain",
         "graph": "bots.cli.graphs:graph",
+        "help": "assigner.cli.manual:help_command",
         "hold": "bots.cli.backlog:hold",
         "list": "bots.cli.listing:list_jobs",
         "logs": "bots.cli.jobs:logs",
@@ -105,11 +107,13 @@ class Root(click.Group):
         "class-limit": "How many jobs of a class may run at once.",
         "class-reserve": "How many of the jobs that the pool may run at once are kept for a class.",
         "cohort": "Named sets of labels that group bots and jobs.",
+        "completion": "Print the script by which a shell completes commands.",
         "config": "The configuration file.",
         "db": "The database.",
         "demand": "Show how many jobs wait, by cohort and by what they require, and for how many bots that is work.",
         "explain": "Explain why a job runs where it runs, or why it does not run and what would start it.",
         "graph": "Graphs: jobs that depend on each other.",
+        "help": "Show a page of the documentation, the help of a command, or the list of topics.",
         "hold": "Hold queued jobs aside until they are released.",
         "instance": "The instances that share the pool.",
         "instance-queue-limit": "How many jobs of an instance may wait.",
@@ -150,6 +154,8 @@ class Root(click.Group):
         return sorted({*super().list_commands(context), *self.HELP})
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        if completion.is_asked():
+            return completion.command(name)
         place = self.LATER.get(name)
         if place is None:
             return self._of_operators(name) if name in self.HELP else super().get_command(context, name)

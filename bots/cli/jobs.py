@@ -8,12 +8,14 @@ import sys
 from dataclasses import asdict
 
 import click
+from leasehold.client import Client
 from leasehold.errors import BadInput, LeaseholdError
 
 from bots.cli import output
 from bots.cli.caller import Caller, caller_options
 from bots.cli.output import Record, table
 from bots.cli.waiting import finish
+from bots.cli.watching import shown, watch_option
 from schema import clock, validation
 
 # The command `explain`
@@ -99,14 +101,18 @@ def wait(caller: Caller, /, ids: tuple[str, ...], timeout: float | None) -> None
 
 @click.command()
 @click.argument("id")
+@watch_option
 @caller_options
-def show(caller: Caller, /, id: str) -> None:
+def show(caller: Caller, /, id: str, watch: float | None) -> None:
     """Show one job and its history."""
-    with caller.client() as client:
+
+    def look(client: Client) -> None:
         job = client.show(id)
         # A gateway of an earlier version tells nothing of results.
         left = [client.result(id)] if job.get("has_result") and not caller.json else []
-    output.print_json(job) if caller.json else output.print_job(job, left)
+        output.print_json(job) if caller.json else output.print_job(job, left)
+
+    shown(caller, watch, look)
 
 
 @click.command()
@@ -146,22 +152,29 @@ def logs(caller: Caller, /, id: str, follow: bool) -> None:
     "--meta", multiple=True, metavar="KEY=VALUE", help="Sum up the jobs with this value instead. [repeatable]"
 )
 @click.option("--instance", metavar="NAME", help="With --meta: the jobs of this instance.")
+@watch_option
 @caller_options
-def status(caller: Caller, /, meta: tuple[str, ...], instance: str | None) -> None:
+def status(caller: Caller, /, meta: tuple[str, ...], instance: str | None, watch: float | None) -> None:
     """Show an overview of the pool, or of all jobs with some metadata: how many, since when, and what is left."""
     if meta:
         from bots.cli import filters  # it imports the model, which takes longer than to ask for the overview
 
         wanted = filters.checked({"metadata": meta} | ({} if instance is None else {"instance": instance}))
-        with caller.client() as client:
+
+        def sum_up(client: Client) -> None:
             found = client.summary(wanted["metadata"], instance=instance)
-        output.print_json(found) if caller.json else output.show_summary(found)
+            output.print_json(found) if caller.json else output.show_summary(found)
+
+        shown(caller, watch, sum_up)
         return
     if instance is not None:
         raise BadInput("--instance", "goes with --meta")
-    with caller.client() as client:
+
+    def look(client: Client) -> None:
         found = client.status()
-    output.print_json(found) if caller.json else output.show_status(found)
+        output.print_json(found) if caller.json else output.show_status(found)
+
+    shown(caller, watch, look)
 
 
 @click.group()
@@ -170,12 +183,16 @@ def bots() -> None:
 
 
 @bots.command("list")
+@watch_option
 @caller_options
-def list_bots(caller: Caller, /) -> None:
+def list_bots(caller: Caller, /, watch: float | None) -> None:
     """List the bots."""
-    with caller.client() as client:
+
+    def look(client: Client) -> None:
         found = client.bots()
-    output.print_json(found) if caller.json else output.list_bots(found)
+        output.print_json(found) if caller.json else output.list_bots(found)
+
+    shown(caller, watch, look)
 
 
 @bots.command("show")

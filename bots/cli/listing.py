@@ -2,11 +2,13 @@
 
 import click
 from leasehold import wire
+from leasehold.client import Client
 
 from bots.cli import output
 from bots.cli.caller import Caller, caller_options
 from bots.cli.filters import filter_options
 from bots.cli.output import Record
+from bots.cli.watching import shown, watch_option
 from schema import validation
 from schema.filters import Direction, Sort
 
@@ -26,8 +28,11 @@ from schema.filters import Direction, Sort
 @click.option("--limit", type=click.IntRange(1, wire.MAX_LIST), default=50, show_default=True)
 @click.option("--before", metavar="ID", help="Jobs submitted before this one.")
 @click.option("--cursor", metavar="TEXT", help="The next page: what the one before printed on standard error.")
+@watch_option
 @caller_options
-def list_jobs(caller: Caller, /, *, where: Record, limit: int, cursor: str | None, **asked: str | None) -> None:
+def list_jobs(
+    caller: Caller, /, *, where: Record, limit: int, cursor: str | None, watch: float | None, **asked: str | None
+) -> None:
     """List the jobs that pass all filters, by default the newest first.
 
     The options from --state to --ended-before are filters. A TIME has its zone, such as 2026-03-01T12:00:00Z.
@@ -36,11 +41,14 @@ def list_jobs(caller: Caller, /, *, where: Record, limit: int, cursor: str | Non
     leasehold list --state running --sort started --order asc
     leasehold list --meta build=1234 --state failed
     """
-    with caller.client() as client:
+
+    def look(client: Client) -> None:
         found = client.list(limit=limit, cursor=cursor, **where, **asked)
-    output.print_json(found.jobs) if caller.json else output.list_jobs(found.jobs)
-    if found.next is not None:
-        click.echo(f"next page: --cursor {found.next}", err=True)
+        output.print_json(found.jobs) if caller.json else output.list_jobs(found.jobs)
+        if found.next is not None and watch is None:
+            click.echo(f"next page: --cursor {found.next}", err=True)
+
+    shown(caller, watch, look)
 
 
 @click.command()

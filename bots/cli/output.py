@@ -6,7 +6,9 @@ One module because all commands share the table, the cut of long texts and the w
 import json
 import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +70,20 @@ def styled(text: str, style: str) -> "Text":
     return Text(text, style=style)
 
 
+#: True while cells of tables keep to one line on a terminal too, which then cuts the lines.
+_UNFOLDED = ContextVar("unfolded", default=False)
+
+
+@contextmanager
+def unfolded() -> Iterator[None]:
+    """Keep each row of a table on one line, also on a terminal that is narrower."""
+    token = _UNFOLDED.set(True)
+    try:
+        yield
+    finally:
+        _UNFOLDED.reset(token)
+
+
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print a plain table. Its lines are never wrapped, so that programs can split them too."""
     from rich.console import Console
@@ -78,7 +94,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     for row in rows:
         shown.add_row(*(cell if isinstance(cell, Text) else Text(_cell(cell)) for cell in row))
     console = Console(highlight=False, markup=False)
-    if not console.is_terminal:
+    if not console.is_terminal or _UNFOLDED.get():
         console = Console(highlight=False, markup=False, width=1000)
     console.print(shown, crop=False, overflow="ignore", no_wrap=True, soft_wrap=True)
 

@@ -2,11 +2,6 @@
 
 import base64
 import json
-import os
-import pty
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +11,7 @@ import pytest
 from assigner.cli import errors
 from assigner.cli.main import cli
 from tests.support.http import JOB_COMMANDING, OTHER, Answer, Gateway, ReceivedRequest, final
-from tests.support.patience import MINUTE, eventually
+from tests.support.terminal import on_a_terminal
 
 pytestmark = pytest.mark.usefixtures("no_pool_of_our_own")
 
@@ -132,27 +127,6 @@ def test_json_is_the_ended_jobs_and_nothing_else(
     assert [job["state"] for job in json.loads(capsys.readouterr().out)] == ["failed"]
 
 
-def on_a_terminal(stands: Gateway, *arguments: str, interrupt: Callable[[], object]) -> tuple[int, str]:
-    """Run a command on a terminal of its own, and press Ctrl-C when `interrupt` is true. Returns exit code and text."""
-    ours, theirs = pty.openpty()
-    popen = subprocess.Popen(
-        [sys.executable, "-m", "assigner.cli.main", *arguments],
-        env={**os.environ, "LEASEHOLD_URL": stands.url, "LEASEHOLD_TOKEN": "lh_submitter_x", "TERM": "xterm"},
-        stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
-    )  # fmt: skip
-    os.close(theirs)
-    eventually(interrupt, 5 * MINUTE)
-    popen.send_signal(signal.SIGINT)
-    text = b""
-    while True:
-        try:
-            text += os.read(ours, 65536)
-        except OSError:  # the other end has been closed
-            break
-    os.close(ours)
-    return popen.wait(MINUTE), text.decode()
-
-
 @pytest.mark.parametrize(
     ("arguments", "hints"),
     [
@@ -163,7 +137,6 @@ def on_a_terminal(stands: Gateway, *arguments: str, interrupt: Callable[[], obje
 def test_ctrl_c_ends_the_waiting_and_says_how_to_go_on(
     stands: Gateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], hints: list[str]
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", os.getcwd())
     monkeypatch.chdir(tmp_path)
     Path("jobs.jsonl").write_text('{"command": ["true"]}\n' * 2)
 
@@ -176,7 +149,7 @@ def test_ctrl_c_ends_the_waiting_and_says_how_to_go_on(
         return Answer({"jobs": [{"id": id, "created": True} for id in ids]})
 
     stands.script = answer
-    code, text = on_a_terminal(stands, "submit", "--wait", *arguments, interrupt=lambda: len(stands.asked) > 3)
+    code, text = on_a_terminal(stands, "submit", "--wait", *arguments, until=lambda: len(stands.asked) > 3)
     assert code == 130
     assert [hint for hint in hints if hint not in text] == []
     assert not [path for path in stands.paths() if "cancel" in path], "the jobs stay"

@@ -47,7 +47,7 @@ def berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_a_person_reads_the_time_of_the_place_with_its_zone_and_a_program_utc() -> None:
     stored = "2026-07-01T12:00:00.250999Z"
     assert moment(stored, local=True) == "2026-07-01 14:00:00.250 CEST"
-    assert moment("2026-01-01T12:00:00+00:00", local=True) == "2026-01-01 13:00:00.000 CET"
+    assert moment("2026-01-01T12:00:00+00:00", local=True) == "2026-01-01 13:00:00 CET"
     assert moment(stored, local=False) == stored
     assert moment("2026-07-01T14:00:00+02:00") == "2026-07-01T12:00:00Z", "standard output is no terminal here"
     assert moment(datetime(2026, 7, 1, 12, tzinfo=UTC)) == "2026-07-01T12:00:00Z"

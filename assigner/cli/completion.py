@@ -1,0 +1,125 @@
+"""Shell completion: the script for a shell, and the names that it asks for, from a table of all commands.
+
+Every press of the Tab key starts the program. The commands of operators and of the pool's processes import the
+database, which takes longer than a person waits for a completion. So completion reads names, options and choices from
+the table `commands.json` beside this module. `python -m ops.manual commands` writes it from the commands themselves,
+and a test compares it with them.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import click
+from click.shell_completion import get_completion_class
+
+#: What the scripts of click set when they ask for completions.
+VARIABLE = "_LEASEHOLD_COMPLETE"
+TABLE = Path(__file__).with_name("commands.json")
+
+Entry = Mapping[str, Any]
+
+
+def is_asked() -> bool:
+    """Return True if this process was started by a shell to complete a command line."""
+    return VARIABLE in os.environ
+
+
+def command(name: str) -> click.Command | None:
+    """Return a command that can be completed and not run; None if there is none of this name."""
+    found = _table().get(name)
+    return None if found is None else _made(name, found)
+
+
+@cache
+def _table() -> Mapping[str, Entry]:
+    found: Mapping[str, Entry] = json.loads(TABLE.read_text())
+    return found
+
+
+def _made(name: str, entry: Entry) -> click.Command:
+    options: list[click.Parameter] = [
+        click.Option(
+            each["names"], help=each["help"], is_flag=each["flag"], multiple=each["many"], type=_type(each["kind"])
+        )
+        for each in entry["options"]
+    ]
+    arguments: list[click.Parameter] = [
+        click.Argument([each["name"]], nargs=each["nargs"], type=_type(each["kind"])) for each in entry["arguments"]
+    ]
+    settings = {"allow_interspersed_args": entry["interspersed"]}
+    if entry["commands"] is None:
+        return click.Command(name, params=options + arguments, help=entry["help"], context_settings=settings)
+    inner = {each: _made(each, below) for each, below in entry["commands"].items()}
+    return click.Group(name, inner, params=options + arguments, help=entry["help"], context_settings=settings)
+
+
+def _type(kind: str | list[str] | None) -> "click.ParamType[Any] | None":
+    """Return the type that completes like the one that `_kind` described."""
+    if isinstance(kind, list):
+        return click.Choice(kind)
+    return click.Path(file_okay=kind == "file") if kind else None
+
+
+def table(root: click.Group) -> dict[str, Any]:
+    """Return the table of all commands of the program."""
+    context = click.Context(root, info_name="leasehold")
+    return {name: _entry(root, context, name) for name in root.list_commands(context)}
+
+
+def _entry(group: click.Group, above: click.Context, name: str) -> dict[str, Any]:
+    found = group.get_command(above, name)
+    assert found is not None, name
+    context = click.Context(found, info_name=name, parent=above)
+    options = [each for each in found.params if isinstance(each, click.Option) and not each.hidden]
+    arguments = [each for each in found.params if isinstance(each, click.Argument)]
+    below = None
+    if isinstance(found, click.Group):
+        below = {each: _entry(found, context, each) for each in found.list_commands(context)}
+    return {
+        "help": found.get_short_help_str(300),
+        "interspersed": found.allow_interspersed_args,
+        "options": [
+            {
+                "names": [*each.opts, *each.secondary_opts],
+                "help": (each.help or "").partition("\n")[0],
+                "flag": each.is_flag,
+                "many": each.multiple,
+                "kind": _kind(each.type),
+            }
+            for each in options
+        ],
+        "arguments": [{"name": each.name, "nargs": each.nargs, "kind": _kind(each.type)} for each in arguments],
+        "commands": below,
+    }
+
+
+def _kind(kind: "click.ParamType[Any]") -> str | list[str] | None:
+    match kind:
+        case click.Choice():
+            return [str(choice) for choice in kind.choices]
+        case click.Path():
+            return "file" if kind.file_okay else "directory"
+        case click.File():
+            return "file"
+        case _:
+            return None
+
+
+@click.command("completion")
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def completion(context: click.Context, shell: str) -> None:
+    """Print the script by which a shell completes commands.
+
+    \b
+    eval "$(leasehold completion bash)"        # in ~/.bashrc
+    eval "$(leasehold completion zsh)"         # in ~/.zshrc, after compinit
+    leasehold completion fish > ~/.config/fish/completions/leasehold.fish
+    """
+    found = get_completion_class(shell)
+    assert found is not None, shell
+    click.echo(found(context.find_root().command, {}, "leasehold", VARIABLE).source())

@@ -1,0 +1,117 @@
+"""The man page of `leasehold`, and the table for shell completion, both made from the commands.
+
+`python -m ops.manual man` prints the page in the macros of man(7); `python -m ops.manual commands` writes the table.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from importlib.metadata import version
+
+import click
+
+from assigner.cli import completion
+from assigner.cli.main import cli
+from assigner.cli.manual import topics
+
+#: Sections after the commands. Exit codes and files are no part of a command's own help.
+_EXITS = {
+    "0": "Success.",
+    "1": "A failure.",
+    "2": "Bad input, or input that contradicts what is stored.",
+    "3": "The database is not ready.",
+    "130": "Ctrl-C.",
+}
+_FILES = {
+    "./leasehold.toml, /etc/leasehold/leasehold.toml": "The configuration, if neither --config nor LEASEHOLD_CONFIG "
+    "names one.",
+    "~/.local/share/leasehold, for root /var/lib/leasehold": "The data directory, if neither --data nor "
+    "LEASEHOLD_DATA names one.",
+}
+
+
+def roff(text: str) -> str:
+    """Return a text in which no character is a request or an escape of roff. Characters beyond ASCII are named."""
+    text = text.replace("\\", "\\e").replace("-", "\\-").replace("…", "...")
+    text = "".join(each if ord(each) < 128 else f"\\[u{ord(each):04X}]" for each in text)
+    return "\n".join(f"\\&{line}" if line[:1] in (".", "'") else line for line in text.split("\n"))
+
+
+def page() -> str:
+    """Return the whole page."""
+    root = click.Context(cli, info_name="leasehold")
+    about = (cli.help or "").removeprefix("A ").rstrip(".")
+    lines = [
+        f'.TH LEASEHOLD 1 "" "leasehold {roff(version("leasehold"))}" "Leasehold"',
+        ".SH NAME",
+        f"leasehold \\- {roff(about)}",
+        ".SH SYNOPSIS",
+        ".B leasehold",
+        "[OPTIONS] COMMAND [ARGUMENTS]",
+        ".SH OPTIONS",
+        *_options(cli, root),
+        ".SH COMMANDS",
+    ]
+    for name in cli.list_commands(root):
+        lines += _command(cli, root, name)
+    for heading, items in {"EXIT STATUS": _EXITS, "FILES": _FILES}.items():
+        lines.append(f".SH {heading}")
+        for term, said in items.items():
+            lines += [".TP", f".B {roff(term)}", roff(said)]
+    known = ", ".join(topics())
+    lines += [".SH SEE ALSO", roff(f"leasehold help TOPIC shows one of the pages {known}.")]
+    return "\n".join(lines) + "\n"
+
+
+def _command(group: click.Group, above: click.Context, name: str) -> Iterator[str]:
+    found = group.get_command(above, name)
+    assert found is not None, name
+    context = click.Context(found, info_name=name, parent=above)
+    usage = " ".join(found.collect_usage_pieces(context))
+    yield f'.SS "{roff(context.command_path)} {roff(usage)}"'
+    for paragraph in _paragraphs(found.help or ""):
+        yield from paragraph
+    yield from _options(found, context)
+    if isinstance(found, click.Group):
+        for each in found.list_commands(context):
+            yield from _command(found, context, each)
+
+
+def _paragraphs(text: str) -> Iterator[list[str]]:
+    """Yield the paragraphs of a help text; those that click does not fill are not filled either."""
+    for paragraph in re.split(r"\n\s*\n", text.strip()):
+        lines = [line.strip() for line in paragraph.split("\n")]
+        if lines[0] == "\b":
+            yield [".PP", ".nf", *(roff(line) for line in lines[1:]), ".fi"]
+        else:
+            yield [".PP", roff(" ".join(lines))]
+
+
+def _options(command: click.Command, context: click.Context) -> Iterator[str]:
+    for each in command.get_params(context):
+        record = each.get_help_record(context)
+        if record is not None:
+            yield from (".TP", f".B {roff(record[0])}", roff(" ".join(record[1].split())) or "\\&")
+
+
+@click.group()
+def program() -> None:
+    """Make what is derived from the commands."""
+
+
+@program.command()
+def man() -> None:
+    """Print the man page."""
+    sys.stdout.write(page())
+
+
+@program.command()
+def commands() -> None:
+    """Write the table for shell completion into the package."""
+    rows = (f"{json.dumps(name)}: {json.dumps(entry)}" for name, entry in completion.table(cli).items())
+    completion.TABLE.write_text("{\n" + ",\n".join(rows) + "\n}\n")
+
+
+if __name__ == "__main__":
+    program()
