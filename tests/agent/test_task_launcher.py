@@ -21,8 +21,8 @@ from bots.agent.agent import Agent, AgentSettings
 from bots.agent.workspace import marked_processes
 from schema.postgres.engine import Database
 from schema.timing import Timing
-from tests.support import task_app
 from tests.support.agents import NEEDS_PROC
+from tests.support.apps import task_app
 from tests.support.assigners import assigning
 from tests.support.patience import MINUTE, eventually
 from tests.support.servers import Served
@@ -70,7 +70,7 @@ def works(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Works]:
     settings = AgentSettings(
-        name="bot-1", work_dir=tmp_path / "work", capacity=2, app="tests.support.task_app:pool", kill_grace=0.5,
+        name="bot-1", work_dir=tmp_path / "work", capacity=2, app="tests.support.apps.task_app:pool", kill_grace=0.5,
         output_interval=0.05, job_user="agent",
     )  # fmt: skip
     agent = Agent(settings, served.url, served.token("bot", bot="*"), chance=Random(1))
@@ -101,7 +101,7 @@ def test_calls_run_in_processes_that_stay_and_their_output_is_that_of_the_job(wo
     assert {"state": "failed", "exit_code": 1, "reason": "exit code 1"}.items() <= works.show(failed).items()
     lines = works.output(failed).splitlines()
     assert [lines[0], lines[-1]] == ["Traceback (most recent call last):", "ValueError: no luck"]
-    assert "tests/support/task_app.py" in lines[1], "the traceback begins in the function of the task"
+    assert "tests/support/apps/task_app.py" in lines[1], "the traceback begins in the function of the task"
 
 
 def test_a_process_that_ends_takes_its_own_call_with_it_and_is_replaced(works: Works) -> None:
@@ -160,7 +160,7 @@ def test_only_calls_of_the_apps_tasks_reach_its_bot(works: Works) -> None:
     (unknown,) = works.client.submit(
         [
             {
-                "command": ["leasehold-task", "tests.support.task_app:pool", "gone"],
+                "command": ["leasehold-task", "tests.support.apps.task_app:pool", "gone"],
                 "stdin": json.dumps({"args": [], "kwargs": {}}),
                 "properties": {"app": "tests"},
             }
@@ -178,8 +178,8 @@ def test_only_calls_of_the_apps_tasks_reach_its_bot(works: Works) -> None:
 def test_an_app_that_cannot_be_imported_ends_the_bot_with_one_line(tmp_path: Path) -> None:
     for app, reason in (
         ("tests.support.no_such_app:pool", "ModuleNotFoundError: No module named 'tests.support.no_such_app'"),
-        ("tests.support.task_app:fail", "'tests.support.task_app:fail' is a 'Task', not a pool"),
-        ("tests.support.task_app:pools", "the module 'tests.support.task_app' has no 'pools'"),
+        ("tests.support.apps.task_app:fail", "'tests.support.apps.task_app:fail' is a 'Task', not a pool"),
+        ("tests.support.apps.task_app:pools", "the module 'tests.support.apps.task_app' has no 'pools'"),
     ):
         settings = AgentSettings(name="bot-1", work_dir=tmp_path / "work", app=app, job_user="agent")
         with pytest.raises(LeaseholdError) as refused:

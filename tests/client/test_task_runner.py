@@ -31,7 +31,7 @@ def start(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
         program = [sys.executable, "-c", "from leasehold.task_runner import main; main()"]
         with call.open() as stdin:
             return subprocess.Popen(
-                [*program, "tests.support.task_app:pool", f"tests.support.task_app.{task}"],
+                [*program, "tests.support.apps.task_app:pool", f"tests.support.apps.task_app.{task}"],
                 stdin=stdin,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

@@ -22,7 +22,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from schema.postgres.engine import Database, libpq_url
-from tests.support import task_app
+from tests.support.apps import task_app
 from tests.support.http import Answer, Gateway, ReceivedRequest, problem
 
 A_JOB = "0196f0a0-0000-7000-8000-000000000001"
@@ -43,7 +43,7 @@ def test_a_call_is_an_ordinary_job_with_the_options_of_its_task(program: Gateway
     assert sent.pop("key"), "no retry of the request makes a second job"
     assert json.loads(sent.pop("stdin")) == {"args": ["käse"], "kwargs": {}}
     assert sent == {
-        "command": ["leasehold-task", "tests.support.task_app:pool", "tests.support.task_app.echo"],
+        "command": ["leasehold-task", "tests.support.apps.task_app:pool", "tests.support.apps.task_app.echo"],
         "properties": {"app": "tests"},
         "label": "tested",
         "priority": 7,
@@ -51,7 +51,7 @@ def test_a_call_is_an_ordinary_job_with_the_options_of_its_task(program: Gateway
         "max_attempts": 3,
         "retry_failed": True,
         "metadata": {"kind": "echo"},
-        "dedup_key": "tests.support.task_app.echo:käse",
+        "dedup_key": "tests.support.apps.task_app.echo:käse",
     }
 
 
@@ -79,7 +79,7 @@ def test_equal_calls_of_a_unique_task_have_one_deduplication_key(program: Gatewa
 
     by_arguments = task_app.add.using(unique=True)
     assert key(by_arguments, 1, 2) == key(by_arguments, 1, 2) != key(by_arguments, 2, 1)
-    assert key(task_app.echo, "x") == "tests.support.task_app.echo:x"
+    assert key(task_app.echo, "x") == "tests.support.apps.task_app.echo:x"
     assert len(key(task_app.echo, "x" * 300).encode()) <= 200
     with pytest.raises(BadInput, match=r"unique: returned a 'int', not a text"):
         task_app.echo.defer(5)
@@ -121,7 +121,7 @@ def test_a_call_that_python_would_refuse_is_refused_as_python_does(program: Gate
 
 def test_a_pool_that_no_bot_can_find_is_refused(program: Gateway) -> None:
     hidden = [Pool("http://localhost", "t")][0].task(task_app.add.function)
-    with pytest.raises(BadInput, match=r"pool: is no variable of the module 'tests.support.task_app'"):
+    with pytest.raises(BadInput, match=r"pool: is no variable of the module 'tests.support.apps.task_app'"):
         hidden.defer(1)
 
 
@@ -176,7 +176,7 @@ def test_the_result_of_a_job_is_what_the_function_returned_or_its_error(program:
     )
     with pytest.raises(TaskFailed) as failed:
         job.result()
-    assert str(failed.value) == "task 'tests.support.task_app.add' failed: ValueError: no"
+    assert str(failed.value) == "task 'tests.support.apps.task_app.add' failed: ValueError: no"
     assert (failed.value.kind, failed.value.message, failed.value.job) == ("ValueError", "no\nluck", A_JOB)
     assert failed.value.__notes__ == ["The remote traceback:\nTraceback …"]
 
@@ -236,7 +236,7 @@ def test_a_call_in_a_transaction_exists_when_that_is_committed_and_never_if_it_i
             (job.id,),
         ).fetchone()
     assert row is not None
-    assert row[0]["command"][2] == "tests.support.task_app.add"
+    assert row[0]["command"][2] == "tests.support.apps.task_app.add"
     assert json.loads(row[0]["stdin"]) == {"args": [1], "kwargs": {"right": 2}}
 
 
