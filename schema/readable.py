@@ -39,9 +39,9 @@ def moment(time: str | datetime, *, local: bool | None = None) -> str:
     return f"{here:%Y-%m-%d %H:%M:%S}{parts} {here:%Z}"
 
 
-def number(value: float) -> str:
-    """Return a number with six significant digits and without an exponent, unless it is too small or large for that."""
-    text = f"{value:g}"
+def number(value: float, *, digits: int = 6) -> str:
+    """Return a number with so many significant digits, without an exponent unless it is far too small or large."""
+    text = f"{value:.{digits}g}"
     if "e" not in text or not 1e-9 <= abs(value) < 1e15:
         return text
     return f"{value:.12f}".rstrip("0").rstrip(".")

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from schema import readable
 from schema.validation import MAX_REASON, check_text
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
@@ -66,7 +67,7 @@ def _cell(value: object) -> str:
         case bool():
             return "yes" if value else "no"
         case float():
-            return f"{value:.12g}"
+            return readable.number(value, digits=12)
         case list():
             return printable(" ".join(map(str, value)))
         case _:

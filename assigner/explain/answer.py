@@ -157,9 +157,9 @@ def _preemption(move: str, receipt: Row, *, instance: str, everything: bool) -> 
     freed = sum(each.get("units", 0) for each in victims)
     jobs = f"{len(victims)} {'job was' if len(victims) == 1 else 'jobs were'} asked to stop"
     told = f"{jobs}{where} for it" if everything else "room was made for it"
-    waited = preemptor.get("waited_seconds")
+    waited = duration(float(preemptor.get("waited_seconds") or 0))
     numbers = f", {freed} units" if everything else ""
-    return f"{told}{numbers}, {rule}: its instance was {below}, and it had waited {waited} s"
+    return f"{told}{numbers}, {rule}: its instance was {below}, and it had waited {waited}"
 
 
 _WAITING = (JobState.BLOCKED, JobState.QUEUED, JobState.PARKED, JobState.DEFERRED)

@@ -226,8 +226,9 @@ def _print_tenancy(tenancy: Tenancy, console: Console) -> None:
 def _receipt(receipt: Mapping[str, Any]) -> str:
     taker, victims = receipt["preemptor"], receipt["victims"]
     stopped = ", ".join(f"{victim['instance']} (priority {victim['priority']})" for victim in victims)
+    waited = output.seconds(taker["waited_seconds"])
     return (
-        f"a job of {taker['instance']} (priority {taker['priority']}) had waited {taker['waited_seconds']:.1f} s, its "
+        f"a job of {taker['instance']} (priority {taker['priority']}) had waited {waited}, its "
         f"instance used {taker['usage']} of its minimum of {taker['min_quota']}; by the rule {receipt['rule']} bot "
         f"{receipt['bot']} stopped {len(victims)} job of {stopped}"
     )

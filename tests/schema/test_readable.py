@@ -59,3 +59,5 @@ def test_a_person_reads_the_time_of_the_place_with_its_zone_and_a_program_utc() 
 )
 def test_a_number_has_no_exponent(value: float, text: str) -> None:
     assert number(value) == text
+    assert number(1234567.25, digits=12) == "1234567.25"
+    assert number(1e-30) == "1e-30"
