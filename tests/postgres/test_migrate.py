@@ -110,7 +110,7 @@ def test_a_downgrade_drops_everything_and_an_upgrade_makes_it_again(empty: Datab
 
 
 def test_a_database_of_the_first_version_keeps_its_jobs_and_takes_results(pool: Pool) -> None:
-    """A job that ran before the upgrade leaves a result after it, and a checkpoint to nobody."""
+    """A job that ran before the upgrade leaves a result after it."""
     job, bot, work = pool.running()
     pool.change("DROP TABLE job_results, job_checkpoints")
     claim_version(pool.database, "0001")

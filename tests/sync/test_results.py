@@ -7,11 +7,11 @@ import pytest
 from leasehold.errors import Conflict
 from pydantic import ValidationError
 
-from bots.protocol import LeaseReport, Outcome, OutputReport
+from bots.protocol import LeaseReport, Outcome, OutputReport, Sync
 from schema.moves.cancel import cancel
 from schema.moves.retention import delete_finished
 from schema.validation import MAX_RESULT_BYTES
-from tests.support.pool import Bot, Pool, active, completed
+from tests.support.pool import Bot, Pool, active, answered, completed
 from tests.support.sync import statements
 
 #: Seconds between attempts: none.
@@ -144,6 +144,25 @@ def test_the_largest_result_is_stored(pool: Pool) -> None:
     bot.sync(completed(work, result=text))
     assert [found for _, _, found in results(pool)] == [text]
     assert pool.row("SELECT size FROM job_results").size == MAX_RESULT_BYTES
+
+
+def test_an_agent_of_the_version_before_is_served_as_before(pool: Pool) -> None:
+    """It ignores what it does not know in answers, and sends none of it."""
+    job, bot, work = pool.running(retry_failed=True)
+    saved(bot, work, "1")
+    bot.sync(completed(work, "failed"))
+    second = again(pool, bot)
+    body = {
+        "bot": bot.session.bot,
+        "epoch": bot.session.epoch,
+        "secret": bot.session.secret,
+        "seq": bot.seq + 1,
+        "leases": [
+            {"job": job, "fence": second["fence"], "state": "completed", "outcome": {"verdict": "succeeded"}},
+        ],
+    }
+    answered(bot.sync_service, Sync.model_validate(body))
+    assert (pool.job(job).state, results(pool)) == ("succeeded", [])
 
 
 # Checkpoints
