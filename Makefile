@@ -81,7 +81,7 @@ $(STAMP): pyproject.toml bots/sdk/pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
 	  echo "error: $(PYTHON) has no venv module; install it (Debian: apt install python3-venv)" >&2; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e bots/sdk -e '.[dev,embedded]' -c constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e bots/sdk -e '.[dev,embedded,tracing]' -c constraints.txt
 	@touch $@
 
 man: $(STAMP)

@@ -24,6 +24,8 @@ from schema import clock, gc_tuning
 if TYPE_CHECKING:
     from assigner.settings import Installation, PoolSettings
     from bots.agent.agent import AgentSettings
+    from bots.sync.settle import SyncService
+    from schema.postgres.engine import Database
 
 # To look for plug-ins of pydantic, which extend no model of ours, takes a tenth of the time of a caller's command.
 os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
@@ -47,11 +49,13 @@ def sections() -> "type[PoolSettings]":
     from bots.agent.isolation import job_accounts
     from bots.gateway.settings import GatewaySettings
     from bots.sync.fetch import FetchSettings
+    from bots.sync.tracing import TracingSettings
 
     class Settings(PoolSettings):
         fetch: FetchSettings = Field(default_factory=FetchSettings)
         gateway: GatewaySettings = Field(default_factory=GatewaySettings)
         bot: AgentSettings = Field(default_factory=AgentSettings)
+        tracing: TracingSettings = Field(default_factory=TracingSettings)
 
         @property
         def job_reach(self) -> str | None:
@@ -299,7 +303,6 @@ def gateway_command(installation: "Installation") -> int:
     from assigner.process.threads import rules_from
     from bots.gateway import app as app_gateway
     from bots.gateway import server
-    from bots.sync.settle import SyncService
     from schema.policy import priority_classes
     from schema.postgres.notify import Wakeups
 
@@ -325,13 +328,7 @@ def gateway_command(installation: "Installation") -> int:
         wakeups = Wakeups(database)
         wakeups.start()
         stack.callback(wakeups.stop)
-        sync_service = SyncService(
-            database,
-            timing=settings.timing,
-            fetch=settings.fetch,
-            now=clock.monotonic,
-            cooldown=settings.quotas.eviction_cooldown,
-        )
+        sync_service = _sync_service(database, settings, stack)
         app = app_gateway.build(
             database,
             sync_service,
@@ -346,6 +343,24 @@ def gateway_command(installation: "Installation") -> int:
         app.state.rules = rules_from(settings)
         Server(app, settings.gateway, on_ready=on_ready).serve_until_stopped()
     return 130 if signal.SIGINT in stopped_by else 0
+
+
+def _sync_service(database: "Database", settings: Any, stack: ExitStack) -> "SyncService":
+    """Return what settles the calls of bots; spans that wait are sent when the stack closes."""
+    from bots.sync.settle import SyncService
+    from bots.sync.tracing import AttemptTracer
+
+    tracer = AttemptTracer.to_collector(settings.tracing)
+    if tracer is not None:
+        stack.callback(tracer.close)
+    return SyncService(
+        database,
+        timing=settings.timing,
+        fetch=settings.fetch,
+        now=clock.monotonic,
+        cooldown=settings.quotas.eviction_cooldown,
+        tracer=tracer,
+    )
 
 
 def _units(_context: click.Context, option: click.Parameter, value: str | None) -> int | str | None:

@@ -20,7 +20,7 @@ from schema.readable import moment
 from schema.tenancy import tokens
 
 #: Folders of `ops/` whose files operators copy and change. pyproject.toml puts the same ones into the wheel.
-EXAMPLE_FOLDERS = ("prometheus", "grafana")
+EXAMPLE_FOLDERS = ("prometheus", "grafana", "systemd", "container")
 
 pass_installation = click.make_pass_decorator(Installation)
 

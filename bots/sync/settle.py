@@ -27,6 +27,7 @@ from bots.sync.call import (
     read_held_leases,
 )
 from bots.sync.fetch import FetchSettings, fetch_after_sync
+from bots.sync.tracing import AttemptTracer, TracedAttempt
 from schema import outputs, results
 from schema.accounting.quotas import EVICTION_COOLDOWN
 from schema.clock import Monotonic
@@ -71,7 +72,9 @@ class SyncService:
         fetch: FetchSettings,
         now: Monotonic,
         cooldown: float = EVICTION_COOLDOWN,
+        tracer: AttemptTracer | None = None,
     ) -> None:
+        self._tracer = tracer
         self._database, self._timing, self._fetch, self._now = database, timing, fetch, now
         self.cooldown = cooldown
         self._fronts = HeadCursors(now)
@@ -91,9 +94,13 @@ class SyncService:
         names = [bot_name(call) for call in calls]
         if len(set(names)) < len(names):
             raise ValueError("two calls of one bot cannot be settled together")
-        return self._database.run(
-            lambda connection: self._settle(connection, calls, names), urgent=True, undone=self._fronts.forget
+        traced: list[TracedAttempt] = []
+        answers = self._database.run(
+            lambda connection: self._settle(connection, calls, names, traced), urgent=True, undone=self._fronts.forget
         )
+        if self._tracer is not None:
+            self._tracer.tell(traced)
+        return answers
 
     def output(self, report: OutputReport) -> int:
         """Store output and checkpoint of a running lease; returns the chunks of output that were written.
@@ -121,8 +128,10 @@ class SyncService:
         return self._database.run(work)
 
     def _settle(
-        self, connection: Connection, calls: Sequence[Call], names: Sequence[str]
+        self, connection: Connection, calls: Sequence[Call], names: Sequence[str], traced: list[TracedAttempt]
     ) -> list[Answer | LeaseholdError]:
+        """Settle the calls in this transaction, which may be a repeat; `traced` gets the ended attempts to trace."""
+        traced.clear()
         fetches = self._fetch.to_capacity or any(ends_something(call) for call in calls)
         asked = {"names": list(names), "fetches": fetches and self._fetch.enabled}
         bots = {row.name: row for row in connection.execute(LOCK_BOTS, asked).all()}
@@ -134,7 +143,7 @@ class SyncService:
             except Conflict as refusal:
                 found[nth] = refusal
         settled = self._compared(connection, settled, found)
-        self._apply(connection, settled)
+        self._apply(connection, settled, traced)
         settled = self._without_leaving(connection, settled, found)
         fetch_after_sync(
             connection, settled, self._fetch, ack=self._timing.ack, cooldown=self.cooldown, head_cursors=self._fronts
@@ -167,7 +176,7 @@ class SyncService:
                     on_commit(connection, partial(_tell_unknown, sync_call.bot.name, sync_call.account.unknown))
         return [sync_call for sync_call in settled if sync_call.nth not in found]
 
-    def _apply(self, connection: Connection, settled: Sequence[SyncCall]) -> None:
+    def _apply(self, connection: Connection, settled: Sequence[SyncCall], traced: list[TracedAttempt]) -> None:
         """Apply acknowledgements, ends, output and checkpoints."""
         spoken = [sync_call for sync_call in settled if sync_call.sync is not None]
         starts = [start for sync_call in spoken for start in sync_call.account.started]
@@ -186,6 +195,8 @@ class SyncService:
             pace=self._fetch.pace,
             capacities={sync_call.bot.id: sync_call.bot_capacity for sync_call in spoken},
         )
+        if self._tracer is not None:
+            traced += self._tracer.read(connection, ended)
         by_bot = {sync_call.bot.id: sync_call for sync_call in spoken}
         for job in ended:
             by_bot[job.bot_id].ended.append(job)

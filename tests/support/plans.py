@@ -15,7 +15,7 @@ from sqlalchemy import Connection, text
 from assigner.maintenance import upkeep
 from assigner.queries import jobs as job_queries
 from bots.gateway import long_poll
-from bots.sync import call
+from bots.sync import call, tracing
 from schema import clock, results
 from schema.diagnostics import invariants
 from schema.fleet import candidates, kinds, members
@@ -342,6 +342,9 @@ ACTS: dict[str, Act] = {
         {"bot_ids": [known.held[0][2]], "held": [1], "known_bots": [], "known_jobs": [], "known_fences": []},
     ).all(),
     "results": lambda known, connection: job_queries.results(connection, known.public, instances=None, room=100),
+    "trace": lambda known, connection: connection.execute(
+        tracing.ATTEMPTS, {"jobs": [job for job, *_ in known.held], "key": "traceparent"}
+    ).all(),
     "cancel": lambda known, connection: cancel(connection, known.public, instances=None, sync=1, actor="test"),
     "states": lambda known, connection: job_queries.submission_states(connection, known.public, instances=None),
     "progress": lambda known, connection: connection.execute(job_queries.PROGRESS, {"ids": known.public}).all(),
