@@ -20,10 +20,25 @@ from bots.cli.jobs import finish
     help="Submit the jobs of a file of JSON lines, one request each, instead of a command; - reads standard input.",
 )
 @option_helpers.asking
+@click.option(
+    "--then-on",
+    type=click.Choice(["done", "succeeded", "failed"]),
+    help="With --file, run the command once all its jobs have ended: whatever became of them, if all succeeded, or if "
+    "at least one did not. The options describe the command, except --key, --instance and --priority. Prints the id of "
+    "a graph.",
+)
 @click.option("--wait", is_flag=True, help="Wait until all jobs are final; exit 0 only if all succeeded.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @caller_options
-def submit(caller: Caller, /, file: IO[bytes] | None, wait: bool, command: tuple[str, ...], **options: Any) -> None:
+def submit(
+    caller: Caller,
+    /,
+    file: IO[bytes] | None,
+    then_on: str | None,
+    wait: bool,
+    command: tuple[str, ...],
+    **options: Any,
+) -> None:
     """Submit one job (-- COMMAND…), or one for each line of a file. Prints the ids.
 
     Each option in a group sets one field of the request. With --file each line holds these fields.
@@ -31,7 +46,13 @@ def submit(caller: Caller, /, file: IO[bytes] | None, wait: bool, command: tuple
     \b
     leasehold submit --property os=linux -- make test
     leasehold submit --file jobs.jsonl --wait
+    leasehold submit --file jobs.jsonl --then-on failed -- ./tell-somebody
     """
+    if then_on is not None:
+        if file is None or not command:
+            raise click.UsageError("--then-on needs both --file and a command after --")
+        _with_callback(caller, file, command, options, then_on=then_on, wait=wait)
+        return
     if (file is None) == (not command):
         raise click.UsageError("give exactly one of: a command after --, or --file")
     lines: list[int] = []
@@ -58,6 +79,33 @@ def submit(caller: Caller, /, file: IO[bytes] | None, wait: bool, command: tuple
             output.print_json([{"id": job.id, "created": job.created} for job in taken])
         else:
             click.echo("\n".join(job.id for job in taken))
+
+
+def _with_callback(
+    caller: Caller, file: IO[bytes], command: tuple[str, ...], options: dict[str, Any], *, then_on: str, wait: bool
+) -> None:
+    """Submit the jobs of the file and a command that runs once they have ended."""
+    source = file.readlines()
+    jobs = option_helpers.read_lines(source, name=file.name)
+    lines = option_helpers.line_numbers(source)
+    callback = _one_job(command, options)
+    of_graph = {field: callback.pop(field, None) for field in ("key", "instance", "priority")}
+    with caller.client() as client:
+        try:
+            taken = client.submit_with_callback(jobs, callback, on=then_on, **of_graph)
+        except BadInput as refused:
+            field = refused.field.removeprefix("callback.")
+            if field == refused.field:
+                raise option_helpers.place_in_file(refused, lines, name=file.name) from None
+            raise option_helpers.as_option(BadInput(field, refused.reason)) from None
+        if wait:
+            from bots.cli.graphs import finish as finish_graph
+
+            finish_graph(client, taken["graph"], None, caller=caller, timeout=None)
+        elif caller.json:
+            output.print_json(taken)
+        else:
+            click.echo(taken["graph"])
 
 
 def _refuse_options_of_one_job(options: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ One module because a program needs one client for all calls, and its parts share
 """
 
 import base64
+import hashlib
 import json
 import random
 import re
@@ -328,6 +329,44 @@ class Client:
                     for index, job in enumerate(answer["jobs"])
                 ]
         return answers
+
+    def submit_with_callback(
+        self,
+        jobs: Iterable[Mapping[str, Any]],
+        callback: Mapping[str, Any],
+        *,
+        on: str = "done",
+        key: str | None = None,
+        instance: str | None = None,
+        priority: int | None = None,
+    ) -> Record:
+        """Submit up to 10,000 jobs and a job that runs once all of them have ended; all or nothing.
+
+        on: `done` = whatever became of the jobs, `succeeded` = if all succeeded, `failed` = if at least one failed,
+        died or was cancelled. Otherwise the callback is cancelled. It finds the id of the graph and the counts in its
+        variables LEASEHOLD_GRAPH, LEASEHOLD_GRAPH_SUCCEEDED, LEASEHOLD_GRAPH_FAILED (dead ones included) and
+        LEASEHOLD_GRAPH_CANCELLED. Jobs have no keys of their own; a repeated call with the same key makes nothing new.
+
+        Returns `graph`, the id for the calls of `graphs`; `jobs`, the ids in the order of the requests; `callback`, its
+        job's id; and `created`. Raises BadInput with the job's place in `jobs`.
+        """
+        key = key or self._key()
+        nodes = [{**job, "node": place} for place, job in enumerate(jobs, start=1)]
+        given = {"instance": instance, "priority": priority}
+        request = {
+            # No other graph has this name, so that none is replaced; a repeated call has the same one.
+            "name": f"batch-{hashlib.sha256(key.encode()).hexdigest()[:32]}",
+            "nodes": nodes,
+            "callback": {**callback, "on": on},
+            "key": key,
+            **{name: value for name, value in given.items() if value is not None},
+        }
+        try:
+            taken = self.graphs.submit(request)
+        except BadInput as refused:
+            raise BadInput(re.sub(r"^(?:body\.)?nodes\b", "jobs", refused.field), refused.reason) from None
+        ids = [node["id"] for node in taken["nodes"] if node["id"] != taken["callback"]]
+        return {"graph": taken["id"], "jobs": ids, "callback": taken["callback"], "created": taken["created"]}
 
     def show(self, job: str) -> Record:
         """Return one job with its request, state, result and history. Raises NotFound."""
