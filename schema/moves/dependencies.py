@@ -81,17 +81,19 @@ WITH RECURSIVE {_ENDING}, stopped AS MATERIALIZED (
         UNION ALL SELECT job_id, NULL, 0, 0 FROM due) each GROUP BY job_id
 ), judged AS MATERIALIZED (
     SELECT c.*, n.pending_deps - c.met AS pending, coalesce(c.outcome, n.outcome) IS NULL AS waits,
-        n.queue_timeout_seconds, n.graph, t.succeeded, t.failed, t.cancelled,
-        coalesce(n.callback = 'failed' AND t.failed + t.cancelled = 0, false) AS needless
+        n.queue_timeout_seconds, n.graph, n.callback, t.succeeded, t.failed, t.cancelled,
+        coalesce(n.callback = 'failed', false) AND t.failed + t.cancelled = 0 AS needless
     FROM changed c CROSS JOIN LATERAL (SELECT * FROM graph_nodes WHERE job_id = c.job_id OFFSET 0) n
-    LEFT JOIN LATERAL (
+    CROSS JOIN LATERAL (
         SELECT count(*) FILTER (WHERE ends.state = 'succeeded') AS succeeded,
             count(*) FILTER (WHERE ends.state IN ('failed', 'dead')) AS failed,
             count(*) FILTER (WHERE ends.state = 'cancelled') AS cancelled
         FROM (SELECT coalesce(o.state, p.outcome) AS state FROM graph_edges e
               CROSS JOIN LATERAL (SELECT outcome FROM graph_nodes WHERE job_id = e.parent OFFSET 0) p
-              LEFT JOIN over o ON o.job_id = e.parent WHERE e.child = c.job_id) ends
-    ) t ON n.callback IS NOT NULL AND n.pending_deps = c.met
+              LEFT JOIN over o ON o.job_id = e.parent
+              -- Not for each end of one of thousands of jobs, but once, at the last.
+              WHERE e.child = c.job_id AND n.callback IS NOT NULL AND n.pending_deps = c.met) ends
+    ) t
 ), needless AS MATERIALIZED (
     SELECT id, public_id, fence FROM jobs
     WHERE id = ANY (ARRAY(SELECT job_id FROM judged WHERE waits AND pending = 0 AND needless)) AND state = 'blocked'
@@ -121,7 +123,7 @@ WITH RECURSIVE {_ENDING}, stopped AS MATERIALIZED (
         || jsonb_build_object('LEASEHOLD_GRAPH', g.public_id::text, 'LEASEHOLD_GRAPH_SUCCEEDED', w.succeeded::text,
             'LEASEHOLD_GRAPH_FAILED', w.failed::text, 'LEASEHOLD_GRAPH_CANCELLED', w.cancelled::text))
     FROM judged w CROSS JOIN LATERAL (SELECT public_id FROM graphs WHERE id = w.graph OFFSET 0) g
-    WHERE p.job_id = ANY (ARRAY(SELECT f.id FROM freed f JOIN judged c ON c.job_id = f.id AND c.succeeded IS NOT NULL))
+    WHERE p.job_id = ANY (ARRAY(SELECT f.id FROM freed f JOIN judged c ON c.job_id = f.id AND c.callback IS NOT NULL))
         AND w.job_id = p.job_id
 ), cancelled AS (
     UPDATE jobs j SET state = 'cancelled', finished_at = clock_timestamp(),
