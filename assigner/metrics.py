@@ -168,6 +168,15 @@ WEBHOOKS = Counter(
     "Tries to deliver to a webhook that were sent or failed, and deliveries that expired or were dropped.",
     ["webhook", "result"],
 )
+SCHEDULE_TICKS = Counter(
+    "leasehold_schedule_ticks_total",
+    "Looks at schedules that were due, by result: submitted, refused, overlapped or missed.",
+    ["result"],
+)
+SCHEDULES_FAILING = Gauge(
+    "leasehold_schedules_failing",
+    "Schedules whose job was refused three times in a row or more.",
+)
 TICK_AGE = Gauge(
     "leasehold_upkeep_tick_age_seconds",
     "Seconds since this process last completed a round of upkeep, NaN before its first.",

@@ -519,6 +519,28 @@ class NodeRequest(JobRequest):
         return found
 
 
+#: What has to become of the other nodes for a callback to run → what its dependencies do if one does not succeed.
+CallbackOn = Literal["done", "succeeded", "failed"]
+_ON_FAILURE: Mapping[CallbackOn, OnFailure] = {"done": "run", "succeeded": "cancel", "failed": "run"}
+
+
+class CallbackRequest(JobRequest):
+    """A job that runs once all nodes of a graph have ended. It is a node with a number of its own."""
+
+    on: CallbackOn = Field(
+        default="done",
+        description="When it runs: `done` whatever the nodes became, `succeeded` if all succeeded, `failed` if at "
+        "least one failed, died or was cancelled. Otherwise it is cancelled.",
+    )
+
+    def node(self, number: int, after: Sequence[int]) -> dict[str, Any]:
+        """The callback as a node that waits for `after`, in the form that `moves.submit_graph` takes."""
+        given = self.model_dump(exclude_unset=True, exclude={"on"})
+        parents = [{"node": each, "on_failure": _ON_FAILURE[self.on]} for each in after]
+        found = NodeRequest.model_validate(given | {"node": number, "after": parents}).normal()
+        return found | {"callback": self.on}
+
+
 class GraphRequest(BaseModel):
     """Jobs that depend on each other. All of them are accepted, or none."""
 
@@ -560,6 +582,11 @@ class GraphRequest(BaseModel):
     nodes: list[NodeRequest] = Field(
         min_length=1, max_length=MAX_GRAPH_NODES, fail_fast=True, description="Jobs of the graph, 1 to 10,000."
     )
+    callback: CallbackRequest | None = Field(
+        default=None,
+        description="Job that runs once all nodes have ended. Its number is one above the highest, and it finds the "
+        "graph and the counts of its nodes in its environment.",
+    )
 
     _flat = field_validator("nodes", mode="before")(flat_all)
 
@@ -568,11 +595,20 @@ class GraphRequest(BaseModel):
         the graph goes before that of the level."""
         priority = self.priority if "priority" in self.model_fields_set else None
         nodes = [node.with_service_level(level, priority=priority) for node in self.nodes]
-        return self.model_copy(update={"nodes": nodes})
+        callback = self.callback and self.callback.with_service_level(level, priority=priority)
+        return self.model_copy(update={"nodes": nodes, "callback": callback})
+
+    @property
+    def callback_node(self) -> int | None:
+        """The number of the callback, None without one."""
+        return None if self.callback is None else max(node.node for node in self.nodes) + 1
 
     def normal(self, *, instance: str = DEFAULT_INSTANCE) -> dict[str, Any]:
         """The form that `moves.submit_graph` takes; `instance` is used if the request names none. Raises BadInput."""
         edges = sum(len(node.after) for node in self.nodes)
+        if self.callback is not None:
+            self._check_ends()
+            edges += len(self.nodes)
         if edges > MAX_GRAPH_EDGES:
             raise BadInput("nodes", f"have {edges} dependencies, at most {MAX_GRAPH_EDGES} are allowed")
         request: dict[str, Any] = {
@@ -583,11 +619,30 @@ class GraphRequest(BaseModel):
             "on_phantom": self.on_phantom,
             "nodes": [_placed(index, node) for index, node in enumerate(self.nodes)],
         }
+        if self.callback is not None and self.callback_node is not None:
+            try:
+                request["nodes"].append(self.callback.node(self.callback_node, [node.node for node in self.nodes]))
+            except BadInput as refused:
+                raise BadInput(f"callback.{refused.field}", refused.reason) from None
         if self.fair_share:
             request["fair_share"] = True
         if self.key is not None:
             request["key"] = validation.check_text("key", self.key, MAX_KEY_BYTES)
         return request
+
+    def _check_ends(self) -> None:
+        """Raise BadInput for nodes that might never end, because the callback would wait for them for ever."""
+        known = {node.node for node in self.nodes}
+        if MAX_NODE_NO in known:
+            raise BadInput("callback", f"needs a number above those of the nodes, of which one is {MAX_NODE_NO}")
+        for index, node in enumerate(self.nodes):
+            for parent in node.after:
+                if parent.node not in known:
+                    raise BadInput(f"nodes.{index}.after", f"names node {parent.node}, which a callback would wait for")
+                if (parent.on_failure or self.on_failure) == "block":
+                    raise BadInput(
+                        f"nodes.{index}.after", "with a callback needs on_failure `run` or `cancel`, so that it ends"
+                    )
 
 
 def _placed(index: int, node: NodeRequest) -> dict[str, Any]:

@@ -47,6 +47,7 @@ class SubmittedGraph(BaseModel):
         description="numbers that nodes depend on but no node has: the nodes that depend on them never run"
     )
     warnings: list[str]
+    callback: UUID | None = Field(description="id of the callback's job; null = there is none")
     replaced: int | None = Field(description="cancelled jobs of an older graph of that name; null = there was none")
 
 
@@ -72,6 +73,8 @@ class GraphRow(BaseModel):
     failed: int
     cancelled: int
     dead: int
+    callback: str | None = Field(description="when its callback runs: done, succeeded or failed; null = it has none")
+    callback_outcome: str | None = Field(description="final state of the callback; it counts as a node too")
 
 
 class Node(BaseModel):
@@ -84,6 +87,7 @@ class Node(BaseModel):
     missing: list[int] = Field(description="numbers that it depends on but no node has")
     dead_end: bool = Field(description="true: one of its dependencies can never be met")
     reason: str | None
+    callback: str | None = Field(description="of a callback, when it runs: done, succeeded or failed")
 
 
 class Graph(GraphRow):
@@ -120,7 +124,9 @@ async def submit(request: Request, body: Annotated[GraphRequest, Read], caller: 
         of_nodes = [node | {"instance": graph["instance"]} for node in graph["nodes"]] if state.advise else []
         advice = state.advise(of_nodes) if state.advise else {}
         told = [f"node {of_nodes[index]['node']}: {text}" for index, text in advice.items()]
-        return _submit(state.database, graph, caller=caller, sync=state.timing.sync, advice=told)
+        done = _submit(state.database, graph, caller=caller, sync=state.timing.sync, advice=told)
+        callback = next((node.id for node in done.nodes if node.node == body.callback_node), None)
+        return done.model_copy(update={"callback": callback})
 
     found: SubmittedGraph = await state.callers.call(work)
     return found
@@ -232,6 +238,7 @@ def _submit(
         ready=taken.ready,
         missing=list(taken.missing),
         warnings=[*(warnings if taken.missing else []), *advice],
+        callback=None,
         replaced=taken.replaced,
     )
 

@@ -91,6 +91,7 @@ class Root(click.Group):
         "release": "bots.cli.backlog:release",
         "requeue": "bots.cli.backlog:requeue",
         "result": "bots.cli.jobs:result",
+        "schedule": "bots.cli.schedules:schedule",
         "show": "bots.cli.jobs:show",
         "status": "bots.cli.jobs:status",
         "submit": "bots.cli.submit:submit",
@@ -140,6 +141,7 @@ class Root(click.Group):
         "requeue": "Queue jobs again: release held ones, and submit a copy of each one that failed, "
         "died or was cancelled.",
         "result": "Print the result of a job: the JSON that its command left.",
+        "schedule": "Schedules: jobs that are submitted again and again, at the ticks of a cron expression.",
         "scheduling": "Settings for all classes: points of projects and users, levels, starvation, overflow.",
         "service-level": "Service levels, each with the points and the timeout of its jobs.",
         "show": "Show one job and its history.",

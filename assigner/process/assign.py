@@ -16,6 +16,7 @@ from assigner import metrics
 from assigner.config.loading import Reloader
 from assigner.loops import Loop
 from assigner.maintenance.meters import MeterPoller
+from assigner.maintenance.schedules import Schedules
 from assigner.maintenance.upkeep import Upkeep
 from assigner.maintenance.webhooks import Webhooks
 from assigner.process.threads import AssignerThreads, Presence, seeded
@@ -25,7 +26,7 @@ from schema.accounting import accounts, quotas, rates
 from schema.accounting.accounts import PoolLimits
 from schema.accounting.quotas import QuotaUses
 from schema.fleet import success
-from schema.policy import queue_limits, time_windows
+from schema.policy import queue_limits, schedules, time_windows
 from schema.postgres.engine import Database
 from schema.postgres.notify import Wakeups
 from schema.tenancy import cohorts, instances
@@ -101,6 +102,10 @@ class AssignerProcess:
             webhooks=self._webhooks,
         )
         self._polling = MeterPoller(database, settings.meters)
+        self._schedules = Schedules(
+            database, level=settings.service_levels.default, estimate=settings.estimates.estimate
+        )
+        self._schedules_signal = self._wakeups.signal(schedules.TOPIC)
         self._assigner_threads = AssignerThreads(
             database, settings, name=name, wakeups=self._wakeups, presence=self._presence, chance=seeded(chance)
         )
@@ -111,6 +116,13 @@ class AssignerProcess:
             Loop("upkeep", self._upkeep.run_once, chance=seeded(chance)),
             Loop("meters", self._polling.run_once, chance=seeded(chance)),
             Loop("webhooks", self._webhooks.run_once, chance=seeded(chance)),
+            Loop(
+                "schedules",
+                self._schedules.run_once,
+                chance=seeded(chance),
+                signal=self._schedules_signal,
+                idle=lambda: self._wakeups.idle(schedules.TOPIC),
+            ),
         ]
         self._cohort_loop: Loop | None = None
         if self._assigner_threads.follows_cohorts:
@@ -138,6 +150,7 @@ class AssignerProcess:
         self._assigner_threads.stop(deadline)
         for loop in self._loops:
             loop.stop(max(0.0, deadline - clock.monotonic()))
+        self._schedules_signal.close()
         self._wakeups.stop()
         self._presence.end()
 
@@ -167,6 +180,7 @@ class AssignerProcess:
         self._upkeep.reconfigure(now.upkeep, now.fair_share)
         self._polling.reconfigure(now.meters)
         self._webhooks.reconfigure(now.webhooks)
+        self._schedules.reconfigure(level=now.service_levels.default, estimate=now.estimates.estimate)
         posts = [[(each.kind, each.threads) for each in settings.assigners] for settings in (before, now)]
         if posts[0] != posts[1] or (before.database, before.timing) != (now.database, now.timing):
             log.warning(

@@ -237,8 +237,10 @@ def bot(connection: Connection, name: str) -> dict[str, Any] | None:
 _GRAPH_COLUMNS = """
 SELECT s.public_id AS id, s.graph, s.instance, s.name, s.state, s.priority, s.nodes, s.edges, s.missing, s.actor,
     s.created_at, s.finished_at, s.blocked, s.blocked_forever, s.queued, s.parked, s.active, s.succeeded, s.failed,
-    s.cancelled, s.dead
+    s.cancelled, s.dead, k.callback, CASE WHEN k.callback IS NOT NULL THEN k.outcome END AS callback_outcome
 FROM graph_stats s
+CROSS JOIN LATERAL (
+    SELECT callback, outcome FROM graph_nodes n WHERE n.graph = s.graph ORDER BY n.node_no DESC LIMIT 1) k
 """
 GRAPH = text(f"{_GRAPH_COLUMNS} WHERE s.graph = :graph")
 
@@ -266,7 +268,7 @@ WITH page AS MATERIALIZED (
 # One page of a graph's nodes, by number. A node without a job ended so long ago that its job was deleted.
 NODES = text("""
 SELECT n.node_no AS node, j.public_id AS job, coalesce(j.state, n.outcome) AS state, n.depth, j.priority,
-    n.pending_deps AS waits_for, n.missing, j.reason, n.dead_ends > 0 AND n.outcome IS NULL AS dead_end
+    n.callback, n.pending_deps AS waits_for, n.missing, j.reason, n.dead_ends > 0 AND n.outcome IS NULL AS dead_end
 FROM graph_nodes n LEFT JOIN LATERAL (SELECT * FROM jobs WHERE id = n.job_id OFFSET 0) j ON true
 WHERE n.graph = :graph AND n.node_no > :after ORDER BY n.node_no LIMIT :limit
 """)

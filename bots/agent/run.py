@@ -261,6 +261,17 @@ STUCK_AFTER = 5.0
 #: Seconds within which the guardian must start a supervisor; then the agent replaces the guardian.
 READY_AFTER = 10.0
 _RESERVED = "LEASEHOLD_"
+#: Variables below that prefix that the pool sets in a payload: of schedules and of callbacks. They give no rights.
+_OF_THE_POOL = frozenset(
+    {
+        "LEASEHOLD_SCHEDULE",
+        "LEASEHOLD_TICK",
+        "LEASEHOLD_GRAPH",
+        "LEASEHOLD_GRAPH_SUCCEEDED",
+        "LEASEHOLD_GRAPH_FAILED",
+        "LEASEHOLD_GRAPH_CANCELLED",
+    }
+)
 Verdict = Literal["succeeded", "failed", "error", "stopped", "released"]
 
 
@@ -414,7 +425,9 @@ class Run:
 
     def _environment(self, payload: Payload, site: Site) -> dict[str, str]:
         directory = site.directory
-        own = {name: value for name, value in payload.env.items() if not name.startswith(_RESERVED)}
+        own = {
+            name: value for name, value in payload.env.items() if name in _OF_THE_POOL or not name.startswith(_RESERVED)
+        }
         return {
             **self._place.environment,
             **site.environment,

@@ -57,7 +57,7 @@ def submit(caller: Caller, /, file: IO[bytes], key: str | None, fair_share: bool
         for warning in taken["warnings"]:
             click.echo(f"warning: {output.plain(warning)}", err=True)
         if wait:
-            _finish(client, taken["id"], None, caller=caller, timeout=None)
+            finish(client, taken["id"], None, caller=caller, timeout=None)
         elif caller.json:
             output.print_json(taken)
         else:
@@ -72,7 +72,7 @@ def submit(caller: Caller, /, file: IO[bytes], key: str | None, fair_share: bool
 def wait(caller: Caller, /, id: str, instance: str | None, timeout: float | None) -> None:
     """Wait until no node of the graph can run any more. Exit 0 only if all nodes succeeded."""
     with caller.client() as client:
-        _finish(client, id, instance, caller=caller, timeout=timeout)
+        finish(client, id, instance, caller=caller, timeout=timeout)
 
 
 @graph.command()
@@ -158,15 +158,19 @@ def _read(file: IO[bytes], *options: Mapping[str, Any]) -> dict[str, Any]:
     return document
 
 
-def _finish(client: Client, graph: str, instance: str | None, *, caller: Caller, timeout: float | None) -> None:
+def finish(client: Client, graph: str, instance: str | None, *, caller: Caller, timeout: float | None) -> None:
+    """Wait until no node of the graph can run any more, and print it. Raises LeaseholdError unless all succeeded."""
     deadline = None if timeout is None else clock.monotonic() + timeout
     while _is_unfinished(found := client.graphs.show(graph, instance=instance)):
         if deadline is not None and clock.monotonic() >= deadline:
             raise LeaseholdError(f"not over after {timeout:g} s: {found['id']}")
         clock.sleep(POLL_INTERVAL)
     output.print_json(found) if caller.json else _print_graph(found)
-    if found["succeeded"] < found["nodes"]:
-        raise LeaseholdError(f"{found['nodes'] - found['succeeded']} of {found['nodes']} nodes did not succeed")
+    # A callback that had nothing to do is cancelled; nothing is wrong with that.
+    needless = found.get("callback") == "failed" and found["callback_outcome"] == "cancelled"
+    bad = found["nodes"] - found["succeeded"] - needless
+    if bad:
+        raise LeaseholdError(f"{bad} of {found['nodes']} nodes did not succeed")
 
 
 def _is_unfinished(found: Record) -> bool:
@@ -175,12 +179,14 @@ def _is_unfinished(found: Record) -> bool:
 
 
 def _print_graph(found: Record) -> None:
+    callback = found.get("callback")
     facts: list[tuple[str, Any]] = [
         ("graph", found["id"]),
         ("name", found["name"]),
         ("state", output.state(found["state"])),
         ("instance", found["instance"]),
         ("nodes", f"{found['nodes']}, with {found['edges']} dependencies"),
+        ("callback", callback and f"if {callback}: {found['callback_outcome'] or 'waits'}"),
         ("missing", ", ".join(map(str, found["missing"][:20]))),
         *((name.replace("_", " "), found[name] or None) for name in _COUNTS),
     ]

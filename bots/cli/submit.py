@@ -22,6 +22,13 @@ from bots.cli.waiting import NAMED, finish_file, follow_command
 )
 @option_helpers.asking
 @click.option(
+    "--then-on",
+    type=click.Choice(["done", "succeeded", "failed"]),
+    help="With --file, run the command once all its jobs have ended: whatever became of them, if all succeeded, or if "
+    "at least one did not. The options describe the command, except --key, --instance and --priority. Prints the id of "
+    "a graph.",
+)
+@click.option(
     "--wait",
     is_flag=True,
     help="Wait until all jobs are final. A command's output is written, and its exit code is that of `submit`; with "
@@ -31,7 +38,14 @@ from bots.cli.waiting import NAMED, finish_file, follow_command
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @caller_options
 def submit(
-    caller: Caller, /, file: IO[bytes] | None, wait: bool, quiet: bool, command: tuple[str, ...], **options: Any
+    caller: Caller,
+    /,
+    file: IO[bytes] | None,
+    then_on: str | None,
+    wait: bool,
+    quiet: bool,
+    command: tuple[str, ...],
+    **options: Any,
 ) -> int:
     """Submit one job (-- COMMAND…), or one for each line of a file. Prints the ids, or waits.
 
@@ -41,7 +55,15 @@ def submit(
     \b
     leasehold submit --property os=linux -- make test
     leasehold submit --file jobs.jsonl --wait
+    leasehold submit --file jobs.jsonl --then-on failed -- ./tell-somebody
     """
+    if then_on is not None:
+        if file is None or not command:
+            raise click.UsageError("--then-on needs both --file and a command after --")
+        if quiet:
+            raise BadInput("--quiet", "has no meaning with --then-on")
+        _with_callback(caller, file, command, options, then_on=then_on, wait=wait)
+        return 0
     if (file is None) == (not command):
         raise click.UsageError("give exactly one of: a command after --, or --file")
     if quiet and not wait:
@@ -72,6 +94,33 @@ def submit(
         if wait:
             finish_file(client, list(dict.fromkeys(ids)), caller=caller, quiet=quiet)
     return 0
+
+
+def _with_callback(
+    caller: Caller, file: IO[bytes], command: tuple[str, ...], options: dict[str, Any], *, then_on: str, wait: bool
+) -> None:
+    """Submit the jobs of the file and a command that runs once they have ended."""
+    source = file.readlines()
+    jobs = option_helpers.read_lines(source, name=file.name)
+    lines = option_helpers.line_numbers(source)
+    callback = _one_job(command, options)
+    of_graph = {field: callback.pop(field, None) for field in ("key", "instance", "priority")}
+    with caller.client() as client:
+        try:
+            taken = client.submit_with_callback(jobs, callback, on=then_on, **of_graph)
+        except BadInput as refused:
+            field = refused.field.removeprefix("callback.")
+            if field == refused.field:
+                raise option_helpers.place_in_file(refused, lines, name=file.name) from None
+            raise option_helpers.as_option(BadInput(field, refused.reason)) from None
+        if wait:
+            from bots.cli.graphs import finish as finish_graph
+
+            finish_graph(client, taken["graph"], None, caller=caller, timeout=None)
+        elif caller.json:
+            output.print_json(taken)
+        else:
+            click.echo(taken["graph"])
 
 
 def _refuse_options_of_one_job(options: dict[str, Any]) -> None:

@@ -17,6 +17,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.schema import CreateIndex
 
 from schema import clock
+from schema.policy.schedules import FAILING
 from schema.postgres.engine import Database
 from schema.postgres.notify import PREFIX
 from schema.readable import duration
@@ -646,6 +647,33 @@ def judge_dead_rows(found: Sequence[TableStatistics], *, oldest: Check) -> Check
     if oldest.verdict in (Verdict.WARNING, Verdict.BAD):
         said, vacuum = f"{said}; {oldest.found}", f"first {oldest.remedy}; then {vacuum}"
     return Check("dead rows", Verdict.WARNING, said, vacuum, figures)
+
+
+# Schedules whose jobs are refused.
+
+
+_FAILING = text(f"""
+SELECT i.name || '/' || s.name AS name, s.failures, s.last_error FROM schedules s JOIN instances i ON i.id = s.instance
+WHERE s.failures >= {FAILING} ORDER BY s.failures DESC, 1
+""")
+
+
+def check_schedules(connection: Connection) -> Check:
+    """Check that the jobs of schedules are accepted."""
+    return judge_schedules([(row.name, row.failures, row.last_error) for row in connection.execute(_FAILING)])
+
+
+def judge_schedules(failing: Sequence[tuple[str, int, str]]) -> Check:
+    """Judge the schedules whose job was refused several times in a row: name, refusals and last error of each."""
+    figures = {"failing": len(failing)}
+    if not failing:
+        return Check("schedules", Verdict.OK, "no job of a schedule is refused again and again", None, figures)
+    told = [f"{name} was refused {times} times: {printable_name(error)}" for name, times, error in failing[:NAMED]]
+    others = [f"and {len(failing) - NAMED} more"] if len(failing) > NAMED else []
+    remedy = (
+        "remove the cause, or change the schedule with leasehold schedule add; schedule show prints the whole error"
+    )
+    return Check("schedules", Verdict.WARNING, "; ".join(told + others), remedy, figures)
 
 
 def _different(table: TableStatistics) -> list[tuple[str, str]]:

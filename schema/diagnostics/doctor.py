@@ -20,6 +20,8 @@ _BOUNDED = text("""
 SET TRANSACTION READ ONLY; SET LOCAL statement_timeout = '5s'; SET LOCAL lock_timeout = '200ms'
 """)
 _REFUSED = "42501"
+#: The checks that read our tables.
+OF_TABLES = ("indexes", "autovacuum", "dead rows", "schedules")
 
 
 def run_checks(database: Database) -> list[Check]:
@@ -35,15 +37,14 @@ def run_checks(database: Database) -> list[Check]:
     ]
     if version.verdict is Verdict.BAD and version.figures["current"] is None:
         missing = "there are no tables of ours"
-        checks += [
-            Check(name, Verdict.UNKNOWN, missing, version.remedy) for name in ("indexes", "autovacuum", "dead rows")
-        ]
+        checks += [Check(name, Verdict.UNKNOWN, missing, version.remedy) for name in OF_TABLES]
     else:
         is_current = version.verdict is Verdict.OK
         checks += [
             _run_in_transaction(database, "indexes", partial(doctor_checks.check_indexes, is_current=is_current)),
             _run_in_transaction(database, "autovacuum", doctor_checks.check_autovacuum),
             _run_in_transaction(database, "dead rows", partial(doctor_checks.check_dead_rows, oldest=held)),
+            _run_in_transaction(database, "schedules", doctor_checks.check_schedules),
         ]
     checks += [
         _run_in_transaction(database, "durability", doctor_checks.check_durability),

@@ -322,6 +322,21 @@ LEFT_BY_THEIR_ATTEMPTS = Invariant(
        WHERE l.job_id IS NULL""",
 )
 
+# The keys of ticks differ, so that two jobs of one tick would have been submitted without them.
+SCHEDULES_ARE_SOUND = Invariant(
+    "S28",
+    "schedules with a next tick although disabled, without one although enabled, or in an unknown time zone, and ticks"
+    " that have made more than one job",
+    """SELECT 'schedule ' || s.id AS id FROM schedules s
+       WHERE s.enabled <> (s.next_tick IS NOT NULL)
+           OR s.zone <> ALL (ARRAY(SELECT name FROM pg_timezone_names))
+       UNION ALL
+       SELECT 'job ' || max(j.id) FROM job_events e JOIN jobs j ON j.id = e.job_id
+       JOIN job_metadata t ON t.job_id = j.id AND t.key = 'tick'
+       WHERE e.move = 'submit' AND e.actor LIKE 'schedule:%'
+       GROUP BY j.instance, e.actor, t.value HAVING count(*) > 1""",
+)
+
 INVARIANTS = (
     ONE_LIVE_LEASE,
     JOB_AND_LEASE_AGREE,
@@ -346,6 +361,7 @@ INVARIANTS = (
     PREFERENCE_WAITS_END,
     SUBMITS_ARE_CHECKED,
     LEFT_BY_THEIR_ATTEMPTS,
+    SCHEDULES_ARE_SOUND,
 )
 
 

@@ -4,6 +4,9 @@ Every move that ends jobs calls `settle` in its transaction, after all that it l
 when its parent ends. An edge is met if the parent succeeded, or if it says `run`; of a parent that ended otherwise,
 `block` leaves the child blocked for ever, and `cancel` cancels it, and with it what depends on it by such edges.
 
+A callback is a node that waits for all others of its graph. When the last of them has ended it is told how many
+succeeded, failed and were cancelled. One that runs if a node fails is cancelled if none did.
+
 Rows of nodes come last in the order of locks and are taken in one go, sorted by job. Jobs are locked by then, so that
 those of children are taken only if nobody else has them: what is left is due, and upkeep's.
 """
@@ -58,7 +61,8 @@ SELECT job_id FROM graph_nodes WHERE job_id = ANY (ARRAY(SELECT job_id FROM touc
 ORDER BY job_id FOR NO KEY UPDATE
 """)
 
-# On the locked nodes, whose counters nobody changes any more. A job that somebody else has locked stays as it is. Ids
+# One statement, because each part counts on what those before it have locked and decided. It works on the locked nodes,
+# whose counters nobody changes any more. A job that somebody else has locked stays as it is. Ids
 # go into each update as one array, which leaves the planner nothing but the primary key.
 UNBLOCK = text(f"""
 WITH RECURSIVE {_ENDING}, stopped AS MATERIALIZED (
@@ -77,43 +81,75 @@ WITH RECURSIVE {_ENDING}, stopped AS MATERIALIZED (
         UNION ALL SELECT job_id, NULL, 0, 0 FROM due) each GROUP BY job_id
 ), judged AS MATERIALIZED (
     SELECT c.*, n.pending_deps - c.met AS pending, coalesce(c.outcome, n.outcome) IS NULL AS waits,
-        n.queue_timeout_seconds
+        n.queue_timeout_seconds, n.graph, n.callback, t.succeeded, t.failed, t.cancelled,
+        coalesce(n.callback = 'failed', false) AND t.failed + t.cancelled = 0 AS needless
     FROM changed c CROSS JOIN LATERAL (SELECT * FROM graph_nodes WHERE job_id = c.job_id OFFSET 0) n
+    CROSS JOIN LATERAL (
+        SELECT count(*) FILTER (WHERE ends.state = 'succeeded') AS succeeded,
+            count(*) FILTER (WHERE ends.state IN ('failed', 'dead')) AS failed,
+            count(*) FILTER (WHERE ends.state = 'cancelled') AS cancelled
+        FROM (SELECT coalesce(o.state, p.outcome) AS state FROM graph_edges e
+              CROSS JOIN LATERAL (SELECT outcome FROM graph_nodes WHERE job_id = e.parent OFFSET 0) p
+              LEFT JOIN over o ON o.job_id = e.parent
+              -- Not for each end of one of thousands of jobs, but once, at the last.
+              WHERE e.child = c.job_id AND n.callback IS NOT NULL AND n.pending_deps = c.met) ends
+    ) t
+), needless AS MATERIALIZED (
+    SELECT id, public_id, fence FROM jobs
+    WHERE id = ANY (ARRAY(SELECT job_id FROM judged WHERE waits AND pending = 0 AND needless)) AND state = 'blocked'
+    ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
 ), freed AS MATERIALIZED (
     SELECT id FROM jobs
-    WHERE id = ANY (ARRAY(SELECT job_id FROM judged WHERE waits AND pending = 0)) AND state = 'blocked'
+    WHERE id = ANY (ARRAY(SELECT job_id FROM judged WHERE waits AND pending = 0 AND NOT needless)) AND state = 'blocked'
     ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
 ), counted AS (
-    UPDATE graph_nodes n SET outcome = coalesce(n.outcome, j.outcome), pending_deps = j.pending,
+    UPDATE graph_nodes n SET
+        outcome = coalesce(n.outcome, j.outcome, (SELECT 'cancelled' FROM needless WHERE id = j.job_id)),
+        pending_deps = j.pending,
         dead_ends = n.dead_ends + j.unmet,
         due = j.waits AND (j.pending = 0 OR j.job_id IN (SELECT job_id FROM doomed))
-            AND j.job_id NOT IN (SELECT id FROM freed)
+            AND j.job_id NOT IN (SELECT id FROM freed UNION ALL SELECT id FROM needless)
     FROM judged j WHERE n.job_id = ANY (ARRAY(SELECT job_id FROM judged)) AND n.job_id = j.job_id
-    RETURNING n.due, j.waits AND j.unmet > 0 AS stuck, n.graph, n.node_no, j.job_id, j.outcome
+    RETURNING n.due, j.waits AND j.unmet > 0 AS stuck, n.graph, n.node_no, j.job_id,
+        coalesce(j.outcome, (SELECT 'cancelled' FROM needless WHERE id = j.job_id)) AS outcome
 ), queued AS (
     UPDATE jobs j SET state = 'queued', queued_at = clock_timestamp(), cohort = cohort_of(j.label),
         queue = queue_in_cohort(j.queue, cohort_of(j.label)),
         queue_deadline = now() + make_interval(secs => w.queue_timeout_seconds)
     FROM judged w WHERE j.id = ANY (ARRAY(SELECT id FROM freed)) AND w.job_id = j.id
     RETURNING j.id, j.fence
+), informed AS (
+    UPDATE job_payloads p SET payload = p.payload || jsonb_build_object('env', coalesce(p.payload->'env', '{{}}')
+        || jsonb_build_object('LEASEHOLD_GRAPH', g.public_id::text, 'LEASEHOLD_GRAPH_SUCCEEDED', w.succeeded::text,
+            'LEASEHOLD_GRAPH_FAILED', w.failed::text, 'LEASEHOLD_GRAPH_CANCELLED', w.cancelled::text))
+    FROM judged w CROSS JOIN LATERAL (SELECT public_id FROM graphs WHERE id = w.graph OFFSET 0) g
+    WHERE p.job_id = ANY (ARRAY(SELECT f.id FROM freed f JOIN judged c ON c.job_id = f.id AND c.callback IS NOT NULL))
+        AND w.job_id = p.job_id
 ), cancelled AS (
     UPDATE jobs j SET state = 'cancelled', finished_at = clock_timestamp(),
         reason = 'cancelled: what it depends on did not succeed'
     WHERE j.id = ANY (ARRAY(SELECT id FROM stopped))
+), left_out AS (
+    UPDATE jobs j SET state = 'cancelled', finished_at = clock_timestamp(),
+        reason = 'cancelled: no job that the callback waits for failed'
+    WHERE j.id = ANY (ARRAY(SELECT id FROM needless))
 ), noted AS (
     INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor)
     SELECT id, 'unblock', 'blocked', 'queued', fence, 'graph' FROM queued
     UNION ALL
-    SELECT id, 'cancel', 'blocked', 'cancelled', fence, 'graph' FROM stopped
+    SELECT id, 'cancel', 'blocked', 'cancelled', fence, 'graph'
+    FROM (SELECT id, fence FROM stopped UNION ALL SELECT id, fence FROM needless) gone
 ), events AS (
     SELECT g.public_id, c.node_no, c.outcome FROM counted c JOIN graphs g ON g.id = c.graph
     WHERE c.outcome IS NOT NULL OR c.job_id IN (SELECT id FROM freed)
 ), told_waiting AS (
     SELECT wake('jobs') FROM queued HAVING count(*) > 0
 ), told_done AS (
-    SELECT wake('done', string_agg(public_id::text, ',')) FROM stopped HAVING count(*) > 0
+    SELECT wake('done', string_agg(public_id::text, ','))
+    FROM (SELECT public_id FROM stopped UNION ALL SELECT public_id FROM needless) gone HAVING count(*) > 0
 )
-SELECT (SELECT count(*) FROM queued) AS queued, (SELECT count(*) FROM stopped) AS cancelled,
+SELECT (SELECT count(*) FROM queued) AS queued,
+    (SELECT count(*) FROM stopped) + (SELECT count(*) FROM needless) AS cancelled,
     (SELECT count(*) FROM counted WHERE stuck) AS stuck, (SELECT count(*) FROM counted WHERE due) AS due,
     (SELECT count(*) FROM told_waiting) + (SELECT count(*) FROM told_done) AS woken,
     (SELECT jsonb_agg(jsonb_build_array(public_id, node_no, outcome) ORDER BY outcome IS NULL, public_id, node_no)

@@ -1,4 +1,4 @@
-"""Tables that operators and upkeep write: instances, cohorts, quotas, tokens, drains, declared names, audit rows."""
+"""Tables of tenancy and operation: instances, cohorts, quotas, schedules, tokens, drains, declarations, audit rows."""
 
 from sqlalchemy import (
     BigInteger,
@@ -168,6 +168,50 @@ webhook_deliveries = Table(
     Column("last_error", Text),
     Index("webhook_deliveries_due", "webhook", "next_at", "id"),
     Index("webhook_deliveries_old", "expires_at"),
+)
+
+# Jobs that are submitted again and again. `request`: the job as it was given. `next_tick`: the tick that is submitted
+# next, of which `due_at` is the next try. `last_tick`: the newest tick that was handled, and `last_job` the newest job.
+# `priority_ceiling`: that of the token by which the request was set. `failures`: refusals since the last success.
+schedules = Table(
+    "schedules",
+    metadata,
+    identity(),
+    Column("instance", Integer, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("cron", Text, nullable=False),
+    Column("zone", Text, nullable=False),
+    Column("catch_up", Text, nullable=False),
+    Column("catch_up_most", Integer, nullable=False),
+    Column("catch_up_seconds", Double, nullable=False),
+    Column("overlap", Text, nullable=False),
+    Column("request", JSONB, nullable=False),
+    Column("priority_ceiling", Integer),
+    Column("enabled", Boolean, nullable=False),
+    Column("next_tick", TIME),
+    Column("due_at", TIME),
+    Column("last_tick", TIME),
+    Column("last_job", BigInteger),
+    Column("failures", Integer, nullable=False, server_default=text("0")),
+    Column("last_error", Text),
+    Column("failed_at", TIME),
+    Column("set_by", Text, nullable=False),
+    Column("created_at", TIME, nullable=False, server_default=NOW),
+    UniqueConstraint("instance", "name", name="schedules_key"),
+    CheckConstraint(name_form(), name="schedules_name_form"),
+    CheckConstraint("octet_length(cron) BETWEEN 9 AND 200", name="schedules_cron_bounded"),
+    CheckConstraint("catch_up IN ('skip', 'all', 'none')", name="schedules_catch_up_known"),
+    CheckConstraint("catch_up_most BETWEEN 1 AND 1000", name="schedules_catch_up_most_range"),
+    CheckConstraint("catch_up_seconds BETWEEN 0 AND 31536000", name="schedules_catch_up_seconds_range"),
+    CheckConstraint("overlap IN ('allow', 'skip')", name="schedules_overlap_known"),
+    CheckConstraint("enabled = (next_tick IS NOT NULL)", name="schedules_next_tick_if_enabled"),
+    CheckConstraint(
+        "(due_at IS NULL) = (next_tick IS NULL) AND due_at >= next_tick", name="schedules_due_after_next_tick"
+    ),
+    CheckConstraint("next_tick > last_tick", name="schedules_ticks_go_on"),
+    CheckConstraint("failures = 0 OR failures > 0 AND last_error IS NOT NULL", name="schedules_failures_told"),
+    Index("schedules_due", "due_at", "id", postgresql_where=text("due_at IS NOT NULL")),
+    Index("schedules_failing", "failures", postgresql_where=text("failures >= 3")),
 )
 
 assigners = Table(

@@ -37,7 +37,11 @@ def test_another_exit_code_is_a_failure_and_a_signal_is_negative(place: RunConte
 
 
 def test_the_environment_is_the_allow_list_the_payload_and_what_leasehold_says(place: RunContext) -> None:
-    run = start(place, "env", env={"COLOUR": "blue", "LEASEHOLD_JOB": "forged", "TZ": "UTC"})
+    run = start(
+        place,
+        "env",
+        env={"COLOUR": "blue", "LEASEHOLD_JOB": "forged", "LEASEHOLD_X": "x", "LEASEHOLD_TICK": "t", "TZ": "UTC"},
+    )
     finish(run)
     seen = dict(line.split("=", 1) for line in text_of(run).splitlines())
     directory = seen.pop("LEASEHOLD_WORK")
@@ -55,6 +59,7 @@ def test_the_environment_is_the_allow_list_the_payload_and_what_leasehold_says(p
         "LEASEHOLD_ATTEMPT": "2",
         "LEASEHOLD_INSTANCE": "tenant",
         "LEASEHOLD_BOT": "bot-1",
+        "LEASEHOLD_TICK": "t",
     }
 
 

@@ -10,7 +10,7 @@ from leasehold.errors import BadInput, LeaseholdError, NotFound
 from structlog.testing import capture_logs
 
 from tests.support.http import Answer, Gateway, call, in_turn
-from tests.support.pool import Pool
+from tests.support.pool import Pool, completed
 from tests.support.servers import Served, counts
 
 GRAPH: dict[str, Any] = {
@@ -203,7 +203,7 @@ def test_the_commands_submit_show_list_and_cancel(file: Path, capsys: pytest.Cap
     assert graph in shown
     assert "3, with 3 dependencies" in shown
     call("graph", "list", "--open", "--json")
-    (listed,) = json.loads(capsys.readouterr().out)
+    (listed,) = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (listed["id"], listed["blocked"], listed["state"]) == (graph, 2, "active")
     call("graph", "cancel", "build")
     assert f"{graph} cancelled, 3 jobs cancelled or asked to stop\n" in capsys.readouterr().out
@@ -252,3 +252,58 @@ def test_a_file_that_holds_no_graph_is_refused_with_its_place(file: Path, pool: 
             call("graph", "submit", str(file))
         assert refused.value.field == f"{file}{field}"
     assert pool.row("SELECT count(*) FROM audit WHERE action = 'graphs.submit'")[0] == 0
+
+
+CALLBACK: dict[str, Any] = {
+    "name": "batch",
+    "nodes": [{"node": 1, "command": ["true"]}, {"node": 2, "command": ["true"]}],
+    "callback": {"command": ["tell"], "on": "failed"},
+}
+
+
+def test_a_callback_is_a_node_that_says_when_it_runs(operator: httpx.Client) -> None:
+    made = operator.post("/v1/graphs", json=CALLBACK).json()
+    assert [node["node"] for node in made["nodes"]] == [1, 2, 3]
+    assert made["callback"] == made["nodes"][2]["id"]
+    shown = operator.get("/v1/graphs/batch").json()
+    assert (shown["nodes"], shown["callback"], shown["callback_outcome"]) == (3, "failed", None)
+    assert [node["callback"] for node in shown["page"]] == [None, None, "failed"]
+    assert operator.post("/v1/graphs", json=GRAPH).json()["callback"] is None
+    refused = operator.post("/v1/graphs", json=CALLBACK | {"callback": {"command": ["tell"], "key": "k"}})
+    assert refused.json()["field"] == "callback.key"
+    assert operator.post("/v1/graphs", json=GRAPH | {"callback": {"command": ["x"]}}).json()["field"] == "nodes.1.after"
+
+
+def test_jobs_and_their_callback_are_submitted_by_one_command(
+    commanding: None, tmp_path: Path, pool: Pool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs = tmp_path / "jobs.jsonl"
+    jobs.write_text('{"command": ["true"]}\n\n{"command": ["false"], "label": "x"}\n')
+    options = ("--then-on", "failed", "--key", "k", "--instance", "ours", "--label", "told")
+    call("submit", "--file", str(jobs), *options, "--json", "--", "tell", "-v")
+    done = json.loads(capsys.readouterr().out.splitlines()[-1])
+    call("submit", "--file", str(jobs), *options, "--json", "--", "tell", "-v")
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == done | {"created": False}
+    rows = pool.rows("SELECT j.public_id, j.label, j.state, i.name FROM jobs j JOIN instances i ON i.id = j.instance"
+                     " ORDER BY j.id")  # fmt: skip
+    assert [(str(row.public_id), row.label, row.state, row.name) for row in rows] == [
+        (done["jobs"][0], "", "queued", "ours"),
+        (done["jobs"][1], "x", "queued", "ours"),
+        (done["callback"], "told", "blocked", "ours"),
+    ]
+    jobs.write_text('{"command": ["true"]}\n{"command": ["true"], "key": "own"}\n')
+    with pytest.raises(BadInput, match=r"jobs.jsonl:2: key: belongs to the graph"):
+        call("submit", "--file", str(jobs), "--then-on", "done", "--", "tell")
+    with pytest.raises(BadInput, match=r"--model: needs a resource_class"):
+        call("submit", "--file", str(jobs), "--then-on", "done", "--model", "m", "--", "tell")
+
+
+def test_a_wait_for_a_graph_whose_callback_had_nothing_to_do_is_a_success(
+    commanding: None, pool: Pool, operator: httpx.Client, capsys: pytest.CaptureFixture[str]
+) -> None:
+    operator.post("/v1/graphs", json=CALLBACK)
+    bot = pool.bot(capacity=2)
+    bot.sync(*[completed(work) for work in pool.given(bot)])
+    call("graph", "wait", "batch")
+    said = capsys.readouterr().out
+    assert "if failed: cancelled" in said

@@ -45,6 +45,9 @@ POST                    /v1/jobs/requeue                  operator
 GET POST                /v1/graphs                        submitter operator
 GET                     /v1/graphs/{id}                   submitter operator
 POST                    /v1/graphs/cancel                 submitter operator
+GET                     /v1/schedules                     submitter operator
+GET PUT PATCH DELETE    /v1/schedules/{name}              submitter operator
+POST                    /v1/schedules/{name}/run          submitter operator
 GET                     /v1/metadata                      submitter operator
 GET                     /v1/metadata/summary              submitter operator
 GET                     /v1/status                        submitter operator
@@ -172,6 +175,8 @@ def world(served: Served, database: Database, timing: Timing) -> World:
         (job,) = submitted(http, {"command": ["secret-command"], "metadata": {"team": "ours"}})
         graph = http.post("/v1/graphs", json={"name": "g", "nodes": [{"node": 1, "command": ["true"]}]})
         assert graph.status_code == 200, graph.text
+        schedule = http.put("/v1/schedules/ours", json={"cron": "0 3 * * *", "job": {"command": ["secret-command"]}})
+        assert schedule.status_code == 200, schedule.text
     return World(served, database, bot, job, running, fence, graph.json()["id"])
 
 
@@ -304,6 +309,16 @@ FOREIGN: tuple[tuple[str, str, dict[str, Any] | None], ...] = (
     ("POST", "/v1/graphs", {"name": "g", "instance": "{instance}", "nodes": [{"node": 1, "command": ["true"]}]}),
     ("POST", "/v1/graphs/cancel", {"graph": "{graph}"}),
     ("POST", "/v1/graphs/cancel", {"graph": "g", "instance": "{instance}"}),
+    ("GET", "/v1/schedules?instance={instance}", None),
+    ("GET", "/v1/schedules/ours?instance={instance}", None),
+    (
+        "PUT",
+        "/v1/schedules/ours",
+        {"cron": "0 3 * * *", "instance": "{instance}", "job": {"command": ["true"]}},
+    ),
+    ("PATCH", "/v1/schedules/ours?instance={instance}", {"enabled": False}),
+    ("DELETE", "/v1/schedules/ours?instance={instance}", None),
+    ("POST", "/v1/schedules/ours/run?instance={instance}", {"key": "k"}),
     ("GET", "/v1/metadata?key=team&instance={instance}", None),
     ("GET", "/v1/metadata/summary?metadata=team%3Dours&instance={instance}", None),
 )
@@ -353,7 +368,7 @@ def test_what_belongs_to_another_instance_is_answered_as_what_does_not_exist(
 
 
 def _template(path: str) -> str:
-    path = path.partition("?")[0]
+    path = path.partition("?")[0].replace("/v1/schedules/ours", "/v1/schedules/{name}")
     return "/v1/graphs/{id}" if path in ("/v1/graphs/{graph}", "/v1/graphs/g") else path
 
 

@@ -128,6 +128,8 @@ NODES: list[dict[str, Any]] = [
         "urgency": 9,
     },
 ]
+#: Nodes of which each ends, if those that depend on it are cancelled with it.
+ENDING = [{"command": ["true"]} | node for node in (NODES[0], NODES[1], {"node": 3, "after": [1, 2]})]
 FLAT_GRAPH = {"name": "build", "key": "k", "nodes": [{"command": ["true"]} | node for node in NODES]}
 
 
@@ -138,12 +140,15 @@ FLAT_GRAPH = {"name": "build", "key": "k", "nodes": [{"command": ["true"]} | nod
         {"priority": 7, "instance": "ci", "on_failure": "cancel", "on_phantom": "ignore"},
         {"fair_share": True},
         {"fair_share": False},
+        {"on_failure": "cancel", "nodes": ENDING, "callback": {"command": ["tell"], "env": {"A": "b"}, "on": "failed"}},
+        {"nodes": ENDING[:1], "callback": {"command": ["tell"], "on": "succeeded", "priority": 3}},
+        {"nodes": ENDING[:1], "callback": None},
     ],
 )
 def test_a_graph_of_flat_nodes_leaves_the_rows_of_the_nested_one(database: Database, change: dict[str, Any]) -> None:
     flat = FLAT_GRAPH | change
     nested = GraphRequest.model_validate(flat).normal()
-    mixed = nested | {"nodes": [FLAT_GRAPH["nodes"][0], *nested["nodes"][1:]]}
+    mixed = nested | {"nodes": [flat["nodes"][0], *nested["nodes"][1:]]}
     ways: list[Callable[[Connection], Any]] = [
         lambda c: submit_graph(c, nested, sync=1, actor="sql"),
         lambda c: c.execute(GRAPH, {"request": json.dumps(flat)}),
@@ -166,6 +171,17 @@ def _plain(rows: Any) -> Any:
 
 
 BAD_GRAPHS: list[dict[str, Any]] = [
+    *({"callback": bad} for bad in (1, "x", [])),
+    {"callback": {"command": ["x"]}},
+    {"nodes": ENDING, "callback": {"command": ["x"]}},
+    {"nodes": [ENDING[0] | {"node": 2147483647}], "callback": {"command": ["x"]}},
+    *(
+        {"nodes": ENDING[:1], "callback": {"command": ["x"]} | bad}
+        for bad in (
+            *({"on": "x"}, {"on": None}, {"on": 1}, {"node": 3}, {"after": [1]}, {"key": "k"}, {"dedup_key": "k"}),
+            *({"command": []}, {"command": [""]}, {"units": 0}, {"model": "m"}, {"more": 1}),
+        )
+    ),
     *({"name": bad} for bad in (1, "B")),
     *({"instance": "CI"}, {"key": ""}, {"priority": 1001}, {"on_failure": "x"}, {"on_phantom": None}, {"more": 1}),
     *({"fair_share": bad} for bad in (1, "true", None)),

@@ -25,6 +25,9 @@ VALUES (1, 'busy', 2, 's', 1, 'ok', 4, 3, 3, 1, 1, now(), now()),
        (3, 'gone', 1, NULL, 0, 'gone', 0, 0, 0, NULL, NULL, NULL, NULL);
 INSERT INTO queues (id, cohort, instance, platform, units) VALUES (1, 0, 1, 1, 1), (2, 0, 1, 2, 1), (3, 0, 1, 3, 1);
 INSERT INTO constraint_sets (id, digest, terms) VALUES (1, 'a', '{}');
+INSERT INTO schedules (id, instance, name, cron, zone, catch_up, catch_up_most, catch_up_seconds, overlap, request,
+                       enabled, next_tick, due_at, set_by)
+OVERRIDING SYSTEM VALUE VALUES (1, 1, 's', '0 3 * * *', 'UTC', 'skip', 1, 1, 'skip', '{}', true, now(), now(), 'x');
 INSERT INTO queues (id, cohort, instance, platform, units, constraint_set) VALUES (4, 0, 1, 1, 1, 1);
 INSERT INTO queues (id, cohort, instance, platform, units, preferred, required) VALUES (5, 0, 1, 2, 1, 2, 1);
 INSERT INTO jobs (id, queue, instance, platform, state, fence, result_fence, attempts, kills, finished_at) VALUES
@@ -161,6 +164,11 @@ BROKEN = [
     ("S27", "UPDATE job_results SET fence = 2 WHERE job_id = 5", ["5"]),
     ("S27", "INSERT INTO job_results (job_id, fence, result) VALUES (6, 0, '1')", ["6"]),
     ("S27", "UPDATE job_checkpoints SET fence = 2 WHERE job_id = 3", ["3"]),
+    ("S28", "UPDATE schedules SET zone = 'Europe/Atlantis'", ["schedule 1"]),
+    ("S28", """ALTER TABLE schedules DROP CONSTRAINT schedules_next_tick_if_enabled;
+               UPDATE schedules SET next_tick = NULL, due_at = NULL""", ["schedule 1"]),
+    ("S28", """INSERT INTO job_metadata (job_id, instance, key, value) SELECT id, 1, 'tick', 't' FROM jobs WHERE id < 3;
+               UPDATE job_events SET actor = 'schedule:s' WHERE move = 'submit'""", ["job 2"]),
     ("S20", "INSERT INTO counters (name, used, most) VALUES ('bot:1:cpu_milli', 2, 1)", ["bot:1:cpu_milli"]),
     ("S20", """INSERT INTO counters (name, used, most) VALUES ('bot:2:cpu_milli', 1, 2);
                UPDATE jobs SET queue = 4, constrained = true WHERE id = 3;

@@ -7,6 +7,7 @@ One module because a program needs one client for all calls, and its parts share
 """
 
 import base64
+import hashlib
 import json
 import random
 import re
@@ -150,6 +151,67 @@ class Graphs:
         return self._transport.call("GET", _path(graph), query=given)
 
 
+# Calls on schedules
+
+
+class Schedules:
+    """The client's calls on schedules.
+
+    A name is unique in an instance. `instance`: None = that of the token, or `default` for an operator. Raises NotFound
+    if there is no such schedule, Forbidden for the instance of another.
+    """
+
+    def __init__(self, transport: Transport, *, key: Callable[[], str]) -> None:
+        self._transport, self._key = transport, key
+
+    def put(self, name: str, cron: str, job: Mapping[str, Any], **terms: str | int | float | bool | None) -> Record:
+        """Make a schedule, or replace it: a job request without key and instance, at each tick of a cron expression.
+
+        terms: zone, catch_up, catch_up_most, catch_up_seconds, overlap, enabled, instance. Raises BadInput.
+        """
+        given = {key: value for key, value in terms.items() if value is not None}
+        body = {"cron": cron, "job": dict(job), **given}
+        return self._transport.call("PUT", _schedule_path(name), body=body)
+
+    def show(self, name: str, *, instance: str | None = None) -> Record:
+        """Return one schedule with its job, its next tick and its last error."""
+        return self._transport.call("GET", _schedule_path(name), query=_of(instance))
+
+    def list(self, *, instance: str | None = None) -> Records:
+        """List all schedules, by instance and name."""
+        found: Records = []
+        while True:
+            after = {"after": f"{found[-1]['instance']}/{found[-1]['name']}"} if found else {}
+            page: Records = self._transport.call(
+                "GET", "/v1/schedules", query={**(_of(instance) or {}), **after, "limit": MAX_IDS}
+            )["schedules"]
+            found += page
+            if len(page) < MAX_IDS:
+                return found
+
+    def enable(self, name: str, *, enabled: bool = True, instance: str | None = None) -> Record:
+        """Enable a schedule, or disable it with `enabled=False`. What it misses meanwhile is not made up for."""
+        return self._transport.call("PATCH", _schedule_path(name), query=_of(instance), body={"enabled": enabled})
+
+    def run_now(self, name: str, *, key: str | None = None, instance: str | None = None) -> "Submitted":
+        """Submit the job of a schedule now, beside its ticks. The same key never makes a second job."""
+        path = _schedule_path(name) + "/run"
+        answer = self._transport.call("POST", path, query=_of(instance), body={"key": key or self._key()})
+        return Submitted(id=answer["id"], created=answer["created"])
+
+    def remove(self, name: str, *, instance: str | None = None) -> None:
+        """Remove a schedule. Its jobs stay."""
+        self._transport.call("DELETE", _schedule_path(name), query=_of(instance))
+
+
+def _of(instance: str | None) -> dict[str, str | int | float] | None:
+    return None if instance is None else {"instance": instance}
+
+
+def _schedule_path(name: str) -> str:
+    return f"/v1/schedules/{quote(name, safe='').replace('.', '%2E')}"
+
+
 def _path(graph: str) -> str:
     return f"/v1/graphs/{quote(graph, safe='')}"
 
@@ -225,6 +287,7 @@ class Client:
         #: Calls on waiting jobs.
         self.backlog = Backlog(self._transport, each=self._each, key=self._key)
         self.graphs = Graphs(self._transport, key=self._key, held=SUBMIT_TIME)
+        self.schedules = Schedules(self._transport, key=self._key)
 
     def close(self) -> None:
         self._transport.close()
@@ -266,6 +329,44 @@ class Client:
                     for index, job in enumerate(answer["jobs"])
                 ]
         return answers
+
+    def submit_with_callback(
+        self,
+        jobs: Iterable[Mapping[str, Any]],
+        callback: Mapping[str, Any],
+        *,
+        on: str = "done",
+        key: str | None = None,
+        instance: str | None = None,
+        priority: int | None = None,
+    ) -> Record:
+        """Submit up to 10,000 jobs and a job that runs once all of them have ended; all or nothing.
+
+        on: `done` = whatever became of the jobs, `succeeded` = if all succeeded, `failed` = if at least one failed,
+        died or was cancelled. Otherwise the callback is cancelled. It finds the id of the graph and the counts in its
+        variables LEASEHOLD_GRAPH, LEASEHOLD_GRAPH_SUCCEEDED, LEASEHOLD_GRAPH_FAILED (dead ones included) and
+        LEASEHOLD_GRAPH_CANCELLED. Jobs have no keys of their own; a repeated call with the same key makes nothing new.
+
+        Returns `graph`, the id for the calls of `graphs`; `jobs`, the ids in the order of the requests; `callback`, its
+        job's id; and `created`. Raises BadInput with the job's place in `jobs`.
+        """
+        key = key or self._key()
+        nodes = [{**job, "node": place} for place, job in enumerate(jobs, start=1)]
+        given = {"instance": instance, "priority": priority}
+        request = {
+            # No other graph has this name, so that none is replaced; a repeated call has the same one.
+            "name": f"batch-{hashlib.sha256(key.encode()).hexdigest()[:32]}",
+            "nodes": nodes,
+            "callback": {**callback, "on": on},
+            "key": key,
+            **{name: value for name, value in given.items() if value is not None},
+        }
+        try:
+            taken = self.graphs.submit(request)
+        except BadInput as refused:
+            raise BadInput(re.sub(r"^(?:body\.)?nodes\b", "jobs", refused.field), refused.reason) from None
+        ids = [node["id"] for node in taken["nodes"] if node["id"] != taken["callback"]]
+        return {"graph": taken["id"], "jobs": ids, "callback": taken["callback"], "created": taken["created"]}
 
     def show(self, job: str) -> Record:
         """Return one job with its request, state, result and history. Raises NotFound."""

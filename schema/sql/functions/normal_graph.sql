@@ -6,11 +6,15 @@ DECLARE
     refused text;
     edges bigint;
     nodes jsonb;
+    callback jsonb := nullif(request->'callback', 'null');
 BEGIN
     SELECT regexp_replace(left(c.key, 60), '[^ -~]', '?', 'g') || c.refused INTO refused FROM (
         SELECT f.nth, coalesce(g.key, f.name) AS key, CASE
             WHEN f.name IS NULL THEN ': extra inputs are not permitted'
             WHEN g.key IS NULL AND f.name = 'name' THEN ': field required'
+            WHEN f.kind = 'callback' THEN
+                CASE WHEN jsonb_typeof(g.value) NOT IN ('object', 'null') THEN
+                    ': input should be a valid dictionary or instance of CallbackRequest' END
             WHEN g.key IS NOT NULL AND (NOT f.nullable OR jsonb_typeof(g.value) <> 'null') THEN
                 refusal(f.kind, f.at_least, f.at_most, g.value) END AS refused
         FROM jsonb_each(request) g
@@ -22,13 +26,17 @@ BEGIN
             (5, 'on_failure', 'on_failure', false, NULL, NULL),
             (6, 'on_phantom', 'on_phantom', false, NULL, NULL),
             (7, 'fair_share', 'boolean', false, NULL, NULL),
-            (8, 'nodes', 'nodes', false, 1, 10000)
+            (8, 'nodes', 'nodes', false, 1, 10000),
+            (9, 'callback', 'callback', true, NULL, NULL)
         ) AS f (nth, name, kind, nullable, at_least, at_most) ON f.name = g.key) c
         WHERE c.refused IS NOT NULL ORDER BY c.nth LIMIT 1;
     IF refused IS NOT NULL THEN
         RAISE EXCEPTION '%', refused USING ERRCODE = 'invalid_parameter_value';
     END IF;
     nodes := normal_requests(request->'nodes', 'nodes');
+    IF callback IS NOT NULL THEN
+        nodes := nodes || with_callback(nodes, callback, coalesce(request->>'on_failure', 'block'));
+    END IF;
     SELECT sum(jsonb_array_length(n->'after')) INTO edges FROM jsonb_array_elements(nodes) n
         WHERE jsonb_typeof(n->'after') = 'array';
     IF edges > 100000 THEN

@@ -34,7 +34,7 @@ DECLARE
     nested_loops text := current_setting('enable_nestloop');
 BEGIN
     IF job_name IS NULL OR jsonb_typeof(request->'nodes') IS DISTINCT FROM 'array'
-        OR coalesce(policy NOT IN ('warn', 'reject', 'ignore'), true)
+        OR coalesce(policy NOT IN ('warn', 'reject', 'ignore'), true) OR request ? 'callback'
         OR EXISTS (SELECT FROM jsonb_array_elements(request->'nodes') n
                    WHERE jsonb_typeof(n->'node') IS DISTINCT FROM 'number'
                        OR jsonb_typeof(n->'payload'->'command') IS DISTINCT FROM 'array'
@@ -85,6 +85,12 @@ BEGIN
         RAISE EXCEPTION 'Phantom dependencies in job %: %', job_name, array_to_string(absent[:20], ', ')
             || CASE WHEN cardinality(absent) > 20 THEN format(' and %s more', cardinality(absent) - 20) ELSE '' END
             USING ERRCODE = 'LH002';
+    END IF;
+    -- What a callback has become is told to no other node.
+    SELECT (n->>'node')::integer INTO twice FROM jsonb_array_elements(request->'nodes') n
+        WHERE n ? 'callback' AND array_position(nos, (n->>'node')::integer) = ANY (parents) LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION 'node % is a callback: no node may depend on it', twice USING ERRCODE = 'LH002';
     END IF;
     SELECT o.places, o.depths INTO places, depths FROM ordered_graph(job_name, nos, parents, children) o;
 
@@ -139,7 +145,7 @@ BEGIN
                r.prefer_seconds,
                CASE WHEN is_managed OR r.terms IS NOT NULL OR coalesce((request->>'fair_share')::boolean, false)
                    THEN coalesce(r.terms, '{}') || jsonb_build_object('graph', made::text) END AS terms,
-               CASE WHEN policy <> 'ignore' AND absent <> '{}' THEN ARRAY(
+               r.callback, CASE WHEN policy <> 'ignore' AND absent <> '{}' THEN ARRAY(
                    SELECT DISTINCT d.node FROM (
                        SELECT coalesce(a->>'node', a #>> '{}')::integer AS node
                        FROM jsonb_array_elements(r.after) a) d
@@ -150,9 +156,10 @@ BEGIN
                 node integer, after jsonb, properties jsonb, priority integer, units integer, label text,
             locality_hint text, timeout_seconds double precision, queue_timeout_seconds double precision,
             max_attempts integer, retry_failed boolean, payload jsonb, terms jsonb, preferred_properties jsonb,
-            prefer_seconds double precision)
+            prefer_seconds double precision, callback text)
         ) AS r (whole, node, after, properties, priority, units, label, locality_hint, timeout_seconds,
-            queue_timeout_seconds, max_attempts, retry_failed, payload, terms, preferred_properties, prefer_seconds)
+            queue_timeout_seconds, max_attempts, retry_failed, payload, terms, preferred_properties, prefer_seconds,
+            callback)
     ), known_terms AS MATERIALIZED (
         SELECT terms, intern_constraint_set(terms) AS id
         FROM (SELECT DISTINCT terms FROM asked WHERE terms IS NOT NULL ORDER BY 1) sets
@@ -217,9 +224,10 @@ BEGIN
             'prefer_seconds', f.prefer_seconds, 'lowered', f.whole->'lowered'))
         FROM fresh f ORDER BY f.new_id
     ), numbered AS (
-        INSERT INTO graph_nodes (job_id, graph, node_no, depth, pending_deps, dead_ends, missing, queue_timeout_seconds)
+        INSERT INTO graph_nodes (job_id, graph, node_no, depth, pending_deps, dead_ends, missing, queue_timeout_seconds,
+            callback)
         SELECT f.new_id, made, f.node, f.depth, f.pending, cardinality(f.absent_parents), f.absent_parents,
-               f.queue_timeout_seconds
+               f.queue_timeout_seconds, f.callback
         FROM fresh f ORDER BY f.new_id
     ), linked AS (
         INSERT INTO graph_edges (parent, child, on_failure)

@@ -1,0 +1,209 @@
+"""The loop that submits the jobs of schedules at their ticks.
+
+Every assigner process runs it. The row of a schedule decides who submits a tick (`schema/policy/schedules.py`), so no
+process leads. A job that is refused holds up its own schedule only: the refusal is stored and the tick is tried again.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from functools import partial
+from typing import Any
+
+import structlog
+from leasehold import wire
+from leasehold.errors import BadInput, Conflict, Forbidden, LeaseholdError, NotReady, QueueFull
+from pydantic import ValidationError
+from sqlalchemy import Connection
+
+from assigner import metrics
+from assigner.estimation import Estimator, with_estimate
+from schema.moves.submit import submit
+from schema.policy import priority_classes, schedules
+from schema.policy.schedules import DueSchedule, tick_text
+from schema.postgres.engine import Database
+from schema.requests import JobRequest
+
+#: Longest seconds between two looks: what a lost wake-up costs.
+POLL_INTERVAL = 5.0
+#: Seconds until the next look if other processes hold all that is due.
+HELD_INTERVAL = 0.5
+#: The most schedules of one look.
+LIMIT = 100
+#: Bounds in seconds of the wait after a refusal, which doubles each time.
+RETRY_FIRST, RETRY_LAST = 5.0, 300.0
+#: Names of metadata and of variables by which a job tells its schedule and its tick.
+SCHEDULE, TICK = "schedule", "tick"
+RESERVED = (SCHEDULE, TICK)
+VARIABLES: Mapping[str, str] = {SCHEDULE: "LEASEHOLD_SCHEDULE", TICK: "LEASEHOLD_TICK"}
+
+log = structlog.get_logger()
+
+
+class Result(StrEnum):
+    """What became of a schedule that was due. `held`: another process has its row, or has handled it."""
+
+    SUBMITTED = "submitted"
+    OVERLAPPED = "overlapped"
+    MISSED = "missed"
+    REFUSED = "refused"
+    HELD = "held"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result for one schedule. missed: True if ticks were left out. error: why its job was refused."""
+
+    result: Result
+    name: str = ""
+    instance: str = ""
+    tick: datetime | None = None
+    missed: bool = False
+    error: str | None = None
+
+
+def request_of(
+    request: Mapping[str, Any],
+    *,
+    instance: str,
+    name: str,
+    key: str,
+    tick: datetime | None,
+    level: str | None,
+    estimate: Estimator | None,
+) -> dict[str, Any]:
+    """The job of a schedule in the form that `moves.submit` takes, with the names of the schedule and the tick.
+
+    level: service level of a job without level and class. Raises BadInput with the field of the job.
+    """
+    told = {SCHEDULE: name} | ({} if tick is None else {TICK: tick_text(tick)})
+    fields = {
+        **request,
+        "instance": instance,
+        "key": key,
+        "metadata": {**request.get("metadata", {}), **told},
+        "env": {**request.get("env", {}), **{VARIABLES[each]: value for each, value in told.items()}},
+    }
+    try:
+        job = JobRequest.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        field = ".".join(wire.escaped(str(part), 60) for part in first["loc"])
+        raise BadInput(field or "job", first["msg"][:1].lower() + first["msg"][1:]) from None
+    job = job if level is None else job.with_service_level(level)
+    return with_estimate(job.normal(instance=instance), estimate)
+
+
+class Schedules:
+    """Submits what is due. Several processes may do so at the same time."""
+
+    def __init__(self, database: Database, *, level: str | None = None, estimate: Estimator | None = None) -> None:
+        self._database = database
+        self.reconfigure(level=level, estimate=estimate)
+
+    def reconfigure(self, *, level: str | None, estimate: Estimator | None) -> None:
+        """Use this default service level and this estimator of costs from the next look on."""
+        self._level, self._estimate = level, estimate
+
+    def run_once(self) -> float:
+        """Handle one tick of each schedule that is due; returns the seconds until the next look."""
+        due = self._database.run(lambda connection: schedules.due_schedules(connection, limit=LIMIT))
+        done = [self._handled(each) for each in due]
+        for each in done:
+            _tell(each)
+        wait, failing = self._database.run(schedules.next_look)
+        metrics.SCHEDULES_FAILING.set(failing)
+        if wait is None:
+            return POLL_INTERVAL
+        least = HELD_INTERVAL if done and all(each.result is Result.HELD for each in done) else 0.0
+        return min(max(wait, least), POLL_INTERVAL)
+
+    def _handled(self, schedule_id: int) -> Outcome:
+        """Handle one schedule. Whatever is wrong with its job is stored there and keeps no other schedule waiting."""
+        try:
+            return self._database.run(partial(self._handle, schedule_id=schedule_id))
+        except NotReady:
+            raise
+        except Exception as error:
+            refused = partial(_refuse, schedule_id=schedule_id, error=error)
+            return self._database.run(refused)
+
+    def _handle(self, connection: Connection, *, schedule_id: int) -> Outcome:
+        """Submit one tick and move its schedule on, in one transaction."""
+        held = schedules.take_due(connection, schedule_id)
+        if held is None:
+            return Outcome(Result.HELD)
+        plan = held.plan()
+        job_id = None
+        if plan.tick is None:
+            result = Result.MISSED
+        elif held.terms.overlap == "skip" and held.is_running:
+            result = Result.OVERLAPPED
+        else:
+            job_id, result = self._submit(connection, held, plan.tick), Result.SUBMITTED
+        schedules.advance(connection, held, plan, job_id=job_id)
+        return Outcome(result, held.name, held.instance, plan.tick, missed=plan.missed)
+
+    def _submit(self, connection: Connection, held: DueSchedule, tick: datetime) -> int:
+        key = f"schedule:{held.name}:{tick_text(tick)}"
+        request = request_of(
+            held.terms.request,
+            instance=held.instance,
+            name=held.name,
+            key=key,
+            tick=tick,
+            level=self._level,
+            estimate=self._estimate,
+        )
+        priority = request.get("priority")
+        if held.priority_ceiling is not None:
+            if priority is None:
+                priority = priority_classes.priority_of(connection, request["own"], place="job")
+            if priority < held.priority_ceiling:
+                raise Forbidden(f"the schedule may not be more urgent than {held.priority_ceiling}")
+        (taken,) = submit(connection, [request], actor=f"schedule:{held.name}")
+        return taken.job_id
+
+
+def _refuse(connection: Connection, *, schedule_id: int, error: Exception) -> Outcome:
+    """Store why the job of a schedule was refused, and when it is tried again."""
+    held = schedules.take_due(connection, schedule_id)
+    if held is None:
+        return Outcome(Result.HELD)
+    plan = held.plan()
+    said = _said(error)
+    outcome = Outcome(Result.REFUSED, held.name, held.instance, plan.tick, missed=plan.missed, error=said)
+    if plan.tick is None:
+        schedules.advance(connection, held, plan, error=said)
+    elif isinstance(error, Conflict) and not isinstance(error, QueueFull):
+        # Another job has the key of this tick, and always will have it.
+        schedules.advance(connection, held, plan, error=said)
+    else:
+        wait = min(RETRY_LAST, RETRY_FIRST * 2.0 ** min(held.failures, 30))
+        schedules.refuse(connection, held, plan.tick, error=said, wait=wait)
+    return outcome
+
+
+def _said(error: Exception) -> str:
+    """The error in one line. Those of the database and of plug-ins go without their text, which may hold values."""
+    if isinstance(error, LeaseholdError):
+        return str(error).removeprefix("jobs.0.").removeprefix("jobs[0].")
+    kind = type(getattr(error, "orig", None) or error).__name__
+    return f"the job could not be submitted ({kind})"
+
+
+def _tell(done: Outcome) -> None:
+    """Count and log what became of one schedule."""
+    if done.result is Result.HELD:
+        return
+    metrics.SCHEDULE_TICKS.labels(result=done.result).inc()
+    where = {"schedule": done.name, "instance": done.instance}
+    when = None if done.tick is None else tick_text(done.tick)
+    match done.result:
+        case Result.REFUSED:
+            log.error("a job of a schedule was refused", **where, tick=when, error=done.error)
+        case Result.OVERLAPPED:
+            log.info("a tick is left out because the previous job has not ended", **where, tick=when)
+    if done.missed and done.result is not Result.REFUSED:
+        log.warning("missed ticks are left out", **where)

@@ -1,0 +1,197 @@
+"""The commands on schedules: list, add, show, enable, disable, run-now and rm."""
+
+from typing import Any
+
+import click
+from leasehold.errors import BadInput
+
+from bots.cli import output
+from bots.cli.caller import Caller, caller_options
+from bots.cli.output import Record, table
+
+#: Terms of a schedule that have an option: field → option.
+TERMS = {
+    "cron": "--cron",
+    "zone": "--zone",
+    "catch_up": "--catch-up",
+    "catch_up_most": "--catch-up-most",
+    "catch_up_seconds": "--catch-up-seconds",
+    "overlap": "--overlap",
+}
+_instance = click.option("--instance", metavar="NAME", help="Instance of the schedule [that of the token, or default].")
+
+
+class Group(click.Group):
+    """The group, which imports the models of jobs only for `add`, because they take longer than a command."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted([*super().list_commands(ctx), "add"])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name == "add" and cmd_name not in self.commands:
+            self.add_command(_add())
+        return super().get_command(ctx, cmd_name)
+
+
+@click.group(cls=Group)
+def schedule() -> None:
+    """Schedules: jobs that are submitted again and again, at the ticks of a cron expression."""
+
+
+def _add() -> click.Command:
+    from bots.cli import options as job_options
+
+    @click.command("add", cls=job_options.GroupedCommand)
+    @click.argument("name")
+    @click.option("--cron", required=True, metavar="EXPRESSION", help="Minute, hour, day, month and day of the week.")
+    @click.option("--zone", metavar="ZONE", help="Time zone of the expression, such as Europe/Berlin [UTC].")
+    @click.option(
+        "--catch-up",
+        type=click.Choice(["skip", "all", "none"]),
+        help="Missed ticks that are made up for: the newest one (skip), all up to a bound, or none [skip].",
+    )
+    @click.option("--catch-up-most", type=click.IntRange(1, 1000), metavar="N", help="The bound of `all` [10].")
+    @click.option(
+        "--catch-up-seconds", type=click.FloatRange(0), metavar="SECONDS", help="The oldest tick of `skip` [86400]."
+    )
+    @click.option(
+        "--overlap",
+        type=click.Choice(["allow", "skip"]),
+        help="What to do about a tick while the previous job has not ended [allow].",
+    )
+    @click.option("--disabled", is_flag=True, help="Do not enable it yet.")
+    @job_options.asking
+    @click.argument("command", nargs=-1, type=click.UNPROCESSED, required=True)
+    @caller_options
+    def add(caller: Caller, /, name: str, disabled: bool, command: tuple[str, ...], **options: Any) -> None:
+        """Make the schedule NAME, or replace it (-- COMMAND…). The options in groups are those of `submit`.
+
+        \b
+        leasehold schedule add nightly --cron '0 3 * * *' --zone Europe/Berlin -- make nightly
+        """
+        try:
+            fields = job_options.asked(options)
+            instance = fields.pop("instance", None)
+            job = job_options.check({job_options.COMMAND: list(command), **fields})
+        except BadInput as refused:
+            raise job_options.as_option(refused) from None
+        terms = {field: options[field] for field in TERMS if field != "cron"}
+        with caller.client() as client:
+            try:
+                done = client.schedules.put(
+                    name, options["cron"], job, **terms, enabled=not disabled, instance=instance
+                )
+            except BadInput as refused:
+                field = refused.field.removeprefix("job.")
+                if field in TERMS:
+                    raise BadInput(TERMS[field], refused.reason) from None
+                raise job_options.as_option(BadInput(field, refused.reason)) from None
+        _told(caller, done, "made" if done["created"] else "set")
+
+    return add
+
+
+@schedule.command("list")
+@click.option("--instance", metavar="NAME", help="Only those of this instance.")
+@caller_options
+def list_schedules(caller: Caller, /, instance: str | None) -> None:
+    """List the schedules, by instance and name."""
+    with caller.client() as client:
+        found = client.schedules.list(instance=instance)
+    if caller.json:
+        output.print_json(found)
+        return
+    columns = ("instance", "name", "cron", "zone", "next tick", "last tick", "last job", "state", "failures")
+    table(
+        columns,
+        (
+            (
+                each["instance"],
+                each["name"],
+                each["cron"],
+                each["zone"],
+                each["next_tick"] or "disabled",
+                each["last_tick"] or "-",
+                each["last_job"] or "-",
+                output.state(each["last_state"]) if each["last_state"] else "-",
+                each["failures"],
+            )
+            for each in found
+        ),
+    )
+
+
+@schedule.command()
+@click.argument("name")
+@_instance
+@caller_options
+def show(caller: Caller, /, name: str, instance: str | None) -> None:
+    """Show one schedule, with its job, its next tick and its last error."""
+    with caller.client() as client:
+        found = client.schedules.show(name, instance=instance)
+    if caller.json:
+        output.print_json(found)
+        return
+    job = found.pop("job")
+    facts = [*found.items(), *((f"job: {field}", value) for field, value in job.items())]
+    width = max(len(field) for field, _ in facts)
+    for field, value in facts:
+        if value not in (None, ""):
+            output.line(f"{field.replace('_', ' '):<{width}}  ", value)
+
+
+@schedule.command()
+@click.argument("name")
+@_instance
+@caller_options
+def enable(caller: Caller, /, name: str, instance: str | None) -> None:
+    """Enable a schedule: its next tick is the first one from now on."""
+    with caller.client() as client:
+        _told(caller, client.schedules.enable(name, instance=instance), "enabled")
+
+
+@schedule.command()
+@click.argument("name")
+@_instance
+@caller_options
+def disable(caller: Caller, /, name: str, instance: str | None) -> None:
+    """Disable a schedule. What it misses is not made up for."""
+    with caller.client() as client:
+        _told(caller, client.schedules.enable(name, enabled=False, instance=instance), "disabled")
+
+
+@schedule.command("run-now")
+@click.argument("name")
+@click.option("--key", metavar="TEXT", help="The same key never makes a second job.")
+@_instance
+@caller_options
+def run_now(caller: Caller, /, name: str, key: str | None, instance: str | None) -> None:
+    """Submit the job of a schedule now, beside its ticks. Prints its id."""
+    with caller.client() as client:
+        taken = client.schedules.run_now(name, key=key, instance=instance)
+    if caller.json:
+        output.print_json({"id": taken.id, "created": taken.created})
+    else:
+        click.echo(taken.id)
+
+
+@schedule.command("rm")
+@click.argument("name")
+@_instance
+@caller_options
+def remove(caller: Caller, /, name: str, instance: str | None) -> None:
+    """Remove a schedule. Its jobs stay."""
+    with caller.client() as client:
+        client.schedules.remove(name, instance=instance)
+    if caller.json:
+        output.print_json({"name": name, "removed": True})
+    else:
+        click.echo(f"{output.plain(name)} is removed")
+
+
+def _told(caller: Caller, done: Record, verb: str) -> None:
+    if caller.json:
+        output.print_json(done)
+        return
+    following = f"; the next tick is {done['next_tick']}" if done["next_tick"] else ", disabled"
+    click.echo(output.plain(f"{done['name']} is {verb}{following if verb != 'disabled' else ''}"))

@@ -1,0 +1,125 @@
+"""Ticks of cron expressions: the times at which a schedule is due, as pure functions of expression, zone and time.
+
+An expression has five fields: minute, hour, day of the month, month, day of the week. The package cronsim reads them as
+Debian's cron does, with L, LW and `#` in the fields of days. Its rules for the change of clocks hold where neither the
+minute nor the hour begins with a star: a time in the hour that is left out is due at the first valid time after it, and
+a time in the hour that comes twice is due the first time only. Other expressions follow the clock on the wall: they are
+due whenever it shows a matching time.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Literal, assert_never
+
+from cronsim import CronSim, CronSimError
+from leasehold.errors import BadInput
+from leasehold.wire import escaped
+
+from schema.validation import load_zone
+
+#: Longest expression, bytes.
+MAX_CRON = 200
+#: Seconds after which a tick that is not submitted counts as missed.
+MISSED_AFTER = 60.0
+FIELDS = "minute, hour, day of the month, month, day of the week"
+
+#: What is done after an outage about the ticks that were missed.
+CatchUp = Literal["skip", "all", "none"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a schedule that is due does next.
+
+    tick: the tick to submit now; None = none. missed: True if ticks are left out. following: the next tick after `tick`
+    that will be looked at; None = the expression has no more.
+    """
+
+    tick: datetime | None
+    missed: bool
+    following: datetime | None
+
+
+def check_cron(field: str, value: str) -> str:
+    """Return the expression with single spaces. Raises BadInput naming `field` unless it has five valid fields."""
+    if len(value.encode(errors="replace")) > MAX_CRON:
+        raise BadInput(field, f"is longer than {MAX_CRON} bytes")
+    parts = value.split()
+    if len(parts) != 5:
+        has = f"has {len(parts)} field{'' if len(parts) == 1 else 's'}"
+        raise BadInput(field, f"'{escaped(value, 80)}' {has}, not the five fields {FIELDS}")
+    expression = " ".join(parts)
+    try:
+        CronSim(expression, datetime(2000, 1, 1, tzinfo=UTC))
+    # Of a step after `L` or `#`, cronsim finds with an assertion or a comparison that it means nothing.
+    except (CronSimError, AssertionError, TypeError) as error:
+        said = f": {str(error)[:1].lower()}{str(error)[1:]}" if isinstance(error, CronSimError) else ""
+        raise BadInput(field, f"'{escaped(value, 80)}' is not a cron expression{said}") from None
+    return expression
+
+
+def ticks_after(cron: str, zone: str, after: datetime) -> Iterator[datetime]:
+    """Yield the ticks later than `after`, in UTC, the earliest first. Ends if there is none within 50 years."""
+    last = after.astimezone(UTC)
+    for local in CronSim(cron, last.astimezone(load_zone(zone))):
+        # Times of one zone compare by what the clock shows, which is wrong in the hour that comes twice.
+        tick = local.astimezone(UTC)
+        if tick > last:
+            last = tick
+            yield tick
+
+
+def next_tick(cron: str, zone: str, after: datetime) -> datetime | None:
+    """The first tick later than `after`, in UTC; None if there is none within 50 years."""
+    return next(ticks_after(cron, zone, after), None)
+
+
+def newest_ticks(cron: str, zone: str, *, since: datetime, until: datetime, most: int) -> list[datetime]:
+    """The newest `most` ticks from `since` to `until`, both included, the earliest first.
+
+    Looks back in spans that grow, so that the time it takes depends on `most` and not on the length of an outage.
+    """
+    span = timedelta(hours=1)
+    first = since - timedelta(seconds=1)
+    while True:
+        start = max(first, until - span)
+        found: deque[datetime] = deque(maxlen=most)
+        for tick in ticks_after(cron, zone, start):
+            if tick > until:
+                break
+            found.append(tick)
+        if len(found) == most or start == first:
+            return list(found)
+        span *= 4
+
+
+def plan(
+    cron: str,
+    zone: str,
+    *,
+    due: datetime,
+    now: datetime,
+    catch_up: CatchUp,
+    most: int,
+    within: float,
+) -> Plan:
+    """Decide what to submit at `now` of the ticks from `due` on.
+
+    `none`: the newest tick, unless it was missed. `skip`: the newest tick, unless it is older than `within` seconds.
+    `all`: the earliest of the newest `most` ticks, so that each is submitted by a transaction of its own.
+    """
+    match catch_up:
+        case "none" | "skip":
+            oldest = now - timedelta(seconds=MISSED_AFTER if catch_up == "none" else within)
+            found = newest_ticks(cron, zone, since=due, until=now, most=2)
+            tick = found[-1] if found and found[-1] >= oldest else None
+            return Plan(tick, len(found) > (tick is not None), next_tick(cron, zone, now))
+        case "all":
+            found = newest_ticks(cron, zone, since=due, until=now, most=most + 1)
+            kept = found[-most:]
+            following = kept[1] if len(kept) > 1 else next_tick(cron, zone, now)
+            return Plan(kept[0] if kept else None, len(found) > most, following)
+        case _:
+            assert_never(catch_up)

@@ -1,0 +1,321 @@
+"""Schedules: one job for each tick, whoever looks; what happens after outages, refusals and kills."""
+
+import random
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from leasehold.errors import BadInput, Conflict, NotFound
+from sqlalchemy import text
+
+from assigner.loops import Loop
+from assigner.maintenance.schedules import Schedules
+from schema.policy import queue_limits, schedules
+from schema.policy.schedules import ScheduleTerms
+from schema.postgres.notify import Wakeups
+from tests.support.patience import eventually
+from tests.support.pool import Pool, completed
+from tests.support.servers import Processes
+
+ROW = "SELECT * FROM schedules WHERE name = 'nightly'"
+KEYS = "SELECT k.key FROM submit_keys k JOIN jobs j ON j.id = k.job_id ORDER BY j.id"
+#: The tick of the month that has begun, or of an earlier one. No test lasts until the next.
+TICK = "(date_trunc('month', now() AT TIME ZONE 'UTC') - make_interval(months => :months)) AT TIME ZONE 'UTC'"
+MONTHS = 40 * 86_400.0
+SQUAT = text("""
+INSERT INTO submit_keys (instance, key, request_hash, job_id) SELECT instance, :key, '', id FROM jobs
+""")
+
+
+def put(pool: Pool, name: str = "nightly", **fields: Any) -> bool:
+    terms = ScheduleTerms(**{
+        "cron": "0 0 1 * *", "zone": "UTC", "catch_up": "skip", "catch_up_most": 10, "catch_up_seconds": MONTHS,
+        "overlap": "allow", "enabled": True, "request": {"command": ["true"]}, **fields,
+    })  # fmt: skip
+    return pool.database.run(
+        lambda c: schedules.put_schedule(c, "default", name, terms, priority_ceiling=None, actor="test")
+    )
+
+
+def make_due(pool: Pool, *, months: int = 0, name: str = "nightly") -> None:
+    """Move the next tick to the month that has begun, or to an earlier one, as an outage would leave it behind."""
+    pool.change(
+        f"UPDATE schedules SET next_tick = {TICK}, due_at = {TICK}, last_tick = NULL WHERE name = :name",
+        months=months,
+        name=name,
+    )
+
+
+def month(pool: Pool, months: int = 0) -> datetime:
+    """The tick of the month that has begun, or of so many months before."""
+    found: datetime = pool.row(f"SELECT {TICK} AS tick", months=months).tick
+    return found.astimezone(UTC)
+
+
+def looked(pool: Pool, **options: Any) -> float:
+    return Schedules(pool.database, **options).run_once()
+
+
+def keys(pool: Pool) -> list[str]:
+    return [row.key for row in pool.rows(KEYS)]
+
+
+def key_of(tick: datetime, name: str = "nightly") -> str:
+    return f"schedule:{name}:{tick:%Y-%m-%dT%H:%M:%SZ}"
+
+
+def test_a_tick_makes_one_job_that_knows_its_tick_and_the_row_moves_on(pool: Pool) -> None:
+    put(pool, request={"command": ["true"], "label": "night", "env": {"A": "1"}, "metadata": {"team": "x"}})
+    assert pool.row(ROW).next_tick > pool.row("SELECT now() AS now").now
+    make_due(pool)
+    assert looked(pool) == looked(pool) == 5.0
+    row, tick = pool.row(ROW), month(pool)
+    assert (row.last_tick, row.next_tick, row.failures) == (tick, month(pool, -1), 0)
+    assert row.due_at == row.next_tick
+    (job,) = pool.rows("SELECT j.*, p.payload FROM jobs j JOIN job_payloads p ON p.job_id = j.id")
+    told = key_of(tick).partition("nightly:")[2]
+    assert (job.id, job.label, keys(pool)) == (row.last_job, "night", [key_of(tick)])
+    assert job.payload["env"] == {"A": "1", "LEASEHOLD_SCHEDULE": "nightly", "LEASEHOLD_TICK": told}
+    kept = {row.key: row.value for row in pool.rows("SELECT key, value FROM job_metadata")}
+    assert kept == {"team": "x", "schedule": "nightly", "tick": told}
+
+
+def test_two_assigners_make_one_job_of_a_tick(pool: Pool) -> None:
+    put(pool)
+    make_due(pool)
+    taken = pool.database.engine.connect()
+    with taken, taken.begin():
+        (due,) = schedules.due_schedules(taken, limit=9)
+        held = schedules.take_due(taken, due)
+        assert held is not None
+        # The other one passes the row over, looks again soon, and waits for nobody.
+        assert looked(pool) == 0.5
+        assert keys(pool) == []
+        outcome = Schedules(pool.database)._handle(taken, schedule_id=due)
+        assert outcome.result == "submitted"
+        assert looked(pool) == 0.5
+    looked(pool)
+    assert len(keys(pool)) == 1
+
+
+def test_an_assigner_that_is_killed_between_submit_and_commit_leaves_the_tick_to_another(
+    pool: Pool, tmp_path: Path, database_url: str
+) -> None:
+    put(pool)
+    pool.submit(1)
+    waiting = "SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    with Processes(tmp_path, database_url, pool.timing) as processes, pool.database.engine.connect() as squatter:
+        assigner = processes.assigner()
+        # Whoever has the key of the tick makes its submit wait in the middle of the transaction.
+        with squatter.begin() as squatting:
+            squatter.execute(SQUAT, {"key": key_of(month(pool))})
+            make_due(pool)
+            pool.change("SELECT wake('schedules')")
+            eventually(lambda: bool(pool.rows(waiting)))
+            assigner.kill()
+            eventually(lambda: not pool.rows(waiting))
+            squatting.rollback()
+    assert (keys(pool), pool.row(ROW).last_tick) == ([], None)
+    looked(pool)
+    assert (keys(pool), pool.row(ROW).last_tick) == ([key_of(month(pool))], month(pool))
+
+
+def test_after_an_outage_skip_submits_the_newest_tick_only(pool: Pool) -> None:
+    put(pool, catch_up="skip")
+    make_due(pool, months=9)
+    looked(pool)
+    looked(pool)
+    assert keys(pool) == [key_of(month(pool))]
+
+
+def test_after_an_outage_skip_submits_nothing_that_is_too_old(pool: Pool) -> None:
+    put(pool, catch_up="skip", catch_up_seconds=0.0)
+    make_due(pool, months=9)
+    looked(pool)
+    row = pool.row(ROW)
+    assert (keys(pool), row.last_tick, row.enabled) == ([], None, True)
+    assert row.next_tick > pool.row("SELECT now() AS now").now
+
+
+def test_after_an_outage_all_submits_the_newest_ticks_each_in_a_transaction_of_its_own(pool: Pool) -> None:
+    put(pool, catch_up="all", catch_up_most=3)
+    make_due(pool, months=9)
+    assert looked(pool) == 0.0
+    assert keys(pool) == [key_of(month(pool, 2))]
+    looked(pool)
+    looked(pool)
+    looked(pool)
+    assert keys(pool) == [key_of(month(pool, months)) for months in (2, 1, 0)]
+
+
+def test_after_an_outage_none_submits_nothing_that_was_missed(pool: Pool) -> None:
+    put(pool, catch_up="none")
+    make_due(pool, months=9)
+    looked(pool)
+    assert (keys(pool), pool.row(ROW).last_tick) == ([], None)
+    assert pool.row(ROW).next_tick > pool.row("SELECT now() AS now").now
+
+
+def test_a_tick_is_left_out_while_the_previous_job_has_not_ended(pool: Pool) -> None:
+    put(pool, overlap="skip", catch_up="all")
+    make_due(pool, months=1)
+    looked(pool)
+    looked(pool)
+    row = pool.row(ROW)
+    assert (keys(pool), row.last_tick, row.failures) == ([key_of(month(pool, 1))], month(pool), 0)
+    bot = pool.bot()
+    (work,) = pool.given(bot)
+    bot.sync(completed(work))
+    make_due(pool)
+    looked(pool)
+    assert keys(pool) == [key_of(month(pool, 1)), key_of(month(pool))]
+
+
+def test_a_refused_job_is_told_of_and_tried_again_and_keeps_no_other_schedule_waiting(pool: Pool) -> None:
+    put(pool, request={"command": ["true"], "label": "full"})
+    put(pool, "other")
+    pool.database.run(lambda c: queue_limits.set_queue_limit(c, "full", max_queued=0, actor="test"))
+    make_due(pool)
+    make_due(pool, name="other")
+    tick = month(pool)
+    looked(pool)
+    assert keys(pool) == [key_of(tick, "other")]
+    row = pool.row(f"SELECT *, due_at - now() AS wait {ROW.removeprefix('SELECT *')}")
+    assert (row.failures, row.last_tick, row.next_tick) == (1, None, tick)
+    assert 0 < row.wait.total_seconds() <= 5
+    assert "full" in row.last_error
+    pool.change("UPDATE schedules SET due_at = next_tick WHERE name = 'nightly'")
+    looked(pool)
+    row = pool.row(f"SELECT *, due_at - now() AS wait {ROW.removeprefix('SELECT *')}")
+    assert (row.failures, 5 < row.wait.total_seconds() <= 10) == (2, True)
+    pool.database.run(lambda c: queue_limits.remove_queue_limit(c, "full", actor="test"))
+    pool.change("UPDATE schedules SET due_at = next_tick WHERE name = 'nightly'")
+    looked(pool)
+    row = pool.row(ROW)
+    assert (row.failures, row.last_tick, len(keys(pool))) == (0, tick, 2)
+    assert row.last_error is not None, "it stays for whoever asks later"
+
+
+def test_a_job_that_a_newer_version_refuses_is_told_of_with_its_field(pool: Pool) -> None:
+    put(pool)
+    pool.change("""UPDATE schedules SET request = '{"command": ["true"], "gone": 1}'""")
+    make_due(pool)
+    looked(pool)
+    row = pool.row(ROW)
+    assert (row.failures, row.last_error) == (1, "gone: extra inputs are not permitted")
+
+
+def test_a_default_level_and_an_estimator_hold_for_jobs_of_schedules_and_a_failing_one_is_told_of(pool: Pool) -> None:
+    put(pool)
+    make_due(pool)
+
+    def broken(_: Any) -> float:
+        raise ZeroDivisionError("secret")
+
+    looked(pool, estimate=broken)
+    assert pool.row(ROW).last_error == "the job could not be submitted (ZeroDivisionError)"
+    pool.change("UPDATE schedules SET due_at = next_tick")
+    looked(pool, level="premium", estimate=lambda _: 7.0)
+    assert pool.row("SELECT priority FROM jobs").priority == 0
+    assert pool.row("SELECT estimate FROM job_constraints").estimate == 7
+
+
+def test_a_key_that_another_job_has_is_told_of_and_the_schedule_goes_on(pool: Pool) -> None:
+    put(pool)
+    make_due(pool)
+    tick = month(pool)
+    pool.submit(key=key_of(tick))
+    looked(pool)
+    row = pool.row(ROW)
+    assert (row.last_tick, row.last_job, row.failures) == (tick, None, 0)
+    assert "used before" in row.last_error
+
+
+def test_a_schedule_made_under_a_priority_ceiling_keeps_to_it(pool: Pool) -> None:
+    put(pool, request={"command": ["true"], "job_class": "critical"})
+    pool.change("UPDATE schedules SET priority_ceiling = 50")
+    make_due(pool)
+    looked(pool)
+    assert pool.row(ROW).last_error == "the schedule may not be more urgent than 50"
+
+
+def test_a_disabled_schedule_makes_nothing_and_begins_anew_when_it_is_enabled(pool: Pool) -> None:
+    put(pool)
+    make_due(pool, months=5)
+
+    def enable(enabled: bool) -> None:
+        pool.database.run(lambda c: schedules.enable_schedule(c, "default", "nightly", enabled=enabled, actor="test"))
+
+    enable(False)
+    row = pool.row(ROW)
+    assert (row.enabled, row.next_tick, row.due_at) == (False, None, None)
+    looked(pool)
+    enable(True)
+    looked(pool)
+    assert keys(pool) == []
+    assert pool.row(ROW).next_tick > pool.row("SELECT now() AS now").now
+
+
+def test_setting_the_same_schedule_again_keeps_its_tick_and_another_expression_gives_it_a_new_one(pool: Pool) -> None:
+    assert put(pool) is True
+    make_due(pool, months=5)
+    assert put(pool) is False
+    assert put(pool, request={"command": ["false"]}) is False
+    assert pool.row(ROW).next_tick == month(pool, 5)
+    assert put(pool, cron="0 3 * * *", zone="Europe/Berlin") is False
+    row = pool.row(ROW)
+    assert (row.next_tick > month(pool), row.due_at == row.next_tick) == (True, True)
+    audited = "SELECT action FROM audit WHERE action LIKE 'schedule%' ORDER BY id"
+    assert [each.action for each in pool.rows(audited)] == ["schedule.set"] * 3
+
+
+def test_an_expression_without_ticks_a_full_instance_and_an_absent_schedule_are_refused(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(BadInput, match=r"cron: .* has no tick within 50 years"):
+        put(pool, cron="0 0 */31 2 MON#5")
+    monkeypatch.setattr(schedules, "MAX_SCHEDULES", 1)
+    put(pool)
+    with pytest.raises(Conflict, match="has 1 schedules already"):
+        put(pool, "other")
+    remove = lambda: pool.database.run(  # noqa: E731
+        lambda c: schedules.remove_schedule(c, "default", "nightly", actor="test")
+    )
+    make_due(pool)
+    remove()
+    looked(pool)
+    assert keys(pool) == []
+    with pytest.raises(NotFound):
+        remove()
+
+
+@pytest.fixture
+def loop(pool: Pool, wakeups: Wakeups) -> Iterator[Loop]:
+    """The loop as an assigner process runs it."""
+    signal = wakeups.signal(schedules.TOPIC)
+    made = Loop(
+        "schedules",
+        Schedules(pool.database).run_once,
+        chance=random.Random(1),
+        signal=signal,
+        idle=lambda: wakeups.idle(schedules.TOPIC),
+    )
+    made.start()
+    yield made
+    made.stop()
+    signal.close()
+
+
+def test_the_loop_wakes_for_a_new_schedule_and_at_its_tick(
+    pool: Pool, loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("assigner.maintenance.schedules.POLL_INTERVAL", 3600.0)
+    eventually(lambda: bool(pool.row("SELECT wake('schedules') AS told").told))
+    put(pool)
+    soon = "now() + interval '1 second'"
+    pool.change(f"UPDATE schedules SET next_tick = {soon}, due_at = {soon}")
+    pool.change("SELECT wake('schedules')")
+    # That second is no tick of the expression: the newest tick before it was handled, so the row moves on.
+    eventually(lambda: pool.row(ROW).next_tick == month(pool, -1))
