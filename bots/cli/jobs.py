@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 
 import click
-from leasehold.client import LONG_POLL, Client
+from leasehold.client import Client
 from leasehold.errors import BadInput, LeaseholdError
 from leasehold.states import JobState
 
@@ -22,8 +22,7 @@ from schema import clock, validation
 def finish(client: Client, ids: list[str], *, caller: Caller, timeout: float | None) -> None:
     """Wait for the jobs and print how each ended. Raises LeaseholdError unless all succeeded."""
     ended: dict[str, Record] = {}
-    poll = LONG_POLL if len(ids) == 1 else 1.0
-    for job in _with_progress(client.wait(ids, timeout=timeout, poll=poll), total=len(ids)):
+    for job in _with_progress(client.wait(ids, timeout=timeout), total=len(ids)):
         ended[job["id"]] = job
         if not caller.json:
             click.echo(output.ending(job))

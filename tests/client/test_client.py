@@ -189,7 +189,7 @@ def test_wait_tells_each_job_once_as_it_finishes() -> None:
 def test_wait_ends_when_its_time_is_up() -> None:
     with gateway(in_turn(Answer({"jobs": [{"id": JOB, "state": "queued"}], "done": False}))) as stands:
         with client_for(stands.url) as client:
-            assert list(client.wait([JOB], timeout=0.05, poll=0.01)) == []
+            assert list(client.wait([JOB], timeout=0.05)) == []
     assert stands.asked[-1].body["wait"] <= 0.05
 
 

@@ -12,16 +12,27 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
+from contextvars import ContextVar, Token
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
-from typing import Any
+from typing import Any, Self
 from urllib.parse import SplitResult, quote, unquote, urlencode, urlsplit
 
 from leasehold import wire
-from leasehold.errors import BadInput, Conflict, Forbidden, LeaseholdError, NotFound, NotReady, QueueFull, Unauthorised
+from leasehold.errors import (
+    BadInput,
+    Conflict,
+    Forbidden,
+    LeaseholdError,
+    NoAnswer,
+    NotFound,
+    NotReady,
+    QueueFull,
+    Unauthorised,
+)
 
 Record = dict[str, Any]
 
@@ -80,26 +91,37 @@ class Transport:
             headers = {**headers, "Content-Type": "application/json"}
             sent = json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
         begun, tries = time.monotonic(), 0
+        interruption = _INTERRUPTION.get()
         while True:
             tries += 1
             try:
                 answer = self._once(method, target, headers, sent, timeout=self._timeout + held)
                 break
             except _Unknown as unknown:
+                if interruption is not None:
+                    interruption.check()
                 patience = self._patience if self._reached else min(self._patience, FIRST_CONTACT)
                 if time.monotonic() - begun >= patience:
                     if unknown.answer is not None:
                         raise _refusal(unknown.answer) from None
                     if isinstance(unknown.__cause__, Unreachable):
-                        raise LeaseholdError(f"cannot reach the gateway at {self.url}: is it running?") from unknown
+                        raise NoAnswer(f"cannot reach the gateway at {self.url}: is it running?") from unknown
                     reason = "takes connections and does not answer: look at its log and its database"
-                    raise LeaseholdError(f"the gateway at {self.url} {reason}") from unknown
-            self._sleep(self._chance.uniform(0.0, min(2.0, 0.05 * 2.0 ** min(tries, 30))))
+                    raise NoAnswer(f"the gateway at {self.url} {reason}") from unknown
+            self.rest(self._chance.uniform(0.0, min(2.0, 0.05 * 2.0 ** min(tries, 30))))
         if not 200 <= answer.status < 300:
             raise _refusal(answer)
         if answer.status == HTTPStatus.NO_CONTENT:
             return {}
         return _document(answer, self.url)
+
+    def rest(self, seconds: float) -> None:
+        """Sleep between two requests. Raises Interrupted."""
+        interruption = _INTERRUPTION.get()
+        if interruption is None:
+            self._sleep(seconds)
+        else:
+            interruption.rest(seconds)
 
     def _once(
         self, method: str, target: str, headers: Mapping[str, str], body: bytes | None, *, timeout: float
@@ -154,6 +176,63 @@ class Answer:
             return json.loads(self.body)
         except ValueError:
             return None
+
+
+class Interruption:
+    """Lets another thread break off what this one does: the requests and the pauses inside `with interruption:`.
+
+    Whether a request that is broken off was executed is unknown.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._wanted = threading.Lock(), threading.Event()
+        self._connection: HTTPConnection | None = None
+        self._before: Token[Interruption | None] | None = None
+
+    def __enter__(self) -> Self:
+        self._before = _INTERRUPTION.set(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None:
+            _INTERRUPTION.reset(self._before)
+
+    def interrupt(self) -> None:
+        """Break off the request that is under way; later ones raise Interrupted."""
+        with self._lock:
+            self._wanted.set()
+            if self._connection is not None and self._connection.sock is not None:
+                _shut_down(self._connection.sock)
+
+    def check(self) -> None:
+        """Raise Interrupted if another thread has asked for it."""
+        if self._wanted.is_set():
+            raise Interrupted
+
+    def rest(self, seconds: float) -> None:
+        """Sleep. Raises Interrupted."""
+        if self._wanted.wait(seconds):
+            raise Interrupted
+
+    @contextmanager
+    def of(self, connection: HTTPConnection) -> Iterator[None]:
+        """Let `interrupt` end the use of this connection. Raises Interrupted."""
+        with self._lock:
+            self.check()
+            self._connection = connection
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._connection = None
+
+
+class Interrupted(Exception):
+    """Another thread has broken off the call."""
+
+
+#: What can break off the calls of the current thread.
+_INTERRUPTION: ContextVar[Interruption | None] = ContextVar("leasehold_interruption", default=None)
 
 
 class _UnixConnection(HTTPConnection):
@@ -212,20 +291,24 @@ class Connections:
         """
         connection = self._take()
         reusable = False
+        interruption = _INTERRUPTION.get()
         try:
-            if connection.sock is None:
-                self._connect(connection)
-            connection.sock.settimeout(timeout)
-            target = self._address.path + target
-            if self._proxy is not None and self._address.scheme == "http":
-                target = f"http://{_authority(self._address)}{target}"
-                headers = {**headers, **self._proxy.headers, "Host": _authority(self._address)}
-            # A proxy that refuses a large body may answer and close before it has read it.
-            with suppress(BrokenPipeError, ConnectionResetError):
-                connection.request(method, target, body=body, headers=dict(headers))
-            response = connection.getresponse()
-            retry_after = _seconds(response.getheader("Retry-After"))
-            answer = Answer(response.status, response.reason, response.read(), retry_after)
+            with nullcontext() if interruption is None else interruption.of(connection):
+                if connection.sock is None:
+                    self._connect(connection)
+                if interruption is not None:
+                    interruption.check()
+                connection.sock.settimeout(timeout)
+                target = self._address.path + target
+                if self._proxy is not None and self._address.scheme == "http":
+                    target = f"http://{_authority(self._address)}{target}"
+                    headers = {**headers, **self._proxy.headers, "Host": _authority(self._address)}
+                # A proxy that refuses a large body may answer and close before it has read it.
+                with suppress(BrokenPipeError, ConnectionResetError):
+                    connection.request(method, target, body=body, headers=dict(headers))
+                response = connection.getresponse()
+                retry_after = _seconds(response.getheader("Retry-After"))
+                answer = Answer(response.status, response.reason, response.read(), retry_after)
             reusable = not response.will_close
             return answer
         finally:
