@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any, get_type_hints
 
 import leasehold
 import pytest
-from leasehold import transport
+from leasehold import interruption
 from leasehold.credentials import Credentials
 from leasehold.errors import (
     BadInput,
@@ -29,6 +30,7 @@ from leasehold.states import JobState
 
 from schema import filters, requests
 from tests.support.http import Answer, ReceivedRequest, accept, gateway, in_turn, problem
+from tests.support.patience import NEWS, eventually
 from tests.support.pool import Pool as Database
 from tests.support.pool import completed
 from tests.support.servers import Served
@@ -168,18 +170,29 @@ def test_output_is_read_once_and_only_if_it_is_asked_for() -> None:
 
 
 def test_an_interruption_ends_a_request_that_waits_and_the_connection_is_not_used_again() -> None:
-    interruption = transport.Interruption()
+    wanted = interruption.Interruption()
 
     def interrupt(asked: ReceivedRequest) -> Answer:
         if asked.path.endswith("/wait"):
-            interruption.interrupt()
+            wanted.interrupt()
         return Answer({"jobs": []})
 
     with gateway(interrupt) as stands, Pool(stands.url, TOKEN) as pool:
-        with pytest.raises(transport.Interrupted), interruption:
+        with pytest.raises(interruption.Interrupted), wanted:
             list(pool.client.wait([JOB]))
         assert pool.client.list().jobs == []
     assert stands.asked[-1].method == "GET"
+
+
+def test_a_process_that_was_forked_uses_no_connection_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    with gateway(accept) as stands, Pool(stands.url, TOKEN) as pool:
+        connections = pool.client._transport._connections
+        pool.submit(["true"], label="a")
+        (of_parent,) = connections._idle
+        monkeypatch.setattr("leasehold.transport.os.getpid", lambda: -1)
+        pool.submit(["true"], label="b")
+        assert of_parent not in connections._idle
+    assert len(stands.asked) == 2
 
 
 # A real gateway
@@ -222,6 +235,18 @@ def test_a_result_has_the_times_and_the_ending_that_the_bot_reported(connected: 
     with pytest.raises(Conflict, match="already"):
         connected.cancel(result)
     assert result.created_at <= result.started_at <= result.finished_at
+
+
+def test_a_wait_for_any_job_is_answered_once_one_is_final(served: Served, connected: Pool) -> None:
+    ids = [connected.submit(["true"]).id for _ in range(2)]
+    with ThreadPoolExecutor(1) as thread:
+        body = {"ids": ids, "wait": 60, "any": True}
+        answer = thread.submit(connected.client.call, "POST", "/v1/jobs/wait", body=body, held=60)
+        eventually(lambda: served.waits("done") == 1)
+        connected.cancel(ids[1])
+        found = answer.result(NEWS)
+    assert [job["state"] for job in found["jobs"]] == ["queued", "cancelled"]
+    assert not found["done"]
 
 
 def test_ten_thousand_jobs_are_submitted_in_parts_and_listed_in_pages(

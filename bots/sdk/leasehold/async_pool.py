@@ -19,6 +19,7 @@ from typing import Any, Literal, ParamSpec, Self, TypeVar, Unpack
 from leasehold.client import LONG_POLL, Client, Output, pause
 from leasehold.errors import LeaseholdError, NotFound, TimedOut
 from leasehold.graphs import GraphRequest, GraphState, Node, OnFailure, SubmittedGraph
+from leasehold.interruption import Interrupted, Interruption
 from leasehold.jobs import (
     AnyJob,
     Cancelled,
@@ -36,7 +37,6 @@ from leasehold.jobs import (
     job_ids,
 )
 from leasehold.pool import PAGE, Pool
-from leasehold.transport import Interrupted, Interruption
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -12,13 +12,12 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
-from contextvars import ContextVar, Token
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
-from typing import Any, Self
+from typing import Any
 from urllib.parse import SplitResult, quote, unquote, urlencode, urlsplit
 
 from leasehold import wire
@@ -33,6 +32,7 @@ from leasehold.errors import (
     QueueFull,
     Unauthorised,
 )
+from leasehold.interruption import interruption_of_thread, shut_down
 
 Record = dict[str, Any]
 
@@ -91,7 +91,7 @@ class Transport:
             headers = {**headers, "Content-Type": "application/json"}
             sent = json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
         begun, tries = time.monotonic(), 0
-        interruption = _INTERRUPTION.get()
+        interruption = interruption_of_thread()
         while True:
             tries += 1
             try:
@@ -117,7 +117,7 @@ class Transport:
 
     def rest(self, seconds: float) -> None:
         """Sleep between two requests. Raises Interrupted."""
-        interruption = _INTERRUPTION.get()
+        interruption = interruption_of_thread()
         if interruption is None:
             self._sleep(seconds)
         else:
@@ -178,63 +178,6 @@ class Answer:
             return None
 
 
-class Interruption:
-    """Lets another thread break off what this one does: the requests and the pauses inside `with interruption:`.
-
-    Whether a request that is broken off was executed is unknown.
-    """
-
-    def __init__(self) -> None:
-        self._lock, self._wanted = threading.Lock(), threading.Event()
-        self._connection: HTTPConnection | None = None
-        self._before: Token[Interruption | None] | None = None
-
-    def __enter__(self) -> Self:
-        self._before = _INTERRUPTION.set(self)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._before is not None:
-            _INTERRUPTION.reset(self._before)
-
-    def interrupt(self) -> None:
-        """Break off the request that is under way; later ones raise Interrupted."""
-        with self._lock:
-            self._wanted.set()
-            if self._connection is not None and self._connection.sock is not None:
-                _shut_down(self._connection.sock)
-
-    def check(self) -> None:
-        """Raise Interrupted if another thread has asked for it."""
-        if self._wanted.is_set():
-            raise Interrupted
-
-    def rest(self, seconds: float) -> None:
-        """Sleep. Raises Interrupted."""
-        if self._wanted.wait(seconds):
-            raise Interrupted
-
-    @contextmanager
-    def of(self, connection: HTTPConnection) -> Iterator[None]:
-        """Let `interrupt` end the use of this connection. Raises Interrupted."""
-        with self._lock:
-            self.check()
-            self._connection = connection
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._connection = None
-
-
-class Interrupted(Exception):
-    """Another thread has broken off the call."""
-
-
-#: What can break off the calls of the current thread.
-_INTERRUPTION: ContextVar[Interruption | None] = ContextVar("leasehold_interruption", default=None)
-
-
 class _UnixConnection(HTTPConnection):
     """A connection to a unix socket."""
 
@@ -268,6 +211,7 @@ class Connections:
         self._idle: list[HTTPConnection] = []
         self._busy: set[HTTPConnection] = set()
         self._closed = False
+        self._process = os.getpid()
 
     def close(self) -> None:
         """Close all connections, also those that wait for an answer."""
@@ -276,7 +220,7 @@ class Connections:
             for connection in self._busy:
                 if connection.sock is not None:
                     # Closing it would not wake the thread that reads from it.
-                    _shut_down(connection.sock)
+                    shut_down(connection.sock)
             for connection in self._idle:
                 connection.close()
             self._idle.clear()
@@ -291,7 +235,7 @@ class Connections:
         """
         connection = self._take()
         reusable = False
-        interruption = _INTERRUPTION.get()
+        interruption = interruption_of_thread()
         try:
             with nullcontext() if interruption is None else interruption.of(connection):
                 if connection.sock is None:
@@ -318,6 +262,11 @@ class Connections:
         with self._lock:
             if self._closed:
                 raise RuntimeError("the transport is closed")
+            if self._process != os.getpid():
+                # A server that forks its workers shares these sockets with them: two would read each other's answers.
+                self._process = os.getpid()
+                self._idle.clear()
+                self._busy.clear()
             while self._idle:
                 connection = self._idle.pop()
                 if not _ended(connection.sock):
@@ -406,12 +355,6 @@ def _ended(connected: socket.socket) -> bool:
     watch = select.poll()
     watch.register(connected, select.POLLIN)
     return bool(watch.poll(0))
-
-
-def _shut_down(connected: socket.socket) -> None:
-    with suppress(OSError):  # it has ended already
-        # A TLS socket's own method would let another thread, which reads from it, fail with a ValueError.
-        socket.socket.shutdown(connected, socket.SHUT_RDWR)
 
 
 class TooLarge(BadInput):
