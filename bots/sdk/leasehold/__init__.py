@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from leasehold.async_pool import AsyncPool as AsyncPool
     from leasehold.client import Client as Client
+    from leasehold.client import Job as Job
     from leasehold.errors import BadInput as BadInput
     from leasehold.errors import Conflict as Conflict
     from leasehold.errors import Forbidden as Forbidden
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from leasehold.graphs import Node as Node
     from leasehold.jobs import Cancelled as Cancelled
     from leasehold.jobs import Explanation as Explanation
-    from leasehold.jobs import Job as Job
     from leasehold.jobs import JobRequest as JobRequest
     from leasehold.jobs import ListedJob as ListedJob
     from leasehold.jobs import Result as Result
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 #: Module → names that it exports here.
 _EXPORTS = {
     "async_pool": ("AsyncPool",),
-    "client": ("Client",),
+    "client": ("Client", "Job"),
     "errors": (
         *("BadInput", "Conflict", "Forbidden", "LeaseholdError", "NoAnswer", "NotFound", "NotReady", "NotSucceeded"),
         *("QueueFull", "TimedOut", "Unauthorised"),
     ),
     "graphs": ("Node",),
-    "jobs": ("Cancelled", "Explanation", "Job", "JobRequest", "ListedJob", "Result", "ShownJob"),
+    "jobs": ("Cancelled", "Explanation", "JobRequest", "ListedJob", "Result", "ShownJob"),
     "pool": ("Pool",),
     "states": ("FINAL", "JobState"),
 }

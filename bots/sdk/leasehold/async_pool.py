@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, ParamSpec, Self, TypeVar, Unpack
 
-from leasehold.client import LONG_POLL, Client, Output, pause
+from leasehold.client import LONG_POLL, Client, Job, Output, pause
 from leasehold.errors import LeaseholdError, NotFound, TimedOut
 from leasehold.graphs import GraphRequest, GraphState, Node, OnFailure, SubmittedGraph
 from leasehold.interruption import Interrupted, Interruption
@@ -24,7 +24,6 @@ from leasehold.jobs import (
     AnyJob,
     Cancelled,
     Explanation,
-    Job,
     JobFields,
     JobFilter,
     JobRequest,

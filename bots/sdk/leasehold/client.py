@@ -22,7 +22,6 @@ from urllib.parse import quote
 
 from leasehold import wire
 from leasehold.errors import BadInput, Conflict, LeaseholdError, TimedOut
-from leasehold.jobs import Job, job_id
 from leasehold.states import FINAL
 from leasehold.transport import Record, TooLarge, Transport
 
@@ -187,6 +186,19 @@ SUBMIT_TIME = 30.0
 #: Seconds for which a long poll may be held: less than the usual timeout of proxies.
 LONG_POLL = 30.0
 _PLACE = re.compile(r"^(?:body\.)?jobs(?:\.|\[)(\d+)\]?")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A submitted job.
+
+    created: False if an earlier, equal request with the same key had created it.
+    advice: how far its estimated run time is from what like jobs took; None unless the gateway says so.
+    """
+
+    id: str
+    created: bool
+    advice: str | None = None
 
 
 @dataclass(frozen=True)
@@ -533,6 +545,14 @@ def _quota_path(cohort: str, instance: str) -> str:
 
 def _job_path(job: str) -> str:
     return f"/v1/jobs/{job_id(job)}"
+
+
+def job_id(job: str) -> str:
+    """Return the id of a job in its usual form. Raises BadInput if the text is none."""
+    try:
+        return str(uuid.UUID(job))
+    except ValueError:
+        raise BadInput("id", f"'{wire.escaped(job, 80)}' is not the id of a job") from None
 
 
 def _slices(jobs: Sequence[str], size: int = MAX_IDS) -> Iterator[list[str]]:

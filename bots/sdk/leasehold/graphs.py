@@ -5,9 +5,9 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeAlias, Unpack
 
 from leasehold import jobs
-from leasehold.client import Client
+from leasehold.client import Client, Job
 from leasehold.errors import BadInput
-from leasehold.jobs import Job, NodeFields, Record, Result
+from leasehold.jobs import NodeFields, Record, Result
 
 #: What a node does if one that it depends on does not succeed: stay blocked, run, or be cancelled.
 OnFailure: TypeAlias = Literal["block", "run", "cancel"]
@@ -130,17 +130,13 @@ class SubmittedGraph:
 
     def results(self) -> Mapping[Node, Result]:
         """Return the state of every node, and how it ended if it has. Raises NotFound if a job was deleted."""
-        found = results(self._client, [job.id for job in self.jobs.values()])
-        return dict(zip(self.jobs, found, strict=True))
+        found = self._client.states([job.id for job in self.jobs.values()])
+        read = self._client.read_output
+        return {node: Result.of(record, read=read) for node, record in zip(self.jobs, found, strict=True)}
 
     def cancel(self) -> int:
         """Cancel waiting nodes and stop running ones; return how many."""
         return int(self._client.graphs.cancel(self.id)["jobs"])
-
-
-def results(client: Client, ids: Sequence[str]) -> list[Result]:
-    """Return the states of jobs in the order of the ids. Raises NotFound if one of the jobs does not exist."""
-    return [Result.of(record, read=client.read_output) for record in client.states(ids)]
 
 
 def _edge(parent: Node, on_failure: OnFailure | None) -> int | dict[str, Any]:

@@ -4,14 +4,14 @@ The classes are made from the gateway's JSON objects. They leave out fields that
 gateway can be used; `/openapi.json` of a gateway describes all of them.
 """
 
-import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from functools import cached_property
 from typing import Any, Literal, Self, TypeAlias, TypedDict
 
-from leasehold import wire
+from leasehold import client
+from leasehold.client import Job
 from leasehold.errors import BadInput, NotSucceeded
 from leasehold.states import FINAL, JobState
 
@@ -95,19 +95,6 @@ class JobFilter(TypedDict, total=False):
 
 
 Sort: TypeAlias = Literal["submitted", "queued", "started", "ended", "priority"]
-
-
-@dataclass(frozen=True)
-class Job:
-    """A submitted job.
-
-    created: False if an earlier, equal request with the same key had created it.
-    advice: how far its estimated run time is from what like jobs took; None unless the gateway says so.
-    """
-
-    id: str
-    created: bool
-    advice: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,11 +266,7 @@ AnyJob: TypeAlias = str | Job | ListedJob | Result
 
 def job_id(job: AnyJob) -> str:
     """Return the id of a job. Raises BadInput if a text is none."""
-    given = job if isinstance(job, str) else job.id
-    try:
-        return str(uuid.UUID(given))
-    except ValueError:
-        raise BadInput("id", f"'{wire.escaped(given, 80)}' is not the id of a job") from None
+    return client.job_id(job if isinstance(job, str) else job.id)
 
 
 def job_ids(jobs: AnyJob | Iterable[AnyJob]) -> list[str]:

@@ -5,18 +5,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
-from leasehold import graphs
-from leasehold.client import Client
+from leasehold.client import Client, Job
 from leasehold.credentials import Credentials
 from leasehold.errors import TimedOut
-from leasehold.graphs import Graph, OnFailure
 from leasehold.jobs import (
     AnyJob,
     Cancelled,
     Explanation,
-    Job,
     JobFields,
     JobFilter,
     JobRequest,
@@ -31,6 +28,9 @@ from leasehold.jobs import (
     request,
 )
 from leasehold.states import JobState
+
+if TYPE_CHECKING:
+    from leasehold.graphs import Graph, OnFailure
 
 #: Jobs that are read ahead by an iterator over a list.
 PAGE = 200
@@ -133,7 +133,7 @@ class Pool:
 
     def results(self, jobs: AnyJob | Iterable[AnyJob]) -> list[Result]:
         """Return the state of each job, and how it ended if it has, in the given order, without waiting."""
-        return graphs.results(self.client, job_ids(jobs))
+        return [self._result(record) for record in self.client.states(job_ids(jobs))]
 
     def result(self, job: AnyJob, timeout: float | None = None) -> Result:
         """Wait until one job is final; return its result. Raises TimedOut."""
@@ -230,14 +230,16 @@ class Pool:
         instance: str | None = None,
         key: str | None = None,
         priority: int | None = None,
-        on_failure: OnFailure | None = None,
+        on_failure: "OnFailure | None" = None,
         fair_share: bool | None = None,
-    ) -> Graph:
+    ) -> "Graph":
         """Begin a graph of jobs that depend on each other; add its nodes, then submit it.
 
         on_failure: what a node does if one that it depends on does not succeed; None = it stays blocked.
         priority: of nodes that have none of their own. fair_share: divide the pool between this graph and others.
         """
+        from leasehold.graphs import Graph  # most programs have none
+
         options: Mapping[str, Any] = {
             "instance": instance,
             "key": key,
