@@ -186,6 +186,22 @@ def test_an_outage_reaches_every_coroutine_that_waits() -> None:
         run(work, stands.url, patience=0.1)
 
 
+def test_a_pool_that_is_closed_leaves_no_coroutine_waiting(served: Served, pool: Database) -> None:
+    (id,) = pool.submit()
+
+    async def main() -> None:
+        connected = AsyncPool(served.url, served.token("operator"))
+        task = asyncio.create_task(connected.result(id))
+        while not connected._watch._asking:
+            await asyncio.sleep(0.01)
+        await connected.close()
+        with pytest.raises(RuntimeError, match="the pool is closed"):
+            await asyncio.wait_for(task, MINUTE)
+
+    asyncio.run(main())
+    assert threads() == []
+
+
 def test_a_job_that_is_deleted_while_others_are_waited_for_is_told_to_its_caller_only() -> None:
     def script(asked: ReceivedRequest) -> Answer:
         ids = asked.body["ids"]

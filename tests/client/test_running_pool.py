@@ -11,7 +11,6 @@ from pathlib import Path
 
 import leasehold
 import pytest
-from leasehold import testing
 from leasehold.errors import LeaseholdError, TimedOut
 from leasehold.pool import Pool
 from leasehold.states import JobState
@@ -88,6 +87,8 @@ def test_the_fixture_is_there_only_where_it_is_asked_for(tmp_path: Path) -> None
 def test_a_program_that_is_missing_or_does_not_start_is_one_clear_line(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    from leasehold import testing  # pytest loads it as a plugin first
+
     (config := tmp_path / "bad.toml").write_text("[gateway]\nprot = 1\n")
     with pytest.raises(LeaseholdError, match=r"^`leasehold up` ended with 2: error: .*prot"):
         testing.running_pool(config=config).__enter__()

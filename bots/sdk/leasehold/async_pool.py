@@ -7,9 +7,9 @@ threads are bounded. A coroutine that waits for jobs keeps none: one request at 
 import asyncio
 import math
 import random
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Literal, ParamSpec, Self, TypeVar, Unpack
 
 from leasehold.client import LONG_POLL, Client, Job, Output, pause
-from leasehold.errors import LeaseholdError, NotFound, TimedOut
+from leasehold.errors import NotFound, TimedOut
 from leasehold.graphs import GraphRequest, GraphState, Node, OnFailure, SubmittedGraph
 from leasehold.interruption import Interrupted, Interruption
 from leasehold.jobs import (
@@ -120,7 +120,8 @@ class AsyncPool:
     async def wait(self, jobs: AnyJob | Iterable[AnyJob], timeout: float | None = None) -> list[Result]:
         """See `Pool.wait`."""
         ids = job_ids(jobs)
-        ended = {result.id: result async for result in self.as_completed(ids, timeout=timeout)}
+        async with aclosing(self.as_completed(ids, timeout=timeout)) as results:
+            ended = {result.id: result async for result in results}
         return [ended[id] for id in ids]
 
     async def results(self, jobs: AnyJob | Iterable[AnyJob]) -> list[Result]:
@@ -138,14 +139,15 @@ class AsyncPool:
         *,
         timeout: float | None = None,
         progress: Callable[[int, int], object] | None = None,
-    ) -> AsyncIterator[Result]:
+    ) -> AsyncGenerator[Result, None]:
         """See `Pool.as_completed`. `progress` is called in the event loop."""
         pending = dict.fromkeys(ids := job_ids(jobs))
-        async for record in self._watch.ended(ids, timeout):
-            pending.pop(record["id"], None)
-            if progress is not None:
-                progress(len(ids) - len(pending), len(ids))
-            yield self._result(record)
+        async with aclosing(self._watch.ended(ids, timeout)) as ended:
+            async for record in ended:
+                pending.pop(record["id"], None)
+                if progress is not None:
+                    progress(len(ids) - len(pending), len(ids))
+                yield self._result(record)
         if pending:
             raise TimedOut(list(pending), timeout or 0.0)
 
@@ -285,11 +287,11 @@ class _Watch:
 
     def __init__(self, pool: AsyncPool) -> None:
         self._pool = pool
-        self._asking: dict[str, set[asyncio.Queue[Record | LeaseholdError]]] = {}
+        self._asking: dict[str, set[asyncio.Queue[Record | Exception]]] = {}
         self._task: asyncio.Task[None] | None = None
         self._request = Interruption()
 
-    async def ended(self, ids: Sequence[str], timeout: float | None) -> AsyncIterator[Record]:
+    async def ended(self, ids: Sequence[str], timeout: float | None) -> AsyncGenerator[Record, None]:
         """Yield the records of jobs as they end, until all have or `timeout` seconds have passed.
 
         Raises NotFound if one of the jobs does not exist.
@@ -299,7 +301,7 @@ class _Watch:
         # An id that is wrong concerns this caller alone, so it is not asked for with those of others.
         ended = await self._pool.call(partial(self._pool.client.look, wait=0.0), ids)
         pending = set(ids)
-        news: asyncio.Queue[Record | LeaseholdError] = asyncio.Queue()
+        news: asyncio.Queue[Record | Exception] = asyncio.Queue()
         try:
             self._add(pending - {record["id"] for record in ended}, news)
             for record in ended:
@@ -308,10 +310,11 @@ class _Watch:
             while pending:
                 left = None if deadline is None else deadline - loop.time()
                 try:
-                    found = await asyncio.wait_for(news.get(), left)
+                    # What has come already is told also if the time is over.
+                    found = await asyncio.wait_for(news.get(), left) if news.empty() else news.get_nowait()
                 except TimeoutError:
                     return
-                if isinstance(found, LeaseholdError):
+                if isinstance(found, Exception):
                     raise found
                 pending.discard(found["id"])
                 yield found
@@ -319,13 +322,14 @@ class _Watch:
             self._drop(pending, news)
 
     async def end(self) -> None:
-        """Stop waiting."""
+        """Stop waiting; the coroutines that wait get a RuntimeError."""
         if self._task is not None:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
                 await self._task
+        self._tell_all(RuntimeError("the pool is closed"))
 
-    def _add(self, ids: Iterable[str], news: "asyncio.Queue[Record | LeaseholdError]") -> None:
+    def _add(self, ids: Iterable[str], news: "asyncio.Queue[Record | Exception]") -> None:
         new = [id for id in ids if id not in self._asking]
         for id in ids:
             self._asking.setdefault(id, set()).add(news)
@@ -334,7 +338,7 @@ class _Watch:
         elif new:
             self._request.interrupt()
 
-    def _drop(self, ids: Iterable[str], news: "asyncio.Queue[Record | LeaseholdError]") -> None:
+    def _drop(self, ids: Iterable[str], news: "asyncio.Queue[Record | Exception]") -> None:
         for id in ids:
             asking = self._asking.get(id, set())
             asking.discard(news)
@@ -343,9 +347,13 @@ class _Watch:
         if not self._asking:
             self._request.interrupt()
 
-    def _tell(self, id: str, news: Record | LeaseholdError) -> None:
+    def _tell(self, id: str, news: Record | Exception) -> None:
         for asking in self._asking.pop(id, ()):
             asking.put_nowait(news)
+
+    def _tell_all(self, news: Exception) -> None:
+        for id in list(self._asking):
+            self._tell(id, news)
 
     async def _keep_asking(self) -> None:
         while self._asking:
@@ -353,9 +361,9 @@ class _Watch:
                 await self._ask(list(self._asking), wait=LONG_POLL)
             except Interrupted:
                 pass  # jobs came or went
-            except LeaseholdError as error:
-                for id in list(self._asking):
-                    self._tell(id, error)
+            except Exception as error:
+                # Whatever it is, nobody may wait for ever.
+                self._tell_all(error)
             await asyncio.sleep(pause(len(self._asking)))
 
     async def _ask(self, ids: list[str], *, wait: float) -> None:

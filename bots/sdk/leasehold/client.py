@@ -351,6 +351,9 @@ class Client:
         """
         ended: Records = []
         parts = list(_slices(jobs))
+        if len(parts) > 1 and not together:
+            # A job of the last part is not to wait for the hold of all the others.
+            wait = min(wait, max(1.0, pause(len(jobs))))
         for part in parts:
             # Once a job of another part has ended, nobody waits for this one.
             held = 0.0 if ended and not together else wait / len(parts)
@@ -536,7 +539,7 @@ class Client:
 
 def pause(pending: int) -> float:
     """Seconds between two looks at jobs that end one by one: a caller reads at most 5,000 states a second."""
-    return min(1.0, pending / 5000)
+    return pending / 5000
 
 
 def _quota_path(cohort: str, instance: str) -> str:

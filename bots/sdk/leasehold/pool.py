@@ -149,7 +149,7 @@ class Pool:
     ) -> Iterator[Result]:
         """Yield the result of each job once it is final, in the order in which they end.
 
-        The order is exact for up to 1,000 jobs; of more, jobs that end within a second of each other may change places.
+        The order is exact for up to 1,000 jobs. Of more, jobs that end within seconds of each other may change places.
         progress: called before each yield with the number of jobs that have ended and of all. Raises TimedOut
         after `timeout` seconds; the jobs go on.
         """
