@@ -58,6 +58,7 @@ class CancelRequest(Selection):
 class WaitRequest(RequestModel):
     ids: list[str] = Field(min_length=1, max_length=wire.MAX_BATCH)
     wait: float = Field(default=0.0, ge=0, le=MAX_WAIT, description="longest time to wait for the answer, seconds")
+    any: bool = Field(default=False, description="true: answer once one of the jobs is final, not only once all are")
 
 
 router = APIRouter(prefix="/v1", tags=["callers"])
@@ -192,7 +193,10 @@ async def cancel(request: Request, body: Annotated[CancelRequest, Read], caller:
     "/jobs/wait", response_model=models.WaitAnswer, responses=problems(400, 404, 408, 413, 415), openapi_extra=IDS
 )
 async def wait(request: Request, body: Annotated[WaitRequest, Read], caller: Caller) -> models.WaitAnswer | Response:
-    """Return the states of jobs once all are final or `wait` seconds have passed. 404 names an unknown id."""
+    """Return the states of jobs once all are final, with `any` once one is, or after `wait` seconds.
+
+    404 names an unknown id.
+    """
     state = request.app.state
     ids = await state.callers.read(lambda: list(dict.fromkeys(routing.job_id(given) for given in body.ids)))
     deadline = clock.monotonic() + min(body.wait, state.max_wait)
@@ -211,7 +215,8 @@ async def wait(request: Request, body: Annotated[WaitRequest, Read], caller: Cal
                 elif job not in watch.keys:
                     watch.add(job, routing.any_final(pending[job]))
             left = deadline - clock.monotonic()
-            if not watch.keys or left <= 0 or state.polls.stopping:
+            enough = body.any and any(each["state"] in FINAL for each in found.values())
+            if not watch.keys or enough or left <= 0 or state.polls.stopping:
                 break
             asked = [each for job in await watch.wait(left) if job in watch.keys for each in pending[job]]
             if watch.gone:

@@ -178,6 +178,8 @@ class JobState(BaseModel):
     state: str
     reason: str | None
     attempts: int
+    created_at: datetime
+    started_at: datetime | None = Field(description="start of the newest attempt; unset = none has started")
     finished_at: datetime | None
     result: dict[str, Any] | None
 

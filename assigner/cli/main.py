@@ -214,10 +214,11 @@ def cli(context: click.Context, data: Path | None, config: Path | None) -> None:
     """A worker pool whose only moving part is PostgreSQL."""
     if context.invoked_subcommand not in LOCAL:
         return  # the command calls a gateway, which reads the configuration
+    from leasehold.credentials import default_data
+
     from assigner import logs
     from assigner import settings as settings_assigner
     from bots.agent.isolation.privileges import hide_memory
-    from bots.cli.caller import default_data
 
     hide_memory()
     logs.to_stderr("ERROR")
@@ -404,7 +405,7 @@ def _units(_context: click.Context, option: click.Parameter, value: str | None) 
     type=click.Path(path_type=Path),
     help="File with the bot's token, mode 600 [env LEASEHOLD_TOKEN holds a token; default: <data>/bot.token].",
 )
-@click.option("--insecure", is_flag=True, envvar="LEASEHOLD_INSECURE", help="Allow http:// to another machine.")
+@click.option("--insecure", is_flag=True, help="Allow http:// to another machine.")
 @click.pass_obj
 def bot_command(
     installation: "Installation", /, url: str | None, token_file: Path | None, insecure: bool, **given: Any

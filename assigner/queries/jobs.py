@@ -104,7 +104,7 @@ FROM {_NAMED} WHERE {VISIBLE}
 
 # States of many submissions, with results where there are any. `job` is the public id of the shared job.
 SUBMISSION_STATES = text(f"""
-SELECT {_SUBMISSION}, j.public_id AS job, j.attempts,
+SELECT {_SUBMISSION}, j.public_id AS job, j.attempts, j.created_at, j.started_at,
     CASE WHEN s.withdrawn_at IS NULL AND j.finished_at IS NOT NULL THEN {JOB_RESULT} END AS result
 FROM {_NAMED}
 WHERE {VISIBLE}

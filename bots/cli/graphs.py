@@ -12,11 +12,9 @@ from pydantic import ValidationError
 from bots.cli import output
 from bots.cli.caller import Caller, caller_options
 from bots.cli.output import Record, table
-from schema import clock, validation
+from schema import validation
 from schema.requests import GraphRequest
 
-#: Seconds between two looks at a graph while waiting for it.
-POLL_INTERVAL = 1.0
 _COUNTS = (
     "blocked", "blocked_forever", "queued", "parked", "active", "succeeded", "failed", "cancelled", "dead",
 )  # fmt: skip
@@ -160,22 +158,13 @@ def _read(file: IO[bytes], *options: Mapping[str, Any]) -> dict[str, Any]:
 
 def finish(client: Client, graph: str, instance: str | None, *, caller: Caller, timeout: float | None) -> None:
     """Wait until no node of the graph can run any more, and print it. Raises LeaseholdError unless all succeeded."""
-    deadline = None if timeout is None else clock.monotonic() + timeout
-    while _is_unfinished(found := client.graphs.show(graph, instance=instance)):
-        if deadline is not None and clock.monotonic() >= deadline:
-            raise LeaseholdError(f"not over after {timeout:g} s: {found['id']}")
-        clock.sleep(POLL_INTERVAL)
+    found = client.graphs.wait(graph, instance=instance, timeout=timeout)
     output.print_json(found) if caller.json else _print_graph(found)
     # A callback that had nothing to do is cancelled; nothing is wrong with that.
     needless = found.get("callback") == "failed" and found["callback_outcome"] == "cancelled"
     bad = found["nodes"] - found["succeeded"] - needless
     if bad:
         raise LeaseholdError(f"{bad} of {found['nodes']} nodes did not succeed")
-
-
-def _is_unfinished(found: Record) -> bool:
-    """Return True if a node may still start or has not ended yet."""
-    return bool(found["state"] == "active" or found["queued"] or found["active"])
 
 
 def _print_graph(found: Record) -> None:

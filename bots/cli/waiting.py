@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 import click
-from leasehold.client import LONG_POLL, Client
+from leasehold.client import Client
 from leasehold.errors import LeaseholdError
 from leasehold.states import JobState
 
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 #: Seconds without output after which a person is told that the job still waits for a bot.
 HINT_AFTER = 2.0
-#: Seconds between two looks at many jobs.
-LOOK = 1.0
 #: Seconds of silence before a line of progress without a terminal; the time doubles with each such line.
 SILENCE = 10.0
 #: The most jobs without success that are named after the progress of many.
@@ -243,11 +241,10 @@ def _ended(
     """Yield each job when it has ended, and keep the display up to date; end after `timeout` seconds."""
     pending = dict.fromkeys(ids)
     deadline = None if timeout is None else clock.monotonic() + timeout
-    poll = LONG_POLL if len(ids) == 1 else LOOK
     try:
         while pending:
             left = SILENCE if deadline is None else max(0.0, min(SILENCE, deadline - clock.monotonic()))
-            for job in client.wait(list(pending), timeout=left, poll=poll):
+            for job in client.wait(list(pending), timeout=left):
                 pending.pop(job["id"], None)
                 tally.ended[job["state"]] += 1
                 display.update()

@@ -36,8 +36,6 @@ BOTS_WITHIN = 60.0
 CHECKERS = 4
 #: Seconds for which a job of an instance below its minimum waits before preemption; short, because the demo is short.
 PREEMPTION_DELAY = 1.0
-#: Seconds between two requests for finished jobs.
-POLL_INTERVAL = 0.5
 
 
 class Pool(Protocol):
@@ -145,7 +143,7 @@ def work(client: Client, found: Sequence[Module], *, console: Console, stalled: 
             came = True
             while pending and came:
                 came = False
-                for job in client.wait(list(pending), timeout=stalled, poll=POLL_INTERVAL):
+                for job in client.wait(list(pending), timeout=stalled):
                     came = True
                     looks.add(crew.submit(read_result, client, job["id"], pending.pop(job["id"])))
                     checked = {look for look in looks if look.done()}

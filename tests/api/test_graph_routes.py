@@ -214,10 +214,9 @@ def test_the_commands_submit_show_list_and_cancel(file: Path, capsys: pytest.Cap
 
 
 def test_wait_goes_on_until_nothing_of_the_graph_can_run(
-    stands: Gateway, monkeypatch: pytest.MonkeyPatch, file: Path, capsys: pytest.CaptureFixture[str]
+    stands: Gateway, file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What is stalled will not end by itself; a cancelled graph is over when its bots have stopped what ran."""
-    monkeypatch.setattr("bots.cli.graphs.POLL_INTERVAL", 0.0)
     seen = dict.fromkeys(("blocked", "blocked_forever", "queued", "parked", "active", "failed", "cancelled"), 0)
     shown = seen | {"id": "g", "name": "build", "instance": "ci", "nodes": 3, "edges": 3, "missing": [], "dead": 0}
     going = Answer(shown | {"state": "active", "active": 1, "succeeded": 2})
@@ -234,7 +233,7 @@ def test_wait_goes_on_until_nothing_of_the_graph_can_run(
     with pytest.raises(LeaseholdError, match="2 of 3 nodes did not succeed"):
         call("graph", "wait", "g")
     stands.script = in_turn(going)
-    with pytest.raises(LeaseholdError, match="not over after 0 s: g"):
+    with pytest.raises(LeaseholdError, match="not final after 0 s: g"):
         call("graph", "wait", "g", "--timeout", "0")
 
 

@@ -186,10 +186,22 @@ def test_wait_tells_each_job_once_as_it_finishes() -> None:
     assert [asked.body["ids"] for asked in stands.asked] == [[JOB, OTHER], [JOB]]
 
 
+def test_jobs_of_several_parts_are_looked_at_in_turn_and_none_waits_for_the_hold_of_the_others() -> None:
+    ids = [str(UUID(int=n)) for n in range(client_client.MAX_IDS + 1)]
+
+    def script(asked: ReceivedRequest) -> Answer:
+        last = asked.body["ids"] == ids[-1:]
+        return Answer({"jobs": [{"id": job, "state": "dead" if last else "queued"} for job in asked.body["ids"]]})
+
+    with gateway(script) as stands, client_for(stands.url) as client:
+        assert next(client.wait(ids))["id"] == ids[-1]
+    assert [asked.body["wait"] for asked in stands.asked] == [0.5, 0.5]
+
+
 def test_wait_ends_when_its_time_is_up() -> None:
     with gateway(in_turn(Answer({"jobs": [{"id": JOB, "state": "queued"}], "done": False}))) as stands:
         with client_for(stands.url) as client:
-            assert list(client.wait([JOB], timeout=0.05, poll=0.01)) == []
+            assert list(client.wait([JOB], timeout=0.05)) == []
     assert stands.asked[-1].body["wait"] <= 0.05
 
 

@@ -1,34 +1,72 @@
 """Client library of Leasehold: jobs, their states and results, tasks, and the errors of a gateway.
 
-It imports nothing of the pool's other packages, which import its errors, states and bounds. Read first: client.py, then
-tasks.py for Python functions as jobs.
+It imports nothing of the pool's other packages, which import its errors, states and bounds. Read first: pool.py, then
+client.py, and tasks.py for Python functions as jobs.
+
+Each name is imported when it is first used, because a command of the command line uses few of them.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from leasehold.attempt import Attempt, Cancelled, current
-    from leasehold.errors import TaskFailed
-    from leasehold.pool import Pool
-    from leasehold.tasks import Task, TaskJob, TaskRegistry
+    from leasehold.async_pool import AsyncPool as AsyncPool
+    from leasehold.attempt import Attempt as Attempt
+    from leasehold.attempt import Cancelled as Cancelled
+    from leasehold.attempt import current as current
+    from leasehold.client import Client as Client
+    from leasehold.client import Job as Job
+    from leasehold.errors import BadInput as BadInput
+    from leasehold.errors import Conflict as Conflict
+    from leasehold.errors import Forbidden as Forbidden
+    from leasehold.errors import LeaseholdError as LeaseholdError
+    from leasehold.errors import NoAnswer as NoAnswer
+    from leasehold.errors import NotFound as NotFound
+    from leasehold.errors import NotReady as NotReady
+    from leasehold.errors import NotSucceeded as NotSucceeded
+    from leasehold.errors import QueueFull as QueueFull
+    from leasehold.errors import TaskFailed as TaskFailed
+    from leasehold.errors import TimedOut as TimedOut
+    from leasehold.errors import Unauthorised as Unauthorised
+    from leasehold.graphs import Node as Node
+    from leasehold.jobs import CancelledJob as CancelledJob
+    from leasehold.jobs import Explanation as Explanation
+    from leasehold.jobs import JobRequest as JobRequest
+    from leasehold.jobs import ListedJob as ListedJob
+    from leasehold.jobs import Result as Result
+    from leasehold.jobs import ShownJob as ShownJob
+    from leasehold.pool import Pool as Pool
+    from leasehold.states import FINAL as FINAL
+    from leasehold.states import JobState as JobState
+    from leasehold.tasks import Task as Task
+    from leasehold.tasks import TaskJob as TaskJob
+    from leasehold.tasks import TaskRegistry as TaskRegistry
 
-#: Where a name of this package is defined. It is imported when it is used, so that `leasehold.errors` costs no more.
-_LATER = {
-    "Attempt": "attempt",
-    "Cancelled": "attempt",
-    "current": "attempt",
-    "TaskFailed": "errors",
-    "Pool": "pool",
-    "Task": "tasks",
-    "TaskJob": "tasks",
-    "TaskRegistry": "tasks",
+#: Module → names that it exports here.
+_EXPORTS = {
+    "async_pool": ("AsyncPool",),
+    "attempt": ("Attempt", "Cancelled", "current"),
+    "client": ("Client", "Job"),
+    "errors": (
+        *("BadInput", "Conflict", "Forbidden", "LeaseholdError", "NoAnswer", "NotFound", "NotReady", "NotSucceeded"),
+        *("QueueFull", "TaskFailed", "TimedOut", "Unauthorised"),
+    ),
+    "graphs": ("Node",),
+    "jobs": ("CancelledJob", "Explanation", "JobRequest", "ListedJob", "Result", "ShownJob"),
+    "pool": ("Pool",),
+    "states": ("FINAL", "JobState"),
+    "tasks": ("Task", "TaskJob", "TaskRegistry"),
 }
-
-__all__ = ["Attempt", "Cancelled", "Pool", "Task", "TaskFailed", "TaskJob", "TaskRegistry", "current"]
+_MODULES = {name: module for module, names in _EXPORTS.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LATER:
-        raise AttributeError(f"module 'leasehold' has no attribute '{name}'")
-    return getattr(import_module(f"leasehold.{_LATER[name]}"), name)
+    if name not in _MODULES:
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    found = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_MODULES])

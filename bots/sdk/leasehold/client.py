@@ -9,20 +9,25 @@ One module because a program needs one client for all calls, and its parts share
 import base64
 import hashlib
 import json
+import math
 import random
 import re
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypeVar
 from urllib.parse import quote
 
 from leasehold import wire
-from leasehold.errors import BadInput, Conflict, LeaseholdError
+from leasehold.errors import BadInput, Conflict, LeaseholdError, TimedOut
 from leasehold.states import FINAL
 from leasehold.transport import Record, TooLarge, Transport
+
+E = TypeVar("E", bound=LeaseholdError)
+
 
 # Calls on waiting jobs
 
@@ -146,6 +151,18 @@ class Graphs:
         body = {"graph": graph} | ({} if instance is None else {"instance": instance})
         return self._transport.call("POST", "/v1/graphs/cancel", body=body)
 
+    def wait(self, graph: str, *, instance: str | None = None, timeout: float | None = None) -> Record:
+        """Wait until no node of the graph can run any more, and return the graph as `show` does. Raises TimedOut."""
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        pause = 0.05
+        while _is_unfinished(found := self.show(graph, instance=instance)):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimedOut([found["id"]], timeout or 0.0)
+            self._transport.rest(min(left, pause))
+            pause = min(1.0, 2 * pause)
+        return found
+
     def _show(self, graph: str, query: Mapping[str, str | int | None]) -> Record:
         given = {name: value for name, value in query.items() if value is not None}
         return self._transport.call("GET", _path(graph), query=given)
@@ -193,11 +210,11 @@ class Schedules:
         """Enable a schedule, or disable it with `enabled=False`. What it misses meanwhile is not made up for."""
         return self._transport.call("PATCH", _schedule_path(name), query=_of(instance), body={"enabled": enabled})
 
-    def run_now(self, name: str, *, key: str | None = None, instance: str | None = None) -> "Submitted":
+    def run_now(self, name: str, *, key: str | None = None, instance: str | None = None) -> "Job":
         """Submit the job of a schedule now, beside its ticks. The same key never makes a second job."""
         path = _schedule_path(name) + "/run"
         answer = self._transport.call("POST", path, query=_of(instance), body={"key": key or self._key()})
-        return Submitted(id=answer["id"], created=answer["created"])
+        return Job(id=answer["id"], created=answer["created"])
 
     def remove(self, name: str, *, instance: str | None = None) -> None:
         """Remove a schedule. Its jobs stay."""
@@ -210,6 +227,11 @@ def _of(instance: str | None) -> dict[str, str | int | float] | None:
 
 def _schedule_path(name: str) -> str:
     return f"/v1/schedules/{quote(name, safe='').replace('.', '%2E')}"
+
+
+def _is_unfinished(found: Record) -> bool:
+    """True if a node may still start or has not ended yet. What waits for a failed node may be blocked for ever."""
+    return bool(found["state"] == "active" or found["queued"] or found["active"])
 
 
 def _path(graph: str) -> str:
@@ -229,7 +251,7 @@ _PLACE = re.compile(r"^(?:body\.)?jobs(?:\.|\[)(\d+)\]?")
 
 
 @dataclass(frozen=True)
-class Submitted:
+class Job:
     """A submitted job.
 
     created: False if an earlier, equal request with the same key had created it.
@@ -300,16 +322,16 @@ class Client:
     ) -> None:
         self.close()
 
-    def submit(self, jobs: Iterable[Mapping[str, Any]]) -> list[Submitted]:
+    def submit(self, jobs: Iterable[Mapping[str, Any]]) -> list[Job]:
         """Submit job requests; the answers have the order of the requests.
 
         A job without a key gets a random one, so that no retry can submit it twice. More than 10,000 jobs or 8 MB are
         sent in parts, and in smaller parts if a proxy accepts less. If a later part is refused, the earlier parts stay
-        submitted. Raises BadInput with the job's place in `jobs`; Conflict `key_reused` for a key that another request
-        used; QueueFull if too many jobs with a label wait at the moment.
+        submitted, and `submitted` of the error holds their ids. Raises BadInput with the job's place in `jobs`;
+        Conflict `key_reused` for a key that another request used; QueueFull.
         """
         keyed = [dict(job) if job.get("key") is not None else {**job, "key": self._key()} for job in jobs]
-        answers: list[Submitted] = []
+        answers: list[Job] = []
         parts = list(reversed(list(_parts(keyed))))
         while parts:
             part = parts.pop()
@@ -317,15 +339,17 @@ class Client:
                 answer = self._transport.call("POST", "/v1/jobs", body={"jobs": part}, held=SUBMIT_TIME)
             except TooLarge as refused:
                 if len(part) == 1:
-                    raise TooLarge(f"jobs.{len(answers)}", refused.reason) from None
+                    raise _after(answers, TooLarge(f"jobs.{len(answers)}", refused.reason)) from None
                 middle = len(part) // 2
                 parts += [part[middle:], part[:middle]]
             except BadInput as refused:
-                raise BadInput(_moved(refused.field, len(answers)), refused.reason) from None
+                raise _after(answers, BadInput(_moved(refused.field, len(answers)), refused.reason)) from None
+            except LeaseholdError as refused:
+                raise _after(answers, refused) from refused.__cause__
             else:
                 advice = {each["job"]: each["text"] for each in answer.get("advice", ())}
                 answers += [
-                    Submitted(id=job["id"], created=job["created"], advice=advice.get(index))
+                    Job(id=job["id"], created=job["created"], advice=advice.get(index))
                     for index, job in enumerate(answer["jobs"])
                 ]
         return answers
@@ -419,30 +443,56 @@ class Client:
                 ]
         return answers
 
-    def wait(self, jobs: Sequence[str], *, timeout: float | None = None, poll: float = LONG_POLL) -> Iterator[Record]:
+    def wait(self, jobs: Sequence[str], *, timeout: float | None = None, together: bool = False) -> Iterator[Record]:
         """Yield each job once it is final; end when all jobs are, or after `timeout` seconds.
 
-        poll: the longest time in seconds for which one request is held, and so the longest time between two yields
-        while jobs end.
+        Jobs that one look finds final are yielded in the order of their ends. together: look only once all jobs of a
+        request are final, which costs the gateway less. Raises NotFound if one of the jobs does not exist.
         """
-        pending = dict.fromkeys(_job_id(job) for job in jobs)
-        deadline = None if timeout is None else time.monotonic() + timeout
+        pending = dict.fromkeys(job_id(job) for job in jobs)
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
         while pending:
-            parts = list(_slices(list(pending)))
-            for part in parts:
-                left = poll if deadline is None else min(poll, max(0.0, deadline - time.monotonic()))
-                for job in self.read_states(part, wait=min(left, LONG_POLL) / len(parts)):
-                    if job["state"] in FINAL:
-                        pending.pop(job["id"], None)
-                        yield job
-            if deadline is not None and time.monotonic() >= deadline:
+            left = max(0.0, deadline - time.monotonic())
+            ended = self.look(list(pending), wait=min(left, LONG_POLL), together=together)
+            for job in ended:
+                pending.pop(job["id"], None)
+                yield job
+            left = deadline - time.monotonic()
+            if left <= 0:
                 return
+            if pending and ended:
+                self._transport.rest(min(left, pause(len(pending))))
 
-    def read_states(self, jobs: Sequence[str], *, wait: float = 0.0) -> Records:
-        """Return the states of at most 1000 jobs once all are final or `wait` (up to 30) seconds have passed."""
-        body = {"ids": list(jobs), "wait": round(wait, 3)}
+    def look(self, jobs: Sequence[str], *, wait: float, together: bool = False) -> Records:
+        """Return those jobs that are final, in the order of their ends, once there are any or after `wait` seconds.
+
+        wait: up to 30. together: wait for all jobs of a request. Raises NotFound if one of the jobs does not exist.
+        """
+        ended: Records = []
+        parts = list(_slices(jobs))
+        if len(parts) > 1 and not together:
+            # A job of the last part is not to wait for the hold of all the others.
+            wait = min(wait, max(1.0, pause(len(jobs))))
+        for part in parts:
+            # Once a job of another part has ended, nobody waits for this one.
+            held = 0.0 if ended and not together else wait / len(parts)
+            found = self.read_states(part, wait=held, first=not together)
+            ended += (job for job in found if job["state"] in FINAL)
+        return sorted(ended, key=_end)
+
+    def read_states(self, jobs: Sequence[str], *, wait: float = 0.0, first: bool = False) -> Records:
+        """Return the states of at most 1000 jobs once all are final or `wait` (up to 30) seconds have passed.
+
+        first: return once one of them is final. Raises NotFound if one of them does not exist.
+        """
+        body: Record = {"ids": list(jobs), "wait": round(wait, 3)} | ({"any": True} if first else {})
         records: Records = self._transport.call("POST", "/v1/jobs/wait", body=body, held=wait)["jobs"]
         return records
+
+    def states(self, jobs: Sequence[str]) -> Records:
+        """Return the states of jobs in their order. Raises NotFound if one of them does not exist."""
+        found = {job["id"]: job for part in _slices(jobs) for job in self.read_states(part)}
+        return [found[job_id(job)] for job in jobs]
 
     def output(self, job: str, *, start: int = 0, wait: float = 0.0) -> Output:
         """Return output from offset `start`; wait up to `wait` seconds for some unless the job is final."""
@@ -468,19 +518,24 @@ class Client:
                 return
             start = piece.next
 
-    def follow(self, job: str) -> Iterator[Output]:
+    def read_output(self, job: str) -> bytes:
+        """Return the output that the current attempt has so far."""
+        return b"".join(piece.data for piece in self.written(job))
+
+    def follow(self, job: str, *, poll: float = LONG_POLL, idle: bool = False) -> Iterator[Output]:
         """Yield the output as it is written, in pieces, until the job is final.
 
-        The last piece may be empty. When a new attempt begins, the pieces start again at its first byte.
+        The last piece may be empty. When a new attempt begins, the pieces start again at its first byte. poll: seconds
+        (up to 30) for which one request is held. idle: yield an empty piece after each request that brought nothing.
         """
         start, attempt = 0, None
         while True:
-            piece = self.output(job, start=start, wait=LONG_POLL)
+            piece = self.output(job, start=start, wait=poll)
             if attempt is not None and piece.attempt != attempt and start > 0:
                 start, attempt = 0, piece.attempt
                 continue
             attempt, start = piece.attempt, piece.next
-            if piece.data or piece.final:
+            if piece.data or piece.final or idle:
                 yield piece
             if piece.final:
                 return
@@ -601,15 +656,21 @@ class Client:
         return str(uuid.UUID(int=self._chance.getrandbits(128), version=4))
 
 
+def pause(pending: int) -> float:
+    """Seconds between two looks at jobs that end one by one: a caller reads at most 5,000 states a second."""
+    return pending / 5000
+
+
 def _quota_path(cohort: str, instance: str) -> str:
     return f"/v1/quotas/{quote(cohort, safe='')}/{quote(instance, safe='')}"
 
 
 def _job_path(job: str) -> str:
-    return f"/v1/jobs/{_job_id(job)}"
+    return f"/v1/jobs/{job_id(job)}"
 
 
-def _job_id(job: str) -> str:
+def job_id(job: str) -> str:
+    """Return the id of a job in its usual form. Raises BadInput if the text is none."""
     try:
         return str(uuid.UUID(job))
     except ValueError:
@@ -617,7 +678,7 @@ def _job_id(job: str) -> str:
 
 
 def _slices(jobs: Sequence[str], size: int = MAX_IDS) -> Iterator[list[str]]:
-    ids = [_job_id(job) for job in jobs]
+    ids = [job_id(job) for job in jobs]
     for start in range(0, len(ids), size):
         yield ids[start : start + size]
 
@@ -637,6 +698,19 @@ def _parts(jobs: Sequence[Record]) -> Iterator[Records]:
         size, nodes = size + length, nodes + count
     if part:
         yield part
+
+
+def _after(answers: Sequence[Job], refused: E) -> E:
+    """Return the refusal of a part, which says what the parts before it have made."""
+    if answers:
+        refused.submitted = tuple(job.id for job in answers)
+        refused.add_note(f"{len(answers)} jobs were submitted before")
+    return refused
+
+
+def _end(job: Record) -> datetime:
+    ended = job.get("finished_at")
+    return datetime.max.replace(tzinfo=UTC) if ended is None else datetime.fromisoformat(ended)
 
 
 def _moved(field: str, offset: int) -> str:

@@ -1,8 +1,17 @@
 """Typed errors that functions of this package raise to their callers. A lost race is never an error."""
 
+from collections.abc import Sequence
+
+from leasehold.states import JobState
+
 
 class LeaseholdError(Exception):
-    """Base class of all errors that a caller has to know; its text is one line and safe to show."""
+    """Base class of all errors that a caller has to know; its text is one line and safe to show.
+
+    submitted: ids of the jobs that earlier parts of a refused submit have made, in the order of the requests.
+    """
+
+    submitted: tuple[str, ...] = ()
 
 
 class BadInput(LeaseholdError):
@@ -44,6 +53,30 @@ class Forbidden(LeaseholdError):
 
 class Unauthorised(LeaseholdError):
     """The caller sent no token, or one that is not valid."""
+
+
+class NoAnswer(LeaseholdError):
+    """No gateway was reached, or it gave no answer, for as long as the client has patience.
+
+    Whether the request was executed is unknown. A submit with the same keys may be repeated.
+    """
+
+
+class TimedOut(LeaseholdError):
+    """The time of a wait was over before all jobs were final. `pending`: ids of those that were not; they go on."""
+
+    def __init__(self, pending: Sequence[str], timeout: float) -> None:
+        others = f" and {len(pending) - 1} more" if len(pending) > 1 else ""
+        super().__init__(f"not final after {timeout:g} s: {pending[0]}{others}")
+        self.pending = tuple(pending)
+
+
+class NotSucceeded(LeaseholdError):
+    """A job ended without success. `job`: its id. `state`: how it ended. `reason`: why, if anything is known."""
+
+    def __init__(self, job: str, state: JobState, reason: str | None) -> None:
+        super().__init__(f"job {job} is {state}" + (f": {reason}" if reason else ""))
+        self.job, self.state, self.reason = job, state, reason
 
 
 class NotReady(LeaseholdError):

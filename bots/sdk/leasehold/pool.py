@@ -1,43 +1,285 @@
-"""`Pool`: one pool as a program sees it, with the functions that it may run as jobs."""
+"""`Pool`: a program's way to a pool of workers. It is a layer of types over `Client`, which does every call."""
 
-import os
 import random
-from functools import cached_property
-from typing import Self
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
+from itertools import count
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
-from leasehold.client import Client
-from leasehold.errors import BadInput
+from leasehold.client import Client, Job
+from leasehold.credentials import Credentials
+from leasehold.errors import TimedOut
+from leasehold.jobs import (
+    AnyJob,
+    CancelledJob,
+    Explanation,
+    JobFields,
+    JobFilter,
+    JobRequest,
+    ListedJob,
+    Record,
+    Result,
+    ShownJob,
+    Sort,
+    job_id,
+    job_ids,
+    query,
+    request,
+)
 from leasehold.json_values import Serialiser
+from leasehold.states import JobState
 from leasehold.tasks import TaskRegistry
+
+if TYPE_CHECKING:
+    from leasehold.graphs import Graph, OnFailure
+
+#: Jobs that are read ahead by an iterator over a list.
+PAGE = 200
 
 
 class Pool(TaskRegistry):
-    """A gateway with a token, and the tasks of one app.
+    """Calls one pool, through its gateway, and holds the tasks of one app; several threads may share one.
 
-    url, token: as for Client. None = LEASEHOLD_URL and LEASEHOLD_TOKEN, read when the client is first used: a bot
-    imports the module of a pool without them. app, serialiser: see TaskRegistry.
+    url: `http://…`, `https://…` or `http+unix://` followed by the socket's absolute path.
+    timeout: seconds for one request, in addition to the time for which a request may be held.
+    patience: seconds for which lost connections and the statuses 429, 502, 503 and 504 are retried, with full jitter.
+    insecure: a token may be sent unencrypted to another machine.
+    app, serialiser: see TaskRegistry.
+
+    Every call raises a LeaseholdError: Unauthorised and Forbidden for a token that may not make it, NotFound for a job
+    that does not exist or belongs to another instance, NoAnswer if the patience ends.
     """
 
     def __init__(
         self,
-        url: str | None = None,
-        token: str | None = None,
+        url: str,
+        token: str,
         *,
+        timeout: float = 10.0,
+        patience: float = 30.0,
+        insecure: bool = False,
+        chance: random.Random | None = None,
         app: str | None = None,
         serialiser: Serialiser | None = None,
     ) -> None:
         super().__init__(app=app, serialiser=serialiser)
-        self._url, self._token = url, token
+        checked = Credentials(url=url, insecure=insecure).address()
+        chance = chance or random.SystemRandom()
+        self._connect: Callable[[], Client] = partial(
+            Client, checked, token, chance=chance, timeout=timeout, patience=patience
+        )
+        # A wrong token is refused here, and not at the first call.
+        _ = self.client
 
     @classmethod
-    def from_env(cls, *, app: str | None = None, serialiser: Serialiser | None = None) -> Self:
-        """Return the pool that LEASEHOLD_URL and LEASEHOLD_TOKEN name."""
-        return cls(app=app, serialiser=serialiser)
+    def from_env(
+        cls,
+        *,
+        data: str | Path | None = None,
+        token_file: str | Path | None = None,
+        timeout: float = 10.0,
+        patience: float = 30.0,
+        app: str | None = None,
+        serialiser: Serialiser | None = None,
+    ) -> Self:
+        """Return the pool that the environment names, in the way of the command line.
+
+        The address: LEASEHOLD_URL, else `<data>/gateway.url`. The token: the file `token_file`, LEASEHOLD_TOKEN, else
+        `<data>/operator.token`. The data directory: `data`, LEASEHOLD_DATA, else that of `leasehold up`.
+
+        They are looked up when the pool is first called, because the processes that run tasks import the module of
+        their pool without them. That call raises BadInput if one of them is unknown, if others could read the token's
+        file, or if the token would be sent unencrypted to another machine and LEASEHOLD_INSECURE does not allow it.
+        """
+        found = Credentials(token_file=_path(token_file), data=_path(data))
+
+        def connect() -> Client:
+            chance = random.SystemRandom()
+            return Client(found.address(), found.token(), chance=chance, timeout=timeout, patience=patience)
+
+        made = cls.__new__(cls)
+        TaskRegistry.__init__(made, app=app, serialiser=serialiser)
+        made._connect = connect
+        return made
 
     @cached_property
     def client(self) -> Client:
-        """The client of this pool. Raises BadInput if neither arguments nor environment name a gateway and a token."""
-        url, token = self._url or os.environ.get("LEASEHOLD_URL"), self._token or os.environ.get("LEASEHOLD_TOKEN")
-        if url is None or token is None:
-            raise BadInput("url" if url is None else "token", "is neither given nor set in the environment")
-        return Client(url, token, chance=random.SystemRandom())
+        """All calls that a gateway takes. Their answers are its JSON objects. Raises as `from_env` says."""
+        return self._connect()
+
+    def close(self) -> None:
+        """Close all connections. Calls of other threads that are under way fail."""
+        if "client" in vars(self):
+            self.client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def submit(self, command: Sequence[str], **fields: Unpack[JobFields]) -> Job:
+        """Submit one job: a program with its arguments, started without a shell.
+
+        Without a `key` the client draws a random one, so that its own retries make no second job. Raises BadInput with
+        the name of the field; Conflict `key_reused` for a key that another request used; QueueFull.
+        """
+        (job,) = self.client.submit([request(command, fields)])
+        return job
+
+    def submit_many(self, jobs: Iterable[JobRequest], *, key: str | None = None) -> list[Job]:
+        """Submit job requests; the answers have their order.
+
+        More than 10,000 jobs or 8 MB are sent in parts, each of which is accepted whole or not at all. key: the job
+        with number N, from 0, gets the key `KEY-N` unless it has one, so that a repeat of the same call makes no second
+        job.
+        Raises as `submit`; `submitted` of the error holds the ids of the jobs of earlier parts.
+        """
+        requests = (request(job["command"], job) for job in jobs)
+        if key is None:
+            return self.client.submit(requests)
+        return self.client.submit({"key": f"{key}-{n}", **job} for n, job in zip(count(), requests))
+
+    def wait(self, jobs: AnyJob | Iterable[AnyJob], timeout: float | None = None) -> list[Result]:
+        """Wait until all jobs are final; return their results in the given order.
+
+        Raises TimedOut after `timeout` seconds; the jobs go on.
+        """
+        ids = job_ids(jobs)
+        ended = {record["id"]: record for record in self.client.wait(ids, timeout=timeout, together=True)}
+        _refuse_unfinished(ids, ended, timeout)
+        return [self._result(ended[id]) for id in ids]
+
+    def results(self, jobs: AnyJob | Iterable[AnyJob]) -> list[Result]:
+        """Return the state of each job, and how it ended if it has, in the given order, without waiting."""
+        return [self._result(record) for record in self.client.states(job_ids(jobs))]
+
+    def result(self, job: AnyJob, timeout: float | None = None) -> Result:
+        """Wait until one job is final; return its result. Raises TimedOut."""
+        (found,) = self.wait(job, timeout)
+        return found
+
+    def as_completed(
+        self,
+        jobs: AnyJob | Iterable[AnyJob],
+        *,
+        timeout: float | None = None,
+        progress: Callable[[int, int], object] | None = None,
+    ) -> Iterator[Result]:
+        """Yield the result of each job once it is final, in the order in which they end.
+
+        The order is exact for up to 1,000 jobs. Of more, jobs that end within seconds of each other may change places.
+        progress: called before each yield with the number of jobs that have ended and of all. Raises TimedOut
+        after `timeout` seconds; the jobs go on.
+        """
+        ids = job_ids(jobs)
+        ended: dict[str, Record] = {}
+        for record in self.client.wait(ids, timeout=timeout):
+            ended[record["id"]] = record
+            if progress is not None:
+                progress(len(ended), len(ids))
+            yield self._result(record)
+        _refuse_unfinished(ids, ended, timeout)
+
+    def cancel(self, jobs: AnyJob | Iterable[AnyJob], *, all_submissions: bool = False) -> list[CancelledJob]:
+        """Cancel waiting jobs, and ask bots to stop running ones.
+
+        Raises NotFound if none of the jobs exists, Conflict `already_final` if all of them had ended before by
+        themselves. A job that other submissions share goes on, unless an operator cancels with `all_submissions`.
+        """
+        answers = self.client.cancel(job_ids(jobs), all_submissions=all_submissions)
+        return [
+            CancelledJob(each["id"], None if each["state"] is None else JobState(each["state"]), each["changed"])
+            for each in answers
+        ]
+
+    def explain(self, job: AnyJob) -> Explanation:
+        """Return why a job runs where it runs, or why it does not run and what would start it."""
+        found = self.client.explain(job_id(job))
+        return Explanation(
+            id=found["id"],
+            state=JobState(found["state"]),
+            sentence=found["sentence"],
+            change=tuple(found["change"]),
+            record=found,
+        )
+
+    def output(self, job: AnyJob) -> bytes:
+        """Return the output that the newest attempt has so far: standard output and error in the order of writing."""
+        return self.client.read_output(job_id(job))
+
+    def logs(self, job: AnyJob, *, follow: bool = False) -> Iterator[bytes]:
+        """Yield the output of the newest attempt, in pieces. follow: go on as it is written, until the job is final.
+
+        When a new attempt begins, the pieces start again at its first byte; `Pool.client.follow` says for each piece
+        to which attempt it belongs.
+        """
+        pieces = self.client.follow(job_id(job)) if follow else self.client.written(job_id(job))
+        return (piece.data for piece in pieces if piece.data)
+
+    def job(self, job: AnyJob) -> ShownJob:
+        """Return everything about one job."""
+        return ShownJob.of(self.client.show(job_id(job)))
+
+    def jobs(
+        self,
+        *,
+        sort: Sort | None = None,
+        order: Literal["asc", "desc"] | None = None,
+        limit: int | None = None,
+        **wanted: Unpack[JobFilter],
+    ) -> Iterator[ListedJob]:
+        """Yield the jobs that pass a filter, by default the newest first. limit: the most jobs; None = all.
+
+        Pages are read as the iterator advances, so jobs that change meanwhile may be missing.
+        """
+        cursor, left = None, limit
+        asked = query(wanted) | {"sort": sort, "order": order}
+        while left is None or left > 0:
+            page = self.client.list(limit=PAGE if left is None else min(left, PAGE), cursor=cursor, **asked)
+            yield from map(ListedJob.of, page.jobs)
+            cursor, left = page.next, None if left is None else left - len(page.jobs)
+            if cursor is None:
+                return
+
+    def graph(
+        self,
+        name: str,
+        *,
+        instance: str | None = None,
+        key: str | None = None,
+        priority: int | None = None,
+        on_failure: "OnFailure | None" = None,
+        fair_share: bool | None = None,
+    ) -> "Graph":
+        """Begin a graph of jobs that depend on each other; add its nodes, then submit it.
+
+        on_failure: what a node does if one that it depends on does not succeed; None = it stays blocked.
+        priority: of nodes that have none of their own. fair_share: divide the pool between this graph and others.
+        """
+        from leasehold.graphs import Graph  # most programs have none
+
+        options: Mapping[str, Any] = {
+            "instance": instance,
+            "key": key,
+            "priority": priority,
+            "on_failure": on_failure,
+            "fair_share": fair_share,
+        }
+        return Graph(self.client, name, options)
+
+    def _result(self, record: Record) -> Result:
+        return Result.of(record, read=self.client.read_output)
+
+
+def _refuse_unfinished(ids: Sequence[str], ended: Mapping[str, Record], timeout: float | None) -> None:
+    if pending := [id for id in ids if id not in ended]:
+        raise TimedOut(pending, timeout or 0.0)
+
+
+def _path(given: str | Path | None) -> Path | None:
+    return None if given is None else Path(given)

@@ -18,7 +18,7 @@ from leasehold.errors import BadInput, TaskFailed
 from leasehold.json_values import JsonSerialiser, Serialiser, check_json
 
 if TYPE_CHECKING:
-    from leasehold.client import Client, Submitted
+    from leasehold.client import Client, Job
     from leasehold.transport import Record
 
 P = ParamSpec("P")
@@ -260,7 +260,7 @@ class Task(Generic[P, R]):
         }
         return {name: value for name, value in {**more, **given}.items() if value is not None}
 
-    def _job(self, submitted: "Submitted") -> "TaskJob[R]":
+    def _job(self, submitted: "Job") -> "TaskJob[R]":
         return TaskJob(submitted.id, self, created=submitted.created)
 
 

@@ -13,7 +13,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
@@ -21,7 +21,18 @@ from typing import Any
 from urllib.parse import SplitResult, quote, unquote, urlencode, urlsplit
 
 from leasehold import wire
-from leasehold.errors import BadInput, Conflict, Forbidden, LeaseholdError, NotFound, NotReady, QueueFull, Unauthorised
+from leasehold.errors import (
+    BadInput,
+    Conflict,
+    Forbidden,
+    LeaseholdError,
+    NoAnswer,
+    NotFound,
+    NotReady,
+    QueueFull,
+    Unauthorised,
+)
+from leasehold.interruption import interruption_of_thread, shut_down
 
 Record = dict[str, Any]
 
@@ -80,26 +91,37 @@ class Transport:
             headers = {**headers, "Content-Type": "application/json"}
             sent = json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
         begun, tries = time.monotonic(), 0
+        interruption = interruption_of_thread()
         while True:
             tries += 1
             try:
                 answer = self._once(method, target, headers, sent, timeout=self._timeout + held)
                 break
             except _Unknown as unknown:
+                if interruption is not None:
+                    interruption.check()
                 patience = self._patience if self._reached else min(self._patience, FIRST_CONTACT)
                 if time.monotonic() - begun >= patience:
                     if unknown.answer is not None:
                         raise _refusal(unknown.answer) from None
                     if isinstance(unknown.__cause__, Unreachable):
-                        raise LeaseholdError(f"cannot reach the gateway at {self.url}: is it running?") from unknown
+                        raise NoAnswer(f"cannot reach the gateway at {self.url}: is it running?") from unknown
                     reason = "takes connections and does not answer: look at its log and its database"
-                    raise LeaseholdError(f"the gateway at {self.url} {reason}") from unknown
-            self._sleep(self._chance.uniform(0.0, min(2.0, 0.05 * 2.0 ** min(tries, 30))))
+                    raise NoAnswer(f"the gateway at {self.url} {reason}") from unknown
+            self.rest(self._chance.uniform(0.0, min(2.0, 0.05 * 2.0 ** min(tries, 30))))
         if not 200 <= answer.status < 300:
             raise _refusal(answer)
         if answer.status == HTTPStatus.NO_CONTENT:
             return {}
         return _document(answer, self.url)
+
+    def rest(self, seconds: float) -> None:
+        """Sleep between two requests. Raises Interrupted."""
+        interruption = interruption_of_thread()
+        if interruption is None:
+            self._sleep(seconds)
+        else:
+            interruption.rest(seconds)
 
     def _once(
         self, method: str, target: str, headers: Mapping[str, str], body: bytes | None, *, timeout: float
@@ -189,6 +211,7 @@ class Connections:
         self._idle: list[HTTPConnection] = []
         self._busy: set[HTTPConnection] = set()
         self._closed = False
+        self._process = os.getpid()
 
     def close(self) -> None:
         """Close all connections, also those that wait for an answer."""
@@ -197,7 +220,7 @@ class Connections:
             for connection in self._busy:
                 if connection.sock is not None:
                     # Closing it would not wake the thread that reads from it.
-                    _shut_down(connection.sock)
+                    shut_down(connection.sock)
             for connection in self._idle:
                 connection.close()
             self._idle.clear()
@@ -212,20 +235,24 @@ class Connections:
         """
         connection = self._take()
         reusable = False
+        interruption = interruption_of_thread()
         try:
-            if connection.sock is None:
-                self._connect(connection)
-            connection.sock.settimeout(timeout)
-            target = self._address.path + target
-            if self._proxy is not None and self._address.scheme == "http":
-                target = f"http://{_authority(self._address)}{target}"
-                headers = {**headers, **self._proxy.headers, "Host": _authority(self._address)}
-            # A proxy that refuses a large body may answer and close before it has read it.
-            with suppress(BrokenPipeError, ConnectionResetError):
-                connection.request(method, target, body=body, headers=dict(headers))
-            response = connection.getresponse()
-            retry_after = _seconds(response.getheader("Retry-After"))
-            answer = Answer(response.status, response.reason, response.read(), retry_after)
+            with nullcontext() if interruption is None else interruption.of(connection):
+                if connection.sock is None:
+                    self._connect(connection)
+                if interruption is not None:
+                    interruption.check()
+                connection.sock.settimeout(timeout)
+                target = self._address.path + target
+                if self._proxy is not None and self._address.scheme == "http":
+                    target = f"http://{_authority(self._address)}{target}"
+                    headers = {**headers, **self._proxy.headers, "Host": _authority(self._address)}
+                # A proxy that refuses a large body may answer and close before it has read it.
+                with suppress(BrokenPipeError, ConnectionResetError):
+                    connection.request(method, target, body=body, headers=dict(headers))
+                response = connection.getresponse()
+                retry_after = _seconds(response.getheader("Retry-After"))
+                answer = Answer(response.status, response.reason, response.read(), retry_after)
             reusable = not response.will_close
             return answer
         finally:
@@ -235,6 +262,11 @@ class Connections:
         with self._lock:
             if self._closed:
                 raise RuntimeError("the transport is closed")
+            if self._process != os.getpid():
+                # A server that forks its workers shares these sockets with them: two would read each other's answers.
+                self._process = os.getpid()
+                self._idle.clear()
+                self._busy.clear()
             while self._idle:
                 connection = self._idle.pop()
                 if not _ended(connection.sock):
@@ -323,12 +355,6 @@ def _ended(connected: socket.socket) -> bool:
     watch = select.poll()
     watch.register(connected, select.POLLIN)
     return bool(watch.poll(0))
-
-
-def _shut_down(connected: socket.socket) -> None:
-    with suppress(OSError):  # it has ended already
-        # A TLS socket's own method would let another thread, which reads from it, fail with a ValueError.
-        socket.socket.shutdown(connected, socket.SHUT_RDWR)
 
 
 class TooLarge(BadInput):

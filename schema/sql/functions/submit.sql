@@ -203,8 +203,10 @@ BEGIN
             FROM jsonb_array_elements(CASE WHEN originals = '[]' THEN requests ELSE originals END)
                 WITH ORDINALITY AS r
             JOIN instances i ON i.name = coalesce(r.value->>'instance', 'default')
-            JOIN submit_keys k ON k.instance = i.id AND k.key = r.value->>'key'
-            JOIN jobs j ON j.id = k.job_id
+            CROSS JOIN LATERAL (
+                SELECT k.job_id, k.request_hash FROM submit_keys k
+                WHERE k.instance = i.id AND k.key = r.value->>'key' OFFSET 0) k
+            CROSS JOIN LATERAL (SELECT j.id, j.public_id FROM jobs j WHERE j.id = k.job_id OFFSET 0) j
             WHERE r.value->>'dedup_key' IS NULL
                 AND (r.ordinality - 1)::integer <> ALL (coalesce(born_ns, '{}'));
     END IF;

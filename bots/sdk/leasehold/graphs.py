@@ -1,0 +1,143 @@
+"""Graphs of jobs that depend on each other: put together here, submitted whole or not at all."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal, TypeAlias, Unpack
+
+from leasehold import jobs
+from leasehold.client import Client, Job
+from leasehold.errors import BadInput
+from leasehold.jobs import NodeFields, Record, Result
+
+#: What a node does if one that it depends on does not succeed: stay blocked, run, or be cancelled.
+OnFailure: TypeAlias = Literal["block", "run", "cancel"]
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node of a graph, by its number."""
+
+    number: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphState:
+    """How many nodes of a graph are in each state.
+
+    state: `active`; `stalled`, if no node can run any more; `finished`, `cancelled` or `replaced`.
+    blocked_forever: blocked nodes that can never run. active: nodes that are leased to bots or running.
+    """
+
+    id: str
+    name: str
+    state: str
+    nodes: int
+    blocked: int
+    blocked_forever: int
+    queued: int
+    parked: int
+    active: int
+    succeeded: int
+    failed: int
+    cancelled: int
+    dead: int
+
+    @property
+    def all_succeeded(self) -> bool:
+        """True if every node has succeeded."""
+        return self.succeeded == self.nodes
+
+    @classmethod
+    def of(cls, record: Record) -> "GraphState":
+        return cls(**{each.name: record[each.name] for each in fields(cls)})
+
+
+class GraphRequest:
+    """The nodes of a graph that is not submitted yet. `Pool.graph` and `AsyncPool.graph` make one."""
+
+    def __init__(self, name: str, options: Mapping[str, Any]) -> None:
+        given = {option: value for option, value in options.items() if value is not None}
+        self._request: dict[str, Any] = {"name": name, **given}
+        self._nodes: list[dict[str, Any]] = []
+
+    def add(
+        self,
+        command: Sequence[str],
+        *,
+        after: Iterable[Node] | Mapping[Node, OnFailure | None] = (),
+        on_failure: OnFailure | None = None,
+        **fields: Unpack[NodeFields],
+    ) -> Node:
+        """Add a node, which starts once all nodes of `after` have succeeded.
+
+        on_failure: what it does if one of them does not succeed; None = as the graph says. A mapping `after` says so
+        for each of them. Raises BadInput if one of them is not of this graph.
+        """
+        node = Node(len(self._nodes))
+        parents = after if isinstance(after, Mapping) else dict.fromkeys(after)
+        for parent in parents:
+            if not 0 <= parent.number < node.number:
+                raise BadInput("after", f"names node {parent.number}, which the graph does not have yet")
+        edges = [_edge(parent, own or on_failure) for parent, own in parents.items()]
+        self._nodes.append({**jobs.request(command, fields), "node": node.number} | ({"after": edges} if edges else {}))
+        return node
+
+    def request(self) -> dict[str, Any]:
+        """Return the graph in the form in which it is submitted."""
+        return {**self._request, "nodes": list(self._nodes)}
+
+
+class Graph(GraphRequest):
+    """A graph to put together and to submit."""
+
+    def __init__(self, client: Client, name: str, options: Mapping[str, Any]) -> None:
+        super().__init__(name, options)
+        self._client = client
+
+    def submit(self) -> "SubmittedGraph":
+        """Submit the graph, all or nothing; it replaces an unfinished graph of its name.
+
+        Without a key the client draws a random one for each call. Raises BadInput with the path in the request;
+        Conflict `key_reused`; QueueFull if too many jobs with a label wait.
+        """
+        return SubmittedGraph(self._client, self._client.graphs.submit(self.request()))
+
+
+class SubmittedGraph:
+    """A graph that was submitted.
+
+    created: False if an earlier, equal request with the same key had created it.
+    jobs: the job of each node. warnings: what the gateway noticed about the request.
+    """
+
+    def __init__(self, client: Client, answer: Record) -> None:
+        self._client = client
+        self.id: str = answer["id"]
+        self.name: str = answer["name"]
+        self.created: bool = answer["created"]
+        self.jobs: Mapping[Node, Job] = {
+            Node(each["node"]): Job(each["id"], created=self.created) for each in answer["nodes"]
+        }
+        self.warnings: Sequence[str] = tuple(answer["warnings"])
+
+    def state(self) -> GraphState:
+        """Return how many nodes are in each state."""
+        return GraphState.of(self._client.graphs.show(self.id))
+
+    def wait(self, timeout: float | None = None) -> GraphState:
+        """Wait until no node can run any more. Raises TimedOut after `timeout` seconds; the graph goes on."""
+        return GraphState.of(self._client.graphs.wait(self.id, timeout=timeout))
+
+    def results(self) -> Mapping[Node, Result]:
+        """Return the state of every node, and how it ended if it has. Raises NotFound if a job was deleted."""
+        found = self._client.states([job.id for job in self.jobs.values()])
+        read = self._client.read_output
+        return {node: Result.of(record, read=read) for node, record in zip(self.jobs, found, strict=True)}
+
+    def cancel(self) -> int:
+        """Cancel waiting nodes and stop running ones; return how many."""
+        return int(self._client.graphs.cancel(self.id)["jobs"])
+
+
+def _edge(parent: Node, on_failure: OnFailure | None) -> int | dict[str, Any]:
+    return parent.number if on_failure is None else {"node": parent.number, "on_failure": on_failure}
