@@ -19,6 +19,7 @@ from leasehold.tasks import TaskJob
 
 from bots.agent.agent import Agent
 from bots.agent.workspace import marked_processes
+from schema import clock
 from schema.postgres.engine import Database
 from schema.timing import Timing
 from tests.support import task_app
@@ -241,3 +242,18 @@ def test_an_app_whose_tasks_share_processes_has_one_account_and_no_sandbox(tmp_p
         chosen = settings(tmp_path, app="tests.support.task_app:pool", **{setting: value})
         with pytest.raises(BadInput, match=f"^{setting}: .* for an app"):
             Agent(chosen, "http://127.0.0.1:1", "t").run()
+
+
+def test_an_idle_bot_whose_call_is_held_for_longer_than_its_session_lives_keeps_its_processes(tmp_path: Path) -> None:
+    pool = AgentPool(ttl=2, sync_in=0.1)
+    with serving(pool, tmp_path, app="tests.support.task_app:pool"):
+        key = grant(pool, "add", 1, job="first")
+        pool.until(lambda: key in pool.outcomes and pool.syncs[-1].wait)
+        began, calls = clock.monotonic(), len(pool.syncs)
+        # One for each kind of tasks, and neither is being replaced.
+        before = eventually(lambda: len(found := marked_processes(tmp_path / "work" / "bot-1")) == 2 and found)
+        pool.until(lambda: clock.monotonic() - began > 1.5 * pool.ttl)
+        assert len(pool.syncs) == calls
+        assert marked_processes(tmp_path / "work" / "bot-1") == before
+        key = grant(pool, "add", 2, job="second")
+        assert pool.until(lambda: pool.outcomes.get(key))["verdict"] == "succeeded"
