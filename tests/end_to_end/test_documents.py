@@ -2,8 +2,8 @@
 
 In a block ```console a line that begins with `$ ` is a command, one that begins with `> ` continues it, and any other
 line is output that the command must print, where `…` stands for anything. A command is expected to exit with 0, unless
-it ends with a comment such as `# exit 1`. A block ```python, whose first line is `# FILE.py`, is written to that file,
-for the commands that follow. The comment `<!-- not run: reason -->` above a block keeps it from being run.
+it ends with a comment such as `# exit 1`. The comment `<!-- not run: reason -->` above a block keeps it from being run.
+The comment `<!-- file: NAME -->` above a block puts it into a file, which the commands of the document find.
 """
 
 import json
@@ -30,15 +30,16 @@ from tests.support.patience import eventually
 ROOT = Path(__file__).parent.parent.parent
 FOLDER = ROOT / "ops" / "docs"
 DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *FOLDER.glob("*.md")])
-#: Languages of fenced blocks. `console` is run, with the files of `python`; `toml` is checked as a configuration, `sql`
-#: is run, `json` is parsed.
-LANGUAGES = {"console", "python", "toml", "sql", "json", "text"}
+#: Languages of fenced blocks. `console` is run, `toml` is checked as a configuration, `sql` is run, `json` is parsed. A
+#: block of `python` is a file, which a command runs.
+LANGUAGES = {"console", "toml", "sql", "json", "python", "text"}
 README_BYTES = 9000
 #: Seconds that the pool gets to start, and all commands of one document to run, on a busy machine.
 STARTS_WITHIN, RUNS_WITHIN = 180.0, 900.0
 
 FENCE = re.compile(r"^```(\S*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NOT_RUN = re.compile(r"<!-- not run:(.*)-->\s*\Z")
+FILE = re.compile(r"<!-- file:(.*)-->\s*\Z")
 EXIT = re.compile(r"#.*\bexit (\d+)")
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)\s]*)?\)")
 
@@ -59,18 +60,15 @@ class Command:
 
 @dataclass
 class Block:
-    """One fenced block. `excuse`: why it is not run, None if it is."""
+    """One fenced block. `excuse`: why it is not run, None if it is. `file`: the file that holds it, if one does."""
 
     language: str
     body: str
     line: int
     excuse: str | None
+    file: str | None
 
     def commands(self) -> list[Command]:
-        if self.language == "python":
-            file = re.match(r"# (\w+\.py)\n", self.body)
-            assert file, f"line {self.line}: the program does not begin with the name of its file"
-            return [Command(f"cat > {file[1]} << 'END OF FILE'\n{self.body}END OF FILE", self.line)]
         found: list[Command] = []
         for number, line in enumerate(self.body.splitlines(), self.line + 1):
             if line.startswith("$ "):
@@ -88,7 +86,16 @@ def blocks(document: Path) -> list[Block]:
     for fence in FENCE.finditer(text):
         excuse = NOT_RUN.search(text[: fence.start()])
         line = text.count("\n", 0, fence.start()) + 1
-        found.append(Block(fence[1], fence[2], line, excuse[1].strip() if excuse else None))
+        file = FILE.search(text[: fence.start()])
+        found.append(
+            Block(
+                fence[1],
+                fence[2],
+                line,
+                excuse=excuse[1].strip() if excuse else None,
+                file=file[1].strip() if file else None,
+            )
+        )
     return found
 
 
@@ -210,12 +217,16 @@ def test_every_command_that_a_document_shows_does_what_it_shows(document: Path, 
     commands = [
         command
         for block in blocks(document)
-        if block.language in {"console", "python"} and block.excuse is None
+        if block.language == "console" and block.excuse is None
         for command in block.commands()
     ]
     # The commands of the README run on the installed console script.
-    environment = pool.environment if document.name == "README.md" else pool.forked
-    wrong = run_all(commands, environment, workplace(tmp_path)) if commands else []
+    environment = pool.environment if document == ROOT / "README.md" else pool.forked
+    directory = workplace(tmp_path)
+    for block in blocks(document):
+        if block.file is not None:
+            (directory / block.file).write_text(block.body)
+    wrong = run_all(commands, environment, directory) if commands else []
     assert not wrong, f"{name(document)}:\n" + "\n\n".join(wrong)
 
 
@@ -261,6 +272,7 @@ def test_every_block_of_a_document_has_a_known_language_and_every_excuse_a_reaso
                 f"{where}: commands belong in ```console"
             )
             assert block.excuse is None or len(block.excuse.split()) > 2, f"{where}: say why the block is not run"
+            assert block.language != "python" or block.file or block.excuse, f"{where}: say which file holds the block"
 
 
 def test_every_link_between_documents_leads_to_a_file() -> None:
