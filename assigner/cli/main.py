@@ -426,8 +426,8 @@ def bot_command(
     if given["capacity"] is not None:
         given["auto_capacity"] = given["capacity"] == "auto"
         given["capacity"] = None if given["auto_capacity"] else given["capacity"]
-    _count_tasks(settings, given)
-    settings = _overridden(settings, {key: value for key, value in given.items() if value not in (None, ())})
+    counted = _count_tasks(settings, given)
+    settings = _overridden(settings, {key: value for key, value in given.items() if value not in (None, ())}, **counted)
     if settings.sandbox != "none":
         # Tokens and the socket of a private server are there.
         settings = settings.model_copy(update={"sandbox_hide": (*settings.sandbox_hide, installation.data)})
@@ -440,19 +440,24 @@ def bot_command(
     return agent.run()
 
 
-def _count_tasks(settings: "AgentSettings", given: dict[str, Any]) -> None:
-    """Take the number of tasks that run at once as the capacity. Raises BadInput if that contradicts other options."""
+def _count_tasks(settings: "AgentSettings", given: dict[str, Any]) -> dict[str, str]:
+    """Take the number of tasks that run at once as the capacity; return the option's name by that of the setting.
+
+    Raises BadInput if that contradicts other options.
+    """
     concurrency = given.pop("concurrency")
     if concurrency is None:
-        return
+        return {}
     if given["app"] is None and settings.app is None:
         raise BadInput("--concurrency", "means nothing without --app")
     if given["capacity"] is not None or given.get("auto_capacity"):
         raise BadInput("--concurrency", "and --capacity are two words for one thing: give one of them")
     given |= {"capacity": concurrency, "auto_capacity": False}
+    return {"capacity": "concurrency"}
 
 
-def _overridden(settings: "AgentSettings", given: Mapping[str, Any]) -> "AgentSettings":
+def _overridden(settings: "AgentSettings", given: Mapping[str, Any], **options: str) -> "AgentSettings":
+    """Return the settings with those that are given. options: the option of a setting, if it has another name."""
     from pydantic import ValidationError
 
     try:
@@ -460,7 +465,7 @@ def _overridden(settings: "AgentSettings", given: Mapping[str, Any]) -> "AgentSe
     except ValidationError as error:
         details = error.errors(include_url=False, include_input=False)[0]
         field = (
-            {"labels": "label", "resources": "resource"}.get(str(details["loc"][0]), str(details["loc"][0]))
+            {"labels": "label", "resources": "resource", **options}.get(str(details["loc"][0]), str(details["loc"][0]))
             if details["loc"]
             else "pool"
         )

@@ -46,6 +46,9 @@ class TaskLauncher(Launcher):
         self._numbers = itertools.count(1)
         self._guarding = threading.Lock()
         self._new: list[Call] = []
+        #: How many calls are not over, and when the alarm has to ring if there are any.
+        self._held = 0
+        self._deadline: float | None = None
         self._waiting: deque[Call] = deque()
         self._children: list[WarmChild] = []
         self._async: frozenset[str] = frozenset()
@@ -80,17 +83,26 @@ class TaskLauncher(Launcher):
         call = Call(next(self._numbers), theirs, os.dup(output), os.dup(stdin))
         with self._guarding:
             self._new.append(call)
+            self._held += 1
+            if self._held == 1 and self._deadline is not None:
+                super().arm(self._deadline)
         self._wake()
         return ours
 
     def arm(self, deadline: float) -> None:
-        super().arm(deadline)
+        # An idle bot may wait for news until after the deadline. Children without a call may live on meanwhile.
+        with self._guarding:
+            self._deadline = deadline
+            if self._held:
+                super().arm(deadline)
         self._allow(True)
 
     def disarm(self) -> None:
         # The agent kills what is left of a session before it opens another; nothing may start meanwhile.
         self._allow(False)
-        super().disarm()
+        with self._guarding:
+            self._deadline = None
+            super().disarm()
 
     def close(self) -> None:
         self._closing = True
@@ -104,7 +116,7 @@ class TaskLauncher(Launcher):
 
     def _allow(self, allowed: bool) -> None:
         if self._allowed != allowed:
-            self._allowed = allowed
+            self._allowed, self._start_at = allowed, 0.0
             self._wake()
 
     def _wake(self) -> None:
@@ -225,6 +237,10 @@ class TaskLauncher(Launcher):
             self._waiting.remove(call)
         if call.child is not None:
             call.child.calls.pop(call.number, None)
+        with self._guarding:
+            self._held -= 1
+            if not self._held:
+                super().disarm()
 
     # Children
 
@@ -292,12 +308,16 @@ class TaskLauncher(Launcher):
                 call.say(broken=f"the process of the task ended: {ending(code) if code else 'exit code 0'}{beside}")
             self._forget(call)
         child.close(self._app)
-        if child.serves is None and not child.expired:
-            code = child.exit_code
-            self._failed(
-                child.failure or f"its process ended: {'its supervisor was killed' if code is None else ending(code)}"
-            )
-        elif not child.expired:
+        if child.expired:
+            # The guardian starts nothing until its alarm is moved on.
+            self._allowed = False
+        elif child.supervisor is None and child.failure is None and self._name is not None:
+            # The same, or the guardian is gone and the next message makes another one.
+            self._start_at = clock.monotonic() + _FIRST_PAUSE
+        elif child.serves is None:
+            ended = "the guardian is gone" if child.exit_code is None else ending(child.exit_code)
+            self._failed(child.failure or f"its process ended: {ended}")
+        else:
             _log.warning("a process of the app ended", app=self._name, process=child.pid, exit_code=child.exit_code)
 
     def _failed(self, reason: str) -> None:

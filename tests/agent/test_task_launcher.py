@@ -14,16 +14,19 @@ from typing import Any
 
 import pytest
 from leasehold.client import Client
-from leasehold.errors import LeaseholdError
+from leasehold.errors import BadInput, LeaseholdError
 from leasehold.tasks import TaskJob
 
-from bots.agent.agent import Agent, AgentSettings
+from bots.agent.agent import Agent
 from bots.agent.workspace import marked_processes
+from schema import clock
 from schema.postgres.engine import Database
 from schema.timing import Timing
-from tests.support.agents import NEEDS_PROC
+from tests.support.agents import NEEDS_PROC, serving, settings
+from tests.support.agents import Pool as AgentPool
 from tests.support.apps import task_app
 from tests.support.assigners import assigning
+from tests.support.http import Answer, ReceivedRequest, problem
 from tests.support.patience import MINUTE, eventually
 from tests.support.servers import Served
 
@@ -69,11 +72,8 @@ def works(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Works]:
-    settings = AgentSettings(
-        name="bot-1", work_dir=tmp_path / "work", capacity=2, app="tests.support.apps.task_app:pool", kill_grace=0.5,
-        output_interval=0.05, job_user="agent",
-    )  # fmt: skip
-    agent = Agent(settings, served.url, served.token("bot", bot="*"), chance=Random(1))
+    chosen = settings(tmp_path, capacity=2, app="tests.support.apps.task_app:pool", kill_grace=0.5)
+    agent = Agent(chosen, served.url, served.token("bot", bot="*"), chance=Random(1))
     thread = threading.Thread(target=agent.run)
     client = Client(served.url, served.token("operator"), chance=random.Random(chance.random()))
     # What `cached_property` would make of the environment of a program.
@@ -181,10 +181,79 @@ def test_an_app_that_cannot_be_imported_ends_the_bot_with_one_line(tmp_path: Pat
         ("tests.support.apps.task_app:fail", "'tests.support.apps.task_app:fail' is a 'Task', not a pool"),
         ("tests.support.apps.task_app:pools", "the module 'tests.support.apps.task_app' has no 'pools'"),
     ):
-        settings = AgentSettings(name="bot-1", work_dir=tmp_path / "work", app=app, job_user="agent")
         with pytest.raises(LeaseholdError) as refused:
-            Agent(settings, "http://127.0.0.1:1", "t").run()
+            Agent(settings(tmp_path, app=app), "http://127.0.0.1:1", "t").run()
         assert str(refused.value).startswith(f"the app '{app}' cannot be used: ")
         assert str(refused.value).endswith(reason)
     with suppress(FileNotFoundError):
         assert not list((tmp_path / "work" / "bot-1").iterdir())
+
+
+# Sessions that end, with a gateway whose answers the test decides
+
+
+def grant(pool: AgentPool, task: str, *args: Any, job: str) -> tuple[str, int]:
+    command = ["leasehold-task", "tests.support.task_app:pool", f"tests.support.task_app.{task}"]
+    payload = {"command": command, "stdin": json.dumps({"args": args, "kwargs": {}})}
+    return pool.grant(job=job, payload=payload)
+
+
+def test_no_process_of_a_lost_session_lives_into_the_next_one_which_has_its_own(tmp_path: Path) -> None:
+    pool = AgentPool(sync_in=0.1)
+    with serving(pool, tmp_path, app="tests.support.task_app:pool", capacity=2):
+        held = tmp_path / "held"
+        lost = grant(pool, "hold", str(held), job="lost")
+        pool.until(held.exists)
+        first = marked_processes(tmp_path / "work" / "bot-1")
+        alive_at_opening: list[set[int]] = []
+
+        def instead(asked: ReceivedRequest) -> Answer | None:
+            if asked.path == "/v1/sync" and asked.body["epoch"] == 1:
+                pool.leases.pop(lost, None)
+                return problem(409, "this session is over", code="session_over")
+            if asked.path == "/v1/sessions":
+                alive_at_opening.append(first & marked_processes(tmp_path / "work" / "bot-1"))
+            return None
+
+        pool.change(instead=instead)
+        pool.until(lambda: len(pool.opened) == 2 and pool.syncs[-1].epoch == 2)
+        assert alive_at_opening == [set()]
+        key = grant(pool, "add", 1, job="next")
+        assert pool.until(lambda: pool.outcomes.get(key))["verdict"] == "succeeded"
+    assert pool.opened[1].properties == {"app": "tests"}
+    assert pool.opened[1].exclusive == ["app"]
+    assert lost not in pool.outcomes
+
+
+def test_a_drain_asks_tasks_to_end_and_gives_them_back(tmp_path: Path) -> None:
+    pool = AgentPool(sync_in=0.1)
+    with serving(pool, tmp_path, app="tests.support.task_app:pool", drain_seconds=0) as bot:
+        held = tmp_path / "held"
+        key = grant(pool, "hold", str(held), job="held")
+        pool.until(held.exists)
+        bot.agent.drain()
+        assert bot.end() == 0
+    assert pool.outcomes[key]["verdict"] == "released"
+    assert bytes(pool.output[key]) == b"asked to end True\n"
+
+
+def test_an_app_whose_tasks_share_processes_has_one_account_and_no_sandbox(tmp_path: Path) -> None:
+    for setting, value in (("job_user", "dynamic"), ("sandbox", "bubblewrap")):
+        chosen = settings(tmp_path, app="tests.support.task_app:pool", **{setting: value})
+        with pytest.raises(BadInput, match=f"^{setting}: .* for an app"):
+            Agent(chosen, "http://127.0.0.1:1", "t").run()
+
+
+def test_an_idle_bot_whose_call_is_held_for_longer_than_its_session_lives_keeps_its_processes(tmp_path: Path) -> None:
+    pool = AgentPool(ttl=2, sync_in=0.1)
+    with serving(pool, tmp_path, app="tests.support.task_app:pool"):
+        key = grant(pool, "add", 1, job="first")
+        pool.until(lambda: key in pool.outcomes and pool.syncs[-1].wait)
+        began, calls = clock.monotonic(), len(pool.syncs)
+        # One for each kind of tasks, and neither is being replaced.
+        before = eventually(lambda: len(found := marked_processes(tmp_path / "work" / "bot-1")) == 2 and found)
+        pool.until(lambda: clock.monotonic() - began > 1.5 * pool.ttl)
+        assert len(pool.syncs) == calls
+        assert marked_processes(tmp_path / "work" / "bot-1") == before
+        key = grant(pool, "add", 2, job="second")
+        assert pool.until(lambda: pool.outcomes.get(key))["verdict"] == "succeeded"

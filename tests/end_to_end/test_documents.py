@@ -217,7 +217,7 @@ def test_every_command_that_a_document_shows_does_what_it_shows(document: Path, 
     commands = [
         command
         for block in blocks(document)
-        if block.language in {"console", "python"} and block.excuse is None
+        if block.language == "console" and block.excuse is None
         for command in block.commands()
     ]
     # The commands of the README run on the installed console script.
