@@ -13,7 +13,8 @@ bot really asks for. A default that has been released therefore never changes.
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from leasehold.errors import BadInput
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from schema import validation
@@ -23,6 +24,8 @@ from schema.fields import Name, Supply
 MAX_COUNT = 2**63 - 1
 #: Exit codes that some system has: negative for signals, and 32 bits without a sign on Windows.
 LEAST_EXIT_CODE, MOST_EXIT_CODE = -(2**31), 2**32 - 1
+#: Characters of the reason that a bot gives for the end of an attempt.
+MAX_REASON = 500
 #: The most leases in one sync, and therefore the most commands that a bot may run at once.
 MAX_LEASES = 10_000
 
@@ -34,6 +37,21 @@ Usage = Annotated[
     dict[Name, Annotated[float, Field(ge=0, le=MAX_USED, allow_inf_nan=False, strict=True)]],
     Field(max_length=MAX_UNITS_USED),
 ]
+
+
+def _json_text(field: str, limit: int) -> AfterValidator:
+    def check(document: str) -> str:
+        try:
+            return validation.check_json(field, validation.check_text(field, document, limit).encode(), limit)
+        except BadInput as error:
+            raise ValueError(error.reason) from None
+
+    return AfterValidator(check)
+
+
+#: JSON as a text, which the database keeps as it is.
+Result = Annotated[str, _json_text("result", validation.MAX_RESULT_BYTES)]
+Checkpoint = Annotated[str, _json_text("checkpoint", validation.MAX_CHECKPOINT_BYTES)]
 
 
 class Message(BaseModel):
@@ -117,6 +135,11 @@ class Session(Answer):
     secret: str
     expires_in: float = Field(description="seconds until the session expires unless the bot syncs")
     sync_in: float = Field(description="seconds within which the server expects the next sync")
+    results: bool = Field(
+        default=False,
+        description="the gateway takes results and checkpoints. A bot must not send any to another one, which would "
+        "refuse its call because of what a job has left",
+    )
 
 
 class Chunk(Message):
@@ -143,7 +166,7 @@ class Outcome(Message):
         le=MOST_EXIT_CODE,
         description="exit code of the command; negative = killed by that signal",
     )
-    reason: str | None = Field(default=None, max_length=500, description="e.g. `timeout after 60 s`")
+    reason: str | None = Field(default=None, max_length=MAX_REASON, description="e.g. `timeout after 60 s`")
     seconds: float | None = Field(default=None, ge=0, le=MAX_USED, description="run time on the bot's monotonic clock")
     output_bytes: int | None = Field(
         default=None,
@@ -153,6 +176,11 @@ class Outcome(Message):
     )
     output_truncated: bool = False
     usage: Usage | None = Field(default=None, description="what the attempt used, by unit: tokens, seconds, cost")
+    result: Result | None = Field(
+        default=None,
+        description="JSON of at most 64 KiB that the command left as its result, as a text. It is stored if this "
+        "attempt ends the job",
+    )
 
 
 class LeaseReport(Message):
@@ -163,6 +191,17 @@ class LeaseReport(Message):
     state: Literal["pending", "active", "completed"]
     outcome: Outcome | None = Field(default=None, description="set if and only if the state is `completed`")
     output: list[Chunk] = Field(default=[], max_length=64, description="output not sent before")
+    checkpoint: Checkpoint | None = Field(
+        default=None,
+        description="JSON of at most 64 KiB, as a text: the latest checkpoint of the command, if it was not sent "
+        "before. The next attempt of the job is given it",
+    )
+    checkpoint_number: int = Field(
+        default=0,
+        ge=0,
+        le=MAX_COUNT,
+        description="counts the checkpoints of this attempt: a late call with an earlier one replaces no later one",
+    )
 
 
 class Sync(Message):
@@ -227,6 +266,10 @@ class Work(Answer):
         description="numbers of the bot's GPUs that the job is given, from 0; set, with the payload, for a job that "
         "takes some of a bot that has declared gpus",
     )
+    checkpoint: str | None = Field(
+        default=None,
+        description="JSON as a text, set with the payload: the checkpoint that an earlier attempt of the job left",
+    )
 
 
 class SyncAnswer(Answer):
@@ -243,7 +286,7 @@ class SyncAnswer(Answer):
 
 
 class OutputReport(Message):
-    """Output of one running lease, streamed between syncs (`POST /v1/output`)."""
+    """Output and checkpoint of one running lease, sent between syncs (`POST /v1/output`)."""
 
     bot: Name
     epoch: int = Field(ge=1, le=MAX_COUNT)
@@ -251,3 +294,14 @@ class OutputReport(Message):
     job: str = Field(max_length=64)
     fence: int = Field(ge=0, le=MAX_COUNT)
     output: list[Chunk] = Field(max_length=64)
+    checkpoint: Checkpoint | None = Field(
+        default=None,
+        description="JSON of at most 64 KiB, as a text: the latest checkpoint of the command, if it has changed. The "
+        "next attempt of the job is given it",
+    )
+    checkpoint_number: int = Field(
+        default=0,
+        ge=0,
+        le=MAX_COUNT,
+        description="counts the checkpoints of this attempt: a late call with an earlier one replaces no later one",
+    )

@@ -41,6 +41,8 @@ MAX_KILLS = 3
 MAX_FORGIVEN = 10
 #: Bytes of output kept for one attempt of a job; the agent cuts at the same number.
 MAX_OUTPUT_BYTES = 1024 * 1024
+#: Bytes of JSON text of a job's result, and of its checkpoint.
+MAX_RESULT_BYTES = MAX_CHECKPOINT_BYTES = 64 * 1024
 
 #: Longest time-out of a job, in seconds (a year).
 MAX_TIMEOUT = 31_536_000.0
@@ -124,6 +126,14 @@ def normal_properties(field: str, raw: Mapping[str, str | Sequence[str]]) -> Pro
         check_text(f"{field}.{escaped(key, 60)}", key + "".join(values), MAX_PROPERTY_BYTES)
         normal[key] = sorted(set(values))
     return normal
+
+
+def check_json(field: str, raw: bytes, limit: int) -> str:
+    """Return `raw` as text if it is JSON of at most `limit` bytes (see `parse_json`); raise BadInput otherwise."""
+    if len(raw) > limit:
+        raise BadInput(field, f"is larger than {limit} bytes")
+    parse_json(raw, field)
+    return raw.decode()
 
 
 def parse_json(raw: bytes | str, field: str = "body") -> Any:

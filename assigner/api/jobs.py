@@ -17,7 +17,7 @@ from sqlalchemy import Connection
 from starlette.responses import Response
 
 from assigner.admission.rules import RULES, Rules
-from assigner.api import graphs, metadata, models, operations, resources, routing, submission
+from assigner.api import graphs, metadata, models, operations, resources, results, routing, submission
 from assigner.api.routing import CALLERS, IDS, OPERATORS, Caller, JobId, Read, problems
 from assigner.api.selection import Selection, audited, select
 from assigner.api.submission import RequestModel, SubmitRequest
@@ -306,6 +306,7 @@ async def explain_job(request: Request, id: JobId, caller: Caller) -> explanatio
 #: The routers that the gateway mounts for callers and operators, beside that of `backlog`.
 ROUTERS = (
     router,
+    results.router,
     metadata.router,
     graphs.router,
     operations.router,

@@ -106,7 +106,8 @@ class Job(JobRow):
         description="times in a row that an assigner looked into its queue and found no bot for any job of it"
     )
     payload: dict[str, Any] | None
-    result: dict[str, Any] | None
+    result: dict[str, Any] | None = Field(description="how it ended, as its bot reported it: exit_code, seconds, …")
+    has_result: bool = Field(description="true: its command left a result, which `/v1/jobs/{id}/result` returns")
     events: list[Event]
     waiting: WaitingFor | None = None
     graph: NodeOf | None = Field(default=None, description="graph that contains the job")
@@ -197,6 +198,30 @@ class OutputAnswer(BaseModel):
     state: str
     attempt: int = Field(description="number of the attempt, from 1; 0 = none yet")
     final: bool = Field(description="true: the job has ended and no output follows")
+
+
+class ResultAnswer(BaseModel):
+    result: Any = Field(description="the JSON that the job's command left, as it wrote it")
+    fence: int = Field(description="fence of the attempt that left it")
+
+
+class JobResult(BaseModel):
+    id: UUID
+    state: str
+    exit_code: int | None = Field(description="exit code of the command; unset if the job is not final or never ran")
+    reason: str | None = Field(description="unset if the job is not final")
+    has_result: bool
+    result: Any = Field(description="the JSON that the job's command left; null also without a result")
+
+
+class ResultsAnswer(BaseModel):
+    """Answers in the order of the request."""
+
+    jobs: list[JobResult]
+    more: bool = Field(
+        description="true: the results of all these jobs are too large for one answer, which is on the first of them; "
+        "ask again for the others"
+    )
 
 
 class Bot(BaseModel):

@@ -84,6 +84,7 @@ class Root(click.Group):
         "priority": "bots.cli.backlog:priority",
         "release": "bots.cli.backlog:release",
         "requeue": "bots.cli.backlog:requeue",
+        "result": "bots.cli.jobs:result",
         "show": "bots.cli.jobs:show",
         "status": "bots.cli.jobs:status",
         "submit": "bots.cli.submit:submit",
@@ -129,6 +130,7 @@ class Root(click.Group):
         "report-ceiling": "The most that one attempt of an instance may report of a unit.",
         "requeue": "Queue jobs again: release held ones, and submit a copy of each one that failed, "
         "died or was cancelled.",
+        "result": "Print the result of a job: the JSON that its command left.",
         "scheduling": "Settings for all classes: points of projects and users, levels, starvation, overflow.",
         "service-level": "Service levels, each with the points and the timeout of its jobs.",
         "show": "Show one job and its history.",

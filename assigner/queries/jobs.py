@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from leasehold.errors import BadInput
+from leasehold.states import FINAL
 from leasehold.wire import escaped
 from sqlalchemy import Connection, text
 
@@ -61,7 +62,8 @@ SELECT {_SUBMISSION}, {_JOB_COLUMNS}, coalesce(r.properties, p.properties) AS pr
     j.dedup_key, j.queue_deadline, {WANTED_SUBMISSIONS} AS submissions,
     (SELECT coalesce(jsonb_object_agg(key, value), '{{}}') FROM job_metadata WHERE job_id = j.id) AS metadata,
     t.terms, CAST(t.estimate AS double precision) AS estimated_cost, n.graph,
-    w.payload, CASE WHEN s.withdrawn_at IS NULL AND j.finished_at IS NOT NULL THEN {JOB_RESULT} END AS result
+    w.payload, CASE WHEN s.withdrawn_at IS NULL AND j.finished_at IS NOT NULL THEN {JOB_RESULT} END AS result,
+    s.withdrawn_at IS NULL AND EXISTS (SELECT FROM job_results WHERE job_id = j.id) AS has_result
 FROM {_NAMED} JOIN queues k ON k.id = j.queue JOIN platforms p ON p.id = j.platform
 LEFT JOIN platforms r ON r.id = k.required LEFT JOIN platforms f ON f.id = j.preferred
 LEFT JOIN preference_waits v ON v.job_id = j.id
@@ -106,6 +108,24 @@ SELECT {_SUBMISSION}, j.public_id AS job, j.attempts,
     CASE WHEN s.withdrawn_at IS NULL AND j.finished_at IS NOT NULL THEN {JOB_RESULT} END AS result
 FROM {_NAMED}
 WHERE {VISIBLE}
+""")
+
+# What the commands of many jobs left, in the order of `ids`. Results are read until together they have `room` bytes,
+# and `fits` says so; the first always fits. A withdrawn submission has none.
+RESULTS = text(f"""
+WITH asked AS MATERIALIZED (
+    SELECT nth, s.id, {SUBMISSION_STATE} AS state, {SUBMISSION_REASON} AS reason, j.id AS job_id,
+        CASE WHEN s.withdrawn_at IS NULL AND j.finished_at IS NOT NULL THEN {JOB_RESULT}->'exit_code' END AS exit_code,
+        r.fence, sum(r.size) OVER (ORDER BY nth) AS up_to
+    FROM {_NAMED} JOIN unnest(CAST(:ids AS uuid[])) WITH ORDINALITY AS a (asked_id, nth) ON a.asked_id = s.id
+    LEFT JOIN job_results r ON r.job_id = j.id AND s.withdrawn_at IS NULL
+    WHERE {VISIBLE}
+)
+SELECT id, state, CASE WHEN state = ANY (:final) THEN reason END AS reason, exit_code, fence,
+    coalesce(up_to, 0) <= :room AS fits,
+    CASE WHEN up_to <= :room AND fence IS NOT NULL THEN (
+        SELECT CAST(result AS text) FROM job_results WHERE job_id = asked.job_id) END AS result
+FROM asked ORDER BY nth
 """)
 
 # The newest attempt of a job, for its output. Attempts are numbered by leases, including those that cost no attempt.
@@ -184,6 +204,17 @@ def submission_states(
     """State and result of each submission that the caller sees, by id."""
     rows = connection.execute(SUBMISSION_STATES, {"ids": list(ids), "instances": instances}).mappings()
     return {str(row["id"]): dict(row) for row in rows}
+
+
+def results(
+    connection: Connection, ids: Sequence[str], *, instances: Sequence[str] | None, room: int
+) -> dict[str, dict[str, Any]]:
+    """State and result (its JSON text) of each submission that the caller sees, by id, in the order of `ids`.
+
+    Not `fits`: its result is left out, because those before it have `room` bytes together with it.
+    """
+    where = {"ids": list(ids), "instances": instances, "room": room, "final": sorted(FINAL)}
+    return {str(row["id"]): dict(row) for row in connection.execute(RESULTS, where).mappings()}
 
 
 def bots(connection: Connection, *, after: str, limit: int) -> Rows:

@@ -1,12 +1,14 @@
 """The leases of one session: running ones, and ended ones that the server does not know of yet."""
 
+import json
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import structlog
 
-from bots.agent.run import Assignment, Output, Run, RunContext, StopReason
+from bots.agent.job_files import Unsent
+from bots.agent.run import Assignment, Run, RunContext, StopReason, complaining
 from bots.protocol import Chunk, LeaseReport, Outcome, Work
 from schema import clock, validation
 
@@ -14,6 +16,9 @@ _log = structlog.get_logger("leasehold.agent")
 
 #: The most bytes of output in one sync. The output of one ended job always fits; further jobs wait for the next sync.
 SYNC_OUTPUT_BYTES = validation.MAX_OUTPUT_BYTES
+#: The most bytes of results and checkpoints in one sync, escaped as in its body. JSON text grows at most threefold when
+#: it is escaped, so that those of one ended job always fit.
+SYNC_JSON_BYTES = 3 * (validation.MAX_RESULT_BYTES + validation.MAX_CHECKPOINT_BYTES)
 #: The most leases that are remembered after their end.
 REMEMBERED = 10_000
 
@@ -35,6 +40,8 @@ class HeldLease:
         self.told: str | None = None
         #: Offset at which the output in the current sync ends.
         self.carried = 0
+        #: The checkpoint in the current sync.
+        self.checkpoint: Unsent | None = None
         #: True once the server has asked to stop it.
         self.stopping = False
 
@@ -57,10 +64,13 @@ class HeldLease:
 
 
 class AgentLeases:
-    """All leases of a session. Only the syncing thread adds and removes leases; any thread may stop runs."""
+    """All leases of a session. Only the syncing thread adds and removes leases; any thread may stop runs.
 
-    def __init__(self, place: RunContext, *, notify: Callable[[], None]) -> None:
-        self._place, self._notify = place, notify
+    results: the gateway takes results and checkpoints; otherwise they are left out.
+    """
+
+    def __init__(self, place: RunContext, *, notify: Callable[[], None], results: bool) -> None:
+        self._place, self._notify, self._results = place, notify, results
         self._lock = threading.Lock()
         self._held: dict[LeaseKey, HeldLease] = {}
         #: The latest run of each job, until it is over; also runs of leases that are no longer held.
@@ -86,27 +96,35 @@ class AgentLeases:
         """True if some lease has neither started nor ended yet."""
         return any(held.state == "pending" for held in self._held.values())
 
-    def streams(self) -> list[tuple[LeaseKey, Output]]:
-        """List the leases with output that the gateway does not have yet."""
+    def streams(self) -> list[tuple[LeaseKey, Run]]:
+        """List the leases with output or a checkpoint that the gateway does not have yet."""
         with self._lock:
-            held = list(self._held.items())
-        return [(key, one.run.output) for key, one in held if one.run is not None and one.run.output.unsent]
+            held = [(key, one.run) for key, one in self._held.items() if one.run is not None]
+        for _, run in held:
+            if not run.over.is_set():
+                run.checkpoint.look()
+        return [(key, run) for key, run in held if run.output.unsent or self.unsent_checkpoint(run) is not None]
+
+    def unsent_checkpoint(self, run: Run) -> Unsent | None:
+        """The checkpoint that the gateway should have and does not; None after a success, which needs none."""
+        succeeded = run.outcome is not None and run.outcome.verdict == "succeeded"
+        return None if succeeded or not self._results else run.checkpoint.unsent
 
     def reports(self) -> list[LeaseReport]:
         """Build the reports on all leases for the next sync.
 
-        An ended lease whose output does not fit into this sync any more is reported as active.
+        An ended lease whose output, result and checkpoint do not fit into this sync any more is reported as active.
         """
-        room = SYNC_OUTPUT_BYTES
+        room, json_room = SYNC_OUTPUT_BYTES, SYNC_JSON_BYTES
         reports = []
         for key, held in self._held.items():
             state = held.state
             if state == "completed" and held.run is not None:
-                unsent = held.run.output.unsent
-                if unsent > room:
+                unsent, texts = held.run.output.unsent, self._escaped_size(held.run)
+                if unsent > room or texts > json_room:
                     state = "active"
                 else:
-                    room -= unsent
+                    room, json_room = room - unsent, json_room - texts
             held.told = state
             reports.append(self._report(key, held, state))
         return reports
@@ -119,6 +137,8 @@ class AgentLeases:
         for key, held in list(self._held.items()):
             if held.run is not None and held.told == "completed":
                 held.run.output.sent(held.carried)
+                if held.checkpoint is not None:
+                    held.run.checkpoint.sent(held.checkpoint.number)
             if key not in listed:
                 self._forget(key, held)
         for key, work in listed.items():
@@ -150,20 +170,34 @@ class AgentLeases:
             clock.wait(run.over, give_up - clock.monotonic())
         return all(run.over.is_set() for run in runs)
 
+    def _escaped_size(self, run: Run) -> int:
+        """Return the bytes that the result and the checkpoint of an ended run take in the body of a sync."""
+        outcome, checkpoint = self._told(run.outcome), self.unsent_checkpoint(run)
+        texts = (None if outcome is None else outcome.result, None if checkpoint is None else checkpoint.text)
+        return sum(len(json.dumps(each)) for each in texts if each is not None)
+
     def _report(self, key: LeaseKey, held: HeldLease, state: str) -> LeaseReport:
         chunks: list[Chunk] = []
         if state == "completed" and held.run is not None:
             pending = held.run.output.pending()
             chunks, held.carried = pending.chunks, pending.end
+            held.checkpoint = self.unsent_checkpoint(held.run)
         return LeaseReport.model_validate(
             {
                 "job": key.job,
                 "fence": key.fence,
                 "state": state,
-                "outcome": held.outcome if state == "completed" else None,
+                "outcome": self._told(held.outcome) if state == "completed" else None,
                 "output": chunks,
+                **({} if held.checkpoint is None else held.checkpoint.fields),
             }
         )
+
+    def _told(self, outcome: Outcome | None) -> Outcome | None:
+        """Return the outcome without a result that the gateway would refuse."""
+        if self._results or outcome is None or outcome.result is None:
+            return outcome
+        return complaining(outcome.model_copy(update={"result": None}), "no result is stored: the gateway is too old")
 
     def _take(self, key: LeaseKey, work: Work, *, accept: bool) -> None:
         settled = None
@@ -186,6 +220,7 @@ class AgentLeases:
             timeout=work.timeout,
             payload=work.payload,
             gpus=work.gpus,
+            checkpoint=work.checkpoint,
         )
         run = Run(assignment, self._place, notify=self._notify, after=self._runs.get(work.job))
         if self._keep(key, HeldLease(run, None)):

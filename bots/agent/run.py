@@ -1,4 +1,4 @@
-"""One running command of a bot: its process tree, its output, its reported usage and how it ended.
+"""One running command of a bot: its process tree, its output, what it left in files and how it ended.
 
 One module because the thread that runs a lease does all of this in one loop: it reads what the supervisor and the
 command write, decides when to stop the command, and makes the outcome. `Run` is the class that the agent uses.
@@ -13,7 +13,6 @@ import os
 import select
 import signal
 import socket
-import stat
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -25,17 +24,17 @@ from typing import Any, Literal, assert_never
 import structlog
 from leasehold import wire
 from leasehold.errors import BadInput, LeaseholdError
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from bots.agent.guardian import kill
 from bots.agent.isolation.containment import Containment, Site, unable_to_contain
 from bots.agent.isolation.job_accounts import JobAccount
+from bots.agent.job_files import RESULT, USAGE, Checkpoint, read_result, read_usage
 from bots.agent.launcher import Launcher
 from bots.agent.workspace import MARK, Workspace
-from bots.protocol import Chunk, Outcome, Usage
+from bots.protocol import MAX_REASON, Chunk, Outcome
 from schema import clock, validation
 from schema.requests import Payload
-from schema.validation import parse_json
 
 # Output of a command
 
@@ -254,56 +253,6 @@ def inability(unable: Unable, program: str, account: JobAccount | None = None) -
             return f"command '{shown}' cannot be started: {os.strerror(number)}"
 
 
-# Usage: a command may write a JSON object of amounts by unit into the file that LEASEHOLD_USAGE names.
-
-
-#: The file's name in the command's directory. It does not exist before the command writes it.
-FILE = ".leasehold-usage"
-#: The largest file in bytes, and the longest report: the reports on 10,000 ended leases must fit into one call.
-MAX_BYTES, MAX_TOLD_BYTES = 4096, 200
-
-_USAGE: TypeAdapter[Usage] = TypeAdapter(Usage)
-
-
-def read(path: Path, *, owner: int | None = None) -> Usage | None:
-    """Read the usage that a command wrote; None if it wrote none. Raises BadInput unless it is amounts by unit.
-
-    Follows no symbolic link and never blocks, because the command may have put a link or a FIFO at the path, or a link
-    in place of its directory. owner: the user id that the file must have, because the command may have put a hard link
-    to a file of another there.
-    """
-    try:
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        directory = os.open(path.parent, flags | os.O_DIRECTORY)
-        try:
-            descriptor = os.open(path.name, flags, dir_fd=directory)
-        finally:
-            os.close(directory)
-        try:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                raise BadInput("usage", "is no file")
-            if owner not in (None, status.st_uid):
-                raise BadInput("usage", "belongs to another account")
-            raw = os.read(descriptor, MAX_BYTES + 1)
-        finally:
-            os.close(descriptor)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise BadInput("usage", f"cannot be read: {error.strerror}") from None
-    if len(raw) > MAX_BYTES:
-        raise BadInput("usage", f"is larger than {MAX_BYTES} bytes")
-    try:
-        found = _USAGE.validate_python(parse_json(raw, "usage")) if raw.strip() else None
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        raise BadInput("usage", f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"[:300]) from None
-    if found is not None and len(_USAGE.dump_json(found)) > MAX_TOLD_BYTES:
-        raise BadInput("usage", f"says more than {MAX_TOLD_BYTES} bytes")
-    return found
-
-
 _log = structlog.get_logger("leasehold.agent")
 
 #: Seconds after SIGKILL within which a supervisor must report the end; then the agent kills the supervisor. Also the
@@ -313,6 +262,12 @@ STUCK_AFTER = 5.0
 READY_AFTER = 10.0
 _RESERVED = "LEASEHOLD_"
 Verdict = Literal["succeeded", "failed", "error", "stopped", "released"]
+
+
+def complaining(outcome: Outcome, complaint: str) -> Outcome:
+    """Add to the reason of an outcome that something which the command left is not kept."""
+    reason = complaint if outcome.reason is None else f"{outcome.reason}; {complaint}"
+    return outcome.model_copy(update={"reason": wire.printable(reason, MAX_REASON)})
 
 
 class StopReason(Enum):
@@ -329,7 +284,7 @@ class Assignment:
     """One attempt to run.
 
     timeout: seconds of run time; None = unlimited. gpus: the numbers of the bot's GPUs that it is given; None if it
-    takes none of a bot that counts its GPUs.
+    takes none of a bot that counts its GPUs. checkpoint: JSON that an earlier attempt left; None if none did.
     """
 
     job: str
@@ -339,6 +294,7 @@ class Assignment:
     timeout: float | None
     payload: Mapping[str, Any] | None
     gpus: Sequence[int] | None = None
+    checkpoint: str | None = None
 
 
 @dataclass(frozen=True)
@@ -364,6 +320,7 @@ class Run:
     ) -> None:
         self.assignment = assignment
         self.output = Output()
+        self.checkpoint = Checkpoint(assignment.checkpoint)
         self.started = threading.Event()
         self.over = threading.Event()
         #: How the attempt ended, set before `over`; None if the lease was lost.
@@ -468,7 +425,9 @@ class Run:
             "LEASEHOLD_FENCE": str(self.assignment.fence),
             "LEASEHOLD_ATTEMPT": str(self.assignment.attempt),
             "LEASEHOLD_INSTANCE": self.assignment.instance,
-            "LEASEHOLD_USAGE": str(directory / FILE),
+            "LEASEHOLD_USAGE": str(directory / USAGE),
+            "LEASEHOLD_RESULT": str(directory / RESULT),
+            "LEASEHOLD_CHECKPOINT": str(self.checkpoint.place(directory, site.privileges.account)),
             "LEASEHOLD_BOT": self._place.workplace.name,
             **self._gpus(),
             **({} if self.assignment.timeout is None else {"LEASEHOLD_TIMEOUT": f"{self.assignment.timeout:g}"}),
@@ -497,7 +456,8 @@ class Run:
             watch = self._launch(payload, directory, text)
         if watch.lost and watch.ready_at is not None:
             self._sweep(watch, site)
-        return self._with_usage(self._verdict(watch, payload.command[0], site), site)
+        outcome = self._with_usage(self._verdict(watch, payload.command[0], site), site)
+        return None if outcome is None else self._with_checkpoint(self._with_result(outcome, site))
 
     def _sweep(self, watch: SupervisorReader, site: Site) -> None:
         """Kill what a lost supervisor left, so that the end of the attempt is not reported before it."""
@@ -520,11 +480,28 @@ class Run:
     def _with_usage(self, outcome: Outcome | None, site: Site) -> Outcome | None:
         """Add the usage that the command wrote to its outcome; invalid usage is logged and left out."""
         try:
-            used = None if outcome is None else read(site.directory / FILE, owner=site.owner)
+            used = None if outcome is None else read_usage(site.directory / USAGE, owner=site.owner)
         except BadInput as error:
             _log.warning("what a command says it used is no use", job=self.assignment.job, reason=str(error))
             return outcome
         return outcome if outcome is None or used is None else outcome.model_copy(update={"usage": used})
+
+    def _with_result(self, outcome: Outcome, site: Site) -> Outcome:
+        """Add the result that the command left to its outcome, or the reason why it is not stored."""
+        try:
+            return outcome.model_copy(update={"result": read_result(site.directory / RESULT, owner=site.owner)})
+        except BadInput as error:
+            return complaining(outcome, f"no result is stored, because it {error.reason}")
+
+    def _with_checkpoint(self, outcome: Outcome) -> Outcome:
+        """Look at the checkpoint for the last time, unless no attempt can follow; add the reason if it is not kept."""
+        if outcome.verdict == "succeeded":
+            return outcome
+        self.checkpoint.look(last=True)
+        refusal = self.checkpoint.refusal
+        if refusal is None:
+            return outcome
+        return complaining(outcome, f"its last checkpoint is not kept, because it {refusal}")
 
     def _launch(self, payload: Payload, directory: Path, request: bytes) -> SupervisorReader:
         """Start the command and return when none of its processes is left. Raises OSError."""

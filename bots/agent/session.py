@@ -23,9 +23,9 @@ _log = structlog.get_logger("leasehold.agent")
 
 
 class OutputStreamer:
-    """Sends new output of running commands every `interval` seconds, in a thread of its own.
+    """Sends new output and checkpoints of running commands every `interval` seconds, in a thread of its own.
 
-    Output that could not be sent here travels with the report of the lease's end.
+    What could not be sent here travels with the report of the lease's end.
     """
 
     def __init__(self, session: Session, leases: AgentLeases, caller: GatewayCaller, *, interval: float) -> None:
@@ -44,10 +44,10 @@ class OutputStreamer:
 
     def _stream(self) -> None:
         while not clock.wait(self._stopping, self._interval):
-            for key, output in self._leases.streams():
+            for key, run in self._leases.streams():
                 if self._stopping.is_set():
                     return
-                pending = output.pending()
+                pending, checkpoint = run.output.pending(), self._leases.unsent_checkpoint(run)
                 report = OutputReport(
                     bot=self._session.bot,
                     epoch=self._session.epoch,
@@ -55,6 +55,7 @@ class OutputStreamer:
                     job=key.job,
                     fence=key.fence,
                     output=pending.chunks,
+                    **({} if checkpoint is None else checkpoint.fields),
                 )
                 try:
                     self._caller.once("/v1/output", report.model_dump(mode="json", exclude_defaults=True))
@@ -62,7 +63,9 @@ class OutputStreamer:
                     # RuntimeError: the session is over and has closed the transport.
                     _log.debug("output could not be sent", job=key.job, reason=type(error).__name__)
                 else:
-                    output.sent(pending.end)
+                    run.output.sent(pending.end)
+                    if checkpoint is not None:
+                        run.checkpoint.sent(checkpoint.number)
 
 
 #: Seconds for which the gateway may hold an idle call: less than the 60 s that proxies commonly wait for an answer.
@@ -140,7 +143,7 @@ class AgentSession:
         self._margin = session.expires_in / 10 if tuning.margin is None else tuning.margin
         if self._margin >= session.expires_in:
             raise BadInput("margin", f"{self._margin:g} s is not less than the {session.expires_in:g} s of a session")
-        self._leases = AgentLeases(place, notify=commands.waker.set)
+        self._leases = AgentLeases(place, notify=commands.waker.set, results=session.results)
         self._heartbeat = Heartbeat(self._margin, on_lost=self._end_lost_session)
         self._grace = place.grace
         self._seq = 0

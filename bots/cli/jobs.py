@@ -135,7 +135,21 @@ def show(caller: Caller, /, id: str) -> None:
     """Show one job and its history."""
     with caller.client() as client:
         job = client.show(id)
-    output.print_json(job) if caller.json else output.print_job(job)
+        # A gateway of an earlier version tells nothing of results.
+        left = [client.result(id)] if job.get("has_result") and not caller.json else []
+    output.print_json(job) if caller.json else output.print_job(job, left)
+
+
+@click.command()
+@click.argument("id")
+@caller_options
+def result(caller: Caller, /, id: str) -> None:
+    """Print the result of a job: the JSON that its command left.
+
+    The command has written it to the file that its variable LEASEHOLD_RESULT names.
+    """
+    with caller.client() as client:
+        output.print_json(client.result(id))
 
 
 @click.command()
@@ -238,6 +252,7 @@ def drain(caller: Caller, /, name: str, undo: bool, deadline: float | None, wait
 COMMANDS: tuple[click.Command, ...] = (
     wait,
     show,
+    result,
     explain,
     logs,
     status,

@@ -40,6 +40,10 @@ _COLOURS = {
 }
 
 
+#: Characters of a job's result that `show` prints; `result` prints all.
+MAX_SHOWN_RESULT = 2000
+
+
 def print_json(value: object) -> None:
     """Print one JSON document on one line."""
     click.echo(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
@@ -218,8 +222,8 @@ def ending(job: Record) -> str:
     return " ".join(parts)
 
 
-def print_job(job: Record) -> None:
-    """Print one job: its request, its state and result, and its history."""
+def print_job(job: Record, left: Sequence[object] = ()) -> None:
+    """Print one job: its request, its state, how it ended, the result that it `left`, and its history."""
     result = job.get("result") or {}
     facts: list[tuple[str, Any]] = [
         ("job", job["id"]),
@@ -247,6 +251,7 @@ def print_job(job: Record) -> None:
         ("exit", None if result.get("exit_code") is None else _exit(result["exit_code"])),
         ("ran for", None if result.get("seconds") is None else seconds(result["seconds"])),
         ("output", _output(result)),
+        ("result", _result(result, left)),
     ]
     width = max(len(name) for name, _ in facts)
     for name, value in facts:
@@ -254,6 +259,13 @@ def print_job(job: Record) -> None:
             line(f"{name:<{width}}  ", value)
     click.echo()
     print_events(job["events"])
+
+
+def _result(ended: Record, left: Sequence[object]) -> str | None:
+    """Return the beginning of a job's result. Where it has none, a bot may say why in the reason of a success."""
+    if not left:
+        return ended.get("reason") if ended.get("exit_code") == 0 else None
+    return _cut(json.dumps(left[0], ensure_ascii=False), MAX_SHOWN_RESULT)
 
 
 def _preferred(job: Record) -> str | None:

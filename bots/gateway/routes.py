@@ -95,7 +95,7 @@ async def sync(request: Request, body: Annotated[Sync, _Read], caller: Caller) -
     openapi_extra=_BOTS,
 )
 async def output(request: Request, body: Annotated[OutputReport, _Read], caller: Caller) -> None:
-    """Store output of a running lease, between syncs."""
+    """Store output and checkpoint of a running lease, between syncs."""
     caller.check_bot(body.bot)
     state = request.app.state
     await state.callers.call(lambda: state.sync_service.output(body))

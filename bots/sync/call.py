@@ -18,6 +18,7 @@ from schema.moves.acknowledge import Start
 from schema.moves.end import AttemptEnd, BotCapacity, EndedAttempt, Verdict
 from schema.outputs import Written
 from schema.postgres.fragments import newest_leases
+from schema.results import Checkpoint
 from schema.states import BotStatus, LeaseState
 from schema.tables.fleet import NOT_OVER
 
@@ -30,12 +31,13 @@ COMPLETED = frozenset({Verdict.SUCCEEDED, Verdict.FAILED, Verdict.ERROR})
 
 @dataclass
 class ReportOutcome:
-    """The consequences of one report: leases that have begun, leases that have ended, and output. unknown: reports of
-    the end of leases that the bot does not hold, which change nothing."""
+    """The consequences of one report: leases that have begun, leases that have ended, output and checkpoints. unknown:
+    reports of the end of leases that the bot does not hold, which change nothing."""
 
     started: list[Start] = field(default_factory=list)
     endings: list[AttemptEnd] = field(default_factory=list)
     output: list[Written] = field(default_factory=list)
+    checkpoints: list[Checkpoint] = field(default_factory=list)
     unknown: list[LeaseReport] = field(default_factory=list)
 
 
@@ -59,11 +61,15 @@ def compare(
     account = ReportOutcome()
     for lease in held:
         report = said.pop((str(lease.public_id), lease.fence), None)
-        verdict, details = None, dict[str, Any]()
+        verdict, details, result = None, dict[str, Any](), None
         if report is not None and report.output:
             account.output += decode_output(bot_id, epoch, report.job, report.fence, report.output)
+        if report is not None and report.checkpoint is not None:
+            number, found = report.checkpoint_number, report.checkpoint
+            account.checkpoints.append(Checkpoint(bot_id, epoch, report.job, report.fence, number, found))
         if report is not None and report.outcome is not None:
             verdict, details = Verdict(report.outcome.verdict), _details(report.outcome)
+            result = report.outcome.result
         elif report is not None and report.state == "active" and lease.state == LeaseState.PENDING:
             account.started.append(Start(lease.job_id, lease.fence, bot_id, epoch, actor))
         elif report is None and lease.state == LeaseState.CANCELLING:
@@ -73,7 +79,7 @@ def compare(
         if verdict is None and leaves:
             verdict, details = Verdict.RELEASED, {"reason": "its bot left", "spared": True}
         if verdict is not None:
-            account.endings.append(AttemptEnd(lease.job_id, lease.fence, bot_id, epoch, verdict, details))
+            account.endings.append(AttemptEnd(lease.job_id, lease.fence, bot_id, epoch, verdict, details, result))
     account.unknown = [report for report in said.values() if report.outcome is not None]
     return account
 
@@ -90,7 +96,7 @@ def decode_output(bot_id: int, epoch: int, job: str, fence: int, chunks: Sequenc
 
 
 def _details(outcome: Outcome) -> dict[str, Any]:
-    details = outcome.model_dump(exclude_none=True, exclude={"verdict"})
+    details = outcome.model_dump(exclude_none=True, exclude={"verdict", "result"})
     if not details.get("output_truncated"):
         details.pop("output_truncated", None)
     return details
@@ -253,6 +259,7 @@ def lease_message(row: Row[Any]) -> Work:
         timeout=row.timeout_seconds,
         payload=None if row.payload is None else dict(row.payload),
         gpus=row.gpus,
+        checkpoint=row.checkpoint,
     )
 
 
@@ -289,8 +296,8 @@ _GPUS = r"""(
         SELECT array_agg(CAST(split_part(name, '\:', 4) AS integer) ORDER BY CAST(split_part(name, '\:', 4) AS integer))
         FROM leases t CROSS JOIN LATERAL jsonb_object_keys(t.taken) AS k (name)
         WHERE t.job_id = l.job_id AND t.fence = l.fence AND name LIKE 'bot\:%\:gpu\:%')"""
-# After the call: leases that were held and have not ended are known. The payload is sent until the bot reports the
-# lease.
+# After the call: leases that were held and have not ended are known. Payload and checkpoint are sent until the bot
+# reports the lease.
 DUE_LEASES = text(f"""
 WITH known AS MATERIALIZED (
     SELECT l.*
@@ -301,7 +308,9 @@ WITH known AS MATERIALIZED (
 ), {_FOUND}
 SELECT l.bot_id, l.job_id, j.public_id, l.fence, l.state, i.name AS instance, j.attempts, j.timeout_seconds, p.payload,
     l.delivered_at IS NOT NULL AS delivered, CASE WHEN l.state = 'cancelling' THEN l.stop_reason END AS stop_reason,
-    CASE WHEN j.constrained AND l.state = 'pending' THEN {_GPUS} END AS gpus
+    CASE WHEN j.constrained AND l.state = 'pending' THEN {_GPUS} END AS gpus,
+    CASE WHEN l.state = 'pending' THEN (
+        SELECT CAST(checkpoint AS text) FROM job_checkpoints WHERE job_id = l.job_id) END AS checkpoint
 FROM found l JOIN jobs j ON j.id = l.job_id JOIN instances i ON i.id = l.instance
 LEFT JOIN job_payloads p ON p.job_id = l.job_id AND l.state = 'pending'
 ORDER BY l.job_id

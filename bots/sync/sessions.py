@@ -50,7 +50,9 @@ def open_sessions(database: Database, requests: Sequence[OpenSession], *, timing
             lambda connection: sessions.open_sessions(connection, openings, ttl=timing.ttl), urgent=True
         )
         for (bot, (secret, _)), each in zip(chosen.items(), opened, strict=True):
-            answers[bot] = Session(bot=bot, epoch=each.epoch, secret=secret, expires_in=timing.ttl, sync_in=timing.sync)
+            answers[bot] = Session(
+                bot=bot, epoch=each.epoch, secret=secret, expires_in=timing.ttl, sync_in=timing.sync, results=True
+            )
     return [answers[request.bot] for request in requests]
 
 

@@ -27,7 +27,7 @@ from bots.sync.call import (
     read_held_leases,
 )
 from bots.sync.fetch import FetchSettings, fetch_after_sync
-from schema import outputs
+from schema import outputs, results
 from schema.accounting.quotas import EVICTION_COOLDOWN
 from schema.clock import Monotonic
 from schema.moves.acknowledge import acknowledge, deliver, lock_for_moves
@@ -38,6 +38,7 @@ from schema.postgres.engine import Database, on_commit
 from schema.postgres.fragments import newest_version
 from schema.postgres.notify import wake
 from schema.predicates import ANY_CONSTRAINED_READY, assigner_is_placing
+from schema.results import Checkpoint
 from schema.states import BotStatus, LeaseState
 from schema.timing import Timing
 
@@ -95,7 +96,10 @@ class SyncService:
         )
 
     def output(self, report: OutputReport) -> int:
-        """Store output of a running lease; returns the chunks written, 0 if the lease is not this bot's any more."""
+        """Store output and checkpoint of a running lease; returns the chunks of output that were written.
+
+        Stores nothing, and returns 0, if the lease is not this bot's any more.
+        """
 
         def work(connection: Connection) -> int:
             bot = connection.execute(LOCK_BOTS, {"names": [report.bot], "fetches": False}).one_or_none()
@@ -104,6 +108,10 @@ class SyncService:
                 UUID(report.job)
             except ValueError:
                 raise BadInput("job", "is not the id of a job") from None
+            if report.checkpoint is not None:
+                number, found = report.checkpoint_number, report.checkpoint
+                checkpoint = Checkpoint(bot.id, bot.epoch, report.job, report.fence, number, found)
+                results.store_checkpoints(connection, [checkpoint])
             chunks = decode_output(bot.id, bot.epoch, report.job, report.fence, report.output)
             count = outputs.append(connection, chunks)
             if count:
@@ -160,7 +168,7 @@ class SyncService:
         return [sync_call for sync_call in settled if sync_call.nth not in found]
 
     def _apply(self, connection: Connection, settled: Sequence[SyncCall]) -> None:
-        """Apply acknowledgements, ends and output."""
+        """Apply acknowledgements, ends, output and checkpoints."""
         spoken = [sync_call for sync_call in settled if sync_call.sync is not None]
         starts = [start for sync_call in spoken for start in sync_call.account.started]
         endings = [(ending, sync_call.actor) for sync_call in spoken for ending in sync_call.account.endings]
@@ -168,6 +176,8 @@ class SyncService:
         if bool(starts) + bool(endings) + leaving > 1:
             lock_for_moves(connection, [lease.job_id for sync_call in spoken for lease in sync_call.held])
         outputs.append(connection, [chunk for sync_call in spoken for chunk in sync_call.account.output])
+        checkpoints = [each for sync_call in spoken for each in sync_call.account.checkpoints]
+        results.store_checkpoints(connection, checkpoints)
         acknowledge(connection, starts, sync=self._timing.sync)
         ended = end(
             connection,

@@ -129,7 +129,8 @@ NO_JOB_IS_DROPPED = Invariant(
        SELECT o.job_id
        FROM (SELECT job_id FROM job_events UNION SELECT job_id FROM job_payloads UNION SELECT job_id FROM leases
              UNION SELECT job_id FROM job_followers UNION SELECT job_id FROM submit_keys
-             UNION SELECT job_id FROM job_metadata UNION SELECT job_id FROM preference_waits) o
+             UNION SELECT job_id FROM job_metadata UNION SELECT job_id FROM preference_waits
+             UNION SELECT job_id FROM job_results UNION SELECT job_id FROM job_checkpoints) o
        LEFT JOIN jobs j ON j.id = o.job_id
        WHERE j.id IS NULL""",
 )
@@ -303,6 +304,24 @@ SUBMITS_ARE_CHECKED = Invariant(
        WHERE s.source IS NULL OR c.source IS NULL""",
 )
 
+# The fence of a cancelled or dead job has grown when its last attempt ended.
+LEFT_BY_THEIR_ATTEMPTS = Invariant(
+    "S27",
+    "jobs with a result that have not ended, or whose result is not of their last attempt, and jobs with a checkpoint"
+    " of an attempt that they have not had",
+    """SELECT r.job_id AS id
+       FROM job_results r
+       JOIN jobs j ON j.id = r.job_id
+       LEFT JOIN (SELECT job_id, max(fence) AS fence FROM leases GROUP BY job_id) l ON l.job_id = r.job_id
+       WHERE j.finished_at IS NULL OR r.fence IS DISTINCT FROM l.fence
+       UNION
+       SELECT c.job_id
+       FROM job_checkpoints c
+       JOIN jobs j ON j.id = c.job_id
+       LEFT JOIN leases l ON l.job_id = c.job_id AND l.fence = c.fence
+       WHERE l.job_id IS NULL""",
+)
+
 INVARIANTS = (
     ONE_LIVE_LEASE,
     JOB_AND_LEASE_AGREE,
@@ -326,6 +345,7 @@ INVARIANTS = (
     KINDS_ARE_LINKED,
     PREFERENCE_WAITS_END,
     SUBMITS_ARE_CHECKED,
+    LEFT_BY_THEIR_ATTEMPTS,
 )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from leasehold.states import FINAL
 from sqlalchemy import Connection, Row, text
 
+from schema import results
 from schema.accounting import counters
 from schema.accounting.counters import Settlement
 from schema.moves.dependencies import ANY_OPEN_GRAPH, unblock
@@ -183,6 +184,8 @@ class AttemptEnd:
     bot_epoch: int
     verdict: Verdict
     details: Mapping[str, Any] = field(default_factory=dict)
+    #: JSON that the command left as its result; kept if the job is final.
+    result: str | None = None
 
 
 @dataclass(frozen=True)
@@ -334,8 +337,8 @@ def end(
     """End the attempts whose fences still hold; the others are left as they are and do not come back.
 
     The caller has locked the bots. Bots and quotas get the units back. The verdict, the number of attempts and a
-    pending cancellation decide the next state of each job. The event of a final job has its result. Callers that wait
-    for a final job are woken, and nodes of graphs that depend on it are unblocked.
+    pending cancellation decide the next state of each job. The event of a final job says how it ended. Callers that
+    wait for a final job are woken, and nodes of graphs that depend on it are unblocked.
 
     actor: the name of who ends the attempts, one for all or one for each.
     pace: the backoff of retries.
@@ -364,6 +367,7 @@ def end(
         },
     ).all()
     _settle(connection, rows, endings)
+    _store_results(connection, rows, endings)
     if rows and rows[0].credited:
         credit(connection, [Credit(row.id, row.ended_fence, row.verdict, row.state) for row in rows])
     ended = [
@@ -387,6 +391,14 @@ def end(
         for job in ended:
             capacities[job.bot_id].give_back(job.units)
     return ended
+
+
+def _store_results(connection: Connection, rows: Sequence[Row[Any]], endings: Sequence[AttemptEnd]) -> None:
+    """Store the results of the attempts that have ended their jobs."""
+    told = {(ending.job_id, ending.fence): ending.result for ending in endings if ending.result is not None}
+    if told:
+        final = ((row.id, row.ended_fence) for row in rows if row.state in FINAL)
+        results.store(connection, [results.Result(*key, told[key]) for key in final if key in told])
 
 
 def _settle(connection: Connection, rows: Sequence[Row[Any]], endings: Sequence[AttemptEnd]) -> None:

@@ -12,6 +12,7 @@ from sqlalchemy import (
     Boolean,
     CheckConstraint,
     Column,
+    Computed,
     Connection,
     Double,
     ForeignKey,
@@ -27,7 +28,7 @@ from sqlalchemy import (
     func,
     text,
 )
-from sqlalchemy.dialects.postgresql import JSONB, UUID
+from sqlalchemy.dialects.postgresql import JSON, JSONB, UUID
 
 from schema import sql
 from schema.tables.columns import NOW, TIME, identity, metadata
@@ -203,6 +204,30 @@ job_outputs = Table(
     Column("data", LargeBinary, nullable=False),
     PrimaryKeyConstraint("job_id", "fence", "start"),
     CheckConstraint("start >= 0", name="job_outputs_start_positive"),
+)
+
+# JSON that commands leave (`schema/results.py`), as the text that they wrote. `size` bounds an answer with many results
+# without reading them.
+job_results = Table(
+    "job_results",
+    metadata,
+    Column("job_id", BigInteger, autoincrement=False, nullable=False),
+    Column("fence", BigInteger, nullable=False),
+    Column("size", Integer, Computed("octet_length(CAST(result AS text))", persisted=True), nullable=False),
+    Column("result", JSON, nullable=False),
+    PrimaryKeyConstraint("job_id"),
+    CheckConstraint("octet_length(CAST(result AS text)) <= 65536", name="job_results_result_bounded"),
+)
+
+job_checkpoints = Table(
+    "job_checkpoints",
+    metadata,
+    Column("job_id", BigInteger, autoincrement=False, nullable=False),
+    Column("fence", BigInteger, nullable=False),
+    Column("number", BigInteger, nullable=False),
+    Column("checkpoint", JSON, nullable=False),
+    PrimaryKeyConstraint("job_id"),
+    CheckConstraint("octet_length(CAST(checkpoint AS text)) <= 65536", name="job_checkpoints_checkpoint_bounded"),
 )
 
 submit_keys = Table(

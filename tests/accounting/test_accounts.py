@@ -18,7 +18,7 @@ from assigner.cycle.settings import AssignerSettings
 from assigner.explain.answer import explain
 from assigner.process.assign import declare
 from assigner.settings import PoolSettings
-from bots.agent import run
+from bots.agent import job_files
 from bots.agent.run import RunContext
 from bots.protocol import Outcome
 from schema import clock
@@ -325,7 +325,7 @@ def test_what_is_no_amount_by_unit_is_refused_by_the_agent_and_by_the_gateway(tm
     path = tmp_path / "usage"
     path.write_text(json.dumps(wrong))
     with pytest.raises(BadInput):
-        run.read(path)
+        job_files.read_usage(path)
     if wrong is not None:
         with pytest.raises(ValidationError):
             Outcome.model_validate({"verdict": "succeeded", "usage": wrong})
@@ -335,13 +335,13 @@ def test_amounts_without_end_and_too_many_of_them_are_refused(tmp_path: Path) ->
     for word in ("NaN", "Infinity", "1e999"):
         (tmp_path / "usage").write_text(f'{{"tokens": {word}}}')
         with pytest.raises(BadInput):
-            run.read(tmp_path / "usage")
+            job_files.read_usage(tmp_path / "usage")
     (tmp_path / "usage").write_text(json.dumps({f"unit-{nth:030}": 1 for nth in range(8)}))
     with pytest.raises(BadInput, match="says more than 200 bytes"):
-        run.read(tmp_path / "usage")
-    assert run.read(tmp_path / "absent") is None
+        job_files.read_usage(tmp_path / "usage")
+    assert job_files.read_usage(tmp_path / "absent") is None
     os.truncate(tmp_path / "usage", 0)
-    assert run.read(tmp_path / "usage") is None
+    assert job_files.read_usage(tmp_path / "usage") is None
 
 
 def run_one(pool: Pool, verdict: str = "succeeded", *, fields: dict[str, Any] | None = None, **outcome: Any) -> None:

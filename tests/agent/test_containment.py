@@ -19,8 +19,9 @@ from bots.agent.isolation.cgroups import Cgroups, Limits
 from bots.agent.isolation.containment import PROGRAM, Containment, Sandbox, Site, find_sandbox
 from bots.agent.isolation.job_accounts import JobAccounts
 from bots.agent.isolation.privileges import Privileges
+from bots.agent.job_files import Unsent, read_usage
 from bots.agent.launcher import Launcher
-from bots.agent.run import RunContext, StopReason, read
+from bots.agent.run import Assignment, Run, RunContext, StopReason
 from bots.agent.workspace import Workspace
 from tests.support.agents import NEEDS_PROC, finish, start, text_of
 from tests.support.patience import MINUTE, eventually
@@ -56,6 +57,13 @@ def made(scratch: Path) -> Iterator[Made]:
         assert not list(place.workplace.root.iterdir())
 
 
+#: Tells the checkpoint of the attempt before, and leaves another one and a result.
+HAND_ON = (
+    "stat -c '%a' $LEASEHOLD_CHECKPOINT; cat $LEASEHOLD_CHECKPOINT; echo 2 > $LEASEHOLD_CHECKPOINT.new;"
+    " mv $LEASEHOLD_CHECKPOINT.new $LEASEHOLD_CHECKPOINT; echo 3 > $LEASEHOLD_RESULT; exit 1"
+)
+
+
 def dynamic(limits: Limits | None = None, wrapper: Sandbox | None = None) -> Containment:
     return Containment(JobAccounts("dynamic"), limits=limits or Limits(), wrapper=wrapper)
 
@@ -83,6 +91,15 @@ def test_a_command_of_an_agent_that_is_root_has_an_account_of_its_own_and_no_rig
     assert job_accounts.FIRST <= int(user) <= job_accounts.LAST
     assert (groups, mask, name, home, told) == (user, "0077", f"leasehold-{user}", f"{user} 700", "told")
     assert [line.split()[1].strip("0") for line in rights] == [""] * 5 + ["1"]
+
+
+@only_root
+def test_a_command_with_an_account_of_its_own_finds_its_checkpoint_and_leaves_files(made: Made) -> None:
+    place = made(dynamic())
+    run = Run(Assignment("job", 1, 1, "tenant", None, {"command": ["sh", "-c", HAND_ON]}, checkpoint="1"), place,
+              notify=lambda: None)  # fmt: skip
+    run.start()
+    assert (finish(run).result, run.checkpoint.unsent, text_of(run)) == ("3\n", Unsent(1, "2\n"), "600\n1")
 
 
 @only_root
@@ -241,9 +258,9 @@ def test_a_directory_that_the_account_cannot_enter_is_named_when_the_agent_start
 @only_root
 def test_a_usage_file_of_another_account_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "usage").write_text('{"tokens": 1}')
-    assert read(tmp_path / "usage") == {"tokens": 1}
+    assert read_usage(tmp_path / "usage") == {"tokens": 1}
     with pytest.raises(BadInput, match="belongs to another account"):
-        read(tmp_path / "usage", owner=65001)
+        read_usage(tmp_path / "usage", owner=65001)
 
 
 @pytest.mark.parametrize(
@@ -302,6 +319,10 @@ def test_a_sandboxed_command_sees_no_process_no_network_and_writes_only_its_own_
     # 0, 1, 2, and the folder that is being listed.
     assert len(output_of(place, "ls /proc/self/fd").split()) == 4
     assert finish(start(place, "sh", "-c", "exit 3")).exit_code == 3
+    run = Run(Assignment("job", 1, 1, "tenant", None, {"command": ["sh", "-c", HAND_ON]}, checkpoint="1"), place,
+              notify=lambda: None)  # fmt: skip
+    run.start()
+    assert (finish(run).result, run.checkpoint.unsent, text_of(run)) == ("3\n", Unsent(1, "2\n"), "600\n1")
     missing = finish(start(place, "no-such-program"))
     assert (missing.verdict, missing.reason) == (
         "error",

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from bots.agent.guardian import descendants, process_tree
-from bots.agent.run import CHUNK_BYTES, FILE, Assignment, Output, Run, RunContext, StopReason
+from bots.agent.job_files import USAGE
+from bots.agent.run import CHUNK_BYTES, Assignment, Output, Run, RunContext, StopReason
 from schema import clock, validation
 from tests.support.agents import NEEDS_PROC, RUNAWAY, finish, sleeping, start, text_of
 from tests.support.patience import MINUTE, eventually
@@ -41,7 +42,8 @@ def test_the_environment_is_the_allow_list_the_payload_and_what_leasehold_says(p
     seen = dict(line.split("=", 1) for line in text_of(run).splitlines())
     directory = seen.pop("LEASEHOLD_WORK")
     assert Path(directory).parent == place.workplace.root
-    assert seen.pop("LEASEHOLD_USAGE").startswith(f"{directory}/")
+    for name in ("LEASEHOLD_USAGE", "LEASEHOLD_RESULT", "LEASEHOLD_CHECKPOINT"):
+        assert seen.pop(name).startswith(f"{directory}/")
     assert seen == {
         "PATH": os.defpath,
         "HOME": directory,
@@ -122,10 +124,10 @@ def test_a_work_directory_that_cannot_be_made_is_an_error_of_the_bot(
 
 def test_usage_is_read_from_the_commands_own_directory_only(place: RunContext, tmp_path: Path) -> None:
     (outside := tmp_path / "outside").mkdir()
-    (outside / FILE).write_text('{"tokens": 5}')
+    (outside / USAGE).write_text('{"tokens": 5}')
     outcome = finish(start(place, "sh", "-c", f'cd /; rm -r "$HOME"; ln -s {outside} "$HOME"'))
     assert (outcome.verdict, outcome.usage) == ("succeeded", None)
-    assert (outside / FILE).exists()
+    assert (outside / USAGE).exists()
 
 
 def test_output_beyond_the_cap_is_counted_but_not_kept(place: RunContext) -> None:

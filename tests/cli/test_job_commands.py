@@ -104,6 +104,36 @@ def test_show_prints_the_gateways_answer_as_json(stands: Gateway, capsys: pytest
     assert json.loads(capsys.readouterr().out) == STORY
 
 
+def test_show_prints_the_beginning_of_the_result(stands: Gateway, capsys: pytest.CaptureFixture[str]) -> None:
+    ended = STORY | {"state": "succeeded", "waiting": None, "has_result": True}
+    stands.script = in_turn(Answer(ended), Answer({"result": {"answer": ["x" * 3000]}, "fence": 1}))
+    call("show", JOB_COMMANDING)
+    assert stands.paths() == [f"GET /v1/jobs/{JOB_COMMANDING}", f"GET /v1/jobs/{JOB_COMMANDING}/result"]
+    (shown,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("result ")]
+    assert shown.endswith("xxx…")
+    assert shown.split(maxsplit=1)[1].startswith('{"answer": ["xxx')
+    assert len(shown) < 2100
+
+
+def test_show_says_why_a_job_that_succeeded_has_no_result(stands: Gateway, capsys: pytest.CaptureFixture[str]) -> None:
+    why = "no result is stored, because it is not JSON"
+    told = {"exit_code": 0, "reason": why}
+    stands.script = in_turn(
+        Answer(STORY | {"state": "succeeded", "waiting": None, "has_result": False, "result": told})
+    )
+    call("show", JOB_COMMANDING)
+    assert f" {why}\n" in capsys.readouterr().out
+
+
+def test_result_prints_the_result_and_nothing_else(stands: Gateway, capsys: pytest.CaptureFixture[str]) -> None:
+    stands.script = in_turn(Answer({"result": {"a": [1, "é\x1b"]}, "fence": 1}))
+    call("result", JOB_COMMANDING)
+    assert capsys.readouterr().out == '{"a":[1,"é\\u001b"]}\n'
+    stands.script = in_turn(problem(404, f"id: job '{JOB_COMMANDING}' is queued and has no result: it is not final"))
+    with pytest.raises(NotFound, match="it is not final"):
+        call("result", JOB_COMMANDING)
+
+
 def test_an_absent_job_is_not_found(stands: Gateway) -> None:
     stands.script = in_turn(problem(404, f"id: there is no job '{JOB_COMMANDING}'"))
     with pytest.raises(NotFound, match="there is no job"):

@@ -188,3 +188,26 @@ def test_an_agent_that_restarts_in_its_place_goes_on_with_its_jobs_without_waiti
     assert house.first_attempt() == []
     house.journal.wait()
     house.check(job, finished_by="restarted")
+
+
+#: Goes on from where the attempt before it came to; the first one never ends.
+STEPS = """
+if [ -e "$LEASEHOLD_CHECKPOINT" ]; then cp "$LEASEHOLD_CHECKPOINT" "$LEASEHOLD_RESULT"; exit; fi
+echo '{"step": 7}' > "$LEASEHOLD_CHECKPOINT.new" && mv "$LEASEHOLD_CHECKPOINT.new" "$LEASEHOLD_CHECKPOINT"
+sleep 600
+"""
+
+
+def test_another_bot_goes_on_from_the_checkpoint_of_a_killed_one_and_leaves_the_result(house: House) -> None:
+    bot = house.bot("checkpointing")
+    (job,) = house.journal.submit(1, payload={"command": ["sh", "-c", STEPS]})
+    stored = "SELECT c.checkpoint FROM job_checkpoints c JOIN jobs j ON j.id = c.job_id WHERE j.public_id = :job"
+    eventually(lambda: house.pool.rows(stored, job=job), what="the checkpoint is stored")
+    bot.kill()
+    house.bot("after-checkpointing")
+    house.journal.wait()
+    house.journal.check()
+    row = house.pool.job(job)
+    assert (row.state, row.attempts, row.kills) == ("succeeded", 2, 1)
+    left = "SELECT r.fence, r.result FROM job_results r JOIN jobs j ON j.id = r.job_id WHERE j.public_id = :job"
+    assert house.pool.row(left, job=job) == (row.fence, {"step": 7})

@@ -33,6 +33,8 @@ POST                    /v1/output                        bot
 GET POST                /v1/jobs                          submitter operator
 GET                     /v1/jobs/{id}                     submitter operator
 GET                     /v1/jobs/{id}/output              submitter operator
+GET                     /v1/jobs/{id}/result              submitter operator
+POST                    /v1/results                       submitter operator
 GET                     /v1/jobs/{id}/explain             submitter operator
 POST                    /v1/jobs/cancel                   submitter operator
 POST                    /v1/jobs/wait                     submitter operator
@@ -84,6 +86,7 @@ BODIES: Mapping[str, dict[str, Any]] = {
     "POST /v1/jobs": {"jobs": [{"command": ["true"]}]},
     "POST /v1/jobs/cancel": {"ids": ["{job}"]},
     "POST /v1/jobs/wait": {"ids": ["{job}"]},
+    "POST /v1/results": {"ids": ["{job}"]},
     "POST /v1/jobs/priority": {"ids": ["{job}"], "priority": 5},
     "POST /v1/jobs/hold": {"ids": ["{job}"]},
     "POST /v1/jobs/release": {"ids": ["{job}"]},
@@ -280,6 +283,8 @@ def called(app: Any, calls: Sequence[Call]) -> list[tuple[int, bytes]]:
 FOREIGN: tuple[tuple[str, str, dict[str, Any] | None], ...] = (
     ("GET", "/v1/jobs/{id}", None),
     ("GET", "/v1/jobs/{id}/output", None),
+    ("GET", "/v1/jobs/{id}/result", None),
+    ("POST", "/v1/results", {"ids": ["{id}"]}),
     ("GET", "/v1/jobs/{id}/explain", None),
     ("GET", "/v1/jobs?before={id}", None),
     ("GET", "/v1/jobs?instance={instance}", None),

@@ -23,7 +23,7 @@ from structlog.testing import capture_logs
 
 from assigner.api import jobs as job_routes
 from assigner.api.submission import SubmitRequest
-from bots.agent.run import MAX_TOLD_BYTES
+from bots.agent.job_files import MAX_TOLD_BYTES
 from bots.gateway import middleware
 from bots.gateway import routes as routes_gateway
 from bots.gateway.app import health_router
@@ -164,8 +164,11 @@ def largest_sync() -> dict[str, Any]:
         for n in range(MAX_LEASES)
     ]
     output = [{"start": n << 18, "data": "A" * (validation.MAX_OUTPUT_BYTES // 3)} for n in range(4)]
+    # Each of these characters takes six bytes in the body, and two in the text.
+    text = json.dumps("é" * ((validation.MAX_RESULT_BYTES - 2) // 2), ensure_ascii=False)
+    last = leases[0] | {"output": output, "checkpoint": text, "outcome": outcome | {"result": text}}
     identity = {"bot": "b" * 63, "epoch": 2**63 - 1, "secret": "s" * 200, "seq": 2**63 - 1, "wait": 60.0}
-    return {**identity, "status": "draining", "leases": [*leases[1:], leases[0] | {"output": output}]}
+    return {**identity, "status": "draining", "leases": [*leases[1:], last]}
 
 
 @pytest.mark.parametrize(("model", "make"), [(SubmitRequest, largest_batch), (Sync, largest_sync)])

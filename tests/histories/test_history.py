@@ -42,8 +42,9 @@ from tests.support.tenancy import Tenancy, grown_too_far, watch_maxima
 EXAMPLES_VARIABLE = "LEASEHOLD_TEST_EXAMPLES"
 STEPS = 40
 CLEAR = """
-TRUNCATE jobs, job_payloads, job_metadata, job_outputs, submit_keys, bots, bot_changes, bot_localities, lost_attempts,
-    blames, kinds, kind_platforms, leases, job_events, queues, platforms, instances, ticks, audit RESTART IDENTITY"""
+TRUNCATE jobs, job_payloads, job_metadata, job_outputs, job_results, job_checkpoints, submit_keys, bots, bot_changes,
+    bot_localities, lost_attempts, blames, kinds, kind_platforms, leases, job_events, queues, platforms, instances,
+    ticks, audit RESTART IDENTITY"""
 SEED = text("SELECT setseed(0.25)")
 EXPIRED = "UPDATE bots SET expires_at = now() - interval '1 s' WHERE name = :name AND status <> 'gone'"
 OVERDUE = "UPDATE leases SET due_at = now() - interval '1 s' WHERE ended_at IS NULL"

@@ -15,6 +15,7 @@ from schema import clock
 from schema.postgres import migrate
 from schema.postgres.engine import Database, DatabaseSettings
 from tests.support.patience import MINUTE
+from tests.support.pool import Pool, completed
 
 IMPATIENT = DatabaseSettings(statement_timeout=0.1, lock_timeout=0.05)
 WAITED = text(
@@ -105,6 +106,20 @@ def test_a_downgrade_drops_everything_and_an_upgrade_makes_it_again(empty: Datab
     assert empty.run(downgrade, urgent=True) == ["alembic_version", "alembic_version_pkc"]
     assert migrate.status(empty).current is None
     assert migrate.upgrade(empty) == version
+
+
+def test_a_database_of_the_first_version_keeps_its_jobs_and_takes_results(pool: Pool) -> None:
+    """A job that ran before the upgrade leaves a result after it."""
+    job, bot, work = pool.running()
+    pool.change("DROP TABLE job_results, job_checkpoints")
+    claim_version(pool.database, "0001")
+    with pytest.raises(NotReady, match=r"^schema 0001, need "):
+        migrate.require(pool.database)
+
+    assert migrate.upgrade(pool.database).ready
+    assert pool.job(job).state == "running"
+    bot.sync(completed(work, result='{"answer": 42}'))
+    assert pool.row("SELECT fence, result FROM job_results") == (work["fence"], {"answer": 42})
 
 
 def test_a_database_of_a_newer_program_is_refused_by_name(database: Database) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from leasehold.errors import Conflict
 
+from bots.protocol import OutputReport
 from schema.moves.cancel import Cancelled
 from schema.moves.grant import Placement, grant
 from tests.support.pool import Pool, active, completed
@@ -50,6 +51,26 @@ def test_a_bot_that_finishes_while_it_is_reaped_is_refused(pool: Pool, race: Rac
 
     assert refused.value.code == "session_over"
     assert counted_state(pool, job) == LOST
+
+
+def test_a_checkpoint_and_a_result_that_come_while_the_bot_is_reaped_are_refused(pool: Pool, race: Race) -> None:
+    _, bot, work = running(pool)
+    session = bot.session
+    named = {"bot": session.bot, "epoch": session.epoch, "secret": session.secret}
+    saved = OutputReport(**named, job=work["job"], fence=work["fence"], output=[], checkpoint="1")
+    report = completed(work, result="1").model_copy(update={"checkpoint": "1"})
+    pool.change(EXPIRED)
+    with race.first() as first:
+        assert [ended.state for ended in expire(first)] == ["queued"]
+        late = [
+            race.second(lambda: bot.sync_service.output(saved), behind=first),
+            race.second(lambda: bot.sync(report), behind=first),
+        ]
+        first.commit()
+        for each in late:
+            with pytest.raises(Conflict):
+                outcome(each)
+    assert pool.rows("SELECT FROM job_checkpoints UNION ALL SELECT FROM job_results") == []
 
 
 def test_a_reaper_that_gives_up_leaves_the_finish_its_way(pool: Pool, race: Race) -> None:

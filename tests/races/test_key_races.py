@@ -303,7 +303,16 @@ def test_retention_does_not_wait_for_a_reader_who_keeps_seeing_everything(pool: 
         assert reader.history(job) == ["submit", "grant", "acknowledge", "finish"]
         assert reader.row(f"SELECT {JOB_RESULT} AS result FROM jobs j").result == {"exit_code": 0}
 
-    for table in ("jobs", "job_payloads", "job_events", "leases", "submit_keys", "job_outputs", "job_metadata"):
+    for table in (
+        "jobs",
+        "job_payloads",
+        "job_events",
+        "leases",
+        "submit_keys",
+        "job_outputs",
+        "job_results",
+        "job_metadata",
+    ):
         assert pool.rows(f"SELECT * FROM {table}") == []
 
 

@@ -31,6 +31,8 @@ class Pool:
         self.changed = threading.Condition()
         self.leases: dict[tuple[str, int], dict[str, Any]] = {}
         self.drain = False
+        #: Whether it takes results and checkpoints. One of an earlier version does not say so.
+        self.results = True
         self.opened: list[OpenSession] = []
         self.syncs: list[Sync] = []
         self.streamed: list[OutputReport] = []
@@ -104,7 +106,7 @@ class Pool:
     def _open(self, request: OpenSession) -> Answer:
         self.opened.append(request)
         session = {"bot": request.bot, "epoch": len(self.opened), "secret": "s"}
-        return Answer({**session, "expires_in": self.ttl, "sync_in": self.sync_in})
+        return Answer({**session, "expires_in": self.ttl, "sync_in": self.sync_in, "results": self.results})
 
     def _sync(self, sync: Sync) -> Answer:
         self.syncs.append(sync)

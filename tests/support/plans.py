@@ -16,7 +16,7 @@ from assigner.maintenance import upkeep
 from assigner.queries import jobs as job_queries
 from bots.gateway import long_poll
 from bots.sync import call
-from schema import clock
+from schema import clock, results
 from schema.diagnostics import invariants
 from schema.fleet import candidates, kinds, members
 from schema.fleet.candidates import CandidateRequest
@@ -265,8 +265,9 @@ class Known:
             cursor=cursor,
         )
 
-    def end(self, connection: Connection, verdict: Verdict) -> None:
-        end_moves.end(connection, [AttemptEnd(*each, verdict) for each in self.held], actor="test")
+    def end(self, connection: Connection, verdict: Verdict, *, result: str | None = None) -> None:
+        endings = [AttemptEnd(*each, verdict, result=result) for each in self.held]
+        end_moves.end(connection, endings, actor="test")
 
     def grant(self, connection: Connection) -> None:
         requests = [Placement(job, bot, {}) for job, bot in zip(self.jobs, self.free, strict=False)]
@@ -332,6 +333,15 @@ ACTS: dict[str, Act] = {
     ),
     "finish": lambda known, connection: known.end(connection, Verdict.SUCCEEDED),
     "lose": lambda known, connection: known.end(connection, Verdict.LOST),
+    "finish with results": lambda known, connection: known.end(connection, Verdict.SUCCEEDED, result="1"),
+    "store checkpoints": lambda known, connection: results.store_checkpoints(
+        connection, [results.Checkpoint(1, 1, job, 1, 1, "1") for job in known.public]
+    ),
+    "due leases": lambda known, connection: connection.execute(
+        call.DUE_LEASES,
+        {"bot_ids": [known.held[0][2]], "held": [1], "known_bots": [], "known_jobs": [], "known_fences": []},
+    ).all(),
+    "results": lambda known, connection: job_queries.results(connection, known.public, instances=None, room=100),
     "cancel": lambda known, connection: cancel(connection, known.public, instances=None, sync=1, actor="test"),
     "states": lambda known, connection: job_queries.submission_states(connection, known.public, instances=None),
     "progress": lambda known, connection: connection.execute(job_queries.PROGRESS, {"ids": known.public}).all(),

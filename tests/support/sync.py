@@ -21,6 +21,8 @@ TABLES = {
     " l.delivered_at IS NOT NULL AS delivered FROM leases l JOIN bots b ON b.id = l.bot_id ORDER BY 1, 2",
     "events": "SELECT job_id, move, from_state, to_state, fence, actor, details FROM job_events ORDER BY job_id, id",
     "outputs": "SELECT job_id, fence, start, data FROM job_outputs ORDER BY 1, 2, 3",
+    "results": "SELECT job_id, fence, CAST(result AS text) FROM job_results ORDER BY 1",
+    "checkpoints": "SELECT job_id, fence, CAST(checkpoint AS text) FROM job_checkpoints ORDER BY 1",
     "localities": "SELECT b.name, l.hint FROM bot_localities l JOIN bots b ON b.id = l.bot_id ORDER BY 1, l.seq",
     "bots": "SELECT name, epoch, status, sync_seq, capacity, in_use, held, kept_units FROM bots ORDER BY name",
     "quotas": "SELECT cohort, instance, usage FROM quotas ORDER BY 1, 2",

@@ -271,6 +271,24 @@ class Client:
         """Return one job with its request, state, result and history. Raises NotFound."""
         return self._transport.call("GET", _job_path(job))
 
+    def result(self, job: str) -> Any:
+        """Return the JSON that the job's command left as its result. Raises NotFound if it left none, or none yet."""
+        return self._transport.call("GET", _job_path(job) + "/result")["result"]
+
+    def results(self, jobs: Sequence[str]) -> Records:
+        """Return for each job its id and state, and once it is final its exit_code, reason, has_result and result.
+
+        The result is the JSON that the command left, None without one. Raises NotFound if one of the jobs is not there.
+        """
+        answers: Records = []
+        for part in _slices(list(dict.fromkeys(jobs))):
+            while part:
+                # An answer has a bounded number of bytes, and at least one job.
+                found: Records = self._transport.call("POST", "/v1/results", body={"ids": part})["jobs"]
+                answers += found
+                part = part[len(found) :]
+        return answers
+
     def explain(self, job: str) -> Record:
         """Return why a job runs where it runs, or why it does not run. Raises NotFound."""
         return self._transport.call("GET", _job_path(job) + "/explain")

@@ -49,7 +49,7 @@ def downgrade() -> None:
     views = connection.execute(VIEWS).scalars().all()
     if views:
         op.execute(f"DROP VIEW {', '.join(views)}")
-    metadata.drop_all(connection, checkfirst=False)
+    metadata.drop_all(connection)  # later revisions may have dropped some of the tables
     functions = connection.execute(FUNCTIONS).scalars().all()
     if functions:
         op.execute(f"DROP FUNCTION {', '.join(functions)}")

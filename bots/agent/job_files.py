@@ -1,0 +1,187 @@
+"""The files in which a command leaves its usage, its result and its checkpoint.
+
+All are in the directory of the attempt, which belongs to the command. So the agent trusts nothing that it finds there:
+it follows no link, never waits, reads a bounded number of bytes, and only of files of the command's own account.
+"""
+
+import os
+import stat
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from leasehold.errors import BadInput
+from pydantic import TypeAdapter, ValidationError
+
+from bots.protocol import Usage
+from schema import validation
+from schema.validation import check_json, parse_json
+
+#: Names of the files in the directory of an attempt. USAGE and RESULT do not exist before the command writes them;
+#: CHECKPOINT does if an earlier attempt left a checkpoint.
+USAGE, RESULT, CHECKPOINT = ".leasehold-usage", ".leasehold-result", ".leasehold-checkpoint"
+#: The largest usage file in bytes, and the longest report: the reports on 10,000 ended leases must fit into one call.
+MAX_BYTES, MAX_TOLD_BYTES = 4096, 200
+
+_USAGE: TypeAdapter[Usage] = TypeAdapter(Usage)
+#: Follows no symbolic link and never blocks, because the command may have put a link or a FIFO at the path.
+_SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def read_bytes(path: Path, field: str, *, limit: int, owner: int | None = None) -> bytes | None:
+    """Read a file that a command wrote; None if there is none. Raises BadInput, naming `field`, if it may not be read
+    or has more than `limit` bytes.
+
+    Follows no symbolic link either if the command has put one in place of its directory. owner: the user id that the
+    file must have, because the command may have put a hard link to a file of another there.
+    """
+    try:
+        with _opened(path, os.O_RDONLY) as descriptor:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise BadInput(field, "is no file")
+            if owner not in (None, status.st_uid):
+                raise BadInput(field, "belongs to another account")
+            raw = b""
+            while len(raw) <= limit and (part := os.read(descriptor, limit + 1 - len(raw))):
+                raw += part
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise BadInput(field, f"cannot be read: {error.strerror}") from None
+    if len(raw) > limit:
+        raise BadInput(field, f"is larger than {limit} bytes")
+    return raw
+
+
+def read_usage(path: Path, *, owner: int | None = None) -> Usage | None:
+    """Read the usage that a command wrote; None if it wrote none. Raises BadInput unless it is amounts by unit."""
+    raw = read_bytes(path, "usage", limit=MAX_BYTES, owner=owner)
+    if raw is None:
+        return None
+    try:
+        found = _USAGE.validate_python(parse_json(raw, "usage")) if raw.strip() else None
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise BadInput("usage", f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"[:300]) from None
+    if found is not None and len(_USAGE.dump_json(found)) > MAX_TOLD_BYTES:
+        raise BadInput("usage", f"says more than {MAX_TOLD_BYTES} bytes")
+    return found
+
+
+def read_result(path: Path, *, owner: int | None = None) -> str | None:
+    """Read the result that a command left; None if it left none. Raises BadInput for anything but bounded JSON."""
+    raw = read_bytes(path, "result", limit=validation.MAX_RESULT_BYTES, owner=owner)
+    return None if raw is None else check_json("result", raw, validation.MAX_RESULT_BYTES)
+
+
+@dataclass(frozen=True)
+class Unsent:
+    """A checkpoint that the gateway does not have; `number` counts those of the attempt."""
+
+    number: int
+    text: str
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fields of the messages that carry it."""
+        return {"checkpoint": self.text, "checkpoint_number": self.number}
+
+
+class Checkpoint:
+    """The checkpoint of one attempt: what an earlier attempt left, and what the gateway does not have yet of this one.
+
+    The thread of the run places the file and looks at it at the end; while the command runs, the thread that sends
+    output looks at it. Any thread may read what is unsent.
+    """
+
+    def __init__(self, earlier: str | None) -> None:
+        self._lock = threading.Lock()
+        self._earlier = self._latest = earlier
+        self._number = self._sent = 0
+        self._path: Path | None = None
+        self._owner: int | None = None
+        self._status: tuple[int, ...] | None = None
+        #: Why what the command has written last is not kept; None if it is kept.
+        self.refusal: str | None = None
+
+    def place(self, directory: Path, account: tuple[int, int] | None) -> Path:
+        """Write the checkpoint of an earlier attempt into the directory of this one, whose command has not started.
+
+        account: user and group id of the command, where they are not the agent's. Returns the path of the file, which
+        does not exist if there is no checkpoint. Raises OSError.
+        """
+        path = directory / CHECKPOINT
+        if self._earlier is not None:
+            with (
+                _opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as descriptor,
+                open(descriptor, "wb", closefd=False) as file,
+            ):
+                file.write(self._earlier.encode())
+                if account is not None:
+                    os.fchown(descriptor, *account)
+        self._path, self._owner = path, None if account is None else account[0]
+        self._status = _status(path)
+        return path
+
+    def look(self, *, last: bool = False) -> None:
+        """Take note of what the command has written; of what may not be a checkpoint, only why.
+
+        A file that looks unchanged is not read again, unless it is the `last` look.
+        """
+        path = self._path
+        if path is None:
+            return
+        with self._lock:
+            status = _status(path)
+            if status is None or (status == self._status and not last):
+                return
+            self._status = status
+            try:
+                limit = validation.MAX_CHECKPOINT_BYTES
+                raw = read_bytes(path, "checkpoint", limit=limit, owner=self._owner)
+                found = self._latest if raw is None else check_json("checkpoint", raw, limit)
+                self.refusal = None
+                if found != self._latest:
+                    self._latest, self._number = found, self._number + 1
+            except BadInput as error:
+                self.refusal = error.reason
+
+    @property
+    def unsent(self) -> Unsent | None:
+        """The latest checkpoint, unless the gateway has it."""
+        with self._lock:
+            if self._latest is None or self._number == self._sent:
+                return None
+            return Unsent(self._number, self._latest)
+
+    def sent(self, number: int) -> None:
+        """Record that the gateway has the checkpoint with this number."""
+        with self._lock:
+            self._sent = max(self._sent, number)
+
+
+@contextmanager
+def _opened(path: Path, flags: int) -> Iterator[int]:
+    """Open a file in the directory of an attempt. Raises OSError."""
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | _SAFELY)
+    try:
+        descriptor = os.open(path.name, flags | _SAFELY, 0o600, dir_fd=directory)
+    finally:
+        os.close(directory)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _status(path: Path) -> tuple[int, ...] | None:
+    """What changes when the file at `path` does; None if there is none. It is only looked at, never trusted."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns

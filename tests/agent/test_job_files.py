@@ -1,0 +1,212 @@
+"""What a command leaves in files: its result and its checkpoint, read without trust in what it put there."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from leasehold.errors import BadInput
+
+from bots.agent.job_files import CHECKPOINT, RESULT, Checkpoint, Unsent, read_result
+from bots.agent.run import Assignment, Run, RunContext, StopReason
+from schema.validation import MAX_RESULT_BYTES
+from tests.support.agents import NEEDS_PROC, Pool, finish, processes, serving, start, text_of
+from tests.support.http import problem
+
+pytestmark = NEEDS_PROC
+
+SECRET = '{"token": "lh_operator_secret"}'
+
+
+# Results
+
+
+@pytest.mark.parametrize(("code", "verdict"), [(0, "succeeded"), (3, "failed")])
+def test_a_result_is_reported_whatever_the_exit_code(place: RunContext, code: int, verdict: str) -> None:
+    said = '{"b": [1.0, "é"], "a": null}'
+    script = f"[ ! -e $LEASEHOLD_RESULT ] && echo '{said}' > $LEASEHOLD_RESULT; exit {code}"
+    outcome = finish(start(place, "sh", "-c", script))
+    assert (outcome.verdict, outcome.exit_code, outcome.result) == (verdict, code, said + "\n")
+
+
+def test_a_command_without_a_result_reports_none(place: RunContext) -> None:
+    outcome = finish(start(place, "true"))
+    assert (outcome.result, outcome.reason) == (None, None)
+
+
+def test_a_command_that_is_stopped_may_leave_a_result_in_its_grace(place: RunContext) -> None:
+    run = start(place, "sh", "-c", "trap 'echo 1 > $LEASEHOLD_RESULT; exit' TERM; echo up; sleep 60 & wait")
+    while not text_of(run):
+        assert not run.over.wait(0.01)
+    run.stop(StopReason.CANCELLED)
+    outcome = finish(run)
+    assert (outcome.verdict, outcome.result) == ("stopped", "1\n")
+
+
+@pytest.mark.parametrize(
+    ("write", "reason"),
+    [
+        ("echo nonsense >", "is not JSON"),
+        (":>", "is not JSON"),
+        ('printf \'{"a": 1, "a": 2}\' >', "repeats the key 'a'"),
+        ("printf '\\377' >", "is not UTF-8"),
+        (f"truncate -s {MAX_RESULT_BYTES + 1}", f"is larger than {MAX_RESULT_BYTES} bytes"),
+        ("mkdir", "is no file"),
+        ("mkfifo", "is no file"),
+    ],
+)
+def test_what_is_no_result_is_not_stored_and_the_reason_says_so(place: RunContext, write: str, reason: str) -> None:
+    outcome = finish(start(place, "sh", "-c", f"{write} $LEASEHOLD_RESULT"))
+    assert (outcome.verdict, outcome.exit_code, outcome.result) == ("succeeded", 0, None)
+    assert outcome.reason is not None
+    assert outcome.reason.startswith(f"no result is stored, because it {reason}")
+    outcome = finish(start(place, "sh", "-c", f"{write} $LEASEHOLD_RESULT; exit 3"))
+    assert (outcome.verdict, outcome.result) == ("failed", None)
+    assert outcome.reason is not None
+    assert outcome.reason.startswith(f"exit code 3; no result is stored, because it {reason}")
+
+
+@pytest.mark.parametrize("name", [RESULT, CHECKPOINT])
+def test_a_link_to_a_secret_file_is_refused(place: RunContext, tmp_path: Path, name: str) -> None:
+    (secret := tmp_path / "secret").write_text(SECRET)
+    run = start(place, "sh", "-c", f"ln -s {secret} $HOME/{name}; exit 3")
+    outcome = finish(run)
+    assert (outcome.verdict, outcome.result, run.checkpoint.unsent) == ("failed", None, None)
+    assert outcome.reason is not None
+    assert "because it cannot be read: Too many levels of symbolic links" in outcome.reason
+
+
+def test_a_directory_that_was_replaced_by_a_link_is_not_followed(place: RunContext, tmp_path: Path) -> None:
+    (outside := tmp_path / "outside").mkdir()
+    (outside / RESULT).write_text(SECRET)
+    (outside / CHECKPOINT).write_text(SECRET)
+    run = start(place, "sh", "-c", f'cd /; rm -r "$HOME"; ln -s {outside} "$HOME"; exit 1')
+    assert finish(run).result is None
+    assert run.checkpoint.unsent is None
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root has other accounts' files")
+def test_a_hard_link_to_a_file_of_another_account_is_refused(tmp_path: Path) -> None:
+    (tmp_path / RESULT).write_text(SECRET)
+    with pytest.raises(BadInput, match="result: belongs to another account"):
+        read_result(tmp_path / RESULT, owner=65001)
+
+
+# Checkpoints
+
+
+def continued(place: RunContext, script: str, checkpoint: str | None) -> Run:
+    """Run a script as an attempt that follows one which left this checkpoint."""
+    payload = {"command": ["sh", "-c", script]}
+    run = Run(Assignment("a-job", 8, 2, "tenant", None, payload, checkpoint=checkpoint), place, notify=lambda: None)
+    run.start()
+    return run
+
+
+def test_a_command_finds_the_checkpoint_of_an_earlier_attempt_and_may_replace_it(place: RunContext) -> None:
+    step = 'cat $LEASEHOLD_CHECKPOINT; echo "[2]" > $HOME/new; mv $HOME/new $LEASEHOLD_CHECKPOINT; exit 1'
+    run = continued(place, step, "[1]")
+    assert finish(run).verdict == "failed"
+    assert (text_of(run), run.checkpoint.unsent) == ("[1]", Unsent(1, "[2]\n"))
+
+
+def test_without_an_earlier_checkpoint_there_is_no_file(place: RunContext) -> None:
+    run = continued(place, "[ -e $LEASEHOLD_CHECKPOINT ]", None)
+    assert finish(run).exit_code == 1
+    assert run.checkpoint.unsent is None
+
+
+def test_a_checkpoint_that_was_left_alone_is_not_sent_again(place: RunContext) -> None:
+    run = continued(place, "exit 1", "[1]")
+    finish(run)
+    assert run.checkpoint.unsent is None
+
+
+def test_after_a_success_no_checkpoint_is_sent(tmp_path: Path) -> None:
+    pool = Pool()
+    with serving(pool, tmp_path, output_interval=60):
+        key = pool.grant("sh", "-c", "echo 2 > $LEASEHOLD_CHECKPOINT", checkpoint="1")
+        pool.until(lambda: key in pool.outcomes)
+    assert {report.checkpoint for sync in pool.syncs for report in sync.leases} == {None}
+
+
+def test_a_bad_checkpoint_leaves_the_one_before_and_the_reason_says_so(tmp_path: Path, place: RunContext) -> None:
+    checkpoint = Checkpoint(None)
+    path = checkpoint.place(tmp_path, None)
+    path.write_text("[1]")
+    checkpoint.look()
+    path.write_text("[1, ")
+    checkpoint.look()
+    assert (checkpoint.unsent, checkpoint.refusal is None) == (Unsent(1, "[1]"), False)
+    path.write_text(json.dumps("x" * MAX_RESULT_BYTES))
+    checkpoint.look()
+    assert (checkpoint.unsent, checkpoint.refusal) == (Unsent(1, "[1]"), f"is larger than {MAX_RESULT_BYTES} bytes")
+
+    outcome = finish(continued(place, "echo [ > $LEASEHOLD_CHECKPOINT; exit 3", "[1]"))
+    assert outcome.reason is not None
+    assert outcome.reason.startswith("exit code 3; its last checkpoint is not kept, because it is not JSON")
+
+
+def test_a_checkpoint_that_changes_while_another_is_sent_is_sent_too(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(None)
+    path = checkpoint.place(tmp_path, None)
+    for number in (1, 2):
+        path.write_text(f"[{number}]")
+        checkpoint.look(last=True)
+    assert checkpoint.unsent == Unsent(2, "[2]")
+    checkpoint.sent(1)
+    assert checkpoint.unsent == Unsent(2, "[2]")
+    checkpoint.sent(2)
+    checkpoint.sent(1)
+    assert checkpoint.unsent is None
+
+
+def test_an_agent_sends_a_checkpoint_while_the_command_runs(tmp_path: Path) -> None:
+    pool = Pool(sync_in=0.1)
+    script = "echo 2 > $LEASEHOLD_CHECKPOINT.new; mv $LEASEHOLD_CHECKPOINT.new $LEASEHOLD_CHECKPOINT; sleep 60"
+    with serving(pool, tmp_path):
+        key = pool.grant("sh", "-c", script, checkpoint="1")
+        pool.until(lambda: [report.checkpoint for report in pool.streamed] == ["2\n"])
+        pool.cancel(key)
+        pool.until(lambda: key in pool.outcomes)
+    told = [report.checkpoint for sync in pool.syncs for report in sync.leases]
+    assert set(told) == {None}, "what the gateway has is not sent again"
+
+
+def test_what_a_gateway_did_not_take_between_syncs_goes_with_the_end(tmp_path: Path) -> None:
+    pool = Pool()
+    pool.instead = lambda asked: problem(422, "checkpoint: unknown") if asked.path == "/v1/output" else None
+    with serving(pool, tmp_path):
+        key = pool.grant("sh", "-c", "echo 2 > $LEASEHOLD_CHECKPOINT; echo 3 > $LEASEHOLD_RESULT; exit 1")
+        pool.until(lambda: key in pool.outcomes)
+    (end,) = [each for sync in pool.syncs for each in sync.leases if each.state == "completed"][:1]
+    assert end.outcome is not None
+    assert (end.checkpoint, end.outcome.result) == ("2\n", "3\n")
+    assert not processes(tmp_path)
+
+
+def test_a_gateway_of_an_earlier_version_is_sent_neither(tmp_path: Path) -> None:
+    """It would refuse the call, and the agent would end because of what a job has left."""
+    pool = Pool()
+    pool.results = False
+    with serving(pool, tmp_path):
+        key = pool.grant("sh", "-c", "echo 2 > $LEASEHOLD_CHECKPOINT; echo 3 > $LEASEHOLD_RESULT; sleep 0.2; exit 1")
+        outcome = pool.until(lambda: pool.outcomes.get(key))
+    assert outcome["reason"] == "exit code 1; no result is stored: the gateway is too old"
+    assert "result" not in outcome
+    assert {report.checkpoint for sync in pool.syncs for report in sync.leases} == {None}
+    assert [report.checkpoint for report in pool.streamed if report.checkpoint] == []
+
+
+def test_results_that_do_not_fit_into_one_call_come_in_the_next(tmp_path: Path) -> None:
+    pool = Pool()
+    size = MAX_RESULT_BYTES - 2
+    script = f"{{ printf '\"'; head -c {size} /dev/zero | tr '\\0' x; printf '\"'; }} > $LEASEHOLD_RESULT"
+    jobs = 9
+    with serving(pool, tmp_path, capacity=jobs):
+        keys = [pool.grant("sh", "-c", script, job=f"job-{n}") for n in range(jobs)]
+        pool.until(lambda: set(keys) <= set(pool.outcomes))
+    assert {len(pool.outcomes[key]["result"]) for key in keys} == {MAX_RESULT_BYTES}
+    for sync in pool.syncs:
+        ended = [each for each in sync.leases if each.outcome is not None]
+        assert len(ended) <= 6, "six results of this kind are what one call has room for"

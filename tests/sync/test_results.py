@@ -1,0 +1,227 @@
+"""Results and checkpoints as the database keeps them: of whom they are taken, and who gets them."""
+
+import json
+from typing import Any
+
+import pytest
+from leasehold.errors import Conflict
+from pydantic import ValidationError
+
+from bots.protocol import LeaseReport, Outcome, OutputReport, Sync
+from schema.moves.cancel import cancel
+from schema.moves.retention import delete_finished
+from schema.validation import MAX_RESULT_BYTES
+from tests.support.pool import Bot, Pool, active, answered, completed
+from tests.support.sync import statements
+
+#: Seconds between attempts: none.
+AT_ONCE = "UPDATE jobs SET schedule_after = NULL WHERE state = 'queued'"
+
+
+def results(pool: Pool) -> list[tuple[str, int, str]]:
+    """Job, fence and text of each result."""
+    return [
+        (str(row.public_id), row.fence, row.result)
+        for row in pool.rows(
+            "SELECT j.public_id, r.fence, CAST(r.result AS text) AS result FROM job_results r"
+            " JOIN jobs j ON j.id = r.job_id ORDER BY j.id"
+        )
+    ]
+
+
+def checkpoints(pool: Pool) -> list[tuple[int, str]]:
+    """Fence and text of each checkpoint."""
+    return [
+        tuple(row) for row in pool.rows("SELECT fence, CAST(checkpoint AS text) FROM job_checkpoints ORDER BY job_id")
+    ]
+
+
+def saved(bot: Bot, work: dict[str, Any], checkpoint: str, *, number: int = 0) -> None:
+    """Send a checkpoint between two syncs."""
+    session = bot.session
+    bot.sync_service.output(
+        OutputReport(
+            bot=session.bot,
+            epoch=session.epoch,
+            secret=session.secret,
+            job=work["job"],
+            fence=work["fence"],
+            output=[],
+            checkpoint=checkpoint,
+            checkpoint_number=number,
+        )
+    )
+
+
+def again(pool: Pool, bot: Bot) -> dict[str, Any]:
+    """Let the bot start the job that is queued again; return the lease as it was offered."""
+    pool.change(AT_ONCE)
+    pool.assigner().run_once()
+    (work,) = bot.sync()["leases"]
+    bot.sync(active(work))
+    return dict(work)
+
+
+# Results
+
+
+@pytest.mark.parametrize("verdict", ["succeeded", "failed"])
+def test_the_result_of_the_attempt_that_ends_a_job_is_stored_as_it_was_written(pool: Pool, verdict: str) -> None:
+    job, bot, work = pool.running()
+    text = ' {"b": 1.0, "a": [1e2, null]}\n'
+    bot.sync(completed(work, verdict, result=text))
+    assert results(pool) == [(job, work["fence"], text)]
+    # The history does not repeat it.
+    assert "result" not in pool.row("SELECT details FROM job_events WHERE move = 'finish'").details
+
+
+def test_a_cancelled_job_keeps_what_its_command_left_in_its_grace(pool: Pool) -> None:
+    job, bot, work = pool.running()
+    pool.database.run(lambda c: cancel(c, [job], instances=None, sync=pool.timing.sync, actor="test"))
+    bot.sync(completed(work, "stopped", result="1"))
+    assert pool.job(job).state == "cancelled"
+    assert results(pool) == [(job, work["fence"], "1")]
+
+
+def test_the_last_attempt_of_a_dead_job_leaves_its_result(pool: Pool) -> None:
+    job, bot, work = pool.running(max_attempts=1)
+    bot.sync(completed(work, "error", result="1"))
+    assert pool.job(job).state == "dead"
+    assert results(pool) == [(job, work["fence"], "1")]
+
+
+def test_an_attempt_after_which_the_job_runs_again_leaves_no_result(pool: Pool) -> None:
+    job, bot, work = pool.running(retry_failed=True)
+    bot.sync(completed(work, "failed", result="1"))
+    assert (pool.job(job).state, results(pool)) == ("queued", [])
+    second = again(pool, bot)
+    bot.sync(completed(second, result="2"))
+    assert results(pool) == [(job, second["fence"], "2")]
+
+
+def test_a_bot_that_lost_its_lease_leaves_no_result(pool: Pool) -> None:
+    job, lost, work = pool.running()
+    newer = pool.restarted(lost)
+    second = again(pool, newer)
+    with pytest.raises(Conflict):
+        lost.sync(completed(work, result='"late"'))
+    newer.sync(active(second), completed(work, result='"late"'))
+    assert results(pool) == []
+    newer.sync(completed(second, result='"in time"'))
+    assert results(pool) == [(job, second["fence"], '"in time"')]
+    newer.sync(completed(work, result='"late"'))
+    assert results(pool) == [(job, second["fence"], '"in time"')]
+
+
+def test_reports_without_results_cost_no_statement(pool: Pool) -> None:
+    _, bot, work = pool.running()
+    with statements(pool) as sent:
+        bot.sync(completed(work))
+    assert not [statement for statement in sent if "job_results" in statement]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{", "is not JSON"),
+        ("", "is not JSON"),
+        ("NaN", "holds NaN"),
+        ('"\\u0000"', "holds a NUL character"),
+        (json.dumps("x" * MAX_RESULT_BYTES), f"at most {MAX_RESULT_BYTES} are allowed"),
+        (json.dumps("é" * (MAX_RESULT_BYTES // 2), ensure_ascii=False), f"at most {MAX_RESULT_BYTES} are allowed"),
+    ],
+)
+def test_a_gateway_refuses_what_is_no_result_or_no_checkpoint(text: str, reason: str) -> None:
+    with pytest.raises(ValidationError, match=reason):
+        Outcome(verdict="succeeded", result=text)
+    with pytest.raises(ValidationError, match=reason):
+        LeaseReport(job="j", fence=1, state="active", checkpoint=text)
+
+
+def test_the_largest_result_is_stored(pool: Pool) -> None:
+    _, bot, work = pool.running()
+    text = json.dumps("x" * (MAX_RESULT_BYTES - 2))
+    bot.sync(completed(work, result=text))
+    assert [found for _, _, found in results(pool)] == [text]
+    assert pool.row("SELECT size FROM job_results").size == MAX_RESULT_BYTES
+
+
+def test_an_agent_of_the_version_before_is_served_as_before(pool: Pool) -> None:
+    """It ignores what it does not know in answers, and sends none of it."""
+    job, bot, work = pool.running(retry_failed=True)
+    saved(bot, work, "1")
+    bot.sync(completed(work, "failed"))
+    second = again(pool, bot)
+    body = {
+        "bot": bot.session.bot,
+        "epoch": bot.session.epoch,
+        "secret": bot.session.secret,
+        "seq": bot.seq + 1,
+        "leases": [
+            {"job": job, "fence": second["fence"], "state": "completed", "outcome": {"verdict": "succeeded"}},
+        ],
+    }
+    answered(bot.sync_service, Sync.model_validate(body))
+    assert (pool.job(job).state, results(pool)) == ("succeeded", [])
+
+
+# Checkpoints
+
+
+def test_the_next_attempt_is_given_the_checkpoint_with_its_payload_and_only_then(pool: Pool) -> None:
+    _, bot, work = pool.running(retry_failed=True)
+    saved(bot, work, '{"step": 1}')
+    saved(bot, work, '{"step":  2}')
+    assert checkpoints(pool) == [(work["fence"], '{"step":  2}')]
+    assert "checkpoint" not in bot.sync(active(work))["leases"][0]
+    bot.sync(completed(work, "failed"))
+    offered = again(pool, bot)
+    assert (offered["payload"], offered["checkpoint"]) == ({"command": ["true"]}, '{"step":  2}')
+
+
+def test_the_last_checkpoint_travels_with_the_end_of_the_attempt(pool: Pool) -> None:
+    _, bot, work = pool.running()
+    report = completed(work, "released").model_copy(update={"checkpoint": "7"})
+    bot.sync(report)
+    assert again(pool, bot)["checkpoint"] == "7"
+
+
+def test_a_bot_that_lost_its_lease_cannot_write_the_checkpoint(pool: Pool) -> None:
+    _, lost, work = pool.running()
+    saved(lost, work, "1")
+    lost = pool.restarted(lost)
+    offered = again(pool, lost)
+    assert offered["checkpoint"] == "1"
+    saved(lost, offered, "2")
+    saved(lost, work, "3")
+    report = active(work).model_copy(update={"checkpoint": "4"})
+    lost.sync(active(offered), report)
+    assert checkpoints(pool) == [(offered["fence"], "2")]
+
+
+def test_a_late_call_does_not_bring_back_an_earlier_checkpoint_of_its_attempt(pool: Pool) -> None:
+    _, bot, work = pool.running()
+    for number in (1, 3, 2):
+        saved(bot, work, f"[{number}]", number=number)
+    assert checkpoints(pool) == [(work["fence"], "[3]")]
+    # The next attempt counts anew.
+    bot.sync(completed(work, "released"))
+    second = again(pool, bot)
+    saved(bot, second, "[4]", number=1)
+    assert checkpoints(pool) == [(second["fence"], "[4]")]
+
+
+def test_a_checkpoint_of_a_job_that_is_over_is_not_stored(pool: Pool) -> None:
+    _, bot, work = pool.running()
+    bot.sync(completed(work))
+    saved(bot, work, "1")
+    assert checkpoints(pool) == []
+
+
+def test_results_and_checkpoints_are_deleted_with_their_jobs(pool: Pool) -> None:
+    _, bot, work = pool.running()
+    saved(bot, work, "1")
+    bot.sync(completed(work, result="2"))
+    ages = dict.fromkeys(("succeeded", "failed", "cancelled", "dead"), 0.0)
+    assert pool.database.run(lambda connection: delete_finished(connection, **ages, limit=10)) == 1
+    assert (results(pool), checkpoints(pool)) == ([], [])
