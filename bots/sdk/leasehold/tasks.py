@@ -18,7 +18,7 @@ from leasehold.errors import BadInput, TaskFailed
 from leasehold.json_values import JsonSerialiser, Serialiser, check_json
 
 if TYPE_CHECKING:
-    from leasehold.client import Client, Submitted
+    from leasehold.client import Client
     from leasehold.transport import Record
 
 P = ParamSpec("P")
@@ -154,7 +154,7 @@ class Task(Generic[P, R]):
         then nothing has been sent. Raises what `Client.submit` raises.
         """
         (submitted,) = self.registry.client.submit([self.request(*args, **kwargs)])
-        return self._job(submitted)
+        return TaskJob(submitted.id, self, created=submitted.created)
 
     def batch(self, calls: Iterable[tuple[Any, ...] | Mapping[str, Any]]) -> "list[TaskJob[R]]":
         """Submit many calls in one request; a tuple holds the arguments of one, a mapping its named arguments.
@@ -174,7 +174,7 @@ class Task(Generic[P, R]):
                 raise BadInput(f"{number}.{refused.field}", refused.reason) from None
             except TypeError as error:
                 raise TypeError(f"call {number}: {error}") from None
-        return [self._job(submitted) for submitted in self.registry.client.submit(requests)]
+        return [TaskJob(job.id, self, created=job.created) for job in self.registry.client.submit(requests)]
 
     def defer_in(self, connection: Any, /, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Submit a call in the transaction of a connection to the pool's database; see `transaction.submit_in`.
@@ -184,7 +184,11 @@ class Task(Generic[P, R]):
         """
         from leasehold.transaction import submit_in
 
-        return submit_in(connection, [self.request(*args, **kwargs)], lambda submitted: self._job(submitted[0]))
+        def job(created: list[tuple[str, bool]]) -> "TaskJob[R]":
+            ((name, is_new),) = created
+            return TaskJob(name, self, created=is_new)
+
+        return submit_in(connection, [self.request(*args, **kwargs)], job)
 
     def request(self, *args: P.args, **kwargs: P.kwargs) -> "Record":
         """Return the request of a job that makes this call. Raises as `defer` does."""
@@ -259,9 +263,6 @@ class Task(Generic[P, R]):
             "retry_failed": True if retries else None,
         }
         return {name: value for name, value in {**more, **given}.items() if value is not None}
-
-    def _job(self, submitted: "Submitted") -> "TaskJob[R]":
-        return TaskJob(submitted.id, self, created=submitted.created)
 
 
 def _positional(signature: inspect.Signature, count: int) -> list[str]:

@@ -10,11 +10,12 @@ import json
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
-from leasehold.client import Submitted
 from leasehold.errors import BadInput, Conflict
 from leasehold.transport import Record
 
 T = TypeVar("T")
+#: The id of each job, and whether it was made now; see `TaskJob.created`.
+Created = list[tuple[str, bool]]
 
 # `{}` stands for the one parameter, in the style of the driver.
 _SUBMIT = "SELECT public_id::text, created, same FROM leasehold.submit(CAST({} AS jsonb)) ORDER BY n"
@@ -22,7 +23,7 @@ _SUBMIT = "SELECT public_id::text, created, same FROM leasehold.submit(CAST({} A
 _PARAMETER = {"format": "%s", "pyformat": "%s", "numeric_dollar": "$1", "qmark": "?"}
 
 
-def submit_in(connection: Any, requests: Sequence[Record], then: Callable[[list[Submitted]], T]) -> T | Awaitable[T]:
+def submit_in(connection: Any, requests: Sequence[Record], then: Callable[[Created], T]) -> T | Awaitable[T]:
     """Submit in the transaction of this connection, and return what `then` makes of the submitted jobs.
 
     With an asynchronous connection the answer has to be awaited. Raises Conflict `key_reused` if another request used
@@ -43,15 +44,15 @@ def submit_in(connection: Any, requests: Sequence[Record], then: Callable[[list[
     raise BadInput("connection", f"a '{type(connection).__name__}' is no connection of psycopg or SQLAlchemy")
 
 
-async def _awaited(rows: Awaitable[Any], then: Callable[[list[Submitted]], T]) -> T:
+async def _awaited(rows: Awaitable[Any], then: Callable[[Created], T]) -> T:
     return then(_submitted(await rows))
 
 
-def _submitted(rows: Sequence[Sequence[Any]]) -> list[Submitted]:
+def _submitted(rows: Sequence[Sequence[Any]]) -> Created:
     for number, (_, _, same) in enumerate(rows):
         if not same:
             raise Conflict("key_reused", f"jobs.{number}.key: was used by a different request")
-    return [Submitted(id=job, created=created) for job, created, _ in rows]
+    return [(job, created) for job, created, _ in rows]
 
 
 def _statement(connection: Any) -> str:
