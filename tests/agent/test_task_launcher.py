@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from leasehold.client import Client
-from leasehold.errors import BadInput, LeaseholdError
+from leasehold.errors import BadInput, LeaseholdError, TaskFailed
 from leasehold.tasks import TaskJob
 
 from bots.agent.agent import Agent
@@ -153,6 +153,25 @@ def test_asynchronous_calls_run_side_by_side_and_each_prints_into_its_own_output
         "left is here\nleft has met right\n",
         "right is here\nright has met left\n",
     ]
+
+
+def test_the_caller_gets_the_value_of_a_task_or_its_error(works: Works) -> None:
+    both = [works.file("left"), works.file("right")]
+    beside = [task_app.meet.defer(*both), task_app.meet.defer(*reversed(both))]
+    assert task_app.add.defer(1, 2).result(MINUTE) == 3
+    assert beside[0].result(MINUTE) == beside[1].result(MINUTE), "one process runs both"
+    with pytest.raises(TaskFailed) as failed:
+        task_app.fail.defer("no luck").result(MINUTE)
+    assert (failed.value.kind, failed.value.message) == ("ValueError", "no luck")
+    assert "tests/support/task_app.py" in failed.value.traceback
+    with pytest.raises(TaskFailed, match="failed: exit code 3"):
+        task_app.end_process.defer(3, works.file("crashed")).result(MINUTE)
+
+
+def test_a_checkpoint_outlives_the_process_that_made_it(works: Works) -> None:
+    job = task_app.advance.using(retries=1).defer(works.file("held"))
+    os.kill(works.pid("held"), signal.SIGKILL)
+    assert job.result(MINUTE) == [2, {"row": 41}]
 
 
 def test_only_calls_of_the_apps_tasks_reach_its_bot(works: Works) -> None:
