@@ -2,7 +2,7 @@
 
 A child is started by the guardian and has a supervisor, like a command. So it dies with the agent's lease alarm, and a
 later agent finds it by its mark. Its standard input is a socket over which it gets its calls;
-`leasehold/task_child.py` describes the messages.
+`leasehold/runtime/task_child.py` describes the messages.
 """
 
 import contextlib
@@ -49,7 +49,7 @@ class App:
         searched = {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
         own = {"HOME": str(site.directory), "TMPDIR": str(site.directory / "tmp"), MARK: str(site.directory)}
         return {
-            "command": [sys.executable, "-m", "leasehold.task_child", self.place],
+            "command": [sys.executable, "-m", "leasehold.runtime.task_child", self.place],
             "env": {**self.environment, **searched, **site.environment, **own},
             "directory": str(Path.cwd()),
             "privileges": site.privileges.to_json(),

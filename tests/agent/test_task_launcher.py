@@ -212,14 +212,14 @@ def test_an_app_that_cannot_be_imported_ends_the_bot_with_one_line(tmp_path: Pat
 
 
 def grant(pool: AgentPool, task: str, *args: Any, job: str) -> tuple[str, int]:
-    command = ["leasehold-task", "tests.support.task_app:pool", f"tests.support.task_app.{task}"]
+    command = ["leasehold-task", "tests.support.apps.task_app:pool", f"tests.support.apps.task_app.{task}"]
     payload = {"command": command, "stdin": json.dumps({"args": args, "kwargs": {}})}
     return pool.grant(job=job, payload=payload)
 
 
 def test_no_process_of_a_lost_session_lives_into_the_next_one_which_has_its_own(tmp_path: Path) -> None:
     pool = AgentPool(sync_in=0.1)
-    with serving(pool, tmp_path, app="tests.support.task_app:pool", capacity=2):
+    with serving(pool, tmp_path, app="tests.support.apps.task_app:pool", capacity=2):
         held = tmp_path / "held"
         lost = grant(pool, "hold", str(held), job="lost")
         pool.until(held.exists)
@@ -246,7 +246,7 @@ def test_no_process_of_a_lost_session_lives_into_the_next_one_which_has_its_own(
 
 def test_a_drain_asks_tasks_to_end_and_gives_them_back(tmp_path: Path) -> None:
     pool = AgentPool(sync_in=0.1)
-    with serving(pool, tmp_path, app="tests.support.task_app:pool", drain_seconds=0) as bot:
+    with serving(pool, tmp_path, app="tests.support.apps.task_app:pool", drain_seconds=0) as bot:
         held = tmp_path / "held"
         key = grant(pool, "hold", str(held), job="held")
         pool.until(held.exists)
@@ -258,14 +258,14 @@ def test_a_drain_asks_tasks_to_end_and_gives_them_back(tmp_path: Path) -> None:
 
 def test_an_app_whose_tasks_share_processes_has_one_account_and_no_sandbox(tmp_path: Path) -> None:
     for setting, value in (("job_user", "dynamic"), ("sandbox", "bubblewrap")):
-        chosen = settings(tmp_path, app="tests.support.task_app:pool", **{setting: value})
+        chosen = settings(tmp_path, app="tests.support.apps.task_app:pool", **{setting: value})
         with pytest.raises(BadInput, match=f"^{setting}: .* for an app"):
             Agent(chosen, "http://127.0.0.1:1", "t").run()
 
 
 def test_an_idle_bot_whose_call_is_held_for_longer_than_its_session_lives_keeps_its_processes(tmp_path: Path) -> None:
     pool = AgentPool(ttl=2, sync_in=0.1)
-    with serving(pool, tmp_path, app="tests.support.task_app:pool"):
+    with serving(pool, tmp_path, app="tests.support.apps.task_app:pool"):
         key = grant(pool, "add", 1, job="first")
         pool.until(lambda: key in pool.outcomes and pool.syncs[-1].wait)
         began, calls = clock.monotonic(), len(pool.syncs)

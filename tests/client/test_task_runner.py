@@ -28,7 +28,7 @@ def start(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
         }
         call = tmp_path / "stdin"
         call.write_text(json.dumps({"args": args, "kwargs": {}}))
-        program = [sys.executable, "-c", "from leasehold.task_runner import main; main()"]
+        program = [sys.executable, "-c", "from leasehold.runtime.task_runner import main; main()"]
         with call.open() as stdin:
             return subprocess.Popen(
                 [*program, "tests.support.apps.task_app:pool", f"tests.support.apps.task_app.{task}"],
@@ -89,7 +89,7 @@ def test_an_unknown_task_an_app_that_is_not_there_and_a_process_without_a_job_sa
 ) -> None:
     assert end(start("gone"))[0] == 1
     assert result(tmp_path)["error"]["type"] == "UnknownTask"
-    program = [sys.executable, "-c", "from leasehold.task_runner import main; main()", "no.such:pool", "t"]
+    program = [sys.executable, "-c", "from leasehold.runtime.task_runner import main; main()", "no.such:pool", "t"]
     done = subprocess.run(program, capture_output=True, text=True, check=False, env={})
     assert (done.returncode, done.stderr) == (
         1,

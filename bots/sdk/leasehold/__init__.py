@@ -11,9 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from leasehold.async_pool import AsyncPool as AsyncPool
-    from leasehold.attempt import Attempt as Attempt
-    from leasehold.attempt import Cancelled as Cancelled
-    from leasehold.attempt import current as current
     from leasehold.client import Client as Client
     from leasehold.client import Job as Job
     from leasehold.errors import BadInput as BadInput
@@ -36,6 +33,9 @@ if TYPE_CHECKING:
     from leasehold.jobs import Result as Result
     from leasehold.jobs import ShownJob as ShownJob
     from leasehold.pool import Pool as Pool
+    from leasehold.runtime.attempt import Attempt as Attempt
+    from leasehold.runtime.attempt import Cancelled as Cancelled
+    from leasehold.runtime.attempt import current as current
     from leasehold.states import FINAL as FINAL
     from leasehold.states import JobState as JobState
     from leasehold.tasks import Task as Task
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 #: Module → names that it exports here.
 _EXPORTS = {
     "async_pool": ("AsyncPool",),
-    "attempt": ("Attempt", "Cancelled", "current"),
+    "runtime.attempt": ("Attempt", "Cancelled", "current"),
     "client": ("Client", "Job"),
     "errors": (
         *("BadInput", "Conflict", "Forbidden", "LeaseholdError", "NoAnswer", "NotFound", "NotReady", "NotSucceeded"),

@@ -14,10 +14,10 @@ from importlib import import_module
 from types import FrameType
 from typing import Any
 
-from leasehold import attempt as attempts
-from leasehold.attempt import MAX_STORED, Attempt, Cancelled
 from leasehold.errors import BadInput, LeaseholdError
 from leasehold.json_values import check_json
+from leasehold.runtime import attempt as attempts
+from leasehold.runtime.attempt import MAX_STORED, Attempt, Cancelled
 from leasehold.tasks import COMMAND, Task, TaskRegistry
 
 #: Exit codes of a task: its function returned; it failed; it was cancelled, as a shell reports SIGTERM.

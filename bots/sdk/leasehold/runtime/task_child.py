@@ -1,6 +1,6 @@
 """The warm process of a bot: it has imported an app once, and runs its tasks one after the other or side by side.
 
-    python -m leasehold.task_child MODULE:POOL
+    python -m leasehold.runtime.task_child MODULE:POOL
 
 It is a child of a supervisor of the bot's guardian, and talks with the agent over a socket, its standard input, in
 datagrams of JSON. From the child: `ready` with the app and its tasks, or `failed` with the reason; then `over` with the
@@ -30,9 +30,9 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from leasehold.attempt import Attempt
 from leasehold.errors import BadInput
-from leasehold.task_runner import CANCELLED, FAILED, TaskCall, last_line, load
+from leasehold.runtime.attempt import Attempt
+from leasehold.runtime.task_runner import CANCELLED, FAILED, TaskCall, last_line, load
 from leasehold.tasks import TaskRegistry
 
 _DESCRIPTORS = 3
