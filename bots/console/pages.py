@@ -1,0 +1,48 @@
+"""The pages of the console: which path shows what, and to whom."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from nicegui import ui
+
+from bots.console import job, job_list, pool
+from bots.console.view import Link, View
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page that the bar at the top names. of_operators: submitters neither see its name nor may read it."""
+
+    path: str
+    name: str
+    show: Callable[[View], None]
+    of_operators: bool = False
+
+
+PAGES = (
+    Page("/", "Pool", pool.show),
+    Page("/jobs", "Jobs", job_list.show),
+)
+LINKS = tuple(Link(page.path, page.name, page.of_operators) for page in PAGES)
+
+
+def register() -> None:
+    """Register the pages with NiceGUI."""
+    for page in PAGES:
+        _register(page)
+
+    @ui.page("/jobs/{id}")
+    def show_job(id: str) -> None:
+        with View("Job", LINKS) as view:
+            job.show(view, id)
+
+
+def _register(page: Page) -> None:
+    def handler() -> None:
+        with View(page.name, LINKS) as view:
+            if page.of_operators and not view.is_operator:
+                view.refuse()
+            else:
+                page.show(view)
+
+    ui.page(page.path)(handler)
