@@ -17,7 +17,7 @@ from sqlalchemy import Connection
 from starlette.responses import Response
 
 from assigner.admission.rules import RULES, Rules
-from assigner.api import graphs, metadata, models, operations, resources, routing, submission
+from assigner.api import graphs, metadata, models, operations, pool_samples, resources, routing, submission
 from assigner.api.routing import CALLERS, IDS, OPERATORS, Caller, JobId, Read, problems
 from assigner.api.selection import Selection, audited, select
 from assigner.api.submission import RequestModel, SubmitRequest
@@ -308,6 +308,7 @@ ROUTERS = (
     router,
     metadata.router,
     graphs.router,
+    pool_samples.router,
     operations.router,
     resources.router,
 )

@@ -5,11 +5,16 @@ from typing import Any
 
 from leasehold.client import Client
 
+from bots.console.charts import Chart, epoch
 from bots.console.view import FAST, Cell, Table, View, node
 from bots.console.words import ALL, ENDED, HELD, WAITING, count, duration
 
 Record = Mapping[str, Any]
 
+#: Hours that the charts may show, with their names.
+STRETCHES = {"1": "hour", "24": "day", "336": "two weeks", "8760": "year"}
+#: Seconds between two looks at the samples, of which there is one a minute.
+HISTORY = 20.0
 #: The most instances in the table, those with the most waiting jobs.
 MAX_INSTANCES = 100
 
@@ -34,6 +39,7 @@ class Tiles:
 def show(view: View) -> None:
     """Put the page into `view`."""
     tiles = Tiles(("waiting", "with bots", "ending", "oldest wait", "units in use", "wait for a bot"))
+    show_history(view)
     node("h2", "Jobs by instance")
     jobs = Table(
         "Click a figure for its jobs. A + means that there are more: counting stops at a bound.",
@@ -75,6 +81,30 @@ def show(view: View) -> None:
         )
 
     view.live(refresh, seconds=FAST)
+
+
+def show_history(view: View) -> None:
+    """Put the charts of pool samples on the page; the URL says how far back they reach."""
+    asked = view.query.get("hours", "1")
+    hours = int(asked) if asked in STRETCHES else 1
+    node("h2", f"The last {STRETCHES[str(hours)]}")
+    with node("nav", kind="acts", aria_label="Stretch of time"):
+        for each, name in STRETCHES.items():
+            node("a", f"last {name}", href=f"/?hours={each}", aria_current="page" if each == str(hours) else None)
+    with node("div", kind="charts"):
+        charts = (
+            Chart("Jobs", {"waiting": "waiting", "running": "with bots"}),
+            Chart("Jobs ended per minute", {state.value: state.value for state in ENDED}),
+            Chart("Longest wait in the queue, seconds", {"oldest_wait": "oldest wait"}),
+        )
+
+    async def refresh() -> None:
+        found = await view.ask(lambda client: client.samples(hours=hours))
+        samples, end = found["samples"], epoch(found["now"])
+        for chart in charts:
+            chart.show(samples, start=end - hours * 3600, end=end)
+
+    view.live(refresh, seconds=HISTORY)
 
 
 def figures(found: Record) -> dict[str, tuple[str, str]]:

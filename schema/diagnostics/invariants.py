@@ -303,6 +303,15 @@ SUBMITS_ARE_CHECKED = Invariant(
        WHERE s.source IS NULL OR c.source IS NULL""",
 )
 
+SAMPLES_DO_NOT_OVERLAP = Invariant(
+    "S31",
+    "pool samples (scope/name) that cover a time which the next one covers too",
+    """SELECT DISTINCT s.scope || '/' || s.name AS id
+       FROM (SELECT scope, name, at, span, lead(at) OVER (PARTITION BY scope, name ORDER BY at) AS following
+             FROM pool_samples) s
+       WHERE s.following < s.at + make_interval(secs => s.span)""",
+)
+
 INVARIANTS = (
     ONE_LIVE_LEASE,
     JOB_AND_LEASE_AGREE,
@@ -326,6 +335,7 @@ INVARIANTS = (
     KINDS_ARE_LINKED,
     PREFERENCE_WAITS_END,
     SUBMITS_ARE_CHECKED,
+    SAMPLES_DO_NOT_OVERLAP,
 )
 
 

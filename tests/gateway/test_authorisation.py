@@ -46,6 +46,7 @@ POST                    /v1/graphs/cancel                 submitter operator
 GET                     /v1/metadata                      submitter operator
 GET                     /v1/metadata/summary              submitter operator
 GET                     /v1/status                        submitter operator
+GET                     /v1/samples                       submitter operator
 
 GET                     /v1/bots                          operator
 GET                     /v1/bots/{name}                   operator
@@ -298,6 +299,7 @@ FOREIGN: tuple[tuple[str, str, dict[str, Any] | None], ...] = (
     ("POST", "/v1/graphs/cancel", {"graph": "{graph}"}),
     ("POST", "/v1/graphs/cancel", {"graph": "g", "instance": "{instance}"}),
     ("GET", "/v1/metadata?key=team&instance={instance}", None),
+    ("GET", "/v1/samples?scope=instance:{instance}", None),
     ("GET", "/v1/metadata/summary?metadata=team%3Dours&instance={instance}", None),
 )
 #: Routes of submitters that name no job, graph or instance.

@@ -155,6 +155,8 @@ BROKEN = [
     ("S24", "UPDATE jobs SET queue = 5, platform = 2, preferred = 2 WHERE id = 2", ["2"]),
     ("S25", "INSERT INTO ceilings (max_timeout) VALUES (5); DELETE FROM submit_checks", ["ceilings"]),
     ("S25", "INSERT INTO submit_checks VALUES ('queue_limits')", ["queue_limits"]),
+    ("S31", """INSERT INTO pool_samples (at, scope, span)
+               VALUES ('2026-01-01T00:00Z', 'pool', 600), ('2026-01-01T00:09Z', 'pool', 60)""", ["pool/"]),
     ("S20", "INSERT INTO counters (name, used, most) VALUES ('bot:1:cpu_milli', 2, 1)", ["bot:1:cpu_milli"]),
     ("S20", """INSERT INTO counters (name, used, most) VALUES ('bot:2:cpu_milli', 1, 2);
                UPDATE jobs SET queue = 4, constrained = true WHERE id = 3;
@@ -180,7 +182,7 @@ def test_a_sound_database_has_no_findings_but_names_every_invariant(database: Da
     findings = invariants.verify(database)
     assert [finding.id for finding in findings] == [
         "S1", "S2", "S3", "S4", "S6", "S7", "S8", "S9", "S10", "S11", "S13", "S14", "S16", "S26", "S18", "S19", "S20",
-        "S23", "S21", "S22", "S24", "S25",
+        "S23", "S21", "S22", "S24", "S25", "S31",
     ]  # fmt: skip
     assert [(finding.rows, finding.sample) for finding in findings] == [(0, [])] * len(findings)
     assert all(finding.title for finding in findings)
