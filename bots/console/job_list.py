@@ -8,6 +8,7 @@ from leasehold.client import Client
 from starlette.datastructures import QueryParams
 
 from bots.cli.output import between
+from bots.console.acts import Acts
 from bots.console.view import SLOW, Cell, Table, View, node
 from bots.console.words import ALL, duration, state, text, time
 from schema.filters import Direction, JobFilter, Sort
@@ -62,7 +63,8 @@ def show(view: View) -> None:
         if found["next"] is not None:
             following.props["href"] = address(where, cursor=found["next"])
 
-    view.live(refresh, seconds=SLOW)
+    now = view.live(refresh, seconds=SLOW)
+    Acts(view, {name: value for name, value in where.items() if name not in ORDERS}, now)
 
 
 def row(job: Record) -> list[Cell]:

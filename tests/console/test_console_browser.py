@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from bots.console.view import SLOW
 from tests.support.console import Console, browser, console
 from tests.support.http import submitted
 from tests.support.patience import MINUTE
@@ -152,6 +153,49 @@ def test_a_job_is_cancelled_with_the_keyboard_after_a_question(person: Person, s
         person.page.keyboard.press("Enter")
         person.page.wait_for_selector("dd:has-text('cancelled')")
         assert http.get(f"/v1/jobs/{job}").json()["state"] == "cancelled"
+
+
+def test_all_jobs_that_pass_the_filter_are_counted_confirmed_and_changed(person: Person, shown: Console) -> None:
+    with shown.served.client(shown.ours) as http:
+        jobs = submitted(http, *({"command": ["true"], "label": "bulk"} for _ in range(502)))
+    person.log_in(shown.operator)
+    person.go("/jobs?label=bulk")
+    person.page.fill("input[data-field=reason]", "a test")
+    for verb, state in (("Hold", "parked"), ("Release", "queued"), ("Priority", "queued")):
+        if verb == "Priority":
+            person.page.click(f".acts > button:has-text('{verb}')")
+            person.page.wait_for_selector(".problem:has-text('priority: is not a number')")
+            person.page.fill("input[data-field=priority]", "7")
+        person.page.click(f".acts > button:has-text('{verb}')")
+        person.page.wait_for_selector(f".sheet p:has-text('{verb} 502 jobs')")
+        person.page.click(".sheet .agree")
+        person.page.wait_for_selector(f"text={verb.lower()}: 502 changed")
+        with shown.served.client(shown.operator) as http:
+            job = http.get(f"/v1/jobs/{jobs[0]}").json()
+        assert job["state"] == state
+        assert job["events"][-1]["details"]["reason"] == "a test"
+    assert job["priority"] == 7
+
+
+def test_a_submitter_has_no_buttons_of_operators_and_a_hidden_page_asks_for_nothing(
+    person: Person, shown: Console, jobs: Any
+) -> None:
+    person.log_in(shown.ours)
+    person.go("/jobs?label=none")
+    assert person.sees("No job passes the filter on this page.")
+    named = person.page.locator(".acts > button:visible").all_inner_texts()
+    assert named == ["Cancel", "Priority"]
+    hide = "v => {Object.defineProperty(document, 'visibilityState', {value: v, configurable: true});"
+    person.page.evaluate(hide + "document.dispatchEvent(new Event('visibilitychange'))}", "hidden")
+    # What is typed comes after it on the same websocket, and a button answers when it has arrived.
+    person.page.click(".acts > button:has-text('Cancel')")
+    person.page.wait_for_selector(".problem:has-text('no job that passes')")
+    with shown.served.client(shown.ours) as http:
+        submitted(http, {"command": ["true"], "label": "none"})
+    person.page.wait_for_timeout(1000 * (SLOW + 1))
+    assert person.page.locator("tbody tr").count() == 0
+    person.page.evaluate(hide + "document.dispatchEvent(new Event('visibilitychange'))}", "visible")
+    person.page.wait_for_selector("tbody tr")
 
 
 def test_a_page_whose_session_is_over_goes_to_the_log_in(person: Person, shown: Console, jobs: Any) -> None:
