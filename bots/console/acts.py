@@ -1,7 +1,7 @@
 """Acts on all jobs that pass the filter of the page: counted, confirmed, and done in steps that can be stopped."""
 
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -59,8 +59,8 @@ ACTS = (
 class Acts:
     """The buttons of the acts, what is typed for them, and how far the one that runs has come."""
 
-    def __init__(self, view: View, where: Record, then: Callable[[], Awaitable[None]]) -> None:
-        self._view, self._where, self._then = view, where, then
+    def __init__(self, view: View, where: Record) -> None:
+        self._view, self._where = view, where
         self._typed = {"reason": "", "priority": ""}
         self._stopped = True
         node("h2", "Act on every job that passes the filter")
@@ -146,7 +146,6 @@ class Acts:
         finally:
             self._stopped = True
             self._stop.set_visibility(False)
-            await self._then()
 
 
 def _step(client: Client, *, path: str, request: dict[str, Any]) -> Record:

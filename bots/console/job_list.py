@@ -63,8 +63,8 @@ def show(view: View) -> None:
         if found["next"] is not None:
             following.props["href"] = address(where, cursor=found["next"])
 
-    now = view.live(refresh, seconds=SLOW)
-    Acts(view, {name: value for name, value in where.items() if name not in ORDERS}, now)
+    view.live(refresh, seconds=SLOW)
+    Acts(view, {name: value for name, value in where.items() if name not in ORDERS})
 
 
 def row(job: Record) -> list[Cell]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from nicegui import ui
 
-from bots.console import job, job_list, pool
+from bots.console import bots, graphs, job, job_list, pool, settings_tables
 from bots.console.view import Link, View
 
 
@@ -22,6 +22,12 @@ class Page:
 PAGES = (
     Page("/", "Pool", pool.show),
     Page("/jobs", "Jobs", job_list.show),
+    Page("/graphs", "Graphs", graphs.show_graphs),
+    Page("/bots", "Bots", bots.show_bots, of_operators=True),
+    Page("/tenants", "Tenants", settings_tables.show_tenants, of_operators=True),
+    Page("/limits", "Limits", settings_tables.show_limits, of_operators=True),
+    Page("/policy", "Policy", settings_tables.show_policy, of_operators=True),
+    Page("/health", "Health", settings_tables.show_health, of_operators=True),
 )
 LINKS = tuple(Link(page.path, page.name, page.of_operators) for page in PAGES)
 
@@ -35,6 +41,16 @@ def register() -> None:
     def show_job(id: str) -> None:
         with View("Job", LINKS) as view:
             job.show(view, id)
+
+    @ui.page("/graphs/{id}")
+    def show_graph(id: str) -> None:
+        with View("Graph", LINKS) as view:
+            graphs.show_graph(view, id)
+
+    @ui.page("/bots/{name}")
+    def show_bot(name: str) -> None:
+        with View("Bot", LINKS) as view:
+            bots.show_bot(view, name) if view.is_operator else view.refuse()
 
 
 def _register(page: Page) -> None:

@@ -135,6 +135,7 @@ class View:
         self._sessions: Sessions = state.sessions
         self._session: str = state.session
         self.is_operator = self._sessions.find(self._session).is_operator
+        self._looks: list[Callable[[], Awaitable[None]]] = []
         self._problem, self.body = self._frame(title, links)
 
     def __enter__(self) -> "View":
@@ -195,12 +196,13 @@ class View:
         self._problem.text = ""
         return True
 
-    def live(self, refresh: Callable[[], Awaitable[None]], *, seconds: float) -> Callable[[], Awaitable[None]]:
-        """Call `refresh` at once and then every so many seconds while the page is visible; return what does it now."""
+    def live(self, refresh: Callable[[], Awaitable[None]], *, seconds: float) -> None:
+        """Call `refresh` at once, then every so many seconds while the page is visible, and after each act."""
 
         async def look() -> None:
             await self.doing(refresh)
 
+        self._looks.append(look)
         timer = ui.timer(seconds, look)
 
         async def seen(event: Any) -> None:
@@ -209,7 +211,6 @@ class View:
                 await look()
 
         ui.on("visibility", seen)
-        return look
 
     def confirmed(
         self, name: str, question: Callable[[], Awaitable[str]], act: Callable[[], Awaitable[None]], *, kind: str = ""
@@ -228,7 +229,9 @@ class View:
 
         async def agree() -> None:
             close()
-            await self.doing(act)
+            if await self.doing(act):
+                for look in self._looks:
+                    await look()
 
         async def opened() -> None:
             await self.doing(ask)

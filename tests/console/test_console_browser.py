@@ -198,6 +198,48 @@ def test_a_submitter_has_no_buttons_of_operators_and_a_hidden_page_asks_for_noth
     person.page.wait_for_selector("tbody tr")
 
 
+def test_operators_see_graphs_bots_tenants_limits_policy_and_health(person: Person, shown: Console, jobs: Any) -> None:
+    with shown.served.client(shown.ours) as http:
+        nodes = [{"node": 1, "command": ["true"]}, {"node": 2, "command": ["true"], "after": [1]}]
+        assert http.post("/v1/graphs", json={"name": "nightly", "nodes": nodes}).status_code == 200
+    with shown.served.client(shown.operator) as http:
+        assert http.put("/v1/quotas/default/ours", json={"min": 3, "max": 17}).status_code == 200
+        assert http.put("/v1/rates/compiler", json={"per_second": 12.5, "burst": 19}).status_code == 200
+    person.log_in(shown.operator)
+    seen = {
+        "/graphs": "nightly",
+        "/bots": "b1",
+        "/tenants": "17",
+        "/limits": "19",
+        "/policy": "serious_project",
+        "/health": "No assigner process has run.",
+    }
+    for path, text in seen.items():
+        person.go(path)
+        assert person.sees(text)
+        assert person.page.inner_text(".problem") == ""
+    person.go("/graphs")
+    person.page.click("tbody a")
+    person.page.wait_for_selector("tbody tr:nth-child(2) td:has-text('blocked')")
+
+
+def test_an_operator_drains_a_bot_and_a_submitter_sees_none(person: Person, shown: Console, jobs: Any) -> None:
+    person.log_in(shown.operator)
+    person.go("/bots/b1")
+    assert person.sees("ok")
+    for button, status in (("Drain", "draining"), ("Undrain", "ok")):
+        person.page.click(f".acts > button:text-is('{button}')")
+        person.page.wait_for_selector(".sheet p:has-text('b1')")
+        person.page.click(".sheet .agree")
+        person.page.wait_for_selector(f"dd:text-is('{status}')")
+    person.log_in(shown.ours)
+    assert person.page.locator("nav.top a").all_inner_texts() == ["Pool", "Jobs", "Graphs"]
+    for path in ("/bots", "/bots/b1", "/tenants", "/limits", "/policy", "/health"):
+        person.go(path)
+        assert "for operators" in person.page.inner_text(".problem")
+        assert "b1" not in person.page.inner_text("main")
+
+
 def test_a_page_whose_session_is_over_goes_to_the_log_in(person: Person, shown: Console, jobs: Any) -> None:
     person.log_in(shown.operator)
     other = person.context.new_page()
