@@ -212,6 +212,7 @@ def test_operators_see_graphs_bots_tenants_limits_policy_and_health(person: Pers
         "/tenants": "17",
         "/limits": "19",
         "/policy": "serious_project",
+        "/preemptions": "There are none.",
         "/health": "No assigner process has run.",
     }
     for path, text in seen.items():
@@ -234,7 +235,7 @@ def test_an_operator_drains_a_bot_and_a_submitter_sees_none(person: Person, show
         person.page.wait_for_selector(f"dd:text-is('{status}')")
     person.log_in(shown.ours)
     assert person.page.locator("nav.top a").all_inner_texts() == ["Pool", "Jobs", "Graphs"]
-    for path in ("/bots", "/bots/b1", "/tenants", "/limits", "/policy", "/health"):
+    for path in ("/bots", "/bots/b1", "/tenants", "/limits", "/policy", "/health", "/preemptions"):
         person.go(path)
         assert "for operators" in person.page.inner_text(".problem")
         assert "b1" not in person.page.inner_text("main")

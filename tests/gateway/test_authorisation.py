@@ -57,6 +57,7 @@ GET                     /v1/assigners/{name}              operator
 POST                    /v1/assigners/{name}/drain        operator
 GET                     /v1/usage                         operator
 GET                     /v1/report                        operator
+GET                     /v1/preemptions                   operator
 GET                     /v1/class-report                  operator
 GET                     /v1/meters/{name}/pattern         operator
 GET                     /v1/forecast                      operator
