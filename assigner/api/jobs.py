@@ -17,7 +17,18 @@ from sqlalchemy import Connection
 from starlette.responses import Response
 
 from assigner.admission.rules import RULES, Rules
-from assigner.api import graphs, metadata, models, operations, resources, results, routing, schedules, submission
+from assigner.api import (
+    graphs,
+    metadata,
+    models,
+    operations,
+    pool_samples,
+    resources,
+    results,
+    routing,
+    schedules,
+    submission,
+)
 from assigner.api.routing import CALLERS, IDS, OPERATORS, Caller, JobId, Read, problems
 from assigner.api.selection import Selection, audited, select
 from assigner.api.submission import RequestModel, SubmitRequest
@@ -315,6 +326,7 @@ ROUTERS = (
     metadata.router,
     graphs.router,
     schedules.router,
+    pool_samples.router,
     operations.router,
     resources.router,
 )

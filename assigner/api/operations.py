@@ -21,6 +21,7 @@ from assigner.operator_resources.declaration import given
 from assigner.operator_resources.limits import AdviceRequest
 from assigner.queries import demand, report
 from assigner.queries import jobs as job_queries
+from assigner.queries.preemptions import Preemption, preemptions
 from schema import validation
 from schema.accounting import accounts, rates
 from schema.filters import pair
@@ -79,6 +80,12 @@ class UsageList(BaseModel):
     """Reported usage by instance and unit."""
 
     usage: list[Reported]
+
+
+class PreemptionList(BaseModel):
+    """Jobs that preemption has evicted, newest first; the next page is `before` the id of the last."""
+
+    preemptions: list[Preemption]
 
 
 class ClassReportList(BaseModel):
@@ -263,6 +270,17 @@ def _offer(properties: Sequence[str], exclusive: Sequence[str]) -> Offer:
         if key not in found:
             raise BadInput("exclusive", f"'{wire.escaped(key, 80)}' is not one of the properties")
     return Offer(clauses(validation.normal_properties("properties", found)), frozenset(exclusive))
+
+
+@router.get("/preemptions", responses=problems(), openapi_extra=OPERATORS)
+async def list_preemptions(
+    request: Request,
+    before: Annotated[int | None, Query(ge=1, le=2**63 - 1, description="id: only what was logged before it")] = None,
+    limit: Annotated[int, Query(ge=1, le=wire.MAX_LIST)] = 100,
+) -> PreemptionList:
+    """List the jobs that preemption has evicted, with its receipts, newest first."""
+    found = await request.app.state.run(lambda connection: preemptions(connection, before=before, limit=limit))
+    return PreemptionList(preemptions=found)
 
 
 @router.get("/class-report", responses=problems(), openapi_extra=OPERATORS)

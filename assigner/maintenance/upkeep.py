@@ -18,7 +18,7 @@ from assigner.maintenance.overflow import OverflowController
 from assigner.maintenance.webhooks import Webhooks
 from assigner.queries import status
 from schema import graphs
-from schema.accounting import counters, fair_share, quotas
+from schema.accounting import counters, fair_share, pool_samples, quotas
 from schema.accounting.fair_share import FairShareSettings
 from schema.clock import Monotonic
 from schema.fleet import success
@@ -66,6 +66,15 @@ def review_waiting_jobs(database: Database, *, actor: str) -> Counter[str]:
     return done
 
 
+def sample_minute(connection: Connection) -> bool:
+    """Write the samples of the last minute that is over; false if another process has done so."""
+    at = pool_samples.claim(connection)
+    if at is None:
+        return False
+    pool_samples.store(connection, at, status.count_minute(connection, at))
+    return True
+
+
 #: The most rows that one transaction changes.
 LIMIT = 500
 #: The most batches of one duty in one round.
@@ -76,6 +85,8 @@ DAY = 24 * HOUR
 #: between two counts of the backlog.
 RECONCILE_INTERVAL = ROLL_INTERVAL = BACKLOG_INTERVAL = 60.0
 
+#: Seconds between two looks whether the last minute has its samples. Half a minute, so that no minute is left out.
+SAMPLE_INTERVAL = 30.0
 #: Seconds between two looks for jobs that have waited longer than a ceiling: a look may read all that wait.
 AGE_INTERVAL = 10.0
 #: Seconds between two thorough rounds, which read all overdue leases. Other rounds read only the leases that became due
@@ -171,7 +182,7 @@ class Upkeep:
         self._fair = fair or FairShareSettings()
         self._overflow = OverflowController(database, name=name, now=now, webhooks=webhooks)
         self._next_retention = self._next_reconcile = self._next_forget = self._next_thorough = now()
-        self._next_share = self._next_roll = self._next_backlog = self._next_age = now()
+        self._next_share = self._next_roll = self._next_backlog = self._next_age = self._next_sample = now()
 
     def reconfigure(self, settings: UpkeepSettings, fair: FairShareSettings) -> None:
         """Use these settings from the next round on."""
@@ -216,6 +227,9 @@ class Upkeep:
             self._next_backlog = self._now() + BACKLOG_INTERVAL
             backlog = self._database.run(status.count_backlog)
             metrics.observe_backlog(backlog.jobs, oldest=backlog.oldest, unmatchable=backlog.unmatchable)
+        if self._now() >= self._next_sample:
+            self._next_sample = self._now() + SAMPLE_INTERVAL
+            self._database.run(sample_minute)
         for kind, count in vars(done).items():
             metrics.observe_reaped(kind, count)
         metrics.observe_tick()
@@ -358,11 +372,16 @@ class Upkeep:
             lambda connection: retention_moves.delete_unused_constraint_sets(connection, age=HOUR, limit=LIMIT),
             lambda connection: retention_moves.delete_unused_platforms(connection, age=HOUR, limit=LIMIT),
             lambda connection: retention_moves.delete_unused_kinds(connection, age=HOUR, limit=LIMIT),
+            lambda connection: pool_samples.forget(connection, limit=LIMIT),
         )
         for duty in duties:
             if not self._in_batches(duty):
                 self._next_forget = self._now()
         self._database.run(retention_moves.delete_idle_queues)
+        for fine, coarse, age in pool_samples.MERGES:
+            merge = partial(pool_samples.merge, fine=fine, coarse=coarse, age=age)
+            if not any(self._database.run(merge) == 0 for _ in range(DELETIONS)):
+                self._next_forget = self._now()
 
     def _delete(self, done: RoundResult) -> None:
         settings = self._settings

@@ -229,7 +229,9 @@ BACKPRESSURE = Resource(
 
 class MeterRequest(Request):
     used: float = given(unit="the meter's own unit", help="what is used", ge=0, le=meters.MAX_AMOUNT)
-    limit: float = given(unit="the meter's own unit", help="the most that may be used", gt=0, le=meters.MAX_AMOUNT)
+    limit: float = given(
+        unit="the meter's own unit", help="the most that may be used", ge=meters.MIN_LIMIT, le=meters.MAX_AMOUNT
+    )
     resets_at: Annotated[AwareDatetime, Field(strict=False)] | None = Field(
         default=None, description="time with a zone at which it starts at 0 again; unset = not known"
     )

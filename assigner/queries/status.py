@@ -6,8 +6,9 @@ the leases of these and of running jobs. If a bound cuts a count short, the answ
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from typing import Any
 
 from leasehold.states import FINAL, JobState
@@ -15,11 +16,13 @@ from sqlalchemy import Connection, text
 
 from assigner.queries.jobs import VISIBLE
 from schema.accounting import quotas
+from schema.accounting.pool_samples import MAX_NAMES, Counted, Scope
 from schema.fleet import success
 from schema.fleet.candidates import able_bots
 from schema.picking.queues import ready_ranks
 from schema.predicates import AT_REST, READY_PLAIN, ready_in, ready_queues
 from schema.tables.columns import SCHEMA
+from schema.tables.pool_samples import COUNTS
 
 Rows = list[dict[str, Any]]
 
@@ -42,7 +45,7 @@ MAX_WAITS = 5_000
 # Queued jobs by instance, and how many of them no present bot could run, even if it were idle: of each instance the
 # jobs up to an even share of the bound. OFFSET 0 keeps the planner from reading every requirement set of every bot to
 # learn that none matches.
-WAITING = text(f"""
+_COUNTED = f"""
 WITH RECURSIVE {ready_queues("plain")}, {ready_queues("constrained", constrained=True)}, holding AS MATERIALIZED (
     SELECT k.* FROM queues k
     WHERE k.id = ANY (ARRAY(SELECT queue FROM plain UNION ALL SELECT queue FROM constrained))
@@ -66,12 +69,39 @@ WITH RECURSIVE {ready_queues("plain")}, {ready_queues("constrained", constrained
     i.name, i.pool, coalesce(k.required, k.platform) AS platform, k.units, r.jobs, r.oldest, r.more FROM retrying r JOIN
     queues k ON k.id = r.queue JOIN instances i ON i.id = k.instance
 )
-SELECT q.name AS instance, sum(q.jobs) AS jobs, bool_or(q.more) AS more,
+"""
+WAITING = text(f"""{_COUNTED}SELECT q.name AS instance, sum(q.jobs) AS jobs, bool_or(q.more) AS more,
     extract(epoch FROM now() - min(q.oldest)) AS oldest_seconds,
     coalesce(sum(q.jobs) FILTER (WHERE NOT EXISTS (
         {able_bots("b.id", "q", which="status <> 'gone' AND capacity >= q.units", limit="1")} OFFSET 0)), 0)
         AS unmatchable
 FROM waiting q GROUP BY q.name ORDER BY q.name
+""")
+
+# The same jobs by cohort and instance.
+WAITING_BY_PAIR = text(f"""{_COUNTED}SELECT c.name AS cohort, q.name AS instance, sum(q.jobs) AS jobs,
+    bool_or(q.more) AS more, extract(epoch FROM now() - min(q.oldest))::float AS oldest_seconds
+FROM waiting q JOIN cohorts c ON c.id = q.cohort GROUP BY c.name, q.name
+""")
+
+# Jobs on bots, by cohort and instance.
+HELD_BY_PAIR = text("""
+SELECT c.name AS cohort, i.name AS instance, h.jobs, h.more
+FROM (SELECT cohort, instance, count(*) AS jobs, sum(count(*)) OVER () >= :most AS more
+      FROM (SELECT cohort, instance FROM leases WHERE state IN ('pending', 'active', 'cancelling')
+            ORDER BY instance LIMIT :most) first
+      GROUP BY cohort, instance) h
+JOIN cohorts c ON c.id = h.cohort JOIN instances i ON i.id = h.instance
+""")
+
+# Jobs that ended in the minute from `at` on, by cohort, instance and state.
+ENDED_BY_PAIR = text("""
+SELECT c.name AS cohort, i.name AS instance, e.state, e.jobs, e.more
+FROM (SELECT cohort, instance, state, count(*) AS jobs, sum(count(*)) OVER () >= :most AS more
+      FROM (SELECT cohort, instance, state FROM jobs WHERE finished_at >= :at
+                AND finished_at < CAST(:at AS timestamptz) + interval '1 minute' ORDER BY finished_at LIMIT :most) ended
+      GROUP BY cohort, instance, state) e
+JOIN cohorts c ON c.id = e.cohort JOIN instances i ON i.id = e.instance
 """)
 
 # The age of the oldest ready job without constraints, from the head of each rank of each queue.
@@ -262,6 +292,58 @@ def count_backlog(connection: Connection) -> Backlog:
         oldest=max((float(row["oldest_seconds"]) for row in queued), default=0.0),
         unmatchable=sum(int(row["unmatchable"]) for row in queued),
     )
+
+
+def count_minute(connection: Connection, at: datetime) -> list[Counted]:
+    """Count what waits and runs, and what ended in the minute from `at` on: the pool, its cohorts and its instances.
+
+    At most `MAX_NAMES` cohorts and as many instances are named, those with the most jobs.
+    """
+    pairs: dict[tuple[str, str], Counter[str]] = {}
+    oldest: dict[tuple[str, str], float] = {}
+    short: set[tuple[str, str]] = set()
+    most = {"most": MAX_COUNTED}
+    read = (
+        ("waiting", WAITING_BY_PAIR, most | {"instances": None}),
+        ("running", HELD_BY_PAIR, most),
+        (None, ENDED_BY_PAIR, most | {"at": at}),
+    )
+    for kind, statement, values in read:
+        for row in _rows(connection, statement, values):
+            pair = row["cohort"], row["instance"]
+            pairs.setdefault(pair, Counter())[kind or row["state"]] += int(row["jobs"])
+            if row["more"]:
+                short.add(pair)
+            if kind == "waiting" and row["oldest_seconds"] is not None:
+                oldest[pair] = max(0.0, row["oldest_seconds"])
+    return [
+        *_counted(Scope.POOL, lambda _: "", pairs, oldest, short),
+        *_counted(Scope.COHORT, lambda pair: pair[0], pairs, oldest, short),
+        *_counted(Scope.INSTANCE, lambda pair: pair[1], pairs, oldest, short),
+    ]
+
+
+def _counted(
+    scope: Scope,
+    name: Callable[[tuple[str, str]], str],
+    pairs: Mapping[tuple[str, str], Counter[str]],
+    oldest: Mapping[tuple[str, str], float],
+    short: Collection[tuple[str, str]],
+) -> list[Counted]:
+    """Sum the counts of pairs of cohort and instance by a name of them."""
+    sums: dict[str, Counter[str]] = {}
+    for pair, counts in pairs.items():
+        sums.setdefault(name(pair), Counter()).update(counts)
+    return [
+        Counted(
+            scope,
+            each,
+            **{kind: sums[each][kind] for kind in COUNTS},
+            oldest_wait=max((age for pair, age in oldest.items() if name(pair) == each), default=None),
+            incomplete=any(name(pair) == each for pair in short),
+        )
+        for each in sorted(sums, key=lambda each: (-sums[each].total(), each))[:MAX_NAMES]
+    ]
 
 
 def _not_begun(connection: Connection, instances: Sequence[str] | None) -> Rows:

@@ -337,6 +337,15 @@ SCHEDULES_ARE_SOUND = Invariant(
        GROUP BY j.instance, e.actor, t.value HAVING count(*) > 1""",
 )
 
+SAMPLES_DO_NOT_OVERLAP = Invariant(
+    "S29",
+    "pool samples (scope/name) that cover a time which the next one covers too",
+    """SELECT DISTINCT s.scope || '/' || s.name AS id
+       FROM (SELECT scope, name, at, span, lead(at) OVER (PARTITION BY scope, name ORDER BY at) AS following
+             FROM pool_samples) s
+       WHERE s.following < s.at + make_interval(secs => s.span)""",
+)
+
 INVARIANTS = (
     ONE_LIVE_LEASE,
     JOB_AND_LEASE_AGREE,
@@ -362,6 +371,7 @@ INVARIANTS = (
     SUBMITS_ARE_CHECKED,
     LEFT_BY_THEIR_ATTEMPTS,
     SCHEDULES_ARE_SOUND,
+    SAMPLES_DO_NOT_OVERLAP,
 )
 
 

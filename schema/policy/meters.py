@@ -16,6 +16,8 @@ from schema.postgres.notify import wake
 
 #: The largest amount of a meter.
 MAX_AMOUNT = 1e12
+#: The least limit. A smaller one would be stored as 0.
+MIN_LIMIT = 1e-6
 #: How long ago and how far ahead a meter may say that it is reset. A reading may be made just before a reset and come
 #: after it.
 PASSED, AHEAD = timedelta(days=1), timedelta(days=366)
@@ -119,8 +121,8 @@ def put(
     validation.check_name("name", name)
     if not 0 <= used <= MAX_AMOUNT:
         raise BadInput("used", f"must be between 0 and {MAX_AMOUNT:g}")
-    if not 0 < most <= MAX_AMOUNT:
-        raise BadInput("limit", f"must be more than 0 and at most {MAX_AMOUNT:g}")
+    if not MIN_LIMIT <= most <= MAX_AMOUNT:
+        raise BadInput("limit", f"must be between {MIN_LIMIT:g} and {MAX_AMOUNT:g}")
     if resets_at is not None:
         _check_reset(resets_at, now=connection.scalars(select(func.now())).one())
     before = None if actor is None else connection.execute(LIMIT, {"name": name}).scalar_one_or_none()

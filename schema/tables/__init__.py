@@ -3,7 +3,7 @@
 It imports only the ground modules of `schema`. Read first: jobs.py and admission.py.
 """
 
-from schema.tables import admission, fleet, graphs, jobs, success, tenancy
+from schema.tables import admission, fleet, graphs, jobs, pool_samples, success, tenancy
 from schema.tables.columns import SCHEMA, metadata
 
-__all__ = ["SCHEMA", "admission", "fleet", "graphs", "jobs", "metadata", "success", "tenancy"]
+__all__ = ["SCHEMA", "admission", "fleet", "graphs", "jobs", "metadata", "pool_samples", "success", "tenancy"]

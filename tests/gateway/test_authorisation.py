@@ -51,6 +51,7 @@ POST                    /v1/schedules/{name}/run          submitter operator
 GET                     /v1/metadata                      submitter operator
 GET                     /v1/metadata/summary              submitter operator
 GET                     /v1/status                        submitter operator
+GET                     /v1/samples                       submitter operator
 
 GET                     /v1/bots                          operator
 GET                     /v1/bots/{name}                   operator
@@ -61,6 +62,7 @@ GET                     /v1/assigners/{name}              operator
 POST                    /v1/assigners/{name}/drain        operator
 GET                     /v1/usage                         operator
 GET                     /v1/report                        operator
+GET                     /v1/preemptions                   operator
 GET                     /v1/class-report                  operator
 GET                     /v1/demand                        operator
 GET                     /v1/demand/value                  operator
@@ -320,6 +322,7 @@ FOREIGN: tuple[tuple[str, str, dict[str, Any] | None], ...] = (
     ("DELETE", "/v1/schedules/ours?instance={instance}", None),
     ("POST", "/v1/schedules/ours/run?instance={instance}", {"key": "k"}),
     ("GET", "/v1/metadata?key=team&instance={instance}", None),
+    ("GET", "/v1/samples?scope=instance:{instance}", None),
     ("GET", "/v1/metadata/summary?metadata=team%3Dours&instance={instance}", None),
 )
 #: Routes of submitters that name no job, graph or instance.

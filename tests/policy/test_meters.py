@@ -209,7 +209,7 @@ def test_sa_23_an_operator_writes_and_reads_meters(operate: Answer) -> None:
     ("line", "said"),
     [
         ("set Plan --used 1 --limit 2", "name: 'Plan' is not a name"),
-        ("set plan --used 1 --limit 0", "--limit: must be greater than 0"),
+        ("set plan --used 1 --limit 0", "--limit: must be greater than or equal to 0.000001"),
         ("set plan --used -1 --limit 2", "--used: must be greater than or equal to 0"),
         ("set plan --used nan --limit 2", "--used: must be a finite number"),
         ("set plan --used 1 --limit 2 --resets-at tomorrow", "--resets-at: must be a valid datetime"),

@@ -169,6 +169,8 @@ BROKEN = [
                UPDATE schedules SET next_tick = NULL, due_at = NULL""", ["schedule 1"]),
     ("S28", """INSERT INTO job_metadata (job_id, instance, key, value) SELECT id, 1, 'tick', 't' FROM jobs WHERE id < 3;
                UPDATE job_events SET actor = 'schedule:s' WHERE move = 'submit'""", ["job 2"]),
+    ("S29", """INSERT INTO pool_samples (at, scope, span)
+               VALUES ('2026-01-01T00:00Z', 'pool', 600), ('2026-01-01T00:09Z', 'pool', 60)""", ["pool/"]),
     ("S20", "INSERT INTO counters (name, used, most) VALUES ('bot:1:cpu_milli', 2, 1)", ["bot:1:cpu_milli"]),
     ("S20", """INSERT INTO counters (name, used, most) VALUES ('bot:2:cpu_milli', 1, 2);
                UPDATE jobs SET queue = 4, constrained = true WHERE id = 3;
@@ -194,7 +196,7 @@ def test_a_sound_database_has_no_findings_but_names_every_invariant(database: Da
     findings = invariants.verify(database)
     assert [finding.id for finding in findings] == [
         "S1", "S2", "S3", "S4", "S6", "S7", "S8", "S9", "S10", "S11", "S13", "S14", "S16", "S26", "S18", "S19", "S20",
-        "S23", "S21", "S22", "S24", "S25", "S27",
+        "S23", "S21", "S22", "S24", "S25", "S27", "S28", "S29",
     ]  # fmt: skip
     assert [(finding.rows, finding.sample) for finding in findings] == [(0, [])] * len(findings)
     assert all(finding.title for finding in findings)

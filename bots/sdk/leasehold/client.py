@@ -565,6 +565,14 @@ class Client:
         """Return an overview of the pool: jobs, bots, quotas and rates."""
         return self._transport.call("GET", "/v1/status")
 
+    def samples(self, scope: str | None = None, *, hours: float = 1.0) -> Record:
+        """Return `samples` of the last `hours`, oldest first: what waited, ran and ended in each minute.
+
+        scope: `pool`, `cohort:NAME` or `instance:NAME`; None = all that the token may see.
+        """
+        query: dict[str, str | float] = {"hours": hours} | ({} if scope is None else {"scope": scope})
+        return self._transport.call("GET", "/v1/samples", query=query)
+
     def bots(self) -> Records:
         """List all bots, by name."""
         found: Records = []

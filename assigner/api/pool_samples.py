@@ -1,0 +1,92 @@
+"""The route for pool samples: what waited, ran and ended in the pool, a cohort or an instance, over time."""
+
+from datetime import datetime
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+from leasehold import wire
+from leasehold.errors import BadInput, Forbidden, NotFound
+from pydantic import BaseModel, Field
+from sqlalchemy import Connection, func, select, text
+
+from assigner.api.routing import CALLERS, Caller, problems
+from schema.accounting import pool_samples
+from schema.accounting.pool_samples import MAX_HOURS, Scope
+from schema.tenancy.tokens import Principal
+
+#: Whether an operator has named a cohort, and whether an instance is there. `default` needs no row.
+_COHORT_EXISTS = text("SELECT EXISTS (SELECT FROM cohorts WHERE name = :name)")
+_INSTANCE_EXISTS = text("SELECT :name = 'default' OR EXISTS (SELECT FROM instances WHERE name = :name)")
+
+
+class PoolSample(BaseModel):
+    """What a stretch of time had. A merged sample has the means of `waiting` and `running`."""
+
+    at: datetime = Field(description="beginning of the time that it covers")
+    span: int = Field(description="seconds that it covers: 60, after a day 600, after two weeks 3600")
+    waiting: int = Field(description="queued jobs at its end")
+    running: int = Field(description="jobs on bots at its end")
+    succeeded: int = Field(description="jobs that ended so; the next three too")
+    failed: int
+    cancelled: int
+    dead: int
+    oldest_wait: float | None = Field(description="seconds that the oldest queued job had waited; unset = none waited")
+    incomplete: bool = Field(description="true: a count stopped at its bound, or some of its minutes were not sampled")
+
+
+class PoolSampleList(BaseModel):
+    """Samples of one scope, oldest first. A minute in which no assigner process ran has none."""
+
+    scope: str
+    now: datetime = Field(description="the database's time")
+    samples: list[PoolSample]
+
+
+router = APIRouter(prefix="/v1", tags=["callers"])
+
+
+@router.get("/samples", responses=problems(400, 404), openapi_extra=CALLERS)
+async def list_samples(
+    request: Request,
+    caller: Caller,
+    scope: Annotated[
+        str | None,
+        Query(max_length=100, description="pool, cohort:NAME or instance:NAME; unset = all that the caller may see"),
+    ] = None,
+    hours: Annotated[float, Query(gt=0, le=MAX_HOURS, allow_inf_nan=False, description="how far back")] = 1.0,
+) -> PoolSampleList:
+    """List pool samples. Each minute has those of the pool, and of the 50 cohorts and 50 instances with the most jobs.
+
+    The samples of the pool and of cohorts are for callers who see every instance.
+    """
+    kind, name = _scope(scope, caller)
+
+    def work(connection: Connection) -> PoolSampleList:
+        if kind is not Scope.POOL and not _may_see(connection, kind, name, caller):
+            raise NotFound(f"scope: there is no {kind} '{wire.escaped(name, 80)}'")
+        found = pool_samples.read(connection, kind, name, hours=hours)
+        shown = kind.value if kind is Scope.POOL else f"{kind}:{name}"
+        now = connection.scalars(select(func.now())).one()
+        return PoolSampleList(scope=shown, now=now, samples=[PoolSample.model_validate(row) for row in found])
+
+    answer: PoolSampleList = await request.app.state.run(work)
+    return answer
+
+
+def _scope(given: str | None, caller: Principal) -> tuple[Scope, str]:
+    """Return the scope and the name that are asked for. Raises BadInput, Forbidden."""
+    if given is None:
+        return (Scope.POOL, "") if caller.instance is None else (Scope.INSTANCE, caller.instance)
+    word, colon, name = given.partition(":")
+    if word not in list(Scope) or bool(name) is (word == Scope.POOL) or bool(colon) is not bool(name):
+        raise BadInput("scope", "is not pool, cohort:NAME or instance:NAME")
+    if word != Scope.INSTANCE and caller.instances is not None:
+        raise Forbidden(f"scope: this token sees one instance, not the {word}")
+    return Scope(word), name
+
+
+def _may_see(connection: Connection, kind: Scope, name: str, caller: Principal) -> bool:
+    if caller.instances is not None:
+        return name in caller.instances
+    statement = _COHORT_EXISTS if kind is Scope.COHORT else _INSTANCE_EXISTS
+    return bool(connection.execute(statement, {"name": name}).scalar_one())

@@ -1,0 +1,164 @@
+"""Acts on all jobs that pass the filter of the page: counted, confirmed, and done in steps that can be stopped."""
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from leasehold.client import Client
+from leasehold.errors import BadInput, LeaseholdError
+from leasehold.states import FINAL, JobState
+from nicegui import ui
+
+from bots.console.view import View, node
+from bots.console.words import ALL, count
+from schema.validation import PRIORITY_MAX, PRIORITY_MIN
+
+Record = Mapping[str, Any]
+
+#: The most jobs that are counted before an act, and how many one call counts.
+MAX_COUNTED, COUNTED_AT_ONCE = 5000, 1000
+
+
+@dataclass(frozen=True)
+class Act:
+    """What may be done to the jobs that pass a filter.
+
+    verb: its word on the page, and in the path of its route. states: those in which it changes a job.
+    """
+
+    verb: str
+    states: tuple[JobState, ...]
+    told: str
+    of_operators: bool = True
+    reasoned: bool = True
+    kind: str = ""
+
+
+ACTS = (
+    Act(
+        "cancel",
+        tuple(state for state in ALL if state not in FINAL | {JobState.CANCELLING}),
+        "Waiting jobs end at once, running ones when their bots have stopped them.",
+        of_operators=False,
+        reasoned=False,
+        kind="danger",
+    ),
+    Act("hold", (JobState.QUEUED,), "They wait aside until they are released."),
+    Act("release", (JobState.PARKED,), "They return to the queue with the age that they had."),
+    Act(
+        "requeue",
+        (JobState.PARKED, JobState.FAILED, JobState.DEAD, JobState.CANCELLED),
+        "Held jobs return to the queue; of each one that ended, a copy is submitted.",
+    ),
+    Act("priority", (JobState.QUEUED, JobState.PARKED), "Lower numbers start sooner.", of_operators=False),
+)
+
+
+class Acts:
+    """The buttons of the acts, what is typed for them, and how far the one that runs has come."""
+
+    def __init__(self, view: View, where: Record) -> None:
+        self._view, self._where = view, where
+        self._typed = {"reason": "", "priority": ""}
+        self._stopped = True
+        node("h2", "Act on every job that passes the filter")
+        if not where:
+            node("p", "Filter the jobs first: all jobs of the pool are never meant.", "note")
+            return
+        with node("div", kind="acts"):
+            for act in ACTS:
+                if view.is_operator or not act.of_operators:
+                    view.confirmed(
+                        act.verb.capitalize(), partial(self._question, act), partial(self._do, act), kind=act.kind
+                    )
+            for field, hint in (("reason", "for the history and the audit"), ("priority", "a number, lower is sooner")):
+                with node("label", f"{field} "):
+                    node("input", type="text", data_field=field, placeholder=hint, autocomplete="off", maxlength=200)
+        ui.on("field", self._type)
+        with node("div", kind="acts", aria_live="polite"):
+            self._told = node("span")
+            self._stop = node("button", "Stop", type="button").on("click", self._stop_it, [])
+            self._stop.set_visibility(False)
+
+    def _type(self, event: Any) -> None:
+        field, value = event.args.get("field"), event.args.get("value")
+        if field in self._typed and isinstance(value, str):
+            self._typed[field] = value[:200]
+
+    def _stop_it(self) -> None:
+        self._stopped = True
+
+    def _request(self, act: Act) -> dict[str, Any]:
+        """Return the body of the calls. Raises BadInput for a priority that is none."""
+        body: dict[str, Any] = {"where": dict(self._where)}
+        if act.reasoned and self._typed["reason"].strip():
+            body["reason"] = self._typed["reason"].strip()
+        if act.verb == "requeue":
+            body["key"] = secrets.token_hex(16)
+        if act.verb == "priority":
+            given = self._typed["priority"].strip()
+            try:
+                body["priority"] = int(given)
+            except ValueError:
+                raise BadInput("priority", "is not a number") from None
+            if not PRIORITY_MIN <= body["priority"] <= PRIORITY_MAX:
+                raise BadInput("priority", f"is not between {PRIORITY_MIN} and {PRIORITY_MAX}")
+        return body
+
+    async def _question(self, act: Act) -> str:
+        request = self._request(act)
+        states = [*map(str, act.states)]
+        if "state" in self._where:
+            states = [state for state in states if state in self._where["state"]]
+        if not states:
+            raise LeaseholdError(f"the filter names no state in which a job can be changed by: {act.verb}")
+        found = await self._view.ask(partial(counted, where={**self._where, "state": states}))
+        if not found:
+            raise LeaseholdError(f"no job that passes the filter can be changed by: {act.verb}")
+        jobs = f"{count(found, at_least=found >= MAX_COUNTED)} {'job' if found == 1 else 'jobs'}"
+        to = f" to {request['priority']}" if "priority" in request else ""
+        return f"{act.verb.capitalize()} {jobs}{to}? {act.told}"
+
+    async def _do(self, act: Act) -> None:
+        """Act on the jobs, some hundred in a transaction, until there are no more, or the person stops or goes away."""
+        if not self._stopped:
+            raise LeaseholdError("another act is not over yet")
+        request, done, page = self._request(act), 0, ui.context.client
+        self._stopped = False
+        self._stop.set_visibility(True)
+        try:
+            while not self._stopped and not page.is_deleted:
+                answer = await self._view.ask(partial(_step, path=f"/v1/jobs/{act.verb}", request=request))
+                done += sum(job["changed"] for job in answer["jobs"])
+                self._told.text = f"{act.verb}: {count(done)} changed so far"
+                if answer["next"] is None:
+                    break
+                request["cursor"] = answer["next"]
+            else:
+                self._told.text = f"{act.verb}: stopped; {count(done)} are changed and stay so"
+                return
+            self._told.text = f"{act.verb}: {count(done)} changed"
+        except LeaseholdError as error:
+            self._told.text = f"{act.verb}: {count(done)} were changed before it failed"
+            raise error
+        finally:
+            self._stopped = True
+            self._stop.set_visibility(False)
+
+
+def _step(client: Client, *, path: str, request: dict[str, Any]) -> Record:
+    return client.call("POST", path, body=request, held=30.0)
+
+
+def counted(client: Client, *, where: Record) -> int:
+    """Count the jobs that pass a filter, up to `MAX_COUNTED`."""
+    found, cursor = 0, None
+    while found < MAX_COUNTED:
+        query: dict[str, Any] = {**where, "limit": COUNTED_AT_ONCE} | ({"cursor": cursor} if cursor else {})
+        page = client.call("GET", "/v1/jobs", query=query)
+        found, cursor = found + len(page["jobs"]), page["next"]
+        if cursor is None:
+            break
+    return found

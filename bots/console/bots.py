@@ -1,0 +1,136 @@
+"""The pages of bots: their load by cohort, probation and drains; one bot with its success by label."""
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from leasehold.client import Client
+
+from bots.cli.output import properties
+from bots.console.view import SLOW, Cell, Facts, Table, View, node
+from bots.console.words import duration, text, time
+
+Record = Mapping[str, Any]
+
+#: Bots on one page.
+PAGE = 100
+COLUMNS = ("bot", "status", "load", "leases", "success", "instance", "pool", "priority", "properties", "expires in")
+
+
+def status(bot: Record) -> Cell:
+    """Return a bot's status; of an `ok` bot, whether it is draining or on probation."""
+    name = bot["status"]
+    if name == "ok":
+        name = "draining" if bot["draining"] else "probation" if bot["probation"] is not None else "ok"
+    return Cell(text(name), kind=f"state-{name}")
+
+
+def load(in_use: int, capacity: int) -> str:
+    """Format units in use, with their share as a bar of ten."""
+    full = round(10 * in_use / capacity) if capacity else 0
+    return f"{'█' * full}{'░' * (10 - full)} {in_use:,} of {capacity:,}"
+
+
+def show_bots(view: View) -> None:
+    """Put the cohorts and the bots after the one that the URL names into `view`."""
+    after = view.query.get("after", "")
+    cohorts = Table(
+        "Cohorts",
+        ("cohort", "bots", "idle", "busy", "offline", "on probation", "load", "success", "concentration"),
+        empty="There are no bots.",
+    )
+    node("h2", "Bots")
+    table = Table("By name", ("cohort", *COLUMNS), empty="There are no bots with later names.")
+    with node("nav", kind="acts", aria_label="Pages of the list"):
+        node("a", "First page", href="/bots")
+        following = node("a", "Next page")
+        following.set_visibility(False)
+
+    def read(client: Client) -> tuple[Record, list[Record]]:
+        bots = client.call("GET", "/v1/bots", query={"limit": PAGE, "after": after})["bots"]
+        return client.status(), bots
+
+    async def refresh() -> None:
+        found, bots = await view.ask(read)
+        cohorts.show([(one["cohort"], cohort_cells(one)) for one in found["swarm"]])
+        table.show(
+            [(bot["name"], bot_cells(bot)) for bot in sorted(bots, key=lambda bot: (bot["cohort"], bot["name"]))]
+        )
+        following.set_visibility(len(bots) == PAGE)
+        if len(bots) == PAGE:
+            following.props["href"] = f"/bots?{urlencode({'after': max(bot['name'] for bot in bots)})}"
+
+    view.live(refresh, seconds=SLOW)
+
+
+def cohort_cells(one: Record) -> list[Cell]:
+    """Return the cells of a cohort's bots."""
+    counts = ("total", "idle", "busy", "offline", "on_probation")
+    shares = ("avg_load", "avg_success_rate", "concentration")
+    return [Cell(text(one["cohort"])), *(Cell(text(one[name])) for name in (*counts, *shares))]
+
+
+def bot_cells(bot: Record) -> list[Cell]:
+    """Return the cells of one bot."""
+    return [
+        Cell(text(bot["cohort"])),
+        Cell(text(bot["name"]), f"/bots/{quote(bot['name'], safe='')}"),
+        status(bot),
+        Cell(load(bot["in_use"], bot["capacity"])),
+        Cell(text(bot["leases"])),
+        Cell(text(bot["success_rate"])),
+        Cell(text(bot["instance"] or ("-" if bot["pool"] else "every"))),
+        Cell(text(bot["pool"])),
+        Cell(text(bot["priority"])),
+        Cell(text(properties(bot["properties"]))),
+        Cell(duration(bot["expires_in"])),
+    ]
+
+
+def show_bot(view: View, name: str) -> None:
+    """Put the page of one bot into `view`."""
+    with node("div", kind="acts"):
+        for verb, draining in (("Drain", True), ("Undrain", False)):
+            _drain_button(view, name, verb, draining=draining)
+        node("a", "Its jobs", href=f"/jobs?{urlencode({'bot': name})}")
+    facts = Facts()
+    node("h2", "Success by label")
+    success = Table(
+        "Latest attempts; older ones count less",
+        ("label", "successes", "failures", "given back", "success"),
+        empty="Nothing was counted.",
+    )
+
+    async def refresh() -> None:
+        bot = await view.ask(lambda client: client.bot(name))
+        shown = status(bot)
+        known = {
+            "bot": bot["name"],
+            "cohort": bot["cohort"],
+            "load": load(bot["in_use"], bot["capacity"]),
+            "leases": bot["leases"],
+            "properties": properties(bot["properties"]),
+            "exclusive": " ".join(bot["exclusive"]),
+            "labels": " ".join(bot["labels"]),
+            "session since": time(bot["opened_at"]),
+            "expires in": duration(bot["expires_in"]),
+            "probation left": duration(bot["probation"]),
+        }
+        facts.show({"status": (shown.text, shown.kind)} | {key: (text(value), "") for key, value in known.items()})
+        fields = ("label", "successes", "failures", "returned", "success_rate")
+        success.show([(each["label"], [Cell(text(each[field])) for field in fields]) for each in bot["success"]])
+
+    view.live(refresh, seconds=SLOW)
+
+
+def _drain_button(view: View, name: str, verb: str, *, draining: bool) -> None:
+    async def question() -> str:
+        leases = (await view.ask(lambda client: client.bot(name)))["leases"]
+        if draining:
+            return f"Give {name} no more jobs? Its {leases} leases end as usual."
+        return f"Give {name} jobs again?"
+
+    async def act() -> None:
+        await view.ask(lambda client: client.drain(name, draining=draining))
+
+    view.confirmed(verb, question, act)

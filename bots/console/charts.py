@@ -1,0 +1,112 @@
+"""Line charts of pool samples, drawn as SVG by the page itself: no script and no library draws them."""
+
+import math
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from bots.console.view import node
+
+Record = Mapping[str, Any]
+
+#: Size of a chart in its own units, and the space for the figures at its left and below it.
+WIDTH, HEIGHT, LEFT, BELOW = 480, 160, 52, 22
+#: The most points of one line. More samples are merged.
+MAX_POINTS = 240
+#: Figures at the left, and times below.
+MARKS = 4
+#: Field → number of the colour of its line.
+COLOURS = {"waiting": 0, "running": 1, "succeeded": 1, "failed": 2, "cancelled": 3, "dead": 4, "oldest_wait": 0}
+#: Fields of which a merged point has the number per minute; of others it has the largest value.
+SUMS = ("succeeded", "failed", "cancelled", "dead")
+
+
+class Chart:
+    """A chart of some fields of samples, with a line for each."""
+
+    def __init__(self, title: str, fields: Mapping[str, str]) -> None:
+        """fields: field of a sample → its name on the page."""
+        self._title, self._fields = title, fields
+        with node("figure", kind="chart"):
+            node("figcaption", title)
+            with node("div", kind="key"):
+                for field, name in fields.items():
+                    node("span", f"— {name}", f"line-{COLOURS[field]}")
+            self._place = node("svg", viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img")
+
+    def show(self, samples: Sequence[Record], *, start: float, end: float) -> None:
+        """Draw samples between two times, in seconds since 1970. Nothing is drawn where no minute was sampled."""
+        lines = {field: points(samples, field, start=start, end=end) for field in self._fields}
+        most = scale(max((value for line in lines.values() for _, value in line), default=0.0))
+        self._place.clear()
+        self._place.props["aria-label"] = self._told(lines)
+        with self._place:
+            for mark in range(MARKS + 1):
+                y = _y(mark / MARKS)
+                node("line", kind="axis", x1=LEFT, x2=WIDTH, y1=y, y2=y)
+                if mark % 2 == 0:
+                    node("text", f"{most * mark / MARKS:,g}", x=LEFT - 4, y=y + 4, text_anchor="end")
+            for mark in range(MARKS):
+                told = _clock(start + (end - start) * mark / MARKS, long=end - start > 172_800)
+                node("text", told, x=LEFT + (WIDTH - LEFT) * mark / MARKS, y=HEIGHT - 6)
+            widest = max((sample["span"] for sample in samples), default=60) / (end - start)
+            for field, line in lines.items():
+                for part in parts(line, gap=3 * max(widest, 1 / MAX_POINTS)):
+                    drawn = " ".join(f"{LEFT + x * (WIDTH - LEFT):.1f},{_y(value / most):.1f}" for x, value in part)
+                    node("polyline", kind=f"line-{COLOURS[field]}", points=drawn)
+
+    def _told(self, lines: Mapping[str, Sequence[tuple[float, float]]]) -> str:
+        last = [f"{self._fields[field]} {line[-1][1]:,g}" for field, line in lines.items() if line]
+        return f"{self._title}: " + (f"now {', '.join(last)}" if last else "no samples")
+
+
+def points(samples: Sequence[Record], field: str, *, start: float, end: float) -> list[tuple[float, float]]:
+    """Return the line of a field: the place in time from 0 to 1, and the value, per minute for what ended.
+
+    Samples that share one of `MAX_POINTS` places become one point.
+    """
+    width = (end - start) / MAX_POINTS
+    merged: dict[int, list[Record]] = {}
+    for sample in samples:
+        place = math.floor((epoch(sample["at"]) - start) / width)
+        if 0 <= place < MAX_POINTS:
+            merged.setdefault(place, []).append(sample)
+    line = []
+    for place, together in sorted(merged.items()):
+        values = [float(each[field] or 0) for each in together]
+        value = max(values)
+        if field in SUMS:
+            value = sum(values) / (sum(each["span"] for each in together) / 60)
+        line.append(((place + 0.5) / MAX_POINTS, value))
+    return line
+
+
+def parts(line: Sequence[tuple[float, float]], *, gap: float) -> list[list[tuple[float, float]]]:
+    """Return the parts of a line between which nothing was sampled for longer than `gap`."""
+    found: list[list[tuple[float, float]]] = []
+    for point in line:
+        if not found or point[0] - found[-1][-1][0] > gap:
+            found.append([])
+        found[-1].append(point)
+    return found
+
+
+def scale(largest: float) -> float:
+    """Return a round number that is at least `largest`, and at least 4: 1, 2, 4 or 8 times a power of ten."""
+    if largest <= MARKS:
+        return float(MARKS)
+    power = 10.0 ** math.floor(math.log10(largest))
+    return next(step * power for step in (1, 2, 4, 8, 10) if step * power >= largest)
+
+
+def _y(share: float) -> float:
+    return 6 + (HEIGHT - BELOW - 6) * (1 - share)
+
+
+def epoch(moment: str) -> float:
+    """Return a time of the database as seconds since 1970."""
+    return datetime.fromisoformat(moment).timestamp()
+
+
+def _clock(epoch: float, *, long: bool) -> str:
+    return datetime.fromtimestamp(epoch, UTC).strftime("%m-%d" if long else "%H:%M")

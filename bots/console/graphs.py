@@ -1,0 +1,96 @@
+"""The pages of graphs: the newest graphs with the states of their nodes, and one graph with its nodes."""
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlencode
+
+from leasehold.client import Client
+from leasehold.errors import LeaseholdError
+
+from bots.console.view import SLOW, Cell, Facts, Table, View, node
+from bots.console.words import text, time
+
+Record = Mapping[str, Any]
+
+#: Graphs on one page, and nodes on the page of a graph.
+PAGE, NODES = 50, 500
+STATES = ("blocked", "queued", "parked", "active", "succeeded", "failed", "cancelled", "dead")
+
+
+def show_graphs(view: View) -> None:
+    """Put the graphs before the one that the URL names into `view`."""
+    before, unfinished = view.query.get("before"), "open" in view.query
+    with node("nav", kind="acts", aria_label="Which graphs"):
+        node("a", "All", href="/graphs", aria_current=None if unfinished else "page")
+        node("a", "Unfinished", href="/graphs?open=1", aria_current="page" if unfinished else None)
+    table = Table(
+        "Newest first", ("graph", "state", "instance", "nodes", *STATES, "submitted"), empty="There are none."
+    )
+    following = node("a", "Next page")
+    following.set_visibility(False)
+
+    async def refresh() -> None:
+        found = await view.ask(lambda client: client.graphs.list(limit=PAGE, before=before, open=unfinished or None))
+        table.show([(graph["id"], graph_cells(graph)) for graph in found])
+        following.set_visibility(len(found) == PAGE)
+        if len(found) == PAGE:
+            query = {"before": found[-1]["id"]} | ({"open": "1"} if unfinished else {})
+            following.props["href"] = f"/graphs?{urlencode(query)}"
+
+    view.live(refresh, seconds=SLOW)
+
+
+def graph_cells(graph: Record) -> list[Cell]:
+    """Return the cells of one graph."""
+    return [
+        Cell(text(graph["name"]), f"/graphs/{graph['id']}"),
+        Cell(text(graph["state"]), kind="state-dead" if graph["state"] == "stalled" else ""),
+        Cell(text(graph["instance"])),
+        Cell(text(graph["nodes"])),
+        *(Cell(text(graph[state]), kind=f"state-{state}" if graph[state] else "") for state in STATES),
+        Cell(time(graph["created_at"]), kind="time"),
+    ]
+
+
+def show_graph(view: View, id: str) -> None:
+    """Put the page of one graph into `view`."""
+
+    async def question() -> str:
+        graph = await view.ask(lambda client: client.graphs.show(id))
+        if graph["finished_at"] is not None:
+            raise LeaseholdError(f"the graph is {graph['state']} already")
+        return f"Cancel the waiting jobs of the graph {text(graph['name'])}, and stop its running ones?"
+
+    async def cancel() -> None:
+        await view.ask(lambda client: client.graphs.cancel(id))
+
+    with node("div", kind="acts"):
+        view.confirmed("Cancel the graph", question, cancel, kind="danger")
+    facts = Facts()
+    node("h2", "Nodes")
+    columns = ("node", "job", "state", "depth", "waits for", "reason")
+    nodes = Table(f"By number, at most the first {NODES}", columns, empty="There are none.")
+
+    def read(client: Client) -> Record:
+        return client.graphs.show(id, nodes=NODES)
+
+    async def refresh() -> None:
+        graph = await view.ask(read)
+        known = {name: graph[name] for name in ("name", "id", "instance", "priority", "nodes", "edges", *STATES)}
+        known |= {"can never run": graph["blocked_forever"], "submitted": time(graph["created_at"])}
+        facts.show({"state": (graph["state"], "")} | {key: (text(value), "") for key, value in known.items()})
+        nodes.show([(str(one["node"]), node_cells(one)) for one in graph["page"]])
+
+    view.live(refresh, seconds=SLOW)
+
+
+def node_cells(one: Record) -> list[Cell]:
+    """Return the cells of one node."""
+    return [
+        Cell(text(one["node"])),
+        Cell(text(one["job"]), one["job"] and f"/jobs/{one['job']}"),
+        Cell(text(one["state"]), kind=f"state-{one['state']}"),
+        Cell(text(one["depth"])),
+        Cell("a node that can never end so" if one["dead_end"] else text(one["waits_for"])),
+        Cell(text(one["reason"])),
+    ]

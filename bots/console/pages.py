@@ -1,0 +1,65 @@
+"""The pages of the console: which path shows what, and to whom."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from nicegui import ui
+
+from bots.console import bots, graphs, job, job_list, pool, preemptions, settings_tables
+from bots.console.view import Link, View
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page that the bar at the top names. of_operators: submitters neither see its name nor may read it."""
+
+    path: str
+    name: str
+    show: Callable[[View], None]
+    of_operators: bool = False
+
+
+PAGES = (
+    Page("/", "Pool", pool.show),
+    Page("/jobs", "Jobs", job_list.show),
+    Page("/graphs", "Graphs", graphs.show_graphs),
+    Page("/bots", "Bots", bots.show_bots, of_operators=True),
+    Page("/tenants", "Tenants", settings_tables.show_tenants, of_operators=True),
+    Page("/preemptions", "Preemptions", preemptions.show, of_operators=True),
+    Page("/limits", "Limits", settings_tables.show_limits, of_operators=True),
+    Page("/policy", "Policy", settings_tables.show_policy, of_operators=True),
+    Page("/health", "Health", settings_tables.show_health, of_operators=True),
+)
+LINKS = tuple(Link(page.path, page.name, page.of_operators) for page in PAGES)
+
+
+def register() -> None:
+    """Register the pages with NiceGUI."""
+    for page in PAGES:
+        _register(page)
+
+    @ui.page("/jobs/{id}")
+    def show_job(id: str) -> None:
+        with View("Job", LINKS) as view:
+            job.show(view, id)
+
+    @ui.page("/graphs/{id}")
+    def show_graph(id: str) -> None:
+        with View("Graph", LINKS) as view:
+            graphs.show_graph(view, id)
+
+    @ui.page("/bots/{name}")
+    def show_bot(name: str) -> None:
+        with View("Bot", LINKS) as view:
+            bots.show_bot(view, name) if view.is_operator else view.refuse()
+
+
+def _register(page: Page) -> None:
+    def handler() -> None:
+        with View(page.name, LINKS) as view:
+            if page.of_operators and not view.is_operator:
+                view.refuse()
+            else:
+                page.show(view)
+
+    ui.page(page.path)(handler)

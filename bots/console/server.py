@@ -1,0 +1,330 @@
+"""The server of the console: log-in and log-out, who may connect from where, and the headers of every answer.
+
+Log-in and log-out are plain forms, because only an answer to a request can set a cookie. All else happens on a
+websocket, which is refused unless its page is of the console and of the same session.
+"""
+
+import asyncio
+import contextlib
+import html
+import secrets
+import signal
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, Generator, MutableMapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from string import Template
+from types import FrameType
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import jinja2
+import uvicorn
+from fastapi import FastAPI, Request
+from leasehold.errors import BadInput, Forbidden, LeaseholdError, NotReady, Unauthorised
+from nicegui import Client as Page
+from nicegui import client as pages_of_nicegui
+from nicegui import core, ui
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import cookie_parser
+from starlette.responses import FileResponse, HTMLResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.templating import Jinja2Templates
+
+from bots.console import pages
+from bots.console.sessions import LONGEST, SessionOver, Sessions, admitted
+from schema import clock
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+STATIC = Path(__file__).parent / "static"
+COOKIE = "leasehold_console"
+#: What anybody may ask for: the log-in, and files that are the same for everybody.
+FILES = ("/console.css", "/console.js", "/favicon.ico", "/_nicegui/")
+PUBLIC = ("/login", *FILES)
+#: Where the websocket of the pages is.
+SOCKET = "/_nicegui_ws/"
+#: The most bytes of a log-in form and of one message on a websocket.
+MAX_FORM, MAX_MESSAGE = 4096, 256 * 1024
+#: Seconds for which a stop waits for connections.
+STOP_WITHIN = 3
+#: The hash of the empty style element that NiceGUI puts into each page.
+NO_STYLE = "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='"
+HEADERS = {
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
+}
+_LOGIN = Template("""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>Log in – Leasehold</title>
+<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="stylesheet" href="/console.css">
+</head><body><main class="login"><h1>Leasehold</h1>
+<div class="problem" role="alert">$problem</div>
+<form method="post" action="/login"><label for="token">Token of an operator or a submitter</label>
+<input id="token" name="token" type="password" required autocomplete="off" autofocus>
+<button type="submit">Log in</button></form></main></body></html>
+""")
+
+
+def policy(nonce: str) -> str:
+    """Return the content security policy: scripts and styles of this server, or marked with this answer's nonce."""
+    return "; ".join(
+        (
+            "default-src 'none'",
+            f"script-src 'self' 'nonce-{nonce}'",
+            f"style-src 'self' 'nonce-{nonce}' {NO_STYLE}",
+            "img-src 'self' data:",
+            "font-src 'self'",
+            "connect-src 'self'",
+            "form-action 'self'",
+            "base-uri 'none'",
+            "frame-ancestors 'none'",
+        )
+    )
+
+
+def _marked(template: str) -> str:
+    """Return a template of NiceGUI with the nonce on each script and style that stands in it, and on nothing else.
+
+    Data are filled in afterwards, so that a script among them never gets the nonce.
+    """
+    source = (Path(pages_of_nicegui.__file__).parent / "templates" / template).read_text()
+    for tag in ("script", "style"):
+        source = source.replace(f"<{tag}", f'<{tag} nonce="{{{{ request.state.nonce }}}}"')
+    return source.replace('style="display: none"', "hidden")
+
+
+class Guard:
+    """Decides on every request and websocket who may go on, and puts the headers on every answer."""
+
+    def __init__(self, app: Asgi, sessions: Sessions) -> None:
+        self.app, self._sessions = app, sessions
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+        nonce = secrets.token_urlsafe(16)
+        # A header by which a proxy says where it has mounted the page; nobody else may put text into it.
+        scope["headers"] = [pair for pair in scope["headers"] if pair[0] != b"x-forwarded-prefix"]
+        headers = Headers(scope=scope)
+        session = cookie_parser(headers.get("cookie", "")).get(COOKIE)
+        scope.setdefault("state", {}).update(nonce=nonce, sessions=self._sessions, session=session)
+
+        async def with_headers(message: MutableMapping[str, Any]) -> None:
+            if message["type"] in ("http.response.start", "websocket.http.response.start"):
+                given = MutableHeaders(scope=message)
+                given.update(HEADERS | {"content-security-policy": policy(nonce)})
+                if not scope["path"].startswith(FILES):
+                    given["cache-control"] = "no-store"
+            await send(message)
+
+        refusal = self._refusal(scope, headers, session)
+        if refusal is None:
+            await self.app(scope, receive, with_headers)
+        elif scope["type"] == "websocket":
+            await receive()
+            await send({"type": "websocket.close", "code": 1008})
+        else:
+            await refusal(scope, receive, with_headers)
+
+    def _refusal(self, scope: Scope, headers: Headers, session: str | None) -> Response | None:
+        """Return why this may not go on; None if it may."""
+        changes = scope["type"] == "websocket" or scope["method"] not in ("GET", "HEAD")
+        if changes and not _same_origin(headers):
+            return PlainTextResponse("the request comes from another site", 403)
+        path = scope["path"]
+        if path.startswith(PUBLIC):
+            return None
+        try:
+            self._sessions.find(session, use=not path.startswith(SOCKET))
+        except SessionOver:
+            return RedirectResponse("/login", 303)
+        # A websocket only: the other transport would take the events of a page by plain requests.
+        if path.startswith(SOCKET) and (scope["type"] != "websocket" or not _of_the_session(scope, session)):
+            return PlainTextResponse("this is no page of the session", 403)
+        return None
+
+
+def _same_origin(headers: Headers) -> bool:
+    """True if a browser says that a page of this server sends the request."""
+    origin, host = headers.get("origin"), headers.get("host")
+    return origin is not None and host is not None and urlsplit(origin).netloc.lower() == host.lower()
+
+
+def _of_the_session(scope: Scope, session: str | None) -> bool:
+    """True if the page that opens the websocket was given to the same session."""
+    named = parse_qs(scope["query_string"].decode("latin-1")).get("client_id", [""])[0]
+    page = Page.instances.get(named)
+    return page is not None and page.request.cookies.get(COOKIE) == session
+
+
+def application(sessions: Sessions) -> Guard:
+    """Make the console's application. NiceGUI has one for each process, so this is called once."""
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+
+    @app.get("/login")
+    async def show_login(request: Request) -> Response:
+        over = "Your session is over. Log in again." if "over" in request.query_params else ""
+        return _login(over, 200)
+
+    @app.post("/login")
+    async def log_in(request: Request) -> Response:
+        sent = b""
+        async for part in request.stream():
+            sent += part
+            if len(sent) > MAX_FORM:
+                return _login("The text is too long to be a token.", 413)
+        token = parse_qs(sent.decode("latin-1")).get("token", [""])[0].strip()
+        try:
+            client, is_operator = await asyncio.to_thread(admitted, sessions.url, token)
+        except (Unauthorised, BadInput):
+            return _login("This is no valid token of the pool.", 401)
+        except Forbidden:
+            return _login("This is the token of a bot. The console needs that of an operator or a submitter.", 403)
+        except (NotReady, LeaseholdError) as error:
+            return _login(f"The gateway cannot be asked: {error}", 503)
+        sessions.close(request.state.session)
+        session = sessions.open(client, is_operator=is_operator)
+        answer = RedirectResponse("/", 303)
+        answer.set_cookie(
+            COOKIE,
+            session.id,
+            max_age=int(LONGEST),
+            httponly=True,
+            samesite="strict",
+            secure=request.url.scheme == "https",
+        )
+        return answer
+
+    @app.post("/logout")
+    async def log_out(request: Request) -> Response:
+        sessions.close(request.state.session)
+        answer = RedirectResponse("/login", 303)
+        answer.delete_cookie(COOKIE, httponly=True, samesite="strict")
+        return answer
+
+    for name, kind in (("console.css", "text/css"), ("console.js", "text/javascript")):
+        app.add_route(f"/{name}", _file(name, kind))
+    _prepare_pages()
+    ui.run_with(
+        app,
+        title="Leasehold",
+        dark=None,
+        language="en-US",
+        favicon=STATIC / "icon.svg",
+        tailwind=False,
+        storage_secret=None,
+        show_welcome_message=False,
+        reconnect_timeout=10.0,
+    )
+    return Guard(app, sessions)
+
+
+@cache
+def _prepare_pages() -> None:
+    """Register the pages, and let their template fit the content security policy."""
+    environment = jinja2.Environment(loader=jinja2.FunctionLoader(_marked), autoescape=True)
+    pages_of_nicegui.templates = Jinja2Templates(env=environment)
+    core.app.config.socket_io_js_transports = ["websocket"]
+    ui.add_head_html(
+        '<link rel="stylesheet" href="/console.css"><script defer src="/console.js"></script>', shared=True
+    )
+    pages.register()
+
+
+def _file(name: str, kind: str) -> Callable[[Request], FileResponse]:
+    return lambda _: FileResponse(STATIC / name, media_type=kind, headers={"cache-control": "no-cache"})
+
+
+def _login(problem: str, status: int) -> HTMLResponse:
+    return HTMLResponse(_LOGIN.substitute(problem=html.escape(problem)), status)
+
+
+@dataclass(frozen=True)
+class Listen:
+    """Where the console listens. port: 0 = any free one. certificate, key: PEM files, for TLS."""
+
+    host: str
+    port: int
+    certificate: Path | None = None
+    key: Path | None = None
+
+    def bound(self) -> socket.socket:
+        """Return a socket that listens there. Raises BadInput that names the option."""
+        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+        made = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            made.bind((self.host, self.port))
+        except OSError as error:
+            made.close()
+            option = "--host" if isinstance(error, socket.gaierror) else "--port"
+            raise BadInput(option, f"cannot listen on {self.host}:{self.port}: {error.strerror}") from None
+        return made
+
+
+class Server(uvicorn.Server):
+    """Serves until SIGTERM or SIGINT, and remembers which of them came first."""
+
+    def __init__(self, config: uvicorn.Config, *, on_ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self.stopped_by: signal.Signals | None = None
+        self._on_ready = on_ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._on_ready()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.stopped_by = self.stopped_by or signal.Signals(sig)
+        super().handle_exit(sig, frame)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        # Unlike uvicorn's, it does not raise the signal again once the server has stopped.
+        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def serve(gateway: str, listen: Listen, *, on_ready: Callable[[str], None]) -> int:
+    """Serve the console of the pool behind this gateway until a signal; return the exit code of the command.
+
+    on_ready: is told the console's URL once it listens. Raises BadInput.
+    """
+    sessions = Sessions(gateway, now=clock.monotonic)
+    made = listen.bound()
+    host = f"[{listen.host}]" if ":" in listen.host else listen.host
+    address = f"{'http' if listen.certificate is None else 'https'}://{host}:{made.getsockname()[1]}"
+    config = uvicorn.Config(
+        application(sessions),
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        ssl_certfile=listen.certificate,
+        ssl_keyfile=listen.key,
+        ws_max_size=MAX_MESSAGE,
+        timeout_graceful_shutdown=STOP_WITHIN,
+    )
+    try:
+        config.load()
+    except (OSError, ssl.SSLError) as error:
+        raise BadInput("--certificate", f"cannot be used with the key: {error}") from None
+    server = Server(config, on_ready=lambda: on_ready(address))
+    try:
+        server.run(sockets=[made])
+    finally:
+        made.close()
+        sessions.close_all()
+    return 130 if server.stopped_by is signal.SIGINT else 0

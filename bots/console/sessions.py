@@ -1,0 +1,113 @@
+"""The sessions of the people who are logged in to the console, with their tokens, in the memory of its process."""
+
+import hashlib
+import random
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from leasehold.client import Client
+from leasehold.errors import Forbidden, LeaseholdError, Unauthorised
+
+#: Seconds after which a session ends that nobody uses, and after which every session ends.
+IDLE, LONGEST = 1800.0, 12 * 3600.0
+#: The most sessions at once. One more ends the session that was not used for the longest time.
+MAX_SESSIONS = 200
+#: Bytes of chance in the id of a session.
+ID_BYTES = 32
+#: Seconds for one call to the gateway, and for repeating a call that the gateway did not answer.
+TIMEOUT, PATIENCE = 10.0, 2.0
+
+
+class SessionOver(LeaseholdError):
+    """There is no such session: it never was, has expired, or was ended by a log-out."""
+
+
+@dataclass
+class Session:
+    """A person who is logged in. Times are seconds of the monotonic clock.
+
+    is_operator: the token's kind is operator, not submitter.
+    """
+
+    client: Client
+    is_operator: bool
+    opened: float
+    used: float
+    id: str = field(default_factory=lambda: secrets.token_urlsafe(ID_BYTES), repr=False)
+
+
+class Sessions:
+    """Opens, finds and ends sessions. Only the server's event loop uses it.
+
+    url: the gateway. now: the monotonic clock.
+    """
+
+    def __init__(self, url: str, *, now: Callable[[], float]) -> None:
+        self.url, self._now = url, now
+        self._sessions: dict[str, Session] = {}
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def open(self, client: Client, *, is_operator: bool) -> Session:
+        """Open a session for a token that the gateway has accepted, with an id that nobody can guess."""
+        self._expire()
+        while len(self._sessions) >= MAX_SESSIONS:
+            self.close(min(self._sessions.values(), key=lambda each: each.used).id)
+        at = self._now()
+        session = Session(client, is_operator, opened=at, used=at)
+        self._sessions[_digest(session.id)] = session
+        return session
+
+    def find(self, id: str | None, *, use: bool = True) -> Session:
+        """Return the session with this id; `use`: it counts as used now. Raises SessionOver."""
+        self._expire()
+        session = self._sessions.get(_digest(id or ""))
+        if session is None:
+            raise SessionOver("you are not logged in")
+        if use:
+            session.used = self._now()
+        return session
+
+    def close(self, id: str | None) -> None:
+        """End a session, if there is one with this id, and forget its token."""
+        session = self._sessions.pop(_digest(id or ""), None)
+        if session is not None:
+            session.client.close()
+
+    def close_all(self) -> None:
+        """End every session."""
+        for session in list(self._sessions.values()):
+            self.close(session.id)
+
+    def _expire(self) -> None:
+        now = self._now()
+        for session in list(self._sessions.values()):
+            if now - session.used >= IDLE or now - session.opened >= LONGEST:
+                self.close(session.id)
+
+
+def _digest(id: str) -> str:
+    """The key under which a session is kept: how long a look-up takes tells nothing of the id."""
+    return hashlib.sha256(id.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def admitted(url: str, token: str) -> tuple[Client, bool]:
+    """Ask the gateway who has this token; return a client for it, and whether it is an operator's.
+
+    Raises Unauthorised for no token of this pool, Forbidden for a bot's, and other errors if the gateway fails.
+    """
+    if not token or not token.isascii() or not token.isprintable():
+        raise Unauthorised("the text is not a token")
+    client = Client(url, token, chance=random.SystemRandom(), timeout=TIMEOUT, patience=PATIENCE)
+    try:
+        client.status()
+        try:
+            client.call("GET", "/v1/limits")
+        except Forbidden:
+            return client, False
+        return client, True
+    except BaseException:
+        client.close()
+        raise

@@ -1,0 +1,161 @@
+"""Pages of what operators set, and of what the pool tells of itself: one table for each list of the gateway."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from leasehold.client import Client
+
+from bots.console.view import SLOW, Cell, Facts, Table, View, node
+from bots.console.words import duration, text, time
+
+Record = Mapping[str, Any]
+
+#: The most rows of one table.
+MAX_ROWS = 200
+#: Seconds of the report on the page of the pool's health.
+REPORTED = 3600
+
+
+@dataclass(frozen=True)
+class Source:
+    """A list of the gateway, or a single object with fields.
+
+    path: below `/v1`. single: it is one object. empty: what the page says if there is none.
+    """
+
+    title: str
+    path: str
+    empty: str = "None is set."
+    single: bool = False
+
+
+POLICY = (
+    Source("Scheduling", "scheduling", single=True),
+    Source("Classes", "classes"),
+    Source("Service levels", "service-levels"),
+    Source("Cohorts", "cohorts"),
+    Source("Execution windows", "windows"),
+    Source("Submit rules", "submit-rules"),
+    Source("Ceilings of run times and waits", "ceilings"),
+)
+LIMITS = (
+    Source("The pool", "limits", single=True),
+    Source("Rates of resource classes", "rates"),
+    Source("Backpressure", "backpressure"),
+    Source("Meters", "meters", empty="None was read."),
+    Source("Queue limits of labels", "queue-limits"),
+    Source("Queue limits of instances", "instance-queue-limits"),
+    Source("Locks", "locks"),
+    Source("Classes: jobs at once", "class-limits"),
+    Source("Classes: reserves", "class-reserves"),
+    Source("Costs of owners", "owner-quotas"),
+    Source("Costs of projects", "project-quotas"),
+    Source("Reports of usage", "report-ceilings"),
+)
+TENANTS = (
+    Source("Units of instances in cohorts: usage, minimum, maximum", "quotas"),
+    Source("Instances", "instances", empty="No instance has submitted a job."),
+    Source("Shares and budgets", "accounts"),
+)
+HEALTH = (Source("Assigner processes of the last day", "assigners", empty="No assigner process has run."),)
+
+
+class Listed:
+    """A table whose columns are the fields of the rows that come first."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        node("h2", source.title)
+        self._place = node("div")
+        self._note = node("p", kind="note")
+        self._columns: list[str] | None = None
+        self._table: Table | None = None
+        with self._place:
+            self._facts = Facts() if source.single else None
+
+    def read(self, client: Client) -> Any:
+        """Ask the gateway for the list, or for the object."""
+        found = client.call("GET", f"/v1/{self._source.path}", query={"limit": MAX_ROWS})
+        return found if self._source.single else found[self._source.path.replace("-", "_")]
+
+    def show(self, found: Any) -> None:
+        """Show what was read."""
+        if self._facts is not None:
+            self._facts.show({name.replace("_", " "): (shown(name, value), "") for name, value in found.items()})
+            return
+        rows: Sequence[Record] = found[:MAX_ROWS]
+        left_out = f" The first {MAX_ROWS} are shown." if len(found) >= MAX_ROWS else ""
+        self._note.text = left_out if rows else self._source.empty
+        columns = list(dict.fromkeys(field for row in rows for field in row))
+        if rows and columns != self._columns:
+            self._columns = columns
+            self._place.clear()
+            with self._place:
+                self._table = Table("", [field.replace("_", " ") for field in columns], empty="")
+        if self._table is not None:
+            cells = [[Cell(shown(field, row.get(field))) for field in columns] for row in rows]
+            self._table.show([(str(place), each) for place, each in enumerate(cells)])
+
+
+def shown(field: str, value: object) -> str:
+    """Format a value; a field whose name ends in `_at` or is `until` is a time."""
+    if isinstance(value, str) and (field.endswith("_at") or field in ("until", "at")):
+        return time(value)
+    return text(value)
+
+
+def show_tables(view: View, *, sources: Sequence[Source]) -> None:
+    """Put a table for each source on the page."""
+    listed = [Listed(source) for source in sources]
+
+    async def refresh() -> None:
+        for each in listed:
+            each.show(await view.ask(each.read))
+
+    view.live(refresh, seconds=SLOW)
+
+
+def show_health(view: View) -> None:
+    """Put the upkeep, the report of the last hour and the assigner processes on the page."""
+    upkeep = Table("Upkeep", ("duty", "last done", ""), empty="Upkeep has never run.")
+    node("h2", "The last hour")
+    facts = Facts()
+    show_tables(view, sources=HEALTH)
+    node("h2", "Checks")
+    node(
+        "p",
+        "The checks of the server and of the invariants need the database and not the gateway: "
+        "leasehold db doctor, leasehold db verify.",
+        "note",
+    )
+
+    def read(client: Client) -> tuple[Record, Record]:
+        return client.status(), client.call("GET", "/v1/report", query={"window": REPORTED})
+
+    async def refresh() -> None:
+        status, report = await view.ask(read)
+        upkeep.show([(tick["name"], tick_cells(tick)) for tick in status["upkeep"]])
+        ended = {name: sum(one[name] for one in report["instances"]) for name in ("ended", "succeeded", "failed")}
+        facts.show(
+            {
+                "throughput": (f"{report['throughput']:,.3g} jobs ended per second", ""),
+                "ended": (f"{ended['ended']:,}: {ended['succeeded']:,} succeeded, {ended['failed']:,} failed", ""),
+                "efficiency": (text(report["efficiency"]) + ", units in use over units of healthy bots", ""),
+                "fairness": (text(report["fairness"]) + ", Jain's index over instances: 1 = equal", ""),
+            }
+        )
+
+    view.live(refresh, seconds=SLOW * 4)
+
+
+def tick_cells(tick: Record) -> list[Cell]:
+    """Return the cells of one duty of upkeep."""
+    grace = "in grace: nothing expires" if tick["grace"] else ""
+    return [Cell(text(tick["name"])), Cell(f"{duration(tick['age_seconds'])} ago"), Cell(grace)]
+
+
+show_policy, show_limits, show_tenants = (
+    partial(show_tables, sources=sources) for sources in (POLICY, LIMITS, TENANTS)
+)

@@ -1,0 +1,249 @@
+"""One open page of a logged-in person: its frame, calls with the person's token, and parts that are kept up to date.
+
+Whatever comes from the gateway is put on a page as text, never as HTML, and only by `node`.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from leasehold.client import Client
+from leasehold.errors import LeaseholdError, Unauthorised
+from nicegui import ui
+from nicegui.elements.mixins.text_element import TextElement
+
+from bots.console.sessions import SessionOver, Sessions
+
+T = TypeVar("T")
+Record = Mapping[str, Any]
+
+#: The most calls to the gateway at once, of all pages.
+THREADS = 16
+#: Seconds between two looks of a visible page at what changes fast, and at what changes slowly.
+FAST, SLOW = 2.0, 5.0
+
+_threads = ThreadPoolExecutor(THREADS, "console")
+
+
+def node(tag: str, text: object = "", kind: str = "", **props: Any) -> TextElement:
+    """Put an HTML element on the page. kind: its CSS classes. props: its attributes, `for_` for `for`."""
+    made = TextElement(tag=tag, text=str(text))
+    if kind:
+        made.classes(kind)
+    for name, value in props.items():
+        if value is not None:
+            made.props[name.rstrip("_").replace("_", "-")] = value
+    return made
+
+
+@dataclass(frozen=True)
+class Link:
+    """A page that the bar at the top names, for operators only or for everybody."""
+
+    path: str
+    name: str
+    of_operators: bool
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell of a table. link: a path of the console. kind: CSS classes."""
+
+    text: str
+    link: str | None = None
+    kind: str = ""
+
+
+class Table:
+    """A table whose rows are changed in place, so that a link keeps the focus when figures change."""
+
+    def __init__(self, caption: str, columns: Sequence[str], *, empty: str) -> None:
+        self._empty = empty
+        self._rows: dict[str, tuple[ui.element, list[tuple[Cell, TextElement]]]] = {}
+        with node("div", kind="scroll"):
+            with node("table"):
+                node("caption", caption)
+                with node("thead"), node("tr"):
+                    for name in columns:
+                        node("th", name, scope="col")
+                self._body = node("tbody")
+            self._note = node("p", kind="note")
+
+    def show(self, rows: Sequence[tuple[str, Sequence[Cell]]]) -> None:
+        """Show these rows in this order, each with a key of its own."""
+        self._note.text = "" if rows else self._empty
+        wanted = dict(rows)
+        for key in [key for key in self._rows if key not in wanted]:
+            self._rows.pop(key)[0].delete()
+        for place, (key, cells) in enumerate(wanted.items()):
+            known = self._rows.get(key)
+            if known is None or [each.link for each, _ in known[1]] != [each.link for each in cells]:
+                if known is not None:
+                    known[0].delete()
+                self._rows[key] = known = self._made(cells)
+            row, shown = known
+            for index, (cell, (before, element)) in enumerate(zip(cells, list(shown), strict=True)):
+                if cell != before:
+                    element.text = cell.text
+                    element.classes(replace=cell.kind)
+                    shown[index] = (cell, element)
+            children = self._body.default_slot.children
+            if place >= len(children) or children[place] is not row:
+                row.move(self._body, place)
+
+    def _made(self, cells: Sequence[Cell]) -> tuple[ui.element, list[tuple[Cell, TextElement]]]:
+        shown = []
+        with self._body, node("tr") as row:
+            for cell in cells:
+                if cell.link is None:
+                    shown.append((cell, node("td", cell.text, cell.kind)))
+                else:
+                    with node("td"):
+                        shown.append((cell, node("a", cell.text, cell.kind, href=cell.link)))
+        return row, shown
+
+
+class Facts:
+    """A list of names with their values, in the order in which the names first came."""
+
+    def __init__(self) -> None:
+        self._list = node("dl")
+        self._shown: dict[str, tuple[TextElement, TextElement]] = {}
+
+    def show(self, facts: Mapping[str, tuple[str, str]]) -> None:
+        """Show each name with its value and the CSS classes of the value."""
+        for name in [name for name in self._shown if name not in facts]:
+            for part in self._shown.pop(name):
+                part.delete()
+        for name, (value, kind) in facts.items():
+            if name not in self._shown:
+                with self._list:
+                    self._shown[name] = (node("dt", name), node("dd"))
+            element = self._shown[name][1]
+            element.text = value
+            element.classes(replace=kind)
+
+
+class View:
+    """The page that a request asks for, of the person whose session it carries. Raises SessionOver."""
+
+    def __init__(self, title: str, links: Sequence[Link]) -> None:
+        request = ui.context.client.request
+        self.query, state = request.query_params, request.state
+        self._sessions: Sessions = state.sessions
+        self._session: str = state.session
+        self.is_operator = self._sessions.find(self._session).is_operator
+        self._looks: list[Callable[[], Awaitable[None]]] = []
+        self._problem, self.body = self._frame(title, links)
+
+    def __enter__(self) -> "View":
+        self.body.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.body.__exit__(*error)
+
+    def _frame(self, title: str, links: Sequence[Link]) -> tuple[TextElement, TextElement]:
+        """Put what all pages have on the page; return the places for a problem and for the page's own content."""
+        ui.page_title(f"{title} – Leasehold")
+        node("a", "Skip to the content", "skip", href="#main")
+        with node("nav", kind="top", aria_label="Pages"):
+            node("strong", "Leasehold")
+            for link in links:
+                if self.is_operator or not link.of_operators:
+                    node("a", link.name, href=link.path, aria_current="page" if link.name == title else None)
+            node("span", "operator" if self.is_operator else "submitter", "who")
+            with node("form", method="post", action="/logout"):
+                node("button", "Log out", type="submit")
+        # The link at the top can give it the focus.
+        with node("main", id="main", tabindex="-1"):
+            node("h1", title)
+            return node("div", kind="problem", role="alert"), node("div")
+
+    def refuse(self) -> None:
+        """Say that the page is not for this person. The gateway would refuse its calls."""
+        self._problem.text = "This page is for operators."
+
+    async def ask(self, work: Callable[[Client], T]) -> T:
+        """Do `work` with a client that has the person's token, on a thread.
+
+        A session counts as used while a page asks, which a hidden page does not. Raises SessionOver and what `work`
+        raises.
+        """
+        session = self._sessions.find(self._session)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(_threads, work, session.client)
+        except Unauthorised:
+            self._sessions.close(self._session)
+            raise SessionOver("the token is no longer valid") from None
+        except RuntimeError:
+            # A log-out closes the client while other calls still use it.
+            self._sessions.find(self._session, use=False)
+            raise
+
+    async def doing(self, work: Callable[[], Awaitable[None]]) -> bool:
+        """Do `work`, and say on the page what failed; return whether nothing did."""
+        try:
+            await work()
+        except SessionOver:
+            ui.navigate.to("/login?over=1")
+            return False
+        except LeaseholdError as error:
+            self._problem.text = "\n".join([str(error), *getattr(error, "__notes__", ())])
+            return False
+        self._problem.text = ""
+        return True
+
+    def live(self, refresh: Callable[[], Awaitable[None]], *, seconds: float) -> None:
+        """Call `refresh` at once, then every so many seconds while the page is visible, and after each act."""
+
+        async def look() -> None:
+            await self.doing(refresh)
+
+        self._looks.append(look)
+        timer = ui.timer(seconds, look)
+
+        async def seen(event: Any) -> None:
+            timer.active = event.args != "hidden"
+            if timer.active:
+                await look()
+
+        ui.on("visibility", seen)
+
+    def confirmed(
+        self, name: str, question: Callable[[], Awaitable[str]], act: Callable[[], Awaitable[None]], *, kind: str = ""
+    ) -> TextElement:
+        """Put a button on the page that asks before it acts.
+
+        question: gives the text to be confirmed. act: is called when the person agrees.
+        """
+
+        async def ask() -> None:
+            asked.text = await question()
+            sheet.props["model-value"] = True
+
+        def close() -> None:
+            sheet.props["model-value"] = False
+
+        async def agree() -> None:
+            close()
+            if await self.doing(act):
+                for look in self._looks:
+                    await look()
+
+        async def opened() -> None:
+            await self.doing(ask)
+
+        button = node("button", name, kind, type="button")
+        button.on("click", opened, [])
+        with ui.element("q-dialog") as sheet:
+            sheet.props["model-value"] = False
+            sheet.on("update:modelValue", close, [])
+            with node("div", kind="sheet", role="alertdialog", aria_label=name):
+                asked = node("p")
+                with node("div", kind="acts"):
+                    node("button", "Keep as it is", type="button", autofocus=True).on("click", close, [])
+                    node("button", name, f"agree {kind}", type="button").on("click", agree, [])
+        return button

@@ -1,0 +1,70 @@
+"""Figures, times and states as the words and cells that all pages show."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from leasehold import wire
+from leasehold.states import JobState
+
+from bots.cli.output import seconds
+from bots.console.view import Cell
+
+Record = Mapping[str, Any]
+
+#: States of jobs that have not begun, that are with a bot, and that have ended, each in the order of a job's life.
+WAITING = (JobState.BLOCKED, JobState.QUEUED, JobState.PARKED, JobState.DEFERRED)
+HELD = (JobState.LEASED, JobState.RUNNING, JobState.CANCELLING)
+ENDED = (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED, JobState.DEAD)
+ALL = (*WAITING, *HELD, *ENDED)
+#: The most characters of one value; a page is no place for megabytes.
+MAX_TEXT = 20_000
+
+
+def text(value: object) -> str:
+    """Format a value for a cell: `-` for nothing, `yes` or `no`, nested values as JSON."""
+    match value:
+        case None | "" | [] | {}:
+            return "-"
+        case True:
+            return "yes"
+        case False:
+            return "no"
+        case float():
+            return f"{value:,.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+        case int():
+            return f"{value:,}"
+        case dict() | list():
+            return cut(json.dumps(value, ensure_ascii=False, indent=None))
+        case _:
+            return cut(wire.printable(str(value)))
+
+
+def cut(value: str) -> str:
+    """Return at most the first `MAX_TEXT` characters."""
+    return value if len(value) <= MAX_TEXT else value[: MAX_TEXT - 1] + "…"
+
+
+def time(moment: str | None) -> str:
+    """Format a time of the database, which is in UTC, to the second."""
+    return "-" if moment is None else moment[:19].replace("T", " ") + " UTC"
+
+
+def count(number: int, *, at_least: bool = False) -> str:
+    """Format a count; `at_least`: counting stopped there."""
+    return f"{number:,}{'+' if at_least else ''}"
+
+
+def duration(value: float | None) -> str:
+    """Format seconds."""
+    return seconds(value)
+
+
+def state(name: str) -> Cell:
+    """Return the cell of a state, in its colour."""
+    return Cell(text(name), kind=f"state-{name}" if name.isalpha() else "")
+
+
+def cells(row: Record, fields: Sequence[str]) -> list[Cell]:
+    """Return the cells of some fields of a row."""
+    return [Cell(text(row.get(field))) for field in fields]

@@ -1,0 +1,250 @@
+"""The console in a real browser: what a person sees and does, with each kind of token."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from bots.console.view import SLOW
+from tests.support.console import Console, browser, console
+from tests.support.http import submitted
+from tests.support.patience import MINUTE
+from tests.support.servers import Bot, Databases
+
+#: A label that would show, if a page took it for HTML, for an expression or for a template.
+HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>{{7*7}}${1}"
+
+
+@pytest.fixture(scope="module")
+def shown(databases: Databases, template: str) -> Iterator[Console]:
+    with console(databases, template) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    with browser() as running:
+        yield running
+
+
+class Person:
+    """Somebody with a browser of their own. What the browser complains of is collected."""
+
+    def __init__(self, chromium: Any, shown: Console) -> None:
+        self.context = chromium.new_context()
+        self.context.set_default_timeout(MINUTE * 1000)
+        self.page, self.url = self.context.new_page(), shown.url
+        self.complaints: list[str] = []
+        self.page.on("console", lambda said: self.complaints.append(said.text) if said.type == "error" else None)
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("dialog", lambda asked: self.complaints.append(asked.message))
+
+    def log_in(self, token: str) -> "Person":
+        self.go("/login")
+        self.page.fill("#token", token)
+        self.page.keyboard.press("Enter")
+        self.page.wait_for_selector("h1:has-text('Pool'), .problem:not(:empty)")
+        return self
+
+    def go(self, path: str) -> None:
+        self.page.goto(self.url + path)
+
+    def sees(self, text: str) -> bool:
+        """Wait until the text is on the page."""
+        self.page.get_by_text(text, exact=True).first.wait_for()
+        return True
+
+
+@pytest.fixture
+def person(chromium: Any, shown: Console) -> Iterator[Person]:
+    made = Person(chromium, shown)
+    yield made
+    made.context.close()
+    assert made.complaints == []
+
+
+@pytest.fixture(scope="module")
+def jobs(shown: Console) -> dict[str, str]:
+    """A job of each of two instances, one of them with a label that is a script."""
+    found = {}
+    for name, token, label in (("ours", shown.ours, HOSTILE), ("theirs", shown.theirs, "of theirs")):
+        with shown.served.client(token) as http:
+            (found[name],) = submitted(http, {"command": ["echo", HOSTILE], "label": label, "metadata": {"team": name}})
+    Bot(shown.served)
+    return found
+
+
+def test_a_wrong_token_is_refused_and_a_right_one_shows_the_pool(person: Person, shown: Console, jobs: Any) -> None:
+    person.log_in(shown.operator[:-1])
+    assert "no valid token" in person.page.inner_text(".problem")
+    assert person.page.context.cookies() == []
+    # The browser itself notes the status of this answer.
+    assert [said for said in person.complaints if "401" not in said] == []
+    person.complaints.clear()
+    person.log_in(shown.operator)
+    assert person.sees("theirs")
+    person.page.click("text=Log out")
+    person.page.wait_for_url("**/login")
+    person.go("/jobs")
+    assert person.page.url.endswith("/login")
+
+
+def test_a_label_that_is_a_script_stays_text(person: Person, shown: Console, jobs: dict[str, str]) -> None:
+    person.log_in(shown.operator)
+    for path in (f"/jobs/{jobs['ours']}", "/jobs?instance=ours"):
+        person.go(path)
+        assert person.sees(HOSTILE)
+        assert person.page.locator("img").count() == 0
+        assert person.page.title() in ("Job – Leasehold", "Jobs – Leasehold")
+
+
+def test_a_submitter_sees_its_own_instance_only(person: Person, shown: Console, jobs: dict[str, str]) -> None:
+    person.log_in(shown.theirs)
+    assert person.sees("theirs")
+    assert "ours" not in person.page.inner_text("main")
+    person.go("/jobs")
+    assert person.sees(jobs["theirs"])
+    assert jobs["ours"] not in person.page.inner_text("main")
+    person.go(f"/jobs/{jobs['ours']}")
+    person.page.wait_for_selector(".problem:not(:empty)")
+    assert "there is no job" in person.page.inner_text(".problem")
+    assert HOSTILE not in person.page.inner_text("main")
+
+
+def test_the_filter_is_in_the_url_and_a_page_follows_the_other(person: Person, shown: Console) -> None:
+    with shown.served.client(shown.ours) as http:
+        submitted(http, *({"command": ["true"], "label": "many"} for _ in range(51)))
+    person.log_in(shown.operator)
+    person.go("/jobs")
+    person.page.fill("input[name=label]", "many")
+    person.page.check("input[value=queued]")
+    person.page.click("button:has-text('Filter')")
+    person.page.wait_for_selector("tbody tr:nth-child(50)")
+    assert {"label=many", "state=queued"} <= set(person.page.url.partition("?")[2].split("&"))
+    assert person.page.input_value("input[name=label]") == "many"
+    assert person.page.is_checked("input[value=queued]")
+    person.page.click("text=Next page")
+    person.page.wait_for_url("**cursor=**")
+    person.page.wait_for_selector("tbody tr")
+    assert person.page.locator("tbody tr").count() == 1
+    person.go("/jobs?min_priority=x")
+    person.page.wait_for_selector(".problem:not(:empty)")
+    assert "min_priority" in person.page.inner_text(".problem")
+
+
+def test_a_job_is_cancelled_with_the_keyboard_after_a_question(person: Person, shown: Console) -> None:
+    with shown.served.client(shown.ours) as http:
+        (job,) = submitted(http, {"command": ["true"]})
+        person.log_in(shown.ours)
+        person.go(f"/jobs/{job}")
+        assert person.sees("queued")
+        button = person.page.locator("button:has-text('Cancel the job')").first
+        button.focus()
+        person.page.keyboard.press("Enter")
+        person.page.wait_for_selector(".sheet")
+        assert job in person.page.inner_text(".sheet")
+        person.page.keyboard.press("Escape")
+        person.page.wait_for_selector(".sheet", state="detached")
+        assert http.get(f"/v1/jobs/{job}").json()["state"] == "queued"
+        button.focus()
+        person.page.keyboard.press("Enter")
+        person.page.wait_for_selector(".sheet")
+        person.page.locator(".sheet .agree").focus()
+        person.page.keyboard.press("Enter")
+        person.page.wait_for_selector("dd:has-text('cancelled')")
+        assert http.get(f"/v1/jobs/{job}").json()["state"] == "cancelled"
+
+
+def test_all_jobs_that_pass_the_filter_are_counted_confirmed_and_changed(person: Person, shown: Console) -> None:
+    with shown.served.client(shown.ours) as http:
+        jobs = submitted(http, *({"command": ["true"], "label": "bulk"} for _ in range(502)))
+    person.log_in(shown.operator)
+    person.go("/jobs?label=bulk")
+    person.page.fill("input[data-field=reason]", "a test")
+    for verb, state in (("Hold", "parked"), ("Release", "queued"), ("Priority", "queued")):
+        if verb == "Priority":
+            person.page.click(f".acts > button:has-text('{verb}')")
+            person.page.wait_for_selector(".problem:has-text('priority: is not a number')")
+            person.page.fill("input[data-field=priority]", "7")
+        person.page.click(f".acts > button:has-text('{verb}')")
+        person.page.wait_for_selector(f".sheet p:has-text('{verb} 502 jobs')")
+        person.page.click(".sheet .agree")
+        person.page.wait_for_selector(f"text={verb.lower()}: 502 changed")
+        with shown.served.client(shown.operator) as http:
+            job = http.get(f"/v1/jobs/{jobs[0]}").json()
+        assert job["state"] == state
+        assert job["events"][-1]["details"]["reason"] == "a test"
+    assert job["priority"] == 7
+
+
+def test_a_submitter_has_no_buttons_of_operators_and_a_hidden_page_asks_for_nothing(
+    person: Person, shown: Console, jobs: Any
+) -> None:
+    person.log_in(shown.ours)
+    person.go("/jobs?label=none")
+    assert person.sees("No job passes the filter on this page.")
+    named = person.page.locator(".acts > button:visible").all_inner_texts()
+    assert named == ["Cancel", "Priority"]
+    hide = "v => {Object.defineProperty(document, 'visibilityState', {value: v, configurable: true});"
+    person.page.evaluate(hide + "document.dispatchEvent(new Event('visibilitychange'))}", "hidden")
+    # What is typed comes after it on the same websocket, and a button answers when it has arrived.
+    person.page.click(".acts > button:has-text('Cancel')")
+    person.page.wait_for_selector(".problem:has-text('no job that passes')")
+    with shown.served.client(shown.ours) as http:
+        submitted(http, {"command": ["true"], "label": "none"})
+    person.page.wait_for_timeout(1000 * (SLOW + 1))
+    assert person.page.locator("tbody tr").count() == 0
+    person.page.evaluate(hide + "document.dispatchEvent(new Event('visibilitychange'))}", "visible")
+    person.page.wait_for_selector("tbody tr")
+
+
+def test_operators_see_graphs_bots_tenants_limits_policy_and_health(person: Person, shown: Console, jobs: Any) -> None:
+    with shown.served.client(shown.ours) as http:
+        nodes = [{"node": 1, "command": ["true"]}, {"node": 2, "command": ["true"], "after": [1]}]
+        assert http.post("/v1/graphs", json={"name": "nightly", "nodes": nodes}).status_code == 200
+    with shown.served.client(shown.operator) as http:
+        assert http.put("/v1/quotas/default/ours", json={"min": 3, "max": 17}).status_code == 200
+        assert http.put("/v1/rates/compiler", json={"per_second": 12.5, "burst": 19}).status_code == 200
+    person.log_in(shown.operator)
+    seen = {
+        "/graphs": "nightly",
+        "/bots": "b1",
+        "/tenants": "17",
+        "/limits": "19",
+        "/policy": "serious_project",
+        "/preemptions": "There are none.",
+        "/health": "No assigner process has run.",
+    }
+    for path, text in seen.items():
+        person.go(path)
+        assert person.sees(text)
+        assert person.page.inner_text(".problem") == ""
+    person.go("/graphs")
+    person.page.click("tbody a")
+    person.page.wait_for_selector("tbody tr:nth-child(2) td:has-text('blocked')")
+
+
+def test_an_operator_drains_a_bot_and_a_submitter_sees_none(person: Person, shown: Console, jobs: Any) -> None:
+    person.log_in(shown.operator)
+    person.go("/bots/b1")
+    assert person.sees("ok")
+    for button, status in (("Drain", "draining"), ("Undrain", "ok")):
+        person.page.click(f".acts > button:text-is('{button}')")
+        person.page.wait_for_selector(".sheet p:has-text('b1')")
+        person.page.click(".sheet .agree")
+        person.page.wait_for_selector(f"dd:text-is('{status}')")
+    person.log_in(shown.ours)
+    assert person.page.locator("nav.top a").all_inner_texts() == ["Pool", "Jobs", "Graphs"]
+    for path in ("/bots", "/bots/b1", "/tenants", "/limits", "/policy", "/health", "/preemptions"):
+        person.go(path)
+        assert "for operators" in person.page.inner_text(".problem")
+        assert "b1" not in person.page.inner_text("main")
+
+
+def test_a_page_whose_session_is_over_goes_to_the_log_in(person: Person, shown: Console, jobs: Any) -> None:
+    person.log_in(shown.operator)
+    other = person.context.new_page()
+    other.goto(shown.url + "/jobs")
+    other.click("text=Log out")
+    person.page.wait_for_url("**/login?over=1")
+    assert "over" in person.page.inner_text(".problem")

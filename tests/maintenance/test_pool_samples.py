@@ -1,0 +1,135 @@
+"""Pool samples: who writes a minute, what it says, how minutes are merged, and who may read them."""
+
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import text
+
+from assigner.maintenance.upkeep import sample_minute
+from schema.accounting import pool_samples
+from schema.accounting.pool_samples import DAY, MERGES
+from schema.postgres.engine import Database
+from tests.support.pool import Pool, completed
+from tests.support.servers import Served
+
+ENDED_IN_IT = "UPDATE jobs SET finished_at = date_trunc('minute', now()) - interval '9 s' WHERE finished_at < now()"
+FIELDS = "scope, name, waiting, running, succeeded, failed, cancelled, dead, incomplete"
+SAMPLES = f"SELECT {FIELDS}, oldest_wait, at, span FROM pool_samples ORDER BY at, scope DESC, name"
+MINUTES = """
+INSERT INTO pool_samples (at, scope, name, span, waiting, succeeded, oldest_wait)
+SELECT to_timestamp(floor(extract(epoch FROM now()) / 3600) * 3600) + make_interval(secs => 60 * n - :age),
+    s.scope, s.name, 60, n, 1, n
+FROM generate_series(0, :minutes - 1) n, (VALUES ('pool', ''), ('instance', 'ours')) s (scope, name)
+WHERE s.scope = 'pool' OR n % 2 = 0
+"""
+
+
+def rows(pool: Pool) -> list[tuple[Any, ...]]:
+    return [tuple(row)[:9] for row in pool.rows(SAMPLES)]
+
+
+def test_a_minute_says_what_waits_runs_and_ended_in_the_pool_its_cohorts_and_its_instances(pool: Pool) -> None:
+    _, bot, work = pool.running(instance="ours")
+    bot.sync(completed(work))
+    pool.submit(2, instance="ours")
+    pool.given(bot)
+    pool.submit(3, instance="theirs")
+    pool.change("UPDATE jobs SET queued_at = now() - interval '90 s' WHERE state = 'queued'")
+
+    assert pool.database.run(lambda c: c.execute(text(ENDED_IN_IT)) and sample_minute(c))
+
+    assert rows(pool) == [
+        ("pool", "", 4, 1, 1, 0, 0, 0, False),
+        ("instance", "ours", 1, 1, 1, 0, 0, 0, False),
+        ("instance", "theirs", 3, 0, 0, 0, 0, 0, False),
+        ("cohort", "default", 4, 1, 1, 0, 0, 0, False),
+    ]
+    assert all(row.oldest_wait >= 90 and row.span == 60 for row in pool.rows(SAMPLES))
+
+
+def test_an_empty_pool_has_samples_too_and_every_minute_one_writer(pool: Pool) -> None:
+    for upkeep in (pool.upkeep(), pool.upkeep()):
+        upkeep.run_once()
+    # A minute may have ended between the two.
+    found = pool.rows(SAMPLES)
+    assert len({row.at for row in found}) == len(found) in (1, 2)
+    assert rows(pool)[0] == ("pool", "", 0, 0, 0, 0, 0, 0, False)
+
+
+def test_a_process_that_comes_second_waits_for_the_first_and_writes_nothing(pool: Pool) -> None:
+    database: Database = pool.database
+    with database.engine.connect() as first:
+        at = pool_samples.claim(first)
+        assert at is not None
+        with database.engine.connect() as second:
+            second.execute(text("SET LOCAL lock_timeout = '200ms'"))
+            with pytest.raises(Exception, match="lock timeout"):
+                pool_samples.claim(second)
+        first.rollback()
+    # The first died; the minute is free, and the next process writes it.
+    assert database.run(sample_minute)
+
+
+def test_old_minutes_become_means_of_ten_and_then_of_an_hour(pool: Pool) -> None:
+    pool.change(MINUTES, age=15 * DAY, minutes=60)
+    for fine, coarse, age in MERGES:
+        while pool.database.run(lambda c, f=fine, t=coarse, a=age: pool_samples.merge(c, fine=f, coarse=t, age=a)):
+            pass
+        if coarse == 600:
+            assert [(row.waiting, row.succeeded, row.oldest_wait, row.span) for row in pool.rows(SAMPLES)[:2]] == [
+                (5, 10, 9.0, 600),  # the mean of 0 to 9
+                (2, 5, 8.0, 600),  # of an instance that had jobs in every second minute
+            ]
+    assert [(*row[:5], row[8]) for row in rows(pool)] == [
+        ("pool", "", 30, 0, 60, False),
+        ("instance", "ours", 15, 0, 30, False),
+    ]
+    assert {row.span for row in pool.rows(SAMPLES)} == {3600}
+
+
+def test_minutes_of_the_last_day_stay_and_a_year_is_the_end(pool: Pool) -> None:
+    pool.change(MINUTES, age=DAY - 3600, minutes=3)
+    pool.change(MINUTES, age=366 * DAY, minutes=1)
+    pool.change("UPDATE pool_samples SET span = 3600 WHERE at < now() - interval '300 days'")
+    pool.upkeep().run_once()
+    kept = [row for row in pool.rows(SAMPLES) if row.waiting or row.succeeded]
+    assert [(row.scope, row.waiting, row.span) for row in kept] == [
+        ("pool", 0, 60),
+        ("instance", 0, 60),
+        ("pool", 1, 60),
+        ("pool", 2, 60),
+        ("instance", 2, 60),
+    ]
+
+
+def test_a_gap_in_the_minutes_is_told(pool: Pool) -> None:
+    pool.change(MINUTES, age=2 * DAY, minutes=7)
+    pool.upkeep().run_once()
+    merged = [row for row in pool.rows(SAMPLES) if row.span == 600 and row.scope == "pool"]
+    assert [(row.waiting, row.succeeded, row.incomplete) for row in merged] == [(3, 7, True)]
+
+
+def test_operators_read_all_samples_and_submitters_those_of_their_instance(
+    served: Served, pool: Pool, operator: httpx.Client
+) -> None:
+    pool.submit(2, instance="ours")
+    pool.submit(3, instance="theirs")
+    pool.database.run(sample_minute)
+
+    def waiting(http: httpx.Client, query: str) -> Any:
+        answer = http.get(f"/v1/samples{query}")
+        if answer.status_code != 200:
+            return answer.status_code, answer.json()["detail"]
+        return answer.json()["scope"], [each["waiting"] for each in answer.json()["samples"]]
+
+    assert waiting(operator, "") == ("pool", [5])
+    assert waiting(operator, "?scope=cohort:default&hours=8760") == ("cohort:default", [5])
+    assert waiting(operator, "?scope=instance:theirs") == ("instance:theirs", [3])
+    assert waiting(operator, "?scope=instance:nobody") == (404, "scope: there is no instance 'nobody'")
+    for wrong in ("x", "pool:x", "instance", "instance:", "cohort", ""):
+        assert waiting(operator, f"?scope={wrong}") == (400, "scope: is not pool, cohort:NAME or instance:NAME")
+    with served.client(served.token("submitter", instance="ours")) as ours:
+        assert waiting(ours, "") == waiting(ours, "?scope=instance:ours") == ("instance:ours", [2])
+        assert waiting(ours, "?scope=instance:theirs") == (404, "scope: there is no instance 'theirs'")
+        assert waiting(ours, "?scope=pool")[0] == waiting(ours, "?scope=cohort:default")[0] == 403

@@ -1,0 +1,90 @@
+"""The console as a process of its own, before a gateway on a database of a test module, and browsers that show it."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from schema.timing import Timing
+from tests.support.servers import Databases, Served, opened, serving
+
+#: Programs that show web pages, by their names on Debian and elsewhere.
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+
+
+@dataclass(frozen=True)
+class Console:
+    """A console that listens at `url`, the gateway behind it, and tokens of an operator and of two submitters."""
+
+    url: str
+    served: Served
+    operator: str
+    ours: str
+    theirs: str
+
+    @contextmanager
+    def client(self, token: str | None = None) -> Iterator[httpx.Client]:
+        """A way into the console without a browser; with a token, logged in."""
+        origin = {"Origin": self.url}
+        with httpx.Client(base_url=self.url, headers=origin, timeout=60, trust_env=False) as http:
+            if token is not None:
+                answer = http.post("/login", data={"token": token})
+                assert (answer.status_code, answer.headers.get("location")) == (303, "/"), answer.text
+            yield http
+
+
+@contextmanager
+def console(databases: Databases, template: str) -> Iterator[Console]:
+    """Run a gateway on a database of its own and the console before it, inside the block."""
+    pytest.importorskip("nicegui", reason="the console needs the extra leasehold[console]")
+    url = databases.make(template=template)
+    database = opened(url)
+    timing = Timing(sync=0.5, ttl=30, reap=0.2, ack=15, poll=0.1)
+    try:
+        with serving(database, timing) as served:
+            command = [sys.executable, "-m", "assigner.cli.main", "console", "--url", served.url, "--port", "0"]
+            environ = {name: value for name, value in os.environ.items() if not name.startswith("LEASEHOLD_")}
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ)
+            assert process.stdout is not None
+            try:
+                said = process.stdout.readline()
+                assert " listens at " in said, f"the console did not start: {said!r}"
+                yield Console(
+                    said.rpartition(" ")[2].strip(),
+                    served,
+                    served.token("operator"),
+                    served.token("submitter", instance="ours"),
+                    served.token("submitter", instance="theirs"),
+                )
+            finally:
+                process.terminate()
+                process.wait(60)
+                process.stdout.close()
+            assert process.returncode == 0
+    finally:
+        database.close()
+        databases.give_back(url)
+
+
+@contextmanager
+def browser() -> Iterator[Any]:
+    """Run a browser without a window, and give playwright's object for it; skip the test if there is none."""
+    program = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if program is None:
+        pytest.skip(f"none of the browsers {', '.join(BROWSERS)} is installed (Debian: apt install chromium)")
+    playwright = pytest.importorskip("playwright.sync_api", reason="the test drives a browser with playwright")
+    options = ["--disable-gpu", "--disable-dev-shm-usage", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
+    with playwright.sync_playwright() as driver:
+        running = driver.chromium.launch(executable_path=str(Path(program)), args=options)
+        try:
+            yield running
+        finally:
+            running.close()
