@@ -11,7 +11,7 @@ import pytest
 from assigner.cli import errors
 from assigner.cli.main import cli
 from tests.support.http import JOB_COMMANDING, OTHER, Answer, Gateway, ReceivedRequest, final
-from tests.support.terminal import on_a_terminal
+from tests.support.screens.terminal import on_a_terminal
 
 pytestmark = pytest.mark.usefixtures("no_pool_of_our_own")
 

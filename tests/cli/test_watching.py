@@ -8,7 +8,7 @@ from assigner.cli import errors
 from assigner.cli.main import cli
 from schema import clock
 from tests.support.http import JOB_COMMANDING, Answer, Gateway, in_turn, problem
-from tests.support.terminal import on_a_terminal
+from tests.support.screens.terminal import on_a_terminal
 
 pytestmark = pytest.mark.usefixtures("no_pool_of_our_own")
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from bots.console.view import SLOW
-from tests.support.console import Console, browser, console
 from tests.support.http import submitted
 from tests.support.patience import MINUTE
+from tests.support.screens.console import Console, browser, console
 from tests.support.servers import Bot, Databases
 
 #: A label that would show, if a page took it for HTML, for an expression or for a template.

@@ -12,7 +12,7 @@ from leasehold.errors import BadInput, LeaseholdError
 
 from bots.console import command
 from bots.console.sessions import IDLE, LONGEST, MAX_SESSIONS, SessionOver, Sessions
-from tests.support.console import Console, console
+from tests.support.screens.console import Console, console
 from tests.support.servers import Databases
 
 #: Headers by which a browser opens a websocket.
