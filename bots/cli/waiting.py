@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import click
 from leasehold.client import Client
-from leasehold.errors import LeaseholdError
+from leasehold.errors import LeaseholdError, TimedOut
 from leasehold.states import JobState
 
 from bots.cli import output
@@ -203,8 +203,7 @@ def finish(client: Client, ids: Sequence[str], *, caller: Caller, timeout: float
     known = {job["id"] for job in ended}
     open_still = [job for job in ids if job not in known]
     if open_still:
-        others = f" and {len(open_still) - 1} more" if len(open_still) > 1 else ""
-        raise LeaseholdError(f"not final after {timeout:g} s: {open_still[0]}{others}")
+        raise TimedOut(open_still, timeout or 0.0)
     _require_success(ended)
 
 

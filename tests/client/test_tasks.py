@@ -13,7 +13,7 @@ import leasehold
 import psycopg
 import pytest
 from leasehold.client import Client
-from leasehold.errors import BadInput, Conflict, TaskFailed
+from leasehold.errors import BadInput, Conflict, TaskFailed, TimedOut
 from leasehold.pool import Pool
 from leasehold.tasks import TaskJob
 from psycopg.rows import dict_row
@@ -190,8 +190,19 @@ def test_a_job_that_ended_without_a_result_says_why(program: Gateway) -> None:
     with pytest.raises(TaskFailed, match=r"task '.*' cancelled: no reason is stored"):
         job.result()
     program.script = ended("running")
-    with pytest.raises(TimeoutError, match=f"the job {A_JOB} has not ended within 0.01 s"):
+    with pytest.raises(TimedOut, match=f"not final after 0.01 s: {A_JOB}"):
         job.result(timeout=0.01)
+
+
+def test_the_calls_of_a_pool_take_the_job_of_a_task(program: Gateway) -> None:
+    def answer(asked: ReceivedRequest) -> Answer:
+        times = {"created_at": "2026-03-01T12:00:00Z", "started_at": None, "finished_at": "2026-03-01T12:00:01Z"}
+        return Answer({"jobs": [{"id": A_JOB, "state": "succeeded", "reason": None, "attempts": 1} | times]})
+
+    program.script = answer
+    job = TaskJob(A_JOB, task_app.add, created=True)
+    assert task_app.pool.result(job).succeeded
+    assert [result.id for result in task_app.pool.as_completed([job])] == [A_JOB]
 
 
 # Calls in a transaction of the caller

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from leasehold import wire
-from leasehold.errors import BadInput, TaskFailed
+from leasehold.errors import BadInput, TaskFailed, TimedOut
 from leasehold.json_values import JsonSerialiser, Serialiser, check_json
 
 if TYPE_CHECKING:
@@ -28,8 +28,6 @@ R = TypeVar("R")
 COMMAND, PROPERTY = "leasehold-task", "app"
 #: The most bytes of the standard input of a job, and so of the arguments of one call. The command itself needs some.
 MAX_ARGUMENTS = 255 * 1024
-#: The most bytes of a deduplication key.
-MAX_DEDUP_KEY = 200
 #: Fields of a request that a task has for itself.
 _OWN = frozenset({"command", "stdin", "payload", "timeout_seconds", "max_attempts", "retry_failed", "dedup_key"})
 
@@ -230,7 +228,7 @@ class Task(Generic[P, R]):
         if not isinstance(said, str):
             raise BadInput("unique", f"returned a '{type(said).__name__}', not a text")
         plain = f"{self.name}:{said}"
-        if unique is not True and len(plain.encode()) <= MAX_DEDUP_KEY:
+        if unique is not True and len(plain.encode()) <= wire.MAX_DEDUP_KEY_BYTES:
             return plain
         return f"{self.name[:100]}:{hashlib.sha256(plain.encode()).hexdigest()}"
 
@@ -297,19 +295,19 @@ class TaskJob(Generic[R]):
         self._client.cancel([self.id])
 
     def wait(self, timeout: float | None = None) -> str:
-        """Wait until the job has ended and return its state. Raises TimeoutError after `timeout` seconds."""
+        """Wait until the job has ended and return its state. Raises TimedOut after `timeout` seconds."""
         for ended in self._client.wait([self.id], timeout=timeout):
             return str(ended["state"])
-        raise TimeoutError(f"the job {self.id} has not ended within {timeout:g} s")
+        raise TimedOut([self.id], timeout or 0.0)
 
     def result(self, timeout: float | None = None) -> R:
         """Wait until the job has ended and return what the function returned.
 
         Raises TaskFailed if the function raised an error or the job ended without a result, with the remote traceback;
-        TimeoutError after `timeout` seconds.
+        TimedOut after `timeout` seconds.
         """
         self.wait(timeout)
-        (ended,) = self._client.call("POST", "/v1/results", body={"ids": [self.id]})["jobs"]
+        (ended,) = self._client.results([self.id])
         state, document = ended["state"], ended["result"]
         match document:
             case {"ok": found} if state == "succeeded":
