@@ -23,7 +23,7 @@ from schema.fields import Name, Need, Zone
 MAX_TRIES = 100
 MAX_KEY_BYTES = 200
 MAX_HINT_BYTES = 200
-MAX_DEDUP_KEY_BYTES = 200
+MAX_DEDUP_KEY_BYTES = wire.MAX_DEDUP_KEY_BYTES
 DEFAULT_INSTANCE = "default"
 #: Most locks of one job; largest expected cost.
 MAX_LOCKS, MAX_COST = 16, 1e12

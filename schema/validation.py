@@ -11,8 +11,9 @@ from functools import cache
 from typing import Any, Literal, Never, get_args
 from zoneinfo import ZoneInfo, available_timezones
 
+from leasehold import wire
 from leasehold.errors import BadInput
-from leasehold.wire import MAX_JSON_NODES, count_nodes, escaped
+from leasehold.wire import MAX_JSON_DEPTH, MAX_JSON_NODES, count_nodes, escaped
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 PRIORITY_MIN, PRIORITY_MAX = -1000, 1000
@@ -31,7 +32,6 @@ _TRACE = "-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
 TRACE_CONTEXT = re.compile(f"00{_TRACE}|(?!00|ff)[0-9a-f]{{2}}{_TRACE}(-[!-~]*)?")
 #: Bytes of the reason that an operator gives for an act.
 MAX_REASON = 500
-MAX_JSON_DEPTH = 64
 #: Keys of one JSON object.
 MAX_JSON_KEYS = 10_000
 MAX_UNITS = 1_000_000
@@ -42,7 +42,7 @@ MAX_FORGIVEN = 10
 #: Bytes of output kept for one attempt of a job; the agent cuts at the same number.
 MAX_OUTPUT_BYTES = 1024 * 1024
 #: Bytes of JSON text of a job's result, and of its checkpoint.
-MAX_RESULT_BYTES = MAX_CHECKPOINT_BYTES = 64 * 1024
+MAX_RESULT_BYTES, MAX_CHECKPOINT_BYTES = wire.MAX_RESULT_BYTES, wire.MAX_CHECKPOINT_BYTES
 
 #: Longest time-out of a job, in seconds (a year).
 MAX_TIMEOUT = 31_536_000.0

@@ -3,8 +3,8 @@
 import math
 from typing import Any, Protocol
 
-#: Lists and objects inside each other.
-MAX_DEPTH = 64
+from leasehold.wire import MAX_JSON_DEPTH
+
 _PLAIN = (bool, int, type(None))
 
 
@@ -42,8 +42,8 @@ def check_json(value: Any, *, depth: int = 0) -> None:
             raise ValueError(f"{value} is not a number of JSON")
     elif not isinstance(value, (list, tuple, dict, int)):
         raise ValueError(f"a value of type '{type(value).__name__}' is not JSON; see the serialiser of the pool")
-    elif depth == MAX_DEPTH:
-        raise ValueError(f"is nested more than {MAX_DEPTH} levels deep")
+    elif depth == MAX_JSON_DEPTH:
+        raise ValueError(f"is nested more than {MAX_JSON_DEPTH} levels deep")
     elif isinstance(value, dict):
         for key, each in value.items():
             if not isinstance(key, str):

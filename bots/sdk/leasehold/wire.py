@@ -1,8 +1,14 @@
-"""Bounds of requests that every gateway takes, and text that is safe to show."""
+"""Bounds of what every gateway takes, and text that is safe to show."""
 
 #: Values and keys of one JSON document: a hundred for each job of the largest batch. Doubling it doubles the memory and
 #: time that one document may take.
 MAX_JSON_NODES = 1_000_000
+#: Lists and objects inside each other in one JSON document.
+MAX_JSON_DEPTH = 64
+#: Bytes of JSON text of a job's result, and of its checkpoint.
+MAX_RESULT_BYTES = MAX_CHECKPOINT_BYTES = 64 * 1024
+#: Bytes of the key by which a job joins an unfinished one.
+MAX_DEDUP_KEY_BYTES = 200
 #: Bytes that every gateway accepts in one request, however it is configured. The largest call of a bot fits: the ends
 #: of 10,000 leases, and as much output as one attempt may have.
 LEAST_BODY = 16 * 1024 * 1024

@@ -16,9 +16,7 @@ from typing import Any
 
 from leasehold.errors import BadInput, LeaseholdError
 from leasehold.json_values import check_json
-
-#: The most bytes of a result or of a checkpoint, as UTF-8.
-MAX_STORED = 64 * 1024
+from leasehold.wire import MAX_CHECKPOINT_BYTES
 
 
 class Cancelled(BaseException):
@@ -91,8 +89,10 @@ class Attempt:
         except ValueError as error:
             raise BadInput("checkpoint", str(error)) from None
         text = json.dumps(data, allow_nan=False)
-        if len(text) > MAX_STORED:
-            raise BadInput("checkpoint", f"has {len(text)} bytes as JSON, and at most {MAX_STORED} are stored")
+        if len(text) > MAX_CHECKPOINT_BYTES:
+            raise BadInput(
+                "checkpoint", f"has {len(text)} bytes as JSON, and at most {MAX_CHECKPOINT_BYTES} are stored"
+            )
         _replace(self._checkpoint, text)
         # A copy, so that later changes of `data` do not seem to be stored.
         self._last, self._has_read = json.loads(text), True

@@ -17,8 +17,9 @@ from typing import Any
 from leasehold.errors import BadInput, LeaseholdError
 from leasehold.json_values import check_json
 from leasehold.runtime import attempt as attempts
-from leasehold.runtime.attempt import MAX_STORED, Attempt, Cancelled
+from leasehold.runtime.attempt import Attempt, Cancelled
 from leasehold.tasks import COMMAND, Task, TaskRegistry
+from leasehold.wire import MAX_RESULT_BYTES
 
 #: Exit codes of a task: its function returned; it failed; it was cancelled, as a shell reports SIGTERM.
 DONE, FAILED, CANCELLED = 0, 1, 128 + signal.SIGTERM
@@ -143,8 +144,10 @@ class TaskCall:
         except (TypeError, ValueError) as error:
             raise ResultRefused(f"the value cannot be stored: {error}") from error
         document = json.dumps({"ok": encoded}, allow_nan=False)
-        if len(document) > MAX_STORED:
-            raise ResultRefused(f"the value has {len(document)} bytes as JSON, and at most {MAX_STORED} are stored")
+        if len(document) > MAX_RESULT_BYTES:
+            raise ResultRefused(
+                f"the value has {len(document)} bytes as JSON, and at most {MAX_RESULT_BYTES} are stored"
+            )
         self._attempt.store_result(document)
         return DONE
 
