@@ -94,5 +94,5 @@ def test_a_program_that_is_missing_or_does_not_start_is_one_clear_line(
         testing.running_pool(config=config).__enter__()
     monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(LeaseholdError, match=r"^the program `leasehold` is not installed: pip install leasehold$"):
+    with pytest.raises(LeaseholdError, match=r"is not installed: pip install 'leasehold\[embedded\]'$"):
         testing.running_pool().__enter__()

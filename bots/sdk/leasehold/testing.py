@@ -76,7 +76,7 @@ def _program() -> Path:
     places = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     found = shutil.which("leasehold", path=places)
     if found is None:
-        raise LeaseholdError("the program `leasehold` is not installed: pip install leasehold")
+        raise LeaseholdError("the program `leasehold` is not installed: pip install 'leasehold[embedded]'")
     return Path(found)
 
 
