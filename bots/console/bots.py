@@ -6,9 +6,9 @@ from urllib.parse import quote, urlencode
 
 from leasehold.client import Client
 
-from bots.cli.output import properties
+from bots.cli.output import properties, seconds
 from bots.console.view import SLOW, Cell, Facts, Table, View, node
-from bots.console.words import duration, text, time
+from bots.console.words import text, time
 
 Record = Mapping[str, Any]
 
@@ -83,7 +83,7 @@ def bot_cells(bot: Record) -> list[Cell]:
         Cell(text(bot["pool"])),
         Cell(text(bot["priority"])),
         Cell(text(properties(bot["properties"]))),
-        Cell(duration(bot["expires_in"])),
+        Cell(seconds(bot["expires_in"])),
     ]
 
 
@@ -113,8 +113,8 @@ def show_bot(view: View, name: str) -> None:
             "exclusive": " ".join(bot["exclusive"]),
             "labels": " ".join(bot["labels"]),
             "session since": time(bot["opened_at"]),
-            "expires in": duration(bot["expires_in"]),
-            "probation left": duration(bot["probation"]),
+            "expires in": seconds(bot["expires_in"]),
+            "probation left": seconds(bot["probation"]),
         }
         facts.show({"status": (shown.text, shown.kind)} | {key: (text(value), "") for key, value in known.items()})
         fields = ("label", "successes", "failures", "returned", "success_rate")

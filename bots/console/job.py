@@ -10,9 +10,9 @@ from leasehold.errors import LeaseholdError
 from leasehold.states import FINAL
 from nicegui import ui
 
-from bots.cli.output import between, evidence, properties
+from bots.cli.output import between, evidence, properties, seconds
 from bots.console.view import FAST, Cell, Facts, Table, View, node
-from bots.console.words import cut, duration, text, time
+from bots.console.words import cut, text, time
 
 Record = Mapping[str, Any]
 
@@ -136,7 +136,7 @@ def fact_rows(job: Record) -> dict[str, tuple[str, str]]:
         "command": shlex.join(map(str, command)) if isinstance(command, list) else None,
         "reason": job["reason"],
         "exit code": result.get("exit_code"),
-        "ran for": None if result.get("seconds") is None else duration(result["seconds"]),
+        "ran for": None if result.get("seconds") is None else seconds(result["seconds"]),
         "why it waits": waiting and waiting["sentence"],
         "bot": job["bot"],
         "attempts": f"{job['attempts']} of {job['max_attempts']}",
@@ -152,7 +152,7 @@ def fact_rows(job: Record) -> dict[str, tuple[str, str]]:
         "not before": job["schedule_after"] and time(job["schedule_after"]),
         "started": time(job["started_at"]),
         "ended": time(job["finished_at"]),
-        "timeout": job["timeout_seconds"] and duration(job["timeout_seconds"]),
+        "timeout": job["timeout_seconds"] and seconds(job["timeout_seconds"]),
         "dead if it waits until": job["queue_deadline"] and time(job["queue_deadline"]),
     }
     shown = {name: (text(value), "") for name, value in found.items() if text(value) != "-"}
@@ -178,7 +178,7 @@ def event_rows(events: list[Record]) -> list[tuple[str, list[Cell]]]:
                 str(index),
                 [
                     Cell(time(event["at"]), kind="time"),
-                    Cell(duration(between(previous, event["at"]))),
+                    Cell(seconds(between(previous, event["at"]))),
                     Cell(text(event["move"])),
                     Cell(step),
                     Cell(text(event["actor"])),

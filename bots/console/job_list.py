@@ -7,10 +7,10 @@ from urllib.parse import urlencode
 from leasehold.client import Client
 from starlette.datastructures import QueryParams
 
-from bots.cli.output import between
+from bots.cli.output import between, seconds
 from bots.console.acts import Acts
 from bots.console.view import SLOW, Cell, Table, View, node
-from bots.console.words import ALL, duration, state, text, time
+from bots.console.words import ALL, state, text, time
 from schema.filters import Direction, JobFilter, Sort
 
 Record = Mapping[str, Any]
@@ -79,8 +79,8 @@ def row(job: Record) -> list[Cell]:
         Cell(f"{job['attempts']} of {job['max_attempts']}"),
         Cell(text(job["bot"])),
         Cell(time(job["created_at"]), kind="time"),
-        Cell(duration(waited)),
-        Cell(duration(between(job["started_at"], job["finished_at"]))),
+        Cell(seconds(waited)),
+        Cell(seconds(between(job["started_at"], job["finished_at"]))),
         Cell(text(job["reason"])),
     ]
 

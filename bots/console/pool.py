@@ -5,9 +5,11 @@ from typing import Any
 
 from leasehold.client import Client
 
+from bots.cli.output import seconds
 from bots.console.charts import Chart, epoch
+from bots.console.settings_tables import Upkeep
 from bots.console.view import FAST, Cell, Table, View, node
-from bots.console.words import ALL, ENDED, HELD, WAITING, count, duration
+from bots.console.words import ALL, ENDED, HELD, WAITING, count
 
 Record = Mapping[str, Any]
 
@@ -48,7 +50,7 @@ def show(view: View) -> None:
     )
     node("h2", "Bots and upkeep")
     about = Table("Bots by status", ("status", "bots", "units in use", "units"), empty="There are no bots.")
-    upkeep = Table("Upkeep", ("duty", "last done", ""), empty="Upkeep has never run.")
+    upkeep = Upkeep()
 
     async def refresh() -> None:
         found = await view.ask(Client.status)
@@ -66,19 +68,7 @@ def show(view: View) -> None:
                 for status, each in found["bots"].items()
             ]
         )
-        upkeep.show(
-            [
-                (
-                    tick["name"],
-                    (
-                        Cell(tick["name"]),
-                        Cell(f"{duration(tick['age_seconds'])} ago"),
-                        Cell("in grace: nothing expires" if tick["grace"] else ""),
-                    ),
-                )
-                for tick in found["upkeep"]
-            ]
-        )
+        upkeep.show_status(found)
 
     view.live(refresh, seconds=FAST)
 
@@ -125,15 +115,15 @@ def figures(found: Record) -> dict[str, tuple[str, str]]:
     return {
         "waiting": waiting,
         "with bots": total(HELD),
-        "ending": (f"{rates['finished']:g} /s", f"{ended or 'none'} in the last {duration(rates['span'])}"),
+        "ending": (f"{rates['finished']:g} /s", f"{ended or 'none'} in the last {seconds(rates['span'])}"),
         "oldest wait": (
-            "none" if oldest is None else duration(oldest) + ("+" if "oldest_queued_seconds" in least else ""),
+            "none" if oldest is None else seconds(oldest) + ("+" if "oldest_queued_seconds" in least else ""),
             f"{rates['submitted']:g} /s submitted, {rates['started']:g} /s started",
         ),
         "units in use": (f"{found['in_use']:,}", f"of {found['capacity']:,}"),
         "wait for a bot": (
-            duration(waits["p50"]) if waits["jobs"] else "none",
-            f"median; 95 % {duration(waits['p95'])}, 99 % {duration(waits['p99'])}, of {waits['jobs']:,} jobs",
+            seconds(waits["p50"]) if waits["jobs"] else "none",
+            f"median; 95 % {seconds(waits['p95'])}, 99 % {seconds(waits['p99'])}, of {waits['jobs']:,} jobs",
         ),
     }
 

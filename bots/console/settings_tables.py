@@ -7,8 +7,9 @@ from typing import Any
 
 from leasehold.client import Client
 
+from bots.cli.output import seconds
 from bots.console.view import SLOW, Cell, Facts, Table, View, node
-from bots.console.words import duration, text, time
+from bots.console.words import text, time
 
 Record = Mapping[str, Any]
 
@@ -106,6 +107,22 @@ def shown(field: str, value: object) -> str:
     return text(value)
 
 
+class Upkeep(Table):
+    """The table that says when each duty of upkeep was last done; the page of the pool has it too."""
+
+    def __init__(self) -> None:
+        super().__init__("Upkeep", ("duty", "last done", ""), empty="Upkeep has never run.")
+
+    def show_status(self, status: Record) -> None:
+        """Show the duties of a pool's status."""
+        self.show([(tick["name"], _duty(tick)) for tick in status["upkeep"]])
+
+
+def _duty(tick: Record) -> list[Cell]:
+    grace = "in grace: nothing expires" if tick["grace"] else ""
+    return [Cell(text(tick["name"])), Cell(f"{seconds(tick['age_seconds'])} ago"), Cell(grace)]
+
+
 def show_tables(view: View, *, sources: Sequence[Source]) -> None:
     """Put a table for each source on the page."""
     listed = [Listed(source) for source in sources]
@@ -119,7 +136,7 @@ def show_tables(view: View, *, sources: Sequence[Source]) -> None:
 
 def show_health(view: View) -> None:
     """Put the upkeep, the report of the last hour and the assigner processes on the page."""
-    upkeep = Table("Upkeep", ("duty", "last done", ""), empty="Upkeep has never run.")
+    upkeep = Upkeep()
     node("h2", "The last hour")
     facts = Facts()
     show_tables(view, sources=HEALTH)
@@ -136,7 +153,7 @@ def show_health(view: View) -> None:
 
     async def refresh() -> None:
         status, report = await view.ask(read)
-        upkeep.show([(tick["name"], tick_cells(tick)) for tick in status["upkeep"]])
+        upkeep.show_status(status)
         ended = {name: sum(one[name] for one in report["instances"]) for name in ("ended", "succeeded", "failed")}
         facts.show(
             {
@@ -148,12 +165,6 @@ def show_health(view: View) -> None:
         )
 
     view.live(refresh, seconds=SLOW * 4)
-
-
-def tick_cells(tick: Record) -> list[Cell]:
-    """Return the cells of one duty of upkeep."""
-    grace = "in grace: nothing expires" if tick["grace"] else ""
-    return [Cell(text(tick["name"])), Cell(f"{duration(tick['age_seconds'])} ago"), Cell(grace)]
 
 
 show_policy, show_limits, show_tenants = (

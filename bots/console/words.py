@@ -7,7 +7,6 @@ from typing import Any
 from leasehold import wire
 from leasehold.states import JobState
 
-from bots.cli.output import seconds
 from bots.console.view import Cell
 
 Record = Mapping[str, Any]
@@ -53,11 +52,6 @@ def time(moment: str | None) -> str:
 def count(number: int, *, at_least: bool = False) -> str:
     """Format a count; `at_least`: counting stopped there."""
     return f"{number:,}{'+' if at_least else ''}"
-
-
-def duration(value: float | None) -> str:
-    """Format seconds."""
-    return seconds(value)
 
 
 def state(name: str) -> Cell:
