@@ -110,8 +110,8 @@ def list_schedules(caller: Caller, /, instance: str | None) -> None:
                 each["name"],
                 each["cron"],
                 each["zone"],
-                each["next_tick"] or "disabled",
-                each["last_tick"] or "-",
+                output.moment(each["next_tick"]) if each["next_tick"] else "disabled",
+                output.moment(each["last_tick"]),
                 each["last_job"] or "-",
                 output.state(each["last_state"]) if each["last_state"] else "-",
                 each["failures"],
@@ -193,5 +193,5 @@ def _told(caller: Caller, done: Record, verb: str) -> None:
     if caller.json:
         output.print_json(done)
         return
-    following = f"; the next tick is {done['next_tick']}" if done["next_tick"] else ", disabled"
+    following = f"; the next tick is {output.moment(done['next_tick'])}" if done["next_tick"] else ", disabled"
     click.echo(output.plain(f"{done['name']} is {verb}{following if verb != 'disabled' else ''}"))
