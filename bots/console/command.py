@@ -17,7 +17,6 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 @click.option(
     "--data",
     type=click.Path(path_type=Path),
-    envvar="LEASEHOLD_DATA",
     help="Data directory of a local pool [env LEASEHOLD_DATA; default: ~/.local/share/leasehold, "
     "for root /var/lib/leasehold].",
 )

@@ -3,6 +3,7 @@
 import random
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -10,6 +11,8 @@ from click.testing import CliRunner
 from leasehold.client import Client
 from leasehold.errors import BadInput, LeaseholdError
 
+from assigner.cli import errors
+from assigner.cli.main import cli
 from bots.console import command
 from bots.console.sessions import IDLE, LONGEST, MAX_SESSIONS, SessionOver, Sessions
 from tests.support.screens.console import Console, console
@@ -193,6 +196,16 @@ def test_the_command_refuses_what_would_give_tokens_away(arguments: list[str], f
     answer = CliRunner().invoke(command.console, given, obj=None)
     assert isinstance(answer.exception, BadInput)
     assert answer.exception.field == field
+
+
+def test_the_data_directory_before_the_name_of_the_command_is_used_also_if_the_environment_has_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("LEASEHOLD_URL", raising=False)
+    monkeypatch.setenv("LEASEHOLD_DATA", str(tmp_path))
+    (tmp_path / "gateway.url").write_text("http://127.0.0.1:9")
+    assert errors.run(cli, ["--data", str(tmp_path / "other"), "console", "--port", "0"]) == 2
+    assert f"no gateway is known in {tmp_path / 'other'}" in capsys.readouterr().err
 
 
 def test_without_the_extra_the_command_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
