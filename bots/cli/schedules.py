@@ -1,5 +1,7 @@
 """The commands on schedules: list, add, show, enable, disable, run-now and rm."""
 
+import json
+import shlex
 from typing import Any
 
 import click
@@ -133,11 +135,30 @@ def show(caller: Caller, /, name: str, instance: str | None) -> None:
         output.print_json(found)
         return
     job = found.pop("job")
-    facts = [*found.items(), *((f"job: {field}", value) for field, value in job.items())]
-    width = max(len(field) for field, _ in facts)
-    for field, value in facts:
-        if value not in (None, ""):
-            output.line(f"{field.replace('_', ' '):<{width}}  ", value)
+    facts = [
+        (field.replace("_", " "), _fact(field, value)) for field, value in found.items() if value not in (None, "")
+    ]
+    facts += [(f"job: {field.replace('_', ' ')}", _fact(field, value)) for field, value in job.items()]
+    width = max(len(title) for title, _ in facts)
+    for title, value in facts:
+        output.line(f"{title:<{width}}  ", value)
+
+
+def _fact(field: str, value: Any) -> str:
+    """Format a field of a schedule or of its job."""
+    match value:
+        case bool():
+            return "yes" if value else "no"
+        case float():
+            return f"{value:g}"
+        case str() if field.endswith(("_at", "_tick")):
+            return output.moment(value)
+        case list() if field == "command":
+            return shlex.join(value)
+        case list() | dict():
+            return json.dumps(value, ensure_ascii=False)
+        case _:
+            return str(value)
 
 
 @schedule.command()

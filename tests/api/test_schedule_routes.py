@@ -1,6 +1,7 @@
 """Schedules over HTTP and on the command line."""
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -104,6 +105,9 @@ def test_the_commands_do_the_same(operate: Callable[..., tuple[int, str]], pool:
     given = ("--cron", "0 3 * * *", "--zone", "Europe/Berlin", "--catch-up", "all", "--label", "night")
     code, said = operate("schedule", "add", "nightly", *given, "--", "sh", "-c", "make --all")
     assert (code, said.startswith("nightly is made; the next tick is 20")) == (0, True), said
+    shown = operate("schedule", "show", "nightly")[1]
+    assert re.search(r"^job: command +sh -c 'make --all'$", shown, re.M), shown
+    assert re.search(r"^enabled +yes$", shown, re.M), shown
     code, said = operate("schedule", "add", "nightly", *given, "--disabled", "--", "true")
     assert (code, said.strip()) == (0, "nightly is set, disabled")
     assert operate("schedule", "enable", "nightly")[1].startswith("nightly is enabled; the next tick is 20")
