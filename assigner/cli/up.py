@@ -78,7 +78,7 @@ def _welcome(pool: LocalPool, installation: Installation) -> str:
         lines.append(f"  export LEASEHOLD_DATA={pool.data}")
     lines += ["  leasehold submit --wait -- echo hello", "  leasehold status", "  leasehold bots list", ""]
     if installation.settings.job_reach is not None:
-        lines += [f"{installation.settings.job_reach}; see ops/docs/security.md", ""]
+        lines += [f"{installation.settings.job_reach}; see `leasehold help security`", ""]
     url = installation.settings.database.url.get_secret_value()
     where = "PostgreSQL with it" if url == "embedded" else "not the database"
     return "\n".join(
