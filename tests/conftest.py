@@ -10,6 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+import structlog
 
 from assigner.cli import errors
 from assigner.cli.main import cli
@@ -27,6 +28,15 @@ from tests.support.pool import Pool
 from tests.support.race import Race
 from tests.support.servers import Databases, Served, opened, serving, serving_in_memory
 from tests.support.tenancy import Tenancy
+
+
+@pytest.fixture(autouse=True)
+def log_configuration() -> Iterator[None]:
+    """A command that ran in this process would leave the next tests a log that writes to its closed output."""
+    before = structlog.get_config()
+    yield
+    structlog.configure(**before)
+
 
 DSN_VARIABLE = "LEASEHOLD_TEST_DSN"
 SEED_VARIABLE = "LEASEHOLD_TEST_SEED"

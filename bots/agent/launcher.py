@@ -1,6 +1,7 @@
 """The agent's connection to its guardian: starts it, passes it commands and moves its alarm on."""
 
 import contextlib
+import json
 import os
 import resource
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -21,6 +23,26 @@ _log = structlog.get_logger("leasehold.agent")
 
 #: Seconds within which a guardian must read a message; after that the agent replaces it.
 _START_TIMEOUT = 5.0
+
+
+#: The most bytes that are read from a supervisor at once.
+_READ_BYTES = 64 * 1024
+
+
+def read_messages(control: socket.socket, said: bytearray) -> list[dict[str, Any]] | None:
+    """Read what a supervisor has sent, and return its whole messages; None if the supervisor is gone.
+
+    said: bytes of a message that has not ended yet, from one call to the next.
+    """
+    try:
+        part = control.recv(_READ_BYTES)
+    except OSError:
+        part = b""
+    if not part:
+        return None
+    *lines, rest = (bytes(said) + part).split(b"\n")
+    said[:] = rest
+    return [json.loads(line) for line in lines]
 
 
 class Launcher:

@@ -30,7 +30,7 @@ from bots.agent.guardian import kill
 from bots.agent.isolation.containment import Containment, Site, unable_to_contain
 from bots.agent.isolation.job_accounts import JobAccount
 from bots.agent.job_files import RESULT, USAGE, Checkpoint, read_result, read_usage
-from bots.agent.launcher import Launcher
+from bots.agent.launcher import Launcher, read_messages
 from bots.agent.workspace import MARK, Workspace
 from bots.protocol import MAX_REASON, Chunk, Outcome
 from schema import clock, validation
@@ -196,17 +196,12 @@ class SupervisorReader:
         return bool(data)
 
     def _listen(self) -> None:
-        try:
-            part = self._control.recv(_READ_BYTES)
-        except OSError:
-            part = b""
-        if not part:
+        messages = read_messages(self._control, self._said)
+        if messages is None:
             self.over = self.lost = True
-        self._said += part
-        while (end := self._said.find(b"\n")) >= 0:
-            line = bytes(self._said[:end])
-            del self._said[: end + 1]
-            self._hear(json.loads(line))
+            return
+        for facts in messages:
+            self._hear(facts)
 
     def _hear(self, facts: dict[str, object]) -> None:
         match facts:

@@ -21,6 +21,7 @@ import structlog
 
 from bots.agent.guardian import descendants, kill, process_tree
 from bots.agent.isolation.containment import Containment, Site
+from bots.agent.launcher import read_messages
 from bots.agent.workspace import MARK, Workspace
 from schema import clock
 
@@ -169,17 +170,12 @@ class WarmChild:
 
     def listen(self) -> None:
         """Read what the supervisor says."""
-        try:
-            part = self.control.recv(_READ_BYTES)
-        except ConnectionError:
-            part = b""
-        if not part:
+        messages = read_messages(self.control, self._said)
+        if messages is None:
             self.over = self.lost = True
-        self._said += part
-        while (end := self._said.find(b"\n")) >= 0:
-            line = bytes(self._said[:end])
-            del self._said[: end + 1]
-            match json.loads(line):
+            return
+        for facts in messages:
+            match facts:
                 case {"ready": int(supervisor)}:
                     self.supervisor = supervisor
                 case {"started": int(pid)}:

@@ -163,7 +163,7 @@ def test_the_caller_gets_the_value_of_a_task_or_its_error(works: Works) -> None:
     with pytest.raises(TaskFailed) as failed:
         task_app.fail.defer("no luck").result(MINUTE)
     assert (failed.value.kind, failed.value.message) == ("ValueError", "no luck")
-    assert "tests/support/task_app.py" in failed.value.traceback
+    assert "tests/support/apps/task_app.py" in failed.value.traceback
     with pytest.raises(TaskFailed, match="failed: exit code 3"):
         task_app.end_process.defer(3, works.file("crashed")).result(MINUTE)
 

@@ -326,24 +326,24 @@ def test_a_token_is_not_sent_in_clear_to_another_machine(monkeypatch: pytest.Mon
     monkeypatch.setenv("LEASEHOLD_URL", "http://pool.example")
     monkeypatch.setenv("LEASEHOLD_TOKEN", TOKEN)
     with pytest.raises(BadInput, match=r"^url: would send the token in clear"):
-        Pool.from_env()
+        _ = Pool.from_env().client
     monkeypatch.setenv("LEASEHOLD_INSECURE", "yes")
     Pool.from_env().close()
     monkeypatch.setenv("LEASEHOLD_INSECURE", "maybe")
     with pytest.raises(BadInput, match=r"^LEASEHOLD_INSECURE: is neither true nor false$"):
-        Pool.from_env()
+        _ = Pool.from_env().client
 
 
 def test_what_is_missing_or_open_to_others_is_named(data: Path) -> None:
     (data / "operator.token").chmod(0o640)
     with pytest.raises(BadInput, match=r"^token_file: .*operator.token can be read by others: chmod 600"):
-        Pool.from_env(data=data)
+        _ = Pool.from_env(data=data).client
     (data / "operator.token").unlink()
     with pytest.raises(BadInput, match=r"^token_file: .*is not there: give token_file or set LEASEHOLD_TOKEN$"):
-        Pool.from_env(data=data)
+        _ = Pool.from_env(data=data).client
     (data / "gateway.url").unlink()
     with pytest.raises(BadInput, match=r"^url: no gateway is known in .*: start `leasehold up`, or give url or data$"):
-        Pool.from_env(data=data)
+        _ = Pool.from_env(data=data).client
 
 
 def test_every_exported_name_is_there_and_no_other_is() -> None:

@@ -108,9 +108,15 @@ def test_a_query_with_a_wrong_name_or_label_would_be_found() -> None:
     assert mistakes("up") == ["asks for no metric of the pool"]
 
 
-def test_every_rule_asks_for_metrics_that_there_are() -> None:
+def test_sa_36_va_20_every_rule_asks_for_metrics_that_there_are() -> None:
     wrong = {rule.get("alert") or rule["record"]: mistakes(rule["expr"]) for rule in rules()}
     assert {name: found for name, found in wrong.items() if found} == {}
+
+
+def test_every_alert_says_what_it_is_and_what_to_do() -> None:
+    alerts = [rule for rule in rules() if "alert" in rule]
+    assert alerts
+    assert [rule["alert"] for rule in alerts if not {"summary", "action"} <= rule["annotations"].keys()] == []
 
 
 def test_every_alert_names_only_labels_that_its_expression_keeps() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import leasehold
 from leasehold.pool import Pool
 
-pool = Pool()
+pool = Pool.from_env()
 _log = logging.getLogger("tests.task_app")
 logging.basicConfig(format="%(message)s")
 
