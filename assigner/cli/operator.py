@@ -15,7 +15,8 @@ from assigner.config import loading
 from assigner.settings import COMMAND_TIMEOUT, Installation, require_safe_way
 from schema.diagnostics import doctor, invariants
 from schema.diagnostics.checks import Check, Verdict
-from schema.postgres import migrate
+from schema.postgres import embedded, migrate
+from schema.postgres.urls import libpq_url
 from schema.readable import moment
 from schema.tenancy import tokens
 
@@ -139,6 +140,23 @@ def _print_version(version: migrate.Version, *, as_json: bool) -> None:
         print_json({"schema": version.current, "needed": version.needed, "ready": version.ready})
     else:
         click.echo(f"schema {version.current or 'none'}, need {version.needed}")
+
+
+@db_group.command("url")
+@as_json
+@pass_installation
+def print_database_url(installation: Installation, as_json: bool) -> None:
+    """Print the URL of the database, as it is configured, for programs that submit in their own transactions."""
+    url = installation.settings.database.url.get_secret_value()
+    if url == "embedded":
+        cluster = embedded.Cluster.find(installation.data)
+        _ = cluster.pid  # the programs' connections do not start it
+        url = cluster.url
+    url = libpq_url(url)
+    if as_json:
+        print_json({"url": url})
+    else:
+        click.echo(url)
 
 
 @db_group.command("verify")

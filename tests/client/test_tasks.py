@@ -15,6 +15,7 @@ import psycopg
 import pytest
 from leasehold.client import Client
 from leasehold.errors import BadInput, Conflict, TaskFailed, TimedOut
+from leasehold.jobs import job_ids
 from leasehold.pool import Pool
 from leasehold.tasks import TaskJob
 from psycopg.rows import dict_row
@@ -191,8 +192,38 @@ def test_a_job_that_ended_without_a_result_says_why(program: Gateway) -> None:
     with pytest.raises(TaskFailed, match=r"task '.*' cancelled: no reason is stored"):
         job.result()
     program.script = ended("running")
-    with pytest.raises(TimedOut, match=f"not final after 0.01 s: {A_JOB}"):
+    with pytest.raises(TimedOut, match=f"not final after 0.01 s: {A_JOB}") as going:
         job.result(timeout=0.01)
+    assert isinstance(going.value, TimeoutError), "a caller may catch it as it catches others of Python"
+
+
+def test_the_results_of_many_jobs_come_together_in_the_order_of_the_jobs(program: Gateway) -> None:
+    jobs = [TaskJob(A_JOB[:-1] + end, task_app.add, created=True) for end in "3121"]
+    facts = {"exit_code": 0, "reason": None, "has_result": True}
+
+    def answer(asked: ReceivedRequest) -> Answer:
+        found = [{"id": id, "state": "failed" if id.endswith("2") else "succeeded"} for id in asked.body["ids"]]
+        if asked.path == "/v1/jobs/wait":
+            return Answer({"jobs": found})
+        error = {"error": {"type": "ValueError", "message": "no", "traceback": ""}}
+        results = [error if each["state"] == "failed" else {"ok": int(each["id"][-1])} for each in found]
+        return Answer(
+            {"jobs": [each | facts | {"result": result} for each, result in zip(found, results, strict=True)]}
+        )
+
+    program.script = answer
+    values = task_app.pool.gather(jobs, return_errors=True)
+    assert [each if isinstance(each, int) else str(each) for each in values] == [
+        3, 1, "task 'tests.support.apps.task_app.add' failed: ValueError: no", 1
+    ]  # fmt: skip
+    assert [asked.path for asked in program.asked] == ["/v1/jobs/wait", "/v1/results"]
+    with pytest.raises(TaskFailed, match="ValueError: no"):
+        task_app.pool.gather(jobs)
+    assert job_ids(jobs[0]) == job_ids([jobs[0].id]), "calls of a pool take the jobs of tasks"
+    program.script = ended("running")
+    with pytest.raises(TimedOut) as going:
+        task_app.pool.gather(jobs[1:2], timeout=0.01)
+    assert going.value.pending == (A_JOB,)
 
 
 def test_the_calls_of_a_pool_take_the_job_of_a_task(program: Gateway) -> None:
@@ -250,6 +281,33 @@ def test_a_call_in_a_transaction_exists_when_that_is_committed_and_never_if_it_i
     assert row is not None
     assert row[0]["command"][2] == "tests.support.apps.task_app.add"
     assert json.loads(row[0]["stdin"]) == {"args": [1], "kwargs": {"right": 2}}
+
+
+def test_many_calls_in_a_transaction_are_submitted_together(ways: Connections, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("leasehold.client.MAX_JOBS", 2)
+    calls = [(1,), {"left": 2, "right": 3}, (4, 5)]
+    with psycopg.connect(ways.url) as connection:
+        assert task_app.add.batch_in(connection, []) == []
+        task_app.add.batch_in(connection, calls)
+        connection.rollback()
+        jobs = task_app.add.batch_in(connection, calls)
+        with pytest.raises(BadInput, match=r"1\.right: a value of type 'set' is not JSON"):
+            task_app.add.batch_in(connection, [(1,), (1, {2})])
+    with psycopg.connect(ways.url) as connection:
+        rows = connection.execute(
+            "SELECT public_id::text, payload->>'stdin' FROM leasehold.jobs"
+            " JOIN leasehold.job_payloads ON id = job_id ORDER BY id"
+        ).fetchall()
+    assert [row[0] for row in rows] == [job.id for job in jobs]
+    assert [json.loads(row[1])["args"] for row in rows] == [[1], [], [4, 5]]
+
+    async def program() -> list[TaskJob[int]]:
+        async with await psycopg.AsyncConnection.connect(ways.url) as connection:
+            made: list[TaskJob[int]] = await task_app.add.batch_in(connection, calls)
+            return made
+
+    assert len({job.id for job in asyncio.run(program())}) == 3
+    assert submitted(ways) == 6
 
 
 def test_connections_and_sessions_of_sqlalchemy_take_calls_too(ways: Connections) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from schema.postgres import embedded
@@ -104,6 +105,8 @@ def test_a_pool_runs_jobs_stops_on_ctrl_c_goes_on_later_and_dies_with_its_parent
     assert done.returncode == 0, done
     job = json.loads(done.stdout)[0]["id"]
     assert home.run("logs", job).stdout == "hello\n"
+    with psycopg.connect(home.run("db", "url").stdout.strip()) as connection:
+        assert connection.execute("SELECT state FROM leasehold.jobs").fetchall() == [("succeeded",)]
     second = home.run("up", "--port", "0")
     assert (second.returncode, second.stderr) == (
         2, f"error: a pool already runs in {home.data}; stop it, or give another --data\n"
@@ -135,3 +138,5 @@ def test_a_pool_runs_jobs_stops_on_ctrl_c_goes_on_later_and_dies_with_its_parent
     pids = up.processes.values()
     eventually(lambda: not set(pids) & set(home.here()), what="the children have ended")
     eventually(lambda: home.here() == [], what="PostgreSQL has been stopped by its last user")
+    stopped = home.run("db", "url")
+    assert (stopped.returncode, stopped.stdout) == (3, ""), stopped

@@ -332,16 +332,16 @@ class Client:
         """
         keyed = [dict(job) if job.get("key") is not None else {**job, "key": self._key()} for job in jobs]
         answers: list[Job] = []
-        parts = list(reversed(list(_parts(keyed))))
-        while parts:
-            part = parts.pop()
+        left = list(reversed(list(in_parts(keyed))))
+        while left:
+            part = left.pop()
             try:
                 answer = self._transport.call("POST", "/v1/jobs", body={"jobs": part}, held=SUBMIT_TIME)
             except TooLarge as refused:
                 if len(part) == 1:
                     raise _after(answers, TooLarge(f"jobs.{len(answers)}", refused.reason)) from None
                 middle = len(part) // 2
-                parts += [part[middle:], part[:middle]]
+                left += [part[middle:], part[:middle]]
             except BadInput as refused:
                 raise _after(answers, BadInput(_moved(refused.field, len(answers)), refused.reason)) from None
             except LeaseholdError as refused:
@@ -691,7 +691,8 @@ def _slices(jobs: Sequence[str], size: int = MAX_IDS) -> Iterator[list[str]]:
         yield ids[start : start + size]
 
 
-def _parts(jobs: Sequence[Record]) -> Iterator[Records]:
+def in_parts(jobs: Sequence[Record]) -> Iterator[Records]:
+    """Divide requests, in their order, into parts that are not too large for one call."""
     part: Records = []
     empty = json.dumps({"jobs": []})
     size, nodes = len(empty), wire.count_nodes(empty)

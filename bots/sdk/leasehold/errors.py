@@ -62,7 +62,7 @@ class NoAnswer(LeaseholdError):
     """
 
 
-class TimedOut(LeaseholdError):
+class TimedOut(LeaseholdError, TimeoutError):
     """The time of a wait was over before all jobs were final. `pending`: ids of those that were not; they go on."""
 
     def __init__(self, pending: Sequence[str], timeout: float) -> None:

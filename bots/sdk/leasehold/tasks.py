@@ -11,7 +11,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, overload
 
 from leasehold import wire
 from leasehold.errors import BadInput, TaskFailed, TimedOut
@@ -95,6 +95,41 @@ class TaskRegistry:
         task = self.tasks[called] = Task(self, function, called, options)
         return task
 
+    @overload
+    def gather(
+        self, jobs: "Iterable[TaskJob[R]]", *, timeout: float | None = None, return_errors: Literal[False] = False
+    ) -> list[R]: ...
+
+    @overload
+    def gather(
+        self, jobs: "Iterable[TaskJob[R]]", *, timeout: float | None = None, return_errors: Literal[True]
+    ) -> list[R | TaskFailed]: ...
+
+    def gather(
+        self, jobs: "Iterable[TaskJob[Any]]", *, timeout: float | None = None, return_errors: bool = False
+    ) -> list[Any]:
+        """Wait until all jobs have ended and return what their functions returned, in the given order.
+
+        return_errors: put a TaskFailed into the list for each job that has no value; otherwise the first one is raised,
+        once all have ended. Raises TimedOut after `timeout` seconds; the jobs go on.
+        """
+        given = list(jobs)
+        pending = dict.fromkeys(job.id for job in given)
+        for record in self.client.wait(list(pending), timeout=timeout, together=True):
+            del pending[record["id"]]
+        if pending:
+            raise TimedOut(list(pending), timeout or 0.0)
+        ended = {record["id"]: record for record in self.client.results([job.id for job in given])}
+        values: list[Any] = []
+        for job in given:
+            try:
+                values.append(job.value(ended[job.id]))
+            except TaskFailed as failed:
+                if not return_errors:
+                    raise
+                values.append(failed)
+        return values
+
     def place(self, module: str) -> str:
         """Return `MODULE:ATTRIBUTE` by which a bot imports this pool with the tasks of a module. Raises BadInput."""
         shown = module_name(module)
@@ -159,7 +194,38 @@ class Task(Generic[P, R]):
 
         Raises as `defer` does, with the number of the call before the name of the argument.
         """
-        requests = []
+        submitted = self.registry.client.submit(self._requests(calls))
+        return [TaskJob(job.id, self, created=job.created) for job in submitted]
+
+    def defer_in(self, connection: Any, /, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """Submit a call in the transaction of a connection to the pool's database; see `transaction.submit_in`.
+
+        Returns a TaskJob, or, for an asynchronous connection, an awaitable of one. The job exists once the caller has
+        committed.
+        """
+        return self._submit_in(connection, [self.request(*args, **kwargs)], lambda jobs: jobs[0])
+
+    def batch_in(self, connection: Any, calls: Iterable[tuple[Any, ...] | Mapping[str, Any]]) -> Any:
+        """Submit many calls in the transaction of a connection: what `defer_in` is to `defer`.
+
+        Returns a list of TaskJobs, or, for an asynchronous connection, an awaitable of one.
+        """
+        return self._submit_in(connection, self._requests(calls), list)
+
+    def _submit_in(self, connection: Any, requests: "list[Record]", then: "Callable[[list[TaskJob[R]]], Any]") -> Any:
+        from leasehold.transaction import submit_in
+
+        def jobs(created: list[tuple[str, bool]]) -> Any:
+            return then([TaskJob(name, self, created=is_new) for name, is_new in created])
+
+        return submit_in(connection, requests, jobs)
+
+    def request(self, *args: P.args, **kwargs: P.kwargs) -> "Record":
+        """Return the request of a job that makes this call. Raises as `defer` does."""
+        return self._request(args, kwargs)
+
+    def _requests(self, calls: Iterable[tuple[Any, ...] | Mapping[str, Any]]) -> "list[Record]":
+        requests: list[Record] = []
         for number, call in enumerate(calls):
             try:
                 if isinstance(call, tuple):
@@ -172,25 +238,7 @@ class Task(Generic[P, R]):
                 raise BadInput(f"{number}.{refused.field}", refused.reason) from None
             except TypeError as error:
                 raise TypeError(f"call {number}: {error}") from None
-        return [TaskJob(job.id, self, created=job.created) for job in self.registry.client.submit(requests)]
-
-    def defer_in(self, connection: Any, /, *args: P.args, **kwargs: P.kwargs) -> Any:
-        """Submit a call in the transaction of a connection to the pool's database; see `transaction.submit_in`.
-
-        Returns a TaskJob, or, for an asynchronous connection, an awaitable of one. The job exists once the caller has
-        committed.
-        """
-        from leasehold.transaction import submit_in
-
-        def job(created: list[tuple[str, bool]]) -> "TaskJob[R]":
-            ((name, is_new),) = created
-            return TaskJob(name, self, created=is_new)
-
-        return submit_in(connection, [self.request(*args, **kwargs)], job)
-
-    def request(self, *args: P.args, **kwargs: P.kwargs) -> "Record":
-        """Return the request of a job that makes this call. Raises as `defer` does."""
-        return self._request(args, kwargs)
+        return requests
 
     def _request(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> "Record":
         self._signature.bind(*args, **kwargs)
@@ -301,13 +349,17 @@ class TaskJob(Generic[R]):
         raise TimedOut([self.id], timeout or 0.0)
 
     def result(self, timeout: float | None = None) -> R:
-        """Wait until the job has ended and return what the function returned.
+        """Wait until the job has ended and return what the function returned. `Pool.gather` does so for many jobs.
 
         Raises TaskFailed if the function raised an error or the job ended without a result, with the remote traceback;
         TimedOut after `timeout` seconds.
         """
         self.wait(timeout)
         (ended,) = self._client.results([self.id])
+        return self.value(ended)
+
+    def value(self, ended: "Record") -> R:
+        """Return what the function returned, of the answer of `Client.results`. Raises TaskFailed."""
         state, document = ended["state"], ended["result"]
         match document:
             case {"ok": found} if state == "succeeded":

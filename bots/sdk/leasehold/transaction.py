@@ -10,6 +10,7 @@ import json
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
+from leasehold.client import in_parts
 from leasehold.errors import BadInput, Conflict
 from leasehold.transport import Record
 
@@ -26,11 +27,11 @@ _PARAMETER = {"format": "%s", "pyformat": "%s", "numeric_dollar": "$1", "qmark":
 def submit_in(connection: Any, requests: Sequence[Record], then: Callable[[Created], T]) -> T | Awaitable[T]:
     """Submit in the transaction of this connection, and return what `then` makes of the submitted jobs.
 
-    With an asynchronous connection the answer has to be awaited. Raises Conflict `key_reused` if another request used
-    the key of one; any other refusal is the driver's error with the database's sentence. Raises BadInput for an object
-    that is no connection.
+    Each statement submits up to 10,000 jobs or 8 MB. With an asynchronous connection the answer has to be awaited.
+    Raises Conflict `key_reused` if another request used the key of one; any other refusal is the driver's error with
+    the database's sentence. Raises BadInput for an object that is no connection.
     """
-    document = json.dumps(list(requests))
+    documents = [json.dumps(part) for part in in_parts(requests)]
     for method, run, run_async in (
         ("exec_driver_sql", _by_sqlalchemy, _by_sqlalchemy_async),
         ("get_bind", _by_session, _by_session_async),
@@ -39,13 +40,15 @@ def submit_in(connection: Any, requests: Sequence[Record], then: Callable[[Creat
         if hasattr(connection, method):
             waits = {"get_bind": "connection", "cursor": "commit"}.get(method, method)
             if inspect.iscoroutinefunction(getattr(connection, waits)):
-                return _awaited(run_async(connection, document), then)
-            return then(_submitted(run(connection, document)))
+                return _awaited(run_async, connection, documents, then)
+            return then(_submitted([row for document in documents for row in run(connection, document)]))
     raise BadInput("connection", f"a '{type(connection).__name__}' is no connection of psycopg or SQLAlchemy")
 
 
-async def _awaited(rows: Awaitable[Any], then: Callable[[Created], T]) -> T:
-    return then(_submitted(await rows))
+async def _awaited(
+    run: Callable[[Any, str], Awaitable[Any]], connection: Any, documents: Sequence[str], then: Callable[[Created], T]
+) -> T:
+    return then(_submitted([row for document in documents for row in await run(connection, document)]))
 
 
 def _submitted(rows: Sequence[Sequence[Any]]) -> Created:
