@@ -10,15 +10,16 @@ or is stopped. If a supervisor itself is killed, the guardian kills the processe
 is killed with it, the command dies by the kernel's parent death signal, and the agent kills the rest. A command can
 also stop its supervisor with SIGSTOP: the guardian continues it, and kills it if it does not do what the alarm asks.
 
-The guardian is run by file name in an isolated interpreter and imports only the standard library and `privileges`,
-which does the same. So it needs about 10 MB, and a fork of it takes about a millisecond. It reads no clock: the
-kernel's interval timer measures the alarm, and the agent measures the time of commands.
+The guardian is run by file name in an isolated interpreter and imports only the standard library, `privileges` and
+`clock`, which do the same. So it needs about 10 MB, and a fork of it takes about a millisecond. The kernel's interval
+timer measures the alarm.
 
 Messages from agent to guardian are datagrams: `A<seconds>` sets the alarm, `A0` switches it off, `R` with the
 descriptors of control socket, output pipe and standard input starts a supervisor. The agent sends a supervisor one line
 of JSON (command, env, directory, privileges), then the bytes `T` (end all processes with SIGTERM) and `K` (kill all
 processes). A supervisor sends the agent lines of JSON: `ready` with its own process id, `started`,
-`unable`, `exit`, `over`.
+`unable`, `exit`, `over`. `started` and `exit` say when, on the monotonic clock that all processes of a machine share,
+because the agent may read both at once, long after a short command has ended.
 """
 
 import contextlib
@@ -39,6 +40,7 @@ from typing import Any
 sys.path.append(str(Path(__file__).parents[2]))
 
 from bots.agent.isolation.privileges import Privileges, hide_memory
+from schema import clock
 
 _SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -181,7 +183,7 @@ class Supervisor:
             return False
         for descriptor in (self._output, self._stdin, *passed):
             os.close(descriptor)
-        self._send_fact(started=self._command.pid)
+        self._send_fact(started=self._command.pid, at=clock.monotonic())
         return True
 
     def _reap(self) -> bool:
@@ -200,7 +202,7 @@ class Supervisor:
                 code = self._command.returncode = os.waitstatus_to_exitcode(status)
                 self._refused = code > 0 and not self._has_run()
                 if not self._refused:
-                    self._send_fact(exit=code)
+                    self._send_fact(exit=code, at=clock.monotonic())
                 ended = True
 
     def _has_run(self) -> bool:

@@ -131,7 +131,7 @@ class SupervisorReader:
         self.ready_at: float | None = None
         #: The process id of the command itself.
         self.command: int | None = None
-        #: When the message arrived, on the agent's monotonic clock.
+        #: When the supervisor started the command and saw its end, on the monotonic clock.
         self.started_at: float | None = None
         self.ended_at: float | None = None
         self.exit_code: int | None = None
@@ -207,12 +207,12 @@ class SupervisorReader:
         match facts:
             case {"ready": int(supervisor)}:
                 self.ready_at, self.supervisor = clock.monotonic(), supervisor
-            case {"started": int(command)}:
-                self.started_at, self.command = clock.monotonic(), command
+            case {"started": int(command), "at": float(at)}:
+                self.started_at, self.command = at, command
             case {"unable": str(text), "errno": int() | None as number}:
                 self.unable, self.over = Unable(number=number, text=text), True
-            case {"exit": int(code)}:
-                self.ended_at, self.exit_code = clock.monotonic(), code
+            case {"exit": int(code), "at": float(at)}:
+                self.ended_at, self.exit_code = at, code
             case {"broken": str(text)}:
                 self.broken, self.over = text, True
             case {"over": True, "expired": bool(expired)}:

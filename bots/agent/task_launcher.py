@@ -212,7 +212,7 @@ class TaskLauncher(Launcher):
             free.stopped_before = False
             free.calls[call.number] = call
             call.say(ready=free.supervisor)
-            call.say(started=free.pid)
+            call.say(started=free.pid, at=clock.monotonic())
 
     def _free_child(self, call: Call) -> WarmChild | None:
         assert call.request is not None
@@ -224,7 +224,7 @@ class TaskLauncher(Launcher):
         return None
 
     def _end(self, call: Call, code: int) -> None:
-        call.say(exit=code)
+        call.say(exit=code, at=clock.monotonic())
         call.say(over=True, expired=False)
         self._forget(call)
 
@@ -301,7 +301,7 @@ class TaskLauncher(Launcher):
             elif child.lost or code is None:
                 pass  # its end without a word means that the supervisor is gone
             elif code != 0 and (call is child.killed_for or (child.killed_for is None and alone)):
-                call.say(exit=code)
+                call.say(exit=code, at=clock.monotonic())
                 call.say(over=True, expired=False)
             else:
                 beside = "" if alone else "; other tasks ran beside it"

@@ -3,6 +3,7 @@
 import base64
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from bots.agent.guardian import descendants, process_tree
 from bots.agent.job_files import USAGE
-from bots.agent.run import CHUNK_BYTES, Assignment, Output, Run, RunContext, StopReason
+from bots.agent.run import CHUNK_BYTES, Assignment, Output, Run, RunContext, StopReason, SupervisorReader
 from schema import clock, validation
 from tests.support.agents import NEEDS_PROC, RUNAWAY, finish, sleeping, start, text_of
 from tests.support.patience import MINUTE, eventually
@@ -228,6 +229,17 @@ def test_a_killed_supervisor_leaves_nothing_and_is_an_error_of_the_bot(place: Ru
     outcome = finish(run)
     assert (outcome.verdict, outcome.reason) == ("error", "the process that supervised the command was killed")
     eventually(lambda: not sleeping("1006"))
+
+
+def test_the_run_time_of_a_command_is_right_although_the_agent_reads_of_its_start_and_end_at_once() -> None:
+    ours, supervisor = socket.socketpair()
+    waker, _waking = socket.socketpair()
+    pipe, writer = os.pipe()
+    with ours, supervisor, waker, _waking, open(pipe, "rb"), open(writer, "wb"):
+        supervisor.sendall(b'{"ready": 1}\n{"started": 2, "at": 10.5}\n{"exit": 0, "at": 12.0}\n')
+        reader = SupervisorReader(ours, pipe, waker=waker, output=Output())
+        reader.step(MINUTE)
+    assert (reader.started_at, reader.ended_at, reader.exit_code) == (10.5, 12.0, 0)
 
 
 def test_a_killed_guardian_is_replaced_and_running_commands_go_on(place: RunContext) -> None:

@@ -171,7 +171,7 @@ class SimulatedCommands(Launcher):
             begun, self._begun = self._begun, []
         for control in begun:
             self._sources.register(control, selectors.EVENT_READ)
-            self._say(control, {"ready": self.pid}, {"started": self.pid})
+            self._say(control, {"ready": self.pid}, {"started": self.pid, "at": clock.monotonic()})
             end = clock.monotonic() + self._seconds * self._chance.uniform(SHORTEST, LONGEST)
             heapq.heappush(self._ends, (end, next(self._numbers), control))
 
@@ -186,7 +186,7 @@ class SimulatedCommands(Launcher):
 
     def _end(self, control: socket.socket, code: int) -> None:
         if control.fileno() >= 0:
-            self._say(control, {"exit": code}, {"over": True, "expired": False})
+            self._say(control, {"exit": code, "at": clock.monotonic()}, {"over": True, "expired": False})
             self._sources.unregister(control)
             control.close()
 
