@@ -25,6 +25,7 @@ from assigner.maintenance.webhooks import WebhookSettings
 from assigner.preemption.plan import QuotaSettings
 from schema.accounting.fair_share import FairShareSettings
 from schema.accounting.rates import RateSettings
+from schema.diagnostics.tracing import TracingSettings
 from schema.fleet.success import SuccessSettings
 from schema.policy.priority_classes import ServiceLevelSettings
 from schema.policy.queue_limits import QueueSettings
@@ -64,6 +65,7 @@ class PoolSettings(ConfigModel):
     service_levels: ServiceLevelSettings = Field(default_factory=ServiceLevelSettings)
     meters: tuple[MeterSettings, ...] = Field(default=(), max_length=100)
     webhooks: tuple[WebhookSettings, ...] = Field(default=(), max_length=20)
+    tracing: TracingSettings = Field(default_factory=TracingSettings)
 
     @property
     def job_reach(self) -> str | None:

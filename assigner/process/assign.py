@@ -25,6 +25,7 @@ from schema import clock, declarations
 from schema.accounting import accounts, quotas, rates
 from schema.accounting.accounts import PoolLimits
 from schema.accounting.quotas import QuotaUses
+from schema.diagnostics.tracing import AttemptTracer
 from schema.fleet import success
 from schema.policy import queue_limits, schedules, time_windows
 from schema.postgres.engine import Database
@@ -92,6 +93,7 @@ class AssignerProcess:
         self._wakeups = Wakeups(database, chance=seeded(chance))
         self._presence = Presence(database, name, interval=settings.timing.reap)
         self._webhooks = Webhooks(database, settings.webhooks, chance=seeded(chance))
+        self._tracer = AttemptTracer.to_collector(settings.tracing)
         self._upkeep = Upkeep(
             database,
             settings.upkeep,
@@ -100,6 +102,7 @@ class AssignerProcess:
             now=clock.monotonic,
             fair=settings.fair_share,
             webhooks=self._webhooks,
+            tracer=self._tracer,
         )
         self._polling = MeterPoller(database, settings.meters)
         self._schedules = Schedules(
@@ -153,6 +156,8 @@ class AssignerProcess:
         self._schedules_signal.close()
         self._wakeups.stop()
         self._presence.end()
+        if self._tracer is not None:
+            self._tracer.close()
 
     def _quota_uses(self) -> QuotaUses:
         """Read what metrics say of quotas. It is not repeated after an error, because a scrape has a deadline."""
@@ -182,8 +187,13 @@ class AssignerProcess:
         self._webhooks.reconfigure(now.webhooks)
         self._schedules.reconfigure(level=now.service_levels.default, estimate=now.estimates.estimate)
         posts = [[(each.kind, each.threads) for each in settings.assigners] for settings in (before, now)]
-        if posts[0] != posts[1] or (before.database, before.timing) != (now.database, now.timing):
+        if posts[0] != posts[1] or (before.database, before.timing, before.tracing) != (
+            now.database,
+            now.timing,
+            now.tracing,
+        ):
             log.warning(
-                "some changes need a restart", sections="database, timing, number and kinds of assigners, threads"
+                "some changes need a restart",
+                sections="database, timing, tracing, number and kinds of assigners, threads",
             )
         declare(self._database, now)
