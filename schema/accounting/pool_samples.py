@@ -45,8 +45,8 @@ ON CONFLICT (scope, name, at) DO UPDATE SET
 """).bindparams(bindparam("rows", type_=JSONB))
 
 # The oldest stretch of `coarse` seconds that lies wholly before the age. Its samples become one for each name: the mean
-# of what waited and ran and of fairness, the sum of what ended, the longest wait. Every sampled minute has a row of the pool, so a name
-# without a row had no jobs then.
+# of what waited and ran and of fairness, the sum of what ended, the longest wait. Every sampled minute has a row of the
+# pool, so a name without a row had no jobs then.
 MERGE = text(f"""
 WITH stretch AS (
     SELECT to_timestamp(floor(extract(epoch FROM first.at) / :coarse) * :coarse) AS start
