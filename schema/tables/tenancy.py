@@ -214,6 +214,15 @@ schedules = Table(
     Index("schedules_failing", "failures", postgresql_where=text("failures >= 3")),
 )
 
+# `settings`, `config_file`, `config_error`: what a process says of its configuration, in force since `settings_at`. A
+# changed file that was refused is an error; the settings before it stay.
+REPORTED = (
+    ("config_file", Text),
+    ("config_error", Text),
+    ("settings", JSONB),
+    ("settings_at", TIME),
+)
+
 assigners = Table(
     "assigners",
     metadata,
@@ -224,7 +233,37 @@ assigners = Table(
     Column("seen_at", TIME, nullable=False, server_default=NOW),
     Column("stopped_at", TIME),
     Column("serves", JSONB, nullable=False, server_default="[{}]"),
+    *(Column(name, kind) for name, kind in REPORTED),
     PrimaryKeyConstraint("name"),
+)
+
+# Gateway processes. `figures`: what each says of itself with every sign of life, such as the length of its queue.
+gateways = Table(
+    "gateways",
+    metadata,
+    Column("name", Text, nullable=False),
+    Column("url", Text, nullable=False),
+    Column("started_at", TIME, nullable=False, server_default=NOW),
+    Column("seen_at", TIME, nullable=False, server_default=NOW),
+    Column("stopped_at", TIME),
+    Column("figures", JSONB, nullable=False, server_default="{}"),
+    *(Column(name, kind) for name, kind in REPORTED),
+    PrimaryKeyConstraint("name"),
+)
+
+# A few choices of each assigner process, with all that the strategy saw, so that they can be made again with other
+# weights. `policy`: the settings by which it chose. `seen`: the job and its candidates.
+decision_samples = Table(
+    "decision_samples",
+    metadata,
+    identity(),
+    Column("at", TIME, nullable=False, server_default=NOW),
+    Column("assigner", Text, nullable=False),
+    Column("job", UUID(as_uuid=True), nullable=False),
+    Column("bot", Text, nullable=False),
+    Column("policy", JSONB, nullable=False),
+    Column("seen", JSONB, nullable=False),
+    Index("decision_samples_of_assigner", "assigner", "id"),
 )
 
 tokens = Table(

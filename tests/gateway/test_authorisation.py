@@ -52,6 +52,7 @@ GET                     /v1/metadata                      submitter operator
 GET                     /v1/metadata/summary              submitter operator
 GET                     /v1/status                        submitter operator
 GET                     /v1/samples                       submitter operator
+GET                     /v1/samples/fairness              operator
 
 GET                     /v1/bots                          operator
 GET                     /v1/bots/{name}                   operator
