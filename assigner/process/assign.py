@@ -1,7 +1,7 @@
 """One assigner process: every configured assigner thread, upkeep, and the configuration kept current.
 
 The process writes what the configuration declares (cohorts, queues, success, instances and their shares, rates,
-windows) into the database when it starts and after each reload.
+windows, schedules) into the database when it starts and after each reload.
 """
 
 import random
@@ -15,6 +15,7 @@ from sqlalchemy import Connection
 from assigner import metrics
 from assigner.config.loading import Reloader
 from assigner.loops import Loop
+from assigner.maintenance import schedule_forms
 from assigner.maintenance.meters import MeterPoller
 from assigner.maintenance.schedules import Schedules
 from assigner.maintenance.upkeep import Upkeep
@@ -28,6 +29,7 @@ from schema.accounting.quotas import QuotaUses
 from schema.diagnostics.tracing import AttemptTracer
 from schema.fleet import success
 from schema.policy import queue_limits, schedules, time_windows
+from schema.policy.schedule_changes import owner_in_words
 from schema.postgres.engine import Database
 from schema.postgres.notify import Wakeups
 from schema.tenancy import cohorts, instances
@@ -57,6 +59,7 @@ def declare(database: Database, settings: PoolSettings) -> None:
             database.run(partial(instances.put_instance, name=each.name, pool=each.pool, actor=ACTOR, reason=REASON))
         except Conflict as error:
             log.error("an instance cannot be as configured now", instance=each.name, error=str(error))
+    _declare_schedules(database, settings)
     is_given = settings.fair_share.model_dump(include=set(PoolLimits.model_fields), exclude_none=True)
     database.run(lambda connection: _note(connection, settings.instances, limits=list(is_given)))
     shares = {each.name: each for each in settings.instances if each.is_given}
@@ -65,6 +68,22 @@ def declare(database: Database, settings: PoolSettings) -> None:
     if is_given:
         limits = PoolLimits.model_validate(is_given)
         database.run(lambda connection: accounts.limit_pool(connection, limits, actor=ACTOR, reason=REASON))
+
+
+def _declare_schedules(database: Database, settings: PoolSettings) -> None:
+    """Write the schedules. What somebody else has set stays, is logged and tried again at the next start or reload."""
+    try:
+        refused = database.run(lambda c: schedule_forms.declare(c, settings.schedules, actor=ACTOR))
+    except Conflict as error:
+        log.error("the schedules cannot be as configured now", error=str(error))
+        return
+    for each in refused:
+        log.error(
+            "a schedule is not as configured, because it has another owner: remove it, or name yours otherwise",
+            instance=each.instance,
+            schedule=each.name,
+            owner=owner_in_words(each.owner),
+        )
 
 
 def _note(connection: Connection, named: Sequence[InstanceSettings], *, limits: Sequence[str]) -> None:
