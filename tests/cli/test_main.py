@@ -90,6 +90,7 @@ def connected(tmp_path: Path, leasehold: Path, database_url: str) -> Console:
         (["bot", "--name", "Not A Name"], "--name: String should match pattern"),
         (["show"], "ID: is missing"),
         (["--config", "none.toml", "config", "check"], "none.toml: cannot be read: No such file or directory"),
+        (["--data", "/nonexistent", "db", "url"], "--data: /nonexistent is not there; `leasehold up` makes it"),
         (["config", "example", "ledgerhold.toml"], "FILE: 'ledgerhold.toml' is not one of leasehold.toml, prometheus/"),
         (["config", "check", "none.toml"], "none.toml: cannot be read: No such file or directory"),
         (["--data", "/etc/hostname", "db", "status"], "--data: Directory '/etc/hostname' is a file."),
