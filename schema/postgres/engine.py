@@ -107,8 +107,7 @@ class LendingPool(QueuePool):
 
 
 class FastListDumper(ListDumper):
-    """Dumps a list of integers or of strings at once, as a text whose type the statement sets by a cast; other lists as
-    usual."""
+    """Dumps a list of integers or of strings as one text, which the statement casts; other lists as usual."""
 
     def get_key(self, obj: list[Any], format: PyFormat) -> DumperKey:
         return self.cls if _is_fast(obj) else super().get_key(obj, format)
@@ -124,13 +123,10 @@ class FastListDumper(ListDumper):
         joined = "\0".join(obj)
         if joined.count("\0") >= len(obj):
             raise psycopg.DataError("PostgreSQL text fields cannot contain NUL (0x00) bytes")
-        if '"' in joined or "\\" in joined:
-            joined = joined.replace("\\", "\\\\").replace('"', '\\"')
-        return b'{"%s"}' % joined.replace("\0", '","').encode()
+        return b'{"%s"}' % joined.replace("\\", "\\\\").replace('"', '\\"').replace("\0", '","').encode()
 
 
 def _is_fast(values: list[Any]) -> bool:
-    """Return whether all values are integers, or all are strings; there must be one."""
     return set(map(type, values)) in ({int}, {str})
 
 
