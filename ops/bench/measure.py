@@ -58,6 +58,8 @@ class Stretch:
     lost: int = 0
     #: Seconds that each transaction or call took, if the shape measures them.
     waits: list[float] = field(default_factory=list)
+    #: Processor time of the workers and of the server, in seconds.
+    cpu: float = 0.0
 
     @property
     def rate(self) -> float:
@@ -128,6 +130,12 @@ def cpu_seconds_of_tree(pid: int) -> float:
         with suppress(FileNotFoundError, ProcessLookupError):
             total += cpu_seconds(child)
     return total + sum(_stat_numbers(pid)[10:14]) / _TICKS
+
+
+def server_cpu_seconds(url: str) -> float:
+    """Return the processor time of all processes of the server, which runs on this machine."""
+    with psycopg.connect(libpq_url(url), autocommit=True) as connection:
+        return cpu_seconds_of_tree(parent_pid(connection.info.backend_pid))
 
 
 def resident_mib(pid: int) -> float:

@@ -11,7 +11,7 @@ pairs of neighbours, which a disturbance of a minute changes little. Every invar
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 import click
@@ -26,8 +26,9 @@ from ops.bench.workloads import PROCESSES, TOGETHER
 from schema import clock
 from schema.postgres.engine import Database, libpq_url
 
-#: Jobs assigned in one measurement, which takes a few seconds; jobs queued for it; jobs assigned from a short queue.
-JOBS, QUEUED, SOME = 60_000, 70_000, 20_000
+#: Jobs assigned in one measurement, which takes a few seconds; jobs queued for it; a short queue, and jobs
+#: assigned from it.
+JOBS, QUEUED, SHALLOW, SOME = 60_000, 70_000, 10_000, 8_000
 #: Jobs queued while several processes are measured; seconds until all of them are at work; seconds that are measured.
 LASTING, BEGUN, STEADY = 260_000, 2.0, 4.0
 #: Measurements of each side of a comparison.
@@ -49,6 +50,8 @@ class Ratio:
     pairs: list[tuple[float, float]]
     lost: float = 0.0
     deadlocks: int = 0
+    #: Processor time of a job, in microseconds: of the base and of the other, in the same pairs; empty if not measured.
+    cpu_pairs: list[tuple[float, float]] = field(default_factory=list)
 
     @property
     def base(self) -> float:
@@ -67,6 +70,11 @@ class Ratio:
     def ratio(self) -> float:
         return median(self.ratios)
 
+    @property
+    def cpu_ratio(self) -> float | None:
+        """Processor time of a job of the base divided by that of the other, which other programs disturb less."""
+        return median(base / other for base, other in self.cpu_pairs) if self.cpu_pairs else None
+
 
 def _assigned(url: str, shape: Shape, *, jobs: int) -> Stretch:
     """Measure assigners on a fresh pool of that shape, whose bots have capacity for all jobs."""
@@ -83,19 +91,24 @@ def _room(bots: int, queued: int = QUEUED) -> int:
 
 def _compared(url: str, what: str, base: Shape, other: Shape, *, jobs: int) -> Ratio:
     """Measure two shapes in turns."""
-    pairs = []
+    pairs, cpu_pairs = [], []
     for nth in range(RUNS):
         # Which of them is first alternates.
-        rates = {shape: _assigned(url, shape, jobs=jobs).rate for shape in ([base, other], [other, base])[nth % 2]}
-        pairs.append((rates[base], rates[other]))
-    return Ratio(what, pairs)
+        found = {shape: _assigned(url, shape, jobs=jobs) for shape in ([base, other], [other, base])[nth % 2]}
+        pairs.append((found[base].rate, found[other].rate))
+        cpu_pairs.append((_cpu_of_job(found[base]), _cpu_of_job(found[other])))
+    return Ratio(what, pairs, cpu_pairs=cpu_pairs)
+
+
+def _cpu_of_job(stretch: Stretch) -> float:
+    return round(stretch.cpu / stretch.jobs * 1e6, 1)
 
 
 def depth(url: str, scale: float) -> Iterator[Ratio]:
-    """Compare 1,000,000 queued jobs with 25,000; 20,000 of them are assigned."""
+    """Compare 1,000,000 queued jobs with 10,000; 8,000 of them are assigned."""
     deep = int(1_000_000 * scale)
-    shallow = Shape(bots=100, capacity=_room(100), queued=25_000)
-    yield _compared(url, f"{deep:,} queued / 25,000", shallow, replace(shallow, queued=deep), jobs=SOME)
+    shallow = Shape(bots=100, capacity=_room(100), queued=SHALLOW)
+    yield _compared(url, f"{deep:,} queued / {SHALLOW:,}", shallow, replace(shallow, queued=deep), jobs=SOME)
 
 
 def fleet(url: str, scale: float) -> Iterator[Ratio]:
@@ -259,20 +272,23 @@ def main(only: tuple[str, ...], *, scale: float, as_json: bool) -> None:
         with server() as url:
             for ratio in SHAPES[name](url, scale):
                 click.echo(
-                    f"{ratio.what}: {ratio.rate:,.0f} and {ratio.base:,.0f}, in pairs {ratio.ratio:.2f}", err=True
+                    f"{ratio.what}: {ratio.rate:,.0f} and {ratio.base:,.0f}, in pairs {ratio.ratio:.2f}"
+                    + ("" if ratio.cpu_ratio is None else f", by processor time {ratio.cpu_ratio:.2f}"),
+                    err=True,
                 )
                 found.append(ratio)
     if as_json:
-        told = ("base", "rate", "ratio")
+        told = ("base", "rate", "ratio", "cpu_ratio")
         click.echo(json.dumps([{**vars(each), **{name: getattr(each, name) for name in told}} for each in found]))
         return
     table = Table(title="Jobs per second against the base of the same run", title_justify="left", box=None)
-    for column in ("what", "base", "rate", "ratio", "least–most", "lost", "deadlocks"):
+    for column in ("what", "base", "rate", "ratio", "least–most", "CPU ratio", "lost", "deadlocks"):
         table.add_column(column, no_wrap=True, justify="left" if column == "what" else "right")
     for each in found:
         spread = f"{each.ratios[0]:.2f}–{each.ratios[-1]:.2f}" if len(each.pairs) > 1 else ""
         rates = (f"{each.base:,.0f}", f"{each.rate:,.0f}", f"{each.ratio:.2f}", spread)
-        table.add_row(each.what, *rates, f"{each.lost:.2%}", str(each.deadlocks))
+        cpu = "" if each.cpu_ratio is None else f"{each.cpu_ratio:.2f}"
+        table.add_row(each.what, *rates, cpu, f"{each.lost:.2%}", str(each.deadlocks))
     Console(width=120).print(table)
 
 

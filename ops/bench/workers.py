@@ -23,7 +23,7 @@ from bots.sync.fetch import FetchSettings
 from bots.sync.settle import SyncService
 from ops.bench import pgbouncer
 from ops.bench.fixtures import TIMING, Shape, request
-from ops.bench.measure import Stretch, metered
+from ops.bench.measure import Stretch, cpu_seconds, metered, server_cpu_seconds
 from schema import clock
 from schema.gc_tuning import infrequent_gc
 from schema.moves import submit as submit_moves
@@ -50,6 +50,7 @@ class Worker:
         self.statements = self.transactions = self.alone = 0
         self.ended: float | None = None
         self.counted = (0, 0, 0)
+        self.cpu = 0.0
         self._done, self._barrier = done, barrier
         for engine in (self.database.engine, self.database.reserve):
             event.listen(engine, "before_cursor_execute", self._executed)
@@ -71,11 +72,13 @@ class Worker:
         """Wait until all workers are ready, and set the counts to 0."""
         self._barrier.wait(PATIENCE)
         self.statements = self.transactions = self.alone = 0
+        self.cpu = -cpu_seconds(os.getpid())
 
     def finished(self) -> None:
         """End the measured part: later statements are not counted."""
         if self.ended is None:
             self.ended, self.counted = clock.monotonic(), (self.statements, self.transactions, self.alone)
+            self.cpu += cpu_seconds(os.getpid())
 
     def add(self, jobs: int) -> bool:
         """Count `jobs` more jobs as done. True while fewer are done than wanted."""
@@ -109,6 +112,7 @@ def _main(work: Work, arguments: tuple[Any, ...], results: Any) -> None:
             stretch = work(worker)
         worker.finished()
         stretch.costs.statements, stretch.costs.transactions, stretch.costs.alone = worker.counted
+        stretch.cpu = worker.cpu
         results.put((worker.number, stretch, worker.ended))
     except BaseException as error:
         results.put((worker.number, f"{type(error).__name__}: {error}", clock.monotonic()))
@@ -143,7 +147,7 @@ def run(
             child.start()
         with _stopped(children):
             barrier.wait(PATIENCE)
-            began = clock.monotonic()
+            began, cpu = clock.monotonic(), server_cpu_seconds(url)
             if meanwhile is not None:
                 meanwhile(lambda: done.value)
                 done.value = jobs
@@ -156,9 +160,11 @@ def run(
                 whole.waits += stretch.waits
                 whole.placements += stretch.placements
                 whole.lost += stretch.lost
+                whole.cpu += stretch.cpu
                 costs.statements += stretch.costs.statements
                 costs.transactions += stretch.costs.transactions
                 costs.alone += stretch.costs.alone
+            whole.cpu += server_cpu_seconds(url) - cpu
             for child in children:
                 child.join(PATIENCE)
     whole.seconds, whole.costs, whole.jobs = max(ends) - began, costs, done.value
