@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from types import MappingProxyType
+from typing import Any
 
 import structlog
 from sqlalchemy import Connection
@@ -146,7 +147,7 @@ HEADS_PER_PREEMPTION = 5
 #: Instances that are looked at beyond the number of free units, because each start moves all instances a little; and
 #: the most of further instances with the same rank, among which only their jobs tell which one comes first.
 FEW_MORE, MANY_ALIKE = 2, 100
-#: Pairs of an instance and a constraint set of which an assigner remembers what their jobs take of counters.
+#: Constraint sets that an assigner remembers, and pairs of them with an instance whose charges it remembers.
 MAX_REMEMBERED = 20_000
 #: Seconds for which an assigner does not check whether the demand of an instance has to be recorded again.
 DEMAND_RECHECK = DEMAND_INTERVAL / 2
@@ -185,7 +186,7 @@ class AdmissionController:
         self._started_graph_jobs: list[QueueHead] = []
         self._usual: dict[QueueId, float] = {}
         self._noted, self._noting = dict[int, float](), dict[int, float]()
-        self._charges = dict[tuple[int, int], QueueCharges]()
+        self._charges, self._terms = dict[tuple[int, int], QueueCharges](), dict[int, Mapping[str, Any]]()
         self.reconfigure(rules)
 
     def reconfigure(self, rules: Rules) -> None:
@@ -198,9 +199,10 @@ class AdmissionController:
         pace: seconds within which no job's failed check is counted twice.
         """
         self._noting, self._started_graph_jobs = {}, []
-        if len(self._charges) > MAX_REMEMBERED:
-            self._charges.clear()
-        found = constrained.queues(connection, scope, batch=batch, after=self._after)
+        for remembered in (self._charges, self._terms):
+            if len(remembered) > MAX_REMEMBERED:
+                remembered.clear()
+        found = constrained.queues(connection, scope, batch=batch, after=self._after, terms=self._terms)
         self._after = found.last
         if found.now is None or not found.queues or not found.free_units:
             return AdmissionResult(empty="empty queue" if found.now is None else "no room")

@@ -12,8 +12,7 @@ everything, or nothing, until its usage fits the new weight.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection, text
@@ -129,8 +128,7 @@ class FairShareSettings(BaseModel):
         return self.rolling_window_hours * 3600.0
 
 
-@dataclass(frozen=True)
-class Share:
+class Share(NamedTuple):
     """An instance with waiting jobs.
 
     lift: the amount that counts as used in addition to real usage. completed: its jobs that completed within the
@@ -143,12 +141,12 @@ class Share:
     completed: int = 0
     is_reweighed: bool = False
 
-    @cached_property
+    @property
     def cost(self) -> str:
         """The name of the counter of its cost."""
         return instance_counter(self.name, "cost")
 
-    @cached_property
+    @property
     def jobs(self) -> str:
         """The name of the counter of its running jobs."""
         return instance_counter(self.name, "jobs")
@@ -176,7 +174,10 @@ def read_shares(connection: Connection, instances: Sequence[int], settings: Fair
     """Read the shares of these instances, which have waiting jobs, and the totals of the others."""
     where = {"instances": list(instances), "window": settings.window}
     rows = connection.execute(CANDIDATES, where | {"guarantee": settings.min_task_guarantee}).all()
-    of = {row.id: Share(row.name, row.weight, row.lift, int(row.completed), row.is_reweighed) for row in rows}
+    of = {
+        instance: Share(name, weight, lift, completed, is_reweighed)
+        for instance, name, weight, lift, is_reweighed, completed in rows
+    }
     if settings.mode == "waiting":
         return Shares(of, guarantee=settings.min_task_guarantee)
     others = connection.execute(OTHERS, where | {"literal": settings.mode == "literal"}).one()

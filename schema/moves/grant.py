@@ -120,7 +120,7 @@ WITH wanted AS MATERIALIZED (
                         delivered_at, taken)
     SELECT id, fence, bot_id, epoch, cohort, instance, units, actor,
         :strategy, now() + make_interval(secs => :ack), CASE WHEN NOT :tell THEN clock_timestamp() END,
-        (CAST(:takings AS jsonb[]))[taking]
+        CAST(:takings AS jsonb) -> taking
     FROM moved
 ), counted AS (
     UPDATE quotas q SET usage = q.usage + s.units
@@ -271,10 +271,10 @@ def _values(
     taking: list[int | None] = []
     for placement in placements:
         amounts = taken.get(placement.job_id)
-        taking.append(None if amounts is None else kinds.setdefault(id(amounts), (len(kinds) + 1, amounts))[0])
+        taking.append(None if amounts is None else kinds.setdefault(id(amounts), (len(kinds), amounts))[0])
     return {
         "taking": taking,
-        "takings": [json.dumps(dict(amounts)) for _, amounts in kinds.values()],
+        "takings": json.dumps([dict(amounts) for _, amounts in kinds.values()]),
         "job_ids": [placement.job_id for placement in placements],
         "bot_ids": [placement.bot_id for placement in placements],
         "decisions": fragments.json_documents(placement.decision for placement in placements),

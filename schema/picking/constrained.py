@@ -4,7 +4,7 @@ Jobs with the same constraints that are alike for the choice of a bot wait in on
 for all of them. Within a queue jobs are ordered by rank.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -22,6 +22,8 @@ from schema.predicates import DRAIN, READY_CONSTRAINED, STILL_READY, has_ready_j
 
 #: The id of a queue.
 QueueId = int
+#: Constraint sets by their ids.
+Terms = MutableMapping[int, Mapping[str, Any]]
 
 #: The most queues that one cycle reads. The next cycle goes on behind the last of them.
 MAX_QUEUES = 2000
@@ -52,17 +54,18 @@ WITH RECURSIVE steps AS (
 ), walk AS MATERIALIZED (
     SELECT CASE WHEN max(nth) = :queues THEN min(queue) END AS last FROM steps
 )
-SELECT g.*, i.name, i.managed, t.terms, (SELECT jobs FROM room) AS free_units, k.last,
+SELECT g.*, i.name, i.managed, (SELECT jobs FROM room) AS free_units, k.last,
     greatest(q.min_quota - q.usage - coalesce(f.units, 0), 0) AS missing_units, statement_timestamp() AS now,
     {rates.ANY_ADVICE} AS pressed, {class_reserves.ANY_RESERVE} AS reserved
 FROM walk k LEFT JOIN (
     judged g
-    JOIN constraint_sets t ON t.id = g.constraint_set
     JOIN instances i ON i.id = g.instance
     LEFT JOIN quotas q ON q.cohort = g.cohort AND q.instance = g.instance
     LEFT JOIN ({BEING_FREED}) f ON f.cohort = g.cohort AND f.instance = g.instance) ON true
 ORDER BY g.queue DESC
 """)
+
+TERMS = text("SELECT id, terms FROM constraint_sets WHERE id = ANY (CAST(:ids AS integer[]))")
 
 #: The columns of a job `j` with its constraints `t`, in the order in which `_head` takes them.
 _HEAD = ", ".join(
@@ -196,15 +199,22 @@ class QueueScan:
     reserved: bool = False
 
 
-def queues(connection: Connection, scope: Scope, *, batch: int, after: QueueId) -> QueueScan:
-    """Read up to `MAX_QUEUES` queues behind `after`."""
+def queues(
+    connection: Connection, scope: Scope, *, batch: int, after: QueueId, terms: Terms | None = None
+) -> QueueScan:
+    """Read up to `MAX_QUEUES` queues behind `after`. terms: constraint sets that the caller knows, which never change;
+    those that it lacks are read, and added."""
+    terms = {} if terms is None else terms
     values = {**scope.values(), "after": after, "queues": MAX_QUEUES, "batch": batch, "scope": scope.name}
     rows = connection.execute(QUEUES, values).all()
-    found = [(row, _queue(row)) for row in rows if row.open]
     seen = rows[0]
+    rows = [row for row in rows if row.open]
+    if missing := {row.constraint_set for row in rows} - terms.keys():
+        terms.update((key, value) for key, value in connection.execute(TERMS, {"ids": sorted(missing)}))
+    found = [(row, _queue(row, terms[row.constraint_set])) for row in rows]
     served = [queue for row, queue in found if row.served]
     return QueueScan(
-        served if scope.minimums_first else [replace(queue, missing_units=0) for queue in served],
+        served if scope.minimums_first else [_without_minimum(queue) for queue in served],
         [queue for _, queue in found if queue.missing_units],
         seen.free_units,
         None if seen.queue is None else seen.now,
@@ -253,7 +263,11 @@ def job(connection: Connection, job_id: int) -> tuple[QueueHead, datetime] | Non
     return _head(row, queue), row.now
 
 
-def _queue(row: Row[Any]) -> ConstrainedQueue:
+def _without_minimum(queue: ConstrainedQueue) -> ConstrainedQueue:
+    return replace(queue, missing_units=0) if queue.missing_units else queue
+
+
+def _queue(row: Row[Any], constraints: Mapping[str, Any]) -> ConstrainedQueue:
     return ConstrainedQueue(
         row.queue,
         row.cohort,
@@ -261,7 +275,7 @@ def _queue(row: Row[Any]) -> ConstrainedQueue:
         row.platform,
         row.constraint_set,
         row.name,
-        row.terms,
+        constraints,
         row.headroom,
         row.missing_units or 0,
         row.managed,

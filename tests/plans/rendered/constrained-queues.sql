@@ -61,12 +61,11 @@ WITH RECURSIVE steps AS (
 ), walk AS MATERIALIZED (
     SELECT CASE WHEN max(nth) = :queues THEN min(queue) END AS last FROM steps
 )
-SELECT g.*, i.name, i.managed, t.terms, (SELECT jobs FROM room) AS free_units, k.last,
+SELECT g.*, i.name, i.managed, (SELECT jobs FROM room) AS free_units, k.last,
     greatest(q.min_quota - q.usage - coalesce(f.units, 0), 0) AS missing_units, statement_timestamp() AS now,
     EXISTS (SELECT FROM backpressure) AS pressed, EXISTS (SELECT FROM class_reserves) AS reserved
 FROM walk k LEFT JOIN (
     judged g
-    JOIN constraint_sets t ON t.id = g.constraint_set
     JOIN instances i ON i.id = g.instance
     LEFT JOIN quotas q ON q.cohort = g.cohort AND q.instance = g.instance
     LEFT JOIN (

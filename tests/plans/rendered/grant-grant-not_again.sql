@@ -68,7 +68,7 @@ WITH wanted AS MATERIALIZED (
                         delivered_at, taken)
     SELECT id, fence, bot_id, epoch, cohort, instance, units, actor,
         :strategy, now() + make_interval(secs => :ack), CASE WHEN NOT :tell THEN clock_timestamp() END,
-        (CAST(:takings AS jsonb[]))[taking]
+        CAST(:takings AS jsonb) -> taking
     FROM moved
 ), counted AS (
     UPDATE quotas q SET usage = q.usage + s.units
