@@ -1,8 +1,9 @@
 """Decide which constrained jobs may start now and in which order, and merge them with plain jobs. Pure."""
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol
 
 from assigner.admission.gates import queue_admission
@@ -14,6 +15,16 @@ from schema.picking.pick import ReadyJob
 Rank = tuple[int, float]
 
 
+class Unread(frozenset[QueueId]):
+    """The ids of queues of which more heads have to be read before it is known which head comes next."""
+
+
+NONE_UNREAD = Unread()
+#: Queues that hold more jobs than have been read, by id.
+Cut = Mapping[QueueId, ConstrainedQueue]
+NO_CUT: Cut = MappingProxyType({})
+
+
 class Ordering(Protocol):
     """The order in which jobs are asked to start."""
 
@@ -23,9 +34,16 @@ class Ordering(Protocol):
         admission_state: AdmissionState,
         *,
         until: Rank | None = None,
-    ) -> Iterator[QueueHead]:
+        cut: Cut = NO_CUT,
+    ) -> Iterator[QueueHead | Unread]:
         """Yield each head once. The state changes between two of them, because a job that starts is counted before the
-        next one is asked for. Heads of queues whose rank has come to lie behind `until` are left out."""
+        next one is asked for. Heads of queues whose rank has come to lie behind `until` are left out. When the next
+        head may be one that has not been read, yields the queues to read and ends."""
+
+    def expected(
+        self, queues: Sequence[ConstrainedQueue], admission_state: AdmissionState, *, free_units: int
+    ) -> Mapping[QueueId, float]:
+        """Return how many jobs of each queue will probably start; empty if their heads have to be known for that."""
 
     def ranked(
         self,
@@ -58,7 +76,20 @@ class InstanceOrder:
         admission_state: AdmissionState,
         *,
         until: Rank | None = None,  # noqa: ARG002
-    ) -> Iterator[QueueHead]:
+        cut: Cut = NO_CUT,
+    ) -> Iterator[QueueHead | Unread]:
+        return known(self._sequence(heads, admission_state), heads, cut)
+
+    def expected(
+        self,
+        queues: Sequence[ConstrainedQueue],  # noqa: ARG002
+        admission_state: AdmissionState,  # noqa: ARG002
+        *,
+        free_units: int,  # noqa: ARG002
+    ) -> Mapping[QueueId, float]:
+        return {}
+
+    def _sequence(self, heads: Sequence[QueueHead], admission_state: AdmissionState) -> Iterator[QueueHead]:
         lanes = list(self.lanes(heads, admission_state).values())
         while lanes:
             first = min(
@@ -87,6 +118,17 @@ class InstanceOrder:
         return {
             instance: self.job_order.sorted_heads(those, admission_state)[::-1] for instance, those in found.items()
         }
+
+
+def known(sequence: Iterator[QueueHead], heads: Sequence[QueueHead], cut: Cut) -> Iterator[QueueHead | Unread]:
+    """Yield the heads until one more of a queue that has no further head may come before all others."""
+    left = Counter(head.queue.id for head in heads)
+    for head in sequence:
+        yield head
+        left[head.queue.id] -= 1
+        if not left[head.queue.id] and head.queue.id in cut:
+            yield Unread(queue for queue in cut if not left[queue])
+            return
 
 
 def head_below_minimum(head: QueueHead, admission_state: AdmissionState) -> bool:
@@ -125,11 +167,11 @@ def merge(plain: Sequence[ReadyJob], heads: Sequence[QueueHead], *, by_age: bool
 @dataclass(frozen=True)
 class Admission:
     """heads: those that may start, in the order in which they are to be placed. left: those that were not asked.
-    is_exhausted: more heads have to be read before the next one is asked."""
+    unread: queues of which more heads have to be read before the next one is asked; empty if none has to."""
 
     heads: list[QueueHead]
     left: Sequence[QueueHead] = ()
-    is_exhausted: bool = False
+    unread: Unread = NONE_UNREAD
 
 
 def admit(
@@ -139,24 +181,24 @@ def admit(
     free_units: int,
     ordering: Ordering,
     closed: Counter[str] | None = None,
-    cut: Collection[QueueId] = (),
+    cut: Cut = NO_CUT,
     until: Rank | None = None,
 ) -> Admission:
     """Return up to `free_units` of the heads whose gates are open.
 
     What each of them takes is counted in the state, so that the next ones are judged by what is left. A job whose gate
     is closed keeps no other job waiting; `closed` counts such jobs by gate. cut: the queues that hold more jobs than
-    these heads. Once the last head of such a queue has been asked, the order of the others is not known. until: the
-    rank of the first queue whose heads have not been read.
+    these heads, whose place in the order is not known. until: the rank of the first queue whose heads have not been
+    read.
     """
     admitted: list[QueueHead] = []
     asked: list[QueueHead] = []
-    unasked = {queue: n for queue, n in Counter(head.queue for head in heads).items() if queue.id in cut} if cut else {}
-    sequence = ordering.sequence(heads, admission_state, until=until)
+    sequence = ordering.sequence(heads, admission_state, until=until, cut=cut)
     while free_units > 0 and (head := next(sequence, None)) is not None:
+        if isinstance(head, Unread):
+            return Admission(admitted, _without(heads, asked), head)
         asked.append(head)
-        queue = head.queue
-        admission = queue_admission(queue, admission_state)
+        admission = queue_admission(head.queue, admission_state)
         if admission.units.leaves(head.job.units):
             found = admission.closed(head)
             if found is None:
@@ -165,10 +207,6 @@ def admit(
                 admitted.append(head)
             elif closed is not None:
                 closed[found[0].name] += 1
-        if queue in unasked:
-            unasked[queue] -= 1
-            if not unasked[queue]:
-                return Admission(admitted, _without(heads, asked), is_exhausted=True)
     return Admission(admitted, _without(heads, asked))
 
 

@@ -3,7 +3,7 @@
 import math
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from types import MappingProxyType
@@ -43,6 +43,9 @@ from schema.policy import meters
 #: Heads read for each job that may be placed, if the order cannot tell before the gates are asked which ones start.
 #: `LEAST`: the fewest that are read from a queue.
 SPARE, LEAST = 4.0, 8
+#: Reads of further heads after which each read takes more of every queue that is used up, not only of those that come
+#: next.
+MAX_SPARING_READS = 4
 #: Heads read for each job that is expected to start, if the heads of a queue start in the order in which they are read.
 #: More can be read when they are used up. `FEW`: the most heads that are read in addition.
 EXACT, FEW = 1.2, 3
@@ -70,12 +73,24 @@ class HeadReader:
         self._queues, self._bounds = dict[QueueId, ConstrainedQueue](), dict[QueueId, int]()
         self._free_units, self._usual = free_units, usual
         self._read, self._known = Counter[QueueId](), set[int]()
+        self._repeats = 0
         self.cut: set[QueueId] = set()
 
-    def first(self, queues: Sequence[ConstrainedQueue], most: Sequence[float] | None = None) -> list[QueueHead]:
+    @property
+    def cut_queues(self) -> dict[QueueId, ConstrainedQueue]:
+        """The queues that hold more jobs than have been read, by id."""
+        return {queue_id: self._queues[queue_id] for queue_id in self.cut}
+
+    def first(
+        self,
+        queues: Sequence[ConstrainedQueue],
+        most: Sequence[float] | None = None,
+        expected: Mapping[QueueId, float] = MappingProxyType({}),
+    ) -> list[QueueHead]:
         """Read the first heads of these queues, probably enough to fill the free units.
 
-        most: for each queue the number of its jobs that can start at once; without it any number.
+        most: for each queue the number of its jobs that can start at once; without it any number. expected: how many of
+        them will probably start, if that can be told.
         """
         for queue, each in zip(queues, most or [math.inf] * len(queues), strict=True):
             self._queues[queue.id] = queue
@@ -83,20 +98,32 @@ class HeadReader:
         ids = [queue.id for queue in queues]
         even = 1.0 / max(1, len(ids))
         if self._ordering_policy.exact:
+            alone = Counter(queue.instance for queue in queues)
             found = self._next(
-                {queue_id: _with_spare(self._free_units * self._usual.get(queue_id, even)) for queue_id in ids}
+                {
+                    queue.id: int(expected[queue.id]) + 1
+                    if queue.id in expected and alone[queue.instance] == 1
+                    else _with_spare(self._free_units * self._usual.get(queue.id, even))
+                    for queue in queues
+                }
             )
             # A job with a deadline may start before jobs in front of it.
             dated = {head.queue.id for head in found if head.deadline is not None} & self.cut
             return found + self._next(dict.fromkeys(sorted(dated), math.ceil(SPARE * self._free_units * even)))
         return self._next(dict.fromkeys(ids, max(LEAST, math.ceil(SPARE * self._free_units * even))))
 
-    def more(self, left: Sequence[QueueHead], started: Mapping[QueueId, int]) -> list[QueueHead]:
+    def more(
+        self, left: Sequence[QueueHead], started: Mapping[QueueId, int], unread: Collection[QueueId] | None = None
+    ) -> list[QueueHead]:
         """Read the next heads of each queue that has too few heads `left`.
 
         `started`, the number of jobs of each queue that may start, tells how many will be needed. A queue that is used
-        up gets at least as many again as were read. A queue from which many were asked and none may start gets none.
+        up gets at least as many again as were read, if it is among the `unread`, without which the next head is not
+        known; None stands for all. A queue from which many were asked and none may start gets none.
         """
+        self._repeats += 1
+        if self._repeats > MAX_SPARING_READS:
+            unread = None
         unasked = Counter(head.queue.id for head in left)
         admitted = sum(started.values())
         pace = (self._free_units - admitted) / max(1, admitted)
@@ -107,7 +134,7 @@ class HeadReader:
                 self.cut.discard(place)
                 continue
             count = _with_spare(has_started * pace) - unasked[place]
-            if not unasked[place]:
+            if not unasked[place] and (unread is None or place in unread):
                 # No job of the queue has started: read at once all heads that are asked before the queue is given up.
                 count = max(count, self._read[place], 0 if has_started else LEAST - self._read[place])
             if count > 0:
@@ -306,7 +333,8 @@ class AdmissionController:
         )
         for lot, until in self._queue_batches(queues, admission_state, free_units=free_units):
             most = [min(gates.max_starts(queue, admission_state), queue.headroom or math.inf) for queue in lot]
-            left += heads.first(lot, most)
+            expected = ordering.expected(lot, admission_state, free_units=free_units - len(admitted))
+            left += heads.first(lot, most, expected)
             while len(admitted) < free_units:
                 found = admit.admit(
                     left,
@@ -314,13 +342,13 @@ class AdmissionController:
                     free_units=free_units - len(admitted),
                     ordering=ordering,
                     closed=closed,
-                    cut=heads.cut,
+                    cut=heads.cut_queues,
                     until=until,
                 )
                 admitted, left = admitted + found.heads, [*found.left]
-                if not found.is_exhausted:
+                if not found.unread:
                     break
-                left += heads.more(left, Counter(head.queue.id for head in admitted))
+                left += heads.more(left, Counter(head.queue.id for head in admitted), found.unread)
             if len(admitted) == free_units:
                 break
         return admitted

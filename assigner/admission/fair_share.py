@@ -8,16 +8,16 @@ which the cycle began. Limits are charged at once in every mode.
 
 import heapq
 import math
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
 
-from assigner.admission.admit import InstanceOrder, Rank, head_below_minimum, queue_below_minimum
+from assigner.admission.admit import NO_CUT, Cut, InstanceOrder, Rank, Unread, queue_below_minimum
 from assigner.admission.state import AdmissionState
 from schema.accounting.fair_share import Share, Shares, jain_index
-from schema.picking.constrained import ConstrainedQueue, QueueHead
+from schema.picking.constrained import ConstrainedQueue, QueueHead, QueueId
 
 
 class DeficitOrder(InstanceOrder):
@@ -25,33 +25,79 @@ class DeficitOrder(InstanceOrder):
     with the lowest deficit. Instances of weight 0 get what the others leave."""
 
     def sequence(
-        self, heads: Sequence[QueueHead], admission_state: AdmissionState, *, until: Rank | None = None
-    ) -> Iterator[QueueHead]:
+        self,
+        heads: Sequence[QueueHead],
+        admission_state: AdmissionState,
+        *,
+        until: Rank | None = None,
+        cut: Cut = NO_CUT,
+    ) -> Iterator[QueueHead | Unread]:
         if admission_state.shares is None:
-            yield from super().sequence(heads, admission_state)
+            yield from super().sequence(heads, admission_state, cut=cut)
             return
         weighed = weigh_usage(admission_state.shares, admission_state)
         key = partial(self.job_order.key, admission_state=admission_state)
+        of_instances = self.lanes(heads, admission_state)
+        unasked = Counter(head.queue.id for head in heads if head.queue.id in cut)
+        unread = defaultdict[int, list[ConstrainedQueue]](list)
+        for queue in cut.values():
+            if not unasked[queue.id]:
+                unread[queue.instance].append(queue)
         lanes = [
-            InstanceLane(instance, lane, admission_state.shares.of[instance], weighed, key, admission_state)
-            for instance, lane in self.lanes(heads, admission_state).items()
+            InstanceLane(
+                instance,
+                of_instances.get(instance, []),
+                unread[instance],
+                admission_state.shares.of[instance],
+                weighed,
+                key,
+                admission_state,
+            )
+            for instance in dict.fromkeys([*of_instances, *unread])
         ]
         all_used, front = weighed.all_used, None
-        while front is not None or (lanes := [lane for lane in lanes if lane.heads]):
+        while front is not None or (lanes := [lane for lane in lanes if lane.heads or lane.unread]):
             front = front or DeficitHeap(lanes)
             scale = 1.0 / max(1.0, all_used)
             first = front.first(scale)
             if until is not None and (first.behind, first.used * scale - first.target) > until:
                 return
-            yield first.heads.pop()
+            if first.unread:
+                yield Unread(queue.id for queue in first.unread)
+                return
+            head = first.heads.pop()
+            yield head
+            if head.queue.id in unasked:
+                unasked[head.queue.id] -= 1
+                if not unasked[head.queue.id]:
+                    first.unread.append(head.queue)
             before, behind = first.used, first.behind
             first.refresh()
             # A start changes only the sum for the other instances.
             all_used += first.used - before
-            if first.heads and first.behind == behind:
+            if (first.heads or first.unread) and first.behind == behind:
                 front.refresh()
                 continue
             front = None if front.drop() or first.behind < behind else front
+
+    def expected(
+        self, queues: Sequence[ConstrainedQueue], admission_state: AdmissionState, *, free_units: int
+    ) -> Mapping[QueueId, float]:
+        """Return how many jobs of each queue start if each costs 1 and no gate closes: afterwards the deficits of all
+        instances that have started jobs are equal."""
+        if admission_state.shares is None:
+            return {}
+        weighed = weigh_usage(admission_state.shares, admission_state)
+        of_instance = Counter(queue.instance for queue in queues)
+        after = max(1.0, weighed.all_used) + free_units
+        above = {instance: weighed.used[instance] - weighed.target(instance) * after for instance in of_instance}
+        level, total = -math.inf, 0.0
+        for nth, each in enumerate(sorted(above.values())):
+            if each >= level and nth:
+                break
+            total += each
+            level = (free_units + total) / (nth + 1)
+        return {queue.id: max(0.0, level - above[queue.instance]) / of_instance[queue.instance] for queue in queues}
 
     def ranked(
         self, queues: Sequence[ConstrainedQueue], admission_state: AdmissionState
@@ -75,7 +121,10 @@ class DeficitOrder(InstanceOrder):
 
 
 class InstanceLane:
-    """The waiting jobs of one instance, the next one last, and the numbers by which instances are compared."""
+    """The waiting jobs of one instance, the next one last, and the numbers by which instances are compared.
+
+    unread: its queues that hold jobs of which none has been read that was not asked; then its next job is not known.
+    """
 
     __slots__ = (
         "_cost",
@@ -87,6 +136,7 @@ class InstanceLane:
         "heads",
         "share",
         "target",
+        "unread",
         "used",
         "weight",
     )
@@ -95,12 +145,13 @@ class InstanceLane:
         self,
         instance: int,
         heads: list[QueueHead],
+        unread: list[ConstrainedQueue],
         share: Share,
         weighed: "WeightedUsage",
         key: Callable[[QueueHead], tuple[float, ...]],
         admission_state: AdmissionState,
     ) -> None:
-        self.heads, self.share, self._key, self._state = heads, share, key, admission_state
+        self.heads, self.unread, self.share, self._key, self._state = heads, unread, share, key, admission_state
         self.weight, self.target = weighed.weights[instance], weighed.target(instance)
         self._cost, self._may_gain = admission_state.counter(share.cost), True
         self._is_charged = admission_state.shares is None or admission_state.shares.mode != "literal"
@@ -111,14 +162,21 @@ class InstanceLane:
         """Take the current numbers from the working copy."""
         if self._is_charged:
             self.used = self._cost.used + self.share.lift
-        if self._may_gain and self.heads:
+        if self._may_gain and (self.heads or self.unread):
             had = _has_had_minimum(self.share, self.weight, self._state)
-            self.behind = _behind(is_owed=head_below_minimum(self.heads[-1], self._state), weight=self.weight, had=had)
+            # While its next job is not known, it comes no later than with any of them.
+            queues = [*self.unread, *(head.queue for head in self.heads[-1:])]
+            is_owed = any(queue_below_minimum(queue, self._state) for queue in queues)
+            self.behind = _behind(is_owed=is_owed, weight=self.weight, had=had)
             # What it has had it keeps.
-            self._may_gain = not had or any(head.queue.missing_units for head in self.heads)
+            self._may_gain = not had or any(
+                queue.missing_units for queue in [*self.unread, *(head.queue for head in self.heads)]
+            )
 
     def __lt__(self, other: "InstanceLane") -> bool:
         """Return whether its next job comes before the other's; this decides among equal instances."""
+        if self.unread or other.unread:
+            return bool(self.unread)
         return self._key(self.heads[-1]) < self._key(other.heads[-1])
 
 

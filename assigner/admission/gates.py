@@ -48,6 +48,10 @@ class Gate:
         """Return whether the gate can be closed now for queues none of whose `charges` is used up."""
         return not self.only_counts
 
+    def concerns(self, queue: ConstrainedQueue) -> bool:  # noqa: ARG002
+        """Return whether the gate can ever be closed for jobs with the constraints of the queue."""
+        return True
+
     def closed_for_queue(self, queue: ConstrainedQueue, state: AdmissionState) -> str | None:  # noqa: ARG002
         """Return why no job of the queue may start; None if they may, or if it depends on the job."""
         return None
@@ -270,6 +274,9 @@ class WindowsGate(Gate):
     name = "window"
     requirement = "a window is open in which jobs of its class may start"
 
+    def concerns(self, queue: ConstrainedQueue) -> bool:
+        return waits_for_windows(queue)
+
     def closed_for_queue(self, queue: ConstrainedQueue, state: AdmissionState) -> str | None:
         job_class = queue.constraints.get("job_class")
         return None if job_class is None else state.openings.closed_for_class(job_class, state.now)
@@ -280,6 +287,9 @@ class PreferredHoursGate(Gate):
 
     name = "preferred hours"
     requirement = "it is one of the hours that it prefers"
+
+    def concerns(self, queue: ConstrainedQueue) -> bool:
+        return bool(queue.constraints.get("preferred_hours"))
 
     def closed_for_queue(self, queue: ConstrainedQueue, state: AdmissionState) -> str | None:
         try:
@@ -311,6 +321,9 @@ class GraphShareGate(Gate):
 
     name = "graph share"
     requirement = "graphs run less than they may have of the pool, and so does its graph"
+
+    def concerns(self, queue: ConstrainedQueue) -> bool:
+        return graph_of(queue.constraints) is not None
 
     def may_close(self, state: AdmissionState) -> bool:
         return state.graph_share is not None
@@ -360,6 +373,9 @@ class RateGate(Gate):
 
     name = "rate"
     requirement = "the rates of what it uses leave a token"
+
+    def concerns(self, queue: ConstrainedQueue) -> bool:
+        return rate_rows.resource_of(queue.constraints) is not None
 
     def closed_for_queue(self, queue: ConstrainedQueue, state: AdmissionState) -> str | None:
         refused = state.refused.get(rate_rows.resource_of(queue.constraints) or "")
@@ -453,16 +469,17 @@ class QueueCharges:
     """What each job of a queue takes, which depends on its instance and its constraints alone.
 
     counters: amounts by counter; None stands for the job's estimate. tokens: the counters of which a start takes 1 that
-    no lease gives back.
+    no lease gives back. gates: those that can be closed for them.
     """
 
-    __slots__ = ("counters", "tokens")
+    __slots__ = ("counters", "gates", "tokens")
 
     def __init__(self, queue: ConstrainedQueue) -> None:
         self.counters: dict[str, float | None] = {}
         for gate in GATES:
             self.counters.update(gate.charges(queue))
         self.tokens = [name for gate in GATES for name in gate.tokens(queue)]
+        self.gates = frozenset(gate for gate in GATES if gate.concerns(queue))
 
 
 def queue_charges(queue: ConstrainedQueue, state: AdmissionState) -> QueueCharges:
@@ -493,7 +510,8 @@ class QueueAdmission:
         self._limited = [(counter, amount) for counter, amount in self.counters if counter.most is not None]
         self._amounts: dict[float, Mapping[str, float]] = {}
         is_used_up = not all(counter.leaves(amount or 0.0) for counter, amount in self._limited)
-        self.shut = closing_gate(queue, state, GATES if is_used_up else _may_close(state))
+        asked = GATES if is_used_up else _may_close(state)
+        self.shut = closing_gate(queue, state, [gate for gate in asked if gate in charges.gates])
 
     def closed(self, head: QueueHead) -> tuple[Gate, str] | None:
         """Return the first gate that is closed for the job, and why; None if all are open."""
@@ -540,9 +558,9 @@ def first_closed_gate(head: QueueHead, state: AdmissionState) -> tuple[Gate, str
     return queue_admission(head.queue, state).closed(head)
 
 
-def closing_gate(queue: ConstrainedQueue, state: AdmissionState, asked: Sequence[Gate] = ()) -> Gate | None:
+def closing_gate(queue: ConstrainedQueue, state: AdmissionState, asked: Sequence[Gate] | None = None) -> Gate | None:
     """Return the first gate that closes the queue as a whole: of those `asked`, or of all gates."""
-    for gate in asked or GATES:
+    for gate in GATES if asked is None else asked:
         if gate.closed_for_queue(queue, state) is not None:
             return gate
     return None
@@ -563,7 +581,7 @@ def max_starts(queue: ConstrainedQueue, state: AdmissionState) -> float:
 
 def release_times(queues: Iterable[ConstrainedQueue], state: AdmissionState) -> Iterator[ReleaseTime]:
     """Yield when time alone opens the queues that wait for nothing else."""
-    for queue in queues:
+    for queue in queues if state.rates or state.waits else ():
         for gate in TIMED:
             time = gate.release_time(queue, state)
             if time is not None and closing_gate(queue, state) is gate:

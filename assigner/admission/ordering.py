@@ -2,7 +2,7 @@
 
 import heapq
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter, itemgetter
@@ -12,11 +12,11 @@ from leasehold.wire import escaped
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from assigner.admission import graph_share
-from assigner.admission.admit import Ordering, Rank, head_below_minimum
+from assigner.admission.admit import NO_CUT, Cut, Ordering, Rank, Unread, head_below_minimum, known
 from assigner.admission.fair_share import DeficitOrder
 from assigner.admission.state import AdmissionState
 from assigner.config import keys
-from schema.picking.constrained import Ageing, ConstrainedQueue, QueueHead
+from schema.picking.constrained import Ageing, ConstrainedQueue, QueueHead, QueueId
 from schema.validation import PRIORITY_MIN
 
 # The order of the jobs of one instance: by effective priority and age, or by a score. Pure.
@@ -153,7 +153,20 @@ class GraphOrder:
         admission_state: AdmissionState,
         *,
         until: Rank | None = None,  # noqa: ARG002
-    ) -> Iterator[QueueHead]:
+        cut: Cut = NO_CUT,
+    ) -> Iterator[QueueHead | Unread]:
+        return known(self._sequence(heads, admission_state), heads, cut)
+
+    def expected(
+        self,
+        queues: Sequence[ConstrainedQueue],  # noqa: ARG002
+        admission_state: AdmissionState,  # noqa: ARG002
+        *,
+        free_units: int,  # noqa: ARG002
+    ) -> Mapping[QueueId, float]:
+        return {}
+
+    def _sequence(self, heads: Sequence[QueueHead], admission_state: AdmissionState) -> Iterator[QueueHead]:
         lanes: dict[tuple[int, str | None], list[QueueHead]] = defaultdict(list)
         for head in sorted(
             heads, key=lambda each: (graph_share.unpenalised_score(each), rank_and_age(each)), reverse=True

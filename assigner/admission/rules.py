@@ -55,10 +55,11 @@ def read_admission_state(
     """
     reserves = class_reserves.read(connection) if reserved else {}
     of_classes = {class_reserves.running_counter(name) for name in reserves}
+    sets = {queue.constraint_set: queue.constraints for queue in queues}.values()
     buckets = rates.read_buckets(
-        connection, sorted({name for queue in queues for name in rates.bucket_names(queue.constraints)})
+        connection, sorted({name for constraints in sets for name in rates.bucket_names(constraints)})
     )
-    classes = sorted({queue.constraints["job_class"] for queue in queues if "job_class" in queue.constraints})
+    classes = sorted({constraints["job_class"] for constraints in sets if "job_class" in constraints})
     admission_state = AdmissionState(
         now,
         {name: Counter(0.0, bucket.tokens) for name, bucket in buckets.items()},
