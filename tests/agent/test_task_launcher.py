@@ -105,8 +105,8 @@ def test_calls_run_in_processes_that_stay_and_their_output_is_that_of_the_job(wo
 
 
 def test_every_attempt_finds_an_empty_directory_and_no_result_of_another(works: Works) -> None:
-    jobs = task_app.litter.batch([("",), ("[1]",)] * 4)
-    assert [job.result(MINUTE) for job in jobs] == [["tmp"]] * 8
+    jobs = task_app.litter.batch([("",), ("1",), ("orphan",)] * 4)
+    assert [job.result(MINUTE) for job in jobs] == [["tmp"]] * 12
     held = task_app.hold.defer(works.file("held"))
     works.pid("held")
     held.cancel()

@@ -57,10 +57,11 @@ def surroundings() -> dict[str, Any]:
 
 @pool.task
 def litter(late: str) -> list[str]:
-    """List what is in the directory of the attempt, and leave two files, or a process that stores a result late."""
+    """List what is in the directory of the attempt, and leave two files, or a process that writes late."""
     found = sorted([*os.listdir(), *os.listdir(os.environ["TMPDIR"])])
     if late:
-        subprocess.Popen(["sh", "-c", f"sleep 0.1; echo '{late}' > $LEASEHOLD_RESULT"], stderr=subprocess.DEVNULL)
+        write = f"sleep 0.1; echo '{late}' > $LEASEHOLD_RESULT"
+        subprocess.Popen(["sh", "-c", f"( {write} ) &" if late == "orphan" else write], stderr=subprocess.DEVNULL)
     else:
         Path("left").touch()
         Path(os.environ["TMPDIR"], "temporary").touch()

@@ -247,8 +247,19 @@ class TaskChild:
 
 
 def _is_empty(directory: str) -> bool:
-    """Return whether the directory of an attempt is as it was made, so that another attempt may have it."""
+    """Return whether the directory of an attempt is as it was made and no process is left that could write to it.
+
+    Then another attempt may have it.
+    """
+    with contextlib.suppress(ChildProcessError):
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        return False
     try:
+        above = os.getppid()
+        # The supervisor adopts what has lost its parent.
+        with open(f"/proc/{above}/task/{above}/children", encoding="ascii") as file:
+            if file.read().split() != [str(os.getpid())]:
+                return False
         modes = [stat.S_IMODE(os.lstat(place).st_mode) for place in (directory, f"{directory}/tmp")]
         return modes == [0o700, 0o700] and os.listdir(directory) == ["tmp"] and not os.listdir(f"{directory}/tmp")
     except OSError:
