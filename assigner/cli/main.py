@@ -58,13 +58,11 @@ def sections() -> "type[PoolSettings]":
     from bots.agent.isolation import job_accounts
     from bots.gateway.settings import GatewaySettings
     from bots.sync.fetch import FetchSettings
-    from bots.sync.tracing import TracingSettings
 
     class Settings(PoolSettings):
         fetch: FetchSettings = Field(default_factory=FetchSettings)
         gateway: GatewaySettings = Field(default_factory=GatewaySettings)
         bot: AgentSettings = Field(default_factory=AgentSettings)
-        tracing: TracingSettings = Field(default_factory=TracingSettings)
 
         @property
         def job_reach(self) -> str | None:
@@ -382,7 +380,7 @@ def _tell_operators(
 def _sync_service(database: "Database", settings: Any, stack: ExitStack) -> "SyncService":
     """Return what settles the calls of bots; spans that wait are sent when the stack closes."""
     from bots.sync.settle import SyncService
-    from bots.sync.tracing import AttemptTracer
+    from schema.diagnostics.tracing import AttemptTracer
 
     tracer = AttemptTracer.to_collector(settings.tracing)
     if tracer is not None:

@@ -14,7 +14,7 @@ from assigner.admission.controller import AdmissionController, AdmissionResult
 from assigner.admission.rules import RULES, Rules
 from assigner.cycle.pacing import Batch, ConflictBackoff, CyclePacer, concurrent_batches
 from assigner.cycle.settings import AssignerSettings
-from assigner.loops import Again
+from assigner.loops import Again, More
 from assigner.placement import resources
 from assigner.placement import sampling as samples
 from assigner.placement.decision_sample import DecisionRecorder, DecisionSample, sample_decision
@@ -153,6 +153,7 @@ class PriorityAgeAssigner:
                 empty=admitted.empty,
             )
         seconds = self._now() - began
+        was_full = cycle.picked >= self._batch.size(self._settings.batch)
         self._batch.learn(chosen=len(cycle.granted) + cycle.lost, seconds=seconds, limit=self._settings.batch)
         metrics.observe_cycle(
             seconds=seconds,
@@ -164,7 +165,8 @@ class PriorityAgeAssigner:
         )
         busy = bool(cycle.granted or cycle.lost or cycle.evicted)
         returns = None if cycle.admitted is None else cycle.admitted.returns
-        return self._pace.pause(self._settings, busy=busy, failed=bool(cycle.rested), returns=returns)
+        pause = self._pace.pause(self._settings, busy=busy, failed=bool(cycle.rested), returns=returns)
+        return More(pause) if busy and was_full else pause
 
     def _forget(self) -> None:
         """Forget the place in the front, because an undone transaction may have seen its own writes there; and the

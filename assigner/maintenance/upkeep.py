@@ -21,6 +21,7 @@ from schema import graphs
 from schema.accounting import counters, fair_share, pool_samples, quotas
 from schema.accounting.fair_share import FairShareSettings
 from schema.clock import Monotonic
+from schema.diagnostics.tracing import AttemptTracer
 from schema.fleet import success
 from schema.fleet.kinds import link_missed
 from schema.moves import retention as retention_moves
@@ -176,8 +177,9 @@ class Upkeep:
         now: Monotonic,
         fair: FairShareSettings | None = None,
         webhooks: Webhooks | None = None,
+        tracer: AttemptTracer | None = None,
     ) -> None:
-        self.name = name
+        self.name, self._tracer = name, tracer
         self._database, self._settings, self._timing, self._now = database, settings, timing, now
         self._fair = fair or FairShareSettings()
         self._overflow = OverflowController(database, name=name, now=now, webhooks=webhooks)
@@ -244,7 +246,9 @@ class Upkeep:
         while True:
 
             def page(connection: Connection, after: int = after) -> list[int]:
-                bot_ids, _ = expire(connection, after=after, limit=LIMIT, actor=self.name)
+                bot_ids, ended = expire(connection, after=after, limit=LIMIT, actor=self.name)
+                if self._tracer is not None:
+                    self._tracer.trace(connection, ended)
                 return bot_ids
 
             bot_ids = self._database.run(page, urgent=True)

@@ -1,7 +1,7 @@
 """One assigner process: every configured assigner thread, upkeep, and the configuration kept current.
 
 The process writes what the configuration declares (cohorts, queues, success, instances and their shares, rates,
-windows) into the database when it starts and after each reload.
+windows, schedules) into the database when it starts and after each reload.
 """
 
 import random
@@ -15,6 +15,7 @@ from sqlalchemy import Connection
 from assigner import metrics
 from assigner.config.loading import Reloader, masked
 from assigner.loops import Loop
+from assigner.maintenance import schedule_forms
 from assigner.maintenance.meters import MeterPoller
 from assigner.maintenance.schedules import Schedules
 from assigner.maintenance.upkeep import Upkeep
@@ -25,8 +26,10 @@ from schema import clock, declarations
 from schema.accounting import accounts, quotas, rates
 from schema.accounting.accounts import PoolLimits
 from schema.accounting.quotas import QuotaUses
+from schema.diagnostics.tracing import AttemptTracer
 from schema.fleet import success
 from schema.policy import queue_limits, schedules, time_windows
+from schema.policy.schedule_changes import owner_in_words
 from schema.postgres.engine import Database
 from schema.postgres.notify import Wakeups
 from schema.tenancy import cohorts, instances
@@ -57,6 +60,7 @@ def declare(database: Database, settings: PoolSettings) -> None:
             database.run(partial(instances.put_instance, name=each.name, pool=each.pool, actor=ACTOR, reason=REASON))
         except Conflict as error:
             log.error("an instance cannot be as configured now", instance=each.name, error=str(error))
+    _declare_schedules(database, settings)
     is_given = settings.fair_share.model_dump(include=set(PoolLimits.model_fields), exclude_none=True)
     database.run(lambda connection: _note(connection, settings.instances, limits=list(is_given)))
     shares = {each.name: each for each in settings.instances if each.is_given}
@@ -65,6 +69,22 @@ def declare(database: Database, settings: PoolSettings) -> None:
     if is_given:
         limits = PoolLimits.model_validate(is_given)
         database.run(lambda connection: accounts.limit_pool(connection, limits, actor=ACTOR, reason=REASON))
+
+
+def _declare_schedules(database: Database, settings: PoolSettings) -> None:
+    """Write the schedules. What somebody else has set stays, is logged and tried again at the next start or reload."""
+    try:
+        refused = database.run(lambda c: schedule_forms.declare(c, settings.schedules, actor=ACTOR))
+    except Conflict as error:
+        log.error("the schedules cannot be as configured now", error=str(error))
+        return
+    for each in refused:
+        log.error(
+            "a schedule is not as configured, because it has another owner: remove it, or name yours otherwise",
+            instance=each.instance,
+            schedule=each.name,
+            owner=owner_in_words(each.owner),
+        )
 
 
 def _note(connection: Connection, named: Sequence[InstanceSettings], *, limits: Sequence[str]) -> None:
@@ -99,6 +119,7 @@ class AssignerProcess:
         self._wakeups = Wakeups(database, chance=seeded(chance))
         self._presence = Presence(database, name, interval=settings.timing.reap)
         self._webhooks = Webhooks(database, settings.webhooks, chance=seeded(chance))
+        self._tracer = AttemptTracer.to_collector(settings.tracing)
         self._upkeep = Upkeep(
             database,
             settings.upkeep,
@@ -107,6 +128,7 @@ class AssignerProcess:
             now=clock.monotonic,
             fair=settings.fair_share,
             webhooks=self._webhooks,
+            tracer=self._tracer,
         )
         self._polling = MeterPoller(database, settings.meters)
         self._schedules = Schedules(
@@ -161,6 +183,8 @@ class AssignerProcess:
         self._schedules_signal.close()
         self._wakeups.stop()
         self._presence.end()
+        if self._tracer is not None:
+            self._tracer.close()
 
     def _quota_uses(self) -> QuotaUses:
         """Read what metrics say of quotas. It is not repeated after an error, because a scrape has a deadline."""
@@ -198,8 +222,13 @@ class AssignerProcess:
         self._webhooks.reconfigure(now.webhooks)
         self._schedules.reconfigure(level=now.service_levels.default, estimate=now.estimates.estimate)
         posts = [[(each.kind, each.threads) for each in settings.assigners] for settings in (before, now)]
-        if posts[0] != posts[1] or (before.database, before.timing) != (now.database, now.timing):
+        if posts[0] != posts[1] or (before.database, before.timing, before.tracing) != (
+            now.database,
+            now.timing,
+            now.tracing,
+        ):
             log.warning(
-                "some changes need a restart", sections="database, timing, number and kinds of assigners, threads"
+                "some changes need a restart",
+                sections="database, timing, tracing, number and kinds of assigners, threads",
             )
         declare(self._database, now)

@@ -18,7 +18,7 @@ from assigner.placement.decision_sample import DecisionRecorder, stored
 from assigner.settings import PoolSettings
 from schema import clock
 from schema.postgres.engine import Database
-from schema.postgres.notify import Signal, Wakeups
+from schema.postgres.notify import Signal, SignalGroup, Wakeups
 from schema.tenancy import drains, processes
 from schema.tenancy.cohorts import Cohort, cohorts
 from schema.tenancy.processes import Configuration, Kind
@@ -167,6 +167,7 @@ class AssignerThreads:
         self._kinds = [each.kind for each in settings.assigners]
         self._lock = threading.Lock()
         self._held: dict[ThreadRole, RunningThread] = {}
+        self._groups: dict[int, SignalGroup] = {}
         self._missing: set[str] = set()
         self._over = False
         self._filters = [_filters(each) for each in settings.assigners]
@@ -212,6 +213,8 @@ class AssignerThreads:
             self._over = True
             for role in list(self._held):
                 self._stop_thread(role, max(0.0, deadline - clock.monotonic()))
+            while self._groups:
+                self._groups.popitem()[1].close()
 
     def _entry(self, entry: int) -> AssignerSettings | None:
         """Return the entry's current settings, or None if it is gone or now of another kind."""
@@ -259,7 +262,7 @@ class AssignerThreads:
             rules=rules_from(self._settings),
             recorder=self._presence.recorder,
         )
-        signal = self._wakeups.signal("jobs")
+        signal = self._signal(role)
         loop = Loop(
             f"assigner-{role.entry}-{role.place}",
             self._presence.guarded(assigner.run_once),
@@ -272,6 +275,14 @@ class AssignerThreads:
         loop.start()
         if role.cohort is not None:
             log.info("a cohort has an assigner", assigner=assigner.name)
+
+    def _signal(self, role: ThreadRole) -> Signal:
+        """Return the signal of a thread. A wake-up wakes one of an entry's threads, or that of each cohort."""
+        if role.cohort is not None:
+            return self._wakeups.signal("jobs")
+        if role.entry not in self._groups:
+            self._groups[role.entry] = self._wakeups.group("jobs")
+        return self._groups[role.entry].signal()
 
     def _stop_thread(self, role: ThreadRole, within: float) -> None:
         held = self._held[role]

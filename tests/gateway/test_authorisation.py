@@ -48,6 +48,7 @@ POST                    /v1/graphs/cancel                 submitter operator
 GET                     /v1/schedules                     submitter operator
 GET PUT PATCH DELETE    /v1/schedules/{name}              submitter operator
 POST                    /v1/schedules/{name}/run          submitter operator
+POST                    /v1/schedules/apply               submitter operator
 GET                     /v1/metadata                      submitter operator
 GET                     /v1/metadata/summary              submitter operator
 GET                     /v1/status                        submitter operator
@@ -79,11 +80,13 @@ GET                     /v1/meters/{name}/pattern         operator
 GET                     /v1/forecast                      operator
 GET PUT PATCH DELETE    /v1/instances/{name}              operator
 GET PUT DELETE          /v1/instances/{name}/account      operator
+POST                    /v1/instances/{name}/effect       operator
 GET                     /v1/accounts                      operator
 GET PUT DELETE          /v1/limits                        operator
 GET PUT DELETE          /v1/backpressure                  operator
 GET PUT DELETE          /v1/scheduling                    operator
 GET PUT PATCH DELETE    /v1/quotas/{cohort}/{instance}    operator
+POST                /v1/quotas/{cohort}/{instance}/effect operator
 """
 #: What operators list, and show, set and remove below its keys.
 OF_OPERATORS = """
@@ -330,6 +333,14 @@ FOREIGN: tuple[tuple[str, str, dict[str, Any] | None], ...] = (
     ("PATCH", "/v1/schedules/ours?instance={instance}", {"enabled": False}),
     ("DELETE", "/v1/schedules/ours?instance={instance}", None),
     ("POST", "/v1/schedules/ours/run?instance={instance}", {"key": "k"}),
+    (
+        "POST",
+        "/v1/schedules/apply",
+        {
+            "app": "a",
+            "schedules": [{"name": "s", "instance": "{instance}", "cron": "0 3 * * *", "job": {"command": ["true"]}}],
+        },
+    ),
     ("GET", "/v1/metadata?key=team&instance={instance}", None),
     ("GET", "/v1/samples?scope=instance:{instance}", None),
     ("GET", "/v1/metadata/summary?metadata=team%3Dours&instance={instance}", None),

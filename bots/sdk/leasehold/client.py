@@ -48,7 +48,8 @@ class Schedules:
     def put(self, name: str, cron: str, job: Mapping[str, Any], **terms: str | int | float | bool | None) -> Record:
         """Make a schedule, or replace it: a job request without key and instance, at each tick of a cron expression.
 
-        terms: zone, catch_up, catch_up_most, catch_up_seconds, overlap, enabled, instance. Raises BadInput.
+        terms: zone, catch_up, catch_up_most, catch_up_seconds, overlap, enabled, instance, take_over: replace one that
+        an app declares, too. Raises BadInput, Conflict `declared`.
         """
         given = {key: value for key, value in terms.items() if value is not None}
         body = {"cron": cron, "job": dict(job), **given}
@@ -80,9 +81,23 @@ class Schedules:
         answer = self._transport.call("POST", path, query=_of(instance), body={"key": key or self._key()})
         return Job(id=answer["id"], created=answer["created"])
 
-    def remove(self, name: str, *, instance: str | None = None) -> None:
-        """Remove a schedule. Its jobs stay."""
-        self._transport.call("DELETE", _schedule_path(name), query=_of(instance))
+    def apply(
+        self, app: str, schedules: Iterable[Mapping[str, Any]], *, prune: bool = False, take_over: bool = False
+    ) -> Records:
+        """Make the schedules of an app those that are given, all or none; return what became of each.
+
+        A schedule is given by `name`, `cron`, `job` and the terms of `put`. prune: remove those that the app declared
+        before and that are not given. take_over: change those that a command has set or another app declares, too.
+        Raises BadInput, Conflict `schedule_owned`.
+        """
+        body = {"app": app, "schedules": [*schedules], "prune": prune, "take_over": take_over}
+        done: Records = self._transport.call("POST", "/v1/schedules/apply", body=body)["schedules"]
+        return done
+
+    def remove(self, name: str, *, instance: str | None = None, take_over: bool = False) -> None:
+        """Remove a schedule. Its jobs stay. take_over: also one that an app declares. Raises Conflict `declared`."""
+        query = {**(_of(instance) or {}), **({"take_over": "true"} if take_over else {})}
+        self._transport.call("DELETE", _schedule_path(name), query=query or None)
 
 
 def _of(instance: str | None) -> dict[str, str | int | float] | None:
