@@ -62,6 +62,14 @@ GET POST                /v1/instances/{name}/drain        operator
 GET                     /v1/assigners                     operator
 GET                     /v1/assigners/{name}              operator
 POST                    /v1/assigners/{name}/drain        operator
+GET                     /v1/alerts                        operator
+GET                     /v1/doctor                        operator
+GET                     /v1/invariants                    operator
+GET                     /v1/gateways                      operator
+GET                     /v1/audit                         operator
+GET                     /v1/settings                      operator
+GET                     /v1/decisions                     operator
+POST                    /v1/scores                        operator
 GET                     /v1/usage                         operator
 GET                     /v1/report                        operator
 GET                     /v1/preemptions                   operator
@@ -72,11 +80,13 @@ GET                     /v1/meters/{name}/pattern         operator
 GET                     /v1/forecast                      operator
 GET PUT PATCH DELETE    /v1/instances/{name}              operator
 GET PUT DELETE          /v1/instances/{name}/account      operator
+POST                    /v1/instances/{name}/effect       operator
 GET                     /v1/accounts                      operator
 GET PUT DELETE          /v1/limits                        operator
 GET PUT DELETE          /v1/backpressure                  operator
 GET PUT DELETE          /v1/scheduling                    operator
 GET PUT PATCH DELETE    /v1/quotas/{cohort}/{instance}    operator
+POST                /v1/quotas/{cohort}/{instance}/effect operator
 """
 #: What operators list, and show, set and remove below its keys.
 OF_OPERATORS = """

@@ -116,6 +116,12 @@ def test_a_number_that_is_too_large_is_refused_and_not_cut(database: Database) -
         there_and_back(database, [BIG + 1], "bigint")
 
 
+def test_a_text_with_a_nul_is_refused_and_divides_no_other(database: Database) -> None:
+    for values in (["a\0b"], ["a", "\0"], ["", "a\0", "b"]):
+        with pytest.raises(Exception, match="NUL"):
+            there_and_back(database, values, "text")
+
+
 def test_ids_come_as_the_text_that_they_are_shown_as(database: Database) -> None:
     ids = [uuid.UUID(int=5), uuid.uuid4()]
     query = text("SELECT CAST(:one AS uuid) AS one, CAST(:many AS uuid[]) AS many, CAST(NULL AS uuid) AS none")
