@@ -1,4 +1,7 @@
-"""Admission of constrained jobs: read their queues, ask the gates, lock the jobs that may start, and charge them."""
+"""Admission of constrained jobs: read their queues, ask the gates, lock the jobs that may start, and charge them.
+
+One module because the reader of heads and the controller share what is known of one cycle.
+"""
 
 import math
 import random
