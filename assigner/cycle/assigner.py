@@ -17,6 +17,7 @@ from assigner.cycle.settings import AssignerSettings
 from assigner.loops import Again, More
 from assigner.placement import resources
 from assigner.placement import sampling as samples
+from assigner.placement.decision_sample import DecisionRecorder, DecisionSample, sample_decision
 from assigner.placement.fleet import Fleet, Part
 from assigner.placement.registry import SUCCESS
 from assigner.placement.room import WaitingKinds
@@ -46,7 +47,7 @@ class CycleResult:
     others have all slots. part: the part of the fleet where it places a large batch. quotas: what the quotas of the
     picked jobs' instances still leave. amounts: what picked jobs with constraints take of counters, without resources
     of bots. taken: what their leases have taken, with these. without_token: the jobs whose rate others have used up
-    since it was read; None until the rates are locked.
+    since it was read; None until the rates are locked. sample: one of its decisions, for operators.
     """
 
     kept_units: int = 0
@@ -64,6 +65,7 @@ class CycleResult:
     amounts: dict[int, Amounts] = field(default_factory=dict)
     taken: list[tuple[int, Amounts]] = field(default_factory=list)
     without_token: set[int] | None = None
+    sample: DecisionSample | None = None
 
     def may_still_start(self, job: ReadyJob) -> bool:
         """Return whether neither a quota nor a rate keeps the job from another bot."""
@@ -113,8 +115,9 @@ class PriorityAgeAssigner:
         quotas: QuotaSettings | None = None,
         cohort: int | None = None,
         rules: Rules = RULES,
+        recorder: DecisionRecorder | None = None,
     ) -> None:
-        self.name = name
+        self.name, self._recorder = name, recorder
         self._database, self._settings, self._timing = database, settings, timing
         self._quotas = quotas or QuotaSettings()
         self._cohorts = None if cohort is None else (cohort,)
@@ -141,6 +144,8 @@ class PriorityAgeAssigner:
             self._database, self._cycle, undone=self._forget, few=self._chosen <= FEW
         ) or CycleResult(lost=1)
         self._rotation.keep()
+        if cycle.sample is not None and self._recorder is not None:
+            self._recorder.keep(cycle.sample)
         if cycle.deferred:
             return Again(self._chance.uniform(0.5, 1.5) * RETRY_SECONDS)
         if cycle.admitted is not None:
@@ -401,6 +406,8 @@ class PriorityAgeAssigner:
             amounts = {**amounts, **of_bots}
             cycle.lost += len(chosen) - len(placements)
         placed = self._grant(connection, seen.jobs, placements, cycle, strategy=name, amounts=amounts)
+        if placed and self._recorder is not None and cycle.sample is None and self._recorder.is_due():
+            cycle.sample = sample_decision(seen, [each for each in placements if each.job_id in placed], policy)
         if name == SUCCESS:
             metrics.observe_scores(each.decision["score"]["total"] for each in placements if each.job_id in placed)
         return [job for job in seen.jobs if job.id not in placed and cycle.may_still_start(job)]

@@ -37,7 +37,7 @@ from schema.moves.timeouts import age_out, stop_drained, stop_over_ceiling, time
 from schema.picking import constrained
 from schema.postgres.engine import Database
 from schema.states import LeaseState
-from schema.tenancy import drains
+from schema.tenancy import drains, processes
 from schema.timing import Timing
 
 #: The most jobs that one transaction reviews, and the most such transactions in one round.
@@ -382,6 +382,7 @@ class Upkeep:
             if not self._in_batches(duty):
                 self._next_forget = self._now()
         self._database.run(retention_moves.delete_idle_queues)
+        self._database.run(lambda connection: processes.forget(connection, age=DAY))
         for fine, coarse, age in pool_samples.MERGES:
             merge = partial(pool_samples.merge, fine=fine, coarse=coarse, age=age)
             if not any(self._database.run(merge) == 0 for _ in range(DELETIONS)):

@@ -13,7 +13,7 @@ from leasehold.errors import Conflict
 from sqlalchemy import Connection
 
 from assigner import metrics
-from assigner.config.loading import Reloader
+from assigner.config.loading import Reloader, masked
 from assigner.loops import Loop
 from assigner.maintenance import schedule_forms
 from assigner.maintenance.meters import MeterPoller
@@ -34,6 +34,7 @@ from schema.postgres.engine import Database
 from schema.postgres.notify import Wakeups
 from schema.tenancy import cohorts, instances
 from schema.tenancy.instances import InstanceSettings
+from schema.tenancy.processes import Configuration
 
 #: Actor and reason of declared changes in the audit.
 ACTOR = "config"
@@ -94,6 +95,12 @@ def _note(connection: Connection, named: Sequence[InstanceSettings], *, limits: 
     declarations.replace(connection, "pool-limit", limits)
 
 
+#: Sections that an assigner process tells to operators. Others declare what can be listed, or may hold secrets.
+TOLD = (
+    "assigners", "timing", "quotas", "fair_share", "ordering", "upkeep", "success", "estimates", "service_levels",
+)  # fmt: skip
+
+
 #: Thresholds of Python's garbage collector. A cycle makes short-lived objects for each of hundreds of jobs; with
 #: Python's default of 700 new objects between two collections, they would cause many collections that free nothing.
 GARBAGE = (50_000, 10, 10)
@@ -152,6 +159,7 @@ class AssignerProcess:
             self._loops.insert(0, self._cohort_loop)
 
     def start(self) -> None:
+        self._tell_configuration()
         declare(self._database, self._reloader.current)
         self._presence.begin()
         self._wakeups.start()
@@ -189,13 +197,21 @@ class AssignerProcess:
         )
 
     def _look_at_configuration(self) -> float:
+        error = self._reloader.error
         delay = self._reloader.run_once()
         before, now = self._in_force, self._reloader.current
         if now is not before:
             self._reconfigure(before, now)
             # Set last: if the database fails above, the next look tries again.
             self._in_force = now
+        if now is not before or self._reloader.error != error:
+            self._tell_configuration()
         return delay
+
+    def _tell_configuration(self) -> None:
+        shown = masked(self._reloader.current)
+        told = {section: shown[section] for section in TOLD}
+        self._presence.configured(Configuration(self._reloader.file, told, self._reloader.error))
 
     def _reconfigure(self, before: PoolSettings, now: PoolSettings) -> None:
         self._assigner_threads.reconfigure(now)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import ARRAY, Connection, Select, Text, cast, column, func, literal, select, text, union_all
+from sqlalchemy.exc import DBAPIError
 
 from schema.fleet.kinds import LINKS
 from schema.postgres.engine import Database
@@ -390,7 +391,9 @@ CHECK = union_all(*(_counted(place, invariant) for place, invariant in enumerate
 
 # All invariants must see one snapshot, and a large history takes longer than a move may.
 SNAPSHOT = text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-NO_STATEMENT_TIMEOUT = text("SET LOCAL statement_timeout = 0")
+STATEMENT_TIMEOUT = text("SELECT set_config('statement_timeout', :milliseconds, true)")
+#: SQLSTATE of a statement that took longer.
+CANCELLED = "57014"
 # Compiling this wide statement costs more than running it. It reads whole tables, so sequential scans are right.
 NO_JIT = text("SET LOCAL jit = off")
 WHOLE_TABLES = text("SET LOCAL enable_seqscan = on")
@@ -406,10 +409,22 @@ def check(connection: Connection) -> list[Finding]:
 
 def verify(database: Database) -> list[Finding]:
     """Run `check` in a read-only transaction of its own, without a time limit. Raises NotReady without a database."""
+    return database.run(lambda connection: _verified(connection, seconds=0.0), urgent=True)
 
-    def work(connection: Connection) -> list[Finding]:
-        for setting in (SNAPSHOT, NO_STATEMENT_TIMEOUT, NO_JIT, WHOLE_TABLES):
-            connection.execute(setting)
-        return check(connection)
 
-    return database.run(work, urgent=True)
+def verify_within(database: Database, *, seconds: float) -> list[Finding] | None:
+    """Run `check` as `verify` does, for at most so many seconds; None if that was not enough."""
+    try:
+        return database.run(lambda connection: _verified(connection, seconds=seconds))
+    except DBAPIError as error:
+        if getattr(error.orig, "sqlstate", None) == CANCELLED:
+            return None
+        raise
+
+
+def _verified(connection: Connection, *, seconds: float) -> list[Finding]:
+    """seconds: the longest time of the statement; 0 = any."""
+    for setting in (SNAPSHOT, NO_JIT, WHOLE_TABLES):
+        connection.execute(setting)
+    connection.execute(STATEMENT_TIMEOUT, {"milliseconds": str(round(seconds * 1000))})
+    return check(connection)

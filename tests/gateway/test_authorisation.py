@@ -62,6 +62,14 @@ GET POST                /v1/instances/{name}/drain        operator
 GET                     /v1/assigners                     operator
 GET                     /v1/assigners/{name}              operator
 POST                    /v1/assigners/{name}/drain        operator
+GET                     /v1/alerts                        operator
+GET                     /v1/doctor                        operator
+GET                     /v1/invariants                    operator
+GET                     /v1/gateways                      operator
+GET                     /v1/audit                         operator
+GET                     /v1/settings                      operator
+GET                     /v1/decisions                     operator
+POST                    /v1/scores                        operator
 GET                     /v1/usage                         operator
 GET                     /v1/report                        operator
 GET                     /v1/preemptions                   operator

@@ -24,6 +24,7 @@ from urllib.parse import quote
 from leasehold import wire
 from leasehold.calls.backlog import Backlog, Jobs, Records
 from leasehold.calls.graphs import Graphs
+from leasehold.calls.operators import Operators
 from leasehold.errors import BadInput, Conflict, LeaseholdError
 from leasehold.states import FINAL
 from leasehold.transport import Record, TooLarge, Transport
@@ -179,6 +180,7 @@ class Client:
         self.backlog = Backlog(self._transport, each=self._each, key=self._key)
         self.graphs = Graphs(self._transport, key=self._key, held=SUBMIT_TIME)
         self.schedules = Schedules(self._transport, key=self._key)
+        self.operators = Operators(self._transport)
 
     def close(self) -> None:
         self._transport.close()
