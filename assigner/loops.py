@@ -39,6 +39,10 @@ class Again(float):
     """Delay, in seconds, of a loop that waits for its turn: it counts as busy and needs no wake-up."""
 
 
+class More(float):
+    """Delay, in seconds, of a loop that has left work which another loop of its group could do meanwhile."""
+
+
 class Loop:
     """A thread that calls `run_once` again and again, waiting the seconds it returns or until it is woken.
 
@@ -120,26 +124,30 @@ class Loop:
         self._signal.set()
 
     def _run(self) -> None:
-        while not self._stopping.is_set():
-            self._signal.clear()
-            delay = self._once()
-            if self._idle is None or _is_busy(delay):
-                self._rest(delay)
-            elif not self._stopping.is_set():
-                with self._idle():
-                    self._sleep()
+        try:
+            while not self._stopping.is_set():
+                self._signal.clear()
+                delay = self._once()
+                if self._idle is None or _is_busy(delay):
+                    self._rest(delay)
+                elif not self._stopping.is_set():
+                    with self._idle():
+                        self._sleep()
+        finally:
+            self._signal.wake_next()  # a wake-up may have chosen this loop just before it ended
 
     def _sleep(self) -> None:
-        """Run after each delay that `run_once` asks for, until it has work again, while marked idle.
+        """Run after each delay that `run_once` asks for, while marked idle, until work comes faster than it runs.
 
         The first run is at once. Work that was committed after the last run, but before the loop was marked idle,
-        caused no wake-up and never will. Only a commit after the mark reaches the signal.
+        caused no wake-up and never will. Only a commit after the mark reaches the signal. A loop that has had work, and
+        is not woken in the pause that follows, stays marked, because to be marked anew costs another run.
         """
         while not self._stopping.is_set():
             self._signal.clear()
             delay = self._once()
-            self._rest(delay)
-            if _is_busy(delay):
+            was_woken = self._rest(delay)
+            if _is_busy(delay) and (was_woken or delay <= 0 or isinstance(delay, Again)):
                 return
 
     def _once(self) -> float:
@@ -148,11 +156,16 @@ class Loop:
             delay = self._run_once()
         except Exception as error:
             metrics.LOOP_ERRORS.labels(loop=self.name).inc()
-            self._wait_after_error(self._error_delay(error))
+            delay = self._error_delay(error)
+            if self._errors_in_a_row == 1:  # else loops that all fail would wake each other
+                self._signal.wake_next()
+            self._wait_after_error(delay)
             return 0.0
         self._errors_in_a_row = 0
         self._ended_well = self._monotonic()
         metrics.LOOP_CYCLES.labels(loop=self.name).inc()
+        if isinstance(delay, More):
+            self._signal.wake_next()
         return delay
 
     def _wait_after_error(self, delay: float) -> None:
@@ -161,9 +174,9 @@ class Loop:
         with self._idle() if self._idle is not None else nullcontext():
             self._rest(delay - ERROR_DELAY_MIN)
 
-    def _rest(self, delay: float) -> None:
-        if delay > 0 and not self._stopping.is_set():
-            self._signal.wait(delay)
+    def _rest(self, delay: float) -> bool:
+        """Wait so many seconds; True if it was woken."""
+        return delay > 0 and not self._stopping.is_set() and self._signal.wait(delay, busy=_is_busy(delay))
 
     def _error_delay(self, error: Exception) -> float:
         growing = self.on_error_delay * 2.0 ** min(self._errors_in_a_row, 32)

@@ -20,14 +20,17 @@ from assigner.config.loading import ConfigModel
 from assigner.cycle.settings import AssignerSettings
 from assigner.estimation import EstimateSettings
 from assigner.maintenance.meters import MeterSettings
+from assigner.maintenance.schedule_forms import ScheduleSettings
 from assigner.maintenance.upkeep import UpkeepSettings
 from assigner.maintenance.webhooks import WebhookSettings
 from assigner.preemption.plan import QuotaSettings
 from schema.accounting.fair_share import FairShareSettings
 from schema.accounting.rates import RateSettings
+from schema.diagnostics.tracing import TracingSettings
 from schema.fleet.success import SuccessSettings
 from schema.policy.priority_classes import ServiceLevelSettings
 from schema.policy.queue_limits import QueueSettings
+from schema.policy.schedule_changes import MAX_SCHEDULES
 from schema.policy.time_windows import WindowSettings
 from schema.postgres import embedded, migrate, urls
 from schema.postgres.engine import Database, DatabaseSettings
@@ -64,6 +67,8 @@ class PoolSettings(ConfigModel):
     service_levels: ServiceLevelSettings = Field(default_factory=ServiceLevelSettings)
     meters: tuple[MeterSettings, ...] = Field(default=(), max_length=100)
     webhooks: tuple[WebhookSettings, ...] = Field(default=(), max_length=20)
+    schedules: tuple[ScheduleSettings, ...] = Field(default=(), max_length=MAX_SCHEDULES)
+    tracing: TracingSettings = Field(default_factory=TracingSettings)
 
     @property
     def job_reach(self) -> str | None:
@@ -79,6 +84,15 @@ class PoolSettings(ConfigModel):
         )
         if repeated is not None:
             raise ValueError(f"'{escaped(repeated, 64)}' is declared twice")
+        return settings
+
+    @field_validator("schedules")
+    @classmethod
+    def _schedules_are_unique(cls, settings: tuple[ScheduleSettings, ...]) -> tuple[ScheduleSettings, ...]:
+        names = [(each.declared().instance, each.name) for each in settings]
+        repeated = next((name for place, (_, name) in enumerate(names) if names[place] in names[:place]), None)
+        if repeated is not None:
+            raise ValueError(f"'{repeated}' is declared twice in one instance")
         return settings
 
     @field_validator("database")

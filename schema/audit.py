@@ -6,6 +6,8 @@ because a caller that waits for a job reads it many times.
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection, insert, text
@@ -23,6 +25,22 @@ WHERE NOT EXISTS (
 """)
 # A read does not wait for the disk. A server that crashes within a second may lose the row.
 _LAZY_COMMIT = text("SET LOCAL synchronous_commit = off")
+_ROWS = text("""
+SELECT id, at, actor, action, subject, details FROM audit
+WHERE CAST(:before AS bigint) IS NULL OR id < :before ORDER BY id DESC LIMIT :limit
+""")
+
+
+@dataclass(frozen=True)
+class AuditRow:
+    """One row: who did what (`noun.verb`) to what, and when."""
+
+    id: int
+    at: datetime
+    actor: str
+    action: str
+    subject: str
+    details: dict[str, Any] | None
 
 
 def write(
@@ -57,3 +75,8 @@ def write_access(
     row = {"actor": actor, "action": action, "subject": subject, "details": noted}
     if connection.execute(_WRITE_ACCESS, row).rowcount:
         connection.execute(_LAZY_COMMIT)
+
+
+def rows(connection: Connection, *, before: int | None, limit: int) -> list[AuditRow]:
+    """Return up to `limit` rows, newest first; `before`: only those with a lower id."""
+    return [AuditRow(**row._mapping) for row in connection.execute(_ROWS, {"before": before, "limit": limit})]

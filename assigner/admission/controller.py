@@ -17,7 +17,7 @@ from assigner.admission import ordering as orders
 from assigner.admission import rules as admission_rules
 from assigner.admission.admit import Rank
 from assigner.admission.checkers import FAILURES
-from assigner.admission.gates import ReleaseTime, queue_admission
+from assigner.admission.gates import QueueCharges, ReleaseTime, queue_admission
 from assigner.admission.ordering import OrderingPolicy
 from assigner.admission.rules import Rules
 from assigner.admission.state import POOL_JOBS, AdmissionState
@@ -146,6 +146,8 @@ HEADS_PER_PREEMPTION = 5
 #: Instances that are looked at beyond the number of free units, because each start moves all instances a little; and
 #: the most of further instances with the same rank, among which only their jobs tell which one comes first.
 FEW_MORE, MANY_ALIKE = 2, 100
+#: Pairs of an instance and a constraint set of which an assigner remembers what their jobs take of counters.
+MAX_REMEMBERED = 20_000
 #: Seconds for which an assigner does not check whether the demand of an instance has to be recorded again.
 DEMAND_RECHECK = DEMAND_INTERVAL / 2
 
@@ -183,6 +185,7 @@ class AdmissionController:
         self._started_graph_jobs: list[QueueHead] = []
         self._usual: dict[QueueId, float] = {}
         self._noted, self._noting = dict[int, float](), dict[int, float]()
+        self._charges = dict[tuple[int, int], QueueCharges]()
         self.reconfigure(rules)
 
     def reconfigure(self, rules: Rules) -> None:
@@ -195,6 +198,8 @@ class AdmissionController:
         pace: seconds within which no job's failed check is counted twice.
         """
         self._noting, self._started_graph_jobs = {}, []
+        if len(self._charges) > MAX_REMEMBERED:
+            self._charges.clear()
         found = constrained.queues(connection, scope, batch=batch, after=self._after)
         self._after = found.last
         if found.now is None or not found.queues or not found.free_units:
@@ -211,6 +216,7 @@ class AdmissionController:
             pressed=found.pressed,
             reserved=found.reserved,
             rules=self._rules,
+            charges=self._charges,
         )
         self._settle_weights(connection, queues, admission_state)
         if admission_state.shares is not None:
@@ -340,6 +346,7 @@ class AdmissionController:
             pressed=found.pressed,
             reserved=found.reserved,
             rules=self._rules,
+            charges=self._charges,
         )
         heads = HeadReader(
             connection, self._ordering_policy, free_units=HEADS_PER_PREEMPTION * most, now=admission_state.now

@@ -7,6 +7,7 @@ which the cycle began. Limits are charged at once in every mode.
 """
 
 import heapq
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ class DeficitOrder(InstanceOrder):
             for instance, lane in self.lanes(heads, admission_state).items()
         ]
         all_used, front = weighed.all_used, None
-        while lanes:
+        while front is not None or (lanes := [lane for lane in lanes if lane.heads]):
             front = front or DeficitHeap(lanes)
             scale = 1.0 / max(1.0, all_used)
             first = front.first(scale)
@@ -50,8 +51,6 @@ class DeficitOrder(InstanceOrder):
             if first.heads and first.behind == behind:
                 front.refresh()
                 continue
-            if not first.heads:
-                lanes.remove(first)
             front = None if front.drop() or first.behind < behind else front
 
     def ranked(
@@ -123,11 +122,17 @@ class InstanceLane:
         return self._key(self.heads[-1]) < self._key(other.heads[-1])
 
 
+#: Weights whose first instances are compared for each job that starts; the others follow behind them.
+COMPARED = 64
+
+
 class DeficitHeap:
     """A heap that gives the instance with the lowest deficit.
 
     Of instances with equal weights the one that has used least comes first, whatever the others have used. So only the
-    first instance of each weight is compared for each job that starts.
+    first instance of each weight is compared for each job that starts. If there are many weights, the deficits of all
+    of them are computed once for many starts: while the scale stays above a bound, no deficit falls below what it is at
+    this bound. Only the weights that are lowest there are compared, until the lowest of them has risen to the next one.
     """
 
     def __init__(self, lanes: Sequence[InstanceLane]) -> None:
@@ -140,34 +145,63 @@ class DeficitHeap:
             heapq.heapify(each)
         self._heaps = list(alike.values())
         self._targets = list(alike)
+        # What the first lane of each heap has used; infinite for an empty heap.
         self._used = [heap[0][0] for heap in self._heaps]
-        self._nth = 0
+        self._left = len(self._heaps)
+        self._nth, self._rise = 0, 1.0
+        self._compared: Sequence[int] = range(len(self._heaps))
+        self._limit, self._lowest, self._highest = math.inf, 0.0, math.inf
+        if len(self._heaps) > COMPARED:
+            self._highest = 0.0
 
     def first(self, scale: float) -> InstanceLane:
         """Return the lane with the lowest deficit; among equals its next job decides. Usage counts `scale` times."""
-        deficits = [used * scale - target for used, target in zip(self._used, self._targets, strict=True)]
-        least = min(deficits)
-        self._nth = deficits.index(least)
-        if deficits.count(least) > 1:
-            alike = [nth for nth, deficit in enumerate(deficits) if deficit == least]
-            self._nth = min(alike, key=lambda nth: self._heaps[nth][0][1])
+        if not (self._lowest <= scale <= self._highest and self._find(scale)):
+            self._narrow(scale)
+            if not self._find(scale):
+                self._compared, self._limit = range(len(self._heaps)), math.inf
+                self._find(scale)
         return self._heaps[self._nth][0][1]
+
+    def _find(self, scale: float) -> bool:
+        """Find the lowest deficit of those compared; false if another one may be as low."""
+        used, targets = self._used, self._targets
+        deficits = [used[nth] * scale - targets[nth] for nth in self._compared]
+        least = min(deficits)
+        if least >= self._limit:
+            return False
+        self._nth = self._compared[deficits.index(least)]
+        if deficits.count(least) > 1:
+            alike = [nth for nth, deficit in zip(self._compared, deficits, strict=True) if deficit == least]
+            self._nth = min(alike, key=lambda nth: self._heaps[nth][0][1])
+        return True
+
+    def _narrow(self, scale: float) -> None:
+        """Choose which weights are compared until usage has grown by about as many starts."""
+        lowest = scale / (1.0 + scale * COMPARED * max(self._rise, 1e-9))
+        bounds = [
+            used * (scale if used < 0 else lowest) - target
+            for used, target in zip(self._used, self._targets, strict=True)
+        ]
+        order = sorted(range(len(bounds)), key=bounds.__getitem__)
+        self._compared, self._limit = order[:COMPARED], bounds[order[COMPARED]]
+        self._lowest, self._highest = lowest, scale
 
     def refresh(self) -> None:
         """Take the current usage of the lane that came first."""
         heap = self._heaps[self._nth]
-        heapq.heapreplace(heap, (heap[0][1].used, heap[0][1]))
+        before, lane = heap[0]
+        self._rise = lane.used - before
+        heapq.heapreplace(heap, (lane.used, lane))
         self._used[self._nth] = heap[0][0]
 
     def drop(self) -> bool:
         """Remove the lane that came first; returns true if it was the only one."""
         heap = self._heaps[self._nth]
         heapq.heappop(heap)
-        if heap:
-            self._used[self._nth] = heap[0][0]
-        else:
-            del self._heaps[self._nth], self._targets[self._nth], self._used[self._nth]
-        return not self._heaps
+        self._used[self._nth] = heap[0][0] if heap else math.inf
+        self._left -= not heap
+        return not self._left
 
 
 @dataclass(frozen=True)

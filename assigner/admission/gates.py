@@ -11,7 +11,7 @@ One module because the gates are one list, in which each takes a few lines.
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import Connection
@@ -37,10 +37,16 @@ class ReleaseTime:
 
 
 class Gate:
-    """One condition. `name`: what it is called; `requirement`: the condition in words for people."""
+    """One condition. `name`: what it is called; `requirement`: the condition in words for people; `only_counts`: it is
+    closed for a queue only if one of the queue's `charges` is used up."""
 
     name: str
     requirement: str
+    only_counts = False
+
+    def may_close(self, state: AdmissionState) -> bool:  # noqa: ARG002
+        """Return whether the gate can be closed now for queues none of whose `charges` is used up."""
+        return not self.only_counts
 
     def closed_for_queue(self, queue: ConstrainedQueue, state: AdmissionState) -> str | None:  # noqa: ARG002
         """Return why no job of the queue may start; None if they may, or if it depends on the job."""
@@ -75,6 +81,7 @@ class OwnerQuotaGate(Gate):
 
     name = "owner quota"
     requirement = "the quotas of its owner and its project leave enough"
+    only_counts = True
 
     def closed_for_queue(self, queue: ConstrainedQueue, state: AdmissionState) -> str | None:
         return _closed_reason(queue, state, 0.0)
@@ -106,6 +113,7 @@ class ConcurrencyGate(Gate):
 
     name = "concurrency"
     requirement = "fewer jobs run than may run at once"
+    only_counts = True
 
     def closed_for_queue(self, queue: ConstrainedQueue, state: AdmissionState) -> str | None:
         for counted, whose in (
@@ -126,6 +134,7 @@ class BudgetGate(Gate):
 
     name = "budget"
     requirement = "what was used and what is reserved leave enough of the budget"
+    only_counts = True
 
     def closed_for_queue(self, queue: ConstrainedQueue, state: AdmissionState) -> str | None:
         for counted, whose in self._counted(queue):
@@ -157,6 +166,7 @@ class LocksGate(Gate):
 
     name = "locks"
     requirement = "the locks that it names are free"
+    only_counts = True
 
     def closed_for_queue(self, queue: ConstrainedQueue, state: AdmissionState) -> str | None:
         for lock in queue.constraints.get("locks", ()):
@@ -174,6 +184,9 @@ class SlotsGate(Gate):
 
     name = "slots"
     requirement = "its instance has a slot free"
+
+    def may_close(self, state: AdmissionState) -> bool:
+        return state.shares is not None and state.shares.slotted
 
     def closed_for_queue(self, queue: ConstrainedQueue, state: AdmissionState) -> str | None:
         counter = state.of(instance_counter(queue.instance_name, "slots"))
@@ -200,6 +213,7 @@ class ClassLimitGate(Gate):
 
     name = "class limit"
     requirement = "fewer jobs of its class run than may run at once"
+    only_counts = True
 
     def closed_for_queue(self, queue: ConstrainedQueue, state: AdmissionState) -> str | None:
         for name in class_counters(queue):
@@ -220,6 +234,9 @@ class ClassReserveGate(Gate):
 
     name = "class reserve"
     requirement = "the pool's limit leaves room beside what is kept for other classes"
+
+    def may_close(self, state: AdmissionState) -> bool:
+        return bool(state.reserves)
 
     def closed_for_queue(self, queue: ConstrainedQueue, state: AdmissionState) -> str | None:
         pool, own = state.of(POOL_JOBS), queue.constraints.get("job_class")
@@ -295,6 +312,9 @@ class GraphShareGate(Gate):
     name = "graph share"
     requirement = "graphs run less than they may have of the pool, and so does its graph"
 
+    def may_close(self, state: AdmissionState) -> bool:
+        return state.graph_share is not None
+
     def closed_for_queue(self, queue: ConstrainedQueue, state: AdmissionState) -> str | None:
         graph, share = graph_of(queue.constraints), state.graph_share
         if graph is None or share is None:
@@ -324,6 +344,9 @@ class ResourcesGate(Gate):
 
     name = "resources"
     requirement = "a bot has enough left of the resources that it takes"
+
+    def may_close(self, state: AdmissionState) -> bool:
+        return bool(state.lacking)
 
     def closed_for_queue(self, queue: ConstrainedQueue, state: AdmissionState) -> str | None:
         return state.lacking.get(queue.id)
@@ -387,6 +410,9 @@ class BackpressureGate(Gate):
     name = "backpressure"
     requirement = "nobody advises to hold it back"
 
+    def may_close(self, state: AdmissionState) -> bool:
+        return bool(state.advice or state.waits)
+
     def closed_for_queue(self, queue: ConstrainedQueue, state: AdmissionState) -> str | None:
         used = queue.constraints.get("resource_class")
         if not rate_rows.advice_for(state.advice, used).allowed:
@@ -423,6 +449,31 @@ GATES: tuple[Gate, ...] = (
 TIMED = tuple(gate for gate in GATES if type(gate).release_time is not Gate.release_time)
 
 
+class QueueCharges:
+    """What each job of a queue takes, which depends on its instance and its constraints alone.
+
+    counters: amounts by counter; None stands for the job's estimate. tokens: the counters of which a start takes 1 that
+    no lease gives back.
+    """
+
+    __slots__ = ("counters", "tokens")
+
+    def __init__(self, queue: ConstrainedQueue) -> None:
+        self.counters: dict[str, float | None] = {}
+        for gate in GATES:
+            self.counters.update(gate.charges(queue))
+        self.tokens = [name for gate in GATES for name in gate.tokens(queue)]
+
+
+def queue_charges(queue: ConstrainedQueue, state: AdmissionState) -> QueueCharges:
+    """Return what jobs of the queue take. It is found once for each instance and constraint set."""
+    key = queue.constraint_set, queue.instance
+    found: QueueCharges | None = state.charges.get(key)
+    if found is None:
+        found = state.charges[key] = QueueCharges(queue)
+    return found
+
+
 class QueueAdmission:
     """What each job of a queue is judged by, found once for all of them.
 
@@ -430,16 +481,19 @@ class QueueAdmission:
     given since. counters: the counters that a job takes of, each with the amount; None stands for the job's estimate.
     """
 
+    __slots__ = ("_amounts", "_charges", "_limited", "_state", "counters", "shut", "units")
+
     def __init__(self, queue: ConstrainedQueue, state: AdmissionState) -> None:
-        self._state, self.shut = state, closing_gate(queue, state)
-        self._charges: dict[str, float | None] = {}
-        for gate in GATES:
-            self._charges.update(gate.charges(queue))
+        self._state = state
+        charges = queue_charges(queue, state)
+        self._charges = charges.counters
         self.units = state.given_units(queue)
-        self.counters = [(state.counter(name), amount) for name, amount in self._charges.items()]
-        self.counters += [(state.counter(name), 1.0) for gate in GATES for name in gate.tokens(queue)]
+        self.counters = [(state.counter(name), amount) for name, amount in charges.counters.items()]
+        self.counters += [(state.counter(name), 1.0) for name in charges.tokens]
         self._limited = [(counter, amount) for counter, amount in self.counters if counter.most is not None]
         self._amounts: dict[float, Mapping[str, float]] = {}
+        is_used_up = not all(counter.leaves(amount or 0.0) for counter, amount in self._limited)
+        self.shut = closing_gate(queue, state, GATES if is_used_up else _may_close(state))
 
     def closed(self, head: QueueHead) -> tuple[Gate, str] | None:
         """Return the first gate that is closed for the job, and why; None if all are open."""
@@ -486,9 +540,20 @@ def first_closed_gate(head: QueueHead, state: AdmissionState) -> tuple[Gate, str
     return queue_admission(head.queue, state).closed(head)
 
 
-def closing_gate(queue: ConstrainedQueue, state: AdmissionState) -> Gate | None:
-    """Return the first gate that closes the queue as a whole."""
-    return next((gate for gate in GATES if gate.closed_for_queue(queue, state) is not None), None)
+def closing_gate(queue: ConstrainedQueue, state: AdmissionState, asked: Sequence[Gate] = ()) -> Gate | None:
+    """Return the first gate that closes the queue as a whole: of those `asked`, or of all gates."""
+    for gate in asked or GATES:
+        if gate.closed_for_queue(queue, state) is not None:
+            return gate
+    return None
+
+
+def _may_close(state: AdmissionState) -> Sequence[Gate]:
+    """Return the gates that may close a queue none of whose counters is used up."""
+    if not state.asked_gates:
+        state.asked_gates = [gate for gate in GATES if gate.may_close(state)]
+    found: Sequence[Gate] = state.asked_gates
+    return found
 
 
 def max_starts(queue: ConstrainedQueue, state: AdmissionState) -> float:
@@ -511,8 +576,3 @@ def queue_admission(queue: ConstrainedQueue, state: AdmissionState) -> QueueAdmi
     if found is None:
         found = state.queue_admissions[queue] = QueueAdmission(queue, state)
     return found
-
-
-def queue_counters(queue: ConstrainedQueue) -> set[str]:
-    """Return the names of the counters that jobs of the queue take of."""
-    return {name for gate in GATES for name in gate.charges(queue)}

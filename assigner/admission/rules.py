@@ -1,7 +1,7 @@
 """The configured rules for constrained jobs, and the read of the state by which their gates are judged."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -9,6 +9,7 @@ from sqlalchemy import Connection
 
 from assigner.admission import gates, graph_share
 from assigner.admission.checkers import CheckerSettings
+from assigner.admission.gates import QueueCharges
 from assigner.admission.ordering import OrderingSettings
 from assigner.admission.state import POOL_JOBS, AdmissionState
 from assigner.placement import resources
@@ -45,29 +46,32 @@ def read_admission_state(
     rules: Rules,
     pressed: bool = True,
     reserved: bool = True,
+    charges: MutableMapping[tuple[int, int], QueueCharges] | None = None,
 ) -> AdmissionState:
     """Read the state by which the gates of these queues are judged.
 
     fleet: None: do not look for bots with enough resources. pressed: there may be advice of backpressure. reserved:
-    something may be kept for a class.
+    something may be kept for a class. charges: what the caller remembers of earlier reads; it is added to.
     """
     reserves = class_reserves.read(connection) if reserved else {}
     of_classes = {class_reserves.running_counter(name) for name in reserves}
-    names = sorted(of_classes | {name for queue in queues for name in gates.queue_counters(queue)})
     buckets = rates.read_buckets(
         connection, sorted({name for queue in queues for name in rates.bucket_names(queue.constraints)})
     )
     classes = sorted({queue.constraints["job_class"] for queue in queues if "job_class" in queue.constraints})
     admission_state = AdmissionState(
         now,
-        counters.read(connection, names) | {name: Counter(0.0, bucket.tokens) for name, bucket in buckets.items()},
+        {name: Counter(0.0, bucket.tokens) for name, bucket in buckets.items()},
         reserve=rules.fair.budget_reserve,
         rates=buckets,
         seconds=priority_classes.expected_seconds(connection, classes),
         openings=time_windows.read(connection) if any(map(gates.waits_for_windows, queues)) else WindowSchedule(),
         lacking={} if fleet is None else resources.lacking_by_queue(connection, fleet, queues, chance=chance),
         reserves=reserves,
+        charges={} if charges is None else charges,
     )
+    taken = {name for queue in queues for name in gates.queue_charges(queue, admission_state).counters}
+    admission_state.counters |= counters.read(connection, [*(of_classes | taken)])
     if any(queue.managed for queue in queues):
         admission_state.shares = fair_share.read_shares(connection, instance_ids(queues), rules.fair)
     if pressed:

@@ -1,6 +1,6 @@
 """What the gates on constrained jobs are judged by: a working copy of what is counted, at one moment."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -26,8 +26,9 @@ class AdmissionState:
     backpressure, and seconds that are left of its pauses, by resource class. graph_share: what each graph may have.
     scores: the score with which each job started. seconds: expected run time of jobs of each class. openings: windows
     and their meters. lacking: the resource that no bot has left, by queue. reserves: jobs that are kept for classes.
-    queue_admissions: see `queue_admission`. first_used: what instances had used before anything started, in the fair
-    share mode `literal`.
+    queue_admissions, charges: see `queue_admission` and `queue_charges`. asked_gates: those that may be closed for a
+    queue none of whose counters is used up; empty until they are needed. first_used: what instances had used before
+    anything started, in the fair share mode `literal`.
     """
 
     now: datetime
@@ -46,6 +47,8 @@ class AdmissionState:
     lacking: Mapping[QueueId, str] = field(default_factory=dict)
     reserves: Mapping[str, int] = field(default_factory=dict)
     queue_admissions: dict[ConstrainedQueue, Any] = field(default_factory=dict)
+    charges: MutableMapping[tuple[int, int], Any] = field(default_factory=dict)
+    asked_gates: Sequence[Any] = ()
     first_used: dict[int, float] = field(default_factory=dict)
 
     def of(self, name: str) -> Counter:

@@ -29,6 +29,7 @@ from assigner.api import (
     schedules,
     submission,
 )
+from assigner.api.operators import health, policy
 from assigner.api.routing import CALLERS, IDS, OPERATORS, Caller, JobId, Read, problems
 from assigner.api.selection import Selection, audited, select
 from assigner.api.submission import RequestModel, SubmitRequest
@@ -328,5 +329,7 @@ ROUTERS = (
     schedules.router,
     pool_samples.router,
     operations.router,
+    health.router,
+    policy.router,
     resources.router,
 )

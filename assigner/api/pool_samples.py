@@ -9,7 +9,7 @@ from leasehold.errors import BadInput, Forbidden, NotFound
 from pydantic import BaseModel, Field
 from sqlalchemy import Connection, func, select, text
 
-from assigner.api.routing import CALLERS, Caller, problems
+from assigner.api.routing import CALLERS, OPERATORS, Caller, problems
 from schema.accounting import pool_samples
 from schema.accounting.pool_samples import MAX_HOURS, Scope
 from schema.tenancy.tokens import Principal
@@ -42,7 +42,26 @@ class PoolSampleList(BaseModel):
     samples: list[PoolSample]
 
 
+class FairnessSample(BaseModel):
+    """How equally the instances that wanted more were served, at the end of a stretch of time."""
+
+    at: datetime = Field(description="beginning of the time that it covers")
+    span: int = Field(description="seconds that it covers: 60, after a day 600, after two weeks 3600")
+    fairness: float = Field(
+        description="Jain's index of units in use over weight, of instances with waiting jobs: 1 = equal shares, "
+        "1/n = one of n has everything; the mean of merged samples"
+    )
+
+
+class FairnessList(BaseModel):
+    """Samples of fairness, oldest first. A minute in which fewer than two instances waited has none."""
+
+    now: datetime = Field(description="the database's time")
+    samples: list[FairnessSample]
+
+
 router = APIRouter(prefix="/v1", tags=["callers"])
+Hours = Annotated[float, Query(gt=0, le=MAX_HOURS, allow_inf_nan=False, description="how far back")]
 
 
 @router.get("/samples", responses=problems(400, 404), openapi_extra=CALLERS)
@@ -53,7 +72,7 @@ async def list_samples(
         str | None,
         Query(max_length=100, description="pool, cohort:NAME or instance:NAME; unset = all that the caller may see"),
     ] = None,
-    hours: Annotated[float, Query(gt=0, le=MAX_HOURS, allow_inf_nan=False, description="how far back")] = 1.0,
+    hours: Hours = 1.0,
 ) -> PoolSampleList:
     """List pool samples. Each minute has those of the pool, and of the 50 cohorts and 50 instances with the most jobs.
 
@@ -70,6 +89,19 @@ async def list_samples(
         return PoolSampleList(scope=shown, now=now, samples=[PoolSample.model_validate(row) for row in found])
 
     answer: PoolSampleList = await request.app.state.run(work)
+    return answer
+
+
+@router.get("/samples/fairness", responses=problems(), openapi_extra=OPERATORS)
+async def list_fairness(request: Request, hours: Hours = 1.0) -> FairnessList:
+    """List how equally instances with waiting jobs were served by their weights, over time."""
+
+    def work(connection: Connection) -> FairnessList:
+        found = pool_samples.read_fairness(connection, hours=hours)
+        now = connection.scalars(select(func.now())).one()
+        return FairnessList(now=now, samples=[FairnessSample.model_validate(row) for row in found])
+
+    answer: FairnessList = await request.app.state.run(work)
     return answer
 
 

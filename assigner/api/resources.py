@@ -1,10 +1,10 @@
-"""The routes of operator resources, made from their declarations: list, show, set and remove.
+"""The routes of operator resources, made from their declarations: list, show, set, remove, and the effect of a change.
 
 The gateway mounts these routes. Its middleware admits only operators and has read the body. The handlers use
 `app.state`: `run` (work in a transaction, on a thread), `callers` (calls on a thread), `database` and `sync_service`.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from inspect import Parameter, Signature
 from typing import Annotated, Any
 
@@ -21,6 +21,8 @@ from assigner.operator_resources.registry import RESOURCES
 from schema import declarations, validation
 from schema.tenancy.tokens import Principal
 
+#: The most figures in one answer about the effect of a change.
+MAX_AFFECTED = 500
 #: Error code for the removal of an item that cannot be removed.
 IRREMOVABLE = "irremovable"
 
@@ -37,6 +39,30 @@ class Done(BaseModel):
     name: str = Field(description="its keys, with slashes between them")
 
 
+class AffectedFigure(BaseModel):
+    """One figure of an instance, now and after the change; unset = there is none."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    instance: str
+    cohort: str | None = Field(description="unset: the figure is of no cohort")
+    field: str = Field(
+        description="in units: min, max, effective_max, room (may still be given), over (used above the maximum), "
+        "opportunistic (used above the minimum), reclaimable (of others), capacity_gap (not to be had); "
+        "weight; share (part of all weights, 0 to 1); budget, max_concurrent and slots, as in the share"
+    )
+    before: float | None
+    after: float | None
+
+
+class EffectAnswer(BaseModel):
+    """What a change would do, which has not been made."""
+
+    name: str = Field(description="the keys of what would be changed, with slashes between them")
+    affected: list[AffectedFigure] = Field(description=f"the first {MAX_AFFECTED} figures that would change")
+    left_out: int = Field(description="further figures that would change")
+
+
 def router_of(resources: Iterable[Resource[Any]]) -> APIRouter:
     """Make the routes of these resources."""
     router = APIRouter(prefix="/v1", tags=["operators"])
@@ -47,6 +73,8 @@ def router_of(resources: Iterable[Resource[Any]]) -> APIRouter:
         _add_show(router, resource, path)
         for setting in (resource.set, *resource.older):
             _add_setting(router, resource, setting, path)
+        if resource.effect is not None:
+            _add_effect(router, resource, resource.effect, path)
         _add_removal(router, resource, path)
     return router
 
@@ -109,6 +137,46 @@ def _add_setting(router: APIRouter, resource: Resource[Any], setting: Setting[An
         handler,
         methods=[setting.method],
         response_model=Done,
+        responses=problems(400, 404, 408, 409, 413, 415),
+        openapi_extra=OPERATORS,
+    )
+
+
+def _add_effect(
+    router: APIRouter,
+    resource: Resource[Any],
+    effect: Callable[[Connection, Page, Callable[[], object]], Sequence[Any]],
+    path: str,
+) -> None:
+    setting = resource.set
+
+    async def handler(request: Request, body: Any, caller: Principal, **given: str) -> EffectAnswer:
+        keys = [given[key.name] for key in resource.keys]
+        by: By = {"actor": caller.actor, "reason": validation.check_text("reason", body.reason, MAX_REASON_BYTES)}
+        page = _page(request, "", wire.MAX_LIST)
+
+        def work(connection: Connection) -> EffectAnswer:
+            _refuse_declared(connection, resource, resource.claims(setting, keys, body))
+            found = effect(connection, page, lambda: setting.apply(connection, keys, body, by))
+            shown = [AffectedFigure.model_validate(each) for each in found[:MAX_AFFECTED]]
+            return EffectAnswer(name=resource.named(keys), affected=shown, left_out=len(found) - len(shown))
+
+        answer: EffectAnswer = await request.app.state.run(work)
+        return answer
+
+    _signed(
+        handler,
+        f"effect_{resource.field}",
+        f"Tell what this would change for whom, and change nothing: {setting.help}",
+        _keys(resource),
+        {"body": (Annotated[setting.model, Read], Parameter.empty), "caller": (Caller, Parameter.empty)},
+    )
+    handler.__annotations__ = {"body": setting.model}
+    router.add_api_route(
+        f"{path}/effect",
+        handler,
+        methods=["POST"],
+        response_model=EffectAnswer,
         responses=problems(400, 404, 408, 409, 413, 415),
         openapi_extra=OPERATORS,
     )

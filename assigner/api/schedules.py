@@ -1,4 +1,4 @@
-"""The routes of schedules: list, show, set, enable, run at once and remove.
+"""The routes of schedules: list, show, set, apply, enable, run at once and remove.
 
 A schedule belongs to an instance. Operators may use all of them, a submitter those of its instance.
 """
@@ -10,62 +10,58 @@ from uuid import UUID
 from fastapi import APIRouter, Path, Query, Request
 from leasehold import wire
 from leasehold.errors import BadInput, Forbidden
-from pydantic import BaseModel, Field, field_validator
+from pydantic import BaseModel, Field
 from sqlalchemy import Connection
 
 from assigner.api import routing, submission
 from assigner.api.routing import CALLERS, Caller, Read, problems
 from assigner.api.submission import RequestModel
-from assigner.maintenance.schedules import RESERVED, request_of
+from assigner.maintenance.schedule_forms import ScheduleForm
+from assigner.maintenance.schedules import request_of
 from schema import validation
-from schema.fields import Name, Zone
+from schema.fields import Name
 from schema.moves.submit import submit
-from schema.policy import cron, schedules
-from schema.policy.cron import CatchUp
-from schema.policy.schedules import Overlap, ScheduleTerms
-from schema.requests import DEFAULT_INSTANCE, JobRequest, flat
+from schema.policy import schedule_changes, schedules
+from schema.policy.schedule_changes import APP, MAX_APP, MAX_SCHEDULES, Author, DeclaredSchedule, Outcome
+from schema.requests import DEFAULT_INSTANCE
 from schema.tenancy.tokens import Principal
 
-#: Fields of a job that belong to its schedule.
-OF_THE_SCHEDULE = ("instance", "key", "dedup_key")
 #: Longest key of a run, bytes.
 MAX_RUN_KEY = 100
-DAY = 86_400.0
 
 ScheduleName = Annotated[str, Path(max_length=200, description="name of the schedule, unique in its instance")]
+TakeOver = Annotated[bool, Query(description="remove a schedule that an app declares, too")]
 Instance = Annotated[str | None, Query(description="instance of the schedule; unset: that of the token, or `default`")]
 
 
-class ScheduleRequest(RequestModel):
+class ScheduleRequest(ScheduleForm):
     """A job that is submitted at every tick of a cron expression."""
 
-    instance: Name | None = Field(
-        default=None, description="Instance of the schedule and its jobs. Unset: that of the token, or `default`."
-    )
-    cron: str = Field(description=f"Cron expression of five fields: {cron.FIELDS}.")
-    zone: Zone = Field(default="UTC", description="Time zone of the expression, such as Europe/Berlin.")
-    catch_up: CatchUp = Field(
-        default="skip",
-        description="What is done about ticks that were missed in an outage: `skip` submits the newest one, `all` the "
-        "newest `catch_up_most`, `none` none.",
-    )
-    catch_up_most: int = Field(default=10, ge=1, le=1000, description="Most missed ticks that `all` submits.")
-    catch_up_seconds: float = Field(
-        default=DAY,
-        ge=0,
-        le=validation.MAX_TIMEOUT,
-        description="Age in seconds up to which `skip` submits a missed tick.",
-    )
-    overlap: Overlap = Field(
-        default="allow", description="`skip` leaves a tick out while the previous job of the schedule has not ended."
-    )
     enabled: bool = Field(default=True, description="Only enabled schedules have ticks.")
-    job: JobRequest = Field(description="The job, without instance, key and dedup_key.")
+    take_over: bool = Field(
+        default=False, description="Replace a schedule that an app declares, too; the app owns it no longer."
+    )
 
-    @field_validator("job", mode="before")
-    @classmethod
-    def _flat(cls, given: Any) -> Any:
-        return flat(given)
+
+class DeclaredRequest(ScheduleForm):
+    """A schedule that an app declares."""
+
+    name: Name = Field(description="Name of the schedule, unique in its instance.")
+    enabled: bool | None = Field(
+        default=None, description="Unset: a new schedule is enabled, and one that exists stays as it is."
+    )
+
+
+class ApplyRequest(RequestModel):
+    """All schedules that an app declares. Either all are as declared afterwards, or nothing is changed."""
+
+    app: str = Field(min_length=1, description=f"The app that declares them. At most {MAX_APP} bytes.")
+    schedules: list[DeclaredRequest] = Field(max_length=MAX_SCHEDULES, fail_fast=True)
+    prune: bool = Field(default=False, description="Remove what the app has declared before and declares no longer.")
+    take_over: bool = Field(
+        default=False,
+        description="Change schedules of other owners, too: a command or another app. Without it they are refused.",
+    )
 
 
 class EnableRequest(RequestModel):
@@ -97,6 +93,7 @@ class ScheduleRow(BaseModel):
     last_error: str | None
     failed_at: datetime | None
     set_by: str
+    declared_by: str | None = Field(description="its owner: `config`, or `app:` and the app's name; null: a command")
     created_at: datetime
 
 
@@ -116,6 +113,19 @@ class SetSchedule(BaseModel):
     created: bool
     enabled: bool
     next_tick: datetime | None
+
+
+class AppliedRow(BaseModel):
+    name: str
+    instance: str
+    outcome: Outcome = Field(description="`left`: the app declares it no longer, and it was not pruned")
+    next_tick: datetime | None = Field(description="null: it is disabled")
+
+
+class AppliedSchedules(BaseModel):
+    """What became of each schedule of the app, by instance and name."""
+
+    schedules: list[AppliedRow]
 
 
 class RemovedSchedule(BaseModel):
@@ -172,14 +182,13 @@ async def put(
     """Make a schedule, or replace it. Its next tick stays unless expression, zone or `enabled` change."""
     validation.check_name("name", name)
     of, state = _instance(body.instance, caller), request.app.state
-    terms = _terms(body)
+    terms = body.terms(enabled=body.enabled)
+    author = Author(caller.actor, caller.priority_ceiling, take_over=body.take_over)
 
     def work(connection: Connection) -> SetSchedule:
         sample = _request(terms.request, of, name, caller, state, key=f"schedule:{name}:0", place="job.")
         submission.check_points(connection, [sample], caller, place="job")
-        made = schedules.put_schedule(
-            connection, of, name, terms, priority_ceiling=caller.priority_ceiling, actor=caller.actor
-        )
+        made = schedule_changes.put_schedule(connection, of, name, terms, author=author)
         row = schedules.schedule(connection, of, name)
         return SetSchedule.model_validate(row | {"created": made})
 
@@ -199,19 +208,50 @@ async def enable(
     of = _instance(instance, caller)
 
     def work(connection: Connection) -> SetSchedule:
-        schedules.enable_schedule(connection, of, name, enabled=body.enabled, actor=caller.actor)
+        schedule_changes.enable_schedule(connection, of, name, enabled=body.enabled, actor=caller.actor)
         return SetSchedule.model_validate(schedules.schedule(connection, of, name) | {"created": False})
 
     done: SetSchedule = await request.app.state.run(work)
     return done
 
 
-@router.delete("/schedules/{name}", responses=problems(400, 404), openapi_extra=CALLERS)
-async def remove(request: Request, name: ScheduleName, caller: Caller, instance: Instance = None) -> RemovedSchedule:
+@router.delete("/schedules/{name}", responses=problems(400, 404, 409), openapi_extra=CALLERS)
+async def remove(
+    request: Request, name: ScheduleName, caller: Caller, instance: Instance = None, take_over: TakeOver = False
+) -> RemovedSchedule:
     """Remove a schedule. Its jobs stay."""
-    of = _instance(instance, caller)
-    await request.app.state.run(lambda connection: schedules.remove_schedule(connection, of, name, actor=caller.actor))
+    of, author = _instance(instance, caller), Author(caller.actor, take_over=take_over)
+    await request.app.state.run(
+        lambda connection: schedule_changes.remove_schedule(connection, of, name, author=author)
+    )
     return RemovedSchedule(name=name, instance=of)
+
+
+@router.post("/schedules/apply", responses=problems(400, 408, 409, 413, 415), openapi_extra=CALLERS)
+async def apply(request: Request, body: Annotated[ApplyRequest, Read], caller: Caller) -> AppliedSchedules:
+    """Make the schedules of an app those that it declares, in one transaction."""
+    source = APP + validation.check_text("app", body.app, MAX_APP)
+    author = Author(caller.actor, caller.priority_ceiling, source, body.take_over)
+    wanted = [_declared(each, index, caller) for index, each in enumerate(body.schedules)]
+    names = [(each.instance, each.name) for each in wanted]
+    if len(set(names)) < len(names):
+        index = next(index for index, name in enumerate(names) if name in names[:index])
+        raise BadInput(f"schedules.{index}.name", f"'{names[index][1]}' is declared twice")
+    state = request.app.state
+
+    def work(connection: Connection) -> AppliedSchedules:
+        for index, each in enumerate(wanted):
+            place, key = f"schedules.{index}.job", f"schedule:{each.name}:0"
+            sample = _request(each.terms.request, each.instance, each.name, caller, state, key=key, place=f"{place}.")
+            submission.check_points(connection, [sample], caller, place=place)
+        done = schedule_changes.apply_schedules(
+            connection, wanted, instances=caller.instances, prune=body.prune, author=author
+        )
+        schedule_changes.refuse_owned(done, source=source)
+        return AppliedSchedules(schedules=[AppliedRow.model_validate(vars(each)) for each in done])
+
+    answer: AppliedSchedules = await state.run(work)
+    return answer
 
 
 @router.post("/schedules/{name}/run", responses=problems(400, 404, 408, 409, 413, 415), openapi_extra=CALLERS)
@@ -223,11 +263,11 @@ async def run(
     key = f"schedule:{name}:run:{validation.check_text('key', body.key, MAX_RUN_KEY)}"
 
     def work(connection: Connection) -> StartedRun:
-        held, job = schedules.hold_request(connection, of, name)
+        held, job = schedule_changes.hold_request(connection, of, name)
         wanted = _request(job, of, name, caller, state, key=key)
         submission.check_points(connection, [wanted], caller)
         (taken,) = submit(connection, [wanted], actor=caller.actor)
-        schedules.note_run(connection, held, taken.job_id)
+        schedule_changes.note_run(connection, held, taken.job_id)
         routing.audit_act(connection, caller, "schedule.run", subject=f"{of}/{name}", details={"job": taken.public_id})
         return StartedRun(id=UUID(taken.public_id), created=taken.created)
 
@@ -249,23 +289,14 @@ def _after(given: str) -> tuple[str, str]:
     return validation.check_name("after", instance), validation.check_name("after", name)
 
 
-def _terms(body: ScheduleRequest) -> ScheduleTerms:
-    for field in OF_THE_SCHEDULE:
-        if getattr(body.job, field) is not None:
-            raise BadInput(f"job.{field}", "belongs to the schedule and not to its job")
-    for name in RESERVED:
-        if name in body.job.metadata:
-            raise BadInput("job.metadata", f"'{name}' is set by the schedule")
-    return ScheduleTerms(
-        cron=cron.check_cron("cron", body.cron),
-        zone=body.zone,
-        catch_up=body.catch_up,
-        catch_up_most=body.catch_up_most,
-        catch_up_seconds=body.catch_up_seconds,
-        overlap=body.overlap,
-        enabled=body.enabled,
-        request=body.job.model_dump(mode="json", exclude_unset=True),
-    )
+def _declared(given: DeclaredRequest, index: int, caller: Principal) -> DeclaredSchedule:
+    """Raises BadInput with the field below `schedules.INDEX`, Forbidden."""
+    of = _instance(given.instance, caller)
+    try:
+        terms = given.terms(enabled=given.enabled is not False)
+    except BadInput as refused:
+        raise BadInput(f"schedules.{index}.{refused.field}", refused.reason) from None
+    return DeclaredSchedule(of, given.name, terms, keeps_enabled=given.enabled is None)
 
 
 def _request(

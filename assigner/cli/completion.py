@@ -8,19 +8,35 @@ and a test compares it with them.
 
 import json
 import os
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import click
-from click.shell_completion import get_completion_class
+from click.shell_completion import CompletionItem, get_completion_class
 
 #: What the scripts of click set when they ask for completions.
 VARIABLE = "_LEASEHOLD_COMPLETE"
 TABLE = Path(__file__).with_name("commands.json")
 
 Entry = Mapping[str, Any]
+
+
+class Named(click.ParamType[str]):
+    """A word for which some names are offered; the command itself says which others it takes.
+
+    names: the names, which are read when they are needed.
+    """
+
+    name = "text"
+
+    def __init__(self, names: Callable[[], Iterable[str]]) -> None:
+        self.names = names
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG002
+        """Return the names that begin like what has been typed."""
+        return [CompletionItem(name) for name in self.names() if name.startswith(incomplete)]
 
 
 def is_asked() -> bool:
@@ -57,8 +73,10 @@ def _made(name: str, entry: Entry) -> click.Command:
     return click.Group(name, inner, params=options + arguments, help=entry["help"], context_settings=settings)
 
 
-def _type(kind: str | list[str] | None) -> "click.ParamType[Any] | None":
+def _type(kind: str | list[str] | dict[str, list[str]] | None) -> "click.ParamType[Any] | None":
     """Return the type that completes like the one that `_kind` described."""
+    if isinstance(kind, dict):
+        return Named(partial(list, kind["names"]))
     if isinstance(kind, list):
         return click.Choice(kind)
     return click.Path(file_okay=kind == "file") if kind else None
@@ -97,8 +115,10 @@ def _entry(group: click.Group, above: click.Context, name: str) -> dict[str, Any
     }
 
 
-def _kind(kind: "click.ParamType[Any]") -> str | list[str] | None:
+def _kind(kind: "click.ParamType[Any]") -> str | list[str] | dict[str, list[str]] | None:
     match kind:
+        case Named():
+            return {"names": sorted(kind.names())}
         case click.Choice():
             return [str(choice) for choice in kind.choices]
         case click.Path():

@@ -1,4 +1,7 @@
-"""The console script `leasehold`: the composition root, the one module that imports both `assigner` and `bots`."""
+"""The console script `leasehold`: the composition root, the one module that imports both `assigner` and `bots`.
+
+One module because no other may import both: what starts a gateway needs parts of both.
+"""
 
 import os
 import random
@@ -24,6 +27,7 @@ from schema import clock, gc_tuning
 if TYPE_CHECKING:
     from assigner.settings import Installation, PoolSettings
     from bots.agent.agent import AgentSettings
+    from bots.gateway.metrics import GatewayMetrics
     from bots.sync.settle import SyncService
     from schema.postgres.engine import Database
 
@@ -35,6 +39,11 @@ CONFIG_PLACES = (Path("leasehold.toml"), Path("/etc/leasehold/leasehold.toml"))
 
 #: The commands that read the configuration; all others call a gateway.
 LOCAL = frozenset({"up", "assign", "config", "db", "token", "demo", "gateway", "bot"})
+
+#: Sections that a gateway tells to operators.
+TOLD_BY_GATEWAYS = ("gateway", "timing", "fetch", "quotas", "ordering", "estimates", "service_levels")
+#: Seconds that the last sign of life of a gateway may take at its end.
+STOP_WITHIN = 5.0
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 
@@ -49,13 +58,11 @@ def sections() -> "type[PoolSettings]":
     from bots.agent.isolation import job_accounts
     from bots.gateway.settings import GatewaySettings
     from bots.sync.fetch import FetchSettings
-    from bots.sync.tracing import TracingSettings
 
     class Settings(PoolSettings):
         fetch: FetchSettings = Field(default_factory=FetchSettings)
         gateway: GatewaySettings = Field(default_factory=GatewaySettings)
         bot: AgentSettings = Field(default_factory=AgentSettings)
-        tracing: TracingSettings = Field(default_factory=TracingSettings)
 
         @property
         def job_reach(self) -> str | None:
@@ -327,6 +334,7 @@ def gateway_command(installation: "Installation") -> int:
         url_file.parent.mkdir(parents=True, exist_ok=True)
         write_file(url_file, url + "\n", mode=0o644)
         structlog.get_logger().info("gateway listens", url=url)
+        _tell_operators(installation, database, app.state.metrics, stack, url=url)
 
     with installation.ready_database("gateway") as database, ExitStack() as stack:
         database.run(lambda connection: priority_classes.require_default(connection, settings.service_levels))
@@ -350,10 +358,29 @@ def gateway_command(installation: "Installation") -> int:
     return 130 if signal.SIGINT in stopped_by else 0
 
 
+def _tell_operators(
+    installation: "Installation", database: "Database", metrics: "GatewayMetrics", stack: ExitStack, *, url: str
+) -> None:
+    """Keep the row of the gateway that listens at `url` until the stack closes."""
+    from assigner.config.loading import masked
+    from assigner.loops import Loop
+    from bots.gateway.presence import GatewayPresence
+    from schema.tenancy.processes import Configuration
+
+    shown = masked(installation.settings)
+    file = None if installation.config is None else str(installation.config.absolute())
+    configuration = Configuration(file, {section: shown[section] for section in TOLD_BY_GATEWAYS})
+    presence = GatewayPresence(database, metrics, url=url, configuration=configuration, now=clock.monotonic)
+    loop = Loop("presence", presence.run_once, chance=random.Random())
+    stack.callback(presence.end)
+    stack.callback(loop.stop, STOP_WITHIN)
+    loop.start()
+
+
 def _sync_service(database: "Database", settings: Any, stack: ExitStack) -> "SyncService":
     """Return what settles the calls of bots; spans that wait are sent when the stack closes."""
     from bots.sync.settle import SyncService
-    from bots.sync.tracing import AttemptTracer
+    from schema.diagnostics.tracing import AttemptTracer
 
     tracer = AttemptTracer.to_collector(settings.tracing)
     if tracer is not None:

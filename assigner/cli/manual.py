@@ -9,6 +9,8 @@ import click
 from leasehold.errors import BadInput
 from leasehold.wire import escaped
 
+from assigner.cli.completion import Named
+
 #: Where an installed package has the pages, and where the repository has them.
 _INSTALLED, _REPOSITORY = Path(__file__).parent.parent / "pages", Path(__file__).parent.parent.parent
 #: The page that the repository keeps outside of the others.
@@ -25,7 +27,7 @@ def topics() -> Mapping[str, Path]:
 
 
 @click.command("help")
-@click.argument("topic", nargs=-1)
+@click.argument("topic", nargs=-1, type=Named(topics))
 @click.pass_context
 def help_command(context: click.Context, topic: tuple[str, ...]) -> None:
     """Show a page of the documentation, the help of a command, or the list of topics."""
@@ -59,9 +61,13 @@ def _show_command(root: click.Context, path: tuple[str, ...]) -> None:
     for name in path:
         inner = found.get_command(context, name) if isinstance(found, click.Group) else None
         if inner is None:
-            known = ", ".join(topics())
+            from assigner.config import keys  # imports pydantic
+
+            commands = found.list_commands(context) if isinstance(found, click.Group) else []
             raise BadInput(
-                "TOPIC", f"'{escaped(' '.join(path), 60)}' is neither a command nor one of the pages {known}"
+                "TOPIC",
+                f"'{escaped(' '.join(path), 60)}' is neither a command nor one of the pages {', '.join(topics())}"
+                + keys.suggestion(name, [*topics(), *commands] if found is root.command else commands),
             )
         found, context = inner, click.Context(inner, info_name=name, parent=context)
     click.echo(found.get_help(context))

@@ -10,8 +10,9 @@ from leasehold.errors import BadInput, LeaseholdError
 from leasehold.wire import escaped
 
 from assigner.cli import mistakes
+from assigner.cli.completion import Named
 from assigner.cli.output import as_json, duration, print_json, print_table
-from assigner.config import loading
+from assigner.config import keys, loading
 from assigner.settings import COMMAND_TIMEOUT, Installation, require_safe_way
 from schema.diagnostics import doctor, invariants
 from schema.diagnostics.checks import Check, Verdict
@@ -83,7 +84,7 @@ def examples() -> dict[str, Path]:
 
 
 @config_group.command("example")
-@click.argument("name", metavar="[FILE]", default="leasehold.toml")
+@click.argument("name", metavar="[FILE]", default="leasehold.toml", type=Named(examples))
 @click.option("--list", "listed", is_flag=True, help="List the files and where they are, instead of printing one.")
 @as_json
 def print_example(name: str, listed: bool, as_json: bool) -> None:
@@ -99,7 +100,7 @@ def print_example(name: str, listed: bool, as_json: bool) -> None:
             print_table(["file", "path"], list(known.items()))
         return
     if name not in known:
-        raise BadInput("FILE", f"'{escaped(name, 80)}' is not one of {', '.join(known)}")
+        raise BadInput("FILE", f"'{escaped(name, 80)}' is not one of {', '.join(known)}{keys.suggestion(name, known)}")
     text = known[name].read_text()
     if as_json:
         print_json({"file": name, "text": text})
@@ -149,6 +150,8 @@ def print_database_url(installation: Installation, as_json: bool) -> None:
     """Print the URL of the database, as it is configured, for programs that submit in their own transactions."""
     url = installation.settings.database.url.get_secret_value()
     if url == "embedded":
+        if not installation.data.is_dir():
+            raise BadInput("--data", f"{installation.data} is not there; `leasehold up` makes it with its PostgreSQL")
         cluster = embedded.Cluster.find(installation.data)
         _ = cluster.pid  # the programs' connections do not start it
         url = cluster.url

@@ -4,10 +4,11 @@ import random
 import signal
 import socket
 from functools import partial
+from importlib.util import find_spec
 
 import click
 import structlog
-from leasehold.errors import BadInput
+from leasehold.errors import BadInput, LeaseholdError
 from prometheus_client import start_http_server
 
 from assigner import logs
@@ -16,9 +17,12 @@ from assigner.cli.output import as_json, print_json
 from assigner.config.loading import Reloader
 from assigner.loops import Signals
 from assigner.process.assign import GARBAGE, AssignerProcess
-from assigner.process.local_pool import LocalBot, LocalPool, local_pool
+from assigner.process.local_pool import CONSOLE_HOST, OPERATOR_TOKEN, LocalBot, LocalPool, local_pool
 from assigner.settings import Installation
 from schema.gc_tuning import infrequent_gc
+
+#: Port of the console unless another is given; `leasehold console` has the same.
+CONSOLE_PORT = 7412
 
 log = structlog.get_logger()
 
@@ -29,11 +33,22 @@ log = structlog.get_logger()
 @click.option(
     "--port", type=click.IntRange(0, 65535), help="Port of the gateway; 0 = any free one [as configured: 7411]."
 )
+@click.option(
+    "--console",
+    type=click.IntRange(0, 65535),
+    metavar="[PORT]",
+    is_flag=False,
+    flag_value=CONSOLE_PORT,
+    help=f"Also run the web console, on this port of {CONSOLE_HOST}; 0 = any free one [{CONSOLE_PORT}].",
+)
 @as_json
 @pass_installation
-def up(installation: Installation, bots: int, assigners: int, port: int | None, as_json: bool) -> int:
+def up(
+    installation: Installation, bots: int, assigners: int, port: int | None, console: int | None, as_json: bool
+) -> int:
     """Run a whole pool on this machine until Ctrl-C: PostgreSQL, assigners, gateway and bots."""
     logs.to_stderr("WARNING")
+    console = None if console is None else _free_for_console(console)
     names = [LocalBot(name=f"bot-{n}") for n in range(1, bots + 1)]
     report = partial(click.echo, err=True)
     with Signals(signal.SIGTERM, signal.SIGINT) as signals:
@@ -50,10 +65,13 @@ def up(installation: Installation, bots: int, assigners: int, port: int | None, 
                 report=report,
                 chance=random.SystemRandom(),
                 port=port,
+                console=console,
                 rest=rest,
             ) as pool:
                 if as_json:
-                    print_json({"url": pool.url, "data": pool.data, "processes": pool.processes()})
+                    with_console = {} if pool.console_url is None else {"console": pool.console_url}
+                    found = {"url": pool.url, "data": pool.data, "processes": pool.processes()}
+                    print_json(found | with_console)
                 else:
                     click.echo(_welcome(pool, installation))
                 while True:
@@ -61,6 +79,21 @@ def up(installation: Installation, bots: int, assigners: int, port: int | None, 
         except Stopped as stopped:
             report("everything has stopped; no job is lost, and `leasehold up` continues with them")
             return 130 if stopped.number is signal.SIGINT else 0
+
+
+def _free_for_console(port: int) -> int:
+    """Return the port, or a free one for 0. Raises LeaseholdError without NiceGUI, and BadInput if it is taken."""
+    if find_spec("nicegui") is None:
+        raise LeaseholdError("the console needs NiceGUI: pip install 'leasehold[console]'")
+    with socket.socket() as tried:
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            tried.bind((CONSOLE_HOST, port))
+        except OSError as error:
+            raise BadInput(
+                "--console", f"cannot listen on {CONSOLE_HOST}:{port}: {error.strerror}; give another port, 0 = any"
+            ) from None
+        return int(tried.getsockname()[1])
 
 
 class Stopped(Exception):
@@ -73,7 +106,10 @@ class Stopped(Exception):
 
 def _welcome(pool: LocalPool, installation: Installation) -> str:
     lines = [f"  {name:12} process {pid}" for name, pid in pool.processes().items()]
-    lines = [f"The pool is up at {pool.url}, its data and logs are in {pool.data}.", *lines, "", "In another terminal:"]
+    lines = [f"The pool is up at {pool.url}, its data and logs are in {pool.data}.", *lines, ""]
+    if pool.console_url is not None:
+        lines += [f"Its console is at {pool.console_url}; log in with the token in {pool.data / OPERATOR_TOKEN}.", ""]
+    lines.append("In another terminal:")
     if not installation.at_home:
         lines.append(f"  export LEASEHOLD_DATA={pool.data}")
     lines += ["  leasehold submit --wait -- echo hello", "  leasehold status", "  leasehold bots list", ""]

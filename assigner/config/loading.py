@@ -251,9 +251,16 @@ class Reloader(Generic[C]):
         self, path: Path | None, sections: type[C], environ: Mapping[str, str], *, current: C, poll: float = 2.0
     ) -> None:
         self.current = current
+        #: Why the file as it is now was refused; None if it was not.
+        self.error: str | None = None
         self._path, self._sections, self._environ, self._poll = path, sections, dict(environ), poll
         self._seen = self._signature()
         self._requested = self._changed = False
+
+    @property
+    def file(self) -> str | None:
+        """The absolute path of the file; None = defaults."""
+        return None if self._path is None else str(self._path.absolute())
 
     def request(self) -> None:
         """Reload at the next `run_once` even if the file looks unchanged. Safe in a signal handler."""
@@ -271,9 +278,11 @@ class Reloader(Generic[C]):
             self.current = load(self._path, self._sections, self._environ)
         except BadInput as error:
             RELOAD_FAILURES.inc()
+            self.error = str(error)
             log.error("configuration refused, the old one stays", error=str(error))
         else:
             RELOADS.inc()
+            self.error = None
             log.info("configuration reloaded", file=str(self._path))
         return self._poll
 

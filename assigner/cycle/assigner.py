@@ -14,9 +14,10 @@ from assigner.admission.controller import AdmissionController, AdmissionResult
 from assigner.admission.rules import RULES, Rules
 from assigner.cycle.pacing import Batch, ConflictBackoff, CyclePacer, concurrent_batches
 from assigner.cycle.settings import AssignerSettings
-from assigner.loops import Again
+from assigner.loops import Again, More
 from assigner.placement import resources
 from assigner.placement import sampling as samples
+from assigner.placement.decision_sample import DecisionRecorder, DecisionSample, sample_decision
 from assigner.placement.fleet import Fleet, Part
 from assigner.placement.registry import SUCCESS
 from assigner.placement.room import WaitingKinds
@@ -46,7 +47,7 @@ class CycleResult:
     others have all slots. part: the part of the fleet where it places a large batch. quotas: what the quotas of the
     picked jobs' instances still leave. amounts: what picked jobs with constraints take of counters, without resources
     of bots. taken: what their leases have taken, with these. without_token: the jobs whose rate others have used up
-    since it was read; None until the rates are locked.
+    since it was read; None until the rates are locked. sample: one of its decisions, for operators.
     """
 
     kept_units: int = 0
@@ -64,6 +65,7 @@ class CycleResult:
     amounts: dict[int, Amounts] = field(default_factory=dict)
     taken: list[tuple[int, Amounts]] = field(default_factory=list)
     without_token: set[int] | None = None
+    sample: DecisionSample | None = None
 
     def may_still_start(self, job: ReadyJob) -> bool:
         """Return whether neither a quota nor a rate keeps the job from another bot."""
@@ -110,8 +112,9 @@ class PriorityAgeAssigner:
         quotas: QuotaSettings | None = None,
         cohort: int | None = None,
         rules: Rules = RULES,
+        recorder: DecisionRecorder | None = None,
     ) -> None:
-        self.name = name
+        self.name, self._recorder = name, recorder
         self._database, self._settings, self._timing = database, settings, timing
         self._quotas = quotas or QuotaSettings()
         self._cohorts = None if cohort is None else (cohort,)
@@ -136,6 +139,8 @@ class PriorityAgeAssigner:
         began = self._now()
         cycle = self._conflict_backoff.run(self._database, self._cycle, undone=self._forget) or CycleResult(lost=1)
         self._rotation.keep()
+        if cycle.sample is not None and self._recorder is not None:
+            self._recorder.keep(cycle.sample)
         if cycle.deferred:
             return Again(self._chance.uniform(0.5, 1.5) * RETRY_SECONDS)
         if cycle.admitted is not None:
@@ -148,6 +153,7 @@ class PriorityAgeAssigner:
                 empty=admitted.empty,
             )
         seconds = self._now() - began
+        was_full = cycle.picked >= self._batch.size(self._settings.batch)
         self._batch.learn(chosen=len(cycle.granted) + cycle.lost, seconds=seconds, limit=self._settings.batch)
         metrics.observe_cycle(
             seconds=seconds,
@@ -159,7 +165,8 @@ class PriorityAgeAssigner:
         )
         busy = bool(cycle.granted or cycle.lost or cycle.evicted)
         returns = None if cycle.admitted is None else cycle.admitted.returns
-        return self._pace.pause(self._settings, busy=busy, failed=bool(cycle.rested), returns=returns)
+        pause = self._pace.pause(self._settings, busy=busy, failed=bool(cycle.rested), returns=returns)
+        return More(pause) if busy and was_full else pause
 
     def _forget(self) -> None:
         """Forget the place in the front, because an undone transaction may have seen its own writes there; and the
@@ -393,6 +400,8 @@ class PriorityAgeAssigner:
             amounts = {**amounts, **of_bots}
             cycle.lost += len(chosen) - len(placements)
         placed = self._grant(connection, seen.jobs, placements, cycle, strategy=name, amounts=amounts)
+        if placed and self._recorder is not None and cycle.sample is None and self._recorder.is_due():
+            cycle.sample = sample_decision(seen, [each for each in placements if each.job_id in placed], policy)
         if name == SUCCESS:
             metrics.observe_scores(each.decision["score"]["total"] for each in placements if each.job_id in placed)
         return [job for job in seen.jobs if job.id not in placed and cycle.may_still_start(job)]

@@ -21,6 +21,7 @@ from schema import graphs
 from schema.accounting import counters, fair_share, pool_samples, quotas
 from schema.accounting.fair_share import FairShareSettings
 from schema.clock import Monotonic
+from schema.diagnostics.tracing import AttemptTracer
 from schema.fleet import success
 from schema.fleet.kinds import link_missed
 from schema.moves import retention as retention_moves
@@ -36,7 +37,7 @@ from schema.moves.timeouts import age_out, stop_drained, stop_over_ceiling, time
 from schema.picking import constrained
 from schema.postgres.engine import Database
 from schema.states import LeaseState
-from schema.tenancy import drains
+from schema.tenancy import drains, processes
 from schema.timing import Timing
 
 #: The most jobs that one transaction reviews, and the most such transactions in one round.
@@ -176,8 +177,9 @@ class Upkeep:
         now: Monotonic,
         fair: FairShareSettings | None = None,
         webhooks: Webhooks | None = None,
+        tracer: AttemptTracer | None = None,
     ) -> None:
-        self.name = name
+        self.name, self._tracer = name, tracer
         self._database, self._settings, self._timing, self._now = database, settings, timing, now
         self._fair = fair or FairShareSettings()
         self._overflow = OverflowController(database, name=name, now=now, webhooks=webhooks)
@@ -244,7 +246,9 @@ class Upkeep:
         while True:
 
             def page(connection: Connection, after: int = after) -> list[int]:
-                bot_ids, _ = expire(connection, after=after, limit=LIMIT, actor=self.name)
+                bot_ids, ended = expire(connection, after=after, limit=LIMIT, actor=self.name)
+                if self._tracer is not None:
+                    self._tracer.trace(connection, ended)
                 return bot_ids
 
             bot_ids = self._database.run(page, urgent=True)
@@ -378,6 +382,7 @@ class Upkeep:
             if not self._in_batches(duty):
                 self._next_forget = self._now()
         self._database.run(retention_moves.delete_idle_queues)
+        self._database.run(lambda connection: processes.forget(connection, age=DAY))
         for fine, coarse, age in pool_samples.MERGES:
             merge = partial(pool_samples.merge, fine=fine, coarse=coarse, age=age)
             if not any(self._database.run(merge) == 0 for _ in range(DELETIONS)):

@@ -166,6 +166,8 @@ class Resource(Generic[Item]):
     path: path of one item, if it is not the path of all items followed by the keys.
     section: section of the configuration file that can declare items; None = none.
     answers_as: name of the only item in an answer, where there are no keys.
+    effect: makes a change, given as a function, in a savepoint that it rolls back, and returns what the change would do
+        to whom; None = no route tells that.
     """
 
     name: str
@@ -184,6 +186,7 @@ class Resource(Generic[Item]):
     paged: bool = False
     section: str | None = None
     answers_as: str = ""
+    effect: Callable[[Connection, Page, Callable[[], object]], Sequence[Any]] | None = None
 
     @property
     def item_path(self) -> str:

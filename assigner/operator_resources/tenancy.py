@@ -8,6 +8,7 @@ from leasehold.errors import BadInput
 from pydantic import ConfigDict, Field
 from sqlalchemy import Connection
 
+from assigner.operator_resources import effects
 from assigner.operator_resources.declaration import (
     By,
     Fields,
@@ -140,6 +141,7 @@ INSTANCES = Resource(
     remove=Irremovable("jobs and their history name it; drain it, and remove its quotas and its share"),
     paged=True,
     section="[[instances]]",
+    effect=lambda connection, _, change: effects.of_share(connection, change),
 )
 
 
@@ -324,6 +326,7 @@ QUOTAS = Resource(
         apply=lambda connection, keys, by: quotas.remove_quota(connection, *keys, **by),
         printed="{instance} has no quota in {cohort}",
     ),
+    effect=lambda connection, page, change: effects.of_quota(connection, change, cooldown=page.cooldown),
 )
 
 

@@ -1,7 +1,7 @@
 """One assigner process: every configured assigner thread, upkeep, and the configuration kept current.
 
 The process writes what the configuration declares (cohorts, queues, success, instances and their shares, rates,
-windows) into the database when it starts and after each reload.
+windows, schedules) into the database when it starts and after each reload.
 """
 
 import random
@@ -13,8 +13,9 @@ from leasehold.errors import Conflict
 from sqlalchemy import Connection
 
 from assigner import metrics
-from assigner.config.loading import Reloader
+from assigner.config.loading import Reloader, masked
 from assigner.loops import Loop
+from assigner.maintenance import schedule_forms
 from assigner.maintenance.meters import MeterPoller
 from assigner.maintenance.schedules import Schedules
 from assigner.maintenance.upkeep import Upkeep
@@ -25,12 +26,15 @@ from schema import clock, declarations
 from schema.accounting import accounts, quotas, rates
 from schema.accounting.accounts import PoolLimits
 from schema.accounting.quotas import QuotaUses
+from schema.diagnostics.tracing import AttemptTracer
 from schema.fleet import success
 from schema.policy import queue_limits, schedules, time_windows
+from schema.policy.schedule_changes import owner_in_words
 from schema.postgres.engine import Database
 from schema.postgres.notify import Wakeups
 from schema.tenancy import cohorts, instances
 from schema.tenancy.instances import InstanceSettings
+from schema.tenancy.processes import Configuration
 
 #: Actor and reason of declared changes in the audit.
 ACTOR = "config"
@@ -56,6 +60,7 @@ def declare(database: Database, settings: PoolSettings) -> None:
             database.run(partial(instances.put_instance, name=each.name, pool=each.pool, actor=ACTOR, reason=REASON))
         except Conflict as error:
             log.error("an instance cannot be as configured now", instance=each.name, error=str(error))
+    _declare_schedules(database, settings)
     is_given = settings.fair_share.model_dump(include=set(PoolLimits.model_fields), exclude_none=True)
     database.run(lambda connection: _note(connection, settings.instances, limits=list(is_given)))
     shares = {each.name: each for each in settings.instances if each.is_given}
@@ -66,12 +71,34 @@ def declare(database: Database, settings: PoolSettings) -> None:
         database.run(lambda connection: accounts.limit_pool(connection, limits, actor=ACTOR, reason=REASON))
 
 
+def _declare_schedules(database: Database, settings: PoolSettings) -> None:
+    """Write the schedules. What somebody else has set stays, is logged and tried again at the next start or reload."""
+    try:
+        refused = database.run(lambda c: schedule_forms.declare(c, settings.schedules, actor=ACTOR))
+    except Conflict as error:
+        log.error("the schedules cannot be as configured now", error=str(error))
+        return
+    for each in refused:
+        log.error(
+            "a schedule is not as configured, because it has another owner: remove it, or name yours otherwise",
+            instance=each.instance,
+            schedule=each.name,
+            owner=owner_in_words(each.owner),
+        )
+
+
 def _note(connection: Connection, named: Sequence[InstanceSettings], *, limits: Sequence[str]) -> None:
     """Record which instances, shares, locks and pool limits the configuration declares."""
     declarations.replace(connection, "instance", (each.name for each in named))
     declarations.replace(connection, "account", (each.name for each in named if each.is_given))
     declarations.replace(connection, "lock", (f"{each.name}/{lock}" for each in named for lock in each.locks))
     declarations.replace(connection, "pool-limit", limits)
+
+
+#: Sections that an assigner process tells to operators. Others declare what can be listed, or may hold secrets.
+TOLD = (
+    "assigners", "timing", "quotas", "fair_share", "ordering", "upkeep", "success", "estimates", "service_levels",
+)  # fmt: skip
 
 
 #: Thresholds of Python's garbage collector. A cycle makes short-lived objects for each of hundreds of jobs; with
@@ -92,6 +119,7 @@ class AssignerProcess:
         self._wakeups = Wakeups(database, chance=seeded(chance))
         self._presence = Presence(database, name, interval=settings.timing.reap)
         self._webhooks = Webhooks(database, settings.webhooks, chance=seeded(chance))
+        self._tracer = AttemptTracer.to_collector(settings.tracing)
         self._upkeep = Upkeep(
             database,
             settings.upkeep,
@@ -100,6 +128,7 @@ class AssignerProcess:
             now=clock.monotonic,
             fair=settings.fair_share,
             webhooks=self._webhooks,
+            tracer=self._tracer,
         )
         self._polling = MeterPoller(database, settings.meters)
         self._schedules = Schedules(
@@ -130,6 +159,7 @@ class AssignerProcess:
             self._loops.insert(0, self._cohort_loop)
 
     def start(self) -> None:
+        self._tell_configuration()
         declare(self._database, self._reloader.current)
         self._presence.begin()
         self._wakeups.start()
@@ -153,6 +183,8 @@ class AssignerProcess:
         self._schedules_signal.close()
         self._wakeups.stop()
         self._presence.end()
+        if self._tracer is not None:
+            self._tracer.close()
 
     def _quota_uses(self) -> QuotaUses:
         """Read what metrics say of quotas. It is not repeated after an error, because a scrape has a deadline."""
@@ -165,13 +197,21 @@ class AssignerProcess:
         )
 
     def _look_at_configuration(self) -> float:
+        error = self._reloader.error
         delay = self._reloader.run_once()
         before, now = self._in_force, self._reloader.current
         if now is not before:
             self._reconfigure(before, now)
             # Set last: if the database fails above, the next look tries again.
             self._in_force = now
+        if now is not before or self._reloader.error != error:
+            self._tell_configuration()
         return delay
+
+    def _tell_configuration(self) -> None:
+        shown = masked(self._reloader.current)
+        told = {section: shown[section] for section in TOLD}
+        self._presence.configured(Configuration(self._reloader.file, told, self._reloader.error))
 
     def _reconfigure(self, before: PoolSettings, now: PoolSettings) -> None:
         self._assigner_threads.reconfigure(now)
@@ -182,8 +222,13 @@ class AssignerProcess:
         self._webhooks.reconfigure(now.webhooks)
         self._schedules.reconfigure(level=now.service_levels.default, estimate=now.estimates.estimate)
         posts = [[(each.kind, each.threads) for each in settings.assigners] for settings in (before, now)]
-        if posts[0] != posts[1] or (before.database, before.timing) != (now.database, now.timing):
+        if posts[0] != posts[1] or (before.database, before.timing, before.tracing) != (
+            now.database,
+            now.timing,
+            now.tracing,
+        ):
             log.warning(
-                "some changes need a restart", sections="database, timing, number and kinds of assigners, threads"
+                "some changes need a restart",
+                sections="database, timing, tracing, number and kinds of assigners, threads",
             )
         declare(self._database, now)

@@ -40,6 +40,7 @@ log = structlog.get_logger()
 class Role(IntEnum):
     """The order in which children are stopped: those that depend on the others come first."""
 
+    CONSOLE = 0
     BOT = 1
     GATEWAY = 2
     ASSIGNER = 3

@@ -22,6 +22,8 @@ from schema.tenancy import tokens
 
 #: Seconds until the gateway must be ready, including the start of an embedded PostgreSQL on a slow machine.
 READY_WITHIN = 90.0
+#: Where the console of a local pool listens.
+CONSOLE_HOST = "127.0.0.1"
 #: Seconds between two looks at the embedded server.
 KEEP_EVERY = 2.0
 #: Command line of the pool's processes, before the name of the command.
@@ -58,7 +60,8 @@ class LocalPool:
     report: receives short lines for people.
     steps: receives each step of the start.
     port: the gateway's port; None = as configured, 0 = any free one.
-    rest: waits for some seconds while the gateway starts; it may raise to give up.
+    console: the console's port; None = no console.
+    rest: waits for some seconds while the gateway and the console start; it may raise to give up.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class LocalPool:
         chance: random.Random,
         steps: Callable[[str], None] = lambda _: None,
         port: int | None = None,
+        console: int | None = None,
         rest: Callable[[float], object] = clock.sleep,
         restart: bool = True,
         keeper: "ServerKeeper | None" = None,
@@ -84,11 +88,12 @@ class LocalPool:
         inherited = {name: value for name, value in environ.items() if name not in _NOT_FOR_CHILDREN}
         self._children = Children(data / "log", inherited, report=report, chance=chance, restart=restart)
         self.url = ""
+        self.console_url = None if console is None else f"http://{CONSOLE_HOST}:{console}"
 
     def start(self) -> None:
-        """Start every process and return once the gateway answers.
+        """Start every process and return once the gateway and the console answer.
 
-        Raises LeaseholdError if the gateway does not answer or a process ends at once; then nothing is left running.
+        Raises LeaseholdError if one of them does not answer or a process ends at once; then nothing is left running.
         """
         url_file = self.data / "gateway.url"
         url_file.unlink(missing_ok=True)
@@ -101,6 +106,8 @@ class LocalPool:
             self._steps(f"the gateway answers at {self.url}; starting {_plural(len(self._bots), 'bot')}")
             for bot in self._bots:
                 self._start_bot(bot)
+            if self.console_url is not None:
+                self._start_console(self.console_url)
         except BaseException:
             self._children.stop(patience=5.0)
             raise
@@ -121,7 +128,7 @@ class LocalPool:
         return self._children.processes()
 
     def stop(self, *, patience: float = 10.0) -> None:
-        """Stop bots, then the gateway, then the assigners, each group within `patience` seconds. Idempotent."""
+        """Stop the console, bots, the gateway, then the assigners, each group within `patience` seconds. Idempotent."""
         self._children.stop(patience=patience)
         (self.data / "gateway.url").unlink(missing_ok=True)
 
@@ -143,13 +150,24 @@ class LocalPool:
                 arguments += ["--property", f"{key}={each}"]
         self._start(bot.name, Role.BOT, *arguments)
 
+    def _start_console(self, url: str) -> None:
+        port = url.rpartition(":")[2]
+        self._start("console", Role.CONSOLE, "console", "--url", self.url, "--host", CONSOLE_HOST, "--port", port)
+        deadline = clock.monotonic() + READY_WITHIN
+        while not answers(url, "/login"):
+            self._children.check()
+            if clock.monotonic() > deadline:
+                raise LeaseholdError(f"the console was not ready within {READY_WITHIN:.0f} s; see {self.data / 'log'}")
+            self._rest(0.1)
+        self._steps(f"the console answers at {url}")
+
     def _wait_for_gateway(self, url_file: Path) -> str:
         deadline = clock.monotonic() + READY_WITHIN
         while clock.monotonic() < deadline:
             self._children.check()
             with suppress(FileNotFoundError):
                 url = url_file.read_text().strip()
-                if url and is_ready(url):
+                if url and answers(url, "/readyz"):
                     return url
             self._rest(0.05)
         raise LeaseholdError(f"the gateway was not ready within {READY_WITHIN:.0f} s; see {self.data / 'log'}")
@@ -159,8 +177,8 @@ def _plural(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def is_ready(url: str) -> bool:
-    """True if the gateway at `url` reports that it is ready."""
+def answers(url: str, page: str) -> bool:
+    """True if the server at `url` answers with status 200 at this path of it."""
     import httpx  # gateways and assigners import this module too, and wait for no gateway
 
     path = url.removeprefix("http+unix://")
@@ -169,7 +187,7 @@ def is_ready(url: str) -> bool:
     base = url if path == url else "http://localhost"
     with httpx.Client(transport=transport, timeout=5.0, trust_env=False) as client:
         try:
-            return client.get(f"{base}/readyz").status_code == 200
+            return client.get(f"{base}{page}").status_code == 200
         except httpx.TransportError:
             return False
 
@@ -211,6 +229,7 @@ def local_pool(
     report: Callable[[str], None],
     chance: random.Random,
     port: int | None = None,
+    console: int | None = None,
     rest: Callable[[float], object] = clock.sleep,
 ) -> Iterator[LocalPool]:
     """Run a local pool until the context ends, with a migrated database and tokens in the data directory.
@@ -242,6 +261,7 @@ def local_pool(
             chance=chance,
             steps=steps,
             port=port,
+            console=console,
             rest=rest,
             keeper=keeper,
         )
@@ -250,7 +270,8 @@ def local_pool(
         try:
             yield pool
         finally:
-            report("stopping the bots, the gateway and the assigners")
+            first = "" if console is None else "the console, "
+            report(f"stopping {first}the bots, the gateway and the assigners")
             pool.stop()
 
 

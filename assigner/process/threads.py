@@ -14,12 +14,14 @@ from assigner.admission.rules import Rules
 from assigner.cycle.assigner import PriorityAgeAssigner
 from assigner.cycle.settings import AssignerSettings
 from assigner.loops import Loop
+from assigner.placement.decision_sample import DecisionRecorder, stored
 from assigner.settings import PoolSettings
 from schema import clock
 from schema.postgres.engine import Database
-from schema.postgres.notify import Signal, Wakeups
-from schema.tenancy import drains
+from schema.postgres.notify import Signal, SignalGroup, Wakeups
+from schema.tenancy import drains, processes
 from schema.tenancy.cohorts import Cohort, cohorts
+from schema.tenancy.processes import Configuration, Kind
 
 #: Seconds between two runs of an assigner whose process is draining.
 DRAINED_INTERVAL = 1.0
@@ -35,6 +37,15 @@ class Presence:
         self._lock = threading.Lock()
         self._draining, self._at_work = False, 0
         self._serves: Sequence[Mapping[str, Sequence[str] | None]] | None = None
+        self._configuration: Configuration | None = None
+        self._written: Configuration | None = None
+        #: Samples of the process's decisions, written with its signs of life.
+        self.recorder = DecisionRecorder(clock.monotonic)
+
+    def configured(self, configuration: Configuration) -> None:
+        """Set what the process says of its configuration, written with the next sign of life if it has changed."""
+        with self._lock:
+            self._configuration = configuration
 
     def serves(self, entries: Sequence[Mapping[str, Sequence[str] | None]]) -> None:
         """Set what each of the process's assigners serves, written with the next sign of life.
@@ -62,6 +73,7 @@ class Presence:
             urgent=True,
         )
         self._obey(draining)
+        self._tell()
         return OBEY_INTERVAL if draining and not idle else self._interval
 
     def end(self) -> None:
@@ -83,6 +95,19 @@ class Presence:
                     self._at_work -= 1
 
         return run
+
+    def _tell(self) -> None:
+        """Write what operators may want to see: a changed configuration, and a sampled decision."""
+        with self._lock:
+            configuration = self._configuration
+        if configuration is not None and configuration != self._written:
+            self._database.run(
+                lambda connection: processes.record_configuration(connection, Kind.ASSIGNER, self._name, configuration)
+            )
+            self._written = configuration
+        sample = self.recorder.take()
+        if sample is not None:
+            self._database.run(lambda connection: processes.record_decision(connection, self._name, **stored(sample)))
 
     def _obey(self, draining: bool) -> None:
         with self._lock:
@@ -142,6 +167,7 @@ class AssignerThreads:
         self._kinds = [each.kind for each in settings.assigners]
         self._lock = threading.Lock()
         self._held: dict[ThreadRole, RunningThread] = {}
+        self._groups: dict[int, SignalGroup] = {}
         self._missing: set[str] = set()
         self._over = False
         self._filters = [_filters(each) for each in settings.assigners]
@@ -187,6 +213,8 @@ class AssignerThreads:
             self._over = True
             for role in list(self._held):
                 self._stop_thread(role, max(0.0, deadline - clock.monotonic()))
+            while self._groups:
+                self._groups.popitem()[1].close()
 
     def _entry(self, entry: int) -> AssignerSettings | None:
         """Return the entry's current settings, or None if it is gone or now of another kind."""
@@ -232,8 +260,9 @@ class AssignerThreads:
             quotas=self._settings.quotas,
             cohort=role.cohort,
             rules=rules_from(self._settings),
+            recorder=self._presence.recorder,
         )
-        signal = self._wakeups.signal("jobs")
+        signal = self._signal(role)
         loop = Loop(
             f"assigner-{role.entry}-{role.place}",
             self._presence.guarded(assigner.run_once),
@@ -246,6 +275,14 @@ class AssignerThreads:
         loop.start()
         if role.cohort is not None:
             log.info("a cohort has an assigner", assigner=assigner.name)
+
+    def _signal(self, role: ThreadRole) -> Signal:
+        """Return the signal of a thread. A wake-up wakes one of an entry's threads, or that of each cohort."""
+        if role.cohort is not None:
+            return self._wakeups.signal("jobs")
+        if role.entry not in self._groups:
+            self._groups[role.entry] = self._wakeups.group("jobs")
+        return self._groups[role.entry].signal()
 
     def _stop_thread(self, role: ThreadRole, within: float) -> None:
         held = self._held[role]

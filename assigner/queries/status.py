@@ -7,7 +7,7 @@ the leases of these and of running jobs. If a bound cuts a count short, the answ
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -16,6 +16,7 @@ from sqlalchemy import Connection, text
 
 from assigner.queries.jobs import VISIBLE
 from schema.accounting import quotas
+from schema.accounting.fair_share import jain_index
 from schema.accounting.pool_samples import MAX_NAMES, Counted, Scope
 from schema.fleet import success
 from schema.fleet.candidates import able_bots
@@ -84,14 +85,19 @@ WAITING_BY_PAIR = text(f"""{_COUNTED}SELECT c.name AS cohort, q.name AS instance
 FROM waiting q JOIN cohorts c ON c.id = q.cohort GROUP BY c.name, q.name
 """)
 
-# Jobs on bots, by cohort and instance.
+# Jobs on bots and their units, by cohort and instance.
 HELD_BY_PAIR = text("""
-SELECT c.name AS cohort, i.name AS instance, h.jobs, h.more
-FROM (SELECT cohort, instance, count(*) AS jobs, sum(count(*)) OVER () >= :most AS more
-      FROM (SELECT cohort, instance FROM leases WHERE state IN ('pending', 'active', 'cancelling')
+SELECT c.name AS cohort, i.name AS instance, h.jobs, h.units, h.more
+FROM (SELECT cohort, instance, count(*) AS jobs, sum(units) AS units, sum(count(*)) OVER () >= :most AS more
+      FROM (SELECT cohort, instance, units FROM leases WHERE state IN ('pending', 'active', 'cancelling')
             ORDER BY instance LIMIT :most) first
       GROUP BY cohort, instance) h
 JOIN cohorts c ON c.id = h.cohort JOIN instances i ON i.id = h.instance
+""")
+
+WEIGHTS = text("""
+SELECT i.name, coalesce(a.credit_weight, 1) AS weight FROM instances i LEFT JOIN accounts a ON a.instance = i.id
+WHERE i.name = ANY (CAST(:names AS text[]))
 """)
 
 # Jobs that ended in the minute from `at` on, by cohort, instance and state.
@@ -301,6 +307,7 @@ def count_minute(connection: Connection, at: datetime) -> list[Counted]:
     """
     pairs: dict[tuple[str, str], Counter[str]] = {}
     oldest: dict[tuple[str, str], float] = {}
+    units: Counter[str] = Counter()
     short: set[tuple[str, str]] = set()
     most = {"most": MAX_COUNTED}
     read = (
@@ -316,11 +323,24 @@ def count_minute(connection: Connection, at: datetime) -> list[Counted]:
                 short.add(pair)
             if kind == "waiting" and row["oldest_seconds"] is not None:
                 oldest[pair] = max(0.0, row["oldest_seconds"])
+            if kind == "running":
+                units[row["instance"]] += int(row["units"])
+    fairness = _fairness(connection, {instance for (_, instance), jobs in pairs.items() if jobs["waiting"]}, units)
     return [
-        *_counted(Scope.POOL, lambda _: "", pairs, oldest, short),
+        *(replace(one, fairness=fairness) for one in _counted(Scope.POOL, lambda _: "", pairs, oldest, short)),
         *_counted(Scope.COHORT, lambda pair: pair[0], pairs, oldest, short),
         *_counted(Scope.INSTANCE, lambda pair: pair[1], pairs, oldest, short),
     ]
+
+
+def _fairness(connection: Connection, waiting: Collection[str], units: Mapping[str, int]) -> float | None:
+    """Return Jain's index of units in use over weight of the instances that wait; None if fewer than two have a weight.
+
+    An instance without waiting jobs has all that it asked for, and an instance of weight 0 is due nothing.
+    """
+    rows = connection.execute(WEIGHTS, {"names": sorted(waiting)}).all()
+    levels = [units.get(row.name, 0) / row.weight for row in rows if row.weight > 0]
+    return jain_index(levels) if len(levels) > 1 else None
 
 
 def _counted(

@@ -5,7 +5,8 @@ from typing import IO, Any
 
 import click
 from leasehold import wire
-from leasehold.client import MAX_GRAPHS, MAX_NODES, Client
+from leasehold.calls.graphs import MAX_GRAPHS, MAX_NODES
+from leasehold.client import Client
 from leasehold.errors import BadInput, LeaseholdError
 from pydantic import ValidationError
 

@@ -1,4 +1,4 @@
-"""The commands on schedules: list, add, show, enable, disable, run-now and rm."""
+"""The commands on schedules: list, add, apply, show, enable, disable, run-now and rm."""
 
 import json
 import shlex
@@ -20,6 +20,7 @@ TERMS = {
     "catch_up_seconds": "--catch-up-seconds",
     "overlap": "--overlap",
 }
+_take_over = click.option("--take-over", is_flag=True, help="Also change what an app declares; it loses it.")
 _instance = click.option("--instance", metavar="NAME", help="Instance of the schedule [that of the token, or default].")
 
 
@@ -62,10 +63,13 @@ def _add() -> click.Command:
         help="What to do about a tick while the previous job has not ended [allow].",
     )
     @click.option("--disabled", is_flag=True, help="Do not enable it yet.")
+    @_take_over
     @job_options.asking
     @click.argument("command", nargs=-1, type=click.UNPROCESSED, required=True)
     @caller_options
-    def add(caller: Caller, /, name: str, disabled: bool, command: tuple[str, ...], **options: Any) -> None:
+    def add(
+        caller: Caller, /, name: str, disabled: bool, take_over: bool, command: tuple[str, ...], **options: Any
+    ) -> None:
         """Make the schedule NAME, or replace it (-- COMMAND…). The options in groups are those of `submit`.
 
         \b
@@ -78,6 +82,7 @@ def _add() -> click.Command:
         except BadInput as refused:
             raise job_options.as_option(refused) from None
         terms = {field: options[field] for field in TERMS if field != "cron"}
+        terms |= {"take_over": True} if take_over else {}
         with caller.client() as client:
             try:
                 done = client.schedules.put(
@@ -103,7 +108,18 @@ def list_schedules(caller: Caller, /, instance: str | None) -> None:
     if caller.json:
         output.print_json(found)
         return
-    columns = ("instance", "name", "cron", "zone", "next tick", "last tick", "last job", "state", "failures")
+    columns = (
+        "instance",
+        "name",
+        "cron",
+        "zone",
+        "next tick",
+        "last tick",
+        "last job",
+        "state",
+        "failures",
+        "declared by",
+    )
     table(
         columns,
         (
@@ -117,6 +133,7 @@ def list_schedules(caller: Caller, /, instance: str | None) -> None:
                 each["last_job"] or "-",
                 output.state(each["last_state"]) if each["last_state"] else "-",
                 each["failures"],
+                each["declared_by"] or "-",
             )
             for each in found
         ),
@@ -198,12 +215,13 @@ def run_now(caller: Caller, /, name: str, key: str | None, instance: str | None)
 
 @schedule.command("rm")
 @click.argument("name")
+@_take_over
 @_instance
 @caller_options
-def remove(caller: Caller, /, name: str, instance: str | None) -> None:
+def remove(caller: Caller, /, name: str, take_over: bool, instance: str | None) -> None:
     """Remove a schedule. Its jobs stay."""
     with caller.client() as client:
-        client.schedules.remove(name, instance=instance)
+        client.schedules.remove(name, instance=instance, take_over=take_over)
     if caller.json:
         output.print_json({"name": name, "removed": True})
     else:

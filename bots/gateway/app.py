@@ -175,7 +175,7 @@ def build(
     pools = worker_pools(database, queue=settings.queue)
     polls = LongPolls(wakeups=wakeups, poll=timing.poll, metrics=counted)
     held_sessions = HeldSessions(database, pools.bots, ttl=timing.ttl, metrics=counted)
-    opener = SessionOpener(database, pools.bots, queue=settings.queue, timing=timing)
+    opener = SessionOpener(database, pools.bots, queue=settings.queue, timing=timing, tracer=sync_service.tracer)
     counted.watch(
         queue=lambda: pools.callers.slots.taken + pools.bots.slots.taken + opener.slots.taken,
         connected=lambda: _connected(wakeups),

@@ -82,6 +82,28 @@ class GatewayMetrics:
         self._queue.set_function(queue)
         self._connected.set_function(connected)
 
+    def levels(self) -> dict[str, float]:
+        """Return the length of the work queue, and 1 if wake-ups arrive, else 0."""
+        return {"queue": _sum(self._queue), "wakeups_connected": _sum(self._connected)}
+
+    def totals(self) -> dict[str, float]:
+        """Return how many requests were answered, how many of them with a server error, and connections refused."""
+        return {
+            "requests": _sum(self.requests),
+            "failed": _sum(self.requests, status_class="5xx"),
+            "connections_refused": _sum(self.connections_refused),
+        }
+
     def text(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
         return generate_latest(self.registry)
+
+
+def _sum(metric: Counter | Gauge, **labels: str) -> float:
+    """Return the sum of a metric over its series with these labels."""
+    samples = (sample for family in metric.collect() for sample in family.samples)
+    return sum(
+        sample.value
+        for sample in samples
+        if not sample.name.endswith("_created") and labels.items() <= sample.labels.items()
+    )

@@ -20,6 +20,7 @@ from sqlalchemy.pool import QueuePool
 
 from bots.protocol import OpenSession, Session
 from bots.sync import sessions
+from schema.diagnostics.tracing import AttemptTracer
 from schema.postgres.engine import Database
 from schema.timing import Timing
 
@@ -247,9 +248,17 @@ class SessionOpener:
     long; the repetition gets the answer to the one that waits.
     """
 
-    def __init__(self, database: Database, worker_pool: WorkerPool, *, queue: int, timing: Timing) -> None:
+    def __init__(
+        self,
+        database: Database,
+        worker_pool: WorkerPool,
+        *,
+        queue: int,
+        timing: Timing,
+        tracer: AttemptTracer | None = None,
+    ) -> None:
         def settle(requests: Sequence[OpenSession]) -> list[Session | BadInput]:
-            return sessions.open_sessions(database, requests, timing=timing)
+            return sessions.open_sessions(database, requests, timing=timing, tracer=tracer)
 
         threads = max(1, worker_pool.threads // 2)
         self._batcher = Batcher[OpenSession, Session](

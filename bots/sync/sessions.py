@@ -6,10 +6,12 @@ from collections.abc import Sequence
 
 from leasehold.errors import BadInput
 from leasehold.wire import escaped
+from sqlalchemy import Connection
 
 from bots.protocol import OpenSession, Session
+from schema.diagnostics.tracing import AttemptTracer
 from schema.moves import sessions
-from schema.moves.sessions import SessionOpening
+from schema.moves.sessions import OpenedSession, SessionOpening
 from schema.postgres.engine import Database
 from schema.timing import Timing
 from schema.validation import normal_properties
@@ -28,13 +30,15 @@ def open_session(database: Database, request: OpenSession, *, timing: Timing) ->
     return answer
 
 
-def open_sessions(database: Database, requests: Sequence[OpenSession], *, timing: Timing) -> list[Session | BadInput]:
+def open_sessions(
+    database: Database, requests: Sequence[OpenSession], *, timing: Timing, tracer: AttemptTracer | None = None
+) -> list[Session | BadInput]:
     """Open sessions of different bots in one transaction; returns a session or an error for each request.
 
     Properties that break the limits, and exclusive ones that are not there, are errors. An older session of the same
     bot ends, and its jobs are queued again. They are not granted before that session would have expired, unless the
     request says that it is dead. A lost bot does not count against them if it says that it was only cut off. A repeated
-    request with the bot's own secret finds the session that it opened.
+    request with the bot's own secret finds the session that it opened. `tracer` is told of the attempts that ended.
     """
     answers: dict[str, Session | BadInput] = {}
     chosen: dict[str, tuple[str, SessionOpening]] = {}
@@ -46,9 +50,14 @@ def open_sessions(database: Database, requests: Sequence[OpenSession], *, timing
             answers[request.bot] = error
     if chosen:
         openings = [opening for _, opening in chosen.values()]
-        opened = database.run(
-            lambda connection: sessions.open_sessions(connection, openings, ttl=timing.ttl), urgent=True
-        )
+
+        def work(connection: Connection) -> list[OpenedSession]:
+            opened = sessions.open_sessions(connection, openings, ttl=timing.ttl)
+            if tracer is not None:
+                tracer.trace(connection, [attempt for each in opened for attempt in each.ended])
+            return opened
+
+        opened = database.run(work, urgent=True)
         for (bot, (secret, _)), each in zip(chosen.items(), opened, strict=True):
             answers[bot] = Session(
                 bot=bot, epoch=each.epoch, secret=secret, expires_in=timing.ttl, sync_in=timing.sync, results=True

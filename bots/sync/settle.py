@@ -27,10 +27,10 @@ from bots.sync.call import (
     read_held_leases,
 )
 from bots.sync.fetch import FetchSettings, fetch_after_sync
-from bots.sync.tracing import AttemptTracer, TracedAttempt
 from schema import outputs, results
 from schema.accounting.quotas import EVICTION_COOLDOWN
 from schema.clock import Monotonic
+from schema.diagnostics.tracing import AttemptTracer
 from schema.moves.acknowledge import acknowledge, deliver, lock_for_moves
 from schema.moves.end import end
 from schema.moves.sessions import SyncUpdate, close, limit_spared, record_syncs, remember_localities
@@ -74,7 +74,7 @@ class SyncService:
         cooldown: float = EVICTION_COOLDOWN,
         tracer: AttemptTracer | None = None,
     ) -> None:
-        self._tracer = tracer
+        self.tracer = tracer
         self._database, self._timing, self._fetch, self._now = database, timing, fetch, now
         self.cooldown = cooldown
         self._fronts = HeadCursors(now)
@@ -94,13 +94,9 @@ class SyncService:
         names = [bot_name(call) for call in calls]
         if len(set(names)) < len(names):
             raise ValueError("two calls of one bot cannot be settled together")
-        traced: list[TracedAttempt] = []
-        answers = self._database.run(
-            lambda connection: self._settle(connection, calls, names, traced), urgent=True, undone=self._fronts.forget
+        return self._database.run(
+            lambda connection: self._settle(connection, calls, names), urgent=True, undone=self._fronts.forget
         )
-        if self._tracer is not None:
-            self._tracer.tell(traced)
-        return answers
 
     def output(self, report: OutputReport) -> int:
         """Store output and checkpoint of a running lease; returns the chunks of output that were written.
@@ -128,10 +124,9 @@ class SyncService:
         return self._database.run(work)
 
     def _settle(
-        self, connection: Connection, calls: Sequence[Call], names: Sequence[str], traced: list[TracedAttempt]
+        self, connection: Connection, calls: Sequence[Call], names: Sequence[str]
     ) -> list[Answer | LeaseholdError]:
-        """Settle the calls in this transaction, which may be a repeat; `traced` gets the ended attempts to trace."""
-        traced.clear()
+        """Settle the calls in this transaction, which may be a repeat."""
         fetches = self._fetch.to_capacity or any(ends_something(call) for call in calls)
         asked = {"names": list(names), "fetches": fetches and self._fetch.enabled}
         bots = {row.name: row for row in connection.execute(LOCK_BOTS, asked).all()}
@@ -143,7 +138,7 @@ class SyncService:
             except Conflict as refusal:
                 found[nth] = refusal
         settled = self._compared(connection, settled, found)
-        self._apply(connection, settled, traced)
+        self._apply(connection, settled)
         settled = self._without_leaving(connection, settled, found)
         fetch_after_sync(
             connection, settled, self._fetch, ack=self._timing.ack, cooldown=self.cooldown, head_cursors=self._fronts
@@ -176,7 +171,7 @@ class SyncService:
                     on_commit(connection, partial(_tell_unknown, sync_call.bot.name, sync_call.account.unknown))
         return [sync_call for sync_call in settled if sync_call.nth not in found]
 
-    def _apply(self, connection: Connection, settled: Sequence[SyncCall], traced: list[TracedAttempt]) -> None:
+    def _apply(self, connection: Connection, settled: Sequence[SyncCall]) -> None:
         """Apply acknowledgements, ends, output and checkpoints."""
         spoken = [sync_call for sync_call in settled if sync_call.sync is not None]
         starts = [start for sync_call in spoken for start in sync_call.account.started]
@@ -195,8 +190,8 @@ class SyncService:
             pace=self._fetch.pace,
             capacities={sync_call.bot.id: sync_call.bot_capacity for sync_call in spoken},
         )
-        if self._tracer is not None:
-            traced += self._tracer.read(connection, ended)
+        if self.tracer is not None:
+            self.tracer.trace(connection, ended)
         by_bot = {sync_call.bot.id: sync_call for sync_call in spoken}
         for job in ended:
             by_bot[job.bot_id].ended.append(job)
@@ -213,7 +208,9 @@ class SyncService:
         self._sync(connection, [sync_call for sync_call in settled if sync_call.leaves])
         for sync_call in settled:
             if sync_call.leaves:
-                close(connection, sync_call.bot.id, actor=sync_call.actor)
+                released = close(connection, sync_call.bot.id, actor=sync_call.actor)
+                if self.tracer is not None:
+                    self.tracer.trace(connection, released)
                 answer = SyncAnswer(seq=sync_call.seq, leases=[], expires_in=0, sync_in=0)
                 found[sync_call.nth] = answer.model_dump_json().encode()
         return [sync_call for sync_call in settled if not sync_call.leaves]

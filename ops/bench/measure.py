@@ -136,8 +136,15 @@ def resident_mib(pid: int) -> float:
 
 
 def child_pids(pid: int) -> list[int]:
-    """Return the children of a process, including those that have ended and are not collected."""
-    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    """Return the children of a process, of all its threads, including those that have ended and are not collected."""
+    return [
+        int(each) for task in Path(f"/proc/{pid}/task").iterdir() for each in (task / "children").read_text().split()
+    ]
+
+
+def parent_pid(pid: int) -> int:
+    """Return the parent of a process."""
+    return _stat_numbers(pid)[0]
 
 
 def child_named(last: str) -> int:

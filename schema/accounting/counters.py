@@ -198,7 +198,8 @@ def take(connection: Connection, amounts: Sequence[Mapping[str, float]], *, may_
     parts = [*((name, amount - last.get(name, 0)) for name, amount in sums.items()), *last.items()]
     if parts:
         names, totals = zip(*parts, strict=True)
-        connection.execute(TAKE, {"names": list(names), "amounts": list(totals), "may_overshoot": may_overshoot})
+        values = {"names": list(names), "amounts": [str(total) for total in totals], "may_overshoot": may_overshoot}
+        connection.execute(TAKE, values)
 
 
 def _exact(amount: float) -> Decimal:

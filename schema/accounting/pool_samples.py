@@ -36,17 +36,17 @@ ON CONFLICT (scope, name, at) DO NOTHING RETURNING at
 """)
 
 STORE = text(f"""
-INSERT INTO pool_samples (at, scope, name, span, {_COUNTS}, oldest_wait, incomplete)
-SELECT :at, scope, name, 60, {_COUNTS}, oldest_wait, incomplete
+INSERT INTO pool_samples (at, scope, name, span, {_COUNTS}, oldest_wait, fairness, incomplete)
+SELECT :at, scope, name, 60, {_COUNTS}, oldest_wait, fairness, incomplete
 FROM jsonb_to_recordset(:rows) AS r (scope text, name text, {", ".join(f"{name} bigint" for name in COUNTS)},
-    oldest_wait double precision, incomplete boolean)
+    oldest_wait double precision, fairness double precision, incomplete boolean)
 ON CONFLICT (scope, name, at) DO UPDATE SET
-    {", ".join(f"{name} = excluded.{name}" for name in (*COUNTS, "oldest_wait", "incomplete"))}
+    {", ".join(f"{name} = excluded.{name}" for name in (*COUNTS, "oldest_wait", "fairness", "incomplete"))}
 """).bindparams(bindparam("rows", type_=JSONB))
 
 # The oldest stretch of `coarse` seconds that lies wholly before the age. Its samples become one for each name: the mean
-# of what waited and ran, the sum of what ended, the longest wait. Every sampled minute has a row of the pool, so a name
-# without a row had no jobs then.
+# of what waited and ran and of fairness, the sum of what ended, the longest wait. Every sampled minute has a row of the
+# pool, so a name without a row had no jobs then.
 MERGE = text(f"""
 WITH stretch AS (
     SELECT to_timestamp(floor(extract(epoch FROM first.at) / :coarse) * :coarse) AS start
@@ -59,9 +59,9 @@ WITH stretch AS (
 ), sampled AS (
     SELECT count(*) AS parts FROM old WHERE scope = 'pool'
 )
-INSERT INTO pool_samples (at, scope, name, span, {_COUNTS}, oldest_wait, incomplete)
+INSERT INTO pool_samples (at, scope, name, span, {_COUNTS}, oldest_wait, fairness, incomplete)
 SELECT start, scope, name, :coarse, round(sum(waiting) / greatest(parts, 1)), round(sum(running) / greatest(parts, 1)),
-    {", ".join(f"sum({name})" for name in COUNTS[2:])}, max(oldest_wait),
+    {", ".join(f"sum({name})" for name in COUNTS[2:])}, max(oldest_wait), avg(fairness),
     bool_or(incomplete) OR parts * :fine < :coarse
 FROM old CROSS JOIN sampled GROUP BY start, scope, name, parts
 """)
@@ -75,6 +75,14 @@ DELETE FROM pool_samples WHERE (scope, name, at) IN (
 READ = text(f"""
 SELECT at, span, {_COUNTS}, oldest_wait, incomplete FROM pool_samples
 WHERE scope = :scope AND name = :name
+    AND at + make_interval(secs => span) > now() - make_interval(secs => :seconds)
+    AND at > now() - make_interval(secs => :seconds) - interval '1 hour'
+ORDER BY at
+""")
+
+FAIRNESS = text("""
+SELECT at, span, fairness FROM pool_samples
+WHERE scope = 'pool' AND name = '' AND fairness IS NOT NULL
     AND at + make_interval(secs => span) > now() - make_interval(secs => :seconds)
     AND at > now() - make_interval(secs => :seconds) - interval '1 hour'
 ORDER BY at
@@ -94,7 +102,9 @@ class Counted:
     """What a minute had, of the pool, a cohort or an instance.
 
     waiting, running: queued jobs and jobs on bots at its end. succeeded to dead: jobs that ended so in it.
-    oldest_wait: seconds of the oldest queued job counted; None without any. incomplete: a count stopped at its bound.
+    oldest_wait: seconds of the oldest queued job counted; None without any. fairness: Jain's index of units in use over
+    weight at its end, of instances with waiting jobs; only of the pool, None if fewer than two can be compared.
+    incomplete: a count stopped at its bound.
     """
 
     scope: Scope
@@ -106,6 +116,7 @@ class Counted:
     cancelled: int = 0
     dead: int = 0
     oldest_wait: float | None = None
+    fairness: float | None = None
     incomplete: bool = False
 
 
@@ -136,3 +147,8 @@ def read(connection: Connection, scope: Scope, name: str, *, hours: float) -> Se
     """Return the samples that reach into the last `hours`, oldest first."""
     where = {"scope": scope.value, "name": name, "seconds": hours * 3600}
     return [dict(row) for row in connection.execute(READ, where).mappings()]
+
+
+def read_fairness(connection: Connection, *, hours: float) -> Sequence[Mapping[str, object]]:
+    """Return the fairness index of samples that reach into the last `hours` and have one, oldest first."""
+    return [dict(row) for row in connection.execute(FAIRNESS, {"seconds": hours * 3600}).mappings()]

@@ -1,4 +1,4 @@
-"""Reads that check or explain the database: invariants, evidence for `explain`, the doctor.
+"""Reads that check or explain the database: invariants, evidence for `explain`, the doctor, traces of attempts.
 
-It may import what `schema.picking` may import. Read first: invariants.py and evidence.py.
+It may import what `schema.tenancy` may import. Read first: invariants.py and evidence.py.
 """

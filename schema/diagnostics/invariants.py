@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import ARRAY, Connection, Select, Text, cast, column, func, literal, select, text, union_all
+from sqlalchemy.exc import DBAPIError
 
 from schema.fleet.kinds import LINKS
 from schema.postgres.engine import Database
@@ -325,11 +326,12 @@ LEFT_BY_THEIR_ATTEMPTS = Invariant(
 # The keys of ticks differ, so that two jobs of one tick would have been submitted without them.
 SCHEDULES_ARE_SOUND = Invariant(
     "S28",
-    "schedules with a next tick although disabled, without one although enabled, or in an unknown time zone, and ticks"
-    " that have made more than one job",
+    "schedules with a next tick although disabled, without one although enabled, in an unknown time zone, or declared"
+    " by an unknown kind of source, and ticks that have made more than one job",
     """SELECT 'schedule ' || s.id AS id FROM schedules s
        WHERE s.enabled <> (s.next_tick IS NOT NULL)
            OR s.zone <> ALL (ARRAY(SELECT name FROM pg_timezone_names))
+           OR NOT (s.declared_by = 'config' OR s.declared_by LIKE 'app:_%')
        UNION ALL
        SELECT 'job ' || max(j.id) FROM job_events e JOIN jobs j ON j.id = e.job_id
        JOIN job_metadata t ON t.job_id = j.id AND t.key = 'tick'
@@ -389,7 +391,9 @@ CHECK = union_all(*(_counted(place, invariant) for place, invariant in enumerate
 
 # All invariants must see one snapshot, and a large history takes longer than a move may.
 SNAPSHOT = text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-NO_STATEMENT_TIMEOUT = text("SET LOCAL statement_timeout = 0")
+STATEMENT_TIMEOUT = text("SELECT set_config('statement_timeout', :milliseconds, true)")
+#: SQLSTATE of a statement that took longer.
+CANCELLED = "57014"
 # Compiling this wide statement costs more than running it. It reads whole tables, so sequential scans are right.
 NO_JIT = text("SET LOCAL jit = off")
 WHOLE_TABLES = text("SET LOCAL enable_seqscan = on")
@@ -405,10 +409,22 @@ def check(connection: Connection) -> list[Finding]:
 
 def verify(database: Database) -> list[Finding]:
     """Run `check` in a read-only transaction of its own, without a time limit. Raises NotReady without a database."""
+    return database.run(lambda connection: _verified(connection, seconds=0.0), urgent=True)
 
-    def work(connection: Connection) -> list[Finding]:
-        for setting in (SNAPSHOT, NO_STATEMENT_TIMEOUT, NO_JIT, WHOLE_TABLES):
-            connection.execute(setting)
-        return check(connection)
 
-    return database.run(work, urgent=True)
+def verify_within(database: Database, *, seconds: float) -> list[Finding] | None:
+    """Run `check` as `verify` does, for at most so many seconds; None if that was not enough."""
+    try:
+        return database.run(lambda connection: _verified(connection, seconds=seconds))
+    except DBAPIError as error:
+        if getattr(error.orig, "sqlstate", None) == CANCELLED:
+            return None
+        raise
+
+
+def _verified(connection: Connection, *, seconds: float) -> list[Finding]:
+    """seconds: the longest time of the statement; 0 = any."""
+    for setting in (SNAPSHOT, NO_JIT, WHOLE_TABLES):
+        connection.execute(setting)
+    connection.execute(STATEMENT_TIMEOUT, {"milliseconds": str(round(seconds * 1000))})
+    return check(connection)

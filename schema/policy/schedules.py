@@ -5,73 +5,44 @@ row on in the same transaction. So each tick makes one job, whatever number of p
 the tick too. The row of a schedule is locked before anything that a submit locks.
 """
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from leasehold.errors import BadInput, Conflict, NotFound
+from leasehold.errors import BadInput, NotFound
 from leasehold.wire import escaped
 from sqlalchemy import Connection, Row, text
 
-from schema import audit
 from schema.policy import cron
 from schema.policy.cron import CatchUp, Plan
-from schema.postgres.notify import wake
 
 #: What is done about a tick while the previous job has not ended.
 Overlap = Literal["allow", "skip"]
 
 #: The topic of wake-ups that tell of changed schedules.
 TOPIC = "schedules"
-#: The most schedules of one instance.
-MAX_SCHEDULES = 1000
 #: Longest stored error, bytes.
 MAX_ERROR = 500
 #: Refusals in a row from which a schedule counts as failing.
 FAILING = 3
 
-_FIELDS = "cron, zone, catch_up, catch_up_most, catch_up_seconds, overlap, enabled, request"
-_INTERN = text("SELECT intern_instance(:instance)")
-_COUNT = text("SELECT count(*) FROM schedules WHERE instance = :instance")
-_MAKE = text(f"""
-INSERT INTO schedules (instance, name, {_FIELDS}, next_tick, due_at, priority_ceiling, set_by)
-VALUES (:instance, :name, :cron, :zone, :catch_up, :catch_up_most, :catch_up_seconds, :overlap, :enabled,
-    CAST(:request AS jsonb), :next_tick, :next_tick, :priority_ceiling, :actor)
-ON CONFLICT (instance, name) DO NOTHING RETURNING id
-""")
-_NOW = text("SELECT clock_timestamp()")
-# A transaction that waited for the row may be older than the newest tick.
-_HOLD = text(f"""
-SELECT s.id, {_FIELDS}, s.next_tick, s.priority_ceiling, greatest(clock_timestamp(), s.last_tick) AS after
-FROM schedules s JOIN instances i ON i.id = s.instance
-WHERE i.name = :instance AND s.name = :name FOR NO KEY UPDATE OF s
-""")
-_CHANGE = text("""
-UPDATE schedules SET cron = :cron, zone = :zone, catch_up = :catch_up, catch_up_most = :catch_up_most,
-    catch_up_seconds = :catch_up_seconds, overlap = :overlap, enabled = :enabled, request = CAST(:request AS jsonb),
-    next_tick = :next_tick, due_at = :next_tick, priority_ceiling = :priority_ceiling, set_by = :actor, failures = 0
-WHERE id = :id
-""")
-_REMOVE = text("""
-DELETE FROM schedules s USING instances i
-WHERE i.id = s.instance AND i.name = :instance AND s.name = :name RETURNING s.id
-""")
+#: The columns of the terms.
+FIELDS = "cron, zone, catch_up, catch_up_most, catch_up_seconds, overlap, enabled, request"
 _LIST = f"""
-SELECT i.name AS instance, s.name, {_FIELDS}, s.next_tick, s.due_at, s.last_tick, j.public_id::text AS last_job,
-    j.state AS last_state, s.failures, s.last_error, s.failed_at, s.priority_ceiling, s.set_by, s.created_at
+SELECT i.name AS instance, s.name, {FIELDS}, s.next_tick, s.due_at, s.last_tick, j.public_id::text AS last_job,
+    j.state AS last_state, s.failures, s.last_error, s.failed_at, s.priority_ceiling, s.set_by, s.declared_by,
+    s.created_at
 FROM schedules s JOIN instances i ON i.id = s.instance LEFT JOIN jobs j ON j.id = s.last_job
 WHERE (CAST(:instances AS text[]) IS NULL OR i.name = ANY (CAST(:instances AS text[])))"""
 _PAGE = text(f"""{_LIST} AND (CAST(:after AS text) IS NULL OR (i.name, s.name) > (:after_instance, :after))
 ORDER BY i.name, s.name LIMIT :limit""")
 _SHOW = text(f"{_LIST} AND i.name = :instance AND s.name = :name")
-_RAN = text("UPDATE schedules SET last_job = :job WHERE id = :id")
 
 _DUE = text("SELECT id FROM schedules WHERE due_at <= now() ORDER BY due_at, id LIMIT :limit")
 # A row that another process holds is passed over: that process submits the tick.
 _TAKE = text(f"""
-SELECT s.id, i.name AS instance, s.name, {_FIELDS}, s.next_tick, s.failures, s.priority_ceiling, now() AS now,
+SELECT s.id, i.name AS instance, s.name, {FIELDS}, s.next_tick, s.failures, s.priority_ceiling, now() AS now,
     EXISTS (SELECT FROM jobs j WHERE j.id = s.last_job AND j.finished_at IS NULL) AS is_running
 FROM schedules s JOIN instances i ON i.id = s.instance
 WHERE s.id = :id AND s.due_at <= now() FOR NO KEY UPDATE OF s SKIP LOCKED
@@ -157,69 +128,6 @@ def tick_text(tick: datetime) -> str:
     return tick.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def put_schedule(
-    connection: Connection,
-    instance: str,
-    name: str,
-    terms: ScheduleTerms,
-    *,
-    priority_ceiling: int | None,
-    actor: str,
-) -> bool:
-    """Make a schedule or replace it, and return whether it was made.
-
-    Its next tick stays if expression, zone and `enabled` stay; else it is the first one from now on. Raises BadInput
-    for an expression without ticks, Conflict `too_many_schedules`.
-    """
-    found = _held(connection, instance, name)
-    given = asdict(terms) | {"request": json.dumps(dict(terms.request)), "priority_ceiling": priority_ceiling}
-    if found is None:
-        where = {"instance": connection.execute(_INTERN, {"instance": instance}).scalar_one(), "name": name}
-        if connection.execute(_COUNT, where).scalar_one() >= MAX_SCHEDULES:
-            raise Conflict("too_many_schedules", f"instance '{instance}' has {MAX_SCHEDULES} schedules already")
-        following = terms.next_tick(connection.execute(_NOW).scalar_one())
-        if (
-            connection.execute(_MAKE, where | given | {"next_tick": following, "actor": actor}).one_or_none()
-            is not None
-        ):
-            _changed(connection, "schedule.set", instance, name, terms, actor=actor)
-            return True
-        found = _held(connection, instance, name)
-        if found is None:
-            raise Conflict("changed_meanwhile", f"schedule '{name}' was made and removed meanwhile: try again")
-    before = _terms(found)
-    if before == terms and found.priority_ceiling == priority_ceiling:
-        return False
-    same_ticks = (before.cron, before.zone, before.enabled) == (terms.cron, terms.zone, terms.enabled)
-    following = found.next_tick if same_ticks else terms.next_tick(found.after)
-    connection.execute(_CHANGE, given | {"id": found.id, "next_tick": following, "actor": actor})
-    _changed(connection, "schedule.set", instance, name, terms, actor=actor)
-    return False
-
-
-def enable_schedule(connection: Connection, instance: str, name: str, *, enabled: bool, actor: str) -> None:
-    """Enable or disable a schedule. What it missed while disabled is not made up for. Raises NotFound."""
-    found = _held(connection, instance, name)
-    if found is None:
-        raise not_found(name)
-    terms = _terms(found)
-    if terms.enabled == enabled:
-        return
-    terms = replace(terms, enabled=enabled)
-    given = asdict(terms) | {"request": json.dumps(dict(terms.request)), "priority_ceiling": found.priority_ceiling}
-    following = terms.next_tick(found.after)
-    connection.execute(_CHANGE, given | {"id": found.id, "next_tick": following, "actor": actor})
-    _changed(connection, "schedule.enable" if enabled else "schedule.disable", instance, name, terms, actor=actor)
-
-
-def remove_schedule(connection: Connection, instance: str, name: str, *, actor: str) -> None:
-    """Remove a schedule; its jobs stay. Raises NotFound."""
-    if connection.execute(_REMOVE, {"instance": instance, "name": name}).one_or_none() is None:
-        raise not_found(name)
-    audit.write(connection, "schedule.rm", actor=actor, subject=f"{instance}/{name}")
-    wake(connection, TOPIC)
-
-
 def schedules(
     connection: Connection, *, instances: Sequence[str] | None, after: tuple[str, str] | None, limit: int
 ) -> list[dict[str, Any]]:
@@ -238,19 +146,6 @@ def schedule(connection: Connection, instance: str, name: str) -> dict[str, Any]
     return dict(row)
 
 
-def hold_request(connection: Connection, instance: str, name: str) -> tuple[int, Mapping[str, Any]]:
-    """Lock a schedule for a run beside its ticks; return its id and its job. Raises NotFound."""
-    found = _held(connection, instance, name)
-    if found is None:
-        raise not_found(name)
-    return found.id, found.request
-
-
-def note_run(connection: Connection, schedule_id: int, job_id: int) -> None:
-    """Record a job that was submitted beside the ticks as the previous one."""
-    connection.execute(_RAN, {"id": schedule_id, "job": job_id})
-
-
 def due_schedules(connection: Connection, *, limit: int) -> list[int]:
     """Ids of up to `limit` schedules that are due, those that have waited longest first."""
     return list(connection.execute(_DUE, {"limit": limit}).scalars())
@@ -265,7 +160,7 @@ def take_due(connection: Connection, schedule_id: int) -> DueSchedule | None:
         row.id,
         row.instance,
         row.name,
-        _terms(row),
+        terms_of(row),
         row.next_tick,
         row.now,
         row.failures,
@@ -299,11 +194,8 @@ def not_found(name: str) -> NotFound:
     return NotFound(f"schedule: there is no '{escaped(name, 63)}'")
 
 
-def _held(connection: Connection, instance: str, name: str) -> Row[Any] | None:
-    return connection.execute(_HOLD, {"instance": instance, "name": name}).one_or_none()
-
-
-def _terms(row: Row[Any]) -> ScheduleTerms:
+def terms_of(row: Row[Any]) -> ScheduleTerms:
+    """The terms in a row that has `FIELDS`."""
     return ScheduleTerms(
         row.cron,
         row.zone,
@@ -314,12 +206,3 @@ def _terms(row: Row[Any]) -> ScheduleTerms:
         row.enabled,
         row.request,
     )
-
-
-def _changed(
-    connection: Connection, action: str, instance: str, name: str, terms: ScheduleTerms, *, actor: str
-) -> None:
-    """Audit the change, without the job, and wake the processes that look at schedules."""
-    details = {key: value for key, value in asdict(terms).items() if key != "request"}
-    audit.write(connection, action, actor=actor, subject=f"{instance}/{name}", details=details)
-    wake(connection, TOPIC)

@@ -106,28 +106,33 @@ class LendingPool(QueuePool):
 # Conversion of values, where the driver's general way costs more than the statement
 
 
-class IntegersDumper(ListDumper):
-    """Dumps a list of integers as one text, whose type the statement sets by a cast; other lists as usual."""
+class FastListDumper(ListDumper):
+    """Dumps a list of integers or of strings as one text, which the statement casts; other lists as usual."""
 
     def get_key(self, obj: list[Any], format: PyFormat) -> DumperKey:
-        return self.cls if _all_integers(obj) else super().get_key(obj, format)
+        return self.cls if _is_fast(obj) else super().get_key(obj, format)
 
     def upgrade(self, obj: list[Any], format: PyFormat) -> BaseListDumper:
-        return self if _all_integers(obj) else super().upgrade(obj, format)
+        return self if _is_fast(obj) else super().upgrade(obj, format)
 
     def dump(self, obj: list[Any]) -> Any:
-        if self.sub_dumper is None and _all_integers(obj):
+        if self.sub_dumper is not None or not _is_fast(obj):
+            return super().dump(obj)
+        if type(obj[0]) is int:
             return b"{%s}" % ",".join(map(str, obj)).encode()
-        return super().dump(obj)
+        joined = "\0".join(obj)
+        if joined.count("\0") >= len(obj):
+            raise psycopg.DataError("PostgreSQL text fields cannot contain NUL (0x00) bytes")
+        return b'{"%s"}' % joined.replace("\\", "\\\\").replace('"', '\\"').replace("\0", '","').encode()
 
 
-def _all_integers(values: list[Any]) -> bool:
-    return set(map(type, values)) == {int}
+def _is_fast(values: list[Any]) -> bool:
+    return set(map(type, values)) in ({int}, {str})
 
 
 def register_adapters(connection: "psycopg.Connection[Any]") -> None:
-    """Dump lists of integers without inspecting each, and load UUIDs as text."""
-    connection.adapters.register_dumper(list, IntegersDumper)
+    """Dump lists of integers and of strings without inspecting each, and load UUIDs as text."""
+    connection.adapters.register_dumper(list, FastListDumper)
     connection.adapters.register_loader("uuid", TextLoader)
 
 
@@ -305,12 +310,33 @@ class Database:
         self.reserve.dispose()
 
 
-def on_commit(connection: Connection, work: Callable[[], None]) -> None:
-    """Call `work` when the transaction of `connection` commits, and never if it is undone.
+class _WorkConnection(Connection):
+    """A connection that calls what waits for the end of its transaction, after the server has answered COMMIT."""
 
-    For the log: what it tells has then happened, and a transaction that is repeated tells it once.
+    _waiting: tuple[Callable[[], None], ...] = ()
+
+    def call_after_commit(self, work: Callable[[], None]) -> None:
+        self._waiting = (*self._waiting, work)
+
+    def _commit_impl(self) -> None:
+        super()._commit_impl()
+        waiting, self._waiting = self._waiting, ()
+        for work in waiting:
+            work()
+
+    def _rollback_impl(self) -> None:
+        self._waiting = ()
+        super()._rollback_impl()
+
+
+def on_commit(connection: Connection, work: Callable[[], None]) -> None:
+    """Call `work` once the transaction of `connection` has been committed, and never if it is undone.
+
+    For the log: what it tells has then happened, and a transaction that is repeated tells it once. If the answer to
+    COMMIT is lost, `work` is not called, and a repeated transaction tells what it finds.
     """
-    event.listen(connection, "commit", lambda _connection: work(), once=True)
+    assert isinstance(connection, _WorkConnection)
+    connection.call_after_commit(work)
 
 
 def _as_dbapi_error(error: psycopg.Error, *, lost: bool) -> DBAPIError:
@@ -372,6 +398,7 @@ def _engine(url: str, settings: DatabaseSettings, *, role: str, size: int) -> En
         hide_parameters=True,
         connect_args=arguments,
     )
+    engine._connection_cls = _WorkConnection
     wanted = session_settings(settings)
 
     def connect(_dialect: Any, _record: Any, _given: Any, arguments: dict[str, Any]) -> psycopg.Connection[Any]:

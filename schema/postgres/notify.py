@@ -130,15 +130,97 @@ class Signal:
         """Forget earlier wake-ups. Call it before the read that finds what they announced, never after that read."""
         self._event.clear()
 
-    def wait(self, seconds: float) -> bool:
-        """Wait until woken, at most `seconds`. True if it was woken."""
+    def wait(self, seconds: float, *, busy: bool = False) -> bool:  # noqa: ARG002
+        """Wait until woken, at most `seconds`. True if it was woken. busy: see `SignalGroup.wake_next`."""
         return clock.wait(self._event, seconds)
+
+    def wake_next(self) -> None:
+        """Wake another waiter of the same group, because this one may leave work. Without a group it does nothing."""
 
     def close(self) -> None:
         """Stop receiving wake-ups. Idempotent."""
         if self._unsubscribe is not None:
             self._unsubscribe()
             self._unsubscribe = None
+
+
+class SignalGroup:
+    """Signals of threads that do the same work, of which a wake-up wakes one.
+
+    It is the thread that went to rest last, whose caches are the freshest. Threads that do not rest are told too: they
+    look again before they rest, because what they have read may be older than the wake-up, and what they have locked
+    may be what the woken thread looks for. The woken thread must call `wake_next` if it leaves work to others, and if
+    it fails.
+    """
+
+    def __init__(self, subscribe: Callable[[Callback], Callable[[], None]] | None = None) -> None:
+        self._lock = threading.Lock()
+        self._members: set[_Member] = set()
+        #: Those that rest, the last one last, and whether each only pauses between two runs.
+        self._resting: dict[_Member, bool] = {}
+        self._unsubscribe = subscribe(lambda _: self.wake()) if subscribe else None
+
+    def close(self) -> None:
+        """Stop receiving wake-ups. Idempotent."""
+        if self._unsubscribe is not None:
+            self._unsubscribe()
+            self._unsubscribe = None
+
+    def signal(self) -> Signal:
+        """A new signal of this group, for one thread."""
+        return _Member(self)
+
+    def wake(self) -> None:
+        """Wake one of those that rest, and let all that do not rest look again."""
+        with self._lock:
+            for member in self._members - self._resting.keys():
+                member.set()
+            if self._resting:
+                self._resting.popitem()[0].set()
+
+    def wake_next(self) -> None:
+        """Wake one of those that rest. A thread that is busy, and only pauses between two runs, keeps its pause."""
+        with self._lock:
+            idle = [member for member, busy in self._resting.items() if not busy]
+            if idle:
+                del self._resting[idle[-1]]
+                idle[-1].set()
+
+    def _rest(self, member: "_Member", seconds: float, *, busy: bool) -> bool:
+        with self._lock:
+            if member.is_set:
+                return True
+            self._resting[member] = busy
+        try:
+            return clock.wait(member._event, seconds)
+        finally:
+            # Who is chosen in this moment, after its time is up, looks before it rests again.
+            with self._lock:
+                self._resting.pop(member, None)
+
+
+class _Member(Signal):
+    """The signal of one thread of a group."""
+
+    def __init__(self, group: SignalGroup) -> None:
+        super().__init__()
+        self._group = group
+        with group._lock:
+            group._members.add(self)
+
+    @property
+    def is_set(self) -> bool:
+        return self._event.is_set()
+
+    def wait(self, seconds: float, *, busy: bool = False) -> bool:
+        return self._group._rest(self, seconds, busy=busy)
+
+    def wake_next(self) -> None:
+        self._group.wake_next()
+
+    def close(self) -> None:
+        with self._group._lock:
+            self._group._members.discard(self)
 
 
 @dataclass
@@ -245,6 +327,10 @@ class Wakeups:
     def signal(self, topic: str) -> Signal:
         """A new signal that every wake-up of `topic` sets, whatever its keys."""
         return Signal(partial(self.subscribe, topic))
+
+    def group(self, topic: str) -> SignalGroup:
+        """A new group of signals of which every wake-up of `topic` sets one, whatever its keys."""
+        return SignalGroup(partial(self.subscribe, topic))
 
     @contextmanager
     def idle(self, topic: str) -> Iterator[None]:

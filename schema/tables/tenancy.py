@@ -173,6 +173,7 @@ webhook_deliveries = Table(
 # Jobs that are submitted again and again. `request`: the job as it was given. `next_tick`: the tick that is submitted
 # next, of which `due_at` is the next try. `last_tick`: the newest tick that was handled, and `last_job` the newest job.
 # `priority_ceiling`: that of the token by which the request was set. `failures`: refusals since the last success.
+# `declared_by`: the source that declares it, `config` or `app:NAME`; null = a command.
 schedules = Table(
     "schedules",
     metadata,
@@ -197,6 +198,7 @@ schedules = Table(
     Column("failed_at", TIME),
     Column("set_by", Text, nullable=False),
     Column("created_at", TIME, nullable=False, server_default=NOW),
+    Column("declared_by", Text),
     UniqueConstraint("instance", "name", name="schedules_key"),
     CheckConstraint(name_form(), name="schedules_name_form"),
     CheckConstraint("octet_length(cron) BETWEEN 9 AND 200", name="schedules_cron_bounded"),
@@ -210,8 +212,18 @@ schedules = Table(
     ),
     CheckConstraint("next_tick > last_tick", name="schedules_ticks_go_on"),
     CheckConstraint("failures = 0 OR failures > 0 AND last_error IS NOT NULL", name="schedules_failures_told"),
+    CheckConstraint("declared_by = 'config' OR declared_by LIKE 'app:_%'", name="schedules_declared_by_known"),
     Index("schedules_due", "due_at", "id", postgresql_where=text("due_at IS NOT NULL")),
     Index("schedules_failing", "failures", postgresql_where=text("failures >= 3")),
+)
+
+# `settings`, `config_file`, `config_error`: what a process says of its configuration, in force since `settings_at`. A
+# changed file that was refused is an error; the settings before it stay.
+REPORTED = (
+    ("config_file", Text),
+    ("config_error", Text),
+    ("settings", JSONB),
+    ("settings_at", TIME),
 )
 
 assigners = Table(
@@ -224,7 +236,37 @@ assigners = Table(
     Column("seen_at", TIME, nullable=False, server_default=NOW),
     Column("stopped_at", TIME),
     Column("serves", JSONB, nullable=False, server_default="[{}]"),
+    *(Column(name, kind) for name, kind in REPORTED),
     PrimaryKeyConstraint("name"),
+)
+
+# Gateway processes. `figures`: what each says of itself with every sign of life, such as the length of its queue.
+gateways = Table(
+    "gateways",
+    metadata,
+    Column("name", Text, nullable=False),
+    Column("url", Text, nullable=False),
+    Column("started_at", TIME, nullable=False, server_default=NOW),
+    Column("seen_at", TIME, nullable=False, server_default=NOW),
+    Column("stopped_at", TIME),
+    Column("figures", JSONB, nullable=False, server_default="{}"),
+    *(Column(name, kind) for name, kind in REPORTED),
+    PrimaryKeyConstraint("name"),
+)
+
+# A few choices of each assigner process, with all that the strategy saw, so that they can be made again with other
+# weights. `policy`: the settings by which it chose. `seen`: the job and its candidates.
+decision_samples = Table(
+    "decision_samples",
+    metadata,
+    identity(),
+    Column("at", TIME, nullable=False, server_default=NOW),
+    Column("assigner", Text, nullable=False),
+    Column("job", UUID(as_uuid=True), nullable=False),
+    Column("bot", Text, nullable=False),
+    Column("policy", JSONB, nullable=False),
+    Column("seen", JSONB, nullable=False),
+    Index("decision_samples_of_assigner", "assigner", "id"),
 )
 
 tokens = Table(

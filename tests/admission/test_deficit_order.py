@@ -264,3 +264,47 @@ def test_shares_converge_whatever_the_sizes_of_the_jobs_and_with_assigners_that_
         index = jain_index(used[n] / weight for n, weight in weights.items())
         assert index is not None
         assert index >= 0.99
+
+
+def test_among_hundreds_of_weights_the_lowest_deficit_starts_next_each_time() -> None:
+    """Against the rule itself, computed anew for every start: with equal and unequal costs, and instances that run out
+    of jobs or are lifted below 0."""
+    for seed in range(6):
+        chance = random.Random(seed)
+        names = [f"i{nth:03}" for nth in range(chance.choice((90, 300)))]
+        same = seed % 2 == 0
+        pool = Pool(
+            {name: chance.choice((0.25, 1.0, chance.uniform(0.1, 50.0))) for name in names},
+            used={name: chance.uniform(0.0, chance.choice((0.01, 1.0, 300.0))) for name in names},
+            lifts={name: chance.uniform(-20.0, 20.0) for name in names if chance.random() < 0.2},
+            completed=dict.fromkeys(names, 1),
+        )
+        costs = {name: 1.0 if same else chance.uniform(0.0, 9.0) for name in names}
+        jobs = {name: chance.randrange(1, 9) for name in names}
+        heads = [
+            pool.head(name, 10 * nth + job, cost=costs[name])
+            for nth, name in enumerate(names)
+            for job in range(jobs[name])
+        ]
+        assert pool.admitted(heads, free_units=400) == by_the_rule(pool, costs, jobs, starts=400), seed
+
+
+def by_the_rule(pool: Pool, costs: Mapping[str, float], jobs: dict[str, int], *, starts: int) -> list[str]:
+    """The instance of each of so many starts: of those with jobs left the one with the lowest deficit."""
+    used = {name: pool.used[name] + pool.lifts.get(name, 0.0) for name in pool.weights}
+    all_used, all_weights, found = sum(used.values()), sum(pool.weights.values()), []
+    real, left = dict(pool.used), dict(jobs)
+    while len(found) < min(starts, sum(jobs.values())):
+        scale = 1.0 / max(1.0, all_used)
+        # Among equals the id of the next job decides, and ids follow the names.
+        first = min(
+            (name for name in pool.weights if left[name]),
+            key=lambda name: (used[name] * scale - pool.weights[name] / all_weights, name),
+        )
+        before = used[first]
+        real[first] += costs[first]
+        used[first] = real[first] + pool.lifts.get(first, 0.0)
+        all_used += used[first] - before
+        left[first] -= 1
+        found.append(first)
+    return found

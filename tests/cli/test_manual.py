@@ -44,6 +44,8 @@ def test_completion_knows_commands_options_and_choices_and_imports_none_of_them(
     assert completed("leasehold list --state canc") == ["cancelling", "cancelled"]
     assert "--assigners" in completed("leasehold --data x up --")
     assert completed("leasehold completion z") == ["zsh"]
+    assert completed("leasehold help gloss") == ["glossary"]
+    assert completed("leasehold config example grafana/d") == ["grafana/database.json"]
 
 
 def test_the_table_for_completion_is_that_of_the_commands() -> None:
@@ -80,6 +82,9 @@ def test_help_lists_its_topics_shows_pages_and_commands_and_names_both_if_there_
         told = capsys.readouterr().err
         assert told.startswith(f"error: TOPIC: '{' '.join(wrong)}' is neither")
         assert "tenancy" in told
+    for wrong, meant in ((["task"], "tasks"), (["schedulez"], "schedule"), (["db", "verifi"], "verify")):
+        assert errors.run(cli, ["help", *wrong]) == 2
+        assert capsys.readouterr().err.endswith(f"; did you mean '{meant}'?\n")
 
 
 def test_an_installed_wheel_has_the_pages_where_help_looks_for_them() -> None:

@@ -8,10 +8,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psycopg
 import pytest
 
@@ -44,9 +46,9 @@ class Home:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("LEASEHOLD_")}
         self.environ = {**kept, "LEASEHOLD_DATA": str(data), "LEASEHOLD_TIMING_TTL": "6", "LEASEHOLD_TIMING_SYNC": "1"}
 
-    def up(self) -> Up:
+    def up(self, *options: str) -> Up:
         popen = subprocess.Popen(
-            [LEASEHOLD, "up", "--json", "--port", "0", "--bots", "1", "--assigners", "1"],
+            [LEASEHOLD, "up", "--json", "--port", "0", "--bots", "1", "--assigners", "1", *options],
             cwd=self.data, env=self.environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=(self.data / "said").open("w"), text=True,
         )  # fmt: skip
@@ -140,3 +142,33 @@ def test_a_pool_runs_jobs_stops_on_ctrl_c_goes_on_later_and_dies_with_its_parent
     eventually(lambda: home.here() == [], what="PostgreSQL has been stopped by its last user")
     stopped = home.run("db", "url")
     assert (stopped.returncode, stopped.stdout) == (3, ""), stopped
+
+
+@pytest.mark.timeout(600)
+def test_the_console_is_a_process_of_the_pool_that_is_started_again_on_the_same_port(home: Home) -> None:
+    pytest.importorskip("nicegui", reason="the console needs the extra leasehold[console]")
+    up = home.up("--console", "0")
+    assert set(up.processes) == {"assigner-1", "gateway", "bot-1", "console"}
+    assert home.said()[-1] == f"the console answers at {up.told['console']}"
+    with httpx.Client(base_url=up.told["console"], headers={"Origin": up.told["console"]}, trust_env=False) as http:
+
+        def logged_in() -> bool:
+            token = (home.data / "operator.token").read_text()
+            with suppress(httpx.TransportError):
+                answer = http.post("/login", data={"token": token})
+                return (answer.status_code, answer.headers["location"]) == (303, "/")
+            return False
+
+        assert logged_in()
+        os.kill(up.processes["console"], signal.SIGKILL)
+        eventually(lambda: home.said()[-1] == "console runs again", STARTS_WITHIN)
+        eventually(logged_in, STARTS_WITHIN)
+    port = up.told["console"].rpartition(":")[2]
+    second = home.run("--data", str(home.data / "second"), "up", "--console", port)
+    assert second.returncode == 2
+    assert second.stderr.startswith(f"error: --console: cannot listen on 127.0.0.1:{port}: ")
+    assert len(second.stderr.splitlines()) == 1
+    assert not (home.data / "second").exists()
+    up.popen.send_signal(signal.SIGINT)
+    assert up.popen.wait(STARTS_WITHIN) == 130
+    assert home.here() == []

@@ -48,10 +48,12 @@ POST                    /v1/graphs/cancel                 submitter operator
 GET                     /v1/schedules                     submitter operator
 GET PUT PATCH DELETE    /v1/schedules/{name}              submitter operator
 POST                    /v1/schedules/{name}/run          submitter operator
+POST                    /v1/schedules/apply               submitter operator
 GET                     /v1/metadata                      submitter operator
 GET                     /v1/metadata/summary              submitter operator
 GET                     /v1/status                        submitter operator
 GET                     /v1/samples                       submitter operator
+GET                     /v1/samples/fairness              operator
 
 GET                     /v1/bots                          operator
 GET                     /v1/bots/{name}                   operator
@@ -60,6 +62,14 @@ GET POST                /v1/instances/{name}/drain        operator
 GET                     /v1/assigners                     operator
 GET                     /v1/assigners/{name}              operator
 POST                    /v1/assigners/{name}/drain        operator
+GET                     /v1/alerts                        operator
+GET                     /v1/doctor                        operator
+GET                     /v1/invariants                    operator
+GET                     /v1/gateways                      operator
+GET                     /v1/audit                         operator
+GET                     /v1/settings                      operator
+GET                     /v1/decisions                     operator
+POST                    /v1/scores                        operator
 GET                     /v1/usage                         operator
 GET                     /v1/report                        operator
 GET                     /v1/preemptions                   operator
@@ -70,11 +80,13 @@ GET                     /v1/meters/{name}/pattern         operator
 GET                     /v1/forecast                      operator
 GET PUT PATCH DELETE    /v1/instances/{name}              operator
 GET PUT DELETE          /v1/instances/{name}/account      operator
+POST                    /v1/instances/{name}/effect       operator
 GET                     /v1/accounts                      operator
 GET PUT DELETE          /v1/limits                        operator
 GET PUT DELETE          /v1/backpressure                  operator
 GET PUT DELETE          /v1/scheduling                    operator
 GET PUT PATCH DELETE    /v1/quotas/{cohort}/{instance}    operator
+POST                /v1/quotas/{cohort}/{instance}/effect operator
 """
 #: What operators list, and show, set and remove below its keys.
 OF_OPERATORS = """
@@ -321,6 +333,14 @@ FOREIGN: tuple[tuple[str, str, dict[str, Any] | None], ...] = (
     ("PATCH", "/v1/schedules/ours?instance={instance}", {"enabled": False}),
     ("DELETE", "/v1/schedules/ours?instance={instance}", None),
     ("POST", "/v1/schedules/ours/run?instance={instance}", {"key": "k"}),
+    (
+        "POST",
+        "/v1/schedules/apply",
+        {
+            "app": "a",
+            "schedules": [{"name": "s", "instance": "{instance}", "cron": "0 3 * * *", "job": {"command": ["true"]}}],
+        },
+    ),
     ("GET", "/v1/metadata?key=team&instance={instance}", None),
     ("GET", "/v1/samples?scope=instance:{instance}", None),
     ("GET", "/v1/metadata/summary?metadata=team%3Dours&instance={instance}", None),

@@ -158,7 +158,7 @@ def openings(monkeypatch: pytest.MonkeyPatch) -> Desk:
     """Takes the place of the openings in the database."""
     desk = Desk()
 
-    def open_sessions(_: Database, requests: Sequence[OpenSession], *, timing: Timing) -> list[Session]:
+    def open_sessions(_: Database, requests: Sequence[OpenSession], *, timing: Timing, tracer: object) -> list[Session]:
         desk.answer([request.bot for request in requests])
         return [
             Session(bot=request.bot, epoch=1, secret="s", expires_in=timing.ttl, sync_in=1.0) for request in requests

@@ -133,3 +133,33 @@ def test_operators_read_all_samples_and_submitters_those_of_their_instance(
         assert waiting(ours, "") == waiting(ours, "?scope=instance:ours") == ("instance:ours", [2])
         assert waiting(ours, "?scope=instance:theirs") == (404, "scope: there is no instance 'theirs'")
         assert waiting(ours, "?scope=pool")[0] == waiting(ours, "?scope=cohort:default")[0] == 403
+
+
+@pytest.mark.parametrize(("held", "index"), [({"ours": 3, "theirs": 1}, 1.0), ({"ours": 6}, 0.5), ({}, None)])
+def test_a_minute_says_how_equally_the_instances_that_wait_are_served_by_their_weights(
+    pool: Pool, operator: httpx.Client, held: dict[str, int], index: float | None
+) -> None:
+    """With weights of 3 and 1, three units and one are equal shares; who waits for nothing has what it asked for."""
+    for instance, weight in (("ours", 3), ("theirs", 1), ("idle", 1)):
+        pool.change("SELECT intern_instance(:name)", name=instance)
+        weigh = "INSERT INTO accounts (instance, credit_weight) SELECT id, :weight FROM instances WHERE name = :name"
+        pool.change(weigh, weight=weight, name=instance)
+    for instance, jobs in held.items():
+        pool.submit(jobs, instance=instance)
+        assert len(pool.given(pool.bot(instance, capacity=jobs))) == jobs
+    for instance in ("ours", "theirs"):
+        pool.submit(instance=instance)
+    pool.database.run(sample_minute)
+    found = operator.get("/v1/samples/fairness?hours=1").json()["samples"]
+    assert [(each["span"], each["fairness"]) for each in found] == (
+        [] if index is None else [(60, pytest.approx(index))]
+    )
+
+
+def test_merged_samples_have_the_mean_of_their_fairness(pool: Pool) -> None:
+    pool.change(MINUTES, age=2 * DAY, minutes=10)
+    pool.change("UPDATE pool_samples SET fairness = 0.5 WHERE scope = 'pool' AND waiting % 2 = 0")
+    pool.change("UPDATE pool_samples SET fairness = 1 WHERE scope = 'pool' AND waiting = 1")
+    pool.upkeep().run_once()
+    merged = pool.rows("SELECT scope, fairness FROM pool_samples WHERE span = 600 ORDER BY scope DESC")
+    assert [tuple(row) for row in merged] == [("pool", pytest.approx(3.5 / 6)), ("instance", None)]

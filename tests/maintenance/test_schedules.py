@@ -12,7 +12,8 @@ from sqlalchemy import text
 
 from assigner.loops import Loop
 from assigner.maintenance.schedules import Schedules
-from schema.policy import queue_limits, schedules
+from schema.policy import queue_limits, schedule_changes, schedules
+from schema.policy.schedule_changes import Author
 from schema.policy.schedules import ScheduleTerms
 from schema.postgres.notify import Wakeups
 from tests.support.patience import eventually
@@ -34,9 +35,7 @@ def put(pool: Pool, name: str = "nightly", **fields: Any) -> bool:
         "cron": "0 0 1 * *", "zone": "UTC", "catch_up": "skip", "catch_up_most": 10, "catch_up_seconds": MONTHS,
         "overlap": "allow", "enabled": True, "request": {"command": ["true"]}, **fields,
     })  # fmt: skip
-    return pool.database.run(
-        lambda c: schedules.put_schedule(c, "default", name, terms, priority_ceiling=None, actor="test")
-    )
+    return pool.database.run(lambda c: schedule_changes.put_schedule(c, "default", name, terms, author=Author("test")))
 
 
 def make_due(pool: Pool, *, months: int = 0, name: str = "nightly") -> None:
@@ -246,7 +245,9 @@ def test_a_disabled_schedule_makes_nothing_and_begins_anew_when_it_is_enabled(po
     make_due(pool, months=5)
 
     def enable(enabled: bool) -> None:
-        pool.database.run(lambda c: schedules.enable_schedule(c, "default", "nightly", enabled=enabled, actor="test"))
+        pool.database.run(
+            lambda c: schedule_changes.enable_schedule(c, "default", "nightly", enabled=enabled, actor="test")
+        )
 
     enable(False)
     row = pool.row(ROW)
@@ -276,12 +277,12 @@ def test_an_expression_without_ticks_a_full_instance_and_an_absent_schedule_are_
 ) -> None:
     with pytest.raises(BadInput, match=r"cron: .* has no tick within 50 years"):
         put(pool, cron="0 0 */31 2 MON#5")
-    monkeypatch.setattr(schedules, "MAX_SCHEDULES", 1)
+    monkeypatch.setattr(schedule_changes, "MAX_SCHEDULES", 1)
     put(pool)
     with pytest.raises(Conflict, match="has 1 schedules already"):
         put(pool, "other")
     remove = lambda: pool.database.run(  # noqa: E731
-        lambda c: schedules.remove_schedule(c, "default", "nightly", actor="test")
+        lambda c: schedule_changes.remove_schedule(c, "default", "nightly", author=Author("test"))
     )
     make_due(pool)
     remove()

@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 from leasehold.errors import NotReady
-from sqlalchemy import text
+from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
 from schema.postgres import engine, fragments
@@ -113,6 +113,12 @@ def test_one_statement_takes_lists_of_all_kinds_one_after_the_other(database: Da
 def test_a_number_that_is_too_large_is_refused_and_not_cut(database: Database) -> None:
     with pytest.raises(Exception, match="out of range"):
         there_and_back(database, [BIG + 1], "bigint")
+
+
+def test_a_text_with_a_nul_is_refused_and_divides_no_other(database: Database) -> None:
+    for values in (["a\0b"], ["a", "\0"], ["", "a\0", "b"]):
+        with pytest.raises(Exception, match="NUL"):
+            there_and_back(database, values, "text")
 
 
 def test_ids_come_as_the_text_that_they_are_shown_as(database: Database) -> None:
@@ -242,6 +248,35 @@ def test_connections_that_were_lost_are_replaced(database: Database) -> None:
 
     assert int(database.run_alone(counted) or 0) not in backends
     assert len(tries) <= 3
+
+
+def test_what_waits_for_the_commit_is_called_after_it_and_never_if_the_commit_fails(pool: Pool) -> None:
+    """Deferred constraints are checked by COMMIT itself, so the end of the work is no commit yet."""
+    called: list[str] = []
+
+    def work(name: str, statement: str) -> None:
+        def once(connection: Connection) -> None:
+            connection.execute(text(statement))
+            engine.on_commit(connection, lambda: called.append(name))
+
+        pool.database.run(once)
+
+    pool.change("CREATE TABLE parents (id int PRIMARY KEY)")
+    pool.change("CREATE TABLE children (parent int REFERENCES parents DEFERRABLE INITIALLY DEFERRED)")
+    with pytest.raises(DBAPIError, match="children"):
+        work("refused", "INSERT INTO children VALUES (1)")
+    assert called == []
+    with pytest.raises(DBAPIError, match="division by zero"):
+        pool.database.run(
+            lambda connection: (
+                engine.on_commit(connection, lambda: called.append("undone")),
+                connection.execute(text("SELECT 1 / 0")),
+            )
+        )
+    work("committed", "INSERT INTO parents VALUES (1)")
+    assert called == ["committed"]
+    work("again", "INSERT INTO children VALUES (1)")
+    assert called == ["committed", "again"]
 
 
 def test_a_lock_that_cannot_be_had_in_time_is_tried_for_again(pool: Pool) -> None:

@@ -10,7 +10,7 @@ from sqlalchemy import text
 
 from schema import clock
 from schema.postgres.engine import Database
-from schema.postgres.notify import Wakeups, wake
+from schema.postgres.notify import SignalGroup, Wakeups, wake
 from tests.support.patience import MINUTE, eventually
 
 LISTENERS = (
@@ -124,6 +124,90 @@ def test_two_sleeping_processes_both_wake_up(database: Database, wakeups: Wakeup
             assert all(signal.wait(MINUTE) for signal in signals)
     finally:
         second.stop()
+
+
+def test_a_wake_up_sets_one_signal_of_a_group_in_each_process(database: Database, wakeups: Wakeups) -> None:
+    second = Wakeups(database)
+    second.start()
+    groups = [wakeups.group("jobs"), second.group("jobs")]
+    woken: queue.Queue[tuple[int, int]] = queue.Queue()
+    signals = {(process, nth): group.signal() for process, group in enumerate(groups) for nth in range(2)}
+
+    def wait(name: tuple[int, int]) -> None:
+        if signals[name].wait(MINUTE):
+            woken.put(name)
+
+    threads = [threading.Thread(target=wait, args=(name,), daemon=True) for name in signals]
+    try:
+        eventually(lambda: wakeups.connected)
+        eventually(lambda: second.connected)
+        for thread in threads:
+            thread.start()
+        eventually(lambda: all(len(group._resting) == 2 for group in groups))
+        with wakeups.idle("jobs"), second.idle("jobs"):
+            send(database, "jobs")
+            assert {woken.get(timeout=MINUTE)[0] for _ in range(2)} == {0, 1}
+            assert [len(group._resting) for group in groups] == [1, 1]
+            for group in groups:
+                group.wake_next()
+            for thread in threads:
+                thread.join()
+    finally:
+        for group in groups:
+            group.close()
+            group.close()
+        second.stop()
+
+
+def test_a_wake_up_makes_those_of_a_group_that_work_look_again() -> None:
+    group = SignalGroup()
+    working, also_working = group.signal(), group.signal()
+    group.wake()
+    assert working.wait(0)
+    assert also_working.wait(0)
+    working.clear()
+    assert not working.wait(0)
+
+
+@pytest.mark.parametrize("is_woken", [True, False], ids=["woken", "not woken"])
+def test_a_wake_up_that_chooses_a_thread_whose_time_is_just_up_is_not_lost(
+    monkeypatch: pytest.MonkeyPatch, is_woken: bool
+) -> None:
+    """Between the end of the wait and the moment at which the group knows of it."""
+    group = SignalGroup()
+    late = group.signal()
+
+    def wait(event: threading.Event, _seconds: float) -> bool:
+        if is_woken:
+            group.wake()
+        return False
+
+    monkeypatch.setattr(clock, "wait", wait)
+    late.wait(0.0)
+    assert not group._resting
+    # It looks next, and reads what was announced. Until then the wake-up stays.
+    assert late._event.is_set() == is_woken
+    late.clear()
+    group.wake()
+    assert late._event.is_set()
+
+
+def test_the_next_one_is_not_somebody_who_only_pauses_between_two_runs() -> None:
+    group = SignalGroup()
+    busy, idle = group.signal(), group.signal()
+    resting = [
+        threading.Thread(target=signal.wait, args=(MINUTE,), kwargs={"busy": signal is busy}, daemon=True)
+        for signal in (idle, busy)
+    ]
+    for nth, thread in enumerate(resting, 1):
+        thread.start()
+        eventually(lambda nth=nth: len(group._resting) == nth)
+    group.wake_next()
+    resting[0].join()
+    group.wake_next()
+    assert resting[1].is_alive(), "its pause is not cut short"
+    group.wake()
+    resting[1].join()
 
 
 def test_notifications_that_arrive_together_are_one_callback_with_all_keys(

@@ -105,12 +105,12 @@ def test_children_stop_role_after_role(children: Children, tmp_path: Path) -> No
         f"def end(*_):\n    time.sleep(0.2); open({str(order)!r}, 'a').write(sys.argv[1] + ' '); sys.exit(0)\n"
         "signal.signal(signal.SIGTERM, end); print('up', flush=True); time.sleep(60)"
     )
-    for role in (Role.ASSIGNER, Role.BOT, Role.GATEWAY):
+    for role in (Role.ASSIGNER, Role.BOT, Role.CONSOLE, Role.GATEWAY):
         command = (sys.executable, "-c", code, role.name)
         children.start(Child(name=role.name, role=role, command=command))
     eventually(lambda: all("up" in said(tmp_path, role.name) for role in Role))
     children.stop()
-    assert order.read_text().split() == ["BOT", "GATEWAY", "ASSIGNER"]
+    assert order.read_text().split() == ["CONSOLE", "BOT", "GATEWAY", "ASSIGNER"]
     assert children.processes() == {}
 
 

@@ -14,10 +14,10 @@ from psycopg.errors import LockNotAvailable
 from sqlalchemy.exc import OperationalError
 from structlog.testing import capture_logs
 
-from assigner.loops import ERROR_DELAY_MIN, SHORT, Again, Loop
+from assigner.loops import ERROR_DELAY_MIN, SHORT, Again, Loop, More
 from schema import clock
 from schema.postgres.engine import Database
-from schema.postgres.notify import Signal, Wakeups, wake
+from schema.postgres.notify import Signal, SignalGroup, Wakeups, wake
 from tests.support.patience import MINUTE, eventually
 
 LONG = 3600.0
@@ -269,8 +269,28 @@ def test_the_idle_flag_is_up_while_it_sleeps_and_it_looks_once_more_after_raisin
     loop.start()
     assert [story.get(timeout=MINUTE) for _ in range(3)] == ["look", "raise", "look"]
     loop.wake()
+    told = [story.get(timeout=MINUTE) for _ in range(2)]
+    assert told == ["look", "look"], "busy after the wake-up, then idle again, and marked all the while"
+    assert loop.stop(MINUTE)
+    assert story.get(timeout=MINUTE) == "lower"
+
+
+def test_who_is_woken_in_the_pause_after_work_is_busy_and_lowers_the_idle_flag(loops: Callable[..., Loop]) -> None:
+    story, told_by = telling(Work(LONG, LONG, SHORT, LONG))
+    signal, run_once = Signal(), told_by["run_once"]
+
+    def woken_in_its_pause() -> float:
+        delay = run_once()
+        if delay == SHORT:
+            signal.set()
+        return delay
+
+    loop = loops(woken_in_its_pause, signal=signal, idle=told_by["idle"])
+    loop.start()
+    assert [story.get(timeout=MINUTE) for _ in range(3)] == ["look", "raise", "look"]
+    loop.wake()
     told = [story.get(timeout=MINUTE) for _ in range(5)]
-    assert told == ["look", "lower", "look", "raise", "look"], "busy after the wake-up, then idle again"
+    assert told == ["look", "lower", "look", "raise", "look"]
 
 
 def test_who_comes_again_for_its_turn_does_not_ask_to_be_woken(loops: Callable[..., Loop]) -> None:
@@ -320,6 +340,123 @@ def test_a_sleeping_loop_is_woken_by_another_process(loops: Callable[..., Loop],
         work.expect(1)
     finally:
         wakeups.stop()
+
+
+# Loops of a group do the same work, and a wake-up wakes one of them.
+
+
+class Crew:
+    """Loops of one group that take the work of a queue, one piece in each run, and tell who ran."""
+
+    def __init__(self, loops: Callable[..., Loop], group: SignalGroup, count: int) -> None:
+        self.work: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.ran: queue.Queue[int] = queue.Queue()
+        self.took: queue.Queue[str] = queue.Queue()
+        self.signals = [group.signal() for _ in range(count)]
+        self.failures: list[BaseException] = []
+        self.loops = [
+            loops(lambda nth=nth: self._run_once(nth), signal=signal, on_error_delay=LONG)
+            for nth, signal in enumerate(self.signals)
+        ]
+        self._group = group
+
+    def start(self) -> None:
+        for loop in self.loops:
+            loop.start()
+        self.all_rest()
+
+    def all_rest(self) -> None:
+        eventually(lambda: len(self._group._resting) == len(self.signals))
+        while not self.ran.empty():
+            self.ran.get()
+
+    def _run_once(self, nth: int) -> float:
+        self.ran.put(nth)
+        if self.failures:
+            raise self.failures.pop()
+        try:
+            self.took.put(self.work.get_nowait())
+        except queue.Empty:
+            return LONG
+        return LONG if self.work.empty() else More(LONG)
+
+
+def test_a_wake_up_runs_one_loop_of_a_group(loops: Callable[..., Loop]) -> None:
+    group = SignalGroup()
+    crew = Crew(loops, group, 3)
+    crew.start()
+    for _ in range(5):
+        crew.work.put("job")
+        group.wake()
+        assert crew.took.get(timeout=MINUTE) == "job"
+        eventually(lambda: len(group._resting) == 3)
+        assert crew.ran.qsize() == 1
+        crew.all_rest()
+
+
+def test_a_loop_that_leaves_work_wakes_the_next_one_until_all_is_taken(loops: Callable[..., Loop]) -> None:
+    group = SignalGroup()
+    crew = Crew(loops, group, 3)
+    crew.start()
+    for piece in ("a", "b", "c"):
+        crew.work.put(piece)
+    group.wake()
+    assert {crew.took.get(timeout=MINUTE) for _ in range(3)} == {"a", "b", "c"}
+
+
+def test_a_loop_that_fails_leaves_what_it_was_woken_for_to_the_next_one(loops: Callable[..., Loop]) -> None:
+    group = SignalGroup()
+    crew = Crew(loops, group, 2)
+    crew.start()
+    crew.failures.append(NotReady("the database cannot be reached"))
+    crew.work.put("job")
+    with capture_logs():
+        group.wake()
+        assert crew.took.get(timeout=MINUTE) == "job"
+
+
+def test_loops_of_a_group_that_all_fail_do_not_keep_waking_each_other(
+    loops: Callable[..., Loop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("assigner.loops.ERROR_DELAY_MAX", LONG)
+    group = SignalGroup()
+    crew = Crew(loops, group, 2)
+    crew.start()
+    crew.failures += [NotReady("the database cannot be reached") for _ in range(100)]
+    with capture_logs() as logs:
+        group.wake()
+        eventually(lambda: len(logs) == 2)
+        eventually(lambda: len(group._resting) == 2)
+        group.wake()
+        eventually(lambda: len(logs) == 3)
+        eventually(lambda: len(group._resting) == 2)
+    assert [entry["in_a_row"] for entry in logs] == [1, 1, 2]
+
+
+def test_a_loop_that_ends_when_it_is_chosen_hands_the_wake_up_on(loops: Callable[..., Loop]) -> None:
+    group = SignalGroup()
+    crew = Crew(loops, group, 2)
+    crew.start()
+    chosen = crew.loops[crew.signals.index(list(group._resting)[-1])]
+    crew.work.put("job")
+    # It is asked to stop first, so that it never runs for the wake-up which chooses it.
+    chosen._stopping.set()
+    group.wake()
+    assert crew.took.get(timeout=MINUTE) == "job"
+    assert chosen.stop(MINUTE)
+
+
+def test_a_thread_that_dies_in_its_run_leaves_the_work_to_the_next_one(
+    loops: Callable[..., Loop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = SignalGroup()
+    crew = Crew(loops, group, 2)
+    crew.start()
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    crew.failures.append(SystemExit())
+    crew.work.put("job")
+    group.wake()
+    assert crew.took.get(timeout=MINUTE) == "job"
 
 
 def test_cycles_and_age_are_metrics(loops: Callable[..., Loop]) -> None:

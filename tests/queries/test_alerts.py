@@ -8,6 +8,8 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,13 @@ from prometheus_client import REGISTRY, CollectorRegistry
 
 from assigner import metrics
 from assigner.config import loading
+from assigner.queries import alerts
+from assigner.queries.alerts import Reading
+from assigner.queries.status import Backlog
 from bots.gateway.metrics import GatewayMetrics
+from schema.accounting.quotas import QuotaUse
+from schema.fleet.success import Swarm
+from schema.tenancy.processes import GatewayProcess
 
 OPS = Path(__file__).parent.parent.parent / "ops"
 RULES = OPS / "prometheus"
@@ -214,3 +222,92 @@ def test_prometheus_takes_every_query_of_a_dashboard(tmp_path: Path) -> None:
     (file := tmp_path / "asked.yml").write_text(yaml.safe_dump({"groups": [{"name": "asked", "rules": recording}]}))
     done = subprocess.run([PROMTOOL, "check", "rules", file], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+#: Rules that only Prometheus has, because they go by counters in the memory of processes, or by its own metrics.
+ONLY_PROMETHEUS = {
+    "LeaseholdQuotasWithoutMetrics", "LeaseholdQuotasUnread", "LeaseholdWebhookGivesUp", "LeaseholdLoopFails",
+    "LeaseholdCountersDrift",
+}  # fmt: skip
+
+
+def test_the_gateway_has_the_rules_of_prometheus_with_their_severity_threshold_and_advice() -> None:
+    ours = {rule.name: rule for rule in alerts.RULES}
+    theirs = {rule["alert"]: rule for rule in rules() if "alert" in rule}
+    assert theirs.keys() - ours.keys() == ONLY_PROMETHEUS
+    assert ours.keys() <= theirs.keys()
+    for name, rule in ours.items():
+        told = theirs[name]
+        assert rule.severity == told["labels"]["severity"], name
+        assert rule.action == " ".join(told["annotations"]["action"].split()), name
+        # Of metrics that are summed up in a recorded rule, the threshold stands in the alert as well.
+        assert re.search(rf"(>=?|<|==) {rule.threshold:g}\b", told["expr"]), name
+
+
+QUIET = Reading(
+    swarms=[],
+    backlog=Backlog({"queued": 0, "parked": 0}, oldest=0.0, unmatchable=0),
+    waiting_before=None,
+    quotas=[],
+    blocked_forever=0,
+    upkeep_age=1.0,
+    schedules_failing=0,
+    gateways=[],
+    refused=[],
+)
+SWARM = Swarm("gpus", 9, 5, 4, 0, 0, 20, 0.99, 0.5, 0.12, 0.11, None)
+USE = QuotaUse("gpus", "ours", 4, 10, 4, 10, 3, 0, 0)
+AT = datetime(2026, 1, 1, tzinfo=UTC)
+GATEWAY = GatewayProcess("g1", "http://g1", "running", AT, AT, None, {"queue": 0, "wakeups_connected": 1})
+
+
+def quota(**changed: Any) -> dict[str, Any]:
+    return {"quotas": [USE, replace(USE, **changed)]}
+
+
+def gateway(**figures: float) -> dict[str, Any]:
+    return {"gateways": [GATEWAY, replace(GATEWAY, name="g2", figures={**GATEWAY.figures, **figures})]}
+
+
+def backlog(queued: int = 0, parked: int = 0, **more: Any) -> dict[str, Any]:
+    return {"backlog": Backlog({"queued": queued, "parked": parked}, **{"oldest": 0.0, "unmatchable": 0, **more})}
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "well"),
+    [
+        ("WorkIsConcentrated", {"swarms": [SWARM, replace(SWARM, concentration=0.4)]}, {"swarms": [SWARM]}),
+        ("BotsAreFull", {"swarms": [replace(SWARM, avg_load=0.96)]}, {"swarms": [replace(SWARM, avg_load=None)]}),
+        ("BotsFailOften", {"swarms": [replace(SWARM, avg_success_rate=0.69)]}, {"swarms": [SWARM]}),
+        ("BotsOnProbation", {"swarms": [replace(SWARM, on_probation=1)]}, {"swarms": [SWARM]}),
+        ("JobsWaitLong", backlog(1, oldest=3601.0), backlog(1, oldest=3600.0)),
+        ("BacklogGrows", {**backlog(1501), "waiting_before": 1000}, {**backlog(1500), "waiting_before": 1000}),
+        ("JobsThatNobodyCanRun", backlog(1, unmatchable=1), backlog(1)),
+        ("JobsAreParked", backlog(parked=1), backlog(1000)),
+        ("MinimumCannotBeMet", quota(usage=0), quota(usage=1)),
+        ("InstanceAtMaximum", quota(usage=10), quota(usage=9)),
+        ("EvictionsRepeat", quota(evictions=10), quota(evictions=9)),
+        ("GatewaysFail", gateway(requests=100, failed=6), gateway(requests=100, failed=5)),
+        ("GatewayIsBehind", gateway(queue=101), gateway(queue=100)),
+        ("WakeUpsAreLost", gateway(wakeups_connected=0), gateway()),
+        ("ConnectionsAreRefused", gateway(connections_refused=101), gateway(connections_refused=100)),
+        ("ConfigurationIsRefused", {"refused": [("a1", "assigners: is no list")]}, {}),
+        ("NodesAreBlockedForEver", {"blocked_forever": 1}, {}),
+        ("UpkeepStands", {"upkeep_age": None}, {"upkeep_age": 60.0}),
+        ("SchedulesFail", {"schedules_failing": 1}, {}),
+    ],
+)
+def test_an_alert_comes_above_its_threshold_and_not_at_it(name: str, wrong: Any, well: Any) -> None:
+    assert [each.name for each in alerts.judge(replace(QUIET, **wrong))] == [f"Leasehold{name}"]
+    assert alerts.judge(replace(QUIET, **well)) == []
+
+
+def test_every_rule_has_a_case_above() -> None:
+    marks = test_an_alert_comes_above_its_threshold_and_not_at_it.pytestmark  # type: ignore[attr-defined]
+    assert {f"Leasehold{case[0]}" for case in marks[0].args[1]} == {rule.name for rule in alerts.RULES}
+
+
+def test_of_one_rule_at_most_twenty_alerts_are_listed_and_the_others_counted() -> None:
+    refused = [(f"a{number}", "assigners: is no list") for number in range(25)]
+    found = alerts.judge(replace(QUIET, refused=refused))
+    assert (len(found), found[-1].summary) == (21, "The same is so of 5 more.")

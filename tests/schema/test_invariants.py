@@ -167,6 +167,8 @@ BROKEN = [
     ("S28", "UPDATE schedules SET zone = 'Europe/Atlantis'", ["schedule 1"]),
     ("S28", """ALTER TABLE schedules DROP CONSTRAINT schedules_next_tick_if_enabled;
                UPDATE schedules SET next_tick = NULL, due_at = NULL""", ["schedule 1"]),
+    ("S28", """ALTER TABLE schedules DROP CONSTRAINT schedules_declared_by_known;
+               UPDATE schedules SET declared_by = 'shop'""", ["schedule 1"]),
     ("S28", """INSERT INTO job_metadata (job_id, instance, key, value) SELECT id, 1, 'tick', 't' FROM jobs WHERE id < 3;
                UPDATE job_events SET actor = 'schedule:s' WHERE move = 'submit'""", ["job 2"]),
     ("S29", """INSERT INTO pool_samples (at, scope, span)

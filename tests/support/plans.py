@@ -15,9 +15,9 @@ from sqlalchemy import Connection, text
 from assigner.maintenance import upkeep
 from assigner.queries import jobs as job_queries
 from bots.gateway import long_poll
-from bots.sync import call, tracing
+from bots.sync import call
 from schema import clock, results
-from schema.diagnostics import invariants
+from schema.diagnostics import invariants, tracing
 from schema.fleet import candidates, kinds, members
 from schema.fleet.candidates import CandidateRequest
 from schema.moves import end as end_moves

@@ -18,154 +18,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self, TypeVar
 from urllib.parse import quote
 
 from leasehold import wire
-from leasehold.errors import BadInput, Conflict, LeaseholdError, TimedOut
+from leasehold.calls.backlog import Backlog, Jobs, Records
+from leasehold.calls.graphs import Graphs
+from leasehold.calls.operators import Operators
+from leasehold.errors import BadInput, Conflict, LeaseholdError
 from leasehold.states import FINAL
 from leasehold.transport import Record, TooLarge, Transport
 
 E = TypeVar("E", bound=LeaseholdError)
-
-
-# Calls on waiting jobs
-
-
-Records = list[Record]
-
-#: The most ids in one requeue, which may make a new job for each.
-MAX_REQUEUED = 500
-
-
-#: Jobs by their ids, or all that pass a filter.
-Jobs = Sequence[str] | Mapping[str, Any]
-
-
-class Each(Protocol):
-    """Calls a route for `jobs` in parts of at most `size`, and joins the answers."""
-
-    def __call__(self, path: str, jobs: Jobs, *, size: int = ..., **body: str | int | None) -> Records: ...
-
-
-class Backlog:
-    """The client's calls on waiting jobs: hold, release, requeue, priority.
-
-    Jobs are given by their ids, or by a filter with the fields of `JobFilter`: all that pass it are acted on, up to 500
-    in a transaction. Each call returns, for every job in the given order, its id, its state (None if there is no such
-    job) and whether the call changed anything. Raises NotFound if none of the given ids exists. `reason` is stored in
-    the jobs' history and in the audit.
-    """
-
-    def __init__(self, transport: Transport, *, each: Each, key: Callable[[], str]) -> None:
-        self._transport, self._each, self._key = transport, each, key
-
-    def hold(self, jobs: Jobs, *, reason: str | None = None) -> Records:
-        """Hold queued jobs aside until they are released."""
-        return self._each("/v1/jobs/hold", jobs, reason=reason)
-
-    def release(self, jobs: Jobs, *, reason: str | None = None) -> Records:
-        """Return held jobs to the queue with the age that they had."""
-        return self._each("/v1/jobs/release", jobs, reason=reason)
-
-    def requeue(self, jobs: Jobs, *, key: str | None = None, reason: str | None = None) -> Records:
-        """Release held jobs, and submit a copy of each job that failed, died or was cancelled.
-
-        In the answer `job` is the id of the job that will run. The same key never makes a second copy of a job.
-        Without a key the client draws a random one, so that its own retries make no second copy.
-        """
-        return self._each("/v1/jobs/requeue", jobs, size=MAX_REQUEUED, key=key or self._key(), reason=reason)
-
-    def prioritise(self, jobs: Jobs, priority: int, *, reason: str | None = None) -> Records:
-        """Give waiting jobs another priority (lower = more urgent); the answer holds each job's new priority."""
-        return self._each("/v1/jobs/priority", jobs, priority=priority, reason=reason)
-
-    def prioritise_all(
-        self, priority: int, *, instance: str | None = None, label: str | None = None, reason: str | None = None
-    ) -> int:
-        """Give all waiting jobs of an instance, with a label, or both, another priority; return how many changed.
-
-        Makes one call for every 10,000 jobs. Each call is a transaction of its own.
-        """
-        asked = {"priority": priority, "instance": instance, "label": label, "reason": reason}
-        body = {name: value for name, value in asked.items() if value is not None}
-        changed = 0
-        while True:
-            answer = self._transport.call("POST", "/v1/jobs/priority", body=body)
-            changed += int(answer["changed"])
-            if not answer["more"]:
-                return changed
-
-
-# Calls on graphs
-
-
-#: The most nodes, and the most graphs, in one answer.
-MAX_NODES, MAX_GRAPHS = 1000, 100
-
-
-class Graphs:
-    """The client's calls on graphs.
-
-    `graph` is an id or a name. A name stands for the newest graph of that name. Raises NotFound if there is none.
-    """
-
-    def __init__(self, transport: Transport, *, key: Callable[[], str], held: float) -> None:
-        self._transport, self._key, self._held = transport, key, held
-
-    def submit(self, graph: Mapping[str, Any]) -> Record:
-        """Submit a graph, all or nothing; it replaces an unfinished graph of the same name.
-
-        Without a key the client draws a random one, so that no retry can submit the graph twice. Raises BadInput with
-        the path in `graph`, also for a cycle; Conflict `key_reused`; QueueFull if too many jobs with a label wait.
-        """
-        keyed = dict(graph) if graph.get("key") is not None else {**graph, "key": self._key()}
-        return self._transport.call("POST", "/v1/graphs", body=keyed, held=self._held)
-
-    def show(self, graph: str, *, instance: str | None = None, nodes: int = 0) -> Record:
-        """Return one graph with the count of its nodes in each state; `page` holds the first `nodes` (up to 1000)."""
-        return self._show(graph, {"instance": instance, "limit": nodes})
-
-    def nodes(self, graph: str, *, instance: str | None = None) -> Iterator[Record]:
-        """Yield all nodes of a graph, by number."""
-        last = -1
-        while True:
-            page = self._show(graph, {"instance": instance, "limit": MAX_NODES, "after": last})["page"]
-            yield from page
-            if len(page) < MAX_NODES:
-                return
-            last = page[-1]["node"]
-
-    def list(self, **filters: str | int | bool | None) -> Records:
-        """List graphs, newest first. Filters: instance, open (unfinished), limit (up to 100), before (a graph's id)."""
-        query = {
-            name: str(value).lower() if isinstance(value, bool) else value
-            for name, value in filters.items()
-            if value is not None
-        }
-        found: Records = self._transport.call("GET", "/v1/graphs", query=query)["graphs"]
-        return found
-
-    def cancel(self, graph: str, *, instance: str | None = None) -> Record:
-        """Cancel the waiting jobs of a graph and stop the running ones; `jobs` in the answer counts both."""
-        body = {"graph": graph} | ({} if instance is None else {"instance": instance})
-        return self._transport.call("POST", "/v1/graphs/cancel", body=body)
-
-    def wait(self, graph: str, *, instance: str | None = None, timeout: float | None = None) -> Record:
-        """Wait until no node of the graph can run any more, and return the graph as `show` does. Raises TimedOut."""
-        deadline = math.inf if timeout is None else time.monotonic() + timeout
-        pause = 0.05
-        while _is_unfinished(found := self.show(graph, instance=instance)):
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise TimedOut([found["id"]], timeout or 0.0)
-            self._transport.rest(min(left, pause))
-            pause = min(1.0, 2 * pause)
-        return found
-
-    def _show(self, graph: str, query: Mapping[str, str | int | None]) -> Record:
-        given = {name: value for name, value in query.items() if value is not None}
-        return self._transport.call("GET", _path(graph), query=given)
 
 
 # Calls on schedules
@@ -184,7 +48,8 @@ class Schedules:
     def put(self, name: str, cron: str, job: Mapping[str, Any], **terms: str | int | float | bool | None) -> Record:
         """Make a schedule, or replace it: a job request without key and instance, at each tick of a cron expression.
 
-        terms: zone, catch_up, catch_up_most, catch_up_seconds, overlap, enabled, instance. Raises BadInput.
+        terms: zone, catch_up, catch_up_most, catch_up_seconds, overlap, enabled, instance, take_over: replace one that
+        an app declares, too. Raises BadInput, Conflict `declared`.
         """
         given = {key: value for key, value in terms.items() if value is not None}
         body = {"cron": cron, "job": dict(job), **given}
@@ -216,9 +81,23 @@ class Schedules:
         answer = self._transport.call("POST", path, query=_of(instance), body={"key": key or self._key()})
         return Job(id=answer["id"], created=answer["created"])
 
-    def remove(self, name: str, *, instance: str | None = None) -> None:
-        """Remove a schedule. Its jobs stay."""
-        self._transport.call("DELETE", _schedule_path(name), query=_of(instance))
+    def apply(
+        self, app: str, schedules: Iterable[Mapping[str, Any]], *, prune: bool = False, take_over: bool = False
+    ) -> Records:
+        """Make the schedules of an app those that are given, all or none; return what became of each.
+
+        A schedule is given by `name`, `cron`, `job` and the terms of `put`. prune: remove those that the app declared
+        before and that are not given. take_over: change those that a command has set or another app declares, too.
+        Raises BadInput, Conflict `schedule_owned`.
+        """
+        body = {"app": app, "schedules": [*schedules], "prune": prune, "take_over": take_over}
+        done: Records = self._transport.call("POST", "/v1/schedules/apply", body=body)["schedules"]
+        return done
+
+    def remove(self, name: str, *, instance: str | None = None, take_over: bool = False) -> None:
+        """Remove a schedule. Its jobs stay. take_over: also one that an app declares. Raises Conflict `declared`."""
+        query = {**(_of(instance) or {}), **({"take_over": "true"} if take_over else {})}
+        self._transport.call("DELETE", _schedule_path(name), query=query or None)
 
 
 def _of(instance: str | None) -> dict[str, str | int | float] | None:
@@ -227,15 +106,6 @@ def _of(instance: str | None) -> dict[str, str | int | float] | None:
 
 def _schedule_path(name: str) -> str:
     return f"/v1/schedules/{quote(name, safe='').replace('.', '%2E')}"
-
-
-def _is_unfinished(found: Record) -> bool:
-    """True if a node may still start or has not ended yet. What waits for a failed node may be blocked for ever."""
-    return bool(found["state"] == "active" or found["queued"] or found["active"])
-
-
-def _path(graph: str) -> str:
-    return f"/v1/graphs/{quote(graph, safe='')}"
 
 
 #: The most jobs, bytes, and JSON values and keys in one request. A larger submit is split, and each part is a
@@ -310,6 +180,7 @@ class Client:
         self.backlog = Backlog(self._transport, each=self._each, key=self._key)
         self.graphs = Graphs(self._transport, key=self._key, held=SUBMIT_TIME)
         self.schedules = Schedules(self._transport, key=self._key)
+        self.operators = Operators(self._transport)
 
     def close(self) -> None:
         self._transport.close()
@@ -572,6 +443,10 @@ class Client:
         """
         query: dict[str, str | float] = {"hours": hours} | ({} if scope is None else {"scope": scope})
         return self._transport.call("GET", "/v1/samples", query=query)
+
+    def fairness(self, *, hours: float = 1.0) -> Record:
+        """Return `samples` of the last `hours`, oldest first: Jain's index of the instances that had waiting jobs."""
+        return self._transport.call("GET", "/v1/samples/fairness", query={"hours": hours})
 
     def bots(self) -> Records:
         """List all bots, by name."""

@@ -60,6 +60,7 @@ class Settings:
     capacity: int
     queued: int
     sample: int
+    plain: int = 0
 
     def shares(self, whole: int) -> list[int]:
         """Divide `whole` evenly among the processes."""
@@ -286,6 +287,7 @@ def _settings(peer: str, shapes: list[str]) -> Settings:
         ("capacity", 0, "jobs that a bot holds at once; 0 is more than enough for all"),
         ("queued", 0, "jobs in the queue at the start, where that is more than --jobs"),
         ("sample", 0, "bots that are sampled for a job; 0 looks at all"),
+        ("plain", 0, "1: jobs are plain functions, not coroutines, in PgQueuer and Procrastinate"),
     ):
         parser.add_argument(f"--{name}", type=int, default=default, help=f"{meaning} (default: {default})")
     given = vars(parser.parse_args())

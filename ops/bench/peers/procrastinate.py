@@ -29,7 +29,15 @@ def pool_of(settings: contest.Settings, connections: int) -> App:
     return App(connector=PsycopgConnector(conninfo=settings.dsn, min_size=connections, max_size=connections))
 
 
-def task_of(app: App, started: Connection | None = None) -> Task[Any, Any, Any]:
+def task_of(app: App, started: Connection | None = None, *, plain: bool = False) -> Task[Any, Any, Any]:
+    if plain:
+
+        @app.task(name=TASK)
+        def nothing_plain() -> None:
+            pass
+
+        return nothing_plain
+
     @app.task(name=TASK)
     async def nothing() -> None:
         if started is not None:
@@ -77,7 +85,7 @@ def drain_share(start: contest.Start, settings: contest.Settings, jobs: int) -> 
     async def work() -> float:
         async with pool_of(settings, CONCURRENCY + 1).open_async() as app:
             await app.connector.pool.wait()
-            task_of(app)
+            task_of(app, plain=bool(settings.plain))
             start()
             await app.run_worker_async(
                 wait=False, concurrency=CONCURRENCY, listen_notify=False, install_signal_handlers=False

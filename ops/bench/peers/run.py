@@ -3,8 +3,9 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ops.bench.fixtures import blank
 from ops.bench.measure import Costs, Stretch
@@ -35,17 +36,28 @@ def peer(name: str, shape: str, **options: int) -> Callable[[str, bool], Stretch
     def work(server: str, watched: bool) -> Stretch:
         if watched:
             return Stretch()
-        with blank(server, "peer") as url:
-            program = [ENVIRONMENTS / name / "bin" / "python", "-B", HERE / f"{name}.py", shape, "--dsn", url]
-            given = [part for key, value in options.items() for part in (f"--{key}", str(value))]
-            done = subprocess.run([*program, *given], capture_output=True, text=True, timeout=PATIENCE)
-        if done.returncode:
-            raise SystemExit(f"error: {name} {shape}: {done.stderr.strip().splitlines()[-1:] or done.returncode}")
-        found = json.loads(done.stdout.splitlines()[-1])
+        found = _ran(name, shape, server, options)
         costs = Costs(transactions=found["transactions"], wal_bytes=found["wal_bytes"])
         return Stretch(found["jobs"], found["seconds"] + found.get("submit_seconds", 0.0), costs)
 
     return work
+
+
+def latency(name: str, server: str, samples: int) -> dict[str, float]:
+    """Return the percentiles of a peer's latency in milliseconds, as `p50_ms` and `p99_ms`."""
+    return _ran(name, "latency", server, {"jobs": samples})
+
+
+def _ran(name: str, shape: str, server: str, options: Mapping[str, int]) -> dict[str, Any]:
+    """Run a peer's script and return what it printed. Raises SystemExit with its reason if it fails."""
+    with blank(server, "peer") as url:
+        program = [ENVIRONMENTS / name / "bin" / "python", "-B", HERE / f"{name}.py", shape, "--dsn", url]
+        given = [part for key, value in options.items() for part in (f"--{key}", str(value))]
+        done = subprocess.run([*program, *given], capture_output=True, text=True, timeout=PATIENCE)
+    if done.returncode:
+        raise SystemExit(f"error: {name} {shape}: {done.stderr.strip().splitlines()[-1:] or done.returncode}")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 def floor_of(shape: str, *, batch: int, jobs: int) -> Callable[[str, bool], Stretch]:

@@ -1,6 +1,6 @@
 """Traces: spans of each attempt that ends, for a collector of OpenTelemetry. Off unless `tracing.endpoint` is set.
 
-All spans of an attempt are made in one place, when a bot reports its end, from the times that the database has stored:
+All spans of an attempt are made in one place, when it ends, from the times that the database has stored:
 
 attempt    from the entry into the queue to the end of the lease; its parent is the job's metadata `traceparent`
   submit     the transaction that stored the job, from its begin to its event; only below the first attempt of a job
@@ -8,14 +8,15 @@ attempt    from the entry into the queue to the end of the lease; its parent is 
   placement  from the grant to the moment at which the bot began
   run        from there to the end
 
-The gateway that settled the end exports them after its transaction has committed. So an attempt is told once, and one
-that no bot reports, because the bot was lost, is not told. What a collector cannot take is dropped: it never holds up a
-sync call. This module imports OpenTelemetry only where tracing is on.
+The process whose transaction ended the attempt exports them after the commit, so an attempt is told once. That is the
+gateway if the bot reported the end, left or began a new session; an assigner process if its session expired.
+What a collector cannot take is dropped: it never holds up a sync call. This module imports OpenTelemetry only where
+tracing is on.
 """
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from leasehold.errors import BadInput
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -23,6 +24,7 @@ from sqlalchemy import Connection, Row, text
 
 from schema import validation
 from schema.moves.end import EndedAttempt
+from schema.postgres.engine import on_commit
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -58,7 +60,7 @@ LEFT JOIN LATERAL (
 
 
 class TracingSettings(BaseModel):
-    """Where gateways send spans.
+    """Where gateways and assigner processes send spans.
 
     endpoint: URL of a collector that takes OTLP over HTTP, such as `http://127.0.0.1:4318/v1/traces`; None = no traces.
     ratio: share of the attempts that are traced if their jobs have no `traceparent`, 0 to 1. If they have, its flag
@@ -76,14 +78,6 @@ class TracingSettings(BaseModel):
         if given is not None and not given.startswith(("http://", "https://")):
             raise ValueError("must be an http:// or https:// URL")
         return given
-
-
-class TracedAttempt(NamedTuple):
-    """An attempt that has ended: its times, its verdict, and the state of its job afterwards."""
-
-    times: Row[Any]
-    verdict: str
-    state: str
 
 
 class AttemptTracer:
@@ -116,18 +110,22 @@ class AttemptTracer:
         provider.add_span_processor(BatchSpanProcessor(exporter, max_queue_size=MAX_WAITING))
         return cls(provider)
 
-    def read(self, connection: Connection, ended: Sequence[EndedAttempt]) -> list[TracedAttempt]:
-        """Read the times of attempts that have ended in this transaction. Tell them once it has committed."""
+    def trace(self, connection: Connection, ended: Sequence[EndedAttempt]) -> None:
+        """Make the spans of attempts that have ended in this transaction, once it has been committed.
+
+        They are sent in the background. Nothing is made if the transaction is undone.
+        """
         if not ended:
-            return []
+            return
         outcomes = {attempt.public_id: (attempt.verdict.value, attempt.state) for attempt in ended}
         wanted = {"jobs": [attempt.job_id for attempt in ended], "key": validation.TRACEPARENT}
-        return [TracedAttempt(row, *outcomes[row.job]) for row in connection.execute(ATTEMPTS, wanted).all()]
+        rows = connection.execute(ATTEMPTS, wanted).all()
 
-    def tell(self, attempts: Sequence[TracedAttempt]) -> None:
-        """Make the spans of these attempts. They are sent in the background."""
-        for attempt in attempts:
-            self._spans(*attempt)
+        def make() -> None:
+            for row in rows:
+                self._spans(row, *outcomes[row.job])
+
+        on_commit(connection, make)
 
     def close(self) -> None:
         """Send what waits, within seconds, and stop."""

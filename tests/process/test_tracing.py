@@ -16,10 +16,13 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
+from assigner.maintenance.upkeep import Upkeep, UpkeepSettings
+from bots.protocol import OpenSession, Session
+from bots.sync import sessions
 from bots.sync.fetch import FetchSettings
 from bots.sync.settle import SyncService
-from bots.sync.tracing import AttemptTracer, TracingSettings
 from schema import clock
+from schema.diagnostics.tracing import AttemptTracer, TracingSettings
 from tests.support.patience import MINUTE, eventually
 from tests.support.pool import Bot, Pool, answered, completed
 from tests.support.requests import TRACE
@@ -138,6 +141,37 @@ def test_an_attempt_that_its_caller_does_not_sample_is_not_told(
     pool.submit(metadata={"traceparent": f"{TRACE[:-2]}00"})
     run_one(pool, traced)
     assert spans(exporter) == {}
+
+
+@pytest.mark.parametrize("ends", ["expiry", "a new session", "leave"])
+def test_an_attempt_that_ends_with_its_bots_session_is_told_once(
+    pool: Pool, traced: Bot, exporter: InMemorySpanExporter, ends: str
+) -> None:
+    tracer = traced.sync_service.tracer
+    (job,) = pool.submit()
+    (work,) = pool.given(traced)
+    if ends == "expiry":
+        upkeep = Upkeep(
+            pool.database, UpkeepSettings(), timing=pool.timing, name="upkeep", now=clock.monotonic, tracer=tracer
+        )
+        upkeep.run_once()
+        pool.change("UPDATE ticks SET grace_until = at")
+        pool.change("UPDATE bots SET expires_at = now() - interval '1 s'")
+        upkeep.run_once()
+    elif ends == "a new session":
+        request = OpenSession(bot=traced.session.bot)
+        (opened,) = sessions.open_sessions(pool.database, [request], timing=pool.timing, tracer=tracer)
+        assert isinstance(opened, Session)
+    else:
+        traced.sync(status="gone")
+    told = spans(exporter)
+    assert {"attempt", "wait", "placement"} <= {*told}
+    attributes = told["attempt"].attributes
+    assert attributes is not None
+    assert attributes["leasehold.job"] == job
+    assert attributes["leasehold.verdict"] == ("released" if ends == "leave" else "lost")
+    assert times(told["attempt"])[1] == stored(pool.row("SELECT ended_at FROM leases").ended_at)[0]
+    assert work["fence"] == attributes["leasehold.fence"]
 
 
 # A collector, and none

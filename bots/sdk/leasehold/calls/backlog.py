@@ -1,0 +1,70 @@
+"""The client's calls on waiting jobs: hold, release, requeue, priority."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from leasehold.transport import Record, Transport
+
+Records = list[Record]
+
+#: The most ids in one requeue, which may make a new job for each.
+MAX_REQUEUED = 500
+
+
+#: Jobs by their ids, or all that pass a filter.
+Jobs = Sequence[str] | Mapping[str, Any]
+
+
+class Each(Protocol):
+    """Calls a route for `jobs` in parts of at most `size`, and joins the answers."""
+
+    def __call__(self, path: str, jobs: Jobs, *, size: int = ..., **body: str | int | None) -> Records: ...
+
+
+class Backlog:
+    """The client's calls on waiting jobs: hold, release, requeue, priority.
+
+    Jobs are given by their ids, or by a filter with the fields of `JobFilter`: all that pass it are acted on, up to 500
+    in a transaction. Each call returns, for every job in the given order, its id, its state (None if there is no such
+    job) and whether the call changed anything. Raises NotFound if none of the given ids exists. `reason` is stored in
+    the jobs' history and in the audit.
+    """
+
+    def __init__(self, transport: Transport, *, each: Each, key: Callable[[], str]) -> None:
+        self._transport, self._each, self._key = transport, each, key
+
+    def hold(self, jobs: Jobs, *, reason: str | None = None) -> Records:
+        """Hold queued jobs aside until they are released."""
+        return self._each("/v1/jobs/hold", jobs, reason=reason)
+
+    def release(self, jobs: Jobs, *, reason: str | None = None) -> Records:
+        """Return held jobs to the queue with the age that they had."""
+        return self._each("/v1/jobs/release", jobs, reason=reason)
+
+    def requeue(self, jobs: Jobs, *, key: str | None = None, reason: str | None = None) -> Records:
+        """Release held jobs, and submit a copy of each job that failed, died or was cancelled.
+
+        In the answer `job` is the id of the job that will run. The same key never makes a second copy of a job.
+        Without a key the client draws a random one, so that its own retries make no second copy.
+        """
+        return self._each("/v1/jobs/requeue", jobs, size=MAX_REQUEUED, key=key or self._key(), reason=reason)
+
+    def prioritise(self, jobs: Jobs, priority: int, *, reason: str | None = None) -> Records:
+        """Give waiting jobs another priority (lower = more urgent); the answer holds each job's new priority."""
+        return self._each("/v1/jobs/priority", jobs, priority=priority, reason=reason)
+
+    def prioritise_all(
+        self, priority: int, *, instance: str | None = None, label: str | None = None, reason: str | None = None
+    ) -> int:
+        """Give all waiting jobs of an instance, with a label, or both, another priority; return how many changed.
+
+        Makes one call for every 10,000 jobs. Each call is a transaction of its own.
+        """
+        asked = {"priority": priority, "instance": instance, "label": label, "reason": reason}
+        body = {name: value for name, value in asked.items() if value is not None}
+        changed = 0
+        while True:
+            answer = self._transport.call("POST", "/v1/jobs/priority", body=body)
+            changed += int(answer["changed"])
+            if not answer["more"]:
+                return changed

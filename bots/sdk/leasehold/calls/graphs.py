@@ -1,0 +1,88 @@
+"""The client's calls on graphs: submit, show, list, cancel, wait."""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+from urllib.parse import quote
+
+from leasehold.errors import TimedOut
+from leasehold.transport import Record, Transport
+
+Records = list[Record]
+
+#: The most nodes, and the most graphs, in one answer.
+MAX_NODES, MAX_GRAPHS = 1000, 100
+
+
+class Graphs:
+    """The client's calls on graphs.
+
+    `graph` is an id or a name. A name stands for the newest graph of that name. Raises NotFound if there is none.
+    """
+
+    def __init__(self, transport: Transport, *, key: Callable[[], str], held: float) -> None:
+        self._transport, self._key, self._held = transport, key, held
+
+    def submit(self, graph: Mapping[str, Any]) -> Record:
+        """Submit a graph, all or nothing; it replaces an unfinished graph of the same name.
+
+        Without a key the client draws a random one, so that no retry can submit the graph twice. Raises BadInput with
+        the path in `graph`, also for a cycle; Conflict `key_reused`; QueueFull if too many jobs with a label wait.
+        """
+        keyed = dict(graph) if graph.get("key") is not None else {**graph, "key": self._key()}
+        return self._transport.call("POST", "/v1/graphs", body=keyed, held=self._held)
+
+    def show(self, graph: str, *, instance: str | None = None, nodes: int = 0) -> Record:
+        """Return one graph with the count of its nodes in each state; `page` holds the first `nodes` (up to 1000)."""
+        return self._show(graph, {"instance": instance, "limit": nodes})
+
+    def nodes(self, graph: str, *, instance: str | None = None) -> Iterator[Record]:
+        """Yield all nodes of a graph, by number."""
+        last = -1
+        while True:
+            page = self._show(graph, {"instance": instance, "limit": MAX_NODES, "after": last})["page"]
+            yield from page
+            if len(page) < MAX_NODES:
+                return
+            last = page[-1]["node"]
+
+    def list(self, **filters: str | int | bool | None) -> Records:
+        """List graphs, newest first. Filters: instance, open (unfinished), limit (up to 100), before (a graph's id)."""
+        query = {
+            name: str(value).lower() if isinstance(value, bool) else value
+            for name, value in filters.items()
+            if value is not None
+        }
+        found: Records = self._transport.call("GET", "/v1/graphs", query=query)["graphs"]
+        return found
+
+    def cancel(self, graph: str, *, instance: str | None = None) -> Record:
+        """Cancel the waiting jobs of a graph and stop the running ones; `jobs` in the answer counts both."""
+        body = {"graph": graph} | ({} if instance is None else {"instance": instance})
+        return self._transport.call("POST", "/v1/graphs/cancel", body=body)
+
+    def wait(self, graph: str, *, instance: str | None = None, timeout: float | None = None) -> Record:
+        """Wait until no node of the graph can run any more, and return the graph as `show` does. Raises TimedOut."""
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        pause = 0.05
+        while _is_unfinished(found := self.show(graph, instance=instance)):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimedOut([found["id"]], timeout or 0.0)
+            self._transport.rest(min(left, pause))
+            pause = min(1.0, 2 * pause)
+        return found
+
+    def _show(self, graph: str, query: Mapping[str, str | int | None]) -> Record:
+        given = {name: value for name, value in query.items() if value is not None}
+        return self._transport.call("GET", _path(graph), query=given)
+
+
+def _is_unfinished(found: Record) -> bool:
+    """True if a node may still start or has not ended yet. What waits for a failed node may be blocked for ever."""
+    return bool(found["state"] == "active" or found["queued"] or found["active"])
+
+
+def _path(graph: str) -> str:
+    return f"/v1/graphs/{quote(graph, safe='')}"
