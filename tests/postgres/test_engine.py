@@ -340,7 +340,7 @@ def test_text_that_goes_to_the_driver_has_the_rows_and_errors_of_sqlalchemy(data
         first, *others = rows.all()
         assert (first.n, first.twice, first.sign, len(others)) == (1, 2, "%", 2)
         assert len(connection.execute(text("SELECT FROM generate_series(1, 2)")).all()) == 2, "rows without columns"
-        assert connection.execute(text("CREATE TEMP TABLE some AS SELECT FROM generate_series(1, 4)")).rowcount == 4
+        assert connection.execute(text("CREATE TEMP TABLE four AS SELECT FROM generate_series(1, 4)")).rowcount == 4
         assert connection.execute(text("SELECT 1 AS n WHERE false")).one_or_none() is None
         assert connection.execute(text("SELECT 1 AS n, 2 AS m")).mappings().one() == {"n": 1, "m": 2}
     with pytest.raises(DBAPIError) as refused, database.engine.begin() as connection:
