@@ -44,11 +44,6 @@ LIMITS = (
     Source("Costs of projects", "project-quotas"),
     Source("Reports of usage", "report-ceilings"),
 )
-TENANTS = (
-    Source("Units of instances in cohorts: usage, minimum, maximum", "quotas"),
-    Source("Instances", "instances", empty="No instance has submitted a job."),
-    Source("Shares and budgets", "accounts"),
-)
 
 
 class Listed:
@@ -122,4 +117,4 @@ def show_tables(view: View, *, sources: Sequence[Source]) -> None:
     view.live(refresh, seconds=SLOW)
 
 
-show_limits, show_tenants = (partial(show_tables, sources=sources) for sources in (LIMITS, TENANTS))
+show_limits = partial(show_tables, sources=LIMITS)

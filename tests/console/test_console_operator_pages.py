@@ -15,7 +15,7 @@ from schema import audit
 from schema.tenancy import drains, processes
 from schema.tenancy.processes import Configuration, Kind
 from tests.support.patience import MINUTE
-from tests.support.screens.console import Console, browser, console
+from tests.support.screens.console import Console, console
 from tests.support.servers import Databases
 
 #: A name that would show, if a page took it for HTML, for an expression or for a template.
@@ -53,12 +53,6 @@ def shown(databases: Databases, template: str) -> Iterator[Console]:
             audit.write(connection, "limit.set", actor="op", subject=HOSTILE, details={"before": {"max": 1}})
 
         running.served.database.run(arrange)
-        yield running
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    with browser() as running:
         yield running
 
 

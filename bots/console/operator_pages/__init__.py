@@ -1,4 +1,4 @@
-"""Pages of the console for operators alone: the health of the pool, and the settings by which it places jobs.
+"""Pages of the console for operators: what they set, what is in force, and what the pool tells of its health.
 
-It may import what the other modules of the console may. Read first: health.py, policy.py.
+It imports the other modules of `bots.console` but not `pages.py`, which imports it. Read first: tenants.py, policy.py.
 """

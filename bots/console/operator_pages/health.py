@@ -50,7 +50,9 @@ class Alerts:
 def _alert(alert: Alert) -> list[Cell]:
     return [
         Cell(alert["severity"], kind=KINDS[alert["severity"]]),
-        *(Cell(text(alert[field])) for field in ("summary", "action", "name")),
+        Cell(text(alert["summary"])),
+        Cell(text(alert["action"])),
+        Cell(alert["name"], kind="id"),
     ]
 
 
@@ -118,7 +120,7 @@ def _show_checks(view: View) -> None:
 def _check(check: Check) -> list[Cell]:
     verdict = check["verdict"]
     return [
-        Cell(text(check["name"])),
+        Cell(text(check["name"]), kind="id"),
         Cell(verdict, kind=KINDS[verdict]),
         Cell(text(check["found"])),
         Cell(check["remedy"] or ""),
@@ -229,5 +231,8 @@ def audit_cells(row: AuditRow) -> list[Cell]:
     """Return the cells of a row of the audit."""
     return [
         Cell(time(row["at"]), kind="time"),
-        *(Cell(text(value)) for value in (row["actor"], row["action"], row["subject"], row["details"])),
+        Cell(text(row["actor"]), kind="id"),
+        Cell(text(row["action"]), kind="id"),
+        Cell(text(row["subject"])),
+        Cell(text(row["details"])),
     ]
