@@ -1,4 +1,6 @@
-"""Bounds of what every gateway takes, and text that is safe to show."""
+"""Bounds of what every gateway takes, text that is safe to show, and the name that was meant by a misspelt one."""
+
+from collections.abc import Iterable
 
 #: Values and keys of one JSON document: a hundred for each job of the largest batch. Doubling it doubles the memory and
 #: time that one document may take.
@@ -44,3 +46,16 @@ def printable(text: str, limit: int | None = None) -> str:
         each if each.isprintable() else each.encode("unicode_escape", "surrogatepass").decode() for each in text
     )
     return shown if limit is None or len(shown) <= limit else shown[: limit - 1] + "…"
+
+
+def meant(wrong: str, known: Iterable[str]) -> str | None:
+    """The known name that is most similar; None if none is similar."""
+    import difflib  # most programs misspell nothing
+
+    return next(iter(difflib.get_close_matches(wrong, list(known), n=1, cutoff=0.6)), None)
+
+
+def suggestion(wrong: str, known: Iterable[str]) -> str:
+    """The text `; did you mean 'x'?` with the most similar known name; empty if none is similar."""
+    close = meant(wrong, known)
+    return "" if close is None else f"; did you mean '{close}'?"
