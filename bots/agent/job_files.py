@@ -20,9 +20,6 @@ from bots.protocol import Usage
 from schema import validation
 from schema.validation import check_json, parse_json
 
-#: Names of the files in the directory of an attempt. USAGE and RESULT do not exist before the command writes them;
-#: CHECKPOINT does if an earlier attempt left a checkpoint.
-USAGE, RESULT, CHECKPOINT = ".leasehold-usage", ".leasehold-result", ".leasehold-checkpoint"
 #: The largest usage file in bytes, and the longest report: the reports on 10,000 ended leases must fit into one call.
 MAX_BYTES, MAX_TOLD_BYTES = 4096, 200
 
@@ -79,6 +76,26 @@ def read_result(path: Path, *, owner: int | None = None) -> str | None:
 
 
 @dataclass(frozen=True)
+class FileNames:
+    """Names of the files in the directory of an attempt. `usage` and `result` do not exist before the command writes
+    them; `checkpoint` does if an earlier attempt left a checkpoint.
+    """
+
+    usage: str
+    result: str
+    checkpoint: str
+
+
+#: The names where a directory has one attempt.
+FILES = FileNames(".leasehold-usage", ".leasehold-result", ".leasehold-checkpoint")
+
+
+def numbered(number: int) -> FileNames:
+    """Return the names for one of several attempts in a directory: no late writer reaches the files of another."""
+    return FileNames(f"{FILES.usage}-{number}", f"{FILES.result}-{number}", f"{FILES.checkpoint}-{number}")
+
+
+@dataclass(frozen=True)
 class Unsent:
     """A checkpoint that the gateway does not have; `number` counts those of the attempt."""
 
@@ -108,13 +125,12 @@ class Checkpoint:
         #: Why what the command has written last is not kept; None if it is kept.
         self.refusal: str | None = None
 
-    def place(self, directory: Path, account: tuple[int, int] | None) -> Path:
-        """Write the checkpoint of an earlier attempt into the directory of this one, whose command has not started.
+    def place(self, path: Path, account: tuple[int, int] | None) -> None:
+        """Write the checkpoint of an earlier attempt, if there is one, for the command of this one, which has not
+        started.
 
-        account: user and group id of the command, where they are not the agent's. Returns the path of the file, which
-        does not exist if there is no checkpoint. Raises OSError.
+        account: user and group id of the command, where they are not the agent's. Raises OSError.
         """
-        path = directory / CHECKPOINT
         if self._earlier is not None:
             with (
                 _opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as descriptor,
@@ -125,7 +141,6 @@ class Checkpoint:
                     os.fchown(descriptor, *account)
         self._path, self._owner = path, None if account is None else account[0]
         self._status = _status(path)
-        return path
 
     def look(self, *, last: bool = False) -> None:
         """Take note of what the command has written; of what may not be a checkpoint, only why.

@@ -52,9 +52,6 @@ class Launcher:
     open_files: the soft limit RLIMIT_NOFILE of guardians, supervisors and commands. adopt: see Orphans.
     """
 
-    #: A command may wait for a process that can run it, however long, before a supervisor says that it is there.
-    queues = False
-
     def __init__(self, guard: int, *, open_files: int, adopt: bool = False) -> None:
         self._guard, self._open_files = guard, open_files
         self._orphans = Orphans(adopt=adopt)

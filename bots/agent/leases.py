@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import structlog
 
 from bots.agent.job_files import Unsent
-from bots.agent.run import Assignment, Run, RunContext, StopReason, complaining
+from bots.agent.run import Assignment, AttemptRun, Run, RunContext, StopReason, complaining
+from bots.agent.task_launcher import TaskLauncher
 from bots.protocol import Chunk, LeaseReport, Outcome, Work
 from schema import clock, validation
 
@@ -34,7 +35,7 @@ class LeaseKey:
 class HeldLease:
     """One lease: a run, or an outcome (`settled`) that the agent could give without running the command."""
 
-    def __init__(self, run: Run | None, settled: Outcome | None) -> None:
+    def __init__(self, run: AttemptRun | None, settled: Outcome | None) -> None:
         self.run, self._settled = run, settled
         #: The state that the last sync reported.
         self.told: str | None = None
@@ -74,7 +75,7 @@ class AgentLeases:
         self._lock = threading.Lock()
         self._held: dict[LeaseKey, HeldLease] = {}
         #: The latest run of each job, until it is over; also runs of leases that are no longer held.
-        self._runs: dict[str, Run] = {}
+        self._runs: dict[str, AttemptRun] = {}
         #: Latest leases that are no longer held. A server that has lost its last commits may offer one of them again.
         self._past: dict[LeaseKey, None] = {}
         self._lost = False
@@ -96,7 +97,7 @@ class AgentLeases:
         """True if some lease has neither started nor ended yet."""
         return any(held.state == "pending" for held in self._held.values())
 
-    def streams(self) -> list[tuple[LeaseKey, Run]]:
+    def streams(self) -> list[tuple[LeaseKey, AttemptRun]]:
         """List the leases with output or a checkpoint that the gateway does not have yet."""
         with self._lock:
             held = [(key, one.run) for key, one in self._held.items() if one.run is not None]
@@ -105,7 +106,7 @@ class AgentLeases:
                 run.checkpoint.look()
         return [(key, run) for key, run in held if run.output.unsent or self.unsent_checkpoint(run) is not None]
 
-    def unsent_checkpoint(self, run: Run) -> Unsent | None:
+    def unsent_checkpoint(self, run: AttemptRun) -> Unsent | None:
         """The checkpoint that the gateway should have and does not; None after a success, which needs none."""
         succeeded = run.outcome is not None and run.outcome.verdict == "succeeded"
         return None if succeeded or not self._results else run.checkpoint.unsent
@@ -170,7 +171,7 @@ class AgentLeases:
             clock.wait(run.over, give_up - clock.monotonic())
         return all(run.over.is_set() for run in runs)
 
-    def _escaped_size(self, run: Run) -> int:
+    def _escaped_size(self, run: AttemptRun) -> int:
         """Return the bytes that the result and the checkpoint of an ended run take in the body of a sync."""
         outcome, checkpoint = self._told(run.outcome), self.unsent_checkpoint(run)
         texts = (None if outcome is None else outcome.result, None if checkpoint is None else checkpoint.text)
@@ -222,10 +223,16 @@ class AgentLeases:
             gpus=work.gpus,
             checkpoint=work.checkpoint,
         )
-        run = Run(assignment, self._place, notify=self._notify, after=self._runs.get(work.job))
+        run = self._run(assignment, after=self._runs.get(work.job))
         if self._keep(key, HeldLease(run, None)):
             _log.info("lease started", job=key.job, fence=key.fence, attempt=work.attempt)
             run.start()
+
+    def _run(self, assignment: Assignment, *, after: AttemptRun | None) -> AttemptRun:
+        launcher = self._place.launcher
+        if isinstance(launcher, TaskLauncher):
+            return launcher.run(assignment, self._place, notify=self._notify, after=after)
+        return Run(assignment, self._place, notify=self._notify, after=after)
 
     def _keep(self, key: LeaseKey, held: HeldLease) -> bool:
         """Hold a new lease; return False if the session was lost meanwhile, because nothing may start then."""

@@ -15,6 +15,7 @@ import signal
 import socket
 import tempfile
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -29,7 +30,7 @@ from pydantic import ValidationError
 from bots.agent.guardian import kill
 from bots.agent.isolation.containment import Containment, Site, unable_to_contain
 from bots.agent.isolation.job_accounts import JobAccount
-from bots.agent.job_files import RESULT, USAGE, Checkpoint, read_result, read_usage
+from bots.agent.job_files import FILES, Checkpoint, FileNames, read_result, read_usage
 from bots.agent.launcher import Launcher, read_messages
 from bots.agent.workspace import MARK, Workspace
 from bots.protocol import MAX_REASON, Chunk, Outcome
@@ -136,8 +137,6 @@ class SupervisorReader:
         self.ended_at: float | None = None
         self.exit_code: int | None = None
         self.unable: Unable | None = None
-        #: Why the process of a task ended, if not by the task itself.
-        self.broken: str | None = None
         #: No process of the command is left, or the supervisor that could report it is gone.
         self.over = False
         #: The supervisor did not say that no process is left.
@@ -145,6 +144,13 @@ class SupervisorReader:
         #: The guardian's alarm rang.
         self.expired = False
         os.set_blocking(pipe, False)
+
+    @property
+    def ending(self) -> "Ending":
+        """What was seen of the end of the command so far."""
+        if self.started_at is None or self.ended_at is None:
+            return Ending(self.exit_code)
+        return Ending(self.exit_code, round(self.ended_at - self.started_at, 6))
 
     def step(self, seconds: float | None) -> None:
         """Wait at most `seconds` for messages or output, and read them."""
@@ -213,13 +219,19 @@ class SupervisorReader:
                 self.unable, self.over = Unable(number=number, text=text), True
             case {"exit": int(code), "at": float(at)}:
                 self.ended_at, self.exit_code = at, code
-            case {"broken": str(text)}:
-                self.broken, self.over = text, True
             case {"over": True, "expired": bool(expired)}:
                 self.over, self.expired = True, expired
 
 
-def ending(code: int) -> str:
+@dataclass(frozen=True)
+class Ending:
+    """What was seen of the end of a command: its exit code, and its run time in seconds."""
+
+    exit_code: int | None = None
+    seconds: float | None = None
+
+
+def describe_exit(code: int) -> str:
     """Describe an exit code other than 0."""
     if code > 0:
         return f"exit code {code}"
@@ -255,6 +267,7 @@ _log = structlog.get_logger("leasehold.agent")
 STUCK_AFTER = 5.0
 #: Seconds within which the guardian must start a supervisor; then the agent replaces the guardian.
 READY_AFTER = 10.0
+SUPERVISOR_KILLED = "the process that supervised the command was killed"
 _RESERVED = "LEASEHOLD_"
 #: Variables below that prefix that the pool sets in a payload: of schedules and of callbacks. They give no rights.
 _OF_THE_POOL = frozenset(
@@ -268,6 +281,11 @@ _OF_THE_POOL = frozenset(
     }
 )
 Verdict = Literal["succeeded", "failed", "error", "stopped", "released"]
+
+
+def invalid(error: ValueError) -> Outcome:
+    """Return the outcome of an attempt whose payload no bot could run."""
+    return Outcome(verdict="failed", reason=f"invalid payload: {wire.escaped(str(error), 400)}")
 
 
 def complaining(outcome: Outcome, complaint: str) -> Outcome:
@@ -290,7 +308,8 @@ class Assignment:
     """One attempt to run.
 
     timeout: seconds of run time; None = unlimited. gpus: the numbers of the bot's GPUs that it is given; None if it
-    takes none of a bot that counts its GPUs. checkpoint: JSON that an earlier attempt left; None if none did.
+    takes none of a bot that counts its GPUs. checkpoint: JSON that an earlier attempt left; None if none did. units:
+    those of the bot that it takes.
     """
 
     job: str
@@ -301,6 +320,7 @@ class Assignment:
     payload: Mapping[str, Any] | None
     gpus: Sequence[int] | None = None
     checkpoint: str | None = None
+    units: int = 1
 
 
 @dataclass(frozen=True)
@@ -318,12 +338,13 @@ class RunContext:
     containment: Containment = field(default_factory=Containment.none)
 
 
-class Run:
-    """Runs one assignment in a thread of its own; calls `notify` when the command has started and ended."""
+class AttemptRun(ABC):
+    """One assignment that runs: what its thread, or the launcher of tasks, shares with those who stop and report it.
 
-    def __init__(
-        self, assignment: Assignment, place: RunContext, *, notify: Callable[[], None], after: "Run | None" = None
-    ) -> None:
+    notify: called when the command has started and when it has ended.
+    """
+
+    def __init__(self, assignment: Assignment, place: RunContext, *, notify: Callable[[], None]) -> None:
         self.assignment = assignment
         self.output = Output()
         self.checkpoint = Checkpoint(assignment.checkpoint)
@@ -331,21 +352,20 @@ class Run:
         self.over = threading.Event()
         #: How the attempt ended, set before `over`; None if the lease was lost.
         self.outcome: Outcome | None = None
-        self._place, self._notify, self._after = place, notify, after
+        self._place, self._notify = place, notify
         self._lock = threading.Lock()
         self._stop: StopReason | None = None
         self._kill_at: float | None = None
-        #: When a guardian that has started no supervisor is given up.
-        self._patience = math.inf
         #: Why the command was stopped; None if it ended by itself.
         self._cause: StopReason | None = None
-        #: No process of this attempt can be left.
-        self._silent = True
-        self._waker_reader, self._waker = socket.socketpair()
 
+    @abstractmethod
     def start(self) -> None:
-        """Start the thread, which first waits until an earlier run of the same job is over. Returns at once."""
-        threading.Thread(target=self._live, name=f"run-{self.assignment.job}", daemon=True).start()
+        """Start, once an earlier run of the same job is over. Returns at once."""
+
+    @abstractmethod
+    def _wake(self) -> None:
+        """Let those who run the command notice that it has to stop."""
 
     def stop(self, why: StopReason, *, grace: float | None = None) -> None:
         """End all processes of the command: SIGTERM, and SIGKILL after `grace` seconds (default: the agent's setting).
@@ -358,47 +378,14 @@ class Run:
                 self._stop = why
             kill_at = clock.monotonic() + (self._place.grace if grace is None else grace)
             self._kill_at = kill_at if self._kill_at is None else min(kill_at, self._kill_at)
-        with contextlib.suppress(OSError):
-            self._waker.send(b"!")
+        self._wake()
 
-    def _live(self) -> None:
-        if self._after is not None:
-            self._after.over.wait()
-            self._after = None
-        try:
-            outcome = self._attempt()
-        except Exception:
-            _log.exception("a run failed inside the agent", job=self.assignment.job, fence=self.assignment.fence)
-            outcome = Outcome(verdict="error", reason="the agent failed, see its log")
+    def _finish(self, outcome: Outcome | None) -> None:
+        """Make the outcome known. No process of the attempt is left, or it cannot be killed."""
         with self._lock:
             self.outcome = None if self._stop is StopReason.LOST else outcome
-        self._waker_reader.close()
-        self._waker.close()
         self.over.set()
         self._notify()
-
-    def _attempt(self) -> Outcome | None:
-        try:
-            payload = self._payload()
-        except ValueError as error:
-            return Outcome(verdict="failed", reason=f"invalid payload: {wire.escaped(str(error), 400)}")
-        with self._lock:
-            if self._stop is not None:
-                return self._stopped(self._stop, None)
-        try:
-            site = self._place.containment.open(self._place.workplace)
-        except (OSError, LeaseholdError) as error:
-            return Outcome(verdict="error", reason=unable_to_contain(error))
-        directory = site.directory
-        try:
-            return self._execute(payload, site)
-        except OSError as error:
-            return Outcome(verdict="error", reason=f"the command cannot be started: {error.strerror or error}")
-        finally:
-            # Renamed at once and removed later: neither the time nor a failure of it reaches the outcome.
-            self._place.workplace.discard(directory)
-            if not self._place.containment.close(site, silent=self._silent):
-                _log.warning("a cgroup cannot be removed", cgroup=site.privileges.cgroup)
 
     def _payload(self) -> Payload:
         """Check the payload. Raises ValueError if no bot could run it."""
@@ -418,28 +405,26 @@ class Run:
             raise ValueError("env: a name is empty or holds '='")
         return payload
 
-    def _environment(self, payload: Payload, site: Site) -> dict[str, str]:
-        directory = site.directory
+    def _variables(self, payload: Payload, directory: str, files: FileNames) -> dict[str, str]:
+        """Return what the command is told of its attempt and of its directory, and what its payload sets."""
         own = {
             name: value for name, value in payload.env.items() if name in _OF_THE_POOL or not name.startswith(_RESERVED)
         }
         return {
-            **self._place.environment,
-            **site.environment,
-            "HOME": str(directory),
-            "TMPDIR": str(directory / "tmp"),
+            "HOME": directory,
+            "TMPDIR": f"{directory}/tmp",
             **own,
             "LEASEHOLD_JOB": self.assignment.job,
             "LEASEHOLD_FENCE": str(self.assignment.fence),
             "LEASEHOLD_ATTEMPT": str(self.assignment.attempt),
             "LEASEHOLD_INSTANCE": self.assignment.instance,
-            "LEASEHOLD_USAGE": str(directory / USAGE),
-            "LEASEHOLD_RESULT": str(directory / RESULT),
-            "LEASEHOLD_CHECKPOINT": str(self.checkpoint.place(directory, site.privileges.account)),
+            "LEASEHOLD_USAGE": f"{directory}/{files.usage}",
+            "LEASEHOLD_RESULT": f"{directory}/{files.result}",
+            "LEASEHOLD_CHECKPOINT": f"{directory}/{files.checkpoint}",
             "LEASEHOLD_BOT": self._place.workplace.name,
             **self._gpus(),
             **({} if self.assignment.timeout is None else {"LEASEHOLD_TIMEOUT": f"{self.assignment.timeout:g}"}),
-            MARK: str(directory),
+            MARK: directory,
         }
 
     def _gpus(self) -> dict[str, str]:
@@ -448,6 +433,137 @@ class Run:
             return {}
         numbers = ",".join(map(str, self.assignment.gpus))
         return {"CUDA_VISIBLE_DEVICES": numbers, "LEASEHOLD_GPUS": numbers}
+
+    def _with_files(self, outcome: Outcome, directory: Path, files: FileNames, owner: int | None) -> Outcome:
+        """Add what the command left in its files: usage, result, and the reason if its last checkpoint is not kept.
+
+        owner: the user id of the command, where it is not that of the agent.
+        """
+        outcome = self._with_usage(outcome, directory / files.usage, owner)
+        if outcome.result is None:
+            try:
+                found = read_result(directory / files.result, owner=owner)
+                outcome = outcome.model_copy(update={"result": found})
+            except BadInput as error:
+                outcome = complaining(outcome, f"no result is stored, because it {error.reason}")
+        return self._with_checkpoint(outcome)
+
+    def _with_usage(self, outcome: Outcome, path: Path, owner: int | None) -> Outcome:
+        """Add the usage that the command wrote to its outcome; invalid usage is logged and left out."""
+        try:
+            used = read_usage(path, owner=owner)
+        except BadInput as error:
+            _log.warning("what a command says it used is no use", job=self.assignment.job, reason=str(error))
+            return outcome
+        return outcome if used is None else outcome.model_copy(update={"usage": used})
+
+    def _with_checkpoint(self, outcome: Outcome) -> Outcome:
+        """Look at the checkpoint for the last time, unless no attempt can follow; add the reason if it is not kept."""
+        if outcome.verdict == "succeeded":
+            return outcome
+        self.checkpoint.look(last=True)
+        refusal = self.checkpoint.refusal
+        if refusal is None:
+            return outcome
+        return complaining(outcome, f"its last checkpoint is not kept, because it {refusal}")
+
+    def _stopped(self, cause: StopReason, ending: Ending) -> Outcome | None:
+        match cause:
+            case StopReason.TIMEOUT:
+                return self._outcome("failed", ending, reason=f"timeout after {self.assignment.timeout:g} s")
+            case StopReason.CANCELLED:
+                return self._outcome("stopped", ending, reason=None)
+            case StopReason.RELEASED:
+                return self._outcome("released", ending, reason="the bot leaves")
+            case StopReason.LOST:
+                return None
+            case _:
+                assert_never(cause)
+
+    def _ended(self, ending: Ending) -> Outcome:
+        """Return the outcome of a command that ended by itself with an exit code."""
+        assert ending.exit_code is not None
+        if ending.exit_code == 0:
+            return self._outcome("succeeded", ending, reason=None)
+        return self._outcome("failed", ending, reason=describe_exit(ending.exit_code))
+
+    def _outcome(self, verdict: Verdict, ending: Ending, *, reason: str | None) -> Outcome:
+        return Outcome(
+            verdict=verdict,
+            exit_code=ending.exit_code,
+            reason=reason,
+            seconds=ending.seconds,
+            output_bytes=self.output.written,
+            output_truncated=self.output.truncated,
+        )
+
+
+class Run(AttemptRun):
+    """Runs one assignment in a thread of its own, which first waits until `after` is over."""
+
+    def __init__(
+        self,
+        assignment: Assignment,
+        place: RunContext,
+        *,
+        notify: Callable[[], None],
+        after: AttemptRun | None = None,
+    ) -> None:
+        super().__init__(assignment, place, notify=notify)
+        self._after = after
+        #: When a guardian that has started no supervisor is given up.
+        self._patience = math.inf
+        #: No process of this attempt can be left.
+        self._silent = True
+        self._waker_reader, self._waker = socket.socketpair()
+
+    def start(self) -> None:
+        threading.Thread(target=self._live, name=f"run-{self.assignment.job}", daemon=True).start()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):
+            self._waker.send(b"!")
+
+    def _live(self) -> None:
+        if self._after is not None:
+            self._after.over.wait()
+            self._after = None
+        try:
+            outcome = self._attempt()
+        except Exception:
+            _log.exception("a run failed inside the agent", job=self.assignment.job, fence=self.assignment.fence)
+            outcome = Outcome(verdict="error", reason="the agent failed, see its log")
+        self._waker_reader.close()
+        self._waker.close()
+        self._finish(outcome)
+
+    def _attempt(self) -> Outcome | None:
+        try:
+            payload = self._payload()
+        except ValueError as error:
+            return invalid(error)
+        with self._lock:
+            if self._stop is not None:
+                return self._stopped(self._stop, Ending())
+        try:
+            site = self._place.containment.open(self._place.workplace)
+        except (OSError, LeaseholdError) as error:
+            return Outcome(verdict="error", reason=unable_to_contain(error))
+        directory = site.directory
+        try:
+            return self._execute(payload, site)
+        except OSError as error:
+            return Outcome(verdict="error", reason=f"the command cannot be started: {error.strerror or error}")
+        finally:
+            # Renamed at once and removed later: neither the time nor a failure of it reaches the outcome.
+            self._place.workplace.discard(directory)
+            if not self._place.containment.close(site, silent=self._silent):
+                _log.warning("a cgroup cannot be removed", cgroup=site.privileges.cgroup)
+
+    def _environment(self, payload: Payload, site: Site) -> dict[str, str]:
+        self.checkpoint.place(site.directory / FILES.checkpoint, site.privileges.account)
+        own = self._variables(payload, str(site.directory), FILES)
+        return {**self._place.environment, **site.environment, **own}
 
     def _execute(self, payload: Payload, site: Site) -> Outcome | None:
         directory = site.directory
@@ -464,8 +580,8 @@ class Run:
             watch = self._launch(payload, directory, text)
         if watch.lost and watch.ready_at is not None:
             self._sweep(watch, site)
-        outcome = self._with_usage(self._verdict(watch, payload.command[0], site), site)
-        return None if outcome is None else self._with_checkpoint(self._with_result(outcome, site))
+        outcome = self._verdict(watch, payload.command[0], site)
+        return None if outcome is None else self._with_files(outcome, site.directory, FILES, site.owner)
 
     def _sweep(self, watch: SupervisorReader, site: Site) -> None:
         """Kill what a lost supervisor left, so that the end of the attempt is not reported before it."""
@@ -485,32 +601,6 @@ class Run:
                 processes=left,
             )
 
-    def _with_usage(self, outcome: Outcome | None, site: Site) -> Outcome | None:
-        """Add the usage that the command wrote to its outcome; invalid usage is logged and left out."""
-        try:
-            used = None if outcome is None else read_usage(site.directory / USAGE, owner=site.owner)
-        except BadInput as error:
-            _log.warning("what a command says it used is no use", job=self.assignment.job, reason=str(error))
-            return outcome
-        return outcome if outcome is None or used is None else outcome.model_copy(update={"usage": used})
-
-    def _with_result(self, outcome: Outcome, site: Site) -> Outcome:
-        """Add the result that the command left to its outcome, or the reason why it is not stored."""
-        try:
-            return outcome.model_copy(update={"result": read_result(site.directory / RESULT, owner=site.owner)})
-        except BadInput as error:
-            return complaining(outcome, f"no result is stored, because it {error.reason}")
-
-    def _with_checkpoint(self, outcome: Outcome) -> Outcome:
-        """Look at the checkpoint for the last time, unless no attempt can follow; add the reason if it is not kept."""
-        if outcome.verdict == "succeeded":
-            return outcome
-        self.checkpoint.look(last=True)
-        refusal = self.checkpoint.refusal
-        if refusal is None:
-            return outcome
-        return complaining(outcome, f"its last checkpoint is not kept, because it {refusal}")
-
     def _launch(self, payload: Payload, directory: Path, request: bytes) -> SupervisorReader:
         """Start the command and return when none of its processes is left. Raises OSError."""
         launcher = self._place.launcher
@@ -527,7 +617,7 @@ class Run:
                 control.sendall(request)
             watch = SupervisorReader(control, reader, waker=self._waker_reader, output=self.output)
             guardian = launcher.pid
-            self._patience = math.inf if launcher.queues else clock.monotonic() + READY_AFTER
+            self._patience = clock.monotonic() + READY_AFTER
             self._silent = False
             self._attend(watch)
             self._silent = not watch.lost
@@ -607,37 +697,7 @@ class Run:
         if watch.unable is not None:
             return Outcome(verdict="error", reason=inability(watch.unable, program, site.account))
         if self._cause is not None:
-            return self._stopped(self._cause, watch)
-        if watch.broken is not None:
-            return Outcome(verdict="error", reason=wire.escaped(watch.broken, 400))
+            return self._stopped(self._cause, watch.ending)
         if watch.exit_code is None:
-            return Outcome(verdict="error", reason="the process that supervised the command was killed")
-        if watch.exit_code == 0:
-            return self._outcome("succeeded", watch, reason=None)
-        return self._outcome("failed", watch, reason=ending(watch.exit_code))
-
-    def _stopped(self, cause: StopReason, watch: SupervisorReader | None) -> Outcome | None:
-        match cause:
-            case StopReason.TIMEOUT:
-                return self._outcome("failed", watch, reason=f"timeout after {self.assignment.timeout:g} s")
-            case StopReason.CANCELLED:
-                return self._outcome("stopped", watch, reason=None)
-            case StopReason.RELEASED:
-                return self._outcome("released", watch, reason="the bot leaves")
-            case StopReason.LOST:
-                return None
-            case _:
-                assert_never(cause)
-
-    def _outcome(self, verdict: Verdict, watch: SupervisorReader | None, *, reason: str | None) -> Outcome:
-        seconds = None
-        if watch is not None and watch.started_at is not None and watch.ended_at is not None:
-            seconds = round(watch.ended_at - watch.started_at, 6)
-        return Outcome(
-            verdict=verdict,
-            exit_code=None if watch is None else watch.exit_code,
-            reason=reason,
-            seconds=seconds,
-            output_bytes=self.output.written,
-            output_truncated=self.output.truncated,
-        )
+            return Outcome(verdict="error", reason=SUPERVISOR_KILLED)
+        return self._ended(watch.ending)

@@ -1,26 +1,29 @@
 """The launcher of a bot that serves an app: commands are calls of tasks, and run in warm child processes.
 
-It does for the agent what the supervisors of commands do: it says `ready`, `started`, `exit` and `over`, and obeys the
-letters T and K. As many children as the bot has units run one `def` task each; one child runs all `async def` tasks.
-A child that ends takes the calls with it that it runs, and another one is started.
+As many children as the bot has units run one `def` task each; one child runs all `async def` tasks. A child that ends
+takes the runs with it that it has, and another one is started. Runs for which there is no room wait, because a bot
+that runs short tasks holds some leases in advance (`Lookahead`).
 """
 
 import contextlib
 import itertools
-import os
+import json
 import selectors
+import signal
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import structlog
+from leasehold import wire
 from leasehold.errors import LeaseholdError
-from leasehold.tasks import COMMAND
 
+from bots.agent.guardian import kill
 from bots.agent.launcher import Launcher
-from bots.agent.run import READY_AFTER, ending
-from bots.agent.warm_children import App, Call, WarmChild
+from bots.agent.run import READY_AFTER, STUCK_AFTER, Assignment, AttemptRun, RunContext, describe_exit
+from bots.agent.warm_children import App, Queue, TaskRun, WarmChild
+from bots.protocol import Outcome
 from schema import clock
 
 _log = structlog.get_logger("leasehold.agent")
@@ -29,27 +32,36 @@ _log = structlog.get_logger("leasehold.agent")
 _FIRST_PAUSE, _LAST_PAUSE = 0.5, 30.0
 #: Seconds between two tries to send to a child that does not read.
 _SEND_AGAIN = 0.05
+#: Seconds for which a lease waits at most while all units are in use.
+GIVE_BACK_AFTER = 1.0
+#: The outcome of a run that the launcher could not look after.
+FAILED = Outcome(verdict="error", reason="the agent failed, see its log")
 
 
 class TaskLauncher(Launcher):
-    """Runs calls of tasks in children that have imported the app. One thread serves all children and calls.
+    """Runs calls of tasks in children that have imported the app. One thread serves all children and runs.
 
     most: how many children may run a `def` task each.
     """
 
-    queues = True
-
     def __init__(self, guard: int, *, app: App, most: int, open_files: int, adopt: bool = False) -> None:
         super().__init__(guard, open_files=open_files, adopt=adopt)
         self._app, self._most = app, most
+        #: The units that may be in use at once.
+        self.limit = most
         self._sources = selectors.DefaultSelector()
         self._numbers = itertools.count(1)
         self._guarding = threading.Lock()
-        self._new: list[Call] = []
-        #: How many calls are not over, and when the alarm has to ring if there are any.
+        self._new: list[TaskRun] = []
+        self._to_stop: list[TaskRun] = []
+        #: How many runs are not over, and when the alarm has to ring if there are any.
         self._held = 0
         self._deadline: float | None = None
-        self._waiting: deque[Call] = deque()
+        self._waiting: deque[TaskRun] = deque()
+        self._running: set[TaskRun] = set()
+        self._in_use = 0
+        #: Running ones with a timeout, or that have to stop.
+        self._timed: set[TaskRun] = set()
         self._children: list[WarmChild] = []
         self._async: frozenset[str] = frozenset()
         #: How many children serve what; until one has imported the app, one is started.
@@ -75,22 +87,20 @@ class TaskLauncher(Launcher):
             raise LeaseholdError(f"the app '{self._app.place}' cannot be used: {self._refusal}")
         return self._name
 
-    def launch(self, output: int, stdin: int) -> socket.socket:
-        """Return the control socket of a call, which waits for a child if none is free; see Launcher."""
-        if self._broken:
-            raise OSError("the agent failed, see its log")
-        ours, theirs = socket.socketpair()
-        call = Call(next(self._numbers), theirs, os.dup(output), os.dup(stdin))
-        with self._guarding:
-            self._new.append(call)
-            self._held += 1
-            if self._held == 1 and self._deadline is not None:
-                super().arm(self._deadline)
-        self._wake()
-        return ours
+    def run(
+        self, assignment: Assignment, place: RunContext, *, notify: Callable[[], None], after: AttemptRun | None
+    ) -> TaskRun:
+        """Return a run that waits here for a child, once it is started and the run `after` it is over."""
+        queue = Queue(put=self._put, heed=self._heed)
+        return TaskRun(assignment, place, queue=queue, notify=notify, after=after)
+
+    @property
+    def busy(self) -> bool:
+        """True if some run waits although nothing has to happen but the end of others."""
+        return bool(self._waiting)
 
     def arm(self, deadline: float) -> None:
-        # An idle bot may wait for news until after the deadline. Children without a call may live on meanwhile.
+        # An idle bot may wait for news until after the deadline. Children without a run may live on meanwhile.
         with self._guarding:
             self._deadline = deadline
             if self._held:
@@ -129,12 +139,21 @@ class TaskLauncher(Launcher):
             self._serve()
         except Exception:
             _log.exception("the thread that serves the app failed; no task can start any more")
-            self._broken = True
-            for source in [key.fileobj for key in self._sources.get_map().values()]:
-                if isinstance(source, socket.socket):
-                    source.close()
+            self._fail()
         finally:
             self._decided.set()
+
+    def _fail(self) -> None:
+        """End everything after a failure of the launcher itself."""
+        for child in self._children:
+            # Its supervisor kills it.
+            child.control.close()
+            child.channel.close()
+        with self._guarding:
+            self._broken = True
+            left = [*self._waiting, *self._running, *self._new]
+        for run in left:
+            run.refuse(FAILED)
 
     def _serve(self) -> None:
         while not self._closing:
@@ -144,6 +163,9 @@ class TaskLauncher(Launcher):
                 if key.fd in self._sources.get_map():
                     handler()
             self._full = False
+            for run in list(self._timed):
+                if run in self._timed:
+                    self._press(run)
             self._replace_silent()
             self._fill()
             self._assign()
@@ -152,91 +174,148 @@ class TaskLauncher(Launcher):
         """Return the seconds until there is something to do without a message; None = no such time."""
         now = clock.monotonic()
         instants = [child.begun + READY_AFTER for child in self._children if child.supervisor is None]
+        instants += [due for run in self._timed if (due := run.due()) is not None]
         if self._may_start:
             instants.append(self._start_at)
         if self._full:
             instants.append(now + _SEND_AGAIN)
+        if self._waiting and self._in_use >= self.limit:
+            instants.append(self._waiting[0].put_at + GIVE_BACK_AFTER)
         return max(0.0, min(instants) - now) if instants else None
 
-    # Calls
+    # Runs
+
+    def _put(self, run: TaskRun) -> None:
+        run.put_at = clock.monotonic()
+        with self._guarding:
+            if not self._broken:
+                self._new.append(run)
+                self._held += 1
+                if self._held == 1 and self._deadline is not None:
+                    super().arm(self._deadline)
+                self._wake()
+                return
+        run.refuse(FAILED)
+
+    def _heed(self, run: TaskRun) -> None:
+        with self._guarding:
+            self._to_stop.append(run)
+        self._wake()
 
     def _take_new(self) -> None:
-        self._woken.recv(65_536)
+        with contextlib.suppress(BlockingIOError):
+            self._woken.recv(65_536)
         with self._guarding:
             new, self._new = self._new, []
-        for call in new:
-            self._sources.register(call.control, selectors.EVENT_READ, lambda call=call: self._hear(call))
-
-    def _hear(self, call: Call) -> None:
-        had = call.request is not None
-        said = call.read()
-        if said is None:
-            if call.child is not None:
-                self._kill(call.child, call)
-            self._forget(call)
-        elif not had and call.request is not None:
-            if call.request["command"][0] != COMMAND or len(call.request["command"]) != 3:
-                call.say(unable=f"this bot runs nothing but tasks of the app '{self._name}'", errno=None)
-                self._forget(call)
+            to_stop, self._to_stop = self._to_stop, []
+        for run in new:
+            run.number = next(self._numbers)
+            if (outcome := run.check(self._name)) is not None:
+                self._forget()
+                run.refuse(outcome)
             else:
-                self._waiting.append(call)
-        elif call.child is not None and b"K" in said:
-            self._kill(call.child, call)
-        elif call.child is not None and b"T" in said:
-            if call.child.serves == "async":
-                call.must_cancel = True
-            else:
-                call.child.terminate()
+                self._waiting.append(run)
+        for run in to_stop:
+            if run in self._running:
+                self._timed.add(run)
+            elif run in self._waiting and run.end_before_start():
+                self._waiting.remove(run)
+                self._forget()
 
-    def _kill(self, child: WarmChild, call: Call) -> None:
-        child.killed_for = child.killed_for or call
-        child.ask_to_die()
+    def _press(self, run: TaskRun) -> None:
+        """Do what is due to end a run."""
+        child = run.child
+        assert child is not None
+        match run.step():
+            case "T" if child.serves == "async":
+                run.must_cancel = True
+            case "T":
+                child.terminate()
+            case "K":
+                child.killed_for = child.killed_for or run
+                child.ask_to_die()
+            case "give up":
+                _log.error("a process tree did not die", job=run.assignment.job, fence=run.assignment.fence)
+                if child.supervisor is not None:
+                    kill([child.supervisor], signal.SIGKILL)
+                child.over = child.lost = True
+                self._remove(child)
 
     def _assign(self) -> None:
-        """Hand waiting calls to children that are free, and tell children of cancelled calls."""
-        for child in self._children:
-            for call in child.calls.values():
-                if call.must_cancel:
-                    call.must_cancel = not child.send({"cancel": call.number})
-                    self._full = self._full or call.must_cancel
-        for _ in range(len(self._waiting)):
-            call = self._waiting.popleft()
-            free = self._free_child(call)
-            message = {"run": call.number, "stopped_before": free is not None and free.stopped_before}
-            if free is None or not free.send(message, call.descriptors()):
-                self._full = self._full or free is not None
-                self._waiting.append(call)
-                continue
-            call.release()
-            call.child = free
-            free.stopped_before = False
-            free.calls[call.number] = call
-            call.say(ready=free.supervisor)
-            call.say(started=free.pid, at=clock.monotonic())
+        """Hand waiting runs to children that are free, and tell children of cancelled ones."""
+        for run in self._timed:
+            if run.must_cancel and run.child is not None:
+                run.must_cancel = not run.child.send(json.dumps({"cancel": run.number}).encode())
+                self._full = self._full or run.must_cancel
+        passed: list[TaskRun] = []
+        while self._waiting and self._in_use < self.limit:
+            run = self._waiting.popleft()
+            if not self._begin(run):
+                passed.append(run)
+        self._waiting.extendleft(reversed(passed))
+        self._give_back()
 
-    def _free_child(self, call: Call) -> WarmChild | None:
-        assert call.request is not None
-        serves = "async" if call.request["command"][2] in self._async or not self._wanted["def"] else "def"
+    def _begin(self, run: TaskRun) -> bool:
+        """Let a run start, or end it if it cannot; return False if it has to wait."""
+        if run.end_before_start():
+            self._forget()
+            return True
+        free = self._free_child(run)
+        if free is None or (run.after is not None and not run.after.over.is_set()):
+            return False
+        if self._in_use + run.assignment.units > self.limit:
+            return False
+        try:
+            if not run.begin(free, self._app):
+                self._full = True
+                return False
+        except OSError as error:
+            self._forget()
+            run.refuse(Outcome(verdict="error", reason=f"the command cannot be started: {error.strerror or error}"))
+            return True
+        run.after = None
+        self._running.add(run)
+        self._in_use += run.assignment.units
+        if run.due() is not None:
+            self._timed.add(run)
+        assert run.pipe is not None
+        self._sources.register(run.pipe, selectors.EVENT_READ, lambda: self._read_output(run))
+        return True
+
+    def _read_output(self, run: TaskRun) -> None:
+        if run.pipe is not None and not run.read():
+            self._sources.unregister(run.pipe)
+
+    def _give_back(self) -> None:
+        """Return leases that wait for longer than short tasks take, to be run elsewhere."""
+        oldest = clock.monotonic() - GIVE_BACK_AFTER
+        while self._in_use >= self.limit and self._waiting and self._waiting[0].put_at <= oldest:
+            run = self._waiting.popleft()
+            self._forget()
+            run.refuse(Outcome(verdict="released", reason="other tasks of the bot take longer than expected"))
+
+    def _free_child(self, run: TaskRun) -> WarmChild | None:
+        serves = "async" if run.task in self._async or not self._wanted["def"] else "def"
         for child in self._children:
-            has_room = serves == "async" or not child.calls
+            has_room = serves == "async" or not child.runs
             if child.serves == serves and has_room and not child.over and child.killed_for is None:
                 return child
         return None
 
-    def _end(self, call: Call, code: int) -> None:
-        call.say(exit=code, at=clock.monotonic())
-        call.say(over=True, expired=False)
-        self._forget(call)
+    def _end(self, run: TaskRun, end: Callable[[], None]) -> None:
+        """End a run that a child had, by the function."""
+        if run.pipe is not None and run.pipe in self._sources.get_map():
+            self._sources.unregister(run.pipe)
+        self._running.discard(run)
+        self._timed.discard(run)
+        self._in_use -= run.assignment.units
+        if run.child is not None:
+            run.child.runs.pop(run.number, None)
+        self._forget()
+        end()
 
-    def _forget(self, call: Call) -> None:
-        """Forget a call that is over, or that the agent has given up."""
-        self._sources.unregister(call.control)
-        call.control.close()
-        call.release()
-        if call in self._waiting:
-            self._waiting.remove(call)
-        if call.child is not None:
-            call.child.calls.pop(call.number, None)
+    def _forget(self) -> None:
+        """Take note of a run that is over."""
         with self._guarding:
             self._held -= 1
             if not self._held:
@@ -270,14 +349,16 @@ class TaskLauncher(Launcher):
                 self._wanted = {"def": self._most if has_plain else 0, "async": 1 if side_by_side else 0}
                 serving = sum(each.serves == "def" for each in self._children)
                 child.serves = "def" if serving < self._wanted["def"] else "async"
-                child.send({"serve": child.serves})
+                child.send(json.dumps({"serve": child.serves}).encode())
                 self._name = self._name or name
                 self._decided.set()
             case {"failed": str(reason)}:
                 child.failure = reason
-            case {"over": int(number), "code": int(code)}:
-                if number in child.calls:
-                    self._end(child.calls[number], code)
+            case {"over": int(number), "code": int(code), "clean": bool(clean), "result": str() | None as result}:
+                if (run := child.runs.get(number)) is not None:
+                    self._end(run, lambda: run.end(code, result=result, clean=clean))
+                    if not clean and child.serves == "def":
+                        child.leave(self._app)
 
     def _listen(self, child: WarmChild) -> None:
         child.listen()
@@ -293,21 +374,16 @@ class TaskLauncher(Launcher):
             if source in self._sources.get_map():
                 self._sources.unregister(source)
         self._children.remove(child)
-        alone = len(child.calls) == 1
-        for call in list(child.calls.values()):
-            code = child.exit_code
-            if child.expired:
-                call.say(over=True, expired=True)
-            elif child.lost or code is None:
-                pass  # its end without a word means that the supervisor is gone
-            elif code != 0 and (call is child.killed_for or (child.killed_for is None and alone)):
-                call.say(exit=code, at=clock.monotonic())
-                call.say(over=True, expired=False)
-            else:
-                beside = "" if alone else "; other tasks ran beside it"
-                call.say(broken=f"the process of the task ended: {ending(code) if code else 'exit code 0'}{beside}")
-            self._forget(call)
-        child.close(self._app)
+        runs = list(child.runs.values())
+        for run in runs:
+            self._end(run, lambda: None)
+        if child.lost and not child.expired:
+            # In a thread of its own, because it waits for processes to die.
+            threading.Thread(target=self._sweep, args=(child, runs), name="sweep", daemon=True).start()
+        else:
+            for run in runs:
+                self._end_with(child, run, alone=len(runs) == 1)
+            child.close(self._app)
         if child.expired:
             # The guardian starts nothing until its alarm is moved on.
             self._allowed = False
@@ -315,10 +391,37 @@ class TaskLauncher(Launcher):
             # The same, or the guardian is gone and the next message makes another one.
             self._start_at = clock.monotonic() + _FIRST_PAUSE
         elif child.serves is None:
-            ended = "the guardian is gone" if child.exit_code is None else ending(child.exit_code)
+            ended = "the guardian is gone" if child.exit_code is None else describe_exit(child.exit_code)
             self._failed(child.failure or f"its process ended: {ended}")
         else:
             _log.warning("a process of the app ended", app=self._name, process=child.pid, exit_code=child.exit_code)
+
+    def _end_with(self, child: WarmChild, run: TaskRun, *, alone: bool) -> None:
+        """End a run whose process has ended."""
+        code = child.exit_code
+        if child.expired:
+            run.expire()
+        elif code is None:
+            run.end(None)
+        elif code != 0 and (run is child.killed_for or (child.killed_for is None and alone)):
+            run.end(code)
+        else:
+            beside = "" if alone else "; other tasks ran beside it"
+            run.end(
+                None, broken=f"the process of the task ended: {describe_exit(code) if code else 'exit code 0'}{beside}"
+            )
+
+    def _sweep(self, child: WarmChild, runs: Sequence[TaskRun]) -> None:
+        """Kill what a lost supervisor left, so that the end of its runs is not reported before it."""
+        places = [place for place in (child.directory, child.site.directory) if place is not None]
+        left: list[int] = []
+        for place in places:
+            left += self.sweep(place, supervisor=child.supervisor, command=child.pid, account=None, seconds=STUCK_AFTER)
+        if left:
+            _log.error("processes of an ended task cannot be killed", app=self._name, processes=left)
+        for run in runs:
+            run.end(None)
+        child.close(self._app)
 
     def _failed(self, reason: str) -> None:
         """Note that a child could not be started or could not import the app; later ones start after a pause."""
@@ -331,10 +434,11 @@ class TaskLauncher(Launcher):
         self._start_at = clock.monotonic() + pause
         _log.error("the app cannot be started again", app=self._name, reason=reason, seconds=pause)
         if not self._children:
-            for call in list(self._waiting):
-                call.say(ready=self.pid)
-                call.say(broken=f"the app '{self._name}' cannot be started: {reason}")
-                self._forget(call)
+            told = f"the app '{self._name}' cannot be started: {reason}"
+            while self._waiting:
+                run = self._waiting.popleft()
+                self._forget()
+                run.refuse(Outcome(verdict="error", reason=wire.escaped(told, 400)))
 
     def _replace_silent(self) -> None:
         """Give up children whose supervisor does not come, with the guardian that should have started it."""

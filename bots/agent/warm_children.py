@@ -1,4 +1,4 @@
-"""Warm child processes, which have imported an app and run its tasks: one child, and one call, as the agent sees them.
+"""Warm child processes, which have imported an app: one child, and the run of one task, as the agent sees them.
 
 A child is started by the guardian and has a supervisor, like a command. So it dies with the agent's lease alarm, and a
 later agent finds it by its mark. Its standard input is a socket over which it gets its calls;
@@ -12,22 +12,47 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import structlog
+from leasehold import wire
+from leasehold.errors import BadInput
+from leasehold.tasks import COMMAND
 
 from bots.agent.guardian import descendants, kill, process_tree
 from bots.agent.isolation.containment import Containment, Site
+from bots.agent.job_files import numbered
 from bots.agent.launcher import read_messages
+from bots.agent.run import (
+    STUCK_AFTER,
+    SUPERVISOR_KILLED,
+    Assignment,
+    AttemptRun,
+    Ending,
+    RunContext,
+    StopReason,
+    Unable,
+    complaining,
+    inability,
+    invalid,
+)
 from bots.agent.workspace import MARK, Workspace
-from schema import clock
+from bots.protocol import Outcome
+from schema import clock, validation
+from schema.requests import Payload
+from schema.validation import check_json
 
 _log = structlog.get_logger("leasehold.agent")
 
 _READ_BYTES = 1 << 18
+_PIPE_BYTES = 1 << 16
+#: The most bytes of a request in a message; a larger one is handed over in a file.
+_MOST_IN_MESSAGE = 60_000
+#: The most reads of output after the end, because a process that goes on may hold the pipe open and keep writing.
+_LAST_READS = 32
 #: Errors of a send that the child cures by reading: its socket is full, or holds too many descriptors.
 _FULL = (errno.EAGAIN, errno.ETOOMANYREFS, errno.ENOBUFS)
 
@@ -57,58 +82,6 @@ class App:
         }
 
 
-class Call:
-    """A command that the agent wants to run, as its supervisor would see it: a call of a task, if it names one.
-
-    control: the supervisor's end of the control socket. output, stdin: copies of the command's descriptors.
-    """
-
-    def __init__(self, number: int, control: socket.socket, output: int, stdin: int) -> None:
-        self.number, self.control = number, control
-        self._descriptors = [output, stdin]
-        self._text = bytearray()
-        #: What to run, once it has come in full.
-        self.request: dict[str, Any] | None = None
-        self.child: WarmChild | None = None
-        #: The child has not been told yet that the call is cancelled.
-        self.must_cancel = False
-
-    def read(self) -> bytes | None:
-        """Read from the agent: return its letters after the request, or None if it is gone."""
-        try:
-            part = self.control.recv(_READ_BYTES)
-        except ConnectionError:
-            part = b""
-        if not part:
-            return None
-        if self.request is not None:
-            return part
-        self._text += part
-        if self._text.endswith(b"\n"):
-            self.request = json.loads(self._text)
-        return b""
-
-    def say(self, **facts: object) -> None:
-        """Tell the agent what a supervisor would; nothing if it has given up."""
-        with contextlib.suppress(OSError):
-            self.control.sendall(json.dumps(facts).encode() + b"\n")
-
-    def descriptors(self) -> list[int]:
-        """Return the descriptors for the child: the request in a file without a name, the output, standard input."""
-        if len(self._descriptors) == 2:
-            file = os.memfd_create("request", os.MFD_CLOEXEC)
-            with open(file, "wb", closefd=False) as writer:
-                writer.write(self._text)
-            os.lseek(file, 0, os.SEEK_SET)
-            self._descriptors.insert(0, file)
-        return self._descriptors
-
-    def release(self) -> None:
-        """Close the descriptors, which the child has or will never get."""
-        while self._descriptors:
-            os.close(self._descriptors.pop())
-
-
 @dataclass(eq=False)
 class WarmChild:
     """One child process. Only the thread of the launcher uses it."""
@@ -129,9 +102,11 @@ class WarmChild:
     over: bool = False
     lost: bool = False
     expired: bool = False
-    calls: dict[int, Call] = field(default_factory=dict)
-    #: The call for which it was killed.
-    killed_for: Call | None = None
+    runs: dict[int, "TaskRun"] = field(default_factory=dict)
+    #: The run for which it was killed.
+    killed_for: "TaskRun | None" = None
+    #: The empty directory for its next attempt; None if one has to be made.
+    directory: Path | None = None
     #: SIGTERM was sent to it for the latest call that it was given.
     stopped_before: bool = False
     _process: int | None = None
@@ -164,7 +139,9 @@ class WarmChild:
         self.channel.close()
         if self._process is not None:
             os.close(self._process)
-        app.workplace.discard(self.site.directory)
+        for directory in (self.directory, self.site.directory):
+            if directory is not None:
+                app.workplace.discard(directory)
         if not app.containment.close(self.site, silent=not self.lost):
             _log.warning("a cgroup cannot be removed", cgroup=self.site.privileges.cgroup)
 
@@ -202,10 +179,24 @@ class WarmChild:
             return None
         return found
 
-    def send(self, message: Mapping[str, object], descriptors: list[int] | None = None) -> bool:
+    def place(self, app: App) -> Path:
+        """Return the directory for an attempt; those that run side by side share that of the child. Raises OSError."""
+        if self.serves == "async":
+            return self.site.directory
+        if self.directory is None:
+            self.directory = app.workplace.make(self.site.privileges.account)
+        return self.directory
+
+    def leave(self, app: App) -> None:
+        """Clear away the directory of an attempt that has left something in it."""
+        if self.directory is not None:
+            app.workplace.discard(self.directory)
+            self.directory = None
+
+    def send(self, message: bytes, descriptors: Sequence[int] = ()) -> bool:
         """Send a message to the child; return False if it has to read some of the others first."""
         try:
-            socket.send_fds(self.channel, [json.dumps(message).encode()], descriptors or [])
+            socket.send_fds(self.channel, [message], descriptors)
         except OSError as error:
             # A child that is gone gets nothing; its supervisor says so.
             return error.errno not in _FULL
@@ -232,3 +223,224 @@ class WarmChild:
         if self.supervisor is not None:
             # A task may have stopped it.
             kill([self.supervisor], signal.SIGCONT)
+
+
+# Runs of tasks
+
+
+@dataclass(frozen=True)
+class Queue:
+    """The launcher, as the runs that wait in it see it. put: takes a new run. heed: looks at one that has to stop."""
+
+    put: "Callable[[TaskRun], None]"
+    heed: "Callable[[TaskRun], None]"
+
+
+class TaskRun(AttemptRun):
+    """The run of a call of a task. Only `start`, `stop` and `give_back` are for other threads than the launcher's."""
+
+    def __init__(
+        self,
+        assignment: Assignment,
+        place: RunContext,
+        *,
+        queue: Queue,
+        notify: Callable[[], None],
+        after: AttemptRun | None = None,
+    ) -> None:
+        super().__init__(assignment, place, notify=notify)
+        self._queue, self.after = queue, after
+        self.number = 0
+        #: When the launcher got it, and when a child did, on the monotonic clock.
+        self.put_at = 0.0
+        self.started_at: float | None = None
+        self.child: WarmChild | None = None
+        #: The reading end of its output pipe, until it is over.
+        self.pipe: int | None = None
+        #: What it was asked last: nothing, `T` to end, or `K` when its process was killed.
+        self.asked = ""
+        #: The child has not been told yet that the run is cancelled.
+        self.must_cancel = False
+        self.task = ""
+        self._stdin = ""
+        self._checked: Payload | None = None
+        self._directory: Path | None = None
+        #: Why it is given back, unless a child has it.
+        self._returned: str | None = None
+
+    def start(self) -> None:
+        self._queue.put(self)
+
+    def _wake(self) -> None:
+        self._queue.heed(self)
+
+    def give_back(self, reason: str) -> None:
+        """Return the lease to the pool, unless the task has started."""
+        self._returned = reason
+        self._wake()
+
+    def check(self, app: str | None) -> Outcome | None:
+        """Look which task is called; return the outcome if it cannot be one."""
+        try:
+            payload = self._payload()
+        except ValueError as error:
+            return invalid(error)
+        if payload.command[0] != COMMAND or len(payload.command) != 3:
+            wrong = Unable(None, f"this bot runs nothing but tasks of the app '{app}'")
+            return Outcome(verdict="error", reason=inability(wrong, payload.command[0]))
+        self._checked, self.task = payload, payload.command[2]
+        return None
+
+    def begin(self, child: WarmChild, app: App) -> bool:
+        """Hand the call to a child; return False if the child has to read other messages first. Raises OSError."""
+        assert self._checked is not None
+        files, directory = numbered(self.number), child.place(app)
+        self.checkpoint.place(directory / files.checkpoint, child.site.privileges.account)
+        request = {
+            "run": self.number,
+            "task": self.task,
+            "stdin": self._checked.stdin or "",
+            "env": self._variables(self._checked, str(directory), files),
+            "directory": str(directory),
+            "stopped_before": child.stopped_before,
+        }
+        self.pipe, writer = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self.pipe, False)
+        try:
+            sent = _sent(child, request, writer)
+        finally:
+            os.close(writer)
+        if not sent:
+            self._close_pipe()
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(directory / files.checkpoint)
+            return False
+        self.child, self._directory, self.started_at = child, directory, clock.monotonic()
+        child.stopped_before = False
+        child.runs[self.number] = self
+        self.started.set()
+        self._notify()
+        return True
+
+    def read(self) -> bool:
+        """Read from the output pipe; return False if there is nothing more, now or ever."""
+        assert self.pipe is not None
+        try:
+            data = os.read(self.pipe, _PIPE_BYTES)
+        except BlockingIOError:
+            return False
+        self.output.write(data)
+        return bool(data)
+
+    def due(self) -> float | None:
+        """Return when `step` has to be called; None = not without a request to stop."""
+        kill_at = self._kill_at
+        if kill_at is not None:
+            return {"": 0.0, "T": kill_at, "K": kill_at + STUCK_AFTER}[self.asked]
+        if self.assignment.timeout is None or self.started_at is None:
+            return None
+        return self.started_at + self.assignment.timeout
+
+    def step(self) -> str:
+        """Return what must be done now to end the task: `T`, `K`, `give up`, or nothing."""
+        now = clock.monotonic()
+        if self._kill_at is None and (due := self.due()) is not None and now >= due:
+            self.stop(StopReason.TIMEOUT)
+        with self._lock:
+            cause, kill_at = self._stop, self._kill_at
+        if kill_at is None:
+            return ""
+        self._cause = cause
+        if self.asked == "K":
+            return "give up" if now >= kill_at + STUCK_AFTER else ""
+        wanted = "T" if now < kill_at else "K"
+        if wanted == self.asked:
+            return ""
+        self.asked = wanted
+        return wanted
+
+    def end_before_start(self) -> bool:
+        """End a run that no child has, if it has to stop or is given back; return True if it is over."""
+        with self._lock:
+            cause = self._stop
+        if cause is not None:
+            self._finish(self._stopped(cause, Ending()))
+        elif self._returned is not None:
+            self._finish(Outcome(verdict="released", reason=self._returned))
+        else:
+            return False
+        return True
+
+    def refuse(self, outcome: Outcome) -> None:
+        """End a run that cannot start."""
+        self._finish(outcome)
+
+    def end(
+        self, code: int | None, *, result: str | None = None, clean: bool = False, broken: str | None = None
+    ) -> None:
+        """End a run that a child had. No process of it is left, but what the child keeps.
+
+        code: exit code; None = nobody knows. result: JSON that came with the end. clean: no file has been written.
+        broken: why the process ended, if the task is not to blame.
+        """
+        assert self.started_at is not None
+        ending = Ending(code, None if code is None else round(clock.monotonic() - self.started_at, 6))
+        for _ in range(_LAST_READS):
+            if not self.read():
+                break
+        self._close_pipe()
+        outcome: Outcome | None
+        if self._cause is not None:
+            outcome = self._stopped(self._cause, ending)
+        elif broken is not None:
+            outcome = Outcome(verdict="error", reason=wire.escaped(broken, 400))
+        else:
+            outcome = Outcome(verdict="error", reason=SUPERVISOR_KILLED) if code is None else self._ended(ending)
+        self._finish(None if outcome is None else self._completed(outcome, result, clean=clean))
+
+    def expire(self) -> None:
+        """End a run whose process the guardian's alarm has killed: the lease is lost."""
+        self._close_pipe()
+        with self._lock:
+            self._stop = StopReason.LOST
+        self._finish(None)
+
+    def _completed(self, outcome: Outcome, result: str | None, *, clean: bool) -> Outcome:
+        """Add what the task has left to its outcome."""
+        assert self.child is not None
+        assert self._directory is not None
+        if result is not None:
+            try:
+                found = check_json("result", result.encode(), validation.MAX_RESULT_BYTES)
+                outcome = outcome.model_copy(update={"result": found})
+            except (BadInput, UnicodeEncodeError) as error:
+                outcome = complaining(outcome, f"no result is stored, because it {getattr(error, 'reason', error)}")
+        files = numbered(self.number)
+        if not clean:
+            outcome = self._with_files(outcome, self._directory, files, self.child.site.owner)
+        if self._directory == self.child.site.directory and (not clean or self.assignment.checkpoint is not None):
+            for name in (files.usage, files.result, files.checkpoint):
+                with contextlib.suppress(OSError):
+                    os.unlink(self._directory / name)
+        return outcome
+
+    def _close_pipe(self) -> None:
+        if self.pipe is not None:
+            os.close(self.pipe)
+            self.pipe = None
+
+
+def _sent(child: WarmChild, request: Mapping[str, object], output: int) -> bool:
+    """Send a request with the descriptor of its output, in a file without a name if it is large."""
+    text = json.dumps(request).encode()
+    if len(text) <= _MOST_IN_MESSAGE:
+        return child.send(text, [output])
+    file = os.memfd_create("request", os.MFD_CLOEXEC)
+    try:
+        with open(file, "wb", closefd=False) as writer:
+            writer.write(text)
+        os.lseek(file, 0, os.SEEK_SET)
+        told = {"run": request["run"], "stopped_before": request["stopped_before"]}
+        return child.send(json.dumps(told).encode(), [file, output])
+    finally:
+        os.close(file)

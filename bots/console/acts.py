@@ -11,7 +11,7 @@ from leasehold.errors import BadInput, LeaseholdError
 from leasehold.states import FINAL, JobState
 from nicegui import ui
 
-from bots.console.view import View, node
+from bots.console.view import Typed, View, node
 from bots.console.words import ALL, count
 from schema.validation import PRIORITY_MAX, PRIORITY_MIN
 
@@ -61,7 +61,6 @@ class Acts:
 
     def __init__(self, view: View, where: Record) -> None:
         self._view, self._where = view, where
-        self._typed = {"reason": "", "priority": ""}
         self._stopped = True
         node("h2", "Act on every job that passes the filter")
         if not where:
@@ -73,19 +72,12 @@ class Acts:
                     view.confirmed(
                         act.verb.capitalize(), partial(self._question, act), partial(self._do, act), kind=act.kind
                     )
-            for field, hint in (("reason", "for the history and the audit"), ("priority", "a number, lower is sooner")):
-                with node("label", f"{field} "):
-                    node("input", type="text", data_field=field, placeholder=hint, autocomplete="off", maxlength=200)
-        ui.on("field", self._type)
+            hints = {"reason": "for the history and the audit", "priority": "a number, lower is sooner"}
+            self._typed = Typed({name: (name, "") for name in hints}, hints)
         with node("div", kind="acts", aria_live="polite"):
             self._told = node("span")
             self._stop = node("button", "Stop", type="button").on("click", self._stop_it, [])
             self._stop.set_visibility(False)
-
-    def _type(self, event: Any) -> None:
-        field, value = event.args.get("field"), event.args.get("value")
-        if field in self._typed and isinstance(value, str):
-            self._typed[field] = value[:200]
 
     def _stop_it(self) -> None:
         self._stopped = True
@@ -93,14 +85,13 @@ class Acts:
     def _request(self, act: Act) -> dict[str, Any]:
         """Return the body of the calls. Raises BadInput for a priority that is none."""
         body: dict[str, Any] = {"where": dict(self._where)}
-        if act.reasoned and self._typed["reason"].strip():
-            body["reason"] = self._typed["reason"].strip()
+        if act.reasoned and self._typed["reason"]:
+            body["reason"] = self._typed["reason"]
         if act.verb == "requeue":
             body["key"] = secrets.token_hex(16)
         if act.verb == "priority":
-            given = self._typed["priority"].strip()
             try:
-                body["priority"] = int(given)
+                body["priority"] = int(self._typed["priority"])
             except ValueError:
                 raise BadInput("priority", "is not a number") from None
             if not PRIORITY_MIN <= body["priority"] <= PRIORITY_MAX:

@@ -48,8 +48,8 @@ def show(view: View) -> None:
     form(where)
     table = Table("Times are UTC", COLUMNS, empty="No job passes the filter on this page.")
     with node("nav", kind="acts", aria_label="Pages of the list"):
-        node("a", "First page", href=address(where))
-        following = node("a", "Next page", href=None)
+        node("a", "First page", data_key="f", href=address(where))
+        following = node("a", "Next page", data_key="n", href=None)
         following.set_visibility(False)
 
     def read(client: Client) -> Record:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from leasehold.errors import BadInput
 
-from bots.agent.job_files import CHECKPOINT, RESULT, Checkpoint, Unsent, read_result
+from bots.agent.job_files import FILES, Checkpoint, Unsent, read_result
 from bots.agent.run import Assignment, Run, RunContext, StopReason
 from schema.validation import MAX_RESULT_BYTES
 from tests.support.agents import NEEDS_PROC, Pool, finish, processes, serving, start, text_of
@@ -66,7 +66,7 @@ def test_what_is_no_result_is_not_stored_and_the_reason_says_so(place: RunContex
     assert outcome.reason.startswith(f"exit code 3; no result is stored, because it {reason}")
 
 
-@pytest.mark.parametrize("name", [RESULT, CHECKPOINT])
+@pytest.mark.parametrize("name", [FILES.result, FILES.checkpoint])
 def test_a_link_to_a_secret_file_is_refused(place: RunContext, tmp_path: Path, name: str) -> None:
     (secret := tmp_path / "secret").write_text(SECRET)
     run = start(place, "sh", "-c", f"ln -s {secret} $HOME/{name}; exit 3")
@@ -78,8 +78,8 @@ def test_a_link_to_a_secret_file_is_refused(place: RunContext, tmp_path: Path, n
 
 def test_a_directory_that_was_replaced_by_a_link_is_not_followed(place: RunContext, tmp_path: Path) -> None:
     (outside := tmp_path / "outside").mkdir()
-    (outside / RESULT).write_text(SECRET)
-    (outside / CHECKPOINT).write_text(SECRET)
+    (outside / FILES.result).write_text(SECRET)
+    (outside / FILES.checkpoint).write_text(SECRET)
     run = start(place, "sh", "-c", f'cd /; rm -r "$HOME"; ln -s {outside} "$HOME"; exit 1')
     assert finish(run).result is None
     assert run.checkpoint.unsent is None
@@ -87,9 +87,9 @@ def test_a_directory_that_was_replaced_by_a_link_is_not_followed(place: RunConte
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root has other accounts' files")
 def test_a_hard_link_to_a_file_of_another_account_is_refused(tmp_path: Path) -> None:
-    (tmp_path / RESULT).write_text(SECRET)
+    (tmp_path / FILES.result).write_text(SECRET)
     with pytest.raises(BadInput, match="result: belongs to another account"):
-        read_result(tmp_path / RESULT, owner=65001)
+        read_result(tmp_path / FILES.result, owner=65001)
 
 
 # Checkpoints
@@ -132,7 +132,8 @@ def test_after_a_success_no_checkpoint_is_sent(tmp_path: Path) -> None:
 
 def test_a_bad_checkpoint_leaves_the_one_before_and_the_reason_says_so(tmp_path: Path, place: RunContext) -> None:
     checkpoint = Checkpoint(None)
-    path = checkpoint.place(tmp_path, None)
+    path = tmp_path / FILES.checkpoint
+    checkpoint.place(path, None)
     path.write_text("[1]")
     checkpoint.look()
     path.write_text("[1, ")
@@ -149,7 +150,8 @@ def test_a_bad_checkpoint_leaves_the_one_before_and_the_reason_says_so(tmp_path:
 
 def test_a_checkpoint_that_changes_while_another_is_sent_is_sent_too(tmp_path: Path) -> None:
     checkpoint = Checkpoint(None)
-    path = checkpoint.place(tmp_path, None)
+    path = tmp_path / FILES.checkpoint
+    checkpoint.place(path, None)
     for number in (1, 2):
         path.write_text(f"[{number}]")
         checkpoint.look(last=True)

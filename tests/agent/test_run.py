@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from bots.agent.guardian import descendants, process_tree
-from bots.agent.job_files import USAGE
+from bots.agent.job_files import FILES
 from bots.agent.run import CHUNK_BYTES, Assignment, Output, Run, RunContext, StopReason, SupervisorReader
 from schema import clock, validation
 from tests.support.agents import NEEDS_PROC, RUNAWAY, finish, sleeping, start, text_of
@@ -130,10 +130,10 @@ def test_a_work_directory_that_cannot_be_made_is_an_error_of_the_bot(
 
 def test_usage_is_read_from_the_commands_own_directory_only(place: RunContext, tmp_path: Path) -> None:
     (outside := tmp_path / "outside").mkdir()
-    (outside / USAGE).write_text('{"tokens": 5}')
+    (outside / FILES.usage).write_text('{"tokens": 5}')
     outcome = finish(start(place, "sh", "-c", f'cd /; rm -r "$HOME"; ln -s {outside} "$HOME"'))
     assert (outcome.verdict, outcome.usage) == ("succeeded", None)
-    assert (outside / USAGE).exists()
+    assert (outside / FILES.usage).exists()
 
 
 def test_output_beyond_the_cap_is_counted_but_not_kept(place: RunContext) -> None:

@@ -104,6 +104,22 @@ def test_calls_run_in_processes_that_stay_and_their_output_is_that_of_the_job(wo
     assert "tests/support/apps/task_app.py" in lines[1], "the traceback begins in the function of the task"
 
 
+def test_every_attempt_finds_an_empty_directory_and_no_result_of_another(works: Works) -> None:
+    jobs = task_app.litter.batch([("",), ("1",), ("orphan",)] * 4)
+    assert [job.result(MINUTE) for job in jobs] == [["tmp"]] * 12
+    held = task_app.hold.defer(works.file("held"))
+    works.pid("held")
+    held.cancel()
+    assert works.show(held)["state"] == "cancelled"
+    assert works.client.results([held.id])[0]["has_result"] is False
+
+
+def test_large_arguments_and_values_come_through(works: Works) -> None:
+    for size in (10_000, 60_000):
+        assert task_app.echo.defer("x" * size).result(MINUTE) == "x" * size
+    assert task_app.count_characters.defer("ä" * 30_000).result(MINUTE) == 30_000
+
+
 def test_a_process_that_ends_takes_its_own_call_with_it_and_is_replaced(works: Works) -> None:
     held = task_app.hold.defer(works.file("held"))
     pid = works.pid("held")

@@ -32,6 +32,12 @@ def echo(text: Any) -> Any:
 
 
 @pool.task
+async def count_characters(text: str) -> int:
+    """Count characters."""
+    return len(text)
+
+
+@pool.task
 def fail(text: str) -> None:
     """Raise an error."""
     raise ValueError(text)
@@ -47,6 +53,19 @@ def surroundings() -> dict[str, Any]:
     here = leasehold.current()
     print(os.getcwd() == os.environ["HOME"], here.job == os.environ["LEASEHOLD_JOB"], here.attempt)
     return {"process": os.getpid()}
+
+
+@pool.task
+def litter(late: str) -> list[str]:
+    """List what is in the directory of the attempt, and leave two files, or a process that writes late."""
+    found = sorted([*os.listdir(), *os.listdir(os.environ["TMPDIR"])])
+    if late:
+        write = f"sleep 0.1; echo '{late}' > $LEASEHOLD_RESULT"
+        subprocess.Popen(["sh", "-c", f"( {write} ) &" if late == "orphan" else write], stderr=subprocess.DEVNULL)
+    else:
+        Path("left").touch()
+        Path(os.environ["TMPDIR"], "temporary").touch()
+    return found
 
 
 @pool.task

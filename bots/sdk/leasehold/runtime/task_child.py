@@ -4,9 +4,10 @@
 
 It is a child of a supervisor of the bot's guardian, and talks with the agent over a socket, its standard input, in
 datagrams of JSON. From the child: `ready` with the app and its tasks, or `failed` with the reason; then `over` with the
-number of a call and its exit code. From the agent: `serve`, "def" or "async"; then `run` with the number of a call and
-the descriptors of its request, output and standard input; `cancel` with the number of an asynchronous call. Any other
-call is cancelled by SIGTERM.
+number of a call, its exit code, its `result` unless that is in the file, and whether it left nothing in its directory
+(`clean`). From the agent: `serve`, "def" or "async"; then `run` with the number of a call, its task, `stdin`, `env` and
+`directory`, and the descriptor of its output; `cancel` with the number of an asynchronous call. Any other call is
+cancelled by SIGTERM. A large request comes in a file without a name, whose descriptor precedes that of the output.
 
 A child that serves `def` runs one task at a time in its main thread, as a command would be run: its directory, its
 environment and its output are those of the attempt, also for the processes that it starts. A child that serves `async`
@@ -19,12 +20,14 @@ import ctypes
 import io
 import json
 import os
+import select
 import signal
 import socket
+import stat
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import FrameType
@@ -35,8 +38,11 @@ from leasehold.runtime.attempt import Attempt
 from leasehold.runtime.task_runner import CANCELLED, FAILED, TaskCall, import_failure, load
 from leasehold.tasks import TaskRegistry
 
-_DESCRIPTORS = 3
-_MOST_BYTES = 4096
+_DESCRIPTORS = 2
+#: The most bytes of a message; more of a request is in a file.
+_MOST_BYTES = 65_536
+#: The most characters of a result in a message. A longer one is stored in the file of the attempt.
+_MOST_RESULT = 16_384
 _libc = ctypes.CDLL(None)
 
 
@@ -90,30 +96,49 @@ def _write(descriptor: int, data: bytes) -> None:
             data = data[os.write(descriptor, data) :]
 
 
-@dataclass(frozen=True)
+class WarmAttempt(Attempt):
+    """An attempt whose short result goes to the agent with the end of the call, and not through a file."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        super().__init__(environment)
+        self.result: str | None = None
+        #: The attempt has written no file by itself.
+        self.fileless = True
+
+    def store_result(self, document: str) -> None:
+        if len(document) <= _MOST_RESULT:
+            self.result = document
+        else:
+            self.fileless = False
+            super().store_result(document)
+
+    def checkpoint(self, data: Any) -> None:
+        self.fileless = False
+        super().checkpoint(data)
+
+
 class CallRequest:
-    """What the agent asks for: a call with its request and the descriptors of its output and standard input."""
+    """What the agent asks for: a call, and the descriptor of its output."""
 
-    number: int
-    command: list[str]
-    environment: dict[str, str]
-    directory: str
-    output: int
-    stdin: int
-
-    @classmethod
-    def read(cls, number: int, descriptors: list[int]) -> "CallRequest":
-        """Read the request from the first of the descriptors."""
-        request, output, stdin = descriptors
-        with open(request, "rb") as file:
-            found = json.loads(file.read())
-        return cls(number, found["command"], found["env"], found["directory"], output, stdin)
+    def __init__(self, message: dict[str, Any], descriptors: list[int]) -> None:
+        self.number: int = message["run"]
+        self.output = descriptors[-1]
+        if len(descriptors) == _DESCRIPTORS:
+            with open(descriptors[0], "rb") as file:
+                message = json.loads(file.read())
+        self.environment: dict[str, str] = message["env"]
+        self.directory: str = message["directory"]
+        self._task, self._stdin = message["task"], message["stdin"]
+        self.attempt = WarmAttempt(self.environment)
 
     def call(self, pool: TaskRegistry) -> TaskCall:
         """Return the call of the task that the command names."""
-        with open(self.stdin, encoding="utf-8", closefd=False) as file:
-            text = file.read()
-        return TaskCall(pool, self.command[2], text, Attempt(self.environment))
+        return TaskCall(pool, self._task, self._stdin, self.attempt)
+
+    def end(self, code: int, *, clean: bool) -> dict[str, Any]:
+        """Close the output and return what the agent is told."""
+        os.close(self.output)
+        return {"over": self.number, "code": code, "clean": clean, "result": self.attempt.result}
 
 
 class TaskChild:
@@ -136,18 +161,16 @@ class TaskChild:
             if message["stopped_before"]:
                 # It was, or may have been, for the call before, which has ended by itself.
                 self._early = False
-            request = CallRequest.read(message["run"], descriptors)
+            request = CallRequest(message, descriptors)
             try:
                 with _at_home_afterwards(log, home), _as_in(request):
                     code = self._run(request)
             except OSError as error:
                 _write(request.output, f"the directory of the attempt cannot be used: {error}\n".encode())
                 code = FAILED
-            os.close(request.output)
-            os.close(request.stdin)
             # The task may have set another handler.
             signal.signal(signal.SIGTERM, self._cancel)
-            self._say(over=request.number, code=code)
+            self._say(request.end(code, clean=_is_empty(request.directory)))
 
     def _run(self, request: CallRequest) -> int:
         self._running = request.call(self._pool)
@@ -189,7 +212,7 @@ class TaskChild:
                 self._called[number].mark_cancelled()
                 self._calls[number].cancel()
             return
-        request = CallRequest.read(message["run"], descriptors)
+        request = CallRequest(message, descriptors)
         output, call = CallOutput(request.output), request.call(self._pool)
         task = asyncio.create_task(_printing_to(output, call))
         self._called[request.number], self._calls[request.number] = call, task
@@ -197,10 +220,9 @@ class TaskChild:
         def end(task: asyncio.Task[int]) -> None:
             # A task that is cancelled before its first step runs none of its own code.
             output.descriptor = None
-            os.close(request.output)
-            os.close(request.stdin)
             del self._calls[request.number], self._called[request.number]
-            self._say(over=request.number, code=CANCELLED if task.cancelled() else task.result())
+            code = CANCELLED if task.cancelled() else task.result()
+            self._say(request.end(code, clean=request.attempt.fileless))
 
         task.add_done_callback(end)
 
@@ -209,9 +231,39 @@ class TaskChild:
         message, descriptors, _, _ = socket.recv_fds(self._channel, _MOST_BYTES, _DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
         return (json.loads(message), descriptors) if message else None
 
-    def _say(self, **facts: Any) -> None:
-        with contextlib.suppress(BrokenPipeError):
-            self._channel.send(json.dumps(facts).encode())
+    def _say(self, facts: dict[str, Any]) -> None:
+        message = json.dumps(facts).encode()
+        while True:
+            try:
+                self._channel.send(message)
+                return
+            except BlockingIOError:
+                # The agent reads all the time, so that there is room soon.
+                room = select.poll()
+                room.register(self._channel, select.POLLOUT)
+                room.poll()
+            except BrokenPipeError:
+                return
+
+
+def _is_empty(directory: str) -> bool:
+    """Return whether the directory of an attempt is as it was made and no process is left that could write to it.
+
+    Then another attempt may have it.
+    """
+    with contextlib.suppress(ChildProcessError):
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        return False
+    try:
+        above = os.getppid()
+        # The supervisor adopts what has lost its parent.
+        with open(f"/proc/{above}/task/{above}/children", encoding="ascii") as file:
+            if file.read().split() != [str(os.getpid())]:
+                return False
+        modes = [stat.S_IMODE(os.lstat(place).st_mode) for place in (directory, f"{directory}/tmp")]
+        return modes == [0o700, 0o700] and os.listdir(directory) == ["tmp"] and not os.listdir(f"{directory}/tmp")
+    except OSError:
+        return False
 
 
 async def _printing_to(output: CallOutput, call: TaskCall) -> int:
