@@ -14,7 +14,7 @@ from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, Literal, ParamSpec, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, ParamSpec, Self, TypeVar, Unpack, overload
 
 from leasehold.client import LONG_POLL, Client, Job, Output, pause
 from leasehold.errors import NotFound, TaskFailed, TimedOut
@@ -35,9 +35,12 @@ from leasehold.jobs import (
     job_id,
     job_ids,
 )
-from leasehold.json_values import Serialiser
 from leasehold.pool import PAGE, Pool
 from leasehold.tasks import SubmittedCall, TaskRegistry, calls_of, values_of
+from leasehold.wire import Serialiser
+
+if TYPE_CHECKING:
+    from leasehold.periodic import AppliedSchedule
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -192,6 +195,12 @@ class AsyncPool(TaskRegistry):
         ids = list(dict.fromkeys(job.id for job in given))
         await self.ended(ids, timeout)
         return values_of(given, await self.call(self.client.results, ids), return_errors=return_errors)
+
+    async def apply_schedules(self, *, prune: bool = False, take_over: bool = False) -> "list[AppliedSchedule]":
+        """See `Pool.apply_schedules`."""
+        from leasehold import periodic  # needs cronsim, which most programs do not
+
+        return await self.call(periodic.apply, self, self.client, prune=prune, take_over=take_over)
 
     async def ended(self, ids: Sequence[str], timeout: float | None = None) -> dict[str, Record]:
         """Wait until all jobs have ended; return the gateway's records by their ids. Raises TimedOut and NotFound."""

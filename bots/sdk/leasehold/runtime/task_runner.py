@@ -17,11 +17,10 @@ from typing import Any
 
 import leasehold
 from leasehold.errors import BadInput, LeaseholdError
-from leasehold.json_values import check_json
 from leasehold.runtime import attempt as attempts
 from leasehold.runtime.attempt import Attempt, Cancelled
 from leasehold.tasks import COMMAND, Task, TaskRegistry, check_place
-from leasehold.wire import MAX_RESULT_BYTES, suggestion
+from leasehold.wire import MAX_RESULT_BYTES, check_json, suggestion
 
 #: Exit codes of a task: its function returned; it failed; it was cancelled, as a shell reports SIGTERM.
 DONE, FAILED, CANCELLED = 0, 1, 128 + signal.SIGTERM
