@@ -17,8 +17,9 @@ from schema.validation import PRIORITY_MAX, PRIORITY_MIN
 
 Record = Mapping[str, Any]
 
-#: The most jobs that are counted before an act, and how many one call counts.
-MAX_COUNTED, COUNTED_AT_ONCE = 5000, 1000
+#: The most jobs that are counted before an act, how many one call counts, and the most calls: in each, the gateway
+#: looks at a bounded number of jobs.
+MAX_COUNTED, COUNTED_AT_ONCE, MAX_CALLS = 5000, 1000, 60
 
 
 @dataclass(frozen=True)
@@ -105,10 +106,10 @@ class Acts:
             states = [state for state in states if state in self._where["state"]]
         if not states:
             raise LeaseholdError(f"the filter names no state in which a job can be changed by: {act.verb}")
-        found = await self._view.ask(partial(counted, where={**self._where, "state": states}))
-        if not found:
+        found, is_all = await self._view.ask(partial(counted, where={**self._where, "state": states}))
+        if not found and is_all:
             raise LeaseholdError(f"no job that passes the filter can be changed by: {act.verb}")
-        jobs = f"{count(found, at_least=found >= MAX_COUNTED)} {'job' if found == 1 else 'jobs'}"
+        jobs = f"{count(found, at_least=not is_all)} {'job' if found == 1 else 'jobs'}"
         to = f" to {request['priority']}" if "priority" in request else ""
         return f"{act.verb.capitalize()} {jobs}{to}? {act.told}"
 
@@ -143,13 +144,13 @@ def _step(client: Client, *, path: str, request: dict[str, Any]) -> Record:
     return client.call("POST", path, body=request, held=30.0)
 
 
-def counted(client: Client, *, where: Record) -> int:
-    """Count the jobs that pass a filter, up to `MAX_COUNTED`."""
+def counted(client: Client, *, where: Record) -> tuple[int, bool]:
+    """Count the jobs that pass a filter, up to `MAX_COUNTED` and within `MAX_CALLS`; tell whether these are all."""
     found, cursor = 0, None
-    while found < MAX_COUNTED:
+    for _ in range(MAX_CALLS):
         query: dict[str, Any] = {**where, "limit": COUNTED_AT_ONCE} | ({"cursor": cursor} if cursor else {})
         page = client.call("GET", "/v1/jobs", query=query)
         found, cursor = found + len(page["jobs"]), page["next"]
-        if cursor is None:
+        if cursor is None or found >= MAX_COUNTED:
             break
-    return found
+    return found, cursor is None

@@ -258,6 +258,14 @@ class View:
         self._problem.text = ""
         return True
 
+    def once(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Do `work` once the page is open."""
+
+        async def look() -> None:
+            await self.doing(work)
+
+        ui.timer(0, look, once=True)
+
     def live(self, refresh: Callable[[], Awaitable[None]], *, seconds: float) -> None:
         """Call `refresh` at once, then every so many seconds while the page is visible, and after each act."""
 
