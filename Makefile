@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 POOLED_TESTS := tests/postgres/test_pooler.py tests/moves tests/picking tests/sync tests/accounting tests/api/test_job_routes.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-pooler wheels fuzz check bench bench-peers bench-scale chaos ha format man clean
+.PHONY: help demo test test-pooler wheels fuzz check bench bench-peers bench-scale chaos chaos-tasks ha format man clean
 
 help:
 	@echo "make demo    run the whole pool on real work, verify every result, stop"
@@ -19,6 +19,7 @@ help:
 	@echo "make bench-peers   the same shapes beside BuildGrid, PgQueuer and Procrastinate; needs a package index once"
 	@echo "make bench-scale   cost against depth, fleet, tenants, history, processes and a held snapshot; half an hour"
 	@echo "make chaos   random faults on a whole pool under load; MINUTES=10 SEED=1 choose how long and which"
+	@echo "make chaos-tasks   kill processes under 5,000 tasks with effects; SEED=1 chooses which; ten minutes"
 	@echo "make ha      break the primary of a replicated database under load; as root, a quarter of an hour"
 	@echo "make format  put the code into its canonical form"
 	@echo "make man     write the man page build/leasehold.1, and the table for shell completion"
@@ -62,6 +63,9 @@ bench-scale: $(STAMP)
 
 chaos: $(STAMP)
 	$(BIN)/python -m ops.chaos.run --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))
+
+chaos-tasks: $(STAMP)
+	$(BIN)/python -m ops.chaos.tasks.run $(if $(SEED),--seed $(SEED))
 
 ha: $(STAMP)
 	$(BIN)/python -m ops.ha.run

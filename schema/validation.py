@@ -7,15 +7,15 @@ It does not import pydantic, which takes a third of the time of a command that o
 import json
 import re
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import Any, Literal, Never, get_args
-from zoneinfo import ZoneInfo, available_timezones
 
 from leasehold import wire
 from leasehold.errors import BadInput
 from leasehold.wire import MAX_JSON_DEPTH, MAX_JSON_NODES, count_nodes, escaped
+from leasehold.wire import NAME as NAME
+from leasehold.wire import check_name as check_name
+from leasehold.wire import load_zone as load_zone
 
-NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 PRIORITY_MIN, PRIORITY_MAX = -1000, 1000
 MAX_PAYLOAD_BYTES = 256 * 1024
 MAX_PROPERTIES = 64
@@ -56,25 +56,6 @@ WHOLE_GPU, MAX_GPUS = 1000, 64
 MAX_RESOURCE = 1_000_000_000_000
 #: Requirement or capability sets: property → its values, both sorted, no duplicates.
 Properties = dict[str, list[str]]
-
-
-@cache
-def _zone_names() -> frozenset[str]:
-    return frozenset(available_timezones())
-
-
-def load_zone(name: str) -> ZoneInfo:
-    """The time zone with this name, such as `UTC` or `Europe/Berlin`. Raises ValueError if there is none."""
-    if name not in _zone_names():
-        raise ValueError(f"'{name[:60]}' is not a time zone: use a name such as 'UTC' or 'Europe/Berlin'")
-    return ZoneInfo(name)
-
-
-def check_name(field: str, value: str) -> str:
-    """Return `value` if it is a legal name (`[a-z0-9][a-z0-9._-]{0,62}`); raise BadInput naming `field`."""
-    if not NAME.fullmatch(value):
-        raise BadInput(field, f"'{escaped(value, 80)}' is not a name: use a-z, 0-9, '.', '_', '-', at most 63")
-    return value
 
 
 def check_text(field: str, value: str, limit: int) -> str:

@@ -2,14 +2,21 @@
 
 import json
 import shlex
-from typing import Any
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
-from leasehold.errors import BadInput
+from leasehold.errors import BadInput, LeaseholdError
 
 from bots.cli import output
 from bots.cli.caller import Caller, caller_options
 from bots.cli.output import Record, table
+
+if TYPE_CHECKING:
+    from leasehold.periodic import AppliedSchedule
+    from leasehold.tasks import TaskRegistry
 
 #: Terms of a schedule that have an option: field → option.
 TERMS = {
@@ -96,6 +103,61 @@ def _add() -> click.Command:
         _told(caller, done, "made" if done["created"] else "set")
 
     return add
+
+
+@schedule.command()
+@click.argument("app", metavar="MODULE:POOL")
+@click.option("--prune", is_flag=True, help="Remove what the app declared before and declares no longer.")
+@click.option("--take-over", is_flag=True, help="Also change what commands have set and other apps declare.")
+@caller_options
+def apply(caller: Caller, /, app: str, prune: bool, take_over: bool) -> None:
+    """Make the schedules of an app those that its code declares with @POOL.periodic.
+
+    All are applied or none. The module is imported from this directory, PYTHONPATH or what is installed.
+
+    \b
+    leasehold schedule apply shop:pool --prune
+    """
+    from leasehold import periodic
+
+    pool = _imported(app)
+    with caller.client() as client:
+        done = periodic.apply(pool, client, prune=prune, take_over=take_over)
+    if caller.json:
+        output.print_json([{**vars(each), "next_tick": each.next_tick and each.next_tick.isoformat()} for each in done])
+        return
+    if not done:
+        click.echo(output.plain(f"the app '{periodic.app_of(pool)}' declares no schedules"))
+    several = len({each.instance for each in done}) > 1
+    for each in done:
+        name = f"{each.instance}/{each.name}" if several else each.name
+        click.echo(output.plain(f"{name} is {each.outcome}{_following(each)}"))
+
+
+def _imported(app: str) -> "TaskRegistry":
+    """Import the pool of an app as a bot does. What the module prints goes to the standard error."""
+    from leasehold.runtime.task_runner import last_line, load
+
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        with redirect_stdout(sys.stderr):
+            return load(app)
+    except LeaseholdError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise LeaseholdError(f"the app '{app}' cannot be imported: {last_line(error)}") from None
+
+
+def _following(done: "AppliedSchedule") -> str:
+    match done.outcome:
+        case "removed":
+            return ""
+        case "left":
+            return " as it is, but declared no longer: --prune removes it"
+        case _ if done.next_tick is None:
+            return ", disabled"
+        case _:
+            return f"; the next tick is {output.moment(done.next_tick.isoformat())}"
 
 
 @schedule.command("list")

@@ -11,14 +11,15 @@ from leasehold.errors import BadInput, LeaseholdError
 from leasehold.states import FINAL, JobState
 from nicegui import ui
 
-from bots.console.view import View, node
+from bots.console.view import Typed, View, node
 from bots.console.words import ALL, count
 from schema.validation import PRIORITY_MAX, PRIORITY_MIN
 
 Record = Mapping[str, Any]
 
-#: The most jobs that are counted before an act, and how many one call counts.
-MAX_COUNTED, COUNTED_AT_ONCE = 5000, 1000
+#: The most jobs that are counted before an act, how many one call counts, and the most calls: in each, the gateway
+#: looks at a bounded number of jobs.
+MAX_COUNTED, COUNTED_AT_ONCE, MAX_CALLS = 5000, 1000, 60
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,6 @@ class Acts:
 
     def __init__(self, view: View, where: Record) -> None:
         self._view, self._where = view, where
-        self._typed = {"reason": "", "priority": ""}
         self._stopped = True
         node("h2", "Act on every job that passes the filter")
         if not where:
@@ -73,19 +73,12 @@ class Acts:
                     view.confirmed(
                         act.verb.capitalize(), partial(self._question, act), partial(self._do, act), kind=act.kind
                     )
-            for field, hint in (("reason", "for the history and the audit"), ("priority", "a number, lower is sooner")):
-                with node("label", f"{field} "):
-                    node("input", type="text", data_field=field, placeholder=hint, autocomplete="off", maxlength=200)
-        ui.on("field", self._type)
+            hints = {"reason": "for the history and the audit", "priority": "a number, lower is sooner"}
+            self._typed = Typed({name: (name, "") for name in hints}, hints)
         with node("div", kind="acts", aria_live="polite"):
             self._told = node("span")
             self._stop = node("button", "Stop", type="button").on("click", self._stop_it, [])
             self._stop.set_visibility(False)
-
-    def _type(self, event: Any) -> None:
-        field, value = event.args.get("field"), event.args.get("value")
-        if field in self._typed and isinstance(value, str):
-            self._typed[field] = value[:200]
 
     def _stop_it(self) -> None:
         self._stopped = True
@@ -93,14 +86,13 @@ class Acts:
     def _request(self, act: Act) -> dict[str, Any]:
         """Return the body of the calls. Raises BadInput for a priority that is none."""
         body: dict[str, Any] = {"where": dict(self._where)}
-        if act.reasoned and self._typed["reason"].strip():
-            body["reason"] = self._typed["reason"].strip()
+        if act.reasoned and self._typed["reason"]:
+            body["reason"] = self._typed["reason"]
         if act.verb == "requeue":
             body["key"] = secrets.token_hex(16)
         if act.verb == "priority":
-            given = self._typed["priority"].strip()
             try:
-                body["priority"] = int(given)
+                body["priority"] = int(self._typed["priority"])
             except ValueError:
                 raise BadInput("priority", "is not a number") from None
             if not PRIORITY_MIN <= body["priority"] <= PRIORITY_MAX:
@@ -114,10 +106,10 @@ class Acts:
             states = [state for state in states if state in self._where["state"]]
         if not states:
             raise LeaseholdError(f"the filter names no state in which a job can be changed by: {act.verb}")
-        found = await self._view.ask(partial(counted, where={**self._where, "state": states}))
-        if not found:
+        found, is_all = await self._view.ask(partial(counted, where={**self._where, "state": states}))
+        if not found and is_all:
             raise LeaseholdError(f"no job that passes the filter can be changed by: {act.verb}")
-        jobs = f"{count(found, at_least=found >= MAX_COUNTED)} {'job' if found == 1 else 'jobs'}"
+        jobs = f"{count(found, at_least=not is_all)} {'job' if found == 1 else 'jobs'}"
         to = f" to {request['priority']}" if "priority" in request else ""
         return f"{act.verb.capitalize()} {jobs}{to}? {act.told}"
 
@@ -152,13 +144,13 @@ def _step(client: Client, *, path: str, request: dict[str, Any]) -> Record:
     return client.call("POST", path, body=request, held=30.0)
 
 
-def counted(client: Client, *, where: Record) -> int:
-    """Count the jobs that pass a filter, up to `MAX_COUNTED`."""
+def counted(client: Client, *, where: Record) -> tuple[int, bool]:
+    """Count the jobs that pass a filter, up to `MAX_COUNTED` and within `MAX_CALLS`; tell whether these are all."""
     found, cursor = 0, None
-    while found < MAX_COUNTED:
+    for _ in range(MAX_CALLS):
         query: dict[str, Any] = {**where, "limit": COUNTED_AT_ONCE} | ({"cursor": cursor} if cursor else {})
         page = client.call("GET", "/v1/jobs", query=query)
         found, cursor = found + len(page["jobs"]), page["next"]
-        if cursor is None:
+        if cursor is None or found >= MAX_COUNTED:
             break
-    return found
+    return found, cursor is None

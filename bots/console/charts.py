@@ -16,7 +16,16 @@ MAX_POINTS = 240
 #: Figures at the left, and times below.
 MARKS = 4
 #: Field → number of the colour of its line.
-COLOURS = {"waiting": 0, "running": 1, "succeeded": 1, "failed": 2, "cancelled": 3, "dead": 4, "oldest_wait": 0}
+COLOURS = {
+    "waiting": 0,
+    "running": 1,
+    "succeeded": 1,
+    "failed": 2,
+    "cancelled": 3,
+    "dead": 4,
+    "oldest_wait": 0,
+    "fairness": 1,
+}
 #: Fields of which a merged point has the number per minute; of others it has the largest value.
 SUMS = ("succeeded", "failed", "cancelled", "dead")
 
@@ -24,9 +33,9 @@ SUMS = ("succeeded", "failed", "cancelled", "dead")
 class Chart:
     """A chart of some fields of samples, with a line for each."""
 
-    def __init__(self, title: str, fields: Mapping[str, str]) -> None:
-        """fields: field of a sample → its name on the page."""
-        self._title, self._fields = title, fields
+    def __init__(self, title: str, fields: Mapping[str, str], *, most: float | None = None) -> None:
+        """fields: field of a sample → its name on the page. most: the figure at the top; None = as the samples need."""
+        self._title, self._fields, self._most = title, fields, most
         with node("figure", kind="chart"):
             node("figcaption", title)
             with node("div", kind="key"):
@@ -37,7 +46,7 @@ class Chart:
     def show(self, samples: Sequence[Record], *, start: float, end: float) -> None:
         """Draw samples between two times, in seconds since 1970. Nothing is drawn where no minute was sampled."""
         lines = {field: points(samples, field, start=start, end=end) for field in self._fields}
-        most = scale(max((value for line in lines.values() for _, value in line), default=0.0))
+        most = self._most or scale(max((value for line in lines.values() for _, value in line), default=0.0))
         self._place.clear()
         self._place.props["aria-label"] = self._told(lines)
         with self._place:

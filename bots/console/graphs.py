@@ -26,7 +26,7 @@ def show_graphs(view: View) -> None:
     table = Table(
         "Newest first", ("graph", "state", "instance", "nodes", *STATES, "submitted"), empty="There are none."
     )
-    following = node("a", "Next page")
+    following = node("a", "Next page", data_key="n")
     following.set_visibility(False)
 
     async def refresh() -> None:

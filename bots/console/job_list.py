@@ -17,6 +17,8 @@ Record = Mapping[str, Any]
 
 #: Jobs on one page.
 PAGE = 50
+#: Calls that fill one page: the gateway looks at a bounded number of jobs in each, of which few may pass the filter.
+LOOKS = 12
 #: Fields of the filter that a request may have several times.
 SEVERAL = ("state", "metadata", "properties")
 HINTS = {"metadata": "KEY=VALUE", "properties": "KEY=VALUE"} | {
@@ -47,24 +49,38 @@ def show(view: View) -> None:
     where, cursor = asked(view.query), view.query.get("cursor")
     form(where)
     table = Table("Times are UTC", COLUMNS, empty="No job passes the filter on this page.")
+    searched = node("p", kind="note")
     with node("nav", kind="acts", aria_label="Pages of the list"):
-        node("a", "First page", href=address(where))
-        following = node("a", "Next page", href=None)
+        node("a", "First page", data_key="f", href=address(where))
+        following = node("a", "Next page", data_key="n", href=None)
         following.set_visibility(False)
 
     def read(client: Client) -> Record:
-        query: dict[str, Any] = {**where, "limit": PAGE} | ({"cursor": cursor} if cursor else {})
-        return client.call("GET", "/v1/jobs", query=query)
+        jobs: list[Record] = []
+        following = cursor
+        for _ in range(LOOKS):
+            query: dict[str, Any] = {**where, "limit": PAGE - len(jobs)} | ({"cursor": following} if following else {})
+            found = client.call("GET", "/v1/jobs", query=query)
+            jobs, following = jobs + found["jobs"], found["next"]
+            if following is None or len(jobs) >= PAGE:
+                break
+        return {"jobs": jobs, "next": following}
 
     async def refresh() -> None:
         found = await view.ask(read)
         table.show([(job["id"], row(job)) for job in found["jobs"]])
+        searched.text = "More jobs may pass the filter: the next page looks on." if sparse(found) else ""
         following.set_visibility(found["next"] is not None)
         if found["next"] is not None:
             following.props["href"] = address(where, cursor=found["next"])
 
     view.live(refresh, seconds=SLOW)
     Acts(view, {name: value for name, value in where.items() if name not in ORDERS})
+
+
+def sparse(found: Record) -> bool:
+    """True if a page is not full although there may be more: so few jobs passed the filter that the search stopped."""
+    return found["next"] is not None and len(found["jobs"]) < PAGE
 
 
 def row(job: Record) -> list[Cell]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from nicegui import ui
 
 from bots.console import bots, graphs, job, job_list, pool, preemptions, settings_tables
+from bots.console.operator_pages import tenants
 from bots.console.view import Link, View
 
 
@@ -24,7 +25,7 @@ PAGES = (
     Page("/jobs", "Jobs", job_list.show),
     Page("/graphs", "Graphs", graphs.show_graphs),
     Page("/bots", "Bots", bots.show_bots, of_operators=True),
-    Page("/tenants", "Tenants", settings_tables.show_tenants, of_operators=True),
+    Page("/tenants", "Tenants", tenants.show, of_operators=True),
     Page("/preemptions", "Preemptions", preemptions.show, of_operators=True),
     Page("/limits", "Limits", settings_tables.show_limits, of_operators=True),
     Page("/policy", "Policy", settings_tables.show_policy, of_operators=True),

@@ -22,8 +22,8 @@ def show(view: View) -> None:
     columns = ("at", "evicted job", "of", "on bot", "for the minimum of", "cohort", "rule", "receipt")
     table = Table("Evicted jobs, newest first", columns, empty="There are none.")
     with node("nav", kind="acts", aria_label="Pages of the list"):
-        node("a", "First page", href="/preemptions")
-        following = node("a", "Next page")
+        node("a", "First page", data_key="f", href="/preemptions")
+        following = node("a", "Next page", data_key="n")
         following.set_visibility(False)
 
     def read(client: Client) -> list[Record]:

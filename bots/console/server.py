@@ -91,13 +91,14 @@ def policy(nonce: str) -> str:
 
 
 def _marked(template: str) -> str:
-    """Return a template of NiceGUI with the nonce on each script and style that stands in it, and on nothing else.
+    """Return a template of NiceGUI with the theme, and the nonce on each script and style in it and on nothing else.
 
     Data are filled in afterwards, so that a script among them never gets the nonce.
     """
     source = (Path(pages_of_nicegui.__file__).parent / "templates" / template).read_text()
     for tag in ("script", "style"):
         source = source.replace(f"<{tag}", f'<{tag} nonce="{{{{ request.state.nonce }}}}"')
+    source = source.replace("<html", '<html data-theme="{{ request.state.theme }}"')
     return source.replace('style="display: none"', "hidden")
 
 
@@ -116,7 +117,8 @@ class Guard:
         scope["headers"] = [pair for pair in scope["headers"] if pair[0] != b"x-forwarded-prefix"]
         headers = Headers(scope=scope)
         session = cookie_parser(headers.get("cookie", "")).get(COOKIE)
-        scope.setdefault("state", {}).update(nonce=nonce, sessions=self._sessions, session=session)
+        state = {"nonce": nonce, "sessions": self._sessions, "session": session, "theme": self._sessions.theme(session)}
+        scope.setdefault("state", {}).update(state)
 
         async def with_headers(message: MutableMapping[str, Any]) -> None:
             if message["type"] in ("http.response.start", "websocket.http.response.start"):

@@ -19,6 +19,10 @@ ID_BYTES = 32
 TIMEOUT, PATIENCE = 10.0, 2.0
 
 
+#: Colours of the pages: as the browser's system has them, or always one of the two.
+THEMES = ("system", "light", "dark")
+
+
 class SessionOver(LeaseholdError):
     """There is no such session: it never was, has expired, or was ended by a log-out."""
 
@@ -27,13 +31,14 @@ class SessionOver(LeaseholdError):
 class Session:
     """A person who is logged in. Times are seconds of the monotonic clock.
 
-    is_operator: the token's kind is operator, not submitter.
+    is_operator: the token's kind is operator, not submitter. theme: one of `THEMES`.
     """
 
     client: Client
     is_operator: bool
     opened: float
     used: float
+    theme: str = THEMES[0]
     id: str = field(default_factory=lambda: secrets.token_urlsafe(ID_BYTES), repr=False)
 
 
@@ -69,6 +74,13 @@ class Sessions:
         if use:
             session.used = self._now()
         return session
+
+    def theme(self, id: str | None) -> str:
+        """Return the colours that a session has chosen; without a session those of the system."""
+        try:
+            return self.find(id, use=False).theme
+        except SessionOver:
+            return THEMES[0]
 
     def close(self, id: str | None) -> None:
         """End a session, if there is one with this id, and forget its token."""

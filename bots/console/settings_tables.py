@@ -55,11 +55,6 @@ LIMITS = (
     Source("Costs of projects", "project-quotas"),
     Source("Reports of usage", "report-ceilings"),
 )
-TENANTS = (
-    Source("Units of instances in cohorts: usage, minimum, maximum", "quotas"),
-    Source("Instances", "instances", empty="No instance has submitted a job."),
-    Source("Shares and budgets", "accounts"),
-)
 HEALTH = (Source("Assigner processes of the last day", "assigners", empty="No assigner process has run."),)
 
 
@@ -167,6 +162,4 @@ def show_health(view: View) -> None:
     view.live(refresh, seconds=SLOW * 4)
 
 
-show_policy, show_limits, show_tenants = (
-    partial(show_tables, sources=sources) for sources in (POLICY, LIMITS, TENANTS)
-)
+show_policy, show_limits = (partial(show_tables, sources=sources) for sources in (POLICY, LIMITS))

@@ -14,7 +14,7 @@ from leasehold.errors import LeaseholdError, Unauthorised
 from nicegui import ui
 from nicegui.elements.mixins.text_element import TextElement
 
-from bots.console.sessions import SessionOver, Sessions
+from bots.console.sessions import THEMES, SessionOver, Sessions
 
 T = TypeVar("T")
 Record = Mapping[str, Any]
@@ -23,6 +23,19 @@ Record = Mapping[str, Any]
 THREADS = 16
 #: Seconds between two looks of a visible page at what changes fast, and at what changes slowly.
 FAST, SLOW = 2.0, 5.0
+
+#: The most characters of what is typed into one field beside a button.
+MAX_TYPED = 200
+#: What keys do on every page, beside those of the links at the top. static/console.js does it.
+KEYS = {
+    "?": "this list",
+    "/": "to the first field of the page",
+    "n": "the next page of a list",
+    "f": "the first page of a list",
+    "d": "light, dark, or as the system",
+    "Tab, Enter": "to the next link or button, and use it",
+    "Esc": "close a question, and change nothing",
+}
 
 _threads = ThreadPoolExecutor(THREADS, "console")
 
@@ -105,6 +118,34 @@ class Table:
         return row, shown
 
 
+class Typed:
+    """What a person has typed into some fields beside the buttons that use it."""
+
+    def __init__(self, fields: Mapping[str, tuple[str, str]], hints: Mapping[str, str]) -> None:
+        """Put the fields on the page. fields: name → label and what stands there at first."""
+        self._values = {name: value for name, (_, value) in fields.items()}
+        for name, (label, value) in fields.items():
+            with node("label", f"{label} "):
+                node(
+                    "input",
+                    type="text",
+                    data_field=name,
+                    defaultValue=value,
+                    placeholder=hints.get(name),
+                    autocomplete="off",
+                    maxlength=MAX_TYPED,
+                )
+        ui.on("field", self._type)
+
+    def __getitem__(self, name: str) -> str:
+        return self._values[name].strip()
+
+    def _type(self, event: Any) -> None:
+        name, value = event.args.get("field"), event.args.get("value")
+        if name in self._values and isinstance(value, str):
+            self._values[name] = value[:MAX_TYPED]
+
+
 class Facts:
     """A list of names with their values, in the order in which the names first came."""
 
@@ -149,18 +190,39 @@ class View:
         """Put what all pages have on the page; return the places for a problem and for the page's own content."""
         ui.page_title(f"{title} – Leasehold")
         node("a", "Skip to the content", "skip", href="#main")
+        shown = [link for link in links if self.is_operator or not link.of_operators]
+        keys = _keys(shown)
         with node("nav", kind="top", aria_label="Pages"):
             node("strong", "Leasehold")
-            for link in links:
-                if self.is_operator or not link.of_operators:
-                    node("a", link.name, href=link.path, aria_current="page" if link.name == title else None)
+            for link in shown:
+                current = "page" if link.name == title else None
+                node("a", link.name, href=link.path, aria_current=current, data_go=keys[link.name])
             node("span", "operator" if self.is_operator else "submitter", "who")
+            self._theme_button()
+            node("button", "Keys", type="button", data_shows="keys", title="keys of this page: ?")
             with node("form", method="post", action="/logout"):
                 node("button", "Log out", type="submit")
         # The link at the top can give it the focus.
         with node("main", id="main", tabindex="-1"):
             node("h1", title)
-            return node("div", kind="problem", role="alert"), node("div")
+            parts = node("div", kind="problem", role="alert"), node("div")
+        with node("dialog", kind="keys", id="keys", aria_label="Keys"), node("dl"):
+            for key, told in (KEYS | {f"g {keys[link.name]}": f"the page {link.name}" for link in shown}).items():
+                node("dt", key)
+                node("dd", told)
+        return parts
+
+    def _theme_button(self) -> None:
+        """Put the button on the page that changes the colours, and keeps them in the session."""
+        session = self._sessions.find(self._session)
+        button = node("button", f"Theme: {session.theme}", type="button", data_theme="")
+
+        def choose(event: Any) -> None:
+            if event.args in THEMES:
+                session.theme = event.args
+                button.text = f"Theme: {event.args}"
+
+        ui.on("theme", choose)
 
     def refuse(self) -> None:
         """Say that the page is not for this person. The gateway would refuse its calls."""
@@ -195,6 +257,14 @@ class View:
             return False
         self._problem.text = ""
         return True
+
+    def once(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Do `work` once the page is open."""
+
+        async def look() -> None:
+            await self.doing(work)
+
+        ui.timer(0, look, once=True)
 
     def live(self, refresh: Callable[[], Awaitable[None]], *, seconds: float) -> None:
         """Call `refresh` at once, then every so many seconds while the page is visible, and after each act."""
@@ -247,3 +317,11 @@ class View:
                     node("button", "Keep as it is", type="button", autofocus=True).on("click", close, [])
                     node("button", name, f"agree {kind}", type="button").on("click", agree, [])
         return button
+
+
+def _keys(links: Sequence[Link]) -> dict[str, str]:
+    """Return a letter for each link: the first of its name that no link before it has."""
+    keys: dict[str, str] = {}
+    for link in links:
+        keys[link.name] = next(letter for letter in link.name.lower() if letter not in keys.values())
+    return keys

@@ -35,9 +35,10 @@ from schema.moves.acknowledge import acknowledge, deliver, lock_for_moves
 from schema.moves.end import end
 from schema.moves.sessions import SyncUpdate, close, limit_spared, record_syncs, remember_localities
 from schema.picking.head_cursor import HeadCursors
-from schema.postgres.engine import Database, on_commit
+from schema.postgres.engine import Database
 from schema.postgres.fragments import newest_version
 from schema.postgres.notify import wake
+from schema.postgres.work_connection import on_commit
 from schema.predicates import ANY_CONSTRAINED_READY, assigner_is_placing
 from schema.results import Checkpoint
 from schema.states import BotStatus, LeaseState

@@ -5,6 +5,8 @@ whichever process wrote them, so that two attempts of one job overlapped exactly
 a line of the later one. No clock is needed for that.
 """
 
+import os
+import signal
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ops.chaos import records
+from schema import clock
 
 #: Variables of the commands: the file of the log, how many beats, and the seconds before each.
 LOG_VARIABLE, BEATS_VARIABLE, PAUSE_VARIABLE = "CHAOS_LOG", "CHAOS_BEATS", "CHAOS_PAUSE"
@@ -137,6 +140,16 @@ def processes(run: str) -> list[Running]:
                     job, fence = own.get(b"LEASEHOLD_JOB", b"").decode(), int(own.get(b"LEASEHOLD_FENCE", b"-1"))
                     found.append(Running(int(entry.name), job, fence, own.get(b"LEASEHOLD_BOT", b"").decode()))
     return found
+
+
+def kill_all(run: str, *, within: float = 10.0) -> None:
+    """Kill what is left of the processes of a run, for so many seconds as they start others."""
+    deadline = clock.monotonic() + within
+    while (left := processes(run)) and clock.monotonic() < deadline:
+        for process in left:
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+        clock.sleep(0.05)
 
 
 def hidden(running: Iterable[Running], log: Iterable[Line]) -> list[int]:

@@ -222,7 +222,7 @@ def chaos_pool(
         if start_in_version_before and pool.before is None:
             raise NoVersionBefore(pool.why_no_version)
         pool.build(shape, tree=pool.before.tree if pool.before and start_in_version_before else ROOT)
-        stack.callback(_end, pool)
+        stack.callback(execution.kill_all, pool.run)
         stack.callback(pool.keeper.close)
         pool.keeper.start()
         for watcher in (pool.progress, pool.invariants, pool.survivors):
@@ -233,15 +233,3 @@ def chaos_pool(
         pool.wait_until_up()
         yield pool
         pool.done = True
-
-
-def _end(pool: ChaosPool) -> None:
-    """Kill what is left of the commands of this run, which the mark in their environment names."""
-    deadline = clock.monotonic() + 10.0
-    while (left := execution.processes(pool.run)) and clock.monotonic() < deadline:
-        for process in left:
-            try:
-                os.kill(process.pid, 9)
-            except ProcessLookupError:
-                continue
-        clock.sleep(0.05)

@@ -24,7 +24,7 @@ from sqlalchemy import Connection, Row, text
 
 from schema import validation
 from schema.moves.end import EndedAttempt
-from schema.postgres.engine import on_commit
+from schema.postgres.work_connection import on_commit
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider

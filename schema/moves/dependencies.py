@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import structlog
 from sqlalchemy import Connection, text
 
-from schema.postgres.engine import on_commit
+from schema.postgres.work_connection import on_commit
 
 log = structlog.get_logger()
 

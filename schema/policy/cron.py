@@ -11,22 +11,17 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Literal, assert_never
+from typing import assert_never
 
-from cronsim import CronSim, CronSimError
-from leasehold.errors import BadInput
-from leasehold.wire import escaped
+from cronsim import CronSim
+from leasehold.periodic import FIELDS as FIELDS
+from leasehold.periodic import CatchUp as CatchUp
+from leasehold.periodic import check_cron as check_cron
 
 from schema.validation import load_zone
 
-#: Longest expression, bytes.
-MAX_CRON = 200
 #: Seconds after which a tick that is not submitted counts as missed.
 MISSED_AFTER = 60.0
-FIELDS = "minute, hour, day of the month, month, day of the week"
-
-#: What is done after an outage about the ticks that were missed.
-CatchUp = Literal["skip", "all", "none"]
 
 
 @dataclass(frozen=True)
@@ -40,24 +35,6 @@ class Plan:
     tick: datetime | None
     missed: bool
     following: datetime | None
-
-
-def check_cron(field: str, value: str) -> str:
-    """Return the expression with single spaces. Raises BadInput naming `field` unless it has five valid fields."""
-    if len(value.encode(errors="replace")) > MAX_CRON:
-        raise BadInput(field, f"is longer than {MAX_CRON} bytes")
-    parts = value.split()
-    if len(parts) != 5:
-        has = f"has {len(parts)} field{'' if len(parts) == 1 else 's'}"
-        raise BadInput(field, f"'{escaped(value, 80)}' {has}, not the five fields {FIELDS}")
-    expression = " ".join(parts)
-    try:
-        CronSim(expression, datetime(2000, 1, 1, tzinfo=UTC))
-    # Of a step after `L` or `#`, cronsim finds with an assertion or a comparison that it means nothing.
-    except (CronSimError, AssertionError, TypeError) as error:
-        said = f": {str(error)[:1].lower()}{str(error)[1:]}" if isinstance(error, CronSimError) else ""
-        raise BadInput(field, f"'{escaped(value, 80)}' is not a cron expression{said}") from None
-    return expression
 
 
 def ticks_after(cron: str, zone: str, after: datetime) -> Iterator[datetime]:

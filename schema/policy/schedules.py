@@ -8,17 +8,15 @@ the tick too. The row of a schedule is locked before anything that a submit lock
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any
 
 from leasehold.errors import BadInput, NotFound
+from leasehold.periodic import Overlap as Overlap
 from leasehold.wire import escaped
 from sqlalchemy import Connection, Row, text
 
 from schema.policy import cron
 from schema.policy.cron import CatchUp, Plan
-
-#: What is done about a tick while the previous job has not ended.
-Overlap = Literal["allow", "skip"]
 
 #: The topic of wake-ups that tell of changed schedules.
 TOPIC = "schedules"

@@ -40,6 +40,7 @@ from schema.postgres import pooler
 from schema.postgres.failures import READ_ONLY, describe_outage, is_conflict, is_outage
 from schema.postgres.pooler import Problem, TransactionConnection
 from schema.postgres.urls import libpq_url
+from schema.postgres.work_connection import WorkConnection
 
 # The pool
 
@@ -310,35 +311,6 @@ class Database:
         self.reserve.dispose()
 
 
-class _WorkConnection(Connection):
-    """A connection that calls what waits for the end of its transaction, after the server has answered COMMIT."""
-
-    _waiting: tuple[Callable[[], None], ...] = ()
-
-    def call_after_commit(self, work: Callable[[], None]) -> None:
-        self._waiting = (*self._waiting, work)
-
-    def _commit_impl(self) -> None:
-        super()._commit_impl()
-        waiting, self._waiting = self._waiting, ()
-        for work in waiting:
-            work()
-
-    def _rollback_impl(self) -> None:
-        self._waiting = ()
-        super()._rollback_impl()
-
-
-def on_commit(connection: Connection, work: Callable[[], None]) -> None:
-    """Call `work` once the transaction of `connection` has been committed, and never if it is undone.
-
-    For the log: what it tells has then happened, and a transaction that is repeated tells it once. If the answer to
-    COMMIT is lost, `work` is not called, and a repeated transaction tells what it finds.
-    """
-    assert isinstance(connection, _WorkConnection)
-    connection.call_after_commit(work)
-
-
 def _as_dbapi_error(error: psycopg.Error, *, lost: bool) -> DBAPIError:
     """The driver's error as SQLAlchemy raises it."""
     told = DBAPIError.instance(None, None, error, psycopg.Error, hide_parameters=True, connection_invalidated=lost)
@@ -398,7 +370,7 @@ def _engine(url: str, settings: DatabaseSettings, *, role: str, size: int) -> En
         hide_parameters=True,
         connect_args=arguments,
     )
-    engine._connection_cls = _WorkConnection
+    engine._connection_cls = WorkConnection
     wanted = session_settings(settings)
 
     def connect(_dialect: Any, _record: Any, _given: Any, arguments: dict[str, Any]) -> psycopg.Connection[Any]:

@@ -1,66 +1,16 @@
 """The console in a real browser: what a person sees and does, with each kind of token."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from bots.console.view import SLOW
 from tests.support.http import submitted
-from tests.support.patience import MINUTE
-from tests.support.screens.console import Console, browser, console
-from tests.support.servers import Bot, Databases
+from tests.support.screens.console import Console, Person
+from tests.support.servers import Bot
 
 #: A label that would show, if a page took it for HTML, for an expression or for a template.
 HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>{{7*7}}${1}"
-
-
-@pytest.fixture(scope="module")
-def shown(databases: Databases, template: str) -> Iterator[Console]:
-    with console(databases, template) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    with browser() as running:
-        yield running
-
-
-class Person:
-    """Somebody with a browser of their own. What the browser complains of is collected."""
-
-    def __init__(self, chromium: Any, shown: Console) -> None:
-        self.context = chromium.new_context()
-        self.context.set_default_timeout(MINUTE * 1000)
-        self.page, self.url = self.context.new_page(), shown.url
-        self.complaints: list[str] = []
-        self.page.on("console", lambda said: self.complaints.append(said.text) if said.type == "error" else None)
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.page.on("dialog", lambda asked: self.complaints.append(asked.message))
-
-    def log_in(self, token: str) -> "Person":
-        self.go("/login")
-        self.page.fill("#token", token)
-        self.page.keyboard.press("Enter")
-        self.page.wait_for_selector("h1:has-text('Pool'), .problem:not(:empty)")
-        return self
-
-    def go(self, path: str) -> None:
-        self.page.goto(self.url + path)
-
-    def sees(self, text: str) -> bool:
-        """Wait until the text is on the page."""
-        self.page.get_by_text(text, exact=True).first.wait_for()
-        return True
-
-
-@pytest.fixture
-def person(chromium: Any, shown: Console) -> Iterator[Person]:
-    made = Person(chromium, shown)
-    yield made
-    made.context.close()
-    assert made.complaints == []
 
 
 @pytest.fixture(scope="module")
@@ -248,3 +198,39 @@ def test_a_page_whose_session_is_over_goes_to_the_log_in(person: Person, shown: 
     other.click("text=Log out")
     person.page.wait_for_url("**/login?over=1")
     assert "over" in person.page.inner_text(".problem")
+
+
+def test_colours_follow_the_system_until_the_session_has_chosen_others(person: Person, shown: Console) -> None:
+    person.log_in(shown.operator)
+    back = "getComputedStyle(document.body).backgroundColor"
+    system = person.page.evaluate(back)
+    for told in ("light", "dark"):
+        person.page.click("button:has-text('Theme')")
+        assert person.sees(f"Theme: {told}")
+    assert person.page.evaluate(back) != system
+    dark = person.page.evaluate(back)
+    person.go("/jobs")
+    assert person.sees("Theme: dark")
+    assert person.page.evaluate(back) == dark
+
+
+def test_every_page_is_reached_with_keys_that_a_list_tells(person: Person, shown: Console) -> None:
+    person.log_in(shown.operator)
+    assert person.sees("Theme: system")
+    person.page.keyboard.press("?")
+    told = person.page.locator("dialog[open] dt").all_inner_texts()
+    person.page.keyboard.press("Escape")
+    person.page.wait_for_selector("dialog[open]", state="detached")
+    pages = [keys.split() for keys in told if keys.startswith("g ")]
+    names = person.page.locator("nav.top a").all_inner_texts()
+    assert len(pages) == len(names) == len({keys for _, keys in pages})
+    for (first, second), name in zip(pages, names, strict=True):
+        person.page.keyboard.press(first)
+        person.page.keyboard.press(second)
+        person.page.wait_for_selector(f"h1:has-text('{name}')")
+    person.go("/jobs")
+    person.page.wait_for_selector("tbody")
+    person.page.keyboard.press("/")
+    person.page.keyboard.type("g?")
+    assert person.page.locator("input:focus").input_value() == "g?"
+    assert person.page.locator("dialog[open]").count() == 0

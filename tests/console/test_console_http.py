@@ -2,7 +2,6 @@
 
 import random
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -15,8 +14,7 @@ from assigner.cli import errors
 from assigner.cli.main import cli
 from bots.console import command
 from bots.console.sessions import IDLE, LONGEST, MAX_SESSIONS, SessionOver, Sessions
-from tests.support.screens.console import Console, console
-from tests.support.servers import Databases
+from tests.support.screens.console import Console
 
 #: Headers by which a browser opens a websocket.
 UPGRADE = {
@@ -25,12 +23,6 @@ UPGRADE = {
     "Sec-WebSocket-Version": "13",
     "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
 }
-
-
-@pytest.fixture(scope="module")
-def shown(databases: Databases, template: str) -> Iterator[Console]:
-    with console(databases, template) as running:
-        yield running
 
 
 class Clock:

@@ -230,6 +230,46 @@ def test_every_command_that_a_document_shows_does_what_it_shows(document: Path, 
     assert not wrong, f"{name(document)}:\n" + "\n\n".join(wrong)
 
 
+#: Appended to the app of the page: the process of the first attempt dies between its two effects.
+DYING = """
+import signal
+
+_step = step
+
+
+def step(connection, number):
+    if number == 2 and leasehold.current().attempt == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return _step(connection, number)
+"""
+
+
+@pytest.mark.timeout(RUNS_WITHIN + STARTS_WITHIN)
+def test_effects_that_happen_once_do_so_although_the_first_attempt_dies_between_them(
+    pool: Pool, tmp_path: Path
+) -> None:
+    found, directory = blocks(FOLDER / "tasks.md"), workplace(tmp_path)
+    for block in found:
+        if block.file is not None:
+            (directory / block.file).write_text(block.body + (DYING if block.file == "till.py" else ""))
+    (shown,) = [block for block in found if block.language == "console" and "till:pool" in block.body]
+    with embedded.serve(pool.data) as server:
+        with psycopg.connect(libpq_url(server.url), autocommit=True) as connection:
+            connection.execute("DROP TABLE IF EXISTS public.payments, public.receipts, public.task_steps")
+            wrong = run_all(shown.commands(), pool.forked, directory)
+            assert not wrong, "\n\n".join(wrong)
+            effects = [
+                connection.execute(f"SELECT * FROM public.{table}").fetchall() for table in ("payments", "receipts")
+            ]
+            steps = connection.execute(
+                "SELECT s.done, j.state, j.attempts"
+                " FROM public.task_steps s JOIN leasehold.jobs j ON j.public_id = s.job"
+            ).fetchall()
+            connection.execute("DROP TABLE public.payments, public.receipts, public.task_steps")
+    assert effects == [[(7, 1250)], [(7,)]]
+    assert steps == [(2, "succeeded", 2)]
+
+
 def test_every_configuration_that_a_document_shows_passes_the_check(tmp_path: Path) -> None:
     found = runnable("toml")
     assert found

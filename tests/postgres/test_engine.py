@@ -16,6 +16,7 @@ from sqlalchemy.exc import DBAPIError
 
 from schema.postgres import engine, fragments
 from schema.postgres.engine import Database, DatabaseSettings
+from schema.postgres.work_connection import on_commit
 from tests.support.patience import MINUTE
 from tests.support.pool import Pool
 
@@ -257,7 +258,7 @@ def test_what_waits_for_the_commit_is_called_after_it_and_never_if_the_commit_fa
     def work(name: str, statement: str) -> None:
         def once(connection: Connection) -> None:
             connection.execute(text(statement))
-            engine.on_commit(connection, lambda: called.append(name))
+            on_commit(connection, lambda: called.append(name))
 
         pool.database.run(once)
 
@@ -269,7 +270,7 @@ def test_what_waits_for_the_commit_is_called_after_it_and_never_if_the_commit_fa
     with pytest.raises(DBAPIError, match="division by zero"):
         pool.database.run(
             lambda connection: (
-                engine.on_commit(connection, lambda: called.append("undone")),
+                on_commit(connection, lambda: called.append("undone")),
                 connection.execute(text("SELECT 1 / 0")),
             )
         )
@@ -277,6 +278,25 @@ def test_what_waits_for_the_commit_is_called_after_it_and_never_if_the_commit_fa
     assert called == ["committed"]
     work("again", "INSERT INTO children VALUES (1)")
     assert called == ["committed", "again"]
+
+
+def test_text_that_goes_to_the_driver_has_the_rows_and_errors_of_sqlalchemy(database: Database) -> None:
+    with database.engine.begin() as connection:
+        rows = connection.execute(
+            text("SELECT n, n * 2 AS twice, '%' AS sign FROM generate_series(1, :most) n"), {"most": 3}
+        )
+        assert rows.rowcount == 3
+        first, *others = rows.all()
+        assert (first.n, first.twice, first.sign, len(others)) == (1, 2, "%", 2)
+        assert len(connection.execute(text("SELECT FROM generate_series(1, 2)")).all()) == 2, "rows without columns"
+        assert connection.execute(text("CREATE TEMP TABLE some AS SELECT FROM generate_series(1, 4)")).rowcount == 4
+        assert connection.execute(text("SELECT 1 AS n WHERE false")).one_or_none() is None
+        assert connection.execute(text("SELECT 1 AS n, 2 AS m")).mappings().one() == {"n": 1, "m": 2}
+    with pytest.raises(DBAPIError) as refused, database.engine.begin() as connection:
+        connection.execute(text("SELECT 1 / :n"), {"n": 0})
+    assert isinstance(refused.value.orig, psycopg.errors.DivisionByZero)
+    with pytest.raises(DBAPIError, match="missing: n"), database.engine.begin() as connection:
+        connection.execute(text("SELECT :n"), {})
 
 
 def test_a_lock_that_cannot_be_had_in_time_is_tried_for_again(pool: Pool) -> None:

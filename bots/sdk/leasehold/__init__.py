@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from leasehold.jobs import ListedJob as ListedJob
     from leasehold.jobs import Result as Result
     from leasehold.jobs import ShownJob as ShownJob
+    from leasehold.periodic import AppliedSchedule as AppliedSchedule
     from leasehold.pool import Pool as Pool
     from leasehold.runtime.attempt import Attempt as Attempt
     from leasehold.runtime.attempt import Cancelled as Cancelled
@@ -53,6 +54,7 @@ _EXPORTS = {
     ),
     "graphs": ("Node",),
     "jobs": ("CancelledJob", "Explanation", "JobRequest", "ListedJob", "Result", "ShownJob"),
+    "periodic": ("AppliedSchedule",),
     "pool": ("Pool",),
     "states": ("FINAL", "JobState"),
     "tasks": ("Task", "TaskJob", "TaskRegistry"),

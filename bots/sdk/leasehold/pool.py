@@ -28,12 +28,13 @@ from leasehold.jobs import (
     query,
     request,
 )
-from leasehold.json_values import Serialiser
 from leasehold.states import JobState
 from leasehold.tasks import TaskRegistry
+from leasehold.wire import Serialiser
 
 if TYPE_CHECKING:
     from leasehold.graphs import Graph, OnFailure
+    from leasehold.periodic import AppliedSchedule
 
 #: Jobs that are read ahead by an iterator over a list.
 PAGE = 200
@@ -271,6 +272,17 @@ class Pool(TaskRegistry):
             "fair_share": fair_share,
         }
         return Graph(self.client, name, options)
+
+    def apply_schedules(self, *, prune: bool = False, take_over: bool = False) -> "list[AppliedSchedule]":
+        """Make the pool's schedules of this app those that `periodic` declares, all or none; tell what became of each.
+
+        Import the modules that declare them first. prune: remove what the app declared before and declares no longer.
+        take_over: change schedules that a command has set or another app declares, too. Raises Conflict
+        `schedule_owned`, which names such schedules, without it.
+        """
+        from leasehold import periodic  # most programs have no schedules
+
+        return periodic.apply(self, self.client, prune=prune, take_over=take_over)
 
     def _result(self, record: Record) -> Result:
         return Result.of(record, read=self.client.read_output)

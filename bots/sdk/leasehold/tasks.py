@@ -9,16 +9,17 @@ import hashlib
 import inspect
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, overload
 
 from leasehold import wire
 from leasehold.errors import BadInput, TaskFailed, TimedOut
-from leasehold.json_values import JsonSerialiser, Serialiser, check_json
+from leasehold.wire import JsonSerialiser, Serialiser, check_json
 
 if TYPE_CHECKING:
     from leasehold.client import Client
+    from leasehold.periodic import CatchUp, DeclaredSchedule, Overlap
     from leasehold.transport import Record
 
 P = ParamSpec("P")
@@ -52,6 +53,8 @@ class TaskRegistry:
         self.serialiser: Serialiser = serialiser or JsonSerialiser()
         #: Tasks by name.
         self.tasks: dict[str, Task[Any, Any]] = {}
+        #: Declared schedules by name.
+        self.schedules: dict[str, DeclaredSchedule] = {}
 
     @overload
     def task(self, function: Callable[P, R], /) -> "Task[P, R]": ...
@@ -129,6 +132,38 @@ class TaskRegistry:
                     raise
                 values.append(failed)
         return values
+
+    if TYPE_CHECKING:
+
+        def periodic(
+            self,
+            cron: str,
+            *,
+            timezone: str = "UTC",
+            name: str | None = None,
+            args: Sequence[Any] = (),
+            kwargs: Mapping[str, Any] | None = None,
+            catch_up: CatchUp = "skip",
+            catch_up_most: int = 10,
+            catch_up_seconds: float = 86_400.0,
+            overlap: Overlap = "allow",
+            enabled: bool | None = None,
+        ) -> Callable[["Task[P, R]"], "Task[P, R]"]: ...
+
+    else:
+
+        def periodic(self, cron, /, **options):
+            """Declare a schedule, as a decorator above `task`: a call of the task at each tick of a cron expression.
+
+            The pool has it once it is applied: `leasehold schedule apply`, `Pool.apply_schedules`. timezone: of the
+            expression. name: unique in the instance; default that of the task. args, kwargs: of the call. catch_up,
+            catch_up_most, catch_up_seconds: what is done after an outage. overlap: `skip` leaves a tick out while the
+            previous job has not ended. enabled: default, a new one is enabled and one that exists stays as it is.
+            Raises BadInput, also for an option that there is not, and TypeError if the function cannot be called so.
+            """
+            from leasehold import periodic  # needs cronsim, which most programs do not
+
+            return periodic.declare(self, cron, **options)
 
     def place(self, module: str) -> str:
         """Return `MODULE:ATTRIBUTE` by which a bot imports this pool with the tasks of a module. Raises BadInput."""

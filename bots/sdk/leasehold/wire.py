@@ -1,4 +1,15 @@
-"""Bounds of what every gateway takes, and text that is safe to show."""
+"""What every gateway takes: bounds, names, time zones and JSON values; and text that is safe to show."""
+
+import math
+import re
+from collections.abc import Iterable
+from functools import cache
+from typing import TYPE_CHECKING, Any, Protocol
+
+from leasehold.errors import BadInput
+
+if TYPE_CHECKING:
+    from zoneinfo import ZoneInfo
 
 #: Values and keys of one JSON document: a hundred for each job of the largest batch. Doubling it doubles the memory and
 #: time that one document may take.
@@ -16,6 +27,10 @@ LEAST_BODY = 16 * 1024 * 1024
 MAX_BATCH = 10_000
 #: Jobs in one page of a list, and ids in one request.
 MAX_LIST = 1000
+#: The form of names.
+NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+
+_PLAIN = (bool, int, type(None))
 
 
 def count_nodes(document: str) -> int:
@@ -32,6 +47,87 @@ def count_nodes(document: str) -> int:
     return 1 + sum(map(outside.count, ",:[{"))
 
 
+def check_name(field: str, value: str) -> str:
+    """Return `value` if it is a legal name (`[a-z0-9][a-z0-9._-]{0,62}`); raise BadInput naming `field`."""
+    if not NAME.fullmatch(value):
+        raise BadInput(field, f"'{escaped(value, 80)}' is not a name: use a-z, 0-9, '.', '_', '-', at most 63")
+    return value
+
+
+@cache
+def zone_names() -> frozenset[str]:
+    """The names of all time zones. Empty on a machine without any, where the package tzdata is missing."""
+    from zoneinfo import available_timezones  # most programs name no zone
+
+    return frozenset(available_timezones())
+
+
+def load_zone(name: str) -> "ZoneInfo":
+    """The time zone with this name, such as `UTC` or `Europe/Berlin`. Raises ValueError if there is none."""
+    from zoneinfo import ZoneInfo
+
+    if name not in zone_names():
+        raise ValueError(f"'{name[:60]}' is not a time zone: use a name such as 'UTC' or 'Europe/Berlin'")
+    return ZoneInfo(name)
+
+
+class Serialiser(Protocol):
+    """Makes JSON values of arguments and results of tasks, and the other way round.
+
+    A pool uses the same one where tasks are deferred and where they run.
+    """
+
+    def encode(self, value: Any) -> Any:
+        """Return `value` as a JSON value. Raises TypeError or ValueError, with the reason, if it cannot be one."""
+
+    def decode(self, found: Any) -> Any:
+        """Return the value of which `encode` made this JSON value."""
+
+
+class JsonSerialiser:
+    """Takes JSON values as they are and refuses all others. A tuple comes back as a list."""
+
+    def encode(self, value: Any) -> Any:
+        return value
+
+    def decode(self, found: Any) -> Any:
+        return found
+
+
+def check_json(value: Any, *, depth: int = 0) -> None:
+    """Raise ValueError, with the reason, unless the value is JSON that the pool's database can hold."""
+    if type(value) in _PLAIN:
+        return
+    if isinstance(value, str):
+        _check_text(value)
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError(f"{value} is not a number of JSON")
+    elif not isinstance(value, (list, tuple, dict, int)):
+        raise ValueError(f"a value of type '{type(value).__name__}' is not JSON; see the serialiser of the pool")
+    elif depth == MAX_JSON_DEPTH:
+        raise ValueError(f"is nested more than {MAX_JSON_DEPTH} levels deep")
+    elif isinstance(value, dict):
+        for key, each in value.items():
+            if not isinstance(key, str):
+                raise ValueError(f"a key of type '{type(key).__name__}' would come back as a text")
+            _check_text(key)
+            check_json(each, depth=depth + 1)
+    elif not isinstance(value, int):
+        for each in value:
+            check_json(each, depth=depth + 1)
+
+
+def _check_text(text: str) -> None:
+    """Refuse what a text of PostgreSQL cannot hold."""
+    if "\0" in text:
+        raise ValueError("holds a NUL character")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("holds half of a surrogate pair") from None
+
+
 def escaped(value: object, limit: int = 200) -> str:
     """A value for a message: control characters are escaped, and it is cut at `limit` characters."""
     shown = value.encode("unicode_escape").decode("ascii") if isinstance(value, str) else repr(value)
@@ -44,3 +140,16 @@ def printable(text: str, limit: int | None = None) -> str:
         each if each.isprintable() else each.encode("unicode_escape", "surrogatepass").decode() for each in text
     )
     return shown if limit is None or len(shown) <= limit else shown[: limit - 1] + "…"
+
+
+def meant(wrong: str, known: Iterable[str]) -> str | None:
+    """The known name that is most similar; None if none is similar."""
+    import difflib  # most programs misspell nothing
+
+    return next(iter(difflib.get_close_matches(wrong, list(known), n=1, cutoff=0.6)), None)
+
+
+def suggestion(wrong: str, known: Iterable[str]) -> str:
+    """The text `; did you mean 'x'?` with the most similar known name; empty if none is similar."""
+    close = meant(wrong, known)
+    return "" if close is None else f"; did you mean '{close}'?"

@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from schema.timing import Timing
+from tests.support.patience import MINUTE
 from tests.support.servers import Databases, Served, opened, serving
 
 #: Programs that show web pages, by their names on Debian and elsewhere.
@@ -88,3 +89,31 @@ def browser() -> Iterator[Any]:
             yield running
         finally:
             running.close()
+
+
+class Person:
+    """Somebody with a browser of their own. What the browser complains of is collected."""
+
+    def __init__(self, chromium: Any, shown: Console) -> None:
+        self.context = chromium.new_context()
+        self.context.set_default_timeout(MINUTE * 1000)
+        self.page, self.url = self.context.new_page(), shown.url
+        self.complaints: list[str] = []
+        self.page.on("console", lambda said: self.complaints.append(said.text) if said.type == "error" else None)
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("dialog", lambda asked: self.complaints.append(asked.message))
+
+    def log_in(self, token: str) -> "Person":
+        self.go("/login")
+        self.page.fill("#token", token)
+        self.page.keyboard.press("Enter")
+        self.page.wait_for_selector("h1:has-text('Pool'), .problem:not(:empty)")
+        return self
+
+    def go(self, path: str) -> None:
+        self.page.goto(self.url + path)
+
+    def sees(self, text: str) -> bool:
+        """Wait until the text is on the page."""
+        self.page.get_by_text(text, exact=True).first.wait_for()
+        return True

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from leasehold.errors import BadInput, LeaseholdError
-from leasehold.json_values import check_json
-from leasehold.wire import MAX_CHECKPOINT_BYTES
+from leasehold.wire import MAX_CHECKPOINT_BYTES, check_json
 
 
 class Cancelled(BaseException):

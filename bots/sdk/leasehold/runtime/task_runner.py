@@ -15,11 +15,10 @@ from types import FrameType
 from typing import Any
 
 from leasehold.errors import BadInput, LeaseholdError
-from leasehold.json_values import check_json
 from leasehold.runtime import attempt as attempts
 from leasehold.runtime.attempt import Attempt, Cancelled
 from leasehold.tasks import COMMAND, Task, TaskRegistry
-from leasehold.wire import MAX_RESULT_BYTES
+from leasehold.wire import MAX_RESULT_BYTES, check_json
 
 #: Exit codes of a task: its function returned; it failed; it was cancelled, as a shell reports SIGTERM.
 DONE, FAILED, CANCELLED = 0, 1, 128 + signal.SIGTERM

@@ -1,0 +1,108 @@
+"""The connection that a transaction's work gets: it hands statements to the driver, and calls what waits for COMMIT.
+
+Most statements of the pool are `text` with values by name. For these, SQLAlchemy's execution costs as much processor
+time as the driver's: of a statement with four columns and three rows 106 microseconds, 52 when the driver is called at
+once. So `execute` calls the driver itself, in SQLAlchemy's transaction and with its errors and rows. Statements of any
+other kind, and those that somebody listens to, are executed as usual.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any, cast
+
+import psycopg
+from psycopg.pq import ExecStatus
+from sqlalchemy import Connection, CursorResult, Dialect, Executable, TextClause, text
+from sqlalchemy.engine.result import IteratorResult, SimpleResultMetaData
+from sqlalchemy.types import NullType
+
+
+class DriverResult(IteratorResult[Any]):
+    """The rows of one statement, all of which are in memory. rowcount: how many rows it returned or changed."""
+
+    rowcount: int
+
+
+class WorkConnection(Connection):
+    """A connection whose `execute` has a short way for `text` with values by name."""
+
+    _waiting: tuple[Callable[[], None], ...] = ()
+
+    def execute(
+        self, statement: Executable, parameters: Any = None, *, execution_options: Any = None
+    ) -> CursorResult[Any]:
+        """Execute the statement, like the method of SQLAlchemy; the result of `text` has the methods of `Result`."""
+        query = None
+        if isinstance(statement, TextClause) and execution_options is None and isinstance(parameters, Mapping | None):
+            query = _query(statement, self.dialect)
+        if query is None or self.dispatch.before_cursor_execute or self.dispatch.after_cursor_execute:
+            return super().execute(statement, parameters, execution_options=execution_options)
+        return cast("CursorResult[Any]", self._execute_by_driver(query, parameters or {}))
+
+    def _execute_by_driver(self, query: str, values: Mapping[str, Any]) -> DriverResult:
+        transaction = self._transaction
+        if transaction is None:
+            self._autobegin()
+        elif not transaction.is_active:
+            self._invalid_transaction()
+        cursor: psycopg.Cursor[tuple[Any, ...]] | None = None
+        try:
+            driver = cast("psycopg.Connection[tuple[Any, ...]]", self.connection.driver_connection)
+            cursor = driver.cursor()
+            cursor.execute(cast(Any, query), values)
+            found = cursor.pgresult
+            assert found is not None
+            names = tuple(map(found.fname, range(found.nfields)))
+            # A statement without columns has rows all the same, and some are written to be counted only.
+            rows = cursor.fetchall() if found.status == ExecStatus.TUPLES_OK else []
+        except BaseException as error:
+            self._handle_dbapi_exception(error, query, cast(Any, values), cast(Any, cursor), None)
+        result = DriverResult(_metadata(names), iter(rows))
+        result.rowcount = cursor.rowcount
+        return result
+
+    def call_after_commit(self, work: Callable[[], None]) -> None:
+        """Call `work` once this transaction has been committed."""
+        self._waiting = (*self._waiting, work)
+
+    def _commit_impl(self) -> None:
+        super()._commit_impl()
+        waiting, self._waiting = self._waiting, ()
+        for work in waiting:
+            work()
+
+    def _rollback_impl(self) -> None:
+        self._waiting = ()
+        super()._rollback_impl()
+
+
+def on_commit(connection: Connection, work: Callable[[], None]) -> None:
+    """Call `work` once the transaction of `connection` has been committed, and never if it is undone.
+
+    For the log: what it tells has then happened, and a transaction that is repeated tells it once. If the answer to
+    COMMIT is lost, `work` is not called, and a repeated transaction tells what it finds.
+    """
+    assert isinstance(connection, WorkConnection)
+    connection.call_after_commit(work)
+
+
+#: How many statements are kept as the driver takes them. Those of lists are put together by request.
+KEPT = 2048
+
+
+@lru_cache(KEPT)
+def _query(statement: TextClause, dialect: Dialect) -> str | None:
+    """Return the statement as the driver takes it; None if one of its values has a type, which SQLAlchemy converts."""
+    if any(not isinstance(each.type, NullType) for each in statement._bindparams.values()):
+        return None
+    return _compiled(statement.text, dialect)
+
+
+@lru_cache(KEPT)
+def _compiled(statement: str, dialect: Dialect) -> str:
+    return str(text(statement).compile(dialect=dialect))
+
+
+@lru_cache(KEPT)
+def _metadata(names: tuple[bytes | None, ...]) -> SimpleResultMetaData:
+    return SimpleResultMetaData([(name or b"").decode() for name in names])
