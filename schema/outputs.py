@@ -20,14 +20,16 @@ class Written:
     data: bytes
 
 
-# Only the bot that holds the lease may write. A repeated chunk changes nothing, and a longer one replaces it.
+# Only the bot that holds the lease may write. A repeated chunk changes nothing, and a longer one replaces it. Rows are
+# looked up one by one (OFFSET 0): a plan for any number of chunks would read all live leases.
 APPEND = text("""
 INSERT INTO job_outputs AS o (job_id, fence, start, data)
 SELECT j.id, l.fence, c.start, c.data
 FROM unnest(CAST(:bot_ids AS bigint[]), CAST(:epochs AS bigint[]), CAST(:jobs AS uuid[]), CAST(:fences AS bigint[]),
             CAST(:starts AS bigint[]), CAST(:chunks AS bytea[])) AS c (bot_id, bot_epoch, job, fence, start, data)
-JOIN jobs j ON j.public_id = c.job
-JOIN leases l ON l.job_id = j.id AND l.fence = c.fence
+CROSS JOIN LATERAL (SELECT id FROM jobs WHERE public_id = c.job OFFSET 0) j
+CROSS JOIN LATERAL (
+    SELECT fence, bot_id, bot_epoch, state FROM leases WHERE job_id = j.id AND fence = c.fence OFFSET 0) l
 WHERE l.bot_id = c.bot_id AND l.bot_epoch = c.bot_epoch AND l.state IN ('pending', 'active', 'cancelling')
 ON CONFLICT (job_id, fence, start) DO UPDATE SET data = EXCLUDED.data
     WHERE length(EXCLUDED.data) > length(o.data)

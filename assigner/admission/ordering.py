@@ -8,14 +8,13 @@ from functools import partial
 from operator import attrgetter, itemgetter
 from typing import Literal
 
-from leasehold.wire import escaped
+from leasehold.wire import escaped, suggestion
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from assigner.admission import graph_share
 from assigner.admission.admit import Ordering, Rank, head_below_minimum
 from assigner.admission.fair_share import DeficitOrder
 from assigner.admission.state import AdmissionState
-from assigner.config import keys
 from schema.picking.constrained import Ageing, ConstrainedQueue, QueueHead
 from schema.validation import PRIORITY_MIN
 
@@ -245,7 +244,7 @@ class OrderingSettings(BaseModel):
     def _kind_is_known(cls, kind: str) -> str:
         if kind not in KINDS:
             listed = ", ".join(f"'{name}'" for name in sorted(KINDS))
-            raise ValueError(f"'{escaped(kind, 80)}' is not an order: there are {listed}{keys.suggestion(kind, KINDS)}")
+            raise ValueError(f"'{escaped(kind, 80)}' is not an order: there are {listed}{suggestion(kind, KINDS)}")
         return kind
 
     @property

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 from leasehold.errors import BadInput
-from leasehold.wire import escaped
+from leasehold.wire import escaped, suggestion
 
 from assigner.cli.completion import Named
 
@@ -61,13 +61,11 @@ def _show_command(root: click.Context, path: tuple[str, ...]) -> None:
     for name in path:
         inner = found.get_command(context, name) if isinstance(found, click.Group) else None
         if inner is None:
-            from assigner.config import keys  # imports pydantic
-
             commands = found.list_commands(context) if isinstance(found, click.Group) else []
             raise BadInput(
                 "TOPIC",
                 f"'{escaped(' '.join(path), 60)}' is neither a command nor one of the pages {', '.join(topics())}"
-                + keys.suggestion(name, [*topics(), *commands] if found is root.command else commands),
+                + suggestion(name, [*topics(), *commands] if found is root.command else commands),
             )
         found, context = inner, click.Context(inner, info_name=name, parent=context)
     click.echo(found.get_help(context))

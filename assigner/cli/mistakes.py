@@ -7,9 +7,9 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from leasehold import wire
 from pydantic import BaseModel
 
-from assigner.config import keys
 from assigner.config.keys import KeyPath
 from assigner.placement import strategy
 from assigner.placement.registry import CAPACITY
@@ -87,7 +87,7 @@ def _of_windows(settings: PoolSettings) -> Iterator[Mistake]:
                     yield Mistake(
                         ("windows", n, key),
                         f"'{each}' is no class of a new pool, and jobs have it only after `leasehold class set {each}`"
-                        + keys.suggestion(each, FIRST_CLASSES),
+                        + wire.suggestion(each, FIRST_CLASSES),
                     )
     left_out = [name for name in FIRST_CLASSES if not any(window.admits(name) for window in settings.windows)]
     if settings.windows and left_out:
@@ -112,7 +112,7 @@ def _of_meters(settings: PoolSettings) -> Iterator[Mistake]:
     declared = [meter.name for meter in settings.meters]
     used = {window.meter for window in settings.windows}
     for n, window in enumerate(settings.windows):
-        meant = None if window.meter is None or window.meter in declared else keys.meant(window.meter, declared)
+        meant = None if window.meter is None or window.meter in declared else wire.meant(window.meter, declared)
         if meant is not None:
             # A meter that is read for no window is the one that this window was meant to go by.
             yield Mistake(
@@ -144,5 +144,5 @@ def _of_service_levels(settings: PoolSettings) -> Iterator[Mistake]:
         yield Mistake(
             ("service_levels", "default"),
             f"'{level}' is no service level of a new pool, and gateways start only after "
-            f"`leasehold service-level set {level}`" + keys.suggestion(level, FIRST_LEVELS),
+            f"`leasehold service-level set {level}`" + wire.suggestion(level, FIRST_LEVELS),
         )

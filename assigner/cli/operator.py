@@ -7,12 +7,12 @@ from typing import Any
 
 import click
 from leasehold.errors import BadInput, LeaseholdError
-from leasehold.wire import escaped
+from leasehold.wire import escaped, suggestion
 
 from assigner.cli import mistakes
 from assigner.cli.completion import Named
 from assigner.cli.output import as_json, duration, print_json, print_table
-from assigner.config import keys, loading
+from assigner.config import loading
 from assigner.settings import COMMAND_TIMEOUT, Installation, require_safe_way
 from schema.diagnostics import doctor, invariants
 from schema.diagnostics.checks import Check, Verdict
@@ -100,7 +100,7 @@ def print_example(name: str, listed: bool, as_json: bool) -> None:
             print_table(["file", "path"], list(known.items()))
         return
     if name not in known:
-        raise BadInput("FILE", f"'{escaped(name, 80)}' is not one of {', '.join(known)}{keys.suggestion(name, known)}")
+        raise BadInput("FILE", f"'{escaped(name, 80)}' is not one of {', '.join(known)}{suggestion(name, known)}")
     text = known[name].read_text()
     if as_json:
         print_json({"file": name, "text": text})

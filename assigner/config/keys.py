@@ -1,6 +1,5 @@
 """The keys of a configuration: which exist, their lines in the file, and the key that a variable sets."""
 
-import difflib
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
@@ -10,6 +9,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from leasehold.errors import BadInput
+from leasehold.wire import suggestion
 from pydantic import BaseModel, SecretStr
 
 PREFIX = "LEASEHOLD_"
@@ -28,17 +28,6 @@ KeyPath = tuple[str | int, ...]
 def dotted(path: KeyPath) -> str:
     """`('assigners', 0, 'batch')` as people write it: `assigners[0].batch`."""
     return "".join(f"[{each}]" if isinstance(each, int) else f".{each}" for each in path).lstrip(".")
-
-
-def meant(wrong: str, known: Iterable[str]) -> str | None:
-    """The known name that is most similar; None if none is similar."""
-    return next(iter(difflib.get_close_matches(wrong, list(known), n=1, cutoff=0.6)), None)
-
-
-def suggestion(wrong: str, known: Iterable[str]) -> str:
-    """The text `; did you mean 'x'?` with the most similar known name; empty if none is similar."""
-    close = meant(wrong, known)
-    return "" if close is None else f"; did you mean '{close}'?"
 
 
 def members(annotation: Any) -> list[Any]:

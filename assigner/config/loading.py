@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 
 import structlog
 from leasehold.errors import BadInput
-from leasehold.wire import escaped
+from leasehold.wire import escaped, meant, suggestion
 from prometheus_client import Counter
 from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
 from pydantic_core import ErrorDetails, to_jsonable_python
@@ -161,7 +161,7 @@ def _explained(error: ValidationError, sections: type[ConfigModel], source: Sour
 
 def _meant(path: keys.KeyPath, sections: type[ConfigModel]) -> str | None:
     """The key that an unknown key was probably meant to be."""
-    return keys.meant(str(path[-1]), keys.fields(keys.annotation(sections, path[:-1])))
+    return meant(str(path[-1]), keys.fields(keys.annotation(sections, path[:-1])))
 
 
 def _blamed(path: keys.KeyPath, details: ErrorDetails, source: Source) -> keys.KeyPath:
@@ -181,7 +181,7 @@ def _reason(details: ErrorDetails, path: keys.KeyPath, sections: type[ConfigMode
     kind, value = details["type"], details["input"]
     if kind == "extra_forbidden":
         siblings = keys.fields(keys.annotation(sections, path[:-1]))
-        return "is not a setting" + keys.suggestion(str(path[-1]), siblings)
+        return "is not a setting" + suggestion(str(path[-1]), siblings)
     if kind == "missing":
         return "is missing"
     message = details["msg"].removeprefix("Value error, ")

@@ -4,9 +4,7 @@ from collections.abc import Iterable
 from importlib.metadata import entry_points
 from typing import Any
 
-from leasehold.wire import escaped
-
-from assigner.config import keys
+from leasehold.wire import escaped, suggestion
 
 
 def load_entry_point(group: str, kind: str, *, noun: str, built_in: Iterable[str]) -> tuple[str, Any]:
@@ -20,7 +18,7 @@ def load_entry_point(group: str, kind: str, *, noun: str, built_in: Iterable[str
     if not found:
         known = sorted({*built_in, *entry_points(group=group).names})
         listed = ", ".join(f"'{escaped(name, 80)}'" for name in known)
-        raise ValueError(f"'{escaped(kind, 80)}' is not {noun}: there are {listed}{keys.suggestion(kind, known)}")
+        raise ValueError(f"'{escaped(kind, 80)}' is not {noun}: there are {listed}{suggestion(kind, known)}")
     if len(found) > 1:
         raise ValueError(f"'{escaped(kind, 80)}' is offered by {len(found)} packages")
     place = f"'{escaped(kind, 80)}' ({escaped(found[0].value, 80)})"

@@ -83,6 +83,9 @@ WAITING_SECONDS = 1.0
 #: Seconds, half of them more or less, after which an assigner without a slot asks for one again.
 RETRY_SECONDS = 0.5
 
+#: Jobs for which a cycle has chosen bots, up to which the next cycle uses the plans that the server keeps.
+FEW = 8
+
 NO_BOT = "no healthy bot offers what it requires"
 NO_ROOM = "no bot that offers what it requires has enough free units"
 
@@ -125,7 +128,7 @@ class PriorityAgeAssigner:
             ConflictBackoff(now),
         )
         self._forget()
-        self._pace = CyclePacer(chance)
+        self._pace, self._chosen = CyclePacer(chance), 0
         self._next_reclaim = self._next_claim = self._next_waiting = now()
         self._waiting: dict[int, WaitingKinds] = {}
 
@@ -137,7 +140,9 @@ class PriorityAgeAssigner:
     def run_once(self) -> float:
         """Run one cycle; returns the seconds to sleep before the next one."""
         began = self._now()
-        cycle = self._conflict_backoff.run(self._database, self._cycle, undone=self._forget) or CycleResult(lost=1)
+        cycle = self._conflict_backoff.run(
+            self._database, self._cycle, undone=self._forget, few=self._chosen <= FEW
+        ) or CycleResult(lost=1)
         self._rotation.keep()
         if cycle.sample is not None and self._recorder is not None:
             self._recorder.keep(cycle.sample)
@@ -154,7 +159,8 @@ class PriorityAgeAssigner:
             )
         seconds = self._now() - began
         was_full = cycle.picked >= self._batch.size(self._settings.batch)
-        self._batch.learn(chosen=len(cycle.granted) + cycle.lost, seconds=seconds, limit=self._settings.batch)
+        self._chosen = len(cycle.granted) + cycle.lost
+        self._batch.learn(chosen=self._chosen, seconds=seconds, limit=self._settings.batch)
         metrics.observe_cycle(
             seconds=seconds,
             granted=len(cycle.granted),

@@ -132,16 +132,18 @@ class ConflictBackoff:
         self._now = now
         self._until = now()
 
-    def run(self, database: Database, work: Callable[[Connection], T], *, undone: Callable[[], None]) -> T | None:
+    def run(
+        self, database: Database, work: Callable[[Connection], T], *, undone: Callable[[], None], few: bool = False
+    ) -> T | None:
         """Run `work` in one transaction, begun anew when it is undone, for which `undone` is called. Return None if
-        every try was undone, which is no error: those who did it have gone on."""
+        every try was undone, which is no error: those who did it have gone on. few: as of `Database.run`."""
 
         def note() -> None:
             undone()
             self._until = self._now() + CAREFUL
 
         try:
-            return database.run(work, undone=note)
+            return database.run(work, undone=note, few=few)
         except DBAPIError as error:
             if not is_conflict(error):
                 raise

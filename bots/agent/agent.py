@@ -20,7 +20,7 @@ from typing import Annotated, Literal, Self
 import structlog
 from leasehold import wire
 from leasehold.errors import BadInput, LeaseholdError
-from leasehold.tasks import PROPERTY
+from leasehold.tasks import PROPERTY, check_place
 from leasehold.transport import Record, Transport
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
@@ -112,7 +112,7 @@ class AgentSettings(BaseModel):
 
     name: Name | None = None
     name_suffix: Annotated[str, Field(pattern=r"^[a-z0-9._-]{0,32}$")] = ""
-    app: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")] | None = None
+    app: str | None = None
     url: str | None = None
     capacity: int = Field(default=1, ge=1, le=MAX_LEASES)
     auto_capacity: bool = False
@@ -145,6 +145,16 @@ class AgentSettings(BaseModel):
         if self.instance is not None and self.pool is not None:
             raise ValueError("pool means nothing together with instance: a bot serves one of them")
         return self
+
+    @field_validator("app")
+    @classmethod
+    def _names_a_pool(cls, app: str | None) -> str | None:
+        if app is not None:
+            try:
+                check_place(app)
+            except BadInput as refused:
+                raise ValueError(refused.reason) from None
+        return app
 
     @field_validator("exclusive")
     @classmethod

@@ -136,7 +136,7 @@ def apply(caller: Caller, /, app: str, prune: bool, take_over: bool) -> None:
 
 def _imported(app: str) -> "TaskRegistry":
     """Import the pool of an app as a bot does. What the module prints goes to the standard error."""
-    from leasehold.runtime.task_runner import last_line, load
+    from leasehold.runtime.task_runner import import_failure, load
 
     sys.path.insert(0, str(Path.cwd()))
     try:
@@ -145,7 +145,7 @@ def _imported(app: str) -> "TaskRegistry":
     except LeaseholdError:
         raise
     except (Exception, SystemExit) as error:
-        raise LeaseholdError(f"the app '{app}' cannot be imported: {last_line(error)}") from None
+        raise LeaseholdError(f"the app '{app}' cannot be imported: {import_failure(error)}") from None
 
 
 def _following(done: "AppliedSchedule") -> str:

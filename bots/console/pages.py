@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from nicegui import ui
 
 from bots.console import bots, graphs, job, job_list, pool, preemptions, settings_tables
-from bots.console.operator_pages import tenants
+from bots.console.operator_pages import health, policy, tenants
 from bots.console.view import Link, View
 
 
@@ -28,8 +28,8 @@ PAGES = (
     Page("/tenants", "Tenants", tenants.show, of_operators=True),
     Page("/preemptions", "Preemptions", preemptions.show, of_operators=True),
     Page("/limits", "Limits", settings_tables.show_limits, of_operators=True),
-    Page("/policy", "Policy", settings_tables.show_policy, of_operators=True),
-    Page("/health", "Health", settings_tables.show_health, of_operators=True),
+    Page("/policy", "Policy", policy.show_policy, of_operators=True),
+    Page("/health", "Health", health.show_health, of_operators=True),
 )
 LINKS = tuple(Link(page.path, page.name, page.of_operators) for page in PAGES)
 

@@ -7,6 +7,7 @@ from leasehold.client import Client
 
 from bots.cli.output import seconds
 from bots.console.charts import Chart, epoch
+from bots.console.operator_pages.health import Alerts
 from bots.console.settings_tables import Upkeep
 from bots.console.view import FAST, Cell, Table, View, node
 from bots.console.words import ALL, ENDED, HELD, WAITING, count
@@ -41,6 +42,8 @@ class Tiles:
 def show(view: View) -> None:
     """Put the page into `view`."""
     tiles = Tiles(("waiting", "with bots", "ending", "oldest wait", "units in use", "wait for a bot"))
+    if view.is_operator:
+        Alerts(view, hidden_if_none=True)
     show_history(view)
     node("h2", "Jobs by instance")
     jobs = Table(

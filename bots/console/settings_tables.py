@@ -15,8 +15,6 @@ Record = Mapping[str, Any]
 
 #: The most rows of one table.
 MAX_ROWS = 200
-#: Seconds of the report on the page of the pool's health.
-REPORTED = 3600
 
 
 @dataclass(frozen=True)
@@ -32,15 +30,6 @@ class Source:
     single: bool = False
 
 
-POLICY = (
-    Source("Scheduling", "scheduling", single=True),
-    Source("Classes", "classes"),
-    Source("Service levels", "service-levels"),
-    Source("Cohorts", "cohorts"),
-    Source("Execution windows", "windows"),
-    Source("Submit rules", "submit-rules"),
-    Source("Ceilings of run times and waits", "ceilings"),
-)
 LIMITS = (
     Source("The pool", "limits", single=True),
     Source("Rates of resource classes", "rates"),
@@ -55,7 +44,6 @@ LIMITS = (
     Source("Costs of projects", "project-quotas"),
     Source("Reports of usage", "report-ceilings"),
 )
-HEALTH = (Source("Assigner processes of the last day", "assigners", empty="No assigner process has run."),)
 
 
 class Listed:
@@ -129,37 +117,4 @@ def show_tables(view: View, *, sources: Sequence[Source]) -> None:
     view.live(refresh, seconds=SLOW)
 
 
-def show_health(view: View) -> None:
-    """Put the upkeep, the report of the last hour and the assigner processes on the page."""
-    upkeep = Upkeep()
-    node("h2", "The last hour")
-    facts = Facts()
-    show_tables(view, sources=HEALTH)
-    node("h2", "Checks")
-    node(
-        "p",
-        "The checks of the server and of the invariants need the database and not the gateway: "
-        "leasehold db doctor, leasehold db verify.",
-        "note",
-    )
-
-    def read(client: Client) -> tuple[Record, Record]:
-        return client.status(), client.call("GET", "/v1/report", query={"window": REPORTED})
-
-    async def refresh() -> None:
-        status, report = await view.ask(read)
-        upkeep.show_status(status)
-        ended = {name: sum(one[name] for one in report["instances"]) for name in ("ended", "succeeded", "failed")}
-        facts.show(
-            {
-                "throughput": (f"{report['throughput']:,.3g} jobs ended per second", ""),
-                "ended": (f"{ended['ended']:,}: {ended['succeeded']:,} succeeded, {ended['failed']:,} failed", ""),
-                "efficiency": (text(report["efficiency"]) + ", units in use over units of healthy bots", ""),
-                "fairness": (text(report["fairness"]) + ", Jain's index over instances: 1 = equal", ""),
-            }
-        )
-
-    view.live(refresh, seconds=SLOW * 4)
-
-
-show_policy, show_limits = (partial(show_tables, sources=sources) for sources in (POLICY, LIMITS))
+show_limits = partial(show_tables, sources=LIMITS)

@@ -22,9 +22,10 @@ MAX_TEXT = 20_000
 
 def text(value: object) -> str:
     """Format a value for a cell: `-` for nothing, `yes` or `no`, nested values as JSON."""
+    # Not in `match`: the pattern `{}` stands for any mapping.
+    if value is None or value in ("", [], {}):
+        return "-"
     match value:
-        case None | "" | [] | {}:
-            return "-"
         case True:
             return "yes"
         case False:

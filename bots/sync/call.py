@@ -144,12 +144,12 @@ class SyncCall:
     call: Call
     bot: Row[Any]
     repeated: bool
+    before: float
+    remaining: float
     held: list[Row[Any]] = field(default_factory=list)
     account: ReportOutcome = field(default_factory=ReportOutcome)
     ended: list[EndedAttempt] = field(default_factory=list)
     due: list[Row[Any]] = field(default_factory=list)
-    before: float = 0.0
-    remaining: float = 0.0
     bot_capacity: BotCapacity = field(init=False)
 
     def __post_init__(self) -> None:
@@ -179,6 +179,19 @@ class SyncCall:
     def status(self) -> str:
         """Return the status that the bot reports. A bot that leaves keeps its status until its session is closed."""
         return str(self.bot.status if self.sync is None or self.leaves else self.sync.status)
+
+    @property
+    def changes_bot(self) -> bool:
+        """Return whether the call changes anything of its bot but the end of its session."""
+        bot, capacity = self.bot, self.bot_capacity
+        return (self.seq, self.status, capacity.capacity, capacity.in_use, capacity.held, capacity.kept) != (
+            bot.sync_seq,
+            bot.status,
+            bot.capacity,
+            bot.in_use,
+            bot.held,
+            bot.kept_units,
+        )
 
     @property
     def constrained_first(self) -> bool:
@@ -216,8 +229,11 @@ def ends_something(call: Call) -> bool:
     return isinstance(call, NewCall) and any(report.state == "completed" for report in call.sync.leases)
 
 
-def check_call(nth: int, call: Call, bot: Row[Any] | None) -> SyncCall:
-    """Check the session of a call and its sequence number. Raises Conflict."""
+def check_call(nth: int, call: Call, bot: Row[Any] | None, *, asked_at: float) -> SyncCall:
+    """Check the session of a call and its sequence number. Raises Conflict.
+
+    asked_at: a monotonic time before the row of the bot was read.
+    """
     if isinstance(call, NewCall):
         bot = check_session(bot, epoch=call.sync.epoch, secret=call.sync.secret)
         late = call.sync.seq < bot.sync_seq
@@ -226,7 +242,14 @@ def check_call(nth: int, call: Call, bot: Row[Any] | None) -> SyncCall:
         late = call.seq != bot.sync_seq
     if late:
         raise Conflict("stale_seq", "a later call of this session has been answered")
-    return SyncCall(nth, call, bot, repeated=_seq(call) == bot.sync_seq)
+    return SyncCall(
+        nth,
+        call,
+        bot,
+        repeated=_seq(call) == bot.sync_seq,
+        before=asked_at - call.began,
+        remaining=float(bot.remaining),
+    )
 
 
 def check_session(bot: Row[Any] | None, *, epoch: int, secret: str) -> Row[Any]:

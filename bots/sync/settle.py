@@ -33,7 +33,7 @@ from schema.clock import Monotonic
 from schema.diagnostics.tracing import AttemptTracer
 from schema.moves.acknowledge import acknowledge, deliver, lock_for_moves
 from schema.moves.end import end
-from schema.moves.sessions import SyncUpdate, close, limit_spared, record_syncs, remember_localities
+from schema.moves.sessions import RENEWED_BELOW, SyncUpdate, close, limit_spared, record_syncs, remember_localities
 from schema.picking.head_cursor import HeadCursors
 from schema.postgres.engine import Database
 from schema.postgres.fragments import newest_version
@@ -46,6 +46,9 @@ from schema.timing import Timing
 
 Answer = bytes | HeldCall
 
+#: Calls up to which a batch is settled with the plans that the server keeps.
+FEW = 4
+
 _log = structlog.get_logger(__name__)
 
 # Bots are found by name without a lock, and then locked in the order of their ids.
@@ -56,6 +59,7 @@ WITH named AS MATERIALIZED (
 )
 SELECT b.id, b.name, b.epoch, b.session, b.sync_seq, b.status, b.draining, b.closing, b.cohort, b.instance, b.pool,
     b.capacity, b.in_use, b.held, b.free, b.kept_units, b.kind,
+    extract(epoch FROM b.expires_at - clock_timestamp()) AS remaining,
     CASE WHEN :fetches AND {ANY_CONSTRAINED_READY}
         THEN EXISTS (SELECT FROM assigners a WHERE {assigner_is_placing("a")}) END AS gated
 FROM named CROSS JOIN LATERAL {newest_version("bots", "id", "named.id", lock="FOR NO KEY UPDATE")} b
@@ -130,12 +134,13 @@ class SyncService:
         """Settle the calls in this transaction, which may be a repeat."""
         fetches = self._fetch.to_capacity or any(ends_something(call) for call in calls)
         asked = {"names": list(names), "fetches": fetches and self._fetch.enabled}
+        asked_at = self._now()
         bots = {row.name: row for row in connection.execute(LOCK_BOTS, asked).all()}
         found: dict[int, Answer | LeaseholdError] = {}
         settled: list[SyncCall] = []
         for nth, (call, name) in enumerate(zip(calls, names, strict=True)):
             try:
-                settled.append(check_call(nth, call, bots.get(name)))
+                settled.append(check_call(nth, call, bots.get(name), asked_at=asked_at))
             except Conflict as refusal:
                 found[nth] = refusal
         settled = self._compared(connection, settled, found)
@@ -217,15 +222,20 @@ class SyncService:
         return [sync_call for sync_call in settled if not sync_call.leaves]
 
     def _sync(self, connection: Connection, settled: Sequence[SyncCall]) -> None:
-        """Write the rows of the bots; each call does so once."""
-        for sync_call in settled:
+        """Write the rows of the bots, at most once for each call. A bot that was only told something is not written."""
+        changed = [
+            sync_call
+            for sync_call in settled
+            if sync_call.changes_bot or sync_call.remaining < self._timing.ttl * RENEWED_BELOW
+        ]
+        for sync_call in changed:
             sync_call.before = self._now() - sync_call.call.began
         words = [
             SyncUpdate(sync_call.bot.id, sync_call.seq, sync_call.status, sync_call.bot_capacity)
-            for sync_call in settled
+            for sync_call in changed
         ]
         remaining = record_syncs(connection, words, ttl=self._timing.ttl)
-        for sync_call in settled:
+        for sync_call in changed:
             sync_call.remaining = remaining[sync_call.bot.id]
 
     def _reply(

@@ -131,12 +131,14 @@ WITH overdue AS MATERIALIZED (
 )
 UPDATE bots b SET closing = true FROM overdue WHERE b.id = overdue.id RETURNING b.name
 """)
+#: A session is renewed at a call if less than this part of it is left.
+RENEWED_BELOW = 2 / 3
 # A heartbeat soon after another one does not write the expiry again. This transaction has locked the row, so that the
 # version that it finds is the one to change, and can be named by its place (ctid).
 RECORD_SYNCS = text(f"""
 UPDATE bots b SET sync_seq = s.seq, status = s.status, capacity = s.capacity, in_use = s.in_use, held = s.held,
     kept_units = s.kept,
-    expires_at = CASE WHEN b.expires_at < now() + make_interval(secs => :ttl * 2.0 / 3.0)
+    expires_at = CASE WHEN b.expires_at < now() + make_interval(secs => :ttl * {RENEWED_BELOW})
         THEN now() + make_interval(secs => :ttl) ELSE b.expires_at END
 FROM (
     SELECT s.*, place.ctid FROM unnest(
@@ -149,11 +151,11 @@ WHERE b.ctid = s.ctid
 RETURNING b.id, extract(epoch FROM b.expires_at - clock_timestamp()) AS remaining
 """)
 # Rows that others have locked are left for the next round.
-RENEW_HELD = text("""
+RENEW_HELD = text(f"""
 WITH due AS MATERIALIZED (
     SELECT b.id FROM unnest(CAST(:ids AS bigint[]), CAST(:epochs AS bigint[])) AS held (id, epoch)
     JOIN bots b ON b.id = held.id AND b.epoch = held.epoch
-    WHERE NOT b.closing AND b.status <> 'gone' AND b.expires_at < now() + make_interval(secs => :ttl * 2.0 / 3.0)
+    WHERE NOT b.closing AND b.status <> 'gone' AND b.expires_at < now() + make_interval(secs => :ttl * {RENEWED_BELOW})
     ORDER BY b.id FOR NO KEY UPDATE OF b SKIP LOCKED
 )
 UPDATE bots b SET expires_at = now() + make_interval(secs => :ttl) FROM due WHERE b.id = due.id

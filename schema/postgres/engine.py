@@ -8,134 +8,30 @@ proxies, and `single_row` executes one prepared statement through libpq. For suc
 than the statement itself.
 """
 
-import queue
 import random
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import cache
 from hashlib import sha256
-from typing import Any, Literal, Self, TypeVar, cast
+from typing import Any, Literal, Self, TypeVar
 
 import psycopg
 from leasehold.errors import NotReady
 from psycopg import errors, pq
-from psycopg.abc import DumperKey
-from psycopg.adapt import PyFormat
-from psycopg.pq import TransactionStatus
-from psycopg.types.array import BaseListDumper, ListDumper
-from psycopg.types.string import TextLoader
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
-from sqlalchemy import Connection, Engine, QueuePool, create_engine, event
+from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
-from sqlalchemy.pool import ConnectionPoolEntry
-from sqlalchemy.pool.base import _ConnectionRecord
-from sqlalchemy.util.queue import Empty, Full, QueueCommon
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_after_delay
 from tenacity.wait import wait_base
 
 from schema import clock
 from schema.postgres import pooler
+from schema.postgres.connection_pool import LendingPool, register_adapters
 from schema.postgres.failures import READ_ONLY, describe_outage, is_conflict, is_outage
 from schema.postgres.pooler import Problem, TransactionConnection
 from schema.postgres.urls import libpq_url
 from schema.postgres.work_connection import WorkConnection
-
-# The pool
-
-
-IDLE = TransactionStatus.IDLE
-
-
-class _Stack(QueueCommon[ConnectionPoolEntry]):
-    """A last-in, first-out queue of connections. Waiting is done by a queue of tokens, which is written in C."""
-
-    def __init__(self, maxsize: int = 0, use_lifo: bool = True) -> None:
-        assert use_lifo
-        self.maxsize, self.use_lifo = maxsize, use_lifo
-        self._entries: deque[ConnectionPoolEntry] = deque()
-        self._tokens: queue.SimpleQueue[None] = queue.SimpleQueue()
-
-    def qsize(self) -> int:
-        return self._tokens.qsize()
-
-    def put(self, item: ConnectionPoolEntry, block: bool = True, timeout: float | None = None) -> None:  # noqa: ARG002
-        if len(self._entries) >= self.maxsize:
-            raise Full
-        self._entries.append(item)
-        self._tokens.put(None)
-
-    def get(self, block: bool = True, timeout: float | None = None) -> ConnectionPoolEntry:
-        try:
-            self._tokens.get(block, timeout)
-        except queue.Empty:
-            raise Empty from None
-        return self._entries.pop()
-
-
-class LendingPool(QueuePool):
-    """SQLAlchemy's pool that can also lend connections without a proxy, which doubles a short statement's cost."""
-
-    _queue_class = _Stack
-
-    def lend(self) -> ConnectionPoolEntry:
-        """A live connection outside a transaction. The caller must return it with `take_back`, also after an error.
-
-        Raises psycopg.Error, or sqlalchemy.exc.TimeoutError as any checkout does.
-        """
-        entry = self._do_get()
-        try:
-            # Connects again if the connection was lost, or was invalidated by an outage.
-            cast(_ConnectionRecord, entry).get_connection()
-        except BaseException:
-            self._do_return_conn(entry)
-            raise
-        return entry
-
-    def take_back(self, entry: ConnectionPoolEntry, driver: "psycopg.Connection[Any]") -> None:
-        """Return a borrowed connection. It is closed and replaced if it was lost or is still in a transaction."""
-        if driver.pgconn.transaction_status != IDLE:
-            entry.invalidate()
-        self._do_return_conn(entry)
-
-    def discard_all(self) -> None:
-        """Replace every connection before its next use."""
-        self._invalidate(cast(Any, None), _checkin=False)
-
-
-# Conversion of values, where the driver's general way costs more than the statement
-
-
-class FastListDumper(ListDumper):
-    """Dumps a list of integers or of strings as one text, which the statement casts; other lists as usual."""
-
-    def get_key(self, obj: list[Any], format: PyFormat) -> DumperKey:
-        return self.cls if _is_fast(obj) else super().get_key(obj, format)
-
-    def upgrade(self, obj: list[Any], format: PyFormat) -> BaseListDumper:
-        return self if _is_fast(obj) else super().upgrade(obj, format)
-
-    def dump(self, obj: list[Any]) -> Any:
-        if self.sub_dumper is not None or not _is_fast(obj):
-            return super().dump(obj)
-        if type(obj[0]) is int:
-            return b"{%s}" % ",".join(map(str, obj)).encode()
-        joined = "\0".join(obj)
-        if joined.count("\0") >= len(obj):
-            raise psycopg.DataError("PostgreSQL text fields cannot contain NUL (0x00) bytes")
-        return b'{"%s"}' % joined.replace("\\", "\\\\").replace('"', '\\"').replace("\0", '","').encode()
-
-
-def _is_fast(values: list[Any]) -> bool:
-    return set(map(type, values)) in ({int}, {str})
-
-
-def register_adapters(connection: "psycopg.Connection[Any]") -> None:
-    """Dump lists of integers and of strings without inspecting each, and load UUIDs as text."""
-    connection.adapters.register_dumper(list, FastListDumper)
-    connection.adapters.register_loader("uuid", TextLoader)
-
 
 T = TypeVar("T")
 
@@ -189,10 +85,13 @@ class Database:
         urgent: bool = False,
         undone: Callable[[], None] | None = None,
         repeat: bool = True,
+        few: bool = False,
     ) -> T:
         """Run `work` in one READ COMMITTED transaction, commit, and return its result.
 
         urgent: use the reserved connections.
+        few: true for work on a few rows, whose statements take longer to plan than to execute. The server then uses
+            the plans that each connection keeps, which suit any values. They are worse for batches.
         repeat: false = raise the first error at once, for callers that have a deadline of their own.
         undone: called after each try that failed, so that the caller can discard what the try has put into memory.
         A transaction that loses a conflict is tried at most 5 times, with full jitter. After a lost connection it is
@@ -204,6 +103,8 @@ class Database:
         def once() -> T:
             try:
                 with engine.begin() as connection:
+                    if few and not self.is_pooled:  # through a pooler no statement is prepared, and no plan kept
+                        _begin_with_kept_plans(connection)
                     return work(connection)
             except Exception:
                 if undone is not None:
@@ -398,6 +299,28 @@ def _begin_through_pooler(connection: Connection) -> None:
     driver = connection.connection.driver_connection
     assert isinstance(driver, TransactionConnection)
     connection.exec_driver_sql(driver.begin_with)
+
+
+#: The driver begins a transaction with the first of these alone.
+BEGIN_WITH_KEPT_PLANS = b"BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL plan_cache_mode = force_generic_plan"
+
+
+def _begin_with_kept_plans(connection: Connection) -> None:
+    """Begin the transaction and set how it plans, in one round trip. The driver sees that it has begun."""
+    driver = connection.connection.driver_connection
+    assert isinstance(driver, psycopg.Connection)
+    result = driver.pgconn.exec_(BEGIN_WITH_KEPT_PLANS)
+    if result.status == pq.ExecStatus.COMMAND_OK:
+        return
+    error = _result_error(driver, result)
+    told = _as_dbapi_error(error, lost=driver.broken)
+    if driver.broken:
+        # As after any statement: what ended this connection has ended the others too.
+        connection.invalidate(error)
+        pool = connection.engine.pool
+        assert isinstance(pool, LendingPool)
+        pool.discard_all()
+    raise told from error
 
 
 def _leave_read_only(context: ExceptionContext) -> None:

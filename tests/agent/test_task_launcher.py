@@ -215,7 +215,10 @@ def test_an_app_that_cannot_be_imported_ends_the_bot_with_one_line(tmp_path: Pat
     for app, reason in (
         ("tests.support.no_such_app:pool", "ModuleNotFoundError: No module named 'tests.support.no_such_app'"),
         ("tests.support.apps.task_app:fail", "'tests.support.apps.task_app:fail' is a 'Task', not a pool"),
-        ("tests.support.apps.task_app:pools", "the module 'tests.support.apps.task_app' has no 'pools'"),
+        (
+            "tests.support.apps.task_app:pools",
+            "the module 'tests.support.apps.task_app' has no 'pools'; its pool is 'pool'",
+        ),
     ):
         with pytest.raises(LeaseholdError) as refused:
             Agent(settings(tmp_path, app=app), "http://127.0.0.1:1", "t").run()

@@ -32,7 +32,7 @@ MEANT_TO_BE_DERIVED = {"pydantic.BaseModel"}
 #: Package → file that builds on it → parts of the package.
 PARTS: dict[str, dict[str, list[str]]] = {
     "sqlalchemy": {
-        "schema/postgres/engine.py": [
+        "schema/postgres/connection_pool.py": [
             "sqlalchemy.pool:QueuePool._queue_class",
             "sqlalchemy.pool:QueuePool._do_get",
             "sqlalchemy.pool:QueuePool._do_return_conn",
@@ -41,18 +41,23 @@ PARTS: dict[str, dict[str, list[str]]] = {
             "sqlalchemy.util.queue:QueueCommon",
             "sqlalchemy.util.queue:Empty",
             "sqlalchemy.util.queue:Full",
+        ],
+        "schema/postgres/engine.py": [
             "sqlalchemy.exc:DBAPIError.instance",
             "sqlalchemy.events:DialectEvents.do_connect",
             "sqlalchemy.events:ConnectionEvents.begin",
-        ]
+        ],
     },
     "psycopg": {
-        "schema/postgres/engine.py": [
+        "schema/postgres/connection_pool.py": [
             "psycopg.types.array:ListDumper.get_key",
             "psycopg.types.array:ListDumper.upgrade",
             "psycopg.types.array:ListDumper.dump",
             "psycopg.types.array:BaseListDumper",
             "psycopg.types.string:TextLoader",
+        ],
+        "schema/postgres/engine.py": [
+            "psycopg.pq:PGconn.exec_",
             "psycopg.pq:PGconn.exec_prepared",
             "psycopg.pq:PGconn.exec_params",
             "psycopg.pq:PGconn.prepare",

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -10,16 +11,20 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import django
 import leasehold
 import psycopg
 import pytest
+from django.conf import settings
+from django.db.utils import ConnectionHandler
 from leasehold.client import Client
-from leasehold.errors import BadInput, Conflict, TaskFailed, TimedOut
+from leasehold.errors import BadInput, Conflict, Forbidden, NotReady, TaskFailed, TimedOut
 from leasehold.jobs import job_ids
 from leasehold.pool import Pool
 from leasehold.tasks import TaskJob
+from leasehold.transaction import submit_in
 from psycopg.rows import dict_row
-from sqlalchemy import create_engine
+from sqlalchemy import create_engine, make_url
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
@@ -87,6 +92,10 @@ def test_equal_calls_of_a_unique_task_have_one_deduplication_key(program: Gatewa
         task_app.echo.defer(5)
 
 
+def numbers() -> Iterator[int]:
+    yield 1
+
+
 @pytest.mark.parametrize(
     ("defer", "reason"),
     [
@@ -97,9 +106,22 @@ def test_equal_calls_of_a_unique_task_have_one_deduplication_key(program: Gatewa
         (lambda: task_app.echo.defer("a\0"), "text: holds a NUL character"),
         (lambda: task_app.echo.defer("\ud800"), "text: holds half of a surrogate pair"),
         (lambda: task_app.add.batch([(1,), (1, {2})]), "1.right: a value of type 'set' is not JSON"),
-        (lambda: task_app.add.batch([5]), "0.arguments: are a tuple or a mapping, not a 'int'"),
+        (
+            lambda: task_app.add.batch([5]),
+            r"0.arguments: are a tuple or a mapping, not a 'int'; batch\(\[\(5,\)\]\) is one call",
+        ),
+        (lambda: task_app.add.batch(5), r"calls: are many, such as \[\(5,\), \(6,\)\], and not one 'int'"),
+        (lambda: task_app.add.batch({"left": 5}), "calls: are many, .*, and not one 'dict'"),
         (lambda: task_app.echo.defer("x" * 300_000), "text: the arguments have 300028 bytes as JSON, at most 261120"),
         (lambda: task_app.echo.using(stdin="x"), "stdin: is made from the task"),
+        (lambda: task_app.echo.using(retires=3), "retires: is not an option of a task; did you mean 'retries'?"),
+        (lambda: Pool("http://localhost", "t").task(labels="x"), "labels: is not an option .* did you mean 'label'?"),
+        (lambda: task_app.echo.using(max_attempts=3), "max_attempts: is made from the task; .*; use `retries`"),
+        (lambda: task_app.echo.using(timeout="60"), "timeout: is a number of seconds above 0, not 60"),
+        (lambda: task_app.echo.using(priority="high"), "priority: is a whole number, not high"),
+        (lambda: task_app.echo.using(properties="gpu"), "properties: are a mapping, not a 'str'"),
+        (lambda: Pool("http://localhost", "t").task("mail"), "task: decorates a function, not a 'str'; .* name=…"),
+        (lambda: Pool("http://localhost", "t").task(numbers), "task: 'numbers' yields values, and a task returns one"),
         (lambda: task_app.echo.using(properties={"app": "x"}), "properties: 'app' is the app of the pool"),
         (lambda: task_app.echo.using(retries=-1), "retries: is a number of at least 0, not -1"),
         (lambda: Pool("http://localhost", "t").task(lambda: None), "task: '.*<lambda>' is not a function of a module"),
@@ -226,6 +248,21 @@ def test_the_results_of_many_jobs_come_together_in_the_order_of_the_jobs(program
     assert going.value.pending == (A_JOB,)
 
 
+@pytest.mark.parametrize(
+    ("jobs", "reason"),
+    [
+        (TaskJob(A_JOB, task_app.add, created=True), r"jobs: are many, and this is one: gather\(\[job\]\), or"),
+        (A_JOB, "jobs: are a list of jobs of tasks, not a 'str'"),
+        (7, "jobs: are a list of jobs of tasks, not a 'int'"),
+        ([A_JOB], "jobs.0: is a 'str', not the job of a task"),
+    ],
+)
+def test_gather_says_what_it_takes(program: Gateway, jobs: Any, reason: str) -> None:
+    with pytest.raises(BadInput, match=reason):
+        task_app.pool.gather(jobs)
+    assert program.asked == []
+
+
 def test_the_calls_of_a_pool_take_the_job_of_a_task(program: Gateway) -> None:
     def answer(asked: ReceivedRequest) -> Answer:
         times = {"created_at": "2026-03-01T12:00:00Z", "started_at": None, "finished_at": "2026-03-01T12:00:01Z"}
@@ -325,6 +362,33 @@ def test_connections_and_sessions_of_sqlalchemy_take_calls_too(ways: Connections
     assert submitted(ways) == 2
 
 
+def test_connections_of_django_take_calls_too(ways: Connections) -> None:
+    if not settings.configured:
+        settings.configure()
+        django.setup()
+    url = make_url(ways.driver)
+    place = {"NAME": url.database, "USER": url.username, "PASSWORD": url.password or "", "PORT": url.port or ""}
+    host = url.query.get("host", url.host)
+    connections = ConnectionHandler({
+        "default": {"ENGINE": "django.db.backends.postgresql", "HOST": host, **place},
+        "other": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"},
+    })  # fmt: skip
+    connection = connections["default"]
+    try:
+        connection.set_autocommit(False)
+        task_app.add.defer_in(connection, 1)
+        connection.rollback()
+        task_app.add.batch_in(connection, [(2,), (3,)])
+        connection.commit()
+        with pytest.raises(BadInput, match=r"^jobs\.0\.locks\.0: "):
+            task_app.add.using(locks=["x" * 999]).defer_in(connection, 1)
+    finally:
+        connection.close()
+    assert submitted(ways) == 2
+    with pytest.raises(BadInput, match="connection: is one to sqlite, and a pool's tables are in PostgreSQL"):
+        task_app.add.defer_in(connections["other"], 1)
+
+
 def test_asynchronous_connections_take_calls_that_are_awaited(ways: Connections) -> None:
     async def program() -> list[TaskJob[int]]:
         jobs = []
@@ -353,8 +417,65 @@ def test_a_key_of_another_call_and_an_object_that_is_no_connection_are_refused(w
         assert (again.id, again.created) == (first.id, False)
         with pytest.raises(Conflict, match=r"jobs\.0\.key: was used by a different request"):
             keyed.defer_in(connection, 2)
-    with pytest.raises(BadInput, match="connection: a 'str' is no connection of psycopg or SQLAlchemy"):
+    with pytest.raises(BadInput, match="connection: a 'str' is no connection of psycopg, SQLAlchemy or Django"):
         task_app.add.defer_in("postgresql://", 1)
+
+
+def test_a_refusal_of_the_database_is_one_sentence_of_the_same_error_as_over_http(ways: Connections) -> None:
+    wrong = task_app.add.using(locks=["x" * 999])
+    engine, async_engine = create_engine(ways.driver), create_async_engine(ways.driver)
+
+    async def by_coroutine() -> None:
+        async with async_engine.connect() as connection:
+            await wrong.defer_in(connection, 1)
+        await async_engine.dispose()
+
+    with psycopg.connect(ways.url) as connection, Session(engine) as session:
+        for defer in (
+            lambda: wrong.defer_in(connection, 1),
+            lambda: wrong.defer_in(session, 1),
+            lambda: asyncio.run(by_coroutine()),
+        ):
+            with pytest.raises(BadInput, match=r"^jobs\.0\.locks\.0: [^\n]{5,80}$") as refused:
+                defer()
+            shown = "".join(traceback.format_exception(refused.value))
+            assert "leasehold.submit(" not in shown, "neither the statement nor its parameters"
+        connection.rollback()
+        with pytest.raises(BadInput, match=r"^job_class: there is no job class 'golden'$"):
+            task_app.add.using(job_class="golden").defer_in(connection, 1)
+    engine.dispose()
+    assert submitted(ways) == 0
+
+
+def test_the_place_of_a_refused_call_is_counted_over_all_statements(
+    ways: Connections, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("leasehold.client.MAX_JOBS", 2)
+    tasks = [task_app.add, task_app.add, task_app.add, task_app.add.using(locks=["x" * 999])]
+    with psycopg.connect(ways.url) as connection, pytest.raises(BadInput, match=r"^jobs\.3\.locks\.0: "):
+        submit_in(connection, [task.request(1) for task in tasks], list)
+
+
+def test_a_database_without_a_pool_and_a_role_without_rights_are_told_so(ways: Connections, server_url: str) -> None:
+    with psycopg.connect(libpq_url(server_url)) as empty, pytest.raises(NotReady, match="holds no pool: schema"):
+        task_app.add.defer_in(empty, 1)
+    with psycopg.connect(ways.url) as connection:
+        connection.execute("CREATE ROLE lh_without_rights")
+        connection.execute("SET LOCAL ROLE lh_without_rights")
+        with pytest.raises(Forbidden, match="may not submit jobs: permission denied for schema leasehold"):
+            task_app.add.defer_in(connection, 1)
+        connection.rollback()
+
+
+def test_what_is_no_refusal_stays_the_error_of_the_driver(ways: Connections) -> None:
+    with psycopg.connect(ways.url) as connection:
+        with pytest.raises(psycopg.errors.DivisionByZero):
+            connection.execute("SELECT 1/0")
+        with pytest.raises(psycopg.errors.InFailedSqlTransaction):
+            task_app.add.defer_in(connection, 1)
+        connection.close()
+        with pytest.raises(psycopg.OperationalError):
+            task_app.add.defer_in(connection, 1)
 
 
 def test_current_means_nothing_outside_of_a_job(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -163,7 +163,7 @@ def test_operators_see_graphs_bots_tenants_limits_policy_and_health(person: Pers
         "/limits": "19",
         "/policy": "serious_project",
         "/preemptions": "There are none.",
-        "/health": "No assigner process has run.",
+        "/health": "No assigner process and no gateway has run.",
     }
     for path, text in seen.items():
         person.go(path)

@@ -251,6 +251,57 @@ def test_connections_that_were_lost_are_replaced(database: Database) -> None:
     assert len(tries) <= 3
 
 
+PLANS = text("SELECT current_setting('plan_cache_mode'), current_setting('transaction_isolation')")
+
+
+def test_a_transaction_of_few_rows_keeps_its_plans_and_the_next_one_does_not(pool: Pool) -> None:
+    def look(connection: Connection) -> tuple[str, ...]:
+        connection.execute(text("INSERT INTO queue_limits (label, max_queued) VALUES ('a', 1)"))
+        return tuple(connection.execute(PLANS).one())
+
+    def failing(connection: Connection) -> None:
+        look(connection)
+        connection.execute(text("SELECT 1 / 0"))
+
+    with pytest.raises(DBAPIError, match="division by zero"):
+        pool.database.run(failing, few=True)
+    assert limits(pool) == 0
+    assert pool.database.run(look, few=True) == ("force_generic_plan", "read committed")
+    assert limits(pool) == 1
+    assert tuple(pool.database.run(lambda connection: connection.execute(PLANS).one())) == ("auto", "read committed")
+
+
+def test_a_transaction_of_few_rows_begins_in_one_round_trip(database: Database) -> None:
+    """The driver sends no BEGIN of its own, for which the server would have a warning."""
+    told: list[object] = []
+
+    def work(connection: Connection) -> None:
+        driver = connection.connection.driver_connection
+        assert isinstance(driver, psycopg.Connection)
+        driver.add_notice_handler(told.append)
+        connection.execute(PLANS)
+
+    for _ in range(3):
+        database.run(work, few=True)
+    assert told == []
+
+
+def test_a_transaction_of_few_rows_finds_lost_connections_replaced(database: Database) -> None:
+    with database.engine.connect() as one, database.engine.connect() as other:
+        backends = [each.execute(text("SELECT pg_backend_pid()")).scalar_one() for each in (one, other)]
+    ended = text("SELECT pg_terminate_backend(pid, 5000) FROM unnest(CAST(:pids AS integer[])) AS t (pid)")
+    database.run(lambda connection: connection.execute(ended, {"pids": backends}).all(), urgent=True)
+    failed: list[int] = []
+    mine = database.run(
+        lambda connection: connection.execute(text("SELECT pg_backend_pid()")).scalar_one(),
+        few=True,
+        undone=lambda: failed.append(1),
+    )
+    assert mine not in backends
+    assert len(failed) == 1, "the first error replaces all connections"
+    assert database.engine.pool.checkedout() == 0
+
+
 def test_what_waits_for_the_commit_is_called_after_it_and_never_if_the_commit_fails(pool: Pool) -> None:
     """Deferred constraints are checked by COMMIT itself, so the end of the work is no commit yet."""
     called: list[str] = []
@@ -289,7 +340,7 @@ def test_text_that_goes_to_the_driver_has_the_rows_and_errors_of_sqlalchemy(data
         first, *others = rows.all()
         assert (first.n, first.twice, first.sign, len(others)) == (1, 2, "%", 2)
         assert len(connection.execute(text("SELECT FROM generate_series(1, 2)")).all()) == 2, "rows without columns"
-        assert connection.execute(text("CREATE TEMP TABLE some AS SELECT FROM generate_series(1, 4)")).rowcount == 4
+        assert connection.execute(text("CREATE TEMP TABLE four AS SELECT FROM generate_series(1, 4)")).rowcount == 4
         assert connection.execute(text("SELECT 1 AS n WHERE false")).one_or_none() is None
         assert connection.execute(text("SELECT 1 AS n, 2 AS m")).mappings().one() == {"n": 1, "m": 2}
     with pytest.raises(DBAPIError) as refused, database.engine.begin() as connection:

@@ -16,7 +16,7 @@ from assigner.maintenance import upkeep
 from assigner.queries import jobs as job_queries
 from bots.gateway import long_poll
 from bots.sync import call
-from schema import clock, results
+from schema import clock, outputs, results
 from schema.diagnostics import invariants, tracing
 from schema.fleet import candidates, kinds, members
 from schema.fleet.candidates import CandidateRequest
@@ -336,6 +336,9 @@ ACTS: dict[str, Act] = {
     "finish with results": lambda known, connection: known.end(connection, Verdict.SUCCEEDED, result="1"),
     "store checkpoints": lambda known, connection: results.store_checkpoints(
         connection, [results.Checkpoint(1, 1, job, 1, 1, "1") for job in known.public]
+    ),
+    "append output": lambda known, connection: outputs.append(
+        connection, [outputs.Written(1, 1, job, 1, 0, b"x") for job in known.public]
     ),
     "due leases": lambda known, connection: connection.execute(
         call.DUE_LEASES,

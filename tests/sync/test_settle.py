@@ -1,6 +1,7 @@
 """Many bots' calls in one transaction: each gets what it would have got alone, and one that is refused spoils none."""
 
 import base64
+import json
 from typing import Any
 
 import pytest
@@ -181,6 +182,30 @@ def test_a_held_call_is_answered_together_with_new_ones(pool: Pool) -> None:
     assert len(offered(plain(answers[2]))) == 1
     again = [plain(answer) for answer in sync_service.answer(waiting)]
     assert again == [plain(answer) for answer in answers[:2]], "whoever asks again gets the same"
+
+
+def test_the_answer_to_a_held_call_writes_its_bot_only_to_renew_the_session(pool: Pool) -> None:
+    ttl = pool.timing.ttl
+    sync_service = pool.sync_service()
+    bots = [pool.bot(name, sync_service=sync_service) for name in ("fresh", "aging")]
+    sent = clock.monotonic()
+    waiting = sync_service.answer(new_calls(*[bot.message(wait=10.0) for bot in bots]))
+    pool.change(f"UPDATE bots SET expires_at = now() + interval '{ttl / 2} s' WHERE name = 'aging'")
+    pool.submit(2)
+    pool.assigner().run_once()
+    look = "SELECT name, ctid, extract(epoch FROM expires_at - now()) AS remaining FROM bots"
+    before = {row.name: row for row in pool.rows(look)}
+
+    answers = dict(zip(("fresh", "aging"), map(json.loads, sync_service.answer(waiting)), strict=True))
+
+    after = {row.name: row for row in pool.rows(look)}
+    assert after["fresh"].ctid == before["fresh"].ctid
+    assert after["aging"].ctid != before["aging"].ctid
+    for name, answer in answers.items():
+        assert len(answer["leases"]) == 1
+        assert after[name].remaining > ttl * 0.6
+        # The bot counts from the sending of its call. What it is told never reaches beyond the end of its session.
+        assert 0 < sent + answer["expires_in"] <= clock.monotonic() + float(after[name].remaining)
 
 
 def test_a_bot_that_reports_something_is_answered_at_once_while_an_idle_one_waits(pool: Pool) -> None:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from leasehold.runtime.attempt import current as current
     from leasehold.states import FINAL as FINAL
     from leasehold.states import JobState as JobState
+    from leasehold.tasks import AsyncTaskJob as AsyncTaskJob
     from leasehold.tasks import Task as Task
     from leasehold.tasks import TaskJob as TaskJob
     from leasehold.tasks import TaskRegistry as TaskRegistry
@@ -57,7 +58,7 @@ _EXPORTS = {
     "periodic": ("AppliedSchedule",),
     "pool": ("Pool",),
     "states": ("FINAL", "JobState"),
-    "tasks": ("Task", "TaskJob", "TaskRegistry"),
+    "tasks": ("AsyncTaskJob", "Task", "TaskJob", "TaskRegistry"),
 }
 _MODULES = {name: module for module, names in _EXPORTS.items() for name in names}
 

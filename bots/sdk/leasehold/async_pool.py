@@ -10,14 +10,14 @@ import random
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, ParamSpec, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, ParamSpec, Self, TypeVar, Unpack, overload
 
 from leasehold.client import LONG_POLL, Client, Job, Output, pause
-from leasehold.errors import NotFound, TimedOut
+from leasehold.errors import NotFound, TaskFailed, TimedOut
 from leasehold.graphs import GraphRequest, GraphState, Node, OnFailure, SubmittedGraph
 from leasehold.interruption import Interrupted, Interruption
 from leasehold.jobs import (
@@ -36,6 +36,11 @@ from leasehold.jobs import (
     job_ids,
 )
 from leasehold.pool import PAGE, Pool
+from leasehold.tasks import SubmittedCall, TaskRegistry, calls_of, values_of
+from leasehold.wire import Serialiser
+
+if TYPE_CHECKING:
+    from leasehold.periodic import AppliedSchedule
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -46,12 +51,17 @@ CALLS, FOLLOWERS = 8, 32
 SHORT_POLL = 1.0
 
 
-class AsyncPool:
-    """Calls one pool, through its gateway, from the coroutines of one event loop. Arguments and errors: see `Pool`.
+class AsyncPool(TaskRegistry):
+    """Calls one pool, through its gateway, from the coroutines of one event loop, and holds the tasks of one app.
+
+    Arguments and errors: see `Pool`. Its tasks have `defer_async` and `batch_async`; `defer` and `batch` would block
+    the event loop, and raise RuntimeError.
 
     A call that is cancelled breaks off its request. A request that had begun may have been executed: a submit that was
     cancelled may have made its jobs. Give `key`, and a repeat returns the same jobs.
     """
+
+    only_async: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -62,7 +72,10 @@ class AsyncPool:
         patience: float = 30.0,
         insecure: bool = False,
         chance: random.Random | None = None,
+        app: str | None = None,
+        serialiser: Serialiser | None = None,
     ) -> None:
+        super().__init__(app=app, serialiser=serialiser)
         self._begin(Pool(url, token, timeout=timeout, patience=patience, insecure=insecure, chance=chance))
 
     @classmethod
@@ -73,16 +86,17 @@ class AsyncPool:
         token_file: str | Path | None = None,
         timeout: float = 10.0,
         patience: float = 30.0,
+        app: str | None = None,
+        serialiser: Serialiser | None = None,
     ) -> Self:
-        """See `Pool.from_env`."""
+        """See `Pool.from_env`. `async with` looks the gateway and the token up at once."""
         made = cls.__new__(cls)
+        TaskRegistry.__init__(made, app=app, serialiser=serialiser)
         made._begin(Pool.from_env(data=data, token_file=token_file, timeout=timeout, patience=patience))
         return made
 
     def _begin(self, pool: Pool) -> None:
         self._pool = pool
-        #: All calls that a gateway takes. They block the thread that makes them; `call` makes them on another one.
-        self.client: Client = pool.client
         self._calls = ThreadPoolExecutor(CALLS, "leasehold-call")
         #: The thread of the one request that waits for jobs.
         self.waits = ThreadPoolExecutor(1, "leasehold-wait")
@@ -90,14 +104,28 @@ class AsyncPool:
         self._followers = 0
         self._watch = _Watch(self)
 
+    @cached_property
+    def client(self) -> Client:
+        """All calls that a gateway takes. They block the thread that makes them; `call` makes them on another one."""
+        return self._pool.client
+
+    def of_loop(self) -> Self:
+        return self
+
     async def close(self) -> None:
         """Close all connections. Calls that are under way fail."""
         await self._watch.end()
         self._pool.close()
+        await asyncio.to_thread(self.end_threads, wait=True)
+
+    def end_threads(self, *, wait: bool) -> None:
+        """End the threads of requests. Calls that come later fail. wait: until the calls under way have ended."""
         for threads in (self._calls, self.waits, self._follows):
-            await asyncio.to_thread(threads.shutdown, cancel_futures=True)
+            threads.shutdown(wait=wait, cancel_futures=True)
 
     async def __aenter__(self) -> Self:
+        # A program learns at its start, and not at its first call, that no gateway or token is known.
+        _ = self.client
         return self
 
     async def __aexit__(
@@ -141,15 +169,43 @@ class AsyncPool:
         progress: Callable[[int, int], object] | None = None,
     ) -> AsyncGenerator[Result, None]:
         """See `Pool.as_completed`. `progress` is called in the event loop."""
-        pending = dict.fromkeys(ids := job_ids(jobs))
+        ids, done = job_ids(jobs), 0
         async with aclosing(self._watch.ended(ids, timeout)) as ended:
             async for record in ended:
-                pending.pop(record["id"], None)
+                done += 1
                 if progress is not None:
-                    progress(len(ids) - len(pending), len(ids))
+                    progress(done, len(ids))
                 yield self._result(record)
-        if pending:
-            raise TimedOut(list(pending), timeout or 0.0)
+
+    @overload
+    async def gather(
+        self, jobs: Iterable[SubmittedCall[R]], *, timeout: float | None = None, return_errors: Literal[False] = False
+    ) -> list[R]: ...
+
+    @overload
+    async def gather(
+        self, jobs: Iterable[SubmittedCall[R]], *, timeout: float | None = None, return_errors: Literal[True]
+    ) -> list[R | TaskFailed]: ...
+
+    async def gather(
+        self, jobs: Iterable[SubmittedCall[Any]], *, timeout: float | None = None, return_errors: bool = False
+    ) -> list[Any]:
+        """See `Pool.gather`."""
+        given = calls_of(jobs)
+        ids = list(dict.fromkeys(job.id for job in given))
+        await self.ended(ids, timeout)
+        return values_of(given, await self.call(self.client.results, ids), return_errors=return_errors)
+
+    async def apply_schedules(self, *, prune: bool = False, take_over: bool = False) -> "list[AppliedSchedule]":
+        """See `Pool.apply_schedules`."""
+        from leasehold import periodic  # needs cronsim, which most programs do not
+
+        return await self.call(periodic.apply, self, self.client, prune=prune, take_over=take_over)
+
+    async def ended(self, ids: Sequence[str], timeout: float | None = None) -> dict[str, Record]:
+        """Wait until all jobs have ended; return the gateway's records by their ids. Raises TimedOut and NotFound."""
+        async with aclosing(self._watch.ended(ids, timeout)) as ended:
+            return {record["id"]: record async for record in ended}
 
     async def cancel(self, jobs: AnyJob | Iterable[AnyJob], *, all_submissions: bool = False) -> list[CancelledJob]:
         """See `Pool.cancel`."""
@@ -231,6 +287,14 @@ class AsyncPool:
         return await _on_thread(self._follows, Interruption(), partial(next, pieces, None))
 
 
+def coroutines_of(pool: Pool) -> AsyncPool:
+    """Return the calls of this pool as coroutines. They use its connections; who closes the pool ends both."""
+    made = object.__new__(AsyncPool)
+    TaskRegistry.__init__(made)
+    made._begin(pool)
+    return made
+
+
 class AsyncGraph(GraphRequest):
     """A graph to put together and to submit from a coroutine; see `Graph`."""
 
@@ -292,20 +356,20 @@ class _Watch:
         self._request = Interruption()
 
     async def ended(self, ids: Sequence[str], timeout: float | None) -> AsyncGenerator[Record, None]:
-        """Yield the records of jobs as they end, until all have or `timeout` seconds have passed.
+        """Yield the records of jobs as they end, until all have.
 
-        Raises NotFound if one of the jobs does not exist.
+        Raises TimedOut after `timeout` seconds; NotFound if one of the jobs does not exist.
         """
         loop = asyncio.get_running_loop()
         deadline = None if timeout is None else loop.time() + timeout
         # An id that is wrong concerns this caller alone, so it is not asked for with those of others.
         ended = await self._pool.call(partial(self._pool.client.look, wait=0.0), ids)
-        pending = set(ids)
+        pending = dict.fromkeys(ids)
         news: asyncio.Queue[Record | Exception] = asyncio.Queue()
         try:
-            self._add(pending - {record["id"] for record in ended}, news)
+            self._add(pending.keys() - {record["id"] for record in ended}, news)
             for record in ended:
-                pending.discard(record["id"])
+                pending.pop(record["id"], None)
                 yield record
             while pending:
                 left = None if deadline is None else deadline - loop.time()
@@ -313,10 +377,10 @@ class _Watch:
                     # What has come already is told also if the time is over.
                     found = await asyncio.wait_for(news.get(), left) if news.empty() else news.get_nowait()
                 except TimeoutError:
-                    return
+                    raise TimedOut(list(pending), timeout or 0.0) from None
                 if isinstance(found, Exception):
                     raise found
-                pending.discard(found["id"])
+                pending.pop(found["id"], None)
                 yield found
         finally:
             self._drop(pending, news)
@@ -356,15 +420,19 @@ class _Watch:
             self._tell(id, news)
 
     async def _keep_asking(self) -> None:
-        while self._asking:
-            try:
-                await self._ask(list(self._asking), wait=LONG_POLL)
-            except Interrupted:
-                pass  # jobs came or went
-            except Exception as error:
-                # Whatever it is, nobody may wait for ever.
-                self._tell_all(error)
-            await asyncio.sleep(pause(len(self._asking)))
+        try:
+            while self._asking:
+                try:
+                    await self._ask(list(self._asking), wait=LONG_POLL)
+                except Interrupted:
+                    pass  # jobs came or went
+                except Exception as error:
+                    # Whatever it is, nobody may wait for ever.
+                    self._tell_all(error)
+                await asyncio.sleep(pause(len(self._asking)))
+        finally:
+            # A `Pool` forgets this object with its event loop, so it must not keep the loop by a task that is over.
+            self._task = None
 
     async def _ask(self, ids: list[str], *, wait: float) -> None:
         self._request = Interruption()

@@ -214,7 +214,7 @@ class Client:
                 middle = len(part) // 2
                 left += [part[middle:], part[:middle]]
             except BadInput as refused:
-                raise _after(answers, BadInput(_moved(refused.field, len(answers)), refused.reason)) from None
+                raise _after(answers, BadInput(moved(refused.field, len(answers)), refused.reason)) from None
             except LeaseholdError as refused:
                 raise _after(answers, refused) from refused.__cause__
             else:
@@ -597,7 +597,7 @@ def _end(job: Record) -> datetime:
     return datetime.max.replace(tzinfo=UTC) if ended is None else datetime.fromisoformat(ended)
 
 
-def _moved(field: str, offset: int) -> str:
+def moved(field: str, offset: int) -> str:
     """Return the field of a refusal with the job's place counted over all parts."""
     found = _PLACE.match(field)
     return field if found is None else f"jobs.{int(found[1]) + offset}{field[found.end() :]}"

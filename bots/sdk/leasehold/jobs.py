@@ -14,7 +14,7 @@ from leasehold import client
 from leasehold.client import Job
 from leasehold.errors import BadInput, NotSucceeded
 from leasehold.states import FINAL, JobState
-from leasehold.tasks import TaskJob
+from leasehold.tasks import SubmittedCall
 
 Record = Mapping[str, Any]
 
@@ -262,7 +262,7 @@ class Explanation:
 
 
 #: Whatever names a job.
-AnyJob: TypeAlias = str | Job | ListedJob | Result | TaskJob[Any]
+AnyJob: TypeAlias = str | Job | ListedJob | Result | SubmittedCall[Any]
 
 
 def job_id(job: AnyJob) -> str:
@@ -272,7 +272,7 @@ def job_id(job: AnyJob) -> str:
 
 def job_ids(jobs: AnyJob | Iterable[AnyJob]) -> list[str]:
     """Return the ids of one job or of several, each once, in their order."""
-    given = [jobs] if isinstance(jobs, str | Job | ListedJob | Result | TaskJob) else jobs
+    given = [jobs] if isinstance(jobs, str | Job | ListedJob | Result | SubmittedCall) else jobs
     return list(dict.fromkeys(map(job_id, given)))
 
 

@@ -1,16 +1,18 @@
 """`Pool`: a program's way to a pool of workers. It is a layer of types over `Client`, which does every call."""
 
+import asyncio
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import count
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, overload
+from weakref import WeakKeyDictionary
 
 from leasehold.client import Client, Job
 from leasehold.credentials import Credentials
-from leasehold.errors import TimedOut
+from leasehold.errors import TaskFailed, TimedOut
 from leasehold.jobs import (
     AnyJob,
     CancelledJob,
@@ -29,12 +31,14 @@ from leasehold.jobs import (
     request,
 )
 from leasehold.states import JobState
-from leasehold.tasks import TaskRegistry
+from leasehold.tasks import AsyncCalls, SubmittedCall, TaskRegistry, calls_of, values_of
 from leasehold.wire import Serialiser
 
 if TYPE_CHECKING:
     from leasehold.graphs import Graph, OnFailure
     from leasehold.periodic import AppliedSchedule
+
+R = TypeVar("R")
 
 #: Jobs that are read ahead by an iterator over a list.
 PAGE = 200
@@ -110,10 +114,26 @@ class Pool(TaskRegistry):
         """All calls that a gateway takes. Their answers are its JSON objects. Raises as `from_env` says."""
         return self._connect()
 
+    @cached_property
+    def _of_loops(self) -> WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncCalls]:
+        return WeakKeyDictionary()
+
+    def of_loop(self) -> AsyncCalls:
+        """The calls of this pool as coroutines of the event loop that runs; their threads end with the loop."""
+        from leasehold.async_pool import coroutines_of  # most programs that make a Pool have no event loop
+
+        loop = asyncio.get_running_loop()
+        if loop not in self._of_loops:
+            self._of_loops[loop] = coroutines_of(self)
+        return self._of_loops[loop]
+
     def close(self) -> None:
-        """Close all connections. Calls of other threads that are under way fail."""
+        """Close all connections. Calls of other threads and of coroutines that are under way fail."""
         if "client" in vars(self):
             self.client.close()
+        if "_of_loops" in vars(self):
+            for calls in self._of_loops.values():
+                calls.end_threads(wait=False)
 
     def __enter__(self) -> Self:
         return self
@@ -163,6 +183,31 @@ class Pool(TaskRegistry):
         """Wait until one job is final; return its result. Raises TimedOut."""
         (found,) = self.wait(job, timeout)
         return found
+
+    @overload
+    def gather(
+        self, jobs: Iterable[SubmittedCall[R]], *, timeout: float | None = None, return_errors: Literal[False] = False
+    ) -> list[R]: ...
+
+    @overload
+    def gather(
+        self, jobs: Iterable[SubmittedCall[R]], *, timeout: float | None = None, return_errors: Literal[True]
+    ) -> list[R | TaskFailed]: ...
+
+    def gather(
+        self, jobs: Iterable[SubmittedCall[Any]], *, timeout: float | None = None, return_errors: bool = False
+    ) -> list[Any]:
+        """Wait until the jobs of tasks have ended and return what their functions returned, in the given order.
+
+        The results are read up to 1,000 at a time. return_errors: put a TaskFailed into the list for each job that has
+        no value; otherwise the first one is raised, once all have ended. Raises TimedOut after `timeout` seconds; the
+        jobs go on.
+        """
+        given = calls_of(jobs)
+        ids = list(dict.fromkeys(job.id for job in given))
+        ended = {record["id"]: record for record in self.client.wait(ids, timeout=timeout, together=True)}
+        _refuse_unfinished(ids, ended, timeout)
+        return values_of(given, self.client.results(ids), return_errors=return_errors)
 
     def as_completed(
         self,

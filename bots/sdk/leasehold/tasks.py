@@ -2,6 +2,8 @@
 
 A call of a task is an ordinary job. Its command is `leasehold-task MODULE:POOL TASK`, its standard input is JSON with
 `args` and `kwargs`, and it requires the property `app` of its bot.
+
+One module because a task, the job of its call and the registry that holds it name each other.
 """
 
 import functools
@@ -11,7 +13,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, ParamSpec, Protocol, TypeVar, overload
 
 from leasehold import wire
 from leasehold.errors import BadInput, TaskFailed, TimedOut
@@ -32,21 +34,45 @@ MAX_ARGUMENTS = 255 * 1024
 #: Fields of a request that a task has for itself.
 _OWN = frozenset({"command", "stdin", "payload", "timeout_seconds", "max_attempts", "retry_failed", "dedup_key"})
 
+#: What to use instead of some of them.
+_INSTEAD = {"timeout_seconds": "timeout", "max_attempts": "retries", "retry_failed": "retries", "dedup_key": "unique"}
+
+#: The arguments of one call: by their places, or by their names.
+Arguments = tuple[Any, ...] | Mapping[str, Any]
 #: How calls are told apart by `unique`: by all arguments, or by a text that is made of them.
 Unique = bool | Callable[..., str]
 
 
+class AsyncCalls(Protocol):
+    """What a task needs of an `AsyncPool`, which is above this module."""
+
+    @property
+    def client(self) -> "Client": ...
+
+    async def call(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R: ...
+
+    def end_threads(self, *, wait: bool) -> None: ...
+
+    async def ended(self, ids: Sequence[str], timeout: float | None = None) -> Mapping[str, Mapping[str, Any]]: ...
+
+
 class TaskRegistry:
-    """The tasks of one app. `Pool` is one.
+    """The tasks of one app. `Pool` and `AsyncPool` are such.
 
     app: the value of the property `app` that bots of these tasks offer; default the top-level package of the module.
     serialiser: makes JSON of arguments and results that are none.
     """
 
+    #: The pool has coroutines for calls: its tasks have `defer_async` and `batch_async`, and not `defer` and `batch`.
+    only_async: ClassVar[bool] = False
+
     if TYPE_CHECKING:
 
         @property
         def client(self) -> Client: ...
+
+        def of_loop(self) -> "AsyncCalls":
+            """The calls of this pool as coroutines of the event loop that runs."""
 
     def __init__(self, *, app: str | None = None, serialiser: Serialiser | None = None) -> None:
         self.app = app
@@ -81,14 +107,23 @@ class TaskRegistry:
         call whose bot was lost is tried again in any case. timeout: seconds of run time. properties: what the bot must
         offer in addition to the app. priority: lower = more urgent. unique: while a call is unfinished, an equal one
         joins it; a function of the arguments returns the text by which they are compared. Any other field of a job
-        request may be given as well, such as `locks` or `metadata`. Raises BadInput.
+        request may be given as well, such as `locks` or `metadata`. Raises BadInput, also for an option that there is
+        not.
         """
         name = options.pop("name", None)
+        if not isinstance(name, str | None):
+            raise BadInput("name", f"is a text, not a '{type(name).__name__}'")
         if functions:
             return self._register(functions[0], name, options)
+        Task.check(**options)
         return lambda function: self._register(function, name, options)
 
     def _register(self, function: Callable[..., Any], name: str | None, options: Mapping[str, Any]) -> "Task[Any, Any]":
+        if not inspect.isroutine(function):
+            kind = type(function).__name__
+            raise BadInput("task", f"decorates a function, not a '{kind}'; its options have names, such as name=…")
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise BadInput("task", f"'{function.__qualname__}' yields values, and a task returns one")
         if "<" in function.__qualname__:
             raise BadInput("task", f"'{function.__qualname__}' is not a function of a module, so no bot can import it")
         called = name or f"{module_name(function.__module__)}.{function.__qualname__}"
@@ -97,41 +132,6 @@ class TaskRegistry:
             raise BadInput("name", f"'{called}' is the name of two tasks")
         task = self.tasks[called] = Task(self, function, called, options)
         return task
-
-    @overload
-    def gather(
-        self, jobs: "Iterable[TaskJob[R]]", *, timeout: float | None = None, return_errors: Literal[False] = False
-    ) -> list[R]: ...
-
-    @overload
-    def gather(
-        self, jobs: "Iterable[TaskJob[R]]", *, timeout: float | None = None, return_errors: Literal[True]
-    ) -> list[R | TaskFailed]: ...
-
-    def gather(
-        self, jobs: "Iterable[TaskJob[Any]]", *, timeout: float | None = None, return_errors: bool = False
-    ) -> list[Any]:
-        """Wait until all jobs have ended and return what their functions returned, in the given order.
-
-        return_errors: put a TaskFailed into the list for each job that has no value; otherwise the first one is raised,
-        once all have ended. Raises TimedOut after `timeout` seconds; the jobs go on.
-        """
-        given = list(jobs)
-        pending = dict.fromkeys(job.id for job in given)
-        for record in self.client.wait(list(pending), timeout=timeout, together=True):
-            del pending[record["id"]]
-        if pending:
-            raise TimedOut(list(pending), timeout or 0.0)
-        ended = {record["id"]: record for record in self.client.results([job.id for job in given])}
-        values: list[Any] = []
-        for job in given:
-            try:
-                values.append(job.value(ended[job.id]))
-            except TaskFailed as failed:
-                if not return_errors:
-                    raise
-                values.append(failed)
-        return values
 
     if TYPE_CHECKING:
 
@@ -180,6 +180,17 @@ class TaskRegistry:
         return self.app or module_name(module).partition(".")[0]
 
 
+def check_place(place: str) -> tuple[str, str]:
+    """Return the module and the attribute that `MODULE:POOL` names. Raises BadInput for any other text."""
+    module, _, attribute = place.partition(":")
+    shown = wire.escaped(place, 80)
+    if "/" in module or module.endswith(".py"):
+        raise BadInput("app", f"'{shown}' names a file: write MODULE:POOL, such as shop:pool for `pool` of shop.py")
+    if not all(part.isidentifier() for part in [*module.split("."), *attribute.split(".")]):
+        raise BadInput("app", f"'{shown}' is not of the form MODULE:POOL, such as shop:pool for `pool` of shop.py")
+    return module, attribute
+
+
 def module_name(module: str) -> str:
     """Return the name by which another process imports a module: that of its file, if it is the main program."""
     if module != "__main__":
@@ -201,7 +212,7 @@ class Task(Generic[P, R]):
         functools.update_wrapper(self, function)
         self.function, self.name, self.registry, self._options = function, name, registry, dict(options)
         self._signature = inspect.signature(function)
-        self._fields(**self._options)
+        self.check(**self._options)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.function(*args, **kwargs)
@@ -219,39 +230,61 @@ class Task(Generic[P, R]):
         """Submit a call as a job.
 
         Raises TypeError if the function cannot be called so, BadInput with the name of an argument that is no JSON;
-        then nothing has been sent. Raises what `Client.submit` raises.
+        then nothing has been sent. Raises what `Client.submit` raises; RuntimeError for a task of an `AsyncPool`.
         """
+        self._refuse_to_block("defer")
         (submitted,) = self.registry.client.submit([self.request(*args, **kwargs)])
         return TaskJob(submitted.id, self, created=submitted.created)
 
-    def batch(self, calls: Iterable[tuple[Any, ...] | Mapping[str, Any]]) -> "list[TaskJob[R]]":
+    def batch(self, calls: Iterable[Arguments]) -> "list[TaskJob[R]]":
         """Submit many calls in one request; a tuple holds the arguments of one, a mapping its named arguments.
 
         Raises as `defer` does, with the number of the call before the name of the argument.
         """
+        self._refuse_to_block("batch")
         submitted = self.registry.client.submit(self._requests(calls))
         return [TaskJob(job.id, self, created=job.created) for job in submitted]
+
+    async def defer_async(self, *args: P.args, **kwargs: P.kwargs) -> "AsyncTaskJob[R]":
+        """Submit a call as a job, from a coroutine, whichever kind of pool the task has. Raises as `defer` does."""
+        pool = self.registry.of_loop()
+        (submitted,) = await pool.call(pool.client.submit, [self.request(*args, **kwargs)])
+        return AsyncTaskJob(submitted.id, self, created=submitted.created)
+
+    async def batch_async(self, calls: Iterable[Arguments]) -> "list[AsyncTaskJob[R]]":
+        """Submit many calls in one request, from a coroutine; see `batch`. `calls` is read on a thread."""
+        pool = self.registry.of_loop()
+        client = pool.client
+        submitted = await pool.call(lambda: client.submit(self._requests(calls)))
+        return [AsyncTaskJob(job.id, self, created=job.created) for job in submitted]
+
+    def _refuse_to_block(self, call: str) -> None:
+        if self.registry.only_async:
+            name = self.function.__name__
+            raise RuntimeError(f"a task of an AsyncPool has no `{call}`: use `await {name}.{call}_async(…)`")
 
     def defer_in(self, connection: Any, /, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Submit a call in the transaction of a connection to the pool's database; see `transaction.submit_in`.
 
-        Returns a TaskJob, or, for an asynchronous connection, an awaitable of one. The job exists once the caller has
-        committed.
+        Returns a TaskJob, for a task of an `AsyncPool` an AsyncTaskJob, or, for an asynchronous connection, an
+        awaitable of one. The job exists once the caller has committed.
         """
         return self._submit_in(connection, [self.request(*args, **kwargs)], lambda jobs: jobs[0])
 
-    def batch_in(self, connection: Any, calls: Iterable[tuple[Any, ...] | Mapping[str, Any]]) -> Any:
+    def batch_in(self, connection: Any, calls: Iterable[Arguments]) -> Any:
         """Submit many calls in the transaction of a connection: what `defer_in` is to `defer`.
 
-        Returns a list of TaskJobs, or, for an asynchronous connection, an awaitable of one.
+        Returns a list of jobs, or, for an asynchronous connection, an awaitable of one.
         """
         return self._submit_in(connection, self._requests(calls), list)
 
-    def _submit_in(self, connection: Any, requests: "list[Record]", then: "Callable[[list[TaskJob[R]]], Any]") -> Any:
+    def _submit_in(self, connection: Any, requests: "list[Record]", then: Callable[[list[Any]], Any]) -> Any:
         from leasehold.transaction import submit_in
 
+        job = AsyncTaskJob if self.registry.only_async else TaskJob
+
         def jobs(created: list[tuple[str, bool]]) -> Any:
-            return then([TaskJob(name, self, created=is_new) for name, is_new in created])
+            return then([job(name, self, created=is_new) for name, is_new in created])
 
         return submit_in(connection, requests, jobs)
 
@@ -259,7 +292,9 @@ class Task(Generic[P, R]):
         """Return the request of a job that makes this call. Raises as `defer` does."""
         return self._request(args, kwargs)
 
-    def _requests(self, calls: Iterable[tuple[Any, ...] | Mapping[str, Any]]) -> "list[Record]":
+    def _requests(self, calls: Iterable[Arguments]) -> "list[Record]":
+        if isinstance(calls, str | Mapping) or not isinstance(calls, Iterable):
+            raise BadInput("calls", f"are many, such as [(5,), (6,)], and not one '{type(calls).__name__}'")
         requests: list[Record] = []
         for number, call in enumerate(calls):
             try:
@@ -268,7 +303,8 @@ class Task(Generic[P, R]):
                 elif isinstance(call, Mapping):
                     requests.append(self._request((), call))
                 else:
-                    raise BadInput("arguments", f"are a tuple or a mapping, not a '{type(call).__name__}'")
+                    kind = type(call).__name__
+                    raise BadInput("arguments", f"are a tuple or a mapping, not a '{kind}'; batch([(5,)]) is one call")
             except BadInput as refused:
                 raise BadInput(f"{number}.{refused.field}", refused.reason) from None
             except TypeError as error:
@@ -315,6 +351,11 @@ class Task(Generic[P, R]):
             return plain
         return f"{self.name[:100]}:{hashlib.sha256(plain.encode()).hexdigest()}"
 
+    @classmethod
+    def check(cls, **options: Any) -> None:
+        """Raise BadInput for the first of these options that there is not, or that has no value of its kind."""
+        cls._fields(**options)
+
     @staticmethod
     def _fields(
         *,
@@ -327,8 +368,15 @@ class Task(Generic[P, R]):
         **more: Any,
     ) -> "Record":
         """The fields of the request that do not depend on the arguments. Raises BadInput."""
-        if refused := sorted(_OWN & more.keys()):
-            raise BadInput(refused[0], "is made from the task; it is not an option of one")
+        _refuse_unknown(more)
+        if not isinstance(label, str | None):
+            raise BadInput("label", f"is a text, not a '{type(label).__name__}'")
+        if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, int | float) or timeout <= 0):
+            raise BadInput("timeout", f"is a number of seconds above 0, not {wire.escaped(timeout, 40)}")
+        if isinstance(priority, bool) or not isinstance(priority, int | None):
+            raise BadInput("priority", f"is a whole number, not {wire.escaped(priority, 40)}")
+        if not isinstance(properties, Mapping | None):
+            raise BadInput("properties", f"are a mapping, not a '{type(properties).__name__}'")
         if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
             raise BadInput("retries", f"is a number of at least 0, not {wire.escaped(retries, 40)}")
         if not (isinstance(unique, bool) or callable(unique)):
@@ -346,6 +394,20 @@ class Task(Generic[P, R]):
         return {name: value for name, value in {**more, **given}.items() if value is not None}
 
 
+def _refuse_unknown(options: Mapping[str, Any]) -> None:
+    """Raise BadInput for the first of these names that is no field of a request, or that a task has for itself."""
+    from leasehold.jobs import JobFields
+
+    fields = JobFields.__required_keys__ | JobFields.__optional_keys__
+    for name in sorted(options):
+        if name in _OWN:
+            instead = f"; use `{_INSTEAD[name]}`" if name in _INSTEAD else ""
+            raise BadInput(name, f"is made from the task; it is not an option of one{instead}")
+        if name not in fields:
+            own = ("name", "label", "retries", "timeout", "properties", "priority", "unique")
+            raise BadInput(name, "is not an option of a task" + wire.suggestion(name, [*own, *sorted(fields - _OWN)]))
+
+
 def _positional(signature: inspect.Signature, count: int) -> list[str]:
     """Name the first `count` positional arguments of a call, such as `amount`, or `amounts.3` of `*amounts`."""
     names: list[str] = []
@@ -357,7 +419,7 @@ def _positional(signature: inspect.Signature, count: int) -> list[str]:
     return names[:count]
 
 
-class TaskJob(Generic[R]):
+class SubmittedCall(Generic[R]):
     """The job that makes one call of a task.
 
     id: the id of the job. created: False if the call joined an unfinished one, or was submitted before with its key.
@@ -368,6 +430,22 @@ class TaskJob(Generic[R]):
 
     def __repr__(self) -> str:
         return f"<job {self.id} of task {self.task.name}>"
+
+    def value(self, ended: "Record") -> R:
+        """Return what the function returned, of the answer of `Client.results`. Raises TaskFailed."""
+        state, document = ended["state"], ended["result"]
+        match document:
+            case {"ok": found} if state == "succeeded":
+                value: R = self.task.registry.serialiser.decode(found)
+                return value
+            case {"error": {"type": str(kind), "message": str(message), "traceback": str(trace)}} if state == "failed":
+                raise TaskFailed(self.id, task=self.task.name, state=state, kind=kind, message=message, traceback=trace)
+        reason = ended["reason"] or ("without a result" if state == "succeeded" else "no reason is stored")
+        raise TaskFailed(self.id, task=self.task.name, state=state, message=reason)
+
+
+class TaskJob(SubmittedCall[R]):
+    """The job of a call that `defer` or `batch` has submitted."""
 
     def state(self) -> str:
         """Return the state of the job. Raises NotFound."""
@@ -393,18 +471,61 @@ class TaskJob(Generic[R]):
         (ended,) = self._client.results([self.id])
         return self.value(ended)
 
-    def value(self, ended: "Record") -> R:
-        """Return what the function returned, of the answer of `Client.results`. Raises TaskFailed."""
-        state, document = ended["state"], ended["result"]
-        match document:
-            case {"ok": found} if state == "succeeded":
-                value: R = self.task.registry.serialiser.decode(found)
-                return value
-            case {"error": {"type": str(kind), "message": str(message), "traceback": str(trace)}} if state == "failed":
-                raise TaskFailed(self.id, task=self.task.name, state=state, kind=kind, message=message, traceback=trace)
-        reason = ended["reason"] or ("without a result" if state == "succeeded" else "no reason is stored")
-        raise TaskFailed(self.id, task=self.task.name, state=state, message=reason)
-
     @property
     def _client(self) -> "Client":
         return self.task.registry.client
+
+
+class AsyncTaskJob(SubmittedCall[R]):
+    """The job of a call that a coroutine has submitted: what `TaskJob` is, with coroutines."""
+
+    async def state(self) -> str:
+        """See `TaskJob.state`."""
+        (found,) = await self._pool.call(self._pool.client.read_states, [self.id])
+        return str(found["state"])
+
+    async def cancel(self) -> None:
+        """See `TaskJob.cancel`."""
+        await self._pool.call(self._pool.client.cancel, [self.id])
+
+    async def wait(self, timeout: float | None = None) -> str:
+        """See `TaskJob.wait`. However many coroutines wait, one request asks for the jobs of all of them."""
+        return str((await self._pool.ended([self.id], timeout))[self.id]["state"])
+
+    async def result(self, timeout: float | None = None) -> R:
+        """See `TaskJob.result`. `AsyncPool.gather` reads the results of many jobs together."""
+        await self.wait(timeout)
+        (ended,) = await self._pool.call(self._pool.client.results, [self.id])
+        return self.value(ended)
+
+    @property
+    def _pool(self) -> "AsyncCalls":
+        return self.task.registry.of_loop()
+
+
+def calls_of(jobs: "Iterable[SubmittedCall[Any]]") -> "list[SubmittedCall[Any]]":
+    """Return the jobs that `gather` is given. Raises BadInput if they are not jobs of tasks."""
+    if isinstance(jobs, SubmittedCall):
+        raise BadInput("jobs", "are many, and this is one: gather([job]), or the job's own result()")
+    if isinstance(jobs, str | Mapping) or not isinstance(jobs, Iterable):
+        raise BadInput("jobs", f"are a list of jobs of tasks, not a '{type(jobs).__name__}'")
+    given = list(jobs)
+    for number, each in enumerate(given):
+        if not isinstance(each, SubmittedCall):
+            instead = "; await it first" if inspect.isawaitable(each) else ""
+            raise BadInput(f"jobs.{number}", f"is a '{type(each).__name__}', not the job of a task{instead}")
+    return given
+
+
+def values_of(jobs: "Sequence[SubmittedCall[Any]]", ended: "Iterable[Record]", *, return_errors: bool) -> list[Any]:
+    """Return the value of each job, of the answer of `Client.results`. Raises the first TaskFailed, or returns it."""
+    records = {record["id"]: record for record in ended}
+    values: list[Any] = []
+    for job in jobs:
+        try:
+            values.append(job.value(records[job.id]))
+        except TaskFailed as failed:
+            if not return_errors:
+                raise
+            values.append(failed)
+    return values

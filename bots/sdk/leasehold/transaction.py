@@ -1,17 +1,18 @@
 """Submits inside a transaction of the caller, by the SQL function `leasehold.submit`, on the caller's own connection.
 
-The connection may be one of psycopg 3 or of SQLAlchemy 2, each in its blocking and its asynchronous form, or a session
-of SQLAlchemy. It is recognised by its methods, so neither package is imported here. Jobs exist from the caller's
-commit on, and never if the caller rolls back.
+The connection may be one of psycopg 3 or of SQLAlchemy 2, each in its blocking and its asynchronous form, a session of
+SQLAlchemy, or a connection of Django. It is recognised by its methods, so none of them is imported here. Jobs exist
+from the caller's commit on, and never if the caller rolls back.
 """
 
 import inspect
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from leasehold.client import in_parts
-from leasehold.errors import BadInput, Conflict
+from leasehold.client import in_parts, moved
+from leasehold.errors import BadInput, Conflict, Forbidden, LeaseholdError, NotReady, QueueFull
 from leasehold.transport import Record
 
 T = TypeVar("T")
@@ -28,27 +29,38 @@ def submit_in(connection: Any, requests: Sequence[Record], then: Callable[[Creat
     """Submit in the transaction of this connection, and return what `then` makes of the submitted jobs.
 
     Each statement submits up to 10,000 jobs or 8 MB. With an asynchronous connection the answer has to be awaited.
-    Raises Conflict `key_reused` if another request used the key of one; any other refusal is the driver's error with
-    the database's sentence. Raises BadInput for an object that is no connection.
+    Raises Conflict `key_reused` if another request used the key of one, BadInput for a request or an object that is no
+    connection, QueueFull, NotReady if the database holds no pool, Forbidden if the connection's role may not submit.
+    After one of these the caller's transaction can only be rolled back. What else the database says, such as a lost
+    connection or a serialisation failure, is the driver's error.
     """
     documents = [json.dumps(part) for part in in_parts(requests)]
     for method, run, run_async in (
+        ("ensure_connection", _by_django, None),
         ("exec_driver_sql", _by_sqlalchemy, _by_sqlalchemy_async),
         ("get_bind", _by_session, _by_session_async),
         ("cursor", _by_psycopg, _by_psycopg_async),
     ):
         if hasattr(connection, method):
             waits = {"get_bind": "connection", "cursor": "commit"}.get(method, method)
-            if inspect.iscoroutinefunction(getattr(connection, waits)):
+            if run_async is not None and inspect.iscoroutinefunction(getattr(connection, waits)):
                 return _awaited(run_async, connection, documents, then)
-            return then(_submitted([row for document in documents for row in run(connection, document)]))
-    raise BadInput("connection", f"a '{type(connection).__name__}' is no connection of psycopg or SQLAlchemy")
+            rows: list[Any] = []
+            for document in documents:
+                with _refusals(len(rows)):
+                    rows += run(connection, document)
+            return then(_submitted(rows))
+    raise BadInput("connection", f"a '{type(connection).__name__}' is no connection of psycopg, SQLAlchemy or Django")
 
 
 async def _awaited(
     run: Callable[[Any, str], Awaitable[Any]], connection: Any, documents: Sequence[str], then: Callable[[Created], T]
 ) -> T:
-    return then(_submitted([row for document in documents for row in await run(connection, document)]))
+    rows: list[Any] = []
+    for document in documents:
+        with _refusals(len(rows)):
+            rows += await run(connection, document)
+    return then(_submitted(rows))
 
 
 def _submitted(rows: Sequence[Sequence[Any]]) -> Created:
@@ -56,6 +68,53 @@ def _submitted(rows: Sequence[Sequence[Any]]) -> Created:
         if not same:
             raise Conflict("key_reused", f"jobs.{number}.key: was used by a different request")
     return [(job, created) for job, created, _ in rows]
+
+
+@contextmanager
+def _refusals(submitted: int) -> Iterator[None]:
+    """Raise a refusal of the database as an error of this library, without the statement and its parameters.
+
+    submitted: the jobs of earlier statements, which come before those that the refusal counts.
+    """
+    try:
+        yield
+    except Exception as error:
+        refused = _refusal(*_sentence(error), submitted)
+        if refused is None:
+            raise
+        raise refused from None
+
+
+def _sentence(error: Exception) -> tuple[str | None, str]:
+    """Return the SQLSTATE and the sentence of an error of the database, whichever driver tells it."""
+    raised: Any = getattr(error, "orig", None) or error  # SQLAlchemy keeps the driver's error there
+    for each in (raised, raised.__cause__):  # Django and asyncpg raise one error from another
+        diagnosis = getattr(each, "diag", None)
+        code = getattr(each, "sqlstate", None) or getattr(each, "pgcode", None)
+        if code is not None:
+            said = getattr(diagnosis, "message_primary", None) or getattr(each, "message", None) or str(each)
+            return code, str(said).partition("\n")[0]
+    match raised.args:
+        case ({"C": str(code), "M": str(said)}, *_):  # pg8000
+            return code, said
+    return None, ""
+
+
+def _refusal(code: str | None, said: str, submitted: int) -> LeaseholdError | None:
+    """Return the error that this SQLSTATE and sentence stand for; None if they are no refusal."""
+    match code:
+        case "22023" | "LH004":
+            field, _, reason = said.partition(": ")
+            return BadInput(moved(field, submitted), reason) if reason else BadInput("jobs", said)
+        case "LH003":
+            return BadInput("service_level" if "service level" in said else "job_class", said)
+        case "LH001":
+            return QueueFull(said)
+        case "3F000" | "42883":
+            return NotReady(f"the database of this connection holds no pool: {said}")
+        case "42501":
+            return Forbidden(f"the role of this connection may not submit jobs: {said}")
+    return None
 
 
 def _statement(connection: Any) -> str:
@@ -76,6 +135,14 @@ def _by_session(session: Any, document: str) -> Any:
 
 async def _by_session_async(session: Any, document: str) -> Any:
     return await _by_sqlalchemy_async(await session.connection(), document)
+
+
+def _by_django(connection: Any, document: str) -> Any:
+    if connection.vendor != "postgresql":
+        raise BadInput("connection", f"is one to {connection.vendor}, and a pool's tables are in PostgreSQL")
+    with connection.cursor() as cursor:
+        cursor.execute(_SUBMIT.format("%s"), (document,))
+        return cursor.fetchall()
 
 
 def _by_psycopg(connection: Any, document: str) -> Any:

@@ -1,4 +1,4 @@
-"""What every gateway takes: bounds, names, time zones and JSON values; and text that is safe to show."""
+"""What every gateway takes: bounds, names, time zones and JSON values; text that is safe to show; what was meant."""
 
 import math
 import re

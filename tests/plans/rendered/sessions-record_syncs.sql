@@ -1,7 +1,7 @@
 -- schema/moves/sessions.py: RECORD_SYNCS
 UPDATE bots b SET sync_seq = s.seq, status = s.status, capacity = s.capacity, in_use = s.in_use, held = s.held,
     kept_units = s.kept,
-    expires_at = CASE WHEN b.expires_at < now() + make_interval(secs => :ttl * 2.0 / 3.0)
+    expires_at = CASE WHEN b.expires_at < now() + make_interval(secs => :ttl * 0.6666666666666666)
         THEN now() + make_interval(secs => :ttl) ELSE b.expires_at END
 FROM (
     SELECT s.*, place.ctid FROM unnest(

@@ -35,7 +35,7 @@ from typing import Any
 
 from leasehold.errors import BadInput
 from leasehold.runtime.attempt import Attempt
-from leasehold.runtime.task_runner import CANCELLED, FAILED, TaskCall, last_line, load
+from leasehold.runtime.task_runner import CANCELLED, FAILED, TaskCall, import_failure, load
 from leasehold.tasks import TaskRegistry
 
 _DESCRIPTORS = 2
@@ -323,7 +323,7 @@ def main() -> None:
             raise BadInput("app", f"'{place}' has no tasks; name a module that imports them")
     except BaseException as error:
         traceback.print_exception(error)
-        channel.send(json.dumps({"failed": last_line(error)[:1000]}).encode())
+        channel.send(json.dumps({"failed": import_failure(error)[:1000]}).encode())
         sys.exit(1)
     side_by_side = [task.name for task in pool.tasks.values() if task.is_async]
     facts = {"ready": pool.app or place.partition(".")[0].partition(":")[0], "async": side_by_side}

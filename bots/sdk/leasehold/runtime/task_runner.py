@@ -4,21 +4,23 @@ The result of the job is `{"ok": VALUE}` or `{"error": {"type", "message", "trac
 """
 
 import asyncio
+import importlib
 import json
 import os
 import signal
 import sys
 import traceback
 from collections.abc import Coroutine
-from importlib import import_module
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import leasehold
 from leasehold.errors import BadInput, LeaseholdError
 from leasehold.runtime import attempt as attempts
 from leasehold.runtime.attempt import Attempt, Cancelled
-from leasehold.tasks import COMMAND, Task, TaskRegistry
-from leasehold.wire import MAX_RESULT_BYTES, check_json
+from leasehold.tasks import COMMAND, Task, TaskRegistry, check_place
+from leasehold.wire import MAX_RESULT_BYTES, check_json, suggestion
 
 #: Exit codes of a task: its function returned; it failed; it was cancelled, as a shell reports SIGTERM.
 DONE, FAILED, CANCELLED = 0, 1, 128 + signal.SIGTERM
@@ -35,14 +37,14 @@ class ResultRefused(LeaseholdError):
 
 
 def load(place: str) -> TaskRegistry:
-    """Import `MODULE:ATTRIBUTE`. Raises BadInput if that is no pool, and whatever the module raises."""
-    module, _, attribute = place.partition(":")
-    if not module or not attribute:
-        raise BadInput("app", f"'{place}' is not of the form MODULE:ATTRIBUTE")
-    found: Any = import_module(module)
+    """Import `MODULE:POOL`. Raises BadInput if that is no pool, and whatever the module raises."""
+    module, attribute = check_place(place)
+    found: Any = importlib.import_module(module)
     for name in attribute.split("."):
         if not hasattr(found, name):
-            raise BadInput("app", f"the module '{module}' has no '{attribute}'")
+            pools = [each for each, value in vars(sys.modules[module]).items() if isinstance(value, TaskRegistry)]
+            one = f"; its pool is '{pools[0]}'" if len(pools) == 1 else suggestion(attribute, pools)
+            raise BadInput("app", f"the module '{module}' has no '{attribute}'{one}")
         found = getattr(found, name)
     if not isinstance(found, TaskRegistry):
         raise BadInput("app", f"'{place}' is a '{type(found).__name__}', not a pool")
@@ -178,9 +180,21 @@ def _traceback(error: BaseException) -> str:
     return "".join(traceback.format_exception(type(error), error, trace))
 
 
-def last_line(error: BaseException) -> str:
-    """Return the last line of an error's traceback."""
-    return "".join(traceback.format_exception_only(type(error), error)).strip().splitlines()[-1]
+def import_failure(error: BaseException) -> str:
+    """Return in one line why an app cannot be imported: the last line of the traceback, and where it was raised."""
+    if isinstance(error, BadInput) and error.field == "app":
+        return error.reason
+    shown = (
+        traceback.format_exception_only(type(error), error) if not isinstance(error, LeaseholdError) else [str(error)]
+    )
+    said = "".join(shown).strip().splitlines()[-1]
+    ours, importer = str(Path(leasehold.__file__).parent), str(Path(importlib.__file__).parent)
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith((ours, importer, "<"))
+    ]
+    return f"{said} ({frames[-1].filename}, line {frames[-1].lineno})" if frames else said
 
 
 def main() -> None:
@@ -206,6 +220,6 @@ def main() -> None:
     try:
         pool = load(place)
     except Exception as error:
-        sys.exit(f"error: the app cannot be imported: {last_line(error)}")
+        sys.exit(f"error: the app cannot be imported: {import_failure(error)}")
     running.append(TaskCall(pool, name, stdin, attempt))
     sys.exit(running[0].run())
