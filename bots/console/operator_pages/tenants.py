@@ -45,6 +45,7 @@ def show(view: View) -> None:
     """Put usage, shares and fairness on the page, and the form for the instance that the URL names."""
     chosen = view.query.get("instance", ""), view.query.get("cohort", "") or "default"
     history(view)
+    Change(view, *chosen)
     node("h2", "Units in use")
     quotas = Table(
         "█ within the minimum, ▓ above it, ░ free below the maximum. Choose an instance to change it.",
@@ -86,7 +87,6 @@ def show(view: View) -> None:
         instances.show([(one["name"], instance_cells(one)) for one in listed])
 
     view.live(refresh, seconds=SLOW)
-    Change(view, *chosen)
 
 
 def history(view: View) -> None:

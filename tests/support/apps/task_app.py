@@ -79,8 +79,8 @@ def end_process(code: int, file: str) -> None:
 @pool.task
 def hold(file: str, seconds: float = 60.0) -> None:
     """Write the process id into a file, and stay until a test ends it."""
-    Path(file).write_text(str(os.getpid()))
     try:
+        Path(file).write_text(str(os.getpid()))
         time.sleep(seconds)
     except leasehold.Cancelled:
         print("asked to end", leasehold.current().cancelled)
