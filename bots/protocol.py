@@ -152,6 +152,11 @@ class Session(Answer):
         description="the gateway takes results and checkpoints. A bot must not send any to another one, which would "
         "refuse its call because of what a job has left",
     )
+    units: bool = Field(
+        default=False,
+        description="the gateway says how many units a lease takes. Then a bot may announce more units than it runs at "
+        "once, and hold leases of short tasks in advance",
+    )
 
 
 class Chunk(Message):
@@ -272,6 +277,7 @@ class Work(Answer):
     instance: str
     attempt: int = Field(description="1 for the first")
     timeout: float | None = Field(default=None, description="seconds of run time after which the bot kills the command")
+    units: int | None = Field(default=None, description="units of the bot that the lease takes; unset = 1")
     payload: dict[str, Any] | None = None
     gpus: list[int] | None = Field(
         default=None,

@@ -61,7 +61,8 @@ class AgentSettings(BaseModel):
     name: the bot's name in the pool; default this host's name. Of two agents with one name the newer one wins.
     name_suffix: appended to the default name, for several agents on one host.
     app: `MODULE:POOL`, whose tasks the bot runs in warm processes, and nothing else. It then offers the property `app`
-        with the name of the app, exclusively. Its capacity is the number of tasks that may run at once.
+        with the name of the app, exclusively. Its capacity is the number of tasks that may run at once; while they are
+        short, it announces more and holds some leases in advance.
     url: the gateway's address, read by the command that starts the agent. `Agent` takes the address as an argument.
     capacity: units of work that the bot holds at once, at most 10,000. Doubling it doubles the commands that may run
         at once. Each of them needs 8 open files under the hard limit RLIMIT_NOFILE.

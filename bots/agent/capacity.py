@@ -1,4 +1,4 @@
-"""Automatic capacity of a bot from its machine's cores, memory and load; the limit of open files."""
+"""How much a bot takes: its capacity from its machine's cores, memory and load; short tasks in advance; open files."""
 
 import os
 import resource
@@ -63,6 +63,44 @@ class Sizing:
             task_memory_mib=self._task_memory_mib,
             most=self._most,
         )
+
+
+# Leases in advance
+
+
+#: The run time, seconds, below which tasks are short: a bot takes leases of them in advance.
+SHORT = 0.05
+#: Seconds for which the leases in advance last. Doubling it doubles the time that an urgent task may wait behind them.
+AHEAD = 0.1
+#: The most leases in advance.
+MOST_AHEAD = 256
+#: A newly ended task counts with this share for the mean run time.
+_WEIGHT = 1 / 16
+#: The shortest run time that is believed, seconds.
+_SHORTEST = 0.001
+
+
+class Lookahead:
+    """Computes how many units a bot announces beyond those that run at once, from the run times of its latest tasks.
+
+    A bot whose tasks are shorter than a call to the gateway would otherwise be idle during each call. A bot of longer
+    tasks takes nothing in advance, because another one could run it.
+    """
+
+    def __init__(self) -> None:
+        self._mean = 1.0
+
+    def note(self, seconds: float) -> None:
+        """Take note of the run time of a task that has ended."""
+        self._mean += (seconds - self._mean) * _WEIGHT
+
+    def forget(self) -> None:
+        """Take nothing in advance until many tasks have been short again."""
+        self._mean = 1.0
+
+    def units(self, limit: int) -> int:
+        """Return the units to announce in advance. limit: those that run at once."""
+        return 0 if self._mean > SHORT else min(MOST_AHEAD, int(limit * AHEAD / max(self._mean, _SHORTEST)))
 
 
 # Open files

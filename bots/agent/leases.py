@@ -10,6 +10,7 @@ import structlog
 from bots.agent.job_files import Unsent
 from bots.agent.run import Assignment, AttemptRun, Run, RunContext, StopReason, complaining
 from bots.agent.task_launcher import TaskLauncher
+from bots.agent.warm_children import TaskRun
 from bots.protocol import Chunk, LeaseReport, Outcome, Work
 from schema import clock, validation
 
@@ -22,6 +23,10 @@ SYNC_OUTPUT_BYTES = validation.MAX_OUTPUT_BYTES
 SYNC_JSON_BYTES = 3 * (validation.MAX_RESULT_BYTES + validation.MAX_CHECKPOINT_BYTES)
 #: The most leases that are remembered after their end.
 REMEMBERED = 10_000
+
+
+#: Why a bot that drains gives a lease back.
+NO_NEW_WORK = "the bot takes no new work"
 
 
 @dataclass(frozen=True, order=True)
@@ -78,7 +83,7 @@ class AgentLeases:
         self._runs: dict[str, AttemptRun] = {}
         #: Latest leases that are no longer held. A server that has lost its last commits may offer one of them again.
         self._past: dict[LeaseKey, None] = {}
-        self._lost = False
+        self._lost = self._told_of_news = False
         #: How many results were dropped before the server knew them.
         self.undelivered = 0
 
@@ -116,6 +121,7 @@ class AgentLeases:
 
         An ended lease whose output, result and checkpoint do not fit into this sync any more is reported as active.
         """
+        self._told_of_news = False
         room, json_room = SYNC_OUTPUT_BYTES, SYNC_JSON_BYTES
         reports = []
         for key, held in self._held.items():
@@ -207,7 +213,7 @@ class AgentLeases:
         elif key in self._past:
             settled = Outcome(verdict="released", reason="the server has lost how this attempt ended")
         elif not accept:
-            settled = Outcome(verdict="released", reason="the bot takes no new work")
+            settled = Outcome(verdict="released", reason=NO_NEW_WORK)
         elif work.payload is None:
             settled = Outcome(verdict="error", reason="the lease came without a payload")
         if settled is not None:
@@ -222,6 +228,7 @@ class AgentLeases:
             payload=work.payload,
             gpus=work.gpus,
             checkpoint=work.checkpoint,
+            units=work.units or 1,
         )
         run = self._run(assignment, after=self._runs.get(work.job))
         if self._keep(key, HeldLease(run, None)):
@@ -231,8 +238,21 @@ class AgentLeases:
     def _run(self, assignment: Assignment, *, after: AttemptRun | None) -> AttemptRun:
         launcher = self._place.launcher
         if isinstance(launcher, TaskLauncher):
-            return launcher.run(assignment, self._place, notify=self._notify, after=after)
+            return launcher.run(assignment, self._place, notify=self._tell, after=after)
         return Run(assignment, self._place, notify=self._notify, after=after)
+
+    def _tell(self) -> None:
+        """Wake the syncing thread, but only once for each report while the end of a task leaves no process idle."""
+        launcher = self._place.launcher
+        if not (self._told_of_news and isinstance(launcher, TaskLauncher) and launcher.busy):
+            self._told_of_news = True
+            self._notify()
+
+    def give_back(self, reason: str) -> None:
+        """Return the leases of tasks that wait for others to end."""
+        for held in self._held.values():
+            if isinstance(held.run, TaskRun) and not held.run.started.is_set():
+                held.run.give_back(reason)
 
     def _keep(self, key: LeaseKey, held: HeldLease) -> bool:
         """Hold a new lease; return False if the session was lost meanwhile, because nothing may start then."""

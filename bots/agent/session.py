@@ -14,9 +14,10 @@ from pydantic import ValidationError
 from bots.agent.capacity import Sizing
 from bots.agent.gateway_calls import GatewayCaller, Heartbeat, Unanswered
 from bots.agent.launcher import Launcher
-from bots.agent.leases import AgentLeases
+from bots.agent.leases import NO_NEW_WORK, AgentLeases
 from bots.agent.run import STUCK_AFTER, RunContext, StopReason
-from bots.protocol import OutputReport, Session, Sync, SyncAnswer
+from bots.agent.task_launcher import TaskLauncher
+from bots.protocol import MAX_LEASES, OutputReport, Session, Sync, SyncAnswer
 from schema import clock
 
 _log = structlog.get_logger("leasehold.agent")
@@ -150,6 +151,9 @@ class AgentSession:
         self._drained = False
         self._last_status: str = ""
         self._idle_answers = 0
+        #: The units that the server knows beyond those that run at once.
+        self._ahead = 0
+        self._told_capacity = 0
         self._in_doubt = False
         self._sync_in = session.sync_in
         self._give_up_at = math.inf
@@ -214,7 +218,10 @@ class AgentSession:
         waited = clock.monotonic() - sent_at
         self._idle_answers = self._idle_answers + 1 if held and not answer.leases and waited < AT_ONCE else 0
         self._drained, self._sync_in = answer.drain, answer.sync_in
-        self._leases.settle(answer.leases, accept=not (self._draining or answer.drain))
+        accept = not (self._draining or answer.drain)
+        self._leases.settle(answer.leases, accept=accept)
+        if not accept:
+            self._leases.give_back(NO_NEW_WORK)
         return sent_at
 
     def _pause(self, sent_at: float) -> None:
@@ -279,11 +286,26 @@ class AgentSession:
                 "secret": self._session.secret,
                 "seq": self._seq,
                 "status": status,
-                "capacity": None if self._tuning.sizing is None else self._tuning.sizing.units(),
+                "capacity": self._capacity(ahead=status == "ok" and not wait),
                 "leases": self._leases.reports(),
                 "wait": wait,
             }
         )
+
+    def _capacity(self, *, ahead: bool) -> int | None:
+        """Return the units to announce, None = as before. ahead: more than run at once, if tasks are short."""
+        sizing, launcher = self._tuning.sizing, self._launcher
+        capacity = None if sizing is None else sizing.units()
+        if not isinstance(launcher, TaskLauncher):
+            return capacity
+        if capacity is not None:
+            # Leases that are on their way were granted for the capacity before.
+            launcher.limit, self._told_capacity = max(capacity, self._told_capacity), capacity
+        more = launcher.ahead if ahead and self._session.units else 0
+        if capacity is None and more == self._ahead == 0:
+            return None
+        self._ahead = more
+        return min(MAX_LEASES, (launcher.limit if capacity is None else capacity) + more)
 
     def _beat(self, sent_at: float, expires_in: float) -> bool:
         """Move on the deadline and the guardian's later alarm, which rings even if this process is stopped."""

@@ -19,6 +19,7 @@ import structlog
 from leasehold import wire
 from leasehold.errors import LeaseholdError
 
+from bots.agent.capacity import Lookahead
 from bots.agent.guardian import kill
 from bots.agent.launcher import Launcher
 from bots.agent.run import READY_AFTER, STUCK_AFTER, Assignment, AttemptRun, RunContext, describe_exit
@@ -49,6 +50,7 @@ class TaskLauncher(Launcher):
         self._app, self._most = app, most
         #: The units that may be in use at once.
         self.limit = most
+        self._lookahead = Lookahead()
         self._sources = selectors.DefaultSelector()
         self._numbers = itertools.count(1)
         self._guarding = threading.Lock()
@@ -96,8 +98,13 @@ class TaskLauncher(Launcher):
 
     @property
     def busy(self) -> bool:
-        """True if some run waits although nothing has to happen but the end of others."""
+        """True if runs wait, so that the end of one does not leave a child idle."""
         return bool(self._waiting)
+
+    @property
+    def ahead(self) -> int:
+        """The units that the bot should announce beyond its limit."""
+        return self._lookahead.units(self.limit)
 
     def arm(self, deadline: float) -> None:
         # An idle bot may wait for news until after the deadline. Children without a run may live on meanwhile.
@@ -179,7 +186,7 @@ class TaskLauncher(Launcher):
             instants.append(self._start_at)
         if self._full:
             instants.append(now + _SEND_AGAIN)
-        if self._waiting and self._in_use >= self.limit:
+        if self._stuck:
             instants.append(self._waiting[0].put_at + GIVE_BACK_AFTER)
         return max(0.0, min(instants) - now) if instants else None
 
@@ -289,10 +296,16 @@ class TaskLauncher(Launcher):
     def _give_back(self) -> None:
         """Return leases that wait for longer than short tasks take, to be run elsewhere."""
         oldest = clock.monotonic() - GIVE_BACK_AFTER
-        while self._in_use >= self.limit and self._waiting and self._waiting[0].put_at <= oldest:
-            run = self._waiting.popleft()
+        while self._stuck and self._waiting[0].put_at <= oldest:
+            self._lookahead.forget()
             self._forget()
-            run.refuse(Outcome(verdict="released", reason="other tasks of the bot take longer than expected"))
+            told = Outcome(verdict="released", reason="other tasks of the bot take longer than expected")
+            self._waiting.popleft().refuse(told)
+
+    @property
+    def _stuck(self) -> bool:
+        """True if the run that waits longest has to wait for the end of others."""
+        return bool(self._waiting) and self._in_use + self._waiting[0].assignment.units > self.limit
 
     def _free_child(self, run: TaskRun) -> WarmChild | None:
         serves = "async" if run.task in self._async or not self._wanted["def"] else "def"
@@ -356,6 +369,7 @@ class TaskLauncher(Launcher):
                 child.failure = reason
             case {"over": int(number), "code": int(code), "clean": bool(clean), "result": str() | None as result}:
                 if (run := child.runs.get(number)) is not None:
+                    self._lookahead.note(run.age)
                     self._end(run, lambda: run.end(code, result=result, clean=clean))
                     if not clean and child.serves == "def":
                         child.leave(self._app)

@@ -279,6 +279,11 @@ class TaskRun(AttemptRun):
         self._returned = reason
         self._wake()
 
+    @property
+    def age(self) -> float:
+        """Seconds since the task started."""
+        return 0.0 if self.started_at is None else clock.monotonic() - self.started_at
+
     def check(self, app: str | None) -> Outcome | None:
         """Look which task is called; return the outcome if it cannot be one."""
         try:
@@ -383,8 +388,7 @@ class TaskRun(AttemptRun):
         code: exit code; None = nobody knows. result: JSON that came with the end. clean: no file has been written.
         broken: why the process ended, if the task is not to blame.
         """
-        assert self.started_at is not None
-        ending = Ending(code, None if code is None else round(clock.monotonic() - self.started_at, 6))
+        ending = Ending(code, None if code is None else round(self.age, 6))
         for _ in range(_LAST_READS):
             if not self.read():
                 break

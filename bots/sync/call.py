@@ -280,6 +280,7 @@ def lease_message(row: Row[Any]) -> Work:
         instance=row.instance,
         attempt=row.attempts,
         timeout=row.timeout_seconds,
+        units=None if row.units == 1 else row.units,
         payload=None if row.payload is None else dict(row.payload),
         gpus=row.gpus,
         checkpoint=row.checkpoint,
@@ -291,7 +292,7 @@ def lease_message(row: Row[Any]) -> Work:
 
 # The bot's row has the number of its live leases. Known leases are looked up by their keys, and the rest are the latest
 # ones. So entries of leases that have ended are never read.
-_LEASE = "bot_id, job_id, fence, instance, state, delivered_at, stop_reason"
+_LEASE = "bot_id, job_id, fence, instance, state, units, delivered_at, stop_reason"
 _LATEST = newest_leases("b.id", "b.held - coalesce(c.leases, 0)", columns=_LEASE, but="coalesce(c.jobs, '{}')")
 _FOUND = f"""counted AS MATERIALIZED (
     SELECT bot_id, count(*) AS leases, array_agg(job_id) AS jobs FROM known GROUP BY bot_id
@@ -329,8 +330,9 @@ WITH known AS MATERIALIZED (
     CROSS JOIN LATERAL (SELECT {_LEASE} FROM leases WHERE job_id = k.job AND fence = k.fence OFFSET 0) l
     WHERE l.bot_id = k.bot_id AND l.{NOT_OVER}
 ), {_FOUND}
-SELECT l.bot_id, l.job_id, j.public_id, l.fence, l.state, i.name AS instance, j.attempts, j.timeout_seconds, p.payload,
-    l.delivered_at IS NOT NULL AS delivered, CASE WHEN l.state = 'cancelling' THEN l.stop_reason END AS stop_reason,
+SELECT l.bot_id, l.job_id, j.public_id, l.fence, l.state, l.units, i.name AS instance, j.attempts, j.timeout_seconds,
+    p.payload, l.delivered_at IS NOT NULL AS delivered,
+    CASE WHEN l.state = 'cancelling' THEN l.stop_reason END AS stop_reason,
     CASE WHEN j.constrained AND l.state = 'pending' THEN {_GPUS} END AS gpus,
     CASE WHEN l.state = 'pending' THEN (
         SELECT CAST(checkpoint AS text) FROM job_checkpoints WHERE job_id = l.job_id) END AS checkpoint

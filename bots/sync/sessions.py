@@ -60,7 +60,13 @@ def open_sessions(
         opened = database.run(work, urgent=True)
         for (bot, (secret, _)), each in zip(chosen.items(), opened, strict=True):
             answers[bot] = Session(
-                bot=bot, epoch=each.epoch, secret=secret, expires_in=timing.ttl, sync_in=timing.sync, results=True
+                bot=bot,
+                epoch=each.epoch,
+                secret=secret,
+                expires_in=timing.ttl,
+                sync_in=timing.sync,
+                results=True,
+                units=True,
             )
     return [answers[request.bot] for request in requests]
 

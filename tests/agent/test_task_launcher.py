@@ -17,6 +17,7 @@ from leasehold.client import Client
 from leasehold.errors import BadInput, LeaseholdError, TaskFailed
 from leasehold.tasks import TaskJob
 
+from bots.agent import task_launcher
 from bots.agent.agent import Agent
 from bots.agent.workspace import marked_processes
 from schema import clock
@@ -230,10 +231,10 @@ def test_an_app_that_cannot_be_imported_ends_the_bot_with_one_line(tmp_path: Pat
 # Sessions that end, with a gateway whose answers the test decides
 
 
-def grant(pool: AgentPool, task: str, *args: Any, job: str) -> tuple[str, int]:
+def grant(pool: AgentPool, task: str, *args: Any, job: str, **more: Any) -> tuple[str, int]:
     command = ["leasehold-task", "tests.support.apps.task_app:pool", f"tests.support.apps.task_app.{task}"]
     payload = {"command": command, "stdin": json.dumps({"args": args, "kwargs": {}})}
-    return pool.grant(job=job, payload=payload)
+    return pool.grant(job=job, payload=payload, **more)
 
 
 def test_no_process_of_a_lost_session_lives_into_the_next_one_which_has_its_own(tmp_path: Path) -> None:
@@ -295,3 +296,69 @@ def test_an_idle_bot_whose_call_is_held_for_longer_than_its_session_lives_keeps_
         assert marked_processes(tmp_path / "work" / "bot-1") == before
         key = grant(pool, "add", 2, job="second")
         assert pool.until(lambda: pool.outcomes.get(key))["verdict"] == "succeeded"
+
+
+# Leases in advance
+
+
+def test_a_bot_of_short_tasks_takes_some_in_advance_and_an_idle_one_does_not(tmp_path: Path) -> None:
+    pool = AgentPool(sync_in=0.1)
+    with serving(pool, tmp_path, app="tests.support.apps.task_app:pool", capacity=2):
+        numbers = iter(range(10_000))
+
+        def announced() -> bool:
+            """A bot that is told of ever more tasks announces more than it runs at once."""
+            while len(pool.leases) < 10:
+                grant(pool, "add", 1, job=f"job-{next(numbers)}")
+            return any((sync.capacity or 0) > 2 for sync in pool.syncs)
+
+        pool.until(announced)
+        pool.until(lambda: not pool.leases and pool.syncs[-1].wait)
+        assert pool.syncs[-1].capacity == 2
+        assert {outcome["verdict"] for outcome in pool.outcomes.values()} == {"succeeded"}
+
+
+def test_leases_that_wait_behind_longer_tasks_go_back_to_the_pool(tmp_path: Path) -> None:
+    pool = AgentPool(sync_in=0.1)
+    with serving(pool, tmp_path, app="tests.support.apps.task_app:pool"):
+        held = tmp_path / "held"
+        holding = grant(pool, "hold", str(held), job="held")
+        pool.until(held.exists)
+        waiting = [grant(pool, "add", 1, job=f"waiting-{number}") for number in range(3)]
+        for key in waiting:
+            outcome = pool.until(lambda key=key: pool.outcomes.get(key))
+            assert (outcome["verdict"], outcome["reason"]) == (
+                "released",
+                "other tasks of the bot take longer than expected",
+            )
+            assert "active" not in pool.reported(key), "a lease that waits is not acknowledged"
+        assert holding not in pool.outcomes
+
+
+def test_a_cancelled_lease_that_waits_never_starts_and_a_drain_gives_the_others_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(task_launcher, "GIVE_BACK_AFTER", MINUTE)
+    pool = AgentPool(sync_in=0.1)
+    with serving(pool, tmp_path, app="tests.support.apps.task_app:pool", drain_seconds=0.5) as bot:
+        files = [tmp_path / name for name in ("held", "cancelled", "given_back")]
+        held, cancelled, given_back = (grant(pool, "hold", str(file), job=file.name) for file in files)
+        pool.until(files[0].exists)
+        pool.cancel(cancelled)
+        outcome = pool.until(lambda: pool.outcomes.get(cancelled))
+        assert (outcome["verdict"], outcome.get("seconds")) == ("stopped", None)
+        bot.agent.drain()
+        assert bot.end() == 0
+    assert pool.outcomes[held]["verdict"] == "released"
+    assert pool.outcomes[given_back]["reason"] == "the bot takes no new work"
+    assert [file.exists() for file in files] == [True, False, False]
+
+
+def test_tasks_that_take_more_units_than_are_free_do_not_run_at_once(tmp_path: Path) -> None:
+    pool = AgentPool(sync_in=0.1)
+    with serving(pool, tmp_path, app="tests.support.apps.task_app:pool", capacity=2):
+        first, second = tmp_path / "first", tmp_path / "second"
+        for file in (first, second):
+            grant(pool, "hold", str(file), 0.3, job=file.name, units=2)
+        pool.until(lambda: len(pool.outcomes) == 2)
+    assert abs(first.stat().st_mtime - second.stat().st_mtime) >= 0.29

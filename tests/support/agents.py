@@ -106,7 +106,9 @@ class Pool:
     def _open(self, request: OpenSession) -> Answer:
         self.opened.append(request)
         session = {"bot": request.bot, "epoch": len(self.opened), "secret": "s"}
-        return Answer({**session, "expires_in": self.ttl, "sync_in": self.sync_in, "results": self.results})
+        return Answer(
+            {**session, "expires_in": self.ttl, "sync_in": self.sync_in, "results": self.results, "units": True}
+        )
 
     def _sync(self, sync: Sync) -> Answer:
         self.syncs.append(sync)
