@@ -1,5 +1,6 @@
 """`leasehold up`, a whole pool on this machine, and `leasehold assign`, one assigner process of a pool."""
 
+import os
 import random
 import signal
 import socket
@@ -17,7 +18,7 @@ from assigner.cli.output import as_json, print_json
 from assigner.config.loading import Reloader
 from assigner.loops import Signals
 from assigner.process.assign import GARBAGE, AssignerProcess
-from assigner.process.local_pool import CONSOLE_HOST, OPERATOR_TOKEN, LocalBot, LocalPool, local_pool
+from assigner.process.local_pool import CONSOLE_HOST, OPERATOR_TOKEN, LocalBot, LocalPool, check_app, local_pool
 from assigner.settings import Installation
 from schema.gc_tuning import infrequent_gc
 
@@ -41,15 +42,30 @@ log = structlog.get_logger()
     flag_value=CONSOLE_PORT,
     help=f"Also run the web console, on this port of {CONSOLE_HOST}; 0 = any free one [{CONSOLE_PORT}].",
 )
+@click.option("--app", metavar="MODULE:POOL", help="Also run the tasks of this pool, by one bot named app-1.")
+@click.option(
+    "--concurrency", type=click.IntRange(min=1), metavar="N", help="With --app: tasks at once [one per core]."
+)
 @as_json
 @pass_installation
 def up(
-    installation: Installation, bots: int, assigners: int, port: int | None, console: int | None, as_json: bool
+    installation: Installation,
+    bots: int,
+    assigners: int,
+    port: int | None,
+    console: int | None,
+    app: str | None,
+    concurrency: int | None,
+    as_json: bool,
 ) -> int:
     """Run a whole pool on this machine until Ctrl-C: PostgreSQL, assigners, gateway and bots."""
     logs.to_stderr("WARNING")
     console = None if console is None else _free_for_console(console)
+    if concurrency is not None and app is None:
+        raise BadInput("--concurrency", "means nothing without --app")
     names = [LocalBot(name=f"bot-{n}") for n in range(1, bots + 1)]
+    if app is not None:
+        names.append(LocalBot(name="app-1", app=app, concurrency=concurrency or os.cpu_count() or 1))
     report = partial(click.echo, err=True)
     with Signals(signal.SIGTERM, signal.SIGINT) as signals:
 
@@ -58,6 +74,8 @@ def up(
                 raise Stopped(number)
 
         try:
+            if app is not None:
+                check_app(app, installation.environ, rest=rest)
             with local_pool(
                 installation,
                 assigners=assigners,

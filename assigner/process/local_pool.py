@@ -1,9 +1,13 @@
 """A pool on one machine for `up` and `demo`: assigners, a gateway and bots as separate processes."""
 
 import fcntl
+import json
 import os
 import pwd
 import random
+import select
+import socket
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -11,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from leasehold.errors import BadInput, Conflict, LeaseholdError, NotReady, Unauthorised
+from leasehold.tasks import check_place
 from sqlalchemy import Connection
 
 from assigner.process.children import Child, Children, Role
@@ -35,12 +40,17 @@ _NOT_FOR_CHILDREN = frozenset({"LEASEHOLD_URL", "LEASEHOLD_TOKEN", "LEASEHOLD_CO
 
 @dataclass(frozen=True, kw_only=True)
 class LocalBot:
-    """One bot process. Fields that are None come from the `[bot]` section of the configuration."""
+    """One bot process. Fields that are None come from the `[bot]` section of the configuration.
+
+    app: `MODULE:POOL`, of which it runs the tasks and nothing else. concurrency: how many of them at once.
+    """
 
     name: str
     capacity: int | None = None
     priority: int | None = None
     properties: Mapping[str, str | Sequence[str]] = field(default_factory=dict)
+    app: str | None = None
+    concurrency: int | None = None
 
 
 class Steps:
@@ -83,10 +93,10 @@ class LocalPool:
     ) -> None:
         self.data, self._server = data, keeper
         self._bots, self._assigners, self._rest, self._steps = bots, assigners, rest, steps
+        self._environ = {name: value for name, value in environ.items() if name not in _NOT_FOR_CHILDREN}
         self._global = ["--data", str(data), "--config", str((config or Path(os.devnull)).absolute())]
         self._gateway_environment = {} if port is None else {"LEASEHOLD_GATEWAY_PORT": str(port)}
-        inherited = {name: value for name, value in environ.items() if name not in _NOT_FOR_CHILDREN}
-        self._children = Children(data / "log", inherited, report=report, chance=chance, restart=restart)
+        self._children = Children(data / "log", self._environ, report=report, chance=chance, restart=restart)
         self.url = ""
         self.console_url = None if console is None else f"http://{CONSOLE_HOST}:{console}"
 
@@ -105,6 +115,8 @@ class LocalPool:
             self.url = self._wait_for_gateway(url_file)
             self._steps(f"the gateway answers at {self.url}; starting {_plural(len(self._bots), 'bot')}")
             for bot in self._bots:
+                if bot.app is not None:
+                    self._apply_schedules(bot.app)
                 self._start_bot(bot)
             if self.console_url is not None:
                 self._start_console(self.console_url)
@@ -140,9 +152,24 @@ class LocalPool:
         command = (*PROGRAM, *self._global, *arguments)
         self._children.start(Child(name=name, role=role, command=command, environment=environment or {}))
 
+    def _apply_schedules(self, app: str) -> None:
+        """Make the schedules of the app those that its code declares. Raises LeaseholdError with the reason if not."""
+        command = [*PROGRAM, *self._global, "schedule", "apply", app, "--url", self.url, "--json"]
+        done = subprocess.run(
+            command, env=self._environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        )
+        if done.returncode != 0:
+            lines = done.stderr.strip().splitlines() or [f"the command ended with {done.returncode}"]
+            raise LeaseholdError(f"the schedules of {app} were not applied: {lines[-1].removeprefix('error: ')}")
+        if count := len(json.loads(done.stdout)):
+            self._steps(f"{_plural(count, 'schedule')} of {app} applied")
+
     def _start_bot(self, bot: LocalBot) -> None:
         arguments = ["bot", "--name", bot.name, "--url", self.url, "--token-file", str(self.data / BOT_TOKEN)]
-        for option, number in {"--capacity": bot.capacity, "--priority": bot.priority}.items():
+        if bot.app is not None:
+            arguments += ["--app", bot.app]
+        numbers = {"--capacity": bot.capacity, "--concurrency": bot.concurrency, "--priority": bot.priority}
+        for option, number in numbers.items():
             if number is not None:
                 arguments += [option, str(number)]
         for key, value in bot.properties.items():
@@ -218,6 +245,31 @@ class ServerKeeper:
     def close(self) -> None:
         """Release the server; its last user stops it."""
         self._server.close()
+
+
+def check_app(place: str, environ: Mapping[str, str], *, rest: Callable[[float], object]) -> None:
+    """Import an app in a process of its own, as a bot's process does. Raises BadInput with the reason if that fails.
+
+    rest: waits for some seconds meanwhile; it may raise to give up.
+    """
+    check_place(place)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        command = [sys.executable, "-m", "leasehold.runtime.task_child", place]
+        process = subprocess.Popen(
+            command, env=dict(environ), stdin=theirs.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        theirs.close()
+        try:
+            while not select.select([ours], [], [], 0.0)[0]:
+                rest(0.05)
+            said = ours.recv(4096)
+        finally:
+            process.kill()
+            process.wait()
+    failed = json.loads(said).get("failed") if said else "its process ended without a word"
+    if failed is not None:
+        raise BadInput("--app", f"'{place}' cannot be used: {failed}")
 
 
 @contextmanager

@@ -172,3 +172,50 @@ def test_the_console_is_a_process_of_the_pool_that_is_started_again_on_the_same_
     up.popen.send_signal(signal.SIGINT)
     assert up.popen.wait(STARTS_WITHIN) == 130
     assert home.here() == []
+
+
+APP = """
+import leasehold
+
+pool = leasehold.Pool.from_env()
+
+@pool.periodic("0 4 * * *", timezone="UTC")
+@pool.task
+def clean() -> str:
+    return "cleaned"
+
+@pool.task(retries=3)
+def charge(order: int) -> str:
+    return f"order {order} charged"
+
+if __name__ == "__main__":
+    print(charge.defer(7).result())
+"""
+
+
+def test_an_app_is_served_from_the_start_with_its_schedules_and_again_after_its_bot_was_killed(home: Home) -> None:
+    (home.data / "shop.py").write_text(APP)
+    for wrong, said in (
+        (("--app", "shop:pul"), "error: --app: 'shop:pul' cannot be used: "),
+        (("--app", "shop"), "error: app: "),
+        (("--concurrency", "2"), "error: --concurrency: means nothing without --app"),
+    ):
+        refused = home.run("up", *wrong)
+        assert (refused.returncode, refused.stderr.startswith(said)) == (2, True), refused.stderr
+    assert not home.here(), "nothing was started"
+    up = home.up("--app", "shop:pool", "--concurrency", "2")
+    assert "1 schedule of shop:pool applied" in home.said()
+    assert "clean" in home.run("schedule", "list").stdout
+
+    def charged() -> bool:
+        done = subprocess.run(
+            [sys.executable, "shop.py"], cwd=home.data, env=home.environ, capture_output=True, text=True, check=False
+        )
+        return done.stdout == "order 7 charged\n"
+
+    assert charged()
+    os.kill(up.processes["app-1"], signal.SIGKILL)
+    assert charged(), "another bot of that name serves the task"
+    up.popen.send_signal(signal.SIGTERM)
+    assert up.popen.wait(STARTS_WITHIN) == 0
+    eventually(lambda: not home.here(), STARTS_WITHIN)
