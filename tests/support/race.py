@@ -49,9 +49,14 @@ class _OneTransaction:
         self._connection = connection
 
     def run(
-        self, work: Callable[[Connection], T], *, urgent: bool = False, undone: Callable[[], None] | None = None
+        self,
+        work: Callable[[Connection], T],
+        *,
+        urgent: bool = False,
+        undone: Callable[[], None] | None = None,
+        few: bool = False,
     ) -> T:
-        del urgent, undone
+        del urgent, undone, few
         return work(self._connection)
 
 
