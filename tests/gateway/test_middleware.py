@@ -211,7 +211,7 @@ BODIES: list[tuple[bytes, int]] = [
 
 
 #: Routes that take a body in which nothing is given.
-OF_DEFAULTS = ("/drain", "/v1/scores", "/v1/instances/{name}/effect")
+OF_DEFAULTS = ("/drain", "/v1/scores", "/effect")
 #: Routes that act on jobs given by their ids or by a filter.
 SELECTING = {f"/v1/jobs/{act}" for act in ("cancel", "hold", "release", "requeue")}
 
