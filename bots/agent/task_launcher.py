@@ -357,7 +357,7 @@ class TaskLauncher(Launcher):
         match child.read():
             case None:
                 self._sources.unregister(child.channel)
-            case {"ready": str(name), "async": list(side_by_side), "def": bool(has_plain)}:
+            case {"ready": str(name), "async": list(side_by_side), "def": bool(has_plain)} if child.serves is None:
                 self._failures, self._async = 0, frozenset(side_by_side)
                 self._wanted = {"def": self._most if has_plain else 0, "async": 1 if side_by_side else 0}
                 serving = sum(each.serves == "def" for each in self._children)

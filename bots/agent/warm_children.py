@@ -170,14 +170,16 @@ class WarmChild:
         """Return the next message of the child itself; None if there is none, or the child is gone."""
         try:
             message = self.channel.recv(_READ_BYTES)
-            found: dict[str, Any] | None = json.loads(message) if message else None
+            found = json.loads(message) if message else {}
         except OSError:
             return None
-        except ValueError:
-            _log.error("a process of the app says what is no message; killing it", process=self.pid)
-            self.ask_to_die()
-            return None
-        return found
+        except (ValueError, RecursionError):
+            found = None
+        if isinstance(found, dict):
+            return found or None
+        _log.error("a process of the app says what is no message; killing it", process=self.pid)
+        self.ask_to_die()
+        return None
 
     def place(self, app: App) -> Path:
         """Return the directory for an attempt; those that run side by side share that of the child. Raises OSError."""

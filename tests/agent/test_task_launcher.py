@@ -135,6 +135,20 @@ def test_a_process_that_ends_takes_its_own_call_with_it_and_is_replaced(works: W
     assert works.show(task_app.add.defer(1))["state"] == "succeeded"
 
 
+def test_a_process_that_says_nonsense_is_killed_and_the_others_go_on(works: Works) -> None:
+    held = task_app.hold.defer(works.file("held"))
+    works.pid("held")
+    for nonsense in ("[" * 30_000, "null"):
+        liar = task_app.say_nonsense.defer(nonsense)
+        assert {"state": "failed", "reason": "killed by SIGKILL"}.items() <= works.show(liar).items()
+    again = task_app.say_nonsense.defer('{"ready": "another", "async": [[]], "def": true}')
+    eventually(lambda: again.state() == "running")
+    for job in (again, held):
+        job.cancel()
+        assert works.show(job)["state"] == "cancelled"
+    assert works.show(task_app.add.defer(1))["state"] == "succeeded"
+
+
 def test_a_call_that_runs_too_long_is_asked_to_end_and_then_killed(works: Works) -> None:
     deaf = task_app.hold_on.using(timeout=2).defer(works.file("deaf"))
     assert works.pid("deaf") in works.children

@@ -1,9 +1,11 @@
 """An app whose tasks do what a test asks for, and fail in every way in which a task can."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -126,3 +128,13 @@ def advance(file: str) -> list[Any]:
         Path(file).write_text(str(os.getpid()))
         time.sleep(60)
     return [here.attempt, found]
+
+
+@pool.task
+def say_nonsense(text: str) -> None:
+    """Send a message over the socket to the agent, and stay."""
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as found:
+            if found.type == socket.SOCK_SEQPACKET:
+                found.send(text.encode())
+    signal.pause()
