@@ -29,6 +29,8 @@ from schema.tenancy import tokens
 READY_WITHIN = 90.0
 #: Where the console of a local pool listens.
 CONSOLE_HOST = "127.0.0.1"
+#: The most bytes in which a process of an app names its tasks, as a bot reads them.
+MOST_SAID = 1 << 18
 #: Seconds between two looks at the embedded server.
 KEEP_EVERY = 2.0
 #: Command line of the pool's processes, before the name of the command.
@@ -263,7 +265,7 @@ def check_app(place: str, environ: Mapping[str, str], *, rest: Callable[[float],
         try:
             while not select.select([ours], [], [], 0.0)[0]:
                 rest(0.05)
-            said = ours.recv(4096)
+            said = ours.recv(MOST_SAID)
         finally:
             process.kill()
             process.wait()

@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from leasehold.errors import Conflict, LeaseholdError
+from leasehold.errors import BadInput, Conflict, LeaseholdError
 
 from assigner.process.children import Child, Children, Role
-from assigner.process.local_pool import LocalBot, LocalPool, hold_data_directory, write_file
+from assigner.process.local_pool import LocalBot, LocalPool, check_app, hold_data_directory, write_file
+from schema import clock
 from tests.support.patience import eventually
 
 FOLLOWER = (
@@ -164,6 +165,16 @@ def test_a_private_file_is_readable_for_its_owner_only(tmp_path: Path) -> None:
     assert path.read_text() == "new\n"
     assert path.stat().st_mode & 0o777 == 0o600
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_app_of_many_coroutines_is_as_good_as_a_small_one(tmp_path: Path) -> None:
+    names = [f"a_task_with_a_name_as_long_as_programs_give_them_{number}" for number in range(500)]
+    tasks = "".join(f"\n@pool.task\nasync def {name}() -> None: ...\n" for name in names)
+    (tmp_path / "many_tasks.py").write_text(f"from leasehold import Pool\n\npool = Pool.from_env()\n{tasks}")
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    check_app("many_tasks:pool", environ, rest=clock.sleep)
+    with pytest.raises(BadInput, match="has no 'pol'; its pool is 'pool'"):
+        check_app("many_tasks:pol", environ, rest=clock.sleep)
 
 
 def test_a_pool_whose_process_ends_at_once_says_why_and_leaves_nothing(tmp_path: Path) -> None:
