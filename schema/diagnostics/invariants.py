@@ -5,6 +5,7 @@ with `check`; operators run `verify`.
 """
 
 from dataclasses import dataclass
+from math import ceil
 from typing import Any
 
 from sqlalchemy import ARRAY, Connection, Select, Text, cast, column, func, literal, select, text, union_all
@@ -426,5 +427,5 @@ def _verified(connection: Connection, *, seconds: float) -> list[Finding]:
     """seconds: the longest time of the statement; 0 = any."""
     for setting in (SNAPSHOT, NO_JIT, WHOLE_TABLES):
         connection.execute(setting)
-    connection.execute(STATEMENT_TIMEOUT, {"milliseconds": str(round(seconds * 1000))})
+    connection.execute(STATEMENT_TIMEOUT, {"milliseconds": str(ceil(seconds * 1000))})
     return check(connection)
