@@ -8,6 +8,7 @@ other kind, and those that somebody listens to, are executed as usual.
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, cast
 
 import psycopg
@@ -27,6 +28,8 @@ class WorkConnection(Connection):
     """A connection whose `execute` has a short way for `text` with values by name."""
 
     _waiting: tuple[Callable[[], None], ...] = ()
+    #: How many waited when each savepoint was made.
+    _begun: Mapping[str, int] = MappingProxyType({})
 
     def execute(
         self, statement: Executable, parameters: Any = None, *, execution_options: Any = None
@@ -67,17 +70,26 @@ class WorkConnection(Connection):
 
     def _commit_impl(self) -> None:
         super()._commit_impl()
-        waiting, self._waiting = self._waiting, ()
+        waiting, self._waiting, self._begun = self._waiting, (), {}
         for work in waiting:
             work()
 
     def _rollback_impl(self) -> None:
-        self._waiting = ()
+        self._waiting, self._begun = (), {}
         super()._rollback_impl()
+
+    def _savepoint_impl(self, name: str | None = None) -> str:
+        name = super()._savepoint_impl(name)
+        self._begun = {**self._begun, name: len(self._waiting)}
+        return name
+
+    def _rollback_to_savepoint_impl(self, name: str) -> None:
+        self._waiting = self._waiting[: self._begun.get(name, 0)]
+        super()._rollback_to_savepoint_impl(name)
 
 
 def on_commit(connection: Connection, work: Callable[[], None]) -> None:
-    """Call `work` once the transaction of `connection` has been committed, and never if it is undone.
+    """Call `work` once the transaction of `connection` has been committed, and never if it or its savepoint is undone.
 
     For the log: what it tells has then happened, and a transaction that is repeated tells it once. If the answer to
     COMMIT is lost, `work` is not called, and a repeated transaction tells what it finds.

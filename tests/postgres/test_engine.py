@@ -331,6 +331,24 @@ def test_what_waits_for_the_commit_is_called_after_it_and_never_if_the_commit_fa
     assert called == ["committed", "again"]
 
 
+def test_what_waits_for_the_commit_is_not_called_if_its_savepoint_was_undone(database: Database) -> None:
+    called: list[str] = []
+
+    def work(connection: Connection) -> None:
+        on_commit(connection, lambda: called.append("before"))
+        outer = connection.begin_nested()
+        on_commit(connection, lambda: called.append("undone"))
+        with connection.begin_nested():
+            on_commit(connection, lambda: called.append("undone with the outer one"))
+        outer.rollback()
+        with connection.begin_nested():
+            on_commit(connection, lambda: called.append("kept"))
+        on_commit(connection, lambda: called.append("after"))
+
+    database.run(work)
+    assert called == ["before", "kept", "after"]
+
+
 def test_text_that_goes_to_the_driver_has_the_rows_and_errors_of_sqlalchemy(database: Database) -> None:
     with database.engine.begin() as connection:
         rows = connection.execute(
