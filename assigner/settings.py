@@ -75,6 +75,11 @@ class PoolSettings(ConfigModel):
         """What jobs of this machine's bots can reach, in one line; None where no bots are configured."""
         return None
 
+    @property
+    def task_reach(self) -> str | None:
+        """The same of tasks, whose processes have one account; None where no bots are configured."""
+        return None
+
     @field_validator("cohorts", "queues", "instances", "rates", "windows", "meters", "webhooks")
     @classmethod
     def _names_are_unique(cls, settings: tuple[BaseModel, ...]) -> tuple[BaseModel, ...]:

@@ -68,6 +68,10 @@ def sections() -> "type[PoolSettings]":
         def job_reach(self) -> str | None:
             return job_accounts.reach(self.bot.job_user, boxed=self.bot.sandbox != "none")
 
+        @property
+        def task_reach(self) -> str | None:
+            return job_accounts.reach(self.bot.job_user or job_accounts.AGENT, boxed=False)
+
     return Settings
 
 

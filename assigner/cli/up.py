@@ -91,7 +91,7 @@ def up(
                     found = {"url": pool.url, "data": pool.data, "processes": pool.processes()}
                     print_json(found | with_console)
                 else:
-                    click.echo(_welcome(pool, installation))
+                    click.echo(_welcome(pool, installation, commands=bots > 0, app=app))
                 while True:
                     rest(pool.run_once())
         except Stopped as stopped:
@@ -122,7 +122,8 @@ class Stopped(Exception):
         self.number = number
 
 
-def _welcome(pool: LocalPool, installation: Installation) -> str:
+def _welcome(pool: LocalPool, installation: Installation, *, commands: bool, app: str | None) -> str:
+    """Say what runs and what to do next. commands: bots run commands; app: what a bot runs the tasks of."""
     lines = [f"  {name:12} process {pid}" for name, pid in pool.processes().items()]
     lines = [f"The pool is up at {pool.url}, its data and logs are in {pool.data}.", *lines, ""]
     if pool.console_url is not None:
@@ -130,9 +131,15 @@ def _welcome(pool: LocalPool, installation: Installation) -> str:
     lines.append("In another terminal:")
     if not installation.at_home:
         lines.append(f"  export LEASEHOLD_DATA={pool.data}")
-    lines += ["  leasehold submit --wait -- echo hello", "  leasehold status", "  leasehold bots list", ""]
-    if installation.settings.job_reach is not None:
-        lines += [f"{installation.settings.job_reach}; see `leasehold help security`", ""]
+    tries = ["  leasehold submit --wait -- echo hello"] if commands else []
+    lines += [*tries, "  leasehold status", "  leasehold bots list", ""]
+    if app is not None:
+        lines += [f"Programs call the tasks of {app} by `defer`; see `leasehold help tasks`.", ""]
+    settings = installation.settings
+    if commands and settings.job_reach is not None:
+        lines += [f"{settings.job_reach}; see `leasehold help security`", ""]
+    if app is not None and settings.task_reach is not None:
+        lines += [f"tasks of {app}: {settings.task_reach}; see `leasehold help security`", ""]
     url = installation.settings.database.url.get_secret_value()
     where = "PostgreSQL with it" if url == "embedded" else "not the database"
     return "\n".join(

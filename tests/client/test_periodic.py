@@ -187,7 +187,10 @@ def test_the_command_tells_of_each_schedule(operate: Callable[..., tuple[int, st
     assert "mail is unchanged, disabled\n" in operate("schedule", "apply", app)[1]
     for wrong, told in (
         ("shop", "shop"),
-        ("tests.support.apps.none:pool", "cannot be imported: ModuleNotFoundError"),
+        (
+            "tests.support.apps.none:pool",
+            "cannot be imported: ModuleNotFoundError: No module named 'tests.support.apps.none'\n",
+        ),
         ("tests.support.apps.schedule_app:pol", "has no 'pol'"),
     ):
         code, said = operate("schedule", "apply", wrong)

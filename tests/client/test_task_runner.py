@@ -1,10 +1,14 @@
 """`leasehold-task`: one task of a job in a process of its own, with the files and signals of an attempt."""
 
+import fcntl
 import json
 import os
+import select
 import signal
+import socket
 import subprocess
 import sys
+import termios
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -95,6 +99,36 @@ def test_an_unknown_task_an_app_that_is_not_there_and_a_process_without_a_job_sa
         1,
         "error: this process runs no attempt of a job: 'LEASEHOLD_JOB' is not set by a bot\n",
     )
+
+
+def test_a_syntax_error_in_an_app_is_told_with_its_file_and_line(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text("import leasehold\n\ndef charge(:\n")
+    program = [sys.executable, "-c", "from leasehold.runtime.task_runner import main; main()", "shop:pool", "t"]
+    given = {"LEASEHOLD_JOB": "j", "LEASEHOLD_ATTEMPT": "1", "LEASEHOLD_FENCE": "1", "LEASEHOLD_INSTANCE": "i"}
+    files = {"LEASEHOLD_RESULT": str(tmp_path / "result"), "LEASEHOLD_CHECKPOINT": str(tmp_path / "checkpoint")}
+    done = subprocess.run(
+        program, capture_output=True, text=True, check=False, cwd=tmp_path, stdin=subprocess.DEVNULL,
+        env={"PYTHONPATH": str(tmp_path), **given, **files},
+    )  # fmt: skip
+    assert done.stderr.endswith(f"SyntaxError: invalid syntax ({tmp_path / 'shop.py'}, line 3)\n")
+
+
+@pytest.mark.parametrize("mode", [None, "def", "async"])
+def test_a_process_whose_agent_died_with_unread_messages_ends_without_a_word(mode: str | None) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "leasehold.runtime.task_child", "tests.support.apps.task_app:pool"],
+        cwd=ROOT, stdin=theirs, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    theirs.close()
+    assert select.select([ours], [], [], MINUTE)[0], "it has said that it is ready, and nobody reads that"
+    if mode is not None:
+        ours.send(json.dumps({"serve": mode}).encode())
+        unread = bytearray(4)
+        eventually(lambda: fcntl.ioctl(ours, termios.TIOCOUTQ, unread) == 0 and not any(unread))
+    ours.close()
+    _, said = process.communicate(timeout=MINUTE)
+    assert (process.returncode, said) == (0, "")
 
 
 def test_sigterm_cancels_a_task_where_it_is(start: Start, tmp_path: Path) -> None:

@@ -193,6 +193,26 @@ if __name__ == "__main__":
 """
 
 
+def test_a_pool_of_an_app_alone_proposes_no_command_and_says_what_its_tasks_reach(home: Home) -> None:
+    (home.data / "shop.py").write_text(APP)
+    up = subprocess.Popen(
+        [LEASEHOLD, "up", "--port", "0", "--bots", "0", "--assigners", "1", "--app", "shop:pool"],
+        cwd=home.data, env=home.environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+    assert up.stdout is not None
+    lines = []
+    while lines[-1:] == [] or not lines[-1].startswith("Ctrl-C"):
+        lines.append(up.stdout.readline())
+        assert lines[-1], "it has ended"
+    said = "".join(lines)
+    assert "submit --wait" not in said, "no bot would run it"
+    assert "tasks of shop:pool: jobs run as " in said
+    assert "under an account of its own" not in said, "tasks share the processes of one account"
+    up.send_signal(signal.SIGINT)
+    assert up.wait(STARTS_WITHIN) == 130
+
+
 def test_an_app_is_served_from_the_start_with_its_schedules_and_again_after_its_bot_was_killed(home: Home) -> None:
     (home.data / "shop.py").write_text(APP)
     for wrong, said in (

@@ -228,7 +228,13 @@ class TaskChild:
 
     def _receive(self) -> tuple[dict[str, Any], list[int]] | None:
         """Return the agent's next message with its descriptors; None if the agent is gone."""
-        message, descriptors, _, _ = socket.recv_fds(self._channel, _MOST_BYTES, _DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+        try:
+            message, descriptors, _, _ = socket.recv_fds(
+                self._channel, _MOST_BYTES, _DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
+            )
+        except ConnectionResetError:
+            # The agent was killed before it had read what this process said.
+            return None
         return (json.loads(message), descriptors) if message else None
 
     def _say(self, facts: dict[str, Any]) -> None:
@@ -242,7 +248,7 @@ class TaskChild:
                 room = select.poll()
                 room.register(self._channel, select.POLLOUT)
                 room.poll()
-            except BrokenPipeError:
+            except (BrokenPipeError, ConnectionResetError):
                 return
 
 
@@ -328,7 +334,10 @@ def main() -> None:
     side_by_side = [task.name for task in pool.tasks.values() if task.is_async]
     facts = {"ready": pool.app or place.partition(".")[0].partition(":")[0], "async": side_by_side}
     channel.send(json.dumps({**facts, "def": len(pool.tasks) > len(side_by_side)}).encode())
-    mode = channel.recv(_MOST_BYTES)
+    try:
+        mode = channel.recv(_MOST_BYTES)
+    except ConnectionResetError:
+        return
     child = TaskChild(pool, channel)
     if not mode:
         return

@@ -188,12 +188,13 @@ def import_failure(error: BaseException) -> str:
         traceback.format_exception_only(type(error), error) if not isinstance(error, LeaseholdError) else [str(error)]
     )
     said = "".join(shown).strip().splitlines()[-1]
+    if isinstance(error, SyntaxError) and error.filename is not None:
+        return f"{said} ({error.filename}, line {error.lineno})"
     ours, importer = str(Path(leasehold.__file__).parent), str(Path(importlib.__file__).parent)
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith((ours, importer, "<"))
-    ]
+    trace = traceback.extract_tb(error.__traceback__)
+    # What called `load` says nothing of the app.
+    loaded = next((place for place, frame in enumerate(trace) if frame.filename == __file__), 0)
+    frames = [frame for frame in trace[loaded:] if not frame.filename.startswith((ours, importer, "<"))]
     return f"{said} ({frames[-1].filename}, line {frames[-1].lineno})" if frames else said
 
 
