@@ -100,7 +100,10 @@ class SyncService:
         if len(set(names)) < len(names):
             raise ValueError("two calls of one bot cannot be settled together")
         return self._database.run(
-            lambda connection: self._settle(connection, calls, names), urgent=True, undone=self._fronts.forget
+            lambda connection: self._settle(connection, calls, names),
+            urgent=True,
+            undone=self._fronts.forget,
+            few=len(calls) <= FEW,
         )
 
     def output(self, report: OutputReport) -> int:

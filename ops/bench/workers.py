@@ -10,7 +10,7 @@ from multiprocessing.synchronize import Barrier
 from typing import Any, Literal
 
 from prometheus_client import Counter
-from sqlalchemy import Connection, event
+from sqlalchemy import Connection, CursorResult, Engine, Executable, event
 
 from assigner.cycle.assigner import PriorityAgeAssigner
 from assigner.cycle.settings import AssignerSettings
@@ -53,11 +53,20 @@ class Worker:
         self.cpu = 0.0
         self._done, self._barrier = done, barrier
         for engine in (self.database.engine, self.database.reserve):
-            event.listen(engine, "before_cursor_execute", self._executed)
+            self._count_statements(engine)
             event.listen(engine, "begin", self._began)
 
-    def _executed(self, *_: object) -> None:
-        self.statements += 1
+    def _count_statements(self, engine: Engine) -> None:
+        """Count what connections execute. A listener to SQLAlchemy's events would send statements the long way."""
+        worker, kind = self, engine._connection_cls
+
+        class CountedConnection(kind):  # type: ignore[misc, valid-type]
+            def execute(self, statement: Executable, parameters: Any = None, **options: Any) -> CursorResult[Any]:
+                worker.statements += 1
+                found: CursorResult[Any] = super().execute(statement, parameters, **options)
+                return found
+
+        engine._connection_cls = CountedConnection
 
     def _began(self, _: Connection) -> None:
         self.transactions += 1
