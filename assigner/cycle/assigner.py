@@ -141,7 +141,7 @@ class PriorityAgeAssigner:
         """Run one cycle; returns the seconds to sleep before the next one."""
         began = self._now()
         cycle = self._conflict_backoff.run(
-            self._database, self._cycle, undone=self._forget, few=self._chosen <= FEW
+            self._database, self._cycle, undone=self._forget, kept_plans=self._chosen <= FEW
         ) or CycleResult(lost=1)
         self._rotation.keep()
         if cycle.sample is not None and self._recorder is not None:

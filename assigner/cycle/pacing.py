@@ -133,17 +133,22 @@ class ConflictBackoff:
         self._until = now()
 
     def run(
-        self, database: Database, work: Callable[[Connection], T], *, undone: Callable[[], None], few: bool = False
+        self,
+        database: Database,
+        work: Callable[[Connection], T],
+        *,
+        undone: Callable[[], None],
+        kept_plans: bool = False,
     ) -> T | None:
         """Run `work` in one transaction, begun anew when it is undone, for which `undone` is called. Return None if
-        every try was undone, which is no error: those who did it have gone on. few: as of `Database.run`."""
+        every try was undone, which is no error: those who did it have gone on. kept_plans: as of `Database.run`."""
 
         def note() -> None:
             undone()
             self._until = self._now() + CAREFUL
 
         try:
-            return database.run(work, undone=note, few=few)
+            return database.run(work, undone=note, kept_plans=kept_plans)
         except DBAPIError as error:
             if not is_conflict(error):
                 raise

@@ -294,26 +294,36 @@ def lease_message(row: Row[Any]) -> Work:
 # ones. So entries of leases that have ended are never read.
 _LEASE = "bot_id, job_id, fence, instance, state, units, delivered_at, stop_reason"
 _LATEST = newest_leases("b.id", "b.held - coalesce(c.leases, 0)", columns=_LEASE, but="coalesce(c.jobs, '{}')")
-_FOUND = f"""counted AS MATERIALIZED (
+
+
+def _found(*more: str) -> str:
+    """The leases that are known, and the others of the same bots.
+
+    more: SQL expressions for what each of the others, `l`, has beside the columns of a lease, as the known ones do.
+    """
+    columns = ", ".join(["l.*", *more])
+    return f"""counted AS MATERIALIZED (
     SELECT bot_id, count(*) AS leases, array_agg(job_id) AS jobs FROM known GROUP BY bot_id
 ), found AS MATERIALIZED (
     SELECT * FROM known
     UNION ALL
-    SELECT l.* FROM unnest(CAST(:bot_ids AS bigint[]), CAST(:held AS integer[])) AS b (id, held)
+    SELECT {columns} FROM unnest(CAST(:bot_ids AS bigint[]), CAST(:held AS integer[])) AS b (id, held)
     LEFT JOIN counted c ON c.bot_id = b.id
     CROSS JOIN LATERAL {_LATEST} l
 )"""
+
+
 # Before the call: leases that the bot reports are known, if they are live.
 HELD_LEASES = text(f"""
 WITH known AS MATERIALIZED (
-    SELECT DISTINCT ON (l.job_id) l.*
+    SELECT DISTINCT ON (l.job_id) l.*, k.job AS public_id
     FROM unnest(CAST(:known_bots AS bigint[]), CAST(:known_jobs AS uuid[]), CAST(:known_fences AS bigint[]))
         AS k (bot_id, job, fence)
     CROSS JOIN LATERAL (SELECT id FROM jobs WHERE public_id = k.job OFFSET 0) j
     CROSS JOIN LATERAL (SELECT {_LEASE} FROM leases WHERE job_id = j.id AND fence = k.fence OFFSET 0) l
     WHERE l.bot_id = k.bot_id AND l.{NOT_OVER}
-), {_FOUND}
-SELECT l.bot_id, l.job_id, j.public_id, l.fence, l.state FROM found l JOIN jobs j ON j.id = l.job_id ORDER BY l.job_id
+), {_found("(SELECT public_id FROM jobs WHERE id = l.job_id)")}
+SELECT bot_id, job_id, public_id, fence, state FROM found ORDER BY job_id
 """)
 # The numbers of the GPUs that a lease of a constrained job has taken; null for none.
 _GPUS = r"""(
@@ -329,7 +339,7 @@ WITH known AS MATERIALIZED (
         AS k (bot_id, job, fence)
     CROSS JOIN LATERAL (SELECT {_LEASE} FROM leases WHERE job_id = k.job AND fence = k.fence OFFSET 0) l
     WHERE l.bot_id = k.bot_id AND l.{NOT_OVER}
-), {_FOUND}
+), {_found()}
 SELECT l.bot_id, l.job_id, j.public_id, l.fence, l.state, l.units, i.name AS instance, j.attempts, j.timeout_seconds,
     p.payload, l.delivered_at IS NOT NULL AS delivered,
     CASE WHEN l.state = 'cancelling' THEN l.stop_reason END AS stop_reason,

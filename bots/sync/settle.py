@@ -46,9 +46,6 @@ from schema.timing import Timing
 
 Answer = bytes | HeldCall
 
-#: Calls up to which a batch is settled with the plans that the server keeps.
-FEW = 4
-
 _log = structlog.get_logger(__name__)
 
 # Bots are found by name without a lock, and then locked in the order of their ids.
@@ -103,7 +100,7 @@ class SyncService:
             lambda connection: self._settle(connection, calls, names),
             urgent=True,
             undone=self._fronts.forget,
-            few=len(calls) <= FEW,
+            kept_plans=True,
         )
 
     def output(self, report: OutputReport) -> int:

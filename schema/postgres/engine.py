@@ -85,13 +85,14 @@ class Database:
         urgent: bool = False,
         undone: Callable[[], None] | None = None,
         repeat: bool = True,
-        few: bool = False,
+        kept_plans: bool = False,
     ) -> T:
         """Run `work` in one READ COMMITTED transaction, commit, and return its result.
 
         urgent: use the reserved connections.
-        few: true for work on a few rows, whose statements take longer to plan than to execute. The server then uses
-            the plans that each connection keeps, which suit any values. They are worse for batches.
+        kept_plans: the server uses the plans that each connection keeps, which suit any values. For work that is
+            mostly on few rows, because its statements take longer to plan than to execute, and for work whose plans
+            depend on no values.
         repeat: false = raise the first error at once, for callers that have a deadline of their own.
         undone: called after each try that failed, so that the caller can discard what the try has put into memory.
         A transaction that loses a conflict is tried at most 5 times, with full jitter. After a lost connection it is
@@ -103,7 +104,7 @@ class Database:
         def once() -> T:
             try:
                 with engine.begin() as connection:
-                    if few and not self.is_pooled:  # through a pooler no statement is prepared, and no plan kept
+                    if kept_plans and not self.is_pooled:  # through a pooler no statement is prepared, and no plan kept
                         _begin_with_kept_plans(connection)
                     return work(connection)
             except Exception:

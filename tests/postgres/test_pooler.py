@@ -71,7 +71,7 @@ def test_a_transaction_of_few_rows_is_like_any_other_through_a_pooler(pooled_url
         return str(connection.execute(text("SELECT current_setting('plan_cache_mode')")).scalar_one())
 
     with closing(through(pooled_url, database_url, pool=1)) as database:
-        assert {database.run(look, few=nth % 2 == 0) for nth in range(12)} == {"auto"}
+        assert {database.run(look, kept_plans=nth % 2 == 0) for nth in range(12)} == {"auto"}
 
 
 def test_many_clients_with_statements_of_their_own_all_receive_their_own_answers(

@@ -54,9 +54,9 @@ class _OneTransaction:
         *,
         urgent: bool = False,
         undone: Callable[[], None] | None = None,
-        few: bool = False,
+        kept_plans: bool = False,
     ) -> T:
-        del urgent, undone, few
+        del urgent, undone, kept_plans
         return work(self._connection)
 
 
