@@ -83,7 +83,8 @@ WAITING_SECONDS = 1.0
 #: Seconds, half of them more or less, after which an assigner without a slot asks for one again.
 RETRY_SECONDS = 0.5
 
-#: Jobs for which a cycle has chosen bots, up to which the next cycle uses the plans that the server keeps.
+#: Jobs for which a cycle has chosen bots, up to which the pool counts as quiet: the next cycle looks for ready jobs
+#: before it picks, and uses the plans that the server keeps.
 FEW = 8
 
 NO_BOT = "no healthy bot offers what it requires"
@@ -181,7 +182,7 @@ class PriorityAgeAssigner:
         self._head_cursor, self._unserved_throttle = HeadCursor(self._now), Throttle(self._now)
 
     def _cycle(self, connection: Connection) -> CycleResult:
-        settings, pending = self._settings, queues.pending_work(connection)
+        settings, pending = self._settings, queues.pending_work(connection, quiet=self._chosen <= FEW)
         cycle = CycleResult(kept_units=pending.kept_units)
         if not (pending.plain or pending.constrained or pending.backoff_elapsed or pending.preference_elapsed):
             return cycle

@@ -107,7 +107,7 @@ ACTS: dict[str, Act] = {
     "finish": lambda known, connection: end(
         connection, [AttemptEnd(*each, Verdict.SUCCEEDED) for each in known.held], actor="test"
     ),
-    "chores": lambda _, connection: queues.pending_work(connection),
+    "chores": lambda _, connection: queues.pending_work(connection, quiet=True),
     "starved": lambda _, connection: preemption.starved_jobs(connection, Scope(), delay=0, sync=1, limit=20),
     "holders": lambda known, connection: preemption.occupied_bots(connection, known.starved, patience=1),
     "preempt": lambda known, connection: known.preempt(connection),
