@@ -10,9 +10,10 @@ from typing import Any
 from uuid import UUID
 
 from leasehold.errors import BadInput, Conflict
+from pydantic_core import to_json
 from sqlalchemy import Connection, Row, TextClause, text
 
-from bots.protocol import Chunk, LeaseReport, Outcome, Sync, Work
+from bots.protocol import Chunk, LeaseReport, Outcome, Sync
 from bots.sync.sessions import digest
 from schema.moves.acknowledge import Start
 from schema.moves.end import AttemptEnd, BotCapacity, EndedAttempt, Verdict
@@ -270,21 +271,39 @@ def _check_epoch(bot: Row[Any] | None, *, epoch: int) -> Row[Any]:
     return bot
 
 
-def lease_message(row: Row[Any]) -> Work:
-    """Return the lease as a message to its bot."""
-    return Work(
-        job=str(row.public_id),
-        fence=row.fence,
-        state=row.state,
-        stop_reason=row.stop_reason,
-        instance=row.instance,
-        attempt=row.attempts,
-        timeout=row.timeout_seconds,
-        units=None if row.units == 1 else row.units,
-        payload=None if row.payload is None else dict(row.payload),
-        gpus=row.gpus,
-        checkpoint=row.checkpoint,
-    )
+# Answers are written without the models `SyncAnswer` and `Work`, and payloads as the database's text of them, which the
+# gateway need not parse: of a call that ends and fetches ten jobs this saves about a tenth of the gateway's settling.
+
+
+def answer_message(
+    leases: Sequence[Row[Any]], *, seq: int, expires_in: float, sync_in: float, drain: bool = False
+) -> bytes:
+    """Return the message `SyncAnswer` with these leases, as JSON."""
+    rest = to_json({"drain": drain, "expires_in": expires_in, "sync_in": sync_in})
+    return b'{"seq":%d,"leases":[%b],%b' % (seq, b",".join(map(_lease_message, leases)), rest[1:])
+
+
+def _lease_message(row: Row[Any]) -> bytes:
+    """Return the message `Work` about the lease to its bot, as JSON. Fields without a value are left out."""
+    fields = {
+        "job": row.public_id,
+        "fence": row.fence,
+        "state": row.state,
+        "instance": row.instance,
+        "attempt": row.attempts,
+    }
+    if row.stop_reason is not None:
+        fields["stop_reason"] = row.stop_reason
+    if row.timeout_seconds is not None:
+        fields["timeout"] = row.timeout_seconds
+    if row.units != 1:
+        fields["units"] = row.units
+    if row.gpus is not None:
+        fields["gpus"] = row.gpus
+    if row.checkpoint is not None:
+        fields["checkpoint"] = row.checkpoint
+    message = to_json(fields)
+    return message if row.payload is None else b'%b,"payload":%b}' % (message[:-1], row.payload.encode())
 
 
 # Reads of the live leases of bots whose calls are settled, before and after the call.
@@ -341,7 +360,7 @@ WITH known AS MATERIALIZED (
     WHERE l.bot_id = k.bot_id AND l.{NOT_OVER}
 ), {_found()}
 SELECT l.bot_id, l.job_id, j.public_id, l.fence, l.state, l.units, i.name AS instance, j.attempts, j.timeout_seconds,
-    p.payload, l.delivered_at IS NOT NULL AS delivered,
+    CAST(p.payload AS text) AS payload, l.delivered_at IS NOT NULL AS delivered,
     CASE WHEN l.state = 'cancelling' THEN l.stop_reason END AS stop_reason,
     CASE WHEN j.constrained AND l.state = 'pending' THEN {_GPUS} END AS gpus,
     CASE WHEN l.state = 'pending' THEN (

@@ -10,19 +10,19 @@ from leasehold.states import JobState
 from leasehold.wire import escaped
 from sqlalchemy import Connection, text
 
-from bots.protocol import LeaseReport, OutputReport, SyncAnswer
+from bots.protocol import LeaseReport, OutputReport
 from bots.sync.call import (
     Call,
     HeldCall,
     NewCall,
     SyncCall,
+    answer_message,
     bot_name,
     check_call,
     check_session,
     compare,
     decode_output,
     ends_something,
-    lease_message,
     read_due_leases,
     read_held_leases,
 )
@@ -217,8 +217,7 @@ class SyncService:
                 released = close(connection, sync_call.bot.id, actor=sync_call.actor)
                 if self.tracer is not None:
                     self.tracer.trace(connection, released)
-                answer = SyncAnswer(seq=sync_call.seq, leases=[], expires_in=0, sync_in=0)
-                found[sync_call.nth] = answer.model_dump_json().encode()
+                found[sync_call.nth] = answer_message([], seq=sync_call.seq, expires_in=0.0, sync_in=0.0)
         return [sync_call for sync_call in settled if not sync_call.leaves]
 
     def _sync(self, connection: Connection, settled: Sequence[SyncCall]) -> None:
@@ -262,14 +261,13 @@ class SyncService:
             told_to_drain = sync_call.bot.draining and call.sync.status == BotStatus.OK.value
             if not told_to_drain:
                 return _held_call(sync_call, call)
-        answer = SyncAnswer(
+        return answer_message(
+            sync_call.due,
             seq=sync_call.seq,
-            leases=[lease_message(row) for row in sync_call.due],
             drain=sync_call.bot.draining,
             expires_in=max(0.0, sync_call.remaining + sync_call.before),
             sync_in=self._timing.sync,
         )
-        return answer.model_dump_json(exclude_none=True).encode()
 
 
 def _tell_unknown(bot: str, reports: Sequence[LeaseReport]) -> None:
