@@ -35,6 +35,9 @@ DEVIATIONS = 1.0
 ROUNDS = 3
 #: The most bots whose offers are checked for one group, if many kinds of bots offer what it asks for.
 MAX_LOOKS = 4000
+#: Jobs from which on, and domains up to which, a batch is placed on a part of the fleet where nobody else places.
+#: Groups of many domains together need all bots. Groups of one domain, however many, can share a sample.
+CROWD, FEW = 20, 4
 #: A group can do with fewer bots than it wants if their room is this many times what its jobs need.
 AMPLE = 2
 
@@ -294,12 +297,12 @@ def sample(
     fleet.refresh(connection)
     fleet.learn(connection, {want.platform for want in wanted})
     draws = _draws(connection, fleet, wanted, sample_size=sample_size)
-    free = FreeBots(connection, fleet, (draw.domain for draw in draws), chance=chance)
-    least = sample_size * min(len(draws), MANY_GROUPS)
-    most = least + sum(draw.jobs for draw in draws) - 1
-    units = sum(draw.jobs * draw.want.units for draw in draws)
-    if part is None or not free.read_part(part, most, least=least, units=units):
-        free.read(most)
+    domains, jobs = dict.fromkeys(draw.domain for draw in draws), sum(draw.jobs for draw in draws)
+    free = FreeBots(connection, fleet, domains, chance=chance)
+    least, units = sample_size * len(domains), sum(draw.jobs * draw.want.units for draw in draws)
+    apart = part is not None and len(domains) <= FEW and jobs >= CROWD
+    if part is None or not apart or not free.read_part(part, least + jobs - 1, least=least, units=units):
+        free.read(sample_size * min(len(draws), MANY_GROUPS) + jobs - 1)
     found: list[list[FreeBot]] = [[] for _ in draws]
     short = list(range(len(draws)))
     for more in range(ROUNDS + 1):
@@ -339,10 +342,6 @@ def _draws(connection: Connection, fleet: Fleet, wanted: Sequence[CandidateReque
 
 S = TypeVar("S", bound=Snapshot)
 
-#: Jobs from which on, and groups up to which, a batch is placed on a part of the fleet where nobody else places. More
-#: groups need all bots.
-CROWD, FEW = 20, 4
-
 
 def sample_snapshot(
     connection: Connection,
@@ -362,7 +361,6 @@ def sample_snapshot(
     """
     groups = group_jobs(jobs)
     looked_for = _with_preferred(groups)
-    apart = part is not None and len(looked_for) <= FEW and len(jobs) >= CROWD
     wanted = [group.wanted(sample_size) for group in looked_for]
     twins = len(looked_for) - len(groups)
     found = sample(
@@ -371,7 +369,7 @@ def sample_snapshot(
         wanted,
         sample_size=sample_size,
         chance=chance,
-        part=part if apart else None,
+        part=part,
         alternatives={nth + twins for nth, group in enumerate(groups) if group.preferred is not None},
     )
     if with_warm:

@@ -15,7 +15,7 @@ from assigner.placement import fleet as fleet_placement
 from assigner.placement import sampling
 from assigner.placement.capacity import Capacity
 from assigner.placement.fleet import Cell, Fleet, Joined, Part, shuffled
-from assigner.placement.sampling import CROWD
+from assigner.placement.sampling import CROWD, FEW
 from assigner.placement.strategy import Policy, SamplingSettings, Snapshot
 from schema.fleet import candidates, kinds, members
 from schema.fleet.candidates import CandidateRequest, FreeBot
@@ -651,18 +651,23 @@ def many(pool: Pool) -> Pool:
     return pool
 
 
-def sampled_from(pool: Pool, jobs: int, number: int, parts: int = PARTS) -> set[int]:
-    """The bots of a sample for so many jobs that is drawn from this part."""
+def snapshot_from(pool: Pool, jobs: int, number: int) -> Snapshot:
+    """The candidates for so many jobs, drawn from this part."""
 
     def work(connection: Connection) -> Snapshot:
         picked = ready.pick(connection, Scope(), order=Order.PRIORITY, batch=jobs)
         assert len(picked) == jobs
-        part = Part(number, parts)
+        part = Part(number, PARTS)
         return sampling.sample_snapshot(
             connection, picked, sample_size=SAMPLE, fleet=Fleet(), chance=pool.chance, part=part
         )
 
-    (found,) = pool.database.run(work).candidates
+    return pool.database.run(work)
+
+
+def sampled_from(pool: Pool, jobs: int, number: int) -> set[int]:
+    """The bots of a sample for so many alike jobs that is drawn from this part."""
+    (found,) = snapshot_from(pool, jobs, number).candidates
     return {bot.id for bot in found}
 
 
@@ -683,6 +688,27 @@ def test_a_batch_of_more_jobs_than_there_are_bots_is_drawn_from_a_part(many: Poo
     found = sampled_from(many, 2 * BOTS, 3)
     assert {bot_id % PARTS for bot_id in found} == {3}
     assert len(found) == BOTS // PARTS
+
+
+def test_many_groups_that_the_same_bots_could_take_are_drawn_from_a_part(pool: Pool) -> None:
+    tenants = 3 * CROWD
+    for number in range(tenants):
+        pool.submit(instance=f"team-{number}", properties={"kind": "one"})
+    pool.database.run(lambda connection: filling.fill_bots(connection, {"one": BOTS}, capacity=1000))
+    found = snapshot_from(pool, tenants, 3).candidates
+    assert [len(bots) for bots in found] == [SAMPLE] * tenants
+    assert {bot.id % PARTS for bots in found for bot in bots} == {3}
+
+
+def test_groups_that_different_bots_could_take_are_drawn_from_all_bots(pool: Pool) -> None:
+    kinds_of_bots = [f"kind-{number}" for number in range(FEW + 1)]
+    for kind in kinds_of_bots:
+        pool.submit(CROWD, properties={"kind": kind})
+    pool.database.run(
+        lambda connection: filling.fill_bots(connection, dict.fromkeys(kinds_of_bots, BOTS), capacity=1000)
+    )
+    found = snapshot_from(pool, CROWD * len(kinds_of_bots), 3).candidates
+    assert {bot.id % PARTS for bots in found for bot in bots} == set(range(PARTS))
 
 
 def test_where_a_part_has_not_plenty_of_room_all_bots_are_looked_at(many: Pool) -> None:
