@@ -1,4 +1,7 @@
-"""One consistent read of the bots that a batch of jobs could go to: a random sample for each group of alike jobs."""
+"""One consistent read of the bots that a batch of jobs could go to: a random sample for each group of alike jobs.
+
+One module because what is drawn for a group depends on what the other groups of the batch need and were shown.
+"""
 
 import random
 from collections import Counter, defaultdict
@@ -44,15 +47,16 @@ AMPLE = 2
 
 @dataclass(eq=False)
 class Draw:
-    """What a group of jobs wants, and the bots that could be of use to it.
+    """What a group of jobs wants, or several groups that share a sample, and the bots that could be of use to it.
 
-    others: the bots that the first draw left out, in random order. tried: how many of them have been read for this
-    group. own: those of them that are free.
+    units: what each of its jobs takes. others: the bots that the first draw left out, in random order. tried: how many
+    of them have been read for this group. own: those of them that are free.
     """
 
-    want: CandidateRequest
-    jobs: int
     domain: Domain
+    units: int
+    count: int
+    jobs: int
     others: Iterator[int] | None = None
     own: list[FreeBot] = field(default_factory=list)
     tried: int = 0
@@ -162,7 +166,7 @@ class FreeBots:
 
     def sample(self, draw: Draw) -> list[FreeBot]:
         """A random sample of the bots that could take a job of the group; a smaller one if no more are known."""
-        units, count, domain = draw.want.units, draw.want.count, draw.domain
+        units, count, domain = draw.units, draw.count, draw.domain
         if domain.wanted is not None:
             order = islice(shuffled(self._bots(domain), self._chance), MAX_LOOKS)
             found = list(
@@ -178,10 +182,10 @@ class FreeBots:
     def is_enough(self, draw: Draw, found: Sequence[FreeBot], *, sample_size: int) -> bool:
         """Whether the group needs no more bots than these: there are no more, or it wants no more, or they are a sample
         and have so much room together that its jobs will not fill them."""
-        need = AMPLE * draw.want.units * draw.jobs
+        need = AMPLE * draw.units * draw.jobs
         return (
             self.is_complete
-            or len(found) == draw.want.count
+            or len(found) == draw.count
             or (len(found) >= sample_size and sum(map(self._room, found)) >= need)
         )
 
@@ -190,7 +194,7 @@ class FreeBots:
         shown bots without room. This is not done if all free bots are known."""
         if found and not self.is_complete:
             for bot in found[: draw.jobs]:
-                self._left[bot.id] = self._room(bot) - draw.want.units * ceil(draw.jobs / len(found))
+                self._left[bot.id] = self._room(bot) - draw.units * ceil(draw.jobs / len(found))
 
     @property
     def _share(self) -> float:
@@ -285,6 +289,7 @@ def sample(
     part: Part | None = None,
     will_place: bool = True,
     alternatives: Collection[int] = (),
+    sharing: Collection[int] = (),
 ) -> list[list[FreeBot]]:
     """Random free bots for each group of alike jobs, read without locks: as many as it wants, which is `sample_size`
     and one more for each job but the first; fewer if few are free.
@@ -293,16 +298,20 @@ def sample(
     will_place: the jobs of each group are to be placed, so that groups that follow are shown other bots.
     alternatives: numbers of the groups whose jobs are in another group, too, which is placed first. Bots that these are
         shown are shown to others, too.
+    sharing: numbers of the groups that get one sample, the same list, with all others of them that the same bots could
+        take: as if their jobs were one group.
     """
     fleet.refresh(connection)
     fleet.learn(connection, {want.platform for want in wanted})
-    draws = _draws(connection, fleet, wanted, sample_size=sample_size)
-    domains, jobs = dict.fromkeys(draw.domain for draw in draws), sum(draw.jobs for draw in draws)
+    domains = _domains(connection, fleet, wanted)
+    draws, of_group = _draws(wanted, domains, sample_size=sample_size, sharing=sharing)
+    jobs, units = sum(draw.jobs for draw in draws), sum(draw.jobs * draw.units for draw in draws)
     free = FreeBots(connection, fleet, domains, chance=chance)
-    least, units = sample_size * len(domains), sum(draw.jobs * draw.want.units for draw in draws)
-    apart = part is not None and len(domains) <= FEW and jobs >= CROWD
+    apart = len({*domains}) <= FEW and jobs >= CROWD
+    least = sample_size * len({*domains})
     if part is None or not apart or not free.read_part(part, least + jobs - 1, least=least, units=units):
         free.read(sample_size * min(len(draws), MANY_GROUPS) + jobs - 1)
+    kept = {of_group[nth] for nth in alternatives}
     found: list[list[FreeBot]] = [[] for _ in draws]
     short = list(range(len(draws)))
     for more in range(ROUNDS + 1):
@@ -311,19 +320,20 @@ def sample(
             found[nth] = free.sample(draws[nth])
             if more < ROUNDS and not free.is_enough(draws[nth], found[nth], sample_size=sample_size):
                 short.append(nth)
-            elif will_place and nth not in alternatives:
+            elif will_place and nth not in kept:
                 free.reserve(draws[nth], found[nth])
-        if not short or not free.read_for([(draws[nth], draws[nth].want.count - len(found[nth])) for nth in short]):
+        if not short or not free.read_for([(draws[nth], draws[nth].count - len(found[nth])) for nth in short]):
             break
-    return found
+    return [found[nth] for nth in of_group]
 
 
-def _draws(connection: Connection, fleet: Fleet, wanted: Sequence[CandidateRequest], *, sample_size: int) -> list[Draw]:
+def _domains(connection: Connection, fleet: Fleet, wanted: Sequence[CandidateRequest]) -> list[Domain]:
+    """Where the bots are that could take the jobs of each group; equal places are one object."""
     pooled = {want.instance for want in wanted if fleet.has_pools(want.cohort)}
     pools = candidates.pools_of(connection, pooled) if pooled else {}
     present: dict[tuple[int, int], tuple[Service, ...]] = {}
     domains: dict[tuple[tuple[Service, ...], int], Domain] = {}
-    draws = []
+    found = []
     for want in wanted:
         tenant = want.cohort, want.instance
         if tenant not in present:
@@ -336,8 +346,27 @@ def _draws(connection: Connection, fleet: Fleet, wanted: Sequence[CandidateReque
         key = present[tenant], -want.platform if offering is None else id(offering)
         if key not in domains:
             domains[key] = fleet.domain(present[tenant], want.platform)
-        draws.append(Draw(want, want.count - sample_size + 1, domains[key]))
-    return draws
+        found.append(domains[key])
+    return found
+
+
+def _draws(
+    wanted: Sequence[CandidateRequest], domains: Sequence[Domain], *, sample_size: int, sharing: Collection[int]
+) -> tuple[list[Draw], list[int]]:
+    """The draws, and of each group the number of its draw."""
+    draws: list[Draw] = []
+    of_group: list[int] = []
+    shared: dict[tuple[Domain, int], int] = {}
+    for nth, (want, domain) in enumerate(zip(wanted, domains, strict=True)):
+        jobs = want.count - sample_size + 1
+        known = shared.setdefault((domain, want.units), len(draws)) if nth in sharing else len(draws)
+        if known < len(draws):
+            draws[known].count += jobs
+            draws[known].jobs += jobs
+        else:
+            draws.append(Draw(domain, want.units, want.count, jobs))
+        of_group.append(known)
+    return draws, of_group
 
 
 S = TypeVar("S", bound=Snapshot)
@@ -371,9 +400,11 @@ def sample_snapshot(
         chance=chance,
         part=part,
         alternatives={nth + twins for nth, group in enumerate(groups) if group.preferred is not None},
+        sharing={nth + twins for nth, group in enumerate(groups) if group.preferred is None},
     )
+    groups, found = _merged(jobs, groups, found, twins=twins)
     if with_warm:
-        found = _with_warm(connection, looked_for, found)
+        found = _with_warm(connection, _with_preferred(groups), found)
     seen = _with_hits(connection, jobs, groups, found)
     return with_rates(connection, seen) if with_success else seen
 
@@ -395,12 +426,38 @@ def _with_preferred(groups: Sequence[Group]) -> list[Group]:
     return [*(twin for group in groups if (twin := group.of_preferred) is not None), *groups]
 
 
+def _merged(
+    jobs: Sequence[ReadyJob], groups: Sequence[Group], found: Sequence[list[FreeBot]], *, twins: int
+) -> tuple[list[Group], list[list[FreeBot]]]:
+    """Make one group of those that share a sample; the first `twins` samples are of other groups.
+
+    So one heap of bots does for jobs of 500 requirement sets. Of 500 heaps each would be out of date after each job.
+    """
+    alike: dict[int, list[int]] = defaultdict(list)
+    for nth, bots in enumerate(found[twins:]):
+        alike[id(bots)].append(nth)
+    if len(alike) == len(groups):
+        return [*groups], [*found]
+    order = {job.id: place for place, job in enumerate(jobs)}
+    merged = [
+        replace(
+            groups[first],
+            jobs=tuple(
+                sorted(chain.from_iterable(groups[nth].jobs for nth in (first, *others)), key=lambda job: order[job.id])
+            ),
+        )
+        for first, *others in alike.values()
+    ]
+    return merged, [*found[:twins], *(found[twins + first] for first, *_ in alike.values())]
+
+
 def without_candidates(seen: Snapshot) -> list[Group]:
-    """The groups for which not one candidate was found."""
+    """The groups for which not one candidate was found, each of one instance and requirement set."""
     return [
-        group
+        each
         for nth, (group, found) in enumerate(zip(seen.groups, seen.candidates, strict=True))
         if not found and not seen.preferred.get(nth)
+        for each in group_jobs(group.jobs)
     ]
 
 

@@ -197,6 +197,7 @@ class SamplingSettings(BaseModel):
 class Group:
     """Jobs that any bot suits alike, in the order in which they are to be placed.
 
+    instance, platform: of the first job, if the same bots could take jobs of others.
     preferred: the requirement set of bots that they prefer, if they take others too.
     """
 
