@@ -120,7 +120,9 @@ def _add_peers(contest: Contest, jobs: Any) -> None:
         bots, queued = (int(part.split()[0].replace(",", "")) for part in rest)
         options = {"jobs": jobs(800), "bots": bots, "queued": queued, "sample": 10, "processes": 2, "threads": 2}
         found = {"buildgrid": peers_run.peer("buildgrid", "assign", **options)}
-    contest.contenders |= {name: Measurement(name, work) for name, work in found.items()}
+    contest.contenders |= {
+        f"{name} {peers_run.version_of(name)}": Measurement(name, work) for name, work in found.items()
+    }
 
 
 def _rates(found: Sequence[Contest]) -> Table:

@@ -31,6 +31,7 @@ from sqlalchemy import text
 from assigner.cycle.settings import AssignerSettings
 from assigner.process.children import Child, Children, Role
 from bots.protocol import LeaseReport, OpenSession, Outcome, Session, Sync, SyncAnswer
+from ops.bench.measure import checked
 from schema import clock
 from schema.moves.submit import submit
 from schema.postgres import embedded, migrate
@@ -194,6 +195,7 @@ def pool(data: Path, chance: random.Random) -> Iterator[Bench]:
         bench = Bench(database, bot, chance=chance)
         stack.callback(bench.close)
         yield bench
+        checked(database)
 
 
 def ready(children: Children, address: Path, database: Database, *, listeners: int = 2) -> str:

@@ -1,40 +1,62 @@
-"""Measure BuildGrid's scheduler at the level of its functions: no gRPC, no bots, no storage server.
+"""Measure BuildGrid's scheduler at the level of its functions, without gRPC, bots or a storage server; `wire` has them.
 
 Jobs are unique actions that may not be cached, without platform properties. Bots have no cohort, so no quota is
-checked. That is the cheapest way through every function. Job history cannot be switched off.
+checked. That is the cheapest way through every function. Job history cannot be switched off. Versions 0.4.4 and 0.9.1
+are known; where they differ, `NEW` says which is installed.
 """
 
 import itertools
 import logging
+import sys
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
+from importlib.metadata import version
 from multiprocessing import get_context
 from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 from typing import Any
 
 import contest
-import psycopg2
-from alembic import command
-from alembic.config import Config
-from buildgrid._protos.build.bazel.remote.execution.v2.remote_execution_pb2 import Action, Command
-from buildgrid._protos.google.devtools.remoteworkers.v1test2.bots_pb2 import Lease
-from buildgrid.server import sql
-from buildgrid.server.cas.storage.lru_memory_cache import LRUMemoryCache
-from buildgrid.server.context import instance_context
-from buildgrid.server.enums import BotStatus, LeaseState
-from buildgrid.server.scheduler import DynamicPropertySet, PriorityAgeAssignerConfig, Scheduler
-from buildgrid.server.scheduler.assigner import AssignByCapacity, SamplingConfig
-from buildgrid.server.sql.provider import SqlProvider
-from buildgrid.server.utils.cancellation import CancellationContext
-from buildgrid.server.utils.digests import create_digest
 
-INSTANCE = "bench"
+KNOWN = ("0.4.4", "0.9.1")
+VERSION = version("buildgrid")
+#: Whether this is the newer one, which has another driver, a storage with a root, and one function for two assigners.
+NEW = VERSION.startswith("0.9.")
+if VERSION not in KNOWN:
+    sys.exit(f"error: this script knows BuildGrid {' and '.join(KNOWN)}, but {VERSION} is installed")
+try:
+    import buildgrid_wire
+    from alembic import command
+    from alembic.config import Config
+    from buildgrid._protos.build.bazel.remote.execution.v2.remote_execution_pb2 import Action, Command
+    from buildgrid._protos.google.devtools.remoteworkers.v1test2.bots_pb2 import Lease
+    from buildgrid.server import sql
+    from buildgrid.server.cas.storage.lru_memory_cache import LRUMemoryCache
+    from buildgrid.server.context import instance_context
+    from buildgrid.server.enums import BotStatus, LeaseState
+    from buildgrid.server.scheduler import DynamicPropertySet, PriorityAgeAssignerConfig, Scheduler
+    from buildgrid.server.scheduler.assigner import AssignByCapacity, SamplingConfig
+    from buildgrid.server.sql.provider import SqlProvider
+    from buildgrid.server.utils.cancellation import CancellationContext
+    from buildgrid.server.utils.digests import create_digest
+
+    if NEW:
+        import psycopg as driver
+        from buildgrid.server.cas.root_storage import RootStorage
+    else:
+        import psycopg2 as driver
+except ImportError as error:
+    sys.exit(f"error: BuildGrid {VERSION} differs from what this script knows: {error}")
+
+INSTANCE = buildgrid_wire.INSTANCE
 STORAGE_BYTES = 64 << 20
+#: The function that one assigner calls for one job; it takes the name and the arguments that the version has.
+ASSIGN_ONE = "assign_job_by_priority_age" if NEW else "assign_job_by_priority"
 #: Copies one submitted job, for a queue of any depth.
 COPY_JOB = """
 INSERT INTO jobs SELECT copy.* FROM jobs AS job, generate_series(2, %s) AS number, LATERAL jsonb_populate_record(job,
@@ -57,12 +79,15 @@ class Counting(Scheduler):
         self._found.bot = found is not None
         return found
 
-    def assign_job_by_priority(self, *args: Any, **kwargs: Any) -> int:
+    def _assign_one(self, *args: Any, **kwargs: Any) -> int:
         self._found.bot = False
-        updated = super().assign_job_by_priority(*args, **kwargs)
+        updated: int = getattr(super(), ASSIGN_ONE)(*args, **kwargs)
         if self._found.bot:
             self._assigned()
         return updated
+
+
+setattr(Counting, ASSIGN_ONE, Counting._assign_one)
 
 
 class Tally:
@@ -92,7 +117,7 @@ class Call:
 
 
 def ask(dsn: str, statement: str) -> Any:
-    with closing(psycopg2.connect(dsn)) as connection:
+    with closing(driver.connect(dsn)) as connection:
         connection.autocommit = True
         with connection.cursor() as cursor:
             cursor.execute(statement)
@@ -100,7 +125,7 @@ def ask(dsn: str, statement: str) -> Any:
 
 
 def url(dsn: str) -> str:
-    return dsn.replace("postgresql://", "postgresql+psycopg2://", 1)
+    return dsn.replace("postgresql://", f"postgresql+{driver.__name__}://", 1)
 
 
 @contextmanager
@@ -113,9 +138,10 @@ def scheduler(settings: contest.Settings, **options: Any) -> Iterator[Any]:
         for _ in range(connections):
             opened.enter_context(provider.session()).connection()
     kind = Counting if "assigned" in options else Scheduler
+    cache = LRUMemoryCache(STORAGE_BYTES)
     yield kind(
         provider,
-        LRUMemoryCache(STORAGE_BYTES),
+        RootStorage(cache) if NEW else cache,
         property_set=DynamicPropertySet(
             unique_property_keys=set(), match_property_keys=set(), wildcard_property_keys=set()
         ),
@@ -126,12 +152,17 @@ def scheduler(settings: contest.Settings, **options: Any) -> Iterator[Any]:
     provider._engine.dispose()
 
 
-def prepare(settings: contest.Settings) -> None:
-    """Create the tables, by BuildGrid's own migrations, and the bots."""
+def migrate(settings: contest.Settings) -> None:
+    """Create the tables, by BuildGrid's own migrations."""
     config = Config()
     config.set_main_option("script_location", str(Path(sql.__file__).parent / "alembic"))
     config.set_main_option("sqlalchemy.url", url(settings.dsn).replace("%", "%%"))
     command.upgrade(config, "head")
+
+
+def prepare(settings: contest.Settings) -> None:
+    """Create the tables and the bots."""
+    migrate(settings)
     with scheduler(settings) as built, instance_context(INSTANCE):
         for number in range(settings.bots):
             built.add_bot_entry(
@@ -277,5 +308,19 @@ def cycle(settings: contest.Settings) -> dict[str, Any]:
     return track.as_result(run, submit_seconds=before.seconds)
 
 
+def wire(settings: contest.Settings) -> dict[str, Any]:
+    """Measure real servers: bots report all their leases as completed and are given the next ones, over gRPC."""
+    migrate(settings)
+    track = contest.Track(settings.dsn, ask)
+    # Some more jobs, so that no bot is without one before the last job that counts is done.
+    spare = 2 * settings.bots * settings.capacity
+    submitted(track, replace(settings, jobs=settings.jobs + spare, processes=2, threads=2))
+    ask(settings.dsn, "VACUUM ANALYZE")
+    drained = buildgrid_wire.drain(settings, url(settings.dsn))
+    if (completed := ask(settings.dsn, COMPLETED)) != drained.reported:
+        raise contest.Failed(f"{drained.reported} jobs were reported as completed, but {completed} are")
+    return drained.as_result()
+
+
 if __name__ == "__main__":
-    contest.main("buildgrid", {"submit-single": submit_single, "assign": assign, "cycle": cycle})
+    contest.main("buildgrid", {"submit-single": submit_single, "assign": assign, "cycle": cycle, "wire": wire})

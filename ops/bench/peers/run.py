@@ -26,8 +26,20 @@ LACKS = {
 
 
 def install(peers: Sequence[str]) -> None:
-    """Install the peers' environments, which are kept. Raises CalledProcessError without a package index."""
-    subprocess.run([sys.executable, HERE / "install.py", "--into", ENVIRONMENTS, *peers], check=True)
+    """Install the peers' environments, which are kept, and say on standard error which versions these are.
+
+    Raises SystemExit if that fails; the reason has been said.
+    """
+    program = [sys.executable, HERE / "install.py", "--into", ENVIRONMENTS, *peers]
+    if subprocess.run(program, check=False, stdout=sys.stderr).returncode:
+        raise SystemExit(1)
+
+
+def version_of(name: str) -> str:
+    """Return the version of a peer that is installed."""
+    program = f"from importlib.metadata import version; print(version({name!r}))"
+    command = [ENVIRONMENTS / name / "bin" / "python", "-c", program]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def peer(name: str, shape: str, **options: int) -> Callable[[str, bool], Stretch]:
@@ -37,7 +49,7 @@ def peer(name: str, shape: str, **options: int) -> Callable[[str, bool], Stretch
         if watched:
             return Stretch()
         found = _ran(name, shape, server, options)
-        costs = Costs(transactions=found["transactions"], wal_bytes=found["wal_bytes"])
+        costs = Costs(transactions=found.get("transactions", 0), wal_bytes=found.get("wal_bytes", 0))
         return Stretch(found["jobs"], found["seconds"] + found.get("submit_seconds", 0.0), costs)
 
     return work
