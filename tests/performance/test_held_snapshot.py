@@ -20,9 +20,9 @@ GROWTH = 15
 #: The statements of a call that look for its bot, by words of theirs.
 STATEMENTS = {
     "lock": "b.kept_units, b.kind",
-    "held": "l.fence, l.state FROM found",
+    "held": "fence, state FROM found ORDER",
     "write": "SET sync_seq",
-    "due": "p.payload",
+    "due": "CAST(p.payload AS text)",
 }
 
 
