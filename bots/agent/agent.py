@@ -39,6 +39,7 @@ from bots.agent.workspace import Workspace
 from bots.protocol import HOST, MAX_LEASES, ONLY_TOLD, OpenSession, Session
 from schema import clock, validation
 from schema.fields import Label, Name, Supply
+from schema.gc_tuning import infrequent_gc
 
 _log = structlog.get_logger("leasehold.agent")
 
@@ -46,6 +47,9 @@ _log = structlog.get_logger("leasehold.agent")
 _OPENING = 10.0
 #: This file exists wherever processes can be looked up.
 _PROC = Path("/proc/self/stat")
+#: Thresholds of the garbage collector: new objects between two collections, and how rarely older objects are included.
+#: A bot of short tasks makes dozens of objects for each of hundreds of leases at a time, and hardly any are garbage.
+GARBAGE = (20_000, 10, 10)
 
 
 def legal_name(host: str, suffix: str = "") -> str:
@@ -291,7 +295,7 @@ class Agent:
                 environment=own,
                 containment=contained,
             )
-            with self._catching_signals():
+            with self._catching_signals(), infrequent_gc(*GARBAGE):
                 self._serve_in_thread(place)
         finally:
             launcher.close()

@@ -2,8 +2,8 @@
 
 import json
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import structlog
 
@@ -23,14 +23,16 @@ SYNC_OUTPUT_BYTES = validation.MAX_OUTPUT_BYTES
 SYNC_JSON_BYTES = 3 * (validation.MAX_RESULT_BYTES + validation.MAX_CHECKPOINT_BYTES)
 #: The most leases that are remembered after their end.
 REMEMBERED = 10_000
+#: The most leases that the log names one by one for each answer: a line for each of many short tasks would take an
+#: eighth of the agent's processor time.
+LOGGED_EACH = 10
 
 
 #: Why a bot that drains gives a lease back.
 NO_NEW_WORK = "the bot takes no new work"
 
 
-@dataclass(frozen=True, order=True)
-class LeaseKey:
+class LeaseKey(NamedTuple):
     """Identifies one grant."""
 
     job: str
@@ -141,22 +143,28 @@ class AgentLeases:
         with self._lock:
             self._runs = {job: run for job, run in self._runs.items() if not run.over.is_set()}
         listed = {LeaseKey(work.job, work.fence): work for work in leases}
+        ended: list[dict[str, Any]] = []
         for key, held in list(self._held.items()):
             if held.run is not None and held.told == "completed":
                 held.run.output.sent(held.carried)
                 if held.checkpoint is not None:
                     held.run.checkpoint.sent(held.checkpoint.number)
-            if key not in listed:
-                self._forget(key, held)
+            if key not in listed and self._forget(key, held):
+                verdict = None if held.outcome is None else held.outcome.verdict
+                ended.append({"job": key.job, "fence": key.fence, "verdict": verdict})
+        _log_each("lease ended", ended)
+        started: list[dict[str, Any]] = []
         for key, work in listed.items():
             held_already = self._held.get(key)
             if held_already is None:
-                self._take(key, work, accept=accept)
+                if self._take(key, work, accept=accept):
+                    started.append({"job": key.job, "fence": key.fence, "attempt": work.attempt})
             elif work.state == "cancelling" and held_already.run is not None:
                 if not held_already.stopping:
                     held_already.stopping = True
                     _log.info("lease is to be stopped", job=key.job, fence=key.fence, reason=work.stop_reason)
                 held_already.run.stop(StopReason.CANCELLED)
+        _log_each("lease started", started)
 
     def stop(self, why: StopReason, *, grace: float | None = None) -> None:
         """Stop all runs; with LOST, forget all leases too. Returns at once; see `wait`."""
@@ -206,7 +214,8 @@ class AgentLeases:
             return outcome
         return complaining(outcome.model_copy(update={"result": None}), "no result is stored: the gateway is too old")
 
-    def _take(self, key: LeaseKey, work: Work, *, accept: bool) -> None:
+    def _take(self, key: LeaseKey, work: Work, *, accept: bool) -> bool:
+        """Hold a new lease; return True if its command is started."""
         settled = None
         if work.state == "cancelling":
             settled = Outcome(verdict="stopped")
@@ -218,7 +227,7 @@ class AgentLeases:
             settled = Outcome(verdict="error", reason="the lease came without a payload")
         if settled is not None:
             self._keep(key, HeldLease(None, settled))
-            return
+            return False
         assignment = Assignment(
             job=work.job,
             fence=work.fence,
@@ -231,9 +240,10 @@ class AgentLeases:
             units=work.units or 1,
         )
         run = self._run(assignment, after=self._runs.get(work.job))
-        if self._keep(key, HeldLease(run, None)):
-            _log.info("lease started", job=key.job, fence=key.fence, attempt=work.attempt)
+        kept = self._keep(key, HeldLease(run, None))
+        if kept:
             run.start()
+        return kept
 
     def _run(self, assignment: Assignment, *, after: AttemptRun | None) -> AttemptRun:
         launcher = self._place.launcher
@@ -264,7 +274,8 @@ class AgentLeases:
                 self._runs[key.job] = held.run
             return True
 
-    def _forget(self, key: LeaseKey, held: HeldLease) -> None:
+    def _forget(self, key: LeaseKey, held: HeldLease) -> bool:
+        """Hold a lease no more, and stop its run; return True if that was over already."""
         with self._lock:
             self._held.pop(key, None)
         self._past[key] = None
@@ -274,6 +285,14 @@ class AgentLeases:
             # The job may already run on another bot.
             _log.warning("lease is not ours any more", job=key.job, fence=key.fence)
             held.run.stop(StopReason.LOST, grace=0.0)
-            return
-        verdict = None if held.outcome is None else held.outcome.verdict
-        _log.info("lease ended", job=key.job, fence=key.fence, verdict=verdict)
+            return False
+        return True
+
+
+def _log_each(event: str, leases: Sequence[Mapping[str, Any]]) -> None:
+    """Log what happened to each of these leases, or only how many they are if they are many."""
+    if len(leases) > LOGGED_EACH:
+        _log.info(f"{event}, many times", leases=len(leases))
+        return
+    for facts in leases:
+        _log.info(event, **facts)
