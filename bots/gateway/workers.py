@@ -1,7 +1,8 @@
 """Thread pools of the gateway with a bound on waiting work, and the batches of calls of bots.
 
-Calls of bots that wait at the same moment are settled together in one transaction. No call waits for others: it is
-settled at once while a thread is free. When a thread becomes free, it takes all calls that have arrived.
+Calls of bots that wait at the same moment are settled together in one transaction. A call is settled at once while
+nothing else is. When a thread becomes free, it takes all calls that have arrived. A second thread helps only if a whole
+batch waits, or if the first takes long: two threads would make twice as many transactions of half the size.
 """
 
 import asyncio
@@ -138,6 +139,8 @@ def _connections(engine: Engine) -> int:
 
 #: The most calls settled in one transaction. Doubling it makes many calls cheaper, and each of them slower.
 BATCH = 32
+#: Seconds after which another thread takes the calls that wait while a batch is settled: longer than most batches take.
+HELP_AFTER = 0.05
 
 _log = structlog.get_logger(__name__)
 
@@ -176,18 +179,31 @@ class Batcher(Generic[C, A]):
         self._at_work: set[str] = set()
         self._workers = 0
         self._tasks: set[asyncio.Task[None]] = set()
+        self._help: asyncio.TimerHandle | None = None
 
     async def answer(self, call: C, *, bot: str) -> A:
         """Return the answer to this call of a bot, or raise its error. Raises Busy if too much work waits."""
         with self.slots.reserve():
             place = _Place[C, A](call, bot, asyncio.get_running_loop().create_future())
             self._places.append(place)
-            if self._workers < self._threads:
-                self._workers += 1
-                worker = asyncio.create_task(self._work())
-                self._tasks.add(worker)
-                worker.add_done_callback(self._tasks.discard)
+            if self._workers == 0 or len(self._places) >= self._most:
+                self._start_worker()
+            elif self._help is None:
+                self._help = asyncio.get_running_loop().call_later(HELP_AFTER, self._help_out)
             return await place.answer
+
+    def _start_worker(self) -> None:
+        if self._workers < self._threads:
+            self._workers += 1
+            worker = asyncio.create_task(self._work())
+            self._tasks.add(worker)
+            worker.add_done_callback(self._tasks.discard)
+
+    def _help_out(self) -> None:
+        """Let another thread take the calls that still wait behind a batch."""
+        self._help = None
+        if self._places:
+            self._start_worker()
 
     async def _work(self) -> None:
         try:

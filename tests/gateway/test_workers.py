@@ -85,10 +85,27 @@ def test_a_call_goes_at_once_and_those_that_come_meanwhile_go_together(make: Cal
     assert sorted(counter.answers) == [(bot, bot.encode()) for bot in "abcde"]
 
 
-def test_there_are_as_many_transactions_under_way_as_threads(make: Callable[..., Counter]) -> None:
-    counter = make(threads=2, most=5)
+def test_a_second_thread_settles_calls_once_a_whole_batch_waits(make: Callable[..., Counter]) -> None:
+    counter = make(threads=2, most=2)
     counter.run("a", "b", "c", "d")
-    assert counter.sync_service.batches == [["a"], ["b"], ["c", "d"]]
+    assert counter.sync_service.batches == [["a"], ["b", "c"], ["d"]]
+
+
+def test_a_call_that_waits_behind_a_slow_batch_is_taken_by_another_thread(make: Callable[..., Counter]) -> None:
+    counter = make(threads=2, most=5)
+
+    async def scenario() -> None:
+        async with anyio.create_task_group() as tasks:
+            for bot in ("a", "b"):
+                tasks.start_soon(counter.call, bot)
+                await anyio.wait_all_tasks_blocked()
+            with anyio.fail_after(MINUTE):
+                while len(counter.sync_service.batches) < 2:
+                    await anyio.sleep(0.01)
+            counter.sync_service.open.set()
+
+    anyio.run(scenario)
+    assert counter.sync_service.batches == [["a"], ["b"]]
 
 
 def test_a_second_call_of_a_bot_waits_until_the_first_is_answered(make: Callable[..., Counter]) -> None:
