@@ -307,8 +307,8 @@ def sample(
     draws, of_group = _draws(wanted, domains, sample_size=sample_size, sharing=sharing)
     jobs, units = sum(draw.jobs for draw in draws), sum(draw.jobs * draw.units for draw in draws)
     free = FreeBots(connection, fleet, domains, chance=chance)
-    apart = len({*domains}) <= FEW and jobs >= CROWD
-    least = sample_size * len({*domains})
+    places = len(set(domains))
+    apart, least = places <= FEW and jobs >= CROWD, sample_size * places
     if part is None or not apart or not free.read_part(part, least + jobs - 1, least=least, units=units):
         free.read(sample_size * min(len(draws), MANY_GROUPS) + jobs - 1)
     kept = {of_group[nth] for nth in alternatives}

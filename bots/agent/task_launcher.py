@@ -200,7 +200,7 @@ class TaskLauncher(Launcher):
                 self._held += 1
                 if self._held == 1 and self._deadline is not None:
                     super().arm(self._deadline)
-                # Whoever put the first one has woken the thread, which takes all of them.
+                # The first new run has woken the thread, which takes all of them.
                 if len(self._new) == 1:
                     self._wake()
                 return

@@ -52,8 +52,7 @@ class Granted(NamedTuple):
 # the server's timeline, so that it never repeats after a failover; the sub-select reads the timeline once.
 _GRANT = """
 WITH wanted AS MATERIALIZED (
-    SELECT w.job_id, w.bot_id, w.actor, w.decision, w.taking, w.nth, j.units, j.cohort, j.instance, i.pool, j.platform,
-        j.ctid AS place
+    SELECT w.job_id, w.bot_id, w.actor, w.decision, w.taking, w.nth, j.units, j.cohort, j.instance, i.pool, j.platform
     FROM unnest(CAST(:job_ids AS bigint[]), CAST(:bot_ids AS bigint[]), CAST(:actors AS text[]), {decisions},
                 CAST(:taking AS integer[]))
         WITH ORDINALITY AS w (job_id, bot_id, actor, decision, taking, nth)
@@ -94,7 +93,7 @@ WITH wanted AS MATERIALIZED (
         recent_evictions(ARRAY(SELECT cohort FROM allowed), ARRAY(SELECT instance FROM allowed), :cooldown)
     ) AS q (cohort, instance, min_quota, max_quota, usage, evicted)
 ), weighed AS MATERIALIZED (
-    SELECT cohort, instance, nth, place, bot_id, epoch, actor, decision, taking, units, taken_of_kept,
+    SELECT cohort, instance, nth, job_id, bot_id, epoch, actor, decision, taking, units, taken_of_kept,
         CAST(NULL AS boolean) AS busy, CAST(NULL AS bigint) AS headroom FROM seated
     UNION ALL
     SELECT cohort, instance, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, busy, headroom FROM left_over
@@ -108,7 +107,7 @@ WITH wanted AS MATERIALIZED (
     UPDATE jobs j SET state = 'leased', fence = greatest(j.fence + 1, (SELECT first_fence())),
         attempts = j.attempts + 1, schedule_after = NULL, reason = NULL
     FROM within f
-    WHERE j.ctid = f.place AND f.fits AND {queued}
+    WHERE j.id = f.job_id AND f.fits AND {queued}
     RETURNING j.id, j.public_id, j.cohort, j.instance, j.fence, j.units, f.bot_id, f.epoch, f.actor,
         f.decision, f.taking, f.taken_of_kept, f.nth
 ), taken AS (

@@ -23,8 +23,6 @@ from sqlalchemy.types import NullType
 
 #: SQLAlchemy's dialect of this driver, but with `$1` and so on for values.
 _DIALECT = PGDialect_psycopg(paramstyle="numeric_dollar")  # type: ignore[no-untyped-call]
-#: Key of the driver's cursor in what SQLAlchemy keeps with a connection.
-_CURSOR = "leasehold_cursor"
 
 
 class DriverQuery(NamedTuple):
@@ -66,7 +64,8 @@ class WorkConnection(Connection):
             self._invalid_transaction()
         cursor: psycopg.Cursor[tuple[Any, ...]] | None = None
         try:
-            cursor = self._cursor()
+            driver = cast("psycopg.Connection[tuple[Any, ...]]", self.connection.driver_connection)
+            cursor = psycopg.RawCursor(driver)
             cursor.execute(query.text, [values[name] for name in query.names])
             found = cursor.pgresult
             assert found is not None
@@ -78,14 +77,6 @@ class WorkConnection(Connection):
         result = DriverResult(_metadata(names), iter(rows))
         result.rowcount = cursor.rowcount
         return result
-
-    def _cursor(self) -> "psycopg.Cursor[tuple[Any, ...]]":
-        """Return the cursor of the driver's connection. One serves all statements, because rows are read at once."""
-        found = self.info.get(_CURSOR)
-        if found is None or found.closed:
-            driver = cast("psycopg.Connection[tuple[Any, ...]]", self.connection.driver_connection)
-            found = self.info[_CURSOR] = psycopg.RawCursor(driver)
-        return cast("psycopg.Cursor[tuple[Any, ...]]", found)
 
     def call_after_commit(self, work: Callable[[], None]) -> None:
         """Call `work` once this transaction has been committed."""

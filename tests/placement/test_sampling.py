@@ -666,7 +666,7 @@ def many(pool: Pool) -> Pool:
 
 
 def snapshot_from(pool: Pool, jobs: int, number: int) -> Snapshot:
-    """The candidates for so many jobs, drawn from this part."""
+    """The candidates for `jobs` jobs, drawn from part `number` of the fleet."""
 
     def work(connection: Connection) -> Snapshot:
         picked = ready.pick(connection, Scope(), order=Order.PRIORITY, batch=jobs)
@@ -680,7 +680,7 @@ def snapshot_from(pool: Pool, jobs: int, number: int) -> Snapshot:
 
 
 def sampled_from(pool: Pool, jobs: int, number: int) -> set[int]:
-    """The bots of a sample for so many alike jobs that is drawn from this part."""
+    """The bots that a sample shows to `jobs` alike jobs, drawn from part `number` of the fleet."""
     (found,) = snapshot_from(pool, jobs, number).candidates
     return {bot.id for bot in found}
 

@@ -18,7 +18,7 @@ from schema.postgres import engine, fragments
 from schema.postgres.engine import Database, DatabaseSettings
 from schema.postgres.work_connection import on_commit
 from tests.support.patience import MINUTE
-from tests.support.pool import Pool
+from tests.support.pool import Pool, completed
 
 QUOTED = [
     "",
@@ -254,7 +254,7 @@ def test_connections_that_were_lost_are_replaced(database: Database) -> None:
 PLANS = text("SELECT current_setting('plan_cache_mode'), current_setting('transaction_isolation')")
 
 
-def test_a_transaction_of_few_rows_keeps_its_plans_and_the_next_one_does_not(pool: Pool) -> None:
+def test_a_transaction_with_kept_plans_uses_them_and_the_next_one_does_not(pool: Pool) -> None:
     def look(connection: Connection) -> tuple[str, ...]:
         connection.execute(text("INSERT INTO queue_limits (label, max_queued) VALUES ('a', 1)"))
         return tuple(connection.execute(PLANS).one())
@@ -271,7 +271,20 @@ def test_a_transaction_of_few_rows_keeps_its_plans_and_the_next_one_does_not(poo
     assert tuple(pool.database.run(lambda connection: connection.execute(PLANS).one())) == ("auto", "read committed")
 
 
-def test_a_transaction_of_few_rows_begins_in_one_round_trip(database: Database) -> None:
+def test_the_server_plans_no_statement_of_a_sync_anew(pool: Pool) -> None:
+    bot = pool.bot()
+    pool.submit(20)
+    pool.assigner().run_once()
+    held = bot.sync()["leases"]
+    for _ in range(12):
+        held = bot.sync(*map(completed, held))["leases"]
+    kept = text("SELECT statement, custom_plans FROM pg_prepared_statements")
+    plans = pool.database.run(lambda connection: connection.execute(kept).all(), urgent=True)
+    assert len(plans) >= 6, "the statements of a call that ends one job and fetches another"
+    assert [row.statement for row in plans if row.custom_plans] == []
+
+
+def test_a_transaction_with_kept_plans_begins_in_one_round_trip(database: Database) -> None:
     """The driver sends no BEGIN of its own, for which the server would have a warning."""
     told: list[object] = []
 
@@ -286,7 +299,7 @@ def test_a_transaction_of_few_rows_begins_in_one_round_trip(database: Database) 
     assert told == []
 
 
-def test_a_transaction_of_few_rows_finds_lost_connections_replaced(database: Database) -> None:
+def test_a_transaction_with_kept_plans_finds_lost_connections_replaced(database: Database) -> None:
     with database.engine.connect() as one, database.engine.connect() as other:
         backends = [each.execute(text("SELECT pg_backend_pid()")).scalar_one() for each in (one, other)]
     ended = text("SELECT pg_terminate_backend(pid, 5000) FROM unnest(CAST(:pids AS integer[])) AS t (pid)")
