@@ -1,7 +1,9 @@
 """Proactive fetching: bots that have just finished jobs are given others in the same call."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 from leasehold.states import JobState
@@ -12,7 +14,7 @@ from bots.sync import call
 from bots.sync.call import SyncCall
 from schema.accounting import quotas
 from schema.moves.backoff import wake_queues, wake_queues_for_bots
-from schema.moves.end import BotCapacity, RetryPace
+from schema.moves.end import BotCapacity, RetryPace, ReturnedUnits
 from schema.moves.grant import PREFERRED, Placement, grant_locked
 from schema.picking import for_bot
 from schema.picking.for_bot import FetchingBot
@@ -89,6 +91,7 @@ def fetch(
     settings: FetchSettings,
     requests: Sequence[FetchRequest],
     capacities: Mapping[int, BotCapacity],
+    returned: ReturnedUnits,
     *,
     ack: float,
     cooldown: float,
@@ -96,8 +99,8 @@ def fetch(
 ) -> None:
     """Grant the bots the most urgent jobs that they may have. Bots that are alike are served together.
 
-    The caller has locked the bots, writes their rows later from `capacities`, and tells the bots before the transaction
-    ends. head_cursors: what the process remembers of the front of each cohort.
+    The caller has locked the bots, writes their rows later from `capacities`, and the quotas from `returned`, and tells
+    the bots before the transaction ends. head_cursors: what the process remembers of the front of each cohort.
     """
     alike: dict[tuple[object, ...], list[FetchAllowance]] = {}
     for request in requests:
@@ -106,21 +109,27 @@ def fetch(
         if limit > 0:
             key = (bot.kind, bot.cohort, bot.instance, bot.pool, bot.capacity, tuple(bot.returned))
             alike.setdefault(key, []).append(FetchAllowance(bot, limit, bot.free_units))
+    # Near a maximum or below a minimum, each unit decides which job is next.
+    free = sum(each.units for seats in alike.values() for each in seats)
+    if alike and returned.room is not None and returned.room < free + max(request.bot.capacity for request in requests):
+        returned.write(connection)
+    fill = partial(
+        _fill, connection, settings, capacities, returned, ack=ack, cooldown=cooldown, head_cursors=head_cursors
+    )
     for seats in alike.values():
-        left_over = _fill(
-            connection, settings, seats, capacities, ack=ack, cooldown=cooldown, head_cursors=head_cursors
-        )
+        left_over = fill(seats)
         # A job that was too large for the rest of the room must not keep smaller jobs behind it from a bot. And under a
         # maximum, the jobs of one bot decide whether the next one may fetch from that instance at all.
         for each in left_over if len(seats) > 1 else ():
-            _fill(connection, settings, [each], capacities, ack=ack, cooldown=cooldown, head_cursors=head_cursors)
+            fill([each])
 
 
 def _fill(
     connection: Connection,
     settings: FetchSettings,
-    seats: list[FetchAllowance],
     capacities: Mapping[int, BotCapacity],
+    returned: ReturnedUnits,
+    seats: list[FetchAllowance],
     *,
     ack: float,
     cooldown: float,
@@ -142,13 +151,18 @@ def _fill(
         cursor=head_cursors.of(largest.bot.cohort),
     )
     # A maximum has to leave the last bot its whole capacity, even if all the others are served first.
+    cohort, wanted = largest.bot.cohort, Counter[int]()
+    for job in jobs:
+        wanted[job.instance] += job.units
+    # The room of instances that units were returned to has been compared before.
+    unknown = {instance for instance in wanted if (cohort, instance) not in returned.units}
     if (
         len(seats) > 1
-        and jobs
+        and unknown
         and quotas.any_short_of_quota(
             connection,
-            largest.bot.cohort,
-            {job.instance for job in jobs},
+            cohort,
+            unknown,
             units=sum(each.units for each in seats) + largest.bot.capacity,
             cooldown=cooldown,
         )
@@ -157,15 +171,11 @@ def _fill(
     seated = _assign_bots(jobs, seats)
     granted = grant_locked(
         connection,
-        [
-            Placement(
-                job.id,
-                bot.id,
-                {"bot": bot.name, "strategy": STRATEGY} | ({} if job.preferred is None else {"phase": PREFERRED}),
-            )
-            for job, bot in seated
-        ],
+        [_placement(job, bot) for job, bot in seated],
         capacities,
+        returned,
+        cohort=cohort,
+        wanted=wanted,
         assigner=[f"bot:{bot.name}" for _, bot in seated],
         strategy=STRATEGY,
         ack=ack,
@@ -174,6 +184,11 @@ def _fill(
     started = {lease.job_id for lease in granted}
     wake_queues(connection, {job.queue for job in jobs if job.tried and job.id in started})
     return [each for each in seats if each.jobs > 0 and each.units > 0] if len(seated) < len(jobs) else []
+
+
+def _placement(job: ReadyJob, bot: FetchingBot) -> Placement:
+    phase = {} if job.preferred is None else {"phase": PREFERRED}
+    return Placement(job.id, bot.id, {"bot": bot.name, "strategy": STRATEGY} | phase)
 
 
 def _assign_bots(jobs: Sequence[ReadyJob], seats: Sequence[FetchAllowance]) -> list[tuple[ReadyJob, FetchingBot]]:
@@ -202,6 +217,7 @@ def fetch_after_sync(
     ack: float,
     cooldown: float,
     head_cursors: HeadCursors,
+    returned: ReturnedUnits,
 ) -> None:
     """Fetch for each bot, unless its call leaves the room to constrained jobs. The caller tells the bots of their
     leases.
@@ -214,7 +230,7 @@ def fetch_after_sync(
     units_before = {sync_call.bot.id: sync_call.bot_capacity.unused for sync_call in spoken}
     capacities = {sync_call.bot.id: sync_call.bot_capacity for sync_call in free}
     requests = _fetch_requests(connection, [sync_call for sync_call in free if not sync_call.constrained_first])
-    fetch(connection, settings, requests, capacities, ack=ack, cooldown=cooldown, head_cursors=head_cursors)
+    fetch(connection, settings, requests, capacities, returned, ack=ack, cooldown=cooldown, head_cursors=head_cursors)
     spare = [sync_call for sync_call in spoken if sync_call.bot_capacity.unused > 0]
     more = {
         sync_call.bot.id: sync_call.bot_capacity.unused

@@ -32,7 +32,7 @@ from schema.accounting.quotas import EVICTION_COOLDOWN
 from schema.clock import Monotonic
 from schema.diagnostics.tracing import AttemptTracer
 from schema.moves.acknowledge import acknowledge, deliver, lock_for_moves
-from schema.moves.end import end
+from schema.moves.end import ReturnedUnits, end
 from schema.moves.sessions import RENEWED_BELOW, SyncUpdate, close, limit_spared, record_syncs, remember_localities
 from schema.picking.head_cursor import HeadCursors
 from schema.postgres.engine import Database
@@ -144,13 +144,21 @@ class SyncService:
             except Conflict as refusal:
                 found[nth] = refusal
         settled = self._compared(connection, settled, found)
-        self._apply(connection, settled)
-        settled = self._without_leaving(connection, settled, found)
+        returned = ReturnedUnits()
+        self._apply(connection, settled, returned)
+        settled = self._without_leaving(connection, settled, found, returned)
         fetch_after_sync(
-            connection, settled, self._fetch, ack=self._timing.ack, cooldown=self.cooldown, head_cursors=self._fronts
+            connection,
+            settled,
+            self._fetch,
+            ack=self._timing.ack,
+            cooldown=self.cooldown,
+            head_cursors=self._fronts,
+            returned=returned,
         )
         self._sync(connection, settled)
         self._reply(connection, settled, found)
+        returned.write(connection)
         return [found[nth] for nth in range(len(calls))]
 
     def _compared(
@@ -177,8 +185,8 @@ class SyncService:
                     on_commit(connection, partial(_tell_unknown, sync_call.bot.name, sync_call.account.unknown))
         return [sync_call for sync_call in settled if sync_call.nth not in found]
 
-    def _apply(self, connection: Connection, settled: Sequence[SyncCall]) -> None:
-        """Apply acknowledgements, ends, output and checkpoints."""
+    def _apply(self, connection: Connection, settled: Sequence[SyncCall], returned: ReturnedUnits) -> None:
+        """Apply acknowledgements, ends, output and checkpoints. The units of ended leases go into `returned`."""
         spoken = [sync_call for sync_call in settled if sync_call.sync is not None]
         starts = [start for sync_call in spoken for start in sync_call.account.started]
         endings = [(ending, sync_call.actor) for sync_call in spoken for ending in sync_call.account.endings]
@@ -195,6 +203,8 @@ class SyncService:
             actor=[actor for _, actor in endings],
             pace=self._fetch.pace,
             capacities={sync_call.bot.id: sync_call.bot_capacity for sync_call in spoken},
+            returned=returned,
+            cooldown=self.cooldown,
         )
         if self.tracer is not None:
             self.tracer.trace(connection, ended)
@@ -209,8 +219,14 @@ class SyncService:
             sync_call.size()
 
     def _without_leaving(
-        self, connection: Connection, settled: list[SyncCall], found: dict[int, Answer | LeaseholdError]
+        self,
+        connection: Connection,
+        settled: list[SyncCall],
+        found: dict[int, Answer | LeaseholdError],
+        returned: ReturnedUnits,
     ) -> list[SyncCall]:
+        if any(sync_call.leaves for sync_call in settled):
+            returned.write(connection)
         self._sync(connection, [sync_call for sync_call in settled if sync_call.leaves])
         for sync_call in settled:
             if sync_call.leaves:

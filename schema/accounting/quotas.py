@@ -1,6 +1,6 @@
 """Quotas: how many units each instance may use and uses in each cohort, and repair of such totals.
 
-Usage is stored on the quota's row. Only the two statements that begin and end leases change it. They lock quota rows in
+Usage is stored on the quota's row. Only the transactions that begin and end leases change it. They lock quota rows in
 the order (cohort, instance), after bots, jobs and leases. A transaction that already holds a quota row skips further
 rows that others hold. An instance without a quota in a cohort has no minimum and no maximum there, and its usage is not
 counted.

@@ -16,6 +16,7 @@ from sqlalchemy import Connection, Row, text
 from schema import results
 from schema.accounting import counters
 from schema.accounting.counters import Settlement
+from schema.accounting.quotas import EFFECTIVE_MAX, EVICTION_COOLDOWN
 from schema.moves.dependencies import ANY_OPEN_GRAPH, unblock
 from schema.postgres import fragments
 from schema.postgres.fragments import newest_quota
@@ -153,6 +154,53 @@ class BotCapacity:
         self.held += 1
 
 
+RETURN_UNITS = text(f"""
+WITH returned AS MATERIALIZED (
+    SELECT s.* FROM unnest(CAST(:cohorts AS integer[]), CAST(:instances AS integer[]), CAST(:units AS bigint[]))
+        AS s (cohort, instance, units)
+    CROSS JOIN LATERAL {newest_quota("s", columns="usage", lock="FOR NO KEY UPDATE")} q
+)
+UPDATE quotas q SET usage = q.usage - r.units FROM returned r WHERE q.cohort = r.cohort AND q.instance = r.instance
+""")
+
+
+@dataclass
+class ReturnedUnits:
+    """Units of attempts that this transaction has ended, by cohort and instance, while quotas still count them as used.
+
+    Saves transactions that settle calls at the same time the wait for each other: 11,100 jobs/s without it, 14,500 with
+    it, of two processes and one quota. A transaction that grants the units again to the same instance changes no usage,
+    and needs no lock on the quota. What is left over is written at the end.
+
+    room: the units that each of these instances may have at least, beside these; None = no instance has a maximum. 0
+        also says that some instance is below its minimum without them.
+    """
+
+    units: dict[tuple[int, int], int] = field(default_factory=dict)
+    room: int | None = None
+
+    def add(self, cohort: int, instance: int, units: int) -> None:
+        """Take note of a lease that has ended."""
+        self.units[cohort, instance] = self.units.get((cohort, instance), 0) + units
+
+    def covers(self, wanted: Mapping[tuple[int, int], int]) -> bool:
+        """True if these units, by cohort and instance, are among the returned ones."""
+        return all(self.units.get(key, 0) >= units for key, units in wanted.items())
+
+    def take(self, cohort: int, instance: int, units: int) -> None:
+        """Take note of a lease that has begun with returned units."""
+        self.units[cohort, instance] -= units
+
+    def write(self, connection: Connection) -> None:
+        """Take what is left off the usage of the quotas. This locks their rows."""
+        left = sorted((*key, units) for key, units in self.units.items() if units)
+        self.units.clear()
+        if left:
+            cohorts, instances, units = zip(*left, strict=True)
+            values = {"cohorts": list(cohorts), "instances": list(instances), "units": list(units)}
+            connection.execute(RETURN_UNITS, values)
+
+
 #: The condition of a live lease, written so that it matches no index of live leases; the primary key finds the lease.
 LIVE = "l.ended_at IS NULL"
 
@@ -201,6 +249,12 @@ class EndedAttempt:
     fence: int
     units: int
     locality_hint: str | None
+
+    @classmethod
+    def of(cls, row: Row[Any]) -> "EndedAttempt":
+        """Read a row of the statement that ends attempts."""
+        job = (row.id, row.public_id, row.bot_id, row.instance, Verdict(row.verdict), row.state)
+        return cls(*job, row.fence, row.units, row.locality_hint)
 
 
 # Each step hands on the columns that later steps need, because joins of steps would be nested loops: the planner does
@@ -273,7 +327,7 @@ WITH told AS MATERIALIZED (
     FROM decided d WHERE j.id = d.id
     RETURNING j.id, j.public_id, j.instance, j.fence, j.state, j.locality_hint, d.units, d.state AS from_state,
         d.verdict, d.actor, d.details, d.bot_id, d.evicted AND d.to_state = 'queued' AS evicted, d.fence AS ended_fence,
-        j.constrained AS gated
+        d.cohort, j.constrained AS gated
 ), logged AS (
     INSERT INTO evictions (cohort, instance, job_id, fence, bot_id, preemptor, preemptor_instance, rule, details)
     SELECT o.cohort, o.instance, m.id, m.ended_fence, m.bot_id, p.id, p.instance, e.details->>'rule', e.details
@@ -288,13 +342,9 @@ WITH told AS MATERIALIZED (
     FROM (SELECT bot_id, sum(units) AS units, count(*) AS leases FROM over GROUP BY bot_id) s
     WHERE :written AND b.id = s.bot_id
 ), counted AS MATERIALIZED (
-    SELECT s.cohort, s.instance, s.units
-    FROM (SELECT cohort, instance, sum(units) AS units FROM over GROUP BY cohort, instance
-          ORDER BY cohort, instance) s
-    CROSS JOIN LATERAL {newest_quota("s", columns="usage", lock="FOR NO KEY UPDATE")} q
-), returned AS (
-    UPDATE quotas q SET usage = q.usage - c.units FROM counted c
-    WHERE q.cohort = c.cohort AND q.instance = c.instance
+    SELECT CASE WHEN bool_or(q.usage - s.units < q.min_quota) THEN 0 ELSE min(({EFFECTIVE_MAX}) - q.usage) END AS room
+    FROM (SELECT cohort, instance, sum(units) AS units FROM over GROUP BY cohort, instance) s
+    CROSS JOIN LATERAL {newest_quota("s", columns="*")} q
 ), noted AS (
     INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
     SELECT id, CASE
@@ -311,7 +361,7 @@ WITH told AS MATERIALIZED (
     SELECT wake('done', string_agg(public_id::text, ',')) FROM moved WHERE state <> 'queued' HAVING count(*) > 0
 )
 SELECT id, public_id::text AS public_id, bot_id, instance, verdict, state, fence, units, locality_hint, ended_fence,
-    gated, (SELECT count(*) FROM woken), {ANY_OPEN_GRAPH} AS graphs,
+    cohort, gated, (SELECT room FROM counted) AS room, (SELECT count(*) FROM woken), {ANY_OPEN_GRAPH} AS graphs,
     (SELECT EXISTS (SELECT FROM success_policy)) AS credited
 FROM moved ORDER BY id
 """)
@@ -333,6 +383,8 @@ def end(
     pace: RetryPace | None = None,
     hold_until: Mapping[int, datetime] | None = None,
     capacities: Mapping[int, BotCapacity] | None = None,
+    returned: ReturnedUnits | None = None,
+    cooldown: float = EVICTION_COOLDOWN,
 ) -> list[EndedAttempt]:
     """End the attempts whose fences still hold; the others are left as they are and do not come back.
 
@@ -345,6 +397,9 @@ def end(
     hold_until: the times (of the database) until which lost bots may still run their jobs, by bot id. Jobs that such a
         bot had been told of are not granted again before its time.
     capacities: the units of bots whose rows the caller writes later; they are brought up to date.
+    returned: takes the units that quotas get back, which the caller writes before its transaction ends. They are
+        written at once if what follows locks rows that come after quotas in the order of locks.
+    cooldown: seconds for which an eviction lowers an instance's maximum.
     """
     if not endings:
         return []
@@ -364,33 +419,35 @@ def end(
             "held_bots": list(hold_until or ()),
             "held_until": list((hold_until or {}).values()),
             "written": capacities is None,
+            "cooldown": cooldown,
         },
     ).all()
+    final = {row.id: row.state for row in rows if row.state in FINAL}
+    unblocks = bool(final) and rows[0].graphs
+    _return_units(connection, rows, returned, locks_more=unblocks or any(row.gated for row in rows))
     _settle(connection, rows, endings)
     _store_results(connection, rows, endings)
     if rows and rows[0].credited:
         credit(connection, [Credit(row.id, row.ended_fence, row.verdict, row.state) for row in rows])
-    ended = [
-        EndedAttempt(
-            row.id,
-            row.public_id,
-            row.bot_id,
-            row.instance,
-            Verdict(row.verdict),
-            row.state,
-            row.fence,
-            row.units,
-            row.locality_hint,
-        )
-        for row in rows
-    ]
-    final = {job.job_id: job.state for job in ended if job.state in FINAL}
-    if final and rows[0].graphs:
+    ended = [EndedAttempt.of(row) for row in rows]
+    if unblocks:
         unblock(connection, final)
     if capacities is not None:
         for job in ended:
             capacities[job.bot_id].give_back(job.units)
     return ended
+
+
+def _return_units(
+    connection: Connection, rows: Sequence[Row[Any]], returned: ReturnedUnits | None, *, locks_more: bool
+) -> None:
+    found = ReturnedUnits() if returned is None else returned
+    for row in rows:
+        found.add(row.cohort, row.instance, row.units)
+    if rows:
+        found.room = rows[0].room
+    if returned is None or locks_more:
+        found.write(connection)
 
 
 def _store_results(connection: Connection, rows: Sequence[Row[Any]], endings: Sequence[AttemptEnd]) -> None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, TextClause, text
 
 from schema.accounting.quotas import EVICTION_COOLDOWN, LIMIT
-from schema.moves.end import BotCapacity
+from schema.moves.end import BotCapacity, ReturnedUnits
 from schema.postgres import fragments
 from schema.postgres.fragments import newest_quota, newest_version
 from schema.predicates import DRAIN, HEALTHY, REQUIREMENTS, STATE, serves
@@ -78,7 +78,37 @@ WITH wanted AS MATERIALIZED (
 ), seated AS MATERIALIZED (
     SELECT f.*, greatest(least(f.own_units, f.kept + f.own_units - f.own_upto), 0) AS taken_of_kept FROM filled f
     WHERE f.upto + greatest(f.kept - f.own_upto, 0) <= f.free AND (f.trusted OR f.upto = f.units)
-), limited AS MATERIALIZED (
+{quota_check}), moved AS (
+    UPDATE jobs j SET state = 'leased', fence = greatest(j.fence + 1, (SELECT first_fence())),
+        attempts = j.attempts + 1, schedule_after = NULL, reason = NULL
+    FROM within f
+    WHERE j.id = f.job_id AND f.fits AND {queued}
+    RETURNING j.id, j.public_id, j.cohort, j.instance, j.fence, j.units, f.bot_id, f.epoch, f.actor,
+        f.decision, f.taking, f.taken_of_kept, f.nth
+), taken AS (
+    UPDATE bots b SET in_use = b.in_use + s.units, kept_units = b.kept_units - s.kept, held = b.held + s.leases
+    FROM (SELECT r.ctid, sum(m.units) AS units, sum(m.taken_of_kept) AS kept, count(*) AS leases
+          FROM moved m JOIN room r ON r.id = m.bot_id GROUP BY r.ctid) s
+    WHERE {written} AND b.ctid = s.ctid
+), leased AS (
+    INSERT INTO leases (job_id, fence, bot_id, bot_epoch, cohort, instance, units, assigner, strategy, due_at,
+                        delivered_at, taken)
+    SELECT id, fence, bot_id, epoch, cohort, instance, units, actor,
+        :strategy, now() + make_interval(secs => :ack), CASE WHEN NOT :tell THEN clock_timestamp() END,
+        CAST(:takings AS jsonb) -> taking
+    FROM moved
+{quota_update}), noted AS (
+    INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
+    SELECT id, 'grant', 'queued', 'leased', fence, actor,
+        decision FROM moved ORDER BY nth
+), told AS (
+    SELECT wake('bots', string_agg(DISTINCT bot_id::text, ',')) FROM moved WHERE :tell HAVING count(*) > 0
+)
+SELECT id, public_id::text, bot_id, fence, units, instance, (SELECT count(*) FROM told) FROM moved
+"""
+
+
+_QUOTA_CHECK = """), limited AS MATERIALIZED (
     SELECT d.cohort, d.instance FROM (SELECT DISTINCT cohort, instance FROM seated) d
     CROSS JOIN LATERAL {quota} q ORDER BY d.cohort, d.instance
 ), allowed AS MATERIALIZED (
@@ -103,42 +133,21 @@ WITH wanted AS MATERIALIZED (
         ELSE sum(units) OVER upto <= max(headroom) OVER quota END AS fits
     FROM weighed w
     WINDOW quota AS (PARTITION BY cohort, instance), upto AS (PARTITION BY cohort, instance ORDER BY nth)
-), moved AS (
-    UPDATE jobs j SET state = 'leased', fence = greatest(j.fence + 1, (SELECT first_fence())),
-        attempts = j.attempts + 1, schedule_after = NULL, reason = NULL
-    FROM within f
-    WHERE j.id = f.job_id AND f.fits AND {queued}
-    RETURNING j.id, j.public_id, j.cohort, j.instance, j.fence, j.units, f.bot_id, f.epoch, f.actor,
-        f.decision, f.taking, f.taken_of_kept, f.nth
-), taken AS (
-    UPDATE bots b SET in_use = b.in_use + s.units, kept_units = b.kept_units - s.kept, held = b.held + s.leases
-    FROM (SELECT r.ctid, sum(m.units) AS units, sum(m.taken_of_kept) AS kept, count(*) AS leases
-          FROM moved m JOIN room r ON r.id = m.bot_id GROUP BY r.ctid) s
-    WHERE {written} AND b.ctid = s.ctid
-), leased AS (
-    INSERT INTO leases (job_id, fence, bot_id, bot_epoch, cohort, instance, units, assigner, strategy, due_at,
-                        delivered_at, taken)
-    SELECT id, fence, bot_id, epoch, cohort, instance, units, actor,
-        :strategy, now() + make_interval(secs => :ack), CASE WHEN NOT :tell THEN clock_timestamp() END,
-        CAST(:takings AS jsonb) -> taking
-    FROM moved
-), counted AS (
+"""
+_QUOTA_UPDATE = """), counted AS (
     UPDATE quotas q SET usage = q.usage + s.units
     FROM (SELECT cohort, instance, sum(units) AS units FROM moved GROUP BY cohort, instance) s
     WHERE q.cohort = s.cohort AND q.instance = s.instance
-), noted AS (
-    INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
-    SELECT id, 'grant', 'queued', 'leased', fence, actor,
-        decision FROM moved ORDER BY nth
-), told AS (
-    SELECT wake('bots', string_agg(DISTINCT bot_id::text, ',')) FROM moved WHERE :tell HAVING count(*) > 0
-)
-SELECT id, public_id::text, bot_id, fence, units, instance, (SELECT count(*) FROM told) FROM moved
+"""
+# The units are among those that ended leases of this transaction have returned, and that quotas still count as used.
+_COVERED = """), within AS MATERIALIZED (
+    SELECT *, true AS fits FROM seated
 """
 
 
-def _grant(*, again: bool, held: bool = False) -> TextClause:
-    """`held`: the caller knows what the bots have left and writes their rows; otherwise it knows the rows' places."""
+def _grant(*, again: bool, held: bool = False, covered: bool = False) -> TextClause:
+    """`held`: the caller knows what the bots have left and writes their rows; otherwise it knows the rows' places.
+    `covered`: quotas stay as they are."""
     newest_bot = newest_version("bots", "id", "r.id", columns="*, ctid")
     return text(
         _GRANT.format(
@@ -149,20 +158,27 @@ def _grant(*, again: bool, held: bool = False) -> TextClause:
             written=str(not held).lower(),
             serves=serves("r", "w"),
             offers=REQUIREMENTS.of(bot="r", want="w"),
-            quota=newest_quota("d", columns="usage"),
-            locked_quota=newest_quota(
-                "d",
-                columns="min_quota, max_quota, usage",
-                lock=f"FOR NO KEY UPDATE {'SKIP LOCKED' if again else ''}",
-            ),
-            limit=LIMIT,
+            quota_check=_COVERED if covered else _quota_check(again=again),
+            quota_update="" if covered else _QUOTA_UPDATE,
             on_kept="false" if held else "CAST(:on_kept AS boolean)",
         )
     )
 
 
+def _quota_check(*, again: bool) -> str:
+    return _QUOTA_CHECK.format(
+        quota=newest_quota("d", columns="usage"),
+        locked_quota=newest_quota(
+            "d",
+            columns="min_quota, max_quota, usage",
+            lock=f"FOR NO KEY UPDATE {'SKIP LOCKED' if again else ''}",
+        ),
+        limit=LIMIT,
+    )
+
+
 GRANT = {again: _grant(again=again) for again in (False, True)}
-GRANT_LOCKED = _grant(again=True, held=True)
+GRANT_LOCKED = {covered: _grant(again=True, held=True, covered=covered) for covered in (False, True)}
 # A statement of its own, so that the next one sees the row version to change and can name it by its place (ctid).
 _HEALTHY_BOT = newest_version(
     "bots", "id", "w.id", columns="id, ctid", where=HEALTHY.of(bot=""), lock="FOR NO KEY UPDATE SKIP LOCKED"
@@ -219,16 +235,23 @@ def grant_locked(
     connection: Connection,
     placements: Sequence[Placement],
     capacities: Mapping[int, BotCapacity],
+    returned: ReturnedUnits,
     *,
+    cohort: int,
+    wanted: Mapping[int, int],
     assigner: Sequence[str],
     strategy: str,
     ack: float,
     cooldown: float,
 ) -> list[Granted]:
-    """Grant as `grant` does, with `again` and without `notify`, for bots whose calls are being settled.
+    """Grant as `grant` does, with `again` and without `notify`, for bots of a cohort whose calls are being settled.
 
-    The caller has locked the bots, found them healthy, and writes their rows later. capacities: what each of the bots
-    has left; it is brought up to date.
+    The caller has locked the bots, found them healthy, and writes their rows later.
+
+    capacities: what each of the bots has left; it is brought up to date.
+    returned: units that the calls have returned, brought up to date. If they are enough, no quota is looked at: the
+        caller has seen that none is near its maximum. Otherwise they are written first.
+    wanted: the units of the placements, by instance.
     """
     if not placements:
         return []
@@ -241,9 +264,14 @@ def grant_locked(
         "unused": [capacities[bot_id].unused for bot_id in bots],
         "kept": [capacities[bot_id].kept for bot_id in bots],
     }
-    granted = _granted(connection, GRANT_LOCKED, {**values, **left, "rooms": bots, "places": []})
+    covered = returned.covers({(cohort, instance): units for instance, units in wanted.items()})
+    if not covered:
+        returned.write(connection)
+    granted = _granted(connection, GRANT_LOCKED[covered], {**values, **left, "rooms": bots, "places": []})
     for lease in granted:
         capacities[lease.bot_id].take(lease.units)
+        if covered:
+            returned.take(cohort, lease.instance, lease.units)
     return granted
 
 

@@ -132,6 +132,67 @@ def test_bg_26_a_fetch_does_not_wait_for_a_quota_that_an_assigner_holds(
     assert pool.job(other).state == "leased"
 
 
+# --- units that a call returns and takes again
+
+
+def test_a_call_that_ends_one_job_and_fetches_another_of_its_instance_needs_no_lock_on_the_quota(
+    pool: Pool, tenancy: Tenancy, race: Race
+) -> None:
+    tenancy.quota("team-a", maximum=10)
+    pool.submit(2, instance="team-a")
+    bot = pool.bot()
+    (work,) = pool.given(bot)
+    with race.first() as first:
+        first.change(LOCK_QUOTA, instance="team-a")
+        (fetched,) = race.unhindered(lambda: bot.sync(completed(work)), by=first)["leases"]
+    assert tenancy.usage("team-a") == 1
+    bot.sync(completed(fetched))
+    assert tenancy.usage("team-a") == 0
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_a_call_that_only_returns_units_waits_for_the_quota_at_its_end(
+    pool: Pool, tenancy: Tenancy, race: Race, commit: bool
+) -> None:
+    tenancy.quota("team-a", maximum=10)
+    pool.submit(instance="team-a")
+    bot = pool.bot()
+    (work,) = pool.given(bot)
+    race.in_turn(
+        lambda first: first.change(LOCK_QUOTA, instance="team-a"), lambda: bot.sync(completed(work)), commit=commit
+    )
+    assert tenancy.usage("team-a") == 0
+
+
+@pytest.mark.parametrize(("limits", "other"), [({"maximum": 1}, 10), ({"minimum": 1, "maximum": 10}, -10)])
+def test_a_call_near_a_maximum_or_at_a_minimum_returns_its_units_before_it_looks_for_a_job(
+    pool: Pool, tenancy: Tenancy, race: Race, limits: dict[str, int], other: int
+) -> None:
+    tenancy.quota("team-a", **limits)
+    mine = pool.submit(2, instance="team-a")
+    bot = pool.bot()
+    (work,) = pool.given(bot)
+    pool.submit(instance="team-b", priority=other)
+    (fetched,) = race.in_turn(
+        lambda first: first.change(LOCK_QUOTA, instance="team-a"), lambda: bot.sync(completed(work))
+    )["leases"]
+    assert {work["job"], fetched["job"]} == set(mine)
+    assert tenancy.usage("team-a") == 1
+
+
+def test_a_call_that_fetches_for_another_instance_returns_its_units_first(
+    pool: Pool, tenancy: Tenancy, race: Race
+) -> None:
+    for team in ("team-a", "team-b"):
+        tenancy.quota(team, maximum=10)
+    pool.submit(instance="team-a")
+    bot = pool.bot()
+    (work,) = pool.given(bot)
+    pool.submit(instance="team-b")
+    race.in_turn(lambda first: first.change(LOCK_QUOTA, instance="team-a"), lambda: bot.sync(completed(work)))
+    assert (tenancy.usage("team-a"), tenancy.usage("team-b")) == (0, 1)
+
+
 # --- the lock order
 
 

@@ -64,7 +64,7 @@ WITH told AS MATERIALIZED (
     FROM decided d WHERE j.id = d.id
     RETURNING j.id, j.public_id, j.instance, j.fence, j.state, j.locality_hint, d.units, d.state AS from_state,
         d.verdict, d.actor, d.details, d.bot_id, d.evicted AND d.to_state = 'queued' AS evicted, d.fence AS ended_fence,
-        j.constrained AS gated
+        d.cohort, j.constrained AS gated
 ), logged AS (
     INSERT INTO evictions (cohort, instance, job_id, fence, bot_id, preemptor, preemptor_instance, rule, details)
     SELECT o.cohort, o.instance, m.id, m.ended_fence, m.bot_id, p.id, p.instance, e.details->>'rule', e.details
@@ -79,13 +79,11 @@ WITH told AS MATERIALIZED (
     FROM (SELECT bot_id, sum(units) AS units, count(*) AS leases FROM over GROUP BY bot_id) s
     WHERE :written AND b.id = s.bot_id
 ), counted AS MATERIALIZED (
-    SELECT s.cohort, s.instance, s.units
-    FROM (SELECT cohort, instance, sum(units) AS units FROM over GROUP BY cohort, instance
-          ORDER BY cohort, instance) s
-    CROSS JOIN LATERAL (SELECT usage FROM quotas WHERE cohort = s.cohort AND instance >= s.instance AND instance <= s.instance ORDER BY instance DESC LIMIT 1 FOR NO KEY UPDATE) q
-), returned AS (
-    UPDATE quotas q SET usage = q.usage - c.units FROM counted c
-    WHERE q.cohort = c.cohort AND q.instance = c.instance
+    SELECT CASE WHEN bool_or(q.usage - s.units < q.min_quota) THEN 0 ELSE min((CASE WHEN q.max_quota IS NOT NULL THEN greatest(q.min_quota, q.max_quota - (
+        SELECT count(*) FROM evictions e WHERE e.cohort = q.cohort AND e.instance = q.instance
+            AND e.at > now() - make_interval(secs => :cooldown))) END) - q.usage) END AS room
+    FROM (SELECT cohort, instance, sum(units) AS units FROM over GROUP BY cohort, instance) s
+    CROSS JOIN LATERAL (SELECT * FROM quotas WHERE cohort = s.cohort AND instance >= s.instance AND instance <= s.instance ORDER BY instance DESC LIMIT 1 ) q
 ), noted AS (
     INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
     SELECT id, CASE
@@ -102,6 +100,6 @@ WITH told AS MATERIALIZED (
     SELECT wake('done', string_agg(public_id::text, ',')) FROM moved WHERE state <> 'queued' HAVING count(*) > 0
 )
 SELECT id, public_id::text AS public_id, bot_id, instance, verdict, state, fence, units, locality_hint, ended_fence,
-    gated, (SELECT count(*) FROM woken), (SELECT true FROM graphs WHERE finished_at IS NULL ORDER BY id DESC LIMIT 1) AS graphs,
+    cohort, gated, (SELECT room FROM counted) AS room, (SELECT count(*) FROM woken), (SELECT true FROM graphs WHERE finished_at IS NULL ORDER BY id DESC LIMIT 1) AS graphs,
     (SELECT EXISTS (SELECT FROM success_policy)) AS credited
 FROM moved ORDER BY id

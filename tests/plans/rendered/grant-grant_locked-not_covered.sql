@@ -1,4 +1,4 @@
--- schema/moves/grant.py: GRANT_LOCKED
+-- schema/moves/grant.py: GRANT_LOCKED, covered=false
 WITH wanted AS MATERIALIZED (
     SELECT w.job_id, w.bot_id, w.actor, w.decision, w.taking, w.nth, j.units, j.cohort, j.instance, i.pool, j.platform
     FROM unnest(CAST(:job_ids AS bigint[]), CAST(:bot_ids AS bigint[]), CAST(:actors AS text[]), CAST(string_to_array(:decisions, chr(30)) AS jsonb[]),

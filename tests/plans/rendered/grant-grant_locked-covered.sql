@@ -1,0 +1,57 @@
+-- schema/moves/grant.py: GRANT_LOCKED, covered=true
+WITH wanted AS MATERIALIZED (
+    SELECT w.job_id, w.bot_id, w.actor, w.decision, w.taking, w.nth, j.units, j.cohort, j.instance, i.pool, j.platform
+    FROM unnest(CAST(:job_ids AS bigint[]), CAST(:bot_ids AS bigint[]), CAST(:actors AS text[]), CAST(string_to_array(:decisions, chr(30)) AS jsonb[]),
+                CAST(:taking AS integer[]))
+        WITH ORDINALITY AS w (job_id, bot_id, actor, decision, taking, nth)
+    JOIN jobs j ON j.id = w.job_id AND j.state = 'queued'
+    JOIN instances i ON i.id = j.instance AND NOT i.draining
+), room AS MATERIALIZED (
+    SELECT b.id, b.epoch, b.cohort, b.instance, b.pool, b.kind,
+        coalesce(r.unused, b.capacity - b.in_use) AS free, coalesce(r.kept, b.kept_units) AS kept, b.kept_for,
+        b.probation_until IS NULL AS trusted, b.ctid
+    FROM unnest(CAST(:rooms AS bigint[]), CAST(:places AS tid[]), CAST(:unused AS integer[]), CAST(:kept AS integer[]))
+        AS r (id, place, unused, kept)
+    CROSS JOIN LATERAL (SELECT *, ctid FROM bots WHERE true AND id >= r.id AND id <= r.id ORDER BY id DESC LIMIT 1 ) b
+    WHERE b.probation_until IS NULL OR coalesce(r.unused, b.capacity - b.in_use) = b.capacity
+), filled AS MATERIALIZED (
+    SELECT w.*, r.epoch, r.free, r.kept, r.trusted, sum(w.units) OVER upto AS upto, own.units AS own_units,
+        sum(own.units) OVER upto AS own_upto
+    FROM wanted w JOIN room r ON r.id = w.bot_id AND r.cohort = w.cohort
+        AND (r.instance IS NULL AND r.pool IS NULL OR r.instance = w.instance OR r.pool = w.pool) AND EXISTS (SELECT FROM kind_platforms o WHERE o.platform = w.platform AND o.kind = r.kind OFFSET 0)
+    CROSS JOIN LATERAL (
+        SELECT CASE WHEN false AND r.kept_for = w.instance AND r.kept <= r.free
+            THEN w.units ELSE 0 END) own (units)
+    WINDOW upto AS (PARTITION BY w.bot_id ORDER BY w.nth)
+), seated AS MATERIALIZED (
+    SELECT f.*, greatest(least(f.own_units, f.kept + f.own_units - f.own_upto), 0) AS taken_of_kept FROM filled f
+    WHERE f.upto + greatest(f.kept - f.own_upto, 0) <= f.free AND (f.trusted OR f.upto = f.units)
+), within AS MATERIALIZED (
+    SELECT *, true AS fits FROM seated
+), moved AS (
+    UPDATE jobs j SET state = 'leased', fence = greatest(j.fence + 1, (SELECT first_fence())),
+        attempts = j.attempts + 1, schedule_after = NULL, reason = NULL
+    FROM within f
+    WHERE j.id = f.job_id AND f.fits AND j.state = 'queued'
+    RETURNING j.id, j.public_id, j.cohort, j.instance, j.fence, j.units, f.bot_id, f.epoch, f.actor,
+        f.decision, f.taking, f.taken_of_kept, f.nth
+), taken AS (
+    UPDATE bots b SET in_use = b.in_use + s.units, kept_units = b.kept_units - s.kept, held = b.held + s.leases
+    FROM (SELECT r.ctid, sum(m.units) AS units, sum(m.taken_of_kept) AS kept, count(*) AS leases
+          FROM moved m JOIN room r ON r.id = m.bot_id GROUP BY r.ctid) s
+    WHERE false AND b.ctid = s.ctid
+), leased AS (
+    INSERT INTO leases (job_id, fence, bot_id, bot_epoch, cohort, instance, units, assigner, strategy, due_at,
+                        delivered_at, taken)
+    SELECT id, fence, bot_id, epoch, cohort, instance, units, actor,
+        :strategy, now() + make_interval(secs => :ack), CASE WHEN NOT :tell THEN clock_timestamp() END,
+        CAST(:takings AS jsonb) -> taking
+    FROM moved
+), noted AS (
+    INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
+    SELECT id, 'grant', 'queued', 'leased', fence, actor,
+        decision FROM moved ORDER BY nth
+), told AS (
+    SELECT wake('bots', string_agg(DISTINCT bot_id::text, ',')) FROM moved WHERE :tell HAVING count(*) > 0
+)
+SELECT id, public_id::text, bot_id, fence, units, instance, (SELECT count(*) FROM told) FROM moved
