@@ -4,10 +4,10 @@ leases."""
 import base64
 import binascii
 import hmac
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from uuid import UUID
 
 from leasehold.errors import BadInput, Conflict
 from pydantic_core import to_json
@@ -383,12 +383,13 @@ def read_due_leases(connection: Connection, sync_calls: Sequence[SyncCall]) -> N
     _gather(connection, DUE_LEASES, sync_calls, _left, lambda sync_call: sync_call.due)
 
 
+#: An id as the database writes it, which is how bots get it. A report with any other one is of no lease.
+_ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
 def _reported(sync_call: SyncCall) -> Known:
-    for report in sync_call.sync.leases if sync_call.sync is not None else ():
-        try:
-            yield UUID(report.job), report.fence
-        except ValueError:
-            continue
+    leases = () if sync_call.sync is None else sync_call.sync.leases
+    return ((report.job, report.fence) for report in leases if _ID.fullmatch(report.job))
 
 
 def _left(sync_call: SyncCall) -> Known:

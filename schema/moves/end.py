@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from leasehold.states import FINAL
 from sqlalchemy import Connection, Row, text
@@ -222,22 +222,24 @@ class Verdict(StrEnum):
     LOST = "lost"
 
 
-@dataclass(frozen=True)
-class AttemptEnd:
-    """One lease and how it ended. The first four fields identify the lease."""
+#: What is told about an end of which there is nothing to tell.
+NO_DETAILS: Mapping[str, Any] = {}
+
+
+class AttemptEnd(NamedTuple):
+    """One lease and how it ended. The first four fields identify the lease. result: JSON that the command left as its
+    result; kept if the job is final."""
 
     job_id: int
     fence: int
     bot_id: int
     bot_epoch: int
     verdict: Verdict
-    details: Mapping[str, Any] = field(default_factory=dict)
-    #: JSON that the command left as its result; kept if the job is final.
+    details: Mapping[str, Any] = NO_DETAILS
     result: str | None = None
 
 
-@dataclass(frozen=True)
-class EndedAttempt:
+class EndedAttempt(NamedTuple):
     """What became of a job whose attempt ended."""
 
     job_id: int

@@ -294,10 +294,11 @@ def _values(
     notify: bool,
     taken: Mapping[int, Amounts],
 ) -> dict[str, Any]:
-    # Jobs of one queue take the same amounts, mostly as one object. Each object is sent once.
+    # Jobs of one queue take the same amounts, mostly as one object. Each object is sent once. What is not in the list,
+    # `unnest` fills up with nulls.
     kinds: dict[int, tuple[int, Amounts]] = {}
     taking: list[int | None] = []
-    for placement in placements:
+    for placement in placements if taken else ():
         amounts = taken.get(placement.job_id)
         taking.append(None if amounts is None else kinds.setdefault(id(amounts), (len(kinds), amounts))[0])
     return {

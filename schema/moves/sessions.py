@@ -5,7 +5,7 @@ One module because every beginning and end of a session locks the same rows and 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -467,7 +467,7 @@ def limit_spared(connection: Connection, endings: Sequence[AttemptEnd]) -> list[
         return list(endings)
     worn_out = set(connection.execute(WORN_OUT, {"job_ids": asked}).scalars())
     return [
-        replace(ending, verdict=Verdict.LOST, details={"reason": ending.details["reason"]})
+        ending._replace(verdict=Verdict.LOST, details={"reason": ending.details["reason"]})
         if ending.details.get("spared") and ending.job_id in worn_out
         else ending
         for ending in endings

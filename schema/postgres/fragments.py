@@ -11,9 +11,10 @@ If a caller cancels one of several submissions of a job, only that submission is
 others.
 """
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+from pydantic_core import to_json
 
 from schema.tables.fleet import NOT_OVER
 
@@ -59,7 +60,7 @@ SEPARATOR = "\x1e"
 
 def json_documents(documents: Iterable[Mapping[str, Any] | Sequence[Any]]) -> str:
     """The value of the parameter that `json_array` reads; there must be at least one document."""
-    return SEPARATOR.join(map(json.dumps, documents))
+    return SEPARATOR.encode().join(map(to_json, documents)).decode()
 
 
 def json_array(name: str) -> str:
