@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 POOLED_TESTS := tests/postgres/test_pooler.py tests/moves tests/picking tests/sync tests/accounting tests/api/test_job_routes.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-pooler wheels fuzz check bench bench-peers bench-scale chaos chaos-tasks ha format man clean
+.PHONY: help demo test test-pooler wheels fuzz check bench bench-peers bench-scale bench-targets chaos chaos-tasks ha format man clean
 
 help:
 	@echo "make demo    run the whole pool on real work, verify every result, stop"
@@ -18,6 +18,7 @@ help:
 	@echo "make bench   measure throughput, costs, latency and one gateway; a few minutes"
 	@echo "make bench-peers   the same shapes beside BuildGrid, PgQueuer and Procrastinate; needs a package index once"
 	@echo "make bench-scale   cost against depth, fleet, tenants, history, processes and a held snapshot; half an hour"
+	@echo "make bench-targets   what the documents promise about speed, each beside its contender; 40 minutes"
 	@echo "make chaos   random faults on a whole pool under load; MINUTES=10 SEED=1 choose how long and which"
 	@echo "make chaos-tasks   kill processes under 5,000 tasks with effects; SEED=1 chooses which; ten minutes"
 	@echo "make ha      break the primary of a replicated database under load; as root, a quarter of an hour"
@@ -60,6 +61,10 @@ bench-peers: $(STAMP)
 
 bench-scale: $(STAMP)
 	$(BIN)/python -m ops.bench.scale
+
+# What is given in ONLY chooses targets by a part of their name.
+bench-targets: $(STAMP)
+	$(BIN)/python -m ops.bench.targets --pairs $(or $(PAIRS),5) $(if $(ONLY),--only '$(ONLY)')
 
 chaos: $(STAMP)
 	$(BIN)/python -m ops.chaos.run --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))

@@ -2,11 +2,12 @@
 
 import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import psycopg
+from leasehold.errors import BadInput, LeaseholdError
 from sqlalchemy import make_url, text
 
 from bots.protocol import OpenSession, Session, Sync
@@ -25,8 +26,8 @@ from schema.timing import Timing
 
 #: Session length in seconds: no bot may expire while a pool is still being filled.
 TIMING = Timing(ttl=3000.0)
-#: Requests in one submit while a pool is filled.
-FILL = 5000
+#: Requests in one submit, and sessions opened in one transaction, while a pool is filled.
+FILL, FEW = 5000, 200
 MANY = 1_000_000
 #: Requirement sets that share one key: the properties of a bot have at most 64 keys of a kilobyte each.
 ALIKE = 100
@@ -146,24 +147,28 @@ def fill(database: Database, shape: Shape) -> list[Session]:
                     connection, name, account, actor="bench"
                 )
             )
-    found = [bot(database, f"bot-{number}", shape, offered) for number in range(shape.bots)]
+    openings = [
+        OpenSession(bot=f"bot-{number}", capacity=shape.capacity, properties=offered) for number in range(shape.bots)
+    ]
+    found = [each for first in range(0, shape.bots, FEW) for each in working(database, openings[first : first + FEW])]
     submit(database, shape, shape.queued)
     settle(database)
     return found
 
 
-def bot(database: Database, name: str, shape: Shape, offered: dict[str, list[str]]) -> Session:
-    """Open the session of a bot that offers these properties, and sync once, so that it may be given jobs."""
-    return working(database, OpenSession(bot=name, capacity=shape.capacity, properties=offered))
-
-
-def working(database: Database, opening: OpenSession) -> Session:
-    """Open a session and make its first sync."""
-    session = sessions.open_session(database, opening, timing=TIMING)
+def working(database: Database, openings: Sequence[OpenSession]) -> list[Session]:
+    """Open the sessions of these bots and make their first syncs, so that they may be given jobs."""
+    found: list[Session] = []
+    for opened_ in sessions.open_sessions(database, openings, timing=TIMING):
+        if isinstance(opened_, BadInput):
+            raise opened_
+        found.append(opened_)
     service = SyncService(database, timing=TIMING, fetch=FetchSettings(enabled=False), now=clock.monotonic)
-    first = Sync(bot=session.bot, epoch=session.epoch, secret=session.secret, seq=1)
-    service.answer([NewCall(first, clock.monotonic())])
-    return session
+    calls = [Sync(bot=each.bot, epoch=each.epoch, secret=each.secret, seq=1) for each in found]
+    for answer in service.answer([NewCall(call, clock.monotonic()) for call in calls]):
+        if isinstance(answer, LeaseholdError):
+            raise answer
+    return found
 
 
 def settle(database: Database) -> None:

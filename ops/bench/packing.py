@@ -282,7 +282,7 @@ def pooled(url: str, strategy: str, sample: int, *, nodes: int | None) -> dict[f
             cores, memory = (int(amount or 0) for amount in node.most[:2])
             supply = {"cpu_milli": cores, "memory_mib": memory, "gpus": len(node.gpus or ())}
             opening = OpenSession.model_validate({"bot": f"node-{number}", "capacity": UNITS, "resources": supply})
-            working(database, opening)
+            working(database, [opening])
         sampling = SamplingSettings(sample_size=sample or 1000)
         settings = AssignerSettings(strategy=StrategySettings(kind=strategy, sampling=sampling), failure_backoff=0.0)
         assigner = PriorityAgeAssigner(

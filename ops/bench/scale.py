@@ -76,7 +76,29 @@ class Ratio:
         return median(base / other for base, other in self.cpu_pairs) if self.cpu_pairs else None
 
 
-def _assigned(url: str, shape: Shape, *, jobs: int) -> Stretch:
+@dataclass(frozen=True)
+class Comparison:
+    """Two pools on which assigners do the same work: how many `jobs` are assigned on each."""
+
+    what: str
+    base: Shape
+    other: Shape
+    jobs: int
+
+    def pair(self, url: str, nth: int) -> tuple[Stretch, Stretch]:
+        """Measure the base and the other one after the other; which of them is first alternates with `nth`."""
+        order = [self.base, self.other] if nth % 2 == 0 else [self.other, self.base]
+        found = {shape: assigned(url, shape, jobs=self.jobs) for shape in order}
+        return found[self.base], found[self.other]
+
+    def ratio(self, url: str) -> Ratio:
+        """Measure several pairs."""
+        pairs = [self.pair(url, nth) for nth in range(RUNS)]
+        rates = [(base.rate, other.rate) for base, other in pairs]
+        return Ratio(self.what, rates, cpu_pairs=[(_cpu_of_job(base), _cpu_of_job(other)) for base, other in pairs])
+
+
+def assigned(url: str, shape: Shape, *, jobs: int) -> Stretch:
     """Measure assigners on a fresh pool of that shape, whose bots have capacity for all jobs."""
     with empty(url, "scale") as target, opened(target) as database:
         fill(database, shape)
@@ -89,48 +111,51 @@ def _room(bots: int, queued: int = QUEUED) -> int:
     return max(4, 2 * queued // bots)
 
 
-def _compared(url: str, what: str, base: Shape, other: Shape, *, jobs: int) -> Ratio:
-    """Measure two shapes in turns."""
-    pairs, cpu_pairs = [], []
-    for nth in range(RUNS):
-        # Which of them is first alternates.
-        found = {shape: _assigned(url, shape, jobs=jobs) for shape in ([base, other], [other, base])[nth % 2]}
-        pairs.append((found[base].rate, found[other].rate))
-        cpu_pairs.append((_cpu_of_job(found[base]), _cpu_of_job(found[other])))
-    return Ratio(what, pairs, cpu_pairs=cpu_pairs)
-
-
 def _cpu_of_job(stretch: Stretch) -> float:
     return round(stretch.cpu / stretch.jobs * 1e6, 1)
 
 
-def depth(url: str, scale: float) -> Iterator[Ratio]:
+def depth(scale: float) -> list[Comparison]:
     """Compare 1,000,000 queued jobs with 10,000; 8,000 of them are assigned."""
     deep = int(1_000_000 * scale)
     shallow = Shape(bots=100, capacity=_room(100), queued=SHALLOW)
-    yield _compared(url, f"{deep:,} queued / {SHALLOW:,}", shallow, replace(shallow, queued=deep), jobs=SOME)
+    return [Comparison(f"{deep:,} queued / {SHALLOW:,}", shallow, replace(shallow, queued=deep), SOME)]
 
 
-def fleet(url: str, scale: float) -> Iterator[Ratio]:
+def fleet(scale: float) -> list[Comparison]:
     """Compare many bots, requirement sets and instances with few."""
-    queued, jobs = int(QUEUED * scale), int(JOBS * scale)
-    few = Shape(bots=100, capacity=_room(100, queued), queued=queued)
-    bots = int(20_000 * scale)
-    yield _compared(url, f"{bots:,} bots / 100", few, replace(few, bots=bots, capacity=_room(bots, queued)), jobs=jobs)
-    sets = int(1_000 * scale)
-    yield _compared(url, f"{sets:,} requirement sets / 1", few, replace(few, platforms=sets), jobs=jobs)
-    tenants = max(2, int(200 * scale))
-    yield _compared(url, f"{tenants} instances / 1", few, replace(few, instances=tenants), jobs=jobs)
+    few, jobs = _few(scale)
+    bots, sets, tenants = int(20_000 * scale), int(1_000 * scale), max(2, int(200 * scale))
+    return [
+        Comparison(f"{bots:,} bots / 100", few, replace(few, bots=bots, capacity=_room(bots, few.queued)), jobs),
+        Comparison(f"{sets:,} requirement sets / 1", few, replace(few, platforms=sets), jobs),
+        Comparison(f"{tenants} instances with quotas / 1", few, replace(few, instances=tenants), jobs),
+    ]
 
 
-def shares(url: str, scale: float) -> Iterator[Ratio]:
+def shares(scale: float) -> list[Comparison]:
     """Compare instances that have quotas, weighted shares, budgets and limits with instances that have quotas only."""
-    queued, jobs = int(QUEUED * scale), int(JOBS * scale)
-    few = Shape(bots=100, capacity=_room(100, queued), queued=queued)
-    for tenants in (3, 30, 1000):
-        plain_ones = replace(few, instances=tenants)
-        shared = replace(plain_ones, shares=True)
-        yield _compared(url, f"{tenants} instances with shares / without", plain_ones, shared, jobs=jobs)
+    few, jobs = _few(scale)
+    return [
+        Comparison(
+            f"{tenants} instances with shares / without",
+            replace(few, instances=tenants),
+            replace(few, instances=tenants, shares=True),
+            jobs,
+        )
+        for tenants in (3, 30, 1000)
+    ]
+
+
+def _few(scale: float) -> tuple[Shape, int]:
+    """Return the pool that larger ones are compared with, and how many jobs are assigned on it."""
+    queued = int(QUEUED * scale)
+    return Shape(bots=100, capacity=_room(100, queued), queued=queued), int(JOBS * scale)
+
+
+def _compared(comparisons: Callable[[float], list[Comparison]]) -> Callable[[str, float], Iterator[Ratio]]:
+    """Return a shape that measures these comparisons one after the other."""
+    return lambda url, scale: (each.ratio(url) for each in comparisons(scale))
 
 
 def processes(url: str, scale: float) -> Iterator[Ratio]:
@@ -250,10 +275,9 @@ def _held(url: str) -> Iterator[None]:
         connection.rollback()
 
 
+COMPARISONS: dict[str, Callable[[float], list[Comparison]]] = {"depth": depth, "fleet": fleet, "shares": shares}
 SHAPES: dict[str, Callable[[str, float], Iterator[Ratio]]] = {
-    "depth": depth,
-    "fleet": fleet,
-    "shares": shares,
+    **{name: _compared(comparisons) for name, comparisons in COMPARISONS.items()},
     "processes": processes,
     "snapshot": snapshot,
     "history": history,

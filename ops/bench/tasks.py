@@ -109,11 +109,13 @@ class Works:
 
     database: Database
     client: Client
+    #: URL of the server, on which the peers work too.
+    server: str
     #: The main process of each part.
     processes: dict[str, int]
 
-    def run(self, kind: str, count: int, into: Rate | None = None) -> None:
-        """Run `count` calls of a task. Raises LeaseholdError if one does not succeed in time."""
+    def run(self, kind: str, count: int, into: Rate | None = None) -> float:
+        """Run `count` calls; return tasks per second. Raises LeaseholdError if one does not succeed in time."""
         request = call(kind)
         payload = {name: request.pop(name) for name in ("command", "stdin")}
         request = {**request, "instance": "default", "payload": payload}
@@ -135,6 +137,7 @@ class Works:
             into.rates.append(count / seconds)
             for part, used in self._cpu().items():
                 into.cpu_ms.setdefault(part, []).append((used - before[part]) * 1000 / count)
+        return count / seconds
 
     def latency(self, samples: int) -> list[float]:
         """Return the seconds from the defer of a call to its first line, each in an idle pool."""
@@ -163,8 +166,8 @@ def _cpu_of_all(pid: int) -> float:
 
 
 @contextmanager
-def works(data: Path, concurrency: int) -> Iterator[tuple[Works, str]]:
-    """Start a pool whose bot has run tasks of both kinds; yields it with the URL of its server."""
+def works(data: Path, concurrency: int) -> Iterator[Works]:
+    """Start a pool whose bot has run tasks of both kinds."""
     with ExitStack() as stack:
         server = stack.enter_context(embedded.serve(data))
         database = stack.enter_context(opened(server.url))
@@ -188,12 +191,17 @@ def works(data: Path, concurrency: int) -> Iterator[tuple[Works, str]]:
         backend = database.run(lambda connection: connection.execute(BACKEND).scalar_one())
         processes = {"agent": child_named(BOT), "gateway": child_named("gateway"), "assigner": child_named("assigner")}
         client = stack.enter_context(Client(url, operator, chance=chance))
-        found = Works(database, client, {**processes, "PostgreSQL": parent_pid(backend)})
+        found = Works(database, client, server.url, {**processes, "PostgreSQL": parent_pid(backend)})
         for kind in KINDS:
             found.run(kind, WARM_UP)
-        yield found, server.url
+        yield found
         children.check()
         checked(database)
+
+
+def peer_rate(name: str, kind: str, count: int, server: str) -> float:
+    """Return the tasks per second of a peer, from the first submit to the end of the last."""
+    return peers_run.peer(name, "cycle", jobs=count, plain=int(kind == "def"))(server, False).rate
 
 
 def measure(
@@ -202,17 +210,16 @@ def measure(
     """Return the rates by contender and kind of task, and the latencies in milliseconds by contender."""
     rates: dict[tuple[str, str], Rate] = {}
     waits: dict[str, dict[str, float]] = {}
-    with works(data, concurrency) as (ours, server):
+    with works(data, concurrency) as ours:
         for _ in range(runs):
             for kind in KINDS:
                 ours.run(kind, count, rates.setdefault(("leasehold", kind), Rate()))
                 for name in PEERS if peers else ():
-                    cycle = peers_run.peer(name, "cycle", jobs=count, plain=int(kind == "def"))
-                    rates.setdefault((name, kind), Rate()).rates.append(cycle(server, False).rate)
+                    rates.setdefault((name, kind), Rate()).rates.append(peer_rate(name, kind, count, ours.server))
         if samples:
             waits["leasehold"] = percentiles(ours.latency(samples), (50, 99))
             for name in PEERS if peers else ():
-                found = peers_run.latency(name, server, samples)
+                found = peers_run.latency(name, ours.server, samples)
                 waits[name] = {rank: found[f"{rank}_ms"] for rank in ("p50", "p99")}
     return rates, waits
 

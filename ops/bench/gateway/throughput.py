@@ -30,7 +30,7 @@ from bots.protocol import Session
 from bots.sync.sessions import digest
 from ops.bench.fixtures import MANY, Shape, count, opened, properties, submit
 from ops.bench.gateway.latency import ready
-from ops.bench.gateway.wire import PATIENCE, bot_processes
+from ops.bench.gateway.wire import PATIENCE, BotProcesses, bot_processes
 from ops.bench.measure import (
     checked,
     child_named,
@@ -52,8 +52,10 @@ from schema.timing import Timing
 WARM_UP = 3.0
 #: Longest long poll, in seconds: the limit of the gateway.
 HELD = 60.0
-#: Idle bots that connect in a second.
-RAMP = 250
+#: Idle bots that connect in a second: 10,000 spread their calls evenly over the time for which each is held.
+RAMP = 170
+#: Connections from this machine beside those of idle bots.
+SPARE = 64
 #: Sessions opened in one transaction.
 TOGETHER = 200
 #: Gives idle sessions the mixed ages of a fleet that was not started at one moment.
@@ -184,9 +186,28 @@ def busy(data: Path, *, bots: int, capacity: int, jobs: int, seconds: float, cli
         }
 
 
-def idle(data: Path, *, bots: int, seconds: float, samples: int, clients: int) -> dict[str, Any]:
-    """Measure bots that wait in long polls."""
-    with running_pool(data) as running:
+@dataclass(frozen=True)
+class IdleBots:
+    """Bots that wait in long polls of a running pool."""
+
+    running: RunningPool
+    bots: BotProcesses
+    number: int
+    bare_mib: float
+
+    def watch(self, seconds: float) -> dict[str, Any]:
+        """Return what gateway and server use while nothing happens, and the bots whose sessions are alive after it."""
+        before = read(self.running)
+        clock.sleep(seconds)
+        after = read(self.running)
+        alive = count(self.running.database, ALIVE)
+        return {"alive": alive, "gateway_mib": resident_mib(self.running.gateway), **used(before, after)}
+
+
+@contextmanager
+def idle_bots(data: Path, *, bots: int, clients: int) -> Iterator[IdleBots]:
+    """Start a pool whose bots all wait in long polls, with sessions of mixed ages."""
+    with running_pool(data, settings={"LEASEHOLD_GATEWAY_MAX_CONNECTIONS_PER_ADDRESS": str(bots + SPARE)}) as running:
         database = running.database
         bare = resident_mib(running.gateway)
         opened_ = sessions(database, bots, 1)
@@ -198,34 +219,34 @@ def idle(data: Path, *, bots: int, seconds: float, samples: int, clients: int) -
                     raise LeaseholdError(f"only {held:g} calls are held; trouble: {bots_.stop().troubles[:3]}")
                 clock.sleep(0.5)
             database.run(lambda connection: connection.execute(AGE, {"ttl": Timing().ttl}))
-            bots_.count()
-            before = read(running)
-            clock.sleep(seconds)
-            after = read(running)
-            resident = resident_mib(running.gateway)
-            waits = [_sample(running, bots_, number) for number in range(samples)]
-            alive = count(database, ALIVE)
-            seen = bots_.stop()
+            yield IdleBots(running, bots_, bots, bare)
         checked(database)
-        return {
-            "bots": bots,
-            "alive": alive,
-            "calls_per_second": round(seen.calls / (after.at - before.at), 1),
-            "gateway_mib": resident,
-            "gateway_mib_bare": bare,
-            "submit_to_bot_ms": percentiles(waits, (50, 99)) if waits else {},
-            "refused": seen.refused,
-            "troubles": seen.troubles[:3],
-            **used(before, after),
-        }
 
 
-def _sample(running: RunningPool, bots: Any, number: int) -> float:
+def idle(data: Path, *, bots: int, seconds: float, samples: int, clients: int) -> dict[str, Any]:
+    """Measure bots that wait in long polls."""
+    with idle_bots(data, bots=bots, clients=clients) as resting:
+        resting.bots.count()
+        found = resting.watch(seconds)
+        waits = [_sample(resting.running, resting.bots, number) for number in range(samples)]
+        seen = resting.bots.stop()
+    return {
+        "bots": bots,
+        "calls_per_second": round(seen.calls / seconds, 1),
+        "gateway_mib_bare": resting.bare_mib,
+        "submit_to_bot_ms": percentiles(waits, (50, 99)) if waits else {},
+        "refused": seen.refused,
+        "troubles": seen.troubles[:3],
+        **found,
+    }
+
+
+def _sample(running: RunningPool, bots: BotProcesses, number: int) -> float:
     clock.sleep(0.1 + 0.01 * (number % 7))
     wanted = {"instance": "default", "properties": properties(0), "payload": {"command": ["true"], "told": True}}
     began = clock.monotonic()
     job = running.database.run(lambda connection: submit_moves.submit(connection, [wanted], actor="bench"))[0]
-    return float(bots.taken(str(job.public_id)) - began)
+    return bots.taken(str(job.public_id)) - began
 
 
 def _held(running: RunningPool) -> float:

@@ -39,6 +39,7 @@ class HttpConnection(asyncio.Protocol):
         self._body_at = self._end = 0
         self._answer: asyncio.Future[tuple[int, bytes]] | None = None
         self._transport: asyncio.Transport | None = None
+        self._refusal: str | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -62,13 +63,17 @@ class HttpConnection(asyncio.Protocol):
             return
         status, body = int(self._buffer[9:12]), self._buffer[self._body_at : self._end]
         self._buffer, self._end = self._buffer[self._end :], 0
-        assert self._answer is not None
-        if not self._answer.done():
+        if self._answer is None:
+            # So a gateway answers a connection that is one too many.
+            self._refusal = f"{status}: {body[:300]!r}"
+        elif not self._answer.done():
             self._answer.set_result((status, body))
 
     def ask(self, request: bytes) -> asyncio.Future[tuple[int, bytes]]:
         """Send a request; the future holds status and body of the answer."""
         assert self._transport is not None
+        if self._refusal is not None:
+            raise ConnectionError(self._refusal)
         self._answer = asyncio.get_running_loop().create_future()
         self._transport.write(request)
         return self._answer
@@ -94,10 +99,10 @@ class Bots:
     async def run(self) -> None:
         """Connect and send `ready`; `count` resets the results, `stop` sends them and ends."""
         loop = asyncio.get_running_loop()
-        lines = [await self._dial() for _ in self._sessions]
         tasks = []
-        for line, one in zip(lines, self._sessions, strict=True):
-            tasks.append(loop.create_task(self._serve(line, one)))
+        for one in self._sessions:
+            # A gateway closes a connection that brings no request for some seconds.
+            tasks.append(loop.create_task(self._serve(await self._dial(), one)))
             await asyncio.sleep(self._pause)
         self._channel.send("ready")
         while (wish := await loop.run_in_executor(None, self._channel.recv)) != "stop":
