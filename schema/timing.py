@@ -19,8 +19,9 @@ class Timing(BaseModel):
         the time until a lost bot's jobs run elsewhere.
     reap: how often upkeep looks for expired sessions and overdue leases.
     ack: how long a granted lease may stay unacknowledged before it is taken back.
-    poll: how often a gateway reads the news for its long polls when no wake-up arrives. Doubling it halves the idle
-        load and doubles the wait of a bot whose wake-up was lost. Assigners have an interval of their own.
+    poll: how often a gateway reads the news for its long polls when no wake-up arrives; up to four times as rarely if
+        that takes long. Doubling it halves the idle load and doubles the wait of a bot whose wake-up was lost.
+        Assigners have an interval of their own.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)

@@ -114,13 +114,17 @@ class NewCall:
 @dataclass(frozen=True)
 class HeldCall:
     """A call without news. Its answer may be held back until a wake-up for the bot arrives, or for as long as the bot
-    is willing to wait; the session has to be renewed meanwhile."""
+    is willing to wait; the session has to be renewed meanwhile.
+
+    expires: a monotonic time up to which the session surely lasts.
+    """
 
     bot: str
     bot_id: int
     epoch: int
     seq: int
     began: float
+    expires: float
 
 
 Call = NewCall | HeldCall

@@ -103,6 +103,15 @@ class SyncService:
             kept_plans=True,
         )
 
+    def unchanged(self, call: HeldCall, *, drain: bool, expires: float) -> bytes:
+        """Return the answer to a call that was held and brought no news, without asking the database.
+
+        This halves what a bot without work costs. Whatever the call should have told, the bot's next one does.
+        expires: a monotonic time up to which the session surely lasts. The bot counts from the sending of its call.
+        """
+        expires_in = max(0.0, expires - call.began)
+        return answer_message([], seq=call.seq, drain=drain, expires_in=expires_in, sync_in=self._timing.sync)
+
     def output(self, report: OutputReport) -> int:
         """Store output and checkpoint of a running lease; returns the chunks of output that were written.
 
@@ -293,4 +302,5 @@ def _tell_unknown(bot: str, reports: Sequence[LeaseReport]) -> None:
 
 
 def _held_call(sync_call: SyncCall, call: NewCall) -> HeldCall:
-    return HeldCall(sync_call.bot.name, sync_call.bot.id, sync_call.bot.epoch, call.sync.seq, call.began)
+    bot, expires = sync_call.bot, call.began + sync_call.before + sync_call.remaining
+    return HeldCall(bot.name, bot.id, bot.epoch, call.sync.seq, call.began, expires)

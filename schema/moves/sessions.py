@@ -4,7 +4,7 @@ transaction.
 One module because every beginning and end of a session locks the same rows and ends leases in the same way.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -133,6 +133,8 @@ UPDATE bots b SET closing = true FROM overdue WHERE b.id = overdue.id RETURNING 
 """)
 #: A session is renewed at a call if less than this part of it is left.
 RENEWED_BELOW = 2 / 3
+#: The same while the bot's call is held: later, because such a bot has no work to lose.
+HELD_RENEWED_BELOW = 1 / 2
 # A heartbeat soon after another one does not write the expiry again. This transaction has locked the row, so that the
 # version that it finds is the one to change, and can be named by its place (ctid).
 RECORD_SYNCS = text(f"""
@@ -155,10 +157,12 @@ RENEW_HELD = text(f"""
 WITH due AS MATERIALIZED (
     SELECT b.id FROM unnest(CAST(:ids AS bigint[]), CAST(:epochs AS bigint[])) AS held (id, epoch)
     JOIN bots b ON b.id = held.id AND b.epoch = held.epoch
-    WHERE NOT b.closing AND b.status <> 'gone' AND b.expires_at < now() + make_interval(secs => :ttl * {RENEWED_BELOW})
+    WHERE NOT b.closing AND b.status <> 'gone'
+        AND b.expires_at < now() + make_interval(secs => :ttl * {HELD_RENEWED_BELOW})
     ORDER BY b.id FOR NO KEY UPDATE OF b SKIP LOCKED
 )
 UPDATE bots b SET expires_at = now() + make_interval(secs => :ttl) FROM due WHERE b.id = due.id
+RETURNING b.id, b.epoch
 """)
 DRAIN = text("""
 UPDATE bots SET draining = :draining, kept_units = CASE WHEN :draining THEN 0 ELSE kept_units END,
@@ -474,15 +478,15 @@ def limit_spared(connection: Connection, endings: Sequence[AttemptEnd]) -> list[
     ]
 
 
-def renew(connection: Connection, held: Sequence[tuple[int, int]], *, ttl: float) -> int:
-    """Renew the sessions of bots whose calls are held, given as (bot id, epoch); returns how many were renewed.
+def renew(connection: Connection, held: Iterable[tuple[int, int]], *, ttl: float) -> set[tuple[int, int]]:
+    """Renew the sessions of bots whose calls are held, given as (bot id, epoch); returns those that were renewed.
 
-    Renewed are sessions that have used a third of their `ttl` seconds, are not closing and have not been superseded.
+    Renewed are sessions that have used half of their `ttl` seconds, are not closing and have not been superseded.
     Bots whose rows others have locked are skipped.
     """
     found = sorted(held)
     parameters = {"ids": [bot for bot, _ in found], "epochs": [epoch for _, epoch in found], "ttl": ttl}
-    return int(connection.execute(RENEW_HELD, parameters).rowcount)
+    return {(row.id, int(row.epoch)) for row in connection.execute(RENEW_HELD, parameters)}
 
 
 # Locality hints: which bots worked on what lately, so that related jobs can find warm caches.

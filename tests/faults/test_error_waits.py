@@ -31,12 +31,12 @@ class Away:
         self.calls = 0
         self.back = anyio.Event()
 
-    async def run_unbounded(self, *_: Any) -> int:
+    async def run_unbounded(self, *_: Any) -> set[tuple[int, int]]:
         self.calls += 1
         if self.calls <= AWAY:
             raise NotReady("the database cannot be reached")
         self.back.set()
-        return 0
+        return set()
 
     async def run(self, *_: Any) -> Mapping[str, Any]:
         await self.run_unbounded()

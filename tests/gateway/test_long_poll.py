@@ -14,7 +14,7 @@ import anyio
 import pytest
 from sqlalchemy import text
 
-from bots.gateway.long_poll import BotNews, HeldSessions, KnownState
+from bots.gateway.long_poll import BotNews, HeldSessions, KnownState, rest
 from bots.gateway.metrics import GatewayMetrics
 from bots.gateway.workers import WorkerPool
 from schema import clock
@@ -105,6 +105,36 @@ def test_a_session_outlives_its_time_while_its_bots_call_is_held(short: Served) 
     assert sent + answer["expires_in"] - clock.monotonic() <= most, "the bot must not believe in more than it has"
 
 
+def test_a_long_call_without_news_ends_without_the_database(short: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bots.gateway.routes.LONG", 0.1)
+    bot = Bot(short)
+    settled = short.app.state.metrics.batches._sum
+    before, sent = settled.get(), clock.monotonic()
+    answer = bot.sync(wait=1).json()
+    assert settled.get() == before + 1
+    assert (answer["seq"], answer["leases"], answer["drain"]) == (bot.seq, [], False)
+    most = left(short.database)
+    assert 0 < sent + answer["expires_in"] - clock.monotonic() <= most, "the bot must not believe in more than it has"
+    assert bot.sync().status_code == 200
+
+
+def test_a_session_that_a_failover_has_shortened_is_renewed_while_its_bots_call_is_held(short: Served) -> None:
+    bot = Bot(short)
+    with holding(short.url, bot):
+        eventually(lambda: short.waits("bots") == 1)
+        before = end(short.database)
+        short.database.run(
+            lambda connection: connection.execute(text("UPDATE bots SET expires_at = expires_at - interval '2.5 s'"))
+        )
+        # What the gateway knows lets it renew only once half of the session is over.
+        eventually(lambda: renewed(short.database, before - timedelta(seconds=2.5)))
+
+
+@pytest.mark.parametrize(("took", "pause"), [(0.001, 1), (0.015, 3), (2, 4)])
+def test_periodic_queries_that_take_long_come_more_rarely_but_not_without_end(took: float, pause: float) -> None:
+    assert rest(took, poll=1) == pytest.approx(pause)
+
+
 def test_the_session_of_a_bot_that_hung_up_ends_as_if_it_had_not_called(fleeting: Served) -> None:
     bot = Bot(fleeting)
     with holding(fleeting.url, bot) as connection:
@@ -170,7 +200,7 @@ def test_only_sessions_that_are_open_and_no_longer_young_are_renewed(pool: Pool)
     before = {row.name: row.expires_at for row in pool.rows(expiries)}
     with pool.database.engine.begin() as other:
         other.execute(text("SELECT FROM bots WHERE name = 'locked' FOR NO KEY UPDATE"))
-        assert pool.database.run(lambda connection: renew(connection, held, ttl=3000)) == 1
+        assert pool.database.run(lambda connection: renew(connection, held, ttl=3000)) == {(bots["old"], 1)}
     after = {row.name: row.expires_at for row in pool.rows(expiries)}
     assert {name for name in before if after[name] != before[name]} == {"old"}
     assert after["old"] - before["old"] >= timedelta(seconds=2900)
