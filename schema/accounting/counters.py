@@ -9,10 +9,11 @@ one of its GPUs. Counters are locked after quotas, in the order of their names.
 
 import json
 from collections import Counter as Tally
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from decimal import Decimal
+from functools import lru_cache
+from operator import itemgetter
 
 from leasehold.errors import BadInput, NotFound
 from leasehold.wire import escaped
@@ -186,10 +187,10 @@ def take(connection: Connection, amounts: Sequence[Mapping[str, float]], *, may_
     """
     # Equal amounts mostly are one object.
     kinds = {id(each): each for each in amounts}
-    sums: dict[str, Decimal] = defaultdict(Decimal)
+    sums: dict[str, Decimal] = {}
     for kind, times in Tally(map(id, amounts)).items():
         for name, amount in kinds[kind].items():
-            sums[name] += times * _exact(amount)
+            sums[name] = sums.get(name, _NOTHING) + times * _exact(amount)
     last: dict[str, Decimal] = {}
     if may_overshoot:
         # The last charge is passed on its own, because only it may exceed a limit.
@@ -197,11 +198,16 @@ def take(connection: Connection, amounts: Sequence[Mapping[str, float]], *, may_
             last |= {name: _exact(amount) for name, amount in each.items()}
     parts = [*((name, amount - last.get(name, 0)) for name, amount in sums.items()), *last.items()]
     if parts:
-        names, totals = zip(*parts, strict=True)
+        # In the order in which the function locks them, so that it need not sort and sum them.
+        names, totals = zip(*sorted(parts, key=itemgetter(0)), strict=True)
         values = {"names": list(names), "amounts": [str(total) for total in totals], "may_overshoot": may_overshoot}
         connection.execute(TAKE, values)
 
 
+_NOTHING = Decimal()
+
+
+@lru_cache(1024)
 def _exact(amount: float) -> Decimal:
     """The amount as it is written, so that sums here equal the sums in the database."""
     return Decimal(repr(amount))

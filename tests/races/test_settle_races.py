@@ -7,8 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from bots.sync.settle import SyncService
+from schema.accounting import counters
 from schema.postgres.engine import Database, DatabaseSettings
 from schema.timing import Timing
+from tests.support.patience import eventually
 from tests.support.pool import Bot, Pool, active, completed
 from tests.support.race import DEADLOCK_TIMEOUT, Race, at_service_of, cancel, outcome
 from tests.support.sync import alone, crew, new_calls, offered, plain, together
@@ -190,3 +192,49 @@ def test_batches_over_one_queue_and_quota_never_deadlock_and_give_no_job_twice(c
     assert len(given) == len(set(given)) > ROUNDS
     assert crowd.rows("SELECT job_id FROM job_events WHERE move = 'grant' GROUP BY job_id HAVING count(*) > 1") == []
     assert grown_too_far(crowd) == []
+
+
+# --- charge × charge: counters that exist, that are created, and that are named twice
+
+
+LOCK_COUNTER = "SELECT name FROM counters WHERE name = :name FOR NO KEY UPDATE"
+
+
+def charged(pool: Pool, *names: str) -> None:
+    """Charge nothing to each of these counters, which creates those that are missing."""
+    pool.database.run(lambda connection: counters.take(connection, [dict.fromkeys(names, 0.0)]))
+
+
+@pytest.mark.conflicts
+def test_a_charge_whose_new_counter_somebody_else_creates_and_locks_starts_again_and_waits_for_nobody(
+    pool: Pool, race: Race
+) -> None:
+    """To wait for that lock could deadlock, because the charge holds counters with later names by then."""
+    with race.first() as creator, race.first() as holder:
+        charged(creator, "lock:default:a")
+        late = race.second(lambda: charged(pool, "lock:default:a", "lock:default:b", "pool:jobs"), behind=creator)
+        charged(pool, "lock:default:b")
+        holder.row(LOCK_COUNTER, name="lock:default:b")
+        creator.commit()
+        eventually(lambda: "40001" in race.errors, what="the charge starts again")
+        holder.roll_back()
+        outcome(late)
+    names = pool.row("SELECT array_agg(name ORDER BY name) FROM counters WHERE name LIKE 'lock:%'")[0]
+    assert names == ["lock:default:a", "lock:default:b"]
+
+
+def test_a_charge_counts_names_in_any_order_and_each_as_often_as_it_is_given(pool: Pool) -> None:
+    def charge(names: list[str], amounts: list[int]) -> None:
+        values = {"names": names, "amounts": list(map(str, amounts)), "may_overshoot": False}
+        pool.database.run(lambda connection: connection.execute(counters.TAKE, values))
+
+    def used() -> list[str]:
+        locks = "SELECT array_agg(name || '=' || trunc(used) ORDER BY name) FROM counters WHERE name LIKE 'lock:%'"
+        return list(pool.row(locks)[0])
+
+    charged(pool, "lock:default:a", "lock:default:b")
+    pool.change("UPDATE counters SET most = NULL WHERE name LIKE 'lock:%'")
+    charge(["lock:default:b", "lock:default:a", "lock:default:b"], [1, 5, 2])
+    assert used() == ["lock:default:a=5", "lock:default:b=3"]
+    charge(["lock:default:a", "lock:default:b"], [-5, -3])
+    assert used() == ["lock:default:a=0", "lock:default:b=0"]
