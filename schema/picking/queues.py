@@ -32,8 +32,10 @@ PLAIN, CONSTRAINED = "k.constraint_set IS NULL", "k.constraint_set IS NOT NULL"
 # What a quota leaves is computed once for all queues of an instance. The queues of an instance are gathered in an
 # array, so that the planner's estimate of their number does not matter.
 _OPEN = """
-    SELECT k.id AS queue, w.cohort, w.instance, k.platform, k.units, k.preferred, k.looks, w.pool, w.headroom FROM (
-        SELECT g.cohort, g.instance, g.members, i.pool, {headroom} AS headroom
+    SELECT k.id AS queue, w.cohort, w.instance, k.platform, k.units, k.preferred, k.looks, w.pool, w.headroom{more}
+    FROM (
+        SELECT g.cohort, g.instance, g.members, i.pool, {headroom} AS headroom, i.name, i.managed,
+            q.min_quota - q.usage AS below_minimum
         FROM (SELECT k.cohort, k.instance, array_agg(k) AS members FROM queues k
               WHERE k.id = ANY (ARRAY(SELECT queue FROM {waiting})) AND {which}
               GROUP BY k.cohort, k.instance) g
@@ -53,14 +55,17 @@ _PRIORITIES = """
     SELECT rank FROM ranks"""
 
 
-def open_queues(waiting: str, *, which: str) -> str:
+def open_queues(waiting: str, *, which: str, more: str = "") -> str:
     """Return a query of the queues of CTE `waiting` whose instance's quota leaves enough units for one of their jobs.
 
     Further conditions on the queue `k` and on its instance `w` may be appended. which: a condition on `k`. The column
-    `headroom` has the units that the quota leaves; null for any number.
+    `headroom` has the units that the quota leaves; null for any number. more: further columns, each with a comma before
+    it; the instance's `w.name` and `w.managed`, and `w.below_minimum`, the units to its minimum, null without a quota.
     """
     undrained, allowed = DRAIN.of(instance="i"), predicates.QUOTA.of(job="k", headroom="w.headroom")
-    return _OPEN.format(waiting=waiting, headroom=HEADROOM, which=which, undrained=undrained, allowed=allowed)
+    return _OPEN.format(
+        waiting=waiting, headroom=HEADROOM, which=which, undrained=undrained, allowed=allowed, more=more
+    )
 
 
 def ready_ranks(queue: str) -> str:

@@ -52,10 +52,10 @@ OFFERED = f"""offered AS MATERIALIZED (
 )"""
 
 
-def queues_in_scope(which: str = f"{PLAIN} AND {AWAKE}") -> str:
+def queues_in_scope(which: str = f"{PLAIN} AND {AWAKE}", *, more: str = "") -> str:
     """Return the CTE `wanted`: the queues of the CTE `waiting` that are open and in the scope. `which` is a condition
-    on the row `k` of `queues`."""
-    return _WANTED.format(open=open_queues("waiting", which=which))
+    on the row `k` of `queues`; more: further columns, as in `open_queues`."""
+    return _WANTED.format(open=open_queues("waiting", which=which, more=more))
 
 
 _ASSIGNER = Asker(

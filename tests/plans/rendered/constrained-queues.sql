@@ -8,10 +8,12 @@ WITH RECURSIVE steps AS (
     FROM queues k WHERE k.id = ANY (ARRAY(SELECT queue FROM steps)) AND k.constraint_set IS NOT NULL AND (k.schedule_after IS NULL OR k.schedule_after <= now())
 ), wanted AS MATERIALIZED (
 
-    SELECT k.id AS queue, w.cohort, w.instance, k.platform, k.units, k.preferred, k.looks, w.pool, w.headroom FROM (
+    SELECT k.id AS queue, w.cohort, w.instance, k.platform, k.units, k.preferred, k.looks, w.pool, w.headroom, w.name, w.managed, w.below_minimum
+    FROM (
         SELECT g.cohort, g.instance, g.members, i.pool, (CASE WHEN q.max_quota IS NOT NULL THEN greatest(q.min_quota, q.max_quota - (
         SELECT count(*) FROM evictions e WHERE e.cohort = q.cohort AND e.instance = q.instance
-            AND e.at > now() - make_interval(secs => :cooldown))) END) - q.usage AS headroom
+            AND e.at > now() - make_interval(secs => :cooldown))) END) - q.usage AS headroom, i.name, i.managed,
+            q.min_quota - q.usage AS below_minimum
         FROM (SELECT k.cohort, k.instance, array_agg(k) AS members FROM queues k
               WHERE k.id = ANY (ARRAY(SELECT queue FROM waiting)) AND true
               GROUP BY k.cohort, k.instance) g
@@ -55,19 +57,19 @@ WITH RECURSIVE steps AS (
  UNION ALL (SELECT * FROM bots WHERE free AND capacity - in_use - CASE WHEN kept_for = w.instance AND kept_units <= capacity - in_use THEN 0 ELSE kept_units END > 0 AND cohort = w.cohort AND instance IS NULL AND pool = w.pool ORDER BY cohort, kind, instance, pool LIMIT ALL)) b
     WHERE NOT (SELECT count(*) <= 1000 FROM (SELECT FROM kinds LIMIT 1001) n) AND EXISTS (SELECT FROM kind_platforms o WHERE o.platform = w.platform AND o.kind = b.kind OFFSET 0) LIMIT 1) OFFSET 0))
 ), judged AS MATERIALIZED (
-    SELECT g.*, w.queue IS NOT NULL AS open, s.queue IS NOT NULL AS served, w.headroom FROM waiting g
+    SELECT g.*, w.queue IS NOT NULL AS open, s.queue IS NOT NULL AS served, w.headroom, w.name, w.managed,
+        w.below_minimum
+    FROM waiting g
     FULL JOIN wanted w ON w.queue = g.queue
     FULL JOIN offered s ON s.queue = g.queue
 ), walk AS MATERIALIZED (
     SELECT CASE WHEN max(nth) = :queues THEN min(queue) END AS last FROM steps
 )
-SELECT g.*, i.name, i.managed, (SELECT jobs FROM room) AS free_units, k.last,
-    greatest(q.min_quota - q.usage - coalesce(f.units, 0), 0) AS missing_units, statement_timestamp() AS now,
+SELECT g.*, (SELECT jobs FROM room) AS free_units, k.last,
+    greatest(g.below_minimum - coalesce(f.units, 0), 0) AS missing_units, statement_timestamp() AS now,
     EXISTS (SELECT FROM backpressure) AS pressed, EXISTS (SELECT FROM class_reserves) AS reserved
 FROM walk k LEFT JOIN (
     judged g
-    JOIN instances i ON i.id = g.instance
-    LEFT JOIN quotas q ON q.cohort = g.cohort AND q.instance = g.instance
     LEFT JOIN (
     SELECT cohort, kept_for AS instance, sum(kept_units) AS units FROM bots
     WHERE kept_units > 0 AND kept_units > capacity - in_use GROUP BY cohort, kept_for) f ON f.cohort = g.cohort AND f.instance = g.instance) ON true

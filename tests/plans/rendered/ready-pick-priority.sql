@@ -20,10 +20,12 @@ WITH RECURSIVE free_kinds AS (
     SELECT (SELECT queue FROM jobs WHERE NOT constrained AND state = 'queued' AND schedule_after IS NULL AND units >= 1 AND queue < w.queue ORDER BY queue DESC LIMIT 1) FROM waiting w WHERE w.queue IS NOT NULL
 ), wanted AS MATERIALIZED (
 
-    SELECT k.id AS queue, w.cohort, w.instance, k.platform, k.units, k.preferred, k.looks, w.pool, w.headroom FROM (
+    SELECT k.id AS queue, w.cohort, w.instance, k.platform, k.units, k.preferred, k.looks, w.pool, w.headroom
+    FROM (
         SELECT g.cohort, g.instance, g.members, i.pool, (CASE WHEN q.max_quota IS NOT NULL THEN greatest(q.min_quota, q.max_quota - (
         SELECT count(*) FROM evictions e WHERE e.cohort = q.cohort AND e.instance = q.instance
-            AND e.at > now() - make_interval(secs => :cooldown))) END) - q.usage AS headroom
+            AND e.at > now() - make_interval(secs => :cooldown))) END) - q.usage AS headroom, i.name, i.managed,
+            q.min_quota - q.usage AS below_minimum
         FROM (SELECT k.cohort, k.instance, array_agg(k) AS members FROM queues k
               WHERE k.id = ANY (ARRAY(SELECT queue FROM waiting)) AND k.constraint_set IS NULL AND (k.schedule_after IS NULL OR k.schedule_after <= now())
               GROUP BY k.cohort, k.instance) g
