@@ -16,6 +16,7 @@ from operator import itemgetter
 
 from assigner.admission.admit import NO_CUT, Cut, InstanceOrder, Rank, Unread, queue_below_minimum
 from assigner.admission.state import AdmissionState
+from schema.accounting.counters import Counter as UsageCounter
 from schema.accounting.fair_share import Share, Shares, jain_index
 from schema.picking.constrained import ConstrainedQueue, QueueHead, QueueId
 
@@ -130,6 +131,7 @@ class InstanceLane:
         "_cost",
         "_is_charged",
         "_key",
+        "_may_be_owed",
         "_may_gain",
         "_state",
         "behind",
@@ -155,6 +157,11 @@ class InstanceLane:
         self.weight, self.target = weighed.weights[instance], weighed.target(instance)
         self._cost, self._may_gain = admission_state.counter(share.cost), True
         self._is_charged = admission_state.shares is None or admission_state.shares.mode != "literal"
+        # Loops instead of `any`, because this runs for each instance of a cycle.
+        self._may_be_owed = False
+        for queue in [*unread, *[head.queue for head in heads]]:
+            if queue.missing_units:
+                self._may_be_owed = True
         self.used = weighed.used[instance]
         self.refresh()
 
@@ -164,14 +171,14 @@ class InstanceLane:
             self.used = self._cost.used + self.share.lift
         if self._may_gain and (self.heads or self.unread):
             had = _has_had_minimum(self.share, self.weight, self._state)
-            # While its next job is not known, it comes no later than with any of them.
-            queues = [*self.unread, *(head.queue for head in self.heads[-1:])]
-            is_owed = any(queue_below_minimum(queue, self._state) for queue in queues)
+            is_owed = False
+            if self._may_be_owed:
+                # While its next job is not known, it comes no later than with any of them.
+                queues = [*self.unread, *(head.queue for head in self.heads[-1:])]
+                is_owed = any(queue_below_minimum(queue, self._state) for queue in queues)
             self.behind = _behind(is_owed=is_owed, weight=self.weight, had=had)
             # What it has had it keeps.
-            self._may_gain = not had or any(
-                queue.missing_units for queue in [*self.unread, *(head.queue for head in self.heads)]
-            )
+            self._may_gain = not had or self._may_be_owed
 
     def __lt__(self, other: "InstanceLane") -> bool:
         """Return whether its next job comes before the other's; this decides among equal instances."""
@@ -282,7 +289,8 @@ def weigh_usage(shares: Shares, admission_state: AdmissionState) -> WeightedUsag
 
     In the mode `literal` the usage is that of the first call.
     """
-    used = {instance: _used(share, admission_state) for instance, share in shares.of.items()}
+    costs = _costs(shares, admission_state)
+    used = {instance: costs[instance].used + share.lift for instance, share in shares.of.items()}
     if shares.mode == "literal":
         used = {instance: admission_state.first_used.setdefault(instance, each) for instance, each in used.items()}
     all_used = sum(used.values()) + (0.0 if shares.mode == "waiting" else shares.others_used)
@@ -297,12 +305,17 @@ def weigh_usage(shares: Shares, admission_state: AdmissionState) -> WeightedUsag
 
 def fairness_index(shares: Shares, admission_state: AdmissionState) -> float | None:
     """Return how evenly the instances with waiting jobs have been served for their weights; None without any."""
-    return jain_index(_used(share, admission_state) / share.weight for share in shares.of.values() if share.weight > 0)
+    costs = _costs(shares, admission_state)
+    return jain_index(
+        (costs[instance].used + share.lift) / share.weight for instance, share in shares.of.items() if share.weight > 0
+    )
 
 
-def _used(share: Share, admission_state: AdmissionState) -> float:
-    counter = admission_state.counters.get(share.cost)
-    return share.lift if counter is None else counter.used + share.lift
+def _costs(shares: Shares, admission_state: AdmissionState) -> Mapping[int, UsageCounter]:
+    """Return the counters of the instances' cost, by id. They are looked up once, because a cycle reads them often."""
+    if admission_state.costs.keys() != shares.of.keys():
+        admission_state.costs = {instance: admission_state.counter(share.cost) for instance, share in shares.of.items()}
+    return admission_state.costs
 
 
 def _has_had_minimum(share: Share, weight: float, admission_state: AdmissionState) -> bool:

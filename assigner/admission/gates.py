@@ -501,17 +501,25 @@ class QueueAdmission:
     __slots__ = ("_amounts", "_charges", "_limited", "_state", "counters", "shut", "units")
 
     def __init__(self, queue: ConstrainedQueue, state: AdmissionState) -> None:
+        # Written out, because it runs once for each queue of a cycle: calls would double its time.
         self._state = state
-        charges = queue_charges(queue, state)
+        charges, known = queue_charges(queue, state), state.counters
         self._charges = charges.counters
         self.units = state.given_units(queue)
-        self.counters = [(state.counter(name), amount) for name, amount in charges.counters.items()]
-        self.counters += [(state.counter(name), 1.0) for name in charges.tokens]
-        self._limited = [(counter, amount) for counter, amount in self.counters if counter.most is not None]
+        self.counters = [(known.get(name) or state.counter(name), amount) for name, amount in charges.counters.items()]
+        self.counters += [(known.get(name) or state.counter(name), 1.0) for name in charges.tokens]
+        self._limited = [each for each in self.counters if each[0].most is not None]
         self._amounts: dict[float, Mapping[str, float]] = {}
-        is_used_up = not all(counter.leaves(amount or 0.0) for counter, amount in self._limited)
-        asked = GATES if is_used_up else _may_close(state)
-        self.shut = closing_gate(queue, state, [gate for gate in asked if gate in charges.gates])
+        asked: Sequence[Gate] = state.asked_gates or _may_close(state)
+        for counter, amount in self._limited:
+            if not counter.leaves(amount or 0.0):
+                asked = GATES
+                break
+        self.shut: Gate | None = None
+        for gate in asked:
+            if gate in charges.gates and gate.closed_for_queue(queue, state) is not None:
+                self.shut = gate
+                break
 
     def closed(self, head: QueueHead) -> tuple[Gate, str] | None:
         """Return the first gate that is closed for the job, and why; None if all are open."""
