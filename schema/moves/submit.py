@@ -15,7 +15,12 @@ from schema.policy.priority_classes import UNKNOWN_POINTS, unknown_points
 from schema.postgres import engine
 
 # The function is the one implementation, for callers in SQL as well as for this one.
-SUBMIT = text("SELECT n, job_id, public_id, created, same FROM submit(CAST(:requests AS jsonb), :actor) ORDER BY n")
+# All answers are one row of texts: reading a row of its own for each of a thousand jobs takes the client 1.5 ms.
+SUBMIT = text("""
+SELECT CAST(array_agg(job_id) AS text) AS job_ids, CAST(array_agg(public_id) AS text) AS public_ids,
+    CAST(array_agg(created) AS text) AS created, min(n) FILTER (WHERE NOT same) AS other
+FROM (SELECT * FROM submit(CAST(:requests AS jsonb), :actor) ORDER BY n) answers
+""")
 SUBMIT_ALONE = b"SELECT submit_alone($1, $2)"
 #: What the function raises when a queue is full, and when a request breaks a limit that operators have set.
 QUEUE_FULL, BEYOND_LIMIT = "LH001", "LH004"
@@ -45,11 +50,15 @@ def submit(connection: Connection, requests: Sequence[Mapping[str, Any]], *, act
     job would break a limit that operators have set.
     """
     values = {"requests": to_json(list(requests)).decode(), "actor": actor}
-    rows = submitted_rows(connection, SUBMIT, values, requests=requests)
-    for row in rows:
-        if not row.same:
-            raise _key_conflict(row.n, requests[row.n])
-    return [Submitted(row.job_id, str(row.public_id), row.created) for row in rows]
+    if not requests:
+        return []
+    (answers,) = submitted_rows(connection, SUBMIT, values, requests=requests)
+    if answers.other is not None:
+        raise _key_conflict(answers.other, requests[answers.other])
+    columns = (each[1:-1].split(",") for each in (answers.job_ids, answers.public_ids, answers.created))
+    return [
+        Submitted(int(job_id), public_id, created == "t") for job_id, public_id, created in zip(*columns, strict=True)
+    ]
 
 
 def submit_alone(driver: "psycopg.Connection[Any]", request: Mapping[str, Any], *, actor: str) -> Submitted:
