@@ -164,7 +164,7 @@ def used(before: Reading, after: Reading) -> dict[str, float]:
 
 
 def busy(
-    data: Path, *, bots: int, capacity: int, jobs: int, seconds: float, clients: int, processes: int
+    data: Path, *, bots: int, capacity: int, jobs: int, seconds: float, clients: int, processes: int = 1
 ) -> dict[str, Any]:
     """Measure bots that always have work."""
     with running_pool(data, processes=processes) as running:
