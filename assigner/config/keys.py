@@ -16,7 +16,7 @@ PREFIX = "LEASEHOLD_"
 #: Variables with a meaning of their own, which override no key. Those of the second line are set for every job, and a
 #: job may run `leasehold` itself.
 RESERVED = frozenset({
-    "DATA", "CONFIG", "URL", "TOKEN", "INSECURE", "EMBEDDED_USER", "PARENT",
+    "DATA", "CONFIG", "URL", "TOKEN", "INSECURE", "EMBEDDED_USER", "PARENT", "SHARED_PORT",
     "JOB", "FENCE", "ATTEMPT", "INSTANCE", "BOT", "WORK",
 })  # fmt: skip
 RESERVED_PREFIX = "TEST_"

@@ -22,13 +22,14 @@ from uvicorn.server import ServerState
 
 from bots.gateway import problems
 from bots.gateway.connection_limits import ConnectionTable, Wait
+from bots.gateway.port_sharing import AHEAD, YIELD_SECONDS, SharedPort
 
 #: A host with an optional port: a name, an IPv4 address, or an IPv6 address in brackets.
 _HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[-A-Za-z0-9._~!$&'()*+,;=%]*)(:[0-9]*)?")
 _INTEGER = struct.Struct("i")
 #: Seconds within which a client must complete the TLS handshake.
 HANDSHAKE_SECONDS = 10
-#: The most TLS connections that are accepted before other work goes on.
+#: The most connections that an `Acceptor` accepts before other work goes on.
 _ACCEPTED_AT_ONCE = 100
 #: Seconds without accepting after a lack of files or memory.
 _ACCEPT_AGAIN_SECONDS = 1
@@ -366,22 +367,25 @@ def _malformed(detail: str) -> _Refusal:
     return _Refusal(400, "malformed", detail)
 
 
-class TlsListener:
-    """Accepts TLS connections; each has its place in the table from its first packet on, not only once it can speak.
+class Acceptor:
+    """Accepts connections where asyncio does not suffice: with TLS, and from a port that processes share.
 
-    Who comes while there is no place is cut off without an answer, which would need a handshake.
+    A connection with TLS has its place in the table from its first packet on, not only once it can speak. Who comes
+    while there is no place is cut off without an answer, which would need a handshake.
     """
 
     def __init__(
         self,
         listener: socket.socket,
-        context: ssl.SSLContext,
+        context: ssl.SSLContext | None,
         *,
         table: ConnectionTable,
         make: Callable[[], HttpConnection],
+        port: SharedPort | None = None,
     ) -> None:
-        """Begin to accept. make: makes a connection that is in the table already."""
+        """Begin to accept. context: None = no TLS. make: makes a connection, with TLS one that is in the table."""
         self._listener, self._context, self._table, self._make = listener, context, table, make
+        self._port = port
         self._loop = asyncio.get_running_loop()
         self._handshakes: set[asyncio.Task[None]] = set()
         listener.setblocking(False)
@@ -403,18 +407,39 @@ class TlsListener:
         if self._listener.fileno() != -1:
             self._loop.add_reader(self._listener, self._accept)
 
+    def _pause(self, seconds: float, then: Callable[[], None]) -> None:
+        self._loop.remove_reader(self._listener)
+        self._loop.call_later(seconds, then)
+
     def _accept(self) -> None:
         for _ in range(_ACCEPTED_AT_ONCE):
-            try:
-                accepted, _ = self._listener.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            if self._port is not None and not self._port.is_my_turn:
+                self._pause(YIELD_SECONDS, self._accept_what_is_left)
                 return
-            except OSError:  # no more files or memory
-                self._table.refused("files")
-                self._loop.remove_reader(self._listener)
-                self._loop.call_later(_ACCEPT_AGAIN_SECONDS, self._resume)
+            if not self._accept_one():
                 return
-            self._begin(accepted)
+
+    def _accept_what_is_left(self) -> None:
+        """Take what the other processes have not taken. Only a few at a time, so that they can still come."""
+        self._resume()
+        for _ in range(AHEAD + 1):
+            if self._listener.fileno() == -1 or not self._accept_one():
+                return
+
+    def _accept_one(self) -> bool:
+        """Accept a connection; return False if there is none, or if none can be accepted for a while."""
+        try:
+            accepted, _ = self._listener.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return False
+        except OSError:  # no more files or memory
+            self._table.refused("files")
+            self._pause(_ACCEPT_AGAIN_SECONDS, self._resume)
+            return False
+        if self._port is not None:
+            self._port.took_one()
+        self._begin(accepted)
+        return True
 
     def _begin(self, accepted: socket.socket) -> None:
         try:
@@ -423,7 +448,7 @@ class TlsListener:
             accepted.close()
             return
         address = str(peer[0]) if isinstance(peer, tuple) else None  # a Unix socket has none
-        if self._table.admit(address) is not None:
+        if self._context is not None and self._table.admit(address) is not None:
             accepted.close()
             return
         accepted.setblocking(False)
@@ -433,6 +458,9 @@ class TlsListener:
 
     async def _shake_hands(self, accepted: socket.socket, address: str | None) -> None:
         connection = self._make()
+        if self._context is None:
+            await self._loop.connect_accepted_socket(lambda: connection, accepted)
+            return
         try:
             await self._loop.connect_accepted_socket(
                 lambda: connection,

@@ -2,18 +2,14 @@
 
 import asyncio
 import contextlib
-import os
 import resource
 import signal
 import socket
 import ssl
-import stat
 import sys
 import threading
 from collections.abc import Callable, Generator
 from functools import partial
-from ipaddress import ip_address
-from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -21,20 +17,16 @@ from fastapi import FastAPI
 from leasehold.errors import BadInput
 from uvicorn.config import STARTUP_FAILURE
 
-from bots.gateway.connection import HttpConnection, TlsListener
+from bots.gateway.connection import Acceptor, HttpConnection
 from bots.gateway.connection_limits import MOST_BY_DEFAULT, RESERVED_FILES, ConnectionLimits, ConnectionTable
+from bots.gateway.listening import BACKLOG, bind, url_of
+from bots.gateway.port_sharing import SharedPort
 from bots.gateway.settings import GatewaySettings
+from schema import clock
 from schema.gc_tuning import infrequent_gc
 
-#: Connections that may wait until they are accepted.
-BACKLOG = 4096
 #: Seconds within which calls under way must end at shutdown. Long polls are answered at once.
 SHUTDOWN_SECONDS = 10
-#: TCP keep-alive: seconds of silence before the first probe, seconds between probes, number of probes. While a call is
-#: held, a bot whose machine is gone sends nothing, and the gateway must not keep its session alive. There are several
-#: probes because some get lost: peers that connected in the same second are probed at the same moment, and a kernel
-#: drops packets beyond its queue, which holds 1,000 on a loopback device.
-PROBE_AFTER, PROBE_EVERY, PROBES = 10, 3, 8
 #: Thresholds of the garbage collector: new objects between two collections, and how rarely older objects are included.
 #: Held calls are a million objects that stay. With Python's defaults each full collection stops the gateway for 0.2 s.
 GARBAGE = (2_000, 10, 5)
@@ -51,7 +43,10 @@ class Server(uvicorn.Server):
         on_ready: Callable[[str], None],
         limits: ConnectionLimits | None = None,
     ) -> None:
-        """Make a server. `limits`: those of connections, with their numbers; None = by the settings."""
+        """Make a server. `limits`: those of connections, with their numbers; None = by the settings.
+
+        It accepts from the port that the application shares with other processes, if it does, else from one of its own.
+        """
         if limits is None:
             limits = connection_limits(settings, files=_allow_many_files())
         self._connections = ConnectionTable(limits, app.state.metrics)
@@ -71,6 +66,7 @@ class Server(uvicorn.Server):
         )
         self.servers: list[Any] = []  # uvicorn closes them at the end
         self._app, self._settings, self._on_ready = app, settings, on_ready
+        self._port: SharedPort | None = app.state.shared_port
 
     def serve_until_stopped(self) -> None:
         """Serve until `stop` is called; in the main thread also until SIGTERM or SIGINT.
@@ -81,7 +77,11 @@ class Server(uvicorn.Server):
             self.config.load()
         except (OSError, ssl.SSLError) as error:
             raise BadInput("gateway.tls_cert", f"cannot be used: {error.strerror or error}") from None
-        with contextlib.closing(_bind(self._settings)) as listener, infrequent_gc(*GARBAGE):
+        if self._port is not None:
+            with infrequent_gc(*GARBAGE):
+                self.run(sockets=[self._port.listener])
+            return  # the parent removes a Unix socket
+        with contextlib.closing(bind(self._settings)) as listener, infrequent_gc(*GARBAGE):
             self.run(sockets=[listener])
         if self._settings.unix_socket is not None:
             self._settings.unix_socket.unlink(missing_ok=True)
@@ -98,14 +98,16 @@ class Server(uvicorn.Server):
         tls = self.config.ssl
         loop = asyncio.get_running_loop()
         for listener in sockets or ():
-            made: asyncio.AbstractServer | TlsListener
-            if tls is None:
+            made: asyncio.AbstractServer | Acceptor
+            if tls is None and self._port is None:
                 made = await loop.create_server(self._connection, sock=listener, backlog=BACKLOG)
             else:
-                admitted = partial(self._connection, admitted=True)
-                made = TlsListener(listener, tls, table=self._connections, make=admitted)
+                make = partial(self._connection, admitted=tls is not None)
+                made = Acceptor(listener, tls, table=self._connections, make=make, port=self._port)
             self.servers.append(made)
-            self._on_ready(_url(self._settings, listener))
+            self._on_ready(url_of(self._settings, listener))
+            if self._port is not None:
+                self._port.has(0)
         self.started = True
 
     def _connection(self, *, admitted: bool = False) -> HttpConnection:
@@ -115,9 +117,14 @@ class Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         self._connections.sweep()
+        if self._port is not None and not self.should_exit:
+            self._port.has(self._connections.open)
+            self._port.publish(self._app.state.metrics.registry, now=clock.monotonic())
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._port is not None:
+            self._port.leave()
         self._app.state.polls.end()
         await super().shutdown(sockets=sockets)
 
@@ -133,59 +140,6 @@ class Server(uvicorn.Server):
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-
-def _bind(settings: GatewaySettings) -> socket.socket:
-    if settings.unix_socket is not None:
-        return _bind_path(settings.unix_socket)
-    host = settings.host
-    try:
-        found = socket.getaddrinfo(host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, _, _, _, address = found[0]
-        listener = socket.create_server(address, family=family, backlog=BACKLOG)
-        # Connections inherit this. Without it the second write of each answer waits 40 ms for a delayed ACK. asyncio
-        # sets it only on sockets that were made with an explicit protocol number.
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in (("TCP_KEEPIDLE", PROBE_AFTER), ("TCP_KEEPINTVL", PROBE_EVERY), ("TCP_KEEPCNT", PROBES)):
-            if hasattr(socket, option):  # not every system has all of them
-                listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-        return listener
-    except OSError as error:
-        raise BadInput("gateway.port", f"cannot listen on {host}:{settings.port}: {error.strerror}") from None
-
-
-def _bind_path(path: Path) -> socket.socket:
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        if path.exists() and stat.S_ISSOCK(path.stat().st_mode) and not _answers(path):
-            path.unlink()
-        mask = os.umask(0o177)
-        try:
-            listener.bind(str(path))
-        finally:
-            os.umask(mask)
-        listener.listen(BACKLOG)
-    except OSError as error:
-        listener.close()
-        raise BadInput("gateway.unix_socket", f"cannot listen on {path}: {error.strerror or error}") from None
-    return listener
-
-
-def _answers(path: Path) -> bool:
-    """Return True if a process listens on the socket; a file left by a killed process has no listener."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        return probe.connect_ex(str(path)) == 0
-
-
-def _url(settings: GatewaySettings, listener: socket.socket) -> str:
-    if settings.unix_socket is not None:
-        return f"http+unix://{settings.unix_socket.absolute()}"
-    host, port = listener.getsockname()[:2]
-    scheme = "http" if settings.tls_cert is None else "https"
-    if ip_address(host).is_unspecified:
-        host = socket.gethostname() if scheme == "https" else {"0.0.0.0": "127.0.0.1", "::": "::1"}[host]
-    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def connection_limits(settings: GatewaySettings, *, files: int) -> ConnectionLimits:

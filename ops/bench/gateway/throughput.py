@@ -1,10 +1,10 @@
-"""Measure how many busy bots, and how many idle bots in long polls, one gateway process serves.
+"""Measure how many busy bots, and how many idle bots in long polls, one gateway serves.
 
 Real processes run on a private PostgreSQL with its default durability: one gateway, one assigner, and bots on raw
 sockets in processes of their own. A busy bot reports its jobs as done and is given the next ones. Each idle bot waits
 in one long poll; then single jobs are submitted, and the time from a submit until a bot has the job is measured.
 
-    python -m ops.bench.gateway.throughput [--busy 200] [--seconds 15] [--idle 10000] [--watch 60] [--json]
+    python -m ops.bench.gateway.throughput [--busy 200] [--seconds 15] [--idle 10000] [--watch 60] [--processes 1]
 """
 
 import json
@@ -34,6 +34,7 @@ from ops.bench.gateway.wire import PATIENCE, BotProcesses, bot_processes
 from ops.bench.measure import (
     checked,
     child_named,
+    child_pids,
     cpu_seconds,
     cpu_seconds_of_tree,
     percentiles,
@@ -62,12 +63,12 @@ TOGETHER = 200
 AGE = text("UPDATE bots SET expires_at = now() + make_interval(secs => :ttl * (0.4 + 0.6 * random()))")
 ALIVE = "SELECT count(*) FROM bots WHERE session IS NOT NULL AND epoch = 1 AND expires_at > now()"
 TRANSACTIONS = "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = current_database()"
-HOLDS = 'leasehold_waits{topic="bots"}'
+HOLDS, OF_BOTS = "leasehold_waits{", 'topic="bots"'
 
 
 @dataclass(frozen=True)
 class RunningPool:
-    """A pool of running processes; `gateway` and `server` are process ids."""
+    """A pool of running processes. gateway, server: ids of processes, which may have children."""
 
     database: Database
     url: str
@@ -88,16 +89,20 @@ class Reading:
 
 @contextmanager
 def running_pool(
-    data: Path, *, assigner: bool = True, settings: Mapping[str, str] | None = None
+    data: Path, *, assigner: bool = True, processes: int = 1, settings: Mapping[str, str] | None = None
 ) -> Iterator[RunningPool]:
-    """Start a fresh database, a gateway and an assigner. `settings`: environment variables for both."""
+    """Start a fresh database, a gateway and an assigner.
+
+    processes: those of the gateway. settings: environment variables for both.
+    """
     with ExitStack() as stack:
         server = stack.enter_context(embedded.serve(data))
         database = stack.enter_context(opened(server.url))
         migrate.upgrade(database)
         token = database.run(lambda connection: tokens.create(connection, tokens.Kind.BOT, bot="*"))
         environ = {name: value for name, value in os.environ.items() if not name.startswith("LEASEHOLD_")}
-        environ |= {"LEASEHOLD_DATABASE_URL": server.url, "LEASEHOLD_GATEWAY_PORT": "0", **(settings or {})}
+        environ |= {"LEASEHOLD_DATABASE_URL": server.url, "LEASEHOLD_GATEWAY_PORT": "0"}
+        environ |= {"LEASEHOLD_GATEWAY_PROCESSES": str(processes), **(settings or {})}
         children = Children(data / "log", environ, report=lambda _: None, chance=random.Random(1), restart=False)
         stack.callback(children.kill)
         defaults = data / "leasehold.toml"
@@ -106,7 +111,7 @@ def running_pool(
         if assigner:
             children.start(Child(name="assigner", role=Role.ASSIGNER, command=(*program, "assign", "--name", "bench")))
         children.start(Child(name="gateway", role=Role.GATEWAY, command=(*program, "gateway")))
-        url = ready(children, data / "gateway.url", database, listeners=2 if assigner else 1)
+        url = ready(children, data / "gateway.url", database, listeners=processes + assigner)
         yield RunningPool(database, url, token, child_named("gateway"), server.pid)
 
 
@@ -132,10 +137,20 @@ def read(running: RunningPool) -> Reading:
     """Read the processor time and the transactions used so far."""
     return Reading(
         clock.monotonic(),
-        cpu_seconds(running.gateway),
+        _cpu_seconds(running.gateway),
         cpu_seconds_of_tree(running.server),
         count(running.database, TRANSACTIONS),
     )
+
+
+def _cpu_seconds(gateway: int) -> float:
+    """Return the processor time of the gateway's processes."""
+    return sum(cpu_seconds(pid) for pid in (gateway, *child_pids(gateway)))
+
+
+def _resident_mib(gateway: int) -> float:
+    """Return the resident memory of the gateway's processes; what they share counts for each."""
+    return sum(resident_mib(pid) for pid in (gateway, *child_pids(gateway)))
 
 
 def used(before: Reading, after: Reading) -> dict[str, float]:
@@ -148,9 +163,11 @@ def used(before: Reading, after: Reading) -> dict[str, float]:
     }
 
 
-def busy(data: Path, *, bots: int, capacity: int, jobs: int, seconds: float, clients: int) -> dict[str, Any]:
+def busy(
+    data: Path, *, bots: int, capacity: int, jobs: int, seconds: float, clients: int, processes: int = 1
+) -> dict[str, Any]:
     """Measure bots that always have work."""
-    with running_pool(data) as running:
+    with running_pool(data, processes=processes) as running:
         database = running.database
         database.run(
             lambda connection: quotas.set_quota(
@@ -181,7 +198,7 @@ def busy(data: Path, *, bots: int, capacity: int, jobs: int, seconds: float, cli
             "latency_ms": percentiles(seen.waits),
             "refused": seen.refused,
             "troubles": seen.troubles[:3],
-            "gateway_mib": resident_mib(running.gateway),
+            "gateway_mib": _resident_mib(running.gateway),
             **used(before, after),
         }
 
@@ -201,15 +218,16 @@ class IdleBots:
         clock.sleep(seconds)
         after = read(self.running)
         alive = count(self.running.database, ALIVE)
-        return {"alive": alive, "gateway_mib": resident_mib(self.running.gateway), **used(before, after)}
+        return {"alive": alive, "gateway_mib": _resident_mib(self.running.gateway), **used(before, after)}
 
 
 @contextmanager
-def idle_bots(data: Path, *, bots: int, clients: int) -> Iterator[IdleBots]:
+def idle_bots(data: Path, *, bots: int, clients: int, processes: int = 1) -> Iterator[IdleBots]:
     """Start a pool whose bots all wait in long polls, with sessions of mixed ages."""
-    with running_pool(data, settings={"LEASEHOLD_GATEWAY_MAX_CONNECTIONS_PER_ADDRESS": str(bots + SPARE)}) as running:
+    settings = {"LEASEHOLD_GATEWAY_MAX_CONNECTIONS_PER_ADDRESS": str(bots + SPARE)}
+    with running_pool(data, processes=processes, settings=settings) as running:
         database = running.database
-        bare = resident_mib(running.gateway)
+        bare = _resident_mib(running.gateway)
         opened_ = sessions(database, bots, 1)
         with bot_processes(running.url, running.token, opened_, processes=clients, wait=HELD, pause=1 / RAMP) as bots_:
             clock.sleep(WARM_UP)
@@ -223,9 +241,9 @@ def idle_bots(data: Path, *, bots: int, clients: int) -> Iterator[IdleBots]:
         checked(database)
 
 
-def idle(data: Path, *, bots: int, seconds: float, samples: int, clients: int) -> dict[str, Any]:
+def idle(data: Path, *, bots: int, seconds: float, samples: int, clients: int, processes: int) -> dict[str, Any]:
     """Measure bots that wait in long polls."""
-    with idle_bots(data, bots=bots, clients=clients) as resting:
+    with idle_bots(data, bots=bots, clients=clients, processes=processes) as resting:
         resting.bots.count()
         found = resting.watch(seconds)
         waits = [_sample(resting.running, resting.bots, number) for number in range(samples)]
@@ -251,7 +269,7 @@ def _sample(running: RunningPool, bots: BotProcesses, number: int) -> float:
 
 def _held(running: RunningPool) -> float:
     lines = httpx.get(f"{running.url}/metrics", trust_env=False, timeout=60).text.splitlines()
-    return next((float(line.split()[-1]) for line in lines if line.startswith(HOLDS)), 0.0)
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(HOLDS) and OF_BOTS in line)
 
 
 def _table(title: str, found: dict[str, Any]) -> Table:
@@ -293,6 +311,7 @@ def _table(title: str, found: dict[str, Any]) -> Table:
 @click.option(
     "--clients", type=click.IntRange(1, 8), default=1, show_default=True, help="Processes that the bots run in."
 )
+@click.option("--processes", type=click.IntRange(1, 64), default=1, show_default=True, help="Processes of the gateway.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 def main(
     working: int,
@@ -303,6 +322,7 @@ def main(
     watch: float,
     samples: int,
     clients: int,
+    processes: int,
     *,
     as_json: bool,
 ) -> None:
@@ -310,10 +330,20 @@ def main(
     try:
         if working:
             with scratch() as data:
-                found["busy"] = busy(data, bots=working, capacity=capacity, jobs=jobs, seconds=seconds, clients=clients)
+                found["busy"] = busy(
+                    data,
+                    bots=working,
+                    capacity=capacity,
+                    jobs=jobs,
+                    seconds=seconds,
+                    clients=clients,
+                    processes=processes,
+                )
         if resting:
             with scratch() as data:
-                found["idle"] = idle(data, bots=resting, seconds=watch, samples=samples, clients=clients)
+                found["idle"] = idle(
+                    data, bots=resting, seconds=watch, samples=samples, clients=clients, processes=processes
+                )
     except LeaseholdError as error:
         click.echo(f"error: {error}", err=True)
         sys.exit(1)
