@@ -72,9 +72,15 @@ _MARKS: Mapping[tuple[str, str], str | None] = {
     ("own", "fixed"): "priority",
 }
 
+#: One encoder for all payloads: `json.dumps` makes one for each, which costs 0.9 µs.
+_as_text = json.JSONEncoder(ensure_ascii=False).encode
+
 
 class Payload(BaseModel):
-    """The work itself. Only `command` is required."""
+    """The work itself. Only `command` is required.
+
+    Empty lists and dictionaries come from a factory: pydantic copies a default, which took two fifths of a check.
+    """
 
     # Commands that submit nothing use the names and the help of the fields only.
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
@@ -85,7 +91,7 @@ class Payload(BaseModel):
         description="Program and its arguments, started without a shell. With env and stdin at most 256 KiB.",
     )
     env: dict[str, str] = Field(
-        default={},
+        default_factory=dict,
         description="Environment variables, added to those that the bot passes on.",
     )
     stdin: str | None = Field(
@@ -108,7 +114,7 @@ class JobRequest(Payload):
         description="Instance (tenant) that the job belongs to. Unset: the instance of the token, or `default`.",
     )
     properties: dict[str, str | Values] = Field(
-        default={},
+        default_factory=dict,
         description="Properties that the bot must offer, one value or several for each.",
     )
     key: str | None = Field(
@@ -160,7 +166,7 @@ class JobRequest(Payload):
         "request differs, instead of making another. At most 200 bytes.",
     )
     locks: list[Name] = Field(
-        default=[],
+        default_factory=list,
         max_length=MAX_LOCKS,
         description="Locks of the instance that the job holds while it runs; no two running jobs hold the same one.",
     )
@@ -230,7 +236,7 @@ class JobRequest(Payload):
         description="Expected run time, in seconds. Unset: as jobs of the same class ran recently.",
     )
     resources: Need = Field(
-        default={},
+        default_factory=dict,
         description="Resources of the bot that the job occupies while it runs: cpu_milli in thousandths of a core, "
         "memory_mib and disk_mib in MiB, gpu_milli in thousandths of one GPU, gpus in whole GPUs.",
     )
@@ -239,7 +245,7 @@ class JobRequest(Payload):
         description="Batch key: jobs of the instance with the same key go to one bot together where one has capacity.",
     )
     preferred_hours: list[Annotated[int, Field(ge=0, le=23)]] = Field(
-        default=[],
+        default_factory=list,
         max_length=24,
         description="Hours of the day in which the job may start; 22 means from 22:00 to 22:59. Unset: any.",
     )
@@ -258,7 +264,7 @@ class JobRequest(Payload):
         description="Also try again when the command itself fails.",
     )
     preferred_properties: dict[str, str | Values] = Field(
-        default={},
+        default_factory=dict,
         description="Properties that the bot should offer beside the required ones. A bot that offers them is looked "
         "for first.",
     )
@@ -270,7 +276,7 @@ class JobRequest(Payload):
         "other bot may take it. Unset: it does not wait.",
     )
     metadata: dict[str, str] = Field(
-        default={},
+        default_factory=dict,
         description="Up to 16 keys with a value each, such as build=1234, by which jobs are found, acted on and summed "
         "up. A `traceparent` is also the variable TRACEPARENT of the command.",
     )
@@ -390,7 +396,7 @@ class JobRequest(Payload):
             payload["env"] = env
         if self.stdin is not None:
             payload["stdin"] = validation.check_text("stdin", self.stdin, validation.MAX_PAYLOAD_BYTES)
-        size = len(json.dumps(payload, ensure_ascii=False).encode())
+        size = len(_as_text(payload).encode())
         if size > validation.MAX_PAYLOAD_BYTES:
             raise BadInput(
                 "command", f"with env and stdin is {size} bytes, at most {validation.MAX_PAYLOAD_BYTES} are allowed"
@@ -494,7 +500,7 @@ class NodeRequest(JobRequest):
 
     node: NodeNo = Field(description="Number of the node, unique in its graph; 0 to 2,147,483,647.")
     after: list[Annotated[Parent, BeforeValidator(_parent, json_schema_input_type=int | Parent)]] = Field(
-        default=[],
+        default_factory=list,
         max_length=MAX_GRAPH_EDGES,
         fail_fast=True,
         description="Nodes that must end before this one starts: their numbers, or objects with on_failure.",
