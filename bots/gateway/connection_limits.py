@@ -30,7 +30,7 @@ class ConnectionLimits:
     connections, per_address: how many may be open, of all clients and of one address.
     header_bytes, header_lines: request line and header together. header_seconds: from the connection, or from the
         first byte of a later request, to the end of its header.
-    body_seconds: for the whole body; longer than the middleware waits for it, which can answer.
+    body_seconds: from the end of the header to the end of the body.
     framing_bytes: what chunked transfer may add to a body, beyond as much as the body; and what may follow the body.
     idle_seconds: between two requests.
     unread_seconds, unread_progress: of an unread answer the client must take that many bytes in that time.
@@ -44,7 +44,7 @@ class ConnectionLimits:
     header_bytes: int = 64 * 1024
     header_lines: int = 200
     header_seconds: float = 10.0
-    body_seconds: float = 60.0
+    body_seconds: float = 30.0
     framing_bytes: int = 64 * 1024
     idle_seconds: float = 75.0
     unread_seconds: float = 30.0

@@ -94,8 +94,6 @@ KINDS = "x-kinds"
 MAX_BODY = "x-max-body"
 ANYONE = "anyone"
 
-#: Seconds within which a client must send the whole body.
-BODY_SECONDS = 30.0
 #: Bodies up to this size, in bytes, are parsed on the event loop if the handler bypasses the framework: that takes less
 #: time than a thread.
 SMALL = 4096
@@ -319,11 +317,7 @@ async def _collected(headers: Headers, receive: Receive, limit: int) -> bytes:
         raise problems.Refused(415, "must be sent as application/json in UTF-8", field="content-type")
     if headers.get("content-encoding", "identity") != "identity":
         raise problems.Refused(415, "must not be compressed", field="content-encoding")
-    try:
-        async with asyncio.timeout(BODY_SECONDS):
-            return await _collect(receive, limit)
-    except TimeoutError:
-        raise problems.Refused(408, f"took longer than {BODY_SECONDS:.0f} seconds to arrive") from None
+    return await _collect(receive, limit)
 
 
 async def _collect(receive: Receive, limit: int) -> bytes:

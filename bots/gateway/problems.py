@@ -97,7 +97,7 @@ def from_error(error: BaseException) -> Response | None:
         case BadInput():
             return problem(400, detail, field=error.field)
         case Refused():
-            headers = {"Connection": "close"} if error.status in (408, 413) else None
+            headers = {"Connection": "close"} if error.status == 413 else None
             return problem(error.status, detail, field=error.field, headers=headers)
         case Unauthorised():
             return problem(401, detail, headers={"WWW-Authenticate": 'Bearer realm="leasehold"'})

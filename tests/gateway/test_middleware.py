@@ -83,14 +83,14 @@ def test_the_event_loop_answers_while_a_maximal_bad_body_is_refused(
 def test_a_body_is_parsed_once_and_never_by_the_thread_of_the_event_loop(
     operator: httpx.Client, monkeypatch: pytest.MonkeyPatch, jobs: int
 ) -> None:
-    loads, threads = json.loads, list[str]()
+    decode, threads = json.JSONDecoder.decode, list[str]()
 
-    def noted(document: Any, **options: Any) -> Any:
-        if b"a mark" in (document if isinstance(document, bytes) else document.encode()):
+    def noted(decoder: json.JSONDecoder, document: str) -> Any:
+        if "a mark" in document:
             threads.append(threading.current_thread().name)
-        return loads(document, **options)
+        return decode(decoder, document)
 
-    monkeypatch.setattr(json, "loads", noted)
+    monkeypatch.setattr(json.JSONDecoder, "decode", noted)
     answer = operator.post("/v1/jobs", json={"jobs": [JOB | {"label": "a mark"}] * jobs})
     assert answer.status_code == 200
     assert len(threads) == 1

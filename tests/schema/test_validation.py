@@ -95,6 +95,10 @@ def test_ordinary_json_comes_back_as_it_was(document: object) -> None:
         (b"[1e999]", "holds 1e999, which is too large"),
         (b"[" + b"9" * 5000 + b"]", "is not JSON"),
         (b'["\\u0000"]', "holds a NUL"),
+        (b'["\x00"]', "is not JSON"),
+        (b'["\xed\xa0\x80"]', "is not UTF-8"),
+        ('["\ud800"]', "holds a lone surrogate"),
+        (b"[" * 64 + b'{"a":0}' + b"]" * 64, "is nested deeper than 64"),
         (b'{"\\ud800": 1}', "holds a lone surrogate"),
         (b"[" * 65 + b"]" * 65, "is nested deeper than 64"),
         (b"[" * 100_000 + b"]" * 100_000, "is nested deeper than 64"),
@@ -106,7 +110,7 @@ def test_ordinary_json_comes_back_as_it_was(document: object) -> None:
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_json_that_python_and_postgresql_would_read_differently_is_refused(raw: bytes, said: str) -> None:
+def test_json_that_python_and_postgresql_would_read_differently_is_refused(raw: bytes | str, said: str) -> None:
     with pytest.raises(BadInput, match=f"^body: {said}"):
         validation.parse_json(raw)
 
