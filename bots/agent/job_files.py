@@ -139,8 +139,8 @@ class Checkpoint:
                 file.write(self._earlier.encode())
                 if account is not None:
                     os.fchown(descriptor, *account)
+            self._status = _status(path)
         self._path, self._owner = path, None if account is None else account[0]
-        self._status = _status(path)
 
     def look(self, *, last: bool = False) -> None:
         """Take note of what the command has written; of what may not be a checkpoint, only why.
