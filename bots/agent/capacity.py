@@ -73,7 +73,7 @@ SHORT = 0.05
 #: Seconds for which the leases in advance last. Doubling it doubles the time that an urgent task may wait behind them.
 AHEAD = 0.1
 #: The most leases in advance.
-MOST_AHEAD = 1024
+MOST_AHEAD = 512
 #: Seconds of run time of the calls that wait in one process, and the most of them. While the agent reads an answer of
 #: the gateway, it looks at a process only every few milliseconds.
 QUEUE, MOST_QUEUED = 0.02, 8

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from leasehold.errors import BadInput
 from pydantic import TypeAdapter, ValidationError
@@ -75,8 +75,7 @@ def read_result(path: Path, *, owner: int | None = None) -> str | None:
     return None if raw is None else check_json("result", raw, validation.MAX_RESULT_BYTES)
 
 
-@dataclass(frozen=True)
-class FileNames:
+class FileNames(NamedTuple):
     """Names of the files in the directory of an attempt. `usage` and `result` do not exist before the command writes
     them; `checkpoint` does if an earlier attempt left a checkpoint.
     """

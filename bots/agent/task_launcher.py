@@ -27,7 +27,7 @@ from bots.agent.capacity import Lookahead
 from bots.agent.guardian import kill
 from bots.agent.launcher import Launcher
 from bots.agent.run import READY_AFTER, STUCK_AFTER, Assignment, AttemptRun, RunContext, describe_exit
-from bots.agent.warm_children import OVERDUE, App, OutputPipe, Queue, TaskRun, WarmChild
+from bots.agent.warm_children import OVERDUE, PIPE_BYTES, App, OutputPipe, Queue, TaskRun, WarmChild
 from bots.protocol import LEAST_EXIT_CODE, MOST_EXIT_CODE, Outcome
 from schema import clock
 
@@ -160,12 +160,14 @@ class TaskLauncher(Launcher):
 
     def _fail(self) -> None:
         """End everything after a failure of the launcher itself."""
+        back: list[TaskRun] = []
         for child in self._children:
-            # Its supervisor kills it.
+            # Its supervisor kills it. What waits there must not begin before that.
+            back += [run for run, _ in child.recall()]
             child.hang_up()
         with self._guarding:
             self._broken = True
-            left = [*self._waiting, *self._new]
+            left = [*back, *self._waiting, *self._new]
         for run in (*left, *(run for child in self._children for run in child.runs.values())):
             run.refuse(FAILED)
 
@@ -371,13 +373,19 @@ class TaskLauncher(Launcher):
                     return
 
     def _read_output(self, pipe: OutputPipe, child: WarmChild) -> None:
+        """Read what a call prints. What is there may have been read with the end of the call just now."""
+        try:
+            data = os.read(pipe.reader, PIPE_BYTES)
+        except BlockingIOError:
+            return
+        if pipe.run is not None and data:
+            pipe.run.output.write(data)
+            return
+        self._sources.unregister(pipe.reader)
         if pipe.run is None:
             # Somebody writes who has no call, and shall not write into the output of the next one.
-            self._sources.unregister(pipe.reader)
             child.pipes.remove(pipe)
             os.close(pipe.reader)
-        elif not pipe.run.read():
-            self._sources.unregister(pipe.reader)
 
     def _give_back(self) -> None:
         """Return leases that wait for longer than short tasks take, to be run elsewhere."""

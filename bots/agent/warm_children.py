@@ -55,7 +55,8 @@ from schema.validation import check_json
 _log = structlog.get_logger("leasehold.agent")
 
 _READ_BYTES = 1 << 18
-_PIPE_BYTES = 1 << 16
+#: The most bytes of one read of output: as many as a pipe holds.
+PIPE_BYTES = 1 << 16
 #: The most bytes of a request in a message; a larger one is handed over in a file.
 _MOST_IN_MESSAGE = 60_000
 #: The most descriptors with one: of such a file, and of a new output pipe.
@@ -453,7 +454,7 @@ class TaskRun(AttemptRun):
         """Read from the output pipe; return False if there is nothing more, now or ever."""
         assert self.pipe is not None
         try:
-            data = os.read(self.pipe.reader, _PIPE_BYTES)
+            data = os.read(self.pipe.reader, PIPE_BYTES)
         except BlockingIOError:
             return False
         self.output.write(data)

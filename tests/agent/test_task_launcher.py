@@ -19,6 +19,7 @@ from leasehold.tasks import TaskJob
 
 from bots.agent import task_launcher, warm_children
 from bots.agent.agent import Agent
+from bots.agent.capacity import MOST_QUEUED
 from bots.agent.workspace import marked_processes
 from schema import clock
 from schema.postgres.engine import Database
@@ -454,3 +455,23 @@ def test_a_call_that_waits_in_a_process_finds_nothing_of_those_before_it(tmp_pat
             assert json.loads(pool.outcomes[keys[place + 3]]["result"]) == {"ok": ["tmp"]}
             printed = bytes(pool.output[keys[place + 4]])
             assert printed == b"printed\nlogged\nby a process\nby the descriptor\nTrue True 1\n"
+
+
+def test_a_process_keeps_few_pipes_however_many_calls_print_and_whoever_writes_after_their_end(tmp_path: Path) -> None:
+    pool = AgentPool(sync_in=0.1)
+
+    def open_files(job: str) -> int:
+        key = grant(pool, "open_files", job=job)
+        found: int = json.loads(pool.until(lambda: pool.outcomes.get(key))["result"])["ok"]
+        return found
+
+    with serving(pool, tmp_path, capacity=1, app="tests.support.apps.task_app:pool"):
+        warm_up(pool)
+        at_first = open_files("first")
+        for turn in range(20):
+            with pool.changed:
+                late = grant(pool, "write_later", f"late {turn}\n", 0.02, job=f"late-{turn}")
+                keys = [grant(pool, "add", number, job=f"{turn}-{number}") for number in range(30)]
+            assert verdicts(pool, [late, *keys]) == ["succeeded"] * 31
+            assert all(f"{number} + 0\n".encode() in bytes(pool.output[key]) for number, key in enumerate(keys))
+        assert open_files("last") <= at_first + MOST_QUEUED + 1

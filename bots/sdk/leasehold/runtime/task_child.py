@@ -356,11 +356,21 @@ class TaskChild:
         message: dict[str, Any] = json.loads(received[0])
         descriptors: list[int] = received[1]
         if message["new"]:
+            self._close_unread_pipes()
             self._pipes[message["pipe"]] = descriptors[-1]
         if "file" in message:
             with open(descriptors[0], "rb") as file:
                 return {**json.loads(file.read()), **message}
         return message
+
+    def _close_unread_pipes(self) -> None:
+        """Close pipes that the agent does not read any more, because somebody wrote there who had no call."""
+        unread = select.poll()
+        for descriptor in self._pipes.values():
+            unread.register(descriptor, 0)
+        gone = {descriptor for descriptor, event in unread.poll(0) if event & select.POLLERR}
+        for number in [number for number, descriptor in self._pipes.items() if descriptor in gone]:
+            os.close(self._pipes.pop(number))
 
     def _end(self, request: CallRequest, code: int, *, clean: bool) -> bool:
         """Tell the agent of the end of a call; return False if the agent is gone."""
