@@ -494,7 +494,8 @@ class TaskLauncher(Launcher):
                 "result": str() | None,
             } as told if LEAST_EXIT_CODE <= code <= MOST_EXIT_CODE:
                 if (run := child.runs.get(number)) is not None and run in self._running:
-                    self._lookahead.note(run.age)
+                    # What the process says of itself, because this thread may have looked late.
+                    self._lookahead.note(min(max(0.0, told["seconds"]), run.age + OVERDUE))
                     self._end(run, child, lambda: run.end(code, told=told), quiet=quiet, reusable=clean)
                     self._go_on(child, clean=clean)
         return True

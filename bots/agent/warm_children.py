@@ -31,7 +31,7 @@ from leasehold.tasks import COMMAND
 
 from bots.agent.guardian import descendants, kill, process_tree
 from bots.agent.isolation.containment import Containment, Site
-from bots.agent.job_files import numbered
+from bots.agent.job_files import FileNames, numbered
 from bots.agent.launcher import read_messages
 from bots.agent.run import (
     STUCK_AFTER,
@@ -352,6 +352,7 @@ class TaskRun(AttemptRun):
         self._stdin = ""
         self._checked: Payload | None = None
         self._directory: Path | None = None
+        self._files: FileNames | None = None
         #: Why it is given back, unless a child has it.
         self._returned: str | None = None
 
@@ -396,7 +397,8 @@ class TaskRun(AttemptRun):
     def hand_over(self, child: WarmChild, app: App) -> bool:
         """Hand the call to a child; return False if the child has to read other messages first. Raises OSError."""
         assert self._checked is not None
-        files, directory = numbered(self.number), child.place(app)
+        files = self._files = numbered(self.number)
+        directory = child.place(app)
         self.checkpoint.place(directory / files.checkpoint, child.site.privileges.account)
         writer: int | None = None
         if child.pipes:
@@ -539,7 +541,8 @@ class TaskRun(AttemptRun):
                 outcome = outcome.model_copy(update={"result": found})
             except (BadInput, UnicodeEncodeError) as error:
                 outcome = complaining(outcome, f"no result is stored, because it {getattr(error, 'reason', error)}")
-        files = numbered(self.number)
+        files = self._files
+        assert files is not None
         if not clean:
             outcome = self._with_files(outcome, self._directory, files, self.child.site.owner)
         if self._directory == self.child.site.directory and (not clean or self.assignment.checkpoint is not None):

@@ -421,6 +421,8 @@ def test_a_stopped_call_is_the_only_one_of_its_process_that_is_stopped(
 ) -> None:
     for module in (task_launcher, warm_children):
         monkeypatch.setattr(module, "OVERDUE", MINUTE)
+    # A process that has to be killed is replaced only after the grace.
+    monkeypatch.setattr(task_launcher, "GIVE_BACK_AFTER", MINUTE)
     pool = AgentPool(sync_in=0.1)
     with serving(pool, tmp_path, app="tests.support.apps.task_app:pool", kill_grace=0.5):
         warm_up(pool)
