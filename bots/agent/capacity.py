@@ -73,7 +73,10 @@ SHORT = 0.05
 #: Seconds for which the leases in advance last. Doubling it doubles the time that an urgent task may wait behind them.
 AHEAD = 0.1
 #: The most leases in advance.
-MOST_AHEAD = 256
+MOST_AHEAD = 512
+#: Seconds of run time of the calls that wait in one process, and the most of them. While the agent reads an answer of
+#: the gateway, it looks at a process only every few milliseconds.
+QUEUE, MOST_QUEUED = 0.02, 8
 #: A newly ended task counts with this share for the mean run time.
 _WEIGHT = 1 / 16
 #: The shortest run time that is believed, seconds.
@@ -98,6 +101,11 @@ class Lookahead:
         """Take nothing in advance until many tasks have been short again."""
         self._mean = 1.0
 
+    @property
+    def queue(self) -> int:
+        """The calls that may wait in one process behind the one that it runs."""
+        return min(MOST_QUEUED, int(QUEUE / max(self._mean, _SHORTEST)))
+
     def units(self, limit: int) -> int:
         """Return the units to announce in advance. limit: those that run at once."""
         return 0 if self._mean > SHORT else min(MOST_AHEAD, int(limit * AHEAD / max(self._mean, _SHORTEST)))
@@ -108,7 +116,7 @@ class Lookahead:
 
 #: Descriptors of one command while it starts: output pipe, control socket, waker and standard input.
 _EACH = 8
-#: More of a call of a task: its child, and what is handed to it.
+#: More of a call of a task: its child, which has five, and an output pipe for each call that may wait there.
 _EACH_TASK = 8
 #: Descriptors of the agent itself: modules, locks, connections to the gateway.
 _OWN = 128

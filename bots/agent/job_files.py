@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from leasehold.errors import BadInput
 from pydantic import TypeAdapter, ValidationError
@@ -75,8 +75,7 @@ def read_result(path: Path, *, owner: int | None = None) -> str | None:
     return None if raw is None else check_json("result", raw, validation.MAX_RESULT_BYTES)
 
 
-@dataclass(frozen=True)
-class FileNames:
+class FileNames(NamedTuple):
     """Names of the files in the directory of an attempt. `usage` and `result` do not exist before the command writes
     them; `checkpoint` does if an earlier attempt left a checkpoint.
     """
@@ -139,8 +138,8 @@ class Checkpoint:
                 file.write(self._earlier.encode())
                 if account is not None:
                     os.fchown(descriptor, *account)
+            self._status = _status(path)
         self._path, self._owner = path, None if account is None else account[0]
-        self._status = _status(path)
 
     def look(self, *, last: bool = False) -> None:
         """Take note of what the command has written; of what may not be a checkpoint, only why.

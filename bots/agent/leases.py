@@ -95,9 +95,9 @@ class AgentLeases:
         return not self._held
 
     @property
-    def news(self) -> bool:
-        """True if a state changed that the server should hear of at once."""
-        return any(held.state != held.told and held.state != "pending" for held in self._held.values())
+    def news(self) -> int:
+        """How many leases have changed their state so that the server should hear of it at once."""
+        return sum(held.state not in ("pending", held.told) for held in self._held.values())
 
     @property
     def starting(self) -> bool:

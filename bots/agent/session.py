@@ -75,6 +75,8 @@ LONG_POLL = 50.0
 AT_ONCE = 1.0
 #: Seconds for which a report of started commands waits for others that are still starting.
 START_TOGETHER = 0.02
+#: So many commands that have started or ended are worth a report of their own.
+ENOUGH = 64
 #: Seconds allowed for the last call of a session.
 FAREWELL = 5.0
 #: Seconds allowed for each step of leaving at once.
@@ -238,9 +240,9 @@ class AgentSession:
             due = sent_at + self._sync_in
             if self._leases.empty:
                 due = sent_at + self._idle_delay()
-            elif self._leases.news:
+            elif news := self._leases.news:
                 together = together or now + START_TOGETHER
-                due = min(due, together) if self._leases.starting else now
+                due = min(due, together) if news < ENOUGH and self._leases.starting else now
             if self._draining and self._commands.drain_until is not None and now < self._commands.drain_until:
                 due = min(due, self._commands.drain_until)
             if now >= due:

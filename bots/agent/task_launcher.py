@@ -1,13 +1,17 @@
 """The launcher of a bot that serves an app: commands are calls of tasks, and run in warm child processes.
 
 As many children as the bot has units run one `def` task each; one child runs all `async def` tasks. A child that ends
-takes the runs with it that it has, and another one is started. Runs for which there is no room wait, because a bot
-that runs short tasks holds some leases in advance (`Lookahead`).
+takes the run with it that it has begun, and another one is started. Runs for which there is no room wait, because a bot
+that runs short tasks holds some leases in advance (`Lookahead`). Some of them wait in the sockets of children that run
+short `def` tasks, so that a child goes on without waiting for the agent, which then looks at all children only every
+few milliseconds: that halves the processor time of the agent for a task that does nothing.
+
+One module because one thread decides about runs and children together, on one state.
 """
 
 import contextlib
 import itertools
-import json
+import os
 import selectors
 import signal
 import socket
@@ -23,8 +27,8 @@ from bots.agent.capacity import Lookahead
 from bots.agent.guardian import kill
 from bots.agent.launcher import Launcher
 from bots.agent.run import READY_AFTER, STUCK_AFTER, Assignment, AttemptRun, RunContext, describe_exit
-from bots.agent.warm_children import App, Queue, TaskRun, WarmChild
-from bots.protocol import Outcome
+from bots.agent.warm_children import OVERDUE, PIPE_BYTES, App, OutputPipe, Queue, TaskRun, WarmChild
+from bots.protocol import LEAST_EXIT_CODE, MOST_EXIT_CODE, Outcome
 from schema import clock
 
 _log = structlog.get_logger("leasehold.agent")
@@ -33,6 +37,8 @@ _log = structlog.get_logger("leasehold.agent")
 _FIRST_PAUSE, _LAST_PAUSE = 0.5, 30.0
 #: Seconds between two tries to send to a child that does not read.
 _SEND_AGAIN = 0.05
+#: Seconds between two looks at children that have more than one call waiting each.
+_GLANCE = 0.002
 #: Seconds for which a lease waits at most while all units are in use.
 GIVE_BACK_AFTER = 1.0
 #: The outcome of a run that the launcher could not look after.
@@ -60,6 +66,8 @@ class TaskLauncher(Launcher):
         self._held = 0
         self._deadline: float | None = None
         self._waiting: deque[TaskRun] = deque()
+        #: How many calls wait in children.
+        self._queued = 0
         self._running: set[TaskRun] = set()
         self._in_use = 0
         #: Running ones with a timeout, or that have to stop.
@@ -99,7 +107,7 @@ class TaskLauncher(Launcher):
     @property
     def busy(self) -> bool:
         """True if runs wait, so that the end of one does not leave a child idle."""
-        return bool(self._waiting)
+        return bool(self._waiting) or self._queued > 0
 
     @property
     def ahead(self) -> int:
@@ -152,30 +160,34 @@ class TaskLauncher(Launcher):
 
     def _fail(self) -> None:
         """End everything after a failure of the launcher itself."""
+        back: list[TaskRun] = []
         for child in self._children:
-            # Its supervisor kills it.
-            child.control.close()
-            child.channel.close()
+            # Its supervisor kills it. What waits there must not begin before that.
+            back += [run for run, _ in child.recall()]
+            child.hang_up()
         with self._guarding:
             self._broken = True
-            left = [*self._waiting, *self._running, *self._new]
-        for run in left:
+            left = [*back, *self._waiting, *self._new]
+        for run in (*left, *(run for child in self._children for run in child.runs.values())):
             run.refuse(FAILED)
 
     def _serve(self) -> None:
         while not self._closing:
             for key, _ in self._sources.select(self._delay()):
                 handler: Callable[[], None] = key.data
-                # A handler before it may have closed this source.
-                if key.fd in self._sources.get_map():
+                # A handler before it may have closed this source, and another may have its number.
+                if self._sources.get_map().get(key.fd) is key:
                     handler()
             self._full = False
             for run in list(self._timed):
                 if run in self._timed:
                     self._press(run)
+            self._recall_overdue()
             self._replace_silent()
             self._fill()
             self._assign()
+            if self._queued > len(self._children):
+                clock.sleep(_GLANCE)
 
     def _delay(self) -> float | None:
         """Return the seconds until there is something to do without a message; None = no such time."""
@@ -188,6 +200,8 @@ class TaskLauncher(Launcher):
             instants.append(now + _SEND_AGAIN)
         if self._stuck:
             instants.append(self._waiting[0].put_at + GIVE_BACK_AFTER)
+        if self._queued:
+            instants.append(now + OVERDUE)
         return max(0.0, min(instants) - now) if instants else None
 
     # Runs
@@ -227,7 +241,10 @@ class TaskLauncher(Launcher):
         for run in to_stop:
             if run in self._running:
                 self._timed.add(run)
-            elif run in self._waiting and run.end_before_start():
+                continue
+            if run.child is not None and run.number in run.child.runs:
+                self._recall(run.child)
+            if run in self._waiting and run.end_before_start():
                 self._waiting.remove(run)
                 self._forget()
 
@@ -235,7 +252,10 @@ class TaskLauncher(Launcher):
         """Do what is due to end a run."""
         child = run.child
         assert child is not None
-        match run.step():
+        step = run.step()
+        if step and child.serves == "def" and not self._is_alone(run, child):
+            return
+        match step:
             case "T" if child.serves == "async":
                 run.must_cancel = True
             case "T":
@@ -250,11 +270,39 @@ class TaskLauncher(Launcher):
                 child.over = child.lost = True
                 self._remove(child)
 
+    def _is_alone(self, run: TaskRun, child: WarmChild) -> bool:
+        """Make sure that what ends a run in its child cannot reach the next call; return False if the run is over."""
+        self._recall(child)
+        self._read_all(child)
+        return run in self._running
+
+    def _recall(self, child: WarmChild) -> None:
+        """Let calls wait here that a child has not taken yet."""
+        back = child.recall()
+        for run, knows_pipe in back:
+            self._drop_pipe(run, child, reusable=knows_pipe)
+            if run in self._running:
+                self._leave_running(run)
+            else:
+                self._queued -= 1
+            run.take_back()
+        self._waiting.extendleft(run for run, _ in reversed(back))
+
+    def _recall_overdue(self) -> None:
+        """Take back what waits in children behind a task that is not short, or while too many units are in use."""
+        if not self._queued:
+            return
+        for child in self._children:
+            if len(child.runs) > 1 and child.serves == "def":
+                first = next(iter(child.runs.values()))
+                if first.age >= OVERDUE or self._in_use > self.limit:
+                    self._recall(child)
+
     def _assign(self) -> None:
         """Hand waiting runs to children that are free, and tell children of cancelled ones."""
         for run in self._timed:
             if run.must_cancel and run.child is not None:
-                run.must_cancel = not run.child.send(json.dumps({"cancel": run.number}).encode())
+                run.must_cancel = not run.child.send({"cancel": run.number})
                 self._full = self._full or run.must_cancel
         passed: list[TaskRun] = []
         while self._waiting and self._in_use < self.limit:
@@ -262,6 +310,8 @@ class TaskLauncher(Launcher):
             if not self._begin(run):
                 passed.append(run)
         self._waiting.extendleft(reversed(passed))
+        if self._waiting:
+            self._hand_over_ahead()
         self._give_back()
 
     def _begin(self, run: TaskRun) -> bool:
@@ -274,26 +324,68 @@ class TaskLauncher(Launcher):
             return False
         if self._in_use + run.assignment.units > self.limit:
             return False
+        if self._hand_over(run, free):
+            return True
+        self._full = True
+        return False
+
+    def _hand_over(self, run: TaskRun, child: WarmChild) -> bool:
+        """Hand a run to a child, or end it if that fails; return False if the child has to read other messages."""
+        waits = child.serves == "def" and bool(child.runs)
         try:
-            if not run.begin(free, self._app):
-                self._full = True
+            if not run.hand_over(child, self._app):
                 return False
         except OSError as error:
             self._forget()
             run.refuse(Outcome(verdict="error", reason=f"the command cannot be started: {error.strerror or error}"))
             return True
         run.after = None
+        pipe = run.pipe
+        assert pipe is not None
+        if pipe.reader not in self._sources.get_map():
+            self._sources.register(pipe.reader, selectors.EVENT_READ, lambda: self._read_output(pipe, child))
+        if waits:
+            self._queued += 1
+        else:
+            self._note_begin(run)
+        return True
+
+    def _note_begin(self, run: TaskRun) -> None:
+        run.begin()
         self._running.add(run)
         self._in_use += run.assignment.units
         if run.due() is not None:
             self._timed.add(run)
-        assert run.pipe is not None
-        self._sources.register(run.pipe, selectors.EVENT_READ, lambda: self._read_output(run))
-        return True
 
-    def _read_output(self, run: TaskRun) -> None:
-        if run.pipe is not None and not run.read():
-            self._sources.unregister(run.pipe)
+    def _hand_over_ahead(self) -> None:
+        """Let calls of short tasks wait in children, the same number in each as far as possible."""
+        for most in range(1, self._lookahead.queue + 1):
+            for child in self._children:
+                if not child.takes_ahead(most):
+                    continue
+                run, first = self._waiting[0], next(iter(child.runs.values()))
+                ready = run.after is None or run.after.over.is_set()
+                alike = self._serves(run) == "def" and run.assignment.units == first.assignment.units
+                if not (ready and alike and run.may_wait and self._hand_over(run, child)):
+                    return
+                self._waiting.popleft()
+                if not self._waiting:
+                    return
+
+    def _read_output(self, pipe: OutputPipe, child: WarmChild) -> None:
+        """Read what a call prints. What is there may have been read with the end of the call just now."""
+        try:
+            data = os.read(pipe.reader, PIPE_BYTES)
+        except BlockingIOError:
+            return
+        if pipe.run is not None and data:
+            pipe.run.output.write(data)
+            return
+        self._sources.unregister(pipe.reader)
+        if pipe.run is None:
+            # Somebody writes who has no call, and shall not write into the output of the next one.
+            child.pipes.remove(pipe)
+            os.close(pipe.reader)
 
     def _give_back(self) -> None:
         """Return leases that wait for longer than short tasks take, to be run elsewhere."""
@@ -310,22 +402,41 @@ class TaskLauncher(Launcher):
         return bool(self._waiting) and self._in_use + self._waiting[0].assignment.units > self.limit
 
     def _free_child(self, run: TaskRun) -> WarmChild | None:
-        serves = "async" if run.task in self._async or not self._wanted["def"] else "def"
+        serves = self._serves(run)
         for child in self._children:
             has_room = serves == "async" or not child.runs
             if child.serves == serves and has_room and not child.over and child.killed_for is None:
                 return child
         return None
 
-    def _end(self, run: TaskRun, end: Callable[[], None]) -> None:
-        """End a run that a child had, by the function."""
-        if run.pipe is not None and run.pipe in self._sources.get_map():
-            self._sources.unregister(run.pipe)
+    def _serves(self, run: TaskRun) -> str:
+        """Return what a child serves that can run it."""
+        return "async" if run.task in self._async or not self._wanted["def"] else "def"
+
+    def _leave_running(self, run: TaskRun) -> None:
         self._running.discard(run)
         self._timed.discard(run)
         self._in_use -= run.assignment.units
-        if run.child is not None:
-            run.child.runs.pop(run.number, None)
+
+    def _drop_pipe(self, run: TaskRun, child: WarmChild, *, reusable: bool) -> None:
+        reader = run.drop_pipe(reusable=reusable, child=child)
+        if reader is not None:
+            if reader in self._sources.get_map():
+                self._sources.unregister(reader)
+            os.close(reader)
+
+    def _end(self, run: TaskRun, child: WarmChild, end: Callable[[], None], *, quiet: bool, reusable: bool) -> None:
+        """End a run that a child had begun, by the function. quiet: it has printed nothing that has not been read.
+        reusable: nobody else can write to its pipe.
+        """
+        if not quiet:
+            run.read_to_end()
+        self._drop_pipe(run, child, reusable=reusable)
+        if run in self._running:
+            self._leave_running(run)
+        else:
+            self._queued -= 1
+        child.runs.pop(run.number, None)
         self._forget()
         end()
 
@@ -353,46 +464,80 @@ class TaskLauncher(Launcher):
                 return
             self._children.append(child)
             self._sources.register(child.control, selectors.EVENT_READ, lambda child=child: self._listen(child))
-            self._sources.register(child.channel, selectors.EVENT_READ, lambda child=child: self._read(child))
+            self._sources.register(child.channel, selectors.EVENT_READ, lambda child=child: self._read_all(child))
 
-    def _read(self, child: WarmChild) -> None:
-        match child.read():
+    def _read(self, child: WarmChild) -> bool:
+        """Read a message of a child; return False if there is none, now or ever."""
+        try:
+            message = child.read()
+        except BlockingIOError:
+            return False
+        match message:
             case None:
                 self._sources.unregister(child.channel)
+                return False
             case {"ready": str(name), "async": list(side_by_side), "def": bool(has_plain)} if child.serves is None:
                 self._failures, self._async = 0, frozenset(side_by_side)
                 self._wanted = {"def": self._most if has_plain else 0, "async": 1 if side_by_side else 0}
                 serving = sum(each.serves == "def" for each in self._children)
-                child.serves = "def" if serving < self._wanted["def"] else "async"
-                child.send(json.dumps({"serve": child.serves}).encode())
+                child.serve("def" if serving < self._wanted["def"] else "async")
                 self._name = self._name or name
                 self._decided.set()
             case {"failed": str(reason)}:
                 child.failure = reason
-            case {"over": int(number), "code": int(code), "clean": bool(clean), "result": str() | None as result}:
-                if (run := child.runs.get(number)) is not None:
-                    self._lookahead.note(run.age)
-                    self._end(run, lambda: run.end(code, result=result, clean=clean))
-                    if not clean and child.serves == "def":
-                        child.leave(self._app)
+            case {
+                "over": int(number),
+                "code": int(code),
+                "seconds": float(),
+                "clean": bool(clean),
+                "quiet": bool(quiet),
+                "result": str() | None,
+            } as told if LEAST_EXIT_CODE <= code <= MOST_EXIT_CODE:
+                if (run := child.runs.get(number)) is not None and run in self._running:
+                    # What the process says of itself, because this thread may have looked late.
+                    self._lookahead.note(min(max(0.0, told["seconds"]), run.age + OVERDUE))
+                    self._end(run, child, lambda: run.end(code, told=told), quiet=quiet, reusable=clean)
+                    self._go_on(child, clean=clean)
+        return True
+
+    def _go_on(self, child: WarmChild, *, clean: bool) -> None:
+        """Take note that a call of a child has ended, and the next one begins."""
+        if child.serves != "def":
+            return
+        child.clean_ends = child.clean_ends + 1 if clean else 0
+        if not clean:
+            # It takes no other call before it is told to, and those that wait in it were to have that directory.
+            self._recall(child)
+            child.leave(self._app)
+        elif child.runs:
+            self._queued -= 1
+            self._note_begin(next(iter(child.runs.values())))
+
+    def _read_all(self, child: WarmChild) -> None:
+        """Read everything that a child has said."""
+        if child.channel in self._sources.get_map():
+            while self._read(child):
+                pass
 
     def _listen(self, child: WarmChild) -> None:
         child.listen()
         if not child.over:
             return
-        # What it has said of calls that ended before it ended itself.
-        while child.channel in self._sources.get_map() and not child.lost:
-            self._read(child)
+        # A lost one may still live. It takes no further call, so that only one is open after what it has said.
+        self._recall(child)
+        self._read_all(child)
         self._remove(child)
 
     def _remove(self, child: WarmChild) -> None:
-        for source in (child.control, child.channel):
+        self._recall(child)
+        sources: list[socket.socket | int] = [child.control, child.channel, *(pipe.reader for pipe in child.pipes)]
+        for source in sources:
             if source in self._sources.get_map():
                 self._sources.unregister(source)
         self._children.remove(child)
         runs = list(child.runs.values())
         for run in runs:
-            self._end(run, lambda: None)
+            self._end(run, child, lambda: None, quiet=False, reusable=False)
         if child.lost and not child.expired:
             # In a thread of its own, because it waits for processes to die.
             threading.Thread(target=self._sweep, args=(child, runs), name="sweep", daemon=True).start()

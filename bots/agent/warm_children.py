@@ -1,18 +1,24 @@
 """Warm child processes, which have imported an app: one child, and the run of one task, as the agent sees them.
 
 A child is started by the guardian and has a supervisor, like a command. So it dies with the agent's lease alarm, and a
-later agent finds it by its mark. Its standard input is a socket over which it gets its calls;
-`leasehold/runtime/task_child.py` describes the messages.
+later agent finds it by its mark. Its standard input is a socket over which it talks with the agent, and a second socket
+brings its calls; `leasehold/runtime/task_child.py` describes the messages. One module because a child and its runs
+know each other.
+
+A child that serves `def` may be handed several calls. It takes one at a time from the second socket, which keeps the
+others. The agent has both ends of that socket, so it can take back those which the child has not taken: when the child
+ends, or when the call before them takes longer than expected. A call is with the child or with the agent, never both.
 """
 
 import contextlib
 import errno
+import itertools
 import json
 import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,11 +26,12 @@ from typing import Any
 import structlog
 from leasehold import wire
 from leasehold.errors import BadInput
+from leasehold.runtime.descriptors import receive
 from leasehold.tasks import COMMAND
 
 from bots.agent.guardian import descendants, kill, process_tree
 from bots.agent.isolation.containment import Containment, Site
-from bots.agent.job_files import numbered
+from bots.agent.job_files import FileNames, numbered
 from bots.agent.launcher import read_messages
 from bots.agent.run import (
     STUCK_AFTER,
@@ -40,7 +47,7 @@ from bots.agent.run import (
     invalid,
 )
 from bots.agent.workspace import MARK, Workspace
-from bots.protocol import Outcome
+from bots.protocol import MAX_USED, Outcome
 from schema import clock, validation
 from schema.requests import Payload
 from schema.validation import check_json
@@ -48,9 +55,14 @@ from schema.validation import check_json
 _log = structlog.get_logger("leasehold.agent")
 
 _READ_BYTES = 1 << 18
-_PIPE_BYTES = 1 << 16
+#: The most bytes of one read of output: as many as a pipe holds.
+PIPE_BYTES = 1 << 16
 #: The most bytes of a request in a message; a larger one is handed over in a file.
 _MOST_IN_MESSAGE = 60_000
+#: The most descriptors with one: of such a file, and of a new output pipe.
+_DESCRIPTORS = 2
+#: Seconds of run time after which a task is not short: what waits behind it is taken back.
+OVERDUE = 0.05
 #: The most reads of output after the end, because a process that goes on may hold the pipe open and keep writing.
 _LAST_READS = 32
 #: Errors of a send that the child cures by reading: its socket is full, or holds too many descriptors.
@@ -83,12 +95,29 @@ class App:
 
 
 @dataclass(eq=False)
+class OutputPipe:
+    """A pipe for the output of a call. A child keeps its end of it for later calls, known by its number.
+
+    reader: the agent's end.
+    """
+
+    number: int
+    reader: int
+    run: "TaskRun | None" = None
+
+
+@dataclass(eq=False)
 class WarmChild:
-    """One child process. Only the thread of the launcher uses it."""
+    """One child process. Only the thread of the launcher uses it.
+
+    calls: the socket by which it gets calls. inbox: the end of it from which the child takes them, and the agent too.
+    """
 
     site: Site
     control: socket.socket
     channel: socket.socket
+    calls: socket.socket
+    inbox: socket.socket
     begun: float = field(default_factory=clock.monotonic)
     #: Process ids of the supervisor and of the child, once they are known.
     supervisor: int | None = None
@@ -102,7 +131,12 @@ class WarmChild:
     over: bool = False
     lost: bool = False
     expired: bool = False
+    #: The calls that it was handed, in their order. Of `def` tasks, all but the first wait for the one before.
     runs: dict[int, "TaskRun"] = field(default_factory=dict)
+    #: Output pipes that no call has.
+    pipes: list[OutputPipe] = field(default_factory=list)
+    #: How many calls in a row have left nothing behind. Only behind such calls others may wait.
+    clean_ends: int = 0
     #: The run for which it was killed.
     killed_for: "TaskRun | None" = None
     #: The empty directory for its next attempt; None if one has to be made.
@@ -111,6 +145,7 @@ class WarmChild:
     stopped_before: bool = False
     _process: int | None = None
     _said: bytearray = field(default_factory=bytearray)
+    _pipe_numbers: Iterator[int] = field(default_factory=lambda: itertools.count())
 
     @classmethod
     def start(cls, app: App, launch: Callable[[int, int], socket.socket]) -> "WarmChild":
@@ -131,19 +166,29 @@ class WarmChild:
         with contextlib.suppress(OSError):
             control.sendall(json.dumps(app.request(site)).encode() + b"\n")
         ours.setblocking(False)
-        return cls(site, control, ours)
+        calls, inbox = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        calls.setblocking(False)
+        return cls(site, control, ours, calls, inbox)
 
     def close(self, app: App) -> None:
         """Clear away what is left of a child that is over."""
-        self.control.close()
-        self.channel.close()
+        self.hang_up()
         if self._process is not None:
             os.close(self._process)
+            self._process = None
+        for pipe in self.pipes:
+            os.close(pipe.reader)
+        self.pipes = []
         for directory in (self.directory, self.site.directory):
             if directory is not None:
                 app.workplace.discard(directory)
         if not app.containment.close(self.site, silent=not self.lost):
             _log.warning("a cgroup cannot be removed", cgroup=self.site.privileges.cgroup)
+
+    def hang_up(self) -> None:
+        """Close all sockets."""
+        for each in (self.control, self.channel, self.calls, self.inbox):
+            each.close()
 
     def listen(self) -> None:
         """Read what the supervisor says."""
@@ -167,10 +212,18 @@ class WarmChild:
                     self.over, self.expired = True, expired
 
     def read(self) -> dict[str, Any] | None:
-        """Return the next message of the child itself; None if there is none, or the child is gone."""
+        """Return the next message of the child itself; None if there will be none. Raises BlockingIOError if there is
+        none now.
+        """
         try:
-            message = self.channel.recv(_READ_BYTES)
+            try:
+                message = self.channel.recv(_READ_BYTES)
+            except ConnectionResetError:
+                # It has ended without having read everything. What it has said follows.
+                message = self.channel.recv(_READ_BYTES)
             found = json.loads(message) if message else {}
+        except BlockingIOError:
+            raise
         except OSError:
             return None
         except (ValueError, RecursionError):
@@ -190,19 +243,51 @@ class WarmChild:
         return self.directory
 
     def leave(self, app: App) -> None:
-        """Clear away the directory of an attempt that has left something in it."""
+        """Clear away the directory of an attempt that has left something in it, and let the child go on."""
         if self.directory is not None:
             app.workplace.discard(self.directory)
             self.directory = None
+        self.send({"go on": True})
 
-    def send(self, message: bytes, descriptors: Sequence[int] = ()) -> bool:
-        """Send a message to the child; return False if it has to read some of the others first."""
-        try:
-            socket.send_fds(self.channel, [message], descriptors)
-        except OSError as error:
-            # A child that is gone gets nothing; its supervisor says so.
-            return error.errno not in _FULL
-        return True
+    def serve(self, kind: str) -> None:
+        """Let it serve `def` or `async`, and give it the socket of its calls."""
+        self.serves = kind
+        self.send({"serve": kind}, [self.inbox.fileno()])
+
+    def send(self, facts: Mapping[str, object], descriptors: Sequence[int] = ()) -> bool:
+        """Send a message beside the calls; return False if the child has to read some of the others first."""
+        return _sent(self.channel, json.dumps(facts).encode(), descriptors)
+
+    def new_pipe(self) -> tuple[OutputPipe, int]:
+        """Make an output pipe; return it with the end that is the child's. Raises OSError."""
+        reader, writer = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(reader, False)
+        return OutputPipe(next(self._pipe_numbers), reader), writer
+
+    def takes_ahead(self, most: int) -> bool:
+        """Return whether another `def` call may wait behind those that it has. most: calls that may wait."""
+        if self.serves != "def" or not 0 < len(self.runs) <= min(most, self.clean_ends) or self.over:
+            return False
+        first = next(iter(self.runs.values()))
+        return self.killed_for is None and not first.stopping and first.age < OVERDUE
+
+    def recall(self) -> "list[tuple[TaskRun, bool]]":
+        """Take back the calls that the child has not taken, with whether it knows the pipe of the call."""
+        back: list[tuple[TaskRun, bool]] = []
+        while True:
+            try:
+                message, descriptors = receive(self.inbox, _READ_BYTES, _DESCRIPTORS, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return back
+            for descriptor in descriptors:
+                os.close(descriptor)
+            if not message:
+                # A task has shut the socket down.
+                self.ask_to_die()
+                return back
+            facts = json.loads(message)
+            self.stopped_before = self.stopped_before or facts["stopped_before"]
+            back.append((self.runs.pop(facts["run"]), not facts["new"]))
 
     def terminate(self) -> None:
         """Send SIGTERM to the child and to all processes below it, as a supervisor does for a command.
@@ -257,8 +342,8 @@ class TaskRun(AttemptRun):
         self.put_at = 0.0
         self.started_at: float | None = None
         self.child: WarmChild | None = None
-        #: The reading end of its output pipe, until it is over.
-        self.pipe: int | None = None
+        #: Its output pipe, while a child has it.
+        self.pipe: OutputPipe | None = None
         #: What it was asked last: nothing, `T` to end, or `K` when its process was killed.
         self.asked = ""
         #: The child has not been told yet that the run is cancelled.
@@ -267,6 +352,7 @@ class TaskRun(AttemptRun):
         self._stdin = ""
         self._checked: Payload | None = None
         self._directory: Path | None = None
+        self._files: FileNames | None = None
         #: Why it is given back, unless a child has it.
         self._returned: str | None = None
 
@@ -286,6 +372,16 @@ class TaskRun(AttemptRun):
         """Seconds since the task started."""
         return 0.0 if self.started_at is None else clock.monotonic() - self.started_at
 
+    @property
+    def stopping(self) -> bool:
+        """True if it has to end."""
+        return self._stop is not None or self._returned is not None
+
+    @property
+    def may_wait(self) -> bool:
+        """True if it may wait in a child for another to end: no file of it is in the directory before its turn."""
+        return self.assignment.checkpoint is None and not self.stopping
+
     def check(self, app: str | None) -> Outcome | None:
         """Look which task is called; return the outcome if it cannot be one."""
         try:
@@ -298,11 +394,17 @@ class TaskRun(AttemptRun):
         self._checked, self.task = payload, payload.command[2]
         return None
 
-    def begin(self, child: WarmChild, app: App) -> bool:
+    def hand_over(self, child: WarmChild, app: App) -> bool:
         """Hand the call to a child; return False if the child has to read other messages first. Raises OSError."""
         assert self._checked is not None
-        files, directory = numbered(self.number), child.place(app)
+        files = self._files = numbered(self.number)
+        directory = child.place(app)
         self.checkpoint.place(directory / files.checkpoint, child.site.privileges.account)
+        writer: int | None = None
+        if child.pipes:
+            self.pipe = child.pipes.pop()
+        else:
+            self.pipe, writer = child.new_pipe()
         request = {
             "run": self.number,
             "task": self.task,
@@ -310,30 +412,51 @@ class TaskRun(AttemptRun):
             "env": self._variables(self._checked, str(directory), files),
             "directory": str(directory),
             "stopped_before": child.stopped_before,
+            "pipe": self.pipe.number,
+            "new": writer is not None,
         }
-        self.pipe, writer = os.pipe2(os.O_CLOEXEC)
-        os.set_blocking(self.pipe, False)
         try:
-            sent = _sent(child, request, writer)
+            sent = _handed_over(child, request, writer)
         finally:
-            os.close(writer)
+            if writer is not None:
+                os.close(writer)
         if not sent:
-            self._close_pipe()
+            self.drop_pipe(reusable=writer is None, child=child)
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(directory / files.checkpoint)
             return False
-        self.child, self._directory, self.started_at = child, directory, clock.monotonic()
+        self.child, self._directory, self.pipe.run = child, directory, self
         child.stopped_before = False
         child.runs[self.number] = self
+        return True
+
+    def begin(self) -> None:
+        """Take note that the child begins the call, as far as the agent knows."""
+        self.started_at = clock.monotonic()
         self.started.set()
         self._notify()
-        return True
+
+    def take_back(self) -> None:
+        """Take note that the child has not taken the call and never will."""
+        self.child = self._directory = self.started_at = None
+        self.asked = ""
+
+    def drop_pipe(self, *, reusable: bool, child: WarmChild) -> int | None:
+        """Give the output pipe up; return the agent's end if that has to be closed, so that no other call has it."""
+        pipe, self.pipe = self.pipe, None
+        if pipe is None:
+            return None
+        pipe.run = None
+        if reusable:
+            child.pipes.append(pipe)
+            return None
+        return pipe.reader
 
     def read(self) -> bool:
         """Read from the output pipe; return False if there is nothing more, now or ever."""
         assert self.pipe is not None
         try:
-            data = os.read(self.pipe, _PIPE_BYTES)
+            data = os.read(self.pipe.reader, PIPE_BYTES)
         except BlockingIOError:
             return False
         self.output.write(data)
@@ -382,19 +505,17 @@ class TaskRun(AttemptRun):
         """End a run that cannot start."""
         self._finish(outcome)
 
-    def end(
-        self, code: int | None, *, result: str | None = None, clean: bool = False, broken: str | None = None
-    ) -> None:
-        """End a run that a child had. No process of it is left, but what the child keeps.
+    def end(self, code: int | None, *, told: Mapping[str, Any] | None = None, broken: str | None = None) -> None:
+        """End a run that a child had, which has been read from to the end. No process of it is left, but what the child
+        keeps.
 
-        code: exit code; None = nobody knows. result: JSON that came with the end. clean: no file has been written.
-        broken: why the process ended, if the task is not to blame.
+        code: exit code; None = nobody knows. told: what the child says of the end: `seconds` of run time, the `result`
+        as JSON, `clean` if no file has been written. broken: why the process ended, if the task is not to blame.
         """
-        ending = Ending(code, None if code is None else round(self.age, 6))
-        for _ in range(_LAST_READS):
-            if not self.read():
-                break
-        self._close_pipe()
+        facts = told or {"seconds": self.age, "result": None, "clean": False}
+        # A task can send whatever it likes in the name of its process.
+        seconds = facts["seconds"] if 0 <= facts["seconds"] <= MAX_USED else self.age
+        ending = Ending(code, None if code is None else round(seconds, 6))
         outcome: Outcome | None
         if self._cause is not None:
             outcome = self._stopped(self._cause, ending)
@@ -402,11 +523,10 @@ class TaskRun(AttemptRun):
             outcome = Outcome(verdict="error", reason=wire.escaped(broken, 400))
         else:
             outcome = Outcome(verdict="error", reason=SUPERVISOR_KILLED) if code is None else self._ended(ending)
-        self._finish(None if outcome is None else self._completed(outcome, result, clean=clean))
+        self._finish(None if outcome is None else self._completed(outcome, facts["result"], clean=facts["clean"]))
 
     def expire(self) -> None:
         """End a run whose process the guardian's alarm has killed: the lease is lost."""
-        self._close_pipe()
         with self._lock:
             self._stop = StopReason.LOST
         self._finish(None)
@@ -421,7 +541,8 @@ class TaskRun(AttemptRun):
                 outcome = outcome.model_copy(update={"result": found})
             except (BadInput, UnicodeEncodeError) as error:
                 outcome = complaining(outcome, f"no result is stored, because it {getattr(error, 'reason', error)}")
-        files = numbered(self.number)
+        files = self._files
+        assert files is not None
         if not clean:
             outcome = self._with_files(outcome, self._directory, files, self.child.site.owner)
         if self._directory == self.child.site.directory and (not clean or self.assignment.checkpoint is not None):
@@ -430,23 +551,38 @@ class TaskRun(AttemptRun):
                     os.unlink(self._directory / name)
         return outcome
 
-    def _close_pipe(self) -> None:
-        if self.pipe is not None:
-            os.close(self.pipe)
-            self.pipe = None
+    def read_to_end(self) -> None:
+        """Read what is in the output pipe, but not for ever what a process that goes on writes there."""
+        for _ in range(_LAST_READS):
+            if not self.read():
+                return
 
 
-def _sent(child: WarmChild, request: Mapping[str, object], output: int) -> bool:
-    """Send a request with the descriptor of its output, in a file without a name if it is large."""
+def _handed_over(child: WarmChild, request: Mapping[str, object], output: int | None) -> bool:
+    """Send a request, with the descriptor of its output if that is new; in a file without a name if it is large."""
+    descriptors = [] if output is None else [output]
     text = json.dumps(request).encode()
     if len(text) <= _MOST_IN_MESSAGE:
-        return child.send(text, [output])
+        return _sent(child.calls, text, descriptors)
     file = os.memfd_create("request", os.MFD_CLOEXEC)
     try:
         with open(file, "wb", closefd=False) as writer:
             writer.write(text)
         os.lseek(file, 0, os.SEEK_SET)
-        told = {"run": request["run"], "stopped_before": request["stopped_before"]}
-        return child.send(json.dumps(told).encode(), [file, output])
+        told = {name: request[name] for name in ("run", "stopped_before", "pipe", "new")}
+        return _sent(child.calls, json.dumps({**told, "file": True}).encode(), [file, *descriptors])
     finally:
         os.close(file)
+
+
+def _sent(channel: socket.socket, message: bytes, descriptors: Sequence[int]) -> bool:
+    """Send a message; return False if the child has to read some of the others first."""
+    try:
+        if descriptors:
+            socket.send_fds(channel, [message], descriptors)
+        else:
+            channel.send(message)
+    except OSError as error:
+        # A child that is gone gets nothing; its supervisor says so.
+        return error.errno not in _FULL
+    return True

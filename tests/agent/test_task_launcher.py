@@ -17,8 +17,9 @@ from leasehold.client import Client
 from leasehold.errors import BadInput, LeaseholdError, TaskFailed
 from leasehold.tasks import TaskJob
 
-from bots.agent import task_launcher
+from bots.agent import task_launcher, warm_children
 from bots.agent.agent import Agent
+from bots.agent.capacity import MOST_QUEUED
 from bots.agent.workspace import marked_processes
 from schema import clock
 from schema.postgres.engine import Database
@@ -376,3 +377,103 @@ def test_tasks_that_take_more_units_than_are_free_do_not_run_at_once(tmp_path: P
             grant(pool, "hold", str(file), 0.3, job=file.name, units=2)
         pool.until(lambda: len(pool.outcomes) == 2)
     assert abs(first.stat().st_mtime - second.stat().st_mtime) >= 0.29
+
+
+# Calls that wait in the processes that will run them
+
+
+def warm_up(pool: AgentPool) -> None:
+    """Let the bot see that tasks are short."""
+    keys = [grant(pool, "add", number, job=f"warm-{number}") for number in range(100)]
+    pool.until(lambda: all(key in pool.outcomes for key in keys))
+
+
+def verdicts(pool: AgentPool, keys: list[tuple[str, int]]) -> list[str]:
+    return [pool.until(lambda key=key: pool.outcomes.get(key))["verdict"] for key in keys]
+
+
+def test_calls_that_wait_in_a_process_behind_a_longer_one_go_back_to_the_pool(tmp_path: Path) -> None:
+    pool = AgentPool(sync_in=0.1)
+    with serving(pool, tmp_path, app="tests.support.apps.task_app:pool"):
+        warm_up(pool)
+        with pool.changed:
+            holding = grant(pool, "hold", str(tmp_path / "held"), job="held")
+            waiting = [grant(pool, "add", 1, job=f"waiting-{number}") for number in range(4)]
+        assert verdicts(pool, waiting) == ["released"] * 4
+        assert not any("active" in pool.reported(key) for key in waiting), "a lease that waits is not acknowledged"
+        assert holding not in pool.outcomes
+
+
+def test_a_process_that_ends_takes_no_call_with_it_that_waits_there(tmp_path: Path) -> None:
+    pool = AgentPool(sync_in=0.1)
+    with serving(pool, tmp_path, app="tests.support.apps.task_app:pool"):
+        warm_up(pool)
+        for number, (code, verdict) in enumerate([(3, "failed"), (0, "error")]):
+            with pool.changed:
+                before = [grant(pool, "add", 1, job=f"before-{number}-{place}") for place in range(3)]
+                crashed = grant(pool, "end_process", code, str(tmp_path / str(number)), job=f"crashed-{number}")
+                after = [grant(pool, "add", 1, job=f"after-{number}-{place}") for place in range(6)]
+            assert verdicts(pool, [*before, crashed, *after]) == ["succeeded"] * 3 + [verdict] + ["succeeded"] * 6
+
+
+def test_a_stopped_call_is_the_only_one_of_its_process_that_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (task_launcher, warm_children):
+        monkeypatch.setattr(module, "OVERDUE", MINUTE)
+    # A process that has to be killed is replaced only after the grace.
+    monkeypatch.setattr(task_launcher, "GIVE_BACK_AFTER", MINUTE)
+    pool = AgentPool(sync_in=0.1)
+    with serving(pool, tmp_path, app="tests.support.apps.task_app:pool", kill_grace=0.5):
+        warm_up(pool)
+        for task in ("hold", "hold_on"):
+            held = tmp_path / task
+            with pool.changed:
+                stopped = grant(pool, task, str(held), job=task)
+                waiting = [grant(pool, "add", 1, job=f"{task}-{number}") for number in range(4)]
+            pool.until(held.exists)
+            pool.cancel(waiting[1])
+            assert verdicts(pool, waiting[1:2]) == ["stopped"]
+            pool.cancel(stopped)
+            assert verdicts(pool, [stopped, *waiting]) == ["stopped", "succeeded", "stopped", "succeeded", "succeeded"]
+            assert pool.outcomes[waiting[1]].get("seconds") is None, "it never began"
+
+
+def test_a_call_that_waits_in_a_process_finds_nothing_of_those_before_it(tmp_path: Path) -> None:
+    pool = AgentPool(sync_in=0.1)
+    with serving(pool, tmp_path, app="tests.support.apps.task_app:pool"):
+        warm_up(pool)
+        with pool.changed:
+            calls = [("add", 1, 2), ("litter", ""), ("fail", "no luck"), ("litter", "late"), ("surroundings",)]
+            keys = [
+                grant(pool, task, *args, job=f"{turn}-{place}")
+                for turn in range(4)
+                for place, (task, *args) in enumerate(calls)
+            ]
+        assert verdicts(pool, keys) == ["succeeded", "succeeded", "failed", "succeeded", "succeeded"] * 4
+        for place in range(0, 20, 5):
+            assert bytes(pool.output[keys[place]]) == b"1 + 2\n"
+            assert json.loads(pool.outcomes[keys[place + 1]]["result"]) == {"ok": ["tmp"]}
+            assert json.loads(pool.outcomes[keys[place + 3]]["result"]) == {"ok": ["tmp"]}
+            printed = bytes(pool.output[keys[place + 4]])
+            assert printed == b"printed\nlogged\nby a process\nby the descriptor\nTrue True 1\n"
+
+
+def test_a_process_keeps_few_pipes_however_many_calls_print_and_whoever_writes_after_their_end(tmp_path: Path) -> None:
+    pool = AgentPool(sync_in=0.1)
+
+    def open_files(job: str) -> int:
+        key = grant(pool, "open_files", job=job)
+        found: int = json.loads(pool.until(lambda: pool.outcomes.get(key))["result"])["ok"]
+        return found
+
+    with serving(pool, tmp_path, capacity=1, app="tests.support.apps.task_app:pool"):
+        warm_up(pool)
+        at_first = open_files("first")
+        for turn in range(20):
+            with pool.changed:
+                late = grant(pool, "write_later", f"late {turn}\n", 0.02, job=f"late-{turn}")
+                keys = [grant(pool, "add", number, job=f"{turn}-{number}") for number in range(30)]
+            assert verdicts(pool, [late, *keys]) == ["succeeded"] * 31
+            assert all(f"{number} + 0\n".encode() in bytes(pool.output[key]) for number, key in enumerate(keys))
+        assert open_files("last") <= at_first + MOST_QUEUED + 1

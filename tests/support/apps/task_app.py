@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,30 @@ def litter(late: str) -> list[str]:
         Path("left").touch()
         Path(os.environ["TMPDIR"], "temporary").touch()
     return found
+
+
+@pool.task
+def write_later(text: str, seconds: float) -> None:
+    """Leave a thread that goes on writing to the output of this call, by a descriptor of its own."""
+    output, ends = os.dup(1), time.monotonic() + seconds
+
+    def write() -> None:
+        with contextlib.suppress(OSError):
+            while time.monotonic() < ends:
+                os.write(output, text.encode())
+                time.sleep(0.0005)
+        os.close(output)
+
+    threading.Thread(target=write).start()
+
+
+@pool.task
+def open_files() -> int:
+    """Count the open files of the process, in which no thread of an earlier call is left."""
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread():
+            thread.join()
+    return len(os.listdir("/proc/self/fd"))
 
 
 @pool.task

@@ -4,19 +4,25 @@
 
 It is a child of a supervisor of the bot's guardian, and talks with the agent over a socket, its standard input, in
 datagrams of JSON. From the child: `ready` with the app and its tasks, or `failed` with the reason; then `over` with the
-number of a call, its exit code, its `result` unless that is in the file, and whether it left nothing in its directory
-(`clean`). From the agent: `serve`, "def" or "async"; then `run` with the number of a call, its task, `stdin`, `env` and
-`directory`, and the descriptor of its output; `cancel` with the number of an asynchronous call. Any other call is
-cancelled by SIGTERM. A large request comes in a file without a name, whose descriptor precedes that of the output.
+number of a call, its exit code, its `seconds`, its `result` unless that is in the file, whether it left nothing in its
+directory (`clean`), and whether no output waits in its pipe (`quiet`). From the agent: `serve`, "def" or "async", with
+the descriptor of a second socket; `cancel` with the number of an asynchronous call. Any other call is cancelled by
+SIGTERM. A child that serves `def` and has said of a call that it is not clean waits for `go on`.
+
+The second socket brings calls: `run` with the number of a call, its task, `stdin`, `env` and `directory`, and the
+number of the `pipe` of its output, with the descriptor if that is `new`. A large request comes in a file without a
+name, whose descriptor is the first. What the child has not taken from this socket, the agent may take back.
 
 A child that serves `def` runs one task at a time in its main thread, as a command would be run: its directory, its
 environment and its output are those of the attempt, also for the processes that it starts. A child that serves `async`
 runs all its tasks in one event loop. Only what Python code prints reaches the output of their jobs.
 """
 
+import _signal  # type: ignore[import-not-found]
 import asyncio
 import contextlib
 import ctypes
+import fcntl
 import io
 import json
 import os
@@ -26,8 +32,10 @@ import socket
 import stat
 import sys
 import tempfile
+import termios
+import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import FrameType
@@ -35,6 +43,7 @@ from typing import Any
 
 from leasehold.errors import BadInput
 from leasehold.runtime.attempt import Attempt
+from leasehold.runtime.descriptors import receive
 from leasehold.runtime.task_runner import CANCELLED, FAILED, TaskCall, import_failure, load
 from leasehold.tasks import TaskRegistry
 
@@ -44,6 +53,15 @@ _MOST_BYTES = 65_536
 #: The most characters of a result in a message. A longer one is stored in the file of the attempt.
 _MOST_RESULT = 16_384
 _libc = ctypes.CDLL(None)
+#: The variables of this process as `os.environ` holds them. Comparing these takes a twentieth of the time in which
+#: `os.environ` decodes all of them.
+_variables: dict[bytes, bytes] = os.environ._data  # type: ignore[attr-defined]
+#: Milliseconds for which a process waits for its next call before it takes its own variables back: setting them twice
+#: would cost more than a tenth of its processor time for a task that does nothing.
+_SOON = 2
+#: Nanoseconds after which a change of a directory cannot have the time of the change before: file systems tell the
+#: time in steps of up to 10 ms.
+_TIME_STEP = 50_000_000
 
 
 @dataclass
@@ -120,33 +138,127 @@ class WarmAttempt(Attempt):
 class CallRequest:
     """What the agent asks for: a call, and the descriptor of its output."""
 
-    def __init__(self, message: dict[str, Any], descriptors: list[int]) -> None:
+    def __init__(self, message: dict[str, Any], output: int) -> None:
         self.number: int = message["run"]
-        self.output = descriptors[-1]
-        if len(descriptors) == _DESCRIPTORS:
-            with open(descriptors[0], "rb") as file:
-                message = json.loads(file.read())
+        self.pipe: int = message["pipe"]
+        self.output = output
         self.environment: dict[str, str] = message["env"]
         self.directory: str = message["directory"]
         self._task, self._stdin = message["task"], message["stdin"]
         self.attempt = WarmAttempt(self.environment)
+        self._began = time.monotonic()
 
     def call(self, pool: TaskRegistry) -> TaskCall:
         """Return the call of the task that the command names."""
         return TaskCall(pool, self._task, self._stdin, self.attempt)
 
     def end(self, code: int, *, clean: bool) -> dict[str, Any]:
-        """Close the output and return what the agent is told."""
-        os.close(self.output)
-        return {"over": self.number, "code": code, "clean": clean, "result": self.attempt.result}
+        """Return what the agent is told of the end."""
+        return {
+            "over": self.number,
+            "code": code,
+            "seconds": time.monotonic() - self._began,
+            "clean": clean,
+            "quiet": clean and fcntl.ioctl(self.output, termios.FIONREAD, b"\0\0\0\0") == b"\0\0\0\0",
+            "result": self.attempt.result,
+        }
+
+
+class Surroundings:
+    """Directory, environment and output of this process: those of an attempt while it runs, else its own."""
+
+    def __init__(self) -> None:
+        self._home, self._log = os.getcwd(), os.dup(2)
+        self._own = dict(os.environ)
+        self._set: dict[str, str] = {}
+        self._expected = dict(_variables)
+
+    @contextlib.contextmanager
+    def of(self, request: CallRequest) -> Iterator[None]:
+        """Give this process the directory, the environment and the output of an attempt. Raises OSError."""
+        self._set_environment(request.environment)
+        # It was derived from the environment of the attempt before.
+        tempfile.tempdir = None
+        try:
+            os.chdir(request.directory)
+            os.dup2(request.output, 1)
+            os.dup2(request.output, 2)
+            yield
+        finally:
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(OSError, ValueError):
+                    stream.flush()
+            # Of the C library: what an extension has printed belongs to this output, not to that of the next task.
+            _libc.fflush(None)
+            os.dup2(self._log, 1)
+            os.dup2(self._log, 2)
+            os.chdir(self._home)
+            tempfile.tempdir = None
+
+    def restore_environment(self) -> None:
+        """Give this process its own variables back, before it waits."""
+        if self._set or _variables != self._expected:
+            for name in os.environ.keys() - self._own.keys():
+                del os.environ[name]
+            os.environ.update(self._own)
+            self._set, self._expected = {}, dict(_variables)
+
+    def _set_environment(self, wanted: dict[str, str]) -> None:
+        """Set the variables of an attempt: of two attempts in a row, most are the same."""
+        if _variables != self._expected or not self._set.keys() <= wanted.keys():
+            self.restore_environment()
+        for name, value in wanted.items():
+            if self._set.get(name) != value:
+                os.environ[name] = value
+        self._set, self._expected = wanted, dict(_variables)
+
+
+class Traces:
+    """Looks for what a call has left behind: files in its directory, and processes."""
+
+    def __init__(self) -> None:
+        # The supervisor adopts what has lost its parent.
+        above = os.getppid()
+        self._adopted = os.open(f"/proc/{above}/task/{above}/children", os.O_RDONLY | os.O_CLOEXEC)
+        self._alone = [str(os.getpid()).encode()]
+        #: What has changed last in a directory that was empty then.
+        self._empty: list[object] | None = None
+
+    def none_in(self, directory: str) -> bool:
+        """Return whether the directory of an attempt is as it was made and no process is left that could write to it.
+
+        Then another attempt may have it.
+        """
+        with contextlib.suppress(ChildProcessError):
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            return False
+        try:
+            return os.pread(self._adopted, 4096, 0).split() == self._alone and self._is_empty(directory)
+        except OSError:
+            return False
+
+    def _is_empty(self, directory: str) -> bool:
+        """Look into a directory only if it has changed since it was empty. Raises OSError."""
+        states = [os.lstat(place) for place in (directory, f"{directory}/tmp")]
+        known: list[object] = [(each.st_ino, each.st_mode, each.st_ctime_ns) for each in states]
+        if known == self._empty:
+            return True
+        empty = os.listdir(directory) == ["tmp"] and not os.listdir(f"{directory}/tmp")
+        empty = empty and all(stat.S_IMODE(each.st_mode) == 0o700 for each in states)
+        settled = time.time_ns() - max(each.st_ctime_ns for each in states) > _TIME_STEP
+        self._empty = known if empty and settled else None
+        return empty
 
 
 class TaskChild:
     """Serves the agent's requests with the tasks of one app."""
 
-    def __init__(self, pool: TaskRegistry, channel: socket.socket) -> None:
-        self._pool, self._channel = pool, channel
+    def __init__(self, pool: TaskRegistry, channel: socket.socket, calls: socket.socket) -> None:
+        self._pool, self._channel, self._inbox = pool, channel, calls
+        #: The descriptors of output pipes.
+        self._pipes: dict[int, int] = {}
         self._running: TaskCall | None = None
+        self._next = select.poll()
         #: SIGTERM came while no call ran. It may be for one whose message has not been read yet.
         self._early = False
         self._calls: dict[int, asyncio.Task[int]] = {}
@@ -154,23 +266,43 @@ class TaskChild:
 
     def serve(self) -> None:
         """Run calls one after the other, until the agent is gone."""
-        log, home = os.dup(2), os.getcwd()
+        surroundings, traces = Surroundings(), Traces()
         signal.signal(signal.SIGTERM, self._cancel)
-        while (received := self._receive()) is not None:
-            message, descriptors = received
+        self._next.register(self._inbox, select.POLLIN)
+        while (message := self._take(surroundings)) is not None:
             if message["stopped_before"]:
                 # It was, or may have been, for the call before, which has ended by itself.
                 self._early = False
-            request = CallRequest(message, descriptors)
+            request = CallRequest(message, self._pipes[message["pipe"]])
             try:
-                with _at_home_afterwards(log, home), _as_in(request):
+                with surroundings.of(request):
                     code = self._run(request)
             except OSError as error:
                 _write(request.output, f"the directory of the attempt cannot be used: {error}\n".encode())
                 code = FAILED
-            # The task may have set another handler.
+            self._restore_handler()
+            clean = traces.none_in(request.directory)
+            if not (self._end(request, code, clean=clean) and (clean or self._channel.recv(_MOST_BYTES))):
+                return
+
+    def _take(self, surroundings: Surroundings) -> dict[str, Any] | None:
+        """Return the next call; None if the agent is gone. If it is long in coming, the environment is that of the
+        process meanwhile.
+        """
+        try:
+            return self._receive_call(socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            if not self._next.poll(_SOON):
+                surroundings.restore_environment()
+            return self._receive_call()
+
+    def _restore_handler(self) -> None:
+        """Handle SIGTERM here again, if the task has set another handler.
+
+        `_signal` knows no enumerations, in which `signal` takes as long as a tenth of a task that does nothing.
+        """
+        if _signal.getsignal(signal.SIGTERM) != self._cancel:
             signal.signal(signal.SIGTERM, self._cancel)
-            self._say(request.end(code, clean=_is_empty(request.directory)))
 
     def _run(self, request: CallRequest) -> int:
         self._running = request.call(self._pool)
@@ -195,24 +327,30 @@ class TaskChild:
 
         def take() -> None:
             with contextlib.suppress(BlockingIOError):
-                received = self._receive()
-                if received is None:
-                    loop.remove_reader(self._channel)
-                    gone.set()
-                else:
-                    self._obey(*received)
+                while (message := self._receive_call(socket.MSG_DONTWAIT)) is not None:
+                    self._begin(message)
+                gone.set()
 
-        loop.add_reader(self._channel, take)
+        def obey() -> None:
+            with contextlib.suppress(BlockingIOError):
+                while message := _received(self._channel.recv, _MOST_BYTES):
+                    self._cancel_call(json.loads(message)["cancel"])
+                gone.set()
+
+        loop.add_reader(self._inbox, take)
+        loop.add_reader(self._channel, obey)
         await gone.wait()
+        loop.remove_reader(self._inbox)
+        loop.remove_reader(self._channel)
 
-    def _obey(self, message: dict[str, Any], descriptors: list[int]) -> None:
-        if "cancel" in message:
-            number = message["cancel"]
-            if number in self._calls:
-                self._called[number].mark_cancelled()
-                self._calls[number].cancel()
-            return
-        request = CallRequest(message, descriptors)
+    def _cancel_call(self, number: int) -> None:
+        if number in self._calls:
+            self._called[number].mark_cancelled()
+            self._calls[number].cancel()
+
+    def _begin(self, message: dict[str, Any]) -> None:
+        """Begin a call beside others."""
+        request = CallRequest(message, self._pipes[message["pipe"]])
         output, call = CallOutput(request.output), request.call(self._pool)
         task = asyncio.create_task(_printing_to(output, call))
         self._called[request.number], self._calls[request.number] = call, task
@@ -222,94 +360,68 @@ class TaskChild:
             output.descriptor = None
             del self._calls[request.number], self._called[request.number]
             code = CANCELLED if task.cancelled() else task.result()
-            self._say(request.end(code, clean=request.attempt.fileless))
+            self._end(request, code, clean=request.attempt.fileless)
 
         task.add_done_callback(end)
 
-    def _receive(self) -> tuple[dict[str, Any], list[int]] | None:
-        """Return the agent's next message with its descriptors; None if the agent is gone."""
-        try:
-            message, descriptors, _, _ = socket.recv_fds(
-                self._channel, _MOST_BYTES, _DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
-            )
-        except ConnectionResetError:
-            # The agent was killed before it had read what this process said.
+    def _receive_call(self, flags: int = 0) -> dict[str, Any] | None:
+        """Return the next call, and keep the descriptor of its output; None if the agent is gone."""
+        received = _received(receive, self._inbox, _MOST_BYTES, _DESCRIPTORS, flags)
+        if received is None or not received[0]:
             return None
-        return (json.loads(message), descriptors) if message else None
+        message: dict[str, Any] = json.loads(received[0])
+        descriptors: list[int] = received[1]
+        if message["new"]:
+            self._close_unread_pipes()
+            self._pipes[message["pipe"]] = descriptors[-1]
+        if "file" in message:
+            with open(descriptors[0], "rb") as file:
+                return {**json.loads(file.read()), **message}
+        return message
 
-    def _say(self, facts: dict[str, Any]) -> None:
+    def _close_unread_pipes(self) -> None:
+        """Close pipes that the agent does not read any more, because somebody wrote there who had no call."""
+        unread = select.poll()
+        for descriptor in self._pipes.values():
+            unread.register(descriptor, 0)
+        gone = {descriptor for descriptor, event in unread.poll(0) if event & select.POLLERR}
+        for number in [number for number, descriptor in self._pipes.items() if descriptor in gone]:
+            os.close(self._pipes.pop(number))
+
+    def _end(self, request: CallRequest, code: int, *, clean: bool) -> bool:
+        """Tell the agent of the end of a call; return False if the agent is gone."""
+        said = self._say(request.end(code, clean=clean))
+        if not clean:
+            # The agent makes another one, because a process that is left may write to this one.
+            os.close(self._pipes.pop(request.pipe))
+        return said
+
+    def _say(self, facts: dict[str, Any]) -> bool:
         message = json.dumps(facts).encode()
         while True:
             try:
                 self._channel.send(message)
-                return
+                return True
             except BlockingIOError:
                 # The agent reads all the time, so that there is room soon.
                 room = select.poll()
                 room.register(self._channel, select.POLLOUT)
                 room.poll()
             except (BrokenPipeError, ConnectionResetError):
-                return
-
-
-def _is_empty(directory: str) -> bool:
-    """Return whether the directory of an attempt is as it was made and no process is left that could write to it.
-
-    Then another attempt may have it.
-    """
-    with contextlib.suppress(ChildProcessError):
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        return False
-    try:
-        above = os.getppid()
-        # The supervisor adopts what has lost its parent.
-        with open(f"/proc/{above}/task/{above}/children", encoding="ascii") as file:
-            if file.read().split() != [str(os.getpid())]:
                 return False
-        modes = [stat.S_IMODE(os.lstat(place).st_mode) for place in (directory, f"{directory}/tmp")]
-        return modes == [0o700, 0o700] and os.listdir(directory) == ["tmp"] and not os.listdir(f"{directory}/tmp")
-    except OSError:
-        return False
+
+
+def _received(receive: Callable[..., Any], *arguments: Any) -> Any:
+    """Return what the function receives; None if the agent was killed before it had read what this process said."""
+    try:
+        return receive(*arguments)
+    except ConnectionResetError:
+        return None
 
 
 async def _printing_to(output: CallOutput, call: TaskCall) -> int:
     _output.set(output)
     return await call.run_in_loop()
-
-
-@contextlib.contextmanager
-def _as_in(request: CallRequest) -> Iterator[None]:
-    """Give this process the directory, environment and output of an attempt."""
-    before = dict(os.environ)
-    os.environ.update(request.environment)
-    # It was derived from the environment of the attempt before.
-    tempfile.tempdir = None
-    try:
-        os.chdir(request.directory)
-        os.dup2(request.output, 1)
-        os.dup2(request.output, 2)
-        yield
-    finally:
-        for name in os.environ.keys() - before.keys():
-            del os.environ[name]
-        os.environ.update(before)
-        tempfile.tempdir = None
-
-
-@contextlib.contextmanager
-def _at_home_afterwards(log: int, home: str) -> Iterator[None]:
-    """Afterwards flush what was printed, and give this process its own output and directory back."""
-    try:
-        yield
-    finally:
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):
-                stream.flush()
-        # Of the C library: what an extension has printed belongs to this output, not to that of the next task.
-        _libc.fflush(None)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        os.chdir(home)
 
 
 def main() -> None:
@@ -335,12 +447,11 @@ def main() -> None:
     facts = {"ready": pool.app or place.partition(".")[0].partition(":")[0], "async": side_by_side}
     channel.send(json.dumps({**facts, "def": len(pool.tasks) > len(side_by_side)}).encode())
     try:
-        mode = channel.recv(_MOST_BYTES)
-    except ConnectionResetError:
+        mode, (calls,) = receive(channel, _MOST_BYTES, 1)
+    except (ConnectionResetError, ValueError):
+        # The agent is gone.
         return
-    child = TaskChild(pool, channel)
-    if not mode:
-        return
+    child = TaskChild(pool, channel, socket.socket(fileno=calls))
     if json.loads(mode)["serve"] == "async":
         asyncio.run(child.serve_side_by_side())
     else:
