@@ -9,7 +9,7 @@ import anyio
 import pytest
 from leasehold.errors import Conflict, NotReady
 
-from bots.gateway.workers import BATCH, Batcher, Busy, SessionOpener, WorkerPool
+from bots.gateway.workers import BATCH, LARGEST, Batcher, Busy, SessionOpener, WorkerPool
 from bots.protocol import OpenSession, Session
 from bots.sync import sessions
 from schema.postgres.engine import Database
@@ -89,6 +89,14 @@ def test_a_second_thread_settles_calls_once_a_whole_batch_waits(make: Callable[.
     counter = make(threads=2, most=2)
     counter.run("a", "b", "c", "d")
     assert counter.sync_service.batches == [["a"], ["b", "c"], ["d"]]
+
+
+def test_of_many_calls_that_wait_half_go_together_and_no_more_than_the_largest_batch(
+    make: Callable[..., Counter],
+) -> None:
+    counter = make(queue=LARGEST * 3, most=2)
+    counter.run("first", *map(str, range(2 * LARGEST + 20)))
+    assert [len(batch) for batch in counter.sync_service.batches[:4]] == [1, LARGEST, 42, 21]
 
 
 def test_a_call_that_waits_behind_a_slow_batch_is_taken_by_another_thread(make: Callable[..., Counter]) -> None:
