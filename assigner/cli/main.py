@@ -436,6 +436,7 @@ def _serve_by_processes(installation: "Installation", listener: "socket") -> int
                     port.left(names[name])
                 if ended and not is_ready:
                     status = next(iter(ended.values()))
+                    signal.signal(signal.SIGINT, signal.default_int_handler)  # as at the end
                     children.stop(patience=STOP_PROCESSES_WITHIN)
                     return status if status > 0 else 1
                 if not is_ready and port.accepting == gateway.processes:

@@ -20,6 +20,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Self
 
+import structlog
 from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.registry import Collector
 
@@ -41,8 +42,19 @@ _COUNTS_BYTES, _METRICS_BYTES = mmap.PAGESIZE, 4 * 1024 * 1024
 _HEAD = struct.Struct("=II")
 _READS = 3
 
+_log = structlog.get_logger(__name__)
+
 #: A sample of a metric: its name, labels and value.
 _Sample = tuple[str, Mapping[str, str], float]
+
+
+def _file_without_name() -> int:
+    """Return the descriptor of a file in memory; on systems without such files, of one in the temporary directory."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("leasehold-port")
+    file, path = tempfile.mkstemp(prefix="leasehold-port-")
+    os.unlink(path)
+    return file
 
 
 class SharedPort:
@@ -61,8 +73,7 @@ class SharedPort:
     @classmethod
     def create(cls, listener: socket.socket, *, processes: int) -> Self:
         """Return the port as the parent has it. Nobody accepts yet."""
-        file, path = tempfile.mkstemp(prefix="leasehold-port-")
-        os.unlink(path)
+        file = _file_without_name()
         os.truncate(file, _COUNTS_BYTES + processes * _METRICS_BYTES)
         port = cls(listener, file, number=0, processes=processes)
         for number in range(1, processes + 1):
@@ -139,7 +150,10 @@ class SharedPort:
         ]
         said = json.dumps(families, separators=(",", ":")).encode()
         if len(said) <= _METRICS_BYTES - _HEAD.size:
-            os.pwrite(self._file, _HEAD.pack(len(said), zlib.crc32(said)) + said, self._place(self.number))
+            try:
+                os.pwrite(self._file, _HEAD.pack(len(said), zlib.crc32(said)) + said, self._place(self.number))
+            except OSError as error:  # where the file is on a disk, that may be full
+                _log.warning("metrics could not be published", error=error.strerror)
 
     def metrics_text(self, registry: CollectorRegistry, *, now: float) -> bytes:
         """Return the metrics of all processes in Prometheus' text format, each sample with the label `process`.

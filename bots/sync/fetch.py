@@ -109,7 +109,7 @@ def fetch(
         if limit > 0:
             key = (bot.kind, bot.cohort, bot.instance, bot.pool, bot.capacity, tuple(bot.returned))
             alike.setdefault(key, []).append(FetchAllowance(bot, limit, bot.free_units))
-    # Near a maximum or below a minimum, each unit decides which job is next.
+    # Near a maximum or with a minimum, each unit decides which job is next.
     free = sum(each.units for seats in alike.values() for each in seats)
     if alike and returned.room is not None and returned.room < free + max(request.bot.capacity for request in requests):
         returned.write(connection)

@@ -179,10 +179,11 @@ def set_quota(
 ) -> None:
     """Set the instance's minimum and maximum in the cohort, in units; a maximum of None means no maximum.
 
-    The change applies to the next grant. A maximum below the usage stops no job: no job starts until the usage has
-    fallen below it. The first quota of an instance in a cohort waits until every transaction that has written leases
-    has ended, because its usage starts at the units of the live leases. Raises NotFound for an unknown cohort, and
-    BadInput for a minimum above the maximum or a value out of range.
+    The change applies to the next grant, except where a call of a bot that is being settled has returned units and
+    takes them again. A maximum below the usage stops no job: no job starts until the usage has fallen below it. The
+    first quota of an instance in a cohort waits until every transaction that has written leases has ended, because its
+    usage starts at the units of the live leases. Raises NotFound for an unknown cohort, and BadInput for a minimum
+    above the maximum or a value out of range.
     """
     _check(minimum, maximum)
     key = _key(connection, cohort, instance)

@@ -160,7 +160,8 @@ WITH returned AS MATERIALIZED (
         AS s (cohort, instance, units)
     CROSS JOIN LATERAL {newest_quota("s", columns="usage", lock="FOR NO KEY UPDATE")} q
 )
-UPDATE quotas q SET usage = q.usage - r.units FROM returned r WHERE q.cohort = r.cohort AND q.instance = r.instance
+UPDATE quotas q SET usage = q.usage - r.units FROM returned r
+WHERE q.cohort = r.cohort AND q.instance = r.instance AND r.units <> 0
 """)
 
 
@@ -173,7 +174,7 @@ class ReturnedUnits:
     and needs no lock on the quota. What is left over is written at the end.
 
     room: the units that each of these instances may have at least, beside these; None = no instance has a maximum. 0
-        also says that some instance is below its minimum without them.
+        if some instance has a minimum: then the pick has to see what calls that are settled at the same time return.
     """
 
     units: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -191,9 +192,12 @@ class ReturnedUnits:
         """Take note of a lease that has begun with returned units."""
         self.units[cohort, instance] -= units
 
-    def write(self, connection: Connection) -> None:
-        """Take what is left off the usage of the quotas. This locks their rows."""
-        left = sorted((*key, units) for key, units in self.units.items() if units)
+    def write(self, connection: Connection, *, before_grant: bool = False) -> None:
+        """Take what is left off the usage of the quotas. This locks their rows.
+
+        before_grant: also lock the rows of which nothing is left, because a grant skips those that others hold.
+        """
+        left = sorted((*key, units) for key, units in self.units.items() if units or before_grant)
         self.units.clear()
         if left:
             cohorts, instances, units = zip(*left, strict=True)
@@ -344,8 +348,9 @@ WITH told AS MATERIALIZED (
     FROM (SELECT bot_id, sum(units) AS units, count(*) AS leases FROM over GROUP BY bot_id) s
     WHERE :written AND b.id = s.bot_id
 ), counted AS MATERIALIZED (
-    SELECT CASE WHEN bool_or(q.usage - s.units < q.min_quota) THEN 0 ELSE min(({EFFECTIVE_MAX}) - q.usage) END AS room
-    FROM (SELECT cohort, instance, sum(units) AS units FROM over GROUP BY cohort, instance) s
+    SELECT CASE WHEN bool_or(q.min_quota > 0) THEN 0 ELSE min(({EFFECTIVE_MAX}) - q.usage - s.stopped) END AS room
+    FROM (SELECT cohort, instance, count(*) FILTER (WHERE stop_reason = 'preempt') AS stopped
+          FROM over GROUP BY cohort, instance) s
     CROSS JOIN LATERAL {newest_quota("s", columns="*")} q
 ), noted AS (
     INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)

@@ -266,7 +266,7 @@ def grant_locked(
     }
     covered = returned.covers({(cohort, instance): units for instance, units in wanted.items()})
     if not covered:
-        returned.write(connection)
+        returned.write(connection, before_grant=True)
     granted = _granted(connection, GRANT_LOCKED[covered], {**values, **left, "rooms": bots, "places": []})
     for lease in granted:
         capacities[lease.bot_id].take(lease.units)

@@ -180,6 +180,23 @@ def test_a_call_near_a_maximum_or_at_a_minimum_returns_its_units_before_it_looks
     assert tenancy.usage("team-a") == 1
 
 
+def test_calls_that_return_units_of_a_minimum_at_once_see_each_other_s_before_they_fetch(
+    pool: Pool, tenancy: Tenancy, race: Race
+) -> None:
+    tenancy.quota("team-a", minimum=2, maximum=10)
+    mine = pool.submit(6, instance="team-a")
+    first_bot, second_bot = pool.bot("bot-1", capacity=2), pool.bot("bot-2", capacity=2)
+    pool.assigner().run_once()
+    works, others = first_bot.take(), second_bot.take()
+    pool.submit(4, instance="team-b", priority=-10)
+    answer = race.in_turn(
+        lambda first: at_service_of(first, first_bot).sync(*map(completed, works)),
+        lambda: second_bot.sync(*map(completed, others)),
+    )
+    assert {work["job"] for work in answer["leases"]} <= set(mine), "its minimum was not met when the call looked"
+    assert tenancy.usage("team-a") == 2
+
+
 def test_a_call_that_fetches_for_another_instance_returns_its_units_first(
     pool: Pool, tenancy: Tenancy, race: Race
 ) -> None:

@@ -79,10 +79,11 @@ WITH told AS MATERIALIZED (
     FROM (SELECT bot_id, sum(units) AS units, count(*) AS leases FROM over GROUP BY bot_id) s
     WHERE :written AND b.id = s.bot_id
 ), counted AS MATERIALIZED (
-    SELECT CASE WHEN bool_or(q.usage - s.units < q.min_quota) THEN 0 ELSE min((CASE WHEN q.max_quota IS NOT NULL THEN greatest(q.min_quota, q.max_quota - (
+    SELECT CASE WHEN bool_or(q.min_quota > 0) THEN 0 ELSE min((CASE WHEN q.max_quota IS NOT NULL THEN greatest(q.min_quota, q.max_quota - (
         SELECT count(*) FROM evictions e WHERE e.cohort = q.cohort AND e.instance = q.instance
-            AND e.at > now() - make_interval(secs => :cooldown))) END) - q.usage) END AS room
-    FROM (SELECT cohort, instance, sum(units) AS units FROM over GROUP BY cohort, instance) s
+            AND e.at > now() - make_interval(secs => :cooldown))) END) - q.usage - s.stopped) END AS room
+    FROM (SELECT cohort, instance, count(*) FILTER (WHERE stop_reason = 'preempt') AS stopped
+          FROM over GROUP BY cohort, instance) s
     CROSS JOIN LATERAL (SELECT * FROM quotas WHERE cohort = s.cohort AND instance >= s.instance AND instance <= s.instance ORDER BY instance DESC LIMIT 1 ) q
 ), noted AS (
     INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
