@@ -419,7 +419,7 @@ def _serve_by_processes(installation: "Installation", listener: "socket") -> int
     port = SharedPort.create(listener, processes=gateway.processes)
     children = Children(None, installation.environ, report=log.warning, chance=random.Random())
     names = {f"gateway-{number}": number for number in range(1, gateway.processes + 1)}
-    is_ready, received = False, None
+    is_ready, received, ended = False, None, dict[str, int]()
     with closing(port), ExitStack() as stack:
         stack.callback(children.kill)
         with Signals(signal.SIGTERM, signal.SIGINT) as signals:
@@ -435,10 +435,7 @@ def _serve_by_processes(installation: "Installation", listener: "socket") -> int
                 for name in ended:
                     port.left(names[name])
                 if ended and not is_ready:
-                    status = next(iter(ended.values()))
-                    signal.signal(signal.SIGINT, signal.default_int_handler)  # as at the end
-                    children.stop(patience=STOP_PROCESSES_WITHIN)
-                    return status if status > 0 else 1
+                    break
                 if not is_ready and port.accepting == gateway.processes:
                     is_ready, url = True, url_of(gateway, listener)
                     _keep_url(installation, url)
@@ -447,6 +444,8 @@ def _serve_by_processes(installation: "Installation", listener: "socket") -> int
                     delay = children.run_once()
             signal.signal(signal.SIGINT, signal.default_int_handler)  # its exception kills the children
             children.stop(patience=STOP_PROCESSES_WITHIN)
+    if received is None:
+        return max(1, next(iter(ended.values())))
     return 130 if received is signal.SIGINT else 0
 
 

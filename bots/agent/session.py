@@ -75,7 +75,7 @@ LONG_POLL = 50.0
 AT_ONCE = 1.0
 #: Seconds for which a report of started commands waits for others that are still starting.
 START_TOGETHER = 0.02
-#: So many commands that have started or ended are worth a report of their own.
+#: This many started or ended commands are reported at once. Fewer wait for others that are still starting.
 ENOUGH = 64
 #: Seconds allowed for the last call of a session.
 FAREWELL = 5.0

@@ -2,8 +2,8 @@
 
 News arrives in two ways. A wake-up brings it within milliseconds, but may be lost. A query every `poll` seconds finds
 it for all waiting calls at once, and comes more rarely if it is long, as with 10,000 of them. A wake-up without keys
-says only that something changed; the gateway then makes that query at once, so that it does not answer 10,000 waiting
-calls of which few have news.
+says only that something changed. The gateway then makes that query at once: of 10,000 waiting calls, only those with
+news are answered.
 
 A bot whose call is held cannot sync. `HeldSessions` therefore looks for the news of such bots and renews their
 sessions for as long as the bots are connected. Each takes one statement for many bots.
@@ -44,8 +44,8 @@ News = Callable[[Any], bool]
 
 #: Seconds for which the idle flag stays set after the last waiting call has left.
 LINGER = 1.0
-#: Part of the time that periodic queries may take; those that would take more come more rarely, at most so many times.
-#: Only lost wake-ups wait for them.
+#: LOOKING: the share of the time that periodic queries may take. If they take more, the pause between two becomes
+#: longer, up to RARELY times `poll`. Only lost wake-ups wait for a periodic query.
 LOOKING, RARELY = 0.005, 4
 #: The most wake-ups remembered by key. A call may learn its key only after a wake-up for it has arrived.
 REMEMBERED = 20_000
@@ -319,8 +319,8 @@ def _entered(wakeups: WakeSource, topic: str) -> AbstractContextManager[None]:
 
 #: Rounds of renewals in the life of a session. A renewal skips a bot whose row is locked, so there must be several.
 ROUNDS = 6
-#: Each round asks for the sessions that must be due by what the gateway knows, and one in so many for all: after a
-#: failover the database may have lost a renewal.
+#: A round renews the sessions that are due by what the gateway knows. One round in this many asks the database about
+#: all held sessions, because a failover may have lost a renewal.
 ALL_IN = 2
 #: The most sessions renewed in one transaction.
 CHUNK = 2000

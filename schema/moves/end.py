@@ -195,7 +195,8 @@ class ReturnedUnits:
     def write(self, connection: Connection, *, before_grant: bool = False) -> None:
         """Take what is left off the usage of the quotas. This locks their rows.
 
-        before_grant: also lock the rows of which nothing is left, because a grant skips those that others hold.
+        before_grant: also lock the quotas whose returned units have all been granted again. The grant that follows
+            skips quotas that other transactions have locked.
         """
         left = sorted((*key, units) for key, units in self.units.items() if units or before_grant)
         self.units.clear()
@@ -226,7 +227,7 @@ class Verdict(StrEnum):
     LOST = "lost"
 
 
-#: What is told about an end of which there is nothing to tell.
+#: The details of an end that has none.
 NO_DETAILS: Mapping[str, Any] = {}
 
 

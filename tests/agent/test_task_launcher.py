@@ -459,7 +459,7 @@ def test_a_call_that_waits_in_a_process_finds_nothing_of_those_before_it(tmp_pat
             assert printed == b"printed\nlogged\nby a process\nby the descriptor\nTrue True 1\n"
 
 
-def test_a_process_keeps_few_pipes_however_many_calls_print_and_whoever_writes_after_their_end(tmp_path: Path) -> None:
+def test_a_process_keeps_few_pipes_though_many_calls_print_and_a_thread_writes_after_their_end(tmp_path: Path) -> None:
     pool = AgentPool(sync_in=0.1)
 
     def open_files(job: str) -> int:

@@ -164,22 +164,6 @@ def test_a_repeated_call_gets_its_leases_again_among_others(pool: Pool) -> None:
     assert pool.row("SELECT count(*) AS n FROM job_events WHERE move = 'finish'").n == 4
 
 
-def test_a_lease_that_waits_at_its_bot_is_listed_without_what_the_bot_has_of_it(pool: Pool) -> None:
-    bot = pool.bot()
-    (job,) = pool.submit()
-    pool.assigner().run_once()
-    (work,) = bot.sync()["leases"]
-    assert work["payload"] == {"command": ["true"]}
-    assert bot.sync()["leases"] == [work], "the answer before may not have come"
-    waiting = bot.message(LeaseReport(job=job, fence=work["fence"], state="pending"))
-    listed = {name: value for name, value in work.items() if name != "payload"}
-
-    assert alone(bot.sync_service, waiting)[0]["leases"] == [listed]
-    assert alone(bot.sync_service, waiting)[0]["leases"] == [work], "what a repeated call reports is not read"
-    assert bot.sync(LeaseReport(job=job, fence=work["fence"] + 1, state="pending"))["leases"] == [work]
-    assert pool.job(job).state == "leased"
-
-
 def test_a_held_call_is_answered_together_with_new_ones(pool: Pool) -> None:
     sync_service = pool.sync_service()
     held, patient = pool.bot("held", sync_service=sync_service), pool.bot("patient", sync_service=sync_service)

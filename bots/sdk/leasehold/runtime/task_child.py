@@ -18,7 +18,6 @@ environment and its output are those of the attempt, also for the processes that
 runs all its tasks in one event loop. Only what Python code prints reaches the output of their jobs.
 """
 
-import _signal  # type: ignore[import-not-found]
 import asyncio
 import contextlib
 import ctypes
@@ -280,7 +279,8 @@ class TaskChild:
             except OSError as error:
                 _write(request.output, f"the directory of the attempt cannot be used: {error}\n".encode())
                 code = FAILED
-            self._restore_handler()
+            # The task may have set another handler.
+            signal.signal(signal.SIGTERM, self._cancel)
             clean = traces.none_in(request.directory)
             if not (self._end(request, code, clean=clean) and (clean or self._channel.recv(_MOST_BYTES))):
                 return
@@ -295,14 +295,6 @@ class TaskChild:
             if not self._next.poll(_SOON):
                 surroundings.restore_environment()
             return self._receive_call()
-
-    def _restore_handler(self) -> None:
-        """Handle SIGTERM here again, if the task has set another handler.
-
-        `_signal` knows no enumerations, in which `signal` takes as long as a tenth of a task that does nothing.
-        """
-        if _signal.getsignal(signal.SIGTERM) != self._cancel:
-            signal.signal(signal.SIGTERM, self._cancel)
 
     def _run(self, request: CallRequest) -> int:
         self._running = request.call(self._pool)
