@@ -33,21 +33,17 @@ WITH told AS MATERIALIZED (
     SELECT j.id, j.timeout_seconds FROM jobs j JOIN told t ON t.job_id = j.id AND t.fence = j.fence
     WHERE j.state = 'leased' ORDER BY j.id FOR NO KEY UPDATE OF j
 ), active AS (
-    UPDATE leases l SET state = 'active', acknowledged_at = clock_timestamp(),
+    UPDATE leases l SET state = 'active', acknowledged_at = clock_timestamp(), acknowledged_by = t.actor,
+        acknowledged_event = nextval('stored_events_id_seq'),
         due_at = now() + make_interval(secs => h.timeout_seconds + :sync + {KILL_GRACE})
     FROM told t JOIN held h ON h.id = t.job_id
     WHERE l.job_id = t.job_id AND l.fence = t.fence AND l.bot_id = t.bot_id AND l.bot_epoch = t.bot_epoch
         AND {PENDING}
-    RETURNING l.job_id, t.actor
-), moved AS (
-    UPDATE jobs j SET state = 'running', started_at = clock_timestamp(), queue_deadline = NULL
-    FROM active a WHERE j.id = a.job_id AND j.state = 'leased'
-    RETURNING j.id, j.fence, a.actor
-), noted AS (
-    INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor)
-    SELECT id, 'acknowledge', 'leased', 'running', fence, actor FROM moved
+    RETURNING l.job_id
 )
-SELECT id FROM moved
+UPDATE jobs j SET state = 'running', started_at = clock_timestamp(), queue_deadline = NULL
+FROM active a WHERE j.id = a.job_id AND j.state = 'leased'
+RETURNING j.id
 """)
 
 LOCK_FOR_MOVES = text("SELECT id FROM jobs WHERE id = ANY (CAST(:job_ids AS bigint[])) ORDER BY id FOR NO KEY UPDATE")

@@ -75,7 +75,7 @@ WITH named AS MATERIALIZED (
     WHERE l.job_id = ANY (ARRAY(SELECT id FROM moved)) AND l.state IN ('pending', 'active', 'cancelling')
     RETURNING l.bot_id
 ), noted AS (
-    INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
+    INSERT INTO stored_events (job_id, move, from_state, to_state, fence, actor, details)
     SELECT id, 'cancel', from_state, state, fence, :actor,
         CASE WHEN CAST(:whole AS boolean) THEN jsonb_build_object('all_submissions', true) END FROM moved
     UNION ALL

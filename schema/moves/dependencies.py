@@ -134,7 +134,7 @@ WITH RECURSIVE {_ENDING}, stopped AS MATERIALIZED (
         reason = 'cancelled: no job that the callback waits for failed'
     WHERE j.id = ANY (ARRAY(SELECT id FROM needless))
 ), noted AS (
-    INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor)
+    INSERT INTO stored_events (job_id, move, from_state, to_state, fence, actor)
     SELECT id, 'unblock', 'blocked', 'queued', fence, 'graph' FROM queued
     UNION ALL
     SELECT id, 'cancel', 'blocked', 'cancelled', fence, 'graph'

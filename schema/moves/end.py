@@ -264,10 +264,28 @@ class EndedAttempt(NamedTuple):
         return cls(*job, row.fence, row.units, row.locality_hint)
 
 
+# The state of a job after its attempt: `h` is the job and what is told of the attempt, `l` its lease. An attempt is not
+# charged if the bot gave it back, or was lost before it had been told of the job.
+_STARTED = "coalesce(l.acknowledged_at, l.delivered_at) IS NOT NULL"
+_UNCHARGED = f"h.verdict IN ('stopped', 'released') OR h.verdict = 'lost' AND NOT ({_STARTED})"
+_KILLED = f"h.verdict = 'lost' AND {_STARTED}"
+_NEXT_STATE = f"""CASE
+            WHEN h.verdict = 'succeeded' THEN 'succeeded'
+            WHEN h.verdict = 'failed' AND h.retry_failed AND h.attempts < h.max_attempts AND h.state <> 'cancelling'
+                THEN 'queued'
+            WHEN h.verdict = 'failed' THEN 'failed'
+            WHEN h.state = 'cancelling' THEN 'cancelled'
+            WHEN l.stop_reason IN ('timeout', 'ceiling') THEN 'dead'
+            WHEN {_UNCHARGED} THEN 'queued'
+            WHEN {_KILLED} AND h.kills + 1 >= {MAX_KILLS} THEN 'dead'
+            WHEN h.attempts >= h.max_attempts THEN 'dead'
+            ELSE 'queued' END"""
+
 # Each step hands on the columns that later steps need, because joins of steps would be nested loops: the planner does
-# not know their sizes. If the server cancels the lease, the fence of the job grows; if the bot reports a result, the
-# fence stays. A job that was asked to stop for another instance's minimum counts as evicted only here, if it has not
-# ended by itself meanwhile. Its receipt was written when it was asked.
+# not know their sizes. The lease keeps what the history tells of the end (`schema/sql/views/job_events.sql`). If the
+# server cancels the lease, the fence of the job grows; if the bot reports a result, the fence stays. A job that was
+# asked to stop for another instance's minimum counts as evicted only here, if it has not ended by itself meanwhile. Its
+# receipt was written when it was asked.
 END = text(f"""
 WITH told AS MATERIALIZED (
     SELECT * FROM unnest(CAST(:job_ids AS bigint[]), CAST(:fences AS bigint[]), CAST(:bot_ids AS bigint[]),
@@ -282,36 +300,21 @@ WITH told AS MATERIALIZED (
     ORDER BY j.id FOR NO KEY UPDATE OF j
 ), over AS (
     UPDATE leases l SET ended_at = clock_timestamp(), due_at = NULL,
-        state = CASE WHEN h.verdict IN ('succeeded', 'failed') THEN 'completed' ELSE 'cancelled' END
+        state = CASE WHEN h.verdict IN ('succeeded', 'failed') THEN 'completed' ELSE 'cancelled' END,
+        ended_event = nextval('stored_events_id_seq'), ended_by = h.actor, ended_from = h.state,
+        ended_to = {_NEXT_STATE}, verdict = h.verdict, report = nullif(h.details, '{{}}')
     FROM held h
     WHERE l.job_id = h.id AND l.fence = h.fence AND l.bot_id = h.bot_id AND l.bot_epoch = h.bot_epoch AND {LIVE}
-    RETURNING h.*, l.cohort, l.instance, l.units, l.stop_reason, l.granted_at,
-        coalesce(l.acknowledged_at, l.delivered_at) IS NOT NULL AS started
-), judged AS MATERIALIZED (
-    SELECT o.*,
-        o.verdict IN ('stopped', 'released') OR o.verdict = 'lost' AND NOT o.started AS uncharged,
-        o.verdict = 'lost' AND o.started AS killed,
-        o.verdict IN ('stopped', 'released') AND o.stop_reason = 'preempt' AS evicted
-    FROM over o
-), decided AS MATERIALIZED (
-    SELECT *, CASE
-        WHEN verdict = 'succeeded' THEN 'succeeded'
-        WHEN verdict = 'failed' AND retry_failed AND attempts < max_attempts AND state <> 'cancelling' THEN 'queued'
-        WHEN verdict = 'failed' THEN 'failed'
-        WHEN state = 'cancelling' THEN 'cancelled'
-        WHEN stop_reason IN ('timeout', 'ceiling') THEN 'dead'
-        WHEN uncharged THEN 'queued'
-        WHEN killed AND kills + 1 >= {MAX_KILLS} THEN 'dead'
-        WHEN attempts >= max_attempts THEN 'dead'
-        ELSE 'queued' END AS to_state
-    FROM judged
+    RETURNING h.id, h.fence, h.bot_id, h.verdict, h.details, h.kills, l.cohort, l.instance, l.units, l.stop_reason,
+        l.granted_at, l.ended_to AS to_state, {_UNCHARGED} AS uncharged, {_KILLED} AS killed,
+        h.verdict IN ('stopped', 'released') AND l.stop_reason = 'preempt' AND l.ended_to = 'queued' AS evicted
 ), moved AS (
     UPDATE jobs j SET
         state = d.to_state,
         fence = CASE WHEN d.to_state IN ('succeeded', 'failed') THEN j.fence ELSE j.fence + 1 END,
         result_fence = CASE WHEN d.to_state IN ('succeeded', 'failed') THEN j.fence END,
         attempts = CASE WHEN d.uncharged AND d.to_state = 'queued' THEN j.attempts - 1 ELSE j.attempts END,
-        evictions = j.evictions + CASE WHEN d.evicted AND d.to_state = 'queued' THEN 1 ELSE 0 END,
+        evictions = j.evictions + CASE WHEN d.evicted THEN 1 ELSE 0 END,
         cohort = CASE WHEN d.to_state = 'queued' THEN cohort_of(j.label) ELSE j.cohort END,
         queue = CASE WHEN d.to_state = 'queued' THEN queue_in_cohort(j.queue, cohort_of(j.label)) ELSE j.queue END,
         kills = CASE WHEN d.killed THEN least(j.kills + 1, {MAX_KILLS}) ELSE j.kills END,
@@ -331,16 +334,15 @@ WITH told AS MATERIALIZED (
             WHEN d.to_state = 'dead' AND d.killed AND d.kills + 1 >= {MAX_KILLS} THEN 'its bot was lost three times'
             WHEN d.to_state = 'dead' THEN 'every attempt ended without a result'
             ELSE d.details->>'reason' END
-    FROM decided d WHERE j.id = d.id
-    RETURNING j.id, j.public_id, j.instance, j.fence, j.state, j.locality_hint, d.units, d.state AS from_state,
-        d.verdict, d.actor, d.details, d.bot_id, d.evicted AND d.to_state = 'queued' AS evicted, d.fence AS ended_fence,
-        d.cohort, j.constrained AS gated
+    FROM over d WHERE j.id = d.id
+    RETURNING j.id, j.public_id, j.instance, j.state, j.locality_hint, d.units, j.fence, d.verdict, d.bot_id,
+        d.evicted, d.fence AS ended_fence, d.cohort, j.constrained AS gated
 ), logged AS (
     INSERT INTO evictions (cohort, instance, job_id, fence, bot_id, preemptor, preemptor_instance, rule, details)
     SELECT o.cohort, o.instance, m.id, m.ended_fence, m.bot_id, p.id, p.instance, e.details->>'rule', e.details
     FROM moved m JOIN over o ON o.id = m.id
     CROSS JOIN LATERAL (
-        SELECT details FROM job_events
+        SELECT details FROM stored_events
         WHERE job_id = m.id AND move = 'preempted' AND fence = m.ended_fence ORDER BY id DESC LIMIT 1) e
     JOIN jobs p ON p.public_id = CAST(e.details->'preemptor'->>'job' AS uuid)
     WHERE m.evicted
@@ -353,18 +355,6 @@ WITH told AS MATERIALIZED (
     FROM (SELECT cohort, instance, count(*) FILTER (WHERE stop_reason = 'preempt') AS stopped
           FROM over GROUP BY cohort, instance) s
     CROSS JOIN LATERAL {newest_quota("s", columns="*")} q
-), noted AS (
-    INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
-    SELECT id, CASE
-            WHEN state IN ('succeeded', 'failed') THEN 'finish'
-            WHEN state = 'cancelled' THEN 'confirm_cancel'
-            WHEN state = 'dead' THEN 'give_up'
-            WHEN verdict IN ('failed', 'error') THEN 'retry'
-            WHEN verdict = 'lost' THEN 'expire'
-            WHEN evicted THEN 'evict'
-            ELSE 'requeue' END,
-        from_state, state, fence, actor, details || jsonb_build_object('verdict', verdict)
-    FROM moved
 ), woken AS (
     SELECT wake('done', string_agg(public_id::text, ',')) FROM moved WHERE state <> 'queued' HAVING count(*) > 0
 )

@@ -26,7 +26,7 @@ NO_AMOUNTS: Mapping[int, Amounts] = MappingProxyType({})
 
 
 class Placement(NamedTuple):
-    """A chosen bot for a job. `decision` is stored with the event and explains the choice later."""
+    """A chosen bot for a job. `decision` is stored with the lease and explains the choice later."""
 
     job_id: int
     bot_id: int
@@ -92,16 +92,12 @@ WITH wanted AS MATERIALIZED (
     WHERE {written} AND b.ctid = s.ctid
 ), leased AS (
     INSERT INTO leases (job_id, fence, bot_id, bot_epoch, cohort, instance, units, assigner, strategy, due_at,
-                        delivered_at, taken)
+                        delivered_at, taken, granted_at, granted_event, decision)
     SELECT id, fence, bot_id, epoch, cohort, instance, units, actor,
         :strategy, now() + make_interval(secs => :ack), CASE WHEN NOT :tell THEN clock_timestamp() END,
-        CAST(:takings AS jsonb) -> taking
-    FROM moved
-{quota_update}), noted AS (
-    INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
-    SELECT id, 'grant', 'queued', 'leased', fence, actor,
-        decision FROM moved ORDER BY nth
-), told AS (
+        CAST(:takings AS jsonb) -> taking, statement_timestamp(), nextval('stored_events_id_seq'), decision
+    FROM moved ORDER BY nth
+{quota_update}), told AS (
     SELECT wake('bots', string_agg(DISTINCT bot_id::text, ',')) FROM moved WHERE :tell HAVING count(*) > 0
 )
 SELECT id, public_id::text, bot_id, fence, units, instance, (SELECT count(*) FROM told) FROM moved

@@ -32,7 +32,7 @@ WITH found AS MATERIALIZED (
     FROM found f WHERE j.id = f.id AND f.state = 'queued' AND j.state = 'queued'
     RETURNING j.id, j.state, j.fence
 ), noted AS (
-    INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
+    INSERT INTO stored_events (job_id, move, from_state, to_state, fence, actor, details)
     SELECT id, 'hold', 'queued', 'parked', fence, :actor,
         CASE WHEN CAST(:reason AS text) IS NOT NULL THEN jsonb_build_object('reason', CAST(:reason AS text)) END
     FROM moved
@@ -46,7 +46,7 @@ UNPARK = text("""
 WITH found AS MATERIALIZED (
     SELECT j.id, j.state, coalesce(clock_timestamp() - e.at, interval '0') AS held
     FROM jobs j LEFT JOIN LATERAL (
-        SELECT at FROM job_events
+        SELECT at FROM stored_events
         WHERE job_id = j.id AND from_state = 'queued' AND to_state = 'parked' ORDER BY id DESC LIMIT 1
     ) e ON j.state = 'parked'
     WHERE j.id = ANY (CAST(:ids AS bigint[]))
@@ -58,7 +58,7 @@ WITH found AS MATERIALIZED (
     FROM found f WHERE j.id = f.id AND f.state = 'parked' AND j.state = 'parked'
     RETURNING j.id, j.state, j.fence, f.held
 ), noted AS (
-    INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
+    INSERT INTO stored_events (job_id, move, from_state, to_state, fence, actor, details)
     SELECT id, 'release', 'parked', 'queued', fence, :actor, jsonb_strip_nulls(jsonb_build_object(
         'held_seconds', round(extract(epoch FROM held), 3), 'reason', CAST(:reason AS text)))
     FROM moved
@@ -140,7 +140,7 @@ WITH moved AS (
     WHERE j.id = f.job_id AND j.state = 'queued'
     RETURNING j.id, j.public_id, j.fence, j.reason
 ), noted AS (
-    INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
+    INSERT INTO stored_events (job_id, move, from_state, to_state, fence, actor, details)
     SELECT id, 'hold', 'queued', 'parked', fence, :actor, jsonb_build_object('reason', reason, 'skips', :skips)
     FROM moved
 ), forgotten AS (
@@ -234,7 +234,7 @@ newest AS MATERIALIZED (
     UPDATE jobs j SET state = 'deferred', reason = 'more jobs wait than may'
     FROM held h WHERE j.id = h.id AND j.state = 'queued' RETURNING j.id, j.public_id, j.fence
 ), noted AS (
-    INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
+    INSERT INTO stored_events (job_id, move, from_state, to_state, fence, actor, details)
     SELECT id, 'defer', 'queued', 'deferred', fence, :actor, jsonb_build_object('may_wait', CAST(:most AS integer))
     FROM moved
 ), told AS (
@@ -253,7 +253,7 @@ WITH oldest AS MATERIALIZED (
         queue = queue_in_cohort(j.queue, cohort_of(j.label))
     FROM oldest o WHERE j.id = o.id AND j.state = 'deferred' RETURNING j.id, j.public_id, j.fence
 ), noted AS (
-    INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor)
+    INSERT INTO stored_events (job_id, move, from_state, to_state, fence, actor)
     SELECT id, 'return', 'deferred', 'queued', fence, :actor FROM moved
 ), told AS (
     SELECT wake('jobs') FROM moved HAVING count(*) > 0

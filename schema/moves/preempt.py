@@ -19,6 +19,8 @@ from schema.timing import KILL_GRACE
 LOCK_PREEMPTOR = text("""
 SELECT id FROM jobs WHERE id = :preemptor AND state = 'queued' FOR NO KEY UPDATE SKIP LOCKED
 """)
+#: The condition of a running lease, written so that it matches no index of live leases: the primary key finds it.
+ACTIVE = "l.state IS NOT DISTINCT FROM 'active'"
 LOCK_BOT = text(f"""
 SELECT id FROM bots
 WHERE id = :bot_id AND {HEALTHY.of(bot="")} AND NOT {KEPT_BY_OTHERS} FOR NO KEY UPDATE SKIP LOCKED
@@ -49,7 +51,7 @@ WITH victims AS MATERIALIZED (
     SELECT l.job_id, l.instance, l.units FROM unnest(CAST(:job_ids AS bigint[]), CAST(:fences AS bigint[]))
         AS t (job_id, fence)
     JOIN leases l ON l.job_id = t.job_id AND l.fence = t.fence
-    WHERE l.state = 'active' AND l.bot_id = :bot_id AND l.cohort = :cohort
+    WHERE {ACTIVE} AND l.bot_id = :bot_id AND l.cohort = :cohort
 ), stopping AS MATERIALIZED (
     SELECT l.instance, sum(l.units) AS units FROM leases l
     WHERE l.state = 'cancelling' AND l.cohort = :cohort AND l.instance IN (SELECT instance FROM victims)
@@ -84,10 +86,10 @@ WITH asked AS (
     UPDATE leases l SET state = 'cancelling', stop_reason = 'preempt',
         due_at = now() + make_interval(secs => :sync + {KILL_GRACE})
     FROM unnest(CAST(:job_ids AS bigint[]), CAST(:fences AS bigint[])) AS t (job_id, fence)
-    WHERE l.job_id = t.job_id AND l.fence = t.fence AND l.state = 'active'
+    WHERE l.job_id = t.job_id AND l.fence = t.fence AND {ACTIVE}
     RETURNING l.job_id, l.fence
 ), noted AS (
-    INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
+    INSERT INTO stored_events (job_id, move, from_state, to_state, fence, actor, details)
     SELECT job_id, 'preempted', 'running', 'running', fence, :actor,
         CAST(:receipt AS jsonb) || jsonb_build_object('rule', CAST(:rule AS text)) FROM asked
     UNION ALL

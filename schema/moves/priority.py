@@ -45,7 +45,7 @@ WITH found AS MATERIALIZED (
         AND {_ALLOWED}
     RETURNING j.id, j.state, j.fence, j.priority, f.priority AS before
 ), noted AS (
-    INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
+    INSERT INTO stored_events (job_id, move, from_state, to_state, fence, actor, details)
     SELECT id, 'prioritise', state, state, fence, :actor, jsonb_strip_nulls(jsonb_build_object(
         'before', before, 'after', priority, 'reason', CAST(:reason AS text)))
     FROM moved
@@ -199,7 +199,7 @@ WITH part AS MATERIALIZED (
     UPDATE job_constraints t SET price = p.price, watch_at = least(t.watch_at, now())
     FROM priced p WHERE t.job_id = p.id
 ), noted AS (
-    INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
+    INSERT INTO stored_events (job_id, move, from_state, to_state, fence, actor, details)
     SELECT id, 'reprice', 'queued', 'queued', fence, :actor, jsonb_build_object('before', before, 'after', after)
     FROM moved
 )
@@ -291,7 +291,7 @@ WITH due AS MATERIALIZED (
         UNION ALL
         SELECT 'at_risk', jsonb_build_object('deadline', r.deadline, 'latest_start', r.latest) WHERE r.endangered) w
 ), noted AS (
-    INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
+    INSERT INTO stored_events (job_id, move, from_state, to_state, fence, actor, details)
     SELECT id, move, 'queued', 'queued', fence, :actor, details FROM told
 )
 SELECT (SELECT count(*) FROM due) AS looked, t.public_id, t.move, t.details->>'to' AS level

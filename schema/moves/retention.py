@@ -24,7 +24,7 @@ described AS (DELETE FROM job_metadata WHERE job_id = ANY (ARRAY(SELECT id FROM 
 preferences AS (DELETE FROM preference_waits WHERE job_id = ANY (ARRAY(SELECT id FROM old))),
 terms AS (DELETE FROM job_constraints WHERE job_id = ANY (ARRAY(SELECT id FROM old))),
 followers AS (DELETE FROM job_followers WHERE job_id = ANY (ARRAY(SELECT id FROM old))),
-history AS (DELETE FROM job_events WHERE job_id = ANY (ARRAY(SELECT id FROM old))),
+history AS (DELETE FROM stored_events WHERE job_id = ANY (ARRAY(SELECT id FROM old))),
 grants AS (DELETE FROM leases WHERE job_id = ANY (ARRAY(SELECT id FROM old))),
 gone AS (DELETE FROM jobs WHERE id = ANY (ARRAY(SELECT id FROM old)) RETURNING id)
 SELECT count(*) FROM gone

@@ -111,7 +111,7 @@ WITH told AS MATERIALIZED (
     UPDATE blames b SET returned_at = clock_timestamp(), upheld_at = NULL
     FROM told t WHERE b.bot_id = t.bot_id AND b.job_id = t.job_id
 )
-INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
+INSERT INTO stored_events (job_id, move, from_state, to_state, fence, actor, details)
 SELECT m.id, 'forgive', m.state, m.state, m.fence, e.actor,
     jsonb_build_object('reason', 'its bot was only cut off', 'lost_fence', e.lost)
 FROM moved m CROSS JOIN unnest(m.lost, m.actors) AS e (lost, actor)

@@ -23,7 +23,7 @@ WITH late AS MATERIALIZED (
     WHERE j.id = ANY (ARRAY(SELECT id FROM late)) AND j.state = 'queued'
     RETURNING j.id, j.public_id, j.fence, j.queue_deadline
 ), noted AS (
-    INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
+    INSERT INTO stored_events (job_id, move, from_state, to_state, fence, actor, details)
     SELECT id, 'time_out', 'queued', 'dead', fence, :actor, jsonb_build_object('queue_deadline', queue_deadline)
     FROM moved
 ), done AS (
@@ -54,7 +54,7 @@ _AGED = """w.queued_at < now() - make_interval(secs => {age}) AND w.kills = 0
             AND (w.fence = 0 OR NOT EXISTS (SELECT FROM leases l WHERE l.job_id = w.id
                 AND (l.acknowledged_at IS NOT NULL OR l.state = 'completed')))
             AND w.queued_at < now() - make_interval(secs => {age}) - make_interval(secs => (
-                SELECT coalesce(sum((e.details->>'held_seconds')::double precision), 0) FROM job_events e
+                SELECT coalesce(sum((e.details->>'held_seconds')::double precision), 0) FROM stored_events e
                 WHERE e.job_id = w.id AND e.move = 'release'))"""
 # Ceilings of labels are judged by the index of waiting labels, all others queue by queue. A job that waits to be tried
 # again is judged when it is ready again. Without ceilings, no queue is read. What has changed since it was judged has
@@ -88,7 +88,7 @@ WITH aged AS MATERIALIZED (
     WHERE j.id = ANY (ARRAY(SELECT id FROM late)) AND j.state = 'queued'
     RETURNING j.id, j.public_id, j.fence, j.instance, j.label
 ), noted AS (
-    INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
+    INSERT INTO stored_events (job_id, move, from_state, to_state, fence, actor, details)
     SELECT m.id, 'time_out', 'queued', 'dead', m.fence, :actor, jsonb_build_object('max_queue_age', c.max_queue_age)
     FROM moved m CROSS JOIN LATERAL ceiling_of(m.instance, m.label) c
 ), done AS (
@@ -126,7 +126,7 @@ WITH late AS MATERIALIZED (
     FROM late d WHERE l.job_id = d.id AND l.fence = d.fence
     RETURNING l.job_id, l.bot_id
 ), noted AS (
-    INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
+    INSERT INTO stored_events (job_id, move, from_state, to_state, fence, actor, details)
     SELECT d.id, '{reason}', d.state, d.state, d.fence, :actor, d.details
     FROM late d JOIN asked a ON a.job_id = d.id
 ), told AS (

@@ -1,7 +1,7 @@
 """SQL functions and views: one file for each, with the same name as the function or view.
 
 `checks/` has the functions that constraints of tables call; they are loaded before the tables. `functions/` has all
-other functions, each with its triggers, and `views/` has the views; both are loaded after the tables.
+other functions, each with its triggers, and then `views/` has the views, with theirs; both are loaded after the tables.
 
 Every file may be loaded again and then replaces its function or view. This package imports nothing of Leasehold. Read
 first: functions/submit.sql and functions/settle.sql.

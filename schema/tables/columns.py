@@ -43,7 +43,7 @@ STORAGE: Mapping[str, Mapping[str, float]] = {
         "autovacuum_vacuum_cost_delay": 4,
     },
     "leases": {"autovacuum_vacuum_scale_factor": 0.01, "fillfactor": 45, "autovacuum_vacuum_cost_delay": 4},
-    "job_events": {"autovacuum_vacuum_cost_delay": 4},
+    "stored_events": {"autovacuum_vacuum_cost_delay": 4},
     "job_payloads": {"autovacuum_vacuum_cost_delay": 4},
     "bots": {"autovacuum_vacuum_scale_factor": 0.01, "fillfactor": 20},
     "bot_success": {"fillfactor": 50, "autovacuum_vacuum_scale_factor": 0.01},

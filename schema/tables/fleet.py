@@ -148,6 +148,9 @@ bot_localities = Table(
     Index("bot_localities_of_hint", "hint", "seq"),
 )
 
+# A lease also has what the view `job_events` tells of its grant, its acknowledgement and its end: the number of each
+# event, who did it and what was noted. Without a number, the event is a stored one. What never changes comes first and
+# what moves change comes last, because of a new version the server logs what is between the first and the last change.
 leases = Table(
     "leases",
     metadata,
@@ -155,20 +158,30 @@ leases = Table(
     Column("fence", BigInteger, nullable=False),
     Column("bot_id", BigInteger, nullable=False),
     Column("bot_epoch", BigInteger, nullable=False),
+    Column("granted_at", TIME, nullable=False, server_default=NOW),
+    Column("granted_event", BigInteger),
     Column("instance", Integer, nullable=False),
-    Column("state", Text, nullable=False, server_default="pending"),
+    Column("cohort", Integer, nullable=False, server_default=text("0")),
     Column("units", Integer, nullable=False),
     Column("assigner", Text, nullable=False),
     Column("strategy", Text, nullable=False),
-    Column("stop_reason", Text),
-    Column("granted_at", TIME, nullable=False, server_default=NOW),
-    Column("delivered_at", TIME),
-    Column("acknowledged_at", TIME),
-    Column("due_at", TIME),
-    Column("ended_at", TIME),
-    Column("cohort", Integer, nullable=False, server_default=text("0")),
+    Column("decision", JSONB),
     # The amounts of counters that the lease takes, by counter name; null for a job without constraints.
     Column("taken", JSONB),
+    Column("delivered_at", TIME),
+    Column("state", Text, nullable=False, server_default="pending"),
+    Column("stop_reason", Text),
+    Column("acknowledged_at", TIME),
+    Column("acknowledged_event", BigInteger),
+    Column("acknowledged_by", Text),
+    Column("due_at", TIME),
+    Column("ended_at", TIME),
+    Column("ended_event", BigInteger),
+    Column("ended_by", Text),
+    Column("ended_from", Text),
+    Column("ended_to", Text),
+    Column("verdict", Text),
+    Column("report", JSONB),
     PrimaryKeyConstraint("job_id", "fence"),
     CheckConstraint(
         "state IN ('pending', 'active', 'cancelling', 'completed', 'cancelled')", name="leases_state_known"

@@ -172,11 +172,15 @@ preference_waits = Table(
     Index("preference_waits_until", "until"),
 )
 
+# `submitted_by` and `origin` are the actor and the details of the job's submit, for the view `job_events`. They are
+# null if the submit is among the stored events.
 job_payloads = Table(
     "job_payloads",
     metadata,
     Column("job_id", BigInteger, autoincrement=False, nullable=False),
     Column("payload", JSONB, nullable=False),
+    Column("submitted_by", Text),
+    Column("origin", JSONB),
     PrimaryKeyConstraint("job_id"),
 )
 
@@ -243,8 +247,9 @@ submit_keys = Table(
     Index("submit_keys_of_job", "job_id"),
 )
 
-job_events = Table(
-    "job_events",
+# What has happened to jobs and is not told by the rows of jobs and leases: the view `job_events` has the whole history.
+stored_events = Table(
+    "stored_events",
     metadata,
     Column("id", BigInteger, Identity(), nullable=False),
     Column("job_id", BigInteger, nullable=False),

@@ -78,7 +78,7 @@ def test_a_job_cancelled_before_it_ran_never_had_a_place(pool: Pool) -> None:
     (job,) = pool.submit()
     pool.change("UPDATE jobs SET state = 'cancelled', finished_at = now(), reason = 'cancelled before it started'")
     pool.change(
-        "INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor)"
+        "INSERT INTO stored_events (job_id, move, from_state, to_state, fence, actor)"
         " SELECT id, 'cancel', 'queued', 'cancelled', fence, 'test' FROM jobs"
     )
     found = explained(pool, job)

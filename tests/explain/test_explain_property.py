@@ -26,7 +26,7 @@ EXAMPLES_VARIABLE = "LEASEHOLD_TEST_EXAMPLES"
 EXAMPLES = 50
 CLEAR = """
 TRUNCATE jobs, job_payloads, job_metadata, job_outputs, job_results, job_checkpoints, submit_keys, bots, bot_changes,
-    bot_localities, lost_attempts, blames, kinds, kind_platforms, leases, job_events, queues, platforms, instances,
+    bot_localities, lost_attempts, blames, kinds, kind_platforms, leases, stored_events, queues, platforms, instances,
     ticks, audit, quotas, evictions, assigners, constraint_sets, job_constraints,
     counters, usage, graphs, graph_nodes, graph_edges, windows, usage_meters, meter_hours, rate_buckets, backpressure
     RESTART IDENTITY;

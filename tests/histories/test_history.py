@@ -43,7 +43,7 @@ EXAMPLES_VARIABLE = "LEASEHOLD_TEST_EXAMPLES"
 STEPS = 40
 CLEAR = """
 TRUNCATE jobs, job_payloads, job_metadata, job_outputs, job_results, job_checkpoints, submit_keys, bots, bot_changes,
-    bot_localities, lost_attempts, blames, kinds, kind_platforms, leases, job_events, queues, platforms, instances,
+    bot_localities, lost_attempts, blames, kinds, kind_platforms, leases, stored_events, queues, platforms, instances,
     ticks, audit RESTART IDENTITY"""
 SEED = text("SELECT setseed(0.25)")
 EXPIRED = "UPDATE bots SET expires_at = now() - interval '1 s' WHERE name = :name AND status <> 'gone'"

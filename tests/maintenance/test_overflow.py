@@ -36,7 +36,7 @@ def test_sa_20_five_thousand_jobs_are_deferred_newest_first_and_return_oldest_fi
     assert max(kept) < min(off), "those that have waited longest go on waiting"
     pool.change(
         "WITH gone AS (UPDATE jobs SET state = 'cancelled', finished_at = now() WHERE state = 'queued' RETURNING *)"
-        " INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor)"
+        " INSERT INTO stored_events (job_id, move, from_state, to_state, fence, actor)"
         " SELECT id, 'cancel', 'queued', 'cancelled', fence, 'test' FROM gone"
     )
     pool.upkeep().run_once()

@@ -82,7 +82,7 @@ def test_the_time_a_job_is_held_does_not_count_towards_its_queue_timeout(pool: P
     (job,) = pool.submit(queue_timeout_seconds=60)
     deadline = pool.job(job).queue_deadline
     park(pool, job)
-    pool.change("UPDATE job_events SET at = at - interval '30 s' WHERE move = 'hold'")
+    pool.change("UPDATE stored_events SET at = at - interval '30 s' WHERE move = 'hold'")
     unpark(pool, job)
     moved = (pool.job(job).queue_deadline - deadline).total_seconds()
     assert 30 <= moved < 40

@@ -19,7 +19,7 @@ JOBS = "SELECT * FROM jobs ORDER BY id"
 FOLLOWERS = "SELECT * FROM job_followers"
 PARK = """
 WITH parked AS (UPDATE jobs SET state = 'parked' RETURNING id)
-INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor)
+INSERT INTO stored_events (job_id, move, from_state, to_state, fence, actor)
 SELECT id, 'hold', 'queued', 'parked', 0, 'test' FROM parked
 """
 

@@ -23,7 +23,7 @@ JOBS, QUEUED, HELD, BUILDS = 20_000, 4_000, 300, 500
 BOUNDS = Bounds(few=500, examined=500, of_queue=50)
 LIMIT = 20
 KINDS = ("full", "absent")
-TABLES = ("jobs", "job_metadata", "job_events", "job_payloads", "leases", "queues")
+TABLES = ("jobs", "job_metadata", "stored_events", "job_payloads", "leases", "queues")
 #: Jobs came during a day, each with an id of its time, and ended in the order of their ids, a second apart.
 SPREAD = (
     "UPDATE jobs SET created_at = now() - interval '1 day' + id * interval '3 s'",

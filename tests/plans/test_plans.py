@@ -35,7 +35,7 @@ INSTANCES = 2
 QUEUES = 3 * INSTANCES * len(KINDS)
 #: Executions after which the driver has prepared a statement, and the server keeps the generic plan that it is told to.
 SETTLED = 7
-TABLES = ("jobs", "job_payloads", "job_events", "leases", "bots", "kind_platforms", "instances", "platforms")
+TABLES = ("jobs", "job_payloads", "stored_events", "leases", "bots", "kind_platforms", "instances", "platforms")
 IDS = text("""
 SELECT p.properties->'kind'->>0 AS kind, p.id AS platform,
     (SELECT min(b.id) FROM kind_platforms o JOIN bots b ON b.kind = o.kind WHERE o.platform = p.id) AS bot_id

@@ -186,7 +186,7 @@ def test_only_the_wait_for_the_first_start_counts_and_not_the_time_aside(pool: P
     (held,) = pool.submit()
     pool.database.run(lambda c: park(c, [held], instances=None, reason=None, actor="test"))
     pool.change(
-        "UPDATE job_events SET at = at - interval '1 h'; UPDATE jobs SET queued_at = queued_at - interval '1 h'"
+        "UPDATE stored_events SET at = at - interval '1 h'; UPDATE jobs SET queued_at = queued_at - interval '1 h'"
     )
     assert end_aged(pool) == 0
     pool.database.run(lambda c: unpark(c, [held], instances=None, reason=None, actor="test"))

@@ -123,6 +123,53 @@ def test_a_database_of_the_first_version_keeps_its_jobs_and_takes_results(pool: 
     assert pool.row("SELECT fence, result FROM job_results") == (work["fence"], {"answer": 42})
 
 
+#: Makes of a database one in which every event has a row of its own, in a table.
+_STORE_ALL_EVENTS = """
+    CREATE TEMP TABLE told AS SELECT * FROM job_events WHERE id NOT IN (SELECT id FROM stored_events);
+    DROP VIEW job_events;
+    ALTER TABLE stored_events RENAME TO job_events;
+    ALTER INDEX stored_events_pkey RENAME TO job_events_pkey;
+    ALTER SEQUENCE stored_events_id_seq RENAME TO job_events_id_seq;
+    INSERT INTO job_events OVERRIDING SYSTEM VALUE SELECT * FROM told;
+    DROP TABLE told;
+    UPDATE leases SET granted_event = NULL, acknowledged_event = NULL, ended_event = NULL;
+    UPDATE job_payloads SET submitted_by = NULL
+"""
+_HISTORY = (
+    "SELECT job_id, id, at, move, from_state, to_state, fence, actor, details FROM job_events ORDER BY job_id, id"
+)
+
+
+def test_a_database_with_stored_events_keeps_its_history_and_goes_on(pool: Pool) -> None:
+    _, bot, work = pool.running()
+    before = pool.rows(_HISTORY)
+    assert [event.move for event in before] == ["submit", "grant", "acknowledge"]
+    pool.change(_STORE_ALL_EVENTS)
+    claim_version(pool.database, "0010")
+    assert migrate.upgrade(pool.database).ready
+    assert pool.rows(_HISTORY) == before
+    bot.sync(completed(work))
+    after = pool.rows(_HISTORY)
+    assert after[:3] == before
+    assert (after[3].move, after[3].details["verdict"]) == ("finish", "succeeded")
+
+
+def test_a_process_of_the_version_before_writes_and_deletes_events_as_it_did(pool: Pool) -> None:
+    pool.submit()
+    pool.change("""
+        WITH moved AS (UPDATE jobs SET state = 'parked' RETURNING id, fence)
+        INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
+        SELECT id, 'hold', 'queued', 'parked', fence, 'old', '{"reason": "a test"}' FROM moved""")
+    told = pool.row("SELECT * FROM job_events ORDER BY id DESC LIMIT 1")
+    assert (told.move, told.actor, told.details) == ("hold", "old", {"reason": "a test"})
+    assert told == pool.row("SELECT * FROM stored_events")
+    pool.change("""
+        WITH old AS (SELECT id FROM jobs), payloads AS (DELETE FROM job_payloads), gone AS (DELETE FROM jobs)
+        DELETE FROM job_events WHERE job_id = ANY (ARRAY(SELECT id FROM old))""")
+    assert pool.rows("SELECT id FROM stored_events") == []
+    assert pool.rows("SELECT id FROM job_events") == []
+
+
 def test_a_database_of_a_newer_program_is_refused_by_name(database: Database) -> None:
     needed = migrate.status(database).needed
     claim_version(database, "9999")

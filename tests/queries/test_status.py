@@ -38,12 +38,12 @@ def change(pool: Pool, job: str, state: str) -> None:
         pool.database.run(lambda c: cancel(c, [job], instances=None, sync=1, actor="test"))
 
 
-def earlier(pool: Pool, job: str, to: str, *, seconds: float) -> None:
-    """Put back the time of the job's newest event that led to a state."""
+def submitted_earlier(pool: Pool, job: str, *, seconds: float) -> None:
+    """Put back the time of the job's submit."""
     pool.change(
-        "UPDATE job_events SET at = at - make_interval(secs => :seconds) WHERE id = (SELECT max(e.id) FROM job_events e"
-        " JOIN jobs j ON j.id = e.job_id WHERE j.public_id = CAST(:job AS uuid) AND e.to_state = :to)",
-        seconds=seconds, job=job, to=to,
+        "UPDATE jobs SET created_at = created_at - make_interval(secs => :seconds)"
+        " WHERE public_id = CAST(:job AS uuid)",
+        seconds=seconds, job=job,
     )  # fmt: skip
 
 
@@ -88,9 +88,7 @@ def test_a_lease_that_is_taken_back_is_counted_as_its_job_says(pool: Pool) -> No
 def test_rates_tell_how_jobs_ended_and_waits_how_long_they_waited_for_a_bot(pool: Pool) -> None:
     jobs = pool.submit(4)
     for job, seconds in zip(jobs, (1.0, 2.0, 3.0, 100.0), strict=True):
-        earlier(pool, job, "queued", seconds=seconds)
-    pool.change("UPDATE jobs SET created_at = created_at - interval '100 s' WHERE public_id = CAST(:job AS uuid)",
-                job=jobs[-1])  # fmt: skip
+        submitted_earlier(pool, job, seconds=seconds)
     bot = pool.bot(capacity=4)
     pool.assigner().run_once()
     work = {each["job"]: each for each in bot.take()}
@@ -107,10 +105,10 @@ def test_rates_tell_how_jobs_ended_and_waits_how_long_they_waited_for_a_bot(pool
 
 def test_a_wait_begins_when_the_job_last_came_into_the_queue(pool: Pool) -> None:
     job, bot, work = pool.running()
-    earlier(pool, job, "queued", seconds=1000)
+    submitted_earlier(pool, job, seconds=1000)
     long_ago(pool, "leases", "granted_at", "acknowledged_at", seconds=900)
     bot.sync(completed(work, "released"))
-    earlier(pool, job, "queued", seconds=5)
+    long_ago(pool, "leases", "ended_at", seconds=5)
     pool.database.run(lambda c: set_priority(c, [job], 7, instances=None, reason=None, actor="test"))
     pool.assigner().run_once()
     found = status(pool)
@@ -170,7 +168,7 @@ def filled(pool: Pool) -> None:
         filling.fill_bots(connection, {"full": RUNNING})
         filling.occupy(connection, "full", leaving=0)
 
-    for table in ("jobs", "leases", "bots", "job_events"):
+    for table in ("jobs", "leases", "bots", "stored_events"):
         pool.change(f"ALTER TABLE {table} SET (autovacuum_enabled = off)")
     pool.database.run(fill)
     # Of the queues, only the first one's oldest job has waited for long.
@@ -204,7 +202,7 @@ def _bounded(pool: Pool, monkeypatch: pytest.MonkeyPatch, instances: list[str] |
         with watching(connection) as watch:
             bounded = models.status_answer(status_queries.pool_status(connection, instances=instances, cooldown=600))
         connection.rollback()
-    assert not watch.whole_scans() & {"jobs", "leases", "job_events"}, str(watch)
+    assert not watch.whole_scans() & {"jobs", "leases", "stored_events"}, str(watch)
     # A few rows are for each queue and bot.
     assert watch.touched <= 3 * 400 + 500 + (100 + 2 * 1000 + 2 * 500) + 2 * 100 + 10 * RUNNING + 900, str(watch)
     assert {"queued", "unmatchable", "succeeded", "dead"} <= set(bounded.at_least)

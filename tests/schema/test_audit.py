@@ -115,13 +115,13 @@ def _give_up(database: Database, *jobs: str) -> None:
     statement = text("""
         WITH over AS (
             UPDATE jobs SET state = 'leased', fence = 1 WHERE public_id = ANY (CAST(:jobs AS uuid[])) RETURNING id)
-        INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor)
+        INSERT INTO stored_events (job_id, move, from_state, to_state, fence, actor)
         SELECT id, 'grant', 'queued', 'leased', 1, 'test' FROM over""")
     finish = text("""
         WITH over AS (
             UPDATE jobs SET state = 'dead', fence = 2, finished_at = now()
             WHERE public_id = ANY (CAST(:jobs AS uuid[])) RETURNING id)
-        INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor)
+        INSERT INTO stored_events (job_id, move, from_state, to_state, fence, actor)
         SELECT id, 'give_up', 'leased', 'dead', 2, 'test' FROM over""")
     for each in (statement, finish):
         database.run(lambda connection, each=each: connection.execute(each, {"jobs": list(jobs)}))

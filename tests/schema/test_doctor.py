@@ -229,10 +229,10 @@ def test_a_table_that_lost_its_vacuum_parameters_is_found_and_put_right(pool: Po
     assert found.verdict is Verdict.WARNING
     assert "autovacuum_vacuum_scale_factor of jobs is not set, not 0.01" in found.found
     assert "fillfactor of bots is 100, not 20" in found.found
-    pool.change("ALTER TABLE job_events SET (autovacuum_enabled = off)")
+    pool.change("ALTER TABLE stored_events SET (autovacuum_enabled = off)")
     worse = checks(pool.database)["autovacuum"]
     assert worse.verdict is Verdict.BAD
-    assert "autovacuum is off for job_events" in worse.found
+    assert "autovacuum is off for stored_events" in worse.found
     outside(pool.database, worse.remedy or "")
     assert checks(pool.database)["autovacuum"].verdict is Verdict.OK
 

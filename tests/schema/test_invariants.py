@@ -50,7 +50,7 @@ INSERT INTO leases (job_id, fence, bot_id, bot_epoch, instance, state, units, as
     (5, 1, 1, 2, 1, 'completed', 1, 'a', 's', now());
 INSERT INTO quotas (cohort, instance, max_quota, usage) VALUES (0, 1, 10, 3), (0, 2, 10, 0);
 UPDATE bots SET kept_units = 1, kept_for = 1, kept_until = now() WHERE id = 2;
-INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor) VALUES
+INSERT INTO stored_events (job_id, move, from_state, to_state, fence, actor) VALUES
     (1, 'submit', NULL, 'queued', 0, 'x'), (1, 'grant', 'queued', 'leased', 1, 'x'),
     (1, 'expire', 'leased', 'queued', 2, 'x'),
     (2, 'submit', NULL, 'queued', 0, 'x'), (2, 'grant', 'queued', 'leased', 1, 'x'),
@@ -74,7 +74,8 @@ INSERT INTO graph_edges VALUES (5, 2, 'block'), (7, 3, 'run'), (7, 6, 'block'), 
 # What broke, the statements that break it, and the ids that must be shown for it.
 BROKEN = [
     ("S1", "DROP INDEX leases_one_live_per_job; UPDATE leases SET state = 'active', ended_at = NULL WHERE job_id = 1;"
-           "INSERT INTO leases SELECT job_id, 2, bot_id, bot_epoch, instance, state, units, assigner, strategy"
+           "INSERT INTO leases (job_id, fence, bot_id, bot_epoch, instance, state, units, assigner, strategy)"
+           " SELECT job_id, 2, bot_id, bot_epoch, instance, state, units, assigner, strategy"
            " FROM leases WHERE job_id = 1", ["1"]),
     ("S2", "UPDATE leases SET state = 'completed', ended_at = now() WHERE job_id = 3", ["3"]),
     ("S2", "UPDATE jobs SET state = 'queued' WHERE id = 2", ["2"]),
@@ -100,24 +101,24 @@ BROKEN = [
     ("S6", "SET session_replication_role = replica; UPDATE jobs SET result_fence = fence WHERE id = 7", ["7"]),
     ("S7", "SET session_replication_role = replica;"
            "UPDATE jobs SET state = 'queued', finished_at = NULL, result_fence = NULL WHERE id = 5;"
-           "INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor)"
+           "INSERT INTO stored_events (job_id, move, from_state, to_state, fence, actor)"
            " VALUES (5, 'requeue', 'succeeded', 'queued', 1, 'x')", ["5"]),
-    ("S8", "UPDATE job_events SET fence = 9 WHERE job_id = 3 AND move = 'grant'", ["3"]),
+    ("S8", "UPDATE stored_events SET fence = 9 WHERE job_id = 3 AND move = 'grant'", ["3"]),
     ("S8", "UPDATE jobs SET fence = 1 WHERE id = 1", ["1"]),
     ("S8", "UPDATE leases SET fence = 5 WHERE job_id = 1", ["1"]),
     ("S9", "UPDATE bots SET epoch = 3 WHERE id = 1", ["2", "3", "4"]),
     ("S9", "UPDATE bots SET session = NULL, status = 'gone', expires_at = NULL WHERE id = 1", ["2", "3", "4"]),
     ("S9", "DELETE FROM bots WHERE id = 1", ["2", "3", "4"]),
-    ("S10", "UPDATE job_events SET to_state = 'queued' WHERE job_id = 3 AND move = 'acknowledge'", ["3"]),
-    ("S10", "DELETE FROM job_events WHERE job_id = 6", ["6"]),
+    ("S10", "UPDATE stored_events SET to_state = 'queued' WHERE job_id = 3 AND move = 'acknowledge'", ["3"]),
+    ("S10", "DELETE FROM stored_events WHERE job_id = 6", ["6"]),
     ("S10", "DELETE FROM jobs WHERE id = 6; DELETE FROM job_payloads WHERE job_id = 6", ["6"]),
     ("S10", "INSERT INTO job_payloads (job_id, payload) VALUES (99, '{}')", ["99"]),
     ("S10", "INSERT INTO job_followers (job_id, actor, priority) VALUES (99, 'x', 0)", ["99"]),
     ("S10", "INSERT INTO job_metadata (job_id, instance, key, value) VALUES (99, 1, 'k', 'v')", ["99"]),
     ("S10", "INSERT INTO preference_waits (job_id, seconds, until) VALUES (99, 1, now())", ["99"]),
     ("S10", "INSERT INTO submit_keys (instance, key, request_hash, job_id) VALUES (1, 'k', '', 99)", ["99"]),
-    ("S11", "DELETE FROM job_events WHERE job_id = 3 AND move = 'grant'", ["3"]),
-    ("S11", "DELETE FROM job_events WHERE job_id = 3 AND move = 'submit'", ["3"]),
+    ("S11", "DELETE FROM stored_events WHERE job_id = 3 AND move = 'grant'", ["3"]),
+    ("S11", "DELETE FROM stored_events WHERE job_id = 3 AND move = 'submit'", ["3"]),
     ("S13", "UPDATE jobs SET platform = 3 WHERE id = 2", ["2"]),
     ("S13", "UPDATE jobs SET platform = 77 WHERE id = 3", ["3"]),
     ("S13", "UPDATE bots SET kind = 2 WHERE id = 1", ["2"]),
@@ -140,7 +141,7 @@ BROKEN = [
     ("S16", "UPDATE jobs SET kills = 3 WHERE id = 3", ["3"]),
     ("S26", "INSERT INTO lost_attempts (job_id, fence, bot_id, session) SELECT id, fence, 1, '' FROM jobs WHERE id = 3",
      ["3"]),
-    ("S26", """INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
+    ("S26", """INSERT INTO stored_events (job_id, move, from_state, to_state, fence, actor, details)
                SELECT 3, 'forgive', state, state, fence, 'x', '{"lost_fence": 1}' FROM jobs, generate_series(1, 2)
                WHERE id = 3""", ["3"]),
     ("S18", "UPDATE jobs SET queue = 4, constrained = true WHERE id = 3", ["3"]),
@@ -170,7 +171,7 @@ BROKEN = [
     ("S28", """ALTER TABLE schedules DROP CONSTRAINT schedules_declared_by_known;
                UPDATE schedules SET declared_by = 'shop'""", ["schedule 1"]),
     ("S28", """INSERT INTO job_metadata (job_id, instance, key, value) SELECT id, 1, 'tick', 't' FROM jobs WHERE id < 3;
-               UPDATE job_events SET actor = 'schedule:s' WHERE move = 'submit'""", ["job 2"]),
+               UPDATE stored_events SET actor = 'schedule:s' WHERE move = 'submit'""", ["job 2"]),
     ("S29", """INSERT INTO pool_samples (at, scope, span)
                VALUES ('2026-01-01T00:00Z', 'pool', 600), ('2026-01-01T00:09Z', 'pool', 60)""", ["pool/"]),
     ("S20", "INSERT INTO counters (name, used, most) VALUES ('bot:1:cpu_milli', 2, 1)", ["bot:1:cpu_milli"]),
@@ -247,7 +248,7 @@ def test_all_invariants_see_one_snapshot(database: Database) -> None:
                    UPDATE jobs SET state = 'failed', result_fence = 1, finished_at = now() WHERE id = 3;
                    UPDATE graph_nodes SET outcome = 'failed' WHERE job_id = 3;
                    UPDATE graph_nodes SET dead_ends = 2 WHERE job_id = 8;
-                   INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor)
+                   INSERT INTO stored_events (job_id, move, from_state, to_state, fence, actor)
                        VALUES (3, 'finish', 'running', 'failed', 1, 'x')""",
             )
         )
@@ -271,9 +272,9 @@ def test_a_hundred_thousand_jobs_are_verified_in_seconds(database: Database) -> 
                INSERT INTO jobs (id, queue, instance, platform, state, finished_at)
                    SELECT n, 1, 1, 1, 'cancelled', now() FROM generate_series(1, 100000) n;
                INSERT INTO job_payloads (job_id, payload) SELECT id, '{}' FROM jobs;
-               INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor)
+               INSERT INTO stored_events (job_id, move, from_state, to_state, fence, actor)
                    SELECT id, 'submit', NULL, 'queued', 0, 'x' FROM jobs;
-               INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor)
+               INSERT INTO stored_events (job_id, move, from_state, to_state, fence, actor)
                    SELECT id, 'cancel', 'queued', 'cancelled', 0, 'x' FROM jobs""",
         )
     )

@@ -36,7 +36,7 @@ WITH filled AS MATERIALIZED (
     INSERT INTO leases (job_id, fence, bot_id, bot_epoch, instance, state, units, assigner, strategy, ended_at)
     SELECT id, 1, id % 100 + 1, 1, instance, 'completed', 1, 'filling', 'filling', now() FROM born WHERE :final
 )
-INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor)
+INSERT INTO stored_events (job_id, move, from_state, to_state, fence, actor)
 SELECT b.id, e.move, e.from_state, coalesce(e.to_state, b.state), e.fence, 'filling'
 FROM born b JOIN (VALUES (1, 'submit', NULL, 'queued', 0), (2, 'finish', 'queued', NULL, 1))
     AS e (nth, move, from_state, to_state, fence) ON e.nth = 1 OR :final
@@ -73,7 +73,7 @@ WITH full_bots AS (
     INSERT INTO jobs (id, queue, instance, platform, units, state, fence, attempts, started_at)
     SELECT job_id, queue, instance, platform, capacity, 'running', 1, 1, now() FROM chosen
 ), noted AS (
-    INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor)
+    INSERT INTO stored_events (job_id, move, from_state, to_state, fence, actor)
     SELECT job_id, 'submit', NULL, 'running', 1, 'filling' FROM chosen
 ), held AS (
     INSERT INTO leases (job_id, fence, bot_id, bot_epoch, instance, state, units, assigner, strategy, acknowledged_at)

@@ -265,7 +265,7 @@ def counts(database: Database) -> dict[str, int]:
         "submit_keys",
         "bots",
         "leases",
-        "job_events",
+        "stored_events",
         "graphs",
     )
     rows = database.run(

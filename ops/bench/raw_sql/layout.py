@@ -1,6 +1,6 @@
 """Two layouts of the same queue, with the indexes of our tables and an event for each move.
 
-*Wide* is ours: `jobs`, `leases` and `job_events` as in `schema/tables/`, with the state of a job updated in place.
+*Wide* is ours: `jobs`, `leases` and `stored_events` as in `schema/tables/`, with the state of a job updated in place.
 *Split* never updates a row: submitted jobs are in `jobs`, waiting ones in `queue`, running ones in `leases` and ended
 ones in `finished`, and a move deletes a row from one table and inserts one into the next. Both have fences, neither
 counts quotas or bots. Payloads, which would be the same, are left out.
@@ -37,7 +37,7 @@ WITH moment AS MATERIALIZED (
     FROM moment, unnest(%(priorities)s::integer[]) AS u (priority)
 )
 """
-NOTE: LiteralString = "INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)"
+NOTE: LiteralString = "INSERT INTO stored_events (job_id, move, from_state, to_state, fence, actor, details)"
 READY: LiteralString = "cohort = 0 AND instance = 1 AND platform = 1"
 SUBMITTED: LiteralString = f"""noted AS (
     {NOTE} SELECT id, 'submit', NULL, 'queued', 0, 'bench', '{{"instance": "default"}}' FROM fresh
@@ -176,7 +176,7 @@ def _ours(*names: str) -> Iterator[str]:
 
 LAYOUTS = {
     "wide": Layout(
-        (*_ours("jobs", "leases", "job_events"),),
+        (*_ours("jobs", "leases", "stored_events"),),
         WIDE_SUBMIT,
         WIDE_ASSIGN,
         WIDE_FINISH,
@@ -184,7 +184,7 @@ LAYOUTS = {
         "SELECT count(*) FROM jobs WHERE state = 'leased'",
     ),
     "split": Layout(
-        (*SPLIT, *_ours("job_events")),
+        (*SPLIT, *_ours("stored_events")),
         SPLIT_SUBMIT,
         SPLIT_ASSIGN,
         SPLIT_FINISH,

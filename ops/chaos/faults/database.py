@@ -12,7 +12,7 @@ from ops.chaos.pool import ChaosPool
 from schema import clock
 
 #: Tables that every move of a job needs.
-TABLES = ("jobs", "leases", "bots", "job_events", "submit_keys", "job_payloads", "queues", "quotas", "tokens")
+TABLES = ("jobs", "leases", "bots", "stored_events", "submit_keys", "job_payloads", "queues", "quotas", "tokens")
 #: Seconds between two rounds of cancelled statements.
 AGAIN = 0.03
 

@@ -64,7 +64,7 @@ BEGIN
         ORDER BY w.name COLLATE "C"
         ON CONFLICT (name, bucket) DO UPDATE SET amount = u.amount + excluded.amount, jobs = u.jobs + excluded.jobs;
     IF cuts IS NOT NULL THEN
-        INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
+        INSERT INTO stored_events (job_id, move, from_state, to_state, fence, actor, details)
             SELECT j.id, 'cut_report', j.state, j.state, j.fence, 'settle', c - 'job'
             FROM jsonb_array_elements(cuts) c JOIN jobs j ON j.id = (c->>'job')::bigint
             ORDER BY j.id, c->>'unit' COLLATE "C";

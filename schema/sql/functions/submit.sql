@@ -188,10 +188,8 @@ BEGIN
         SELECT f.id, w.* FROM fresh f CROSS JOIN LATERAL own_constraints(f.whole) w
         WHERE f.constraint_set IS NOT NULL
     ), kept AS (
-        INSERT INTO job_payloads (job_id, payload) SELECT c.id, c.payload FROM content c
-    ), noted AS (
-        INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
-        SELECT c.id, 'submit', NULL, 'queued', 0, submit.actor, c.origin FROM content c
+        INSERT INTO job_payloads (job_id, payload, submitted_by, origin)
+        SELECT c.id, c.payload, submit.actor, c.origin FROM content c
     )
     SELECT array_agg(f.n), array_agg(f.id), array_agg(f.public_id) INTO born_ns, born_ids, born_public
     FROM fresh f;

@@ -113,9 +113,8 @@ BEGIN
         INSERT INTO job_metadata (job_id, instance, key, value)
         SELECT submit_alone.job_id, of_instance, m.key, m.value FROM jsonb_each_text(request->'metadata') m;
     END IF;
-    INSERT INTO job_payloads (job_id, payload) VALUES (submit_alone.job_id, request->'payload');
-    INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
-    VALUES (submit_alone.job_id, 'submit', NULL, 'queued', 0, submit_alone.actor,
+    INSERT INTO job_payloads (job_id, payload, submitted_by, origin)
+    VALUES (submit_alone.job_id, request->'payload', submit_alone.actor,
         CASE WHEN request ?| '{from,queue_timeout_seconds,prefer_seconds,lowered}' THEN origin_of(request) END);
     woken := wake('jobs');
 END $$;

@@ -218,7 +218,7 @@ BEGIN
     ), kept AS (
         INSERT INTO job_payloads (job_id, payload) SELECT f.new_id, f.payload FROM fresh f ORDER BY f.new_id
     ), noted AS (
-        INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
+        INSERT INTO stored_events (job_id, move, from_state, to_state, fence, actor, details)
         SELECT f.new_id, 'submit', NULL, f.state, 0, submit_graph.actor, jsonb_strip_nulls(jsonb_build_object(
             'graph', job_name, 'node', f.node, 'queue_timeout_seconds', f.queue_timeout_seconds,
             'prefer_seconds', f.prefer_seconds, 'lowered', f.whole->'lowered'))

@@ -54,9 +54,8 @@ BEGIN
                 INSERT INTO job_metadata (job_id, instance, key, value)
                 SELECT job, instance_id, m.key, m.value FROM jsonb_each_text(request->'metadata') m;
             END IF;
-            INSERT INTO job_payloads (job_id, payload) VALUES (job, request->'payload');
-            INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
-                VALUES (job, 'submit', NULL, 'queued', 0, actor, origin_of(request));
+            INSERT INTO job_payloads (job_id, payload, submitted_by, origin)
+                VALUES (job, request->'payload', actor, origin_of(request));
             RETURN;
         END IF;
         WITH same AS MATERIALIZED (
@@ -67,7 +66,7 @@ BEGIN
             UPDATE jobs j SET priority = wanted_priority, rank = j.rank + wanted_priority - j.priority FROM same s
             WHERE j.id = s.id AND s.priority > wanted_priority
         ), noted AS (
-            INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
+            INSERT INTO stored_events (job_id, move, from_state, to_state, fence, actor, details)
             SELECT s.id, 'join', s.state, s.state, s.fence, actor,
                 jsonb_build_object('priority', wanted_priority, 'priority_before', s.priority) FROM same s
         )

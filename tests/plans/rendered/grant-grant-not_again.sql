@@ -65,19 +65,15 @@ WITH wanted AS MATERIALIZED (
     WHERE true AND b.ctid = s.ctid
 ), leased AS (
     INSERT INTO leases (job_id, fence, bot_id, bot_epoch, cohort, instance, units, assigner, strategy, due_at,
-                        delivered_at, taken)
+                        delivered_at, taken, granted_at, granted_event, decision)
     SELECT id, fence, bot_id, epoch, cohort, instance, units, actor,
         :strategy, now() + make_interval(secs => :ack), CASE WHEN NOT :tell THEN clock_timestamp() END,
-        CAST(:takings AS jsonb) -> taking
-    FROM moved
+        CAST(:takings AS jsonb) -> taking, statement_timestamp(), nextval('stored_events_id_seq'), decision
+    FROM moved ORDER BY nth
 ), counted AS (
     UPDATE quotas q SET usage = q.usage + s.units
     FROM (SELECT cohort, instance, sum(units) AS units FROM moved GROUP BY cohort, instance) s
     WHERE q.cohort = s.cohort AND q.instance = s.instance
-), noted AS (
-    INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
-    SELECT id, 'grant', 'queued', 'leased', fence, actor,
-        decision FROM moved ORDER BY nth
 ), told AS (
     SELECT wake('bots', string_agg(DISTINCT bot_id::text, ',')) FROM moved WHERE :tell HAVING count(*) > 0
 )

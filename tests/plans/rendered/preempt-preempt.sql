@@ -3,10 +3,10 @@ WITH asked AS (
     UPDATE leases l SET state = 'cancelling', stop_reason = 'preempt',
         due_at = now() + make_interval(secs => :sync + 5.0)
     FROM unnest(CAST(:job_ids AS bigint[]), CAST(:fences AS bigint[])) AS t (job_id, fence)
-    WHERE l.job_id = t.job_id AND l.fence = t.fence AND l.state = 'active'
+    WHERE l.job_id = t.job_id AND l.fence = t.fence AND l.state IS NOT DISTINCT FROM 'active'
     RETURNING l.job_id, l.fence
 ), noted AS (
-    INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
+    INSERT INTO stored_events (job_id, move, from_state, to_state, fence, actor, details)
     SELECT job_id, 'preempted', 'running', 'running', fence, :actor,
         CAST(:receipt AS jsonb) || jsonb_build_object('rule', CAST(:rule AS text)) FROM asked
     UNION ALL

@@ -3,7 +3,7 @@ WITH victims AS MATERIALIZED (
     SELECT l.job_id, l.instance, l.units FROM unnest(CAST(:job_ids AS bigint[]), CAST(:fences AS bigint[]))
         AS t (job_id, fence)
     JOIN leases l ON l.job_id = t.job_id AND l.fence = t.fence
-    WHERE l.state = 'active' AND l.bot_id = :bot_id AND l.cohort = :cohort
+    WHERE l.state IS NOT DISTINCT FROM 'active' AND l.bot_id = :bot_id AND l.cohort = :cohort
 ), stopping AS MATERIALIZED (
     SELECT l.instance, sum(l.units) AS units FROM leases l
     WHERE l.state = 'cancelling' AND l.cohort = :cohort AND l.instance IN (SELECT instance FROM victims)

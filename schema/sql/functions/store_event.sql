@@ -1,0 +1,14 @@
+-- Insert into the view `job_events`, or delete from it, as processes of earlier versions do: only stored events change.
+-- The view has the trigger (`views/job_events.sql`).
+CREATE OR REPLACE FUNCTION store_event() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF TG_OP = 'DELETE' THEN
+        DELETE FROM stored_events e WHERE e.job_id = OLD.job_id AND e.id = OLD.id;
+        RETURN OLD;
+    END IF;
+    INSERT INTO stored_events (job_id, at, move, from_state, to_state, fence, actor, details)
+    VALUES (NEW.job_id, coalesce(NEW.at, clock_timestamp()), NEW.move, NEW.from_state, NEW.to_state, NEW.fence,
+        NEW.actor, NEW.details)
+    RETURNING id, at INTO NEW.id, NEW.at;
+    RETURN NEW;
+END $$;
