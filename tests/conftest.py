@@ -22,7 +22,7 @@ from schema.postgres import embedded, migrate
 from schema.postgres.engine import Database
 from schema.postgres.notify import Wakeups
 from schema.timing import Timing
-from tests.support.fork_server.server import fork_server
+from tests.support.fork_server import server as fork_server
 from tests.support.http import Gateway, accepting, gateway
 from tests.support.pool import Pool
 from tests.support.race import Race
@@ -53,6 +53,10 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(f"{embedded.NOT_INSTALLED.partition(',')[0]}, or set {DSN_VARIABLE}")
     config.addinivalue_line("markers", "conflicts: transactions of the test may be undone and repeated")
     config.addinivalue_line("markers", "breaks_invariants: the test damages its database on purpose; do not verify it")
+
+
+def pytest_unconfigure() -> None:
+    fork_server.stop()
 
 
 @pytest.fixture(scope="session")
@@ -100,10 +104,9 @@ def template(databases: Databases) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def leasehold() -> Iterator[Path]:
+def leasehold() -> Path:
     """The program `leasehold` of a fork server, which starts in milliseconds, alone in its directory."""
-    with fork_server() as program:
-        yield program
+    return fork_server.shared_program()
 
 
 @pytest.fixture

@@ -89,7 +89,7 @@ def test_seconds_that_are_none_are_refused(
 
 def test_a_terminal_shows_the_latest_answer_in_one_place_also_during_an_outage(stands: Gateway) -> None:
     stands.script = in_turn(Answer(FIRST), AWAY)
-    code, text = on_a_terminal(stands, "bots", "list", "--watch", "0.1", until=lambda: len(stands.asked) > 30)
+    code, text = on_a_terminal(stands, "bots", "list", "--watch", "0.1", until=lambda: len(stands.asked) > 9)
     assert code == 130
     last = text.rpartition("\x1b[2K")[2]
     assert "the database is not there; this is from 20" in last

@@ -149,6 +149,7 @@ def pool(leasehold: Path) -> Iterator[Pool]:
         "PATH": f"{programs}:{kept['PATH']}",
         "LEASEHOLD_DATA": str(data),
         "LEASEHOLD_TIMING_SYNC": "1",
+        "LEASEHOLD_BOT_DRAIN_SECONDS": "1",
         "NO_COLOR": "1",
         "COLUMNS": "200",
     }

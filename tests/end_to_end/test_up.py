@@ -39,12 +39,13 @@ class Up:
 
 
 class Home:
-    """A data directory of its own, and what is started in it."""
+    """A data directory of its own, and what is started in it. `program`: that of the fork server."""
 
-    def __init__(self, data: Path) -> None:
-        self.data = data
+    def __init__(self, data: Path, program: Path) -> None:
+        self.data, self.program = data, program
         kept = {name: value for name, value in os.environ.items() if not name.startswith("LEASEHOLD_")}
         self.environ = {**kept, "LEASEHOLD_DATA": str(data), "LEASEHOLD_TIMING_TTL": "6", "LEASEHOLD_TIMING_SYNC": "1"}
+        self.environ["LEASEHOLD_BOT_DRAIN_SECONDS"] = "1"
 
     def up(self, *options: str) -> Up:
         popen = subprocess.Popen(
@@ -63,7 +64,7 @@ class Home:
 
     def run(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
-            [LEASEHOLD, *arguments], cwd=self.data, env=self.environ,
+            [self.program, *arguments], cwd=self.data, env=self.environ,
             stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=STARTS_WITHIN, check=False,
         )  # fmt: skip
 
@@ -82,8 +83,8 @@ class Home:
 
 
 @pytest.fixture
-def home() -> Iterator[Home]:
-    made = Home(embedded.scratch("leasehold-up-"))
+def home(leasehold: Path) -> Iterator[Home]:
+    made = Home(embedded.scratch("leasehold-up-"), leasehold)
     yield made
     for pid in made.here():
         os.kill(pid, signal.SIGKILL)

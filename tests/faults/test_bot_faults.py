@@ -87,8 +87,8 @@ class House:
         assert lines.count(last) == 1
 
 
-#: A third of the production's patience.
-TIMING = Timing(sync=0.5, ttl=10, reap=0.5, ack=5, poll=0.1)
+#: A fifth of the production's patience.
+TIMING = Timing(sync=0.5, ttl=6, reap=0.5, ack=5, poll=0.1)
 
 
 @pytest.fixture(scope="module")

@@ -40,6 +40,7 @@ from schema.postgres.engine import Database, DatabaseSettings, libpq_url
 from schema.postgres.notify import Wakeups
 from schema.tenancy import tokens
 from schema.timing import Timing
+from tests.support.fork_server.server import ForkedProcess
 from tests.support.patience import MINUTE, eventually
 from tests.support.pool import Pool
 
@@ -344,7 +345,7 @@ class Process:
     """A running command; its output goes to the file `log`."""
 
     name: str
-    popen: subprocess.Popen[bytes]
+    popen: ForkedProcess | subprocess.Popen[bytes]
     log: Path
 
     @property
@@ -402,23 +403,10 @@ class Processes:
     def start(self, name: str, *arguments: str, environment: Mapping[str, str] | None = None) -> Process:
         """Start `leasehold ARGUMENTS…` without waiting for it."""
         log = self.directory / f"{name}.log"
-        command = [
-            sys.executable,
-            "-m",
-            "assigner.cli.main",
-            "--data",
-            str(self.directory),
-            "--config",
-            str(self.config),
-        ]
+        where = ["--data", str(self.directory), "--config", str(self.config)]
         with log.open("ab") as output:
-            popen = subprocess.Popen(
-                [*command, *arguments],
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-                env={**self._environ, **(environment or {})},
+            popen = ForkedProcess(
+                [*where, *arguments], output=output.fileno(), environment={**self._environ, **(environment or {})}
             )
         process = Process(name, popen, log)
         self.running.append(process)

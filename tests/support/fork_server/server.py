@@ -17,9 +17,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from pkgutil import walk_packages
@@ -57,6 +58,80 @@ def fork_server() -> Iterator[Path]:
     finally:
         process.communicate(timeout=MINUTE)
         shutil.rmtree(directory)
+
+
+_shared = ExitStack()
+
+
+@cache
+def shared_program() -> Path:
+    """The program of the fork server of this test process, which starts with the first use and ends with `stop`."""
+    return _shared.enter_context(fork_server())
+
+
+def stop() -> None:
+    """End the fork server of this test process, and what is left of its commands."""
+    shared_program.cache_clear()
+    _shared.close()
+
+
+class ForkedProcess:
+    """A command of the fork server with the methods of `subprocess.Popen` that tests use, without a program between.
+
+    Standard input is a pipe; output goes to the file `output`.
+    """
+
+    def __init__(self, arguments: Sequence[str], *, output: int, environment: Mapping[str, str]) -> None:
+        reading, writing = os.pipe()
+        self.args, self.stdin = ["leasehold", *arguments], os.fdopen(writing, "wb", buffering=0)
+        self.returncode: int | None = None
+        variables = [f"{name}={value}" for name, value in environment.items()]
+        request = "\0".join([os.getcwd(), str(len(arguments)), *arguments, *variables]).encode()
+        self._connection = socket.socket(socket.AF_UNIX)
+        self._connection.connect(str(shared_program().parent / "socket"))
+        try:
+            socket.send_fds(self._connection, [len(request).to_bytes(4, "little")], [reading, output, output])
+            self._connection.sendall(request)
+        finally:
+            os.close(reading)
+        self.pid = int.from_bytes(self._connection.recv(4, socket.MSG_WAITALL), "little")
+        assert self.pid, "the fork server has ended"
+
+    def poll(self) -> int | None:
+        """Return the exit code, negative after a signal; None while the command runs."""
+        with suppress(BlockingIOError, subprocess.TimeoutExpired):
+            self._hear(0.0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return the exit code. Raises TimeoutExpired after `timeout` seconds."""
+        self._hear(timeout)
+        assert self.returncode is not None
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless the command has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+    def _hear(self, timeout: float | None) -> None:
+        if self.returncode is not None:
+            return
+        self._connection.settimeout(timeout)
+        try:
+            status = self._connection.recv(4, socket.MSG_WAITALL)
+        except TimeoutError:
+            raise subprocess.TimeoutExpired(self.args, timeout or 0.0) from None
+        self.returncode = os.waitstatus_to_exitcode(int.from_bytes(status, "little")) if status else -signal.SIGKILL
+        self._connection.close()
 
 
 @dataclass(frozen=True)
