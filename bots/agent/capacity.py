@@ -74,9 +74,11 @@ SHORT = 0.05
 AHEAD = 0.1
 #: The most leases in advance.
 MOST_AHEAD = 512
-#: Seconds of run time of the calls that wait in one process, and the most of them. While the agent reads an answer of
-#: the gateway, it looks at a process only every few milliseconds.
-QUEUE, MOST_QUEUED = 0.02, 8
+#: Seconds of run time of the calls that wait in one process. While the agent reads an answer of the gateway, it looks
+#: at a process only every few milliseconds.
+QUEUE = 0.02
+#: The most calls that wait in one process; of a bot with many processes fewer, because each has an output pipe.
+MOST_QUEUED, LEAST_QUEUED, MOST_QUEUED_IN_ALL = 20, 8, 160
 #: A newly ended task counts with this share for the mean run time.
 _WEIGHT = 1 / 16
 #: The shortest run time that is believed, seconds.
@@ -101,10 +103,10 @@ class Lookahead:
         """Take nothing in advance until many tasks have been short again."""
         self._mean = 1.0
 
-    @property
-    def queue(self) -> int:
-        """The calls that may wait in one process behind the one that it runs."""
-        return min(MOST_QUEUED, int(QUEUE / max(self._mean, _SHORTEST)))
+    def queue(self, limit: int) -> int:
+        """Return how many calls may wait in one process behind the one that it runs. limit: processes."""
+        most = max(LEAST_QUEUED, MOST_QUEUED_IN_ALL // max(limit, 1))
+        return min(MOST_QUEUED, most, int(QUEUE / max(self._mean, _SHORTEST)))
 
     def units(self, limit: int) -> int:
         """Return the units to announce in advance. limit: those that run at once."""
@@ -129,7 +131,7 @@ def raise_file_limit(commands: int, *, tasks: bool = False) -> int:
     too low.
     """
     before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    need = _OWN + (_EACH + (_EACH_TASK if tasks else 0)) * commands
+    need = _OWN + _EACH * commands + (max(_EACH_TASK * commands, MOST_QUEUED_IN_ALL) if tasks else 0)
     if before != resource.RLIM_INFINITY and before < need:
         if most != resource.RLIM_INFINITY and most < need:
             raise BadInput(

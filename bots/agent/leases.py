@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import structlog
+from leasehold.transport import Record
 
 from bots.agent.job_files import Unsent
 from bots.agent.run import Assignment, AttemptRun, Run, RunContext, StopReason, complaining
 from bots.agent.task_launcher import TaskLauncher
 from bots.agent.warm_children import TaskRun
-from bots.protocol import Chunk, LeaseReport, Outcome, Work
+from bots.protocol import Outcome, Work
 from schema import clock, validation
 
 _log = structlog.get_logger("leasehold.agent")
@@ -118,16 +119,22 @@ class AgentLeases:
         succeeded = run.outcome is not None and run.outcome.verdict == "succeeded"
         return None if succeeded or not self._results else run.checkpoint.unsent
 
-    def reports(self) -> list[LeaseReport]:
-        """Build the reports on all leases for the next sync.
+    def reports(self) -> list[Record]:
+        """Build the reports on all leases for the next sync, each a LeaseReport as JSON without defaults.
 
-        An ended lease whose output, result and checkpoint do not fit into this sync any more is reported as active.
+        Not as models, because making and writing one for each lease that waits takes a bot of short tasks longer than
+        its bookkeeping. An ended lease whose output, result and checkpoint do not fit into this sync any more is
+        reported as active.
         """
         self._told_of_news = False
         room, json_room = SYNC_OUTPUT_BYTES, SYNC_JSON_BYTES
-        reports = []
+        reports = list[Record]()
         for key, held in self._held.items():
             state = held.state
+            if state == "pending":
+                held.told = state
+                reports.append({"job": key.job, "fence": key.fence, "state": state})
+                continue
             if state == "completed" and held.run is not None:
                 unsent, texts = held.run.output.unsent, self._escaped_size(held.run)
                 if unsent > room or texts > json_room:
@@ -191,22 +198,18 @@ class AgentLeases:
         texts = (None if outcome is None else outcome.result, None if checkpoint is None else checkpoint.text)
         return sum(len(json.dumps(each)) for each in texts if each is not None)
 
-    def _report(self, key: LeaseKey, held: HeldLease, state: str) -> LeaseReport:
-        chunks: list[Chunk] = []
-        if state == "completed" and held.run is not None:
-            pending = held.run.output.pending()
-            chunks, held.carried = pending.chunks, pending.end
-            held.checkpoint = self.unsent_checkpoint(held.run)
-        return LeaseReport.model_validate(
-            {
-                "job": key.job,
-                "fence": key.fence,
-                "state": state,
-                "outcome": self._told(held.outcome) if state == "completed" else None,
-                "output": chunks,
-                **({} if held.checkpoint is None else held.checkpoint.fields),
-            }
-        )
+    def _report(self, key: LeaseKey, held: HeldLease, state: str) -> Record:
+        report: Record = {"job": key.job, "fence": key.fence, "state": state}
+        if state == "completed":
+            outcome = self._told(held.outcome)
+            assert outcome is not None
+            report["outcome"] = outcome.model_dump(mode="json", exclude_defaults=True)
+            if held.run is not None:
+                pending = held.run.output.pending()
+                held.carried, held.checkpoint = pending.end, self.unsent_checkpoint(held.run)
+                if pending.chunks:
+                    report["output"] = [chunk.model_dump(mode="json") for chunk in pending.chunks]
+        return report if held.checkpoint is None else report | held.checkpoint.fields
 
     def _told(self, outcome: Outcome | None) -> Outcome | None:
         """Return the outcome without a result that the gateway would refuse."""

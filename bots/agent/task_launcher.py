@@ -359,9 +359,12 @@ class TaskLauncher(Launcher):
 
     def _hand_over_ahead(self) -> None:
         """Let calls of short tasks wait in children, the same number in each as far as possible."""
-        for most in range(1, self._lookahead.queue + 1):
-            for child in self._children:
-                if not child.takes_ahead(most):
+        deepest = self._lookahead.queue(self._most)
+        open_ones = [child for child in self._children if child.takes_ahead(deepest)]
+        shallowest = min((len(child.runs) for child in open_ones), default=0)
+        for most in range(shallowest, deepest + 1):
+            for child in open_ones:
+                if len(child.runs) > min(most, child.clean_ends):
                     continue
                 run, first = self._waiting[0], next(iter(child.runs.values()))
                 ready = run.after is None or run.after.over.is_set()

@@ -246,9 +246,11 @@ def test_an_app_that_cannot_be_imported_ends_the_bot_with_one_line(tmp_path: Pat
 # Sessions that end, with a gateway whose answers the test decides
 
 
-def grant(pool: AgentPool, task: str, *args: Any, job: str, **more: Any) -> tuple[str, int]:
+def grant(
+    pool: AgentPool, task: str, *args: Any, job: str, env: dict[str, str] | None = None, **more: Any
+) -> tuple[str, int]:
     command = ["leasehold-task", "tests.support.apps.task_app:pool", f"tests.support.apps.task_app.{task}"]
-    payload = {"command": command, "stdin": json.dumps({"args": args, "kwargs": {}})}
+    payload = {"command": command, "stdin": json.dumps({"args": args, "kwargs": {}}), "env": env or {}}
     return pool.grant(job=job, payload=payload, **more)
 
 
@@ -457,6 +459,25 @@ def test_a_call_that_waits_in_a_process_finds_nothing_of_those_before_it(tmp_pat
             assert json.loads(pool.outcomes[keys[place + 3]]["result"]) == {"ok": ["tmp"]}
             printed = bytes(pool.output[keys[place + 4]])
             assert printed == b"printed\nlogged\nby a process\nby the descriptor\nTrue True 1\n"
+
+
+def test_every_call_has_the_variables_of_its_own_attempt_and_payload_and_no_others(tmp_path: Path) -> None:
+    pool = AgentPool(sync_in=0.1)
+    own: list[dict[str, str]] = [{}, {"SHOP": "a"}, {"SHOP": "b", "TILL": "1"}, {"TILL": "2"}, {"SHOP": "b"}, {}]
+    with serving(pool, tmp_path, capacity=1, app="tests.support.apps.task_app:pool"):
+        warm_up(pool)
+        with pool.changed:
+            keys = []
+            for turn in range(4):
+                for place, env in enumerate(own):
+                    keys.append(grant(pool, "variables", "SHOP", "TILL", job=f"{turn}-{place}", env=env))
+                # Its process gives back what waits there behind it.
+                grant(pool, "litter", "", job=f"litter-{turn}")
+        assert verdicts(pool, keys) == ["succeeded"] * 24
+        for place, (job, fence) in enumerate(keys):
+            env = own[place % len(own)]
+            found = json.loads(pool.outcomes[job, fence]["result"])["ok"]
+            assert found == [env.get("SHOP"), env.get("TILL"), job, str(fence), job]
 
 
 def test_a_process_keeps_few_pipes_though_many_calls_print_and_a_thread_writes_after_their_end(tmp_path: Path) -> None:

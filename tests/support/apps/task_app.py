@@ -59,6 +59,12 @@ def surroundings() -> dict[str, Any]:
 
 
 @pool.task
+def variables(*names: str) -> list[str | None]:
+    """Return the values of environment variables, of job and fence too, and the job as the attempt knows it."""
+    return [*map(os.environ.get, (*names, "LEASEHOLD_JOB", "LEASEHOLD_FENCE")), leasehold.current().job]
+
+
+@pool.task
 def litter(late: str) -> list[str]:
     """List what is in the directory of the attempt, and leave two files, or a process that writes late."""
     found = sorted([*os.listdir(), *os.listdir(os.environ["TMPDIR"])])

@@ -10,7 +10,8 @@ the descriptor of a second socket; `cancel` with the number of an asynchronous c
 SIGTERM. A child that serves `def` and has said of a call that it is not clean waits for `go on`.
 
 The second socket brings calls: `run` with the number of a call, its task, `stdin`, `env` and `directory`, and the
-number of the `pipe` of its output, with the descriptor if that is `new`. A large request comes in a file without a
+number of the `pipe` of its output, with the descriptor if that is `new`. With `more_env`, all else of the environment
+is that of the call before. A large request comes in a file without a
 name, whose descriptor is the first. What the child has not taken from this socket, the agent may take back.
 
 A child that serves `def` runs one task at a time in its main thread, as a command would be run: its directory, its
@@ -256,6 +257,8 @@ class TaskChild:
         self._pool, self._channel, self._inbox = pool, channel, calls
         #: The descriptors of output pipes.
         self._pipes: dict[int, int] = {}
+        #: The environment of the latest call.
+        self._environment: dict[str, str] = {}
         self._running: TaskCall | None = None
         self._next = select.poll()
         #: SIGTERM came while no call ran. It may be for one whose message has not been read yet.
@@ -368,7 +371,9 @@ class TaskChild:
             self._pipes[message["pipe"]] = descriptors[-1]
         if "file" in message:
             with open(descriptors[0], "rb") as file:
-                return {**json.loads(file.read()), **message}
+                message = {**json.loads(file.read()), **message}
+        known = self._environment if message["more_env"] else {}
+        self._environment = message["env"] = {**known, **message["env"]}
         return message
 
     def _close_unread_pipes(self) -> None:
