@@ -79,6 +79,10 @@ MOST_AHEAD = 512
 QUEUE = 0.02
 #: The most calls that wait in one process; of a bot with many processes fewer, because each has an output pipe.
 MOST_QUEUED, LEAST_QUEUED, MOST_QUEUED_IN_ALL = 20, 8, 160
+#: The share of the leases in advance whose ends are reported at once, while the rest keeps the bot busy. A call costs
+#: as much for a lease that waits as for one that ends. So it waits for all of them if they take less time than a call:
+#: those of tasks with shorter run times than this, in seconds.
+TOGETHER, TINY = 0.4, 0.002
 #: A newly ended task counts with this share for the mean run time.
 _WEIGHT = 1 / 16
 #: The shortest run time that is believed, seconds.
@@ -111,6 +115,10 @@ class Lookahead:
     def units(self, limit: int) -> int:
         """Return the units to announce in advance. limit: those that run at once."""
         return 0 if self._mean > SHORT else min(MOST_AHEAD, int(limit * AHEAD / max(self._mean, _SHORTEST)))
+
+    def together(self, limit: int) -> int:
+        """Return how many ends to report at once. limit: tasks that run at once."""
+        return int(self.units(limit) * (1.0 if self._mean < TINY else TOGETHER))
 
 
 # Open files

@@ -87,6 +87,8 @@ class AgentLeases:
         #: Latest leases that are no longer held. A server that has lost its last commits may offer one of them again.
         self._past: dict[LeaseKey, None] = {}
         self._lost = self._told_of_news = False
+        #: The news of tasks since the last report, and how many of them the syncing thread waits for.
+        self._told_times, self.enough = 0, 0
         #: How many results were dropped before the server knew them.
         self.undelivered = 0
 
@@ -126,7 +128,7 @@ class AgentLeases:
         its bookkeeping. An ended lease whose output, result and checkpoint do not fit into this sync any more is
         reported as active.
         """
-        self._told_of_news = False
+        self._told_of_news, self._told_times = False, 0
         room, json_room = SYNC_OUTPUT_BYTES, SYNC_JSON_BYTES
         reports = list[Record]()
         for key, held in self._held.items():
@@ -255,11 +257,20 @@ class AgentLeases:
         return Run(assignment, self._place, notify=self._notify, after=after)
 
     def _tell(self) -> None:
-        """Wake the syncing thread, but only once for each report while the end of a task leaves no process idle."""
+        """Wake the syncing thread; while the end of a task leaves no process idle, only for the first news and when it
+        is enough for a report.
+        """
         launcher = self._place.launcher
-        if not (self._told_of_news and isinstance(launcher, TaskLauncher) and launcher.busy):
-            self._told_of_news = True
-            self._notify()
+        self._told_times += 1
+        if (
+            self._told_of_news
+            and isinstance(launcher, TaskLauncher)
+            and launcher.busy
+            and self._told_times != self.enough
+        ):
+            return
+        self._told_of_news = True
+        self._notify()
 
     def give_back(self, reason: str) -> None:
         """Return the leases of tasks that wait for others to end."""

@@ -78,9 +78,8 @@ AT_ONCE = 1.0
 START_TOGETHER = 0.02
 #: This many started or ended commands are reported at once. Fewer wait for others that are still starting.
 ENOUGH = 64
-#: The same for a bot that holds leases in advance: seconds, and the share of these that is reported at once. A call
-#: that ends many leases costs all parts of the pool less for each, and others are at hand while it is made.
-AHEAD_TOGETHER, AHEAD_ENOUGH = 0.05, 0.4
+#: Seconds for which the same waits at a bot that holds leases in advance.
+AHEAD_TOGETHER = 0.1
 #: Seconds allowed for the last call of a session.
 FAREWELL = 5.0
 #: Seconds allowed for each step of leaving at once.
@@ -159,6 +158,8 @@ class AgentSession:
         self._idle_answers = 0
         #: The units that the server knows beyond those that run at once.
         self._ahead = 0
+        #: How many ends of these are reported at once.
+        self._together = 0
         self._told_capacity = 0
         self._in_doubt = False
         self._sync_in = session.sync_in
@@ -246,7 +247,7 @@ class AgentSession:
                 due = sent_at + self._idle_delay()
             elif news := self._leases.news:
                 together = together or now + (AHEAD_TOGETHER if self._ahead else START_TOGETHER)
-                enough = max(ENOUGH, AHEAD_ENOUGH * self._ahead)
+                enough = self._together or ENOUGH
                 due = min(due, together) if news < enough and self._leases.starting else now
             if self._draining and self._commands.drain_until is not None and now < self._commands.drain_until:
                 due = min(due, self._commands.drain_until)
@@ -311,7 +312,9 @@ class AgentSession:
         more = launcher.ahead if ahead and self._session.units else 0
         if capacity is None and more == self._ahead == 0:
             return None
-        self._ahead = more
+        self._ahead, self._together = more, launcher.together if more else 0
+        # Each task is news when it begins and when it ends.
+        self._leases.enough = 2 * self._together
         return min(MAX_LEASES, (launcher.limit if capacity is None else capacity) + more)
 
     def _beat(self, sent_at: float, expires_in: float) -> bool:

@@ -114,6 +114,11 @@ class TaskLauncher(Launcher):
         """The units that the bot should announce beyond its limit."""
         return self._lookahead.units(self.limit)
 
+    @property
+    def together(self) -> int:
+        """How many ends the bot should report at once while others wait."""
+        return self._lookahead.together(self.limit)
+
     def arm(self, deadline: float) -> None:
         # An idle bot may wait for news until after the deadline. Children without a run may live on meanwhile.
         with self._guarding:

@@ -1,4 +1,4 @@
-"""How many units a bot offers if nobody says."""
+"""How many units a bot offers if nobody says, and how many leases of short tasks it holds in advance."""
 
 from functools import partial
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bots.agent.agent import AgentSettings
-from bots.agent.capacity import Machine, Sizing, this_machine, units
+from bots.agent.capacity import Lookahead, Machine, Sizing, this_machine, units
 from tests.support.agents import NEEDS_PROC, Pool, serving
 
 
@@ -74,3 +74,20 @@ def test_an_agent_with_a_capacity_of_its_own_says_it_once(tmp_path: Path) -> Non
         pool.until(lambda: pool.syncs)
     assert pool.opened[0].capacity == 2
     assert {sync.capacity for sync in pool.syncs} == {None}
+
+
+@pytest.mark.parametrize(("seconds", "ahead", "together"), [(0.0005, 512, 512), (0.0041, 195, 78), (0.06, 0, 0)])
+def test_the_ends_of_tiny_tasks_are_reported_all_at_once_and_two_fifths_of_longer_ones(
+    seconds: float, ahead: int, together: int
+) -> None:
+    lookahead = Lookahead()
+    for _ in range(400):
+        lookahead.note(seconds)
+    assert (lookahead.units(8), lookahead.together(8)) == (ahead, together)
+
+
+def test_fewer_calls_wait_in_each_of_many_processes() -> None:
+    lookahead = Lookahead()
+    for _ in range(400):
+        lookahead.note(0.0001)
+    assert [lookahead.queue(processes) for processes in (1, 8, 16, 200)] == [20, 20, 10, 8]
