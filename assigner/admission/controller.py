@@ -310,9 +310,8 @@ class AdmissionController:
         """
         lot, known, last, enough = list[ConstrainedQueue](), 0, None, free_units + free_units // 8 + FEW_MORE
         # If many instances have the same rank, chance decides which are looked at.
-        for rank, group in self._ordering_policy.ordering.ranked(
-            self._chance.sample(queues, len(queues)), admission_state
-        ):
+        shuffled = sorted(queues, key=lambda _: self._chance.random())
+        for rank, group in self._ordering_policy.ordering.ranked(shuffled, admission_state):
             if known >= enough and (rank != last or known >= MANY_ALIKE):
                 yield lot, rank
                 lot, known, enough = [], 0, 2 * enough

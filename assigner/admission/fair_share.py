@@ -16,7 +16,6 @@ from operator import itemgetter
 
 from assigner.admission.admit import NO_CUT, Cut, InstanceOrder, Rank, Unread, queue_below_minimum
 from assigner.admission.state import AdmissionState
-from schema.accounting.counters import Counter as UsageCounter
 from schema.accounting.fair_share import Share, Shares, jain_index
 from schema.picking.constrained import ConstrainedQueue, QueueHead, QueueId
 
@@ -44,15 +43,17 @@ class DeficitOrder(InstanceOrder):
         for queue in cut.values():
             if not unasked[queue.id]:
                 unread[queue.instance].append(queue)
+        lacking = {queue.instance for queue in [*cut.values(), *[head.queue for head in heads]] if queue.missing_units}
         lanes = [
             InstanceLane(
-                instance,
                 of_instances.get(instance, []),
-                unread[instance],
-                admission_state.shares.of[instance],
+                unread.get(instance, []),
+                weighed.standing[instance],
                 weighed,
                 key,
                 admission_state,
+                instance=instance,
+                may_be_owed=instance in lacking,
             )
             for instance in dict.fromkeys([*of_instances, *unread])
         ]
@@ -89,9 +90,10 @@ class DeficitOrder(InstanceOrder):
         if admission_state.shares is None:
             return {}
         weighed = weigh_usage(admission_state.shares, admission_state)
-        of_instance = Counter(queue.instance for queue in queues)
+        of_instance = Counter([queue.instance for queue in queues])
         after = max(1.0, weighed.all_used) + free_units
-        above = {instance: weighed.used[instance] - weighed.target(instance) * after for instance in of_instance}
+        used, weights, all_weights = weighed.used, weighed.weights, weighed.all_weights
+        above = {instance: used[instance] - weights[instance] / all_weights * after for instance in of_instance}
         level, total = -math.inf, 0.0
         for nth, each in enumerate(sorted(above.values())):
             if each >= level and nth:
@@ -108,17 +110,39 @@ class DeficitOrder(InstanceOrder):
         weighed = weigh_usage(admission_state.shares, admission_state)
         scale = 1.0 / max(1.0, weighed.all_used)
         of = defaultdict[int, list[ConstrainedQueue]](list)
+        owed = set[int]()
         for queue in queues:
             of[queue.instance].append(queue)
+            if queue.missing_units and queue_below_minimum(queue, admission_state):
+                owed.add(queue.instance)
+        used, weights, all_weights, standing = weighed.used, weighed.weights, weighed.all_weights, weighed.standing
         found = []
         for instance, those in of.items():
-            share, weight = admission_state.shares.of[instance], weighed.weights[instance]
-            had = _has_had_minimum(share, weight, admission_state)
-            behind = _behind(
-                is_owed=any(queue_below_minimum(queue, admission_state) for queue in those), weight=weight, had=had
-            )
-            found.append(((behind, weighed.used[instance] * scale - weighed.target(instance)), those))
+            weight = weights[instance]
+            had = not weight or standing[instance].has_had_minimum
+            behind = 4 * (instance not in owed) + 2 * (not weight) + had
+            found.append(((behind, used[instance] * scale - weight / all_weights), those))
         return sorted(found, key=itemgetter(0))
+
+
+class Standing:
+    """What one instance has had, as counters of the working copy.
+
+    cost: what it has used. jobs: what it runs. lift: see `Share`. missing_jobs: jobs that it has to run to have had its
+    guaranteed number; in the mode `literal` only completed jobs count, as with AgentQueue.
+    """
+
+    __slots__ = ("cost", "jobs", "lift", "missing_jobs")
+
+    def __init__(self, share: Share, shares: Shares, admission_state: AdmissionState) -> None:
+        self.cost, self.jobs = admission_state.counter(share.cost), admission_state.counter(share.jobs)
+        self.lift, missing = share.lift, float(shares.guarantee - share.completed)
+        self.missing_jobs = math.inf if missing > 0 and shares.mode == "literal" else missing
+
+    @property
+    def has_had_minimum(self) -> bool:
+        """Return whether the instance has had its guaranteed number of jobs."""
+        return self.jobs.used >= self.missing_jobs
 
 
 class InstanceLane:
@@ -129,14 +153,14 @@ class InstanceLane:
 
     __slots__ = (
         "_cost",
-        "_is_charged",
         "_key",
+        "_lift",
         "_may_be_owed",
         "_may_gain",
+        "_standing",
         "_state",
         "behind",
         "heads",
-        "share",
         "target",
         "unread",
         "used",
@@ -145,40 +169,41 @@ class InstanceLane:
 
     def __init__(
         self,
-        instance: int,
         heads: list[QueueHead],
         unread: list[ConstrainedQueue],
-        share: Share,
+        standing: Standing,
         weighed: "WeightedUsage",
         key: Callable[[QueueHead], tuple[float, ...]],
         admission_state: AdmissionState,
+        *,
+        instance: int,
+        may_be_owed: bool,
     ) -> None:
-        self.heads, self.unread, self.share, self._key, self._state = heads, unread, share, key, admission_state
-        self.weight, self.target = weighed.weights[instance], weighed.target(instance)
-        self._cost, self._may_gain = admission_state.counter(share.cost), True
-        self._is_charged = admission_state.shares is None or admission_state.shares.mode != "literal"
-        # Loops instead of `any`, because this runs for each instance of a cycle.
-        self._may_be_owed = False
-        for queue in [*unread, *[head.queue for head in heads]]:
-            if queue.missing_units:
-                self._may_be_owed = True
-        self.used = weighed.used[instance]
-        self.refresh()
+        self.heads, self.unread, self._standing, self._key, self._state = heads, unread, standing, key, admission_state
+        self.weight = weighed.weights[instance]
+        self.target, self.used = self.weight / weighed.all_weights, weighed.used[instance]
+        # In the mode `literal` its usage stays as it was.
+        self._cost, self._lift = standing.cost if weighed.is_charged else None, standing.lift
+        self._may_gain, self._may_be_owed = True, may_be_owed
+        self._find_behind()
 
     def refresh(self) -> None:
         """Take the current numbers from the working copy."""
-        if self._is_charged:
-            self.used = self._cost.used + self.share.lift
+        if self._cost is not None:
+            self.used = self._cost.used + self._lift
         if self._may_gain and (self.heads or self.unread):
-            had = _has_had_minimum(self.share, self.weight, self._state)
-            is_owed = False
-            if self._may_be_owed:
-                # While its next job is not known, it comes no later than with any of them.
-                queues = [*self.unread, *(head.queue for head in self.heads[-1:])]
-                is_owed = any(queue_below_minimum(queue, self._state) for queue in queues)
-            self.behind = _behind(is_owed=is_owed, weight=self.weight, had=had)
-            # What it has had it keeps.
-            self._may_gain = not had or self._may_be_owed
+            self._find_behind()
+
+    def _find_behind(self) -> None:
+        had = not self.weight or self._standing.has_had_minimum
+        is_owed = False
+        if self._may_be_owed:
+            # While its next job is not known, it comes no later than with any of them.
+            queues = [*self.unread, *(head.queue for head in self.heads[-1:])]
+            is_owed = any(queue_below_minimum(queue, self._state) for queue in queues)
+        self.behind = 4 * (not is_owed) + 2 * (not self.weight) + had
+        # What it has had it keeps.
+        self._may_gain = not had or self._may_be_owed
 
     def __lt__(self, other: "InstanceLane") -> bool:
         """Return whether its next job comes before the other's; this decides among equal instances."""
@@ -272,12 +297,14 @@ class DeficitHeap:
 @dataclass(frozen=True)
 class WeightedUsage:
     """Usage and weights of the instances with waiting jobs, by id, and their sums. The sum of usage is at least 1, so
-    that nothing is divided by zero."""
+    that nothing is divided by zero. is_charged: what starts counts as usage at once."""
 
     used: dict[int, float]
     weights: dict[int, float]
     all_used: float
     all_weights: float
+    standing: Mapping[int, Standing]
+    is_charged: bool = True
 
     def target(self, instance: int) -> float:
         """Return the instance's share of all usage by its weight."""
@@ -289,9 +316,9 @@ def weigh_usage(shares: Shares, admission_state: AdmissionState) -> WeightedUsag
 
     In the mode `literal` the usage is that of the first call.
     """
-    costs = _costs(shares, admission_state)
-    used = {instance: costs[instance].used + share.lift for instance, share in shares.of.items()}
-    if shares.mode == "literal":
+    standing, is_charged = _standing(shares, admission_state), shares.mode != "literal"
+    used = {instance: each.cost.used + each.lift for instance, each in standing.items()}
+    if not is_charged:
         used = {instance: admission_state.first_used.setdefault(instance, each) for instance, each in used.items()}
     all_used = sum(used.values()) + (0.0 if shares.mode == "waiting" else shares.others_used)
     weights = {instance: share.weight for instance, share in shares.of.items()}
@@ -300,35 +327,25 @@ def weigh_usage(shares: Shares, admission_state: AdmissionState) -> WeightedUsag
     if all_weights <= 0:
         weights = dict.fromkeys(weights, 1.0)
         all_weights = float(len(weights) + others[0])
-    return WeightedUsage(used, weights, all_used, all_weights)
+    return WeightedUsage(used, weights, all_used, all_weights, standing, is_charged)
 
 
 def fairness_index(shares: Shares, admission_state: AdmissionState) -> float | None:
     """Return how evenly the instances with waiting jobs have been served for their weights; None without any."""
-    costs = _costs(shares, admission_state)
-    return jain_index(
-        (costs[instance].used + share.lift) / share.weight for instance, share in shares.of.items() if share.weight > 0
-    )
+    standing = _standing(shares, admission_state)
+    levels = [
+        (each.cost.used + each.lift) / share.weight
+        for each, share in zip(standing.values(), shares.of.values(), strict=True)
+        if share.weight > 0
+    ]
+    return jain_index(levels)
 
 
-def _costs(shares: Shares, admission_state: AdmissionState) -> Mapping[int, UsageCounter]:
-    """Return the counters of the instances' cost, by id. They are looked up once, because a cycle reads them often."""
-    if admission_state.costs.keys() != shares.of.keys():
-        admission_state.costs = {instance: admission_state.counter(share.cost) for instance, share in shares.of.items()}
-    return admission_state.costs
-
-
-def _has_had_minimum(share: Share, weight: float, admission_state: AdmissionState) -> bool:
-    """Return whether the instance has had its guaranteed number of jobs; running jobs are looked up only if needed.
-
-    In the mode `literal` only completed jobs count, as with AgentQueue.
-    """
-    shares = admission_state.shares
-    if shares is None or not weight or share.completed >= shares.guarantee:
-        return True
-    return shares.mode != "literal" and share.completed + admission_state.of(share.jobs).used >= shares.guarantee
-
-
-def _behind(*, is_owed: bool, weight: float, had: bool) -> int:
-    """Return the sort key of the instance; lower comes sooner."""
-    return 4 * (not is_owed) + 2 * (not weight) + had
+def _standing(shares: Shares, admission_state: AdmissionState) -> Mapping[int, Standing]:
+    """Return what the instances have had, by id, in the order of the shares. It is looked up once for these shares,
+    because a cycle reads it often."""
+    known, found = admission_state.standing
+    if known is not shares:
+        found = {instance: Standing(share, shares, admission_state) for instance, share in shares.of.items()}
+        admission_state.standing = shares, found
+    return found

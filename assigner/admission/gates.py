@@ -21,6 +21,7 @@ from assigner.admission.state import POOL_COST, POOL_JOBS, AdmissionState
 from schema import graphs as graph_reads
 from schema.accounting import class_reserves
 from schema.accounting import rates as rate_rows
+from schema.accounting.counters import Counter as UsageCounter
 from schema.accounting.counters import instance_counter, lock_counter
 from schema.picking.constrained import ConstrainedQueue, QueueHead
 from schema.policy import time_windows
@@ -468,17 +469,18 @@ TIMED = tuple(gate for gate in GATES if type(gate).release_time is not Gate.rele
 class QueueCharges:
     """What each job of a queue takes, which depends on its instance and its constraints alone.
 
-    counters: amounts by counter; None stands for the job's estimate. tokens: the counters of which a start takes 1 that
-    no lease gives back. gates: those that can be closed for them.
+    counters: amounts by counter; None stands for the job's estimate. taken: the same, and 1 of each counter of tokens,
+    which no lease gives back. gates: those that can be closed for them.
     """
 
-    __slots__ = ("counters", "gates", "tokens")
+    __slots__ = ("counters", "gates", "taken")
 
     def __init__(self, queue: ConstrainedQueue) -> None:
         self.counters: dict[str, float | None] = {}
         for gate in GATES:
             self.counters.update(gate.charges(queue))
-        self.tokens = [name for gate in GATES for name in gate.tokens(queue)]
+        tokens = [name for gate in GATES for name in gate.tokens(queue)]
+        self.taken = (*self.counters.items(), *[(name, 1.0) for name in tokens])
         self.gates = frozenset(gate for gate in GATES if gate.concerns(queue))
 
 
@@ -506,15 +508,17 @@ class QueueAdmission:
         charges, known = queue_charges(queue, state), state.counters
         self._charges = charges.counters
         self.units = state.given_units(queue)
-        self.counters = [(known.get(name) or state.counter(name), amount) for name, amount in charges.counters.items()]
-        self.counters += [(known.get(name) or state.counter(name), 1.0) for name in charges.tokens]
-        self._limited = [each for each in self.counters if each[0].most is not None]
+        self.counters: list[tuple[UsageCounter, float | None]] = []
+        self._limited: list[tuple[UsageCounter, float | None]] = []
         self._amounts: dict[float, Mapping[str, float]] = {}
         asked: Sequence[Gate] = state.asked_gates or _may_close(state)
-        for counter, amount in self._limited:
-            if not counter.leaves(amount or 0.0):
-                asked = GATES
-                break
+        for name, amount in charges.taken:
+            counter = known.get(name) or state.counter(name)
+            self.counters.append((counter, amount))
+            if counter.most is not None:
+                self._limited.append((counter, amount))
+                if counter.used + (amount or 0.0) > counter.most or counter.used >= counter.most:
+                    asked = GATES
         self.shut: Gate | None = None
         for gate in asked:
             if gate in charges.gates and gate.closed_for_queue(queue, state) is not None:

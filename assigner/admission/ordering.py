@@ -63,6 +63,8 @@ class RankOrder:
 
     def sorted_heads(self, heads: Sequence[QueueHead], admission_state: AdmissionState) -> list[QueueHead]:
         """Return the heads in their order."""
+        if len(heads) == 1:
+            return [*heads]
         is_plain = self.ageing is None and not self.shortest_first
         found = sorted(heads, key=AS_QUEUED if is_plain else partial(self.key, admission_state=admission_state))
         places: dict[float, list[int]] = {}

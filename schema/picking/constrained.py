@@ -17,7 +17,7 @@ from schema.accounting.quotas import BEING_FREED
 from schema.fleet.candidates import able_bots
 from schema.picking.pick import COLUMNS, ReadyJob
 from schema.picking.queues import AWAKE, CONSTRAINED
-from schema.picking.ready import OFFERED, ROOM, Scope, queues_in_scope
+from schema.picking.ready import ROOM, SERVED, Scope, queues_in_scope
 from schema.predicates import DRAIN, READY_CONSTRAINED, STILL_READY, has_ready_jobs
 
 #: The id of a queue.
@@ -33,36 +33,31 @@ MAX_RANKS = 64
 #: The queue id behind which a walk over all queues begins; the walk goes backwards.
 FIRST_QUEUE: QueueId = 2**31 - 1
 
+_AWAKE, _MORE = f"{CONSTRAINED} AND {AWAKE}", ", k.constraint_set, w.name, w.managed, w.below_minimum"
 # One step along the index for each queue, however many jobs it holds. The walk goes backwards, because the entries of
 # jobs that have just started are in front of a queue.
 _STEP = f"SELECT queue FROM jobs WHERE {READY_CONSTRAINED} AND queue < {{before}} ORDER BY queue DESC LIMIT 1"
-# All wanted and offered queues are among the waiting ones, so that the full joins give the same rows as left joins. But
-# the planner never executes a full join as a nested loop, which it would choose because it expects few queues. Inner
-# joins in the same query would turn them into left joins.
+# Whether a bot has room is a column and no condition, so that queues without one come too. No two sets of queues are
+# joined, because the planner expects few of them and would compare each pair.
 QUEUES = text(f"""
-WITH RECURSIVE steps AS (
+WITH RECURSIVE waiting AS (
     SELECT ({_STEP.format(before=":after")}) AS queue, 1 AS nth
     UNION ALL
-    SELECT ({_STEP.format(before="g.queue")}), g.nth + 1 FROM steps g WHERE g.queue IS NOT NULL AND g.nth < :queues
-), waiting AS MATERIALIZED (
-    SELECT k.id AS queue, k.cohort, k.instance, k.platform, k.constraint_set, k.units
-    FROM queues k WHERE k.id = ANY (ARRAY(SELECT queue FROM steps)) AND {CONSTRAINED} AND {AWAKE}
-), {queues_in_scope("true", more=", w.name, w.managed, w.below_minimum")}, {ROOM}, {OFFERED}, judged AS MATERIALIZED (
-    SELECT g.*, w.queue IS NOT NULL AS open, s.queue IS NOT NULL AS served, w.headroom, w.name, w.managed,
-        w.below_minimum
-    FROM waiting g
-    FULL JOIN wanted w ON w.queue = g.queue
-    FULL JOIN offered s ON s.queue = g.queue
-), walk AS MATERIALIZED (
-    SELECT CASE WHEN max(nth) = :queues THEN min(queue) END AS last FROM steps
+    SELECT ({_STEP.format(before="g.queue")}), g.nth + 1 FROM waiting g WHERE g.queue IS NOT NULL AND g.nth < :queues
+), {queues_in_scope(_AWAKE, more=_MORE)}, {ROOM}, walk AS MATERIALIZED (
+    SELECT CASE WHEN max(nth) = :queues THEN min(queue) END AS last FROM waiting
 )
-SELECT g.*, (SELECT jobs FROM room) AS free_units, k.last,
-    greatest(g.below_minimum - coalesce(f.units, 0), 0) AS missing_units, statement_timestamp() AS now,
-    {rates.ANY_ADVICE} AS pressed, {class_reserves.ANY_RESERVE} AS reserved
+SELECT w.queue, w.cohort, w.instance, w.platform, w.constraint_set, w.name, w.headroom,
+    greatest(w.below_minimum - coalesce(f.units, 0), 0) AS missing_units, w.managed,
+    (SELECT jobs FROM room) > 0 AND ({SERVED}) AS served,
+    CASE WHEN row_number() OVER (ORDER BY w.queue DESC) = 1 THEN statement_timestamp() END AS now,
+    (SELECT jobs FROM room) AS free_units, k.last, {rates.ANY_ADVICE} AS pressed,
+    {class_reserves.ANY_RESERVE} AS reserved, w.queue IS NOT NULL OR EXISTS (
+        SELECT FROM queues k WHERE k.id = ANY (ARRAY(SELECT queue FROM waiting)) AND {_AWAKE}) AS any
 FROM walk k LEFT JOIN (
-    judged g
-    LEFT JOIN ({BEING_FREED}) f ON f.cohort = g.cohort AND f.instance = g.instance) ON true
-ORDER BY g.queue DESC
+    wanted w
+    LEFT JOIN ({BEING_FREED}) f ON f.cohort = w.cohort AND f.instance = w.instance) ON true
+ORDER BY w.queue DESC
 """)
 
 TERMS = text("SELECT id, terms FROM constraint_sets WHERE id = ANY (CAST(:ids AS integer[]))")
@@ -209,16 +204,27 @@ def queues(
     values = {**scope.values(), "after": after, "queues": MAX_QUEUES, "batch": batch, "scope": scope.name}
     rows = connection.execute(QUEUES, values).all()
     seen = rows[0]
-    rows = [row for row in rows if row.open]
-    if missing := {row.constraint_set for row in rows} - terms.keys():
-        terms.update((key, value) for key, value in connection.execute(TERMS, {"ids": sorted(missing)}))
-    found = [(row, _queue(row, terms[row.constraint_set])) for row in rows]
-    served = [queue for row, queue in found if row.served]
+    if seen.queue is None:
+        rows = []
+    if unknown := {row[4] for row in rows} - terms.keys():
+        terms.update((key, value) for key, value in connection.execute(TERMS, {"ids": sorted(unknown)}))
+    served, below_minimum = list[ConstrainedQueue](), list[ConstrainedQueue]()
+    # Columns are taken by position. Names would take half of the time, once for each queue.
+    for row in rows:
+        queue_id, cohort, instance, platform, constraint_set, name, headroom, missing, managed, is_served = row[:10]
+        known = terms[constraint_set]
+        queue = ConstrainedQueue(
+            queue_id, cohort, instance, platform, constraint_set, name, known, headroom, missing, managed
+        )
+        if is_served:
+            served.append(queue)
+        if missing:
+            below_minimum.append(queue)
     return QueueScan(
         served if scope.minimums_first else [_without_minimum(queue) for queue in served],
-        [queue for _, queue in found if queue.missing_units],
+        below_minimum,
         seen.free_units,
-        None if seen.queue is None else seen.now,
+        seen.now if seen.any else None,
         FIRST_QUEUE if seen.last is None else seen.last,
         seen.pressed,
         seen.reserved,
@@ -266,21 +272,6 @@ def job(connection: Connection, job_id: int) -> tuple[QueueHead, datetime] | Non
 
 def _without_minimum(queue: ConstrainedQueue) -> ConstrainedQueue:
     return replace(queue, missing_units=0) if queue.missing_units else queue
-
-
-def _queue(row: Row[Any], constraints: Mapping[str, Any]) -> ConstrainedQueue:
-    return ConstrainedQueue(
-        row.queue,
-        row.cohort,
-        row.instance,
-        row.platform,
-        row.constraint_set,
-        row.name,
-        constraints,
-        row.headroom,
-        row.missing_units or 0,
-        row.managed,
-    )
 
 
 def _head(row: Row[Any], queue: ConstrainedQueue) -> QueueHead:

@@ -25,7 +25,8 @@ _WANTED = """wanted AS MATERIALIZED (
 
 _ANY_ROOM = f"free AND {room_for('', 'w')} > 0"
 # Each look ends with the first hit. If bots are alike, the first look finds one among bots that have been read before.
-_SERVED = f"""
+#: Some bot has room for a job of queue `w`. It reads what `ROOM` says.
+SERVED = f"""
     EXISTS (
         SELECT FROM (SELECT * FROM roomy LIMIT 2) b
         WHERE {COHORT.of(bot="b", want="w")} AND {room_for("b", "w")} > 0 AND {serves("b", "w")}
@@ -48,7 +49,7 @@ ROOM = f"""{FREE_KINDS}, roomy AS MATERIALIZED (
 
 #: The queues of `wanted` for which some bot has room.
 OFFERED = f"""offered AS MATERIALIZED (
-    SELECT w.* FROM wanted w WHERE (SELECT jobs FROM room) > 0 AND ({_SERVED})
+    SELECT w.* FROM wanted w WHERE (SELECT jobs FROM room) > 0 AND ({SERVED})
 )"""
 
 

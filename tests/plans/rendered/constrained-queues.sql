@@ -1,21 +1,18 @@
 -- schema/picking/constrained.py: QUEUES
-WITH RECURSIVE steps AS (
+WITH RECURSIVE waiting AS (
     SELECT (SELECT queue FROM jobs WHERE constrained AND state = 'queued' AND schedule_after IS NULL AND units >= 1 AND queue < :after ORDER BY queue DESC LIMIT 1) AS queue, 1 AS nth
     UNION ALL
-    SELECT (SELECT queue FROM jobs WHERE constrained AND state = 'queued' AND schedule_after IS NULL AND units >= 1 AND queue < g.queue ORDER BY queue DESC LIMIT 1), g.nth + 1 FROM steps g WHERE g.queue IS NOT NULL AND g.nth < :queues
-), waiting AS MATERIALIZED (
-    SELECT k.id AS queue, k.cohort, k.instance, k.platform, k.constraint_set, k.units
-    FROM queues k WHERE k.id = ANY (ARRAY(SELECT queue FROM steps)) AND k.constraint_set IS NOT NULL AND (k.schedule_after IS NULL OR k.schedule_after <= now())
+    SELECT (SELECT queue FROM jobs WHERE constrained AND state = 'queued' AND schedule_after IS NULL AND units >= 1 AND queue < g.queue ORDER BY queue DESC LIMIT 1), g.nth + 1 FROM waiting g WHERE g.queue IS NOT NULL AND g.nth < :queues
 ), wanted AS MATERIALIZED (
 
-    SELECT k.id AS queue, w.cohort, w.instance, k.platform, k.units, k.preferred, k.looks, w.pool, w.headroom, w.name, w.managed, w.below_minimum
+    SELECT k.id AS queue, w.cohort, w.instance, k.platform, k.units, k.preferred, k.looks, w.pool, w.headroom, k.constraint_set, w.name, w.managed, w.below_minimum
     FROM (
         SELECT g.cohort, g.instance, g.members, i.pool, (CASE WHEN q.max_quota IS NOT NULL THEN greatest(q.min_quota, q.max_quota - (
         SELECT count(*) FROM evictions e WHERE e.cohort = q.cohort AND e.instance = q.instance
             AND e.at > now() - make_interval(secs => :cooldown))) END) - q.usage AS headroom, i.name, i.managed,
             q.min_quota - q.usage AS below_minimum
         FROM (SELECT k.cohort, k.instance, array_agg(k) AS members FROM queues k
-              WHERE k.id = ANY (ARRAY(SELECT queue FROM waiting)) AND true
+              WHERE k.id = ANY (ARRAY(SELECT queue FROM waiting)) AND k.constraint_set IS NOT NULL AND (k.schedule_after IS NULL OR k.schedule_after <= now())
               GROUP BY k.cohort, k.instance) g
         JOIN instances i ON i.id = g.instance AND NOT i.draining
         LEFT JOIN quotas q ON q.cohort = g.cohort AND q.instance = g.instance
@@ -39,8 +36,12 @@ WITH RECURSIVE steps AS (
         WHEN pg_try_advisory_xact_lock(hashtext('leasehold.room'), hashtext(CAST(:scope AS text))) THEN units
         ELSE 0 END AS jobs
     FROM (SELECT coalesce(sum(capacity - in_use), 0) AS units FROM roomy) r
-), offered AS MATERIALIZED (
-    SELECT w.* FROM wanted w WHERE (SELECT jobs FROM room) > 0 AND (
+), walk AS MATERIALIZED (
+    SELECT CASE WHEN max(nth) = :queues THEN min(queue) END AS last FROM waiting
+)
+SELECT w.queue, w.cohort, w.instance, w.platform, w.constraint_set, w.name, w.headroom,
+    greatest(w.below_minimum - coalesce(f.units, 0), 0) AS missing_units, w.managed,
+    (SELECT jobs FROM room) > 0 AND (
     EXISTS (
         SELECT FROM (SELECT * FROM roomy LIMIT 2) b
         WHERE b.cohort IS NOT DISTINCT FROM w.cohort AND b.capacity - b.in_use - CASE WHEN b.kept_for = w.instance AND b.kept_units <= b.capacity - b.in_use THEN 0 ELSE b.kept_units END > 0 AND (b.instance IS NULL AND b.pool IS NULL OR b.instance = w.instance OR b.pool = w.pool)
@@ -55,22 +56,14 @@ WITH RECURSIVE steps AS (
     (SELECT b.id FROM ((SELECT * FROM bots WHERE free AND capacity - in_use - CASE WHEN kept_for = w.instance AND kept_units <= capacity - in_use THEN 0 ELSE kept_units END > 0 AND cohort = w.cohort AND instance IS NULL AND pool IS NULL ORDER BY cohort, kind, instance, pool LIMIT ALL)
  UNION ALL (SELECT * FROM bots WHERE free AND capacity - in_use - CASE WHEN kept_for = w.instance AND kept_units <= capacity - in_use THEN 0 ELSE kept_units END > 0 AND cohort = w.cohort AND instance = w.instance AND pool IS NULL ORDER BY cohort, kind, instance, pool LIMIT ALL)
  UNION ALL (SELECT * FROM bots WHERE free AND capacity - in_use - CASE WHEN kept_for = w.instance AND kept_units <= capacity - in_use THEN 0 ELSE kept_units END > 0 AND cohort = w.cohort AND instance IS NULL AND pool = w.pool ORDER BY cohort, kind, instance, pool LIMIT ALL)) b
-    WHERE NOT (SELECT count(*) <= 1000 FROM (SELECT FROM kinds LIMIT 1001) n) AND EXISTS (SELECT FROM kind_platforms o WHERE o.platform = w.platform AND o.kind = b.kind OFFSET 0) LIMIT 1) OFFSET 0))
-), judged AS MATERIALIZED (
-    SELECT g.*, w.queue IS NOT NULL AS open, s.queue IS NOT NULL AS served, w.headroom, w.name, w.managed,
-        w.below_minimum
-    FROM waiting g
-    FULL JOIN wanted w ON w.queue = g.queue
-    FULL JOIN offered s ON s.queue = g.queue
-), walk AS MATERIALIZED (
-    SELECT CASE WHEN max(nth) = :queues THEN min(queue) END AS last FROM steps
-)
-SELECT g.*, (SELECT jobs FROM room) AS free_units, k.last,
-    greatest(g.below_minimum - coalesce(f.units, 0), 0) AS missing_units, statement_timestamp() AS now,
-    EXISTS (SELECT FROM backpressure) AS pressed, EXISTS (SELECT FROM class_reserves) AS reserved
+    WHERE NOT (SELECT count(*) <= 1000 FROM (SELECT FROM kinds LIMIT 1001) n) AND EXISTS (SELECT FROM kind_platforms o WHERE o.platform = w.platform AND o.kind = b.kind OFFSET 0) LIMIT 1) OFFSET 0)) AS served,
+    CASE WHEN row_number() OVER (ORDER BY w.queue DESC) = 1 THEN statement_timestamp() END AS now,
+    (SELECT jobs FROM room) AS free_units, k.last, EXISTS (SELECT FROM backpressure) AS pressed,
+    EXISTS (SELECT FROM class_reserves) AS reserved, w.queue IS NOT NULL OR EXISTS (
+        SELECT FROM queues k WHERE k.id = ANY (ARRAY(SELECT queue FROM waiting)) AND k.constraint_set IS NOT NULL AND (k.schedule_after IS NULL OR k.schedule_after <= now())) AS any
 FROM walk k LEFT JOIN (
-    judged g
+    wanted w
     LEFT JOIN (
     SELECT cohort, kept_for AS instance, sum(kept_units) AS units FROM bots
-    WHERE kept_units > 0 AND kept_units > capacity - in_use GROUP BY cohort, kept_for) f ON f.cohort = g.cohort AND f.instance = g.instance) ON true
-ORDER BY g.queue DESC
+    WHERE kept_units > 0 AND kept_units > capacity - in_use GROUP BY cohort, kept_for) f ON f.cohort = w.cohort AND f.instance = w.instance) ON true
+ORDER BY w.queue DESC
