@@ -66,8 +66,8 @@ class Gate:
         return {}
 
     def tokens(self, queue: ConstrainedQueue) -> Iterable[str]:  # noqa: ARG002
-        """Return the names of counters of the working copy. Each start takes 1 of each; the lease's end returns
-        nothing."""
+        """Return the names of further counters of the working copy. Each start takes 1 of each. Leases do not keep
+        that, so that their end returns nothing."""
         return ()
 
     def started(self, connection: Connection, starts: Mapping[ConstrainedQueue, int], state: AdmissionState) -> None:
@@ -201,8 +201,9 @@ class SlotsGate(Gate):
             return "its instance has no slots, while others have"
         return None
 
-    def charges(self, queue: ConstrainedQueue) -> Mapping[str, float | None]:
-        return {instance_counter(queue.instance_name, "slots"): 1.0}
+    def tokens(self, queue: ConstrainedQueue) -> Iterable[str]:
+        """Return the slots: what is in use of them is stored as the running jobs."""
+        return (instance_counter(queue.instance_name, "slots"),)
 
 
 # How many jobs of a class may run at once, which keeps the rest of the pool for the other classes.
@@ -469,18 +470,19 @@ TIMED = tuple(gate for gate in GATES if type(gate).release_time is not Gate.rele
 class QueueCharges:
     """What each job of a queue takes, which depends on its instance and its constraints alone.
 
-    counters: amounts by counter; None stands for the job's estimate. taken: the same, and 1 of each counter of tokens,
-    which no lease gives back. gates: those that can be closed for them.
+    counters: amounts by counter; None stands for the job's estimate. tokens: the counters of the working copy of which
+    a start takes 1 in addition; one that does not exist has no limit. taken: all of these with their amounts. gates:
+    those that can be closed for them.
     """
 
-    __slots__ = ("counters", "gates", "taken")
+    __slots__ = ("counters", "gates", "taken", "tokens")
 
     def __init__(self, queue: ConstrainedQueue) -> None:
         self.counters: dict[str, float | None] = {}
         for gate in GATES:
             self.counters.update(gate.charges(queue))
-        tokens = [name for gate in GATES for name in gate.tokens(queue)]
-        self.taken = (*self.counters.items(), *[(name, 1.0) for name in tokens])
+        self.tokens = frozenset(name for gate in GATES for name in gate.tokens(queue))
+        self.taken = (*self.counters.items(), *[(name, 1.0) for name in self.tokens])
         self.gates = frozenset(gate for gate in GATES if gate.concerns(queue))
 
 
@@ -513,7 +515,11 @@ class QueueAdmission:
         self._amounts: dict[float, Mapping[str, float]] = {}
         asked: Sequence[Gate] = state.asked_gates or _may_close(state)
         for name, amount in charges.taken:
-            counter = known.get(name) or state.counter(name)
+            counter = known.get(name)
+            if counter is None:
+                if name in charges.tokens:
+                    continue
+                counter = state.counter(name)
             self.counters.append((counter, amount))
             if counter.most is not None:
                 self._limited.append((counter, amount))

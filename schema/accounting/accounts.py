@@ -43,11 +43,10 @@ _REMOVE = text("DELETE FROM accounts WHERE instance = :instance")
 _LIST = text("""
 SELECT i.name, a.credit_weight, a.unit, cost.used::double precision AS used, cost.most::double precision AS budget,
     jobs.used::double precision AS running, jobs.most::double precision AS max_concurrent,
-    slots.most::double precision AS slots
+    jobs.slots::double precision AS slots
 FROM accounts a JOIN instances i ON i.id = a.instance
 LEFT JOIN counters cost ON cost.name = 'instance:' || i.name || '\\:cost'
 LEFT JOIN counters jobs ON jobs.name = 'instance:' || i.name || '\\:jobs'
-LEFT JOIN counters slots ON slots.name = 'instance:' || i.name || '\\:slots'
 ORDER BY i.name
 """)
 
@@ -194,7 +193,7 @@ def declare(connection: Connection, wanted: Mapping[str, Account], *, actor: str
 
 def _limit(connection: Connection, limits: Mapping[str, float | None]) -> dict[str, float | None]:
     """Set the limits that differ from the stored ones, in the order of counter names; returns these."""
-    known = counters.read(connection, list(limits))
+    known = counters.read(connection, sorted({counters.stored_counter(name) for name in limits}))
     changed = {
         name: most
         for name, most in sorted(limits.items())

@@ -27,12 +27,16 @@ from schema.validation import MAX_GPUS, WHOLE_GPU, check_name
 from schema.validation import Kind as ResourceKind
 
 READ = text("""
-SELECT name, used::double precision, most::double precision FROM counters WHERE name = ANY (CAST(:names AS text[]))
+SELECT name, used::double precision, most::double precision, slots::double precision
+FROM counters WHERE name = ANY (CAST(:names AS text[]))
 """)
 TAKE = text("SELECT charge(CAST(:names AS text[]), CAST(:amounts AS numeric[]), :may_overshoot)")
 SETTLE = text("SELECT settle(CAST(:spent AS jsonb))")
 LIMIT = text("""
 INSERT INTO counters (name, most) VALUES (:name, :most) ON CONFLICT (name) DO UPDATE SET most = :most
+""")
+SLOTS = text("""
+INSERT INTO counters (name, slots) VALUES (:name, :most) ON CONFLICT (name) DO UPDATE SET slots = :most
 """)
 ROLL = text("SELECT roll_usage(:window, :limit)")
 
@@ -105,8 +109,15 @@ class Settlement:
 
 
 def instance_counter(name: str, what: str) -> str:
-    """The name of an instance's counter of `what`: jobs, cost or slots."""
+    """The name of an instance's counter of `what`: jobs, cost or slots. Only a working copy has one of slots: each
+    running job takes one, so that the number in use is that of `jobs`, whose row has the number of slots too."""
     return f"instance:{name}:{what}"
+
+
+def stored_counter(name: str) -> str:
+    """The name of the row that has this counter."""
+    is_slots = name.startswith("instance:") and name.endswith(":slots")
+    return f"{name.removesuffix('slots')}jobs" if is_slots else name
 
 
 def lock_counter(instance: str, lock: str) -> str:
@@ -171,11 +182,15 @@ def declared_gpus(connection: Connection, numbers: Mapping[int, int]) -> dict[in
 
 
 def read(connection: Connection, names: Sequence[str]) -> dict[str, Counter]:
-    """The counters among `names` that exist, by name."""
+    """The counters among `names` that exist, by name. If an instance has slots, its `slots` come with its `jobs`."""
     if not names:
         return {}
-    rows = connection.execute(READ, {"names": list(names)})
-    return {name: Counter(used, most) for name, used, most in rows}
+    found = dict[str, Counter]()
+    for name, used, most, slots in connection.execute(READ, {"names": list(names)}):
+        found[name] = Counter(used, most)
+        if slots is not None:
+            found[f"{name.removesuffix('jobs')}slots"] = Counter(used, slots)
+    return found
 
 
 def take(connection: Connection, amounts: Sequence[Mapping[str, float]], *, may_overshoot: bool = False) -> None:
@@ -218,7 +233,8 @@ def settle(connection: Connection, spent: Sequence[Settlement]) -> None:
 
 def limit(connection: Connection, name: str, most: float | None) -> None:
     """Set the limit of a counter, None = unlimited. An amount in use above the limit stays."""
-    connection.execute(LIMIT, {"name": name, "most": most})
+    stored = stored_counter(name)
+    connection.execute(LIMIT if stored == name else SLOTS, {"name": stored, "most": most})
 
 
 def roll(connection: Connection, *, window: float, limit: int) -> int:

@@ -41,8 +41,7 @@ WHERE i.id = ANY (CAST(:instances AS integer[]))
 OTHERS = text(f"""
 SELECT count(*) AS instances, coalesce(sum(coalesce(a.credit_weight, 1)), 0) AS weight,
     coalesce(sum(c.used::double precision + {_LIFT}), 0) AS used,
-    :literal AND EXISTS (SELECT FROM counters WHERE name LIKE 'instance:%' AND name LIKE '%\\:slots'
-        AND most IS NOT NULL) AS slotted
+    :literal AND EXISTS (SELECT FROM counters WHERE name LIKE 'instance:%' AND slots IS NOT NULL) AS slotted
 FROM counters c
 JOIN instances i ON i.name = split_part(c.name, ':', 2) AND i.id <> ALL (CAST(:instances AS integer[]))
 LEFT JOIN accounts a ON a.instance = i.id

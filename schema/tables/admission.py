@@ -59,18 +59,21 @@ job_constraints = Table(
     CheckConstraint("seconds > 0 AND seconds <= 31536000", name="job_constraints_seconds_range"),
 )
 
-# Amounts in use: live leases of an instance, cost in the rolling window, slots of a lock. `most` null means no limit.
+# Amounts in use: live leases of an instance, cost in the rolling window, holders of a lock. `most` null means no limit.
 counters = Table(
     "counters",
     metadata,
     Column("name", Text, nullable=False),
     Column("used", AMOUNT, nullable=False, server_default=text("0")),
     Column("most", AMOUNT),
+    # A second limit on the running jobs of an instance: its slots. Null means no limit.
+    Column("slots", AMOUNT),
     # When a lease last took of it.
     Column("charged_at", TIME),
     PrimaryKeyConstraint("name"),
     CheckConstraint("used >= 0 AND used <> 'NaN'", name="counters_used_positive"),
     CheckConstraint("most >= 0 AND most <> 'NaN'", name="counters_most_positive"),
+    CheckConstraint("slots >= 0 AND slots <> 'NaN'", name="counters_slots_positive"),
     Index("counters_of_instances", "name", postgresql_where=text("name LIKE 'instance:%'")),
 )
 

@@ -34,7 +34,7 @@ SELECT EXISTS (
 _SHOWN = f"""
 SELECT i.name, i.pool, i.draining, q.usage, q.min_quota, q.max_quota, a.credit_weight, a.unit,
     used.used::double precision AS used, used.most::double precision AS budget,
-    jobs.most::double precision AS max_concurrent, slots.most::double precision AS slots,
+    jobs.most::double precision AS max_concurrent, jobs.slots::double precision AS slots,
     (SELECT count(*) FROM (
         SELECT FROM (SELECT id, constraint_set FROM queues WHERE instance = i.id OFFSET 0) k CROSS JOIN LATERAL (
             SELECT FROM jobs WHERE {ready_in("k")} ORDER BY queue LIMIT :most) j
@@ -55,7 +55,6 @@ LEFT JOIN LATERAL (
 LEFT JOIN accounts a ON a.instance = i.id
 LEFT JOIN counters used ON a.instance IS NOT NULL AND used.name = 'instance:' || i.name || '\\:cost'
 LEFT JOIN counters jobs ON a.instance IS NOT NULL AND jobs.name = 'instance:' || i.name || '\\:jobs'
-LEFT JOIN counters slots ON a.instance IS NOT NULL AND slots.name = 'instance:' || i.name || '\\:slots'
 ORDER BY i.name
 """
 _LIST = text(_SHOWN.format(which="name > :after ORDER BY name LIMIT :limit"))

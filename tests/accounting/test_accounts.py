@@ -10,7 +10,7 @@ import pytest
 from leasehold.errors import BadInput, NotFound
 from pydantic import ValidationError
 from sqlalchemy import Connection
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from assigner.admission.rules import Rules
 from assigner.cycle.assigner import PriorityAgeAssigner
@@ -22,7 +22,7 @@ from bots.agent import job_files
 from bots.agent.run import RunContext
 from bots.protocol import Outcome
 from schema import clock
-from schema.accounting import accounts
+from schema.accounting import accounts, counters
 from schema.accounting.accounts import Account, PoolLimits, ReportedUsage
 from schema.accounting.fair_share import FairShareSettings, Mode
 from schema.moves import retention
@@ -127,6 +127,24 @@ def test_aq_16_slots_are_places_and_an_empty_map_of_them_checks_nothing(
     bot = pool.bot(capacity=10)
     pool.assigner().run_once()
     assert len(bot.take()) == runs
+
+
+def test_slots_that_were_taken_since_they_were_read_refuse_a_charge(pool: Pool) -> None:
+    share(pool, "acme", slots=2)
+    jobs = counters.instance_counter("acme", "jobs")
+
+    def charge(connection: Connection, number: int) -> None:
+        counters.take(connection, [{jobs: 1.0}] * number)
+
+    with pytest.raises(DBAPIError, match="a limit was reached meanwhile"):
+        pool.database.run(lambda c: charge(c, 3), repeat=False)
+    found = pool.database.run(lambda c: counters.read(c, [jobs]))
+    assert {name: (each.used, each.most) for name, each in found.items()} == {
+        jobs: (0.0, None),
+        counters.instance_counter("acme", "slots"): (0.0, 2.0),
+    }
+    no_share(pool, "acme")
+    assert pool.database.run(lambda c: counters.read(c, [jobs])) == {jobs: counters.Counter(0.0, None)}
 
 
 def test_aq_17_a_lock_has_as_many_slots_as_its_instance_gives_it(pool: Pool) -> None:

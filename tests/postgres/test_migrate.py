@@ -206,3 +206,24 @@ def test_a_database_from_before_the_processes_of_bots_gets_their_columns(empty: 
     assert empty.run(columns) == new
     with pytest.raises(IntegrityError, match="bots_pid_positive"):
         empty.run(lambda c: c.execute(text("INSERT INTO bots (name, pid) VALUES ('b', 0)")))
+
+
+def test_slots_of_a_database_from_before_move_into_the_row_of_running_jobs(empty: Database) -> None:
+    migrate.upgrade(empty)
+    for change in (
+        "ALTER TABLE counters DROP COLUMN slots",
+        "INSERT INTO counters (name, most) VALUES ('instance:a\\:jobs', 9), ('instance:a\\:slots', 4),"
+        " ('instance:b\\:slots', 5), ('instance:c\\:slots', NULL), ('lock:a\\:slots', 3)",
+        "UPDATE alembic_version SET version_num = '0010'",
+    ):
+        empty.run(lambda c, change=change: c.execute(text(change)))
+    migrate.upgrade(empty)
+    rows = empty.run(lambda c: c.execute(text("SELECT name, most, slots FROM counters ORDER BY name")).all())
+    assert [tuple(row) for row in rows] == [
+        ("instance:a:jobs", 9, 4),
+        ("instance:a:slots", None, None),
+        ("instance:b:jobs", None, 5),
+        ("instance:b:slots", None, None),
+        ("instance:c:slots", None, None),
+        ("lock:a:slots", 3, None),
+    ]
