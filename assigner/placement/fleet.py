@@ -16,6 +16,7 @@ from sqlalchemy import Connection
 
 from schema.fleet import kinds, members
 from schema.fleet.members import Member, Service
+from schema.postgres.work_connection import Later
 
 #: Kinds of bots that offer a requirement set, up to which they are remembered. Where more kinds do, most bots are
 #: likely to be of one of them, and one bot after another is looked at.
@@ -87,6 +88,7 @@ class Fleet:
     def _clear(self) -> None:
         self.share = 1.0
         self._snapshot: str | None = None
+        self._asked: tuple[Connection, str, Later] | None = None
         self._refreshes = 0
         self._members: dict[int, Cell] = {}
         self._cells: dict[Service, dict[int, Cell]] = {}
@@ -100,11 +102,22 @@ class Fleet:
     def __len__(self) -> int:
         return len(self._members)
 
+    def ask(self, connection: Connection) -> None:
+        """Send the read for the next `refresh` of this transaction with the next statement, if it is a short one."""
+        seen = self._snapshot if self._refreshes < REFRESHES else None
+        self._asked = None if seen is None else (connection, seen, members.ask_changes(connection, seen))
+
+    def forget_asked(self) -> None:
+        """Forget a read that was sent ahead in an earlier transaction."""
+        self._asked = None
+
     def refresh(self, connection: Connection) -> None:
         """Bring it up to date: read all bots the first time, and then those that have changed."""
         # A refresh that fails leaves nothing half-known: then all bots are read again.
         seen, self._snapshot = self._snapshot if self._refreshes < REFRESHES else None, None
-        changes = members.read_changes(connection, seen)
+        asked, self._asked = self._asked, None
+        ahead = asked[2] if asked is not None and asked[0] is connection and asked[1] == seen else None
+        changes = members.read_changes(connection, seen, asked=ahead)
         if changes.is_complete:
             self._clear()
         new = {member.kind for member in changes.bots.values() if member is not None} - self._offered.keys()

@@ -1,6 +1,6 @@
 """The sync call: compare what bots report with what they should hold, for many bots in one transaction."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from uuid import UUID
 
@@ -165,8 +165,8 @@ class SyncService:
             head_cursors=self._fronts,
             returned=returned,
         )
-        self._sync(connection, settled)
-        self._reply(connection, settled, found)
+        renewed = self._sync(connection, settled)
+        self._reply(connection, settled, found, renewed)
         returned.write(connection)
         return [found[nth] for nth in range(len(calls))]
 
@@ -245,8 +245,11 @@ class SyncService:
                 found[sync_call.nth] = answer_message([], seq=sync_call.seq, expires_in=0.0, sync_in=0.0)
         return [sync_call for sync_call in settled if not sync_call.leaves]
 
-    def _sync(self, connection: Connection, settled: Sequence[SyncCall]) -> None:
-        """Write the rows of the bots, at most once for each call. A bot that was only told something is not written."""
+    def _sync(self, connection: Connection, settled: Sequence[SyncCall]) -> Callable[[], Mapping[int, float]]:
+        """Write the rows of the bots, at most once for each call. A bot that was only told something is not written.
+
+        Returns a function that returns the rest of each session that was written, in seconds, by bot id.
+        """
         changed = [
             sync_call
             for sync_call in settled
@@ -258,15 +261,20 @@ class SyncService:
             SyncUpdate(sync_call.bot.id, sync_call.seq, sync_call.status, sync_call.bot_capacity)
             for sync_call in changed
         ]
-        remaining = record_syncs(connection, words, ttl=self._timing.ttl)
-        for sync_call in changed:
-            sync_call.remaining = remaining[sync_call.bot.id]
+        return record_syncs(connection, words, ttl=self._timing.ttl)
 
     def _reply(
-        self, connection: Connection, settled: Sequence[SyncCall], found: dict[int, Answer | LeaseholdError]
+        self,
+        connection: Connection,
+        settled: Sequence[SyncCall],
+        found: dict[int, Answer | LeaseholdError],
+        renewed: Callable[[], Mapping[int, float]],
     ) -> None:
         """Answer each call with the leases that its bot should have now, or hold it if there is no news."""
         read_due_leases(connection, settled)
+        remaining = renewed()
+        for sync_call in settled:
+            sync_call.remaining = remaining.get(sync_call.bot.id, sync_call.remaining)
         answers = {sync_call.nth: self._reply_to(sync_call) for sync_call in settled}
         deliver(
             connection,

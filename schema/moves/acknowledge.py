@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, text
 
+from schema.postgres.work_connection import execute_later
 from schema.timing import KILL_GRACE
 
 #: The condition of a lease that its bot has not acknowledged, written so that it matches no index of live leases; the
@@ -55,7 +56,7 @@ def lock_for_moves(connection: Connection, job_ids: Sequence[int]) -> None:
     Each move locks its own jobs in order. Two moves one after the other would not keep the order: a cancellation of a
     job of the first move and of a lower one of the second would lock them the other way round.
     """
-    connection.execute(LOCK_FOR_MOVES, {"job_ids": list(job_ids)})
+    execute_later(connection, LOCK_FOR_MOVES, {"job_ids": list(job_ids)})
 
 
 DELIVER = text(f"""
@@ -93,4 +94,4 @@ def deliver(connection: Connection, leases: Sequence[tuple[int, int]]) -> None:
     """
     if leases:
         job_ids, fences = zip(*sorted(leases), strict=True)
-        connection.execute(DELIVER, {"job_ids": list(job_ids), "fences": list(fences)})
+        execute_later(connection, DELIVER, {"job_ids": list(job_ids), "fences": list(fences)})

@@ -20,6 +20,7 @@ from schema.accounting.quotas import EFFECTIVE_MAX, EVICTION_COOLDOWN
 from schema.moves.dependencies import ANY_OPEN_GRAPH, unblock
 from schema.postgres import fragments
 from schema.postgres.fragments import newest_quota
+from schema.postgres.work_connection import execute_later
 from schema.validation import MAX_KILLS
 
 # Credit for the ends of attempts, in the transaction that ends them.
@@ -203,7 +204,7 @@ class ReturnedUnits:
         if left:
             cohorts, instances, units = zip(*left, strict=True)
             values = {"cohorts": list(cohorts), "instances": list(instances), "units": list(units)}
-            connection.execute(RETURN_UNITS, values)
+            execute_later(connection, RETURN_UNITS, values)
 
 
 #: The condition of a live lease, written so that it matches no index of live leases; the primary key finds the lease.

@@ -4,7 +4,7 @@ transaction.
 One module because every beginning and end of a session locks the same rows and ends leases in the same way.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -21,6 +21,7 @@ from schema.moves.end import AttemptEnd, BotCapacity, EndedAttempt, Verdict, end
 from schema.postgres import advisory
 from schema.postgres.fragments import json_array, json_documents, newest_leases, newest_version
 from schema.postgres.notify import wake
+from schema.postgres.work_connection import execute_later
 from schema.validation import KINDS, MAX_FORGIVEN, Kind, Properties
 
 # In the order of names, so that no two transactions wait for each other's new rows.
@@ -336,14 +337,18 @@ def _interned_instances(connection: Connection, openings: Sequence[SessionOpenin
     return {row.name: row.id for row in connection.execute(INTERN_INSTANCES, {"names": names})}
 
 
-def record_syncs(connection: Connection, words: Sequence[SyncUpdate], *, ttl: float) -> dict[int, float]:
-    """Write the rows of bots after their calls, and renew their sessions; returns the seconds left of each, by bot id.
+def record_syncs(
+    connection: Connection, words: Sequence[SyncUpdate], *, ttl: float
+) -> Callable[[], Mapping[int, float]]:
+    """Write the rows of bots after their calls, and renew their sessions, with the next statement.
 
-    This transaction has locked the rows by an earlier statement and has not written them.
+    Returns a function that returns the seconds left of each, by bot id. This transaction has locked the rows by an
+    earlier statement and has not written them.
     """
     if not words:
-        return {}
-    rows = connection.execute(
+        return dict
+    asked = execute_later(
+        connection,
         RECORD_SYNCS,
         {
             "ids": [word.bot_id for word in words],
@@ -356,7 +361,7 @@ def record_syncs(connection: Connection, words: Sequence[SyncUpdate], *, ttl: fl
             "ttl": ttl,
         },
     )
-    return {row.id: float(row.remaining) for row in rows}
+    return lambda: {bot_id: float(remaining) for bot_id, remaining in asked.rows()}
 
 
 def expire(connection: Connection, *, after: int, limit: int, actor: str) -> tuple[list[int], list[EndedAttempt]]:

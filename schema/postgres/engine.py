@@ -29,6 +29,7 @@ from schema import clock
 from schema.postgres import pooler
 from schema.postgres.connection_pool import LendingPool, register_adapters
 from schema.postgres.failures import READ_ONLY, describe_outage, is_conflict, is_outage
+from schema.postgres.kept_statements import SessionConnection
 from schema.postgres.pooler import Problem, TransactionConnection
 from schema.postgres.urls import libpq_url
 from schema.postgres.work_connection import WorkConnection
@@ -105,7 +106,8 @@ class Database:
             try:
                 with engine.begin() as connection:
                     if kept_plans and not self.is_pooled:  # through a pooler no statement is prepared, and no plan kept
-                        _begin_with_kept_plans(connection)
+                        assert isinstance(connection, WorkConnection)
+                        connection.begin_with_kept_plans()
                     return work(connection)
             except Exception:
                 if undone is not None:
@@ -277,7 +279,7 @@ def _engine(url: str, settings: DatabaseSettings, *, role: str, size: int) -> En
 
     def connect(_dialect: Any, _record: Any, _given: Any, arguments: dict[str, Any]) -> psycopg.Connection[Any]:
         """Connect by the URL as it is: libpq reads it, not SQLAlchemy."""
-        kind = TransactionConnection if pooled else psycopg.Connection
+        kind = TransactionConnection if pooled else SessionConnection
         try:
             made = kind.connect(libpq_url(url), **arguments)
         except psycopg.OperationalError as error:
@@ -300,28 +302,6 @@ def _begin_through_pooler(connection: Connection) -> None:
     driver = connection.connection.driver_connection
     assert isinstance(driver, TransactionConnection)
     connection.exec_driver_sql(driver.begin_with)
-
-
-#: The driver begins a transaction with the first of these alone.
-BEGIN_WITH_KEPT_PLANS = b"BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL plan_cache_mode = force_generic_plan"
-
-
-def _begin_with_kept_plans(connection: Connection) -> None:
-    """Begin the transaction and set how it plans, in one round trip. The driver sees that it has begun."""
-    driver = connection.connection.driver_connection
-    assert isinstance(driver, psycopg.Connection)
-    result = driver.pgconn.exec_(BEGIN_WITH_KEPT_PLANS)
-    if result.status == pq.ExecStatus.COMMAND_OK:
-        return
-    error = _result_error(driver, result)
-    told = _as_dbapi_error(error, lost=driver.broken)
-    if driver.broken:
-        # As after any statement: what ended this connection has ended the others too.
-        connection.invalidate(error)
-        pool = connection.engine.pool
-        assert isinstance(pool, LendingPool)
-        pool.discard_all()
-    raise told from error
 
 
 def _leave_read_only(context: ExceptionContext) -> None:

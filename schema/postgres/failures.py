@@ -8,8 +8,9 @@ import psycopg
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-#: Serialization failure, deadlock, lock timeout: the transaction was rolled back and may be repeated at once.
-CONFLICTS = frozenset({"40001", "40P01", "55P03"})
+#: Serialization failure, deadlock, lock timeout, a prepared statement that the session has lost: the transaction was
+#: rolled back and may be repeated at once.
+CONFLICTS = frozenset({"40001", "40P01", "55P03", "26000"})
 #: The server takes no writes: it is a standby, or an operator has set it so. Another server may be the primary now.
 READ_ONLY = "25006"
 #: Too many connections; the server stops or starts. Connection errors have codes of class 08 and are not listed.

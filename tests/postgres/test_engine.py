@@ -14,9 +14,9 @@ from leasehold.errors import NotReady
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError, StatementError
 
-from schema.postgres import engine, fragments
+from schema.postgres import engine, fragments, kept_statements
 from schema.postgres.engine import Database, DatabaseSettings
-from schema.postgres.work_connection import on_commit
+from schema.postgres.work_connection import execute_later, on_commit
 from tests.support.patience import MINUTE
 from tests.support.pool import Pool, completed
 
@@ -297,6 +297,70 @@ def test_a_transaction_with_kept_plans_begins_in_one_round_trip(database: Databa
     for _ in range(3):
         database.run(work, kept_plans=True)
     assert told == []
+
+
+def test_a_statement_that_waits_is_executed_before_the_next_one_or_with_the_commit(pool: Pool) -> None:
+    added = text("INSERT INTO queue_limits (label, max_queued) VALUES (:label, 1 / CAST(:divisor AS integer))")
+    counted = text("SELECT count(*) FROM queue_limits")
+
+    def work(connection: Connection) -> int:
+        execute_later(connection, added, {"label": "a", "divisor": 1})
+        found: int = connection.execute(counted).scalar_one()
+        execute_later(connection, added, {"label": "b", "divisor": 1})
+        return found
+
+    for kept_plans in (True, False):
+        assert pool.database.run(work, kept_plans=kept_plans) == 1
+        assert limits(pool) == 2
+        pool.change("DELETE FROM queue_limits")
+    with pytest.raises(DBAPIError, match="division by zero"):
+        pool.database.run(lambda c: execute_later(c, added, {"label": "c", "divisor": 0}), kept_plans=True)
+
+    def failing(connection: Connection) -> None:
+        execute_later(connection, added, {"label": "d", "divisor": 1})
+        execute_later(connection, added, {"label": "e", "divisor": 0})
+        execute_later(connection, counted, {}).rows()
+
+    with pytest.raises(DBAPIError, match="division by zero"):
+        pool.database.run(failing, kept_plans=True)
+    assert limits(pool) == 0
+
+
+def test_other_threads_run_while_a_transaction_with_kept_plans_waits_for_the_server(database: Database) -> None:
+    """Of two threads one waits for the other, which libpq must not keep from running."""
+    lock, free = text("SELECT pg_advisory_xact_lock(5)"), threading.Event()
+
+    def second(connection: Connection) -> None:
+        free.set()
+        connection.execute(lock)
+
+    with ThreadPoolExecutor(1) as threads, database.engine.connect() as held:
+        held.execute(lock)
+        waits = threads.submit(lambda: database.run(second, kept_plans=True))
+        assert free.wait(MINUTE)
+        held.rollback()
+        waits.result(MINUTE)
+
+
+def test_a_session_that_has_lost_what_it_had_prepared_prepares_it_again(pool: Pool) -> None:
+    pool.database.run(lambda connection: connection.execute(PLANS).one(), kept_plans=True)
+    pool.database.run_alone(lambda driver: driver.pgconn.exec_(b"DEALLOCATE ALL"))
+    found = pool.database.run(lambda connection: connection.execute(PLANS).one(), kept_plans=True)
+    assert tuple(found) == ("force_generic_plan", "read committed")
+
+
+def test_no_more_statements_are_kept_than_a_session_should_hold(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept_statements, "MOST", 4)
+
+    def work(connection: Connection) -> list[int]:
+        return [connection.execute(text(f"SELECT {n} + :n"), {"n": 1}).scalar_one() for n in range(6)]
+
+    for _ in range(2):
+        assert database.run(work, kept_plans=True) == [1, 2, 3, 4, 5, 6]
+    names = text("SELECT count(*) FROM pg_prepared_statements WHERE name LIKE 'kept%'")
+    assert database.run(lambda connection: connection.execute(names).scalar_one()) == 4
 
 
 def test_a_transaction_with_kept_plans_finds_lost_connections_replaced(database: Database) -> None:
