@@ -42,10 +42,10 @@ WITH wanted AS MATERIALIZED (
     WHERE false AND b.ctid = s.ctid
 ), leased AS (
     INSERT INTO leases (job_id, fence, bot_id, bot_epoch, cohort, instance, units, assigner, strategy, due_at,
-                        delivered_at, taken, granted_at, granted_event, decision)
+                        delivered_at, taken, granted_event, decision)
     SELECT id, fence, bot_id, epoch, cohort, instance, units, actor,
         :strategy, now() + make_interval(secs => :ack), CASE WHEN NOT :tell THEN clock_timestamp() END,
-        CAST(:takings AS jsonb) -> taking, statement_timestamp(), nextval('stored_events_id_seq'), decision
+        CAST(:takings AS jsonb) -> taking, nextval('stored_events_id_seq'), decision
     FROM moved ORDER BY nth
 ), told AS (
     SELECT wake('bots', string_agg(DISTINCT bot_id::text, ',')) FROM moved WHERE :tell HAVING count(*) > 0
