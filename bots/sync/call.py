@@ -16,7 +16,7 @@ from sqlalchemy import Connection, Row, TextClause, text
 from bots.protocol import Chunk, LeaseReport, Outcome, Sync
 from bots.sync.sessions import digest
 from schema.moves.acknowledge import Start
-from schema.moves.end import AttemptEnd, BotCapacity, EndedAttempt, Verdict
+from schema.moves.end import VERDICTS, AttemptEnd, BotCapacity, EndedAttempt, Verdict
 from schema.outputs import Written
 from schema.postgres.fragments import newest_leases
 from schema.results import Checkpoint
@@ -63,13 +63,10 @@ def compare(
     for lease in held:
         report = said.pop((str(lease.public_id), lease.fence), None)
         verdict, details, result = None, dict[str, Any](), None
-        if report is not None and report.output:
-            account.output += decode_output(bot_id, epoch, report.job, report.fence, report.output)
-        if report is not None and report.checkpoint is not None:
-            number, found = report.checkpoint_number, report.checkpoint
-            account.checkpoints.append(Checkpoint(bot_id, epoch, report.job, report.fence, number, found))
+        if report is not None:
+            _note_left(account, report, bot_id, epoch)
         if report is not None and report.outcome is not None:
-            verdict, details = Verdict(report.outcome.verdict), _details(report.outcome)
+            verdict, details = VERDICTS[report.outcome.verdict], _details(report.outcome)
             result = report.outcome.result
         elif report is not None and report.state == "active" and lease.state == LeaseState.PENDING:
             account.started.append(Start(lease.job_id, lease.fence, bot_id, epoch, actor))
@@ -83,6 +80,30 @@ def compare(
             account.endings.append(AttemptEnd(lease.job_id, lease.fence, bot_id, epoch, verdict, details, result))
     account.unknown = [report for report in said.values() if report.outcome is not None]
     return account
+
+
+def take_ends(reported: Sequence[LeaseReport], *, bot_id: int, epoch: int) -> ReportOutcome:
+    """Return what `compare` would, if the reports are the ends of just the live leases of the bot.
+
+    The caller sees by the leases that have ended whether they are. Raises BadInput for output that is not base64.
+    """
+    account = ReportOutcome()
+    for report in reported:
+        outcome = report.outcome
+        assert outcome is not None, "ends_all has looked"
+        _note_left(account, report, bot_id, epoch)
+        verdict, details = VERDICTS[outcome.verdict], _details(outcome)
+        account.endings.append(AttemptEnd(report.job, report.fence, bot_id, epoch, verdict, details, outcome.result))
+    return account
+
+
+def _note_left(account: ReportOutcome, report: LeaseReport, bot_id: int, epoch: int) -> None:
+    """Take note of the output and the checkpoint of one report."""
+    if report.output:
+        account.output += decode_output(bot_id, epoch, report.job, report.fence, report.output)
+    if report.checkpoint is not None:
+        number, found = report.checkpoint_number, report.checkpoint
+        account.checkpoints.append(Checkpoint(bot_id, epoch, report.job, report.fence, number, found))
 
 
 def decode_output(bot_id: int, epoch: int, job: str, fence: int, chunks: Sequence[Chunk]) -> list[Written]:
@@ -140,9 +161,10 @@ class SyncCall:
     """One call of a batch that is being settled; its bot's row is locked.
 
     nth: the number of the call in the batch. repeated: a call with this sequence number has been settled before, so
-    that its report has been applied. held, due: the bot's live leases before and after the call. ended: the attempts
-    that the call has ended. before: seconds that have surely passed between the sending of the call and the moment at
-    which the rest of the session was measured. remaining: the rest of the session at that moment, seconds.
+    that its report has been applied. trusted: its leases are ended without being read before. held, due: the bot's live
+    leases before and after the call; what a trusted call held stays unread. ended: the attempts that the call has
+    ended. before: seconds that have surely passed between the sending of the call and the moment at which the rest of
+    the session was measured. remaining: the rest of the session at that moment, seconds.
     """
 
     nth: int
@@ -151,6 +173,7 @@ class SyncCall:
     repeated: bool
     before: float
     remaining: float
+    trusted: bool = False
     held: list[Row[Any]] = field(default_factory=list)
     account: ReportOutcome = field(default_factory=ReportOutcome)
     ended: list[EndedAttempt] = field(default_factory=list)
@@ -179,6 +202,19 @@ class SyncCall:
     def leaves(self) -> bool:
         """Return whether the bot closes its session."""
         return self.sync is not None and self.sync.status == BotStatus.GONE.value
+
+    @property
+    def ends_all(self) -> bool:
+        """Return whether the bot reports the ends of as many leases as it holds, and nothing else.
+
+        Then the leases need not be read before they are ended.
+        """
+        reported = () if self.sync is None or self.leaves else self.sync.leases
+        return (
+            0 < len(reported) == self.bot.held
+            and all(report.outcome is not None and _ID.fullmatch(report.job) for report in reported)
+            and len({report.job for report in reported}) == len(reported)
+        )
 
     @property
     def status(self) -> str:
@@ -210,6 +246,16 @@ class SyncCall:
     def healthy(self) -> bool:
         """Return whether the bot may be given work. A call of a closing bot is refused before."""
         return self.status == BotStatus.OK and not self.bot.draining
+
+    def compare(self) -> None:
+        """Take account of the report. Raises BadInput for output that is not base64."""
+        assert self.sync is not None, "it has been applied"
+        bot_id, epoch, reported = self.bot.id, self.bot.epoch, self.sync.leases
+        self.account = (
+            take_ends(reported, bot_id=bot_id, epoch=epoch)
+            if self.trusted
+            else compare(self.held, reported, bot_id=bot_id, epoch=epoch, actor=self.actor, leaves=self.leaves)
+        )
 
     def size(self) -> None:
         """Take over the capacity that the bot reports, but not less than what it uses. It keeps no more units for an

@@ -20,7 +20,6 @@ from bots.sync.call import (
     bot_name,
     check_call,
     check_session,
-    compare,
     decode_output,
     ends_something,
     read_due_leases,
@@ -63,6 +62,10 @@ FROM named CROSS JOIN LATERAL {newest_version("bots", "id", "named.id", lock="FO
 """)
 
 
+class _OtherLeases(Exception):
+    """A bot has reported the ends of as many leases as it holds, but some of them were others."""
+
+
 class SyncService:
     """Settles the calls of bots. It has no state between calls, so that any process may answer any call."""
 
@@ -96,8 +99,14 @@ class SyncService:
         names = [bot_name(call) for call in calls]
         if len(set(names)) < len(names):
             raise ValueError("two calls of one bot cannot be settled together")
+        try:
+            return self._answer(calls, names, trusting=True)
+        except _OtherLeases:
+            return self._answer(calls, names, trusting=False)
+
+    def _answer(self, calls: Sequence[Call], names: Sequence[str], *, trusting: bool) -> list[Answer | LeaseholdError]:
         return self._database.run(
-            lambda connection: self._settle(connection, calls, names),
+            lambda connection: self._settle(connection, calls, names, trusting=trusting),
             urgent=True,
             undone=self._fronts.forget,
             kept_plans=True,
@@ -138,9 +147,13 @@ class SyncService:
         return self._database.run(work)
 
     def _settle(
-        self, connection: Connection, calls: Sequence[Call], names: Sequence[str]
+        self, connection: Connection, calls: Sequence[Call], names: Sequence[str], *, trusting: bool
     ) -> list[Answer | LeaseholdError]:
-        """Settle the calls in this transaction, which may be a repeat."""
+        """Settle the calls in this transaction, which may be a repeat.
+
+        trusting: leases are not read before they end, of bots that report the ends of as many as they hold. Raises
+            _OtherLeases if they were others.
+        """
         fetches = self._fetch.to_capacity or any(ends_something(call) for call in calls)
         asked = {"names": list(names), "fetches": fetches and self._fetch.enabled}
         asked_at = self._now()
@@ -152,7 +165,7 @@ class SyncService:
                 settled.append(check_call(nth, call, bots.get(name), asked_at=asked_at))
             except Conflict as refusal:
                 found[nth] = refusal
-        settled = self._compared(connection, settled, found)
+        settled = self._compared(connection, settled, found, trusting=trusting)
         returned = ReturnedUnits()
         self._apply(connection, settled, returned)
         settled = self._without_leaving(connection, settled, found, returned)
@@ -171,22 +184,21 @@ class SyncService:
         return [found[nth] for nth in range(len(calls))]
 
     def _compared(
-        self, connection: Connection, settled: list[SyncCall], found: dict[int, Answer | LeaseholdError]
+        self,
+        connection: Connection,
+        settled: list[SyncCall],
+        found: dict[int, Answer | LeaseholdError],
+        *,
+        trusting: bool,
     ) -> list[SyncCall]:
         """Compare the report of each bot with its live leases. Nothing has been written yet."""
-        read_held_leases(connection, [sync_call for sync_call in settled if sync_call.sync is not None])
         for sync_call in settled:
-            if sync_call.sync is None:
-                continue
+            sync_call.trusted = trusting and sync_call.ends_all
+        reported = [sync_call for sync_call in settled if sync_call.sync is not None]
+        read_held_leases(connection, [sync_call for sync_call in reported if not sync_call.trusted])
+        for sync_call in reported:
             try:
-                sync_call.account = compare(
-                    sync_call.held,
-                    sync_call.sync.leases,
-                    bot_id=sync_call.bot.id,
-                    epoch=sync_call.bot.epoch,
-                    actor=sync_call.actor,
-                    leaves=sync_call.leaves,
-                )
+                sync_call.compare()
             except BadInput as refusal:
                 found[sync_call.nth] = refusal
             else:
@@ -201,7 +213,16 @@ class SyncService:
         endings = [(ending, sync_call.actor) for sync_call in spoken for ending in sync_call.account.endings]
         leaving = sum(sync_call.leaves for sync_call in spoken)
         if bool(starts) + bool(endings) + leaving > 1:
-            lock_for_moves(connection, [lease.job_id for sync_call in spoken for lease in sync_call.held])
+            lock_for_moves(
+                connection,
+                [lease.job_id for sync_call in spoken for lease in sync_call.held],
+                [
+                    str(ending.job_id)
+                    for sync_call in spoken
+                    if sync_call.trusted
+                    for ending in sync_call.account.endings
+                ],
+            )
         outputs.append(connection, [chunk for sync_call in spoken for chunk in sync_call.account.output])
         checkpoints = [each for sync_call in spoken for each in sync_call.account.checkpoints]
         results.store_checkpoints(connection, checkpoints)
@@ -220,6 +241,8 @@ class SyncService:
         by_bot = {sync_call.bot.id: sync_call for sync_call in spoken}
         for job in ended:
             by_bot[job.bot_id].ended.append(job)
+        if any(sync_call.trusted and len(sync_call.ended) < sync_call.bot.held for sync_call in spoken):
+            raise _OtherLeases
         hints = [
             (job.bot_id, job.locality_hint) for job in ended if job.state == JobState.SUCCEEDED and job.locality_hint
         ]

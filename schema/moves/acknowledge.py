@@ -47,16 +47,19 @@ FROM active a WHERE j.id = a.job_id AND j.state = 'leased'
 RETURNING j.id
 """)
 
-LOCK_FOR_MOVES = text("SELECT id FROM jobs WHERE id = ANY (CAST(:job_ids AS bigint[])) ORDER BY id FOR NO KEY UPDATE")
+LOCK_FOR_MOVES = text("""
+SELECT id FROM jobs WHERE id = ANY (CAST(:job_ids AS bigint[])) OR public_id = ANY (CAST(:public_ids AS uuid[]))
+ORDER BY id FOR NO KEY UPDATE
+""")
 
 
-def lock_for_moves(connection: Connection, job_ids: Sequence[int]) -> None:
-    """Lock jobs that the transaction is about to move by more than one move.
+def lock_for_moves(connection: Connection, job_ids: Sequence[int], public_ids: Sequence[str] = ()) -> None:
+    """Lock jobs, by their ids and public ids, that the transaction is about to move by more than one move.
 
     Each move locks its own jobs in order. Two moves one after the other would not keep the order: a cancellation of a
     job of the first move and of a lower one of the second would lock them the other way round.
     """
-    execute_later(connection, LOCK_FOR_MOVES, {"job_ids": list(job_ids)})
+    execute_later(connection, LOCK_FOR_MOVES, {"job_ids": list(job_ids), "public_ids": list(public_ids)})
 
 
 DELIVER = text(f"""

@@ -478,3 +478,36 @@ def test_jobs_at_rest_are_released_only_into_the_room_that_is_left(pool: Pool) -
     pool.rest_queues(3600, "units = 3")
     assert len(bot.sync(*[completed(work) for work in works])["leases"]) == 3
     assert pool.queue_of(large).looks == 1
+
+
+@pytest.mark.parametrize("other", ["an older fence", "a lease of another bot"])
+def test_a_bot_that_ends_as_many_leases_as_it_holds_but_not_the_same_ends_only_its_own(pool: Pool, other: str) -> None:
+    pool.submit(3)
+    stranger = pool.bot("stranger", capacity=1, sync_service=pool.sync_service(enabled=False))
+    (foreign,) = pool.given(stranger)
+    bot = pool.bot(capacity=2, sync_service=pool.sync_service(enabled=False))
+    first, second = pool.given(bot)
+    wrong = foreign if other == "a lease of another bot" else second | {"fence": second["fence"] - 1}
+    answer = bot.sync(written(completed(first), b"said once"), completed(wrong))
+    assert [pool.job(work["job"]).state for work in (first, foreign)] == ["succeeded", "running"]
+    assert pool.history(second["job"])[-1] == "expire", "the bot did not report it"
+    assert answer["leases"] == []
+    assert [bytes(row.data) for row in pool.rows("SELECT data FROM job_outputs")] == [b"said once"]
+    assert stranger.sync(completed(foreign))["leases"] == []
+    assert pool.job(foreign["job"]).state == "succeeded"
+
+
+def test_ends_of_all_that_a_bot_holds_are_settled_beside_a_start_of_another_bot(pool: Pool) -> None:
+    sync_service = pool.sync_service(enabled=False)
+    bots = [pool.bot(f"bot-{n}", capacity=2, sync_service=sync_service) for n in range(2)]
+    pool.submit(4)
+    pool.assigner().run_once()
+    ending, starting = (bot.sync()["leases"] for bot in bots)
+    together(
+        sync_service,
+        bots[0].message(*(completed(work, result='{"n": 1}') for work in ending)),
+        bots[1].message(*map(active, starting)),
+    )
+    assert {pool.job(work["job"]).state for work in ending} == {"succeeded"}
+    assert {pool.job(work["job"]).state for work in starting} == {"running"}
+    assert [row.result for row in pool.rows("SELECT result FROM job_results")] == [{"n": 1}] * 2

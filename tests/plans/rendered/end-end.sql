@@ -1,9 +1,10 @@
 -- schema/moves/end.py: END
 WITH told AS MATERIALIZED (
-    SELECT * FROM unnest(CAST(:job_ids AS bigint[]), CAST(:fences AS bigint[]), CAST(:bot_ids AS bigint[]),
-                         CAST(:epochs AS bigint[]), CAST(:verdicts AS text[]), CAST(:actors AS text[]),
-                         CAST(string_to_array(:details, chr(30)) AS jsonb[]))
-        AS t (job_id, fence, bot_id, bot_epoch, verdict, actor, details)
+    SELECT coalesce(t.id, (SELECT id FROM jobs WHERE public_id = t.public_id)) AS job_id, t.*
+    FROM unnest(CAST(:job_ids AS bigint[]), CAST(:public_ids AS uuid[]), CAST(:fences AS bigint[]),
+                CAST(:bot_ids AS bigint[]), CAST(:epochs AS bigint[]), CAST(:verdicts AS text[]),
+                CAST(:actors AS text[]), CAST(string_to_array(:details, chr(30)) AS jsonb[]))
+        AS t (id, public_id, fence, bot_id, bot_epoch, verdict, actor, details)
 ), held AS MATERIALIZED (
     SELECT j.id, j.fence, j.state, j.attempts, j.max_attempts, j.kills, j.retry_failed,
         t.bot_id, t.bot_epoch, t.verdict, t.actor, t.details
