@@ -80,8 +80,8 @@ QUEUE = 0.02
 #: The most calls that wait in one process; of a bot with many processes fewer, because each has an output pipe.
 MOST_QUEUED, LEAST_QUEUED, MOST_QUEUED_IN_ALL = 20, 8, 160
 #: The share of the leases in advance whose ends are reported at once, while the rest keeps the bot busy. A call costs
-#: as much for a lease that waits as for one that ends. So it waits for all of them if they take less time than a call:
-#: those of tasks with shorter run times than this, in seconds.
+#: as much for a lease that waits as for one that ends. Where tasks run for less than `TINY` seconds, all leases in
+#: advance end sooner than a call is answered; then the ends of all are reported at once.
 TOGETHER, TINY = 0.4, 0.002
 #: A newly ended task counts with this share for the mean run time.
 _WEIGHT = 1 / 16

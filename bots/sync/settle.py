@@ -63,7 +63,7 @@ FROM named CROSS JOIN LATERAL {newest_version("bots", "id", "named.id", lock="FO
 
 
 class _OtherLeases(Exception):
-    """A bot has reported the ends of as many leases as it holds, but some of them were others."""
+    """A bot has reported the ends of as many leases as it holds, but at least one was not a live lease of it."""
 
 
 class SyncService:

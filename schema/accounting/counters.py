@@ -207,6 +207,10 @@ def take(connection: Connection, amounts: Sequence[Mapping[str, float]], *, may_
         for name, amount in kinds[kind].items():
             sums[name] = sums.get(name, 0) + times * _exact(amount)
     last: dict[str, Decimal | int] = {}
+    if may_overshoot:
+        # The last charge is passed on its own, because only it may exceed a limit.
+        for each in amounts:
+            last |= {name: _exact(amount) for name, amount in each.items()}
     parts = [*((name, amount - last.get(name, 0)) for name, amount in sums.items()), *last.items()]
     if parts:
         # In the order in which the function locks them, so that it need not sort and sum them.

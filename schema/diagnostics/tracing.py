@@ -38,7 +38,7 @@ EXPORT_TIMEOUT, MAX_WAITING = 5.0, 8192
 ATTEMPTS = text("""
 SELECT j.public_id::text AS job, i.name AS instance, j.created_at, coalesce(c.name, 'default') AS cohort, l.fence,
     l.granted_at, l.acknowledged_at, l.ended_at, l.assigner, l.strategy, l.units, b.name AS bot, l.first,
-    m.value AS parent, s.at AS submitted_at, coalesce(q.at, j.created_at) AS queued_at
+    m.value AS parent, coalesce(q.at, j.created_at) AS queued_at
 FROM unnest(CAST(:jobs AS bigint[])) AS w (id)
 CROSS JOIN LATERAL (SELECT * FROM jobs WHERE id = w.id OFFSET 0) j
 JOIN instances i ON i.id = j.instance
@@ -48,7 +48,6 @@ CROSS JOIN LATERAL (
 LEFT JOIN cohorts c ON c.id = l.cohort
 LEFT JOIN LATERAL (SELECT name FROM bots WHERE id = l.bot_id OFFSET 0) b ON true
 LEFT JOIN job_metadata m ON m.job_id = w.id AND m.key = :key
-LEFT JOIN LATERAL (SELECT at FROM job_events WHERE job_id = w.id AND move = 'submit' ORDER BY id LIMIT 1) s ON true
 LEFT JOIN LATERAL (
     SELECT id FROM job_events WHERE job_id = w.id AND to_state = 'leased' AND fence = l.fence ORDER BY id LIMIT 1) g
     ON true
@@ -159,8 +158,6 @@ class AttemptTracer:
             span.end(_nanoseconds(max(start, end)))
             return span
 
-        if row.first and row.submitted_at is not None:
-            child("submit", row.created_at, row.submitted_at)
         child("wait", row.queued_at, row.granted_at)
         started = row.acknowledged_at or row.ended_at
         child("placement", row.granted_at, started, assigner=row.assigner, strategy=row.strategy, bot=row.bot or "")

@@ -163,13 +163,14 @@ WITH {_ROOM}, front AS MATERIALIZED (
         WHERE k.id = ANY (ARRAY(SELECT queue FROM front)) AND {PLAIN} AND {AWAKE} OFFSET 0) w
     WHERE {QUOTA.of(job="w", headroom="w.headroom")} AND {_SERVED_AT_FIRST_LOOK}
 ), picked AS MATERIALIZED (
-    SELECT {COLUMNS}, preferred, queued_at FROM jobs
+    SELECT {COLUMNS}, rank, preferred, queued_at FROM jobs
     WHERE id = ANY (ARRAY(SELECT id FROM front WHERE queue IN (SELECT queue FROM offered))) AND {STILL_READY}
     ORDER BY rank, queued_at, id LIMIT (SELECT jobs FROM room) FOR NO KEY UPDATE SKIP LOCKED
 )
 SELECT (SELECT count(*) FROM front) AS ready, {", ".join(f"p.{column.split()[-1]}" for column in COLUMNS.split(", "))},
     o.looks > 0 AS tried, p.preferred, o.headroom::integer, p.queued_at, true AS beyond
 FROM (SELECT) one LEFT JOIN (picked p JOIN offered o ON o.queue = p.queue) ON true
+ORDER BY p.rank, p.queued_at, p.id
 """)
 
 

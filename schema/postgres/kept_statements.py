@@ -15,18 +15,27 @@ import psycopg
 from psycopg import errors, pq
 from psycopg.adapt import PyFormat, Transformer
 
-#: The most statements that one session keeps prepared. Others are executed all the same.
+#: The most statements that one session keeps prepared. The next transaction begins without them.
 MOST = 300
 
 _OK = frozenset({pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK})
 _SYNC, _TUPLES, _BAD = pq.ExecStatus.PIPELINE_SYNC, pq.ExecStatus.TUPLES_OK, pq.ConnStatus.BAD
 _STEP = pq.ExecStatus.COMMAND_OK
+#: The SQLSTATE of a statement that the session has not prepared, or has lost.
+_LOST = b"26000"
 
 
 class SessionConnection(psycopg.Connection[Any]):
     """A connection that is a session of the server, with the statements that it has prepared."""
 
     statements: "PreparedStatements | None" = None
+
+    def rollback(self) -> None:
+        """Roll back like the driver, which drops all prepared statements of the session if there was a transaction."""
+        began = self.info.transaction_status is not pq.TransactionStatus.IDLE
+        super().rollback()
+        if began and self.statements is not None:
+            self.statements.forget()
 
 
 class Message(NamedTuple):
@@ -62,9 +71,11 @@ class PreparedStatements:
 
     @classmethod
     def of(cls, driver: SessionConnection) -> "PreparedStatements":
-        """Those of this session."""
+        """Those of this session, which is in no transaction. If they are too many, they are prepared anew."""
         if driver.statements is None:
             driver.statements = cls(driver)
+        elif len(driver.statements._names) >= MOST:
+            driver.statements._drop()
         return driver.statements
 
     def message(self, text: bytes, values: Sequence[Any]) -> Message:
@@ -83,11 +94,21 @@ class PreparedStatements:
         return [self._read(result) for result in self._pipelined(messages)]
 
     def forget(self) -> None:
-        """Forget all statements, as the driver does after a rollback: what they were prepared for may be gone."""
+        """Drop all statements of the session after a rollback: what they were prepared for may be gone.
+
+        The driver has forgotten its own ones.
+        """
         if self._names:
             self._names.clear()
             with suppress(psycopg.Error):  # a lost connection is found by whoever uses it next
                 self._driver.pgconn.exec_(b"DEALLOCATE ALL")
+
+    def _drop(self) -> None:
+        """Drop these statements, and not those that the driver has prepared."""
+        dropped = b";".join(b"DEALLOCATE %b" % name for name in self._names.values())
+        self._names.clear()
+        with suppress(psycopg.Error):  # as above
+            self._driver.pgconn.exec_(dropped)
 
     def _pipelined(self, messages: Sequence[Message]) -> list[pq.abc.PGresult]:
         """Send all, then read the result of each. The server leaves out what follows an error."""
@@ -165,8 +186,11 @@ class PreparedStatements:
         return Answer(names, self._transformer.load_rows(0, count, tuple), count)
 
     def _error(self, result: pq.abc.PGresult) -> psycopg.Error:
-        if result.error_field(pq.DiagnosticField.SQLSTATE) is None:
+        state = result.error_field(pq.DiagnosticField.SQLSTATE)
+        if state is None:
             return psycopg.OperationalError(self._driver.pgconn.get_error_message())
+        if state == _LOST:
+            self._names.clear()
         return errors.error_from_result(result)
 
     def _next_name(self) -> bytes:

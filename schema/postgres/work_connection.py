@@ -180,10 +180,8 @@ class WorkConnection(Connection):
 
     def _rollback_impl(self) -> None:
         self._waiting, self._begun, self._unsent = (), {}, ()
-        prepared, self._prepared = self._prepared, None
+        self._prepared = None
         super()._rollback_impl()
-        if prepared is not None and self._still_open_and_dbapi_connection_is_valid:
-            prepared.forget()
 
     def _savepoint_impl(self, name: str | None = None) -> str:
         name = super()._savepoint_impl(name)

@@ -149,8 +149,8 @@ bot_localities = Table(
 )
 
 # A lease also has what the view `job_events` tells of its grant, its acknowledgement and its end: the number of each
-# event, who did it and what was noted. Without a number, the event is a stored one. What never changes comes first and
-# what moves change comes last, because of a new version the server logs what is between the first and the last change.
+# event, who did it and what was noted. Without a number, the event is a stored one. What never changes comes first, and
+# what moves change comes last: of a new version of the row, the server logs what is between the first and last change.
 leases = Table(
     "leases",
     metadata,

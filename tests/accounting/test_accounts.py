@@ -229,6 +229,21 @@ def test_a_18_a_budget_that_is_not_reserved_is_overshot_by_one_job_at_most(
     assert len(bot.take()) == runs
 
 
+def test_a_18_of_charges_that_lost_a_race_for_a_budget_only_the_last_overshoots_it(pool: Pool) -> None:
+    pool.change("INSERT INTO counters (name, used, most) VALUES ('instance\\:x\\:cost', 0, 5)")
+
+    def take(times: int) -> None:
+        amounts = [{"instance:x:cost": 4.0}] * times
+        pool.database.run(lambda c: counters.take(c, amounts, may_overshoot=True), repeat=False)
+
+    with pytest.raises(DBAPIError, match="a limit was reached meanwhile"):
+        take(3)
+    take(2)
+    with pytest.raises(DBAPIError, match="a limit was reached meanwhile"):
+        take(1)
+    assert pool.row("DELETE FROM counters RETURNING used").used == 8
+
+
 @pytest.mark.parametrize("reserve", [True, False])
 def test_a_18_a_budget_that_is_used_up_stops_what_costs_nothing_too(pool: Pool, reserve: bool) -> None:
     share(pool, "acme", budget=2)

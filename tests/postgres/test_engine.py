@@ -468,3 +468,35 @@ def test_a_database_that_is_away_is_an_outage_and_not_an_error_of_the_driver() -
     )
     with pytest.raises(NotReady):
         away.run_alone(lambda driver: engine.single_row(driver, BACKEND))
+
+
+@pytest.mark.parametrize("kept_plans", [True, False], ids=["kept plans", "ordinary"])
+def test_after_a_rollback_of_any_kind_the_next_transactions_of_the_session_work_at_the_first_try(
+    database: Database, kept_plans: bool
+) -> None:
+    """The driver drops all prepared statements then. It prepares a statement when it has executed it five times."""
+    one_session = DatabaseSettings(pool=1)
+    session = Database(database.url, one_session, role="test", chance=random.Random(0))
+    look = text("SELECT CAST(:n AS integer)")
+
+    def work(connection: Connection) -> int:
+        return int(connection.execute(look, {"n": 7}).scalar_one())
+
+    def failing(connection: Connection) -> None:
+        work(connection)
+        raise ZeroDivisionError
+
+    def unsent(connection: Connection) -> None:
+        raise ZeroDivisionError
+
+    try:
+        for fails in (failing, unsent):
+            for each in (True, False):
+                for _ in range(7):
+                    assert session.run(work, kept_plans=each, repeat=False) == 7
+            with pytest.raises(ZeroDivisionError):
+                session.run(fails, kept_plans=kept_plans)
+            for each in (True, False, True):
+                assert session.run(work, kept_plans=each, repeat=False) == 7
+    finally:
+        session.close()

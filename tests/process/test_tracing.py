@@ -75,11 +75,10 @@ def test_an_attempt_is_told_with_the_times_that_are_stored_below_the_callers_spa
     (job,) = pool.submit(metadata={"traceparent": TRACE})
     run_one(pool, traced)
     told = spans(exporter)
-    assert {*told} == {"attempt", "submit", "wait", "placement", "run"}
+    assert {*told} == {"attempt", "wait", "placement", "run"}
     row, lease = pool.job(job), pool.row("SELECT * FROM leases")
     events = {event.move: event.at for event in pool.rows("SELECT move, at FROM job_events")}
     assert times(told["attempt"]) == stored(row.created_at, lease.ended_at)
-    assert times(told["submit"]) == stored(row.created_at, events["submit"])
     assert times(told["wait"]) == stored(events["submit"], max(events["submit"], lease.granted_at))
     assert times(told["placement"]) == stored(lease.granted_at, lease.acknowledged_at)
     assert times(told["run"]) == stored(lease.acknowledged_at, lease.ended_at)
@@ -210,7 +209,7 @@ def test_a_collector_receives_the_spans(
     eventually(lambda: received, MINUTE)
     (resource,) = received[0].resource_spans
     assert {"service.name"} <= {each.key for each in resource.resource.attributes}
-    assert {span.name for span in resource.scope_spans[0].spans} == {"attempt", "submit", "wait", "placement", "run"}
+    assert {span.name for span in resource.scope_spans[0].spans} == {"attempt", "wait", "placement", "run"}
 
 
 def test_a_collector_that_does_not_answer_holds_up_no_sync_call(pool: Pool) -> None:

@@ -1,7 +1,7 @@
 """Let rows of payloads and leases tell submits, grants, acknowledgements and ends: `job_events` becomes a view.
 
-What it held stays as it is, as stored events. Processes of the version before go on: they read the view, and what they
-insert into it is stored.
+What it held stays as it is, as stored events. Processes of the version before that still run read the view, and what
+they insert into it is stored.
 """
 
 from alembic import op

@@ -1,4 +1,8 @@
-"""Keep the number of slots of an instance in the row that counts its running jobs; load `charge`, which checks it."""
+"""Keep the number of slots of an instance in the row that counts its running jobs; load `charge`, which checks it.
+
+Assigners of the version before exceed no slots, but repeat transactions in vain while an instance is at its slots, and
+slots that they or their commands set are not looked at. So stop them first, as for any upgrade.
+"""
 
 from alembic import op
 
@@ -34,4 +38,4 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Do nothing: the version before finds the limits that it has set in rows of their own."""
+    """Do nothing: the slots have to be set again for the version before."""

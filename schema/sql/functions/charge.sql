@@ -2,7 +2,8 @@
 --
 -- Counters are locked in the order of their names, as in every function. A caller that fails has read the counter below
 -- its limit, has then lost a race, and starts again. With `may_overshoot` the last charge may exceed a cost limit that
--- was not yet reached. Slots are a second limit on running jobs. `charged_at` tells which instances have started jobs lately.
+-- was not yet reached. Slots are a second limit on running jobs. `charged_at` tells which instances have started jobs
+-- lately.
 --
 -- Callers mostly give counters that exist, each once and in the order of their names. Such rows are changed by their
 -- places, which takes two thirds of the time. Otherwise amounts are summed and missing counters created, and the lock of
@@ -39,7 +40,9 @@ BEGIN
     END IF;
     UPDATE counters c SET used = c.used + w.amount, charged_at = now()
         FROM unnest(places, sum_names, sum_amounts, last_amounts) AS w (place, name, amount, latest)
-        WHERE c.ctid = w.place AND (c.slots IS NULL OR c.used + w.amount <= c.slots) AND (c.most IS NULL OR c.used + w.amount <= c.most OR w.amount <= 0
+        WHERE c.ctid = w.place
+            AND (c.slots IS NULL OR c.used + w.amount <= c.slots)
+            AND (c.most IS NULL OR c.used + w.amount <= c.most OR w.amount <= 0
             OR may_overshoot AND w.name LIKE '%:cost' AND c.used + w.amount - w.latest < c.most);
     GET DIAGNOSTICS changed = ROW_COUNT;
     IF changed < cardinality(sum_names) THEN

@@ -27,10 +27,11 @@ WITH roomy AS MATERIALIZED (
         WHERE b.cohort IS NOT DISTINCT FROM w.cohort AND b.capacity - b.in_use - CASE WHEN b.kept_for = w.instance AND b.kept_units <= b.capacity - b.in_use THEN 0 ELSE b.kept_units END > 0 AND (b.instance IS NULL AND b.pool IS NULL OR b.instance = w.instance OR b.pool = w.pool)
             AND EXISTS (SELECT FROM kind_platforms o WHERE o.platform = w.platform AND o.kind = b.kind OFFSET 0) OFFSET 0)
 ), picked AS MATERIALIZED (
-    SELECT id, public_id::text AS public_id, queue, cohort, instance, platform, priority, units, locality_hint, preferred, queued_at FROM jobs
+    SELECT id, public_id::text AS public_id, queue, cohort, instance, platform, priority, units, locality_hint, rank, preferred, queued_at FROM jobs
     WHERE id = ANY (ARRAY(SELECT id FROM front WHERE queue IN (SELECT queue FROM offered))) AND state = 'queued' AND coalesce(schedule_after, '-infinity') = '-infinity'
     ORDER BY rank, queued_at, id LIMIT (SELECT jobs FROM room) FOR NO KEY UPDATE SKIP LOCKED
 )
 SELECT (SELECT count(*) FROM front) AS ready, p.id, p.public_id, p.queue, p.cohort, p.instance, p.platform, p.priority, p.units, p.locality_hint,
     o.looks > 0 AS tried, p.preferred, o.headroom::integer, p.queued_at, true AS beyond
 FROM (SELECT) one LEFT JOIN (picked p JOIN offered o ON o.queue = p.queue) ON true
+ORDER BY p.rank, p.queued_at, p.id

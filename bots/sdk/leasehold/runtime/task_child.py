@@ -372,7 +372,7 @@ class TaskChild:
         if "file" in message:
             with open(descriptors[0], "rb") as file:
                 message = {**json.loads(file.read()), **message}
-        known = self._environment if message["more_env"] else {}
+        known = self._environment if message.get("more_env") else {}
         self._environment = message["env"] = {**known, **message["env"]}
         return message
 
