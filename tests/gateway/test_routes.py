@@ -89,7 +89,7 @@ def test_many_held_calls_cost_one_query_a_poll_and_no_thread_each(database: Data
         bots = [Bot(served, f"b{number}") for number in range(30)]
         before = threading.active_count()
         with ThreadPoolExecutor(max_workers=30) as threads:
-            held = [threads.submit(bot.sync, wait=1) for bot in bots]
+            held = [threads.submit(bot.sync, wait=5) for bot in bots]
             eventually(lambda: served.waits("bots") == 30)
             looks = served.app.state.metrics.looks.labels("bots")._value
             began = looks.get()
