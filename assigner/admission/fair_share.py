@@ -92,8 +92,7 @@ class DeficitOrder(InstanceOrder):
         weighed = weigh_usage(admission_state.shares, admission_state)
         of_instance = Counter([queue.instance for queue in queues])
         after = max(1.0, weighed.all_used) + free_units
-        used, weights, all_weights = weighed.used, weighed.weights, weighed.all_weights
-        above = {instance: used[instance] - weights[instance] / all_weights * after for instance in of_instance}
+        above = {instance: weighed.used[instance] - weighed.target(instance) * after for instance in of_instance}
         level, total = -math.inf, 0.0
         for nth, each in enumerate(sorted(above.values())):
             if each >= level and nth:
@@ -115,13 +114,12 @@ class DeficitOrder(InstanceOrder):
             of[queue.instance].append(queue)
             if queue.missing_units and queue_below_minimum(queue, admission_state):
                 owed.add(queue.instance)
-        used, weights, all_weights, standing = weighed.used, weighed.weights, weighed.all_weights, weighed.standing
-        found = []
+        weights, standing, found = weighed.weights, weighed.standing, []
         for instance, those in of.items():
             weight = weights[instance]
             had = not weight or standing[instance].has_had_minimum
-            behind = 4 * (instance not in owed) + 2 * (not weight) + had
-            found.append(((behind, used[instance] * scale - weight / all_weights), those))
+            behind = _behind(is_owed=instance in owed, weight=weight, had=had)
+            found.append(((behind, weighed.used[instance] * scale - weighed.target(instance)), those))
         return sorted(found, key=itemgetter(0))
 
 
@@ -181,7 +179,7 @@ class InstanceLane:
     ) -> None:
         self.heads, self.unread, self._standing, self._key, self._state = heads, unread, standing, key, admission_state
         self.weight = weighed.weights[instance]
-        self.target, self.used = self.weight / weighed.all_weights, weighed.used[instance]
+        self.target, self.used = weighed.target(instance), weighed.used[instance]
         # In the mode `literal` its usage stays as it was.
         self._cost, self._lift = standing.cost if weighed.is_charged else None, standing.lift
         self._may_gain, self._may_be_owed = True, may_be_owed
@@ -201,7 +199,7 @@ class InstanceLane:
             # While its next job is not known, it comes no later than with any of them.
             queues = [*self.unread, *(head.queue for head in self.heads[-1:])]
             is_owed = any(queue_below_minimum(queue, self._state) for queue in queues)
-        self.behind = 4 * (not is_owed) + 2 * (not self.weight) + had
+        self.behind = _behind(is_owed=is_owed, weight=self.weight, had=had)
         # What it has had it keeps.
         self._may_gain = not had or self._may_be_owed
 
@@ -349,3 +347,8 @@ def _standing(shares: Shares, admission_state: AdmissionState) -> Mapping[int, S
         found = {instance: Standing(share, shares, admission_state) for instance, share in shares.of.items()}
         admission_state.standing = shares, found
     return found
+
+
+def _behind(*, is_owed: bool, weight: float, had: bool) -> int:
+    """Return the sort key of the instance; lower comes sooner."""
+    return 4 * (not is_owed) + 2 * (not weight) + had

@@ -470,9 +470,11 @@ TIMED = tuple(gate for gate in GATES if type(gate).release_time is not Gate.rele
 class QueueCharges:
     """What each job of a queue takes, which depends on its instance and its constraints alone.
 
-    counters: amounts by counter; None stands for the job's estimate. tokens: the counters of the working copy of which
-    a start takes 1 in addition; one that does not exist has no limit. taken: all of these with their amounts. gates:
-    those that can be closed for them.
+    counters: amounts by counter; None stands for the job's estimate.
+    tokens: names of further counters, of which each start takes 1 in the working copy only. A token without a counter
+        has no limit.
+    taken: the amounts of both.
+    gates: the gates that can be closed for them.
     """
 
     __slots__ = ("counters", "gates", "taken", "tokens")

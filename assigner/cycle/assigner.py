@@ -226,8 +226,6 @@ class PriorityAgeAssigner:
 
     def _ask_ahead(self, connection: Connection) -> None:
         """Send what a cycle with few jobs will read with its first statement, which saves it round trips."""
-        self._fleet.forget_asked()
-        self._few.forget_asked()
         if self._chosen <= FEW and self._settings.instances is None and keeps_plans(connection):
             self._fleet.ask(connection)
             self._few.ask(connection, self._scope(connection), batch=self._batch.size(self._settings.batch))

@@ -107,10 +107,6 @@ class Fleet:
         seen = self._snapshot if self._refreshes < REFRESHES else None
         self._asked = None if seen is None else (connection, seen, members.ask_changes(connection, seen))
 
-    def forget_asked(self) -> None:
-        """Forget a read that was sent ahead in an earlier transaction."""
-        self._asked = None
-
     def refresh(self, connection: Connection) -> None:
         """Bring it up to date: read all bots the first time, and then those that have changed."""
         # A refresh that fails leaves nothing half-known: then all bots are read again.

@@ -230,7 +230,7 @@ class Verdict(StrEnum):
     LOST = "lost"
 
 
-#: Verdicts by their names. Saves a microsecond for each attempt.
+#: Verdicts by their names.
 VERDICTS = {verdict.value: verdict for verdict in Verdict}
 #: The details of an end that has none.
 NO_DETAILS: Mapping[str, Any] = {}

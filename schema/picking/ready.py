@@ -193,7 +193,7 @@ class FewJobs:
             self._asked = connection, execute_later(connection, PICK_FEW, values)
 
     def forget_asked(self) -> None:
-        """Forget a pick of an earlier transaction."""
+        """Do not use the pick that was sent ahead in this transaction. One of an earlier transaction never is."""
         self._asked = None
 
     def take(self, connection: Connection, order: Order) -> list[ReadyJob] | None:

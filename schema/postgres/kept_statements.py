@@ -100,7 +100,7 @@ class PreparedStatements:
         """
         if self._names:
             self._names.clear()
-            with suppress(psycopg.Error):  # a lost connection is found by whoever uses it next
+            with suppress(psycopg.Error):  # if the connection is lost, its next statement fails
                 self._driver.pgconn.exec_(b"DEALLOCATE ALL")
 
     def _drop(self) -> None:

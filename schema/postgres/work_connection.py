@@ -74,7 +74,7 @@ class WorkConnection(Connection):
     _begun: Mapping[str, int] = MappingProxyType({})
     #: The prepared statements of the session, in a transaction with kept plans.
     _prepared: PreparedStatements | None = None
-    #: Statements that wait for the next one, and who is told their answers.
+    #: Statements that are sent with the next one. Each has a `Later` that gets its answer, or None.
     _unsent: Sequence[tuple[Message, Later | None]] = ()
 
     def begin_with_kept_plans(self) -> None:
