@@ -49,14 +49,17 @@ class Granted(NamedTuple):
 # because a new session may have changed its properties or its instance since it was chosen. Only placements on kept
 # units use what a bot keeps for an instance, and only once all of it is free. Placements and quotas are brought
 # together by sorting, because a join of two sets of unknown size might compare every pair. The fence of a lease is of
-# the server's timeline, so that it never repeats after a failover; the sub-select reads the timeline once.
+# the server's timeline, so that it never repeats after a failover; the sub-select reads the timeline once. A job is
+# looked up once and then changed at its place (ctid), where it stays because the caller has locked it.
 _GRANT = """
 WITH wanted AS MATERIALIZED (
-    SELECT w.job_id, w.bot_id, w.actor, w.decision, w.taking, w.nth, j.units, j.cohort, j.instance, i.pool, j.platform
+    SELECT w.job_id, w.bot_id, w.actor, w.decision, w.taking, w.nth, j.ctid AS place, j.units, j.cohort, j.instance,
+        i.pool, j.platform
     FROM unnest(CAST(:job_ids AS bigint[]), CAST(:bot_ids AS bigint[]), CAST(:actors AS text[]), {decisions},
                 CAST(:taking AS integer[]))
         WITH ORDINALITY AS w (job_id, bot_id, actor, decision, taking, nth)
-    JOIN jobs j ON j.id = w.job_id AND {queued}
+    CROSS JOIN LATERAL (
+        SELECT ctid, units, cohort, instance, platform FROM jobs WHERE id = w.job_id AND {queued} OFFSET 0) j
     JOIN instances i ON i.id = j.instance AND {undrained}
 ), room AS MATERIALIZED (
     SELECT b.id, b.epoch, b.cohort, b.instance, b.pool, b.kind,
@@ -82,7 +85,7 @@ WITH wanted AS MATERIALIZED (
     UPDATE jobs j SET state = 'leased', fence = greatest(j.fence + 1, (SELECT first_fence())),
         attempts = j.attempts + 1, schedule_after = NULL, reason = NULL
     FROM within f
-    WHERE j.id = f.job_id AND f.fits AND {queued}
+    WHERE j.ctid = f.place AND f.fits AND {still_queued}
     RETURNING j.id, j.public_id, j.cohort, j.instance, j.fence, j.units, f.bot_id, f.epoch, f.actor,
         f.decision, f.taking, f.taken_of_kept, f.nth
 ), taken AS (
@@ -119,7 +122,7 @@ _QUOTA_CHECK = """), limited AS MATERIALIZED (
         recent_evictions(ARRAY(SELECT cohort FROM allowed), ARRAY(SELECT instance FROM allowed), :cooldown)
     ) AS q (cohort, instance, min_quota, max_quota, usage, evicted)
 ), weighed AS MATERIALIZED (
-    SELECT cohort, instance, nth, job_id, bot_id, epoch, actor, decision, taking, units, taken_of_kept,
+    SELECT cohort, instance, nth, place, bot_id, epoch, actor, decision, taking, units, taken_of_kept,
         CAST(NULL AS boolean) AS busy, CAST(NULL AS bigint) AS headroom FROM seated
     UNION ALL
     SELECT cohort, instance, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, busy, headroom FROM left_over
@@ -148,7 +151,8 @@ def _grant(*, again: bool, held: bool = False, covered: bool = False) -> TextCla
     return text(
         _GRANT.format(
             decisions=fragments.json_array("decisions"),
-            queued=STATE.of(job="j"),
+            queued=STATE.of(job="jobs"),
+            still_queued=STATE.of(job="j"),
             undrained=DRAIN.of(instance="i"),
             locked_bot=newest_bot if held else "(SELECT *, ctid FROM bots WHERE ctid = r.place OFFSET 0)",
             written=str(not held).lower(),

@@ -1,10 +1,12 @@
 -- schema/moves/grant.py: GRANT_LOCKED, covered=false
 WITH wanted AS MATERIALIZED (
-    SELECT w.job_id, w.bot_id, w.actor, w.decision, w.taking, w.nth, j.units, j.cohort, j.instance, i.pool, j.platform
+    SELECT w.job_id, w.bot_id, w.actor, w.decision, w.taking, w.nth, j.ctid AS place, j.units, j.cohort, j.instance,
+        i.pool, j.platform
     FROM unnest(CAST(:job_ids AS bigint[]), CAST(:bot_ids AS bigint[]), CAST(:actors AS text[]), CAST(string_to_array(:decisions, chr(30)) AS jsonb[]),
                 CAST(:taking AS integer[]))
         WITH ORDINALITY AS w (job_id, bot_id, actor, decision, taking, nth)
-    JOIN jobs j ON j.id = w.job_id AND j.state = 'queued'
+    CROSS JOIN LATERAL (
+        SELECT ctid, units, cohort, instance, platform FROM jobs WHERE id = w.job_id AND jobs.state = 'queued' OFFSET 0) j
     JOIN instances i ON i.id = j.instance AND NOT i.draining
 ), room AS MATERIALIZED (
     SELECT b.id, b.epoch, b.cohort, b.instance, b.pool, b.kind,
@@ -41,7 +43,7 @@ WITH wanted AS MATERIALIZED (
         recent_evictions(ARRAY(SELECT cohort FROM allowed), ARRAY(SELECT instance FROM allowed), :cooldown)
     ) AS q (cohort, instance, min_quota, max_quota, usage, evicted)
 ), weighed AS MATERIALIZED (
-    SELECT cohort, instance, nth, job_id, bot_id, epoch, actor, decision, taking, units, taken_of_kept,
+    SELECT cohort, instance, nth, place, bot_id, epoch, actor, decision, taking, units, taken_of_kept,
         CAST(NULL AS boolean) AS busy, CAST(NULL AS bigint) AS headroom FROM seated
     UNION ALL
     SELECT cohort, instance, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, busy, headroom FROM left_over
@@ -55,7 +57,7 @@ WITH wanted AS MATERIALIZED (
     UPDATE jobs j SET state = 'leased', fence = greatest(j.fence + 1, (SELECT first_fence())),
         attempts = j.attempts + 1, schedule_after = NULL, reason = NULL
     FROM within f
-    WHERE j.id = f.job_id AND f.fits AND j.state = 'queued'
+    WHERE j.ctid = f.place AND f.fits AND j.state = 'queued'
     RETURNING j.id, j.public_id, j.cohort, j.instance, j.fence, j.units, f.bot_id, f.epoch, f.actor,
         f.decision, f.taking, f.taken_of_kept, f.nth
 ), taken AS (
