@@ -47,8 +47,13 @@ FROM active a WHERE j.id = a.job_id AND j.state = 'leased'
 RETURNING j.id
 """)
 
+# Each id is looked up. A condition with OR would read all jobs in the order of their ids.
 LOCK_FOR_MOVES = text("""
-SELECT id FROM jobs WHERE id = ANY (CAST(:job_ids AS bigint[])) OR public_id = ANY (CAST(:public_ids AS uuid[]))
+SELECT id FROM jobs WHERE id = ANY (ARRAY(
+    SELECT unnest(CAST(:job_ids AS bigint[]))
+    UNION ALL
+    SELECT j.id FROM unnest(CAST(:public_ids AS uuid[])) AS p (public_id)
+    CROSS JOIN LATERAL (SELECT id FROM jobs WHERE public_id = p.public_id OFFSET 0) j))
 ORDER BY id FOR NO KEY UPDATE
 """)
 

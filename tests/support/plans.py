@@ -23,7 +23,7 @@ from schema.fleet.candidates import CandidateRequest
 from schema.moves import end as end_moves
 from schema.moves import grant as grant_moves
 from schema.moves import retention, sessions
-from schema.moves.acknowledge import Start, acknowledge
+from schema.moves.acknowledge import LOCK_FOR_MOVES, Start, acknowledge
 from schema.moves.backoff import promote, rest_queues, wake_queues_for_bots
 from schema.moves.cancel import ask_stop, cancel
 from schema.moves.end import AttemptEnd, Verdict
@@ -331,7 +331,13 @@ ACTS: dict[str, Act] = {
     "acknowledge": lambda known, connection: acknowledge(
         connection, [Start(*each, "test") for each in known.held], sync=1
     ),
+    "lock for moves": lambda known, connection: connection.execute(
+        LOCK_FOR_MOVES, {"job_ids": [job for job, *_ in known.held], "public_ids": known.public}
+    ),
     "finish": lambda known, connection: known.end(connection, Verdict.SUCCEEDED),
+    "finish by public ids": lambda known, connection: end_moves.end(
+        connection, [AttemptEnd(job, 1, 1, 1, Verdict.SUCCEEDED) for job in known.public], actor="test"
+    ),
     "lose": lambda known, connection: known.end(connection, Verdict.LOST),
     "finish with results": lambda known, connection: known.end(connection, Verdict.SUCCEEDED, result="1"),
     "store checkpoints": lambda known, connection: results.store_checkpoints(
