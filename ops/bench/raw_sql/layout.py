@@ -1,7 +1,7 @@
 """Two layouts of the same queue, with the indexes of our tables and an event for each move.
 
-*Wide* has `jobs`, `leases` and `stored_events` as in `schema/tables/`, with the state of a job updated in place. Ours is
-like it, but stores no event where the row of a lease or a payload tells the move.
+*Wide* has `jobs`, `leases` and `stored_events` as in `schema/tables/`, with the state of a job updated in place. Ours
+is like it, but stores no event where the row of a lease or a payload tells the move.
 *Split* never updates a row: submitted jobs are in `jobs`, waiting ones in `queue`, running ones in `leases` and ended
 ones in `finished`, and a move deletes a row from one table and inserts one into the next. Both have fences, neither
 counts quotas or bots. Payloads, which would be the same, are left out.
