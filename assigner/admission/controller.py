@@ -93,7 +93,7 @@ class HeadReader:
         """Read the first heads of these queues, probably enough to fill the free units.
 
         most: for each queue the number of its jobs that can start at once; without it any number. expected: how many of
-        them will probably start, if that can be told.
+        them will probably start at most, if that can be told.
         """
         for queue, each in zip(queues, most or [math.inf] * len(queues), strict=True):
             self._queues[queue.id] = queue
@@ -104,15 +104,13 @@ class HeadReader:
             alone = Counter(queue.instance for queue in queues)
             found = self._next(
                 {
-                    queue.id: int(expected[queue.id]) + 1
+                    queue.id: max(1, int(expected[queue.id]))
                     if queue.id in expected and alone[queue.instance] == 1
                     else _with_spare(self._free_units * self._usual.get(queue.id, even))
                     for queue in queues
                 }
             )
-            # A job with a deadline may start before jobs in front of it.
-            dated = {head.queue.id for head in found if head.deadline is not None} & self.cut
-            return found + self._next(dict.fromkeys(sorted(dated), math.ceil(SPARE * self._free_units * even)))
+            return found + self._next_dated(found)
         return self._next(dict.fromkeys(ids, max(LEAST, math.ceil(SPARE * self._free_units * even))))
 
     def more(
@@ -142,7 +140,16 @@ class HeadReader:
                 count = max(count, self._read[place], 0 if has_started else LEAST - self._read[place])
             if count > 0:
                 wanted[place] = count
-        return self._next(wanted)
+        found = self._next(wanted)
+        return found + self._next_dated(found)
+
+    def _next_dated(self, found: Sequence[QueueHead]) -> list[QueueHead]:
+        """Read more of the queues of jobs with a deadline among these heads: such a job may start before jobs in front
+        of it."""
+        dated = {head.queue.id for head in found if head.deadline is not None} & self.cut
+        if not dated:
+            return []
+        return self._next(dict.fromkeys(sorted(dated), math.ceil(SPARE * self._free_units / len(self._queues))))
 
     def _next(self, wanted: Mapping[QueueId, int]) -> list[QueueHead]:
         ids = list(wanted)
@@ -386,12 +393,11 @@ class AdmissionController:
         heads = [head for head in heads if orders.waited_seconds(head, admission_state) >= delay]
         return admit.admit(heads, admission_state, free_units=most, ordering=self._ordering_policy.ordering).heads
 
-    def _started(self, connection: Connection, started: Sequence[QueueHead]) -> None:
+    def _started(self, connection: Connection, starts: Mapping[ConstrainedQueue, int]) -> None:
         """Let the gates write what these starts change, and begin the pauses that are advised."""
-        starts = Counter(head.queue for head in started)
         for gate in gates.GATES:
             gate.started(connection, starts, self._state)
-        for used in {_class_of(queue) for queue in starts} & self._delays.keys():
+        for used in {_class_of(queue) for queue in starts} & self._delays.keys() if self._delays else ():
             self._until[used] = self._now() + self._delays[used]
 
     def amounts(self, admitted: AdmissionResult) -> dict[int, Amounts]:
@@ -401,6 +407,8 @@ class AdmissionController:
     def without_token(self, connection: Connection, admitted: AdmissionResult, *, wait: bool) -> set[int]:
         """Lock the rates of these jobs until the transaction ends, and return the ids of the jobs that have to wait,
         because other assigners have used up the rate since it was read. wait: see `rates.lock_buckets`."""
+        if not self._state.rates:
+            return set()
         drawn = {queue: rates.bucket_names(queue.constraints) for queue in {head.queue for head in admitted.heads}}
         known = sorted({name for names in drawn.values() for name in names} & self._state.rates.keys())
         locked = rates.lock_buckets(connection, known, wait=wait)
@@ -422,10 +430,10 @@ class AdmissionController:
         counters.take(connection, [amounts for _, amounts in taken], may_overshoot=not self._rules.fair.budget_reserve)
         ids = {job_id for job_id, _ in taken}
         started = [head for head in admitted.heads if head.job.id in ids]
-        self._started(connection, started)
-        self._started_graph_jobs = [
-            head for head in started if graph_share.graph_of(head.queue.constraints) is not None
-        ]
+        starts = Counter([head.queue for head in started])
+        self._started(connection, starts)
+        of_graphs = {queue for queue in starts if graph_share.graph_of(queue.constraints) is not None}
+        self._started_graph_jobs = [head for head in started if head.queue in of_graphs] if of_graphs else []
 
     def after_commit(self) -> None:
         """Take over what belongs to the last transaction, which has been committed."""
@@ -452,7 +460,7 @@ class AdmissionController:
             general = admission_state.advice.get(rates.ALL_CLASSES, Advice(allowed=True))
             admission_state.advice[rates.ALL_CLASSES] = Advice(general.allowed and allowed, max(general.delay, delay))
         now = self._now()
-        used = {_class_of(queue) for queue in queues}
+        used = {_class_of(queue) for queue in queues} if admission_state.advice else set()
         self._delays = {
             each: delay for each in used if (delay := rates.advice_for(admission_state.advice, each).delay) > 0
         }

@@ -19,6 +19,9 @@ from assigner.admission.state import AdmissionState
 from schema.accounting.fair_share import Share, Shares, jain_index
 from schema.picking.constrained import ConstrainedQueue, QueueHead, QueueId
 
+#: Instances that are expected to start one more job each, beyond those that come first, and one in eight more.
+SPARE_INSTANCES = 32
+
 
 class DeficitOrder(InstanceOrder):
     """Instances below their minimum quota come first, then those below their guaranteed number of jobs, then the one
@@ -85,8 +88,12 @@ class DeficitOrder(InstanceOrder):
     def expected(
         self, queues: Sequence[ConstrainedQueue], admission_state: AdmissionState, *, free_units: int
     ) -> Mapping[QueueId, float]:
-        """Return how many jobs of each queue start if each costs 1 and no gate closes: afterwards the deficits of all
-        instances that have started jobs are equal."""
+        """Return how many jobs of each queue start at most if each costs 1 and no gate closes: afterwards the deficits
+        of all instances that have started jobs are equal but for one job.
+
+        The instances that start one more than the whole number below are those that come first without it. Some more
+        of them are taken into account, because the level moves while jobs start.
+        """
         if admission_state.shares is None:
             return {}
         weighed = weigh_usage(admission_state.shares, admission_state)
@@ -99,7 +106,16 @@ class DeficitOrder(InstanceOrder):
                 break
             total += each
             level = (free_units + total) / (nth + 1)
-        return {queue.id: max(0.0, level - above[queue.instance]) / of_instance[queue.instance] for queue in queues}
+        starts = {instance: max(0.0, level - each) for instance, each in above.items()}
+        behind = sorted((above[instance] + int(each), instance) for instance, each in starts.items() if each)
+        rest = free_units - sum(map(int, starts.values())) + SPARE_INSTANCES + len(behind) // 8
+        one_more = {instance for _, instance in behind[:rest]}
+        return {
+            queue.id: float(int(starts[queue.instance]) + (queue.instance in one_more))
+            if of_instance[queue.instance] == 1
+            else starts[queue.instance] / of_instance[queue.instance]
+            for queue in queues
+        }
 
     def ranked(
         self, queues: Sequence[ConstrainedQueue], admission_state: AdmissionState
@@ -315,17 +331,11 @@ def weigh_usage(shares: Shares, admission_state: AdmissionState) -> WeightedUsag
     In the mode `literal` the usage is that of the first call.
     """
     standing, is_charged = _standing(shares, admission_state), shares.mode != "literal"
-    used = {instance: each.cost.used + each.lift for instance, each in standing.items()}
+    used = {instance: each.cost.used + each.lift for instance, each in standing.of.items()}
     if not is_charged:
         used = {instance: admission_state.first_used.setdefault(instance, each) for instance, each in used.items()}
     all_used = sum(used.values()) + (0.0 if shares.mode == "waiting" else shares.others_used)
-    weights = {instance: share.weight for instance, share in shares.of.items()}
-    others = (shares.others, shares.others_weight) if shares.mode == "demand" else (0, 0.0)
-    all_weights = sum(weights.values()) + others[1]
-    if all_weights <= 0:
-        weights = dict.fromkeys(weights, 1.0)
-        all_weights = float(len(weights) + others[0])
-    return WeightedUsage(used, weights, all_used, all_weights, standing, is_charged)
+    return WeightedUsage(used, standing.weights, all_used, standing.all_weights, standing.of, is_charged)
 
 
 def fairness_index(shares: Shares, admission_state: AdmissionState) -> float | None:
@@ -333,18 +343,33 @@ def fairness_index(shares: Shares, admission_state: AdmissionState) -> float | N
     standing = _standing(shares, admission_state)
     levels = [
         (each.cost.used + each.lift) / share.weight
-        for each, share in zip(standing.values(), shares.of.values(), strict=True)
+        for each, share in zip(standing.of.values(), shares.of.values(), strict=True)
         if share.weight > 0
     ]
     return jain_index(levels)
 
 
-def _standing(shares: Shares, admission_state: AdmissionState) -> Mapping[int, Standing]:
-    """Return what the instances have had, by id, in the order of the shares. It is looked up once for these shares,
-    because a cycle reads it often."""
+class Standings:
+    """What the instances with these shares have had, and their weights, by id and in the order of the shares.
+    all_weights: their sum, in the mode `demand` with that of the others."""
+
+    __slots__ = ("all_weights", "of", "weights")
+
+    def __init__(self, shares: Shares, admission_state: AdmissionState) -> None:
+        self.of = {instance: Standing(share, shares, admission_state) for instance, share in shares.of.items()}
+        self.weights = {instance: share.weight for instance, share in shares.of.items()}
+        others = (shares.others, shares.others_weight) if shares.mode == "demand" else (0, 0.0)
+        self.all_weights = sum(self.weights.values()) + others[1]
+        if self.all_weights <= 0:
+            self.weights = dict.fromkeys(self.weights, 1.0)
+            self.all_weights = float(len(self.weights) + others[0])
+
+
+def _standing(shares: Shares, admission_state: AdmissionState) -> Standings:
+    """Return what the instances have had. It is looked up once for these shares, because a cycle reads it often."""
     known, found = admission_state.standing
-    if known is not shares:
-        found = {instance: Standing(share, shares, admission_state) for instance, share in shares.of.items()}
+    if known is not shares or not isinstance(found, Standings):
+        found = Standings(shares, admission_state)
         admission_state.standing = shares, found
     return found
 

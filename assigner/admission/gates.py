@@ -401,7 +401,8 @@ class RateGate(Gate):
         """Take the tokens out of the buckets, which the controller has locked."""
         wanted = Counter[str]()
         for queue, jobs in starts.items():
-            wanted.update(dict.fromkeys(self.tokens(queue), jobs))
+            if self.concerns(queue):
+                wanted.update(dict.fromkeys(self.tokens(queue), jobs))
         rate_rows.draw_tokens(connection, wanted)
 
     def release_time(self, queue: ConstrainedQueue, state: AdmissionState) -> ReleaseTime | None:
@@ -474,10 +475,11 @@ class QueueCharges:
     tokens: names of further counters, of which each start takes 1 in the working copy only. A token without a counter
         has no limit.
     taken: the amounts of both.
+    shared: names of the counters that are not of the queue's instance alone.
     gates: the gates that can be closed for them.
     """
 
-    __slots__ = ("counters", "gates", "taken", "tokens")
+    __slots__ = ("counters", "gates", "shared", "taken", "tokens")
 
     def __init__(self, queue: ConstrainedQueue) -> None:
         self.counters: dict[str, float | None] = {}
@@ -485,6 +487,7 @@ class QueueCharges:
             self.counters.update(gate.charges(queue))
         self.tokens = frozenset(name for gate in GATES for name in gate.tokens(queue))
         self.taken = (*self.counters.items(), *[(name, 1.0) for name in self.tokens])
+        self.shared = tuple(name for name in self.counters if not name.startswith("instance:"))
         self.gates = frozenset(gate for gate in GATES if gate.concerns(queue))
 
 
@@ -549,9 +552,13 @@ class QueueAdmission:
         return None
 
     @property
-    def left(self) -> Iterator[float]:
-        """Yield what is left of each limited counter that counts jobs."""
-        return ((counter.most or 0.0) - counter.used for counter, amount in self._limited if amount is not None)
+    def left(self) -> float:
+        """Return what is left of those limited counters that count jobs, at least 0; infinite without any."""
+        found = math.inf
+        for counter, amount in self._limited:
+            if amount is not None and (counter.most or 0.0) - counter.used < found:
+                found = (counter.most or 0.0) - counter.used
+        return max(0.0, found)
 
     def take(self, head: QueueHead) -> None:
         """Count what the job takes, because it starts."""
@@ -596,7 +603,7 @@ def _may_close(state: AdmissionState) -> Sequence[Gate]:
 
 def max_starts(queue: ConstrainedQueue, state: AdmissionState) -> float:
     """Return how many jobs of the queue may start at once, by counters of jobs and tokens."""
-    return max(0.0, min(queue_admission(queue, state).left, default=math.inf))
+    return queue_admission(queue, state).left
 
 
 def release_times(queues: Iterable[ConstrainedQueue], state: AdmissionState) -> Iterator[ReleaseTime]:

@@ -71,10 +71,13 @@ def read_admission_state(
         reserves=reserves,
         charges={} if charges is None else charges,
     )
-    taken = {name for queue in queues for name in gates.queue_charges(queue, admission_state).counters}
-    admission_state.counters |= counters.read(connection, [*(of_classes | taken)])
     if any(queue.managed for queue in queues):
         admission_state.shares = fair_share.read_shares(connection, instance_ids(queues), rules.fair)
+        admission_state.counters |= admission_state.shares.counters
+    charged = [gates.queue_charges(queue, admission_state) for queue in queues]
+    # Instances with shares have their counters with these. Most queues then take of the same few others.
+    taken = {each.shared if admission_state.shares else tuple(each.counters) for each in charged}
+    admission_state.counters |= counters.read(connection, [*of_classes.union(*taken)])
     if pressed:
         admission_state.advice = rates.read_advice(connection)
     if rules.ordering.kind == "graph":

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from types import MappingProxyType
 from typing import Any
 
 from assigner.admission.graph_share import ALL_GRAPHS, GraphShare, graph_counter, graph_of
@@ -29,8 +28,8 @@ class AdmissionState:
     and their meters. lacking: the resource that no bot has left, by queue. reserves: jobs that are kept for classes.
     queue_admissions, charges: see `queue_admission` and `queue_charges`. asked_gates: those that may be closed for a
     queue none of whose counters is used up; empty until they are needed. first_used: what instances had used before
-    anything started, in the fair share mode `literal`. standing: what the instances with these shares have had, by id;
-    see `fair_share`.
+    anything started, in the fair share mode `literal`. standing: what the instances with these shares have had; see
+    `fair_share`.
     """
 
     now: datetime
@@ -52,7 +51,7 @@ class AdmissionState:
     charges: MutableMapping[tuple[int, int], Any] = field(default_factory=dict)
     asked_gates: Sequence[Any] = ()
     first_used: dict[int, float] = field(default_factory=dict)
-    standing: tuple[Shares | None, Mapping[int, Any]] = (None, MappingProxyType({}))
+    standing: tuple[Shares | None, Any] = (None, None)
 
     def of(self, name: str) -> Counter:
         """Return the counter of that name. One that does not exist has no limit, or the limit 1 if it is a lock."""

@@ -11,13 +11,13 @@ everything, or nothing, until its usage fits the new weight.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection, text
 
-from schema.accounting.counters import instance_counter
+from schema.accounting.counters import Counter, instance_counter
 
 Mode = Literal["waiting", "demand", "literal"]
 
@@ -28,14 +28,22 @@ DEMAND_INTERVAL = 10.0
 _LIFT = """coalesce(a.lift * greatest(0, 1 - extract(epoch FROM now() - greatest(a.lifted_at, now()
     - make_interval(secs => :window)))::double precision / :window), 0)"""
 
+# One look at everything that is stored of an instance. What it has completed is not read if it runs its guaranteed
+# number of jobs, unless only completed jobs count.
+_COUNTER = "(SELECT used, most, slots FROM counters WHERE name = 'instance:' || i.name || '\\:{}' OFFSET 0)"
 CANDIDATES = text(f"""
 SELECT i.id, i.name, coalesce(a.credit_weight, 1) AS weight, {_LIFT} AS lift,
     coalesce(a.credit_weight <> a.lift_weight, false) AS is_reweighed,
-    (SELECT coalesce(sum(jobs), 0) FROM (
-        SELECT jobs FROM usage WHERE name = 'instance:' || i.name || '\\:cost' AND jobs > 0
-            AND bucket > now() - make_interval(secs => :window)
-        ORDER BY bucket DESC LIMIT :guarantee) latest) AS completed
+    CASE WHEN :literal OR j.used IS NULL OR j.used < :guarantee THEN (
+        SELECT coalesce(sum(jobs), 0) FROM (
+            SELECT jobs FROM usage WHERE name = 'instance:' || i.name || '\\:cost' AND jobs > 0
+                AND bucket > now() - make_interval(secs => :window)
+            ORDER BY bucket DESC LIMIT :guarantee) latest) ELSE 0 END AS completed,
+    c.used::double precision, c.most::double precision,
+    j.used::double precision, j.most::double precision, j.slots::double precision
 FROM instances i LEFT JOIN accounts a ON a.instance = i.id
+LEFT JOIN LATERAL {_COUNTER.format("cost")} c ON true
+LEFT JOIN LATERAL {_COUNTER.format("jobs")} j ON true
 WHERE i.id = ANY (CAST(:instances AS integer[]))
 """)
 OTHERS = text(f"""
@@ -131,7 +139,8 @@ class Share(NamedTuple):
     """An instance with waiting jobs.
 
     lift: the amount that counts as used in addition to real usage. completed: its jobs that completed within the
-    window, counted up to the guarantee. is_reweighed: its weight has changed since its lift was stored.
+    window, counted up to the guarantee; 0 if it runs enough jobs without them. is_reweighed: its weight has changed
+    since its lift was stored.
     """
 
     name: str
@@ -158,6 +167,7 @@ class Shares:
     others, others_weight, others_used: number, weight and usage of the others. They are 0 in the mode `waiting`, which
         does not read them.
     slotted: some instance has slots, so that an instance without slots may run nothing (mode `literal`).
+    counters: what the instances with waiting jobs use of cost, jobs and slots, by the name of the counter.
     """
 
     of: Mapping[int, Share]
@@ -167,19 +177,23 @@ class Shares:
     guarantee: int = 1
     mode: Mode = "waiting"
     slotted: bool = False
+    counters: Mapping[str, Counter] = field(default_factory=dict)
 
 
 def read_shares(connection: Connection, instances: Sequence[int], settings: FairShareSettings) -> Shares:
-    """Read the shares of these instances, which have waiting jobs, and the totals of the others."""
-    where = {"instances": list(instances), "window": settings.window}
-    rows = connection.execute(CANDIDATES, where | {"guarantee": settings.min_task_guarantee}).all()
-    of = {
-        instance: Share(name, weight, lift, completed, is_reweighed)
-        for instance, name, weight, lift, is_reweighed, completed in rows
-    }
+    """Read the shares and counters of these instances, which have waiting jobs, and the totals of the others."""
+    where = {"instances": list(instances), "window": settings.window, "literal": settings.mode == "literal"}
+    of, counters = dict[int, Share](), dict[str, Counter]()
+    rows = connection.execute(CANDIDATES, where | {"guarantee": settings.min_task_guarantee})
+    for instance, name, weight, lift, is_reweighed, completed, cost, budget, jobs, most, slots in rows:
+        of[instance] = Share(name, weight, lift, completed, is_reweighed)
+        counters[instance_counter(name, "cost")] = Counter(cost or 0.0, budget)
+        counters[instance_counter(name, "jobs")] = Counter(jobs or 0.0, most)
+        if slots is not None:
+            counters[instance_counter(name, "slots")] = Counter(jobs, slots)
     if settings.mode == "waiting":
-        return Shares(of, guarantee=settings.min_task_guarantee)
-    others = connection.execute(OTHERS, where | {"literal": settings.mode == "literal"}).one()
+        return Shares(of, guarantee=settings.min_task_guarantee, counters=counters)
+    others = connection.execute(OTHERS, where).one()
     return Shares(
         of,
         others.instances,
@@ -188,6 +202,7 @@ def read_shares(connection: Connection, instances: Sequence[int], settings: Fair
         settings.min_task_guarantee,
         settings.mode,
         others.slotted,
+        counters,
     )
 
 

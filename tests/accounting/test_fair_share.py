@@ -243,6 +243,41 @@ def test_aq_24_a_cycle_with_a_thousand_instances_reads_each_of_them_once(pool: P
     assert watch.touched <= 6 * 1000, str(watch)
 
 
+def test_shares_come_with_the_counters_of_their_instances(pool: Pool) -> None:
+    shared(pool, "a", jobs=3, budget=7.5, max_concurrent=9, slots=5)
+    shared(pool, "b", jobs=1)
+    bot = pool.bot(capacity=3)
+    pool.assigner().run_once()
+    names = [f"instance:{name}:{what}" for name in "ab" for what in ("cost", "jobs")]
+    ids = [row.instance for row in pool.rows("SELECT instance FROM accounts")]
+    stored = pool.database.run(lambda c: counters.read(c, names))
+    found = pool.database.run(lambda c: fair_share.read_shares(c, ids, SETTINGS)).counters
+    assert stored["instance:a:slots"].most == 5
+    assert stored["instance:a:cost"].used + stored.get("instance:b:cost", counters.Counter()).used == 3
+    assert found == dict.fromkeys(names, counters.Counter()) | stored
+    bot.sync(*(active(work) for work in bot.take()))
+
+
+def test_what_an_instance_has_completed_counts_unless_enough_of_its_jobs_run(pool: Pool) -> None:
+    shared(pool, "a", jobs=3)
+    bot = pool.bot(capacity=1)
+
+    def completed_jobs(**settings: object) -> int:
+        wanted = FairShareSettings.model_validate(settings)
+        ids = [row.instance for row in pool.rows("SELECT instance FROM accounts")]
+        (found,) = pool.database.run(lambda c: fair_share.read_shares(c, ids, wanted)).of.values()
+        return found.completed
+
+    pool.assigner().run_once()
+    bot.sync(*(completed(work) for work in bot.take()))
+    assert completed_jobs() == 1
+    pool.assigner().run_once()
+    assert completed_jobs() == 0, "one job runs, which is the guarantee"
+    assert completed_jobs(min_task_guarantee=2) == 1
+    assert completed_jobs(mode="literal") == 1
+    bot.sync(*(active(work) for work in bot.take()))
+
+
 def test_a_14_the_window_is_a_day_and_the_guarantee_one_job_unless_configured() -> None:
     settings = FairShareSettings()
     assert (settings.rolling_window_hours, settings.min_task_guarantee) == (24, 1)
