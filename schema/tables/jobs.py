@@ -184,6 +184,9 @@ job_payloads = Table(
     PrimaryKeyConstraint("job_id"),
 )
 
+#: The condition of a legal key, without a bound on the repetition as in `name_form`.
+METADATA_KEY_FORM = "key ~ '^[A-Za-z0-9_.:/-]+$' AND length(key) <= 64"
+
 # A row for each key, none for a job without. They are apart from the jobs because they never change: as a column, each
 # change of the job would write them again, and all entries of their index.
 job_metadata = Table(
@@ -194,7 +197,7 @@ job_metadata = Table(
     Column("key", Text, nullable=False),
     Column("value", Text, nullable=False),
     PrimaryKeyConstraint("job_id", "key"),
-    CheckConstraint("key ~ '^[A-Za-z0-9_.:/-]{1,64}$'", name="job_metadata_key_form"),
+    CheckConstraint(METADATA_KEY_FORM, name="job_metadata_key_form"),
     CheckConstraint("octet_length(value) <= 256", name="job_metadata_value_bounded"),
     Index("job_metadata_of_value", "instance", "key", "value", "job_id"),
 )

@@ -139,3 +139,40 @@ def test_a_row_at_its_bounds_is_taken(pool: Pool) -> None:
             connection.exec_driver_sql("INSERT INTO jobs (queue, instance, platform) VALUES (1, 1, 1)")
             connection.exec_driver_sql(f"UPDATE jobs SET {change}")
             connection.rollback()
+
+
+@pytest.mark.parametrize("name", ["a", "0", "a" * 63, "a.b_c-d", "9-"])
+def test_a_legal_name_of_a_bot_is_taken(pool: Pool, name: str) -> None:
+    pool.change(f"INSERT INTO bots (name, pool) VALUES ('{name}', '{name}')")
+
+
+@pytest.mark.parametrize("name", ["", "a" * 64, "-a", ".a", "_", "A", "a b", "é", "a\n", "a\nb"])
+def test_a_name_of_a_bot_that_is_not_legal_is_refused(pool: Pool, name: str) -> None:
+    for columns, values, broken in (("name", f"'{name}'", "name"), ("name, pool", f"'b', '{name}'", "pool")):
+        with pytest.raises(DBAPIError, match=f'violates check constraint "bots_{broken}_form"'):
+            pool.change(f"INSERT INTO bots ({columns}) VALUES ({values})")
+
+
+@pytest.mark.parametrize(
+    ("change", "is_one"),
+    [
+        ("kind = kind + 1", True),
+        ("cohort = cohort + 1", True),
+        ("instance = 7", True),
+        ("pool = 'p'", True),
+        ("status = 'unhealthy'", True),
+        ("draining = true", True),
+        ("closing = true", True),
+        ("sync_seq = 0", True),
+        ("sync_seq = sync_seq + 1, status = status", False),
+        ("in_use = 1, held = 1", False),
+    ],
+)
+def test_every_change_of_what_assigners_remember_of_a_bot_is_recorded(pool: Pool, change: str, is_one: bool) -> None:
+    pool.bot("b", capacity=2)
+    with pool.database.engine.connect() as connection:
+        before = connection.exec_driver_sql("SELECT transaction FROM bot_changes").scalar_one()
+        connection.exec_driver_sql(f"UPDATE bots SET {change}")
+        after = connection.exec_driver_sql("SELECT transaction FROM bot_changes").scalar_one()
+        connection.rollback()
+    assert (before != after) == is_one

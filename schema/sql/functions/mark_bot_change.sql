@@ -12,7 +12,8 @@ CREATE OR REPLACE TRIGGER bots_mark_insert AFTER INSERT ON bots FOR EACH ROW
     WHEN (NEW.status <> 'gone')
     EXECUTE FUNCTION mark_bot_change();
 
-CREATE OR REPLACE TRIGGER bots_mark_update AFTER UPDATE ON bots FOR EACH ROW
+CREATE OR REPLACE TRIGGER bots_mark_update AFTER UPDATE OF
+    kind, cohort, instance, pool, status, draining, closing, sync_seq ON bots FOR EACH ROW
     WHEN ((OLD.kind, OLD.cohort, OLD.instance, OLD.pool, OLD.status, OLD.draining, OLD.closing, OLD.sync_seq > 0)
         IS DISTINCT FROM (NEW.kind, NEW.cohort, NEW.instance, NEW.pool, NEW.status, NEW.draining, NEW.closing,
             NEW.sync_seq > 0))
