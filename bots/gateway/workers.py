@@ -1,15 +1,18 @@
 """Thread pools of the gateway with a bound on waiting work, and the batches of calls of bots.
 
 Calls of bots that wait at the same moment are settled together in one transaction. A call is settled at once while
-nothing else is. When a thread becomes free, it takes all calls that have arrived. A second thread helps only if a whole
-batch waits, or if the first takes long: two threads would make twice as many transactions of half the size.
+nothing else is. When a thread becomes free, it takes all calls that have arrived. A second thread works beside it only
+while half a batch waits, or if the first takes long: batches that are too small cost more than what is gained when one
+thread computes while the other waits for the database.
 """
 
 import asyncio
+import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, TypeVar
 
 import anyio
@@ -77,6 +80,7 @@ class WorkerPool:
         self.threads = threads
         self._limiter: anyio.CapacityLimiter | None = None
         self._readers: anyio.CapacityLimiter | None = None
+        self._asked = 0
         #: Work that waits for a thread, or has one.
         self.slots = Slots(threads + queue)
 
@@ -96,7 +100,16 @@ class WorkerPool:
         """
         if self._limiter is None:
             self._limiter = anyio.CapacityLimiter(self.threads)
-        return await anyio.to_thread.run_sync(function, limiter=self._limiter)
+        self._asked += 1
+        try:
+            return await anyio.to_thread.run_sync(function, limiter=self._limiter)
+        finally:
+            self._asked -= 1
+
+    @property
+    def is_awaited(self) -> bool:
+        """True if work waits for a thread of this pool. Any thread may ask."""
+        return self._asked > self.threads
 
     async def read(self, function: Callable[[], T]) -> T:
         """Call `function`, which only computes, on a thread without a connection. Raises Busy if too much work waits.
@@ -138,7 +151,7 @@ def _connections(engine: Engine) -> int:
 
 
 #: Calls settled in one transaction; if more than twice as many wait, half of them, up to `LARGEST`. With 200 busy bots
-#: this settles 5 to 15 % more calls. A fixed number of 64 would leave a second thread nothing where 50 bots are busy.
+#: this settles 5 to 15 % more calls. A second thread takes part while half of `BATCH` wait, which 50 busy bots reach.
 #: Doubling both makes many calls cheaper, and each of them slower.
 BATCH, LARGEST = 32, 64
 #: Seconds after which another thread takes the calls that wait while a batch is settled: longer than most batches take.
@@ -180,6 +193,8 @@ class Batcher(Generic[C, A]):
         self._places: deque[_Place[C, A]] = deque()
         self._at_work: set[str] = set()
         self._workers = 0
+        #: Guards the four above: threads take batches by themselves.
+        self._lock = threading.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._help: asyncio.TimerHandle | None = None
 
@@ -187,66 +202,83 @@ class Batcher(Generic[C, A]):
         """Return the answer to this call of a bot, or raise its error. Raises Busy if too much work waits."""
         with self.slots.reserve():
             place = _Place[C, A](call, bot, asyncio.get_running_loop().create_future())
-            self._places.append(place)
-            if self._workers == 0 or len(self._places) >= self._most:
+            with self._lock:
+                self._places.append(place)
+                alone, many = self._workers == 0, len(self._places) >= self._most // 2
+            if alone or many:
                 self._start_worker()
-            elif self._help is None:
+            if not alone and self._help is None:
                 self._help = asyncio.get_running_loop().call_later(HELP_AFTER, self._help_out)
             return await place.answer
 
-    def _start_worker(self) -> None:
-        if self._workers < self._threads:
+    def _start_worker(self, *, few: bool = False) -> None:
+        with self._lock:
+            if self._workers == self._threads:
+                return
             self._workers += 1
-            worker = asyncio.create_task(self._work())
-            self._tasks.add(worker)
-            worker.add_done_callback(self._tasks.discard)
+        worker = asyncio.create_task(self._work(few=few))
+        self._tasks.add(worker)
+        worker.add_done_callback(self._tasks.discard)
 
     def _help_out(self) -> None:
-        """Let another thread take the calls that still wait behind a batch."""
+        """Let another thread take the calls that still wait behind a batch, even if they are few.
+
+        Asks again while calls wait: all threads may be at work now, and the one that ends first leaves few calls.
+        """
         self._help = None
         if self._places:
-            self._start_worker()
+            self._start_worker(few=True)
+            self._help = asyncio.get_running_loop().call_later(HELP_AFTER, self._help_out)
 
-    async def _work(self) -> None:
+    async def _work(self, *, few: bool) -> None:
+        ended = False
         try:
-            while batch := self._take():
-                await self._serve(batch)
+            while not ended:
+                ended = await self._worker_pool.run_unbounded(partial(self._serve, few=few))
         finally:
-            self._workers -= 1
+            if not ended:
+                with self._lock:
+                    self._workers -= 1
 
-    async def _serve(self, batch: Sequence[_Place[C, A]]) -> None:
-        if self._observe is not None:
-            self._observe(len(batch))
-        calls = [place.call for place in batch]
-        answers: Sequence[A | Exception]
-        try:
-            answers = await self._worker_pool.run_unbounded(lambda: self._settled(calls))
-        except Exception as error:
-            answers = [error] * len(batch)
-        finally:
-            self._at_work.difference_update(place.bot for place in batch)
-        for place, answer in zip(batch, answers, strict=True):
-            if place.answer.done():
-                continue  # its caller has gone
-            if isinstance(answer, Exception):
-                place.answer.set_exception(answer)
-            else:
-                place.answer.set_result(answer)
+    def _serve(self, *, few: bool) -> bool:
+        """Settle batches on a thread. True if it has found no more; False if other work waits for the thread.
 
-    def _take(self) -> list[_Place[C, A]]:
-        """Take the calls that waited longest: at most one of each bot, none of a bot in another batch."""
+        The next batch does not wait until the event loop has handed out the answers of the one before. If a whole batch
+        waits, the event loop is what bots wait for: it gets time to take in more calls, and the next batch is larger.
+        """
+        while batch := self._take(few=few):
+            few = False
+            if self._observe is not None:
+                self._observe(len(batch))
+            answers = self._settled([place.call for place in batch])
+            with self._lock:
+                self._at_work.difference_update(place.bot for place in batch)
+            batch[0].answer.get_loop().call_soon_threadsafe(_hand_out, batch, answers)
+            if self._worker_pool.is_awaited or len(self._places) >= self._most:
+                return False
+        return True
+
+    def _take(self, *, few: bool) -> list[_Place[C, A]]:
+        """Take the calls that waited longest: at most one of each bot, none of a bot in another batch.
+
+        If there are none, or beside another worker only a few, the worker has ended.
+        """
         batch, later = list[_Place[C, A]](), list[_Place[C, A]]()
-        most = max(self._most, min(len(self._places) // 2, LARGEST))
-        while self._places and len(batch) < most:
-            place = self._places.popleft()
-            if place.answer.done():
-                continue
-            if place.bot in self._at_work:
-                later.append(place)
-            else:
-                self._at_work.add(place.bot)
-                batch.append(place)
-        self._places.extendleft(reversed(later))
+        with self._lock:
+            enough = few or self._workers == 1 or len(self._places) >= self._most // 2
+            most = max(self._most, min(len(self._places) // 2, LARGEST))
+            while enough and self._places and len(batch) < most:
+                place = self._places.popleft()
+                if place.answer.done():
+                    continue
+                if place.bot in self._at_work:
+                    later.append(place)
+                else:
+                    self._at_work.add(place.bot)
+                    batch.append(place)
+            self._places.extendleft(reversed(later))
+            if not batch:
+                self._workers -= 1
         return batch
 
     def _settled(self, calls: Sequence[C]) -> Sequence[A | Exception]:
@@ -258,6 +290,16 @@ class Batcher(Generic[C, A]):
                 return [error] * len(calls)
             _log.warning("calls are settled one by one", calls=len(calls), kind=type(error).__name__)
             return [self._settled([call])[0] for call in calls]
+
+
+def _hand_out(batch: Sequence[_Place[C, A]], answers: Sequence[A | Exception]) -> None:
+    for place, answer in zip(batch, answers, strict=True):
+        if place.answer.done():
+            continue  # its caller has gone
+        if isinstance(answer, Exception):
+            place.answer.set_exception(answer)
+        else:
+            place.answer.set_result(answer)
 
 
 class SessionOpener:

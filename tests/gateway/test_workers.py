@@ -9,7 +9,7 @@ import anyio
 import pytest
 from leasehold.errors import Conflict, NotReady
 
-from bots.gateway.workers import BATCH, LARGEST, Batcher, Busy, SessionOpener, WorkerPool
+from bots.gateway.workers import BATCH, HELP_AFTER, LARGEST, Batcher, Busy, SessionOpener, WorkerPool
 from bots.protocol import OpenSession, Session
 from bots.sync import sessions
 from schema.postgres.engine import Database
@@ -85,10 +85,27 @@ def test_a_call_goes_at_once_and_those_that_come_meanwhile_go_together(make: Cal
     assert sorted(counter.answers) == [(bot, bot.encode()) for bot in "abcde"]
 
 
-def test_a_second_thread_settles_calls_once_a_whole_batch_waits(make: Callable[..., Counter]) -> None:
-    counter = make(threads=2, most=2)
+def test_a_second_thread_settles_calls_once_half_a_batch_waits(make: Callable[..., Counter]) -> None:
+    counter = make(threads=2, most=4)
     counter.run("a", "b", "c", "d")
     assert counter.sync_service.batches == [["a"], ["b", "c"], ["d"]]
+
+
+def test_other_work_gets_a_thread_between_two_batches(database: Database) -> None:
+    desk, crew = Desk(), WorkerPool(database, threads=1, queue=100)
+    counter = Counter(Batcher[str, bytes](desk.answer, crew, most=3), desk)
+
+    async def scenario() -> None:
+        async with anyio.create_task_group() as tasks:
+            for bot in ("a", "b", "c"):
+                tasks.start_soon(counter.call, bot)
+                await anyio.wait_all_tasks_blocked()
+            tasks.start_soon(crew.run_unbounded, lambda: desk.batches.append(["other"]))
+            await anyio.wait_all_tasks_blocked()
+            desk.open.set()
+
+    anyio.run(scenario)
+    assert desk.batches == [["a"], ["other"], ["b", "c"]]
 
 
 def test_of_many_calls_that_wait_half_go_together_and_no_more_than_the_largest_batch(
@@ -114,6 +131,35 @@ def test_a_call_that_waits_behind_a_slow_batch_is_taken_by_another_thread(make: 
 
     anyio.run(scenario)
     assert counter.sync_service.batches == [["a"], ["b"]]
+
+
+def test_few_calls_that_a_thread_leaves_to_a_slow_one_are_taken_all_the_same(database: Database) -> None:
+    gates = {"a": threading.Event(), "b": threading.Event(), "d": threading.Event()}
+    gates["d"].set()
+    batches = list[list[str]]()
+
+    def settle(bots: Sequence[str]) -> list[bytes]:
+        batches.append(list(bots))
+        assert gates[bots[0]].wait(MINUTE)
+        return [bot.encode() for bot in bots]
+
+    batcher = Batcher[str, bytes](settle, WorkerPool(database, threads=2, queue=100), most=4)
+    counter = Counter(batcher, Desk())
+
+    async def scenario() -> None:
+        async with anyio.create_task_group() as tasks:
+            for bot in ("a", "b", "c", "d"):
+                tasks.start_soon(counter.call, bot)
+                await anyio.wait_all_tasks_blocked()
+            await anyio.sleep(3 * HELP_AFTER)  # in vain another thread was asked for
+            gates["b"].set()
+            with anyio.fail_after(MINUTE):
+                while ("d", b"d") not in counter.answers:
+                    await anyio.sleep(0.01)
+            gates["a"].set()
+
+    anyio.run(scenario)
+    assert batches == [["a"], ["b", "c"], ["d"]]
 
 
 def test_a_second_call_of_a_bot_waits_until_the_first_is_answered(make: Callable[..., Counter]) -> None:
