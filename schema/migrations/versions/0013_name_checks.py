@@ -1,8 +1,8 @@
 """Judge names and keys of metadata by an expression that takes a tenth of the time, and changes of bots only where one
 can matter.
 
-Both forms of the condition hold for the same names, and both triggers record the same changes. Each table is locked while
-its rows are judged again; only `job_metadata` can be large.
+Both forms of the condition hold for the same names, and both triggers record the same changes. Each table is locked
+while its rows are judged again; only `job_metadata` can be large.
 """
 
 from alembic import op
