@@ -36,11 +36,13 @@ WITH wanted AS MATERIALIZED (
     LEFT JOIN LATERAL (SELECT min_quota, max_quota, usage FROM quotas WHERE cohort = d.cohort AND instance >= d.instance AND instance <= d.instance ORDER BY instance DESC LIMIT 1 FOR NO KEY UPDATE ) q ON true
 ), left_over AS MATERIALIZED (
     SELECT q.cohort, q.instance, q.usage IS NULL AS busy, CASE WHEN q.max_quota IS NOT NULL THEN greatest(q.min_quota, q.max_quota - q.evicted) END - q.usage AS headroom
-    FROM ROWS FROM (
-        unnest(ARRAY(SELECT cohort FROM allowed), ARRAY(SELECT instance FROM allowed),
-               ARRAY(SELECT min_quota FROM allowed), ARRAY(SELECT max_quota FROM allowed),
-               ARRAY(SELECT usage FROM allowed)),
-        recent_evictions(ARRAY(SELECT cohort FROM allowed), ARRAY(SELECT instance FROM allowed), :cooldown)
+    FROM (
+        SELECT array_agg(cohort) AS cohorts, array_agg(instance) AS instances, array_agg(min_quota) AS minima,
+            array_agg(max_quota) AS maxima, array_agg(usage) AS usages
+        FROM allowed HAVING count(*) > 0) a
+    CROSS JOIN LATERAL ROWS FROM (
+        unnest(a.cohorts, a.instances, a.minima, a.maxima, a.usages),
+        recent_evictions(a.cohorts, a.instances, :cooldown)
     ) AS q (cohort, instance, min_quota, max_quota, usage, evicted)
 ), weighed AS MATERIALIZED (
     SELECT cohort, instance, nth, place, bot_id, epoch, actor, decision, taking, units, taken_of_kept,
