@@ -24,6 +24,7 @@ from sqlalchemy.pool import QueuePool
 
 from bots.protocol import OpenSession, Session
 from bots.sync import sessions
+from schema import clock
 from schema.diagnostics.tracing import AttemptTracer
 from schema.postgres.engine import Database
 from schema.timing import Timing
@@ -169,6 +170,13 @@ class _Place(Generic[C, A]):
     answer: asyncio.Future[A]
 
 
+@dataclass(eq=False, slots=True)
+class _Worker:
+    """A thread that settles batches, or the wish for one. began: the monotonic time at which its batch began."""
+
+    began: float
+
+
 class Batcher(Generic[C, A]):
     """Settles calls of bots in batches, each in one transaction on a thread of a worker pool.
 
@@ -176,6 +184,7 @@ class Batcher(Generic[C, A]):
     threads: the most threads that settle batches at the same time, None = all of the pool.
     slots: bounds the calls that wait or are being settled, None = those of the pool.
     most: the calls in one batch, or half of those that wait, up to `LARGEST`. observe: is told the size of each batch.
+    help_after: seconds after which a batch counts as slow; calls do not wait for it.
     """
 
     def __init__(
@@ -187,13 +196,15 @@ class Batcher(Generic[C, A]):
         slots: Slots | None = None,
         most: int = BATCH,
         observe: Callable[[int], None] | None = None,
+        help_after: float = HELP_AFTER,
     ) -> None:
         self._settle, self._worker_pool, self._most, self._observe = settle, worker_pool, most, observe
+        self._help_after = help_after
         self._threads, self.slots = threads or worker_pool.threads, slots or worker_pool.slots
         self._places: deque[_Place[C, A]] = deque()
         self._at_work: set[str] = set()
-        self._workers = 0
-        #: Guards the four above: threads take batches by themselves.
+        self._workers: set[_Worker] = set()
+        #: Guards the three above: threads take batches by themselves. The number of places is also read without it.
         self._lock = threading.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._help: asyncio.TimerHandle | None = None
@@ -204,70 +215,88 @@ class Batcher(Generic[C, A]):
             place = _Place[C, A](call, bot, asyncio.get_running_loop().create_future())
             with self._lock:
                 self._places.append(place)
-                alone, many = self._workers == 0, len(self._places) >= self._most // 2
-            if alone or many:
+                is_wanted = self._are_many or not self._is_another_quick()
+            if is_wanted:
                 self._start_worker()
-            if not alone and self._help is None:
-                self._help = asyncio.get_running_loop().call_later(HELP_AFTER, self._help_out)
+            if self._help is None:
+                self._help = asyncio.get_running_loop().call_later(self._help_after, self._help_out)
             return await place.answer
 
-    def _start_worker(self, *, few: bool = False) -> None:
+    @property
+    def _are_many(self) -> bool:
+        """True if so many calls wait that a second worker pays."""
+        return len(self._places) >= self._most // 2
+
+    def _is_another_quick(self, but: _Worker | None = None) -> bool:
+        """Return whether a worker, other than `but`, will soon take the calls that wait. A slow one will not."""
+        slow = clock.monotonic() - self._help_after
+        return any(worker.began > slow for worker in self._workers if worker is not but)
+
+    def _start_worker(self) -> None:
+        worker = _Worker(clock.monotonic())
         with self._lock:
-            if self._workers == self._threads:
+            if len(self._workers) == self._threads:
                 return
-            self._workers += 1
-        worker = asyncio.create_task(self._work(few=few))
-        self._tasks.add(worker)
-        worker.add_done_callback(self._tasks.discard)
+            self._workers.add(worker)
+        task = asyncio.create_task(self._work(worker))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _help_out(self) -> None:
-        """Let another thread take the calls that still wait behind a batch, even if they are few.
-
-        Asks again while calls wait: all threads may be at work now, and the one that ends first leaves few calls.
-        """
+        """Let another thread take the calls that still wait behind a batch, and ask again while calls wait."""
         self._help = None
-        if self._places:
-            self._start_worker(few=True)
-            self._help = asyncio.get_running_loop().call_later(HELP_AFTER, self._help_out)
+        with self._lock:
+            is_wanted = bool(self._places)
+        if is_wanted:
+            self._start_worker()
+            self._help = asyncio.get_running_loop().call_later(self._help_after, self._help_out)
 
-    async def _work(self, *, few: bool) -> None:
-        ended = False
+    async def _work(self, worker: _Worker) -> None:
+        """Settle batches on threads until the worker has ended. If no thread can be had, the calls that wait fail."""
+        failure: Exception | None = None
         try:
-            while not ended:
-                ended = await self._worker_pool.run_unbounded(partial(self._serve, few=few))
+            while not await self._worker_pool.run_unbounded(partial(self._serve, worker)):
+                pass
+        except Exception as error:
+            failure = error
         finally:
-            if not ended:
-                with self._lock:
-                    self._workers -= 1
+            with self._lock:
+                self._workers.discard(worker)
+                left = [] if failure is None else list(self._places)
+                if left:
+                    self._places.clear()
+        if failure is not None:
+            _hand_out(left, [failure] * len(left))
 
-    def _serve(self, *, few: bool) -> bool:
-        """Settle batches on a thread. True if it has found no more; False if other work waits for the thread.
+    def _serve(self, worker: _Worker) -> bool:
+        """Settle batches on a thread. Returns whether the worker has ended; otherwise it goes on with a new thread.
 
         The next batch does not wait until the event loop has handed out the answers of the one before. If a whole batch
         waits, the event loop is what bots wait for: it gets time to take in more calls, and the next batch is larger.
+        Other work that waits for the thread comes first.
         """
-        while batch := self._take(few=few):
-            few = False
+        while batch := self._take(worker):
             if self._observe is not None:
                 self._observe(len(batch))
             answers = self._settled([place.call for place in batch])
+            # Before the bots may be taken again, so that the answers of one bot keep their order.
+            batch[0].answer.get_loop().call_soon_threadsafe(_hand_out, batch, answers)
             with self._lock:
                 self._at_work.difference_update(place.bot for place in batch)
-            batch[0].answer.get_loop().call_soon_threadsafe(_hand_out, batch, answers)
             if self._worker_pool.is_awaited or len(self._places) >= self._most:
                 return False
         return True
 
-    def _take(self, *, few: bool) -> list[_Place[C, A]]:
+    def _take(self, worker: _Worker) -> list[_Place[C, A]]:
         """Take the calls that waited longest: at most one of each bot, none of a bot in another batch.
 
-        If there are none, or beside another worker only a few, the worker has ended.
+        If there are none, or only a few that another worker will soon take, this worker ends.
         """
         batch, later = list[_Place[C, A]](), list[_Place[C, A]]()
         with self._lock:
-            enough = few or self._workers == 1 or len(self._places) >= self._most // 2
+            are_taken = self._are_many or not self._is_another_quick(worker)
             most = max(self._most, min(len(self._places) // 2, LARGEST))
-            while enough and self._places and len(batch) < most:
+            while are_taken and self._places and len(batch) < most:
                 place = self._places.popleft()
                 if place.answer.done():
                     continue
@@ -277,8 +306,9 @@ class Batcher(Generic[C, A]):
                     self._at_work.add(place.bot)
                     batch.append(place)
             self._places.extendleft(reversed(later))
+            worker.began = clock.monotonic()
             if not batch:
-                self._workers -= 1
+                self._workers.discard(worker)
         return batch
 
     def _settled(self, calls: Sequence[C]) -> Sequence[A | Exception]:

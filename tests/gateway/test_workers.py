@@ -70,10 +70,18 @@ class Counter:
 
 @pytest.fixture
 def make(database: Database) -> Callable[..., Counter]:
-    def counter(sync_service: Desk | None = None, *, threads: int = 1, queue: int = 100, most: int = 3) -> Counter:
+    def counter(
+        sync_service: Desk | None = None,
+        *,
+        threads: int = 1,
+        queue: int = 100,
+        most: int = 3,
+        help_after: float = MINUTE,
+    ) -> Counter:
         sync_service = sync_service or Desk()
         crew = WorkerPool(database, threads=threads, queue=queue)
-        return Counter(Batcher[str, bytes](sync_service.answer, crew, most=most), sync_service)
+        batcher = Batcher[str, bytes](sync_service.answer, crew, most=most, help_after=help_after)
+        return Counter(batcher, sync_service)
 
     return counter
 
@@ -117,7 +125,7 @@ def test_of_many_calls_that_wait_half_go_together_and_no_more_than_the_largest_b
 
 
 def test_a_call_that_waits_behind_a_slow_batch_is_taken_by_another_thread(make: Callable[..., Counter]) -> None:
-    counter = make(threads=2, most=5)
+    counter = make(threads=2, most=5, help_after=HELP_AFTER)
 
     async def scenario() -> None:
         async with anyio.create_task_group() as tasks:
@@ -133,33 +141,59 @@ def test_a_call_that_waits_behind_a_slow_batch_is_taken_by_another_thread(make: 
     assert counter.sync_service.batches == [["a"], ["b"]]
 
 
-def test_few_calls_that_a_thread_leaves_to_a_slow_one_are_taken_all_the_same(database: Database) -> None:
-    gates = {"a": threading.Event(), "b": threading.Event(), "d": threading.Event()}
-    gates["d"].set()
-    batches = list[list[str]]()
+def test_calls_do_not_wait_for_a_slow_batch(database: Database) -> None:
+    gates = {"a": threading.Event(), "b": threading.Event()}
+    begun = set[str]()
 
     def settle(bots: Sequence[str]) -> list[bytes]:
-        batches.append(list(bots))
-        assert gates[bots[0]].wait(MINUTE)
+        begun.update(bots)
+        for bot in bots:
+            assert bot not in gates or gates[bot].wait(MINUTE)
         return [bot.encode() for bot in bots]
 
     batcher = Batcher[str, bytes](settle, WorkerPool(database, threads=2, queue=100), most=4)
     counter = Counter(batcher, Desk())
 
+    async def until(found: Callable[[], bool]) -> None:
+        with anyio.fail_after(MINUTE):
+            while not found():
+                await anyio.sleep(0.01)
+
     async def scenario() -> None:
         async with anyio.create_task_group() as tasks:
-            for bot in ("a", "b", "c", "d"):
+            for bot in ("a", "b"):
+                tasks.start_soon(counter.call, bot)
+                await until(lambda bot=bot: bot in begun)
+            for bot in ("c", "d"):
                 tasks.start_soon(counter.call, bot)
                 await anyio.wait_all_tasks_blocked()
             await anyio.sleep(3 * HELP_AFTER)  # in vain another thread was asked for
             gates["b"].set()
-            with anyio.fail_after(MINUTE):
-                while ("d", b"d") not in counter.answers:
-                    await anyio.sleep(0.01)
+            await until(lambda: {("c", b"c"), ("d", b"d")} <= set(counter.answers))
+            await counter.call("e")
+            assert counter.answers[-1] == ("e", b"e"), "and not after the slow batch has ended"
             gates["a"].set()
 
     anyio.run(scenario)
-    assert batches == [["a"], ["b", "c"], ["d"]]
+    assert begun == set("abcde")
+
+
+def test_calls_fail_if_no_thread_can_be_had_and_later_ones_are_answered(
+    make: Callable[..., Counter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counter = make()
+    counter.sync_service.open.set()
+    with monkeypatch.context() as patch:
+        patch.setattr(WorkerPool, "run_unbounded", _without_thread)
+        counter.run("a")
+    counter.run("b")
+    (_, failure), answered = counter.answers
+    assert isinstance(failure, RuntimeError)
+    assert answered == ("b", b"b")
+
+
+async def _without_thread(*_: object) -> None:
+    raise RuntimeError("can't start new thread")
 
 
 def test_a_second_call_of_a_bot_waits_until_the_first_is_answered(make: Callable[..., Counter]) -> None:
