@@ -93,7 +93,7 @@ class HeadReader:
         """Read the first heads of these queues, probably enough to fill the free units.
 
         most: for each queue the number of its jobs that can start at once; without it any number. expected: how many of
-        them will probably start at most, if that can be told.
+        them will probably start, if that can be told.
         """
         for queue, each in zip(queues, most or [math.inf] * len(queues), strict=True):
             self._queues[queue.id] = queue
@@ -104,13 +104,15 @@ class HeadReader:
             alone = Counter(queue.instance for queue in queues)
             found = self._next(
                 {
-                    queue.id: max(1, int(expected[queue.id]))
+                    queue.id: int(expected[queue.id]) + 1
                     if queue.id in expected and alone[queue.instance] == 1
                     else _with_spare(self._free_units * self._usual.get(queue.id, even))
                     for queue in queues
                 }
             )
-            return found + self._next_dated(found)
+            # A job with a deadline may start before jobs in front of it.
+            dated = {head.queue.id for head in found if head.deadline is not None} & self.cut
+            return found + self._next(dict.fromkeys(sorted(dated), math.ceil(SPARE * self._free_units * even)))
         return self._next(dict.fromkeys(ids, max(LEAST, math.ceil(SPARE * self._free_units * even))))
 
     def more(
@@ -140,16 +142,7 @@ class HeadReader:
                 count = max(count, self._read[place], 0 if has_started else LEAST - self._read[place])
             if count > 0:
                 wanted[place] = count
-        found = self._next(wanted)
-        return found + self._next_dated(found)
-
-    def _next_dated(self, found: Sequence[QueueHead]) -> list[QueueHead]:
-        """Read more of the queues of jobs with a deadline among these heads: such a job may start before jobs in front
-        of it."""
-        dated = {head.queue.id for head in found if head.deadline is not None} & self.cut
-        if not dated:
-            return []
-        return self._next(dict.fromkeys(sorted(dated), math.ceil(SPARE * self._free_units / len(self._queues))))
+        return self._next(wanted)
 
     def _next(self, wanted: Mapping[QueueId, int]) -> list[QueueHead]:
         ids = list(wanted)
@@ -302,9 +295,7 @@ class AdmissionController:
         reweighed = [] if shares is None else [each for each, share in shares.of.items() if share.is_reweighed]
         if reweighed:
             fair_share_reads.record_demand(connection, reweighed, self._rules.fair)
-            admission_state.shares = fair_share_reads.read_shares(
-                connection, admission_rules.instance_ids(queues), self._rules.fair
-            )
+            admission_rules.read_shares(connection, queues, admission_state, self._rules)
 
     def _queue_batches(
         self, queues: Sequence[ConstrainedQueue], admission_state: AdmissionState, *, free_units: int

@@ -19,9 +19,6 @@ from assigner.admission.state import AdmissionState
 from schema.accounting.fair_share import Share, Shares, jain_index
 from schema.picking.constrained import ConstrainedQueue, QueueHead, QueueId
 
-#: Instances that are expected to start one more job each, beyond those that come first, and one in eight more.
-SPARE_INSTANCES = 32
-
 
 class DeficitOrder(InstanceOrder):
     """Instances below their minimum quota come first, then those below their guaranteed number of jobs, then the one
@@ -88,12 +85,8 @@ class DeficitOrder(InstanceOrder):
     def expected(
         self, queues: Sequence[ConstrainedQueue], admission_state: AdmissionState, *, free_units: int
     ) -> Mapping[QueueId, float]:
-        """Return how many jobs of each queue start at most if each costs 1 and no gate closes: afterwards the deficits
-        of all instances that have started jobs are equal but for one job.
-
-        The instances that start one more than the whole number below are those that come first without it. Some more
-        of them are taken into account, because the level moves while jobs start.
-        """
+        """Return how many jobs of each queue start if each costs 1 and no gate closes: afterwards the deficits of all
+        instances that have started jobs are equal."""
         if admission_state.shares is None:
             return {}
         weighed = weigh_usage(admission_state.shares, admission_state)
@@ -106,16 +99,7 @@ class DeficitOrder(InstanceOrder):
                 break
             total += each
             level = (free_units + total) / (nth + 1)
-        starts = {instance: max(0.0, level - each) for instance, each in above.items()}
-        behind = sorted((above[instance] + int(each), instance) for instance, each in starts.items() if each)
-        rest = free_units - sum(map(int, starts.values())) + SPARE_INSTANCES + len(behind) // 8
-        one_more = {instance for _, instance in behind[:rest]}
-        return {
-            queue.id: float(int(starts[queue.instance]) + (queue.instance in one_more))
-            if of_instance[queue.instance] == 1
-            else starts[queue.instance] / of_instance[queue.instance]
-            for queue in queues
-        }
+        return {queue.id: max(0.0, level - above[queue.instance]) / of_instance[queue.instance] for queue in queues}
 
     def ranked(
         self, queues: Sequence[ConstrainedQueue], admission_state: AdmissionState

@@ -475,11 +475,11 @@ class QueueCharges:
     tokens: names of further counters, of which each start takes 1 in the working copy only. A token without a counter
         has no limit.
     taken: the amounts of both.
-    shared: names of the counters that are not of the queue's instance alone.
+    beside_shares: names of the counters that are not read together with the share of the instance.
     gates: the gates that can be closed for them.
     """
 
-    __slots__ = ("counters", "gates", "shared", "taken", "tokens")
+    __slots__ = ("beside_shares", "counters", "gates", "taken", "tokens")
 
     def __init__(self, queue: ConstrainedQueue) -> None:
         self.counters: dict[str, float | None] = {}
@@ -487,7 +487,7 @@ class QueueCharges:
             self.counters.update(gate.charges(queue))
         self.tokens = frozenset(name for gate in GATES for name in gate.tokens(queue))
         self.taken = (*self.counters.items(), *[(name, 1.0) for name in self.tokens])
-        self.shared = tuple(name for name in self.counters if not name.startswith("instance:"))
+        self.beside_shares = tuple(name for name in self.counters if not name.startswith("instance:"))
         self.gates = frozenset(gate for gate in GATES if gate.concerns(queue))
 
 

@@ -72,11 +72,9 @@ def read_admission_state(
         charges={} if charges is None else charges,
     )
     if any(queue.managed for queue in queues):
-        admission_state.shares = fair_share.read_shares(connection, instance_ids(queues), rules.fair)
-        admission_state.counters |= admission_state.shares.counters
+        read_shares(connection, queues, admission_state, rules)
     charged = [gates.queue_charges(queue, admission_state) for queue in queues]
-    # Instances with shares have their counters with these. Most queues then take of the same few others.
-    taken = {each.shared if admission_state.shares else tuple(each.counters) for each in charged}
+    taken = {each.beside_shares if admission_state.shares else tuple(each.counters) for each in charged}
     admission_state.counters |= counters.read(connection, [*of_classes.union(*taken)])
     if pressed:
         admission_state.advice = rates.read_advice(connection)
@@ -86,6 +84,14 @@ def read_admission_state(
             graph_share.graph_share(rules.ordering, limit=limit, graphs=graphs.active_graphs(connection)), queues
         )
     return admission_state
+
+
+def read_shares(
+    connection: Connection, queues: Sequence[ConstrainedQueue], admission_state: AdmissionState, rules: Rules
+) -> None:
+    """Read the shares of the instances of these queues into the state, with the counters that come with them."""
+    admission_state.shares = fair_share.read_shares(connection, instance_ids(queues), rules.fair)
+    admission_state.counters |= admission_state.shares.counters
 
 
 def instance_ids(queues: Sequence[ConstrainedQueue]) -> list[int]:

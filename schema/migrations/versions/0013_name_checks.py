@@ -2,7 +2,8 @@
 can matter.
 
 Both forms of the condition hold for the same names, and both triggers record the same changes. Each table is locked
-while its rows are judged again; only `job_metadata` can be large.
+from the look at its rows to the end of the upgrade; only `job_metadata`, the last, can be large. The processes of the
+version before work with the result, but wait meanwhile, so stop them first, as for any upgrade.
 """
 
 from alembic import op
@@ -18,7 +19,6 @@ depends_on = None
 
 #: Table, constraint, and its condition.
 FORMS = (
-    ("job_metadata", "job_metadata_key_form", METADATA_KEY_FORM),
     ("instances", "instances_name_form", name_form("name")),
     ("instances", "instances_pool_form", name_form("pool")),
     ("cohorts", "cohorts_name_form", name_form("name")),
@@ -30,6 +30,7 @@ FORMS = (
     ("bots", "bots_name_form", name_form("name")),
     ("bots", "bots_pool_form", name_form("pool")),
     ("graphs", "graphs_name_form", name_form("name")),
+    ("job_metadata", "job_metadata_key_form", METADATA_KEY_FORM),
 )
 
 
