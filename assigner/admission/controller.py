@@ -388,7 +388,7 @@ class AdmissionController:
         """Let the gates write what these starts change, and begin the pauses that are advised."""
         for gate in gates.GATES:
             gate.started(connection, starts, self._state)
-        for used in {_class_of(queue) for queue in starts} & self._delays.keys() if self._delays else ():
+        for used in {_class_of(queue) for queue in starts} & self._delays.keys():
             self._until[used] = self._now() + self._delays[used]
 
     def amounts(self, admitted: AdmissionResult) -> dict[int, Amounts]:

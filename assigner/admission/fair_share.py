@@ -352,10 +352,11 @@ class Standings:
 def _standing(shares: Shares, admission_state: AdmissionState) -> Standings:
     """Return what the instances have had. It is looked up once for these shares, because a cycle reads it often."""
     known, found = admission_state.standing
-    if known is not shares or not isinstance(found, Standings):
+    if known is not shares:
         found = Standings(shares, admission_state)
         admission_state.standing = shares, found
-    return found
+    standings: Standings = found
+    return standings
 
 
 def _behind(*, is_owed: bool, weight: float, had: bool) -> int:

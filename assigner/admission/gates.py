@@ -472,8 +472,8 @@ class QueueCharges:
     """What each job of a queue takes, which depends on its instance and its constraints alone.
 
     counters: amounts by counter; None stands for the job's estimate.
-    tokens: names of further counters, of which each start takes 1 in the working copy only. A token without a counter
-        has no limit.
+    tokens: names of further counters. Each start takes 1 of each in the working copy; gates write them themselves. A
+        token without a counter has no limit.
     taken: the amounts of both.
     beside_shares: names of the counters that are not read together with the share of the instance.
     gates: the gates that can be closed for them.

@@ -224,7 +224,7 @@ class Batcher(Generic[C, A]):
 
     @property
     def _are_many(self) -> bool:
-        """True if so many calls wait that a second worker pays."""
+        """True if enough calls wait for a second worker to be worthwhile."""
         return len(self._places) >= self._most // 2
 
     def _is_another_quick(self, but: _Worker | None = None) -> bool:

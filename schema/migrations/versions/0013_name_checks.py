@@ -41,7 +41,6 @@ def upgrade() -> None:
             f" ADD CONSTRAINT {constraint} CHECK ({condition})"
         )
     sql.load(op.get_bind(), "functions/mark_bot_change")
-    sql.load(op.get_bind(), "functions/refusal")
 
 
 def downgrade() -> None:

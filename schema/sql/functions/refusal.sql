@@ -28,7 +28,7 @@ BEGIN
     WHEN 'text', 'name', 'zone' THEN
         IF given_type <> 'string' THEN
             RETURN ': input should be a valid string';
-        ELSIF kind = 'name' AND (content !~ '^[a-z0-9][a-z0-9._-]*$' OR length(content) > 63) THEN
+        ELSIF kind = 'name' AND content !~ '^[a-z0-9][a-z0-9._-]{0,62}$' THEN
             RETURN ': string should match pattern ''^[a-z0-9][a-z0-9._-]{0,62}$''';
         ELSIF kind = 'zone' AND content <> 'UTC' AND NOT EXISTS (
                 SELECT FROM pg_timezone_names z WHERE z.name = content AND z.name !~ '^(posix|right)') THEN
@@ -103,12 +103,12 @@ BEGIN
             SELECT e.key, CASE
                 WHEN jsonb_typeof(e.value) <> 'string' THEN 1
                 WHEN size > at_most THEN 2
-                WHEN e.key !~ '^[A-Za-z0-9_.:/-]+$' OR length(e.key) > 64 THEN 3
+                WHEN e.key !~ '^[A-Za-z0-9_.:/-]{1,64}$' THEN 3
                 WHEN octet_length(e.value #>> '{}') > 256 THEN 4 ELSE 5 END AS step, CASE
                 WHEN jsonb_typeof(e.value) <> 'string' THEN
                     format('.%s: input should be a valid string', regexp_replace(left(e.key, 60), '[^ -~]', '?', 'g'))
                 WHEN size > at_most THEN format(': has %s keys, at most %s are allowed', size, at_most)
-                WHEN e.key !~ '^[A-Za-z0-9_.:/-]+$' OR length(e.key) > 64 THEN
+                WHEN e.key !~ '^[A-Za-z0-9_.:/-]{1,64}$' THEN
                     format(': ''%s'' is not a key: use A-Z, a-z, 0-9 and _.:/-, at most 64',
                         CASE WHEN length(e.key) > 80 THEN left(e.key, 79) || '…' ELSE e.key END)
                 WHEN octet_length(e.value #>> '{}') > 256 THEN format('.%s: is %s bytes long, at most 256 are allowed',
