@@ -15,8 +15,10 @@ from sqlalchemy import Connection, Row, TextClause, text
 
 from bots.protocol import Chunk, LeaseReport, Outcome, Sync
 from bots.sync.sessions import digest
+from schema.accounting.units import BotCapacity
 from schema.moves.acknowledge import Start
-from schema.moves.end import VERDICTS, AttemptEnd, BotCapacity, EndedAttempt, Verdict
+from schema.moves.end import VERDICTS, AttemptEnd, EndedAttempt, Verdict
+from schema.moves.grant import HandedOut
 from schema.outputs import Written
 from schema.postgres.fragments import newest_leases
 from schema.results import Checkpoint
@@ -163,8 +165,9 @@ class SyncCall:
     nth: the number of the call in the batch. repeated: a call with this sequence number has been settled before, so
     that its report has been applied. trusted: its leases are ended without being read before. held, due: the bot's live
     leases before and after the call; what a trusted call held stays unread. ended: the attempts that the call has
-    ended. before: seconds that have surely passed between the sending of the call and the moment at which the rest of
-    the session was measured. remaining: the rest of the session at that moment, seconds.
+    ended. fetched: the leases that it has begun. before: seconds that have surely passed between the sending of the
+    call and the moment at which the rest of the session was measured. remaining: the rest of the session at that
+    moment, seconds.
     """
 
     nth: int
@@ -177,7 +180,8 @@ class SyncCall:
     held: list[Row[Any]] = field(default_factory=list)
     account: ReportOutcome = field(default_factory=ReportOutcome)
     ended: list[EndedAttempt] = field(default_factory=list)
-    due: list[Row[Any]] = field(default_factory=list)
+    fetched: list[HandedOut] = field(default_factory=list)
+    due: list[Row[Any] | HandedOut] = field(default_factory=list)
     bot_capacity: BotCapacity = field(init=False)
 
     def __post_init__(self) -> None:
@@ -326,14 +330,14 @@ def _check_epoch(bot: Row[Any] | None, *, epoch: int) -> Row[Any]:
 
 
 def answer_message(
-    leases: Sequence[Row[Any]], *, seq: int, expires_in: float, sync_in: float, drain: bool = False
+    leases: Sequence[Row[Any] | HandedOut], *, seq: int, expires_in: float, sync_in: float, drain: bool = False
 ) -> bytes:
     """Return the message `SyncAnswer` with these leases, as JSON."""
     rest = to_json({"drain": drain, "expires_in": expires_in, "sync_in": sync_in})
     return b'{"seq":%d,"leases":[%b],%b' % (seq, b",".join(map(_lease_message, leases)), rest[1:])
 
 
-def _lease_message(row: Row[Any]) -> bytes:
+def _lease_message(row: Row[Any] | HandedOut) -> bytes:
     """Return the message `Work` about the lease to its bot, as JSON. Fields without a value are left out."""
     fields = {
         "job": row.public_id,
@@ -429,8 +433,15 @@ def read_held_leases(connection: Connection, sync_calls: Sequence[SyncCall]) -> 
 
 
 def read_due_leases(connection: Connection, sync_calls: Sequence[SyncCall]) -> None:
-    """Read the live leases of each bot after everything else of its call is settled."""
-    _gather(connection, DUE_LEASES, sync_calls, _left, lambda sync_call: sync_call.due)
+    """Read the live leases of each bot after everything else of its call is settled, unless the call has begun all of
+    them: then they are known."""
+    others: list[SyncCall] = []
+    for sync_call in sync_calls:
+        if len(sync_call.fetched) == sync_call.bot_capacity.held:
+            sync_call.due = [*sorted(sync_call.fetched)]
+        else:
+            others.append(sync_call)
+    _gather(connection, DUE_LEASES, others, _left, lambda sync_call: sync_call.due)
 
 
 #: An id as the database writes it, which is how bots get it. A report with any other one is of no lease.
@@ -452,7 +463,7 @@ def _gather(
     query: TextClause,
     sync_calls: Sequence[SyncCall],
     known: Callable[[SyncCall], Known],
-    into: Callable[[SyncCall], list[Row[Any]]],
+    into: Callable[[SyncCall], list[Any]],
 ) -> None:
     by_bot = {sync_call.bot.id: sync_call for sync_call in sync_calls}
     keys = [(bot_id, job, fence) for bot_id, sync_call in by_bot.items() for job, fence in known(sync_call)]

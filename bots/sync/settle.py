@@ -28,10 +28,11 @@ from bots.sync.call import (
 from bots.sync.fetch import FetchSettings, fetch_after_sync
 from schema import outputs, results
 from schema.accounting.quotas import EVICTION_COOLDOWN
+from schema.accounting.units import ReturnedUnits
 from schema.clock import Monotonic
 from schema.diagnostics.tracing import AttemptTracer
 from schema.moves.acknowledge import acknowledge, deliver, lock_for_moves
-from schema.moves.end import ReturnedUnits, end
+from schema.moves.end import end
 from schema.moves.sessions import RENEWED_BELOW, SyncUpdate, close, limit_spared, record_syncs, remember_localities
 from schema.picking.head_cursor import HeadCursors
 from schema.postgres.engine import Database

@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, TextClause, text
 
 from schema.accounting.quotas import EVICTION_COOLDOWN, LIMIT
-from schema.moves.end import BotCapacity, ReturnedUnits
+from schema.accounting.units import BotCapacity, ReturnedUnits
 from schema.postgres import fragments
 from schema.postgres.fragments import newest_quota, newest_version
 from schema.predicates import DRAIN, HEALTHY, REQUIREMENTS, STATE, serves
+from schema.states import LeaseState
 
 #: The strategy of a lease for which preemption has freed the units (BuildGrid).
 PREEMPTION = "preemption"
@@ -44,6 +45,31 @@ class Granted(NamedTuple):
     instance: int
 
 
+class HandedOut(NamedTuple):
+    """A lease that has begun, with all that its bot needs to start it.
+
+    instance: the name of the instance. timeout_seconds: of an attempt. payload, checkpoint: JSON; the checkpoint is the
+    latest of the job, which an earlier attempt has left. The other fields are those of every lease of a job without
+    constraints that has just been granted and told.
+    """
+
+    job_id: int
+    public_id: str
+    bot_id: int
+    fence: int
+    units: int
+    instance_id: int
+    instance: str
+    attempts: int
+    timeout_seconds: float | None
+    payload: str
+    checkpoint: str | None
+    state: str = LeaseState.PENDING
+    delivered: bool = True
+    stop_reason: str | None = None
+    gpus: Sequence[int] | None = None
+
+
 # Bots are locked after jobs, out of order, hence SKIP LOCKED. A bot takes placements in the given order while they fit
 # into the room of its locked row, and so does a quota. The locked row also decides whether the bot may have the job,
 # because a new session may have changed its properties or its instance since it was chosen. Only placements on kept
@@ -54,12 +80,12 @@ class Granted(NamedTuple):
 _GRANT = """
 WITH wanted AS MATERIALIZED (
     SELECT w.job_id, w.bot_id, w.actor, w.decision, w.taking, w.nth, j.ctid AS place, j.units, j.cohort, j.instance,
-        i.pool, j.platform
+        i.pool, j.platform, j.fence AS last_fence, i.name AS instance_name
     FROM unnest(CAST(:job_ids AS bigint[]), CAST(:bot_ids AS bigint[]), CAST(:actors AS text[]), {decisions},
                 CAST(:taking AS integer[]))
         WITH ORDINALITY AS w (job_id, bot_id, actor, decision, taking, nth)
     CROSS JOIN LATERAL (
-        SELECT ctid, units, cohort, instance, platform FROM jobs WHERE id = w.job_id AND {queued} OFFSET 0) j
+        SELECT ctid, units, cohort, instance, platform, fence FROM jobs WHERE id = w.job_id AND {queued} OFFSET 0) j
     JOIN instances i ON i.id = j.instance AND {undrained}
 ), room AS MATERIALIZED (
     SELECT b.id, b.epoch, b.cohort, b.instance, b.pool, b.kind,
@@ -73,7 +99,7 @@ WITH wanted AS MATERIALIZED (
     SELECT w.*, r.epoch, r.free, r.kept, r.trusted, sum(w.units) OVER upto AS upto, own.units AS own_units,
         sum(own.units) OVER upto AS own_upto
     FROM wanted w JOIN room r ON r.id = w.bot_id AND r.cohort = w.cohort
-        AND {serves} AND {offers}
+        AND {serves}{offers}
     CROSS JOIN LATERAL (
         SELECT CASE WHEN {on_kept} AND r.kept_for = w.instance AND r.kept <= r.free
             THEN w.units ELSE 0 END) own (units)
@@ -87,24 +113,32 @@ WITH wanted AS MATERIALIZED (
     FROM within f
     WHERE j.ctid = f.place AND f.fits AND {still_queued}
     RETURNING j.id, j.public_id, j.cohort, j.instance, j.fence, j.units, f.bot_id, f.epoch, f.actor,
-        f.decision, f.taking, f.taken_of_kept, f.nth
-), taken AS (
-    UPDATE bots b SET in_use = b.in_use + s.units, kept_units = b.kept_units - s.kept, held = b.held + s.leases
-    FROM (SELECT r.ctid, sum(m.units) AS units, sum(m.taken_of_kept) AS kept, count(*) AS leases
-          FROM moved m JOIN room r ON r.id = m.bot_id GROUP BY r.ctid) s
-    WHERE {written} AND b.ctid = s.ctid
-), leased AS (
+        f.decision, f.taking, f.taken_of_kept, f.nth, j.attempts, j.timeout_seconds, f.last_fence, f.instance_name
+{bot_update}), leased AS (
     INSERT INTO leases (job_id, fence, bot_id, bot_epoch, cohort, instance, units, assigner, strategy, due_at,
                         delivered_at, taken, granted_event, decision)
     SELECT id, fence, bot_id, epoch, cohort, instance, units, actor,
         :strategy, now() + make_interval(secs => :ack), CASE WHEN NOT :tell THEN clock_timestamp() END,
         CAST(:takings AS jsonb) -> taking, nextval('stored_events_id_seq'), decision
     FROM moved ORDER BY nth
-{quota_update}), told AS (
+{quota_update}{result} FROM moved
+"""
+# The rows of the bots, and the wake-ups of their calls, if the caller does not see to them.
+_BOT_UPDATE = """), taken AS (
+    UPDATE bots b SET in_use = b.in_use + s.units, kept_units = b.kept_units - s.kept, held = b.held + s.leases
+    FROM (SELECT r.ctid, sum(m.units) AS units, sum(m.taken_of_kept) AS kept, count(*) AS leases
+          FROM moved m JOIN room r ON r.id = m.bot_id GROUP BY r.ctid) s
+    WHERE b.ctid = s.ctid
+"""
+_GRANTED = """), told AS (
     SELECT wake('bots', string_agg(DISTINCT bot_id::text, ',')) FROM moved WHERE :tell HAVING count(*) > 0
 )
-SELECT id, public_id::text, bot_id, fence, units, instance, (SELECT count(*) FROM told) FROM moved
-"""
+SELECT id, public_id::text, bot_id, fence, units, instance, (SELECT count(*) FROM told)"""
+# What the answer to the bot tells. Only a job that was granted before, and so had a fence, can have a checkpoint.
+_HANDED_OUT = """)
+SELECT id, public_id::text, bot_id, fence, units, instance, instance_name, attempts, timeout_seconds,
+    (SELECT payload::text FROM job_payloads WHERE job_id = id) AS payload,
+    CASE WHEN last_fence > 0 THEN (SELECT checkpoint::text FROM job_checkpoints WHERE job_id = id) END AS checkpoint"""
 
 
 _QUOTA_CHECK = """), limited AS MATERIALIZED (
@@ -125,9 +159,10 @@ _QUOTA_CHECK = """), limited AS MATERIALIZED (
     ) AS q (cohort, instance, min_quota, max_quota, usage, evicted)
 ), weighed AS MATERIALIZED (
     SELECT cohort, instance, nth, place, bot_id, epoch, actor, decision, taking, units, taken_of_kept,
-        CAST(NULL AS boolean) AS busy, CAST(NULL AS bigint) AS headroom FROM seated
+        last_fence, instance_name, CAST(NULL AS boolean) AS busy, CAST(NULL AS bigint) AS headroom FROM seated
     UNION ALL
-    SELECT cohort, instance, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, busy, headroom FROM left_over
+    SELECT cohort, instance, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, busy, headroom
+    FROM left_over
 ), within AS MATERIALIZED (
     SELECT w.*, CASE WHEN bool_or(busy) OVER quota IS NULL THEN true WHEN bool_or(busy) OVER quota THEN false
         WHEN max(headroom) OVER quota IS NULL THEN true
@@ -147,8 +182,8 @@ _COVERED = """), within AS MATERIALIZED (
 
 
 def _grant(*, again: bool, held: bool = False, covered: bool = False) -> TextClause:
-    """`held`: the caller knows what the bots have left and writes their rows; otherwise it knows the rows' places.
-    `covered`: quotas stay as they are."""
+    """`held`: the caller has locked the bots before it picked the jobs for them, knows what they have left and writes
+    their rows; otherwise it knows the rows' places. `covered`: quotas stay as they are."""
     newest_bot = newest_version("bots", "id", "r.id", columns="*, ctid")
     return text(
         _GRANT.format(
@@ -157,11 +192,12 @@ def _grant(*, again: bool, held: bool = False, covered: bool = False) -> TextCla
             still_queued=STATE.of(job="j"),
             undrained=DRAIN.of(instance="i"),
             locked_bot=newest_bot if held else "(SELECT *, ctid FROM bots WHERE ctid = r.place OFFSET 0)",
-            written=str(not held).lower(),
             serves=serves("r", "w"),
-            offers=REQUIREMENTS.of(bot="r", want="w"),
+            offers="" if held else f" AND {REQUIREMENTS.of(bot='r', want='w')}",
             quota_check=_COVERED if covered else _quota_check(again=again),
+            bot_update="" if held else _BOT_UPDATE,
             quota_update="" if covered else _QUOTA_UPDATE,
+            result=_HANDED_OUT if held else _GRANTED,
             on_kept="false" if held else "CAST(:on_kept AS boolean)",
         )
     )
@@ -230,7 +266,8 @@ def grant(
     if not bots:
         return []
     locked = {"rooms": [row.id for row in bots], "places": [row.ctid for row in bots], "unused": [], "kept": []}
-    return _granted(connection, GRANT[again], {**values, **locked})
+    rows = connection.execute(GRANT[again], {**values, **locked}).all()
+    return [Granted._make(row[: len(Granted._fields)]) for row in rows]
 
 
 def grant_locked(
@@ -245,10 +282,11 @@ def grant_locked(
     strategy: str,
     ack: float,
     cooldown: float,
-) -> list[Granted]:
+) -> list[HandedOut]:
     """Grant as `grant` does, with `again` and without `notify`, for bots of a cohort whose calls are being settled.
 
-    The caller has locked the bots, found them healthy, and writes their rows later.
+    The caller has locked the bots, found them healthy, and writes their rows later. Since then it has picked jobs that
+    the kinds of the bots can run, so that this is not checked again.
 
     capacities: what each of the bots has left; it is brought up to date.
     returned: units that the calls have returned, brought up to date. If they are enough, no quota is looked at: the
@@ -269,12 +307,13 @@ def grant_locked(
     covered = returned.covers({(cohort, instance): units for instance, units in wanted.items()})
     if not covered:
         returned.write(connection, before_grant=True)
-    granted = _granted(connection, GRANT_LOCKED[covered], {**values, **left, "rooms": bots, "places": []})
-    for lease in granted:
+    rows = connection.execute(GRANT_LOCKED[covered], {**values, **left, "rooms": bots, "places": []}).all()
+    handed_out = [HandedOut(*row) for row in rows]
+    for lease in handed_out:
         capacities[lease.bot_id].take(lease.units)
         if covered:
-            returned.take(cohort, lease.instance, lease.units)
-    return granted
+            returned.take(cohort, lease.instance_id, lease.units)
+    return handed_out
 
 
 def lock_bots(connection: Connection, placements: Sequence[Placement]) -> list[Placement]:
@@ -314,8 +353,3 @@ def _values(
         "ack": ack,
         "tell": notify,
     }
-
-
-def _granted(connection: Connection, statement: TextClause, values: Mapping[str, Any]) -> list[Granted]:
-    rows = connection.execute(statement, values)
-    return [Granted._make(row[: len(Granted._fields)]) for row in rows.all()]

@@ -11,7 +11,7 @@ from bots.protocol import LeaseReport, Outcome, OutputReport, Sync
 from schema.moves.cancel import cancel
 from schema.moves.retention import delete_finished
 from schema.validation import MAX_RESULT_BYTES
-from tests.support.pool import Bot, Pool, active, answered, completed
+from tests.support.pool import Bot, Pool, active, answered, completed, synced
 from tests.support.sync import statements
 
 #: Seconds between attempts: none.
@@ -184,6 +184,19 @@ def test_the_last_checkpoint_travels_with_the_end_of_the_attempt(pool: Pool) -> 
     report = completed(work, "released").model_copy(update={"checkpoint": "7"})
     bot.sync(report)
     assert again(pool, bot)["checkpoint"] == "7"
+
+
+def test_a_fetched_attempt_is_told_of_the_checkpoint_as_a_repeat_of_the_call_tells_it(pool: Pool) -> None:
+    pool.submit(2, units=2, timeout_seconds=7.5, instance="team-a", payload={"command": ['é"\\']})
+    bot = pool.bot(capacity=4)
+    first, second = pool.given(bot)
+    report = completed(first, "released").model_copy(update={"checkpoint": '{"step":  2}'})
+    call = bot.message(report, completed(second))
+    (answer, repeated) = (json.loads(synced(bot.sync_service, call)) for _ in range(2))
+    (lease,) = answer["leases"]
+    assert (lease["job"], lease["checkpoint"], lease["attempt"]) == (first["job"], '{"step":  2}', 1)
+    assert (lease["payload"], lease["timeout"], lease["units"]) == ({"command": ['é"\\']}, 7.5, 2)
+    assert (lease["instance"], repeated["leases"]) == ("team-a", [lease])
 
 
 def test_a_bot_that_lost_its_lease_cannot_write_the_checkpoint(pool: Pool) -> None:

@@ -1,12 +1,12 @@
 -- schema/moves/grant.py: GRANT, again=false
 WITH wanted AS MATERIALIZED (
     SELECT w.job_id, w.bot_id, w.actor, w.decision, w.taking, w.nth, j.ctid AS place, j.units, j.cohort, j.instance,
-        i.pool, j.platform
+        i.pool, j.platform, j.fence AS last_fence, i.name AS instance_name
     FROM unnest(CAST(:job_ids AS bigint[]), CAST(:bot_ids AS bigint[]), CAST(:actors AS text[]), CAST(string_to_array(:decisions, chr(30)) AS jsonb[]),
                 CAST(:taking AS integer[]))
         WITH ORDINALITY AS w (job_id, bot_id, actor, decision, taking, nth)
     CROSS JOIN LATERAL (
-        SELECT ctid, units, cohort, instance, platform FROM jobs WHERE id = w.job_id AND jobs.state = 'queued' OFFSET 0) j
+        SELECT ctid, units, cohort, instance, platform, fence FROM jobs WHERE id = w.job_id AND jobs.state = 'queued' OFFSET 0) j
     JOIN instances i ON i.id = j.instance AND NOT i.draining
 ), room AS MATERIALIZED (
     SELECT b.id, b.epoch, b.cohort, b.instance, b.pool, b.kind,
@@ -46,9 +46,10 @@ WITH wanted AS MATERIALIZED (
     ) AS q (cohort, instance, min_quota, max_quota, usage, evicted)
 ), weighed AS MATERIALIZED (
     SELECT cohort, instance, nth, place, bot_id, epoch, actor, decision, taking, units, taken_of_kept,
-        CAST(NULL AS boolean) AS busy, CAST(NULL AS bigint) AS headroom FROM seated
+        last_fence, instance_name, CAST(NULL AS boolean) AS busy, CAST(NULL AS bigint) AS headroom FROM seated
     UNION ALL
-    SELECT cohort, instance, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, busy, headroom FROM left_over
+    SELECT cohort, instance, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, busy, headroom
+    FROM left_over
 ), within AS MATERIALIZED (
     SELECT w.*, CASE WHEN bool_or(busy) OVER quota IS NULL THEN true WHEN bool_or(busy) OVER quota THEN false
         WHEN max(headroom) OVER quota IS NULL THEN true
@@ -61,12 +62,12 @@ WITH wanted AS MATERIALIZED (
     FROM within f
     WHERE j.ctid = f.place AND f.fits AND j.state = 'queued'
     RETURNING j.id, j.public_id, j.cohort, j.instance, j.fence, j.units, f.bot_id, f.epoch, f.actor,
-        f.decision, f.taking, f.taken_of_kept, f.nth
+        f.decision, f.taking, f.taken_of_kept, f.nth, j.attempts, j.timeout_seconds, f.last_fence, f.instance_name
 ), taken AS (
     UPDATE bots b SET in_use = b.in_use + s.units, kept_units = b.kept_units - s.kept, held = b.held + s.leases
     FROM (SELECT r.ctid, sum(m.units) AS units, sum(m.taken_of_kept) AS kept, count(*) AS leases
           FROM moved m JOIN room r ON r.id = m.bot_id GROUP BY r.ctid) s
-    WHERE true AND b.ctid = s.ctid
+    WHERE b.ctid = s.ctid
 ), leased AS (
     INSERT INTO leases (job_id, fence, bot_id, bot_epoch, cohort, instance, units, assigner, strategy, due_at,
                         delivered_at, taken, granted_event, decision)

@@ -1,12 +1,12 @@
 -- schema/moves/grant.py: GRANT_LOCKED, covered=false
 WITH wanted AS MATERIALIZED (
     SELECT w.job_id, w.bot_id, w.actor, w.decision, w.taking, w.nth, j.ctid AS place, j.units, j.cohort, j.instance,
-        i.pool, j.platform
+        i.pool, j.platform, j.fence AS last_fence, i.name AS instance_name
     FROM unnest(CAST(:job_ids AS bigint[]), CAST(:bot_ids AS bigint[]), CAST(:actors AS text[]), CAST(string_to_array(:decisions, chr(30)) AS jsonb[]),
                 CAST(:taking AS integer[]))
         WITH ORDINALITY AS w (job_id, bot_id, actor, decision, taking, nth)
     CROSS JOIN LATERAL (
-        SELECT ctid, units, cohort, instance, platform FROM jobs WHERE id = w.job_id AND jobs.state = 'queued' OFFSET 0) j
+        SELECT ctid, units, cohort, instance, platform, fence FROM jobs WHERE id = w.job_id AND jobs.state = 'queued' OFFSET 0) j
     JOIN instances i ON i.id = j.instance AND NOT i.draining
 ), room AS MATERIALIZED (
     SELECT b.id, b.epoch, b.cohort, b.instance, b.pool, b.kind,
@@ -20,7 +20,7 @@ WITH wanted AS MATERIALIZED (
     SELECT w.*, r.epoch, r.free, r.kept, r.trusted, sum(w.units) OVER upto AS upto, own.units AS own_units,
         sum(own.units) OVER upto AS own_upto
     FROM wanted w JOIN room r ON r.id = w.bot_id AND r.cohort = w.cohort
-        AND (r.instance IS NULL AND r.pool IS NULL OR r.instance = w.instance OR r.pool = w.pool) AND EXISTS (SELECT FROM kind_platforms o WHERE o.platform = w.platform AND o.kind = r.kind OFFSET 0)
+        AND (r.instance IS NULL AND r.pool IS NULL OR r.instance = w.instance OR r.pool = w.pool)
     CROSS JOIN LATERAL (
         SELECT CASE WHEN false AND r.kept_for = w.instance AND r.kept <= r.free
             THEN w.units ELSE 0 END) own (units)
@@ -46,9 +46,10 @@ WITH wanted AS MATERIALIZED (
     ) AS q (cohort, instance, min_quota, max_quota, usage, evicted)
 ), weighed AS MATERIALIZED (
     SELECT cohort, instance, nth, place, bot_id, epoch, actor, decision, taking, units, taken_of_kept,
-        CAST(NULL AS boolean) AS busy, CAST(NULL AS bigint) AS headroom FROM seated
+        last_fence, instance_name, CAST(NULL AS boolean) AS busy, CAST(NULL AS bigint) AS headroom FROM seated
     UNION ALL
-    SELECT cohort, instance, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, busy, headroom FROM left_over
+    SELECT cohort, instance, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, busy, headroom
+    FROM left_over
 ), within AS MATERIALIZED (
     SELECT w.*, CASE WHEN bool_or(busy) OVER quota IS NULL THEN true WHEN bool_or(busy) OVER quota THEN false
         WHEN max(headroom) OVER quota IS NULL THEN true
@@ -61,12 +62,7 @@ WITH wanted AS MATERIALIZED (
     FROM within f
     WHERE j.ctid = f.place AND f.fits AND j.state = 'queued'
     RETURNING j.id, j.public_id, j.cohort, j.instance, j.fence, j.units, f.bot_id, f.epoch, f.actor,
-        f.decision, f.taking, f.taken_of_kept, f.nth
-), taken AS (
-    UPDATE bots b SET in_use = b.in_use + s.units, kept_units = b.kept_units - s.kept, held = b.held + s.leases
-    FROM (SELECT r.ctid, sum(m.units) AS units, sum(m.taken_of_kept) AS kept, count(*) AS leases
-          FROM moved m JOIN room r ON r.id = m.bot_id GROUP BY r.ctid) s
-    WHERE false AND b.ctid = s.ctid
+        f.decision, f.taking, f.taken_of_kept, f.nth, j.attempts, j.timeout_seconds, f.last_fence, f.instance_name
 ), leased AS (
     INSERT INTO leases (job_id, fence, bot_id, bot_epoch, cohort, instance, units, assigner, strategy, due_at,
                         delivered_at, taken, granted_event, decision)
@@ -78,7 +74,7 @@ WITH wanted AS MATERIALIZED (
     UPDATE quotas q SET usage = q.usage + s.units
     FROM (SELECT cohort, instance, sum(units) AS units FROM moved GROUP BY cohort, instance) s
     WHERE q.cohort = s.cohort AND q.instance = s.instance
-), told AS (
-    SELECT wake('bots', string_agg(DISTINCT bot_id::text, ',')) FROM moved WHERE :tell HAVING count(*) > 0
 )
-SELECT id, public_id::text, bot_id, fence, units, instance, (SELECT count(*) FROM told) FROM moved
+SELECT id, public_id::text, bot_id, fence, units, instance, instance_name, attempts, timeout_seconds,
+    (SELECT payload::text FROM job_payloads WHERE job_id = id) AS payload,
+    CASE WHEN last_fence > 0 THEN (SELECT checkpoint::text FROM job_checkpoints WHERE job_id = id) END AS checkpoint FROM moved

@@ -1,4 +1,4 @@
--- schema/moves/end.py: END
+-- schema/moves/end.py: END, named=false, written=true
 WITH told AS MATERIALIZED (
     SELECT coalesce(t.id, (SELECT id FROM jobs WHERE public_id = t.public_id)) AS job_id, t.*
     FROM unnest(CAST(:job_ids AS bigint[]), CAST(:public_ids AS uuid[]), CAST(:fences AS bigint[]),
@@ -8,7 +8,7 @@ WITH told AS MATERIALIZED (
 ), held AS MATERIALIZED (
     SELECT j.id, j.fence, j.state, j.attempts, j.max_attempts, j.kills, j.retry_failed,
         t.bot_id, t.bot_epoch, t.verdict, t.actor, t.details
-    FROM jobs j JOIN told t ON t.job_id = j.id AND t.fence = j.fence
+    FROM jobs j JOIN told t ON j.id = t.job_id AND t.fence = j.fence
     WHERE j.state IN ('leased', 'running', 'cancelling')
     ORDER BY j.id FOR NO KEY UPDATE OF j
 ), over AS (
@@ -72,7 +72,7 @@ WITH told AS MATERIALIZED (
 ), freed AS (
     UPDATE bots b SET in_use = b.in_use - s.units, held = b.held - s.leases
     FROM (SELECT bot_id, sum(units) AS units, count(*) AS leases FROM over GROUP BY bot_id) s
-    WHERE :written AND b.id = s.bot_id
+    WHERE b.id = s.bot_id
 ), counted AS MATERIALIZED (
     SELECT CASE WHEN bool_or(q.min_quota > 0) THEN 0 ELSE min((CASE WHEN q.max_quota IS NOT NULL THEN greatest(q.min_quota, q.max_quota - (
         SELECT count(*) FROM evictions e WHERE e.cohort = q.cohort AND e.instance = q.instance

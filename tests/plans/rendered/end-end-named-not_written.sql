@@ -1,0 +1,85 @@
+-- schema/moves/end.py: END, named=true, written=false
+WITH told AS MATERIALIZED (
+    SELECT t.*
+    FROM unnest(CAST(:job_ids AS bigint[]), CAST(:public_ids AS uuid[]), CAST(:fences AS bigint[]),
+                CAST(:bot_ids AS bigint[]), CAST(:epochs AS bigint[]), CAST(:verdicts AS text[]),
+                CAST(:actors AS text[]), CAST(string_to_array(:details, chr(30)) AS jsonb[]))
+        AS t (id, public_id, fence, bot_id, bot_epoch, verdict, actor, details)
+), held AS MATERIALIZED (
+    SELECT j.id, j.fence, j.state, j.attempts, j.max_attempts, j.kills, j.retry_failed,
+        t.bot_id, t.bot_epoch, t.verdict, t.actor, t.details
+    FROM jobs j JOIN told t ON j.public_id = t.public_id AND t.fence = j.fence
+    WHERE j.state IN ('leased', 'running', 'cancelling')
+    ORDER BY j.id FOR NO KEY UPDATE OF j
+), over AS (
+    UPDATE leases l SET ended_at = clock_timestamp(), due_at = NULL,
+        state = CASE WHEN h.verdict IN ('succeeded', 'failed') THEN 'completed' ELSE 'cancelled' END,
+        ended_event = nextval('stored_events_id_seq'), ended_by = h.actor, ended_from = h.state,
+        ended_to = CASE
+            WHEN h.verdict = 'succeeded' THEN 'succeeded'
+            WHEN h.verdict = 'failed' AND h.retry_failed AND h.attempts < h.max_attempts AND h.state <> 'cancelling'
+                THEN 'queued'
+            WHEN h.verdict = 'failed' THEN 'failed'
+            WHEN h.state = 'cancelling' THEN 'cancelled'
+            WHEN l.stop_reason IN ('timeout', 'ceiling') THEN 'dead'
+            WHEN h.verdict IN ('stopped', 'released') OR h.verdict = 'lost' AND NOT (coalesce(l.acknowledged_at, l.delivered_at) IS NOT NULL) THEN 'queued'
+            WHEN h.verdict = 'lost' AND coalesce(l.acknowledged_at, l.delivered_at) IS NOT NULL AND h.kills + 1 >= 3 THEN 'dead'
+            WHEN h.attempts >= h.max_attempts THEN 'dead'
+            ELSE 'queued' END, verdict = h.verdict, report = nullif(h.details, '{}')
+    FROM held h
+    WHERE l.job_id = h.id AND l.fence = h.fence AND l.bot_id = h.bot_id AND l.bot_epoch = h.bot_epoch AND l.ended_at IS NULL
+    RETURNING h.id, h.fence, h.bot_id, h.verdict, h.details, h.kills, l.cohort, l.instance, l.units, l.stop_reason,
+        l.granted_at, l.ended_to AS to_state, h.verdict IN ('stopped', 'released') OR h.verdict = 'lost' AND NOT (coalesce(l.acknowledged_at, l.delivered_at) IS NOT NULL) AS uncharged, h.verdict = 'lost' AND coalesce(l.acknowledged_at, l.delivered_at) IS NOT NULL AS killed,
+        h.verdict IN ('stopped', 'released') AND l.stop_reason = 'preempt' AND l.ended_to = 'queued' AS evicted
+), moved AS (
+    UPDATE jobs j SET
+        state = d.to_state,
+        fence = CASE WHEN d.to_state IN ('succeeded', 'failed') THEN j.fence ELSE j.fence + 1 END,
+        result_fence = CASE WHEN d.to_state IN ('succeeded', 'failed') THEN j.fence END,
+        attempts = CASE WHEN d.uncharged AND d.to_state = 'queued' THEN j.attempts - 1 ELSE j.attempts END,
+        evictions = j.evictions + CASE WHEN d.evicted THEN 1 ELSE 0 END,
+        cohort = CASE WHEN d.to_state = 'queued' THEN cohort_of(j.label) ELSE j.cohort END,
+        queue = CASE WHEN d.to_state = 'queued' THEN queue_in_cohort(j.queue, cohort_of(j.label)) ELSE j.queue END,
+        kills = CASE WHEN d.killed THEN least(j.kills + 1, 3) ELSE j.kills END,
+        finished_at = CASE WHEN d.to_state <> 'queued' THEN clock_timestamp() END,
+        started_at = CASE WHEN d.to_state IN ('succeeded', 'failed') THEN coalesce(j.started_at, d.granted_at)
+            WHEN d.to_state <> 'queued' THEN j.started_at END,
+        schedule_after = CASE WHEN d.to_state = 'queued' AND d.verdict IN ('failed', 'error')
+            THEN now() + make_interval(secs => least(:retry_cap, :retry_base * 2.0 ^ (j.attempts - 1)))
+            WHEN d.to_state = 'queued' AND d.killed THEN (
+                SELECT h.until FROM unnest(CAST(:held_bots AS bigint[]), CAST(:held_until AS timestamptz[]))
+                    AS h (bot_id, until)
+                WHERE h.bot_id = d.bot_id AND h.until > now()) END,
+        queue_deadline = CASE WHEN NOT (d.killed OR d.verdict = 'failed') THEN j.queue_deadline END,
+        reason = CASE WHEN d.to_state = 'succeeded' THEN NULL
+            WHEN d.to_state = 'dead' AND d.stop_reason = 'timeout' THEN 'ran longer than its timeout'
+            WHEN d.to_state = 'dead' AND d.stop_reason = 'ceiling' THEN 'ran longer than the ceiling of its timeout'
+            WHEN d.to_state = 'dead' AND d.killed AND d.kills + 1 >= 3 THEN 'its bot was lost three times'
+            WHEN d.to_state = 'dead' THEN 'every attempt ended without a result'
+            ELSE d.details->>'reason' END
+    FROM over d WHERE j.id = d.id
+    RETURNING j.id, j.public_id, j.instance, j.state, j.locality_hint, d.units, j.fence, d.verdict, d.bot_id,
+        d.evicted, d.fence AS ended_fence, d.cohort, j.constrained AS gated
+), logged AS (
+    INSERT INTO evictions (cohort, instance, job_id, fence, bot_id, preemptor, preemptor_instance, rule, details)
+    SELECT o.cohort, o.instance, m.id, m.ended_fence, m.bot_id, p.id, p.instance, e.details->>'rule', e.details
+    FROM moved m JOIN over o ON o.id = m.id
+    CROSS JOIN LATERAL (
+        SELECT details FROM stored_events
+        WHERE job_id = m.id AND move = 'preempted' AND fence = m.ended_fence ORDER BY id DESC LIMIT 1) e
+    JOIN jobs p ON p.public_id = CAST(e.details->'preemptor'->>'job' AS uuid)
+    WHERE m.evicted
+), counted AS MATERIALIZED (
+    SELECT CASE WHEN bool_or(q.min_quota > 0) THEN 0 ELSE min((CASE WHEN q.max_quota IS NOT NULL THEN greatest(q.min_quota, q.max_quota - (
+        SELECT count(*) FROM evictions e WHERE e.cohort = q.cohort AND e.instance = q.instance
+            AND e.at > now() - make_interval(secs => :cooldown))) END) - q.usage - s.stopped) END AS room
+    FROM (SELECT cohort, instance, count(*) FILTER (WHERE stop_reason = 'preempt') AS stopped
+          FROM over GROUP BY cohort, instance) s
+    CROSS JOIN LATERAL (SELECT * FROM quotas WHERE cohort = s.cohort AND instance >= s.instance AND instance <= s.instance ORDER BY instance DESC LIMIT 1 ) q
+), woken AS (
+    SELECT wake('done', string_agg(public_id::text, ',')) FROM moved WHERE state <> 'queued' HAVING count(*) > 0
+)
+SELECT id, public_id::text AS public_id, bot_id, instance, verdict, state, fence, units, locality_hint, ended_fence,
+    cohort, gated, (SELECT room FROM counted) AS room, (SELECT count(*) FROM woken), (SELECT true FROM graphs WHERE finished_at IS NULL ORDER BY id DESC LIMIT 1) AS graphs,
+    (SELECT EXISTS (SELECT FROM success_policy)) AS credited
+FROM moved ORDER BY id
