@@ -12,6 +12,7 @@ from typing import Any
 
 from sqlalchemy import Connection, insert, text
 
+from schema.postgres.work_connection import commit_lazily
 from schema.tables.tenancy import audit
 
 _WRITE = insert(audit)
@@ -23,8 +24,6 @@ WHERE NOT EXISTS (
     SELECT FROM audit WHERE actor = :actor AND action = :action AND subject = :subject
         AND at > now() - interval '1 hour')
 """)
-# A read does not wait for the disk. A server that crashes within a second may lose the row.
-_LAZY_COMMIT = text("SET LOCAL synchronous_commit = off")
 _ROWS = text("""
 SELECT id, at, actor, action, subject, details FROM audit
 WHERE CAST(:before AS bigint) IS NULL OR id < :before ORDER BY id DESC LIMIT :limit
@@ -74,7 +73,7 @@ def write_access(
     noted = None if details is None else json.dumps(dict(details))
     row = {"actor": actor, "action": action, "subject": subject, "details": noted}
     if connection.execute(_WRITE_ACCESS, row).rowcount:
-        connection.execute(_LAZY_COMMIT)
+        commit_lazily(connection)
 
 
 def rows(connection: Connection, *, before: int | None, limit: int) -> list[AuditRow]:

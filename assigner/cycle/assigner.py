@@ -35,7 +35,7 @@ from schema.picking.pick import Order, ReadyJob
 from schema.picking.ready import FewJobs, Scope
 from schema.postgres import advisory
 from schema.postgres.engine import Database
-from schema.postgres.work_connection import keeps_plans
+from schema.postgres.work_connection import commit_lazily, keeps_plans
 from schema.timing import Timing
 
 
@@ -125,10 +125,8 @@ class PriorityAgeAssigner:
         self._cohorts = None if cohort is None else (cohort,)
         self._chance, self._now = chance, now
         self._batch, self._fleet, self._rotation = Batch(), Fleet(), Rotation()
-        self._admission, self._conflict_backoff = (
-            AdmissionController(rules, name=name, fleet=self._fleet, chance=chance, now=now),
-            ConflictBackoff(now),
-        )
+        self._admission = AdmissionController(rules, name=name, fleet=self._fleet, chance=chance, now=now)
+        self._conflict_backoff = ConflictBackoff(now)
         self._forget()
         self._pace, self._chosen, self._few = CyclePacer(chance), 0, FewJobs()
         self._next_reclaim = self._next_claim = self._next_waiting = now()
@@ -222,6 +220,9 @@ class PriorityAgeAssigner:
                 again=cycle.holds_quotas,
                 used=cycle.used_kept,
             )
+        if cycle.granted and not cycle.evicted:
+            # Before a bot is told, the gateway's commit waits for the disk. A crash earlier leaves the job queued.
+            commit_lazily(connection)
         return cycle
 
     def _ask_ahead(self, connection: Connection) -> None:

@@ -7,6 +7,7 @@ import hmac
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 from leasehold.errors import BadInput, Conflict
@@ -366,15 +367,16 @@ def _lease_message(row: Row[Any] | HandedOut) -> bytes:
 # The bot's row has the number of its live leases. Known leases are looked up by their keys, and the rest are the latest
 # ones. So entries of leases that have ended are never read.
 _LEASE = "bot_id, job_id, fence, instance, state, units, delivered_at, stop_reason"
-_LATEST = newest_leases("b.id", "b.held - coalesce(c.leases, 0)", columns=_LEASE, but="coalesce(c.jobs, '{}')")
 
 
-def _found(*more: str) -> str:
+def _found(*more: str, but: str = "coalesce(c.jobs, '{}')") -> str:
     """The leases that are known, and the others of the same bots.
 
     more: SQL expressions for what each of the others, `l`, has beside the columns of a lease, as the known ones do.
+    but: SQL expression for an array of the jobs whose leases are not among the others.
     """
     columns = ", ".join(["l.*", *more])
+    latest = newest_leases("b.id", "b.held - coalesce(c.leases, 0)", columns=_LEASE, but=but)
     return f"""counted AS MATERIALIZED (
     SELECT bot_id, count(*) AS leases, array_agg(job_id) AS jobs FROM known GROUP BY bot_id
 ), found AS MATERIALIZED (
@@ -382,7 +384,7 @@ def _found(*more: str) -> str:
     UNION ALL
     SELECT {columns} FROM unnest(CAST(:bot_ids AS bigint[]), CAST(:held AS integer[])) AS b (id, held)
     LEFT JOIN counted c ON c.bot_id = b.id
-    CROSS JOIN LATERAL {_LATEST} l
+    CROSS JOIN LATERAL {latest} l
 )"""
 
 
@@ -403,8 +405,8 @@ _GPUS = r"""(
         SELECT array_agg(CAST(split_part(name, '\:', 4) AS integer) ORDER BY CAST(split_part(name, '\:', 4) AS integer))
         FROM leases t CROSS JOIN LATERAL jsonb_object_keys(t.taken) AS k (name)
         WHERE t.job_id = l.job_id AND t.fence = l.fence AND name LIKE 'bot\:%\:gpu\:%')"""
-# After the call: leases that were held and have not ended are known. Payload and checkpoint are sent until the bot
-# reports the lease.
+# After the call: leases that were held and have not ended are known. Those that the call has begun are left out: the
+# grant has returned what the bot is told of them. Payload and checkpoint are sent until the bot reports the lease.
 DUE_LEASES = text(f"""
 WITH known AS MATERIALIZED (
     SELECT l.*
@@ -412,7 +414,7 @@ WITH known AS MATERIALIZED (
         AS k (bot_id, job, fence)
     CROSS JOIN LATERAL (SELECT {_LEASE} FROM leases WHERE job_id = k.job AND fence = k.fence OFFSET 0) l
     WHERE l.bot_id = k.bot_id AND l.{NOT_OVER}
-), {_found()}
+), {_found(but="coalesce(c.jobs, '{}') || CAST(:fetched AS bigint[])")}
 SELECT l.bot_id, l.job_id, j.public_id, l.fence, l.state, l.units, i.name AS instance, j.attempts, j.timeout_seconds,
     CAST(p.payload AS text) AS payload, l.delivered_at IS NOT NULL AS delivered,
     CASE WHEN l.state = 'cancelling' THEN l.stop_reason END AS stop_reason,
@@ -433,15 +435,14 @@ def read_held_leases(connection: Connection, sync_calls: Sequence[SyncCall]) -> 
 
 
 def read_due_leases(connection: Connection, sync_calls: Sequence[SyncCall]) -> None:
-    """Read the live leases of each bot after everything else of its call is settled, unless the call has begun all of
-    them: then they are known."""
-    others: list[SyncCall] = []
+    """Read the live leases of each bot after its call is settled, but for those that the call has begun."""
     for sync_call in sync_calls:
-        if len(sync_call.fetched) == sync_call.bot_capacity.held:
-            sync_call.due = [*sorted(sync_call.fetched)]
-        else:
-            others.append(sync_call)
+        sync_call.due = [*sync_call.fetched]
+    others = [sync_call for sync_call in sync_calls if sync_call.bot_capacity.held > len(sync_call.fetched)]
     _gather(connection, DUE_LEASES, others, _left, lambda sync_call: sync_call.due)
+    for sync_call in sync_calls:
+        if sync_call.fetched:
+            sync_call.due.sort(key=attrgetter("job_id"))
 
 
 #: An id as the database writes it, which is how bots get it. A report with any other one is of no lease.
@@ -471,7 +472,8 @@ def _gather(
         return
     values = {
         "bot_ids": list(by_bot),
-        "held": [sync_call.bot_capacity.held for sync_call in by_bot.values()],
+        "held": [sync_call.bot_capacity.held - len(sync_call.fetched) for sync_call in by_bot.values()],
+        "fetched": [lease.job_id for sync_call in sync_calls for lease in sync_call.fetched],
         "known_bots": [bot_id for bot_id, _, _ in keys],
         "known_jobs": [job for _, job, _ in keys],
         "known_fences": [fence for _, _, fence in keys],

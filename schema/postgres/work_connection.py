@@ -212,6 +212,18 @@ def execute_later(connection: Connection, statement: TextClause, values: Mapping
     return connection.execute_later(statement, values)
 
 
+# Any setting of the transaction may follow its work, as it counts at the commit.
+_LAZILY = text("SET LOCAL synchronous_commit = off")
+
+
+def commit_lazily(connection: Connection) -> None:
+    """Let the commit of this transaction not wait for the disk. A server that crashes within a second may lose it.
+
+    The log is flushed in order: whatever a later transaction that waits for the disk has seen of this one is not lost.
+    """
+    execute_later(connection, _LAZILY, {})
+
+
 def keeps_plans(connection: Connection) -> bool:
     """Return whether this is a transaction with kept plans, in which statements that wait save round trips."""
     return isinstance(connection, WorkConnection) and connection._prepared is not None

@@ -18,7 +18,7 @@ from schema.postgres.engine import Database, DatabaseSettings
 from schema.timing import Timing
 from tests.support.model import Journal, standing_pool
 from tests.support.patience import MINUTE, eventually
-from tests.support.pool import Pool
+from tests.support.pool import Pool, active
 from tests.support.servers import Databases, Processes
 
 WAITING = """
@@ -129,4 +129,36 @@ def test_running_work_is_kept_when_postgresql_itself_is_killed_and_comes_back(
                 journal.check()
                 assert kept(pool, job)
                 assert [finding for finding in invariants.verify(database) if finding.rows] == []
+        database.close()
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_lease_that_a_bot_was_told_of_survives_a_crash_of_the_server_though_its_grant_did_not_wait_for_the_disk(
+    scratch: Path, chance: random.Random, told: bool
+) -> None:
+    data = scratch / "server"
+    with embedded.serve(data) as server:
+        database = Database(server.url, DatabaseSettings(), role="test", chance=chance)
+        migrate.upgrade(database)
+        pool = Pool(database, PATIENT, chance)
+        with database.engine.connect() as outside:
+            outside = outside.execution_options(isolation_level="AUTOCOMMIT")
+            outside.exec_driver_sql("ALTER SYSTEM SET wal_writer_delay = '10s'")
+            outside.exec_driver_sql("SELECT pg_reload_conf()")
+        (job,) = pool.submit()
+        bot = pool.bot()
+        pool.assigner().run_once()
+        assert pool.job(job).state == "leased"
+        offered = bot.sync()["leases"] if told else []
+        assert server.pid is not None
+        os.kill(server.pid, signal.SIGKILL)
+        with embedded.serve(data):
+            row = pool.job(job)
+            if told:
+                assert (row.state, row.attempts, row.fence) == ("leased", 1, offered[0]["fence"])
+            elif row.state == "queued":
+                pool.assigner().run_once()
+            assert bot.sync(*map(active, offered))["leases"]
+            assert pool.job(job).state == ("running" if told else "leased")
+            assert [finding for finding in invariants.verify(database) if finding.rows] == []
         database.close()

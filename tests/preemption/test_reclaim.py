@@ -6,6 +6,7 @@ import pytest
 from sqlalchemy import Connection
 from structlog.testing import capture_logs
 
+from assigner.cycle import assigner
 from schema.accounting import accounts, counters, rates
 from schema.accounting.accounts import Account
 from schema.moves import preempt as preempt_moves
@@ -42,6 +43,25 @@ def test_one_bot_keeps_units_for_one_instance_at_a_time(pool: Pool, tenancy: Ten
     tenancy.quota("team-d", minimum=1)
     assign(pool)
     assert tenancy.stop_requests() == 3, "both bots are being freed for others"
+
+
+def test_only_the_commit_of_a_cycle_that_evicts_waits_for_the_disk(
+    pool: Pool, tenancy: Tenancy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bot may be told to stop a job by a call that writes nothing, and so flushes nothing of the eviction."""
+    lazy: list[Connection] = []
+    monkeypatch.setattr(assigner, "commit_lazily", lazy.append)
+    tenancy.quota("team-a", minimum=1)
+    pool.submit(instance="team-b", properties={"os": ["linux"]}, priority=10)
+    bot = pool.bot(properties={"os": ["linux"]})
+    assign(pool)
+    bot.take()
+    assert len(lazy) == 1
+    pool.bot("bot-2")
+    pool.submit(instance="team-b")
+    pool.submit(instance="team-a", properties={"os": ["linux"]})
+    assign(pool)
+    assert (tenancy.stop_requests(), len(pool.rows("SELECT FROM leases")), len(lazy)) == (1, 2, 1)
 
 
 def test_evictions_of_one_cycle_for_one_instance_share_a_bot_and_later_ones_wait_for_them(

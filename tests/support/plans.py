@@ -348,7 +348,14 @@ ACTS: dict[str, Act] = {
     ),
     "due leases": lambda known, connection: connection.execute(
         call.DUE_LEASES,
-        {"bot_ids": [known.held[0][2]], "held": [1], "known_bots": [], "known_jobs": [], "known_fences": []},
+        {
+            "bot_ids": [known.held[0][2]],
+            "held": [1],
+            "known_bots": [],
+            "known_jobs": [],
+            "known_fences": [],
+            "fetched": [],
+        },
     ).all(),
     "results": lambda known, connection: job_queries.results(connection, known.public, instances=None, room=100),
     "trace": lambda known, connection: connection.execute(
