@@ -75,8 +75,9 @@ class HandedOut(NamedTuple):
 # because a new session may have changed its properties or its instance since it was chosen. Only placements on kept
 # units use what a bot keeps for an instance, and only once all of it is free. Placements and quotas are brought
 # together by sorting, because a join of two sets of unknown size might compare every pair. The fence of a lease is of
-# the server's timeline, so that it never repeats after a failover; the sub-select reads the timeline once. A job is
-# looked up once and then changed at its place (ctid), where it stays because the caller has locked it.
+# the server's timeline, so that it never repeats after a failover; the sub-select reads the timeline once. Jobs and
+# bots are looked up once and then changed at their places (ctid). A job stays there because the caller has locked it. A
+# bot that another transaction has changed since the statement began is left out.
 _GRANT = """
 WITH wanted AS MATERIALIZED (
     SELECT w.job_id, w.bot_id, w.actor, w.decision, w.taking, w.nth, j.ctid AS place, j.units, j.cohort, j.instance,
@@ -91,9 +92,8 @@ WITH wanted AS MATERIALIZED (
     SELECT b.id, b.epoch, b.cohort, b.instance, b.pool, b.kind,
         coalesce(r.unused, b.capacity - b.in_use) AS free, coalesce(r.kept, b.kept_units) AS kept, b.kept_for,
         b.probation_until IS NULL AS trusted, b.ctid
-    FROM unnest(CAST(:rooms AS bigint[]), CAST(:places AS tid[]), CAST(:unused AS integer[]), CAST(:kept AS integer[]))
-        AS r (id, place, unused, kept)
-    CROSS JOIN LATERAL {locked_bot} b
+    FROM unnest(CAST(:rooms AS bigint[]), CAST(:unused AS integer[]), CAST(:kept AS integer[])) AS r (id, unused, kept)
+    CROSS JOIN LATERAL {bot}
     WHERE b.probation_until IS NULL OR coalesce(r.unused, b.capacity - b.in_use) = b.capacity
 ), filled AS MATERIALIZED (
     SELECT w.*, r.epoch, r.free, r.kept, r.trusted, sum(w.units) OVER upto AS upto, own.units AS own_units,
@@ -141,6 +141,11 @@ SELECT id, public_id::text, bot_id, fence, units, instance, instance_name, attem
     CASE WHEN last_fence > 0 THEN (SELECT checkpoint::text FROM job_checkpoints WHERE job_id = id) END AS checkpoint"""
 
 
+# A version of a row that is newer than the statement would be locked all the same, but could not be changed.
+_LOCKED_BOT = f"""{newest_version("bots", "id", "r.id", columns="ctid")} seen
+    JOIN LATERAL (
+        SELECT *, ctid FROM bots WHERE ctid = seen.ctid AND {HEALTHY.of(bot="")} FOR NO KEY UPDATE SKIP LOCKED) b
+        ON b.ctid = seen.ctid"""
 _QUOTA_CHECK = """), limited AS MATERIALIZED (
     SELECT d.cohort, d.instance FROM (SELECT DISTINCT cohort, instance FROM seated) d
     CROSS JOIN LATERAL {quota} q ORDER BY d.cohort, d.instance
@@ -183,15 +188,14 @@ _COVERED = """), within AS MATERIALIZED (
 
 def _grant(*, again: bool, held: bool = False, covered: bool = False) -> TextClause:
     """`held`: the caller has locked the bots before it picked the jobs for them, knows what they have left and writes
-    their rows; otherwise it knows the rows' places. `covered`: quotas stay as they are."""
-    newest_bot = newest_version("bots", "id", "r.id", columns="*, ctid")
+    their rows. `covered`: quotas stay as they are."""
     return text(
         _GRANT.format(
             decisions=fragments.json_array("decisions"),
             queued=STATE.of(job="jobs"),
             still_queued=STATE.of(job="j"),
             undrained=DRAIN.of(instance="i"),
-            locked_bot=newest_bot if held else "(SELECT *, ctid FROM bots WHERE ctid = r.place OFFSET 0)",
+            bot=f"{newest_version('bots', 'id', 'r.id', columns='*, ctid')} b" if held else _LOCKED_BOT,
             serves=serves("r", "w"),
             offers="" if held else f" AND {REQUIREMENTS.of(bot='r', want='w')}",
             quota_check=_COVERED if covered else _quota_check(again=again),
@@ -217,14 +221,6 @@ def _quota_check(*, again: bool) -> str:
 
 GRANT = {again: _grant(again=again) for again in (False, True)}
 GRANT_LOCKED = {covered: _grant(again=True, held=True, covered=covered) for covered in (False, True)}
-# A statement of its own, so that the next one sees the row version to change and can name it by its place (ctid).
-_HEALTHY_BOT = newest_version(
-    "bots", "id", "w.id", columns="id, ctid", where=HEALTHY.of(bot=""), lock="FOR NO KEY UPDATE SKIP LOCKED"
-)
-LOCK = text(f"""
-SELECT b.id, b.ctid FROM (SELECT DISTINCT id FROM unnest(CAST(:bot_ids AS bigint[])) AS w (id) ORDER BY id) w
-CROSS JOIN LATERAL {_HEALTHY_BOT} b
-""")
 
 
 def grant(
@@ -262,11 +258,8 @@ def grant(
         "cooldown": cooldown,
         "on_kept": on_kept,
     }
-    bots = connection.execute(LOCK, {"bot_ids": values["bot_ids"]}).all()
-    if not bots:
-        return []
-    locked = {"rooms": [row.id for row in bots], "places": [row.ctid for row in bots], "unused": [], "kept": []}
-    rows = connection.execute(GRANT[again], {**values, **locked}).all()
+    rooms = sorted(set(values["bot_ids"]))
+    rows = connection.execute(GRANT[again], {**values, "rooms": rooms, "unused": [], "kept": []}).all()
     return [Granted._make(row[: len(Granted._fields)]) for row in rows]
 
 
@@ -307,13 +300,22 @@ def grant_locked(
     covered = returned.covers({(cohort, instance): units for instance, units in wanted.items()})
     if not covered:
         returned.write(connection, before_grant=True)
-    rows = connection.execute(GRANT_LOCKED[covered], {**values, **left, "rooms": bots, "places": []}).all()
+    rows = connection.execute(GRANT_LOCKED[covered], {**values, **left, "rooms": bots}).all()
     handed_out = [HandedOut(*row) for row in rows]
     for lease in handed_out:
         capacities[lease.bot_id].take(lease.units)
         if covered:
             returned.take(cohort, lease.instance_id, lease.units)
     return handed_out
+
+
+_LOCK = newest_version(
+    "bots", "id", "w.id", columns="id", where=HEALTHY.of(bot=""), lock="FOR NO KEY UPDATE SKIP LOCKED"
+)
+LOCK = text(f"""
+SELECT b.id FROM (SELECT DISTINCT id FROM unnest(CAST(:bot_ids AS bigint[])) AS w (id) ORDER BY id) w
+CROSS JOIN LATERAL {_LOCK} b
+""")
 
 
 def lock_bots(connection: Connection, placements: Sequence[Placement]) -> list[Placement]:

@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 from leasehold.errors import Conflict
+from sqlalchemy import text
 
 from bots.protocol import OutputReport
 from schema.moves.cancel import Cancelled
-from schema.moves.grant import Placement, grant
+from schema.moves.grant import GRANT, Placement, grant
 from tests.support.pool import Pool, active, completed
 from tests.support.race import (
     FINISHED,
@@ -192,6 +193,33 @@ def test_two_assigners_cannot_fill_the_last_slot_twice(pool: Pool, race: Race) -
 
     assert sorted(pool.job(job).state for job in jobs) == ["leased", "queued"]
     assert pool.row("SELECT in_use, capacity FROM bots") == (1, 1)
+
+
+def test_a_grant_leaves_out_a_bot_that_was_changed_after_its_statement_began(
+    pool: Pool, race: Race, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It cannot change a version of the row that it does not see: the bot would have a lease without using a unit."""
+    statement = GRANT[False].text
+    gate = "gate AS MATERIALIZED (SELECT pg_advisory_xact_lock_shared(7))"
+    rooms = "(SELECT CAST(:rooms AS bigint[]) FROM gate)"
+    waiting = statement.replace("WITH ", f"WITH {gate}, ", 1).replace("CAST(:rooms AS bigint[])", rooms)
+    (job,) = pool.submit()
+    pool.bot()
+    chosen = [Placement(pool.job(job).id, pool.row("SELECT id FROM bots").id, {})]
+    with race.first() as first:
+        first.rows("SELECT pg_advisory_xact_lock(7)")
+        with monkeypatch.context() as patch:
+            patch.setitem(GRANT, False, text(waiting))
+            late = race.second(
+                lambda: pool.database.run(lambda c: grant(c, chosen, assigner="a", strategy="s", ack=1.0)),
+                behind=first,
+            )
+            pool.change("UPDATE bots SET sync_seq = sync_seq + 1")
+            first.commit()
+            assert outcome(late) == []
+    assert (pool.job(job).state, pool.row("SELECT in_use FROM bots").in_use) == ("queued", 0)
+    pool.assigner().run_once()
+    assert (pool.job(job).state, pool.row("SELECT in_use FROM bots").in_use) == ("leased", 1)
 
 
 @pytest.mark.parametrize("commit", [True, False])

@@ -1,8 +1,9 @@
 """Measure how long a job waits in an idle pool: from its submit to its lease, and to the bot that runs it.
 
 Real processes run on a private PostgreSQL with its default durability: one assigner, one gateway, and one idle bot in a
-long poll over HTTP. A sample starts with the submit, while all processes sleep. With wake-ups off, which replaces the
-database function `wake` by one that never notifies, the waits are bounded by the polls instead.
+long poll over HTTP. A sample starts with the submit, by the function that a gateway calls for one job, while all
+processes sleep. With wake-ups off, which replaces the database function `wake` by one that never notifies, the waits
+are bounded by the polls instead.
 
     python -m ops.bench.gateway.latency [--samples 200] [--polled 30] [--json]
 """
@@ -33,7 +34,7 @@ from assigner.process.children import Child, Children, Role
 from bots.protocol import LeaseReport, OpenSession, Outcome, Session, Sync, SyncAnswer
 from ops.bench.measure import checked
 from schema import clock
-from schema.moves.submit import submit
+from schema.moves.submit import submit_alone
 from schema.postgres import embedded, migrate
 from schema.postgres.engine import Database, DatabaseSettings
 from schema.tenancy import tokens
@@ -149,7 +150,7 @@ class Bench:
             pass
         request = {"instance": "default", "properties": {}, "payload": {"command": ["true"]}}
         began = clock.monotonic()
-        job = self._database.run(lambda connection: submit(connection, [request], actor="bench"))[0]
+        job = self._database.run_alone(lambda driver: submit_alone(driver, request, actor="bench"))
         leased = self._announced() if announced else self._written_at(job.job_id)
         try:
             taken = self._bot.taken.get(timeout=SAMPLE_WITHIN)

@@ -12,8 +12,7 @@ WITH wanted AS MATERIALIZED (
     SELECT b.id, b.epoch, b.cohort, b.instance, b.pool, b.kind,
         coalesce(r.unused, b.capacity - b.in_use) AS free, coalesce(r.kept, b.kept_units) AS kept, b.kept_for,
         b.probation_until IS NULL AS trusted, b.ctid
-    FROM unnest(CAST(:rooms AS bigint[]), CAST(:places AS tid[]), CAST(:unused AS integer[]), CAST(:kept AS integer[]))
-        AS r (id, place, unused, kept)
+    FROM unnest(CAST(:rooms AS bigint[]), CAST(:unused AS integer[]), CAST(:kept AS integer[])) AS r (id, unused, kept)
     CROSS JOIN LATERAL (SELECT *, ctid FROM bots WHERE true AND id >= r.id AND id <= r.id ORDER BY id DESC LIMIT 1 ) b
     WHERE b.probation_until IS NULL OR coalesce(r.unused, b.capacity - b.in_use) = b.capacity
 ), filled AS MATERIALIZED (
