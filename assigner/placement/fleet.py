@@ -78,7 +78,8 @@ class Domain:
 class Fleet:
     """The healthy bots of the pool, as of the latest `refresh`. It belongs to one database and one thread.
 
-    share: the share of bots that were free when some were last read, 0 to 1.
+    share: the share of bots that were free when some were last read, 0 to 1. room: the units that a free bot had left
+    on average when some were last read for a large batch.
     """
 
     def __init__(self, *, many_kinds: int = MANY_KINDS) -> None:
@@ -86,7 +87,7 @@ class Fleet:
         self._clear()
 
     def _clear(self) -> None:
-        self.share = 1.0
+        self.share = self.room = 1.0
         self._snapshot: str | None = None
         self._asked: tuple[Connection, str, Later] | None = None
         self._refreshes = 0

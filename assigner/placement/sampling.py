@@ -101,7 +101,9 @@ class FreeBots:
         self, connection: Connection, fleet: Fleet, domains: Iterable[Domain], *, chance: random.Random
     ) -> None:
         self._connection, self._fleet, self._chance = connection, fleet, chance
-        self._cells = dict.fromkeys(chain.from_iterable(domain.cells for domain in dict.fromkeys(domains)))
+        places = dict.fromkeys(domains)
+        self._places = len(places)
+        self._cells = dict.fromkeys(chain.from_iterable(domain.cells for domain in places))
         self._cost_of_all = fleet.size({cell.service.cohort for cell in self._cells})
         self._everything = joined([cell.ids for cell in self._cells])
         self._known: dict[int, FreeBot | None] = {}
@@ -112,7 +114,7 @@ class FreeBots:
     def _begin(self) -> None:
         self._drawn: set[int] = set()
         self._filed: dict[Cell, list[FreeBot]] = defaultdict(list)
-        self._free = 0
+        self._free = self._units = 0
         self._bots_of: dict[int, list[FreeBot]] = {}
         self._shuffled: dict[tuple[Domain, int], ShuffledBots] = {}
         self._drawn_in: Counter[Cell] | None = None
@@ -134,18 +136,26 @@ class FreeBots:
     def read_part(self, part: Part, wanted: int, *, least: int, units: int) -> bool:
         """Draw and read random bots of one part of the fleet. Return whether they are enough; if not, they are dropped.
 
-        They are enough if `wanted` of them are free, or if `least` are free and have ample room for `units`.
+        They are enough if `wanted` of them are free, or if `least` are free and have ample room for `units`. So of bots
+        with room for several jobs fewer are read, and fewer have to be locked and written. The first draw is for as
+        much room as free bots had lately, and in each domain for all units.
         """
         those = joined([cell.part(part) for cell in self._cells])
-        needed = min(self._needed(wanted), len(those))
-        if len(those) < least or self._would_cost_more(needed):
+        if len(those) < least:
             return False
-        self._draw(islice(shuffled(those, self._chance), needed))
-        room = sum(bot.free_units for bots in self._filed.values() for bot in bots)
-        if self._free >= wanted or (self._free >= least and room >= AMPLE * units):
-            return True
-        self._begin()
-        return False
+        order = shuffled(those, self._chance)
+        while not self._is_plenty(wanted, least=least, units=units):
+            ample = max(least, ceil(self._places * AMPLE * units / self._fleet.room))
+            more = min(self._needed(min(wanted, ample) - self._free), len(those) - len(self._drawn))
+            if not more or self._would_cost_more(more):
+                self._begin()
+                return False
+            self._draw(islice(order, more))
+            self._fleet.room = max(self._units / max(self._free, 1), 1.0)
+        return True
+
+    def _is_plenty(self, wanted: int, *, least: int, units: int) -> bool:
+        return self._free >= wanted or (self._free >= least and self._units >= AMPLE * units)
 
     def read_for(self, missing: Sequence[tuple[Draw, int]]) -> bool:
         """Read more bots for groups that lack some, given with the number that each lacks. If it costs less, read all
@@ -277,6 +287,7 @@ class FreeBots:
             if cell is not None and cell in self._cells:
                 self._filed[cell].append(bot)
                 self._free += 1
+                self._units += bot.free_units
 
 
 def sample(

@@ -1,0 +1,120 @@
+"""Who places a large batch draws from a part of the bots, and only as long as that suffices."""
+
+import pytest
+from sqlalchemy import Connection
+
+from assigner.placement import sampling
+from assigner.placement.fleet import Fleet, Part
+from assigner.placement.sampling import AMPLE, CROWD, FEW
+from assigner.placement.strategy import Snapshot
+from schema.fleet.candidates import FreeBot
+from schema.picking import ready
+from schema.picking.pick import Order
+from schema.picking.ready import Scope
+from tests.support import filling
+from tests.support.pool import Pool
+
+SAMPLE, PARTS = 5, 8
+BOTS = 20 * PARTS
+
+
+def bots_of_jobs(seen: Snapshot) -> list[list[FreeBot]]:
+    """The candidates of each job, in the order of the jobs."""
+    of = {job.id: [*bots] for group, bots in zip(seen.groups, seen.candidates, strict=True) for job in group.jobs}
+    return [of[job.id] for job in seen.jobs]
+
+
+@pytest.fixture
+def many(pool: Pool) -> Pool:
+    """Many bots and many jobs."""
+    pool.submit(4 * CROWD, properties={"kind": "one"})
+    pool.database.run(lambda connection: filling.fill_bots(connection, {"one": BOTS}))
+    return pool
+
+
+def snapshot_from(pool: Pool, jobs: int, number: int, fleet: Fleet | None = None) -> Snapshot:
+    """The candidates for `jobs` jobs, drawn from part `number` of the fleet, by one who remembers `fleet`."""
+    known = Fleet() if fleet is None else fleet
+
+    def work(connection: Connection) -> Snapshot:
+        picked = ready.pick(connection, Scope(), order=Order.PRIORITY, batch=jobs)
+        assert len(picked) == jobs
+        part = Part(number, PARTS)
+        return sampling.sample_snapshot(
+            connection, picked, sample_size=SAMPLE, fleet=known, chance=pool.chance, part=part
+        )
+
+    return pool.database.run(work)
+
+
+def sampled_from(pool: Pool, jobs: int, number: int, fleet: Fleet | None = None) -> set[int]:
+    """The bots that a sample shows to `jobs` alike jobs, drawn from part `number` of the fleet."""
+    (found,) = snapshot_from(pool, jobs, number, fleet).candidates
+    return {bot.id for bot in found}
+
+
+def widen(pool: Pool, capacity: int) -> None:
+    pool.change("UPDATE bots SET capacity = :capacity", capacity=capacity)
+
+
+def test_those_who_place_many_jobs_at_once_look_at_different_bots(many: Pool) -> None:
+    widen(many, 100)
+    found = [sampled_from(many, CROWD, number) for number in range(PARTS)]
+    assert min(map(len, found)) >= SAMPLE
+    assert sum(map(len, found)) == len(set.union(*found))
+
+
+def test_a_batch_of_more_jobs_than_there_are_bots_is_drawn_from_a_part(many: Pool) -> None:
+    many.submit(2 * BOTS, properties={"kind": "one"})
+    widen(many, 1000)
+    found = sampled_from(many, 2 * BOTS, 3)
+    assert {bot_id % PARTS for bot_id in found} == {3}
+    assert len(found) == BOTS // PARTS
+
+
+def test_jobs_of_many_tenants_that_the_same_bots_could_take_are_drawn_from_a_part(pool: Pool) -> None:
+    tenants = 3 * CROWD
+    for number in range(tenants):
+        pool.submit(instance=f"team-{number}", properties={"kind": "one"})
+    pool.database.run(lambda connection: filling.fill_bots(connection, {"one": BOTS}, capacity=1000))
+    found = bots_of_jobs(snapshot_from(pool, tenants, 3))
+    assert len(found) == tenants
+    assert {bot.id % PARTS for bots in found for bot in bots} == {3}
+    assert min(map(len, found)) >= SAMPLE
+
+
+def test_groups_that_different_bots_could_take_are_drawn_from_all_bots(pool: Pool) -> None:
+    kinds_of_bots = [f"kind-{number}" for number in range(FEW + 1)]
+    for kind in kinds_of_bots:
+        pool.submit(CROWD, properties={"kind": kind})
+    pool.database.run(
+        lambda connection: filling.fill_bots(connection, dict.fromkeys(kinds_of_bots, BOTS), capacity=1000)
+    )
+    found = bots_of_jobs(snapshot_from(pool, CROWD * len(kinds_of_bots), 3))
+    assert {bot.id % PARTS for bots in found for bot in bots} == set(range(PARTS))
+
+
+def test_where_a_part_has_not_plenty_of_room_all_bots_are_looked_at(many: Pool) -> None:
+    widen(many, 1)
+    assert len(sampled_from(many, 2 * CROWD, 0)) == SAMPLE + 2 * CROWD - 1
+
+
+def test_bots_with_room_for_several_jobs_of_a_large_batch_are_shared_by_them(many: Pool) -> None:
+    jobs, fleet = 2 * CROWD, Fleet()
+    needed = AMPLE * jobs
+    widen(many, 10)
+    sampled_from(many, jobs, 0, fleet)
+    assert len(sampled_from(many, jobs, 1, fleet)) == needed // 10
+    # The bots have less room than those had that were read before.
+    widen(many, 5)
+    assert len(sampled_from(many, jobs, 2, fleet)) == needed // 5
+    widen(many, 2)
+    found = sampled_from(many, jobs, 3, fleet)
+    assert len(found) == SAMPLE + jobs - 1
+    assert len({bot_id % PARTS for bot_id in found}) > 1
+
+
+def test_who_has_little_to_place_looks_at_all_bots(many: Pool) -> None:
+    widen(many, 100)
+    found = {bot_id for _ in range(20) for bot_id in sampled_from(many, CROWD - 1, 0)}
+    assert {bot_id % PARTS for bot_id in found} == set(range(PARTS))
