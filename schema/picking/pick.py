@@ -81,11 +81,13 @@ class Asker:
     instances: str
 
 
-# Units that instances lack of their minimum, less those that are being freed for them.
+# Units that instances lack of their minimum, less those that are being freed for them. The first comparison, which is
+# cheap, comes before a look for jobs of each instance.
 _MISSING = f"""
     SELECT q.cohort, q.instance, q.min_quota - q.usage - coalesce(k.units, 0) AS units FROM quotas q
     LEFT JOIN ({BEING_FREED}) k ON k.cohort = q.cohort AND k.instance = q.instance
-    WHERE CAST(:minimums_first AS boolean) AND q.min_quota - q.usage > coalesce(k.units, 0)"""
+    WHERE CAST(:minimums_first AS boolean) AND q.usage < q.min_quota
+        AND q.min_quota - q.usage > coalesce(k.units, 0)"""
 # An instance without offered queues keeps nothing from the others. The front does not tell which instances have jobs
 # behind it.
 _MISSING_OF_OFFERED = f"{_MISSING} AND (q.cohort, q.instance) IN (SELECT cohort, instance FROM offered)"
@@ -159,11 +161,11 @@ LEFT JOIN picked p ON true
 
 
 # What the quotas of the picked jobs' instances leave, once for all rows. To join it to each job would compare each job
-# with each queue.
+# with each queue, and so would an array of the jobs' queues. In this form a queue is found by one look-up.
 _HEADROOMS = """
     SELECT jsonb_agg(jsonb_build_array(cohort, instance, headroom)) FROM (
         SELECT DISTINCT cohort, instance, headroom FROM offered
-        WHERE headroom IS NOT NULL AND queue = ANY (ARRAY(SELECT queue FROM picked))) q"""
+        WHERE headroom IS NOT NULL AND (queue IN (SELECT queue FROM picked)) IS TRUE) q"""
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,8 @@ WITH RECURSIVE free_kinds AS (
     LEFT JOIN (
     SELECT cohort, kept_for AS instance, sum(kept_units) AS units FROM bots
     WHERE kept_units > 0 AND kept_units > capacity - in_use GROUP BY cohort, kept_for) k ON k.cohort = q.cohort AND k.instance = q.instance
-    WHERE CAST(:minimums_first AS boolean) AND q.min_quota - q.usage > coalesce(k.units, 0) AND (q.cohort, q.instance) IN (SELECT cohort, instance FROM offered)
+    WHERE CAST(:minimums_first AS boolean) AND q.usage < q.min_quota
+        AND q.min_quota - q.usage > coalesce(k.units, 0) AND (q.cohort, q.instance) IN (SELECT cohort, instance FROM offered)
 ), lanes AS MATERIALIZED (
     SELECT o.*, row_number() OVER () AS lane, m.units / o.units + 1 AS needed
     FROM offered o LEFT JOIN missing m ON m.cohort = o.cohort AND m.instance = o.instance
@@ -99,7 +100,7 @@ WITH RECURSIVE free_kinds AS (
 SELECT r.*, EXISTS (SELECT FROM cut) AS scan, CASE WHEN row_number() OVER () = 1 THEN (
     SELECT jsonb_agg(jsonb_build_array(cohort, instance, headroom)) FROM (
         SELECT DISTINCT cohort, instance, headroom FROM offered
-        WHERE headroom IS NOT NULL AND queue = ANY (ARRAY(SELECT queue FROM picked))) q) END AS headrooms,
+        WHERE headroom IS NOT NULL AND (queue IN (SELECT queue FROM picked)) IS TRUE) q) END AS headrooms,
     p.id, p.public_id, p.queue, p.cohort, p.instance, p.platform, p.priority, p.units, p.locality_hint, p.queue = ANY (ARRAY(SELECT queue FROM offered WHERE looks > 0)) AS tried,
     p.preferred, CAST(NULL AS integer) AS headroom,
     p.queued_at, p.id <> ALL (ARRAY(SELECT id FROM heads WHERE NOT beyond)) AS beyond

@@ -19,7 +19,8 @@ WITH RECURSIVE free_kinds AS (
     LEFT JOIN (
     SELECT cohort, kept_for AS instance, sum(kept_units) AS units FROM bots
     WHERE kept_units > 0 AND kept_units > capacity - in_use GROUP BY cohort, kept_for) k ON k.cohort = q.cohort AND k.instance = q.instance
-    WHERE CAST(:minimums_first AS boolean) AND q.min_quota - q.usage > coalesce(k.units, 0) AND (CAST(:cohorts AS integer[]) IS NULL OR q.cohort = ANY (CAST(:cohorts AS integer[]))) AND (CAST(:instances AS integer[]) IS NULL OR q.instance = ANY (CAST(:instances AS integer[]))) AND EXISTS (
+    WHERE CAST(:minimums_first AS boolean) AND q.usage < q.min_quota
+        AND q.min_quota - q.usage > coalesce(k.units, 0) AND (CAST(:cohorts AS integer[]) IS NULL OR q.cohort = ANY (CAST(:cohorts AS integer[]))) AND (CAST(:instances AS integer[]) IS NULL OR q.instance = ANY (CAST(:instances AS integer[]))) AND EXISTS (
     SELECT FROM queues k WHERE k.instance = q.instance AND k.cohort = q.cohort AND k.constraint_set IS NULL AND (k.schedule_after IS NULL OR k.schedule_after <= now())
         AND EXISTS (SELECT FROM jobs WHERE constrained = (k.constraint_set IS NOT NULL) AND queue = k.id AND state = 'queued' AND schedule_after IS NULL AND units >= 1 OFFSET 0) OFFSET 0)
         AND EXISTS (SELECT FROM instances i WHERE i.id = q.instance AND NOT i.draining OFFSET 0)
@@ -95,7 +96,7 @@ SELECT r.*, CASE WHEN row_number() OVER () = 1 THEN (
     FROM front) END AS scan, CASE WHEN row_number() OVER () = 1 THEN (
     SELECT jsonb_agg(jsonb_build_array(cohort, instance, headroom)) FROM (
         SELECT DISTINCT cohort, instance, headroom FROM offered
-        WHERE headroom IS NOT NULL AND queue = ANY (ARRAY(SELECT queue FROM picked))) q) END AS headrooms,
+        WHERE headroom IS NOT NULL AND (queue IN (SELECT queue FROM picked)) IS TRUE) q) END AS headrooms,
     p.id, p.public_id, p.queue, p.cohort, p.instance, p.platform, p.priority, p.units, p.locality_hint, p.queue = ANY (ARRAY(SELECT queue FROM offered WHERE looks > 0)) AS tried,
     p.preferred, CAST(NULL AS integer) AS headroom,
     p.queued_at, p.id <> ALL (ARRAY(SELECT id FROM heads WHERE NOT beyond)) AS beyond
