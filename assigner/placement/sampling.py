@@ -5,7 +5,7 @@ One module because what is drawn for a group depends on what the other groups of
 
 import random
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from math import ceil, sqrt
@@ -14,7 +14,7 @@ from typing import TypeVar
 from sqlalchemy import Connection
 
 from assigner.placement.fleet import Cell, Domain, Fleet, Part, joined, shuffled
-from assigner.placement.strategy import Group, Snapshot, group_jobs, with_phase
+from assigner.placement.strategy import Group, Snapshot, group_jobs, preference, with_phase
 from schema.fleet import candidates, success
 from schema.fleet.candidates import CandidateRequest, FreeBot
 from schema.fleet.members import Service
@@ -43,6 +43,9 @@ MAX_LOOKS = 4000
 CROWD, FEW = 20, 4
 #: A group can do with fewer bots than it wants if their room is this many times what its jobs need.
 AMPLE = 2
+
+#: What says which bots could take a job: its cohort, its instance, and its requirement set.
+Requirement = tuple[int, int, int]
 
 
 @dataclass(eq=False)
@@ -297,32 +300,41 @@ def sample(
     *,
     sample_size: int,
     chance: random.Random,
-    part: Part | None = None,
     will_place: bool = True,
-    alternatives: Collection[int] = (),
-    sharing: Collection[int] = (),
 ) -> list[list[FreeBot]]:
     """Random free bots for each group of alike jobs, read without locks: as many as it wants, which is `sample_size`
     and one more for each job but the first; fewer if few are free.
 
-    part: the part of the fleet from which to draw; other bots are read if it has too few.
     will_place: the jobs of each group are to be placed, so that groups that follow are shown other bots.
-    alternatives: numbers of the groups whose jobs are in another group, too, which is placed first. Bots that these are
-        shown are shown to others, too.
-    sharing: numbers of the groups that get one sample, the same list, with all others of them that the same bots could
-        take: as if their jobs were one group.
     """
     fleet.refresh(connection)
-    fleet.learn(connection, {want.platform for want in wanted})
-    domains = _domains(connection, fleet, wanted)
-    draws, of_group = _draws(wanted, domains, sample_size=sample_size, sharing=sharing)
+    domain_of = _domains(connection, fleet, {_requirement(want) for want in wanted})
+    draws = [_draw(want, domain_of, sample_size=sample_size) for want in wanted]
+    reserving = range(len(draws)) if will_place else ()
+    return _sample(connection, fleet, draws, sample_size=sample_size, chance=chance, reserving=reserving)
+
+
+def _sample(
+    connection: Connection,
+    fleet: Fleet,
+    draws: Sequence[Draw],
+    *,
+    sample_size: int,
+    chance: random.Random,
+    reserving: Collection[int],
+    part: Part | None = None,
+) -> list[list[FreeBot]]:
+    """Random free bots for each of these draws.
+
+    part: the part of the fleet from which to draw; other bots are read if it has too few.
+    reserving: numbers of the draws after which the room that their jobs need is no more shown to those that follow.
+    """
     jobs, units = sum(draw.jobs for draw in draws), sum(draw.jobs * draw.units for draw in draws)
-    free = FreeBots(connection, fleet, domains, chance=chance)
-    places = len(set(domains))
+    free = FreeBots(connection, fleet, (draw.domain for draw in draws), chance=chance)
+    places = len({draw.domain for draw in draws})
     apart, least = places <= FEW and jobs >= CROWD, sample_size * places
     if part is None or not apart or not free.read_part(part, least + jobs - 1, least=least, units=units):
         free.read(sample_size * min(len(draws), MANY_GROUPS) + jobs - 1)
-    kept = {of_group[nth] for nth in alternatives}
     found: list[list[FreeBot]] = [[] for _ in draws]
     short = list(range(len(draws)))
     for more in range(ROUNDS + 1):
@@ -331,53 +343,44 @@ def sample(
             found[nth] = free.sample(draws[nth])
             if more < ROUNDS and not free.is_enough(draws[nth], found[nth], sample_size=sample_size):
                 short.append(nth)
-            elif will_place and nth not in kept:
+            elif nth in reserving:
                 free.reserve(draws[nth], found[nth])
         if not short or not free.read_for([(draws[nth], draws[nth].count - len(found[nth])) for nth in short]):
             break
-    return [found[nth] for nth in of_group]
-
-
-def _domains(connection: Connection, fleet: Fleet, wanted: Sequence[CandidateRequest]) -> list[Domain]:
-    """Where the bots are that could take the jobs of each group; equal places are one object."""
-    pooled = {want.instance for want in wanted if fleet.has_pools(want.cohort)}
-    pools = candidates.pools_of(connection, pooled) if pooled else {}
-    present: dict[tuple[int, int], tuple[Service, ...]] = {}
-    domains: dict[tuple[tuple[Service, ...], int], Domain] = {}
-    found = []
-    for want in wanted:
-        tenant = want.cohort, want.instance
-        if tenant not in present:
-            services = [Service(want.cohort, None, None), Service(want.cohort, want.instance, None)]
-            if want.instance in pools:
-                services.append(Service(want.cohort, None, pools[want.instance]))
-            present[tenant] = fleet.present(services)
-        offering = fleet.kinds_offering(want.platform)
-        # Equal kinds are one object. Where there are many, each requirement set has a domain of its own.
-        key = present[tenant], -want.platform if offering is None else id(offering)
-        if key not in domains:
-            domains[key] = fleet.domain(present[tenant], want.platform)
-        found.append(domains[key])
     return found
 
 
-def _draws(
-    wanted: Sequence[CandidateRequest], domains: Sequence[Domain], *, sample_size: int, sharing: Collection[int]
-) -> tuple[list[Draw], list[int]]:
-    """The draws, and of each group the number of its draw."""
-    draws: list[Draw] = []
-    of_group: list[int] = []
-    shared: dict[tuple[Domain, int], int] = {}
-    for nth, (want, domain) in enumerate(zip(wanted, domains, strict=True)):
-        jobs = want.count - sample_size + 1
-        known = shared.setdefault((domain, want.units), len(draws)) if nth in sharing else len(draws)
-        if known < len(draws):
-            draws[known].count += jobs
-            draws[known].jobs += jobs
-        else:
-            draws.append(Draw(domain, want.units, want.count, jobs))
-        of_group.append(known)
-    return draws, of_group
+def _requirement(of: CandidateRequest | ReadyJob) -> Requirement:
+    return of.cohort, of.instance, of.platform
+
+
+def _draw(want: CandidateRequest, domain_of: Mapping[Requirement, Domain], *, sample_size: int) -> Draw:
+    return Draw(domain_of[_requirement(want)], want.units, want.count, want.count - sample_size + 1)
+
+
+def _domains(connection: Connection, fleet: Fleet, wanted: Collection[Requirement]) -> dict[Requirement, Domain]:
+    """Where the bots are that could take such jobs; equal places are one object."""
+    fleet.learn(connection, {platform for _, _, platform in wanted})
+    pooled = {instance for cohort, instance, _ in wanted if fleet.has_pools(cohort)}
+    pools = candidates.pools_of(connection, pooled) if pooled else {}
+    present: dict[tuple[int, int], tuple[Service, ...]] = {}
+    domains: dict[tuple[tuple[Service, ...], int], Domain] = {}
+    found = {}
+    for requirement in wanted:
+        cohort, instance, platform = requirement
+        tenant = cohort, instance
+        if tenant not in present:
+            services = [Service(cohort, None, None), Service(cohort, instance, None)]
+            if instance in pools:
+                services.append(Service(cohort, None, pools[instance]))
+            present[tenant] = fleet.present(services)
+        offering = fleet.kinds_offering(platform)
+        # Equal kinds are one object. Where there are many, each requirement set has a domain of its own.
+        key = present[tenant], -platform if offering is None else id(offering)
+        if key not in domains:
+            domains[key] = fleet.domain(present[tenant], platform)
+        found[requirement] = domains[key]
+    return found
 
 
 S = TypeVar("S", bound=Snapshot)
@@ -399,23 +402,24 @@ def sample_snapshot(
 
     `fleet` is what the caller remembers of this pool's bots; it is brought up to date.
     """
-    groups = group_jobs(jobs)
+    fleet.refresh(connection)
+    required = {_requirement(job) for job in jobs}
+    preferred = {(job.cohort, job.instance, job.preferred) for job in jobs if job.preferred is not None}
+    domain_of = _domains(connection, fleet, required | preferred)
+    groups = _groups(jobs, domain_of)
     looked_for = _with_preferred(groups)
-    wanted = [group.wanted(sample_size) for group in looked_for]
-    twins = len(looked_for) - len(groups)
-    found = sample(
+    found = _sample(
         connection,
         fleet,
-        wanted,
+        [_draw(group.wanted(sample_size), domain_of, sample_size=sample_size) for group in looked_for],
         sample_size=sample_size,
         chance=chance,
         part=part,
-        alternatives={nth + twins for nth, group in enumerate(groups) if group.preferred is not None},
-        sharing={nth + twins for nth, group in enumerate(groups) if group.preferred is None},
+        # Jobs that prefer some bots are in two groups. What the second one is shown is shown to others, too.
+        reserving={nth for nth, group in enumerate(looked_for) if group.preferred is None},
     )
-    groups, found = _merged(jobs, groups, found, twins=twins)
     if with_warm:
-        found = _with_warm(connection, _with_preferred(groups), found)
+        found = _with_warm(connection, looked_for, found)
     seen = _with_hits(connection, jobs, groups, found)
     return with_rates(connection, seen) if with_success else seen
 
@@ -437,29 +441,17 @@ def _with_preferred(groups: Sequence[Group]) -> list[Group]:
     return [*(twin for group in groups if (twin := group.of_preferred) is not None), *groups]
 
 
-def _merged(
-    jobs: Sequence[ReadyJob], groups: Sequence[Group], found: Sequence[list[FreeBot]], *, twins: int
-) -> tuple[list[Group], list[list[FreeBot]]]:
-    """Make one group of those that share a sample; the first `twins` samples are of other groups.
+def _groups(jobs: Sequence[ReadyJob], domain_of: Mapping[Requirement, Domain]) -> list[Group]:
+    """Jobs that the same bots could take, as one group with one sample, but for jobs that prefer some bots.
 
     So one heap of bots does for jobs of 500 requirement sets. Of 500 heaps each would be out of date after each job.
     """
-    alike: dict[int, list[int]] = defaultdict(list)
-    for nth, bots in enumerate(found[twins:]):
-        alike[id(bots)].append(nth)
-    if len(alike) == len(groups):
-        return [*groups], [*found]
-    order = {job.id: place for place, job in enumerate(jobs)}
-    merged = [
-        replace(
-            groups[first],
-            jobs=tuple(
-                sorted(chain.from_iterable(groups[nth].jobs for nth in (first, *others)), key=lambda job: order[job.id])
-            ),
-        )
-        for first, *others in alike.values()
-    ]
-    return merged, [*found[:twins], *(found[twins + first] for first, *_ in alike.values())]
+    found: dict[Hashable, list[ReadyJob]] = {}
+    for job in jobs:
+        required, preferred = _requirement(job), preference(job)
+        key = (domain_of[required], job.units) if preferred is None else (required, job.units, preferred)
+        found.setdefault(key, []).append(job)
+    return [Group.of(alike) for alike in found.values()]
 
 
 def without_candidates(seen: Snapshot) -> list[Group]:

@@ -208,6 +208,12 @@ class Group:
     jobs: tuple[ReadyJob, ...]
     preferred: int | None = None
 
+    @classmethod
+    def of(cls, jobs: Sequence[ReadyJob]) -> "Group":
+        """Return these jobs as a group."""
+        first = jobs[0]
+        return cls(first.cohort, first.instance, first.platform, first.units, tuple(jobs), preference(first))
+
     @property
     def of_preferred(self) -> "Group | None":
         """The same jobs as if they required what they prefer; None if they prefer nothing."""
@@ -227,17 +233,17 @@ def with_phase(placement: Placement, job: ReadyJob) -> Placement:
     return placement._replace(decision={**placement.decision, "phase": phase})
 
 
+def preference(job: ReadyJob) -> int | None:
+    """Return the requirement set of bots that the job prefers, if it takes others too."""
+    return None if job.preferred == job.platform else job.preferred
+
+
 def group_jobs(jobs: Sequence[ReadyJob]) -> list[Group]:
-    """Jobs by cohort, instance, requirement set, units and preference; groups and jobs keep the order of their first
-    appearance."""
+    """Jobs by cohort, instance, requirement set, units and preference, in the order of their first appearance."""
     found: dict[tuple[int, int, int, int, int | None], list[ReadyJob]] = {}
     for job in jobs:
-        preferred = None if job.preferred == job.platform else job.preferred
-        found.setdefault((job.cohort, job.instance, job.platform, job.units, preferred), []).append(job)
-    return [
-        Group(cohort, instance, platform, units, tuple(members), preferred)
-        for (cohort, instance, platform, units, preferred), members in found.items()
-    ]
+        found.setdefault((job.cohort, job.instance, job.platform, job.units, preference(job)), []).append(job)
+    return [Group.of(alike) for alike in found.values()]
 
 
 class Policy(BaseModel):

@@ -33,15 +33,13 @@ from tests.support.race import Race
 def rounds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The sample sizes that were asked for, one entry for each sampling round."""
     found: list[int] = []
-    read = sampling.sample
+    read = sampling.sample_snapshot
 
-    def counted(
-        connection: Connection, fleet: Fleet, wanted: Sequence[CandidateRequest], **how: Any
-    ) -> list[list[FreeBot]]:
-        found.append(wanted[0].count)
-        return read(connection, fleet, wanted, **how)
+    def counted(connection: Connection, jobs: Sequence[ReadyJob], **how: Any) -> Snapshot:
+        found.append(how["sample_size"])
+        return read(connection, jobs, **how)
 
-    monkeypatch.setattr(sampling, "sample", counted)
+    monkeypatch.setattr(sampling, "sample_snapshot", counted)
     return found
 
 
