@@ -200,7 +200,7 @@ def admit(
         asked.append(head)
         admission = queue_admission(head.queue, admission_state)
         if admission.units.leaves(head.job.units):
-            found = admission.closed(head)
+            found = admission.closed(head, admission_state)
             if found is None:
                 free_units -= 1
                 admission.take(head)

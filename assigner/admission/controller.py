@@ -306,7 +306,7 @@ class AdmissionController:
         behind others, so that no further instance can come first, unless gates are closed for single jobs or an
         instance has few jobs.
         """
-        lot, known, last, enough = list[ConstrainedQueue](), 0, None, free_units + free_units // 8 + FEW_MORE
+        lot, known, last, enough = list[ConstrainedQueue](), 0, None, free_units + FEW_MORE
         # If many instances have the same rank, chance decides which are looked at.
         shuffled = sorted(queues, key=lambda _: self._chance.random())
         for rank, group in self._ordering_policy.ordering.ranked(shuffled, admission_state):

@@ -8,6 +8,7 @@ which the cycle began. Limits are charged at once in every mode.
 
 import heapq
 import math
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -210,17 +211,18 @@ class InstanceLane:
         return self._key(self.heads[-1]) < self._key(other.heads[-1])
 
 
-#: Weights whose first instances are compared for each job that starts; the others follow behind them.
-COMPARED = 64
+#: More than the rounding errors of a deficit, which is between -1 and 1 or grows with what is used.
+ROUNDING = 1e-12
 
 
 class DeficitHeap:
     """A heap that gives the instance with the lowest deficit.
 
     Of instances with equal weights the one that has used least comes first, whatever the others have used. So only the
-    first instance of each weight is compared for each job that starts. If there are many weights, the deficits of all
-    of them are computed once for many starts: while the scale stays above a bound, no deficit falls below what it is at
-    this bound. Only the weights that are lowest there are compared, until the lowest of them has risen to the next one.
+    first instance of each weight is compared. The weights are sorted by their deficits at one scale. While the scale
+    falls, no deficit falls by more than that of the weight that has used most. So only the first few are looked at for
+    each job that starts, until the lowest deficit is below what the next weight can have. When these have become many,
+    the weights are sorted again.
     """
 
     def __init__(self, lanes: Sequence[InstanceLane]) -> None:
@@ -233,63 +235,66 @@ class DeficitHeap:
             heapq.heapify(each)
         self._heaps = list(alike.values())
         self._targets = list(alike)
-        # What the first lane of each heap has used; infinite for an empty heap.
+        # What the first lane of each heap has used.
         self._used = [heap[0][0] for heap in self._heaps]
-        self._left = len(self._heaps)
-        self._nth, self._rise = 0, 1.0
-        self._compared: Sequence[int] = range(len(self._heaps))
-        self._limit, self._lowest, self._highest = math.inf, 0.0, math.inf
-        if len(self._heaps) > COMPARED:
-            self._highest = 0.0
+        # The numbers of the heaps in the order of their deficits at `_scale`, and these deficits.
+        self._order, self._deficits = list(range(len(self._heaps))), list[float]()
+        self._scale, self._most_used, self._looks = -math.inf, 0.0, 0
+        self._place = 0
 
     def first(self, scale: float) -> InstanceLane:
         """Return the lane with the lowest deficit; among equals its next job decides. Usage counts `scale` times."""
-        if not (self._lowest <= scale <= self._highest and self._find(scale)):
-            self._narrow(scale)
-            if not self._find(scale):
-                self._compared, self._limit = range(len(self._heaps)), math.inf
-                self._find(scale)
-        return self._heaps[self._nth][0][1]
+        if scale > self._scale or self._looks > 2 * len(self._order):
+            self._sort(scale)
+        heaps, used, targets, order = self._heaps, self._used, self._targets, self._order
+        fall = self._most_used * (self._scale - scale) + ROUNDING
+        least, found, place = math.inf, 0, 0
+        for place, bound in enumerate(self._deficits):
+            if bound - fall > least:
+                break
+            nth = order[place]
+            deficit = used[nth] * scale - targets[nth]
+            if deficit < least or (deficit == least and heaps[nth][0][1] < heaps[order[found]][0][1]):
+                least, found = deficit, place
+        self._looks += place
+        self._place = found
+        return heaps[order[found]][0][1]
 
-    def _find(self, scale: float) -> bool:
-        """Find the lowest deficit of those compared; false if another one may be as low."""
-        used, targets = self._used, self._targets
-        deficits = [used[nth] * scale - targets[nth] for nth in self._compared]
-        least = min(deficits)
-        if least >= self._limit:
-            return False
-        self._nth = self._compared[deficits.index(least)]
-        if deficits.count(least) > 1:
-            alike = [nth for nth, deficit in zip(self._compared, deficits, strict=True) if deficit == least]
-            self._nth = min(alike, key=lambda nth: self._heaps[nth][0][1])
-        return True
-
-    def _narrow(self, scale: float) -> None:
-        """Choose which weights are compared until usage has grown by about as many starts."""
-        lowest = scale / (1.0 + scale * COMPARED * max(self._rise, 1e-9))
-        bounds = [
-            used * (scale if used < 0 else lowest) - target
-            for used, target in zip(self._used, self._targets, strict=True)
-        ]
-        order = sorted(range(len(bounds)), key=bounds.__getitem__)
-        self._compared, self._limit = order[:COMPARED], bounds[order[COMPARED]]
-        self._lowest, self._highest = lowest, scale
+    def _sort(self, scale: float) -> None:
+        deficits = [used * scale - target for used, target in zip(self._used, self._targets, strict=True)]
+        self._order.sort(key=deficits.__getitem__)
+        self._deficits = [deficits[nth] for nth in self._order]
+        self._scale, self._looks = scale, 0
+        self._most_used = max([0.0, *[self._used[nth] for nth in self._order]])
 
     def refresh(self) -> None:
         """Take the current usage of the lane that came first."""
-        heap = self._heaps[self._nth]
-        before, lane = heap[0]
-        self._rise = lane.used - before
+        heap = self._heaps[self._order[self._place]]
+        lane = heap[0][1]
         heapq.heapreplace(heap, (lane.used, lane))
-        self._used[self._nth] = heap[0][0]
+        self._move()
 
     def drop(self) -> bool:
         """Remove the lane that came first; returns true if it was the only one."""
-        heap = self._heaps[self._nth]
+        heap = self._heaps[self._order[self._place]]
         heapq.heappop(heap)
-        self._used[self._nth] = heap[0][0] if heap else math.inf
-        self._left -= not heap
-        return not self._left
+        if heap:
+            self._move()
+        else:
+            del self._order[self._place], self._deficits[self._place]
+        return not self._order
+
+    def _move(self) -> None:
+        """Put the heap that came first to its new place."""
+        nth = self._order.pop(self._place)
+        del self._deficits[self._place]
+        self._used[nth] = used = self._heaps[nth][0][0]
+        deficit = used * self._scale - self._targets[nth]
+        place = bisect_right(self._deficits, deficit)
+        self._order.insert(place, nth)
+        self._deficits.insert(place, deficit)
+        if used > self._most_used:
+            self._most_used = used
 
 
 @dataclass(frozen=True)

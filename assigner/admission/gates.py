@@ -468,6 +468,10 @@ GATES: tuple[Gate, ...] = (
 TIMED = tuple(gate for gate in GATES if type(gate).release_time is not Gate.release_time)
 
 
+#: Estimates of the jobs of one queue for which it is remembered what they take.
+MAX_ESTIMATES = 8
+
+
 class QueueCharges:
     """What each job of a queue takes, which depends on its instance and its constraints alone.
 
@@ -479,7 +483,7 @@ class QueueCharges:
     gates: the gates that can be closed for them.
     """
 
-    __slots__ = ("beside_shares", "counters", "gates", "taken", "tokens")
+    __slots__ = ("_amounts", "beside_shares", "counters", "gates", "taken", "tokens")
 
     def __init__(self, queue: ConstrainedQueue) -> None:
         self.counters: dict[str, float | None] = {}
@@ -489,6 +493,17 @@ class QueueCharges:
         self.taken = (*self.counters.items(), *[(name, 1.0) for name in self.tokens])
         self.beside_shares = tuple(name for name in self.counters if not name.startswith("instance:"))
         self.gates = frozenset(gate for gate in GATES if gate.concerns(queue))
+        self._amounts: dict[float, Mapping[str, float]] = {}
+
+    def amounts(self, estimate: float) -> Mapping[str, float]:
+        """Return what a job with this estimate takes of counters; mostly the same object for equal estimates."""
+        found = self._amounts.get(estimate)
+        if found is None:
+            if len(self._amounts) >= MAX_ESTIMATES:
+                self._amounts.clear()
+            found = {name: estimate if amount is None else amount for name, amount in self.counters.items()}
+            self._amounts[estimate] = found
+        return found
 
 
 def queue_charges(queue: ConstrainedQueue, state: AdmissionState) -> QueueCharges:
@@ -507,17 +522,15 @@ class QueueAdmission:
     given since. counters: the counters that a job takes of, each with the amount; None stands for the job's estimate.
     """
 
-    __slots__ = ("_amounts", "_charges", "_limited", "_state", "counters", "shut", "units")
+    # It does not hold the state, which holds it: only the garbage collector could then free what a cycle has read.
+    __slots__ = ("_limited", "counters", "shut", "units")
 
     def __init__(self, queue: ConstrainedQueue, state: AdmissionState) -> None:
         # Written out, because it runs once for each queue of a cycle: calls would double its time.
-        self._state = state
         charges, known = queue_charges(queue, state), state.counters
-        self._charges = charges.counters
         self.units = state.given_units(queue)
         self.counters: list[tuple[UsageCounter, float | None]] = []
         self._limited: list[tuple[UsageCounter, float | None]] = []
-        self._amounts: dict[float, Mapping[str, float]] = {}
         asked: Sequence[Gate] = state.asked_gates or _may_close(state)
         for name, amount in charges.taken:
             counter = known.get(name)
@@ -536,9 +549,9 @@ class QueueAdmission:
                 self.shut = gate
                 break
 
-    def closed(self, head: QueueHead) -> tuple[Gate, str] | None:
+    def closed(self, head: QueueHead, state: AdmissionState) -> tuple[Gate, str] | None:
         """Return the first gate that is closed for the job, and why; None if all are open."""
-        if self.shut is None and not self._state.reserves:
+        if self.shut is None and not state.reserves:
             # Then only the limits of counters can close a gate for one job. A reserve depends on several counters.
             for counter, amount in self._limited:
                 if not counter.leaves(head.estimate if amount is None else amount):
@@ -546,7 +559,7 @@ class QueueAdmission:
             else:
                 return None
         for gate in GATES:
-            why = gate.closed_for_job(head, self._state)
+            why = gate.closed_for_job(head, state)
             if why is not None:
                 return gate, why
         return None
@@ -566,23 +579,15 @@ class QueueAdmission:
         for counter, amount in self.counters:
             counter.used += head.estimate if amount is None else amount
 
-    def amounts(self, estimate: float) -> Mapping[str, float]:
-        """Return what a job with this estimate takes of counters; the same object for equal estimates."""
-        found = self._amounts.get(estimate)
-        if found is None:
-            taken = {name: estimate if amount is None else amount for name, amount in self._charges.items()}
-            found = self._amounts[estimate] = taken
-        return found
-
 
 def job_charges(head: QueueHead, state: AdmissionState) -> Mapping[str, float]:
-    """Return what the job takes of counters while it runs."""
-    return queue_admission(head.queue, state).amounts(head.estimate)
+    """Return what the job takes of counters while it runs; mostly the same object for equal jobs."""
+    return queue_charges(head.queue, state).amounts(head.estimate)
 
 
 def first_closed_gate(head: QueueHead, state: AdmissionState) -> tuple[Gate, str] | None:
     """Return the first gate that is closed for the job, and why; None if all are open."""
-    return queue_admission(head.queue, state).closed(head)
+    return queue_admission(head.queue, state).closed(head, state)
 
 
 def closing_gate(queue: ConstrainedQueue, state: AdmissionState, asked: Sequence[Gate] | None = None) -> Gate | None:

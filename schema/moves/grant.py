@@ -1,10 +1,10 @@
 """queued -> leased: grant."""
 
-import json
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from pydantic_core import to_json
 from sqlalchemy import Connection, TextClause, text
 
 from schema.accounting.quotas import EVICTION_COOLDOWN, LIMIT
@@ -346,7 +346,7 @@ def _values(
         taking.append(None if amounts is None else kinds.setdefault(id(amounts), (len(kinds), amounts))[0])
     return {
         "taking": taking,
-        "takings": json.dumps([dict(amounts) for _, amounts in kinds.values()]),
+        "takings": to_json([amounts for _, amounts in kinds.values()]).decode(),
         "job_ids": [placement.job_id for placement in placements],
         "bot_ids": [placement.bot_id for placement in placements],
         "decisions": fragments.json_documents(placement.decision for placement in placements),

@@ -1,6 +1,8 @@
 """Heads are read as they are used up, and those that start are the same as if all had been read."""
 
+import gc
 import random
+import weakref
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -8,7 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, text
 
-from assigner.admission import admit, controller, rules
+from assigner.admission import admit, controller, gates, rules
 from assigner.admission.controller import LEAST, AdmissionController, HeadReader
 from assigner.admission.rules import RULES
 from assigner.placement.fleet import Fleet
@@ -19,7 +21,7 @@ from schema.picking import constrained
 from schema.picking.constrained import QueueHead, QueueScan
 from schema.picking.ready import Scope
 from tests.support.plans import watching
-from tests.support.pool import Pool
+from tests.support.pool import Pool, admission_state, head, queue
 from tests.support.tenancy import Tenancy
 
 ARRANGEMENT = RULES.ordering.policy()
@@ -219,3 +221,16 @@ def start(pool: Pool, keeper: AdmissionController, *, free_units: int) -> Sequen
     started = pool.database.run(placed)
     keeper.after_commit()
     return started
+
+
+def test_what_a_cycle_has_read_is_freed_without_the_garbage_collector() -> None:
+    """It holds thousands of objects, and the collector would look at those of several cycles at once."""
+    gc.disable()
+    try:
+        state, of = admission_state(counters={"instance:default:jobs": counters.Counter(0.0, 10.0)}), queue()
+        assert gates.first_closed_gate(head(1, 0, of=of), state) is None
+        alive = weakref.ref(state)
+        del state
+        assert alive() is None
+    finally:
+        gc.enable()
