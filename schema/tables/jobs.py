@@ -102,20 +102,22 @@ queues = Table(
 
 # `cohort`, `instance`, `platform`, `units`, `preferred` and `constrained` repeat what the job's queue says, so that
 # neither a pick nor a grant looks the queue of each job up. What every job has comes first, the widest columns before
-# the others: then rows have no gaps, and their columns are found by fixed offsets. What a grant changes lies together,
-# because of a new version the server logs what is between the first and the last change.
+# the others: then rows have no gaps, and their columns are found by fixed offsets. The first ones up to `queued_at`
+# differ from job to job, those after them mostly not: the first change of a page after a checkpoint logs the whole
+# page, which is compressed sooner where alike bytes lie together. What a grant changes lies together, because of a new
+# version the server logs what is between the first and the last change.
 jobs = Table(
     "jobs",
     metadata,
     identity(),
     Column("public_id", UUID(as_uuid=True), nullable=False, server_default=func.gen_random_uuid()),
-    Column("rank", Double, nullable=False, server_default=text("0")),
-    Column("created_at", TIME, nullable=False, server_default=NOW),
-    Column("queued_at", TIME, nullable=False, server_default=NOW),
     Column("queue", Integer, nullable=False),
-    Column("cohort", Integer, nullable=False, server_default=text("0")),
     Column("instance", Integer, nullable=False),
     Column("platform", Integer, nullable=False),
+    Column("cohort", Integer, nullable=False, server_default=text("0")),
+    Column("created_at", TIME, nullable=False, server_default=NOW),
+    Column("queued_at", TIME, nullable=False, server_default=NOW),
+    Column("rank", Double, nullable=False, server_default=text("0")),
     Column("units", Integer, nullable=False, server_default=text("1")),
     Column("priority", Integer, nullable=False, server_default=text("0")),
     Column("max_attempts", Integer, nullable=False, server_default=text("5")),
