@@ -219,10 +219,10 @@ class DeficitHeap:
     """A heap that gives the instance with the lowest deficit.
 
     Of instances with equal weights the one that has used least comes first, whatever the others have used. So only the
-    first instance of each weight is compared. The weights are sorted by their deficits at one scale. While the scale
-    falls, no deficit falls by more than that of the weight that has used most. So only the first few are looked at for
-    each job that starts, until the lowest deficit is below what the next weight can have. When these have become many,
-    the weights are sorted again.
+    first instance of each weight is compared. The weights are sorted by their deficits at one scale. When the scale
+    falls, a deficit falls by what the instance has used times the difference, and none by more than that of the
+    instance that has used most. So for each job that starts only the first weights are looked at, until the next one
+    cannot have a lower deficit. The weights are sorted again when many have been looked at.
     """
 
     def __init__(self, lanes: Sequence[InstanceLane]) -> None:

@@ -522,7 +522,7 @@ class QueueAdmission:
     given since. counters: the counters that a job takes of, each with the amount; None stands for the job's estimate.
     """
 
-    # It does not hold the state, which holds it: only the garbage collector could then free what a cycle has read.
+    # A reference back to the state would make a cycle of references, which only the garbage collector frees.
     __slots__ = ("_limited", "counters", "shut", "units")
 
     def __init__(self, queue: ConstrainedQueue, state: AdmissionState) -> None:

@@ -4,6 +4,7 @@ It is a cache: it holds which bots are healthy, whom they serve and what they of
 judges every placement again on the locked row.
 """
 
+import math
 import random
 from bisect import bisect_right
 from collections import Counter
@@ -14,9 +15,10 @@ from typing import NamedTuple, TypeVar
 
 from sqlalchemy import Connection
 
+from schema import clock
 from schema.fleet import kinds, members
 from schema.fleet.members import Member, Service
-from schema.postgres.work_connection import Later
+from schema.postgres.work_connection import Later, session_began
 
 #: Kinds of bots that offer a requirement set, up to which they are remembered. Where more kinds do, most bots are
 #: likely to be of one of them, and one bot after another is looked at.
@@ -88,8 +90,10 @@ class Fleet:
 
     def _clear(self) -> None:
         self.share = self.room = 1.0
+        # The snapshot of the latest read, and a monotonic time before it.
         self._snapshot: str | None = None
-        self._asked: tuple[Connection, str, Later] | None = None
+        self._seen_at = math.inf
+        self._asked: tuple[Connection, str, Later, float] | None = None
         self._refreshes = 0
         self._members: dict[int, Cell] = {}
         self._cells: dict[Service, dict[int, Cell]] = {}
@@ -105,15 +109,16 @@ class Fleet:
 
     def ask(self, connection: Connection) -> None:
         """Send the read for the next `refresh` of this transaction with the next statement, if it is a short one."""
-        seen = self._snapshot if self._refreshes < REFRESHES else None
-        self._asked = None if seen is None else (connection, seen, members.ask_changes(connection, seen))
+        seen, now = self._seen(connection), clock.monotonic()
+        self._asked = None if seen is None else (connection, seen, members.ask_changes(connection, seen), now)
 
     def refresh(self, connection: Connection) -> None:
         """Bring it up to date: read all bots the first time, and then those that have changed."""
         # A refresh that fails leaves nothing half-known: then all bots are read again.
-        seen, self._snapshot = self._snapshot if self._refreshes < REFRESHES else None, None
-        asked, self._asked = self._asked, None
-        ahead = asked[2] if asked is not None and asked[0] is connection and asked[1] == seen else None
+        seen, self._snapshot, seen_at = self._seen(connection), None, clock.monotonic()
+        (asked, ahead), self._asked = (self._asked, None), None
+        if asked is not None and asked[0] is connection and asked[1] == seen:
+            ahead, seen_at = asked[2:]
         changes = members.read_changes(connection, seen, asked=ahead)
         if changes.is_complete:
             self._clear()
@@ -125,7 +130,15 @@ class Fleet:
         for bot_id, member in changes.bots.items():
             self._file(bot_id, member)
         self._refreshes += 1
-        self._snapshot = changes.snapshot
+        self._snapshot, self._seen_at = changes.snapshot, seen_at
+
+    def _seen(self, connection: Connection) -> str | None:
+        """Return the snapshot of the latest read, if what has changed since then can be found by it.
+
+        A session that is younger than the snapshot may have begun after a crash of the server.
+        """
+        is_valid = self._refreshes < REFRESHES and session_began(connection) <= self._seen_at
+        return self._snapshot if is_valid else None
 
     def learn(self, connection: Connection, platforms: set[int]) -> None:
         """Read what these requirement sets ask for, as far as it is not known."""

@@ -140,8 +140,8 @@ class FreeBots:
         """Draw and read random bots of one part of the fleet. Return whether they are enough; if not, they are dropped.
 
         They are enough if `wanted` of them are free, or if `least` are free and have ample room for `units`. So of bots
-        with room for several jobs fewer are read, and fewer have to be locked and written. The first draw is for as
-        much room as free bots had lately, and in each domain for all units.
+        with room for several jobs fewer are read, and fewer have to be locked and written. The first draw assumes that
+        free bots have as much room as lately, and that those of any one domain may have to take all units.
         """
         those = joined([cell.part(part) for cell in self._cells])
         if len(those) < least:
@@ -149,7 +149,9 @@ class FreeBots:
         order = shuffled(those, self._chance)
         while not self._is_plenty(wanted, least=least, units=units):
             ample = max(least, ceil(self._places * AMPLE * units / self._fleet.room))
-            more = min(self._needed(min(wanted, ample) - self._free), len(those) - len(self._drawn))
+            # Free bots whose room is kept for an instance have none for others, so that no number of them is ample.
+            missing = (ample if self._free < ample < wanted else wanted) - self._free
+            more = min(self._needed(missing), len(those) - len(self._drawn))
             if not more or self._would_cost_more(more):
                 self._begin()
                 return False
@@ -290,7 +292,7 @@ class FreeBots:
             if cell is not None and cell in self._cells:
                 self._filed[cell].append(bot)
                 self._free += 1
-                self._units += bot.free_units
+                self._units += max(bot.free_units, 0)
 
 
 def sample(
@@ -327,7 +329,7 @@ def _sample(
     """Random free bots for each of these draws.
 
     part: the part of the fleet from which to draw; other bots are read if it has too few.
-    reserving: numbers of the draws after which the room that their jobs need is no more shown to those that follow.
+    reserving: numbers of the draws that hide the room which their jobs need from the draws that follow.
     """
     jobs, units = sum(draw.jobs for draw in draws), sum(draw.jobs * draw.units for draw in draws)
     free = FreeBots(connection, fleet, (draw.domain for draw in draws), chance=chance)
@@ -415,7 +417,7 @@ def sample_snapshot(
         sample_size=sample_size,
         chance=chance,
         part=part,
-        # Jobs that prefer some bots are in two groups. What the second one is shown is shown to others, too.
+        # Jobs that prefer some bots are in two groups. The second one hides nothing from others.
         reserving={nth for nth, group in enumerate(looked_for) if group.preferred is None},
     )
     if with_warm:

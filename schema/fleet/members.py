@@ -3,7 +3,8 @@
 A reader remembers the members and asks from time to time for those that have changed. Each change is stored with the
 number of its transaction, and each read returns its snapshot. The next read finds what that snapshot could not see,
 however long the transaction was open that made it. What it cannot find is that a bot's row was deleted: such a bot has
-been no member for long, and a reader that has not asked in the meantime forgets it when it reads all bots again.
+been no member for long, and a reader that has not asked in the meantime forgets it when it reads all bots again. Nor
+does it find what follows a crash of the server, after which the numbers of lost transactions are used again.
 """
 
 from collections.abc import Sequence

@@ -49,8 +49,8 @@ class HandedOut(NamedTuple):
     """A lease that has begun, with all that its bot needs to start it.
 
     instance: the name of the instance. timeout_seconds: of an attempt. payload, checkpoint: JSON; the checkpoint is the
-    latest of the job, which an earlier attempt has left. The other fields are those of every lease of a job without
-    constraints that has just been granted and told.
+    latest of the job, which an earlier attempt has left. The other fields are the same for every new lease of a job
+    without constraints.
     """
 
     job_id: int
@@ -141,7 +141,8 @@ SELECT id, public_id::text, bot_id, fence, units, instance, instance_name, attem
     CASE WHEN last_fence > 0 THEN (SELECT checkpoint::text FROM job_checkpoints WHERE job_id = id) END AS checkpoint"""
 
 
-# A version of a row that is newer than the statement would be locked all the same, but could not be changed.
+# The last condition drops a bot with a version that the statement does not see and so could not change. Such a bot
+# stays locked until the transaction ends.
 _LOCKED_BOT = f"""{newest_version("bots", "id", "r.id", columns="ctid")} seen
     JOIN LATERAL (
         SELECT *, ctid FROM bots WHERE ctid = seen.ctid AND {HEALTHY.of(bot="")} FOR NO KEY UPDATE SKIP LOCKED) b

@@ -288,6 +288,8 @@ def _engine(url: str, settings: DatabaseSettings, *, role: str, size: int) -> En
             raise
         if isinstance(made, TransactionConnection):
             made.begin_with, made.settings = pooler.begin_with(wanted), pooler.local_settings(wanted)
+        else:
+            made.began = clock.monotonic()
         return made
 
     event.listen(engine, "do_connect", connect)

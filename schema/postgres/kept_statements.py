@@ -5,6 +5,7 @@ much processor time as a short statement. Transactions with kept plans execute f
 sent through libpq as soon as they are known, and what needs no answer at once travels with the next one.
 """
 
+import math
 import select
 from collections.abc import Sequence
 from contextlib import suppress
@@ -26,9 +27,13 @@ _LOST = b"26000"
 
 
 class SessionConnection(psycopg.Connection[Any]):
-    """A connection that is a session of the server, with the statements that it has prepared."""
+    """A connection that is a session of the server, with the statements that it has prepared.
+
+    began: the monotonic time at which the session began, at the latest.
+    """
 
     statements: "PreparedStatements | None" = None
+    began: float = -math.inf
 
     def rollback(self) -> None:
         """Roll back like the driver, which drops all prepared statements of the session if there was a transaction."""

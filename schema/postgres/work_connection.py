@@ -12,6 +12,7 @@ In a transaction with kept plans the driver's cursor is left out too, and statem
 one, BEGIN among them: what waits travels with it, and the last ones with COMMIT.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from types import MappingProxyType
@@ -219,9 +220,20 @@ _LAZILY = text("SET LOCAL synchronous_commit = off")
 def commit_lazily(connection: Connection) -> None:
     """Let the commit of this transaction not wait for the disk. A server that crashes within a second may lose it.
 
-    The log is flushed in order: whatever a later transaction that waits for the disk has seen of this one is not lost.
+    The log is flushed in order: whatever a later transaction has seen of this one is not lost if its own commit waits
+    for the disk. A transaction that writes nothing does not wait.
     """
     execute_later(connection, _LAZILY, {})
+
+
+def session_began(connection: Connection) -> float:
+    """Return the monotonic time at which the session of this transaction began; negative infinity through a pooler.
+
+    A crash of the server ends all sessions. So what an earlier transaction has seen since then was not lost, although
+    some commits do not wait for the disk.
+    """
+    driver = connection.connection.driver_connection
+    return driver.began if isinstance(driver, SessionConnection) else -math.inf
 
 
 def keeps_plans(connection: Connection) -> bool:

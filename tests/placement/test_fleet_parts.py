@@ -1,4 +1,4 @@
-"""Who places a large batch draws from a part of the bots, and only as long as that suffices."""
+"""Who places a large batch draws from a part of the bots, and only as long as that suffices; what is remembered."""
 
 import pytest
 from sqlalchemy import Connection
@@ -32,7 +32,9 @@ def many(pool: Pool) -> Pool:
     return pool
 
 
-def snapshot_from(pool: Pool, jobs: int, number: int, fleet: Fleet | None = None) -> Snapshot:
+def snapshot_from(
+    pool: Pool, jobs: int, number: int, fleet: Fleet | None = None, *, sample_size: int = SAMPLE
+) -> Snapshot:
     """The candidates for `jobs` jobs, drawn from part `number` of the fleet, by one who remembers `fleet`."""
     known = Fleet() if fleet is None else fleet
 
@@ -41,7 +43,7 @@ def snapshot_from(pool: Pool, jobs: int, number: int, fleet: Fleet | None = None
         assert len(picked) == jobs
         part = Part(number, PARTS)
         return sampling.sample_snapshot(
-            connection, picked, sample_size=SAMPLE, fleet=known, chance=pool.chance, part=part
+            connection, picked, sample_size=sample_size, fleet=known, chance=pool.chance, part=part
         )
 
     return pool.database.run(work)
@@ -114,7 +116,39 @@ def test_bots_with_room_for_several_jobs_of_a_large_batch_are_shared_by_them(man
     assert len({bot_id % PARTS for bot_id in found}) > 1
 
 
+def test_free_bots_without_room_for_others_are_no_room_however_large_the_sample_is(pool: Pool) -> None:
+    pool.submit(CROWD, properties={"kind": "one"})
+    pool.database.run(lambda connection: filling.fill_bots(connection, {"one": 150 * PARTS}))
+    kept = "UPDATE bots SET capacity = 1, kept_units = 1, kept_for = 0, kept_until = now() + interval '1 hour'"
+    pool.change("UPDATE bots SET capacity = 1")
+    pool.change(f"{kept} WHERE id % 10 < 7")
+    pool.change("UPDATE bots SET in_use = 1 WHERE id % 10 = 9")
+    fleet = Fleet()
+    for _ in range(30):
+        (found,) = snapshot_from(pool, CROWD, 3, fleet, sample_size=100).candidates
+        assert len(found) >= CROWD
+        assert not [bot for bot in found if bot.id % 10 < 7]
+    pool.change("UPDATE bots SET in_use = 0")
+
+
 def test_who_has_little_to_place_looks_at_all_bots(many: Pool) -> None:
     widen(many, 100)
     found = {bot_id for _ in range(20) for bot_id in sampled_from(many, CROWD - 1, 0)}
     assert {bot_id % PARTS for bot_id in found} == set(range(PARTS))
+
+
+def test_after_a_crash_of_the_server_all_bots_are_read_again(pool: Pool) -> None:
+    """Numbers of transactions that the crash has lost are used again, and an older snapshot takes them as seen."""
+    fleet = Fleet()
+    pool.database.run(fleet.refresh)
+    pool.bot()
+    pool.change("UPDATE bot_changes SET transaction = 3")
+    pool.database.run(fleet.refresh)
+    assert len(fleet) == 0, "it has been told of no change"
+    pool.database.close()  # a crash ends all sessions
+    pool.database.run(fleet.refresh)
+    assert len(fleet) == 1
+    pool.change("UPDATE bots SET status = 'unhealthy'")
+    pool.change("UPDATE bot_changes SET transaction = 3")
+    pool.database.run(fleet.refresh)
+    assert len(fleet) == 1, "in the same session only changes are read"
