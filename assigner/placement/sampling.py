@@ -98,14 +98,17 @@ class ShuffledBots:
 
 
 class FreeBots:
-    """The free bots that have been read for a batch: of a random part of the bots in some domains, or of all."""
+    """The free bots that have been read for a batch: of a random part of the bots in some domains, or of all.
+
+    places: the number of domains.
+    """
 
     def __init__(
         self, connection: Connection, fleet: Fleet, domains: Iterable[Domain], *, chance: random.Random
     ) -> None:
         self._connection, self._fleet, self._chance = connection, fleet, chance
         places = dict.fromkeys(domains)
-        self._places = len(places)
+        self.places = len(places)
         self._cells = dict.fromkeys(chain.from_iterable(domain.cells for domain in places))
         self._cost_of_all = fleet.size({cell.service.cohort for cell in self._cells})
         self._everything = joined([cell.ids for cell in self._cells])
@@ -148,10 +151,8 @@ class FreeBots:
             return False
         order = shuffled(those, self._chance)
         while not self._is_plenty(wanted, least=least, units=units):
-            ample = max(least, ceil(self._places * AMPLE * units / self._fleet.room))
-            # Free bots whose room is kept for an instance have none for others, so that no number of them is ample.
-            missing = (ample if self._free < ample < wanted else wanted) - self._free
-            more = min(self._needed(missing), len(those) - len(self._drawn))
+            ample = max(least, ceil(self.places * AMPLE * units / self._fleet.room))
+            more = min(self._needed(min(wanted, ample) - self._free), len(those) - len(self._drawn))
             if not more or self._would_cost_more(more):
                 self._begin()
                 return False
@@ -289,10 +290,11 @@ class FreeBots:
         self._drawn_in = None
         for bot in bots:
             cell = self._fleet.cell_of(bot.id)
-            if cell is not None and cell in self._cells:
+            # A bot that keeps all its room for an instance has none for a sample.
+            if cell is not None and cell in self._cells and bot.free_units > 0:
                 self._filed[cell].append(bot)
                 self._free += 1
-                self._units += max(bot.free_units, 0)
+                self._units += bot.free_units
 
 
 def sample(
@@ -333,8 +335,7 @@ def _sample(
     """
     jobs, units = sum(draw.jobs for draw in draws), sum(draw.jobs * draw.units for draw in draws)
     free = FreeBots(connection, fleet, (draw.domain for draw in draws), chance=chance)
-    places = len({draw.domain for draw in draws})
-    apart, least = places <= FEW and jobs >= CROWD, sample_size * places
+    apart, least = free.places <= FEW and jobs >= CROWD, sample_size * free.places
     if part is None or not apart or not free.read_part(part, least + jobs - 1, least=least, units=units):
         free.read(sample_size * min(len(draws), MANY_GROUPS) + jobs - 1)
     found: list[list[FreeBot]] = [[] for _ in draws]

@@ -19,7 +19,7 @@ from bots.sync.sessions import digest
 from schema.accounting.units import BotCapacity
 from schema.moves.acknowledge import Start
 from schema.moves.end import VERDICTS, AttemptEnd, EndedAttempt, Verdict
-from schema.moves.grant import HandedOut
+from schema.moves.grant import FetchedLease
 from schema.outputs import Written
 from schema.postgres.fragments import newest_leases
 from schema.results import Checkpoint
@@ -181,8 +181,8 @@ class SyncCall:
     held: list[Row[Any]] = field(default_factory=list)
     account: ReportOutcome = field(default_factory=ReportOutcome)
     ended: list[EndedAttempt] = field(default_factory=list)
-    fetched: list[HandedOut] = field(default_factory=list)
-    due: list[Row[Any] | HandedOut] = field(default_factory=list)
+    fetched: list[FetchedLease] = field(default_factory=list)
+    due: list[Row[Any] | FetchedLease] = field(default_factory=list)
     bot_capacity: BotCapacity = field(init=False)
 
     def __post_init__(self) -> None:
@@ -331,14 +331,14 @@ def _check_epoch(bot: Row[Any] | None, *, epoch: int) -> Row[Any]:
 
 
 def answer_message(
-    leases: Sequence[Row[Any] | HandedOut], *, seq: int, expires_in: float, sync_in: float, drain: bool = False
+    leases: Sequence[Row[Any] | FetchedLease], *, seq: int, expires_in: float, sync_in: float, drain: bool = False
 ) -> bytes:
     """Return the message `SyncAnswer` with these leases, as JSON."""
     rest = to_json({"drain": drain, "expires_in": expires_in, "sync_in": sync_in})
     return b'{"seq":%d,"leases":[%b],%b' % (seq, b",".join(map(_lease_message, leases)), rest[1:])
 
 
-def _lease_message(row: Row[Any] | HandedOut) -> bytes:
+def _lease_message(row: Row[Any] | FetchedLease) -> bytes:
     """Return the message `Work` about the lease to its bot, as JSON. Fields without a value are left out."""
     fields = {
         "job": row.public_id,

@@ -16,7 +16,7 @@ from schema.accounting import quotas
 from schema.accounting.units import BotCapacity, ReturnedUnits
 from schema.moves.backoff import wake_queues, wake_queues_for_bots
 from schema.moves.end import RetryPace
-from schema.moves.grant import PREFERRED, HandedOut, Placement, grant_locked
+from schema.moves.grant import PREFERRED, FetchedLease, Placement, grant_locked
 from schema.picking import for_bot
 from schema.picking.for_bot import FetchingBot
 from schema.picking.head_cursor import HeadCursors
@@ -97,7 +97,7 @@ def fetch(
     ack: float,
     cooldown: float,
     head_cursors: HeadCursors,
-) -> list[HandedOut]:
+) -> list[FetchedLease]:
     """Grant the bots the most urgent jobs that they may have. Bots that are alike are served together.
 
     The caller has locked the bots, writes their rows later from `capacities`, and the quotas from `returned`, and tells
@@ -114,14 +114,14 @@ def fetch(
     free = sum(each.units for seats in alike.values() for each in seats)
     if alike and returned.room is not None and returned.room < free + max(request.bot.capacity for request in requests):
         returned.write(connection)
-    handed_out: list[HandedOut] = []
+    fetched: list[FetchedLease] = []
     fill = partial(
         _fill,
         connection,
         settings,
         capacities,
         returned,
-        handed_out,
+        fetched,
         ack=ack,
         cooldown=cooldown,
         head_cursors=head_cursors,
@@ -132,7 +132,7 @@ def fetch(
         # maximum, the jobs of one bot decide whether the next one may fetch from that instance at all.
         for each in left_over if len(seats) > 1 else ():
             fill([each])
-    return handed_out
+    return fetched
 
 
 def _fill(
@@ -140,14 +140,14 @@ def _fill(
     settings: FetchSettings,
     capacities: Mapping[int, BotCapacity],
     returned: ReturnedUnits,
-    handed_out: list[HandedOut],
+    fetched: list[FetchedLease],
     seats: list[FetchAllowance],
     *,
     ack: float,
     cooldown: float,
     head_cursors: HeadCursors,
 ) -> list[FetchAllowance]:
-    """Pick as for one bot with the room of the largest of these, grant, and add the leases to `handed_out`.
+    """Pick as for one bot with the room of the largest of these, grant, and add the leases to `fetched`.
 
     Returns the bots that may still be given jobs, if some job was too large for each of them; or all bots, without a
     grant, if the instance of some job is near its maximum.
@@ -193,7 +193,7 @@ def _fill(
         ack=ack,
         cooldown=cooldown,
     )
-    handed_out += granted
+    fetched += granted
     started = {lease.job_id for lease in granted}
     wake_queues(connection, {job.queue for job in jobs if job.tried and job.id in started})
     return [each for each in seats if each.jobs > 0 and each.units > 0] if len(seated) < len(jobs) else []
@@ -243,11 +243,11 @@ def fetch_after_sync(
     units_before = {sync_call.bot.id: sync_call.bot_capacity.unused for sync_call in spoken}
     capacities = {sync_call.bot.id: sync_call.bot_capacity for sync_call in free}
     requests = _fetch_requests(connection, [sync_call for sync_call in free if not sync_call.constrained_first])
-    handed_out = fetch(
+    fetched = fetch(
         connection, settings, requests, capacities, returned, ack=ack, cooldown=cooldown, head_cursors=head_cursors
     )
     by_bot = {sync_call.bot.id: sync_call for sync_call in free}
-    for lease in handed_out:
+    for lease in fetched:
         by_bot[lease.bot_id].fetched.append(lease)
     spare = [sync_call for sync_call in spoken if sync_call.bot_capacity.unused > 0]
     more = {

@@ -300,10 +300,10 @@ def _end_statement(*, named: bool, written: bool) -> TextClause:
     )
 
 
+# Only bots tell public ids, and the rows of bots whose calls are settled are written later.
 END = {
     (named, written): _end_statement(named=named, written=written)
-    for named in (False, True)
-    for written in (False, True)
+    for named, written in ((True, False), (False, False), (False, True))
 }
 
 
@@ -344,9 +344,10 @@ def end(
     if not endings:
         return []
     pace = pace or RetryPace()
-    named = all(isinstance(ending.job_id, str) for ending in endings)
+    written = capacities is None
+    named = not written and all(isinstance(ending.job_id, str) for ending in endings)
     rows = connection.execute(
-        END[named, capacities is None],
+        END[named, written],
         {
             "job_ids": [None if isinstance(ending.job_id, str) else ending.job_id for ending in endings],
             "public_ids": [ending.job_id if isinstance(ending.job_id, str) else None for ending in endings],

@@ -45,7 +45,7 @@ class Granted(NamedTuple):
     instance: int
 
 
-class HandedOut(NamedTuple):
+class FetchedLease(NamedTuple):
     """A lease that has begun, with all that its bot needs to start it.
 
     instance: the name of the instance. timeout_seconds: of an attempt. payload, checkpoint: JSON; the checkpoint is the
@@ -135,7 +135,7 @@ _GRANTED = """), told AS (
 )
 SELECT id, public_id::text, bot_id, fence, units, instance, (SELECT count(*) FROM told)"""
 # What the answer to the bot tells. Only a job that was granted before, and so had a fence, can have a checkpoint.
-_HANDED_OUT = """)
+_FETCHED = """)
 SELECT id, public_id::text, bot_id, fence, units, instance, instance_name, attempts, timeout_seconds,
     (SELECT payload::text FROM job_payloads WHERE job_id = id) AS payload,
     CASE WHEN last_fence > 0 THEN (SELECT checkpoint::text FROM job_checkpoints WHERE job_id = id) END AS checkpoint"""
@@ -202,7 +202,7 @@ def _grant(*, again: bool, held: bool = False, covered: bool = False) -> TextCla
             quota_check=_COVERED if covered else _quota_check(again=again),
             bot_update="" if held else _BOT_UPDATE,
             quota_update="" if covered else _QUOTA_UPDATE,
-            result=_HANDED_OUT if held else _GRANTED,
+            result=_FETCHED if held else _GRANTED,
             on_kept="false" if held else "CAST(:on_kept AS boolean)",
         )
     )
@@ -276,7 +276,7 @@ def grant_locked(
     strategy: str,
     ack: float,
     cooldown: float,
-) -> list[HandedOut]:
+) -> list[FetchedLease]:
     """Grant as `grant` does, with `again` and without `notify`, for bots of a cohort whose calls are being settled.
 
     The caller has locked the bots, found them healthy, and writes their rows later. Since then it has picked jobs that
@@ -302,12 +302,12 @@ def grant_locked(
     if not covered:
         returned.write(connection, before_grant=True)
     rows = connection.execute(GRANT_LOCKED[covered], {**values, **left, "rooms": bots}).all()
-    handed_out = [HandedOut(*row) for row in rows]
-    for lease in handed_out:
+    fetched = [FetchedLease(*row) for row in rows]
+    for lease in fetched:
         capacities[lease.bot_id].take(lease.units)
         if covered:
             returned.take(cohort, lease.instance_id, lease.units)
-    return handed_out
+    return fetched
 
 
 _LOCK = newest_version(

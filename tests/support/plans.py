@@ -336,7 +336,7 @@ ACTS: dict[str, Act] = {
     ),
     "finish": lambda known, connection: known.end(connection, Verdict.SUCCEEDED),
     "finish by public ids": lambda known, connection: end_moves.end(
-        connection, [AttemptEnd(job, 1, 1, 1, Verdict.SUCCEEDED) for job in known.public], actor="test"
+        connection, [AttemptEnd(job, 1, 1, 1, Verdict.SUCCEEDED) for job in known.public], actor="test", capacities={}
     ),
     "lose": lambda known, connection: known.end(connection, Verdict.LOST),
     "finish with results": lambda known, connection: known.end(connection, Verdict.SUCCEEDED, result="1"),
