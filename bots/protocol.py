@@ -2,7 +2,8 @@
 
 A bot opens a session (`POST /v1/sessions`) and then calls `POST /v1/sync` until it leaves. A sync is idempotent: the
 bot lists every lease that it holds, and the answer lists every lease that the bot should hold. An unset field means
-"no change".
+"no change". A bot that holds many leases in advance may leave those out for which nothing has changed; it says how many
+(`unlisted`).
 
 Bots and gateways may have different versions. A bot ignores fields of answers that it does not know. A gateway refuses
 fields of requests that it does not know, because to ignore one could break what the bot relies on, such as a property
@@ -157,6 +158,9 @@ class Session(Answer):
         description="the gateway says how many units a lease takes. Then a bot may announce more units than it runs at "
         "once, and hold leases of short tasks in advance",
     )
+    unlisted: bool = Field(
+        default=False, description="the gateway knows the field `unlisted`. A bot must not send it to another one"
+    )
 
 
 class Chunk(Message):
@@ -239,6 +243,13 @@ class Sync(Message):
     )
     capacity: int | None = Field(default=None, ge=0, le=validation.MAX_UNITS)
     leases: list[LeaseReport] = Field(default=[], max_length=MAX_LEASES, fail_fast=True)
+    unlisted: int = Field(
+        default=0,
+        ge=0,
+        le=MAX_LEASES,
+        description="how many more leases the bot holds, which the answer to the call before left to it and which are "
+        "pending since. It may have started their jobs a moment ago. 0 = every lease is listed",
+    )
     wait: float = Field(
         default=0.0, ge=0, le=60, description="seconds for which the server may hold an answer without news"
     )
@@ -293,11 +304,17 @@ class Work(Answer):
 class SyncAnswer(Answer):
     """The leases that the bot should have, and when to call next.
 
-    A lease that the bot reported and that this answer does not list is over: the bot stops its command and forgets it.
+    A lease that this answer does not list is over: the bot stops its command and forgets it. If `unlisted` is set, that
+    is only true of leases that the bot has listed.
     """
 
     seq: int
     leases: list[Work]
+    unlisted: int = Field(
+        default=0,
+        description="how many leases that the bot has not listed it still holds as before: all of them, or 0 if it "
+        "must forget those that this answer does not list",
+    )
     drain: bool = Field(default=False, description="an operator asks the bot to take no more work")
     expires_in: float = Field(description="seconds after the request by which the bot must have killed its commands")
     sync_in: float

@@ -79,10 +79,8 @@ MOST_AHEAD = 512
 QUEUE = 0.02
 #: The most calls that wait in one process; of a bot with many processes fewer, because each has an output pipe.
 MOST_QUEUED, LEAST_QUEUED, MOST_QUEUED_IN_ALL = 20, 8, 160
-#: The share of the leases in advance whose ends are reported at once, while the rest keeps the bot busy. A call costs
-#: as much for a lease that waits as for one that ends. Where tasks run for less than `TINY` seconds, all leases in
-#: advance end sooner than a call is answered; then the ends of all are reported at once.
-TOGETHER, TINY = 0.4, 0.002
+#: The share of the leases in advance whose ends are reported at once, while the rest keeps the bot busy.
+TOGETHER = 0.4
 #: A newly ended task counts with this share for the mean run time.
 _WEIGHT = 1 / 16
 #: The shortest run time that is believed, seconds.
@@ -118,7 +116,7 @@ class Lookahead:
 
     def together(self, limit: int) -> int:
         """Return how many ends to report at once. limit: tasks that run at once."""
-        return int(self.units(limit) * (1.0 if self._mean < TINY else TOGETHER))
+        return int(self.units(limit) * TOGETHER)
 
 
 # Open files

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import structlog
 from leasehold.transport import Record
 
+from bots.agent.capacity import SHORT
 from bots.agent.job_files import Unsent
 from bots.agent.run import Assignment, AttemptRun, Run, RunContext, StopReason, complaining
 from bots.agent.task_launcher import TaskLauncher
@@ -53,6 +54,8 @@ class HeldLease:
         self.checkpoint: Unsent | None = None
         #: True once the server has asked to stop it.
         self.stopping = False
+        #: True if the last sync left it out, because the server knows all about it.
+        self.unlisted = False
 
     @property
     def outcome(self) -> Outcome | None:
@@ -70,6 +73,13 @@ class HeldLease:
         if self.outcome is not None:
             return "completed"
         return "active" if self.run is not None and self.run.started.is_set() else "pending"
+
+    @property
+    def unchanged(self) -> bool:
+        """True if the server need not hear of it: it waits, or its task has just begun and will soon be over."""
+        if self.outcome is not None or self.stopping or self.told not in (None, "pending"):
+            return False
+        return isinstance(self.run, TaskRun) and self.run.age < SHORT
 
 
 class AgentLeases:
@@ -121,8 +131,10 @@ class AgentLeases:
         succeeded = run.outcome is not None and run.outcome.verdict == "succeeded"
         return None if succeeded or not self._results else run.checkpoint.unsent
 
-    def reports(self) -> list[Record]:
-        """Build the reports on all leases for the next sync, each a LeaseReport as JSON without defaults.
+    def reports(self, *, brief: bool = False) -> list[Record]:
+        """Build the reports on the leases for the next sync, each a LeaseReport as JSON without defaults.
+
+        brief: while some wait, without those for which nothing has changed; `unlisted` counts them.
 
         Not as models, because making and writing one for each lease that waits takes a bot of short tasks longer than
         its bookkeeping. An ended lease whose output, result and checkpoint do not fit into this sync any more is
@@ -131,7 +143,12 @@ class AgentLeases:
         self._told_of_news, self._told_times = False, 0
         room, json_room = SYNC_OUTPUT_BYTES, SYNC_JSON_BYTES
         reports = list[Record]()
+        brief = brief and self.starting
         for key, held in self._held.items():
+            held.unlisted = brief and held.unchanged
+            if held.unlisted:
+                held.told = "pending"
+                continue
             state = held.state
             if state == "pending":
                 held.told = state
@@ -147,8 +164,16 @@ class AgentLeases:
             reports.append(self._report(key, held, state))
         return reports
 
-    def settle(self, leases: Sequence[Work], *, accept: bool) -> None:
-        """Make the held leases match the answer of a sync. Without `accept`, new leases are returned to the pool."""
+    @property
+    def unlisted(self) -> int:
+        """How many leases the last reports have left out."""
+        return sum(held.unlisted for held in self._held.values())
+
+    def settle(self, leases: Sequence[Work], *, accept: bool, unlisted: int = 0) -> None:
+        """Make the held leases match the answer of a sync. Without `accept`, new leases are returned to the pool.
+
+        unlisted: how many of those that the reports have left out stay as they are: all, or 0 if the answer lists all.
+        """
         with self._lock:
             self._runs = {job: run for job, run in self._runs.items() if not run.over.is_set()}
         listed = {LeaseKey(work.job, work.fence): work for work in leases}
@@ -158,6 +183,8 @@ class AgentLeases:
                 held.run.output.sent(held.carried)
                 if held.checkpoint is not None:
                     held.run.checkpoint.sent(held.checkpoint.number)
+            if unlisted and held.unlisted:
+                continue
             if key not in listed and self._forget(key, held):
                 verdict = None if held.outcome is None else held.outcome.verdict
                 ended.append({"job": key.job, "fence": key.fence, "verdict": verdict})

@@ -109,6 +109,10 @@ class _CutShort(Exception):
     """The agent stops waiting for a held call, because it drains."""
 
 
+class _OlderGateway(Exception):
+    """A gateway that does not know the field `unlisted` has refused the call and changed nothing."""
+
+
 @dataclass
 class AgentCommands:
     """Requests to the agent to drain or leave. `waker` is set after every change, here and in the leases."""
@@ -162,6 +166,8 @@ class AgentSession:
         self._together = 0
         self._told_capacity = 0
         self._in_doubt = False
+        #: Whether leases may be left out of reports.
+        self._brief = session.unlisted
         self._sync_in = session.sync_in
         self._give_up_at = math.inf
         #: True, once `work` has returned, if every run is known to be over.
@@ -212,6 +218,9 @@ class AgentSession:
             answer = self._post(sync, check=lambda: self._check(cut_short=held > 0))
         except _CutShort:
             return sent_at
+        except _OlderGateway:
+            self._brief = False
+            return self._sync()
         except Unanswered:
             # No command runs that could overlap with a run on another bot, so the next call gets a whole deadline.
             self._in_doubt = True
@@ -226,7 +235,7 @@ class AgentSession:
         self._idle_answers = self._idle_answers + 1 if held and not answer.leases and waited < AT_ONCE else 0
         self._drained, self._sync_in = answer.drain, answer.sync_in
         accept = not (self._draining or answer.drain)
-        self._leases.settle(answer.leases, accept=accept)
+        self._leases.settle(answer.leases, accept=accept, unlisted=answer.unlisted)
         if not accept:
             self._leases.give_back(NO_NEW_WORK)
         return sent_at
@@ -284,6 +293,8 @@ class AgentSession:
         except Unanswered:
             raise
         except LeaseholdError as refused:
+            if isinstance(refused, BadInput) and refused.field == "unlisted" and "unlisted" in sync:
+                raise _OlderGateway from None
             raise SessionOver(SessionEnd.REFUSED, str(refused)) from None
 
     def _message(self, status: str, *, wait: float = 0.0) -> Record:
@@ -298,7 +309,11 @@ class AgentSession:
             "wait": wait,
         }
         body = Sync.model_validate(fields).model_dump(mode="json", exclude_defaults=True)
-        return body | {"leases": reports} if (reports := self._leases.reports()) else body
+        if reports := self._leases.reports(brief=self._brief and self._ahead > 0 and not self._in_doubt):
+            body["leases"] = reports
+        if unlisted := self._leases.unlisted:
+            body["unlisted"] = unlisted
+        return body
 
     def _capacity(self, *, ahead: bool) -> int | None:
         """Return the units to announce, None = as before. ahead: more than run at once, if tasks are short."""

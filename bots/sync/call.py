@@ -5,14 +5,13 @@ import base64
 import binascii
 import hmac
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
 from typing import Any
 
 from leasehold.errors import BadInput, Conflict
 from pydantic_core import to_json
-from sqlalchemy import Connection, Row, TextClause, text
+from sqlalchemy import Row
 
 from bots.protocol import Chunk, LeaseReport, Outcome, Sync
 from bots.sync.sessions import digest
@@ -21,10 +20,8 @@ from schema.moves.acknowledge import Start
 from schema.moves.end import VERDICTS, AttemptEnd, EndedAttempt, Verdict
 from schema.moves.grant import FetchedLease
 from schema.outputs import Written
-from schema.postgres.fragments import newest_leases
 from schema.results import Checkpoint
 from schema.states import BotStatus, LeaseState
-from schema.tables.fleet import NOT_OVER
 
 # The meaning of a bot's report for its leases: a pure function, so that every case is in one place.
 
@@ -53,6 +50,7 @@ def compare(
     epoch: int,
     actor: str,
     leaves: bool = False,
+    unlisted: bool = False,
 ) -> ReportOutcome:
     """Compare the live leases of a bot with its report. Raises BadInput for output that is not base64.
 
@@ -60,6 +58,8 @@ def compare(
     is not reported, it depends on its state: a pending one is on its way to the bot, a cancelling one has been stopped,
     and an active one is lost. A bot that `leaves` gives all of them back. Such ends are marked as `spared`, and their
     number is limited, because a job may have cut its bot off.
+
+    unlisted: the bot has left leases out that it still holds. So a cancelling one may not have been stopped yet.
     """
     said = {(report.job, report.fence): report for report in reported}
     account = ReportOutcome()
@@ -73,7 +73,7 @@ def compare(
             result = report.outcome.result
         elif report is not None and report.state == "active" and lease.state == LeaseState.PENDING:
             account.started.append(Start(lease.job_id, lease.fence, bot_id, epoch, actor))
-        elif report is None and lease.state == LeaseState.CANCELLING:
+        elif report is None and lease.state == LeaseState.CANCELLING and not unlisted:
             verdict, details = Verdict.STOPPED, {"reason": "its bot does not have it any more"}
         elif report is None and lease.state == LeaseState.ACTIVE and not leaves:
             verdict, details = Verdict.LOST, {"reason": "its bot does not know it any more"}
@@ -86,7 +86,7 @@ def compare(
 
 
 def take_ends(reported: Sequence[LeaseReport], *, bot_id: int, epoch: int) -> ReportOutcome:
-    """Return what `compare` would, if the reports are the ends of just the live leases of the bot.
+    """Return what `compare` would, if the reports are the ends of live leases of the bot, and the others are pending.
 
     The caller sees by the leases that have ended whether they are. Raises BadInput for output that is not base64.
     """
@@ -153,6 +153,8 @@ class HeldCall:
 
 Call = NewCall | HeldCall
 
+#: An id as the database writes it, which is how bots get it. A report with any other one is of no lease.
+JOB_ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 #: While constrained jobs wait, one in this many calls does not fetch, so that the bot has room for them.
 YIELDING = 4
 #: 2^32 divided by the golden ratio; its multiples are spread most evenly (Knuth, TAOCP 3, 6.4).
@@ -165,9 +167,10 @@ class SyncCall:
 
     nth: the number of the call in the batch. repeated: a call with this sequence number has been settled before, so
     that its report has been applied. trusted: its leases are ended without being read before. held, due: the bot's live
-    leases before and after the call; what a trusted call held stays unread. ended: the attempts that the call has
-    ended. fetched: the leases that it has begun. before: seconds that have surely passed between the sending of the
-    call and the moment at which the rest of the session was measured. remaining: the rest of the session at that
+    leases before and after the call; what a trusted call held stays unread. left_out: how many leases are not among
+    them, because nothing has changed for them: neither the bot nor the answer lists them. ended: the attempts that the
+    call has ended. fetched: the leases that it has begun. before: seconds that have surely passed between the sending
+    of the call and the moment at which the rest of the session was measured. remaining: the rest of the session at that
     moment, seconds.
     """
 
@@ -183,6 +186,7 @@ class SyncCall:
     ended: list[EndedAttempt] = field(default_factory=list)
     fetched: list[FetchedLease] = field(default_factory=list)
     due: list[Row[Any] | FetchedLease] = field(default_factory=list)
+    left_out: int = 0
     bot_capacity: BotCapacity = field(init=False)
 
     def __post_init__(self) -> None:
@@ -209,15 +213,25 @@ class SyncCall:
         return self.sync is not None and self.sync.status == BotStatus.GONE.value
 
     @property
-    def ends_all(self) -> bool:
-        """Return whether the bot reports the ends of as many leases as it holds, and nothing else.
+    def unlisted(self) -> int:
+        """Return how many leases the bot holds unchanged and does not list.
+
+        0 if the call before is not the last that the database knows, because then the bot may hold other leases.
+        """
+        sync = self.sync
+        return 0 if sync is None or self.leaves or self.bot.sync_seq != sync.seq - 1 else sync.unlisted
+
+    @property
+    def only_ends(self) -> bool:
+        """Return whether the bot reports only ends, and as many leases as it holds with those that it does not list.
 
         Then the leases need not be read before they are ended.
         """
         reported = () if self.sync is None or self.leaves else self.sync.leases
         return (
-            0 < len(reported) == self.bot.held
-            and all(report.outcome is not None and _ID.fullmatch(report.job) for report in reported)
+            len(reported) > 0
+            and len(reported) + self.unlisted == self.bot.held
+            and all(report.outcome is not None and JOB_ID.fullmatch(report.job) for report in reported)
             and len({report.job for report in reported}) == len(reported)
         )
 
@@ -259,7 +273,15 @@ class SyncCall:
         self.account = (
             take_ends(reported, bot_id=bot_id, epoch=epoch)
             if self.trusted
-            else compare(self.held, reported, bot_id=bot_id, epoch=epoch, actor=self.actor, leaves=self.leaves)
+            else compare(
+                self.held,
+                reported,
+                bot_id=bot_id,
+                epoch=epoch,
+                actor=self.actor,
+                leaves=self.leaves,
+                unlisted=self.sync.unlisted > 0,
+            )
         )
 
     def size(self) -> None:
@@ -331,10 +353,17 @@ def _check_epoch(bot: Row[Any] | None, *, epoch: int) -> Row[Any]:
 
 
 def answer_message(
-    leases: Sequence[Row[Any] | FetchedLease], *, seq: int, expires_in: float, sync_in: float, drain: bool = False
+    leases: Sequence[Row[Any] | FetchedLease],
+    *,
+    seq: int,
+    expires_in: float,
+    sync_in: float,
+    drain: bool = False,
+    unlisted: int = 0,
 ) -> bytes:
     """Return the message `SyncAnswer` with these leases, as JSON."""
-    rest = to_json({"drain": drain, "expires_in": expires_in, "sync_in": sync_in})
+    fields = {"drain": drain, "expires_in": expires_in, "sync_in": sync_in}
+    rest = to_json(fields | {"unlisted": unlisted} if unlisted else fields)
     return b'{"seq":%d,"leases":[%b],%b' % (seq, b",".join(map(_lease_message, leases)), rest[1:])
 
 
@@ -359,124 +388,3 @@ def _lease_message(row: Row[Any] | FetchedLease) -> bytes:
         fields["checkpoint"] = row.checkpoint
     message = to_json(fields)
     return message if row.payload is None else b'%b,"payload":%b}' % (message[:-1], row.payload.encode())
-
-
-# Reads of the live leases of bots whose calls are settled, before and after the call.
-
-
-# The bot's row has the number of its live leases. Known leases are looked up by their keys, and the rest are the latest
-# ones. So entries of leases that have ended are never read.
-_LEASE = "bot_id, job_id, fence, instance, state, units, delivered_at, stop_reason"
-
-
-def _found(*more: str, but: str = "coalesce(c.jobs, '{}')") -> str:
-    """The leases that are known, and the others of the same bots.
-
-    more: SQL expressions for what each of the others, `l`, has beside the columns of a lease, as the known ones do.
-    but: SQL expression for an array of the jobs whose leases are not among the others.
-    """
-    columns = ", ".join(["l.*", *more])
-    latest = newest_leases("b.id", "b.held - coalesce(c.leases, 0)", columns=_LEASE, but=but)
-    return f"""counted AS MATERIALIZED (
-    SELECT bot_id, count(*) AS leases, array_agg(job_id) AS jobs FROM known GROUP BY bot_id
-), found AS MATERIALIZED (
-    SELECT * FROM known
-    UNION ALL
-    SELECT {columns} FROM unnest(CAST(:bot_ids AS bigint[]), CAST(:held AS integer[])) AS b (id, held)
-    LEFT JOIN counted c ON c.bot_id = b.id
-    CROSS JOIN LATERAL {latest} l
-)"""
-
-
-# Before the call: leases that the bot reports are known, if they are live.
-HELD_LEASES = text(f"""
-WITH known AS MATERIALIZED (
-    SELECT DISTINCT ON (l.job_id) l.*, k.job AS public_id
-    FROM unnest(CAST(:known_bots AS bigint[]), CAST(:known_jobs AS uuid[]), CAST(:known_fences AS bigint[]))
-        AS k (bot_id, job, fence)
-    CROSS JOIN LATERAL (SELECT id FROM jobs WHERE public_id = k.job OFFSET 0) j
-    CROSS JOIN LATERAL (SELECT {_LEASE} FROM leases WHERE job_id = j.id AND fence = k.fence OFFSET 0) l
-    WHERE l.bot_id = k.bot_id AND l.{NOT_OVER}
-), {_found("(SELECT public_id FROM jobs WHERE id = l.job_id)")}
-SELECT bot_id, job_id, public_id, fence, state FROM found ORDER BY job_id
-""")
-# The numbers of the GPUs that a lease of a constrained job has taken; null for none.
-_GPUS = r"""(
-        SELECT array_agg(CAST(split_part(name, '\:', 4) AS integer) ORDER BY CAST(split_part(name, '\:', 4) AS integer))
-        FROM leases t CROSS JOIN LATERAL jsonb_object_keys(t.taken) AS k (name)
-        WHERE t.job_id = l.job_id AND t.fence = l.fence AND name LIKE 'bot\:%\:gpu\:%')"""
-# After the call: leases that were held and have not ended are known. Those that the call has begun are left out: the
-# grant has returned what the bot is told of them. Payload and checkpoint are sent until the bot reports the lease.
-DUE_LEASES = text(f"""
-WITH known AS MATERIALIZED (
-    SELECT l.*
-    FROM unnest(CAST(:known_bots AS bigint[]), CAST(:known_jobs AS bigint[]), CAST(:known_fences AS bigint[]))
-        AS k (bot_id, job, fence)
-    CROSS JOIN LATERAL (SELECT {_LEASE} FROM leases WHERE job_id = k.job AND fence = k.fence OFFSET 0) l
-    WHERE l.bot_id = k.bot_id AND l.{NOT_OVER}
-), {_found(but="coalesce(c.jobs, '{}') || CAST(:fetched AS bigint[])")}
-SELECT l.bot_id, l.job_id, j.public_id, l.fence, l.state, l.units, i.name AS instance, j.attempts, j.timeout_seconds,
-    CAST(p.payload AS text) AS payload, l.delivered_at IS NOT NULL AS delivered,
-    CASE WHEN l.state = 'cancelling' THEN l.stop_reason END AS stop_reason,
-    CASE WHEN j.constrained AND l.state = 'pending' THEN {_GPUS} END AS gpus,
-    CASE WHEN l.state = 'pending' THEN (
-        SELECT CAST(checkpoint AS text) FROM job_checkpoints WHERE job_id = l.job_id) END AS checkpoint
-FROM found l JOIN jobs j ON j.id = l.job_id JOIN instances i ON i.id = l.instance
-LEFT JOIN job_payloads p ON p.job_id = l.job_id AND l.state = 'pending'
-ORDER BY l.job_id
-""")
-
-Known = Iterable[tuple[object, int]]
-
-
-def read_held_leases(connection: Connection, sync_calls: Sequence[SyncCall]) -> None:
-    """Read the live leases of each bot before its call, in the order of their jobs. The bots' rows are locked."""
-    _gather(connection, HELD_LEASES, sync_calls, _reported, lambda sync_call: sync_call.held)
-
-
-def read_due_leases(connection: Connection, sync_calls: Sequence[SyncCall]) -> None:
-    """Read the live leases of each bot after its call is settled, but for those that the call has begun."""
-    for sync_call in sync_calls:
-        sync_call.due = [*sync_call.fetched]
-    others = [sync_call for sync_call in sync_calls if sync_call.bot_capacity.held > len(sync_call.fetched)]
-    _gather(connection, DUE_LEASES, others, _left, lambda sync_call: sync_call.due)
-    for sync_call in sync_calls:
-        if sync_call.fetched:
-            sync_call.due.sort(key=attrgetter("job_id"))
-
-
-#: An id as the database writes it, which is how bots get it. A report with any other one is of no lease.
-_ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-
-
-def _reported(sync_call: SyncCall) -> Known:
-    leases = () if sync_call.sync is None else sync_call.sync.leases
-    return ((report.job, report.fence) for report in leases if _ID.fullmatch(report.job))
-
-
-def _left(sync_call: SyncCall) -> Known:
-    ended = {job.job_id for job in sync_call.ended}
-    return ((lease.job_id, lease.fence) for lease in sync_call.held if lease.job_id not in ended)
-
-
-def _gather(
-    connection: Connection,
-    query: TextClause,
-    sync_calls: Sequence[SyncCall],
-    known: Callable[[SyncCall], Known],
-    into: Callable[[SyncCall], list[Any]],
-) -> None:
-    by_bot = {sync_call.bot.id: sync_call for sync_call in sync_calls}
-    keys = [(bot_id, job, fence) for bot_id, sync_call in by_bot.items() for job, fence in known(sync_call)]
-    if not keys and not any(sync_call.bot_capacity.held for sync_call in sync_calls):
-        return
-    values = {
-        "bot_ids": list(by_bot),
-        "held": [sync_call.bot_capacity.held - len(sync_call.fetched) for sync_call in by_bot.values()],
-        "fetched": [lease.job_id for sync_call in sync_calls for lease in sync_call.fetched],
-        "known_bots": [bot_id for bot_id, _, _ in keys],
-        "known_jobs": [job for _, job, _ in keys],
-        "known_fences": [fence for _, _, fence in keys],
-    }
-    for row in connection.execute(query, values).all():
-        into(by_bot[row.bot_id]).append(row)

@@ -67,6 +67,7 @@ def open_sessions(
                 sync_in=timing.sync,
                 results=True,
                 units=True,
+                unlisted=True,
             )
     return [answers[request.bot] for request in requests]
 

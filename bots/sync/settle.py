@@ -10,7 +10,7 @@ from leasehold.states import JobState
 from leasehold.wire import escaped
 from sqlalchemy import Connection, text
 
-from bots.protocol import LeaseReport, OutputReport
+from bots.protocol import LeaseReport, OutputReport, Sync
 from bots.sync.call import (
     Call,
     HeldCall,
@@ -22,10 +22,9 @@ from bots.sync.call import (
     check_session,
     decode_output,
     ends_something,
-    read_due_leases,
-    read_held_leases,
 )
 from bots.sync.fetch import FetchSettings, fetch_after_sync
+from bots.sync.leases import read_due_leases, read_held_leases
 from schema import outputs, results
 from schema.accounting.quotas import EVICTION_COOLDOWN
 from schema.accounting.units import ReturnedUnits
@@ -64,7 +63,7 @@ FROM named CROSS JOIN LATERAL {newest_version("bots", "id", "named.id", lock="FO
 
 
 class _OtherLeases(Exception):
-    """A bot has reported the ends of as many leases as it holds, but at least one was not a live lease of it."""
+    """A bot has reported only ends, as many as there could be, but at least one was not of a live lease of it."""
 
 
 class SyncService:
@@ -152,8 +151,8 @@ class SyncService:
     ) -> list[Answer | LeaseholdError]:
         """Settle the calls in this transaction, which may be a repeat.
 
-        trusting: leases are not read before they end, of bots that report the ends of as many as they hold. Raises
-            _OtherLeases if they were others.
+        trusting: leases are not read before they end, of bots that report only ends. Raises _OtherLeases if they were
+            others.
         """
         fetches = self._fetch.to_capacity or any(ends_something(call) for call in calls)
         asked = {"names": list(names), "fetches": fetches and self._fetch.enabled}
@@ -194,7 +193,7 @@ class SyncService:
     ) -> list[SyncCall]:
         """Compare the report of each bot with its live leases. Nothing has been written yet."""
         for sync_call in settled:
-            sync_call.trusted = trusting and sync_call.ends_all
+            sync_call.trusted = trusting and sync_call.only_ends
         reported = [sync_call for sync_call in settled if sync_call.sync is not None]
         read_held_leases(connection, [sync_call for sync_call in reported if not sync_call.trusted])
         for sync_call in reported:
@@ -242,7 +241,7 @@ class SyncService:
         by_bot = {sync_call.bot.id: sync_call for sync_call in spoken}
         for job in ended:
             by_bot[job.bot_id].ended.append(job)
-        if any(sync_call.trusted and len(sync_call.ended) < sync_call.bot.held for sync_call in spoken):
+        if any(sync_call.trusted and len(sync_call.ended) < len(sync_call.account.endings) for sync_call in spoken):
             raise _OtherLeases
         hints = [
             (job.bot_id, job.locality_hint) for job in ended if job.state == JobState.SUCCEEDED and job.locality_hint
@@ -314,13 +313,14 @@ class SyncService:
     def _reply_to(self, sync_call: SyncCall) -> Answer:
         """Return the answer to one call. The bot counts `expires_in` from the sending of its call."""
         call = sync_call.call
-        if isinstance(call, NewCall) and call.sync.wait > 0 and not call.sync.leases and not sync_call.due:
+        if isinstance(call, NewCall) and call.sync.wait > 0 and _holds_none(call.sync) and not sync_call.due:
             told_to_drain = sync_call.bot.draining and call.sync.status == BotStatus.OK.value
             if not told_to_drain:
                 return _held_call(sync_call, call)
         return answer_message(
             sync_call.due,
             seq=sync_call.seq,
+            unlisted=sync_call.left_out,
             drain=sync_call.bot.draining,
             expires_in=max(0.0, sync_call.remaining + sync_call.before),
             sync_in=self._timing.sync,
@@ -331,6 +331,10 @@ def _tell_unknown(bot: str, reports: Sequence[LeaseReport]) -> None:
     """Log reports of the end of leases that the bot does not hold: it has lost them, or has reported the end before."""
     for report in reports:
         _log.debug("leasehold.mark_complete_unknown_job", job=escaped(report.job, 80), fence=report.fence, bot=bot)
+
+
+def _holds_none(sync: Sync) -> bool:
+    return not sync.leases and not sync.unlisted
 
 
 def _held_call(sync_call: SyncCall, call: NewCall) -> HeldCall:

@@ -5,7 +5,7 @@ import os
 import random
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,9 @@ from leasehold.tasks import TaskJob
 from bots.agent import task_launcher, warm_children
 from bots.agent.agent import Agent
 from bots.agent.capacity import MOST_QUEUED
+from bots.agent.leases import AgentLeases
 from bots.agent.workspace import marked_processes
+from bots.protocol import Work
 from schema import clock
 from schema.postgres.engine import Database
 from schema.timing import Timing
@@ -404,6 +406,80 @@ def test_calls_that_wait_in_a_process_behind_a_longer_one_go_back_to_the_pool(tm
         assert verdicts(pool, waiting) == ["released"] * 4
         assert not any("active" in pool.reported(key) for key in waiting), "a lease that waits is not acknowledged"
         assert holding not in pool.outcomes
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_leases_that_wait_are_left_out_of_reports_if_the_gateway_knows_how(tmp_path: Path, known: bool) -> None:
+    pool = AgentPool(sync_in=0.1)
+    pool.unlisted = known
+    with serving(pool, tmp_path, app="tests.support.apps.task_app:pool"):
+        warm_up(pool)
+        before = len(pool.syncs)
+        with pool.changed:
+            holding = grant(pool, "hold", str(tmp_path / "held"), 0.5, job="held")
+            waiting = [grant(pool, "add", 1, job=f"waiting-{number}") for number in range(4)]
+        assert verdicts(pool, [holding, *waiting]) == ["succeeded"] * 5
+    assert "active" in pool.reported(holding)
+    left_out = {sync.unlisted for sync in pool.syncs[before:]}
+    assert (4 in left_out) if known else left_out == {0}
+    assert any("pending" in pool.reported(key) for key in waiting) != known
+
+
+def test_a_bot_lists_all_leases_for_a_gateway_that_is_older_than_the_one_that_opened_its_session(
+    tmp_path: Path,
+) -> None:
+    pool, refused = AgentPool(sync_in=0.1), list[int]()
+
+    def older(asked: ReceivedRequest) -> Answer | None:
+        if not asked.body.get("unlisted"):
+            return None
+        refused.append(asked.body["seq"])
+        return problem(400, "unlisted: is not a field", field="unlisted")
+
+    pool.instead = older
+    with serving(pool, tmp_path, app="tests.support.apps.task_app:pool"):
+        warm_up(pool)
+        with pool.changed:
+            holding = grant(pool, "hold", str(tmp_path / "held"), 0.5, job="held")
+            waiting = [grant(pool, "add", 1, job=f"waiting-{number}") for number in range(4)]
+        assert verdicts(pool, [holding, *waiting]) == ["succeeded"] * 5
+    assert len(pool.opened) == len(refused) == 1
+
+
+def test_short_tasks_run_once_each_while_some_of_those_that_wait_are_cancelled(
+    works: Works, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left_out, settle = list[int](), AgentLeases.settle
+
+    def noted(self: AgentLeases, leases: Sequence[Work], *, accept: bool, unlisted: int = 0) -> None:
+        left_out.append(unlisted)
+        settle(self, leases, accept=accept, unlisted=unlisted)
+
+    monkeypatch.setattr(AgentLeases, "settle", noted)
+    file = works.file("numbers")
+    jobs = task_app.note.batch([(file, number) for number in range(900)])
+    eventually(lambda: any(left_out))
+    for start in range(100, 900, 100):
+        works.client.cancel([job.id for job in jobs[start : start + 30]])
+    ends = {job["id"]: job["state"] for job in works.client.wait([job.id for job in jobs], timeout=MINUTE)}
+    ran = [int(line) for line in Path(file).read_text().splitlines()]
+    assert len(ran) == len(set(ran)), "twice"
+    assert set(ends.values()) <= {"succeeded", "cancelled"}
+    assert {number for number, job in enumerate(jobs) if ends[job.id] == "succeeded"} <= set(ran)
+
+
+def test_a_bot_forgets_a_lease_that_it_has_left_out_when_its_gateway_says_so(tmp_path: Path) -> None:
+    pool = AgentPool(sync_in=0.1)
+    with serving(pool, tmp_path, app="tests.support.apps.task_app:pool"):
+        warm_up(pool)
+        with pool.changed:
+            holding = grant(pool, "hold", str(tmp_path / "held"), 0.5, job="held")
+            revoked, kept = (grant(pool, "hold", str(tmp_path / name), 0.0, job=name) for name in ("revoked", "kept"))
+        pool.until(lambda: any(sync.unlisted == 2 for sync in pool.syncs))
+        pool.revoke(revoked)
+        assert verdicts(pool, [holding, kept]) == ["succeeded"] * 2
+    assert (tmp_path / "kept").exists()
+    assert not (tmp_path / "revoked").exists()
 
 
 def test_a_process_that_ends_takes_no_call_with_it_that_waits_there(tmp_path: Path) -> None:

@@ -30,9 +30,13 @@ class Pool:
         self.ttl, self.sync_in = ttl, sync_in
         self.changed = threading.Condition()
         self.leases: dict[tuple[str, int], dict[str, Any]] = {}
+        #: Those that the latest answer has told the agent of.
+        self.told: set[tuple[str, int]] = set()
         self.drain = False
         #: Whether it takes results and checkpoints. One of an earlier version does not say so.
         self.results = True
+        #: Whether it knows leases that a bot does not list.
+        self.unlisted = True
         self.opened: list[OpenSession] = []
         self.syncs: list[Sync] = []
         self.streamed: list[OutputReport] = []
@@ -106,9 +110,8 @@ class Pool:
     def _open(self, request: OpenSession) -> Answer:
         self.opened.append(request)
         session = {"bot": request.bot, "epoch": len(self.opened), "secret": "s"}
-        return Answer(
-            {**session, "expires_in": self.ttl, "sync_in": self.sync_in, "results": self.results, "units": True}
-        )
+        knows = {"results": self.results, "units": True, "unlisted": self.unlisted}
+        return Answer({**session, "expires_in": self.ttl, "sync_in": self.sync_in, **knows})
 
     def _sync(self, sync: Sync) -> Answer:
         self.syncs.append(sync)
@@ -130,8 +133,17 @@ class Pool:
                 self.changed.wait(give_up - clock.monotonic())
             self.held -= 1
         leases = [] if sync.status == "gone" else list(self.leases.values())
+        left_out = self._left_out(sync)
+        leases = [lease for lease in leases if (lease["job"], lease["fence"]) not in left_out]
         clocks = {"expires_in": clock.monotonic() - began + self.ttl, "sync_in": self.sync_in}
-        return Answer({"seq": sync.seq, "leases": leases, "drain": self.drain, **clocks})
+        self.told = set(self.leases)
+        return Answer({"seq": sync.seq, "leases": leases, "drain": self.drain, "unlisted": len(left_out), **clocks})
+
+    def _left_out(self, sync: Sync) -> set[tuple[str, int]]:
+        """The leases that neither the bot nor the answer lists: it was told of them before, and they are pending."""
+        listed = {(report.job, report.fence) for report in sync.leases}
+        left_out = {key for key in self.told & set(self.leases) - listed if self.leases[key]["state"] == "pending"}
+        return left_out if len(left_out) == sync.unlisted else set()
 
     def _output(self, report: OutputReport) -> Answer:
         self.streamed.append(report)

@@ -10,12 +10,12 @@ from itertools import count
 from typing import Any
 
 import psycopg
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, TextClause, text
 
 from assigner.maintenance import upkeep
 from assigner.queries import jobs as job_queries
 from bots.gateway import long_poll
-from bots.sync import call
+from bots.sync.leases import DUE_LEASES, HELD_LEASES
 from schema import clock, outputs, results
 from schema.diagnostics import invariants, tracing
 from schema.fleet import candidates, kinds, members
@@ -276,6 +276,10 @@ class Known:
     def fences(self) -> list[tuple[int, int]]:
         return [(job, fence) for job, fence, _, _ in self.held]
 
+    def live_leases(self, connection: Connection, query: TextClause, *, changed: bool) -> None:
+        empty: dict[str, list[int]] = {name: [] for name in ("known_bots", "known_jobs", "known_fences", "fetched")}
+        connection.execute(query, {"bot_ids": [self.held[0][2]], "held": [1], "changed": changed, **empty}).all()
+
 
 Act = Callable[[Known, Connection], object]
 
@@ -346,17 +350,8 @@ ACTS: dict[str, Act] = {
     "append output": lambda known, connection: outputs.append(
         connection, [outputs.Written(1, 1, job, 1, 0, b"x") for job in known.public]
     ),
-    "due leases": lambda known, connection: connection.execute(
-        call.DUE_LEASES,
-        {
-            "bot_ids": [known.held[0][2]],
-            "held": [1],
-            "known_bots": [],
-            "known_jobs": [],
-            "known_fences": [],
-            "fetched": [],
-        },
-    ).all(),
+    "due leases": lambda known, connection: known.live_leases(connection, DUE_LEASES, changed=False),
+    "due leases that have changed": lambda known, connection: known.live_leases(connection, DUE_LEASES, changed=True),
     "results": lambda known, connection: job_queries.results(connection, known.public, instances=None, room=100),
     "trace": lambda known, connection: connection.execute(
         tracing.ATTEMPTS, {"jobs": [job for job, *_ in known.held], "key": "traceparent"}
@@ -367,10 +362,8 @@ ACTS: dict[str, Act] = {
     "ask to stop": lambda known, connection: ask_stop(
         connection, known.fences(), from_state="active", reason="timeout", sync=1
     ),
-    "held by the bot": lambda known, connection: connection.execute(
-        call.HELD_LEASES,
-        {"bot_ids": [known.held[0][2]], "held": [1], "known_bots": [], "known_jobs": [], "known_fences": []},
-    ).all(),
+    "held by the bot": lambda known, connection: known.live_leases(connection, HELD_LEASES, changed=False),
+    "held and changed": lambda known, connection: known.live_leases(connection, HELD_LEASES, changed=True),
     "held by lost bots": lambda known, connection: connection.execute(
         sessions.HELD_BY, {"bot_ids": [bot for _, _, bot, _ in known.held]}
     ).all(),

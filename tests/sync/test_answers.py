@@ -57,7 +57,7 @@ def test_an_answer_says_what_its_models_say(more: dict[str, Any]) -> None:
 
     meant = SyncAnswer(seq=9, leases=[work(row), work(LEASE)], drain=True, expires_in=29.5, sync_in=5.0)
     assert SyncAnswer.model_validate_json(answer) == meant
-    assert json.loads(answer) == json.loads(meant.model_dump_json(exclude_none=True))
+    assert json.loads(answer) == json.loads(meant.model_dump_json(exclude_defaults=True))
 
 
 def test_an_answer_without_leases_says_that_the_bot_has_none() -> None:

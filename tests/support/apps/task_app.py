@@ -28,6 +28,13 @@ def add(left: int, right: int = 0) -> int:
     return left + right
 
 
+@pool.task
+def note(file: str, number: int) -> None:
+    """Write a line with the number at the end of the file."""
+    with Path(file).open("a") as lines:
+        lines.write(f"{number}\n")
+
+
 @pool.task(retries=2, timeout=60, label="tested", priority=7, unique=lambda text: text, metadata={"kind": "echo"})
 def echo(text: Any) -> Any:
     """Return what it is given."""

@@ -1,0 +1,153 @@
+"""Reads of the live leases of bots whose calls are settled, before and after the call."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
+from typing import Any
+
+from sqlalchemy import Connection, TextClause, text
+
+from bots.sync.call import JOB_ID, SyncCall
+from schema.postgres.fragments import newest_leases
+from schema.tables.fleet import NOT_OVER
+
+# The bot's row has the number of its live leases. Known leases are looked up by their keys, and the rest are the latest
+# ones. So entries of leases that have ended are never read.
+_LEASE = "bot_id, job_id, fence, instance, state, units, delivered_at, stop_reason"
+
+
+def _found(*more: str, but: str = "coalesce(c.jobs, '{}')") -> str:
+    """The leases that are known, and the others of the same bots; with `:changed` only others that the bot has not been
+    told of as they are.
+
+    more: SQL expressions for what each of the others, `l`, has beside the columns of a lease, as the known ones do.
+    but: SQL expression for an array of the jobs whose leases are not among the others.
+    """
+    columns = ", ".join(["l.*", *more])
+    latest = newest_leases("b.id", "b.held - coalesce(c.leases, 0)", columns=_LEASE, but=but)
+    return f"""counted AS MATERIALIZED (
+    SELECT bot_id, count(*) AS leases, array_agg(job_id) AS jobs FROM known GROUP BY bot_id
+), found AS MATERIALIZED (
+    SELECT * FROM known
+    UNION ALL
+    SELECT {columns} FROM unnest(CAST(:bot_ids AS bigint[]), CAST(:held AS integer[])) AS b (id, held)
+    LEFT JOIN counted c ON c.bot_id = b.id
+    CROSS JOIN LATERAL {latest} l
+    WHERE NOT :changed OR l.state <> 'pending' OR l.delivered_at IS NULL
+)"""
+
+
+# Before the call: leases that the bot reports are known, if they are live.
+HELD_LEASES = text(f"""
+WITH known AS MATERIALIZED (
+    SELECT DISTINCT ON (l.job_id) l.*, k.job AS public_id
+    FROM unnest(CAST(:known_bots AS bigint[]), CAST(:known_jobs AS uuid[]), CAST(:known_fences AS bigint[]))
+        AS k (bot_id, job, fence)
+    CROSS JOIN LATERAL (SELECT id FROM jobs WHERE public_id = k.job OFFSET 0) j
+    CROSS JOIN LATERAL (SELECT {_LEASE} FROM leases WHERE job_id = j.id AND fence = k.fence OFFSET 0) l
+    WHERE l.bot_id = k.bot_id AND l.{NOT_OVER}
+), {_found("(SELECT public_id FROM jobs WHERE id = l.job_id)")}
+SELECT bot_id, job_id, public_id, fence, state FROM found ORDER BY job_id
+""")
+# The numbers of the GPUs that a lease of a constrained job has taken; null for none.
+_GPUS = r"""(
+        SELECT array_agg(CAST(split_part(name, '\:', 4) AS integer) ORDER BY CAST(split_part(name, '\:', 4) AS integer))
+        FROM leases t CROSS JOIN LATERAL jsonb_object_keys(t.taken) AS k (name)
+        WHERE t.job_id = l.job_id AND t.fence = l.fence AND name LIKE 'bot\:%\:gpu\:%')"""
+# After the call: leases that were held and have not ended are known. Those that the call has begun are left out: the
+# grant has returned what the bot is told of them. Payload and checkpoint are sent until the bot reports the lease.
+DUE_LEASES = text(f"""
+WITH known AS MATERIALIZED (
+    SELECT l.*
+    FROM unnest(CAST(:known_bots AS bigint[]), CAST(:known_jobs AS bigint[]), CAST(:known_fences AS bigint[]))
+        AS k (bot_id, job, fence)
+    CROSS JOIN LATERAL (SELECT {_LEASE} FROM leases WHERE job_id = k.job AND fence = k.fence OFFSET 0) l
+    WHERE l.bot_id = k.bot_id AND l.{NOT_OVER}
+), {_found(but="coalesce(c.jobs, '{}') || CAST(:fetched AS bigint[])")}
+SELECT l.bot_id, l.job_id, j.public_id, l.fence, l.state, l.units, i.name AS instance, j.attempts, j.timeout_seconds,
+    CAST(p.payload AS text) AS payload, l.delivered_at IS NOT NULL AS delivered,
+    CASE WHEN l.state = 'cancelling' THEN l.stop_reason END AS stop_reason,
+    CASE WHEN j.constrained AND l.state = 'pending' THEN {_GPUS} END AS gpus,
+    CASE WHEN l.state = 'pending' THEN (
+        SELECT CAST(checkpoint AS text) FROM job_checkpoints WHERE job_id = l.job_id) END AS checkpoint
+FROM found l JOIN jobs j ON j.id = l.job_id JOIN instances i ON i.id = l.instance
+LEFT JOIN job_payloads p ON p.job_id = l.job_id AND l.state = 'pending'
+ORDER BY l.job_id
+""")
+
+Known = Iterable[tuple[object, int]]
+
+
+def read_held_leases(connection: Connection, sync_calls: Sequence[SyncCall]) -> None:
+    """Read the live leases of each bot before its call, in the order of their jobs, without unchanged ones that the bot
+    does not list. The bots' rows are locked.
+    """
+    for changed in (False, True):
+        those = [sync_call for sync_call in sync_calls if (sync_call.unlisted > 0) == changed]
+        _gather(connection, HELD_LEASES, those, _reported, lambda sync_call: sync_call.held, changed=changed)
+
+
+def read_due_leases(connection: Connection, sync_calls: Sequence[SyncCall]) -> None:
+    """Read the live leases of each bot after its call is settled, but for those that the call has begun.
+
+    Leases that the bot does not list are left out if they are just the unchanged ones. The bot holds what it was told
+    of in the answers before; so it holds the same ones if there are as many.
+    """
+    for sync_call in sync_calls:
+        sync_call.due = [*sync_call.fetched]
+    brief = [sync_call for sync_call in sync_calls if sync_call.unlisted > 0]
+    _gather(connection, DUE_LEASES, brief, _left, lambda sync_call: sync_call.due, changed=True)
+    for sync_call in brief:
+        unchanged = sync_call.bot_capacity.held - len(sync_call.due)
+        sync_call.left_out = unchanged if unchanged == sync_call.unlisted else 0
+        if not sync_call.left_out:
+            sync_call.due = [*sync_call.fetched]
+    whole = [
+        sync_call
+        for sync_call in sync_calls
+        if not sync_call.left_out and sync_call.bot_capacity.held > len(sync_call.fetched)
+    ]
+    _gather(connection, DUE_LEASES, whole, _left, lambda sync_call: sync_call.due, changed=False)
+    for sync_call in sync_calls:
+        if sync_call.fetched:
+            sync_call.due.sort(key=attrgetter("job_id"))
+
+
+def _reported(sync_call: SyncCall) -> Known:
+    leases = () if sync_call.sync is None else sync_call.sync.leases
+    return ((report.job, report.fence) for report in leases if JOB_ID.fullmatch(report.job))
+
+
+def _left(sync_call: SyncCall) -> Known:
+    ended = {job.job_id for job in sync_call.ended}
+    return ((lease.job_id, lease.fence) for lease in sync_call.held if lease.job_id not in ended)
+
+
+def _gather(
+    connection: Connection,
+    query: TextClause,
+    sync_calls: Sequence[SyncCall],
+    known: Callable[[SyncCall], Known],
+    into: Callable[[SyncCall], list[Any]],
+    *,
+    changed: bool,
+) -> None:
+    """Read leases by the query. changed: of those that are not known only ones that the bots are not told of, so that
+    those that the calls have begun need not be left out."""
+    by_bot = {sync_call.bot.id: sync_call for sync_call in sync_calls}
+    keys = [(bot_id, job, fence) for bot_id, sync_call in by_bot.items() for job, fence in known(sync_call)]
+    if not keys and not any(sync_call.bot_capacity.held for sync_call in sync_calls):
+        return
+    fetched = [] if changed else [lease for sync_call in sync_calls for lease in sync_call.fetched]
+    begun = Counter(lease.bot_id for lease in fetched)
+    values = {
+        "bot_ids": list(by_bot),
+        "held": [sync_call.bot_capacity.held - begun[bot_id] for bot_id, sync_call in by_bot.items()],
+        "fetched": [lease.job_id for lease in fetched],
+        "changed": changed,
+        "known_bots": [bot_id for bot_id, _, _ in keys],
+        "known_jobs": [job for _, job, _ in keys],
+        "known_fences": [fence for _, _, fence in keys],
+    }
+    for row in connection.execute(query, values).all():
+        into(by_bot[row.bot_id]).append(row)
