@@ -18,7 +18,7 @@ from sqlalchemy import Connection
 from schema import clock
 from schema.fleet import kinds, members
 from schema.fleet.members import Member, Service
-from schema.postgres.work_connection import Later, session_began
+from schema.postgres.work_connection import session_began
 
 #: Kinds of bots that offer a requirement set, up to which they are remembered. Where more kinds do, most bots are
 #: likely to be of one of them, and one bot after another is looked at.
@@ -93,7 +93,6 @@ class Fleet:
         # The snapshot of the latest read, and a monotonic time before it.
         self._snapshot: str | None = None
         self._seen_at = math.inf
-        self._asked: tuple[Connection, str, Later, float] | None = None
         self._refreshes = 0
         self._members: dict[int, Cell] = {}
         self._cells: dict[Service, dict[int, Cell]] = {}
@@ -107,19 +106,11 @@ class Fleet:
     def __len__(self) -> int:
         return len(self._members)
 
-    def ask(self, connection: Connection) -> None:
-        """Send the read for the next `refresh` of this transaction with the next statement, if it is a short one."""
-        seen, now = self._seen(connection), clock.monotonic()
-        self._asked = None if seen is None else (connection, seen, members.ask_changes(connection, seen), now)
-
     def refresh(self, connection: Connection) -> None:
         """Bring it up to date: read all bots the first time, and then those that have changed."""
         # A refresh that fails leaves nothing half-known: then all bots are read again.
         seen, self._snapshot, seen_at = self._seen(connection), None, clock.monotonic()
-        (asked, ahead), self._asked = (self._asked, None), None
-        if asked is not None and asked[0] is connection and asked[1] == seen:
-            ahead, seen_at = asked[2:]
-        changes = members.read_changes(connection, seen, asked=ahead)
+        changes = members.read_changes(connection, seen)
         if changes.is_complete:
             self._clear()
         new = {member.kind for member in changes.bots.values() if member is not None} - self._offered.keys()

@@ -7,14 +7,12 @@ been no member for long, and a reader that has not asked in the meantime forgets
 does it find what follows a crash of the server, after which the numbers of lost transactions are used again.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from sqlalchemy import Connection, text
 
 from schema.postgres.fragments import newest_version
-from schema.postgres.work_connection import Later, execute_later
 from schema.predicates import HEALTHY
 
 
@@ -64,21 +62,9 @@ LEFT JOIN LATERAL {newest_version("bots", "id", "c.bot_id")} b ON true
 """)
 
 
-def ask_changes(connection: Connection, seen: str) -> Later:
-    """Send the read of what has changed since this snapshot with the next statement; for `read_changes`."""
-    return execute_later(connection, CHANGED, {"seen": seen})
-
-
-def read_changes(connection: Connection, seen: str | None, *, asked: Later | None = None) -> Changes:
-    """The bots that have changed since an earlier read returned this snapshot; None reads all bots.
-
-    asked: this read, if it was sent ahead.
-    """
-    rows: Sequence[Any]
-    if asked is not None:
-        rows = asked.rows()
-    else:
-        rows = connection.execute(ALL if seen is None else CHANGED, {} if seen is None else {"seen": seen}).all()
+def read_changes(connection: Connection, seen: str | None) -> Changes:
+    """The bots that have changed since an earlier read returned this snapshot; None reads all bots."""
+    rows = connection.execute(ALL if seen is None else CHANGED, {} if seen is None else {"seen": seen}).all()
     now = rows[0][0]
     if seen is not None and _next(now) < _next(seen):
         # The numbers go backwards only if this is another database.

@@ -1,7 +1,5 @@
 """The pool of connections, which lends them without proxies, and the conversion of values on each of them."""
 
-import queue
-from collections import deque
 from typing import Any, cast
 
 import psycopg
@@ -13,41 +11,12 @@ from psycopg.types.string import TextLoader
 from sqlalchemy import QueuePool
 from sqlalchemy.pool import ConnectionPoolEntry
 from sqlalchemy.pool.base import _ConnectionRecord
-from sqlalchemy.util.queue import Empty, Full, QueueCommon
 
 IDLE = TransactionStatus.IDLE
 
 
-class _Stack(QueueCommon[ConnectionPoolEntry]):
-    """A last-in, first-out queue of connections. Waiting is done by a queue of tokens, which is written in C."""
-
-    def __init__(self, maxsize: int = 0, use_lifo: bool = True) -> None:
-        assert use_lifo
-        self.maxsize, self.use_lifo = maxsize, use_lifo
-        self._entries: deque[ConnectionPoolEntry] = deque()
-        self._tokens: queue.SimpleQueue[None] = queue.SimpleQueue()
-
-    def qsize(self) -> int:
-        return self._tokens.qsize()
-
-    def put(self, item: ConnectionPoolEntry, block: bool = True, timeout: float | None = None) -> None:  # noqa: ARG002
-        if len(self._entries) >= self.maxsize:
-            raise Full
-        self._entries.append(item)
-        self._tokens.put(None)
-
-    def get(self, block: bool = True, timeout: float | None = None) -> ConnectionPoolEntry:
-        try:
-            self._tokens.get(block, timeout)
-        except queue.Empty:
-            raise Empty from None
-        return self._entries.pop()
-
-
 class LendingPool(QueuePool):
     """SQLAlchemy's pool that can also lend connections without a proxy, which doubles a short statement's cost."""
-
-    _queue_class = _Stack
 
     def lend(self) -> ConnectionPoolEntry:
         """A live connection outside a transaction. The caller must return it with `take_back`, also after an error.

@@ -33,14 +33,10 @@ MEANT_TO_BE_DERIVED = {"pydantic.BaseModel"}
 PARTS: dict[str, dict[str, list[str]]] = {
     "sqlalchemy": {
         "schema/postgres/connection_pool.py": [
-            "sqlalchemy.pool:QueuePool._queue_class",
             "sqlalchemy.pool:QueuePool._do_get",
             "sqlalchemy.pool:QueuePool._do_return_conn",
             "sqlalchemy.pool.base:_ConnectionRecord.get_connection",
             "sqlalchemy.pool.base:_ConnectionRecord.invalidate",
-            "sqlalchemy.util.queue:QueueCommon",
-            "sqlalchemy.util.queue:Empty",
-            "sqlalchemy.util.queue:Full",
         ],
         "schema/postgres/engine.py": [
             "sqlalchemy.exc:DBAPIError.instance",
