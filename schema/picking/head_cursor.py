@@ -23,8 +23,6 @@ LATE = 0.25
 #: A pick that read so many jobs from the very beginning on was quick if it took no more than so many seconds, which is
 #: little more than one takes that begins later. A job that waits for the next such walk there waits among many.
 MANY, QUICK = 200, 0.005
-#: After so many times that a wide walk sufficed, a narrower one is tried.
-AGAIN = 8
 #: After so many times that the front did not do, it is looked at again.
 ASIDE = 16
 
@@ -91,7 +89,6 @@ class HeadCursor:
         self._since: dict[RankLane, Place] = {}
         self._full_scan_throttle = clock.Throttle(now)
         self._disabled_for = 0
-        self._width = self._sufficed = 0
 
     def begin(self) -> "Scan":
         """Where the next walk is to begin."""
@@ -129,20 +126,6 @@ class HeadCursor:
                 for lane in lanes[MAX_LANES:]:
                     del self._since[lane]
         return walked
-
-    def widths(self, widths: Sequence[int]) -> Sequence[int]:
-        """The widths to try, one after the other: from the one that sufficed last, and now and then a narrower one."""
-        with self._lock:
-            return widths[self._width :]
-
-    def remember_width(self, widths: Sequence[int], reach: int) -> None:
-        """This width sufficed."""
-        with self._lock:
-            width = widths.index(reach)
-            self._sufficed = self._sufficed + 1 if width == self._width else 0
-            self._width = width
-            if self._sufficed >= AGAIN:
-                self._width, self._sufficed = max(0, width - 1), 0
 
     def is_worthwhile(self) -> bool:
         """Whether to look at the front at all, or to go on without for a while because it did not do; counts as one

@@ -261,7 +261,7 @@ def _from_front(
 ) -> list[ReadyJob] | None:
     """Pick from the front alone. None if some instance is below its minimum, or if most of the front may not be
     taken."""
-    for reach in cursor.widths(WIDTHS):
+    for reach in WIDTHS:
         scan = cursor.begin()
         rows = connection.execute(statement, {**values, **scan.values(), "reach": reach}).all()
         seen, found = rows[0], _ready_jobs(rows)
@@ -269,7 +269,6 @@ def _from_front(
         if seen.below:
             return None
         if len(found) == seen.jobs or walked < seen.jobs * reach:
-            cursor.remember_width(WIDTHS, reach)
             return found
         if 2 * seen.heads < walked:
             return None
