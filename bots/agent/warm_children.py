@@ -141,8 +141,6 @@ class WarmChild:
     killed_for: "TaskRun | None" = None
     #: The empty directory for its next attempt; None if one has to be made.
     directory: Path | None = None
-    #: The variables of the latest call that it was given; empty if it has not taken that.
-    variables: dict[str, str] = field(default_factory=dict)
     #: SIGTERM was sent to it for the latest call that it was given.
     stopped_before: bool = False
     _process: int | None = None
@@ -287,7 +285,6 @@ class WarmChild:
                 # A task has shut the socket down.
                 self.ask_to_die()
                 return back
-            self.variables = {}
             facts = json.loads(message)
             self.stopped_before = self.stopped_before or facts["stopped_before"]
             back.append((self.runs.pop(facts["run"]), not facts["new"]))
@@ -408,14 +405,11 @@ class TaskRun(AttemptRun):
             self.pipe = child.pipes.pop()
         else:
             self.pipe, writer = child.new_pipe()
-        variables = self._variables(self._checked, str(directory), files)
-        known = child.variables if child.variables.keys() <= variables.keys() else {}
         request = {
             "run": self.number,
             "task": self.task,
             "stdin": self._checked.stdin or "",
-            "env": {name: value for name, value in variables.items() if known.get(name) != value},
-            "more_env": bool(known),
+            "env": self._variables(self._checked, str(directory), files),
             "directory": str(directory),
             "stopped_before": child.stopped_before,
             "pipe": self.pipe.number,
@@ -432,7 +426,7 @@ class TaskRun(AttemptRun):
                 os.unlink(directory / files.checkpoint)
             return False
         self.child, self._directory, self.pipe.run = child, directory, self
-        child.stopped_before, child.variables = False, variables
+        child.stopped_before = False
         child.runs[self.number] = self
         return True
 

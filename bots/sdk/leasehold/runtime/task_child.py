@@ -10,8 +10,7 @@ the descriptor of a second socket; `cancel` with the number of an asynchronous c
 SIGTERM. A child that serves `def` and has said of a call that it is not clean waits for `go on`.
 
 The second socket brings calls: `run` with the number of a call, its task, `stdin`, `env` and `directory`, and the
-number of the `pipe` of its output, with the descriptor if that is `new`. With `more_env`, all else of the environment
-is that of the call before. A large request comes in a file without a
+number of the `pipe` of its output, with the descriptor if that is `new`. A large request comes in a file without a
 name, whose descriptor is the first. What the child has not taken from this socket, the agent may take back.
 
 A child that serves `def` runs one task at a time in its main thread, as a command would be run: its directory, its
@@ -56,12 +55,6 @@ _libc = ctypes.CDLL(None)
 #: The variables of this process as `os.environ` holds them. Comparing these takes a twentieth of the time in which
 #: `os.environ` decodes all of them.
 _variables: dict[bytes, bytes] = os.environ._data  # type: ignore[attr-defined]
-#: Milliseconds for which a process waits for its next call before it takes its own variables back: setting them twice
-#: would cost more than a tenth of its processor time for a task that does nothing.
-_SOON = 2
-#: Nanoseconds after which a change of a directory cannot have the time of the change before: file systems tell the
-#: time in steps of up to 10 ms.
-_TIME_STEP = 50_000_000
 
 
 @dataclass
@@ -221,8 +214,6 @@ class Traces:
         above = os.getppid()
         self._adopted = os.open(f"/proc/{above}/task/{above}/children", os.O_RDONLY | os.O_CLOEXEC)
         self._alone = [str(os.getpid()).encode()]
-        #: What has changed last in a directory that was empty then.
-        self._empty: list[object] | None = None
 
     def none_in(self, directory: str) -> bool:
         """Return whether the directory of an attempt is as it was made and no process is left that could write to it.
@@ -233,21 +224,17 @@ class Traces:
             os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             return False
         try:
-            return os.pread(self._adopted, 4096, 0).split() == self._alone and self._is_empty(directory)
+            return os.pread(self._adopted, 4096, 0).split() == self._alone and _is_empty(directory)
         except OSError:
             return False
 
-    def _is_empty(self, directory: str) -> bool:
-        """Look into a directory only if it has changed since it was empty. Raises OSError."""
-        states = [os.lstat(place) for place in (directory, f"{directory}/tmp")]
-        known: list[object] = [(each.st_ino, each.st_mode, each.st_ctime_ns) for each in states]
-        if known == self._empty:
-            return True
-        empty = os.listdir(directory) == ["tmp"] and not os.listdir(f"{directory}/tmp")
-        empty = empty and all(stat.S_IMODE(each.st_mode) == 0o700 for each in states)
-        settled = time.time_ns() - max(each.st_ctime_ns for each in states) > _TIME_STEP
-        self._empty = known if empty and settled else None
-        return empty
+
+def _is_empty(directory: str) -> bool:
+    """Return whether the directory of an attempt is as it was made. Raises OSError."""
+    inner = f"{directory}/tmp"
+    if os.listdir(directory) != ["tmp"] or os.listdir(inner):
+        return False
+    return all(stat.S_IMODE(os.lstat(place).st_mode) == 0o700 for place in (directory, inner))
 
 
 class TaskChild:
@@ -257,10 +244,7 @@ class TaskChild:
         self._pool, self._channel, self._inbox = pool, channel, calls
         #: The descriptors of output pipes.
         self._pipes: dict[int, int] = {}
-        #: The environment of the latest call.
-        self._environment: dict[str, str] = {}
         self._running: TaskCall | None = None
-        self._next = select.poll()
         #: SIGTERM came while no call ran. It may be for one whose message has not been read yet.
         self._early = False
         self._calls: dict[int, asyncio.Task[int]] = {}
@@ -270,7 +254,6 @@ class TaskChild:
         """Run calls one after the other, until the agent is gone."""
         surroundings, traces = Surroundings(), Traces()
         signal.signal(signal.SIGTERM, self._cancel)
-        self._next.register(self._inbox, select.POLLIN)
         while (message := self._take(surroundings)) is not None:
             if message["stopped_before"]:
                 # It was, or may have been, for the call before, which has ended by itself.
@@ -289,14 +272,11 @@ class TaskChild:
                 return
 
     def _take(self, surroundings: Surroundings) -> dict[str, Any] | None:
-        """Return the next call; None if the agent is gone. If it is long in coming, the environment is that of the
-        process meanwhile.
-        """
+        """Return the next call; None if the agent is gone. While none waits, the environment is that of the process."""
         try:
             return self._receive_call(socket.MSG_DONTWAIT)
         except BlockingIOError:
-            if not self._next.poll(_SOON):
-                surroundings.restore_environment()
+            surroundings.restore_environment()
             return self._receive_call()
 
     def _run(self, request: CallRequest) -> int:
@@ -372,8 +352,6 @@ class TaskChild:
         if "file" in message:
             with open(descriptors[0], "rb") as file:
                 message = {**json.loads(file.read()), **message}
-        known = self._environment if message.get("more_env") else {}
-        self._environment = message["env"] = {**known, **message["env"]}
         return message
 
     def _close_unread_pipes(self) -> None:
