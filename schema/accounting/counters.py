@@ -9,6 +9,7 @@ one of its GPUs. Counters are locked after quotas, in the order of their names.
 
 import json
 from collections import Counter as Tally
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from decimal import Decimal
@@ -202,11 +203,11 @@ def take(connection: Connection, amounts: Sequence[Mapping[str, float]], *, may_
     """
     # Equal amounts mostly are one object.
     kinds = {id(each): each for each in amounts}
-    sums: dict[str, Decimal | int] = {}
+    sums = defaultdict[str, Decimal](Decimal)
     for kind, times in Tally(map(id, amounts)).items():
         for name, amount in kinds[kind].items():
-            sums[name] = sums.get(name, 0) + times * _exact(amount)
-    last: dict[str, Decimal | int] = {}
+            sums[name] += times * _exact(amount)
+    last: dict[str, Decimal] = {}
     if may_overshoot:
         # The last charge is passed on its own, because only it may exceed a limit.
         for each in amounts:
@@ -220,9 +221,9 @@ def take(connection: Connection, amounts: Sequence[Mapping[str, float]], *, may_
 
 
 @lru_cache(1024)
-def _exact(amount: float) -> Decimal | int:
-    """The amount as it is written, so that sums here equal those in the database. Whole numbers are summed faster."""
-    return int(amount) if float(amount).is_integer() else Decimal(repr(amount))
+def _exact(amount: float) -> Decimal:
+    """The amount as it is written, so that sums here equal those in the database."""
+    return Decimal(repr(amount))
 
 
 def settle(connection: Connection, spent: Sequence[Settlement]) -> None:
