@@ -1,5 +1,6 @@
 """A held call keeps its bot's session alive, and nothing else does."""
 
+import gc
 import http.client
 import json
 import socket
@@ -144,6 +145,29 @@ def test_the_session_of_a_bot_that_hung_up_ends_as_if_it_had_not_called(fleeting
     eventually(lambda: fleeting.waits("bots") == 0)
     eventually(lambda: expired(fleeting.database))
     assert bot.sync().json()["code"] == "session_over"
+
+
+def test_calls_leave_nothing_to_the_garbage_collector(short: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bots.gateway.routes.LONG", 0.1)
+    bot, other = Bot(short), Bot(short, name="b2")
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        for report in ({}, {"wait": 0.05}, {"wait": 1}, {"leases": [{"job": "x", "fence": 1, "state": "active"}]}):
+            assert bot.sync(**report).status_code == 200
+        with holding(short.url, other):
+            eventually(lambda: short.waits("bots") == 1)
+        eventually(lambda: short.waits("bots") == 0)
+        gc.collect()
+        left = {
+            type(each).__qualname__ for each in gc.garbage if type(each).__module__.startswith(("bots.", "uvicorn."))
+        }
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+    assert left <= {"HttpConnection"}
 
 
 def test_the_session_of_a_bot_that_fell_silent_ends_after_its_call(fleeting: Served) -> None:
