@@ -23,6 +23,7 @@ import structlog
 from sqlalchemy import Connection, text
 from starlette.requests import Request
 
+from bots.gateway.connection import HangUp
 from bots.gateway.metrics import GatewayMetrics
 from bots.gateway.workers import WorkerPool
 from schema import clock
@@ -74,16 +75,18 @@ class LongPoll:
     """One long poll, for the duration of its `async with` block. `gone` is True once the client has hung up."""
 
     def __init__(self, topic: "PollTopic", request: Request) -> None:
-        self._topic, self._request = topic, request
+        self._topic = topic
+        self._hang_up: HangUp = request.state.hang_up
         self._since = topic.moment
-        self._event = asyncio.Event()
         self._noticed: set[str] = set()
+        #: True if the next wait returns at once. `_waiting`: what a wait that is under way waits for.
+        self._is_over = False
+        self._waiting: asyncio.Future[None] | None = None
         self.keys: dict[str, News] = {}
         self.gone = False
-        self._listener: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        self._listener = asyncio.create_task(self._until_hung_up())
+        self._hang_up.tell(self._hung_up)
         try:
             await self._topic.enter(self)
         except BaseException:
@@ -92,10 +95,8 @@ class LongPoll:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        # The task refers to this object. Without the reference back, both are freed without a garbage collection.
-        listener, self._listener = self._listener, None
-        if listener is not None:
-            listener.cancel()
+        # Without the reference from the connection, this object is freed without a garbage collection.
+        self._hang_up.forget()
         self._topic.leave(self)
 
     def add(self, key: str, news: News) -> None:
@@ -112,33 +113,35 @@ class LongPoll:
     def notice(self, key: str) -> None:
         """Wake this poll, because `key` has or may have news."""
         self._noticed.add(key)
-        self._event.set()
+        self.end()
 
     def end(self) -> None:
         """Make the wait return at once."""
-        self._event.set()
+        self._is_over = True
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
 
     async def wait(self, seconds: float) -> frozenset[str]:
         """Return the keys with news as soon as there are any.
 
         Returns no key after `seconds`, at shutdown, or if the client has hung up.
         """
-        if not self._topic.stopping:
-            end = asyncio.get_running_loop().call_later(seconds, self._event.set)
+        if not (self._is_over or self._topic.stopping):
+            loop = asyncio.get_running_loop()
+            self._waiting = loop.create_future()
+            end = loop.call_later(seconds, self.end)
             try:
-                await self._event.wait()
+                await self._waiting
             finally:
+                self._waiting = None
                 end.cancel()
         noticed, self._noticed = frozenset(self._noticed), set()
-        if not self.gone:
-            self._event.clear()
+        self._is_over = self.gone
         return noticed
 
-    async def _until_hung_up(self) -> None:
-        while (await self._request.receive())["type"] != "http.disconnect":
-            pass
+    def _hung_up(self) -> None:
         self.gone = True
-        self._event.set()
+        self.end()
 
 
 class PollTopic:

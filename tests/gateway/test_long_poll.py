@@ -147,6 +147,31 @@ def test_the_session_of_a_bot_that_hung_up_ends_as_if_it_had_not_called(fleeting
     assert bot.sync().json()["code"] == "session_over"
 
 
+def test_a_client_that_has_sent_its_next_request_and_hangs_up_is_not_waited_for(short: Served) -> None:
+    bot = Bot(short)
+    bot.seq += 1
+    body = json.dumps({**bot.identity, "seq": bot.seq, "wait": 60})
+    request = (
+        f"POST /v1/sync HTTP/1.1\r\nHost: gateway\r\nAuthorization: {bot.http.headers['authorization']}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n{body}"
+    )
+    parts = urlsplit(short.url)
+    with socket.create_connection((parts.hostname, parts.port)) as line:
+        line.sendall((request * 2).encode())
+        eventually(lambda: short.waits("bots") == 1)
+    eventually(lambda: short.waits("bots") == 0)
+
+
+def test_calls_of_clients_that_hang_up_at_once_are_not_held(short: Served) -> None:
+    ended = short.app.state.metrics.requests.labels("/v1/sync", "4xx")._value
+    bots = [Bot(short, name=f"b{number}") for number in range(5)]
+    for bot in bots:
+        with holding(short.url, bot):
+            pass
+    eventually(lambda: ended.get() == len(bots))
+    assert short.waits("bots") == 0
+
+
 def test_calls_leave_nothing_to_the_garbage_collector(short: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bots.gateway.routes.LONG", 0.1)
     bot, other = Bot(short), Bot(short, name="b2")
