@@ -166,12 +166,13 @@ class SyncCall:
     """One call of a batch that is being settled; its bot's row is locked.
 
     nth: the number of the call in the batch. repeated: a call with this sequence number has been settled before, so
-    that its report has been applied. trusted: its leases are ended without being read before. held, due: the bot's live
-    leases before and after the call; what a trusted call held stays unread. left_out: how many leases are not among
-    them, because nothing has changed for them: neither the bot nor the answer lists them. ended: the attempts that the
-    call has ended. fetched: the leases that it has begun. before: seconds that have surely passed between the sending
-    of the call and the moment at which the rest of the session was measured. remaining: the rest of the session at that
-    moment, seconds.
+    that its report has been applied. sync: the bot's report; None if it has been applied before. leaves: the bot closes
+    its session. status: as the bot reports it; that of a bot that leaves stays until its session is closed. trusted:
+    its leases are ended without being read before. held, due: the bot's live leases before and after the call; what a
+    trusted call held stays unread. left_out: how many leases are not among them, because nothing has changed for them:
+    neither the bot nor the answer lists them. ended: the attempts that the call has ended. fetched: the leases that it
+    has begun. before: seconds that have surely passed between the sending of the call and the moment at which the rest
+    of the session was measured. remaining: the rest of the session at that moment, seconds.
     """
 
     nth: int
@@ -188,14 +189,15 @@ class SyncCall:
     due: list[Row[Any] | FetchedLease] = field(default_factory=list)
     left_out: int = 0
     bot_capacity: BotCapacity = field(init=False)
+    sync: Sync | None = field(init=False)
+    leaves: bool = field(init=False)
+    status: str = field(init=False)
 
     def __post_init__(self) -> None:
         self.bot_capacity = BotCapacity(self.bot.capacity, self.bot.in_use, self.bot.held, self.bot.kept_units)
-
-    @property
-    def sync(self) -> Sync | None:
-        """Return the bot's report; None if it has been applied before."""
-        return self.call.sync if isinstance(self.call, NewCall) and not self.repeated else None
+        self.sync = self.call.sync if isinstance(self.call, NewCall) and not self.repeated else None
+        self.leaves = self.sync is not None and self.sync.status == BotStatus.GONE.value
+        self.status = str(self.bot.status if self.sync is None or self.leaves else self.sync.status)
 
     @property
     def seq(self) -> int:
@@ -206,11 +208,6 @@ class SyncCall:
     def actor(self) -> str:
         """Return the name of the bot in events."""
         return f"bot:{self.bot.name}"
-
-    @property
-    def leaves(self) -> bool:
-        """Return whether the bot closes its session."""
-        return self.sync is not None and self.sync.status == BotStatus.GONE.value
 
     @property
     def unlisted(self) -> int:
@@ -234,11 +231,6 @@ class SyncCall:
             and all(report.outcome is not None and JOB_ID.fullmatch(report.job) for report in reported)
             and len({report.job for report in reported}) == len(reported)
         )
-
-    @property
-    def status(self) -> str:
-        """Return the status that the bot reports. A bot that leaves keeps its status until its session is closed."""
-        return str(self.bot.status if self.sync is None or self.leaves else self.sync.status)
 
     @property
     def changes_bot(self) -> bool:

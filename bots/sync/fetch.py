@@ -242,7 +242,13 @@ def fetch_after_sync(
     free = [sync_call for sync_call in spoken if sync_call.bot_capacity.units > 0]
     units_before = {sync_call.bot.id: sync_call.bot_capacity.unused for sync_call in spoken}
     capacities = {sync_call.bot.id: sync_call.bot_capacity for sync_call in free}
-    requests = _fetch_requests(connection, [sync_call for sync_call in free if not sync_call.constrained_first])
+    fetching = [
+        sync_call
+        for sync_call in free
+        if settings.limit(completed=_completed(sync_call), free_units=sync_call.bot_capacity.units) > 0
+        and not sync_call.constrained_first
+    ]
+    requests = _fetch_requests(connection, fetching)
     fetched = fetch(
         connection, settings, requests, capacities, returned, ack=ack, cooldown=cooldown, head_cursors=head_cursors
     )
@@ -261,7 +267,11 @@ def fetch_after_sync(
         wake(connection, "jobs")
 
 
-def _fetch_requests(connection: Connection, free: Sequence[SyncCall]) -> list[FetchRequest]:
+def _completed(sync_call: SyncCall) -> int:
+    return sum(job.verdict in call.COMPLETED for job in sync_call.ended)
+
+
+def _fetch_requests(connection: Connection, fetching: Sequence[SyncCall]) -> list[FetchRequest]:
     requests = [
         FetchRequest(
             FetchingBot(
@@ -275,9 +285,9 @@ def _fetch_requests(connection: Connection, free: Sequence[SyncCall]) -> list[Fe
                 sync_call.bot_capacity.units,
                 returned=sorted({job.instance for job in sync_call.ended}),
             ),
-            sum(job.verdict in call.COMPLETED for job in sync_call.ended),
+            _completed(sync_call),
         )
-        for sync_call in free
+        for sync_call in fetching
     ]
     # The instances whose units a call has returned matter only if some instance has a maximum.
     if len({tuple(request.bot.returned) for request in requests}) > 1 and not quotas.any_maximum(connection):
