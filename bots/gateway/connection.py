@@ -65,10 +65,11 @@ class HangUp:
 
     def tell(self, listener: Callable[[], None]) -> None:
         """Call `listener` when the client hangs up, at once if it has. A connection answers one request at a time."""
-        self._flow.resume_reading()  # who does not read notices nothing
         self._tell = listener
         if self._has_happened:
             listener()
+        else:
+            self._flow.resume_reading()  # who does not read notices nothing
 
     def forget(self) -> None:
         """Call nobody any more."""
