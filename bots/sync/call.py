@@ -7,7 +7,7 @@ import hmac
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from leasehold.errors import BadInput, Conflict
 from pydantic_core import to_json
@@ -161,6 +161,35 @@ YIELDING = 4
 GOLDEN = 2654435769
 
 
+class LockedBot(NamedTuple):
+    """The row of a bot that `LOCK_BOTS` has locked, with its columns in that order.
+
+    free: whether assigners may give it jobs. remaining: the rest of its session, seconds. gated: whether constrained
+    jobs are ready that an assigner could place; None if no call of the batch may fetch. Settling reads some twenty
+    columns of each row, and a row of SQLAlchemy looks each up by its name.
+    """
+
+    id: int
+    name: str
+    epoch: int
+    session: bytes | None
+    sync_seq: int
+    status: str
+    draining: bool
+    closing: bool
+    cohort: int
+    instance: int | None
+    pool: str | None
+    capacity: int
+    in_use: int
+    held: int
+    free: bool
+    kept_units: int
+    kind: int
+    remaining: float
+    gated: bool | None
+
+
 @dataclass
 class SyncCall:
     """One call of a batch that is being settled; its bot's row is locked.
@@ -177,7 +206,7 @@ class SyncCall:
 
     nth: int
     call: Call
-    bot: Row[Any]
+    bot: LockedBot
     repeated: bool
     before: float
     remaining: float
@@ -299,7 +328,7 @@ def ends_something(call: Call) -> bool:
     return isinstance(call, NewCall) and any(report.state == "completed" for report in call.sync.leases)
 
 
-def check_call(nth: int, call: Call, bot: Row[Any] | None, *, asked_at: float) -> SyncCall:
+def check_call(nth: int, call: Call, bot: LockedBot | None, *, asked_at: float) -> SyncCall:
     """Check the session of a call and its sequence number. Raises Conflict.
 
     asked_at: a monotonic time before the row of the bot was read.
@@ -322,15 +351,15 @@ def check_call(nth: int, call: Call, bot: Row[Any] | None, *, asked_at: float) -
     )
 
 
-def check_session(bot: Row[Any] | None, *, epoch: int, secret: str) -> Row[Any]:
+def check_session(bot: LockedBot | None, *, epoch: int, secret: str) -> LockedBot:
     """Return the bot if this is its open session. Raises Conflict."""
     bot = _check_epoch(bot, epoch=epoch)
-    if not hmac.compare_digest(bot.session, digest(secret)):
+    if not hmac.compare_digest(bot.session or b"", digest(secret)):
         raise Conflict("session_over", "this session is over: open a new one")
     return bot
 
 
-def _check_epoch(bot: Row[Any] | None, *, epoch: int) -> Row[Any]:
+def _check_epoch(bot: LockedBot | None, *, epoch: int) -> LockedBot:
     if bot is None or bot.session is None or bot.closing:
         raise Conflict("session_over", "this session is over: open a new one")
     if bot.epoch < epoch:

@@ -14,6 +14,7 @@ from bots.protocol import LeaseReport, OutputReport, Sync
 from bots.sync.call import (
     Call,
     HeldCall,
+    LockedBot,
     NewCall,
     SyncCall,
     answer_message,
@@ -128,8 +129,9 @@ class SyncService:
         """
 
         def work(connection: Connection) -> int:
-            bot = connection.execute(LOCK_BOTS, {"names": [report.bot], "fetches": False}).one_or_none()
-            bot = check_session(bot, epoch=report.epoch, secret=report.secret)
+            row = connection.execute(LOCK_BOTS, {"names": [report.bot], "fetches": False}).one_or_none()
+            locked = None if row is None else LockedBot._make(row)
+            bot = check_session(locked, epoch=report.epoch, secret=report.secret)
             try:
                 UUID(report.job)
             except ValueError:
@@ -157,7 +159,7 @@ class SyncService:
         fetches = self._fetch.to_capacity or any(ends_something(call) for call in calls)
         asked = {"names": list(names), "fetches": fetches and self._fetch.enabled}
         asked_at = self._now()
-        bots = {row.name: row for row in connection.execute(LOCK_BOTS, asked).all()}
+        bots = {bot.name: bot for bot in map(LockedBot._make, connection.execute(LOCK_BOTS, asked))}
         found: dict[int, Answer | LeaseholdError] = {}
         settled: list[SyncCall] = []
         for nth, (call, name) in enumerate(zip(calls, names, strict=True)):

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from bots.protocol import Chunk, LeaseReport, Sync
-from bots.sync.call import HeldCall, NewCall
+from bots.sync.call import HeldCall, LockedBot, NewCall
+from bots.sync.settle import LOCK_BOTS
 from schema import clock
 from schema.moves.cancel import cancel
 from schema.moves.end import Verdict
@@ -235,6 +236,12 @@ def test_a_call_repeated_while_it_is_held_goes_on_waiting_and_spoils_no_other(po
         "waits",
         {"seq": other.seq, "leases": [], "drain": False, "sync_in": 0.5},
     ]
+
+
+def test_the_row_of_a_locked_bot_has_its_columns_in_the_order_in_which_they_are_read(pool: Pool) -> None:
+    pool.bot("b1")
+    row = pool.database.run(lambda connection: connection.execute(LOCK_BOTS, {"names": ["b1"], "fetches": True}).one())
+    assert tuple(row._fields) == LockedBot._fields
 
 
 def test_two_calls_of_one_bot_are_not_settled_together(pool: Pool) -> None:
