@@ -17,12 +17,12 @@ from typing import Any
 
 import httptools
 from uvicorn.config import Config
-from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from bots.gateway import problems
 from bots.gateway.connection_limits import ConnectionTable, Wait
+from bots.gateway.long_poll import HangUp
 from bots.gateway.port_sharing import AHEAD, YIELD_SECONDS, SharedPort
 
 #: A host with an optional port: a name, an IPv4 address, or an IPv6 address in brackets.
@@ -47,39 +47,6 @@ class _Refusal(Exception):
     def __init__(self, status: int, reason: str, detail: str) -> None:
         super().__init__(detail)
         self.status, self.reason = status, reason
-
-
-class HangUp:
-    """Tells who holds a request that its client has hung up. One for each connection, in the state of its requests.
-
-    To wait for the client's next message instead would take a task for each held call: a seventh of what the event loop
-    does for it.
-    """
-
-    __slots__ = ("_flow", "_has_happened", "_tell")
-
-    def __init__(self, flow: FlowControl) -> None:
-        self._flow = flow
-        self._has_happened = False
-        self._tell: Callable[[], None] | None = None
-
-    def tell(self, listener: Callable[[], None]) -> None:
-        """Call `listener` when the client hangs up, at once if it has. A connection answers one request at a time."""
-        self._tell = listener
-        if self._has_happened:
-            listener()
-        else:
-            self._flow.resume_reading()  # who does not read notices nothing
-
-    def forget(self) -> None:
-        """Call nobody any more."""
-        self._tell = None
-
-    def happens(self) -> None:
-        """Note that the client is gone."""
-        self._has_happened = True
-        if self._tell is not None:
-            self._tell()
 
 
 class HttpConnection(HttpToolsProtocol):

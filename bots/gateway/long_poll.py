@@ -22,8 +22,8 @@ import anyio.to_thread
 import structlog
 from sqlalchemy import Connection, text
 from starlette.requests import Request
+from uvicorn.protocols.http.flow_control import FlowControl
 
-from bots.gateway.connection import HangUp
 from bots.gateway.metrics import GatewayMetrics
 from bots.gateway.workers import WorkerPool
 from schema import clock
@@ -69,6 +69,39 @@ class WakeSource(Protocol):
     def connected(self) -> bool: ...
     def subscribe(self, topic: str, callback: Callable[[frozenset[str]], None]) -> Callable[[], None]: ...
     def idle(self, topic: str) -> AbstractContextManager[None]: ...
+
+
+class HangUp:
+    """Tells who holds a request that its client has hung up. One for each connection, in the state of its requests.
+
+    To wait for the client's next message instead would take a task for each held call: a seventh of what the event loop
+    does for it.
+    """
+
+    __slots__ = ("_flow", "_has_happened", "_tell")
+
+    def __init__(self, flow: FlowControl) -> None:
+        self._flow = flow
+        self._has_happened = False
+        self._tell: Callable[[], None] | None = None
+
+    def tell(self, listener: Callable[[], None]) -> None:
+        """Call `listener` when the client hangs up, at once if it has. A connection answers one request at a time."""
+        self._tell = listener
+        if self._has_happened:
+            listener()
+        else:
+            self._flow.resume_reading()  # who does not read notices nothing
+
+    def forget(self) -> None:
+        """Call nobody any more."""
+        self._tell = None
+
+    def happens(self) -> None:
+        """Note that the client is gone."""
+        self._has_happened = True
+        if self._tell is not None:
+            self._tell()
 
 
 class LongPoll:

@@ -162,12 +162,8 @@ GOLDEN = 2654435769
 
 
 class LockedBot(NamedTuple):
-    """The row of a bot that `LOCK_BOTS` has locked, with its columns in that order.
-
-    free: whether assigners may give it jobs. remaining: the rest of its session, seconds. gated: whether constrained
-    jobs are ready that an assigner could place; None if no call of the batch may fetch. Settling reads some twenty
-    columns of each row, and a row of SQLAlchemy looks each up by its name.
-    """
+    """The row of a bot as `LOCK_BOTS` returns it. remaining: the rest of the session, seconds. gated: whether
+    constrained jobs wait that an assigner could place; None if no call of the batch may fetch."""
 
     id: int
     name: str
