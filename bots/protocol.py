@@ -211,7 +211,7 @@ class LeaseReport(Message):
     fence: int = Field(ge=0, le=MAX_COUNT, description="the lease's fence; a report with another fence changes nothing")
     state: Literal["pending", "active", "completed"]
     outcome: Outcome | None = Field(default=None, description="set if and only if the state is `completed`")
-    output: list[Chunk] = Field(default=[], max_length=64, description="output not sent before")
+    output: list[Chunk] = Field(default_factory=list, max_length=64, description="output not sent before")
     checkpoint: Checkpoint | None = Field(
         default=None,
         description="JSON of at most 64 KiB, as a text: the latest checkpoint of the command, if it was not sent "
@@ -242,7 +242,7 @@ class Sync(Message):
         "still held; the same call again is answered with `session_over`",
     )
     capacity: int | None = Field(default=None, ge=0, le=validation.MAX_UNITS)
-    leases: list[LeaseReport] = Field(default=[], max_length=MAX_LEASES, fail_fast=True)
+    leases: list[LeaseReport] = Field(default_factory=list, max_length=MAX_LEASES, fail_fast=True)
     unlisted: int = Field(
         default=0,
         ge=0,

@@ -1,7 +1,8 @@
 """The gateway's metrics. Labels have few values: route templates, status classes, topics, reasons."""
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
+from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -14,13 +15,26 @@ _CALLS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 _BYTES = (256.0, 1024.0, 4096.0, 16384.0, 65536.0, 262144.0, 1048576.0, 4194304.0, 16777216.0)
 
 
+M = TypeVar("M", Counter, Gauge, Histogram)
+
+
+def _made(kind: type[M], *given: Any, **more: Any) -> M:
+    """Make a metric whose `labels` remembers what it has returned: the library looks for it anew each time.
+
+    A sync call asks six times, which was a tenth of what the event loop does for it.
+    """
+    metric = kind(*given, **more)
+    metric.labels = cache(metric.labels)  # type: ignore[method-assign]
+    return metric
+
+
 class GatewayMetrics:
     """The metrics of one gateway, in a registry of their own."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
-        counter, histogram = partial(Counter, registry=registry), partial(Histogram, registry=registry)
-        gauge = partial(Gauge, registry=registry)
+        counter, histogram = partial(_made, Counter, registry=registry), partial(_made, Histogram, registry=registry)
+        gauge = partial(_made, Gauge, registry=registry)
         self.requests = counter(
             "leasehold_requests",
             "Requests that the gateway has answered, by route and status class.",

@@ -22,7 +22,7 @@ from leasehold import wire
 from leasehold.errors import BadInput, Forbidden, LeaseholdError, NotReady, Unauthorised
 from pydantic import BaseModel, ValidationError
 from pydantic.json_schema import models_json_schema
-from starlette.datastructures import Headers, QueryParams
+from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -167,20 +167,19 @@ class TokenCache:
         self._known: OrderedDict[bytes, tuple[Principal, float]] = OrderedDict()
         self._asked: dict[bytes, asyncio.Task[Principal]] = {}
 
-    async def principal(self, headers: Headers, workers: WorkerPool) -> Principal:
-        """Return the holder of the request's bearer token. Raises Unauthorised."""
-        given = headers.getlist("authorization")
+    async def principal(self, given: Sequence[str], workers: WorkerPool) -> Principal:
+        """Return the holder of the bearer token in a request's headers `Authorization`. Raises Unauthorised."""
         if not given:
             raise Unauthorised("a bearer token is needed: Authorization: Bearer lh_…")
         scheme, _, token = given[0].partition(" ")
         if len(given) > 1 or scheme.lower() != "bearer":
             raise Unauthorised("exactly one bearer token is needed: Authorization: Bearer lh_…")
         token = token.strip()
-        tokens.parse(token)
         digest = tokens.digest(token)
         known = self._known.get(digest)
         if known is not None and clock.monotonic() < known[1]:
             return known[0]
+        tokens.parse(token)
         self._known.pop(digest, None)
         if self._seconds == 0:
             return await workers.run(lambda connection: tokens.verify(connection, token))
@@ -262,10 +261,9 @@ class RequestMiddleware:
         return None
 
     async def _admit(self, scope: Scope, receive: Receive, entry: RouteRules) -> None:
-        headers = Headers(scope=scope)
         workers = self._worker_pools.bots if entry.kinds == frozenset({Kind.BOT}) else self._worker_pools.callers
         if entry.kinds is not None:
-            principal = await self._token_cache.principal(headers, workers)
+            principal = await self._token_cache.principal(_headers(scope, b"authorization"), workers)
             if principal.kind not in entry.kinds:
                 raise Forbidden(f"a token of kind {principal.kind} may not use this")
             scope.setdefault("state", {})["principal"] = principal
@@ -275,7 +273,7 @@ class RequestMiddleware:
             return
         if workers.slots.full:
             raise Busy("the gateway has too much to do")
-        raw = await _collected(headers, receive, entry.max_body)
+        raw = await _collected(scope, receive, entry.max_body)
         self._metrics.bodies.labels(entry.path).observe(len(raw))
         at_once = entry.handler is not None and len(raw) <= SMALL
         scope.setdefault("state", {})["body"] = (
@@ -311,11 +309,16 @@ def _check_address(scope: Scope, entry: RouteRules) -> None:
             raise BadInput(wire.escaped(name, 60), "holds a NUL character")
 
 
-async def _collected(headers: Headers, receive: Receive, limit: int) -> bytes:
-    kind, *parameters = [part.strip().lower() for part in headers.get("content-type", "").split(";")]
+def _headers(scope: Scope, name: bytes) -> list[str]:
+    """Return the values of a header, whose name is in lower case here and in the scope."""
+    return [value.decode("latin-1") for each, value in scope["headers"] if each == name]
+
+
+async def _collected(scope: Scope, receive: Receive, limit: int) -> bytes:
+    kind, *parameters = [part.strip().lower() for part in "".join(_headers(scope, b"content-type")[:1]).split(";")]
     if kind != "application/json" or any(p.startswith("charset=") and "utf-8" not in p for p in parameters):
         raise problems.Refused(415, "must be sent as application/json in UTF-8", field="content-type")
-    if headers.get("content-encoding", "identity") != "identity":
+    if _headers(scope, b"content-encoding")[:1] not in ([], ["identity"]):
         raise problems.Refused(415, "must not be compressed", field="content-encoding")
     return await _collect(receive, limit)
 

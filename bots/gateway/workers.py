@@ -9,8 +9,7 @@ thread computes while the other waits for the database.
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
@@ -45,7 +44,10 @@ class Busy(NotReady):
 
 
 class Slots:
-    """How many pieces of work there may be at once, waiting or running. Only the event loop's thread may use it."""
+    """How many pieces of work there may be at once, waiting or running. Only the event loop's thread may use it.
+
+    `with slots:` counts one piece of work until the block ends, and raises Busy if there are too many.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -56,16 +58,13 @@ class Slots:
         """True if a new piece of work would be refused."""
         return self.taken >= self._most
 
-    @contextmanager
-    def reserve(self) -> Iterator[None]:
-        """Count one piece of work until the `with` block ends. Raises Busy if there are too many."""
+    def __enter__(self) -> None:
         if self.full:
             raise Busy("the gateway has too much to do")
         self.taken += 1
-        try:
-            yield
-        finally:
-            self.taken -= 1
+
+    def __exit__(self, *_: object) -> None:
+        self.taken -= 1
 
 
 class WorkerPool:
@@ -91,7 +90,7 @@ class WorkerPool:
 
     async def call(self, function: Callable[[], T]) -> T:
         """Call `function`, which may block, on a thread. Raises Busy if too much work waits."""
-        with self.slots.reserve():
+        with self.slots:
             return await self.run_unbounded(function)
 
     async def run_unbounded(self, function: Callable[[], T]) -> T:
@@ -119,7 +118,7 @@ class WorkerPool:
         """
         if self._readers is None:
             self._readers = anyio.CapacityLimiter(READERS)
-        with self.slots.reserve():
+        with self.slots:
             return await anyio.to_thread.run_sync(function, limiter=self._readers)
 
 
@@ -211,8 +210,8 @@ class Batcher(Generic[C, A]):
 
     async def answer(self, call: C, *, bot: str) -> A:
         """Return the answer to this call of a bot, or raise its error. Raises Busy if too much work waits."""
-        with self.slots.reserve():
-            place = _Place[C, A](call, bot, asyncio.get_running_loop().create_future())
+        with self.slots:
+            place: _Place[C, A] = _Place(call, bot, asyncio.get_running_loop().create_future())
             with self._lock:
                 self._places.append(place)
                 is_wanted = self._are_many or not self._is_another_quick()

@@ -18,7 +18,6 @@ from leasehold.client import MAX_BYTES
 from leasehold.errors import BadInput
 from pydantic import ValidationError
 from sqlalchemy import text
-from starlette.datastructures import Headers
 from structlog.testing import capture_logs
 
 from assigner.api import jobs as job_routes
@@ -397,7 +396,7 @@ def test_requests_that_bring_the_same_token_at_once_share_one_query(served: Serv
             return served.database.run(work)
 
     async def ask() -> None:
-        done.append(await cache.principal(Headers({"authorization": f"Bearer {token}"}), cast(Any, Workers())))
+        done.append(await cache.principal([f"Bearer {token}"], cast(Any, Workers())))
 
     async def scenario() -> None:
         async with anyio.create_task_group() as tasks:
