@@ -247,8 +247,8 @@ class Sync(Message):
         default=0,
         ge=0,
         le=MAX_LEASES,
-        description="how many more leases the bot holds, which the answer to the call before left to it and which are "
-        "pending since. It may have started their jobs a moment ago. 0 = every lease is listed",
+        description="how many leases the bot holds beside the listed ones. It was told of them, and has reported "
+        "neither a start nor an end of them. 0 = every lease is listed",
     )
     wait: float = Field(
         default=0.0, ge=0, le=60, description="seconds for which the server may hold an answer without news"
@@ -312,8 +312,8 @@ class SyncAnswer(Answer):
     leases: list[Work]
     unlisted: int = Field(
         default=0,
-        description="how many leases that the bot has not listed it still holds as before: all of them, or 0 if it "
-        "must forget those that this answer does not list",
+        description="how many leases the bot still holds that neither it nor this answer lists: the number of the "
+        "call, or 0 if the bot must forget them",
     )
     drain: bool = Field(default=False, description="an operator asks the bot to take no more work")
     expires_in: float = Field(description="seconds after the request by which the bot must have killed its commands")

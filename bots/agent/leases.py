@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import structlog
 from leasehold.transport import Record
 
-from bots.agent.capacity import SHORT
 from bots.agent.job_files import Unsent
 from bots.agent.run import Assignment, AttemptRun, Run, RunContext, StopReason, complaining
 from bots.agent.task_launcher import TaskLauncher
@@ -29,6 +28,9 @@ REMEMBERED = 10_000
 #: eighth of the agent's processor time.
 LOGGED_EACH = 10
 
+
+#: Seconds for which a sync of a bot that holds leases in advance leaves a task out that has begun.
+JUST_BEGUN = 0.01
 
 #: Why a bot that drains gives a lease back.
 NO_NEW_WORK = "the bot takes no new work"
@@ -54,7 +56,7 @@ class HeldLease:
         self.checkpoint: Unsent | None = None
         #: True once the server has asked to stop it.
         self.stopping = False
-        #: True if the last sync left it out, because the server knows all about it.
+        #: True if the last sync left it out, so that the server takes it for pending.
         self.unlisted = False
 
     @property
@@ -75,11 +77,11 @@ class HeldLease:
         return "active" if self.run is not None and self.run.started.is_set() else "pending"
 
     @property
-    def unchanged(self) -> bool:
-        """True if the server need not hear of it: it waits, or its task has just begun and will soon be over."""
+    def may_be_unlisted(self) -> bool:
+        """True if the server need not hear of it: it waits, or its task has just begun and may be over at once."""
         if self.outcome is not None or self.stopping or self.told not in (None, "pending"):
             return False
-        return isinstance(self.run, TaskRun) and self.run.age < SHORT
+        return isinstance(self.run, TaskRun) and self.run.age < JUST_BEGUN
 
 
 class AgentLeases:
@@ -107,10 +109,15 @@ class AgentLeases:
         """True if no lease is held. Then the server knows of every attempt that ended."""
         return not self._held
 
-    @property
-    def news(self) -> int:
-        """How many leases have changed their state so that the server should hear of it at once."""
-        return sum(held.state not in ("pending", held.told) for held in self._held.values())
+    def news(self, *, brief: bool = False) -> int:
+        """Return how many leases have changed their state so that the server should hear of it soon.
+
+        brief: without those that a brief report would leave out.
+        """
+        return sum(
+            held.state not in ("pending", held.told) and not (brief and held.may_be_unlisted)
+            for held in self._held.values()
+        )
 
     @property
     def starting(self) -> bool:
@@ -131,10 +138,10 @@ class AgentLeases:
         succeeded = run.outcome is not None and run.outcome.verdict == "succeeded"
         return None if succeeded or not self._results else run.checkpoint.unsent
 
-    def reports(self, *, brief: bool = False) -> list[Record]:
+    def reports(self, *, brief: bool = False) -> tuple[list[Record], int]:
         """Build the reports on the leases for the next sync, each a LeaseReport as JSON without defaults.
 
-        brief: while some wait, without those for which nothing has changed; `unlisted` counts them.
+        Returns the reports, and how many leases they leave out: none, unless they are `brief` and some lease waits.
 
         Not as models, because making and writing one for each lease that waits takes a bot of short tasks longer than
         its bookkeeping. An ended lease whose output, result and checkpoint do not fit into this sync any more is
@@ -142,12 +149,12 @@ class AgentLeases:
         """
         self._told_of_news, self._told_times = False, 0
         room, json_room = SYNC_OUTPUT_BYTES, SYNC_JSON_BYTES
-        reports = list[Record]()
+        reports, unlisted = list[Record](), 0
         brief = brief and self.starting
         for key, held in self._held.items():
-            held.unlisted = brief and held.unchanged
+            held.unlisted = brief and held.may_be_unlisted
             if held.unlisted:
-                held.told = "pending"
+                held.told, unlisted = "pending", unlisted + 1
                 continue
             state = held.state
             if state == "pending":
@@ -162,17 +169,12 @@ class AgentLeases:
                     room, json_room = room - unsent, json_room - texts
             held.told = state
             reports.append(self._report(key, held, state))
-        return reports
+        return reports, unlisted
 
-    @property
-    def unlisted(self) -> int:
-        """How many leases the last reports have left out."""
-        return sum(held.unlisted for held in self._held.values())
-
-    def settle(self, leases: Sequence[Work], *, accept: bool, unlisted: int = 0) -> None:
+    def settle(self, leases: Sequence[Work], *, accept: bool, keep_unlisted: bool = False) -> None:
         """Make the held leases match the answer of a sync. Without `accept`, new leases are returned to the pool.
 
-        unlisted: how many of those that the reports have left out stay as they are: all, or 0 if the answer lists all.
+        keep_unlisted: leases that the reports have left out are still held if the answer does not list them.
         """
         with self._lock:
             self._runs = {job: run for job, run in self._runs.items() if not run.over.is_set()}
@@ -183,9 +185,9 @@ class AgentLeases:
                 held.run.output.sent(held.carried)
                 if held.checkpoint is not None:
                     held.run.checkpoint.sent(held.checkpoint.number)
-            if unlisted and held.unlisted:
+            if key in listed or (keep_unlisted and held.unlisted):
                 continue
-            if key not in listed and self._forget(key, held):
+            if self._forget(key, held):
                 verdict = None if held.outcome is None else held.outcome.verdict
                 ended.append({"job": key.job, "fence": key.fence, "verdict": verdict})
         _log_each("lease ended", ended)

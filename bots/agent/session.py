@@ -166,8 +166,8 @@ class AgentSession:
         self._together = 0
         self._told_capacity = 0
         self._in_doubt = False
-        #: Whether leases may be left out of reports.
-        self._brief = session.unlisted
+        #: True if the gateway knows the field `unlisted`.
+        self._unlisted_known = session.unlisted
         self._sync_in = session.sync_in
         self._give_up_at = math.inf
         #: True, once `work` has returned, if every run is known to be over.
@@ -219,7 +219,7 @@ class AgentSession:
         except _CutShort:
             return sent_at
         except _OlderGateway:
-            self._brief = False
+            self._unlisted_known = False
             return self._sync()
         except Unanswered:
             # No command runs that could overlap with a run on another bot, so the next call gets a whole deadline.
@@ -235,7 +235,8 @@ class AgentSession:
         self._idle_answers = self._idle_answers + 1 if held and not answer.leases and waited < AT_ONCE else 0
         self._drained, self._sync_in = answer.drain, answer.sync_in
         accept = not (self._draining or answer.drain)
-        self._leases.settle(answer.leases, accept=accept, unlisted=answer.unlisted)
+        agreed = answer.unlisted == sync.get("unlisted", 0)
+        self._leases.settle(answer.leases, accept=accept, keep_unlisted=agreed)
         if not accept:
             self._leases.give_back(NO_NEW_WORK)
         return sent_at
@@ -254,10 +255,10 @@ class AgentSession:
             due = sent_at + self._sync_in
             if self._leases.empty:
                 due = sent_at + self._idle_delay()
-            elif news := self._leases.news:
+            elif self._leases.news():
                 together = together or now + (AHEAD_TOGETHER if self._ahead else START_TOGETHER)
-                enough = self._together or ENOUGH
-                due = min(due, together) if news < enough and self._leases.starting else now
+                few = self._leases.news(brief=self._is_brief) < (self._together or ENOUGH)
+                due = min(due, together) if few and self._leases.starting else now
             if self._draining and self._commands.drain_until is not None and now < self._commands.drain_until:
                 due = min(due, self._commands.drain_until)
             if now >= due:
@@ -309,11 +310,17 @@ class AgentSession:
             "wait": wait,
         }
         body = Sync.model_validate(fields).model_dump(mode="json", exclude_defaults=True)
-        if reports := self._leases.reports(brief=self._brief and self._ahead > 0 and not self._in_doubt):
+        reports, unlisted = self._leases.reports(brief=self._is_brief and not self._in_doubt)
+        if reports:
             body["leases"] = reports
-        if unlisted := self._leases.unlisted:
+        if unlisted:
             body["unlisted"] = unlisted
         return body
+
+    @property
+    def _is_brief(self) -> bool:
+        """True if the bot holds leases in advance and may leave some out of its reports."""
+        return self._unlisted_known and self._ahead > 0
 
     def _capacity(self, *, ahead: bool) -> int | None:
         """Return the units to announce, None = as before. ahead: more than run at once, if tasks are short."""

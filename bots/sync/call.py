@@ -59,7 +59,8 @@ def compare(
     and an active one is lost. A bot that `leaves` gives all of them back. Such ends are marked as `spared`, and their
     number is limited, because a job may have cut its bot off.
 
-    unlisted: the bot has left leases out that it still holds. So a cancelling one may not have been stopped yet.
+    unlisted: the bot holds more leases than it lists. So one that has to stop, and that it does not list, may still
+        run.
     """
     said = {(report.job, report.fence): report for report in reported}
     account = ReportOutcome()
@@ -93,7 +94,7 @@ def take_ends(reported: Sequence[LeaseReport], *, bot_id: int, epoch: int) -> Re
     account = ReportOutcome()
     for report in reported:
         outcome = report.outcome
-        assert outcome is not None, "ends_all has looked"
+        assert outcome is not None, "only_ends has looked"
         _note_left(account, report, bot_id, epoch)
         verdict, details = VERDICTS[outcome.verdict], _details(outcome)
         account.endings.append(AttemptEnd(report.job, report.fence, bot_id, epoch, verdict, details, outcome.result))
@@ -236,7 +237,7 @@ class SyncCall:
 
     @property
     def unlisted(self) -> int:
-        """Return how many leases the bot holds unchanged and does not list.
+        """Return how many leases the bot does not list, if it can be believed that they are those of the database.
 
         0 if the call before is not the last that the database knows, because then the bot may hold other leases.
         """
@@ -297,7 +298,7 @@ class SyncCall:
                 epoch=epoch,
                 actor=self.actor,
                 leaves=self.leaves,
-                unlisted=self.sync.unlisted > 0,
+                unlisted=self.sync.unlisted > 0 and not self.leaves,
             )
         )
 

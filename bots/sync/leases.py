@@ -17,8 +17,9 @@ _LEASE = "bot_id, job_id, fence, instance, state, units, delivered_at, stop_reas
 
 
 def _found(*more: str, but: str = "coalesce(c.jobs, '{}')") -> str:
-    """The leases that are known, and the others of the same bots; with `:changed` only others that the bot has not been
-    told of as they are.
+    """The leases that are known, and the others of the same bots.
+
+    With `:changed`, of the others only those that the bot was not told of as they are.
 
     more: SQL expressions for what each of the others, `l`, has beside the columns of a lease, as the known ones do.
     but: SQL expression for an array of the jobs whose leases are not among the others.
@@ -132,8 +133,11 @@ def _gather(
     *,
     changed: bool,
 ) -> None:
-    """Read leases by the query. changed: of those that are not known only ones that the bots are not told of, so that
-    those that the calls have begun need not be left out."""
+    """Read leases by the query.
+
+    changed: of those that are not known, only ones that the bots were not told of as they are. These are none that the
+        calls have begun.
+    """
     by_bot = {sync_call.bot.id: sync_call for sync_call in sync_calls}
     keys = [(bot_id, job, fence) for bot_id, sync_call in by_bot.items() for job, fence in known(sync_call)]
     if not keys and not any(sync_call.bot_capacity.held for sync_call in sync_calls):

@@ -128,6 +128,19 @@ def hold(file: str, seconds: float = 60.0) -> None:
 
 
 @pool.task
+def nap(seconds: float) -> None:
+    """Do nothing for a while."""
+    time.sleep(seconds)
+
+
+@pool.task
+def hold_until(file: str) -> None:
+    """Stay until the file is there."""
+    while not Path(file).exists():
+        time.sleep(0.005)
+
+
+@pool.task
 def hold_on(file: str) -> None:
     """Stay whatever is asked."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
