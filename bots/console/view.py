@@ -177,6 +177,7 @@ class View:
         self._session: str = state.session
         self.is_operator = self._sessions.find(self._session).is_operator
         self._looks: list[Callable[[], Awaitable[None]]] = []
+        self._problems: dict[Callable[[], Awaitable[None]] | None, str] = {}
         self._problem, self.body = self._frame(title, links)
 
     def __enter__(self) -> "View":
@@ -245,24 +246,33 @@ class View:
             self._sessions.find(self._session, use=False)
             raise
 
-    async def doing(self, work: Callable[[], Awaitable[None]]) -> bool:
-        """Do `work`, and say on the page what failed; return whether nothing did."""
+    async def doing(self, work: Callable[[], Awaitable[None]], *, look: bool = False) -> bool:
+        """Do `work`, and say on the page what failed; return whether nothing did.
+
+        look: the page does it by itself. What is said of a look stays until the same look succeeds, and what is said to
+        the person until the person has done something else: no look takes an answer away before it is read.
+        """
+        source = work if look else None
         try:
             await work()
         except SessionOver:
             ui.navigate.to("/login?over=1")
             return False
         except LeaseholdError as error:
-            self._problem.text = "\n".join([str(error), *getattr(error, "__notes__", ())])
+            self._problems[source] = "\n".join([str(error), *getattr(error, "__notes__", ())])
             return False
-        self._problem.text = ""
-        return True
+        else:
+            self._problems.pop(source, None)
+            return True
+        finally:
+            # Several looks may fail for one reason.
+            self._problem.text = "\n".join(dict.fromkeys(self._problems.values()))
 
     def once(self, work: Callable[[], Awaitable[None]]) -> None:
         """Do `work` once the page is open."""
 
         async def look() -> None:
-            await self.doing(work)
+            await self.doing(work, look=True)
 
         ui.timer(0, look, once=True)
 
@@ -270,7 +280,7 @@ class View:
         """Call `refresh` at once, then every so many seconds while the page is visible, and after each act."""
 
         async def look() -> None:
-            await self.doing(refresh)
+            await self.doing(refresh, look=True)
 
         self._looks.append(look)
         timer = ui.timer(seconds, look)

@@ -127,6 +127,45 @@ def test_all_jobs_that_pass_the_filter_are_counted_confirmed_and_changed(person:
     assert job["priority"] == 7
 
 
+def test_what_a_person_is_told_stays_while_the_page_looks_again_and_goes_with_what_they_do_next(
+    person: Person, shown: Console
+) -> None:
+    with shown.served.client(shown.ours) as http:
+        submitted(http, {"command": ["true"], "label": "told"})
+        person.log_in(shown.ours)
+        person.go("/jobs?label=told")
+        person.page.wait_for_selector("tbody tr")
+        person.page.click(".acts > button:has-text('Priority')")
+        person.page.wait_for_selector(".problem:has-text('priority: is not a number')")
+        submitted(http, {"command": ["true"], "label": "told"})
+        person.page.wait_for_selector("tbody tr:nth-child(2)")
+    assert person.page.inner_text(".problem") == "priority: is not a number"
+    person.page.fill("input[data-field=priority]", "7")
+    person.page.click(".acts > button:has-text('Priority')")
+    person.page.wait_for_selector(".sheet p:has-text('Priority 2 jobs to 7')")
+    person.page.wait_for_selector(".problem:empty", state="attached")
+
+
+def test_what_is_done_on_a_page_before_it_is_connected_counts(person: Person, shown: Console) -> None:
+    with shown.served.client(shown.ours) as http:
+        (job,) = submitted(http, {"command": ["true"], "label": "early"})
+    person.log_in(shown.operator)
+    connections: list[Any] = []
+    person.page.route_web_socket("**/socket.io/**", lambda held: connections.append(held))
+    person.go("/jobs?label=early")
+    person.page.fill("input[data-field=reason]", "typed early")
+    person.page.click("button:has-text('Theme')")
+    person.page.click(".acts > button:has-text('Hold')")
+    assert not person.page.evaluate("window.did_handshake")
+    connections[-1].connect_to_server()
+    assert person.sees("Theme: light")
+    person.page.wait_for_selector(".sheet p:has-text('Hold 1 job?')")
+    person.page.click(".sheet .agree")
+    person.page.wait_for_selector("text=hold: 1 changed")
+    with shown.served.client(shown.operator) as http:
+        assert http.get(f"/v1/jobs/{job}").json()["events"][-1]["details"]["reason"] == "typed early"
+
+
 def test_a_submitter_has_no_buttons_of_operators_and_a_hidden_page_asks_for_nothing(
     person: Person, shown: Console, jobs: Any
 ) -> None:

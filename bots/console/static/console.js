@@ -1,12 +1,17 @@
-// Tells the console whether its page is visible, so that a hidden page asks the gateway for nothing.
-document.addEventListener("visibilitychange", () => {
-  if (window.did_handshake) emitEvent("visibility", document.visibilityState);
-});
+// Tells the console what happened here. A page is used before it is connected: that is told when it is, in this order
+// and before the clicks on its buttons, which wait for the connection too.
+function tell(event, value) {
+  if (window.did_handshake) emitEvent(event, value);
+  else window.socket?.once("connect", () => emitEvent(event, value));
+}
 
-// Tells the console what is typed into the fields that belong to its buttons.
+// A hidden page asks the gateway for nothing.
+document.addEventListener("visibilitychange", () => tell("visibility", document.visibilityState));
+
+// What is typed into the fields that belong to its buttons.
 document.addEventListener("input", (event) => {
   const field = event.target.dataset?.field;
-  if (field && window.did_handshake) emitEvent("field", { field, value: event.target.value });
+  if (field) tell("field", { field, value: event.target.value });
 });
 
 // Light, dark, or as the system: shown at once, and kept in the session.
@@ -14,7 +19,7 @@ function nextTheme() {
   const themes = ["system", "light", "dark"];
   const now = document.documentElement.dataset;
   now.theme = themes[(themes.indexOf(now.theme) + 1) % themes.length];
-  if (window.did_handshake) emitEvent("theme", now.theme);
+  tell("theme", now.theme);
 }
 
 document.addEventListener("click", (event) => {
