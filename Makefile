@@ -5,6 +5,9 @@ STAMP := $(VENV)/.installed
 BIN := $(VENV)/bin
 POOLED_TESTS := tests/postgres/test_pooler.py tests/moves tests/picking tests/sync tests/accounting tests/api/test_job_routes.py
 
+# Containers often say that bytecode is not to be kept. Each process would then compile our modules, half of its start.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-pooler wheels fuzz check bench bench-peers bench-scale bench-targets chaos chaos-tasks ha format man clean
 

@@ -1,10 +1,13 @@
 """What every test may ask for: a fresh migrated database on a real server, the test timing, and seeded chance."""
 
+import fcntl
+import gc
 import os
 import random
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Generator, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -18,6 +21,7 @@ from bots.agent.launcher import Launcher
 from bots.agent.run import RunContext
 from bots.agent.workspace import Workspace, marked_processes
 from ops.bench import pgbouncer
+from schema import gc_tuning
 from schema.postgres import embedded, migrate
 from schema.postgres.engine import Database
 from schema.postgres.notify import Wakeups
@@ -43,6 +47,33 @@ SEED_VARIABLE = "LEASEHOLD_TEST_SEED"
 POOLER_VARIABLE = "LEASEHOLD_TEST_POOLER"
 #: Connections of that pooler to a database: as few as let the tests of transactions that wait for each other go on.
 POOLED = 4
+
+
+# Half of the start of a process of the pool is the compilation of our modules. Each worker and each process of a test
+# would do it again where the environment says that bytecode is not to be kept, as in many containers.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
+# What is imported and collected stays: neither now nor after any test is it looked at for garbage.
+gc_tuning.collect_rarely_at_start()
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()
+    gc_tuning.collect_as_usual()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """One worker compiles a module of tests, and the others read what it has written."""
+    if not isinstance(collector, pytest.Module):
+        return (yield)
+    with collector.path.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        return (yield)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.screens.console import Console, Person, browser, console
+from tests.support.screens.console import Console, Person, browser, console, kept_files, left
 from tests.support.servers import Databases
 
 
@@ -21,9 +21,15 @@ def chromium() -> Iterator[Any]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def context(chromium: Any) -> Iterator[Any]:
+    with kept_files(chromium) as opened:
+        yield opened
+
+
 @pytest.fixture
-def person(chromium: Any, shown: Console) -> Iterator[Person]:
-    made = Person(chromium, shown)
+def person(context: Any, shown: Console) -> Iterator[Person]:
+    made = Person(context, shown)
     yield made
-    made.context.close()
+    left(context)
     assert made.complaints == []

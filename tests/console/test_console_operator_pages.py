@@ -15,7 +15,7 @@ from schema import audit
 from schema.tenancy import drains, processes
 from schema.tenancy.processes import Configuration, Kind
 from tests.support.patience import MINUTE
-from tests.support.screens.console import Console, console
+from tests.support.screens.console import Console, console, left
 from tests.support.servers import Databases
 
 #: A name that would show, if a page took it for HTML, for an expression or for a template.
@@ -57,11 +57,9 @@ def shown(databases: Databases, template: str) -> Iterator[Console]:
 
 
 @pytest.fixture
-def page(chromium: Any, shown: Console) -> Iterator[Any]:
+def page(context: Any, shown: Console) -> Iterator[Any]:
     """A page of an operator who is logged in. The browser may complain of nothing. The processes are alive."""
     shown.served.database.run(alive)
-    context = chromium.new_context()
-    context.set_default_timeout(MINUTE * 1000)
     made, complaints = context.new_page(), list[str]()
     made.on("console", lambda said: complaints.append(said.text) if said.type == "error" else None)
     made.on("pageerror", lambda error: complaints.append(str(error)))
@@ -73,7 +71,7 @@ def page(chromium: Any, shown: Console) -> Iterator[Any]:
     yield made
     assert made.locator("img").count() == 0
     assert made.inner_text(".problem") == ""
-    context.close()
+    left(context)
     assert complaints == []
 
 

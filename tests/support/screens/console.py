@@ -91,13 +91,28 @@ def browser() -> Iterator[Any]:
             running.close()
 
 
-class Person:
-    """Somebody with a browser of their own. What the browser complains of is collected."""
+@contextmanager
+def kept_files(chromium: Any) -> Iterator[Any]:
+    """A browser's context for people one after the other: it keeps what pages load, which costs more than they show."""
+    context = chromium.new_context()
+    context.set_default_timeout(MINUTE * 1000)
+    yield context
+    context.close()
 
-    def __init__(self, chromium: Any, shown: Console) -> None:
-        self.context = chromium.new_context()
-        self.context.set_default_timeout(MINUTE * 1000)
-        self.page, self.url = self.context.new_page(), shown.url
+
+def left(context: Any) -> None:
+    """Close all pages, and forget who was logged in."""
+    for page in context.pages:
+        page.close()
+    context.clear_cookies()
+
+
+class Person:
+    """Somebody who has the context of a browser to themselves. What the browser complains of is collected."""
+
+    def __init__(self, context: Any, shown: Console) -> None:
+        self.context = context
+        self.page, self.url = context.new_page(), shown.url
         self.complaints: list[str] = []
         self.page.on("console", lambda said: self.complaints.append(said.text) if said.type == "error" else None)
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
