@@ -183,28 +183,32 @@ def admit(
     closed: Counter[str] | None = None,
     cut: Cut = NO_CUT,
     until: Rank | None = None,
+    refused: Counter[QueueId] | None = None,
 ) -> Admission:
     """Return up to `free_units` of the heads whose gates are open.
 
     What each of them takes is counted in the state, so that the next ones are judged by what is left. A job whose gate
     is closed keeps no other job waiting; `closed` counts such jobs by gate. cut: the queues that hold more jobs than
     these heads, whose place in the order is not known. until: the rank of the first queue whose heads have not been
-    read.
+    read. refused: counts the jobs of each queue that were asked in vain since the last one that may start.
     """
     admitted: list[QueueHead] = []
     asked: list[QueueHead] = []
+    refused = Counter() if refused is None else refused
     sequence = ordering.sequence(heads, admission_state, until=until, cut=cut)
     while free_units > 0 and (head := next(sequence, None)) is not None:
         if isinstance(head, Unread):
             return Admission(admitted, _without(heads, asked), head)
         asked.append(head)
         admission = queue_admission(head.queue, admission_state)
+        refused[head.queue.id] += 1
         if admission.units.leaves(head.job.units):
             found = admission.closed(head, admission_state)
             if found is None:
                 free_units -= 1
                 admission.take(head)
                 admitted.append(head)
+                refused[head.queue.id] = 0
             elif closed is not None:
                 closed[found[0].name] += 1
     return Admission(admitted, _without(heads, asked))

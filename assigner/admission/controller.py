@@ -6,7 +6,7 @@ One module because the reader of heads and the controller share what is known of
 import math
 import random
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from types import MappingProxyType
@@ -47,7 +47,7 @@ from schema.policy import meters
 #: `LEAST`: the fewest that are read from a queue.
 SPARE, LEAST = 4.0, 8
 #: Reads of further heads after which each read takes more of every queue that is used up, not only of those that come
-#: next.
+#: next, and so many of every queue that it would be given up if none of them started.
 MAX_SPARING_READS = 4
 #: Heads read for each job that is expected to start, if the heads of a queue start in the order in which they are read.
 #: More can be read when they are used up. `FEW`: the most heads that are read in addition.
@@ -70,11 +70,12 @@ class HeadReader:
         free_units: int,
         now: datetime,
         usual: Mapping[QueueId, float] = MappingProxyType({}),
+        is_used_up: Callable[[ConstrainedQueue], bool] = lambda _: False,
     ) -> None:
-        """Prepare to read; at most `free_units` jobs can start."""
+        """Prepare to read; at most `free_units` jobs can start. is_used_up: whether no further job of a queue can."""
         self._connection, self._ordering_policy, self._now = connection, arrangement, now
         self._queues, self._bounds = dict[QueueId, ConstrainedQueue](), dict[QueueId, int]()
-        self._free_units, self._usual = free_units, usual
+        self._free_units, self._usual, self._is_used_up = free_units, usual, is_used_up
         self._read, self._known = Counter[QueueId](), set[int]()
         self._repeats = 0
         self.cut: set[QueueId] = set()
@@ -116,33 +117,40 @@ class HeadReader:
         return self._next(dict.fromkeys(ids, max(LEAST, math.ceil(SPARE * self._free_units * even))))
 
     def more(
-        self, left: Sequence[QueueHead], started: Mapping[QueueId, int], unread: Collection[QueueId] | None = None
+        self,
+        left: Sequence[QueueHead],
+        started: Mapping[QueueId, int],
+        unread: Collection[QueueId] | None = None,
+        refused: Mapping[QueueId, int] = MappingProxyType({}),
     ) -> list[QueueHead]:
         """Read the next heads of each queue that has too few heads `left`.
 
         `started`, the number of jobs of each queue that may start, tells how many will be needed. A queue that is used
         up gets at least as many again as were read, if it is among the `unread`, without which the next head is not
-        known; None stands for all. A queue from which many were asked and none may start gets none.
+        known; None stands for all. A queue gets none if no further job of it can start, or if many were `refused`
+        since the last one that may start. Otherwise queues whose budgets end would be read to their ends.
         """
         self._repeats += 1
-        if self._repeats > MAX_SPARING_READS:
-            unread = None
+        takes_all = unread is None or self._repeats > MAX_SPARING_READS
         unasked = Counter(head.queue.id for head in left)
         admitted = sum(started.values())
         pace = (self._free_units - admitted) / max(1, admitted)
         wanted = dict[QueueId, int]()
         for place in sorted(self.cut):
-            asked, has_started = self._read[place] - unasked[place], started.get(place, 0)
-            if asked >= LEAST and not has_started:
+            has_started = started.get(place, 0)
+            if refused.get(place, 0) >= LEAST or self._is_used_up(self._queues[place]):
                 self.cut.discard(place)
                 continue
             count = _with_spare(has_started * pace) - unasked[place]
-            if not unasked[place] and (unread is None or place in unread):
+            if not unasked[place] and (takes_all or place in (unread or ())):
                 # No job of the queue has started: read at once all heads that are asked before the queue is given up.
                 count = max(count, self._read[place], 0 if has_started else LEAST - self._read[place])
+            if self._repeats > MAX_SPARING_READS:
+                count = max(count, LEAST - unasked[place])
             if count > 0:
                 wanted[place] = count
-        return self._next(wanted)
+        # Where all that were waited for get none, the next head is known without a read.
+        return self._next(wanted) if unread is None or not wanted.keys().isdisjoint(unread) else []
 
     def _next(self, wanted: Mapping[QueueId, int]) -> list[QueueHead]:
         ids = list(wanted)
@@ -328,8 +336,14 @@ class AdmissionController:
         closed: Counter[str],
     ) -> list[QueueHead]:
         ordering, admitted, left = self._ordering_policy.ordering, list[QueueHead](), list[QueueHead]()
+        refused = Counter[QueueId]()
         heads = HeadReader(
-            connection, self._ordering_policy, free_units=free_units, now=admission_state.now, usual=self._usual
+            connection,
+            self._ordering_policy,
+            free_units=free_units,
+            now=admission_state.now,
+            usual=self._usual,
+            is_used_up=lambda queue: queue_admission(queue, admission_state).is_used_up,
         )
         for lot, until in self._queue_batches(queues, admission_state, free_units=free_units):
             most = [min(gates.max_starts(queue, admission_state), queue.headroom or math.inf) for queue in lot]
@@ -344,11 +358,12 @@ class AdmissionController:
                     closed=closed,
                     cut=heads.cut_queues,
                     until=until,
+                    refused=refused,
                 )
                 admitted, left = admitted + found.heads, [*found.left]
                 if not found.unread:
                     break
-                left += heads.more(left, Counter(head.queue.id for head in admitted), found.unread)
+                left += heads.more(left, Counter(head.queue.id for head in admitted), found.unread, refused)
             if len(admitted) == free_units:
                 break
         return admitted

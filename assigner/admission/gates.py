@@ -573,6 +573,11 @@ class QueueAdmission:
                 found = (counter.most or 0.0) - counter.used
         return max(0.0, found)
 
+    @property
+    def is_used_up(self) -> bool:
+        """Return whether a counter leaves nothing for any further job of the queue."""
+        return any(not counter.leaves(amount or 0.0) for counter, amount in self._limited)
+
     def take(self, head: QueueHead) -> None:
         """Count what the job takes, because it starts."""
         self.units.used += head.job.units

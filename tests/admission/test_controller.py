@@ -118,7 +118,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     def counting(*arguments: Any, **fields: Any) -> list[QueueHead]:
         found = heads(*arguments, **fields)
-        read.update(heads=len(found), times=1)
+        read.update(heads=len(found), times=int(len(arguments[1]) > 0))
         return found
 
     monkeypatch.setattr(constrained, "heads", counting)
@@ -203,6 +203,23 @@ def test_instances_whose_jobs_may_not_start_do_not_change_who_comes_next(pool: P
     assert found.total() == 8
     assert max(found.values()) == 1, "each of them puts its instance behind the others"
     assert found["i-30"] == 1
+
+
+@pytest.mark.parametrize("budget", [4, 4.5])
+def test_where_many_budgets_end_a_cycle_reads_their_queues_in_few_statements(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch, budget: float
+) -> None:
+    filled(pool, [1] * 40, jobs=60)
+    pool.bot(capacity=1000)
+    for nth in range(39):
+        limit = {"name": f"instance:i-{nth}:cost", "most": budget + nth % 3}
+        pool.change("INSERT INTO counters (name, most) VALUES (:name, :most)", **limit)
+    keeper = AdmissionController(RULES, name="test", fleet=Fleet(), chance=pool.chance, now=lambda: 0.0)
+    read = counted(monkeypatch)
+    started = Counter(head.queue.instance_name for head in start(pool, keeper, free_units=250))
+    assert started == {f"i-{nth}": 4 + nth % 3 for nth in range(39)} | {"i-39": 250 - 39 * 5}
+    assert read["times"] <= 10, "122 if each queue is read to its end"
+    assert read["heads"] <= 700
 
 
 def start(pool: Pool, keeper: AdmissionController, *, free_units: int) -> Sequence[QueueHead]:
