@@ -25,8 +25,9 @@ class AssignerSettings(BaseModel):
         which keeps unurgent work from starving.
     failure_backoff: how long a job that no bot can take is left alone; doubled with each further failure.
     failure_backoff_cap: the longest such wait. If it equals `failure_backoff`, every wait takes exactly so long.
-    batch: the most jobs placed in one transaction; it takes fewer while there is little to do. Doubling it raises
-        throughput under backlog and holds locks longer.
+    batch: the most jobs placed in one transaction; it takes fewer while there is little to do, and up to twice as many
+        where it reads more queues of jobs with constraints than that, and more than 500. Doubling it raises throughput
+        under backlog and holds locks longer.
     at_once: so many of those that place the same jobs (of all, of a cohort, of some instances) place large batches at
         the same time, each on a part of the bots; the others ask for a slot about every half second. Unset means as
         many as this host has cores, two at least. More than the database server has cores look at jobs, bots and quotas
