@@ -206,7 +206,6 @@ class AdmissionResult:
     empty: str | None = None
     returns: ReleaseTime | None = None
     free_units: int | None = None
-    queues: int = 0
 
 
 class AdmissionController:
@@ -282,7 +281,7 @@ class AdmissionController:
         room = found.free_units if found.free_units < batch else None
         times = gates.release_times(queues, admission_state)
         returns = min(times, key=lambda each: each.due, default=None)
-        return AdmissionResult(admitted, closed_queues, closed, empty, returns, room, len(queues))
+        return AdmissionResult(admitted, closed_queues, closed, empty, returns, room)
 
     def _record_demand(self, connection: Connection, queues: Sequence[ConstrainedQueue]) -> Sequence[ConstrainedQueue]:
         """Record the demand of instances, at most every `DEMAND_RECHECK` seconds.

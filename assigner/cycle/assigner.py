@@ -12,7 +12,7 @@ from assigner import metrics
 from assigner.admission.admit import merge
 from assigner.admission.controller import AdmissionController, AdmissionResult
 from assigner.admission.rules import RULES, Rules
-from assigner.cycle.pacing import Batch, ConflictBackoff, CyclePacer, concurrent_batches, most_jobs
+from assigner.cycle.pacing import Batch, ConflictBackoff, CyclePacer, concurrent_batches
 from assigner.cycle.settings import AssignerSettings
 from assigner.loops import Again, More
 from assigner.placement import resources
@@ -120,7 +120,7 @@ class PriorityAgeAssigner:
         recorder: DecisionRecorder | None = None,
     ) -> None:
         self.name, self._recorder = name, recorder
-        self._database, self._settings, self._timing, self._most = database, settings, timing, settings.batch
+        self._database, self._settings, self._timing = database, settings, timing
         self._quotas = quotas or QuotaSettings()
         self._cohorts = None if cohort is None else (cohort,)
         self._chance, self._now = chance, now
@@ -134,7 +134,7 @@ class PriorityAgeAssigner:
 
     def reconfigure(self, settings: AssignerSettings, quotas: QuotaSettings, rules: Rules = RULES) -> None:
         """Use other settings from the next cycle on."""
-        self._settings, self._quotas, self._most = settings, quotas, settings.batch
+        self._settings, self._quotas = settings, quotas
         self._admission.reconfigure(rules)
 
     def run_once(self) -> float:
@@ -158,10 +158,9 @@ class PriorityAgeAssigner:
                 empty=admitted.empty,
             )
         seconds = self._now() - began
-        was_full = cycle.picked >= self._batch.size(self._most)
+        was_full = cycle.picked >= self._batch.size(self._settings.batch)
         self._chosen = len(cycle.granted) + cycle.lost
-        self._batch.learn(chosen=self._chosen, seconds=seconds, limit=self._most)
-        self._most = most_jobs(self._settings.batch, queues=0 if cycle.admitted is None else cycle.admitted.queues)
+        self._batch.learn(chosen=self._chosen, seconds=seconds, limit=self._settings.batch)
         metrics.observe_cycle(
             seconds=seconds,
             granted=len(cycle.granted),
@@ -229,7 +228,7 @@ class PriorityAgeAssigner:
     def _ask_ahead(self, connection: Connection) -> None:
         """Send the pick of few jobs with the first statement, which saves a tenth of the time to a job's lease."""
         if self._chosen <= FEW and self._settings.instances is None and keeps_plans(connection):
-            self._few.ask(connection, self._scope(connection), batch=self._batch.size(self._most))
+            self._few.ask(connection, self._scope(connection), batch=self._batch.size(self._settings.batch))
 
     def _reclaim_admitted(self, connection: Connection, scope: Scope, cycle: CycleResult) -> None:
         """Evict for jobs with constraints whose gates are open now, which they may not be any more when the room is
@@ -281,7 +280,7 @@ class PriorityAgeAssigner:
     ) -> None:
         """Pick and place until something is placed, or until a pick finds no further queue that has to rest."""
         settings = self._settings
-        batch = self._batch.size(self._most)
+        batch = self._batch.size(settings.batch)
         urgent_first = self._chance.randint(1, 100) <= settings.priority_percentage
         order = Order.PRIORITY if urgent_first else Order.AGE
         heads: Sequence[QueueHead] = ()

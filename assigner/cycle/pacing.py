@@ -72,21 +72,12 @@ class CyclePacer:
 
 #: The smallest batch. It takes a few milliseconds, so that the jobs behind it hardly wait longer.
 LEAST = 100
-#: A cycle that reads more queues of constrained jobs than this takes as many jobs as it reads queues, up to twice the
-#: configured limit: what it reads of each queue takes half as long as a job.
-MANY_QUEUES = 500
 #: After a cycle of less than `QUICK` seconds the batch may double; after one of more than `SLOW` seconds it is halved.
 QUICK, SLOW = 0.25, 0.75
 
 #: The least number of assigners that may place large batches at the same time. While one waits for the server, another
 #: works.
 MIN_CONCURRENT_BATCHES = 2
-
-
-def most_jobs(configured: int, *, queues: int) -> int:
-    """Return the most jobs of a batch whose cycle reads so many queues of constrained jobs. With 1,000 instances that
-    have shares this saves a sixth of the processor time of a job."""
-    return configured if queues <= MANY_QUEUES else max(configured, min(queues, 2 * configured))
 
 
 class Batch:

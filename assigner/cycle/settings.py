@@ -25,9 +25,8 @@ class AssignerSettings(BaseModel):
         which keeps unurgent work from starving.
     failure_backoff: how long a job that no bot can take is left alone; doubled with each further failure.
     failure_backoff_cap: the longest such wait. If it equals `failure_backoff`, every wait takes exactly so long.
-    batch: the most jobs placed in one transaction; it takes fewer while there is little to do, and up to twice as many
-        where it reads more queues of jobs with constraints than that, and more than 500. Doubling it raises throughput
-        under backlog and holds locks longer.
+    batch: the most jobs placed in one transaction; it takes fewer while there is little to do. Doubling it raises
+        throughput under backlog and holds locks longer.
     at_once: so many of those that place the same jobs (of all, of a cohort, of some instances) place large batches at
         the same time, each on a part of the bots; the others ask for a slot about every half second. Unset means as
         many as this host has cores, two at least. More than the database server has cores look at jobs, bots and quotas
@@ -47,7 +46,7 @@ class AssignerSettings(BaseModel):
     priority_percentage: int = Field(default=100, ge=0, le=100)
     failure_backoff: float = Field(default=5.0, ge=0, le=86400)
     failure_backoff_cap: float = Field(default=60.0, ge=0, le=86400)
-    batch: int = Field(default=500, ge=1, le=5000)
+    batch: int = Field(default=1000, ge=1, le=5000)
     at_once: int | None = Field(default=None, ge=1, le=1000)
     instances: tuple[str, ...] | None = Field(default=None, min_length=1)
     cohorts: tuple[str, ...] | None = Field(default=None, min_length=1)

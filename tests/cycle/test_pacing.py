@@ -6,9 +6,8 @@ import random
 import pytest
 from sqlalchemy import Connection, text
 
-from assigner.cycle import pacing
 from assigner.cycle.assigner import RETRY_SECONDS, PriorityAgeAssigner
-from assigner.cycle.pacing import LEAST, MIN_CONCURRENT_BATCHES, QUICK, SLOW, Batch, concurrent_batches, most_jobs
+from assigner.cycle.pacing import LEAST, MIN_CONCURRENT_BATCHES, QUICK, SLOW, Batch, concurrent_batches
 from assigner.cycle.settings import AssignerSettings
 from assigner.loops import Again
 from assigner.preemption.plan import QuotaSettings
@@ -19,7 +18,6 @@ from schema.postgres import advisory
 from tests.support.filling import fill_bots, fill_jobs, fill_queues
 from tests.support.pool import Pool
 from tests.support.race import Race
-from tests.support.tenancy import share
 
 LIMIT = 5000
 
@@ -89,41 +87,6 @@ def test_a_limit_below_the_least_is_kept() -> None:
     assert after(limit=1) == 1
     assert after((1, 0.0), (1, 0.0), limit=1) == 1
     assert grown(Batch(), 7).size(7) == 7
-
-
-@pytest.mark.parametrize(
-    ("configured", "queues", "most"),
-    [
-        (500, 0, 500),
-        (500, 500, 500),
-        (500, 501, 501),
-        (500, 800, 800),
-        (500, 2000, 1000),
-        (900, 800, 900),
-        (5, 2000, 10),
-    ],
-)
-def test_a_cycle_that_reads_many_queues_takes_as_many_jobs_up_to_twice_the_limit(
-    configured: int, queues: int, most: int
-) -> None:
-    assert most_jobs(configured, queues=queues) == most
-
-
-def test_the_cycle_after_one_that_read_many_queues_takes_more_jobs_and_keeps_to_the_shares(
-    pool: Pool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pacing, "MANY_QUEUES", 5)
-    of = dict[str, str]()
-    for name in [f"i-{number}" for number in range(6)]:
-        share(pool, name)
-        of |= dict.fromkeys(pool.submit(3, instance=name), name)
-    pool.bot(capacity=30)
-    assigner, given = pool.assigner(batch=4), []
-    for _ in range(4):
-        assigner.run_once()
-        given.append(len(pool.granted()))
-    assert given == [4, 10, 16, 18]
-    assert {of[job] for job in pool.granted()[:10]} == {*of.values()}
 
 
 def test_a_limit_that_is_lowered_holds_at_once_and_one_that_is_raised_is_grown_into() -> None:
