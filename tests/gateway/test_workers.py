@@ -7,6 +7,7 @@ from typing import Any
 
 import anyio
 import pytest
+from anyio.abc import TaskGroup
 from leasehold.errors import Conflict, NotReady
 
 from bots.gateway.workers import BATCH, HELP_AFTER, LARGEST, Batcher, Busy, SessionOpener, WorkerPool
@@ -61,11 +62,18 @@ class Counter:
         async def scenario() -> None:
             async with anyio.create_task_group() as tasks:
                 for bot in bots:
-                    tasks.start_soon(self.call, bot)
-                    await anyio.wait_all_tasks_blocked()
+                    await self.begin(tasks, bot)
                 self.sync_service.open.set()
 
         anyio.run(scenario)
+
+    async def begin(self, tasks: TaskGroup, bot: str) -> None:
+        """Let a call come, and the first one reach its thread."""
+        tasks.start_soon(self.call, bot)
+        await anyio.wait_all_tasks_blocked()
+        with anyio.fail_after(MINUTE):
+            while not (self.sync_service.batches or self.answers):
+                await anyio.sleep(0.001)
 
 
 @pytest.fixture
@@ -106,8 +114,7 @@ def test_other_work_gets_a_thread_between_two_batches(database: Database) -> Non
     async def scenario() -> None:
         async with anyio.create_task_group() as tasks:
             for bot in ("a", "b", "c"):
-                tasks.start_soon(counter.call, bot)
-                await anyio.wait_all_tasks_blocked()
+                await counter.begin(tasks, bot)
             tasks.start_soon(crew.run_unbounded, lambda: desk.batches.append(["other"]))
             await anyio.wait_all_tasks_blocked()
             desk.open.set()
