@@ -34,7 +34,7 @@ BUILDGRID, PGQUEUER, PROCRASTINATE = PEERS = ("buildgrid", "pgqueuer", "procrast
 FLOOR = "floor"
 RATE = "jobs/s"
 #: Seconds in which a gateway with busy bots is measured; jobs that it could finish in each of them, and in its warm-up.
-BUSY, ENOUGH = 6.0, 12_000
+BUSY, ENOUGH = 6.0, 20_000
 #: Jobs of one run of the full cycle: by Leasehold and PgQueuer, by BuildGrid, and by raw SQL.
 CYCLED, BUILDGRID_CYCLED, FLOOR_CYCLED = 20_000, 1_000, 40_000
 #: Jobs that BuildGrid's server finishes over gRPC, by the capacity of its 50 bots; and with 200 bots of capacity 4.
