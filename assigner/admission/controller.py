@@ -46,8 +46,8 @@ from schema.policy import meters
 #: Heads read for each job that may be placed, if the order cannot tell before the gates are asked which ones start.
 #: `LEAST`: the fewest that are read from a queue.
 SPARE, LEAST = 4.0, 8
-#: Reads of further heads after which each read takes more of every queue that is used up, not only of those that come
-#: next, and so many of every queue that it would be given up if none of them started.
+#: The number of sparing reads of further heads. A sparing read takes more heads only of the queues that come next. Each
+#: read after them takes `LEAST` heads of every queue: a queue is given up if so many are refused.
 MAX_SPARING_READS = 4
 #: Heads read for each job that is expected to start, if the heads of a queue start in the order in which they are read.
 #: More can be read when they are used up. `FEW`: the most heads that are read in addition.
@@ -131,7 +131,7 @@ class HeadReader:
         since the last one that may start. Otherwise queues whose budgets end would be read to their ends.
         """
         self._repeats += 1
-        takes_all = unread is None or self._repeats > MAX_SPARING_READS
+        awaited = self.cut if unread is None or self._repeats > MAX_SPARING_READS else unread
         unasked = Counter(head.queue.id for head in left)
         admitted = sum(started.values())
         pace = (self._free_units - admitted) / max(1, admitted)
@@ -142,7 +142,7 @@ class HeadReader:
                 self.cut.discard(place)
                 continue
             count = _with_spare(has_started * pace) - unasked[place]
-            if not unasked[place] and (takes_all or place in (unread or ())):
+            if not unasked[place] and place in awaited:
                 # No job of the queue has started: read at once all heads that are asked before the queue is given up.
                 count = max(count, self._read[place], 0 if has_started else LEAST - self._read[place])
             if self._repeats > MAX_SPARING_READS:

@@ -1,7 +1,7 @@
 """The gateway's application: it joins routes, middleware, long polls and workers, and holds no state of the pool."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -124,10 +124,9 @@ class Application(FastAPI):
     Its OpenAPI document also describes request bodies, problem documents and which routes need a token.
     """
 
-    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = self
-        answering: Coroutine[Any, Any, None] = self.state.request_middleware(scope, receive, send)
-        return answering
+        await self.state.request_middleware(scope, receive, send)
 
     def build_middleware_stack(self) -> ASGIApp:
         """Leave out the outermost part, which answers unexpected errors in plain text: `RequestMiddleware` answers."""

@@ -62,7 +62,6 @@ class Server(uvicorn.Server):
                 lifespan="on",
                 timeout_graceful_shutdown=SHUTDOWN_SECONDS,
                 ws="none",
-                interface="asgi3",  # uvicorn would expect an `async def`, and `Application` only passes on
                 ssl_certfile=settings.tls_cert,
                 ssl_keyfile=settings.tls_key,
             )

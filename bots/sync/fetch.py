@@ -72,10 +72,10 @@ class FetchSettings(BaseModel):
 
 @dataclass(frozen=True)
 class FetchRequest:
-    """A bot with free units, and the number of jobs that it has just completed."""
+    """A bot with free units, and the number of jobs that it may be given."""
 
     bot: FetchingBot
-    completed: int
+    limit: int
 
 
 @dataclass
@@ -106,10 +106,8 @@ def fetch(
     alike: dict[tuple[object, ...], list[FetchAllowance]] = {}
     for request in requests:
         bot = request.bot
-        limit = settings.limit(completed=request.completed, free_units=bot.free_units)
-        if limit > 0:
-            key = (bot.kind, bot.cohort, bot.instance, bot.pool, bot.capacity, tuple(bot.returned))
-            alike.setdefault(key, []).append(FetchAllowance(bot, limit, bot.free_units))
+        key = (bot.kind, bot.cohort, bot.instance, bot.pool, bot.capacity, tuple(bot.returned))
+        alike.setdefault(key, []).append(FetchAllowance(bot, request.limit, bot.free_units))
     # Near a maximum or with a minimum, each unit decides which job is next.
     free = sum(each.units for seats in alike.values() for each in seats)
     if alike and returned.room is not None and returned.room < free + max(request.bot.capacity for request in requests):
@@ -242,13 +240,9 @@ def fetch_after_sync(
     free = [sync_call for sync_call in spoken if sync_call.bot_capacity.units > 0]
     units_before = {sync_call.bot.id: sync_call.bot_capacity.unused for sync_call in spoken}
     capacities = {sync_call.bot.id: sync_call.bot_capacity for sync_call in free}
-    fetching = [
-        sync_call
-        for sync_call in free
-        if settings.limit(completed=_completed(sync_call), free_units=sync_call.bot_capacity.units) > 0
-        and not sync_call.constrained_first
-    ]
-    requests = _fetch_requests(connection, fetching)
+    requests = _fetch_requests(
+        connection, settings, [sync_call for sync_call in free if not sync_call.constrained_first]
+    )
     fetched = fetch(
         connection, settings, requests, capacities, returned, ack=ack, cooldown=cooldown, head_cursors=head_cursors
     )
@@ -267,28 +261,26 @@ def fetch_after_sync(
         wake(connection, "jobs")
 
 
-def _completed(sync_call: SyncCall) -> int:
-    return sum(job.verdict in call.COMPLETED for job in sync_call.ended)
-
-
-def _fetch_requests(connection: Connection, fetching: Sequence[SyncCall]) -> list[FetchRequest]:
-    requests = [
-        FetchRequest(
-            FetchingBot(
-                sync_call.bot.id,
-                sync_call.bot.name,
-                sync_call.bot.kind,
-                sync_call.bot.cohort,
-                sync_call.bot.instance,
-                sync_call.bot.pool,
-                sync_call.bot.capacity,
-                sync_call.bot_capacity.units,
-                returned=sorted({job.instance for job in sync_call.ended}),
-            ),
-            _completed(sync_call),
-        )
-        for sync_call in fetching
-    ]
+def _fetch_requests(connection: Connection, settings: FetchSettings, free: Sequence[SyncCall]) -> list[FetchRequest]:
+    """Return the requests of those bots that may be given a job."""
+    requests = list[FetchRequest]()
+    for sync_call in free:
+        bot, ended, free_units = sync_call.bot, sync_call.ended, sync_call.bot_capacity.units
+        completed = sum(job.verdict in call.COMPLETED for job in ended)
+        limit = settings.limit(completed=completed, free_units=free_units)
+        if limit > 0:
+            fetching = FetchingBot(
+                bot.id,
+                bot.name,
+                bot.kind,
+                bot.cohort,
+                bot.instance,
+                bot.pool,
+                bot.capacity,
+                free_units,
+                returned=sorted({job.instance for job in ended}),
+            )
+            requests.append(FetchRequest(fetching, limit))
     # The instances whose units a call has returned matter only if some instance has a maximum.
     if len({tuple(request.bot.returned) for request in requests}) > 1 and not quotas.any_maximum(connection):
         return [replace(request, bot=replace(request.bot, returned=())) for request in requests]

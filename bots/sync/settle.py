@@ -10,7 +10,7 @@ from leasehold.states import JobState
 from leasehold.wire import escaped
 from sqlalchemy import Connection, text
 
-from bots.protocol import LeaseReport, OutputReport, Sync
+from bots.protocol import LeaseReport, OutputReport
 from bots.sync.call import (
     Call,
     HeldCall,
@@ -315,9 +315,10 @@ class SyncService:
     def _reply_to(self, sync_call: SyncCall) -> Answer:
         """Return the answer to one call. The bot counts `expires_in` from the sending of its call."""
         call = sync_call.call
-        if isinstance(call, NewCall) and call.sync.wait > 0 and _holds_none(call.sync) and not sync_call.due:
+        if isinstance(call, NewCall) and call.sync.wait > 0:
+            has_leases = call.sync.leases or call.sync.unlisted or sync_call.due
             told_to_drain = sync_call.bot.draining and call.sync.status == BotStatus.OK.value
-            if not told_to_drain:
+            if not (has_leases or told_to_drain):
                 return _held_call(sync_call, call)
         return answer_message(
             sync_call.due,
@@ -333,10 +334,6 @@ def _tell_unknown(bot: str, reports: Sequence[LeaseReport]) -> None:
     """Log reports of the end of leases that the bot does not hold: it has lost them, or has reported the end before."""
     for report in reports:
         _log.debug("leasehold.mark_complete_unknown_job", job=escaped(report.job, 80), fence=report.fence, bot=bot)
-
-
-def _holds_none(sync: Sync) -> bool:
-    return not sync.leases and not sync.unlisted
 
 
 def _held_call(sync_call: SyncCall, call: NewCall) -> HeldCall:

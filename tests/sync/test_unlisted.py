@@ -12,7 +12,7 @@ Works = list[dict[str, Any]]
 
 
 def waiting(pool: Pool, count: int = 4, *, capacity: int | None = None, **fetch: bool) -> tuple[Bot, Works]:
-    """A bot that has been told of so many leases and has started none of them."""
+    """Return a bot that has started none of its leases, and these leases. The bot was told of all `count` of them."""
     bot = pool.bot(capacity=capacity or count, sync_service=pool.sync_service(**fetch))
     pool.submit(count)
     pool.assigner().run_once()
