@@ -71,8 +71,12 @@ class Counter:
         """Let a call come, and the first one reach its thread."""
         tasks.start_soon(self.call, bot)
         await anyio.wait_all_tasks_blocked()
+        await self.under_way(1)
+
+    async def under_way(self, batches: int) -> None:
+        """Wait until threads have so many batches, or a call has been answered."""
         with anyio.fail_after(MINUTE):
-            while not (self.sync_service.batches or self.answers):
+            while not (len(self.sync_service.batches) >= batches or self.answers):
                 await anyio.sleep(0.001)
 
 
@@ -103,7 +107,16 @@ def test_a_call_goes_at_once_and_those_that_come_meanwhile_go_together(make: Cal
 
 def test_a_second_thread_settles_calls_once_half_a_batch_waits(make: Callable[..., Counter]) -> None:
     counter = make(threads=2, most=4)
-    counter.run("a", "b", "c", "d")
+
+    async def scenario() -> None:
+        async with anyio.create_task_group() as tasks:
+            for bot in ("a", "b", "c"):
+                await counter.begin(tasks, bot)
+            await counter.under_way(2)
+            await counter.begin(tasks, "d")
+            counter.sync_service.open.set()
+
+    anyio.run(scenario)
     assert counter.sync_service.batches == [["a"], ["b", "c"], ["d"]]
 
 
@@ -139,9 +152,7 @@ def test_a_call_that_waits_behind_a_slow_batch_is_taken_by_another_thread(make: 
             for bot in ("a", "b"):
                 tasks.start_soon(counter.call, bot)
                 await anyio.wait_all_tasks_blocked()
-            with anyio.fail_after(MINUTE):
-                while len(counter.sync_service.batches) < 2:
-                    await anyio.sleep(0.01)
+            await counter.under_way(2)
             counter.sync_service.open.set()
 
     anyio.run(scenario)

@@ -19,14 +19,15 @@ def eventually(condition: Callable[[], T], within: float = MINUTE, *, what: str 
     """Poll `condition` until its result is true, and return the result; fail after `within` seconds.
 
     every: seconds between two evaluations; larger for an expensive condition.
-    An AssertionError inside the condition counts as "not yet".
+    An AssertionError inside the condition counts as "not yet", and so does a value that it looks for in vain: a missing
+    key or place (LookupError), or another number of rows than it unpacks (ValueError).
     """
     deadline = clock.monotonic() + within
     while True:
-        failure: AssertionError | None = None
+        failure: Exception | None = None
         try:
             found = condition()
-        except AssertionError as error:
+        except (AssertionError, LookupError, ValueError) as error:
             found, failure = None, error
         if found:
             return found
