@@ -1,0 +1,18 @@
+"""Load the functions that submit jobs again: they do less for each call and each job."""
+
+from alembic import op
+
+from schema import sql
+
+revision = "0014"
+down_revision = "0013"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    sql.load(op.get_bind(), "functions/submit_alone")
+
+
+def downgrade() -> None:
+    """Do nothing: both versions of the functions do the same."""
