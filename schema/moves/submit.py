@@ -1,8 +1,8 @@
 """nothing -> queued: submit."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from itertools import repeat
+from typing import Any, NamedTuple
 
 import psycopg
 from leasehold.errors import BadInput, Conflict, LeaseholdError, QueueFull
@@ -14,21 +14,20 @@ from sqlalchemy.exc import DBAPIError
 from schema.policy.priority_classes import UNKNOWN_POINTS, unknown_points
 from schema.postgres import engine
 
-# The function is the one implementation, for callers in SQL as well as for this one.
+# The functions are the one implementation, for callers in SQL as well as for this one.
 # All answers are one row of texts: reading a row of its own for each of a thousand jobs takes the client 1.5 ms.
 SUBMIT = text("""
-SELECT CAST(array_agg(job_id) AS text) AS job_ids, CAST(array_agg(public_id) AS text) AS public_ids,
-    CAST(array_agg(created) AS text) AS created, min(n) FILTER (WHERE NOT same) AS other
-FROM (SELECT * FROM submit(CAST(:requests AS jsonb), :actor) ORDER BY n) answers
+SELECT CAST(job_ids AS text) AS job_ids, CAST(public_ids AS text) AS public_ids, created,
+    array_position(same, false) - 1 AS other
+FROM submit_all(CAST(:requests AS jsonb), :actor)
 """)
 SUBMIT_ALONE = b"SELECT submit_alone($1, $2)"
 #: What the function raises when a queue is full, and when a request breaks a limit that operators have set.
 QUEUE_FULL, BEYOND_LIMIT = "LH001", "LH004"
 
 
-@dataclass(frozen=True)
-class Submitted:
-    """One accepted submission; `created` is false when it made no job.
+class Submitted(NamedTuple):
+    """One accepted submission; `created` is false when it made no job. A tuple is made in half of a dataclass's time.
 
     Its key had been used before by an equal request, or it joined a job by its deduplication key: `job_id` is then that
     job, and `public_id` a name of its own for it.
@@ -55,10 +54,8 @@ def submit(connection: Connection, requests: Sequence[Mapping[str, Any]], *, act
     (answers,) = submitted_rows(connection, SUBMIT, values, requests=requests)
     if answers.other is not None:
         raise _key_conflict(answers.other, requests[answers.other])
-    columns = (each[1:-1].split(",") for each in (answers.job_ids, answers.public_ids, answers.created))
-    return [
-        Submitted(int(job_id), public_id, created == "t") for job_id, public_id, created in zip(*columns, strict=True)
-    ]
+    job_ids, public_ids = (each[1:-1].split(",") for each in (answers.job_ids, answers.public_ids))
+    return list(map(Submitted, map(int, job_ids), public_ids, answers.created or repeat(True)))
 
 
 def submit_alone(driver: "psycopg.Connection[Any]", request: Mapping[str, Any], *, actor: str) -> Submitted:

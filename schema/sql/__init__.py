@@ -4,7 +4,7 @@
 other functions, each with its triggers, and then `views/` has the views, with theirs; both are loaded after the tables.
 
 Every file may be loaded again and then replaces its function or view. This package imports nothing of Leasehold. Read
-first: functions/submit.sql and functions/settle.sql.
+first: functions/submit_all.sql and functions/settle.sql.
 """
 
 from importlib.resources import files

@@ -395,6 +395,19 @@ def test_sql_callers_cannot_submit_what_no_bot_could_run(pool: Pool, job: str) -
     assert pool.rows("SELECT id FROM jobs") == []
 
 
+@pytest.mark.parametrize(
+    ("field", "value"), [("units", 0), ("priority", 1001), ("max_attempts", 0), ("label", "l" * 65)]
+)
+@pytest.mark.parametrize("others", [0, 1])
+def test_what_sql_callers_give_beyond_its_range_is_refused_and_never_stored_otherwise(
+    pool: Pool, field: str, value: object, others: int
+) -> None:
+    job = {"payload": {"command": ["true"]}}
+    with pytest.raises(DBAPIError, match=f"jobs_{field}"):
+        pool.rows("SELECT * FROM leasehold.submit(:jobs)", jobs=json.dumps([job | {field: value}] + [job] * others))
+    assert pool.rows("SELECT id FROM jobs") == []
+
+
 # A request that comes alone: the same rows, answers and refusals as among others.
 
 

@@ -1,0 +1,231 @@
+-- Submit jobs, and answer in arrays in the order of the requests: a row for each would cost as much as writing a row.
+--
+-- `created` and `same` mean what they mean in `submit`; null is true for all.
+--
+-- Where operators have set limits, `requests` are what is stored, and `originals` what was asked, of which a key keeps
+-- the digest.
+--
+-- Lookups are done once for each distinct value and not for each request. A session plans the statements once: a
+-- plan for each call would cost a call of 1,000 requests a sixth more. If another transaction is using a key, the
+-- insert waits for it, and the last query sees what it committed. The key's row is locked by an update that changes
+-- nothing, so that retention cannot delete its job in between. Platforms are locked before instances, both before keys,
+-- and these before jobs, as when a session opens; conditions that count the rows of what comes first see to it.
+CREATE OR REPLACE FUNCTION submit_all(requests jsonb, actor text,
+    OUT job_ids bigint[], OUT public_ids uuid[], OUT created boolean[], OUT same boolean[])
+LANGUAGE plpgsql SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan AS $$
+#variable_conflict use_column
+DECLARE
+    asked integer := jsonb_array_length(requests);
+    malformed boolean;
+    deduplicated integer;
+    described boolean;
+    limited boolean;
+    originals jsonb := requests;
+    has_origin boolean;
+    has_preferred boolean;
+    required_sets jsonb[];
+    preferred_sets jsonb[];
+    preferred_ids integer[];
+    preferring_ids integer[];
+    moment text := left(public_id_prefix(), 12);
+    seed text := gen_random_uuid();
+    born_ns integer[];
+    born_ids bigint[];
+    born_public uuid[];
+    nested_loops text;
+BEGIN
+    IF asked = 1 THEN
+        SELECT ARRAY[a.job_id], ARRAY[a.public_id], ARRAY[a.created], ARRAY[a.same]
+            INTO job_ids, public_ids, created, same FROM submit_alone(requests->0, actor) a;
+        RETURN;
+    END IF;
+    SELECT bool_or(jsonb_typeof(r->'payload'->'command') IS DISTINCT FROM 'array'
+                OR jsonb_typeof(coalesce(r->'properties', '{}')) <> 'object'),
+            count(r->>'dedup_key'), bool_or(r ? 'metadata'), bool_or(r ? 'preferred_properties'),
+            bool_or(r ?| '{from,queue_timeout_seconds,prefer_seconds}'), EXISTS (SELECT FROM submit_checks)
+        INTO malformed, deduplicated, described, has_preferred, has_origin, limited
+        FROM jsonb_array_elements(requests) r;
+    IF malformed THEN
+        IF EXISTS (SELECT FROM jsonb_array_elements(requests) r WHERE is_flat(r)) THEN
+            SELECT s.* INTO job_ids, public_ids, created, same
+            FROM submit_all(normal_requests(requests, 'jobs'), actor) s;
+            RETURN;
+        END IF;
+        RAISE EXCEPTION 'a request needs payload.command, an array, and its properties are an object'
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF limited OR deduplicated > 0 THEN
+        PERFORM prepare_submit(requests);
+        PERFORM refuse_full_queues(requests);
+        requests := within_limits(requests, 'jobs');
+        has_origin := true;
+    END IF;
+
+    nested_loops := current_setting('enable_nestloop');
+    IF has_preferred THEN
+        SELECT array_agg(p.required), array_agg(p.preferred), array_agg(w.preferring), array_agg(w.platform)
+            INTO required_sets, preferred_sets, preferred_ids, preferring_ids FROM (
+                SELECT DISTINCT coalesce(r->'properties', '{}') AS required, r->'preferred_properties' AS preferred
+                FROM jsonb_array_elements(requests) r WHERE r ? 'preferred_properties' ORDER BY 1, 2) p
+                CROSS JOIN LATERAL intern_preferred(p.required, p.preferred) w;
+    END IF;
+    -- The planner cannot know how many requests there are; a nested loop over ten thousand would take half a
+    -- minute.
+    PERFORM set_config('enable_nestloop', 'off', true);
+    WITH asked AS MATERIALIZED (
+        -- Ids are in the order of the requests. Public ids have a counter behind their time (RFC 9562, 6.2, method 1),
+        -- so that each enters its index right behind the one before. Their last 60 bits are those of a digest of a
+        -- random seed: random bits for each would be read from the kernel one by one. What jobs of a queue have in
+        -- common stays text, which the joins below compare faster than jsonb. What few jobs need is taken from their
+        -- request later.
+        SELECT (r.ordinality - 1)::integer AS n, nextval('jobs_id_seq') AS id,
+               (moment || to_hex(28672 + (r.ordinality & 4095)) || '8'
+                   || right(md5(seed || r.ordinality), 15))::uuid AS public_id,
+               coalesce(r.instance, 'default') AS instance_name,
+               coalesce(r.properties, '{}') AS properties, r.key, coalesce(r.priority, 0) AS priority,
+               r.locality_hint, r.timeout_seconds,
+               now() + make_interval(secs => r.queue_timeout_seconds) AS queue_deadline,
+               coalesce(r.max_attempts, 5) AS max_attempts, coalesce(r.retry_failed, false) AS retry_failed,
+               coalesce(r.payload, '{}') AS payload, r.prefer_seconds,
+               CASE WHEN r.units <> 1 OR r.label <> '' OR r.terms <> '' OR r.preferred_properties <> ''
+                   THEN jsonb_build_array(r.label, r.units, r.terms, r.preferred_properties,
+                       r.prefer_seconds IS NOT NULL)::text
+                   ELSE '' END AS special
+        FROM ROWS FROM (
+            jsonb_to_recordset(requests) AS (
+                instance text, properties text, key text, dedup_key text, priority integer, units integer,
+                label text, locality_hint text, timeout_seconds double precision,
+                queue_timeout_seconds double precision, max_attempts integer, retry_failed boolean, payload jsonb,
+                terms text, preferred_properties text, prefer_seconds double precision)
+        ) WITH ORDINALITY AS r (instance, properties, key, dedup_key, priority, units,
+            label, locality_hint, timeout_seconds, queue_timeout_seconds, max_attempts, retry_failed, payload, terms,
+            preferred_properties, prefer_seconds, ordinality)
+        WHERE r.dedup_key IS NULL
+    ), alike AS MATERIALIZED (
+        SELECT a.*, coalesce(s.value->>0, '') AS label, coalesce((s.value->>1)::integer, 1) AS units,
+            coalesce(s.value->>2, '') AS terms, coalesce(s.value->>3, '') AS preferred_properties,
+            coalesce((s.value->>4)::boolean, false) AS waits
+        FROM (SELECT DISTINCT instance_name, properties, special FROM asked) a
+        CROSS JOIN LATERAL (SELECT nullif(a.special, '')::jsonb AS value) s
+    ), known_sets AS MATERIALIZED (
+        -- A property set whose digest is known is in normal form already.
+        SELECT properties, coalesce(id, intern_platform(normal)) AS id FROM (
+            SELECT properties, id, CASE WHEN id IS NULL THEN normal_properties(properties::jsonb) END AS normal FROM (
+                SELECT g.properties, (SELECT p.id FROM platforms p
+                    WHERE p.digest = sha256(convert_to(g.properties, 'UTF8'))) AS id
+                FROM (SELECT DISTINCT properties FROM alike) g OFFSET 0) given
+            ORDER BY 3) sets
+        OFFSET 0
+    ), known_instances AS MATERIALIZED (
+        SELECT k.name, k.id, coalesce((SELECT i.managed FROM instances i WHERE i.id = k.id), false) AS managed FROM (
+            SELECT name, intern_instance(name) AS id
+            FROM (SELECT DISTINCT instance_name AS name FROM alike WHERE (SELECT count(*) FROM known_sets) > 0
+                  ORDER BY 1) names
+            OFFSET 0) k
+    ), known_terms AS MATERIALIZED (
+        SELECT terms, intern_constraint_set(terms) AS id FROM (
+            SELECT DISTINCT coalesce(nullif(a.terms, ''), '{}')::jsonb AS terms
+            FROM alike a JOIN known_instances i ON i.name = a.instance_name
+            WHERE a.terms <> '' OR i.managed ORDER BY 1) sets
+    ), known_labels AS MATERIALIZED (
+        SELECT label, cohort_of(label) AS cohort FROM (SELECT DISTINCT label FROM alike OFFSET 0) labels
+    ), placed AS MATERIALIZED (
+        SELECT a.*, i.id AS instance,
+            CASE WHEN f.insists THEN w.preferred_id ELSE coalesce(w.id, p.id) END AS platform,
+            l.cohort, t.id AS constraint_set, w.preferred_id AS preferred,
+            CASE WHEN f.insists THEN w.id END AS required
+        FROM alike a
+        JOIN known_instances i ON i.name = a.instance_name
+        LEFT JOIN known_terms t ON t.terms = CASE WHEN a.terms <> '' THEN a.terms WHEN i.managed THEN '{}' END::jsonb
+        JOIN known_labels l ON l.label = a.label
+        JOIN known_sets p ON p.properties = a.properties
+        LEFT JOIN unnest(required_sets, preferred_sets, preferred_ids, preferring_ids)
+            AS w (required, preferred, preferred_id, id)
+            ON w.required = a.properties::jsonb AND w.preferred = nullif(a.preferred_properties, '')::jsonb
+        CROSS JOIN LATERAL (SELECT w.preferred_id IS NOT NULL AND a.waits AS insists) f
+    ), claimed AS (
+        INSERT INTO submit_keys AS k (instance, key, request_hash, job_id)
+        SELECT DISTINCT ON (p.id, a.key) p.id, a.key,
+            sha256(convert_to(((originals->a.n) - 'key')::text, 'UTF8')), a.id
+        FROM asked a JOIN known_instances p ON p.name = a.instance_name WHERE a.key IS NOT NULL
+            AND (SELECT count(*) FROM placed) > 0
+        ORDER BY p.id, a.key, a.n
+        ON CONFLICT (instance, key) DO UPDATE SET job_id = k.job_id WHERE false
+        RETURNING k.job_id
+    ), known_queues AS MATERIALIZED (
+        SELECT *, intern_queue(cohort, instance, platform, units, constraint_set, preferred, required) AS id FROM (
+            SELECT DISTINCT cohort, instance, platform, units, constraint_set, preferred, required
+            FROM placed WHERE (SELECT count(*) FROM claimed) >= 0 ORDER BY 1, 2, 3, 4, 5, 6, 7) kinds
+    ), queued AS MATERIALIZED (
+        SELECT p.*, q.id AS queue
+        FROM placed p
+        JOIN known_queues q ON q.cohort = p.cohort AND q.instance = p.instance AND q.platform = p.platform
+            AND q.units = p.units AND coalesce(q.constraint_set, 0) = coalesce(p.constraint_set, 0)
+            AND coalesce(q.preferred, 0) = coalesce(p.preferred, 0)
+            AND coalesce(q.required, 0) = coalesce(p.required, 0)
+    ), fresh AS NOT MATERIALIZED (
+        SELECT * FROM asked a WHERE a.key IS NULL OR a.id IN (SELECT c.job_id FROM claimed c)
+    ), born AS (
+        INSERT INTO jobs (id, public_id, queue, cohort, instance, platform, label, priority, units, locality_hint,
+                          timeout_seconds, queue_deadline, max_attempts, retry_failed, constrained, rank, preferred)
+        SELECT f.id, f.public_id, q.queue, q.cohort, q.instance, q.platform, q.label, f.priority, q.units,
+               f.locality_hint, f.timeout_seconds, f.queue_deadline, f.max_attempts, f.retry_failed,
+               q.constraint_set IS NOT NULL,
+               CASE WHEN q.constraint_set IS NOT NULL THEN rank_of(requests->f.n) ELSE f.priority END, q.preferred
+        FROM fresh f JOIN queued q USING (instance_name, properties, special)
+    ), insisting AS (
+        INSERT INTO preference_waits (job_id, seconds, until)
+        SELECT f.id, f.prefer_seconds, now() + make_interval(secs => f.prefer_seconds)
+        FROM fresh f JOIN queued q USING (instance_name, properties, special)
+        WHERE has_preferred AND q.required IS NOT NULL
+    ), termed AS (
+        INSERT INTO job_constraints (job_id, estimate, seconds, deadline, priority_inputs)
+        SELECT f.id, w.*
+        FROM fresh f JOIN queued q USING (instance_name, properties, special)
+        CROSS JOIN LATERAL own_constraints(requests->f.n) w
+        WHERE (SELECT count(*) FROM known_terms) > 0 AND q.constraint_set IS NOT NULL
+    ), kept AS (
+        INSERT INTO job_payloads (job_id, payload, submitted_by, origin)
+        SELECT f.id, f.payload, submit_all.actor, CASE WHEN has_origin THEN origin_of(requests->f.n) END FROM fresh f
+    )
+    -- In the order of `asked`, which is that of the requests.
+    SELECT array_agg(f.n), array_agg(f.id), array_agg(f.public_id) INTO born_ns, born_ids, born_public
+    FROM fresh f;
+    IF described THEN
+        INSERT INTO job_metadata (job_id, instance, key, value)
+        SELECT u.id, i.id, m.key, m.value
+        FROM jsonb_array_elements(requests) WITH ORDINALITY AS r
+        JOIN unnest(born_ns, born_ids) AS u (n, id) ON u.n = r.ordinality - 1
+        JOIN instances i ON i.name = coalesce(r.value->>'instance', 'default')
+        CROSS JOIN LATERAL jsonb_each_text(r.value->'metadata') m
+        WHERE r.value ? 'metadata';
+    END IF;
+    PERFORM set_config('enable_nestloop', nested_loops, true);
+    IF born_ns IS NOT NULL THEN
+        PERFORM wake('jobs');
+        IF cardinality(born_ns) = asked THEN
+            job_ids := born_ids;
+            public_ids := born_public;
+            RETURN;
+        END IF;
+    END IF;
+    SELECT array_agg(a.job_id ORDER BY a.n), array_agg(a.public_id ORDER BY a.n), array_agg(a.created ORDER BY a.n),
+            array_agg(a.same ORDER BY a.n)
+        INTO job_ids, public_ids, created, same FROM (
+            SELECT u.n, u.job_id, u.public_id, true AS created, true AS same
+            FROM unnest(born_ns, born_ids, born_public) AS u (n, job_id, public_id)
+            UNION ALL
+            SELECT d.n, d.job_id, d.public_id, d.created, d.same
+            FROM submit_deduplicated(requests, originals, actor) d WHERE deduplicated > 0
+            UNION ALL
+            SELECT (r.ordinality - 1)::integer, j.id, j.public_id, false,
+                k.request_hash = sha256(convert_to((r.value - 'key')::text, 'UTF8'))
+            FROM jsonb_array_elements(originals) WITH ORDINALITY AS r
+            JOIN instances i ON i.name = coalesce(r.value->>'instance', 'default')
+            CROSS JOIN LATERAL (
+                SELECT k.job_id, k.request_hash FROM submit_keys k
+                WHERE k.instance = i.id AND k.key = r.value->>'key' OFFSET 0) k
+            CROSS JOIN LATERAL (SELECT j.id, j.public_id FROM jobs j WHERE j.id = k.job_id OFFSET 0) j
+            WHERE r.value->>'dedup_key' IS NULL
+                AND (r.ordinality - 1)::integer <> ALL (coalesce(born_ns, '{}'))) a;
+END $$;
