@@ -1,14 +1,15 @@
--- Submit one job: what `submit` does, without the work of sharing lookups among many.
+-- Submit one job: what `submit_all` does, without the work of sharing lookups among many.
 --
--- Its rows are written one after the other. Each statement, each field that it takes from the request and each condition
--- cost as much as half an index entry, because the server sets them up for each call: what most requests do not
--- have is looked at only if `is_special` says so. This transaction has its number before it looks its queue up, as
--- in `intern_queue`, which is asked only if there is no such queue, or if it may be about to go. Jobs without a label
--- are in cohort 0; with a label, the table of jobs is locked first, as whoever changes the cohorts does. A property set
--- whose digest is known is in normal form already. Locks are taken in the same order as in `submit`. Where operators
--- have set limits, `original` is what was asked, and `request` what is stored. The last 60 bits of a public id are those
--- of a digest: random bytes would be read from the kernel. The function runs with the caller's search path, because
--- setting one for each call costs as much as writing a row.
+-- Its rows are written one after the other. Each statement, each table in it, each field that it takes from the
+-- request and each condition cost as much as half an index entry, because the server sets them up for each call. So the
+-- first statement finds the queue of a job without a label and without constraints; what most requests do not have is
+-- looked at only if `is_special` says so. This transaction has its number before it looks its queue up, as in
+-- `intern_queue`, which is asked only if there is no such queue, or if it may be about to go. Jobs without a label are in
+-- cohort 0; with a label, the table of jobs is locked first, as whoever changes the cohorts does. A property set whose
+-- digest is known is in normal form already. Locks are taken in the same order as in `submit_all`. Where operators have
+-- set limits, `original` is what was asked, and `request` what is stored. The last 60 bits of a public id are those of a
+-- digest: random bytes would be read from the kernel. The function runs with the caller's search path, because setting
+-- one for each call costs as much as writing a row.
 CREATE OR REPLACE FUNCTION submit_alone(request jsonb, actor text,
     OUT job_id bigint, OUT public_id uuid, OUT created boolean, OUT same boolean)
 LANGUAGE plpgsql AS $$
@@ -43,62 +44,77 @@ BEGIN
         RAISE EXCEPTION 'a request needs payload.command, an array, and its properties are an object'
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    SELECT one.id, (public_id_prefix() || '0008' || right(md5(random()::text || random() || one.id), 15))::uuid,
-            true, true, one.units, one.priority, one.priority, i.id, i.managed, p.id, q.id,
+    job_id := nextval('jobs_id_seq');
+    SELECT (public_id_prefix() || '0008' || right(md5(random()::text || random() || job_id), 15))::uuid, true, true,
+            q.units, coalesce((request->>'priority')::integer, 0), q.instance, q.platform, q.id,
             EXISTS (SELECT FROM submit_checks),
             request->>'label' <> '' OR request ?| '{dedup_key,preferred_properties,terms,queue_timeout_seconds,metadata,
                 prefer_seconds,from,lowered}'
-        INTO job_id, public_id, created, same, of_units, of_priority, of_rank, of_instance, is_managed, of_platform,
-            of_queue, limited, is_special
-        FROM (SELECT nextval('jobs_id_seq') AS id, coalesce((request->>'units')::integer, 1) AS units,
-            coalesce((request->>'priority')::integer, 0) AS priority) one
-        LEFT JOIN instances i ON i.name = coalesce(request->>'instance', 'default')
-        LEFT JOIN platforms p ON p.digest = sha256(convert_to(coalesce(request->'properties', '{}')::text, 'UTF8'))
-        LEFT JOIN queues q ON q.cohort = 0 AND q.instance = i.id AND q.platform = p.id AND q.units = one.units
-            AND q.constraint_set IS NULL AND q.preferred IS NULL AND q.required IS NULL AND q.idle_since IS NULL
+        INTO public_id, created, same, of_units, of_priority, of_instance, of_platform, of_queue, limited, is_special
+        FROM queues q
+        WHERE q.instance = (SELECT i.id FROM instances i
+                WHERE i.name = coalesce(request->>'instance', 'default') AND NOT i.managed)
+            AND q.platform = (SELECT p.id FROM platforms p
+                WHERE p.digest = sha256(convert_to(coalesce(request->'properties', '{}')::text, 'UTF8')))
+            AND q.cohort = 0 AND q.units = coalesce((request->>'units')::integer, 1) AND q.constraint_set IS NULL
+            AND q.preferred IS NULL AND q.required IS NULL AND q.idle_since IS NULL
             AND current_setting('transaction_isolation') = 'read committed';
-    IF limited THEN
-        limited := EXISTS (SELECT FROM queue_limits q WHERE q.label IS NULL OR q.label = request->>'label'
-            UNION ALL SELECT FROM ceilings UNION ALL SELECT FROM submit_rules);
-    END IF;
-    IF limited OR is_special OR is_managed OR of_queue IS NULL THEN
-        IF limited OR request->>'dedup_key' IS NOT NULL THEN
-            PERFORM prepare_submit(jsonb_build_array(request));
-            PERFORM refuse_full_queues(jsonb_build_array(request));
-            original := request;
-            request := within_limits(jsonb_build_array(request), 'jobs')->0;
-            IF request->>'dedup_key' IS NOT NULL THEN
-                SELECT d.job_id, d.public_id, d.created, d.same INTO job_id, public_id, created, same
-                FROM submit_deduplicated(jsonb_build_array(request), jsonb_build_array(original), actor) d;
-                RETURN;
+    IF limited OR is_special OR of_queue IS NULL THEN
+        IF of_queue IS NULL THEN
+            SELECT (public_id_prefix() || '0008' || right(md5(random()::text || random() || job_id), 15))::uuid,
+                    true, true, coalesce((request->>'units')::integer, 1),
+                    coalesce((request->>'priority')::integer, 0), i.id, i.managed, p.id,
+                    EXISTS (SELECT FROM submit_checks)
+                INTO public_id, created, same, of_units, of_priority, of_instance, is_managed, of_platform, limited
+                FROM (SELECT) one
+                LEFT JOIN instances i ON i.name = coalesce(request->>'instance', 'default')
+                LEFT JOIN platforms p
+                    ON p.digest = sha256(convert_to(coalesce(request->'properties', '{}')::text, 'UTF8'));
+            is_special := true;
+        END IF;
+        IF limited THEN
+            limited := EXISTS (SELECT FROM queue_limits q WHERE q.label IS NULL OR q.label = request->>'label'
+                UNION ALL SELECT FROM ceilings UNION ALL SELECT FROM submit_rules);
+        END IF;
+        IF limited OR is_special THEN
+            IF limited OR request->>'dedup_key' IS NOT NULL THEN
+                PERFORM prepare_submit(jsonb_build_array(request));
+                PERFORM refuse_full_queues(jsonb_build_array(request));
+                original := request;
+                request := within_limits(jsonb_build_array(request), 'jobs')->0;
+                IF request->>'dedup_key' IS NOT NULL THEN
+                    SELECT d.job_id, d.public_id, d.created, d.same INTO job_id, public_id, created, same
+                    FROM submit_deduplicated(jsonb_build_array(request), jsonb_build_array(original), actor) d;
+                    RETURN;
+                END IF;
+                of_priority := coalesce((request->>'priority')::integer, 0);
             END IF;
-            of_priority := coalesce((request->>'priority')::integer, 0);
-            of_rank := of_priority;
-        END IF;
-        IF request->'preferred_properties' IS NULL THEN
-            IF of_platform IS NULL THEN
-                of_platform := intern_platform(normal_properties(coalesce(request->'properties', '{}')));
+            IF request->'preferred_properties' IS NULL THEN
+                IF of_platform IS NULL THEN
+                    of_platform := intern_platform(normal_properties(coalesce(request->'properties', '{}')));
+                END IF;
+            ELSE
+                SELECT p.preferring, p.platform INTO of_preferred, of_platform
+                FROM intern_preferred(coalesce(request->'properties', '{}'), request->'preferred_properties') p;
+                IF of_preferred IS NOT NULL AND request->>'prefer_seconds' IS NOT NULL THEN
+                    of_required := of_platform;
+                    of_platform := of_preferred;
+                END IF;
             END IF;
-        ELSE
-            SELECT p.preferring, p.platform INTO of_preferred, of_platform
-            FROM intern_preferred(coalesce(request->'properties', '{}'), request->'preferred_properties') p;
-            IF of_preferred IS NOT NULL AND request->>'prefer_seconds' IS NOT NULL THEN
-                of_required := of_platform;
-                of_platform := of_preferred;
+            IF of_instance IS NULL THEN
+                of_instance := intern_instance(coalesce(request->>'instance', 'default'));
             END IF;
-        END IF;
-        IF of_instance IS NULL THEN
-            of_instance := intern_instance(coalesce(request->>'instance', 'default'));
-        END IF;
-        IF is_managed OR request->'terms' IS NOT NULL THEN
-            of_constraint_set := intern_constraint_set(coalesce(request->'terms', '{}'));
-            of_rank := rank_of(request);
-        END IF;
-        of_deadline := now() + make_interval(secs => (request->>'queue_timeout_seconds')::double precision);
-        of_origin := CASE WHEN request ?| '{from,queue_timeout_seconds,prefer_seconds,lowered}'
-            THEN origin_of(request) END;
-        IF request->>'label' <> '' OR of_constraint_set IS NOT NULL OR request->'preferred_properties' IS NOT NULL THEN
-            of_queue := NULL;
+            IF is_managed OR request->'terms' IS NOT NULL THEN
+                of_constraint_set := intern_constraint_set(coalesce(request->'terms', '{}'));
+                of_rank := rank_of(request);
+            END IF;
+            of_deadline := now() + make_interval(secs => (request->>'queue_timeout_seconds')::double precision);
+            of_origin := CASE WHEN request ?| '{from,queue_timeout_seconds,prefer_seconds,lowered}'
+                THEN origin_of(request) END;
+            IF request->>'label' <> '' OR of_constraint_set IS NOT NULL
+                    OR request->'preferred_properties' IS NOT NULL THEN
+                of_queue := NULL;
+            END IF;
         END IF;
     END IF;
     IF request->>'key' IS NOT NULL THEN
@@ -126,8 +142,9 @@ BEGIN
     VALUES (submit_alone.job_id, submit_alone.public_id, of_queue, of_cohort, of_instance, of_platform,
         coalesce(request->>'label', ''), of_priority, of_units, request->>'locality_hint',
         (request->>'timeout_seconds')::double precision, of_deadline, coalesce((request->>'max_attempts')::integer, 5),
-        coalesce((request->>'retry_failed')::boolean, false), of_constraint_set IS NOT NULL, of_rank, of_preferred);
-    IF is_special OR is_managed THEN
+        coalesce((request->>'retry_failed')::boolean, false), of_constraint_set IS NOT NULL,
+        coalesce(of_rank, of_priority), of_preferred);
+    IF is_special THEN
         IF of_constraint_set IS NOT NULL THEN
             INSERT INTO job_constraints (job_id, estimate, seconds, deadline, priority_inputs)
             SELECT submit_alone.job_id, w.* FROM own_constraints(request) w;
