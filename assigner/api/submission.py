@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 from assigner.estimation import Estimator, with_estimate
 from schema import audit
 from schema.moves import submit as submit_moves
-from schema.moves.submit import Submitted, submit_alone
+from schema.moves.submit import Submitted, submit_at_once
 from schema.policy import priority_classes
 from schema.postgres.engine import Database
 from schema.requests import DEFAULT_INSTANCE, JobRequest, flat_all
@@ -65,7 +65,7 @@ def normalised_requests(
 def submit(database: Database, requests: Sequence[dict[str, Any]], *, caller: Principal) -> list[Submitted]:
     """Store all requests in one transaction and return once it is durable.
 
-    A single request with a key takes one round trip, unless an operator sent it or its class must be checked.
+    Requests with keys take one round trip, unless an operator sent them or their class must be checked.
 
     Raises OutcomeUnknown in two cases. The commit came with a warning: PostgreSQL warns if it stopped waiting for a
     synchronous standby. Or the connection was lost around the commit, and a request has no key, so that a repeat could
@@ -78,7 +78,7 @@ def submit(database: Database, requests: Sequence[dict[str, Any]], *, caller: Pr
         attempt.begin(driver)
         attempt.commit()
         try:
-            return [submit_alone(driver, requests[0], actor=caller.actor)]
+            return submit_at_once(driver, requests, actor=caller.actor)
         except psycopg.errors.ReadOnlySqlTransaction:
             attempt.refuse()
             raise
@@ -94,7 +94,7 @@ def submit(database: Database, requests: Sequence[dict[str, Any]], *, caller: Pr
         return taken
 
     # Without a key, a separate commit is needed to tell a lost connection before the commit from one during it.
-    if len(requests) == 1 and keyed and not caller.is_operator and not _priced_by_class(requests, caller):
+    if keyed and not caller.is_operator and not _priced_by_class(requests, caller):
         return _watched(lambda: database.run_alone(alone), attempt)
     return run_keyed(database, work, keyed=keyed)
 

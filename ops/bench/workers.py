@@ -26,8 +26,7 @@ from ops.bench.fixtures import TIMING, Shape, request
 from ops.bench.measure import Stretch, cpu_seconds, metered, server_cpu_seconds
 from schema import clock
 from schema.gc_tuning import infrequent_gc
-from schema.moves import submit as submit_moves
-from schema.moves.submit import submit_alone
+from schema.moves.submit import submit_at_once
 from schema.postgres.engine import Database, DatabaseSettings
 
 #: Longest pause, in seconds, of an assigner that has placed nothing, unless it waits for a slot.
@@ -201,20 +200,13 @@ class Submitting:
         wanted = [request(number, self.shape) for number in range(self.batch)]
         worker.database.run(lambda connection: connection.exec_driver_sql("SELECT 1"))
         worker.ready()
-        submit = self._alone if self.batch == 1 else self._together
         while worker.more:
             began = clock.monotonic()
-            submit(worker, wanted)
+            worker.database.run_alone(lambda driver: submit_at_once(driver, wanted, actor="bench"))
+            worker.did_alone()
             worker.add(self.batch)
             stretch.waits.append(clock.monotonic() - began)
         return stretch
-
-    def _together(self, worker: Worker, wanted: Sequence[dict[str, object]]) -> None:
-        worker.database.run(lambda connection: submit_moves.submit(connection, wanted, actor="bench"))
-
-    def _alone(self, worker: Worker, wanted: Sequence[dict[str, object]]) -> None:
-        worker.database.run_alone(lambda driver: submit_alone(driver, wanted[0], actor="bench"))
-        worker.did_alone()
 
 
 class Assigning:

@@ -5,7 +5,7 @@ writes the event of each row that it changed. A row that does not come back lost
 Locks are taken in one order, bot, job, lease, quota, node, each sorted by id; what is taken out of order skips
 locked rows.
 
-    nothing -> queued, blocked: submit.submit, submit.submit_alone, graphs.submit_graph
+    nothing -> queued, blocked: submit.submit, submit.submit_at_once, submit.submit_alone, graphs.submit_graph
     queued -> leased: grant.grant, grant.grant_locked
     leased -> running: acknowledge.acknowledge
     leased, running, cancelling -> succeeded, failed, cancelled, dead, queued: end.end

@@ -22,8 +22,10 @@ SELECT CAST(job_ids AS text) AS job_ids, CAST(public_ids AS text) AS public_ids,
 FROM submit_all(CAST(:requests AS jsonb), :actor)
 """)
 SUBMIT_ALONE = b"SELECT submit_alone($1, $2)"
-#: What the function raises when a queue is full, and when a request breaks a limit that operators have set.
-QUEUE_FULL, BEYOND_LIMIT = "LH001", "LH004"
+SUBMIT_AT_ONCE = b"SELECT job_ids, public_ids, created FROM submit_all($1, $2, true)"
+#: What the functions raise when a queue is full, when a request breaks a limit that operators have set, and when a key
+#: was used for a different request.
+QUEUE_FULL, BEYOND_LIMIT, KEY_REUSED = "LH001", "LH004", "LH005"
 
 
 class Submitted(NamedTuple):
@@ -56,6 +58,32 @@ def submit(connection: Connection, requests: Sequence[Mapping[str, Any]], *, act
         raise _key_conflict(answers.other, requests[answers.other])
     job_ids, public_ids = (each[1:-1].split(",") for each in (answers.job_ids, answers.public_ids))
     return list(map(Submitted, map(int, job_ids), public_ids, answers.created or repeat(True)))
+
+
+def submit_at_once(
+    driver: "psycopg.Connection[Any]", requests: Sequence[Mapping[str, Any]], *, actor: str
+) -> list[Submitted]:
+    """Queue all `requests`, or none, by one statement; for `Database.run_alone`.
+
+    Takes, answers and raises what `submit` does. It saves two round trips and the work of the layers above the driver:
+    a thirteenth of the time of 1,000 requests.
+    """
+    if len(requests) < 2:
+        return [submit_alone(driver, request, actor=actor) for request in requests]
+    try:
+        found = engine.single_row(driver, SUBMIT_AT_ONCE, to_json(list(requests)), actor.encode())
+    except psycopg.Error as error:
+        if (refused := _refused(error, {f"jobs.{index}": each for index, each in enumerate(requests)})) is not None:
+            raise refused from None
+        raise
+    job_ids, public_ids, created = (b"" if each is None else each for each in found)
+    are_new = map("t".__eq__, _elements(created)) if created else repeat(True)
+    return list(map(Submitted, map(int, _elements(job_ids)), _elements(public_ids), are_new))
+
+
+def _elements(array: bytes) -> list[str]:
+    """The elements of an array as the server writes it, without commas or quotes in any."""
+    return array[1:-1].decode().split(",")
 
 
 def submit_alone(driver: "psycopg.Connection[Any]", request: Mapping[str, Any], *, actor: str) -> Submitted:
@@ -106,6 +134,9 @@ def _refused(error: psycopg.Error, requests: Mapping[str, Mapping[str, Any]]) ->
     match error.sqlstate:
         case code if code == QUEUE_FULL:
             return QueueFull(reason)
+        case code if code == KEY_REUSED:
+            index = int(error.diag.message_detail or 0)
+            return _key_conflict(index, requests[f"jobs.{index}"])
         case code if code == BEYOND_LIMIT:
             return BadInput(error.diag.column_name or "jobs", escaped(error.diag.message_detail or "", 300))
         case code if code == UNKNOWN_POINTS:

@@ -14,7 +14,7 @@ from schema.moves import cancel as cancel_moves
 from schema.moves.cancel import Cancelled
 from schema.moves.end import AttemptEnd, Verdict, end
 from schema.moves.sessions import drain, expire
-from schema.moves.submit import Submitted, submit, submit_alone
+from schema.moves.submit import Submitted, submit, submit_alone, submit_at_once
 from schema.postgres.fragments import JOB_RESULT
 from schema.validation import MAX_FORGIVEN
 from tests.support.pool import Pool, active, completed, synced
@@ -442,6 +442,10 @@ def alone(pool: Pool, request: dict[str, Any]) -> Submitted:
     return pool.database.run_alone(lambda driver: submit_alone(driver, request, actor="test"))
 
 
+def at_once(pool: Pool, requests: list[dict[str, Any]]) -> list[Submitted]:
+    return pool.database.run_alone(lambda driver: submit_at_once(driver, requests, actor="test"))
+
+
 def rows(pool: Pool) -> Any:
     return pool.row(
         "SELECT (SELECT count(*) FROM jobs) AS jobs, (SELECT count(*) FROM job_payloads) AS payloads, "
@@ -467,6 +471,28 @@ def test_a_request_alone_makes_the_rows_that_it_makes_among_others(
     assert [pool.row("SELECT id FROM jobs WHERE public_id = :id", id=job.public_id).id for job in made] == [
         job.job_id for job in made
     ]
+
+
+@pytest.mark.parametrize("extra", [{}, {"dedup_key": "d"}], ids=["", "deduplicated"])
+def test_requests_at_once_are_all_stored_and_answered_in_their_order_or_none_is(
+    pool: Pool, extra: dict[str, Any]
+) -> None:
+    requests = [PLAIN | {"key": f"k{number}", "label": f"{number}"} | extra for number in range(3)]
+    first = at_once(pool, requests[:2])
+    assert [job.created for job in first] == [True, not extra]
+    again = at_once(pool, [requests[2], *reversed(requests)])
+    assert [job.created for job in again] == [not extra, False, False, False]
+    assert [again[0][:2], first[1][:2], first[0][:2]] == [job[:2] for job in again[1:]]
+    labels = [row.label for row in pool.rows("SELECT label FROM jobs ORDER BY id")]
+    assert labels == (["0"] if extra else ["0", "1", "2"])
+    before = rows(pool)
+    other = PLAIN | {"key": "new"}
+    with pytest.raises(Conflict, match=r"jobs\[2\].key: 'k1' was used before for a different request"):
+        at_once(pool, [other, requests[0], requests[1] | {"priority": 1}, requests[2] | {"priority": 1}])
+    with pytest.raises(DBAPIError, match=r"payload\.command"):
+        at_once(pool, [other, {"key": "another"}])
+    assert rows(pool) == before
+    assert at_once(pool, []) == []
 
 
 @pytest.mark.parametrize("extra", [{}, {"dedup_key": "d"}], ids=["", "deduplicated"])

@@ -1,6 +1,7 @@
 -- Submit jobs, and answer in arrays in the order of the requests: a row for each would cost as much as writing a row.
 --
--- `created` and `same` mean what they mean in `submit`; null is true for all.
+-- `created` and `same` mean what they mean in `submit`; null is true for all. With `strict`, LH005 is raised instead if
+-- a key was used by a different request, with the place of the first one as its detail.
 --
 -- Where operators have set limits, `requests` are what is stored, and `originals` what was asked, of which a key keeps
 -- the digest.
@@ -10,7 +11,7 @@
 -- insert waits for it, and the last query sees what it committed. The key's row is locked by an update that changes
 -- nothing, so that retention cannot delete its job in between. Platforms are locked before instances, both before keys,
 -- and these before jobs, as when a session opens; conditions that count the rows of what comes first see to it.
-CREATE OR REPLACE FUNCTION submit_all(requests jsonb, actor text,
+CREATE OR REPLACE FUNCTION submit_all(requests jsonb, actor text, strict boolean DEFAULT false,
     OUT job_ids bigint[], OUT public_ids uuid[], OUT created boolean[], OUT same boolean[])
 LANGUAGE plpgsql SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
@@ -34,7 +35,7 @@ DECLARE
     born_public uuid[];
     nested_loops text;
 BEGIN
-    IF asked = 1 THEN
+    IF asked = 1 AND NOT strict THEN
         SELECT ARRAY[a.job_id], ARRAY[a.public_id], ARRAY[a.created], ARRAY[a.same]
             INTO job_ids, public_ids, created, same FROM submit_alone(requests->0, actor) a;
         RETURN;
@@ -48,7 +49,7 @@ BEGIN
     IF malformed THEN
         IF EXISTS (SELECT FROM jsonb_array_elements(requests) r WHERE is_flat(r)) THEN
             SELECT s.* INTO job_ids, public_ids, created, same
-            FROM submit_all(normal_requests(requests, 'jobs'), actor) s;
+            FROM submit_all(normal_requests(requests, 'jobs'), actor, strict) s;
             RETURN;
         END IF;
         RAISE EXCEPTION 'a request needs payload.command, an array, and its properties are an object'
@@ -228,4 +229,8 @@ BEGIN
             CROSS JOIN LATERAL (SELECT j.id, j.public_id FROM jobs j WHERE j.id = k.job_id OFFSET 0) j
             WHERE r.value->>'dedup_key' IS NULL
                 AND (r.ordinality - 1)::integer <> ALL (coalesce(born_ns, '{}'))) a;
+    IF strict AND false = ANY (same) THEN
+        RAISE EXCEPTION 'a key was used before for a different request'
+            USING ERRCODE = 'LH005', DETAIL = array_position(same, false) - 1;
+    END IF;
 END $$;
