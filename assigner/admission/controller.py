@@ -187,6 +187,8 @@ HEADS_PER_PREEMPTION = 5
 FEW_MORE, MANY_ALIKE = 2, 100
 #: Constraint sets that an assigner remembers, and pairs of them with an instance whose charges it remembers.
 MAX_REMEMBERED = 20_000
+#: Seconds between two looks at how evenly instances have been served, for the metric.
+FAIRNESS_INTERVAL = 1.0
 #: Seconds for which an assigner does not check whether the demand of an instance has to be recorded again.
 DEMAND_RECHECK = DEMAND_INTERVAL / 2
 
@@ -223,6 +225,7 @@ class AdmissionController:
         self._state: AdmissionState
         self._started_graph_jobs: list[QueueHead] = []
         self._usual: dict[QueueId, float] = {}
+        self._next_fairness = -math.inf
         self._noted, self._noting = dict[int, float](), dict[int, float]()
         self._charges, self._terms = dict[tuple[int, int], QueueCharges](), dict[int, Mapping[str, Any]]()
         self.reconfigure(rules)
@@ -259,8 +262,9 @@ class AdmissionController:
             charges=self._charges,
         )
         self._settle_weights(connection, queues, admission_state)
-        if admission_state.shares is not None:
+        if admission_state.shares is not None and self._now() >= self._next_fairness:
             metrics.observe_fairness(fair_share.fairness_index(admission_state.shares, admission_state))
+            self._next_fairness = self._now() + FAIRNESS_INTERVAL
         self._state = admission_state
         self._advised(queues, admission_state)
         if self._rules.checkers.checks_limits:
@@ -308,12 +312,15 @@ class AdmissionController:
     def _queue_batches(
         self, queues: Sequence[ConstrainedQueue], admission_state: AdmissionState, *, free_units: int
     ) -> Iterator[tuple[list[ConstrainedQueue], Rank | None]]:
-        """Yield the open queues in lots, each with the rank of the first queue behind the lot.
+        """Yield the open queues in lots, each with the rank of the first queue behind the lot; in one if they are few.
 
         The first lot holds hardly more instances than there are free units. Each job that starts puts its instance
         behind others, so that no further instance can come first, unless gates are closed for single jobs or an
         instance has few jobs.
         """
+        if len(queues) <= free_units + FEW_MORE:
+            yield _open(queues, admission_state), None
+            return
         lot, known, last, enough = list[ConstrainedQueue](), 0, None, free_units + FEW_MORE
         # If many instances have the same rank, chance decides which are looked at.
         shuffled = sorted(queues, key=lambda _: self._chance.random())

@@ -8,7 +8,6 @@ which the cycle began. Limits are charged at once in every mode.
 
 import heapq
 import math
-from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -60,10 +59,9 @@ class DeficitOrder(InstanceOrder):
         ]
         all_used, front = weighed.all_used, None
         while front is not None or (lanes := [lane for lane in lanes if lane.heads or lane.unread]):
-            front = front or DeficitHeap(lanes)
-            scale = 1.0 / max(1.0, all_used)
-            first = front.first(scale)
-            if until is not None and (first.behind, first.used * scale - first.target) > until:
+            front = front or DeficitHeap(lanes, all_used)
+            first = front.first()
+            if until is not None and (first.behind, first.used / max(1.0, all_used) - first.target) > until:
                 return
             if first.unread:
                 yield Unread(queue.id for queue in first.unread)
@@ -79,7 +77,7 @@ class DeficitOrder(InstanceOrder):
             # A start changes only the sum for the other instances.
             all_used += first.used - before
             if (first.heads or first.unread) and first.behind == behind:
-                front.refresh()
+                front.refresh(all_used)
                 continue
             front = None if front.drop() or first.behind < behind else front
 
@@ -153,6 +151,7 @@ class InstanceLane:
     __slots__ = (
         "_cost",
         "_key",
+        "_known_key",
         "_lift",
         "_may_be_owed",
         "_may_gain",
@@ -184,10 +183,13 @@ class InstanceLane:
         # In the mode `literal` its usage stays as it was.
         self._cost, self._lift = standing.cost if weighed.is_charged else None, standing.lift
         self._may_gain, self._may_be_owed = True, may_be_owed
+        # The key of its next job, once it was asked for.
+        self._known_key: tuple[float, ...] | None = None
         self._find_behind()
 
     def refresh(self) -> None:
-        """Take the current numbers from the working copy."""
+        """Take the current numbers from the working copy, because a job of it has been asked."""
+        self._known_key = None
         if self._cost is not None:
             self.used = self._cost.used + self._lift
         if self._may_gain and (self.heads or self.unread):
@@ -208,93 +210,55 @@ class InstanceLane:
         """Return whether its next job comes before the other's; this decides among equal instances."""
         if self.unread or other.unread:
             return bool(self.unread)
-        return self._key(self.heads[-1]) < self._key(other.heads[-1])
+        return self._next_key() < other._next_key()
+
+    def _next_key(self) -> tuple[float, ...]:
+        if self._known_key is None:
+            self._known_key = self._key(self.heads[-1])
+        return self._known_key
 
 
-#: More than the rounding errors of a deficit, which is between -1 and 1 or grows with what is used.
-ROUNDING = 1e-12
+#: All instances are compared anew after one start for so many of them.
+RENEWED = 8
 
 
 class DeficitHeap:
     """A heap that gives the instance with the lowest deficit.
 
-    Of instances with equal weights the one that has used least comes first, whatever the others have used. So only the
-    first instance of each weight is compared. The weights are sorted by their deficits at one scale. When the scale
-    falls, a deficit falls by what the instance has used times the difference, and none by more than that of the
-    instance that has used most. So for each job that starts only the first weights are looked at, until the next one
-    cannot have a lower deficit. The weights are sorted again when many have been looked at.
+    Compared is the deficit times the usage of all: what the instance has used less its target's part. While others
+    start jobs it falls by its target's part of what they take, which moves all instances a little. It is found anew for
+    an instance when a job of it starts, and for all of them once there were many starts. So an instance whose jobs keep
+    starting is late by less than one start, and one that has had more than its part may come some starts late.
     """
 
-    def __init__(self, lanes: Sequence[InstanceLane]) -> None:
+    def __init__(self, lanes: Sequence[InstanceLane], all_used: float) -> None:
         behind = min(lane.behind for lane in lanes)
-        alike = defaultdict[float, list[tuple[float, InstanceLane]]](list)
-        for lane in lanes:
-            if lane.behind == behind:
-                alike[lane.target].append((lane.used, lane))
-        for each in alike.values():
-            heapq.heapify(each)
-        self._heaps = list(alike.values())
-        self._targets = list(alike)
-        # What the first lane of each heap has used.
-        self._used = [heap[0][0] for heap in self._heaps]
-        # The numbers of the heaps in the order of their deficits at `_scale`, and these deficits.
-        self._order, self._deficits = list(range(len(self._heaps))), list[float]()
-        self._scale, self._most_used, self._looks = -math.inf, 0.0, 0
-        self._place = 0
+        self._heap = [(0.0, lane) for lane in lanes if lane.behind == behind]
+        self._renew(all_used)
 
-    def first(self, scale: float) -> InstanceLane:
-        """Return the lane with the lowest deficit; among equals its next job decides. Usage counts `scale` times."""
-        if scale > self._scale or self._looks > 2 * len(self._order):
-            self._sort(scale)
-        heaps, used, targets, order = self._heaps, self._used, self._targets, self._order
-        fall = self._most_used * (self._scale - scale) + ROUNDING
-        least, found, place = math.inf, 0, 0
-        for place, bound in enumerate(self._deficits):
-            if bound - fall > least:
-                break
-            nth = order[place]
-            deficit = used[nth] * scale - targets[nth]
-            if deficit < least or (deficit == least and heaps[nth][0][1] < heaps[order[found]][0][1]):
-                least, found = deficit, place
-        self._looks += place
-        self._place = found
-        return heaps[order[found]][0][1]
+    def _renew(self, all_used: float) -> None:
+        total = max(1.0, all_used)
+        self._heap = [(lane.used - lane.target * total, lane) for _, lane in self._heap]
+        heapq.heapify(self._heap)
+        self._starts = max(1, len(self._heap) // RENEWED)
 
-    def _sort(self, scale: float) -> None:
-        deficits = [used * scale - target for used, target in zip(self._used, self._targets, strict=True)]
-        self._order.sort(key=deficits.__getitem__)
-        self._deficits = [deficits[nth] for nth in self._order]
-        self._scale, self._looks = scale, 0
-        self._most_used = max([0.0, *[self._used[nth] for nth in self._order]])
+    def first(self) -> InstanceLane:
+        """Return the lane with the lowest deficit; among equals its next job decides."""
+        return self._heap[0][1]
 
-    def refresh(self) -> None:
-        """Take the current usage of the lane that came first."""
-        heap = self._heaps[self._order[self._place]]
-        lane = heap[0][1]
-        heapq.heapreplace(heap, (lane.used, lane))
-        self._move()
+    def refresh(self, all_used: float) -> None:
+        """Take the current usage of the lane that came first, a job of which has started."""
+        self._starts -= 1
+        if self._starts:
+            lane = self._heap[0][1]
+            heapq.heapreplace(self._heap, (lane.used - lane.target * max(1.0, all_used), lane))
+        else:
+            self._renew(all_used)
 
     def drop(self) -> bool:
         """Remove the lane that came first; returns true if it was the only one."""
-        heap = self._heaps[self._order[self._place]]
-        heapq.heappop(heap)
-        if heap:
-            self._move()
-        else:
-            del self._order[self._place], self._deficits[self._place]
-        return not self._order
-
-    def _move(self) -> None:
-        """Put the heap that came first to its new place."""
-        nth = self._order.pop(self._place)
-        del self._deficits[self._place]
-        self._used[nth] = used = self._heaps[nth][0][0]
-        deficit = used * self._scale - self._targets[nth]
-        place = bisect_right(self._deficits, deficit)
-        self._order.insert(place, nth)
-        self._deficits.insert(place, deficit)
-        if used > self._most_used:
-            self._most_used = used
+        heapq.heappop(self._heap)
+        return not self._heap
 
 
 @dataclass(frozen=True)

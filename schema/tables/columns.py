@@ -50,6 +50,7 @@ STORAGE: Mapping[str, Mapping[str, float]] = {
     "job_payloads": {"autovacuum_vacuum_cost_delay": 4},
     "bots": {"autovacuum_vacuum_scale_factor": 0.01, "fillfactor": 20},
     "bot_success": {"fillfactor": 50, "autovacuum_vacuum_scale_factor": 0.01},
+    "counters": {"autovacuum_vacuum_scale_factor": 0.01, "fillfactor": 25},
     "quotas": {"fillfactor": 50, "autovacuum_vacuum_scale_factor": 0.01},
     "graph_nodes": {"fillfactor": 70, "autovacuum_vacuum_scale_factor": 0.01},
 }

@@ -167,10 +167,10 @@ def test_of_many_instances_those_that_come_first_are_read(pool: Pool, monkeypatc
     start(pool, keeper, free_units=200)
     read = counted(monkeypatch)
     for _ in range(20):
-        expected = set(pool.database.run(lambda c: of_all(c, free_units=8)))
+        expected = set(pool.database.run(lambda c: of_all(c, free_units=16)))
         read.clear()
         started = {head.job.id for head in start(pool, keeper, free_units=8)}
-        assert len(started & expected) >= 7, "what all have used grows, which moves the heavy ones past others"
+        assert started <= expected, "instances within a fraction of a start may change places"
         assert read["heads"] <= 3 * 10, "of the room and two more instances"
 
 
