@@ -22,13 +22,14 @@ from collections.abc import Callable, Sequence
 import structlog
 from leasehold import wire
 from leasehold.errors import LeaseholdError
+from leasehold.runtime.call_messages import CallEnd
 
 from bots.agent.capacity import Lookahead
 from bots.agent.guardian import kill
 from bots.agent.launcher import Launcher
 from bots.agent.run import READY_AFTER, STUCK_AFTER, Assignment, AttemptRun, RunContext, describe_exit
 from bots.agent.warm_children import OVERDUE, PIPE_BYTES, App, OutputPipe, Queue, TaskRun, WarmChild
-from bots.protocol import LEAST_EXIT_CODE, MOST_EXIT_CODE, Outcome
+from bots.protocol import Outcome
 from schema import clock
 
 _log = structlog.get_logger("leasehold.agent")
@@ -481,6 +482,8 @@ class TaskLauncher(Launcher):
         except BlockingIOError:
             return False
         match message:
+            case CallEnd():
+                self._hear_end(child, message)
             case None:
                 self._sources.unregister(child.channel)
                 return False
@@ -493,20 +496,15 @@ class TaskLauncher(Launcher):
                 self._decided.set()
             case {"failed": str(reason)}:
                 child.failure = reason
-            case {
-                "over": int(number),
-                "code": int(code),
-                "seconds": float(),
-                "clean": bool(clean),
-                "quiet": bool(quiet),
-                "result": str() | None,
-            } as told if LEAST_EXIT_CODE <= code <= MOST_EXIT_CODE:
-                if (run := child.runs.get(number)) is not None and run in self._running:
-                    # What the process says of itself, because this thread may have looked late.
-                    self._lookahead.note(min(max(0.0, told["seconds"]), run.age + OVERDUE))
-                    self._end(run, child, lambda: run.end(code, told=told), quiet=quiet, reusable=clean)
-                    self._go_on(child, clean=clean)
         return True
+
+    def _hear_end(self, child: WarmChild, told: CallEnd) -> None:
+        run = child.runs.get(told.number)
+        if run is not None and run in self._running:
+            # What the process says of itself, because this thread may have looked late.
+            self._lookahead.note(min(max(0.0, told.seconds), run.age + OVERDUE))
+            self._end(run, child, lambda: run.end(told.code, told=told), quiet=told.quiet, reusable=told.clean)
+            self._go_on(child, clean=told.clean)
 
     def _go_on(self, child: WarmChild, *, clean: bool) -> None:
         """Take note that a call of a child has ended, and the next one begins."""

@@ -26,7 +26,7 @@ from typing import Any
 import structlog
 from leasehold import wire
 from leasehold.errors import BadInput
-from leasehold.runtime.descriptors import receive
+from leasehold.runtime.call_messages import CallEnd, call_message, read_call, read_end, receive
 from leasehold.tasks import COMMAND
 
 from bots.agent.guardian import descendants, kill, process_tree
@@ -211,7 +211,7 @@ class WarmChild:
                 case {"over": True, "expired": bool(expired)}:
                     self.over, self.expired = True, expired
 
-    def read(self) -> dict[str, Any] | None:
+    def read(self) -> dict[str, Any] | CallEnd | None:
         """Return the next message of the child itself; None if there will be none. Raises BlockingIOError if there is
         none now.
         """
@@ -221,6 +221,8 @@ class WarmChild:
             except ConnectionResetError:
                 # It has ended without having read everything. What it has said follows.
                 message = self.channel.recv(_READ_BYTES)
+            if (end := read_end(message)) is not None:
+                return end
             found = json.loads(message) if message else {}
         except BlockingIOError:
             raise
@@ -285,7 +287,7 @@ class WarmChild:
                 # A task has shut the socket down.
                 self.ask_to_die()
                 return back
-            facts = json.loads(message)
+            facts = read_call(message)
             self.stopped_before = self.stopped_before or facts["stopped_before"]
             back.append((self.runs.pop(facts["run"]), not facts["new"]))
 
@@ -505,16 +507,15 @@ class TaskRun(AttemptRun):
         """End a run that cannot start."""
         self._finish(outcome)
 
-    def end(self, code: int | None, *, told: Mapping[str, Any] | None = None, broken: str | None = None) -> None:
+    def end(self, code: int | None, *, told: CallEnd | None = None, broken: str | None = None) -> None:
         """End a run that a child had, which has been read from to the end. No process of it is left, but what the child
         keeps.
 
-        code: exit code; None = nobody knows. told: what the child says of the end: `seconds` of run time, the `result`
-        as JSON, `clean` if no file has been written. broken: why the process ended, if the task is not to blame.
+        code: exit code; None = nobody knows. told: what the child says of the end; None if it said nothing. broken: why
+        the process ended, if the task is not to blame.
         """
-        facts = told or {"seconds": self.age, "result": None, "clean": False}
         # A task can send whatever it likes in the name of its process.
-        seconds = facts["seconds"] if 0 <= facts["seconds"] <= MAX_USED else self.age
+        seconds = told.seconds if told is not None and 0 <= told.seconds <= MAX_USED else self.age
         ending = Ending(code, None if code is None else round(seconds, 6))
         outcome: Outcome | None
         if self._cause is not None:
@@ -523,7 +524,7 @@ class TaskRun(AttemptRun):
             outcome = Outcome(verdict="error", reason=wire.escaped(broken, 400))
         else:
             outcome = Outcome(verdict="error", reason=SUPERVISOR_KILLED) if code is None else self._ended(ending)
-        self._finish(None if outcome is None else self._completed(outcome, facts["result"], clean=facts["clean"]))
+        self._finish(None if outcome is None else self._completed(outcome, told))
 
     def expire(self) -> None:
         """End a run whose process the guardian's alarm has killed: the lease is lost."""
@@ -531,16 +532,17 @@ class TaskRun(AttemptRun):
             self._stop = StopReason.LOST
         self._finish(None)
 
-    def _completed(self, outcome: Outcome, result: str | None, *, clean: bool) -> Outcome:
+    def _completed(self, outcome: Outcome, told: CallEnd | None) -> Outcome:
         """Add what the task has left to its outcome."""
+        clean = told is not None and told.clean
         assert self.child is not None
         assert self._directory is not None
-        if result is not None:
+        if told is not None and told.result:
             try:
-                found = check_json("result", result.encode(), validation.MAX_RESULT_BYTES)
+                found = check_json("result", told.result, validation.MAX_RESULT_BYTES)
                 outcome = outcome.model_copy(update={"result": found})
-            except (BadInput, UnicodeEncodeError) as error:
-                outcome = complaining(outcome, f"no result is stored, because it {getattr(error, 'reason', error)}")
+            except BadInput as error:
+                outcome = complaining(outcome, f"no result is stored, because it {error.reason}")
         files = self._files
         assert files is not None
         if not clean:
@@ -558,10 +560,10 @@ class TaskRun(AttemptRun):
                 return
 
 
-def _handed_over(child: WarmChild, request: Mapping[str, object], output: int | None) -> bool:
+def _handed_over(child: WarmChild, request: dict[str, Any], output: int | None) -> bool:
     """Send a request, with the descriptor of its output if that is new; in a file without a name if it is large."""
     descriptors = [] if output is None else [output]
-    text = json.dumps(request).encode()
+    text = call_message(request)
     if len(text) <= _MOST_IN_MESSAGE:
         return _sent(child.calls, text, descriptors)
     file = os.memfd_create("request", os.MFD_CLOEXEC)
@@ -570,7 +572,7 @@ def _handed_over(child: WarmChild, request: Mapping[str, object], output: int | 
             writer.write(text)
         os.lseek(file, 0, os.SEEK_SET)
         told = {name: request[name] for name in ("run", "stopped_before", "pipe", "new")}
-        return _sent(child.calls, json.dumps({**told, "file": True}).encode(), [file, *descriptors])
+        return _sent(child.calls, call_message({**told, "file": True}), [file, *descriptors])
     finally:
         os.close(file)
 

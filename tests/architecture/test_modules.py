@@ -28,7 +28,7 @@ MOST_TEST_LINES = 800
 #: Short modules that stand alone, each with the reason.
 SHORT = {
     "bots/sdk/leasehold/states.py": "words that the database, the gateway and its clients share",
-    "bots/sdk/leasehold/runtime/descriptors.py": "what the agent and its warm children do alike",
+    "bots/sdk/leasehold/runtime/call_messages.py": "what the agent and its warm children do alike",
     "schema/gc_tuning.py": "settings of the interpreter that long-lived processes of both sides use",
     "schema/migrations/env.py": "Alembic runs this file by its name",
     "assigner/config/plugins.py": "the one place that loads entry points",

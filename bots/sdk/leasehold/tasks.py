@@ -211,16 +211,13 @@ class Task(Generic[P, R]):
     def __init__(self, registry: TaskRegistry, function: Callable[P, R], name: str, options: Mapping[str, Any]) -> None:
         functools.update_wrapper(self, function)
         self.function, self.name, self.registry, self._options = function, name, registry, dict(options)
+        #: The function is an `async def`.
+        self.is_async = inspect.iscoroutinefunction(function)
         self._signature = inspect.signature(function)
         self.check(**self._options)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.function(*args, **kwargs)
-
-    @property
-    def is_async(self) -> bool:
-        """The function is an `async def`."""
-        return inspect.iscoroutinefunction(self.function)
 
     def using(self, **options: Any) -> "Task[P, R]":
         """Return the same task with other options for its calls: those of the decorator, and `key`. Raises BadInput."""

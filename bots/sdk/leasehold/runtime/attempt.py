@@ -7,8 +7,7 @@ files.
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -115,15 +114,10 @@ _of_context: ContextVar[Attempt | None] = ContextVar("attempt", default=None)
 _of_process: Attempt | None = None
 
 
-@contextmanager
-def in_process(attempt: Attempt) -> Iterator[None]:
-    """Make this the attempt of the whole process while the block runs."""
+def set_in_process(attempt: Attempt | None) -> None:
+    """Make this the attempt of the whole process; None = it runs none."""
     global _of_process
     _of_process = attempt
-    try:
-        yield
-    finally:
-        _of_process = None
 
 
 def in_context(attempt: Attempt) -> None:

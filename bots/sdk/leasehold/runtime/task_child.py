@@ -3,15 +3,14 @@
     python -m leasehold.runtime.task_child MODULE:POOL
 
 It is a child of a supervisor of the bot's guardian, and talks with the agent over a socket, its standard input, in
-datagrams of JSON. From the child: `ready` with the app and its tasks, or `failed` with the reason; then `over` with the
-number of a call, its exit code, its `seconds`, its `result` unless that is in the file, whether it left nothing in its
-directory (`clean`), and whether no output waits in its pipe (`quiet`). From the agent: `serve`, "def" or "async", with
-the descriptor of a second socket; `cancel` with the number of an asynchronous call. Any other call is cancelled by
-SIGTERM. A child that serves `def` and has said of a call that it is not clean waits for `go on`.
+datagrams: of JSON, and for ends of calls a `CallEnd`. From the child: `ready` with the app and its tasks, or `failed`
+with the reason; then the end of each call. From the agent: `serve`, "def" or "async", with the descriptor of a second
+socket; `cancel` with the number of an asynchronous call. Any other call is cancelled by SIGTERM. A child that serves
+`def` and has said of a call that it is not clean waits for `go on`.
 
-The second socket brings calls: `run` with the number of a call, its task, `stdin`, `env` and `directory`, and the
-number of the `pipe` of its output, with the descriptor if that is `new`. A large request comes in a file without a
-name, whose descriptor is the first. What the child has not taken from this socket, the agent may take back.
+The second socket brings calls, marshalled: `run` with the number of a call, its task, `stdin`, `env` and `directory`,
+and the number of the `pipe` of its output, with the descriptor if that is `new`. A large request comes in a file
+without a name, whose descriptor is the first. What the child has not taken from this socket, the agent may take back.
 
 A child that serves `def` runs one task at a time in its main thread, as a command would be run: its directory, its
 environment and its output are those of the attempt, also for the processes that it starts. A child that serves `async`
@@ -20,7 +19,6 @@ runs all its tasks in one event loop. Only what Python code prints reaches the o
 
 import asyncio
 import contextlib
-import ctypes
 import fcntl
 import io
 import json
@@ -28,13 +26,11 @@ import os
 import select
 import signal
 import socket
-import stat
 import sys
-import tempfile
 import termios
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import FrameType
@@ -42,7 +38,8 @@ from typing import Any
 
 from leasehold.errors import BadInput
 from leasehold.runtime.attempt import Attempt
-from leasehold.runtime.descriptors import receive
+from leasehold.runtime.call_messages import CallEnd, read_call, receive
+from leasehold.runtime.surroundings import ProcessesLeft, Surroundings
 from leasehold.runtime.task_runner import CANCELLED, FAILED, TaskCall, import_failure, load
 from leasehold.tasks import TaskRegistry
 
@@ -51,10 +48,8 @@ _DESCRIPTORS = 2
 _MOST_BYTES = 65_536
 #: The most characters of a result in a message. A longer one is stored in the file of the attempt.
 _MOST_RESULT = 16_384
-_libc = ctypes.CDLL(None)
-#: The variables of this process as `os.environ` holds them. Comparing these takes a twentieth of the time in which
-#: `os.environ` decodes all of them.
-_variables: dict[bytes, bytes] = os.environ._data  # type: ignore[attr-defined]
+#: What FIONREAD says of an empty pipe.
+_NONE = bytes(4)
 
 
 @dataclass
@@ -139,102 +134,17 @@ class CallRequest:
         self.directory: str = message["directory"]
         self._task, self._stdin = message["task"], message["stdin"]
         self.attempt = WarmAttempt(self.environment)
-        self._began = time.monotonic()
+        self.began = time.monotonic()
 
     def call(self, pool: TaskRegistry) -> TaskCall:
         """Return the call of the task that the command names."""
         return TaskCall(pool, self._task, self._stdin, self.attempt)
 
-    def end(self, code: int, *, clean: bool) -> dict[str, Any]:
+    def end(self, code: int, *, clean: bool) -> CallEnd:
         """Return what the agent is told of the end."""
-        return {
-            "over": self.number,
-            "code": code,
-            "seconds": time.monotonic() - self._began,
-            "clean": clean,
-            "quiet": clean and fcntl.ioctl(self.output, termios.FIONREAD, b"\0\0\0\0") == b"\0\0\0\0",
-            "result": self.attempt.result,
-        }
-
-
-class Surroundings:
-    """Directory, environment and output of this process: those of an attempt while it runs, else its own."""
-
-    def __init__(self) -> None:
-        self._home, self._log = os.getcwd(), os.dup(2)
-        self._own = dict(os.environ)
-        self._set: dict[str, str] = {}
-        self._expected = dict(_variables)
-
-    @contextlib.contextmanager
-    def of(self, request: CallRequest) -> Iterator[None]:
-        """Give this process the directory, the environment and the output of an attempt. Raises OSError."""
-        self._set_environment(request.environment)
-        # It was derived from the environment of the attempt before.
-        tempfile.tempdir = None
-        try:
-            os.chdir(request.directory)
-            os.dup2(request.output, 1)
-            os.dup2(request.output, 2)
-            yield
-        finally:
-            for stream in (sys.stdout, sys.stderr):
-                with contextlib.suppress(OSError, ValueError):
-                    stream.flush()
-            # Of the C library: what an extension has printed belongs to this output, not to that of the next task.
-            _libc.fflush(None)
-            os.dup2(self._log, 1)
-            os.dup2(self._log, 2)
-            os.chdir(self._home)
-            tempfile.tempdir = None
-
-    def restore_environment(self) -> None:
-        """Give this process its own variables back, before it waits."""
-        if self._set or _variables != self._expected:
-            for name in os.environ.keys() - self._own.keys():
-                del os.environ[name]
-            os.environ.update(self._own)
-            self._set, self._expected = {}, dict(_variables)
-
-    def _set_environment(self, wanted: dict[str, str]) -> None:
-        """Set the variables of an attempt: of two attempts in a row, most are the same."""
-        if _variables != self._expected or not self._set.keys() <= wanted.keys():
-            self.restore_environment()
-        for name, value in wanted.items():
-            if self._set.get(name) != value:
-                os.environ[name] = value
-        self._set, self._expected = wanted, dict(_variables)
-
-
-class Traces:
-    """Looks for what a call has left behind: files in its directory, and processes."""
-
-    def __init__(self) -> None:
-        # The supervisor adopts what has lost its parent.
-        above = os.getppid()
-        self._adopted = os.open(f"/proc/{above}/task/{above}/children", os.O_RDONLY | os.O_CLOEXEC)
-        self._alone = [str(os.getpid()).encode()]
-
-    def none_in(self, directory: str) -> bool:
-        """Return whether the directory of an attempt is as it was made and no process is left that could write to it.
-
-        Then another attempt may have it.
-        """
-        with contextlib.suppress(ChildProcessError):
-            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            return False
-        try:
-            return os.pread(self._adopted, 4096, 0).split() == self._alone and _is_empty(directory)
-        except OSError:
-            return False
-
-
-def _is_empty(directory: str) -> bool:
-    """Return whether the directory of an attempt is as it was made. Raises OSError."""
-    inner = f"{directory}/tmp"
-    if os.listdir(directory) != ["tmp"] or os.listdir(inner):
-        return False
-    return all(stat.S_IMODE(os.lstat(place).st_mode) == 0o700 for place in (directory, inner))
+        seconds = time.monotonic() - self.began
+        quiet = clean and fcntl.ioctl(self.output, termios.FIONREAD, _NONE) == _NONE
+        return CallEnd(self.number, code, seconds, clean, quiet, (self.attempt.result or "").encode())
 
 
 class TaskChild:
@@ -252,7 +162,7 @@ class TaskChild:
 
     def serve(self) -> None:
         """Run calls one after the other, until the agent is gone."""
-        surroundings, traces = Surroundings(), Traces()
+        surroundings, left = Surroundings(), ProcessesLeft()
         signal.signal(signal.SIGTERM, self._cancel)
         while (message := self._take(surroundings)) is not None:
             if message["stopped_before"]:
@@ -260,23 +170,30 @@ class TaskChild:
                 self._early = False
             request = CallRequest(message, self._pipes[message["pipe"]])
             try:
-                with surroundings.of(request):
-                    code = self._run(request)
+                surroundings.enter(request.environment, request.directory, request.output)
+                code = self._run(request)
             except OSError as error:
                 _write(request.output, f"the directory of the attempt cannot be used: {error}\n".encode())
                 code = FAILED
-            # The task may have set another handler.
-            signal.signal(signal.SIGTERM, self._cancel)
-            clean = traces.none_in(request.directory)
+            finally:
+                surroundings.leave()
+            if signal.getsignal(signal.SIGTERM) != self._cancel:
+                # The task has set another handler.
+                signal.signal(signal.SIGTERM, self._cancel)
+            try:
+                # Then another attempt may have the directory.
+                clean = left.none() and surroundings.is_untouched(request.began)
+            except OSError:
+                clean = False
             if not (self._end(request, code, clean=clean) and (clean or self._channel.recv(_MOST_BYTES))):
                 return
 
     def _take(self, surroundings: Surroundings) -> dict[str, Any] | None:
-        """Return the next call; None if the agent is gone. While none waits, the environment is that of the process."""
+        """Return the next call; None if the agent is gone. While none waits, the process is as it was made."""
         try:
             return self._receive_call(socket.MSG_DONTWAIT)
         except BlockingIOError:
-            surroundings.restore_environment()
+            surroundings.rest()
             return self._receive_call()
 
     def _run(self, request: CallRequest) -> int:
@@ -344,14 +261,14 @@ class TaskChild:
         received = _received(receive, self._inbox, _MOST_BYTES, _DESCRIPTORS, flags)
         if received is None or not received[0]:
             return None
-        message: dict[str, Any] = json.loads(received[0])
+        message = read_call(received[0])
         descriptors: list[int] = received[1]
         if message["new"]:
             self._close_unread_pipes()
             self._pipes[message["pipe"]] = descriptors[-1]
         if "file" in message:
             with open(descriptors[0], "rb") as file:
-                message = {**json.loads(file.read()), **message}
+                message = {**read_call(file.read()), **message}
         return message
 
     def _close_unread_pipes(self) -> None:
@@ -365,14 +282,13 @@ class TaskChild:
 
     def _end(self, request: CallRequest, code: int, *, clean: bool) -> bool:
         """Tell the agent of the end of a call; return False if the agent is gone."""
-        said = self._say(request.end(code, clean=clean))
+        said = self._say(request.end(code, clean=clean).message())
         if not clean:
             # The agent makes another one, because a process that is left may write to this one.
             os.close(self._pipes.pop(request.pipe))
         return said
 
-    def _say(self, facts: dict[str, Any]) -> bool:
-        message = json.dumps(facts).encode()
+    def _say(self, message: bytes) -> bool:
         while True:
             try:
                 self._channel.send(message)

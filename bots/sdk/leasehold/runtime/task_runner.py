@@ -26,6 +26,7 @@ from leasehold.wire import MAX_RESULT_BYTES, check_json, suggestion
 DONE, FAILED, CANCELLED = 0, 1, 128 + signal.SIGTERM
 #: The most characters of a remote error's message and traceback. JSON has at most six bytes for one.
 _MAX_MESSAGE, _MAX_TRACEBACK = 1000, 8000
+_encode = json.JSONEncoder(allow_nan=False).encode
 
 
 class UnknownTask(LeaseholdError):
@@ -62,19 +63,20 @@ class TaskCall:
     def run(self) -> int:
         """Run the call in this thread, store its result and return the exit code."""
         try:
-            with attempts.in_process(self._attempt):
+            attempts.set_in_process(self._attempt)
+            try:
                 task, args, kwargs = self._parse()
-                try:
-                    self.interruptible = True
-                    if self._attempt.cancelled:
-                        raise Cancelled
-                    value = (
-                        asyncio.run(self._interruptibly(task, args, kwargs))
-                        if task.is_async
-                        else task.function(*args, **kwargs)
-                    )
-                finally:
-                    self.interruptible = False
+                self.interruptible = True
+                if self._attempt.cancelled:
+                    raise Cancelled
+                value = (
+                    asyncio.run(self._interruptibly(task, args, kwargs))
+                    if task.is_async
+                    else task.function(*args, **kwargs)
+                )
+            finally:
+                self.interruptible = False
+                attempts.set_in_process(None)
             return self._succeed(value)
         except (Cancelled, asyncio.CancelledError):
             return CANCELLED
@@ -144,7 +146,7 @@ class TaskCall:
             check_json(encoded)
         except (TypeError, ValueError) as error:
             raise ResultRefused(f"the value cannot be stored: {error}") from error
-        document = json.dumps({"ok": encoded}, allow_nan=False)
+        document = _encode({"ok": encoded})
         if len(document) > MAX_RESULT_BYTES:
             raise ResultRefused(
                 f"the value has {len(document)} bytes as JSON, and at most {MAX_RESULT_BYTES} are stored"
