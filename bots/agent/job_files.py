@@ -28,7 +28,7 @@ _USAGE: TypeAdapter[Usage] = TypeAdapter(Usage)
 _SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-def read_bytes(path: Path, field: str, *, limit: int, owner: int | None = None) -> bytes | None:
+def read_bytes(path: Path | str, field: str, *, limit: int, owner: int | None = None) -> bytes | None:
     """Read a file that a command wrote; None if there is none. Raises BadInput, naming `field`, if it may not be read
     or has more than `limit` bytes.
 
@@ -118,13 +118,13 @@ class Checkpoint:
         self._lock = threading.Lock()
         self._earlier = self._latest = earlier
         self._number = self._sent = 0
-        self._path: Path | None = None
+        self._path: str | None = None
         self._owner: int | None = None
         self._status: tuple[int, ...] | None = None
         #: Why what the command has written last is not kept; None if it is kept.
         self.refusal: str | None = None
 
-    def place(self, path: Path, account: tuple[int, int] | None) -> None:
+    def place(self, path: str, account: tuple[int, int] | None) -> None:
         """Write the checkpoint of an earlier attempt, if there is one, for the command of this one, which has not
         started.
 
@@ -179,11 +179,12 @@ class Checkpoint:
 
 
 @contextmanager
-def _opened(path: Path, flags: int) -> Iterator[int]:
+def _opened(path: Path | str, flags: int) -> Iterator[int]:
     """Open a file in the directory of an attempt. Raises OSError."""
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | _SAFELY)
+    parent, name = os.path.split(path)
+    directory = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | _SAFELY)
     try:
-        descriptor = os.open(path.name, flags | _SAFELY, 0o600, dir_fd=directory)
+        descriptor = os.open(name, flags | _SAFELY, 0o600, dir_fd=directory)
     finally:
         os.close(directory)
     try:
@@ -192,7 +193,7 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _status(path: Path) -> tuple[int, ...] | None:
+def _status(path: str) -> tuple[int, ...] | None:
     """What changes when the file at `path` does; None if there is none. It is only looked at, never trusted."""
     try:
         found = os.lstat(path)

@@ -84,6 +84,18 @@ class HeldLease:
         return isinstance(self.run, TaskRun) and self.run.age < JUST_BEGUN
 
 
+class News(NamedTuple):
+    """What the server does not know of the leases.
+
+    changed: leases that have started or ended. reported: those of them that the next report lists. starting: some lease
+    has neither started nor ended yet.
+    """
+
+    changed: int
+    reported: int
+    starting: bool
+
+
 class AgentLeases:
     """All leases of a session. Only the syncing thread adds and removes leases; any thread may stop runs.
 
@@ -99,6 +111,8 @@ class AgentLeases:
         #: Latest leases that are no longer held. A server that has lost its last commits may offer one of them again.
         self._past: dict[LeaseKey, None] = {}
         self._lost = self._told_of_news = False
+        #: The syncing thread waits for news.
+        self._watched = True
         #: The news of tasks since the last report, and how many of them the syncing thread waits for.
         self._told_times, self.enough = 0, 0
         #: How many results were dropped before the server knew them.
@@ -109,19 +123,28 @@ class AgentLeases:
         """True if no lease is held. Then the server knows of every attempt that ended."""
         return not self._held
 
-    def news(self, *, brief: bool = False) -> int:
+    def news(self, *, brief: bool = False) -> "News":
         """Return how many leases have changed their state so that the server should hear of it soon.
 
-        brief: without those that a brief report would leave out.
+        brief: a brief report comes next, which leaves out some of them.
         """
-        return sum(
-            held.state not in ("pending", held.told) and not (brief and held.may_be_unlisted)
-            for held in self._held.values()
-        )
+        changed = unlisted = 0
+        starting = False
+        for held in self._held.values():
+            state = held.state
+            if state == "pending":
+                starting = True
+            elif state != held.told:
+                changed += 1
+                unlisted += brief and state == "active" and held.may_be_unlisted
+        return News(changed, changed - unlisted, starting)
+
+    def watch(self, watching: bool) -> None:
+        """Let the syncing thread be woken by news of tasks, or not while it is busy with a call."""
+        self._watched, self._told_of_news = watching, False
 
     @property
-    def starting(self) -> bool:
-        """True if some lease has neither started nor ended yet."""
+    def _starting(self) -> bool:
         return any(held.state == "pending" for held in self._held.values())
 
     def streams(self) -> list[tuple[LeaseKey, AttemptRun]]:
@@ -147,10 +170,10 @@ class AgentLeases:
         its bookkeeping. An ended lease whose output, result and checkpoint do not fit into this sync any more is
         reported as active.
         """
-        self._told_of_news, self._told_times = False, 0
+        self._told_times = 0
         room, json_room = SYNC_OUTPUT_BYTES, SYNC_JSON_BYTES
         reports, unlisted = list[Record](), 0
-        brief = brief and self.starting
+        brief = brief and self._starting
         for key, held in self._held.items():
             held.unlisted = brief and held.may_be_unlisted
             if held.unlisted:
@@ -176,16 +199,19 @@ class AgentLeases:
 
         keep_unlisted: leases that the reports have left out are still held if the answer does not list them.
         """
-        with self._lock:
-            self._runs = {job: run for job, run in self._runs.items() if not run.over.is_set()}
+        if len(self._runs) > len(self._held):
+            with self._lock:
+                self._runs = {job: run for job, run in self._runs.items() if not run.over.is_set()}
         listed = {LeaseKey(work.job, work.fence): work for work in leases}
         ended: list[dict[str, Any]] = []
         for key, held in list(self._held.items()):
+            if keep_unlisted and held.unlisted:
+                continue
             if held.run is not None and held.told == "completed":
                 held.run.output.sent(held.carried)
                 if held.checkpoint is not None:
                     held.run.checkpoint.sent(held.checkpoint.number)
-            if key in listed or (keep_unlisted and held.unlisted):
+            if key in listed:
                 continue
             if self._forget(key, held):
                 verdict = None if held.outcome is None else held.outcome.verdict
@@ -220,14 +246,16 @@ class AgentLeases:
         with self._lock:
             runs = list(self._runs.values())
         for run in runs:
-            clock.wait(run.over, give_up - clock.monotonic())
+            run.over.wait(give_up - clock.monotonic())
         return all(run.over.is_set() for run in runs)
 
     def _escaped_size(self, run: AttemptRun) -> int:
         """Return the bytes that the result and the checkpoint of an ended run take in the body of a sync."""
-        outcome, checkpoint = self._told(run.outcome), self.unsent_checkpoint(run)
-        texts = (None if outcome is None else outcome.result, None if checkpoint is None else checkpoint.text)
-        return sum(len(json.dumps(each)) for each in texts if each is not None)
+        outcome, checkpoint = run.outcome, self.unsent_checkpoint(run)
+        size = 0 if checkpoint is None else len(json.dumps(checkpoint.text))
+        if outcome is not None and outcome.result is not None and self._results:
+            size += len(json.dumps(outcome.result))
+        return size
 
     def _report(self, key: LeaseKey, held: HeldLease, state: str) -> Record:
         report: Record = {"job": key.job, "fence": key.fence, "state": state}
@@ -236,9 +264,10 @@ class AgentLeases:
             assert outcome is not None
             report["outcome"] = outcome.model_dump(mode="json", exclude_defaults=True)
             if held.run is not None:
-                pending = held.run.output.pending()
-                held.carried, held.checkpoint = pending.end, self.unsent_checkpoint(held.run)
-                if pending.chunks:
+                held.checkpoint = self.unsent_checkpoint(held.run)
+                if held.run.output.unsent:
+                    pending = held.run.output.pending()
+                    held.carried = pending.end
                     report["output"] = [chunk.model_dump(mode="json") for chunk in pending.chunks]
         return report if held.checkpoint is None else report | held.checkpoint.fields
 
@@ -286,12 +315,12 @@ class AgentLeases:
         return Run(assignment, self._place, notify=self._notify, after=after)
 
     def _tell(self) -> None:
-        """Wake the syncing thread; while the end of a task leaves no process idle, only for the first news and when it
-        is enough for a report.
+        """Wake the syncing thread if it waits for news; while the end of a task leaves no process idle, only for the
+        first news and when it is enough for a report.
         """
         launcher = self._place.launcher
         self._told_times += 1
-        if (
+        if not self._watched or (
             self._told_of_news
             and isinstance(launcher, TaskLauncher)
             and launcher.busy
@@ -319,15 +348,18 @@ class AgentLeases:
 
     def _forget(self, key: LeaseKey, held: HeldLease) -> bool:
         """Hold a lease no more, and stop its run; return True if that was over already."""
+        run = held.run
         with self._lock:
             self._held.pop(key, None)
+            if run is not None and run.over.is_set() and self._runs.get(key.job) is run:
+                del self._runs[key.job]
         self._past[key] = None
         if len(self._past) > REMEMBERED:
             del self._past[next(iter(self._past))]
-        if held.run is not None and not held.run.over.is_set():
+        if run is not None and not run.over.is_set():
             # The job may already run on another bot.
             _log.warning("lease is not ours any more", job=key.job, fence=key.fence)
-            held.run.stop(StopReason.LOST, grace=0.0)
+            run.stop(StopReason.LOST, grace=0.0)
             return False
         return True
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any, Literal, assert_never
+from typing import Any, Literal, NamedTuple, assert_never
 
 import structlog
 from leasehold import wire
@@ -223,8 +223,7 @@ class SupervisorReader:
                 self.over, self.expired = True, expired
 
 
-@dataclass(frozen=True)
-class Ending:
+class Ending(NamedTuple):
     """What was seen of the end of a command: its exit code, and its run time in seconds."""
 
     exit_code: int | None = None
@@ -303,8 +302,7 @@ class StopReason(Enum):
     LOST = "lost"  # the agent no longer has the lease, and reports nothing
 
 
-@dataclass(frozen=True)
-class Assignment:
+class Assignment(NamedTuple):
     """One attempt to run.
 
     timeout: seconds of run time; None = unlimited. gpus: the numbers of the bot's GPUs that it is given; None if it
@@ -338,6 +336,32 @@ class RunContext:
     containment: Containment = field(default_factory=Containment.none)
 
 
+class Latch:
+    """An event that happens once. A bot of short tasks makes two for each, and an Event takes ten times as long."""
+
+    __slots__ = ("_closed", "_is_set")
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._closed = threading.Lock()
+        self._closed.acquire()
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def set(self) -> None:
+        """Let everybody go on who waits. Only one thread may do so."""
+        if not self._is_set:
+            self._is_set = True
+            self._closed.release()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait until it is set, at most `seconds`; return True if it is."""
+        if not self._is_set and self._closed.acquire(timeout=-1 if seconds is None else max(0.0, seconds)):
+            self._closed.release()
+        return self._is_set
+
+
 class AttemptRun(ABC):
     """One assignment that runs: what its thread, or the launcher of tasks, shares with those who stop and report it.
 
@@ -348,8 +372,7 @@ class AttemptRun(ABC):
         self.assignment = assignment
         self.output = Output()
         self.checkpoint = Checkpoint(assignment.checkpoint)
-        self.started = threading.Event()
-        self.over = threading.Event()
+        self.started, self.over = Latch(), Latch()
         #: How the attempt ended, set before `over`; None if the lease was lost.
         self.outcome: Outcome | None = None
         self._place, self._notify = place, notify
@@ -561,7 +584,7 @@ class Run(AttemptRun):
                 _log.warning("a cgroup cannot be removed", cgroup=site.privileges.cgroup)
 
     def _environment(self, payload: Payload, site: Site) -> dict[str, str]:
-        self.checkpoint.place(site.directory / FILES.checkpoint, site.privileges.account)
+        self.checkpoint.place(str(site.directory / FILES.checkpoint), site.privileges.account)
         own = self._variables(payload, str(site.directory), FILES)
         return {**self._place.environment, **site.environment, **own}
 

@@ -183,7 +183,10 @@ class AgentSession:
         streamer.start()
         try:
             while not (self._draining and self._leases.empty):
-                self._pause(self._sync())
+                sent_at = self._sync()
+                self._leases.watch(True)
+                self._pause(sent_at)
+                self._leases.watch(False)
             self._close_session()
             return SessionEnd.LEFT
         except SessionOver as over:
@@ -255,10 +258,10 @@ class AgentSession:
             due = sent_at + self._sync_in
             if self._leases.empty:
                 due = sent_at + self._idle_delay()
-            elif self._leases.news():
+            elif (news := self._leases.news(brief=self._is_brief)).changed:
                 together = together or now + (AHEAD_TOGETHER if self._ahead else START_TOGETHER)
-                few = self._leases.news(brief=self._is_brief) < (self._together or ENOUGH)
-                due = min(due, together) if few and self._leases.starting else now
+                few = news.reported < (self._together or ENOUGH)
+                due = min(due, together) if few and news.starting else now
             if self._draining and self._commands.drain_until is not None and now < self._commands.drain_until:
                 due = min(due, self._commands.drain_until)
             if now >= due:

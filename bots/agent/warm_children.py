@@ -401,7 +401,8 @@ class TaskRun(AttemptRun):
         assert self._checked is not None
         files = self._files = numbered(self.number)
         directory = child.place(app)
-        self.checkpoint.place(directory / files.checkpoint, child.site.privileges.account)
+        inside = str(directory)
+        self.checkpoint.place(f"{inside}/{files.checkpoint}", child.site.privileges.account)
         writer: int | None = None
         if child.pipes:
             self.pipe = child.pipes.pop()
@@ -411,8 +412,8 @@ class TaskRun(AttemptRun):
             "run": self.number,
             "task": self.task,
             "stdin": self._checked.stdin or "",
-            "env": self._variables(self._checked, str(directory), files),
-            "directory": str(directory),
+            "env": self._variables(self._checked, inside, files),
+            "directory": inside,
             "stopped_before": child.stopped_before,
             "pipe": self.pipe.number,
             "new": writer is not None,

@@ -133,7 +133,7 @@ def test_after_a_success_no_checkpoint_is_sent(tmp_path: Path) -> None:
 def test_a_bad_checkpoint_leaves_the_one_before_and_the_reason_says_so(tmp_path: Path, place: RunContext) -> None:
     checkpoint = Checkpoint(None)
     path = tmp_path / FILES.checkpoint
-    checkpoint.place(path, None)
+    checkpoint.place(str(path), None)
     path.write_text("[1]")
     checkpoint.look()
     path.write_text("[1, ")
@@ -151,7 +151,7 @@ def test_a_bad_checkpoint_leaves_the_one_before_and_the_reason_says_so(tmp_path:
 def test_a_checkpoint_that_changes_while_another_is_sent_is_sent_too(tmp_path: Path) -> None:
     checkpoint = Checkpoint(None)
     path = tmp_path / FILES.checkpoint
-    checkpoint.place(path, None)
+    checkpoint.place(str(path), None)
     for number in (1, 2):
         path.write_text(f"[{number}]")
         checkpoint.look(last=True)
