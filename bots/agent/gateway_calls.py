@@ -35,9 +35,18 @@ class GatewayCaller:
         #: When the last request was sent that was answered, on the agent's monotonic clock.
         self.sent_at = clock.monotonic()
 
-    def call(self, path: str, body: Record, *, check: Callable[[], None], held: float = 0.0) -> Record:
+    def call(
+        self,
+        path: str,
+        body: Record,
+        *,
+        check: Callable[[], None],
+        held: float = 0.0,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> Record:
         """Send the same body until the gateway answers; `check` may raise at any time to stop that.
 
+        meanwhile: what this thread does while the gateway works; it is done again with each repetition.
         Raises the errors of Transport that another try would meet again: BadInput, Unauthorised, Forbidden, NotFound,
         Conflict. A call that the gateway may hold for `held` seconds is not repeated: raises Unanswered.
         """
@@ -45,6 +54,7 @@ class GatewayCaller:
         while True:
             sent_at = clock.monotonic()
             attempt = _Attempt(self._transport, path, body, held=held, waker=self._waker)
+            meanwhile()
             self._until(attempt.done, check, None)
             if attempt.answer is not None:
                 self.unanswered, self.sent_at = 0, sent_at

@@ -29,6 +29,9 @@ REMEMBERED = 10_000
 LOGGED_EACH = 10
 
 
+#: When enough tasks have begun and ended for a report, each so many of them wake the syncing thread, which counts ends.
+SOME = 8
+
 #: Seconds for which a sync of a bot that holds leases in advance leaves a task out that has begun.
 JUST_BEGUN = 0.01
 
@@ -44,10 +47,11 @@ class LeaseKey(NamedTuple):
 
 
 class HeldLease:
-    """One lease: a run, or an outcome (`settled`) that the agent could give without running the command."""
+    """One lease: an assignment, with its run once that is made, or an outcome (`settled`) without one."""
 
-    def __init__(self, run: AttemptRun | None, settled: Outcome | None) -> None:
-        self.run, self._settled = run, settled
+    def __init__(self, assignment: Assignment | None, settled: Outcome | None) -> None:
+        self.assignment, self._settled = assignment, settled
+        self.run: AttemptRun | None = None
         #: The state that the last sync reported.
         self.told: str | None = None
         #: Offset at which the output in the current sync ends.
@@ -81,7 +85,7 @@ class HeldLease:
         """True if the server need not hear of it: it waits, or its task has just begun and may be over at once."""
         if self.outcome is not None or self.stopping or self.told not in (None, "pending"):
             return False
-        return isinstance(self.run, TaskRun) and self.run.age < JUST_BEGUN
+        return self.run is None or (isinstance(self.run, TaskRun) and self.run.age < JUST_BEGUN)
 
 
 class News(NamedTuple):
@@ -106,6 +110,8 @@ class AgentLeases:
         self._place, self._notify, self._results = place, notify, results
         self._lock = threading.Lock()
         self._held: dict[LeaseKey, HeldLease] = {}
+        #: Leases without a run, until `begin`.
+        self._new: list[tuple[LeaseKey, HeldLease]] = []
         #: The latest run of each job, until it is over; also runs of leases that are no longer held.
         self._runs: dict[str, AttemptRun] = {}
         #: Latest leases that are no longer held. A server that has lost its last commits may offer one of them again.
@@ -117,6 +123,10 @@ class AgentLeases:
         self._told_times, self.enough = 0, 0
         #: How many results were dropped before the server knew them.
         self.undelivered = 0
+
+    def __len__(self) -> int:
+        """Return how many leases are held."""
+        return len(self._held)
 
     @property
     def empty(self) -> bool:
@@ -195,7 +205,8 @@ class AgentLeases:
         return reports, unlisted
 
     def settle(self, leases: Sequence[Work], *, accept: bool, keep_unlisted: bool = False) -> None:
-        """Make the held leases match the answer of a sync. Without `accept`, new leases are returned to the pool.
+        """Make the held leases match the answer of a sync. Without `accept`, new leases are returned to the pool;
+        otherwise they start with `begin`.
 
         keep_unlisted: leases that the reports have left out are still held if the answer does not list them.
         """
@@ -230,8 +241,20 @@ class AgentLeases:
                 held_already.run.stop(StopReason.CANCELLED)
         _log_each("lease started", started)
 
+    def begin(self) -> None:
+        """Start what the last answer has brought. The syncing thread may report other leases before."""
+        new, self._new = self._new, []
+        for key, held in new:
+            assert held.assignment is not None
+            with self._lock:
+                if self._lost:
+                    return
+                run = held.run = self._run(held.assignment, after=self._runs.get(key.job))
+                self._runs[key.job] = run
+            run.start()
+
     def stop(self, why: StopReason, *, grace: float | None = None) -> None:
-        """Stop all runs; with LOST, forget all leases too. Returns at once; see `wait`."""
+        """Stop all runs that have begun; with LOST, forget all leases too. Returns at once; see `wait`."""
         with self._lock:
             runs = list(self._runs.values())
             if why is StopReason.LOST:
@@ -278,7 +301,7 @@ class AgentLeases:
         return complaining(outcome.model_copy(update={"result": None}), "no result is stored: the gateway is too old")
 
     def _take(self, key: LeaseKey, work: Work, *, accept: bool) -> bool:
-        """Hold a new lease; return True if its command is started."""
+        """Hold a new lease; return True if its command is to start."""
         settled = None
         if work.state == "cancelling":
             settled = Outcome(verdict="stopped")
@@ -302,11 +325,9 @@ class AgentLeases:
             checkpoint=work.checkpoint,
             units=work.units or 1,
         )
-        run = self._run(assignment, after=self._runs.get(work.job))
-        kept = self._keep(key, HeldLease(run, None))
-        if kept:
-            run.start()
-        return kept
+        held = HeldLease(assignment, None)
+        self._new.append((key, held))
+        return self._keep(key, held)
 
     def _run(self, assignment: Assignment, *, after: AttemptRun | None) -> AttemptRun:
         launcher = self._place.launcher
@@ -324,7 +345,7 @@ class AgentLeases:
             self._told_of_news
             and isinstance(launcher, TaskLauncher)
             and launcher.busy
-            and self._told_times != self.enough
+            and (self._told_times < self.enough or self._told_times % SOME)
         ):
             return
         self._told_of_news = True
@@ -342,8 +363,6 @@ class AgentLeases:
             if self._lost:
                 return False
             self._held[key] = held
-            if held.run is not None:
-                self._runs[key.job] = held.run
             return True
 
     def _forget(self, key: LeaseKey, held: HeldLease) -> bool:

@@ -12,7 +12,7 @@ from leasehold.errors import BadInput, Conflict, LeaseholdError
 from leasehold.transport import Record
 from pydantic import ValidationError
 
-from bots.agent.capacity import Sizing
+from bots.agent.capacity import TOGETHER, Sizing
 from bots.agent.gateway_calls import GatewayCaller, Heartbeat, Unanswered
 from bots.agent.launcher import Launcher
 from bots.agent.leases import NO_NEW_WORK, AgentLeases
@@ -247,11 +247,15 @@ class AgentSession:
     def _pause(self, sent_at: float) -> None:
         """Wait until there is a reason for the next sync."""
         together: float | None = None
+        enough = min(self._together, math.ceil(len(self._leases) * TOGETHER)) or ENOUGH
+        # Each task is news when it begins and when it ends.
+        self._leases.enough = 2 * enough
         while True:
             self._commands.waker.clear()
             self._check()
             now = clock.monotonic()
             if self._draining and self._commands.drain_until is not None and now >= self._commands.drain_until:
+                self._leases.begin()
                 self._leases.stop(StopReason.RELEASED)
             if self._last_status != ("draining" if self._draining or self._drained else "ok"):
                 return
@@ -260,12 +264,13 @@ class AgentSession:
                 due = sent_at + self._idle_delay()
             elif (news := self._leases.news(brief=self._is_brief)).changed:
                 together = together or now + (AHEAD_TOGETHER if self._ahead else START_TOGETHER)
-                few = news.reported < (self._together or ENOUGH)
+                few = news.reported < enough
                 due = min(due, together) if few and news.starting else now
             if self._draining and self._commands.drain_until is not None and now < self._commands.drain_until:
                 due = min(due, self._commands.drain_until)
             if now >= due:
                 return
+            self._leases.begin()
             clock.wait(self._commands.waker, due - now)
 
     def _idle_delay(self) -> float:
@@ -287,7 +292,8 @@ class AgentSession:
 
     def _post(self, sync: Record, *, check: Callable[[], None]) -> SyncAnswer:
         try:
-            answer = self._caller.call("/v1/sync", sync, check=check, held=sync.get("wait", 0.0))
+            held = sync.get("wait", 0.0)
+            answer = self._caller.call("/v1/sync", sync, check=check, held=held, meanwhile=self._leases.begin)
             return SyncAnswer.model_validate(answer)
         except ValidationError:
             raise SessionOver(SessionEnd.REFUSED, "the gateway's answer to a sync cannot be understood") from None
@@ -338,8 +344,6 @@ class AgentSession:
         if capacity is None and more == self._ahead == 0:
             return None
         self._ahead, self._together = more, launcher.together if more else 0
-        # Each task is news when it begins and when it ends.
-        self._leases.enough = 2 * self._together
         return min(MAX_LEASES, (launcher.limit if capacity is None else capacity) + more)
 
     def _beat(self, sent_at: float, expires_in: float) -> bool:
@@ -364,6 +368,7 @@ class AgentSession:
         match over.end:
             case SessionEnd.ABANDONED:
                 self._heartbeat.stop()
+                self._leases.begin()
                 self._leases.stop(StopReason.RELEASED, grace=0.0)
                 self._close_session(silent=self._leases.wait(HURRIED))
             case SessionEnd.EXPIRED:
