@@ -3,7 +3,7 @@
 As many children as the bot has units run one `def` task each; one child runs all `async def` tasks. A child that ends
 takes the run with it that it has begun, and another one is started. Runs for which there is no room wait, because a bot
 that runs short tasks holds some leases in advance (`Lookahead`). Some of them wait in the sockets of children that run
-short tasks, so that a child goes on without waiting for the agent, which then looks at all children only every
+short `def` tasks, so that a child goes on without waiting for the agent, which then looks at all children only every
 few milliseconds: that halves the processor time of the agent for a task that does nothing.
 
 One module because one thread decides about runs and children together, on one state.
@@ -268,7 +268,6 @@ class TaskLauncher(Launcher):
                 child.terminate()
             case "K":
                 child.killed_for = child.killed_for or run
-                self._recall(child)
                 child.ask_to_die()
             case "give up":
                 _log.error("a process tree did not die", job=run.assignment.job, fence=run.assignment.fence)
@@ -300,8 +299,10 @@ class TaskLauncher(Launcher):
         if not self._queued:
             return
         for child in self._children:
-            if child.ahead and not (child.moves_on and self._in_use <= self.limit):
-                self._recall(child)
+            if len(child.runs) > 1 and child.serves == "def":
+                first = next(iter(child.runs.values()))
+                if first.age >= OVERDUE or self._in_use > self.limit:
+                    self._recall(child)
 
     def _assign(self) -> None:
         """Hand waiting runs to children that are free, and tell children of cancelled ones."""
@@ -334,11 +335,9 @@ class TaskLauncher(Launcher):
         self._full = True
         return False
 
-    def _hand_over(self, run: TaskRun, child: WarmChild, *, waits: bool = False) -> bool:
-        """Hand a run to a child, or end it if that fails; return False if the child has to read other messages.
-
-        waits: until another run of the child ends.
-        """
+    def _hand_over(self, run: TaskRun, child: WarmChild) -> bool:
+        """Hand a run to a child, or end it if that fails; return False if the child has to read other messages."""
+        waits = child.serves == "def" and bool(child.runs)
         try:
             if not run.hand_over(child, self._app):
                 return False
@@ -352,15 +351,12 @@ class TaskLauncher(Launcher):
         if pipe.reader not in self._sources.get_map():
             self._sources.register(pipe.reader, selectors.EVENT_READ, lambda: self._read_output(pipe, child))
         if waits:
-            child.ahead.append(run)
             self._queued += 1
         else:
             self._note_begin(run)
         return True
 
     def _note_begin(self, run: TaskRun) -> None:
-        assert run.child is not None
-        run.child.latest = run
         run.begin()
         self._running.add(run)
         self._in_use += run.assignment.units
@@ -370,9 +366,6 @@ class TaskLauncher(Launcher):
     def _hand_over_ahead(self) -> None:
         """Let calls of short tasks wait in children, the same number in each as far as possible."""
         deepest = self._lookahead.queue(self._most)
-        if self._serves(self._waiting[0]) == "async":
-            self._hand_over_side_by_side(deepest * self._most)
-            return
         open_ones = [child for child in self._children if child.takes_ahead(deepest)]
         shallowest = min((len(child.runs) for child in open_ones), default=0)
         for most in range(shallowest, deepest + 1):
@@ -380,28 +373,13 @@ class TaskLauncher(Launcher):
                 if len(child.runs) > min(most, child.clean_ends):
                     continue
                 run, first = self._waiting[0], next(iter(child.runs.values()))
+                ready = run.after is None or run.after.over.is_set()
                 alike = self._serves(run) == "def" and run.assignment.units == first.assignment.units
-                if not (alike and run.may_wait and self._hand_over(run, child, waits=True)):
+                if not (ready and alike and run.may_wait and self._hand_over(run, child)):
                     return
                 self._waiting.popleft()
                 if not self._waiting:
                     return
-
-    def _hand_over_side_by_side(self, most: int) -> None:
-        """Let up to `most` calls of short `async def` tasks wait in their child, if all units are in use by calls of
-        one unit there: then it begins one for each that ends.
-        """
-        child = next((child for child in self._children if child.serves == "async"), None)
-        if child is None or child.over or child.killed_for is not None or not child.moves_on:
-            return
-        if not len(child.runs) - len(child.ahead) == self._in_use == self.limit == self._most:
-            return
-        while self._waiting and len(child.ahead) < most:
-            run = self._waiting[0]
-            alike = self._serves(run) == "async" and run.assignment.units == 1
-            if not (alike and run.may_wait and self._hand_over(run, child, waits=True)):
-                return
-            self._waiting.popleft()
 
     def _read_output(self, pipe: OutputPipe, child: WarmChild) -> None:
         """Read what a call prints. What is there may have been read with the end of the call just now."""
@@ -435,7 +413,7 @@ class TaskLauncher(Launcher):
     def _free_child(self, run: TaskRun) -> WarmChild | None:
         serves = self._serves(run)
         for child in self._children:
-            has_room = not child.ahead if serves == "async" else not child.runs
+            has_room = serves == "async" or not child.runs
             if child.serves == serves and has_room and not child.over and child.killed_for is None:
                 return child
         return None
@@ -513,10 +491,7 @@ class TaskLauncher(Launcher):
                 self._failures, self._async = 0, frozenset(side_by_side)
                 self._wanted = {"def": self._most if has_plain else 0, "async": 1 if side_by_side else 0}
                 serving = sum(each.serves == "def" for each in self._children)
-                if serving < self._wanted["def"]:
-                    child.serve("def", most=1)
-                else:
-                    child.serve("async", most=self._most)
+                child.serve("def" if serving < self._wanted["def"] else "async")
                 self._name = self._name or name
                 self._decided.set()
             case {"failed": str(reason)}:
@@ -533,14 +508,16 @@ class TaskLauncher(Launcher):
 
     def _go_on(self, child: WarmChild, *, clean: bool) -> None:
         """Take note that a call of a child has ended, and the next one begins."""
+        if child.serves != "def":
+            return
         child.clean_ends = child.clean_ends + 1 if clean else 0
-        if not clean and child.serves == "def":
+        if not clean:
             # It takes no other call before it is told to, and those that wait in it were to have that directory.
             self._recall(child)
             child.leave(self._app)
-        elif child.ahead:
+        elif child.runs:
             self._queued -= 1
-            self._note_begin(child.ahead.popleft())
+            self._note_begin(next(iter(child.runs.values())))
 
     def _read_all(self, child: WarmChild) -> None:
         """Read everything that a child has said."""

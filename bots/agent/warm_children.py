@@ -5,10 +5,9 @@ later agent finds it by its mark. Its standard input is a socket over which it t
 brings its calls; `leasehold/runtime/task_child.py` describes the messages. One module because a child and its runs
 know each other.
 
-A child may be handed more calls than it runs at once. It takes one from the second socket when another one has ended;
-the socket keeps the others. The agent has both ends of that socket, so it can take back those which the child has not
-taken: when the child ends, or when the call before them takes longer than expected. A call is with the child or with
-the agent, never both.
+A child that serves `def` may be handed several calls. It takes one at a time from the second socket, which keeps the
+others. The agent has both ends of that socket, so it can take back those which the child has not taken: when the child
+ends, or when the call before them takes longer than expected. A call is with the child or with the agent, never both.
 """
 
 import contextlib
@@ -19,7 +18,6 @@ import os
 import signal
 import socket
 import sys
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -133,11 +131,8 @@ class WarmChild:
     over: bool = False
     lost: bool = False
     expired: bool = False
-    #: The calls that it was handed, in their order.
+    #: The calls that it was handed, in their order. Of `def` tasks, all but the first wait for the one before.
     runs: dict[int, "TaskRun"] = field(default_factory=dict)
-    #: Those of them that wait, and the one that has begun last.
-    ahead: "deque[TaskRun]" = field(default_factory=deque)
-    latest: "TaskRun | None" = None
     #: Output pipes that no call has.
     pipes: list[OutputPipe] = field(default_factory=list)
     #: How many calls in a row have left nothing behind. Only behind such calls others may wait.
@@ -256,10 +251,10 @@ class WarmChild:
             self.directory = None
         self.send({"go on": True})
 
-    def serve(self, kind: str, *, most: int) -> None:
-        """Let it serve `def` or `async`, up to `most` calls at once, and give it the socket of its calls."""
+    def serve(self, kind: str) -> None:
+        """Let it serve `def` or `async`, and give it the socket of its calls."""
         self.serves = kind
-        self.send({"serve": kind, "most": most}, [self.inbox.fileno()])
+        self.send({"serve": kind}, [self.inbox.fileno()])
 
     def send(self, facts: Mapping[str, object], descriptors: Sequence[int] = ()) -> bool:
         """Send a message beside the calls; return False if the child has to read some of the others first."""
@@ -275,12 +270,8 @@ class WarmChild:
         """Return whether another `def` call may wait behind those that it has. most: calls that may wait."""
         if self.serves != "def" or not 0 < len(self.runs) <= min(most, self.clean_ends) or self.over:
             return False
-        return self.killed_for is None and self.moves_on and not next(iter(self.runs.values())).stopping
-
-    @property
-    def moves_on(self) -> bool:
-        """True if its tasks are short: the latest one has begun just now."""
-        return self.latest is not None and self.latest.age < OVERDUE
+        first = next(iter(self.runs.values()))
+        return self.killed_for is None and not first.stopping and first.age < OVERDUE
 
     def recall(self) -> "list[tuple[TaskRun, bool]]":
         """Take back the calls that the child has not taken, with whether it knows the pipe of the call."""
@@ -289,7 +280,6 @@ class WarmChild:
             try:
                 message, descriptors = receive(self.inbox, _READ_BYTES, _DESCRIPTORS, socket.MSG_DONTWAIT)
             except BlockingIOError:
-                self.ahead = deque(run for run in self.ahead if run.number in self.runs)
                 return back
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -392,8 +382,7 @@ class TaskRun(AttemptRun):
     @property
     def may_wait(self) -> bool:
         """True if it may wait in a child for another to end: no file of it is in the directory before its turn."""
-        ready = self.after is None or self.after.over.is_set()
-        return ready and self.assignment.checkpoint is None and not self.stopping
+        return self.assignment.checkpoint is None and not self.stopping
 
     def check(self, app: str | None) -> Outcome | None:
         """Look which task is called; return the outcome if it cannot be one."""

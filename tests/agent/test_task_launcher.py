@@ -15,13 +15,12 @@ from typing import Any
 import pytest
 from leasehold.client import Client
 from leasehold.errors import BadInput, LeaseholdError, TaskFailed
-from leasehold.tasks import Task, TaskJob
+from leasehold.tasks import TaskJob
 
 from bots.agent import task_launcher, warm_children
 from bots.agent.agent import Agent
 from bots.agent.capacity import MOST_QUEUED
 from bots.agent.leases import AgentLeases
-from bots.agent.warm_children import WarmChild
 from bots.agent.workspace import marked_processes
 from bots.protocol import Work
 from schema import clock
@@ -397,18 +396,13 @@ def verdicts(pool: AgentPool, keys: list[tuple[str, int]]) -> list[str]:
     return [pool.until(lambda key=key: pool.outcomes.get(key))["verdict"] for key in keys]
 
 
-@pytest.mark.parametrize(("long", "short"), [("hold", ("add", 1)), ("rest", ("count_characters", "1"))])
-def test_calls_that_wait_in_a_process_behind_a_longer_one_go_back_to_the_pool(
-    tmp_path: Path, long: str, short: tuple[Any, ...]
-) -> None:
+def test_calls_that_wait_in_a_process_behind_a_longer_one_go_back_to_the_pool(tmp_path: Path) -> None:
     pool = AgentPool(sync_in=0.1)
     with serving(pool, tmp_path, app="tests.support.apps.task_app:pool"):
         warm_up(pool)
         with pool.changed:
-            before = [grant(pool, *short, job=f"before-{number}") for number in range(4)]
-            holding = grant(pool, long, str(tmp_path / "held"), job="held")
-            waiting = [grant(pool, *short, job=f"waiting-{number}") for number in range(4)]
-        assert verdicts(pool, before) == ["succeeded"] * 4
+            holding = grant(pool, "hold", str(tmp_path / "held"), job="held")
+            waiting = [grant(pool, "add", 1, job=f"waiting-{number}") for number in range(4)]
         assert verdicts(pool, waiting) == ["released"] * 4
         assert not any("active" in pool.reported(key) for key in waiting), "a lease that waits is not acknowledged"
         assert holding not in pool.outcomes
@@ -476,9 +470,8 @@ def test_a_bot_of_tasks_of_30_ms_calls_no_more_often_than_its_tasks_end(tmp_path
         assert len(pool.syncs) - before <= 2 * len(keys) + 10
 
 
-@pytest.mark.parametrize("task", [task_app.note, task_app.note_beside_others], ids=["def", "async"])
 def test_short_tasks_run_once_each_while_some_of_those_that_wait_are_cancelled(
-    works: Works, monkeypatch: pytest.MonkeyPatch, task: Task[Any, Any]
+    works: Works, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left_out, settle = list[int](), AgentLeases.settle
 
@@ -488,7 +481,7 @@ def test_short_tasks_run_once_each_while_some_of_those_that_wait_are_cancelled(
 
     monkeypatch.setattr(AgentLeases, "settle", noted)
     file = works.file("numbers")
-    jobs = task.batch([(file, number) for number in range(900)])
+    jobs = task_app.note.batch([(file, number) for number in range(900)])
     eventually(lambda: any(left_out))
     for start in range(100, 900, 100):
         works.client.cancel([job.id for job in jobs[start : start + 30]])
@@ -497,22 +490,6 @@ def test_short_tasks_run_once_each_while_some_of_those_that_wait_are_cancelled(
     assert len(ran) == len(set(ran)), "twice"
     assert set(ends.values()) <= {"succeeded", "cancelled"}
     assert {number for number, job in enumerate(jobs) if ends[job.id] == "succeeded"} <= set(ran)
-
-
-def test_asynchronous_calls_wait_in_their_process_until_others_have_ended(
-    works: Works, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    waited, moves_on = [0], WarmChild.moves_on
-    monkeypatch.setattr(
-        WarmChild,
-        "moves_on",
-        property(lambda child: waited.append(len(child.ahead)) or moves_on.fget(child)),  # type: ignore[attr-defined]
-    )
-    file = works.file("numbers")
-    jobs = task_app.note_beside_others.batch([(file, number) for number in range(300)])
-    assert {job.result(MINUTE) for job in jobs} <= {1, 2}, "more run side by side than the bot has units"
-    assert max(waited) > 2, "none has waited in the process"
-    assert sorted(int(line) for line in Path(file).read_text().splitlines()) == list(range(300))
 
 
 @pytest.mark.usefixtures("patient")

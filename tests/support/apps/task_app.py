@@ -35,22 +35,6 @@ def note(file: str, number: int) -> None:
         lines.write(f"{number}\n")
 
 
-_beside = 0
-
-
-@pool.task
-async def note_beside_others(file: str, number: int) -> int:
-    """Write such a line between two steps; return how many of these calls ran side by side at the first."""
-    global _beside
-    _beside += 1
-    found = _beside
-    await asyncio.sleep(0)
-    with Path(file).open("a") as lines:
-        lines.write(f"{number}\n")
-    _beside -= 1
-    return found
-
-
 @pool.task(retries=2, timeout=60, label="tested", priority=7, unique=lambda text: text, metadata={"kind": "echo"})
 def echo(text: Any) -> Any:
     """Return what it is given."""

@@ -4,9 +4,9 @@
 
 It is a child of a supervisor of the bot's guardian, and talks with the agent over a socket, its standard input, in
 datagrams: of JSON, and for ends of calls a `CallEnd`. From the child: `ready` with the app and its tasks, or `failed`
-with the reason; then the end of each call. From the agent: `serve`, "def" or "async", and the `most` calls at once,
-with the descriptor of a second socket; `cancel` with the number of an asynchronous call. Any other call is cancelled by
-SIGTERM. A child that serves `def` and has said of a call that it is not clean waits for `go on`.
+with the reason; then the end of each call. From the agent: `serve`, "def" or "async", with the descriptor of a second
+socket; `cancel` with the number of an asynchronous call. Any other call is cancelled by SIGTERM. A child that serves
+`def` and has said of a call that it is not clean waits for `go on`.
 
 The second socket brings calls, marshalled: `run` with the number of a call, its task, `stdin`, `env` and `directory`,
 and the number of the `pipe` of its output, with the descriptor if that is `new`. A large request comes in a file
@@ -211,23 +211,17 @@ class TaskChild:
         else:
             self._running.cancel()
 
-    async def serve_side_by_side(self, most: int) -> None:
-        """Run up to `most` calls at once in this loop, until the agent is gone."""
+    async def serve_side_by_side(self) -> None:
+        """Run calls in this loop, until the agent is gone."""
         self._channel.setblocking(False)
         gone = asyncio.Event()
         loop = asyncio.get_running_loop()
 
         def take() -> None:
-            """Begin calls while there is room. Others stay in the socket, from which the agent may take them back."""
-            loop.remove_reader(self._inbox)
             with contextlib.suppress(BlockingIOError):
-                while len(self._calls) < most:
-                    if (message := self._receive_call(socket.MSG_DONTWAIT)) is None:
-                        gone.set()
-                        return
-                    self._begin(message, then=take)
-                return
-            loop.add_reader(self._inbox, take)
+                while (message := self._receive_call(socket.MSG_DONTWAIT)) is not None:
+                    self._begin(message)
+                gone.set()
 
         def obey() -> None:
             with contextlib.suppress(BlockingIOError):
@@ -246,8 +240,8 @@ class TaskChild:
             self._called[number].mark_cancelled()
             self._calls[number].cancel()
 
-    def _begin(self, message: dict[str, Any], *, then: Callable[[], None]) -> None:
-        """Begin a call beside others. then: what to do after its end."""
+    def _begin(self, message: dict[str, Any]) -> None:
+        """Begin a call beside others."""
         request = CallRequest(message, self._pipes[message["pipe"]])
         output, call = CallOutput(request.output), request.call(self._pool)
         task = asyncio.create_task(_printing_to(output, call))
@@ -259,7 +253,6 @@ class TaskChild:
             del self._calls[request.number], self._called[request.number]
             code = CANCELLED if task.cancelled() else task.result()
             self._end(request, code, clean=request.attempt.fileless)
-            then()
 
         task.add_done_callback(end)
 
@@ -350,9 +343,8 @@ def main() -> None:
         # The agent is gone.
         return
     child = TaskChild(pool, channel, socket.socket(fileno=calls))
-    served = json.loads(mode)
-    if served["serve"] == "async":
-        asyncio.run(child.serve_side_by_side(served["most"]))
+    if json.loads(mode)["serve"] == "async":
+        asyncio.run(child.serve_side_by_side())
     else:
         child.serve()
 
