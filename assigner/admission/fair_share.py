@@ -227,38 +227,57 @@ class DeficitHeap:
 
     Compared is the deficit times the usage of all: what the instance has used less its target's part. While others
     start jobs it falls by its target's part of what they take, which moves all instances a little. It is found anew for
-    an instance when a job of it starts, and for all of them once there were many starts. So an instance whose jobs keep
-    starting is late by less than one start, and one that has had more than its part may come some starts late.
+    an instance when a job of it starts, for all of them after a number of starts, and at each start for those whose
+    part of these starts is a job or more. So an instance is early or late by less than one start.
     """
 
     def __init__(self, lanes: Sequence[InstanceLane], all_used: float) -> None:
         behind = min(lane.behind for lane in lanes)
-        self._heap = [(0.0, lane) for lane in lanes if lane.behind == behind]
+        compared = [lane for lane in lanes if lane.behind == behind]
+        self._interval = max(1, len(compared) // RENEWED)
+        self._large = [lane for lane in compared if lane.target * self._interval >= 1.0]
+        self._heap = [(0.0, lane) for lane in compared if lane.target * self._interval < 1.0]
         self._renew(all_used)
 
     def _renew(self, all_used: float) -> None:
-        total = max(1.0, all_used)
+        self._total = total = max(1.0, all_used)
         self._heap = [(lane.used - lane.target * total, lane) for _, lane in self._heap]
         heapq.heapify(self._heap)
-        self._starts = max(1, len(self._heap) // RENEWED)
+        self._starts = self._interval
+        self._choose()
+
+    def _choose(self) -> None:
+        if self._large:
+            values = [(lane.used - lane.target * self._total, lane) for lane in self._large]
+            self._first = min(self._heap[:1] + values)[1]
+        else:
+            self._first = self._heap[0][1]
 
     def first(self) -> InstanceLane:
         """Return the lane with the lowest deficit; among equals its next job decides."""
-        return self._heap[0][1]
+        return self._first
 
     def refresh(self, all_used: float) -> None:
         """Take the current usage of the lane that came first, a job of which has started."""
         self._starts -= 1
-        if self._starts:
-            lane = self._heap[0][1]
-            heapq.heapreplace(self._heap, (lane.used - lane.target * max(1.0, all_used), lane))
-        else:
+        if not self._starts:
             self._renew(all_used)
+            return
+        self._total, lane = max(1.0, all_used), self._first
+        if self._heap and self._heap[0][1] is lane:
+            heapq.heapreplace(self._heap, (lane.used - lane.target * self._total, lane))
+        self._choose()
 
     def drop(self) -> bool:
         """Remove the lane that came first; returns true if it was the only one."""
-        heapq.heappop(self._heap)
-        return not self._heap
+        if self._heap and self._heap[0][1] is self._first:
+            heapq.heappop(self._heap)
+        else:
+            self._large.remove(self._first)
+        if self._heap or self._large:
+            self._choose()
+            return False
+        return True
 
 
 @dataclass(frozen=True)

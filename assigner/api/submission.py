@@ -65,7 +65,8 @@ def normalised_requests(
 def submit(database: Database, requests: Sequence[dict[str, Any]], *, caller: Principal) -> list[Submitted]:
     """Store all requests in one transaction and return once it is durable.
 
-    Requests with keys take one round trip, unless an operator sent them or their class must be checked.
+    Requests with keys take one round trip, unless an operator sent them or their class must be checked. Where nothing
+    can be told of such a statement, its outcome is unknown; a repeat is harmless.
 
     Raises OutcomeUnknown in two cases. The commit came with a warning: PostgreSQL warns if it stopped waiting for a
     synchronous standby. Or the connection was lost around the commit, and a request has no key, so that a repeat could

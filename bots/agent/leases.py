@@ -27,11 +27,8 @@ REMEMBERED = 10_000
 #: The most leases that the log names one by one for each answer: a line for each of many short tasks would take an
 #: eighth of the agent's processor time.
 LOGGED_EACH = 10
-
-
-#: When enough tasks have begun and ended for a report, each so many of them wake the syncing thread, which counts ends.
-SOME = 8
-
+#: Once there is enough news of tasks for a report, only every so many of them wake the syncing thread.
+WAKE_EACH = 8
 #: Seconds for which a sync of a bot that holds leases in advance leaves a task out that has begun.
 JUST_BEGUN = 0.01
 
@@ -345,7 +342,7 @@ class AgentLeases:
             self._told_of_news
             and isinstance(launcher, TaskLauncher)
             and launcher.busy
-            and (self._told_times < self.enough or self._told_times % SOME)
+            and (self._told_times < self.enough or self._told_times % WAKE_EACH)
         ):
             return
         self._told_of_news = True

@@ -418,13 +418,15 @@ class TaskRun(AttemptRun):
             "pipe": self.pipe.number,
             "new": writer is not None,
         }
+        sent = False
         try:
             sent = _handed_over(child, request, writer)
         finally:
             if writer is not None:
                 os.close(writer)
+            if not sent and (reader := self.drop_pipe(reusable=writer is None, child=child)) is not None:
+                os.close(reader)
         if not sent:
-            self.drop_pipe(reusable=writer is None, child=child)
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(directory / files.checkpoint)
             return False

@@ -127,7 +127,7 @@ WHERE q.id = idle.id AND q.id NOT IN (SELECT DISTINCT queue FROM jobs)
 #: Reading all jobs may take long.
 NO_TIMEOUT = text("SET LOCAL statement_timeout = 0")
 # A queue may appear that names a set which was just looked up: then the foreign key refuses it, and the submit is tried
-# again. Nobody looks up a set that was made long ago and then waits.
+# again. Rarely has anybody looked up a set that was made long ago and then waits: a bulk submit, for another one's key.
 DELETE_UNUSED_CONSTRAINT_SETS = text("""
 DELETE FROM constraint_sets WHERE id = ANY (ARRAY(
     SELECT s.id FROM constraint_sets s

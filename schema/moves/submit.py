@@ -57,6 +57,7 @@ def submit(connection: Connection, requests: Sequence[Mapping[str, Any]], *, act
     if answers.other is not None:
         raise _key_conflict(answers.other, requests[answers.other])
     job_ids, public_ids = (each[1:-1].split(",") for each in (answers.job_ids, answers.public_ids))
+    assert len(job_ids) == len(public_ids) == len(requests)
     return list(map(Submitted, map(int, job_ids), public_ids, answers.created or repeat(True)))
 
 
@@ -76,9 +77,10 @@ def submit_at_once(
         if (refused := _refused(error, {f"jobs.{index}": each for index, each in enumerate(requests)})) is not None:
             raise refused from None
         raise
-    job_ids, public_ids, created = (b"" if each is None else each for each in found)
-    are_new = map("t".__eq__, _elements(created)) if created else repeat(True)
-    return list(map(Submitted, map(int, _elements(job_ids)), _elements(public_ids), are_new))
+    job_ids, public_ids, created = (_elements(b"" if each is None else each) for each in found)
+    assert len(job_ids) == len(public_ids) == len(requests)
+    are_new = map("t".__eq__, created) if found[2] else repeat(True)
+    return list(map(Submitted, map(int, job_ids), public_ids, are_new))
 
 
 def _elements(array: bytes) -> list[str]:

@@ -22,16 +22,16 @@ def names(folder: str) -> list[str]:
 
 
 def load(connection: Connection, *paths: str) -> None:
-    """Execute files, each given as `folder/name`."""
+    """Execute files, each given as `folder/name`. Functions may be loaded before those that they call."""
+    _execute(connection, _UNCHECKED)
     for path in paths:
         _execute(connection, files(__name__).joinpath(f"{path}.sql").read_text(encoding="utf-8"))
+    _execute(connection, _CHECKED)
 
 
 def load_all(connection: Connection, folder: str) -> None:
-    """Execute every file of a folder by name; functions may be loaded before those that they call."""
-    _execute(connection, _UNCHECKED)
+    """Execute every file of a folder by name."""
     load(connection, *(f"{folder}/{name}" for name in names(folder)))
-    _execute(connection, _CHECKED)
 
 
 def _execute(connection: Connection, statements: str) -> None:

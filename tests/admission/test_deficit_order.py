@@ -300,14 +300,26 @@ def test_the_lowest_deficit_starts_next_each_time(instances: int, same: bool) ->
 
 def test_an_instance_far_above_its_part_starts_again_once_the_others_have_caught_up() -> None:
     """While the others start jobs nothing of it changes but its part."""
-    weights = {"big": 50.0, **{f"i{nth:02}": 1.0 for nth in range(50)}}
-    used = {"big": 200.0, **{f"i{nth:02}": 2.0 for nth in range(50)}}
+    found = with_a_large_one(50, used={"large": 200.0, **{f"i{nth:03}": 2.0 for nth in range(50)}}, free_units=300)
+    assert 99 <= found["large"] <= 101, "half of 600"
+    assert all(found[name] in (3, 4, 5) for name in found if name != "large")
+
+
+@pytest.mark.parametrize("free_units", [1, 20, 100, 400])
+@pytest.mark.parametrize("others", [200, 1000])
+def test_a_large_instance_has_its_part_of_few_starts_among_many_small_ones(others: int, free_units: int) -> None:
+    used = {"large": 1000.0, **{f"i{nth:03}": 1000.0 / others for nth in range(others)}}
+    found = with_a_large_one(others, used=used, free_units=free_units)
+    assert abs(found["large"] - free_units / 2) <= 1
+
+
+def with_a_large_one(others: int, *, used: Mapping[str, float], free_units: int) -> Count[str]:
+    """The starts of each instance, if one weighs as much as so many others together."""
+    weights = {"large": float(others), **{f"i{nth:03}": 1.0 for nth in range(others)}}
     pool = Pool(weights, used=used, completed=dict.fromkeys(weights, 1))
-    names = sorted(weights)
-    heads = [pool.head(name, 1000 * nth + job) for nth, name in enumerate(names) for job in range(200)]
-    found = Count(pool.admitted(heads, free_units=300))
-    assert 97 <= found["big"] <= 100, "half of 600"
-    assert all(found[name] in (3, 4, 5) for name in names if name != "big")
+    heads = [pool.head("large", 10 + job) for job in range(free_units)]
+    heads += [pool.head(f"i{nth:03}", 1000 * (nth + 1) + job) for nth in range(others) for job in range(6)]
+    return Count(pool.admitted(heads, free_units=free_units))
 
 
 def by_the_rule(pool: Pool, costs: Mapping[str, float], jobs: dict[str, int], *, starts: int) -> list[str]:

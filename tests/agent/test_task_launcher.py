@@ -21,6 +21,7 @@ from bots.agent import task_launcher, warm_children
 from bots.agent.agent import Agent
 from bots.agent.capacity import MOST_QUEUED
 from bots.agent.leases import AgentLeases
+from bots.agent.warm_children import TaskRun
 from bots.agent.workspace import marked_processes
 from bots.protocol import Work
 from schema import clock
@@ -601,3 +602,28 @@ def test_a_process_keeps_few_pipes_though_many_calls_print_and_a_thread_writes_a
             assert verdicts(pool, [late, *keys]) == ["succeeded"] * 31
             assert all(f"{number} + 0\n".encode() in bytes(pool.output[key]) for number, key in enumerate(keys))
         assert open_files("last") <= at_first + MOST_QUEUED + 1
+
+
+def test_a_call_that_its_process_has_no_room_for_costs_the_agent_no_pipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused: list[int] = []
+    hand_over = TaskRun.hand_over
+
+    def count(run: TaskRun, *where: Any) -> bool:
+        if sent := hand_over(run, *where):
+            return sent
+        places = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
+        refused.append(sum(os.readlink(place).startswith("pipe:") for place in places if os.path.lexists(place)))
+        return False
+
+    monkeypatch.setattr(TaskRun, "hand_over", count)
+    pool, go_on = AgentPool(sync_in=0.1), tmp_path / "go on"
+    with serving(pool, tmp_path, capacity=16, app="tests.support.apps.task_app:pool"):
+        held_up = grant(pool, "hold_up_all", str(go_on), job="held-up")
+        with pool.changed:
+            keys = [grant(pool, "count_characters", "x" * 50_000, job=f"large-{number}") for number in range(15)]
+        eventually(lambda: len(refused) > 50)
+        go_on.touch()
+        assert verdicts(pool, [held_up, *keys]) == ["succeeded"] * 16
+    assert max(refused) <= refused[0] + len(keys), "a pipe for each call that was handed over"

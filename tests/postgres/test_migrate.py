@@ -227,3 +227,19 @@ def test_slots_of_a_database_from_before_move_into_the_row_of_running_jobs(empty
         ("instance:c:slots", None, None),
         ("lock:a:slots", 3, None),
     ]
+
+
+@pytest.mark.parametrize("version", ["0005", "0009", "0010", "0013"])
+def test_functions_that_submit_are_loaded_before_those_that_they_call(empty: Database, version: str) -> None:
+    """As in a database of an earlier version, which has only one of them."""
+    migrate.upgrade(empty)
+    for change in (
+        "DROP FUNCTION submit",
+        "DROP FUNCTION submit_all",
+        f"UPDATE alembic_version SET version_num = '{version}'",
+    ):
+        empty.run(lambda c, change=change: c.execute(text(change)))
+    migrate.upgrade(empty)
+    requests = '[{"command": ["true"]}, {"command": ["false"]}]'
+    submitted = text("SELECT count(*) FROM submit(CAST(:requests AS jsonb))")
+    assert empty.run(lambda c: c.execute(submitted, {"requests": requests}).scalar_one()) == 2

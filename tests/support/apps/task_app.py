@@ -42,6 +42,13 @@ def echo(text: Any) -> Any:
 
 
 @pool.task
+async def hold_up_all(file: str) -> None:
+    """Let no other call of the process go on until the file is there."""
+    while not os.path.exists(file):
+        time.sleep(0.01)
+
+
+@pool.task
 async def count_characters(text: str) -> int:
     """Count characters."""
     return len(text)

@@ -13,8 +13,8 @@ import time
 _libc = ctypes.CDLL(None)
 #: The variables of which each attempt has its own values begin with this.
 _OF_ATTEMPTS = "LEASEHOLD_"
-#: Seconds after which the clock of every file system has moved on; most have a tick of 4 ms.
-TICK = 0.05
+#: Seconds after which the clock of a file system has moved on: most have a tick of 4 ms, some of 1 s or 2 s.
+TICK = 2.5
 #: The variables of this process as `os.environ` holds them. Comparing these takes a twentieth of the time in which
 #: `os.environ` decodes all of them.
 _variables: dict[bytes, bytes] = os.environ._data  # type: ignore[attr-defined]
@@ -47,19 +47,29 @@ class AttemptDirectory:
     def is_untouched(self, since: float) -> bool:
         """Return whether it is as it was made. since: when the attempt began, on the monotonic clock.
 
-        A change of any entry or mode changes the time of its directory, which nobody can set. Only in the first
-        moments the clock of the file system may show the same time; then its entries are looked at. Looking at them
-        after each call takes a fifth of the time of a task that does nothing.
+        A change of any entry or mode changes the time of its directory, which nobody can set. If the time is another,
+        or if the clock of the file system may still show the same, its entries are looked at. Looking at them after
+        each call takes a fifth of the time of a task that does nothing.
         """
-        if self._status() != self._as_made:
+        found = self._status()
+        if found == self._as_made and since - self.opened_at > TICK:
+            return True
+        if [mode for _, mode in found] != [mode for _, mode in self._as_made] or not self._is_empty():
             return False
-        return since - self.opened_at > TICK or (self._entries() == [["tmp"], []])
+        if found != self._as_made:
+            # The attempt has removed what it had made.
+            self._as_made, self.opened_at = found, time.monotonic()
+        return True
 
     def _status(self) -> list[tuple[int, int]]:
         return [(found.st_ctime_ns, found.st_mode) for found in map(os.fstat, self._places)]
 
-    def _entries(self) -> list[list[str]]:
-        return [os.listdir(place) for place in self._places]
+    def _is_empty(self) -> bool:
+        """Return whether nothing else is in it, and it is still at its path."""
+        for path, place in zip((self.path, f"{self.path}/tmp"), self._places, strict=True):
+            if not os.path.samestat(os.lstat(path), os.fstat(place)):
+                return False
+        return [os.listdir(place) for place in self._places] == [["tmp"], []]
 
 
 class Surroundings:
