@@ -46,8 +46,8 @@ from schema.policy import meters
 #: Heads read for each job that may be placed, if the order cannot tell before the gates are asked which ones start.
 #: `LEAST`: the fewest that are read from a queue.
 SPARE, LEAST = 4.0, 8
-#: The number of sparing reads of further heads. A sparing read takes more heads only of the queues that come next. Each
-#: read after them takes `LEAST` heads of every queue: a queue is given up if so many are refused.
+#: The number of sparing reads of further heads. A sparing read takes more heads only of the queues that come next. A
+#: later read takes `LEAST` heads of every queue. A queue of which `LEAST` heads in a row are refused is given up.
 MAX_SPARING_READS = 4
 #: Heads read for each job that is expected to start, if the heads of a queue start in the order in which they are read.
 #: More can be read when they are used up. `FEW`: the most heads that are read in addition.
@@ -187,8 +187,6 @@ HEADS_PER_PREEMPTION = 5
 FEW_MORE, MANY_ALIKE = 2, 100
 #: Constraint sets that an assigner remembers, and pairs of them with an instance whose charges it remembers.
 MAX_REMEMBERED = 20_000
-#: Seconds between two looks at how evenly instances have been served, for the metric.
-FAIRNESS_INTERVAL = 1.0
 #: Seconds for which an assigner does not check whether the demand of an instance has to be recorded again.
 DEMAND_RECHECK = DEMAND_INTERVAL / 2
 
@@ -225,7 +223,6 @@ class AdmissionController:
         self._state: AdmissionState
         self._started_graph_jobs: list[QueueHead] = []
         self._usual: dict[QueueId, float] = {}
-        self._next_fairness = -math.inf
         self._noted, self._noting = dict[int, float](), dict[int, float]()
         self._charges, self._terms = dict[tuple[int, int], QueueCharges](), dict[int, Mapping[str, Any]]()
         self.reconfigure(rules)
@@ -262,9 +259,8 @@ class AdmissionController:
             charges=self._charges,
         )
         self._settle_weights(connection, queues, admission_state)
-        if admission_state.shares is not None and self._now() >= self._next_fairness:
+        if admission_state.shares is not None:
             metrics.observe_fairness(fair_share.fairness_index(admission_state.shares, admission_state))
-            self._next_fairness = self._now() + FAIRNESS_INTERVAL
         self._state = admission_state
         self._advised(queues, admission_state)
         if self._rules.checkers.checks_limits:
@@ -312,15 +308,12 @@ class AdmissionController:
     def _queue_batches(
         self, queues: Sequence[ConstrainedQueue], admission_state: AdmissionState, *, free_units: int
     ) -> Iterator[tuple[list[ConstrainedQueue], Rank | None]]:
-        """Yield the open queues in lots, each with the rank of the first queue behind the lot; in one if they are few.
+        """Yield the open queues in lots, each with the rank of the first queue behind the lot.
 
         The first lot holds hardly more instances than there are free units. Each job that starts puts its instance
         behind others, so that no further instance can come first, unless gates are closed for single jobs or an
         instance has few jobs.
         """
-        if len(queues) <= free_units + FEW_MORE:
-            yield _open(queues, admission_state), None
-            return
         lot, known, last, enough = list[ConstrainedQueue](), 0, None, free_units + FEW_MORE
         # If many instances have the same rank, chance decides which are looked at.
         shuffled = sorted(queues, key=lambda _: self._chance.random())

@@ -218,7 +218,7 @@ class InstanceLane:
         return self._known_key
 
 
-#: All instances are compared anew after one start for so many of them.
+#: All of n instances are compared anew after n / RENEWED starts.
 RENEWED = 8
 
 
@@ -258,7 +258,7 @@ class DeficitHeap:
         return self._first
 
     def refresh(self, all_used: float) -> None:
-        """Take the current usage of the lane that came first, a job of which has started."""
+        """Take the current usage of the first lane, after one of its jobs has started."""
         self._starts -= 1
         if not self._starts:
             self._renew(all_used)

@@ -65,12 +65,12 @@ def normalised_requests(
 def submit(database: Database, requests: Sequence[dict[str, Any]], *, caller: Principal) -> list[Submitted]:
     """Store all requests in one transaction and return once it is durable.
 
-    Requests with keys take one round trip, unless an operator sent them or their class must be checked. Where nothing
-    can be told of such a statement, its outcome is unknown; a repeat is harmless.
+    Requests with keys take one round trip, unless an operator sent them or their class must be checked.
 
     Raises OutcomeUnknown in two cases. The commit came with a warning: PostgreSQL warns if it stopped waiting for a
     synchronous standby. Or the connection was lost around the commit, and a request has no key, so that a repeat could
-    store it twice. Raises Conflict `key_reused`.
+    store it twice. Requests that take one round trip raise it also if the server has refused each repeat because of
+    conflicts. Raises Conflict `key_reused`.
     """
     keyed = all(request["key"] is not None for request in requests)
     attempt = _Attempt(keyed=keyed)

@@ -27,7 +27,7 @@ REMEMBERED = 10_000
 #: The most leases that the log names one by one for each answer: a line for each of many short tasks would take an
 #: eighth of the agent's processor time.
 LOGGED_EACH = 10
-#: Once there is enough news of tasks for a report, only every so many of them wake the syncing thread.
+#: A report waits for a number of starts and ends of tasks. Beyond it only each eighth wakes the syncing thread.
 WAKE_EACH = 8
 #: Seconds for which a sync of a bot that holds leases in advance leaves a task out that has begun.
 JUST_BEGUN = 0.01
@@ -266,7 +266,7 @@ class AgentLeases:
         with self._lock:
             runs = list(self._runs.values())
         for run in runs:
-            run.over.wait(give_up - clock.monotonic())
+            clock.wait(run.over, give_up - clock.monotonic())
         return all(run.over.is_set() for run in runs)
 
     def _escaped_size(self, run: AttemptRun) -> int:

@@ -336,32 +336,6 @@ class RunContext:
     containment: Containment = field(default_factory=Containment.none)
 
 
-class Latch:
-    """An event that happens once. A bot of short tasks makes two for each, and an Event takes ten times as long."""
-
-    __slots__ = ("_closed", "_is_set")
-
-    def __init__(self) -> None:
-        self._is_set = False
-        self._closed = threading.Lock()
-        self._closed.acquire()
-
-    def is_set(self) -> bool:
-        return self._is_set
-
-    def set(self) -> None:
-        """Let everybody go on who waits. Only one thread may do so."""
-        if not self._is_set:
-            self._is_set = True
-            self._closed.release()
-
-    def wait(self, seconds: float | None = None) -> bool:
-        """Wait until it is set, at most `seconds`; return True if it is."""
-        if not self._is_set and self._closed.acquire(timeout=-1 if seconds is None else max(0.0, seconds)):
-            self._closed.release()
-        return self._is_set
-
-
 class AttemptRun(ABC):
     """One assignment that runs: what its thread, or the launcher of tasks, shares with those who stop and report it.
 
@@ -372,7 +346,8 @@ class AttemptRun(ABC):
         self.assignment = assignment
         self.output = Output()
         self.checkpoint = Checkpoint(assignment.checkpoint)
-        self.started, self.over = Latch(), Latch()
+        self.started = threading.Event()
+        self.over = threading.Event()
         #: How the attempt ended, set before `over`; None if the lease was lost.
         self.outcome: Outcome | None = None
         self._place, self._notify = place, notify

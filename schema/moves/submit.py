@@ -17,7 +17,7 @@ from schema.postgres import engine
 # The functions are the one implementation, for callers in SQL as well as for this one.
 # All answers are one row of texts: reading a row of its own for each of a thousand jobs takes the client 1.5 ms.
 SUBMIT = text("""
-SELECT CAST(job_ids AS text) AS job_ids, CAST(public_ids AS text) AS public_ids, created,
+SELECT CAST(job_ids AS text) AS job_ids, CAST(public_ids AS text) AS public_ids, CAST(created AS text) AS created,
     array_position(same, false) - 1 AS other
 FROM submit_all(CAST(:requests AS jsonb), :actor)
 """)
@@ -56,9 +56,7 @@ def submit(connection: Connection, requests: Sequence[Mapping[str, Any]], *, act
     (answers,) = submitted_rows(connection, SUBMIT, values, requests=requests)
     if answers.other is not None:
         raise _key_conflict(answers.other, requests[answers.other])
-    job_ids, public_ids = (each[1:-1].split(",") for each in (answers.job_ids, answers.public_ids))
-    assert len(job_ids) == len(public_ids) == len(requests)
-    return list(map(Submitted, map(int, job_ids), public_ids, answers.created or repeat(True)))
+    return _answers(answers.job_ids, answers.public_ids, answers.created, count=len(requests))
 
 
 def submit_at_once(
@@ -77,15 +75,18 @@ def submit_at_once(
         if (refused := _refused(error, {f"jobs.{index}": each for index, each in enumerate(requests)})) is not None:
             raise refused from None
         raise
-    job_ids, public_ids, created = (_elements(b"" if each is None else each) for each in found)
-    assert len(job_ids) == len(public_ids) == len(requests)
-    are_new = map("t".__eq__, created) if found[2] else repeat(True)
-    return list(map(Submitted, map(int, job_ids), public_ids, are_new))
+    job_ids, public_ids, created = (None if each is None else each.decode() for each in found)
+    assert job_ids is not None
+    assert public_ids is not None
+    return _answers(job_ids, public_ids, created, count=len(requests))
 
 
-def _elements(array: bytes) -> list[str]:
-    """The elements of an array as the server writes it, without commas or quotes in any."""
-    return array[1:-1].decode().split(",")
+def _answers(job_ids: str, public_ids: str, created: str | None, *, count: int) -> list[Submitted]:
+    """Read arrays as the server writes them. created: None if all requests have made a job."""
+    ids, names = job_ids[1:-1].split(","), public_ids[1:-1].split(",")
+    assert len(ids) == len(names) == count
+    are_new = repeat(True) if created is None else map("t".__eq__, created[1:-1].split(","))
+    return list(map(Submitted, map(int, ids), names, are_new))
 
 
 def submit_alone(driver: "psycopg.Connection[Any]", request: Mapping[str, Any], *, actor: str) -> Submitted:

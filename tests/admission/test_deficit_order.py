@@ -314,7 +314,7 @@ def test_a_large_instance_has_its_part_of_few_starts_among_many_small_ones(other
 
 
 def with_a_large_one(others: int, *, used: Mapping[str, float], free_units: int) -> Count[str]:
-    """The starts of each instance, if one weighs as much as so many others together."""
+    """How many jobs of each instance start. The instance `large` weighs as much as all others together."""
     weights = {"large": float(others), **{f"i{nth:03}": 1.0 for nth in range(others)}}
     pool = Pool(weights, used=used, completed=dict.fromkeys(weights, 1))
     heads = [pool.head("large", 10 + job) for job in range(free_units)]

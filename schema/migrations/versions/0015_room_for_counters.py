@@ -6,8 +6,6 @@ before go on working meanwhile.
 
 from alembic import op
 
-from schema.tables.columns import STORAGE
-
 revision = "0015"
 down_revision = "0014"
 branch_labels = None
@@ -15,8 +13,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    listed = ", ".join(f"{name} = {value:g}" for name, value in STORAGE["counters"].items())
-    op.execute(f"ALTER TABLE counters SET ({listed})")
+    op.execute("ALTER TABLE counters SET (autovacuum_vacuum_scale_factor = 0.01, fillfactor = 25)")
 
 
 def downgrade() -> None:

@@ -11,7 +11,7 @@ import tempfile
 import time
 
 _libc = ctypes.CDLL(None)
-#: The variables of which each attempt has its own values begin with this.
+#: The prefix of variables whose values differ from attempt to attempt.
 _OF_ATTEMPTS = "LEASEHOLD_"
 #: Seconds after which the clock of a file system has moved on: most have a tick of 4 ms, some of 1 s or 2 s.
 TICK = 2.5
@@ -146,7 +146,7 @@ class Surroundings:
         self._set, self._expected = wanted, dict(_variables)
 
     def _set_own(self, name: str, value: str) -> None:
-        """Set a variable of which each attempt has another value.
+        """Set a variable whose value differs from attempt to attempt.
 
         Not as `os.environ` does, because the C library would keep all values for ever.
         """
