@@ -41,9 +41,10 @@ class Ordering(Protocol):
         head may be one that has not been read, yields the queues to read and ends."""
 
     def expected(
-        self, queues: Sequence[ConstrainedQueue], admission_state: AdmissionState, *, free_units: int
+        self, queues: Sequence[ConstrainedQueue], admission_state: AdmissionState, *, free_units: int, cost: float
     ) -> Mapping[QueueId, float]:
-        """Return how many jobs of each queue will probably start; empty if their heads have to be known for that."""
+        """Return how many jobs of each queue will probably start, if each job costs about `cost`; empty if their heads
+        have to be known for that."""
 
     def ranked(
         self,
@@ -86,6 +87,7 @@ class InstanceOrder:
         admission_state: AdmissionState,  # noqa: ARG002
         *,
         free_units: int,  # noqa: ARG002
+        cost: float,  # noqa: ARG002
     ) -> Mapping[QueueId, float]:
         return {}
 
@@ -193,27 +195,24 @@ def admit(
     read. refused: counts the jobs of each queue that were asked in vain since the last one that may start.
     """
     admitted: list[QueueHead] = []
-    asked: list[QueueHead] = []
+    asked, unread = set[int](), NONE_UNREAD
     refused = Counter() if refused is None else refused
     sequence = ordering.sequence(heads, admission_state, until=until, cut=cut)
-    while free_units > 0 and (head := next(sequence, None)) is not None:
+    while len(admitted) < free_units and (head := next(sequence, None)) is not None:
         if isinstance(head, Unread):
-            return Admission(admitted, _without(heads, asked), head)
-        asked.append(head)
-        admission = queue_admission(head.queue, admission_state)
-        refused[head.queue.id] += 1
-        if admission.units.leaves(head.job.units):
-            found = admission.closed(head, admission_state)
-            if found is None:
-                free_units -= 1
-                admission.take(head)
-                admitted.append(head)
-                refused[head.queue.id] = 0
-            elif closed is not None:
+            unread = head
+            break
+        job, queue = head.job, head.queue
+        asked.add(job.id)
+        admission = queue_admission(queue, admission_state)
+        if not admission.units.leaves(job.units):
+            refused[queue.id] += 1
+        elif (found := admission.closed(head, admission_state)) is not None:
+            refused[queue.id] += 1
+            if closed is not None:
                 closed[found[0].name] += 1
-    return Admission(admitted, _without(heads, asked))
-
-
-def _without(heads: Sequence[QueueHead], asked: Sequence[QueueHead]) -> list[QueueHead]:
-    known = {each.job.id for each in asked}
-    return [each for each in heads if each.job.id not in known]
+        else:
+            admission.take(head)
+            admitted.append(head)
+            refused.pop(queue.id, None)
+    return Admission(admitted, [head for head in heads if head.job.id not in asked], unread)

@@ -35,7 +35,7 @@ from schema.clock import Monotonic
 from schema.moves.grant import Amounts
 from schema.moves.hold import SkippedJob, delete_skips, skip
 from schema.picking import constrained
-from schema.picking.constrained import ConstrainedQueue, QueueHead, QueueId
+from schema.picking.constrained import NO_HEADS, ConstrainedQueue, QueueHead, QueueId, ReadHeads
 from schema.picking.ready import Scope
 from schema.policy import meters
 
@@ -46,6 +46,9 @@ from schema.policy import meters
 #: Heads read for each job that may be placed, if the order cannot tell before the gates are asked which ones start.
 #: `LEAST`: the fewest that are read from a queue.
 SPARE, LEAST = 4.0, 8
+#: The number of jobs of a queue that are expected to start is found as if parts of jobs could start, so that rounded up
+#: it is about half a job too many. `ROUNDED` is taken from it. A queue from which `MANY` start has a job in reserve.
+ROUNDED, MANY = 0.25, 16
 #: The number of sparing reads of further heads. A sparing read takes more heads only of the queues that come next. A
 #: later read takes `LEAST` heads of every queue. A queue of which `LEAST` heads in a row are refused is given up.
 MAX_SPARING_READS = 4
@@ -76,7 +79,7 @@ class HeadReader:
         self._connection, self._ordering_policy, self._now = connection, arrangement, now
         self._queues, self._bounds = dict[QueueId, ConstrainedQueue](), dict[QueueId, int]()
         self._free_units, self._usual, self._is_used_up = free_units, usual, is_used_up
-        self._read, self._known = Counter[QueueId](), set[int]()
+        self._read, self._known = dict[QueueId, ReadHeads](), set[int]()
         self._repeats = 0
         self.cut: set[QueueId] = set()
 
@@ -105,7 +108,7 @@ class HeadReader:
             alone = Counter(queue.instance for queue in queues)
             found = self._next(
                 {
-                    queue.id: int(expected[queue.id]) + 1
+                    queue.id: _with_rest(expected[queue.id])
                     if queue.id in expected and alone[queue.instance] == 1
                     else _with_spare(self._free_units * self._usual.get(queue.id, even))
                     for queue in queues
@@ -122,13 +125,15 @@ class HeadReader:
         started: Mapping[QueueId, int],
         unread: Collection[QueueId] | None = None,
         refused: Mapping[QueueId, int] = MappingProxyType({}),
+        expected: Mapping[QueueId, float] = MappingProxyType({}),
     ) -> list[QueueHead]:
         """Read the next heads of each queue that has too few heads `left`.
 
-        `started`, the number of jobs of each queue that may start, tells how many will be needed. A queue that is used
-        up gets at least as many again as were read, if it is among the `unread`, without which the next head is not
-        known; None stands for all. A queue gets none if no further job of it can start, or if many were `refused`
-        since the last one that may start. Otherwise queues whose budgets end would be read to their ends.
+        `started`, the number of jobs of each queue that may start, tells how many will be needed. So does `expected`,
+        how many more will probably start, if that can be told. A queue that is used up gets at least as many again as
+        were read, if it is among the `unread`, without which the next head is not known; None stands for all. A queue
+        gets none if no further job of it can start, or if many were `refused` since the last one that may start.
+        Otherwise queues whose budgets end would be read to their ends.
         """
         self._repeats += 1
         awaited = self.cut if unread is None or self._repeats > MAX_SPARING_READS else unread
@@ -141,10 +146,10 @@ class HeadReader:
             if refused.get(place, 0) >= LEAST or self._is_used_up(self._queues[place]):
                 self.cut.discard(place)
                 continue
-            count = _with_spare(has_started * pace) - unasked[place]
+            count = max(_with_spare(has_started * pace), math.ceil(expected.get(place, 0.0))) - unasked[place]
             if not unasked[place] and place in awaited:
                 # No job of the queue has started: read at once all heads that are asked before the queue is given up.
-                count = max(count, self._read[place], 0 if has_started else LEAST - self._read[place])
+                count = max(count, read := self._read_count(place), 0 if has_started else LEAST - read)
             if self._repeats > MAX_SPARING_READS:
                 count = max(count, LEAST - unasked[place])
             if count > 0:
@@ -153,25 +158,37 @@ class HeadReader:
         return self._next(wanted) if unread is None or not wanted.keys().isdisjoint(unread) else []
 
     def _next(self, wanted: Mapping[QueueId, int]) -> list[QueueHead]:
-        ids = list(wanted)
-        limits = [min(wanted[queue_id], self._bounds[queue_id] - self._read[queue_id]) for queue_id in ids]
+        ids = [queue_id for queue_id, count in wanted.items() if count]
+        if self._ordering_policy.exact:
+            self.cut.update(wanted.keys() - ids)
+        limits = [min(wanted[queue_id], self._bounds[queue_id] - self._read_count(queue_id)) for queue_id in ids]
         found = constrained.heads(
             self._connection,
             [self._queues[queue_id] for queue_id in ids],
             limits=limits,
-            skips=[self._read[queue_id] for queue_id in ids],
+            read=self._read,
             now=self._now,
             ageing=self._ordering_policy.ageing,
         )
         got = Counter(head.queue.id for head in found)
-        # Others may have unlocked rows in front since. Then rows behind the offset were read before.
+        last = {head.queue.id: head for head in found}
+        for queue_id, limit in zip(ids, limits, strict=True):
+            if queue_id in last:
+                count, head = self._read_count(queue_id) + got[queue_id], last[queue_id]
+                self._read[queue_id] = ReadHeads(count, head.rank, head.queued_at, head.job.id)
+            has_more = got[queue_id] == limit and self._read_count(queue_id) < self._bounds[queue_id]
+            (self.cut.add if has_more and self._ordering_policy.exact else self.cut.discard)(queue_id)
+        # With ageing a number of jobs is stepped over. Others may have unlocked jobs in front of them since.
         found = [head for head in found if head.job.id not in self._known]
         self._known.update(head.job.id for head in found)
-        for queue_id, limit in zip(ids, limits, strict=True):
-            self._read[queue_id] += got[queue_id]
-            has_more = got[queue_id] == limit and self._read[queue_id] < self._bounds[queue_id]
-            (self.cut.add if has_more and self._ordering_policy.exact else self.cut.discard)(queue_id)
         return found
+
+    def _read_count(self, queue_id: QueueId) -> int:
+        return self._read.get(queue_id, NO_HEADS).jobs
+
+
+def _with_rest(expected: float) -> int:
+    return math.ceil(expected - ROUNDED + min(1.0, expected / MANY))
 
 
 def _with_spare(expected: float) -> int:
@@ -187,6 +204,8 @@ HEADS_PER_PREEMPTION = 5
 FEW_MORE, MANY_ALIKE = 2, 100
 #: Constraint sets that an assigner remembers, and pairs of them with an instance whose charges it remembers.
 MAX_REMEMBERED = 20_000
+#: The least that a job is expected to cost, when it is foreseen how many of each instance will start.
+LEAST_COST = 1e-3
 #: Seconds for which an assigner does not check whether the demand of an instance has to be recorded again.
 DEMAND_RECHECK = DEMAND_INTERVAL / 2
 
@@ -223,6 +242,7 @@ class AdmissionController:
         self._state: AdmissionState
         self._started_graph_jobs: list[QueueHead] = []
         self._usual: dict[QueueId, float] = {}
+        self._cost = 1.0
         self._noted, self._noting = dict[int, float](), dict[int, float]()
         self._charges, self._terms = dict[tuple[int, int], QueueCharges](), dict[int, Mapping[str, Any]]()
         self.reconfigure(rules)
@@ -272,6 +292,8 @@ class AdmissionController:
         admitted = self._admit(connection, queues, admission_state, free_units=found.free_units, closed=closed)
         started = Counter(head.queue.id for head in admitted)
         self._usual = {place: count / len(admitted) for place, count in started.items()}
+        if admitted:
+            self._cost = max(LEAST_COST, sum([head.estimate for head in admitted]) / len(admitted))
         closed_queues = Counter(
             queue_admission.shut.name
             for queue_admission in admission_state.queue_admissions.values()
@@ -347,7 +369,8 @@ class AdmissionController:
         )
         for lot, until in self._queue_batches(queues, admission_state, free_units=free_units):
             most = [min(gates.max_starts(queue, admission_state), queue.headroom or math.inf) for queue in lot]
-            expected = ordering.expected(lot, admission_state, free_units=free_units - len(admitted))
+            needed = free_units - len(admitted)
+            expected = ordering.expected(lot, admission_state, free_units=needed, cost=self._cost)
             left += heads.first(lot, most, expected)
             while len(admitted) < free_units:
                 found = admit.admit(
@@ -363,7 +386,10 @@ class AdmissionController:
                 admitted, left = admitted + found.heads, [*found.left]
                 if not found.unread:
                     break
-                left += heads.more(left, Counter(head.queue.id for head in admitted), found.unread, refused)
+                cut, needed = [*heads.cut_queues.values()], free_units - len(admitted)
+                expected = ordering.expected(cut, admission_state, free_units=needed, cost=self._cost)
+                started = Counter(head.queue.id for head in admitted)
+                left += heads.more(left, started, found.unread, refused, expected)
             if len(admitted) == free_units:
                 break
         return admitted

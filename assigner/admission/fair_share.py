@@ -68,9 +68,10 @@ class DeficitOrder(InstanceOrder):
                 return
             head = first.heads.pop()
             yield head
-            if head.queue.id in unasked:
-                unasked[head.queue.id] -= 1
-                if not unasked[head.queue.id]:
+            queue_id = head.queue.id
+            if queue_id in unasked:
+                unasked[queue_id] -= 1
+                if not unasked[queue_id]:
                     first.unread.append(head.queue)
             before, behind = first.used, first.behind
             first.refresh()
@@ -82,23 +83,31 @@ class DeficitOrder(InstanceOrder):
             front = None if front.drop() or first.behind < behind else front
 
     def expected(
-        self, queues: Sequence[ConstrainedQueue], admission_state: AdmissionState, *, free_units: int
+        self, queues: Sequence[ConstrainedQueue], admission_state: AdmissionState, *, free_units: int, cost: float
     ) -> Mapping[QueueId, float]:
-        """Return how many jobs of each queue start if each costs 1 and no gate closes: afterwards the deficits of all
-        instances that have started jobs are equal."""
+        """Return how many jobs of each queue start if each costs as much and no gate closes: afterwards the deficits of
+        all instances that have started jobs are equal. Of an instance that has not had its minimum, something starts.
+        """
         if admission_state.shares is None:
             return {}
         weighed = weigh_usage(admission_state.shares, admission_state)
         of_instance = Counter([queue.instance for queue in queues])
-        after = max(1.0, weighed.all_used) + free_units
+        taken = free_units * cost
+        after = max(1.0, weighed.all_used) + taken
         above = {instance: weighed.used[instance] - weighed.target(instance) * after for instance in of_instance}
         level, total = -math.inf, 0.0
         for nth, each in enumerate(sorted(above.values())):
             if each >= level and nth:
                 break
             total += each
-            level = (free_units + total) / (nth + 1)
-        return {queue.id: max(0.0, level - above[queue.instance]) / of_instance[queue.instance] for queue in queues}
+            level = (taken + total) / (nth + 1)
+        lacking = {queue.instance for queue in queues if queue.missing_units}
+        lacking.update(each for each in of_instance if not weighed.standing[each].has_had_minimum)
+        starts = {
+            instance: max(0.5 if instance in lacking else 0.0, (level - each) / cost) / of_instance[instance]
+            for instance, each in above.items()
+        }
+        return {queue.id: starts[queue.instance] for queue in queues}
 
     def ranked(
         self, queues: Sequence[ConstrainedQueue], admission_state: AdmissionState
@@ -219,7 +228,7 @@ class InstanceLane:
 
 
 #: All of n instances are compared anew after n / RENEWED starts.
-RENEWED = 8
+RENEWED = 4
 
 
 class DeficitHeap:

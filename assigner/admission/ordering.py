@@ -164,6 +164,7 @@ class GraphOrder:
         admission_state: AdmissionState,  # noqa: ARG002
         *,
         free_units: int,  # noqa: ARG002
+        cost: float,  # noqa: ARG002
     ) -> Mapping[QueueId, float]:
         return {}
 

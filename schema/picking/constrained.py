@@ -7,6 +7,7 @@ for all of them. Within a queue jobs are ordered by rank.
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Row, text
@@ -74,27 +75,39 @@ _HEAD = ", ".join(
 )
 # A look-up for each job, because the planner estimates their number wrongly.
 _CONSTRAINTS = "LEFT JOIN LATERAL (SELECT * FROM job_constraints WHERE job_id = j.id OFFSET 0) t ON true"
-_WANTED = """unnest(CAST(:ids AS integer[]), CAST(:limits AS integer[]), CAST(:skips AS integer[])) WITH ORDINALITY
-    AS w (queue, most, skip, nth)
-CROSS JOIN LATERAL (SELECT looks > 0 AS tried FROM queues WHERE id = w.queue OFFSET 0) q"""
-HEADS = text(f"""
+_QUEUE = "CROSS JOIN LATERAL (SELECT looks > 0 AS tried FROM queues WHERE id = w.queue OFFSET 0) q"
+_BEHIND = """
+        AND (rank, queued_at, id)
+            > (coalesce(w.rank, '-infinity'), coalesce(w.queued_at, '-infinity'), coalesce(w.job, 0))"""
+#: The first heads of queues, and those behind what has been read. Without the comparison the first ones cost a fifth
+#: less.
+HEADS = {
+    further: text(f"""
 SELECT {_HEAD}, w.nth
-FROM {_WANTED}
+FROM unnest(
+    CAST(:ids AS integer[]), CAST(:limits AS integer[]),
+    CAST(:ranks AS double precision[]), CAST(:times AS timestamptz[]), CAST(:jobs AS bigint[])
+) WITH ORDINALITY AS w (queue, most, rank, queued_at, job, nth)
+{_QUEUE}
 CROSS JOIN LATERAL (
     SELECT {COLUMNS}, preferred, rank, queued_at, attempts FROM jobs
-    WHERE queue = w.queue AND {READY_CONSTRAINED}
+    WHERE queue = w.queue AND {READY_CONSTRAINED}{_BEHIND if further else ""}
     ORDER BY queue, rank, queued_at, id
-    LIMIT w.most OFFSET w.skip FOR NO KEY UPDATE SKIP LOCKED) j
+    LIMIT w.most FOR NO KEY UPDATE SKIP LOCKED) j
 {_CONSTRAINTS}
 ORDER BY w.nth, j.rank, j.queued_at, j.id
 """)
+    for further in (False, True)
+}
 
 # The oldest jobs of each rank are read, and the best of them at this moment are locked. Of two jobs of one rank the
 # older one is never behind, so that no other job of a rank can be among the first.
 _RANK = f"SELECT rank FROM jobs WHERE queue = w.queue AND {READY_CONSTRAINED}"
 AGED = text(f"""
 SELECT {_HEAD}, w.nth
-FROM {_WANTED}
+FROM unnest(CAST(:ids AS integer[]), CAST(:limits AS integer[]), CAST(:skips AS integer[])) WITH ORDINALITY
+    AS w (queue, most, skip, nth)
+{_QUEUE}
 CROSS JOIN LATERAL (
     SELECT {COLUMNS}, preferred, rank, queued_at, attempts FROM (
         WITH RECURSIVE ranks AS (
@@ -162,6 +175,18 @@ class QueueHead(NamedTuple):
     seconds: float | None
     deadline: datetime | None
     priority_inputs: Mapping[str, Any]
+
+
+class ReadHeads(NamedTuple):
+    """The heads of a queue that have been read: their number, and the last one in the order of the queue."""
+
+    jobs: int = 0
+    rank: float | None = None
+    queued_at: datetime | None = None
+    job_id: int | None = None
+
+
+NO_HEADS = ReadHeads()
 
 
 @dataclass(frozen=True)
@@ -237,26 +262,25 @@ def heads(
     *,
     limits: Sequence[int],
     now: datetime,
-    skips: Sequence[int] | None = None,
+    read: Mapping[QueueId, ReadHeads] = MappingProxyType({}),
     ageing: Ageing | None = None,
 ) -> list[QueueHead]:
     """Lock the first jobs of each queue, up to its limit: those of the lowest rank.
 
-    ageing: the rank is lowered by what a job has gained by `now`. skips: for each queue the number of jobs that the
-    caller has locked already; the jobs behind them are read. Rows that others have locked are skipped.
+    ageing: the rank is lowered by what a job has gained by `now`. read: what this transaction has read of the queues;
+    the jobs behind it follow. Rows that others have locked are skipped.
     """
     if not queues:
         return []
-    aged = {} if ageing is None else {"rate": ageing.rate, "cap": ageing.cap, "now": now, "ranks": MAX_RANKS}
-    rows = connection.execute(
-        HEADS if ageing is None else AGED,
-        aged
-        | {
-            "ids": [queue.id for queue in queues],
-            "limits": list(limits),
-            "skips": list(skips or [0] * len(queues)),
-        },
-    )
+    wanted = {"ids": [queue.id for queue in queues], "limits": list(limits)}
+    before = [read.get(queue.id, NO_HEADS) for queue in queues] if read else []
+    if ageing is None:
+        last = {"ranks": [each.rank for each in before], "times": [each.queued_at for each in before]}
+        rows = connection.execute(HEADS[bool(read)], wanted | last | {"jobs": [each.job_id for each in before]})
+    else:
+        aged = {"rate": ageing.rate, "cap": ageing.cap, "now": now, "ranks": MAX_RANKS}
+        skips = [each.jobs for each in before] or [0] * len(queues)
+        rows = connection.execute(AGED, wanted | aged | {"skips": skips})
     return [_head(row, queues[row[-1] - 1]) for row in rows.all()]
 
 

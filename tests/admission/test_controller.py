@@ -12,19 +12,21 @@ from sqlalchemy import Connection, text
 
 from assigner.admission import admit, controller, gates, rules
 from assigner.admission.controller import LEAST, AdmissionController, HeadReader
+from assigner.admission.ordering import OrderingPolicy, OrderingSettings
 from assigner.admission.rules import RULES
 from assigner.placement.fleet import Fleet
 from schema.accounting import accounts, counters
 from schema.accounting.accounts import Account
 from schema.moves.grant import Placement, grant
 from schema.picking import constrained
-from schema.picking.constrained import QueueHead, QueueScan
+from schema.picking.constrained import QueueHead, QueueId, QueueScan, ReadHeads
 from schema.picking.ready import Scope
 from tests.support.plans import watching
 from tests.support.pool import Pool, admission_state, head, queue
 from tests.support.tenancy import Tenancy
 
 ARRANGEMENT = RULES.ordering.policy()
+AGEING = OrderingSettings(ageing_rate=1.0).policy()
 
 
 def filled(pool: Pool, weights: Sequence[float], *, jobs: int) -> None:
@@ -92,14 +94,15 @@ def test_hardly_more_is_read_than_starts(pool: Pool) -> None:
     assert len(heads) == len(ids) <= 200
 
 
-def test_a_head_is_read_once_though_others_let_go_of_those_in_front_of_it(pool: Pool) -> None:
+@pytest.mark.parametrize("policy", [ARRANGEMENT, AGEING], ids=["by rank", "aged"])
+def test_a_head_is_read_once_though_others_let_go_of_those_in_front_of_it(pool: Pool, policy: OrderingPolicy) -> None:
     filled(pool, (1, 1), jobs=90)
     pool.bot(capacity=100)
 
     def read(connection: Connection) -> list[int]:
         found = queues(connection, batch=20)
         assert found.now is not None
-        heads = HeadReader(connection, ARRANGEMENT, free_units=20, now=found.now)
+        heads = HeadReader(connection, policy, free_units=20, now=found.now)
         with pool.database.engine.connect() as other:
             held = constrained.heads(other, found.queues, limits=[5] * len(found.queues), now=found.now)
             first = heads.first(found.queues)
@@ -110,6 +113,34 @@ def test_a_head_is_read_once_though_others_let_go_of_those_in_front_of_it(pool: 
 
     ids = pool.database.run(read)
     assert len(ids) == len(set(ids)) > 20
+
+
+def test_a_further_read_begins_behind_the_last_head(pool: Pool) -> None:
+    """It costs no more than the read before, though it is further from the front."""
+    filled(pool, (1, 1), jobs=300)
+    pool.bot(capacity=100)
+    pool.change("ANALYZE")
+
+    def read(connection: Connection) -> tuple[list[int], list[int], list[float]]:
+        found = queues(connection, batch=100)
+        assert found.now is not None
+        at_once = constrained.heads(connection, found.queues, limits=[120, 120], now=found.now)
+        in_steps, known, touched = list[QueueHead](), dict[QueueId, ReadHeads](), list[float]()
+        for jobs in (40, 80, 120):
+            with watching(connection) as watch:
+                heads = constrained.heads(connection, found.queues, limits=[40, 40], now=found.now, read=known)
+            touched.append(sum(node.touched for plan in watch.plans for node in plan.nodes))
+            last = {head.queue.id: head for head in heads}
+            known = {each: ReadHeads(jobs, head.rank, head.queued_at, head.job.id) for each, head in last.items()}
+            in_steps += heads
+        in_order = sorted(in_steps, key=lambda head: (head.queue.id, head.rank, head.queued_at, head.job.id))
+        at_once.sort(key=lambda head: head.queue.id)
+        return [head.job.id for head in at_once], [head.job.id for head in in_order], touched
+
+    at_once, in_steps, touched = pool.database.run(read)
+    assert len(at_once) == 240
+    assert in_steps == at_once
+    assert max(touched) <= 1.2 * touched[0]
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
@@ -172,6 +203,23 @@ def test_of_many_instances_those_that_come_first_are_read(pool: Pool, monkeypatc
         started = {head.job.id for head in start(pool, keeper, free_units=8)}
         assert started <= expected, "instances within a fraction of a start may change places"
         assert read["heads"] <= 3 * 10, "of the room and two more instances"
+
+
+@pytest.mark.parametrize("cost", [0.2, 1.0, 7.0])
+def test_about_as_many_heads_are_read_as_start_whatever_a_job_costs(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch, cost: float
+) -> None:
+    filled(pool, range(1, 31), jobs=90)
+    pool.change("UPDATE job_constraints SET estimate = :cost", cost=cost)
+    pool.bot(capacity=1000)
+    keeper = AdmissionController(RULES, name="test", fleet=Fleet(), chance=pool.chance, now=lambda: 0.0)
+    start(pool, keeper, free_units=100)
+    read = counted(monkeypatch)
+    for _ in range(3):
+        read.clear()
+        assert len(start(pool, keeper, free_units=100)) == 100
+        assert read["times"] <= 3
+        assert read["heads"] <= 150
 
 
 def test_many_instances_that_are_alike_take_turns(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
