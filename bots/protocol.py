@@ -161,6 +161,9 @@ class Session(Answer):
     unlisted: bool = Field(
         default=False, description="the gateway knows the field `unlisted`. A bot must not send it to another one"
     )
+    ahead: bool = Field(
+        default=False, description="the gateway knows the field `ahead`. A bot must not send it to another one"
+    )
 
 
 class Chunk(Message):
@@ -249,6 +252,11 @@ class Sync(Message):
         le=MAX_LEASES,
         description="how many leases the bot holds beside the listed ones. It was told of them, and has reported "
         "neither a start nor an end of them. 0 = every lease is listed",
+    )
+    ahead: bool = Field(
+        default=False,
+        description="a part of the capacity is for leases of short tasks in advance. A call that ends something then "
+        "fills all of it, instead of giving the bot as many jobs as it has ended",
     )
     wait: float = Field(
         default=0.0, ge=0, le=60, description="seconds for which the server may hold an answer without news"

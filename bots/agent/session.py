@@ -110,7 +110,7 @@ class _CutShort(Exception):
 
 
 class _OlderGateway(Exception):
-    """A gateway that does not know the field `unlisted` has refused the call and changed nothing."""
+    """A gateway that does not know the field `unlisted` or `ahead` has refused the call and changed nothing."""
 
 
 @dataclass
@@ -168,6 +168,7 @@ class AgentSession:
         self._in_doubt = False
         #: True if the gateway knows the field `unlisted`.
         self._unlisted_known = session.unlisted
+        self._ahead_known = session.ahead
         self._sync_in = session.sync_in
         self._give_up_at = math.inf
         #: True, once `work` has returned, if every run is known to be over.
@@ -222,7 +223,7 @@ class AgentSession:
         except _CutShort:
             return sent_at
         except _OlderGateway:
-            self._unlisted_known = False
+            self._unlisted_known = self._ahead_known = False
             return self._sync()
         except Unanswered:
             # No command runs that could overlap with a run on another bot, so the next call gets a whole deadline.
@@ -303,7 +304,7 @@ class AgentSession:
         except Unanswered:
             raise
         except LeaseholdError as refused:
-            if isinstance(refused, BadInput) and refused.field == "unlisted" and "unlisted" in sync:
+            if isinstance(refused, BadInput) and refused.field in ("unlisted", "ahead") and refused.field in sync:
                 raise _OlderGateway from None
             raise SessionOver(SessionEnd.REFUSED, str(refused)) from None
 
@@ -324,6 +325,8 @@ class AgentSession:
             body["leases"] = reports
         if unlisted:
             body["unlisted"] = unlisted
+        if self._ahead and self._ahead_known:
+            body["ahead"] = True
         return body
 
     @property

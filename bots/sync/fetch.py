@@ -62,12 +62,13 @@ class FetchSettings(BaseModel):
         """Return the backoff of retries."""
         return RetryPace(base=self.retry_base, cap=self.retry_cap)
 
-    def limit(self, *, completed: int, free_units: int) -> int:
+    def limit(self, *, completed: int, free_units: int, ahead: bool = False) -> int:
         """Return how many jobs a call may fetch. completed: jobs that it has completed. free_units: those of the
-        bot."""
+        bot. ahead: the bot holds leases of short tasks in advance, which assigners could grant only between its calls.
+        """
         if not self.enabled:
             return 0
-        return free_units if self.to_capacity else min(completed, free_units)
+        return free_units if self.to_capacity or (ahead and completed) else min(completed, free_units)
 
 
 @dataclass(frozen=True)
@@ -267,7 +268,8 @@ def _fetch_requests(connection: Connection, settings: FetchSettings, free: Seque
     for sync_call in free:
         bot, ended, free_units = sync_call.bot, sync_call.ended, sync_call.bot_capacity.units
         completed = sum(job.verdict in call.COMPLETED for job in ended)
-        limit = settings.limit(completed=completed, free_units=free_units)
+        ahead = sync_call.sync is not None and sync_call.sync.ahead
+        limit = settings.limit(completed=completed, free_units=free_units, ahead=ahead)
         if limit > 0:
             fetching = FetchingBot(
                 bot.id,

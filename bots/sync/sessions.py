@@ -68,6 +68,7 @@ def open_sessions(
                 results=True,
                 units=True,
                 unlisted=True,
+                ahead=True,
             )
     return [answers[request.bot] for request in requests]
 

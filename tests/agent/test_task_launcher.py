@@ -435,17 +435,30 @@ def test_leases_that_wait_are_left_out_of_reports_if_the_gateway_knows_how(tmp_p
     assert any("pending" in pool.reported(key) for key in waiting) != known
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_a_bot_of_short_tasks_asks_a_gateway_that_knows_how_to_fill_its_room(tmp_path: Path, known: bool) -> None:
+    pool = AgentPool(sync_in=0.1)
+    pool.ahead = known
+    with serving(pool, tmp_path, app="tests.support.apps.task_app:pool"):
+        warm_up(pool)
+        before = len(pool.syncs)
+        assert verdicts(pool, [grant(pool, "add", 1, job="next")]) == ["succeeded"]
+    assert any(sync.ahead for sync in pool.syncs[before:]) == known
+    assert not any(sync.ahead and (sync.capacity or 0) <= 1 for sync in pool.syncs), "without leases in advance"
+
+
 @pytest.mark.usefixtures("patient")
-def test_a_bot_lists_all_leases_for_a_gateway_that_is_older_than_the_one_that_opened_its_session(
-    tmp_path: Path,
+@pytest.mark.parametrize("field", ["unlisted", "ahead"])
+def test_a_bot_says_less_to_a_gateway_that_is_older_than_the_one_that_opened_its_session(
+    tmp_path: Path, field: str
 ) -> None:
     pool, refused, done = AgentPool(sync_in=0.1), list[int](), tmp_path / "done"
 
     def older(asked: ReceivedRequest) -> Answer | None:
-        if not asked.body.get("unlisted"):
+        if not asked.body.get(field):
             return None
         refused.append(asked.body["seq"])
-        return problem(400, "unlisted: is not a field", field="unlisted")
+        return problem(400, f"{field}: is not a field", field=field)
 
     pool.instead = older
     with serving(pool, tmp_path, app="tests.support.apps.task_app:pool"):

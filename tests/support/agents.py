@@ -35,8 +35,8 @@ class Pool:
         self.drain = False
         #: Whether it takes results and checkpoints. One of an earlier version does not say so.
         self.results = True
-        #: Whether it knows leases that a bot does not list.
-        self.unlisted = True
+        #: Whether it knows leases that a bot does not list, and that it holds in advance.
+        self.unlisted = self.ahead = True
         self.opened: list[OpenSession] = []
         self.syncs: list[Sync] = []
         self.streamed: list[OutputReport] = []
@@ -110,7 +110,7 @@ class Pool:
     def _open(self, request: OpenSession) -> Answer:
         self.opened.append(request)
         session = {"bot": request.bot, "epoch": len(self.opened), "secret": "s"}
-        knows = {"results": self.results, "units": True, "unlisted": self.unlisted}
+        knows = {"results": self.results, "units": True, "unlisted": self.unlisted, "ahead": self.ahead}
         return Answer({**session, "expires_in": self.ttl, "sync_in": self.sync_in, **knows})
 
     def _sync(self, sync: Sync) -> Answer:

@@ -21,6 +21,29 @@ def test_a_bot_that_finished_work_gets_as_much_again_in_the_same_call(pool: Pool
     assert (row.strategy, row.assigner) == ("proactive", "bot:bot-1")
 
 
+@pytest.mark.parametrize("ahead", [True, False])
+def test_a_bot_of_short_tasks_that_finished_something_gets_its_whole_room_filled(pool: Pool, ahead: bool) -> None:
+    bot, works = busy_bot(pool, capacity=2)
+    jobs = pool.submit(6)
+    answer = bot.sync(completed(works[0]), *_still(works[1:]), capacity=5, ahead=ahead)
+    assert offered(answer) == (jobs[:4] if ahead else jobs[:1])
+    row = pool.row("SELECT capacity, in_use, held FROM bots")
+    assert (row.capacity, row.in_use, row.held) == ((5, 5, 5) if ahead else (5, 2, 2))
+
+
+def test_a_bot_of_short_tasks_that_finished_nothing_leaves_its_room_to_assigners(pool: Pool) -> None:
+    bot, works = busy_bot(pool, capacity=2)
+    pool.submit(6)
+    assert offered(bot.sync(*_still(works), capacity=5, ahead=True)) == []
+
+
+def test_a_bot_of_short_tasks_gets_no_more_than_the_maximum_of_an_instance_allows(pool: Pool) -> None:
+    Tenancy(pool).quota("default", maximum=3)
+    bot, works = busy_bot(pool, capacity=2)
+    jobs = pool.submit(6)
+    assert offered(bot.sync(*map(completed, works), capacity=6, ahead=True)) == jobs[:3]
+
+
 def test_a_bot_that_finished_nothing_fetches_nothing_by_default(pool: Pool) -> None:
     bot = pool.bot(capacity=3)
     pool.submit(5)
