@@ -1,8 +1,9 @@
 """The leases of one session: running ones, and ended ones that the server does not know of yet."""
 
-import json
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from json.encoder import encode_basestring_ascii
 from typing import Any, NamedTuple
 
 import structlog
@@ -73,9 +74,10 @@ class HeldLease:
     @property
     def state(self) -> str:
         """The state for a LeaseReport."""
-        if self.outcome is not None:
+        run = self.run
+        if (self._settled if run is None else run.outcome) is not None:
             return "completed"
-        return "active" if self.run is not None and self.run.started.is_set() else "pending"
+        return "active" if run is not None and run.started.is_set() else "pending"
 
     @property
     def may_be_unlisted(self) -> bool:
@@ -112,7 +114,7 @@ class AgentLeases:
         #: The latest run of each job, until it is over; also runs of leases that are no longer held.
         self._runs: dict[str, AttemptRun] = {}
         #: Latest leases that are no longer held. A server that has lost its last commits may offer one of them again.
-        self._past: dict[LeaseKey, None] = {}
+        self._past: OrderedDict[LeaseKey, None] = OrderedDict()
         self._lost = self._told_of_news = False
         #: The syncing thread waits for news.
         self._watched = True
@@ -266,15 +268,15 @@ class AgentLeases:
         with self._lock:
             runs = list(self._runs.values())
         for run in runs:
-            clock.wait(run.over, give_up - clock.monotonic())
+            run.over.wait(max(0.0, give_up - clock.monotonic()))
         return all(run.over.is_set() for run in runs)
 
     def _escaped_size(self, run: AttemptRun) -> int:
         """Return the bytes that the result and the checkpoint of an ended run take in the body of a sync."""
         outcome, checkpoint = run.outcome, self.unsent_checkpoint(run)
-        size = 0 if checkpoint is None else len(json.dumps(checkpoint.text))
+        size = 0 if checkpoint is None else len(encode_basestring_ascii(checkpoint.text))
         if outcome is not None and outcome.result is not None and self._results:
-            size += len(json.dumps(outcome.result))
+            size += len(encode_basestring_ascii(outcome.result))
         return size
 
     def _report(self, key: LeaseKey, held: HeldLease, state: str) -> Record:
@@ -371,7 +373,8 @@ class AgentLeases:
                 del self._runs[key.job]
         self._past[key] = None
         if len(self._past) > REMEMBERED:
-            del self._past[next(iter(self._past))]
+            # Of a plain dict the first key takes the longer to find the more were deleted before it: 6 us.
+            self._past.popitem(last=False)
         if run is not None and not run.over.is_set():
             # The job may already run on another bot.
             _log.warning("lease is not ours any more", job=key.job, fence=key.fence)
