@@ -255,8 +255,8 @@ class Sync(Message):
     )
     ahead: bool = Field(
         default=False,
-        description="a part of the capacity is for leases of short tasks in advance. A call that ends something then "
-        "fills all of it, instead of giving the bot as many jobs as it has ended",
+        description="a part of the capacity is for leases of short tasks in advance. A call that completes a job then "
+        "fills all of it, unless constrained jobs wait that an assigner could place on the bot",
     )
     wait: float = Field(
         default=0.0, ge=0, le=60, description="seconds for which the server may hold an answer without news"

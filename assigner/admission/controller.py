@@ -114,9 +114,7 @@ class HeadReader:
                     for queue in queues
                 }
             )
-            # A job with a deadline may start before jobs in front of it.
-            dated = {head.queue.id for head in found if head.deadline is not None} & self.cut
-            return found + self._next(dict.fromkeys(sorted(dated), math.ceil(SPARE * self._free_units * even)))
+            return found + self._further_dated(found, ids)
         return self._next(dict.fromkeys(ids, max(LEAST, math.ceil(SPARE * self._free_units * even))))
 
     def more(
@@ -155,7 +153,18 @@ class HeadReader:
             if count > 0:
                 wanted[place] = count
         # Where all that were waited for get none, the next head is known without a read.
-        return self._next(wanted) if unread is None or not wanted.keys().isdisjoint(unread) else []
+        if unread is not None and wanted.keys().isdisjoint(unread):
+            return []
+        read_first = wanted.keys() - self._read.keys()
+        found = self._next(wanted)
+        return found + self._further_dated(found, read_first)
+
+    def _further_dated(self, found: Sequence[QueueHead], read_first: Iterable[QueueId]) -> list[QueueHead]:
+        """Read further heads of queues with deadlines that have been read for the first time: a job with a deadline may
+        start before jobs in front of it."""
+        dated = {head.queue.id for head in found if head.deadline is not None} & self.cut & {*read_first}
+        count = math.ceil(SPARE * self._free_units / max(1, len(self._queues)))
+        return self._next(dict.fromkeys(sorted(dated), count))
 
     def _next(self, wanted: Mapping[QueueId, int]) -> list[QueueHead]:
         ids = [queue_id for queue_id, count in wanted.items() if count]
@@ -193,6 +202,10 @@ def _with_rest(expected: float) -> int:
 
 def _with_spare(expected: float) -> int:
     return math.ceil(EXACT * expected) + min(FEW, math.ceil(expected))
+
+
+def _mean_cost(heads: Sequence[QueueHead]) -> float | None:
+    return max(LEAST_COST, sum([head.estimate for head in heads]) / len(heads)) if heads else None
 
 
 log = structlog.get_logger()
@@ -292,8 +305,7 @@ class AdmissionController:
         admitted = self._admit(connection, queues, admission_state, free_units=found.free_units, closed=closed)
         started = Counter(head.queue.id for head in admitted)
         self._usual = {place: count / len(admitted) for place, count in started.items()}
-        if admitted:
-            self._cost = max(LEAST_COST, sum([head.estimate for head in admitted]) / len(admitted))
+        self._cost = _mean_cost(admitted) or self._cost
         closed_queues = Counter(
             queue_admission.shut.name
             for queue_admission in admission_state.queue_admissions.values()
@@ -387,7 +399,8 @@ class AdmissionController:
                 if not found.unread:
                     break
                 cut, needed = [*heads.cut_queues.values()], free_units - len(admitted)
-                expected = ordering.expected(cut, admission_state, free_units=needed, cost=self._cost)
+                cost = _mean_cost(admitted) or self._cost
+                expected = ordering.expected(cut, admission_state, free_units=needed, cost=cost)
                 started = Counter(head.queue.id for head in admitted)
                 left += heads.more(left, started, found.unread, refused, expected)
             if len(admitted) == free_units:

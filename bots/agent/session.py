@@ -110,7 +110,11 @@ class _CutShort(Exception):
 
 
 class _OlderGateway(Exception):
-    """A gateway that does not know the field `unlisted` or `ahead` has refused the call and changed nothing."""
+    """A gateway that does not know a field, `unlisted` or `ahead`, has refused the call and changed nothing."""
+
+    def __init__(self, field: str) -> None:
+        super().__init__(field)
+        self.field = field
 
 
 @dataclass
@@ -222,8 +226,11 @@ class AgentSession:
             answer = self._post(sync, check=lambda: self._check(cut_short=held > 0))
         except _CutShort:
             return sent_at
-        except _OlderGateway:
-            self._unlisted_known = self._ahead_known = False
+        except _OlderGateway as older:
+            if older.field == "ahead":
+                self._ahead_known = False
+            else:
+                self._unlisted_known = False
             return self._sync()
         except Unanswered:
             # No command runs that could overlap with a run on another bot, so the next call gets a whole deadline.
@@ -305,7 +312,7 @@ class AgentSession:
             raise
         except LeaseholdError as refused:
             if isinstance(refused, BadInput) and refused.field in ("unlisted", "ahead") and refused.field in sync:
-                raise _OlderGateway from None
+                raise _OlderGateway(refused.field) from None
             raise SessionOver(SessionEnd.REFUSED, str(refused)) from None
 
     def _message(self, status: str, *, wait: float = 0.0) -> Record:

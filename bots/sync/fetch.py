@@ -30,8 +30,8 @@ class FetchSettings(BaseModel):
     """What a bot's sync does beside settling its leases; names and defaults are BuildGrid's where it has them.
 
     enabled: give bots work at a sync at all; without it only assigners place jobs.
-    to_capacity: false gives at most as many jobs as were just completed; true fills all spare capacity at every sync,
-        whatever `filter` says.
+    to_capacity: false gives at most as many jobs as were just completed, but fills the room of a bot that holds leases
+        of short tasks in advance; true fills all spare capacity at every sync, whatever `filter` says.
     filter: `considered` gives new jobs and those whose queue still rests, but not those whose queue's rest is over,
         which are left to the assigners. A job is new while no assigner has looked into its queue without success.
         `literal` compares times alone, by which a job is never new, as its time is past when somebody looks. `none`
@@ -268,7 +268,8 @@ def _fetch_requests(connection: Connection, settings: FetchSettings, free: Seque
     for sync_call in free:
         bot, ended, free_units = sync_call.bot, sync_call.ended, sync_call.bot_capacity.units
         completed = sum(job.verdict in call.COMPLETED for job in ended)
-        ahead = sync_call.sync is not None and sync_call.sync.ahead
+        # Room that a call has left to constrained jobs stays free until an assigner uses it.
+        ahead = sync_call.sync is not None and sync_call.sync.ahead and not bot.gated
         limit = settings.limit(completed=completed, free_units=free_units, ahead=ahead)
         if limit > 0:
             fetching = FetchingBot(

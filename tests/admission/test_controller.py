@@ -222,6 +222,44 @@ def test_about_as_many_heads_are_read_as_start_whatever_a_job_costs(
         assert read["heads"] <= 150
 
 
+def test_costs_that_rise_from_one_cycle_to_the_next_make_it_read_hardly_more(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(pool, range(1, 101), jobs=60)
+    pool.bot(capacity=1000)
+    keeper = AdmissionController(RULES, name="test", fleet=Fleet(), chance=pool.chance, now=lambda: 0.0)
+    read = counted(monkeypatch)
+    for cost in (1.0, 0.05, 20.0):
+        pool.change("UPDATE job_constraints SET estimate = :cost", cost=cost)
+        read.clear()
+        start(pool, keeper, free_units=100)
+    assert read["times"] <= 3
+    assert read["heads"] <= 400
+
+
+@pytest.mark.parametrize("others", [90, 97])
+def test_the_earliest_deadline_starts_first_in_a_queue_of_which_nothing_was_expected_to_start(
+    pool: Pool, others: int
+) -> None:
+    for name in ("behind", "ahead"):
+        pool.database.run(lambda c, name=name: accounts.put_account(c, name, Account(credit_weight=1), actor="test"))
+    pool.submit(others, instance="behind")
+    dated = [pool.job(each).id for each in pool.submit(40, instance="ahead")]
+    # The later a job was queued, the earlier is its deadline.
+    dates = "UPDATE job_constraints SET deadline = now() + make_interval(days => 100 - :nth) WHERE job_id = :id"
+    for nth, job_id in enumerate(dated):
+        pool.change(dates, nth=nth, id=job_id)
+    for name, used in (("behind", 1.0), ("ahead", 1000.0)):
+        cost = {"name": f"instance:{name}:cost", "used": used}
+        pool.change("INSERT INTO usage VALUES (:name, date_trunc('minute', now()), :used, 1)", **cost)
+        pool.change("INSERT INTO counters (name, used) VALUES (:name, :used)", **cost)
+    pool.bot(capacity=100)
+    keeper = AdmissionController(RULES, name="test", fleet=Fleet(), chance=pool.chance, now=lambda: 0.0)
+    started = pool.database.run(lambda c: keeper.pick(c, Scope(), batch=100, pace=1.0).heads)
+    of_dated = [dated.index(head.job.id) for head in started if head.queue.instance_name == "ahead"]
+    assert of_dated == [*range(39, 39 - (100 - others), -1)]
+
+
 def test_many_instances_that_are_alike_take_turns(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(controller, "MANY_ALIKE", 10)
     filled(pool, [1] * 60, jobs=30)

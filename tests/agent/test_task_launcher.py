@@ -467,9 +467,12 @@ def test_a_bot_says_less_to_a_gateway_that_is_older_than_the_one_that_opened_its
             holding = grant(pool, "hold_until", str(done), job="holding")
             waiting = [grant(pool, "add", 1, job=f"waiting-{number}") for number in range(4)]
         pool.until(lambda: refused)
+        if field == "ahead":
+            pool.until(lambda: pool.syncs[-1].unlisted == 4)
         done.touch()
         assert verdicts(pool, [holding, *waiting]) == ["succeeded"] * 5
     assert len(pool.opened) == len(refused) == 1
+    assert not any(getattr(sync, field) for sync in pool.syncs)
 
 
 @pytest.mark.usefixtures("patient")

@@ -3,6 +3,8 @@
 import pytest
 
 from bots.sync.fetch import FetchSettings
+from schema.accounting import accounts
+from schema.accounting.accounts import Account
 from tests.support.explain import keep
 from tests.support.pool import Bot, Pool, active, busy_bot, completed
 from tests.support.tenancy import Tenancy
@@ -42,6 +44,25 @@ def test_a_bot_of_short_tasks_gets_no_more_than_the_maximum_of_an_instance_allow
     bot, works = busy_bot(pool, capacity=2)
     jobs = pool.submit(6)
     assert offered(bot.sync(*map(completed, works), capacity=6, ahead=True)) == jobs[:3]
+
+
+def test_room_that_a_bot_of_short_tasks_leaves_to_constrained_jobs_is_free_until_an_assigner_comes(pool: Pool) -> None:
+    bot, works = busy_bot(pool, capacity=4)
+    pool.database.run(lambda c: accounts.put_account(c, "gated", Account(credit_weight=1), actor="test"))
+    pool.change("INSERT INTO assigners (name) VALUES ('here')")
+    (urgent,) = pool.submit(instance="gated", priority=-50)
+    pool.submit(100)
+    free = 0
+    for _ in range(12):
+        if free == 2:
+            break
+        works = bot.sync(completed(works[0]), *_still(works[1:]), capacity=4, ahead=True)["leases"]
+        left = pool.row("SELECT capacity - in_use AS units FROM bots").units
+        assert left >= free
+        free = left
+    assert free == 2
+    pool.assigner().run_once()
+    assert pool.job(urgent).state == "leased"
 
 
 def test_a_bot_that_finished_nothing_fetches_nothing_by_default(pool: Pool) -> None:
