@@ -50,7 +50,7 @@ SPARE, LEAST = 4.0, 8
 #: it is about half a job too many. `ROUNDED` is taken from it. A queue from which `MANY` start has a job in reserve.
 ROUNDED, MANY = 0.25, 16
 #: The number of sparing reads of further heads. A sparing read takes more heads only of the queues that come next. A
-#: later read takes `LEAST` heads of every queue. A queue of which `LEAST` heads in a row are refused is given up.
+#: later read takes `LEAST` heads of every queue. A queue is given up once `LEAST` of its heads in a row are refused.
 MAX_SPARING_READS = 4
 #: Heads read for each job that is expected to start, if the heads of a queue start in the order in which they are read.
 #: More can be read when they are used up. `FEW`: the most heads that are read in addition.

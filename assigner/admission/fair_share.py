@@ -85,8 +85,9 @@ class DeficitOrder(InstanceOrder):
     def expected(
         self, queues: Sequence[ConstrainedQueue], admission_state: AdmissionState, *, free_units: int, cost: float
     ) -> Mapping[QueueId, float]:
-        """Return how many jobs of each queue start if each costs as much and no gate closes: afterwards the deficits of
-        all instances that have started jobs are equal. Of an instance that has not had its minimum, something starts.
+        """Return how many jobs of each queue start if each costs `cost` and no gate closes: afterwards the deficits of
+        all instances that have started jobs are equal. The number is never 0 for an instance that lacks its minimum,
+        which comes first whatever its deficit.
         """
         if admission_state.shares is None:
             return {}

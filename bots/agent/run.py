@@ -336,36 +336,6 @@ class RunContext:
     containment: Containment = field(default_factory=Containment.none)
 
 
-class Milestone:
-    """A moment of a run: an event that makes its lock only for a thread that waits, which hardly ever happens.
-
-    Two events for each run take a tenth of the agent's time for a task that does nothing.
-    """
-
-    _making = threading.Lock()
-
-    def __init__(self) -> None:
-        self._reached = False
-        self._event: threading.Event | None = None
-
-    def is_set(self) -> bool:
-        """Return whether the moment has come."""
-        return self._reached
-
-    def set(self) -> None:
-        """Take note that it has come."""
-        self._reached = True
-        if self._event is not None:
-            self._event.set()
-
-    def wait(self, seconds: float | None = None) -> bool:
-        """Wait until it has come, at most so many seconds; return whether it has."""
-        with self._making:
-            event = self._event = self._event or threading.Event()
-        # `set` first writes that it has come, and then looks for the event. So one of both sees the other.
-        return self._reached or event.wait(seconds)
-
-
 class AttemptRun(ABC):
     """One assignment that runs: what its thread, or the launcher of tasks, shares with those who stop and report it.
 
@@ -376,7 +346,8 @@ class AttemptRun(ABC):
         self.assignment = assignment
         self.output = Output()
         self.checkpoint = Checkpoint(assignment.checkpoint)
-        self.started, self.over = Milestone(), Milestone()
+        self.has_started = False
+        self.over = threading.Event()
         #: How the attempt ended, set before `over`; None if the lease was lost.
         self.outcome: Outcome | None = None
         self._place, self._notify = place, notify
@@ -658,8 +629,8 @@ class Run(AttemptRun):
             watch.step(self._delay(watch, asked))
             if watch.ready_at is None and clock.monotonic() >= self._patience:
                 watch.give_up()
-            if watch.started_at is not None and not self.started.is_set():
-                self.started.set()
+            if watch.started_at is not None and not self.has_started:
+                self.has_started = True
                 self._notify()
             if watch.ended_at is None:
                 self._cause = self._due(watch)

@@ -109,8 +109,12 @@ class _CutShort(Exception):
     """The agent stops waiting for a held call, because it drains."""
 
 
+#: Fields of a sync that a gateway of an earlier version refuses.
+NEWER_FIELDS = ("unlisted", "ahead")
+
+
 class _OlderGateway(Exception):
-    """A gateway that does not know a field, `unlisted` or `ahead`, has refused the call and changed nothing."""
+    """A gateway that does not know one of the `NEWER_FIELDS` has refused the call and changed nothing."""
 
     def __init__(self, field: str) -> None:
         super().__init__(field)
@@ -170,9 +174,8 @@ class AgentSession:
         self._together = 0
         self._told_capacity = 0
         self._in_doubt = False
-        #: True if the gateway knows the field `unlisted`.
-        self._unlisted_known = session.unlisted
-        self._ahead_known = session.ahead
+        #: Those of the `NEWER_FIELDS` that the gateway knows.
+        self._known = {field for field in NEWER_FIELDS if getattr(session, field)}
         self._sync_in = session.sync_in
         self._give_up_at = math.inf
         #: True, once `work` has returned, if every run is known to be over.
@@ -227,10 +230,7 @@ class AgentSession:
         except _CutShort:
             return sent_at
         except _OlderGateway as older:
-            if older.field == "ahead":
-                self._ahead_known = False
-            else:
-                self._unlisted_known = False
+            self._known.discard(older.field)
             return self._sync()
         except Unanswered:
             # No command runs that could overlap with a run on another bot, so the next call gets a whole deadline.
@@ -311,7 +311,7 @@ class AgentSession:
         except Unanswered:
             raise
         except LeaseholdError as refused:
-            if isinstance(refused, BadInput) and refused.field in ("unlisted", "ahead") and refused.field in sync:
+            if isinstance(refused, BadInput) and refused.field in NEWER_FIELDS and refused.field in sync:
                 raise _OlderGateway(refused.field) from None
             raise SessionOver(SessionEnd.REFUSED, str(refused)) from None
 
@@ -332,14 +332,14 @@ class AgentSession:
             body["leases"] = reports
         if unlisted:
             body["unlisted"] = unlisted
-        if self._ahead and self._ahead_known:
+        if self._ahead and "ahead" in self._known:
             body["ahead"] = True
         return body
 
     @property
     def _is_brief(self) -> bool:
         """True if the bot holds leases in advance and may leave some out of its reports."""
-        return self._unlisted_known and self._ahead > 0
+        return "unlisted" in self._known and self._ahead > 0
 
     def _capacity(self, *, ahead: bool) -> int | None:
         """Return the units to announce, None = as before. ahead: more than run at once, if tasks are short."""

@@ -438,7 +438,7 @@ class TaskRun(AttemptRun):
     def begin(self) -> None:
         """Take note that the child begins the call, as far as the agent knows."""
         self.started_at = clock.monotonic()
-        self.started.set()
+        self.has_started = True
         self._notify()
 
     def take_back(self) -> None:

@@ -76,13 +76,7 @@ _HEAD = ", ".join(
 # A look-up for each job, because the planner estimates their number wrongly.
 _CONSTRAINTS = "LEFT JOIN LATERAL (SELECT * FROM job_constraints WHERE job_id = j.id OFFSET 0) t ON true"
 _QUEUE = "CROSS JOIN LATERAL (SELECT looks > 0 AS tried FROM queues WHERE id = w.queue OFFSET 0) q"
-_BEHIND = """
-        AND (rank, queued_at, id)
-            > (coalesce(w.rank, '-infinity'), coalesce(w.queued_at, '-infinity'), coalesce(w.job, 0))"""
-#: The first heads of queues, and those behind what has been read. Without the comparison the first ones cost a fifth
-#: less.
-HEADS = {
-    further: text(f"""
+HEADS = text(f"""
 SELECT {_HEAD}, w.nth
 FROM unnest(
     CAST(:ids AS integer[]), CAST(:limits AS integer[]),
@@ -91,14 +85,13 @@ FROM unnest(
 {_QUEUE}
 CROSS JOIN LATERAL (
     SELECT {COLUMNS}, preferred, rank, queued_at, attempts FROM jobs
-    WHERE queue = w.queue AND {READY_CONSTRAINED}{_BEHIND if further else ""}
+    WHERE queue = w.queue AND {READY_CONSTRAINED} AND (rank, queued_at, id)
+        > (coalesce(w.rank, '-infinity'), coalesce(w.queued_at, '-infinity'), coalesce(w.job, 0))
     ORDER BY queue, rank, queued_at, id
     LIMIT w.most FOR NO KEY UPDATE SKIP LOCKED) j
 {_CONSTRAINTS}
 ORDER BY w.nth, j.rank, j.queued_at, j.id
 """)
-    for further in (False, True)
-}
 
 # The oldest jobs of each rank are read, and the best of them at this moment are locked. Of two jobs of one rank the
 # older one is never behind, so that no other job of a rank can be among the first.
@@ -276,7 +269,7 @@ def heads(
     before = [read.get(queue.id, NO_HEADS) for queue in queues] if read else []
     if ageing is None:
         last = {"ranks": [each.rank for each in before], "times": [each.queued_at for each in before]}
-        rows = connection.execute(HEADS[bool(read)], wanted | last | {"jobs": [each.job_id for each in before]})
+        rows = connection.execute(HEADS, wanted | last | {"jobs": [each.job_id for each in before]})
     else:
         aged = {"rate": ageing.rate, "cap": ageing.cap, "now": now, "ranks": MAX_RANKS}
         skips = [each.jobs for each in before] or [0] * len(queues)

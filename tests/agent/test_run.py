@@ -198,7 +198,7 @@ def test_a_stranger_that_holds_the_pipe_open_does_not_hang_the_job(place: RunCon
 
 def test_a_lost_lease_is_killed_and_says_nothing(place: RunContext) -> None:
     run = start(place, "sleep", "1004")
-    assert run.started.wait(MINUTE)
+    eventually(lambda: run.has_started)
     run.stop(StopReason.CANCELLED)
     run.stop(StopReason.LOST, grace=0.0)
     assert run.over.wait(MINUTE)
@@ -214,7 +214,7 @@ def test_a_run_stopped_before_it_began_starts_nothing(place: RunContext) -> None
     assert not second.over.is_set()
     first.stop(StopReason.CANCELLED)
     assert finish(second).verdict == "released"
-    assert not second.started.is_set()
+    assert not second.has_started
 
 
 # The processes that watch over commands: what happens when one of them, or the agent, is killed.
@@ -244,7 +244,7 @@ def test_the_run_time_of_a_command_is_right_although_the_agent_reads_of_its_star
 
 def test_a_killed_guardian_is_replaced_and_running_commands_go_on(place: RunContext) -> None:
     run = start(place, "sleep", "1010")
-    assert run.started.wait(MINUTE)
+    eventually(lambda: run.has_started)
     assert place.launcher.pid is not None
     os.kill(place.launcher.pid, signal.SIGKILL)
     assert finish(start(place, "true")).verdict == "succeeded"
@@ -271,7 +271,7 @@ def test_a_command_dies_with_its_guardian_and_supervisor_even_if_no_agent_is_lef
 ) -> None:
     monkeypatch.setattr(place.launcher, "sweep", lambda *_, **__: [])
     run = start(place, "sleep", "1019")
-    assert run.started.wait(MINUTE)
+    eventually(lambda: run.has_started)
     assert place.launcher.pid is not None
     for process in [place.launcher.pid, *process_tree()[place.launcher.pid]]:
         os.kill(process, signal.SIGKILL)
@@ -298,7 +298,7 @@ def test_a_command_that_stops_its_supervisor_again_and_again_has_its_timeout_all
 
 def test_a_stopped_guardian_does_not_hold_up_timeouts_and_is_continued_for_the_next_command(place: RunContext) -> None:
     run = start(place, "sleep", "1017", timeout=0.5)
-    assert run.started.wait(MINUTE)
+    eventually(lambda: run.has_started)
     assert place.launcher.pid is not None
     os.kill(place.launcher.pid, signal.SIGSTOP)
     assert finish(run).reason == "timeout after 0.5 s"
@@ -312,7 +312,7 @@ def test_a_guardian_that_starts_nothing_is_replaced_and_running_commands_go_on(
     place: RunContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = start(place, "sleep", "1018")
-    assert run.started.wait(MINUTE)
+    eventually(lambda: run.has_started)
     monkeypatch.setattr("bots.agent.run.READY_AFTER", 0.3)
     replace = place.launcher.replace
 

@@ -74,7 +74,7 @@ class Counter:
         await self.under_way(1)
 
     async def under_way(self, batches: int) -> None:
-        """Wait until the threads have taken so many batches, or until a call has been answered."""
+        """Wait until a call has been answered, or the threads have taken at least `batches` batches."""
         with anyio.fail_after(MINUTE):
             while not (len(self.sync_service.batches) >= batches or self.answers):
                 await anyio.sleep(0.001)

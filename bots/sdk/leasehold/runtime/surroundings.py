@@ -15,8 +15,6 @@ _libc = ctypes.CDLL(None)
 _OF_ATTEMPTS = "LEASEHOLD_"
 #: Seconds after which the clock of a file system has moved on: most have a tick of 4 ms, some of 1 s or 2 s.
 TICK = 2.5
-#: What `os.fsencode` uses, which takes three times as long.
-_ENCODING, _ERRORS = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
 #: The variables of this process as `os.environ` holds them. Comparing these takes a twentieth of the time in which
 #: `os.environ` decodes all of them.
 _variables: dict[bytes, bytes] = os.environ._data  # type: ignore[attr-defined]
@@ -152,7 +150,7 @@ class Surroundings:
 
         Not as `os.environ` does, because the C library would keep all values for ever.
         """
-        key, encoded = name.encode(), value.encode(_ENCODING, _ERRORS)
+        key, encoded = name.encode(), os.fsencode(value)
         text = key + b"=" + encoded
         _libc.putenv(text)
         # Now the C library has no other text, so that the one before may go.
