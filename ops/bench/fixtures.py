@@ -61,8 +61,9 @@ def server() -> Iterator[str]:
 
 
 @contextmanager
-def blank(server_url: str, name: str) -> Iterator[str]:
-    """Create an empty database and drop it at the end; yields its URL."""
+def blank(server_url: str, name: str, *, copy_of: str | None = None) -> Iterator[str]:
+    """Create an empty database, or a copy of another that nobody uses, and drop it at the end; yields its URL."""
+    template = "TEMPLATE template0" if copy_of is None else f'TEMPLATE "{copy_of}" STRATEGY file_copy'
 
     def do(*statements: str) -> None:
         with psycopg.connect(libpq_url(server_url), autocommit=True) as connection:
@@ -70,7 +71,7 @@ def blank(server_url: str, name: str) -> Iterator[str]:
                 connection.execute(statement)
 
     drop = f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)'
-    do(drop, f'CREATE DATABASE "{name}" TEMPLATE template0')
+    do(drop, f'CREATE DATABASE "{name}" {template}')
     try:
         yield make_url(libpq_url(server_url)).set(database=name).render_as_string(hide_password=False)
     finally:
@@ -84,6 +85,15 @@ def empty(server_url: str, name: str) -> Iterator[str]:
         with opened(url) as database:
             migrate.upgrade(database)
         yield url
+
+
+@contextmanager
+def filled(server_url: str, name: str, shape: Shape) -> Iterator[str]:
+    """Create a database with what the shape describes, to be copied, and drop it at the end; yields its name."""
+    with empty(server_url, name) as url:
+        with opened(url) as database:
+            fill(database, shape)
+        yield name
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import median
 
 import click
@@ -19,7 +20,7 @@ import psycopg
 from rich.console import Console
 from rich.table import Table
 
-from ops.bench.fixtures import Shape, count, empty, fill, opened, server, submit
+from ops.bench.fixtures import Shape, blank, count, empty, fill, filled, opened, server, submit
 from ops.bench.measure import Stretch, checked
 from ops.bench.workers import Assigning, Cycling, run
 from ops.bench.workloads import PROCESSES, TOGETHER
@@ -76,6 +77,10 @@ class Ratio:
         return median(base / other for base, other in self.cpu_pairs) if self.cpu_pairs else None
 
 
+#: Measures assigners until they have placed so many jobs.
+Turn = Callable[[int], Stretch]
+
+
 @dataclass(frozen=True)
 class Comparison:
     """Two pools on which assigners do the same work: how many `jobs` are assigned on each."""
@@ -85,23 +90,32 @@ class Comparison:
     other: Shape
     jobs: int
 
-    def pair(self, url: str, nth: int) -> tuple[Stretch, Stretch]:
-        """Measure the base and the other one after the other; which of them is first alternates with `nth`."""
-        order = [self.base, self.other] if nth % 2 == 0 else [self.other, self.base]
-        found = {shape: assigned(url, shape, jobs=self.jobs) for shape in order}
-        return found[self.base], found[self.other]
+    @contextmanager
+    def turns(self, url: str) -> Iterator[tuple[Turn, Turn]]:
+        """Fill both pools; yield what measures assigners on a copy of the base, and on a copy of the other.
+
+        Copies are alike and soon made, so that the two runs of a pair follow each other within seconds.
+        """
+        with filled(url, "base", self.base) as base, filled(url, "other", self.other) as other:
+            yield partial(assigned, url, base), partial(assigned, url, other)
 
     def ratio(self, url: str) -> Ratio:
-        """Measure several pairs."""
-        pairs = [self.pair(url, nth) for nth in range(RUNS)]
+        """Measure several pairs; which of the two is first alternates."""
+        pairs: list[tuple[Stretch, Stretch]] = []
+        with self.turns(url) as (base_turn, other_turn):
+            for nth in range(RUNS):
+                if nth % 2 == 0:
+                    base, other = base_turn(self.jobs), other_turn(self.jobs)
+                else:
+                    other, base = other_turn(self.jobs), base_turn(self.jobs)
+                pairs.append((base, other))
         rates = [(base.rate, other.rate) for base, other in pairs]
         return Ratio(self.what, rates, cpu_pairs=[(_cpu_of_job(base), _cpu_of_job(other)) for base, other in pairs])
 
 
-def assigned(url: str, shape: Shape, *, jobs: int) -> Stretch:
-    """Measure assigners on a fresh pool of that shape, whose bots have capacity for all jobs."""
-    with empty(url, "scale") as target, opened(target) as database:
-        fill(database, shape)
+def assigned(url: str, pool: str, jobs: int) -> Stretch:
+    """Measure assigners on a copy of a filled pool, whose bots have capacity for all jobs."""
+    with blank(url, "scale", copy_of=pool) as target, opened(target) as database:
         stretch = run(target, Assigning(), processes=PROCESSES, jobs=jobs)
         checked(database)
     return stretch

@@ -42,6 +42,8 @@ CYCLED, BUILDGRID_CYCLED, FLOOR_CYCLED = 20_000, 1_000, 40_000
 WIRED, CONNECTIONS = 600, 50
 #: Most jobs assigned in each run of a comparison of two pools.
 ASSIGNED = 40_000
+#: How many times as many pairs are taken of comparisons of two pools and of submits one by one, which take a second.
+SHORT = 2
 #: Bots in long polls, and seconds in which their pool is watched for one figure.
 RESTING, WATCH = 10_000, 30.0
 #: Single jobs submitted to an idle pool for one figure; calls of tasks in one run, and tasks that a bot runs at once.
@@ -78,12 +80,14 @@ class Target:
 class Trial:
     """Contenders that take turns, and what is promised of their figures.
 
-    prepare: starts what the contenders need until the stack closes, and returns them by name, ours first.
+    prepare: starts what the contenders need until the stack closes, and returns them by name, ours first. often: how
+    many times as many pairs as of other trials are taken, because the runs are short and their ratios differ more.
     """
 
     what: str
     targets: Sequence[Target]
     prepare: Callable[[ExitStack], Mapping[str, Turn]]
+    often: int = 1
 
 
 @dataclass
@@ -126,14 +130,14 @@ class Result:
 
 
 def run(trial: Trial, pairs: int, *, report: Callable[[str], None]) -> list[Result]:
-    """Let the contenders that the trial's targets name take `pairs` turns each."""
+    """Let the contenders that the trial's targets name take `pairs` turns each, or more if their runs are short."""
     results = [Result(trial.what, target) for target in trial.targets]
     wanted = {OURS, *(target.against for target in trial.targets)}
     with ExitStack() as stack:
         contenders = {name: turn for name, turn in trial.prepare(stack).items() if name in wanted}
         for result in results:
             result.contender = _versioned(result.target.against)
-        for nth in range(pairs):
+        for nth in range(pairs * trial.often):
             # Which of them is first alternates, so that none always works on what another has left behind.
             names = list(contenders)[:: -1 if nth % 2 else 1]
             found = {name: contenders[name]() for name in names}
@@ -215,12 +219,12 @@ def _full_cycle(url: str) -> Trial:
 
 def _submits(url: str) -> Iterator[Trial]:
     """Submits by two clients."""
-    for name, batch, jobs, bound in (("in bulk", 1000, 40_000, 0.6), ("one by one", 1, 3_000, 0.9)):
+    for name, batch, jobs, bound, often in (("in bulk", 1000, 40_000, 0.6, 1), ("one by one", 1, 3_000, 0.9, SHORT)):
         turns = {
             OURS: _rated(submitting(batch, jobs), url),
             FLOOR: _rated(peers_run.floor_of("submit", batch=batch, jobs=jobs), url),
         }
-        yield Trial(f"submit {name}", [Target(f"submit {name}", RATE, bound, FLOOR)], _ready(turns))
+        yield Trial(f"submit {name}", [Target(f"submit {name}", RATE, bound, FLOOR)], _ready(turns), often)
 
 
 def _idle_job() -> Trial:
@@ -249,14 +253,13 @@ def _growth(url: str) -> Iterator[Trial]:
 
 
 def _comparison(url: str, compared: scale.Comparison, bound: float) -> Trial:
-    base, other = compared.base, compared.other
     jobs = min(compared.jobs, ASSIGNED)
-    turns = {OURS: partial(_assigned, url, other, jobs), "base": partial(_assigned, url, base, jobs)}
-    return Trial(compared.what, [Target(compared.what, RATE, bound, "base")], _ready(turns))
 
+    def prepare(stack: ExitStack) -> Mapping[str, Turn]:
+        base, other = stack.enter_context(compared.turns(url))
+        return {OURS: lambda: {RATE: other(jobs).rate}, "base": lambda: {RATE: base(jobs).rate}}
 
-def _assigned(url: str, shape: Shape, jobs: int) -> Figures:
-    return {RATE: scale.assigned(url, shape, jobs=jobs).rate}
+    return Trial(compared.what, [Target(compared.what, RATE, bound, "base")], prepare, often=SHORT)
 
 
 def _held_bots() -> Trial:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 
 import pytest
 
@@ -36,6 +37,14 @@ def test_a_target_is_judged_by_the_median_of_the_ratios_of_pairs_that_take_turns
     assert result.values == [0.5, 0.6, 0.7]
     assert result.met
     assert result.as_json()["median"] == 0.6
+
+
+def test_a_trial_of_short_runs_takes_more_pairs() -> None:
+    half = Target("half", "jobs/s", 0.5, FLOOR)
+    tried, order = trial(half, ours=[5, 60, 7, 9], floor=[10, 100, 10, 10])
+    (result,) = targets.run(replace(tried, often=2), 2, report=lambda _: None)
+    assert order.count(OURS) == 4
+    assert result.values == [0.5, 0.6, 0.7, 0.9]
 
 
 @pytest.mark.parametrize(
