@@ -6,6 +6,7 @@ the type of the handler's parameter `body`. The handlers use `app.state`: `run` 
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
@@ -215,9 +216,11 @@ async def wait(request: Request, body: Annotated[WaitRequest, Read], caller: Cal
     found: dict[str, dict[str, Any]] = {}
     asked: Sequence[str] = ids
     pending: dict[str, set[str]] = {}  # submissions by job: news come by job
-    async with state.polls.topic("done", routing.read_progress, run=state.run).watch(request) as watch:
+    async with state.polls.topic("done", routing.read_progress, run=partial(state.run, kept_plans=True)).watch(
+        request
+    ) as watch:
         while True:
-            found |= await state.run(routing.read_states(asked, caller, noted=not found))
+            found |= await state.run(routing.read_states(asked, caller, noted=not found), kept_plans=True)
             for each in asked:
                 mine = pending.setdefault(str(found[each]["job"]), set())
                 (mine.discard if found[each]["state"] in FINAL else mine.add)(each)
@@ -255,7 +258,9 @@ async def output(
         _, found = await state.run(routing.read_output(job, caller, start, noted=True))
         return found
     deadline = clock.monotonic() + min(wait, state.max_wait)
-    async with state.polls.topic("done", routing.read_progress, run=state.run).watch(request) as watch:
+    async with state.polls.topic("done", routing.read_progress, run=partial(state.run, kept_plans=True)).watch(
+        request
+    ) as watch:
         attempt: int | None = None
         over = routing.any_final({job})
 
@@ -263,7 +268,9 @@ async def output(
             return over(now) or now.written > start or now.attempt != attempt
 
         while True:
-            shared, found = await state.run(routing.read_output(job, caller, start, noted=attempt is None))
+            shared, found = await state.run(
+                routing.read_output(job, caller, start, noted=attempt is None), kept_plans=True
+            )
             if shared not in watch.keys:
                 watch.add(shared, news)
             restarted = attempt is not None and found.attempt != attempt

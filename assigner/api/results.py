@@ -44,7 +44,7 @@ async def result(request: Request, id: JobId, caller: Caller) -> Response:
         routing.audit_access(connection, caller, "result.read", subject=asked)
         return _document({"fence": found["fence"]}, found["result"])
 
-    return _answer(await request.app.state.run(work))
+    return _answer(await request.app.state.run(work, kept_plans=True))
 
 
 @router.post(
@@ -67,7 +67,7 @@ async def results(request: Request, body: Annotated[ResultsRequest, Read], calle
         more = "true" if len(fitting) < len(found) else "false"
         return f'{{"jobs":[{",".join(map(_described, fitting))}],"more":{more}}}'
 
-    return _answer(await request.app.state.run(work))
+    return _answer(await request.app.state.run(work, kept_plans=True))
 
 
 def _described(row: Mapping[str, Any]) -> str:

@@ -84,9 +84,11 @@ class WorkerPool:
         #: Work that waits for a thread, or has one.
         self.slots = Slots(threads + queue)
 
-    async def run(self, work: Callable[[Connection], T]) -> T:
-        """Run `work` in one transaction on a thread. Raises Busy if too much work waits."""
-        return await self.call(lambda: self._database.run(work, urgent=self._urgent))
+    async def run(self, work: Callable[[Connection], T], *, kept_plans: bool = False) -> T:
+        """Run `work` in one transaction on a thread. kept_plans: as of `Database.run`. Raises Busy if too much work
+        waits.
+        """
+        return await self.call(lambda: self._database.run(work, urgent=self._urgent, kept_plans=kept_plans))
 
     async def call(self, function: Callable[[], T]) -> T:
         """Call `function`, which may block, on a thread. Raises Busy if too much work waits."""
