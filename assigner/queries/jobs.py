@@ -68,7 +68,8 @@ FROM {_NAMED} JOIN queues k ON k.id = j.queue JOIN platforms p ON p.id = j.platf
 LEFT JOIN platforms r ON r.id = k.required LEFT JOIN platforms f ON f.id = j.preferred
 LEFT JOIN preference_waits v ON v.job_id = j.id
 LEFT JOIN LATERAL (
-    SELECT g.terms, o.estimate FROM constraint_sets g LEFT JOIN job_constraints o ON o.job_id = j.id
+    SELECT g.terms, coalesce(o.estimate, 1) AS estimate
+    FROM constraint_sets g LEFT JOIN job_constraints o ON o.job_id = j.id
     WHERE g.id = k.constraint_set) t ON true
 LEFT JOIN LATERAL (
     SELECT jsonb_build_object('id', g.public_id, 'name', g.name, 'node', m.node_no, 'depth', m.depth) AS graph

@@ -70,11 +70,7 @@ WITH plain AS MATERIALIZED (
 ), moved AS (
     UPDATE jobs j SET queue = queue_with_constraints(j.queue, intern_constraint_set('{{}}')), constrained = true
     WHERE j.id = ANY (ARRAY(SELECT id FROM plain))
-    RETURNING j.id, j.priority
-), termed AS (
-    INSERT INTO job_constraints (job_id, estimate, seconds, deadline, priority_inputs)
-    SELECT m.id, w.* FROM moved m CROSS JOIN LATERAL own_constraints(jsonb_build_object('priority', m.priority)) w
-    ON CONFLICT (job_id) DO NOTHING
+    RETURNING j.id
 )
 SELECT count(*) FROM moved
 """)

@@ -322,7 +322,7 @@ SELECT g.terms->>'job_class' AS name, count(*) AS jobs, count(t.seconds) AS esti
 FROM (SELECT id, queue, started_at, finished_at FROM jobs WHERE finished_at IS NOT NULL
       ORDER BY finished_at DESC LIMIT :most) j
 JOIN queues q ON q.id = j.queue JOIN constraint_sets g ON g.id = q.constraint_set AND g.terms ? 'job_class'
-JOIN job_constraints t ON t.job_id = j.id
+LEFT JOIN job_constraints t ON t.job_id = j.id
 GROUP BY 1 ORDER BY 1
 """)
 

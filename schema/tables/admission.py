@@ -40,7 +40,8 @@ constraint_sets = Table(
     UniqueConstraint("digest", name="constraint_sets_digest_key"),
 )
 
-# Constraints that a job does not share with others: estimates, deadline, and the inputs of its points.
+# Constraints that a job does not share with others: estimates, deadline, and the inputs of its points. A job without
+# any of them has no row, and its cost is estimated at 1.
 job_constraints = Table(
     "job_constraints",
     metadata,

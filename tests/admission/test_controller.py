@@ -38,6 +38,12 @@ def filled(pool: Pool, weights: Sequence[float], *, jobs: int) -> None:
             pool.submit(jobs // 3, instance=name, priority=priority)
 
 
+def estimate_all(pool: Pool, cost: float) -> None:
+    """Give every job this estimate of its cost."""
+    estimated = "INSERT INTO job_constraints (job_id, estimate) SELECT id, :cost FROM jobs"
+    pool.change(f"{estimated} ON CONFLICT (job_id) DO UPDATE SET estimate = :cost", cost=cost)
+
+
 def queues(connection: Connection, *, batch: int) -> QueueScan:
     return constrained.queues(connection, Scope(), batch=batch, after=constrained.FIRST_QUEUE)
 
@@ -163,7 +169,7 @@ def test_queues_of_which_few_jobs_may_start_are_not_read_to_their_end(
     for nth in range(4):
         Tenancy(pool).quota(f"i-{nth}", maximum=1)
         pool.database.run(lambda c, nth=nth: counters.limit(c, f"instance:i-{nth + 4}:cost", 1.5))
-    pool.change("UPDATE job_constraints SET estimate = 2")
+    estimate_all(pool, 2)
     pool.bot(capacity=500)
     read = counted(monkeypatch)
     keeper = AdmissionController(RULES, name="test", fleet=Fleet(), chance=pool.chance, now=lambda: 0.0)
@@ -210,7 +216,7 @@ def test_about_as_many_heads_are_read_as_start_whatever_a_job_costs(
     pool: Pool, monkeypatch: pytest.MonkeyPatch, cost: float
 ) -> None:
     filled(pool, range(1, 31), jobs=90)
-    pool.change("UPDATE job_constraints SET estimate = :cost", cost=cost)
+    estimate_all(pool, cost)
     pool.bot(capacity=1000)
     keeper = AdmissionController(RULES, name="test", fleet=Fleet(), chance=pool.chance, now=lambda: 0.0)
     start(pool, keeper, free_units=100)
@@ -230,7 +236,7 @@ def test_costs_that_rise_from_one_cycle_to_the_next_make_it_read_hardly_more(
     keeper = AdmissionController(RULES, name="test", fleet=Fleet(), chance=pool.chance, now=lambda: 0.0)
     read = counted(monkeypatch)
     for cost in (1.0, 0.05, 20.0):
-        pool.change("UPDATE job_constraints SET estimate = :cost", cost=cost)
+        estimate_all(pool, cost)
         read.clear()
         start(pool, keeper, free_units=100)
     assert read["times"] <= 3
@@ -246,7 +252,7 @@ def test_the_earliest_deadline_starts_first_in_a_queue_of_which_nothing_was_expe
     pool.submit(others, instance="behind")
     dated = [pool.job(each).id for each in pool.submit(40, instance="ahead")]
     # The later a job was queued, the earlier is its deadline.
-    dates = "UPDATE job_constraints SET deadline = now() + make_interval(days => 100 - :nth) WHERE job_id = :id"
+    dates = "INSERT INTO job_constraints (job_id, deadline) VALUES (:id, now() + make_interval(days => 100 - :nth))"
     for nth, job_id in enumerate(dated):
         pool.change(dates, nth=nth, id=job_id)
     for name, used in (("behind", 1.0), ("ahead", 1000.0)):
@@ -284,7 +290,7 @@ def test_instances_whose_jobs_may_not_start_do_not_change_who_comes_next(pool: P
         else:
             lift = "UPDATE accounts SET lift = :lift, lifted_at = now() WHERE instance = (SELECT id FROM instances"
             pool.change(f"{lift} WHERE name = :name)", lift=10 if nth == 30 else 11, name=f"i-{nth}")
-    pool.change("UPDATE job_constraints SET estimate = 5")
+    estimate_all(pool, 5)
     found = Counter(head.queue.instance_name for head in start(pool, keeper, free_units=8))
     assert found.total() == 8
     assert max(found.values()) == 1, "each of them puts its instance behind the others"

@@ -14,6 +14,7 @@ from assigner.config import plugins
 from assigner.estimation import EstimateSettings, Quantiles, RunTimeAdvice
 from assigner.maintenance.upkeep import UpkeepSettings
 from assigner.placement.fleet import Fleet
+from schema.accounting import counters
 from schema.picking import constrained
 from schema.picking.ready import Scope
 from schema.policy import priority_classes
@@ -78,6 +79,22 @@ def test_a_36_what_is_guessed_is_written_at_the_submit_and_stays(
     served.app.state.estimate = None
     kept = pool.rows("SELECT estimate FROM job_constraints ORDER BY job_id")
     assert [float(row.estimate) for row in kept] == [6, 3, 5]
+
+
+def test_a_job_of_which_nothing_was_said_is_estimated_at_1_however_it_was_submitted(
+    served: Served, operator: httpx.Client, pool: Pool
+) -> None:
+    served.app.state.estimate = None
+    job = {"command": ["true"], "instance": "ci", "locks": ["tree"]}
+    for jobs in ([job], [job, {**job, "metadata": {"a": "b"}}], [{**job, "dedup_key": "one"}]):
+        assert operator.post("/v1/jobs", json={"jobs": jobs}).status_code == 200
+    ids = [str(row.public_id) for row in pool.rows("SELECT public_id FROM jobs")]
+    assert pool.rows("SELECT FROM job_constraints") == []
+    assert [operator.get(f"/v1/jobs/{each}").json()["estimated_cost"] for each in ids] == [1] * 4
+    pool.database.run(lambda c: counters.set_limit(c, counters.SLOTS_OF_LOCK, ["ci", "tree"], 4, actor="test"))
+    pool.bot(capacity=9)
+    assert pool.assigner().run_once() >= 0
+    assert pool.row("SELECT used FROM counters WHERE name = 'instance:ci:cost'").used == 4
 
 
 def seven(_request: Any) -> int:

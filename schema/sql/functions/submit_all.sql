@@ -185,6 +185,7 @@ BEGIN
         FROM fresh f JOIN queued q USING (instance_name, properties, special)
         CROSS JOIN LATERAL own_constraints(requests->f.n) w
         WHERE (SELECT count(*) FROM known_terms) > 0 AND q.constraint_set IS NOT NULL
+            AND has_own_constraints(requests->f.n)
     ), kept AS (
         INSERT INTO job_payloads (job_id, payload, submitted_by, origin)
         SELECT f.id, f.payload, submit_all.actor, CASE WHEN has_origin THEN origin_of(requests->f.n) END FROM fresh f

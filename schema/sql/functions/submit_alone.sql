@@ -145,7 +145,7 @@ BEGIN
         coalesce((request->>'retry_failed')::boolean, false), of_constraint_set IS NOT NULL,
         coalesce(of_rank, of_priority), of_preferred);
     IF is_special THEN
-        IF of_constraint_set IS NOT NULL THEN
+        IF of_constraint_set IS NOT NULL AND has_own_constraints(request) THEN
             INSERT INTO job_constraints (job_id, estimate, seconds, deadline, priority_inputs)
             SELECT submit_alone.job_id, w.* FROM own_constraints(request) w;
         END IF;

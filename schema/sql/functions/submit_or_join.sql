@@ -41,7 +41,7 @@ BEGIN
             WHERE dedup_key IS NOT NULL AND state IN ('queued', 'parked', 'leased', 'running') DO NOTHING
         RETURNING j.id, j.public_id, false INTO job, answer, joined;
         IF FOUND THEN
-            IF of_constraint_set IS NOT NULL THEN
+            IF of_constraint_set IS NOT NULL AND has_own_constraints(request) THEN
                 INSERT INTO job_constraints (job_id, estimate, seconds, deadline, priority_inputs)
                 SELECT job, w.* FROM own_constraints(request) w;
             END IF;
