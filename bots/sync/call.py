@@ -16,11 +16,11 @@ from sqlalchemy import Row
 from bots.protocol import Chunk, LeaseReport, Outcome, Sync
 from bots.sync.sessions import digest
 from schema.accounting.units import BotCapacity
+from schema.checkpoints import Checkpoint
 from schema.moves.acknowledge import Start
 from schema.moves.end import VERDICTS, AttemptEnd, EndedAttempt, Verdict
 from schema.moves.grant import FetchedLease
 from schema.outputs import Written
-from schema.results import Checkpoint
 from schema.states import BotStatus, LeaseState
 
 # The meaning of a bot's report for its leases: a pure function, so that every case is in one place.

@@ -26,9 +26,10 @@ from bots.sync.call import (
 )
 from bots.sync.fetch import FetchSettings, fetch_after_sync
 from bots.sync.leases import read_due_leases, read_held_leases
-from schema import outputs, results
+from schema import outputs
 from schema.accounting.quotas import EVICTION_COOLDOWN
 from schema.accounting.units import ReturnedUnits
+from schema.checkpoints import Checkpoint, store_checkpoints
 from schema.clock import Monotonic
 from schema.diagnostics.tracing import AttemptTracer
 from schema.moves.acknowledge import acknowledge, deliver, lock_for_moves
@@ -40,7 +41,6 @@ from schema.postgres.fragments import newest_version
 from schema.postgres.notify import wake
 from schema.postgres.work_connection import on_commit
 from schema.predicates import ANY_CONSTRAINED_READY, assigner_is_placing
-from schema.results import Checkpoint
 from schema.states import BotStatus, LeaseState
 from schema.timing import Timing
 
@@ -139,7 +139,7 @@ class SyncService:
             if report.checkpoint is not None:
                 number, found = report.checkpoint_number, report.checkpoint
                 checkpoint = Checkpoint(bot.id, bot.epoch, report.job, report.fence, number, found)
-                results.store_checkpoints(connection, [checkpoint])
+                store_checkpoints(connection, [checkpoint])
             chunks = decode_output(bot.id, bot.epoch, report.job, report.fence, report.output)
             count = outputs.append(connection, chunks)
             if count:
@@ -227,7 +227,7 @@ class SyncService:
             )
         outputs.append(connection, [chunk for sync_call in spoken for chunk in sync_call.account.output])
         checkpoints = [each for sync_call in spoken for each in sync_call.account.checkpoints]
-        results.store_checkpoints(connection, checkpoints)
+        store_checkpoints(connection, checkpoints)
         acknowledge(connection, starts, sync=self._timing.sync)
         ended = end(
             connection,

@@ -8,12 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from leasehold.states import FINAL
 from sqlalchemy import Connection, Row, TextClause, text
 
-from schema import results
 from schema.accounting import counters
 from schema.accounting.counters import Settlement
 from schema.accounting.quotas import EFFECTIVE_MAX, EVICTION_COOLDOWN
@@ -22,8 +21,6 @@ from schema.moves.dependencies import ANY_OPEN_GRAPH, unblock
 from schema.postgres import fragments
 from schema.postgres.fragments import newest_quota
 from schema.validation import MAX_KILLS
-
-T = TypeVar("T")
 
 # Credit for the ends of attempts, in the transaction that ends them.
 #
@@ -205,17 +202,17 @@ _NEXT_STATE = f"""CASE
 # not know their sizes. The lease keeps what the history tells of the end (`schema/sql/views/job_events.sql`). If the
 # server cancels the lease, the fence of the job grows; if the bot reports a result, the fence stays. A job that was
 # asked to stop for another instance's minimum counts as evicted only here, if it has not ended by itself meanwhile. Its
-# receipt was written when it was asked.
+# receipt was written when it was asked. The result of an attempt is kept if the attempt ends its job.
 _END = f"""
 WITH told AS MATERIALIZED (
     SELECT {{known}}t.*
     FROM unnest(CAST(:job_ids AS bigint[]), CAST(:public_ids AS uuid[]), CAST(:fences AS bigint[]),
                 CAST(:bot_ids AS bigint[]), CAST(:epochs AS bigint[]), CAST(:verdicts AS text[]),
-                CAST(:actors AS text[]), {fragments.json_array("details")})
-        AS t (id, public_id, fence, bot_id, bot_epoch, verdict, actor, details)
+                CAST(:actors AS text[]), {fragments.json_array("details")}, CAST(:results AS text[]))
+        AS t (id, public_id, fence, bot_id, bot_epoch, verdict, actor, details, result)
 ), held AS MATERIALIZED (
     SELECT j.id, j.fence, j.state, j.attempts, j.max_attempts, j.kills, j.retry_failed,
-        t.bot_id, t.bot_epoch, t.verdict, t.actor, t.details
+        t.bot_id, t.bot_epoch, t.verdict, t.actor, t.details, t.result
     FROM jobs j JOIN told t ON {{by}} AND t.fence = j.fence
     WHERE j.state IN ('leased', 'running', 'cancelling')
     ORDER BY j.id FOR NO KEY UPDATE OF j
@@ -226,8 +223,8 @@ WITH told AS MATERIALIZED (
         ended_to = {_NEXT_STATE}, verdict = h.verdict, report = nullif(h.details, '{{{{}}}}')
     FROM held h
     WHERE l.job_id = h.id AND l.fence = h.fence AND l.bot_id = h.bot_id AND l.bot_epoch = h.bot_epoch AND {LIVE}
-    RETURNING h.id, h.fence, h.bot_id, h.verdict, h.details, h.kills, l.cohort, l.instance, l.units, l.stop_reason,
-        l.granted_at, l.ended_to AS to_state, {_UNCHARGED} AS uncharged, {_KILLED} AS killed,
+    RETURNING h.id, h.fence, h.bot_id, h.verdict, h.details, h.result, h.kills, l.cohort, l.instance, l.units,
+        l.stop_reason, l.granted_at, l.ended_to AS to_state, {_UNCHARGED} AS uncharged, {_KILLED} AS killed,
         h.verdict IN ('stopped', 'released') AND l.stop_reason = 'preempt' AND l.ended_to = 'queued' AS evicted
 ), moved AS (
     UPDATE jobs j SET
@@ -267,6 +264,9 @@ WITH told AS MATERIALIZED (
         WHERE job_id = m.id AND move = 'preempted' AND fence = m.ended_fence ORDER BY id DESC LIMIT 1) e
     JOIN jobs p ON p.public_id = CAST(e.details->'preemptor'->>'job' AS uuid)
     WHERE m.evicted
+), stored AS (
+    INSERT INTO job_results (job_id, fence, result)
+    SELECT id, fence, CAST(result AS json) FROM over WHERE to_state <> 'queued' AND result IS NOT NULL
 {{freed}}), counted AS MATERIALIZED (
     SELECT CASE WHEN bool_or(q.min_quota > 0) THEN 0 ELSE min(({EFFECTIVE_MAX}) - q.usage - s.stopped) END AS room
     FROM (SELECT cohort, instance, count(*) FILTER (WHERE stop_reason = 'preempt') AS stopped
@@ -356,6 +356,7 @@ def end(
             "epochs": [ending.bot_epoch for ending in endings],
             "verdicts": [ending.verdict.value for ending in endings],
             "details": fragments.json_documents(ending.details for ending in endings),
+            "results": [ending.result for ending in endings],
             "actors": [actor] * len(endings) if isinstance(actor, str) else list(actor),
             "retry_base": pace.base,
             "retry_cap": pace.cap,
@@ -368,7 +369,6 @@ def end(
     unblocks = bool(final) and rows[0].graphs
     _return_units(connection, rows, returned, locks_more=unblocks or any(row.gated for row in rows))
     _settle(connection, rows, endings)
-    _store_results(connection, rows, endings)
     if rows and rows[0].credited:
         credit(connection, [Credit(row.id, row.ended_fence, row.verdict, row.state) for row in rows])
     ended = [EndedAttempt.of(row) for row in rows]
@@ -392,30 +392,16 @@ def _return_units(
         found.write(connection)
 
 
-def _store_results(connection: Connection, rows: Sequence[Row[Any]], endings: Sequence[AttemptEnd]) -> None:
-    """Store the results of the attempts that have ended their jobs."""
-    told = {(ending.job_id, ending.fence): ending.result for ending in endings if ending.result is not None}
-    if told:
-        final = ((row, _told(told, row)) for row in rows if row.state in FINAL)
-        left = [results.Result(row.id, row.ended_fence, found) for row, found in final if found is not None]
-        results.store(connection, left)
-
-
 def _settle(connection: Connection, rows: Sequence[Row[Any]], endings: Sequence[AttemptEnd]) -> None:
     """Give back what attempts have taken of counters. Their cost is what the bot reports."""
     if not any(row.gated for row in rows):
         return
     told = {(ending.job_id, ending.fence): ending.details for ending in endings}
-    counters.settle(
-        connection,
-        [
-            Settlement(row.id, row.ended_fence, said.get("usage") or {}, said.get("seconds"), row.state in FINAL)
-            for row, said in ((row, _told(told, row) or NO_DETAILS) for row in rows if row.gated)
-        ],
-    )
-
-
-def _told(told: Mapping[tuple[int | str, int], T], row: Row[Any]) -> T | None:
-    """What was told of an ended attempt, by the id or the public id of its job."""
-    by_id = told.get((row.id, row.ended_fence))
-    return told.get((row.public_id, row.ended_fence)) if by_id is None else by_id
+    settlements = []
+    for row in rows:
+        if row.gated:
+            # A bot may have told the public id of the job.
+            said = told.get((row.id, row.ended_fence)) or told.get((row.public_id, row.ended_fence)) or NO_DETAILS
+            used, seconds = said.get("usage") or {}, said.get("seconds")
+            settlements.append(Settlement(row.id, row.ended_fence, used, seconds, row.state in FINAL))
+    counters.settle(connection, settlements)

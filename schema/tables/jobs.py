@@ -215,8 +215,8 @@ job_outputs = Table(
     CheckConstraint("start >= 0", name="job_outputs_start_positive"),
 )
 
-# JSON that commands leave (`schema/results.py`), as the text that they wrote. `size` bounds an answer with many results
-# without reading them.
+# JSON that commands leave, as the text that they wrote. `size` bounds an answer with many results without reading
+# them.
 job_results = Table(
     "job_results",
     metadata,

@@ -16,7 +16,7 @@ from assigner.maintenance import upkeep
 from assigner.queries import jobs as job_queries
 from bots.gateway import long_poll
 from bots.sync.leases import DUE_LEASES, HELD_LEASES
-from schema import clock, outputs, results
+from schema import checkpoints, clock, outputs
 from schema.diagnostics import invariants, tracing
 from schema.fleet import candidates, kinds, members
 from schema.fleet.candidates import CandidateRequest
@@ -344,8 +344,8 @@ ACTS: dict[str, Act] = {
     ),
     "lose": lambda known, connection: known.end(connection, Verdict.LOST),
     "finish with results": lambda known, connection: known.end(connection, Verdict.SUCCEEDED, result="1"),
-    "store checkpoints": lambda known, connection: results.store_checkpoints(
-        connection, [results.Checkpoint(1, 1, job, 1, 1, "1") for job in known.public]
+    "store checkpoints": lambda known, connection: checkpoints.store_checkpoints(
+        connection, [checkpoints.Checkpoint(1, 1, job, 1, 1, "1") for job in known.public]
     ),
     "append output": lambda known, connection: outputs.append(
         connection, [outputs.Written(1, 1, job, 1, 0, b"x") for job in known.public]

@@ -3,11 +3,11 @@ WITH told AS MATERIALIZED (
     SELECT coalesce(t.id, (SELECT id FROM jobs WHERE public_id = t.public_id)) AS job_id, t.*
     FROM unnest(CAST(:job_ids AS bigint[]), CAST(:public_ids AS uuid[]), CAST(:fences AS bigint[]),
                 CAST(:bot_ids AS bigint[]), CAST(:epochs AS bigint[]), CAST(:verdicts AS text[]),
-                CAST(:actors AS text[]), CAST(string_to_array(:details, chr(30)) AS jsonb[]))
-        AS t (id, public_id, fence, bot_id, bot_epoch, verdict, actor, details)
+                CAST(:actors AS text[]), CAST(string_to_array(:details, chr(30)) AS jsonb[]), CAST(:results AS text[]))
+        AS t (id, public_id, fence, bot_id, bot_epoch, verdict, actor, details, result)
 ), held AS MATERIALIZED (
     SELECT j.id, j.fence, j.state, j.attempts, j.max_attempts, j.kills, j.retry_failed,
-        t.bot_id, t.bot_epoch, t.verdict, t.actor, t.details
+        t.bot_id, t.bot_epoch, t.verdict, t.actor, t.details, t.result
     FROM jobs j JOIN told t ON j.id = t.job_id AND t.fence = j.fence
     WHERE j.state IN ('leased', 'running', 'cancelling')
     ORDER BY j.id FOR NO KEY UPDATE OF j
@@ -28,8 +28,8 @@ WITH told AS MATERIALIZED (
             ELSE 'queued' END, verdict = h.verdict, report = nullif(h.details, '{}')
     FROM held h
     WHERE l.job_id = h.id AND l.fence = h.fence AND l.bot_id = h.bot_id AND l.bot_epoch = h.bot_epoch AND l.ended_at IS NULL
-    RETURNING h.id, h.fence, h.bot_id, h.verdict, h.details, h.kills, l.cohort, l.instance, l.units, l.stop_reason,
-        l.granted_at, l.ended_to AS to_state, h.verdict IN ('stopped', 'released') OR h.verdict = 'lost' AND NOT (coalesce(l.acknowledged_at, l.delivered_at) IS NOT NULL) AS uncharged, h.verdict = 'lost' AND coalesce(l.acknowledged_at, l.delivered_at) IS NOT NULL AS killed,
+    RETURNING h.id, h.fence, h.bot_id, h.verdict, h.details, h.result, h.kills, l.cohort, l.instance, l.units,
+        l.stop_reason, l.granted_at, l.ended_to AS to_state, h.verdict IN ('stopped', 'released') OR h.verdict = 'lost' AND NOT (coalesce(l.acknowledged_at, l.delivered_at) IS NOT NULL) AS uncharged, h.verdict = 'lost' AND coalesce(l.acknowledged_at, l.delivered_at) IS NOT NULL AS killed,
         h.verdict IN ('stopped', 'released') AND l.stop_reason = 'preempt' AND l.ended_to = 'queued' AS evicted
 ), moved AS (
     UPDATE jobs j SET
@@ -69,6 +69,9 @@ WITH told AS MATERIALIZED (
         WHERE job_id = m.id AND move = 'preempted' AND fence = m.ended_fence ORDER BY id DESC LIMIT 1) e
     JOIN jobs p ON p.public_id = CAST(e.details->'preemptor'->>'job' AS uuid)
     WHERE m.evicted
+), stored AS (
+    INSERT INTO job_results (job_id, fence, result)
+    SELECT id, fence, CAST(result AS json) FROM over WHERE to_state <> 'queued' AND result IS NOT NULL
 ), counted AS MATERIALIZED (
     SELECT CASE WHEN bool_or(q.min_quota > 0) THEN 0 ELSE min((CASE WHEN q.max_quota IS NOT NULL THEN greatest(q.min_quota, q.max_quota - (
         SELECT count(*) FROM evictions e WHERE e.cohort = q.cohort AND e.instance = q.instance

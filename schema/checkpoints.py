@@ -1,21 +1,13 @@
-"""JSON that commands leave: the result of a job, and the checkpoint from which its next attempt goes on.
+"""Checkpoints: JSON that a command leaves while it runs, and from which the next attempt of its job goes on.
 
-Both are stored as the text that the command wrote, up to `validation.MAX_RESULT_BYTES` and `MAX_CHECKPOINT_BYTES`.
+They are stored as the text that the command wrote, up to `validation.MAX_CHECKPOINT_BYTES`. Results of jobs are stored
+by the statement that ends their attempts.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import Connection, text
-
-
-@dataclass(frozen=True)
-class Result:
-    """The result of the attempt that has ended a job."""
-
-    job_id: int
-    fence: int
-    text: str
 
 
 @dataclass(frozen=True)
@@ -29,18 +21,6 @@ class Checkpoint:
     number: int
     text: str
 
-
-# Rows are looked up one by one (OFFSET 0): a plan from a time with few leases would read all live ones.
-#
-# Only the attempt that ended the job has a result: the fence must be the one of the job's last lease.
-STORE_RESULTS = text("""
-INSERT INTO job_results (job_id, fence, result)
-SELECT j.id, t.fence, CAST(t.result AS json)
-FROM unnest(CAST(:job_ids AS bigint[]), CAST(:fences AS bigint[]), CAST(:results AS text[]))
-    AS t (job_id, fence, result)
-CROSS JOIN LATERAL (SELECT id, finished_at FROM jobs WHERE id = t.job_id OFFSET 0) j
-WHERE j.finished_at IS NOT NULL AND t.fence = (SELECT max(l.fence) FROM leases l WHERE l.job_id = t.job_id)
-""")
 
 # Only the bot that holds the live lease may write. No checkpoint replaces one of a later attempt, or a later one of its
 # own attempt: a call that was given up and repeated may arrive after the next one.
@@ -58,21 +38,6 @@ ORDER BY j.id
 ON CONFLICT (job_id) DO UPDATE SET fence = EXCLUDED.fence, number = EXCLUDED.number, checkpoint = EXCLUDED.checkpoint
     WHERE (EXCLUDED.fence, EXCLUDED.number) >= (c.fence, c.number)
 """)
-
-
-def store(connection: Connection, results: Sequence[Result]) -> int:
-    """Store the results of attempts that this transaction has ended; returns how many. Those of jobs that run again
-    are left out. The caller has locked the jobs."""
-    if not results:
-        return 0
-    return connection.execute(
-        STORE_RESULTS,
-        {
-            "job_ids": [each.job_id for each in results],
-            "fences": [each.fence for each in results],
-            "results": [each.text for each in results],
-        },
-    ).rowcount
 
 
 def store_checkpoints(connection: Connection, checkpoints: Sequence[Checkpoint]) -> int:
