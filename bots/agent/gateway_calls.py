@@ -38,7 +38,7 @@ class GatewayCaller:
     def call(
         self,
         path: str,
-        body: Record,
+        body: Record | bytes,
         *,
         check: Callable[[], None],
         held: float = 0.0,
@@ -93,7 +93,9 @@ class GatewayCaller:
 class _Attempt:
     """One request in a thread of its own."""
 
-    def __init__(self, transport: Transport, path: str, body: Record, *, held: float, waker: threading.Event) -> None:
+    def __init__(
+        self, transport: Transport, path: str, body: Record | bytes, *, held: float, waker: threading.Event
+    ) -> None:
         self.done = threading.Event()
         self.answer: Record | None = None
         self.error: LeaseholdError | None = None

@@ -1,16 +1,15 @@
 """The leases of one session: running ones, and ended ones that the server does not know of yet."""
 
-import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import structlog
-from leasehold.transport import Record
+from pydantic_core import to_json
 
 from bots.agent.job_files import Unsent
-from bots.agent.run import Assignment, AttemptRun, Run, RunContext, StopReason, complaining
+from bots.agent.run import Assignment, AttemptRun, Run, RunContext, StopReason, complaining, without_defaults
 from bots.agent.task_launcher import TaskLauncher
 from bots.agent.warm_children import TaskRun
 from bots.protocol import Outcome, Work
@@ -45,10 +44,10 @@ class LeaseKey(NamedTuple):
 
 
 class HeldLease:
-    """One lease: an assignment, with its run once that is made, or an outcome (`settled`) without one."""
+    """One lease: it has a run once that is made, or an outcome (`settled`) without one."""
 
-    def __init__(self, assignment: Assignment | None, settled: Outcome | None) -> None:
-        self.assignment, self._settled = assignment, settled
+    def __init__(self, settled: Outcome | None = None) -> None:
+        self._settled = settled
         self.run: AttemptRun | None = None
         #: The state that the last sync reported.
         self.told: str | None = None
@@ -109,7 +108,9 @@ class AgentLeases:
         self._lock = threading.Lock()
         self._held: dict[LeaseKey, HeldLease] = {}
         #: Leases without a run, until `begin`.
-        self._new: list[tuple[LeaseKey, HeldLease]] = []
+        self._new: list[tuple[Work, HeldLease]] = []
+        #: Leases that the last answer has ended. They are freed by `begin`, while the gateway works.
+        self._gone: Mapping[LeaseKey, HeldLease] = {}
         #: The latest run of each job, until it is over; also runs of leases that are no longer held.
         self._runs: dict[str, AttemptRun] = {}
         #: Latest leases that are no longer held. A server that has lost its last commits may offer one of them again.
@@ -169,37 +170,34 @@ class AgentLeases:
         succeeded = run.outcome is not None and run.outcome.verdict == "succeeded"
         return None if succeeded or not self._results else run.checkpoint.unsent
 
-    def reports(self, *, brief: bool = False) -> tuple[list[Record], int]:
+    def reports(self, *, brief: bool = False) -> tuple[list[bytes], int]:
         """Build the reports on the leases for the next sync, each a LeaseReport as JSON without defaults.
 
         Returns the reports, and how many leases they leave out: none, unless they are `brief` and some lease waits.
 
         Not as models, because making and writing one for each lease that waits takes a bot of short tasks longer than
-        its bookkeeping. An ended lease whose output, result and checkpoint do not fit into this sync any more is
-        reported as active.
+        its bookkeeping. The outcome of a run is written when the run ends. An ended lease whose output, result and
+        checkpoint do not fit into this sync any more is reported as active.
         """
         self._told_times = 0
         room, json_room = SYNC_OUTPUT_BYTES, SYNC_JSON_BYTES
-        reports, unlisted = list[Record](), 0
+        reports, unlisted = list[bytes](), 0
         brief = brief and self._starting
         for key, held in self._held.items():
-            held.unlisted = brief and held.may_be_unlisted
+            state, unsent = held.state, 0
+            held.unlisted = brief and state != "completed" and held.may_be_unlisted
             if held.unlisted:
                 held.told, unlisted = "pending", unlisted + 1
                 continue
-            state = held.state
-            if state == "pending":
-                held.told = state
-                reports.append({"job": key.job, "fence": key.fence, "state": state})
-                continue
             if state == "completed" and held.run is not None:
-                unsent, texts = held.run.output.unsent, self._escaped_size(held.run)
+                unsent, held.checkpoint = held.run.output.unsent, self.unsent_checkpoint(held.run)
+                texts = self._escaped_size(held)
                 if unsent > room or texts > json_room:
-                    state = "active"
+                    state, unsent, held.checkpoint = "active", 0, None
                 else:
                     room, json_room = room - unsent, json_room - texts
             held.told = state
-            reports.append(self._report(key, held, state))
+            reports.append(self._report(key, held, state, with_output=unsent > 0))
         return reports, unlisted
 
     def settle(self, leases: Sequence[Work], *, accept: bool, keep_unlisted: bool = False) -> None:
@@ -212,44 +210,53 @@ class AgentLeases:
             with self._lock:
                 self._runs = {job: run for job, run in self._runs.items() if not run.over.is_set()}
         listed = {LeaseKey(work.job, work.fence): work for work in leases}
-        ended: list[dict[str, Any]] = []
-        for key, held in list(self._held.items()):
+        gone: dict[LeaseKey, HeldLease] = {}
+        for key, held in self._held.items():
             if keep_unlisted and held.unlisted:
                 continue
             if held.run is not None and held.told == "completed":
-                held.run.output.sent(held.carried)
+                if held.carried:
+                    held.run.output.sent(held.carried)
                 if held.checkpoint is not None:
                     held.run.checkpoint.sent(held.checkpoint.number)
-            if key in listed:
-                continue
-            if self._forget(key, held):
-                verdict = None if held.outcome is None else held.outcome.verdict
-                ended.append({"job": key.job, "fence": key.fence, "verdict": verdict})
-        _log_each("lease ended", ended)
-        started: list[dict[str, Any]] = []
+            if key not in listed:
+                gone[key] = held
+        self._forget(gone)
+        taken: dict[LeaseKey, HeldLease] = {}
+        started: list[Work] = []
         for key, work in listed.items():
             held_already = self._held.get(key)
             if held_already is None:
-                if self._take(key, work, accept=accept):
-                    started.append({"job": key.job, "fence": key.fence, "attempt": work.attempt})
+                held = taken[key] = HeldLease(self._settled(key, work, accept=accept))
+                if held.outcome is None:
+                    started.append(work)
+                    self._new.append((work, held))
             elif work.state == "cancelling" and held_already.run is not None:
                 if not held_already.stopping:
                     held_already.stopping = True
                     _log.info("lease is to be stopped", job=key.job, fence=key.fence, reason=work.stop_reason)
                 held_already.run.stop(StopReason.CANCELLED)
-        _log_each("lease started", started)
+        with self._lock:
+            # If the session was lost meanwhile, nothing may start.
+            if not self._lost:
+                self._held.update(taken)
+        if len(started) > LOGGED_EACH:
+            _log.info("lease started, many times", leases=len(started))
+            return
+        for work in started:
+            _log.info("lease started", job=work.job, fence=work.fence, attempt=work.attempt)
 
     def begin(self) -> None:
         """Start what the last answer has brought. The syncing thread may report other leases before."""
         new, self._new = self._new, []
-        for key, held in new:
-            assert held.assignment is not None
+        for work, held in new:
             with self._lock:
                 if self._lost:
                     return
-                run = held.run = self._run(held.assignment, after=self._runs.get(key.job))
-                self._runs[key.job] = run
+                run = held.run = self._run(_assignment(work), after=self._runs.get(work.job))
+                self._runs[work.job] = run
             run.start()
+        self._gone = {}
 
     def stop(self, why: StopReason, *, grace: float | None = None) -> None:
         """Stop all runs that have begun; with LOST, forget all leases too. Returns at once; see `wait`."""
@@ -270,62 +277,44 @@ class AgentLeases:
             clock.wait(run.over, give_up - clock.monotonic())
         return all(run.over.is_set() for run in runs)
 
-    def _escaped_size(self, run: AttemptRun) -> int:
+    def _escaped_size(self, held: HeldLease) -> int:
         """Return the bytes that the result and the checkpoint of an ended run take in the body of a sync."""
-        outcome, checkpoint = run.outcome, self.unsent_checkpoint(run)
-        size = 0 if checkpoint is None else len(json.dumps(checkpoint.text))
+        outcome = held.outcome
+        size = 0 if held.checkpoint is None else len(to_json(held.checkpoint.text))
         if outcome is not None and outcome.result is not None and self._results:
-            size += len(json.dumps(outcome.result))
+            size += len(to_json(outcome.result))
         return size
 
-    def _report(self, key: LeaseKey, held: HeldLease, state: str) -> Record:
-        report: Record = {"job": key.job, "fence": key.fence, "state": state}
+    def _report(self, key: LeaseKey, held: HeldLease, state: str, *, with_output: bool) -> bytes:
+        report = b'{"job":%b,"fence":%d,"state":"%b"' % (to_json(key.job), key.fence, state.encode())
         if state == "completed":
-            outcome = self._told(held.outcome)
-            assert outcome is not None
-            report["outcome"] = outcome.model_dump(mode="json", exclude_defaults=True)
-            if held.run is not None:
-                held.checkpoint = self.unsent_checkpoint(held.run)
-                if held.run.output.unsent:
-                    pending = held.run.output.pending()
-                    held.carried = pending.end
-                    report["output"] = [chunk.model_dump(mode="json") for chunk in pending.chunks]
-        return report if held.checkpoint is None else report | held.checkpoint.fields
+            report += b',"outcome":' + self._told(held)
+        if with_output and held.run is not None:
+            pending = held.run.output.pending()
+            held.carried = pending.end
+            report += b',"output":' + to_json(pending.chunks)
+        return report + b"}" if held.checkpoint is None else b"%b,%b" % (report, to_json(held.checkpoint.fields)[1:])
 
-    def _told(self, outcome: Outcome | None) -> Outcome | None:
-        """Return the outcome without a result that the gateway would refuse."""
-        if self._results or outcome is None or outcome.result is None:
-            return outcome
-        return complaining(outcome.model_copy(update={"result": None}), "no result is stored: the gateway is too old")
+    def _told(self, held: HeldLease) -> bytes:
+        """Return the outcome as JSON, without a result that the gateway would refuse."""
+        outcome = held.outcome
+        assert outcome is not None
+        if outcome.result is not None and not self._results:
+            without = outcome.model_copy(update={"result": None})
+            return without_defaults(complaining(without, "no result is stored: the gateway is too old"))
+        return without_defaults(outcome) if held.run is None else held.run.told
 
-    def _take(self, key: LeaseKey, work: Work, *, accept: bool) -> bool:
-        """Hold a new lease; return True if its command is to start."""
-        settled = None
+    def _settled(self, key: LeaseKey, work: Work, *, accept: bool) -> Outcome | None:
+        """Return how a new lease ends without a run; None if its command is to start."""
         if work.state == "cancelling":
-            settled = Outcome(verdict="stopped")
-        elif key in self._past:
-            settled = Outcome(verdict="released", reason="the server has lost how this attempt ended")
-        elif not accept:
-            settled = Outcome(verdict="released", reason=NO_NEW_WORK)
-        elif work.payload is None:
-            settled = Outcome(verdict="error", reason="the lease came without a payload")
-        if settled is not None:
-            self._keep(key, HeldLease(None, settled))
-            return False
-        assignment = Assignment(
-            job=work.job,
-            fence=work.fence,
-            attempt=work.attempt,
-            instance=work.instance,
-            timeout=work.timeout,
-            payload=work.payload,
-            gpus=work.gpus,
-            checkpoint=work.checkpoint,
-            units=work.units or 1,
-        )
-        held = HeldLease(assignment, None)
-        self._new.append((key, held))
-        return self._keep(key, held)
+            return Outcome(verdict="stopped")
+        if key in self._past:
+            return Outcome(verdict="released", reason="the server has lost how this attempt ended")
+        if not accept:
+            return Outcome(verdict="released", reason=NO_NEW_WORK)
+        if work.payload is None:
+            return Outcome(verdict="error", reason="the lease came without a payload")
+        return None
 
     def _run(self, assignment: Assignment, *, after: AttemptRun | None) -> AttemptRun:
         launcher = self._place.launcher
@@ -355,37 +344,44 @@ class AgentLeases:
             if isinstance(held.run, TaskRun) and not held.run.has_started:
                 held.run.give_back(reason)
 
-    def _keep(self, key: LeaseKey, held: HeldLease) -> bool:
-        """Hold a new lease; return False if the session was lost meanwhile, because nothing may start then."""
+    def _forget(self, gone: Mapping[LeaseKey, HeldLease]) -> None:
+        """Hold these leases no more, and stop the runs of them that are not over."""
+        self._gone = gone
+        ended: list[tuple[LeaseKey, HeldLease]] = []
         with self._lock:
-            if self._lost:
-                return False
-            self._held[key] = held
-            return True
-
-    def _forget(self, key: LeaseKey, held: HeldLease) -> bool:
-        """Hold a lease no more, and stop its run; return True if that was over already."""
-        run = held.run
-        with self._lock:
-            self._held.pop(key, None)
-            if run is not None and run.over.is_set() and self._runs.get(key.job) is run:
-                del self._runs[key.job]
-        self._past[key] = None
-        if len(self._past) > REMEMBERED:
+            for key, held in gone.items():
+                self._held.pop(key, None)
+                if held.run is not None and held.run.over.is_set() and self._runs.get(key.job) is held.run:
+                    del self._runs[key.job]
+        self._past.update(dict.fromkeys(gone))
+        while len(self._past) > REMEMBERED:
             # In a plain dict finding the first key takes longer the more keys before it were deleted.
             self._past.popitem(last=False)
-        if run is not None and not run.over.is_set():
-            # The job may already run on another bot.
-            _log.warning("lease is not ours any more", job=key.job, fence=key.fence)
-            run.stop(StopReason.LOST, grace=0.0)
-            return False
-        return True
+        for key, held in gone.items():
+            run = held.run
+            if run is None or run.over.is_set():
+                ended.append((key, held))
+            else:
+                # The job may already run on another bot.
+                _log.warning("lease is not ours any more", job=key.job, fence=key.fence)
+                run.stop(StopReason.LOST, grace=0.0)
+        if len(ended) > LOGGED_EACH:
+            _log.info("lease ended, many times", leases=len(ended))
+            return
+        for key, held in ended:
+            verdict = None if held.outcome is None else held.outcome.verdict
+            _log.info("lease ended", job=key.job, fence=key.fence, verdict=verdict)
 
 
-def _log_each(event: str, leases: Sequence[Mapping[str, Any]]) -> None:
-    """Log what happened to each of these leases, or only how many they are if they are many."""
-    if len(leases) > LOGGED_EACH:
-        _log.info(f"{event}, many times", leases=len(leases))
-        return
-    for facts in leases:
-        _log.info(event, **facts)
+def _assignment(work: Work) -> Assignment:
+    return Assignment(
+        job=work.job,
+        fence=work.fence,
+        attempt=work.attempt,
+        instance=work.instance,
+        timeout=work.timeout,
+        payload=work.payload,
+        gpus=work.gpus,
+        checkpoint=work.checkpoint,
+        units=work.units or 1,
+    )

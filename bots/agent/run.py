@@ -293,6 +293,11 @@ def complaining(outcome: Outcome, complaint: str) -> Outcome:
     return outcome.model_copy(update={"reason": wire.printable(reason, MAX_REASON)})
 
 
+def without_defaults(outcome: Outcome) -> bytes:
+    """Return the outcome as JSON."""
+    return outcome.model_dump_json(exclude_defaults=True).encode()
+
+
 class StopReason(Enum):
     """Why a command is being stopped."""
 
@@ -350,6 +355,8 @@ class AttemptRun(ABC):
         self.over = threading.Event()
         #: How the attempt ended, set before `over`; None if the lease was lost.
         self.outcome: Outcome | None = None
+        #: The same as JSON, set before it: made while the gateway works, not when it waits for the report.
+        self.told = b""
         self._place, self._notify = place, notify
         self._lock = threading.Lock()
         self._stop: StopReason | None = None
@@ -380,6 +387,9 @@ class AttemptRun(ABC):
 
     def _finish(self, outcome: Outcome | None) -> None:
         """Make the outcome known. No process of the attempt is left, or it cannot be killed."""
+        if outcome is not None:
+            # Before the outcome, by which the syncing thread sees that the attempt has ended.
+            self.told = without_defaults(outcome)
         with self._lock:
             self.outcome = None if self._stop is StopReason.LOST else outcome
         self.over.set()

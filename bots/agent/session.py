@@ -2,7 +2,7 @@
 
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, assert_never
@@ -11,6 +11,7 @@ import structlog
 from leasehold.errors import BadInput, Conflict, LeaseholdError
 from leasehold.transport import Record
 from pydantic import ValidationError
+from pydantic_core import to_json
 
 from bots.agent.capacity import TOGETHER, Sizing
 from bots.agent.gateway_calls import GatewayCaller, Heartbeat, Unanswered
@@ -221,12 +222,12 @@ class AgentSession:
         idle = self._leases.empty and not self._draining
         held = LONG_POLL if idle and not self._in_doubt else 0.0
         self._last_status = "draining" if self._draining or self._drained else "ok"
-        sync = self._message(self._last_status, wait=held)
+        sync, reports = self._message(self._last_status, wait=held)
         sent_at = clock.monotonic()
         if held:
             self._heartbeat.rest()
         try:
-            answer = self._post(sync, check=lambda: self._check(cut_short=held > 0))
+            answer = self._post(sync, reports, check=lambda: self._check(cut_short=held > 0))
         except _CutShort:
             return sent_at
         except _OlderGateway as older:
@@ -298,10 +299,13 @@ class AgentSession:
         if cut_short and self._draining:
             raise _CutShort
 
-    def _post(self, sync: Record, *, check: Callable[[], None]) -> SyncAnswer:
+    def _post(self, sync: Record, reports: Sequence[bytes], *, check: Callable[[], None]) -> SyncAnswer:
         try:
             held = sync.get("wait", 0.0)
-            answer = self._caller.call("/v1/sync", sync, check=check, held=held, meanwhile=self._leases.begin)
+            body = to_json(sync)
+            if reports:
+                body = b'%b,"leases":[%b]}' % (body[:-1], b",".join(reports))
+            answer = self._caller.call("/v1/sync", body, check=check, held=held, meanwhile=self._leases.begin)
             return SyncAnswer.model_validate(answer)
         except ValidationError:
             raise SessionOver(SessionEnd.REFUSED, "the gateway's answer to a sync cannot be understood") from None
@@ -315,8 +319,8 @@ class AgentSession:
                 raise _OlderGateway(refused.field) from None
             raise SessionOver(SessionEnd.REFUSED, str(refused)) from None
 
-    def _message(self, status: str, *, wait: float = 0.0) -> Record:
-        """Return the message `Sync` as JSON without defaults."""
+    def _message(self, status: str, *, wait: float = 0.0) -> tuple[Record, list[bytes]]:
+        """Return the message `Sync` as JSON without defaults, but for its reports, which are written already."""
         fields: dict[str, Any] = {
             "bot": self._session.bot,
             "epoch": self._session.epoch,
@@ -328,13 +332,11 @@ class AgentSession:
         }
         body = Sync.model_validate(fields).model_dump(mode="json", exclude_defaults=True)
         reports, unlisted = self._leases.reports(brief=self._is_brief and not self._in_doubt)
-        if reports:
-            body["leases"] = reports
         if unlisted:
             body["unlisted"] = unlisted
         if self._ahead and "ahead" in self._known:
             body["ahead"] = True
-        return body
+        return body, reports
 
     @property
     def _is_brief(self) -> bool:
@@ -399,7 +401,7 @@ class AgentSession:
         """
         try:
             self._seq += 1
-            self._post(self._message("gone"), check=self._check_patience)
+            self._post(*self._message("gone"), check=self._check_patience)
         except SessionOver as over:
             return over.end
         return SessionEnd.LOST
@@ -419,7 +421,7 @@ class AgentSession:
         self._seq += 1
         self._give_up_at = clock.monotonic() + FAREWELL
         try:
-            answer = self._post(self._message("gone" if silent else "draining"), check=self._check_patience)
+            answer = self._post(*self._message("gone" if silent else "draining"), check=self._check_patience)
         except SessionOver as over:
             _log.warning("the session could not be closed", bot=bot, epoch=epoch, reason=str(over))
             return

@@ -78,18 +78,19 @@ class Transport:
         path: str,
         *,
         query: Mapping[str, str | int | float] | None = None,
-        body: Record | None = None,
+        body: Record | bytes | None = None,
         held: float = 0.0,
     ) -> Record:
         """Send a request and repeat it while its outcome is unknown.
 
+        body: a document of JSON, or such a document as it is sent.
         held: seconds for which the gateway may hold the request, in addition to the timeout.
         """
         target = quote(path, safe=_LEFT_ALONE) + (f"?{urlencode(query, doseq=True)}" if query else "")
         headers, sent = self._headers, None
         if body is not None:
             headers = {**headers, "Content-Type": "application/json"}
-            sent = json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+            sent = body if isinstance(body, bytes) else _written(body)
         begun, tries = time.monotonic(), 0
         interruption = interruption_of_thread()
         while True:
@@ -178,7 +179,35 @@ class Answer:
             return None
 
 
-class _UnixConnection(HTTPConnection):
+class _WholeRequests(HTTPConnection):
+    """A connection that sends each request in one piece.
+
+    Between its head and its body another thread of this process would run, and the body would have to wait for it.
+    """
+
+    _pieces: list[bytes] | None = None
+
+    def request(self, *arguments: Any, **named: Any) -> None:
+        self._pieces = []
+        try:
+            super().request(*arguments, **named)
+            whole = b"".join(self._pieces)
+        finally:
+            self._pieces = None
+        self.send(whole)
+
+    def send(self, data: Any) -> None:
+        if self._pieces is None:
+            super().send(data)
+        else:
+            self._pieces.append(data)
+
+
+class _SecureConnection(_WholeRequests, HTTPSConnection):
+    """A connection by TLS."""
+
+
+class _UnixConnection(_WholeRequests):
     """A connection to a unix socket."""
 
     def __init__(self, path: str) -> None:
@@ -301,8 +330,8 @@ class Connections:
             return _UnixConnection(address.socket)
         host, port = (address.host, address.port) if proxy is None else (proxy.host, proxy.port)
         if self._trusted is None:
-            return HTTPConnection(host, port)
-        connection = HTTPSConnection(host, port, context=self._trusted)
+            return _WholeRequests(host, port)
+        connection = _SecureConnection(host, port, context=self._trusted)
         if proxy is not None:
             connection.set_tunnel(address.host, address.port or 443, headers=dict(proxy.headers))
         return connection
@@ -403,6 +432,10 @@ def address(url: str) -> Address:
 def _seconds(header: str | None) -> float | None:
     """Return the seconds in a header; None if there are none. A date, which HTTP allows too, counts as none."""
     return float(header) if header is not None and header.isascii() and header.isdigit() else None
+
+
+def _written(body: Record) -> bytes:
+    return json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
 
 
 def _document(answer: Answer, url: str) -> Record:
