@@ -16,7 +16,7 @@ from schema.accounting import class_reserves, rates
 from schema.accounting.fair_share import DEMAND_INTERVAL
 from schema.accounting.quotas import BEING_FREED
 from schema.fleet.candidates import able_bots
-from schema.picking.pick import COLUMNS, ReadyJob
+from schema.picking.pick import ReadyJob
 from schema.picking.queues import AWAKE, CONSTRAINED
 from schema.picking.ready import ROOM, SERVED, Scope, queues_in_scope
 from schema.predicates import DRAIN, READY_CONSTRAINED, STILL_READY, has_ready_jobs
@@ -49,7 +49,7 @@ WITH RECURSIVE waiting AS (
     SELECT CASE WHEN max(nth) = :queues THEN min(queue) END AS last FROM waiting
 )
 SELECT w.queue, w.cohort, w.instance, w.platform, w.constraint_set, w.name, w.headroom,
-    greatest(w.below_minimum - coalesce(f.units, 0), 0) AS missing_units, w.managed,
+    greatest(w.below_minimum - coalesce(f.units, 0), 0) AS missing_units, w.managed, w.looks > 0 AS tried,
     (SELECT jobs FROM room) > 0 AND ({SERVED}) AS served,
     CASE WHEN row_number() OVER (ORDER BY w.queue DESC) = 1 THEN statement_timestamp() END AS now,
     (SELECT jobs FROM room) AS free_units, k.last, {rates.ANY_ADVICE} AS pressed,
@@ -63,28 +63,21 @@ ORDER BY w.queue DESC
 
 TERMS = text("SELECT id, terms FROM constraint_sets WHERE id = ANY (CAST(:ids AS integer[]))")
 
+# What else is known of a job is the same for its whole queue.
+_JOB = "id, public_id::text AS public_id, priority, units, locality_hint, preferred, rank, queued_at, attempts"
 #: The columns of a job `j` with its constraints `t`, in the order in which `_head` takes them.
-_HEAD = ", ".join(
-    [
-        *(f"j.{column}" for column in COLUMNS.split(", ")),
-        "q.tried",
-        *(f"j.{column}" for column in ("preferred", "rank", "queued_at", "attempts")),
-        "CAST(t.estimate AS double precision)",
-        *(f"t.{column}" for column in ("seconds", "deadline", "priority_inputs")),
-    ]
-)
+_HEAD = f"""{", ".join(f"j.{column}" for column in _JOB.split(", "))},
+    CAST(t.estimate AS double precision), t.seconds, t.deadline, t.priority_inputs"""
 # A look-up for each job, because the planner estimates their number wrongly.
 _CONSTRAINTS = "LEFT JOIN LATERAL (SELECT * FROM job_constraints WHERE job_id = j.id OFFSET 0) t ON true"
-_QUEUE = "CROSS JOIN LATERAL (SELECT looks > 0 AS tried FROM queues WHERE id = w.queue OFFSET 0) q"
 HEADS = text(f"""
 SELECT {_HEAD}, w.nth
 FROM unnest(
     CAST(:ids AS integer[]), CAST(:limits AS integer[]),
     CAST(:ranks AS double precision[]), CAST(:times AS timestamptz[]), CAST(:jobs AS bigint[])
 ) WITH ORDINALITY AS w (queue, most, rank, queued_at, job, nth)
-{_QUEUE}
 CROSS JOIN LATERAL (
-    SELECT {COLUMNS}, preferred, rank, queued_at, attempts FROM jobs
+    SELECT {_JOB} FROM jobs
     WHERE queue = w.queue AND {READY_CONSTRAINED} AND (rank, queued_at, id)
         > (coalesce(w.rank, '-infinity'), coalesce(w.queued_at, '-infinity'), coalesce(w.job, 0))
     ORDER BY queue, rank, queued_at, id
@@ -100,9 +93,8 @@ AGED = text(f"""
 SELECT {_HEAD}, w.nth
 FROM unnest(CAST(:ids AS integer[]), CAST(:limits AS integer[]), CAST(:skips AS integer[])) WITH ORDINALITY
     AS w (queue, most, skip, nth)
-{_QUEUE}
 CROSS JOIN LATERAL (
-    SELECT {COLUMNS}, preferred, rank, queued_at, attempts FROM (
+    SELECT {_JOB} FROM (
         WITH RECURSIVE ranks AS (
             SELECT first.rank, 1 AS step FROM ({_RANK} ORDER BY queue, rank LIMIT 1) first
             UNION ALL
@@ -125,8 +117,9 @@ ORDER BY w.nth, j.rank, j.queued_at, j.id
 
 # One job, and what the gates need to know of its queue.
 JOB = text(f"""
-SELECT {_HEAD}, q.constraint_set, g.terms, i.name, i.managed, statement_timestamp() AS now
-FROM jobs j JOIN (SELECT id, constraint_set, looks > 0 AS tried FROM queues) q ON q.id = j.queue
+SELECT {_HEAD}, q.id AS queue, q.cohort, q.instance, q.platform, q.constraint_set, i.name, g.terms, i.managed,
+    q.looks > 0 AS tried, statement_timestamp() AS now
+FROM jobs j JOIN queues q ON q.id = j.queue
 JOIN constraint_sets g ON g.id = q.constraint_set
 JOIN instances i ON i.id = j.instance
 LEFT JOIN job_constraints t ON t.job_id = j.id
@@ -140,7 +133,8 @@ class ConstrainedQueue:
     for each queue. Nobody changes it.
 
     headroom: units that the instance's quota leaves; None for any number. missing_units: units that the instance lacks
-    of its minimum and that are not being freed for it. managed: the instance has a share of the pool.
+    of its minimum and that are not being freed for it. managed: the instance has a share of the pool. tried: an earlier
+    look into it found no bot.
     """
 
     id: QueueId
@@ -153,6 +147,7 @@ class ConstrainedQueue:
     headroom: int | None
     missing_units: int
     managed: bool = False
+    tried: bool = False
 
 
 class QueueHead(NamedTuple):
@@ -229,10 +224,10 @@ def queues(
     served, below_minimum = list[ConstrainedQueue](), list[ConstrainedQueue]()
     # Columns are taken by position. Names would take half of the time, once for each queue.
     for row in rows:
-        queue_id, cohort, instance, platform, constraint_set, name, headroom, missing, managed, is_served = row[:10]
-        known = terms[constraint_set]
+        queue_id, cohort, instance, platform, constraints, name, headroom, missing, managed, tried, is_served = row[:11]
+        known = terms[constraints]
         queue = ConstrainedQueue(
-            queue_id, cohort, instance, platform, constraint_set, name, known, headroom, missing, managed
+            queue_id, cohort, instance, platform, constraints, name, known, headroom, missing, managed, tried
         )
         if is_served:
             served.append(queue)
@@ -283,7 +278,7 @@ def job(connection: Connection, job_id: int) -> tuple[QueueHead, datetime] | Non
     if row is None:
         return None
     place = (row.queue, row.cohort, row.instance, row.platform, row.constraint_set)
-    queue = ConstrainedQueue(*place, row.name, row.terms, None, 0, row.managed)
+    queue = ConstrainedQueue(*place, row.name, row.terms, None, 0, row.managed, row.tried)
     return _head(row, queue), row.now
 
 
@@ -294,9 +289,12 @@ def _without_minimum(queue: ConstrainedQueue) -> ConstrainedQueue:
 def _head(row: Row[Any], queue: ConstrainedQueue) -> QueueHead:
     # Columns are taken by position. Names would take a third of the time, once for each job.
     values: Sequence[Any] = row
-    rank, queued_at, attempts, estimate, seconds, deadline, priority_inputs = values[11:18]
+    job_id, public_id, priority, units, hint, preferred, rank, queued_at, attempts, estimate = values[:10]
+    of_queue = (queue.id, queue.cohort, queue.instance, queue.platform)
+    job = (job_id, public_id, *of_queue, priority, units, hint, queue.tried, preferred, queue.headroom, None, True)
+    seconds, deadline, priority_inputs = values[10:13]
     return QueueHead(
-        ReadyJob._make((*values[:11], queue.headroom, None, True)),
+        ReadyJob._make(job),
         queue,
         rank,
         queued_at,

@@ -1,10 +1,10 @@
 -- schema/picking/constrained.py: AGED
-SELECT j.id, j.public_id::text AS public_id, j.queue, j.cohort, j.instance, j.platform, j.priority, j.units, j.locality_hint, q.tried, j.preferred, j.rank, j.queued_at, j.attempts, CAST(t.estimate AS double precision), t.seconds, t.deadline, t.priority_inputs, w.nth
+SELECT j.id, j.public_id::text AS public_id, j.priority, j.units, j.locality_hint, j.preferred, j.rank, j.queued_at, j.attempts,
+    CAST(t.estimate AS double precision), t.seconds, t.deadline, t.priority_inputs, w.nth
 FROM unnest(CAST(:ids AS integer[]), CAST(:limits AS integer[]), CAST(:skips AS integer[])) WITH ORDINALITY
     AS w (queue, most, skip, nth)
-CROSS JOIN LATERAL (SELECT looks > 0 AS tried FROM queues WHERE id = w.queue OFFSET 0) q
 CROSS JOIN LATERAL (
-    SELECT id, public_id::text AS public_id, queue, cohort, instance, platform, priority, units, locality_hint, preferred, rank, queued_at, attempts FROM (
+    SELECT id, public_id::text AS public_id, priority, units, locality_hint, preferred, rank, queued_at, attempts FROM (
         WITH RECURSIVE ranks AS (
             SELECT first.rank, 1 AS step FROM (SELECT rank FROM jobs WHERE queue = w.queue AND constrained AND state = 'queued' AND schedule_after IS NULL AND units >= 1 ORDER BY queue, rank LIMIT 1) first
             UNION ALL

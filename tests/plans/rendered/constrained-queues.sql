@@ -40,7 +40,7 @@ WITH RECURSIVE waiting AS (
     SELECT CASE WHEN max(nth) = :queues THEN min(queue) END AS last FROM waiting
 )
 SELECT w.queue, w.cohort, w.instance, w.platform, w.constraint_set, w.name, w.headroom,
-    greatest(w.below_minimum - coalesce(f.units, 0), 0) AS missing_units, w.managed,
+    greatest(w.below_minimum - coalesce(f.units, 0), 0) AS missing_units, w.managed, w.looks > 0 AS tried,
     (SELECT jobs FROM room) > 0 AND (
     EXISTS (
         SELECT FROM (SELECT * FROM roomy LIMIT 2) b
