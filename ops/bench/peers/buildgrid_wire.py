@@ -25,7 +25,7 @@ from buildgrid._protos.google.devtools.remoteworkers.v1test2 import bots_pb2, bo
 
 INSTANCE = "bench"
 HOST = "127.0.0.1"
-#: Threads of a server beside one for each of its bots, and connections to the database beside those for calls.
+#: Threads of a server beside two for each of its bots, and connections to the database beside those for calls.
 SPARE = 8
 #: Seconds that a bot gives the server to open its session: too few to be held until an assigner has a job for it.
 OPENING = 2.5
@@ -161,8 +161,9 @@ class Server:
 def drain(settings: contest.Settings, url: str) -> Drained:
     """Start `processes` servers and let bots complete `jobs` jobs of the queue.
 
-    A server has a thread for each of its bots, so that no call is refused, and as many database connections as the
-    setting `threads`, so that this many calls use the database at once.
+    A server has two threads for each of its bots, so that no call is refused: a bot may call again before its last call
+    has given its thread back. It has as many database connections as the setting `threads`, so that this many calls use
+    the database at once.
     """
     with servers(settings, url) as running:
 
@@ -179,7 +180,7 @@ def drain(settings: contest.Settings, url: str) -> Drained:
 def servers(settings: contest.Settings, url: str) -> Iterator[list[Server]]:
     """Start the servers, wait until they answer, and stop them at the end."""
     bots = -(-settings.bots // settings.processes)
-    threads, connections = bots + SPARE, settings.threads + SPARE
+    threads, connections = 2 * bots + SPARE, settings.threads + SPARE
     with ExitStack() as stack:
         place = Path(stack.enter_context(TemporaryDirectory(prefix="buildgrid-")))
         running = []
