@@ -202,6 +202,11 @@ async def cancel(request: Request, body: Annotated[CancelRequest, Read], caller:
     return answer
 
 
+def _progress(state: Any) -> Any:
+    """Return the topic of jobs for which callers wait."""
+    return state.polls.topic("done", routing.read_progress, run=partial(state.run, kept_plans=True))
+
+
 @router.post(
     "/jobs/wait", response_model=models.WaitAnswer, responses=problems(400, 404, 408, 413, 415), openapi_extra=IDS
 )
@@ -216,9 +221,7 @@ async def wait(request: Request, body: Annotated[WaitRequest, Read], caller: Cal
     found: dict[str, dict[str, Any]] = {}
     asked: Sequence[str] = ids
     pending: dict[str, set[str]] = {}  # submissions by job: news come by job
-    async with state.polls.topic("done", routing.read_progress, run=partial(state.run, kept_plans=True)).watch(
-        request
-    ) as watch:
+    async with _progress(state).watch(request) as watch:
         while True:
             found |= await state.run(routing.read_states(asked, caller, noted=not found), kept_plans=True)
             for each in asked:
@@ -258,9 +261,7 @@ async def output(
         _, found = await state.run(routing.read_output(job, caller, start, noted=True))
         return found
     deadline = clock.monotonic() + min(wait, state.max_wait)
-    async with state.polls.topic("done", routing.read_progress, run=partial(state.run, kept_plans=True)).watch(
-        request
-    ) as watch:
+    async with _progress(state).watch(request) as watch:
         attempt: int | None = None
         over = routing.any_final({job})
 

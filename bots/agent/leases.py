@@ -3,13 +3,13 @@
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import structlog
 from pydantic_core import to_json
 
 from bots.agent.job_files import Unsent
-from bots.agent.run import Assignment, AttemptRun, Run, RunContext, StopReason, complaining, without_defaults
+from bots.agent.run import Assignment, AttemptRun, Run, RunContext, StopReason, as_json, complaining
 from bots.agent.task_launcher import TaskLauncher
 from bots.agent.warm_children import TaskRun
 from bots.protocol import Outcome, Work
@@ -17,10 +17,12 @@ from schema import clock, validation
 
 _log = structlog.get_logger("leasehold.agent")
 
+T = TypeVar("T")
+
 #: The most bytes of output in one sync. The output of one ended job always fits; further jobs wait for the next sync.
 SYNC_OUTPUT_BYTES = validation.MAX_OUTPUT_BYTES
-#: The most bytes of results and checkpoints in one sync, escaped as in its body. JSON text grows at most threefold when
-#: it is escaped, so that those of one ended job always fit.
+#: The most bytes of results and checkpoints in one sync, escaped as in its body. JSON text grows less than threefold
+#: when it is escaped, so that those of one ended job always fit.
 SYNC_JSON_BYTES = 3 * (validation.MAX_RESULT_BYTES + validation.MAX_CHECKPOINT_BYTES)
 #: The most leases that are remembered after their end.
 REMEMBERED = 10_000
@@ -46,7 +48,7 @@ class LeaseKey(NamedTuple):
 class HeldLease:
     """One lease: it has a run once that is made, or an outcome (`settled`) without one."""
 
-    def __init__(self, settled: Outcome | None = None) -> None:
+    def __init__(self, settled: Outcome | None) -> None:
         self._settled = settled
         self.run: AttemptRun | None = None
         #: The state that the last sync reported.
@@ -109,7 +111,8 @@ class AgentLeases:
         self._held: dict[LeaseKey, HeldLease] = {}
         #: Leases without a run, until `begin`.
         self._new: list[tuple[Work, HeldLease]] = []
-        #: Leases that the last answer has ended. They are freed by `begin`, while the gateway works.
+        #: Leases that the last answer has ended. `begin` drops them while the gateway works, because Python takes as
+        #: long to delete them as to settle the answer.
         self._gone: Mapping[LeaseKey, HeldLease] = {}
         #: The latest run of each job, until it is over; also runs of leases that are no longer held.
         self._runs: dict[str, AttemptRun] = {}
@@ -223,28 +226,25 @@ class AgentLeases:
                 gone[key] = held
         self._forget(gone)
         taken: dict[LeaseKey, HeldLease] = {}
-        started: list[Work] = []
+        new: list[tuple[Work, HeldLease]] = []
         for key, work in listed.items():
             held_already = self._held.get(key)
             if held_already is None:
                 held = taken[key] = HeldLease(self._settled(key, work, accept=accept))
                 if held.outcome is None:
-                    started.append(work)
-                    self._new.append((work, held))
+                    new.append((work, held))
             elif work.state == "cancelling" and held_already.run is not None:
                 if not held_already.stopping:
                     held_already.stopping = True
                     _log.info("lease is to be stopped", job=key.job, fence=key.fence, reason=work.stop_reason)
                 held_already.run.stop(StopReason.CANCELLED)
         with self._lock:
-            # If the session was lost meanwhile, nothing may start.
-            if not self._lost:
-                self._held.update(taken)
-        if len(started) > LOGGED_EACH:
-            _log.info("lease started, many times", leases=len(started))
-            return
-        for work in started:
-            _log.info("lease started", job=work.job, fence=work.fence, attempt=work.attempt)
+            if self._lost:
+                # Since the answer came. Nothing may start.
+                return
+            self._held.update(taken)
+        self._new += new
+        _log_each("lease started", new, lambda each: {**_named(each[0]), "attempt": each[0].attempt})
 
     def begin(self) -> None:
         """Start what the last answer has brought. The syncing thread may report other leases before."""
@@ -301,8 +301,8 @@ class AgentLeases:
         assert outcome is not None
         if outcome.result is not None and not self._results:
             without = outcome.model_copy(update={"result": None})
-            return without_defaults(complaining(without, "no result is stored: the gateway is too old"))
-        return without_defaults(outcome) if held.run is None else held.run.told
+            return as_json(complaining(without, "no result is stored: the gateway is too old"))
+        return as_json(outcome) if held.run is None else held.run.outcome_json
 
     def _settled(self, key: LeaseKey, work: Work, *, accept: bool) -> Outcome | None:
         """Return how a new lease ends without a run; None if its command is to start."""
@@ -365,12 +365,24 @@ class AgentLeases:
                 # The job may already run on another bot.
                 _log.warning("lease is not ours any more", job=key.job, fence=key.fence)
                 run.stop(StopReason.LOST, grace=0.0)
-        if len(ended) > LOGGED_EACH:
-            _log.info("lease ended, many times", leases=len(ended))
-            return
-        for key, held in ended:
-            verdict = None if held.outcome is None else held.outcome.verdict
-            _log.info("lease ended", job=key.job, fence=key.fence, verdict=verdict)
+        _log_each("lease ended", ended, lambda each: {**_named(each[0]), "verdict": _verdict(each[1])})
+
+
+def _log_each(event: str, leases: Sequence[T], describe: Callable[[T], Mapping[str, Any]]) -> None:
+    """Log what happened to each of these leases, or only how many they are if they are many."""
+    if len(leases) > LOGGED_EACH:
+        _log.info(f"{event}, many times", leases=len(leases))
+        return
+    for each in leases:
+        _log.info(event, **describe(each))
+
+
+def _named(lease: LeaseKey | Work) -> Mapping[str, Any]:
+    return {"job": lease.job, "fence": lease.fence}
+
+
+def _verdict(held: HeldLease) -> str | None:
+    return None if held.outcome is None else held.outcome.verdict
 
 
 def _assignment(work: Work) -> Assignment:

@@ -293,8 +293,8 @@ def complaining(outcome: Outcome, complaint: str) -> Outcome:
     return outcome.model_copy(update={"reason": wire.printable(reason, MAX_REASON)})
 
 
-def without_defaults(outcome: Outcome) -> bytes:
-    """Return the outcome as JSON."""
+def as_json(outcome: Outcome) -> bytes:
+    """Return the outcome as JSON without defaults."""
     return outcome.model_dump_json(exclude_defaults=True).encode()
 
 
@@ -355,8 +355,8 @@ class AttemptRun(ABC):
         self.over = threading.Event()
         #: How the attempt ended, set before `over`; None if the lease was lost.
         self.outcome: Outcome | None = None
-        #: The same as JSON, set before it: made while the gateway works, not when it waits for the report.
-        self.told = b""
+        #: The same as JSON, set before it. It is written when the attempt ends, so that the next report has less to do.
+        self.outcome_json = b""
         self._place, self._notify = place, notify
         self._lock = threading.Lock()
         self._stop: StopReason | None = None
@@ -389,7 +389,7 @@ class AttemptRun(ABC):
         """Make the outcome known. No process of the attempt is left, or it cannot be killed."""
         if outcome is not None:
             # Before the outcome, by which the syncing thread sees that the attempt has ended.
-            self.told = without_defaults(outcome)
+            self.outcome_json = as_json(outcome)
         with self._lock:
             self.outcome = None if self._stop is StopReason.LOST else outcome
         self.over.set()

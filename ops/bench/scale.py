@@ -78,7 +78,7 @@ class Ratio:
 
 
 #: Measures assigners until they have placed so many jobs.
-Turn = Callable[[int], Stretch]
+Placing = Callable[[int], Stretch]
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Comparison:
     jobs: int
 
     @contextmanager
-    def turns(self, url: str) -> Iterator[tuple[Turn, Turn]]:
+    def turns(self, url: str) -> Iterator[tuple[Placing, Placing]]:
         """Fill both pools; yield what measures assigners on a copy of the base, and on a copy of the other.
 
         Copies are alike and soon made, so that the two runs of a pair follow each other within seconds.

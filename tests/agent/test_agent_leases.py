@@ -1,11 +1,14 @@
 """What an agent does with the leases it is given: run, report, kill, forget. Commands and HTTP are real."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 from structlog.testing import capture_logs
 
-from bots.agent.run import CHUNK_BYTES
+from bots.agent.leases import SYNC_JSON_BYTES, AgentLeases
+from bots.agent.run import CHUNK_BYTES, RunContext, StopReason
+from bots.protocol import Work
 from schema import validation
 from tests.support.agents import NEEDS_PROC, Pool, processes, serving
 from tests.support.http import Answer, ReceivedRequest, problem
@@ -187,3 +190,34 @@ def test_output_that_could_not_be_streamed_travels_with_the_reports_of_the_ends(
         assert (
             sum(len(chunk.data) for lease in sync.leases for chunk in lease.output) < 1.4 * validation.MAX_OUTPUT_BYTES
         )
+
+
+def test_checkpoints_that_do_not_fit_into_a_report_travel_with_a_later_one(tmp_path: Path) -> None:
+    pool = Pool()
+    pool.instead = lambda asked: problem(503, "busy") if asked.path == "/v1/output" else None
+    # Each quotation mark takes two bytes in the body.
+    text = "[" + ",".join(['""'] * (validation.MAX_CHECKPOINT_BYTES // 3 - 1)) + "]"
+    (tmp_path / "large").write_text(text)
+    fail = f"cp {tmp_path}/large $LEASEHOLD_CHECKPOINT; exit 1"
+    with serving(pool, tmp_path / "bot", capacity=9):
+        keys = [pool.grant("sh", "-c", fail, job=f"job-{number}") for number in range(9)]
+        pool.until(lambda: set(keys) <= set(pool.outcomes))
+    for sync in pool.syncs:
+        sent = [(lease.state, lease.checkpoint) for lease in sync.leases if lease.checkpoint is not None]
+        assert {state for state, _ in sent} <= {"completed"}
+        assert sum(len(json.dumps(checkpoint)) for _, checkpoint in sent) <= SYNC_JSON_BYTES
+    assert sum(lease.checkpoint == text for sync in pool.syncs for lease in sync.leases) >= len(keys)
+
+
+def test_nothing_starts_or_is_held_once_the_session_is_lost(place: RunContext, tmp_path: Path) -> None:
+    leases = AgentLeases(place, notify=lambda: None, results=True)
+    command = {"command": ["touch", str(tmp_path / "started")]}
+    work = Work(job="job-1", fence=1, state="pending", instance="tenant", attempt=1, payload=command)
+    leases.settle([work], accept=True)
+    leases.stop(StopReason.LOST)
+    leases.begin()
+    with capture_logs() as logs:
+        leases.settle([work], accept=True)
+    leases.begin()
+    assert leases.wait(10)
+    assert (len(leases), (tmp_path / "started").exists(), logs) == (0, False, [])

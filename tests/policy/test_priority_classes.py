@@ -305,6 +305,17 @@ def test_a_10_other_points_move_waiting_jobs_in_batches_while_the_pool_goes_on(p
     assert reprice(pool.database, actor="test") == 0, "what is repeated changes nothing"
 
 
+def test_the_report_of_classes_counts_jobs_of_which_nothing_but_the_class_was_said(pool: Pool) -> None:
+    of_class(pool, job_class="random", priority=5)
+    of_class(pool, job_class="random", priority=5, estimated_seconds=60)
+    assert pool.row("SELECT count(*) AS rows FROM job_constraints").rows == 1
+    bot = pool.bot(capacity=2)
+    pool.assigner().run_once()
+    bot.sync(*map(completed, bot.take()))
+    (found,) = pool.database.run(priority_classes.accuracy)
+    assert (found.name, found.jobs, found.estimated) == ("random", 2, 1)
+
+
 def test_sa_19_what_was_promoted_keeps_its_place_when_points_change(pool: Pool) -> None:
     (job,) = of_class(pool, job_class="background")
     pool.change("UPDATE jobs SET queued_at = now() - interval '2 hours'")

@@ -100,6 +100,7 @@ def test_ordinary_json_comes_back_as_it_was(document: object) -> None:
         ('["\ud800"]', "holds a lone surrogate"),
         (b"[" * 64 + b'{"a":0}' + b"]" * 64, "is nested deeper than 64"),
         (b'{"\\ud800": 1}', "holds a lone surrogate"),
+        (b"[" * 64 + b"0" + b"]" * 64, "is nested deeper than 64"),
         (b"[" * 65 + b"]" * 65, "is nested deeper than 64"),
         (b"[" * 100_000 + b"]" * 100_000, "is nested deeper than 64"),
         (b"[" + b"[]," * 1_000_000 + b"[]]", "holds more than 1000000 values and keys"),

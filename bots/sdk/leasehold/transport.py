@@ -182,7 +182,7 @@ class Answer:
 class _WholeRequests(HTTPConnection):
     """A connection that sends each request in one piece.
 
-    Between its head and its body another thread of this process would run, and the body would have to wait for it.
+    Each send lets other threads of this process run. A body that is sent by itself would come after they have run.
     """
 
     _pieces: list[bytes] | None = None

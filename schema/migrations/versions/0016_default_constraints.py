@@ -1,6 +1,8 @@
-"""Load the functions that submit jobs again: a job with constraints of which no own ones were said gets no row of them.
+"""Load the functions that submit jobs again: a constrained job gets a row of `job_constraints` only if its request says
+something for it, an estimate, a deadline or what gives its points.
 
-Rows that are there stay. Processes of the version before take a missing row for these defaults too.
+Rows that are there stay. Processes of the version before place jobs without a row as if one with an estimate of 1 were
+there. They show no estimated cost of such a job, and do not count it in the accuracy of its class.
 """
 
 from alembic import op

@@ -1,4 +1,5 @@
 -- Return the constraints of a request that its job does not share with others: its row of `job_constraints`.
+-- `has_own_constraints` names the keys that are read here.
 CREATE OR REPLACE FUNCTION own_constraints(request jsonb, OUT estimate numeric, OUT seconds double precision,
     OUT deadline timestamptz, OUT priority_inputs jsonb)
 LANGUAGE plpgsql STABLE AS $$
