@@ -178,15 +178,13 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_consta
 
 def _check_depth(root: Any, field: str) -> None:
     """Raise BadInput if there are more than MAX_JSON_DEPTH levels of values."""
-    level, depth = [root] if isinstance(root, (dict, list)) else [], 1
+    level, depth = [root], 0
     while level:
         depth += 1
-        inside = chain.from_iterable(each.values() if isinstance(each, dict) else each for each in level)
         if depth > MAX_JSON_DEPTH:
-            if any(True for _ in inside):
-                raise BadInput(field, f"is nested deeper than {MAX_JSON_DEPTH}")
-            return
-        level = [each for each in inside if isinstance(each, (dict, list))]
+            raise BadInput(field, f"is nested deeper than {MAX_JSON_DEPTH}")
+        holders = (each for each in level if isinstance(each, (dict, list)))
+        level = list(chain.from_iterable(each.values() if isinstance(each, dict) else each for each in holders))
 
 
 def _check_texts(root: Any, field: str) -> None:

@@ -20,9 +20,6 @@ from schema.validation import MAX_RESULT_BYTES
 
 #: Bytes of results in one answer. Doubling it doubles the memory that a request may take.
 MAX_ANSWER_BYTES = 8 * 1024 * 1024
-#: The most ids that are read with the plan that the connection keeps. It compares each row with each id, so that 1,000
-#: ids take twice as long as with a plan made for them.
-FEW = 100
 
 
 class ResultsRequest(RequestModel):
@@ -70,7 +67,7 @@ async def results(request: Request, body: Annotated[ResultsRequest, Read], calle
         more = "true" if len(fitting) < len(found) else "false"
         return f'{{"jobs":[{",".join(map(_described, fitting))}],"more":{more}}}'
 
-    return _answer(await request.app.state.run(work, kept_plans=len(body.ids) <= FEW))
+    return _answer(await request.app.state.run(work, kept_plans=True))
 
 
 def _described(row: Mapping[str, Any]) -> str:

@@ -115,10 +115,10 @@ WHERE {VISIBLE}
 # and `fits` says so; the first always fits. A withdrawn submission has none.
 RESULTS = text(f"""
 WITH asked AS MATERIALIZED (
-    SELECT nth, s.id, {SUBMISSION_STATE} AS state, {SUBMISSION_REASON} AS reason, j.id AS job_id,
+    SELECT n.nth, s.id, {SUBMISSION_STATE} AS state, {SUBMISSION_REASON} AS reason, j.id AS job_id,
         CASE WHEN s.withdrawn_at IS NULL AND j.finished_at IS NOT NULL THEN {JOB_RESULT}->'exit_code' END AS exit_code,
-        r.fence, sum(r.size) OVER (ORDER BY nth) AS up_to
-    FROM {_NAMED} JOIN unnest(CAST(:ids AS uuid[])) WITH ORDINALITY AS a (asked_id, nth) ON a.asked_id = s.id
+        r.fence, sum(r.size) OVER (ORDER BY n.nth) AS up_to
+    FROM {_NAMED} CROSS JOIN LATERAL (SELECT array_position(CAST(:ids AS uuid[]), s.id) AS nth) n
     LEFT JOIN job_results r ON r.job_id = j.id AND s.withdrawn_at IS NULL
     WHERE {VISIBLE}
 )

@@ -2,8 +2,8 @@
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import structlog
 from pydantic_core import to_json
@@ -16,8 +16,6 @@ from bots.protocol import Outcome, Work
 from schema import clock, validation
 
 _log = structlog.get_logger("leasehold.agent")
-
-T = TypeVar("T")
 
 #: The most bytes of output in one sync. The output of one ended job always fits; further jobs wait for the next sync.
 SYNC_OUTPUT_BYTES = validation.MAX_OUTPUT_BYTES
@@ -244,7 +242,8 @@ class AgentLeases:
                 return
             self._held.update(taken)
         self._new += new
-        _log_each("lease started", new, lambda each: {**_named(each[0]), "attempt": each[0].attempt})
+        started = ({"job": work.job, "fence": work.fence, "attempt": work.attempt} for work, _ in new)
+        _log_each("lease started", started, count=len(new))
 
     def begin(self) -> None:
         """Start what the last answer has brought. The syncing thread may report other leases before."""
@@ -365,24 +364,20 @@ class AgentLeases:
                 # The job may already run on another bot.
                 _log.warning("lease is not ours any more", job=key.job, fence=key.fence)
                 run.stop(StopReason.LOST, grace=0.0)
-        _log_each("lease ended", ended, lambda each: {**_named(each[0]), "verdict": _verdict(each[1])})
+        told = (
+            {"job": key.job, "fence": key.fence, "verdict": held.outcome.verdict if held.outcome else None}
+            for key, held in ended
+        )
+        _log_each("lease ended", told, count=len(ended))
 
 
-def _log_each(event: str, leases: Sequence[T], describe: Callable[[T], Mapping[str, Any]]) -> None:
+def _log_each(event: str, leases: Iterable[Mapping[str, Any]], *, count: int) -> None:
     """Log what happened to each of these leases, or only how many they are if they are many."""
-    if len(leases) > LOGGED_EACH:
-        _log.info(f"{event}, many times", leases=len(leases))
+    if count > LOGGED_EACH:
+        _log.info(f"{event}, many times", leases=count)
         return
-    for each in leases:
-        _log.info(event, **describe(each))
-
-
-def _named(lease: LeaseKey | Work) -> Mapping[str, Any]:
-    return {"job": lease.job, "fence": lease.fence}
-
-
-def _verdict(held: HeldLease) -> str | None:
-    return None if held.outcome is None else held.outcome.verdict
+    for facts in leases:
+        _log.info(event, **facts)
 
 
 def _assignment(work: Work) -> Assignment:

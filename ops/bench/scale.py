@@ -77,7 +77,7 @@ class Ratio:
         return median(base / other for base, other in self.cpu_pairs) if self.cpu_pairs else None
 
 
-#: Measures assigners until they have placed so many jobs.
+#: Runs assigners until they have placed the given number of jobs, and returns what was measured.
 Placing = Callable[[int], Stretch]
 
 

@@ -42,7 +42,8 @@ CYCLED, BUILDGRID_CYCLED, FLOOR_CYCLED = 20_000, 1_000, 40_000
 WIRED, CONNECTIONS = 600, 50
 #: Most jobs assigned in each run of a comparison of two pools.
 ASSIGNED = 40_000
-#: How many times as many pairs are taken of comparisons of two pools and of submits one by one, which take a second.
+#: A run of a comparison of two pools, or of submits one by one, takes about a second. These trials have `SHORT` times
+#: as many pairs as the others.
 SHORT = 2
 #: Bots in long polls, and seconds in which their pool is watched for one figure.
 RESTING, WATCH = 10_000, 30.0
