@@ -1,11 +1,12 @@
 """The strategy `capacity`: the highest weighted score among the candidates (BuildGrid's AssignByCapacity)."""
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from functools import cached_property
 
 from assigner.placement.strategy import Policy, QuotaCopy, Score, Snapshot, decision
 from schema.fleet.candidates import FreeBot
+from schema.fleet.success import UNKNOWN
 from schema.moves.grant import Placement
 
 
@@ -63,6 +64,7 @@ class _WorkingCopy:
         self._bots = {bot.id: bot for some in snapshot.candidates for bot in some}
         self.free_units_of = {bot.id: bot.free_units for bot in self._bots.values()}
         self._totals: dict[str, dict[int, float]] = {}
+        self._scores: dict[Hashable, Score] = {}
 
     def totals(self, label: str) -> dict[int, float]:
         """What each bot scores for jobs of this label, kept current."""
@@ -77,11 +79,14 @@ class _WorkingCopy:
             totals[bot.id] = self.score(bot, label, hit=False).total
 
     def score(self, bot: FreeBot, label: str, *, hit: bool) -> Score:
-        """Its score for a job of this label, with the room that it has left."""
+        """Its score for a job of this label, with the room that it has left. Most of a batch's bots are alike, so each
+        score is worked out once."""
         free_units = self.free_units_of[bot.id]
-        if not self._by_rate:
-            return self.policy.score(bot, free_units=free_units, hit=hit)
-        return self.policy.score(bot, free_units=free_units, hit=hit, rate=self.snapshot.rate(bot, label))
+        rate = self.snapshot.rate(bot, label) if self._by_rate else UNKNOWN
+        alike = bot.priority, bot.capacity, free_units, hit, rate
+        if (found := self._scores.get(alike)) is None:
+            found = self._scores[alike] = self.policy.score(bot, free_units=free_units, hit=hit, rate=rate)
+        return found
 
 
 class _CandidateHeap:

@@ -41,8 +41,9 @@ MAX_LOOKS = 4000
 #: Jobs from which on, and domains up to which, a batch is placed on a part of the fleet where nobody else places.
 #: Groups of many domains together need all bots. Groups of one domain, however many, can share a sample.
 CROWD, FEW = 20, 4
-#: A group can do with fewer bots than it wants if their room is this many times what its jobs need.
-AMPLE = 2
+#: A group can do with fewer bots than it wants if their room is this many times what its jobs need: jobs of one unit,
+#: and larger ones, of which a bot with room for one may leave nearly half of its room unused.
+AMPLE, AMPLE_IF_LARGE = 1.5, 2.0
 
 #: What says which bots could take a job: its cohort, its instance, and its requirement set.
 Requirement = tuple[int, int, int]
@@ -139,19 +140,19 @@ class FreeBots:
         if self._drawn:
             self._fleet.share = self._free / len(self._drawn)
 
-    def read_part(self, part: Part, wanted: int, *, least: int, units: int) -> bool:
+    def read_part(self, part: Part, wanted: int, *, least: int, room: float) -> bool:
         """Draw and read random bots of one part of the fleet. Return whether they are enough; if not, they are dropped.
 
-        They are enough if `wanted` of them are free, or if `least` are free and have ample room for `units`. So of bots
-        with room for several jobs fewer are read, and fewer have to be locked and written. The first draw assumes that
-        free bots have as much room as lately, and that those of any one domain may have to take all units.
+        They are enough if `wanted` of them are free, or if `least` are free and have that much room together. So of
+        bots with room for several jobs fewer are read, and fewer have to be locked and written. The first draw assumes
+        that free bots have as much room as lately, and that those of any one domain may have to take all jobs.
         """
         those = joined([cell.part(part) for cell in self._cells])
         if len(those) < least:
             return False
         order = shuffled(those, self._chance)
-        while not self._is_plenty(wanted, least=least, units=units):
-            ample = max(least, ceil(self.places * AMPLE * units / self._fleet.room))
+        while self._free < wanted and (self._free < least or self._units < room):
+            ample = max(least, ceil(self.places * room / self._fleet.room))
             more = min(self._needed(min(wanted, ample) - self._free), len(those) - len(self._drawn))
             if not more or self._would_cost_more(more):
                 self._begin()
@@ -159,9 +160,6 @@ class FreeBots:
             self._draw(islice(order, more))
             self._fleet.room = max(self._units / max(self._free, 1), 1.0)
         return True
-
-    def _is_plenty(self, wanted: int, *, least: int, units: int) -> bool:
-        return self._free >= wanted or (self._free >= least and self._units >= AMPLE * units)
 
     def read_for(self, missing: Sequence[tuple[Draw, int]]) -> bool:
         """Read more bots for groups that lack some, given with the number that each lacks. If it costs less, read all
@@ -198,7 +196,7 @@ class FreeBots:
     def is_enough(self, draw: Draw, found: Sequence[FreeBot], *, sample_size: int) -> bool:
         """Whether the group needs no more bots than these: there are no more, or it wants no more, or they are a sample
         and have so much room together that its jobs will not fill them."""
-        need = AMPLE * draw.units * draw.jobs
+        need = _ample(draw.units * draw.jobs, largest=draw.units)
         return (
             self.is_complete
             or len(found) == draw.count
@@ -209,8 +207,9 @@ class FreeBots:
         """Take the room that the group's jobs need off the first of these bots, so that the groups that follow are not
         shown bots without room. This is not done if all free bots are known."""
         if found and not self.is_complete:
+            each = draw.units * ceil(draw.jobs / len(found))
             for bot in found[: draw.jobs]:
-                self._left[bot.id] = self._room(bot) - draw.units * ceil(draw.jobs / len(found))
+                self._left[bot.id] = self._room(bot) - each
 
     @property
     def _share(self) -> float:
@@ -334,9 +333,10 @@ def _sample(
     reserving: numbers of the draws that hide the room which their jobs need from the draws that follow.
     """
     jobs, units = sum(draw.jobs for draw in draws), sum(draw.jobs * draw.units for draw in draws)
+    room = _ample(units, largest=max((draw.units for draw in draws), default=1))
     free = FreeBots(connection, fleet, (draw.domain for draw in draws), chance=chance)
     apart, least = free.places <= FEW and jobs >= CROWD, sample_size * free.places
-    if part is None or not apart or not free.read_part(part, least + jobs - 1, least=least, units=units):
+    if part is None or not apart or not free.read_part(part, least + jobs - 1, least=least, room=room):
         free.read(sample_size * min(len(draws), MANY_GROUPS) + jobs - 1)
     found: list[list[FreeBot]] = [[] for _ in draws]
     short = list(range(len(draws)))
@@ -351,6 +351,11 @@ def _sample(
         if not short or not free.read_for([(draws[nth], draws[nth].count - len(found[nth])) for nth in short]):
             break
     return found
+
+
+def _ample(units: int, *, largest: int) -> float:
+    """The room that is ample for jobs that need these units together, of which the largest takes `largest`."""
+    return (AMPLE if largest == 1 else AMPLE_IF_LARGE) * units
 
 
 def _requirement(of: CandidateRequest | ReadyJob) -> Requirement:

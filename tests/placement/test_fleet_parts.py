@@ -116,6 +116,16 @@ def test_bots_with_room_for_several_jobs_of_a_large_batch_are_shared_by_them(man
     assert len({bot_id % PARTS for bot_id in found}) > 1
 
 
+def test_of_bots_with_room_for_one_large_job_each_there_is_one_for_every_job(pool: Pool) -> None:
+    pool.submit(CROWD, properties={"kind": "one"}, units=4)
+    pool.database.run(lambda connection: filling.fill_bots(connection, {"one": 5 * CROWD * PARTS}, capacity=7))
+    fleet = Fleet()
+    sampled_from(pool, CROWD, 0, fleet)
+    found = sampled_from(pool, CROWD, 1, fleet)
+    assert {bot_id % PARTS for bot_id in found} == {1}
+    assert len(found) >= CROWD
+
+
 def test_free_bots_without_room_for_others_are_no_room_however_large_the_sample_is(pool: Pool) -> None:
     pool.submit(CROWD, properties={"kind": "one"})
     pool.database.run(lambda connection: filling.fill_bots(connection, {"one": 150 * PARTS}))
