@@ -23,6 +23,9 @@ FROM submit_all(CAST(:requests AS jsonb), :actor)
 """)
 SUBMIT_ALONE = b"SELECT submit_alone($1, $2)"
 SUBMIT_AT_ONCE = b"SELECT job_ids, public_ids, created FROM submit_all($1, $2, true)"
+SUBMIT_ALIKE = b"SELECT job_ids, public_ids, created FROM submit_alike($1, $2, $3, $4)"
+#: The fields of a request that may differ between requests which are alike, unset.
+OWN: Mapping[str, Any] = {"payload": None, "key": None}
 #: What the functions raise when a queue is full, when a request breaks a limit that operators have set, and when a key
 #: was used for a different request.
 QUEUE_FULL, BEYOND_LIMIT, KEY_REUSED = "LH001", "LH004", "LH005"
@@ -69,8 +72,10 @@ def submit_at_once(
     """
     if len(requests) < 2:
         return [submit_alone(driver, request, actor=actor) for request in requests]
+    alike = _alike(requests)
+    statement, values = (SUBMIT_AT_ONCE, (to_json(list(requests)),)) if alike is None else (SUBMIT_ALIKE, alike)
     try:
-        found = engine.single_row(driver, SUBMIT_AT_ONCE, to_json(list(requests)), actor.encode())
+        found = engine.single_row(driver, statement, *values, actor.encode())
     except psycopg.Error as error:
         if (refused := _refused(error, {f"jobs.{index}": each for index, each in enumerate(requests)})) is not None:
             raise refused from None
@@ -79,6 +84,17 @@ def submit_at_once(
     assert job_ids is not None
     assert public_ids is not None
     return _answers(job_ids, public_ids, created, count=len(requests))
+
+
+def _alike(requests: Sequence[Mapping[str, Any]]) -> tuple[bytes, bytes, bytes] | None:
+    """What `submit_alike` takes: what requests have in common, their payloads, and keys if any. None if they differ."""
+    first = {**requests[0], **OWN}
+    if any({**request, **OWN} != first for request in requests):
+        return None
+    common = {name: value for name, value in first.items() if name not in OWN}
+    keys = [request.get("key") for request in requests]
+    payloads = [request["payload"] for request in requests]
+    return to_json(common), to_json(payloads), to_json(keys if any(keys) else [])
 
 
 def _answers(job_ids: str, public_ids: str, created: str | None, *, count: int) -> list[Submitted]:

@@ -3,6 +3,7 @@
 import pytest
 
 from schema.moves import retention
+from schema.moves.submit import submit_at_once
 from tests.support.patience import eventually
 from tests.support.pool import Pool
 from tests.support.race import Race, cancel, outcome
@@ -64,6 +65,17 @@ def test_a_submit_takes_the_mark_of_an_idle_queue_away(pool: Pool, rounds: int) 
         deleted(pool)
     (job,) = pool.submit()
     assert pool.queue_of(job).idle_since is None
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 4])
+def test_a_submit_of_many_at_once_takes_the_mark_of_an_idle_queue_away(pool: Pool, rounds: int) -> None:
+    cancel(pool, *pool.submit())
+    for _ in range(rounds):
+        deleted(pool)
+    requests = [{"instance": "default", "properties": {}, "payload": {"command": ["true"]}}] * 2
+    made = pool.database.run_alone(lambda driver: submit_at_once(driver, requests, actor="test"))
+    for job in made:
+        assert pool.queue_of(job.public_id).idle_since is None
 
 
 def test_a_queue_that_an_open_transaction_has_looked_up_stays_until_that_has_ended(pool: Pool, race: Race) -> None:

@@ -5,7 +5,7 @@ import uuid
 from typing import Any
 
 import pytest
-from leasehold.errors import Conflict, QueueFull
+from leasehold.errors import BadInput, Conflict, QueueFull
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
@@ -493,6 +493,59 @@ def test_requests_at_once_are_all_stored_and_answered_in_their_order_or_none_is(
         at_once(pool, [other, {"key": "another"}])
     assert rows(pool) == before
     assert at_once(pool, []) == []
+
+
+@pytest.mark.parametrize("name", sorted(REQUESTS.keys() - {"a deduplication key"}))
+@pytest.mark.parametrize("first", ["alone", "at once"])
+def test_requests_that_are_alike_make_the_rows_that_each_makes_alone(pool: Pool, name: str, first: str) -> None:
+    pool.change("INSERT INTO cohorts (name, labels) VALUES ('night', '{nightly}')")
+    pair = [REQUESTS[name], REQUESTS[name] | {"payload": {"command": ["another"]}}]
+    if first == "alone":
+        apart, together = [alone(pool, request) for request in pair], at_once(pool, pair)
+    else:
+        together, apart = at_once(pool, pair), [alone(pool, request) for request in pair]
+    for one, other in zip(together, apart, strict=True):
+        assert one.created
+        assert pool.row(ROW, id=one.public_id) == pool.row(ROW, id=other.public_id)
+        assert pool.row("SELECT public_id FROM jobs WHERE id = :id", id=one.job_id).public_id == one.public_id
+
+
+def test_requests_that_are_alike_get_the_jobs_of_their_known_keys_in_their_order(pool: Pool) -> None:
+    alone(pool, PLAIN)
+    requests = [PLAIN | {"key": key, "payload": {"command": [key]}} for key in ("d", "b", "c", "a")]
+    unkeyed = PLAIN | {"payload": {"command": ["unkeyed"]}}
+    first = at_once(pool, [requests[0], unkeyed, requests[1]])
+    assert [job.created for job in first] == [True, True, True]
+    again = at_once(pool, [*requests, requests[2], unkeyed])
+    assert [job.created for job in again] == [False, False, True, True, False, True]
+    assert [again[0][:2], again[1][:2], again[4][:2]] == [first[0][:2], first[2][:2], again[2][:2]]
+    commands = [
+        pool.row("SELECT payload FROM job_payloads WHERE job_id = :id", id=job.job_id).payload["command"]
+        for job in again
+    ]
+    assert commands == [["d"], ["b"], ["c"], ["a"], ["c"], ["unkeyed"]]
+    before = rows(pool)
+    assert before == (7, 7, 7, 4)
+    with pytest.raises(Conflict, match=r"jobs\[1\].key: 'b' was used before for a different request"):
+        at_once(pool, [PLAIN | {"key": "new"}, PLAIN | {"key": "b"}])
+    assert rows(pool) == before
+    assert alone(pool, requests[3]) == again[3]._replace(created=False), "the key has the digest of the whole request"
+
+
+def test_limits_and_malformed_payloads_are_seen_in_requests_that_are_alike(pool: Pool) -> None:
+    alone(pool, PLAIN)
+    pool.change("INSERT INTO queue_limits (instance, max_queued) SELECT id, 2 FROM instances")
+    with pytest.raises(QueueFull):
+        at_once(pool, [PLAIN, PLAIN])
+    pool.change("DELETE FROM queue_limits")
+    pool.change("INSERT INTO ceilings (max_timeout) VALUES (5)")
+    with pytest.raises(BadInput, match=r"jobs\.0\.timeout_seconds"):
+        at_once(pool, [PLAIN | {"timeout_seconds": 6.0}] * 2)
+    pool.change("DELETE FROM ceilings")
+    for command in (None, "true"):
+        with pytest.raises(DBAPIError, match=r"payload\.command"):
+            at_once(pool, [PLAIN, PLAIN | {"payload": {"command": command}}])
+    assert rows(pool).jobs == 1
 
 
 @pytest.mark.parametrize("extra", [{}, {"dedup_key": "d"}], ids=["", "deduplicated"])

@@ -13,6 +13,7 @@ from sqlalchemy import Connection, text
 from sqlalchemy.exc import IntegrityError, ProgrammingError
 
 from schema import clock
+from schema.moves.submit import submit_at_once
 from schema.postgres import migrate
 from schema.postgres.engine import Database, DatabaseSettings
 from tests.support.patience import MINUTE
@@ -231,11 +232,13 @@ def test_slots_of_a_database_from_before_move_into_the_row_of_running_jobs(empty
 
 @pytest.mark.parametrize("version", ["0005", "0009", "0010", "0013"])
 def test_functions_that_submit_are_loaded_before_those_that_they_call(empty: Database, version: str) -> None:
-    """As in a database of an earlier version, which has only one of them."""
+    """As in a database of an earlier version, which has only some of them."""
     migrate.upgrade(empty)
     for change in (
         "DROP FUNCTION submit",
         "DROP FUNCTION submit_all",
+        "DROP FUNCTION submit_alike",
+        "DROP FUNCTION known_queue",
         f"UPDATE alembic_version SET version_num = '{version}'",
     ):
         empty.run(lambda c, change=change: c.execute(text(change)))
@@ -243,3 +246,5 @@ def test_functions_that_submit_are_loaded_before_those_that_they_call(empty: Dat
     requests = '[{"command": ["true"]}, {"command": ["false"]}]'
     submitted = text("SELECT count(*) FROM submit(CAST(:requests AS jsonb))")
     assert empty.run(lambda c: c.execute(submitted, {"requests": requests}).scalar_one()) == 2
+    alike = [{"payload": {"command": ["true"]}}] * 2
+    assert len(empty.run_alone(lambda driver: submit_at_once(driver, alike, actor="test"))) == 2

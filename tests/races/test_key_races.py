@@ -10,7 +10,7 @@ from schema.moves import backoff, retention, sessions
 from schema.moves.backoff import promote
 from schema.moves.cancel import Cancelled
 from schema.moves.priority import set_priority
-from schema.moves.submit import submit
+from schema.moves.submit import submit, submit_at_once
 from schema.postgres import advisory
 from schema.postgres.fragments import JOB_RESULT
 from tests.support.pool import Bot, Pool, active, completed, states, submitted
@@ -199,6 +199,33 @@ def test_a_key_that_is_about_to_stand_for_something_else_is_waited_for(pool: Poo
 
     (payload,) = pool.rows("SELECT payload FROM job_payloads")
     assert payload.payload == {"command": ["false" if commit else "true"]}
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_requests_at_once_wait_for_those_who_are_using_their_keys(pool: Pool, race: Race, commit: bool) -> None:
+    pool.submit()
+    requests = [
+        {"instance": "default", "properties": {}, "payload": {"command": ["true"]}, "key": key} for key in "cab"
+    ]
+    with race.first() as first:
+        mine = first.submit(key="b")
+        late = race.second(
+            lambda: pool.database.run_alone(lambda driver: submit_at_once(driver, requests, actor="test")), behind=first
+        )
+        first.decide(commit)
+        theirs = outcome(late)
+
+    assert [answer.created for answer in theirs] == [True, True, not commit]
+    assert (theirs[2].public_id == mine[0]) is commit
+    assert race.errors == [], "nobody had to be repeated"
+    kept = {
+        row.key: row.public_id
+        for row in pool.rows("SELECT k.key, j.public_id FROM submit_keys k JOIN jobs j ON j.id = k.job_id")
+    }
+    assert {key: str(kept[key]) for key in "cab"} == {
+        key: each.public_id for key, each in zip("cab", theirs, strict=True)
+    }
+    assert len(pool.rows("SELECT FROM jobs")) == 4
 
 
 def test_retention_cannot_remove_a_job_whose_key_is_just_being_answered(pool: Pool, race: Race) -> None:

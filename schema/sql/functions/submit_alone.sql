@@ -51,14 +51,7 @@ BEGIN
             request->>'label' <> '' OR request ?| '{dedup_key,preferred_properties,terms,queue_timeout_seconds,metadata,
                 prefer_seconds,from,lowered}'
         INTO public_id, created, same, of_units, of_priority, of_instance, of_platform, of_queue, limited, is_special
-        FROM queues q
-        WHERE q.instance = (SELECT i.id FROM instances i
-                WHERE i.name = coalesce(request->>'instance', 'default') AND NOT i.managed)
-            AND q.platform = (SELECT p.id FROM platforms p
-                WHERE p.digest = sha256(convert_to(coalesce(request->'properties', '{}')::text, 'UTF8')))
-            AND q.cohort = 0 AND q.units = coalesce((request->>'units')::integer, 1) AND q.constraint_set IS NULL
-            AND q.preferred IS NULL AND q.required IS NULL AND q.idle_since IS NULL
-            AND current_setting('transaction_isolation') = 'read committed';
+        FROM known_queue(request) q;
     IF limited OR is_special OR of_queue IS NULL THEN
         IF of_queue IS NULL THEN
             SELECT (public_id_prefix() || '0008' || right(md5(random()::text || random() || job_id), 15))::uuid,
