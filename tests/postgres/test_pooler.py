@@ -149,6 +149,12 @@ def test_a_single_statement_that_fails_is_undone_and_the_connection_goes_on(pool
             for _ in range(2)
         ]
         assert [each.created for each in both] == [True, False]
+        alike = [request | {"key": key} for key in "ab"]
+        twice = [
+            database.run_alone(lambda driver: submit_moves.submit_at_once(driver, alike, actor="test"))
+            for _ in range(2)
+        ]
+        assert [[each.created for each in answers] for answers in twice] == [[True, True], [False, False]]
 
 
 def test_a_session_that_ends_costs_a_repetition(pooled_url: str, database_url: str) -> None:
