@@ -427,10 +427,17 @@ REQUESTS = {
     "a deduplication key": PLAIN | {"dedup_key": "d"},
     "a job it was made from": PLAIN | {"from": "0198c5d2-0000-7000-8000-000000000000"},
     "numbers as text": PLAIN | {"priority": "5", "retry_failed": "yes"},
+    "a label": PLAIN | {"label": "nightly"},
+    "a queue timeout": PLAIN | {"queue_timeout_seconds": 60.5},
+    "metadata": PLAIN | {"metadata": {"team": "a"}},
+    "a preference": PLAIN | {"preferred_properties": {"os": ["linux"]}},
+    "a preference for some time": PLAIN | {"preferred_properties": {"os": ["linux"]}, "prefer_seconds": 9.5},
+    "constraints": PLAIN | {"terms": {"job_class": "random"}},
 }
 ROW = """
 SELECT to_jsonb(j) - '{id,public_id,created_at,queued_at,queue_deadline,dedup_key}'::text[] AS job,
     j.queue_deadline - j.created_at AS waits, j.dedup_key IS NOT NULL AS shared, i.name AS instance_name,
+    (SELECT jsonb_object_agg(m.key, m.value) FROM job_metadata m WHERE m.job_id = j.id) AS metadata,
     p.properties, w.payload, to_jsonb(e) - '{id,job_id,at}'::text[] AS event
 FROM jobs j JOIN instances i ON i.id = j.instance JOIN platforms p ON p.id = j.platform
 JOIN job_payloads w ON w.job_id = j.id JOIN job_events e ON e.job_id = j.id
@@ -499,6 +506,8 @@ def test_requests_at_once_are_all_stored_and_answered_in_their_order_or_none_is(
 @pytest.mark.parametrize("first", ["alone", "at once"])
 def test_requests_that_are_alike_make_the_rows_that_each_makes_alone(pool: Pool, name: str, first: str) -> None:
     pool.change("INSERT INTO cohorts (name, labels) VALUES ('night', '{nightly}')")
+    # There is a queue for what the requests would be without that which few have.
+    alone(pool, PLAIN | {field: REQUESTS[name][field] for field in ("properties", "units") if field in REQUESTS[name]})
     pair = [REQUESTS[name], REQUESTS[name] | {"payload": {"command": ["another"]}}]
     if first == "alone":
         apart, together = [alone(pool, request) for request in pair], at_once(pool, pair)
@@ -530,6 +539,12 @@ def test_requests_that_are_alike_get_the_jobs_of_their_known_keys_in_their_order
         at_once(pool, [PLAIN | {"key": "new"}, PLAIN | {"key": "b"}])
     assert rows(pool) == before
     assert alone(pool, requests[3]) == again[3]._replace(created=False), "the key has the digest of the whole request"
+
+
+def test_requests_that_are_alike_and_share_a_deduplication_key_make_one_job(pool: Pool) -> None:
+    alone(pool, PLAIN)
+    one, two = at_once(pool, [PLAIN | {"dedup_key": "d"}] * 2)
+    assert (one.created, two.created, two.job_id) == (True, False, one.job_id)
 
 
 def test_limits_and_malformed_payloads_are_seen_in_requests_that_are_alike(pool: Pool) -> None:
