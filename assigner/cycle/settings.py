@@ -46,7 +46,7 @@ class AssignerSettings(BaseModel):
     priority_percentage: int = Field(default=100, ge=0, le=100)
     failure_backoff: float = Field(default=5.0, ge=0, le=86400)
     failure_backoff_cap: float = Field(default=60.0, ge=0, le=86400)
-    batch: int = Field(default=1000, ge=1, le=5000)
+    batch: int = Field(default=2000, ge=1, le=5000)
     at_once: int | None = Field(default=None, ge=1, le=1000)
     instances: tuple[str, ...] | None = Field(default=None, min_length=1)
     cohorts: tuple[str, ...] | None = Field(default=None, min_length=1)
