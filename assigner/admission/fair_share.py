@@ -60,7 +60,7 @@ class DeficitOrder(InstanceOrder):
         all_used, front = weighed.all_used, None
         while front is not None or (lanes := [lane for lane in lanes if lane.heads or lane.unread]):
             front = front or DeficitHeap(lanes, all_used)
-            first = front.first()
+            first = front.first
             if until is not None and (first.behind, first.used / max(1.0, all_used) - first.target) > until:
                 return
             if first.unread:
@@ -239,6 +239,8 @@ class DeficitHeap:
     start jobs it falls by its target's part of what they take, which moves all instances a little. It is found anew for
     an instance when a job of it starts, for all of them after a number of starts, and at each start for those whose
     part of these starts is a job or more. So an instance is early or late by less than one start.
+
+    first: the lane with the lowest deficit; among equals its next job decides.
     """
 
     def __init__(self, lanes: Sequence[InstanceLane], all_used: float) -> None:
@@ -259,13 +261,9 @@ class DeficitHeap:
     def _choose(self) -> None:
         if self._large:
             values = [(lane.used - lane.target * self._total, lane) for lane in self._large]
-            self._first = min(self._heap[:1] + values)[1]
+            self.first = min(self._heap[:1] + values)[1]
         else:
-            self._first = self._heap[0][1]
-
-    def first(self) -> InstanceLane:
-        """Return the lane with the lowest deficit; among equals its next job decides."""
-        return self._first
+            self.first = self._heap[0][1]
 
     def refresh(self, all_used: float) -> None:
         """Take the current usage of the first lane, after one of its jobs has started."""
@@ -273,17 +271,17 @@ class DeficitHeap:
         if not self._starts:
             self._renew(all_used)
             return
-        self._total, lane = max(1.0, all_used), self._first
+        self._total, lane = max(1.0, all_used), self.first
         if self._heap and self._heap[0][1] is lane:
             heapq.heapreplace(self._heap, (lane.used - lane.target * self._total, lane))
         self._choose()
 
     def drop(self) -> bool:
         """Remove the lane that came first; returns true if it was the only one."""
-        if self._heap and self._heap[0][1] is self._first:
+        if self._heap and self._heap[0][1] is self.first:
             heapq.heappop(self._heap)
         else:
-            self._large.remove(self._first)
+            self._large.remove(self.first)
         if self._heap or self._large:
             self._choose()
             return False

@@ -320,12 +320,9 @@ class PriorityAgeAssigner:
             self._place(connection, jobs, cycle)
             return
         merged = merge(jobs, heads, by_age=by_age)[: cycle.admitted.free_units]
-        needy, _ = resources.split_by_resources([each for each in merged if isinstance(each, QueueHead)])
+        needy, others = resources.split_by_resources(merged)
         if needy:
             self._place_needy(connection, needy, cycle)
-        ids = {head.job.id for head in needy}
-        others = [each.job if isinstance(each, QueueHead) else each for each in merged]
-        others = [job for job in others if job.id not in ids]
         if others:
             self._place(connection, others, cycle)
 

@@ -155,19 +155,22 @@ class ResourceSnapshot(Snapshot):
         )
 
 
-def split_by_resources(heads: Iterable[QueueHead]) -> tuple[list[QueueHead], list[ReadyJob]]:
-    """Split the heads into jobs that take resources or belong to a batch, and the others."""
+def split_by_resources(jobs: Iterable[ReadyJob | QueueHead]) -> tuple[list[QueueHead], list[ReadyJob]]:
+    """Split the jobs into those that take resources or belong to a batch, and the others."""
     needy: list[QueueHead] = []
     others: list[ReadyJob] = []
     asking: dict[QueueId, bool] = {}
-    for head in heads:
-        queue = head.queue
+    for each in jobs:
+        if not isinstance(each, QueueHead):
+            others.append(each)
+            continue
+        queue = each.queue
         if queue.id not in asking:
             asking[queue.id] = bool(need_of(queue)) or "batch_key" in queue.constraints
         if asking[queue.id]:
-            needy.append(head)
+            needy.append(each)
         else:
-            others.append(head.job)
+            others.append(each.job)
     return needy, others
 
 
