@@ -78,7 +78,7 @@ class CycleResult:
 MAX_PICKS = 6
 #: The fleet is divided into at least this many parts. A large batch goes to one of them, because fewer bots then have
 #: to be written.
-PARTS = 8
+PARTS = 4
 #: Seconds for which the kinds of waiting jobs are remembered; longer if reading them takes more than a tenth of that.
 WAITING_SECONDS = 1.0
 #: Seconds, half of them more or less, after which an assigner without a slot asks for one again.

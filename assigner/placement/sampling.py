@@ -42,7 +42,7 @@ MAX_LOOKS = 4000
 #: Groups of many domains together need all bots. Groups of one domain, however many, can share a sample.
 CROWD, FEW = 20, 4
 #: A group can do with fewer bots than it wants if their room is this many times what its jobs need: jobs of one unit,
-#: and larger ones, of which a bot with room for one may leave nearly half of its room unused.
+#: and larger ones. Nearly half of the room of a bot may be too small for a job of several units.
 AMPLE, AMPLE_IF_LARGE = 1.5, 2.0
 
 #: What says which bots could take a job: its cohort, its instance, and its requirement set.

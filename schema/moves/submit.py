@@ -87,14 +87,17 @@ def submit_at_once(
 
 
 def _alike(requests: Sequence[Mapping[str, Any]]) -> tuple[bytes, bytes, bytes] | None:
-    """What `submit_alike` takes: what requests have in common, their payloads, and keys if any. None if they differ."""
+    """What `submit_alike` takes: what requests have in common, their payloads, and keys if any. None if they differ.
+
+    Requests are in the form of `JobRequest.normal`, so that equal values are of one type and have one digest.
+    """
     first = {**requests[0], **OWN}
-    if any({**request, **OWN} != first for request in requests):
+    if any("payload" not in request or {**request, **OWN} != first for request in requests):
         return None
     common = {name: value for name, value in first.items() if name not in OWN}
     keys = [request.get("key") for request in requests]
     payloads = [request["payload"] for request in requests]
-    return to_json(common), to_json(payloads), to_json(keys if any(keys) else [])
+    return to_json(common), to_json(payloads), to_json(keys if any(key is not None for key in keys) else [])
 
 
 def _answers(job_ids: str, public_ids: str, created: str | None, *, count: int) -> list[Submitted]:

@@ -123,7 +123,7 @@ def test_configuration_is_shown_without_passwords(console: Console) -> None:
     (console.directory / "leasehold.toml").write_text("[database]\nurl = 'postgresql://me:hunter2@host/x'\n")
     shown = json.loads(console.good("config", "show", "--json"))
     assert shown["database"]["url"] == "postgresql://me:***@host/x"
-    assert shown["assigners"][0]["batch"] == 1000
+    assert shown["assigners"][0]["batch"] == 2000
     assert "hunter2" not in console.good("config", "show")
 
 

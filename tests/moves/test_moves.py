@@ -10,6 +10,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from bots.sync import sessions
+from schema.accounting.accounts import Account, put_account
 from schema.moves import cancel as cancel_moves
 from schema.moves.cancel import Cancelled
 from schema.moves.end import AttemptEnd, Verdict, end
@@ -453,6 +454,12 @@ def at_once(pool: Pool, requests: list[dict[str, Any]]) -> list[Submitted]:
     return pool.database.run_alone(lambda driver: submit_at_once(driver, requests, actor="test"))
 
 
+def among_others(pool: Pool, requests: list[dict[str, Any]]) -> list[Submitted]:
+    """Submit them with one that is not like them, as most submits of many jobs."""
+    another = {"payload": {"command": ["another"]}, "priority": 7}
+    return pool.database.run(lambda connection: submit(connection, [*requests, another], actor="test"))[:-1]
+
+
 def rows(pool: Pool) -> Any:
     return pool.row(
         "SELECT (SELECT count(*) FROM jobs) AS jobs, (SELECT count(*) FROM job_payloads) AS payloads, "
@@ -503,20 +510,34 @@ def test_requests_at_once_are_all_stored_and_answered_in_their_order_or_none_is(
 
 
 @pytest.mark.parametrize("name", sorted(REQUESTS.keys() - {"a deduplication key"}))
-@pytest.mark.parametrize("first", ["alone", "at once"])
-def test_requests_that_are_alike_make_the_rows_that_each_makes_alone(pool: Pool, name: str, first: str) -> None:
+@pytest.mark.parametrize("first", ["among others", "at once"])
+def test_requests_that_are_alike_make_the_rows_that_they_make_among_others(pool: Pool, name: str, first: str) -> None:
     pool.change("INSERT INTO cohorts (name, labels) VALUES ('night', '{nightly}')")
-    # There is a queue for what the requests would be without that which few have.
-    alone(pool, PLAIN | {field: REQUESTS[name][field] for field in ("properties", "units") if field in REQUESTS[name]})
     pair = [REQUESTS[name], REQUESTS[name] | {"payload": {"command": ["another"]}}]
-    if first == "alone":
-        apart, together = [alone(pool, request) for request in pair], at_once(pool, pair)
+    if first == "among others":
+        others, together = among_others(pool, pair), at_once(pool, pair)
     else:
-        together, apart = at_once(pool, pair), [alone(pool, request) for request in pair]
-    for one, other in zip(together, apart, strict=True):
+        together, others = at_once(pool, pair), among_others(pool, pair)
+    for one, other in zip(together, others, strict=True):
         assert one.created
         assert pool.row(ROW, id=one.public_id) == pool.row(ROW, id=other.public_id)
         assert pool.row("SELECT public_id FROM jobs WHERE id = :id", id=one.job_id).public_id == one.public_id
+
+
+@pytest.mark.parametrize("managed", [False, True])
+@pytest.mark.parametrize("wanted", [{}, {"units": 2}], ids=["", "large"])
+@pytest.mark.parametrize("there", [{}, {"terms": {"job_class": "random"}}], ids=["plain", "constrained"])
+def test_requests_that_are_alike_join_no_queue_of_other_jobs(
+    pool: Pool, there: dict[str, Any], wanted: dict[str, Any], managed: bool
+) -> None:
+    alone(pool, PLAIN | there)
+    if managed:
+        account = Account(credit_weight=1.0)
+        pool.database.run(lambda connection: put_account(connection, "default", account, actor="test"))
+    pair = [PLAIN | wanted] * 2
+    together, others = at_once(pool, pair), among_others(pool, pair)
+    for one, other in zip(together, others, strict=True):
+        assert pool.row(ROW, id=one.public_id) == pool.row(ROW, id=other.public_id)
 
 
 def test_requests_that_are_alike_get_the_jobs_of_their_known_keys_in_their_order(pool: Pool) -> None:

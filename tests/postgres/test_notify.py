@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy import text
 
 from schema import clock
+from schema.moves.submit import submit_at_once
 from schema.postgres.engine import Database
 from schema.postgres.notify import SignalGroup, Wakeups, wake
 from tests.support.patience import MINUTE, eventually
@@ -78,6 +79,19 @@ def test_a_wake_up_is_sent_while_somebody_is_idle_and_only_for_that_topic(
         assert signal.wait(MINUTE)
     assert heard(onlooker) == [("leasehold_jobs", "")]
     assert not other.wait(0)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_submits_at_once_send_a_wake_up_while_an_assigner_is_idle(
+    database: Database, wakeups: Wakeups, onlooker: psycopg.Connection, count: int
+) -> None:
+    request = {"instance": "default", "properties": {}, "payload": {"command": ["true"]}}
+    database.run_alone(lambda driver: submit_at_once(driver, [request], actor="test"))
+    wakeups.signal("jobs")
+    eventually(lambda: wakeups.connected)
+    with wakeups.idle("jobs"):
+        database.run_alone(lambda driver: submit_at_once(driver, [request] * count, actor="test"))
+        assert heard(onlooker) == [("leasehold_jobs", "")]
 
 
 def test_the_flag_is_counted_and_lowered_after_the_last_holder(
