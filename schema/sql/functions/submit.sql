@@ -1,4 +1,4 @@
--- Submit jobs. The one implementation, also for callers that enqueue inside their own transaction, is `submit_all`.
+-- Submit jobs, also for callers that enqueue inside their own transaction. `submit_all` does the work.
 --
 -- A request is flat, as in JSON lines, or nested, with its command in `payload`; flat ones are checked in full, by
 -- `normal_requests`. Returns a row per request, `n` counted from 0. `created` is false if the key, or the
