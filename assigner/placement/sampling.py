@@ -354,7 +354,7 @@ def _sample(
 
 
 def _ample(units: int, *, largest: int) -> float:
-    """The room that is ample for jobs that need these units together, of which the largest takes `largest`."""
+    """Return how many free units are ample for some jobs. units: what all of them take; largest: the most of one."""
     return (AMPLE if largest == 1 else AMPLE_IF_LARGE) * units
 
 

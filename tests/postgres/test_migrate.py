@@ -239,6 +239,7 @@ def test_functions_that_submit_are_loaded_before_those_that_they_call(empty: Dat
         "DROP FUNCTION submit_all",
         "DROP FUNCTION submit_alike",
         "DROP FUNCTION known_queue",
+        "DROP FUNCTION bulk_public_id",
         f"UPDATE alembic_version SET version_num = '{version}'",
     ):
         empty.run(lambda c, change=change: c.execute(text(change)))

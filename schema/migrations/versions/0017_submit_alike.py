@@ -1,5 +1,5 @@
-"""Add `submit_alike`, for bulk submits of requests that differ in payload and key only, and `known_queue`, which it and
-`submit_alone` ask.
+"""Add `submit_alike`, for bulk submits of requests that differ in payload and key only, `known_queue`, which it and
+`submit_alone` ask, and `bulk_public_id`, which it and `submit_all` ask.
 
 Processes of the version before go on calling `submit_all`.
 """
@@ -15,7 +15,8 @@ depends_on = None
 
 
 def upgrade() -> None:
-    sql.load(op.get_bind(), "functions/known_queue", "functions/submit_alone", "functions/submit_alike")
+    functions = ("known_queue", "bulk_public_id", "submit_alone", "submit_all", "submit_alike")
+    sql.load(op.get_bind(), *(f"functions/{name}" for name in functions))
 
 
 def downgrade() -> None:

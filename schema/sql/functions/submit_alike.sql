@@ -29,9 +29,7 @@ BEGIN
             AND NOT EXISTS (SELECT FROM jsonb_array_elements(payloads) p
                 WHERE jsonb_typeof(p->'command') IS DISTINCT FROM 'array');
     IF FOUND THEN
-        -- Public ids are made as in `submit_all`.
-        SELECT array_agg(nextval('jobs_id_seq')),
-                array_agg((moment || to_hex(28672 + (n & 4095)) || '8' || right(md5(seed || n), 15))::uuid)
+        SELECT array_agg(nextval('jobs_id_seq')), array_agg(bulk_public_id(moment, seed, n))
             INTO job_ids, public_ids FROM generate_series(1, jsonb_array_length(payloads)) n;
         IF keys <> '[]' THEN
             INSERT INTO submit_keys AS k (instance, key, request_hash, job_id)

@@ -74,14 +74,10 @@ BEGIN
     -- minute.
     PERFORM set_config('enable_nestloop', 'off', true);
     WITH asked AS MATERIALIZED (
-        -- Ids are in the order of the requests. Public ids have a counter behind their time (RFC 9562, 6.2, method 1),
-        -- so that each enters its index right behind the one before. Their last 60 bits are those of a digest of a
-        -- random seed: random bits for each would be read from the kernel one by one. What jobs of a queue have in
-        -- common stays text, which the joins below compare faster than jsonb. What few jobs need is taken from their
-        -- request later.
+        -- Ids are in the order of the requests. What jobs of a queue have in common stays text, which the joins below
+        -- compare faster than jsonb. What few jobs need is taken from their request later.
         SELECT (r.ordinality - 1)::integer AS n, nextval('jobs_id_seq') AS id,
-               (moment || to_hex(28672 + (r.ordinality & 4095)) || '8'
-                   || right(md5(seed || r.ordinality), 15))::uuid AS public_id,
+               bulk_public_id(moment, seed, r.ordinality) AS public_id,
                coalesce(r.instance, 'default') AS instance_name,
                coalesce(r.properties, '{}') AS properties, r.key, coalesce(r.priority, 0) AS priority,
                r.locality_hint, r.timeout_seconds,
