@@ -17,7 +17,7 @@ from assigner import estimation, metrics
 from assigner.maintenance.overflow import OverflowController
 from assigner.maintenance.webhooks import Webhooks
 from assigner.queries import status
-from schema import graphs
+from schema import clock, graphs
 from schema.accounting import counters, fair_share, pool_samples, quotas
 from schema.accounting.fair_share import FairShareSettings
 from schema.clock import Monotonic
@@ -42,6 +42,8 @@ from schema.timing import Timing
 
 #: The most jobs that one transaction reviews, and the most such transactions in one round.
 REVIEW_LIMIT, REVIEW_BATCHES = 500, 10
+#: Seconds for which a round waits for the readers of queues that it wants to delete, and between two looks at them.
+READERS_PATIENCE, READERS_PAUSE = 0.5, 0.02
 
 log = structlog.get_logger()
 
@@ -65,6 +67,24 @@ def review_waiting_jobs(database: Database, *, actor: str) -> Counter[str]:
     for move, count in done.items():
         metrics.WATCHED.labels(move=move).inc(count)
     return done
+
+
+def delete_idle_queues(database: Database, *, patience: float = READERS_PATIENCE) -> int:
+    """Delete queues that were marked in an earlier round and that no job has, and mark others; returns how many went.
+
+    patience: seconds to wait for transactions that may have looked them up before. If one goes on, none is deleted.
+    """
+    unused, deleted = database.run(retention_moves.unused_queues), 0
+    if unused:
+        readers = database.run(retention_moves.readers_of_queues)
+        give_up = clock.monotonic() + patience
+        while readers and clock.monotonic() < give_up:
+            clock.sleep(READERS_PAUSE)
+            readers &= database.run(retention_moves.readers_of_queues)
+        if not readers:
+            deleted = database.run(lambda connection: retention_moves.delete_queues(connection, unused))
+    database.run(retention_moves.mark_idle_queues)
+    return deleted
 
 
 def sample_minute(connection: Connection) -> bool:
@@ -381,7 +401,7 @@ class Upkeep:
         for duty in duties:
             if not self._in_batches(duty):
                 self._next_forget = self._now()
-        self._database.run(retention_moves.delete_idle_queues)
+        delete_idle_queues(self._database)
         self._database.run(lambda connection: processes.forget(connection, age=DAY))
         for fine, coarse, age in pool_samples.MERGES:
             merge = partial(pool_samples.merge, fine=fine, coarse=coarse, age=age)

@@ -93,31 +93,30 @@ UNSEEN_ASSIGNERS = text("DELETE FROM assigners WHERE seen_at < now() - make_inte
 
 # Queues, and the sets that only they name.
 #
-# A submit looks its queue up without a lock, because all submits would lock the same row. A queue is deleted in three
-# rounds. The first one marks queues without ready jobs, by 0. The second one finds the mark committed, and writes down
-# its own number. A transaction that looked the queue up before it was marked has a lower number (`intern_queue`). A
-# transaction that looks it up later holds its row. The third round finds that all transactions with a lower number have
-# ended, and that no job has the queue, whatever its state. Then it locks the row, unless somebody holds it, looks again
-# and deletes it.
+# A submit looks its queue up without a lock on its row, because all submits would lock the same one. So a queue that no
+# job has is deleted in two rounds. The first one marks queues without ready jobs. Who looks up a marked queue holds its
+# row (`intern_queue`). The second round finds the mark committed, and waits for the end of all transactions that may
+# have looked the queue up before: each of them holds the lock on the table `queues` that every reader takes before its
+# snapshot, and keeps until its end. Then it locks the row, unless somebody holds it, looks again and deletes it.
 
 MARK_IDLE_QUEUES = text(f"""
 UPDATE queues SET idle_since = 0 WHERE id = ANY (ARRAY(
     SELECT q.id FROM queues q WHERE q.idle_since IS NULL AND NOT {has_ready_jobs("q")}
     ORDER BY q.id FOR NO KEY UPDATE SKIP LOCKED))
 """)
-NUMBER_IDLE_QUEUES = text("""
-UPDATE queues SET idle_since = CAST(CAST(pg_current_xact_id() AS text) AS bigint) WHERE id = ANY (ARRAY(
-    SELECT q.id FROM queues q WHERE q.idle_since = 0 ORDER BY q.id FOR NO KEY UPDATE SKIP LOCKED))
-""")
 UNUSED_QUEUES = text("""
-WITH idle AS MATERIALIZED (
-    SELECT id FROM queues
-    WHERE idle_since > 0 AND idle_since <= CAST(CAST(pg_snapshot_xmin(pg_current_snapshot()) AS text) AS bigint)
-)
+WITH idle AS MATERIALIZED (SELECT id FROM queues WHERE idle_since IS NOT NULL)
 SELECT id FROM idle WHERE id NOT IN (SELECT DISTINCT queue FROM jobs WHERE EXISTS (SELECT FROM idle))
 """)
+READERS_OF_QUEUES = text("""
+SELECT DISTINCT virtualtransaction FROM pg_locks
+WHERE locktype = 'relation' AND relation = CAST('queues' AS regclass) AND granted
+    AND pid IS DISTINCT FROM pg_backend_pid()
+    AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+""")
 LOCK_QUEUES = text("""
-SELECT id FROM queues WHERE id = ANY (CAST(:ids AS integer[])) AND idle_since > 0 ORDER BY id FOR UPDATE SKIP LOCKED
+SELECT id FROM queues WHERE id = ANY (CAST(:ids AS integer[])) AND idle_since IS NOT NULL
+ORDER BY id FOR UPDATE SKIP LOCKED
 """)
 # A statement of its own: it sees the jobs of all who held a row before it was locked.
 DELETE_QUEUES = text("""
@@ -163,18 +162,31 @@ DELETE FROM kinds WHERE id = ANY (ARRAY(SELECT id FROM unused))
 """)
 
 
-def delete_idle_queues(connection: Connection) -> int:
-    """One round of the deletion of queues that no job has; returns how many were deleted. A queue goes in the third
-    round. Reads all jobs if there may be one to delete, and once more if there is."""
-    deleted = 0
+def unused_queues(connection: Connection) -> list[int]:
+    """Ids of marked queues that no job has, whatever its state. Reads all jobs if a queue is marked."""
     connection.execute(NO_TIMEOUT)
-    unused = list(connection.execute(UNUSED_QUEUES).scalars())
-    if unused:
-        locked = list(connection.execute(LOCK_QUEUES, {"ids": unused}).scalars())
-        deleted = connection.execute(DELETE_QUEUES, {"ids": locked}).rowcount
-    connection.execute(NUMBER_IDLE_QUEUES)
+    return list(connection.execute(UNUSED_QUEUES).scalars())
+
+
+def readers_of_queues(connection: Connection) -> set[str]:
+    """The transactions in progress that may have looked a queue up."""
+    return set(connection.execute(READERS_OF_QUEUES).scalars())
+
+
+def delete_queues(connection: Connection, ids: list[int]) -> int:
+    """Delete those of these queues that are still marked and that no job has; returns how many.
+
+    All who read the table after they were found, by `unused_queues` in an earlier transaction, must have ended. Reads
+    all jobs.
+    """
+    connection.execute(NO_TIMEOUT)
+    locked = list(connection.execute(LOCK_QUEUES, {"ids": ids}).scalars())
+    return connection.execute(DELETE_QUEUES, {"ids": locked}).rowcount
+
+
+def mark_idle_queues(connection: Connection) -> None:
+    """Mark queues without ready jobs."""
     connection.execute(MARK_IDLE_QUEUES)
-    return deleted
 
 
 def delete_unused_constraint_sets(connection: Connection, *, age: float, limit: int) -> int:

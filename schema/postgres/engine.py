@@ -117,10 +117,10 @@ class Database:
         return self._tried(once) if repeat else once()
 
     def run_alone(self, work: Callable[["psycopg.Connection[Any]"], T]) -> T:
-        """Run `work`, which executes one statement with `single_row`; the statement commits in the same round trip.
+        """Run `work`, which executes statements with `single_row`; each commits in the same round trip.
 
-        Repeats and raises like `run`. Once the statement has answered it is committed, even if `work` then raises. If
-        the connection is lost nobody knows whether it was committed, so the statement must be safe to repeat.
+        Repeats and raises like `run`. Once a statement has answered it is committed, even if `work` then raises. If the
+        connection is lost nobody knows whether it was committed, so all of them must be safe to repeat.
         """
 
         def once() -> T:
@@ -329,19 +329,28 @@ UNKNOWN_STATEMENT = b"26000"
 TUPLES = pq.ExecStatus.TUPLES_OK
 
 
-def single_row(driver: "psycopg.Connection[Any]", statement: bytes, *values: bytes) -> list[bytes | None]:
+def single_row(driver: "psycopg.Connection[Any]", statement: bytes, *values: bytes | None) -> list[bytes | None]:
     """Execute and commit a statement with parameters $1, $2 and so on, and return its only row.
 
     Values are text in UTF-8, so the connection must have been made by this module. It must be outside a transaction.
     Raises psycopg.Error.
     """
+    row = row_if_any(driver, statement, *values)
+    assert row is not None
+    return row
+
+
+def row_if_any(driver: "psycopg.Connection[Any]", statement: bytes, *values: bytes | None) -> list[bytes | None] | None:
+    """Do what `single_row` does with a statement that may return no row; return None then."""
     if isinstance(driver, TransactionConnection):
         result = driver.execute_alone(statement, values)
-        return [result.get_value(0, column) for column in range(result.nfields)]
-    result = driver.pgconn.exec_prepared(_statement_name(statement), values)
-    if result.status != TUPLES:
-        result = _unprepared(driver, result, statement, values)
-    return [result.get_value(0, column) for column in range(result.nfields)]
+    else:
+        # The driver takes None for NULL, which its types leave out.
+        sent: Sequence[Any] = values
+        result = driver.pgconn.exec_prepared(_statement_name(statement), sent)
+        if result.status != TUPLES:
+            result = _unprepared(driver, result, statement, sent)
+    return [result.get_value(0, column) for column in range(result.nfields)] if result.ntuples else None
 
 
 @cache
@@ -351,7 +360,7 @@ def _statement_name(statement: bytes) -> bytes:
 
 
 def _unprepared(
-    driver: "psycopg.Connection[Any]", failed: pq.abc.PGresult, statement: bytes, values: Sequence[bytes]
+    driver: "psycopg.Connection[Any]", failed: pq.abc.PGresult, statement: bytes, values: Sequence[Any]
 ) -> pq.abc.PGresult:
     """Execute an unprepared statement if the failure was only that it is not prepared, and prepare it for next time.
 

@@ -9,7 +9,7 @@ import math
 import select
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import psycopg
@@ -29,11 +29,16 @@ _LOST = b"26000"
 class SessionConnection(psycopg.Connection[Any]):
     """A connection that is a session of the server, with the statements that it has prepared.
 
-    began: the monotonic time at which the session began, at the latest.
+    began: the monotonic time at which the session began, at the latest. remembered: what a caller knows of the database
+    for as long as the session lasts. The next session may lead to another server, which lacks what this one had.
     """
 
     statements: "PreparedStatements | None" = None
     began: float = -math.inf
+
+    @cached_property
+    def remembered(self) -> dict[Any, int]:
+        return {}
 
     def rollback(self) -> None:
         """Roll back like the driver, which drops all prepared statements of the session if there was a transaction."""

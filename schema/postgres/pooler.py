@@ -39,7 +39,7 @@ class TransactionConnection(psycopg.Connection[Any]):
     begin_with: str
     settings: bytes
 
-    def execute_alone(self, statement: bytes, values: Sequence[bytes]) -> pq.abc.PGresult:
+    def execute_alone(self, statement: bytes, values: Sequence[bytes | None]) -> pq.abc.PGresult:
         """Execute a statement with parameters $1, $2 and so on after the settings, in one round trip; its result.
 
         Both are one transaction, because statements of a pipeline are one until it is synchronised. Raises
@@ -48,7 +48,7 @@ class TransactionConnection(psycopg.Connection[Any]):
         with self.pipeline():
             self.execute(self.settings)
             cursor = psycopg.RawCursor(self)
-            cursor.execute(statement, [value.decode() for value in values])
+            cursor.execute(statement, [None if value is None else value.decode() for value in values])
         result = cursor.pgresult
         assert result is not None
         return result

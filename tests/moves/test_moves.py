@@ -19,7 +19,7 @@ from schema.moves.submit import Submitted, submit, submit_alone, submit_at_once
 from schema.postgres.fragments import JOB_RESULT
 from schema.validation import MAX_FORGIVEN
 from tests.support.pool import Pool, active, completed, synced
-from tests.support.requests import FULL
+from tests.support.requests import PLAIN, REQUESTS, STORED
 
 
 def test_a_job_goes_from_submit_to_result(pool: Pool) -> None:
@@ -412,40 +412,6 @@ def test_what_sql_callers_give_beyond_its_range_is_refused_and_never_stored_othe
 # A request that comes alone: the same rows, answers and refusals as among others.
 
 
-PLAIN: dict[str, Any] = {"instance": "default", "properties": {}, "payload": {"command": ["true"]}}
-ROW: dict[str, Any] = {
-    **{name: value for name, value in FULL.items() if name not in ("command", "env", "stdin", "key", "dedup_key")},
-    "properties": {"os": ["linux"], "arch": ["arm", "x86"]},
-    "timeout_seconds": 60.5,
-    "payload": {"command": ["make", "-j"], "env": {"A": "é"}, "stdin": ""},
-}
-REQUESTS = {
-    "plain": PLAIN,
-    "nothing but a command": {"payload": {"command": []}},
-    "full": ROW,
-    "properties in another form": PLAIN | {"properties": {"os": "linux", "arch": ["x86", "arm", "x86"]}},
-    "everything unset": dict.fromkeys(["key", "label", "locality_hint", "timeout_seconds", "priority"]) | PLAIN,
-    "a deduplication key": PLAIN | {"dedup_key": "d"},
-    "a job it was made from": PLAIN | {"from": "0198c5d2-0000-7000-8000-000000000000"},
-    "numbers as text": PLAIN | {"priority": "5", "retry_failed": "yes"},
-    "a label": PLAIN | {"label": "nightly"},
-    "a queue timeout": PLAIN | {"queue_timeout_seconds": 60.5},
-    "metadata": PLAIN | {"metadata": {"team": "a"}},
-    "a preference": PLAIN | {"preferred_properties": {"os": ["linux"]}},
-    "a preference for some time": PLAIN | {"preferred_properties": {"os": ["linux"]}, "prefer_seconds": 9.5},
-    "constraints": PLAIN | {"terms": {"job_class": "random"}},
-}
-ROW = """
-SELECT to_jsonb(j) - '{id,public_id,created_at,queued_at,queue_deadline,dedup_key}'::text[] AS job,
-    j.queue_deadline - j.created_at AS waits, j.dedup_key IS NOT NULL AS shared, i.name AS instance_name,
-    (SELECT jsonb_object_agg(m.key, m.value) FROM job_metadata m WHERE m.job_id = j.id) AS metadata,
-    p.properties, w.payload, to_jsonb(e) - '{id,job_id,at}'::text[] AS event
-FROM jobs j JOIN instances i ON i.id = j.instance JOIN platforms p ON p.id = j.platform
-JOIN job_payloads w ON w.job_id = j.id JOIN job_events e ON e.job_id = j.id
-WHERE j.public_id = :id
-"""
-
-
 def alone(pool: Pool, request: dict[str, Any]) -> Submitted:
     return pool.database.run_alone(lambda driver: submit_alone(driver, request, actor="test"))
 
@@ -479,7 +445,7 @@ def test_a_request_alone_makes_the_rows_that_it_makes_among_others(
         return pool.database.run(lambda c: submit(c, [request, PLAIN], actor="test"))[0]
 
     made = [alone(pool, request_), among(unshared)] if first == "alone" else [among(unshared), alone(pool, request_)]
-    one, other = (pool.row(ROW, id=job.public_id) for job in made)
+    one, other = (pool.row(STORED, id=job.public_id) for job in made)
     assert one == other
     assert [job.created for job in made] == [True, True]
     assert [pool.row("SELECT id FROM jobs WHERE public_id = :id", id=job.public_id).id for job in made] == [
@@ -520,7 +486,7 @@ def test_requests_that_are_alike_make_the_rows_that_they_make_among_others(pool:
         together, others = at_once(pool, pair), among_others(pool, pair)
     for one, other in zip(together, others, strict=True):
         assert one.created
-        assert pool.row(ROW, id=one.public_id) == pool.row(ROW, id=other.public_id)
+        assert pool.row(STORED, id=one.public_id) == pool.row(STORED, id=other.public_id)
         assert pool.row("SELECT public_id FROM jobs WHERE id = :id", id=one.job_id).public_id == one.public_id
 
 
@@ -537,7 +503,7 @@ def test_requests_that_are_alike_join_no_queue_of_other_jobs(
     pair = [PLAIN | wanted] * 2
     together, others = at_once(pool, pair), among_others(pool, pair)
     for one, other in zip(together, others, strict=True):
-        assert pool.row(ROW, id=one.public_id) == pool.row(ROW, id=other.public_id)
+        assert pool.row(STORED, id=one.public_id) == pool.row(STORED, id=other.public_id)
 
 
 def test_requests_that_are_alike_get_the_jobs_of_their_known_keys_in_their_order(pool: Pool) -> None:

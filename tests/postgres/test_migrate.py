@@ -240,6 +240,8 @@ def test_functions_that_submit_are_loaded_before_those_that_they_call(empty: Dat
         "DROP FUNCTION submit_alike",
         "DROP FUNCTION known_queue",
         "DROP FUNCTION bulk_public_id",
+        "DROP FUNCTION new_public_id",
+        "DROP FUNCTION is_awaited",
         f"UPDATE alembic_version SET version_num = '{version}'",
     ):
         empty.run(lambda c, change=change: c.execute(text(change)))
@@ -248,4 +250,6 @@ def test_functions_that_submit_are_loaded_before_those_that_they_call(empty: Dat
     submitted = text("SELECT count(*) FROM submit(CAST(:requests AS jsonb))")
     assert empty.run(lambda c: c.execute(submitted, {"requests": requests}).scalar_one()) == 2
     alike = [{"payload": {"command": ["true"]}}] * 2
-    assert len(empty.run_alone(lambda driver: submit_at_once(driver, alike, actor="test"))) == 2
+    for requests_ in (alike, alike[:1]):
+        made = empty.run_alone(lambda driver, requests_=requests_: submit_at_once(driver, requests_, actor="test"))
+        assert len(made) == len(requests_)

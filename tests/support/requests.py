@@ -198,3 +198,40 @@ def refusal(database: Database, query: Any, values: dict[str, Any]) -> str:
         database.run(lambda connection: connection.execute(query, values))
     assert isinstance(refused.value.orig, psycopg.errors.InvalidParameterValue)
     return refused.value.orig.diag.message_primary or ""
+
+
+# In the form that the functions of the database take
+
+PLAIN: dict[str, Any] = {"instance": "default", "properties": {}, "payload": {"command": ["true"]}}
+_FULL: dict[str, Any] = {
+    **{name: value for name, value in FULL.items() if name not in ("command", "env", "stdin", "key", "dedup_key")},
+    "properties": {"os": ["linux"], "arch": ["arm", "x86"]},
+    "timeout_seconds": 60.5,
+    "payload": {"command": ["make", "-j"], "env": {"A": "é"}, "stdin": ""},
+}
+REQUESTS = {
+    "plain": PLAIN,
+    "nothing but a command": {"payload": {"command": []}},
+    "full": _FULL,
+    "properties in another form": PLAIN | {"properties": {"os": "linux", "arch": ["x86", "arm", "x86"]}},
+    "everything unset": dict.fromkeys(["key", "label", "locality_hint", "timeout_seconds", "priority"]) | PLAIN,
+    "a deduplication key": PLAIN | {"dedup_key": "d"},
+    "a job it was made from": PLAIN | {"from": "0198c5d2-0000-7000-8000-000000000000"},
+    "numbers as text": PLAIN | {"priority": "5", "retry_failed": "yes"},
+    "a label": PLAIN | {"label": "nightly"},
+    "a queue timeout": PLAIN | {"queue_timeout_seconds": 60.5},
+    "metadata": PLAIN | {"metadata": {"team": "a"}},
+    "a preference": PLAIN | {"preferred_properties": {"os": ["linux"]}},
+    "a preference for some time": PLAIN | {"preferred_properties": {"os": ["linux"]}, "prefer_seconds": 9.5},
+    "constraints": PLAIN | {"terms": {"job_class": "random"}},
+}
+#: What is stored of a job, but for its ids and times.
+STORED = """
+SELECT to_jsonb(j) - '{id,public_id,created_at,queued_at,queue_deadline,dedup_key}'::text[] AS job,
+    j.queue_deadline - j.created_at AS waits, j.dedup_key IS NOT NULL AS shared, i.name AS instance_name,
+    (SELECT jsonb_object_agg(m.key, m.value) FROM job_metadata m WHERE m.job_id = j.id) AS metadata,
+    p.properties, w.payload, to_jsonb(e) - '{id,job_id,at}'::text[] AS event
+FROM jobs j JOIN instances i ON i.id = j.instance JOIN platforms p ON p.id = j.platform
+JOIN job_payloads w ON w.job_id = j.id JOIN job_events e ON e.job_id = j.id
+WHERE j.public_id = :id
+"""

@@ -2,17 +2,16 @@
 -- preferred properties `of_preferred` and `of_required` are.
 --
 -- Upkeep marks a queue without ready jobs by `idle_since`, and deletes it later if no job has it
--- (`schema/moves/retention.py`). This transaction gets its number before it looks the queue up: if it finds the queue
--- unmarked, upkeep waits for its end. If it finds the queue marked, it holds the row until its end, together with
--- others that do, and takes the mark away unless somebody else is doing so. At a stricter isolation level the look-up
--- may see an older state, so that it holds the row in any case.
+-- (`schema/moves/retention.py`). A transaction that finds the queue unmarked needs no lock on its row, because upkeep
+-- waits for the end of each that may have read the table before it was marked. One that finds it marked holds the row
+-- until its end, together with others that do, and takes the mark away unless somebody else is doing so. At a stricter
+-- isolation level the look-up may see an older state, so that it holds the row in any case.
 CREATE OR REPLACE FUNCTION intern_queue(of_cohort integer, of_instance integer, of_platform integer, of_units integer,
     of_constraint_set integer, of_preferred integer DEFAULT NULL, of_required integer DEFAULT NULL) RETURNS integer
 LANGUAGE plpgsql AS $$
 DECLARE
     queue_id integer;
     marked boolean;
-    this_transaction xid8 := pg_current_xact_id();
 BEGIN
     LOOP
         IF of_preferred IS NOT NULL THEN

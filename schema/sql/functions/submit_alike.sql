@@ -10,7 +10,6 @@ CREATE OR REPLACE FUNCTION submit_alike(common jsonb, payloads jsonb, keys jsonb
 LANGUAGE plpgsql SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
-    this_transaction xid8 := pg_current_xact_id();
     moment text := left(public_id_prefix(), 12);
     seed text := gen_random_uuid();
     shared record;

@@ -3,19 +3,16 @@
 -- Its rows are written one after the other. Each statement, each table in it, each field that it takes from the
 -- request and each condition cost as much as half an index entry, because the server sets them up for each call. So the
 -- first statement finds the queue of a job without a label and without constraints; what most requests do not have is
--- looked at only if `is_special` says so. This transaction has its number before it looks its queue up, as in
--- `intern_queue`, which is asked only if there is no such queue, or if it may be about to go. Jobs without a label are in
--- cohort 0; with a label, the table of jobs is locked first, as whoever changes the cohorts does. A property set whose
--- digest is known is in normal form already. Locks are taken in the same order as in `submit_all`. Where operators have
--- set limits, `original` is what was asked, and `request` what is stored. The last 60 bits of a public id are those of a
--- digest: random bytes would be read from the kernel. The function runs with the caller's search path, because setting
--- one for each call costs as much as writing a row.
+-- looked at only if `is_special` says so. `intern_queue` is asked only if there is no such queue, or if it may be about
+-- to go. Jobs without a label are in cohort 0; with a label, the table of jobs is locked first, as whoever changes the
+-- cohorts does. A property set whose digest is known is in normal form already. Locks are taken in the same order as in
+-- `submit_all`. Where operators have set limits, `original` is what was asked, and `request` what is stored. The function
+-- runs with the caller's search path, because setting one for each call costs as much as writing a row.
 CREATE OR REPLACE FUNCTION submit_alone(request jsonb, actor text,
     OUT job_id bigint, OUT public_id uuid, OUT created boolean, OUT same boolean)
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
-    this_transaction xid8 := pg_current_xact_id();
     woken boolean;
     of_instance integer;
     of_constraint_set integer;
@@ -45,17 +42,15 @@ BEGIN
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
     job_id := nextval('jobs_id_seq');
-    SELECT (public_id_prefix() || '0008' || right(md5(random()::text || random() || job_id), 15))::uuid, true, true,
-            q.units, coalesce((request->>'priority')::integer, 0), q.instance, q.platform, q.id,
-            EXISTS (SELECT FROM submit_checks),
+    SELECT new_public_id(job_id), true, true, q.units, coalesce((request->>'priority')::integer, 0), q.instance,
+            q.platform, q.id, EXISTS (SELECT FROM submit_checks),
             request->>'label' <> '' OR request ?| '{dedup_key,preferred_properties,terms,queue_timeout_seconds,metadata,
                 prefer_seconds,from,lowered}'
         INTO public_id, created, same, of_units, of_priority, of_instance, of_platform, of_queue, limited, is_special
         FROM known_queue(request) q;
     IF limited OR is_special OR of_queue IS NULL THEN
         IF of_queue IS NULL THEN
-            SELECT (public_id_prefix() || '0008' || right(md5(random()::text || random() || job_id), 15))::uuid,
-                    true, true, coalesce((request->>'units')::integer, 1),
+            SELECT new_public_id(job_id), true, true, coalesce((request->>'units')::integer, 1),
                     coalesce((request->>'priority')::integer, 0), i.id, i.managed, p.id,
                     EXISTS (SELECT FROM submit_checks)
                 INTO public_id, created, same, of_units, of_priority, of_instance, is_managed, of_platform, limited
