@@ -147,6 +147,15 @@ def test_a_queue_stays_while_a_transaction_goes_on_that_may_have_found_it_withou
     eventually(lambda: deleted(pool) == 1)
 
 
+def test_the_look_up_of_a_queue_is_planned_as_a_part_of_the_statement_that_asks(pool: Pool) -> None:
+    """Then the statement locks the table of queues before it takes its snapshot, and upkeep waits for it."""
+    plan = "\n".join(
+        row[0] for row in pool.rows("EXPLAIN SELECT * FROM known_queue(CAST(:request AS jsonb))", request="{}")
+    )
+    assert "on queues" in plan
+    assert "Function Scan" not in plan
+
+
 def test_jobs_of_an_instance_that_becomes_managed_get_constraints_and_lose_them_when_it_ceases_to_be(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,7 +1,8 @@
 -- Return the queue of a plain job, if there is one and no upkeep is about to delete it: of a job without a label and
 -- without constraints that prefers no properties. A property set whose digest is known is in normal form already.
 --
--- `intern_queue` is for all other jobs, and says why no lock is needed.
+-- `intern_queue` is for all other jobs, and says why no lock is needed. For that the planner has to put this query in the
+-- place of its call: a statement that calls it as a function takes its snapshot before the lock on the table.
 CREATE OR REPLACE FUNCTION known_queue(request jsonb)
 RETURNS TABLE (id integer, instance integer, platform integer, units integer) LANGUAGE sql STABLE AS $$
     SELECT q.id, q.instance, q.platform, q.units
