@@ -94,19 +94,21 @@ UNSEEN_ASSIGNERS = text("DELETE FROM assigners WHERE seen_at < now() - make_inte
 # Queues, and the sets that only they name.
 #
 # A submit looks its queue up without a lock on its row, because all submits would lock the same one. So a queue that no
-# job has is deleted in two rounds. The first one marks queues without ready jobs. Who looks up a marked queue holds its
-# row (`intern_queue`). The second round finds the mark committed, and waits for the end of all transactions that may
-# have looked the queue up before: each of them holds the lock on the table `queues` that every reader takes before its
-# snapshot, and keeps until its end. Then it locks the row, unless somebody holds it, looks again and deletes it.
+# job has is deleted in two rounds. The first one marks queues without ready jobs, by minus its number, so that no mark
+# is like an earlier one. Who looks up a marked queue holds its row (`intern_queue`). The second round finds the mark
+# committed, and waits for the end of all transactions that may have looked the queue up before: each of them holds the
+# lock on the table `queues` that a statement takes before its snapshot, and keeps until its end. At a stricter
+# isolation level a snapshot may be older, so that such a transaction holds the row too. Then the round locks the row,
+# unless somebody holds it or the mark is another one, looks again and deletes it.
 
 MARK_IDLE_QUEUES = text(f"""
-UPDATE queues SET idle_since = 0 WHERE id = ANY (ARRAY(
+UPDATE queues SET idle_since = -CAST(CAST(pg_current_xact_id() AS text) AS bigint) WHERE id = ANY (ARRAY(
     SELECT q.id FROM queues q WHERE q.idle_since IS NULL AND NOT {has_ready_jobs("q")}
     ORDER BY q.id FOR NO KEY UPDATE SKIP LOCKED))
 """)
 UNUSED_QUEUES = text("""
-WITH idle AS MATERIALIZED (SELECT id FROM queues WHERE idle_since IS NOT NULL)
-SELECT id FROM idle WHERE id NOT IN (SELECT DISTINCT queue FROM jobs WHERE EXISTS (SELECT FROM idle))
+WITH idle AS MATERIALIZED (SELECT id, idle_since FROM queues WHERE idle_since IS NOT NULL)
+SELECT id, idle_since FROM idle WHERE id NOT IN (SELECT DISTINCT queue FROM jobs WHERE EXISTS (SELECT FROM idle))
 """)
 READERS_OF_QUEUES = text("""
 SELECT DISTINCT virtualtransaction FROM pg_locks
@@ -115,8 +117,9 @@ WHERE locktype = 'relation' AND relation = CAST('queues' AS regclass) AND grante
     AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """)
 LOCK_QUEUES = text("""
-SELECT id FROM queues WHERE id = ANY (CAST(:ids AS integer[])) AND idle_since IS NOT NULL
-ORDER BY id FOR UPDATE SKIP LOCKED
+SELECT q.id FROM unnest(CAST(:ids AS integer[]), CAST(:marks AS bigint[])) AS unused (id, mark)
+JOIN queues q ON q.id = unused.id AND q.idle_since = unused.mark
+ORDER BY q.id FOR UPDATE OF q SKIP LOCKED
 """)
 # A statement of its own: it sees the jobs of all who held a row before it was locked.
 DELETE_QUEUES = text("""
@@ -162,10 +165,10 @@ DELETE FROM kinds WHERE id = ANY (ARRAY(SELECT id FROM unused))
 """)
 
 
-def unused_queues(connection: Connection) -> list[int]:
-    """Ids of marked queues that no job has, whatever its state. Reads all jobs if a queue is marked."""
+def unused_queues(connection: Connection) -> dict[int, int]:
+    """Marked queues that no job has, whatever its state: id -> mark. Reads all jobs if a queue is marked."""
     connection.execute(NO_TIMEOUT)
-    return list(connection.execute(UNUSED_QUEUES).scalars())
+    return {row.id: row.idle_since for row in connection.execute(UNUSED_QUEUES)}
 
 
 def readers_of_queues(connection: Connection) -> set[str]:
@@ -173,14 +176,14 @@ def readers_of_queues(connection: Connection) -> set[str]:
     return set(connection.execute(READERS_OF_QUEUES).scalars())
 
 
-def delete_queues(connection: Connection, ids: list[int]) -> int:
-    """Delete those of these queues that are still marked and that no job has; returns how many.
+def delete_queues(connection: Connection, unused: dict[int, int]) -> int:
+    """Delete those of these queues that still have the same mark and that no job has; returns how many.
 
-    All who read the table after they were found, by `unused_queues` in an earlier transaction, must have ended. Reads
+    An earlier transaction has found them by `unused_queues`, and all who read the table before that have ended. Reads
     all jobs.
     """
     connection.execute(NO_TIMEOUT)
-    locked = list(connection.execute(LOCK_QUEUES, {"ids": ids}).scalars())
+    locked = list(connection.execute(LOCK_QUEUES, {"ids": [*unused], "marks": [*unused.values()]}).scalars())
     return connection.execute(DELETE_QUEUES, {"ids": locked}).rowcount
 
 

@@ -25,16 +25,18 @@ FROM submit_all(CAST(:requests AS jsonb), :actor)
 SUBMIT_ALONE = b"SELECT submit_alone($1, $2)"
 SUBMIT_AT_ONCE = b"SELECT job_ids, public_ids, created FROM submit_all($1, $2, true)"
 SUBMIT_ALIKE = b"SELECT job_ids, public_ids, created FROM submit_alike($1, $2, $3, $4)"
+# One job into a queue that is known, with a key or without one, as by the function `submit_alone`. It takes five sixths
+# of the processor time, because the server sets up one statement and not three with many expressions. No row comes back
+# if the queue is about to be deleted, if its instance has become managed, if operators have set limits, or if the key
+# was used before: the function has to be asked then. Parameters: queue, payload, actor, the fields in `_COLUMNS`; of a
+# request with a key also the key and the request. `is_awaited` is asked first because it is a part of the plan, unlike
+# `wake`.
 _CLAIMED = """
 ), claimed AS (
     INSERT INTO submit_keys AS k (instance, key, request_hash, job_id)
     SELECT n.instance, $9, sha256(convert_to(($10::jsonb - 'key')::text, 'UTF8')), n.id FROM new n
     ON CONFLICT (instance, key) DO UPDATE SET job_id = k.job_id WHERE false
     RETURNING k.job_id"""
-# One job into a queue that is known, with a key or without one, as by the function `submit_alone`. It takes five sixths
-# of the processor time, because the server sets up one statement and not three with many expressions. No row comes back
-# if the queue is about to be deleted, if its instance has become managed, if operators have set limits, or if the key
-# was used before: the function has to be asked then.
 SUBMIT_TO_QUEUE = {
     keyed: text(f"""
 WITH new AS MATERIALIZED (
@@ -51,7 +53,7 @@ WITH new AS MATERIALIZED (
 ), payload AS (
     INSERT INTO job_payloads (job_id, payload, submitted_by) SELECT j.id, $2::jsonb, $3 FROM job j
 )
-SELECT id, public_id FROM job WHERE CASE WHEN is_awaited('jobs') THEN wake('jobs') IS NOT NULL ELSE true END
+SELECT id, public_id, CASE WHEN is_awaited('jobs') THEN wake('jobs') END FROM job
 """)
     for keyed, claimed in ((False, ""), (True, _CLAIMED))
 }
@@ -63,10 +65,11 @@ _PLAIN = frozenset({
     "instance", "properties", "units", "label", "payload", "key", *_COLUMNS,
     "estimated_cost", "estimated_seconds", "deadline_seconds", "own",
 })  # fmt: skip
-FIND_QUEUE = b"SELECT (SELECT id FROM known_queue($1))"
-#: The most kinds of requests of which a session remembers the queue.
-_REMEMBERED = 1000
-#: How many requests of a kind the function takes before a session asks for their queue: at first, and after a failure.
+FIND_QUEUE = b"SELECT (SELECT id FROM known_queue($1) WHERE NOT EXISTS (SELECT FROM submit_checks))"
+#: The most kinds of requests of which a session remembers the queue, and the most bytes of their properties.
+_REMEMBERED, _LONGEST = 1000, 500
+#: How many requests of a kind the function takes before a session asks for their queue: when the first one comes, and
+#: when there was no queue for them.
 _FIRST, _AGAIN = 1, 100
 #: The fields of a request that may differ between requests which are alike, unset.
 OWN: Mapping[str, Any] = {"payload": None, "key": None}
@@ -153,9 +156,9 @@ def _answers(job_ids: str, public_ids: str, created: str | None, *, count: int) 
 
 
 def submit_alone(driver: "psycopg.Connection[Any]", request: Mapping[str, Any], *, actor: str) -> Submitted:
-    """Queue one request; for `Database.run_alone`. Takes, answers and raises what `submit` does.
+    """Queue one request; for `Database.run_alone`. Answers and raises what `submit` does.
 
-    Each statement is a transaction, and only the last one makes a job.
+    The request is in the form of `JobRequest.normal`. Each statement is a transaction; only the last one makes a job.
     """
     try:
         if isinstance(driver, SessionConnection) and (made := _submit_to_queue(driver, request, actor)) is not None:
@@ -177,6 +180,8 @@ def _submit_to_queue(driver: SessionConnection, request: Mapping[str, Any], acto
     payload = request.get("payload")
     if not isinstance(payload, dict) or not isinstance(payload.get("command"), list):
         return None
+    # Requests of a kind have the same fields and the same queue. Of a kind is remembered the queue's id, or minus the
+    # number of requests that the function takes until the queue is asked for.
     properties = to_json(request.get("properties"))
     kind = (*request, request.get("instance"), request.get("units"), request.get("label"), properties)
     queue = driver.remembered.get(kind, -_FIRST)
@@ -188,9 +193,9 @@ def _submit_to_queue(driver: SessionConnection, request: Mapping[str, Any], acto
         values += [key.encode(), to_json(request)]
     made = engine.row_if_any(driver, _TO_QUEUE[key is not None], *values)
     if made is None:
-        driver.remembered[kind] = -_AGAIN
+        driver.remembered[kind] = 0
         return None
-    job_id, public_id = made
+    job_id, public_id, _ = made
     assert job_id is not None
     assert public_id is not None
     return Submitted(int(job_id), public_id.decode(), True)
@@ -200,9 +205,9 @@ def _find_queue(driver: SessionConnection, request: Mapping[str, Any], kind: tup
     """Ask for the queue of this kind of requests, unless more of them have to come before; 0 if it is not known."""
     queues = driver.remembered
     if waits > 0:
-        if len(queues) >= _REMEMBERED:
-            queues.clear()
-        if request.keys() <= _PLAIN and not request.get("label"):
+        if request.keys() <= _PLAIN and not request.get("label") and len(kind[-1]) <= _LONGEST:
+            if len(queues) >= _REMEMBERED and kind not in queues:
+                queues.clear()
             queues[kind] = 1 - waits
         return 0
     (found,) = engine.single_row(driver, FIND_QUEUE, to_json(request))

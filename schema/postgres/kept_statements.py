@@ -29,8 +29,8 @@ _LOST = b"26000"
 class SessionConnection(psycopg.Connection[Any]):
     """A connection that is a session of the server, with the statements that it has prepared.
 
-    began: the monotonic time at which the session began, at the latest. remembered: what a caller knows of the database
-    for as long as the session lasts. The next session may lead to another server, which lacks what this one had.
+    began: the monotonic time at which the session began, at the latest. remembered: what submits know of queues
+    (`schema/moves/submit.py`). It ends with the session: the next one may lead to another server, where ids differ.
     """
 
     statements: "PreparedStatements | None" = None

@@ -22,8 +22,18 @@ FOUND = {"plain", "nothing but a command", "everything unset", "numbers as text"
 LEARNING = 2
 
 
+@pytest.fixture(autouse=True)
+def _sessions(pool: Pool) -> None:
+    if pool.database.is_pooled:
+        pytest.skip("through a transaction pooler no session knows a queue")
+
+
 def alone(pool: Pool, request: dict[str, Any], **fields: Any) -> Submitted:
     return pool.database.run_alone(lambda driver: submit_alone(driver, request | fields, actor="test"))
+
+
+def among_others(pool: Pool, request: dict[str, Any]) -> Submitted:
+    return pool.database.run(lambda c: submit_moves.submit(c, [request, PLAIN], actor="test"))[0]
 
 
 def known(pool: Pool) -> set[int]:
@@ -76,6 +86,26 @@ def test_a_request_to_a_known_queue_makes_the_rows_that_the_function_makes(
     assert len(hashes) == int(keyed) + ("dedup_key" in request_ and keyed) * LEARNING
 
 
+OTHERS = REQUESTS | {
+    "another instance": PLAIN | {"instance": "other"},
+    "other properties": PLAIN | {"properties": {"os": ["linux"]}},
+}
+
+
+@pytest.mark.parametrize("request_", [pytest.param(request, id=name) for name, request in OTHERS.items()])
+def test_a_request_of_another_kind_than_the_known_one_makes_the_rows_that_it_makes_among_others(
+    pool: Pool, request_: dict[str, Any]
+) -> None:
+    pool.change("INSERT INTO cohorts (name, labels) VALUES ('night', '{nightly}')")
+    for _ in range(LEARNING):
+        alone(pool, PLAIN)
+        alone(pool, PLAIN, label=None)
+    for number in range(LEARNING + 1):
+        one = alone(pool, request_, **_unshared(request_, number))
+        other = among_others(pool, request_ | _unshared(request_, -1 - number))
+        assert pool.row(STORED, id=one.public_id) == pool.row(STORED, id=other.public_id)
+
+
 def _unshared(request: dict[str, Any], number: int) -> dict[str, str]:
     return {"dedup_key": f"d{number}"} if "dedup_key" in request else {}
 
@@ -88,6 +118,25 @@ def test_a_key_that_was_used_before_gets_its_job_again_and_refuses_another_reque
         alone(pool, PLAIN, key="k", priority=1)
     assert len(pool.rows("SELECT FROM jobs")) == LEARNING + 1
     assert len(pool.rows("SELECT FROM job_payloads")) == LEARNING + 1
+
+
+def test_a_repeat_leaves_its_queue_known(pool: Pool) -> None:
+    queue = learned(pool, keyed=True)
+    assert not alone(pool, PLAIN, key="learned-0").created
+    assert alone(pool, PLAIN, key="k").created
+    assert known(pool) == {queue}
+
+
+def test_a_queue_stays_while_a_submit_to_it_waits_for_its_key(pool: Pool, race: Race) -> None:
+    queue = learned(pool, keyed=True)
+    cancelled(pool)
+    with race.first() as first:
+        first.submit(key="k", properties={"os": "linux"})
+        late = race.second(lambda: alone(pool, PLAIN, key="k"), behind=first)
+        for _ in range(3):
+            assert deleted(pool) == 0
+        first.roll_back()
+        assert pool.queue_of(outcome(late).public_id).id == queue
 
 
 def test_a_submit_to_a_known_queue_waits_for_one_that_is_using_its_key(pool: Pool, race: Race) -> None:

@@ -1,9 +1,9 @@
 """Add `new_public_id` and `is_awaited`, which single submits ask. No transaction takes its number before it looks a
 queue up any more.
 
-Processes of the version before go on calling `submit_alone`. Their upkeep deletes queues as before; it would lose a
-queue under a submit that began to look it up before one round of upkeep and inserts its job after the next one, an hour
-later.
+Processes of the version before go on calling `submit_alone`. Their upkeep deletes queues that it has marked itself, by
+the numbers of transactions. It would delete one under a submit that has looked it up, then waits for a key without
+having a number, and goes on waiting through two more rounds.
 """
 
 from alembic import op
@@ -22,4 +22,4 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Do nothing: the version before works with all of them."""
+    """Do nothing: the version before works with all of them, but for the rare deletion that is described above."""

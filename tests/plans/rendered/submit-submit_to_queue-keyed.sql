@@ -18,4 +18,4 @@ WITH new AS MATERIALIZED (
 ), payload AS (
     INSERT INTO job_payloads (job_id, payload, submitted_by) SELECT j.id, $2::jsonb, $3 FROM job j
 )
-SELECT id, public_id FROM job WHERE CASE WHEN is_awaited('jobs') THEN wake('jobs') IS NOT NULL ELSE true END
+SELECT id, public_id, CASE WHEN is_awaited('jobs') THEN wake('jobs') END FROM job
