@@ -170,7 +170,7 @@ WEBHOOKS = Counter(
 )
 SCHEDULE_TICKS = Counter(
     "leasehold_schedule_ticks_total",
-    "Looks at schedules that were due, by result: submitted, refused, overlapped or missed.",
+    "Looks at schedules that were due, by result: submitted, refused, overlapped, missed or failed.",
     ["result"],
 )
 SCHEDULES_FAILING = Gauge(

@@ -1,7 +1,8 @@
 """The loop that submits the jobs of schedules at their ticks.
 
 Every assigner process runs it. The row of a schedule decides who submits a tick (`schema/policy/schedules.py`), so no
-process leads. A job that is refused holds up its own schedule only: the refusal is stored and the tick is tried again.
+process leads. What is wrong with a schedule holds up that schedule only: the refusal is stored and the tick is tried
+again.
 """
 
 from collections.abc import Mapping
@@ -42,13 +43,15 @@ log = structlog.get_logger()
 
 
 class Result(StrEnum):
-    """What became of a schedule that was due. `held`: another process has its row, or has handled it."""
+    """What became of a schedule that was due. `held`: another process has its row, or has handled it. `failed`: it was
+    refused, and the refusal could not be stored."""
 
     SUBMITTED = "submitted"
     OVERLAPPED = "overlapped"
     MISSED = "missed"
     REFUSED = "refused"
     HELD = "held"
+    FAILED = "failed"
 
 
 @dataclass(frozen=True)
@@ -116,18 +119,27 @@ class Schedules:
         metrics.SCHEDULES_FAILING.set(failing)
         if wait is None:
             return POLL_INTERVAL
-        least = HELD_INTERVAL if done and all(each.result is Result.HELD for each in done) else 0.0
+        still_due = (Result.HELD, Result.FAILED)
+        least = HELD_INTERVAL if done and all(each.result in still_due for each in done) else 0.0
         return min(max(wait, least), POLL_INTERVAL)
 
     def _handled(self, schedule_id: int) -> Outcome:
-        """Handle one schedule. Whatever is wrong with its job is stored there and keeps no other schedule waiting."""
+        """Handle one schedule. Whatever is wrong with it is stored there and keeps no other schedule waiting."""
         try:
             return self._database.run(partial(self._handle, schedule_id=schedule_id))
         except NotReady:
             raise
         except Exception as error:
-            refused = partial(_refuse, schedule_id=schedule_id, error=error)
-            return self._database.run(refused)
+            return self._refused(schedule_id, error)
+
+    def _refused(self, schedule_id: int, error: Exception) -> Outcome:
+        try:
+            return self._database.run(partial(_refuse, schedule_id=schedule_id, error=error))
+        except NotReady:
+            raise
+        except Exception:
+            log.exception("a refusal of a schedule could not be stored", id=schedule_id, error=_said(error))
+            return Outcome(Result.FAILED)
 
     def _handle(self, connection: Connection, *, schedule_id: int) -> Outcome:
         """Submit one tick and move its schedule on, in one transaction."""
@@ -167,22 +179,20 @@ class Schedules:
 
 
 def _refuse(connection: Connection, *, schedule_id: int, error: Exception) -> Outcome:
-    """Store why the job of a schedule was refused, and when it is tried again."""
+    """Store why a schedule was refused, and when it is tried again. It may have been its ticks that have no plan."""
     held = schedules.take_due(connection, schedule_id)
     if held is None:
         return Outcome(Result.HELD)
-    plan = held.plan()
-    said = _said(error)
-    outcome = Outcome(Result.REFUSED, held.name, held.instance, plan.tick, missed=plan.missed, error=said)
-    if plan.tick is None:
-        schedules.advance(connection, held, plan, error=said)
-    elif isinstance(error, Conflict) and not isinstance(error, QueueFull):
+    said, tick = _said(error), held.due
+    if isinstance(error, Conflict) and not isinstance(error, QueueFull):
         # Another job has the key of this tick, and always will have it.
+        plan = held.plan()
         schedules.advance(connection, held, plan, error=said)
+        tick = plan.tick or tick
     else:
         wait = min(RETRY_LAST, RETRY_FIRST * 2.0 ** min(held.failures, 30))
-        schedules.refuse(connection, held, plan.tick, error=said, wait=wait)
-    return outcome
+        schedules.refuse(connection, held, error=said, wait=wait)
+    return Outcome(Result.REFUSED, held.name, held.instance, tick, error=said)
 
 
 def _said(error: Exception) -> str:
@@ -198,6 +208,8 @@ def _tell(done: Outcome) -> None:
     if done.result is Result.HELD:
         return
     metrics.SCHEDULE_TICKS.labels(result=done.result).inc()
+    if done.result is Result.FAILED:
+        return
     where = {"schedule": done.name, "instance": done.instance}
     when = None if done.tick is None else tick_text(done.tick)
     match done.result:
@@ -205,5 +217,5 @@ def _tell(done: Outcome) -> None:
             log.error("a job of a schedule was refused", **where, tick=when, error=done.error)
         case Result.OVERLAPPED:
             log.info("a tick is left out because the previous job has not ended", **where, tick=when)
-    if done.missed and done.result is not Result.REFUSED:
+    if done.missed:
         log.warning("missed ticks are left out", **where)

@@ -12,8 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import assert_never
+from zoneinfo import ZoneInfo
 
 from cronsim import CronSim
+from leasehold.errors import BadInput
 from leasehold.periodic import FIELDS as FIELDS
 from leasehold.periodic import CatchUp as CatchUp
 from leasehold.periodic import check_cron as check_cron
@@ -38,14 +40,24 @@ class Plan:
 
 
 def ticks_after(cron: str, zone: str, after: datetime) -> Iterator[datetime]:
-    """Yield the ticks later than `after`, in UTC, the earliest first. Ends if there is none within 50 years."""
+    """Yield the ticks later than `after`, in UTC, the earliest first. Ends if there is none within 50 years.
+
+    Raises BadInput for an expression or a zone that is not known here, which a stored one may cease to be.
+    """
     last = after.astimezone(UTC)
-    for local in CronSim(cron, last.astimezone(load_zone(zone))):
+    for local in CronSim(check_cron("cron", cron), last.astimezone(_zone(zone))):
         # Times of one zone compare by what the clock shows, which is wrong in the hour that comes twice.
         tick = local.astimezone(UTC)
         if tick > last:
             last = tick
             yield tick
+
+
+def _zone(name: str) -> ZoneInfo:
+    try:
+        return load_zone(name)
+    except ValueError as error:
+        raise BadInput("zone", str(error)) from None
 
 
 def next_tick(cron: str, zone: str, after: datetime) -> datetime | None:

@@ -52,9 +52,9 @@ UPDATE schedules SET last_tick = coalesce(:tick, last_tick), last_job = coalesce
 WHERE id = :id AND next_tick = :due
 """)
 _REFUSE = text("""
-UPDATE schedules SET failures = failures + 1, last_error = :error, failed_at = now(), next_tick = :due,
+UPDATE schedules SET failures = failures + 1, last_error = :error, failed_at = now(),
     due_at = now() + make_interval(secs => :wait)
-WHERE id = :id AND next_tick = :was
+WHERE id = :id AND next_tick = :due
 """)
 _NEXT = text(f"""
 SELECT extract(epoch FROM min(due_at) - clock_timestamp())::double precision AS seconds,
@@ -108,7 +108,7 @@ class DueSchedule:
     is_running: bool
 
     def plan(self) -> Plan:
-        """What to do now."""
+        """What to do now. Raises BadInput for an expression or a zone that is not known here."""
         terms = self.terms
         return cron.plan(
             terms.cron,
@@ -172,12 +172,12 @@ def advance(
 ) -> None:
     """Move a locked schedule on to the following tick; without one it is disabled. `error` is stored."""
     values = {"id": held.id, "due": held.due, "tick": plan.tick, "following": plan.following, "job": job_id}
-    connection.execute(_ADVANCE, values | {"error": error})
+    connection.execute(_ADVANCE, values | {"error": None if error is None else escaped(error, MAX_ERROR)})
 
 
-def refuse(connection: Connection, held: DueSchedule, tick: datetime, *, error: str, wait: float) -> None:
-    """Record that the job of this tick was refused; it is tried again after `wait` seconds."""
-    values = {"id": held.id, "was": held.due, "due": tick, "error": escaped(error, MAX_ERROR), "wait": wait}
+def refuse(connection: Connection, held: DueSchedule, *, error: str, wait: float) -> None:
+    """Record that a tick was refused; the schedule is looked at again after `wait` seconds."""
+    values = {"id": held.id, "due": held.due, "error": escaped(error, MAX_ERROR), "wait": wait}
     connection.execute(_REFUSE, values)
 
 

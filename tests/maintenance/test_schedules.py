@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 from leasehold.errors import BadInput, Conflict, NotFound
-from sqlalchemy import text
+from sqlalchemy import Connection, text
 
 from assigner.loops import Loop
 from assigner.maintenance.schedules import Schedules
+from schema.diagnostics.checks import Verdict
+from schema.diagnostics.doctor import run_checks
 from schema.policy import queue_limits, schedule_changes, schedules
 from schema.policy.schedule_changes import Author
 from schema.policy.schedules import ScheduleTerms
@@ -51,6 +53,11 @@ def month(pool: Pool, months: int = 0) -> datetime:
     """The tick of the month that has begun, or of so many months before."""
     found: datetime = pool.row(f"SELECT {TICK} AS tick", months=months).tick
     return found.astimezone(UTC)
+
+
+def disable_and_enable(connection: Connection) -> None:
+    for enabled in (False, True):
+        schedule_changes.enable_schedule(connection, "default", "nightly", enabled=enabled, actor="test")
 
 
 def looked(pool: Pool, **options: Any) -> float:
@@ -204,6 +211,58 @@ def test_a_job_that_a_newer_version_refuses_is_told_of_with_its_field(pool: Pool
     looked(pool)
     row = pool.row(ROW)
     assert (row.failures, row.last_error) == (1, "gone: extra inputs are not permitted")
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "said"),
+    [
+        ("zone", "Mars/Phobos", "zone: 'Mars/Phobos' is not a time zone"),
+        ("cron", "0 0 99 * *", "cron: '0 0 99 * *' is not a cron expression: bad day-of-month"),
+        ("cron", "0 0 * * 1L/2", "cron: '0 0 * * 1L/2' is not a cron expression"),
+    ],
+)
+def test_ticks_that_cannot_be_computed_any_more_are_told_of_and_keep_no_other_schedule_waiting(
+    pool: Pool, column: str, value: str, said: str
+) -> None:
+    put(pool)
+    put(pool, "other")
+    make_due(pool, months=1)
+    make_due(pool, name="other")
+    pool.change(f"UPDATE schedules SET {column} = :value WHERE name = 'nightly'", value=value)
+    for _ in range(3):
+        pool.change("UPDATE schedules SET due_at = next_tick WHERE name = 'nightly'")
+        looked(pool)
+    assert keys(pool) == [key_of(month(pool), "other")]
+    row = pool.row(f"SELECT *, due_at - now() AS wait {ROW.removeprefix('SELECT *')}")
+    assert (row.failures, row.next_tick, row.last_tick) == (3, month(pool, 1), None)
+    assert 10 < row.wait.total_seconds() <= 20
+    assert said in row.last_error
+    (check,) = [each for each in run_checks(pool.database) if each.name == "schedules"]
+    assert check.verdict is Verdict.WARNING
+    assert "default/nightly was refused 3 times" in check.found
+    with pytest.raises(BadInput, match=column):
+        pool.database.run(lambda c: disable_and_enable(c))
+    pool.change("UPDATE schedules SET zone = 'UTC', cron = '0 0 1 * *', due_at = next_tick WHERE name = 'nightly'")
+    looked(pool)
+    assert keys(pool) == [key_of(month(pool), "other"), key_of(month(pool))]
+
+
+def test_a_refusal_that_cannot_be_stored_keeps_no_other_schedule_waiting(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(pool, cron="0 0 1 * *", request={"command": ["true"], "label": "full"})
+    put(pool, "other")
+    pool.database.run(lambda c: queue_limits.set_queue_limit(c, "full", max_queued=0, actor="test"))
+    make_due(pool, months=1)
+    make_due(pool, name="other")
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(schedules, "refuse", broken)
+    looked(pool)
+    assert looked(pool) == 0.5, "it is tried again soon, but not at once"
+    assert keys(pool) == [key_of(month(pool), "other")]
 
 
 def test_a_default_level_and_an_estimator_hold_for_jobs_of_schedules_and_a_failing_one_is_told_of(pool: Pool) -> None:

@@ -165,7 +165,6 @@ BROKEN = [
     ("S27", "UPDATE job_results SET fence = 2 WHERE job_id = 5", ["5"]),
     ("S27", "INSERT INTO job_results (job_id, fence, result) VALUES (6, 0, '1')", ["6"]),
     ("S27", "UPDATE job_checkpoints SET fence = 2 WHERE job_id = 3", ["3"]),
-    ("S28", "UPDATE schedules SET zone = 'Europe/Atlantis'", ["schedule 1"]),
     ("S28", """ALTER TABLE schedules DROP CONSTRAINT schedules_next_tick_if_enabled;
                UPDATE schedules SET next_tick = NULL, due_at = NULL""", ["schedule 1"]),
     ("S28", """ALTER TABLE schedules DROP CONSTRAINT schedules_declared_by_known;

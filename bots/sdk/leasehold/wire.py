@@ -68,7 +68,11 @@ def load_zone(name: str) -> "ZoneInfo":
 
     if name not in zone_names():
         raise ValueError(f"'{name[:60]}' is not a time zone: use a name such as 'UTC' or 'Europe/Berlin'")
-    return ZoneInfo(name)
+    try:
+        return ZoneInfo(name)
+    # Its file was removed or replaced after the names were read.
+    except (KeyError, OSError, ValueError) as error:
+        raise ValueError(f"time zone '{name}' cannot be read ({type(error).__name__})") from None
 
 
 class Serialiser(Protocol):
