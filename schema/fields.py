@@ -1,12 +1,16 @@
 """Types of models' fields whose values are checked as `schema/validation.py` checks them: names, labels, resources."""
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar
 
 from leasehold.errors import BadInput
-from pydantic import AfterValidator, Field
+from leasehold.wire import escaped
+from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
 from schema import validation
 from schema.validation import Kind
+
+Model = TypeVar("Model", bound=BaseModel)
 
 #: A name as a field of a model.
 Name = Annotated[str, Field(pattern=f"^{validation.NAME.pattern}$")]
@@ -40,3 +44,23 @@ def _stored_label(value: str) -> str:
 
 #: A label as a field of a model.
 Label = Annotated[str, Field(min_length=1), AfterValidator(_stored_label)]
+
+
+def as_stored(model: type[Model], values: Mapping[str, Any]) -> tuple[Model, str | None]:
+    """Return stored values as their model, and why it does not take them any more; None if it does.
+
+    What was valid when it was stored may not be valid here: another host has other time zones, another version other
+    rules. So whoever reads many rows takes each as it is, and does without the one that is wrong.
+    """
+    try:
+        return model.model_validate(values), None
+    except ValidationError as error:
+        return model.model_construct(**values), first_error(error)
+
+
+def first_error(error: ValidationError) -> str:
+    """The first error in one line, with its field in front."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    field = ".".join(escaped(str(part), 60) for part in first["loc"])
+    said = first["msg"].removeprefix("Value error, ")
+    return f"{field}: {said}" if field else said

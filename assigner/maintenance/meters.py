@@ -197,7 +197,7 @@ def best_start(
         return StartForecast(None, now, None)
     for window in sorted(openings.windows, key=lambda each: each.settings.name):
         settings = window.settings
-        if settings.admits(job_class) and settings.hours.open_at(now) and window.held_back(job_class, now) is None:
+        if settings.admits(job_class) and window.open_at(now) and window.held_back(job_class, now) is None:
             percent = None if window.meter is None else window.meter.percent(now)
             if _has_room(window, job_class, percent=percent, estimate=estimate):
                 return StartForecast(settings.name, now, percent)
@@ -237,10 +237,10 @@ def _expected(window: Window, levels: Sequence[Level], at: datetime) -> float:
 
 def _opening_times(window: Window, now: datetime) -> list[datetime]:
     found: list[datetime] = []
-    at = window.settings.hours.opens(now)
+    at = window.opens(now)
     while at is not None and at - now <= AHEAD:
         found.append(at)
-        at = window.settings.hours.opens(at)
+        at = window.opens(at)
     return found
 
 

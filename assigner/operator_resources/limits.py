@@ -341,8 +341,22 @@ class WindowRequest(WindowTerms):
     reason: str = Field(default="", description="for the audit; at most 500 bytes")
 
 
-class Window(WindowTerms):
+class Window(Row):
     name: str
+    start: int = Field(description="hour of the day at which it opens, 0 to 23")
+    end: int = Field(description="hour of the day at which it closes, 1 to 24")
+    zone: str = Field(description="time zone of both hours")
+    types: tuple[str, ...] = Field(description="classes that the window admits; all = every class")
+    exempt_types: tuple[str, ...] = Field(description="classes among them that start whatever the meter reads")
+    match: str = Field(description="prefix: a type also stands for classes whose names begin with it")
+    meter: str | None = Field(description="meter that can close the window")
+    usage_threshold: float | None = Field(description="percent of the meter's limit at which the window closes")
+    meter_max_age: float = Field(description="seconds after which a reading of the meter is too old")
+    wrong: str | None = Field(description="why it cannot be used here and counts as closed; null = it can")
+
+
+def _windows(connection: Connection, _: Page) -> list[Window]:
+    return [Window(**vars(each.settings), wrong=each.wrong) for each in time_windows.read(connection).windows]
 
 
 WINDOWS = Resource(
@@ -351,7 +365,7 @@ WINDOWS = Resource(
     help="Hours of the day in which jobs of certain classes may start.",
     keys=(Key("name", "NAME"),),
     row=Window,
-    rows=lambda connection, _: [Window(**each.settings.model_dump()) for each in time_windows.read(connection).windows],
+    rows=_windows,
     columns=(
         ("window", "name"),
         ("start (hour)", "start"),
@@ -363,6 +377,7 @@ WINDOWS = Resource(
         ("threshold (%)", "usage_threshold"),
         ("meter max age (s)", "meter_max_age"),
         ("exempt types", "exempt_types"),
+        ("cannot be used", "wrong"),
     ),
     set=Setting(
         help="Make a window, or replace it. While any exist, a job that names a class starts only in one of them.",

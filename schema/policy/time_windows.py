@@ -7,16 +7,16 @@ which that hour occurs twice, and does not open on the day on which it is skippe
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Literal, Self
+from typing import Any, Literal, Self
 from zoneinfo import ZoneInfo
 
 from leasehold.errors import NotFound
 from leasehold.wire import escaped
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, Row, text
 
 from schema import audit, declarations
-from schema.fields import Name, Zone
+from schema.fields import Name, Zone, as_stored
 from schema.policy.meters import Meter
 from schema.postgres.notify import wake
 from schema.validation import check_name, load_zone
@@ -189,10 +189,23 @@ class WindowSettings(WindowTerms):
 
 @dataclass(frozen=True)
 class Window:
-    """A window and the last reading of its meter."""
+    """A window and the last reading of its meter.
+
+    wrong: why the stored window cannot be used here, such as a time zone that this host does not know. Then it is never
+        open, and all others are as they are.
+    """
 
     settings: WindowSettings
     meter: Meter | None = None
+    wrong: str | None = None
+
+    def open_at(self, at: datetime) -> bool:
+        """True if the instant is within the window's hours."""
+        return self.wrong is None and self.settings.hours.open_at(at)
+
+    def opens(self, at: datetime) -> datetime | None:
+        """The first instant after `at` at which the window opens; None if there is none."""
+        return None if self.wrong is not None else self.settings.hours.opens(at)
 
     def held_back(self, job_class: str, at: datetime) -> str | None:
         """Return why the meter keeps jobs of the class from starting during the window's hours; None if it does not."""
@@ -237,10 +250,11 @@ class WindowSchedule:
         taking = [window for window in self.windows if window.settings.admits(job_class)]
         if not taking:
             return f"no window lets jobs of class '{job_class}' start"
-        found = [window.held_back(job_class, at) for window in taking if window.settings.hours.open_at(at)]
+        found = [window.held_back(job_class, at) for window in taking if window.open_at(at)]
         if None in found:
             return None
-        return "; ".join([*(why for why in found if why), self._following(taking, at)])
+        wrong = [f"window '{each.settings.name}' cannot be used: {each.wrong}" for each in taking if each.wrong]
+        return "; ".join([*(why for why in found if why), *wrong, self._following(taking, at)])
 
     def spare(self, job_class: str, at: datetime) -> float:
         """Largest unused share of a meter's threshold among the open windows of the class, 0 to 1; 1 without windows.
@@ -250,12 +264,12 @@ class WindowSchedule:
         if not self.windows:
             return 1.0
         taking = [window for window in self.windows if window.settings.admits(job_class)]
-        left = (window.spare(job_class, at) for window in taking if window.settings.hours.open_at(at))
+        left = (window.spare(job_class, at) for window in taking if window.open_at(at))
         return max(left, default=0.0)
 
     @staticmethod
     def _following(windows: Sequence[Window], at: datetime) -> str:
-        ahead = [(opens, each.settings) for each in windows if (opens := each.settings.hours.opens(at)) is not None]
+        ahead = [(opens, each.settings) for each in windows if (opens := each.opens(at)) is not None]
         if not ahead:
             return "no other window opens later"
         opens, settings = min(ahead, key=lambda each: (each[0], each[1].name))
@@ -306,25 +320,26 @@ def _put(connection: Connection, window: WindowSettings) -> None:
 
 def read(connection: Connection) -> WindowSchedule:
     """All windows, with the last readings of their meters."""
-    return WindowSchedule(
-        [
-            Window(
-                WindowSettings(
-                    name=row.name,
-                    start=row.starts,
-                    end=row.ends,
-                    zone=row.zone,
-                    types=tuple(row.types),
-                    exempt_types=tuple(row.exempt_types),
-                    match=row.match,
-                    meter=row.meter,
-                    usage_threshold=row.usage_threshold,
-                    meter_max_age=row.meter_max_age,
-                ),
-                None
-                if row.updated_at is None
-                else Meter(row.meter, float(row.used), float(row.most), row.resets_at, row.updated_at),
-            )
-            for row in connection.execute(READ)
-        ]
+    return WindowSchedule([_window(row) for row in connection.execute(READ)])
+
+
+def _window(row: Row[Any]) -> Window:
+    settings, wrong = as_stored(
+        WindowSettings,
+        {
+            "name": row.name,
+            "start": row.starts,
+            "end": row.ends,
+            "zone": row.zone,
+            "types": tuple(row.types),
+            "exempt_types": tuple(row.exempt_types),
+            "match": row.match,
+            "meter": row.meter,
+            "usage_threshold": row.usage_threshold,
+            "meter_max_age": row.meter_max_age,
+        },
     )
+    meter = None
+    if row.updated_at is not None:
+        meter = Meter(row.meter, float(row.used), float(row.most), row.resets_at, row.updated_at)
+    return Window(settings, meter, wrong)

@@ -8,6 +8,9 @@ import pytest
 from leasehold.errors import BadInput
 
 from assigner.explain.answer import explain
+from assigner.maintenance.meters import best_start
+from assigner.operator_resources import limits
+from assigner.operator_resources.declaration import Page
 from assigner.process import assign
 from assigner.settings import PoolSettings
 from schema.policy import meters, time_windows
@@ -359,6 +362,31 @@ def test_sa_14_a_zone_that_does_not_exist_keeps_only_its_own_jobs_waiting(pool: 
     told = pool.database.run(lambda c: explain(c, lost, instances=None, cooldown=600))
     assert told is not None
     assert "'Mars' is not a time zone" in told.sentence
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "said"),
+    [("zone", "Mars/Phobos", "zone: 'Mars/Phobos' is not a time zone"), ("types", ["No Name"], "types.0: ")],
+)
+def test_a_window_that_cannot_be_used_any_more_is_closed_and_nothing_else_is(
+    pool: Pool, column: str, value: Any, said: str
+) -> None:
+    declare(pool, around_now(pool, opened=True, types=["random"]))
+    pool.change(f"UPDATE windows SET {column} = :value", value=value)
+    pool.change("UPDATE windows SET types = types || ARRAY['random']")
+    (lost,) = pool.submit(terms={"job_class": "random"})
+    pool.submit(terms={"locks": ["tree"]})
+    (plain,) = pool.submit(terms={"locks": ["other"]})
+    assert said in gates_of(explained(pool, lost))["window"].sentence
+    assert closed(explained(pool, plain)) == ["cohort"], "there is no bot yet"
+    assert started(pool) == 2
+    (shown,) = pool.database.run(lambda c: list(limits.WINDOWS.rows(c, Page("", 9, 600))))
+    assert said in shown.wrong
+    now = pool.row("SELECT now() AS now").now
+    windows = pool.database.run(time_windows.read)
+    assert best_start(windows, "random", estimate=0, histories={}, now=now) is None
+    declare(pool, around_now(pool, opened=True, types=["random"]))
+    assert started(pool) == 1
 
 
 def test_a_26_explain_says_when_the_next_window_opens(pool: Pool) -> None:
