@@ -177,11 +177,11 @@ SCHEDULES_FAILING = Gauge(
     "leasehold_schedules_failing",
     "Schedules whose job was refused three times in a row or more.",
 )
-TICK_AGE = Gauge(
-    "leasehold_upkeep_tick_age_seconds",
-    "Seconds since this process last completed a round of upkeep, NaN before its first.",
+DUTY_FAILURES = Gauge(
+    "leasehold_upkeep_duty_failures",
+    "Failures in a row of a duty of upkeep in this process, 0 after a success.",
+    ["duty"],
 )
-TICK_AGE.set(math.nan)
 
 LOOP_CYCLES = Counter(
     "leasehold_loop_cycles_total",
@@ -282,9 +282,13 @@ def observe_reaped(kind: str, count: int) -> None:
 
 
 def observe_tick() -> None:
-    """Record that a round of upkeep has just ended."""
-    ended = clock.monotonic()
-    TICK_AGE.set_function(lambda: clock.monotonic() - ended)
+    """Record that upkeep of this process has just begun, or has looked for expired sessions."""
+    UPKEEP.ticked_at = clock.monotonic()
+
+
+def observe_duty(name: str, *, failures: int) -> None:
+    """Record how often in a row a duty of upkeep has failed."""
+    DUTY_FAILURES.labels(duty=name).set(failures)
 
 
 #: What is said of each pair of cohort and instance with a quota. None makes no series.
@@ -370,3 +374,30 @@ class QuotaCollector(Collector):
 
 QUOTAS = QuotaCollector()
 REGISTRY.register(QUOTAS)
+
+
+class UpkeepCollector(Collector):
+    """The age of upkeep's last look for expired sessions, counted from its beginning before the first.
+
+    There is no sample in processes without upkeep, where none could be true. `ticked_at`: by the monotonic clock.
+    """
+
+    ticked_at: float | None = None
+
+    def describe(self) -> Iterable[GaugeMetricFamily]:
+        """The metric without a sample."""
+        yield GaugeMetricFamily(
+            "leasehold_upkeep_tick_age_seconds",
+            "Seconds since upkeep of this process last looked for expired sessions, or since it began.",
+        )
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        """The metric, with a sample once upkeep has begun."""
+        for family in self.describe():
+            if self.ticked_at is not None:
+                family.add_metric([], clock.monotonic() - self.ticked_at)
+            yield family
+
+
+UPKEEP = UpkeepCollector()
+REGISTRY.register(UPKEEP)

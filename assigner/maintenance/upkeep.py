@@ -1,15 +1,16 @@
 """The rounds of upkeep: expiry of sessions, overdue leases, waiting jobs, graphs, reconciliation and retention.
 
-Every assigner process runs them. Each duty is a bounded batch that skips locked rows, so any process may run it at any
-time.
+Every assigner process runs them. Upkeep is a list of duties. Each is bounded and skips locked rows, so any process may
+run it at any time. One that fails keeps no other waiting: it is named in a metric and the log, and tried again soon.
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 
 import structlog
+from leasehold.errors import NotReady
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from sqlalchemy import Connection, text
 
@@ -161,27 +162,31 @@ class UpkeepSettings(BaseModel):
         return predictor
 
 
-@dataclass
-class RoundResult:
-    """The counts of one round of upkeep.
+#: Seconds until a duty that failed is tried again: the first wait, which doubles with each failure, and the longest. A
+#: duty of each round is tried again in the next one.
+RETRY_FIRST, RETRY_LAST = 5.0, 300.0
 
-    session: expired sessions. kept: bots that kept units for an instance in vain. overdue: overdue leases asked to
-    stop. drained: leases asked to stop because a drain's deadline passed. stubborn: bots closed because they did not
-    stop a lease. ceiling: leases asked to stop, and waiting jobs given up, because of a ceiling. waited: jobs that
-    reached their queue timeout. probation: bots put on probation. graph: nodes queued
-    or cancelled. retention: deleted jobs.
+
+@dataclass(frozen=True)
+class Duty:
+    """One thing that upkeep does again and again.
+
+    name: names it in metrics and in the log.
+    every: seconds between two runs; 0 = in each round.
+    run: does a bounded part of the work; returns True if some is left, which the next round then goes on with.
     """
 
-    session: int = 0
-    kept: int = 0
-    overdue: int = 0
-    drained: int = 0
-    stubborn: int = 0
-    ceiling: int = 0
-    waited: int = 0
-    probation: int = 0
-    graph: int = 0
-    retention: int = 0
+    name: str
+    every: float
+    run: Callable[[], bool | None]
+
+
+@dataclass
+class _State:
+    """When a duty is due, and how often in a row it has failed."""
+
+    due: float
+    failures: int = 0
 
 
 class Upkeep:
@@ -200,67 +205,148 @@ class Upkeep:
         tracer: AttemptTracer | None = None,
     ) -> None:
         self.name, self._tracer = name, tracer
-        self._database, self._settings, self._timing, self._now = database, settings, timing, now
-        self._fair = fair or FairShareSettings()
+        self._database, self._timing, self._now = database, timing, now
         self._overflow = OverflowController(database, name=name, now=now, webhooks=webhooks)
-        self._next_retention = self._next_reconcile = self._next_forget = self._next_thorough = now()
-        self._next_share = self._next_roll = self._next_backlog = self._next_age = self._next_sample = now()
+        self._states: dict[str, _State] = {}
+        self.reconfigure(settings, fair or FairShareSettings())
+        metrics.observe_tick()
 
     def reconfigure(self, settings: UpkeepSettings, fair: FairShareSettings) -> None:
         """Use these settings from the next round on."""
         self._settings, self._fair = settings, fair
+        self.duties = [
+            *self._duties_of_sessions(),
+            *self._duties_of_jobs(),
+            *self._duties_of_totals(),
+            *self._duties_of_cleaning(),
+        ]
 
     def run_once(self) -> float:
-        """Run one round; returns the seconds until the next one is due."""
-        done = RoundResult()
-        in_grace = self._database.run(self._tick, urgent=True)
-        if not in_grace:
-            self._expire(done)
-        done.overdue, done.stubborn = self._database.run(self._overdue, urgent=True, undone=self._overlooked)
-        done.drained = self._database.run(self._drained, urgent=True)
-        done.ceiling = self._ceilings()
-        done.waited = self._database.run(lambda connection: time_out(connection, LIMIT, actor=self.name))
-        self._graphs(done)
-        for released in self._database.run(lambda connection: release_kept_units(connection, LIMIT)):
-            done.kept += 1
-            log.warning("leasehold.kept_units_unused", **asdict(released))
-        done.probation = self._probation()
-        review_waiting_jobs(self._database, actor=self.name)
-        self._overflow.run_once()
-        if self._now() >= self._next_reconcile:
-            self._next_reconcile = self._now() + RECONCILE_INTERVAL
-            self._reconcile()
-            estimation.predict(self._database, self._settings.predictor)
-            self._database.run(counters.sample)
-            metrics.observe_swarms(self._database.run(success.swarms))
-        if self._now() >= self._next_share:
-            self._next_share = self._now() + fair_share.DEMAND_INTERVAL
-            self._share()
-        if self._now() >= self._next_roll:
-            self._next_roll = self._now() + ROLL_INTERVAL
-            self._roll()
-        if self._now() >= self._next_retention:
-            self._next_retention = self._now() + self._settings.retention_interval
-            self._delete(done)
-        if self._now() >= self._next_forget:
-            self._next_forget = self._now() + HOUR
-            self._forget()
-        if self._now() >= self._next_backlog:
-            self._next_backlog = self._now() + BACKLOG_INTERVAL
-            backlog = self._database.run(status.count_backlog)
-            metrics.observe_backlog(backlog.jobs, oldest=backlog.oldest, unmatchable=backlog.unmatchable)
-        if self._now() >= self._next_sample:
-            self._next_sample = self._now() + SAMPLE_INTERVAL
-            self._database.run(sample_minute)
-        for kind, count in vars(done).items():
-            metrics.observe_reaped(kind, count)
-        metrics.observe_tick()
+        """Run the duties that are due; returns the seconds until the next round is.
+
+        Raises NotReady if the database cannot be reached, because then no duty would do better.
+        """
+        for duty in self.duties:
+            self._run(duty)
         return self._timing.reap
 
-    def _tick(self, connection: Connection) -> bool:
-        return drains.tick(connection, "reaper", gap=self._timing.ttl / 2, grace=self._timing.ttl)
+    def _run(self, duty: Duty) -> None:
+        state = self._states.setdefault(duty.name, _State(self._now()))
+        if self._now() < state.due:
+            return
+        try:
+            left = duty.run()
+        except NotReady:
+            raise
+        except Exception as error:
+            wait = min(duty.every, RETRY_FIRST * 2.0 ** min(state.failures, 30), RETRY_LAST)
+            state.failures += 1
+            state.due = self._now() + wait
+            metrics.observe_duty(duty.name, failures=state.failures)
+            kind = type(getattr(error, "orig", None) or error).__name__
+            log.exception("a duty of upkeep failed", duty=duty.name, error=kind, in_a_row=state.failures)
+        else:
+            state.failures = 0
+            state.due = self._now() + (0.0 if left else duty.every)
+            metrics.observe_duty(duty.name, failures=0)
 
-    def _expire(self, done: RoundResult) -> None:
+    def _duties_of_sessions(self) -> Iterator[Duty]:
+        """What keeps bots and leases alive or ends them; first, because other things wait for it."""
+        yield Duty("sessions", 0, self._sessions)
+        yield Duty("overdue leases", 0, partial(self._overdue, since=LOOK_BACK * self._timing.reap))
+        yield Duty("all overdue leases", THOROUGH_INTERVAL, partial(self._overdue, since=EVER))
+        yield Duty("drains", 0, self._drained)
+        yield Duty("ceilings of run times", 0, self._ceilings)
+        yield Duty("ceilings of waits", AGE_INTERVAL, self._age_out)
+        yield Duty("kept units", 0, self._kept_units)
+        yield Duty("probation", 0, self._probation)
+
+    def _duties_of_jobs(self) -> Iterator[Duty]:
+        """What moves jobs that wait, and graphs."""
+        yield Duty("queue timeouts", 0, self._time_out)
+        yield Duty("graph nodes", 0, self._graph_nodes)
+        yield Duty("cancelled graphs", 0, self._cancelled_graphs)
+        yield Duty("finished graphs", 0, self._finished_graphs)
+        yield Duty("dead ends of graphs", 0, self._dead_ends)
+        yield Duty("waiting jobs", 0, self._waiting_jobs)
+        yield Duty("overflow", 0, self._overflow.run_once)
+
+    def _duties_of_totals(self) -> Iterator[Duty]:
+        """What compares totals with what they count, and counts what is shown."""
+        run = self._database.run
+        yield Duty("missed links", RECONCILE_INTERVAL, self._doing(lambda c: link_missed(c, age=HOUR)))
+        yield Duty("quotas", RECONCILE_INTERVAL, self._reconcile_quotas)
+        yield Duty("capacity", RECONCILE_INTERVAL, self._reconcile_capacity)
+        predict = partial(estimation.predict, self._database, self._settings.predictor)
+        yield Duty("predictions", RECONCILE_INTERVAL, self._whole(predict))
+        yield Duty("counters", RECONCILE_INTERVAL, self._doing(counters.sample))
+        yield Duty("swarms", RECONCILE_INTERVAL, lambda: metrics.observe_swarms(run(success.swarms)))
+        yield Duty("demand", fair_share.DEMAND_INTERVAL, self._demand)
+        for name, move in (("new accounts", add_constraints), ("lost accounts", remove_constraints)):
+            yield Duty(name, fair_share.DEMAND_INTERVAL, self._in_batches(partial(move, limit=LIMIT)))
+        roll = partial(counters.roll, window=self._fair.window, limit=LIMIT)
+        yield Duty("usage within the window", ROLL_INTERVAL, self._in_batches(roll))
+        yield Duty("backlog", BACKLOG_INTERVAL, self._backlog)
+        yield Duty("samples", SAMPLE_INTERVAL, self._doing(sample_minute))
+
+    def _duties_of_cleaning(self) -> Iterator[Duty]:
+        """What deletes old rows."""
+        settings = self._settings
+        yield Duty("old graphs", settings.retention_interval, self._delete_graphs)
+        yield Duty("old jobs", settings.retention_interval, self._delete_jobs)
+        # The cooldown of evictions is at most a day.
+        batches: dict[str, Callable[[Connection], int]] = {
+            "old evictions": partial(
+                retention_moves.delete_old_evictions, age=max(settings.keep_dead, DAY), limit=LIMIT
+            ),
+            "old blames": partial(retention_moves.delete_old_blames, age=DAY, limit=LIMIT),
+            "old lost attempts": partial(retention_moves.delete_old_lost_attempts, age=DAY, limit=LIMIT),
+            "old audit": partial(retention_moves.delete_old_audit, age=settings.keep_audit, limit=LIMIT),
+            "gone bots": partial(retention_moves.delete_gone_bots, age=settings.keep_gone_bots, limit=LIMIT),
+            "old usage": partial(retention_moves.delete_old_usage, age=settings.keep_usage, limit=LIMIT),
+            "idle counters of graphs": partial(graphs.delete_idle_counters, limit=LIMIT),
+            "unused constraint sets": partial(retention_moves.delete_unused_constraint_sets, age=HOUR, limit=LIMIT),
+            "unused requirement sets": partial(retention_moves.delete_unused_platforms, age=HOUR, limit=LIMIT),
+            "unused kinds of bots": partial(retention_moves.delete_unused_kinds, age=HOUR, limit=LIMIT),
+            "old samples": partial(pool_samples.forget, limit=LIMIT),
+        }
+        for name, batch in batches.items():
+            yield Duty(name, HOUR, self._in_batches(batch))
+        yield Duty("idle queues", HOUR, self._whole(partial(delete_idle_queues, self._database)))
+        unseen = partial(retention_moves.delete_unseen_assigners, age=DAY)
+        yield Duty("unseen assigners", HOUR, self._doing(unseen))
+        yield Duty("ended processes", HOUR, self._doing(partial(processes.forget, age=DAY)))
+        for fine, coarse, age in pool_samples.MERGES:
+            merge = partial(pool_samples.merge, fine=fine, coarse=coarse, age=age)
+            yield Duty(f"samples of {coarse:g} s", HOUR, self._in_batches(merge, full=1))
+
+    def _doing(self, work: Callable[[Connection], object]) -> Callable[[], None]:
+        """A run that does the work in one transaction."""
+        return self._whole(lambda: self._database.run(work))
+
+    @staticmethod
+    def _whole(work: Callable[[], object]) -> Callable[[], None]:
+        """A run after which nothing is left, whatever the work returns."""
+
+        def run() -> None:
+            work()
+
+        return run
+
+    def _in_batches(self, batch: Callable[[Connection], int], *, full: int = LIMIT) -> Callable[[], bool]:
+        """A run in batches until one is not full, at most DELETIONS, because a long round delays other duties."""
+        return lambda: all(self._database.run(batch) >= full for _ in range(DELETIONS))
+
+    def _sessions(self) -> None:
+        """Close expired sessions, unless upkeep has paused: then bots have a session's time to come back."""
+        in_grace = self._database.run(
+            lambda c: drains.tick(c, "reaper", gap=self._timing.ttl / 2, grace=self._timing.ttl), urgent=True
+        )
+        if not in_grace:
+            self._expire()
+        metrics.observe_tick()
+
+    def _expire(self) -> None:
         """Close expired sessions page by page, each page in its own transaction."""
         after = 0
         while True:
@@ -272,147 +358,122 @@ class Upkeep:
                 return bot_ids
 
             bot_ids = self._database.run(page, urgent=True)
-            done.session += len(bot_ids)
+            metrics.observe_reaped("session", len(bot_ids))
             if len(bot_ids) < LIMIT:
                 return
             after = bot_ids[-1]
 
-    def _overlooked(self) -> None:
-        """Make the next round thorough, because the transaction that was rolled back may have been a thorough one."""
-        self._next_thorough = self._now()
-
-    def _overdue(self, connection: Connection) -> tuple[int, int]:
+    def _overdue(self, *, since: float) -> bool:
         """Ask bots to stop unacknowledged leases and those that run too long; close bots that do not stop.
 
-        Returns the number of leases and of bots.
+        since: leases that became due so many seconds ago or later.
         """
-        thorough = self._now() >= self._next_thorough
-        since = EVER if thorough else LOOK_BACK * self._timing.reap
-        overdue = connection.execute(OVERDUE, {"limit": LIMIT, "since": since}).all()
-        if len(overdue) == LIMIT:
-            self._next_thorough = self._now()
-        elif thorough:
-            self._next_thorough = self._now() + THOROUGH_INTERVAL
-        asked = 0
-        for state, reason in ((LeaseState.PENDING, "unacknowledged"), (LeaseState.ACTIVE, "timeout")):
-            leases = [(lease.job_id, lease.fence) for lease in overdue if lease.state == state]
-            if leases:
-                asked += ask_stop(connection, leases, from_state=state, reason=reason, sync=self._timing.sync)
-        if any(lease.state == LeaseState.CANCELLING for lease in overdue):
-            return asked, len(close_overdue(connection, LIMIT))
-        return asked, 0
 
-    def _drained(self, connection: Connection) -> int:
-        return stop_drained(connection, LIMIT, sync=self._timing.sync, actor=self.name)
+        def batch(connection: Connection) -> tuple[int, int, int]:
+            overdue = connection.execute(OVERDUE, {"limit": LIMIT, "since": since}).all()
+            asked = closed = 0
+            for state, reason in ((LeaseState.PENDING, "unacknowledged"), (LeaseState.ACTIVE, "timeout")):
+                leases = [(lease.job_id, lease.fence) for lease in overdue if lease.state == state]
+                if leases:
+                    asked += ask_stop(connection, leases, from_state=state, reason=reason, sync=self._timing.sync)
+            if any(lease.state == LeaseState.CANCELLING for lease in overdue):
+                closed = len(close_overdue(connection, LIMIT))
+            return len(overdue), asked, closed
 
-    def _ceilings(self) -> int:
-        """Stop what runs, and give up what waits, longer than its ceiling; returns the number of both."""
-        beyond = self._database.run(
-            lambda connection: stop_over_ceiling(connection, LIMIT, sync=self._timing.sync, actor=self.name)
+        found, asked, closed = self._database.run(batch, urgent=True)
+        metrics.observe_reaped("overdue", asked)
+        metrics.observe_reaped("stubborn", closed)
+        return found == LIMIT
+
+    def _drained(self) -> None:
+        stopped = self._database.run(
+            lambda c: stop_drained(c, LIMIT, sync=self._timing.sync, actor=self.name), urgent=True
         )
-        if self._now() >= self._next_age:
-            aged = self._database.run(lambda connection: age_out(connection, LIMIT, actor=self.name))
-            beyond += aged
-            if aged < LIMIT:
-                self._next_age = self._now() + AGE_INTERVAL
-        return beyond
+        metrics.observe_reaped("drained", stopped)
 
-    def _probation(self) -> int:
-        """Begin and end probations of bots and log each; returns how many began."""
+    def _ceilings(self) -> None:
+        """Stop what runs longer than its ceiling."""
+        stopped = self._database.run(lambda c: stop_over_ceiling(c, LIMIT, sync=self._timing.sync, actor=self.name))
+        metrics.observe_reaped("ceiling", stopped)
+
+    def _age_out(self) -> bool:
+        """Give up what has waited longer than its ceiling."""
+        aged = self._database.run(lambda c: age_out(c, LIMIT, actor=self.name))
+        metrics.observe_reaped("ceiling", aged)
+        return aged == LIMIT
+
+    def _time_out(self) -> None:
+        metrics.observe_reaped("waited", self._database.run(lambda c: time_out(c, LIMIT, actor=self.name)))
+
+    def _kept_units(self) -> None:
+        for released in self._database.run(lambda c: release_kept_units(c, LIMIT)):
+            metrics.observe_reaped("kept", 1)
+            log.warning("leasehold.kept_units_unused", **asdict(released))
+
+    def _probation(self) -> None:
+        """Begin and end probations of bots and log each."""
         found = self._database.run(success.review_probation)
         for name in found.begun:
             log.warning("a bot is on probation: jobs that failed there passed elsewhere", bot=name)
         for name in found.over:
             log.info("a bot's probation is over", bot=name)
-        return len(found.begun)
+        metrics.observe_reaped("probation", len(found.begun))
 
-    def _graphs(self, done: RoundResult) -> None:
-        """Queue or cancel nodes whose jobs were locked when they were due; finish graphs.
+    def _graph_nodes(self) -> None:
+        """Queue or cancel nodes whose jobs were locked when they were due."""
+        if self._database.run(any_open_graph):
+            settled = self._database.run(lambda c: unblock_due(c, LIMIT))
+            metrics.observe_reaped("graph", settled.queued + settled.cancelled)
 
-        Also cancels the jobs left over in graphs that were cancelled or replaced, and sets the gauge of nodes that can
-        never run.
-        """
-        run = self._database.run
-        if not run(any_open_graph):
-            metrics.BLOCKED_FOREVER.set(0)
-            return
-        settled = run(lambda connection: unblock_due(connection, LIMIT))
-        done.graph += settled.queued + settled.cancelled
-        done.graph += run(
-            lambda connection: cancel_left_over(connection, LIMIT, sync=self._timing.sync, actor=self.name)
-        )
-        run(lambda connection: finish_graphs(connection, LIMIT))
-        metrics.BLOCKED_FOREVER.set(run(lambda connection: count_dead_ends(connection, MAX_DEAD_ENDS)))
+    def _cancelled_graphs(self) -> None:
+        """Cancel the jobs left over in graphs that were cancelled or replaced."""
+        if self._database.run(any_open_graph):
+            cancelled = self._database.run(
+                lambda c: cancel_left_over(c, LIMIT, sync=self._timing.sync, actor=self.name)
+            )
+            metrics.observe_reaped("graph", cancelled)
 
-    def _reconcile(self) -> None:
-        """Compare the totals of quotas and bots with what they count. A difference is a defect, repaired and logged.
+    def _finished_graphs(self) -> None:
+        if self._database.run(any_open_graph):
+            self._database.run(lambda c: finish_graphs(c, LIMIT))
 
-        Also link new requirement sets with kinds of bots that their submit could not see.
-        """
-        self._database.run(lambda connection: link_missed(connection, age=HOUR))
+    def _dead_ends(self) -> None:
+        """Set the gauge of nodes that can never run."""
+        is_open = self._database.run(any_open_graph)
+        metrics.BLOCKED_FOREVER.set(self._database.run(lambda c: count_dead_ends(c, MAX_DEAD_ENDS)) if is_open else 0)
+
+    def _waiting_jobs(self) -> None:
+        review_waiting_jobs(self._database, actor=self.name)
+
+    def _reconcile_quotas(self) -> None:
+        """Compare the totals of quotas with what they count. A difference is a defect, repaired and logged."""
         for drift in self._database.run(quotas.reconcile_quotas):
             metrics.QUOTA_DRIFT.inc()
             log.error("a quota's counter was wrong and is repaired", **asdict(drift))
+
+    def _reconcile_capacity(self) -> None:
+        """Compare the units in use of bots with their leases. A difference is a defect, repaired and logged."""
         for room in self._database.run(quotas.reconcile_capacity):
             metrics.CAPACITY_DRIFT.inc()
             log.error("a bot's units in use were wrong and are repaired", **asdict(room))
 
-    def _share(self) -> None:
-        """Record which managed instances have jobs; move jobs of instances that became managed or ceased to be."""
-        run = self._database.run
-        run(
-            lambda connection: fair_share.record_demand(
-                connection, constrained.unrecorded_demand(connection), self._fair
-            )
-        )
-        for move in (add_constraints, remove_constraints):
-            if not self._in_batches(partial(move, limit=LIMIT)):
-                self._next_share = self._now()
+    def _demand(self) -> None:
+        """Record which managed instances have jobs."""
+        self._database.run(lambda c: fair_share.record_demand(c, constrained.unrecorded_demand(c), self._fair))
 
-    def _roll(self) -> None:
-        """Take usage older than the rolling window off the counters."""
-        window = self._fair.window
-        if not self._in_batches(lambda connection: counters.roll(connection, window=window, limit=LIMIT)):
-            self._next_roll = self._now()
+    def _backlog(self) -> None:
+        backlog = self._database.run(status.count_backlog)
+        metrics.observe_backlog(backlog.jobs, oldest=backlog.oldest, unmatchable=backlog.unmatchable)
 
-    def _in_batches(self, duty: Callable[[Connection], int]) -> bool:
-        """Run the duty in batches until one is not full, at most DELETIONS times; true if one was not full."""
-        return any(self._database.run(duty) < LIMIT for _ in range(DELETIONS))
+    def _delete_graphs(self) -> bool:
+        age = self._settings.keep_succeeded
+        return self._in_batches(partial(delete_graph, age=age), full=1)()
 
-    def _forget(self) -> None:
-        """Delete old rows that belong to no job, each kind in batches."""
-        settings = self._settings
-        # The cooldown of evictions is at most a day.
-        kept = max(settings.keep_dead, DAY)
-        duties: tuple[Callable[[Connection], int], ...] = (
-            lambda connection: retention_moves.delete_old_evictions(connection, age=kept, limit=LIMIT),
-            lambda connection: retention_moves.delete_old_blames(connection, age=DAY, limit=LIMIT),
-            lambda connection: retention_moves.delete_old_lost_attempts(connection, age=DAY, limit=LIMIT),
-            lambda connection: retention_moves.delete_old_audit(connection, age=settings.keep_audit, limit=LIMIT),
-            lambda connection: retention_moves.delete_gone_bots(connection, age=settings.keep_gone_bots, limit=LIMIT),
-            lambda connection: retention_moves.delete_unseen_assigners(connection, age=DAY),
-            lambda connection: retention_moves.delete_old_usage(connection, age=settings.keep_usage, limit=LIMIT),
-            lambda connection: graphs.delete_idle_counters(connection, limit=LIMIT),
-            lambda connection: retention_moves.delete_unused_constraint_sets(connection, age=HOUR, limit=LIMIT),
-            lambda connection: retention_moves.delete_unused_platforms(connection, age=HOUR, limit=LIMIT),
-            lambda connection: retention_moves.delete_unused_kinds(connection, age=HOUR, limit=LIMIT),
-            lambda connection: pool_samples.forget(connection, limit=LIMIT),
-        )
-        for duty in duties:
-            if not self._in_batches(duty):
-                self._next_forget = self._now()
-        delete_idle_queues(self._database)
-        self._database.run(lambda connection: processes.forget(connection, age=DAY))
-        for fine, coarse, age in pool_samples.MERGES:
-            merge = partial(pool_samples.merge, fine=fine, coarse=coarse, age=age)
-            if not any(self._database.run(merge) == 0 for _ in range(DELETIONS)):
-                self._next_forget = self._now()
-
-    def _delete(self, done: RoundResult) -> None:
+    def _delete_jobs(self) -> bool:
         settings = self._settings
 
         def batch(connection: Connection) -> int:
-            return delete_finished(
+            deleted = delete_finished(
                 connection,
                 succeeded=settings.keep_succeeded,
                 failed=settings.keep_failed,
@@ -420,14 +481,7 @@ class Upkeep:
                 dead=settings.keep_dead,
                 limit=LIMIT,
             )
+            metrics.observe_reaped("retention", deleted)
+            return deleted
 
-        for _ in range(DELETIONS):
-            if not self._database.run(lambda connection: delete_graph(connection, age=settings.keep_succeeded)):
-                break
-        for _ in range(DELETIONS):
-            count = self._database.run(batch)
-            done.retention += count
-            if count < LIMIT:
-                return
-        # Continue in the next round, because a long round would delay the expiry of sessions.
-        self._next_retention = self._now()
+        return self._in_batches(batch)()

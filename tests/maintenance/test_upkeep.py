@@ -2,15 +2,19 @@
 
 import queue
 import random
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 import pytest
-from leasehold.errors import Conflict
+from leasehold.errors import Conflict, NotReady
 from prometheus_client import REGISTRY
+from structlog.testing import capture_logs
 
 from assigner.admission import admit
 from assigner.admission.ordering import OrderingSettings, RankOrder
 from assigner.maintenance import upkeep as upkeep_maintenance
-from assigner.maintenance.upkeep import THOROUGH_INTERVAL, Upkeep, UpkeepSettings
+from assigner.maintenance.upkeep import THOROUGH_INTERVAL, Duty, Upkeep, UpkeepSettings
 from bots.protocol import OpenSession
 from bots.sync import sessions
 from schema.moves.cancel import cancel
@@ -150,11 +154,100 @@ def test_an_age_is_kept_by_state(pool: Pool) -> None:
     assert pool.job(job).state == "failed"
 
 
-def test_a_round_is_told_to_the_gauge(pool: Pool) -> None:
-    pool.upkeep().run_once()
-    age = REGISTRY.get_sample_value("leasehold_upkeep_tick_age_seconds")
+TICK_AGE = "leasehold_upkeep_tick_age_seconds"
+
+
+def test_the_age_of_upkeep_counts_from_its_beginning_until_a_first_round_ends(pool: Pool) -> None:
+    upkeep = pool.upkeep()
+    began = REGISTRY.get_sample_value(TICK_AGE)
+    assert began is not None
+    assert 0 <= began < 10
+    seen = began
+    while seen == began:
+        seen = REGISTRY.get_sample_value(TICK_AGE)
+    assert seen > began, "a first round that hangs makes it grow"
+    upkeep.run_once()
+    age = REGISTRY.get_sample_value(TICK_AGE)
     assert age is not None
     assert 0 <= age < 10
+
+
+def failures(duty: str) -> float | None:
+    return REGISTRY.get_sample_value("leasehold_upkeep_duty_failures", {"duty": duty})
+
+
+def broken() -> None:
+    raise ZeroDivisionError
+
+
+def test_a_duty_that_fails_keeps_no_other_one_waiting_is_named_and_tried_again_soon(pool: Pool) -> None:
+    moment = 0.0
+    upkeep = Upkeep(pool.database, UpkeepSettings(), timing=pool.timing, name="upkeep:test", now=lambda: moment)
+    assert len({duty.name for duty in upkeep.duties}) == len(upkeep.duties)
+    ran: list[str] = []
+
+    def fails_once(duty: Duty) -> Callable[[], None]:
+        def run() -> None:
+            ran.append(duty.name)
+            if ran.count(duty.name) == 1:
+                broken()
+
+        return run
+
+    duties = upkeep.duties
+    upkeep.duties = [replace(duty, run=fails_once(duty)) for duty in duties]
+    with capture_logs() as logs:
+        assert upkeep.run_once() == pool.timing.reap
+    assert {line["duty"] for line in logs} == {duty.name for duty in duties}
+    assert ran == [duty.name for duty in duties], "each was tried, whatever came before"
+    assert {failures(name) for name in ran} == {1.0}
+    ran.clear()
+    upkeep.duties = [replace(duty, run=partial(ran.append, duty.name)) for duty in duties]
+    upkeep.run_once()
+    assert ran == [duty.name for duty in duties if duty.every == 0]
+    moment = 5.0
+    upkeep.run_once()
+    assert set(ran) == {duty.name for duty in duties}, "also what is due every hour"
+    assert {failures(name) for name in ran} == {0.0}
+
+
+def test_a_duty_that_goes_on_failing_is_tried_ever_more_rarely(pool: Pool) -> None:
+    moment = 0.0
+    upkeep = Upkeep(pool.database, UpkeepSettings(), timing=pool.timing, name="upkeep:test", now=lambda: moment)
+    tried: list[float] = []
+
+    def run() -> None:
+        tried.append(moment)
+        broken()
+
+    upkeep.duties = [Duty("hourly", 3600.0, run)]
+    with capture_logs():
+        for second in range(1000):
+            moment = float(second)
+            upkeep.run_once()
+    assert tried == [0, 5, 15, 35, 75, 155, 315, 615, 915]
+    assert failures("hourly") == 9
+
+
+def test_a_statement_of_a_duty_that_the_database_refuses_keeps_no_other_duty_from_deleting(pool: Pool) -> None:
+    pool.change("INSERT INTO audit (at, action, actor, subject) VALUES (now() - interval '9 years', 'x', 'x', 'x')")
+    pool.change("ALTER TABLE evictions RENAME TO gone")
+    pool.upkeep().run_once()
+    pool.change("ALTER TABLE gone RENAME TO evictions")
+    assert pool.rows("SELECT FROM audit WHERE action = 'x'") == []
+    assert failures("old evictions") == 1
+
+
+def test_an_outage_of_the_database_ends_the_round(pool: Pool) -> None:
+    upkeep = pool.upkeep()
+
+    def away() -> None:
+        raise NotReady("the database cannot be reached")
+
+    upkeep.duties = [Duty("one", 0, away), Duty("other", 0, broken)]
+    with pytest.raises(NotReady):
+        upkeep.run_once()
+    assert failures("other") is None
 
 
 @pytest.mark.parametrize(("count", "named"), [(205, True), (300, False)], ids=["all fit", "too many"])
