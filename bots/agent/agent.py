@@ -281,8 +281,8 @@ class Agent:
         own = {name: os.environ[name] for name in settings.env_allow if name in os.environ}
         launcher = self._launcher(workplace, contained, own, open_files)
         try:
-            self._clear(workplace)
             contained.clear()
+            self._clear(workplace)
             contained.check(workplace)
             _log.info(contained.reach(), bot=settings.bot)
             self._dead = workplace.predecessor()

@@ -48,6 +48,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _INSIST = 2.0
 #: Seconds between two looks at the process tree while it is being killed.
 _LOOK_AGAIN = 0.02
+#: States of processes that have ended.
+ENDED = ("Z", "X")
 _DESCRIPTORS = 3
 
 
@@ -88,10 +90,15 @@ def process_tree() -> dict[int, list[int]]:
     for entry in entries:
         if entry.isdigit():
             with contextlib.suppress(OSError, ValueError, IndexError):
-                stat = Path("/proc", entry, "stat").read_bytes()
-                parent = int(stat[stat.rindex(b")") + 2 :].split()[1])
-                children.setdefault(parent, []).append(int(entry))
+                children.setdefault(int(facts(int(entry))[1]), []).append(int(entry))
     return children
+
+
+def facts(process: int) -> list[str]:
+    """Read state, parent, process group and session of a process. Raises OSError if it does not exist."""
+    with open(f"/proc/{process}/stat", errors="replace") as file:
+        stat = file.read()
+    return stat[stat.rindex(")") + 2 :].split(maxsplit=4)[:4]
 
 
 def descendants(roots: list[int], tree: dict[int, list[int]]) -> list[int]:

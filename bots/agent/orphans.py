@@ -16,11 +16,14 @@ from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 
+import structlog
+
 from bots.agent import guardian
-from bots.agent.isolation.job_accounts import kill_account
+from bots.agent.isolation import job_accounts
 from bots.agent.workspace import marked_processes
 from schema import clock
 
+_log = structlog.get_logger("leasehold.agent")
 #: Seconds between two looks at the processes while they are being killed.
 _LOOK_AGAIN = 0.01
 
@@ -39,7 +42,7 @@ class Watched:
     """What is known of a command whose supervisor was lost.
 
     directory: its work directory, which its processes carry as a mark. supervisor, command: process ids, if they were
-    ever told. guardian: the present guardian. account: the user id that no other process has; None if it is shared.
+    ever told. guardian: the present guardian. account: its dynamic user id; None if it shares its account.
     """
 
     directory: Path
@@ -58,8 +61,10 @@ class Orphans:
 
     def __init__(self, *, adopt: bool) -> None:
         self._adopt = adopt
-        #: Held while a guardian is started, because before its exec it looks like an orphan.
+        #: Held while a guardian or killer is started, because before its exec it looks like an orphan.
         self.starting = threading.Lock()
+        #: Process ids of killers that have not ended, which are no orphans either.
+        self._killers: set[int] = set()
         self._before: Container[int] = ()
         if adopt:
             self._before = set(guardian.process_tree().get(os.getpid(), ()))
@@ -70,11 +75,12 @@ class Orphans:
         give_up = clock.monotonic() + seconds
         quiet = 0
         while True:
+            if watched.account is not None:
+                # First, because what forks without end leaves hardly any time for a look.
+                self._kill_account(watched.account)
             with self.starting:
-                if watched.account is not None:
-                    # First, because what forks without end leaves hardly any time for a look.
-                    kill_account(watched.account)
                 found = self._find(watched)
+                # As root where the command has an account of its own, so that it cannot keep this process from it.
                 guardian.kill(found, signal.SIGKILL)
             self.reap()
             # One look may miss a process that was forked meanwhile by one that ended meanwhile.
@@ -96,6 +102,20 @@ class Orphans:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(ended.si_pid, os.WNOHANG)
 
+    def _kill_account(self, user: int) -> None:
+        """Kill everything under a dynamic user id at once. Waits without the lock, so that nothing else stands."""
+        try:
+            with self.starting:
+                killer = job_accounts.start_killer([user])
+                self._killers.add(killer.pid)
+            reason = job_accounts.wait_for_killer(killer)
+            with self.starting:
+                self._killers.discard(killer.pid)
+        except OSError as error:
+            reason = error.strerror
+        if reason is not None:
+            _log.warning("processes of an account are killed one by one", user=user, reason=reason)
+
     def _find(self, watched: Watched) -> list[int]:
         relations = _living()
         # Their other children are guardians, and supervisors of other commands.
@@ -114,6 +134,7 @@ class Orphans:
                     roots.add(process)
             elif its.parent in parents and process not in self._before and not _watches(process):
                 roots.add(process)
+        roots -= self._killers
         children: dict[int, list[int]] = {}
         for process, its in relations.items():
             children.setdefault(its.parent, []).append(process)
@@ -131,23 +152,16 @@ def _living() -> dict[int, _Relations]:
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             with contextlib.suppress(OSError, ValueError, IndexError):
-                state, parent, group, session = _facts(int(entry))
-                if state not in ("Z", "X"):
+                state, parent, group, session = guardian.facts(int(entry))
+                if state not in guardian.ENDED:
                     found[int(entry)] = _Relations(int(parent), int(group), int(session))
     return found
-
-
-def _facts(process: int) -> list[str]:
-    """Read state, parent, process group and session of a process. Raises OSError if it does not exist."""
-    with open(f"/proc/{process}/stat", errors="replace") as file:
-        stat = file.read()
-    return stat[stat.rindex(")") + 2 :].split(maxsplit=4)[:4]
 
 
 def stopped(process: int) -> bool:
     """Tell whether a process is stopped by a signal."""
     with contextlib.suppress(OSError, ValueError):
-        return _facts(process)[0] in ("T", "t")
+        return guardian.facts(process)[0] in ("T", "t")
     return False
 
 

@@ -597,7 +597,7 @@ class Run(AttemptRun):
             site.directory,
             supervisor=watch.supervisor,
             command=watch.command if watch.ended_at is None else None,
-            account=site.account.user if site.privileges.alone and site.account is not None else None,
+            account=None if site.account is None or site.account.killer is None else site.account.user,
             seconds=STUCK_AFTER,
         )
         self._silent = not left

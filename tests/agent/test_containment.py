@@ -1,6 +1,7 @@
 """What a command can reach: with real processes under accounts of their own, in a sandbox, and as the agent itself."""
 
 import ctypes
+import fcntl
 import os
 import shutil
 import signal
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from leasehold.errors import BadInput
+from leasehold.errors import BadInput, LeaseholdError
 
 from bots.agent.agent import AgentSettings
 from bots.agent.guardian import process_tree
@@ -217,6 +218,58 @@ def test_what_runs_under_the_user_id_of_a_dead_agent_is_killed_when_the_next_one
         processes[mine.user].wait()
         living.give_back(mine, silent=True)
         living.close()
+
+
+@only_root
+def test_an_agent_does_not_wait_without_end_for_another_one_that_stands_while_it_takes_a_user_id(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(job_accounts, "_TURN", 0.1)
+    accounts = JobAccounts("dynamic")
+    with open("/run/leasehold/accounts/next") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        with pytest.raises(LeaseholdError, match="another agent keeps '/run/leasehold/accounts/next' locked"):
+            accounts.take()
+    taken = accounts.take()
+    accounts.give_back(taken, silent=True)
+    accounts.close()
+
+
+#: An agent in a container: a user namespace, whose user ids the test maps.
+IN_CONTAINER = """
+import ctypes, os, sys
+from pathlib import Path
+sys.path.insert(0, os.getcwd())
+from bots.agent.agent import AgentSettings
+from bots.agent.isolation import job_accounts
+from bots.agent.workspace import Workspace
+print(ctypes.CDLL(None).unshare(0x10000000), flush=True)
+sys.stdin.readline()
+os.setresgid(0, 0, 0), os.setresuid(0, 0, 0)
+place = Path(sys.argv[1])
+job_accounts._RESERVED = place / "accounts"
+AgentSettings(job_user="dynamic").containment.check(Workspace(place / "work", "bot-1", open_to_others=True))
+"""
+
+
+@only_root
+def test_where_the_user_id_of_what_kills_is_not_mapped_the_agent_says_so_when_it_starts(scratch: Path) -> None:
+    container = subprocess.Popen(
+        [sys.executable, "-c", IN_CONTAINER, str(scratch)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY,
+    )  # fmt: skip
+    assert container.stdout is not None
+    if container.stdout.readline() != "0\n":
+        container.kill()
+        pytest.skip("the kernel gives no user namespaces here")
+    for ids in ("uid_map", "gid_map"):
+        # The first id for attempts, but not the one after it.
+        Path("/proc", str(container.pid), ids).write_text(f"0 0 {job_accounts.FIRST + 1}")
+    _, said = container.communicate("\n", timeout=MINUTE)
+    assert (
+        "job_user: what runs under an account of its own cannot be killed: user id 61184 cannot be cleared as 61185: "
+        "Invalid argument; use 'agent'"
+    ) in said
 
 
 @only_root

@@ -132,7 +132,7 @@ class Containment:
             raise
         privileges = Privileges(
             account=None if account is None else account.ids,
-            alone=self.accounts.alone,
+            killer=None if account is None else account.killer,
             processes=self._processes,
             cgroup=None if made is None else str(made),
             wrapped=self._sandbox is not None,
@@ -163,6 +163,14 @@ class Containment:
                 )
             if site.account is not None and (reason := job_accounts.trial(site.privileges, site.directory, _NOTHING)):
                 raise BadInput("job_user", f"commands cannot run under an account of their own: {reason}; use 'agent'")
+            if (
+                self.accounts.alone
+                and site.account is not None
+                and (reason := job_accounts.killing_trial(site.account))
+            ):
+                raise BadInput(
+                    "job_user", f"what runs under an account of its own cannot be killed: {reason}; use 'agent'"
+                )
             if self._sandbox is not None:
                 wrapped = self.command(_NOTHING, site)
                 if reason := job_accounts.trial(site.privileges, site.directory, wrapped):

@@ -1,23 +1,28 @@
 """The accounts under which commands run: one for each running attempt, a named one, or that of the agent.
 
 A dynamic account is a user id of a range that no account of this machine has; its group has the same number. Each
-running attempt has one to itself, so commands can neither read each other's files nor signal each other. All agents of
+running attempt has one to itself, so commands can neither read each other's files nor signal each other. The attempt
+has the odd number after it too, under which nothing runs but what kills its processes; see privileges.py. All agents of
 a machine take the ids in turn, so an id, whose former attempt may have left files, comes again as late as possible.
 
     /run/leasehold/accounts/<user id>   exists, and is locked with flock by an agent, while an attempt has the user id
     /run/leasehold/accounts/next        the user id to try next; locked with flock while one is taken or given back
+
+Nothing else is done while that last lock is held, because all agents of the machine wait for it.
 """
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import json
 import os
 import pwd
+import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -25,12 +30,15 @@ from typing import IO
 import structlog
 from leasehold.errors import BadInput, LeaseholdError
 
+from bots.agent import guardian
 from bots.agent.isolation import privileges
 from bots.agent.isolation.privileges import Privileges
+from schema import clock
 
 #: Values of `job_user` that are no names of accounts.
 DYNAMIC, AGENT = "dynamic", "agent"
 #: User ids for dynamic accounts, first and last. Distributions leave this range to programs that allocate on demand.
+#: The first is even, the last is odd, so that each even one has the one after it as its killer.
 FIRST, LAST = 61184, 65519
 #: Processes and threads of one dynamic account, unless configured.
 PROCESSES = 4096
@@ -51,15 +59,24 @@ _OWNER = {"shm": 7, "sem": 4, "msg": 7}
 _log = structlog.get_logger("leasehold.agent")
 #: Seconds within which a trial must end.
 _TRIAL = 60.0
+#: Seconds for which an agent waits for others that take or give back user ids, which takes them milliseconds.
+_TURN = 10.0
+#: Seconds between two looks whether it is this agent's turn, or whether the processes of an account are gone.
+_LOOK_AGAIN = 0.01
+#: Seconds within which a program that kills everything under one account must end, however busy the machine is.
+_KILLING = 10.0
+#: Seconds within which the processes of dead agents must die.
+_DYING = 5.0
 
 
 @dataclass(frozen=True)
 class JobAccount:
-    """The account of one attempt. name: for USER in its environment; None = as the agent's environment says."""
+    """The account of one attempt. name: for USER in its environment. killer: see Privileges."""
 
     user: int
     group: int
     name: str
+    killer: int | None = None
 
     @property
     def ids(self) -> tuple[int, int]:
@@ -77,8 +94,8 @@ class JobAccounts:
     def __init__(self, job_user: str | None) -> None:
         self.kind = kind_of(job_user)
         self._lock = threading.Lock()
-        #: Open reservations by user id.
-        self._held: dict[int, int] = {}
+        #: Descriptors of the reservations of both ids, by the even one.
+        self._held: dict[int, list[int]] = {}
         self._named: JobAccount | None = None
         if self.kind == AGENT:
             return
@@ -106,86 +123,164 @@ class JobAccounts:
                 user = self._reserve(turn)
         except OSError as error:
             raise LeaseholdError(f"no user id can be reserved in {_RESERVED}: {error.strerror}") from None
-        return JobAccount(user, user, f"leasehold-{user}")
+        return JobAccount(user, user, f"leasehold-{user}", _killer_of(user))
 
     def give_back(self, account: JobAccount | None, *, silent: bool) -> None:
         """Take an account back after the attempt. `silent`: no process of it is left; otherwise it is used no more."""
         if account is None or self.kind != DYNAMIC or not silent:
             return
+        remove_shared_memory(account.user)
         try:
             with self._lock, _turn():
-                remove_shared_memory(account.user)
-                (_RESERVED / str(account.user)).unlink(missing_ok=True)
-                os.close(self._held.pop(account.user))
+                _free(account.user, self._held.pop(account.user))
         except OSError as error:
             _log.warning("a user id stays reserved until the agent ends", user=account.user, reason=error.strerror)
 
     def clear(self) -> None:
-        """Kill what runs under user ids whose agent died and left them reserved. Raises LeaseholdError."""
+        """Kill what runs under user ids whose agent died and left them reserved. Raises LeaseholdError.
+
+        Ids under which something is left after 5 s stay reserved until a later agent starts.
+        """
         if self.kind != DYNAMIC:
             return
+        held: dict[int, list[int]] = {}
         try:
-            with _turn():
-                for name in [name for name in os.listdir(_RESERVED) if name.isdigit()]:
-                    descriptor = _reservation(int(name))
-                    if descriptor is not None:
-                        if not _is_known(int(name)):
-                            kill_account(int(name))
-                            remove_shared_memory(int(name))
-                        (_RESERVED / name).unlink()
-                        os.close(descriptor)
+            try:
+                with _turn():
+                    for user in {int(name) & ~1 for name in os.listdir(_RESERVED) if name.isdigit()}:
+                        if (descriptors := _reservations(user)) is not None:
+                            held[user] = descriptors
+                unknown = {user for user in held if not _is_known(user) and not _is_known(_killer_of(user))}
+                left = _clear_accounts(unknown)
+                for user in unknown - left:
+                    remove_shared_memory(user)
+                with _turn():
+                    for user in held.keys() - left:
+                        _free(user, held.pop(user))
+            finally:
+                _close(held)
         except OSError as error:
             raise LeaseholdError(f"what earlier agents left in {_RESERVED} cannot be cleared: {error}") from None
 
     def close(self) -> None:
         """Let other agents have the user ids of this one; those of attempts that have not ended stay marked."""
-        for descriptor in self._held.values():
-            os.close(descriptor)
-        self._held.clear()
+        _close(self._held)
 
     def _reserve(self, turn: IO[str]) -> int:
         busy = _users_with_processes()
         text = turn.read()
         first = int(text) if text.isdigit() else FIRST
         size = LAST - FIRST + 1
-        for user in (FIRST + (first - FIRST + n) % size for n in range(size)):
-            if user in busy or _is_known(user):
+        for user in (FIRST + ((first & ~1) - FIRST + n) % size for n in range(0, size, 2)):
+            both = {user, _killer_of(user)}
+            if both & busy or any(map(_is_known, both)):
                 continue
-            descriptor = _reservation(user)
-            if descriptor is None:
+            descriptors = _reservations(user)
+            if descriptors is None:
                 continue
-            self._held[user] = descriptor
+            self._held[user] = descriptors
             turn.seek(0)
-            turn.write(f"{user + 1:5}")
+            turn.write(f"{user + 2:5}")
             return user
         raise LeaseholdError(f"every user id from {FIRST} to {LAST} is in use")
 
 
 @contextlib.contextmanager
 def _turn() -> Iterator[IO[str]]:
-    """Keep all other agents of this machine from taking and giving back user ids, inside the block."""
+    """Keep all other agents of this machine from taking and giving back user ids, inside the block.
+
+    Raises OSError if another agent, which may have been stopped, does not let this one have its turn within 10 s.
+    """
     _RESERVED.mkdir(mode=0o700, parents=True, exist_ok=True)
     with open(_RESERVED / "next", "r+", opener=lambda path, flags: os.open(path, flags | os.O_CREAT, 0o600)) as turn:
-        fcntl.flock(turn, fcntl.LOCK_EX)
+        give_up = clock.monotonic() + _TURN
+        while not _locked(turn.fileno()):
+            if clock.monotonic() > give_up:
+                raise OSError(errno.ETIMEDOUT, f"another agent keeps '{turn.name}' locked")
+            clock.sleep(_LOOK_AGAIN)
         yield turn
 
 
-def _reservation(user: int) -> int | None:
-    """Reserve a user id; return the descriptor that holds it, or None if a living agent has it."""
-    descriptor = os.open(_RESERVED / str(user), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+def _locked(descriptor: int) -> bool:
+    """Lock a file; return False if another agent holds the lock."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        os.close(descriptor)
-        return None
-    return descriptor
+        return False
+    return True
 
 
-def kill_account(user: int) -> None:
-    """Kill every process of a user id of the range. One signal reaches also what forks without end."""
-    assert FIRST <= user <= LAST
-    everything = ["/bin/sh", "-c", "kill -KILL -1"]
-    subprocess.run(everything, capture_output=True, check=False, cwd="/", user=user, group=user, extra_groups=[])
+def _reservations(user: int) -> list[int] | None:
+    """Reserve an even user id and its killer; return what holds them, or None if a living agent has one of them."""
+    held = []
+    for each in (user, _killer_of(user)):
+        held.append(os.open(_RESERVED / str(each), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        if not _locked(held[-1]):
+            _close({user: held})
+            return None
+    return held
+
+
+def _free(user: int, descriptors: list[int]) -> None:
+    """Let other attempts have an even user id and its killer. Called in this agent's turn."""
+    for each in (user, _killer_of(user)):
+        (_RESERVED / str(each)).unlink(missing_ok=True)
+    _close({user: descriptors})
+
+
+def _close(held: dict[int, list[int]]) -> None:
+    while held:
+        _, descriptors = held.popitem()
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _killer_of(user: int) -> int:
+    return user + 1
+
+
+def start_killer(users: Iterable[int]) -> subprocess.Popen[str]:
+    """Start a program that kills every process of these user ids of the range. Wait for it with `wait_for_killer`.
+
+    One signal for each reaches also what forks without end. The program is ready when this returns, still as root, so
+    that nothing under those ids can keep it from its work.
+    """
+    words = [sys.executable, "-I", "-S", privileges.__file__, privileges.KILL]
+    for user in users:
+        assert FIRST <= user <= LAST
+        words += [str(user), str(_killer_of(user))]
+    return subprocess.Popen(words, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd="/", text=True)
+
+
+def wait_for_killer(killer: subprocess.Popen[str], *, seconds: float = _KILLING) -> str | None:
+    """Wait for the end of a killer; return None, or why something may be left."""
+    try:
+        _, said = killer.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        killer.kill()
+        return "the program that kills does not end"
+    lines = said.strip().splitlines()
+    return None if killer.returncode == 0 else (lines[-1] if lines else f"exit code {killer.returncode}")
+
+
+def _clear_accounts(users: set[int]) -> set[int]:
+    """Kill everything under these even ids and their killers; return those under which something is left after 5 s."""
+    give_up = clock.monotonic() + _DYING
+    left = users
+    while left:
+        if reason := wait_for_killer(start_killer(left)):
+            _log.warning("processes of an earlier agent are killed one by one", reason=reason)
+        found = _processes_of({each for user in users for each in (user, _killer_of(user))})
+        # As root, so that none of them can keep this process from it.
+        guardian.kill(list(found), signal.SIGKILL)
+        left = {user & ~1 for user in found.values()}
+        if clock.monotonic() > give_up:
+            break
+        if left:
+            clock.sleep(_LOOK_AGAIN)
+    for user in left:
+        _log.error("processes of an earlier agent cannot be killed", user=user)
+    return left
 
 
 def remove_shared_memory(user: int) -> None:
@@ -226,11 +321,26 @@ def _is_known(user: int) -> bool:
 
 
 def _users_with_processes() -> set[int]:
-    found = set()
+    return set(_users_of_processes().values())
+
+
+def _processes_of(users: set[int]) -> dict[int, int]:
+    """Map each process that runs under one of these user ids, and has not ended, to its user id."""
+    found = {}
+    for process, user in _users_of_processes().items():
+        if user in users:
+            with contextlib.suppress(OSError, ValueError):
+                if guardian.facts(process)[0] not in guardian.ENDED:
+                    found[process] = user
+    return found
+
+
+def _users_of_processes() -> dict[int, int]:
+    found = {}
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
-                found.add(entry.stat().st_uid)
+                found[int(entry.name)] = entry.stat().st_uid
     return found
 
 
@@ -270,8 +380,17 @@ def trial(confined: Privileges, directory: Path, command: Sequence[str]) -> str 
     return None if done.returncode == 0 else (lines[-1] if lines else f"exit code {done.returncode}")
 
 
+def killing_trial(account: JobAccount) -> str | None:
+    """Kill everything under a dynamic account as for an attempt; return why that cannot be done here, or None."""
+    assert account.killer is not None
+    return wait_for_killer(start_killer([account.user]), seconds=_TRIAL)
+
+
 def closed_to(confined: Privileges, directory: Path) -> Path | None:
-    """Return the first directory on the way to `directory` that the account cannot enter; None if it can."""
+    """Return the first directory on the way to `directory` that the account cannot enter; None if it can.
+
+    Raises BadInput if a process under the account does not end.
+    """
     for place in [*reversed(directory.parents), directory]:
         if confined.account is not None and not _enters(*confined.account, place):
             return place
@@ -280,5 +399,10 @@ def closed_to(confined: Privileges, directory: Path) -> Path | None:
 
 def _enters(user: int, group: int, place: Path) -> bool:
     probe = ["/bin/sh", "-c", 'cd "$0"', str(place)]
-    done = subprocess.run(probe, capture_output=True, check=False, cwd="/", user=user, group=group, extra_groups=[])
+    try:
+        done = subprocess.run(
+            probe, capture_output=True, check=False, cwd="/", user=user, group=group, extra_groups=[], timeout=_TRIAL
+        )
+    except subprocess.TimeoutExpired:
+        raise BadInput("job_user", f"a process under user id {user} does not end; what runs there stops it") from None
     return done.returncode == 0

@@ -1,16 +1,25 @@
 """What the process of a command gives up before the command begins: its account, capabilities and further processes.
 
 The guardian's supervisors use this module, so it imports the standard library only. Run as a program it confines
-itself in the same way and then becomes another command; the agent tries an account by this before it takes work.
+itself in the same way and then becomes another command; the agent tries an account by this before it takes work. Or it
+kills everything under some accounts.
 
     python -I -S privileges.py PRIVILEGES_AS_JSON DIRECTORY COMMAND…
+    python -I -S privileges.py kill USER KILLER [USER KILLER]…
+
+Killing everything under an account takes one signal of a process that the kernel lets signal nothing else. A process
+under the account itself would do, but what is to be killed could stop it first. The kernel lets a process signal
+another if its real or effective user id is the real or saved one of the other. So the killer has the account as its
+effective user id only, and as real and saved one an id under which nothing else runs, another one for each account.
 """
 
+import contextlib
 import ctypes
 import errno
 import json
 import os
 import resource
+import select
 import signal
 import sys
 from dataclasses import asdict, dataclass
@@ -24,8 +33,12 @@ _CAPABILITY_HEADER, _CAPABILITY_WORDS = 0x20080522, 6
 #: The number of keyctl(2), which the C library does not offer, by machine.
 _KEYCTL = {"x86_64": 250, "aarch64": 219, "riscv64": 219, "loongarch64": 219, "ppc64le": 271, "s390x": 280}
 _JOIN_SESSION_KEYRING = 1
-#: Exit code of the program where the directory cannot be entered or the command cannot be run.
+#: Exit code of the program where the directory cannot be entered, the command cannot be run, or nothing be killed.
 UNABLE = 126
+#: Argument of the program by which it kills.
+KILL = "kill"
+#: Seconds that are given to a process that kills what runs under one account. It takes less than a millisecond.
+_KILLING = 2.0
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -34,13 +47,14 @@ _libc = ctypes.CDLL(None, use_errno=True)
 class Privileges:
     """What the process of a command keeps. Without an account, it keeps that of the agent.
 
-    account: user and group id. alone: no other process runs under this user id, so all of its processes can be killed
-    at once. processes: the most processes and threads of this user id. cgroup: the directory of the attempt's cgroup.
-    wrapped: the command is a sandbox program, which must outlive a SIGTERM to what it runs.
+    account: user and group id. killer: the other user id by which all processes of this account are killed at once;
+    None if others run under the account. processes: the most processes and threads of this user id. cgroup: the
+    directory of the attempt's cgroup. wrapped: the command is a sandbox program, which must outlive a SIGTERM to what
+    it runs.
     """
 
     account: tuple[int, int] | None = None
-    alone: bool = False
+    killer: int | None = None
     processes: int | None = None
     cgroup: str | None = None
     wrapped: bool = False
@@ -68,8 +82,7 @@ class Privileges:
         os.setgroups([])
         os.setresgid(group, group, group)
         os.setresuid(user, user, user)
-        header, none = (ctypes.c_uint32 * 2)(_CAPABILITY_HEADER, 0), (ctypes.c_uint32 * _CAPABILITY_WORDS)()
-        _checked(_libc.capset(header, none))
+        _give_up_capabilities()
         # No program with a set-user-id bit or with file capabilities gives anything back.
         _checked(_libc.prctl(_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
         _leave_keyring()
@@ -79,21 +92,60 @@ class Privileges:
 
     def kill_all(self) -> None:
         """Kill every process of an account that runs nothing else. One signal reaches also what forks without end."""
-        if self.account is None or not self.alone:
-            return
-        killer = os.fork()
-        if killer == 0:
-            try:
-                user, group = self.account
-                os.setgroups([])
-                os.setresgid(group, group, group)
-                os.setresuid(user, user, user)
-                # Only now: as root the same call would kill every process of the machine.
-                if user != 0 and os.getresuid() == (user, user, user):
-                    os.kill(-1, signal.SIGKILL)
-            finally:
-                os._exit(0)
-        os.waitpid(killer, 0)
+        if self.account is not None and self.killer is not None:
+            kill_account(self.account[0], self.killer)
+
+
+def kill_account(user: int, killer: int) -> str | None:
+    """Kill every process under a user id, with the other one as in the head of this module.
+
+    Returns None, or why that was not done within 2 s. Called by processes of one thread, because it forks.
+    """
+    reader, writer = os.pipe2(os.O_CLOEXEC)
+    process = os.fork()
+    if process == 0:
+        reason = "it ended early"
+        try:
+            become_killer(user, killer)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(-1, signal.SIGKILL)
+            reason = ""
+        except OSError as error:
+            reason = error.strerror or str(error)
+        finally:
+            os.write(writer, reason.encode() or b"done")
+            os._exit(0)
+    os.close(writer)
+    poll = select.poll()
+    poll.register(reader, select.POLLIN)
+    said = os.read(reader, 1000) if poll.poll(_KILLING * 1000) else b"it takes too long"
+    os.close(reader)
+    with contextlib.suppress(OSError):
+        # What has not ended is a child still, so its process id belongs to no other process.
+        if os.waitpid(process, os.WNOHANG) == (0, 0):
+            os.kill(process, signal.SIGKILL)
+    return None if said == b"done" else said.decode() or "it was killed"
+
+
+def become_killer(user: int, killer: int) -> None:
+    """Become a process that may signal those under these two user ids only, and that none of `user` may signal.
+
+    Raises OSError, for example where one of the ids is not mapped into the container that this is.
+    """
+    if 0 in (user, killer) or user == killer:
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+    os.setgroups([])
+    os.setresgid(killer, killer, killer)
+    os.setresuid(killer, user, killer)
+    # As root, or with its capabilities, a signal to everything would reach every process of the machine.
+    _give_up_capabilities()
+    if os.getresuid() != (killer, user, killer):
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+
+def _give_up_capabilities() -> None:
+    header, none = (ctypes.c_uint32 * 2)(_CAPABILITY_HEADER, 0), (ctypes.c_uint32 * _CAPABILITY_WORDS)()
+    _checked(_libc.capset(header, none))
 
 
 def _checked(result: int) -> None:
@@ -120,7 +172,9 @@ def hide_memory() -> None:
 
 
 def main() -> None:
-    """Entry point of the program: become the command, or say in one line why that cannot be."""
+    """Entry point of the program: kill, or become the command; say in one line why that cannot be."""
+    if sys.argv[1] == KILL:
+        sys.exit(_kill_accounts([int(word) for word in sys.argv[2:]]))
     privileges, directory, *command = sys.argv[1:]
     try:
         Privileges.from_json(json.loads(privileges)).drop()
@@ -134,6 +188,16 @@ def main() -> None:
     except OSError as error:
         print(f"{error.filename or command[0]}: {error.strerror}", file=sys.stderr)
         sys.exit(UNABLE)
+
+
+def _kill_accounts(users: list[int]) -> int:
+    """Kill everything under several accounts, each named with its killer; return the exit code."""
+    code = 0
+    for user, killer in zip(users[::2], users[1::2], strict=True):
+        if reason := kill_account(user, killer):
+            print(f"user id {user} cannot be cleared as {killer}: {reason}", file=sys.stderr)
+            code = UNABLE
+    return code
 
 
 if __name__ == "__main__":
