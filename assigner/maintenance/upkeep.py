@@ -26,6 +26,7 @@ from schema.diagnostics.tracing import AttemptTracer
 from schema.fleet import success
 from schema.fleet.kinds import link_missed
 from schema.moves import retention as retention_moves
+from schema.moves.backoff import wake_queues
 from schema.moves.cancel import ask_stop
 from schema.moves.dependencies import any_open_graph, count_dead_ends, unblock_due
 from schema.moves.graphs import cancel_left_over, delete_graph, finish_graphs
@@ -37,6 +38,7 @@ from schema.moves.sessions import close_overdue, expire
 from schema.moves.timeouts import age_out, stop_drained, stop_over_ceiling, time_out
 from schema.picking import constrained
 from schema.postgres.engine import Database
+from schema.postgres.notify import wake
 from schema.states import LeaseState
 from schema.tenancy import drains, processes
 from schema.timing import Timing
@@ -264,6 +266,7 @@ class Upkeep:
     def _duties_of_jobs(self) -> Iterator[Duty]:
         """What moves jobs that wait, and graphs."""
         yield Duty("queue timeouts", 0, self._time_out)
+        yield Duty("missed links", 0, self._doing(self._link))
         yield Duty("graph nodes", 0, self._graph_nodes)
         yield Duty("cancelled graphs", 0, self._cancelled_graphs)
         yield Duty("finished graphs", 0, self._finished_graphs)
@@ -274,7 +277,6 @@ class Upkeep:
     def _duties_of_totals(self) -> Iterator[Duty]:
         """What compares totals with what they count, and counts what is shown."""
         run = self._database.run
-        yield Duty("missed links", RECONCILE_INTERVAL, self._doing(lambda c: link_missed(c, age=HOUR)))
         yield Duty("quotas", RECONCILE_INTERVAL, self._reconcile_quotas)
         yield Duty("capacity", RECONCILE_INTERVAL, self._reconcile_capacity)
         predict = partial(estimation.predict, self._database, self._settings.predictor)
@@ -432,6 +434,12 @@ class Upkeep:
                 lambda c: cancel_left_over(c, LIMIT, sync=self._timing.sync, actor=self.name)
             )
             metrics.observe_reaped("graph", cancelled)
+
+    def _link(self, connection: Connection) -> None:
+        """Link new requirement sets with kinds of bots that appeared at the same time, and wake their queues."""
+        queues = link_missed(connection, limit=LIMIT)
+        if queues and wake_queues(connection, queues):
+            wake(connection, "jobs")
 
     def _finished_graphs(self) -> None:
         if self._database.run(any_open_graph):

@@ -274,7 +274,7 @@ JOBS_ARE_IN_THEIR_QUEUES = Invariant(
 )
 
 # A link says that a kind of bots offers all that a requirement set asks for, and that the set names each property that
-# the kind offers exclusively.
+# the kind offers exclusively. Of a set that is new, upkeep may still have to add links.
 KINDS_ARE_LINKED = Invariant(
     "S22",
     "bots of a kind that is not there, and kinds and requirement sets that are linked wrongly",
@@ -282,9 +282,9 @@ KINDS_ARE_LINKED = Invariant(
        UNION ALL
        SELECT coalesce(o.platform, c.platform) || ' ' || coalesce(o.kind, c.kind)
        FROM kind_platforms o FULL JOIN (
-           SELECT p.id AS platform, k.id AS kind FROM {LINKS}) c
+           SELECT p.id AS platform, k.id AS kind, p.linked FROM {LINKS}) c
            ON c.platform = o.platform AND c.kind = o.kind
-       WHERE o.kind IS NULL OR c.kind IS NULL""",
+       WHERE o.kind IS NULL AND c.linked OR c.kind IS NULL""",
 )
 
 PREFERENCE_WAITS_END = Invariant(

@@ -3,9 +3,10 @@
 Bots of one kind offer the same properties, and keep the same ones of them exclusive: such bots are for requirement sets
 that name each of these. Which kinds offer what a requirement set asks for, and are open to it, is stored in
 `kind_platforms` when the kind or the set appears: a kind where a session opens (the database function `intern_kind`),
-a set where jobs are submitted (`intern_platform`). A session that opens holds the advisory lock of the requirement sets
-shared, so that a kind and a set that appear together cannot miss each other; likewise a bot and the verdict that there
-is no such bot.
+a set where jobs are submitted (`intern_platform`). A submit may be part of a caller's transaction, which may stay open,
+so it locks nothing that a session needs. If a kind and a set appear at once, neither transaction sees the other's row:
+`link_missed` links them when both are committed. It, and the verdict that there is no such bot, hold an advisory lock
+against sessions that open.
 """
 
 from collections.abc import Collection, Mapping
@@ -25,11 +26,18 @@ LINKS = """
 platforms p LEFT JOIN platforms f ON f.id = p.preferred JOIN kinds k
     ON is_open_to(k.properties, k.exclusive, p.properties) OR is_open_to(k.properties, k.exclusive, f.properties)"""
 
+ANY_UNLINKED = text("SELECT EXISTS (SELECT FROM platforms WHERE NOT linked)")
 LINK_MISSED = text(f"""
-INSERT INTO kind_platforms (platform, kind)
-SELECT p.id, k.id FROM {LINKS}
-WHERE p.created_at > now() - make_interval(secs => :age)
-ON CONFLICT DO NOTHING
+WITH new AS MATERIALIZED (
+    SELECT id FROM platforms WHERE NOT linked ORDER BY id LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
+), made AS (
+    INSERT INTO kind_platforms (platform, kind)
+    SELECT p.id, k.id FROM {LINKS} WHERE p.id = ANY (ARRAY(SELECT id FROM new))
+    ON CONFLICT DO NOTHING RETURNING platform
+), noted AS (
+    UPDATE platforms SET linked = true WHERE id = ANY (ARRAY(SELECT id FROM new))
+)
+SELECT id FROM queues WHERE platform = ANY (ARRAY(SELECT platform FROM made))
 """)
 
 #: One property and one of its values.
@@ -58,15 +66,16 @@ class Wanted(NamedTuple):
     preferred: frozenset[Clause] | None = None
 
 
-def link_missed(connection: Connection, *, age: float) -> int:
-    """Link requirement sets that are younger than `age` seconds with kinds of bots that they are not linked with;
-    returns how many links were missing.
+def link_missed(connection: Connection, *, limit: int) -> list[int] | None:
+    """Link up to `limit` new requirement sets with kinds of bots that appeared at the same time.
 
-    A submit in a caller's own transaction may see an older state of the database, if that transaction is stricter than
-    READ COMMITTED: then it cannot see a kind that appeared in the meantime.
+    Returns the queues that bots of these kinds may serve now; None while a session opens: come again.
     """
-    advisory.freeze_requirement_sets(connection)
-    return connection.execute(LINK_MISSED, {"age": age}).rowcount
+    if not connection.execute(ANY_UNLINKED).scalar_one():
+        return []
+    if not advisory.try_block_new_sessions(connection):
+        return None
+    return list(connection.execute(LINK_MISSED, {"limit": limit}).scalars())
 
 
 def offers(connection: Connection, kinds: Collection[int]) -> dict[int, Offer]:

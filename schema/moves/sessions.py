@@ -241,7 +241,7 @@ def open_sessions(connection: Connection, openings: Sequence[SessionOpening], *,
     its resources are recorded. A bot is given no job before its first sync, which also wakes the queues that it could
     serve. Returns the sessions in the order of the openings.
     """
-    advisory.freeze_requirement_sets(connection)
+    advisory.announce_sessions(connection)
     instances = _interned_instances(connection, openings)
     kinds = _interned_kinds(connection, openings)
     bots = _locked_bots(connection, [each.name for each in openings])

@@ -1,4 +1,4 @@
-"""Advisory locks: slots that limit how many transactions do something heavy, and the lock of the requirement sets.
+"""Advisory locks: slots that limit how many transactions do something heavy, and the lock of sessions that open.
 
 A transaction without a slot comes back later; none waits for one.
 """
@@ -12,7 +12,7 @@ TAKE_SLOT = text("""
 SELECT n FROM unnest(CAST(:slots AS integer[])) AS s (n)
 WHERE pg_try_advisory_xact_lock(hashtext('leasehold.slot:' || :among), n) LIMIT 1
 """)
-FREEZE_REQUIREMENT_SETS = text("SELECT pg_advisory_xact_lock_shared(hashtext('leasehold.platforms'))")
+ANNOUNCE_SESSIONS = text("SELECT pg_advisory_xact_lock_shared(hashtext('leasehold.platforms'))")
 TRY_BLOCK_NEW_SESSIONS = text("SELECT pg_try_advisory_xact_lock(hashtext('leasehold.platforms'))")
 TAKE_EXCLUSIVE = text("SELECT pg_try_advisory_xact_lock(hashtext('leasehold.gates'))")
 
@@ -35,9 +35,12 @@ def try_take_exclusive(connection: Connection) -> bool:
     return bool(connection.execute(TAKE_EXCLUSIVE).scalar_one())
 
 
-def freeze_requirement_sets(connection: Connection) -> None:
-    """No new requirement set appears until this transaction ends. Comes before any row lock."""
-    connection.execute(FREEZE_REQUIREMENT_SETS)
+def announce_sessions(connection: Connection) -> None:
+    """Keep others from judging which bots there are until this transaction, which opens sessions, ends.
+
+    Comes before any row lock.
+    """
+    connection.execute(ANNOUNCE_SESSIONS)
 
 
 def try_block_new_sessions(connection: Connection) -> bool:

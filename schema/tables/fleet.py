@@ -40,8 +40,7 @@ kinds = Table(
 
 # Which kinds of bots offer what which requirement set asks for, and are open to it: the set names each property that
 # the kind offers exclusively. A row never changes: it is made with the kind or with
-# the set, whichever comes last, and goes with whichever goes first. Upkeep adds rows that a transaction stricter than
-# READ COMMITTED could not make.
+# the set, whichever comes last, and goes with whichever goes first. Where both appear at once, upkeep adds the row.
 kind_platforms = Table(
     "kind_platforms",
     metadata,

@@ -62,8 +62,11 @@ platforms = Table(
     Column("properties", JSONB, nullable=False),
     Column("preferred", Integer, ForeignKey("platforms.id")),
     Column("created_at", TIME, nullable=False, server_default=NOW),
+    # Upkeep has seen to it that no kind of bots is missing in `kind_platforms`.
+    Column("linked", Boolean, nullable=False, server_default=text("false")),
     UniqueConstraint("digest", name="platforms_digest_key"),
     Index("platforms_of_preferred", "preferred", postgresql_where=text("preferred IS NOT NULL")),
+    Index("platforms_unlinked", "id", postgresql_where=text("NOT linked")),
 )
 
 # One row for each kind of job: all jobs of a queue are alike for the choice of a bot. `preferred` is the requirement

@@ -28,7 +28,7 @@ RULES = ("lower_priority_only", "any")
 #: The largest position of a cohort. The default cohort comes after it.
 MAX_POSITION = 1_000_000
 
-# Until this transaction ends, no session opens, no requirement set is added, and nobody else changes cohorts.
+# Until this transaction ends, no session opens, and nobody else changes cohorts.
 _LOCK = text("SELECT pg_advisory_xact_lock(hashtext('leasehold.platforms'))")
 _LIST = text("SELECT id, name, labels, reclaim_min, position FROM cohorts ORDER BY position, id")
 _PUT = text("""

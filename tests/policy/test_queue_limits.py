@@ -114,19 +114,14 @@ def test_a_request_that_joins_a_job_is_taken_although_the_queue_is_full(pool: Po
     assert queued(pool) == 3
 
 
-@pytest.mark.parametrize("commit", [True, False])
-def test_two_submitters_cannot_take_the_last_place_twice(pool: Pool, race: Race, commit: bool) -> None:
+def test_submits_at_once_may_exceed_the_limit_by_what_is_not_committed_and_later_ones_are_refused(
+    pool: Pool, race: Race
+) -> None:
     pool.submit(2, **NIGHTLY)
-    with race.first() as first:
-        first.submit(**NIGHTLY)
-        late = race.second(lambda: pool.submit(**NIGHTLY), behind=first)
-        first.decide(commit)
-        if commit:
-            with pytest.raises(QueueFull):
-                outcome(late)
-        else:
-            outcome(late)
-    assert queued(pool) == 3
+    race.side_by_side(lambda first: first.submit(**NIGHTLY), lambda: pool.submit(**NIGHTLY))
+    with pytest.raises(QueueFull):
+        pool.submit(**NIGHTLY)
+    assert queued(pool) == 4
 
 
 def test_a_repeated_request_waits_for_the_first_one_and_is_not_refused(pool: Pool, race: Race) -> None:
@@ -227,37 +222,16 @@ def test_all_nodes_of_a_graph_need_a_place_in_its_instance(pool: Pool) -> None:
     pool.database.run(lambda c: submit_graph(c, request | {"nodes": request["nodes"][:2]}, actor="test", sync=1.0))
 
 
-@pytest.mark.parametrize("commit", [True, False])
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_two_submitters_cannot_take_the_last_place_of_an_instance_twice(
-    pool: Pool, race: Race, commit: bool, jobs: int
+def test_submits_at_once_may_exceed_the_limit_of_their_instance_by_what_is_not_committed(
+    pool: Pool, race: Race, jobs: int
 ) -> None:
     limit_instance(pool, None, 4)
     pool.submit(4 - jobs)
-    with race.first() as first:
-        first.submit(label="other")
-        race.unhindered(lambda: pool.submit(instance="ci"), by=first)
-        late = race.second(lambda: pool.submit(jobs), behind=first)
-        first.decide(commit)
-        if commit:
-            with pytest.raises(QueueFull):
-                outcome(late)
-        else:
-            outcome(late)
-    assert pool.row(
-        "SELECT count(*) AS n FROM jobs j JOIN instances i ON i.id = j.instance AND i.name = 'default'"
-    ).n == (5 - jobs if commit else 4)
-
-
-def test_submitters_of_several_limited_instances_and_labels_take_turns_in_one_order(pool: Pool, race: Race) -> None:
-    limit_instance(pool, None, 100)
-    with race.first() as first:
-        first.submit(**NIGHTLY, instance="ci")
-        late = race.second(lambda: together(pool, {"instance": "ci"}, NIGHTLY, {"instance": "qa"}), behind=first)
-        first.submit(instance="default")
-        first.commit()
-        outcome(late)
-    assert "40P01" not in race.errors
+    race.side_by_side(lambda first: first.submit(jobs), lambda: pool.submit(jobs))
+    with pytest.raises(QueueFull):
+        pool.submit()
+    assert queued(pool) == 4 + jobs
 
 
 def test_a_caller_is_told_which_label_is_full_and_may_repeat_what_was_taken(

@@ -6,12 +6,11 @@ import pytest
 from leasehold.errors import Conflict
 
 from schema.diagnostics import invariants
-from schema.moves import backoff, retention, sessions
+from schema.moves import backoff, retention
 from schema.moves.backoff import promote
 from schema.moves.cancel import Cancelled
 from schema.moves.priority import set_priority
 from schema.moves.submit import submit, submit_at_once
-from schema.postgres import advisory
 from schema.postgres.fragments import JOB_RESULT
 from tests.support.pool import Bot, Pool, active, completed, states, submitted
 from tests.support.race import FINISHED, LOST, Race, at_service_of, cancel, counted_state, outcome, running
@@ -54,31 +53,6 @@ def test_a_new_session_waits_for_the_call_of_the_old_one(pool: Pool, race: Race,
 
 
 @pytest.mark.parametrize("commit", [True, False])
-def test_a_new_requirement_set_waits_for_the_bot_that_is_arriving(pool: Pool, race: Race, commit: bool) -> None:
-    (job,) = race.in_turn(
-        lambda first: first.bot(properties={"os": "linux"}),
-        lambda: pool.submit(properties={"os": "linux"}),
-        commit=commit,
-    )
-    pool.assigner().run_once()
-
-    assert pool.job(job).state == ("leased" if commit else "queued")
-
-
-@pytest.mark.parametrize("commit", [True, False])
-def test_a_bot_that_arrives_waits_for_a_new_requirement_set(pool: Pool, race: Race, commit: bool) -> None:
-    race.in_turn(
-        lambda first: first.submit(properties={"os": "linux"}),
-        lambda: pool.bot(properties={"os": "linux"}),
-        commit=commit,
-    )
-    pool.assigner().run_once()
-
-    assert [row.state for row in pool.rows("SELECT state FROM jobs")] == (["leased"] if commit else [])
-    assert len(pool.rows("SELECT * FROM kind_platforms")) == int(commit)
-
-
-@pytest.mark.parametrize("commit", [True, False])
 def test_two_bots_of_a_new_kind_make_it_once(pool: Pool, race: Race, commit: bool) -> None:
     (job,) = pool.submit(properties={"os": "linux"})
     pool.submit(properties={"os": "plan9"})
@@ -111,22 +85,6 @@ def test_a_session_waits_for_the_deletion_of_its_kind_and_makes_it_anew(pool: Po
     assert (new.id == old.id) != commit
 
 
-def test_upkeep_links_a_set_with_a_kind_that_its_stricter_transaction_could_not_see(pool: Pool, race: Race) -> None:
-    with race.first(isolation="REPEATABLE READ") as first:
-        first.rows("SELECT 1")
-        pool.bot(properties={"os": "linux"})
-        first.rows("SELECT * FROM submit(CAST(:jobs AS jsonb))", jobs=LINUX)
-        first.commit()
-    pool.assigner().run_once()
-    (job,) = pool.rows("SELECT public_id FROM jobs")
-    assert pool.job(str(job.public_id)).state == "queued"
-    pool.upkeep().run_once()
-    pool.change("UPDATE queues SET schedule_after = now()")
-    pool.assigner().run_once()
-
-    assert pool.job(str(job.public_id)).state == "leased"
-
-
 def test_a_kind_is_not_deleted_while_a_session_opens(pool: Pool, race: Race) -> None:
     pool.bot(properties={"os": "linux"})
     pool.bot(properties={})
@@ -139,31 +97,6 @@ def test_a_kind_is_not_deleted_while_a_session_opens(pool: Pool, race: Race) -> 
     pool.bot("late", properties={})
     assert pool.database.run(lambda c: retention.delete_unused_kinds(c, age=3600, limit=9)) == 0
     assert delete() == 1
-
-
-def test_a_new_instance_and_a_new_requirement_set_are_locked_in_one_order(pool: Pool, race: Race) -> None:
-    with race.first() as first:
-        advisory.freeze_requirement_sets(first.connection)
-        submitting = race.second(lambda: pool.submit(instance="fresh", properties={"os": "linux"}), behind=first)
-        first.bot(instance="fresh", properties={"os": "linux"})
-        first.commit()
-        (job,) = outcome(submitting)
-    pool.assigner().run_once()
-
-    assert pool.job(job).state == "leased"
-    assert race.errors == [], "nobody had to be repeated"
-
-
-@pytest.mark.parametrize("opens", [True, False])
-def test_requirement_sets_are_locked_before_a_new_instance_is_made(pool: Pool, race: Race, opens: bool) -> None:
-    fields: dict[str, Any] = {"instance": "fresh", "properties": {"os": "linux"}}
-    with race.first() as first:
-        first.connection.execute(sessions.INTERN_INSTANCES, {"names": ["fresh"]})
-        late = race.second(lambda: pool.bot(**fields) if opens else pool.submit(**fields), behind=first)
-        (lock,) = pool.rows(LOCKS)
-        assert lock.mode == ("ShareLock" if opens else "ExclusiveLock")
-        first.roll_back()
-        outcome(late)
 
 
 def test_jobs_of_one_submit_keep_their_order(pool: Pool) -> None:

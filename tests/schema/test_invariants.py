@@ -14,8 +14,8 @@ from tests.support.patience import MINUTE
 # 5, 3 runs although 7 is dead, and 6 never could.
 SOUND = """
 INSERT INTO instances (id, name) VALUES (1, 'default'), (2, 'other');
-INSERT INTO platforms (id, digest, properties) VALUES
-    (1, 'a', '{}'), (2, 'b', '{"os": ["linux"]}'), (3, 'c', '{"os": ["windows"]}');
+INSERT INTO platforms (id, digest, properties, linked) VALUES
+    (1, 'a', '{}', true), (2, 'b', '{"os": ["linux"]}', true), (3, 'c', '{"os": ["windows"]}', false);
 INSERT INTO kinds (id, digest, properties) VALUES (1, 'a', '{"os": ["bsd", "linux"]}'), (2, 'b', '{}');
 INSERT INTO kind_platforms (platform, kind) VALUES (1, 1), (2, 1), (1, 2);
 INSERT INTO bots (id, name, epoch, session, sync_seq, status, capacity, in_use, held, kind, instance, opened_at,

@@ -2,8 +2,8 @@
 -- exclusively, which are sorted. Makes its row, and those of the requirement sets that such bots are open to, if there
 -- is none.
 --
--- The caller holds the advisory lock of the requirement sets shared, so that a kind and a requirement set that appear
--- together cannot miss each other (`intern_platform`).
+-- Upkeep adds the rows for a requirement set that is not committed yet, when both are (`schema/fleet/kinds.py`). The
+-- caller holds the advisory lock of sessions that open, against which upkeep does so.
 CREATE OR REPLACE FUNCTION intern_kind(offered jsonb, exclusive_keys text[] DEFAULT '{}') RETURNS integer
 LANGUAGE plpgsql AS $$
 DECLARE

@@ -3,8 +3,9 @@
 --
 -- `of_preferred`: the set of what is required and preferred together, if the jobs prefer something.
 --
--- The digest covers the canonical text of jsonb, so every spelling of a set gives the same row. A session that opens
--- at the same time holds the advisory lock shared, so that neither transaction misses the other's rows.
+-- The digest covers the canonical text of jsonb, so every spelling of a set gives the same row. The transaction may be a
+-- caller's and stay open, so it locks nothing that others need. A kind of bots that appears meanwhile cannot be seen here,
+-- nor this set there: upkeep links the two once both are committed, and then notes it in `linked`.
 CREATE OR REPLACE FUNCTION intern_platform(wanted jsonb, of_preferred integer DEFAULT NULL) RETURNS integer
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -13,7 +14,6 @@ DECLARE
 BEGIN
     SELECT id INTO found FROM platforms WHERE digest = wanted_digest;
     IF found IS NULL THEN
-        PERFORM pg_advisory_xact_lock(hashtext('leasehold.platforms'));
         BEGIN
             INSERT INTO platforms (digest, properties, preferred) VALUES (wanted_digest, wanted, of_preferred)
                 ON CONFLICT (digest) DO NOTHING RETURNING id INTO found;

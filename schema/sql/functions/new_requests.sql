@@ -1,6 +1,6 @@
 -- Return the requests that will make a job, with their positions from 0, and the names and ids of their instances.
 --
--- A request with a known key, or that joins a job, makes none. `prepare_submit` has locked the jobs to be joined. The id
+-- A request with a known key, or that joins a job, makes none. `lock_joined` has locked the jobs to be joined. The id
 -- is null for an instance that has no row yet. `of_instance` is the instance of a graph, whose nodes name none.
 CREATE OR REPLACE FUNCTION new_requests(requests jsonb, of_instance text DEFAULT NULL)
 RETURNS TABLE (n integer, request jsonb, instance_name text, instance integer) LANGUAGE sql STABLE AS $$

@@ -1,50 +1,56 @@
 -- Raise LH001 if requests exceed the queue limit of their label or of their instance.
 --
--- The error does not tell how many jobs others have submitted. Held jobs count, because a release puts them all into
--- the queue. Requests with a known key, or that join a job, add none. Each count reads its own index, up to the limit.
+-- What others have submitted and not committed does not count, so that nobody waits for them: submits at once may exceed
+-- a limit by that much. The error does not tell how many jobs others have submitted. Held jobs count, because a release
+-- puts them all into the queue. Requests with a known key, or that join a job, add none; they are looked at after the
+-- count, so that a repeat whose first try is committed in between is not refused. Each count reads its own index, up to
+-- the limit.
 CREATE OR REPLACE FUNCTION refuse_full_queues(requests jsonb, of_instance text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql AS $$
-DECLARE asked record; waiting integer;
+DECLARE limited record; waiting integer; adding integer;
 BEGIN
-    FOR asked IN
-        WITH adding AS MATERIALIZED (
-            SELECT a.instance_name, a.instance, a.request->>'label' AS label, CASE
-                WHEN a.request->>'dedup_key' IS NOT NULL
-                    THEN jsonb_build_array(a.instance_name, 'dedup', a.request->'dedup_key')
-                WHEN a.request->>'key' IS NOT NULL THEN jsonb_build_array(a.instance_name, 'key', a.request->'key')
-                ELSE to_jsonb(a.n) END AS job
-            FROM new_requests(requests, of_instance) a
+    FOR limited IN
+        WITH asked AS MATERIALIZED (
+            SELECT DISTINCT r->>'label' AS label, coalesce(of_instance, r->>'instance', 'default') AS instance_name
+            FROM jsonb_array_elements(requests) r
         )
-        SELECT q.label, NULL AS instance_name, NULL::integer AS instance, q.max_queued,
-            count(DISTINCT a.job) AS jobs
-        FROM queue_limits q JOIN adding a ON a.label = q.label GROUP BY q.label, q.max_queued
+        SELECT q.label, NULL AS instance_name, NULL::integer AS instance, q.max_queued
+        FROM queue_limits q WHERE q.label IN (SELECT a.label FROM asked a)
         UNION ALL
-        SELECT NULL, a.instance_name, a.instance, queue_limit_of(a.instance_name), count(DISTINCT a.job)
-        FROM adding a WHERE queue_limit_of(a.instance_name) IS NOT NULL GROUP BY a.instance_name, a.instance
+        SELECT NULL, a.name, i.id, queue_limit_of(a.name)
+        FROM (SELECT DISTINCT instance_name AS name FROM asked) a LEFT JOIN instances i ON i.name = a.name
+        WHERE queue_limit_of(a.name) IS NOT NULL
         ORDER BY label, instance_name
     LOOP
-        IF asked.label IS NOT NULL THEN
+        IF limited.label IS NOT NULL THEN
             SELECT count(*) INTO waiting FROM (
-                SELECT FROM jobs j WHERE j.label = asked.label AND j.state IN ('queued', 'parked') AND j.label <> ''
-                LIMIT asked.max_queued + 1) w;
+                SELECT FROM jobs j WHERE j.label = limited.label AND j.state IN ('queued', 'parked') AND j.label <> ''
+                LIMIT limited.max_queued + 1) w;
         ELSE
             SELECT count(*) INTO waiting FROM (
-                SELECT FROM (SELECT id, constraint_set FROM queues WHERE instance = asked.instance OFFSET 0) k
+                SELECT FROM (SELECT id, constraint_set FROM queues WHERE instance = limited.instance OFFSET 0) k
                 CROSS JOIN LATERAL (
                     SELECT FROM jobs j WHERE j.constrained = (k.constraint_set IS NOT NULL) AND j.queue = k.id
                         AND j.state = 'queued' AND j.schedule_after IS NULL AND j.units >= 1
-                    ORDER BY j.queue LIMIT asked.max_queued + 1) r
+                    ORDER BY j.queue LIMIT limited.max_queued + 1) r
                 UNION ALL
                 SELECT FROM jobs j
-                WHERE j.instance = asked.instance AND j.state = 'queued' AND j.schedule_after IS NOT NULL
+                WHERE j.instance = limited.instance AND j.state = 'queued' AND j.schedule_after IS NOT NULL
                 UNION ALL
-                SELECT FROM jobs j WHERE j.instance = asked.instance AND j.state = 'parked'
-                LIMIT asked.max_queued + 1) w;
+                SELECT FROM jobs j WHERE j.instance = limited.instance AND j.state = 'parked'
+                LIMIT limited.max_queued + 1) w;
         END IF;
-        IF waiting + asked.jobs > asked.max_queued THEN
+        SELECT count(DISTINCT CASE
+                WHEN a.request->>'dedup_key' IS NOT NULL
+                    THEN jsonb_build_array(a.instance_name, 'dedup', a.request->'dedup_key')
+                WHEN a.request->>'key' IS NOT NULL THEN jsonb_build_array(a.instance_name, 'key', a.request->'key')
+                ELSE to_jsonb(a.n) END)
+            INTO adding FROM new_requests(requests, of_instance) a
+            WHERE a.request->>'label' = limited.label OR a.instance_name = limited.instance_name;
+        IF adding > 0 AND waiting + adding > limited.max_queued THEN
             RAISE EXCEPTION '% ''%'' may have % queued jobs, held ones included: no room for % more',
-                CASE WHEN asked.label IS NULL THEN 'instance' ELSE 'label' END,
-                coalesce(asked.label, asked.instance_name), asked.max_queued, asked.jobs USING ERRCODE = 'LH001';
+                CASE WHEN limited.label IS NULL THEN 'instance' ELSE 'label' END,
+                coalesce(limited.label, limited.instance_name), limited.max_queued, adding USING ERRCODE = 'LH001';
         END IF;
     END LOOP;
 END $$;

@@ -9,10 +9,14 @@
 -- Lookups are done once for each distinct value and not for each request. A session plans the statements once: a
 -- plan for each call would cost a call of 1,000 requests a sixth more. If another transaction is using a key, the
 -- insert waits for it, and the last query sees what it committed. The key's row is locked by an update that changes
--- nothing, so that retention cannot delete its job in between. Platforms are locked before instances, both before keys,
+-- nothing, so that retention cannot delete its job in between. Platforms are made before instances, both before keys,
 -- and these before jobs, as when a session opens; conditions that count the rows of what comes first see to it.
+--
+-- Only an equal key or an equal new row makes one submit wait for another. Requests with deduplication keys are submitted
+-- in a subtransaction, which `joining` says: should a job that one of them joins be held by somebody else in the end, all
+-- of them are undone and submitted again, so that nobody waits for it with locks in hand.
 CREATE OR REPLACE FUNCTION submit_all(requests jsonb, actor text, strict boolean DEFAULT false,
-    OUT job_ids bigint[], OUT public_ids uuid[], OUT created boolean[], OUT same boolean[])
+    joining boolean DEFAULT false, OUT job_ids bigint[], OUT public_ids uuid[], OUT created boolean[], OUT same boolean[])
 LANGUAGE plpgsql SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
@@ -35,7 +39,7 @@ DECLARE
     born_public uuid[];
     nested_loops text;
 BEGIN
-    IF asked = 1 AND NOT strict THEN
+    IF asked = 1 AND NOT strict AND requests->0->>'dedup_key' IS NULL THEN
         SELECT ARRAY[a.job_id], ARRAY[a.public_id], ARRAY[a.created], ARRAY[a.same]
             INTO job_ids, public_ids, created, same FROM submit_alone(requests->0, actor) a;
         RETURN;
@@ -55,8 +59,18 @@ BEGIN
         RAISE EXCEPTION 'a request needs payload.command, an array, and its properties are an object'
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
+    IF deduplicated > 0 THEN
+        WHILE NOT joining LOOP
+            BEGIN
+                SELECT s.* INTO job_ids, public_ids, created, same FROM submit_all(requests, actor, strict, true) s;
+                RETURN;
+            EXCEPTION WHEN SQLSTATE 'LH006' THEN
+                -- All locks were given back with what was written.
+            END;
+        END LOOP;
+        PERFORM lock_joined(requests);
+    END IF;
     IF limited OR deduplicated > 0 THEN
-        PERFORM prepare_submit(requests);
         PERFORM refuse_full_queues(requests);
         requests := within_limits(requests, 'jobs');
         has_origin := true;

@@ -65,16 +65,16 @@ BEGIN
                 UNION ALL SELECT FROM ceilings UNION ALL SELECT FROM submit_rules);
         END IF;
         IF limited OR is_special THEN
-            IF limited OR request->>'dedup_key' IS NOT NULL THEN
-                PERFORM prepare_submit(jsonb_build_array(request));
+            IF request->>'dedup_key' IS NOT NULL THEN
+                SELECT s.job_ids[1], s.public_ids[1], coalesce(s.created[1], true), coalesce(s.same[1], true)
+                    INTO job_id, public_id, created, same
+                    FROM submit_all(jsonb_build_array(request), actor) s;
+                RETURN;
+            END IF;
+            IF limited THEN
                 PERFORM refuse_full_queues(jsonb_build_array(request));
                 original := request;
                 request := within_limits(jsonb_build_array(request), 'jobs')->0;
-                IF request->>'dedup_key' IS NOT NULL THEN
-                    SELECT d.job_id, d.public_id, d.created, d.same INTO job_id, public_id, created, same
-                    FROM submit_deduplicated(jsonb_build_array(request), jsonb_build_array(original), actor) d;
-                    RETURN;
-                END IF;
                 of_priority := coalesce((request->>'priority')::integer, 0);
             END IF;
             IF request->'preferred_properties' IS NULL THEN

@@ -1,7 +1,8 @@
--- Submit the requests that have a deduplication key, one by one.
+-- Submit the requests that have a deduplication key: their keys in one order, then their jobs in the order of the
+-- deduplication keys, so that two submits of the same ones do not wait for each other.
 --
--- `prepare_submit` has locked what other transactions could hold. `originals` are the requests as they were asked, of
--- which a key keeps the digest.
+-- `lock_joined` has locked the jobs that are there already. `originals` are the requests as they were asked, of which a
+-- key keeps the digest.
 CREATE OR REPLACE FUNCTION submit_deduplicated(requests jsonb, originals jsonb, actor text)
 RETURNS TABLE (n integer, job_id bigint, public_id uuid, created boolean, same boolean)
 LANGUAGE plpgsql AS $$
@@ -10,35 +11,48 @@ DECLARE
     asked record;
     made record;
     known record;
+    claimed bigint[];
 BEGIN
-    FOR asked IN
-        SELECT (r.ordinality - 1)::integer AS n, r.value AS request, i.id AS instance, r.value->>'key' AS key,
-            intern_platform(normal_properties(coalesce(r.value->'properties', '{}'))) AS platform,
-            sha256(convert_to(((originals->(r.ordinality - 1)::integer) - 'key')::text, 'UTF8')) AS request_hash
+    -- Until a key's job is known, its row has minus the place of the request that has claimed the key.
+    WITH mine AS (
+        INSERT INTO submit_keys AS k (instance, key, request_hash, job_id)
+        SELECT DISTINCT ON (i.id, r.value->>'key') i.id, r.value->>'key',
+            sha256(convert_to(((originals->(r.ordinality - 1)::integer) - 'key')::text, 'UTF8')), -r.ordinality
         FROM jsonb_array_elements(requests) WITH ORDINALITY AS r
         JOIN instances i ON i.name = coalesce(r.value->>'instance', 'default')
-        WHERE r.value->>'dedup_key' IS NOT NULL
-        ORDER BY r.ordinality
+        WHERE r.value->>'dedup_key' IS NOT NULL AND r.value->>'key' IS NOT NULL
+        ORDER BY i.id, r.value->>'key', r.ordinality
+        ON CONFLICT (instance, key) DO UPDATE SET job_id = k.job_id WHERE false
+        RETURNING -k.job_id AS nth
+    )
+    SELECT coalesce(array_agg(m.nth), '{}') INTO claimed FROM mine m;
+    FOR asked IN
+        WITH given AS MATERIALIZED (
+            SELECT r.ordinality AS nth, r.value AS request, i.id AS instance, r.value->>'key' AS key,
+                intern_platform(normal_properties(coalesce(r.value->'properties', '{}'))) AS platform,
+                sha256(convert_to(((originals->(r.ordinality - 1)::integer) - 'key')::text, 'UTF8')) AS request_hash
+            FROM jsonb_array_elements(requests) WITH ORDINALITY AS r
+            JOIN instances i ON i.name = coalesce(r.value->>'instance', 'default')
+            WHERE r.value->>'dedup_key' IS NOT NULL
+            ORDER BY r.ordinality
+        ), numbered AS MATERIALIZED (
+            -- The ids are in the order of the requests.
+            SELECT g.*, (g.nth - 1)::integer AS n, nextval('jobs_id_seq') AS new_id FROM given g
+        )
+        SELECT * FROM numbered o ORDER BY o.instance, o.request->>'dedup_key', o.nth
     LOOP
-        IF asked.key IS NOT NULL THEN
-            INSERT INTO submit_keys AS k (instance, key, request_hash, job_id)
-            VALUES (asked.instance, asked.key, asked.request_hash, 0)
-            ON CONFLICT (instance, key) DO UPDATE SET job_id = k.job_id WHERE false;
-            IF NOT FOUND THEN
-                SELECT k.job_id, coalesce(k.follower, j.public_id) AS answer, k.request_hash INTO known
-                FROM submit_keys k JOIN jobs j ON j.id = k.job_id
-                WHERE k.instance = asked.instance AND k.key = asked.key;
-                RETURN QUERY SELECT asked.n, known.job_id, known.answer, false,
-                    known.request_hash = asked.request_hash;
-                CONTINUE;
-            END IF;
-        END IF;
-        SELECT * INTO made FROM submit_or_join(asked.request, asked.instance, asked.platform, actor);
-        IF asked.key IS NOT NULL THEN
+        IF asked.key IS NULL OR asked.nth = ANY (claimed) THEN
+            SELECT * INTO made
+            FROM submit_or_join(asked.request, asked.instance, asked.platform, actor, asked.new_id);
             UPDATE submit_keys k SET job_id = made.job, follower = CASE WHEN made.joined THEN made.answer END
             WHERE k.instance = asked.instance AND k.key = asked.key;
+            RETURN QUERY SELECT asked.n, made.job, made.answer, NOT made.joined, true;
+        ELSE
+            SELECT k.job_id, coalesce(k.follower, j.public_id) AS answer, k.request_hash INTO known
+            FROM submit_keys k JOIN jobs j ON j.id = k.job_id
+            WHERE k.instance = asked.instance AND k.key = asked.key;
+            RETURN QUERY SELECT asked.n, known.job_id, known.answer, false, known.request_hash = asked.request_hash;
         END IF;
-        RETURN QUERY SELECT asked.n, made.job, made.answer, NOT made.joined, true;
     END LOOP;
     PERFORM wake('jobs');
 END $$;

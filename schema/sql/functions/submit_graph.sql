@@ -95,7 +95,6 @@ BEGIN
     SELECT o.places, o.depths INTO places, depths FROM ordered_graph(job_name, nos, parents, children) o;
 
     IF EXISTS (SELECT FROM submit_checks) THEN
-        PERFORM prepare_submit(request->'nodes', instance_name);
         PERFORM refuse_full_queues(request->'nodes', instance_name);
         request := jsonb_set(request, '{nodes}', within_limits(request->'nodes', 'nodes', instance_name,
             graph_priority));

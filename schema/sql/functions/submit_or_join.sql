@@ -1,9 +1,10 @@
--- Join the unfinished job with the deduplication key of the request, or make a new one.
+-- Join the unfinished job with the deduplication key of the request, or make a new one, with the id `new_id`.
 --
--- A job that ended while this transaction waited for its lock no longer has the key, so the next round makes a new
--- one.
+-- The insert waits for another submit of an equal deduplication key, and for the end of the job that has it. The job that
+-- is joined is locked: `lock_joined` has done so, or nobody else holds it. Otherwise this raises LH006, as `submit_all`
+-- says. A job that ended meanwhile no longer has the key, so the next round makes a new one.
 CREATE OR REPLACE FUNCTION submit_or_join(request jsonb, instance_id integer, platform_id integer, actor text,
-    OUT job bigint, OUT answer uuid, OUT joined boolean)
+    new_id bigint, OUT job bigint, OUT answer uuid, OUT joined boolean)
 LANGUAGE plpgsql AS $$
 DECLARE
     wanted_priority integer := coalesce((request->>'priority')::integer, 0);
@@ -24,10 +25,10 @@ BEGIN
         of_constraint_set := intern_constraint_set(coalesce(request->'terms', '{}'));
     END IF;
     LOOP
-        INSERT INTO jobs AS j (public_id, queue, cohort, instance, platform, label, priority, units, locality_hint,
+        INSERT INTO jobs AS j (id, public_id, queue, cohort, instance, platform, label, priority, units, locality_hint,
                                timeout_seconds, queue_deadline, max_attempts, retry_failed, dedup_key, constrained, rank,
                                preferred)
-        VALUES ((public_id_prefix() || substr(gen_random_uuid()::text, 16))::uuid,
+        VALUES (new_id, (public_id_prefix() || substr(gen_random_uuid()::text, 16))::uuid,
                 intern_queue(cohort_of(coalesce(request->>'label', '')), instance_id, platform_id, of_units,
                              of_constraint_set, of_preferred, of_required),
                 cohort_of(coalesce(request->>'label', '')), instance_id, platform_id, coalesce(request->>'label', ''), wanted_priority, of_units,
@@ -61,7 +62,7 @@ BEGIN
         WITH same AS MATERIALIZED (
             SELECT j.id, j.state, j.fence, j.priority FROM jobs j
             WHERE j.instance = instance_id AND j.dedup_key = request->>'dedup_key'
-                AND j.state IN ('queued', 'parked', 'leased', 'running') FOR NO KEY UPDATE
+                AND j.state IN ('queued', 'parked', 'leased', 'running') FOR NO KEY UPDATE SKIP LOCKED
         ), raised AS (
             UPDATE jobs j SET priority = wanted_priority, rank = j.rank + wanted_priority - j.priority FROM same s
             WHERE j.id = s.id AND s.priority > wanted_priority
@@ -75,6 +76,10 @@ BEGIN
         RETURNING f.job_id, f.public_id, true INTO job, answer, joined;
         IF FOUND THEN
             RETURN;
+        END IF;
+        IF EXISTS (SELECT FROM jobs j WHERE j.instance = instance_id AND j.dedup_key = request->>'dedup_key'
+                AND j.state IN ('queued', 'parked', 'leased', 'running')) THEN
+            RAISE EXCEPTION 'somebody else holds the job to be joined' USING ERRCODE = 'LH006';
         END IF;
     END LOOP;
 END $$;
