@@ -1,4 +1,4 @@
-"""Background loops and process signals.
+"""Background loops, process signals, and the bounded end of a process.
 
 A loop calls a function again and again. The function does its work once and returns the seconds until the next call.
 `Signals` collects process signals for a main thread that waits. A signal handler could interrupt code that holds any
@@ -10,6 +10,7 @@ import os
 import random
 import selectors
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -236,3 +237,23 @@ class Signals:
 
 def _nothing(_number: int, _frame: FrameType | None) -> None:
     """Do nothing: the interpreter has already written the byte that `Signals.wait` reads."""
+
+
+def exit_within(seconds: float, code: int) -> None:
+    """End this process with this exit code after so many seconds at the latest.
+
+    A thread that waits for a server which does not answer cannot be interrupted, and the interpreter joins threads
+    before it ends. What such a thread waits for is lost in any case: its transaction ends with the connection.
+    """
+    timer = threading.Timer(seconds, _exit, (seconds, code))
+    timer.daemon = True
+    timer.start()
+
+
+def _exit(seconds: float, code: int) -> None:
+    me = threading.current_thread()
+    waiting = sorted(thread.name for thread in threading.enumerate() if thread is not me)
+    log.error("the process ends, although some of its threads still wait", after=seconds, threads=", ".join(waiting))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

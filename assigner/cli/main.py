@@ -349,6 +349,7 @@ def _serve(installation: "Installation", port: "SharedPort | None") -> int:
     from assigner.api import backlog
     from assigner.api import jobs as job_routes
     from assigner.estimation import RunTimeAdvice
+    from assigner.loops import exit_within
     from assigner.process.threads import rules_from
     from bots.gateway import app as app_gateway
     from bots.gateway import server
@@ -361,6 +362,8 @@ def _serve(installation: "Installation", port: "SharedPort | None") -> int:
 
     class Server(server.Server):
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            if not stopped_by:
+                exit_within(server.SHUTDOWN_SECONDS + STOP_WITHIN, 1)
             stopped_by.append(sig)
             super().handle_exit(sig, frame)
 

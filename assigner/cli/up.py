@@ -16,14 +16,17 @@ from assigner import logs
 from assigner.cli.operator import pass_installation
 from assigner.cli.output import as_json, print_json
 from assigner.config.loading import Reloader
-from assigner.loops import Signals
-from assigner.process.assign import GARBAGE, AssignerProcess
+from assigner.loops import Signals, exit_within
+from assigner.process.assign import GARBAGE, STOP_WITHIN, AssignerProcess
 from assigner.process.local_pool import CONSOLE_HOST, OPERATOR_TOKEN, LocalBot, LocalPool, check_app, local_pool
 from assigner.settings import Installation
 from schema.gc_tuning import infrequent_gc
 
 #: Port of the console unless another is given; `leasehold console` has the same.
 CONSOLE_PORT = 7412
+
+#: Seconds after a signal in which an assigner process ends: its loops, and then its last sign of life.
+END_WITHIN = STOP_WITHIN + 5.0
 
 log = structlog.get_logger()
 
@@ -172,6 +175,7 @@ def assign(installation: Installation, name: str | None, metrics_port: int | Non
             while (number := signals.wait(None)) is signal.SIGHUP:
                 process.reload()
         finally:
+            exit_within(END_WITHIN, 1)
             process.stop()
         log.info("assigners stopped", name=name)
         return 130 if number is signal.SIGINT else 0
