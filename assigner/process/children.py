@@ -7,6 +7,7 @@ children end too.
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import threading
@@ -33,6 +34,7 @@ HURRY = 5.0
 RESTART_FIRST, RESTART_LAST = 0.5, 30.0
 #: A child that ran for more than this many seconds restarts with the first delay.
 STABLE_AFTER = 30.0
+#: Bytes of a child's log, above which they move to `NAME.log.1` and the log begins anew.
 MAX_LOG_BYTES = 10 * 1024 * 1024
 
 log = structlog.get_logger()
@@ -116,7 +118,10 @@ class Children:
                 raise LeaseholdError(f"{each.child.name} {self._epitaph(each)}")
 
     def run_once(self) -> float:
-        """Restart the dead children that are due. Returns the seconds until the next call."""
+        """Restart the dead children that are due, and bound all logs. Returns the seconds until the next call."""
+        for each in self._running.values():
+            if self._directory is not None and _bound(self._directory / f"{each.child.name}.log"):
+                each.log_start = 0
         if not self._restart:
             self.check()
             return 0.2
@@ -168,9 +173,7 @@ class Children:
         if self._directory is None:
             return _Running(child, self._popen(child, output=None), 0, self._monotonic())
         path = self._directory / f"{child.name}.log"
-        with suppress(FileNotFoundError):
-            if path.stat().st_size > MAX_LOG_BYTES:
-                path.replace(path.with_suffix(".log.1"))
+        _bound(path)
         with path.open("ab") as output:
             # Before the start, because a child shares the file's position and may write at once.
             log_start = output.tell()
@@ -198,6 +201,16 @@ class Children:
             file.seek(max(each.log_start, path.stat().st_size - 4096))
             lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
         return escaped(" / ".join(lines[-3:]), 400) if lines else f"it said nothing, see {path}"
+
+
+def _bound(path: Path) -> bool:
+    """Move what a log holds aside if it is too much; return True if it was. The file stays, open to its writer."""
+    with suppress(FileNotFoundError):
+        if path.stat().st_size > MAX_LOG_BYTES:
+            shutil.copyfile(path, path.with_suffix(".log.1"))
+            os.truncate(path, 0)
+            return True
+    return False
 
 
 def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:

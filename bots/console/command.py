@@ -25,6 +25,14 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 @click.option("--certificate", type=click.Path(path_type=Path, dir_okay=False), help="PEM file with the certificates.")
 @click.option("--key", type=click.Path(path_type=Path, dir_okay=False), help="PEM file with the private key.")
 @click.option(
+    "--allowed-host",
+    "names",
+    metavar="NAME",
+    multiple=True,
+    help="A further name by which browsers reach the console, such as that of a proxy. Addresses, localhost and this "
+    "machine's own name need none. May be repeated.",
+)
+@click.option(
     "--insecure",
     is_flag=True,
     envvar="LEASEHOLD_INSECURE",
@@ -39,6 +47,7 @@ def console(
     port: int,
     certificate: Path | None,
     key: Path | None,
+    names: tuple[str, ...],
     insecure: bool,
 ) -> int:
     """Serve the web console of a pool until Ctrl-C.
@@ -56,10 +65,12 @@ def console(
         raise BadInput("--host", "tokens would come in clear from other machines; give --certificate, or --insecure")
     given = context.find_root().params.get("data")
     gateway = Caller(url=url, data=data or given, insecure=insecure).address()
+    from bots.agent.isolation.privileges import hide_memory
     from bots.console import server
 
+    hide_memory()  # it holds the tokens of all who are logged in
     return server.serve(
         gateway,
-        server.Listen(host=host, port=port, certificate=certificate, key=key),
+        server.Listen(host=host, port=port, certificate=certificate, key=key, names=names),
         on_ready=lambda address: click.echo(f"the console of {gateway} listens at {address}"),
     )

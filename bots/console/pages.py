@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from nicegui import ui
 
-from bots.console import bots, graphs, job, job_list, pool, preemptions, settings_tables
-from bots.console.operator_pages import health, policy, tenants
+from bots.console import bots, graphs, job, job_list, pool, settings_tables
+from bots.console.operator_pages import health, policy, preemptions, tenants
 from bots.console.view import Link, View
 
 

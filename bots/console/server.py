@@ -1,19 +1,21 @@
 """The server of the console: log-in and log-out, who may connect from where, and the headers of every answer.
 
 Log-in and log-out are plain forms, because only an answer to a request can set a cookie. All else happens on a
-websocket, which is refused unless its page is of the console and of the same session.
+websocket, which is refused unless its page is of the console and of the same session. Connections are those of the
+gateway, with the same limits.
 """
 
 import asyncio
-import contextlib
 import html
+import logging
 import secrets
 import signal
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Generator, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from functools import cache
+from ipaddress import ip_address
 from pathlib import Path
 from string import Template
 from types import FrameType
@@ -24,7 +26,6 @@ import jinja2
 import uvicorn
 from fastapi import FastAPI, Request
 from leasehold.errors import BadInput, Forbidden, LeaseholdError, NotReady, Unauthorised
-from nicegui import Client as Page
 from nicegui import client as pages_of_nicegui
 from nicegui import core, ui
 from starlette.datastructures import Headers, MutableHeaders
@@ -33,7 +34,25 @@ from starlette.responses import FileResponse, HTMLResponse, PlainTextResponse, R
 from starlette.templating import Jinja2Templates
 
 from bots.console import pages
-from bots.console.sessions import LONGEST, SessionOver, Sessions, admitted
+from bots.console.open_pages import OpenPages, page_of
+from bots.console.sessions import (
+    FAILURES_WITHIN,
+    LONGEST,
+    Failures,
+    SessionOver,
+    Sessions,
+    TooManySessions,
+    admitted,
+)
+from bots.gateway.connection_limits import (
+    MOST_BY_DEFAULT,
+    RESERVED_FILES,
+    ConnectionLimits,
+    ConnectionTable,
+    network_of,
+)
+from bots.gateway.http_server import HttpServer, allow_many_files
+from bots.gateway.metrics import GatewayMetrics
 from schema import clock
 
 Scope = MutableMapping[str, Any]
@@ -43,9 +62,11 @@ Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 STATIC = Path(__file__).parent / "static"
 COOKIE = "leasehold_console"
-#: What anybody may ask for: the log-in, and files that are the same for everybody.
-FILES = ("/console.css", "/console.js", "/favicon.ico", "/_nicegui/")
-PUBLIC = ("/login", *FILES)
+#: What anybody may ask for, path by path: the log-in, and files that are the same for everybody.
+FILES = frozenset({"/console.css", "/console.js", "/favicon.ico"})
+PUBLIC = FILES | {"/login"}
+#: Files of NiceGUI, which are the same for everybody who is logged in.
+LIBRARY = "/_nicegui/"
 #: Where the websocket of the pages is.
 SOCKET = "/_nicegui_ws/"
 #: The most bytes of a log-in form and of one message on a websocket.
@@ -62,6 +83,7 @@ HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
 }
+_log = logging.getLogger("uvicorn.error")
 _LOGIN = Template("""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>Log in – Leasehold</title>
 <meta name="viewport" content="width=device-width, initial-scale=1"><link rel="stylesheet" href="/console.css">
@@ -105,8 +127,9 @@ def _marked(template: str) -> str:
 class Guard:
     """Decides on every request and websocket who may go on, and puts the headers on every answer."""
 
-    def __init__(self, app: Asgi, sessions: Sessions) -> None:
-        self.app, self._sessions = app, sessions
+    def __init__(self, app: Asgi, sessions: Sessions, open_pages: OpenPages, hosts: frozenset[str]) -> None:
+        """Guard an application. hosts: the names, in small letters, by which browsers may reach the console."""
+        self.app, self._sessions, self._open_pages, self._hosts = app, sessions, open_pages, hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -124,12 +147,14 @@ class Guard:
             if message["type"] in ("http.response.start", "websocket.http.response.start"):
                 given = MutableHeaders(scope=message)
                 given.update(HEADERS | {"content-security-policy": policy(nonce)})
-                if not scope["path"].startswith(FILES):
+                if scope["path"] not in FILES and not scope["path"].startswith(LIBRARY):
                     given["cache-control"] = "no-store"
             await send(message)
 
         refusal = self._refusal(scope, headers, session)
-        if refusal is None:
+        if refusal is None and scope["type"] == "websocket":
+            await self._websocket(scope, receive, with_headers, session=session or "")
+        elif refusal is None:
             await self.app(scope, receive, with_headers)
         elif scope["type"] == "websocket":
             await receive()
@@ -137,22 +162,45 @@ class Guard:
         else:
             await refusal(scope, receive, with_headers)
 
+    async def _websocket(self, scope: Scope, receive: Receive, send: Send, *, session: str) -> None:
+        """Let a page speak until its session is over. Who breaks the protocol ends the own websocket, in one line."""
+        with self._open_pages.websocket(session, send):
+            try:
+                await self.app(scope, receive, send)
+            except Exception as error:
+                _log.warning("a websocket ended by %s", type(error).__name__)
+                await send({"type": "websocket.close", "code": 1011})
+
     def _refusal(self, scope: Scope, headers: Headers, session: str | None) -> Response | None:
         """Return why this may not go on; None if it may."""
+        if not self._is_ours(headers.get("host", "")):
+            return PlainTextResponse("the console does not know this name of its host; see --allowed-host", 421)
         changes = scope["type"] == "websocket" or scope["method"] not in ("GET", "HEAD")
         if changes and not _same_origin(headers):
             return PlainTextResponse("the request comes from another site", 403)
         path = scope["path"]
-        if path.startswith(PUBLIC):
+        if path in PUBLIC:
             return None
         try:
             self._sessions.find(session, use=not path.startswith(SOCKET))
         except SessionOver:
             return RedirectResponse("/login", 303)
         # A websocket only: the other transport would take the events of a page by plain requests.
-        if path.startswith(SOCKET) and (scope["type"] != "websocket" or not _of_the_session(scope, session)):
+        if path.startswith(SOCKET) and (scope["type"] != "websocket" or page_of(scope, session) is None):
             return PlainTextResponse("this is no page of the session", 403)
         return None
+
+    def _is_ours(self, host: str) -> bool:
+        """True if the host that a browser names is this one. A foreign name may have been pointed here by its owner,
+        whose page would then be of the same origin as the console. That cannot be done with an address."""
+        name = urlsplit(f"//{host}").hostname or ""
+        if name in self._hosts:
+            return True
+        try:
+            ip_address(name)
+        except ValueError:
+            return False
+        return True
 
 
 def _same_origin(headers: Headers) -> bool:
@@ -161,16 +209,35 @@ def _same_origin(headers: Headers) -> bool:
     return origin is not None and host is not None and urlsplit(origin).netloc.lower() == host.lower()
 
 
-def _of_the_session(scope: Scope, session: str | None) -> bool:
-    """True if the page that opens the websocket was given to the same session."""
-    named = parse_qs(scope["query_string"].decode("latin-1")).get("client_id", [""])[0]
-    page = Page.instances.get(named)
-    return page is not None and page.request.cookies.get(COOKIE) == session
+def application(sessions: Sessions, *, hosts: frozenset[str]) -> Guard:
+    """Make the console's application. NiceGUI has one for each process, so this is called once.
+
+    hosts: the names by which browsers may reach it.
+    """
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
+    _add_log_in(app, sessions)
+    for name, kind in (("console.css", "text/css"), ("console.js", "text/javascript")):
+        app.add_route(f"/{name}", _file(name, kind))
+    _prepare_pages()
+    ui.run_with(
+        app,
+        title="Leasehold",
+        dark=None,
+        language="en-US",
+        favicon=STATIC / "icon.svg",
+        tailwind=False,
+        storage_secret=None,
+        show_welcome_message=False,
+        reconnect_timeout=10.0,
+    )
+    open_pages = OpenPages(sessions)
+    open_pages.watch()
+    return Guard(app, sessions, open_pages, hosts)
 
 
-def application(sessions: Sessions) -> Guard:
-    """Make the console's application. NiceGUI has one for each process, so this is called once."""
-    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+def _add_log_in(app: FastAPI, sessions: Sessions) -> None:
+    """Add the routes by which people log in and out."""
+    failures = Failures(now=clock.monotonic)
 
     @app.get("/login")
     async def show_login(request: Request) -> Response:
@@ -185,16 +252,25 @@ def application(sessions: Sessions) -> Guard:
             if len(sent) > MAX_FORM:
                 return _login("The text is too long to be a token.", 413)
         token = parse_qs(sent.decode("latin-1")).get("token", [""])[0].strip()
+        address = network_of(request.client.host if request.client else None) or ""
+        if failures.too_many(address):
+            return _login(f"Too many log-ins have failed. Try again in {FAILURES_WITHIN:.0f} seconds.", 429)
         try:
             client, is_operator = await asyncio.to_thread(admitted, sessions.url, token)
         except (Unauthorised, BadInput):
+            failures.add(address)
             return _login("This is no valid token of the pool.", 401)
         except Forbidden:
+            failures.add(address)
             return _login("This is the token of a bot. The console needs that of an operator or a submitter.", 403)
         except (NotReady, LeaseholdError) as error:
             return _login(f"The gateway cannot be asked: {error}", 503)
         sessions.close(request.state.session)
-        session = sessions.open(client, is_operator=is_operator)
+        try:
+            session = sessions.open(client, token, is_operator=is_operator)
+        except TooManySessions:
+            client.close()
+            return _login("Too many people are logged in. Try again later.", 503)
         answer = RedirectResponse("/", 303)
         answer.set_cookie(
             COOKIE,
@@ -213,21 +289,10 @@ def application(sessions: Sessions) -> Guard:
         answer.delete_cookie(COOKIE, httponly=True, samesite="strict")
         return answer
 
-    for name, kind in (("console.css", "text/css"), ("console.js", "text/javascript")):
-        app.add_route(f"/{name}", _file(name, kind))
-    _prepare_pages()
-    ui.run_with(
-        app,
-        title="Leasehold",
-        dark=None,
-        language="en-US",
-        favicon=STATIC / "icon.svg",
-        tailwind=False,
-        storage_secret=None,
-        show_welcome_message=False,
-        reconnect_timeout=10.0,
-    )
-    return Guard(app, sessions)
+
+def _no_page(_request: Request, _error: Exception) -> Response:
+    """Answer in plain text. NiceGUI would make a page, keep it for a minute, and log the URL, which anybody chooses."""
+    return PlainTextResponse("there is no such page", 404)
 
 
 @cache
@@ -236,6 +301,7 @@ def _prepare_pages() -> None:
     environment = jinja2.Environment(loader=jinja2.FunctionLoader(_marked), autoescape=True)
     pages_of_nicegui.templates = Jinja2Templates(env=environment)
     core.app.config.socket_io_js_transports = ["websocket"]
+    core.app.exception_handlers[404] = _no_page
     ui.add_head_html(
         '<link rel="stylesheet" href="/console.css"><script defer src="/console.js"></script>', shared=True
     )
@@ -252,12 +318,16 @@ def _login(problem: str, status: int) -> HTMLResponse:
 
 @dataclass(frozen=True)
 class Listen:
-    """Where the console listens. port: 0 = any free one. certificate, key: PEM files, for TLS."""
+    """Where the console listens. port: 0 = any free one. certificate, key: PEM files, for TLS.
+
+    names: further names by which browsers reach it, such as that of a proxy.
+    """
 
     host: str
     port: int
     certificate: Path | None = None
     key: Path | None = None
+    names: tuple[str, ...] = ()
 
     def bound(self) -> socket.socket:
         """Return a socket that listens there. Raises BadInput that names the option."""
@@ -272,32 +342,21 @@ class Listen:
             raise BadInput(option, f"cannot listen on {self.host}:{self.port}: {error.strerror}") from None
         return made
 
+    @property
+    def hosts(self) -> frozenset[str]:
+        """The names, in small letters, by which browsers may reach the console; addresses need none."""
+        own = ("localhost", self.host, socket.gethostname(), socket.getfqdn())
+        return frozenset(name.lower() for name in (*own, *self.names))
 
-class Server(uvicorn.Server):
-    """Serves until SIGTERM or SIGINT, and remembers which of them came first."""
 
-    def __init__(self, config: uvicorn.Config, *, on_ready: Callable[[], None]) -> None:
-        super().__init__(config)
-        self.stopped_by: signal.Signals | None = None
-        self._on_ready = on_ready
+class Server(HttpServer):
+    """The console's server, which remembers the first signal that it was stopped by."""
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self._on_ready()
+    stopped_by: signal.Signals | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self.stopped_by = self.stopped_by or signal.Signals(sig)
         super().handle_exit(sig, frame)
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        # Unlike uvicorn's, it does not raise the signal again once the server has stopped.
-        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 def serve(gateway: str, listen: Listen, *, on_ready: Callable[[str], None]) -> int:
@@ -310,7 +369,7 @@ def serve(gateway: str, listen: Listen, *, on_ready: Callable[[str], None]) -> i
     host = f"[{listen.host}]" if ":" in listen.host else listen.host
     address = f"{'http' if listen.certificate is None else 'https'}://{host}:{made.getsockname()[1]}"
     config = uvicorn.Config(
-        application(sessions),
+        application(sessions, hosts=listen.hosts),
         log_level="warning",
         access_log=False,
         server_header=False,
@@ -323,7 +382,11 @@ def serve(gateway: str, listen: Listen, *, on_ready: Callable[[str], None]) -> i
         config.load()
     except (OSError, ssl.SSLError) as error:
         raise BadInput("--certificate", f"cannot be used with the key: {error}") from None
-    server = Server(config, on_ready=lambda: on_ready(address))
+    most = max(1, min(allow_many_files() - RESERVED_FILES, MOST_BY_DEFAULT))
+    limits = ConnectionLimits(connections=most, per_address=max(1, most // 2))
+    # The console has no metrics of its own: what its table counts is for the gateway's.
+    table = ConnectionTable(limits, GatewayMetrics())
+    server = Server(config, table, on_listening=lambda _: on_ready(address))
     try:
         server.run(sockets=[made])
     finally:

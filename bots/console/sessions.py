@@ -3,6 +3,7 @@
 import hashlib
 import random
 import secrets
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -11,8 +12,11 @@ from leasehold.errors import Forbidden, LeaseholdError, Unauthorised
 
 #: Seconds after which a session ends that nobody uses, and after which every session ends.
 IDLE, LONGEST = 1800.0, 12 * 3600.0
-#: The most sessions at once. One more ends the session that was not used for the longest time.
-MAX_SESSIONS = 200
+#: The most sessions at once, of all tokens and of one. One more of a token ends that one of its own sessions which was
+#: not used for the longest time, and never one of another token.
+MAX_SESSIONS, MAX_SESSIONS_OF_TOKEN = 200, 20
+#: Log-ins from one address that may fail within so many seconds. Each asks the gateway.
+MAX_FAILURES, FAILURES_WITHIN = 10, 60.0
 #: Bytes of chance in the id of a session.
 ID_BYTES = 32
 #: Seconds for one call to the gateway, and for repeating a call that the gateway did not answer.
@@ -23,6 +27,10 @@ TIMEOUT, PATIENCE = 10.0, 2.0
 THEMES = ("system", "light", "dark")
 
 
+class TooManySessions(LeaseholdError):
+    """There are as many sessions as there may be, and none of them is of the token that is to have one more."""
+
+
 class SessionOver(LeaseholdError):
     """There is no such session: it never was, has expired, or was ended by a log-out."""
 
@@ -31,10 +39,11 @@ class SessionOver(LeaseholdError):
 class Session:
     """A person who is logged in. Times are seconds of the monotonic clock.
 
-    is_operator: the token's kind is operator, not submitter. theme: one of `THEMES`.
+    owner: a digest of the token. is_operator: the token's kind is operator, not submitter. theme: one of `THEMES`.
     """
 
     client: Client
+    owner: str
     is_operator: bool
     opened: float
     used: float
@@ -45,23 +54,32 @@ class Session:
 class Sessions:
     """Opens, finds and ends sessions. Only the server's event loop uses it.
 
-    url: the gateway. now: the monotonic clock.
+    url: the gateway. now: the monotonic clock. on_close: is called with the id of each session that ends while the
+    console runs.
     """
 
     def __init__(self, url: str, *, now: Callable[[], float]) -> None:
         self.url, self._now = url, now
+        self.on_close: Callable[[str], None] = lambda _: None
         self._sessions: dict[str, Session] = {}
 
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def open(self, client: Client, *, is_operator: bool) -> Session:
-        """Open a session for a token that the gateway has accepted, with an id that nobody can guess."""
+    def open(self, client: Client, token: str, *, is_operator: bool) -> Session:
+        """Open a session for a token that the gateway has accepted, with an id that nobody can guess.
+
+        Raises TooManySessions.
+        """
         self._expire()
-        while len(self._sessions) >= MAX_SESSIONS:
-            self.close(min(self._sessions.values(), key=lambda each: each.used).id)
+        owner = _digest(token)
+        own = [session for session in self._sessions.values() if session.owner == owner]
+        if len(own) >= MAX_SESSIONS_OF_TOKEN or (own and len(self._sessions) >= MAX_SESSIONS):
+            self.close(min(own, key=lambda each: each.used).id)
+        if len(self._sessions) >= MAX_SESSIONS:
+            raise TooManySessions("too many people are logged in")
         at = self._now()
-        session = Session(client, is_operator, opened=at, used=at)
+        session = Session(client, owner, is_operator, opened=at, used=at)
         self._sessions[_digest(session.id)] = session
         return session
 
@@ -87,11 +105,13 @@ class Sessions:
         session = self._sessions.pop(_digest(id or ""), None)
         if session is not None:
             session.client.close()
+            self.on_close(session.id)
 
     def close_all(self) -> None:
-        """End every session."""
-        for session in list(self._sessions.values()):
-            self.close(session.id)
+        """Forget every session and its token, when the console has stopped."""
+        for session in self._sessions.values():
+            session.client.close()
+        self._sessions.clear()
 
     def _expire(self) -> None:
         now = self._now()
@@ -103,6 +123,30 @@ class Sessions:
 def _digest(id: str) -> str:
     """The key under which a session is kept: how long a look-up takes tells nothing of the id."""
     return hashlib.sha256(id.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+class Failures:
+    """Log-ins that have failed lately, by the address that they came from. now: the monotonic clock."""
+
+    def __init__(self, *, now: Callable[[], float]) -> None:
+        self._now = now
+        self._times: dict[str, deque[float]] = {}
+
+    def too_many(self, address: str) -> bool:
+        """True if so many log-ins from this address have failed that it has to wait."""
+        self._forget()
+        return len(self._times.get(address, ())) >= MAX_FAILURES
+
+    def add(self, address: str) -> None:
+        """Count a log-in from this address that has failed."""
+        self._times.setdefault(address, deque(maxlen=MAX_FAILURES)).append(self._now())
+
+    def _forget(self) -> None:
+        since = self._now() - FAILURES_WITHIN
+        self._times = {address: times for address, times in self._times.items() if times[-1] > since}
+        for times in self._times.values():
+            while times[0] <= since:
+                times.popleft()
 
 
 def admitted(url: str, token: str) -> tuple[Client, bool]:

@@ -14,6 +14,7 @@ from leasehold.errors import LeaseholdError, Unauthorised
 from nicegui import ui
 from nicegui.elements.mixins.text_element import TextElement
 
+from bots.console.open_pages import make_room
 from bots.console.sessions import THEMES, SessionOver, Sessions
 
 T = TypeVar("T")
@@ -118,6 +119,12 @@ class Table:
         return row, shown
 
 
+def field_of(event: Any) -> tuple[Any, Any]:
+    """Return the name and the value of the field that a page says was typed into. A page may send anything."""
+    sent = event.args if isinstance(event.args, dict) else {}
+    return sent.get("field"), sent.get("value")
+
+
 class Typed:
     """What a person has typed into some fields beside the buttons that use it."""
 
@@ -141,8 +148,8 @@ class Typed:
         return self._values[name].strip()
 
     def _type(self, event: Any) -> None:
-        name, value = event.args.get("field"), event.args.get("value")
-        if name in self._values and isinstance(value, str):
+        name, value = field_of(event)
+        if isinstance(name, str) and name in self._values and isinstance(value, str):
             self._values[name] = value[:MAX_TYPED]
 
 
@@ -175,6 +182,7 @@ class View:
         self.query, state = request.query_params, request.state
         self._sessions: Sessions = state.sessions
         self._session: str = state.session
+        make_room(self._session)
         self.is_operator = self._sessions.find(self._session).is_operator
         self._looks: list[Callable[[], Awaitable[None]]] = []
         self._problems: dict[Callable[[], Awaitable[None]] | None, str] = {}
@@ -219,7 +227,7 @@ class View:
         button = node("button", f"Theme: {session.theme}", type="button", data_theme="")
 
         def choose(event: Any) -> None:
-            if event.args in THEMES:
+            if isinstance(event.args, str) and event.args in THEMES:
                 session.theme = event.args
                 button.text = f"Theme: {event.args}"
 

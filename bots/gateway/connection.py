@@ -1,19 +1,17 @@
-"""One HTTP/1.1 connection of the gateway: uvicorn's, with bounds on what arrives and strict rules for its framing.
+"""One HTTP/1.1 connection: uvicorn's, with bounds on what arrives and strict rules for its framing.
 
 Bytes are counted before the parser receives them, because it joins the pieces of a header in quadratic time. What
 intermediaries could read in two ways is refused (RFC 9112, sections 2.2, 3.2, 5.2, 6.1 and 6.3), and every refusal is a
-problem document. After a refusal nothing more of the connection is parsed.
+problem document. After a refusal nothing more of the connection is parsed. A connection that becomes a websocket keeps
+its place in the table.
 """
 
 import asyncio
 import fcntl
 import re
-import socket
-import ssl
 import struct
 import termios
-from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import httptools
 from uvicorn.config import Config
@@ -23,22 +21,12 @@ from uvicorn.server import ServerState
 from bots.gateway import problems
 from bots.gateway.connection_limits import ConnectionTable, Wait
 from bots.gateway.long_poll import HangUp
-from bots.gateway.port_sharing import AHEAD, YIELD_SECONDS, SharedPort
 
 #: A host with an optional port: a name, an IPv4 address, or an IPv6 address in brackets.
 _HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[-A-Za-z0-9._~!$&'()*+,;=%]*)(:[0-9]*)?")
 _INTEGER = struct.Struct("i")
-#: Seconds within which a client must complete the TLS handshake.
-HANDSHAKE_SECONDS = 10
-#: The most connections that an `Acceptor` accepts before other work goes on.
-_ACCEPTED_AT_ONCE = 100
-#: Seconds without accepting after a lack of files or memory.
-_ACCEPT_AGAIN_SECONDS = 1
 #: Seconds that an idle client has for the end of its TLS connection when the gateway stops.
 _FAREWELL_SECONDS = 1
-#: Counted from the beginning of a close, also while a client reads a long answer. The table cuts off earlier who does
-#: not read.
-_TLS_CLOSE_SECONDS = 3600
 
 
 class _Refusal(Exception):
@@ -81,6 +69,8 @@ class HttpConnection(HttpToolsProtocol):
         self._answering: RequestResponseCycle | None = None
         #: A refusal that waits until earlier requests are answered.
         self._last_answer: bytes | None = None
+        #: What this connection has become, where the server takes websockets.
+        self._websocket: asyncio.Protocol | None = None
 
     # Connection
 
@@ -106,6 +96,8 @@ class HttpConnection(HttpToolsProtocol):
         self._table.read(self)
         if self._admitted:
             self._table.dismiss(self._address)
+        if self._websocket is not None:
+            self._websocket.connection_lost(exc)
         # uvicorn tells only the newest request that its client is gone.
         for cycle in (self._answering, *(waiting for waiting, _ in self.pipeline)):
             if cycle is not None:
@@ -122,12 +114,20 @@ class HttpConnection(HttpToolsProtocol):
             # By TLS the end waits for the client, and an idle one may not look at its connection for hours.
             self.loop.call_later(_FAREWELL_SECONDS, self.transport.abort)
 
+    def eof_received(self) -> None:
+        if self._websocket is not None:
+            self._websocket.eof_received()
+
     def pause_writing(self) -> None:
         super().pause_writing()
+        if self._websocket is not None:
+            self._websocket.pause_writing()
         self._table.unread(self)
 
     def resume_writing(self) -> None:
         super().resume_writing()
+        if self._websocket is not None:
+            self._websocket.resume_writing()
         self._table.read(self)
 
     def expired(self, wait: Wait) -> None:
@@ -170,6 +170,9 @@ class HttpConnection(HttpToolsProtocol):
         if self._refused:
             self._drop(len(data))
             return
+        if self._websocket is not None:
+            self._websocket.data_received(data)
+            return
         if self._wait is Wait.REQUEST:
             self._enter(Wait.HEADER)
         try:
@@ -183,7 +186,7 @@ class HttpConnection(HttpToolsProtocol):
             self._refuse(self._reason_of(error))
         except httptools.HttpParserError as error:
             self._refuse(_Refusal(400, "malformed", f"is not valid HTTP/1.1: {error}"))
-        if not self._refused:
+        if not self._refused and self._websocket is None:
             self._enter_next_wait()
 
     def _room(self) -> int:
@@ -207,12 +210,25 @@ class HttpConnection(HttpToolsProtocol):
         try:
             self.parser.feed_data(piece)
         except httptools.HttpParserUpgrade as upgrade:
-            # The parser stops after a request that asks for another protocol. The request is answered in this one.
-            if rest := piece[upgrade.args[0] :]:
+            rest = piece[upgrade.args[0] :]
+            if self._should_upgrade():
+                self._become_websocket(bytes(rest))
+            elif rest:  # the parser stops after a request that asks for another protocol; it is answered in this one
                 self._feed(rest)
         most = self._limits.framing_bytes
         if self._in_body and (self._framing_bytes > most or self._trailer_bytes > most):
             raise _Refusal(400, "framing", "has chunks that are too small, or extensions or trailers that are too long")
+
+    def _become_websocket(self, first: bytes) -> None:
+        """Hand what arrives to a websocket, which writes to the same transport. first: its first bytes."""
+        if self.pipeline or (self.cycle is not None and not self.cycle.response_complete):
+            raise _malformed("asks for a websocket while an earlier request is not answered")
+        self._enter(None)
+        self.handle_websocket_upgrade()
+        self._websocket = cast(asyncio.Protocol, self.transport.get_protocol())
+        self.transport.set_protocol(self)
+        if first:
+            self._websocket.data_received(first)
 
     def _drop(self, size: int) -> None:
         self._dropped += size
@@ -372,112 +388,3 @@ class HttpConnection(HttpToolsProtocol):
 
 def _malformed(detail: str) -> _Refusal:
     return _Refusal(400, "malformed", detail)
-
-
-class Acceptor:
-    """Accepts connections where asyncio does not suffice: with TLS, and from a port that processes share.
-
-    A connection with TLS has its place in the table from its first packet on, not only once it can speak. Who comes
-    while there is no place is cut off without an answer, which would need a handshake.
-    """
-
-    def __init__(
-        self,
-        listener: socket.socket,
-        context: ssl.SSLContext | None,
-        *,
-        table: ConnectionTable,
-        make: Callable[[], HttpConnection],
-        port: SharedPort | None = None,
-    ) -> None:
-        """Begin to accept. context: None = no TLS. make: makes a connection, with TLS one that is in the table."""
-        self._listener, self._context, self._table, self._make = listener, context, table, make
-        self._port = port
-        self._loop = asyncio.get_running_loop()
-        self._handshakes: set[asyncio.Task[None]] = set()
-        listener.setblocking(False)
-        self._resume()
-
-    def close(self) -> None:
-        """Accept no more, and end the handshakes that are under way."""
-        if self._listener.fileno() != -1:
-            self._loop.remove_reader(self._listener)
-            self._listener.close()
-        for handshake in self._handshakes:
-            handshake.cancel()
-
-    async def wait_closed(self) -> None:
-        """Return when all handshakes have ended."""
-        await asyncio.gather(*self._handshakes, return_exceptions=True)
-
-    def _resume(self) -> None:
-        if self._listener.fileno() != -1:
-            self._loop.add_reader(self._listener, self._accept)
-
-    def _pause(self, seconds: float, then: Callable[[], None]) -> None:
-        self._loop.remove_reader(self._listener)
-        self._loop.call_later(seconds, then)
-
-    def _accept(self) -> None:
-        for _ in range(_ACCEPTED_AT_ONCE):
-            if self._port is not None and not self._port.is_my_turn:
-                self._pause(YIELD_SECONDS, self._accept_what_is_left)
-                return
-            if not self._accept_one():
-                return
-
-    def _accept_what_is_left(self) -> None:
-        """Take what the other processes have not taken. Only a few at a time, so that they can still come."""
-        self._resume()
-        for _ in range(AHEAD + 1):
-            if self._listener.fileno() == -1 or not self._accept_one():
-                return
-
-    def _accept_one(self) -> bool:
-        """Accept a connection; return False if there is none, or if none can be accepted for a while."""
-        try:
-            accepted, _ = self._listener.accept()
-        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-            return False
-        except OSError:  # no more files or memory
-            self._table.refused("files")
-            self._pause(_ACCEPT_AGAIN_SECONDS, self._resume)
-            return False
-        if self._port is not None:
-            self._port.took_one()
-        self._begin(accepted)
-        return True
-
-    def _begin(self, accepted: socket.socket) -> None:
-        try:
-            peer = accepted.getpeername()
-        except OSError:  # it has gone already
-            accepted.close()
-            return
-        address = str(peer[0]) if isinstance(peer, tuple) else None  # a Unix socket has none
-        if self._context is not None and self._table.admit(address) is not None:
-            accepted.close()
-            return
-        accepted.setblocking(False)
-        handshake = self._loop.create_task(self._shake_hands(accepted, address))
-        self._handshakes.add(handshake)
-        handshake.add_done_callback(self._handshakes.discard)
-
-    async def _shake_hands(self, accepted: socket.socket, address: str | None) -> None:
-        connection = self._make()
-        if self._context is None:
-            await self._loop.connect_accepted_socket(lambda: connection, accepted)
-            return
-        try:
-            await self._loop.connect_accepted_socket(
-                lambda: connection,
-                accepted,
-                ssl=self._context,
-                ssl_handshake_timeout=HANDSHAKE_SECONDS,
-                ssl_shutdown_timeout=_TLS_CLOSE_SECONDS,
-            )
-        except OSError:  # also an SSLError, and a client that took too long or hung up
-            self._table.refused("handshake")
-        finally:
-            if not connection.was_made:
-                self._table.dismiss(address)

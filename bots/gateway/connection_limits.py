@@ -1,4 +1,4 @@
-"""Limits of the gateway's connections: how many there are, how long each may take, and how much may stay unread.
+"""Limits of a server's connections: how many there are, how long each may take, and how much may stay unread.
 
 One table per server holds all connections. Each waits for at most one thing at a time, and all that wait for the same
 thing have the same time for it. So each kind of wait is a queue in the order of its deadlines, and `sweep` looks only
@@ -114,7 +114,7 @@ class ConnectionTable:
 
     def admit(self, address: str | None) -> str | None:
         """Count a connection; return the reason if there is no place for it. None as address: a Unix socket."""
-        network = _network(address)
+        network = network_of(address)
         reason = None
         if self._open >= self.limits.connections:
             reason = "connections"
@@ -131,7 +131,7 @@ class ConnectionTable:
 
     def dismiss(self, address: str | None) -> None:
         """Give back the place of an admitted connection."""
-        network = _network(address)
+        network = network_of(address)
         self._open -= 1
         self._metrics.connections.dec()
         if network:
@@ -203,8 +203,8 @@ def _older(members: dict[Waiting, float], moment: float) -> Iterator[Waiting]:
         yield connection
 
 
-def _network(address: str | None) -> str | None:
-    """Return what connections are counted by: the address, or the network of an IPv6 address."""
+def network_of(address: str | None) -> str | None:
+    """Return what clients are counted by: the address, or the network of an IPv6 address."""
     if address is None or ":" not in address:
         return address
     parsed = ip_address(address)

@@ -1,26 +1,17 @@
-"""The gateway's HTTP server: its sockets, its start and stop."""
+"""The gateway's HTTP server: its settings, its start and stop."""
 
-import asyncio
 import contextlib
-import resource
-import signal
 import socket
 import ssl
-import sys
-import threading
-from collections.abc import Callable, Generator
-from functools import partial
-from typing import Any
+from collections.abc import Callable
 
 import uvicorn
 from fastapi import FastAPI
 from leasehold.errors import BadInput
-from uvicorn.config import STARTUP_FAILURE
 
-from bots.gateway.connection import Acceptor, HttpConnection
 from bots.gateway.connection_limits import MOST_BY_DEFAULT, RESERVED_FILES, ConnectionLimits, ConnectionTable
-from bots.gateway.listening import BACKLOG, bind, url_of
-from bots.gateway.port_sharing import SharedPort
+from bots.gateway.http_server import HttpServer, allow_many_files
+from bots.gateway.listening import bind, url_of
 from bots.gateway.settings import GatewaySettings
 from schema import clock
 from schema.gc_tuning import infrequent_gc
@@ -34,8 +25,8 @@ SHUTDOWN_SECONDS = 10
 GARBAGE = (10_000, 5, 40)
 
 
-class Server(uvicorn.Server):
-    """A uvicorn server that reports its address, answers long polls at its end, and stops without a signal."""
+class Server(HttpServer):
+    """The server of a gateway's application, which reports its address and answers long polls at its end."""
 
     def __init__(
         self,
@@ -50,25 +41,22 @@ class Server(uvicorn.Server):
         It accepts from the port that the application shares with other processes, if it does, else from one of its own.
         """
         if limits is None:
-            limits = connection_limits(settings, files=_allow_many_files())
-        self._connections = ConnectionTable(limits, app.state.metrics)
-        super().__init__(
-            uvicorn.Config(
-                app,
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,  # nothing here asks for the address of a client behind a proxy
-                lifespan="on",
-                timeout_graceful_shutdown=SHUTDOWN_SECONDS,
-                ws="none",
-                ssl_certfile=settings.tls_cert,
-                ssl_keyfile=settings.tls_key,
-            )
+            limits = connection_limits(settings, files=allow_many_files())
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,  # nothing here asks for the address of a client behind a proxy
+            lifespan="on",
+            timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+            ws="none",
+            ssl_certfile=settings.tls_cert,
+            ssl_keyfile=settings.tls_key,
         )
-        self.servers: list[Any] = []  # uvicorn closes them at the end
+        table = ConnectionTable(limits, app.state.metrics)
+        super().__init__(config, table, on_listening=self._listens, port=app.state.shared_port)
         self._app, self._settings, self._on_ready = app, settings, on_ready
-        self._port: SharedPort | None = app.state.shared_port
 
     def serve_until_stopped(self) -> None:
         """Serve until `stop` is called; in the main thread also until SIGTERM or SIGINT.
@@ -88,37 +76,12 @@ class Server(uvicorn.Server):
         if self._settings.unix_socket is not None:
             self._settings.unix_socket.unlink(missing_ok=True)
 
-    def stop(self) -> None:
-        """Ask the server to stop; any thread may call this."""
-        self.should_exit = True
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        # Instead of uvicorn's, which makes other connections and does not count those in their handshake.
-        await self.lifespan.startup()
-        if self.lifespan.should_exit:
-            sys.exit(STARTUP_FAILURE)
-        tls = self.config.ssl
-        loop = asyncio.get_running_loop()
-        for listener in sockets or ():
-            made: asyncio.AbstractServer | Acceptor
-            if tls is None and self._port is None:
-                made = await loop.create_server(self._connection, sock=listener, backlog=BACKLOG)
-            else:
-                make = partial(self._connection, admitted=tls is not None)
-                made = Acceptor(listener, tls, table=self._connections, make=make, port=self._port)
-            self.servers.append(made)
-            self._on_ready(url_of(self._settings, listener))
-            if self._port is not None:
-                self._port.has(0)
-        self.started = True
-
-    def _connection(self, *, admitted: bool = False) -> HttpConnection:
-        return HttpConnection(
-            self.config, self.server_state, self.lifespan.state, table=self._connections, admitted=admitted
-        )
+    def _listens(self, listener: socket.socket) -> None:
+        self._on_ready(url_of(self._settings, listener))
+        if self._port is not None:
+            self._port.has(0)
 
     async def on_tick(self, counter: int) -> bool:
-        self._connections.sweep()
         if self._port is not None and not self.should_exit:
             self._port.has(self._connections.open)
             self._port.publish(self._app.state.metrics.registry, now=clock.monotonic())
@@ -129,19 +92,6 @@ class Server(uvicorn.Server):
             self._port.leave()
         self._app.state.polls.end()
         await super().shutdown(sockets=sockets)
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        numbers = (signal.SIGINT, signal.SIGTERM)
-        before = {number: signal.signal(number, self.handle_exit) for number in numbers}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 def connection_limits(settings: GatewaySettings, *, files: int) -> ConnectionLimits:
@@ -157,12 +107,3 @@ def connection_limits(settings: GatewaySettings, *, files: int) -> ConnectionLim
             f"{most} of them need {most + RESERVED_FILES} open files, but this process may have {files} (ulimit -n)",
         )
     return ConnectionLimits(connections=most, per_address=settings.max_connections_per_address or max(1, most // 2))
-
-
-def _allow_many_files() -> int:
-    """Raise the soft limit of open files to the hard one, because each connection is a file; return the limit."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return sys.maxsize if files == resource.RLIM_INFINITY else files

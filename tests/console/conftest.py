@@ -10,8 +10,8 @@ from tests.support.servers import Databases
 
 
 @pytest.fixture(scope="module")
-def shown(databases: Databases, template: str) -> Iterator[Console]:
-    with console(databases, template) as running:
+def shown(databases: Databases, template: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
+    with console(databases, template, tmp_path_factory.mktemp("console") / "log") as running:
         yield running
 
 

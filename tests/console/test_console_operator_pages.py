@@ -35,9 +35,9 @@ def alive(connection: Any) -> None:
 
 
 @pytest.fixture(scope="module")
-def shown(databases: Databases, template: str) -> Iterator[Console]:
+def shown(databases: Databases, template: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
     """A console on a pool with an assigner, a gateway, a sampled decision, and a row of the audit that is a script."""
-    with console(databases, template) as running:
+    with console(databases, template, tmp_path_factory.mktemp("console") / "log") as running:
         seen = Seen.model_validate(
             {"units": 1, "label": HOSTILE, "locality_hint": "a", "of": 3, "candidates": CANDIDATES}
         )

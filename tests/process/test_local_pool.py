@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from leasehold.errors import BadInput, Conflict, LeaseholdError
 
-from assigner.process.children import Child, Children, Role
+from assigner.process.children import MAX_LOG_BYTES, Child, Children, Role
 from assigner.process.local_pool import LocalBot, LocalPool, check_app, hold_data_directory, write_file
 from schema import clock
 from tests.support.patience import eventually
@@ -63,6 +63,23 @@ def test_a_child_that_dies_is_started_again(children: Children, messages: list[s
     eventually(reborn)
     assert messages[0].startswith("one was killed by SIGKILL: up; starting it again in ")
     assert messages[1] == "one runs again"
+
+
+def test_the_log_of_a_child_that_runs_is_bounded_and_its_end_is_kept(children: Children, tmp_path: Path) -> None:
+    go_on = tmp_path / "go on"
+    code = f"""from pathlib import Path
+print("x" * {MAX_LOG_BYTES}, flush=True)
+while not Path({str(go_on)!r}).exists():
+    time.sleep(0.05)
+print("last")"""
+    children.start(child("one", FOLLOWER + code))
+    log = tmp_path / "one.log"
+    eventually(lambda: log.exists() and log.stat().st_size > MAX_LOG_BYTES)
+    children.run_once()
+    assert log.stat().st_size == 0
+    assert (tmp_path / "one.log.1").stat().st_size > MAX_LOG_BYTES
+    go_on.touch()
+    eventually(lambda: log.read_text() == "last\n")
 
 
 def test_a_child_that_keeps_dying_is_started_ever_more_seldom(tmp_path: Path, messages: list[str]) -> None:

@@ -9,7 +9,7 @@ from leasehold.errors import BadInput, NotFound
 from nicegui import ui
 
 from bots.console.settings_tables import Source, show_tables
-from bots.console.view import SLOW, Cell, Table, View, node
+from bots.console.view import SLOW, Cell, Table, View, field_of, node
 from bots.console.words import text, time
 
 #: The most sampled decisions, and candidates of one of them, on the page.
@@ -142,8 +142,8 @@ class Trial:
         view.live(self._refresh, seconds=SLOW)
 
     def _type(self, event: Any) -> None:
-        name, value = event.args.get("field"), event.args.get("value")
-        if name in self._typed and isinstance(value, str):
+        name, value = field_of(event)
+        if isinstance(name, str) and name in self._typed and isinstance(value, str):
             self._typed[name] = value[:20].strip()
 
     async def _try(self) -> None:

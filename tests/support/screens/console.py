@@ -1,6 +1,7 @@
 """The console as a process of its own, before a gateway on a database of a test module, and browsers that show it."""
 
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
+from leasehold.client import Client
 
 from schema.timing import Timing
 from tests.support.patience import MINUTE
@@ -23,9 +25,13 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 @dataclass(frozen=True)
 class Console:
-    """A console that listens at `url`, the gateway behind it, and tokens of an operator and of two submitters."""
+    """A console that listens at `url`, the gateway behind it, and tokens of an operator and of two submitters.
+
+    log: what it has written to standard error.
+    """
 
     url: str
+    log: Path
     served: Served
     operator: str
     ours: str
@@ -42,9 +48,24 @@ class Console:
             yield http
 
 
+class Clock:
+    """A clock that stands still until a test moves it."""
+
+    def __init__(self) -> None:
+        self.at = 0.0
+
+    def __call__(self) -> float:
+        return self.at
+
+
+def unasked() -> Client:
+    """A client of a gateway that nobody asks anything."""
+    return Client("http://127.0.0.1:9", "token", chance=random.Random(0))
+
+
 @contextmanager
-def console(databases: Databases, template: str) -> Iterator[Console]:
-    """Run a gateway on a database of its own and the console before it, inside the block."""
+def console(databases: Databases, template: str, log: Path) -> Iterator[Console]:
+    """Run a gateway on a database of its own and the console before it, inside the block. log: for what it says."""
     pytest.importorskip("nicegui", reason="the console needs the extra leasehold[console]")
     url = databases.make(template=template)
     database = opened(url)
@@ -53,13 +74,15 @@ def console(databases: Databases, template: str) -> Iterator[Console]:
         with serving(database, timing) as served:
             command = [sys.executable, "-m", "assigner.cli.main", "console", "--url", served.url, "--port", "0"]
             environ = {name: value for name, value in os.environ.items() if not name.startswith("LEASEHOLD_")}
-            process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ)
+            with log.open("w") as errors:
+                process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environ)
             assert process.stdout is not None
             try:
                 said = process.stdout.readline()
-                assert " listens at " in said, f"the console did not start: {said!r}"
+                assert " listens at " in said, f"the console did not start: {said!r} {log.read_text()}"
                 yield Console(
                     said.rpartition(" ")[2].strip(),
+                    log,
                     served,
                     served.token("operator"),
                     served.token("submitter", instance="ours"),

@@ -1,0 +1,216 @@
+"""An HTTP server on bounded connections: what the gateway and the console have in common.
+
+It is uvicorn's, with connections that keep to the limits of a ConnectionTable, also while a client shakes hands for
+TLS.
+"""
+
+import asyncio
+import contextlib
+import resource
+import signal
+import socket
+import ssl
+import sys
+import threading
+from collections.abc import Callable, Generator
+from functools import partial
+from typing import Any
+
+import uvicorn
+from uvicorn.config import STARTUP_FAILURE
+
+from bots.gateway.connection import HttpConnection
+from bots.gateway.connection_limits import ConnectionTable
+from bots.gateway.listening import BACKLOG
+from bots.gateway.port_sharing import AHEAD, YIELD_SECONDS, SharedPort
+
+#: Seconds within which a client must complete the TLS handshake.
+HANDSHAKE_SECONDS = 10
+#: The most connections that an `Acceptor` accepts before other work goes on.
+_ACCEPTED_AT_ONCE = 100
+#: Seconds without accepting after a lack of files or memory.
+_ACCEPT_AGAIN_SECONDS = 1
+#: Counted from the beginning of a close, also while a client reads a long answer. The table cuts off earlier who does
+#: not read.
+_TLS_CLOSE_SECONDS = 3600
+
+
+class HttpServer(uvicorn.Server):
+    """Serves on bounded connections until `stop`; in the main thread also until SIGTERM or SIGINT.
+
+    on_listening: is called for each socket once connections to it are accepted. port: one that processes share.
+    """
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        table: ConnectionTable,
+        *,
+        on_listening: Callable[[socket.socket], None],
+        port: SharedPort | None = None,
+    ) -> None:
+        super().__init__(config)
+        self.servers: list[Any] = []  # uvicorn closes them at the end
+        self._connections, self._on_listening, self._port = table, on_listening, port
+
+    def stop(self) -> None:
+        """Ask the server to stop; any thread may call this."""
+        self.should_exit = True
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        # Instead of uvicorn's, which makes other connections and does not count those in their handshake.
+        await self.lifespan.startup()
+        if self.lifespan.should_exit:
+            sys.exit(STARTUP_FAILURE)
+        tls = self.config.ssl
+        loop = asyncio.get_running_loop()
+        for listener in sockets or ():
+            made: asyncio.AbstractServer | Acceptor
+            if tls is None and self._port is None:
+                made = await loop.create_server(self._connection, sock=listener, backlog=BACKLOG)
+            else:
+                make = partial(self._connection, admitted=tls is not None)
+                made = Acceptor(listener, tls, table=self._connections, make=make, port=self._port)
+            self.servers.append(made)
+            self._on_listening(listener)
+        self.started = True
+
+    def _connection(self, *, admitted: bool = False) -> HttpConnection:
+        return HttpConnection(
+            self.config, self.server_state, self.lifespan.state, table=self._connections, admitted=admitted
+        )
+
+    async def on_tick(self, counter: int) -> bool:
+        self._connections.sweep()
+        return await super().on_tick(counter)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        # Unlike uvicorn's, it does not raise the signal again once the server has stopped.
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+class Acceptor:
+    """Accepts connections where asyncio does not suffice: with TLS, and from a port that processes share.
+
+    A connection with TLS has its place in the table from its first packet on, not only once it can speak. Who comes
+    while there is no place is cut off without an answer, which would need a handshake.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        context: ssl.SSLContext | None,
+        *,
+        table: ConnectionTable,
+        make: Callable[[], HttpConnection],
+        port: SharedPort | None = None,
+    ) -> None:
+        """Begin to accept. context: None = no TLS. make: makes a connection, with TLS one that is in the table."""
+        self._listener, self._context, self._table, self._make = listener, context, table, make
+        self._port = port
+        self._loop = asyncio.get_running_loop()
+        self._handshakes: set[asyncio.Task[None]] = set()
+        listener.setblocking(False)
+        self._resume()
+
+    def close(self) -> None:
+        """Accept no more, and end the handshakes that are under way."""
+        if self._listener.fileno() != -1:
+            self._loop.remove_reader(self._listener)
+            self._listener.close()
+        for handshake in self._handshakes:
+            handshake.cancel()
+
+    async def wait_closed(self) -> None:
+        """Return when all handshakes have ended."""
+        await asyncio.gather(*self._handshakes, return_exceptions=True)
+
+    def _resume(self) -> None:
+        if self._listener.fileno() != -1:
+            self._loop.add_reader(self._listener, self._accept)
+
+    def _pause(self, seconds: float, then: Callable[[], None]) -> None:
+        self._loop.remove_reader(self._listener)
+        self._loop.call_later(seconds, then)
+
+    def _accept(self) -> None:
+        for _ in range(_ACCEPTED_AT_ONCE):
+            if self._port is not None and not self._port.is_my_turn:
+                self._pause(YIELD_SECONDS, self._accept_what_is_left)
+                return
+            if not self._accept_one():
+                return
+
+    def _accept_what_is_left(self) -> None:
+        """Take what the other processes have not taken. Only a few at a time, so that they can still come."""
+        self._resume()
+        for _ in range(AHEAD + 1):
+            if self._listener.fileno() == -1 or not self._accept_one():
+                return
+
+    def _accept_one(self) -> bool:
+        """Accept a connection; return False if there is none, or if none can be accepted for a while."""
+        try:
+            accepted, _ = self._listener.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return False
+        except OSError:  # no more files or memory
+            self._table.refused("files")
+            self._pause(_ACCEPT_AGAIN_SECONDS, self._resume)
+            return False
+        if self._port is not None:
+            self._port.took_one()
+        self._begin(accepted)
+        return True
+
+    def _begin(self, accepted: socket.socket) -> None:
+        try:
+            peer = accepted.getpeername()
+        except OSError:  # it has gone already
+            accepted.close()
+            return
+        address = str(peer[0]) if isinstance(peer, tuple) else None  # a Unix socket has none
+        if self._context is not None and self._table.admit(address) is not None:
+            accepted.close()
+            return
+        accepted.setblocking(False)
+        handshake = self._loop.create_task(self._shake_hands(accepted, address))
+        self._handshakes.add(handshake)
+        handshake.add_done_callback(self._handshakes.discard)
+
+    async def _shake_hands(self, accepted: socket.socket, address: str | None) -> None:
+        connection = self._make()
+        if self._context is None:
+            await self._loop.connect_accepted_socket(lambda: connection, accepted)
+            return
+        try:
+            await self._loop.connect_accepted_socket(
+                lambda: connection,
+                accepted,
+                ssl=self._context,
+                ssl_handshake_timeout=HANDSHAKE_SECONDS,
+                ssl_shutdown_timeout=_TLS_CLOSE_SECONDS,
+            )
+        except OSError:  # also an SSLError, and a client that took too long or hung up
+            self._table.refused("handshake")
+        finally:
+            if not connection.was_made:
+                self._table.dismiss(address)
+
+
+def allow_many_files() -> int:
+    """Raise the soft limit of open files to the hard one, because each connection is a file; return the limit."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if files == resource.RLIM_INFINITY else files
