@@ -120,7 +120,7 @@ class Schedules:
         if wait is None:
             return POLL_INTERVAL
         still_due = (Result.HELD, Result.FAILED)
-        least = HELD_INTERVAL if done and all(each.result in still_due for each in done) else 0.0
+        least = HELD_INTERVAL if all(each.result in still_due for each in done) else 0.0
         return min(max(wait, least), POLL_INTERVAL)
 
     def _handled(self, schedule_id: int) -> Outcome:

@@ -121,13 +121,14 @@ EVER = 1e9
 MAX_DEAD_ENDS = 100_000
 
 # The lower bound on `due_at` matters while an old snapshot is open: then the index keeps every lease that ended since,
-# and most of these were due by now.
+# and most of these were due by now. Locked leases are skipped while reading, so that those in front keep no others
+# waiting.
 OVERDUE = text("""
 SELECT job_id, fence, state FROM leases
 WHERE state IN ('pending', 'active', 'cancelling') AND due_at < now()
     AND due_at >= now() - make_interval(secs => :since)
     AND NOT (state = 'cancelling' AND EXISTS (SELECT FROM bots b WHERE b.id = leases.bot_id AND b.closing))
-ORDER BY due_at LIMIT :limit
+ORDER BY due_at LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
 """)
 
 

@@ -103,13 +103,12 @@ REVIEW_LIMIT = 500
 # A charge may have lost some of its weight meanwhile. Bots that somebody else is at work on are left for the next time.
 RETURN_CHARGES = text("""
 WITH due AS MATERIALIZED (
-    SELECT job_id, bot_id FROM blames WHERE returned_at IS NOT NULL AND bot_id IS NOT NULL LIMIT :limit
-), held AS MATERIALIZED (
-    SELECT id FROM bots WHERE id = ANY (ARRAY(SELECT bot_id FROM due)) ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
+    SELECT x.job_id, x.bot_id FROM blames x JOIN bots b ON b.id = x.bot_id
+    WHERE x.returned_at IS NOT NULL AND x.bot_id IS NOT NULL
+    ORDER BY x.bot_id LIMIT :limit FOR NO KEY UPDATE OF b SKIP LOCKED
 ), given AS MATERIALIZED (
     SELECT d.job_id, d.bot_id, j.label FROM due d
     CROSS JOIN LATERAL (SELECT label FROM jobs WHERE id = d.job_id OFFSET 0) j
-    WHERE d.bot_id = ANY (ARRAY(SELECT id FROM held))
 ), back AS (
     UPDATE bot_success s SET failures = greatest(0, s.failures - g.charges), returned = s.returned + g.charges
     FROM (SELECT bot_id, label, count(*) AS charges FROM given GROUP BY bot_id, label) g

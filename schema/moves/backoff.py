@@ -72,12 +72,13 @@ RETURNING j.constrained
 # queue that this statement does not see yet: its wait stays. Queues are made in the order in which submits make them.
 STOP_PREFERRING = text("""
 WITH due AS MATERIALIZED (
-    SELECT job_id, seconds FROM preference_waits WHERE until <= now() ORDER BY until LIMIT :limit
-    FOR UPDATE SKIP LOCKED
+    SELECT w.job_id, w.seconds, j.queue, j.state, j.finished_at, j.queued_at
+    FROM preference_waits w JOIN jobs j ON j.id = w.job_id
+    WHERE w.until <= now() ORDER BY w.until LIMIT :limit FOR NO KEY UPDATE OF w, j SKIP LOCKED
 ), found AS MATERIALIZED (
-    SELECT j.id, j.queue, j.state, j.finished_at IS NULL AS is_unfinished, d.seconds,
-        j.queued_at + make_interval(secs => d.seconds) AS until
-    FROM due d JOIN jobs j ON j.id = d.job_id ORDER BY j.id FOR NO KEY UPDATE OF j SKIP LOCKED
+    SELECT job_id AS id, queue, state, finished_at IS NULL AS is_unfinished, seconds,
+        queued_at + make_interval(secs => seconds) AS until
+    FROM due
 ), later AS (
     UPDATE preference_waits w SET until = CASE WHEN f.state = 'blocked'
         THEN now() + make_interval(secs => greatest(f.seconds, :patience)) ELSE f.until END
@@ -94,9 +95,7 @@ WITH due AS MATERIALIZED (
         WHERE q.required IS NOT NULL AND q.id = ANY (ARRAY(SELECT queue FROM over WHERE is_unfinished))
         ORDER BY q.cohort, q.instance, q.required, q.units, q.constraint_set, q.preferred OFFSET 0) k
 ), ended AS (
-    DELETE FROM preference_waits w USING due d
-    WHERE w.job_id = d.job_id
-        AND (d.job_id IN (SELECT id FROM over) OR NOT EXISTS (SELECT FROM jobs j WHERE j.id = d.job_id))
+    DELETE FROM preference_waits w USING over o WHERE w.job_id = o.id
 )
 UPDATE jobs j SET queue = k.new_id, platform = k.required
 FROM over o JOIN known_queues k ON k.id = o.queue WHERE j.id = o.id AND o.is_unfinished

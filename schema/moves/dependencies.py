@@ -162,7 +162,11 @@ SELECT count(*) FROM (SELECT FROM graph_nodes WHERE dead_ends > 0 AND outcome IS
 """)
 # Whoever has the whole table of jobs for himself waits for those who have written some, and they wait for nodes.
 JOBS_FIRST = text("LOCK TABLE jobs IN ROW EXCLUSIVE MODE")
-DUE = text("SELECT job_id FROM graph_nodes WHERE due AND outcome IS NULL ORDER BY job_id LIMIT :limit")
+# Locked jobs are skipped while reading, so that those in front keep no others waiting.
+DUE = text("""
+SELECT n.job_id FROM graph_nodes n JOIN jobs j ON j.id = n.job_id
+WHERE n.due AND n.outcome IS NULL ORDER BY n.job_id LIMIT :limit FOR NO KEY UPDATE OF j SKIP LOCKED
+""")
 
 
 @dataclass(frozen=True)
@@ -202,11 +206,9 @@ def _tell(events: Sequence[tuple[str, int, str | None]]) -> None:
 
 def unblock_due(connection: Connection, limit: int) -> UnblockResult:
     """Do what was left to do for up to `limit` nodes."""
-    due = [row.job_id for row in connection.execute(DUE, {"limit": limit})]
-    if not due:
-        return UnblockResult()
     connection.execute(JOBS_FIRST)
-    return unblock(connection, {}, due=due)
+    due = [row.job_id for row in connection.execute(DUE, {"limit": limit})]
+    return unblock(connection, {}, due=due) if due else UnblockResult()
 
 
 def any_open_graph(connection: Connection) -> bool:

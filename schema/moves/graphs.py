@@ -45,12 +45,13 @@ SELECT j.public_id FROM graph_nodes n
 CROSS JOIN LATERAL (SELECT * FROM jobs WHERE id = n.job_id OFFSET 0) j
 WHERE n.graph = :id AND n.outcome IS NULL AND {_GOING_ON} ORDER BY j.id LIMIT :limit
 """)
-# What is left of graphs that were given up by somebody who did not cancel their jobs.
+# What is left of graphs that were given up by somebody who did not cancel their jobs, and is not locked.
 LEFT_OVER = text(f"""
 SELECT j.public_id FROM graphs g
 CROSS JOIN LATERAL (SELECT job_id FROM graph_nodes n WHERE n.graph = g.id AND n.outcome IS NULL OFFSET 0) n
-CROSS JOIN LATERAL (SELECT * FROM jobs WHERE id = n.job_id OFFSET 0) j
-WHERE g.finished_at IS NULL AND g.state IN ('replaced', 'cancelled') AND {_GOING_ON} ORDER BY j.id LIMIT :limit
+JOIN jobs j ON j.id = n.job_id
+WHERE g.finished_at IS NULL AND g.state IN ('replaced', 'cancelled') AND {_GOING_ON}
+LIMIT :limit FOR NO KEY UPDATE OF j SKIP LOCKED
 """)
 FINISH = text("""
 WITH over AS MATERIALIZED (

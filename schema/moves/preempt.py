@@ -105,9 +105,7 @@ _OVER = f"kept_units > 0 AND (kept_until < clock_timestamp() OR NOT ({HEALTHY.of
 # Bots are found in the order of the index of those that keep units.
 RELEASE = text(f"""
 WITH over AS MATERIALIZED (
-    SELECT id, kept_units FROM bots
-    WHERE id = ANY (ARRAY(SELECT id FROM bots WHERE {_OVER} ORDER BY kept_for LIMIT :limit)) AND {_OVER}
-    ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
+    SELECT id, kept_units FROM bots WHERE {_OVER} ORDER BY kept_for LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
 )
 UPDATE bots b SET kept_units = 0 FROM over o WHERE b.id = o.id
 RETURNING b.id, b.name, (SELECT name FROM instances WHERE id = b.kept_for) AS instance, o.kept_units,

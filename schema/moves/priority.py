@@ -243,11 +243,11 @@ LATER = 600
 # not before. A hastened job's rank is below every priority, in the order of the slack. One that is promoted heads the
 # level above, so that nothing that keeps coming in can keep it waiting.
 REVIEW_WAITING = text(f"""
-WITH due AS MATERIALIZED (
-    SELECT job_id FROM job_constraints WHERE watch_at IS NOT NULL AND watch_at <= now() ORDER BY watch_at LIMIT :limit
-), held AS MATERIALIZED (
-    SELECT id, public_id, state, fence, rank, queued_at, queue, constrained, finished_at FROM jobs
-    WHERE id = ANY (ARRAY(SELECT job_id FROM due)) ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
+WITH held AS MATERIALIZED (
+    SELECT j.id, j.public_id, j.state, j.fence, j.rank, j.queued_at, j.queue, j.constrained, j.finished_at
+    FROM job_constraints t JOIN jobs j ON j.id = t.job_id
+    WHERE t.watch_at IS NOT NULL AND t.watch_at <= now()
+    ORDER BY t.watch_at LIMIT :limit FOR NO KEY UPDATE OF j SKIP LOCKED
 ), known AS MATERIALIZED (
     SELECT h.*, t.deadline, t.promoted_at, t.at_risk, s.critical, s.high, s.normal,
         h.constrained AND h.state = 'queued' AS waits,
@@ -294,7 +294,7 @@ WITH due AS MATERIALIZED (
     INSERT INTO stored_events (job_id, move, from_state, to_state, fence, actor, details)
     SELECT id, move, 'queued', 'queued', fence, :actor, details FROM told
 )
-SELECT (SELECT count(*) FROM due) AS looked, t.public_id, t.move, t.details->>'to' AS level
+SELECT (SELECT count(*) FROM held) AS looked, t.public_id, t.move, t.details->>'to' AS level
 FROM (SELECT) one LEFT JOIN told t ON true
 """)
 
@@ -310,7 +310,7 @@ class ReviewedJob:
 
 
 def review_waiting(connection: Connection, limit: int, *, actor: str) -> tuple[int, list[ReviewedJob]]:
-    """Look at up to `limit` jobs that are due for it; returns how many were due, and what has become of them.
+    """Look at up to `limit` jobs that are due for it; returns how many, and what has become of them.
 
     A job that has stayed in one level for as long as the policy allows moves up by one; its class stays. Rows that
     somebody else has locked are left for the next time.

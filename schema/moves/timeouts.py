@@ -57,8 +57,8 @@ _AGED = """w.queued_at < now() - make_interval(secs => {age}) AND w.kills = 0
                 SELECT coalesce(sum((e.details->>'held_seconds')::double precision), 0) FROM stored_events e
                 WHERE e.job_id = w.id AND e.move = 'release'))"""
 # Ceilings of labels are judged by the index of waiting labels, all others queue by queue. A job that waits to be tried
-# again is judged when it is ready again. Without ceilings, no queue is read. What has changed since it was judged has
-# another fence and is left alone.
+# again is judged when it is ready again. Without ceilings, no queue is read. Locked jobs are skipped while reading, so
+# that those in front keep no others waiting. What has changed since it was judged has another fence and is left alone.
 AGE_OUT = text(f"""
 WITH aged AS MATERIALIZED (
     SELECT w.id, w.fence FROM (
@@ -69,19 +69,18 @@ WITH aged AS MATERIALIZED (
         GROUP BY q.id, q.constraint_set) k
     CROSS JOIN LATERAL (
         SELECT w.id, w.fence FROM jobs w WHERE {ready_in("k")} AND {_AGED.format(age="k.age")}
-        ORDER BY w.queue LIMIT :limit) w
-    UNION
+        ORDER BY w.queue LIMIT :limit FOR NO KEY UPDATE OF w SKIP LOCKED) w
+    UNION ALL
     SELECT w.id, w.fence FROM ceilings c
     CROSS JOIN LATERAL (
         SELECT w.id, w.fence FROM jobs w
         WHERE w.label = c.label AND w.label <> '' AND w.state = 'queued'
             AND (c.instance IS NULL OR w.instance = c.instance) AND {_AGED.format(age="c.max_queue_age")}
-        LIMIT :limit) w
+        LIMIT :limit FOR NO KEY UPDATE OF w SKIP LOCKED) w
     WHERE c.label IS NOT NULL AND c.max_queue_age IS NOT NULL
     LIMIT :limit
 ), late AS MATERIALIZED (
-    SELECT j.id FROM jobs j JOIN aged a ON a.id = j.id AND a.fence = j.fence
-    WHERE j.state = 'queued' ORDER BY j.id FOR NO KEY UPDATE OF j SKIP LOCKED
+    SELECT j.id FROM jobs j JOIN aged a ON a.id = j.id AND a.fence = j.fence WHERE j.state = 'queued'
 ), moved AS (
     UPDATE jobs j SET state = 'dead', finished_at = clock_timestamp(), schedule_after = NULL,
         reason = 'waited longer than the ceiling of its queue age'
@@ -119,7 +118,7 @@ WITH late AS MATERIALIZED (
     SELECT j.id, j.state, l.fence, l.bot_id, jsonb_build_object({details}) AS details
     FROM leases l JOIN jobs j ON j.id = l.job_id AND j.fence = l.fence {of}
     WHERE l.state IN ('pending', 'active') AND j.state IN ('leased', 'running') AND {where}
-    LIMIT :limit FOR NO KEY UPDATE OF j, l SKIP LOCKED
+    {order} LIMIT :limit FOR NO KEY UPDATE OF j, l SKIP LOCKED
 ), asked AS (
     UPDATE leases l SET state = 'cancelling', stop_reason = '{reason}',
         due_at = now() + make_interval(secs => :sync + {grace})
@@ -136,13 +135,14 @@ SELECT count(*), (SELECT count(*) FROM told) FROM asked
 """
 
 
-def _stop(reason: str, details: str, of: str, where: str) -> TextClause:
-    return text(_STOP.format(reason=reason, details=details, of=of, where=where, grace=KILL_GRACE))
+def _stop(reason: str, details: str, of: str, where: str, *, order: str = "") -> TextClause:
+    values = {"reason": reason, "details": details, "of": of, "where": where, "order": order}
+    return text(_STOP.format(**values, grace=KILL_GRACE))
 
 
 _OF_BOT = newest_leases("d.id", "d.held", columns="job_id")
 # Arrays of ids leave the planner nothing but the leases of these jobs; and a range of one instance in the order of
-# instances nothing but their index.
+# instances nothing but their index. Locked leases are skipped while reading.
 STOP_OF_BOTS = _stop(
     "drain",
     "'drained', 'bot:' || b.name",
@@ -150,16 +150,15 @@ STOP_OF_BOTS = _stop(
     f"l.job_id = ANY (ARRAY(SELECT n.job_id FROM bots d CROSS JOIN LATERAL {_OF_BOT} n"
     " WHERE d.draining AND d.drain_deadline IS NOT NULL AND d.drain_deadline < now() AND d.held > 0))",
 )
-STOP_OF_INSTANCES = _stop(
+STOP_OF_INSTANCE = _stop(
     "drain",
-    "'drained', 'instance:' || i.name",
-    "JOIN instances i ON i.id = l.instance",
-    "l.job_id = ANY (ARRAY(SELECT n.job_id FROM unnest(CAST(:instances AS integer[])) AS d (id) CROSS JOIN LATERAL ("
-    "SELECT job_id FROM leases WHERE instance >= d.id AND instance <= d.id AND state IN ('pending', 'active')"
-    " ORDER BY instance LIMIT :limit) n))",
+    "'drained', 'instance:' || CAST(:name AS text)",
+    "",
+    "l.instance >= :instance AND l.instance <= :instance",
+    order="ORDER BY l.instance",
 )
 INSTANCES_OVER = text(
-    "SELECT id FROM instances WHERE draining AND drain_deadline IS NOT NULL AND drain_deadline < now()"
+    "SELECT id, name FROM instances WHERE draining AND drain_deadline IS NOT NULL AND drain_deadline < now()"
 )
 
 
@@ -170,9 +169,9 @@ def stop_drained(connection: Connection, limit: int, *, sync: float, actor: str)
     """
     values = {"limit": limit, "sync": sync, "actor": actor}
     asked = int(connection.execute(STOP_OF_BOTS, values).one()[0])
-    instances = [row.id for row in connection.execute(INSTANCES_OVER)]
-    if instances:
-        asked += int(connection.execute(STOP_OF_INSTANCES, {**values, "instances": instances}).one()[0])
+    for instance in connection.execute(INSTANCES_OVER).all():
+        of = {"instance": instance.id, "name": instance.name}
+        asked += int(connection.execute(STOP_OF_INSTANCE, values | of).one()[0])
     return asked
 
 

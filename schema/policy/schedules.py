@@ -37,7 +37,10 @@ _PAGE = text(f"""{_LIST} AND (CAST(:after AS text) IS NULL OR (i.name, s.name) >
 ORDER BY i.name, s.name LIMIT :limit""")
 _SHOW = text(f"{_LIST} AND i.name = :instance AND s.name = :name")
 
-_DUE = text("SELECT id FROM schedules WHERE due_at <= now() ORDER BY due_at, id LIMIT :limit")
+# Rows that somebody else holds are skipped while reading, so that those in front keep no others waiting.
+_DUE = text("""
+SELECT id FROM schedules WHERE due_at <= now() ORDER BY due_at, id LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
+""")
 # A row that another process holds is passed over: that process submits the tick.
 _TAKE = text(f"""
 SELECT s.id, i.name AS instance, s.name, {FIELDS}, s.next_tick, s.failures, s.priority_ceiling, now() AS now,
