@@ -118,7 +118,7 @@ WITH late AS MATERIALIZED (
     SELECT j.id, j.state, l.fence, l.bot_id, jsonb_build_object({details}) AS details
     FROM leases l JOIN jobs j ON j.id = l.job_id AND j.fence = l.fence {of}
     WHERE l.state IN ('pending', 'active') AND j.state IN ('leased', 'running') AND {where}
-    {order} LIMIT :limit FOR NO KEY UPDATE OF j, l SKIP LOCKED
+    LIMIT :limit FOR NO KEY UPDATE OF j, l SKIP LOCKED
 ), asked AS (
     UPDATE leases l SET state = 'cancelling', stop_reason = '{reason}',
         due_at = now() + make_interval(secs => :sync + {grace})
@@ -135,14 +135,13 @@ SELECT count(*), (SELECT count(*) FROM told) FROM asked
 """
 
 
-def _stop(reason: str, details: str, of: str, where: str, *, order: str = "") -> TextClause:
-    values = {"reason": reason, "details": details, "of": of, "where": where, "order": order}
-    return text(_STOP.format(**values, grace=KILL_GRACE))
+def _stop(reason: str, details: str, of: str, where: str) -> TextClause:
+    return text(_STOP.format(reason=reason, details=details, of=of, where=where, grace=KILL_GRACE))
 
 
 _OF_BOT = newest_leases("d.id", "d.held", columns="job_id")
 # Arrays of ids leave the planner nothing but the leases of these jobs; and a range of one instance in the order of
-# instances nothing but their index. Locked leases are skipped while reading.
+# instances nothing but their index. The arrays have all of them, so that locked ones are skipped before the limit.
 STOP_OF_BOTS = _stop(
     "drain",
     "'drained', 'bot:' || b.name",
@@ -150,28 +149,29 @@ STOP_OF_BOTS = _stop(
     f"l.job_id = ANY (ARRAY(SELECT n.job_id FROM bots d CROSS JOIN LATERAL {_OF_BOT} n"
     " WHERE d.draining AND d.drain_deadline IS NOT NULL AND d.drain_deadline < now() AND d.held > 0))",
 )
-STOP_OF_INSTANCE = _stop(
+STOP_OF_INSTANCES = _stop(
     "drain",
-    "'drained', 'instance:' || CAST(:name AS text)",
-    "",
-    "l.instance >= :instance AND l.instance <= :instance",
-    order="ORDER BY l.instance",
+    "'drained', 'instance:' || i.name",
+    "JOIN instances i ON i.id = l.instance",
+    "l.job_id = ANY (ARRAY(SELECT n.job_id FROM unnest(CAST(:instances AS integer[])) AS d (id) CROSS JOIN LATERAL ("
+    "SELECT job_id FROM leases WHERE instance >= d.id AND instance <= d.id AND state IN ('pending', 'active')"
+    " ORDER BY instance) n))",
 )
 INSTANCES_OVER = text(
-    "SELECT id, name FROM instances WHERE draining AND drain_deadline IS NOT NULL AND drain_deadline < now()"
+    "SELECT id FROM instances WHERE draining AND drain_deadline IS NOT NULL AND drain_deadline < now()"
 )
 
 
 def stop_drained(connection: Connection, limit: int, *, sync: float, actor: str) -> int:
-    """Ask for up to `limit` leases each of the bots and of the instances whose time to drain is over; returns how many.
+    """Ask for up to `limit` leases of bots, and as many of instances, whose time to drain is over; returns how many.
 
     What is stopped goes back to the queue uncharged, once its bot confirms. `sync` is the bots' sync period in seconds.
     """
     values = {"limit": limit, "sync": sync, "actor": actor}
     asked = int(connection.execute(STOP_OF_BOTS, values).one()[0])
-    for instance in connection.execute(INSTANCES_OVER).all():
-        of = {"instance": instance.id, "name": instance.name}
-        asked += int(connection.execute(STOP_OF_INSTANCE, values | of).one()[0])
+    instances = [row.id for row in connection.execute(INSTANCES_OVER)]
+    if instances:
+        asked += int(connection.execute(STOP_OF_INSTANCES, {**values, "instances": instances}).one()[0])
     return asked
 
 
