@@ -486,6 +486,8 @@ class TaskLauncher(Launcher):
                 self._hear_end(child, message)
             case None:
                 self._sources.unregister(child.channel)
+                # What can tell of no end any more would hold its calls for ever.
+                child.ask_to_die()
                 return False
             case {"ready": str(name), "async": list(side_by_side), "def": bool(has_plain)} if child.serves is None:
                 self._failures, self._async = 0, frozenset(side_by_side)

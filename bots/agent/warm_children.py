@@ -208,6 +208,9 @@ class WarmChild:
                     self.failure, self.over = f"its process cannot be started: {text}", True
                 case {"exit": int(code)}:
                     self.exit_code = code
+                    if self.runs:
+                        # What it has left would hold them, if it does not heed the SIGTERM of the supervisor.
+                        self.ask_to_die()
                 case {"over": True, "expired": bool(expired)}:
                     self.over, self.expired = True, expired
 

@@ -119,6 +119,48 @@ def test_every_attempt_finds_an_empty_directory_and_no_result_of_another(works: 
     assert works.client.results([held.id])[0]["has_result"] is False
 
 
+BAD_FAILURES = {
+    "no text": ("Wordless", "its text cannot be shown: ValueError"),
+    "an exit instead of a text": ("Wordless", "its text cannot be shown: SystemExit"),
+    "no name": ("Nameless", "told"),
+    "no output": ("ValueError", "told"),
+}
+
+
+@pytest.mark.parametrize("task", [task_app.fail_badly, task_app.fail_badly_beside_others], ids=["def", "async"])
+def test_an_error_that_cannot_be_told_of_is_a_failure_and_holds_up_no_other_call(works: Works, task: Any) -> None:
+    """As many at once as the bot has units, so that one of them that is held would hold everything."""
+    for how, told in BAD_FAILURES.items():
+        if how == "no output" and task is task_app.fail_badly_beside_others:
+            # What a task beside others does to the streams of their process, it does to theirs.
+            continue
+        jobs = task.batch([(how,), (how,)])
+        for job in jobs:
+            with pytest.raises(TaskFailed) as failed:
+                job.result(MINUTE)
+            assert (failed.value.kind, failed.value.message) == told
+            assert "_fail_badly" in failed.value.traceback
+            assert works.show(job)["reason"] == "exit code 1"
+        assert task_app.add.defer(1, 2).result(MINUTE) == 3
+        assert task_app.count_characters.defer("abc").result(MINUTE) == 3
+
+
+@pytest.mark.parametrize("task", [task_app.fail_badly, task_app.fail_badly_beside_others], ids=["def", "async"])
+def test_a_call_whose_process_cannot_tell_of_its_end_has_failed_and_holds_up_no_other_call(
+    works: Works, task: Any
+) -> None:
+    job = task.defer("no descriptors")
+    assert works.show(job)["state"] in ("failed", "dead")
+    assert task_app.add.defer(1, 2).result(MINUTE) == 3
+    assert task_app.count_characters.defer("abc").result(MINUTE) == 3
+
+
+@pytest.mark.parametrize(("then", "reason"), [("stay", "killed by SIGKILL"), ("leave", "exit code 3")])
+def test_a_process_that_hangs_up_has_failed_and_is_replaced(works: Works, then: str, reason: str) -> None:
+    assert {"state": "failed", "reason": reason}.items() <= works.show(task_app.hang_up.defer(then)).items()
+    assert task_app.add.defer(1, 2).result(MINUTE) == 3
+
+
 def test_large_arguments_and_values_come_through(works: Works) -> None:
     for size in (10_000, 60_000):
         assert task_app.echo.defer("x" * size).result(MINUTE) == "x" * size

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import io
 import logging
 import os
 import signal
@@ -58,6 +59,62 @@ async def count_characters(text: str) -> int:
 def fail(text: str) -> None:
     """Raise an error."""
     raise ValueError(text)
+
+
+class _Nameless(type):
+    """The class of classes that do not tell their name."""
+
+    @property
+    def __name__(cls) -> str:  # type: ignore[override]
+        raise ValueError("no name")
+
+
+class Wordless(Exception):
+    """An error that does not tell its text."""
+
+    def __str__(self) -> str:
+        raise self.args[0]
+
+
+class Nameless(Exception, metaclass=_Nameless):
+    """An error whose class does not tell its name."""
+
+
+class Silent(io.StringIO):
+    """A stream that takes nothing."""
+
+    def write(self, text: str) -> int:
+        raise SystemExit(f"does not print {text}")
+
+    def flush(self) -> None:
+        raise SystemExit("does not print")
+
+
+def _fail_badly(how: str) -> None:
+    match how:
+        case "no text":
+            raise Wordless(ValueError("no text"))
+        case "an exit instead of a text":
+            raise Wordless(SystemExit(3))
+        case "no name":
+            raise Nameless("told")
+        case "no output":
+            sys.stdout, sys.stderr = Silent(), Silent()
+            raise ValueError("told")
+        case "no descriptors":
+            os.closerange(3, 256)
+
+
+@pool.task
+def fail_badly(how: str) -> None:
+    """Fail in a way that leaves hardly anything with which the failure could be told."""
+    _fail_badly(how)
+
+
+@pool.task
+async def fail_badly_beside_others(how: str) -> None:
+    """Fail in the same ways in the process of asynchronous tasks."""
+    _fail_badly(how)
 
 
 @pool.task
@@ -186,6 +243,19 @@ def advance(file: str) -> list[Any]:
         Path(file).write_text(str(os.getpid()))
         time.sleep(60)
     return [here.attempt, found]
+
+
+@pool.task
+def hang_up(then: str) -> None:
+    """Close the sockets to the agent and stay, or leave a process that stays and end this one."""
+    if then == "stay":
+        for name in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as found:
+                if found.type == socket.SOCK_SEQPACKET:
+                    os.close(int(name))
+        time.sleep(60)
+    subprocess.Popen(["sh", "-c", "trap '' TERM; sleep 60 & wait; sleep 60"], start_new_session=True)
+    os._exit(3)
 
 
 @pool.task

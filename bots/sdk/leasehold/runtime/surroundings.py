@@ -77,6 +77,7 @@ class Surroundings:
 
     def __init__(self) -> None:
         self._home, self._log = os.getcwd(), os.dup(2)
+        self._streams = sys.stdout, sys.stderr
         self._own = dict(os.environ)
         self._set: dict[str, str] = {}
         self._expected = dict(_variables)
@@ -96,8 +97,10 @@ class Surroundings:
     def leave(self) -> None:
         """Give this process its own output back."""
         for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):
+            # A task may have put anything in their place.
+            with contextlib.suppress(BaseException):
                 stream.flush()
+        sys.stdout, sys.stderr = self._streams
         # Of the C library: what an extension has printed belongs to this output, not to that of the next task.
         _libc.fflush(None)
         os.dup2(self._log, 1)

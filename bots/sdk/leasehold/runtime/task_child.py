@@ -143,7 +143,10 @@ class CallRequest:
     def end(self, code: int, *, clean: bool) -> CallEnd:
         """Return what the agent is told of the end."""
         seconds = time.monotonic() - self.began
-        quiet = clean and fcntl.ioctl(self.output, termios.FIONREAD, _NONE) == _NONE
+        quiet = False
+        # The task may have closed it.
+        with contextlib.suppress(OSError):
+            quiet = clean and fcntl.ioctl(self.output, termios.FIONREAD, _NONE) == _NONE
         return CallEnd(self.number, code, seconds, clean, quiet, (self.attempt.result or "").encode())
 
 
@@ -159,6 +162,8 @@ class TaskChild:
         self._early = False
         self._calls: dict[int, asyncio.Task[int]] = {}
         self._called: dict[int, TaskCall] = {}
+        #: The agent is gone, or cannot be told of ends any more.
+        self._gone = asyncio.Event()
 
     def serve(self) -> None:
         """Run calls one after the other, until the agent is gone."""
@@ -169,24 +174,32 @@ class TaskChild:
                 # It was, or may have been, for the call before, which has ended by itself.
                 self._early = False
             request = CallRequest(message, self._pipes[message["pipe"]])
+            code, clean = FAILED, False
             try:
-                surroundings.enter(request.environment, request.directory, request.output)
-                code = self._run(request)
-            except OSError as error:
-                _write(request.output, f"the directory of the attempt cannot be used: {error}\n".encode())
-                code = FAILED
-            finally:
-                surroundings.leave()
-            if signal.getsignal(signal.SIGTERM) != self._cancel:
-                # The task has set another handler.
-                signal.signal(signal.SIGTERM, self._cancel)
-            try:
+                code = self._run_in(surroundings, request)
                 # Then another attempt may have the directory.
                 clean = left.none() and surroundings.is_untouched(request.began)
             except OSError:
                 clean = False
-            if not (self._end(request, code, clean=clean) and (clean or self._channel.recv(_MOST_BYTES))):
+            finally:
+                # Whatever has been raised: without this message the agent would wait for the end of the call.
+                said = self._end(request, code, clean=clean)
+            if not (said and (clean or self._channel.recv(_MOST_BYTES))):
                 return
+
+    def _run_in(self, surroundings: Surroundings, request: CallRequest) -> int:
+        """Run a call with the directory, the environment and the output of its attempt; return the exit code."""
+        try:
+            surroundings.enter(request.environment, request.directory, request.output)
+            return self._run(request)
+        except OSError as error:
+            _write(request.output, f"the directory of the attempt cannot be used: {error}\n".encode())
+            return FAILED
+        finally:
+            surroundings.leave()
+            if signal.getsignal(signal.SIGTERM) != self._cancel:
+                # The task has set another handler.
+                signal.signal(signal.SIGTERM, self._cancel)
 
     def _take(self, surroundings: Surroundings) -> dict[str, Any] | None:
         """Return the next call; None if the agent is gone. While none waits, the process is as it was made."""
@@ -214,13 +227,18 @@ class TaskChild:
     async def serve_side_by_side(self) -> None:
         """Run calls in this loop, until the agent is gone."""
         self._channel.setblocking(False)
-        gone = asyncio.Event()
+        gone = self._gone
         loop = asyncio.get_running_loop()
 
         def take() -> None:
             with contextlib.suppress(BlockingIOError):
                 while (message := self._receive_call(socket.MSG_DONTWAIT)) is not None:
-                    self._begin(message)
+                    try:
+                        self._begin(message)
+                    except BaseException:
+                        # The loop would log it and go on without this call, which the agent would hold for ever.
+                        gone.set()
+                        raise
                 gone.set()
 
         def obey() -> None:
@@ -248,11 +266,19 @@ class TaskChild:
         self._called[request.number], self._calls[request.number] = call, task
 
         def end(task: asyncio.Task[int]) -> None:
-            # A task that is cancelled before its first step runs none of its own code.
             output.descriptor = None
             del self._calls[request.number], self._called[request.number]
-            code = CANCELLED if task.cancelled() else task.result()
-            self._end(request, code, clean=request.attempt.fileless)
+            code, said = FAILED, False
+            try:
+                # A task that is cancelled before its first step runs none of its own code.
+                code = CANCELLED if task.cancelled() else task.result()
+            finally:
+                try:
+                    said = self._end(request, code, clean=request.attempt.fileless)
+                finally:
+                    if not said:
+                        # A process that cannot tell of an end would hold its call for ever.
+                        self._gone.set()
 
         task.add_done_callback(end)
 
@@ -285,7 +311,8 @@ class TaskChild:
         said = self._say(request.end(code, clean=clean).message())
         if not clean:
             # The agent makes another one, because a process that is left may write to this one.
-            os.close(self._pipes.pop(request.pipe))
+            with contextlib.suppress(OSError):
+                os.close(self._pipes.pop(request.pipe))
         return said
 
     def _say(self, message: bytes) -> bool:

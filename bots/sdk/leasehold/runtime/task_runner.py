@@ -4,6 +4,7 @@ The result of the job is `{"ok": VALUE}` or `{"error": {"type", "message", "trac
 """
 
 import asyncio
+import contextlib
 import importlib
 import json
 import os
@@ -155,23 +156,45 @@ class TaskCall:
         return DONE
 
     def _fail(self, error: BaseException) -> int:
+        """Print and store the error, and return the exit code. Never raises, whatever the error or its task are."""
         shown = _traceback(error)
-        print(shown, file=sys.stderr, end="")
+        _complain(shown)
         told = {
-            "type": type(error).__name__,
-            "message": storable(str(error))[:_MAX_MESSAGE],
+            "type": storable(_name(error)),
+            "message": storable(_text(error))[:_MAX_MESSAGE],
             "traceback": storable(shown)[-_MAX_TRACEBACK:],
         }
         try:
             self._attempt.store_result(json.dumps({"error": told}))
-        except OSError as unwritten:
-            print(f"the result cannot be stored: {unwritten}", file=sys.stderr)
+        except BaseException as unwritten:
+            _complain(f"the result cannot be stored: {_text(unwritten)}\n")
         return FAILED
 
 
 def storable(text: str) -> str:
     """Return the text without what a text of PostgreSQL cannot hold."""
-    return text.replace("\0", "\\0").encode(errors="backslashreplace").decode()
+    # A text of a derived class may do anything if its own methods are called.
+    return str.encode(text, errors="backslashreplace").decode().replace("\0", "\\0")
+
+
+def _complain(text: str) -> None:
+    """Print to the output of the attempt, unless the task has left a stream that cannot be written to."""
+    with contextlib.suppress(BaseException):
+        print(text, file=sys.stderr, end="")
+
+
+def _name(error: BaseException) -> str:
+    """Return the name of an error's class, which the class itself may refuse to tell."""
+    name: str = type.__dict__["__name__"].__get__(type(error))
+    return name
+
+
+def _text(error: BaseException) -> str:
+    """Return the text of an error, which may raise another one when it is asked for."""
+    try:
+        return storable(str(error))
+    except BaseException as refused:
+        return f"its text cannot be shown: {_name(refused)}"
 
 
 def _traceback(error: BaseException) -> str:
@@ -179,17 +202,19 @@ def _traceback(error: BaseException) -> str:
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__ and trace.tb_next is not None:
         trace = trace.tb_next
-    return "".join(traceback.format_exception(type(error), error, trace))
+    try:
+        return "".join(traceback.format_exception(type(error), error, trace))
+    except BaseException:
+        return "".join(["Traceback (most recent call last):\n", *traceback.format_tb(trace)]) + (
+            f"{_name(error)}: {_text(error)}\n"
+        )
 
 
 def import_failure(error: BaseException) -> str:
     """Return in one line why an app cannot be imported: the last line of the traceback, and where it was raised."""
     if isinstance(error, BadInput) and error.field == "app":
         return error.reason
-    shown = (
-        traceback.format_exception_only(type(error), error) if not isinstance(error, LeaseholdError) else [str(error)]
-    )
-    said = "".join(shown).strip().splitlines()[-1]
+    said = _last_line(error)
     if isinstance(error, SyntaxError) and error.filename is not None:
         return f"{said} ({error.filename}, line {error.lineno})"
     ours, importer = str(Path(leasehold.__file__).parent), str(Path(importlib.__file__).parent)
@@ -198,6 +223,14 @@ def import_failure(error: BaseException) -> str:
     loaded = next((place for place, frame in enumerate(trace) if frame.filename == __file__), 0)
     frames = [frame for frame in trace[loaded:] if not frame.filename.startswith((ours, importer, "<"))]
     return f"{said} ({frames[-1].filename}, line {frames[-1].lineno})" if frames else said
+
+
+def _last_line(error: BaseException) -> str:
+    try:
+        shown = [_text(error)] if isinstance(error, LeaseholdError) else traceback.format_exception_only(error)
+        return "".join(shown).strip().splitlines()[-1]
+    except BaseException:
+        return f"{_name(error)}: {_text(error)}"
 
 
 def main() -> None:
