@@ -55,7 +55,7 @@ class DatabaseServer:
 
     def connect(self, **arguments: Any) -> psycopg.Connection[Any]:
         """Open a connection past every proxy, in autocommit mode, that stays able to write."""
-        options = "-c search_path=leasehold,public -c default_transaction_read_only=off"
+        options = "-c search_path=leasehold,pg_temp -c default_transaction_read_only=off"
         return psycopg.connect(libpq_url(self.url), autocommit=True, options=options, connect_timeout=5, **arguments)
 
     def processes(self) -> list[int]:

@@ -12,6 +12,7 @@ from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
 from schema.diagnostics import checks as doctor_checks
+from schema.diagnostics import server
 from schema.diagnostics.checks import Check, Verdict, printable_name
 from schema.postgres import migrate
 from schema.postgres.engine import Database
@@ -21,7 +22,7 @@ SET TRANSACTION READ ONLY; SET LOCAL statement_timeout = '5s'; SET LOCAL lock_ti
 """)
 _REFUSED = "42501"
 #: The checks that read our tables.
-OF_TABLES = ("indexes", "autovacuum", "dead rows", "schedules")
+OF_TABLES = ("indexes", "autovacuum", "dead rows", "schedules", "callers")
 
 
 def run_checks(database: Database) -> list[Check]:
@@ -45,12 +46,15 @@ def run_checks(database: Database) -> list[Check]:
             _run_in_transaction(database, "autovacuum", doctor_checks.check_autovacuum),
             _run_in_transaction(database, "dead rows", partial(doctor_checks.check_dead_rows, oldest=held)),
             _run_in_transaction(database, "schedules", doctor_checks.check_schedules),
+            _run_in_transaction(database, "callers", server.check_callers),
         ]
     checks += [
         _run_in_transaction(database, "durability", doctor_checks.check_durability),
         _run_in_transaction(database, "connections", doctor_checks.check_connections),
         _run_in_transaction(database, "memory", doctor_checks.check_memory),
         _run_in_transaction(database, "fences", doctor_checks.check_fences),
+        _run_in_transaction(database, "notifications", server.check_notifications),
+        _run_in_transaction(database, "collation", server.check_collation),
     ]
     return checks
 

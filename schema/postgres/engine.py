@@ -33,6 +33,7 @@ from schema.postgres.kept_statements import SessionConnection
 from schema.postgres.pooler import Problem, TransactionConnection
 from schema.postgres.urls import libpq_url
 from schema.postgres.work_connection import WorkConnection
+from schema.tables.columns import SCHEMA
 
 T = TypeVar("T")
 
@@ -222,6 +223,11 @@ def _as_dbapi_error(error: psycopg.Error, *, lost: bool) -> DBAPIError:
     return told
 
 
+#: The tables of the caller, if they have a session in common, are looked at last: also temporary ones, which are looked
+#: at first unless the path names them. Functions that callers call keep the path with which they were made.
+SEARCH_PATH = f"{SCHEMA},pg_temp"
+
+
 def session_settings(settings: DatabaseSettings) -> dict[str, str]:
     """The server's settings that every transaction needs: the schema, three time-outs in milliseconds, and plans.
 
@@ -230,7 +236,7 @@ def session_settings(settings: DatabaseSettings) -> dict[str, str]:
     more.
     """
     return {
-        "search_path": "leasehold,public",
+        "search_path": SEARCH_PATH,
         "timezone": "UTC",
         "jit": "off",
         "default_transaction_isolation": "read committed",

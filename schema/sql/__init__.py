@@ -11,6 +11,9 @@ from importlib.resources import files
 
 from sqlalchemy import Connection
 
+#: The functions that callers call in sessions of their own. Each fixes the search path and forbids compilation. No
+#: other function does, because a setting costs a single submit about as much as writing a row.
+OF_CALLERS = ("submit", "submit_graph")
 #: Without the check, a function may name functions and tables that do not exist yet.
 _UNCHECKED = "SET LOCAL check_function_bodies = off"
 _CHECKED = "SET LOCAL check_function_bodies = on"

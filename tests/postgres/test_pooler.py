@@ -134,7 +134,7 @@ def test_the_database_is_verified_in_one_snapshot(pooled_url: str, database_url:
             names = ("transaction_isolation", "transaction_read_only", "search_path")
             return [connection.execute(text(f"SHOW {name}")).scalar_one() for name in names]
 
-        assert database.run(isolation) == ["repeatable read", "on", "leasehold, public"]
+        assert database.run(isolation) == ["repeatable read", "on", "leasehold, pg_temp"]
 
 
 def test_a_single_statement_that_fails_is_undone_and_the_connection_goes_on(pooled_url: str, database_url: str) -> None:
@@ -267,5 +267,5 @@ def test_no_process_starts_on_a_pooler_that_is_not_named_and_the_doctor_says_why
         LEASEHOLD_DATABASE_LISTEN_URL=database_url,
     )
     said = console.run("db", "doctor").stdout
-    assert 'ok       pooler       database.pooler is "transaction"' in said
+    assert 'ok       pooler         database.pooler is "transaction"' in said
     assert "ok       wake-ups" in said

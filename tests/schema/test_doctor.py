@@ -17,7 +17,7 @@ from sqlalchemy import make_url, text
 
 from schema import clock
 from schema.diagnostics import checks as doctor_checks
-from schema.diagnostics import doctor
+from schema.diagnostics import doctor, server
 from schema.diagnostics.checks import (
     AutovacuumSettings,
     Check,
@@ -36,7 +36,7 @@ from tests.support.servers import Console, opened
 
 NAMES = [
     "schema", "pooler", "wake-ups", "clocks", "snapshots", "indexes", "autovacuum", "dead rows", "schedules",
-    "durability", "connections", "memory", "fences",
+    "callers", "durability", "connections", "memory", "fences", "notifications", "collation",
 ]  # fmt: skip
 #: What depends on the server that the tests were given, not on the pool's database.
 OF_THE_SERVER = {"durability", "memory", "connections"}
@@ -82,11 +82,11 @@ def test_a_database_without_tables_is_bad_and_what_cannot_be_looked_at_says_so(
     console = Console(tmp_path, leasehold, LEASEHOLD_DATABASE_URL=empty_url)
     done = console.run("db", "doctor")
     assert done.returncode == 1
-    assert re.fullmatch(r"error: \d of 13 checks are bad: schema[^\n]*\n", done.stderr)
+    assert re.fullmatch(r"error: \d of 16 checks are bad: schema[^\n]*\n", done.stderr)
     told = [line.strip() for line in done.stdout.splitlines()]
     assert told[0].split()[:2] == ["bad", "schema"]
     assert told[1] == "do: leasehold db upgrade"
-    for name in ("indexes", "autovacuum", "dead rows"):
+    for name in ("indexes", "autovacuum", "dead rows", "callers"):
         assert any(line.startswith(f"unknown  {name}") for line in told)
 
 
@@ -102,6 +102,36 @@ def test_a_schema_of_another_version_is_bad(pool: Pool) -> None:
     assert (found["schema"].verdict, found["schema"].remedy) == (Verdict.BAD, "install the newer program")
     assert found["indexes"].verdict is Verdict.BAD
     assert found["indexes"].remedy == "leasehold db upgrade"
+
+
+def test_functions_of_callers_that_run_with_other_settings_are_bad_until_the_remedy_is_done(pool: Pool) -> None:
+    assert checks(pool.database)["callers"].verdict is Verdict.OK
+    for setting in ("SET jit = on", "RESET search_path"):
+        outside(pool.database, f"ALTER FUNCTION leasehold.submit {setting}")
+        found = checks(pool.database)["callers"]
+        assert found.verdict is Verdict.BAD
+        assert "leasehold.submit(jsonb, text)" in found.found
+        outside(pool.database, str(found.remedy))
+        assert checks(pool.database)["callers"].verdict is Verdict.OK
+
+
+def test_a_database_of_another_collation_library_is_bad(database: Database) -> None:
+    assert checks(database)["collation"].verdict is Verdict.OK
+    outside(database, "UPDATE pg_database SET datcollversion = '153.14' WHERE datname = current_database()")
+    found = checks(database)["collation"]
+    assert found.verdict is Verdict.BAD
+    assert "REFRESH COLLATION VERSION" in str(found.remedy)
+    assert server.judge_collation('a"b', made="1", library="2").remedy == (
+        'REINDEX DATABASE "a""b"; ALTER DATABASE "a""b" REFRESH COLLATION VERSION'
+    )
+
+
+def test_a_queue_of_notifications_that_is_more_than_half_full_is_bad_and_the_oldest_transaction_is_named() -> None:
+    assert server.judge_notifications(0.5, None).verdict is Verdict.OK
+    oldest = server.Listener(77, "reports", "psql", 3600.0)
+    found = server.judge_notifications(0.51, oldest)
+    assert (found.verdict, found.remedy) == (Verdict.BAD, "end it, if it listens: SELECT pg_terminate_backend(77)")
+    assert "session 77 (psql, database reports), 3600 s old" in found.found
 
 
 def test_wake_ups_that_are_listened_for_in_another_database_are_found_lost(database_url: str, empty_url: str) -> None:

@@ -487,7 +487,7 @@ class Processes:
         return self._value(LISTENERS)
 
     def _value(self, query: str, *parameters: object) -> int:
-        options = "-c search_path=leasehold,public"
+        options = "-c search_path=leasehold,pg_temp"
         with psycopg.connect(libpq_url(self.database_url), autocommit=True, options=options) as connection:
             row = connection.execute(query, parameters).fetchone()
             return int(row[0]) if row else 0

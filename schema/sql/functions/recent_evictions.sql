@@ -3,8 +3,7 @@
 -- Volatile, so that it sees what was committed before the call, when the quotas are locked. ROWS 1, because the default
 -- of a thousand makes the planner read whole tables.
 CREATE OR REPLACE FUNCTION recent_evictions(cohorts integer[], instances integer[], cooldown double precision)
-RETURNS TABLE (evicted bigint) LANGUAGE plpgsql VOLATILE ROWS 1
-SET search_path FROM CURRENT AS $$
+RETURNS TABLE (evicted bigint) LANGUAGE plpgsql VOLATILE ROWS 1 AS $$
 #variable_conflict use_column
 BEGIN
     RETURN QUERY

@@ -1,11 +1,15 @@
 -- Submit jobs, also for callers that enqueue inside their own transaction. `submit_all` does the work.
 --
+-- This and `submit_graph` are what callers call, so they alone fix settings; what they call inherits them. With the path
+-- of the migration no table of the caller's, temporary ones included, is taken for one of ours. The server must not
+-- compile the statements: they look expensive to the planner, and compiling takes seconds.
+--
 -- A request is flat, as in JSON lines, or nested, with its command in `payload`; flat ones are checked in full, by
 -- `normal_requests`. Returns a row per request, `n` counted from 0. `created` is false if the key, or the
 -- deduplication key, was known; `same` is false if the key was used by a different request.
 CREATE OR REPLACE FUNCTION submit(requests jsonb, actor text DEFAULT 'sql')
 RETURNS TABLE (n integer, job_id bigint, public_id uuid, created boolean, same boolean)
-LANGUAGE sql SET search_path FROM CURRENT AS $$
+LANGUAGE sql SET search_path FROM CURRENT SET jit = off AS $$
     SELECT (u.nth - 1)::integer, u.job_id, u.public_id, coalesce(u.created, true), coalesce(u.same, true)
     FROM submit_all(requests, actor) a
     CROSS JOIN LATERAL unnest(a.job_ids, a.public_ids, a.created, a.same) WITH ORDINALITY

@@ -7,7 +7,7 @@
 -- the other keys that were claimed are given back, and all stay locked, in the order in which `submit_all` locks them.
 CREATE OR REPLACE FUNCTION submit_alike(common jsonb, payloads jsonb, keys jsonb, actor text,
     OUT job_ids bigint[], OUT public_ids uuid[], OUT created boolean[])
-LANGUAGE plpgsql SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan AS $$
+LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
     moment text := left(public_id_prefix(), 12);

@@ -17,7 +17,7 @@
 -- of them are undone and submitted again, so that nobody waits for it with locks in hand.
 CREATE OR REPLACE FUNCTION submit_all(requests jsonb, actor text, strict boolean DEFAULT false,
     joining boolean DEFAULT false, OUT job_ids bigint[], OUT public_ids uuid[], OUT created boolean[], OUT same boolean[])
-LANGUAGE plpgsql SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan AS $$
+LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
     asked integer := jsonb_array_length(requests);

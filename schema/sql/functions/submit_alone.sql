@@ -6,8 +6,7 @@
 -- looked at only if `is_special` says so. `intern_queue` is asked only if there is no such queue, or if it may be about
 -- to go. Jobs without a label are in cohort 0; with a label, the table of jobs is locked first, as whoever changes the
 -- cohorts does. A property set whose digest is known is in normal form already. Locks are taken in the same order as in
--- `submit_all`. Where operators have set limits, `original` is what was asked, and `request` what is stored. The function
--- runs with the caller's search path, because setting one for each call costs as much as writing a row.
+-- `submit_all`. Where operators have set limits, `original` is what was asked, and `request` what is stored.
 CREATE OR REPLACE FUNCTION submit_alone(request jsonb, actor text,
     OUT job_id bigint, OUT public_id uuid, OUT created boolean, OUT same boolean)
 LANGUAGE plpgsql AS $$

@@ -4,7 +4,7 @@
 -- rows, as in `submit`. The jobs of a graph that was replaced are cancelled by the caller, or else by upkeep.
 CREATE OR REPLACE FUNCTION submit_graph(request jsonb, actor text DEFAULT 'sql')
 RETURNS TABLE (graph_id bigint, public_id uuid, created boolean, same boolean, replaced bigint)
-LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+LANGUAGE plpgsql SET search_path FROM CURRENT SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
     job_name text := request->>'name';

@@ -1,0 +1,116 @@
+"""Checks of `db doctor` on what the server as a whole has: collations, notifications, and compilation of statements."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, text
+
+from schema import sql
+from schema.diagnostics.checks import Check, Verdict, printable_name
+from schema.postgres.engine import SEARCH_PATH
+from schema.tables.columns import SCHEMA
+
+#: Parts of the queue of notifications in use from which the verdict is bad: at 1 the server refuses each commit that
+#: notifies.
+FILLED = 0.5
+
+_FUNCTIONS = text("""
+SELECT format('%s.%s(%s)', pronamespace::regnamespace, proname, oidvectortypes(proargtypes)) AS name,
+    coalesce(proconfig, '{}') AS settings FROM pg_proc
+WHERE pronamespace = CAST(:schema AS regnamespace) AND proname = ANY (CAST(:names AS text[])) ORDER BY 1
+""")
+_COMPILES = text("SELECT pg_jit_available() AS jit")
+# The function also takes away what every listener has read, which a server that is full does not do by itself.
+_NOTIFICATIONS = text("""
+SELECT pg_notification_queue_usage() AS used, a.pid, a.datname, a.application_name,
+    extract(epoch FROM clock_timestamp() - a.xact_start)::float AS seconds
+FROM (SELECT) one LEFT JOIN LATERAL (
+    SELECT * FROM pg_stat_activity
+    WHERE backend_type = 'client backend' AND xact_start IS NOT NULL AND pid <> pg_backend_pid()
+    ORDER BY xact_start LIMIT 1) a ON true
+""")
+_COLLATION = text("""
+SELECT datname AS name, datcollversion AS made, pg_database_collation_actual_version(oid) AS library
+FROM pg_database WHERE datname = current_database()
+""")
+
+
+@dataclass(frozen=True)
+class Listener:
+    """The session with the oldest open transaction, which may be what keeps notifications in their queue."""
+
+    pid: int
+    database: str
+    application: str
+    seconds: float
+
+
+def check_callers(connection: Connection) -> Check:
+    """Check that functions which callers call fix the search path, and that the server compiles none of them."""
+    rows = connection.execute(_FUNCTIONS, {"schema": SCHEMA, "names": list(sql.OF_CALLERS)}).all()
+    compiles = bool(connection.execute(_COMPILES).scalar_one())
+    return judge_callers({row.name: row.settings for row in rows}, compiles=compiles)
+
+
+def judge_callers(found: Mapping[str, Sequence[str]], *, compiles: bool) -> Check:
+    """Judge the settings of these functions. compiles: the server has what it needs to compile statements."""
+    wanted = {"search_path": f"search_path={SEARCH_PATH}", "jit": "jit=off"}
+    missing = [
+        (function, name)
+        for function, settings in found.items()
+        for name, setting in wanted.items()
+        if setting not in [each.replace(", ", ",") for each in settings]
+    ]
+    figures = {"jit_available": compiles}
+    if missing:
+        values = {"search_path": SEARCH_PATH, "jit": "off"}
+        told = ", ".join(f"{name} of {function}" for function, name in missing)
+        remedy = "; ".join(f"ALTER FUNCTION {function} SET {name} = {values[name]}" for function, name in missing)
+        return Check("callers", Verdict.BAD, f"callers' settings are in force instead of ours: {told}", remedy, figures)
+    told = "is able to compile statements, and compiles none of them" if compiles else "compiles no statements"
+    return Check("callers", Verdict.OK, f"what callers call sees our tables only; the server {told}", None, figures)
+
+
+def check_notifications(connection: Connection) -> Check:
+    """Check that the queue of notifications has room. Asking also takes out of it what every session has read."""
+    row = connection.execute(_NOTIFICATIONS).one()
+    oldest = None if row.pid is None else Listener(row.pid, row.datname, row.application_name, row.seconds)
+    return judge_notifications(row.used, oldest)
+
+
+def judge_notifications(used: float, oldest: Listener | None) -> Check:
+    """Judge a queue of which the part `used` is in use, 0 to 1."""
+    figures = {"used": used}
+    found = f"{used:.0%} of the queue of notifications is in use"
+    if used <= FILLED:
+        return Check("notifications", Verdict.OK, found, None, figures)
+    found += "; when it is full, wake-ups are not sent"
+    if oldest is None:
+        remedy = "end the session that listens and has not read for long; it is not visible to this role"
+    else:
+        found += (
+            f"; the oldest transaction is of session {oldest.pid} ({printable_name(oldest.application)}, database"
+            f" {printable_name(oldest.database)}), {oldest.seconds:.0f} s old"
+        )
+        remedy = f"end it, if it listens: SELECT pg_terminate_backend({oldest.pid})"
+    return Check("notifications", Verdict.BAD, found, remedy, figures)
+
+
+def check_collation(connection: Connection) -> Check:
+    """Check that the order of text in the indexes is that of the server's library."""
+    row = connection.execute(_COLLATION).one()
+    return judge_collation(row.name, made=row.made, library=row.library)
+
+
+def judge_collation(name: str, *, made: str | None, library: str | None) -> Check:
+    """Judge the version of the library with which the database was made, and that of now; null if it has none."""
+    figures = {"made": made, "library": library}
+    if made is None or made == library:
+        return Check("collation", Verdict.OK, "indexes of text are in the library's order", None, figures)
+    found = (
+        f"the database was made with version {printable_name(made)} of the collation library, and the server has"
+        f" {printable_name(library)}: indexes of text may be in the wrong order, and keys may be taken twice"
+    )
+    database = '"' + printable_name(name).replace('"', '""') + '"'
+    remedy = f"REINDEX DATABASE {database}; ALTER DATABASE {database} REFRESH COLLATION VERSION"
+    return Check("collation", Verdict.BAD, found, remedy, figures)
