@@ -177,6 +177,10 @@ SCHEDULES_FAILING = Gauge(
     "leasehold_schedules_failing",
     "Schedules whose job was refused three times in a row or more.",
 )
+NOTIFICATIONS = Gauge(
+    "leasehold_notification_queue_usage",
+    "The part of the server's queue of notifications that is in use, 0 to 1, counted each minute.",
+)
 DUTY_FAILURES = Gauge(
     "leasehold_upkeep_duty_failures",
     "Failures in a row of a duty of upkeep in this process, 0 after a success.",

@@ -37,8 +37,8 @@ from schema.moves.retention import delete_finished
 from schema.moves.sessions import close_overdue, expire
 from schema.moves.timeouts import age_out, stop_drained, stop_over_ceiling, time_out
 from schema.picking import constrained
+from schema.postgres import notify
 from schema.postgres.engine import Database
-from schema.postgres.notify import wake
 from schema.states import LeaseState
 from schema.tenancy import drains, processes
 from schema.timing import Timing
@@ -290,6 +290,7 @@ class Upkeep:
         roll = partial(counters.roll, window=self._fair.window, limit=LIMIT)
         yield Duty("usage within the window", ROLL_INTERVAL, self._in_batches(roll))
         yield Duty("backlog", BACKLOG_INTERVAL, self._backlog)
+        yield Duty("notifications", BACKLOG_INTERVAL, lambda: metrics.NOTIFICATIONS.set(run(notify.queue_usage)))
         yield Duty("samples", SAMPLE_INTERVAL, self._doing(sample_minute))
 
     def _duties_of_cleaning(self) -> Iterator[Duty]:
@@ -440,7 +441,7 @@ class Upkeep:
         """Link new requirement sets with kinds of bots that appeared at the same time, and wake their queues."""
         queues = link_missed(connection, limit=LIMIT)
         if queues and wake_queues(connection, queues):
-            wake(connection, "jobs")
+            notify.wake(connection, "jobs")
 
     def _finished_graphs(self) -> None:
         if self._database.run(any_open_graph):

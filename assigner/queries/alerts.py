@@ -19,6 +19,7 @@ from schema.fleet import success
 from schema.fleet.success import Swarm
 from schema.moves.dependencies import count_dead_ends
 from schema.policy.schedules import FAILING
+from schema.postgres import notify
 from schema.readable import duration
 from schema.tenancy import processes
 from schema.tenancy.processes import GatewayProcess
@@ -44,7 +45,8 @@ class Reading:
     """What the rules go by.
 
     waiting_before: the most jobs that waited between 40 and 30 minutes ago; None if nothing is known. upkeep_age:
-    seconds since the last upkeep; None if there was none. refused: the processes whose changed configuration was
+    seconds since the last upkeep; None if there was none. notifications: the part of the server's queue of them that is
+    in use. refused: the processes whose changed configuration was
     refused, with the reason.
     """
 
@@ -55,6 +57,7 @@ class Reading:
     blocked_forever: int
     upkeep_age: float | None
     schedules_failing: int
+    notifications: float
     gateways: Sequence[GatewayProcess]
     refused: Sequence[tuple[str, str]]
 
@@ -98,6 +101,7 @@ def read(connection: Connection, *, cooldown: float) -> Reading:
         blocked_forever=count_dead_ends(connection, MAX_NODES),
         upkeep_age=None if age is None else float(age),
         schedules_failing=connection.execute(_SCHEDULES).scalar_one(),
+        notifications=notify.queue_usage(connection),
         gateways=[each for each in found if each.state == "running"],
         refused=[(name, each.config_error) for each in told if each.config_error for name in each.processes],
     )
@@ -236,6 +240,11 @@ def _upkeep_stands(reading: Reading, limit: float) -> Found:
 def _schedules(reading: Reading, limit: float) -> Found:
     if reading.schedules_failing > limit:
         yield "", f"The jobs of {reading.schedules_failing:,} schedules are refused again and again."
+
+
+def _notifications(reading: Reading, limit: float) -> Found:
+    if reading.notifications > limit:
+        yield "", f"{reading.notifications:.0%} of the server's queue of notifications is in use."
 
 
 def _bots(number: int) -> str:
@@ -384,5 +393,13 @@ RULES: Sequence[Rule] = (
         0,
         "leasehold db doctor names them, and leasehold schedule show NAME says why.",
         _schedules,
+    ),
+    Rule(
+        "LeaseholdNotificationsFillUp",
+        "warning",
+        0.5,
+        "Some session of the server listens and has been in one transaction for long: leasehold db doctor names the "
+        "oldest. End it, or bots and callers learn of news by polls only.",
+        _notifications,
     ),
 )

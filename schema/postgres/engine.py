@@ -9,16 +9,18 @@ than the statement itself.
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from hashlib import sha256
 from typing import Any, Literal, Self, TypeVar
 
 import psycopg
+import structlog
 from leasehold.errors import NotReady
 from psycopg import errors, pq
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
-from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
@@ -28,7 +30,7 @@ from tenacity.wait import wait_base
 from schema import clock
 from schema.postgres import pooler
 from schema.postgres.connection_pool import LendingPool, register_adapters
-from schema.postgres.failures import READ_ONLY, describe_outage, is_conflict, is_outage
+from schema.postgres.failures import READ_ONLY, cannot_notify, describe_outage, is_conflict, is_outage
 from schema.postgres.kept_statements import SessionConnection
 from schema.postgres.pooler import Problem, TransactionConnection
 from schema.postgres.urls import libpq_url
@@ -36,6 +38,14 @@ from schema.postgres.work_connection import WorkConnection
 from schema.tables.columns import SCHEMA
 
 T = TypeVar("T")
+
+#: Seconds for which a process sends no wake-ups after the server had no room for them. Work is found by polls then.
+SILENCE = 5.0
+# By the server itself the queue is emptied only when somebody notifies or reads, and both fail while it is full.
+_EMPTY_QUEUE = text("SELECT pg_notification_queue_usage()")
+_SILENTLY = text("SET LOCAL leasehold.wake = off")
+
+log = structlog.get_logger()
 
 
 class DatabaseSettings(BaseModel):
@@ -77,6 +87,7 @@ class Database:
         self.is_pooled = settings.pooler == "transaction"
         self._settings = settings
         self._chance = chance
+        self._silent_until = 0.0
         self.engine = _engine(url, settings, role=role, size=settings.pool)
         self.reserve = _engine(url, settings, role=f"{role}-reserve", size=settings.reserve)
 
@@ -98,8 +109,9 @@ class Database:
         repeat: false = raise the first error at once, for callers that have a deadline of their own.
         undone: called after each try that failed, so that the caller can discard what the try has put into memory.
         A transaction that loses a conflict is tried at most 5 times, with full jitter. After a lost connection it is
-        repeated until `outage_seconds` have passed, then this raises NotReady. Any other error is raised at once, and
-        the transaction is rolled back.
+        repeated until `outage_seconds` have passed, then this raises NotReady. If the server has no room for its
+        notifications, it is repeated at last without them. Any other error is raised at once, and the transaction is
+        rolled back.
         """
         engine = self.reserve if urgent else self.engine
 
@@ -109,13 +121,15 @@ class Database:
                     if kept_plans and not self.is_pooled:  # through a pooler no statement is prepared, and no plan kept
                         assert isinstance(connection, WorkConnection)
                         connection.begin_with_kept_plans()
+                    if self._is_silent:
+                        connection.execute(_SILENTLY)
                     return work(connection)
             except Exception:
                 if undone is not None:
                     undone()
                 raise
 
-        return self._tried(once) if repeat else once()
+        return self._tried(once) if repeat else self._with_room(once)
 
     def run_alone(self, work: Callable[["psycopg.Connection[Any]"], T]) -> T:
         """Run `work`, which executes statements with `single_row`; each commits in the same round trip.
@@ -134,6 +148,9 @@ class Database:
             driver = entry.dbapi_connection
             assert isinstance(driver, psycopg.Connection)
             try:
+                if self._is_silent:
+                    with _silently(driver):
+                        return work(driver)
                 return work(driver)
             except psycopg.Error as error:
                 read_only = error.sqlstate == READ_ONLY
@@ -145,9 +162,31 @@ class Database:
 
         return self._tried(once)
 
-    def _tried(self, once: Callable[[], T]) -> T:
+    @property
+    def _is_silent(self) -> bool:
+        return clock.monotonic() < self._silent_until
+
+    def _with_room(self, once: Callable[[], T]) -> T:
+        """Run `once`; if its notifications have no room, make some and repeat, then repeat without notifications."""
         try:
             return once()
+        except DBAPIError as error:
+            if not cannot_notify(error):
+                raise
+        with self.engine.begin() as connection:
+            connection.execute(_EMPTY_QUEUE)
+        try:
+            return once()
+        except DBAPIError as error:
+            if not cannot_notify(error):
+                raise
+        self._silent_until = clock.monotonic() + SILENCE
+        log.warning("the server has no room for notifications, so work waits for polls", seconds=SILENCE)
+        return once()
+
+    def _tried(self, once: Callable[[], T]) -> T:
+        try:
+            return self._with_room(once)
         except (DBAPIError, PoolTimeout) as error:
             if not is_conflict(error) and not is_outage(error):
                 raise
@@ -160,7 +199,7 @@ class Database:
         def again() -> T:
             if failures:
                 raise failures.pop()
-            return once()
+            return self._with_room(once)
 
         conflicts = Retrying(
             sleep=clock.sleep,
@@ -214,6 +253,23 @@ class Database:
         """Close every pooled connection. The object may be used again afterwards."""
         self.engine.dispose()
         self.reserve.dispose()
+
+
+@contextmanager
+def _silently(driver: "psycopg.Connection[Any]") -> Iterator[None]:
+    """Let statements that are executed alone on this connection send no wake-ups."""
+    if isinstance(driver, TransactionConnection):
+        settings, driver.settings = driver.settings, driver.settings + pooler.SILENTLY
+        try:
+            yield
+        finally:
+            driver.settings = settings
+    else:
+        driver.pgconn.exec_(b"SET leasehold.wake = off")
+        try:
+            yield
+        finally:
+            driver.pgconn.exec_(b"RESET leasehold.wake")
 
 
 def _as_dbapi_error(error: psycopg.Error, *, lost: bool) -> DBAPIError:

@@ -16,7 +16,14 @@ READ_ONLY = "25006"
 #: Too many connections; the server stops or starts. Connection errors have codes of class 08 and are not listed.
 OUTAGES = frozenset({"53300", "57P01", "57P02", "57P03", "25P03", READ_ONLY})
 #: What the server has run out of, by SQLSTATE. To repeat such a transaction at once would make it worse.
-EXHAUSTED = {"53000": "resources", "53100": "disk space", "53200": "memory"}
+EXHAUSTED = {
+    "53000": "resources",
+    "53100": "disk space",
+    "53200": "memory",
+    "54000": "room for notifications",
+}
+#: Mostly that the queue of notifications is full, because some session on the server listens and reads nothing.
+CANNOT_NOTIFY = "54000"
 
 
 def is_conflict(error: BaseException) -> bool:
@@ -42,6 +49,11 @@ def describe_outage(error: BaseException) -> str:
     """Say in one clause why `error`, which `is_outage`, is one."""
     read_only = isinstance(error, DBAPIError) and _code(error) == READ_ONLY
     return "the database is read-only" if read_only else "the database cannot be reached"
+
+
+def cannot_notify(error: BaseException) -> bool:
+    """True if the transaction was not committed because its notifications have no room."""
+    return isinstance(error, DBAPIError) and _code(error) == CANNOT_NOTIFY
 
 
 def find_exhausted(error: BaseException) -> str | None:

@@ -101,6 +101,7 @@ RECONNECT_FIRST, RECONNECT_LAST = 0.1, 2.0
 FLAG_RETRY = 0.1
 
 WAKE = text("SELECT leasehold.wake(:topic, :keys)")
+QUEUE_USAGE = text("SELECT pg_notification_queue_usage()")
 
 log = structlog.get_logger(__name__)
 
@@ -113,6 +114,14 @@ def wake(connection: Connection, topic: str, keys: Sequence[str] = ()) -> bool:
     joined = ",".join(keys)
     fits = len(joined.encode()) <= MAX_KEYS_BYTES
     return bool(connection.execute(WAKE, {"topic": topic, "keys": joined if fits else ""}).scalar_one())
+
+
+def queue_usage(connection: Connection) -> float:
+    """Return which part of the server's queue of notifications is in use, 0 to 1.
+
+    Asking also takes out of it what every listening session has read, which a server whose queue was full needs.
+    """
+    return float(connection.execute(QUEUE_USAGE).scalar_one())
 
 
 class Signal:

@@ -45,10 +45,17 @@ class TransactionConnection(psycopg.Connection[Any]):
         Both are one transaction, because statements of a pipeline are one until it is synchronised. Raises
         psycopg.Error.
         """
-        with self.pipeline():
-            self.execute(self.settings)
-            cursor = psycopg.RawCursor(self)
-            cursor.execute(statement, [None if value is None else value.decode() for value in values])
+        try:
+            with self.pipeline():
+                self.execute(self.settings)
+                cursor = psycopg.RawCursor(self)
+                cursor.execute(statement, [None if value is None else value.decode() for value in values])
+        except psycopg.OperationalError as error:
+            # The driver cannot leave the pipeline if only the commit at its end has failed.
+            if isinstance(refused := error.__context__, psycopg.Error) and refused.sqlstate is not None:
+                self.pgconn.finish()
+                raise refused from None
+            raise
         result = cursor.pgresult
         assert result is not None
         return result
@@ -69,6 +76,10 @@ def local_settings(settings: Mapping[str, str]) -> bytes:
     return b"SELECT " + b", ".join(
         f"set_config('{name}', '{value}', true)".encode() for name, value in settings.items()
     )
+
+
+#: Goes behind the settings of a statement that is to send no notification.
+SILENTLY = b", set_config('leasehold.wake', 'off', true)"
 
 
 @dataclass(frozen=True)

@@ -189,6 +189,7 @@ def test_every_metric_is_on_a_dashboard_or_named_as_one_that_is_not() -> None:
         "leasehold_request_body_bytes", "leasehold_sessions_renewed_total", "leasehold_config_reloads_total",
         # An alert has it.
         "leasehold_config_reload_failures_total", "leasehold_upkeep_duty_failures",
+        "leasehold_notification_queue_usage",
     }  # fmt: skip
     assert families - {re.sub(r"_(bucket|sum|count)$", "", name) for name in shown} == left_out
 
@@ -253,6 +254,7 @@ QUIET = Reading(
     blocked_forever=0,
     upkeep_age=1.0,
     schedules_failing=0,
+    notifications=0.0,
     gateways=[],
     refused=[],
 )
@@ -296,6 +298,7 @@ def backlog(queued: int = 0, parked: int = 0, **more: Any) -> dict[str, Any]:
         ("NodesAreBlockedForEver", {"blocked_forever": 1}, {}),
         ("UpkeepStands", {"upkeep_age": None}, {"upkeep_age": 60.0}),
         ("SchedulesFail", {"schedules_failing": 1}, {}),
+        ("NotificationsFillUp", {"notifications": 0.51}, {"notifications": 0.5}),
     ],
 )
 def test_an_alert_comes_above_its_threshold_and_not_at_it(name: str, wrong: Any, well: Any) -> None:

@@ -1,9 +1,10 @@
--- Notify those who sleep on a topic. Returns false, and sends nothing, if nobody sleeps.
+-- Notify those who sleep on a topic. Returns false, and sends nothing, if nobody sleeps or `leasehold.wake` is off.
 --
--- NOTIFY takes a lock that all commits share.
+-- NOTIFY takes a lock that all commits share. A transaction that notifies cannot be prepared for a two-phase commit, and is
+-- refused while the server's queue of notifications is full. With the setting off, work waits for the next poll.
 CREATE OR REPLACE FUNCTION wake(topic text, keys text DEFAULT '') RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
-    IF is_awaited(topic) THEN
+    IF current_setting('leasehold.wake', true) IS DISTINCT FROM 'off' AND is_awaited(topic) THEN
         PERFORM pg_notify('leasehold_' || topic, CASE WHEN octet_length(keys) > 7900 THEN '' ELSE keys END);
         RETURN true;
     END IF;
