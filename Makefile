@@ -9,12 +9,13 @@ POOLED_TESTS := tests/postgres/test_pooler.py tests/moves tests/picking tests/sy
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-pooler wheels fuzz check bench bench-peers bench-scale bench-targets chaos chaos-tasks storms ha format man clean
+.PHONY: help demo test test-pooler wheels order fuzz check bench bench-peers bench-scale bench-targets chaos chaos-tasks storms ha format man clean
 
 help:
 	@echo "make demo    run the whole pool on real work, verify every result, stop"
 	@echo "make test    run the tests (LEASEHOLD_TEST_DSN=<url> uses another PostgreSQL server)"
 	@echo "make test-pooler   run tests of the database through PgBouncer in transaction mode, which must be installed"
+	@echo "make order ROUNDS=20   start jobs by several assigners of both kinds, and compare the order with that of one"
 	@echo "make fuzz MINUTES=10   call the gateway as its OpenAPI document allows, with generated values"
 	@echo "make wheels  build the wheels and run the demo from them in an empty environment"
 	@echo "make check   formatting, lint, types and the rules of the house"
@@ -44,6 +45,9 @@ test-pooler: $(STAMP)
 
 wheels:
 	PYTHON=$(PYTHON) .ci/wheels
+
+order: $(STAMP)
+	LEASEHOLD_TEST_ROUNDS=$(or $(ROUNDS),20) $(BIN)/python -m pytest -n 0 --timeout 0 tests/process/test_start_order.py
 
 fuzz: $(STAMP)
 	LEASEHOLD_TEST_MINUTES=$(or $(MINUTES),10) $(BIN)/python -m pytest -n 0 --timeout 0 tests/gateway/test_fuzz.py

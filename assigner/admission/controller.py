@@ -3,12 +3,13 @@
 One module because the reader of heads and the controller share what is known of one cycle.
 """
 
+import itertools
 import math
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Any
 
@@ -46,6 +47,8 @@ from schema.policy import meters
 #: Heads read for each job that may be placed, if the order cannot tell before the gates are asked which ones start.
 #: `LEAST`: the fewest that are read from a queue.
 SPARE, LEAST = 4.0, 8
+#: Heads of a window that are tried for each head that is wanted: others may have locked some.
+TRIED = 8
 #: The number of jobs of a queue that are expected to start is found as if parts of jobs could start, so that rounded up
 #: it is about half a job too many. `ROUNDED` is taken from it. A queue from which `MANY` start has a job in reserve.
 ROUNDED, MANY = 0.25, 16
@@ -58,7 +61,8 @@ EXACT, FEW = 1.2, 3
 
 
 class HeadReader:
-    """Reads the heads of queues in steps, and locks them.
+    """Reads the heads of queues, and locks them: in steps where jobs start in the order in which they are read, else
+    those that come first of a window of each queue.
 
     cut: the ids of the queues that hold more jobs than have been read.
     usual: the share that each queue had in the jobs that started last time. A queue that is missing is expected to have
@@ -69,14 +73,14 @@ class HeadReader:
         self,
         connection: Connection,
         arrangement: OrderingPolicy,
+        admission_state: AdmissionState,
         *,
         free_units: int,
-        now: datetime,
         usual: Mapping[QueueId, float] = MappingProxyType({}),
         is_used_up: Callable[[ConstrainedQueue], bool] = lambda _: False,
     ) -> None:
         """Prepare to read; at most `free_units` jobs can start. is_used_up: whether no further job of a queue can."""
-        self._connection, self._ordering_policy, self._now = connection, arrangement, now
+        self._connection, self._ordering_policy, self._state = connection, arrangement, admission_state
         self._queues, self._bounds = dict[QueueId, ConstrainedQueue](), dict[QueueId, int]()
         self._free_units, self._usual, self._is_used_up = free_units, usual, is_used_up
         self._read, self._known = dict[QueueId, ReadHeads](), set[int]()
@@ -115,7 +119,33 @@ class HeadReader:
                 }
             )
             return found + self._further_dated(found, ids)
-        return self._next(dict.fromkeys(ids, max(LEAST, math.ceil(SPARE * self._free_units * even))))
+        return self._chosen(queues, even)
+
+    def _chosen(self, queues: Sequence[ConstrainedQueue], even: float) -> list[QueueHead]:
+        """Read the window of each queue, and lock the jobs of it that come first by the order within a queue.
+
+        At least `LEAST` of each, however few units are free: the first ones may be closed by a gate of their own.
+        """
+        within = self._ordering_policy.within
+        assert within is not None
+        window = min(constrained.WINDOW, max(LEAST, constrained.MOST_IN_WINDOWS // max(1, len(queues))))
+        seen: dict[QueueId, list[QueueHead]] = defaultdict(list)
+        for head in constrained.heads(
+            self._connection,
+            queues,
+            limits=[window] * len(queues),
+            now=self._state.now,
+            ageing=self._ordering_policy.ageing,
+            lock=False,
+        ):
+            seen[head.queue.id].append(head)
+        count = max(LEAST, math.ceil(SPARE * self._free_units * even))
+        most = sum(min(count, len(heads)) for heads in seen.values())
+        # The first of each queue, then the second of each: what others have locked is replaced by what comes next.
+        ranked = [[*enumerate(within(heads, self._state))] for heads in seen.values()]
+        heads = [head for _, head in sorted(itertools.chain(*ranked), key=itemgetter(0))][: TRIED * most]
+        locked = constrained.lock_first(self._connection, [head.job.id for head in heads], most=most)
+        return [head for head in heads if head.job.id in locked]
 
     def more(
         self,
@@ -168,15 +198,14 @@ class HeadReader:
 
     def _next(self, wanted: Mapping[QueueId, int]) -> list[QueueHead]:
         ids = [queue_id for queue_id, count in wanted.items() if count]
-        if self._ordering_policy.exact:
-            self.cut.update(wanted.keys() - ids)
+        self.cut.update(wanted.keys() - ids)
         limits = [min(wanted[queue_id], self._bounds[queue_id] - self._read_count(queue_id)) for queue_id in ids]
         found = constrained.heads(
             self._connection,
             [self._queues[queue_id] for queue_id in ids],
             limits=limits,
             read=self._read,
-            now=self._now,
+            now=self._state.now,
             ageing=self._ordering_policy.ageing,
         )
         got = Counter(head.queue.id for head in found)
@@ -186,7 +215,7 @@ class HeadReader:
                 count, head = self._read_count(queue_id) + got[queue_id], last[queue_id]
                 self._read[queue_id] = ReadHeads(count, head.rank, head.queued_at, head.job.id)
             has_more = got[queue_id] == limit and self._read_count(queue_id) < self._bounds[queue_id]
-            (self.cut.add if has_more and self._ordering_policy.exact else self.cut.discard)(queue_id)
+            (self.cut.add if has_more else self.cut.discard)(queue_id)
         # With ageing a number of jobs is stepped over. Others may have unlocked jobs in front of them since.
         found = [head for head in found if head.job.id not in self._known]
         self._known.update(head.job.id for head in found)
@@ -302,7 +331,9 @@ class AdmissionController:
             )
             admission_state.queue_admissions.clear()
         closed = Counter[str]()
-        admitted = self._admit(connection, queues, admission_state, free_units=found.free_units, closed=closed)
+        admitted = self._spaced(
+            self._admit(connection, queues, admission_state, free_units=found.free_units, closed=closed)
+        )
         started = Counter(head.queue.id for head in admitted)
         self._usual = {place: count / len(admitted) for place, count in started.items()}
         self._cost = _mean_cost(admitted) or self._cost
@@ -374,8 +405,8 @@ class AdmissionController:
         heads = HeadReader(
             connection,
             self._ordering_policy,
+            admission_state,
             free_units=free_units,
-            now=admission_state.now,
             usual=self._usual,
             is_used_up=lambda queue: queue_admission(queue, admission_state).is_used_up,
         )
@@ -433,7 +464,7 @@ class AdmissionController:
             charges=self._charges,
         )
         heads = HeadReader(
-            connection, self._ordering_policy, free_units=HEADS_PER_PREEMPTION * most, now=admission_state.now
+            connection, self._ordering_policy, admission_state, free_units=HEADS_PER_PREEMPTION * most
         ).first(_open(queues, admission_state))
         heads = [head for head in heads if orders.waited_seconds(head, admission_state) >= delay]
         return admit.admit(heads, admission_state, free_units=most, ordering=self._ordering_policy.ordering).heads
@@ -442,8 +473,9 @@ class AdmissionController:
         """Let the gates write what these starts change, and begin the pauses that are advised."""
         for gate in gates.GATES:
             gate.started(connection, starts, self._state)
-        for used in {_class_of(queue) for queue in starts} & self._delays.keys():
-            self._until[used] = self._now() + self._delays[used]
+        paused = {key for queue in starts for key in _advised_as(_class_of(queue))} & self._delays.keys()
+        for each in paused:
+            self._until[each] = self._now() + self._delays[each]
 
     def amounts(self, admitted: AdmissionResult) -> dict[int, Amounts]:
         """Return the amounts that each job takes of counters, by its id, without resources of bots."""
@@ -504,15 +536,30 @@ class AdmissionController:
         if not allowed or delay > 0:
             general = admission_state.advice.get(rates.ALL_CLASSES, Advice(allowed=True))
             admission_state.advice[rates.ALL_CLASSES] = Advice(general.allowed and allowed, max(general.delay, delay))
+        delays = {each: advice.delay for each, advice in admission_state.advice.items() if advice.delay > 0}
+        used = {_class_of(queue) for queue in queues} if delays else set()
+        self._delays = {key: delays[key] for each in used for key in _advised_as(each) if key in delays}
         now = self._now()
-        used = {_class_of(queue) for queue in queues} if admission_state.advice else set()
-        self._delays = {
-            each: delay for each in used if (delay := rates.advice_for(admission_state.advice, each).delay) > 0
-        }
         self._until = {
             each: min(self._until.get(each, now + delay), now + delay) for each, delay in self._delays.items()
         }
-        admission_state.waits = {each: until - now for each, until in self._until.items()}
+        admission_state.waits = {
+            each: max(self._until[key] for key in paused) - now
+            for each in used
+            if (paused := [key for key in _advised_as(each) if key in self._until])
+        }
+
+    def _spaced(self, admitted: Sequence[QueueHead]) -> list[QueueHead]:
+        """Return these jobs with one of those between whose starts a pause is advised; the others wait for it."""
+        if not self._delays:
+            return [*admitted]
+        found, begun = list[QueueHead](), set[str]()
+        for head in admitted:
+            pauses = _advised_as(_class_of(head.queue)) & self._delays.keys()
+            if not pauses & begun:
+                begun |= pauses
+                found.append(head)
+        return found
 
     def _check(
         self,
@@ -540,9 +587,7 @@ class AdmissionController:
         if not failed:
             return
         asked = [each for each in queues if rates.resource_of(each.constraints) in failed]
-        heads = HeadReader(connection, self._ordering_policy, free_units=free_units, now=admission_state.now).first(
-            asked
-        )
+        heads = HeadReader(connection, self._ordering_policy, admission_state, free_units=free_units).first(asked)
         skipped = [
             SkippedJob(head.job.id, used := str(rates.resource_of(head.queue.constraints)), failed[used])
             for head in heads
@@ -559,3 +604,8 @@ def _open(queues: Sequence[ConstrainedQueue], admission_state: AdmissionState) -
 
 def _class_of(queue: ConstrainedQueue) -> str:
     return queue.constraints.get("resource_class") or rates.ALL_CLASSES
+
+
+def _advised_as(resource_class: str) -> set[str]:
+    """Return what advice for jobs of a class is stored as: for the class, and for all jobs."""
+    return {resource_class, rates.ALL_CLASSES}

@@ -80,7 +80,7 @@ class DeficitOrder(InstanceOrder):
             if (first.heads or first.unread) and first.behind == behind:
                 front.refresh(all_used)
                 continue
-            front = None if front.drop() or first.behind < behind else front
+            front = None if front.drop(all_used) or first.behind < behind else front
 
     def expected(
         self, queues: Sequence[ConstrainedQueue], admission_state: AdmissionState, *, free_units: int, cost: float
@@ -276,16 +276,21 @@ class DeficitHeap:
             heapq.heapreplace(self._heap, (lane.used - lane.target * self._total, lane))
         self._choose()
 
-    def drop(self) -> bool:
-        """Remove the lane that came first; returns true if it was the only one."""
+    def drop(self, all_used: float) -> bool:
+        """Remove the lane that came first, after its last job has started; returns true if it was the only one."""
         if self._heap and self._heap[0][1] is self.first:
             heapq.heappop(self._heap)
         else:
             self._large.remove(self.first)
-        if self._heap or self._large:
+        if not self._heap and not self._large:
+            return True
+        self._starts -= 1
+        if self._starts:
+            self._total = max(1.0, all_used)
             self._choose()
-            return False
-        return True
+        else:
+            self._renew(all_used)
+        return False
 
 
 @dataclass(frozen=True)

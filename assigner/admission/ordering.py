@@ -170,9 +170,7 @@ class GraphOrder:
 
     def _sequence(self, heads: Sequence[QueueHead], admission_state: AdmissionState) -> Iterator[QueueHead]:
         lanes: dict[tuple[int, str | None], list[QueueHead]] = defaultdict(list)
-        for head in sorted(
-            heads, key=lambda each: (graph_share.unpenalised_score(each), rank_and_age(each)), reverse=True
-        ):
+        for head in reversed(self.within_queue(heads, admission_state)):
             lanes[head.job.instance, graph_share.graph_of(head.queue.constraints)].append(head)
         front = [(graph_score(lane[-1], admission_state), lane) for lane in lanes.values()]
         heapq.heapify(front)
@@ -188,6 +186,14 @@ class GraphOrder:
                 heapq.heapreplace(front, (graph_score(lane[-1], admission_state), lane))
             else:
                 heapq.heappop(front)
+
+    @staticmethod
+    def within_queue(
+        heads: Sequence[QueueHead],
+        _state: AdmissionState,
+    ) -> list[QueueHead]:
+        """Return jobs of one graph in their order: the penalty is the same for all of them."""
+        return sorted(heads, key=lambda each: (graph_share.unpenalised_score(each), rank_and_age(each)))
 
     def ranked(
         self,
@@ -268,6 +274,13 @@ class OrderingSettings(BaseModel):
         """Return how waiting makes jobs more urgent; None if it does not."""
         return Ageing(self.ageing_rate, self.ageing_cap) if self.ageing_rate and self.ageing_cap else None
 
+    @property
+    def chosen_kind(self) -> str | None:
+        """Return the name of the order if jobs of a queue start in another order than by rank and age; else None."""
+        if self.policy().exact:
+            return None
+        return "shortest_first" if self.kind == "rank" else self.kind
+
     def policy(self) -> "OrderingPolicy":
         """Return the order that `kind` names."""
         return KINDS[self.kind](self)
@@ -275,17 +288,24 @@ class OrderingSettings(BaseModel):
 
 @dataclass(frozen=True)
 class OrderingPolicy:
-    """The order of instances and of their jobs, and the ageing of jobs. exact: jobs of one queue start in the order in
-    which they are read."""
+    """The order of instances and of their jobs, and the ageing of jobs.
+
+    within: sorts jobs of one queue into the order in which they start; None = the order in which they are read.
+    """
 
     ordering: Ordering
     ageing: Ageing | None = None
-    exact: bool = False
+    within: Callable[[Sequence[QueueHead], AdmissionState], list[QueueHead]] | None = None
+
+    @property
+    def exact(self) -> bool:
+        """Return whether jobs of one queue start in the order in which they are read."""
+        return self.within is None
 
 
 def _rank_policy(settings: OrderingSettings) -> OrderingPolicy:
     line = RankOrder(settings.ageing, shortest_first=settings.shortest_first)
-    return OrderingPolicy(DeficitOrder(line), settings.ageing, exact=not settings.shortest_first)
+    return OrderingPolicy(DeficitOrder(line), settings.ageing, line.sorted_heads if settings.shortest_first else None)
 
 
 def _score_policy(settings: OrderingSettings) -> OrderingPolicy:
@@ -298,11 +318,11 @@ def _score_policy(settings: OrderingSettings) -> OrderingPolicy:
         count_age_once=settings.count_age_once,
     )
     line = ScoreOrder(settings.ageing, weights)
-    return OrderingPolicy(DeficitOrder(line), settings.ageing)
+    return OrderingPolicy(DeficitOrder(line), settings.ageing, line.sorted_heads)
 
 
 def _graph_policy(_settings: OrderingSettings) -> OrderingPolicy:
-    return OrderingPolicy(GraphOrder())
+    return OrderingPolicy(GraphOrder(), within=GraphOrder.within_queue)
 
 
 KINDS: dict[str, Callable[[OrderingSettings], OrderingPolicy]] = {

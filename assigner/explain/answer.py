@@ -21,6 +21,7 @@ from assigner.queries import jobs as job_queries
 from schema.diagnostics import evidence as evidence_reads
 from schema.diagnostics.evidence import Evidence, JobsAhead
 from schema.moves.grant import PREFERRED, REQUIRED
+from schema.picking import constrained
 from schema.readable import duration
 
 Row = Mapping[str, Any]
@@ -263,15 +264,13 @@ def explain(
     history = [dict(event) for event in events.mappings()]
     tried = attempt_rows(evidence_reads.leases(connection, row_id), history)
     found = evidence_reads.gather(connection, job, everything=everything) if job["state"] in _WAITING else None
-    judged = (
-        []
-        if found is None
-        else explained_gates.judge_gates(found, explained_gates.judge_constraints(connection, row_id, rules))
-    )
+    constraints = [] if found is None else explained_gates.judge_constraints(connection, row_id, rules)
+    judged = [] if found is None else explained_gates.judge_gates(found, constraints)
+    kind = rules.ordering.chosen_kind if constraints else None
     change = [] if found is None else explained_gates.changes(judged)
     return Explanation(
         **_facts(public_id, job, state=job["state"]),
-        sentence=_past_sentence(job, tried) if found is None else _waiting_sentence(found, judged),
+        sentence=_past_sentence(job, tried) if found is None else _waiting_sentence(found, judged, kind=kind),
         change=change,
         gates=[_gate_answer(one, everything=everything) for one in judged],
         order=None if found is None else Order(in_queue=_count(found.in_queue), in_instance=_count(found.in_instance)),
@@ -299,7 +298,8 @@ def _facts(public_id: str, job: Mapping[str, Any], *, state: str) -> dict[str, A
     }
 
 
-def _waiting_sentence(found: Evidence, judged: Sequence[explained_gates.GateVerdict]) -> str:
+def _waiting_sentence(found: Evidence, judged: Sequence[explained_gates.GateVerdict], *, kind: str | None) -> str:
+    """kind: the order that chooses among the first jobs of a queue; None = they start as they are counted here."""
     closed = explained_gates.by_cause(judged)
     if closed:
         last = closed[-1].evidence
@@ -308,6 +308,10 @@ def _waiting_sentence(found: Evidence, judged: Sequence[explained_gates.GateVerd
         return f"it does not run because {closed[0].sentence}{again}"
     room = f"{explained_gates.counted_bots(found, found.bots['able'], 'bot')} with room"
     order = f"{_ahead(found.in_queue)} before it in its queue, {_ahead(found.in_instance)} in its instance and cohort"
+    if kind is not None:
+        order += (
+            f" by priority and age; the order {kind} chooses among the first {constrained.WINDOW:,} jobs of a queue"
+        )
     return f"nothing stands in its way: {room}, and {order}"
 
 

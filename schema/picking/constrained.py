@@ -31,6 +31,10 @@ MAX_QUEUES = 2000
 #: The most ranks of one queue that are read if waiting makes jobs more urgent: more than ageing can make up for.
 MAX_RANKS = 64
 
+#: Where jobs do not start in the order in which they are read, those that start are chosen among so many jobs in front
+#: of each queue; fewer if there are so many queues that all of them together would be more than `MOST_IN_WINDOWS`.
+WINDOW, MOST_IN_WINDOWS = 1000, 10_000
+
 #: The queue id behind which a walk over all queues begins; the walk goes backwards.
 FIRST_QUEUE: QueueId = 2**31 - 1
 
@@ -70,7 +74,8 @@ _HEAD = f"""{", ".join(f"j.{column}" for column in _JOB.split(", "))},
     CAST(t.estimate AS double precision), t.seconds, t.deadline, t.priority_inputs"""
 # A look-up for each job, because the planner estimates their number wrongly.
 _CONSTRAINTS = "LEFT JOIN LATERAL (SELECT * FROM job_constraints WHERE job_id = j.id OFFSET 0) t ON true"
-HEADS = text(f"""
+_LOCKED = "FOR NO KEY UPDATE{of} SKIP LOCKED"
+_HEADS = f"""
 SELECT {_HEAD}, w.nth
 FROM unnest(
     CAST(:ids AS integer[]), CAST(:limits AS integer[]),
@@ -81,15 +86,17 @@ CROSS JOIN LATERAL (
     WHERE queue = w.queue AND {READY_CONSTRAINED} AND (rank, queued_at, id)
         > (coalesce(w.rank, '-infinity'), coalesce(w.queued_at, '-infinity'), coalesce(w.job, 0))
     ORDER BY queue, rank, queued_at, id
-    LIMIT w.most FOR NO KEY UPDATE SKIP LOCKED) j
+    LIMIT w.most {{locked}}) j
 {_CONSTRAINTS}
 ORDER BY w.nth, j.rank, j.queued_at, j.id
-""")
+"""
+HEADS = text(_HEADS.format(locked=_LOCKED.format(of="")))
+WINDOW_OF_HEADS = text(_HEADS.format(locked=""))
 
 # The oldest jobs of each rank are read, and the best of them at this moment are locked. Of two jobs of one rank the
 # older one is never behind, so that no other job of a rank can be among the first.
 _RANK = f"SELECT rank FROM jobs WHERE queue = w.queue AND {READY_CONSTRAINED}"
-AGED = text(f"""
+_AGED = f"""
 SELECT {_HEAD}, w.nth
 FROM unnest(CAST(:ids AS integer[]), CAST(:limits AS integer[]), CAST(:skips AS integer[])) WITH ORDINALITY
     AS w (queue, most, skip, nth)
@@ -110,9 +117,17 @@ CROSS JOIN LATERAL (
         ORDER BY 3, 2, 1 LIMIT 2 * (w.most + w.skip)) best
     JOIN jobs ON jobs.id = best.job_id AND {STILL_READY}
     ORDER BY best.effective, best.since, best.job_id
-    LIMIT w.most OFFSET w.skip FOR NO KEY UPDATE OF jobs SKIP LOCKED) j
+    LIMIT w.most OFFSET w.skip {{locked}}) j
 {_CONSTRAINTS}
 ORDER BY w.nth, j.rank, j.queued_at, j.id
+"""
+AGED = text(_AGED.format(locked=_LOCKED.format(of=" OF jobs")))
+WINDOW_OF_AGED = text(_AGED.format(locked=""))
+
+LOCK_FIRST = text(f"""
+SELECT jobs.id FROM unnest(CAST(:ids AS bigint[])) WITH ORDINALITY AS c (job, place)
+JOIN jobs ON jobs.id = c.job AND {STILL_READY}
+ORDER BY c.place LIMIT :most FOR NO KEY UPDATE OF jobs SKIP LOCKED
 """)
 
 # One job, and what the gates need to know of its queue.
@@ -214,7 +229,7 @@ def queues(
     """Read up to `MAX_QUEUES` queues behind `after`. terms: constraint sets that the caller knows, which never change;
     those that it lacks are read, and added."""
     terms = {} if terms is None else terms
-    values = {**scope.values(), "after": after, "queues": MAX_QUEUES, "batch": batch, "scope": scope.name}
+    values = {**scope.values(), "after": after, "queues": MAX_QUEUES, "batch": batch, "served": scope.served}
     rows = connection.execute(QUEUES, values).all()
     seen = rows[0]
     if seen.queue is None:
@@ -252,24 +267,32 @@ def heads(
     now: datetime,
     read: Mapping[QueueId, ReadHeads] = MappingProxyType({}),
     ageing: Ageing | None = None,
+    lock: bool = True,
 ) -> list[QueueHead]:
     """Lock the first jobs of each queue, up to its limit: those of the lowest rank.
 
     ageing: the rank is lowered by what a job has gained by `now`. read: what this transaction has read of the queues;
-    the jobs behind it follow. Rows that others have locked are skipped.
+    the jobs behind it follow. Rows that others have locked are skipped. lock: False reads all and locks none.
     """
     if not queues:
         return []
     wanted = {"ids": [queue.id for queue in queues], "limits": list(limits)}
     before = [read.get(queue.id, NO_HEADS) for queue in queues] if read else []
     if ageing is None:
-        last = {"ranks": [each.rank for each in before], "times": [each.queued_at for each in before]}
-        rows = connection.execute(HEADS, wanted | last | {"jobs": [each.job_id for each in before]})
+        last: dict[str, list[Any]] = {"ranks": [each.rank for each in before]}
+        last |= {"times": [each.queued_at for each in before]}
+        last |= {"jobs": [each.job_id for each in before]}
+        rows = connection.execute(HEADS if lock else WINDOW_OF_HEADS, wanted | last)
     else:
         aged = {"rate": ageing.rate, "cap": ageing.cap, "now": now, "ranks": MAX_RANKS}
         skips = [each.jobs for each in before] or [0] * len(queues)
-        rows = connection.execute(AGED, wanted | aged | {"skips": skips})
+        rows = connection.execute(AGED if lock else WINDOW_OF_AGED, wanted | aged | {"skips": skips})
     return [_head(row, queues[row[-1] - 1]) for row in rows.all()]
+
+
+def lock_first(connection: Connection, job_ids: Sequence[int], *, most: int) -> set[int]:
+    """Lock the first `most` of these jobs that are still ready and that nobody else has locked; returns their ids."""
+    return {*connection.execute(LOCK_FIRST, {"ids": list(job_ids), "most": most}).scalars()}
 
 
 def job(connection: Connection, job_id: int) -> tuple[QueueHead, datetime] | None:

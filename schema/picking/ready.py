@@ -35,6 +35,22 @@ _WANTED = """wanted AS MATERIALIZED (
         AND (CAST(:cohorts AS integer[]) IS NULL OR w.cohort = ANY (CAST(:cohorts AS integer[])))
 )"""
 
+#: No more jobs are picked, and locked, than there are free units for. In a cohort that has fewer of them than a batch,
+#: only one assigner of the same instances picks at a time, whatever other cohorts it serves. Of two, one would pass
+#: over the jobs that the other has locked, and could give the last units to less urgent ones.
+_ROOM = """roomy AS MATERIALIZED (
+    SELECT id, kind, cohort, instance, pool, capacity, in_use, kept_units, kept_for FROM bots
+    WHERE free AND (CAST(:cohorts AS integer[]) IS NULL OR cohort = ANY (CAST(:cohorts AS integer[]))) LIMIT :batch
+), rooms AS MATERIALIZED (
+    SELECT cohort, units FROM (
+        SELECT cohort, sum(capacity - in_use) AS units FROM roomy GROUP BY cohort) r
+    WHERE CASE WHEN units >= :batch THEN true
+        ELSE pg_try_advisory_xact_lock(hashtext('leasehold.room' || CAST(:served AS text)), cohort) END
+), room AS MATERIALIZED (
+    SELECT CAST(least(:batch, coalesce(sum(units), 0)) AS integer) AS jobs FROM rooms
+)"""
+#: This assigner may pick jobs of the cohort of queue `w`.
+_IN_ROOMS = "w.cohort = ANY (ARRAY(SELECT cohort FROM rooms))"
 _ANY_ROOM = f"free AND {room_for('', 'w')} > 0"
 # Each look ends with the first hit. If bots are alike, the first look finds one among bots that have been read before.
 _SERVED_AT_FIRST_LOOK = f"""
@@ -43,22 +59,8 @@ _SERVED_AT_FIRST_LOOK = f"""
         WHERE {COHORT.of(bot="b", want="w")} AND {room_for("b", "w")} > 0 AND {serves("b", "w")}
             AND {REQUIREMENTS.of(bot="b", want="w")} OFFSET 0)"""
 #: Some bot has room for a job of queue `w`. It reads what `ROOM` says.
-SERVED = f"""{_SERVED_AT_FIRST_LOOK}
-    OR EXISTS ({able_bots("b.id", "w", which=_ANY_ROOM, limit="1", among=IS_FREE_KIND)} OFFSET 0)"""
-
-#: No more jobs are picked, and locked, than there are free units for. Where these are fewer than a batch, only one of
-#: the assigners that place the same jobs picks at a time. Of two, one would pass over the jobs that the other has
-#: locked, and could give the last units to less urgent ones.
-_ROOM = """roomy AS MATERIALIZED (
-    SELECT id, kind, cohort, instance, pool, capacity, in_use, kept_units, kept_for FROM bots
-    WHERE free AND (CAST(:cohorts AS integer[]) IS NULL OR cohort = ANY (CAST(:cohorts AS integer[]))) LIMIT :batch
-), room AS MATERIALIZED (
-    SELECT CASE
-        WHEN units >= :batch THEN :batch
-        WHEN pg_try_advisory_xact_lock(hashtext('leasehold.room'), hashtext(CAST(:scope AS text))) THEN units
-        ELSE 0 END AS jobs
-    FROM (SELECT coalesce(sum(capacity - in_use), 0) AS units FROM roomy) r
-)"""
+SERVED = f"""{_IN_ROOMS} AND ({_SERVED_AT_FIRST_LOOK}
+    OR EXISTS ({able_bots("b.id", "w", which=_ANY_ROOM, limit="1", among=IS_FREE_KIND)} OFFSET 0))"""
 ROOM = f"{FREE_KINDS}, {_ROOM}"
 
 #: The queues of `wanted` for which some bot has room.
@@ -102,9 +104,9 @@ class Scope:
     minimums_first: bool = True
 
     @property
-    def name(self) -> str:
-        """A name for the scope, the same for all assigners of this scope."""
-        return f"{self.cohorts} {self.instances}"
+    def served(self) -> str:
+        """A name for its instances, the same for all assigners of these instances."""
+        return f" {self.instances}"
 
     def values(self) -> dict[str, Any]:
         """Return the parameters of the queries."""
@@ -135,7 +137,7 @@ def pick(
         connection,
         front=PICK_FROM_FRONT if order is Order.PRIORITY else None,
         queues=PICK[order],
-        values={**scope.values(), "batch": batch, "scope": scope.name},
+        values={**scope.values(), "batch": batch, "served": scope.served},
         cursor=cursor,
     )
 
@@ -161,7 +163,7 @@ WITH {_ROOM}, front AS MATERIALIZED (
         FROM queues k JOIN instances i ON i.id = k.instance AND {DRAIN.of(instance="i")}
         LEFT JOIN quotas q ON q.cohort = k.cohort AND q.instance = k.instance
         WHERE k.id = ANY (ARRAY(SELECT queue FROM front)) AND {PLAIN} AND {AWAKE} OFFSET 0) w
-    WHERE {QUOTA.of(job="w", headroom="w.headroom")} AND {_SERVED_AT_FIRST_LOOK}
+    WHERE {QUOTA.of(job="w", headroom="w.headroom")} AND {_IN_ROOMS} AND {_SERVED_AT_FIRST_LOOK}
 ), picked AS MATERIALIZED (
     SELECT {COLUMNS}, rank, preferred, queued_at FROM jobs
     WHERE id = ANY (ARRAY(SELECT id FROM front WHERE queue IN (SELECT queue FROM offered))) AND {STILL_READY}
@@ -189,7 +191,7 @@ class FewJobs:
         if self._left_out:
             self._left_out -= 1
         else:
-            values = {**scope.values(), "batch": batch, "scope": scope.name}
+            values = {**scope.values(), "batch": batch, "served": scope.served}
             self._asked = connection, execute_later(connection, PICK_FEW, values)
 
     def forget_asked(self) -> None:

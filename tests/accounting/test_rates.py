@@ -347,6 +347,24 @@ def test_ma_22_a_delay_is_waited_first_and_stretches_the_pause_of_those_jobs_alo
     assert leased(pool) == {codex, *first}
 
 
+@pytest.mark.parametrize("advised", ["claude_cli", None])
+def test_ma_22_the_delay_lies_between_any_two_starts_also_of_one_cycle(pool: Pool, advised: str | None) -> None:
+    advise(pool, advised, allowed=True, delay=2)
+    pool.submit(5, terms=CLAUDE)
+    pool.submit(1, terms=CODEX)
+    pool.bot(capacity=9)
+    moment = [100.0]
+    assigner = pool.assigner(interval=60, jitter=0)
+    assigner._admission._now = lambda: moment[0]
+    started = []
+    for _ in range(8):
+        assigner.run_once()
+        started.append(len(leased(pool)))
+        moment[0] += 2.0
+    of_others = 1 if advised else 0
+    assert started == [of_others, *(of_others + n for n in range(1, 6)), *(6, 6)]
+
+
 def test_operators_advise_and_take_back_and_what_says_nothing_is_refused(pool: Pool) -> None:
     advise(pool, None, allowed=False, seconds=60, reason="provider down")
     advise(pool, "codex", allowed=True, delay=2)

@@ -14,6 +14,7 @@ from assigner.admission import admit, controller, gates, rules
 from assigner.admission.controller import LEAST, AdmissionController, HeadReader
 from assigner.admission.ordering import OrderingPolicy, OrderingSettings
 from assigner.admission.rules import RULES
+from assigner.admission.state import AdmissionState
 from assigner.placement.fleet import Fleet
 from schema.accounting import accounts, counters
 from schema.accounting.accounts import Account
@@ -86,7 +87,7 @@ def test_hardly_more_is_read_than_starts(pool: Pool) -> None:
     def read(connection: Connection) -> tuple[Sequence[QueueHead], set[int]]:
         found = queues(connection, batch=100)
         assert found.now is not None
-        heads = HeadReader(connection, ARRANGEMENT, free_units=100, now=found.now)
+        heads = HeadReader(connection, ARRANGEMENT, AdmissionState(found.now), free_units=100)
         first = heads.first(found.queues)
         assert heads.cut == {queue.id for queue in found.queues}
         # One has used up all that was read, the others three of theirs.
@@ -108,7 +109,7 @@ def test_a_head_is_read_once_though_others_let_go_of_those_in_front_of_it(pool: 
     def read(connection: Connection) -> list[int]:
         found = queues(connection, batch=20)
         assert found.now is not None
-        heads = HeadReader(connection, policy, free_units=20, now=found.now)
+        heads = HeadReader(connection, policy, AdmissionState(found.now), free_units=20)
         with pool.database.engine.connect() as other:
             held = constrained.heads(other, found.queues, limits=[5] * len(found.queues), now=found.now)
             first = heads.first(found.queues)

@@ -99,6 +99,30 @@ def test_aq_01_aq_02_aq_03_aq_04_aq_25_the_same_snapshot_gives_the_same_actions_
         assert GOLDEN.admitted(shuffled, free_units=7) == wanted
 
 
+@pytest.mark.parametrize("seed", range(100))
+def test_aq_07_each_start_goes_to_the_lowest_deficit_of_that_moment_also_after_the_last_job_of_an_instance(
+    seed: int,
+) -> None:
+    chance = random.Random(seed)
+    names = "abcd"[: chance.randint(2, 4)]
+    used = {name: chance.uniform(0.0, 20.0) for name in names}
+    weights = {name: chance.uniform(0.5, 5.0) for name in names}
+    pool = Pool(weights, used=dict(used), completed=dict.fromkeys(names, 9))
+    left = {name: [chance.uniform(0.5, 8.0) for _ in range(chance.randint(1, 4))] for name in names}
+    heads = [
+        pool.head(name, 10 * nth + job, cost=cost, age=-job)
+        for nth, name in enumerate(names)
+        for job, cost in enumerate(left[name])
+    ]
+    expected, whole = [], sum(weights.values())
+    while any(left.values()):
+        total = max(1.0, sum(used.values()))
+        first = min((used[name] / total - weights[name] / whole, name) for name in names if left[name])[1]
+        used[first] += left[first].pop(0)
+        expected.append(first)
+    assert pool.admitted(heads, free_units=100) == expected
+
+
 def test_aq_05_aq_06_who_has_had_nothing_in_the_window_comes_before_the_lowest_deficit() -> None:
     pool = Pool({"a": 1, "b": 1000}, used={"a": 5, "b": 0.001}, completed={"a": 0, "b": 1})
     assert pool.order(free_units=3) == ["a", "b", "b"]

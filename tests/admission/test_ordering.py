@@ -6,10 +6,12 @@ from functools import partial
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection
+from sqlalchemy import Connection, text
 
+from assigner.admission.controller import HeadReader
 from assigner.admission.ordering import OrderingSettings, RankOrder, ScoreOrder, Weights, effective_priority, score
 from assigner.admission.rules import Rules
+from assigner.admission.state import AdmissionState
 from schema.picking import constrained
 from schema.picking.constrained import Ageing
 from schema.picking.ready import Scope
@@ -17,7 +19,7 @@ from schema.policy import priority_classes
 from schema.policy.meters import Meter
 from schema.policy.time_windows import Window, WindowSchedule, WindowSettings
 from schema.requests import JobRequest
-from tests.support.pool import Pool, admission_state, at, head, queue
+from tests.support.pool import Pool, admission_state, at, completed, head, queue
 
 HOUR = 3600.0
 SLEEPLESS = Ageing(2.0, 20.0)
@@ -248,3 +250,69 @@ def test_sa_28_the_shortest_come_first_only_where_all_else_is_equal() -> None:
     ordering = OrderingSettings(shortest_first=True).policy().ordering
     heads = [head(1, 5, seconds=600), head(2, 5, since=9, seconds=6), head(3, 4, seconds=9000), head(4, 5)]
     assert [each.job.id for each in ordering.sequence(heads, admission_state(60))] == [3, 2, 1, 4]
+
+
+#: What is submitted, in this order: expected seconds, expected costs, and hours that each has waited.
+SECONDS, COSTS, WAITS = (300, 20, 100, 5, 60), (100, 50, 10, 0, 200, 30), (1, 20, 10, 30, 5)
+AGED = "UPDATE jobs SET queued_at = now() - make_interval(hours => :hours) WHERE public_id = CAST(:id AS uuid)"
+
+
+def submit_each(pool: Pool, kind: str) -> list[str]:
+    """Submit the jobs of one kind of order; returns them in the order in which they have to start."""
+    if kind == "graph":
+        of_graph = {"graph": "1", "graph_priority": 1}
+        jobs = {each: pool.submit(terms=of_graph, estimated_cost=each)[0] for each in COSTS}
+        return [jobs[each] for each in sorted(COSTS)]
+    if kind == "shortest first":
+        jobs = {each: pool.submit(terms={"owner": "ann"}, estimated_seconds=each)[0] for each in SECONDS}
+        return [jobs[each] for each in sorted(SECONDS)]
+    # Who has waited longer is less urgent, so that the order is not the one in which they are read.
+    jobs = {each: pool.submit(terms={"owner": "ann"}, priority=each)[0] for each in WAITS}
+    for each, job in jobs.items():
+        pool.change(AGED, hours=each, id=job)
+    return [jobs[each] for each in sorted(WAITS, reverse=True)]
+
+
+@pytest.mark.parametrize("units", [1, 2])
+@pytest.mark.parametrize(
+    ("kind", "ordering"),
+    [
+        ("shortest first", OrderingSettings(shortest_first=True)),
+        ("graph", OrderingSettings(kind="graph")),
+        ("score", OrderingSettings(kind="score")),
+    ],
+)
+def test_sa_08_sa_28_ma_03_few_free_units_change_no_order(
+    pool: Pool, kind: str, ordering: OrderingSettings, units: int
+) -> None:
+    expected = submit_each(pool, kind)
+    bot = pool.bot(capacity=units, sync_service=pool.sync_service(enabled=False))
+    assigner = pool.assigner()
+    assigner.reconfigure(assigner._settings, assigner._quotas, Rules(ordering))
+    started: list[str] = []
+    while len(started) < len(expected):
+        assigner.run_once()
+        given = bot.take()
+        assert given
+        started += sorted((lease["job"] for lease in given), key=expected.index)
+        bot.sync(*map(completed, given))
+    assert started == expected
+
+
+def test_sa_28_jobs_that_somebody_else_has_locked_are_replaced_by_the_next_ones(pool: Pool) -> None:
+    jobs = {each: pool.submit(terms={"owner": "ann"}, estimated_seconds=each)[0] for each in SECONDS}
+    pool.bot(capacity=9)
+    policy = OrderingSettings(shortest_first=True).policy()
+
+    def read(connection: Connection) -> list[str]:
+        found = constrained.queues(connection, Scope(), batch=9, after=constrained.FIRST_QUEUE)
+        assert found.now is not None
+        heads = HeadReader(connection, policy, AdmissionState(found.now), free_units=1).first(found.queues)
+        return [head.job.public_id for head in heads]
+
+    with pool.database.engine.connect() as other:
+        held = "SELECT FROM jobs WHERE public_id = CAST(:id AS uuid) FOR NO KEY UPDATE"
+        other.execute(text(held), {"id": jobs[5]})
+        found = pool.database.run(read)
+        other.rollback()
+    assert found == [jobs[each] for each in (20, 60, 100, 300)]

@@ -3,6 +3,9 @@
 import httpx
 import pytest
 
+from assigner.admission.ordering import OrderingSettings
+from assigner.admission.rules import Rules
+from assigner.explain.answer import explain
 from schema.tenancy import drains
 from tests.support.explain import closed, cohort, explained, gates_of, keep, park, rest, status
 from tests.support.pool import Pool, graph_of, submitted, taken, work_off
@@ -449,3 +452,22 @@ def test_show_tells_the_node_and_why_it_waits(pool: Pool, operator: httpx.Client
     shown = operator.get(f"/v1/jobs/{graph.jobs[2]}").json()
     assert shown["graph"] == {"id": graph.public_id, "name": "build", "node": 2, "depth": 1}
     assert shown["waiting"]["sentence"] == "node 2 of graph 'build' waits for 1 node: node 1 is queued"
+
+
+def test_an_order_that_chooses_among_the_first_jobs_of_a_queue_is_named(pool: Pool) -> None:
+    job, other = (pool.submit(terms={"owner": "ann"})[0] for _ in range(2))
+    pool.bot()
+
+    def sentence(rules: Rules) -> str:
+        found = pool.database.run(lambda c: explain(c, other, instances=None, cooldown=600, rules=rules))
+        assert found is not None
+        return found.sentence
+
+    assert pool.job(job).state == "queued"
+    assert "chooses" not in sentence(Rules())
+    for settings, name in (
+        (OrderingSettings(kind="score"), "score"),
+        (OrderingSettings(shortest_first=True), "shortest_first"),
+    ):
+        told = sentence(Rules(settings))
+        assert told.endswith(f"by priority and age; the order {name} chooses among the first 1,000 jobs of a queue")

@@ -1,8 +1,10 @@
-"""Several assigner processes start constrained jobs in the order of their points, as one assigner would."""
+"""Assigners of one or several processes, of one or both kinds, start jobs in their order, as one assigner would."""
 
 import os
 import random
 from typing import Any
+
+import pytest
 
 from schema.accounting import rates
 from schema.postgres.notify import wake
@@ -12,7 +14,7 @@ from tests.support.patience import eventually
 from tests.support.pool import Bot, Pool, completed
 
 ROUNDS_VARIABLE = "LEASEHOLD_TEST_ROUNDS"
-ROUNDS, PROCESSES, JOBS = 3, 4, 10
+ROUNDS, PROCESSES, JOBS = 2, 4, 10
 #: What makes the jobs constrained: each kind waits in a queue of its own.
 KINDS: tuple[dict[str, Any], ...] = (
     {"locks": ["tree"]},
@@ -29,11 +31,17 @@ SELECT j.public_id FROM job_events e JOIN jobs j ON j.id = e.job_id
 WHERE e.move = 'grant' AND e.id > :after ORDER BY e.id"""
 
 
-def submitted(pool: Pool, chance: random.Random) -> list[str]:
-    """Ten waiting jobs of distinct points, submitted in any order; returns them in the order of their points."""
-    points = chance.sample(sorted({*range(-50, 150)} - {*CLASSES.values()}), JOBS - len(CLASSES))
-    requests: list[dict[str, Any]] = [{"urgency": each, **chance.choice(KINDS)} for each in points]
-    requests += [{"job_class": each} for each in CLASSES]
+def submitted(pool: Pool, chance: random.Random, *, plain: bool) -> list[str]:
+    """Ten waiting jobs of distinct points, submitted in any order; returns them in the order of their points.
+
+    plain: without constraints, but with distinct priorities.
+    """
+    if plain:
+        requests: list[dict[str, Any]] = [{"priority": each} for each in chance.sample(range(-50, 50), JOBS)]
+    else:
+        points = chance.sample(sorted({*range(-50, 150)} - {*CLASSES.values()}), JOBS - len(CLASSES))
+        requests = [{"urgency": each, **chance.choice(KINDS)} for each in points]
+        requests += [{"job_class": each} for each in CLASSES]
     chance.shuffle(requests)
     for request in requests:
         pool.submit(**JobRequest(command=["true"], **request).normal())
@@ -49,20 +57,40 @@ def worked_off(bot: Bot, jobs: int) -> None:
         bot.sync(completed(work))
 
 
-def test_sa_07_assigner_processes_start_constrained_jobs_one_by_one_in_the_order_of_their_points(
-    pool: Pool, database_url: str, chance: random.Random
+#: The threads of a process: of all cohorts, or of the only one, as in a configuration with both kinds of assigners.
+ALL, COHORT = "all", "cohort"
+
+
+@pytest.mark.parametrize(
+    ("threads", "processes", "plain"),
+    [
+        pytest.param([ALL, ALL], PROCESSES, False, id="4 processes of one kind"),
+        pytest.param([ALL, COHORT], 1, False, id="1 process of both kinds"),
+        pytest.param([ALL, COHORT], PROCESSES, False, id="4 processes of both kinds"),
+        pytest.param([ALL, COHORT], PROCESSES, True, id="4 processes of both kinds, plain jobs"),
+    ],
+)
+def test_sa_07_assigners_start_jobs_one_by_one_in_the_order_of_their_points(
+    pool: Pool, database_url: str, chance: random.Random, threads: list[str], processes: int, plain: bool
 ) -> None:
-    """All processes are woken at once for each free unit. `LEASEHOLD_TEST_ROUNDS=20` makes more rounds."""
+    """All threads are woken at once for each free unit. `LEASEHOLD_TEST_ROUNDS=20` makes more rounds."""
     pool.database.run(lambda c: rates.set_rate(c, "gpu", per_second=1000, burst=1000, actor="test"))
     bot = pool.bot(capacity=1, sync_service=pool.sync_service(enabled=False))
+    cohort = pool.row("SELECT id FROM cohorts").id
+    group = [cohort if each == COHORT else None for each in threads]
+    wrong = dict[int, list[str]]()
+    rounds = int(os.environ.get(ROUNDS_VARIABLE) or ROUNDS)
     with assigner_processes(
-        database_url, pool.timing, chance, [[None, None]] * PROCESSES, wakeups=True, interval=0.1, jitter=0.1
+        database_url, pool.timing, chance, [group] * processes, wakeups=True, interval=0.1, jitter=0.1
     ):
-        for number in range(int(os.environ.get(ROUNDS_VARIABLE) or ROUNDS)):
+        for number in range(rounds):
             pool.change("UPDATE bots SET draining = true")
             before = pool.row("SELECT coalesce(max(id), 0) AS id FROM job_events").id
-            expected = submitted(pool, chance)
+            expected = submitted(pool, chance, plain=plain)
             pool.change("UPDATE bots SET draining = false")
             pool.database.run(lambda connection: wake(connection, "jobs"))
             worked_off(bot, JOBS)
-            assert [str(row.public_id) for row in pool.rows(STARTED, after=before)] == expected, f"round {number}"
+            started = [str(row.public_id) for row in pool.rows(STARTED, after=before)]
+            if started != expected:
+                wrong[number] = [str(expected.index(each)) for each in started]
+    assert not wrong, f"out of order in {len(wrong)} of {rounds} rounds: {wrong}"

@@ -30,18 +30,19 @@ WITH RECURSIVE waiting AS (
 ), roomy AS MATERIALIZED (
     SELECT id, kind, cohort, instance, pool, capacity, in_use, kept_units, kept_for FROM bots
     WHERE free AND (CAST(:cohorts AS integer[]) IS NULL OR cohort = ANY (CAST(:cohorts AS integer[]))) LIMIT :batch
+), rooms AS MATERIALIZED (
+    SELECT cohort, units FROM (
+        SELECT cohort, sum(capacity - in_use) AS units FROM roomy GROUP BY cohort) r
+    WHERE CASE WHEN units >= :batch THEN true
+        ELSE pg_try_advisory_xact_lock(hashtext('leasehold.room' || CAST(:served AS text)), cohort) END
 ), room AS MATERIALIZED (
-    SELECT CASE
-        WHEN units >= :batch THEN :batch
-        WHEN pg_try_advisory_xact_lock(hashtext('leasehold.room'), hashtext(CAST(:scope AS text))) THEN units
-        ELSE 0 END AS jobs
-    FROM (SELECT coalesce(sum(capacity - in_use), 0) AS units FROM roomy) r
+    SELECT CAST(least(:batch, coalesce(sum(units), 0)) AS integer) AS jobs FROM rooms
 ), walk AS MATERIALIZED (
     SELECT CASE WHEN max(nth) = :queues THEN min(queue) END AS last FROM waiting
 )
 SELECT w.queue, w.cohort, w.instance, w.platform, w.constraint_set, w.name, w.headroom,
     greatest(w.below_minimum - coalesce(f.units, 0), 0) AS missing_units, w.managed, w.looks > 0 AS tried,
-    (SELECT jobs FROM room) > 0 AND (
+    (SELECT jobs FROM room) > 0 AND (w.cohort = ANY (ARRAY(SELECT cohort FROM rooms)) AND (
     EXISTS (
         SELECT FROM (SELECT * FROM roomy LIMIT 2) b
         WHERE b.cohort IS NOT DISTINCT FROM w.cohort AND b.capacity - b.in_use - CASE WHEN b.kept_for = w.instance AND b.kept_units <= b.capacity - b.in_use THEN 0 ELSE b.kept_units END > 0 AND (b.instance IS NULL AND b.pool IS NULL OR b.instance = w.instance OR b.pool = w.pool)
@@ -56,7 +57,7 @@ SELECT w.queue, w.cohort, w.instance, w.platform, w.constraint_set, w.name, w.he
     (SELECT b.id FROM ((SELECT * FROM bots WHERE free AND capacity - in_use - CASE WHEN kept_for = w.instance AND kept_units <= capacity - in_use THEN 0 ELSE kept_units END > 0 AND cohort = w.cohort AND instance IS NULL AND pool IS NULL ORDER BY cohort, kind, instance, pool LIMIT ALL)
  UNION ALL (SELECT * FROM bots WHERE free AND capacity - in_use - CASE WHEN kept_for = w.instance AND kept_units <= capacity - in_use THEN 0 ELSE kept_units END > 0 AND cohort = w.cohort AND instance = w.instance AND pool IS NULL ORDER BY cohort, kind, instance, pool LIMIT ALL)
  UNION ALL (SELECT * FROM bots WHERE free AND capacity - in_use - CASE WHEN kept_for = w.instance AND kept_units <= capacity - in_use THEN 0 ELSE kept_units END > 0 AND cohort = w.cohort AND instance IS NULL AND pool = w.pool ORDER BY cohort, kind, instance, pool LIMIT ALL)) b
-    WHERE NOT (SELECT count(*) <= 1000 FROM (SELECT FROM kinds LIMIT 1001) n) AND EXISTS (SELECT FROM kind_platforms o WHERE o.platform = w.platform AND o.kind = b.kind OFFSET 0) LIMIT 1) OFFSET 0)) AS served,
+    WHERE NOT (SELECT count(*) <= 1000 FROM (SELECT FROM kinds LIMIT 1001) n) AND EXISTS (SELECT FROM kind_platforms o WHERE o.platform = w.platform AND o.kind = b.kind OFFSET 0) LIMIT 1) OFFSET 0))) AS served,
     CASE WHEN row_number() OVER (ORDER BY w.queue DESC) = 1 THEN statement_timestamp() END AS now,
     (SELECT jobs FROM room) AS free_units, k.last, EXISTS (SELECT FROM backpressure) AS pressed,
     EXISTS (SELECT FROM class_reserves) AS reserved, w.queue IS NOT NULL OR EXISTS (

@@ -2,12 +2,13 @@
 WITH roomy AS MATERIALIZED (
     SELECT id, kind, cohort, instance, pool, capacity, in_use, kept_units, kept_for FROM bots
     WHERE free AND (CAST(:cohorts AS integer[]) IS NULL OR cohort = ANY (CAST(:cohorts AS integer[]))) LIMIT :batch
+), rooms AS MATERIALIZED (
+    SELECT cohort, units FROM (
+        SELECT cohort, sum(capacity - in_use) AS units FROM roomy GROUP BY cohort) r
+    WHERE CASE WHEN units >= :batch THEN true
+        ELSE pg_try_advisory_xact_lock(hashtext('leasehold.room' || CAST(:served AS text)), cohort) END
 ), room AS MATERIALIZED (
-    SELECT CASE
-        WHEN units >= :batch THEN :batch
-        WHEN pg_try_advisory_xact_lock(hashtext('leasehold.room'), hashtext(CAST(:scope AS text))) THEN units
-        ELSE 0 END AS jobs
-    FROM (SELECT coalesce(sum(capacity - in_use), 0) AS units FROM roomy) r
+    SELECT CAST(least(:batch, coalesce(sum(units), 0)) AS integer) AS jobs FROM rooms
 ), front AS MATERIALIZED (
     SELECT h.* FROM cohorts c CROSS JOIN LATERAL (
         SELECT id, queue FROM jobs WHERE cohort = c.id AND state = 'queued' AND schedule_after IS NULL AND NOT constrained AND priority >= -1000
@@ -21,7 +22,7 @@ WITH roomy AS MATERIALIZED (
         FROM queues k JOIN instances i ON i.id = k.instance AND NOT i.draining
         LEFT JOIN quotas q ON q.cohort = k.cohort AND q.instance = k.instance
         WHERE k.id = ANY (ARRAY(SELECT queue FROM front)) AND k.constraint_set IS NULL AND (k.schedule_after IS NULL OR k.schedule_after <= now()) OFFSET 0) w
-    WHERE (w.headroom IS NULL OR w.units <= w.headroom) AND
+    WHERE (w.headroom IS NULL OR w.units <= w.headroom) AND w.cohort = ANY (ARRAY(SELECT cohort FROM rooms)) AND
     EXISTS (
         SELECT FROM (SELECT * FROM roomy LIMIT 2) b
         WHERE b.cohort IS NOT DISTINCT FROM w.cohort AND b.capacity - b.in_use - CASE WHEN b.kept_for = w.instance AND b.kept_units <= b.capacity - b.in_use THEN 0 ELSE b.kept_units END > 0 AND (b.instance IS NULL AND b.pool IS NULL OR b.instance = w.instance OR b.pool = w.pool)
