@@ -11,14 +11,16 @@ from functools import partial
 
 import structlog
 from leasehold.errors import NotReady
+from leasehold.states import JobState
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from sqlalchemy import Connection, text
 
 from assigner import estimation, metrics
+from assigner.maintenance import unnamed_rows
 from assigner.maintenance.overflow import OverflowController
 from assigner.maintenance.webhooks import Webhooks
 from assigner.queries import status
-from schema import clock, graphs
+from schema import graphs
 from schema.accounting import counters, fair_share, pool_samples, quotas
 from schema.accounting.fair_share import FairShareSettings
 from schema.clock import Monotonic
@@ -29,7 +31,7 @@ from schema.moves import retention as retention_moves
 from schema.moves.backoff import wake_queues
 from schema.moves.cancel import ask_stop
 from schema.moves.dependencies import any_open_graph, count_dead_ends, unblock_due
-from schema.moves.graphs import cancel_left_over, delete_graph, finish_graphs
+from schema.moves.graphs import BEGINNING, cancel_left_over, delete_graph, finish_graphs
 from schema.moves.preempt import release_kept_units
 from schema.moves.priority import review_waiting
 from schema.moves.reassign import add_constraints, remove_constraints
@@ -45,9 +47,6 @@ from schema.timing import Timing
 
 #: The most jobs that one transaction reviews, and the most such transactions in one round.
 REVIEW_LIMIT, REVIEW_BATCHES = 500, 10
-#: Seconds for which a round waits for the readers of queues that it wants to delete, and between two looks at them.
-READERS_PATIENCE, READERS_PAUSE = 0.5, 0.02
-
 log = structlog.get_logger()
 
 
@@ -70,24 +69,6 @@ def review_waiting_jobs(database: Database, *, actor: str) -> Counter[str]:
     for move, count in done.items():
         metrics.WATCHED.labels(move=move).inc(count)
     return done
-
-
-def delete_idle_queues(database: Database, *, patience: float = READERS_PATIENCE) -> int:
-    """Delete queues that were marked in an earlier round and that no job has, and mark others; returns how many went.
-
-    patience: seconds to wait for transactions that may have looked them up before. If one goes on, none is deleted.
-    """
-    unused, deleted = database.run(retention_moves.unused_queues), 0
-    if unused:
-        readers = database.run(retention_moves.readers_of_queues)
-        give_up = clock.monotonic() + patience
-        while readers and clock.monotonic() < give_up:
-            clock.sleep(READERS_PAUSE)
-            readers &= database.run(retention_moves.readers_of_queues)
-        if not readers:
-            deleted = database.run(lambda connection: retention_moves.delete_queues(connection, unused))
-    database.run(retention_moves.mark_idle_queues)
-    return deleted
 
 
 def sample_minute(connection: Connection) -> bool:
@@ -211,6 +192,7 @@ class Upkeep:
         self._database, self._timing, self._now = database, timing, now
         self._overflow = OverflowController(database, name=name, now=now, webhooks=webhooks)
         self._states: dict[str, _State] = {}
+        self._graphs_after = BEGINNING
         self.reconfigure(settings, fair or FairShareSettings())
         metrics.observe_tick()
 
@@ -297,7 +279,15 @@ class Upkeep:
         """What deletes old rows."""
         settings = self._settings
         yield Duty("old graphs", settings.retention_interval, self._delete_graphs)
-        yield Duty("old jobs", settings.retention_interval, self._delete_jobs)
+        ages = {
+            JobState.SUCCEEDED: settings.keep_succeeded,
+            JobState.FAILED: settings.keep_failed,
+            JobState.CANCELLED: settings.keep_cancelled,
+            JobState.DEAD: settings.keep_dead,
+        }
+        for state, age in ages.items():
+            delete = partial(self._delete_jobs, state=state, age=age)
+            yield Duty(f"old {state} jobs", settings.retention_interval, self._in_batches(delete))
         # The cooldown of evictions is at most a day.
         batches: dict[str, Callable[[Connection], int]] = {
             "old evictions": partial(
@@ -306,7 +296,6 @@ class Upkeep:
             "old blames": partial(retention_moves.delete_old_blames, age=DAY, limit=LIMIT),
             "old lost attempts": partial(retention_moves.delete_old_lost_attempts, age=DAY, limit=LIMIT),
             "old audit": partial(retention_moves.delete_old_audit, age=settings.keep_audit, limit=LIMIT),
-            "gone bots": partial(retention_moves.delete_gone_bots, age=settings.keep_gone_bots, limit=LIMIT),
             "old usage": partial(retention_moves.delete_old_usage, age=settings.keep_usage, limit=LIMIT),
             "idle counters of graphs": partial(graphs.delete_idle_counters, limit=LIMIT),
             "unused constraint sets": partial(retention_moves.delete_unused_constraint_sets, age=HOUR, limit=LIMIT),
@@ -316,7 +305,9 @@ class Upkeep:
         }
         for name, batch in batches.items():
             yield Duty(name, HOUR, self._in_batches(batch))
-        yield Duty("idle queues", HOUR, self._whole(partial(delete_idle_queues, self._database)))
+        gone = unnamed_rows.gone_bots(self._database, age=settings.keep_gone_bots)
+        yield Duty("gone bots", HOUR, gone.run_once)
+        yield Duty("idle queues", HOUR, unnamed_rows.idle_queues(self._database).run_once)
         unseen = partial(retention_moves.delete_unseen_assigners, age=DAY)
         yield Duty("unseen assigners", HOUR, self._doing(unseen))
         yield Duty("ended processes", HOUR, self._doing(partial(processes.forget, age=DAY)))
@@ -476,22 +467,17 @@ class Upkeep:
         metrics.observe_backlog(backlog.jobs, oldest=backlog.oldest, unmatchable=backlog.unmatchable)
 
     def _delete_graphs(self) -> bool:
+        """Delete finished graphs, as far as a few looks go; the next round goes on where this one ended."""
         age = self._settings.keep_succeeded
-        return self._in_batches(partial(delete_graph, age=age), full=1)()
+        for _ in range(DELETIONS):
+            found = self._database.run(partial(delete_graph, age=age, after=self._graphs_after, limit=LIMIT))
+            self._graphs_after = found.after or BEGINNING
+            if found.after is None:
+                return False
+        return True
 
-    def _delete_jobs(self) -> bool:
-        settings = self._settings
-
-        def batch(connection: Connection) -> int:
-            deleted = delete_finished(
-                connection,
-                succeeded=settings.keep_succeeded,
-                failed=settings.keep_failed,
-                cancelled=settings.keep_cancelled,
-                dead=settings.keep_dead,
-                limit=LIMIT,
-            )
-            metrics.observe_reaped("retention", deleted)
-            return deleted
-
-        return self._in_batches(batch)()
+    @staticmethod
+    def _delete_jobs(connection: Connection, *, state: JobState, age: float) -> int:
+        deleted = delete_finished(connection, state, age=age, limit=LIMIT)
+        metrics.observe_reaped("retention", deleted)
+        return deleted

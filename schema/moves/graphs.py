@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 import psycopg
@@ -37,6 +38,9 @@ WHERE g.public_id = CAST(:id AS uuid)
     AND (CAST(:instances AS text[]) IS NULL OR i.name = ANY (CAST(:instances AS text[])))
 FOR NO KEY UPDATE OF g
 """)
+#: Earlier than the end of any graph.
+BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
+
 GIVE_UP = text("UPDATE graphs SET state = 'cancelled' WHERE id = :id AND state = 'active'")
 
 _GOING_ON = "j.state IN ('blocked', 'queued', 'parked', 'deferred', 'leased', 'running')"
@@ -63,21 +67,28 @@ WITH over AS MATERIALIZED (
 UPDATE graphs SET finished_at = clock_timestamp(), state = CASE state WHEN 'active' THEN 'finished' ELSE state END
 WHERE id = ANY (ARRAY(SELECT id FROM over))
 """)
-# One graph at a time, with all its nodes and edges, once none of its jobs is kept any more.
+# One graph at a time, with all its nodes and edges, once none of its jobs is kept any more. A page of graphs is looked
+# at, so that those which are kept for their failed jobs are not read again and again in front of others.
 DELETE_GRAPH = text("""
-WITH old AS MATERIALIZED (
-    SELECT g.id FROM graphs g
-    WHERE g.finished_at IS NOT NULL AND g.finished_at < now() - make_interval(secs => :age)
-        AND NOT EXISTS (
-            SELECT FROM graph_nodes n CROSS JOIN LATERAL (SELECT FROM jobs j WHERE j.id = n.job_id OFFSET 0) j
-            WHERE n.graph = g.id OFFSET 0)
-    ORDER BY g.finished_at LIMIT 1 FOR UPDATE SKIP LOCKED
+WITH page AS MATERIALIZED (
+    SELECT id, finished_at FROM graphs
+    WHERE finished_at IS NOT NULL AND finished_at < now() - make_interval(secs => :age) AND finished_at > :after
+    ORDER BY finished_at LIMIT :limit
+), old AS MATERIALIZED (
+    SELECT g.id FROM page p JOIN graphs g ON g.id = p.id
+    WHERE NOT EXISTS (
+        SELECT FROM graph_nodes n CROSS JOIN LATERAL (SELECT FROM jobs j WHERE j.id = n.job_id OFFSET 0) j
+        WHERE n.graph = g.id OFFSET 0)
+    ORDER BY p.finished_at LIMIT 1 FOR UPDATE OF g SKIP LOCKED
 ), nodes AS (
     DELETE FROM graph_nodes WHERE graph = ANY (ARRAY(SELECT id FROM old)) RETURNING job_id
 ), edges AS (
     DELETE FROM graph_edges WHERE parent = ANY (ARRAY(SELECT job_id FROM nodes))
+), gone AS (
+    DELETE FROM graphs WHERE id = ANY (ARRAY(SELECT id FROM old)) RETURNING id
 )
-DELETE FROM graphs WHERE id = ANY (ARRAY(SELECT id FROM old))
+SELECT (SELECT count(*) FROM gone) AS deleted, (SELECT count(*) FROM page) AS looked,
+    (SELECT max(finished_at) FROM page) AS last
 """)
 
 
@@ -173,9 +184,22 @@ def finish_graphs(connection: Connection, limit: int) -> int:
     return connection.execute(FINISH, {"limit": limit}).rowcount
 
 
-def delete_graph(connection: Connection, *, age: float) -> int:
-    """Delete the oldest graph that has been over for `age` seconds and of which no job is kept; returns how many."""
-    return connection.execute(DELETE_GRAPH, {"age": age}).rowcount
+@dataclass(frozen=True)
+class DeletedGraph:
+    """Whether a graph was deleted, and the end of the last one after which others are to be looked at; None = there
+    are no others."""
+
+    deleted: bool
+    after: datetime | None
+
+
+def delete_graph(connection: Connection, *, age: float, after: datetime = BEGINNING, limit: int) -> DeletedGraph:
+    """Delete the first graph that has been over for `age` seconds and of which no job is kept, out of `limit` that
+    ended later than `after`."""
+    row = connection.execute(DELETE_GRAPH, {"age": age, "after": after, "limit": limit}).one()
+    if row.deleted:
+        return DeletedGraph(True, after)
+    return DeletedGraph(False, row.last if row.looked == limit else None)
 
 
 def _stop(connection: Connection, graph_id: int, *, sync: float, actor: str) -> int:

@@ -1,20 +1,22 @@
 """Finished jobs leave, with everything that belongs to them, in one statement per batch."""
 
-from sqlalchemy import Connection, text
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from leasehold.states import JobState
+from sqlalchemy import Connection, TextClause, text
 
 from schema.accounting.counters import OF_BOTS
 from schema.postgres.advisory import try_block_new_sessions
 from schema.predicates import has_ready_jobs
 
-# Ids go into each part as one array, which leaves the planner nothing but an index on them.
+# One state at a time, so that what is kept of one does not stand in front of what is due of another. Ids go into each
+# part as one array, which leaves the planner nothing but an index on them.
 DELETE_FINISHED = text("""
 WITH old AS MATERIALIZED (
     SELECT id FROM jobs
-    WHERE finished_at IS NOT NULL AND finished_at < now() - make_interval(secs => :oldest_age)
-        AND finished_at < now() - make_interval(secs => CASE state
-            WHEN 'succeeded' THEN :succeeded WHEN 'failed' THEN :failed
-            WHEN 'cancelled' THEN :cancelled ELSE :dead END)
-    ORDER BY finished_at LIMIT :limit FOR UPDATE SKIP LOCKED
+    WHERE state = :state AND finished_at IS NOT NULL AND finished_at < now() - make_interval(secs => :age)
+    ORDER BY state, finished_at LIMIT :limit FOR UPDATE SKIP LOCKED
 ), payloads AS (DELETE FROM job_payloads WHERE job_id = ANY (ARRAY(SELECT id FROM old))),
 outputs AS (DELETE FROM job_outputs WHERE job_id = ANY (ARRAY(SELECT id FROM old))),
 results AS (DELETE FROM job_results WHERE job_id = ANY (ARRAY(SELECT id FROM old))),
@@ -31,13 +33,10 @@ SELECT count(*) FROM gone
 """)
 
 
-def delete_finished(
-    connection: Connection, *, succeeded: float, failed: float, cancelled: float, dead: float, limit: int
-) -> int:
-    """Delete up to `limit` jobs that have been final for longer than their state's seconds; returns how many."""
-    ages = {"succeeded": succeeded, "failed": failed, "cancelled": cancelled, "dead": dead}
-    found = connection.execute(DELETE_FINISHED, {**ages, "oldest_age": min(ages.values()), "limit": limit})
-    return int(found.scalar_one())
+def delete_finished(connection: Connection, state: JobState, *, age: float, limit: int) -> int:
+    """Delete up to `limit` jobs that have been in this final state for `age` seconds, the oldest first; returns how
+    many."""
+    return int(connection.execute(DELETE_FINISHED, {"state": state.value, "age": age, "limit": limit}).scalar_one())
 
 
 # What is kept for a while: evictions, blames, the audit, bots that have gone, assigners not seen.
@@ -53,13 +52,15 @@ DELETE FROM audit WHERE at < now() - make_interval(secs => :age)
     AND id = ANY (ARRAY(SELECT id FROM audit ORDER BY id LIMIT :limit FOR UPDATE SKIP LOCKED))
 """)
 
-# Leases name their bot for as long as their job is kept. What an operator has drained stays drained.
-GONE_BOTS = text("""
+# Leases name their bot for as long as their job is kept. What an operator has drained stays drained. A bot gets leases
+# in sessions only, each of which has another epoch.
+_GONE = "status = 'gone' AND NOT draining AND opened_at < now() - make_interval(secs => :age)"
+GONE_BOTS = text(f"SELECT id, epoch::text AS mark FROM bots WHERE {_GONE}")
+DELETE_GONE_BOTS = text(f"""
 WITH old AS MATERIALIZED (
-    SELECT b.id FROM bots b
-    WHERE b.status = 'gone' AND NOT b.draining AND b.opened_at < now() - make_interval(secs => :age)
-        AND NOT EXISTS (SELECT FROM leases l WHERE l.bot_id = b.id)
-    ORDER BY b.id LIMIT :limit FOR UPDATE SKIP LOCKED
+    SELECT b.id FROM unnest(CAST(:ids AS bigint[]), CAST(:marks AS text[])) AS unnamed (id, mark)
+    JOIN bots b ON b.id = unnamed.id AND b.epoch::text = unnamed.mark AND {_GONE}
+    ORDER BY b.id FOR UPDATE OF b SKIP LOCKED
 ), localities AS (DELETE FROM bot_localities WHERE bot_id = ANY (ARRAY(SELECT id FROM old))),
 success AS (DELETE FROM bot_success WHERE bot_id = ANY (ARRAY(SELECT id FROM old))),
 changes AS (DELETE FROM bot_changes WHERE bot_id = ANY (ARRAY(SELECT id FROM old))),
@@ -70,7 +71,8 @@ DELETE FROM bots WHERE id = ANY (ARRAY(SELECT id FROM old))
 # Of jobs that never ended where failures are judged, and of failures long past.
 OLD_BLAMES = text("""
 DELETE FROM blames WHERE job_id = ANY (ARRAY(
-    SELECT job_id FROM blames WHERE at < now() - make_interval(secs => :age) LIMIT :limit FOR UPDATE SKIP LOCKED))
+    SELECT job_id FROM blames WHERE at < now() - make_interval(secs => :age)
+    ORDER BY at LIMIT :limit FOR UPDATE SKIP LOCKED))
 """)
 # Of bots that have not come back.
 OLD_LOST_ATTEMPTS = text("""
@@ -91,43 +93,75 @@ DELETE FROM usage u USING old o WHERE u.name = o.name AND u.bucket = o.bucket
 UNSEEN_ASSIGNERS = text("DELETE FROM assigners WHERE seen_at < now() - make_interval(secs => :age)")
 
 
+# What no row of a big table names: a column without an index is read page by page in the order of the primary key.
+
+
+@dataclass(frozen=True)
+class NamedIds:
+    """What one page of a table names. found: ids out of those that were asked for. last: where the next page begins;
+    None after the last page."""
+
+    found: frozenset[int]
+    last: int | None
+
+
+_NAMED = """
+SELECT count(*) AS rows, max({key}) AS last, array_agg(DISTINCT name) FILTER (WHERE name = ANY (CAST(:ids AS bigint[])))
+    AS found
+FROM (SELECT {key}, {column} AS name FROM {table} WHERE {key} >= :first ORDER BY {key} LIMIT :limit) page
+"""
+NAMED_QUEUES = text(_NAMED.format(table="jobs", key="id", column="queue"))
+NAMED_BOTS = text(_NAMED.format(table="leases", key="job_id", column="bot_id"))
+
+
+def named_queues(connection: Connection, ids: Collection[int], *, first: int, limit: int) -> NamedIds:
+    """Which of these queues the jobs from the id `first` on have, up to `limit` jobs (2 at least)."""
+    return _named(connection, NAMED_QUEUES, ids, first=first, limit=limit)
+
+
+def named_bots(connection: Connection, ids: Collection[int], *, first: int, limit: int) -> NamedIds:
+    """Which of these bots the leases of jobs from the id `first` on name, up to `limit` leases, more than a job has."""
+    return _named(connection, NAMED_BOTS, ids, first=first, limit=limit)
+
+
+def _named(connection: Connection, statement: TextClause, ids: Collection[int], *, first: int, limit: int) -> NamedIds:
+    row = connection.execute(statement, {"ids": list(ids), "first": first, "limit": limit}).one()
+    return NamedIds(frozenset(row.found or ()), row.last if row.rows == limit else None)
+
+
 # Queues, and the sets that only they name.
 #
 # A submit looks its queue up without a lock on its row, because all submits would lock the same one. So a queue that no
 # job has is deleted in two rounds. The first one marks queues without ready jobs, by minus its number, so that no mark
-# is like an earlier one. Who looks up a marked queue holds its row (`intern_queue`). The second round finds the mark
-# committed, and waits for the end of all transactions that may have looked the queue up before: each of them holds the
-# lock on the table `queues` that a statement takes before its snapshot, and keeps until its end. At a stricter
-# isolation level a snapshot may be older, so that such a transaction holds the row too. Then the round locks the row,
-# unless somebody holds it or the mark is another one, looks again and deletes it.
+# is like an earlier one. Who looks up a marked queue holds its row (`intern_queue`), which the row shows from then on.
+# The second round finds the mark committed, and waits for the end of all transactions that may have looked the queue up
+# before: each of them holds the lock on the table `queues` that a statement takes before its snapshot, and keeps until
+# its end. At a stricter isolation level a snapshot may be older, so that such a transaction holds the row too. Then the
+# round reads all jobs, page by page, and deletes the queues that none of them has, unless somebody holds the row, has
+# held it meanwhile, or the mark is another one.
 
 MARK_IDLE_QUEUES = text(f"""
 UPDATE queues SET idle_since = -CAST(CAST(pg_current_xact_id() AS text) AS bigint) WHERE id = ANY (ARRAY(
     SELECT q.id FROM queues q WHERE q.idle_since IS NULL AND NOT {has_ready_jobs("q")}
     ORDER BY q.id FOR NO KEY UPDATE SKIP LOCKED))
 """)
-UNUSED_QUEUES = text("""
-WITH idle AS MATERIALIZED (SELECT id, idle_since FROM queues WHERE idle_since IS NOT NULL)
-SELECT id, idle_since FROM idle WHERE id NOT IN (SELECT DISTINCT queue FROM jobs WHERE EXISTS (SELECT FROM idle))
-""")
+# Whoever has held the row since has left his number in `xmax`.
+_MARK = "q.idle_since || ' ' || q.xmax"
+IDLE_QUEUES = text(f"SELECT q.id, {_MARK} AS mark FROM queues q WHERE q.idle_since IS NOT NULL")
 READERS_OF_QUEUES = text("""
 SELECT DISTINCT virtualtransaction FROM pg_locks
 WHERE locktype = 'relation' AND relation = CAST('queues' AS regclass) AND granted
     AND pid IS DISTINCT FROM pg_backend_pid()
     AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """)
-LOCK_QUEUES = text("""
-SELECT q.id FROM unnest(CAST(:ids AS integer[]), CAST(:marks AS bigint[])) AS unused (id, mark)
-JOIN queues q ON q.id = unused.id AND q.idle_since = unused.mark
-ORDER BY q.id FOR UPDATE OF q SKIP LOCKED
+DELETE_QUEUES = text(f"""
+WITH unused AS MATERIALIZED (
+    SELECT q.id FROM unnest(CAST(:ids AS integer[]), CAST(:marks AS text[])) AS unnamed (id, mark)
+    JOIN queues q ON q.id = unnamed.id AND {_MARK} = unnamed.mark
+    ORDER BY q.id FOR UPDATE OF q SKIP LOCKED
+)
+DELETE FROM queues WHERE id = ANY (ARRAY(SELECT id FROM unused))
 """)
-# A statement of its own: it sees the jobs of all who held a row before it was locked.
-DELETE_QUEUES = text("""
-DELETE FROM queues q USING unnest(CAST(:ids AS integer[])) AS idle (id)
-WHERE q.id = idle.id AND q.id NOT IN (SELECT DISTINCT queue FROM jobs)
-""")
-#: Reading all jobs may take long.
-NO_TIMEOUT = text("SET LOCAL statement_timeout = 0")
 # A queue may appear that names a set which was just looked up: then the foreign key refuses it, and the submit is tried
 # again. Rarely has anybody looked up a set that was made long ago and then waits: a bulk submit, for another one's key.
 DELETE_UNUSED_CONSTRAINT_SETS = text("""
@@ -165,10 +199,9 @@ DELETE FROM kinds WHERE id = ANY (ARRAY(SELECT id FROM unused))
 """)
 
 
-def unused_queues(connection: Connection) -> dict[int, int]:
-    """Marked queues that no job has, whatever its state: id -> mark. Reads all jobs if a queue is marked."""
-    connection.execute(NO_TIMEOUT)
-    return {row.id: row.idle_since for row in connection.execute(UNUSED_QUEUES)}
+def idle_queues(connection: Connection) -> dict[int, str]:
+    """Marked queues: id -> mark."""
+    return {row.id: row.mark for row in connection.execute(IDLE_QUEUES)}
 
 
 def readers_of_queues(connection: Connection) -> set[str]:
@@ -176,15 +209,13 @@ def readers_of_queues(connection: Connection) -> set[str]:
     return set(connection.execute(READERS_OF_QUEUES).scalars())
 
 
-def delete_queues(connection: Connection, unused: dict[int, int]) -> int:
-    """Delete those of these queues that still have the same mark and that no job has; returns how many.
+def delete_queues(connection: Connection, unnamed: Mapping[int, str]) -> int:
+    """Delete those of these queues whose mark is still the same and that nobody holds; returns how many.
 
-    An earlier transaction has found them by `unused_queues`, and all who read the table before that have ended. Reads
-    all jobs.
+    An earlier transaction has found them by `idle_queues`, all who read the table before that have ended, and then no
+    job was found to have one.
     """
-    connection.execute(NO_TIMEOUT)
-    locked = list(connection.execute(LOCK_QUEUES, {"ids": [*unused], "marks": [*unused.values()]}).scalars())
-    return connection.execute(DELETE_QUEUES, {"ids": locked}).rowcount
+    return connection.execute(DELETE_QUEUES, {"ids": [*unnamed], "marks": [*unnamed.values()]}).rowcount
 
 
 def mark_idle_queues(connection: Connection) -> None:
@@ -223,14 +254,23 @@ def delete_old_audit(connection: Connection, *, age: float, limit: int) -> int:
     return connection.execute(OLD_AUDIT, {"age": age, "limit": limit}).rowcount
 
 
-def delete_gone_bots(connection: Connection, *, age: float, limit: int) -> int:
-    """Delete up to `limit` bots that have no session and no lease, whose last session began more than `age` seconds
-    ago and which nobody has drained; returns how many. Reads all leases if there are such bots."""
-    return connection.execute(GONE_BOTS, {"age": age, "limit": limit, "kinds": list(OF_BOTS)}).rowcount
+def gone_bots(connection: Connection, *, age: float) -> dict[int, str]:
+    """Bots that have no session, whose last one began more than `age` seconds ago and which nobody has drained:
+    id -> mark."""
+    return {row.id: row.mark for row in connection.execute(GONE_BOTS, {"age": age})}
+
+
+def delete_gone_bots(connection: Connection, unnamed: Mapping[int, str], *, age: float) -> int:
+    """Delete those of these bots whose mark is still the same and that nobody holds; returns how many.
+
+    An earlier transaction has found them by `gone_bots`, and then no lease was found to name one.
+    """
+    values = {"ids": [*unnamed], "marks": [*unnamed.values()], "age": age, "kinds": list(OF_BOTS)}
+    return connection.execute(DELETE_GONE_BOTS, values).rowcount
 
 
 def delete_old_blames(connection: Connection, *, age: float, limit: int) -> int:
-    """Delete up to `limit` blames for failures more than `age` seconds ago; returns how many. Reads all of them."""
+    """Delete up to `limit` blames for failures more than `age` seconds ago; returns how many."""
     return connection.execute(OLD_BLAMES, {"age": age, "limit": limit}).rowcount
 
 

@@ -163,6 +163,7 @@ jobs = Table(
     Index("jobs_deferred", *["queued_at", "id", "instance"], postgresql_where=text("state = 'deferred'")),
     Index("jobs_dedup", "instance", "dedup_key", unique=True, postgresql_where=text(SHARED)),
     Index("jobs_finished", "finished_at", postgresql_where=text("finished_at IS NOT NULL")),
+    Index("jobs_finished_by_state", "state", "finished_at", postgresql_where=text("finished_at IS NOT NULL")),
 )  # fmt: skip
 
 # Jobs that insist on a preferred bot until a time, and the seconds for which they do so after they were queued.

@@ -60,6 +60,7 @@ blames = Table(
     Column("upheld_at", TIME),
     Column("returned_at", TIME),
     PrimaryKeyConstraint("job_id"),
+    Index("blames_old", "at"),
     Index("blames_returned", "bot_id", postgresql_where=text("returned_at IS NOT NULL AND bot_id IS NOT NULL")),
     Index("blames_upheld", "bot_id", postgresql_where=text("upheld_at IS NOT NULL")),
 )

@@ -3,7 +3,7 @@
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from assigner.maintenance.upkeep import delete_idle_queues
+from assigner.maintenance.unnamed_rows import idle_queues
 from schema.moves import retention
 from schema.moves.submit import submit_at_once
 from tests.support.patience import eventually
@@ -14,7 +14,9 @@ from tests.support.race import retention as delete_finished
 
 def deleted(pool: Pool) -> int:
     """One round, which hardly waits for others."""
-    return delete_idle_queues(pool.database, patience=0.05)
+    round_ = idle_queues(pool.database, patience=0.05)
+    assert not round_.run_once()
+    return round_.deleted
 
 
 def all_deleted(pool: Pool) -> None:
@@ -154,7 +156,7 @@ def test_a_queue_whose_mark_was_taken_away_and_made_again_meanwhile_stays(pool: 
     cancel(pool, *pool.submit())
     delete_finished(pool)
     deleted(pool)
-    unused = pool.database.run(retention.unused_queues)
+    unused = pool.database.run(retention.idle_queues)
     pool.submit(dedup_key="d")  # joins the other job, so that the queue gets none
     with race.first() as first:
         (job,) = first.submit()

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from leasehold.errors import Conflict, QueueFull
 
-from assigner.maintenance.upkeep import delete_idle_queues
+from assigner.maintenance.unnamed_rows import idle_queues
 from schema.accounting.accounts import Account, put_account, remove_account
 from schema.moves import submit as submit_moves
 from schema.moves.submit import Submitted, submit_alone
@@ -61,7 +61,9 @@ def cancelled(pool: Pool) -> None:
 
 
 def deleted(pool: Pool) -> int:
-    return delete_idle_queues(pool.database, patience=0.05)
+    round_ = idle_queues(pool.database, patience=0.05)
+    assert not round_.run_once()
+    return round_.deleted
 
 
 @pytest.mark.parametrize("keyed", [False, True])

@@ -1,13 +1,22 @@
 """What upkeep forgets besides old jobs, and what it must not."""
 
+from functools import partial
+
+import pytest
+from leasehold.states import JobState
+from sqlalchemy import Connection
+
+from assigner.maintenance.unnamed_rows import UnnamedRows, gone_bots, idle_queues
 from bots.protocol import OpenSession
 from bots.sync import sessions
 from schema import audit
 from schema.moves import retention
 from schema.moves import sessions as sessions_moves
 from schema.moves.sessions import drain
-from tests.support.pool import Pool, completed
-from tests.support.race import Race, outcome
+from tests.support.plans import Watch, watching
+from tests.support.pool import Pool, completed, submitted
+from tests.support.race import Race, cancel, outcome
+from tests.support.race import retention as delete_finished
 from tests.support.tenancy import Tenancy
 
 DAY = 86400.0
@@ -47,7 +56,8 @@ def test_bots_that_have_gone_for_long_are_forgotten_with_what_they_left(pool: Po
 def test_a_bot_that_comes_back_while_it_is_forgotten_gets_a_session(pool: Pool, race: Race) -> None:
     leave(pool, "bot-1", days=31)
     with race.first() as ahead:
-        assert retention.delete_gone_bots(ahead.connection, age=30 * DAY, limit=10) == 1
+        gone = retention.gone_bots(ahead.connection, age=30 * DAY)
+        assert retention.delete_gone_bots(ahead.connection, gone, age=30 * DAY) == 1
         opened = race.second(
             lambda: sessions.open_session(pool.database, OpenSession(bot="bot-1"), timing=pool.timing), behind=ahead
         )
@@ -106,3 +116,130 @@ def test_a_lost_attempt_can_be_forgiven_for_a_day(pool: Pool) -> None:
     pool.upkeep().run_once()
     pool.restarted(bot, cut_off=True)
     assert [pool.job(job).kills for job in jobs] == [0, 1, 1]
+
+
+#: Rows that are kept, in front of those that are due.
+KEPT_IN_FRONT = 3000
+FINISHED = """
+INSERT INTO jobs (public_id, instance, queue, platform, cohort, units, priority, rank, state, finished_at, result_fence)
+SELECT gen_random_uuid(), j.instance, j.queue, j.platform, j.cohort, 1, 0, 0, :state,
+    now() - make_interval(secs => :age) + i * interval '1 ms', NULL
+FROM generate_series(1, :count) i, (SELECT * FROM jobs LIMIT 1) j
+"""
+
+
+def read_by(pool: Pool, work: partial[object]) -> Watch:
+    """What the work reads in a transaction that is rolled back."""
+    with pool.database.engine.connect() as connection:
+        with watching(connection) as watch:
+            work(connection)
+        connection.rollback()
+    return watch
+
+
+@pytest.mark.parametrize("analyzed", [False, True])
+def test_jobs_that_are_kept_of_one_state_cost_nothing_where_others_are_due(pool: Pool, analyzed: bool) -> None:
+    cancel(pool, *pool.submit())
+    pool.change(FINISHED, state="failed", age=9000, count=KEPT_IN_FRONT)
+    pool.change(FINISHED, state="succeeded", age=5000, count=10)
+    if analyzed:
+        pool.change("ANALYZE jobs")
+    deleted: list[int] = []
+
+    def delete(connection: Connection) -> None:
+        deleted.append(retention.delete_finished(connection, JobState.SUCCEEDED, age=3600, limit=500))
+
+    watch = read_by(pool, partial(delete))
+    assert deleted == [10]
+    assert watch.touched <= 500, str(watch)
+    pool.change("DELETE FROM jobs WHERE state IN ('failed', 'succeeded')")
+
+
+def test_blames_of_today_cost_nothing_where_older_ones_are_due(pool: Pool) -> None:
+    jobs = pool.submit(20)
+    pool.change("INSERT INTO blames (job_id, at) SELECT id, now() FROM jobs")
+    pool.change("UPDATE blames SET at = now() - interval '2 days' WHERE job_id = (SELECT max(id) FROM jobs)")
+    deleted: list[int] = []
+
+    def delete(connection: Connection) -> None:
+        deleted.append(retention.delete_old_blames(connection, age=DAY, limit=500))
+
+    watch = read_by(pool, partial(delete))
+    assert (deleted, len(jobs)) == ([1], 20)
+    assert "blames_old" in str(watch)
+    assert watch.touched <= 10, str(watch)
+
+
+def walked(rows: UnnamedRows) -> int:
+    """Let it work, a few pages in each round, until nothing is left; returns the number of rounds."""
+    rounds = 1
+    while rows.run_once():
+        rounds += 1
+    return rounds
+
+
+def test_bots_and_queues_that_nothing_names_are_found_a_page_at_a_time(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page has three rows, and a round two pages."""
+    monkeypatch.setattr("assigner.maintenance.unnamed_rows.PAGES", 2)
+    for name in ("named", "unnamed"):
+        bot = pool.bot(name, capacity=20)
+        if name == "named":
+            pool.submit(20)
+            for work in pool.given(bot):
+                bot.sync(completed(work))
+        bot.sync(status="gone")
+    pool.change("UPDATE bots SET opened_at = now() - interval '9 days'")
+    bots = gone_bots(pool.database, age=DAY, page=3)
+    assert walked(bots) > 2
+    assert (bots.deleted, [row.name for row in pool.rows(KEPT)]) == (1, ["named"])
+
+    cancel(pool, *pool.submit(properties={"os": "linux"}))
+    pool.change("UPDATE jobs SET finished_at = now() - interval '1 h' WHERE id = (SELECT max(id) FROM jobs)")
+    pool.database.run(lambda c: retention.delete_finished(c, JobState.CANCELLED, age=60, limit=500))
+    walked(idle_queues(pool.database, page=3))
+    queues = idle_queues(pool.database, page=3)
+    assert walked(queues) > 2
+    assert (queues.deleted, len(pool.rows("SELECT FROM queues"))) == (1, 1)
+
+
+def test_a_bot_that_came_back_and_left_while_leases_were_read_is_kept(pool: Pool) -> None:
+    leave(pool, "bot-1", days=9)
+    found = pool.database.run(lambda c: retention.gone_bots(c, age=0.0))
+    leave(pool, "bot-1", days=9)
+    assert pool.database.run(lambda c: retention.delete_gone_bots(c, found, age=0.0)) == 0
+
+
+def test_a_queue_that_somebody_has_held_while_jobs_were_read_is_kept(pool: Pool, race: Race) -> None:
+    """Two submits look it up. The one that takes the mark away comes to nothing."""
+    cancel(pool, *pool.submit())
+    delete_finished(pool)
+    pool.database.run(retention.mark_idle_queues)
+    found = pool.database.run(retention.idle_queues)
+    with race.first() as first, race.first() as second:
+        first.submit()
+        (job,) = second.submit()
+        second.commit()
+    assert pool.database.run(lambda c: retention.delete_queues(c, found)) == 0
+    assert pool.job(job).queue == pool.queue_of(job).id
+
+
+def test_a_graph_goes_although_many_before_it_are_kept_for_their_jobs(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five graphs are kept for a job that failed. One look reads two graphs, and a round has two looks."""
+    for _ in range(6):
+        graph = submitted(pool, {1: []})
+        cancel(pool, graph.jobs[1])
+    pool.upkeep().run_once()
+    pool.change("UPDATE graphs SET finished_at = now() - interval '1 h' + id * interval '1 s'")
+    pool.change("UPDATE jobs SET finished_at = now() - interval '2 h' WHERE id = (SELECT max(id) FROM jobs)")
+    pool.database.run(lambda c: retention.delete_finished(c, JobState.CANCELLED, age=3600, limit=500))
+    monkeypatch.setattr("assigner.maintenance.upkeep.LIMIT", 2)
+    monkeypatch.setattr("assigner.maintenance.upkeep.DELETIONS", 2)
+    upkeep = pool.upkeep(keep_succeeded=0, keep_cancelled=3600)
+    upkeep.run_once()
+    assert len(pool.rows("SELECT FROM graphs")) == 6
+    upkeep.run_once()
+    assert len(pool.rows("SELECT FROM graphs")) == 5

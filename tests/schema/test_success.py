@@ -7,6 +7,7 @@ from sqlalchemy import event
 from structlog.testing import capture_logs
 
 from assigner.config.loading import load
+from assigner.maintenance.unnamed_rows import gone_bots
 from assigner.process.assign import declare
 from assigner.settings import PoolSettings
 from schema.fleet import success
@@ -141,7 +142,8 @@ def test_the_counts_of_a_bot_go_when_it_goes(pool: Pool) -> None:
     retention(pool)
     bot.sync(status="gone")
     pool.change("UPDATE bots SET opened_at = now() - interval '9 days'")
-    assert pool.database.run(lambda connection: retention_moves.delete_gone_bots(connection, age=60.0, limit=10)) == 1
+    leaving = gone_bots(pool.database, age=60.0)
+    assert (leaving.run_once(), leaving.deleted) == (False, 1)
     assert pool.rows("SELECT FROM bot_success") == []
 
 

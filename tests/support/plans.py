@@ -10,6 +10,7 @@ from itertools import count
 from typing import Any
 
 import psycopg
+from leasehold.states import JobState
 from sqlalchemy import Connection, TextClause, text
 
 from assigner.maintenance import upkeep
@@ -381,7 +382,5 @@ ACTS: dict[str, Act] = {
     "promote": lambda _, connection: promote(connection, BATCH),
     "rest": lambda _, connection: rest_queues(connection, [1], reason="test", base=5, cap=60),
     "wake for bots": lambda known, connection: wake_queues_for_bots(connection, {known.bots[FREE]: 10}),
-    "retention": lambda _, connection: delete_finished(
-        connection, succeeded=0, failed=0, cancelled=0, dead=0, limit=BATCH
-    ),
+    "retention": lambda _, connection: delete_finished(connection, JobState.SUCCEEDED, age=0, limit=BATCH),
 }

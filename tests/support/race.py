@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Literal, TypeVar, cast
 
+from leasehold.states import JobState
 from sqlalchemy import Connection, ExceptionContext, Transaction, event, text
 
 from bots.protocol import Sync
@@ -211,8 +212,8 @@ def drain(pool: Pool, *, draining: bool = True, bot: str = "bot-1") -> None:
 
 def retention(pool: Pool) -> int:
     """Delete every finished job."""
-    ages: dict[str, Any] = {"succeeded": 0.0, "failed": 0.0, "cancelled": 0.0, "dead": 0.0}
-    return pool.database.run(lambda c: delete_finished(c, **ages, limit=500))
+    final = (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED, JobState.DEAD)
+    return pool.database.run(lambda c: sum(delete_finished(c, state, age=0.0, limit=500) for state in final))
 
 
 def offered(pool: Pool, **fields: Any) -> tuple[str, Bot, dict[str, Any]]:
