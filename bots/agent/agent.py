@@ -362,9 +362,10 @@ class Agent:
             sizing = None
             if settings.auto_capacity:
                 sizing = Sizing(task_memory_mib=settings.task_memory_mib, most=settings.max_parallel)
-            tuning = SessionSettings(margin=settings.margin, output_interval=settings.output_interval, sizing=sizing)
+            capacity = settings.capacity if sizing is None else sizing.units()
+            tuning = SessionSettings(settings.margin, settings.output_interval, capacity, sizing)
             try:
-                opened = self._open(place.workplace, settings.capacity if sizing is None else sizing.units())
+                opened = self._open(place.workplace, capacity)
             except SessionOver as over:
                 if over.end is SessionEnd.REFUSED:
                     _log.error("refused by the gateway", bot=settings.bot, reason=str(over))

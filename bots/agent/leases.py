@@ -129,6 +129,12 @@ class AgentLeases:
         return len(self._held)
 
     @property
+    def units(self) -> int:
+        """The units of the leases whose attempts have not ended, as far as `begin` has started them."""
+        runs = (held.run for held in self._held.values() if held.outcome is None)
+        return sum(run.assignment.units for run in runs if run is not None)
+
+    @property
     def empty(self) -> bool:
         """True if no lease is held. Then the server knows of every attempt that ended."""
         return not self._held
@@ -201,9 +207,9 @@ class AgentLeases:
             reports.append(self._report(key, held, state, with_output=unsent > 0))
         return reports, unlisted
 
-    def settle(self, leases: Sequence[Work], *, accept: bool, keep_unlisted: bool = False) -> None:
+    def settle(self, leases: Sequence[Work], *, accept: bool, keep_unlisted: bool = False) -> bool:
         """Make the held leases match the answer of a sync. Without `accept`, new leases are returned to the pool;
-        otherwise they start with `begin`.
+        otherwise they start with `begin`. Returns whether there are new ones that will start.
 
         keep_unlisted: leases that the reports have left out are still held if the answer does not list them.
         """
@@ -239,11 +245,12 @@ class AgentLeases:
         with self._lock:
             if self._lost:
                 # Since the answer came. Nothing may start.
-                return
+                return False
             self._held.update(taken)
         self._new += new
         started = ({"job": work.job, "fence": work.fence, "attempt": work.attempt} for work, _ in new)
         _log_each("lease started", started, count=len(new))
+        return bool(new)
 
     def begin(self) -> None:
         """Start what the last answer has brought. The syncing thread may report other leases before."""

@@ -81,6 +81,9 @@ START_TOGETHER = 0.02
 ENOUGH = 64
 #: Seconds for which the same waits at a bot that holds leases in advance.
 AHEAD_TOGETHER = 0.1
+#: Seconds after an answer with new leases in which a bot that has room calls again; doubled with each answer without.
+#: What is submitted together is granted in several transactions, and the bot may be told of the first ones alone.
+LOOK_FIRST = 0.1
 #: Seconds allowed for the last call of a session.
 FAREWELL = 5.0
 #: Seconds allowed for each step of leaving at once.
@@ -136,11 +139,13 @@ class AgentCommands:
 class SessionSettings:
     """Settings of one session; see AgentSettings. Times are in seconds.
 
-    margin: None = a tenth of the session's life. sizing: computes the capacity; None = it stays as it was opened.
+    margin: None = a tenth of the session's life. capacity: units that run at once when the session is opened. sizing:
+    computes the capacity; None = it stays as it was opened.
     """
 
     margin: float | None
     output_interval: float
+    capacity: int
     sizing: Sizing | None = None
 
 
@@ -177,7 +182,9 @@ class AgentSession:
         self._in_doubt = False
         #: Those of the `NEWER_FIELDS` that the gateway knows.
         self._known = {field for field in NEWER_FIELDS if getattr(session, field)}
-        self._sync_in = session.sync_in
+        self._sync_in = self._look_in = session.sync_in
+        #: The units of work that may run at once.
+        self._units = tuning.capacity
         self._give_up_at = math.inf
         #: True, once `work` has returned, if every run is known to be over.
         self.silent = False
@@ -248,7 +255,8 @@ class AgentSession:
         self._drained, self._sync_in = answer.drain, answer.sync_in
         accept = not (self._draining or answer.drain)
         agreed = answer.unlisted == sync.get("unlisted", 0)
-        self._leases.settle(answer.leases, accept=accept, keep_unlisted=agreed)
+        has_new = self._leases.settle(answer.leases, accept=accept, keep_unlisted=agreed)
+        self._look_in = LOOK_FIRST if has_new else min(2 * self._look_in, self._sync_in)
         if not accept:
             self._leases.give_back(NO_NEW_WORK)
         return sent_at
@@ -275,6 +283,8 @@ class AgentSession:
                 together = together or now + (AHEAD_TOGETHER if self._ahead else START_TOGETHER)
                 few = news.reported < enough
                 due = min(due, together) if few and news.starting else now
+            elif self._look_in < self._sync_in and not self._draining and self._leases.units < self._units:
+                due = min(due, sent_at + self._look_in)
             if self._draining and self._commands.drain_until is not None and now < self._commands.drain_until:
                 due = min(due, self._commands.drain_until)
             if now >= due:
@@ -347,6 +357,7 @@ class AgentSession:
         """Return the units to announce, None = as before. ahead: more than run at once, if tasks are short."""
         sizing, launcher = self._tuning.sizing, self._launcher
         capacity = None if sizing is None else sizing.units()
+        self._units = capacity or self._units
         if not isinstance(launcher, TaskLauncher):
             return capacity
         if capacity is not None:

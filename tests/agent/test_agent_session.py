@@ -32,6 +32,19 @@ def test_the_older_of_two_agents_kills_its_work_and_stops(tmp_path: Path) -> Non
     assert len(pool.opened) == 1
 
 
+def test_an_agent_that_has_room_asks_soon_for_what_was_granted_right_after_its_first_leases(tmp_path: Path) -> None:
+    pool = Pool(sync_in=30.0, ttl=90.0)
+    with serving(pool, tmp_path, capacity=2):
+        first = pool.grant("sleep", "60", job="first")
+        pool.until(lambda: "active" in pool.reported(first))
+        second = pool.grant("sleep", "60", job="second")
+        pool.until(lambda: "active" in pool.reported(second), within=10.0)
+        # Without room it calls no more than before.
+        calls = len(pool.syncs)
+        with pytest.raises(AssertionError):
+            pool.until(lambda: len(pool.syncs) > calls + 1, within=1.0)
+
+
 @pytest.mark.parametrize("code", ["session_over", "stale_seq"])
 def test_a_session_the_server_does_not_know_any_more_is_replaced(tmp_path: Path, code: str) -> None:
     pool = Pool(sync_in=0.1)

@@ -37,6 +37,9 @@ from tests.support.servers import Served
 
 pytestmark = NEEDS_PROC
 
+ROUNDS_VARIABLE = "LEASEHOLD_TEST_STARTS"
+ROUNDS = int(os.environ.get(ROUNDS_VARIABLE, "1"))
+
 
 @dataclass
 class Works:
@@ -69,15 +72,22 @@ class Works:
 
 
 @pytest.fixture
+def capacity() -> int:
+    """How many `def` tasks the bot of `works` runs at once."""
+    return 2
+
+
+@pytest.fixture
 def works(
     served: Served,
     database: Database,
     timing: Timing,
     chance: random.Random,
+    capacity: int,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Works]:
-    chosen = settings(tmp_path, capacity=2, app="tests.support.apps.task_app:pool", kill_grace=0.5)
+    chosen = settings(tmp_path, capacity=capacity, app="tests.support.apps.task_app:pool", kill_grace=0.5)
     agent = Agent(chosen, served.url, served.token("bot", bot="*"), chance=Random(1))
     thread = threading.Thread(target=agent.run)
     client = Client(served.url, served.token("operator"), chance=random.Random(chance.random()))
@@ -107,6 +117,20 @@ def test_calls_run_in_processes_that_stay_and_their_output_is_that_of_the_job(wo
     lines = works.output(failed).splitlines()
     assert [lines[0], lines[-1]] == ["Traceback (most recent call last):", "ValueError: no luck"]
     assert "tests/support/apps/task_app.py" in lines[1], "the traceback begins in the function of the task"
+
+
+@pytest.mark.parametrize(("capacity", "timing"), [(4, Timing())])
+def test_tasks_that_are_deferred_one_by_one_start_at_once_beside_idle_processes(works: Works, capacity: int) -> None:
+    """One round at the times of production; `LEASEHOLD_TEST_STARTS=50` makes more, and tells the longest delay."""
+    delays = []
+    for _ in range(ROUNDS):
+        short = task_app.add.batch([(number,) for number in range(60)])
+        list(works.client.wait([job.id for job in short], timeout=MINUTE))
+        deferred = [(clock.wall(), task_app.nap.defer(2.0)) for _ in range(capacity)]
+        delays += [job.result(MINUTE) - at for at, job in deferred]
+    print(f"longest delay from defer to start: {max(delays):.3f} s")
+    # One that waits for another to end would take 2 s.
+    assert max(delays) < 1.5, delays
 
 
 def test_every_attempt_finds_an_empty_directory_and_no_result_of_another(works: Works) -> None:

@@ -192,9 +192,11 @@ def hold(file: str, seconds: float = 60.0) -> None:
 
 
 @pool.task
-def nap(seconds: float) -> None:
-    """Do nothing for a while."""
+def nap(seconds: float) -> float:
+    """Do nothing for a while, and return when that began, seconds since 1970."""
+    began = time.time()
     time.sleep(seconds)
+    return began
 
 
 @pool.task
