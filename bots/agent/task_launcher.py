@@ -267,7 +267,7 @@ class TaskLauncher(Launcher):
             case "T":
                 child.terminate()
             case "K":
-                child.killed_for = child.killed_for or run
+                child.killed_for = child.killed_for or child.blocker or run
                 child.ask_to_die()
             case "give up":
                 _log.error("a process tree did not die", job=run.assignment.job, fence=run.assignment.fence)
@@ -498,7 +498,24 @@ class TaskLauncher(Launcher):
                 self._decided.set()
             case {"failed": str(reason)}:
                 child.failure = reason
+            case {"blocks": int() | None as number, "where": str(where)} if child.serves == "async":
+                self._note_blocker(child, None if number is None else child.runs.get(number), where)
+            case {"cancelling": int(number)} if number in child.runs:
+                child.runs[number].was_cancelled = True
         return True
+
+    def _note_blocker(self, child: WarmChild, run: TaskRun | None, where: str) -> None:
+        """Take note of the run that keeps all others of its process from going on, or that none does."""
+        child.blocker, child.blocked_at = run, where
+        if run is not None:
+            _log.warning(
+                "a task blocks the event loop that it shares with others",
+                job=run.assignment.job,
+                fence=run.assignment.fence,
+                task=run.task,
+                where=where,
+                others=len(child.runs) - 1,
+            )
 
     def _hear_end(self, child: WarmChild, told: CallEnd) -> None:
         run = child.runs.get(told.number)
@@ -567,11 +584,15 @@ class TaskLauncher(Launcher):
 
     def _end_with(self, child: WarmChild, run: TaskRun, *, alone: bool) -> None:
         """End a run whose process has ended."""
-        code = child.exit_code
+        code, culprit = child.exit_code, child.killed_for
         if child.expired:
             run.expire()
         elif code is None:
             run.end(None)
+        elif culprit is not None and run is not culprit and (culprit is child.blocker or culprit.was_cancelled):
+            run.give_way("another task of its process did not let it go on, and was killed with the process")
+        elif run is culprit and run is child.blocker:
+            run.end(code, blamed=f"killed because it blocked other tasks of its process, at {child.blocked_at}")
         elif code != 0 and (run is child.killed_for or (child.killed_for is None and alone)):
             run.end(code)
         else:

@@ -139,6 +139,9 @@ class WarmChild:
     clean_ends: int = 0
     #: The run for which it was killed.
     killed_for: "TaskRun | None" = None
+    #: The run that blocks its event loop, and where in the code of the app.
+    blocker: "TaskRun | None" = None
+    blocked_at: str = ""
     #: The empty directory for its next attempt; None if one has to be made.
     directory: Path | None = None
     #: SIGTERM was sent to it for the latest call that it was given.
@@ -351,8 +354,9 @@ class TaskRun(AttemptRun):
         self.pipe: OutputPipe | None = None
         #: What it was asked last: nothing, `T` to end, or `K` when its process was killed.
         self.asked = ""
-        #: The child has not been told yet that the run is cancelled.
+        #: The child has not been told yet that the run is cancelled; it has been, and its event loop went on then.
         self.must_cancel = False
+        self.was_cancelled = False
         self.task = ""
         self._stdin = ""
         self._checked: Payload | None = None
@@ -513,12 +517,22 @@ class TaskRun(AttemptRun):
         """End a run that cannot start."""
         self._finish(outcome)
 
-    def end(self, code: int | None, *, told: CallEnd | None = None, broken: str | None = None) -> None:
+    def give_way(self, reason: str) -> None:
+        """End a run whose process was killed because of another one: it runs again, and is not charged for this."""
+        if self._cause is None or self._cause is StopReason.TIMEOUT:
+            # Its time has passed while it could do nothing.
+            self._finish(Outcome(verdict="released", reason=reason))
+        else:
+            self._finish(self._stopped(self._cause, Ending()))
+
+    def end(
+        self, code: int | None, *, told: CallEnd | None = None, broken: str | None = None, blamed: str | None = None
+    ) -> None:
         """End a run that a child had, which has been read from to the end. No process of it is left, but what the child
         keeps.
 
         code: exit code; None = nobody knows. told: what the child says of the end; None if it said nothing. broken: why
-        the process ended, if the task is not to blame.
+        the process ended, if the task is not to blame. blamed: why the task was killed, if nobody had stopped it.
         """
         # A task can send whatever it likes in the name of its process.
         seconds = told.seconds if told is not None and 0 <= told.seconds <= MAX_USED else self.age
@@ -526,6 +540,8 @@ class TaskRun(AttemptRun):
         outcome: Outcome | None
         if self._cause is not None:
             outcome = self._stopped(self._cause, ending)
+        elif blamed is not None:
+            outcome = self._outcome("failed", ending, reason=wire.escaped(blamed, 400))
         elif broken is not None:
             outcome = Outcome(verdict="error", reason=wire.escaped(broken, 400))
         else:

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import signal
 import threading
 from collections.abc import Iterator, Sequence
@@ -254,6 +255,42 @@ def test_asynchronous_calls_run_side_by_side_and_each_prints_into_its_own_output
         "left is here\nleft has met right\n",
         "right is here\nright has met left\n",
     ]
+
+
+def test_a_task_that_blocks_the_loop_is_named_and_its_neighbours_run_again_without_a_charge(
+    works: Works, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody stops it but the timeout of a neighbour, which passes while the neighbour can do nothing."""
+    left, right = works.file("left"), works.file("right")
+    neighbour = task_app.meet.using(timeout=1.5).defer(left, right)
+    eventually(Path(left).exists)
+    blocker = task_app.hold_up_all.defer(works.file("never"))
+    ended = works.show(blocker)
+    assert ended["state"] == "failed"
+    assert "killed because it blocked other tasks of its process, at" in ended["reason"]
+    assert "task_app.py:" in ended["reason"]
+    Path(right).touch()
+    assert works.show(neighbour)["state"] == "succeeded"
+    assert works.client.show(neighbour.id)["attempts"] == 1
+    log = "".join(capfd.readouterr())
+    assert re.search(
+        rf"a task blocks the event loop .* job={blocker.id} .*task=tests.support.apps.task_app.hold_up_all", log
+    )
+
+
+def test_a_task_that_does_not_heed_its_cancellation_ends_its_process_and_its_neighbours_run_again_without_a_charge(
+    works: Works,
+) -> None:
+    left, right = works.file("left"), works.file("right")
+    neighbour = task_app.meet.defer(left, right)
+    eventually(Path(left).exists)
+    deaf = task_app.rest_on.defer(works.file("deaf"))
+    eventually(Path(works.file("deaf")).exists)
+    deaf.cancel()
+    assert works.show(deaf)["state"] == "cancelled"
+    Path(right).touch()
+    assert works.show(neighbour)["state"] == "succeeded"
+    assert works.client.show(neighbour.id)["attempts"] == 1
 
 
 def test_the_caller_gets_the_value_of_a_task_or_its_error(works: Works) -> None:

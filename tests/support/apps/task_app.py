@@ -236,6 +236,15 @@ async def rest(file: str) -> None:
 
 
 @pool.task
+async def rest_on(file: str) -> None:
+    """Stay whatever is asked, and let the others go on."""
+    Path(file).touch()
+    while True:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+
+
+@pool.task
 def advance(file: str) -> list[Any]:
     """Store a checkpoint and die; the next attempt shows what it finds."""
     here = leasehold.current()

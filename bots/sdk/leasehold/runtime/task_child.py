@@ -4,9 +4,10 @@
 
 It is a child of a supervisor of the bot's guardian, and talks with the agent over a socket, its standard input, in
 datagrams: of JSON, and for ends of calls a `CallEnd`. From the child: `ready` with the app and its tasks, or `failed`
-with the reason; then the end of each call. From the agent: `serve`, "def" or "async", with the descriptor of a second
-socket; `cancel` with the number of an asynchronous call. Any other call is cancelled by SIGTERM. A child that serves
-`def` and has said of a call that it is not clean waits for `go on`.
+with the reason; then the end of each call. A child that serves `async` also says which call `blocks` its event loop,
+and `where`, and confirms what is `cancelling`. From the agent: `serve`, "def" or "async", with the descriptor of a
+second socket; `cancel` with the number of an asynchronous call. Any other call is cancelled by SIGTERM. A child that
+serves `def` and has said of a call that it is not clean waits for `go on`.
 
 The second socket brings calls, marshalled: `run` with the number of a call, its task, `stdin`, `env` and `directory`,
 and the number of the `pipe` of its output, with the descriptor if that is `new`. A large request comes in a file
@@ -28,6 +29,7 @@ import signal
 import socket
 import sys
 import termios
+import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -48,6 +50,12 @@ _DESCRIPTORS = 2
 _MOST_BYTES = 65_536
 #: The most characters of a result in a message. A longer one is stored in the file of the attempt.
 _MOST_RESULT = 16_384
+#: The most characters of a place in the code in a message.
+_MOST_PLACE = 300
+#: Seconds for which an event loop may stand before somebody looks who blocks it, and before the second look.
+_BLOCKED, _BLOCKED_STILL = 0.5, 0.1
+#: Where the modules of the standard library are.
+_LIBRARY = os.path.dirname(os.__file__)
 #: What FIONREAD says of an empty pipe.
 _NONE = bytes(4)
 
@@ -100,6 +108,54 @@ def _write(descriptor: int, data: bytes) -> None:
     with contextlib.suppress(OSError):
         while data:
             data = data[os.write(descriptor, data) :]
+
+
+class LoopWatch:
+    """Looks from a thread of its own whether an event loop goes on, and tells which call keeps it from that.
+
+    A call that waits without `await`, or computes, stops all others of the loop. Nobody is told of one that keeps the
+    interpreter's lock too.
+
+    tell: called with the output of the call and the place where it is, and with None once the loop goes on.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, tell: Callable[[CallOutput | None, str], None]) -> None:
+        self._loop, self._tell = loop, tell
+        self._loops_thread = threading.get_ident()
+        #: Set while calls run. An idle process has nothing to look at.
+        self.wanted = threading.Event()
+        threading.Thread(target=self._watch, name="loop watch", daemon=True).start()
+
+    def _watch(self) -> None:
+        while True:
+            self.wanted.wait()
+            goes_on = threading.Event()
+            try:
+                self._loop.call_soon_threadsafe(goes_on.set)
+            except RuntimeError:
+                # The loop is closed.
+                return
+            if not goes_on.wait(_BLOCKED):
+                blocker, where = self._look()
+                # What has only been there by chance has made room meanwhile.
+                if not goes_on.wait(_BLOCKED_STILL) and blocker is not None and self._look()[0] is blocker:
+                    self._tell(blocker, where)
+                    goes_on.wait()
+                    self._tell(None, "")
+            time.sleep(_BLOCKED)
+
+    def _look(self) -> tuple[CallOutput | None, str]:
+        """Return the output of the call that the loop runs, and the innermost place in it outside of the library."""
+        frame, where = sys._current_frames().get(self._loops_thread), ""
+        while frame is not None:
+            code = frame.f_code
+            if not where and not code.co_filename.startswith((_LIBRARY, "<")):
+                where = f"{code.co_filename}:{frame.f_lineno}"
+            if code is asyncio.Handle._run.__code__:
+                # Also the tasks and callbacks that a call has made have its context.
+                return frame.f_locals["self"]._context.get(_output), where
+            frame = frame.f_back
+        return None, where
 
 
 class WarmAttempt(Attempt):
@@ -162,6 +218,8 @@ class TaskChild:
         self._early = False
         self._calls: dict[int, asyncio.Task[int]] = {}
         self._called: dict[int, TaskCall] = {}
+        self._outputs: dict[int, CallOutput] = {}
+        self._watch: LoopWatch | None = None
         #: The agent is gone, or cannot be told of ends any more.
         self._gone = asyncio.Event()
 
@@ -247,6 +305,7 @@ class TaskChild:
                     self._cancel_call(json.loads(message)["cancel"])
                 gone.set()
 
+        self._watch = LoopWatch(loop, self._tell_of_blocker)
         loop.add_reader(self._inbox, take)
         loop.add_reader(self._channel, obey)
         await gone.wait()
@@ -257,6 +316,7 @@ class TaskChild:
         if number in self._calls:
             self._called[number].mark_cancelled()
             self._calls[number].cancel()
+            self._tell({"cancelling": number})
 
     def _begin(self, message: dict[str, Any]) -> None:
         """Begin a call beside others."""
@@ -264,10 +324,15 @@ class TaskChild:
         output, call = CallOutput(request.output), request.call(self._pool)
         task = asyncio.create_task(_printing_to(output, call))
         self._called[request.number], self._calls[request.number] = call, task
+        self._outputs[request.number] = output
+        assert self._watch is not None
+        self._watch.wanted.set()
 
         def end(task: asyncio.Task[int]) -> None:
             output.descriptor = None
-            del self._calls[request.number], self._called[request.number]
+            del self._calls[request.number], self._called[request.number], self._outputs[request.number]
+            if not self._calls and self._watch is not None:
+                self._watch.wanted.clear()
             code, said = FAILED, False
             try:
                 # A task that is cancelled before its first step runs none of its own code.
@@ -314,6 +379,16 @@ class TaskChild:
             with contextlib.suppress(OSError):
                 os.close(self._pipes.pop(request.pipe))
         return said
+
+    def _tell_of_blocker(self, output: CallOutput | None, where: str) -> None:
+        """Say which call blocks the loop, or that none does any more. Called by another thread than the loop's."""
+        blocker = next((number for number, each in list(self._outputs.items()) if each is output), None)
+        self._tell({"blocks": blocker, "where": where[-_MOST_PLACE:]})
+
+    def _tell(self, facts: dict[str, Any]) -> None:
+        """Tell the agent something that it can do without."""
+        with contextlib.suppress(OSError):
+            self._channel.send(json.dumps(facts).encode())
 
     def _say(self, message: bytes) -> bool:
         while True:
