@@ -23,6 +23,7 @@ from schema.accounting import class_reserves
 from schema.accounting import rates as rate_rows
 from schema.accounting.counters import Counter as UsageCounter
 from schema.accounting.counters import instance_counter, lock_counter
+from schema.picking import constrained
 from schema.picking.constrained import ConstrainedQueue, QueueHead
 from schema.policy import time_windows
 from schema.policy.time_windows import PreferredHours
@@ -449,7 +450,22 @@ class BackpressureGate(Gate):
 
 
 #: Every gate, in the order in which the gates are asked.
+class FormGate(Gate):
+    """Constraints whose stored form this version cannot use. They keep only their own jobs waiting."""
+
+    name = "form"
+    requirement = "this version can use the stored form of its constraints"
+
+    def concerns(self, queue: ConstrainedQueue) -> bool:
+        return constrained.UNUSABLE in queue.constraints
+
+    def closed_for_queue(self, queue: ConstrainedQueue, state: AdmissionState) -> str | None:  # noqa: ARG002
+        why = queue.constraints.get(constrained.UNUSABLE)
+        return None if why is None else f"its constraints cannot be used: {why}"
+
+
 GATES: tuple[Gate, ...] = (
+    FormGate(),
     WindowsGate(),
     PreferredHoursGate(),
     BudgetGate(),

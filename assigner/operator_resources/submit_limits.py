@@ -8,6 +8,7 @@ from sqlalchemy import Connection
 
 from assigner.operator_resources.declaration import (
     ALL,
+    SECONDS,
     By,
     Key,
     Keys,
@@ -71,11 +72,12 @@ class CeilingRequest(CeilingTerms):
     reason: str = Field(default="", description="for the audit; at most 500 bytes")
 
 
-class Ceiling(CeilingTerms):
-    model_config = ConfigDict(from_attributes=True)
-
+class Ceiling(Row):
     instance: str | None = Field(description="unset = all instances")
     label: str | None = Field(description="unset = all jobs")
+    default_timeout: float | None = given(unit=SECONDS, help="longest run time of a job that gives none; unset = none")
+    max_timeout: float | None = given(unit=SECONDS, help="longest run time that a job may have; unset = any")
+    max_queue_age: float | None = given(unit=SECONDS, help="longest wait for a job's first start; unset = any")
 
 
 def _check_label_scope(field: str, value: str) -> None:
@@ -135,10 +137,12 @@ class SubmitRuleRequest(SubmitRuleTerms):
     reason: str = Field(default="", description="for the audit; at most 500 bytes")
 
 
-class SubmitRule(SubmitRuleTerms):
-    model_config = ConfigDict(from_attributes=True)
-
+class SubmitRule(Row):
     instance: str | None = Field(description="unset = all instances")
+    property_keys: list[str] | None = Field(description="the only property keys that jobs may name; unset = any")
+    commands: list[str] | None = Field(description="the only programs that jobs may run; unset = any")
+    owner_cost: float | None = given(unit="cost", help="cost above which an owner is heavy; unset = no owner is")
+    owner_penalty: int | None = given(unit="steps", help="what jobs of a heavy owner are put back; unset = refused")
 
 
 def _set_submit_rule(connection: Connection, keys: Keys, body: SubmitRuleRequest, by: By) -> Mapping[str, Any]:

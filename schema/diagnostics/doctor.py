@@ -14,6 +14,7 @@ from sqlalchemy.exc import DBAPIError
 from schema.diagnostics import checks as doctor_checks
 from schema.diagnostics import server
 from schema.diagnostics.checks import Check, Verdict, printable_name
+from schema.diagnostics.stored_values import check_stored_values
 from schema.postgres import migrate
 from schema.postgres.engine import Database
 
@@ -22,7 +23,7 @@ SET TRANSACTION READ ONLY; SET LOCAL statement_timeout = '5s'; SET LOCAL lock_ti
 """)
 _REFUSED = "42501"
 #: The checks that read our tables.
-OF_TABLES = ("indexes", "autovacuum", "dead rows", "schedules", "callers")
+OF_TABLES = ("indexes", "autovacuum", "dead rows", "schedules", "stored values", "callers")
 
 
 def run_checks(database: Database) -> list[Check]:
@@ -46,6 +47,7 @@ def run_checks(database: Database) -> list[Check]:
             _run_in_transaction(database, "autovacuum", doctor_checks.check_autovacuum),
             _run_in_transaction(database, "dead rows", partial(doctor_checks.check_dead_rows, oldest=held)),
             _run_in_transaction(database, "schedules", doctor_checks.check_schedules),
+            _run_in_transaction(database, "stored values", check_stored_values),
             _run_in_transaction(database, "callers", server.check_callers),
         ]
     checks += [

@@ -4,7 +4,7 @@ Jobs with the same constraints that are alike for the choice of a bot wait in on
 for all of them. Within a queue jobs are ordered by rank.
 """
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from types import MappingProxyType
@@ -64,6 +64,28 @@ FROM walk k LEFT JOIN (
     LEFT JOIN ({BEING_FREED}) f ON f.cohort = w.cohort AND f.instance = w.instance) ON true
 ORDER BY w.queue DESC
 """)
+
+_TEXT = lambda value: isinstance(value, str)  # noqa: E731
+_NUMBER = lambda value: isinstance(value, int | float) and not isinstance(value, bool)  # noqa: E731
+#: What the values of constraints are. Others have been stored by another version; keys that are not listed are ignored.
+_FORMS: Mapping[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("resource_class", "model", "job_class", "project", "owner", "preferred_zone", "graph"), _TEXT),
+    **dict.fromkeys(("graph_priority", "units"), _NUMBER),
+    "locks": lambda value: isinstance(value, list) and all(map(_TEXT, value)),
+    "preferred_hours": lambda value: isinstance(value, list) and all(map(_NUMBER, value)),
+    "resources": lambda value: isinstance(value, dict) and all(map(_NUMBER, value.values())),
+}
+#: Stands for constraints that cannot be used; its value says why.
+UNUSABLE = "unusable"
+
+
+def usable(terms: Any) -> Mapping[str, Any]:
+    """Return these stored constraints, or in their place why they cannot be used, so that only their jobs wait."""
+    if not isinstance(terms, dict):
+        return {UNUSABLE: "they are no object"}
+    wrong = [key for key, has_form in _FORMS.items() if key in terms and not has_form(terms[key])]
+    return {UNUSABLE: f"{wrong[0]} has a value of another version"} if wrong else terms
+
 
 TERMS = text("SELECT id, terms FROM constraint_sets WHERE id = ANY (CAST(:ids AS integer[]))")
 
@@ -235,7 +257,7 @@ def queues(
     if seen.queue is None:
         rows = []
     if unknown := {row[4] for row in rows} - terms.keys():
-        terms.update((key, value) for key, value in connection.execute(TERMS, {"ids": sorted(unknown)}))
+        terms.update((key, usable(value)) for key, value in connection.execute(TERMS, {"ids": sorted(unknown)}))
     served, below_minimum = list[ConstrainedQueue](), list[ConstrainedQueue]()
     # Columns are taken by position. Names would take half of the time, once for each queue.
     for row in rows:
@@ -301,7 +323,7 @@ def job(connection: Connection, job_id: int) -> tuple[QueueHead, datetime] | Non
     if row is None:
         return None
     place = (row.queue, row.cohort, row.instance, row.platform, row.constraint_set)
-    queue = ConstrainedQueue(*place, row.name, row.terms, None, 0, row.managed, row.tried)
+    queue = ConstrainedQueue(*place, row.name, usable(row.terms), None, 0, row.managed, row.tried)
     return _head(row, queue), row.now
 
 

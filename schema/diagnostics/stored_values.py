@@ -1,0 +1,89 @@
+"""Stored values that were valid once and cannot be used here any more, for `db doctor`.
+
+A host has other time zones than the one where a value was checked, and a version other rules than the one that stored
+it. The loop that meets such a value goes on without it; the row, or explain, says what is wrong. This names all, also
+those that no loop has met yet.
+"""
+
+from collections.abc import Iterator
+
+from leasehold.errors import BadInput
+from leasehold.wire import escaped
+from pydantic import ValidationError
+from sqlalchemy import Connection, text
+
+from schema.diagnostics.checks import NAMED, Check, Verdict, printable_name
+from schema.fields import as_stored, first_error
+from schema.picking import constrained
+from schema.policy import cron, submit_rules, time_windows
+from schema.policy.submit_rules import SubmitRuleTerms
+from schema.requests import JobRequest
+from schema.validation import load_zone
+
+#: The most rows of one kind that are looked at.
+MOST = 10_000
+_SCHEDULES = text("""
+SELECT i.name || '/' || s.name AS name, s.cron, s.zone, s.request
+FROM schedules s JOIN instances i ON i.id = s.instance WHERE s.enabled ORDER BY 1 LIMIT :most
+""")
+_CONSTRAINT_SETS = text("""
+SELECT s.id, s.terms FROM constraint_sets s
+WHERE EXISTS (SELECT FROM queues q WHERE q.constraint_set = s.id) ORDER BY s.id LIMIT :most
+""")
+
+
+def check_stored_values(connection: Connection) -> Check:
+    """Check that what schedules, windows, constraints and submit rules have stored can be used here."""
+    wrong = [
+        *_of_schedules(connection),
+        *(
+            f"window '{each.settings.name}': {each.wrong}"
+            for each in time_windows.read(connection).windows
+            if each.wrong
+        ),
+        *_of_constraints(connection),
+        *_of_rules(connection),
+    ]
+    figures = {"unusable": len(wrong)}
+    if not wrong:
+        return Check("stored values", Verdict.OK, "all of them can be used here", None, figures)
+    others = [f"and {len(wrong) - NAMED} more"] if len(wrong) > NAMED else []
+    remedy = (
+        "set them anew (leasehold schedule add, window set, submit-rule set), submit such jobs again, or install the"
+        " time zones of this host (tzdata)"
+    )
+    return Check("stored values", Verdict.WARNING, "; ".join([*wrong[:NAMED], *others]), remedy, figures)
+
+
+def _of_schedules(connection: Connection) -> Iterator[str]:
+    for row in connection.execute(_SCHEDULES, {"most": MOST}):
+        try:
+            cron.check_cron("cron", row.cron)
+            load_zone(row.zone)
+            JobRequest.model_validate(row.request)
+        except BadInput as error:
+            yield f"schedule {printable_name(row.name)}: {error}"
+        except ValidationError as error:
+            yield f"schedule {printable_name(row.name)}: job.{first_error(error)}"
+        except ValueError as error:
+            yield f"schedule {printable_name(row.name)}: {error}"
+
+
+def _of_constraints(connection: Connection) -> Iterator[str]:
+    for row in connection.execute(_CONSTRAINT_SETS, {"most": MOST}):
+        terms = constrained.usable(row.terms)
+        if constrained.UNUSABLE in terms:
+            yield f"constraint set {row.id}: {terms[constrained.UNUSABLE]}"
+            continue
+        try:
+            load_zone(terms.get("preferred_zone", "UTC"))
+        except ValueError as error:
+            yield f"constraint set {row.id}: preferred_zone: {error}"
+
+
+def _of_rules(connection: Connection) -> Iterator[str]:
+    for rule in submit_rules.submit_rules(connection):
+        given = {name: getattr(rule, name) for name in SubmitRuleTerms.model_fields}
+        wrong = as_stored(SubmitRuleTerms, given)[1]
+        if wrong is not None:
+            yield f"submit rule of {escaped(rule.instance or 'all instances', 63)}: {escaped(wrong, 200)}"

@@ -1,0 +1,121 @@
+"""A stored value that was valid once and is not any more stops nothing but what belongs to it.
+
+Another host has other time zones, and another version other rules for names, fields and payloads. Each case stores such
+a value beside sound rows. Then every loop goes on, every list of operators can be read, and `db doctor` names the row.
+"""
+
+from typing import Any
+
+import pytest
+from prometheus_client import REGISTRY
+from pydantic import TypeAdapter
+
+from assigner.maintenance.schedules import Schedules
+from assigner.operator_resources.declaration import Page
+from assigner.operator_resources.registry import RESOURCES
+from schema.diagnostics.checks import Verdict
+from schema.diagnostics.doctor import run_checks
+from schema.policy import schedule_changes
+from schema.policy.schedule_changes import Author
+from schema.policy.schedules import ScheduleTerms
+from schema.requests import JobRequest
+from tests.support.explain import explained
+from tests.support.pool import Pool, completed
+
+#: The poisoned value: what stores it, and how `db doctor` names it; None = nothing is wrong with the pool.
+POISONS: dict[str, tuple[str, str | None]] = {
+    "zone of a schedule": ("UPDATE schedules SET zone = 'Mars/Phobos' WHERE name = 'poisoned'", "default/poisoned"),
+    "expression of a schedule": (
+        "UPDATE schedules SET cron = '0 0 99 * *' WHERE name = 'poisoned'",
+        "default/poisoned",
+    ),
+    "field of a schedule's job": (
+        """UPDATE schedules SET request = '{"command": ["true"], "gone": 1}' WHERE name = 'poisoned'""",
+        "default/poisoned",
+    ),
+    "job of a schedule that is none": (
+        "UPDATE schedules SET request = '7' WHERE name = 'poisoned'",
+        "default/poisoned",
+    ),
+    "zone of a window": ("UPDATE windows SET zone = 'Mars/Phobos'", "window 'night'"),
+    "class of a window": ("UPDATE windows SET types = '{No Name}'", "window 'night'"),
+    "zone of preferred hours": (
+        """UPDATE constraint_sets SET terms = '{"preferred_hours": [1], "preferred_zone": "Mars/Phobos"}'
+           WHERE terms ? 'preferred_hours'""",
+        "Mars/Phobos",
+    ),
+    "class of waiting jobs": ("DELETE FROM job_classes WHERE name = 'random'", None),
+    "terms of another type": (
+        """UPDATE constraint_sets SET terms = '{"locks": 7, "preferred_hours": "x"}' WHERE terms ? 'preferred_hours'""",
+        "constraint set",
+    ),
+    "label of a ceiling": (r"INSERT INTO ceilings (label, max_timeout) VALUES (E'a\tb', 60)", None),
+    "program of a submit rule": (r"INSERT INTO submit_rules (commands) VALUES (ARRAY['true', ''])", "submit rule"),
+    "context of a trace": ("UPDATE job_metadata SET value = 'no context' WHERE key = 'traceparent'", None),
+    "command of a task": ("""UPDATE job_payloads SET payload = '{"command": 7}' WHERE job_id = 1""", None),
+    "payload that is none": ("UPDATE job_payloads SET payload = '[]' WHERE job_id = 1", None),
+}
+
+
+def prepared(pool: Pool) -> None:
+    """Jobs with constraints of several kinds, two schedules and a window."""
+    traced = {"metadata": {"traceparent": f"00-{'1' * 32}-{'2' * 16}-01"}}
+    pool.submit(**JobRequest(command=["true"], priority=-5, **traced).normal())
+    for terms in ({"job_class": "random"}, {"preferred_hours": [1]}, {"locks": ["tree"]}):
+        pool.submit(terms=terms)
+    terms = ScheduleTerms("* * * * *", "UTC", "skip", 10, 86400.0, "allow", True, {"command": ["true"]})
+    for name in ("poisoned", "sound"):
+        pool.database.run(
+            lambda c, name=name: schedule_changes.put_schedule(c, "default", name, terms, author=Author("test"))
+        )
+    pool.change("UPDATE schedules SET next_tick = now() - interval '2 min', due_at = now() - interval '2 min'")
+    pool.change(
+        "INSERT INTO windows (name, starts, ends, zone, types, match, meter_max_age)"
+        " VALUES ('night', 0, 24, 'UTC', '{all}', 'exact', 60)"
+    )
+
+
+def failing_duties() -> dict[str, float]:
+    found = (sample for family in REGISTRY.collect() for sample in family.samples)
+    return {
+        sample.labels["duty"]: sample.value
+        for sample in found
+        if sample.name == "leasehold_upkeep_duty_failures" and sample.value
+    }
+
+
+def lists(pool: Pool) -> dict[str, Any]:
+    """What every list of operators answers."""
+    found = {}
+    for resource in RESOURCES:
+        rows = pool.database.run(lambda c, resource=resource: list(resource.rows(c, Page("", 100, 600.0))))
+        found[resource.name] = TypeAdapter(list[resource.row]).validate_python(rows, from_attributes=True)  # type: ignore[name-defined]
+    return found
+
+
+@pytest.mark.parametrize("poison", POISONS)
+def test_a_value_that_is_not_valid_any_more_stops_nothing_else(pool: Pool, poison: str) -> None:
+    statement, told = POISONS[poison]
+    prepared(pool)
+    pool.change(statement)
+    (plain,), (locked,) = pool.submit(), pool.submit(terms={"locks": ["other"]})
+    bot = pool.bot(capacity=20)
+    for _ in range(3):
+        pool.assigner().run_once()
+    started = bot.take()
+    assert {plain, locked} <= {work["job"] for work in started}, "jobs that have nothing to do with it start"
+    bot.sync(*(completed(work) for work in started))
+    for job in pool.rows("SELECT public_id FROM jobs"):
+        explained(pool, str(job.public_id))
+    pool.change("UPDATE schedules SET due_at = next_tick")
+    for _ in range(3):
+        Schedules(pool.database).run_once()
+    assert pool.row("SELECT last_job FROM schedules WHERE name = 'sound'").last_job is not None
+    upkeep = pool.upkeep()
+    upkeep.run_once()
+    assert failing_duties() == {}
+    assert set(lists(pool)) == {resource.name for resource in RESOURCES}
+    grave = [check for check in run_checks(pool.database) if check.name in ("schedules", "stored values")]
+    assert all(check.verdict in (Verdict.OK, Verdict.WARNING) for check in grave)
+    if told is not None:
+        assert told in "; ".join(check.found for check in grave)
