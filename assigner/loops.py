@@ -29,6 +29,9 @@ SHORT = 0.05
 #: Longest wait after consecutive errors, seconds: so much longer than the wait after the first one, and never more than
 #: `ERROR_DELAY_MAX`. A database that is back is then used again after a few seconds, however long it was away.
 ERROR_DELAY_GROWTH, ERROR_DELAY_MAX = 2.0, 30.0
+#: Seconds for which one run of a loop may last until it counts as standing still, and between two looks. No statement
+#: takes so long, and a wait for a server that does not answer ends before.
+STANDS, LOOK = 60.0, 5.0
 #: Seconds of the wait after an error that no wake-up shortens, so that one which comes with each submit causes no more
 #: than two errors a second.
 ERROR_DELAY_MIN = 0.5
@@ -78,6 +81,7 @@ class Loop:
         self._stopping = threading.Event()
         self._errors_in_a_row = 0
         self._ended_well = math.nan
+        self._began: float | None = None
 
     @property
     def running(self) -> bool:
@@ -90,6 +94,19 @@ class Loop:
         """Seconds since a run last succeeded, or since the start; NaN before the start."""
         return self._monotonic() - self._ended_well
 
+    @property
+    def stands(self) -> float:
+        """Seconds that the current run has taken so far; 0 between two runs."""
+        began = self._began
+        return 0.0 if began is None else self._monotonic() - began
+
+    @property
+    def place(self) -> str:
+        """Where the thread of the loop is now: the file and line of its innermost call."""
+        thread = self._thread
+        frame = None if thread is None else sys._current_frames().get(thread.ident or 0)
+        return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
     def start(self) -> None:
         """Run in the background. Idempotent."""
         with self._lock:
@@ -98,6 +115,8 @@ class Loop:
             self._stopping.clear()
             self._ended_well = self._monotonic()
             metrics.LOOP_AGE.labels(loop=self.name).set_function(lambda: self.age)
+            metrics.LOOP_STANDS.labels(loop=self.name).set_function(lambda: self.stands)
+            _watch.add(self)
             self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
             self._thread.start()
 
@@ -118,6 +137,8 @@ class Loop:
                 return False
             self._thread = None
             metrics.LOOP_AGE.remove(self.name)
+            metrics.LOOP_STANDS.remove(self.name)
+            _watch.remove(self)
             return True
 
     def wake(self) -> None:
@@ -153,15 +174,19 @@ class Loop:
 
     def _once(self) -> float:
         """Run once and return the delay. After an error, wait here and return 0."""
+        self._began = self._monotonic()
         try:
             delay = self._run_once()
         except Exception as error:
+            self._began = None  # the wait that follows is none of the run
             metrics.LOOP_ERRORS.labels(loop=self.name).inc()
             delay = self._error_delay(error)
             if self._errors_in_a_row == 1:  # else loops that all fail would wake each other
                 self._signal.wake_next()
             self._wait_after_error(delay)
             return 0.0
+        finally:
+            self._began = None
         self._errors_in_a_row = 0
         self._ended_well = self._monotonic()
         metrics.LOOP_CYCLES.labels(loop=self.name).inc()
@@ -196,6 +221,63 @@ class Loop:
             exc_info=not known,
         )
         return delay
+
+
+class _Watch:
+    """A thread that names loops of this process which stand still. It begins with the first loop and never ends."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loops: set[Loop] = set()
+        self._told: set[Loop] = set()
+        self._thread: threading.Thread | None = None
+
+    def add(self, loop: Loop) -> None:
+        with self._lock:
+            self._loops.add(loop)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+                self._thread.start()
+
+    def remove(self, loop: Loop) -> None:
+        with self._lock:
+            self._loops.discard(loop)
+            self._told.discard(loop)
+
+    def standing(self) -> list[Loop]:
+        with self._lock:
+            return [loop for loop in self._loops if loop.stands > STANDS]
+
+    def look(self) -> None:
+        found = self.standing()
+        for loop in found:
+            if loop not in self._told:
+                log.error("a loop stands still", loop=loop.name, seconds=round(loop.stands), at=loop.place)
+        for loop in self._told.difference(found):
+            log.info("a loop goes on", loop=loop.name)
+        self._told = {*found}
+
+    def _run(self) -> None:
+        never = threading.Event()
+        while True:
+            clock.wait(never, LOOK)
+            self.look()
+
+
+_watch = _Watch()
+
+
+def standing() -> list[str]:
+    """The names of this process's loops whose current run takes longer than `STANDS` seconds."""
+    return sorted(loop.name for loop in _watch.standing())
+
+
+def _begin_anew() -> None:
+    global _watch
+    _watch = _Watch()
+
+
+os.register_at_fork(after_in_child=_begin_anew)
 
 
 def _is_busy(delay: float) -> bool:

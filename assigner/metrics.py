@@ -202,6 +202,11 @@ LOOP_AGE = Gauge(
     "Seconds since a background loop of this process last completed a run without an error.",
     ["loop"],
 )
+LOOP_STANDS = Gauge(
+    "leasehold_loop_run_seconds",
+    "Seconds that the current run of a background loop of this process has taken so far, 0 between two runs.",
+    ["loop"],
+)
 
 
 def observe_cycle(*, seconds: float, granted: int, rested: int, lost: int, evicted: int, strategy: str) -> None:

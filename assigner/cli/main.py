@@ -457,7 +457,7 @@ def _tell_operators(
 ) -> None:
     """Keep the row of the gateway that listens at `url` until the stack closes."""
     from assigner.config.loading import masked
-    from assigner.loops import Loop
+    from assigner.loops import Loop, standing
     from bots.gateway.presence import GatewayPresence
     from schema.tenancy.processes import Configuration
 
@@ -476,6 +476,7 @@ def _tell_operators(
     loop = Loop("presence", presence.run_once, chance=random.Random())
     stack.callback(presence.end)
     stack.callback(loop.stop, STOP_WITHIN)
+    app.state.standing = standing
     loop.start()
 
 

@@ -53,9 +53,11 @@ async def healthz() -> dict[str, str]:
 
 @health_router.get("/readyz", responses=problems.documented(), openapi_extra=_OPEN)
 async def readyz(request: Request) -> Response:
-    """Answer 200 if the database takes writes within a second and has the schema that this version needs."""
+    """Answer 200 if the database takes writes within a second and has the schema that this version needs, and no
+    background loop of the process stands still."""
     state = request.app.state
-    found = await state.probe.trouble()
+    standing = state.standing()
+    found = f"loops of this process stand still: {', '.join(standing)}" if standing else await state.probe.trouble()
     if found:
         return problems.problem(503, found, headers={"Retry-After": problems.RETRY_AFTER})
     return JSONResponse({"status": "ready", "wakeups_connected": bool(_connected(state.wakeups))})
@@ -216,7 +218,7 @@ def build(
         metrics=counted,
     )
     app.state.database, app.state.sync_service = database, sync_service
-    app.state.timing, app.state.wakeups, app.state.opener = timing, wakeups, opener
+    app.state.timing, app.state.wakeups, app.state.opener, app.state.standing = timing, wakeups, opener, list[str]
     app.state.bots, app.state.callers, app.state.run = pools.bots, pools.callers, pools.callers.run
     app.state.polls, app.state.metrics, app.state.held_sessions = polls, counted, held_sessions
     app.state.batches = Batcher[Call, bytes | HeldCall](

@@ -12,6 +12,7 @@ from sqlalchemy import ARRAY, Connection, Select, Text, cast, column, func, lite
 from sqlalchemy.exc import DBAPIError
 
 from schema.fleet.kinds import LINKS
+from schema.postgres import waits
 from schema.postgres.engine import Database
 from schema.validation import MAX_FORGIVEN
 
@@ -392,6 +393,8 @@ CHECK = union_all(*(_counted(place, invariant) for place, invariant in enumerate
 # All invariants must see one snapshot, and a large history takes longer than a move may.
 SNAPSHOT = text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
 STATEMENT_TIMEOUT = text("SELECT set_config('statement_timeout', :milliseconds, true)")
+#: Seconds for which a process waits for a statement without a limit on the server.
+LONGEST = 86_400.0
 #: SQLSTATE of a statement that took longer.
 CANCELLED = "57014"
 # Compiling this wide statement costs more than running it. It reads whole tables, so sequential scans are right.
@@ -427,4 +430,5 @@ def _verified(connection: Connection, *, seconds: float) -> list[Finding]:
     for setting in (SNAPSHOT, NO_JIT, WHOLE_TABLES):
         connection.execute(setting)
     connection.execute(STATEMENT_TIMEOUT, {"milliseconds": str(ceil(seconds * 1000))})
+    waits.allow(connection, seconds or LONGEST)
     return check(connection)

@@ -14,11 +14,13 @@ from sqlalchemy.exc import DBAPIError
 
 from schema.moves.cancel import Cancelled, cancel
 from schema.moves.submit import submitted_rows
+from schema.postgres import waits
 
 #: What the function raises when nodes are not what a graph can be made of: a circle, a number twice, absent parents.
 BAD_GRAPH = "LH002"
 
 # The largest graphs take as long on a busy server as a client waits for an answer, and longer than a move may.
+LONGER = 30.0
 LONGER_TIMEOUT = text("""
 SELECT set_config('statement_timeout', '30s', true) FROM pg_settings
 WHERE name = 'statement_timeout' AND CAST(setting AS integer) BETWEEN 1 AND 30000
@@ -133,6 +135,7 @@ def submit_graph(connection: Connection, request: Mapping[str, Any], *, sync: fl
     for a key that was used with another content; QueueFull. `sync` is the bots' sync period in seconds.
     """
     connection.execute(LONGER_TIMEOUT)
+    waits.allow(connection, LONGER)
     try:
         values = {"request": json.dumps(request), "actor": actor}
         (row,) = submitted_rows(connection, SUBMIT, values, requests=request["nodes"], place="nodes")

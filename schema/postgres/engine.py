@@ -34,11 +34,14 @@ from schema.postgres.failures import READ_ONLY, cannot_notify, describe_outage, 
 from schema.postgres.kept_statements import SessionConnection
 from schema.postgres.pooler import Problem, TransactionConnection
 from schema.postgres.urls import libpq_url
+from schema.postgres.waits import PATIENCE, WatchedConnection
 from schema.postgres.work_connection import WorkConnection
 from schema.tables.columns import SCHEMA
 
 T = TypeVar("T")
 
+#: Seconds for which a connection that listens waits for an answer.
+LISTEN_PATIENCE = 10.0
 #: Seconds for which a process sends no wake-ups after the server had no room for them. Work is found by polls then.
 SILENCE = 5.0
 # By the server itself the queue is emptied only when somebody notifies or reads, and both fail while it is full.
@@ -190,6 +193,8 @@ class Database:
         except (DBAPIError, PoolTimeout) as error:
             if not is_conflict(error) and not is_outage(error):
                 raise
+            if isinstance(error, DBAPIError) and is_outage(error):
+                self._begin_anew()
             return self._tried_again(once, error)
 
     def _tried_again(self, once: Callable[[], T], failed: Exception) -> T:
@@ -223,11 +228,19 @@ class Database:
                 raise NotReady(describe_outage(error)) from error
             raise
 
+    def _begin_anew(self) -> None:
+        """Replace every connection before its next use: what has cut one off may have cut off all."""
+        for each in (self.engine, self.reserve):
+            assert isinstance(each.pool, LendingPool)
+            each.pool.discard_all()
+
     def listen(self) -> psycopg.Connection[Any]:
         """A new connection outside the pools, in autocommit mode, for LISTEN and session locks."""
         settings = self._settings.model_copy(update={"idle_in_transaction_timeout": 0.0})
         arguments = connect_arguments(settings, role="leasehold-listen")
-        return psycopg.connect(libpq_url(self.listen_url), autocommit=True, **arguments)
+        made = WatchedConnection.connect(libpq_url(self.listen_url), autocommit=True, **arguments)
+        made.watch(LISTEN_PATIENCE)
+        return made
 
     def find_pooler_problem(self) -> Problem | None:
         """A pooler on the way to the server that makes it unsafe, if there is one. Raises NotReady as `run` does."""
@@ -265,11 +278,14 @@ def _silently(driver: "psycopg.Connection[Any]") -> Iterator[None]:
         finally:
             driver.settings = settings
     else:
-        driver.pgconn.exec_(b"SET leasehold.wake = off")
+        assert isinstance(driver, SessionConnection)
+        with driver.waiting():
+            driver.pgconn.exec_(b"SET leasehold.wake = off")
         try:
             yield
         finally:
-            driver.pgconn.exec_(b"RESET leasehold.wake")
+            with driver.waiting():
+                driver.pgconn.exec_(b"RESET leasehold.wake")
 
 
 def _as_dbapi_error(error: psycopg.Error, *, lost: bool) -> DBAPIError:
@@ -352,11 +368,13 @@ def _engine(url: str, settings: DatabaseSettings, *, role: str, size: int) -> En
             made.begin_with, made.settings = pooler.begin_with(wanted), pooler.local_settings(wanted)
         else:
             made.began = clock.monotonic()
+        made.watch(settings.statement_timeout * PATIENCE)
         return made
 
     event.listen(engine, "do_connect", connect)
     event.listen(engine, "connect", lambda connection, _: register_adapters(connection))
     event.listen(engine, "handle_error", _leave_read_only)
+    event.listen(engine, "checkin", _lose_patience)
     if pooled:
         event.listen(engine, "begin", _begin_through_pooler)
     return engine
@@ -366,6 +384,12 @@ def _begin_through_pooler(connection: Connection) -> None:
     driver = connection.connection.driver_connection
     assert isinstance(driver, TransactionConnection)
     connection.exec_driver_sql(driver.begin_with)
+
+
+def _lose_patience(driver: Any, _record: Any) -> None:
+    """Take back what a transaction was allowed to wait longer than usual."""
+    if driver is not None:
+        driver.patience = driver.usual
 
 
 def _leave_read_only(context: ExceptionContext) -> None:
@@ -409,9 +433,14 @@ def row_if_any(driver: "psycopg.Connection[Any]", statement: bytes, *values: byt
     else:
         # The driver takes None for NULL, which its types leave out.
         sent: Sequence[Any] = values
-        result = driver.pgconn.exec_prepared(_statement_name(statement), sent)
-        if result.status != TUPLES:
-            result = _unprepared(driver, result, statement, sent)
+        assert isinstance(driver, SessionConnection)
+        driver.waits_since = clock.monotonic()
+        try:
+            result = driver.pgconn.exec_prepared(_statement_name(statement), sent)
+            if result.status != TUPLES:
+                result = _unprepared(driver, result, statement, sent)
+        finally:
+            driver.waits_since = None
     return [result.get_value(0, column) for column in range(result.nfields)] if result.ntuples else None
 
 

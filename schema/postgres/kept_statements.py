@@ -16,6 +16,9 @@ import psycopg
 from psycopg import errors, pq
 from psycopg.adapt import PyFormat, Transformer
 
+from schema import clock
+from schema.postgres.waits import WatchedConnection
+
 #: The most statements that one session keeps prepared. The next transaction begins without them.
 MOST = 300
 
@@ -26,7 +29,7 @@ _STEP = pq.ExecStatus.COMMAND_OK
 _LOST = b"26000"
 
 
-class SessionConnection(psycopg.Connection[Any]):
+class SessionConnection(WatchedConnection):
     """A connection that is a session of the server, with the statements that it has prepared.
 
     began: the monotonic time at which the session began, at the latest. remembered: what submits know of queues
@@ -73,7 +76,7 @@ def plain(text: bytes) -> Message:
 class PreparedStatements:
     """The statements that one session has prepared. For one thread at a time."""
 
-    def __init__(self, driver: "psycopg.Connection[Any]") -> None:
+    def __init__(self, driver: SessionConnection) -> None:
         self._driver = driver
         self._transformer = Transformer(driver)
         self._names: dict[tuple[bytes, tuple[int, ...]], bytes] = {}
@@ -96,6 +99,14 @@ class PreparedStatements:
 
     def execute(self, messages: Sequence[Message]) -> list[Answer]:
         """Execute the statements, all in one round trip, and return their answers. Raises the first error of them."""
+        driver = self._driver
+        driver.waits_since = clock.monotonic()
+        try:
+            return self._execute(messages)
+        finally:
+            driver.waits_since = None
+
+    def _execute(self, messages: Sequence[Message]) -> list[Answer]:
         if len(messages) == 1:
             (message,) = messages
             name = self._names.get((message.text, message.types))
@@ -110,14 +121,14 @@ class PreparedStatements:
         """
         if self._names:
             self._names.clear()
-            with suppress(psycopg.Error):  # if the connection is lost, its next statement fails
+            with suppress(psycopg.Error), self._driver.waiting():  # if it is lost, its next statement fails
                 self._driver.pgconn.exec_(b"DEALLOCATE ALL")
 
     def _drop(self) -> None:
         """Drop these statements, and not those that the driver has prepared."""
         dropped = b";".join(b"DEALLOCATE %b" % name for name in self._names.values())
         self._names.clear()
-        with suppress(psycopg.Error):  # as above
+        with suppress(psycopg.Error), self._driver.waiting():  # as above
             self._driver.pgconn.exec_(dropped)
 
     def _pipelined(self, messages: Sequence[Message]) -> list[pq.abc.PGresult]:

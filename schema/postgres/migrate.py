@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from leasehold.errors import NotReady
 from sqlalchemy import Connection, text
 
+from schema.postgres import waits
 from schema.postgres.engine import Database
 from schema.tables.columns import SCHEMA
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from alembic.config import Config
 
 # A long step must not be cancelled by the time-outs of normal work.
+_LONGEST = 86_400.0
 _NO_TIMEOUTS = text("SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = 0")
 _MIGRATION_LOCK = text("SELECT pg_advisory_xact_lock(hashtext('leasehold.migrate'))")
 _CREATE_SCHEMA = text(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}")
@@ -76,6 +78,7 @@ def upgrade(database: Database) -> Version:
 
 def _upgrade(connection: Connection) -> Version:
     connection.execute(_NO_TIMEOUTS)
+    waits.allow(connection, _LONGEST)
     connection.execute(_MIGRATION_LOCK)
     version = read(connection)
     _refuse_unknown(version)

@@ -68,6 +68,10 @@ class Channel:
         """Lower the idle flag of `topic`."""
         self._connection.execute(LOWER, (topic,))
 
+    def probe(self) -> None:
+        """Ask the server for an answer: a connection behind which it is gone would stay silent for ever."""
+        self._connection.execute("SELECT")
+
     def receive(self) -> dict[str, frozenset[str]]:
         """Return topic → keys that have arrived since the last call, without waiting.
 
@@ -97,6 +101,8 @@ MAX_KEYS_BYTES = 7_900
 #: Bounds in seconds of the random wait before a reconnect: at first up to the first one, which doubles each time, at
 #: most up to the last one.
 RECONNECT_FIRST, RECONNECT_LAST = 0.1, 2.0
+#: Seconds between two questions whether the server still answers on the connection that listens.
+PROBE = 5.0
 #: Seconds until a flag that could not be raised is tried again.
 FLAG_RETRY = 0.1
 
@@ -406,13 +412,17 @@ class Wakeups:
         with selectors.DefaultSelector() as selector:
             selector.register(channel, selectors.EVENT_READ)
             selector.register(read_end, selectors.EVENT_READ)
+            probe_at = clock.monotonic() + PROBE
             while not stopping.is_set():
                 self._fulfil(channel)
+                if clock.monotonic() >= probe_at:
+                    channel.probe()
+                    probe_at = clock.monotonic() + PROBE
                 self._failures = 0
                 self._connected.set()
                 self._call(channel.receive())
                 with self._lock:
-                    pause = None if self._alarm == math.inf else max(0.0, self._alarm - clock.monotonic())
+                    pause = max(0.0, min(self._alarm, probe_at) - clock.monotonic())
                 if any(key.fd == read_end for key, _ in selector.select(pause)):
                     os.read(read_end, 65536)
 

@@ -18,6 +18,8 @@ import psycopg
 from psycopg import pq
 from sqlalchemy import Connection, text
 
+from schema.postgres.waits import WatchedConnection
+
 #: How often the sessions of two connections are compared. An idle pooler is found at the first time.
 ROUNDS = 5
 
@@ -29,7 +31,7 @@ FROM pg_settings WHERE lower(name) = ANY (CAST(:names AS text[]))
 _PID = "SELECT pg_backend_pid()"
 
 
-class TransactionConnection(psycopg.Connection[Any]):
+class TransactionConnection(WatchedConnection):
     """A connection through a transaction pooler. It is made in autocommit mode.
 
     begin_with: the statements that have to begin each transaction.

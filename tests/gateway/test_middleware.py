@@ -350,6 +350,14 @@ def test_a_database_of_another_version_is_not_ready(served: Served, database: Da
     assert answer.headers["retry-after"] == "1"
 
 
+def test_a_process_of_which_a_loop_stands_still_is_not_ready_and_names_it(served: Served) -> None:
+    with served.client() as http:
+        assert http.get("/readyz").status_code == 200
+        served.app.state.standing = lambda: ["presence"]
+        answer = http.get("/readyz")
+    assert (answer.status_code, answer.json()["detail"]) == (503, "loops of this process stand still: presence")
+
+
 def test_a_stranger_is_told_how_to_show_a_token(served: Served) -> None:
     with served.client() as http:
         stranger = http.post("/v1/jobs", json={})

@@ -14,6 +14,7 @@ from psycopg.errors import LockNotAvailable
 from sqlalchemy.exc import OperationalError
 from structlog.testing import capture_logs
 
+from assigner import loops as loops_module
 from assigner.loops import ERROR_DELAY_MIN, SHORT, Again, Loop, More
 from schema import clock
 from schema.postgres.engine import Database
@@ -471,3 +472,32 @@ def test_cycles_and_age_are_metrics(loops: Callable[..., Loop]) -> None:
     assert loop.stop(MINUTE)
     assert value("leasehold_loop_cycles_total", loop) == before + 2
     assert REGISTRY.get_sample_value("leasehold_loop_age_seconds", {"loop": loop.name}) is None
+
+
+def test_a_loop_that_stands_still_is_named_with_its_place_until_it_goes_on(
+    loops: Callable[..., Loop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loops_module, "STANDS", 0.1)
+    monkeypatch.setattr(loops_module, "LOOK", 0.02)
+    monkeypatch.setattr(loops_module, "_watch", loops_module._Watch())
+    held, others = threading.Event(), Work()
+
+    def stand() -> float:
+        held.wait()
+        return LONG
+
+    with capture_logs() as told:
+        loops(others).start()
+        standing = loops(stand)
+        standing.start()
+        eventually(lambda: told)
+        assert loops_module.standing() == [standing.name]
+        assert value("leasehold_loop_run_seconds", standing) > 0.1
+        held.set()
+        eventually(lambda: len(told) == 2)
+    assert [(each["event"], each["loop"]) for each in told] == [
+        ("a loop stands still", standing.name),
+        ("a loop goes on", standing.name),
+    ]
+    assert "threading.py:" in told[0]["at"]
+    assert loops_module.standing() == []

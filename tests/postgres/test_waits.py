@@ -1,0 +1,166 @@
+"""A server that is lost behind a proxy: old connections stay silent, new ones work, and every wait ends."""
+
+import random
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import psycopg
+import pytest
+from pydantic import SecretStr
+from sqlalchemy import Connection, text
+
+from schema import clock
+from schema.moves.submit import submit_at_once
+from schema.postgres import engine, notify, waits
+from schema.postgres.engine import Database, DatabaseSettings, libpq_url
+from schema.postgres.notify import Wakeups
+from tests.support.patience import MINUTE, eventually
+
+REQUEST = {"instance": "default", "properties": {}, "payload": {"command": ["true"]}}
+ANSWER = text("SELECT 42")
+
+
+class Proxy:
+    """Forwards TCP connections to a server's socket. After `lose`, those that there are carry nothing any more."""
+
+    def __init__(self, url: str) -> None:
+        with psycopg.connect(libpq_url(url)) as connection:
+            host, port = connection.info.host, connection.info.port
+        self._target = f"{host}/.s.PGSQL.{port}" if host.startswith("/") else (host, port)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._lost = threading.Event()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def lose(self) -> None:
+        """Let no byte pass on the connections that there are now."""
+        self._lost.set()
+        self._lost = threading.Event()
+
+    def close(self) -> None:
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                far = socket.socket(socket.AF_UNIX if isinstance(self._target, str) else socket.AF_INET)
+                far.connect(self._target)
+                for source, sink in ((near, far), (far, near)):
+                    threading.Thread(target=self._carry, args=(source, sink, self._lost), daemon=True).start()
+
+    @staticmethod
+    def _carry(source: socket.socket, sink: socket.socket, lost: threading.Event) -> None:
+        with suppress(OSError):
+            while data := source.recv(65536):
+                if lost.is_set():
+                    continue
+                sink.sendall(data)
+        if not lost.is_set():
+            with suppress(OSError):
+                sink.shutdown(socket.SHUT_WR)
+
+
+@contextmanager
+def behind_a_proxy(url: str, **settings: Any) -> Iterator[tuple[Database, Proxy]]:
+    proxy = Proxy(url)
+    with psycopg.connect(libpq_url(url)) as direct:
+        there = f"postgresql://{direct.info.user}@127.0.0.1:{proxy.port}/{direct.info.dbname}?sslmode=disable"
+    values = {"statement_timeout": 0.5, "pool": 2, **settings}
+    if values.get("pooler"):
+        values["listen_url"] = SecretStr(there)
+    database = Database(there, DatabaseSettings(**values), role="test", chance=random.Random(0))
+    try:
+        yield database, proxy
+    finally:
+        database.close()
+        proxy.close()
+
+
+WORK: dict[str, Callable[[Database], object]] = {
+    "plain": lambda database: database.run(lambda c: c.execute(ANSWER).scalar_one()),
+    "kept plans": lambda database: database.run(lambda c: c.execute(ANSWER).scalar_one(), kept_plans=True),
+    "kept plans, several at once": lambda database: database.run(_several, kept_plans=True),
+    "urgent": lambda database: database.run(lambda c: c.execute(ANSWER).scalar_one(), urgent=True),
+    "alone": lambda database: database.run_alone(lambda driver: submit_at_once(driver, [REQUEST], actor="test")),
+}
+
+
+def _several(connection: Connection) -> object:
+    engine_text = text("SELECT 43")
+    connection.execute(engine_text)
+    return connection.execute(ANSWER).scalar_one()
+
+
+@pytest.mark.parametrize("pooler", ["none", "transaction"])
+@pytest.mark.parametrize("work", WORK.values(), ids=WORK)
+def test_work_on_a_connection_that_is_lost_behind_a_proxy_begins_anew_on_another(
+    database_url: str, work: Callable[[Database], object], pooler: str
+) -> None:
+    with behind_a_proxy(database_url, pooler=pooler) as (database, proxy):
+        work(database)
+        work(database)
+        proxy.lose()
+        began = clock.monotonic()
+        assert work(database)
+        assert clock.monotonic() - began < MINUTE / 2
+
+
+def test_a_transaction_in_the_midst_of_which_its_connection_is_lost_is_repeated(database_url: str) -> None:
+    with behind_a_proxy(database_url) as (database, proxy):
+        tries: list[int] = []
+
+        def twice(connection: Connection) -> int:
+            connection.execute(ANSWER)
+            if not tries:
+                proxy.lose()
+            tries.append(1)
+            return int(connection.execute(ANSWER).scalar_one())
+
+        assert (database.run(twice), len(tries)) == (42, 2)
+
+
+def test_a_statement_that_may_take_longer_is_waited_for_and_the_next_transaction_is_not(database_url: str) -> None:
+    with behind_a_proxy(database_url) as (database, _):
+
+        def slow(connection: Connection) -> str:
+            connection.execute(text("SET LOCAL statement_timeout = 0"))
+            waits.allow(connection, 30.0)
+            connection.execute(text("SELECT pg_sleep(2.5)"))
+            return _patience(connection)
+
+        assert float(database.run(slow)) == 60.0
+        assert float(database.run(_patience)) == 1.0
+
+
+def _patience(connection: Connection) -> str:
+    driver = connection.connection.driver_connection
+    assert isinstance(driver, waits.WatchedConnection)
+    return str(driver.patience)
+
+
+def test_wake_ups_come_again_after_their_connection_was_lost(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notify, "PROBE", 0.2)
+    monkeypatch.setattr(engine, "LISTEN_PATIENCE", 1.0)
+    with behind_a_proxy(database_url) as (database, proxy):
+        wakeups = Wakeups(database, chance=random.Random(0))
+        wakeups.start()
+        try:
+            woken = threading.Event()
+            wakeups.subscribe("jobs", lambda _: woken.set())
+            eventually(lambda: wakeups.connected)
+            proxy.lose()
+            woken.clear()
+
+            def sent() -> bool:
+                database.run(lambda c: c.execute(text("SELECT pg_notify('leasehold_jobs', '')")))
+                return woken.is_set()
+
+            eventually(sent, every=0.2, what="a wake-up arrives on a new connection")
+        finally:
+            wakeups.stop()
