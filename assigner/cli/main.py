@@ -510,6 +510,15 @@ def _units(_context: click.Context, option: click.Parameter, value: str | None) 
 @click.option("--name", metavar="NAME", help="Name of the bot; a new session ends an older one with this name.")
 @click.option("--app", metavar="MODULE:POOL", help="Run the tasks of this pool in warm processes, and nothing else.")
 @click.option("--concurrency", type=int, metavar="N", help="With --app: how many tasks run at once.")
+@click.option("--max-calls", type=int, metavar="N", help="With --app: replace a process after so many calls.")
+@click.option(
+    "--max-memory",
+    "max_memory_mib",
+    type=int,
+    metavar="MIB",
+    help="With --app: replace a process that holds so much memory.",
+)
+@click.option("--max-age", type=float, metavar="SECONDS", help="With --app: replace a process that is so old.")
 @click.option("--capacity", callback=_units, metavar="UNITS", help="Units of work that it takes at once, or auto.")
 @click.option("--priority", type=int, help="Lower = preferred by assigners.")
 @click.option(
@@ -597,7 +606,9 @@ def _overridden(settings: "AgentSettings", given: Mapping[str, Any], **options: 
     except ValidationError as error:
         details = error.errors(include_url=False, include_input=False)[0]
         field = (
-            {"labels": "label", "resources": "resource", **options}.get(str(details["loc"][0]), str(details["loc"][0]))
+            {"labels": "label", "resources": "resource", "max_memory_mib": "max-memory", **options}.get(
+                str(details["loc"][0]), str(details["loc"][0]).replace("_", "-")
+            )
             if details["loc"]
             else "pool"
         )

@@ -34,7 +34,7 @@ from bots.agent.launcher import Launcher
 from bots.agent.run import RunContext
 from bots.agent.session import AgentCommands, AgentSession, SessionEnd, SessionOver, SessionSettings
 from bots.agent.task_launcher import TaskLauncher
-from bots.agent.warm_children import App
+from bots.agent.warm_children import App, ChildLimits
 from bots.agent.workspace import Workspace
 from bots.protocol import HOST, MAX_LEASES, ONLY_TOLD, OpenSession, Session
 from schema import clock, validation
@@ -67,6 +67,8 @@ class AgentSettings(BaseModel):
     app: `MODULE:POOL`, whose tasks the bot runs in warm processes, and nothing else. It then offers the property `app`
         with the name of the app, exclusively. Its capacity is the number of tasks that may run at once; while they are
         short, it announces more and holds some leases in advance.
+    max_calls, max_memory_mib, max_age: with an app, replace a process between two calls once it has run so many calls,
+        holds so many MiB of memory, or is so old; default never. Doubling them halves what starting processes costs.
     url: the gateway's address, read by the command that starts the agent. `Agent` takes the address as an argument.
     capacity: units of work that the bot holds at once, at most 10,000. Doubling it doubles the commands that may run
         at once. Each of them needs 8 open files under the hard limit RLIMIT_NOFILE.
@@ -117,6 +119,9 @@ class AgentSettings(BaseModel):
     name: Name | None = None
     name_suffix: Annotated[str, Field(pattern=r"^[a-z0-9._-]{0,32}$")] = ""
     app: str | None = None
+    max_calls: int | None = Field(default=None, ge=1, le=1_000_000_000)
+    max_memory_mib: int | None = Field(default=None, ge=1, le=1_000_000_000)
+    max_age: float | None = Field(default=None, gt=0, le=31_536_000)
     url: str | None = None
     capacity: int = Field(default=1, ge=1, le=MAX_LEASES)
     auto_capacity: bool = False
@@ -311,7 +316,8 @@ class Agent:
         settings = self._settings
         if settings.app is None:
             return Launcher(workplace.guard, open_files=open_files, adopt=self._adopt)
-        app = App(settings.app, workplace, contained, environment)
+        limits = ChildLimits(settings.max_calls, settings.max_memory_mib, settings.max_age)
+        app = App(settings.app, workplace, contained, environment, limits)
         return TaskLauncher(workplace.guard, app=app, most=settings.most, open_files=open_files, adopt=self._adopt)
 
     def drain(self) -> None:

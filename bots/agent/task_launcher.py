@@ -11,6 +11,7 @@ One module because one thread decides about runs and children together, on one s
 
 import contextlib
 import itertools
+import math
 import os
 import selectors
 import signal
@@ -199,6 +200,7 @@ class TaskLauncher(Launcher):
         """Return the seconds until there is something to do without a message; None = no such time."""
         now = clock.monotonic()
         instants = [child.begun + READY_AFTER for child in self._children if child.supervisor is None]
+        instants += [child.dismissed_until for child in self._children if child.dismissed_until is not None]
         instants += [due for run in self._timed if (due := run.due()) is not None]
         if self._may_start:
             instants.append(self._start_at)
@@ -208,7 +210,8 @@ class TaskLauncher(Launcher):
             instants.append(self._waiting[0].put_at + GIVE_BACK_AFTER)
         if self._queued:
             instants.append(now + OVERDUE)
-        return max(0.0, min(instants) - now) if instants else None
+        left = min(instants, default=math.inf) - now
+        return None if left == math.inf else max(0.0, left)
 
     # Runs
 
@@ -414,7 +417,7 @@ class TaskLauncher(Launcher):
         serves = self._serves(run)
         for child in self._children:
             has_room = serves == "async" or not child.runs
-            if child.serves == serves and has_room and not child.over and child.killed_for is None:
+            if child.serves == serves and has_room and not (child.over or child.retired or child.killed_for):
                 return child
         return None
 
@@ -460,7 +463,7 @@ class TaskLauncher(Launcher):
 
     @property
     def _may_start(self) -> bool:
-        missing = sum(self._wanted.values()) > len(self._children)
+        missing = sum(self._wanted.values()) > sum(not child.retired for child in self._children)
         return missing and self._allowed and self._refusal is None
 
     def _fill(self) -> None:
@@ -492,7 +495,7 @@ class TaskLauncher(Launcher):
             case {"ready": str(name), "async": list(side_by_side), "def": bool(has_plain)} if child.serves is None:
                 self._failures, self._async = 0, frozenset(side_by_side)
                 self._wanted = {"def": self._most if has_plain else 0, "async": 1 if side_by_side else 0}
-                serving = sum(each.serves == "def" for each in self._children)
+                serving = sum(each.serves == "def" and not each.retired for each in self._children)
                 child.serve("def" if serving < self._wanted["def"] else "async")
                 self._name = self._name or name
                 self._decided.set()
@@ -523,7 +526,9 @@ class TaskLauncher(Launcher):
             # What the process says of itself, because this thread may have looked late.
             self._lookahead.note(min(max(0.0, told.seconds), run.age + OVERDUE))
             self._end(run, child, lambda: run.end(told.code, told=told), quiet=told.quiet, reusable=told.clean)
+            child.calls_run += 1
             self._go_on(child, clean=told.clean)
+            self._retire(child)
 
     def _go_on(self, child: WarmChild, *, clean: bool) -> None:
         """Take note that a call of a child has ended, and the next one begins."""
@@ -537,6 +542,30 @@ class TaskLauncher(Launcher):
         elif child.runs:
             self._queued -= 1
             self._note_begin(next(iter(child.runs.values())))
+
+    def _retire(self, child: WarmChild) -> None:
+        """Replace a child that has reached a limit: another is started, and it ends once it has no call.
+
+        One at a time, because starting one takes as long as the import of the app.
+        """
+        if not child.retired:
+            if any(each.retired or each.serves is None for each in self._children):
+                return
+            limit = self._app.limits.reached(child)
+            if limit is None:
+                return
+            _log.info(
+                "a process of the app is replaced",
+                app=self._name,
+                process=child.pid,
+                limit=limit,
+                calls=child.calls_run,
+            )
+            child.retired = True
+            if child.serves == "def":
+                self._recall(child)
+        if not child.runs and child.dismissed_until is None:
+            child.dismiss()
 
     def _read_all(self, child: WarmChild) -> None:
         """Read everything that a child has said."""
@@ -573,6 +602,8 @@ class TaskLauncher(Launcher):
         if child.expired:
             # The guardian starts nothing until its alarm is moved on.
             self._allowed = False
+        elif child.dismissed_until is not None:
+            pass
         elif child.supervisor is None and child.failure is None and self._name is not None:
             # The same, or the guardian is gone and the next message makes another one.
             self._start_at = clock.monotonic() + _FIRST_PAUSE
@@ -631,9 +662,15 @@ class TaskLauncher(Launcher):
                 run.refuse(Outcome(verdict="error", reason=wire.escaped(told, 400)))
 
     def _replace_silent(self) -> None:
-        """Give up children whose supervisor does not come, with the guardian that should have started it."""
+        """Give up children whose supervisor does not come, with the guardian that should have started it. Kill those
+        that do not end though they were dismissed.
+        """
         now = clock.monotonic()
         for child in list(self._children):
+            if child.dismissed_until is not None and now >= child.dismissed_until:
+                # A thread that a task has left keeps it, or a process.
+                child.dismissed_until = math.inf
+                child.ask_to_die()
             if child.supervisor is None and now >= child.begun + READY_AFTER:
                 child.over = child.lost = True
                 self.replace(self.pid)

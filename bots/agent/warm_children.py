@@ -63,10 +63,39 @@ _MOST_IN_MESSAGE = 60_000
 _DESCRIPTORS = 2
 #: Seconds of run time after which a task is not short: what waits behind it is taken back.
 OVERDUE = 0.05
+#: Seconds between two looks at the memory of a child.
+_LOOK_AT_MEMORY = 0.5
+#: Bytes of a page of memory.
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 #: The most reads of output after the end, because a process that goes on may hold the pipe open and keep writing.
 _LAST_READS = 32
 #: Errors of a send that the child cures by reading: its socket is full, or holds too many descriptors.
 _FULL = (errno.EAGAIN, errno.ETOOMANYREFS, errno.ENOBUFS)
+
+
+@dataclass(frozen=True)
+class ChildLimits:
+    """After which use of it a child is replaced, between two calls; None = never.
+
+    calls: calls that it has run. memory_mib: MiB of memory that it holds (resident). age: seconds since its start.
+    """
+
+    calls: int | None = None
+    memory_mib: int | None = None
+    age: float | None = None
+
+    def reached(self, child: "WarmChild") -> str | None:
+        """Return which limit a child has reached, or None."""
+        now = clock.monotonic()
+        if self.calls is not None and child.calls_run >= self.calls:
+            return "calls"
+        if self.age is not None and now - child.begun >= self.age:
+            return "age"
+        if self.memory_mib is not None and now >= child.look_at_memory:
+            child.look_at_memory = now + _LOOK_AT_MEMORY
+            if child.memory >= self.memory_mib << 20:
+                return "memory"
+        return None
 
 
 @dataclass(frozen=True)
@@ -81,6 +110,7 @@ class App:
     workplace: Workspace
     containment: Containment
     environment: Mapping[str, str]
+    limits: ChildLimits = ChildLimits()
 
     def request(self, site: Site) -> dict[str, Any]:
         """Return what a supervisor is asked to run."""
@@ -137,6 +167,12 @@ class WarmChild:
     pipes: list[OutputPipe] = field(default_factory=list)
     #: How many calls in a row have left nothing behind. Only behind such calls others may wait.
     clean_ends: int = 0
+    #: Calls that it has ended, and when to look at its memory again.
+    calls_run: int = 0
+    look_at_memory: float = 0.0
+    #: It gets no further calls, because it is being replaced; when it is killed if it does not end by itself.
+    retired: bool = False
+    dismissed_until: float | None = None
     #: The run for which it was killed.
     killed_for: "TaskRun | None" = None
     #: The run that blocks its event loop, and where in the code of the app.
@@ -272,12 +308,25 @@ class WarmChild:
         os.set_blocking(reader, False)
         return OutputPipe(next(self._pipe_numbers), reader), writer
 
+    @property
+    def memory(self) -> int:
+        """The bytes of memory that it holds; 0 if it has ended."""
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            return int(Path("/proc", str(self.pid), "statm").read_text().split()[1]) * _PAGE
+        return 0
+
+    def dismiss(self) -> None:
+        """Let it end, which has no calls."""
+        self.dismissed_until = clock.monotonic() + STUCK_AFTER
+        with contextlib.suppress(OSError):
+            self.calls.shutdown(socket.SHUT_WR)
+
     def takes_ahead(self, most: int) -> bool:
         """Return whether another `def` call may wait behind those that it has. most: calls that may wait."""
         if self.serves != "def" or not 0 < len(self.runs) <= min(most, self.clean_ends) or self.over:
             return False
         first = next(iter(self.runs.values()))
-        return self.killed_for is None and not first.stopping and first.age < OVERDUE
+        return self.killed_for is None and not (self.retired or first.stopping) and first.age < OVERDUE
 
     def recall(self) -> "list[tuple[TaskRun, bool]]":
         """Take back the calls that the child has not taken, with whether it knows the pipe of the call."""

@@ -1,5 +1,6 @@
 """Tasks on a real pool: a gateway, an assigner and a bot with warm children, which are killed in every way."""
 
+import itertools
 import json
 import os
 import random
@@ -291,6 +292,29 @@ def test_a_task_that_does_not_heed_its_cancellation_ends_its_process_and_its_nei
     Path(right).touch()
     assert works.show(neighbour)["state"] == "succeeded"
     assert works.client.show(neighbour.id)["attempts"] == 1
+
+
+@pytest.mark.parametrize(
+    ("limit", "grow"), [({"max_calls": 5}, 0), ({"max_memory_mib": 150}, 160), ({"max_age": 0.05}, 0)]
+)
+def test_a_process_is_replaced_between_calls_when_it_has_reached_a_limit(
+    tmp_path: Path, limit: dict[str, float], grow: int
+) -> None:
+    pool = AgentPool(sync_in=0.1)
+    numbers = itertools.count()
+
+    def process(task: str, *args: Any) -> int:
+        key = grant(pool, task, *args, job=f"job-{next(numbers)}")
+        outcome = pool.until(lambda: pool.outcomes.get(key))
+        assert outcome["verdict"] == "succeeded", outcome
+        return int(json.loads(outcome["result"])["ok"])
+
+    with serving(pool, tmp_path, app="tests.support.apps.task_app:pool", capacity=1, **limit):
+        for task in ("keep", "keep_beside_others"):
+            first = process(task, grow)
+            # One process is replaced at a time, so that it may take some calls more.
+            eventually(lambda task=task, first=first: process(task, 0) != first, every=0.05)
+            eventually(lambda first=first: not Path(f"/proc/{first}").exists())
 
 
 def test_the_caller_gets_the_value_of_a_task_or_its_error(works: Works) -> None:

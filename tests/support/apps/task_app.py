@@ -225,6 +225,23 @@ async def meet(file: str, other: str) -> int:
     return os.getpid()
 
 
+_kept: list[bytes] = []
+
+
+@pool.task
+def keep(mebibytes: int) -> int:
+    """Take memory that the process keeps, and return its id."""
+    _kept.append(b"x" * (mebibytes << 20))
+    return os.getpid()
+
+
+@pool.task
+async def keep_beside_others(mebibytes: int) -> int:
+    """Take memory that the process of asynchronous tasks keeps, and return its id."""
+    _kept.append(b"x" * (mebibytes << 20))
+    return os.getpid()
+
+
 @pool.task
 async def rest(file: str) -> None:
     """Stay until it is cancelled."""
