@@ -173,6 +173,10 @@ SCHEDULE_TICKS = Counter(
     "Looks at schedules that were due, by result: submitted, refused, overlapped, missed or failed.",
     ["result"],
 )
+SCHEDULES_HELD_UP = Gauge(
+    "leasehold_schedules_held_up",
+    "Schedules that have left out three ticks in a row or more because their previous job has not started.",
+)
 SCHEDULES_FAILING = Gauge(
     "leasehold_schedules_failing",
     "Schedules whose job was refused three times in a row or more.",

@@ -89,6 +89,8 @@ class ScheduleRow(BaseModel):
     last_tick: datetime | None = Field(description="the newest tick that was handled")
     last_job: UUID | None = Field(description="the newest job, if it is kept")
     last_state: str | None = Field(description="state of that job")
+    left_out: int = Field(description="ticks left out since the last job, because it has not ended (overlap = skip)")
+    left_out_since: datetime | None = Field(description="the first of them")
     failures: int = Field(description="refusals since the last success")
     last_error: str | None
     failed_at: datetime | None

@@ -22,7 +22,7 @@ from assigner import metrics
 from assigner.estimation import Estimator, with_estimate
 from schema.moves.submit import submit
 from schema.policy import priority_classes, schedules
-from schema.policy.schedules import DueSchedule, tick_text
+from schema.policy.schedules import LEFT_OUT, DueSchedule, tick_text
 from schema.postgres.engine import Database
 from schema.requests import JobRequest
 
@@ -56,13 +56,15 @@ class Result(StrEnum):
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result for one schedule. missed: True if ticks were left out. error: why its job was refused."""
+    """The result for one schedule. missed: True if ticks were left out. left_out: ticks left out in a row because the
+    previous job has not ended. error: why its job was refused."""
 
     result: Result
     name: str = ""
     instance: str = ""
     tick: datetime | None = None
     missed: bool = False
+    left_out: int = 0
     error: str | None = None
 
 
@@ -115,8 +117,10 @@ class Schedules:
         done = [self._handled(each) for each in due]
         for each in done:
             _tell(each)
-        wait, failing = self._database.run(schedules.next_look)
-        metrics.SCHEDULES_FAILING.set(failing)
+        following = self._database.run(schedules.next_look)
+        wait = following.seconds
+        metrics.SCHEDULES_FAILING.set(following.failing)
+        metrics.SCHEDULES_HELD_UP.set(following.held_up)
         if wait is None:
             return POLL_INTERVAL
         still_due = (Result.HELD, Result.FAILED)
@@ -154,8 +158,10 @@ class Schedules:
             result = Result.OVERLAPPED
         else:
             job_id, result = self._submit(connection, held, plan.tick), Result.SUBMITTED
-        schedules.advance(connection, held, plan, job_id=job_id)
-        return Outcome(result, held.name, held.instance, plan.tick, missed=plan.missed)
+        left_out = result is Result.OVERLAPPED
+        schedules.advance(connection, held, plan, job_id=job_id, left_out=left_out)
+        count = held.left_out + left_out
+        return Outcome(result, held.name, held.instance, plan.tick, missed=plan.missed, left_out=count)
 
     def _submit(self, connection: Connection, held: DueSchedule, tick: datetime) -> int:
         key = f"schedule:{held.name}:{tick_text(tick)}"
@@ -216,6 +222,9 @@ def _tell(done: Outcome) -> None:
         case Result.REFUSED:
             log.error("a job of a schedule was refused", **where, tick=when, error=done.error)
         case Result.OVERLAPPED:
-            log.info("a tick is left out because the previous job has not ended", **where, tick=when)
+            tell = log.warning if done.left_out >= LEFT_OUT else log.info
+            tell(
+                "a tick is left out because the previous job has not ended", **where, tick=when, in_a_row=done.left_out
+            )
     if done.missed:
         log.warning("missed ticks are left out", **where)

@@ -18,7 +18,7 @@ from schema.accounting.quotas import QuotaUse
 from schema.fleet import success
 from schema.fleet.success import Swarm
 from schema.moves.dependencies import count_dead_ends
-from schema.policy.schedules import FAILING
+from schema.policy.schedules import FAILING, HELD_UP
 from schema.postgres import notify
 from schema.readable import duration
 from schema.tenancy import processes
@@ -38,6 +38,7 @@ WHERE scope = 'pool' AND name = '' AND at >= now() - interval '40 minutes' AND a
 """)
 _UPKEEP = text("SELECT extract(epoch FROM clock_timestamp() - at) FROM ticks WHERE name = 'reaper'")
 _SCHEDULES = text(f"SELECT count(*) FROM schedules WHERE failures >= {FAILING}")
+_HELD_UP = text(f"SELECT count(*) FROM schedules s JOIN jobs j ON j.id = s.last_job WHERE {HELD_UP}")
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class Reading:
     blocked_forever: int
     upkeep_age: float | None
     schedules_failing: int
+    schedules_held_up: int
     notifications: float
     gateways: Sequence[GatewayProcess]
     refused: Sequence[tuple[str, str]]
@@ -101,6 +103,7 @@ def read(connection: Connection, *, cooldown: float) -> Reading:
         blocked_forever=count_dead_ends(connection, MAX_NODES),
         upkeep_age=None if age is None else float(age),
         schedules_failing=connection.execute(_SCHEDULES).scalar_one(),
+        schedules_held_up=connection.execute(_HELD_UP).scalar_one(),
         notifications=notify.queue_usage(connection),
         gateways=[each for each in found if each.state == "running"],
         refused=[(name, each.config_error) for each in told if each.config_error for name in each.processes],
@@ -245,6 +248,11 @@ def _schedules(reading: Reading, limit: float) -> Found:
 def _notifications(reading: Reading, limit: float) -> Found:
     if reading.notifications > limit:
         yield "", f"{reading.notifications:.0%} of the server's queue of notifications is in use."
+
+
+def _held_up(reading: Reading, limit: float) -> Found:
+    if reading.schedules_held_up > limit:
+        yield "", f"{reading.schedules_held_up:,} schedules leave out ticks because their previous job has not started."
 
 
 def _bots(number: int) -> str:
@@ -393,6 +401,14 @@ RULES: Sequence[Rule] = (
         0,
         "leasehold db doctor names them, and leasehold schedule show NAME says why.",
         _schedules,
+    ),
+    Rule(
+        "LeaseholdSchedulesAreHeldUp",
+        "warning",
+        0,
+        "leasehold schedule list names the jobs, and leasehold explain JOB why one does not start; cancel it, or let "
+        "the schedule overlap.",
+        _held_up,
     ),
     Rule(
         "LeaseholdNotificationsFillUp",

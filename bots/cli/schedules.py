@@ -179,6 +179,7 @@ def list_schedules(caller: Caller, /, instance: str | None) -> None:
         "last tick",
         "last job",
         "state",
+        "left out",
         "failures",
         "declared by",
     )
@@ -194,6 +195,7 @@ def list_schedules(caller: Caller, /, instance: str | None) -> None:
                 output.moment(each["last_tick"]),
                 each["last_job"] or "-",
                 output.state(each["last_state"]) if each["last_state"] else "-",
+                each["left_out"],
                 each["failures"],
                 each["declared_by"] or "-",
             )
@@ -213,7 +215,9 @@ def show(caller: Caller, /, name: str, instance: str | None) -> None:
     if caller.json:
         output.print_json(found)
         return
-    job = found.pop("job")
+    job, left_out, since = found.pop("job"), found.pop("left_out"), found.pop("left_out_since")
+    if left_out:
+        found["left_out"] = f"{left_out} since {output.moment(since)}, because job {found['last_job']} has not ended"
     facts = [
         (field.replace("_", " "), _fact(field, value)) for field, value in found.items() if value not in (None, "")
     ]

@@ -17,7 +17,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.schema import CreateIndex
 
 from schema import clock
-from schema.policy.schedules import FAILING
+from schema.policy.schedules import FAILING, HELD_UP
 from schema.postgres.engine import Database
 from schema.postgres.notify import PREFIX
 from schema.readable import duration
@@ -658,20 +658,34 @@ WHERE s.failures >= {FAILING} ORDER BY s.failures DESC, 1
 """)
 
 
+_HELD_UP = text(f"""
+SELECT i.name || '/' || s.name AS name, s.left_out, j.public_id
+FROM schedules s JOIN instances i ON i.id = s.instance JOIN jobs j ON j.id = s.last_job
+WHERE {HELD_UP} ORDER BY s.left_out DESC, 1
+""")
+
+
 def check_schedules(connection: Connection) -> Check:
-    """Check that the jobs of schedules are accepted."""
-    return judge_schedules([(row.name, row.failures, row.last_error) for row in connection.execute(_FAILING)])
+    """Check that the jobs of schedules are accepted, and that none waits for a previous one that does not start."""
+    return judge_schedules(
+        [(row.name, row.failures, row.last_error) for row in connection.execute(_FAILING)],
+        [(row.name, row.left_out, str(row.public_id)) for row in connection.execute(_HELD_UP)],
+    )
 
 
-def judge_schedules(failing: Sequence[tuple[str, int, str]]) -> Check:
-    """Judge the schedules whose job was refused several times in a row: name, refusals and last error of each."""
-    figures = {"failing": len(failing)}
-    if not failing:
+def judge_schedules(failing: Sequence[tuple[str, int, str]], held_up: Sequence[tuple[str, int, str]]) -> Check:
+    """Judge the schedules whose job was refused several times in a row: name, refusals and last error of each; and
+    those that are held up: name, ticks left out, and the job that has not started."""
+    figures = {"failing": len(failing), "held_up": len(held_up)}
+    if not failing and not held_up:
         return Check("schedules", Verdict.OK, "no job of a schedule is refused again and again", None, figures)
-    told = [f"{name} was refused {times} times: {printable_name(error)}" for name, times, error in failing[:NAMED]]
-    others = [f"and {len(failing) - NAMED} more"] if len(failing) > NAMED else []
+    told = [f"{name} was refused {times} times: {printable_name(error)}" for name, times, error in failing]
+    told += [f"{name} has left out {ticks} ticks, because job {job} has not started" for name, ticks, job in held_up]
+    others = [f"and {len(told) - NAMED} more"] if len(told) > NAMED else []
+    told = told[:NAMED]
     remedy = (
-        "remove the cause, or change the schedule with leasehold schedule add; schedule show prints the whole error"
+        "remove the cause, or change the schedule with leasehold schedule add; schedule show prints the whole error,"
+        " and leasehold explain JOB why a job does not start"
     )
     return Check("schedules", Verdict.WARNING, "; ".join(told + others), remedy, figures)
 

@@ -54,7 +54,7 @@ UPDATE schedules SET cron = :cron, zone = :zone, catch_up = :catch_up, catch_up_
 WHERE id = :id
 """)
 _REMOVE = text("DELETE FROM schedules WHERE id = :id")
-_RAN = text("UPDATE schedules SET last_job = :job WHERE id = :id")
+_RAN = text("UPDATE schedules SET last_job = :job, left_out = 0, left_out_since = NULL WHERE id = :id")
 # One source at a time: two of them would lock their schedules in different orders.
 _APPLY_IN_TURN = text("SELECT pg_advisory_xact_lock(hashtext('leasehold.schedules'))")
 _DECLARED = text("""

@@ -22,14 +22,19 @@ from schema.policy.cron import CatchUp, Plan
 TOPIC = "schedules"
 #: Longest stored error, bytes.
 MAX_ERROR = 500
-#: Refusals in a row from which a schedule counts as failing.
+#: Refusals in a row from which a schedule counts as failing, and ticks left out in a row from which one counts as held
+#: up, if its previous job has not started.
 FAILING = 3
+LEFT_OUT = 3
+#: The condition that schedule `s`, joined with its previous job `j`, is held up.
+HELD_UP = f"s.left_out >= {LEFT_OUT} AND s.enabled AND j.state IN ('blocked', 'queued', 'parked', 'deferred')"
 
 #: The columns of the terms.
 FIELDS = "cron, zone, catch_up, catch_up_most, catch_up_seconds, overlap, enabled, request"
 _LIST = f"""
 SELECT i.name AS instance, s.name, {FIELDS}, s.next_tick, s.due_at, s.last_tick, j.public_id::text AS last_job,
-    j.state AS last_state, s.failures, s.last_error, s.failed_at, s.priority_ceiling, s.set_by, s.declared_by,
+    j.state AS last_state, s.left_out, s.left_out_since, s.failures, s.last_error, s.failed_at, s.priority_ceiling,
+    s.set_by, s.declared_by,
     s.created_at
 FROM schedules s JOIN instances i ON i.id = s.instance LEFT JOIN jobs j ON j.id = s.last_job
 WHERE (CAST(:instances AS text[]) IS NULL OR i.name = ANY (CAST(:instances AS text[])))"""
@@ -43,7 +48,8 @@ SELECT id FROM schedules WHERE due_at <= now() ORDER BY due_at, id LIMIT :limit 
 """)
 # A row that another process holds is passed over: that process submits the tick.
 _TAKE = text(f"""
-SELECT s.id, i.name AS instance, s.name, {FIELDS}, s.next_tick, s.failures, s.priority_ceiling, now() AS now,
+SELECT s.id, i.name AS instance, s.name, {FIELDS}, s.next_tick, s.failures, s.priority_ceiling, s.left_out,
+    now() AS now,
     EXISTS (SELECT FROM jobs j WHERE j.id = s.last_job AND j.finished_at IS NULL) AS is_running
 FROM schedules s JOIN instances i ON i.id = s.instance
 WHERE s.id = :id AND s.due_at <= now() FOR NO KEY UPDATE OF s SKIP LOCKED
@@ -51,7 +57,10 @@ WHERE s.id = :id AND s.due_at <= now() FOR NO KEY UPDATE OF s SKIP LOCKED
 _ADVANCE = text("""
 UPDATE schedules SET last_tick = coalesce(:tick, last_tick), last_job = coalesce(:job, last_job),
     next_tick = :following, due_at = :following, enabled = CAST(:following AS timestamptz) IS NOT NULL, failures = 0,
-    last_error = coalesce(:error, last_error), failed_at = CASE WHEN :error IS NULL THEN failed_at ELSE now() END
+    last_error = coalesce(:error, last_error), failed_at = CASE WHEN :error IS NULL THEN failed_at ELSE now() END,
+    left_out = CASE WHEN :left_out THEN left_out + 1 WHEN CAST(:job AS bigint) IS NULL THEN left_out ELSE 0 END,
+    left_out_since = CASE WHEN :left_out THEN coalesce(left_out_since, :tick)
+        WHEN CAST(:job AS bigint) IS NULL THEN left_out_since END
 WHERE id = :id AND next_tick = :due
 """)
 _REFUSE = text("""
@@ -61,7 +70,8 @@ WHERE id = :id AND next_tick = :due
 """)
 _NEXT = text(f"""
 SELECT extract(epoch FROM min(due_at) - clock_timestamp())::double precision AS seconds,
-    (SELECT count(*) FROM schedules WHERE failures >= {FAILING}) AS failing
+    (SELECT count(*) FROM schedules WHERE failures >= {FAILING}) AS failing,
+    (SELECT count(*) FROM schedules s JOIN jobs j ON j.id = s.last_job WHERE {HELD_UP}) AS held_up
 FROM schedules WHERE due_at IS NOT NULL
 """)
 
@@ -98,7 +108,10 @@ class ScheduleTerms:
 
 @dataclass(frozen=True)
 class DueSchedule:
-    """A schedule that is due, whose row is locked. is_running: the job of its last tick or run has not ended."""
+    """A schedule that is due, whose row is locked.
+
+    is_running: the job of its last tick or run has not ended. left_out: ticks left out in a row because of that.
+    """
 
     id: int
     instance: str
@@ -109,6 +122,7 @@ class DueSchedule:
     failures: int
     priority_ceiling: int | None
     is_running: bool
+    left_out: int
 
     def plan(self) -> Plan:
         """What to do now. Raises BadInput for an expression or a zone that is not known here."""
@@ -167,14 +181,26 @@ def take_due(connection: Connection, schedule_id: int) -> DueSchedule | None:
         row.failures,
         row.priority_ceiling,
         row.is_running,
+        row.left_out,
     )
 
 
 def advance(
-    connection: Connection, held: DueSchedule, plan: Plan, *, job_id: int | None = None, error: str | None = None
+    connection: Connection,
+    held: DueSchedule,
+    plan: Plan,
+    *,
+    job_id: int | None = None,
+    left_out: bool = False,
+    error: str | None = None,
 ) -> None:
-    """Move a locked schedule on to the following tick; without one it is disabled. `error` is stored."""
+    """Move a locked schedule on to the following tick; without one it is disabled.
+
+    job_id: the job of the tick. left_out: the tick was left out because the previous job has not ended, which is
+        counted. error: is stored.
+    """
     values = {"id": held.id, "due": held.due, "tick": plan.tick, "following": plan.following, "job": job_id}
+    values["left_out"] = left_out
     connection.execute(_ADVANCE, values | {"error": None if error is None else escaped(error, MAX_ERROR)})
 
 
@@ -184,10 +210,20 @@ def refuse(connection: Connection, held: DueSchedule, *, error: str, wait: float
     connection.execute(_REFUSE, values)
 
 
-def next_look(connection: Connection) -> tuple[float | None, int]:
-    """Seconds until the next schedule is due, None without any; and how many schedules fail again and again."""
+@dataclass(frozen=True)
+class NextLook:
+    """Seconds until the next schedule is due, None without any; and how many schedules fail again and again, or are
+    held up by a job that has not started."""
+
+    seconds: float | None
+    failing: int
+    held_up: int
+
+
+def next_look(connection: Connection) -> NextLook:
+    """When to look next, and how many schedules have a problem."""
     row = connection.execute(_NEXT).one()
-    return row.seconds, row.failing
+    return NextLook(row.seconds, row.failing, row.held_up)
 
 
 def not_found(name: str) -> NotFound:

@@ -199,6 +199,8 @@ schedules = Table(
     Column("set_by", Text, nullable=False),
     Column("created_at", TIME, nullable=False, server_default=NOW),
     Column("declared_by", Text),
+    Column("left_out", Integer, nullable=False, server_default=text("0")),
+    Column("left_out_since", TIME),
     UniqueConstraint("instance", "name", name="schedules_key"),
     CheckConstraint(name_form(), name="schedules_name_form"),
     CheckConstraint("octet_length(cron) BETWEEN 9 AND 200", name="schedules_cron_bounded"),
@@ -214,7 +216,11 @@ schedules = Table(
     CheckConstraint("failures = 0 OR failures > 0 AND last_error IS NOT NULL", name="schedules_failures_told"),
     CheckConstraint("declared_by = 'config' OR declared_by LIKE 'app:_%'", name="schedules_declared_by_known"),
     Index("schedules_due", "due_at", "id", postgresql_where=text("due_at IS NOT NULL")),
+    CheckConstraint(
+        "left_out >= 0 AND (left_out > 0) = (left_out_since IS NOT NULL)", name="schedules_left_out_since_told"
+    ),
     Index("schedules_failing", "failures", postgresql_where=text("failures >= 3")),
+    Index("schedules_left_out", "left_out", postgresql_where=text("left_out >= 3")),
 )
 
 # `settings`, `config_file`, `config_error`: what a process says of its configuration, in force since `settings_at`. A

@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 from leasehold.errors import BadInput, Conflict, NotFound
+from prometheus_client import REGISTRY
 from sqlalchemy import Connection, text
+from structlog.testing import capture_logs
 
 from assigner.loops import Loop
 from assigner.maintenance.schedules import Schedules
+from assigner.queries import alerts
 from schema.diagnostics.checks import Verdict
 from schema.diagnostics.doctor import run_checks
 from schema.policy import queue_limits, schedule_changes, schedules
@@ -20,6 +23,7 @@ from schema.policy.schedules import ScheduleTerms
 from schema.postgres.notify import Wakeups
 from tests.support.patience import eventually
 from tests.support.pool import Pool, completed
+from tests.support.race import cancel
 from tests.support.servers import Processes
 
 ROW = "SELECT * FROM schedules WHERE name = 'nightly'"
@@ -177,6 +181,28 @@ def test_a_tick_is_left_out_while_the_previous_job_has_not_ended(pool: Pool) -> 
     make_due(pool)
     looked(pool)
     assert keys(pool) == [key_of(month(pool, 1)), key_of(month(pool))]
+
+
+def test_a_schedule_behind_a_job_that_never_starts_counts_and_tells_the_ticks_that_it_leaves_out(pool: Pool) -> None:
+    put(pool, overlap="skip", catch_up="all", request={"command": ["true"], "properties": {"os": "none"}})
+    make_due(pool, months=4)
+    with capture_logs() as logs:
+        for _ in range(5):
+            looked(pool)
+    row = pool.row(ROW)
+    assert (len(keys(pool)), row.left_out, row.left_out_since, row.last_tick) == (1, 4, month(pool, 3), month(pool))
+    assert [line["log_level"] for line in logs if "left out because" in line["event"]] == ["info"] * 2 + ["warning"] * 2
+    assert REGISTRY.get_sample_value("leasehold_schedules_held_up") == 1
+    (job,) = pool.rows("SELECT public_id FROM jobs")
+    (check,) = [each for each in run_checks(pool.database) if each.name == "schedules"]
+    assert f"default/nightly has left out 4 ticks, because job {job.public_id} has not started" in check.found
+    assert "SchedulesAreHeldUp" in str(pool.database.run(lambda c: alerts.alerts(c, cooldown=600.0)))
+    cancel(pool, str(job.public_id))
+    make_due(pool)
+    looked(pool)
+    row = pool.row(ROW)
+    assert (len(keys(pool)), row.left_out, row.left_out_since) == (2, 0, None)
+    assert REGISTRY.get_sample_value("leasehold_schedules_held_up") == 0
 
 
 def test_a_refused_job_is_told_of_and_tried_again_and_keeps_no_other_schedule_waiting(pool: Pool) -> None:

@@ -254,6 +254,7 @@ QUIET = Reading(
     blocked_forever=0,
     upkeep_age=1.0,
     schedules_failing=0,
+    schedules_held_up=0,
     notifications=0.0,
     gateways=[],
     refused=[],
@@ -298,6 +299,7 @@ def backlog(queued: int = 0, parked: int = 0, **more: Any) -> dict[str, Any]:
         ("NodesAreBlockedForEver", {"blocked_forever": 1}, {}),
         ("UpkeepStands", {"upkeep_age": None}, {"upkeep_age": 60.0}),
         ("SchedulesFail", {"schedules_failing": 1}, {}),
+        ("SchedulesAreHeldUp", {"schedules_held_up": 1}, {}),
         ("NotificationsFillUp", {"notifications": 0.51}, {"notifications": 0.5}),
     ],
 )
