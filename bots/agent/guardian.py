@@ -185,7 +185,8 @@ class Supervisor:
                 preexec_fn=functools.partial(_begin, privileges, os.getpid()),
             )
         except (OSError, ValueError, subprocess.SubprocessError) as error:
-            number = error.errno if isinstance(error, OSError) else None
+            blamed = isinstance(error, OSError) and error.filename != request["directory"]
+            number = error.errno if isinstance(error, OSError) and blamed else None
             self._send_fact(unable=str(error), errno=number)
             return False
         for descriptor in (self._output, self._stdin, *passed):

@@ -240,6 +240,12 @@ def describe_exit(code: int) -> str:
         return f"killed by signal {-code}"
 
 
+#: The exit codes with which a shell tells that a command was not found or could not be executed, by errno.
+EXIT_CODES = {
+    errno.ENOENT: 127, errno.ENOTDIR: 127, errno.EACCES: 126, errno.EPERM: 126, errno.ENOEXEC: 126,
+}  # fmt: skip
+
+
 def inability(unable: Unable, program: str, account: JobAccount | None = None) -> str:
     """Say in one sentence why the command could not be started, with the command as the caller wrote it.
 
@@ -697,13 +703,24 @@ class Run(AttemptRun):
         began = watch.ready_at + STUCK_AFTER if watch.started_at is None else watch.started_at
         return began + self.assignment.timeout
 
+    def _could_not_start(self, unable: Unable, program: str, site: Site) -> Outcome:
+        """Return the outcome of a command that did not start: a failure of the job if its program is missing."""
+        reason = inability(unable, program, site.account)
+        # In a sandbox, the program that was not found is that of the sandbox.
+        code = None if site.privileges.wrapped or unable.number is None else EXIT_CODES.get(unable.number)
+        if code is None:
+            return Outcome(verdict="error", reason=reason)
+        # As a shell would, so that `logs` shows it too.
+        self.output.write(f"{reason}\n".encode())
+        return self._outcome("failed", Ending(code), reason=wire.printable(reason, MAX_REASON))
+
     def _verdict(self, watch: SupervisorReader, program: str, site: Site) -> Outcome | None:
         if watch.expired:
             with self._lock:
                 self._stop = StopReason.LOST
             return None
         if watch.unable is not None:
-            return Outcome(verdict="error", reason=inability(watch.unable, program, site.account))
+            return self._could_not_start(watch.unable, program, site)
         if self._cause is not None:
             return self._stopped(self._cause, watch.ending)
         if watch.exit_code is None:

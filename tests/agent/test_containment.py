@@ -152,7 +152,7 @@ def test_a_program_in_a_directory_of_root_is_out_of_reach_and_the_reason_says_so
     (scratch / "closed").mkdir(mode=0o700)
     shutil.copy("/bin/true", scratch / "closed" / "tool")
     outcome = finish(start(place, str(scratch / "closed" / "tool")))
-    assert outcome.verdict == "error"
+    assert (outcome.verdict, outcome.exit_code) == ("failed", 126)
     assert outcome.reason is not None
     assert "out of reach for the job's account leasehold-6" in outcome.reason
 

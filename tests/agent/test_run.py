@@ -2,6 +2,7 @@
 
 import base64
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -85,15 +86,35 @@ def test_standard_input_is_the_payloads_or_empty(place: RunContext) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "reason"),
+    ("command", "code", "reason"),
     [
-        ("no-such-program", "command not found: 'no-such-program' (or the interpreter it names)"),
-        ("/etc/passwd", "command is not executable: '/etc/passwd'"),
+        ("no-such-program", 127, "command not found: 'no-such-program' (or the interpreter it names)"),
+        ("/etc/passwd/program", 127, "command not found: '/etc/passwd/program' (or the interpreter it names)"),
+        ("/etc/passwd", 126, "command is not executable: '/etc/passwd'"),
     ],
 )
-def test_a_command_that_cannot_be_started_is_an_error_of_the_bot(place: RunContext, command: str, reason: str) -> None:
-    outcome = finish(start(place, command))
-    assert (outcome.verdict, outcome.reason, outcome.exit_code) == ("error", reason, None)
+def test_a_command_that_is_not_there_fails_with_the_exit_code_of_a_shell(
+    place: RunContext, command: str, code: int, reason: str
+) -> None:
+    run = start(place, command)
+    outcome = finish(run)
+    assert (outcome.verdict, outcome.reason, outcome.exit_code) == ("failed", reason, code)
+    assert text_of(run) == f"{reason}\n"
+
+
+def test_a_command_whose_directory_is_gone_is_an_error_of_the_bot(
+    place: RunContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch = place.launcher.launch
+
+    def vanish(output: int, stdin: int) -> socket.socket:
+        control = launch(output, stdin)
+        for directory in place.workplace.root.iterdir():
+            shutil.rmtree(directory)
+        return control
+
+    monkeypatch.setattr(place.launcher, "launch", vanish)
+    assert finish(start(place, "true")).verdict == "error"
 
 
 @pytest.mark.parametrize(
