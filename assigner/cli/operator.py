@@ -19,6 +19,7 @@ from schema.diagnostics.checks import Check, Verdict
 from schema.postgres import embedded, migrate
 from schema.postgres.urls import libpq_url
 from schema.readable import moment
+from schema.tables.columns import SCHEMA
 from schema.tenancy import tokens
 
 #: Folders of `ops/` whose files operators copy and change. pyproject.toml puts the same ones into the wheel.
@@ -160,6 +161,19 @@ def print_database_url(installation: Installation, as_json: bool) -> None:
         print_json({"url": url})
     else:
         click.echo(url)
+
+
+@db_group.command("grant-submit")
+@click.argument("role", metavar="ROLE")
+@pass_installation
+def grant_submit(installation: Installation, role: str) -> None:
+    """Let a role of the database submit jobs in its own transactions, and nothing else.
+
+    The role may then call `leasehold.submit`. REVOKE takes it back, as with any right.
+    """
+    with installation.ready_database("grant", patience=COMMAND_TIMEOUT) as database:
+        database.run(lambda connection: tokens.grant_submit(connection, role, actor="local"))
+    click.echo(f"{escaped(role, 63)} may call {SCHEMA}.submit")
 
 
 @db_group.command("verify")

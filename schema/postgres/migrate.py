@@ -23,7 +23,12 @@ if TYPE_CHECKING:
 _LONGEST = 86_400.0
 _NO_TIMEOUTS = text("SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = 0")
 _MIGRATION_LOCK = text("SELECT pg_advisory_xact_lock(hashtext('leasehold.migrate'))")
-_CREATE_SCHEMA = text(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}")
+_SERVER = text("SELECT CAST(current_setting('server_version_num') AS integer), current_setting('server_version')")
+#: The oldest server: its unique keys can treat nulls as equal.
+OLDEST = 15
+# Asked first, because CREATE SCHEMA needs a right on the database even if the schema is there.
+_HAS_SCHEMA = text(f"SELECT to_regnamespace('{SCHEMA}') IS NOT NULL")
+_CREATE_SCHEMA = text(f"CREATE SCHEMA {SCHEMA}")
 _HAS_VERSIONS = text(f"SELECT to_regclass('{SCHEMA}.alembic_version') IS NOT NULL")
 _CURRENT = text(f"SELECT version_num FROM {SCHEMA}.alembic_version")
 
@@ -70,20 +75,25 @@ def must_be_ready(version: Version) -> None:
 def upgrade(database: Database) -> Version:
     """Run every step that the database lacks, after any other upgrade has ended.
 
-    Does nothing on a database that is up to date. Raises NotReady if the database cannot be reached or is newer than
-    this program. An error of a step is raised unchanged, and all steps of this call are rolled back.
+    Does nothing on a database that is up to date. Raises NotReady if the database cannot be reached, is newer than this
+    program, or is of a server that is too old. An error of a step is raised unchanged, and all steps of this call are
+    rolled back.
     """
     return database.run(_upgrade, urgent=True)
 
 
 def _upgrade(connection: Connection) -> Version:
+    number, name = connection.execute(_SERVER).one()
+    if number < OLDEST * 10_000:
+        raise NotReady(f"the server is PostgreSQL {name}, need {OLDEST} or newer; upgrade the server first")
     connection.execute(_NO_TIMEOUTS)
     waits.allow(connection, _LONGEST)
     connection.execute(_MIGRATION_LOCK)
     version = read(connection)
     _refuse_unknown(version)
     if not version.ready:
-        connection.execute(_CREATE_SCHEMA)
+        if not connection.execute(_HAS_SCHEMA).scalar_one():
+            connection.execute(_CREATE_SCHEMA)
         _run_steps(connection)
     return Version(current=_current(connection), needed=version.needed)
 

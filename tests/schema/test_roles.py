@@ -1,0 +1,129 @@
+"""What roles of the database need, and no more: the owner, processes of the pool, programs that submit."""
+
+import json
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+import pytest
+from leasehold.errors import NotReady
+from psycopg import sql
+from sqlalchemy import event, make_url
+
+from schema.postgres import migrate
+from schema.postgres.engine import Database, DatabaseSettings, libpq_url
+from schema.timing import Timing
+from tests.support.pool import Pool, completed
+from tests.support.servers import Console
+
+SUBMIT = "SELECT count(*) FROM leasehold.submit(%s)"
+JOBS = json.dumps([{"command": ["true"]}, {"command": ["true"], "dedup_key": "a", "label": "x"}])
+PROCESS = (
+    "GRANT USAGE ON SCHEMA leasehold TO {}",
+    "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA leasehold TO {}",
+    "GRANT USAGE ON ALL SEQUENCES IN SCHEMA leasehold TO {}",
+)
+
+
+@contextmanager
+def role(url: str, *grants: str) -> Iterator[tuple[str, str]]:
+    """A role with these rights on the database, and the URL with which a session is its own."""
+    name = f"leasehold_test_{uuid4().hex[:12]}"
+    with psycopg.connect(libpq_url(url), autocommit=True) as admin:
+        admin.execute(sql.SQL("CREATE ROLE {}").format(sql.Identifier(name)))
+        for grant in grants:
+            admin.execute(sql.SQL(grant).format(sql.Identifier(name)))  # type: ignore[arg-type]
+        database = sql.Identifier(str(make_url(url).database))
+        try:
+            yield name, url
+        finally:
+            admin.execute(sql.SQL("DROP OWNED BY {} CASCADE").format(sql.Identifier(name)))
+            admin.execute(sql.SQL("REVOKE ALL ON DATABASE {} FROM {}").format(database, sql.Identifier(name)))
+            admin.execute(sql.SQL("DROP ROLE {}").format(sql.Identifier(name)))
+
+
+@contextmanager
+def opened_as(url: str, name: str, chance: random.Random) -> Iterator[Database]:
+    """Connections that have only the rights of the role."""
+    database = Database(url, DatabaseSettings(), role="test", chance=chance)
+    for engine in (database.engine, database.reserve):
+        _become(engine, name)
+    try:
+        yield database
+    finally:
+        database.close()
+
+
+def _become(engine: Any, name: str) -> None:
+    def become(driver: "psycopg.Connection[Any]", _record: Any) -> None:
+        driver.execute(sql.SQL("SET ROLE {}").format(sql.Identifier(name)))
+        driver.commit()
+
+    event.listen(engine, "connect", become)
+
+
+def test_the_owner_of_the_schema_upgrades_it_without_any_right_on_the_database(
+    empty_url: str, chance: random.Random
+) -> None:
+    with role(empty_url) as (name, url), opened_as(url, name, chance) as database:
+        with pytest.raises(Exception, match="permission denied for database"):
+            migrate.upgrade(database)
+        with psycopg.connect(libpq_url(empty_url), autocommit=True) as admin:
+            admin.execute(sql.SQL("CREATE SCHEMA leasehold AUTHORIZATION {}").format(sql.Identifier(name)))
+        assert migrate.upgrade(database).ready
+        assert migrate.upgrade(database).ready
+
+
+def test_processes_of_the_pool_work_with_rights_on_rows_only(
+    database: Database, timing: Timing, chance: random.Random
+) -> None:
+    with role(database.url, *PROCESS) as (name, url), opened_as(url, name, chance) as limited:
+        pool = Pool(limited, timing, chance)
+        pool.submit(2, label="a", properties={"os": "linux"})
+        pool.submit(dedup_key="d")
+        bot = pool.bot(capacity=4, properties={"os": "linux"})
+        pool.assigner().run_once()
+        bot.sync(*[completed(work) for work in bot.take()])
+        pool.upkeep(keep_succeeded=0).run_once()
+        with pytest.raises(Exception, match="must be owner"):
+            pool.change("DROP TABLE jobs")
+
+
+def test_a_role_that_may_submit_submits_and_does_nothing_else(
+    database: Database, tmp_path: Path, leasehold: Path
+) -> None:
+    console = Console(tmp_path, leasehold, LEASEHOLD_DATABASE_URL=database.url)
+    with role(database.url) as (name, url), psycopg.connect(libpq_url(url), autocommit=True) as program:
+        program.execute(sql.SQL("SET ROLE {}").format(sql.Identifier(name)))
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            program.execute(SUBMIT, (JOBS,))
+        assert console.good("db", "grant-submit", name) == f"{name} may call leasehold.submit\n"
+        assert program.execute(SUBMIT, (JOBS,)).fetchone() == (2,)
+        assert program.execute(SUBMIT, (JOBS,)).fetchone() == (2,)
+        program.execute("SET search_path = leasehold")
+        for forbidden in (
+            "SELECT FROM leasehold.jobs",
+            "DELETE FROM leasehold.jobs",
+            'SELECT leasehold.submit_graph(\'{"name": "g", "nodes": [{"node": 1, "command": ["true"]}]}\')',
+            'SELECT leasehold.submit_alone(\'{"payload": {"command": ["true"]}}\', \'x\')',
+            "SELECT leasehold.intern_instance('mine')",
+            "SELECT last_value FROM leasehold.jobs_id_seq",
+        ):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                program.execute(forbidden.encode())
+    assert "no role 'nobody-at-all'" in console.refused("db", "grant-submit", "nobody-at-all")
+
+
+def test_a_server_that_is_too_old_is_told_so_before_anything_is_made(
+    empty_url: str, chance: random.Random, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(migrate, "OLDEST", 99)
+    database = Database(empty_url, DatabaseSettings(), role="test", chance=chance)
+    with pytest.raises(NotReady, match=r"the server is PostgreSQL \d+.*, need 99 or newer; upgrade the server first"):
+        migrate.upgrade(database)
+    assert migrate.status(database).current is None
+    database.close()
