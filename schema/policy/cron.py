@@ -1,16 +1,17 @@
 """Ticks of cron expressions: the times at which a schedule is due, as pure functions of expression, zone and time.
 
 An expression has five fields: minute, hour, day of the month, month, day of the week. The package cronsim reads them as
-Debian's cron does, with L, LW and `#` in the fields of days. Its rules for the change of clocks hold where neither the
-minute nor the hour begins with a star: a time in the hour that is left out is due at the first valid time after it, and
-a time in the hour that comes twice is due the first time only. Other expressions follow the clock on the wall: they are
-due whenever it shows a matching time.
+Debian's cron does, with L, LW and `#` in the fields of days. It is asked for times of the clock on the wall alone, and
+this module finds the instants at which the clock shows them. Where neither the minute nor the hour begins with a star,
+a time that is left out when clocks change is due at the first valid time after it, and a time that comes twice is due
+the first time only. Other expressions follow the clock on the wall: they are due whenever it shows a matching time.
 """
 
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from heapq import heappop, heappush
 from typing import assert_never
 from zoneinfo import ZoneInfo
 
@@ -22,6 +23,8 @@ from leasehold.periodic import check_cron as check_cron
 
 from schema.validation import load_zone
 
+#: Longer than any span of time that clocks show twice.
+LONGEST_REPEAT = timedelta(hours=3)
 #: Seconds after which a tick that is not submitted counts as missed.
 MISSED_AFTER = 60.0
 
@@ -44,13 +47,48 @@ def ticks_after(cron: str, zone: str, after: datetime) -> Iterator[datetime]:
 
     Raises BadInput for an expression or a zone that is not known here, which a stored one may cease to be.
     """
-    last = after.astimezone(UTC)
-    for local in CronSim(check_cron("cron", cron), last.astimezone(_zone(zone))):
-        # Times of one zone compare by what the clock shows, which is wrong in the hour that comes twice.
-        tick = local.astimezone(UTC)
+    last, expression, clock = after.astimezone(UTC), check_cron("cron", cron), _zone(zone)
+    # With a zone, cronsim 2.8 jumps over times where clocks change within an hour: `advance_minute` adds minutes to an
+    # instant. CronSim("30 * * * *", datetime(2026, 10, 4, 1, 30, tzinfo=ZoneInfo("Australia/Lord_Howe"))) goes on at
+    # 03:30, although the clock shows 02:30 at the change. Its times without a zone are right.
+    shown = last.astimezone(clock).replace(tzinfo=None)
+    is_fixed = not any(field.startswith("*") for field in expression.split()[:2])
+    found: Iterator[datetime]
+    if is_fixed:
+        found = (_first_valid(time, clock) for time in CronSim(expression, shown))
+    else:
+        # A time that was shown before may come again.
+        comes_twice = len(set(_instants(shown, clock))) == 2
+        found = _whenever_shown(CronSim(expression, shown - LONGEST_REPEAT if comes_twice else shown), clock)
+    for tick in found:
         if tick > last:
             last = tick
             yield tick
+
+
+def _instants(shown: datetime, zone: ZoneInfo) -> list[datetime]:
+    """The instants, in UTC and in order, at which the clock shows this time: none, one or two."""
+    candidates = (shown.replace(tzinfo=zone, fold=fold).astimezone(UTC) for fold in (0, 1))
+    return sorted({each for each in candidates if each.astimezone(zone).replace(tzinfo=None, fold=0) == shown})
+
+
+def _first_valid(shown: datetime, zone: ZoneInfo) -> datetime:
+    """The first instant at which the clock shows this time, or if it is left out, the next one that is not."""
+    while not (instants := _instants(shown, zone)):
+        shown += timedelta(minutes=1)
+    return instants[0]
+
+
+def _whenever_shown(times: Iterator[datetime], zone: ZoneInfo) -> Iterator[datetime]:
+    """Yield all instants at which the clock shows these times, which ascend, in their order."""
+    waiting: list[datetime] = []
+    for shown in times:
+        instants = _instants(shown, zone)
+        while instants and waiting and waiting[0] < instants[0]:
+            yield heappop(waiting)
+        for each in instants:
+            heappush(waiting, each)
+    yield from sorted(waiting)
 
 
 def _zone(name: str) -> ZoneInfo:

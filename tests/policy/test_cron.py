@@ -1,12 +1,15 @@
 """Ticks of cron expressions as pure functions: changes of clocks, catching up, bad expressions."""
 
+import os
 from datetime import UTC, datetime, timedelta
+from itertools import takewhile
+from zoneinfo import ZoneInfo
 
 import pytest
 from leasehold.errors import BadInput
 
 from schema.policy import cron
-from schema.policy.cron import CatchUp, Plan, check_cron, newest_ticks, next_tick, plan
+from schema.policy.cron import CatchUp, Plan, check_cron, newest_ticks, next_tick, plan, ticks_after
 
 BERLIN = "Europe/Berlin"
 
@@ -72,6 +75,72 @@ def test_an_expression_of_every_hour_follows_the_clock_on_the_wall() -> None:
     assert ticks("*/30 2 * * *", BERLIN, "2026-10-24T23:45:00", 5) == [
         "10-25 00:00", "10-25 00:30", "10-25 01:00", "10-25 01:30", "10-26 01:00"
     ]  # fmt: skip
+
+
+#: Clocks that change at other hours, by half an hour, by two hours, at midnight, or twice more each year.
+ZONES = (
+    "Africa/Cairo", "Africa/Casablanca", "America/Havana", "America/New_York", "America/Nuuk", "America/Santiago",
+    "America/St_Johns", "Antarctica/Troll", "Asia/Beirut", "Asia/Jerusalem", "Australia/Lord_Howe", "Europe/Berlin",
+    "Europe/London", "Pacific/Chatham",
+)  # fmt: skip
+#: The minutes, hours and weekdays (Sunday is 0) of expressions, and whether they are for fixed times.
+EVERY = frozenset(range(60))
+EXPRESSIONS: dict[str, tuple[frozenset[int], frozenset[int], frozenset[int]]] = {
+    "* * * * *": (EVERY, EVERY, EVERY),
+    "30 * * * *": (frozenset({30}), EVERY, EVERY),
+    "0 * * * *": (frozenset({0}), EVERY, EVERY),
+    "*/20 * * * *": (frozenset({0, 20, 40}), EVERY, EVERY),
+    "*/15 2 * * *": (frozenset({0, 15, 30, 45}), frozenset({2}), EVERY),
+    "15,45 */2 * * *": (frozenset({15, 45}), frozenset(range(0, 24, 2)), EVERY),
+    "30 2 * * *": (frozenset({30}), frozenset({2}), EVERY),
+    "0,20,40 0,1,2,3 * * *": (frozenset({0, 20, 40}), frozenset({0, 1, 2, 3}), EVERY),
+    "5 0 * * 0": (frozenset({5}), frozenset({0}), frozenset({0})),
+}
+FIRST_YEAR = 2024
+MINUTE, DAY = timedelta(minutes=1), timedelta(days=1)
+
+
+def changes(zone: ZoneInfo, years: int) -> list[datetime]:
+    """The first hours of UTC after each change of the zone's clocks."""
+    hours = [datetime(FIRST_YEAR, 1, 1, tzinfo=UTC) + timedelta(hours=n) for n in range(years * 8766)]
+    offsets = [hour.astimezone(zone).utcoffset() for hour in hours]
+    return [hour for hour, before, now in zip(hours[1:], offsets, offsets[1:], strict=False) if before != now]
+
+
+def searched(shown: list[tuple[datetime, datetime]], expression: str) -> list[datetime]:
+    """The ticks among these minutes, each with what the clock shows then, found by looking at every minute."""
+    minutes, hours, weekdays = EXPRESSIONS[expression]
+    is_fixed = "*" not in "".join(field[0] for field in expression.split()[:2])
+
+    def matches(at: datetime) -> bool:
+        return at.minute in minutes and at.hour in hours and at.isoweekday() % 7 in weekdays
+
+    found, latest = [], shown[0][1] - MINUTE
+    for instant, at in shown:
+        left_out = [latest + n * MINUTE for n in range(1, (at - latest) // MINUTE)]
+        is_due = (matches(at) and (not is_fixed or at > latest)) or (is_fixed and any(map(matches, left_out)))
+        if is_due:
+            found.append(instant)
+        latest = max(latest, at) if is_fixed else at
+    return found
+
+
+@pytest.mark.parametrize("name", ZONES)
+def test_ticks_around_every_change_of_clocks_are_those_of_a_search_minute_by_minute(name: str) -> None:
+    """LEASEHOLD_TEST_YEARS=7 looks at all years until 2030."""
+    zone, years = ZoneInfo(name), int(os.environ.get("LEASEHOLD_TEST_YEARS", "1"))
+    found = changes(zone, years)
+    assert len(found) >= 2 * years
+    for change in found:
+        instants = [change - DAY + n * MINUTE for n in range(2 * 1440)]
+        shown = [(each, each.astimezone(zone).replace(tzinfo=None, fold=0)) for each in instants]
+        for expression in EXPRESSIONS:
+            wanted = searched(shown, expression)
+            ticks = takewhile(lambda tick: tick <= instants[-1], ticks_after(expression, name, instants[0] - MINUTE))  # noqa: B023
+            assert list(ticks) == wanted, (expression, change)
+            for moment in (change - MINUTE, change, change + timedelta(minutes=29, seconds=7)):
+                later = [tick for tick in wanted if tick > moment]
+                assert not later or next_tick(expression, name, moment) == later[0], (expression, moment)
 
 
 def test_ticks_are_the_same_from_wherever_one_looks() -> None:
