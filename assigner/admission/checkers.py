@@ -1,12 +1,15 @@
 """Checks of limits that others keep: optional, by name, and without any nothing is checked."""
 
 import inspect
+from collections.abc import Iterable, Mapping, MutableMapping
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from assigner.config import plugins
+from schema.accounting.rates import ALL_CLASSES, Advice
 
 RATE_LIMITS, BACKPRESSURES = "leasehold.rate_limit_checkers", "leasehold.backpressure_checkers"
 NONE = "none"
@@ -42,6 +45,14 @@ class NoPressure:
         return True, 0.0
 
 
+@dataclass(frozen=True)
+class LimitAnswers:
+    """Why jobs of some resources may not start now, by resource. failed: the errors of checks that failed."""
+
+    refused: Mapping[str, str]
+    failed: Mapping[str, str]
+
+
 class CheckerSettings(BaseModel):
     """Who else is asked before a job that uses a resource class starts.
 
@@ -65,6 +76,26 @@ class CheckerSettings(BaseModel):
     def checks_limits(self) -> bool:
         """Whether anybody is asked about rates."""
         return self.rate_limit != NONE
+
+    def ask_limits(self, used: Iterable[str]) -> LimitAnswers:
+        """Ask about each of these resources, which are a class or a class, a slash and a model."""
+        refused, failed = dict[str, str](), dict[str, str]()
+        for each in sorted(used):
+            resource_class, _, model = each.partition("/")
+            try:
+                if self.limits.is_rate_limited(resource_class, model or None):
+                    refused[each] = f"'{each}' is limited, says the checker '{self.rate_limit}'"
+            except FAILURES as error:
+                failed[each] = f"{type(error).__name__}: {error}"
+                refused[each] = f"the rate limit of '{each}' cannot be checked: {failed[each]}"
+        return LimitAnswers(refused, failed)
+
+    def add_pressure(self, advice: MutableMapping[str, Advice]) -> None:
+        """Add what the checker of backpressure advises to the advice for all jobs. Raises one of `FAILURES`."""
+        allowed, delay = self.pressure.can_start()
+        if not allowed or delay > 0:
+            given = advice.get(ALL_CLASSES, Advice(allowed=True))
+            advice[ALL_CLASSES] = Advice(given.allowed and allowed, max(given.delay, delay))
 
     @cached_property
     def limits(self) -> RateLimitChecker:

@@ -31,7 +31,6 @@ from assigner.placement.fleet import Fleet
 from schema.accounting import counters, rates
 from schema.accounting import fair_share as fair_share_reads
 from schema.accounting.fair_share import DEMAND_INTERVAL
-from schema.accounting.rates import Advice
 from schema.clock import Monotonic
 from schema.moves.grant import Amounts
 from schema.moves.hold import SkippedJob, delete_skips, skip
@@ -529,13 +528,9 @@ class AdmissionController:
     def _advised(self, queues: Iterable[ConstrainedQueue], admission_state: AdmissionState) -> None:
         """Set the advice and the pauses that are left, which begin before the first start."""
         try:
-            allowed, delay = self._rules.checkers.pressure.can_start()
+            self._rules.checkers.add_pressure(admission_state.advice)
         except FAILURES as error:
             log.warning("leasehold.backpressure_checker_error", error=str(error))
-            allowed, delay = True, 0.0
-        if not allowed or delay > 0:
-            general = admission_state.advice.get(rates.ALL_CLASSES, Advice(allowed=True))
-            admission_state.advice[rates.ALL_CLASSES] = Advice(general.allowed and allowed, max(general.delay, delay))
         delays = {each: advice.delay for each, advice in admission_state.advice.items() if advice.delay > 0}
         used = {_class_of(queue) for queue in queues} if delays else set()
         self._delays = {key: delays[key] for each in used for key in _advised_as(each) if key in delays}
@@ -572,18 +567,14 @@ class AdmissionController:
     ) -> None:
         """Ask the checker once for each resource. If it fails, count that for the first jobs of the queue."""
         settings = self._rules.checkers
-        failed: dict[str, str] = {}
-        for used in sorted({each for queue in queues if (each := rates.resource_of(queue.constraints)) is not None}):
-            resource_class, _, model = used.partition("/")
-            try:
-                if settings.limits.is_rate_limited(resource_class, model or None):
-                    admission_state.refused[used] = f"'{used}' is limited, says the checker '{settings.rate_limit}'"
-            except FAILURES as error:
-                failed[used] = f"{type(error).__name__}: {error}"
-                admission_state.refused[used] = f"the rate limit of '{used}' cannot be checked: {failed[used]}"
-                log.warning("leasehold.rate_limiter_error", resource=used, error=failed[used])
-            else:
-                delete_skips(connection, used)
+        asking = {each for queue in queues if (each := rates.resource_of(queue.constraints)) is not None}
+        answers = settings.ask_limits(asking)
+        admission_state.refused.update(answers.refused)
+        failed = answers.failed
+        for each, error in failed.items():
+            log.warning("leasehold.rate_limiter_error", resource=each, error=error)
+        for each in sorted(asking - answers.refused.keys()):
+            delete_skips(connection, each)
         if not failed:
             return
         asked = [each for each in queues if rates.resource_of(each.constraints) in failed]

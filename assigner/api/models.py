@@ -100,6 +100,7 @@ class Job(JobRow):
     locality_hint: str | None
     terms: dict[str, Any] | None = Field(description="constraints on its start; null = it is no constrained job")
     estimated_cost: float | None = Field(description="estimated cost of a constrained job")
+    service_level: str | None = Field(description="the service level that it named, or got by default; null = none")
     retry_failed: bool
     kills: int = Field(description="number of bots that were lost while they ran it")
     considered: int = Field(

@@ -6,6 +6,7 @@ gates before it. Once no bot is left, the gates that follow are neither open nor
 
 import random
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,10 +14,12 @@ from leasehold.wire import escaped
 from sqlalchemy import Connection
 
 from assigner.admission import rules as admission_rules
+from assigner.admission.checkers import FAILURES
 from assigner.admission.gates import GATES
 from assigner.admission.rules import Rules
 from assigner.placement.fleet import Fleet
 from schema import predicates
+from schema.accounting import rates
 from schema.diagnostics.evidence import NAMES, Clause, Evidence, Row
 from schema.picking import constrained
 from schema.predicates import Predicate
@@ -377,7 +380,7 @@ def _plural(number: int, noun: str) -> str:
 def judge_constraints(connection: Connection, job_id: int, rules: Rules) -> list[GateVerdict]:
     """Return the gates on the constraints of the job; none if it is no constrained job.
 
-    Two conditions are missing, because only the assigner knows them: the answers of checkers, and its own pauses.
+    The checkers are asked as an assigner asks them. The pauses of an assigner are missing, which only it knows.
     """
     found = constrained.job(connection, job_id)
     if found is None:
@@ -386,6 +389,10 @@ def judge_constraints(connection: Connection, job_id: int, rules: Rules) -> list
     admission_state = admission_rules.read_admission_state(
         connection, [head.queue], fleet=Fleet(), chance=random.Random(), now=now, rules=rules
     )
+    if (used := rates.resource_of(head.queue.constraints)) is not None:
+        admission_state.refused.update(rules.checkers.ask_limits([used]).refused)
+    with suppress(*FAILURES):  # the assigners go on then, too
+        rules.checkers.add_pressure(admission_state.advice)
     judged = []
     for gate in GATES:
         why = gate.closed_for_queue(head.queue, admission_state) or gate.closed_for_job(head, admission_state)

@@ -5,6 +5,7 @@ made. A loop of its own sends deliveries, outside of any transaction, and nothin
 send any delivery. One whose outcome is unknown is sent again, with the same id and the same body.
 """
 
+import asyncio
 import hmac
 import json
 import random
@@ -81,8 +82,8 @@ class WebhookSettings(BaseModel):
 
     url: where each delivery is sent by POST; redirects are not followed.
     secret: key of the signature, at least 16 characters.
-    timeout: seconds that connecting, sending and each wait for the answer may take. Doubling it tolerates slower
-        endpoints, and other deliveries wait twice as long for one that hangs.
+    timeout: seconds that a delivery may take, from connecting to the end of the answer's header. Doubling it tolerates
+        slower endpoints, and other deliveries wait twice as long for one that hangs.
     max_age: seconds after which a delivery that has not succeeded is given up. Doubling it survives longer outages.
     max_queued: deliveries that may wait; beyond it the oldest are given up. Doubling it doubles the room they take.
     """
@@ -167,14 +168,17 @@ class Webhooks:
             self._database.run(lambda connection: [Delivery(*row) for row in connection.execute(CLAIM, values)]),
             key=lambda each: each.id,
         )
-        if not claimed:
-            return 0
+        return asyncio.run(self._send(webhook, claimed)) if claimed else 0
+
+    async def _send(self, webhook: WebhookSettings, claimed: Sequence[Delivery]) -> int:
+        """Send these deliveries one after the other. In a loop of its own, because only there a whole call can have a
+        time limit: one for each read lets an endpoint answer byte by byte for ever."""
         import httpx  # every process reads the settings of webhooks, but few have a delivery to send
 
         # What the environment says of proxies and credentials is not meant for webhooks.
-        with httpx.Client(timeout=webhook.timeout, follow_redirects=False, trust_env=False) as client:
+        async with httpx.AsyncClient(timeout=None, follow_redirects=False, trust_env=False) as client:
             for nth, delivery in enumerate(claimed):
-                error = _post(client, webhook, delivery)
+                error = await _post(client, webhook, delivery)
                 if error is not None:
                     self._failed(webhook, delivery, error, rest=claimed[nth + 1 :])
                     return nth
@@ -197,7 +201,7 @@ class Webhooks:
         log.warning("a delivery failed", webhook=webhook.name, attempts=delivery.attempts, error=error, retry=wait)
 
 
-def _post(client: "httpx.Client", webhook: WebhookSettings, delivery: Delivery) -> str | None:
+async def _post(client: "httpx.AsyncClient", webhook: WebhookSettings, delivery: Delivery) -> str | None:
     """Send one delivery; returns why it failed, None if the endpoint has taken it."""
     import httpx
 
@@ -209,7 +213,12 @@ def _post(client: "httpx.Client", webhook: WebhookSettings, delivery: Delivery) 
     }
     try:
         # The answer's body is not read, however long it is.
-        with client.stream("POST", webhook.url, content=delivery.body.encode(), headers=headers) as answer:
+        async with (
+            asyncio.timeout(webhook.timeout),
+            client.stream("POST", webhook.url, content=delivery.body.encode(), headers=headers) as answer,
+        ):
             return None if answer.is_success else f"HTTP status {answer.status_code}"
+    except TimeoutError:
+        return f"no answer within {webhook.timeout:g} s"
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         return escaped(f"{type(error).__name__}: {error}", 200)

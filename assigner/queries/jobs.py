@@ -61,14 +61,14 @@ SELECT {_SUBMISSION}, {_JOB_COLUMNS}, coalesce(r.properties, p.properties) AS pr
     extract(epoch FROM {JOB_RESTS_UNTIL} - now())) AS backoff,
     j.dedup_key, j.queue_deadline, {WANTED_SUBMISSIONS} AS submissions,
     (SELECT coalesce(jsonb_object_agg(key, value), '{{}}') FROM job_metadata WHERE job_id = j.id) AS metadata,
-    t.terms, CAST(t.estimate AS double precision) AS estimated_cost, n.graph,
+    t.terms, CAST(t.estimate AS double precision) AS estimated_cost, t.service_level, n.graph,
     w.payload, CASE WHEN s.withdrawn_at IS NULL AND j.finished_at IS NOT NULL THEN {JOB_RESULT} END AS result,
     s.withdrawn_at IS NULL AND EXISTS (SELECT FROM job_results WHERE job_id = j.id) AS has_result
 FROM {_NAMED} JOIN queues k ON k.id = j.queue JOIN platforms p ON p.id = j.platform
 LEFT JOIN platforms r ON r.id = k.required LEFT JOIN platforms f ON f.id = j.preferred
 LEFT JOIN preference_waits v ON v.job_id = j.id
 LEFT JOIN LATERAL (
-    SELECT g.terms, coalesce(o.estimate, 1) AS estimate
+    SELECT g.terms, coalesce(o.estimate, 1) AS estimate, o.priority_inputs->>'level' AS service_level
     FROM constraint_sets g LEFT JOIN job_constraints o ON o.job_id = j.id
     WHERE g.id = k.constraint_set) t ON true
 LEFT JOIN LATERAL (

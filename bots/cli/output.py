@@ -272,6 +272,7 @@ def print_job(job: Record, left: Sequence[object] = ()) -> None:
         ("priority", job["priority"]),
         ("units", job["units"]),
         ("locality", job["locality_hint"]),
+        ("service level", job.get("service_level")),
         ("asks for", _constraints_text(job.get("terms") or {})),
         ("estimated cost", job.get("estimated_cost")),
         ("timeout", None if job["timeout_seconds"] is None else seconds(job["timeout_seconds"])),

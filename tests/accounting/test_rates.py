@@ -365,6 +365,29 @@ def test_ma_22_the_delay_lies_between_any_two_starts_also_of_one_cycle(pool: Poo
     assert started == [of_others, *(of_others + n for n in range(1, 6)), *(6, 6)]
 
 
+def test_ma_20_explain_says_what_a_checker_refuses_and_what_it_advises(pool: Pool) -> None:
+    (job,) = pool.submit(terms=CLAUDE)
+    pool.bot()
+    limits, pressure = Limits(), Pressure()
+    rules = checked(pool, limits, pressure)._admission._rules
+
+    def sentence() -> str:
+        found = pool.database.run(lambda c: explain(c, job, instances=None, cooldown=600, rules=rules))
+        assert found is not None
+        return found.sentence
+
+    assert sentence().startswith("nothing stands in its way")
+    limits.answers["claude_cli"] = lambda: True
+    assert "is limited, says the checker 'test'" in sentence()
+    limits.answers["claude_cli"] = failing(OSError("no route"))
+    assert "cannot be checked: OSError: no route" in sentence()
+    del limits.answers["claude_cli"]
+    pressure.allowed = False
+    assert "is advised against for now" in sentence()
+    pressure.error = RuntimeError("broken")
+    assert sentence().startswith("nothing stands in its way"), "the assigners go on, too"
+
+
 def test_operators_advise_and_take_back_and_what_says_nothing_is_refused(pool: Pool) -> None:
     advise(pool, None, allowed=False, seconds=60, reason="provider down")
     advise(pool, "codex", allowed=True, delay=2)

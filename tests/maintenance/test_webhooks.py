@@ -4,9 +4,10 @@ import hashlib
 import hmac
 import json
 import random
+import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -171,6 +172,27 @@ def test_sa_21_an_endpoint_that_is_not_there_stops_nothing_else(pool: Pool, endp
     sender.run_once()
     (row,) = pool.rows(STORED)
     assert (row.attempts, row.last_error.startswith("ConnectError: ")) == (1, True)
+
+
+def test_sa_21_an_endpoint_that_answers_byte_by_byte_has_no_more_time_than_one_that_is_silent(pool: Pool) -> None:
+    over = threading.Event()
+
+    def dribble(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection, suppress(OSError):
+            connection.sendall(b"HTTP/1.1 200 OK\r\nX-Slow: ")
+            while not over.wait(0.02):
+                connection.sendall(b"x")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=dribble, args=(listener,))
+        thread.start()
+        sender = webhooks(pool, f"http://127.0.0.1:{listener.getsockname()[1]}/", timeout=0.3)
+        put(pool, sender)
+        sender.run_once()
+        over.set()
+        thread.join()
+    assert pool.row("SELECT last_error FROM webhook_deliveries").last_error == "no answer within 0.3 s"
 
 
 def test_sa_21_two_processes_do_not_send_one_delivery_at_once(pool: Pool, endpoint: Endpoint) -> None:

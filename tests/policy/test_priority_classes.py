@@ -14,6 +14,7 @@ from sqlalchemy import text
 from assigner.admission import gates
 from assigner.api import submission
 from assigner.operator_resources.priorities import reprice
+from assigner.queries import jobs as job_queries
 from schema.accounting import counters
 from schema.moves.priority import set_priority
 from schema.moves.submit import submit
@@ -69,6 +70,19 @@ def test_a_03_a_priority_goes_before_a_service_level_and_that_before_a_class(poo
     assert submitted(pool, timeout_seconds=5.0, **everything).timeout_seconds == 5
     plain = submitted(pool)
     assert (plain.priority, plain.constrained, plain.timeout_seconds) == (0, False, None)
+
+
+def test_sa_33_a_job_says_its_service_level_also_when_it_has_ended(pool: Pool) -> None:
+    job, bot, work = pool.running(**JobRequest(command=["true"], service_level="premium").normal())
+
+    def level() -> str | None:
+        found = pool.database.run(lambda c: job_queries.job(c, job, instances=None))
+        assert found is not None
+        return found["service_level"]
+
+    assert level() == "premium"
+    bot.sync(completed(work))
+    assert level() == "premium"
 
 
 @pytest.mark.parametrize(
