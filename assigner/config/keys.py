@@ -8,9 +8,12 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+import structlog
 from leasehold.errors import BadInput
-from leasehold.wire import suggestion
+from leasehold.wire import escaped, suggestion
 from pydantic import BaseModel, SecretStr
+
+log = structlog.get_logger(__name__)
 
 PREFIX = "LEASEHOLD_"
 #: Variables with a meaning of their own, which override no key. Those of the second line are set for every job, and a
@@ -20,6 +23,21 @@ RESERVED = frozenset({
     "JOB", "FENCE", "ATTEMPT", "INSTANCE", "BOT", "WORK",
 })  # fmt: skip
 RESERVED_PREFIX = "TEST_"
+
+#: An address and port as Kubernetes and Docker put it into variables for each service that a container may call.
+_SERVICE_URL = re.compile(r"(tcp|udp|sctp)://\S+")
+#: The variables of a service, by the ends of their names, and their values.
+_OF_SERVICES = tuple(
+    (re.compile(name), re.compile(value))
+    for name, value in (
+        (r"(\w+_)?SERVICE_HOST", r"[0-9a-fA-F.:]+"),
+        (r"(\w+_)?SERVICE_PORT(_\w+)?", r"\d+"),
+        (r"(\w+_)?PORT(_\d+_(TCP|UDP|SCTP))?", _SERVICE_URL.pattern),
+        (r"(\w+_)?PORT_\d+_(TCP|UDP|SCTP)_PROTO", r"tcp|udp|sctp"),
+        (r"(\w+_)?PORT_\d+_(TCP|UDP|SCTP)_PORT", r"\d+"),
+        (r"(\w+_)?PORT_\d+_(TCP|UDP|SCTP)_ADDR", r"[0-9a-fA-F.:]+"),
+    )
+)
 
 #: Keys and list indexes from the root of the file.
 KeyPath = tuple[str | int, ...]
@@ -161,7 +179,8 @@ def _header(parsed: dict[str, Any], counts: dict[KeyPath, int], *, is_array: boo
 def overrides(root: type[BaseModel], environ: Mapping[str, str]) -> list[tuple[str, KeyPath, Any]]:
     """Variable, path and value of every override in `environ`, whole tables before their keys.
 
-    Values are written as in the file, but text needs no quotes. Raises BadInput for a variable that names no key.
+    Values are written as in the file, but text needs no quotes. Raises BadInput for a variable that names no key. Those
+    that Kubernetes sets in each container for a service whose name begins with `leasehold` are passed over.
     """
     found = []
     for variable in sorted(environ):
@@ -169,11 +188,18 @@ def overrides(root: type[BaseModel], environ: Mapping[str, str]) -> list[tuple[s
         if name == variable or name in RESERVED or name.startswith(RESERVED_PREFIX):
             continue
         path = _resolve(root, name.lower())
+        if not path and _is_of_service(name, environ[variable]):
+            log.debug("a variable is passed over, because it tells of a service", variable=variable)
+            continue
         if not path:
             known = [PREFIX + _variable(each) for each in _settable(root)] + [PREFIX + each for each in RESERVED]
             raise BadInput(variable, "is not a setting" + suggestion(variable, known))
         found.append((variable, path, _value(variable, environ[variable], annotation(root, path))))
     return found
+
+
+def _is_of_service(name: str, value: str) -> bool:
+    return any(names.fullmatch(name) and values.fullmatch(value) for names, values in _OF_SERVICES)
 
 
 def _variable(path: KeyPath) -> str:
@@ -213,6 +239,12 @@ def _value(variable: str, text: str, annotation: Any) -> Any:
         return parsed["value"]
     if _text(annotation):
         return text
+    if _SERVICE_URL.fullmatch(text):
+        raise BadInput(
+            variable,
+            f"is '{escaped(text, 80)}', which Kubernetes sets in each pod for a Service of that name; give the pod"
+            " `enableServiceLinks: false`, or the Service another name",
+        )
     raise BadInput(variable, 'is not a TOML value, for example 5, true, "text" or [1, 2]')
 
 

@@ -167,6 +167,13 @@ def test_variables_override_the_file(tmp_path: Path) -> None:
         ("LEASEHOLD_TIMING_SYNC", "-1", "LEASEHOLD_TIMING_SYNC: timing.sync: must be greater than 0, not -1"),
         ("LEASEHOLD_TIMING_SYNC", "20", "LEASEHOLD_TIMING_SYNC: timing: ttl (30.0) must be more than twice sync"),
         ("LEASEHOLD_TIMING_SYNC", "1\nttl = 2", "LEASEHOLD_TIMING_SYNC: is not a TOML value"),
+        (
+            "LEASEHOLD_TIMING_SYNC",
+            "tcp://10.0.0.7:7411",
+            "LEASEHOLD_TIMING_SYNC: is 'tcp://10.0.0.7:7411', which Kubernetes sets in each pod for a Service",
+        ),
+        ("LEASEHOLD_GATEWAI_PORT", "7411", "LEASEHOLD_GATEWAI_PORT: is not a setting"),
+        ("LEASEHOLD_SERVICE_HOST", "no address", "LEASEHOLD_SERVICE_HOST: is not a setting"),
         ("LEASEHOLD_ASSIGNERS_5_BATCH", "1", "LEASEHOLD_ASSIGNERS_5_BATCH: there is no assigners[5]: the list has"),
     ],
 )
@@ -244,3 +251,19 @@ def test_a_request_reloads_an_unchanged_file(tmp_path: Path) -> None:
     reloader.request()
     reloader.run_once()
     assert reloader.current == Sections(timing=Timing(ttl=40.0))
+
+
+def test_what_kubernetes_says_of_services_whose_names_begin_alike_is_passed_over(tmp_path: Path) -> None:
+    environ = {
+        "LEASEHOLD_SERVICE_HOST": "10.0.0.7",
+        "LEASEHOLD_SERVICE_PORT": "7411",
+        "LEASEHOLD_SERVICE_PORT_HTTP": "7411",
+        "LEASEHOLD_PORT": "tcp://10.0.0.7:7411",
+        "LEASEHOLD_PORT_7411_TCP": "tcp://10.0.0.7:7411",
+        "LEASEHOLD_PORT_7411_TCP_PROTO": "tcp",
+        "LEASEHOLD_PORT_7411_TCP_PORT": "7411",
+        "LEASEHOLD_PORT_7411_TCP_ADDR": "fd00::7",
+        "LEASEHOLD_CONSOLE_SERVICE_HOST": "10.0.0.8",
+        "LEASEHOLD_CONSOLE_PORT": "udp://[fd00::8]:53",
+    }
+    assert loaded(tmp_path, "", environ) == loaded(tmp_path, "")
