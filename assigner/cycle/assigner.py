@@ -349,9 +349,9 @@ class PriorityAgeAssigner:
             done |= {head.job.id for head in found} - {job.id for job in left}
 
     def _place(self, connection: Connection, jobs: Sequence[ReadyJob], cycle: CycleResult) -> None:
-        """Place on kept units first, then by samples, then once on any healthy bot. Without sampling the second step is
-        left out. Where turns count the third one is: jobs that lost a race wait for the next cycle, and for the bot
-        whose turn it is. A queue rests if none of its jobs could be placed because they are too large for every bot."""
+        """Place on kept units first, then by samples if there is sampling, then once on any healthy bot. Jobs that lost
+        a race in the last sample get a fresh one. Where turns count the last step is missing: they wait for the next
+        cycle, and the bot whose turn it is. A queue rests if no bot is large enough for any of its jobs."""
         strategy = self._settings.strategy
         sampling = strategy.sampled
         if cycle.kept_units:
@@ -362,7 +362,9 @@ class PriorityAgeAssigner:
             if not jobs:
                 return
         hopeless: Sequence[Group] = ()
-        for attempt in range(1, sampling.max_attempts + 1 if sampling.enabled else 1):
+        attempt, attempts = 0, sampling.max_attempts if sampling.enabled else 0
+        while attempt < attempts:
+            attempt, lost = attempt + 1, cycle.lost
             seen = samples.sample_snapshot(
                 connection,
                 jobs,
@@ -377,6 +379,8 @@ class PriorityAgeAssigner:
             if not jobs:
                 return
             hopeless = samples.without_candidates(seen)
+            if attempt == attempts == sampling.max_attempts and cycle.lost > lost:
+                attempts += 1  # a lost race tells nothing of the fleet, and any bot would not be as likely as any other
         if cycle.lost or hopeless or not sampling.enabled:
             if not strategy.wants_turns:
                 seen = samples.healthy_snapshot(

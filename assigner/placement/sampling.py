@@ -41,6 +41,8 @@ MAX_LOOKS = 4000
 #: Jobs from which on, and domains up to which, a batch is placed on a part of the fleet where nobody else places.
 #: Groups of many domains together need all bots. Groups of one domain, however many, can share a sample.
 CROWD, FEW = 20, 4
+#: The fewest bots of a part. A batch would crowd a smaller one, beside bots that get nothing.
+SMALL = 64
 #: A group can do with fewer bots than it wants if their room is this many times what its jobs need: jobs of one unit,
 #: and larger ones. Nearly half of the room of a bot may be too small for a job of several units.
 AMPLE, AMPLE_IF_LARGE = 1.5, 2.0
@@ -143,12 +145,13 @@ class FreeBots:
     def read_part(self, part: Part, wanted: int, *, least: int, room: float) -> bool:
         """Draw and read random bots of one part of the fleet. Return whether they are enough; if not, they are dropped.
 
-        They are enough if `wanted` of them are free, or if `least` are free and have that much room together. So of
-        bots with room for several jobs fewer are read, and fewer have to be locked and written. The first draw assumes
-        that free bots have as much room as lately, and that those of any one domain may have to take all jobs.
+        least: a sample in each domain. wanted: one more for each job but the first. They are enough if `wanted` of them
+        are free, or if `least` are free and have that much room together. So of bots with room for several jobs fewer
+        are read, and fewer have to be locked and written. The first draw assumes that free bots have as much room as
+        lately, and that those of any one domain may have to take all jobs.
         """
         those = joined([cell.part(part) for cell in self._cells])
-        if len(those) < least:
+        if len(those) < max(least, SMALL):
             return False
         order = shuffled(those, self._chance)
         while self._free < wanted and (self._free < least or self._units < room):

@@ -5,7 +5,7 @@ from sqlalchemy import Connection
 
 from assigner.placement import sampling
 from assigner.placement.fleet import Fleet, Part
-from assigner.placement.sampling import AMPLE, CROWD, FEW
+from assigner.placement.sampling import AMPLE, CROWD, FEW, SMALL
 from assigner.placement.strategy import Snapshot
 from schema.fleet.candidates import FreeBot
 from schema.picking import ready
@@ -15,7 +15,7 @@ from tests.support import filling
 from tests.support.pool import Pool
 
 SAMPLE, PARTS = 5, 8
-BOTS = 20 * PARTS
+BOTS = SMALL * PARTS
 
 
 def bots_of_jobs(seen: Snapshot) -> list[list[FreeBot]]:
@@ -102,7 +102,7 @@ def test_where_a_part_has_not_plenty_of_room_all_bots_are_looked_at(many: Pool) 
 
 
 def test_bots_with_room_for_several_jobs_of_a_large_batch_are_shared_by_them(many: Pool) -> None:
-    jobs, fleet = 2 * CROWD, Fleet()
+    jobs, fleet = 4 * CROWD, Fleet()
     needed = AMPLE * jobs
     widen(many, 10)
     sampled_from(many, jobs, 0, fleet)
@@ -110,7 +110,7 @@ def test_bots_with_room_for_several_jobs_of_a_large_batch_are_shared_by_them(man
     # The bots have less room than those had that were read before.
     widen(many, 5)
     assert len(sampled_from(many, jobs, 2, fleet)) == needed // 5
-    widen(many, 2)
+    widen(many, 1)
     found = sampled_from(many, jobs, 3, fleet)
     assert len(found) == SAMPLE + jobs - 1
     assert len({bot_id % PARTS for bot_id in found}) > 1
@@ -139,6 +139,13 @@ def test_free_bots_without_room_for_others_are_no_room_however_large_the_sample_
         assert len(found) >= CROWD
         assert not [bot for bot in found if bot.id % 10 < 7]
     pool.change("UPDATE bots SET in_use = 0")
+
+
+def test_a_part_of_few_bots_is_not_crowded(pool: Pool) -> None:
+    pool.submit(4 * CROWD, properties={"kind": "one"})
+    pool.database.run(lambda connection: filling.fill_bots(connection, {"one": BOTS - PARTS}, capacity=1000))
+    found = sampled_from(pool, 4 * CROWD, 3)
+    assert {bot_id % PARTS for bot_id in found} == set(range(PARTS))
 
 
 def test_who_has_little_to_place_looks_at_all_bots(many: Pool) -> None:
