@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 import psycopg
-from leasehold.errors import LeaseholdError, NotReady
+from leasehold.errors import BadInput, LeaseholdError, NotReady
 from leasehold.wire import escaped
 from pydantic import BaseModel, Field, field_validator
 from sqlalchemy.exc import DBAPIError
@@ -133,6 +133,25 @@ class Installation:
     def settings(self) -> PoolSettings:
         """The configuration, read on first use. Raises BadInput."""
         return loading.load(self.config, self.sections, self.environ)
+
+    @property
+    def described(self) -> str:
+        """The database, without its password, and the configuration file, in one line."""
+        url = self.settings.database.url.get_secret_value()
+        named = f"embedded, in {self.data}" if url == "embedded" else urls.without_password(url)
+        return f"database {named}; configuration {'none' if self.config is None else self.config.absolute()}"
+
+    def require_cluster(self) -> None:
+        """Raise BadInput if the database is a private server which is not there, and for which nobody has asked."""
+        settings = self.settings.database
+        is_asked_for = not self.at_home or "url" in settings.model_fields_set
+        if settings.url.get_secret_value() != "embedded" or is_asked_for or (self.data / "pg").exists():
+            return
+        raise BadInput(
+            "database.url",
+            f"is not set, and no private server is in {self.data}; name the configuration with --config, or the "
+            "directory of a server with --data",
+        )
 
     @contextmanager
     def database(self, role: str, *, patience: float | None = None) -> Iterator[Database]:

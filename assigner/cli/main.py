@@ -370,7 +370,7 @@ def _serve(installation: "Installation", port: "SharedPort | None") -> int:
     def on_ready(url: str) -> None:
         if port is None:
             _keep_url(installation, url)
-        structlog.get_logger().info("gateway listens", url=url)
+        structlog.get_logger().info("gateway listens", url=url, using=installation.described)
         _tell_operators(installation, database, app, stack, url=url)
 
     with installation.ready_database("gateway") as database, ExitStack() as stack:
@@ -442,7 +442,7 @@ def _serve_by_processes(installation: "Installation", listener: "socket") -> int
                 if not is_ready and port.accepting == gateway.processes:
                     is_ready, url = True, url_of(gateway, listener)
                     _keep_url(installation, url)
-                    log.info("gateway listens", url=url, processes=gateway.processes)
+                    log.info("gateway listens", url=url, processes=gateway.processes, using=installation.described)
                 if is_ready:
                     delay = children.run_once()
             signal.signal(signal.SIGINT, signal.default_int_handler)  # its exception kills the children

@@ -69,6 +69,7 @@ def show_config(installation: Installation, as_json: bool) -> None:
     if as_json:
         print_json(shown)
     else:
+        click.echo(f"# {installation.described}")
         click.echo(loading.as_toml(shown), nl=False)
 
 
@@ -119,10 +120,11 @@ def db_group() -> None:
 @pass_installation
 def upgrade_database(installation: Installation, as_json: bool) -> None:
     """Bring the schema to the version that this program needs. Safe to repeat, also by several processes at once."""
+    installation.require_cluster()
     with installation.database("upgrade", patience=COMMAND_TIMEOUT) as database:
         require_safe_way(database)
         version = migrate.upgrade(database)
-    _print_version(version, as_json=as_json)
+    _print_version(installation, version, as_json=as_json)
 
 
 @db_group.command("status")
@@ -130,17 +132,19 @@ def upgrade_database(installation: Installation, as_json: bool) -> None:
 @pass_installation
 def show_version(installation: Installation, as_json: bool) -> int:
     """Print the schema version. Exit 3 if it is not the one that this program needs."""
+    installation.require_cluster()
     with installation.database("status", patience=COMMAND_TIMEOUT) as database:
         version = migrate.status(database)
-        _print_version(version, as_json=as_json)
+        _print_version(installation, version, as_json=as_json)
         migrate.require(database)
     return 0
 
 
-def _print_version(version: migrate.Version, *, as_json: bool) -> None:
+def _print_version(installation: Installation, version: migrate.Version, *, as_json: bool) -> None:
     if as_json:
         print_json({"schema": version.current, "needed": version.needed, "ready": version.ready})
     else:
+        click.echo(installation.described)
         click.echo(f"schema {version.current or 'none'}, need {version.needed}")
 
 
@@ -171,6 +175,7 @@ def grant_submit(installation: Installation, role: str) -> None:
 
     The role may then call `leasehold.submit`. REVOKE takes it back, as with any right.
     """
+    installation.require_cluster()
     with installation.ready_database("grant", patience=COMMAND_TIMEOUT) as database:
         database.run(lambda connection: tokens.grant_submit(connection, role, actor="local"))
     click.echo(f"{escaped(role, 63)} may call {SCHEMA}.submit")
@@ -181,11 +186,13 @@ def grant_submit(installation: Installation, role: str) -> None:
 @pass_installation
 def verify_database(installation: Installation, as_json: bool) -> None:
     """Count the rows that break each safety invariant, in one snapshot. Exit 1 if there are any."""
+    installation.require_cluster()
     with installation.ready_database("verify", patience=COMMAND_TIMEOUT) as database:
         findings = invariants.verify(database)
     if as_json:
         print_json({finding.id: asdict(finding) for finding in findings})
     else:
+        click.echo(installation.described)
         rows = [(each.id, each.rows, each.title, " ".join(each.sample) or None) for each in findings]
         print_table(["invariant", "rows", "counts", "for example"], rows)
     broken = [finding.id for finding in findings if finding.rows]
@@ -235,6 +242,7 @@ def create_token(
 ) -> None:
     """Make a token and print it. It cannot be shown again: only its digest is stored."""
     allowed = pairs(properties, option="--property") or None
+    installation.require_cluster()
     with installation.ready_database("token", patience=COMMAND_TIMEOUT) as database:
         token = database.run(
             lambda connection: tokens.create(
@@ -260,6 +268,7 @@ def create_token(
 @pass_installation
 def list_tokens(installation: Installation, as_json: bool) -> None:
     """List all tokens, newest first, including expired and revoked ones."""
+    installation.require_cluster()
     with installation.ready_database("token", patience=COMMAND_TIMEOUT) as database:
         found = database.run(tokens.list_tokens)
     if as_json:
@@ -287,6 +296,7 @@ def list_tokens(installation: Installation, as_json: bool) -> None:
 @pass_installation
 def revoke_token(installation: Installation, id: str, as_json: bool) -> None:
     """Revoke a token for good. Gateways follow within seconds."""
+    installation.require_cluster()
     with installation.ready_database("token", patience=COMMAND_TIMEOUT) as database:
         database.run(lambda connection: tokens.revoke(connection, id))
     if as_json:
@@ -321,12 +331,14 @@ def examine_database(installation: Installation, as_json: bool) -> None:
 
     Exit 1 if a check is bad. Warnings, and checks that could not be made, are only shown.
     """
+    installation.require_cluster()
     with installation.database("doctor", patience=COMMAND_TIMEOUT) as database:
         checks = doctor.run_checks(database)
     bad = [check.name for check in checks if check.verdict is Verdict.BAD]
     if as_json:
         print_json({"ok": not bad, "checks": [asdict(check) for check in checks]})
     else:
+        click.echo(installation.described)
         _print(checks)
     if bad:
         raise LeaseholdError(f"{len(bad)} of {len(checks)} checks are bad: {', '.join(bad)}")

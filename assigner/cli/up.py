@@ -170,7 +170,7 @@ def assign(installation: Installation, name: str | None, metrics_port: int | Non
             _serve_metrics(metrics_port)
         process = AssignerProcess(database, reloader, name=name, chance=random.SystemRandom())
         process.start()
-        log.info("assigners run", name=name)
+        log.info("assigners run", name=name, using=installation.described)
         try:
             while (number := signals.wait(None)) is signal.SIGHUP:
                 process.reload()

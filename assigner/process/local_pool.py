@@ -295,7 +295,7 @@ def local_pool(
     is_embedded = installation.settings.database.url.get_secret_value() == "embedded"
     with ExitStack() as stack:
         stack.enter_context(hold_data_directory(installation.data))
-        steps(f"using the data directory {installation.data}" if is_embedded else "connecting to the database")
+        steps(f"using {installation.described}")
         keeper = ServerKeeper(installation.data, report=report, steps=steps) if is_embedded else None
         if keeper:
             stack.callback(keeper.close)

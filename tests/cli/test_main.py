@@ -23,9 +23,11 @@ from pydantic import BaseModel
 from assigner.cli import errors, mistakes, operator
 from assigner.cli.main import cli, main, sections
 from assigner.config import keys, loading
+from assigner.settings import Installation, PoolSettings
 from bots.cli.backlog import cancel
 from schema import gc_tuning
 from schema.diagnostics import invariants
+from schema.postgres import urls
 from schema.postgres.engine import Database
 from schema.requests import JobRequest
 from schema.tenancy import tokens
@@ -218,8 +220,37 @@ def test_a_database_of_another_version_gives_exit_3(tmp_path: Path, leasehold: P
     assert done.returncode == 3
     assert json.loads(done.stdout)["ready"] is False
 
-    assert re.fullmatch(r"schema (\d{4}), need \1\n", console.good("db", "upgrade"))
+    using, said = console.good("db", "upgrade").splitlines()
+    assert using.endswith("; configuration none")
+    assert re.fullmatch(r"schema (\d{4}), need \1", said)
     assert json.loads(console.good("db", "status", "--json"))["ready"] is True
+
+
+def test_commands_name_the_file_and_the_database_without_its_password(console: Console, database_url: str) -> None:
+    file = console.directory / "leasehold.toml"
+    file.write_text(f"[database]\nurl = {json.dumps(database_url)}\n")
+    for command in (["db", "status"], ["db", "upgrade"], ["db", "verify"], ["config", "show"]):
+        first = console.good(*command).splitlines()[0].removeprefix("# ")
+        assert first == f"database {urls.without_password(database_url)}; configuration {file}"
+    file.write_text("[database]\nurl = 'postgresql://me:hunter2@127.0.0.1:1/x'\n")
+    assert console.good("config", "show").startswith("# database postgresql://me:***@127.0.0.1:1/x; configuration")
+
+
+@pytest.mark.parametrize("command", [("db", each) for each in ("upgrade", "status", "verify", "doctor")], ids=" ".join)
+def test_no_private_server_is_started_by_a_command_that_was_told_of_none(
+    tmp_path: Path, command: tuple[str, str]
+) -> None:
+    home, file = tmp_path / "home", tmp_path / "leasehold.toml"
+    nowhere = Installation(home, None, PoolSettings, {}, at_home=True)
+    with pytest.raises(BadInput, match=r"is not set, and no private server is in .*; name the configuration with --c"):
+        operator.db_group.main([command[1]], obj=nowhere, standalone_mode=False)
+    assert not home.exists()
+    file.write_text("[database]\nurl = 'embedded'\n")
+    Installation(home, file, PoolSettings, {}, at_home=True).require_cluster()
+    Installation(home, None, PoolSettings, {"LEASEHOLD_DATABASE_URL": "embedded"}, at_home=True).require_cluster()
+    Installation(home, None, PoolSettings, {}, at_home=False).require_cluster()
+    (home / "pg").mkdir(parents=True)
+    nowhere.require_cluster()
 
 
 def test_verify_counts_every_invariant(connected: Console) -> None:

@@ -99,7 +99,8 @@ def test_a_pool_runs_jobs_stops_on_ctrl_c_goes_on_later_and_dies_with_its_parent
     gateway = f"the gateway answers at {up.told['url']}; starting 1 bot"
     start = ["starting PostgreSQL", "starting 1 assigner and the gateway", gateway]
     assert [step.partition(" schema")[0] for step in home.said()] == [
-        f"using the data directory {home.data}", f"creating the database cluster in {home.data / 'pg'}", start[0],
+        f"using database embedded, in {home.data}; configuration none",
+        f"creating the database cluster in {home.data / 'pg'}", start[0],
         "creating the tables of", *start[1:],
     ]  # fmt: skip
     for name in ("operator.token", "bot.token"):
