@@ -284,6 +284,10 @@ def _room(found: Evidence) -> GateVerdict:
     if bots["kept_for_others"] and not bots["able"]:
         evidence["kept_for_others"] = bots["kept_for_others"]
         sentence += f"; {_plural(bots['kept_for_others'], 'unit')} kept for other instances"
+    if bots["of_other_cohorts"] and not bots["able"]:
+        evidence["units_of_other_cohorts"] = bots["of_other_cohorts"]
+        held = _plural(bots["of_other_cohorts"], "unit")
+        sentence += f"; {held} held by jobs that started while their bot was in another cohort"
     return _on_bots(found, predicates.ROOM, bots["able"] > 0, sentence, evidence)
 
 

@@ -108,14 +108,15 @@ def _enough(starved: StarvedJob, bot: OccupiedBot, settings: QuotaSettings, now:
     missing = starved.units - bot.free_units
     if starved.units > bot.capacity:
         return ()
-    spare: dict[int, float] = {}
+    spare: dict[tuple[int, int], float] = {}
     taken: list[Occupant] = []
     order = sorted(bot.occupants, key=lambda each: (-each.priority, -each.queued_at.timestamp(), each.job_id))
     for occupant in order:
-        left = spare.setdefault(occupant.instance, occupant.spare)
+        of = occupant.cohort, occupant.instance
+        left = spare.setdefault(of, occupant.spare)
         if left < occupant.units or not evictable(starved, occupant, settings, now=now):
             continue
-        spare[occupant.instance] = left - occupant.units
+        spare[of] = left - occupant.units
         taken.append(occupant)
         missing -= occupant.units
         if missing <= 0:

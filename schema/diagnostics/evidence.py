@@ -14,7 +14,7 @@ from sqlalchemy import Connection, TextClause, text
 from schema import graphs
 from schema.accounting.quotas import EFFECTIVE_MAX, HEADROOM
 from schema.fleet import candidates
-from schema.postgres.fragments import JOB_REASON
+from schema.postgres.fragments import JOB_REASON, newest_leases
 from schema.predicates import (
     ASSIGNERS,
     BACKOFF,
@@ -130,6 +130,9 @@ WITH {_WANT}, {_PRESENT}, offering AS MATERIALIZED (
     SELECT b.name, b.status, b.draining, b.closing, b.sync_seq, b.capacity, {room_for("b", "w")} AS room,
         CASE WHEN b.kept_for = w.instance THEN b.kept_units ELSE 0 END AS kept,
         CASE WHEN b.kept_for <> w.instance THEN b.kept_units ELSE 0 END AS kept_for_others,
+        CASE WHEN {can_take("b", "w")} THEN 0 ELSE (
+            SELECT coalesce(sum(l.units), 0) FROM {newest_leases("b.id", "b.held", columns="units, cohort")} l
+            WHERE l.cohort <> b.cohort) END AS of_other_cohorts,
         extract(epoch FROM b.kept_until - clock_timestamp()) AS kept_seconds,
         {SERVES.of(bot="b", want="w")} AS serving, {HEALTHY.of(bot="b")} AS healthy,
         {PROBATION.of(bot="b")} AS trusted, {UNITS.of(bot="b", want="w")} AS large, {can_take("b", "w")} AS able
@@ -150,6 +153,7 @@ SELECT count(*) AS matching,
     greatest(0, max(room) FILTER (WHERE serving AND healthy AND large AND trusted)) AS roomiest,
     count(*) FILTER (WHERE able) AS able,
     sum(kept) FILTER (WHERE serving) AS kept, sum(kept_for_others) FILTER (WHERE serving) AS kept_for_others,
+    sum(of_other_cohorts) FILTER (WHERE serving AND healthy AND large AND trusted)::integer AS of_other_cohorts,
     max(kept_seconds) FILTER (WHERE serving AND kept > 0) AS kept_seconds,
     (array_agg(name ORDER BY able DESC, serving AND healthy AND large DESC, room DESC, name))[1:{NAMES}] AS names
 FROM matching

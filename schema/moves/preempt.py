@@ -34,9 +34,8 @@ WRITES_LEASES = text("LOCK TABLE leases IN ROW EXCLUSIVE MODE")
 # The quotas are locked before they are read again, so that of two evictions at once each sees what the other takes.
 _LOCK_QUOTAS = """
 WITH involved AS MATERIALIZED (
-    SELECT cohort, instance FROM quotas
-    WHERE cohort = :cohort AND instance IN (
-        SELECT instance FROM jobs WHERE id = ANY (CAST(:job_ids AS bigint[])) OR id = :preemptor)
+    SELECT cohort, instance FROM quotas WHERE (cohort, instance) IN (
+        SELECT cohort, instance FROM jobs WHERE id = ANY (CAST(:job_ids AS bigint[])) OR id = :preemptor)
 ), locked AS MATERIALIZED (
     SELECT q.cohort FROM quotas q JOIN involved i ON i.cohort = q.cohort AND i.instance = q.instance
     ORDER BY q.cohort, q.instance FOR NO KEY UPDATE OF q {locked}
@@ -48,16 +47,16 @@ LOCK_QUOTAS = {again: text(_LOCK_QUOTAS.format(locked="SKIP LOCKED" if again els
 # keeps units for it. Units that the plan has not seen and that this transaction has not kept may be for the same job.
 STILL_VALID = text(f"""
 WITH victims AS MATERIALIZED (
-    SELECT l.job_id, l.instance, l.units FROM unnest(CAST(:job_ids AS bigint[]), CAST(:fences AS bigint[]))
+    SELECT l.job_id, l.cohort, l.instance, l.units FROM unnest(CAST(:job_ids AS bigint[]), CAST(:fences AS bigint[]))
         AS t (job_id, fence)
     JOIN leases l ON l.job_id = t.job_id AND l.fence = t.fence
-    WHERE {ACTIVE} AND l.bot_id = :bot_id AND l.cohort = :cohort
+    WHERE {ACTIVE} AND l.bot_id = :bot_id
+), asked AS MATERIALIZED (
+    SELECT v.cohort, v.instance, sum(v.units) AS units FROM victims v GROUP BY v.cohort, v.instance
 ), stopping AS MATERIALIZED (
-    SELECT l.instance, sum(l.units) AS units FROM leases l
-    WHERE l.state = 'cancelling' AND l.cohort = :cohort AND l.instance IN (SELECT instance FROM victims)
-    GROUP BY l.instance
-), asked AS (
-    SELECT v.instance, sum(v.units) AS units FROM victims v GROUP BY v.instance
+    SELECT a.cohort, a.instance, sum(l.units) AS units FROM asked a CROSS JOIN LATERAL (
+        SELECT units FROM leases WHERE state = 'cancelling' AND cohort = a.cohort AND instance = a.instance OFFSET 0) l
+    GROUP BY a.cohort, a.instance
 ), kept AS MATERIALIZED (
     SELECT coalesce(sum(b.kept_units), 0) AS units,
         count(*) FILTER (WHERE s.bot_id IS NULL AND b.kept_until <> now() + make_interval(secs => :patience)) AS unseen
@@ -72,8 +71,8 @@ SELECT (SELECT count(*) FROM victims) = cardinality(CAST(:job_ids AS bigint[]))
              WHERE l.state = 'cancelling'), 0) >= :units
          FROM bots b WHERE b.id = :bot_id)
     AND NOT EXISTS (
-        SELECT FROM asked a JOIN quotas q ON q.cohort = :cohort AND q.instance = a.instance
-        LEFT JOIN stopping s ON s.instance = a.instance
+        SELECT FROM asked a JOIN quotas q ON q.cohort = a.cohort AND q.instance = a.instance
+        LEFT JOIN stopping s ON s.cohort = a.cohort AND s.instance = a.instance
         WHERE q.usage - coalesce(s.units, 0) - a.units < q.min_quota)
     AND EXISTS (
         SELECT FROM jobs p JOIN quotas q ON q.cohort = p.cohort AND q.instance = p.instance
@@ -167,7 +166,7 @@ def preempt(
     if len(connection.execute(LOCK_VICTIMS, {"job_ids": plan["job_ids"]}).all()) < len(job_ids):
         return False
     connection.execute(WRITES_LEASES)
-    quotas = {"cohort": cohort, "job_ids": plan["job_ids"], "preemptor": preemptor}
+    quotas = {"job_ids": plan["job_ids"], "preemptor": preemptor}
     if not connection.execute(LOCK_QUOTAS[again], quotas).scalar_one():
         return False
     still = {

@@ -49,12 +49,14 @@ class StarvedJob:
 
 @dataclass(frozen=True)
 class Occupant:
-    """A job that holds units of a bot. `spare` are the units that its instance has above its own minimum, infinite
+    """A job that holds units of a bot. `cohort` is that of its lease, which was another one than its bot's if the bot
+    has changed its cohort since. `spare` are the units that its instance has there above its own minimum, infinite
     without a quota; `running` is false while it only starts or already stops."""
 
     job_id: int
     public_id: str
     fence: int
+    cohort: int
     instance: int
     instance_name: str
     priority: int
@@ -161,7 +163,8 @@ KEPT_BY_OTHERS = (
 )
 _OCCUPIED = f"status <> 'gone' AND {HEALTHY.of(bot='')} AND {PROBATION.of(bot='')} AND NOT {KEPT_BY_OTHERS}"
 # A lease that is asked to stop counts as gone from its bot, where what is kept may be what it frees, and from what its
-# instance has to spare.
+# instance has to spare. A bot that has changed its cohort still runs leases of the older one, which hold its units as
+# any others do; what their instances have to spare is counted in that cohort.
 OCCUPIED_BOTS = text(f"""
 WITH want AS MATERIALIZED (
     SELECT CAST(:cohort AS integer) AS cohort, CAST(:instance AS integer) AS instance,
@@ -172,21 +175,20 @@ WITH want AS MATERIALIZED (
     FROM want w CROSS JOIN LATERAL ({able_bots("b.*", "w", which=_OCCUPIED, limit=":look")} LIMIT :look) b
     WHERE {UNITS.of(bot="b", want="w")}
 ), stopping AS MATERIALIZED (
-    SELECT instance, sum(units) AS units FROM leases
-    WHERE state = 'cancelling' AND cohort = :cohort GROUP BY instance
+    SELECT cohort, instance, sum(units) AS units FROM leases WHERE state = 'cancelling' GROUP BY cohort, instance
 )
 SELECT a.id, a.name AS bot, a.capacity,
     a.room + coalesce(sum(l.units) FILTER (WHERE l.state = 'cancelling') OVER (PARTITION BY a.id), 0) AS room,
-    l.job_id, j.public_id, l.fence, l.instance, i.name AS instance_name,
+    l.job_id, j.public_id, l.fence, l.cohort, l.instance, i.name AS instance_name,
     j.priority, l.units, j.queued_at, coalesce(j.started_at, l.granted_at) AS started_at, j.evictions,
-    l.state = 'active' AND j.state = 'running' AND l.cohort = :cohort AS running,
+    l.state = 'active' AND j.state = 'running' AS running,
     q.usage - q.min_quota - coalesce(s.units, 0) AS spare
 FROM able a
 LEFT JOIN LATERAL {newest_leases("a.id", "a.held", columns="*")} l ON true
 LEFT JOIN jobs j ON j.id = l.job_id
 LEFT JOIN instances i ON i.id = l.instance
 LEFT JOIN quotas q ON q.cohort = l.cohort AND q.instance = l.instance
-LEFT JOIN stopping s ON s.instance = l.instance
+LEFT JOIN stopping s ON s.cohort = l.cohort AND s.instance = l.instance
 ORDER BY a.id, l.job_id
 """)
 
@@ -269,6 +271,7 @@ def occupied_bots(connection: Connection, job: StarvedJob, *, patience: float) -
                 row.job_id,
                 str(row.public_id),
                 row.fence,
+                row.cohort,
                 row.instance,
                 row.instance_name,
                 row.priority,

@@ -24,6 +24,7 @@ def occupant(job_id: int, *, instance: int = 2, priority: int = 5, units: int = 
         job_id,
         f"job-{job_id}",
         1,
+        0,
         instance,
         f"team-{instance}",
         priority,

@@ -503,3 +503,30 @@ def test_an_instance_that_gets_a_share_while_units_are_kept_for_it_still_gets_th
 
 def _adopt(connection: Connection) -> int:
     return add_constraints(connection, 100)
+
+
+@pytest.mark.parametrize("protected", [False, True])
+def test_a_lease_of_the_cohort_that_its_bot_was_in_is_a_victim_as_any_other(
+    pool: Pool, tenancy: Tenancy, *, protected: bool
+) -> None:
+    """What its instance has to spare is counted in that cohort."""
+    (victim,) = pool.submit(instance="team-b", priority=10)
+    bot = pool.bot(labels=["night"])
+    (work,) = pool.given(bot)
+    put_cohort(pool, "nights", "night")
+    tenancy.quota("team-a", minimum=1, cohort="nights")
+    tenancy.quota("team-b", minimum=1 if protected else 0)
+    (wanting,) = pool.submit(instance="team-a", label="night")
+    sentence = gates_of(explained(pool, wanting))["room"].sentence
+    assert "1 unit held by jobs that started while their bot was in another cohort" in sentence
+    assign(pool)
+    if protected:
+        assert (tenancy.stop_requests(), kept(pool)) == (0, {})
+        return
+    assert (tenancy.stop_requests(), kept(pool)) == (1, {"bot-1": 1})
+    bot.sync(completed(work, "stopped"))
+    assign(pool)
+    assert (pool.job(wanting).state, pool.job(victim).evictions) == ("leased", 1)
+    assert [
+        row.cohort for row in pool.rows("SELECT c.name AS cohort FROM evictions e JOIN cohorts c ON c.id = e.cohort")
+    ] == ["default"]

@@ -1,15 +1,15 @@
 -- schema/moves/preempt.py: STILL_VALID
 WITH victims AS MATERIALIZED (
-    SELECT l.job_id, l.instance, l.units FROM unnest(CAST(:job_ids AS bigint[]), CAST(:fences AS bigint[]))
+    SELECT l.job_id, l.cohort, l.instance, l.units FROM unnest(CAST(:job_ids AS bigint[]), CAST(:fences AS bigint[]))
         AS t (job_id, fence)
     JOIN leases l ON l.job_id = t.job_id AND l.fence = t.fence
-    WHERE l.state IS NOT DISTINCT FROM 'active' AND l.bot_id = :bot_id AND l.cohort = :cohort
+    WHERE l.state IS NOT DISTINCT FROM 'active' AND l.bot_id = :bot_id
+), asked AS MATERIALIZED (
+    SELECT v.cohort, v.instance, sum(v.units) AS units FROM victims v GROUP BY v.cohort, v.instance
 ), stopping AS MATERIALIZED (
-    SELECT l.instance, sum(l.units) AS units FROM leases l
-    WHERE l.state = 'cancelling' AND l.cohort = :cohort AND l.instance IN (SELECT instance FROM victims)
-    GROUP BY l.instance
-), asked AS (
-    SELECT v.instance, sum(v.units) AS units FROM victims v GROUP BY v.instance
+    SELECT a.cohort, a.instance, sum(l.units) AS units FROM asked a CROSS JOIN LATERAL (
+        SELECT units FROM leases WHERE state = 'cancelling' AND cohort = a.cohort AND instance = a.instance OFFSET 0) l
+    GROUP BY a.cohort, a.instance
 ), kept AS MATERIALIZED (
     SELECT coalesce(sum(b.kept_units), 0) AS units,
         count(*) FILTER (WHERE s.bot_id IS NULL AND b.kept_until <> now() + make_interval(secs => :patience)) AS unseen
@@ -24,8 +24,8 @@ SELECT (SELECT count(*) FROM victims) = cardinality(CAST(:job_ids AS bigint[]))
              WHERE l.state = 'cancelling'), 0) >= :units
          FROM bots b WHERE b.id = :bot_id)
     AND NOT EXISTS (
-        SELECT FROM asked a JOIN quotas q ON q.cohort = :cohort AND q.instance = a.instance
-        LEFT JOIN stopping s ON s.instance = a.instance
+        SELECT FROM asked a JOIN quotas q ON q.cohort = a.cohort AND q.instance = a.instance
+        LEFT JOIN stopping s ON s.cohort = a.cohort AND s.instance = a.instance
         WHERE q.usage - coalesce(s.units, 0) - a.units < q.min_quota)
     AND EXISTS (
         SELECT FROM jobs p JOIN quotas q ON q.cohort = p.cohort AND q.instance = p.instance

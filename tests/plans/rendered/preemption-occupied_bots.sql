@@ -18,19 +18,18 @@ WITH want AS MATERIALIZED (
     WHERE NOT (SELECT count(*) <= 1000 FROM (SELECT FROM kinds LIMIT 1001) n) AND EXISTS (SELECT FROM kind_platforms o WHERE o.platform = w.platform AND o.kind = b.kind OFFSET 0) LIMIT :look) LIMIT :look) b
     WHERE b.capacity >= w.units
 ), stopping AS MATERIALIZED (
-    SELECT instance, sum(units) AS units FROM leases
-    WHERE state = 'cancelling' AND cohort = :cohort GROUP BY instance
+    SELECT cohort, instance, sum(units) AS units FROM leases WHERE state = 'cancelling' GROUP BY cohort, instance
 )
 SELECT a.id, a.name AS bot, a.capacity,
     a.room + coalesce(sum(l.units) FILTER (WHERE l.state = 'cancelling') OVER (PARTITION BY a.id), 0) AS room,
-    l.job_id, j.public_id, l.fence, l.instance, i.name AS instance_name,
+    l.job_id, j.public_id, l.fence, l.cohort, l.instance, i.name AS instance_name,
     j.priority, l.units, j.queued_at, coalesce(j.started_at, l.granted_at) AS started_at, j.evictions,
-    l.state = 'active' AND j.state = 'running' AND l.cohort = :cohort AS running,
+    l.state = 'active' AND j.state = 'running' AS running,
     q.usage - q.min_quota - coalesce(s.units, 0) AS spare
 FROM able a
 LEFT JOIN LATERAL (SELECT * FROM leases WHERE bot_id = a.id AND state NOT IN ('completed', 'cancelled') ORDER BY granted_at DESC LIMIT greatest(a.held, 0)) l ON true
 LEFT JOIN jobs j ON j.id = l.job_id
 LEFT JOIN instances i ON i.id = l.instance
 LEFT JOIN quotas q ON q.cohort = l.cohort AND q.instance = l.instance
-LEFT JOIN stopping s ON s.instance = l.instance
+LEFT JOIN stopping s ON s.cohort = l.cohort AND s.instance = l.instance
 ORDER BY a.id, l.job_id
