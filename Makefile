@@ -9,13 +9,14 @@ POOLED_TESTS := tests/postgres/test_pooler.py tests/moves tests/picking tests/sy
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-pooler wheels even order fuzz check bench bench-peers bench-scale bench-targets chaos chaos-tasks \
+.PHONY: help demo test test-pooler wheels losses even order fuzz check bench bench-peers bench-scale bench-targets chaos chaos-tasks \
   starts storms ha format man clean
 
 help:
 	@echo "make demo    run the whole pool on real work, verify every result, stop"
 	@echo "make test    run the tests (LEASEHOLD_TEST_DSN=<url> uses another PostgreSQL server)"
 	@echo "make test-pooler   run tests of the database through PgBouncer in transaction mode, which must be installed"
+	@echo "make losses LOSSES=10   let a pool's connections to its database stop without a word, and see when it is back"
 	@echo "make even RUNS=10   place bursts on a small fleet of equal bots, and compare what each got (chi-square)"
 	@echo "make order ROUNDS=20   start jobs by several assigners of both kinds, and compare the order with that of one"
 	@echo "make fuzz MINUTES=10   call the gateway as its OpenAPI document allows, with generated values"
@@ -48,6 +49,9 @@ test-pooler: $(STAMP)
 
 wheels:
 	PYTHON=$(PYTHON) .ci/wheels
+
+losses: $(STAMP)
+	LEASEHOLD_TEST_LOSSES=$(or $(LOSSES),10) $(BIN)/python -m pytest -n 0 --timeout 0 -s tests/faults/test_lost_connections.py
 
 even: $(STAMP)
 	LEASEHOLD_TEST_RUNS=$(or $(RUNS),10) $(BIN)/python -m pytest -n 0 --timeout 0 -s tests/placement/test_even_placement.py

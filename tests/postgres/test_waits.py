@@ -1,13 +1,11 @@
 """A server that is lost behind a proxy: old connections stay silent, new ones work, and every wait ends."""
 
 import random
-import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
-import psycopg
 import pytest
 from pydantic import SecretStr
 from sqlalchemy import Connection, text
@@ -15,60 +13,19 @@ from sqlalchemy import Connection, text
 from schema import clock
 from schema.moves.submit import submit_at_once
 from schema.postgres import engine, notify, waits
-from schema.postgres.engine import Database, DatabaseSettings, libpq_url
+from schema.postgres.engine import Database, DatabaseSettings
 from schema.postgres.notify import Wakeups
+from tests.support.lossy_proxy import LossyProxy
 from tests.support.patience import MINUTE, eventually
 
 REQUEST = {"instance": "default", "properties": {}, "payload": {"command": ["true"]}}
 ANSWER = text("SELECT 42")
 
 
-class Proxy:
-    """Forwards TCP connections to a server's socket. After `lose`, those that there are carry nothing any more."""
-
-    def __init__(self, url: str) -> None:
-        with psycopg.connect(libpq_url(url)) as connection:
-            host, port = connection.info.host, connection.info.port
-        self._target = f"{host}/.s.PGSQL.{port}" if host.startswith("/") else (host, port)
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._listener.getsockname()[1]
-        self._lost = threading.Event()
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def lose(self) -> None:
-        """Let no byte pass on the connections that there are now."""
-        self._lost.set()
-        self._lost = threading.Event()
-
-    def close(self) -> None:
-        self._listener.close()
-
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                near, _ = self._listener.accept()
-                far = socket.socket(socket.AF_UNIX if isinstance(self._target, str) else socket.AF_INET)
-                far.connect(self._target)
-                for source, sink in ((near, far), (far, near)):
-                    threading.Thread(target=self._carry, args=(source, sink, self._lost), daemon=True).start()
-
-    @staticmethod
-    def _carry(source: socket.socket, sink: socket.socket, lost: threading.Event) -> None:
-        with suppress(OSError):
-            while data := source.recv(65536):
-                if lost.is_set():
-                    continue
-                sink.sendall(data)
-        if not lost.is_set():
-            with suppress(OSError):
-                sink.shutdown(socket.SHUT_WR)
-
-
 @contextmanager
-def behind_a_proxy(url: str, **settings: Any) -> Iterator[tuple[Database, Proxy]]:
-    proxy = Proxy(url)
-    with psycopg.connect(libpq_url(url)) as direct:
-        there = f"postgresql://{direct.info.user}@127.0.0.1:{proxy.port}/{direct.info.dbname}?sslmode=disable"
+def behind_a_proxy(url: str, **settings: Any) -> Iterator[tuple[Database, LossyProxy]]:
+    proxy = LossyProxy(url)
+    there = proxy.url
     values = {"statement_timeout": 0.5, "pool": 2, **settings}
     if values.get("pooler"):
         values["listen_url"] = SecretStr(there)
