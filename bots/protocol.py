@@ -21,11 +21,12 @@ from pydantic_core import PydanticCustomError
 
 from schema import validation
 from schema.fields import Name, Supply
+from schema.timing import KILL_GRACE
 
 #: A name of a machine: printable ASCII without spaces.
 HOST = r"^[!-~]{1,253}$"
-#: Fields of OpenSession that decide nothing. An agent whose gateway is too old for them leaves them out.
-ONLY_TOLD = ("host", "pid")
+#: Fields of OpenSession without which a session works too. An agent whose gateway is too old for them leaves them out.
+ONLY_TOLD = ("host", "pid", "kill_grace")
 #: The largest number that the database's counters can hold.
 MAX_COUNT = 2**63 - 1
 #: Exit codes that some system has: negative for signals, and 32 bits without a sign on Windows.
@@ -130,6 +131,14 @@ class OpenSession(Message):
     )
     pid: int | None = Field(
         default=None, ge=1, le=2**31 - 1, description="the agent's process id there, for people. Unset = not told"
+    )
+
+    kill_grace: float = Field(
+        default=KILL_GRACE,
+        ge=0,
+        le=600,
+        description="seconds that the bot gives a job between SIGTERM and SIGKILL: the server waits as much longer for "
+        "the end of a job that is to stop, before it ends the session",
     )
 
     @field_validator("pool")

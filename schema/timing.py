@@ -4,8 +4,11 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-#: Seconds that a bot gets to kill a job after it was asked to, before the server stops renewing its session.
-KILL_GRACE = 5.0
+#: Seconds that a bot gives a job between SIGTERM and SIGKILL, if it has told nothing else.
+KILL_GRACE = 2.0
+#: Seconds that a bot gets beyond its grace, and beyond the period of its calls, to report the end of a job that it was
+#: asked to stop. Then the server stops renewing its session, and ends everything that runs on it.
+KILL_ALLOWANCE = 3.0
 #: Seconds without a sign of life after which an assigner process counts as dead.
 DEAD_AFTER = 60.0
 

@@ -13,7 +13,7 @@ from schema.moves.preempt import preempt
 from schema.picking import preemption
 from schema.picking.preemption import StarvedJob
 from schema.picking.ready import Scope
-from schema.timing import KILL_GRACE
+from schema.timing import KILL_ALLOWANCE
 
 #: The most jobs of instances below their minimum for which one cycle evicts.
 BATCH = 20
@@ -66,7 +66,7 @@ def _reclaim_for(
 ) -> int:
     """Evict for these jobs, most urgent first. Jobs that are covered by kept units of their instance are left out."""
     freed: Counter[tuple[int, int]] = Counter()
-    evicted, patience = 0, sync + KILL_GRACE + settings.reservation
+    evicted, patience = 0, sync + KILL_ALLOWANCE + settings.reservation
     wanting = Counter(bot_id for job in waiting for bot_id in job.kept_bots)
     # Jobs come most urgent first. If nothing can be evicted for one job, nothing can for the next one that is alike.
     hopeless: set[CandidateRequest] = set()

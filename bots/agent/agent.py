@@ -67,8 +67,8 @@ class AgentSettings(BaseModel):
     app: `MODULE:POOL`, whose tasks the bot runs in warm processes, and nothing else. It then offers the property `app`
         with the name of the app, exclusively. Its capacity is the number of tasks that may run at once; while they are
         short, it announces more and holds some leases in advance.
-    max_calls, max_memory_mib, max_age: with an app, replace a process between two calls once it has run so many calls,
-        holds so many MiB of memory, or is so old; default never. Doubling them halves what starting processes costs.
+    max_calls, max_memory_mib, max_age: with an app, replace a process after so many calls, when it holds so many MiB or
+        is so old; default never. Doubling them halves what starting processes costs.
     url: the gateway's address, read by the command that starts the agent. `Agent` takes the address as an argument.
     capacity: units of work that the bot holds at once, at most 10,000. Doubling it doubles the commands that may run
         at once. Each of them needs 8 open files under the hard limit RLIMIT_NOFILE.
@@ -104,8 +104,7 @@ class AgentSettings(BaseModel):
     sandbox_network: with the sandbox, commands may use the network.
     sandbox_hide: with the sandbox, directories that are empty for commands, in addition to the data directory and
         work_dir.
-    kill_grace: time between SIGTERM and SIGKILL. Doubling it gives commands twice the time to end by themselves, and
-        doubles the longest delay before a cancellation is confirmed.
+    kill_grace: time between SIGTERM and SIGKILL. Doubling it doubles the longest delay of a cancellation.
     drain_seconds: time for which jobs may run on after SIGTERM. The agent then returns unfinished jobs to the pool.
     output_interval: time between two looks for new output. Doubling it halves the calls and doubles the delay of
         `logs -f`.
@@ -421,6 +420,7 @@ class Agent:
             cut_off=self._cut_off,
             host=host if re.fullmatch(HOST, host := socket.gethostname()) else None,
             pid=os.getpid(),
+            kill_grace=settings.kill_grace,
         )
         transport = self._transport(_OPENING)
         try:
@@ -446,7 +446,7 @@ class Agent:
         except BadInput as refused:
             if refused.field not in ONLY_TOLD:
                 raise
-        _log.info("the gateway is too old to be told host and pid", bot=self._settings.bot)
+        _log.info("the gateway is too old to be told everything", bot=self._settings.bot, left_out=ONLY_TOLD)
         known = {name: value for name, value in body.items() if name not in ONLY_TOLD}
         return caller.call("/v1/sessions", known, check=self._check)
 

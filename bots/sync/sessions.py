@@ -93,4 +93,5 @@ def _opening(request: OpenSession, secret: str) -> SessionOpening:
         cut_off=request.cut_off,
         host=request.host,
         pid=request.pid,
+        kill_grace=request.kill_grace,
     )

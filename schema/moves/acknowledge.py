@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, text
 
+from schema.postgres.fragments import kill_seconds
 from schema.postgres.work_connection import execute_later
-from schema.timing import KILL_GRACE
 
 #: The condition of a lease that its bot has not acknowledged, written so that it matches no index of live leases; the
 #: primary key finds the lease.
@@ -36,7 +36,8 @@ WITH told AS MATERIALIZED (
 ), active AS (
     UPDATE leases l SET state = 'active', acknowledged_at = clock_timestamp(), acknowledged_by = t.actor,
         acknowledged_event = nextval('stored_events_id_seq'),
-        due_at = now() + make_interval(secs => h.timeout_seconds + :sync + {KILL_GRACE})
+        due_at = CASE WHEN h.timeout_seconds IS NOT NULL
+            THEN now() + make_interval(secs => h.timeout_seconds + :sync + {kill_seconds("l.bot_id")}) END
     FROM told t JOIN held h ON h.id = t.job_id
     WHERE l.job_id = t.job_id AND l.fence = t.fence AND l.bot_id = t.bot_id AND l.bot_epoch = t.bot_epoch
         AND {PENDING}

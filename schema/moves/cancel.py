@@ -14,8 +14,7 @@ from leasehold.states import JobState
 from sqlalchemy import Connection, text
 
 from schema.moves.dependencies import ANY_OPEN_GRAPH, unblock
-from schema.postgres.fragments import SUBMISSIONS
-from schema.timing import KILL_GRACE
+from schema.postgres.fragments import SUBMISSIONS, kill_seconds
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ WITH named AS MATERIALIZED (
     UPDATE job_followers SET cancelled_at = clock_timestamp() WHERE public_id = ANY (ARRAY(SELECT id FROM leaving))
 ), asked AS (
     UPDATE leases l SET state = 'cancelling', stop_reason = 'cancel',
-        due_at = now() + make_interval(secs => :sync + {KILL_GRACE})
+        due_at = now() + make_interval(secs => :sync + {kill_seconds("l.bot_id")})
     WHERE l.job_id = ANY (ARRAY(SELECT id FROM moved)) AND l.state IN ('pending', 'active', 'cancelling')
     RETURNING l.bot_id
 ), noted AS (
@@ -107,7 +106,7 @@ WITH overdue AS MATERIALIZED (
     FOR NO KEY UPDATE OF l SKIP LOCKED
 ), asked AS (
     UPDATE leases l SET state = 'cancelling', stop_reason = :reason,
-        due_at = now() + make_interval(secs => :sync + {KILL_GRACE})
+        due_at = now() + make_interval(secs => :sync + {kill_seconds("l.bot_id")})
     FROM overdue o WHERE l.job_id = o.job_id AND l.fence = o.fence
     RETURNING l.bot_id
 ), told AS (

@@ -10,10 +10,9 @@ from sqlalchemy import Connection, text
 
 from schema.moves.backoff import wake_queues_for_bots
 from schema.picking.preemption import IN_TIME, KEPT_BY_OTHERS
-from schema.postgres.fragments import newest_leases
+from schema.postgres.fragments import kill_seconds, newest_leases
 from schema.postgres.notify import wake
 from schema.predicates import DRAIN, HEALTHY
-from schema.timing import KILL_GRACE
 
 # The bot and the jobs of the victims are locked after the job of the preemptor, out of order, hence SKIP LOCKED.
 LOCK_PREEMPTOR = text("""
@@ -59,7 +58,8 @@ WITH victims AS MATERIALIZED (
     GROUP BY a.cohort, a.instance
 ), kept AS MATERIALIZED (
     SELECT coalesce(sum(b.kept_units), 0) AS units,
-        count(*) FILTER (WHERE s.bot_id IS NULL AND b.kept_until <> now() + make_interval(secs => :patience)) AS unseen
+        count(*) FILTER (WHERE s.bot_id IS NULL
+            AND b.kept_until <> now() + make_interval(secs => :patience + b.kill_grace)) AS unseen
     FROM bots b
     LEFT JOIN unnest(CAST(:seen_bots AS bigint[]), CAST(:seen_untils AS timestamptz[])) AS s (bot_id, until)
         ON s.bot_id = b.id AND s.until = b.kept_until
@@ -77,13 +77,14 @@ SELECT (SELECT count(*) FROM victims) = cardinality(CAST(:job_ids AS bigint[]))
     AND EXISTS (
         SELECT FROM jobs p JOIN quotas q ON q.cohort = p.cohort AND q.instance = p.instance
         JOIN instances i ON i.id = p.instance AND {DRAIN.of(instance="i")} CROSS JOIN kept k
-        WHERE p.id = :preemptor AND p.state = 'queued' AND {IN_TIME.format(job="p.")} AND k.unseen = 0
+        WHERE p.id = :preemptor AND p.state = 'queued' AND k.unseen = 0
+            AND {IN_TIME.format(job="p.", grace=kill_seconds(":bot_id"))}
             AND q.usage + p.units + k.units <= q.min_quota)
 """)
 PREEMPT = text(f"""
 WITH asked AS (
     UPDATE leases l SET state = 'cancelling', stop_reason = 'preempt',
-        due_at = now() + make_interval(secs => :sync + {KILL_GRACE})
+        due_at = now() + make_interval(secs => :sync + {kill_seconds("l.bot_id")})
     FROM unnest(CAST(:job_ids AS bigint[]), CAST(:fences AS bigint[])) AS t (job_id, fence)
     WHERE l.job_id = t.job_id AND l.fence = t.fence AND {ACTIVE}
     RETURNING l.job_id, l.fence
@@ -95,7 +96,7 @@ WITH asked AS (
     SELECT id, 'preempt', 'queued', 'queued', fence, :actor, CAST(:receipt AS jsonb) FROM jobs WHERE id = :preemptor
 )
 UPDATE bots SET kept_for = :instance, kept_units = kept_units + :units,
-    kept_until = now() + make_interval(secs => :patience)
+    kept_until = now() + make_interval(secs => :patience + kill_grace)
 WHERE id = :bot_id
 """)
 
@@ -145,8 +146,8 @@ def preempt(
 
     seen: the time until which each bot kept units for the instance when the plan was made. receipt: stored with both
     jobs and in the log of evictions; it names the preemptor's public id as `preemptor.job`. sync: the bots' sync
-    period, seconds. patience: seconds for which the units are kept. again: this transaction may hold locks on quotas.
-    Then a quota that others have locked counts as a change, because to
+    period, seconds. patience: seconds for which the units are kept, beside the grace of the bot. again: this
+    transaction may hold locks on quotas. Then a quota that others have locked counts as a change, because to
         wait for it out of order could deadlock.
     """
     job_ids, fences = zip(*sorted(victims), strict=True)

@@ -7,9 +7,8 @@ from leasehold.states import JobState
 from sqlalchemy import Connection, TextClause, text
 
 from schema.moves.dependencies import ANY_OPEN_GRAPH, unblock
-from schema.postgres.fragments import newest_leases
+from schema.postgres.fragments import kill_seconds, newest_leases
 from schema.predicates import ready_in
-from schema.timing import KILL_GRACE
 
 # Judged on the locked rows: what somebody else is about to grant, to park or to cancel is left to them.
 TIME_OUT = text(f"""
@@ -121,7 +120,7 @@ WITH late AS MATERIALIZED (
     LIMIT :limit FOR NO KEY UPDATE OF j, l SKIP LOCKED
 ), asked AS (
     UPDATE leases l SET state = 'cancelling', stop_reason = '{reason}',
-        due_at = now() + make_interval(secs => :sync + {grace})
+        due_at = now() + make_interval(secs => :sync + {seconds})
     FROM late d WHERE l.job_id = d.id AND l.fence = d.fence
     RETURNING l.job_id, l.bot_id
 ), noted AS (
@@ -136,7 +135,7 @@ SELECT count(*), (SELECT count(*) FROM told) FROM asked
 
 
 def _stop(reason: str, details: str, of: str, where: str) -> TextClause:
-    return text(_STOP.format(reason=reason, details=details, of=of, where=where, grace=KILL_GRACE))
+    return text(_STOP.format(reason=reason, details=details, of=of, where=where, seconds=kill_seconds("l.bot_id")))
 
 
 _OF_BOT = newest_leases("d.id", "d.held", columns="job_id")

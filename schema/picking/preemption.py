@@ -11,7 +11,7 @@ from schema.fleet.candidates import able_bots
 from schema.picking.ready import Scope
 from schema.postgres.fragments import newest_leases
 from schema.predicates import DRAIN, HEALTHY, PROBATION, READY_PLAIN, REQUIREMENTS, UNITS
-from schema.timing import KILL_GRACE
+from schema.timing import KILL_ALLOWANCE, KILL_GRACE
 
 #: Bots looked at for victims of one job.
 MAX_VICTIM_BOTS = 2000
@@ -82,9 +82,10 @@ class OccupiedBot:
 
 # Nothing is stopped for a job `{job}` that will have been given up by the time the room is there.
 IN_TIME = (
-    "({job}queue_deadline IS NULL"
-    f" OR {{job}}queue_deadline > clock_timestamp() + make_interval(secs => :sync + {KILL_GRACE}))"
+    "({job}queue_deadline IS NULL OR {job}queue_deadline > clock_timestamp() + make_interval(secs => :sync + {grace}))"
 )
+#: What is needed at least, where no bot has been chosen yet.
+_LEAST = KILL_GRACE + KILL_ALLOWANCE
 
 # Ready jobs of queues that have no constraints, whether these rest or not: where every bot that is free is too small,
 # only an eviction would help. The first of each queue come before the second of any, since where nothing can be done
@@ -99,7 +100,7 @@ _HEADS = f"""
             SELECT id, rank, queued_at, queue_deadline FROM jobs WHERE queue = w.id AND {READY_PLAIN}
             ORDER BY queue, rank, queued_at, id LIMIT :look + b.kept) first
         WHERE queued_at <= clock_timestamp() - make_interval(secs => :delay)
-            AND {IN_TIME.format(job="")}
+            AND {IN_TIME.format(job="", grace=_LEAST)}
         ORDER BY nth LIMIT :limit + b.kept) h"""
 
 # What is kept for an instance is as good as used, by the first of its jobs.
@@ -150,7 +151,8 @@ WITH {_BELOW}, heads AS MATERIALIZED (
 # Jobs that ask for more than a place, and that the caller has locked.
 STARVED_AMONG = text(f"""
 WITH {_BELOW}, wanting AS MATERIALIZED (
-    SELECT * FROM jobs WHERE id = ANY (CAST(:job_ids AS bigint[])) AND state = 'queued' AND {IN_TIME.format(job="")}
+    SELECT * FROM jobs WHERE id = ANY (CAST(:job_ids AS bigint[])) AND state = 'queued'
+        AND {IN_TIME.format(job="", grace=_LEAST)}
 ), {_KEEPING}
 {_FOUND}WHERE b.short > 0 AND j.queued_at <= clock_timestamp() - make_interval(secs => :delay)
 ORDER BY array_position(CAST(:job_ids AS bigint[]), j.id)
@@ -159,7 +161,8 @@ ORDER BY array_position(CAST(:job_ids AS bigint[]), j.id)
 #: A bot keeps units for an instance, and may not keep more for this one: only what is freed at the same time for one
 #: instance is gathered on one bot, so that nobody waits for what others have stopped later.
 KEPT_BY_OTHERS = (
-    "(kept_units > 0 AND (kept_for <> :instance OR kept_until <> now() + make_interval(secs => :patience)))"
+    "(kept_units > 0 AND (kept_for <> :instance"
+    " OR kept_until <> now() + make_interval(secs => :patience + kill_grace)))"
 )
 _OCCUPIED = f"status <> 'gone' AND {HEALTHY.of(bot='')} AND {PROBATION.of(bot='')} AND NOT {KEPT_BY_OTHERS}"
 # A lease that is asked to stop counts as gone from its bot, where what is kept may be what it frees, and from what its
@@ -249,7 +252,8 @@ def _read_starved(
 
 def occupied_bots(connection: Connection, job: StarvedJob, *, patience: float) -> Sequence[OccupiedBot]:
     """The healthy bots of the job's cohort that satisfy it, serve its instance, and keep nothing but what this
-    transaction keeps for the same instance, with what runs on each. `patience`: the seconds for which they keep it."""
+    transaction keeps for the same instance, with what runs on each. `patience`: the seconds for which they
+    keep it, beside their grace."""
     rows = connection.execute(
         OCCUPIED_BOTS,
         {

@@ -17,6 +17,7 @@ from typing import Any
 from pydantic_core import to_json
 
 from schema.tables.fleet import NOT_OVER
+from schema.timing import KILL_ALLOWANCE
 
 
 def newest_version(table: str, key: str, value: str, *, columns: str = "*", where: str = "true", lock: str = "") -> str:
@@ -28,6 +29,11 @@ def newest_version(table: str, key: str, value: str, *, columns: str = "*", wher
         f"(SELECT {columns} FROM {table} WHERE {where} AND {key} >= {value} AND {key} <= {value}"
         f" ORDER BY {key} DESC LIMIT 1 {lock})"
     )
+
+
+def kill_seconds(bot: str) -> str:
+    """A query of the seconds that a bot gets to kill a job, after the period of its calls. bot: the bot's id."""
+    return newest_version("bots", "id", bot, columns=f"kill_grace + {KILL_ALLOWANCE}")
 
 
 def newest_quota(row: str, *, columns: str, lock: str = "") -> str:

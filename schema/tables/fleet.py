@@ -6,6 +6,7 @@ from sqlalchemy import (
     CheckConstraint,
     Column,
     Computed,
+    Double,
     Identity,
     Index,
     Integer,
@@ -81,6 +82,8 @@ bots = Table(
     # The agent's machine and process id there, as the agent of the latest session has told them. Only people read them.
     Column("host", Text),
     Column("pid", Integer),
+    # Seconds that the agent gives a job between SIGTERM and SIGKILL.
+    Column("kill_grace", Double, nullable=False, server_default=text("2")),
     Column(
         "free",
         Boolean,
@@ -105,6 +108,7 @@ bots = Table(
     CheckConstraint("kept_units = 0 OR kept_for IS NOT NULL AND kept_until IS NOT NULL", name="bots_kept_for_somebody"),
     CheckConstraint("held >= 0", name="bots_held_positive"),
     CheckConstraint("pid > 0", name="bots_pid_positive"),
+    CheckConstraint("kill_grace >= 0 AND kill_grace <= 600", name="bots_kill_grace_range"),
     Index("bots_kept", "kept_for", postgresql_where=text("kept_units > 0")),
     Index("bots_probation", "id", postgresql_where=text("probation_until IS NOT NULL")),
     Index("bots_free", "cohort", "kind", "instance", "pool", postgresql_where=text("free")),

@@ -13,6 +13,7 @@ from schema.moves import sessions as move
 from schema.moves.backoff import promote
 from schema.moves.grant import Placement, grant
 from schema.moves.sessions import SessionOpening, expire
+from schema.timing import KILL_ALLOWANCE
 from tests.support.pool import Bot, Pool, active, completed
 from tests.support.race import Race, cancel, outcome
 from tests.support.sync import statements
@@ -184,6 +185,54 @@ def test_a_bot_is_told_of_a_timeout(pool: Pool) -> None:
     pool.change("UPDATE leases SET due_at = now() - interval '1 s'")
     pool.upkeep().run_once()
     assert reported_lease(bot, work) == ("cancelling", "timeout")
+
+
+def seconds_to_stop(pool: Pool) -> float:
+    """Seconds from now until the session is closed unless the one job that is to stop has ended."""
+    left = "extract(epoch FROM due_at - clock_timestamp())"
+    return float(pool.row(f"SELECT {left} AS left FROM leases WHERE state = 'cancelling'").left)
+
+
+@pytest.mark.parametrize("grace", [2.0, 20.0])
+@pytest.mark.parametrize("reason", ["cancel", "preempt", "timeout", "drain", "unacknowledged"])
+def test_a_bot_that_gives_its_jobs_longer_to_end_may_take_longer_before_its_session_is_closed(
+    pool: Pool, tenancy: Tenancy, reason: str, grace: float
+) -> None:
+    if reason == "preempt":
+        contested(pool, tenancy)
+    elif reason == "unacknowledged":
+        pool.submit()
+        pool.bot()
+        pool.assigner().run_once()
+    else:
+        job, _, _ = pool.running(timeout_seconds=60)
+    pool.change("UPDATE bots SET kill_grace = :grace", grace=grace)
+    match reason:
+        case "cancel":
+            cancel(pool, job)
+        case "preempt":
+            assign(pool)
+        case "timeout" | "unacknowledged":
+            pool.change("UPDATE leases SET due_at = now() - interval '1 s'")
+            pool.upkeep().run_once()
+        case "drain":
+            pool.change("UPDATE bots SET draining = true, drain_deadline = now() - interval '1 s'")
+            pool.upkeep().run_once()
+    expected = pool.timing.sync + grace + KILL_ALLOWANCE
+    assert expected - 10 < seconds_to_stop(pool) < expected + 1
+
+
+def test_the_time_limit_of_a_running_job_leaves_its_bot_the_grace_too(pool: Pool) -> None:
+    pool.submit(timeout_seconds=60)
+    bot = pool.bot(kill_grace=20.0)
+    pool.assigner().run_once()
+    (work,) = bot.take()
+    bot.sync(active(work))
+    left = pool.row("SELECT extract(epoch FROM due_at - acknowledged_at) AS s FROM leases").s
+    assert float(left) == pytest.approx(60 + pool.timing.sync + 20 + KILL_ALLOWANCE, abs=1)
+    for wrong in (-1.0, 601.0):
+        with pytest.raises(ValidationError):
+            anew(pool, kill_grace=wrong)
 
 
 # Sessions that open together

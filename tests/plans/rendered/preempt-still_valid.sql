@@ -12,7 +12,8 @@ WITH victims AS MATERIALIZED (
     GROUP BY a.cohort, a.instance
 ), kept AS MATERIALIZED (
     SELECT coalesce(sum(b.kept_units), 0) AS units,
-        count(*) FILTER (WHERE s.bot_id IS NULL AND b.kept_until <> now() + make_interval(secs => :patience)) AS unseen
+        count(*) FILTER (WHERE s.bot_id IS NULL
+            AND b.kept_until <> now() + make_interval(secs => :patience + b.kill_grace)) AS unseen
     FROM bots b
     LEFT JOIN unnest(CAST(:seen_bots AS bigint[]), CAST(:seen_untils AS timestamptz[])) AS s (bot_id, until)
         ON s.bot_id = b.id AND s.until = b.kept_until
@@ -30,5 +31,6 @@ SELECT (SELECT count(*) FROM victims) = cardinality(CAST(:job_ids AS bigint[]))
     AND EXISTS (
         SELECT FROM jobs p JOIN quotas q ON q.cohort = p.cohort AND q.instance = p.instance
         JOIN instances i ON i.id = p.instance AND NOT i.draining CROSS JOIN kept k
-        WHERE p.id = :preemptor AND p.state = 'queued' AND (p.queue_deadline IS NULL OR p.queue_deadline > clock_timestamp() + make_interval(secs => :sync + 5.0)) AND k.unseen = 0
+        WHERE p.id = :preemptor AND p.state = 'queued' AND k.unseen = 0
+            AND (p.queue_deadline IS NULL OR p.queue_deadline > clock_timestamp() + make_interval(secs => :sync + (SELECT kill_grace + 3.0 FROM bots WHERE true AND id >= :bot_id AND id <= :bot_id ORDER BY id DESC LIMIT 1 )))
             AND q.usage + p.units + k.units <= q.min_quota)
