@@ -9,9 +9,9 @@ from pydantic import ValidationError
 
 from bots.protocol import LeaseReport, Outcome, OutputReport, Sync
 from schema.moves.cancel import cancel
-from schema.moves.retention import delete_finished
 from schema.validation import MAX_RESULT_BYTES
 from tests.support.pool import Bot, Pool, active, answered, completed, synced
+from tests.support.race import retention
 from tests.support.sync import statements
 
 #: Seconds between attempts: none.
@@ -238,6 +238,5 @@ def test_results_and_checkpoints_are_deleted_with_their_jobs(pool: Pool) -> None
     _, bot, work = pool.running()
     saved(bot, work, "1")
     bot.sync(completed(work, result="2"))
-    ages = dict.fromkeys(("succeeded", "failed", "cancelled", "dead"), 0.0)
-    assert pool.database.run(lambda connection: delete_finished(connection, **ages, limit=10)) == 1
+    assert retention(pool) == 1
     assert (results(pool), checkpoints(pool)) == ([], [])
