@@ -275,12 +275,21 @@ def test_where_the_user_id_of_what_kills_is_not_mapped_the_agent_says_so_when_it
 @only_root
 @pytest.mark.skipif(shutil.which("ipcmk") is None, reason="ipcmk is not installed")
 def test_shared_memory_that_a_command_leaves_is_removed_with_it(made: Made) -> None:
-    run = start(made(dynamic()), "sh", "-c", "id -u; ipcmk -M 1000 -S 2 -Q; echo > /dev/shm/left-$(id -u)")
+    leave = "echo > left-$(id -u); mkdir -p dir-$(id -u)/a; ln -s /etc dir-$(id -u)/a/etc"
+    run = start(made(dynamic()), "sh", "-c", f"id -u; ipcmk -M 1000 -S 2 -Q; cd /dev/shm; {leave}")
     assert finish(run).verdict == "succeeded"
     user = text_of(run).split()[0]
     assert "Shared memory id" in text_of(run)
     assert [kind for kind in ("shm", "sem", "msg") if user in Path("/proc/sysvipc", kind).read_text().split()] == []
-    assert not Path("/dev/shm", f"left-{user}").exists()
+    assert not [*Path("/dev/shm").glob(f"*-{user}")]
+    assert Path("/etc/passwd").exists()
+
+
+@only_root
+def test_a_command_leaves_no_core(made: Made) -> None:
+    run = start(made(dynamic()), "sh", "-c", "ulimit -c; ulimit -Hc; ulimit -c 1 2>&- || echo no")
+    finish(run)
+    assert text_of(run).split() == ["0", "0", "no"]
 
 
 @only_root

@@ -18,6 +18,7 @@ import fcntl
 import json
 import os
 import pwd
+import shutil
 import signal
 import subprocess
 import sys
@@ -284,7 +285,8 @@ def _clear_accounts(users: set[int]) -> set[int]:
 
 
 def remove_shared_memory(user: int) -> None:
-    """Remove the System V shared memory, semaphores and queues, and the POSIX ones, that a user id left.
+    """Remove the System V shared memory, semaphores and queues, and what lies where the POSIX ones do, that a user id
+    left: files, and directories with all that is in them.
 
     They outlive its processes, take memory, and the next attempt with the id could read them.
     """
@@ -299,7 +301,11 @@ def remove_shared_memory(user: int) -> None:
         with contextlib.suppress(OSError):
             for entry in os.scandir(folder):
                 with contextlib.suppress(OSError):
-                    if entry.stat(follow_symlinks=False).st_uid == user:
+                    if entry.stat(follow_symlinks=False).st_uid != user:
+                        continue
+                    if entry.is_dir(follow_symlinks=False):
+                        shutil.rmtree(entry.path, ignore_errors=True)  # it follows no link
+                    else:
                         os.unlink(entry.path)
 
 

@@ -73,6 +73,8 @@ class Privileges:
         """Give up everything else, for good. Raises OSError."""
         if self.cgroup is not None:
             Path(self.cgroup, "cgroup.procs").write_text("0")
+        # A dump of memory is a copy of the job's data, which may lie where others read it.
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         if self.account is None:
             return
         user, group = self.account
