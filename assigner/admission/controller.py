@@ -573,7 +573,7 @@ class AdmissionController:
         failed = answers.failed
         for each, error in failed.items():
             log.warning("leasehold.rate_limiter_error", resource=each, error=error)
-        for each in sorted(asking - answers.refused.keys()):
+        for each in sorted(asking - failed.keys()):
             delete_skips(connection, each)
         if not failed:
             return

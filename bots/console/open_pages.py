@@ -19,7 +19,7 @@ from bots.console.sessions import SessionOver, Sessions
 
 #: The most pages of one session. One more ends the oldest, first one that no browser shows.
 MAX_PAGES = 40
-#: Seconds between the end of a session and that of its websockets, in which its pages learn where to go.
+#: Seconds after the end of a session at which its pages are sent to the log-in, and as many until their websockets end.
 FAREWELL_SECONDS = 1.0
 #: What NiceGUI lets a browser send, but for `log`, which would write any text into our log.
 MESSAGES = ("handshake", "event", "javascript_response", "ack")
@@ -74,13 +74,20 @@ class OpenPages:
             logger.setLevel(logging.CRITICAL)
 
     def _end(self, session: str) -> None:
-        """Send the pages of a session that is over to the log-in, and end their websockets."""
-        for page in list(Page.instances.values()):
-            if page.request.state.session == session:
-                page.open("/login?over=1")
-        asyncio.get_running_loop().call_later(FAREWELL_SECONDS, self._leave, session)
+        """Send the pages of a session that is over to the log-in, and then end their websockets.
 
-    def _leave(self, session: str) -> None:
+        Not at once: the page on which somebody has logged out is on its way there already.
+        """
+        loop = asyncio.get_running_loop()
+        loop.call_later(FAREWELL_SECONDS, self._send_away, session)
+        loop.call_later(2 * FAREWELL_SECONDS, self._close, session)
+
+    def _send_away(self, session: str) -> None:
+        for page in list(Page.instances.values()):
+            if page.request.state.session == session and page.has_socket_connection:
+                page.open("/login?over=1")
+
+    def _close(self, session: str) -> None:
         for send, of in self._websockets.items():
             if of == session:
                 create(send({"type": "websocket.close", "code": 1008}), name="end of a session")
