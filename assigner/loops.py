@@ -322,7 +322,7 @@ def _nothing(_number: int, _frame: FrameType | None) -> None:
 
 
 def exit_within(seconds: float, code: int) -> None:
-    """End this process with this exit code after so many seconds at the latest.
+    """End this process with the exit code `code`, `seconds` from now at the latest.
 
     A thread that waits for a server which does not answer cannot be interrupted, and the interpreter joins threads
     before it ends. What such a thread waits for is lost in any case: its transaction ends with the connection.

@@ -358,13 +358,11 @@ def _serve(installation: "Installation", port: "SharedPort | None") -> int:
 
     settings: Any = installation.settings
     factor: float | None = settings.estimates.advice_factor
-    stopped_by: list[int] = []
 
     class Server(server.Server):
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-            if not stopped_by:
+            if self.stopped_by is None:
                 exit_within(server.SHUTDOWN_SECONDS + STOP_WITHIN, 1)
-            stopped_by.append(sig)
             super().handle_exit(sig, frame)
 
     def on_ready(url: str) -> None:
@@ -392,8 +390,9 @@ def _serve(installation: "Installation", port: "SharedPort | None") -> int:
             shared_port=port,
         )
         app.state.rules = rules_from(settings)
-        Server(app, settings.gateway, on_ready=on_ready).serve_until_stopped()
-    return 130 if signal.SIGINT in stopped_by else 0
+        serving = Server(app, settings.gateway, on_ready=on_ready)
+        serving.serve_until_stopped()
+    return 130 if serving.stopped_by is signal.SIGINT else 0
 
 
 def _keep_url(installation: "Installation", url: str) -> None:

@@ -18,7 +18,6 @@ from functools import cache
 from ipaddress import ip_address
 from pathlib import Path
 from string import Template
-from types import FrameType
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -44,15 +43,12 @@ from bots.console.sessions import (
     TooManySessions,
     admitted,
 )
-from bots.gateway.connection_limits import (
-    MOST_BY_DEFAULT,
-    RESERVED_FILES,
-    ConnectionLimits,
-    ConnectionTable,
-    network_of,
-)
+from bots.gateway import listening
+from bots.gateway.connection_limits import ConnectionTable, network_of
 from bots.gateway.http_server import HttpServer, allow_many_files
 from bots.gateway.metrics import GatewayMetrics
+from bots.gateway.server import connection_limits
+from bots.gateway.settings import GatewaySettings
 from schema import clock
 
 Scope = MutableMapping[str, Any]
@@ -331,32 +327,17 @@ class Listen:
 
     def bound(self) -> socket.socket:
         """Return a socket that listens there. Raises BadInput that names the option."""
-        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
-        made = socket.socket(family, socket.SOCK_STREAM)
         try:
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            made.bind((self.host, self.port))
+            return listening.listen(self.host, self.port)
         except OSError as error:
-            made.close()
             option = "--host" if isinstance(error, socket.gaierror) else "--port"
             raise BadInput(option, f"cannot listen on {self.host}:{self.port}: {error.strerror}") from None
-        return made
 
     @property
     def hosts(self) -> frozenset[str]:
         """The names, in small letters, by which browsers may reach the console; addresses need none."""
         own = ("localhost", self.host, socket.gethostname(), socket.getfqdn())
         return frozenset(name.lower() for name in (*own, *self.names))
-
-
-class Server(HttpServer):
-    """The console's server, which remembers the first signal that it was stopped by."""
-
-    stopped_by: signal.Signals | None = None
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self.stopped_by = self.stopped_by or signal.Signals(sig)
-        super().handle_exit(sig, frame)
 
 
 def serve(gateway: str, listen: Listen, *, on_ready: Callable[[str], None]) -> int:
@@ -382,11 +363,9 @@ def serve(gateway: str, listen: Listen, *, on_ready: Callable[[str], None]) -> i
         config.load()
     except (OSError, ssl.SSLError) as error:
         raise BadInput("--certificate", f"cannot be used with the key: {error}") from None
-    most = max(1, min(allow_many_files() - RESERVED_FILES, MOST_BY_DEFAULT))
-    limits = ConnectionLimits(connections=most, per_address=max(1, most // 2))
-    # The console has no metrics of its own: what its table counts is for the gateway's.
-    table = ConnectionTable(limits, GatewayMetrics())
-    server = Server(config, table, on_listening=lambda _: on_ready(address))
+    # The limits of a gateway without settings. The table counts for its metrics, which the console shows nobody.
+    table = ConnectionTable(connection_limits(GatewaySettings(), files=allow_many_files()), GatewayMetrics())
+    server = HttpServer(config, table, on_listening=lambda _: on_ready(address))
     try:
         server.run(sockets=[made])
     finally:

@@ -15,7 +15,7 @@ IDLE, LONGEST = 1800.0, 12 * 3600.0
 #: The most sessions at once, of all tokens and of one. One more of a token ends that one of its own sessions which was
 #: not used for the longest time, and never one of another token.
 MAX_SESSIONS, MAX_SESSIONS_OF_TOKEN = 200, 20
-#: Log-ins from one address that may fail within so many seconds. Each asks the gateway.
+#: The most failed log-ins of one address, and the seconds for which each counts. Each log-in asks the gateway.
 MAX_FAILURES, FAILURES_WITHIN = 10, 60.0
 #: Bytes of chance in the id of a session.
 ID_BYTES = 32
@@ -133,7 +133,7 @@ class Failures:
         self._times: dict[str, deque[float]] = {}
 
     def too_many(self, address: str) -> bool:
-        """True if so many log-ins from this address have failed that it has to wait."""
+        """True if this address has had `MAX_FAILURES` failed log-ins lately, and so has to wait."""
         self._forget()
         return len(self._times.get(address, ())) >= MAX_FAILURES
 

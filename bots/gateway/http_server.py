@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Generator
 from functools import partial
+from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -51,11 +52,17 @@ class HttpServer(uvicorn.Server):
     ) -> None:
         super().__init__(config)
         self.servers: list[Any] = []  # uvicorn closes them at the end
+        #: The first signal that asked it to stop.
+        self.stopped_by: signal.Signals | None = None
         self._connections, self._on_listening, self._port = table, on_listening, port
 
     def stop(self) -> None:
         """Ask the server to stop; any thread may call this."""
         self.should_exit = True
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.stopped_by = self.stopped_by or signal.Signals(sig)
+        super().handle_exit(sig, frame)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         # Instead of uvicorn's, which makes other connections and does not count those in their handshake.

@@ -26,21 +26,26 @@ def bind(settings: GatewaySettings) -> socket.socket:
     """Return a socket that listens at the configured address. Raises BadInput if that cannot be used."""
     if settings.unix_socket is not None:
         return _bind_path(settings.unix_socket)
-    host = settings.host
     try:
-        found = socket.getaddrinfo(host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, _, _, _, address = found[0]
-        listener = socket.create_server(address, family=family, backlog=BACKLOG)
-        # Connections inherit this. Without it the second write of each answer waits 40 ms for a delayed ACK. asyncio
-        # sets it only on sockets that were made with an explicit protocol number.
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in (("TCP_KEEPIDLE", PROBE_AFTER), ("TCP_KEEPINTVL", PROBE_EVERY), ("TCP_KEEPCNT", PROBES)):
-            if hasattr(socket, option):  # not every system has all of them
-                listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-        return listener
+        return listen(settings.host, settings.port)
     except OSError as error:
-        raise BadInput("gateway.port", f"cannot listen on {host}:{settings.port}: {error.strerror}") from None
+        detail = f"cannot listen on {settings.host}:{settings.port}: {error.strerror}"
+        raise BadInput("gateway.port", detail) from None
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a TCP socket that listens there; 0 as port: any free one. Raises OSError."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, _, _, _, address = found[0]
+    listener = socket.create_server(address, family=family, backlog=BACKLOG)
+    # Connections inherit this. Without it the second write of each answer waits 40 ms for a delayed ACK. asyncio sets
+    # it only on sockets that were made with an explicit protocol number.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (("TCP_KEEPIDLE", PROBE_AFTER), ("TCP_KEEPINTVL", PROBE_EVERY), ("TCP_KEEPCNT", PROBES)):
+        if hasattr(socket, option):  # not every system has all of them
+            listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+    return listener
 
 
 def _bind_path(path: Path) -> socket.socket:
