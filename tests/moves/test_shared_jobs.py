@@ -1,5 +1,6 @@
 """Several submissions of one job: joining, raising its priority, and cancelling one's own part of it."""
 
+import json
 import random
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -114,6 +115,21 @@ def test_a_key_that_joined_answers_with_the_same_id_again_and_refuses_other_requ
     with pytest.raises(Conflict, match="'k' was used before"):
         pool.submit(key="k")
     assert len(pool.rows(JOBS)) == 1
+
+
+@pytest.mark.parametrize("others", [["b", "a"], ["a", "b"], ["b", None], [None, "b"]])
+def test_one_key_in_one_batch_with_different_deduplication_keys_is_a_conflict(
+    pool: Pool, others: list[str | None]
+) -> None:
+    request = {"instance": "default", "properties": {}, "payload": {"command": ["true"]}, "key": "k"}
+    requests = [request | ({} if other is None else {"dedup_key": other}) for other in others]
+    with pytest.raises(Conflict, match=r"jobs\[[01]\]\.key: 'k' was used before"):
+        pool.database.run(lambda c: submit(c, requests, actor="test"))
+    assert pool.rows(JOBS) == []
+
+    answers = pool.rows("SELECT * FROM submit(CAST(:jobs AS jsonb)) ORDER BY n", jobs=json.dumps(requests))
+    assert sorted((row.created, row.same) for row in answers) == [(False, False), (True, True)]
+    assert len({row.public_id for row in answers} - {None}) == len(pool.rows(JOBS)) == 1
 
 
 def test_a_more_urgent_duplicate_is_picked_before_what_it_stood_behind(pool: Pool) -> None:

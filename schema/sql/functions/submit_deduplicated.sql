@@ -10,7 +10,6 @@ LANGUAGE plpgsql AS $$
 DECLARE
     asked record;
     made record;
-    known record;
     claimed bigint[];
 BEGIN
     -- Until a key's job is known, its row has minus the place of the request that has claimed the key.
@@ -29,11 +28,11 @@ BEGIN
     FOR asked IN
         WITH given AS MATERIALIZED (
             SELECT r.ordinality AS nth, r.value AS request, i.id AS instance, r.value->>'key' AS key,
-                intern_platform(normal_properties(coalesce(r.value->'properties', '{}'))) AS platform,
-                sha256(convert_to(((originals->(r.ordinality - 1)::integer) - 'key')::text, 'UTF8')) AS request_hash
+                intern_platform(normal_properties(coalesce(r.value->'properties', '{}'))) AS platform
             FROM jsonb_array_elements(requests) WITH ORDINALITY AS r
             JOIN instances i ON i.name = coalesce(r.value->>'instance', 'default')
             WHERE r.value->>'dedup_key' IS NOT NULL
+                AND (r.value->>'key' IS NULL OR r.ordinality = ANY (claimed))
             ORDER BY r.ordinality
         ), numbered AS MATERIALIZED (
             -- The ids are in the order of the requests.
@@ -41,18 +40,22 @@ BEGIN
         )
         SELECT * FROM numbered o ORDER BY o.instance, o.request->>'dedup_key', o.nth
     LOOP
-        IF asked.key IS NULL OR asked.nth = ANY (claimed) THEN
-            SELECT * INTO made
-            FROM submit_or_join(asked.request, asked.instance, asked.platform, actor, asked.new_id);
-            UPDATE submit_keys k SET job_id = made.job, follower = CASE WHEN made.joined THEN made.answer END
-            WHERE k.instance = asked.instance AND k.key = asked.key;
-            RETURN QUERY SELECT asked.n, made.job, made.answer, NOT made.joined, true;
-        ELSE
-            SELECT k.job_id, coalesce(k.follower, j.public_id) AS answer, k.request_hash INTO known
-            FROM submit_keys k JOIN jobs j ON j.id = k.job_id
-            WHERE k.instance = asked.instance AND k.key = asked.key;
-            RETURN QUERY SELECT asked.n, known.job_id, known.answer, false, known.request_hash = asked.request_hash;
-        END IF;
+        SELECT * INTO made
+        FROM submit_or_join(asked.request, asked.instance, asked.platform, actor, asked.new_id);
+        UPDATE submit_keys k SET job_id = made.job, follower = CASE WHEN made.joined THEN made.answer END
+        WHERE k.instance = asked.instance AND k.key = asked.key;
+        RETURN QUERY SELECT asked.n, made.job, made.answer, NOT made.joined, true;
     END LOOP;
+    -- The other keys were known before, or are those of requests above; all of them have their jobs now.
+    RETURN QUERY
+        SELECT (r.ordinality - 1)::integer, k.job_id, coalesce(k.follower, j.public_id), false,
+            k.request_hash = sha256(convert_to(((originals->(r.ordinality - 1)::integer) - 'key')::text, 'UTF8'))
+        FROM jsonb_array_elements(requests) WITH ORDINALITY AS r
+        JOIN instances i ON i.name = coalesce(r.value->>'instance', 'default')
+        CROSS JOIN LATERAL (
+            SELECT k.job_id, k.follower, k.request_hash FROM submit_keys k
+            WHERE k.instance = i.id AND k.key = r.value->>'key' OFFSET 0) k
+        CROSS JOIN LATERAL (SELECT j.public_id FROM jobs j WHERE j.id = k.job_id OFFSET 0) j
+        WHERE r.value->>'dedup_key' IS NOT NULL AND r.ordinality <> ALL (claimed);
     PERFORM wake('jobs');
 END $$;
