@@ -334,8 +334,10 @@ WITH old AS MATERIALIZED (
         FROM job_events
         WHERE job_id = j.id AND move = 'submit' ORDER BY id LIMIT 1) e ON true
 )
-SELECT o.name, s.public_id, s.created, s.same
-FROM submit((SELECT jsonb_agg(request ORDER BY n) FROM old), :actor) s JOIN old o ON o.n = s.n
+SELECT o.name, s.public_id, coalesce(s.created, true) AS created, coalesce(s.same, true) AS same
+FROM submit_all((SELECT jsonb_agg(request ORDER BY n) FROM old), :actor) a
+CROSS JOIN LATERAL unnest(a.public_ids, a.created, a.same) WITH ORDINALITY AS s (public_id, created, same, nth)
+JOIN old o ON o.n = s.nth - 1
 """)
 
 
@@ -367,7 +369,7 @@ def requeue(
     }
     over = {name: known[name].job_id for name, state in states.items() if state in REQUEUEABLE}
     _check_ceiling({name: kept[job_id].priority for name, job_id in over.items()}, ceiling)
-    # Submitting comes first: it waits for limits of queues, which nobody waits for who has locked jobs.
+    # Submitting comes first: it waits for equal keys and equal new rows, which nobody waits for who has locked jobs.
     again = _submit_again(connection, over, key=key, actor=actor) if over else {}
     waiting = cancel.wanted_job_ids(known[name] for name in states if name not in over)
     held = release_held(connection, waiting, reason=reason, actor=actor)

@@ -19,7 +19,7 @@ from schema.policy.ceilings import instance_id
 from schema.predicates import AT_REST, READY
 from schema.validation import MAX_LABEL, check_text
 
-#: The largest limit of a label or an instance, in jobs. Each submit counts up to it while other submits there wait.
+#: The largest limit of a label or an instance, in jobs. Each submit there counts up to it.
 MAX_QUEUED = 100_000
 
 _PUT = text("""

@@ -14,10 +14,12 @@ from leasehold.errors import NotReady
 from psycopg import sql
 from sqlalchemy import event, make_url
 
+from schema.moves.hold import requeue
 from schema.postgres import migrate
 from schema.postgres.engine import Database, DatabaseSettings, libpq_url
 from schema.timing import Timing
 from tests.support.pool import Pool, completed
+from tests.support.race import cancel
 from tests.support.servers import Console
 
 SUBMIT = "SELECT count(*) FROM leasehold.submit(%s)"
@@ -88,6 +90,12 @@ def test_processes_of_the_pool_work_with_rights_on_rows_only(
         bot = pool.bot(capacity=4, properties={"os": "linux"})
         pool.assigner().run_once()
         bot.sync(*[completed(work) for work in bot.take()])
+        (gone,) = pool.submit()
+        cancel(pool, gone)
+        (again,) = limited.run(
+            lambda c: requeue(c, [gone], instances=None, ceiling=None, key=None, reason=None, actor="test")
+        )
+        assert again.changed
         pool.upkeep(keep_succeeded=0).run_once()
         with pytest.raises(Exception, match="must be owner"):
             pool.change("DROP TABLE jobs")
