@@ -97,9 +97,15 @@ class Trash:
     def _made(self) -> Path:
         """Make the folder, in place of whatever a command may have put at its path. Raises OSError."""
         with contextlib.suppress(FileNotFoundError):
-            if not stat.S_ISDIR(self._folder.lstat().st_mode):
+            found = self._folder.lstat()
+            if not stat.S_ISDIR(found.st_mode):
                 self._folder.unlink()
+            elif found.st_uid != os.geteuid():
+                # Its owner could reach what is in it.
+                self._folder.rename(f"{self._folder}.{secrets.token_hex(8)}")
         self._folder.mkdir(mode=0o700, exist_ok=True)
+        if self._folder.lstat().st_uid != os.geteuid():
+            raise OSError(errno.EPERM, "another account makes it again and again")
         self._folder.chmod(0o700)
         return self._folder
 

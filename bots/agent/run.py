@@ -529,6 +529,7 @@ class Run(AttemptRun):
         self._patience = math.inf
         #: No process of this attempt can be left.
         self._silent = True
+        self._site: Site | None = None
         self._waker_reader, self._waker = socket.socketpair()
 
     def start(self) -> None:
@@ -550,6 +551,9 @@ class Run(AttemptRun):
         self._waker_reader.close()
         self._waker.close()
         self._finish(outcome)
+        # Afterwards, because it takes as long as the removal of all that the command left in shared memory.
+        if self._site is not None and not self._place.containment.close(self._site, silent=self._silent):
+            _log.warning("a cgroup cannot be removed", cgroup=self._site.privileges.cgroup)
 
     def _attempt(self) -> Outcome | None:
         try:
@@ -560,19 +564,16 @@ class Run(AttemptRun):
             if self._stop is not None:
                 return self._stopped(self._stop, Ending())
         try:
-            site = self._place.containment.open(self._place.workplace)
+            self._site = site = self._place.containment.open(self._place.workplace)
         except (OSError, LeaseholdError) as error:
             return Outcome(verdict="error", reason=unable_to_contain(error))
-        directory = site.directory
         try:
             return self._execute(payload, site)
         except OSError as error:
             return Outcome(verdict="error", reason=f"the command cannot be started: {error.strerror or error}")
         finally:
             # Renamed at once and removed later: neither the time nor a failure of it reaches the outcome.
-            self._place.workplace.discard(directory)
-            if not self._place.containment.close(site, silent=self._silent):
-                _log.warning("a cgroup cannot be removed", cgroup=site.privileges.cgroup)
+            self._place.workplace.discard(site.directory)
 
     def _environment(self, payload: Payload, site: Site) -> dict[str, str]:
         self.checkpoint.place(str(site.directory / FILES.checkpoint), site.privileges.account)

@@ -280,9 +280,45 @@ def test_shared_memory_that_a_command_leaves_is_removed_with_it(made: Made) -> N
     assert finish(run).verdict == "succeeded"
     user = text_of(run).split()[0]
     assert "Shared memory id" in text_of(run)
+    # Only then may another attempt have the user id.
+    eventually(lambda: not Path("/run/leasehold/accounts", user).exists())
     assert [kind for kind in ("shm", "sem", "msg") if user in Path("/proc/sysvipc", kind).read_text().split()] == []
     assert not [*Path("/dev/shm").glob(f"*-{user}")]
     assert Path("/etc/passwd").exists()
+
+
+#: More folders than a process may open at once, and than Python's stack holds.
+DEEP = "import os\nname = 'deep-' + str(os.getuid())\nfor _ in range(1200): os.mkdir(name); os.chdir(name)"
+
+
+@only_root
+def test_a_deep_directory_in_shared_memory_harms_neither_its_attempt_nor_a_later_agent(made: Made) -> None:
+    assert PYTHON is not None
+    place = made(dynamic())
+    run = start(place, "sh", "-c", f'id -u; cd /dev/shm && exec {PYTHON} -S -c "{DEEP}"')
+    assert finish(run).verdict == "succeeded"
+    user = text_of(run).split()[0]
+    eventually(lambda: not Path("/run/leasehold/accounts", user).exists())
+    assert not Path(f"/dev/shm/deep-{user}").exists()
+
+
+@only_root
+def test_a_deep_directory_of_a_dead_agent_in_shared_memory_does_not_keep_the_next_one_from_its_start() -> None:
+    assert PYTHON is not None
+    dead, living = JobAccounts("dynamic"), JobAccounts("dynamic")
+    left = dead.take()
+    assert left is not None
+    subprocess.run([PYTHON, "-S", "-c", DEEP], cwd="/dev/shm", user=left.user, group=left.group, check=True)
+    dead.close()
+    # Nobody has it before the next agent that starts has cleared it.
+    taken = living.take()
+    assert taken is not None
+    assert taken.user != left.user
+    living.give_back(taken, silent=True)
+    living.clear()
+    assert not Path(f"/dev/shm/deep-{left.user}").exists()
+    assert not Path("/run/leasehold/accounts", str(left.user)).exists()
+    living.close()
 
 
 @only_root

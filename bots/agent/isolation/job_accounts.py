@@ -7,6 +7,7 @@ a machine take the ids in turn, so an id, whose former attempt may have left fil
 
     /run/leasehold/accounts/<user id>   exists, and is locked with flock by an agent, while an attempt has the user id
     /run/leasehold/accounts/next        the user id to try next; locked with flock while one is taken or given back
+    /dev/shm/leasehold-trash            directories that attempts left in /dev/shm, until they are removed
 
 Nothing else is done while that last lock is held, because all agents of the machine wait for it.
 """
@@ -18,7 +19,6 @@ import fcntl
 import json
 import os
 import pwd
-import shutil
 import signal
 import subprocess
 import sys
@@ -34,6 +34,7 @@ from leasehold.errors import BadInput, LeaseholdError
 from bots.agent import guardian
 from bots.agent.isolation import privileges
 from bots.agent.isolation.privileges import Privileges
+from bots.agent.removal import Trash
 from schema import clock
 
 #: Values of `job_user` that are no names of accounts.
@@ -46,8 +47,10 @@ PROCESSES = 4096
 _RESERVED = Path("/run/leasehold/accounts")
 #: Of a program that allocates user ids of the same range and marks them here.
 _RESERVED_ELSEWHERE = Path("/run/systemd/dynamic-uid")
-#: Where the kernel shows shared memory and message queues of POSIX as files.
+#: Where the kernel shows shared memory and message queues of POSIX as files. Only the first can hold directories.
 _POSIX = (Path("/dev/shm"), Path("/dev/mqueue"))
+#: On the same file system as the first, closed to all accounts but the agent's.
+_TRASH = _POSIX[0] / "leasehold-trash"
 _REMOVE = 0  # IPC_RMID
 _libc = ctypes.CDLL(None, use_errno=True)
 #: How to remove an object of System V, and the column of its owner in /proc/sysvipc, by kind.
@@ -68,6 +71,8 @@ _LOOK_AGAIN = 0.01
 _KILLING = 10.0
 #: Seconds within which the processes of dead agents must die.
 _DYING = 5.0
+#: Seconds for which an agent that ends waits until its attempts have given their user ids back.
+_CLOSING = 1.0
 
 
 @dataclass(frozen=True)
@@ -94,9 +99,11 @@ class JobAccounts:
 
     def __init__(self, job_user: str | None) -> None:
         self.kind = kind_of(job_user)
-        self._lock = threading.Lock()
+        #: Notified when an attempt has given its user id back.
+        self._lock = threading.Condition()
         #: Descriptors of the reservations of both ids, by the even one.
         self._held: dict[int, list[int]] = {}
+        self._trash = Trash(_TRASH)
         self._named: JobAccount | None = None
         if self.kind == AGENT:
             return
@@ -127,20 +134,29 @@ class JobAccounts:
         return JobAccount(user, user, f"leasehold-{user}", _killer_of(user))
 
     def give_back(self, account: JobAccount | None, *, silent: bool) -> None:
-        """Take an account back after the attempt. `silent`: no process of it is left; otherwise it is used no more."""
+        """Take an account back after the attempt. `silent`: no process of it is left; otherwise it is used no more.
+
+        This takes as long as the removal of all files that the attempt left where shared memory is. Never raises.
+        """
         if account is None or self.kind != DYNAMIC or not silent:
             return
-        remove_shared_memory(account.user)
         try:
+            if not remove_shared_memory(account.user, self._trash):
+                raise OSError(errno.EBUSY, "files of the job in /dev/shm cannot be removed")
             with self._lock, _turn():
-                _free(account.user, self._held.pop(account.user))
+                # None if the agent has ended meanwhile.
+                if (descriptors := self._held.pop(account.user, None)) is not None:
+                    _free(account.user, descriptors)
+                self._lock.notify_all()
         except OSError as error:
-            _log.warning("a user id stays reserved until the agent ends", user=account.user, reason=error.strerror)
+            _log.warning(
+                "a user id stays reserved until a later agent starts", user=account.user, reason=error.strerror
+            )
 
     def clear(self) -> None:
         """Kill what runs under user ids whose agent died and left them reserved. Raises LeaseholdError.
 
-        Ids under which something is left after 5 s stay reserved until a later agent starts.
+        Ids of which something is left after 5 s stay reserved until a later agent starts.
         """
         if self.kind != DYNAMIC:
             return
@@ -153,8 +169,7 @@ class JobAccounts:
                             held[user] = descriptors
                 unknown = {user for user in held if not _is_known(user) and not _is_known(_killer_of(user))}
                 left = _clear_accounts(unknown)
-                for user in unknown - left:
-                    remove_shared_memory(user)
+                left |= {user for user in unknown - left if not remove_shared_memory(user, self._trash)}
                 with _turn():
                     for user in held.keys() - left:
                         _free(user, held.pop(user))
@@ -162,10 +177,15 @@ class JobAccounts:
                 _close(held)
         except OSError as error:
             raise LeaseholdError(f"what earlier agents left in {_RESERVED} cannot be cleared: {error}") from None
+        if _TRASH.is_dir():
+            self._trash.resume()
 
     def close(self) -> None:
         """Let other agents have the user ids of this one; those of attempts that have not ended stay marked."""
-        _close(self._held)
+        with self._lock:
+            self._lock.wait_for(lambda: not self._held, _CLOSING)
+            _close(self._held)
+        self._trash.close(_CLOSING)
 
     def _reserve(self, turn: IO[str]) -> int:
         busy = _users_with_processes()
@@ -174,7 +194,8 @@ class JobAccounts:
         size = LAST - FIRST + 1
         for user in (FIRST + ((first & ~1) - FIRST + n) % size for n in range(0, size, 2)):
             both = {user, _killer_of(user)}
-            if both & busy or any(map(_is_known, both)):
+            # What exists and is not locked is left of an agent that died; the next agent that starts clears it.
+            if both & busy or any((_RESERVED / str(each)).exists() or _is_known(each) for each in both):
                 continue
             descriptors = _reservations(user)
             if descriptors is None:
@@ -284,11 +305,12 @@ def _clear_accounts(users: set[int]) -> set[int]:
     return left
 
 
-def remove_shared_memory(user: int) -> None:
+def remove_shared_memory(user: int, trash: Trash) -> bool:
     """Remove the System V shared memory, semaphores and queues, and what lies where the POSIX ones do, that a user id
-    left: files, and directories with all that is in them.
+    left: files, and directories with all that is in them. Return False if some of it stays. Never raises.
 
-    They outlive its processes, take memory, and the next attempt with the id could read them.
+    They outlive its processes, take memory, and the next attempt with the id could read them. `trash`: for directories,
+    which nobody reaches from then on.
     """
     for kind, remove in _SYSTEM_V.items():
         with contextlib.suppress(OSError):
@@ -297,16 +319,28 @@ def remove_shared_memory(user: int) -> None:
                 # The columns of owner and creator: their place differs by kind.
                 if str(user) in (fields[_OWNER[kind]], fields[_OWNER[kind] + 2]):
                     remove(int(fields[1]))
+    gone = True
     for folder in _POSIX:
-        with contextlib.suppress(OSError):
-            for entry in os.scandir(folder):
-                with contextlib.suppress(OSError):
-                    if entry.stat(follow_symlinks=False).st_uid != user:
-                        continue
-                    if entry.is_dir(follow_symlinks=False):
-                        shutil.rmtree(entry.path, ignore_errors=True)  # it follows no link
-                    else:
-                        os.unlink(entry.path)
+        try:
+            found = list(os.scandir(folder))
+        except FileNotFoundError:
+            continue
+        except OSError:
+            gone = False
+            continue
+        for entry in found:
+            try:
+                if entry.stat(follow_symlinks=False).st_uid != user:
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    gone = trash.take(Path(entry.path)) and gone
+                else:
+                    os.unlink(entry.path)
+            except FileNotFoundError:
+                continue
+            except OSError:
+                gone = False
+    return gone
 
 
 def _existing(name: str) -> JobAccount:
