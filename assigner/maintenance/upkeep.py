@@ -82,6 +82,10 @@ def sample_minute(connection: Connection) -> bool:
 
 #: The most rows that one transaction changes.
 LIMIT = 500
+#: The most requirement sets that one transaction links: no session opens meanwhile.
+LINKS = 20
+#: The most graphs that are looked at for one that can be deleted: of each, nodes are read until one is kept.
+GRAPHS = 20
 #: The most batches of one duty in one round.
 DELETIONS = 10
 HOUR = 3600.0
@@ -249,7 +253,7 @@ class Upkeep:
     def _duties_of_jobs(self) -> Iterator[Duty]:
         """What moves jobs that wait, and graphs."""
         yield Duty("queue timeouts", 0, self._time_out)
-        yield Duty("missed links", 0, self._doing(self._link))
+        yield Duty("missed links", 0, self._in_batches(self._link, full=LINKS))
         yield Duty("graph nodes", 0, self._graph_nodes)
         yield Duty("cancelled graphs", 0, self._cancelled_graphs)
         yield Duty("finished graphs", 0, self._finished_graphs)
@@ -428,11 +432,13 @@ class Upkeep:
             )
             metrics.observe_reaped("graph", cancelled)
 
-    def _link(self, connection: Connection) -> None:
+    @staticmethod
+    def _link(connection: Connection) -> int:
         """Link new requirement sets with kinds of bots that appeared at the same time, and wake their queues."""
-        queues = link_missed(connection, limit=LIMIT)
-        if queues and wake_queues(connection, queues):
+        found = link_missed(connection, limit=LINKS)
+        if found.queues and wake_queues(connection, found.queues):
             notify.wake(connection, "jobs")
+        return found.sets
 
     def _finished_graphs(self) -> None:
         if self._database.run(any_open_graph):
@@ -470,7 +476,7 @@ class Upkeep:
         """Delete finished graphs, as far as a few looks go; the next round goes on where this one ended."""
         age = self._settings.keep_succeeded
         for _ in range(DELETIONS):
-            found = self._database.run(partial(delete_graph, age=age, after=self._graphs_after, limit=LIMIT))
+            found = self._database.run(partial(delete_graph, age=age, after=self._graphs_after, limit=GRAPHS))
             self._graphs_after = found.after or BEGINNING
             if found.after is None:
                 return False

@@ -9,7 +9,8 @@ so it locks nothing that a session needs. If a kind and a set appear at once, ne
 against sessions that open.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, text
@@ -37,7 +38,8 @@ WITH new AS MATERIALIZED (
 ), noted AS (
     UPDATE platforms SET linked = true WHERE id = ANY (ARRAY(SELECT id FROM new))
 )
-SELECT id FROM queues WHERE platform = ANY (ARRAY(SELECT platform FROM made))
+SELECT (SELECT count(*) FROM new) AS sets,
+    ARRAY(SELECT id FROM queues WHERE platform = ANY (ARRAY(SELECT platform FROM made))) AS queues
 """)
 
 #: One property and one of its values.
@@ -66,16 +68,20 @@ class Wanted(NamedTuple):
     preferred: frozenset[Clause] | None = None
 
 
-def link_missed(connection: Connection, *, limit: int) -> list[int] | None:
-    """Link up to `limit` new requirement sets with kinds of bots that appeared at the same time.
+@dataclass(frozen=True)
+class Linked:
+    """sets: how many requirement sets were looked at. queues: those that bots of the kinds found may serve now."""
 
-    Returns the queues that bots of these kinds may serve now; None while a session opens: come again.
-    """
-    if not connection.execute(ANY_UNLINKED).scalar_one():
-        return []
-    if not advisory.try_block_new_sessions(connection):
-        return None
-    return list(connection.execute(LINK_MISSED, {"limit": limit}).scalars())
+    sets: int
+    queues: Sequence[int]
+
+
+def link_missed(connection: Connection, *, limit: int) -> Linked:
+    """Link up to `limit` new requirement sets with kinds of bots that appeared at the same time; none while a session
+    opens. Each set is compared with every kind of bots, and no session opens meanwhile."""
+    if not connection.execute(ANY_UNLINKED).scalar_one() or not advisory.try_block_new_sessions(connection):
+        return Linked(0, [])
+    return Linked(**connection.execute(LINK_MISSED, {"limit": limit}).mappings().one())
 
 
 def offers(connection: Connection, kinds: Collection[int]) -> dict[int, Offer]:

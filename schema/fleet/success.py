@@ -100,12 +100,13 @@ def success_rates(connection: Connection, bot_ids: Sequence[int], of: Sequence[s
 #: Charges that one review gives back.
 REVIEW_LIMIT = 500
 
-# A charge may have lost some of its weight meanwhile. Bots that somebody else is at work on are left for the next time.
+# A charge may have lost some of its weight meanwhile. Bots that somebody else is at work on are left for the next time,
+# and so are charges that somebody else gives back.
 RETURN_CHARGES = text("""
 WITH due AS MATERIALIZED (
     SELECT x.job_id, x.bot_id FROM blames x JOIN bots b ON b.id = x.bot_id
     WHERE x.returned_at IS NOT NULL AND x.bot_id IS NOT NULL
-    ORDER BY x.bot_id LIMIT :limit FOR NO KEY UPDATE OF b SKIP LOCKED
+    ORDER BY x.bot_id LIMIT :limit FOR NO KEY UPDATE OF b, x SKIP LOCKED
 ), given AS MATERIALIZED (
     SELECT d.job_id, d.bot_id, j.label FROM due d
     CROSS JOIN LATERAL (SELECT label FROM jobs WHERE id = d.job_id OFFSET 0) j

@@ -87,9 +87,9 @@ WITH page AS MATERIALIZED (
 ), edges AS (
     DELETE FROM graph_edges WHERE parent = ANY (ARRAY(SELECT job_id FROM nodes))
 ), gone AS (
-    DELETE FROM graphs WHERE id = ANY (ARRAY(SELECT id FROM old)) RETURNING id
+    DELETE FROM graphs WHERE id = ANY (ARRAY(SELECT id FROM old)) RETURNING finished_at
 )
-SELECT (SELECT count(*) FROM gone) AS deleted, (SELECT count(*) FROM page) AS looked,
+SELECT (SELECT finished_at FROM gone) AS deleted, (SELECT count(*) FROM page) AS looked,
     (SELECT max(finished_at) FROM page) AS last
 """)
 
@@ -200,8 +200,8 @@ def delete_graph(connection: Connection, *, age: float, after: datetime = BEGINN
     """Delete the first graph that has been over for `age` seconds and of which no job is kept, out of `limit` that
     ended later than `after`."""
     row = connection.execute(DELETE_GRAPH, {"age": age, "after": after, "limit": limit}).one()
-    if row.deleted:
-        return DeletedGraph(True, after)
+    if row.deleted is not None:
+        return DeletedGraph(True, row.deleted)
     return DeletedGraph(False, row.last if row.looked == limit else None)
 
 

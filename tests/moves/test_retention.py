@@ -12,6 +12,7 @@ from bots.sync import sessions
 from schema import audit
 from schema.moves import retention
 from schema.moves import sessions as sessions_moves
+from schema.moves.graphs import BEGINNING, delete_graph
 from schema.moves.sessions import drain
 from tests.support.plans import Watch, watching
 from tests.support.pool import Pool, completed, submitted
@@ -228,7 +229,7 @@ def test_a_queue_that_somebody_has_held_while_jobs_were_read_is_kept(pool: Pool,
 def test_a_graph_goes_although_many_before_it_are_kept_for_their_jobs(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Five graphs are kept for a job that failed. One look reads two graphs, and a round has two looks."""
+    """Five graphs are kept for their jobs. One look reads two graphs, and a round has two looks."""
     for _ in range(6):
         graph = submitted(pool, {1: []})
         cancel(pool, graph.jobs[1])
@@ -236,10 +237,25 @@ def test_a_graph_goes_although_many_before_it_are_kept_for_their_jobs(
     pool.change("UPDATE graphs SET finished_at = now() - interval '1 h' + id * interval '1 s'")
     pool.change("UPDATE jobs SET finished_at = now() - interval '2 h' WHERE id = (SELECT max(id) FROM jobs)")
     pool.database.run(lambda c: retention.delete_finished(c, JobState.CANCELLED, age=3600, limit=500))
-    monkeypatch.setattr("assigner.maintenance.upkeep.LIMIT", 2)
+    monkeypatch.setattr("assigner.maintenance.upkeep.GRAPHS", 2)
     monkeypatch.setattr("assigner.maintenance.upkeep.DELETIONS", 2)
     upkeep = pool.upkeep(keep_succeeded=0, keep_cancelled=3600)
     upkeep.run_once()
     assert len(pool.rows("SELECT FROM graphs")) == 6
     upkeep.run_once()
     assert len(pool.rows("SELECT FROM graphs")) == 5
+
+
+def test_graphs_that_are_kept_are_not_looked_at_again_after_a_deletion(pool: Pool) -> None:
+    """The first graph is kept for its job, the next two are not."""
+    kept, *others = (submitted(pool, {1: []}) for _ in range(3))
+    for graph in (kept, *others):
+        cancel(pool, graph.jobs[1])
+    pool.upkeep().run_once()
+    pool.change("UPDATE graphs SET finished_at = now() - interval '1 h' + id * interval '1 s'")
+    pool.change("UPDATE jobs SET finished_at = now() - interval '2 h' WHERE id > (SELECT min(id) FROM jobs)")
+    pool.database.run(lambda c: retention.delete_finished(c, JobState.CANCELLED, age=3600, limit=500))
+    first = pool.database.run(lambda c: delete_graph(c, age=0, limit=2))
+    second = pool.database.run(lambda c: delete_graph(c, age=0, after=first.after or BEGINNING, limit=1))
+    assert (first.deleted, second.deleted) == (True, True)
+    assert [row.id for row in pool.rows("SELECT id FROM graphs")] == [kept.graph_id]

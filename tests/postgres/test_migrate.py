@@ -231,6 +231,15 @@ def test_slots_of_a_database_from_before_move_into_the_row_of_running_jobs(empty
     ]
 
 
+def test_requirement_sets_of_a_database_from_before_need_no_second_look(pool: Pool) -> None:
+    pool.submit(properties={"os": "linux"})
+    pool.change("ALTER TABLE platforms DROP COLUMN linked")
+    claim_version(pool.database, "0018")
+    assert migrate.upgrade(pool.database).ready
+    pool.submit(properties={"os": "plan9"})
+    assert [row.linked for row in pool.rows("SELECT linked FROM platforms ORDER BY id")] == [True, False]
+
+
 @pytest.mark.parametrize("version", ["0005", "0009", "0010", "0013"])
 def test_functions_that_submit_are_loaded_before_those_that_they_call(
     empty: Database, empty_url: str, version: str

@@ -130,6 +130,19 @@ def test_upkeep_does_not_judge_a_set_while_a_session_opens_and_comes_again(pool:
     assert len(pool.rows("SELECT FROM kind_platforms")) == 1
 
 
+def test_upkeep_links_a_few_sets_in_a_transaction_and_goes_on_in_the_next_round(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A transaction links two sets, and a round has two transactions."""
+    together(pool, *({"properties": {"os": f"os-{n}"}} for n in range(5)))
+    monkeypatch.setattr("assigner.maintenance.upkeep.LINKS", 2)
+    monkeypatch.setattr("assigner.maintenance.upkeep.DELETIONS", 2)
+    upkeep = pool.upkeep()
+    for left in (1, 0):
+        upkeep.run_once()
+        assert len(pool.rows("SELECT FROM platforms WHERE NOT linked")) == left
+
+
 def test_a_label_that_is_full_but_for_what_is_not_committed_takes_more_at_once(pool: Pool, race: Race) -> None:
     pool.change("INSERT INTO queue_limits (label, max_queued) VALUES ('nightly', 1)")
     pool.submit()

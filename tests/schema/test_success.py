@@ -363,6 +363,19 @@ def test_a_charge_is_given_back_though_the_job_passes_before_upkeep_comes(pool: 
     assert (counts(pool)["bot-1", ""], blamed(pool)) == ((0, 0), [(None, False)])
 
 
+def test_a_charge_that_another_review_gives_back_is_left_to_it(pool: Pool, race: Race) -> None:
+    count(pool)
+    first, second, _ = three(pool)
+    (job,) = work_off_counting(pool, first, "failed", retry_failed=True)
+    ends(pool, second, job, "failed")
+    with race.first() as other:
+        other.change("UPDATE blames SET bot_id = NULL")
+        race.unhindered(lambda: pool.database.run(success.review_probation), by=other)
+        other.commit()
+    pool.database.run(success.review_probation)
+    assert counts(pool, "failures", "returned")["bot-1", ""] == (1, 0)
+
+
 def test_a_job_costs_a_bot_one_charge_however_often_it_fails_there(pool: Pool) -> None:
     count(pool)
     bot = pool.bot()

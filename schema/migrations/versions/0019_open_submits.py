@@ -1,7 +1,7 @@
 """An open submit holds nothing that others need: no lock on keys, on limited labels or on requirement sets.
 
-`lock_joined` takes the place of `prepare_submit`. The column `linked` of `platforms` is false of what is new; upkeep
-looks at all sets that there are once more.
+`lock_joined` takes the place of `prepare_submit`. The column `linked` of `platforms` is false of what is new. The sets
+that are there were linked under a lock, so upkeep need not look at them again.
 """
 
 from alembic import op
@@ -15,7 +15,8 @@ depends_on = None
 
 
 def upgrade() -> None:
-    op.execute("ALTER TABLE platforms ADD COLUMN IF NOT EXISTS linked boolean NOT NULL DEFAULT false")
+    op.execute("ALTER TABLE platforms ADD COLUMN IF NOT EXISTS linked boolean NOT NULL DEFAULT true")
+    op.execute("ALTER TABLE platforms ALTER COLUMN linked SET DEFAULT false")
     op.execute("CREATE INDEX IF NOT EXISTS platforms_unlinked ON platforms (id) WHERE NOT linked")
     op.execute(
         "DROP FUNCTION IF EXISTS prepare_submit(jsonb, text), submit_all(jsonb, text, boolean),"

@@ -10,4 +10,5 @@ platforms p LEFT JOIN platforms f ON f.id = p.preferred JOIN kinds k
 ), noted AS (
     UPDATE platforms SET linked = true WHERE id = ANY (ARRAY(SELECT id FROM new))
 )
-SELECT id FROM queues WHERE platform = ANY (ARRAY(SELECT platform FROM made))
+SELECT (SELECT count(*) FROM new) AS sets,
+    ARRAY(SELECT id FROM queues WHERE platform = ANY (ARRAY(SELECT platform FROM made))) AS queues
