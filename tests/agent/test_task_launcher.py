@@ -181,6 +181,22 @@ def test_a_call_whose_process_cannot_tell_of_its_end_has_failed_and_holds_up_no_
     assert task_app.count_characters.defer("abc").result(MINUTE) == 3
 
 
+def test_a_process_that_can_open_no_more_files_is_replaced_and_its_calls_run_again(works: Works) -> None:
+    """The kernel delivers a call without the descriptor of its output to such a process."""
+    beside = task_app.use_up_descriptors.defer(works.file("used up"))
+    eventually(Path(works.file("used up")).exists)
+    assert task_app.count_characters.defer("abc").result(MINUTE) == 3
+    # It was not stopped by anybody: it counts as a call whose process ended.
+    assert beside.result(MINUTE) == 2
+
+
+@pytest.mark.parametrize("task", [task_app.store, task_app.store_beside_others], ids=["def", "async"])
+def test_a_result_that_is_no_text_is_an_error_of_the_call_that_stores_it(works: Works, task: Any) -> None:
+    with pytest.raises(TaskFailed) as failed:
+        task.defer({"a": 1}).result(MINUTE)
+    assert failed.value.kind == "AttributeError"
+
+
 @pytest.mark.parametrize(("then", "reason"), [("stay", "killed by SIGKILL"), ("leave", "exit code 3")])
 def test_a_process_that_hangs_up_has_failed_and_is_replaced(works: Works, then: str, reason: str) -> None:
     assert {"state": "failed", "reason": reason}.items() <= works.show(task_app.hang_up.defer(then)).items()

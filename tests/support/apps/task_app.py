@@ -5,6 +5,7 @@ import contextlib
 import io
 import logging
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -250,6 +251,31 @@ async def rest(file: str) -> None:
         await asyncio.sleep(60)
     finally:
         print("rested", leasehold.current().cancelled)
+
+
+@pool.task
+async def use_up_descriptors(file: str) -> int:
+    """In the first attempt, make the file, let the process open no more and stay; return the number of the second."""
+    if leasehold.current().attempt == 1:
+        Path(file).touch()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        with contextlib.suppress(OSError):
+            while True:
+                os.open(os.devnull, os.O_RDONLY)
+        await asyncio.sleep(60)
+    return leasehold.current().attempt
+
+
+@pool.task
+def store(document: Any) -> None:
+    """Store a result by the function for commands that are no tasks."""
+    leasehold.current().store_result(document)
+
+
+@pool.task
+async def store_beside_others(document: Any) -> None:
+    """Do the same in the process of asynchronous tasks."""
+    leasehold.current().store_result(document)
 
 
 @pool.task

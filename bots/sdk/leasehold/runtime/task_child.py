@@ -163,13 +163,14 @@ class WarmAttempt(Attempt):
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         super().__init__(environment)
-        self.result: str | None = None
+        self.result = b""
         #: The attempt has written no file by itself.
         self.fileless = True
 
     def store_result(self, document: str) -> None:
         if len(document) <= _MOST_RESULT:
-            self.result = document
+            # At once, so that a task that stores what is no text has the error, and not the end of its call.
+            self.result = document.encode()
         else:
             self.fileless = False
             super().store_result(document)
@@ -203,7 +204,7 @@ class CallRequest:
         # The task may have closed it.
         with contextlib.suppress(OSError):
             quiet = clean and fcntl.ioctl(self.output, termios.FIONREAD, _NONE) == _NONE
-        return CallEnd(self.number, code, seconds, clean, quiet, (self.attempt.result or "").encode())
+        return CallEnd(self.number, code, seconds, clean, quiet, self.attempt.result)
 
 
 class TaskChild:
@@ -289,15 +290,16 @@ class TaskChild:
         loop = asyncio.get_running_loop()
 
         def take() -> None:
-            with contextlib.suppress(BlockingIOError):
+            try:
                 while (message := self._receive_call(socket.MSG_DONTWAIT)) is not None:
-                    try:
-                        self._begin(message)
-                    except BaseException:
-                        # The loop would log it and go on without this call, which the agent would hold for ever.
-                        gone.set()
-                        raise
+                    self._begin(message)
                 gone.set()
+            except BlockingIOError:
+                return
+            except BaseException:
+                # The loop would log it and go on without this call, which the agent would hold for ever.
+                gone.set()
+                raise
 
         def obey() -> None:
             with contextlib.suppress(BlockingIOError):
@@ -333,6 +335,9 @@ class TaskChild:
             del self._calls[request.number], self._called[request.number], self._outputs[request.number]
             if not self._calls and self._watch is not None:
                 self._watch.wanted.clear()
+            if self._gone.is_set():
+                # The process ends, which is why this call does. It is for the agent to say what that means.
+                return
             code, said = FAILED, False
             try:
                 # A task that is cancelled before its first step runs none of its own code.
@@ -348,12 +353,19 @@ class TaskChild:
         task.add_done_callback(end)
 
     def _receive_call(self, flags: int = 0) -> dict[str, Any] | None:
-        """Return the next call, and keep the descriptor of its output; None if the agent is gone."""
+        """Return the next call, and keep the descriptor of its output; None if there will be none.
+
+        That is so if the agent is gone, or if this process can open no more files, as after tasks that leave them open.
+        """
         received = _received(receive, self._inbox, _MOST_BYTES, _DESCRIPTORS, flags)
         if received is None or not received[0]:
             return None
         message = read_call(received[0])
         descriptors: list[int] = received[1]
+        if len(descriptors) < message["new"] + ("file" in message):
+            # The kernel leaves out what does not fit.
+            _write(2, b"this process has too many open files to take another call; it ends\n")
+            return None
         if message["new"]:
             self._close_unread_pipes()
             self._pipes[message["pipe"]] = descriptors[-1]
