@@ -39,8 +39,10 @@ _WANTED = """wanted AS MATERIALIZED (
 #: only one assigner of the same instances picks at a time, whatever other cohorts it serves. Of two, one would pass
 #: over the jobs that the other has locked, and could give the last units to less urgent ones.
 _ROOM = """roomy AS MATERIALIZED (
-    SELECT id, kind, cohort, instance, pool, capacity, in_use, kept_units, kept_for FROM bots
-    WHERE free AND (CAST(:cohorts AS integer[]) IS NULL OR cohort = ANY (CAST(:cohorts AS integer[]))) LIMIT :batch
+    SELECT b.* FROM cohorts c CROSS JOIN LATERAL (
+        SELECT id, kind, cohort, instance, pool, capacity, in_use, kept_units, kept_for FROM bots
+        WHERE free AND cohort = c.id LIMIT :batch) b
+    WHERE CAST(:cohorts AS integer[]) IS NULL OR c.id = ANY (CAST(:cohorts AS integer[]))
 ), rooms AS MATERIALIZED (
     SELECT cohort, units FROM (
         SELECT cohort, sum(capacity - in_use) AS units FROM roomy GROUP BY cohort) r
@@ -106,7 +108,7 @@ class Scope:
     @property
     def served(self) -> str:
         """A name for its instances, the same for all assigners of these instances."""
-        return f" {self.instances}"
+        return f" {None if self.instances is None else sorted(self.instances)}"
 
     def values(self) -> dict[str, Any]:
         """Return the parameters of the queries."""

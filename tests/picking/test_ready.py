@@ -16,7 +16,7 @@ from tests.support import filling
 from tests.support.explain import explained
 from tests.support.plans import watching
 from tests.support.pool import Pool
-from tests.support.tenancy import EAGER, Tenancy
+from tests.support.tenancy import EAGER, Tenancy, put_cohort
 
 KINDS = ("free",)
 LARGE = 3_000
@@ -138,3 +138,19 @@ def test_jobs_behind_those_that_others_hold_are_found_among_many_queues(pool: Po
     assert found
     assert not held & {job.id for job in found}
     assert {job.priority for job in found} == {-20}
+
+
+@pytest.mark.parametrize("constrained", [False, True], ids=["plain", "constrained"])
+def test_idle_bots_of_one_cohort_however_many_keep_no_other_cohort_waiting(pool: Pool, constrained: bool) -> None:
+    for name in ("crowd", "lone"):
+        put_cohort(pool, name, f"pool={name}")
+    pool.database.run(lambda c: filling.fill_bots(c, {"free": BATCH + 1}))
+    pool.change("UPDATE bots SET cohort = (SELECT id FROM cohorts WHERE name = 'crowd')")
+    bot = pool.bot("zz", properties={"pool": "lone"})
+    (job,) = pool.submit(properties={"pool": "lone"}, **({"terms": {"owner": "ann"}} if constrained else {}))
+    lone = pool.row("SELECT id FROM cohorts WHERE name = 'lone'").id
+    pool.change("UPDATE bots SET cohort = :lone WHERE name = 'zz'", lone=lone)
+    pool.change("UPDATE jobs SET cohort = :lone", lone=lone)
+    pool.change("UPDATE queues SET cohort = :lone", lone=lone)
+    pool.assigner(batch=BATCH).run_once()
+    assert [lease["job"] for lease in bot.take()] == [job]

@@ -28,8 +28,10 @@ WITH RECURSIVE waiting AS (
         SELECT cohort, kind FROM bots WHERE free AND (cohort, kind) > (f.cohort, f.kind)
         ORDER BY cohort, kind LIMIT 1) b
 ), roomy AS MATERIALIZED (
-    SELECT id, kind, cohort, instance, pool, capacity, in_use, kept_units, kept_for FROM bots
-    WHERE free AND (CAST(:cohorts AS integer[]) IS NULL OR cohort = ANY (CAST(:cohorts AS integer[]))) LIMIT :batch
+    SELECT b.* FROM cohorts c CROSS JOIN LATERAL (
+        SELECT id, kind, cohort, instance, pool, capacity, in_use, kept_units, kept_for FROM bots
+        WHERE free AND cohort = c.id LIMIT :batch) b
+    WHERE CAST(:cohorts AS integer[]) IS NULL OR c.id = ANY (CAST(:cohorts AS integer[]))
 ), rooms AS MATERIALIZED (
     SELECT cohort, units FROM (
         SELECT cohort, sum(capacity - in_use) AS units FROM roomy GROUP BY cohort) r
