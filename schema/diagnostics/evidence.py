@@ -130,13 +130,14 @@ WITH {_WANT}, {_PRESENT}, offering AS MATERIALIZED (
     SELECT b.name, b.status, b.draining, b.closing, b.sync_seq, b.capacity, {room_for("b", "w")} AS room,
         CASE WHEN b.kept_for = w.instance THEN b.kept_units ELSE 0 END AS kept,
         CASE WHEN b.kept_for <> w.instance THEN b.kept_units ELSE 0 END AS kept_for_others,
-        CASE WHEN {can_take("b", "w")} THEN 0 ELSE (
+        CASE WHEN t.able THEN 0 ELSE (
             SELECT coalesce(sum(l.units), 0) FROM {newest_leases("b.id", "b.held", columns="units, cohort")} l
             WHERE l.cohort <> b.cohort) END AS of_other_cohorts,
         extract(epoch FROM b.kept_until - clock_timestamp()) AS kept_seconds,
         {SERVES.of(bot="b", want="w")} AS serving, {HEALTHY.of(bot="b")} AS healthy,
-        {PROBATION.of(bot="b")} AS trusted, {UNITS.of(bot="b", want="w")} AS large, {can_take("b", "w")} AS able
+        {PROBATION.of(bot="b")} AS trusted, {UNITS.of(bot="b", want="w")} AS large, t.able
     FROM near CROSS JOIN w CROSS JOIN LATERAL (SELECT * FROM bots c WHERE c.id = near.id OFFSET 0) b
+    CROSS JOIN LATERAL (SELECT {can_take("b", "w")} AS able OFFSET 0) t
     WHERE {REQUIREMENTS.of(bot="b", want="w")} AND {COHORT.of(bot="b", want="w")} AND b.status <> 'gone'
         AND (CAST(:everything AS boolean) OR {_SERVES})
 )
