@@ -23,7 +23,7 @@ from assigner.admission import rules as admission_rules
 from assigner.admission.admit import Rank
 from assigner.admission.checkers import FAILURES
 from assigner.admission.gates import QueueCharges, ReleaseTime, queue_admission
-from assigner.admission.ordering import OrderingPolicy
+from assigner.admission.ordering import OrderingPolicy, OrderWithinQueue
 from assigner.admission.rules import Rules
 from assigner.admission.state import POOL_JOBS, AdmissionState
 from assigner.placement import resources
@@ -104,10 +104,10 @@ class HeadReader:
         """
         for queue, each in zip(queues, most or [math.inf] * len(queues), strict=True):
             self._queues[queue.id] = queue
-            self._bounds[queue.id] = int(min(self._free_units, LEAST + SPARE * each))
+            self._bounds[queue.id] = int(min(self._free_units + LEAST, LEAST + SPARE * each))
         ids = [queue.id for queue in queues]
         even = 1.0 / max(1, len(ids))
-        if self._ordering_policy.exact:
+        if self._ordering_policy.within is None:
             alone = Counter(queue.instance for queue in queues)
             found = self._next(
                 {
@@ -118,15 +118,13 @@ class HeadReader:
                 }
             )
             return found + self._further_dated(found, ids)
-        return self._chosen(queues, even)
+        return self._chosen(queues, self._ordering_policy.within, even)
 
-    def _chosen(self, queues: Sequence[ConstrainedQueue], even: float) -> list[QueueHead]:
+    def _chosen(self, queues: Sequence[ConstrainedQueue], within: OrderWithinQueue, even: float) -> list[QueueHead]:
         """Read the window of each queue, and lock the jobs of it that come first by the order within a queue.
 
         At least `LEAST` of each, however few units are free: the first ones may be closed by a gate of their own.
         """
-        within = self._ordering_policy.within
-        assert within is not None
         window = min(constrained.WINDOW, max(LEAST, constrained.MOST_IN_WINDOWS // max(1, len(queues))))
         seen: dict[QueueId, list[QueueHead]] = defaultdict(list)
         for head in constrained.heads(

@@ -277,7 +277,7 @@ class OrderingSettings(BaseModel):
     @property
     def chosen_kind(self) -> str | None:
         """Return the name of the order if jobs of a queue start in another order than by rank and age; else None."""
-        if self.policy().exact:
+        if self.policy().within is None:
             return None
         return "shortest_first" if self.kind == "rank" else self.kind
 
@@ -286,21 +286,20 @@ class OrderingSettings(BaseModel):
         return KINDS[self.kind](self)
 
 
+#: Sorts jobs of one queue into the order in which they start.
+OrderWithinQueue = Callable[[Sequence[QueueHead], AdmissionState], list[QueueHead]]
+
+
 @dataclass(frozen=True)
 class OrderingPolicy:
     """The order of instances and of their jobs, and the ageing of jobs.
 
-    within: sorts jobs of one queue into the order in which they start; None = the order in which they are read.
+    within: the order of the jobs of one queue; None = that in which they are read.
     """
 
     ordering: Ordering
     ageing: Ageing | None = None
-    within: Callable[[Sequence[QueueHead], AdmissionState], list[QueueHead]] | None = None
-
-    @property
-    def exact(self) -> bool:
-        """Return whether jobs of one queue start in the order in which they are read."""
-        return self.within is None
+    within: OrderWithinQueue | None = None
 
 
 def _rank_policy(settings: OrderingSettings) -> OrderingPolicy:

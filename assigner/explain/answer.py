@@ -309,9 +309,8 @@ def _waiting_sentence(found: Evidence, judged: Sequence[explained_gates.GateVerd
     room = f"{explained_gates.counted_bots(found, found.bots['able'], 'bot')} with room"
     order = f"{_ahead(found.in_queue)} before it in its queue, {_ahead(found.in_instance)} in its instance and cohort"
     if kind is not None:
-        order += (
-            f" by priority and age; the order {kind} chooses among the first {constrained.WINDOW:,} jobs of a queue"
-        )
+        window = f"at most the first {constrained.WINDOW:,} jobs of a queue"
+        order += f" by priority and age; the order {kind} chooses among {window}"
     return f"nothing stands in its way: {room}, and {order}"
 
 

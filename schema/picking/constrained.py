@@ -32,7 +32,7 @@ MAX_QUEUES = 2000
 MAX_RANKS = 64
 
 #: Where jobs do not start in the order in which they are read, those that start are chosen among so many jobs in front
-#: of each queue; fewer if there are so many queues that all of them together would be more than `MOST_IN_WINDOWS`.
+#: of each queue; fewer if all queues that are read at a time would have more than `MOST_IN_WINDOWS` together.
 WINDOW, MOST_IN_WINDOWS = 1000, 10_000
 
 #: The queue id behind which a walk over all queues begins; the walk goes backwards.
@@ -116,7 +116,8 @@ HEADS = text(_HEADS.format(locked=_LOCKED.format(of="")))
 WINDOW_OF_HEADS = text(_HEADS.format(locked=""))
 
 # The oldest jobs of each rank are read, and the best of them at this moment are locked. Of two jobs of one rank the
-# older one is never behind, so that no other job of a rank can be among the first.
+# older one is never behind, so that no other job of a rank can be among the first. Others may have
+# locked some, so twice as many as are wanted are read.
 _RANK = f"SELECT rank FROM jobs WHERE queue = w.queue AND {READY_CONSTRAINED}"
 _AGED = f"""
 SELECT {_HEAD}, w.nth
@@ -135,16 +136,16 @@ CROSS JOIN LATERAL (
             :rate * greatest(extract(epoch FROM CAST(:now AS timestamptz) - c.queued_at), 0) / 3600) AS effective
         FROM ranks r CROSS JOIN LATERAL (
             SELECT id, rank, queued_at FROM jobs WHERE queue = w.queue AND rank = r.rank AND {READY_CONSTRAINED}
-            ORDER BY queue, rank, queued_at, id LIMIT 2 * (w.most + w.skip)) c
-        ORDER BY 3, 2, 1 LIMIT 2 * (w.most + w.skip)) best
+            ORDER BY queue, rank, queued_at, id LIMIT w.skip + {{read}}) c
+        ORDER BY 3, 2, 1 LIMIT w.skip + {{read}}) best
     JOIN jobs ON jobs.id = best.job_id AND {STILL_READY}
     ORDER BY best.effective, best.since, best.job_id
     LIMIT w.most OFFSET w.skip {{locked}}) j
 {_CONSTRAINTS}
 ORDER BY w.nth, j.rank, j.queued_at, j.id
 """
-AGED = text(_AGED.format(locked=_LOCKED.format(of=" OF jobs")))
-WINDOW_OF_AGED = text(_AGED.format(locked=""))
+AGED = text(_AGED.format(read="2 * w.most", locked=_LOCKED.format(of=" OF jobs")))
+WINDOW_OF_AGED = text(_AGED.format(read="w.most", locked=""))
 
 LOCK_FIRST = text(f"""
 SELECT jobs.id FROM unnest(CAST(:ids AS bigint[])) WITH ORDINALITY AS c (job, place)
@@ -188,7 +189,7 @@ class ConstrainedQueue:
 
 
 class QueueHead(NamedTuple):
-    """One of the first jobs of a queue, locked. estimate: its expected cost. seconds: its expected run time; None if it
+    """One of the first jobs of a queue. estimate: its expected cost. seconds: its expected run time; None if it
     is unknown. priority_inputs: what its priority is computed from."""
 
     job: ReadyJob
@@ -291,10 +292,10 @@ def heads(
     ageing: Ageing | None = None,
     lock: bool = True,
 ) -> list[QueueHead]:
-    """Lock the first jobs of each queue, up to its limit: those of the lowest rank.
+    """Read and lock the first jobs of each queue, up to its limit: those of the lowest rank.
 
     ageing: the rank is lowered by what a job has gained by `now`. read: what this transaction has read of the queues;
-    the jobs behind it follow. Rows that others have locked are skipped. lock: False reads all and locks none.
+    the jobs behind it follow. Rows that others have locked are skipped. lock: False reads these too, and locks none.
     """
     if not queues:
         return []

@@ -12,6 +12,7 @@ from assigner.admission.controller import HeadReader
 from assigner.admission.ordering import OrderingSettings, RankOrder, ScoreOrder, Weights, effective_priority, score
 from assigner.admission.rules import Rules
 from assigner.admission.state import AdmissionState
+from schema.accounting import counters
 from schema.picking import constrained
 from schema.picking.constrained import Ageing
 from schema.picking.ready import Scope
@@ -297,6 +298,16 @@ def test_sa_08_sa_28_ma_03_few_free_units_change_no_order(
         started += sorted((lease["job"] for lease in given), key=expected.index)
         bot.sync(*map(completed, given))
     assert started == expected
+
+
+def test_a_job_that_its_own_gate_refuses_hides_none_behind_it_while_one_unit_is_free(pool: Pool) -> None:
+    pool.database.run(lambda c: counters.set_limit(c, counters.COST_OF_OWNER, ["default", "ann"], 5, actor="test"))
+    for _ in range(3):
+        pool.submit(terms={"owner": "ann"}, estimated_cost=8)
+    (small,) = pool.submit(terms={"owner": "ann"}, estimated_cost=1)
+    bot = pool.bot(capacity=1)
+    pool.assigner().run_once()
+    assert [lease["job"] for lease in bot.take()] == [small]
 
 
 def test_sa_28_jobs_that_somebody_else_has_locked_are_replaced_by_the_next_ones(pool: Pool) -> None:

@@ -470,4 +470,6 @@ def test_an_order_that_chooses_among_the_first_jobs_of_a_queue_is_named(pool: Po
         (OrderingSettings(shortest_first=True), "shortest_first"),
     ):
         told = sentence(Rules(settings))
-        assert told.endswith(f"by priority and age; the order {name} chooses among the first 1,000 jobs of a queue")
+        assert told.endswith(
+            f"by priority and age; the order {name} chooses among at most the first 1,000 jobs of a queue"
+        )

@@ -16,8 +16,8 @@ CROSS JOIN LATERAL (
             :rate * greatest(extract(epoch FROM CAST(:now AS timestamptz) - c.queued_at), 0) / 3600) AS effective
         FROM ranks r CROSS JOIN LATERAL (
             SELECT id, rank, queued_at FROM jobs WHERE queue = w.queue AND rank = r.rank AND constrained AND state = 'queued' AND schedule_after IS NULL AND units >= 1
-            ORDER BY queue, rank, queued_at, id LIMIT 2 * (w.most + w.skip)) c
-        ORDER BY 3, 2, 1 LIMIT 2 * (w.most + w.skip)) best
+            ORDER BY queue, rank, queued_at, id LIMIT w.skip + w.most) c
+        ORDER BY 3, 2, 1 LIMIT w.skip + w.most) best
     JOIN jobs ON jobs.id = best.job_id AND state = 'queued' AND coalesce(schedule_after, '-infinity') = '-infinity'
     ORDER BY best.effective, best.since, best.job_id
     LIMIT w.most OFFSET w.skip ) j
