@@ -16,7 +16,7 @@ help:
 	@echo "make demo    run the whole pool on real work, verify every result, stop"
 	@echo "make test    run the tests (LEASEHOLD_TEST_DSN=<url> uses another PostgreSQL server)"
 	@echo "make test-pooler   run tests of the database through PgBouncer in transaction mode, which must be installed"
-	@echo "make losses LOSSES=10   let a pool's connections to its database stop without a word, and see when it is back"
+	@echo "make losses LOSSES=10   silently drop a pool's database connections, and measure how long it takes to recover"
 	@echo "make even RUNS=10   place bursts on a small fleet of equal bots, and compare what each got (chi-square)"
 	@echo "make order ROUNDS=20   start jobs by several assigners of both kinds, and compare the order with that of one"
 	@echo "make fuzz MINUTES=10   call the gateway as its OpenAPI document allows, with generated values"

@@ -204,10 +204,14 @@ class Children:
 
 
 def _bound(path: Path) -> bool:
-    """Move what a log holds aside if it is too much; return True if it was. The file stays, open to its writer."""
-    with suppress(FileNotFoundError):
+    """Move what a log holds aside if it is too much; return True if it was. The file stays, open to its writer.
+
+    A log that cannot be kept, on a full disk, is cut.
+    """
+    with suppress(OSError):
         if path.stat().st_size > MAX_LOG_BYTES:
-            shutil.copyfile(path, path.with_suffix(".log.1"))
+            with suppress(OSError):
+                shutil.copyfile(path, path.with_suffix(".log.1"))
             os.truncate(path, 0)
             return True
     return False

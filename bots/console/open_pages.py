@@ -17,7 +17,7 @@ from nicegui.background_tasks import create
 
 from bots.console.sessions import SessionOver, Sessions
 
-#: The most pages of one session. One more ends the oldest, first one that no browser shows.
+#: The most pages of one session. One more ends the oldest page that no browser shows, else the oldest.
 MAX_PAGES = 40
 #: Seconds after the end of a session at which its pages are sent to the log-in, and as many until their websockets end.
 FAREWELL_SECONDS = 1.0
@@ -36,11 +36,11 @@ def page_of(scope: Scope, session: str | None) -> Page | None:
     return page if page is not None and page.request.state.session == session else None
 
 
-def make_room(session: str) -> None:
-    """End pages of a session that has as many as it may have, so that one more has room."""
-    mine = [page for page in Page.instances.values() if page.request.state.session == session]
+def make_room(session: str, new: Page) -> None:
+    """End pages of a session that has as many as it may have, so that a new one, which is being made, has room."""
+    mine = [page for page in Page.instances.values() if page is not new and page.request.state.session == session]
     mine.sort(key=lambda page: (page.has_socket_connection, page.created))
-    for page in mine[: max(0, len(mine) - MAX_PAGES)]:
+    for page in mine[: max(0, len(mine) + 1 - MAX_PAGES)]:
         page.delete()
 
 

@@ -13,6 +13,7 @@ import signal
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
 from ipaddress import ip_address
@@ -148,24 +149,35 @@ class Guard:
             await send(message)
 
         refusal = self._refusal(scope, headers, session)
-        if refusal is None and scope["type"] == "websocket":
-            await self._websocket(scope, receive, with_headers, session=session or "")
-        elif refusal is None:
-            await self.app(scope, receive, with_headers)
+        if refusal is None:
+            await self._go_on(scope, receive, with_headers, session=session or "")
         elif scope["type"] == "websocket":
             await receive()
             await send({"type": "websocket.close", "code": 1008})
         else:
             await refusal(scope, receive, with_headers)
 
-    async def _websocket(self, scope: Scope, receive: Receive, send: Send, *, session: str) -> None:
-        """Let a page speak until its session is over. Who breaks the protocol ends the own websocket, in one line."""
-        with self._open_pages.websocket(session, send):
-            try:
-                await self.app(scope, receive, send)
-            except Exception as error:
-                _log.warning("a websocket ended by %s", type(error).__name__)
+    async def _go_on(self, scope: Scope, receive: Receive, send: Send, *, session: str) -> None:
+        """Let a request be answered, or a page speak until its session is over.
+
+        A client that breaks the protocol loses its connection, and the log gets one line, without a word of the client.
+        """
+        is_websocket, has_begun = scope["type"] == "websocket", False
+
+        async def noting(message: MutableMapping[str, Any]) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        try:
+            with self._open_pages.websocket(session, send) if is_websocket else nullcontext():
+                await self.app(scope, receive, noting)
+        except Exception as error:
+            _log.warning("a %s ended by %s", scope["type"], type(error).__name__)
+            if is_websocket:
                 await send({"type": "websocket.close", "code": 1011})
+            elif not has_begun:
+                await PlainTextResponse("the console could not answer", 500)(scope, receive, send)
 
     def _refusal(self, scope: Scope, headers: Headers, session: str | None) -> Response | None:
         """Return why this may not go on; None if it may."""
@@ -189,20 +201,20 @@ class Guard:
     def _is_ours(self, host: str) -> bool:
         """True if the host that a browser names is this one. A foreign name may have been pointed here by its owner,
         whose page would then be of the same origin as the console. That cannot be done with an address."""
-        name = urlsplit(f"//{host}").hostname or ""
-        if name in self._hosts:
-            return True
         try:
-            ip_address(name)
-        except ValueError:
+            name = urlsplit(f"//{host}").hostname or ""
+            return name in self._hosts or bool(ip_address(name))
+        except ValueError:  # neither a name of ours nor an address
             return False
-        return True
 
 
 def _same_origin(headers: Headers) -> bool:
     """True if a browser says that a page of this server sends the request."""
     origin, host = headers.get("origin"), headers.get("host")
-    return origin is not None and host is not None and urlsplit(origin).netloc.lower() == host.lower()
+    try:
+        return origin is not None and host is not None and urlsplit(origin).netloc.lower() == host.lower()
+    except ValueError:  # it is no URL
+        return False
 
 
 def application(sessions: Sessions, *, hosts: frozenset[str]) -> Guard:
@@ -251,16 +263,17 @@ def _add_log_in(app: FastAPI, sessions: Sessions) -> None:
         address = network_of(request.client.host if request.client else None) or ""
         if failures.too_many(address):
             return _login(f"Too many log-ins have failed. Try again in {FAILURES_WITHIN:.0f} seconds.", 429)
+        failures.add(address)
         try:
             client, is_operator = await asyncio.to_thread(admitted, sessions.url, token)
         except (Unauthorised, BadInput):
-            failures.add(address)
             return _login("This is no valid token of the pool.", 401)
         except Forbidden:
-            failures.add(address)
             return _login("This is the token of a bot. The console needs that of an operator or a submitter.", 403)
         except (NotReady, LeaseholdError) as error:
+            failures.take_back(address)
             return _login(f"The gateway cannot be asked: {error}", 503)
+        failures.take_back(address)
         sessions.close(request.state.session)
         try:
             session = sessions.open(client, token, is_operator=is_operator)

@@ -138,8 +138,16 @@ class Failures:
         return len(self._times.get(address, ())) >= MAX_FAILURES
 
     def add(self, address: str) -> None:
-        """Count a log-in from this address that has failed."""
-        self._times.setdefault(address, deque(maxlen=MAX_FAILURES)).append(self._now())
+        """Count a log-in from this address as failed, also while it is not known yet: so many at once are too many."""
+        self._times.setdefault(address, deque()).append(self._now())
+
+    def take_back(self, address: str) -> None:
+        """Count one log-in from this address less: it has not failed."""
+        times = self._times.get(address)
+        if times is not None:
+            times.pop()
+            if not times:
+                del self._times[address]
 
     def _forget(self) -> None:
         since = self._now() - FAILURES_WITHIN

@@ -182,7 +182,7 @@ class View:
         self.query, state = request.query_params, request.state
         self._sessions: Sessions = state.sessions
         self._session: str = state.session
-        make_room(self._session)
+        make_room(self._session, ui.context.client)
         self.is_operator = self._sessions.find(self._session).is_operator
         self._looks: list[Callable[[], Awaitable[None]]] = []
         self._problems: dict[Callable[[], Awaitable[None]] | None, str] = {}

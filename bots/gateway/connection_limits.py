@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from ipaddress import IPv6Address, ip_address
+from ipaddress import IPv6Address
 from typing import Protocol
 
 from bots.gateway.metrics import GatewayMetrics
@@ -204,11 +204,16 @@ def _older(members: dict[Waiting, float], moment: float) -> Iterator[Waiting]:
 
 
 def network_of(address: str | None) -> str | None:
-    """Return what clients are counted by: the address, or the network of an IPv6 address."""
+    """Return what clients are counted by: the address, or the network of an IPv6 address.
+
+    What is no address, which a proxy may say, counts as it stands.
+    """
     if address is None or ":" not in address:
         return address
-    parsed = ip_address(address)
-    assert isinstance(parsed, IPv6Address)
+    try:
+        parsed = IPv6Address(address)
+    except ValueError:
+        return address
     if parsed.ipv4_mapped is not None:
         return str(parsed.ipv4_mapped)
     return parsed.packed[: NETWORK_BITS // 8].hex()
