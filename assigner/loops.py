@@ -327,12 +327,11 @@ def exit_within(seconds: float, code: int) -> None:
     A thread that waits for a server which does not answer cannot be interrupted, and the interpreter joins threads
     before it ends. What such a thread waits for is lost in any case: its transaction ends with the connection.
     """
-    timer = threading.Timer(seconds, _exit, (seconds, code))
-    timer.daemon = True
-    timer.start()
+    threading.Thread(target=_exit, args=(seconds, code), name="exit", daemon=True).start()
 
 
 def _exit(seconds: float, code: int) -> None:
+    clock.sleep(seconds)
     me = threading.current_thread()
     waiting = sorted(thread.name for thread in threading.enumerate() if thread is not me)
     log.error("the process ends, although some of its threads still wait", after=seconds, threads=", ".join(waiting))

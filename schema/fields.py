@@ -55,12 +55,11 @@ def as_stored(model: type[Model], values: Mapping[str, Any]) -> tuple[Model, str
     try:
         return model.model_validate(values), None
     except ValidationError as error:
-        return model.model_construct(**values), first_error(error)
+        return model.model_construct(**values), ": ".join(filter(None, first_error(error)))
 
 
-def first_error(error: ValidationError) -> str:
-    """The first error in one line, with its field in front."""
+def first_error(error: ValidationError) -> tuple[str, str]:
+    """The field of the first error, "" if it is about the whole value, and what is wrong with it, in one line."""
     first = error.errors(include_url=False, include_input=False)[0]
     field = ".".join(escaped(str(part), 60) for part in first["loc"])
-    said = first["msg"].removeprefix("Value error, ")
-    return f"{field}: {said}" if field else said
+    return field, first["msg"].removeprefix("Value error, ")

@@ -470,7 +470,7 @@ class AdmissionController:
         """Let the gates write what these starts change, and begin the pauses that are advised."""
         for gate in gates.GATES:
             gate.started(connection, starts, self._state)
-        paused = {key for queue in starts for key in _advised_as(_class_of(queue))} & self._delays.keys()
+        paused = {key for queue in starts for key in rates.advised_as(_class_of(queue))} & self._delays.keys()
         for each in paused:
             self._until[each] = self._now() + self._delays[each]
 
@@ -531,7 +531,7 @@ class AdmissionController:
             log.warning("leasehold.backpressure_checker_error", error=str(error))
         delays = {each: advice.delay for each, advice in admission_state.advice.items() if advice.delay > 0}
         used = {_class_of(queue) for queue in queues} if delays else set()
-        self._delays = {key: delays[key] for each in used for key in _advised_as(each) if key in delays}
+        self._delays = {key: delays[key] for each in used for key in rates.advised_as(each) if key in delays}
         now = self._now()
         self._until = {
             each: min(self._until.get(each, now + delay), now + delay) for each, delay in self._delays.items()
@@ -539,7 +539,7 @@ class AdmissionController:
         admission_state.waits = {
             each: max(self._until[key] for key in paused) - now
             for each in used
-            if (paused := [key for key in _advised_as(each) if key in self._until])
+            if (paused := [key for key in rates.advised_as(each) if key in self._until])
         }
 
     def _spaced(self, admitted: Sequence[QueueHead]) -> list[QueueHead]:
@@ -548,7 +548,7 @@ class AdmissionController:
             return [*admitted]
         found, begun = list[QueueHead](), set[str]()
         for head in admitted:
-            pauses = _advised_as(_class_of(head.queue)) & self._delays.keys()
+            pauses = rates.advised_as(_class_of(head.queue)) & self._delays.keys()
             if not pauses & begun:
                 begun |= pauses
                 found.append(head)
@@ -593,8 +593,3 @@ def _open(queues: Sequence[ConstrainedQueue], admission_state: AdmissionState) -
 
 def _class_of(queue: ConstrainedQueue) -> str:
     return queue.constraints.get("resource_class") or rates.ALL_CLASSES
-
-
-def _advised_as(resource_class: str) -> set[str]:
-    """Return what advice for jobs of a class is stored as: for the class, and for all jobs."""
-    return {resource_class, rates.ALL_CLASSES}

@@ -449,7 +449,6 @@ class BackpressureGate(Gate):
         return state.waits.get(queue.constraints.get("resource_class") or rate_rows.ALL_CLASSES, 0.0)
 
 
-#: Every gate, in the order in which the gates are asked.
 class FormGate(Gate):
     """Constraints whose stored form this version cannot use. They keep only their own jobs waiting."""
 
@@ -464,6 +463,7 @@ class FormGate(Gate):
         return None if why is None else f"its constraints cannot be used: {why}"
 
 
+#: Every gate, in the order in which the gates are asked.
 GATES: tuple[Gate, ...] = (
     FormGate(),
     WindowsGate(),

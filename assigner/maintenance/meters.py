@@ -19,7 +19,7 @@ from leasehold.errors import BadInput
 from leasehold.wire import escaped
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
-from schema.fields import Name
+from schema.fields import Name, first_error
 from schema.policy import meters
 from schema.policy.meters import Level
 from schema.policy.time_windows import Window, WindowSchedule
@@ -97,9 +97,8 @@ def read_meter(meter: MeterSettings) -> Reading:
     try:
         return Reading.model_validate_json(printed)
     except ValidationError as error:
-        found = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, found["loc"])) or "its output"
-        raise BadInput("command", f"prints no reading: {where}: {escaped(found['msg'], 120)}") from None
+        field, said = first_error(error)
+        raise BadInput("command", f"prints no reading: {field or 'its output'}: {escaped(said, 120)}") from None
 
 
 def _run_command(meter: MeterSettings) -> bytes:

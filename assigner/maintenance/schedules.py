@@ -13,13 +13,13 @@ from functools import partial
 from typing import Any
 
 import structlog
-from leasehold import wire
 from leasehold.errors import BadInput, Conflict, Forbidden, LeaseholdError, NotReady, QueueFull
 from pydantic import ValidationError
 from sqlalchemy import Connection
 
 from assigner import metrics
 from assigner.estimation import Estimator, with_estimate
+from schema.fields import first_error
 from schema.moves.submit import submit
 from schema.policy import priority_classes, schedules
 from schema.policy.schedules import LEFT_OUT, DueSchedule, tick_text
@@ -28,7 +28,7 @@ from schema.requests import JobRequest
 
 #: Longest seconds between two looks: what a lost wake-up costs.
 POLL_INTERVAL = 5.0
-#: Seconds until the next look if other processes hold all that is due.
+#: Seconds until the next look if what is due is held by other processes, or could not be handled.
 HELD_INTERVAL = 0.5
 #: The most schedules of one look.
 LIMIT = 100
@@ -93,9 +93,8 @@ def request_of(
     try:
         job = JobRequest.model_validate(fields)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        field = ".".join(wire.escaped(str(part), 60) for part in first["loc"])
-        raise BadInput(field or "job", first["msg"][:1].lower() + first["msg"][1:]) from None
+        field, said = first_error(error)
+        raise BadInput(field or "job", said[:1].lower() + said[1:]) from None
     job = job if level is None else job.with_service_level(level)
     return with_estimate(job.normal(instance=instance), estimate)
 
@@ -123,9 +122,9 @@ class Schedules:
         metrics.SCHEDULES_HELD_UP.set(following.held_up)
         if wait is None:
             return POLL_INTERVAL
-        still_due = (Result.HELD, Result.FAILED)
-        least = HELD_INTERVAL if all(each.result in still_due for each in done) else 0.0
-        return min(max(wait, least), POLL_INTERVAL)
+        if wait <= 0 and all(each.result in (Result.HELD, Result.FAILED) for each in done):
+            return HELD_INTERVAL
+        return min(max(wait, 0.0), POLL_INTERVAL)
 
     def _handled(self, schedule_id: int) -> Outcome:
         """Handle one schedule. Whatever is wrong with it is stored there and keeps no other schedule waiting."""

@@ -29,11 +29,16 @@ class Named(Protocol):
     def __call__(self, connection: Connection, ids: Collection[int], *, first: int, limit: int) -> NamedIds: ...
 
 
+class Delete(Protocol):
+    """Deletes those of some rows, id -> mark, that have the same mark; returns how many."""
+
+    def __call__(self, connection: Connection, unnamed: Mapping[int, str]) -> int: ...
+
+
 class UnnamedRows:
     """Deletes some of the rows that may go, after a walk through the table that may name them.
 
-    candidates: reads the rows that may go, id -> mark. named: one page of the walk. delete: deletes those with the same
-        mark, and returns how many.
+    candidates: reads the rows that may go, id -> mark. named: one page of the walk.
     """
 
     def __init__(
@@ -42,7 +47,7 @@ class UnnamedRows:
         *,
         candidates: Callable[[], dict[int, str]],
         named: Named,
-        delete: Callable[[Connection, Mapping[int, str]], int],
+        delete: Delete,
         page: int = PAGE,
     ) -> None:
         self._database, self._page = database, page
@@ -70,12 +75,9 @@ class UnnamedRows:
         unnamed = list(self._left.items())
         for start in range(0, len(unnamed), LIMIT):
             part = dict(unnamed[start : start + LIMIT])
-            self.deleted += self._database.run(partial(self._delete_part, part=part))
+            self.deleted += self._database.run(partial(self._delete, unnamed=part))
         self._left = {}
         return False
-
-    def _delete_part(self, connection: Connection, *, part: Mapping[int, str]) -> int:
-        return self._delete(connection, part)
 
 
 def gone_bots(database: Database, *, age: float, page: int = PAGE) -> UnnamedRows:

@@ -2,6 +2,8 @@
 
 Every assigner process runs them. Upkeep is a list of duties. Each is bounded and skips locked rows, so any process may
 run it at any time. One that fails keeps no other waiting: it is named in a metric and the log, and tried again soon.
+
+One module because it is the one list of what processes do in the background, with when and in which order.
 """
 
 from collections import Counter
@@ -196,6 +198,8 @@ class Upkeep:
         self._database, self._timing, self._now = database, timing, now
         self._overflow = OverflowController(database, name=name, now=now, webhooks=webhooks)
         self._states: dict[str, _State] = {}
+        self._begin = 0
+        self._any_open_graph = True
         self._graphs_after = BEGINNING
         self.reconfigure(settings, fair or FairShareSettings())
         metrics.observe_tick()
@@ -213,10 +217,16 @@ class Upkeep:
     def run_once(self) -> float:
         """Run the duties that are due; returns the seconds until the next round is.
 
-        Raises NotReady if the database cannot be reached, because then no duty would do better.
+        Raises NotReady if the database cannot be reached, because then no duty would do better. The next round begins
+        behind the duty that found that out, because it may be that duty whose statement loses the connection.
         """
-        for duty in self.duties:
-            self._run(duty)
+        begin, self._begin = self._begin, 0
+        for number in (*range(begin, len(self.duties)), *range(min(begin, len(self.duties)))):
+            try:
+                self._run(self.duties[number])
+            except NotReady:
+                self._begin = number + 1
+                raise
         return self._timing.reap
 
     def _run(self, duty: Duty) -> None:
@@ -225,15 +235,19 @@ class Upkeep:
             return
         try:
             left = duty.run()
-        except NotReady:
-            raise
         except Exception as error:
             wait = min(duty.every, RETRY_FIRST * 2.0 ** min(state.failures, 30), RETRY_LAST)
             state.failures += 1
             state.due = self._now() + wait
             metrics.observe_duty(duty.name, failures=state.failures)
             kind = type(getattr(error, "orig", None) or error).__name__
-            log.exception("a duty of upkeep failed", duty=duty.name, error=kind, in_a_row=state.failures)
+            # A duty of each round may fail for days, so that ever fewer failures come with their traces.
+            is_traced = state.failures & (state.failures - 1) == 0
+            log.error(
+                "a duty of upkeep failed", duty=duty.name, error=kind, in_a_row=state.failures, exc_info=is_traced
+            )
+            if isinstance(error, NotReady):
+                raise
         else:
             state.failures = 0
             state.due = self._now() + (0.0 if left else duty.every)
@@ -254,6 +268,7 @@ class Upkeep:
         """What moves jobs that wait, and graphs."""
         yield Duty("queue timeouts", 0, self._time_out)
         yield Duty("missed links", 0, self._in_batches(self._link, full=LINKS))
+        yield Duty("open graphs", 0, self._open_graphs)
         yield Duty("graph nodes", 0, self._graph_nodes)
         yield Duty("cancelled graphs", 0, self._cancelled_graphs)
         yield Duty("finished graphs", 0, self._finished_graphs)
@@ -365,7 +380,7 @@ class Upkeep:
     def _overdue(self, *, since: float) -> bool:
         """Ask bots to stop unacknowledged leases and those that run too long; close bots that do not stop.
 
-        since: leases that became due so many seconds ago or later.
+        since: only leases that became due during the last so many seconds.
         """
 
         def batch(connection: Connection) -> tuple[int, int, int]:
@@ -418,15 +433,19 @@ class Upkeep:
             log.info("a bot's probation is over", bot=name)
         metrics.observe_reaped("probation", len(found.begun))
 
+    def _open_graphs(self) -> None:
+        """Look once a round whether the duties of graphs have anything to do."""
+        self._any_open_graph = self._database.run(any_open_graph)
+
     def _graph_nodes(self) -> None:
         """Queue or cancel nodes whose jobs were locked when they were due."""
-        if self._database.run(any_open_graph):
+        if self._any_open_graph:
             settled = self._database.run(lambda c: unblock_due(c, LIMIT))
             metrics.observe_reaped("graph", settled.queued + settled.cancelled)
 
     def _cancelled_graphs(self) -> None:
         """Cancel the jobs left over in graphs that were cancelled or replaced."""
-        if self._database.run(any_open_graph):
+        if self._any_open_graph:
             cancelled = self._database.run(
                 lambda c: cancel_left_over(c, LIMIT, sync=self._timing.sync, actor=self.name)
             )
@@ -441,13 +460,13 @@ class Upkeep:
         return found.sets
 
     def _finished_graphs(self) -> None:
-        if self._database.run(any_open_graph):
+        if self._any_open_graph:
             self._database.run(lambda c: finish_graphs(c, LIMIT))
 
     def _dead_ends(self) -> None:
         """Set the gauge of nodes that can never run."""
-        is_open = self._database.run(any_open_graph)
-        metrics.BLOCKED_FOREVER.set(self._database.run(lambda c: count_dead_ends(c, MAX_DEAD_ENDS)) if is_open else 0)
+        found = self._database.run(lambda c: count_dead_ends(c, MAX_DEAD_ENDS)) if self._any_open_graph else 0
+        metrics.BLOCKED_FOREVER.set(found)
 
     def _waiting_jobs(self) -> None:
         review_waiting_jobs(self._database, actor=self.name)

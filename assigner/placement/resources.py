@@ -38,7 +38,7 @@ from schema.accounting.counters import Counter, declared_gpus, declared_resource
 from schema.fleet import candidates
 from schema.fleet.candidates import CandidateRequest, FreeBot
 from schema.moves.grant import Placement
-from schema.picking.constrained import ConstrainedQueue, QueueHead, QueueId
+from schema.picking.constrained import UNUSABLE, ConstrainedQueue, QueueHead, QueueId, usable
 from schema.picking.pick import ReadyJob
 from schema.picking.queues import waiting_kinds
 from schema.validation import KINDS, WHOLE_GPU, Kind
@@ -245,11 +245,14 @@ class ResourceCharges:
 
 
 def read_waiting_kinds(connection: Connection) -> dict[int, WaitingKinds]:
-    """Read the kinds of jobs that wait, by cohort."""
-    found: dict[int, dict[Demand, int]] = defaultdict(dict)
+    """Read the kinds of jobs that wait, by cohort, without those whose constraints cannot be used."""
+    found: dict[int, dict[Demand, int]] = defaultdict(lambda: defaultdict(int))
     for kind in waiting_kinds(connection):
-        need = {each: amount for each in KINDS if (amount := (kind.need or {}).get(each))}
-        found[kind.cohort][demand_of(kind.units, need)] = kind.jobs
+        terms = {} if kind.terms is None else usable(kind.terms)
+        if UNUSABLE not in terms:
+            amounts = terms.get("resources", {})
+            need = {each: amount for each in KINDS if (amount := amounts.get(each))}
+            found[kind.cohort][demand_of(kind.units, need)] += kind.jobs
     return {cohort: WaitingKinds(jobs) for cohort, jobs in found.items()}
 
 

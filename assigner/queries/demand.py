@@ -30,7 +30,7 @@ from assigner.admission.state import AdmissionState
 from schema.accounting.quotas import HEADROOM
 from schema.fleet import kinds
 from schema.fleet.kinds import Offer, Wanted
-from schema.picking.constrained import ConstrainedQueue
+from schema.picking.constrained import ConstrainedQueue, usable
 from schema.predicates import AT_REST, DRAIN, HEALTHY, ready_in, ready_queues
 from schema.validation import Properties
 
@@ -220,7 +220,7 @@ def _within_limits(connection: Connection, rows: Sequence[Row[Any]], rules: Rule
 
 def _constrained(row: Row[Any]) -> ConstrainedQueue:
     place = (row.id, row.cohort, row.instance, row.platform, row.constraint_set)
-    return ConstrainedQueue(*place, row.name, row.terms, row.headroom, 0, row.managed)
+    return ConstrainedQueue(*place, row.name, usable(row.terms), row.headroom, 0, row.managed)
 
 
 # The bots, and the rows of the answer.

@@ -53,8 +53,8 @@ async def healthz() -> dict[str, str]:
 
 @health_router.get("/readyz", responses=problems.documented(), openapi_extra=_OPEN)
 async def readyz(request: Request) -> Response:
-    """Answer 200 if the database takes writes within a second and has the schema that this version needs, and no
-    background loop of the process stands still."""
+    """Answer 200 if the database takes writes within a second and has the schema that this version needs, and the
+    gateway's loop `presence`, its only one, does not stand still."""
     state = request.app.state
     standing = state.standing()
     found = f"loops of this process stand still: {', '.join(standing)}" if standing else await state.probe.trouble()

@@ -255,7 +255,7 @@ _REMOVE_ADVICE = text("DELETE FROM backpressure WHERE resource_class = :resource
 
 @dataclass(frozen=True)
 class Advice:
-    """Advice on starts. allowed: jobs may start. delay: seconds that each assigner pauses after it has started some."""
+    """Advice on starts. allowed: jobs may start. delay: seconds that each assigner pauses after each start."""
 
     allowed: bool
     delay: float = 0.0
@@ -279,9 +279,14 @@ def read_advice(connection: Connection) -> dict[str, Advice]:
     return {row.resource_class: Advice(row.allowed, row.delay) for row in connection.execute(READ_ADVICE)}
 
 
+def advised_as(resource_class: str | None) -> set[str]:
+    """What advice for jobs of a class is stored as: for the class, and for all jobs."""
+    return {ALL_CLASSES, resource_class or ALL_CLASSES}
+
+
 def advice_for(advice: Mapping[str, Advice], resource_class: str | None) -> Advice:
     """The advice for a class: the stricter of its own and that for all constrained jobs."""
-    found = [advice[name] for name in {ALL_CLASSES, resource_class or ALL_CLASSES} if name in advice]
+    found = [advice[name] for name in advised_as(resource_class) if name in advice]
     return Advice(all(each.allowed for each in found), max((each.delay for each in found), default=0.0))
 
 

@@ -64,7 +64,8 @@ def _of_schedules(connection: Connection) -> Iterator[str]:
         except BadInput as error:
             yield f"schedule {printable_name(row.name)}: {error}"
         except ValidationError as error:
-            yield f"schedule {printable_name(row.name)}: job.{first_error(error)}"
+            field, said = first_error(error)
+            yield f"schedule {printable_name(row.name)}: {'.'.join(filter(None, ('job', field)))}: {said}"
         except ValueError as error:
             yield f"schedule {printable_name(row.name)}: {error}"
 

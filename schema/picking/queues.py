@@ -5,9 +5,8 @@ preferred properties, which are alike for the choice of a bot. A queue that rest
 take one of them lately.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, text
 
@@ -137,25 +136,28 @@ def pending_work(connection: Connection, *, quiet: bool) -> PendingWork:
 MAX_COUNTED = 1000
 WAITING_KINDS = text(f"""
 WITH RECURSIVE {ready_queues("plain")}, {ready_queues("needy", constrained=True)}
-SELECT k.cohort, k.units, t.terms->'resources' AS need, sum(n.jobs)::integer AS jobs
+SELECT k.cohort, k.units, t.terms, sum(n.jobs)::integer AS jobs
 FROM queues k LEFT JOIN constraint_sets t ON t.id = k.constraint_set
 CROSS JOIN LATERAL (
     SELECT count(*) AS jobs FROM (SELECT FROM jobs WHERE {ready_in("k")} LIMIT :most) counted) n
 WHERE k.id = ANY (ARRAY(SELECT queue FROM plain UNION ALL SELECT queue FROM needy))
-GROUP BY 1, 2, 3
+GROUP BY k.cohort, k.units, t.id
 """)
 
 
 class WaitingKind(NamedTuple):
-    """Jobs of a cohort that take the same units and resources, and how many of them are ready."""
+    """Jobs of a cohort that take the same units and have the same constraints, and how many of them are ready.
+
+    terms: the constraints as they are stored; None = none.
+    """
 
     cohort: int
     units: int
-    need: Mapping[str, int] | None
+    terms: Any
     jobs: int
 
 
 def waiting_kinds(connection: Connection) -> list[WaitingKind]:
-    """Read what the ready jobs take. The cost grows with the number of queues, and with their length up to
+    """Read which jobs are ready. The cost grows with the number of queues, and with their length up to
     `MAX_COUNTED`."""
     return [WaitingKind._make(row) for row in connection.execute(WAITING_KINDS, {"most": MAX_COUNTED})]

@@ -58,7 +58,7 @@ def ticks_after(cron: str, zone: str, after: datetime) -> Iterator[datetime]:
         found = (_first_valid(time, clock) for time in CronSim(expression, shown))
     else:
         # A time that was shown before may come again.
-        comes_twice = len(set(_instants(shown, clock))) == 2
+        comes_twice = len(_instants(shown, clock)) == 2
         found = _whenever_shown(CronSim(expression, shown - LONGEST_REPEAT if comes_twice else shown), clock)
     for tick in found:
         if tick > last:

@@ -224,6 +224,7 @@ PORT = "5432"  # only part of the socket's name
 MAX_SOCKET_BYTES = 103
 #: Seconds without a sign of life after which a start counts as failed. Crash recovery gives signs of life.
 START_TIMEOUT = 60.0
+#: Bytes of the server's log, above which they move to `postgres.log.1` and the log begins anew.
 MAX_LOG_BYTES = 16 * 1024 * 1024
 _POLL = 0.02
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9/._-]+")
@@ -308,6 +309,7 @@ class Cluster:
 
         start: the held start lock. `initdb` inherits it, because it may outlive a killed caller.
         """
+        self._bound_log()
         self._make(start, durable=durable, report=report)
         changed = self._restrict_access()
         with open_private(self.data / "server.lock") as lock:
@@ -369,6 +371,15 @@ class Cluster:
         half.rename(self.directory)
         _sync(self.data)
 
+    def _bound_log(self) -> None:
+        """Move what the log holds aside if it is too much. The file stays, open to a server that runs."""
+        if not self.log.exists() or self.log.stat().st_size <= MAX_LOG_BYTES:
+            return
+        with self.log.open("rb") as full, open_private(self.log.with_suffix(".log.1")) as kept:
+            kept.truncate(0)
+            shutil.copyfileobj(full, kept)
+        os.truncate(self.log, 0)
+
     def _restrict_access(self) -> bool:
         """Write who may connect; return True if that has changed, as in a cluster of an earlier version.
 
@@ -423,8 +434,6 @@ class Cluster:
     def _launch(self, lock: IO[bytes], *, durable: bool) -> "subprocess.Popen[bytes]":
         settings = _SETTINGS | {"unix_socket_directories": f'"{self._socket()}"'} | ({} if durable else _NOT_DURABLE)
         options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
-        if self.log.exists() and self.log.stat().st_size > MAX_LOG_BYTES:
-            self.log.replace(self.log.with_suffix(".log.1"))
         with open_private(self.log) as output:
             return subprocess.Popen(
                 [self.programs / "postgres", "-D", self.directory, *options],

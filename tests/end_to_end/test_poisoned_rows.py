@@ -10,9 +10,12 @@ import pytest
 from prometheus_client import REGISTRY
 from pydantic import TypeAdapter
 
+from assigner.admission.rules import RULES
 from assigner.maintenance.schedules import Schedules
 from assigner.operator_resources.declaration import Page
 from assigner.operator_resources.registry import RESOURCES
+from assigner.placement.registry import StrategySettings
+from assigner.queries.demand import Scale, demand
 from schema.diagnostics.checks import Verdict
 from schema.diagnostics.doctor import run_checks
 from schema.policy import schedule_changes
@@ -49,6 +52,18 @@ POISONS: dict[str, tuple[str, str | None]] = {
         """UPDATE constraint_sets SET terms = '{"locks": 7, "preferred_hours": "x"}' WHERE terms ? 'preferred_hours'""",
         "constraint set",
     ),
+    "locks that are no list": (
+        """UPDATE constraint_sets SET terms = '{"locks": 7}' WHERE terms ? 'preferred_hours'""",
+        "constraint set",
+    ),
+    "resources that are no object": (
+        """UPDATE constraint_sets SET terms = '{"resources": [1]}' WHERE terms ? 'preferred_hours'""",
+        "constraint set",
+    ),
+    "resources that are no numbers": (
+        """UPDATE constraint_sets SET terms = '{"resources": {"cpu_milli": "x"}}' WHERE terms ? 'preferred_hours'""",
+        "constraint set",
+    ),
     "label of a ceiling": (r"INSERT INTO ceilings (label, max_timeout) VALUES (E'a\tb', 60)", None),
     "program of a submit rule": (r"INSERT INTO submit_rules (commands) VALUES (ARRAY['true', ''])", "submit rule"),
     "context of a trace": ("UPDATE job_metadata SET value = 'no context' WHERE key = 'traceparent'", None),
@@ -75,13 +90,8 @@ def prepared(pool: Pool) -> None:
     )
 
 
-def failing_duties() -> dict[str, float]:
-    found = (sample for family in REGISTRY.collect() for sample in family.samples)
-    return {
-        sample.labels["duty"]: sample.value
-        for sample in found
-        if sample.name == "leasehold_upkeep_duty_failures" and sample.value
-    }
+def failures(duty: str) -> float | None:
+    return REGISTRY.get_sample_value("leasehold_upkeep_duty_failures", {"duty": duty})
 
 
 def lists(pool: Pool) -> dict[str, Any]:
@@ -98,10 +108,12 @@ def test_a_value_that_is_not_valid_any_more_stops_nothing_else(pool: Pool, poiso
     statement, told = POISONS[poison]
     prepared(pool)
     pool.change(statement)
+    waiting = pool.database.run(lambda c: demand(c, Scale(), cooldown=600, rules=RULES))
+    assert sum(each.queued for each in waiting.demand) == 4
     (plain,), (locked,) = pool.submit(), pool.submit(terms={"locks": ["other"]})
     bot = pool.bot(capacity=20)
-    for _ in range(3):
-        pool.assigner().run_once()
+    for kind in ("fragmentation", "capacity", "capacity"):
+        pool.assigner(strategy=StrategySettings(kind=kind)).run_once()
     started = bot.take()
     assert {plain, locked} <= {work["job"] for work in started}, "jobs that have nothing to do with it start"
     bot.sync(*(completed(work) for work in started))
@@ -113,7 +125,7 @@ def test_a_value_that_is_not_valid_any_more_stops_nothing_else(pool: Pool, poiso
     assert pool.row("SELECT last_job FROM schedules WHERE name = 'sound'").last_job is not None
     upkeep = pool.upkeep()
     upkeep.run_once()
-    assert failing_duties() == {}
+    assert {duty.name: failures(duty.name) for duty in upkeep.duties if failures(duty.name) != 0} == {}
     assert set(lists(pool)) == {resource.name for resource in RESOURCES}
     grave = [check for check in run_checks(pool.database) if check.name in ("schedules", "stored values")]
     assert all(check.verdict in (Verdict.OK, Verdict.WARNING) for check in grave)

@@ -291,6 +291,14 @@ def test_a_refusal_that_cannot_be_stored_keeps_no_other_schedule_waiting(
     assert keys(pool) == [key_of(month(pool), "other")]
 
 
+def test_a_tick_that_comes_soon_is_looked_at_in_time(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("assigner.maintenance.schedules.HELD_INTERVAL", 60.0)
+    put(pool)
+    soon = "clock_timestamp() + interval '4 s'"
+    pool.change(f"UPDATE schedules SET next_tick = {soon}, due_at = {soon}")
+    assert looked(pool) <= 4
+
+
 def test_a_default_level_and_an_estimator_hold_for_jobs_of_schedules_and_a_failing_one_is_told_of(pool: Pool) -> None:
     put(pool)
     make_due(pool)

@@ -3,6 +3,7 @@
 import queue
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -248,6 +249,43 @@ def test_an_outage_of_the_database_ends_the_round(pool: Pool) -> None:
     with pytest.raises(NotReady):
         upkeep.run_once()
     assert failures("other") is None
+
+
+@pytest.mark.parametrize("every", [0, 60])
+def test_a_duty_that_loses_its_connection_each_time_keeps_no_other_one_from_running(pool: Pool, every: float) -> None:
+    moment = 0.0
+    upkeep = Upkeep(pool.database, UpkeepSettings(), timing=pool.timing, name="upkeep:test", now=lambda: moment)
+    ran: list[tuple[str, float]] = []
+
+    def lost() -> None:
+        ran.append(("lost", moment))
+        raise NotReady("the connection was lost")
+
+    def runs(name: str) -> Callable[[], None]:
+        return lambda: ran.append((name, moment))
+
+    upkeep.duties = [Duty("first", 0, runs("first")), Duty("lost", every, lost), Duty("last", 0, runs("last"))]
+    for _ in range(4):
+        with suppress(NotReady):
+            upkeep.run_once()
+        moment += 2.0
+    assert [at for name, at in ran if name == "first"] == [0, 2, 4, 6]
+    assert [at for name, at in ran if name == "last"] == ([2, 4] if every else [2, 4, 6]), (
+        "a round that found an outage goes on behind it"
+    )
+    assert [at for name, at in ran if name == "lost"] == ([0, 6] if every else [0, 2, 4, 6])
+    assert failures("lost") == (2 if every else 4)
+
+
+def test_a_duty_that_goes_on_failing_is_traced_ever_more_rarely(pool: Pool) -> None:
+    moment = 0.0
+    upkeep = Upkeep(pool.database, UpkeepSettings(), timing=pool.timing, name="upkeep:test", now=lambda: moment)
+    upkeep.duties = [Duty("each round", 0, broken)]
+    with capture_logs() as logs:
+        for _ in range(20):
+            upkeep.run_once()
+    assert [line["in_a_row"] for line in logs] == list(range(1, 21)), "each failure is told"
+    assert [line["in_a_row"] for line in logs if line.get("exc_info")] == [1, 2, 4, 8, 16]
 
 
 @pytest.mark.parametrize(("count", "named"), [(205, True), (300, False)], ids=["all fit", "too many"])

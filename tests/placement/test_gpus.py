@@ -236,7 +236,10 @@ def test_the_kinds_of_waiting_jobs_are_counted_by_what_they_take(pool: Pool) -> 
     job(pool, 4, need={"gpus": 1})
     job(pool, 1, need={"gpus": 1, "cpu_milli": 500})
     pool.change("UPDATE jobs SET schedule_after = now() + interval '1 hour' WHERE id = 1")
-    kinds = {(kind.units, str(kind.need)): kind.jobs for kind in pool.database.run(queues.waiting_kinds)}
+    kinds = {
+        (kind.units, str((kind.terms or {}).get("resources"))): kind.jobs
+        for kind in pool.database.run(queues.waiting_kinds)
+    }
     assert kinds == {(2, "None"): 4, (1, "{'gpus': 1}"): 4, (1, "{'gpus': 1, 'cpu_milli': 500}"): 1}
     (of_default,) = pool.database.run(read_waiting_kinds).values()
     assert of_default.shares[demand_of(1, {"gpus": 1})] == pytest.approx(4 / 9)

@@ -126,6 +126,24 @@ def test_no_other_account_can_open_and_so_hold_the_locks_or_read_the_log(cluster
         assert [file.stat().st_mode & 0o777 for file in files] == [0o600] * 4
 
 
+def test_the_log_of_a_server_that_runs_is_bounded_and_its_end_is_kept(
+    cluster: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedded, "MAX_LOG_BYTES", 2000)
+    log, kept = cluster / "postgres.log", cluster / "postgres.log.1"
+    with embedded.serve(cluster, durable=False) as server:
+        for said in ("before", "after"):
+            # Each error writes its statement into the log, and only the first one is longer than the bound.
+            with pytest.raises(psycopg.errors.UndefinedColumn):
+                query(server.url, f"SELECT {said} -- {'x' * (2000 if said == 'before' else 0)}")
+            eventually(lambda said=said: said in log.read_text())
+            embedded.serve(cluster).close()
+    assert "before" in kept.read_text()
+    assert kept.stat().st_mode & 0o777 == 0o600
+    assert "before" not in log.read_text()
+    assert "after" in log.read_text()
+
+
 @only_root
 def test_only_root_and_the_servers_own_account_may_connect_also_to_a_cluster_that_trusted_everybody(
     cluster: Path,

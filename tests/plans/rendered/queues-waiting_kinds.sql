@@ -8,9 +8,9 @@ WITH RECURSIVE plain AS (
     UNION ALL
     SELECT (SELECT queue FROM jobs WHERE constrained AND state = 'queued' AND schedule_after IS NULL AND units >= 1 AND queue < w.queue ORDER BY queue DESC LIMIT 1) FROM needy w WHERE w.queue IS NOT NULL
 )
-SELECT k.cohort, k.units, t.terms->'resources' AS need, sum(n.jobs)::integer AS jobs
+SELECT k.cohort, k.units, t.terms, sum(n.jobs)::integer AS jobs
 FROM queues k LEFT JOIN constraint_sets t ON t.id = k.constraint_set
 CROSS JOIN LATERAL (
     SELECT count(*) AS jobs FROM (SELECT FROM jobs WHERE constrained = (k.constraint_set IS NOT NULL) AND queue = k.id AND state = 'queued' AND schedule_after IS NULL AND units >= 1 LIMIT :most) counted) n
 WHERE k.id = ANY (ARRAY(SELECT queue FROM plain UNION ALL SELECT queue FROM needy))
-GROUP BY 1, 2, 3
+GROUP BY k.cohort, k.units, t.id
