@@ -6,9 +6,15 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 #: Seconds that a bot gives a job between SIGTERM and SIGKILL, if it has told nothing else.
 KILL_GRACE = 2.0
+#: Seconds after SIGKILL within which a supervisor must report the end of its command, or else is killed too.
+#: Also the seconds within which the processes of a lost supervisor must die. What the kernel does not let die, as while
+#: a disk does not answer, is left then, and the job is reported as over. Where the machine has time, a process dies
+#: within milliseconds; where it is too busy for the supervisor, the bot kills the processes itself.
+STUCK_AFTER = 2.0
 #: Seconds that a bot gets beyond its grace, and beyond the period of its calls, to report the end of a job that it was
-#: asked to stop. Then the server stops renewing its session, and ends everything that runs on it.
-KILL_ALLOWANCE = 3.0
+#: asked to stop: for both of its last steps, and for its call. Then the server closes its session: it refuses the bot's
+#: next call, and everything that runs there ends.
+KILL_ALLOWANCE = 2 * STUCK_AFTER + 2.0
 #: Seconds without a sign of life after which an assigner process counts as dead.
 DEAD_AFTER = 60.0
 

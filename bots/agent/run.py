@@ -36,6 +36,7 @@ from bots.agent.workspace import MARK, Workspace
 from bots.protocol import MAX_REASON, Chunk, Outcome
 from schema import clock, validation
 from schema.requests import Payload
+from schema.timing import STUCK_AFTER
 
 # Output of a command
 
@@ -267,9 +268,6 @@ def inability(unable: Unable, program: str, account: JobAccount | None = None) -
 
 _log = structlog.get_logger("leasehold.agent")
 
-#: Seconds after SIGKILL within which a supervisor must report the end; then the agent kills the supervisor. Also the
-#: seconds within which the processes of a lost supervisor must die.
-STUCK_AFTER = 5.0
 #: Seconds within which the guardian must start a supervisor; then the agent replaces the guardian.
 READY_AFTER = 10.0
 SUPERVISOR_KILLED = "the process that supervised the command was killed"

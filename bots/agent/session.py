@@ -17,10 +17,11 @@ from bots.agent.capacity import TOGETHER, Sizing
 from bots.agent.gateway_calls import GatewayCaller, Heartbeat, Unanswered
 from bots.agent.launcher import Launcher
 from bots.agent.leases import NO_NEW_WORK, AgentLeases
-from bots.agent.run import STUCK_AFTER, RunContext, StopReason
+from bots.agent.run import RunContext, StopReason
 from bots.agent.task_launcher import TaskLauncher
 from bots.protocol import MAX_LEASES, OutputReport, Session, Sync, SyncAnswer
 from schema import clock
+from schema.timing import STUCK_AFTER
 
 _log = structlog.get_logger("leasehold.agent")
 

@@ -28,10 +28,11 @@ from leasehold.runtime.call_messages import CallEnd
 from bots.agent.capacity import Lookahead
 from bots.agent.guardian import kill
 from bots.agent.launcher import Launcher
-from bots.agent.run import READY_AFTER, STUCK_AFTER, Assignment, AttemptRun, RunContext, describe_exit
+from bots.agent.run import READY_AFTER, Assignment, AttemptRun, RunContext, describe_exit
 from bots.agent.warm_children import OVERDUE, PIPE_BYTES, App, OutputPipe, Queue, TaskRun, WarmChild
 from bots.protocol import Outcome
 from schema import clock
+from schema.timing import STUCK_AFTER
 
 _log = structlog.get_logger("leasehold.agent")
 
@@ -636,8 +637,10 @@ class TaskLauncher(Launcher):
         """Kill what a lost supervisor left, so that the end of its runs is not reported before it."""
         places = [place for place in (child.directory, child.site.directory) if place is not None]
         left: list[int] = []
+        until = clock.monotonic() + STUCK_AFTER
         for place in places:
-            left += self.sweep(place, supervisor=child.supervisor, command=child.pid, account=None, seconds=STUCK_AFTER)
+            seconds = until - clock.monotonic()
+            left += self.sweep(place, supervisor=child.supervisor, command=child.pid, account=None, seconds=seconds)
         if left:
             _log.error("processes of an ended task cannot be killed", app=self._name, processes=left)
         for run in runs:

@@ -34,7 +34,6 @@ from bots.agent.isolation.containment import Containment, Site
 from bots.agent.job_files import FileNames, numbered
 from bots.agent.launcher import read_messages
 from bots.agent.run import (
-    STUCK_AFTER,
     SUPERVISOR_KILLED,
     Assignment,
     AttemptRun,
@@ -50,6 +49,7 @@ from bots.agent.workspace import MARK, Workspace
 from bots.protocol import MAX_USED, Outcome
 from schema import clock, validation
 from schema.requests import Payload
+from schema.timing import STUCK_AFTER
 from schema.validation import check_json
 
 _log = structlog.get_logger("leasehold.agent")

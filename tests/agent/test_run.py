@@ -14,8 +14,10 @@ import pytest
 
 from bots.agent.guardian import descendants, process_tree
 from bots.agent.job_files import FILES
+from bots.agent.orphans import Orphans
 from bots.agent.run import CHUNK_BYTES, Assignment, Output, Run, RunContext, StopReason, SupervisorReader
 from schema import clock, validation
+from schema.timing import KILL_ALLOWANCE, STUCK_AFTER
 from tests.support.agents import NEEDS_PROC, RUNAWAY, finish, sleeping, start, text_of
 from tests.support.patience import MINUTE, eventually
 
@@ -298,6 +300,25 @@ def test_a_command_dies_with_its_guardian_and_supervisor_even_if_no_agent_is_lef
         os.kill(process, signal.SIGKILL)
     assert finish(run).verdict == "error"
     eventually(lambda: not sleeping("1019"))
+
+
+def test_a_stopped_command_of_which_something_does_not_die_is_over_before_the_server_closes_the_session(
+    place: RunContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that waits for a disk that does not answer does not even die by SIGKILL."""
+    short = 0.3
+    monkeypatch.setattr("bots.agent.run.STUCK_AFTER", short)
+    monkeypatch.setattr(SupervisorReader, "ask", lambda *_: None)
+    find, stuck = Orphans._find, 1 << 22  # the first number that is no process id
+    monkeypatch.setattr(Orphans, "_find", lambda *about: [*find(*about), stuck])
+    run = start(place, "sleep", "1020")
+    eventually(lambda: run.has_started)
+    began = clock.monotonic()
+    run.stop(StopReason.CANCELLED, grace=0.1)
+    assert finish(run).verdict == "stopped"
+    beyond = clock.monotonic() - began - (0.1 + 2 * short)
+    assert beyond < KILL_ALLOWANCE - 2 * STUCK_AFTER
+    assert not sleeping("1020")
 
 
 def test_a_command_that_stops_its_supervisor_once_ends_as_any_other(place: RunContext) -> None:

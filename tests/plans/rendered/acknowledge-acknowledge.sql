@@ -10,7 +10,7 @@ WITH told AS MATERIALIZED (
     UPDATE leases l SET state = 'active', acknowledged_at = clock_timestamp(), acknowledged_by = t.actor,
         acknowledged_event = nextval('stored_events_id_seq'),
         due_at = CASE WHEN h.timeout_seconds IS NOT NULL
-            THEN now() + make_interval(secs => h.timeout_seconds + :sync + (SELECT kill_grace + 3.0 FROM bots WHERE true AND id >= l.bot_id AND id <= l.bot_id ORDER BY id DESC LIMIT 1 )) END
+            THEN now() + make_interval(secs => h.timeout_seconds + :sync + (SELECT kill_grace + 6.0 FROM bots WHERE true AND id >= l.bot_id AND id <= l.bot_id ORDER BY id DESC LIMIT 1 )) END
     FROM told t JOIN held h ON h.id = t.job_id
     WHERE l.job_id = t.job_id AND l.fence = t.fence AND l.bot_id = t.bot_id AND l.bot_epoch = t.bot_epoch
         AND l.ended_at IS NULL AND l.state IS NOT DISTINCT FROM 'pending'

@@ -1,7 +1,7 @@
 -- schema/moves/preempt.py: PREEMPT
 WITH asked AS (
     UPDATE leases l SET state = 'cancelling', stop_reason = 'preempt',
-        due_at = now() + make_interval(secs => :sync + (SELECT kill_grace + 3.0 FROM bots WHERE true AND id >= l.bot_id AND id <= l.bot_id ORDER BY id DESC LIMIT 1 ))
+        due_at = now() + make_interval(secs => :sync + (SELECT kill_grace + 6.0 FROM bots WHERE true AND id >= l.bot_id AND id <= l.bot_id ORDER BY id DESC LIMIT 1 ))
     FROM unnest(CAST(:job_ids AS bigint[]), CAST(:fences AS bigint[])) AS t (job_id, fence)
     WHERE l.job_id = t.job_id AND l.fence = t.fence AND l.state IS NOT DISTINCT FROM 'active'
     RETURNING l.job_id, l.fence

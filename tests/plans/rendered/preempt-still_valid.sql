@@ -32,5 +32,5 @@ SELECT (SELECT count(*) FROM victims) = cardinality(CAST(:job_ids AS bigint[]))
         SELECT FROM jobs p JOIN quotas q ON q.cohort = p.cohort AND q.instance = p.instance
         JOIN instances i ON i.id = p.instance AND NOT i.draining CROSS JOIN kept k
         WHERE p.id = :preemptor AND p.state = 'queued' AND k.unseen = 0
-            AND (p.queue_deadline IS NULL OR p.queue_deadline > clock_timestamp() + make_interval(secs => :sync + (SELECT kill_grace + 3.0 FROM bots WHERE true AND id >= :bot_id AND id <= :bot_id ORDER BY id DESC LIMIT 1 )))
+            AND (p.queue_deadline IS NULL OR p.queue_deadline > clock_timestamp() + make_interval(secs => :sync + (SELECT kill_grace + 6.0 FROM bots WHERE true AND id >= :bot_id AND id <= :bot_id ORDER BY id DESC LIMIT 1 )))
             AND q.usage + p.units + k.units <= q.min_quota)

@@ -12,7 +12,7 @@ WITH below AS MATERIALIZED (
         AND (CAST(:cohorts AS integer[]) IS NULL OR q.cohort = ANY (CAST(:cohorts AS integer[])))
 ), wanting AS MATERIALIZED (
     SELECT * FROM jobs WHERE id = ANY (CAST(:job_ids AS bigint[])) AND state = 'queued'
-        AND (queue_deadline IS NULL OR queue_deadline > clock_timestamp() + make_interval(secs => :sync + 5.0))
+        AND (queue_deadline IS NULL OR queue_deadline > clock_timestamp() + make_interval(secs => :sync + 8.0))
 ), keeping AS MATERIALIZED (
     SELECT g.*, k.bots FROM (
         SELECT DISTINCT w.cohort, w.instance, w.platform, w.units

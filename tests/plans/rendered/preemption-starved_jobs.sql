@@ -21,7 +21,7 @@ WITH below AS MATERIALIZED (
             SELECT id, rank, queued_at, queue_deadline FROM jobs WHERE queue = w.id AND NOT constrained AND state = 'queued' AND schedule_after IS NULL AND units >= 1
             ORDER BY queue, rank, queued_at, id LIMIT :look + b.kept) first
         WHERE queued_at <= clock_timestamp() - make_interval(secs => :delay)
-            AND (queue_deadline IS NULL OR queue_deadline > clock_timestamp() + make_interval(secs => :sync + 5.0))
+            AND (queue_deadline IS NULL OR queue_deadline > clock_timestamp() + make_interval(secs => :sync + 8.0))
         ORDER BY nth LIMIT :limit + b.kept) h) found
     ORDER BY nth, row_number() OVER (PARTITION BY cohort, instance ORDER BY nth, rank, queued_at, id),
         rank, queued_at, id
