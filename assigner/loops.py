@@ -258,9 +258,8 @@ class _Watch:
         self._told = {*found}
 
     def _run(self) -> None:
-        never = threading.Event()
         while True:
-            clock.wait(never, LOOK)
+            clock.sleep(LOOK)
             self.look()
 
 

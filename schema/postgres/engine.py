@@ -40,12 +40,13 @@ from schema.tables.columns import SCHEMA
 
 T = TypeVar("T")
 
-#: Seconds for which a connection that listens waits for an answer.
+#: Seconds for which a connection outside the pools waits for an answer.
 LISTEN_PATIENCE = 10.0
 #: Seconds for which a process sends no wake-ups after the server had no room for them. Work is found by polls then.
 SILENCE = 5.0
-# By the server itself the queue is emptied only when somebody notifies or reads, and both fail while it is full.
-_EMPTY_QUEUE = text("SELECT pg_notification_queue_usage()")
+#: Which part of the queue of notifications is in use. Asking also empties it of what every listener has read: by the
+#: server itself this is done only when somebody notifies or reads, and both fail while it is full.
+QUEUE_USAGE = text("SELECT pg_notification_queue_usage()")
 _SILENTLY = text("SET LOCAL leasehold.wake = off")
 
 log = structlog.get_logger()
@@ -109,7 +110,7 @@ class Database:
         kept_plans: the server uses the plans that each connection keeps, which suit any values. For work that is
             mostly on few rows, because its statements take longer to plan than to execute, and for work whose plans
             depend on no values.
-        repeat: false = raise the first error at once, for callers that have a deadline of their own.
+        repeat: false = raise a lost conflict and an outage at once, for callers that have a deadline of their own.
         undone: called after each try that failed, so that the caller can discard what the try has put into memory.
         A transaction that loses a conflict is tried at most 5 times, with full jitter. After a lost connection it is
         repeated until `outage_seconds` have passed, then this raises NotReady. If the server has no room for its
@@ -132,7 +133,7 @@ class Database:
                     undone()
                 raise
 
-        return self._tried(once) if repeat else self._with_room(once)
+        return self._tried(once, engine) if repeat else self._with_room(once, engine)
 
     def run_alone(self, work: Callable[["psycopg.Connection[Any]"], T]) -> T:
         """Run `work`, which executes statements with `single_row`; each commits in the same round trip.
@@ -147,7 +148,7 @@ class Database:
             try:
                 entry = pool.lend()
             except psycopg.Error as error:
-                raise _as_dbapi_error(error, lost=True) from error
+                raise _as_dbapi_error(error, lost=False) from error
             driver = entry.dbapi_connection
             assert isinstance(driver, psycopg.Connection)
             try:
@@ -163,21 +164,22 @@ class Database:
             finally:
                 pool.take_back(entry, driver)
 
-        return self._tried(once)
+        return self._tried(once, self.engine)
 
     @property
     def _is_silent(self) -> bool:
         return clock.monotonic() < self._silent_until
 
-    def _with_room(self, once: Callable[[], T]) -> T:
-        """Run `once`; if its notifications have no room, make some and repeat, then repeat without notifications."""
+    def _with_room(self, once: Callable[[], T], engine: Engine) -> T:
+        """Run `once`, which uses `engine`; if its notifications have no room, make some and repeat, then repeat without
+        notifications."""
         try:
             return once()
         except DBAPIError as error:
             if not cannot_notify(error):
                 raise
-        with self.engine.begin() as connection:
-            connection.execute(_EMPTY_QUEUE)
+        with engine.begin() as connection:
+            connection.execute(QUEUE_USAGE)
         try:
             return once()
         except DBAPIError as error:
@@ -187,24 +189,24 @@ class Database:
         log.warning("the server has no room for notifications, so work waits for polls", seconds=SILENCE)
         return once()
 
-    def _tried(self, once: Callable[[], T]) -> T:
+    def _tried(self, once: Callable[[], T], engine: Engine) -> T:
         try:
-            return self._with_room(once)
+            return self._with_room(once, engine)
         except (DBAPIError, PoolTimeout) as error:
             if not is_conflict(error) and not is_outage(error):
                 raise
-            if isinstance(error, DBAPIError) and is_outage(error):
+            if isinstance(error, DBAPIError) and error.connection_invalidated:
                 self._begin_anew()
-            return self._tried_again(once, error)
+            return self._tried_again(once, engine, error)
 
-    def _tried_again(self, once: Callable[[], T], failed: Exception) -> T:
+    def _tried_again(self, once: Callable[[], T], engine: Engine, failed: Exception) -> T:
         """Repeat `once` within both budgets. The first try, which `failed`, counts as one."""
         failures = [failed]
 
         def again() -> T:
             if failures:
                 raise failures.pop()
-            return self._with_room(once)
+            return self._with_room(once, engine)
 
         conflicts = Retrying(
             sleep=clock.sleep,
@@ -237,10 +239,7 @@ class Database:
     def listen(self) -> psycopg.Connection[Any]:
         """A new connection outside the pools, in autocommit mode, for LISTEN and session locks."""
         settings = self._settings.model_copy(update={"idle_in_transaction_timeout": 0.0})
-        arguments = connect_arguments(settings, role="leasehold-listen")
-        made = WatchedConnection.connect(libpq_url(self.listen_url), autocommit=True, **arguments)
-        made.watch(LISTEN_PATIENCE)
-        return made
+        return _connect_alone(self.listen_url, settings, role="leasehold-listen")
 
     def find_pooler_problem(self) -> Problem | None:
         """A pooler on the way to the server that makes it unsafe, if there is one. Raises NotReady as `run` does."""
@@ -259,13 +258,21 @@ class Database:
         return pooler.find_lost(seen, wanted)
 
     def _connect(self) -> psycopg.Connection[Any]:
-        arguments = connect_arguments(self._settings, role="leasehold-check")
-        return psycopg.connect(libpq_url(self.url), autocommit=True, prepare_threshold=None, **arguments)
+        made = _connect_alone(self.url, self._settings, role="leasehold-check")
+        made.prepare_threshold = None
+        return made
 
     def close(self) -> None:
         """Close every pooled connection. The object may be used again afterwards."""
         self.engine.dispose()
         self.reserve.dispose()
+
+
+def _connect_alone(url: str, settings: DatabaseSettings, *, role: str) -> WatchedConnection:
+    """A new connection outside the pools, in autocommit mode, which waits for each answer for a limited time."""
+    made = WatchedConnection.connect(libpq_url(url), autocommit=True, **connect_arguments(settings, role=role))
+    made.watch(LISTEN_PATIENCE)
+    return made
 
 
 @contextmanager

@@ -20,10 +20,10 @@ EXHAUSTED = {
     "53000": "resources",
     "53100": "disk space",
     "53200": "memory",
-    "54000": "room for notifications",
 }
-#: Mostly that the queue of notifications is full, because some session on the server listens and reads nothing.
-CANNOT_NOTIFY = "54000"
+#: A limit of the server. That the queue of notifications is full, because some session on the server listens and reads
+#: nothing, is told apart from others by the server's file that says so.
+LIMIT_EXCEEDED, NOTIFICATIONS = "54000", "async.c"
 
 
 def is_conflict(error: BaseException) -> bool:
@@ -53,7 +53,9 @@ def describe_outage(error: BaseException) -> str:
 
 def cannot_notify(error: BaseException) -> bool:
     """True if the transaction was not committed because its notifications have no room."""
-    return isinstance(error, DBAPIError) and _code(error) == CANNOT_NOTIFY
+    if not isinstance(error, DBAPIError) or _code(error) != LIMIT_EXCEEDED:
+        return False
+    return isinstance(error.orig, psycopg.Error) and error.orig.diag.source_file == NOTIFICATIONS
 
 
 def find_exhausted(error: BaseException) -> str | None:

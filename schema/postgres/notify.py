@@ -28,7 +28,7 @@ from psycopg import sql
 from sqlalchemy import Connection, text
 
 from schema import clock
-from schema.postgres.engine import Database
+from schema.postgres.engine import QUEUE_USAGE, Database
 
 #: Prefix of channel names, before the topic.
 PREFIX = "leasehold_"
@@ -107,7 +107,6 @@ PROBE = 5.0
 FLAG_RETRY = 0.1
 
 WAKE = text("SELECT leasehold.wake(:topic, :keys)")
-QUEUE_USAGE = text("SELECT pg_notification_queue_usage()")
 
 log = structlog.get_logger(__name__)
 
@@ -123,10 +122,7 @@ def wake(connection: Connection, topic: str, keys: Sequence[str] = ()) -> bool:
 
 
 def queue_usage(connection: Connection) -> float:
-    """Return which part of the server's queue of notifications is in use, 0 to 1.
-
-    Asking also takes out of it what every listening session has read, which a server whose queue was full needs.
-    """
+    """Return which part of the server's queue of notifications is in use, 0 to 1. A full queue needs asking."""
     return float(connection.execute(QUEUE_USAGE).scalar_one())
 
 

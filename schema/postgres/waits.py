@@ -86,9 +86,8 @@ class _Watch:
                 self._thread.start()
 
     def _run(self) -> None:
-        never = threading.Event()
         while True:
-            clock.wait(never, LOOK)
+            clock.sleep(LOOK)
             with self._lock:
                 connections = list(self._connections)
             now = clock.monotonic()
@@ -104,7 +103,12 @@ def _cut(connection: WatchedConnection, since: float) -> None:
         copy = os.dup(connection.pgconn.socket)
     except (OSError, psycopg.Error):
         return  # it is closed already
-    with socket.socket(fileno=copy) as shut:
+    try:
+        shut = socket.socket(fileno=copy)
+    except OSError:
+        os.close(copy)  # it is closed, and its number belongs to something else by now
+        return
+    with shut:
         if connection.waits_since != since:
             return
         connection.waits_since = None

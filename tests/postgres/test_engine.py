@@ -254,6 +254,25 @@ def test_connections_that_were_lost_are_replaced(database: Database) -> None:
 PLANS = text("SELECT current_setting('plan_cache_mode'), current_setting('transaction_isolation')")
 
 
+PID = text("SELECT pg_backend_pid()")
+TOO_MANY_CONNECTIONS = text("DO $$ BEGIN RAISE EXCEPTION 'too many' USING ERRCODE = '53300'; END $$")
+
+
+def test_an_outage_that_cuts_no_connection_leaves_all_as_they_are(database: Database) -> None:
+    def sessions() -> list[int]:
+        return [database.run(lambda c: c.execute(PID).scalar_one(), urgent=urgent) for urgent in (False, True)]
+
+    before, tries = sessions(), []
+
+    def work(connection: Connection) -> None:
+        tries.append(1)
+        if len(tries) == 1:
+            connection.execute(TOO_MANY_CONNECTIONS)
+
+    database.run(work)
+    assert (sessions(), len(tries)) == (before, 2)
+
+
 def test_a_transaction_with_kept_plans_uses_them_and_the_next_one_does_not(pool: Pool) -> None:
     def look(connection: Connection) -> tuple[str, ...]:
         connection.execute(text("INSERT INTO queue_limits (label, max_queued) VALUES ('a', 1)"))

@@ -1,11 +1,15 @@
 """A server that is lost behind a proxy: old connections stay silent, new ones work, and every wait ends."""
 
+import os
 import random
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import psycopg
 import pytest
 from pydantic import SecretStr
 from sqlalchemy import Connection, text
@@ -121,3 +125,22 @@ def test_wake_ups_come_again_after_their_connection_was_lost(
             eventually(sent, every=0.2, what="a wake-up arrives on a new connection")
         finally:
             wakeups.stop()
+
+
+def test_a_connection_that_looks_for_a_pooler_waits_no_longer_than_others(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "LISTEN_PATIENCE", 1.0)
+    with behind_a_proxy(database_url) as (database, proxy), database._connect() as connection:
+        proxy.lose()
+        with pytest.raises(psycopg.OperationalError):
+            connection.execute("SELECT 1")
+
+
+def test_a_connection_whose_number_belongs_to_a_file_by_now_is_left_alone(tmp_path: Path) -> None:
+    waits_for_ever: Any = SimpleNamespace(waits_since=1.0, patience=1.0)
+    with (tmp_path / "file").open("wb") as file:
+        waits_for_ever.pgconn = SimpleNamespace(socket=file.fileno())
+        before = os.listdir("/proc/self/fd")
+        waits._cut(waits_for_ever, 1.0)
+        assert os.listdir("/proc/self/fd") == before

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from sqlalchemy import text
+from sqlalchemy import Connection, text
+from sqlalchemy.exc import DBAPIError
 from structlog.testing import capture_logs
 
 from schema import clock
@@ -18,7 +19,9 @@ from schema.diagnostics import server as server_checks
 from schema.diagnostics.checks import Verdict
 from schema.moves.submit import submit_at_once
 from schema.postgres import embedded, engine, migrate, notify
+from schema.postgres.connection_pool import LendingPool
 from schema.postgres.engine import Database, DatabaseSettings, libpq_url
+from schema.postgres.failures import find_exhausted
 from schema.timing import Timing
 from tests.support.pool import Pool, completed
 from tests.support.servers import opened
@@ -57,10 +60,11 @@ def forgotten(small_queue: str) -> Iterator["psycopg.Connection"]:
         listener.commit()
         listener.execute("SELECT 1")
         sender.autocommit = True
-        for size in (7900, 100):
+        for channel, size in (("forgotten", 7900), ("forgotten", 100), ("f", 0)):
+            sender.execute(engine.QUEUE_USAGE.text.encode())
             with suppress(psycopg.errors.ProgramLimitExceeded):
-                for n in range(PAGES * 100):
-                    sender.execute("SELECT pg_notify('forgotten', %s)", (f"{n:>{size}}",))
+                for _ in range(PAGES * 100):
+                    sender.execute("SELECT pg_notify(%s, %s)", (channel, " " * size))
         yield listener
 
 
@@ -92,6 +96,32 @@ def test_submits_syncs_and_cancels_go_on_without_wake_ups_and_wake_ups_come_back
         assert any(True for _ in sleeper.notifies(timeout=60, stop_after=1)), "a wake-up comes again"
         assert database.run(server_checks.check_notifications).verdict is Verdict.OK
     database.close()
+
+
+def test_urgent_work_makes_room_on_its_own_connections(
+    small_queue: str, forgotten: "psycopg.Connection", chance: random.Random
+) -> None:
+    database = Database(small_queue, DatabaseSettings(), role="test", chance=chance)
+    with database.listen() as sleeper:
+        sleeper.execute(notify.RAISE, ("jobs",))
+        assert not database.run(lambda c: notify.wake(c, "jobs"), urgent=True)
+    pool = database.engine.pool
+    assert isinstance(pool, LendingPool)
+    assert pool.checkedin() == 0, "no other connection was opened"
+    database.close()
+    del forgotten
+
+
+def test_another_limit_of_the_server_is_told_as_it_is(database: Database) -> None:
+    tries = []
+
+    def work(connection: Connection) -> None:
+        tries.append(1)
+        connection.execute(text("DO $$ BEGIN RAISE EXCEPTION 'too large' USING ERRCODE = '54000'; END $$"))
+
+    with capture_logs() as told, pytest.raises(DBAPIError, match="too large") as refused:
+        database.run(work)
+    assert (len(tries), told, find_exhausted(refused.value)) == (1, [], None)
 
 
 def test_a_pooled_statement_is_repeated_without_a_wake_up_too(
