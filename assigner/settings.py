@@ -145,7 +145,7 @@ class Installation:
         """Raise BadInput if the database is a private server which is not there, and for which nobody has asked."""
         settings = self.settings.database
         is_asked_for = not self.at_home or "url" in settings.model_fields_set
-        if settings.url.get_secret_value() != "embedded" or is_asked_for or (self.data / "pg").exists():
+        if settings.url.get_secret_value() != "embedded" or is_asked_for or embedded.directory_of(self.data).exists():
             return
         raise BadInput(
             "database.url",
@@ -172,12 +172,28 @@ class Installation:
                 yield database
 
     @contextmanager
-    def ready_database(self, role: str, *, patience: float | None = None) -> Iterator[Database]:
+    def ready_database(self, role: str) -> Iterator[Database]:
         """Connect as `database` does. Raises NotReady if a pooler makes that unsafe, or the schema is not ours."""
-        with self.database(role, patience=patience) as database:
-            require_safe_way(database)
-            migrate.require(database)
+        with self.database(role) as database:
+            _require_ready(database)
             yield database
+
+    @contextmanager
+    def command_database(self, role: str, *, ready: bool = True) -> Iterator[Database]:
+        """Connect for a command, which waits a few seconds at most for an unreachable database.
+
+        ready: raise NotReady as `ready_database` does. Raises BadInput for a private server, as `require_cluster` does.
+        """
+        self.require_cluster()
+        with self.database(role, patience=COMMAND_TIMEOUT) as database:
+            if ready:
+                _require_ready(database)
+            yield database
+
+
+def _require_ready(database: Database) -> None:
+    require_safe_way(database)
+    migrate.require(database)
 
 
 def require_safe_way(database: Database) -> None:

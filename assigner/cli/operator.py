@@ -13,14 +13,14 @@ from assigner.cli import mistakes
 from assigner.cli.completion import Named
 from assigner.cli.output import as_json, duration, print_json, print_table
 from assigner.config import loading
-from assigner.settings import COMMAND_TIMEOUT, Installation, require_safe_way
+from assigner.settings import Installation, require_safe_way
 from schema.diagnostics import doctor, invariants
 from schema.diagnostics.checks import Check, Verdict
 from schema.postgres import embedded, migrate
 from schema.postgres.urls import libpq_url
 from schema.readable import moment
 from schema.tables.columns import SCHEMA
-from schema.tenancy import tokens
+from schema.tenancy import roles, tokens
 
 #: Folders of `ops/` whose files operators copy and change. pyproject.toml puts the same ones into the wheel.
 EXAMPLE_FOLDERS = ("prometheus", "grafana", "systemd", "container")
@@ -120,8 +120,7 @@ def db_group() -> None:
 @pass_installation
 def upgrade_database(installation: Installation, as_json: bool) -> None:
     """Bring the schema to the version that this program needs. Safe to repeat, also by several processes at once."""
-    installation.require_cluster()
-    with installation.database("upgrade", patience=COMMAND_TIMEOUT) as database:
+    with installation.command_database("upgrade", ready=False) as database:
         require_safe_way(database)
         version = migrate.upgrade(database)
     _print_version(installation, version, as_json=as_json)
@@ -132,8 +131,7 @@ def upgrade_database(installation: Installation, as_json: bool) -> None:
 @pass_installation
 def show_version(installation: Installation, as_json: bool) -> int:
     """Print the schema version. Exit 3 if it is not the one that this program needs."""
-    installation.require_cluster()
-    with installation.database("status", patience=COMMAND_TIMEOUT) as database:
+    with installation.command_database("status", ready=False) as database:
         version = migrate.status(database)
         _print_version(installation, version, as_json=as_json)
         migrate.require(database)
@@ -173,12 +171,13 @@ def print_database_url(installation: Installation, as_json: bool) -> None:
 def grant_submit(installation: Installation, role: str) -> None:
     """Let a role of the database submit jobs in its own transactions, and nothing else.
 
-    The role may then call `leasehold.submit`. REVOKE takes it back, as with any right.
+    The role may then call `leasehold.submit`. Run this as the owner of the schema: others cannot grant it. REVOKE takes
+    it back, as with any right.
     """
-    installation.require_cluster()
-    with installation.ready_database("grant", patience=COMMAND_TIMEOUT) as database:
-        database.run(lambda connection: tokens.grant_submit(connection, role, actor="local"))
-    click.echo(f"{escaped(role, 63)} may call {SCHEMA}.submit")
+    with installation.command_database("grant") as database:
+        database.run(lambda connection: roles.grant_submit(connection, role, actor="local"))
+    click.echo(installation.described)
+    click.echo(f"{escaped(role, roles.MAX_ROLE)} may call {SCHEMA}.submit")
 
 
 @db_group.command("verify")
@@ -186,8 +185,7 @@ def grant_submit(installation: Installation, role: str) -> None:
 @pass_installation
 def verify_database(installation: Installation, as_json: bool) -> None:
     """Count the rows that break each safety invariant, in one snapshot. Exit 1 if there are any."""
-    installation.require_cluster()
-    with installation.ready_database("verify", patience=COMMAND_TIMEOUT) as database:
+    with installation.command_database("verify") as database:
         findings = invariants.verify(database)
     if as_json:
         print_json({finding.id: asdict(finding) for finding in findings})
@@ -242,8 +240,7 @@ def create_token(
 ) -> None:
     """Make a token and print it. It cannot be shown again: only its digest is stored."""
     allowed = pairs(properties, option="--property") or None
-    installation.require_cluster()
-    with installation.ready_database("token", patience=COMMAND_TIMEOUT) as database:
+    with installation.command_database("token") as database:
         token = database.run(
             lambda connection: tokens.create(
                 connection,
@@ -268,8 +265,7 @@ def create_token(
 @pass_installation
 def list_tokens(installation: Installation, as_json: bool) -> None:
     """List all tokens, newest first, including expired and revoked ones."""
-    installation.require_cluster()
-    with installation.ready_database("token", patience=COMMAND_TIMEOUT) as database:
+    with installation.command_database("token") as database:
         found = database.run(tokens.list_tokens)
     if as_json:
         print_json([asdict(token) for token in found])
@@ -296,8 +292,7 @@ def list_tokens(installation: Installation, as_json: bool) -> None:
 @pass_installation
 def revoke_token(installation: Installation, id: str, as_json: bool) -> None:
     """Revoke a token for good. Gateways follow within seconds."""
-    installation.require_cluster()
-    with installation.ready_database("token", patience=COMMAND_TIMEOUT) as database:
+    with installation.command_database("token") as database:
         database.run(lambda connection: tokens.revoke(connection, id))
     if as_json:
         print_json({"id": id, "revoked": True})
@@ -331,8 +326,7 @@ def examine_database(installation: Installation, as_json: bool) -> None:
 
     Exit 1 if a check is bad. Warnings, and checks that could not be made, are only shown.
     """
-    installation.require_cluster()
-    with installation.database("doctor", patience=COMMAND_TIMEOUT) as database:
+    with installation.command_database("doctor", ready=False) as database:
         checks = doctor.run_checks(database)
     bad = [check.name for check in checks if check.verdict is Verdict.BAD]
     if as_json:

@@ -393,8 +393,6 @@ CHECK = union_all(*(_counted(place, invariant) for place, invariant in enumerate
 # All invariants must see one snapshot, and a large history takes longer than a move may.
 SNAPSHOT = text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
 STATEMENT_TIMEOUT = text("SELECT set_config('statement_timeout', :milliseconds, true)")
-#: Seconds for which a process waits for a statement without a limit on the server.
-LONGEST = 86_400.0
 #: SQLSTATE of a statement that took longer.
 CANCELLED = "57014"
 # Compiling this wide statement costs more than running it. It reads whole tables, so sequential scans are right.
@@ -430,5 +428,5 @@ def _verified(connection: Connection, *, seconds: float) -> list[Finding]:
     for setting in (SNAPSHOT, NO_JIT, WHOLE_TABLES):
         connection.execute(setting)
     connection.execute(STATEMENT_TIMEOUT, {"milliseconds": str(ceil(seconds * 1000))})
-    waits.allow(connection, seconds or LONGEST)
+    waits.allow(connection, seconds or waits.LONGEST)
     return check(connection)

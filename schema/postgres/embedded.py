@@ -259,6 +259,11 @@ class ProbeResult(Enum):
     NOBODY = "nobody"
 
 
+def directory_of(data: Path) -> Path:
+    """The directory of PostgreSQL's files within a data directory."""
+    return data / "pg"
+
+
 @dataclass(frozen=True)
 class Cluster:
     """The cluster of a data directory, the account that runs it, and the directory of its programs."""
@@ -270,7 +275,7 @@ class Cluster:
     @classmethod
     def find(cls, data: Path) -> Self:
         """The cluster of `data`, which need not exist yet. Raises NotReady if the server cannot be run there."""
-        account = account_for(data / "pg")
+        account = account_for(directory_of(data))
         closed = next((place for place in [*reversed(data.parents), data] if not account.reaches(place)), None)
         if closed is not None:
             raise NotReady(
@@ -282,7 +287,7 @@ class Cluster:
     @property
     def directory(self) -> Path:
         """The directory of PostgreSQL's files."""
-        return self.data / "pg"
+        return directory_of(self.data)
 
     @property
     def log(self) -> Path:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from alembic.config import Config
 
 # A long step must not be cancelled by the time-outs of normal work.
-_LONGEST = 86_400.0
 _NO_TIMEOUTS = text("SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = 0")
 _MIGRATION_LOCK = text("SELECT pg_advisory_xact_lock(hashtext('leasehold.migrate'))")
 _SERVER = text("SELECT CAST(current_setting('server_version_num') AS integer), current_setting('server_version')")
@@ -87,7 +86,7 @@ def _upgrade(connection: Connection) -> Version:
     if number < OLDEST * 10_000:
         raise NotReady(f"the server is PostgreSQL {name}, need {OLDEST} or newer; upgrade the server first")
     connection.execute(_NO_TIMEOUTS)
-    waits.allow(connection, _LONGEST)
+    waits.allow(connection, waits.LONGEST)
     connection.execute(_MIGRATION_LOCK)
     version = read(connection)
     _refuse_unknown(version)

@@ -24,6 +24,8 @@ R = TypeVar("R")
 
 #: Seconds between two looks at the connections of the process.
 LOOK = 0.5
+#: Seconds that a statement without a limit on the server may take: a day.
+LONGEST = 86_400.0
 #: The patience of a connection, as a multiple of the time after which the server ends a statement.
 PATIENCE = 2.0
 

@@ -18,10 +18,9 @@ from typing import assert_never
 
 from leasehold import wire
 from leasehold.errors import BadInput, Forbidden, NotFound, Unauthorised
-from sqlalchemy import Connection, bindparam, false, func, insert, null, select, text, update
+from sqlalchemy import Connection, bindparam, false, func, insert, null, select, update
 
 from schema import audit, validation
-from schema.tables.columns import SCHEMA
 from schema.tables.tenancy import tokens
 
 #: An allowed value that stands for every value of its key, or for every label.
@@ -352,22 +351,3 @@ def _check_declared(
 
 def _meaningless(field: str, kind: Kind) -> BadInput:
     return BadInput(field, f"means nothing for a token of kind {kind}")
-
-
-# Roles of the database that submit in transactions of their own.
-
-
-_ROLE = text("SELECT quote_ident(rolname) FROM pg_roles WHERE rolname = :name")
-
-
-def grant_submit(connection: Connection, role: str, *, actor: str) -> None:
-    """Let a role of the database call `leasehold.submit`, for any instance and at any priority, and nothing else.
-
-    Raises NotFound if there is no such role.
-    """
-    name = connection.execute(_ROLE, {"name": role}).scalar_one_or_none()
-    if name is None:
-        raise NotFound(f"role: the server has no role '{wire.escaped(role, 63)}'")
-    for right in (f"USAGE ON SCHEMA {SCHEMA}", f"EXECUTE ON FUNCTION {SCHEMA}.submit"):
-        connection.exec_driver_sql(f"GRANT {right} TO {name}", execution_options={"no_parameters": True})
-    audit.write(connection, "db.grant_submit", actor=actor, subject=f"role:{role}")

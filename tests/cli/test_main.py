@@ -27,7 +27,7 @@ from assigner.settings import Installation, PoolSettings
 from bots.cli.backlog import cancel
 from schema import gc_tuning
 from schema.diagnostics import invariants
-from schema.postgres import urls
+from schema.postgres import embedded, urls
 from schema.postgres.engine import Database
 from schema.requests import JobRequest
 from schema.tenancy import tokens
@@ -246,10 +246,13 @@ def test_no_private_server_is_started_by_a_command_that_was_told_of_none(
         operator.db_group.main([command[1]], obj=nowhere, standalone_mode=False)
     assert not home.exists()
     file.write_text("[database]\nurl = 'embedded'\n")
-    Installation(home, file, PoolSettings, {}, at_home=True).require_cluster()
-    Installation(home, None, PoolSettings, {"LEASEHOLD_DATABASE_URL": "embedded"}, at_home=True).require_cluster()
-    Installation(home, None, PoolSettings, {}, at_home=False).require_cluster()
-    (home / "pg").mkdir(parents=True)
+    for asked in (
+        Installation(home, file, PoolSettings, {}, at_home=True),
+        Installation(home, None, PoolSettings, {"LEASEHOLD_DATABASE_URL": "embedded"}, at_home=True),
+        Installation(home, None, PoolSettings, {}, at_home=False),
+    ):
+        asked.require_cluster()
+    embedded.directory_of(home).mkdir(parents=True)
     nowhere.require_cluster()
 
 

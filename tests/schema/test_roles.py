@@ -10,14 +10,16 @@ from uuid import uuid4
 
 import psycopg
 import pytest
-from leasehold.errors import NotReady
+from leasehold.errors import Forbidden, NotReady
 from psycopg import sql
 from sqlalchemy import event, make_url
 
 from schema.moves.hold import requeue
 from schema.postgres import migrate
 from schema.postgres.engine import Database, DatabaseSettings, libpq_url
+from schema.tenancy.roles import grant_submit
 from schema.timing import Timing
+from tests.support.http import audited
 from tests.support.pool import Pool, completed
 from tests.support.race import cancel
 from tests.support.servers import Console
@@ -109,7 +111,9 @@ def test_a_role_that_may_submit_submits_and_does_nothing_else(
         program.execute(sql.SQL("SET ROLE {}").format(sql.Identifier(name)))
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             program.execute(SUBMIT, (JOBS,))
-        assert console.good("db", "grant-submit", name) == f"{name} may call leasehold.submit\n"
+        told = console.good("db", "grant-submit", name)
+        assert told.startswith("database postgresql://")
+        assert told.endswith(f"\n{name} may call leasehold.submit\n")
         assert program.execute(SUBMIT, (JOBS,)).fetchone() == (2,)
         assert program.execute(SUBMIT, (JOBS,)).fetchone() == (2,)
         program.execute("SET search_path = leasehold")
@@ -124,6 +128,15 @@ def test_a_role_that_may_submit_submits_and_does_nothing_else(
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
                 program.execute(forbidden.encode())
     assert "no role 'nobody-at-all'" in console.refused("db", "grant-submit", "nobody-at-all")
+
+
+def test_who_may_not_grant_submit_is_told_so_and_grants_nothing(database: Database, chance: random.Random) -> None:
+    """The server itself only warns a role that has the right and may not pass it on."""
+    grants = (*PROCESS, "GRANT EXECUTE ON FUNCTION leasehold.submit TO {}")
+    with role(database.url, *grants) as (name, url), opened_as(url, name, chance) as limited, role(url) as (program, _):
+        with pytest.raises(Forbidden, match=f"{program} may still not call leasehold.submit: .* the owner of the"):
+            limited.run(lambda c: grant_submit(c, program, actor="local"))
+    assert "db.grant_submit" not in audited(database)
 
 
 def test_a_server_that_is_too_old_is_told_so_before_anything_is_made(
