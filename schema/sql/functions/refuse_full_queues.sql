@@ -7,7 +7,14 @@
 -- the limit.
 CREATE OR REPLACE FUNCTION refuse_full_queues(requests jsonb, of_instance text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql AS $$
-DECLARE limited record; waiting integer; adding integer;
+DECLARE
+    limited record;
+    beyond record;
+    waiting integer;
+    labels text[];
+    names text[];
+    mosts integer[];
+    waits integer[];
 BEGIN
     FOR limited IN
         WITH asked AS MATERIALIZED (
@@ -40,17 +47,37 @@ BEGIN
                 SELECT FROM jobs j WHERE j.instance = limited.instance AND j.state = 'parked'
                 LIMIT limited.max_queued + 1) w;
         END IF;
-        SELECT count(DISTINCT CASE
+        labels := labels || limited.label;
+        names := names || limited.instance_name;
+        mosts := mosts || limited.max_queued;
+        waits := waits || waiting;
+    END LOOP;
+    IF mosts IS NULL THEN
+        RETURN;
+    END IF;
+    -- What makes one job together has one identity.
+    WITH new AS MATERIALIZED (
+        SELECT a.request->>'label' AS label, a.instance_name, CASE
                 WHEN a.request->>'dedup_key' IS NOT NULL
                     THEN jsonb_build_array(a.instance_name, 'dedup', a.request->'dedup_key')
                 WHEN a.request->>'key' IS NOT NULL THEN jsonb_build_array(a.instance_name, 'key', a.request->'key')
-                ELSE to_jsonb(a.n) END)
-            INTO adding FROM new_requests(requests, of_instance) a
-            WHERE a.request->>'label' = limited.label OR a.instance_name = limited.instance_name;
-        IF adding > 0 AND waiting + adding > limited.max_queued THEN
-            RAISE EXCEPTION '% ''%'' may have % queued jobs, held ones included: no room for % more',
-                CASE WHEN limited.label IS NULL THEN 'instance' ELSE 'label' END,
-                coalesce(limited.label, limited.instance_name), limited.max_queued, adding USING ERRCODE = 'LH001';
-        END IF;
-    END LOOP;
+                ELSE to_jsonb(a.n) END AS identity
+        FROM new_requests(requests, of_instance) a
+    ), limits AS MATERIALIZED (
+        SELECT * FROM unnest(labels, names, mosts, waits) WITH ORDINALITY AS l (label, instance_name, most, waiting, nth)
+    ), added AS (
+        SELECT l.nth, n.identity FROM limits l JOIN new n ON n.label = l.label
+        UNION ALL
+        SELECT l.nth, n.identity FROM limits l JOIN new n ON n.instance_name = l.instance_name
+    )
+    SELECT l.label, l.instance_name, l.most, count(DISTINCT a.identity) AS adding INTO beyond
+    FROM limits l JOIN added a ON a.nth = l.nth
+    GROUP BY l.nth, l.label, l.instance_name, l.most, l.waiting
+    HAVING l.waiting + count(DISTINCT a.identity) > l.most
+    ORDER BY l.nth LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION '% ''%'' may have % queued jobs, held ones included: no room for % more',
+            CASE WHEN beyond.label IS NULL THEN 'instance' ELSE 'label' END,
+            coalesce(beyond.label, beyond.instance_name), beyond.most, beyond.adding USING ERRCODE = 'LH001';
+    END IF;
 END $$;
