@@ -311,8 +311,8 @@ _OF_QUOTAS: tuple[tuple[str, str, Callable[[QuotaUse], int | None]], ...] = (
     ("max_units", "Maximum quota, in units; no series = no maximum.", lambda use: use.max_quota),
     (
         "effective_max_units",
-        "Maximum quota less the evictions within the cooldown, but not below the minimum, in units; no series = no "
-        "maximum.",
+        "Maximum quota less the evictions within the cooldown, if it is in force, but not below the minimum, in units; "
+        "no series = no maximum.",
         lambda use: use.effective_max,
     ),
     (

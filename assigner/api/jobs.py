@@ -39,6 +39,7 @@ from assigner.queries import jobs as job_queries
 from assigner.queries import listing
 from assigner.queries import status as status_queries
 from schema import clock, validation
+from schema.accounting.quotas import Cooldown
 from schema.filters import Direction, JobFilter, Sort
 from schema.moves import cancel as cancel_moves
 
@@ -313,7 +314,7 @@ async def explain_job(request: Request, id: JobId, caller: Caller) -> explanatio
     Every caller sees which bots had the job. A submitter sees the names of no other bots and nothing of other tenants;
     only bots that serve its instance are counted. For a cancelled submission, the answer says only that.
     """
-    cooldown: float = request.app.state.sync_service.cooldown
+    cooldown: Cooldown = request.app.state.sync_service.cooldown
     rules: Rules = getattr(request.app.state, "rules", RULES)
 
     def work(connection: Connection) -> explanation.Explanation:

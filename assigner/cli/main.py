@@ -492,7 +492,7 @@ def _sync_service(database: "Database", settings: Any, stack: ExitStack) -> "Syn
         timing=settings.timing,
         fetch=settings.fetch,
         now=clock.monotonic,
-        cooldown=settings.quotas.eviction_cooldown,
+        cooldown=settings.quotas.of_evictions,
         tracer=tracer,
     )
 

@@ -271,7 +271,7 @@ class PriorityAgeAssigner:
         return Scope(
             instances,
             self._cohorts,
-            cooldown=self._quotas.eviction_cooldown,
+            cooldown=self._quotas.of_evictions,
             minimums_first=self._settings.serves_minimums_first,
         )
 
@@ -469,7 +469,7 @@ class PriorityAgeAssigner:
             strategy=strategy,
             ack=self._timing.ack,
             again=cycle.holds_quotas,
-            cooldown=self._quotas.eviction_cooldown,
+            cooldown=self._quotas.of_evictions,
             taken=amounts,
             on_kept=on_kept,
         )

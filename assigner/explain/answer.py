@@ -18,6 +18,7 @@ from sqlalchemy import Connection
 from assigner.admission.rules import RULES, Rules
 from assigner.explain import gates as explained_gates
 from assigner.queries import jobs as job_queries
+from schema.accounting.quotas import EVICTION_COOLDOWN, Cooldown
 from schema.diagnostics import evidence as evidence_reads
 from schema.diagnostics.evidence import Evidence, JobsAhead
 from schema.moves.grant import PREFERRED, REQUIRED
@@ -239,14 +240,13 @@ def explain(
     public_id: str,
     *,
     instances: Sequence[str] | None,
-    cooldown: float,
+    cooldown: Cooldown = EVICTION_COOLDOWN,
     rules: Rules = RULES,
 ) -> Explanation | None:
     """Explain the job of one submission; None if there is no job that the caller may see.
 
     instances: the caller's instances; None = an operator. Only operators see other tenants, and the names of bots that
         did not have the job.
-    cooldown: seconds for which an eviction counts against a quota.
     rules: the rules of admission that the assigners use.
     """
     row_id = job_queries.job_row_id(connection, public_id, instances=instances)
@@ -282,7 +282,7 @@ def explain(
     )
 
 
-def blocking_reason(connection: Connection, job_id: int, *, cooldown: float) -> str | None:
+def blocking_reason(connection: Connection, job_id: int, *, cooldown: Cooldown) -> str | None:
     """Return why a waiting job would not run even with every bot free; None if nothing holds it back."""
     judged = explained_gates.judge_job(evidence_reads.job(connection, job_id, cooldown=cooldown))
     return next((one.sentence for one in judged if one.is_open is False), None)

@@ -142,7 +142,12 @@ def _quota(job: Row) -> GateVerdict:
     if limit is None:
         return _verdict(job, predicates.QUOTA, f"{where} uses {usage} units and has no maximum", **numbers)
     lowered = job["max_quota"] - limit
-    of = f"{limit}" + (f" (its maximum {job['max_quota']} less {lowered} lately evicted)" if lowered else "")
+    of = f"{limit}"
+    if lowered:
+        while_others = "" if job["literal_cooldown"] else ", while others wait"
+        of += f" (its maximum {job['max_quota']} less {lowered} lately evicted{while_others})"
+    elif job["evicted_lately"] and job["max_quota"] > job["min_quota"]:
+        of += f" (nobody else waits, so the {job['evicted_lately']} lately evicted take nothing off it)"
     sign = "<=" if _open(job, predicates.QUOTA) else ">"
     sentence = f"{where} uses {usage} of {of}, this job needs {units}: {usage} + {units} {sign} {limit}"
     needed = usage + units + job["evicted_lately"]

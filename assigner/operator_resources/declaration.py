@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 
 from schema import validation
+from schema.accounting.quotas import Cooldown
 from schema.postgres.engine import Database
 
 #: The unit of a span of time. A command takes such a value as 90, 15m, 12h or 30d.
@@ -53,12 +54,12 @@ class Page:
 
     after: names up to this one are left out.
     limit: most rows to return.
-    cooldown: seconds for which an eviction counts against a quota, as this gateway is configured.
+    cooldown: what evictions do to maximums, as this gateway is configured.
     """
 
     after: str
     limit: int
-    cooldown: float
+    cooldown: Cooldown
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ class Affected:
     after: float | None
 
 
-def of_quota(connection: Connection, change: Callable[[], object], *, cooldown: float) -> list[Affected]:
+def of_quota(connection: Connection, change: Callable[[], object], *, cooldown: quotas.Cooldown) -> list[Affected]:
     """Return what a change of quotas would do to all instances with quotas, in units.
 
     `room`: what the instance may still be given. `over`: what it uses above its maximum; nothing of it starts until

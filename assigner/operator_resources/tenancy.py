@@ -270,7 +270,7 @@ class Quota(Row):
     min_quota: int = given(unit="units", help="guaranteed minimum")
     max_quota: int | None = given(unit="units", help="maximum; unset = no maximum")
     usage: int = given(unit="units", help="units in use")
-    effective_max: int | None = given(unit="units", help="the maximum, less evictions within the cooldown")
+    effective_max: int | None = given(unit="units", help="the maximum now, less recent evictions if others wait")
 
 
 def _put_quota(connection: Connection, keys: Keys, body: QuotaRequest, by: By) -> None:

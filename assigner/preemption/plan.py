@@ -6,11 +6,11 @@ A plan names a bot on which the job fits once its victims have stopped, and woul
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from schema.accounting.quotas import EVICTION_COOLDOWN
+from schema.accounting.quotas import EVICTION_COOLDOWN, Cooldown
 from schema.picking.preemption import Occupant, OccupiedBot, StarvedJob
 
 # What operators tune about quotas and preemption. The quotas themselves are in the database.
@@ -29,6 +29,8 @@ class QuotaSettings(BaseModel):
         that a short wait would have spared and doubles the time until a minimum is met.
     eviction_cooldown: each eviction takes one off the maximum of the evicted instance for so long. Doubling
         it makes instances that were evicted come back half as fast; 0 lets them come back at once.
+    cooldown: `contended` does so only while another instance that is below its own maximum has jobs waiting in the
+        cohort, so that no room stays idle; `literal` does so in any case, as BuildGrid.
     max_evictions: a job evicted so often is exempt. Doubling it lets one job lose twice as much work.
     min_run_time: a job that has run for less is left alone. Doubling it protects short jobs.
     reservation: how long what an eviction frees is kept for the instance that it was for, on top of the time the bot
@@ -39,11 +41,17 @@ class QuotaSettings(BaseModel):
 
     preemption: bool = True
     preemption_delay: float = Field(default=20.0, ge=0, le=DAY)
-    eviction_cooldown: float = Field(default=EVICTION_COOLDOWN, ge=0, le=DAY)
+    eviction_cooldown: float = Field(default=EVICTION_COOLDOWN.seconds, ge=0, le=DAY)
+    cooldown: Literal["contended", "literal"] = "contended"
     max_evictions: int = Field(default=5, ge=0, le=1000)
     min_run_time: float = Field(default=0.0, ge=0, le=DAY)
     reservation: float = Field(default=10.0, gt=0, le=3600)
     metric_pairs: int = Field(default=1000, ge=0, le=100_000)
+
+    @property
+    def of_evictions(self) -> Cooldown:
+        """Return what evictions do to the maximum of an instance."""
+        return Cooldown(self.eviction_cooldown, literal=self.cooldown == "literal")
 
 
 LOWER_PRIORITY = "lower_priority_only"

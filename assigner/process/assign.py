@@ -191,7 +191,7 @@ class AssignerProcess:
         settings = self._in_force.quotas
         return self._database.run(
             lambda connection: quotas.quota_uses(
-                connection, most=settings.metric_pairs, cooldown=settings.eviction_cooldown
+                connection, most=settings.metric_pairs, cooldown=settings.of_evictions
             ),
             repeat=False,
         )

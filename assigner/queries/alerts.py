@@ -14,7 +14,7 @@ from sqlalchemy import Connection, text
 from assigner.queries import status
 from assigner.queries.status import Backlog
 from schema.accounting import quotas
-from schema.accounting.quotas import QuotaUse
+from schema.accounting.quotas import EVICTION_COOLDOWN, Cooldown, QuotaUse
 from schema.fleet import success
 from schema.fleet.success import Swarm
 from schema.moves.dependencies import count_dead_ends
@@ -90,8 +90,8 @@ class Rule:
     find: Callable[[Reading, float], Found]
 
 
-def read(connection: Connection, *, cooldown: float) -> Reading:
-    """Read what the rules go by, every count up to a bound. cooldown: that of evictions, seconds."""
+def read(connection: Connection, *, cooldown: Cooldown = EVICTION_COOLDOWN) -> Reading:
+    """Read what the rules go by, every count up to a bound."""
     age = connection.execute(_UPKEEP).scalar_one_or_none()
     found = processes.gateways(connection, limit=MAX_GATEWAYS)
     told = processes.settings_in_force(connection, limit=MAX_GATEWAYS)
@@ -123,7 +123,7 @@ def judge(reading: Reading) -> list[Alert]:
     return sorted(found, key=lambda alert: SEVERITIES.index(alert.severity))
 
 
-def alerts(connection: Connection, *, cooldown: float) -> list[Alert]:
+def alerts(connection: Connection, *, cooldown: Cooldown = EVICTION_COOLDOWN) -> list[Alert]:
     """Return what is wrong with the pool now."""
     return judge(read(connection, cooldown=cooldown))
 

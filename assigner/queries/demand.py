@@ -27,7 +27,7 @@ from assigner.admission import rules as admission_rules
 from assigner.admission.gates import queue_admission
 from assigner.admission.rules import Rules
 from assigner.admission.state import AdmissionState
-from schema.accounting.quotas import HEADROOM
+from schema.accounting.quotas import EVICTION_COOLDOWN, HEADROOM, Cooldown
 from schema.fleet import kinds
 from schema.fleet.kinds import Offer, Wanted
 from schema.picking.constrained import ConstrainedQueue, usable
@@ -252,16 +252,16 @@ class _Reading:
     more_groups: bool
 
 
-def _read(connection: Connection, *, cooldown: float, rules: Rules) -> _Reading:
-    values = {"most": MAX_COUNTED, "least": LEAST_COUNTED, "queues": MAX_QUEUES, "cooldown": cooldown}
+def _read(connection: Connection, *, cooldown: Cooldown = EVICTION_COOLDOWN, rules: Rules) -> _Reading:
+    values = {"most": MAX_COUNTED, "least": LEAST_COUNTED, "queues": MAX_QUEUES, **cooldown.values()}
     rows = connection.execute(QUEUES, values).all()
     groups = connection.execute(BOTS, {"most": MAX_GROUPS}).all()
     queues = _within_limits(connection, rows[:MAX_QUEUES], rules)
     return _Reading(queues, groups[:MAX_GROUPS], len(rows) > MAX_QUEUES, len(groups) > MAX_GROUPS)
 
 
-def demand(connection: Connection, scale: Scale, *, cooldown: float, rules: Rules) -> DemandList:
-    """Read the demand of every cohort and requirement set with queued jobs. cooldown: that of evictions, in seconds."""
+def demand(connection: Connection, scale: Scale, *, cooldown: Cooldown = EVICTION_COOLDOWN, rules: Rules) -> DemandList:
+    """Read the demand of every cohort and requirement set with queued jobs."""
     found = _read(connection, cooldown=cooldown, rules=rules)
     platforms = {queue.row.platform for queue in found.queues}
     wanted = {"platforms": list(platforms), "kinds": [*{group.kind for group in found.groups}], "most": MAX_LINKS}
@@ -284,7 +284,13 @@ def demand(connection: Connection, scale: Scale, *, cooldown: float, rules: Rule
 
 
 def demand_value(
-    connection: Connection, cohort: str, offer: Offer, scale: Scale, *, cooldown: float, rules: Rules
+    connection: Connection,
+    cohort: str,
+    offer: Offer,
+    scale: Scale,
+    *,
+    cooldown: Cooldown = EVICTION_COOLDOWN,
+    rules: Rules,
 ) -> DemandValue:
     """Suggest a number of bots of `cohort` that offer this: for all jobs that such bots could serve, whatever they
     require, and with what runs on bots that offer at least this. Raises BadInput without such a cohort."""

@@ -18,6 +18,7 @@ from assigner.queries.jobs import VISIBLE
 from schema.accounting import quotas
 from schema.accounting.fair_share import jain_index
 from schema.accounting.pool_samples import MAX_NAMES, Counted, Scope
+from schema.accounting.quotas import EVICTION_COOLDOWN, Cooldown
 from schema.fleet import success
 from schema.fleet.candidates import able_bots
 from schema.picking.queues import ready_ranks
@@ -262,8 +263,10 @@ class Backlog:
     unmatchable: int
 
 
-def pool_status(connection: Connection, *, instances: Sequence[str] | None, cooldown: float) -> dict[str, Any]:
-    """The status of the pool as rows of this module's queries; `cooldown` is that of evictions, in seconds.
+def pool_status(
+    connection: Connection, *, instances: Sequence[str] | None, cooldown: Cooldown = EVICTION_COOLDOWN
+) -> dict[str, Any]:
+    """The status of the pool as rows of this module's queries.
 
     `more` lists the states whose jobs were not all counted. Only a caller who sees every instance receives
     `finished_estimate` (None if PostgreSQL has none) and `swarm`, the bots of each cohort.

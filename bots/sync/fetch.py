@@ -13,6 +13,7 @@ from sqlalchemy import Connection
 from bots.sync import call
 from bots.sync.call import SyncCall
 from schema.accounting import quotas
+from schema.accounting.quotas import Cooldown
 from schema.accounting.units import BotCapacity, ReturnedUnits
 from schema.moves.backoff import wake_queues, wake_queues_for_bots
 from schema.moves.end import RetryPace
@@ -96,7 +97,7 @@ def fetch(
     returned: ReturnedUnits,
     *,
     ack: float,
-    cooldown: float,
+    cooldown: Cooldown,
     head_cursors: HeadCursors,
 ) -> list[FetchedLease]:
     """Grant the bots the most urgent jobs that they may have. Bots that are alike are served together.
@@ -143,7 +144,7 @@ def _fill(
     seats: list[FetchAllowance],
     *,
     ack: float,
-    cooldown: float,
+    cooldown: Cooldown,
     head_cursors: HeadCursors,
 ) -> list[FetchAllowance]:
     """Pick as for one bot with the room of the largest of these, grant, and add the leases to `fetched`.
@@ -227,7 +228,7 @@ def fetch_after_sync(
     settings: FetchSettings,
     *,
     ack: float,
-    cooldown: float,
+    cooldown: Cooldown,
     head_cursors: HeadCursors,
     returned: ReturnedUnits,
 ) -> None:

@@ -27,7 +27,7 @@ from bots.sync.call import (
 from bots.sync.fetch import FetchSettings, fetch_after_sync
 from bots.sync.leases import read_due_leases, read_held_leases
 from schema import outputs
-from schema.accounting.quotas import EVICTION_COOLDOWN
+from schema.accounting.quotas import EVICTION_COOLDOWN, Cooldown
 from schema.accounting.units import ReturnedUnits
 from schema.checkpoints import Checkpoint, store_checkpoints
 from schema.clock import Monotonic
@@ -77,7 +77,7 @@ class SyncService:
         timing: Timing,
         fetch: FetchSettings,
         now: Monotonic,
-        cooldown: float = EVICTION_COOLDOWN,
+        cooldown: Cooldown = EVICTION_COOLDOWN,
         tracer: AttemptTracer | None = None,
     ) -> None:
         self.tracer = tracer

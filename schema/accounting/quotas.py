@@ -23,22 +23,41 @@ from schema.postgres.fragments import newest_quota
 from schema.postgres.notify import wake
 from schema.validation import check_name
 
-#: Seconds for which an eviction lowers the maximum of the evicted job's instance (as in BuildGrid).
-EVICTION_COOLDOWN = 600.0
 
-# Each eviction of the instance within the cooldown lowers its maximum by one, but not below its minimum (as in
-# BuildGrid). With a maximum of 10, a minimum of 4 and seven evictions it is 4.
+@dataclass(frozen=True)
+class Cooldown:
+    """What evictions do to the maximum of the instance that lost the jobs, in one cohort.
+
+    seconds: for so long each of them lowers it by one, but not below the minimum (as in BuildGrid). With a maximum of
+    10, a minimum of 4 and seven evictions it is 4.
+    literal: also while nobody else wants what it leaves idle, as in BuildGrid. Otherwise the maximum is lowered only
+    while it is contended: another instance has a job waiting in the cohort, in a queue that does not rest, and is below
+    its own maximum, lowered by its own evictions. So of two lowered instances neither holds the other up.
+    """
+
+    seconds: float = 600.0
+    literal: bool = False
+
+    def values(self) -> dict[str, Any]:
+        """Return the parameters of the queries."""
+        return {"cooldown": self.seconds, "literal": self.literal}
+
+
+EVICTION_COOLDOWN = Cooldown()
+
 _EFFECTIVE_MAX = "CASE WHEN q.max_quota IS NOT NULL THEN greatest(q.min_quota, q.max_quota - {evicted}) END"
+# Only where evictions are counted is it asked whether others wait, which takes a step for each queue with ready jobs.
+_IN_FORCE = """CASE WHEN {evicted} > 0 AND (CAST(:literal AS boolean) OR is_contended(q.cohort, q.instance, :cooldown))
+        THEN {evicted} ELSE 0 END"""
 #: The effective maximum of quota `q`, NULL if there is none.
 EFFECTIVE_MAX = _EFFECTIVE_MAX.format(
-    evicted="""(
-        SELECT count(*) FROM evictions e WHERE e.cohort = q.cohort AND e.instance = q.instance
-            AND e.at > now() - make_interval(secs => :cooldown))"""
+    evicted=f"""(
+        SELECT {_IN_FORCE.format(evicted="e.evicted")} FROM (
+            SELECT count(*) AS evicted FROM evictions e WHERE e.cohort = q.cohort AND e.instance = q.instance
+                AND e.at > now() - make_interval(secs => :cooldown) OFFSET 0) e)"""
 )
-
-
 #: The same of a row `q` that has the number of its evictions within the cooldown, `q.evicted`.
-LIMIT = _EFFECTIVE_MAX.format(evicted="q.evicted")
+LIMIT = _EFFECTIVE_MAX.format(evicted=_IN_FORCE.format(evicted="q.evicted"))
 
 #: The units that an instance with quota `q`, which may be a row of nulls, may still receive; NULL = unlimited.
 HEADROOM = f"({EFFECTIVE_MAX}) - q.usage"
@@ -101,10 +120,10 @@ def any_maximum(connection: Connection) -> bool:
 
 
 def any_short_of_quota(
-    connection: Connection, cohort: int, instances: Iterable[int], *, units: int, cooldown: float
+    connection: Connection, cohort: int, instances: Iterable[int], *, units: int, cooldown: Cooldown
 ) -> bool:
     """True if any of these instances has less than `units` left below its maximum in the cohort."""
-    values = {"cohort": cohort, "instances": sorted(instances), "units": units, "cooldown": cooldown}
+    values = {"cohort": cohort, "instances": sorted(instances), "units": units, **cooldown.values()}
     return bool(connection.execute(SHORT_AMONG, values).scalar_one())
 
 
@@ -156,7 +175,7 @@ ORDER BY c.position, c.name, i.name
 class Quota:
     """One quota as an operator sees it, in units.
 
-    max_quota: None = no maximum. effective_max: the maximum, lowered by recent evictions.
+    max_quota: None = no maximum. effective_max: the maximum, lowered by recent evictions if their cooldown is in force.
     """
 
     cohort: str
@@ -228,9 +247,9 @@ def remove_quota(connection: Connection, cohort: str, instance: str, *, actor: s
     wake(connection, "jobs")
 
 
-def quotas(connection: Connection, *, cooldown: float = EVICTION_COOLDOWN) -> list[Quota]:
-    """Every quota, ordered by cohort and instance; `cooldown` is that of evictions, in seconds."""
-    return [Quota(**row._mapping) for row in connection.execute(_LIST, {"cooldown": cooldown})]
+def quotas(connection: Connection, *, cooldown: Cooldown = EVICTION_COOLDOWN) -> list[Quota]:
+    """Every quota, ordered by cohort and instance."""
+    return [Quota(**row._mapping) for row in connection.execute(_LIST, cooldown.values())]
 
 
 # What monitoring asks: who uses what, what is free for whom, and which minimums the bots cannot cover.
@@ -310,12 +329,12 @@ class QuotaUses:
     left_out: int
 
 
-def quota_uses(connection: Connection, *, most: int, cooldown: float) -> QuotaUses:
+def quota_uses(connection: Connection, *, most: int, cooldown: Cooldown) -> QuotaUses:
     """Read up to `most` pairs in one statement, so that all figures are of one moment.
 
-    It reads every quota and every free bot once. cooldown: that of evictions, in seconds.
+    It reads every quota and every free bot once.
     """
-    rows = connection.execute(USE, {"most": most, "cooldown": cooldown}).all()
+    rows = connection.execute(USE, {"most": most, **cooldown.values()}).all()
     pairs = [
         QuotaUse(
             row.cohort,

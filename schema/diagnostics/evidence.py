@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import Connection, TextClause, text
 
 from schema import graphs
-from schema.accounting.quotas import EFFECTIVE_MAX, HEADROOM
+from schema.accounting.quotas import EFFECTIVE_MAX, HEADROOM, Cooldown
 from schema.fleet import candidates
 from schema.postgres.fragments import JOB_REASON, newest_leases
 from schema.predicates import (
@@ -75,6 +75,7 @@ SELECT j.id AS row_id, j.state, j.label, j.priority, j.rank, j.units, j.queued_a
     q.cohort IS NOT NULL AS counted, q.min_quota, q.max_quota, q.usage, ({EFFECTIVE_MAX}) AS effective_max, h.headroom,
     (SELECT count(*) FROM evictions e WHERE e.cohort = j.cohort AND e.instance = j.instance
         AND e.at > clock_timestamp() - make_interval(secs => :cooldown)) AS evicted_lately,
+    CAST(:literal AS boolean) AS literal_cooldown,
     g.public_id AS graph, g.name AS graph_name, n.node_no, n.pending_deps, n.missing,
     {DEPENDENCIES.of(job="j")} AS "open_{DEPENDENCIES.name}",
     {STATE.of(job="j")} AS "open_{STATE.name}",
@@ -264,13 +265,13 @@ class Evidence:
     in_instance: JobsAhead
 
 
-def job(connection: Connection, job_id: int, *, cooldown: float) -> Row:
+def job(connection: Connection, job_id: int, *, cooldown: Cooldown) -> Row:
     """The job with its instance, its quota, and whether each of its own gates is open.
 
-    `cooldown` is that of evictions, in seconds. For a blocked job the row also has the nodes that it waits for, and the
+    For a blocked job the row also has the nodes that it waits for, and the
     number of a node that makes it wait for ever.
     """
-    found = _row(connection, JOB, {"id": job_id, "cooldown": cooldown})
+    found = _row(connection, JOB, {"id": job_id, **cooldown.values()})
     if not found[f"open_{DEPENDENCIES.name}"]:
         found |= graphs.unmet_dependencies(connection, job_id, limit=NAMES)
     return found

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Row, TextClause, text
 
 from schema.accounting import counters
 from schema.accounting.counters import Settlement
-from schema.accounting.quotas import EFFECTIVE_MAX, EVICTION_COOLDOWN
+from schema.accounting.quotas import EFFECTIVE_MAX, EVICTION_COOLDOWN, Cooldown
 from schema.accounting.units import BotCapacity, ReturnedUnits
 from schema.moves.dependencies import ANY_OPEN_GRAPH, unblock
 from schema.postgres import fragments
@@ -324,7 +324,7 @@ def end(
     hold_until: Mapping[int, datetime] | None = None,
     capacities: Mapping[int, BotCapacity] | None = None,
     returned: ReturnedUnits | None = None,
-    cooldown: float = EVICTION_COOLDOWN,
+    cooldown: Cooldown = EVICTION_COOLDOWN,
 ) -> list[EndedAttempt]:
     """End the attempts whose fences still hold; the others are left as they are and do not come back.
 
@@ -339,7 +339,6 @@ def end(
     capacities: the units of bots whose rows the caller writes later; they are brought up to date.
     returned: takes the units that quotas get back, which the caller writes before its transaction ends. They are
         written at once if what follows locks rows that come after quotas in the order of locks.
-    cooldown: seconds for which an eviction lowers an instance's maximum.
     """
     if not endings:
         return []
@@ -362,7 +361,7 @@ def end(
             "retry_cap": pace.cap,
             "held_bots": list(hold_until or ()),
             "held_until": list((hold_until or {}).values()),
-            "cooldown": cooldown,
+            **cooldown.values(),
         },
     ).all()
     final = {row.id: row.state for row in rows if row.state in FINAL}

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from pydantic_core import to_json
 from sqlalchemy import Connection, TextClause, text
 
-from schema.accounting.quotas import EVICTION_COOLDOWN, LIMIT
+from schema.accounting.quotas import EVICTION_COOLDOWN, LIMIT, Cooldown
 from schema.accounting.units import BotCapacity, ReturnedUnits
 from schema.postgres import fragments
 from schema.postgres.fragments import newest_quota, newest_version
@@ -233,7 +233,7 @@ def grant(
     ack: float,
     notify: bool = True,
     again: bool = False,
-    cooldown: float = EVICTION_COOLDOWN,
+    cooldown: Cooldown = EVICTION_COOLDOWN,
     taken: Mapping[int, Amounts] = NO_AMOUNTS,
     on_kept: bool = False,
 ) -> list[Granted]:
@@ -248,7 +248,6 @@ def grant(
         and the leases count as delivered.
     again: this transaction may hold locks on quotas. Then quotas that others have locked count as used up, because to
         wait for them out of order could deadlock.
-    cooldown: seconds for which an eviction lowers an instance's maximum.
     taken: amounts of counters that the leases of constrained jobs take, by job. The caller charges the counters.
     on_kept: the placements use units that bots keep for the instances of the jobs.
     """
@@ -256,7 +255,7 @@ def grant(
         return []
     values = {
         **_values(placements, assigner=assigner, strategy=strategy, ack=ack, notify=notify, taken=taken),
-        "cooldown": cooldown,
+        **cooldown.values(),
         "on_kept": on_kept,
     }
     rooms = sorted(set(values["bot_ids"]))
@@ -275,7 +274,7 @@ def grant_locked(
     assigner: Sequence[str],
     strategy: str,
     ack: float,
-    cooldown: float,
+    cooldown: Cooldown,
 ) -> list[FetchedLease]:
     """Grant as `grant` does, with `again` and without `notify`, for bots of a cohort whose calls are being settled.
 
@@ -291,7 +290,7 @@ def grant_locked(
         return []
     values = {
         **_values(placements, assigner=assigner, strategy=strategy, ack=ack, notify=False, taken=NO_AMOUNTS),
-        "cooldown": cooldown,
+        **cooldown.values(),
     }
     bots = sorted(set(values["bot_ids"]))
     left = {

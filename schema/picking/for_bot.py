@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, text
 
+from schema.accounting.quotas import EVICTION_COOLDOWN, Cooldown
 from schema.picking.head_cursor import HeadCursor
 from schema.picking.pick import Asker, Pick, ReadyJob, pick_jobs
 from schema.picking.queues import PLAIN, open_queues
@@ -66,7 +67,7 @@ def pick_for_bot(
     limit: int,
     any_wait: bool,
     literal: bool,
-    cooldown: float,
+    cooldown: Cooldown = EVICTION_COOLDOWN,
     cursor: HeadCursor | None = None,
 ) -> list[ReadyJob]:
     """Lock up to `limit` jobs that this bot can run and has room for, first those of instances below their minimum,
@@ -86,7 +87,7 @@ def pick_for_bot(
         "capacity": bot.capacity,
         "returned": list(bot.returned),
         "room": bot.free_units,
-        "cooldown": cooldown,
+        **cooldown.values(),
         "limit": limit,
         "any": any_wait,
         "literal": literal,

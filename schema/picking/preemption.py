@@ -206,7 +206,7 @@ def starved_jobs(
     `sync` is the bots' sync period in seconds.
     """
     where = {**scope.values(), "delay": delay, "sync": sync, "limit": limit, "look": MAX_JOBS_READ}
-    where.pop("cooldown")
+    del where["cooldown"], where["literal"]
     return _read_starved(connection, STARVED_JOBS, where)
 
 
@@ -216,7 +216,7 @@ def starved_among(
     """Those of these jobs, which the caller has locked, that `starved_jobs` would find if they asked for nothing but a
     place, in the order in which they are given; with the database's time."""
     where = {**scope.values(), "delay": delay, "sync": sync, "job_ids": list(job_ids)}
-    where.pop("cooldown")
+    del where["cooldown"], where["literal"]
     return _read_starved(connection, STARVED_AMONG, where)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import Connection, text
 
-from schema.accounting.quotas import EVICTION_COOLDOWN, HEADROOM
+from schema.accounting.quotas import EVICTION_COOLDOWN, HEADROOM, Cooldown
 from schema.fleet.candidates import FREE_KINDS, IS_FREE_KIND, able_bots
 from schema.picking.head_cursor import HeadCursor
 from schema.picking.pick import COLUMNS, Asker, Order, Pick, ReadyJob, pick_jobs
@@ -96,13 +96,13 @@ SELECT id FROM instances WHERE name = ANY (CAST(:names AS text[]))
 class Scope:
     """The instances and cohorts that an assigner serves; None for all.
 
-    cooldown: seconds for which an eviction lowers an instance's maximum.
+    cooldown: what evictions do to the maximum of an instance.
     minimums_first: jobs that instances need to reach their minimum come first.
     """
 
     instances: Sequence[int] | None = None
     cohorts: Sequence[int] | None = None
-    cooldown: float = EVICTION_COOLDOWN
+    cooldown: Cooldown = EVICTION_COOLDOWN
     minimums_first: bool = True
 
     @property
@@ -115,7 +115,7 @@ class Scope:
         return {
             "instances": None if self.instances is None else list(self.instances),
             "cohorts": None if self.cohorts is None else list(self.cohorts),
-            "cooldown": self.cooldown,
+            **self.cooldown.values(),
             "minimums_first": self.minimums_first,
         }
 

@@ -210,7 +210,7 @@ def test_aq_16_literally_an_instance_without_slots_has_none_where_another_has_so
     bot = pool.bot(capacity=10)
     rules = Rules(fair=FairShareSettings(mode=mode))
     for name, job in jobs.items():
-        told = pool.database.run(lambda c, job=job: explain(c, job, instances=None, cooldown=600, rules=rules))
+        told = pool.database.run(lambda c, job=job: explain(c, job, instances=None, rules=rules))
         assert told is not None
         assert [gate.open for gate in told.gates if gate.gate == "slots"] == [name in runs]
     fair(pool, mode=mode).run_once()

@@ -8,14 +8,16 @@ from prometheus_client import REGISTRY, generate_latest
 
 from assigner import metrics
 from schema.accounting import quotas
-from schema.accounting.quotas import QuotaUse, QuotaUses
+from schema.accounting.quotas import Cooldown, QuotaUse, QuotaUses
 from schema.tenancy import cohorts, instances
 from tests.support.pool import Pool, completed
 from tests.support.tenancy import Tenancy, assign, contested
 
 
-def read(pool: Pool, *, most: int = 100, cooldown: float = 600) -> QuotaUses:
-    return pool.database.run(lambda connection: quotas.quota_uses(connection, most=most, cooldown=cooldown))
+def read(pool: Pool, *, most: int = 100, cooldown: float = 600.0) -> QuotaUses:
+    return pool.database.run(
+        lambda connection: quotas.quota_uses(connection, most=most, cooldown=Cooldown(cooldown, literal=True))
+    )
 
 
 def uses(pool: Pool) -> dict[str, QuotaUse]:

@@ -1,5 +1,8 @@
 """Quotas: counted where leases begin and end, never granted above the limit, whoever grants."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 from prometheus_client import REGISTRY
 from sqlalchemy import text
@@ -10,7 +13,7 @@ from schema.accounting import quotas as quotas_accounting
 from schema.accounting.quotas import QuotaDrift
 from tests.support.pool import Pool, active, completed
 from tests.support.race import Race, outcome
-from tests.support.tenancy import EAGER, Tenancy, assign, contested
+from tests.support.tenancy import EAGER, LITERAL, Tenancy, assign, contested
 
 
 def test_bg_14_usage_counts_the_units_of_live_leases(pool: Pool, tenancy: Tenancy) -> None:
@@ -50,8 +53,58 @@ def test_bg_21_each_eviction_takes_one_off_the_maximum_down_to_the_minimum(pool:
     pool.submit(10, instance="team-a")
     pool.bot(capacity=10)
     for _ in range(3):
-        pool.assigner().run_once()
+        tenancy.assigner(LITERAL).run_once()
     assert tenancy.usage("team-a") == 4
+
+
+def waits(tenancy: Tenancy, **fields: Any) -> None:
+    tenancy.pool.submit(instance="team-b", priority=5, **fields)
+
+
+# What else is there → the units that an instance uses whose evictions take its maximum of 6 down to 2.
+OTHERS: dict[str, tuple[Callable[[Tenancy], object], int]] = {
+    "nobody waits": (lambda _: None, 6),
+    "a job waits": (waits, 2),
+    "a constrained job waits": (lambda tenancy: waits(tenancy, terms={"owner": "ann"}), 2),
+    "a job waits below its own maximum": (lambda tenancy: (tenancy.quota("team-b", maximum=1), waits(tenancy)), 2),
+    "a job waits at its own maximum": (lambda tenancy: (tenancy.quota("team-b", maximum=0), waits(tenancy)), 6),
+    "a job waits at its own lowered maximum": (
+        lambda tenancy: (tenancy.quota("team-b", maximum=1), waits(tenancy), tenancy.evicted("team-b")),
+        6,
+    ),
+    "a job waits that is too large": (
+        lambda tenancy: (tenancy.quota("team-b", maximum=1), waits(tenancy, units=2)),
+        6,
+    ),
+    "a job waits for a bot that is not there": (
+        lambda tenancy: (waits(tenancy, properties={"gpu": "yes"}), tenancy.pool.assigner().run_once()),
+        6,
+    ),
+    "a job of a drained instance waits": (
+        lambda tenancy: (waits(tenancy), tenancy.pool.change("UPDATE instances SET draining = name = 'team-b'")),
+        6,
+    ),
+}
+
+
+@pytest.mark.parametrize("fetched", [False, True], ids=["assigned", "fetched"])
+@pytest.mark.parametrize("others", OTHERS)
+def test_evictions_lower_a_maximum_only_while_another_instance_wants_what_is_left(
+    pool: Pool, tenancy: Tenancy, others: str, fetched: bool
+) -> None:
+    act, expected = OTHERS[others]
+    tenancy.quota("team-a", minimum=1, maximum=6)
+    for _ in range(4):
+        tenancy.evicted("team-a")
+    act(tenancy)
+    pool.submit(6, instance="team-a", priority=-5)
+    bot = pool.bot(capacity=6, sync_service=pool.sync_service(to_capacity=True))
+    if fetched:
+        bot.sync()
+    else:
+        pool.assigner().run_once()
+    # A bot fetches jobs only of an instance that may use all of it.
+    assert tenancy.usage("team-a") == (expected if expected == 6 or not fetched else 0)
 
 
 def test_evictions_older_than_the_cooldown_do_not_count(pool: Pool, tenancy: Tenancy) -> None:

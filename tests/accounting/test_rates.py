@@ -190,7 +190,7 @@ def test_explain_says_which_rate_keeps_a_job_waiting_and_for_how_long(pool: Pool
     _, job = pool.submit(2, terms=CLAUDE)
     pool.bot(capacity=5)
     pool.assigner().run_once()
-    told = pool.database.run(lambda c: explain(c, job, instances=None, cooldown=600))
+    told = pool.database.run(lambda c: explain(c, job, instances=None))
     assert told is not None
     assert re.fullmatch(
         r"it does not run because 'claude_cli' may start 0\.1 jobs per second, the next one in (10|9)\.\d\d s",
@@ -372,7 +372,7 @@ def test_ma_20_explain_says_what_a_checker_refuses_and_what_it_advises(pool: Poo
     rules = checked(pool, limits, pressure)._admission._rules
 
     def sentence() -> str:
-        found = pool.database.run(lambda c: explain(c, job, instances=None, cooldown=600, rules=rules))
+        found = pool.database.run(lambda c: explain(c, job, instances=None, rules=rules))
         assert found is not None
         return found.sentence
 

@@ -160,7 +160,7 @@ def test_ma_08_explain_says_that_all_graphs_together_run_what_they_may(pool: Poo
     pool.bot(capacity=50)
     scheduling(pool).run_once()
     (job, *_) = pool.submit(8, terms={"graph": "2"})
-    told = pool.database.run(lambda c: explain(c, job, instances=None, cooldown=600, rules=Rules(GRAPHS)))
+    told = pool.database.run(lambda c: explain(c, job, instances=None, rules=Rules(GRAPHS)))
     assert told is not None
     assert told.sentence == "it does not run because all graphs together run 8 of at most 8 jobs"
 
@@ -209,7 +209,7 @@ def test_explain_says_that_a_graph_has_all_that_it_may(pool: Pool) -> None:
     pool.bot(capacity=50)
     scheduling(pool, rules).run_once()
     (job, *_) = [each for each in jobs if pool.job(each).state == "queued"]
-    told = pool.database.run(lambda c: explain(c, job, instances=None, cooldown=600, rules=Rules(rules)))
+    told = pool.database.run(lambda c: explain(c, job, instances=None, rules=Rules(rules)))
     assert told is not None
     assert told.sentence == "it does not run because its graph runs 6 jobs, its share is 4 and the most is 6"
 

@@ -108,7 +108,7 @@ def test_a_value_that_is_not_valid_any_more_stops_nothing_else(pool: Pool, poiso
     statement, told = POISONS[poison]
     prepared(pool)
     pool.change(statement)
-    waiting = pool.database.run(lambda c: demand(c, Scale(), cooldown=600, rules=RULES))
+    waiting = pool.database.run(lambda c: demand(c, Scale(), rules=RULES))
     assert sum(each.queued for each in waiting.demand) == 4
     (plain,), (locked,) = pool.submit(), pool.submit(terms={"locks": ["other"]})
     bot = pool.bot(capacity=20)

@@ -152,9 +152,15 @@ def test_a_quota_that_evictions_have_lowered_says_so(pool: Pool, tenancy: Tenanc
     tenancy.evicted("team-a")
     tenancy.evicted("team-a")
     (job,) = pool.submit(instance="team-a")
+    gate = gates_of(explained(pool, job))["quota"]
+    assert "uses 3 of 5 (nobody else waits, so the 2 lately evicted take nothing off it), this job" in gate.sentence
+    pool.submit(instance="team-b")
     found = explained(pool, job)
     gate = gates_of(found)["quota"]
-    assert "uses 3 of 3 (its maximum 5 less 2 lately evicted), this job needs 1: 3 + 1 > 3" in gate.sentence
+    assert (
+        "uses 3 of 3 (its maximum 5 less 2 lately evicted, while others wait), this job needs 1: 3 + 1 > 3"
+        in gate.sentence
+    )
     assert (gate.evidence["effective_max"], gate.evidence["evicted_lately"]) == (3, 2)
     assert found.change == ["raise the maximum of team-a in cohort default from 5 to 6"]
 
@@ -459,7 +465,7 @@ def test_an_order_that_chooses_among_the_first_jobs_of_a_queue_is_named(pool: Po
     pool.bot()
 
     def sentence(rules: Rules) -> str:
-        found = pool.database.run(lambda c: explain(c, other, instances=None, cooldown=600, rules=rules))
+        found = pool.database.run(lambda c: explain(c, other, instances=None, rules=rules))
         assert found is not None
         return found.sentence
 

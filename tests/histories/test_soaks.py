@@ -40,7 +40,9 @@ COHORTS, INSTANCES = (1, 2, 3), tuple(f"team-{n}" for n in range(5))
 BOTS, CAPACITY, WAITING = 6, 2, 15
 #: Units that all minimums of a cohort may add up to; the others leave room for whoever may be evicted.
 MINIMUMS = 8
-RULES = QuotaSettings(preemption_delay=1.0, eviction_cooldown=5.0, min_run_time=0.2, reservation=2.0)
+RULES = QuotaSettings(
+    preemption_delay=1.0, eviction_cooldown=5.0, cooldown="literal", min_run_time=0.2, reservation=2.0
+)
 SAMPLE = 0.25
 LOOK = text(f"""
 SELECT q.cohort, q.instance, q.usage, q.min_quota, q.max_quota,

@@ -196,7 +196,7 @@ def test_a_schedule_behind_a_job_that_never_starts_counts_and_tells_the_ticks_th
     (job,) = pool.rows("SELECT public_id FROM jobs")
     (check,) = [each for each in run_checks(pool.database) if each.name == "schedules"]
     assert f"default/nightly has left out 4 ticks, because job {job.public_id} has not started" in check.found
-    assert "SchedulesAreHeldUp" in str(pool.database.run(lambda c: alerts.alerts(c, cooldown=600.0)))
+    assert "SchedulesAreHeldUp" in str(pool.database.run(lambda c: alerts.alerts(c)))
     cancel(pool, str(job.public_id))
     make_due(pool)
     looked(pool)

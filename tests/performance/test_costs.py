@@ -62,7 +62,7 @@ def cost(database: Database, kind: str, *, instances: list[str] | None) -> Cost:
     with database.engine.connect() as connection:
         job = str(connection.execute(LAST, {"kind": kind}).scalar_one())
         with watching(connection) as watch:
-            found = explain(connection, job, instances=instances, cooldown=600)
+            found = explain(connection, job, instances=instances)
         connection.rollback()
     assert found is not None
     return Cost(watch, found.sentence)

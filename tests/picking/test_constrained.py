@@ -83,7 +83,7 @@ def test_explain_names_the_gate_that_is_closed(pool: Pool) -> None:
     pool.bot(capacity=10)
     pool.assigner().run_once()
     (job,) = pool.submit(terms={"locks": ["tree"]})
-    told = pool.database.run(lambda c: explain(c, job, instances=None, cooldown=600))
+    told = pool.database.run(lambda c: explain(c, job, instances=None))
     assert told is not None
     assert [gate.gate for gate in told.gates if not gate.open] == ["locks"]
     assert told.sentence == "it does not run because lock 'tree' is held 1 times of 1"

@@ -55,7 +55,7 @@ class ScannedPool:
 
     def fetched(self, connection: Connection, bot: FetchingBot) -> list[ReadyJob]:
         return for_bot.pick_for_bot(
-            connection, bot, limit=BATCH, any_wait=False, literal=False, cooldown=600, cursor=self._head_cursor
+            connection, bot, limit=BATCH, any_wait=False, literal=False, cursor=self._head_cursor
         )
 
     def later(self) -> None:
@@ -225,9 +225,7 @@ def fetched(pool: Pool, limit: int, line: HeadCursor | None) -> list[str]:
     fetcher = FetchingBot(bot.id, "bot-1", 1, 0, None, None, bot.capacity, bot.capacity)
 
     def work(connection: Connection) -> list[ReadyJob]:
-        return for_bot.pick_for_bot(
-            connection, fetcher, limit=limit, any_wait=False, literal=False, cooldown=600, cursor=line
-        )
+        return for_bot.pick_for_bot(connection, fetcher, limit=limit, any_wait=False, literal=False, cursor=line)
 
     return names(pool.database.run(work))
 

@@ -72,7 +72,7 @@ def fetched(database: Database, *, free_units: int) -> list[ReadyJob]:
 def fetch(connection: Connection, *, free_units: int) -> list[ReadyJob]:
     bot = connection.execute(text("SELECT min(id) FROM bots")).scalar_one()
     fetcher = FetchingBot(bot, "bot", 1, 0, None, None, 1, free_units)
-    return for_bot.pick_for_bot(connection, fetcher, limit=5, any_wait=False, literal=False, cooldown=600)
+    return for_bot.pick_for_bot(connection, fetcher, limit=5, any_wait=False, literal=False)
 
 
 @pytest.mark.parametrize("analysed", [False, True])

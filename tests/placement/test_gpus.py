@@ -73,7 +73,7 @@ def test_only_bots_that_declare_gpus_run_jobs_that_take_whole_ones(pool: Pool) -
     undeclared, without = pool.bot("undeclared"), pool.bot("without", resources={"gpus": 0})
     assert not offered(pool, undeclared)
     assert not without.take()
-    told = pool.database.run(lambda c: explain(c, name, instances=None, cooldown=600))
+    told = pool.database.run(lambda c: explain(c, name, instances=None))
     assert told is not None
     assert told.sentence == ("it does not run because it takes 1 whole GPUs, and no bot with room has more than 0 free")
 
@@ -96,7 +96,7 @@ def test_explain_says_that_the_sum_would_do_and_no_device_does(pool: Pool) -> No
     bot = pool.bot(capacity=10, resources={"gpus": 2})
     assert len(offered(pool, bot)) == 2
     (name,) = job(pool, need={"gpu_milli": 500})
-    told = pool.database.run(lambda c: explain(c, name, instances=None, cooldown=600))
+    told = pool.database.run(lambda c: explain(c, name, instances=None))
     assert told is not None
     assert told.sentence == (
         "it does not run because it takes 500 gpu_milli of one GPU, and no GPU of a bot with room has more than 400"

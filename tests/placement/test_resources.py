@@ -48,7 +48,7 @@ def closed(pool: Pool) -> list[str]:
     """Why the queues wait for resources."""
 
     def read(connection: Any) -> list[str]:
-        found = constrained.queues(connection, Scope(None, None, cooldown=0), batch=10, after=constrained.FIRST_QUEUE)
+        found = constrained.queues(connection, Scope(), batch=10, after=constrained.FIRST_QUEUE)
         assert found.now is not None
         opened = [
             (
@@ -109,7 +109,7 @@ def test_sa_22_what_is_missing_is_asked_of_the_bots_that_have_room(pool: Pool) -
     pool.bot("rich", capacity=2, resources={"memory_mib": 1000})
     (public,) = pool.submit(terms={"resources": {"memory_mib": 100}, "units": 3}, units=3)
     assert closed(pool) == ["it takes 100 memory_mib, and no bot with room has more than 10 left"]
-    told = pool.database.run(lambda c: explain(c, public, instances=None, cooldown=600))
+    told = pool.database.run(lambda c: explain(c, public, instances=None))
     assert told is not None
     assert told.sentence == f"it does not run because {closed(pool)[0]}"
 

@@ -82,7 +82,7 @@ class Known:
 
     def fetch(self, connection: Connection) -> None:
         fetcher = FetchingBot(self.free[0], "bot", 1, self.starved.cohort, None, None, 1, 1)
-        for_bot.pick_for_bot(connection, fetcher, limit=BATCH, any_wait=False, literal=False, cooldown=600)
+        for_bot.pick_for_bot(connection, fetcher, limit=BATCH, any_wait=False, literal=False)
 
 
 Act = Callable[[Known, Connection], object]
@@ -186,4 +186,4 @@ def test_a_statement_of_quotas_reads_no_table_whole_and_rows_in_proportion_to_it
 
 def test_the_filled_cohorts_are_sound(measured: Measured) -> None:
     assert measured.findings == []
-    assert quotas.EVICTION_COOLDOWN == 600, "which some of the evictions are within and most are not"
+    assert quotas.EVICTION_COOLDOWN.seconds == 600, "which some of the evictions are within and most are not"

@@ -359,7 +359,7 @@ def test_sa_14_a_zone_that_does_not_exist_keeps_only_its_own_jobs_waiting(pool: 
     (lost,) = pool.submit(terms={"preferred_hours": [1], "preferred_zone": "Mars"})
     pool.submit(terms={"locks": ["tree"]})
     assert started(pool) == 1
-    told = pool.database.run(lambda c: explain(c, lost, instances=None, cooldown=600))
+    told = pool.database.run(lambda c: explain(c, lost, instances=None))
     assert told is not None
     assert "'Mars' is not a time zone" in told.sentence
 
@@ -394,7 +394,7 @@ def test_a_26_explain_says_when_the_next_window_opens(pool: Pool) -> None:
     declare(pool, window)
     (waiting,) = pool.submit(terms={"job_class": "random"})
     pool.bot()
-    told = pool.database.run(lambda c: explain(c, waiting, instances=None, cooldown=600))
+    told = pool.database.run(lambda c: explain(c, waiting, instances=None))
     assert told is not None
     assert [gate.gate for gate in told.gates if not gate.open] == ["window"]
     assert "window 'now' opens at 20" in told.sentence

@@ -16,7 +16,7 @@ from tests.support.tenancy import Tenancy
 
 
 def read(pool: Pool, scale: Scale = Scale()) -> DemandList:  # noqa: B008
-    return pool.database.run(lambda c: demand_queries.demand(c, scale, cooldown=600, rules=RULES))
+    return pool.database.run(lambda c: demand_queries.demand(c, scale, rules=RULES))
 
 
 def only(pool: Pool, scale: Scale = Scale()) -> Demand:  # noqa: B008
@@ -170,7 +170,7 @@ def test_what_is_read_grows_with_the_queues_and_not_with_the_jobs(pool: Pool, mo
             pool.change("ANALYZE")
         with pool.database.engine.connect() as connection:
             with watching(connection) as watch:
-                bounded = demand_queries.demand(connection, Scale(), cooldown=600, rules=RULES)
+                bounded = demand_queries.demand(connection, Scale(), rules=RULES)
             connection.rollback()
         assert not watch.whole_scans() & {"jobs", "leases"}, str(watch)
         assert watch.touched <= 3 * 400 + 500, str(watch)

@@ -95,9 +95,7 @@ def test_va_12_status_tells_of_the_bots_of_each_cohort_to_operators_only(pool: P
     pool.submit(instance="team-a")
 
     def status(instances: list[str] | None) -> models.PoolStatus:
-        return models.status_answer(
-            pool.database.run(lambda c: status_queries.pool_status(c, instances=instances, cooldown=600))
-        )
+        return models.status_answer(pool.database.run(lambda c: status_queries.pool_status(c, instances=instances)))
 
     (samples,) = status(None).swarm
     assert (samples.cohort, samples.busy, samples.avg_load) == ("default", 1, 0.5)

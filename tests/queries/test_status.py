@@ -26,7 +26,7 @@ QUEUED, BACKOFF, FINISHED, RUNNING = 2_400, 240, 24_000, 300
 def status(pool: Pool, *, instances: list[str] | None = None) -> PoolStatus:
     """What the gateway answers."""
     return models.status_answer(
-        pool.database.run(lambda connection: status_queries.pool_status(connection, instances=instances, cooldown=600))
+        pool.database.run(lambda connection: status_queries.pool_status(connection, instances=instances))
     )
 
 
@@ -200,7 +200,7 @@ def _bounded(pool: Pool, monkeypatch: pytest.MonkeyPatch, instances: list[str] |
     monkeypatch.setattr(status_queries, "MAX_WAITS", 100)
     with pool.database.engine.connect() as connection:
         with watching(connection) as watch:
-            bounded = models.status_answer(status_queries.pool_status(connection, instances=instances, cooldown=600))
+            bounded = models.status_answer(status_queries.pool_status(connection, instances=instances))
         connection.rollback()
     assert not watch.whole_scans() & {"jobs", "leases", "stored_events"}, str(watch)
     # A few rows are for each queue and bot.
@@ -231,7 +231,7 @@ def test_what_is_older_than_a_minute_is_hardly_read(pool: Pool) -> None:
     long_ago(pool, "leases", "granted_at", "acknowledged_at")
     with pool.database.engine.connect() as connection:
         with watching(connection) as watch:
-            found = models.status_answer(status_queries.pool_status(connection, instances=None, cooldown=600))
+            found = models.status_answer(status_queries.pool_status(connection, instances=None))
         connection.rollback()
     rates = found.rates
     assert (rates.submitted, rates.granted, rates.finished, rates.span) == (0, 0, 0, 60)

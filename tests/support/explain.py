@@ -5,7 +5,6 @@ from typing import Any
 
 from assigner.explain.answer import Explanation, GateAnswer, explain
 from assigner.preemption.plan import QuotaSettings
-from schema.accounting.quotas import EVICTION_COOLDOWN
 from schema.moves import hold
 from tests.support.pool import Pool
 from tests.support.tenancy import Tenancy
@@ -18,9 +17,7 @@ WHERE name = :bot"""
 
 def explained(pool: Pool, job: str, *, instances: list[str] | None = None) -> Explanation:
     """The explanation for an operator, or with `instances` for a submitter of these instances."""
-    found = pool.database.run(
-        lambda connection: explain(connection, job, instances=instances, cooldown=EVICTION_COOLDOWN)
-    )
+    found = pool.database.run(lambda connection: explain(connection, job, instances=instances))
     assert found is not None
     return found
 

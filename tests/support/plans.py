@@ -262,7 +262,6 @@ class Known:
             limit=BATCH,
             any_wait=any_wait,
             literal=literal,
-            cooldown=600,
             cursor=cursor,
         )
 

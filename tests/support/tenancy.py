@@ -13,6 +13,8 @@ from tests.support.pool import Bot, Pool, slow_clock
 
 #: Settings that preempt at once.
 EAGER = QuotaSettings(preemption_delay=0)
+#: Settings whose evictions lower a maximum also while nobody else waits.
+LITERAL = QuotaSettings(cooldown="literal")
 
 # An independent formula of the effective maximum, to compare with that of the product. It only grows with time, so a
 # later evaluation is never stricter.
@@ -34,7 +36,7 @@ END $$;
 CREATE TRIGGER note_growth BEFORE UPDATE OF usage ON quotas FOR EACH ROW EXECUTE FUNCTION note_growth()"""
 
 
-def watch_maxima(pool: Pool, *, cooldown: float = quotas_accounting.EVICTION_COOLDOWN) -> None:
+def watch_maxima(pool: Pool, *, cooldown: float = quotas_accounting.EVICTION_COOLDOWN.seconds) -> None:
     """Record, by a trigger, every usage that grows beyond its effective maximum."""
     pool.change(NOTE_GROWTH.replace("{cooldown}", str(cooldown)))
 
@@ -68,13 +70,13 @@ class Tenancy:
         ).usage
         return found
 
-    def effective_maximum(self, instance: str, *, cooldown: float = 600) -> int | None:
-        """The maximum quota, less the evictions within the cooldown."""
+    def effective_maximum(self, instance: str) -> int | None:
+        """The maximum quota, less the evictions within the cooldown, also while nobody else waits."""
         found: int | None = self.pool.row(
             f"SELECT {quotas_accounting.EFFECTIVE_MAX} AS maximum FROM quotas q JOIN instances i ON i.id = q.instance"
             " WHERE i.name = :instance",
             instance=instance,
-            cooldown=cooldown,
+            **quotas_accounting.Cooldown(literal=True).values(),
         ).maximum
         return found
 

@@ -74,8 +74,10 @@ WITH told AS MATERIALIZED (
     SELECT id, fence, CAST(result AS json) FROM over WHERE to_state <> 'queued' AND result IS NOT NULL
 ), counted AS MATERIALIZED (
     SELECT CASE WHEN bool_or(q.min_quota > 0) THEN 0 ELSE min((CASE WHEN q.max_quota IS NOT NULL THEN greatest(q.min_quota, q.max_quota - (
-        SELECT count(*) FROM evictions e WHERE e.cohort = q.cohort AND e.instance = q.instance
-            AND e.at > now() - make_interval(secs => :cooldown))) END) - q.usage - s.stopped) END AS room
+        SELECT CASE WHEN e.evicted > 0 AND (CAST(:literal AS boolean) OR is_contended(q.cohort, q.instance, :cooldown))
+        THEN e.evicted ELSE 0 END FROM (
+            SELECT count(*) AS evicted FROM evictions e WHERE e.cohort = q.cohort AND e.instance = q.instance
+                AND e.at > now() - make_interval(secs => :cooldown) OFFSET 0) e)) END) - q.usage - s.stopped) END AS room
     FROM (SELECT cohort, instance, count(*) FILTER (WHERE stop_reason = 'preempt') AS stopped
           FROM over GROUP BY cohort, instance) s
     CROSS JOIN LATERAL (SELECT * FROM quotas WHERE cohort = s.cohort AND instance >= s.instance AND instance <= s.instance ORDER BY instance DESC LIMIT 1 ) q

@@ -37,7 +37,8 @@ WITH wanted AS MATERIALIZED (
     SELECT d.cohort, d.instance, q.min_quota, q.max_quota, q.usage FROM limited d
     LEFT JOIN LATERAL (SELECT min_quota, max_quota, usage FROM quotas WHERE cohort = d.cohort AND instance >= d.instance AND instance <= d.instance ORDER BY instance DESC LIMIT 1 FOR NO KEY UPDATE ) q ON true
 ), left_over AS MATERIALIZED (
-    SELECT q.cohort, q.instance, q.usage IS NULL AS busy, CASE WHEN q.max_quota IS NOT NULL THEN greatest(q.min_quota, q.max_quota - q.evicted) END - q.usage AS headroom
+    SELECT q.cohort, q.instance, q.usage IS NULL AS busy, CASE WHEN q.max_quota IS NOT NULL THEN greatest(q.min_quota, q.max_quota - CASE WHEN q.evicted > 0 AND (CAST(:literal AS boolean) OR is_contended(q.cohort, q.instance, :cooldown))
+        THEN q.evicted ELSE 0 END) END - q.usage AS headroom
     FROM (
         SELECT array_agg(cohort) AS cohorts, array_agg(instance) AS instances, array_agg(min_quota) AS minima,
             array_agg(max_quota) AS maxima, array_agg(usage) AS usages

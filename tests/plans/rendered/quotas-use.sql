@@ -26,6 +26,7 @@ WITH shown AS MATERIALIZED (
             AND e.at > now() - make_interval(secs => :cooldown) OFFSET 0) e
 )
 SELECT t.pairs, q.cohort_name AS cohort, q.instance_name AS instance, q.min_quota, q.max_quota, q.usage,
-    CASE WHEN q.max_quota IS NOT NULL THEN greatest(q.min_quota, q.max_quota - q.evicted) END AS effective_max, q.free, q.above - greatest(0, q.usage - q.min_quota) AS reclaimable, q.evicted
+    CASE WHEN q.max_quota IS NOT NULL THEN greatest(q.min_quota, q.max_quota - CASE WHEN q.evicted > 0 AND (CAST(:literal AS boolean) OR is_contended(q.cohort, q.instance, :cooldown))
+        THEN q.evicted ELSE 0 END) END AS effective_max, q.free, q.above - greatest(0, q.usage - q.min_quota) AS reclaimable, q.evicted
 FROM (SELECT count(*) AS pairs FROM quotas) t LEFT JOIN measured q ON true
 ORDER BY q.cohort, q.instance

@@ -19,8 +19,10 @@ WITH roomy AS MATERIALIZED (
 ), offered AS MATERIALIZED (
     SELECT w.queue, w.looks, w.headroom FROM (
         SELECT k.id AS queue, k.looks, k.cohort, k.instance, k.platform, k.units, i.pool, (CASE WHEN q.max_quota IS NOT NULL THEN greatest(q.min_quota, q.max_quota - (
-        SELECT count(*) FROM evictions e WHERE e.cohort = q.cohort AND e.instance = q.instance
-            AND e.at > now() - make_interval(secs => :cooldown))) END) - q.usage AS headroom
+        SELECT CASE WHEN e.evicted > 0 AND (CAST(:literal AS boolean) OR is_contended(q.cohort, q.instance, :cooldown))
+        THEN e.evicted ELSE 0 END FROM (
+            SELECT count(*) AS evicted FROM evictions e WHERE e.cohort = q.cohort AND e.instance = q.instance
+                AND e.at > now() - make_interval(secs => :cooldown) OFFSET 0) e)) END) - q.usage AS headroom
         FROM queues k JOIN instances i ON i.id = k.instance AND NOT i.draining
         LEFT JOIN quotas q ON q.cohort = k.cohort AND q.instance = k.instance
         WHERE k.id = ANY (ARRAY(SELECT queue FROM front)) AND k.constraint_set IS NULL AND (k.schedule_after IS NULL OR k.schedule_after <= now()) OFFSET 0) w
