@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 
 from sqlalchemy import Connection
 
@@ -17,6 +17,7 @@ from schema.timing import KILL_ALLOWANCE
 
 #: The most jobs of instances below their minimum for which one cycle evicts.
 BATCH = 20
+_NEVER = datetime.max.replace(tzinfo=UTC)
 
 
 def reclaim(
@@ -68,8 +69,9 @@ def _reclaim_for(
     freed: Counter[tuple[int, int]] = Counter()
     evicted, patience = 0, sync + KILL_ALLOWANCE + settings.reservation
     wanting = Counter(bot_id for job in waiting for bot_id in job.kept_bots)
-    # Jobs come most urgent first. If nothing can be evicted for one job, nothing can for the next one that is alike.
-    hopeless: set[CandidateRequest] = set()
+    # Jobs come most urgent first. If nothing can be evicted for one job, nothing can for the next one that is alike and
+    # is given up no later.
+    hopeless: dict[CandidateRequest, datetime] = {}
     for job in waiting:
         assert now is not None
         wanted = CandidateRequest(job.cohort, job.instance, job.platform, job.units, 1)
@@ -77,11 +79,15 @@ def _reclaim_for(
         if (keeping := _covering(job, used, wanting)) is not None:
             used[keeping] += job.units
             continue
-        if wanted in hopeless or freed[of] + job.units > job.short or candidates.any_free(connection, wanted):
+        deadline = job.queue_deadline or _NEVER
+        if wanted in hopeless and deadline <= hopeless[wanted]:
             continue
-        eviction = plan(job, preemption.occupied_bots(connection, job, patience=patience), settings, now=now)
+        if freed[of] + job.units > job.short or candidates.any_free(connection, wanted):
+            continue
+        occupied = preemption.occupied_bots(connection, job, patience=patience, sync=sync)
+        eviction = plan(job, occupied, settings, now=now)
         if eviction is None:
-            hopeless.add(wanted)
+            hopeless[wanted] = deadline
             continue
         has_evicted = preempt(
             connection,

@@ -78,7 +78,7 @@ SELECT (SELECT count(*) FROM victims) = cardinality(CAST(:job_ids AS bigint[]))
         SELECT FROM jobs p JOIN quotas q ON q.cohort = p.cohort AND q.instance = p.instance
         JOIN instances i ON i.id = p.instance AND {DRAIN.of(instance="i")} CROSS JOIN kept k
         WHERE p.id = :preemptor AND p.state = 'queued' AND k.unseen = 0
-            AND {IN_TIME.format(job="p.", grace=kill_seconds(":bot_id"))}
+            AND {IN_TIME.format(deadline="p.queue_deadline", grace=kill_seconds(":bot_id"))}
             AND q.usage + p.units + k.units <= q.min_quota)
 """)
 PREEMPT = text(f"""

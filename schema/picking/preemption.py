@@ -11,7 +11,7 @@ from schema.fleet.candidates import able_bots
 from schema.picking.ready import Scope
 from schema.postgres.fragments import newest_leases
 from schema.predicates import DRAIN, HEALTHY, PROBATION, READY_PLAIN, REQUIREMENTS, UNITS
-from schema.timing import KILL_ALLOWANCE, KILL_GRACE
+from schema.timing import KILL_ALLOWANCE
 
 #: Bots looked at for victims of one job.
 MAX_VICTIM_BOTS = 2000
@@ -26,6 +26,7 @@ class StarvedJob:
     short: units that its instance lacks of its minimum beside those that are kept for it.
     kept_bots: the units that each bot keeps for it on which this job could run, by the bot's id.
     kept_until: the time until which each bot keeps units for it, by the bot's id.
+    queue_deadline: when it is given up if it has not started; None = never.
     rule: that of its cohort, `lower_priority_only` or `any`.
     """
 
@@ -45,6 +46,7 @@ class StarvedJob:
     rule: str
     kept_bots: Mapping[int, int] = field(default_factory=dict)
     kept_until: Mapping[int, datetime] = field(default_factory=dict)
+    queue_deadline: datetime | None = None
 
 
 @dataclass(frozen=True)
@@ -80,12 +82,10 @@ class OccupiedBot:
     occupants: tuple[Occupant, ...]
 
 
-# Nothing is stopped for a job `{job}` that will have been given up by the time the room is there.
-IN_TIME = (
-    "({job}queue_deadline IS NULL OR {job}queue_deadline > clock_timestamp() + make_interval(secs => :sync + {grace}))"
-)
-#: What is needed at least, where no bot has been chosen yet.
-_LEAST = KILL_GRACE + KILL_ALLOWANCE
+# Nothing is stopped for a job with this queue deadline that will have been given up by the time the room is there.
+IN_TIME = "({deadline} IS NULL OR {deadline} > clock_timestamp() + make_interval(secs => :sync + {grace}))"
+#: What is needed at least, where no bot is known yet: a bot may have no grace.
+_LEAST = KILL_ALLOWANCE
 
 # Ready jobs of queues that have no constraints, whether these rest or not: where every bot that is free is too small,
 # only an eviction would help. The first of each queue come before the second of any, since where nothing can be done
@@ -100,7 +100,7 @@ _HEADS = f"""
             SELECT id, rank, queued_at, queue_deadline FROM jobs WHERE queue = w.id AND {READY_PLAIN}
             ORDER BY queue, rank, queued_at, id LIMIT :look + b.kept) first
         WHERE queued_at <= clock_timestamp() - make_interval(secs => :delay)
-            AND {IN_TIME.format(job="", grace=_LEAST)}
+            AND {IN_TIME.format(deadline="queue_deadline", grace=_LEAST)}
         ORDER BY nth LIMIT :limit + b.kept) h"""
 
 # What is kept for an instance is as good as used, by the first of its jobs.
@@ -128,7 +128,7 @@ _KEEPING = f"""keeping AS MATERIALIZED (
 )"""
 _FOUND = """SELECT j.id, j.public_id, j.fence, j.cohort, j.instance, b.name, j.platform, j.priority, j.units, b.usage,
     b.min_quota, b.reclaim_min, extract(epoch FROM clock_timestamp() - j.queued_at) AS waited,
-    clock_timestamp() AS now, b.short, b.bot_ids, b.untils, k.bots AS kept_bots
+    clock_timestamp() AS now, j.queue_deadline, b.short, b.bot_ids, b.untils, k.bots AS kept_bots
 FROM wanting j JOIN below b ON b.cohort = j.cohort AND b.instance = j.instance
 LEFT JOIN keeping k ON k.cohort = j.cohort AND k.instance = j.instance AND k.platform = j.platform
     AND k.units = j.units
@@ -152,7 +152,7 @@ WITH {_BELOW}, heads AS MATERIALIZED (
 STARVED_AMONG = text(f"""
 WITH {_BELOW}, wanting AS MATERIALIZED (
     SELECT * FROM jobs WHERE id = ANY (CAST(:job_ids AS bigint[])) AND state = 'queued'
-        AND {IN_TIME.format(job="", grace=_LEAST)}
+        AND {IN_TIME.format(deadline="queue_deadline", grace=_LEAST)}
 ), {_KEEPING}
 {_FOUND}WHERE b.short > 0 AND j.queued_at <= clock_timestamp() - make_interval(secs => :delay)
 ORDER BY array_position(CAST(:job_ids AS bigint[]), j.id)
@@ -164,7 +164,10 @@ KEPT_BY_OTHERS = (
     "(kept_units > 0 AND (kept_for <> :instance"
     " OR kept_until <> now() + make_interval(secs => :patience + kill_grace)))"
 )
-_OCCUPIED = f"status <> 'gone' AND {HEALTHY.of(bot='')} AND {PROBATION.of(bot='')} AND NOT {KEPT_BY_OTHERS}"
+_IN_TIME = IN_TIME.format(deadline="CAST(:queue_deadline AS timestamptz)", grace=f"kill_grace + {KILL_ALLOWANCE}")
+_OCCUPIED = (
+    f"status <> 'gone' AND {HEALTHY.of(bot='')} AND {PROBATION.of(bot='')} AND NOT {KEPT_BY_OTHERS} AND {_IN_TIME}"
+)
 # A lease that is asked to stop counts as gone from its bot, where what is kept may be what it frees, and from what its
 # instance has to spare. A bot that has changed its cohort still runs leases of the older one, which hold its units as
 # any others do; what their instances have to spare is counted in that cohort.
@@ -245,15 +248,16 @@ def _read_starved(
                 row.reclaim_min,
                 {int(bot_id): units for bot_id, units in (row.kept_bots or {}).items()},
                 dict(zip(row.bot_ids or (), row.untils or (), strict=True)),
+                row.queue_deadline,
             )
         )
     return found, now
 
 
-def occupied_bots(connection: Connection, job: StarvedJob, *, patience: float) -> Sequence[OccupiedBot]:
-    """The healthy bots of the job's cohort that satisfy it, serve its instance, and keep nothing but what this
-    transaction keeps for the same instance, with what runs on each. `patience`: the seconds for which they
-    keep it, beside their grace."""
+def occupied_bots(connection: Connection, job: StarvedJob, *, patience: float, sync: float) -> Sequence[OccupiedBot]:
+    """The healthy bots of the job's cohort that satisfy it, serve its instance, keep nothing but what this transaction
+    keeps for the same instance, and stop a job before this one is given up, with what runs on each. `patience`: the
+    seconds for which they keep it, beside their grace. `sync`: the bots' sync period in seconds."""
     rows = connection.execute(
         OCCUPIED_BOTS,
         {
@@ -263,6 +267,8 @@ def occupied_bots(connection: Connection, job: StarvedJob, *, patience: float) -
             "units": job.units,
             "look": MAX_VICTIM_BOTS,
             "patience": patience,
+            "queue_deadline": job.queue_deadline,
+            "sync": sync,
         },
     ).all()
     bots: dict[int, tuple[str, int, int, list[Occupant]]] = {}

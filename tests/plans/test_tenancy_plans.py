@@ -109,7 +109,7 @@ ACTS: dict[str, Act] = {
     ),
     "chores": lambda _, connection: queues.pending_work(connection, quiet=True),
     "starved": lambda _, connection: preemption.starved_jobs(connection, Scope(), delay=0, sync=1, limit=20),
-    "holders": lambda known, connection: preemption.occupied_bots(connection, known.starved, patience=1),
+    "holders": lambda known, connection: preemption.occupied_bots(connection, known.starved, patience=1, sync=1),
     "preempt": lambda known, connection: known.preempt(connection),
     "release kept units": lambda _, connection: release_kept_units(connection, BATCH),
 }

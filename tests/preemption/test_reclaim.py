@@ -315,6 +315,18 @@ def test_nothing_is_stopped_for_a_job_that_gives_up_before(
     assert tenancy.stop_requests() == stop_requests
 
 
+def test_a_job_that_gives_up_soon_gets_the_room_of_a_bot_that_frees_it_in_time(pool: Pool, tenancy: Tenancy) -> None:
+    """The other one runs what would be stopped first, but may take a minute to stop it."""
+    tenancy.quota("team-a", minimum=1)
+    slow, quick = pool.bot("slow", kill_grace=60.0), pool.bot("quick")
+    for bot, priority in ((slow, 100), (quick, 10)):
+        pool.submit(instance="team-b", priority=priority)
+        pool.given(bot)
+    pool.submit(instance="team-a", queue_timeout_seconds=60)
+    assign(pool)
+    assert kept(pool) == {"quick": 1}
+
+
 @pytest.mark.parametrize("change", ["deadline", "drain"])
 def test_nothing_is_stopped_for_a_job_that_has_become_hopeless_since_it_was_found(
     pool: Pool, tenancy: Tenancy, change: str, monkeypatch: pytest.MonkeyPatch

@@ -12,7 +12,7 @@ WITH below AS MATERIALIZED (
         AND (CAST(:cohorts AS integer[]) IS NULL OR q.cohort = ANY (CAST(:cohorts AS integer[])))
 ), wanting AS MATERIALIZED (
     SELECT * FROM jobs WHERE id = ANY (CAST(:job_ids AS bigint[])) AND state = 'queued'
-        AND (queue_deadline IS NULL OR queue_deadline > clock_timestamp() + make_interval(secs => :sync + 8.0))
+        AND (queue_deadline IS NULL OR queue_deadline > clock_timestamp() + make_interval(secs => :sync + 6.0))
 ), keeping AS MATERIALIZED (
     SELECT g.*, k.bots FROM (
         SELECT DISTINCT w.cohort, w.instance, w.platform, w.units
@@ -24,7 +24,7 @@ WITH below AS MATERIALIZED (
 )
 SELECT j.id, j.public_id, j.fence, j.cohort, j.instance, b.name, j.platform, j.priority, j.units, b.usage,
     b.min_quota, b.reclaim_min, extract(epoch FROM clock_timestamp() - j.queued_at) AS waited,
-    clock_timestamp() AS now, b.short, b.bot_ids, b.untils, k.bots AS kept_bots
+    clock_timestamp() AS now, j.queue_deadline, b.short, b.bot_ids, b.untils, k.bots AS kept_bots
 FROM wanting j JOIN below b ON b.cohort = j.cohort AND b.instance = j.instance
 LEFT JOIN keeping k ON k.cohort = j.cohort AND k.instance = j.instance AND k.platform = j.platform
     AND k.units = j.units

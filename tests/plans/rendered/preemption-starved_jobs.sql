@@ -21,7 +21,7 @@ WITH below AS MATERIALIZED (
             SELECT id, rank, queued_at, queue_deadline FROM jobs WHERE queue = w.id AND NOT constrained AND state = 'queued' AND schedule_after IS NULL AND units >= 1
             ORDER BY queue, rank, queued_at, id LIMIT :look + b.kept) first
         WHERE queued_at <= clock_timestamp() - make_interval(secs => :delay)
-            AND (queue_deadline IS NULL OR queue_deadline > clock_timestamp() + make_interval(secs => :sync + 8.0))
+            AND (queue_deadline IS NULL OR queue_deadline > clock_timestamp() + make_interval(secs => :sync + 6.0))
         ORDER BY nth LIMIT :limit + b.kept) h) found
     ORDER BY nth, row_number() OVER (PARTITION BY cohort, instance ORDER BY nth, rank, queued_at, id),
         rank, queued_at, id
@@ -39,7 +39,7 @@ WITH below AS MATERIALIZED (
 )
 SELECT j.id, j.public_id, j.fence, j.cohort, j.instance, b.name, j.platform, j.priority, j.units, b.usage,
     b.min_quota, b.reclaim_min, extract(epoch FROM clock_timestamp() - j.queued_at) AS waited,
-    clock_timestamp() AS now, b.short, b.bot_ids, b.untils, k.bots AS kept_bots
+    clock_timestamp() AS now, j.queue_deadline, b.short, b.bot_ids, b.untils, k.bots AS kept_bots
 FROM wanting j JOIN below b ON b.cohort = j.cohort AND b.instance = j.instance
 LEFT JOIN keeping k ON k.cohort = j.cohort AND k.instance = j.instance AND k.platform = j.platform
     AND k.units = j.units
