@@ -1,4 +1,7 @@
-"""The agent: the reference bot, which runs commands on this machine and talks to a gateway by HTTP."""
+"""The agent: the reference bot, which runs commands on this machine and talks to a gateway by HTTP.
+
+One module because the settings of a bot are what its agent is made of.
+"""
 
 import hashlib
 import os
@@ -68,7 +71,7 @@ class AgentSettings(BaseModel):
         with the name of the app, exclusively. Its capacity is the number of tasks that may run at once; while they are
         short, it announces more and holds some leases in advance.
     max_calls, max_memory_mib, max_age: with an app, replace a process after so many calls, when it holds so many MiB or
-        is so old; default never. Doubling them halves what starting processes costs.
+        is so old; default never. Doubling a limit halves what starting processes costs.
     url: the gateway's address, read by the command that starts the agent. `Agent` takes the address as an argument.
     capacity: units of work that the bot holds at once, at most 10,000. Doubling it doubles the commands that may run
         at once. Each of them needs 8 open files under the hard limit RLIMIT_NOFILE.
@@ -192,6 +195,8 @@ class AgentSettings(BaseModel):
                 raise BadInput("job_user", "'dynamic' is not for an app, whose tasks share processes; name an account")
             if boxed:
                 raise BadInput("sandbox", "is not for an app, whose processes reach the directories of all its tasks")
+        elif unused := [each for each in ("max_calls", "max_memory_mib", "max_age") if getattr(self, each) is not None]:
+            raise BadInput(unused[0], "means nothing without an app, whose processes it replaces")
         if not boxed and (self.sandbox_network or self.sandbox_hide):
             raise BadInput("sandbox", "sandbox_network and sandbox_hide mean nothing without 'bubblewrap'")
         return containment.build(

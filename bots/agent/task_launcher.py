@@ -463,9 +463,12 @@ class TaskLauncher(Launcher):
     # Children
 
     @property
+    def _missing(self) -> bool:
+        return sum(self._wanted.values()) > sum(not child.retired for child in self._children)
+
+    @property
     def _may_start(self) -> bool:
-        missing = sum(self._wanted.values()) > sum(not child.retired for child in self._children)
-        return missing and self._allowed and self._refusal is None
+        return self._missing and self._allowed and self._refusal is None
 
     def _fill(self) -> None:
         """Start the children that are missing."""
@@ -528,6 +531,8 @@ class TaskLauncher(Launcher):
             self._lookahead.note(min(max(0.0, told.seconds), run.age + OVERDUE))
             self._end(run, child, lambda: run.end(told.code, told=told), quiet=told.quiet, reusable=told.clean)
             child.calls_run += 1
+            if child.blocker is run:
+                child.blocker = None
             self._go_on(child, clean=told.clean)
             self._retire(child)
 
@@ -547,13 +552,11 @@ class TaskLauncher(Launcher):
     def _retire(self, child: WarmChild) -> None:
         """Replace a child that has reached a limit: another is started, and it ends once it has no call.
 
-        One at a time, because starting one takes as long as the import of the app.
+        One is started at a time, because that takes as long as the import of the app.
         """
         if not child.retired:
-            if any(each.retired or each.serves is None for each in self._children):
-                return
             limit = self._app.limits.reached(child)
-            if limit is None:
+            if limit is None or self._missing or any(each.serves is None for each in self._children):
                 return
             _log.info(
                 "a process of the app is replaced",
@@ -657,7 +660,7 @@ class TaskLauncher(Launcher):
         self._failures += 1
         self._start_at = clock.monotonic() + pause
         _log.error("the app cannot be started again", app=self._name, reason=reason, seconds=pause)
-        if not self._children:
+        if all(child.retired for child in self._children):
             told = f"the app '{self._name}' cannot be started: {reason}"
             while self._waiting:
                 run = self._waiting.popleft()

@@ -235,6 +235,18 @@ def test_an_agent_does_not_wait_without_end_for_another_one_that_stands_while_it
     accounts.close()
 
 
+@only_root
+def test_where_what_kills_cannot_be_started_the_agent_gets_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    accounts = JobAccounts("dynamic")
+    taken = accounts.take()
+    assert taken is not None
+    with monkeypatch.context() as changed:
+        changed.setattr(sys, "executable", "/nowhere")
+        assert "No such file" in str(job_accounts.killing_trial(taken))
+    accounts.give_back(taken, silent=True)
+    accounts.close()
+
+
 #: An agent in a container: a user namespace, whose user ids the test maps.
 IN_CONTAINER = """
 import ctypes, os, sys

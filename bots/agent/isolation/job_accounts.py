@@ -423,7 +423,10 @@ def trial(confined: Privileges, directory: Path, command: Sequence[str]) -> str 
 def killing_trial(account: JobAccount) -> str | None:
     """Kill everything under a dynamic account as for an attempt; return why that cannot be done here, or None."""
     assert account.killer is not None
-    return wait_for_killer(start_killer([account.user]), seconds=_TRIAL)
+    try:
+        return wait_for_killer(start_killer([account.user]), seconds=_TRIAL)
+    except OSError as error:
+        return str(error)
 
 
 def closed_to(confined: Privileges, directory: Path) -> Path | None:

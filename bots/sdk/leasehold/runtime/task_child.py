@@ -28,6 +28,7 @@ import select
 import signal
 import socket
 import sys
+import sysconfig
 import termios
 import threading
 import time
@@ -54,8 +55,8 @@ _MOST_RESULT = 16_384
 _MOST_PLACE = 300
 #: Seconds for which an event loop may stand before somebody looks who blocks it, and before the second look.
 _BLOCKED, _BLOCKED_STILL = 0.5, 0.1
-#: Where the modules of the standard library are.
-_LIBRARY = os.path.dirname(os.__file__)
+#: Where the modules of the standard library are, and what may be below that and is none.
+_LIBRARY, _INSTALLED = sysconfig.get_path("stdlib") + "/", ("site-packages/", "dist-packages/")
 #: What FIONREAD says of an empty pipe.
 _NONE = bytes(4)
 
@@ -149,13 +150,19 @@ class LoopWatch:
         frame, where = sys._current_frames().get(self._loops_thread), ""
         while frame is not None:
             code = frame.f_code
-            if not where and not code.co_filename.startswith((_LIBRARY, "<")):
+            if not where and not is_of_library(code.co_filename):
                 where = f"{code.co_filename}:{frame.f_lineno}"
             if code is asyncio.Handle._run.__code__:
                 # Also the tasks and callbacks that a call has made have its context.
                 return frame.f_locals["self"]._context.get(_output), where
             frame = frame.f_back
         return None, where
+
+
+def is_of_library(file: str) -> bool:
+    """Tell whether the code of a file belongs to Python itself."""
+    inside = file.removeprefix(_LIBRARY)
+    return file.startswith("<") or (inside != file and not inside.startswith(_INSTALLED))
 
 
 class WarmAttempt(Attempt):
