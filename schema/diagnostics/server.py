@@ -67,8 +67,8 @@ def judge_callers(found: Mapping[str, Sequence[str]], *, compiles: bool) -> Chec
         told = ", ".join(f"{name} of {function}" for function, name in missing)
         remedy = "; ".join(f"ALTER FUNCTION {function} SET {name} = {values[name]}" for function, name in missing)
         return Check("callers", Verdict.BAD, f"callers' settings are in force instead of ours: {told}", remedy, figures)
-    told = "is able to compile statements, and compiles none of them" if compiles else "compiles no statements"
-    return Check("callers", Verdict.OK, f"what callers call sees our tables only; the server {told}", None, figures)
+    told = "leasehold.submit and submit_graph read Leasehold's tables only, and run without JIT compilation"
+    return Check("callers", Verdict.OK, told, None, figures)
 
 
 def check_notifications(connection: Connection) -> Check:
