@@ -19,6 +19,7 @@ from assigner.api.routing import MAX_REASON_BYTES, OPERATORS, Caller, Read, prob
 from assigner.operator_resources.declaration import ALL, By, Irremovable, Keys, Page, Removal, Resource, Setting
 from assigner.operator_resources.registry import RESOURCES
 from schema import declarations, validation
+from schema.tenancy import instances
 from schema.tenancy.tokens import Principal
 
 #: The most figures in one answer about the effect of a change.
@@ -28,6 +29,7 @@ IRREMOVABLE = "irremovable"
 
 Reason = Annotated[str, Query(max_length=MAX_REASON_BYTES, description="for the audit; at most 500 bytes")]
 After = Annotated[str, Query(description="only items with later names: the next page")]
+Create = Annotated[bool, Query(description="make the instance if it is not there; false = refuse it then")]
 Limit = Annotated[int, Query(ge=1, le=wire.MAX_LIST)]
 
 
@@ -110,12 +112,13 @@ def _add_show(router: APIRouter, resource: Resource[Any], path: str) -> None:
 
 
 def _add_setting(router: APIRouter, resource: Resource[Any], setting: Setting[Any], path: str) -> None:
-    async def handler(request: Request, body: Any, caller: Principal, **given: str) -> Any:
+    async def handler(request: Request, body: Any, caller: Principal, create: bool = False, **given: str) -> Any:
         keys = [given[key.name] for key in resource.keys]
         by: By = {"actor": caller.actor, "reason": validation.check_text("reason", body.reason, MAX_REASON_BYTES)}
 
         def work(connection: Connection) -> Mapping[str, Any]:
             _refuse_declared(connection, resource, resource.claims(setting, keys, body))
+            _require_instance(connection, resource, keys, by, create=create)
             return setting.apply(connection, keys, body, by) or {}
 
         fields: Mapping[str, Any] = await request.app.state.run(work)
@@ -129,7 +132,7 @@ def _add_setting(router: APIRouter, resource: Resource[Any], setting: Setting[An
         f"{setting.method.lower()}_{resource.field}",
         setting.help,
         _keys(resource),
-        {"body": (Annotated[setting.model, Read], Parameter.empty), "caller": (Caller, Parameter.empty)},
+        _of_change(resource, setting),
     )
     handler.__annotations__ = {"body": setting.model}
     router.add_api_route(
@@ -150,14 +153,20 @@ def _add_effect(
 ) -> None:
     setting = resource.set
 
-    async def handler(request: Request, body: Any, caller: Principal, **given: str) -> EffectAnswer:
+    async def handler(
+        request: Request, body: Any, caller: Principal, create: bool = False, **given: str
+    ) -> EffectAnswer:
         keys = [given[key.name] for key in resource.keys]
         by: By = {"actor": caller.actor, "reason": validation.check_text("reason", body.reason, MAX_REASON_BYTES)}
         page = _page(request, "", wire.MAX_LIST)
 
         def work(connection: Connection) -> EffectAnswer:
+            def change() -> None:
+                _require_instance(connection, resource, keys, by, create=create)
+                setting.apply(connection, keys, body, by)
+
             _refuse_declared(connection, resource, resource.claims(setting, keys, body))
-            found = effect(connection, page, lambda: setting.apply(connection, keys, body, by))
+            found = effect(connection, page, change)
             shown = [AffectedFigure.model_validate(each) for each in found[:MAX_AFFECTED]]
             return EffectAnswer(name=resource.named(keys), affected=shown, left_out=len(found) - len(shown))
 
@@ -169,7 +178,7 @@ def _add_effect(
         f"effect_{resource.field}",
         f"Tell what this would change for whom, and change nothing: {setting.help}",
         _keys(resource),
-        {"body": (Annotated[setting.model, Read], Parameter.empty), "caller": (Caller, Parameter.empty)},
+        _of_change(resource, setting),
     )
     handler.__annotations__ = {"body": setting.model}
     router.add_api_route(
@@ -218,6 +227,13 @@ def _refuse_declared(connection: Connection, resource: Resource[Any], claims: Ma
         declarations.refuse(connection, kind, list(names), section=resource.section or "")
 
 
+def _require_instance(connection: Connection, resource: Resource[Any], keys: Keys, by: By, *, create: bool) -> None:
+    """Raise NotFound if the change is for an instance that is not there, unless it is to be made."""
+    for key, value in zip(resource.keys, keys, strict=True):
+        if key.instance and value != ALL:
+            instances.require(connection, value, field=key.name, create=create, **by)
+
+
 def _shown(connection: Connection, resource: Resource[Any], keys: Keys, page: Page) -> Any:
     if resource.show is not None:
         return resource.show(connection, keys, page)
@@ -243,6 +259,12 @@ def _path(resource: Resource[Any]) -> str:
 
 def _keys(resource: Resource[Any]) -> dict[str, tuple[Any, Any]]:
     return {key.name: (str, Parameter.empty) for key in resource.keys}
+
+
+def _of_change(resource: Resource[Any], setting: Setting[Any]) -> dict[str, tuple[Any, Any]]:
+    """The parameters of a route that makes a change, beside the keys."""
+    create = {"create": (Create, False)} if resource.of_instance else {}
+    return {"body": (Annotated[setting.model, Read], Parameter.empty), "caller": (Caller, Parameter.empty), **create}
 
 
 def _signed(

@@ -8,6 +8,7 @@ from typing import Any
 import click
 from leasehold.errors import BadInput, LeaseholdError
 from leasehold.wire import escaped, suggestion
+from sqlalchemy import Connection
 
 from assigner.cli import mistakes
 from assigner.cli.completion import Named
@@ -20,7 +21,7 @@ from schema.postgres import embedded, migrate
 from schema.postgres.urls import libpq_url
 from schema.readable import moment
 from schema.tables.columns import SCHEMA
-from schema.tenancy import roles, tokens
+from schema.tenancy import instances, roles, tokens
 
 #: Folders of `ops/` whose files operators copy and change. pyproject.toml puts the same ones into the wheel.
 EXAMPLE_FOLDERS = ("prometheus", "grafana", "systemd", "container")
@@ -206,6 +207,7 @@ def token_group() -> None:
 @token_group.command("create")
 @click.argument("kind", type=click.Choice([kind.value for kind in tokens.Kind]))
 @click.option("--instance", metavar="NAME", help="The only instance it may use [all].")
+@click.option("--create", is_flag=True, help="Make the instance if it is not there.")
 @click.option("--bot", metavar="NAME", help="The bot it is for; a trailing * stands for any ending.")
 @click.option("--priority-ceiling", type=int, metavar="N", help="The most urgent (lowest) priority it may ask for.")
 @click.option(
@@ -230,6 +232,7 @@ def create_token(
     installation: Installation,
     kind: str,
     instance: str | None,
+    create: bool,
     bot: str | None,
     priority_ceiling: int | None,
     properties: tuple[str, ...],
@@ -240,20 +243,24 @@ def create_token(
 ) -> None:
     """Make a token and print it. It cannot be shown again: only its digest is stored."""
     allowed = pairs(properties, option="--property") or None
-    with installation.command_database("token") as database:
-        token = database.run(
-            lambda connection: tokens.create(
-                connection,
-                kind,
-                instance=instance,
-                bot=bot,
-                priority_ceiling=priority_ceiling,
-                properties=allowed,
-                labels=labels or None,
-                pool=pool,
-                expires_in=expires_in,
-            )
+
+    def make(connection: Connection) -> str:
+        if instance is not None:
+            instances.require(connection, instance, create=create, actor="local")
+        return tokens.create(
+            connection,
+            kind,
+            instance=instance,
+            bot=bot,
+            priority_ceiling=priority_ceiling,
+            properties=allowed,
+            labels=labels or None,
+            pool=pool,
+            expires_in=expires_in,
         )
+
+    with installation.command_database("token") as database:
+        token = database.run(make)
     if as_json:
         print_json({"id": tokens.parse(token), "kind": kind, "token": token})
     else:

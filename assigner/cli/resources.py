@@ -85,14 +85,15 @@ def set_command(resource: Resource[Any], calling: Calling, *, name: str = "set")
     """Make `set`, or the same command under another name."""
     setting = resource.set
 
-    def command(caller: Caller, /, reason: str, **options: Any) -> None:
+    def command(caller: Caller, /, reason: str, create: bool = False, **options: Any) -> None:
         keys = _keys(resource, options)
         body = _body(setting, options)
         sent = body.model_dump(mode="json", exclude_unset=True) | ({"reason": reason} if reason else {})
         held = LONG if setting.then is not None else 0.0
         with caller.client() as gateway:
             try:
-                answer = gateway.call(setting.method, _path(resource, keys), body=sent, held=held)
+                query = {"create": "true"} if create else None
+                answer = gateway.call(setting.method, _path(resource, keys), query=query, body=sent, held=held)
             except BadInput as refused:
                 raise _as_asked(refused, setting) from None
         shown = body.model_dump(mode="json", exclude={"reason"}, exclude_unset=setting.partial)
@@ -103,6 +104,8 @@ def set_command(resource: Resource[Any], calling: Calling, *, name: str = "set")
             click.echo(resource.printed(done) + _repriced(answer))
 
     described = _optioned(setting, reason_option(calling(command)))
+    if resource.of_instance:
+        described = click.option("--create", is_flag=True, help="Make the instance if it is not there.")(described)
     return click.command(name, cls=Command, help=setting.help)(_keyed(resource, described))
 
 

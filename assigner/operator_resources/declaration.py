@@ -70,6 +70,7 @@ class Key:
     option: the option that takes the value instead of an argument.
     default: the value if none is given.
     slashes: True if the value may hold a slash.
+    instance: True if it names an instance, which has to be there before anything is set for it.
     """
 
     name: str
@@ -78,6 +79,7 @@ class Key:
     option: str | None = None
     default: str | None = None
     slashes: bool = False
+    instance: bool = False
 
 
 def check_scope(field: str, value: str) -> None:
@@ -188,6 +190,11 @@ class Resource(Generic[Item]):
     section: str | None = None
     answers_as: str = ""
     effect: Callable[[Connection, Page, Callable[[], object]], Sequence[Any]] | None = None
+
+    @property
+    def of_instance(self) -> bool:
+        """True if an item's name has that of an instance in it."""
+        return any(key.instance for key in self.keys)
 
     @property
     def item_path(self) -> str:

@@ -103,7 +103,7 @@ LOCKS = Resource(
     name="lock",
     plural="locks",
     help="How many jobs of an instance may hold a lock at once: one, unless set.",
-    keys=(Key("instance", "INSTANCE"), Key("lock", "LOCK")),
+    keys=(Key("instance", "INSTANCE", instance=True), Key("lock", "LOCK")),
     row=Lock,
     rows=_locks,
     columns=(("instance", "instance"), ("lock", "lock"), ("held by jobs", "used"), ("slots (jobs)", "slots")),

@@ -74,6 +74,8 @@ def _change_instance(connection: Connection, keys: Keys, body: InstanceChange, b
         raise BadInput("share", "is false, which means nothing together with a part of a share")
     if "pool" in body.model_fields_set:
         instances.put_instance(connection, keys[0], pool=body.pool, **by)
+    else:
+        instances.require(connection, keys[0], create=True, **by)
     if not body.share:
         accounts.remove_account(connection, keys[0], **by)
     elif _parts(body):
@@ -99,7 +101,7 @@ def _told_of_instance(done: Mapping[str, Any]) -> str:
         said.append(f"{done['name']} has no share")
     elif done.keys() & _SHARE:
         said.append(f"the share of {done['name']} is set")
-    return "\n".join(said)
+    return "\n".join(said) or f"instance {done['name']} is there"
 
 
 INSTANCES = Resource(
@@ -133,6 +135,7 @@ INSTANCES = Resource(
         method="PATCH",
         partial=True,
         claims=_claimed_by_change,
+        may_be_empty=True,
         options=_SHARE_OPTIONS,
         switches={"--no-pool": ("pool", None), "--no-share": ("share", False)},
     ),
@@ -170,7 +173,7 @@ ACCOUNTS = Resource(
     name="account",
     plural="accounts",
     help="The shares of the pool that instances have, with their limits.",
-    keys=(Key("name", "NAME"),),
+    keys=(Key("name", "NAME", instance=True),),
     path="/instances/{name}/account",
     row=Share,
     rows=lambda connection, _: accounts.accounts(connection),
@@ -295,7 +298,10 @@ QUOTAS = Resource(
     name="quota",
     plural="quotas",
     help="How many units each instance may have in each cohort.",
-    keys=(Key("cohort", "NAME", option="--cohort", default=cohorts.DEFAULT), Key("instance", "INSTANCE")),
+    keys=(
+        Key("cohort", "NAME", option="--cohort", default=cohorts.DEFAULT),
+        Key("instance", "INSTANCE", instance=True),
+    ),
     row=Quota,
     rows=lambda connection, page: quotas.quotas(connection, cooldown=page.cooldown),
     columns=(
@@ -374,7 +380,7 @@ def _cost_resource(kind: Kind, row: type[Row]) -> Resource[Any]:
         name=f"{noun}-quota",
         plural=f"{noun}-quotas",
         help=f"How much the jobs of one {noun} may cost within the window.",
-        keys=(Key("instance", "INSTANCE"), Key(noun, "NAME")),
+        keys=(Key("instance", "INSTANCE", instance=True), Key(noun, "NAME")),
         row=row,
         rows=partial(_cost_quotas, kind=kind),
         columns=(

@@ -140,7 +140,7 @@ class Tenants:
 
     def __enter__(self) -> Self:
         for instance, (minimum, maximum) in QUOTAS.items():
-            self._client.set_quota(COHORT, instance, minimum=minimum, maximum=maximum)
+            self._client.set_quota(COHORT, instance, minimum=minimum, maximum=maximum, create=True)
         self._jobs = [job.id for job in self._client.submit(each.request() for each in self._scrubs)]
         self._wait_until_full()
         self._short_since = clock.monotonic()

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from leasehold.errors import Conflict, NotFound
-from leasehold.wire import MAX_LIST, escaped
+from leasehold.wire import MAX_LIST, escaped, suggestion
 from sqlalchemy import Connection, text
 
 from schema import audit
-from schema.accounting.accounts import Account
+from schema.accounting.accounts import DEFAULT_INSTANCE, Account
 from schema.accounting.quotas import LOCK_LEASES
 from schema.fields import Name
 from schema.postgres.notify import wake
@@ -22,6 +22,7 @@ _INTERN = text("SELECT intern_instance(:name)")
 _POOL = text("SELECT pool FROM instances WHERE id = :id FOR NO KEY UPDATE")
 _PUT = text("UPDATE instances SET pool = :pool WHERE id = :id")
 _KNOWN = text("SELECT pool FROM instances WHERE name = :name")
+_NAMES = text("SELECT name FROM instances ORDER BY name LIMIT 10000")
 _POOLS = text("SELECT name, pool FROM instances WHERE name = ANY (CAST(:names AS text[]))")
 _ON_POOLS = text("""
 SELECT EXISTS (
@@ -121,6 +122,23 @@ def put_instance(connection: Connection, name: str, *, pool: str | None, actor: 
     details = {"before": before, "after": pool, "reason": reason}
     audit.write(connection, "instance.set", actor=actor, subject=f"instance:{name}", details=details)
     wake(connection, "jobs")
+
+
+def require(
+    connection: Connection, name: str, *, field: str = "instance", create: bool, actor: str, reason: str = ""
+) -> None:
+    """Raise NotFound, with the most similar name, unless the instance is there; or make it, if `create` is true.
+
+    What is set for a misspelt name would hold for no job. `default` is always there.
+    """
+    check_name(field, name)
+    if name == DEFAULT_INSTANCE or connection.execute(_KNOWN, {"name": name}).one_or_none() is not None:
+        return
+    if create:
+        put_instance(connection, name, pool=None, actor=actor, reason=reason)
+        return
+    near = suggestion(name, connection.execute(_NAMES).scalars())
+    raise NotFound(f"{field}: there is no instance '{name}'{near} (--create, over HTTP create=true, makes it)")
 
 
 def changed_instances(connection: Connection, wanted: Sequence[InstanceSettings]) -> list[InstanceSettings]:

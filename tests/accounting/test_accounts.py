@@ -170,7 +170,7 @@ def test_what_is_so_already_is_not_written_and_every_change_is_audited(pool: Poo
 
 def test_operators_set_shares_and_limits_by_the_api(operator: httpx.Client) -> None:
     account = {"credit_weight": 3, "max_concurrent": 4, "budget": 50.5, "slots": 2, "unit": "tokens"}
-    assert operator.put("/v1/instances/acme/account", json=account).status_code == 200
+    assert operator.put("/v1/instances/acme/account?create=true", json=account).status_code == 200
     assert operator.put("/v1/instances/acme/account", json={"budget": None}).status_code == 200
     (found,) = [one for one in operator.get("/v1/instances").json()["instances"] if one["name"] == "acme"]
     assert {key: found[key] for key in account} == account | {"budget": None}

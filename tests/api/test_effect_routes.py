@@ -9,9 +9,9 @@ from tests.support.pool import Pool
 Figures = dict[tuple[str, str], tuple[float | None, float | None]]
 
 
-def affected(http: httpx.Client, path: str, change: dict[str, Any]) -> Figures:
+def affected(http: httpx.Client, path: str, change: dict[str, Any], **query: str) -> Figures:
     """Instance and figure → what it is and what it would be."""
-    answer = http.post(f"/v1/{path}/effect", json=change)
+    answer = http.post(f"/v1/{path}/effect", json=change, params=query)
     assert answer.status_code == 200, answer.text
     assert answer.json()["left_out"] == 0
     return {(each["instance"], each["field"]): (each["before"], each["after"]) for each in answer.json()["affected"]}
@@ -21,12 +21,12 @@ def test_a_quota_tells_who_could_be_evicted_for_it_and_what_it_could_not_have(
     pool: Pool, operator: httpx.Client
 ) -> None:
     bot = pool.bot(capacity=3)
-    operator.patch("/v1/quotas/default/small", json={"max": 5})
+    operator.patch("/v1/quotas/default/small?create=true", json={"max": 5})
     pool.submit(2, instance="small")
     pool.assigner().run_once()
     bot.take()
 
-    assert affected(operator, "quotas/default/large", {"min": 4, "max": 9}) == {
+    assert affected(operator, "quotas/default/large", {"min": 4, "max": 9}, create="true") == {
         ("large", "min"): (0, 4),
         ("large", "max"): (None, 9),
         ("large", "effective_max"): (None, 9),
@@ -37,7 +37,7 @@ def test_a_quota_tells_who_could_be_evicted_for_it_and_what_it_could_not_have(
     assert [each["instance"] for each in operator.get("/v1/quotas").json()["quotas"]] == ["small"]
     assert pool.rows("SELECT FROM instances WHERE name = 'large'") == []
 
-    operator.patch("/v1/quotas/default/large", json={"min": 4, "max": 9})
+    operator.patch("/v1/quotas/default/large?create=true", json={"min": 4, "max": 9})
     assert affected(operator, "quotas/default/small", {"min": 1, "max": 1}) == {
         ("small", "min"): (0, 1),
         ("small", "max"): (5, 1),
@@ -72,7 +72,7 @@ def test_a_weight_tells_how_the_shares_of_all_change(pool: Pool, operator: httpx
 
 
 def test_what_the_change_would_be_refused_for_is_told_instead_of_an_effect(operator: httpx.Client) -> None:
-    answer = operator.post("/v1/quotas/default/ci/effect", json={"min": 5, "max": 4})
+    answer = operator.post("/v1/quotas/default/ci/effect?create=true", json={"min": 5, "max": 4})
     assert (answer.status_code, answer.json()["detail"]) == (400, "min: must not be more than the maximum of 4")
-    assert operator.post("/v1/quotas/absent/ci/effect", json={"min": 5}).status_code == 404
-    assert operator.post("/v1/quotas/default/ci/effect", json={"most": 5}).status_code == 422
+    assert operator.post("/v1/quotas/absent/ci/effect?create=true", json={"min": 5}).status_code == 404
+    assert operator.post("/v1/quotas/default/ci/effect?create=true", json={"most": 5}).status_code == 422

@@ -490,3 +490,49 @@ def test_a_window_that_an_operator_makes_closes_the_pool_to_other_classes(pool: 
     pool.assigner().run_once()
     assert pool.job(job).state == "leased"
     assert pool.database.run(lambda c: c.execute(text("SELECT count(*) FROM windows")).scalar_one()) == 0
+
+
+# Instances that are not there.
+
+
+MISSPELT = [each for each in RESOURCES if any(part == "ci" for part in ROUND_TRIPS[each.name][0].split())]
+
+
+def misspelt(each: Resource[Any]) -> list[str]:
+    return [each.name, *("visoin" if part == "ci" else part for part in ROUND_TRIPS[each.name][0].split())]
+
+
+def test_nothing_is_set_for_an_instance_that_is_not_there(
+    good: Callable[[str], str], operate: Answer, operator: httpx.Client, pool: Pool
+) -> None:
+    good("instance set vision")
+    before = acts(pool)
+    wanted = [each for each in MISSPELT if each.name != "instance"]
+    assert {each.name for each in wanted} >= {"account", "quota", "owner-quota", "lock", "ceiling", "report-ceiling"}
+    for each in wanted:
+        code, said = operate(*misspelt(each))
+        assert (code, said.count("\n")) == (2, 1), f"{each.name}: {said}"
+        assert (
+            "there is no instance 'visoin'; did you mean 'vision'? (--create, over HTTP create=true, makes it)" in said
+        )
+    for path in ("quotas/default/visoin", "instances/visoin/account"):
+        assert operator.put(f"/v1/{path}", json={}).status_code == 404
+    assert operator.post("/v1/quotas/default/visoin/effect", json={"min": 1}).status_code == 404
+    assert acts(pool) == before
+    assert [row.name for row in pool.rows("SELECT name FROM instances")] == ["vision"]
+    assert pool.rows("SELECT FROM counters WHERE name LIKE '%visoin%'") == []
+
+
+def test_an_instance_is_made_by_its_own_command_or_where_it_is_asked_for(
+    good: Callable[[str], str], operator: httpx.Client, pool: Pool
+) -> None:
+    assert good("instance set vision") == "instance vision is there\n"
+    good("instance set vision")
+    for number, each in enumerate(each for each in MISSPELT if each.name != "instance"):
+        line = " ".join(misspelt(each)).replace("visoin", f"new-{number}")
+        good(f"{line} --create --reason why")
+    assert operator.put("/v1/quotas/default/newer?create=true", json={}).status_code == 200
+    good("quota set default --max 3")
+    made = [row for row in acts(pool) if row.action == "instance.set"]
+    assert len(made) == number + 3
+    assert {row.details["reason"] for row in made[1:-1]} == {"why"}

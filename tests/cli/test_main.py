@@ -277,8 +277,10 @@ def test_verify_exits_1_when_an_invariant_does_not_hold(connected: Console, data
 
 def test_a_token_is_shown_once_listed_without_its_secret_and_revoked(connected: Console, database: Database) -> None:
     made = json.loads(
-        connected.good("token", "create", "submitter", "--instance", "team", "--expires-in", "1h", "--json")
+        connected.good("token", "create", "submitter", "--instance", "team", "--create", "--expires-in", "1h", "--json")
     )
+    refused = connected.refused("token", "create", "submitter", "--instance", "taem")
+    assert refused.startswith("instance: there is no instance 'taem'; did you mean 'team'?")
     holder = database.run(lambda connection: tokens.verify(connection, made["token"]))
     assert (holder.kind, holder.instance) == ("submitter", "team")
     listed = connected.good("token", "list", "--json")

@@ -15,11 +15,11 @@ Answer = Callable[..., Any]
 WRONG = [
     ("quota set team-a", "give at least one of: --min, --max"),
     ("quota set team-a --min -1", "--min: must be greater than or equal to 0"),
-    ("quota set team-a --min 1 --max 0", "--min: must not be more than the maximum of 0"),
+    ("quota set team-a --create --min 1 --max 0", "--min: must not be more than the maximum of 0"),
     ("quota set team-a --max many", "--max: 'many' is neither a whole number nor 'none'"),
     ("quota set team-a --max 9999999999", "--max: must be less than or equal to 1000000000"),
     ("quota set Team --min 1", "instance: 'Team' is not a name"),
-    ("quota set team-a --min 1 --cohort absent", "cohort: no cohort 'absent'"),
+    ("quota set team-a --create --min 1 --cohort absent", "cohort: no cohort 'absent'"),
     ("quota rm team-a --cohort absent", "quota: 'team-a' has none in cohort 'absent'"),
     ("cohort set Linux", "name: 'Linux' is not a name"),
     ("cohort set linux --label linux --no-labels", "give at most one of: --label, --no-labels"),
@@ -30,7 +30,6 @@ WRONG = [
     ("cohort set default --position 1", "--position: the default cohort has no labels and comes last"),
     ("cohort rm default", "name: the default cohort cannot be removed"),
     ("cohort rm absent", "cohort: no cohort 'absent'"),
-    ("instance set team-a", "give at least one of: "),
     ("instance set team-a --pool a --no-pool", "give at most one of: --pool, --no-pool"),
     ("instance set team-a --weight -1", "--weight: must be greater than or equal to 0"),
     ("instance set team-a --weight heavy", "--weight: 'heavy' is neither a number nor 'none'"),
@@ -74,7 +73,7 @@ def listed(good: Answer, kind: str) -> dict[str, dict[str, Any]]:
 
 
 def test_what_is_not_given_of_a_quota_stays(good: Answer, pool: Pool) -> None:
-    good("quota", "set", "team-a", "--min", "2")
+    good("quota", "set", "team-a", "--min", "2", "--create")
     said = good("quota", "set", "team-a", "--max", "5", "--reason", "ask")
     assert said == "team-a has a minimum of 2 and a maximum of 5\n"
     found = listed(good, "quota")["team-a"]
@@ -89,7 +88,7 @@ def test_what_is_not_given_of_a_quota_stays(good: Answer, pool: Pool) -> None:
 
 
 def test_a_removed_quota_is_gone_and_cannot_be_removed_twice(good: Answer, refused: Answer, pool: Pool) -> None:
-    good("quota", "set", "team-a", "--max", "0")
+    good("quota", "set", "team-a", "--max", "0", "--create")
     pool.submit(instance="team-a")
     pool.bot()
     pool.assigner().run_once()
@@ -98,7 +97,8 @@ def test_a_removed_quota_is_gone_and_cannot_be_removed_twice(good: Answer, refus
     pool.assigner().run_once()
     assert len(pool.rows("SELECT FROM live")) == 1
     assert refused("quota", "rm", "team-a") == "quota: 'team-a' has none in cohort 'default'"
-    assert [row.action for row in pool.rows("SELECT action FROM audit ORDER BY id")][1:] == ["quota.set", "quota.rm"]
+    done = [row.action for row in pool.rows("SELECT action FROM audit ORDER BY id")][1:]
+    assert done == ["instance.set", "quota.set", "quota.rm"]
 
 
 def test_wrong_input_is_refused_in_one_line_and_writes_nothing(refused: Answer, pool: Pool) -> None:

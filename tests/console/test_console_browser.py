@@ -192,7 +192,7 @@ def test_operators_see_graphs_bots_tenants_limits_policy_and_health(person: Pers
         nodes = [{"node": 1, "command": ["true"]}, {"node": 2, "command": ["true"], "after": [1]}]
         assert http.post("/v1/graphs", json={"name": "nightly", "nodes": nodes}).status_code == 200
     with shown.served.client(shown.operator) as http:
-        assert http.put("/v1/quotas/default/ours", json={"min": 3, "max": 17}).status_code == 200
+        assert http.put("/v1/quotas/default/ours?create=true", json={"min": 3, "max": 17}).status_code == 200
         assert http.put("/v1/rates/compiler", json={"per_second": 12.5, "burst": 19}).status_code == 200
     person.log_in(shown.operator)
     seen = {

@@ -17,8 +17,8 @@ def quotas(http: httpx.Client) -> dict[str, tuple[int, int | None]]:
 
 def test_a_quota_is_changed_after_a_preview_of_whom_it_affects(person: Person, shown: Console) -> None:
     with shown.served.client(shown.operator) as http:
-        http.patch("/v1/quotas/default/ours", json={"max": 5})
-        http.patch("/v1/quotas/default/theirs", json={"min": 9})
+        http.patch("/v1/quotas/default/ours?create=true", json={"max": 5})
+        http.patch("/v1/quotas/default/theirs?create=true", json={"min": 9})
         with shown.served.client(shown.ours) as ours:
             jobs = submitted(ours, *({"command": ["true"]} for _ in range(2)))
         Bot(shown.served, capacity=2)

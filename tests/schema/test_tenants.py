@@ -178,7 +178,7 @@ def test_only_operators_set_quotas_by_the_api(served: Served, operator: httpx.Cl
         for path in ("/v1/quotas", "/v1/cohorts", "/v1/instances"):
             assert http.get(path).status_code == 403
         assert http.put("/v1/quotas/default/team-a", json={"max": 1}).status_code == 403
-    assert operator.put("/v1/quotas/default/team-a", json={"min": 1, "max": 4}).status_code == 200
+    assert operator.put("/v1/quotas/default/team-a?create=true", json={"min": 1, "max": 4}).status_code == 200
     assert operator.put("/v1/quotas/default/team-a", json={"min": 5, "max": 4}).status_code == 400
     assert operator.put("/v1/cohorts/gpus", json={"labels": ["gpu"]}).status_code == 200
     assert operator.put("/v1/instances/team-a", json={"pool": "builds"}).status_code == 200

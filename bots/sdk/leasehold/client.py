@@ -478,9 +478,16 @@ class Client:
         found: Records = self._transport.call("GET", "/v1/quotas")["quotas"]
         return found
 
-    def set_quota(self, cohort: str, instance: str, *, minimum: int = 0, maximum: int | None = None) -> Record:
-        """Set the minimum and maximum units of an instance in a cohort; None = no maximum. Raises NotFound."""
-        return self._transport.call("PUT", _quota_path(cohort, instance), body={"min": minimum, "max": maximum})
+    def set_quota(
+        self, cohort: str, instance: str, *, minimum: int = 0, maximum: int | None = None, create: bool = False
+    ) -> Record:
+        """Set the minimum and maximum units of an instance in a cohort; None = no maximum.
+
+        create: make the instance if it is not there. Raises NotFound.
+        """
+        body = {"min": minimum, "max": maximum}
+        query = {"create": "true"} if create else None
+        return self._transport.call("PUT", _quota_path(cohort, instance), query=query, body=body)
 
     def remove_quota(self, cohort: str, instance: str) -> None:
         """Remove an instance's quota in a cohort: no minimum, no maximum. Raises NotFound if there is none."""
