@@ -43,6 +43,7 @@ from bots.protocol import HOST, MAX_LEASES, ONLY_TOLD, OpenSession, Session
 from schema import clock, validation
 from schema.fields import Label, Name, Supply
 from schema.gc_tuning import infrequent_gc
+from schema.timing import KILL_GRACE
 
 _log = structlog.get_logger("leasehold.agent")
 
@@ -146,7 +147,7 @@ class AgentSettings(BaseModel):
     sandbox: Literal["none", "bubblewrap"] = "none"
     sandbox_network: bool = False
     sandbox_hide: tuple[Path, ...] = Field(default=(), max_length=64)
-    kill_grace: float = Field(default=2.0, ge=0, le=600)
+    kill_grace: float = Field(default=KILL_GRACE, ge=0, le=600)
     drain_seconds: float = Field(default=30.0, ge=0, le=86400)
     output_interval: float = Field(default=0.5, ge=0.05, le=60)
     margin: float | None = Field(default=None, gt=0, le=3600)

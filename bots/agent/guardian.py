@@ -185,8 +185,7 @@ class Supervisor:
                 preexec_fn=functools.partial(_begin, privileges, os.getpid()),
             )
         except (OSError, ValueError, subprocess.SubprocessError) as error:
-            blamed = isinstance(error, OSError) and error.filename != request["directory"]
-            number = error.errno if isinstance(error, OSError) and blamed else None
+            number = error.errno if isinstance(error, OSError) and error.filename != request["directory"] else None
             self._send_fact(unable=str(error), errno=number)
             return False
         for descriptor in (self._output, self._stdin, *passed):

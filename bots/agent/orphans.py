@@ -124,7 +124,7 @@ class Orphans:
             parents.add(watched.guardian)
         roots = marked_processes(watched.directory)
         if watched.account is not None:
-            roots |= {process for process in relations if _runs_as(process, watched.account)}
+            roots |= job_accounts.processes_of({watched.account}).keys()
         for process, its in relations.items():
             if watched.command is not None and watched.command in (its.group, its.session):
                 roots.add(process)
@@ -139,12 +139,6 @@ class Orphans:
         for process, its in relations.items():
             children.setdefault(its.parent, []).append(process)
         return [*(roots & relations.keys()), *guardian.descendants(list(roots), children)]
-
-
-def _runs_as(process: int, user: int) -> bool:
-    with contextlib.suppress(OSError):
-        return Path("/proc", str(process)).stat().st_uid == user
-    return False
 
 
 def _living() -> dict[int, _Relations]:

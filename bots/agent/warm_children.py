@@ -170,8 +170,9 @@ class WarmChild:
     #: Calls that it has ended, and when to look at its memory again.
     calls_run: int = 0
     look_at_memory: float = 0.0
-    #: It gets no further calls, because it is being replaced; when it is killed if it does not end by itself.
+    #: It gets no further calls, because it is being replaced.
     retired: bool = False
+    #: When it is killed if it has not ended by itself, once it was dismissed.
     dismissed_until: float | None = None
     #: The run for which it was killed.
     killed_for: "TaskRun | None" = None
@@ -339,7 +340,7 @@ class WarmChild:
             for descriptor in descriptors:
                 os.close(descriptor)
             if not message:
-                # A task has shut the socket down.
+                # A task has shut the socket down, or `dismiss` has, and the child is over.
                 self.ask_to_die()
                 return back
             facts = read_call(message)
@@ -403,8 +404,9 @@ class TaskRun(AttemptRun):
         self.pipe: OutputPipe | None = None
         #: What it was asked last: nothing, `T` to end, or `K` when its process was killed.
         self.asked = ""
-        #: The child has not been told yet that the run is cancelled; it has been, and its event loop went on then.
+        #: The child has not been told yet that the run is cancelled.
         self.must_cancel = False
+        #: The child has confirmed that it was told, so its event loop went on then.
         self.was_cancelled = False
         self.task = ""
         self._stdin = ""

@@ -58,10 +58,10 @@ class Workspace:
             self.root.chmod(self._mode)
             _admit(self.root.parent, self._mode)
             self._trash = Trash(self.root.with_name(f"{name}.trash"))
-            self._lock = _lockable(self.root.with_name(f"{name}.lock"))
+            self._lock = lockable(self.root.with_name(f"{name}.lock"))
             #: For guardians to inherit; `clear` locks it.
-            self.guard = _lockable(self.root.with_name(f"{name}.guard"))
-            alone = _locked(self._lock)
+            self.guard = lockable(self.root.with_name(f"{name}.guard"))
+            alone = locked(self._lock)
         except OSError as error:
             raise BadInput("work_dir", f"'{work_dir}' cannot be used: {error.strerror}") from None
         if not alone:
@@ -132,7 +132,7 @@ class Workspace:
         killed: set[int] = set()
         give_up = clock.monotonic() + _DYING
         # A guardian that still lives may start another command. This agent's own guardian shares the agent's lock.
-        while (left := marked_processes(self.root)) or not _locked(self.guard):
+        while (left := marked_processes(self.root)) or not locked(self.guard):
             # Not before the first kill: on a busy machine one look may take that long.
             if killed and clock.monotonic() > give_up:
                 what = f"processes {sorted(left)}" if left else "a guardian process"
@@ -164,11 +164,12 @@ def _admit(directory: Path, mode: int) -> None:
         directory.chmod(stat.S_IMODE(status.st_mode) | mode)
 
 
-def _lockable(path: Path) -> int:
+def lockable(path: Path) -> int:
+    """Open a file for a lock, which other programs do not inherit. Raises OSError."""
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
-def _locked(descriptor: int) -> bool:
+def locked(descriptor: int) -> bool:
     """Lock the file; return False if another process holds the lock."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -217,7 +217,7 @@ def show(caller: Caller, /, name: str, instance: str | None) -> None:
         return
     job, left_out, since = found.pop("job"), found.pop("left_out"), found.pop("left_out_since")
     if left_out:
-        found["left_out"] = f"{left_out} since {output.moment(since)}, because job {found['last_job']} has not ended"
+        found["left_out"] = f"{left_out} since {output.moment(since)}, because job {found['last_job']} had not ended"
     facts = [
         (field.replace("_", " "), _fact(field, value)) for field, value in found.items() if value not in (None, "")
     ]

@@ -323,6 +323,7 @@ def test_a_bot_forgets_a_lease_that_it_has_left_out_when_its_gateway_says_so(tmp
     assert not (tmp_path / "revoked").exists()
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_process_that_ends_takes_no_call_with_it_that_waits_there(tmp_path: Path) -> None:
     pool = AgentPool(sync_in=0.1)
     with serving(pool, tmp_path, app="tests.support.apps.task_app:pool"):

@@ -9,13 +9,13 @@ a machine take the ids in turn, so an id, whose former attempt may have left fil
     /run/leasehold/accounts/next        the user id to try next; locked with flock while one is taken or given back
     /dev/shm/leasehold-trash            directories that attempts left in /dev/shm, until they are removed
 
-Nothing else is done while that last lock is held, because all agents of the machine wait for it.
+All agents of the machine wait for that last lock. While it is held, an agent only finds out which id is free, by a look
+at the processes and accounts of the machine.
 """
 
 import contextlib
 import ctypes
 import errno
-import fcntl
 import json
 import os
 import pwd
@@ -35,6 +35,7 @@ from bots.agent import guardian
 from bots.agent.isolation import privileges
 from bots.agent.isolation.privileges import Privileges
 from bots.agent.removal import Trash
+from bots.agent.workspace import lockable, locked
 from schema import clock
 
 #: Values of `job_user` that are no names of accounts.
@@ -216,28 +217,19 @@ def _turn() -> Iterator[IO[str]]:
     _RESERVED.mkdir(mode=0o700, parents=True, exist_ok=True)
     with open(_RESERVED / "next", "r+", opener=lambda path, flags: os.open(path, flags | os.O_CREAT, 0o600)) as turn:
         give_up = clock.monotonic() + _TURN
-        while not _locked(turn.fileno()):
+        while not locked(turn.fileno()):
             if clock.monotonic() > give_up:
                 raise OSError(errno.ETIMEDOUT, f"another agent keeps '{turn.name}' locked")
             clock.sleep(_LOOK_AGAIN)
         yield turn
 
 
-def _locked(descriptor: int) -> bool:
-    """Lock a file; return False if another agent holds the lock."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 def _reservations(user: int) -> list[int] | None:
     """Reserve an even user id and its killer; return what holds them, or None if a living agent has one of them."""
     held = []
     for each in (user, _killer_of(user)):
-        held.append(os.open(_RESERVED / str(each), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        if not _locked(held[-1]):
+        held.append(lockable(_RESERVED / str(each)))
+        if not locked(held[-1]):
             _close({user: held})
             return None
     return held
@@ -292,10 +284,11 @@ def _clear_accounts(users: set[int]) -> set[int]:
     while left:
         if reason := wait_for_killer(start_killer(left)):
             _log.warning("processes of an earlier agent are killed one by one", reason=reason)
-        found = _processes_of({each for user in users for each in (user, _killer_of(user))})
+        # A killer belongs to root there, as whatever has changed its identity. It ends by itself.
+        found = processes_of(users)
         # As root, so that none of them can keep this process from it.
         guardian.kill(list(found), signal.SIGKILL)
-        left = {user & ~1 for user in found.values()}
+        left = set(found.values())
         if clock.monotonic() > give_up:
             break
         if left:
@@ -364,7 +357,7 @@ def _users_with_processes() -> set[int]:
     return set(_users_of_processes().values())
 
 
-def _processes_of(users: set[int]) -> dict[int, int]:
+def processes_of(users: set[int]) -> dict[int, int]:
     """Map each process that runs under one of these user ids, and has not ended, to its user id."""
     found = {}
     for process, user in _users_of_processes().items():

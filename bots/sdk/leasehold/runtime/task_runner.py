@@ -161,7 +161,7 @@ class TaskCall:
         _complain(shown)
         told = {
             "type": storable(_name(error)),
-            "message": storable(_text(error))[:_MAX_MESSAGE],
+            "message": _text(error)[:_MAX_MESSAGE],
             "traceback": storable(shown)[-_MAX_TRACEBACK:],
         }
         try:
@@ -190,11 +190,11 @@ def _name(error: BaseException) -> str:
 
 
 def _text(error: BaseException) -> str:
-    """Return the text of an error, which may raise another one when it is asked for."""
+    """Return the text of an error, as it can be stored. It may raise another one when it is asked for."""
     try:
         return storable(str(error))
     except BaseException as refused:
-        return f"its text cannot be shown: {_name(refused)}"
+        return storable(f"its text cannot be shown: {_name(refused)}")
 
 
 def _traceback(error: BaseException) -> str:
