@@ -185,6 +185,11 @@ NOTIFICATIONS = Gauge(
     "leasehold_notification_queue_usage",
     "The part of the server's queue of notifications that is in use, 0 to 1, counted each minute.",
 )
+RETENTION_LATE = Gauge(
+    "leasehold_retention_late_seconds",
+    "Seconds for which the oldest finished jobs have outlived their age, by state, at the last deletion; 0 = all left.",
+    ["state"],
+)
 DUTY_FAILURES = Gauge(
     "leasehold_upkeep_duty_failures",
     "Failures in a row of a duty of upkeep in this process, 0 after a success.",

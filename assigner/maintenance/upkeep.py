@@ -1,24 +1,20 @@
-"""The rounds of upkeep: expiry of sessions, overdue leases, waiting jobs, graphs, reconciliation and retention.
+"""The duties of upkeep: expiry of sessions, overdue leases, waiting jobs, graphs, reconciliation and old records.
 
-Every assigner process runs them. Upkeep is a list of duties. Each is bounded and skips locked rows, so any process may
-run it at any time. One that fails keeps no other waiting: it is named in a metric and the log, and tried again soon.
-
-One module because it is the one list of what processes do in the background, with when and in which order.
+Finished jobs leave in rounds of their own (`retention.py`).
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 
 import structlog
-from leasehold.errors import NotReady
-from leasehold.states import JobState
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from sqlalchemy import Connection, text
 
 from assigner import estimation, metrics
 from assigner.maintenance import unnamed_rows
+from assigner.maintenance.duties import Duty, Rounds
 from assigner.maintenance.overflow import OverflowController
 from assigner.maintenance.webhooks import Webhooks
 from assigner.queries import status
@@ -33,11 +29,10 @@ from schema.moves import retention as retention_moves
 from schema.moves.backoff import wake_queues
 from schema.moves.cancel import ask_stop
 from schema.moves.dependencies import any_open_graph, count_dead_ends, unblock_due
-from schema.moves.graphs import BEGINNING, cancel_left_over, delete_graph, finish_graphs
+from schema.moves.graphs import cancel_left_over, finish_graphs
 from schema.moves.preempt import release_kept_units
 from schema.moves.priority import review_waiting
 from schema.moves.reassign import add_constraints, remove_constraints
-from schema.moves.retention import delete_finished
 from schema.moves.sessions import close_overdue, expire
 from schema.moves.timeouts import age_out, stop_drained, stop_over_ceiling, time_out
 from schema.picking import constrained
@@ -86,8 +81,6 @@ def sample_minute(connection: Connection) -> bool:
 LIMIT = 500
 #: The most requirement sets that one transaction links: no session opens meanwhile.
 LINKS = 20
-#: The most graphs that are looked at for one that can be deleted: of each, nodes are read until one is kept.
-GRAPHS = 20
 #: The most batches of one duty in one round.
 DELETIONS = 10
 HOUR = 3600.0
@@ -128,7 +121,7 @@ class UpkeepSettings(BaseModel):
     keep_gone_bots: bots without a session, counted from the start of their last one; drained bots are kept.
     keep_audit: audit rows.
     keep_usage: usage of instances, counted at the earliest from when it left the rolling window.
-    retention_interval: seconds between two deletions of old jobs.
+    retention_interval: seconds between two looks for jobs that may be deleted; none while some are left.
     predictor: how the run time of a class's jobs is predicted: `quantiles` of the latest runs, or the name of an entry
         point of the group `leasehold.predictors`.
     """
@@ -142,7 +135,7 @@ class UpkeepSettings(BaseModel):
     keep_gone_bots: float = Field(default=30 * DAY, ge=0, le=3650 * DAY)
     keep_audit: float = Field(default=365 * DAY, ge=0, le=3650 * DAY)
     keep_usage: float = Field(default=30 * DAY, ge=0, le=3650 * DAY)
-    retention_interval: float = Field(default=60.0, gt=0, le=DAY)
+    retention_interval: float = Field(default=5.0, gt=0, le=DAY)
     predictor: str = estimation.QUANTILES
 
     @field_validator("predictor")
@@ -152,35 +145,8 @@ class UpkeepSettings(BaseModel):
         return predictor
 
 
-#: Seconds until a duty that failed is tried again: the first wait, which doubles with each failure, and the longest. A
-#: duty of each round is tried again in the next one.
-RETRY_FIRST, RETRY_LAST = 5.0, 300.0
-
-
-@dataclass(frozen=True)
-class Duty:
-    """One thing that upkeep does again and again.
-
-    name: names it in metrics and in the log.
-    every: seconds between two runs; 0 = in each round.
-    run: does a bounded part of the work; returns True if some is left, which the next round then goes on with.
-    """
-
-    name: str
-    every: float
-    run: Callable[[], bool | None]
-
-
-@dataclass
-class _State:
-    """When a duty is due, and how often in a row it has failed."""
-
-    due: float
-    failures: int = 0
-
-
-class Upkeep:
-    """Runs the duties in rounds. Rounds of several processes may overlap freely."""
+class Upkeep(Rounds):
+    """Carries out the duties of upkeep."""
 
     def __init__(
         self,
@@ -195,12 +161,10 @@ class Upkeep:
         tracer: AttemptTracer | None = None,
     ) -> None:
         self.name, self._tracer = name, tracer
-        self._database, self._timing, self._now = database, timing, now
+        super().__init__(pause=timing.reap, now=now)
+        self._database, self._timing = database, timing
         self._overflow = OverflowController(database, name=name, now=now, webhooks=webhooks)
-        self._states: dict[str, _State] = {}
-        self._begin = 0
         self._any_open_graph = True
-        self._graphs_after = BEGINNING
         self.reconfigure(settings, fair or FairShareSettings())
         metrics.observe_tick()
 
@@ -213,45 +177,6 @@ class Upkeep:
             *self._duties_of_totals(),
             *self._duties_of_cleaning(),
         ]
-
-    def run_once(self) -> float:
-        """Run the duties that are due; returns the seconds until the next round is.
-
-        Raises NotReady if the database cannot be reached, because then no duty would do better. The next round begins
-        behind the duty that found that out, because it may be that duty whose statement loses the connection.
-        """
-        begin, self._begin = self._begin, 0
-        for number in (*range(begin, len(self.duties)), *range(min(begin, len(self.duties)))):
-            try:
-                self._run(self.duties[number])
-            except NotReady:
-                self._begin = number + 1
-                raise
-        return self._timing.reap
-
-    def _run(self, duty: Duty) -> None:
-        state = self._states.setdefault(duty.name, _State(self._now()))
-        if self._now() < state.due:
-            return
-        try:
-            left = duty.run()
-        except Exception as error:
-            wait = min(duty.every, RETRY_FIRST * 2.0 ** min(state.failures, 30), RETRY_LAST)
-            state.failures += 1
-            state.due = self._now() + wait
-            metrics.observe_duty(duty.name, failures=state.failures)
-            kind = type(getattr(error, "orig", None) or error).__name__
-            # A duty of each round may fail for days, so that ever fewer failures come with their traces.
-            is_traced = state.failures & (state.failures - 1) == 0
-            log.error(
-                "a duty of upkeep failed", duty=duty.name, error=kind, in_a_row=state.failures, exc_info=is_traced
-            )
-            if isinstance(error, NotReady):
-                raise
-        else:
-            state.failures = 0
-            state.due = self._now() + (0.0 if left else duty.every)
-            metrics.observe_duty(duty.name, failures=0)
 
     def _duties_of_sessions(self) -> Iterator[Duty]:
         """What keeps bots and leases alive or ends them; first, because other things wait for it."""
@@ -297,16 +222,6 @@ class Upkeep:
     def _duties_of_cleaning(self) -> Iterator[Duty]:
         """What deletes old rows."""
         settings = self._settings
-        yield Duty("old graphs", settings.retention_interval, self._delete_graphs)
-        ages = {
-            JobState.SUCCEEDED: settings.keep_succeeded,
-            JobState.FAILED: settings.keep_failed,
-            JobState.CANCELLED: settings.keep_cancelled,
-            JobState.DEAD: settings.keep_dead,
-        }
-        for state, age in ages.items():
-            delete = partial(self._delete_jobs, state=state, age=age)
-            yield Duty(f"old {state} jobs", settings.retention_interval, self._in_batches(delete))
         # The cooldown of evictions is at most a day.
         batches: dict[str, Callable[[Connection], int]] = {
             "old evictions": partial(
@@ -490,19 +405,3 @@ class Upkeep:
     def _backlog(self) -> None:
         backlog = self._database.run(status.count_backlog)
         metrics.observe_backlog(backlog.jobs, oldest=backlog.oldest, unmatchable=backlog.unmatchable)
-
-    def _delete_graphs(self) -> bool:
-        """Delete finished graphs, as far as a few looks go; the next round goes on where this one ended."""
-        age = self._settings.keep_succeeded
-        for _ in range(DELETIONS):
-            found = self._database.run(partial(delete_graph, age=age, after=self._graphs_after, limit=GRAPHS))
-            self._graphs_after = found.after or BEGINNING
-            if found.after is None:
-                return False
-        return True
-
-    @staticmethod
-    def _delete_jobs(connection: Connection, *, state: JobState, age: float) -> int:
-        deleted = delete_finished(connection, state, age=age, limit=LIMIT)
-        metrics.observe_reaped("retention", deleted)
-        return deleted

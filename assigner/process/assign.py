@@ -17,6 +17,7 @@ from assigner.config.loading import Reloader, masked
 from assigner.loops import Loop
 from assigner.maintenance import schedule_forms
 from assigner.maintenance.meters import MeterPoller
+from assigner.maintenance.retention import Retention
 from assigner.maintenance.schedules import Schedules
 from assigner.maintenance.upkeep import Upkeep
 from assigner.maintenance.webhooks import Webhooks
@@ -130,6 +131,7 @@ class AssignerProcess:
             webhooks=self._webhooks,
             tracer=self._tracer,
         )
+        self._retention = Retention(database, settings.upkeep, now=clock.monotonic)
         self._polling = MeterPoller(database, settings.meters)
         self._schedules = Schedules(
             database, level=settings.service_levels.default, estimate=settings.estimates.estimate
@@ -143,6 +145,7 @@ class AssignerProcess:
             self._config_loop,
             Loop("presence", self._presence.run_once, chance=seeded(chance)),
             Loop("upkeep", self._upkeep.run_once, chance=seeded(chance)),
+            Loop("retention", self._retention.run_once, chance=seeded(chance)),
             Loop("meters", self._polling.run_once, chance=seeded(chance)),
             Loop("webhooks", self._webhooks.run_once, chance=seeded(chance)),
             Loop(
@@ -218,6 +221,7 @@ class AssignerProcess:
         if self._cohort_loop is not None:
             self._cohort_loop.wake()
         self._upkeep.reconfigure(now.upkeep, now.fair_share)
+        self._retention.reconfigure(now.upkeep)
         self._polling.reconfigure(now.meters)
         self._webhooks.reconfigure(now.webhooks)
         self._schedules.reconfigure(level=now.service_levels.default, estimate=now.estimates.estimate)

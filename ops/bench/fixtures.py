@@ -128,10 +128,11 @@ def request(number: int, shape: Shape) -> dict[str, object]:
     }
 
 
-def submit(database: Database, shape: Shape, jobs: int, *, first: int = 0) -> None:
-    """Submit `jobs` jobs."""
+def submit(database: Database, shape: Shape, jobs: int, *, first: int = 0, keyed: bool = False) -> None:
+    """Submit `jobs` jobs. keyed: each with a key made of its number."""
     for start in range(first, first + jobs, FILL):
-        wanted = [request(number, shape) for number in range(start, min(start + FILL, first + jobs))]
+        numbers = range(start, min(start + FILL, first + jobs))
+        wanted = [request(number, shape) | ({"key": f"{number:032d}"} if keyed else {}) for number in numbers]
         database.run(lambda connection, wanted=wanted: submit_moves.submit(connection, wanted, actor="bench"))
 
 

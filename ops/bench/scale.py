@@ -14,15 +14,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import median
+from typing import Any
 
 import click
 import psycopg
 from rich.console import Console
 from rich.table import Table
+from sqlalchemy import text
 
 from ops.bench.fixtures import Shape, blank, count, empty, fill, filled, opened, server, submit
 from ops.bench.measure import Stretch, checked
-from ops.bench.workers import Assigning, Cycling, run
+from ops.bench.workers import Assigning, Cycling, Retaining, run
 from ops.bench.workloads import PROCESSES, TOGETHER
 from schema import clock
 from schema.postgres.engine import Database, libpq_url
@@ -41,6 +43,14 @@ DEEP, ENDLESS = 30_000, 10**12
 #: Seconds of load before the snapshot, after which checkpoints and autovacuum take part; seconds over which the rate is
 #: measured before it, at its end and after it; seconds that it is held; seconds after which the rate must be back.
 WARM, LONG, HELD, RECOVERED = 120.0, 60.0, 300.0, 60.0
+#: Seconds for which a pool works at its full speed with and without retention, and for which it then keeps jobs.
+LASTED, KEPT = 1800.0, 300.0
+
+
+SIZES = text("""
+SELECT (SELECT count(*) FROM jobs) AS jobs, sum(pg_total_relation_size(oid))::bigint / 1048576 AS mib
+FROM pg_class WHERE relnamespace = CAST('leasehold' AS regnamespace) AND relkind = 'r'
+""")
 
 
 @dataclass(frozen=True)
@@ -263,8 +273,8 @@ def snapshot(url: str, scale: float) -> Iterator[Ratio]:
 class _Feed:
     """Keeps a queue filled and measures the rate at which it is emptied."""
 
-    def __init__(self, database: Database, shape: Shape, finished: Callable[[], int]) -> None:
-        self._database, self._shape, self._finished = database, shape, finished
+    def __init__(self, database: Database, shape: Shape, finished: Callable[[], int], *, keyed: bool = False) -> None:
+        self._database, self._shape, self._finished, self._keyed = database, shape, finished, keyed
         self._submitted = 0
 
     def pace(self, seconds: float) -> float:
@@ -273,10 +283,50 @@ class _Feed:
         while clock.monotonic() - began < seconds:
             missing = DEEP - (self._submitted - self._finished())
             if missing > 0:
-                submit(self._database, self._shape, missing)
+                submit(self._database, self._shape, missing, first=self._submitted, keyed=self._keyed)
                 self._submitted += missing
             clock.sleep(0.2)
         return (self._finished() - before) / (clock.monotonic() - began)
+
+
+def retention(url: str, scale: float) -> Iterator[Ratio]:
+    """Compare a pool that deletes what it has ended, while it works at its full speed, with one that keeps all.
+
+    Each job has a key. The rates are those of the last two thirds.
+    """
+    seconds, keep = LASTED * scale, KEPT * scale
+    base, other = _aged(url, seconds, keep=None), _aged(url, seconds, keep=keep)
+    cpu = [(_cpu_of_job(base), _cpu_of_job(other))]
+    yield Ratio(f"{seconds:.0f} s of jobs kept for {keep:.0f} s / all kept", [(base.rate, other.rate)], cpu_pairs=cpu)
+
+
+def _aged(url: str, seconds: float, *, keep: float | None) -> Stretch:
+    """Measure a pool whose ended jobs are kept for `keep` seconds, or all.
+
+    Raises SystemExit if the pool with retention has many more jobs at the end than ended within that time.
+    """
+    shape = Shape(bots=50, capacity=10)
+    rates: list[float] = []
+
+    def meanwhile(finished: Callable[[], int]) -> None:
+        feed = _Feed(database, shape, finished, keyed=True)
+        for _ in range(3):
+            rates.append(feed.pace(seconds / 3))
+            sizes = database.run(lambda c: c.execute(SIZES).one())
+            click.echo(f"keep {keep}: {rates[-1]:,.0f} jobs/s, {sizes.jobs:,} jobs, {sizes.mib:,} MiB", err=True)
+        ended.append(finished())
+        left.append(sizes.jobs)
+
+    ended, left = list[int](), list[int]()
+    with empty(url, "scale") as target, opened(target) as database:
+        work: Any = Cycling(fill(database, shape), capacity=shape.capacity, together=TOGETHER)
+        work = work if keep is None else Retaining(work, keep)
+        whole = run(target, work, processes=PROCESSES, jobs=ENDLESS, meanwhile=meanwhile)
+        checked(database)
+    rate = (rates[1] + rates[2]) / 2
+    if keep is not None and left[-1] > (most := DEEP + max(rates) * (1.1 * keep + 10)):
+        raise SystemExit(f"error: the pool has {left[-1]:,} jobs, and should have at most {most:,.0f}")
+    return replace(whole, jobs=ended[-1], seconds=ended[-1] / rate)
 
 
 @contextmanager
@@ -295,6 +345,7 @@ SHAPES: dict[str, Callable[[str, float], Iterator[Ratio]]] = {
     "processes": processes,
     "snapshot": snapshot,
     "history": history,
+    "retention": retention,
 }
 
 

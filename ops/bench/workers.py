@@ -14,7 +14,9 @@ from sqlalchemy import Connection, CursorResult, Engine, Executable, event
 
 from assigner.cycle.assigner import PriorityAgeAssigner
 from assigner.cycle.settings import AssignerSettings
-from assigner.loops import Again
+from assigner.loops import Again, Loop
+from assigner.maintenance.retention import Retention
+from assigner.maintenance.upkeep import UpkeepSettings
 from assigner.metrics import JOBS_ASSIGNED, RACES_LOST
 from assigner.process.assign import GARBAGE
 from bots.protocol import LeaseReport, Outcome, Session, Sync
@@ -270,6 +272,22 @@ class Cycling:
                 bot.finished(answer)
             left = [bot for bot in left if bot.held]
         return stretch
+
+
+class Retaining:
+    """Other work, while each process also deletes old jobs as an assigner process does."""
+
+    def __init__(self, work: Work, keep: float) -> None:
+        self.work, self.keep = work, keep
+
+    def __call__(self, worker: Worker) -> Stretch:
+        retention = Retention(worker.database, UpkeepSettings(keep_succeeded=self.keep), now=clock.monotonic)
+        loop = Loop("retention", retention.run_once, chance=worker.chance)
+        loop.start()
+        try:
+            return self.work(worker)
+        finally:
+            loop.stop()
 
 
 class _Bot:

@@ -690,6 +690,40 @@ def judge_schedules(failing: Sequence[tuple[str, int, str]], held_up: Sequence[t
     return Check("schedules", Verdict.WARNING, "; ".join(told + others), remedy, figures)
 
 
+# Of processes with different settings those decide that keep jobs for the longest time.
+_KEPT = text("""
+SELECT s.state, s.keep, extract(epoch FROM now() - (
+    SELECT finished_at FROM jobs WHERE state = s.state AND finished_at IS NOT NULL ORDER BY state, finished_at LIMIT 1
+    ))::double precision AS oldest
+FROM (
+    SELECT k.state, max((a.settings->'upkeep'->>('keep_' || k.state))::double precision) AS keep
+    FROM assigners a CROSS JOIN unnest(ARRAY['succeeded', 'failed', 'cancelled', 'dead']) AS k (state)
+    WHERE a.stopped_at IS NULL AND a.seen_at > now() - interval '1 minute' GROUP BY k.state) s
+WHERE s.keep IS NOT NULL ORDER BY 1
+""")
+#: Seconds for which finished jobs may outlive their age.
+LATE = 600.0
+
+
+def check_retention(connection: Connection) -> Check:
+    """Check that finished jobs are deleted as fast as they come of age."""
+    return judge_retention([(row.state, row.keep, row.oldest) for row in connection.execute(_KEPT)])
+
+
+def judge_retention(kept: Sequence[tuple[str, float, float | None]]) -> Check:
+    """Judge the final states: the name, the seconds for which its jobs are kept, and those since its oldest ended."""
+    late = {state: oldest - keep for state, keep, oldest in kept if oldest is not None and oldest - keep > LATE}
+    figures = {f"late_seconds_{state}": round(seconds) for state, seconds in late.items()}
+    if not late:
+        return Check("retention", Verdict.OK, "no finished jobs are kept for too long", None, figures)
+    told = ", ".join(f"{state} jobs for {duration(seconds)}" for state, seconds in late.items())
+    remedy = (
+        "look at leasehold_upkeep_duty_failures and the log of leasehold assign for a duty that fails; if none does,"
+        " the server is too slow for what the pool ends"
+    )
+    return Check("retention", Verdict.WARNING, f"jobs are kept longer than they should be: {told}", remedy, figures)
+
+
 def _different(table: TableStatistics) -> list[tuple[str, str]]:
     """Each wrong storage parameter of one table, with the statement that corrects it."""
     found = []

@@ -23,7 +23,7 @@ SET TRANSACTION READ ONLY; SET LOCAL statement_timeout = '5s'; SET LOCAL lock_ti
 """)
 _REFUSED = "42501"
 #: The checks that read our tables.
-OF_TABLES = ("indexes", "autovacuum", "dead rows", "schedules", "stored values", "callers")
+OF_TABLES = ("indexes", "autovacuum", "dead rows", "retention", "schedules", "stored values", "callers")
 
 
 def run_checks(database: Database) -> list[Check]:
@@ -46,6 +46,7 @@ def run_checks(database: Database) -> list[Check]:
             _run_in_transaction(database, "indexes", partial(doctor_checks.check_indexes, is_current=is_current)),
             _run_in_transaction(database, "autovacuum", doctor_checks.check_autovacuum),
             _run_in_transaction(database, "dead rows", partial(doctor_checks.check_dead_rows, oldest=held)),
+            _run_in_transaction(database, "retention", doctor_checks.check_retention),
             _run_in_transaction(database, "schedules", doctor_checks.check_schedules),
             _run_in_transaction(database, "stored values", check_stored_values),
             _run_in_transaction(database, "callers", server.check_callers),

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 
 from leasehold.states import JobState
 from sqlalchemy import Connection, TextClause, text
@@ -11,11 +12,14 @@ from schema.postgres.advisory import try_block_new_sessions
 from schema.predicates import has_ready_jobs
 
 # One state at a time, so that what is kept of one does not stand in front of what is due of another. Ids go into each
-# part as one array, which leaves the planner nothing but an index on them.
+# part as one array, which leaves the planner nothing but an index on them. The lower bound steps over the entries of
+# jobs that were deleted just before: they stay in the index until vacuum has removed them, and longer beside an old
+# snapshot.
 DELETE_FINISHED = text("""
 WITH old AS MATERIALIZED (
-    SELECT id FROM jobs
+    SELECT id, finished_at FROM jobs
     WHERE state = :state AND finished_at IS NOT NULL AND finished_at < now() - make_interval(secs => :age)
+        AND finished_at >= coalesce(CAST(:since AS timestamptz), '-infinity')
     ORDER BY state, finished_at LIMIT :limit FOR UPDATE SKIP LOCKED
 ), payloads AS (DELETE FROM job_payloads WHERE job_id = ANY (ARRAY(SELECT id FROM old))),
 outputs AS (DELETE FROM job_outputs WHERE job_id = ANY (ARRAY(SELECT id FROM old))),
@@ -29,14 +33,32 @@ followers AS (DELETE FROM job_followers WHERE job_id = ANY (ARRAY(SELECT id FROM
 history AS (DELETE FROM stored_events WHERE job_id = ANY (ARRAY(SELECT id FROM old))),
 grants AS (DELETE FROM leases WHERE job_id = ANY (ARRAY(SELECT id FROM old))),
 gone AS (DELETE FROM jobs WHERE id = ANY (ARRAY(SELECT id FROM old)) RETURNING id)
-SELECT count(*) FROM gone
+SELECT (SELECT count(*) FROM gone) AS jobs, max(finished_at) AS last,
+    coalesce(extract(epoch FROM now() - min(finished_at))::double precision - :age, 0) AS late
+FROM old
 """)
 
 
-def delete_finished(connection: Connection, state: JobState, *, age: float, limit: int) -> int:
-    """Delete up to `limit` jobs that have been in this final state for `age` seconds, the oldest first; returns how
-    many."""
-    return int(connection.execute(DELETE_FINISHED, {"state": state.value, "age": age, "limit": limit}).scalar_one())
+@dataclass(frozen=True)
+class DeletedJobs:
+    """What one batch has deleted. last: when the last of its jobs ended; None = there was none. late: seconds for which
+    the first of them has outlived its age."""
+
+    jobs: int
+    last: datetime | None
+    late: float
+
+
+def delete_finished(
+    connection: Connection, state: JobState, *, age: float, limit: int, since: datetime | None = None
+) -> DeletedJobs:
+    """Delete up to `limit` jobs that have been in this final state for `age` seconds, the oldest first.
+
+    since: pass over jobs that ended earlier.
+    """
+    values = {"state": state.value, "age": age, "limit": limit, "since": since}
+    row = connection.execute(DELETE_FINISHED, values).one()
+    return DeletedJobs(row.jobs, row.last, row.late)
 
 
 # What is kept for a while: evictions, blames, the audit, bots that have gone, assigners not seen.

@@ -52,7 +52,7 @@ def test_every_field_of_a_job_has_an_option_and_a_flat_form_in_sql() -> None:
 
 
 def test_every_duty_of_upkeep_is_described() -> None:
-    source = (HOUSE / "assigner/maintenance/upkeep.py").read_text()
+    source = "".join((HOUSE / f"assigner/maintenance/{name}.py").read_text() for name in ("upkeep", "retention"))
     names = re.findall(r'yield Duty\("([^"]+)"|^            "([a-z ]+)": partial\(', source, re.MULTILINE)
     document = " ".join((HOUSE / OPERATIONS).read_text().split())
     missing = [name for each in names for name in each if name and f"`{name}`" not in document]

@@ -136,10 +136,10 @@ def test_finished_jobs_leave_after_their_time_with_everything_of_theirs(pool: Po
     job, bot, work = pool.running(key="once")
     bot.sync(completed(work))
     (waiting,) = pool.submit(priority=3)
-    pool.upkeep(keep_succeeded=3600).run_once()
+    pool.retention(keep_succeeded=3600).run_once()
     assert pool.job(job).state == "succeeded"
 
-    pool.upkeep(keep_succeeded=0).run_once()
+    pool.retention(keep_succeeded=0).run_once()
 
     assert [str(row.public_id) for row in pool.rows("SELECT public_id FROM jobs")] == [waiting]
     for table in ("job_payloads", "job_events"):
@@ -151,7 +151,7 @@ def test_finished_jobs_leave_after_their_time_with_everything_of_theirs(pool: Po
 def test_an_age_is_kept_by_state(pool: Pool) -> None:
     job, bot, work = pool.running()
     bot.sync(completed(work, "failed", exit_code=1))
-    pool.upkeep(keep_succeeded=0, keep_cancelled=0, keep_dead=0).run_once()
+    pool.retention(keep_succeeded=0, keep_cancelled=0, keep_dead=0).run_once()
     assert pool.job(job).state == "failed"
 
 

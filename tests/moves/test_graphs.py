@@ -233,9 +233,9 @@ def test_a_parent_that_is_no_more_has_still_done_its_part(pool: Pool) -> None:
 def test_a_graph_is_forgotten_with_the_last_of_its_jobs(pool: Pool) -> None:
     graph = submitted(pool, {1: [], 2: [1]})
     work_off(pool, pool.bot(), graph)
-    upkeep = pool.upkeep(keep_succeeded=0)
-    upkeep.run_once()
-    pool.upkeep(keep_succeeded=0).run_once()
+    pool.upkeep().run_once()
+    for _ in range(2):
+        pool.retention(keep_succeeded=0).run_once()
     counts = pool.row(
         "SELECT (SELECT count(*) FROM graphs), (SELECT count(*) FROM graph_nodes), (SELECT count(*) FROM graph_edges)"
     )

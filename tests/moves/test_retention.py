@@ -47,6 +47,7 @@ def test_bots_that_have_gone_for_long_are_forgotten_with_what_they_left(pool: Po
     assert [row.name for row in pool.rows(KEPT)] == ["bot-1", "drained", "present", "recent"]
 
     pool.change("UPDATE jobs SET finished_at = now() - interval '10 days'")
+    pool.retention().run_once()
     pool.upkeep().run_once()
     assert [row.name for row in pool.rows(KEPT)] == ["drained", "present", "recent"]
     for table in ("bot_localities", "bot_changes"):
@@ -99,6 +100,7 @@ def test_submissions_that_shared_a_job_are_deleted_with_it(pool: Pool) -> None:
     pool.upkeep().run_once()
     assert len(pool.rows("SELECT FROM job_followers")) == 1
     pool.change("UPDATE jobs SET finished_at = now() - interval '10 days'")
+    pool.retention().run_once()
     pool.upkeep().run_once()
     assert (pool.rows("SELECT FROM job_followers"), pool.rows("SELECT FROM jobs")) == ([], [])
 
@@ -148,7 +150,7 @@ def test_jobs_that_are_kept_of_one_state_cost_nothing_where_others_are_due(pool:
     deleted: list[int] = []
 
     def delete(connection: Connection) -> None:
-        deleted.append(retention.delete_finished(connection, JobState.SUCCEEDED, age=3600, limit=500))
+        deleted.append(retention.delete_finished(connection, JobState.SUCCEEDED, age=3600, limit=500).jobs)
 
     watch = read_by(pool, partial(delete))
     assert deleted == [10]
@@ -237,12 +239,12 @@ def test_a_graph_goes_although_many_before_it_are_kept_for_their_jobs(
     pool.change("UPDATE graphs SET finished_at = now() - interval '1 h' + id * interval '1 s'")
     pool.change("UPDATE jobs SET finished_at = now() - interval '2 h' WHERE id = (SELECT max(id) FROM jobs)")
     pool.database.run(lambda c: retention.delete_finished(c, JobState.CANCELLED, age=3600, limit=500))
-    monkeypatch.setattr("assigner.maintenance.upkeep.GRAPHS", 2)
-    monkeypatch.setattr("assigner.maintenance.upkeep.DELETIONS", 2)
-    upkeep = pool.upkeep(keep_succeeded=0, keep_cancelled=3600)
-    upkeep.run_once()
+    monkeypatch.setattr("assigner.maintenance.retention.GRAPHS", 2)
+    monkeypatch.setattr("assigner.maintenance.retention.BATCHES", 2)
+    deletion = pool.retention(keep_succeeded=0, keep_cancelled=3600)
+    deletion.run_once()
     assert len(pool.rows("SELECT FROM graphs")) == 6
-    upkeep.run_once()
+    deletion.run_once()
     assert len(pool.rows("SELECT FROM graphs")) == 5
 
 

@@ -188,7 +188,7 @@ def test_every_metric_is_on_a_dashboard_or_named_as_one_that_is_not() -> None:
         "leasehold_assignment_score", "leasehold_jobs_preferring_total", "leasehold_gated_picks_empty_total",
         "leasehold_request_body_bytes", "leasehold_sessions_renewed_total", "leasehold_config_reloads_total",
         # An alert has it.
-        "leasehold_config_reload_failures_total", "leasehold_upkeep_duty_failures",
+        "leasehold_config_reload_failures_total", "leasehold_upkeep_duty_failures", "leasehold_retention_late_seconds",
         "leasehold_notification_queue_usage", "leasehold_loop_run_seconds",
     }  # fmt: skip
     assert families - {re.sub(r"_(bucket|sum|count)$", "", name) for name in shown} == left_out
@@ -229,7 +229,7 @@ def test_prometheus_takes_every_query_of_a_dashboard(tmp_path: Path) -> None:
 #: Rules that only Prometheus has, because they go by counters in the memory of processes, or by its own metrics.
 ONLY_PROMETHEUS = {
     "LeaseholdQuotasWithoutMetrics", "LeaseholdQuotasUnread", "LeaseholdWebhookGivesUp", "LeaseholdLoopFails",
-    "LeaseholdCountersDrift", "LeaseholdUpkeepDutyFails", "LeaseholdLoopStands",
+    "LeaseholdCountersDrift", "LeaseholdUpkeepDutyFails", "LeaseholdLoopStands", "LeaseholdRetentionIsLate",
 }  # fmt: skip
 
 

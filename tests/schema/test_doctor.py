@@ -35,8 +35,9 @@ from tests.support.pool import Pool
 from tests.support.servers import Console, opened
 
 NAMES = [
-    "schema", "pooler", "wake-ups", "clocks", "snapshots", "indexes", "autovacuum", "dead rows", "schedules",
-    "stored values", "callers", "durability", "connections", "memory", "fences", "notifications", "collation",
+    "schema", "pooler", "wake-ups", "clocks", "snapshots", "indexes", "autovacuum", "dead rows", "retention",
+    "schedules", "stored values", "callers", "durability", "connections", "memory", "fences", "notifications",
+    "collation",
 ]  # fmt: skip
 #: What depends on the server that the tests were given, not on the pool's database.
 OF_THE_SERVER = {"durability", "memory", "connections"}
@@ -82,7 +83,7 @@ def test_a_database_without_tables_is_bad_and_what_cannot_be_looked_at_says_so(
     console = Console(tmp_path, leasehold, LEASEHOLD_DATABASE_URL=empty_url)
     done = console.run("db", "doctor")
     assert done.returncode == 1
-    assert re.fullmatch(r"error: \d of 17 checks are bad: schema[^\n]*\n", done.stderr)
+    assert re.fullmatch(r"error: \d of 18 checks are bad: schema[^\n]*\n", done.stderr)
     told = [line.strip() for line in done.stdout.splitlines()[1:]]
     assert told[0].split()[:2] == ["bad", "schema"]
     assert told[1] == "do: leasehold db upgrade"

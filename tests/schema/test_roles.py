@@ -98,7 +98,8 @@ def test_processes_of_the_pool_work_with_rights_on_rows_only(
             lambda c: requeue(c, [gone], instances=None, ceiling=None, key=None, reason=None, actor="test")
         )
         assert again.changed
-        pool.upkeep(keep_succeeded=0).run_once()
+        pool.upkeep().run_once()
+        pool.retention(keep_succeeded=0).run_once()
         with pytest.raises(Exception, match="must be owner"):
             pool.change("DROP TABLE jobs")
 

@@ -14,6 +14,7 @@ from sqlalchemy import text
 from assigner.admission.state import AdmissionState
 from assigner.cycle.assigner import PriorityAgeAssigner
 from assigner.cycle.settings import AssignerSettings
+from assigner.maintenance.retention import Retention
 from assigner.maintenance.upkeep import Upkeep, UpkeepSettings
 from bots.protocol import LeaseReport, OpenSession, Outcome, Session, Sync
 from bots.sync import sessions
@@ -164,6 +165,10 @@ class Pool:
     def upkeep(self, **settings: Any) -> Upkeep:
         """Upkeep that the test runs round by round."""
         return Upkeep(self.database, UpkeepSettings(**settings), timing=self.timing, name="upkeep:test", now=slow_clock)
+
+    def retention(self, **settings: Any) -> Retention:
+        """The deletion of finished jobs and graphs, which the test runs round by round."""
+        return Retention(self.database, UpkeepSettings(**settings), now=slow_clock)
 
     def job(self, public_id: str) -> Any:
         """The job's row."""

@@ -1,0 +1,97 @@
+"""Duties of an assigner process: what it does again and again in the background, and the rounds in which it does so.
+
+Each duty is bounded and skips locked rows, so any process may run it at any time. One that fails keeps no other
+waiting: it is named in a metric and the log, and tried again soon.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import structlog
+from leasehold.errors import NotReady
+
+from assigner import metrics
+from schema.clock import Monotonic
+
+log = structlog.get_logger()
+
+#: Seconds until a duty that failed is tried again: the first wait, which doubles with each failure, and the longest. A
+#: duty of each round is tried again in the next one.
+RETRY_FIRST, RETRY_LAST = 5.0, 300.0
+
+
+@dataclass(frozen=True)
+class Duty:
+    """One thing that upkeep does again and again.
+
+    name: names it in metrics and in the log.
+    every: seconds between two runs; 0 = in each round.
+    run: does a bounded part of the work; returns True if some is left, which the next round then goes on with.
+    """
+
+    name: str
+    every: float
+    run: Callable[[], bool | None]
+
+
+@dataclass
+class _State:
+    """When a duty is due, whether its last run has left work, and how often in a row it has failed."""
+
+    due: float
+    left: bool = False
+    failures: int = 0
+
+
+class Rounds:
+    """Runs duties in rounds. Rounds of several processes may overlap freely.
+
+    pause: seconds between two rounds. hurries: there is none while a duty has left work.
+    """
+
+    duties: Sequence[Duty] = ()
+
+    def __init__(self, *, pause: float, now: Monotonic, hurries: bool = False) -> None:
+        self._pause, self._hurries, self._now = pause, hurries, now
+        self._states: dict[str, _State] = {}
+        self._begin = 0
+
+    def run_once(self) -> float:
+        """Run the duties that are due; returns the seconds until the next round is.
+
+        Raises NotReady if the database cannot be reached, because then no duty would do better. The next round begins
+        behind the duty that found that out, because it may be that duty whose statement loses the connection.
+        """
+        begin, self._begin = self._begin, 0
+        for number in (*range(begin, len(self.duties)), *range(min(begin, len(self.duties)))):
+            try:
+                self._run(self.duties[number])
+            except NotReady:
+                self._begin = number + 1
+                raise
+        return 0.0 if self._hurries and any(state.left for state in self._states.values()) else self._pause
+
+    def _run(self, duty: Duty) -> None:
+        state = self._states.setdefault(duty.name, _State(self._now()))
+        if self._now() < state.due:
+            return
+        try:
+            state.left = bool(duty.run())
+        except Exception as error:
+            wait = min(duty.every, RETRY_FIRST * 2.0 ** min(state.failures, 30), RETRY_LAST)
+            state.failures += 1
+            state.left = False
+            state.due = self._now() + wait
+            metrics.observe_duty(duty.name, failures=state.failures)
+            kind = type(getattr(error, "orig", None) or error).__name__
+            # A duty of each round may fail for days, so that ever fewer failures come with their traces.
+            is_traced = state.failures & (state.failures - 1) == 0
+            log.error(
+                "a duty of upkeep failed", duty=duty.name, error=kind, in_a_row=state.failures, exc_info=is_traced
+            )
+            if isinstance(error, NotReady):
+                raise
+        else:
+            state.failures = 0
+            state.due = self._now() + (0.0 if state.left else duty.every)
+            metrics.observe_duty(duty.name, failures=0)

@@ -1,0 +1,131 @@
+"""Retention of finished jobs, round by round: without a pause while some are overdue, in batches that end in time."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from leasehold.states import JobState
+from prometheus_client import REGISTRY
+from sqlalchemy import Connection, text
+
+from assigner.maintenance import retention as retention_module
+from assigner.maintenance.retention import LOOK_BACK, PAUSE, OldJobs, Retention
+from assigner.maintenance.upkeep import UpkeepSettings
+from schema.diagnostics.checks import Verdict
+from schema.diagnostics.doctor import run_checks
+from schema.moves import retention as retention_moves
+from tests.support.plans import watching
+from tests.support.pool import Pool
+from tests.support.race import cancel
+
+FINISHED = """
+INSERT INTO jobs (public_id, instance, queue, platform, cohort, units, priority, rank, state, finished_at, result_fence)
+SELECT gen_random_uuid(), j.instance, j.queue, j.platform, j.cohort, 1, 0, 0, 'failed',
+    now() - make_interval(secs => :age) + i * interval '1 ms', NULL
+FROM generate_series(1, :count) i, (SELECT * FROM jobs LIMIT 1) j
+"""
+#: Seconds.
+DAY, WEEK = 86400.0, 7 * 86400.0
+
+
+@pytest.fixture
+def kept(pool: Pool) -> Iterator[Pool]:
+    """A pool with one cancelled job, from which others are copied."""
+    cancel(pool, *pool.submit())
+    yield pool
+    pool.change("DELETE FROM jobs WHERE state = 'failed'")
+
+
+def failed(pool: Pool, jobs: int, *, age: float) -> None:
+    pool.change(FINISHED, count=jobs, age=age)
+
+
+def left(pool: Pool) -> int:
+    return int(pool.row("SELECT count(*) AS jobs FROM jobs WHERE state = 'failed'").jobs)
+
+
+def late() -> float | None:
+    return REGISTRY.get_sample_value("leasehold_retention_late_seconds", {"state": "failed"})
+
+
+def test_there_is_no_pause_while_finished_jobs_are_overdue(kept: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention_module, "MOST", 10)
+    monkeypatch.setattr(retention_module, "BATCHES", 2)
+    failed(kept, 50, age=WEEK + 3600)
+    failed(kept, 5, age=3600)
+    retention, pauses = kept.retention(), []
+    for _ in range(4):
+        pauses.append(retention.run_once())
+        if len(pauses) == 1:
+            assert left(kept) == 35
+            assert late() == pytest.approx(3600, abs=300)
+    assert pauses == [0.0, 0.0, PAUSE, PAUSE]
+    assert (left(kept), late()) == (5, 0.0)
+
+
+def test_what_was_deleted_before_costs_the_next_batch_nothing_also_beside_an_old_snapshot(kept: Pool) -> None:
+    failed(kept, 3000, age=WEEK + 3600)
+    kept.change("ANALYZE jobs")
+    with kept.database.engine.connect() as reader:
+        reader.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"))
+        reader.execute(text("SELECT count(*) FROM jobs"))
+        kept.retention().run_once()
+        assert left(kept) == 0, "the rows of all of them stay for the snapshot"
+        failed(kept, 10, age=WEEK + 60)
+        last = kept.row("SELECT max(finished_at) - interval '1 minute' AS at FROM jobs WHERE state = 'failed'").at
+        with kept.database.engine.connect() as connection:
+            with watching(connection) as watch:
+                deleted = retention_moves.delete_finished(connection, JobState.FAILED, age=WEEK, limit=500, since=last)
+            connection.rollback()
+        assert deleted.jobs == 10
+        assert watch.touched <= 500, str(watch)
+        kept.retention().run_once()
+
+
+def test_a_job_whose_end_was_committed_late_leaves_a_minute_later(kept: Pool) -> None:
+    moment = 0.0
+    old = OldJobs(kept.database, JobState.FAILED, age=WEEK, now=lambda: moment)
+    failed(kept, 5, age=WEEK + 60)
+    assert old.run_once() is False
+    failed(kept, 3, age=WEEK + 3600)
+    old.run_once()
+    assert left(kept) == 3
+    moment = LOOK_BACK
+    old.run_once()
+    assert left(kept) == 0
+
+
+def test_batches_that_take_too_long_become_smaller_until_they_end(kept: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    failed(kept, 3000, age=WEEK + 3600)
+    delete, tried = retention_moves.delete_finished, []
+
+    def cut_off(connection: Connection, state: JobState, *, limit: int, **others: Any) -> Any:
+        tried.append(limit)
+        if limit > 500:
+            connection.execute(text("SET LOCAL statement_timeout = '10ms'"))
+            connection.execute(text("SELECT pg_sleep(10)"))
+        return delete(connection, state, limit=limit, **others)
+
+    monkeypatch.setattr(retention_module, "delete_finished", cut_off)
+    moment = 0.0
+    retention = Retention(kept.database, UpkeepSettings(), now=lambda: moment)
+    while left(kept):
+        retention.run_once()
+        moment += 100.0
+        assert moment < 10_000
+    assert {2000, 1000, 500} <= set(tried)
+
+
+def test_the_doctor_says_when_finished_jobs_are_kept_for_too_long(kept: Pool) -> None:
+    def found() -> Any:
+        (check,) = (each for each in run_checks(kept.database) if each.name == "retention")
+        return check
+
+    failed(kept, 1, age=WEEK + 2 * 3600)
+    assert found().verdict is Verdict.OK, "no process says how long they are kept"
+    kept.change("""INSERT INTO assigners (name, settings) VALUES ('a', '{"upkeep": {"keep_failed": 604800.0}}')""")
+    check = found()
+    assert (check.verdict, check.figures) == (Verdict.WARNING, {"late_seconds_failed": pytest.approx(7200, abs=300)})
+    assert "failed jobs for 2 h" in check.found
+    kept.retention().run_once()
+    assert found().verdict is Verdict.OK
