@@ -28,6 +28,7 @@ from schema.accounting.fair_share import FairShareSettings
 from schema.accounting.rates import RateSettings
 from schema.diagnostics.tracing import TracingSettings
 from schema.fleet.success import SuccessSettings
+from schema.policy.new_instances import TenancySettings
 from schema.policy.priority_classes import ServiceLevelSettings
 from schema.policy.queue_limits import QueueSettings
 from schema.policy.schedule_changes import MAX_SCHEDULES
@@ -57,6 +58,7 @@ class PoolSettings(ConfigModel):
     fair_share: FairShareSettings = Field(default_factory=FairShareSettings)
     cohorts: tuple[CohortSettings, ...] = Field(default=(), max_length=1000)
     success: SuccessSettings = Field(default_factory=SuccessSettings)
+    tenancy: TenancySettings = Field(default_factory=TenancySettings)
     queues: tuple[QueueSettings, ...] = Field(default=(), max_length=10_000)
     instances: tuple[InstanceSettings, ...] = Field(default=(), max_length=10_000)
     ordering: OrderingSettings = Field(default_factory=OrderingSettings)

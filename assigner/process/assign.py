@@ -1,7 +1,7 @@
 """One assigner process: every configured assigner thread, upkeep, and the configuration kept current.
 
-The process writes what the configuration declares (cohorts, queues, success, instances and their shares, rates,
-windows, schedules) into the database when it starts and after each reload.
+The process writes what the configuration declares (cohorts, queues, success, tenancy, instances and their shares,
+rates, windows, schedules) into the database when it starts and after each reload.
 """
 
 import random
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 
 import structlog
-from leasehold.errors import Conflict
+from leasehold.errors import BadInput, Conflict
 from sqlalchemy import Connection
 
 from assigner import metrics
@@ -29,7 +29,7 @@ from schema.accounting.accounts import PoolLimits
 from schema.accounting.quotas import QuotaUses
 from schema.diagnostics.tracing import AttemptTracer
 from schema.fleet import success
-from schema.policy import queue_limits, schedules, time_windows
+from schema.policy import new_instances, queue_limits, schedules, time_windows
 from schema.policy.schedule_changes import owner_in_words
 from schema.postgres.engine import Database
 from schema.postgres.notify import Wakeups
@@ -47,13 +47,14 @@ log = structlog.get_logger()
 def declare(database: Database, settings: PoolSettings) -> None:
     """Write what the configuration declares into the database; what is stored already is not written again.
 
-    Cohorts, queues, success, rates and windows take one transaction each, and so does each instance. An instance that
-    cannot change its pool now is logged and tried again at the next start or reload. Operators cannot change by
-    command what is declared here.
+    Cohorts, queues, success, tenancy, rates and windows take one transaction each, and so does each instance. An
+    instance that cannot change its pool now is logged and tried again at the next start or reload. Operators cannot
+    change by command what is declared here.
     """
     database.run(lambda connection: cohorts.declare(connection, settings.cohorts, actor=ACTOR))
     database.run(lambda connection: queue_limits.declare(connection, settings.queues, actor=ACTOR))
     database.run(lambda connection: success.declare(connection, settings.success, actor=ACTOR))
+    database.run(lambda connection: new_instances.declare(connection, settings.tenancy, actor=ACTOR))
     database.run(lambda connection: rates.declare(connection, settings.rates, actor=ACTOR))
     database.run(lambda connection: time_windows.declare(connection, settings.windows, actor=ACTOR))
     for each in database.run(lambda connection: instances.changed_instances(connection, settings.instances)):
@@ -76,7 +77,7 @@ def _declare_schedules(database: Database, settings: PoolSettings) -> None:
     """Write the schedules. What somebody else has set stays, is logged and tried again at the next start or reload."""
     try:
         refused = database.run(lambda c: schedule_forms.declare(c, settings.schedules, actor=ACTOR))
-    except Conflict as error:
+    except (Conflict, BadInput) as error:
         log.error("the schedules cannot be as configured now", error=str(error))
         return
     for each in refused:
@@ -98,7 +99,8 @@ def _note(connection: Connection, named: Sequence[InstanceSettings], *, limits: 
 
 #: Sections that an assigner process tells to operators. Others declare what can be listed, or may hold secrets.
 TOLD = (
-    "assigners", "timing", "quotas", "fair_share", "ordering", "upkeep", "success", "estimates", "service_levels",
+    "assigners", "timing", "quotas", "tenancy", "fair_share", "ordering", "upkeep", "success", "estimates",
+    "service_levels",
 )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from bots.protocol import OpenSession, Session
 from schema.diagnostics.tracing import AttemptTracer
 from schema.moves import sessions
 from schema.moves.sessions import OpenedSession, SessionOpening
+from schema.policy.new_instances import refusal, refused_instances
 from schema.postgres.engine import Database
 from schema.timing import Timing
 from schema.validation import normal_properties
@@ -35,7 +36,8 @@ def open_sessions(
 ) -> list[Session | BadInput]:
     """Open sessions of different bots in one transaction; returns a session or an error for each request.
 
-    Properties that break the limits, and exclusive ones that are not there, are errors. An older session of the same
+    Properties that break the limits, exclusive ones that are not there, and an instance that is not there and that bots
+    may not make, are errors. An older session of the same
     bot ends, and its jobs are queued again. They are not granted before that session would have expired, unless the
     request says that it is dead. A lost bot does not count against them if it says that it was only cut off. A repeated
     request with the bot's own secret finds the session that it opened. `tracer` is told of the attempts that ended.
@@ -49,16 +51,22 @@ def open_sessions(
         except BadInput as error:
             answers[request.bot] = error
     if chosen:
-        openings = [opening for _, opening in chosen.values()]
 
-        def work(connection: Connection) -> list[OpenedSession]:
-            opened = sessions.open_sessions(connection, openings, ttl=timing.ttl)
+        def work(connection: Connection) -> dict[str, OpenedSession | BadInput]:
+            named = {bot: opening.instance for bot, (_, opening) in chosen.items() if opening.instance is not None}
+            unknown = refused_instances(connection, named.values())
+            refused = {bot: refusal(name) for bot, name in named.items() if name in unknown}
+            openings = [opening for bot, (_, opening) in chosen.items() if bot not in refused]
+            opened = sessions.open_sessions(connection, openings, ttl=timing.ttl) if openings else []
             if tracer is not None:
                 tracer.trace(connection, [attempt for each in opened for attempt in each.ended])
-            return opened
+            return refused | {opening.name: each for opening, each in zip(openings, opened, strict=True)}
 
-        opened = database.run(work, urgent=True)
-        for (bot, (secret, _)), each in zip(chosen.items(), opened, strict=True):
+        for bot, each in database.run(work, urgent=True).items():
+            if isinstance(each, BadInput):
+                answers[bot] = each
+                continue
+            secret, _ = chosen[bot]
             answers[bot] = Session(
                 bot=bot,
                 epoch=each.epoch,

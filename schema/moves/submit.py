@@ -11,6 +11,7 @@ from pydantic_core import to_json
 from sqlalchemy import Connection, Row, TextClause, text
 from sqlalchemy.exc import DBAPIError
 
+from schema.policy.new_instances import UNKNOWN_INSTANCE, refusal, refused_instance
 from schema.policy.priority_classes import UNKNOWN_POINTS, unknown_points
 from schema.postgres import engine
 from schema.postgres.kept_statements import SessionConnection
@@ -256,5 +257,9 @@ def _refused(error: psycopg.Error, requests: Mapping[str, Mapping[str, Any]]) ->
             return BadInput(error.diag.column_name or "jobs", escaped(error.diag.message_detail or "", 300))
         case code if code == UNKNOWN_POINTS:
             return unknown_points(error, {place: request.get("own") or {} for place, request in requests.items()})
+        case code if code == UNKNOWN_INSTANCE:
+            name = refused_instance(error) or ""
+            place = next((each for each, request in requests.items() if request.get("instance") == name), None)
+            return refusal(name, "instance" if place is None else f"{place}.instance")
         case _:
             return None

@@ -14,8 +14,10 @@ from typing import Any, Literal
 from leasehold.errors import Conflict
 from leasehold.wire import escaped
 from sqlalchemy import Connection, Row, text
+from sqlalchemy.exc import DBAPIError
 
 from schema import audit
+from schema.policy import new_instances
 from schema.policy.schedules import FIELDS, TOPIC, ScheduleTerms, not_found, terms_of
 from schema.postgres.notify import wake
 
@@ -265,7 +267,12 @@ class _Stored:
 
 def _make(connection: Connection, instance: str, name: str, terms: ScheduleTerms, author: Author) -> _Stored | None:
     """Insert a schedule. None if another transaction has inserted one of this name meanwhile."""
-    where = {"instance": connection.execute(_INTERN, {"instance": instance}).scalar_one(), "name": name}
+    try:
+        where = {"instance": connection.execute(_INTERN, {"instance": instance}).scalar_one(), "name": name}
+    except DBAPIError as error:
+        if new_instances.refused_instance(error.orig) is not None:
+            raise new_instances.refusal(instance) from None
+        raise
     if connection.execute(_COUNT, where).scalar_one() >= MAX_SCHEDULES:
         raise Conflict("too_many_schedules", f"instance '{instance}' has {MAX_SCHEDULES} schedules already")
     following = terms.next_tick(connection.execute(_NOW).scalar_one())

@@ -41,6 +41,17 @@ instances = Table(
     ),
 )
 
+# At most one row. Without it, whoever names an instance makes it.
+tenancy_policy = Table(
+    "tenancy_policy",
+    metadata,
+    Column("one", Boolean, nullable=False, server_default=text("true")),
+    Column("create_instances", Text, nullable=False),
+    PrimaryKeyConstraint("one"),
+    CheckConstraint("one", name="tenancy_policy_one_row"),
+    CheckConstraint("create_instances IN ('on_submit', 'never')", name="tenancy_policy_create_instances_known"),
+)
+
 cohorts = Table(
     "cohorts",
     metadata,

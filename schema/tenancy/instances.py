@@ -18,8 +18,8 @@ from schema.validation import check_name
 #: The most jobs counted for one instance and state. A larger number is shown as this one.
 MAX_COUNTED = 10_000
 
-_INTERN = text("SELECT intern_instance(:name)")
-_POOL = text("SELECT pool FROM instances WHERE id = :id FOR NO KEY UPDATE")
+_MAKE = text("INSERT INTO instances (name) VALUES (:name) ON CONFLICT (name) DO NOTHING")
+_HOLD = text("SELECT id, pool FROM instances WHERE name = :name FOR NO KEY UPDATE")
 _PUT = text("UPDATE instances SET pool = :pool WHERE id = :id")
 _KNOWN = text("SELECT pool FROM instances WHERE name = :name")
 _NAMES = text("SELECT name FROM instances ORDER BY name LIMIT 10000")
@@ -110,8 +110,9 @@ def put_instance(connection: Connection, name: str, *, pool: str | None, actor: 
     if pool is not None:
         check_name("pool", pool)
     is_new = connection.execute(_KNOWN, {"name": name}).one_or_none() is None
-    instance = connection.execute(_INTERN, {"name": name}).scalar_one()
-    before = connection.execute(_POOL, {"id": instance}).scalar_one()
+    if is_new:
+        connection.execute(_MAKE, {"name": name})
+    instance, before = connection.execute(_HOLD, {"name": name}).one()
     if before == pool and not is_new:
         return
     if before != pool:

@@ -110,6 +110,8 @@ def _refusal(code: str | None, said: str, submitted: int) -> LeaseholdError | No
             return BadInput("service_level" if "service level" in said else "job_class", said)
         case "LH001":
             return QueueFull(said)
+        case "LH007":
+            return BadInput("instance", said)
         case "3F000" | "42883":
             return NotReady(f"the database of this connection holds no pool: {said}")
         case "42501":
