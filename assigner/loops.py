@@ -258,8 +258,9 @@ class _Watch:
         self._told = {*found}
 
     def _run(self) -> None:
+        never = threading.Event()
         while True:
-            clock.sleep(LOOK)
+            clock.wait(never, LOOK)
             self.look()
 
 

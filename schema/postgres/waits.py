@@ -88,8 +88,9 @@ class _Watch:
                 self._thread.start()
 
     def _run(self) -> None:
+        never = threading.Event()
         while True:
-            clock.sleep(LOOK)
+            clock.wait(never, LOOK)
             with self._lock:
                 connections = list(self._connections)
             now = clock.monotonic()
