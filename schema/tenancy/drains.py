@@ -17,6 +17,7 @@ from sqlalchemy import Connection, text
 from schema import audit
 from schema.accounting.quotas import LOCK_LEASES
 from schema.postgres.notify import wake
+from schema.tenancy.instances import unknown
 from schema.timing import DEAD_AFTER
 
 #: Longest deadline of a drain, seconds: a year.
@@ -89,7 +90,7 @@ def drain_instance(
     """
     where = {"name": name, "draining": draining, "deadline": deadline}
     if connection.execute(_INSTANCE, where).one_or_none() is None:
-        raise NotFound(f"instance: no instance '{escaped(name, 63)}'")
+        raise unknown(connection, name)
     details = {"reason": reason} | ({"deadline": deadline} if deadline is not None else {})
     action = "instance.drain" if draining else "instance.undrain"
     audit.write(connection, action, actor=actor, subject=f"instance:{name}", details=details)
@@ -106,7 +107,7 @@ def instance_leases(connection: Connection, name: str) -> int | None:
         connection.execute(LOCK_LEASES)
         held = connection.execute(_HELD, {"name": name}).one_or_none()
     if held is None:
-        raise NotFound(f"instance: no instance '{escaped(name, 63)}'")
+        raise unknown(connection, name)
     return int(held.leases) if held.draining else None
 
 

@@ -138,8 +138,13 @@ def require(
     if create:
         put_instance(connection, name, pool=None, actor=actor, reason=reason)
         return
+    raise NotFound(f"{unknown(connection, name, field=field)} (--create, over HTTP create=true, makes it)")
+
+
+def unknown(connection: Connection, name: str, *, field: str = "instance") -> NotFound:
+    """The refusal of an instance that is not there, with the most similar name."""
     near = suggestion(name, connection.execute(_NAMES).scalars())
-    raise NotFound(f"{field}: there is no instance '{name}'{near} (--create, over HTTP create=true, makes it)")
+    return NotFound(f"{field}: there is no instance '{escaped(name, 63)}'{near}")
 
 
 def changed_instances(connection: Connection, wanted: Sequence[InstanceSettings]) -> list[InstanceSettings]:
@@ -159,5 +164,5 @@ def instance(connection: Connection, name: str) -> Instance:
     """One instance. Raises NotFound."""
     row = connection.execute(_SHOW, {"name": name, "most": MAX_COUNTED}).one_or_none()
     if row is None:
-        raise NotFound(f"instance: no instance '{escaped(name, 63)}'")
+        raise unknown(connection, name)
     return Instance(**row._mapping)

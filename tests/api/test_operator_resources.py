@@ -515,6 +515,8 @@ def test_nothing_is_set_for_an_instance_that_is_not_there(
         assert (
             "there is no instance 'visoin'; did you mean 'vision'? (--create, over HTTP create=true, makes it)" in said
         )
+    for line in ("instance show visoin", "instance drain visoin", "instance undrain visoin"):
+        assert "there is no instance 'visoin'; did you mean 'vision'?" in operate(*line.split())[1]
     for path in ("quotas/default/visoin", "instances/visoin/account"):
         assert operator.put(f"/v1/{path}", json={}).status_code == 404
     assert operator.post("/v1/quotas/default/visoin/effect", json={"min": 1}).status_code == 404
