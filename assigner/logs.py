@@ -4,12 +4,25 @@ import logging
 import sys
 import traceback
 from collections.abc import Callable, MutableMapping
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
 import psycopg
 import structlog
+from pydantic import BaseModel, ConfigDict
 from sqlalchemy.exc import SQLAlchemyError
 from structlog.typing import ExcInfo
+
+
+class LogSettings(BaseModel):
+    """What assigners, gateways and bots log.
+
+    level: the least important events that they log. `debug` also tells each node of a graph that starts, ends, or
+        becomes ready.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
 
 
 def to_stderr(level: str, **named: object) -> None:

@@ -19,6 +19,7 @@ from assigner.config import loading
 from assigner.config.loading import ConfigModel
 from assigner.cycle.settings import AssignerSettings
 from assigner.estimation import EstimateSettings
+from assigner.logs import LogSettings
 from assigner.maintenance.meters import MeterSettings
 from assigner.maintenance.schedule_forms import ScheduleSettings
 from assigner.maintenance.upkeep import UpkeepSettings
@@ -71,6 +72,7 @@ class PoolSettings(ConfigModel):
     webhooks: tuple[WebhookSettings, ...] = Field(default=(), max_length=20)
     schedules: tuple[ScheduleSettings, ...] = Field(default=(), max_length=MAX_SCHEDULES)
     tracing: TracingSettings = Field(default_factory=TracingSettings)
+    log: LogSettings = Field(default_factory=LogSettings)
 
     @property
     def job_reach(self) -> str | None:

@@ -515,7 +515,7 @@ class AdmissionController:
             self._noted, self._noting = self._noting, {}
         for head in self._started_graph_jobs:
             log.debug(
-                "leasehold.sheet_dispatched",
+                "leasehold.node_dispatched",
                 job=head.job.public_id,
                 graph=graph_share.graph_of(head.queue.constraints),
                 priority=round(self._state.scores.get(head.job.id, head.rank), 2),

@@ -249,7 +249,7 @@ def _log_submission(taken: graph_moves.SubmittedGraph) -> None:
     if taken.missing:
         log.warning("leasehold.phantom_dependencies", graph=taken.public_id, missing=_numbers(taken.missing))
     log.info(
-        "leasehold.job_registered", graph=taken.public_id, total_sheets=len(taken.jobs), immediately_ready=taken.ready
+        "leasehold.job_registered", graph=taken.public_id, total_nodes=len(taken.jobs), immediately_ready=taken.ready
     )
 
 

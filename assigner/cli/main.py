@@ -329,9 +329,9 @@ def gateway_command(installation: "Installation") -> int:
     invitation = os.environ.pop(VARIABLE, None)
     if invitation is not None:
         port = SharedPort.inherited(invitation)
-        logs.to_stderr("INFO", process=port.number)
+        logs.to_stderr(settings.log.level.upper(), process=port.number)
         return _serve(installation, port)
-    logs.to_stderr("INFO")
+    logs.to_stderr(settings.log.level.upper())
     if settings.gateway.processes == 1:
         return _serve(installation, None)
     with closing(listening.bind(settings.gateway)) as listener:
@@ -557,7 +557,7 @@ def bot_command(
     from bots.cli import caller, options
     from schema.validation import normal_properties
 
-    logs.to_stderr("INFO")
+    logs.to_stderr(installation.settings.log.level.upper())
     settings: AgentSettings = cast(Any, installation.settings).bot
     if given["properties"]:
         given["properties"] = normal_properties("--property", pairs(given["properties"], option="--property"))

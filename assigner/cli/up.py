@@ -156,7 +156,7 @@ def _welcome(pool: LocalPool, installation: Installation, *, commands: bool, app
 @pass_installation
 def assign(installation: Installation, name: str | None, metrics_port: int | None) -> int:
     """Run one assigner process: all configured assigners and upkeep."""
-    logs.to_stderr("INFO")
+    logs.to_stderr(installation.settings.log.level.upper())
     name = name or socket.gethostname()
     with (
         Signals(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals,

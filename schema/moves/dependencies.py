@@ -199,9 +199,9 @@ def _tell(events: Sequence[tuple[str, int, str | None]]) -> None:
     """Log which nodes have ended, and which are ready because of that."""
     for graph, node, outcome in events:
         if outcome is None:
-            log.debug("leasehold.dependent_sheet_ready", graph=graph, node=node)
+            log.debug("leasehold.node_ready", graph=graph, node=node)
         else:
-            log.debug("leasehold.sheet_completed", graph=graph, node=node, state=outcome)
+            log.debug("leasehold.node_completed", graph=graph, node=node, state=outcome)
 
 
 def unblock_due(connection: Connection, limit: int) -> UnblockResult:

@@ -238,7 +238,7 @@ def test_ma_29_a_job_of_a_graph_that_starts_is_told_with_its_score(pool: Pool) -
     pool.bot()
     with capture_logs() as logs:
         scheduling(pool).run_once()
-    (told,) = [each for each in logs if each["event"] == "leasehold.sheet_dispatched"]
+    (told,) = [each for each in logs if each["event"] == "leasehold.node_dispatched"]
     assert told == {
         "event": told["event"],
         "log_level": "debug",

@@ -152,8 +152,8 @@ def test_ma_29_what_happens_to_graphs_is_told_in_the_log(operator: httpx.Client)
         operator.post("/v1/graphs/cancel", json={"graph": "nobody"})
     assert made["warnings"] == ["no node has the numbers 8, 9: what depends on them will never become ready"]
     told = [entry["event"] for entry in logs if entry["event"].startswith("leasehold.")]
-    assert told.count("leasehold.sheet_completed") == 6, "all nodes of both graphs were cancelled"
-    assert [event for event in told if event != "leasehold.sheet_completed"] == [
+    assert told.count("leasehold.node_completed") == 6, "all nodes of both graphs were cancelled"
+    assert [event for event in told if event != "leasehold.node_completed"] == [
         "leasehold.phantom_dependencies",
         "leasehold.job_registered",
         "leasehold.duplicate_register",

@@ -144,11 +144,11 @@ def test_ma_29_the_ends_of_nodes_and_what_they_make_ready_are_told_once_they_are
         bot.sync(completed(first), completed(second, "failed"))
     of_graph = {"graph": graph.public_id}
     assert told(logs) == [
-        ("leasehold.sheet_completed", of_graph | {"node": 1, "state": "succeeded"}),
-        ("leasehold.dependent_sheet_ready", of_graph | {"node": 4}),
+        ("leasehold.node_completed", of_graph | {"node": 1, "state": "succeeded"}),
+        ("leasehold.node_ready", of_graph | {"node": 4}),
         ("leasehold.mark_complete_unknown_job", {"job": first["job"], "fence": first["fence"], "bot": "bot-1"}),
-        ("leasehold.sheet_completed", of_graph | {"node": 2, "state": "failed"}),
-        ("leasehold.sheet_completed", of_graph | {"node": 5, "state": "cancelled"}),
+        ("leasehold.node_completed", of_graph | {"node": 2, "state": "failed"}),
+        ("leasehold.node_completed", of_graph | {"node": 5, "state": "cancelled"}),
     ]
 
 

@@ -38,6 +38,18 @@ def test_an_assigner_process_ends_when_asked_to(
         assert "assigners stopped" in assigner.said()
 
 
+def test_ma_29_a_process_tells_of_single_nodes_when_it_is_asked_to(
+    pool: Pool, tmp_path: Path, database_url: str, timing: Timing
+) -> None:
+    (job,) = pool.submit(terms={"graph": "7"})
+    pool.bot()
+    config = '[ordering]\nkind = "graph"\n[log]\nlevel = "debug"\n'
+    with Processes(tmp_path, database_url, timing, config=config) as processes:
+        assigner = processes.assigner()
+        eventually(lambda: "event=leasehold.node_dispatched" in assigner.said())
+        assert f"job={job}" in assigner.said()
+
+
 def test_a_changed_configuration_is_taken_and_a_wrong_one_refused(
     tmp_path: Path, database_url: str, timing: Timing
 ) -> None:
