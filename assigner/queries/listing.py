@@ -8,18 +8,19 @@ Otherwise the page **walks**: it reads the next 10,000 jobs in the asked order, 
 that pass. A page of a walk may therefore hold fewer jobs than asked for and still have a next one. There is no index
 for each filter, because each would be written with every change of a job.
 
-A cursor holds the sort key of the last job that was read. The next page begins after it, whatever came or ended
-meanwhile, so no job whose key stays comes twice or is left out.
+A cursor holds the sort key of the last job that was read, whose row id is hidden. The next page begins after it,
+whatever came or ended meanwhile, so no job whose key stays comes twice or is left out.
 """
 
 import base64
-import hashlib
+import hmac
 import json
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from secrets import token_hex
 from typing import Any
 
 from leasehold.errors import BadInput
@@ -96,6 +97,9 @@ SELECT id, public_id FROM jobs WHERE public_id >= CAST(:since AS uuid) ORDER BY 
 """)
 
 
+CURSOR_KEY = text("SELECT value FROM secrets WHERE name = 'cursor'")
+
+
 @dataclass(frozen=True)
 class Page:
     """Jobs of a list in its order. `next` is the cursor of the page that follows; None if this one is the last."""
@@ -131,12 +135,11 @@ class Request:
         sort = sort or default_sort(filters)
         return cls(filters, sort, direction or default_direction(sort), limit, before, cursor)
 
-    @property
-    def digest(self) -> str:
-        """A digest of everything that the pages of one list have in common."""
+    def digest(self, secret: bytes) -> str:
+        """A digest, by the pool's secret, of everything that the pages of one list have in common."""
         fields = {name: str(value) for name, value in sorted(self.filters.filter_fields().items())}
         common = json.dumps([fields, self.sort, self.direction, self.before])
-        return hashlib.sha256(common.encode()).hexdigest()[:16]
+        return hmac.digest(secret, common.encode(), "sha256").hex()[:16]
 
 
 def page(connection: Connection, request: Request, *, instances: Sequence[str] | None, bounds: Bounds = BOUNDS) -> Page:
@@ -145,7 +148,7 @@ def page(connection: Connection, request: Request, *, instances: Sequence[str] |
     Raises BadInput for a cursor that no page of this list gave, and if no index has the jobs in the asked order and
     more than `bounds.few` may pass.
     """
-    after = _decode(request)
+    after = None if request.cursor is None else _decode(_cursor_key(connection), request)
     found = _resolve(connection, request.filters, instances)
     states = set(request.filters.state)
     if found is None or (request.sort is Sort.ENDED and states and not states & FINAL):
@@ -467,24 +470,35 @@ def _read(connection: Connection, search: _Search, walk: _Walk, edge: Sequence[A
     values = {**search.values, "examined": None, "limit": limit + 1}
     rows = [dict(row) for row in connection.execute(statement, values).mappings()]
     key = [rows[limit - 1][f"key_{nth}"] for nth in range(len(search.keys))] if len(rows) > limit else edge
-    return Page(rows[:limit], None if key is None else _encode(search.request, key))
+    return Page(rows[:limit], None if key is None else _encode(_cursor_key(connection), search.request, key))
 
 
-def _encode(request: Request, key: Sequence[Any]) -> str:
-    given = [value.isoformat() if isinstance(value, datetime) else value for value in key]
-    return base64.urlsafe_b64encode(json.dumps([request.digest, *given]).encode()).decode().rstrip("=")
+def _cursor_key(connection: Connection) -> bytes:
+    return uuid.UUID(connection.execute(CURSOR_KEY).scalar_one()).bytes
 
 
-def _decode(request: Request) -> list[Any] | None:
-    """The key in the cursor; None if this is the first page. Raises BadInput."""
-    if request.cursor is None:
-        return None
-    kinds = KEYS[request.sort].values()
+def _encode(secret: bytes, request: Request, key: Sequence[Any]) -> str:
+    nonce = token_hex(8)
+    *first, row_id = key
+    given = [value.isoformat() if isinstance(value, datetime) else value for value in first]
+    whole = [request.digest(secret), nonce, *given, row_id ^ _mask(secret, nonce)]
+    return base64.urlsafe_b64encode(json.dumps(whole).encode()).decode().rstrip("=")
+
+
+def _decode(secret: bytes, request: Request) -> list[Any]:
+    """The key in the cursor. Raises BadInput."""
+    cursor, kinds = request.cursor or "", KEYS[request.sort].values()
     try:
-        digest, *given = json.loads(base64.b64decode(request.cursor + "=" * (-len(request.cursor) % 4), "-_", True))
-        key = [_READERS[kind](value) for kind, value in zip(kinds, given, strict=True)]
-    except (ValueError, TypeError, OverflowError):
+        digest, nonce, *given = json.loads(base64.b64decode(cursor + "=" * (-len(cursor) % 4), "-_", True))
+        *key, row_id = [_READERS[kind](value) for kind, value in zip(kinds, given, strict=True)]
+        row_id ^= _mask(secret, nonce)
+    except (ValueError, TypeError, AttributeError, OverflowError):
         raise BadInput("cursor", "is not the `next` of a page") from None
-    if digest != request.digest:
+    if digest != request.digest(secret):
         raise BadInput("cursor", "belongs to a list with other filters or in another order")
-    return key
+    return [*key, row_id]
+
+
+def _mask(secret: bytes, nonce: str) -> int:
+    """63 bits that hide the id of one cursor. Whoever has many cursors learns nothing of the number of jobs."""
+    return int.from_bytes(hmac.digest(secret, nonce.encode(), "sha256")[:8]) >> 1

@@ -321,6 +321,15 @@ write_probes = Table(
     Column("at", TIME, server_default=NOW),
 )
 
+# What nobody outside of the pool may know. `cursor` hides row ids, which count the jobs of all tenants, in cursors.
+secrets = Table(
+    "secrets",
+    metadata,
+    Column("name", Text, nullable=False),
+    Column("value", UUID(as_uuid=False), nullable=False, server_default=func.gen_random_uuid()),
+    PrimaryKeyConstraint("name"),
+)
+
 audit = Table(
     "audit",
     metadata,

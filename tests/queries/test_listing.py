@@ -239,12 +239,32 @@ def test_a_cursor_belongs_to_one_list(pool: Pool) -> None:
         with pytest.raises(BadInput) as refused:
             page(cursor, **other)
         assert refused.value.field == "cursor"
-    digest, _ = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
-    made = [base64.urlsafe_b64encode(json.dumps([digest, key]).encode()).decode() for key in (True, 1.5, "1", 1 << 63)]
+    digest, nonce, _ = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
+    keys = [[nonce, True], [nonce, 1.5], [nonce, "1"], [nonce, 1 << 63], [3, 1], [None, 1], [1]]
+    made = [base64.urlsafe_b64encode(json.dumps([digest, *key]).encode()).decode() for key in keys]
     for bad in ("", "x", "é", cursor[:-4], cursor[::-1], "W10", "MQ", "eyJhIjoxfQ", *made):
         with pytest.raises(BadInput) as refused:
             page(bad)
         assert refused.value.field == "cursor"
+
+
+@pytest.mark.parametrize("sort", Sort)
+def test_cursors_do_not_tell_how_many_jobs_the_pool_has_made(pool: Pool, sort: Sort) -> None:
+    def cursor() -> tuple[str, list[Any]]:
+        request = Request.of(JobFilter(), limit=1, sort=sort)
+        told = pool.database.run(lambda c: listing.page(c, request, instances=None)).next
+        assert told is not None
+        return told, json.loads(base64.urlsafe_b64decode(told + "=" * (-len(told) % 4)))
+
+    pool.submit(3)
+    bot = pool.bot(capacity=3)
+    pool.assigner().run_once()
+    bot.sync(*(completed(lease) for lease in bot.take()))
+    (told, first), (again, second) = cursor(), cursor()
+    assert told != again
+    assert first[:1] + first[2:-1] == second[:1] + second[2:-1]
+    for numbers in (first, second):
+        assert numbers[-1] > 1_000_000, "an id is hidden by as many random bits as it may have"
 
 
 def test_times_bound_a_walk_and_leave_nothing_out(pool: Pool) -> None:
