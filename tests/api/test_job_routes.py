@@ -172,7 +172,7 @@ def test_a_submit_without_a_key_is_not_tried_again_when_its_commit_may_have_happ
 def test_a_submit_inside_a_callers_transaction_leaves_its_settings_alone(pool: Pool, setting: str) -> None:
     with pool.database.engine.begin() as connection:
         connection.exec_driver_sql(f"SET LOCAL enable_nestloop = {setting}")
-        connection.exec_driver_sql("""SELECT * FROM submit('[{"payload": {"command": ["true"]}}]')""")
+        connection.exec_driver_sql("""SELECT * FROM submit('[{"command": ["true"]}]')""")
         assert connection.exec_driver_sql("SHOW enable_nestloop").scalar_one() == setting
 
 

@@ -138,7 +138,7 @@ def test_a_submit_whose_snapshot_is_older_than_the_mark_has_its_queue_or_fails(p
     with pool.database.engine.connect().execution_options(isolation_level="REPEATABLE READ") as connection:
         connection.exec_driver_sql("SELECT FROM bots")
         gone = sum(deleted(pool) for _ in range(rounds))
-        submitting = 'SELECT * FROM submit(\'[{"payload": {"command": ["true"]}}]\')'
+        submitting = 'SELECT * FROM submit(\'[{"command": ["true"]}]\')'
         if gone:
             with pytest.raises(OperationalError, match="could not serialize access"):
                 connection.exec_driver_sql(submitting)

@@ -329,7 +329,7 @@ def test_submit_works_inside_the_callers_own_transaction_from_sql(pool: Pool) ->
     with pool.database.engine.begin() as connection:
         created = connection.execute(
             text("SELECT created FROM leasehold.submit(CAST(:jobs AS jsonb))"),
-            {"jobs": '[{"payload": {"command": ["true"]}, "properties": {"os": ["linux"]}}]'},
+            {"jobs": '[{"command": ["true"], "properties": {"os": ["linux"]}}]'},
         ).scalar_one()
         assert created
         connection.rollback()
@@ -383,15 +383,26 @@ def test_sql_callers_may_spell_properties_with_one_value_or_several(pool: Pool) 
     for properties in ('{"os": "linux"}', '{"os": ["linux"]}', '{"os": ["linux", "linux"]}'):
         pool.rows(
             "SELECT * FROM leasehold.submit(CAST(:jobs AS jsonb))",
-            jobs=f'[{{"payload": {{"command": ["true"]}}, "properties": {properties}}}]',
+            jobs=f'[{{"command": ["true"], "properties": {properties}}}]',
         )
     assert [row.properties for row in pool.rows("SELECT properties FROM platforms")] == [{"os": ["linux"]}]
     assert pool.row("SELECT count(*) AS links FROM kind_platforms").links == 1
 
 
-@pytest.mark.parametrize("job", ['{"payload": {}}', "{}", '{"payload": {"command": "true"}}', '{"properties": []}'])
-def test_sql_callers_cannot_submit_what_no_bot_could_run(pool: Pool, job: str) -> None:
-    with pytest.raises(DBAPIError, match=r"payload\.command"):
+@pytest.mark.parametrize(
+    ("job", "refused"),
+    [
+        ('{"payload": {"command": ["true"]}}', r"jobs\.0\.payload: is not a field of a job"),
+        ('{"command": ["true"], "payload": {"command": ["true"]}}', r"jobs\.0\.payload: is not a field of a job"),
+        ("{}", r"jobs\.0\.command: field required"),
+        ('{"properties": []}', r"jobs\.0\.command: field required"),
+        ('"command"', r"jobs\.0: input should be an object"),
+        ("3", r"jobs\.0: input should be an object"),
+        ('{"command": "true"}', r"jobs\.0\.command: "),
+    ],
+)
+def test_sql_callers_cannot_submit_what_no_bot_could_run(pool: Pool, job: str, refused: str) -> None:
+    with pytest.raises(DBAPIError, match=refused):
         pool.rows("SELECT * FROM leasehold.submit(CAST(:jobs AS jsonb))", jobs=f"[{job}]")
     assert pool.rows("SELECT id FROM jobs") == []
 
@@ -403,8 +414,8 @@ def test_sql_callers_cannot_submit_what_no_bot_could_run(pool: Pool, job: str) -
 def test_what_sql_callers_give_beyond_its_range_is_refused_and_never_stored_otherwise(
     pool: Pool, field: str, value: object, others: int
 ) -> None:
-    job = {"payload": {"command": ["true"]}}
-    with pytest.raises(DBAPIError, match=f"jobs_{field}"):
+    job = {"command": ["true"]}
+    with pytest.raises(DBAPIError, match=f"jobs.0.{field}: "):
         pool.rows("SELECT * FROM leasehold.submit(:jobs)", jobs=json.dumps([job | {field: value}] + [job] * others))
     assert pool.rows("SELECT id FROM jobs") == []
 

@@ -66,13 +66,13 @@ def test_an_equal_new_one_gives_up_after_the_lock_time_out_of_its_session(pool: 
     pool.submit()
     with race.first() as first:
         first.submit(**NEW[what](1))
-        request = json.dumps([{"properties": {}, "payload": {"command": ["true"]}, **NEW[what](1)}])
+        request = json.dumps([{"command": ["true"], **NEW[what](1)}])
         with pool.database.listen() as caller:
             caller.execute("SET lock_timeout = '50ms'")
             with pytest.raises(Exception, match="lock timeout"):
                 caller.execute("SELECT leasehold.submit(%s)", (request,))
             assert caller.execute(
-                "SELECT count(*) FROM leasehold.submit(%s)", (json.dumps([{"payload": {"command": ["true"]}}]),)
+                "SELECT count(*) FROM leasehold.submit(%s)", (json.dumps([{"command": ["true"]}]),)
             ).fetchone() == (1,)
 
 
