@@ -12,21 +12,19 @@ A cursor holds the sort key of the last job that was read, whose row id is hidde
 whatever came or ended meanwhile, so no job whose key stays comes twice or is left out.
 """
 
-import base64
-import hmac
 import json
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from secrets import token_hex
 from typing import Any
 
 from leasehold.errors import BadInput
 from leasehold.states import FINAL, JobState
 from sqlalchemy import Connection, text
 
+from assigner.queries import cursors
 from assigner.queries.jobs import LAST_BOT, ROW
 from schema.filters import Direction, JobFilter, Sort, default_direction, default_sort, pair
 from schema.predicates import AT_REST, ready_in
@@ -53,18 +51,6 @@ LONGEST_SUBMIT = timedelta(hours=1)
 VERSION = 7
 
 
-def _row_id(value: Any) -> int:
-    if type(value) is not int or value.bit_length() > 63:
-        raise ValueError("no row has this id")
-    return value
-
-
-#: Types of keys, and what reads their values in a cursor.
-_READERS: Mapping[str, Callable[[Any], Any]] = {
-    "bigint": _row_id,
-    "float8": float,
-    "timestamptz": datetime.fromisoformat,
-}
 #: The columns that each order goes by, all in one direction, and their types. The id makes each order total.
 KEYS: Mapping[Sort, Mapping[str, str]] = {
     Sort.SUBMITTED: {"id": "bigint"},
@@ -95,9 +81,6 @@ WHERE (CAST(:instances AS integer[]) IS NULL OR q.instance = ANY (CAST(:instance
 FIRST_SINCE = text("""
 SELECT id, public_id FROM jobs WHERE public_id >= CAST(:since AS uuid) ORDER BY public_id LIMIT 1
 """)
-
-
-CURSOR_KEY = text("SELECT value FROM secrets WHERE name = 'cursor'")
 
 
 @dataclass(frozen=True)
@@ -135,11 +118,11 @@ class Request:
         sort = sort or default_sort(filters)
         return cls(filters, sort, direction or default_direction(sort), limit, before, cursor)
 
-    def digest(self, secret: bytes) -> str:
-        """A digest, by the pool's secret, of everything that the pages of one list have in common."""
+    @property
+    def common(self) -> str:
+        """Everything that the pages of one list have in common."""
         fields = {name: str(value) for name, value in sorted(self.filters.filter_fields().items())}
-        common = json.dumps([fields, self.sort, self.direction, self.before])
-        return hmac.digest(secret, common.encode(), "sha256").hex()[:16]
+        return json.dumps([fields, self.sort, self.direction, self.before])
 
 
 def page(connection: Connection, request: Request, *, instances: Sequence[str] | None, bounds: Bounds = BOUNDS) -> Page:
@@ -148,7 +131,9 @@ def page(connection: Connection, request: Request, *, instances: Sequence[str] |
     Raises BadInput for a cursor that no page of this list gave, and if no index has the jobs in the asked order and
     more than `bounds.few` may pass.
     """
-    after = None if request.cursor is None else _decode(_cursor_key(connection), request)
+    after = None
+    if request.cursor is not None:
+        after = cursors.decode(connection, request.cursor, kinds=[*KEYS[request.sort].values()], of=request.common)
     found = _resolve(connection, request.filters, instances)
     states = set(request.filters.state)
     if found is None or (request.sort is Sort.ENDED and states and not states & FINAL):
@@ -470,35 +455,4 @@ def _read(connection: Connection, search: _Search, walk: _Walk, edge: Sequence[A
     values = {**search.values, "examined": None, "limit": limit + 1}
     rows = [dict(row) for row in connection.execute(statement, values).mappings()]
     key = [rows[limit - 1][f"key_{nth}"] for nth in range(len(search.keys))] if len(rows) > limit else edge
-    return Page(rows[:limit], None if key is None else _encode(_cursor_key(connection), search.request, key))
-
-
-def _cursor_key(connection: Connection) -> bytes:
-    return uuid.UUID(connection.execute(CURSOR_KEY).scalar_one()).bytes
-
-
-def _encode(secret: bytes, request: Request, key: Sequence[Any]) -> str:
-    nonce = token_hex(8)
-    *first, row_id = key
-    given = [value.isoformat() if isinstance(value, datetime) else value for value in first]
-    whole = [request.digest(secret), nonce, *given, row_id ^ _mask(secret, nonce)]
-    return base64.urlsafe_b64encode(json.dumps(whole).encode()).decode().rstrip("=")
-
-
-def _decode(secret: bytes, request: Request) -> list[Any]:
-    """The key in the cursor. Raises BadInput."""
-    cursor, kinds = request.cursor or "", KEYS[request.sort].values()
-    try:
-        digest, nonce, *given = json.loads(base64.b64decode(cursor + "=" * (-len(cursor) % 4), "-_", True))
-        *key, row_id = [_READERS[kind](value) for kind, value in zip(kinds, given, strict=True)]
-        row_id ^= _mask(secret, nonce)
-    except (ValueError, TypeError, AttributeError, OverflowError):
-        raise BadInput("cursor", "is not the `next` of a page") from None
-    if digest != request.digest(secret):
-        raise BadInput("cursor", "belongs to a list with other filters or in another order")
-    return [*key, row_id]
-
-
-def _mask(secret: bytes, nonce: str) -> int:
-    """63 bits that hide the id of one cursor. Whoever has many cursors learns nothing of the number of jobs."""
-    return int.from_bytes(hmac.digest(secret, nonce.encode(), "sha256")[:8]) >> 1
+    return Page(rows[:limit], None if key is None else cursors.encode(connection, key, of=search.request.common))

@@ -1,0 +1,69 @@
+"""Cursors of lists of jobs: the sort key of the last job of a page, in a form that does not tell its row id.
+
+Row ids count the jobs of all tenants. The id is hidden by a secret of the pool and a random number.
+"""
+
+import base64
+import hmac
+import json
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from secrets import token_hex
+from typing import Any
+
+from leasehold.errors import BadInput
+from sqlalchemy import Connection, text
+
+SECRET = text("SELECT value FROM secrets WHERE name = 'cursor'")
+
+
+def _row_id(value: Any) -> int:
+    if type(value) is not int or value.bit_length() > 63:
+        raise ValueError("no row has this id")
+    return value
+
+
+#: Types of keys, and what reads their values.
+_READERS: Mapping[str, Callable[[Any], Any]] = {
+    "bigint": _row_id,
+    "float8": float,
+    "timestamptz": datetime.fromisoformat,
+}
+
+
+def encode(connection: Connection, key: Sequence[Any], *, of: str) -> str:
+    """Return the cursor behind this sort key, whose last value is a row id. of: what the pages of the list have in
+    common."""
+    secret, nonce = _secret(connection), token_hex(8)
+    *first, row_id = key
+    given = [value.isoformat() if isinstance(value, datetime) else value for value in first]
+    whole = [_digest(secret, of), nonce, *given, row_id ^ _mask(secret, nonce)]
+    return base64.urlsafe_b64encode(json.dumps(whole).encode()).decode().rstrip("=")
+
+
+def decode(connection: Connection, cursor: str, *, kinds: Sequence[str], of: str) -> list[Any]:
+    """Return the sort key in the cursor. kinds: the types of its values. Raises BadInput, also for another list's."""
+    secret = _secret(connection)
+    try:
+        digest, nonce, *given = json.loads(base64.b64decode(cursor + "=" * (-len(cursor) % 4), "-_", True))
+        *first, row_id = [_READERS[kind](value) for kind, value in zip(kinds, given, strict=True)]
+        row_id ^= _mask(secret, nonce)
+    except (ValueError, TypeError, AttributeError, OverflowError):
+        raise BadInput("cursor", "is not the `next` of a page") from None
+    if digest != _digest(secret, of):
+        raise BadInput("cursor", "belongs to a list with other filters or in another order")
+    return [*first, row_id]
+
+
+def _secret(connection: Connection) -> bytes:
+    return uuid.UUID(connection.execute(SECRET).scalar_one()).bytes
+
+
+def _digest(secret: bytes, of: str) -> str:
+    return hmac.digest(secret, of.encode(), "sha256").hex()[:16]
+
+
+def _mask(secret: bytes, nonce: str) -> int:
+    """63 bits for one cursor. Whoever has many cursors learns nothing of the others' ids."""
+    return int.from_bytes(hmac.digest(secret, nonce.encode(), "sha256")[:8]) >> 1
