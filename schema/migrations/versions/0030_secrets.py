@@ -4,8 +4,8 @@ from alembic import op
 
 from schema.tables.tenancy import secrets
 
-revision = "0029"
-down_revision = "0028"
+revision = "0030"
+down_revision = "0029"
 branch_labels = None
 depends_on = None
 
