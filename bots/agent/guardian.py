@@ -24,6 +24,7 @@ because the agent may read both at once, long after a short command has ended.
 
 import contextlib
 import ctypes
+import errno
 import functools
 import json
 import os
@@ -186,6 +187,8 @@ class Supervisor:
             )
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             number = error.errno if isinstance(error, OSError) and error.filename != request["directory"] else None
+            if number == errno.EACCES and not _is_in_path(command[0], environment):
+                number = errno.ENOENT
             self._send_fact(unable=str(error), errno=number)
             return False
         for descriptor in (self._output, self._stdin, *passed):
@@ -366,6 +369,16 @@ def die_with(parent: int) -> None:
     _libc.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _is_in_path(program: str, environment: dict[str, str]) -> bool:
+    """Return whether some directory of the path has this program, or it is named by a path of its own.
+
+    The system says "permission denied" of a program that is nowhere too, if the account may not look into a directory.
+    """
+    return "/" in program or any(
+        os.path.lexists(os.path.join(directory, program)) for directory in os.get_exec_path(environment)
+    )
 
 
 def _variables(environment: dict[str, str]) -> int:

@@ -158,6 +158,19 @@ def test_a_program_in_a_directory_of_root_is_out_of_reach_and_the_reason_says_so
 
 
 @only_root
+def test_a_program_that_is_nowhere_is_not_found_though_the_account_may_not_look_everywhere(
+    made: Made, scratch: Path
+) -> None:
+    place = made(dynamic())
+    (scratch / "closed").mkdir(mode=0o700)
+    outcome = finish(start(place, "no-such-program", env={"PATH": f"{scratch}/closed:/usr/bin"}))
+    assert (outcome.verdict, outcome.exit_code) == ("failed", 127)
+    assert outcome.reason == "command not found: 'no-such-program' (or the interpreter it names)"
+    shutil.copy("/bin/true", scratch / "closed" / "tool")
+    assert finish(start(place, "tool", env={"PATH": f"{scratch}/closed:/usr/bin"})).exit_code == 126
+
+
+@only_root
 def test_a_command_that_forks_without_end_dies_with_its_killed_supervisor(made: Made) -> None:
     assert PYTHON is not None
     place = made(dynamic(Limits(processes=40)))
