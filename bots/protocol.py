@@ -26,13 +26,15 @@ from schema.timing import KILL_GRACE
 #: A name of a machine: printable ASCII without spaces.
 HOST = r"^[!-~]{1,253}$"
 #: Fields of OpenSession without which a session works too. An agent whose gateway is too old for them leaves them out.
-ONLY_TOLD = ("host", "pid", "kill_grace")
+ONLY_TOLD = ("host", "pid", "kill_grace", "tasks")
 #: The largest number that the database's counters can hold.
 MAX_COUNT = 2**63 - 1
 #: Exit codes that some system has: negative for signals, and 32 bits without a sign on Windows.
 LEAST_EXIT_CODE, MOST_EXIT_CODE = -(2**31), 2**32 - 1
 #: Characters of the reason that a bot gives for the end of an attempt.
 MAX_REASON = 500
+#: The most tasks that a bot tells, the most characters of the name of one, and the most bytes of all as JSON.
+MAX_TASKS, MAX_TASK, MAX_TASKS_BYTES = 4096, 200, 128 * 1024
 #: The most leases in one sync, and therefore the most commands that a bot may run at once.
 MAX_LEASES = 10_000
 
@@ -141,6 +143,13 @@ class OpenSession(Message):
         "the end of a job that is to stop, before it ends the session",
     )
 
+    tasks: list[Annotated[str, Field(min_length=1, max_length=MAX_TASK)]] | None = Field(
+        default=None,
+        max_length=MAX_TASKS,
+        description="names of the tasks that the bot has imported: a call of another task that it has given back for "
+        "want of that task goes only to bots that have imported it, or that do not tell. Unset = not told",
+    )
+
     @field_validator("pool")
     @classmethod
     def _serves_an_instance_or_a_pool(cls, pool: str | None, info: ValidationInfo) -> str | None:
@@ -172,6 +181,10 @@ class Session(Answer):
     )
     ahead: bool = Field(
         default=False, description="the gateway knows the field `ahead`. A bot must not send it to another one"
+    )
+    tasks: bool = Field(
+        default=False,
+        description="the gateway knows the field `unknown_task` of an outcome. A bot must not send it to another one",
     )
 
 
@@ -213,6 +226,11 @@ class Outcome(Message):
         default=None,
         description="JSON of at most 64 KiB that the command left as its result, as a text. It is stored if this "
         "attempt ends the job",
+    )
+    unknown_task: bool | None = Field(
+        default=None,
+        description="with `released`: the job is a call of a task that the bot has not imported. From then on it goes "
+        "only to bots that have, or that do not tell which they have",
     )
 
 

@@ -21,6 +21,7 @@ from assigner.placement.fleet import Fleet
 from schema import predicates
 from schema.accounting import rates
 from schema.diagnostics.evidence import NAMES, Clause, Evidence, Row
+from schema.fleet.kinds import TASK
 from schema.picking import constrained
 from schema.predicates import Predicate
 from schema.readable import duration
@@ -199,7 +200,11 @@ def _requirements(found: Evidence) -> GateVerdict:
     matching = f"{counted_bots(found, bots['matching'], 'bot')}"
     verb = "offers" if bots["matching"] <= 1 else "offer"
     sentence = f"{matching if is_open else 'no bot'} of cohort '{found.job['cohort_name']}' {verb} {wanted}"
-    if found.clauses:
+    if not is_open and (task := next((each for each in found.clauses if each.name == TASK and each.others), None)):
+        evidence["task"] = task.value
+        rest = f"{_plural(task.others, 'bot')} of cohort '{found.job['cohort_name']}' with all the rest"
+        sentence = f"no bot has imported the task '{escaped(task.value, 200)}'; {rest}"
+    elif found.clauses:
         scarce = scarcest(found)
         evidence["clauses"] = [
             {"clause": str(clause), "bots": clause.alone, "bots_with_all_others": clause.others}

@@ -9,6 +9,7 @@ from leasehold.wire import escaped
 from sqlalchemy import Connection, text
 
 from schema.fleet.candidates import able_bots
+from schema.fleet.kinds import TASK
 from schema.fleet.success import PRIOR, success_rate
 from schema.postgres.fragments import (
     JOB_REASON,
@@ -153,8 +154,8 @@ WHERE j.public_id = ANY (CAST(:ids AS uuid[]))
 
 _BOTS = f"""
 SELECT b.name, b.status, b.draining, i.name AS instance, b.pool, b.labels, c.name AS cohort, b.priority, b.capacity,
-    b.in_use, coalesce(k.properties, '{{}}') AS properties, coalesce(k.exclusive, '{{}}') AS exclusive, b.epoch,
-    b.opened_at, b.host, b.pid,
+    b.in_use, coalesce(k.properties, '{{}}') - '{TASK}' AS properties, coalesce(k.exclusive, '{{}}') AS exclusive,
+    b.epoch, b.opened_at, b.host, b.pid,
     extract(epoch FROM b.expires_at - now()) AS expires_in, b.held AS leases,
     extract(epoch FROM b.probation_until - now()) AS probation, s.success_rate, s.avg_latency_ms
 FROM bots b JOIN cohorts c ON c.id = b.cohort LEFT JOIN instances i ON i.id = b.instance

@@ -4,6 +4,7 @@ One module because the settings of a bot are what its agent is made of.
 """
 
 import hashlib
+import json
 import os
 import re
 import secrets
@@ -11,7 +12,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +40,7 @@ from bots.agent.session import AgentCommands, AgentSession, SessionEnd, SessionO
 from bots.agent.task_launcher import TaskLauncher
 from bots.agent.warm_children import App, ChildLimits
 from bots.agent.workspace import Workspace
-from bots.protocol import HOST, MAX_LEASES, ONLY_TOLD, OpenSession, Session
+from bots.protocol import HOST, MAX_LEASES, MAX_TASK, MAX_TASKS, MAX_TASKS_BYTES, ONLY_TOLD, OpenSession, Session
 from schema import clock, validation
 from schema.fields import Label, Name, Supply
 from schema.gc_tuning import infrequent_gc
@@ -242,6 +243,13 @@ def _digest(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
+def _told(tasks: Collection[str]) -> list[str] | None:
+    """Return the tasks as a gateway takes them; None if they are too many or too long, so that it is told nothing."""
+    told = sorted(tasks)
+    fits = len(told) <= MAX_TASKS and all(0 < len(each) <= MAX_TASK for each in told)
+    return told if fits and len(json.dumps(told)) <= MAX_TASKS_BYTES else None
+
+
 @dataclass(frozen=True)
 class _Opened:
     """An open session. `sent_at`: when the agent sent the request that was answered, on its own monotonic clock."""
@@ -269,6 +277,8 @@ class Agent:
         #: True if this process held that session and lost it only because no gateway answered.
         self._cut_off = False
         self._undelivered = 0
+        #: The tasks that the gateway is told of; None = none are told.
+        self._tasks: list[str] | None = None
         self._failure: BaseException | None = None
 
     def run(self) -> int:
@@ -298,6 +308,7 @@ class Agent:
             self._dead = workplace.predecessor()
             if isinstance(launcher, TaskLauncher):
                 self._settings = settings.offering(launcher.open())
+                self._tasks = _told(launcher.tasks)
             place = RunContext(
                 workplace=workplace,
                 launcher=launcher,
@@ -427,6 +438,7 @@ class Agent:
             host=host if re.fullmatch(HOST, host := socket.gethostname()) else None,
             pid=os.getpid(),
             kill_grace=settings.kill_grace,
+            tasks=self._tasks,
         )
         transport = self._transport(_OPENING)
         try:

@@ -118,6 +118,10 @@ class _CutShort(Exception):
 NEWER_FIELDS = ("unlisted", "ahead")
 
 
+#: What of an outcome a gateway of an earlier version refuses; no text in JSON holds it like this.
+_UNKNOWN_TASK = b',"unknown_task":true'
+
+
 class _OlderGateway(Exception):
     """A gateway that does not know one of the `NEWER_FIELDS` has refused the call and changed nothing."""
 
@@ -165,6 +169,8 @@ class AgentSession:
     ) -> None:
         self._session, self._caller, self._commands, self._tuning = session, caller, commands, tuning
         self._launcher: Launcher = place.launcher
+        if isinstance(self._launcher, TaskLauncher):
+            self._launcher.gives_back_unknown = session.tasks
         self._margin = session.expires_in / 10 if tuning.margin is None else tuning.margin
         if self._margin >= session.expires_in:
             raise BadInput("margin", f"{self._margin:g} s is not less than the {session.expires_in:g} s of a session")
@@ -191,6 +197,7 @@ class AgentSession:
         self.silent = False
         #: True, once `work` has returned, if the session was lost only because no gateway answered.
         self.cut_off = False
+        self._give_back_unknown(session.tasks)
         self._beat(opened_at, session.expires_in)
 
     def work(self) -> SessionEnd:
@@ -328,7 +335,15 @@ class AgentSession:
         except LeaseholdError as refused:
             if isinstance(refused, BadInput) and refused.field in NEWER_FIELDS and refused.field in sync:
                 raise _OlderGateway(refused.field) from None
+            if isinstance(refused, BadInput) and refused.field.endswith(".unknown_task"):
+                # Such a gateway does not keep the call from this bot either. It fails here the next time.
+                self._give_back_unknown(False)
+                return self._post(sync, [each.replace(_UNKNOWN_TASK, b"") for each in reports], check=check)
             raise SessionOver(SessionEnd.REFUSED, str(refused)) from None
+
+    def _give_back_unknown(self, gives: bool) -> None:
+        if isinstance(self._launcher, TaskLauncher):
+            self._launcher.gives_back_unknown = gives
 
     def _message(self, status: str, *, wait: float = 0.0) -> tuple[Record, list[bytes]]:
         """Return the message `Sync` as JSON without defaults, but for its reports, which are written already."""

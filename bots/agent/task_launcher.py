@@ -82,6 +82,10 @@ class TaskLauncher(Launcher):
         self._allowed = self._closing = self._full = self._broken = False
         self._failures = 0
         self._start_at = 0.0
+        #: The tasks that the app has, once it was imported.
+        self.tasks: frozenset[str] = frozenset()
+        #: The gateway lets calls of other tasks go to other bots.
+        self.gives_back_unknown = False
         self._name: str | None = None
         self._refusal: str | None = None
         self._decided = threading.Event()
@@ -243,7 +247,7 @@ class TaskLauncher(Launcher):
             to_stop, self._to_stop = self._to_stop, []
         for run in new:
             run.number = next(self._numbers)
-            if (outcome := run.check(self._name)) is not None:
+            if (outcome := run.check(self._name, self.tasks if self.gives_back_unknown else None)) is not None:
                 self._forget()
                 run.refuse(outcome)
             else:
@@ -496,9 +500,10 @@ class TaskLauncher(Launcher):
                 # What can tell of no end any more would hold its calls for ever.
                 child.ask_to_die()
                 return False
-            case {"ready": str(name), "async": list(side_by_side), "def": bool(has_plain)} if child.serves is None:
+            case {"ready": str(name), "async": list(side_by_side), "def": list(plain)} if child.serves is None:
                 self._failures, self._async = 0, frozenset(side_by_side)
-                self._wanted = {"def": self._most if has_plain else 0, "async": 1 if side_by_side else 0}
+                self._wanted = {"def": self._most if plain else 0, "async": 1 if side_by_side else 0}
+                self.tasks = self.tasks or frozenset([*side_by_side, *plain])
                 serving = sum(each.serves == "def" and not each.retired for each in self._children)
                 child.serve("def" if serving < self._wanted["def"] else "async")
                 self._name = self._name or name

@@ -442,8 +442,8 @@ class TaskRun(AttemptRun):
         """True if it may wait in a child for another to end: no file of it is in the directory before its turn."""
         return self.assignment.checkpoint is None and not self.stopping
 
-    def check(self, app: str | None) -> Outcome | None:
-        """Look which task is called; return the outcome if it cannot be one."""
+    def check(self, app: str | None, tasks: frozenset[str] | None) -> Outcome | None:
+        """Look which task is called; return the outcome if it cannot be one. tasks: those there are; None = any."""
         try:
             payload = self._payload()
         except ValueError as error:
@@ -452,7 +452,10 @@ class TaskRun(AttemptRun):
             wrong = Unable(None, f"this bot runs nothing but tasks of the app '{app}'")
             return Outcome(verdict="error", reason=inability(wrong, payload.command[0]))
         self._checked, self.task = payload, payload.command[2]
-        return None
+        if tasks is None or self.task in tasks:
+            return None
+        told = f"this bot has not imported the task '{wire.escaped(self.task, 200)}'"
+        return Outcome(verdict="released", reason=told, unknown_task=True)
 
     def hand_over(self, child: WarmChild, app: App) -> bool:
         """Hand the call to a child; return False if the child has to read other messages first. Raises OSError."""

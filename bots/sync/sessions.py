@@ -10,6 +10,7 @@ from sqlalchemy import Connection
 
 from bots.protocol import OpenSession, Session
 from schema.diagnostics.tracing import AttemptTracer
+from schema.fleet.kinds import TASK
 from schema.moves import sessions
 from schema.moves.sessions import OpenedSession, SessionOpening
 from schema.policy.new_instances import refusal, refused_instances
@@ -77,6 +78,7 @@ def open_sessions(
                 units=True,
                 unlisted=True,
                 ahead=True,
+                tasks=True,
             )
     return [answers[request.bot] for request in requests]
 
@@ -86,6 +88,9 @@ def _opening(request: OpenSession, secret: str) -> SessionOpening:
     for name in request.exclusive:
         if name not in properties:
             raise BadInput("exclusive", f"'{escaped(name, 60)}' is not one of the bot's properties")
+    if request.tasks is not None:
+        # Hundreds of bots of one version tell the same: they are of one kind, which has the list once.
+        properties[TASK] = sorted(set(request.tasks))
     return SessionOpening(
         request.bot,
         session=digest(secret),

@@ -10,7 +10,7 @@ from leasehold.states import JobState
 from leasehold.wire import escaped
 from sqlalchemy import Connection, text
 
-from bots.protocol import LeaseReport, OutputReport
+from bots.protocol import MAX_TASK, LeaseReport, OutputReport
 from bots.sync.call import (
     Call,
     HeldCall,
@@ -33,7 +33,8 @@ from schema.checkpoints import Checkpoint, store_checkpoints
 from schema.clock import Monotonic
 from schema.diagnostics.tracing import AttemptTracer
 from schema.moves.acknowledge import acknowledge, deliver, lock_for_moves
-from schema.moves.end import end
+from schema.moves.end import EndedAttempt, Verdict, end
+from schema.moves.reassign import require_tasks
 from schema.moves.sessions import RENEWED_BELOW, SyncUpdate, close, limit_spared, record_syncs, remember_localities
 from schema.picking.head_cursor import HeadCursors
 from schema.postgres.engine import Database
@@ -240,6 +241,7 @@ class SyncService:
         )
         if self.tracer is not None:
             self.tracer.trace(connection, ended)
+        self._keep_from_others(connection, spoken, [job for job in ended if job.verdict is Verdict.RELEASED])
         by_bot = {sync_call.bot.id: sync_call for sync_call in spoken}
         for job in ended:
             by_bot[job.bot_id].ended.append(job)
@@ -251,6 +253,22 @@ class SyncService:
         remember_localities(connection, hints, limit=self._fetch.bot_locality_hint_limit)
         for sync_call in spoken:
             sync_call.size()
+
+    def _keep_from_others(
+        self, connection: Connection, spoken: Sequence[SyncCall], released: Sequence[EndedAttempt]
+    ) -> None:
+        """Let calls that were given back for want of their task go to bots that have it, beginning with these bots."""
+        if not released:
+            return
+        unknown = {
+            report.job
+            for sync_call in spoken
+            if sync_call.sync is not None
+            for report in sync_call.sync.leases
+            if report.outcome is not None and report.outcome.unknown_task
+        }
+        if calls := [job.job_id for job in released if job.public_id in unknown]:
+            require_tasks(connection, calls, longest=MAX_TASK)
 
     def _without_leaving(
         self,

@@ -164,8 +164,8 @@ FROM matching
 # For each clause of the requirements, the bots of the cohort that match it, and those that match all other clauses.
 CLAUSE_BOTS = text(f"""
 WITH {_WANT}, {_PRESENT}
-SELECT c.nth, count(*) FILTER (WHERE k.properties @> c.alone) AS alone,
-    count(*) FILTER (WHERE k.properties @> c.others) AS others
+SELECT c.nth, count(*) FILTER (WHERE offers(k.properties, c.alone)) AS alone,
+    count(*) FILTER (WHERE offers(k.properties, c.others)) AS others
 FROM unnest(CAST(:alone AS jsonb[]), CAST(:others AS jsonb[])) WITH ORDINALITY AS c (alone, others, nth)
 LEFT JOIN (SELECT properties FROM present b JOIN kinds ON kinds.id = b.kind) k ON true
 GROUP BY c.nth ORDER BY c.nth
@@ -177,7 +177,7 @@ EXCLUSIVE_BOTS = text(f"""
 WITH {_WANT}, {_PRESENT}, kept AS MATERIALIZED (
     SELECT k.exclusive FROM present b JOIN kinds k ON k.id = b.kind
     JOIN (SELECT properties FROM platforms WHERE id = :platform) p
-        ON k.properties @> p.properties
+        ON offers(k.properties, p.properties)
             AND NOT EXISTS (SELECT FROM kind_platforms o WHERE o.platform = :platform AND o.kind = k.id)
 )
 SELECT (SELECT count(*) FROM kept) AS bots, ARRAY(

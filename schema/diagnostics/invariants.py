@@ -160,7 +160,7 @@ PLACEMENT_IS_LEGAL = Invariant(
        LEFT JOIN platforms p ON p.id = j.platform
        LEFT JOIN platforms f ON f.id = j.preferred
        LEFT JOIN instances i ON i.id = j.instance
-       WHERE (k.properties @> p.properties AND coalesce(f.properties, p.properties) ?& k.exclusive) IS NOT TRUE
+       WHERE (offers(k.properties, p.properties) AND coalesce(f.properties, p.properties) ?& k.exclusive) IS NOT TRUE
           OR b.instance <> j.instance
           OR b.pool IS NOT NULL AND b.pool IS DISTINCT FROM i.pool
           OR l.cohort <> j.cohort

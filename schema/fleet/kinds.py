@@ -42,6 +42,10 @@ SELECT (SELECT count(*) FROM new) AS sets,
     ARRAY(SELECT id FROM queues WHERE platform = ANY (ARRAY(SELECT platform FROM made))) AS queues
 """)
 
+#: The property that names the tasks which a bot has imported. A call of a task that some bot has not imported requires
+#: it. Bots without this property do not tell their tasks, and may have any.
+TASK = "leasehold.task"
+
 #: One property and one of its values.
 Clause = tuple[str, str]
 
@@ -58,7 +62,9 @@ class Offer(NamedTuple):
         return self._has(wanted.required) or (wanted.preferred is not None and self._has(wanted.preferred))
 
     def _has(self, clauses: frozenset[Clause]) -> bool:
-        return clauses <= self.clauses and (not self.exclusive or self.exclusive <= {name for name, _ in clauses})
+        tells = any(name == TASK for name, _ in self.clauses)
+        asked = clauses if tells else {clause for clause in clauses if clause[0] != TASK}
+        return asked <= self.clauses and (not self.exclusive or self.exclusive <= {name for name, _ in clauses})
 
 
 class Wanted(NamedTuple):

@@ -1,6 +1,6 @@
-"""Bots and waiting jobs move to the cohort that is theirs since the cohorts have changed."""
+"""Waiting jobs move to another queue: that of another cohort, with constraints or without, or of bots with a task."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from sqlalchemy import Connection, text
 
@@ -87,6 +87,32 @@ WITH alone AS MATERIALIZED (
 UPDATE jobs j SET queue = queue_with_constraints(j.queue, NULL), constrained = false, rank = j.priority
 WHERE j.id = ANY (ARRAY(SELECT id FROM alone)) RETURNING j.id
 """)
+
+
+# A bot has given these calls back because it has not imported their task. In the order of tasks, so that no two
+# transactions wait for each other's new requirement sets.
+REQUIRE_TASKS = text("""
+WITH calls AS MATERIALIZED (
+    SELECT j.id, j.queue, j.platform, j.preferred, p.payload #>> '{command,2}' AS task
+    FROM jobs j JOIN job_payloads p ON p.job_id = j.id
+    WHERE j.id = ANY (CAST(:job_ids AS bigint[])) AND j.finished_at IS NULL
+        AND length(p.payload #>> '{command,2}') BETWEEN 1 AND :longest
+    ORDER BY task, j.id
+), meant AS MATERIALIZED (
+    SELECT id, queue_with_task(queue, task) AS queue, platform_with_task(platform, task) AS platform,
+        platform_with_task(preferred, task) AS preferred FROM calls
+)
+UPDATE jobs j SET queue = m.queue, platform = m.platform, preferred = m.preferred FROM meant m WHERE j.id = m.id
+""")
+
+
+def require_tasks(connection: Connection, job_ids: Sequence[int], *, longest: int) -> None:
+    """Let these calls of tasks, which bots have given back, go only to bots that have imported their task or that do
+    not tell. The caller has locked the jobs. longest: the most characters of the name of a task that a bot can tell.
+
+    What they require changes, as if they had been submitted with it, so no other pick or grant has to look at tasks.
+    """
+    connection.execute(REQUIRE_TASKS, {"job_ids": sorted(job_ids), "longest": longest})
 
 
 def add_constraints(connection: Connection, limit: int) -> int:

@@ -343,13 +343,16 @@ def test_only_calls_of_the_apps_tasks_reach_its_bot(works: Works) -> None:
             }
         ]
     )
-    list(works.client.wait([other.id, unknown.id], timeout=MINUTE))
+    list(works.client.wait([other.id], timeout=MINUTE))
     refused = works.client.show(other.id)
     assert refused["state"] == "dead"
     assert "this bot runs nothing but tasks of the app 'tests'" in json.dumps(refused)
-    assert works.client.show(unknown.id)["state"] == "failed"
-    text = b"".join(piece.data for piece in works.client.written(unknown.id)).decode()
-    assert text.endswith("UnknownTask: 'gone' is not one of the tasks that this bot has imported\n")
+    # It waits for a bot that has it, and is not charged.
+    eventually(lambda: "no bot has imported the task 'gone'" in json.dumps(works.client.explain(unknown.id)))
+    waiting = works.client.show(unknown.id)
+    assert (waiting["state"], waiting["attempts"]) == ("queued", 0)
+    assert "this bot has not imported the task 'gone'" in json.dumps(waiting)
+    works.client.cancel([unknown.id])
 
 
 def test_an_app_that_cannot_be_imported_ends_the_bot_with_one_line(tmp_path: Path) -> None:

@@ -294,6 +294,36 @@ def test_a_bot_says_less_to_a_gateway_that_is_older_than_the_one_that_opened_its
     assert not any(getattr(sync, field) for sync in pool.syncs)
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_a_call_of_a_task_that_is_not_there_goes_back_if_the_gateway_keeps_it_from_this_bot(
+    tmp_path: Path, known: bool
+) -> None:
+    pool = AgentPool(sync_in=0.1)
+    pool.tasks = known
+    with serving(pool, tmp_path, app="tests.support.apps.task_app:pool"):
+        (told,) = verdicts(pool, [grant(pool, "no_such_task", job="unknown")])
+        assert told == ("released" if known else "failed")
+        names = pool.opened[0].tasks
+        assert names is not None
+        assert "tests.support.apps.task_app.add" in names
+
+
+def test_a_bot_does_not_tell_an_older_gateway_of_calls_whose_task_is_not_there(tmp_path: Path) -> None:
+    pool = AgentPool(sync_in=0.1)
+
+    def older(request: ReceivedRequest) -> Answer | None:
+        if "unknown_task" not in json.dumps(request.body):
+            return None
+        return problem(400, "leases.0.outcome.unknown_task: is not a field", field="leases.0.outcome.unknown_task")
+
+    pool.instead = older
+    with serving(pool, tmp_path, app="tests.support.apps.task_app:pool"):
+        assert verdicts(pool, [grant(pool, "no_such_task", job="first")]) == ["released"]
+        assert verdicts(pool, [grant(pool, "no_such_task", job="second")]) == ["failed"]
+        assert verdicts(pool, [grant(pool, "add", 1, job="third")]) == ["succeeded"]
+    assert len(pool.opened) == 1
+
+
 @pytest.mark.usefixtures("patient")
 def test_a_bot_of_tasks_of_30_ms_calls_no_more_often_than_its_tasks_end(tmp_path: Path) -> None:
     pool = AgentPool(sync_in=0.1)

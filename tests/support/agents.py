@@ -37,6 +37,8 @@ class Pool:
         self.results = True
         #: Whether it knows leases that a bot does not list, and that it holds in advance.
         self.unlisted = self.ahead = True
+        #: Whether it lets calls of tasks that a bot does not have go to others.
+        self.tasks = True
         self.opened: list[OpenSession] = []
         self.syncs: list[Sync] = []
         self.streamed: list[OutputReport] = []
@@ -110,7 +112,13 @@ class Pool:
     def _open(self, request: OpenSession) -> Answer:
         self.opened.append(request)
         session = {"bot": request.bot, "epoch": len(self.opened), "secret": "s"}
-        knows = {"results": self.results, "units": True, "unlisted": self.unlisted, "ahead": self.ahead}
+        knows = {
+            "results": self.results,
+            "units": True,
+            "unlisted": self.unlisted,
+            "ahead": self.ahead,
+            "tasks": self.tasks,
+        }
         return Answer({**session, "expires_in": self.ttl, "sync_in": self.sync_in, **knows})
 
     def _sync(self, sync: Sync) -> Answer:

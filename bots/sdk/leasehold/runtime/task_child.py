@@ -455,9 +455,12 @@ def main() -> None:
         traceback.print_exception(error)
         channel.send(json.dumps({"failed": import_failure(error)[:1000]}).encode())
         sys.exit(1)
-    side_by_side = [task.name for task in pool.tasks.values() if task.is_async]
-    facts = {"ready": pool.app or place.partition(".")[0].partition(":")[0], "async": side_by_side}
-    channel.send(json.dumps({**facts, "def": len(pool.tasks) > len(side_by_side)}).encode())
+    facts = {
+        "ready": pool.app or place.partition(".")[0].partition(":")[0],
+        "async": [task.name for task in pool.tasks.values() if task.is_async],
+        "def": [task.name for task in pool.tasks.values() if not task.is_async],
+    }
+    channel.send(json.dumps(facts).encode())
     try:
         mode, (calls,) = receive(channel, _MOST_BYTES, 1)
     except (ConnectionResetError, ValueError):

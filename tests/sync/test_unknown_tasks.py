@@ -1,0 +1,131 @@
+"""Calls of tasks that a bot has not imported, as while a new version of a program comes to bots one after the other."""
+
+import json
+from typing import Any
+
+import pytest
+
+from bots.protocol import OpenSession
+from schema.fleet.kinds import TASK, Offer, Wanted, clauses
+from tests.support.explain import explained, gates_of
+from tests.support.pool import Bot, Pool, completed
+
+SHOP = {"app": "shop"}
+
+
+def bot_of(pool: Pool, name: str, *tasks: str, **fields: Any) -> Bot:
+    """A bot of the app that has imported these tasks."""
+    return pool.bot(name, properties=SHOP, exclusive=["app"], tasks=sorted(tasks), **fields)
+
+
+def call(pool: Pool, task: str, **fields: Any) -> str:
+    (job,) = pool.submit(properties=SHOP, payload={"command": ["leasehold-task", "shop:pool", task]}, **fields)
+    return job
+
+
+def refuse(pool: Pool, bot: Bot) -> None:
+    """The bot gives back all that it is given, because it has not imported the task."""
+    work = pool.given(bot)
+    assert work
+    bot.sync(*(completed(each, "released", reason="not imported", unknown_task=True) for each in work))
+
+
+def row(pool: Pool, job: str) -> tuple[str, int, int]:
+    found = pool.row("SELECT state, attempts, kills FROM jobs WHERE public_id = CAST(:id AS uuid)", id=job)
+    return found.state, found.attempts, found.kills
+
+
+def given_jobs(pool: Pool, bot: Bot) -> list[str]:
+    return [work["job"] for work in pool.given(bot)]
+
+
+def test_a_call_that_a_bot_does_not_know_goes_to_one_that_does_and_is_not_charged(pool: Pool) -> None:
+    old = bot_of(pool, "old", "shop.add")
+    job = call(pool, "shop.ship", max_attempts=1)
+    refuse(pool, old)
+    assert row(pool, job) == ("queued", 0, 0)
+    assert given_jobs(pool, old) == []
+    new = bot_of(pool, "new", "shop.add", "shop.ship")
+    assert given_jobs(pool, new) == [job]
+    assert given_jobs(pool, old) == []
+
+
+def test_while_only_bots_without_the_task_are_there_it_waits_and_explain_says_why(pool: Pool) -> None:
+    old = bot_of(pool, "old", "shop.add", capacity=2)
+    job, other = call(pool, "shop.ship"), call(pool, "shop.add")
+    work = {each["job"]: each for each in pool.given(old)}
+    old.sync(completed(work[job], "released", unknown_task=True), completed(work[other]))
+    gate = gates_of(explained(pool, job))["requirements"]
+    assert gate.sentence == ("no bot has imported the task 'shop.ship'; 1 bot of cohort 'default' with all the rest")
+    assert not gate.open
+    # Nothing stands in the way of other calls.
+    later = call(pool, "shop.add")
+    assert given_jobs(pool, old) == [later]
+
+
+@pytest.mark.parametrize("fetches", [True, False])
+def test_the_bot_that_gives_a_call_back_does_not_fetch_it_at_once(pool: Pool, fetches: bool) -> None:
+    old = bot_of(pool, "old", "shop.add", sync_service=pool.sync_service(enabled=fetches, to_capacity=fetches))
+    job = call(pool, "shop.ship")
+    (work,) = pool.given(old)
+    answer = old.sync(completed(work, "released", unknown_task=True))
+    assert answer["leases"] == []
+    assert row(pool, job) == ("queued", 0, 0)
+
+
+def test_bots_that_do_not_tell_their_tasks_are_given_every_call(pool: Pool) -> None:
+    old = bot_of(pool, "old", "shop.add")
+    job = call(pool, "shop.ship")
+    refuse(pool, old)
+    silent = pool.bot("silent", properties=SHOP)
+    assert given_jobs(pool, silent) == [job]
+
+
+def test_what_a_call_asks_for_otherwise_stays(pool: Pool) -> None:
+    old = bot_of(pool, "old", "shop.add")
+    job = call(pool, "shop.ship", preferred_properties={"region": ["eu"]})
+    refuse(pool, old)
+    found = pool.row(
+        "SELECT p.properties AS required, f.properties AS preferred FROM jobs j JOIN platforms p ON p.id = j.platform"
+        " JOIN platforms f ON f.id = j.preferred WHERE public_id = CAST(:id AS uuid)",
+        id=job,
+    )
+    task = {TASK: ["shop.ship"]}
+    assert found.required == {"app": ["shop"], **task}
+    assert found.preferred == {"app": ["shop"], "region": ["eu"], **task}
+    assert given_jobs(pool, bot_of(pool, "new", "shop.ship")) == [job]
+
+
+def test_a_call_that_insists_on_what_it_prefers_goes_on_to_insist(pool: Pool) -> None:
+    eu = {**SHOP, "region": "eu"}
+    old = pool.bot("old", properties=eu, exclusive=["app"], tasks=["shop.add"])
+    job = call(pool, "shop.ship", preferred_properties={"region": ["eu"]}, prefer_seconds=60)
+    refuse(pool, old)
+    assert given_jobs(pool, bot_of(pool, "elsewhere", "shop.ship")) == []
+    assert given_jobs(pool, pool.bot("new", properties=eu, exclusive=["app"], tasks=["shop.ship"])) == [job]
+
+
+def test_bots_that_tell_the_same_tasks_are_of_one_kind_and_their_list_is_not_among_what_they_show(pool: Pool) -> None:
+    for name in ("one", "two"):
+        bot_of(pool, name, *(f"shop.task_{number}" for number in range(300)))
+    assert pool.row("SELECT count(DISTINCT kind) AS n FROM bots").n == 1
+    assert OpenSession(bot="x").tasks is None
+
+
+@pytest.mark.parametrize(
+    ("offered", "asked", "is_open"),
+    [
+        ({"app": ["a"], TASK: ["x", "y"]}, {"app": ["a"], TASK: ["x"]}, True),
+        ({"app": ["a"], TASK: ["y"]}, {"app": ["a"], TASK: ["x"]}, False),
+        ({"app": ["a"], TASK: ["y"]}, {"app": ["a"]}, True),
+        ({"app": ["a"]}, {"app": ["a"], TASK: ["x"]}, True),
+        ({"app": ["b"]}, {"app": ["a"], TASK: ["x"]}, False),
+    ],
+)
+def test_assigners_judge_offers_of_tasks_as_the_database_does(
+    pool: Pool, offered: Any, asked: Any, is_open: bool
+) -> None:
+    assert Offer(clauses(offered)).is_open_to(Wanted(clauses(asked))) is is_open
+    of = {"offered": json.dumps(offered), "asked": json.dumps(asked)}
+    found = pool.row("SELECT is_open_to(CAST(:offered AS jsonb), '{}', CAST(:asked AS jsonb)) AS yes", **of)
+    assert found.yes is is_open
