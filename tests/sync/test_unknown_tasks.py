@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from bots.protocol import OpenSession
+from assigner.queries import jobs
 from schema.fleet.kinds import TASK, Offer, Wanted, clauses
 from tests.support.explain import explained, gates_of
 from tests.support.pool import Bot, Pool, completed
@@ -109,7 +109,8 @@ def test_bots_that_tell_the_same_tasks_are_of_one_kind_and_their_list_is_not_amo
     for name in ("one", "two"):
         bot_of(pool, name, *(f"shop.task_{number}" for number in range(300)))
     assert pool.row("SELECT count(DISTINCT kind) AS n FROM bots").n == 1
-    assert OpenSession(bot="x").tasks is None
+    shown = pool.database.run(lambda connection: jobs.bots(connection, after="", limit=10))
+    assert [bot["properties"] for bot in shown] == [{"app": ["shop"]}] * 2
 
 
 @pytest.mark.parametrize(
