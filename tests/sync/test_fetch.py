@@ -188,12 +188,17 @@ def test_bg_26_an_instance_is_fetched_from_if_the_whole_bot_would_fit_into_its_q
     assert offered_fetch_quotas(bot.sync(completed(work))) == fetched
 
 
-def test_bg_26_an_eviction_lowers_what_may_be_fetched(pool: Pool, tenancy: Tenancy) -> None:
+@pytest.mark.parametrize(("others_wait", "fetched"), [(True, []), (False, ["team-a"])])
+def test_bg_26_an_eviction_lowers_what_may_be_fetched_while_others_wait(
+    pool: Pool, tenancy: Tenancy, others_wait: bool, fetched: list[str]
+) -> None:
     bot, work = busy(pool, instance="team-b")
     tenancy.quota("team-a", maximum=1)
     tenancy.evicted("team-a")
     pool.submit(instance="team-a")
-    assert offered_fetch_quotas(bot.sync(completed(work))) == []
+    if others_wait:
+        pool.submit(instance="team-c", properties={"os": "another"})
+    assert offered_fetch_quotas(bot.sync(completed(work))) == fetched
 
 
 @pytest.mark.parametrize("to_capacity", [True, False])
