@@ -187,8 +187,8 @@ NOTIFICATIONS = Gauge(
 )
 RETENTION_LATE = Gauge(
     "leasehold_retention_late_seconds",
-    "Seconds for which the oldest finished jobs have outlived their age, by state, at the last deletion; 0 = all left.",
-    ["state"],
+    "Seconds for which the oldest rows of a duty have outlived their age at the last deletion; 0 = all left.",
+    ["duty"],
 )
 DUTY_FAILURES = Gauge(
     "leasehold_upkeep_duty_failures",

@@ -120,8 +120,8 @@ class JobRequest(Payload):
     key: str | None = Field(
         default=None,
         min_length=1,
-        description="Idempotency key: a submit repeated with the same key and request returns the first job. "
-        "At most 200 bytes.",
+        description="Idempotency key: a submit repeated with the same key and request returns the first job, as "
+        "long as keys are kept (7 days by default; an hour if it begins with 'auto:'). At most 200 bytes.",
     )
     priority: int = Field(
         default=0,

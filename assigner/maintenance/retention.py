@@ -1,4 +1,4 @@
-"""Retention: finished jobs and graphs leave when they have been kept long enough, as fast as the pool ends them.
+"""Retention: finished jobs, graphs and keys of submits leave when their time is over, as fast as the pool makes them.
 
 Every assigner process does so in a loop of its own, so that it may delete without a pause while nothing else waits for
 it.
@@ -7,34 +7,38 @@ it.
 from collections.abc import Iterator
 from datetime import datetime
 from functools import partial
+from typing import Protocol
 
 from leasehold.states import JobState
+from sqlalchemy import Connection
 
 from assigner import metrics
 from assigner.maintenance.duties import Duty, Rounds
 from assigner.maintenance.upkeep import UpkeepSettings
 from schema.clock import Monotonic
 from schema.moves.graphs import BEGINNING, delete_graph
-from schema.moves.retention import delete_finished
+from schema.moves.retention import Deleted, delete_finished, delete_keys
 from schema.postgres.engine import Database
 
 #: Seconds between two rounds while nothing is overdue.
 PAUSE = 1.0
 #: The most batches of one duty in one round.
 BATCHES = 10
-#: Jobs of one batch: the least, and the most. Batches become smaller if one takes longer than `LONG` seconds, so that
+#: Rows of one batch: the least, and the most. Batches become smaller if one takes longer than `LONG` seconds, so that
 #: they end in time on a slow disk, and larger if one takes less than `SHORT`.
 LEAST, MOST = 100, 2000
 SHORT, LONG = 0.2, 1.0
-#: Seconds between two looks at jobs that ended before those which were deleted last. There are some if their rows were
-#: locked, or if their ends were committed late.
+#: Seconds between two looks at rows that are older than those which were deleted last. There are some if they were
+#: locked, or committed late.
 LOOK_BACK = 60.0
+#: Seconds for which keys are kept that clients made for their own repeats.
+KEEP_KEYS_OF_CLIENTS = 3600.0
 #: The most graphs that are looked at for one that can be deleted: of each, nodes are read until one is kept.
 GRAPHS = 20
 
 
 class Retention(Rounds):
-    """Deletes finished jobs and graphs. While some are overdue there is no pause between two rounds."""
+    """Deletes finished jobs, graphs and keys. While some are overdue there is no pause between two rounds."""
 
     def __init__(self, database: Database, settings: UpkeepSettings, *, now: Monotonic) -> None:
         super().__init__(pause=PAUSE, now=now, hurries=True)
@@ -55,9 +59,14 @@ class Retention(Rounds):
             JobState.CANCELLED: settings.keep_cancelled,
             JobState.DEAD: settings.keep_dead,
         }
-        for state, age in ages.items():
-            old = OldJobs(self._database, state, age=age, now=self._now)
-            yield Duty(f"old {state} jobs", settings.retention_interval, old.run_once)
+        old: dict[str, Delete] = {
+            f"old {state} jobs": partial(delete_finished, state=state, age=age) for state, age in ages.items()
+        }
+        old["old keys"] = partial(delete_keys, of_clients=False, age=settings.keep_keys)
+        old["old keys of clients"] = partial(delete_keys, of_clients=True, age=KEEP_KEYS_OF_CLIENTS)
+        for name, delete in old.items():
+            rows = OldRows(self._database, name, delete, now=self._now)
+            yield Duty(name, settings.retention_interval, rows.run_once)
 
     def _delete_graphs(self) -> bool:
         """Delete finished graphs, as far as a few looks go; the next round goes on where this one ended."""
@@ -70,11 +79,18 @@ class Retention(Rounds):
         return True
 
 
-class OldJobs:
-    """Deletes the jobs that have been in one final state for `age` seconds, the oldest first."""
+class Delete(Protocol):
+    """Deletes up to `limit` rows that have outlived their age, the oldest first, without those kept since before
+    `since`."""
 
-    def __init__(self, database: Database, state: JobState, *, age: float, now: Monotonic) -> None:
-        self._database, self._state, self._age, self._now = database, state, age, now
+    def __call__(self, connection: Connection, *, limit: int, since: datetime | None) -> Deleted: ...
+
+
+class OldRows:
+    """Deletes rows in batches, each of which begins where the one before it has ended."""
+
+    def __init__(self, database: Database, name: str, delete: Delete, *, now: Monotonic) -> None:
+        self._database, self._name, self._delete, self._now = database, name, delete, now
         self._limit = MOST
         self._since: datetime | None = None
         self._look_back_at = now()
@@ -83,18 +99,17 @@ class OldJobs:
         """Delete a few batches; return True if more may be overdue."""
         if self._now() >= self._look_back_at:
             self._since, self._look_back_at = None, self._now() + LOOK_BACK
-        return all(self._delete() for _ in range(BATCHES))
+        return all(self._next_batch() for _ in range(BATCHES))
 
-    def _delete(self) -> bool:
+    def _next_batch(self) -> bool:
         began, limit = self._now(), self._limit
         self._limit = max(LEAST, limit // 2)  # if it fails, which may be by its time
-        delete = partial(delete_finished, state=self._state, age=self._age, limit=limit, since=self._since)
-        deleted = self._database.run(delete)
+        deleted = self._database.run(partial(self._delete, limit=limit, since=self._since))
         took = self._now() - began
         if took <= LONG:
             self._limit = min(MOST, 2 * limit) if took < SHORT else limit
         self._since = deleted.last or self._since
-        is_full = deleted.jobs == limit
-        metrics.observe_reaped("retention", deleted.jobs)
-        metrics.RETENTION_LATE.labels(state=self._state).set(deleted.late if is_full else 0.0)
+        is_full = deleted.rows == limit
+        metrics.observe_reaped("retention", deleted.rows)
+        metrics.RETENTION_LATE.labels(duty=self._name).set(deleted.late if is_full else 0.0)
         return is_full

@@ -118,6 +118,7 @@ class UpkeepSettings(BaseModel):
     keep_succeeded: succeeded jobs, and finished graphs without any job left.
     keep_failed, keep_cancelled: jobs that ended so.
     keep_dead: dead jobs, and the log of evictions, which is kept for at least a day.
+    keep_keys: keys that callers gave their submits, from the submit on. Those that clients made are kept for an hour.
     keep_gone_bots: bots without a session, counted from the start of their last one; drained bots are kept.
     keep_audit: audit rows.
     keep_usage: usage of instances, counted at the earliest from when it left the rolling window.
@@ -132,6 +133,7 @@ class UpkeepSettings(BaseModel):
     keep_failed: float = Field(default=7 * DAY, ge=0, le=3650 * DAY)
     keep_cancelled: float = Field(default=DAY, ge=0, le=3650 * DAY)
     keep_dead: float = Field(default=30 * DAY, ge=0, le=3650 * DAY)
+    keep_keys: float = Field(default=7 * DAY, ge=0, le=3650 * DAY)
     keep_gone_bots: float = Field(default=30 * DAY, ge=0, le=3650 * DAY)
     keep_audit: float = Field(default=365 * DAY, ge=0, le=3650 * DAY)
     keep_usage: float = Field(default=30 * DAY, ge=0, le=3650 * DAY)

@@ -48,7 +48,8 @@ LASTED, KEPT = 1800.0, 300.0
 
 
 SIZES = text("""
-SELECT (SELECT count(*) FROM jobs) AS jobs, sum(pg_total_relation_size(oid))::bigint / 1048576 AS mib
+SELECT (SELECT count(*) FROM jobs) AS jobs, (SELECT count(*) FROM submit_keys) AS keys,
+    sum(pg_total_relation_size(oid))::bigint / 1048576 AS mib
 FROM pg_class WHERE relnamespace = CAST('leasehold' AS regnamespace) AND relkind = 'r'
 """)
 
@@ -303,7 +304,7 @@ def retention(url: str, scale: float) -> Iterator[Ratio]:
 def _aged(url: str, seconds: float, *, keep: float | None) -> Stretch:
     """Measure a pool whose ended jobs are kept for `keep` seconds, or all.
 
-    Raises SystemExit if the pool with retention has many more jobs at the end than ended within that time.
+    Raises SystemExit if the pool with retention has many more jobs or keys at the end than ended within that time.
     """
     shape = Shape(bots=50, capacity=10)
     rates: list[float] = []
@@ -313,9 +314,12 @@ def _aged(url: str, seconds: float, *, keep: float | None) -> Stretch:
         for _ in range(3):
             rates.append(feed.pace(seconds / 3))
             sizes = database.run(lambda c: c.execute(SIZES).one())
-            click.echo(f"keep {keep}: {rates[-1]:,.0f} jobs/s, {sizes.jobs:,} jobs, {sizes.mib:,} MiB", err=True)
+            click.echo(
+                f"keep {keep}: {rates[-1]:,.0f} jobs/s, {sizes.jobs:,} jobs, {sizes.keys:,} keys, {sizes.mib:,} MiB",
+                err=True,
+            )
         ended.append(finished())
-        left.append(sizes.jobs)
+        left.append(max(sizes.jobs, sizes.keys))
 
     ended, left = list[int](), list[int]()
     with empty(url, "scale") as target, opened(target) as database:
@@ -325,7 +329,7 @@ def _aged(url: str, seconds: float, *, keep: float | None) -> Stretch:
         checked(database)
     rate = (rates[1] + rates[2]) / 2
     if keep is not None and left[-1] > (most := DEEP + max(rates) * (1.1 * keep + 10)):
-        raise SystemExit(f"error: the pool has {left[-1]:,} jobs, and should have at most {most:,.0f}")
+        raise SystemExit(f"error: the pool has {left[-1]:,} jobs or keys, and should have at most {most:,.0f}")
     return replace(whole, jobs=ended[-1], seconds=ended[-1] / rate)
 
 

@@ -275,13 +275,15 @@ class Cycling:
 
 
 class Retaining:
-    """Other work, while each process also deletes old jobs as an assigner process does."""
+    """Other work, while each process also deletes old jobs and keys as an assigner process does."""
 
     def __init__(self, work: Work, keep: float) -> None:
         self.work, self.keep = work, keep
 
     def __call__(self, worker: Worker) -> Stretch:
-        retention = Retention(worker.database, UpkeepSettings(keep_succeeded=self.keep), now=clock.monotonic)
+        retention = Retention(
+            worker.database, UpkeepSettings(keep_succeeded=self.keep, keep_keys=self.keep), now=clock.monotonic
+        )
         loop = Loop("retention", retention.run_once, chance=worker.chance)
         loop.start()
         try:

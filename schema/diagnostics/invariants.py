@@ -131,9 +131,9 @@ NO_JOB_IS_DROPPED = Invariant(
        UNION ALL
        SELECT o.job_id
        FROM (SELECT job_id FROM job_events UNION SELECT job_id FROM job_payloads UNION SELECT job_id FROM leases
-             UNION SELECT job_id FROM job_followers UNION SELECT job_id FROM submit_keys
-             UNION SELECT job_id FROM job_metadata UNION SELECT job_id FROM preference_waits
-             UNION SELECT job_id FROM job_results UNION SELECT job_id FROM job_checkpoints) o
+             UNION SELECT job_id FROM job_followers UNION SELECT job_id FROM job_metadata
+             UNION SELECT job_id FROM preference_waits UNION SELECT job_id FROM job_results
+             UNION SELECT job_id FROM job_checkpoints) o
        LEFT JOIN jobs j ON j.id = o.job_id
        WHERE j.id IS NULL""",
 )

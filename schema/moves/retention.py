@@ -10,6 +10,7 @@ from sqlalchemy import Connection, TextClause, text
 from schema.accounting.counters import OF_BOTS
 from schema.postgres.advisory import try_block_new_sessions
 from schema.predicates import has_ready_jobs
+from schema.tables.jobs import OF_CLIENTS
 
 # One state at a time, so that what is kept of one does not stand in front of what is due of another. Ids go into each
 # part as one array, which leaves the planner nothing but an index on them. The lower bound steps over the entries of
@@ -25,7 +26,6 @@ WITH old AS MATERIALIZED (
 outputs AS (DELETE FROM job_outputs WHERE job_id = ANY (ARRAY(SELECT id FROM old))),
 results AS (DELETE FROM job_results WHERE job_id = ANY (ARRAY(SELECT id FROM old))),
 checkpoints AS (DELETE FROM job_checkpoints WHERE job_id = ANY (ARRAY(SELECT id FROM old))),
-keys AS (DELETE FROM submit_keys WHERE job_id = ANY (ARRAY(SELECT id FROM old))),
 described AS (DELETE FROM job_metadata WHERE job_id = ANY (ARRAY(SELECT id FROM old))),
 preferences AS (DELETE FROM preference_waits WHERE job_id = ANY (ARRAY(SELECT id FROM old))),
 terms AS (DELETE FROM job_constraints WHERE job_id = ANY (ARRAY(SELECT id FROM old))),
@@ -40,25 +40,52 @@ FROM old
 
 
 @dataclass(frozen=True)
-class DeletedJobs:
-    """What one batch has deleted. last: when the last of its jobs ended; None = there was none. late: seconds for which
-    the first of them has outlived its age."""
+class Deleted:
+    """What one batch has deleted: how many rows. last: the time from which the last of them was kept; None = there was
+    none. late: seconds for which the first of them has outlived its age."""
 
-    jobs: int
+    rows: int
     last: datetime | None
     late: float
 
 
 def delete_finished(
     connection: Connection, state: JobState, *, age: float, limit: int, since: datetime | None = None
-) -> DeletedJobs:
+) -> Deleted:
     """Delete up to `limit` jobs that have been in this final state for `age` seconds, the oldest first.
 
     since: pass over jobs that ended earlier.
     """
     values = {"state": state.value, "age": age, "limit": limit, "since": since}
     row = connection.execute(DELETE_FINISHED, values).one()
-    return DeletedJobs(row.jobs, row.last, row.late)
+    return Deleted(row.jobs, row.last, row.late)
+
+
+# Keys of submits, which outlive their jobs or not.
+DELETE_KEYS = text(f"""
+WITH old AS MATERIALIZED (
+    SELECT ctid FROM submit_keys
+    WHERE {OF_CLIENTS} = :of_clients AND created_at < now() - make_interval(secs => :age)
+        AND created_at >= coalesce(CAST(:since AS timestamptz), '-infinity')
+    ORDER BY {OF_CLIENTS}, created_at LIMIT :limit FOR UPDATE SKIP LOCKED
+), gone AS (DELETE FROM submit_keys WHERE ctid = ANY (ARRAY(SELECT ctid FROM old)) RETURNING created_at)
+SELECT count(*) AS keys, max(created_at) AS last,
+    coalesce(extract(epoch FROM now() - min(created_at))::double precision - :age, 0) AS late
+FROM gone
+""")
+
+
+def delete_keys(
+    connection: Connection, *, of_clients: bool, age: float, limit: int, since: datetime | None = None
+) -> Deleted:
+    """Delete up to `limit` keys that were submitted `age` seconds ago, the oldest first, but none that a submit is just
+    asking for.
+
+    of_clients: those that clients made for their own repeats, or the others. since: pass over earlier ones.
+    """
+    values = {"of_clients": of_clients, "age": age, "limit": limit, "since": since}
+    row = connection.execute(DELETE_KEYS, values).one()
+    return Deleted(row.keys, row.last, row.late)
 
 
 # What is kept for a while: evictions, blames, the audit, bots that have gone, assigners not seen.

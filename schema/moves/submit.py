@@ -34,10 +34,10 @@ SUBMIT_ALIKE = b"SELECT job_ids, public_ids, created FROM submit_alike($1, $2, $
 # `wake`.
 _CLAIMED = """
 ), claimed AS (
-    INSERT INTO submit_keys AS k (instance, key, request_hash, job_id)
-    SELECT n.instance, $9, sha256(convert_to(($10::jsonb - 'key')::text, 'UTF8')), n.id FROM new n
+    INSERT INTO submit_keys AS k (instance, key, request_hash, job_id, public_id)
+    SELECT n.instance, $9, sha256(convert_to(($10::jsonb - 'key')::text, 'UTF8')), n.id, new_public_id(n.id) FROM new n
     ON CONFLICT (instance, key) DO UPDATE SET job_id = k.job_id WHERE false
-    RETURNING k.job_id"""
+    RETURNING k.public_id"""
 SUBMIT_TO_QUEUE = {
     keyed: text(f"""
 WITH new AS MATERIALIZED (
@@ -47,8 +47,9 @@ WITH new AS MATERIALIZED (
 ), job AS (
     INSERT INTO jobs (id, public_id, queue, instance, platform, units, priority, rank, locality_hint,
                       timeout_seconds, max_attempts, retry_failed)
-    SELECT n.id, new_public_id(n.id), n.queue, n.instance, n.platform, n.units, coalesce($4::integer, 0),
-        coalesce($4::integer, 0), $5, $6::double precision, coalesce($7::integer, 5), coalesce($8::boolean, false)
+    SELECT n.id, {"claimed.public_id" if keyed else "new_public_id(n.id)"}, n.queue, n.instance, n.platform, n.units,
+        coalesce($4::integer, 0), coalesce($4::integer, 0), $5, $6::double precision, coalesce($7::integer, 5),
+        coalesce($8::boolean, false)
     FROM new n{" CROSS JOIN claimed" if keyed else ""}
     RETURNING id, public_id
 ), payload AS (
@@ -98,9 +99,9 @@ def submit(connection: Connection, requests: Sequence[Mapping[str, Any]], *, act
     A request holds instance, properties (in normal form), payload, and optionally key, priority, units, label,
     locality_hint, timeout_seconds, queue_timeout_seconds, dedup_key, max_attempts, retry_failed, preferred_properties
     (in normal form), prefer_seconds and metadata. A request whose key was used before in its instance gets the earlier
-    job; raises Conflict `key_reused` when that one was submitted with another content, QueueFull when a label or an
-    instance has no room for all of its new jobs, BadInput when a class or a service level is not known, or when a new
-    job would break a limit that operators have set.
+    job, also if that is not kept any more; raises Conflict `key_reused` when that one was submitted with another
+    content, QueueFull when a label or an instance has no room for all of its new jobs, BadInput when a class or a
+    service level is not known, or when a new job would break a limit that operators have set.
     """
     values = {"requests": to_json(list(requests)).decode(), "actor": actor}
     if not requests:

@@ -7,6 +7,7 @@ the most written tables each foreign key would cost a lookup and a row lock per 
 
 from typing import Any
 
+from leasehold.wire import AUTOMATIC
 from sqlalchemy import (
     BigInteger,
     Boolean,
@@ -243,6 +244,10 @@ job_checkpoints = Table(
     CheckConstraint("octet_length(CAST(checkpoint AS text)) <= 65536", name="job_checkpoints_checkpoint_bounded"),
 )
 
+#: What begins keys that a client has made for its own repeats, which are kept for a short time only.
+OF_CLIENTS = f"starts_with(key, '{AUTOMATIC}')"
+
+# A key outlives its job: `public_id` is what its submit has answered.
 submit_keys = Table(
     "submit_keys",
     metadata,
@@ -250,10 +255,11 @@ submit_keys = Table(
     Column("key", Text, nullable=False),
     Column("request_hash", LargeBinary, nullable=False),
     Column("job_id", BigInteger, nullable=False),
-    Column("follower", UUID(as_uuid=True)),
+    Column("public_id", UUID(as_uuid=True), nullable=False),
+    Column("created_at", TIME, nullable=False, server_default=NOW),
     PrimaryKeyConstraint("instance", "key"),
     CheckConstraint("octet_length(key) BETWEEN 1 AND 200", name="submit_keys_key_bounded"),
-    Index("submit_keys_of_job", "job_id"),
+    Index("submit_keys_by_age", text(OF_CLIENTS), "created_at"),
 )
 
 # What has happened to jobs and is not told by the rows of jobs and leases: the view `job_events` has the whole history.

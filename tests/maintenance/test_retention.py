@@ -1,19 +1,23 @@
 """Retention of finished jobs, round by round: without a pause while some are overdue, in batches that end in time."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
+from leasehold.errors import Conflict
 from leasehold.states import JobState
 from prometheus_client import REGISTRY
 from sqlalchemy import Connection, text
 
 from assigner.maintenance import retention as retention_module
-from assigner.maintenance.retention import LOOK_BACK, PAUSE, OldJobs, Retention
+from assigner.maintenance.retention import LOOK_BACK, PAUSE, OldRows, Retention
 from assigner.maintenance.upkeep import UpkeepSettings
 from schema.diagnostics.checks import Verdict
 from schema.diagnostics.doctor import run_checks
 from schema.moves import retention as retention_moves
+from schema.moves.submit import submit, submit_at_once
+from schema.requests import JobRequest
 from tests.support.plans import watching
 from tests.support.pool import Pool
 from tests.support.race import cancel
@@ -45,7 +49,7 @@ def left(pool: Pool) -> int:
 
 
 def late() -> float | None:
-    return REGISTRY.get_sample_value("leasehold_retention_late_seconds", {"state": "failed"})
+    return REGISTRY.get_sample_value("leasehold_retention_late_seconds", {"duty": "old failed jobs"})
 
 
 def test_there_is_no_pause_while_finished_jobs_are_overdue(kept: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,14 +81,15 @@ def test_what_was_deleted_before_costs_the_next_batch_nothing_also_beside_an_old
             with watching(connection) as watch:
                 deleted = retention_moves.delete_finished(connection, JobState.FAILED, age=WEEK, limit=500, since=last)
             connection.rollback()
-        assert deleted.jobs == 10
+        assert deleted.rows == 10
         assert watch.touched <= 500, str(watch)
         kept.retention().run_once()
 
 
 def test_a_job_whose_end_was_committed_late_leaves_a_minute_later(kept: Pool) -> None:
     moment = 0.0
-    old = OldJobs(kept.database, JobState.FAILED, age=WEEK, now=lambda: moment)
+    delete = partial(retention_moves.delete_finished, state=JobState.FAILED, age=WEEK)
+    old = OldRows(kept.database, "old failed jobs", delete, now=lambda: moment)
     failed(kept, 5, age=WEEK + 60)
     assert old.run_once() is False
     failed(kept, 3, age=WEEK + 3600)
@@ -129,3 +134,60 @@ def test_the_doctor_says_when_finished_jobs_are_kept_for_too_long(kept: Pool) ->
     assert "failed jobs for 2 h" in check.found
     kept.retention().run_once()
     assert found().verdict is Verdict.OK
+
+
+def rested(pool: Pool, key: str, *, seconds: float) -> None:
+    pool.change(
+        "UPDATE submit_keys SET created_at = now() - make_interval(secs => :age) WHERE key = :key", age=seconds, key=key
+    )
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["alone", "in bulk"])
+def test_a_repeat_after_its_job_is_gone_answers_its_id_and_makes_no_second_job(pool: Pool, many: bool) -> None:
+    keys = ["order-1", "order-2"] if many else ["order-1"]
+    requests = [JobRequest(command=["true"], key=key).normal() for key in keys]
+
+    def submitted() -> list[tuple[str, bool]]:
+        found = pool.database.run_alone(lambda driver: submit_at_once(driver, requests, actor="test"))
+        return [(each.public_id, each.created) for each in found]
+
+    first = submitted()
+    assert [created for _, created in first] == [True] * len(keys)
+    cancel(pool, *(job for job, _ in first))
+    pool.retention(keep_cancelled=0).run_once()
+    assert pool.rows("SELECT FROM jobs") == []
+    again = [(job, False) for job, _ in first]
+    assert submitted() == again
+    assert [
+        (each.public_id, each.created) for each in pool.database.run(lambda c: submit(c, requests, actor="test"))
+    ] == again
+    with pytest.raises(Conflict, match="used before for a different request"):
+        pool.submit(key="order-1", priority=5)
+    for key in keys:
+        rested(pool, key, seconds=WEEK + 1)
+    pool.retention().run_once()
+    assert not {job for job, _ in submitted()} & {job for job, _ in first}
+
+
+def test_a_repeat_of_a_submission_that_has_joined_a_job_answers_its_own_id_also_when_the_job_is_gone(
+    pool: Pool,
+) -> None:
+    (leader,), (joined,) = pool.submit(key="a", dedup_key="same"), pool.submit(key="b", dedup_key="same")
+    cancel(pool, joined)
+    cancel(pool, leader)
+    pool.retention(keep_cancelled=0).run_once()
+    assert pool.rows("SELECT FROM jobs") == []
+    assert pool.submit(key="a", dedup_key="same") == [leader]
+    assert pool.submit(key="b", dedup_key="same") == [joined]
+
+
+def test_keys_that_clients_made_are_kept_for_an_hour_and_others_for_a_week_however_long_the_job_is_kept(
+    pool: Pool,
+) -> None:
+    ages = {"auto:1": 3000, "auto:2": 4000, "order": 4000, "old": WEEK + 1}
+    for key, age in ages.items():
+        pool.submit(key=key)
+        rested(pool, key, seconds=age)
+    pool.retention().run_once()
+    assert {row.key for row in pool.rows("SELECT key FROM submit_keys")} == {"auto:1", "order"}
+    assert len(pool.rows("SELECT FROM jobs")) == 4

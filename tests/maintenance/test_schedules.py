@@ -32,7 +32,8 @@ KEYS = "SELECT k.key FROM submit_keys k JOIN jobs j ON j.id = k.job_id ORDER BY 
 TICK = "(date_trunc('month', now() AT TIME ZONE 'UTC') - make_interval(months => :months)) AT TIME ZONE 'UTC'"
 MONTHS = 40 * 86_400.0
 SQUAT = text("""
-INSERT INTO submit_keys (instance, key, request_hash, job_id) SELECT instance, :key, '', id FROM jobs
+INSERT INTO submit_keys (instance, key, request_hash, job_id, public_id)
+SELECT instance, :key, '', id, public_id FROM jobs
 """)
 
 

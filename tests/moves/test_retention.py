@@ -150,7 +150,7 @@ def test_jobs_that_are_kept_of_one_state_cost_nothing_where_others_are_due(pool:
     deleted: list[int] = []
 
     def delete(connection: Connection) -> None:
-        deleted.append(retention.delete_finished(connection, JobState.SUCCEEDED, age=3600, limit=500).jobs)
+        deleted.append(retention.delete_finished(connection, JobState.SUCCEEDED, age=3600, limit=500).rows)
 
     watch = read_by(pool, partial(delete))
     assert deleted == [10]

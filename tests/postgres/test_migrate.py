@@ -19,6 +19,7 @@ from schema.postgres import migrate
 from schema.postgres.engine import Database, DatabaseSettings
 from tests.support.patience import MINUTE
 from tests.support.pool import Pool, completed
+from tests.support.race import cancel, retention
 
 IMPATIENT = DatabaseSettings(statement_timeout=0.1, lock_timeout=0.05)
 WAITED = text(
@@ -238,6 +239,22 @@ def test_requirement_sets_of_a_database_from_before_need_no_second_look(pool: Po
     assert migrate.upgrade(pool.database).ready
     pool.submit(properties={"os": "plan9"})
     assert [row.linked for row in pool.rows("SELECT linked FROM platforms ORDER BY id")] == [True, False]
+
+
+def test_keys_of_a_database_from_before_outlive_their_jobs_too(pool: Pool) -> None:
+    (job,) = pool.submit(key="a")
+    for change in (
+        "ALTER TABLE submit_keys ALTER COLUMN public_id DROP NOT NULL, DROP COLUMN created_at",
+        "ALTER TABLE submit_keys RENAME COLUMN public_id TO follower",
+        "UPDATE submit_keys SET follower = NULL",
+        "CREATE INDEX submit_keys_of_job ON submit_keys (job_id)",
+    ):
+        pool.change(change)
+    claim_version(pool.database, "0032")
+    assert migrate.upgrade(pool.database).ready
+    cancel(pool, job)
+    assert retention(pool) == 1
+    assert pool.submit(key="a") == [job]
 
 
 @pytest.mark.parametrize("version", ["0005", "0009", "0010", "0013"])

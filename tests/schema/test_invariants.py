@@ -116,7 +116,6 @@ BROKEN = [
     ("S10", "INSERT INTO job_followers (job_id, actor, priority) VALUES (99, 'x', 0)", ["99"]),
     ("S10", "INSERT INTO job_metadata (job_id, instance, key, value) VALUES (99, 1, 'k', 'v')", ["99"]),
     ("S10", "INSERT INTO preference_waits (job_id, seconds, until) VALUES (99, 1, now())", ["99"]),
-    ("S10", "INSERT INTO submit_keys (instance, key, request_hash, job_id) VALUES (1, 'k', '', 99)", ["99"]),
     ("S11", "DELETE FROM stored_events WHERE job_id = 3 AND move = 'grant'", ["3"]),
     ("S11", "DELETE FROM stored_events WHERE job_id = 3 AND move = 'submit'", ["3"]),
     ("S13", "UPDATE jobs SET platform = 3 WHERE id = 2", ["2"]),

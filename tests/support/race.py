@@ -213,7 +213,7 @@ def drain(pool: Pool, *, draining: bool = True, bot: str = "bot-1") -> None:
 def retention(pool: Pool) -> int:
     """Delete every finished job."""
     final = (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED, JobState.DEAD)
-    return pool.database.run(lambda c: sum(delete_finished(c, state, age=0.0, limit=500).jobs for state in final))
+    return pool.database.run(lambda c: sum(delete_finished(c, state, age=0.0, limit=500).rows for state in final))
 
 
 def offered(pool: Pool, **fields: Any) -> tuple[str, Bot, dict[str, Any]]:

@@ -543,7 +543,7 @@ class Client:
         return answers
 
     def _key(self) -> str:
-        return str(uuid.UUID(int=self._chance.getrandbits(128), version=4))
+        return f"{wire.AUTOMATIC}{uuid.UUID(int=self._chance.getrandbits(128), version=4)}"
 
 
 def pause(pending: int) -> float:

@@ -18,6 +18,8 @@ MAX_JSON_NODES = 1_000_000
 MAX_JSON_DEPTH = 64
 #: Bytes of JSON text of a job's result, and of its checkpoint.
 MAX_RESULT_BYTES = MAX_CHECKPOINT_BYTES = 64 * 1024
+#: What keys of submits begin with that a client has drawn for its own repeats. They are kept for an hour.
+AUTOMATIC = "auto:"
 #: Bytes of the key by which a job joins an unfinished one.
 MAX_DEDUP_KEY_BYTES = 200
 #: Bytes that every gateway accepts in one request, however it is configured. The largest call of a bot fits: the ends

@@ -31,11 +31,12 @@ BEGIN
         SELECT array_agg(nextval('jobs_id_seq')), array_agg(bulk_public_id(moment, seed, n))
             INTO job_ids, public_ids FROM generate_series(1, jsonb_array_length(payloads)) n;
         IF keys <> '[]' THEN
-            INSERT INTO submit_keys AS k (instance, key, request_hash, job_id)
+            INSERT INTO submit_keys AS k (instance, key, request_hash, job_id, public_id)
             SELECT DISTINCT ON (r.key) shared.instance, r.key,
-                sha256(convert_to((common || jsonb_build_object('payload', r.payload))::text, 'UTF8')), r.id
-            FROM ROWS FROM (unnest(job_ids), jsonb_array_elements(payloads), jsonb_array_elements_text(keys))
-                WITH ORDINALITY AS r (id, payload, key, n)
+                sha256(convert_to((common || jsonb_build_object('payload', r.payload))::text, 'UTF8')), r.id,
+                r.public_id
+            FROM ROWS FROM (unnest(job_ids), unnest(public_ids), jsonb_array_elements(payloads),
+                jsonb_array_elements_text(keys)) WITH ORDINALITY AS r (id, public_id, payload, key, n)
             WHERE r.key IS NOT NULL ORDER BY r.key, r.n
             ON CONFLICT (instance, key) DO UPDATE SET job_id = k.job_id WHERE false;
             GET DIAGNOSTICS claimed = ROW_COUNT;
@@ -53,7 +54,8 @@ BEGIN
             PERFORM wake('jobs');
             RETURN;
         END IF;
-        DELETE FROM submit_keys k WHERE k.job_id = ANY (job_ids);
+        DELETE FROM submit_keys k USING jsonb_array_elements_text(keys) AS r (key)
+        WHERE k.instance = shared.instance AND k.key = r.key AND k.job_id = ANY (job_ids);
     END IF;
     SELECT s.job_ids, s.public_ids, s.created INTO job_ids, public_ids, created FROM submit_all((
         SELECT jsonb_agg(common || jsonb_build_object('payload', r.payload, 'key', r.key) ORDER BY r.n)

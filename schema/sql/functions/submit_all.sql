@@ -9,7 +9,7 @@
 -- Lookups are done once for each distinct value and not for each request. A session plans the statements once: a
 -- plan for each call would cost a call of 1,000 requests a sixth more. If another transaction is using a key, the
 -- insert waits for it, and the last query sees what it committed. The key's row is locked by an update that changes
--- nothing, so that retention cannot delete its job in between. Platforms are made before instances, both before keys,
+-- nothing, so that retention cannot delete it in between. Platforms are made before instances, both before keys,
 -- and these before jobs, as when a session opens; conditions that count the rows of what comes first see to it.
 --
 -- Only an equal key or an equal new row makes one submit wait for another. Requests with deduplication keys are submitted
@@ -155,9 +155,9 @@ BEGIN
             ON w.required = a.properties::jsonb AND w.preferred = nullif(a.preferred_properties, '')::jsonb
         CROSS JOIN LATERAL (SELECT w.preferred_id IS NOT NULL AND a.waits AS insists) f
     ), claimed AS (
-        INSERT INTO submit_keys AS k (instance, key, request_hash, job_id)
+        INSERT INTO submit_keys AS k (instance, key, request_hash, job_id, public_id)
         SELECT DISTINCT ON (p.id, a.key) p.id, a.key,
-            sha256(convert_to(((originals->a.n) - 'key')::text, 'UTF8')), a.id
+            sha256(convert_to(((originals->a.n) - 'key')::text, 'UTF8')), a.id, a.public_id
         FROM asked a JOIN known_instances p ON p.name = a.instance_name WHERE a.key IS NOT NULL
             AND (SELECT count(*) FROM placed) > 0
         ORDER BY p.id, a.key, a.n
@@ -230,14 +230,13 @@ BEGIN
             SELECT d.n, d.job_id, d.public_id, d.created, d.same
             FROM submit_deduplicated(requests, originals, actor) d WHERE deduplicated > 0
             UNION ALL
-            SELECT (r.ordinality - 1)::integer, j.id, j.public_id, false,
+            SELECT (r.ordinality - 1)::integer, k.job_id, k.public_id, false,
                 k.request_hash = sha256(convert_to((r.value - 'key')::text, 'UTF8'))
             FROM jsonb_array_elements(originals) WITH ORDINALITY AS r
             JOIN instances i ON i.name = coalesce(r.value->>'instance', 'default')
             CROSS JOIN LATERAL (
-                SELECT k.job_id, k.request_hash FROM submit_keys k
+                SELECT k.job_id, k.public_id, k.request_hash FROM submit_keys k
                 WHERE k.instance = i.id AND k.key = r.value->>'key' OFFSET 0) k
-            CROSS JOIN LATERAL (SELECT j.id, j.public_id FROM jobs j WHERE j.id = k.job_id OFFSET 0) j
             WHERE r.value->>'dedup_key' IS NULL
                 AND (r.ordinality - 1)::integer <> ALL (coalesce(born_ns, '{}'))) a;
     IF strict AND false = ANY (same) THEN

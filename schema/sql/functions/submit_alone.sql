@@ -105,15 +105,16 @@ BEGIN
         END IF;
     END IF;
     IF request->>'key' IS NOT NULL THEN
-        INSERT INTO submit_keys AS k (instance, key, request_hash, job_id)
+        INSERT INTO submit_keys AS k (instance, key, request_hash, job_id, public_id)
         VALUES (of_instance, request->>'key',
-            sha256(convert_to((coalesce(original, request) - 'key')::text, 'UTF8')), submit_alone.job_id)
+            sha256(convert_to((coalesce(original, request) - 'key')::text, 'UTF8')), submit_alone.job_id,
+            submit_alone.public_id)
         ON CONFLICT (instance, key) DO UPDATE SET job_id = k.job_id WHERE false;
         IF NOT FOUND THEN
-            SELECT j.id, j.public_id, false,
+            SELECT k.job_id, k.public_id, false,
                 k.request_hash = sha256(convert_to((coalesce(original, request) - 'key')::text, 'UTF8'))
                 INTO job_id, public_id, created, same
-            FROM submit_keys k JOIN jobs j ON j.id = k.job_id
+            FROM submit_keys k
             WHERE k.instance = of_instance AND k.key = request->>'key';
             RETURN;
         END IF;

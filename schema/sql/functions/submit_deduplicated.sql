@@ -12,11 +12,12 @@ DECLARE
     made record;
     claimed bigint[];
 BEGIN
-    -- Until a key's job is known, its row has minus the place of the request that has claimed the key.
+    -- Until a key's job is known, its row has minus the place of the request that has claimed the key, and any id.
     WITH mine AS (
-        INSERT INTO submit_keys AS k (instance, key, request_hash, job_id)
+        INSERT INTO submit_keys AS k (instance, key, request_hash, job_id, public_id)
         SELECT DISTINCT ON (i.id, r.value->>'key') i.id, r.value->>'key',
-            sha256(convert_to(((originals->(r.ordinality - 1)::integer) - 'key')::text, 'UTF8')), -r.ordinality
+            sha256(convert_to(((originals->(r.ordinality - 1)::integer) - 'key')::text, 'UTF8')), -r.ordinality,
+            gen_random_uuid()
         FROM jsonb_array_elements(requests) WITH ORDINALITY AS r
         JOIN instances i ON i.name = coalesce(r.value->>'instance', 'default')
         WHERE r.value->>'dedup_key' IS NOT NULL AND r.value->>'key' IS NOT NULL
@@ -42,20 +43,19 @@ BEGIN
     LOOP
         SELECT * INTO made
         FROM submit_or_join(asked.request, asked.instance, asked.platform, actor, asked.new_id);
-        UPDATE submit_keys k SET job_id = made.job, follower = CASE WHEN made.joined THEN made.answer END
+        UPDATE submit_keys k SET job_id = made.job, public_id = made.answer
         WHERE k.instance = asked.instance AND k.key = asked.key;
         RETURN QUERY SELECT asked.n, made.job, made.answer, NOT made.joined, true;
     END LOOP;
     -- The other keys were known before, or are those of requests above; all of them have their jobs now.
     RETURN QUERY
-        SELECT (r.ordinality - 1)::integer, k.job_id, coalesce(k.follower, j.public_id), false,
+        SELECT (r.ordinality - 1)::integer, k.job_id, k.public_id, false,
             k.request_hash = sha256(convert_to(((originals->(r.ordinality - 1)::integer) - 'key')::text, 'UTF8'))
         FROM jsonb_array_elements(requests) WITH ORDINALITY AS r
         JOIN instances i ON i.name = coalesce(r.value->>'instance', 'default')
         CROSS JOIN LATERAL (
-            SELECT k.job_id, k.follower, k.request_hash FROM submit_keys k
+            SELECT k.job_id, k.public_id, k.request_hash FROM submit_keys k
             WHERE k.instance = i.id AND k.key = r.value->>'key' OFFSET 0) k
-        CROSS JOIN LATERAL (SELECT j.public_id FROM jobs j WHERE j.id = k.job_id OFFSET 0) j
         WHERE r.value->>'dedup_key' IS NOT NULL AND r.ordinality <> ALL (claimed);
     PERFORM wake('jobs');
 END $$;

@@ -4,15 +4,16 @@ WITH new AS MATERIALIZED (
     FROM queues q JOIN instances i ON i.id = q.instance AND NOT i.managed
     WHERE q.id = $1::integer AND q.idle_since IS NULL AND NOT EXISTS (SELECT FROM submit_checks)
 ), claimed AS (
-    INSERT INTO submit_keys AS k (instance, key, request_hash, job_id)
-    SELECT n.instance, $9, sha256(convert_to(($10::jsonb - 'key')::text, 'UTF8')), n.id FROM new n
+    INSERT INTO submit_keys AS k (instance, key, request_hash, job_id, public_id)
+    SELECT n.instance, $9, sha256(convert_to(($10::jsonb - 'key')::text, 'UTF8')), n.id, new_public_id(n.id) FROM new n
     ON CONFLICT (instance, key) DO UPDATE SET job_id = k.job_id WHERE false
-    RETURNING k.job_id
+    RETURNING k.public_id
 ), job AS (
     INSERT INTO jobs (id, public_id, queue, instance, platform, units, priority, rank, locality_hint,
                       timeout_seconds, max_attempts, retry_failed)
-    SELECT n.id, new_public_id(n.id), n.queue, n.instance, n.platform, n.units, coalesce($4::integer, 0),
-        coalesce($4::integer, 0), $5, $6::double precision, coalesce($7::integer, 5), coalesce($8::boolean, false)
+    SELECT n.id, claimed.public_id, n.queue, n.instance, n.platform, n.units,
+        coalesce($4::integer, 0), coalesce($4::integer, 0), $5, $6::double precision, coalesce($7::integer, 5),
+        coalesce($8::boolean, false)
     FROM new n CROSS JOIN claimed
     RETURNING id, public_id
 ), payload AS (

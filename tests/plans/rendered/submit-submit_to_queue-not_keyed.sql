@@ -6,8 +6,9 @@ WITH new AS MATERIALIZED (
 ), job AS (
     INSERT INTO jobs (id, public_id, queue, instance, platform, units, priority, rank, locality_hint,
                       timeout_seconds, max_attempts, retry_failed)
-    SELECT n.id, new_public_id(n.id), n.queue, n.instance, n.platform, n.units, coalesce($4::integer, 0),
-        coalesce($4::integer, 0), $5, $6::double precision, coalesce($7::integer, 5), coalesce($8::boolean, false)
+    SELECT n.id, new_public_id(n.id), n.queue, n.instance, n.platform, n.units,
+        coalesce($4::integer, 0), coalesce($4::integer, 0), $5, $6::double precision, coalesce($7::integer, 5),
+        coalesce($8::boolean, false)
     FROM new n
     RETURNING id, public_id
 ), payload AS (
