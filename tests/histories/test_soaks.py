@@ -144,7 +144,7 @@ class QuotaWatcher:
 
     def check(self) -> None:
         with self._database.engine.connect().execution_options(isolation_level="REPEATABLE READ") as connection:
-            rows = connection.execute(LOOK, {"cooldown": RULES.eviction_cooldown, "delay": RULES.preemption_delay})
+            rows = connection.execute(LOOK, {**RULES.of_evictions.values(), "delay": RULES.preemption_delay})
             found, now = rows.all(), clock.monotonic()
         self.checks += 1
         still: dict[tuple[int, int, int], float] = {}
