@@ -16,6 +16,7 @@ from assigner.operator_resources.declaration import Page
 from assigner.operator_resources.registry import RESOURCES
 from assigner.placement.registry import StrategySettings
 from assigner.queries.demand import Scale, demand
+from schema.accounting.quotas import EVICTION_COOLDOWN
 from schema.diagnostics.checks import Verdict
 from schema.diagnostics.doctor import run_checks
 from schema.policy import schedule_changes
@@ -98,7 +99,7 @@ def lists(pool: Pool) -> dict[str, Any]:
     """What every list of operators answers."""
     found = {}
     for resource in RESOURCES:
-        rows = pool.database.run(lambda c, resource=resource: list(resource.rows(c, Page("", 100, 600.0))))
+        rows = pool.database.run(lambda c, resource=resource: list(resource.rows(c, Page("", 100, EVICTION_COOLDOWN))))
         found[resource.name] = TypeAdapter(list[resource.row]).validate_python(rows, from_attributes=True)  # type: ignore[name-defined]
     return found
 

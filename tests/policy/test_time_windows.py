@@ -13,6 +13,7 @@ from assigner.operator_resources import limits
 from assigner.operator_resources.declaration import Page
 from assigner.process import assign
 from assigner.settings import PoolSettings
+from schema.accounting.quotas import EVICTION_COOLDOWN
 from schema.policy import meters, time_windows
 from schema.policy.meters import Meter
 from schema.policy.time_windows import (
@@ -380,7 +381,7 @@ def test_a_window_that_cannot_be_used_any_more_is_closed_and_nothing_else_is(
     assert said in gates_of(explained(pool, lost))["window"].sentence
     assert closed(explained(pool, plain)) == ["cohort"], "there is no bot yet"
     assert started(pool) == 2
-    (shown,) = pool.database.run(lambda c: list(limits.WINDOWS.rows(c, Page("", 9, 600))))
+    (shown,) = pool.database.run(lambda c: list(limits.WINDOWS.rows(c, Page("", 9, EVICTION_COOLDOWN))))
     assert said in shown.wrong
     now = pool.row("SELECT now() AS now").now
     windows = pool.database.run(time_windows.read)
