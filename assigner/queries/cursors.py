@@ -18,15 +18,9 @@ from sqlalchemy import Connection, text
 SECRET = text("SELECT value FROM secrets WHERE name = 'cursor'")
 
 
-def _row_id(value: Any) -> int:
-    if type(value) is not int or value.bit_length() > 63:
-        raise ValueError("no row has this id")
-    return value
-
-
 #: Types of keys, and what reads their values.
 _READERS: Mapping[str, Callable[[Any], Any]] = {
-    "bigint": _row_id,
+    "bigint": int,
     "float8": float,
     "timestamptz": datetime.fromisoformat,
 }
@@ -38,30 +32,32 @@ def encode(connection: Connection, key: Sequence[Any], *, of: str) -> str:
     secret, nonce = _secret(connection), token_hex(8)
     *first, row_id = key
     given = [value.isoformat() if isinstance(value, datetime) else value for value in first]
-    whole = [_digest(secret, of), nonce, *given, row_id ^ _mask(secret, nonce)]
-    return base64.urlsafe_b64encode(json.dumps(whole).encode()).decode().rstrip("=")
+    whole = [nonce, *given, row_id ^ _mask(secret, nonce)]
+    return base64.urlsafe_b64encode(json.dumps([_digest(secret, of, whole), *whole]).encode()).decode().rstrip("=")
 
 
 def decode(connection: Connection, cursor: str, *, kinds: Sequence[str], of: str) -> list[Any]:
-    """Return the sort key in the cursor. kinds: the types of its values. Raises BadInput, also for another list's."""
+    """Return the sort key in the cursor. kinds: the types of its values. Raises BadInput for anything that no page of
+    this list gave: by changed cursors the id could be found out."""
     secret = _secret(connection)
     try:
-        digest, nonce, *given = json.loads(base64.b64decode(cursor + "=" * (-len(cursor) % 4), "-_", True))
-        *first, row_id = [_READERS[kind](value) for kind, value in zip(kinds, given, strict=True)]
-        row_id ^= _mask(secret, nonce)
-    except (ValueError, TypeError, AttributeError, OverflowError):
+        digest, *whole = json.loads(base64.b64decode(cursor + "=" * (-len(cursor) % 4), "-_", True))
+        is_ours = hmac.compare_digest(digest, _digest(secret, of, whole))
+    except (ValueError, TypeError):
         raise BadInput("cursor", "is not the `next` of a page") from None
-    if digest != _digest(secret, of):
+    if not is_ours:
         raise BadInput("cursor", "belongs to a list with other filters or in another order")
-    return [*first, row_id]
+    nonce, *given = whole
+    *first, row_id = [_READERS[kind](value) for kind, value in zip(kinds, given, strict=True)]
+    return [*first, row_id ^ _mask(secret, nonce)]
 
 
 def _secret(connection: Connection) -> bytes:
     return uuid.UUID(connection.execute(SECRET).scalar_one()).bytes
 
 
-def _digest(secret: bytes, of: str) -> str:
-    return hmac.digest(secret, of.encode(), "sha256").hex()[:16]
+def _digest(secret: bytes, of: str, whole: Sequence[Any]) -> str:
+    return hmac.digest(secret, json.dumps([of, *whole]).encode(), "sha256").hex()[:32]
 
 
 def _mask(secret: bytes, nonce: str) -> int:

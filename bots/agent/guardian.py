@@ -187,7 +187,7 @@ class Supervisor:
             )
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             number = error.errno if isinstance(error, OSError) and error.filename != request["directory"] else None
-            if number == errno.EACCES and not _is_in_path(command[0], environment):
+            if number == errno.EACCES and not _is_in_path(command[0], environment, request["directory"]):
                 number = errno.ENOENT
             self._send_fact(unable=str(error), errno=number)
             return False
@@ -371,13 +371,14 @@ def die_with(parent: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _is_in_path(program: str, environment: dict[str, str]) -> bool:
+def _is_in_path(program: str, environment: dict[str, str], working_directory: str) -> bool:
     """Return whether some directory of the path has this program, or it is named by a path of its own.
 
     The system says "permission denied" of a program that is nowhere too, if the account may not look into a directory.
     """
     return "/" in program or any(
-        os.path.lexists(os.path.join(directory, program)) for directory in os.get_exec_path(environment)
+        os.path.lexists(os.path.join(working_directory, directory, program))
+        for directory in os.get_exec_path(environment)
     )
 
 

@@ -242,6 +242,8 @@ def test_a_cursor_belongs_to_one_list(pool: Pool) -> None:
     digest, nonce, _ = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
     keys = [[nonce, True], [nonce, 1.5], [nonce, "1"], [nonce, 1 << 63], [3, 1], [None, 1], [1]]
     made = [base64.urlsafe_b64encode(json.dumps([digest, *key]).encode()).decode() for key in keys]
+    cut = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
+    made += [base64.urlsafe_b64encode(json.dumps([*cut[:-1], cut[-1] ^ 1 << bit]).encode()).decode() for bit in (0, 9)]
     for bad in ("", "x", "é", cursor[:-4], cursor[::-1], "W10", "MQ", "eyJhIjoxfQ", *made):
         with pytest.raises(BadInput) as refused:
             page(bad)
@@ -262,7 +264,7 @@ def test_cursors_do_not_tell_how_many_jobs_the_pool_has_made(pool: Pool, sort: S
     bot.sync(*(completed(lease) for lease in bot.take()))
     (told, first), (again, second) = cursor(), cursor()
     assert told != again
-    assert first[:1] + first[2:-1] == second[:1] + second[2:-1]
+    assert first[2:-1] == second[2:-1]
     for numbers in (first, second):
         assert numbers[-1] > 1_000_000, "an id is hidden by as many random bits as it may have"
 
