@@ -445,6 +445,9 @@ class Agent:
             caller = GatewayCaller(transport, self._commands.waker, self._chance)
             body = request.model_dump(mode="json", exclude_defaults=True)
             session = Session.model_validate(self._ask_for_session(caller, body))
+            if "tasks" not in body:
+                # A call that the bot gives back would come again at once.
+                session = session.model_copy(update={"tasks": False})
             # Remembered before the first sync, and so before the session has any command that a restart could clear.
             workplace.remember(_digest(session.secret))
             return _Opened(sent_at=caller.sent_at, session=session)
@@ -458,15 +461,16 @@ class Agent:
             transport.close()
 
     def _ask_for_session(self, caller: GatewayCaller, body: Record) -> Record:
-        """Call with `body`, and without ONLY_TOLD if the gateway is older than these fields."""
+        """Call with `body`. Takes ONLY_TOLD out of it if the gateway is older than these fields."""
         try:
             return caller.call("/v1/sessions", body, check=self._check)
         except BadInput as refused:
             if refused.field not in ONLY_TOLD:
                 raise
         _log.info("the gateway is too old to be told everything", bot=self._settings.bot, left_out=ONLY_TOLD)
-        known = {name: value for name, value in body.items() if name not in ONLY_TOLD}
-        return caller.call("/v1/sessions", known, check=self._check)
+        for name in ONLY_TOLD:
+            body.pop(name, None)
+        return caller.call("/v1/sessions", body, check=self._check)
 
     def _transport(self, timeout: float) -> Transport:
         return Transport(self._url, self._token, chance=self._chance, timeout=timeout, patience=0.0)

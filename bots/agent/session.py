@@ -169,8 +169,6 @@ class AgentSession:
     ) -> None:
         self._session, self._caller, self._commands, self._tuning = session, caller, commands, tuning
         self._launcher: Launcher = place.launcher
-        if isinstance(self._launcher, TaskLauncher):
-            self._launcher.gives_back_unknown = session.tasks
         self._margin = session.expires_in / 10 if tuning.margin is None else tuning.margin
         if self._margin >= session.expires_in:
             raise BadInput("margin", f"{self._margin:g} s is not less than the {session.expires_in:g} s of a session")

@@ -46,7 +46,7 @@ from bots.agent.run import (
     invalid,
 )
 from bots.agent.workspace import MARK, Workspace
-from bots.protocol import MAX_USED, Outcome
+from bots.protocol import MAX_TASK, MAX_USED, Outcome
 from schema import clock, validation
 from schema.requests import Payload
 from schema.timing import STUCK_AFTER
@@ -452,7 +452,8 @@ class TaskRun(AttemptRun):
             wrong = Unable(None, f"this bot runs nothing but tasks of the app '{app}'")
             return Outcome(verdict="error", reason=inability(wrong, payload.command[0]))
         self._checked, self.task = payload, payload.command[2]
-        if tasks is None or self.task in tasks:
+        # No bot can tell a name of another length, so that nothing would keep the call from this bot: it fails here.
+        if tasks is None or self.task in tasks or not 0 < len(self.task) <= MAX_TASK:
             return None
         told = f"this bot has not imported the task '{wire.escaped(self.task, 200)}'"
         return Outcome(verdict="released", reason=told, unknown_task=True)

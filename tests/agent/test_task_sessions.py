@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from leasehold.errors import BadInput
 
-from bots.agent import task_launcher, warm_children
+from bots.agent import agent, task_launcher, warm_children
 from bots.agent.agent import Agent
 from bots.agent.capacity import MOST_QUEUED
 from bots.agent.warm_children import TaskRun
@@ -322,6 +322,23 @@ def test_a_bot_does_not_tell_an_older_gateway_of_calls_whose_task_is_not_there(t
         assert verdicts(pool, [grant(pool, "no_such_task", job="second")]) == ["failed"]
         assert verdicts(pool, [grant(pool, "add", 1, job="third")]) == ["succeeded"]
     assert len(pool.opened) == 1
+
+
+def test_a_call_that_nothing_would_keep_from_this_bot_fails_here_instead_of_going_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = AgentPool(sync_in=0.1)
+    command = ["leasehold-task", "tests.support.apps.task_app:pool", ""]
+    with serving(pool, tmp_path / "told", app="tests.support.apps.task_app:pool"):
+        # No bot can tell tasks of such names.
+        nameless = pool.grant(job="nameless", payload={"command": command, "stdin": '{"args": [], "kwargs": {}}'})
+        long = grant(pool, "x" * 200, job="long")
+        assert verdicts(pool, [nameless, long]) == ["failed"] * 2
+    # A bot with too many tasks to tell them.
+    monkeypatch.setattr(agent, "MAX_TASKS", 1)
+    with serving(pool, tmp_path / "not_told", app="tests.support.apps.task_app:pool"):
+        assert verdicts(pool, [grant(pool, "no_such_task", job="unknown")]) == ["failed"]
+    assert [opened.tasks is None for opened in pool.opened] == [False, True]
 
 
 @pytest.mark.usefixtures("patient")
