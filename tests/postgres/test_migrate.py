@@ -17,7 +17,7 @@ from schema import clock
 from schema.moves.submit import submit_at_once
 from schema.postgres import migrate
 from schema.postgres.engine import Database, DatabaseSettings
-from tests.support.patience import MINUTE
+from tests.support.patience import MINUTE, eventually
 from tests.support.pool import Pool, completed
 from tests.support.race import cancel, retention
 
@@ -241,8 +241,8 @@ def test_requirement_sets_of_a_database_from_before_need_no_second_look(pool: Po
     assert [row.linked for row in pool.rows("SELECT linked FROM platforms ORDER BY id")] == [True, False]
 
 
-def test_keys_of_a_database_from_before_outlive_their_jobs_too(pool: Pool) -> None:
-    (job,) = pool.submit(key="a")
+def keep_keys_with_jobs(pool: Pool) -> None:
+    """Make of a database one in which keys leave with their jobs."""
     for change in (
         "ALTER TABLE submit_keys ALTER COLUMN public_id DROP NOT NULL, DROP COLUMN created_at",
         "ALTER TABLE submit_keys RENAME COLUMN public_id TO follower",
@@ -251,10 +251,33 @@ def test_keys_of_a_database_from_before_outlive_their_jobs_too(pool: Pool) -> No
     ):
         pool.change(change)
     claim_version(pool.database, "0032")
+
+
+def test_keys_of_a_database_from_before_outlive_their_jobs_too(pool: Pool) -> None:
+    (job,) = pool.submit(key="a")
+    keep_keys_with_jobs(pool)
     assert migrate.upgrade(pool.database).ready
     cancel(pool, job)
     assert retention(pool) == 1
     assert pool.submit(key="a") == [job]
+
+
+def test_keys_of_submits_that_are_open_during_the_upgrade_outlive_their_jobs_too(pool: Pool) -> None:
+    (job,) = pool.submit(key="a")
+    keep_keys_with_jobs(pool)
+    insert = """
+        INSERT INTO submit_keys (instance, key, request_hash, job_id)
+        SELECT instance, :key, request_hash, {} FROM submit_keys WHERE key = 'a'"""
+    waiting = "SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    with pool.database.engine.connect() as submitting, ThreadPoolExecutor(1) as threads:
+        for key, job_id in (("open", "job_id"), ("orphan", "0")):
+            submitting.execute(text(insert.format(job_id)), {"key": key})
+        upgrading = threads.submit(migrate.upgrade, pool.database)
+        eventually(lambda: upgrading.done() or bool(pool.rows(waiting)))
+        submitting.commit()
+        assert upgrading.result(MINUTE).ready
+    rows = pool.rows("SELECT key, public_id::text AS job FROM submit_keys ORDER BY key")
+    assert [tuple(row) for row in rows] == [("a", job), ("open", job)]
 
 
 @pytest.mark.parametrize("version", ["0005", "0009", "0010", "0013"])

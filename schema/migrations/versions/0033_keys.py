@@ -1,6 +1,7 @@
 """Keep keys of submits by themselves: with the id that was answered and the time of the submit, by which they leave.
 
-The age of keys that are there begins now.
+The age of keys that are there begins now. The table is locked first, so that the rows of submits that
+were open are seen.
 """
 
 from alembic import op
@@ -19,7 +20,9 @@ def upgrade() -> None:
     op.execute("""
     DO $$ BEGIN
         IF EXISTS (SELECT FROM pg_attribute WHERE attrelid = 'submit_keys'::regclass AND attname = 'follower') THEN
+            LOCK TABLE submit_keys IN ACCESS EXCLUSIVE MODE;
             UPDATE submit_keys k SET follower = j.public_id FROM jobs j WHERE j.id = k.job_id AND k.follower IS NULL;
+            DELETE FROM submit_keys WHERE follower IS NULL;
             ALTER TABLE submit_keys RENAME COLUMN follower TO public_id;
             ALTER TABLE submit_keys ALTER COLUMN public_id SET NOT NULL;
         END IF;
