@@ -69,14 +69,19 @@ class Retention(Rounds):
             yield Duty(name, settings.retention_interval, rows.run_once)
 
     def _delete_graphs(self) -> bool:
-        """Delete finished graphs, as far as a few looks go; the next round goes on where this one ended."""
+        """Delete finished graphs, as far as a few looks go; the next run goes on where this one ended.
+
+        Returns True if some were deleted and more may be overdue; graphs that are kept for their jobs are no hurry.
+        """
+        deleted = False
         for _ in range(BATCHES):
             delete = partial(delete_graph, age=self._keep_graphs, after=self._graphs_after, limit=GRAPHS)
             found = self._database.run(delete)
             self._graphs_after = found.after or BEGINNING
+            deleted = deleted or found.deleted
             if found.after is None:
                 return False
-        return True
+        return deleted
 
 
 class Delete(Protocol):

@@ -6,6 +6,7 @@ import pytest
 from leasehold.states import JobState
 from sqlalchemy import Connection
 
+from assigner.maintenance.retention import PAUSE
 from assigner.maintenance.unnamed_rows import UnnamedRows, gone_bots, idle_queues
 from bots.protocol import OpenSession
 from bots.sync import sessions
@@ -241,8 +242,8 @@ def test_a_graph_goes_although_many_before_it_are_kept_for_their_jobs(
     pool.database.run(lambda c: retention.delete_finished(c, JobState.CANCELLED, age=3600, limit=500))
     monkeypatch.setattr("assigner.maintenance.retention.GRAPHS", 2)
     monkeypatch.setattr("assigner.maintenance.retention.BATCHES", 2)
-    deletion = pool.retention(keep_succeeded=0, keep_cancelled=3600)
-    deletion.run_once()
+    deletion = pool.retention(keep_succeeded=0, keep_cancelled=3600, retention_interval=1e-9)
+    assert deletion.run_once() == PAUSE, "kept graphs call for no hurry"
     assert len(pool.rows("SELECT FROM graphs")) == 6
     deletion.run_once()
     assert len(pool.rows("SELECT FROM graphs")) == 5
