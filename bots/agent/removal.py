@@ -64,6 +64,10 @@ class Trash:
         """Move a file or tree into the trash and remove it later; return False if it cannot be moved. Never raises."""
         name = secrets.token_hex(8)
         try:
+            if path == self._folder:
+                if (aside := self._set_aside()) is None:
+                    return True
+                path = aside
             with _opened(self._made()) as trash, _opened(path.parent) as parent:
                 _rename(parent, path.name, trash, name)
         except FileNotFoundError:
@@ -96,18 +100,27 @@ class Trash:
 
     def _made(self) -> Path:
         """Make the folder, in place of whatever a command may have put at its path. Raises OSError."""
+        aside = self._set_aside()
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        if self._folder.lstat().st_uid != os.geteuid():
+            raise OSError(errno.EPERM, "another account makes it again and again")
+        self._folder.chmod(0o700)
+        if aside is not None:
+            self.take(aside)
+        return self._folder
+
+    def _set_aside(self) -> Path | None:
+        """Free the folder's path of what is not this account's; return the new path if it is a folder. Raises OSError.
+
+        Its owner could reach what is in it.
+        """
         with contextlib.suppress(FileNotFoundError):
             found = self._folder.lstat()
             if not stat.S_ISDIR(found.st_mode):
                 self._folder.unlink()
             elif found.st_uid != os.geteuid():
-                # Its owner could reach what is in it.
-                self._folder.rename(f"{self._folder}.{secrets.token_hex(8)}")
-        self._folder.mkdir(mode=0o700, exist_ok=True)
-        if self._folder.lstat().st_uid != os.geteuid():
-            raise OSError(errno.EPERM, "another account makes it again and again")
-        self._folder.chmod(0o700)
-        return self._folder
+                return self._folder.rename(f"{self._folder}.{secrets.token_hex(8)}")
+        return None
 
     def _put(self, name: str) -> None:
         with self._lock:

@@ -347,6 +347,30 @@ def test_a_deep_directory_of_a_dead_agent_in_shared_memory_does_not_keep_the_nex
 
 
 @only_root
+def test_a_job_that_takes_the_name_of_the_trash_in_shared_memory_keeps_neither_it_nor_its_user_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trash = tmp_path / "shm" / "leasehold-trash"
+    trash.parent.mkdir()
+    monkeypatch.setattr(job_accounts, "_POSIX", (trash.parent,))
+    monkeypatch.setattr(job_accounts, "_TRASH", trash)
+    accounts = JobAccounts("dynamic")
+    accounts.clear()
+    assert trash.stat().st_uid == 0, "made before any job runs"
+    account = accounts.take()
+    assert account is not None
+    trash.rmdir()
+    (trash / "inner").mkdir(parents=True)
+    os.chown(trash, *account.ids)
+    accounts.give_back(account, silent=True)
+    assert not Path("/run/leasehold/accounts", str(account.user)).exists()
+    accounts.close()
+    eventually(lambda: not [*trash.iterdir()])
+    assert [entry.name for entry in trash.parent.iterdir()] == [trash.name]
+    assert trash.stat().st_uid == 0
+
+
+@only_root
 def test_a_command_leaves_no_core(made: Made) -> None:
     run = start(made(dynamic()), "sh", "-c", "ulimit -c; ulimit -Hc; ulimit -c 1 2>&- || echo no")
     finish(run)

@@ -178,7 +178,8 @@ class JobAccounts:
                 _close(held)
         except OSError as error:
             raise LeaseholdError(f"what earlier agents left in {_RESERVED} cannot be cleared: {error}") from None
-        if _TRASH.is_dir():
+        # Before any attempt runs, so that none can make a directory of that name its own.
+        if _POSIX[0].is_dir():
             self._trash.resume()
 
     def close(self) -> None:
