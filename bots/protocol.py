@@ -12,6 +12,7 @@ bot really asks for. A default that has been released therefore never changes. W
 needs, such as its process id, it sends again without if a gateway does not know that field.
 """
 
+import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
@@ -33,7 +34,7 @@ MAX_COUNT = 2**63 - 1
 LEAST_EXIT_CODE, MOST_EXIT_CODE = -(2**31), 2**32 - 1
 #: Characters of the reason that a bot gives for the end of an attempt.
 MAX_REASON = 500
-#: The most tasks that a bot tells, the most characters of the name of one, and the most bytes of all as JSON.
+#: The most tasks that a bot tells, the most characters of the name of one, and the most bytes of all as JSON in ASCII.
 MAX_TASKS, MAX_TASK, MAX_TASKS_BYTES = 4096, 200, 128 * 1024
 #: The most leases in one sync, and therefore the most commands that a bot may run at once.
 MAX_LEASES = 10_000
@@ -149,6 +150,13 @@ class OpenSession(Message):
         description="names of the tasks that the bot has imported: a call of another task that it has given back for "
         "want of that task goes only to bots that have imported it, or that do not tell. Unset = not told",
     )
+
+    @field_validator("tasks")
+    @classmethod
+    def _fits(cls, tasks: list[str] | None) -> list[str] | None:
+        if tasks is not None and len(json.dumps(tasks)) > MAX_TASKS_BYTES:
+            raise ValueError(f"is longer than {MAX_TASKS_BYTES} bytes as JSON")
+        return tasks
 
     @field_validator("pool")
     @classmethod
