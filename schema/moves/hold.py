@@ -305,18 +305,20 @@ SELECT id, public_id, state, priority FROM jobs WHERE id = ANY (CAST(:ids AS big
 """)
 
 # Submitted like any other job, but it joins nobody: the new job has no deduplication key. Its time in the queue begins
-# anew.
+# anew. Which bots have imported the task is found out anew too: nobody may submit that requirement.
 SUBMIT_AGAIN = text("""
 WITH old AS MATERIALIZED (
     SELECT o.nth - 1 AS n, o.name, jsonb_build_object(
         'from', o.name, 'key', 'requeue:' || CAST(:key AS text) || ':' || o.name,
-        'instance', i.name, 'properties', coalesce(r.properties, p.properties), 'payload', w.payload, 'label', j.label,
+        'instance', i.name, 'properties', coalesce(r.properties, p.properties) - 'leasehold.task', 'payload', w.payload,
+        'label', j.label,
         'priority', j.priority, 'units', j.units, 'locality_hint', j.locality_hint,
         'timeout_seconds', j.timeout_seconds, 'max_attempts', j.max_attempts, 'retry_failed', j.retry_failed,
         'queue_timeout_seconds', e.queue_timeout_seconds
     ) || jsonb_strip_nulls(jsonb_build_object(
-        'preferred_properties', f.properties, 'prefer_seconds', e.prefer_seconds, 'terms', g.terms, 'estimated_cost',
-        t.estimate, 'estimated_seconds', t.seconds, 'own', t.priority_inputs - 'penalty',
+        'preferred_properties', f.properties - 'leasehold.task', 'prefer_seconds', e.prefer_seconds,
+        'terms', g.terms, 'estimated_cost', t.estimate, 'estimated_seconds', t.seconds,
+        'own', t.priority_inputs - 'penalty',
         'metadata', (SELECT jsonb_object_agg(m.key, m.value) FROM job_metadata m WHERE m.job_id = j.id)
     )) AS request
     FROM unnest(CAST(:names AS uuid[]), CAST(:ids AS bigint[])) WITH ORDINALITY AS o (name, id, nth)

@@ -89,20 +89,33 @@ WHERE j.id = ANY (ARRAY(SELECT id FROM alone)) RETURNING j.id
 """)
 
 
-# A bot has given these calls back because it has not imported their task. In the order of tasks, so that no two
-# transactions wait for each other's new requirement sets.
+# A bot has given these calls back because it has not imported their task. New rows are made in one order by all
+# transactions, so that no two wait for each other's: requirement sets before queues, and those that jobs prefer before
+# those that name them; then by task, and by what they come from.
 REQUIRE_TASKS = text("""
 WITH calls AS MATERIALIZED (
     SELECT j.id, j.queue, j.platform, j.preferred, p.payload #>> '{command,2}' AS task
     FROM jobs j JOIN job_payloads p ON p.job_id = j.id
     WHERE j.id = ANY (CAST(:job_ids AS bigint[])) AND j.finished_at IS NULL
         AND length(p.payload #>> '{command,2}') BETWEEN 1 AND :longest
-    ORDER BY task, j.id
-), meant AS MATERIALIZED (
-    SELECT id, queue_with_task(queue, task) AS queue, platform_with_task(platform, task) AS platform,
-        platform_with_task(preferred, task) AS preferred FROM calls
+), old_platforms AS MATERIALIZED (
+    SELECT DISTINCT p.preferred IS NOT NULL AS prefers, c.task, p.id
+    FROM calls c JOIN queues q ON q.id = c.queue
+    JOIN platforms u ON u.id IN (c.platform, c.preferred, q.platform, q.preferred, q.required)
+    JOIN platforms p ON p.id IN (u.id, u.preferred)
+    ORDER BY prefers, c.task, p.id
+), new_platforms AS MATERIALIZED (
+    SELECT id, task, platform_with_task(id, task) AS platform FROM old_platforms
+), old_queues AS MATERIALIZED (
+    SELECT DISTINCT task, queue FROM calls WHERE (SELECT count(platform) FROM new_platforms) > 0 ORDER BY task, queue
+), new_queues AS MATERIALIZED (
+    SELECT task, queue AS old, queue_with_task(queue, task) AS queue FROM old_queues
 )
-UPDATE jobs j SET queue = m.queue, platform = m.platform, preferred = m.preferred FROM meant m WHERE j.id = m.id
+UPDATE jobs j SET queue = q.queue, platform = p.platform, preferred = f.platform
+FROM calls c JOIN new_queues q ON q.old = c.queue AND q.task = c.task
+JOIN new_platforms p ON p.id = c.platform AND p.task = c.task
+LEFT JOIN new_platforms f ON f.id = c.preferred AND f.task = c.task
+WHERE j.id = c.id
 """)
 
 

@@ -4,11 +4,16 @@ import json
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from assigner.queries import jobs
+from bots.protocol import MAX_TASK, MAX_TASKS_BYTES, OpenSession
 from schema.fleet.kinds import TASK, Offer, Wanted, clauses
+from schema.moves import hold
+from schema.moves.reassign import require_tasks
 from tests.support.explain import explained, gates_of
 from tests.support.pool import Bot, Pool, completed
+from tests.support.race import Race, cancel, outcome
 
 SHOP = {"app": "shop"}
 
@@ -105,12 +110,63 @@ def test_a_call_that_insists_on_what_it_prefers_goes_on_to_insist(pool: Pool) ->
     assert given_jobs(pool, pool.bot("new", properties=eu, exclusive=["app"], tasks=["shop.ship"])) == [job]
 
 
+def test_a_bot_that_tells_more_bytes_of_names_than_it_may_is_refused() -> None:
+    def told(count: int) -> OpenSession:
+        # With quotation marks, comma and space, 160 bytes each.
+        return OpenSession(bot="b", secret="s" * 32, tasks=[f"{number:0156}" for number in range(count)])
+
+    assert told(MAX_TASKS_BYTES // 160).tasks
+    with pytest.raises(ValidationError, match="is longer than 131072 bytes as JSON"):
+        told(MAX_TASKS_BYTES // 160 + 1)
+
+
 def test_bots_that_tell_the_same_tasks_are_of_one_kind_and_their_list_is_not_among_what_they_show(pool: Pool) -> None:
     for name in ("one", "two"):
         bot_of(pool, name, *(f"shop.task_{number}" for number in range(300)))
     assert pool.row("SELECT count(DISTINCT kind) AS n FROM bots").n == 1
     shown = pool.database.run(lambda connection: jobs.bots(connection, after="", limit=10))
     assert [bot["properties"] for bot in shown] == [{"app": ["shop"]}] * 2
+
+
+@pytest.mark.parametrize("insists", [{}, {"prefer_seconds": 60}])
+def test_a_job_like_one_that_was_given_back_asks_for_what_was_submitted(pool: Pool, insists: dict[str, int]) -> None:
+    eu = {**SHOP, "region": "eu"}
+    old = pool.bot("old", properties=eu, exclusive=["app"], tasks=["shop.add"])
+    job = call(pool, "shop.ship", preferred_properties={"region": ["eu"]}, **insists)
+    refuse(pool, old)
+    cancel(pool, job)
+    (requeued,) = pool.database.run(
+        lambda c: hold.requeue(c, [job], instances=None, ceiling=None, key=None, reason=None, actor="test")
+    )
+    assert given_jobs(pool, old) == [requeued.successor]
+
+
+def test_transactions_that_give_back_the_same_calls_in_another_order_do_not_wait_for_each_other(race: Race) -> None:
+    pool = race.pool
+
+    def calls(*places: str) -> list[int]:
+        found = []
+        for place in places:
+            (job,) = pool.submit(
+                properties={**SHOP, "place": place}, payload={"command": ["leasehold-task", "shop:pool", "shop.ship"]}
+            )
+            found.append(pool.job(job).id)
+        return found
+
+    calls("a", "b", "c")
+    one, other = calls("b", "c", "a"), calls("a", "b")
+    (last,) = calls("c")
+    with race.first() as ahead:
+        ahead.database.run(lambda c: require_tasks(c, [last], longest=MAX_TASK))
+        first = race.second(lambda: pool.database.run(lambda c: require_tasks(c, one, longest=MAX_TASK)), behind=ahead)
+        second = race.as_far_as_it_goes(
+            lambda: pool.database.run(lambda c: require_tasks(c, other, longest=MAX_TASK)), behind=1
+        )
+        ahead.roll_back()
+        outcome(first)
+        outcome(second)
+    assert race.errors == []
+    assert pool.row("SELECT count(*) AS n FROM platforms WHERE properties ? 'leasehold.task'").n == 3
 
 
 @pytest.mark.parametrize(
