@@ -92,7 +92,7 @@ class Delete(Protocol):
 
 
 class OldRows:
-    """Deletes rows in batches, each of which begins where the one before it has ended."""
+    """Deletes rows in batches. Each batch begins where the one before it ended."""
 
     def __init__(self, database: Database, name: str, delete: Delete, *, now: Monotonic) -> None:
         self._database, self._name, self._delete, self._now = database, name, delete, now

@@ -61,5 +61,5 @@ def _digest(secret: bytes, of: str, whole: Sequence[Any]) -> str:
 
 
 def _mask(secret: bytes, nonce: str) -> int:
-    """63 bits for one cursor. Whoever has many cursors learns nothing of the others' ids."""
+    """Return the 63 bits that hide the row id of one cursor. Each cursor has other bits."""
     return int.from_bytes(hmac.digest(secret, nonce.encode(), "sha256")[:8]) >> 1

@@ -138,7 +138,10 @@ class Failures:
         return len(self._times.get(address, ())) >= MAX_FAILURES
 
     def add(self, address: str) -> None:
-        """Count a log-in from this address as failed, also while it is not known yet: so many at once are too many."""
+        """Count a log-in from this address as failed.
+
+        It counts while the gateway is asked too, so that many at once are limited.
+        """
         self._times.setdefault(address, deque()).append(self._now())
 
     def take_back(self, address: str) -> None:

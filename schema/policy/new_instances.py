@@ -1,4 +1,4 @@
-"""Who may make instances: whoever names one that is not there, or operators alone.
+"""The policy on new instances: submits, schedules and bots make one by naming it, or only operators make one.
 
 The SQL function `intern_instance`, through which all submits, schedules and bots go, asks for the policy only before it
 makes an instance. Operators make instances by name (`schema/tenancy/instances.py`), whatever the policy is.

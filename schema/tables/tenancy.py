@@ -41,7 +41,7 @@ instances = Table(
     ),
 )
 
-# At most one row. Without it, whoever names an instance makes it.
+# At most one row. Without it, submits, schedules and bots make an instance by naming it.
 tenancy_policy = Table(
     "tenancy_policy",
     metadata,

@@ -157,7 +157,7 @@ class JobAccounts:
     def clear(self) -> None:
         """Kill what runs under user ids whose agent died and left them reserved. Raises LeaseholdError.
 
-        Ids of which something is left after 5 s stay reserved until a later agent starts.
+        An id stays reserved until a later agent starts if something of it is left after 5 s.
         """
         if self.kind != DYNAMIC:
             return
