@@ -9,6 +9,7 @@ from leasehold.errors import BadInput, LeaseholdError, NotFound
 from schema.postgres.engine import Database
 from schema.tenancy import drains
 from tests.support.http import JOB, Answer, Gateway, audited, call, in_turn, problem, submitted
+from tests.support.patience import wait_instead
 from tests.support.pool import Pool
 from tests.support.servers import Bot, Served
 
@@ -82,7 +83,7 @@ def test_waiting_for_a_bot_ends_once_it_holds_nothing(
     stands: Gateway, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits: list[float] = []
-    monkeypatch.setattr("schema.clock.sleep", waits.append)
+    wait_instead(monkeypatch, "sleep", waits.append)
     stands.script = in_turn(Answer({"name": "b1", "draining": True}), bot(2), bot(1), bot(0))
     call("bots", "drain", "b1", "--deadline", "90", "--wait")
     assert capsys.readouterr().out == "b1 holds nothing\n"

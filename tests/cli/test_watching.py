@@ -6,8 +6,8 @@ import pytest
 
 from assigner.cli import errors
 from assigner.cli.main import cli
-from schema import clock
 from tests.support.http import JOB_COMMANDING, Answer, Gateway, in_turn, problem
+from tests.support.patience import wait_instead
 from tests.support.screens.terminal import on_a_terminal
 
 pytestmark = pytest.mark.usefixtures("no_pool_of_our_own")
@@ -31,7 +31,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> None:
             raise KeyboardInterrupt
         left.pop()
 
-    monkeypatch.setattr(clock, "sleep", sleep)
+    wait_instead(monkeypatch, "sleep", sleep)
     monkeypatch.setattr("bots.cli.watching.PATIENCE", 0.0)
 
 

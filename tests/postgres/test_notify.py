@@ -12,7 +12,7 @@ from schema import clock
 from schema.moves.submit import submit_at_once
 from schema.postgres.engine import Database
 from schema.postgres.notify import SignalGroup, Wakeups, wake
-from tests.support.patience import MINUTE, eventually
+from tests.support.patience import MINUTE, eventually, wait_instead
 
 LISTENERS = (
     "SELECT pid FROM pg_stat_activity WHERE application_name = 'leasehold-listen' AND pid <> pg_backend_pid()"
@@ -196,7 +196,7 @@ def test_a_wake_up_that_chooses_a_thread_whose_time_is_just_up_is_not_lost(
             group.wake()
         return False
 
-    monkeypatch.setattr(clock, "wait", wait)
+    wait_instead(monkeypatch, "wait", wait)
     late.wait(0.0)
     assert not group._resting
     # It looks next, and reads what was announced. Until then the wake-up stays.

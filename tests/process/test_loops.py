@@ -16,10 +16,9 @@ from structlog.testing import capture_logs
 
 from assigner import loops as loops_module
 from assigner.loops import ERROR_DELAY_MIN, SHORT, Again, Loop, More
-from schema import clock
 from schema.postgres.engine import Database
 from schema.postgres.notify import Signal, SignalGroup, Wakeups, wake
-from tests.support.patience import MINUTE, eventually
+from tests.support.patience import MINUTE, eventually, wait_instead
 
 LONG = 3600.0
 
@@ -182,7 +181,7 @@ def test_errors_in_a_row_delay_a_loop_by_at_most_two_seconds_more_than_usual_and
         return usual
 
     waited: list[float] = []
-    monkeypatch.setattr(clock, "wait", lambda _event, seconds: waited.append(seconds))
+    wait_instead(monkeypatch, "wait", lambda _event, seconds: waited.append(seconds))
     loop = Loop("test", run_once, chance=chance, on_error_delay=usual)
 
     def run() -> None:
@@ -223,7 +222,7 @@ def test_a_wake_up_ends_the_wait_after_an_error_but_not_the_first_half_second_of
         signal.set()
         raise NotReady("the database cannot be reached")
 
-    monkeypatch.setattr(clock, "wait", wait)
+    wait_instead(monkeypatch, "wait", wait)
     loop = Loop("test", run_once, chance=chance, signal=signal, idle=idle, on_error_delay=20.0)
     with capture_logs() as logs:
         assert loop._once() == 0.0

@@ -17,7 +17,7 @@ from assigner.settings import PoolSettings
 from schema import clock
 from schema.postgres.notify import Wakeups
 from schema.tenancy import drains
-from tests.support.patience import eventually
+from tests.support.patience import eventually, wait_instead
 from tests.support.pool import Pool
 
 COHORTS = [{"kind": "cohort", "interval": 0.05, "jitter": 0.05}]
@@ -222,7 +222,7 @@ def test_waiting_for_an_instance_ends_when_somebody_takes_the_drain_back(
     def undrained(_seconds: float) -> None:
         pool.change("UPDATE instances SET draining = false")
 
-    monkeypatch.setattr("schema.clock.sleep", undrained)
+    wait_instead(monkeypatch, "sleep", undrained)
     code, told = operate("instance", "drain", "ci", "--wait")
     assert (code, "ended the drain" in told) == (1, True)
 

@@ -1,7 +1,10 @@
-"""Waiting for a condition, with a deadline: the only place in the tests that sleeps."""
+"""Waiting for a condition, with a deadline: the only place in the tests that sleeps. And waits that take no time."""
 
+import threading
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import pytest
 
 from schema import clock
 
@@ -34,3 +37,16 @@ def eventually(condition: Callable[[], T], within: float = MINUTE, *, what: str 
         if clock.monotonic() >= deadline:
             raise AssertionError(f"not within {within} s: {what or failure or found!r}") from failure
         clock.sleep(every)
+
+
+def wait_instead(monkeypatch: pytest.MonkeyPatch, function: str, stand_in: Callable[..., Any]) -> None:
+    """Call `stand_in` where this thread would call schema.clock.`function` (sleep or wait), until the test ends.
+
+    Other threads of the process wait as before: those of servers and listeners that outlive a test, for example.
+    """
+    real, here = getattr(clock, function), threading.get_ident()
+
+    def choose(*args: object) -> object:
+        return (stand_in if threading.get_ident() == here else real)(*args)
+
+    monkeypatch.setattr(clock, function, choose)
