@@ -3,7 +3,7 @@
 import logging
 import sys
 import traceback
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable
 from typing import Any, Literal, TextIO
 
 import psycopg
@@ -25,35 +25,26 @@ class LogSettings(BaseModel):
     level: Literal["debug", "info", "warning", "error"] = "info"
 
 
-def to_stderr(level: str, **named: object) -> None:
-    """Log events of at least `level` to standard error: coloured text on a terminal, else `key=value` lines.
-
-    named: values that every event names.
-    """
+def to_stderr(level: str) -> None:
+    """Log events of at least `level` to standard error: coloured text on a terminal, else `key=value` lines."""
     is_terminal = sys.stderr.isatty()
     form: Callable[..., Any] = (
         structlog.dev.ConsoleRenderer(exception_formatter=_print_frames)
         if is_terminal
         else structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"], bool_as_flag=False)
     )
-
-    def name(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-        return {**event, **named}
-
     processors: list[Callable[..., Any]] = [
-        name,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.ExceptionRenderer(_frames),
     ]
     structlog.configure(
-        processors=[*processors[: 3 if is_terminal else 4], form],
+        processors=[*processors[: 2 if is_terminal else 3], form],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.WriteLoggerFactory(sys.stderr),
     )
     handler = logging.StreamHandler(sys.stderr)
-    words = "".join(f" {key}={value}" for key, value in named.items())
-    handler.setFormatter(_Formatter(logging.BASIC_FORMAT + words))
+    handler.setFormatter(_Formatter(logging.BASIC_FORMAT))
     logging.basicConfig(handlers=[handler], level=max(logging.getLevelNamesMapping()[level], logging.WARNING))
 
 

@@ -9,7 +9,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache, partial
 from importlib import import_module
@@ -25,13 +25,10 @@ from assigner.cli import completion, errors
 from schema import clock, gc_tuning
 
 if TYPE_CHECKING:
-    from socket import socket
-
     from fastapi import FastAPI
 
     from assigner.settings import Installation, PoolSettings
     from bots.agent.agent import AgentSettings
-    from bots.gateway.port_sharing import SharedPort
     from bots.sync.settle import SyncService
     from schema.postgres.engine import Database
 
@@ -48,10 +45,6 @@ LOCAL = frozenset({"up", "assign", "config", "db", "token", "demo", "gateway", "
 TOLD_BY_GATEWAYS = ("gateway", "timing", "fetch", "quotas", "ordering", "estimates", "service_levels")
 #: Seconds that the last sign of life of a gateway may take at its end.
 STOP_WITHIN = 5.0
-#: Seconds between two looks at the processes of a gateway while they start.
-LOOK_AT_PROCESSES = 0.05
-#: Seconds that they get for calls under way, for the last sign of life and what else they do at their end.
-STOP_PROCESSES_WITHIN = 15.0
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 
@@ -316,36 +309,10 @@ def _given(context: click.Context, name: str) -> bool:
 @cli.command(name="gateway")
 @click.pass_obj
 def gateway_command(installation: "Installation") -> int:
-    """Run one gateway.
-
-    With `processes` in the section [gateway] of the configuration, several processes serve its port. This one starts
-    them again when they die, and ends with them.
-    """
-    from assigner import logs
-    from bots.gateway import listening
-    from bots.gateway.port_sharing import VARIABLE, SharedPort
-
-    settings: Any = installation.settings
-    invitation = os.environ.pop(VARIABLE, None)
-    if invitation is not None:
-        port = SharedPort.inherited(invitation)
-        logs.to_stderr(settings.log.level.upper(), process=port.number)
-        return _serve(installation, port)
-    logs.to_stderr(settings.log.level.upper())
-    if settings.gateway.processes == 1:
-        return _serve(installation, None)
-    with closing(listening.bind(settings.gateway)) as listener:
-        try:
-            return _serve_by_processes(installation, listener)
-        finally:
-            if settings.gateway.unix_socket is not None:
-                settings.gateway.unix_socket.unlink(missing_ok=True)
-
-
-def _serve(installation: "Installation", port: "SharedPort | None") -> int:
-    """Serve as a gateway of one process, or as one of those that share a port. Returns the exit code."""
+    """Run one gateway."""
     import structlog
 
+    from assigner import logs
     from assigner.api import backlog
     from assigner.api import jobs as job_routes
     from assigner.estimation import RunTimeAdvice
@@ -357,6 +324,7 @@ def _serve(installation: "Installation", port: "SharedPort | None") -> int:
     from schema.postgres.notify import Wakeups
 
     settings: Any = installation.settings
+    logs.to_stderr(settings.log.level.upper())
     factor: float | None = settings.estimates.advice_factor
 
     class Server(server.Server):
@@ -366,8 +334,7 @@ def _serve(installation: "Installation", port: "SharedPort | None") -> int:
             super().handle_exit(sig, frame)
 
     def on_ready(url: str) -> None:
-        if port is None:
-            _keep_url(installation, url)
+        _keep_url(installation, url)
         structlog.get_logger().info("gateway listens", url=url, using=installation.described)
         _tell_operators(installation, database, app, stack, url=url)
 
@@ -387,7 +354,6 @@ def _serve(installation: "Installation", port: "SharedPort | None") -> int:
             estimate=settings.estimates.estimate,
             default_level=settings.service_levels.default,
             advise=None if factor is None else RunTimeAdvice(database, factor).advise,
-            shared_port=port,
         )
         app.state.rules = rules_from(settings)
         serving = Server(app, settings.gateway, on_ready=on_ready)
@@ -402,55 +368,6 @@ def _keep_url(installation: "Installation", url: str) -> None:
     write_file(installation.data / "gateway.url", url + "\n", mode=0o644)
 
 
-def _serve_by_processes(installation: "Installation", listener: "socket") -> int:
-    """Let processes serve the port until a signal comes. Returns the exit code.
-
-    Until all have been ready once, the end of one ends all: what hinders it, such as a wrong schema, hinders each.
-    Later ones that die are started again. A second Ctrl-C kills them.
-    """
-    import structlog
-
-    from assigner.loops import Signals
-    from assigner.process.children import Child, Children, Role
-    from assigner.process.local_pool import PROGRAM
-    from bots.gateway.listening import url_of
-    from bots.gateway.port_sharing import VARIABLE, SharedPort
-
-    gateway = cast(Any, installation.settings).gateway
-    log = structlog.get_logger()
-    port = SharedPort.create(listener, processes=gateway.processes)
-    children = Children(None, installation.environ, report=log.warning, chance=random.Random())
-    names = {f"gateway-{number}": number for number in range(1, gateway.processes + 1)}
-    is_ready, received, ended = False, None, dict[str, int]()
-    with closing(port), ExitStack() as stack:
-        stack.callback(children.kill)
-        with Signals(signal.SIGTERM, signal.SIGINT) as signals:
-            for name, number in names.items():
-                command = (*PROGRAM, *sys.argv[1:])
-                environment = {VARIABLE: port.invitation(number)}
-                children.start(
-                    Child(name=name, role=Role.GATEWAY, command=command, environment=environment, files=port.files)
-                )
-            delay = LOOK_AT_PROCESSES
-            while (received := signals.wait(delay)) is None:
-                ended = children.ended()
-                for name in ended:
-                    port.left(names[name])
-                if ended and not is_ready:
-                    break
-                if not is_ready and port.accepting == gateway.processes:
-                    is_ready, url = True, url_of(gateway, listener)
-                    _keep_url(installation, url)
-                    log.info("gateway listens", url=url, processes=gateway.processes, using=installation.described)
-                if is_ready:
-                    delay = children.run_once()
-            signal.signal(signal.SIGINT, signal.default_int_handler)  # its exception kills the children
-            children.stop(patience=STOP_PROCESSES_WITHIN)
-    if received is None:
-        return max(1, next(iter(ended.values())))
-    return 130 if received is signal.SIGINT else 0
-
-
 def _tell_operators(
     installation: "Installation", database: "Database", app: "FastAPI", stack: ExitStack, *, url: str
 ) -> None:
@@ -463,15 +380,7 @@ def _tell_operators(
     shown = masked(installation.settings)
     file = None if installation.config is None else str(installation.config.absolute())
     configuration = Configuration(file, {section: shown[section] for section in TOLD_BY_GATEWAYS})
-    port: SharedPort | None = app.state.shared_port
-    presence = GatewayPresence(
-        database,
-        app.state.metrics,
-        url=url,
-        configuration=configuration,
-        now=clock.monotonic,
-        process=None if port is None else port.number,
-    )
+    presence = GatewayPresence(database, app.state.metrics, url=url, configuration=configuration, now=clock.monotonic)
     loop = Loop("presence", presence.run_once, chance=random.Random())
     stack.callback(presence.end)
     stack.callback(loop.stop, STOP_WITHIN)

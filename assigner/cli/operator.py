@@ -24,7 +24,7 @@ from schema.tables.columns import SCHEMA
 from schema.tenancy import instances, roles, tokens
 
 #: Folders of `ops/` whose files operators copy and change. pyproject.toml puts the same ones into the wheel.
-EXAMPLE_FOLDERS = ("prometheus", "grafana", "systemd", "container")
+EXAMPLE_FOLDERS = ("prometheus", "grafana", "systemd", "container", "haproxy")
 
 pass_installation = click.make_pass_decorator(Installation)
 

@@ -19,7 +19,7 @@ PREFIX = "LEASEHOLD_"
 #: Variables with a meaning of their own, which override no key. Those of the second line are set for every job, and a
 #: job may run `leasehold` itself.
 RESERVED = frozenset({
-    "DATA", "CONFIG", "URL", "TOKEN", "INSECURE", "EMBEDDED_USER", "PARENT", "SHARED_PORT",
+    "DATA", "CONFIG", "URL", "TOKEN", "INSECURE", "EMBEDDED_USER", "PARENT",
     "JOB", "FENCE", "ATTEMPT", "INSTANCE", "BOT", "WORK",
 })  # fmt: skip
 RESERVED_PREFIX = "TEST_"

@@ -1,4 +1,4 @@
-"""Child processes: restarted when they die, stopped in order, never orphaned.
+"""Child processes: started with their output in files, restarted when they die, stopped in order, never orphaned.
 
 Each child has a session of its own, so Ctrl-C in the terminal reaches only the parent. Each child holds the read end
 of a pipe whose write end only the parent has. When the parent ends, for whatever reason, the pipe closes and the
@@ -16,7 +16,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
-from typing import IO
 
 import structlog
 from leasehold.errors import LeaseholdError
@@ -51,16 +50,12 @@ class Role(IntEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Child:
-    """A process to start. `environment` is added to the parent's; `name` is also the name of the log file.
-
-    files: descriptors of the parent that the child inherits under the same numbers.
-    """
+    """A process to start. `environment` is added to the parent's; `name` is also the name of the log file."""
 
     name: str
     role: Role
     command: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
-    files: tuple[int, ...] = ()
 
 
 @dataclass
@@ -76,14 +71,14 @@ class _Running:
 class Children:
     """Supervises the child processes of one parent. Not thread-safe; `stop` may be called in any state.
 
-    directory: where the log files go; None = the children write where the parent does.
+    directory: where the log files go.
     report: receives one short line for people whenever a child dies or is restarted.
     restart: if False, a dead child stays dead and `run_once` raises LeaseholdError with the end of its log.
     """
 
     def __init__(
         self,
-        directory: Path | None,
+        directory: Path,
         environ: Mapping[str, str],
         *,
         report: Callable[[str], None],
@@ -98,18 +93,12 @@ class Children:
     def start(self, child: Child) -> None:
         """Start one more child. Names must differ."""
         assert child.name not in self._running, child.name
-        if self._directory is not None:
-            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._running[child.name] = self._spawn(child)
 
     def processes(self) -> dict[str, int]:
         """Process ids of living children by name."""
         return {name: each.process.pid for name, each in self._running.items() if each.process.poll() is None}
-
-    def ended(self) -> dict[str, int]:
-        """Exit statuses of dead children by name; that of a signal is negative."""
-        found = {name: each.process.poll() for name, each in self._running.items()}
-        return {name: status for name, status in found.items() if status is not None}
 
     def check(self) -> None:
         """Raise LeaseholdError with the end of the log if a child is dead."""
@@ -120,7 +109,7 @@ class Children:
     def run_once(self) -> float:
         """Restart the dead children that are due, and bound all logs. Returns the seconds until the next call."""
         for each in self._running.values():
-            if self._directory is not None and _bound(self._directory / f"{each.child.name}.log"):
+            if _bound(self._directory / f"{each.child.name}.log"):
                 each.log_start = 0
         if not self._restart:
             self.check()
@@ -170,33 +159,28 @@ class Children:
         self._running.clear()
 
     def _spawn(self, child: Child) -> _Running:
-        if self._directory is None:
-            return _Running(child, self._popen(child, output=None), 0, self._monotonic())
         path = self._directory / f"{child.name}.log"
         _bound(path)
         with path.open("ab") as output:
             # Before the start, because a child shares the file's position and may write at once.
             log_start = output.tell()
-            return _Running(child, self._popen(child, output=output), log_start, self._monotonic())
-
-    def _popen(self, child: Child, *, output: IO[bytes] | None) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            child.command,
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-            env={**self._environ, **child.environment, PARENT_VARIABLE: "stdin"},
-            pass_fds=child.files,
-        )
+            process = subprocess.Popen(
+                child.command,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                env={**self._environ, **child.environment, PARENT_VARIABLE: "stdin"},
+            )
+            return _Running(child, process, log_start, self._monotonic())
 
     def _epitaph(self, each: _Running) -> str:
         status = each.process.returncode
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with exit status {status}"
-        return how if self._directory is None else f"{how}: {self._last_words(each, self._directory)}"
+        return f"{how}: {self._last_words(each)}"
 
-    def _last_words(self, each: _Running, directory: Path) -> str:
-        path = directory / f"{each.child.name}.log"
+    def _last_words(self, each: _Running) -> str:
+        path = self._directory / f"{each.child.name}.log"
         with path.open("rb") as file:
             file.seek(max(each.log_start, path.stat().st_size - 4096))
             lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]

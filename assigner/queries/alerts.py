@@ -357,7 +357,7 @@ RULES: Sequence[Rule] = (
         "LeaseholdGatewayIsBehind",
         "warning",
         100,
-        "The database is slow, or the gateway has too few processes: leasehold db doctor; add gateways.",
+        "The database is slow, or there are too few gateways: leasehold db doctor; add gateways.",
         _behind,
     ),
     Rule(

@@ -18,13 +18,10 @@ from bots.gateway import middleware, problems, routes
 from bots.gateway.long_poll import HeldSessions, LongPolls, WakeSource
 from bots.gateway.metrics import MEDIA_TYPE, GatewayMetrics
 from bots.gateway.middleware import ANYONE, KINDS, RequestMiddleware, TokenCache, route_rules
-from bots.gateway.port_sharing import SharedPort
-from bots.gateway.server import Server
 from bots.gateway.settings import GatewaySettings
 from bots.gateway.workers import Batcher, SessionOpener, worker_pools
 from bots.sync.call import Call, HeldCall
 from bots.sync.settle import SyncService
-from schema import clock
 from schema.postgres import migrate
 from schema.postgres.engine import Database
 from schema.postgres.failures import describe_outage, find_exhausted, is_outage
@@ -65,11 +62,8 @@ async def readyz(request: Request) -> Response:
 
 @health_router.get("/metrics", openapi_extra=_OPEN, response_class=Response)
 async def metrics(request: Request) -> Response:
-    """Return the gateway's metrics in Prometheus' text format, of all processes that share its port."""
-    state = request.app.state
-    port: SharedPort | None = state.shared_port
-    text = state.metrics.text() if port is None else port.metrics_text(state.metrics.registry, now=clock.monotonic())
-    return Response(text, media_type=MEDIA_TYPE)
+    """Return the gateway's metrics in Prometheus' text format."""
+    return Response(request.app.state.metrics.text(), media_type=MEDIA_TYPE)
 
 
 class Probe:
@@ -166,7 +160,6 @@ def build(
     estimate: Callable[[Mapping[str, Any]], float] | None = None,
     default_level: str | None = None,
     advise: Callable[[Sequence[Mapping[str, Any]]], Mapping[int, str]] | None = None,
-    shared_port: SharedPort | None = None,
 ) -> FastAPI:
     """Build the application.
 
@@ -175,7 +168,6 @@ def build(
     estimate: computes the expected cost of a job whose request does not name one.
     default_level: service level of jobs that name neither a level nor a class.
     advise: returns advice on the run times that requests state, by index; None = no advice.
-    shared_port: the port that this process serves together with others; None = one of its own.
 
     Handlers find in `app.state`: run (work in a transaction, on a thread), polls (long polls by topic), timing,
     max_wait (seconds), database, estimate, default_level, advise.
@@ -224,17 +216,9 @@ def build(
     app.state.batches = Batcher[Call, bytes | HeldCall](
         sync_service.answer, pools.bots, observe=counted.batches.observe
     )
-    app.state.max_wait, app.state.probe, app.state.shared_port = settings.max_wait, Probe(database), shared_port
+    app.state.max_wait, app.state.probe = settings.max_wait, Probe(database)
     app.state.estimate, app.state.default_level, app.state.advise = estimate, default_level, advise
     return app
-
-
-def serve(app: FastAPI, settings: GatewaySettings, *, on_ready: Callable[[str], None]) -> None:
-    """Serve until SIGTERM or SIGINT, then answer held long polls at once. Call this from the main thread.
-
-    on_ready: receives the URL once the server accepts connections. Raises BadInput if the address cannot be used.
-    """
-    Server(app, settings, on_ready=on_ready).serve_until_stopped()
 
 
 def _connected(wakeups: WakeSource | None) -> float:

@@ -107,11 +107,6 @@ class ConnectionTable:
         self._unread: dict[Waiting, _Unread] = {}
         self._unread_bytes = 0
 
-    @property
-    def open(self) -> int:
-        """How many connections have a place."""
-        return self._open
-
     def admit(self, address: str | None) -> str | None:
         """Count a connection; return the reason if there is no place for it. None as address: a Unix socket."""
         network = network_of(address)

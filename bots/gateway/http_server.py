@@ -23,11 +23,10 @@ from uvicorn.config import STARTUP_FAILURE
 from bots.gateway.connection import HttpConnection
 from bots.gateway.connection_limits import ConnectionTable
 from bots.gateway.listening import BACKLOG
-from bots.gateway.port_sharing import AHEAD, YIELD_SECONDS, SharedPort
 
 #: Seconds within which a client must complete the TLS handshake.
 HANDSHAKE_SECONDS = 10
-#: The most connections that an `Acceptor` accepts before other work goes on.
+#: The most connections that a `TlsAcceptor` accepts before other work goes on.
 _ACCEPTED_AT_ONCE = 100
 #: Seconds without accepting after a lack of files or memory.
 _ACCEPT_AGAIN_SECONDS = 1
@@ -39,7 +38,7 @@ _TLS_CLOSE_SECONDS = 3600
 class HttpServer(uvicorn.Server):
     """Serves on bounded connections until `stop`; in the main thread also until SIGTERM or SIGINT.
 
-    on_listening: is called for each socket once connections to it are accepted. port: one that processes share.
+    on_listening: is called for each socket once connections to it are accepted.
     """
 
     def __init__(
@@ -48,13 +47,12 @@ class HttpServer(uvicorn.Server):
         table: ConnectionTable,
         *,
         on_listening: Callable[[socket.socket], None],
-        port: SharedPort | None = None,
     ) -> None:
         super().__init__(config)
         self.servers: list[Any] = []  # uvicorn closes them at the end
         #: The first signal that asked it to stop.
         self.stopped_by: signal.Signals | None = None
-        self._connections, self._on_listening, self._port = table, on_listening, port
+        self._connections, self._on_listening = table, on_listening
 
     def stop(self) -> None:
         """Ask the server to stop; any thread may call this."""
@@ -72,12 +70,12 @@ class HttpServer(uvicorn.Server):
         tls = self.config.ssl
         loop = asyncio.get_running_loop()
         for listener in sockets or ():
-            made: asyncio.AbstractServer | Acceptor
-            if tls is None and self._port is None:
+            made: asyncio.AbstractServer | TlsAcceptor
+            if tls is None:
                 made = await loop.create_server(self._connection, sock=listener, backlog=BACKLOG)
             else:
-                make = partial(self._connection, admitted=tls is not None)
-                made = Acceptor(listener, tls, table=self._connections, make=make, port=self._port)
+                make = partial(self._connection, admitted=True)
+                made = TlsAcceptor(listener, tls, table=self._connections, make=make)
             self.servers.append(made)
             self._on_listening(listener)
         self.started = True
@@ -105,25 +103,23 @@ class HttpServer(uvicorn.Server):
                 signal.signal(number, handler)
 
 
-class Acceptor:
-    """Accepts connections where asyncio does not suffice: with TLS, and from a port that processes share.
+class TlsAcceptor:
+    """Accepts connections with TLS, each of which has its place in the table from its first packet on.
 
-    A connection with TLS has its place in the table from its first packet on, not only once it can speak. Who comes
-    while there is no place is cut off without an answer, which would need a handshake.
+    With asyncio's own acceptor it would have none before it can speak. A client that comes while there is no place is
+    cut off without an answer, which would need a handshake.
     """
 
     def __init__(
         self,
         listener: socket.socket,
-        context: ssl.SSLContext | None,
+        context: ssl.SSLContext,
         *,
         table: ConnectionTable,
         make: Callable[[], HttpConnection],
-        port: SharedPort | None = None,
     ) -> None:
-        """Begin to accept. context: None = no TLS. make: makes a connection, with TLS one that is in the table."""
+        """Begin to accept. make: makes a connection that is in the table."""
         self._listener, self._context, self._table, self._make = listener, context, table, make
-        self._port = port
         self._loop = asyncio.get_running_loop()
         self._handshakes: set[asyncio.Task[None]] = set()
         listener.setblocking(False)
@@ -145,39 +141,18 @@ class Acceptor:
         if self._listener.fileno() != -1:
             self._loop.add_reader(self._listener, self._accept)
 
-    def _pause(self, seconds: float, then: Callable[[], None]) -> None:
-        self._loop.remove_reader(self._listener)
-        self._loop.call_later(seconds, then)
-
     def _accept(self) -> None:
         for _ in range(_ACCEPTED_AT_ONCE):
-            if self._port is not None and not self._port.is_my_turn:
-                self._pause(YIELD_SECONDS, self._accept_what_is_left)
+            try:
+                accepted, _ = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
-            if not self._accept_one():
+            except OSError:  # no more files or memory
+                self._table.refused("files")
+                self._loop.remove_reader(self._listener)
+                self._loop.call_later(_ACCEPT_AGAIN_SECONDS, self._resume)
                 return
-
-    def _accept_what_is_left(self) -> None:
-        """Take what the other processes have not taken. Only a few at a time, so that they can still come."""
-        self._resume()
-        for _ in range(AHEAD + 1):
-            if self._listener.fileno() == -1 or not self._accept_one():
-                return
-
-    def _accept_one(self) -> bool:
-        """Accept a connection; return False if there is none, or if none can be accepted for a while."""
-        try:
-            accepted, _ = self._listener.accept()
-        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-            return False
-        except OSError:  # no more files or memory
-            self._table.refused("files")
-            self._pause(_ACCEPT_AGAIN_SECONDS, self._resume)
-            return False
-        if self._port is not None:
-            self._port.took_one()
-        self._begin(accepted)
-        return True
+            self._begin(accepted)
 
     def _begin(self, accepted: socket.socket) -> None:
         try:
@@ -186,7 +161,7 @@ class Acceptor:
             accepted.close()
             return
         address = str(peer[0]) if isinstance(peer, tuple) else None  # a Unix socket has none
-        if self._context is not None and self._table.admit(address) is not None:
+        if self._table.admit(address) is not None:
             accepted.close()
             return
         accepted.setblocking(False)
@@ -196,9 +171,6 @@ class Acceptor:
 
     async def _shake_hands(self, accepted: socket.socket, address: str | None) -> None:
         connection = self._make()
-        if self._context is None:
-            await self._loop.connect_accepted_socket(lambda: connection, accepted)
-            return
         try:
             await self._loop.connect_accepted_socket(
                 lambda: connection,

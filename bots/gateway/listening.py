@@ -1,7 +1,4 @@
-"""The socket that a gateway listens on, and its URL.
-
-This module imports no HTTP server, so that a process which only holds the socket for others stays small.
-"""
+"""The socket that a gateway listens on, and its URL."""
 
 import os
 import socket

@@ -36,13 +36,12 @@ class GatewayPresence:
         url: str,
         configuration: Configuration,
         now: Monotonic,
-        process: int | None = None,
     ) -> None:
-        """Begin to count. process: its number among those that share its port; None = it has a port of its own."""
+        """Begin to count."""
         self._database, self._metrics, self._url, self._configuration = database, metrics, url, configuration
         self._now, self._starts = now, True
         self._counted: deque[tuple[float, Mapping[str, float]]] = deque([(now(), metrics.totals())])
-        self.name = gateway_name(url, process=process)
+        self.name = gateway_name(url)
 
     def run_once(self) -> float:
         """Write a sign of life, with the settings the first time. Returns the seconds until the next call."""
@@ -76,11 +75,8 @@ class GatewayPresence:
         }
 
 
-def gateway_name(url: str, *, process: int | None = None) -> str:
-    """Return the name of the process that listens at `url` on this machine: the host's name and the port or path.
-
-    Of processes that share a port each has its number too, as in `host:7411#2`.
-    """
+def gateway_name(url: str) -> str:
+    """Return the name of the process that listens at `url` on this machine: the host's name and the port or path."""
     found = urlsplit(url)
     place = found.path if found.scheme == "http+unix" else str(found.port)
-    return f"{socket.gethostname()}:{place}" + ("" if process is None else f"#{process}")
+    return f"{socket.gethostname()}:{place}"

@@ -13,7 +13,6 @@ from bots.gateway.connection_limits import MOST_BY_DEFAULT, RESERVED_FILES, Conn
 from bots.gateway.http_server import HttpServer, allow_many_files
 from bots.gateway.listening import bind, url_of
 from bots.gateway.settings import GatewaySettings
-from schema import clock
 from schema.gc_tuning import infrequent_gc
 
 #: Seconds within which calls under way must end at shutdown. Long polls are answered at once.
@@ -36,10 +35,7 @@ class Server(HttpServer):
         on_ready: Callable[[str], None],
         limits: ConnectionLimits | None = None,
     ) -> None:
-        """Make a server. `limits`: those of connections, with their numbers; None = by the settings.
-
-        It accepts from the port that the application shares with other processes, if it does, else from one of its own.
-        """
+        """Make a server. `limits`: those of connections, with their numbers; None = by the settings."""
         if limits is None:
             limits = connection_limits(settings, files=allow_many_files())
         config = uvicorn.Config(
@@ -55,7 +51,7 @@ class Server(HttpServer):
             ssl_keyfile=settings.tls_key,
         )
         table = ConnectionTable(limits, app.state.metrics)
-        super().__init__(config, table, on_listening=self._listens, port=app.state.shared_port)
+        super().__init__(config, table, on_listening=self._listens)
         self._app, self._settings, self._on_ready = app, settings, on_ready
 
     def serve_until_stopped(self) -> None:
@@ -67,10 +63,6 @@ class Server(HttpServer):
             self.config.load()
         except (OSError, ssl.SSLError) as error:
             raise BadInput("gateway.tls_cert", f"cannot be used: {error.strerror or error}") from None
-        if self._port is not None:
-            with infrequent_gc(*GARBAGE):
-                self.run(sockets=[self._port.listener])
-            return  # the parent removes a Unix socket
         with contextlib.closing(bind(self._settings)) as listener, infrequent_gc(*GARBAGE):
             self.run(sockets=[listener])
         if self._settings.unix_socket is not None:
@@ -78,18 +70,8 @@ class Server(HttpServer):
 
     def _listens(self, listener: socket.socket) -> None:
         self._on_ready(url_of(self._settings, listener))
-        if self._port is not None:
-            self._port.has(0)
-
-    async def on_tick(self, counter: int) -> bool:
-        if self._port is not None and not self.should_exit:
-            self._port.has(self._connections.open)
-            self._port.publish(self._app.state.metrics.registry, now=clock.monotonic())
-        return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        if self._port is not None:
-            self._port.leave()
         self._app.state.polls.end()
         await super().shutdown(sockets=sockets)
 

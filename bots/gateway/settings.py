@@ -10,16 +10,11 @@ from typing import Self
 from leasehold import wire
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-#: The most processes that share a port.
-MOST_PROCESSES = 64
-
 
 class GatewaySettings(BaseModel):
     """Settings of the gateway: addresses and limits.
 
     host, port: the TCP address; port 0 takes any free port. An address other than loopback needs TLS or `insecure`.
-    processes: how many processes serve this address. Doubling it lets the gateway use twice as many cores, with twice
-        as many connections to the database. `max_body` to `max_connections_per_address` hold for each process.
     unix_socket: path of a socket, mode 0600, to listen on instead of TCP.
     tls_cert, tls_key: PEM files.
     insecure: serve plain HTTP to other machines. Anybody on the network can then read the tokens.
@@ -41,7 +36,6 @@ class GatewaySettings(BaseModel):
 
     host: str = Field(default="127.0.0.1", min_length=1, max_length=255)
     port: int = Field(default=7411, ge=0, le=65535)
-    processes: int = Field(default=1, ge=1, le=MOST_PROCESSES)
     unix_socket: Path | None = None
     tls_cert: Path | None = None
     tls_key: Path | None = None

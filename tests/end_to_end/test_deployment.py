@@ -1,15 +1,19 @@
-"""Units for systemd and files for containers: systemd takes the units, and an agent works with what they leave it."""
+"""Units for systemd, the proxy of several gateways, and files for containers: their programs take and use them."""
 
 import base64
 import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from urllib.parse import urlsplit
 
+import httpx
 import pytest
 import yaml
 
@@ -17,15 +21,18 @@ from assigner.cli import errors
 from assigner.cli.main import cli, sections
 from assigner.config import loading
 from bots.agent.agent import AgentSettings
+from schema.postgres.engine import Database
+from schema.timing import Timing
 from tests.support.http import JOB, submitted
 from tests.support.patience import MINUTE, eventually
 from tests.support.pool import Pool
-from tests.support.servers import LEASEHOLD, Served
+from tests.support.servers import LEASEHOLD, Bot, Served, serving
 
 ROOT = Path(__file__).parent.parent.parent
 UNITS, CONTAINERS = ROOT / "ops" / "systemd", ROOT / "ops" / "container"
 PROGRAM = "/opt/leasehold/bin/leasehold"
 ANALYZE, SETPRIV = shutil.which("systemd-analyze"), shutil.which("setpriv")
+HAPROXY = shutil.which("haproxy", path=os.environ["PATH"] + ":/usr/sbin")
 
 
 def settings(unit: str) -> dict[str, list[str]]:
@@ -103,6 +110,53 @@ def test_an_agent_works_with_the_capabilities_that_its_unit_leaves(served: Serve
     finally:
         bot.kill()
         bot.wait()
+
+
+# Several gateways behind HAProxy
+
+
+@pytest.mark.skipif(HAPROXY is None, reason="haproxy is not installed")
+def test_calls_through_the_proxy_come_to_the_gateways_that_are_ready(
+    database: Database, timing: Timing, tmp_path: Path
+) -> None:
+    assert HAPROXY is not None
+    with serving(database, timing) as one, serving(database, timing) as two:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        text = (ROOT / "ops" / "haproxy" / "haproxy.cfg").read_text()
+        text = text.replace(":7410 ssl crt /etc/haproxy/leasehold.pem", f"127.0.0.1:{port}").replace(
+            "maxconn 40000", "maxconn 100"
+        )
+        for served, place in ((one, "127.0.0.1:7411"), (two, "127.0.0.1:7412")):
+            assert text.count(place) == 1
+            text = text.replace(place, urlsplit(served.url).netloc)
+        (path := tmp_path / "haproxy.cfg").write_text(text)
+        checked = subprocess.run([HAPROXY, "-c", "-f", path], capture_output=True, text=True, check=False)
+        assert (checked.returncode, [line for line in checked.stderr.splitlines() if "WARNING" in line]) == (0, [])
+        with subprocess.Popen([HAPROXY, "-f", path]) as proxy, ThreadPoolExecutor() as threads:
+            try:
+                url = f"http://127.0.0.1:{port}"
+                behind = Served(url, one.app, one.server, database)
+                with httpx.Client(base_url=url, trust_env=False, timeout=MINUTE) as http:
+                    eventually(lambda: is_ready(http))
+                    bots = [Bot(behind, name=f"b{number}") for number in range(4)]
+                    held = [threads.submit(bot.sync, wait=60) for bot in bots]
+                    eventually(lambda: one.waits("bots") == two.waits("bots") == 2)
+                    one.server.stop()
+                    # Held calls are answered at once, and the next ones come to the other gateway.
+                    eventually(lambda: sum(call.done() for call in held) == 2)
+                    eventually(lambda: all(is_ready(http) for _ in range(10)))
+                    two.server.stop()
+                    assert [call.result(MINUTE).status_code for call in held] == [200] * 4
+            finally:
+                proxy.terminate()
+
+
+def is_ready(http: httpx.Client) -> bool:
+    try:
+        return http.get("/readyz").status_code == 200
+    except httpx.TransportError:
+        return False
 
 
 # Containers: the same processes, with the same capabilities

@@ -12,6 +12,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import anyio
+import httpx
 import pytest
 from sqlalchemy import text
 
@@ -24,7 +25,7 @@ from schema.moves.sessions import close, expire, renew
 from schema.postgres.engine import Database
 from schema.timing import Timing
 from tests.support.http import JOB, granted, submitted
-from tests.support.patience import NEWS, eventually
+from tests.support.patience import MINUTE, NEWS, eventually
 from tests.support.pool import Pool
 from tests.support.servers import Bot, Processes, Served, serving
 
@@ -224,6 +225,33 @@ def test_a_held_call_of_an_older_session_is_over_when_a_newer_one_is_opened(shor
         answer = held.result(NEWS)
     assert (answer.status_code, answer.json()["code"]) == (409, "session_superseded")
     assert newer.sync().status_code == 200
+
+
+def test_the_next_call_of_a_bot_may_come_to_another_gateway_than_the_one_that_holds_its_last(
+    database: Database, pool: Pool
+) -> None:
+    with serving(database, SHORT) as one, serving(database, SHORT) as two, ThreadPoolExecutor() as threads:
+        bot = Bot(one)
+        elsewhere = httpx.Client(base_url=two.url, headers=bot.http.headers, trust_env=False, timeout=MINUTE)
+        older = threads.submit(bot.sync, wait=60)
+        eventually(lambda: one.waits("bots") == 1)
+        # The bot has given up its connection and calls again, with the next number.
+        bot.seq += 1
+        newer = threads.submit(elsewhere.post, "/v1/sync", json={**bot.identity, "seq": bot.seq, "wait": 60})
+        eventually(lambda: two.waits("bots") == 1)
+        (job,) = pool.submit()
+        pool.assigner().run_once()
+        answer = newer.result(NEWS)
+        assert [lease["job"] for lease in answer.json()["leases"]] == [job]
+        late = older.result(NEWS)
+        assert (late.status_code, late.json()["code"]) == (409, "stale_seq")
+        # The same call again is answered alike by both, and a newer session ends the one that both know.
+        again = [client.post("/v1/sync", json={**bot.identity, "seq": bot.seq}) for client in (elsewhere, bot.http)]
+        assert [[lease["job"] for lease in each.json()["leases"]] for each in again] == [[job], [job]]
+        assert elsewhere.post("/v1/sessions", json={"bot": "b1", "capacity": 2}).status_code == 200
+        over = [client.post("/v1/sync", json={**bot.identity, "seq": 9}) for client in (elsewhere, bot.http)]
+        assert [each.json()["code"] for each in over] == ["session_superseded"] * 2
+        elsewhere.close()
 
 
 def test_a_held_call_is_over_when_its_session_is_closed(short: Served) -> None:

@@ -2,8 +2,6 @@
 
 import signal
 import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +15,9 @@ from assigner.config.loading import ConfigModel, load
 from bots.gateway.server import GatewaySettings
 from schema.postgres.engine import Database
 from schema.timing import Timing
-from tests.support.patience import MINUTE
-from tests.support.servers import serving
+from tests.support.patience import MINUTE, eventually
+from tests.support.pool import Pool
+from tests.support.servers import Processes, serving
 
 
 @pytest.mark.parametrize(
@@ -57,29 +56,28 @@ def test_a_unix_socket_is_for_its_owner_only_and_replaces_a_dead_one(
     assert not path.exists()
 
 
-def test_sigterm_ends_a_gateway_process_cleanly(database_url: str) -> None:
-    program = f"""
-import random
-from bots.gateway import app as gateway
-from bots.gateway.server import GatewaySettings
-from bots.sync.fetch import FetchSettings
-from bots.sync.settle import SyncService
-from schema import clock
-from schema.postgres.engine import Database, DatabaseSettings
-from schema.timing import Timing
-database = Database({database_url!r}, DatabaseSettings(), role="gateway", chance=random.Random(1))
-settings = GatewaySettings(port=0)
-service = SyncService(database, timing=Timing(), fetch=FetchSettings(), now=clock.monotonic)
-app = gateway.build(database, service, settings, timing=Timing())
-gateway.serve(app, settings, on_ready=lambda url: print(url, flush=True))
-print("stopped", flush=True)
-"""
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline().startswith("http://127.0.0.1:")
-        process.send_signal(signal.SIGTERM)
-        assert process.stdout.readline() == "stopped\n"
-        assert process.wait(MINUTE) == 0
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_a_gateway_process_ends_when_asked_to_and_says_so(
+    scratch: Path, pool: Pool, database_url: str, timing: Timing, number: signal.Signals, status: int
+) -> None:
+    with Processes(scratch, database_url, timing) as processes:
+        gateway = processes.gateway()
+        eventually(lambda: pool.rows("SELECT 1 FROM gateways"))
+        gateway.signal(number)
+        assert gateway.popen.wait(MINUTE) == status
+    (row,) = pool.rows("SELECT url, stopped_at FROM gateways")
+    assert row.url == processes.url
+    assert row.stopped_at is not None
+
+
+def test_a_gateway_whose_database_has_no_schema_ends_at_once(
+    scratch: Path, empty_url: str, database_url: str, timing: Timing
+) -> None:
+    with Processes(scratch, database_url, timing) as processes:
+        gateway = processes.start("gateway", "gateway", environment={"LEASEHOLD_DATABASE_URL": empty_url})
+        assert gateway.popen.wait(MINUTE) == 3
+        assert "leasehold db upgrade" in gateway.said()
+        assert not (scratch / "gateway.url").exists()
 
 
 class Sections(ConfigModel):

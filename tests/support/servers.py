@@ -30,7 +30,6 @@ from assigner.settings import PoolSettings
 from bots.gateway import app as app_gateway
 from bots.gateway import server as server_gateway
 from bots.gateway.connection_limits import ConnectionLimits
-from bots.gateway.port_sharing import SharedPort
 from bots.sync.fetch import FetchSettings
 from bots.sync.settle import SyncService
 from schema import clock
@@ -281,15 +280,12 @@ def application(
     *,
     wakeups: Wakeups | None = None,
     settings: server_gateway.GatewaySettings | None = None,
-    shared_port: SharedPort | None = None,
 ) -> Any:
     """A gateway's application with all routes, for a server or for calls by ASGI."""
     sync_service = SyncService(database, timing=timing, fetch=FetchSettings(), now=clock.monotonic)
     chosen = settings or server_gateway.GatewaySettings(port=0)
     routers = [*jobs.ROUTERS, backlog.router]
-    return app_gateway.build(
-        database, sync_service, chosen, timing=timing, wakeups=wakeups, routers=routers, shared_port=shared_port
-    )
+    return app_gateway.build(database, sync_service, chosen, timing=timing, wakeups=wakeups, routers=routers)
 
 
 @contextmanager
@@ -300,13 +296,12 @@ def serving(
     wakeups: bool = True,
     settings: server_gateway.GatewaySettings | None = None,
     limits: ConnectionLimits | None = None,
-    shared_port: SharedPort | None = None,
 ) -> Iterator[Served]:
     """Run a gateway inside the block."""
     source = Wakeups(database, enabled=wakeups)
     source.start()
     chosen = settings or server_gateway.GatewaySettings(port=0)
-    app = application(database, timing, wakeups=source, settings=chosen, shared_port=shared_port)
+    app = application(database, timing, wakeups=source, settings=chosen)
     ready = threading.Event()
     found: list[str] = []
 

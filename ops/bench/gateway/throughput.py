@@ -4,7 +4,7 @@ Real processes run on a private PostgreSQL with its default durability: one gate
 sockets in processes of their own. A busy bot reports its jobs as done and is given the next ones. Each idle bot waits
 in one long poll; then single jobs are submitted, and the time from a submit until a bot has the job is measured.
 
-    python -m ops.bench.gateway.throughput [--busy 200] [--seconds 15] [--idle 10000] [--watch 60] [--processes 1]
+    python -m ops.bench.gateway.throughput [--busy 200] [--seconds 15] [--idle 10000] [--watch 60]
 """
 
 import json
@@ -34,7 +34,6 @@ from ops.bench.gateway.wire import PATIENCE, BotProcesses, bot_processes
 from ops.bench.measure import (
     checked,
     child_named,
-    child_pids,
     cpu_seconds,
     cpu_seconds_of_tree,
     percentiles,
@@ -68,7 +67,7 @@ HOLDS, OF_BOTS = "leasehold_waits{", 'topic="bots"'
 
 @dataclass(frozen=True)
 class RunningPool:
-    """A pool of running processes. gateway, server: ids of processes, which may have children."""
+    """A pool of running processes. gateway, server: ids of processes; the server has children."""
 
     database: Database
     url: str
@@ -89,20 +88,16 @@ class Reading:
 
 @contextmanager
 def running_pool(
-    data: Path, *, assigner: bool = True, processes: int = 1, settings: Mapping[str, str] | None = None
+    data: Path, *, assigner: bool = True, settings: Mapping[str, str] | None = None
 ) -> Iterator[RunningPool]:
-    """Start a fresh database, a gateway and an assigner.
-
-    processes: those of the gateway. settings: environment variables for both.
-    """
+    """Start a fresh database, a gateway and an assigner. settings: environment variables for both."""
     with ExitStack() as stack:
         server = stack.enter_context(embedded.serve(data))
         database = stack.enter_context(opened(server.url))
         migrate.upgrade(database)
         token = database.run(lambda connection: tokens.create(connection, tokens.Kind.BOT, bot="*"))
         environ = {name: value for name, value in os.environ.items() if not name.startswith("LEASEHOLD_")}
-        environ |= {"LEASEHOLD_DATABASE_URL": server.url, "LEASEHOLD_GATEWAY_PORT": "0"}
-        environ |= {"LEASEHOLD_GATEWAY_PROCESSES": str(processes), **(settings or {})}
+        environ |= {"LEASEHOLD_DATABASE_URL": server.url, "LEASEHOLD_GATEWAY_PORT": "0", **(settings or {})}
         children = Children(data / "log", environ, report=lambda _: None, chance=random.Random(1), restart=False)
         stack.callback(children.kill)
         defaults = data / "leasehold.toml"
@@ -111,7 +106,7 @@ def running_pool(
         if assigner:
             children.start(Child(name="assigner", role=Role.ASSIGNER, command=(*program, "assign", "--name", "bench")))
         children.start(Child(name="gateway", role=Role.GATEWAY, command=(*program, "gateway")))
-        url = ready(children, data / "gateway.url", database, listeners=processes + assigner)
+        url = ready(children, data / "gateway.url", database, listeners=1 + assigner)
         yield RunningPool(database, url, token, child_named("gateway"), server.pid)
 
 
@@ -137,20 +132,10 @@ def read(running: RunningPool) -> Reading:
     """Read the processor time and the transactions used so far."""
     return Reading(
         clock.monotonic(),
-        _cpu_seconds(running.gateway),
+        cpu_seconds(running.gateway),
         cpu_seconds_of_tree(running.server),
         count(running.database, TRANSACTIONS),
     )
-
-
-def _cpu_seconds(gateway: int) -> float:
-    """Return the processor time of the gateway's processes."""
-    return sum(cpu_seconds(pid) for pid in (gateway, *child_pids(gateway)))
-
-
-def _resident_mib(gateway: int) -> float:
-    """Return the resident memory of the gateway's processes; what they share counts for each."""
-    return sum(resident_mib(pid) for pid in (gateway, *child_pids(gateway)))
 
 
 def used(before: Reading, after: Reading) -> dict[str, float]:
@@ -163,11 +148,9 @@ def used(before: Reading, after: Reading) -> dict[str, float]:
     }
 
 
-def busy(
-    data: Path, *, bots: int, capacity: int, jobs: int, seconds: float, clients: int, processes: int = 1
-) -> dict[str, Any]:
+def busy(data: Path, *, bots: int, capacity: int, jobs: int, seconds: float, clients: int) -> dict[str, Any]:
     """Measure bots that always have work."""
-    with running_pool(data, processes=processes) as running:
+    with running_pool(data) as running:
         database = running.database
         database.run(
             lambda connection: quotas.set_quota(
@@ -198,7 +181,7 @@ def busy(
             "latency_ms": percentiles(seen.waits),
             "refused": seen.refused,
             "troubles": seen.troubles[:3],
-            "gateway_mib": _resident_mib(running.gateway),
+            "gateway_mib": resident_mib(running.gateway),
             **used(before, after),
         }
 
@@ -218,16 +201,16 @@ class IdleBots:
         clock.sleep(seconds)
         after = read(self.running)
         alive = count(self.running.database, ALIVE)
-        return {"alive": alive, "gateway_mib": _resident_mib(self.running.gateway), **used(before, after)}
+        return {"alive": alive, "gateway_mib": resident_mib(self.running.gateway), **used(before, after)}
 
 
 @contextmanager
-def idle_bots(data: Path, *, bots: int, clients: int, processes: int = 1) -> Iterator[IdleBots]:
+def idle_bots(data: Path, *, bots: int, clients: int) -> Iterator[IdleBots]:
     """Start a pool whose bots all wait in long polls, with sessions of mixed ages."""
     settings = {"LEASEHOLD_GATEWAY_MAX_CONNECTIONS_PER_ADDRESS": str(bots + SPARE)}
-    with running_pool(data, processes=processes, settings=settings) as running:
+    with running_pool(data, settings=settings) as running:
         database = running.database
-        bare = _resident_mib(running.gateway)
+        bare = resident_mib(running.gateway)
         opened_ = sessions(database, bots, 1)
         with bot_processes(running.url, running.token, opened_, processes=clients, wait=HELD, pause=1 / RAMP) as bots_:
             clock.sleep(WARM_UP)
@@ -241,9 +224,9 @@ def idle_bots(data: Path, *, bots: int, clients: int, processes: int = 1) -> Ite
         checked(database)
 
 
-def idle(data: Path, *, bots: int, seconds: float, samples: int, clients: int, processes: int) -> dict[str, Any]:
+def idle(data: Path, *, bots: int, seconds: float, samples: int, clients: int) -> dict[str, Any]:
     """Measure bots that wait in long polls."""
-    with idle_bots(data, bots=bots, clients=clients, processes=processes) as resting:
+    with idle_bots(data, bots=bots, clients=clients) as resting:
         resting.bots.count()
         found = resting.watch(seconds)
         waits = [_sample(resting.running, resting.bots, number) for number in range(samples)]
@@ -311,7 +294,6 @@ def _table(title: str, found: dict[str, Any]) -> Table:
 @click.option(
     "--clients", type=click.IntRange(1, 8), default=1, show_default=True, help="Processes that the bots run in."
 )
-@click.option("--processes", type=click.IntRange(1, 64), default=1, show_default=True, help="Processes of the gateway.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 def main(
     working: int,
@@ -322,7 +304,6 @@ def main(
     watch: float,
     samples: int,
     clients: int,
-    processes: int,
     *,
     as_json: bool,
 ) -> None:
@@ -337,13 +318,10 @@ def main(
                     jobs=jobs,
                     seconds=seconds,
                     clients=clients,
-                    processes=processes,
                 )
         if resting:
             with scratch() as data:
-                found["idle"] = idle(
-                    data, bots=resting, seconds=watch, samples=samples, clients=clients, processes=processes
-                )
+                found["idle"] = idle(data, bots=resting, seconds=watch, samples=samples, clients=clients)
     except LeaseholdError as error:
         click.echo(f"error: {error}", err=True)
         sys.exit(1)
