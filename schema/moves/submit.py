@@ -14,7 +14,6 @@ from sqlalchemy.exc import DBAPIError
 from schema.policy.new_instances import UNKNOWN_INSTANCE, refusal, refused_instance
 from schema.policy.priority_classes import UNKNOWN_POINTS, unknown_points
 from schema.postgres import engine
-from schema.postgres.kept_statements import SessionConnection
 
 # The functions are the one implementation, for callers in SQL as well as for this one.
 # All answers are one row of texts: reading a row of its own for each of a thousand jobs takes the client 1.5 ms.
@@ -26,54 +25,6 @@ FROM submit_all(CAST(:requests AS jsonb), :actor)
 SUBMIT_ALONE = b"SELECT submit_alone($1, $2)"
 SUBMIT_AT_ONCE = b"SELECT job_ids, public_ids, created FROM submit_all($1, $2, true)"
 SUBMIT_ALIKE = b"SELECT job_ids, public_ids, created FROM submit_alike($1, $2, $3, $4)"
-# One job into a queue that is known, with a key or without one, as by the function `submit_alone`. Without a key it
-# takes 0.85 of the processor time, with one 0.93: the server sets up one statement instead of three. No row comes back
-# if the queue is about to be deleted, if its instance has become managed, if operators have set limits, or if the key
-# was used before: the function has to be asked then. Parameters: queue, payload, actor, the fields in `_COLUMNS`; of a
-# request with a key also the key and the request. `is_awaited` is asked first because it is a part of the plan, unlike
-# `wake`.
-_CLAIMED = """
-), claimed AS (
-    INSERT INTO submit_keys AS k (instance, key, request_hash, job_id, public_id)
-    SELECT n.instance, $9, sha256(convert_to(($10::jsonb - 'key')::text, 'UTF8')), n.id, new_public_id(n.id) FROM new n
-    ON CONFLICT (instance, key) DO UPDATE SET job_id = k.job_id WHERE false
-    RETURNING k.public_id"""
-SUBMIT_TO_QUEUE = {
-    keyed: text(f"""
-WITH new AS MATERIALIZED (
-    SELECT nextval('jobs_id_seq') AS id, q.id AS queue, q.instance, q.platform, q.units
-    FROM queues q JOIN instances i ON i.id = q.instance AND NOT i.managed
-    WHERE q.id = $1::integer AND q.idle_since IS NULL AND NOT EXISTS (SELECT FROM submit_checks){claimed}
-), job AS (
-    INSERT INTO jobs (id, public_id, queue, instance, platform, units, priority, rank, locality_hint,
-                      timeout_seconds, max_attempts, retry_failed)
-    SELECT n.id, {"claimed.public_id" if keyed else "new_public_id(n.id)"}, n.queue, n.instance, n.platform, n.units,
-        coalesce($4::integer, 0), coalesce($4::integer, 0), $5, $6::double precision, coalesce($7::integer, 5),
-        coalesce($8::boolean, false)
-    FROM new n{" CROSS JOIN claimed" if keyed else ""}
-    RETURNING id, public_id
-), payload AS (
-    INSERT INTO job_payloads (job_id, payload, submitted_by) SELECT j.id, $2::jsonb, $3 FROM job j
-)
-SELECT id, public_id, CASE WHEN is_awaited('jobs') THEN wake('jobs') END FROM job
-""")
-    for keyed, claimed in ((False, ""), (True, _CLAIMED))
-}
-_TO_QUEUE = {keyed: statement.text.encode() for keyed, statement in SUBMIT_TO_QUEUE.items()}
-#: The fields of a request that are its parameters $4 to $8.
-_COLUMNS = ("priority", "locality_hint", "timeout_seconds", "max_attempts", "retry_failed")
-#: All fields that such a request may have. The last four mean nothing for a job without constraints.
-_PLAIN = frozenset({
-    "instance", "properties", "units", "label", "payload", "key", *_COLUMNS,
-    "estimated_cost", "estimated_seconds", "deadline_seconds", "own",
-})  # fmt: skip
-FIND_QUEUE = b"SELECT (SELECT id FROM known_queue($1) WHERE NOT EXISTS (SELECT FROM submit_checks))"
-#: How many kinds of requests a session remembers at most. A kind with more than so many bytes of properties is not
-#: remembered.
-_REMEMBERED, _LONGEST = 1000, 500
-#: How many requests of a kind the function takes before a session asks for their queue: when the first one comes, and
-#: when there was no queue for them.
-_FIRST, _AGAIN = 1, 100
 #: The fields of a request that may differ between requests which are alike, unset.
 OWN: Mapping[str, Any] = {"payload": None, "key": None}
 #: What the functions raise when a queue is full, when a request breaks a limit that operators have set, and when a key
@@ -161,11 +112,9 @@ def _answers(job_ids: str, public_ids: str, created: str | None, *, count: int) 
 def submit_alone(driver: "psycopg.Connection[Any]", request: Mapping[str, Any], *, actor: str) -> Submitted:
     """Queue one request; for `Database.run_alone`. Answers and raises what `submit` does.
 
-    The request is in the form of `JobRequest.normal`. Each statement is a transaction; only the last one makes a job.
+    The request is in the form of `JobRequest.normal`.
     """
     try:
-        if isinstance(driver, SessionConnection) and (made := _submit_to_queue(driver, request, actor)) is not None:
-            return made
         (answer,) = engine.single_row(driver, SUBMIT_ALONE, to_json(request), actor.encode())
     except psycopg.Error as error:
         if (refused := _refused(error, {"jobs.0": request})) is not None:
@@ -176,46 +125,6 @@ def submit_alone(driver: "psycopg.Connection[Any]", request: Mapping[str, Any], 
     if same != "t":
         raise _key_conflict(0, request)
     return Submitted(int(job_id), public_id, created == "t")
-
-
-def _submit_to_queue(driver: SessionConnection, request: Mapping[str, Any], actor: str) -> Submitted | None:
-    """Queue a request whose queue this session knows; None if the function has to do it."""
-    payload = request.get("payload")
-    if not isinstance(payload, dict) or not isinstance(payload.get("command"), list):
-        return None
-    # Requests of a kind have the same fields and the same queue. Of a kind is remembered the queue's id, or minus the
-    # number of requests that the function takes until the queue is asked for.
-    properties = to_json(request.get("properties"))
-    kind = (*request, request.get("instance"), request.get("units"), request.get("label"), properties)
-    queue = driver.remembered.get(kind, -_FIRST)
-    if queue <= 0 and not (queue := _find_queue(driver, request, kind, waits=-queue)):
-        return None
-    values: list[bytes | None] = [b"%d" % queue, to_json(payload), actor.encode()]
-    values += [None if value is None else str(value).encode() for value in map(request.get, _COLUMNS)]
-    if (key := request.get("key")) is not None:
-        values += [key.encode(), to_json(request)]
-    made = engine.row_if_any(driver, _TO_QUEUE[key is not None], *values)
-    if made is None:
-        driver.remembered[kind] = 0
-        return None
-    job_id, public_id, _ = made
-    assert job_id is not None
-    assert public_id is not None
-    return Submitted(int(job_id), public_id.decode(), True)
-
-
-def _find_queue(driver: SessionConnection, request: Mapping[str, Any], kind: tuple[Any, ...], *, waits: int) -> int:
-    """Ask for the queue of this kind of requests, unless more of them have to come before; 0 if it is not known."""
-    queues = driver.remembered
-    if waits > 0:
-        if request.keys() <= _PLAIN and not request.get("label") and len(kind[-1]) <= _LONGEST:
-            if len(queues) >= _REMEMBERED and kind not in queues:
-                queues.clear()
-            queues[kind] = 1 - waits
-        return 0
-    (found,) = engine.single_row(driver, FIND_QUEUE, to_json(request))
-    queues[kind] = -_AGAIN if found is None else int(found)
-    return max(0, queues[kind])
 
 
 def submitted_rows(

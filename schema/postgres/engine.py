@@ -428,13 +428,6 @@ def single_row(driver: "psycopg.Connection[Any]", statement: bytes, *values: byt
     Values are text in UTF-8, so the connection must have been made by this module. It must be outside a transaction.
     Raises psycopg.Error.
     """
-    row = row_if_any(driver, statement, *values)
-    assert row is not None
-    return row
-
-
-def row_if_any(driver: "psycopg.Connection[Any]", statement: bytes, *values: bytes | None) -> list[bytes | None] | None:
-    """Do what `single_row` does with a statement that may return no row; return None then."""
     if isinstance(driver, TransactionConnection):
         result = driver.execute_alone(statement, values)
     else:
@@ -448,7 +441,8 @@ def row_if_any(driver: "psycopg.Connection[Any]", statement: bytes, *values: byt
                 result = _unprepared(driver, result, statement, sent)
         finally:
             driver.waits_since = None
-    return [result.get_value(0, column) for column in range(result.nfields)] if result.ntuples else None
+    assert result.ntuples == 1
+    return [result.get_value(0, column) for column in range(result.nfields)]
 
 
 @cache

@@ -9,7 +9,7 @@ import math
 import select
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import psycopg
@@ -32,16 +32,11 @@ _LOST = b"26000"
 class SessionConnection(WatchedConnection):
     """A connection that is a session of the server, with the statements that it has prepared.
 
-    began: the monotonic time at which the session began, at the latest. remembered: what submits know of queues
-    (`schema/moves/submit.py`). It ends with the session: the next one may lead to another server, where ids differ.
+    began: the monotonic time at which the session began, at the latest.
     """
 
     statements: "PreparedStatements | None" = None
     began: float = -math.inf
-
-    @cached_property
-    def remembered(self) -> dict[Any, int]:
-        return {}
 
     def rollback(self) -> None:
         """Roll back like the driver, which drops all prepared statements of the session if there was a transaction."""

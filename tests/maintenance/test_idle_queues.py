@@ -107,6 +107,44 @@ def test_a_submit_that_looked_its_queue_up_before_an_uncommitted_mark_keeps_it(p
     assert pool.job(job).queue == pool.queue_of(job).id
 
 
+def test_a_queue_stays_while_a_transaction_goes_on_that_may_have_found_it_without_its_mark(
+    pool: Pool, race: Race
+) -> None:
+    """As a submit between its snapshot and its first row: it has no number yet, and holds no row."""
+    cancel(pool, *pool.submit())
+    delete_finished(pool)
+    with race.first() as first:
+        first.connection.exec_driver_sql("SELECT id FROM queues")
+        for _ in range(4):
+            assert race.unhindered(lambda: deleted(pool), by=first) == 0
+        first.commit()
+    all_deleted(pool)
+
+
+def test_a_queue_stays_while_a_submit_that_has_looked_it_up_waits_for_its_key(pool: Pool, race: Race) -> None:
+    (old,) = pool.submit()
+    queue = pool.queue_of(old).id
+    cancel(pool, old)
+    delete_finished(pool)
+    with race.first() as first:
+        first.submit(key="k", properties={"os": "linux"})
+        late = race.second(lambda: pool.submit(key="k"), behind=first)
+        for _ in range(4):
+            assert deleted(pool) == 0
+        first.roll_back()
+        (new,) = outcome(late)
+    assert pool.queue_of(new).id == queue
+
+
+def test_the_look_up_of_a_queue_is_planned_as_a_part_of_the_statement_that_asks(pool: Pool) -> None:
+    """Then the statement locks the table of queues before it takes its snapshot, and upkeep waits for it."""
+    plan = "\n".join(
+        row[0] for row in pool.rows("EXPLAIN SELECT * FROM known_queue(CAST(:request AS jsonb))", request="{}")
+    )
+    assert "on queues" in plan
+    assert "Function Scan" not in plan
+
+
 def test_submits_to_a_marked_queue_do_not_wait_for_each_other(pool: Pool, race: Race) -> None:
     cancel(pool, *pool.submit())
     deleted(pool)

@@ -10,7 +10,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from bots.sync import sessions
-from schema.accounting.accounts import Account, put_account
+from schema.accounting.accounts import Account, put_account, remove_account
 from schema.moves import cancel as cancel_moves
 from schema.moves.cancel import Cancelled
 from schema.moves.end import AttemptEnd, Verdict, end
@@ -559,6 +559,18 @@ def test_limits_and_malformed_payloads_are_seen_in_requests_that_are_alike(pool:
         with pytest.raises(DBAPIError, match=r"payload\.command"):
             at_once(pool, [PLAIN, PLAIN | {"payload": {"command": command}}])
     assert rows(pool).jobs == 1
+
+
+def test_jobs_of_an_instance_that_becomes_managed_get_constraints_and_lose_them_when_it_ceases_to_be(
+    pool: Pool,
+) -> None:
+    alone(pool, PLAIN)
+    pool.database.run(lambda c: put_account(c, "default", Account(credit_weight=1.0), actor="test"))
+    constrained = [alone(pool, PLAIN).job_id for _ in range(2)]
+    pool.database.run(lambda c: remove_account(c, "default", actor="test"))
+    plain = [alone(pool, PLAIN).job_id for _ in range(2)]
+    found = pool.rows("SELECT id, constrained FROM jobs WHERE id = ANY (:ids)", ids=constrained + plain)
+    assert {row.id: row.constrained for row in found} == dict.fromkeys(constrained, True) | dict.fromkeys(plain, False)
 
 
 @pytest.mark.parametrize("extra", [{}, {"dedup_key": "d"}], ids=["", "deduplicated"])

@@ -293,7 +293,6 @@ def test_functions_that_submit_are_loaded_before_those_that_they_call(
         "DROP FUNCTION known_queue",
         "DROP FUNCTION bulk_public_id",
         "DROP FUNCTION new_public_id",
-        "DROP FUNCTION is_awaited",
         f"UPDATE alembic_version SET version_num = '{version}'",
     ):
         empty.run(lambda c, change=change: c.execute(text(change)))

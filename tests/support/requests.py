@@ -217,6 +217,7 @@ REQUESTS = {
     "everything unset": dict.fromkeys(["key", "label", "locality_hint", "timeout_seconds", "priority"]) | PLAIN,
     "a deduplication key": PLAIN | {"dedup_key": "d"},
     "a job it was made from": PLAIN | {"from": "0198c5d2-0000-7000-8000-000000000000"},
+    "estimates": PLAIN | {"estimated_seconds": 5.0, "own": {}},
     "numbers as text": PLAIN | {"priority": "5", "retry_failed": "yes"},
     "a label": PLAIN | {"label": "nightly"},
     "a queue timeout": PLAIN | {"queue_timeout_seconds": 60.5},

@@ -1,5 +1,4 @@
-"""Add `new_public_id` and `is_awaited`, which single submits ask. No transaction takes its number before it looks a
-queue up any more.
+"""Add `new_public_id`, which single submits ask. No transaction takes its number before it looks a queue up any more.
 
 Processes of the version before go on calling `submit_alone`. Their upkeep deletes queues that it has marked itself, by
 the numbers of transactions. It would delete one under a submit that has looked it up, then waits for a key without
@@ -17,7 +16,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    functions = ("is_awaited", "wake", "new_public_id", "known_queue", "intern_queue", "submit_alone", "submit_alike")
+    functions = ("wake", "new_public_id", "known_queue", "intern_queue", "submit_alone", "submit_alike")
     sql.load(op.get_bind(), *(f"functions/{name}" for name in functions))
 
 
