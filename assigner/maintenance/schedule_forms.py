@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Self
 
+from leasehold import wire
 from leasehold.errors import BadInput
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from sqlalchemy import Connection
@@ -30,7 +31,7 @@ class ScheduleForm(BaseModel):
     instance: Name | None = Field(
         default=None, description="Instance of the schedule and its jobs. Unset: that of the token, or `default`."
     )
-    cron: str = Field(description=f"Cron expression of five fields: {cron.FIELDS}.")
+    cron: str = Field(description=f"Cron expression of five fields: {wire.CRON_FIELDS}.")
     zone: Zone = Field(default="UTC", description="Time zone of the expression, such as Europe/Berlin.")
     catch_up: CatchUp = Field(
         default="skip",

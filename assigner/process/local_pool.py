@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from leasehold.errors import BadInput, Conflict, LeaseholdError, NotReady, Unauthorised
-from leasehold.tasks import check_place
+from leasehold.wire import check_place
 from sqlalchemy import Connection
 
 from assigner.process.children import Child, Children, Role

@@ -24,8 +24,8 @@ from typing import Annotated, Literal, Self
 import structlog
 from leasehold import wire
 from leasehold.errors import BadInput, LeaseholdError
-from leasehold.tasks import PROPERTY, check_place
 from leasehold.transport import Record, Transport
+from leasehold.wire import PROPERTY, check_place
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from bots.agent.capacity import Sizing, raise_file_limit

@@ -27,7 +27,7 @@ import structlog
 from leasehold import wire
 from leasehold.errors import BadInput
 from leasehold.runtime.call_messages import CallEnd, call_message, read_call, read_end, receive
-from leasehold.tasks import COMMAND
+from leasehold.wire import COMMAND
 
 from bots.agent.guardian import descendants, kill, process_tree
 from bots.agent.isolation.containment import Containment, Site

@@ -15,8 +15,7 @@ from bots.cli.caller import Caller, caller_options
 from bots.cli.output import Record, table
 
 if TYPE_CHECKING:
-    from leasehold.periodic import AppliedSchedule
-    from leasehold.tasks import TaskRegistry
+    from leasehold.periodic import AppliedSchedule, AppRegistry
 
 #: Terms of a schedule that have an option: field → option.
 TERMS = {
@@ -134,7 +133,7 @@ def apply(caller: Caller, /, app: str, prune: bool, take_over: bool) -> None:
         click.echo(output.plain(f"{name} is {each.outcome}{_following(each)}"))
 
 
-def _imported(app: str) -> "TaskRegistry":
+def _imported(app: str) -> "AppRegistry":
     """Import the pool of an app as a bot does. What the module prints goes to the standard error."""
     from leasehold.runtime.task_runner import import_failure, load
 

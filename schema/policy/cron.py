@@ -17,9 +17,8 @@ from zoneinfo import ZoneInfo
 
 from cronsim import CronSim
 from leasehold.errors import BadInput
-from leasehold.periodic import FIELDS as FIELDS
-from leasehold.periodic import CatchUp as CatchUp
-from leasehold.periodic import check_cron as check_cron
+from leasehold.wire import CatchUp as CatchUp
+from leasehold.wire import check_cron as check_cron
 
 from schema.validation import load_zone
 

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from leasehold.errors import BadInput, NotFound
-from leasehold.periodic import Overlap as Overlap
+from leasehold.wire import Overlap as Overlap
 from leasehold.wire import escaped
 from sqlalchemy import Connection, Row, text
 

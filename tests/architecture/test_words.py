@@ -1,6 +1,7 @@
 """The architecture page and the glossary: every module stands in one, and is called by a word of the other."""
 
 import re
+import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -41,6 +42,20 @@ def test_the_architecture_page_names_every_module_and_no_other() -> None:
     missing, gone = sorted(modules() - named), sorted(named - modules())
     assert not missing, f"{PAGE.name} has no line for {missing}"
     assert not gone, f"{PAGE.name} names modules that are not there: {gone}"
+
+
+def test_the_figure_of_layers_is_that_of_the_contracts() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    layers = {each["containers"][0]: each["layers"] for each in contracts if each["type"] == "layers"}
+    shown: dict[str, list[str]] = {}
+    (figure,) = re.findall(r"^```text\n(assigner   .*?)^```", PAGE.read_text(), re.M | re.S)
+    for package, number, names in re.findall(r"^(\w*) +(\d+)  (.+)$", figure, re.M):
+        rows = shown.setdefault(package, []) if package else shown[[*shown][-1]]
+        rows.append(f"{number}: {names.replace(', ', ' | ')}")
+    expected = {
+        package: [f"{len(rows) - at}: {row}" for at, row in enumerate(rows)] for package, rows in layers.items()
+    }
+    assert shown == expected, f"{PAGE.name}: the figure is not that of the contracts in pyproject.toml"
 
 
 def test_every_module_is_called_by_a_word_of_the_glossary_or_a_plain_one() -> None:

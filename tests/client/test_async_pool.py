@@ -75,7 +75,7 @@ def test_any_number_of_coroutines_wait_by_one_request(served: Served, pool: Data
 
     async def work(connected: AsyncPool) -> None:
         waiting = [asyncio.create_task(connected.result(id)) for id in ids]
-        while len(connected._watch._asking) < len(ids):
+        while len(connected._calls._watch._asking) < len(ids):
             await asyncio.sleep(0.01)
         assert sum(name.startswith("leasehold-wait_") for name in threads()) == 1
         with pytest.raises(NotFound):
@@ -192,7 +192,7 @@ def test_a_pool_that_is_closed_leaves_no_coroutine_waiting(served: Served, pool:
     async def main() -> None:
         connected = AsyncPool(served.url, served.token("operator"))
         task = asyncio.create_task(connected.result(id))
-        while not connected._watch._asking:
+        while not connected._calls._watch._asking:
             await asyncio.sleep(0.01)
         await connected.close()
         with pytest.raises(RuntimeError, match="the pool is closed"):

@@ -74,12 +74,6 @@ def pool_of_jobs(**states: str) -> Callable[[ReceivedRequest], Answer]:
     return answer
 
 
-def coroutines(app: App) -> AsyncPool:
-    found = app.pool.of_loop()
-    assert isinstance(found, AsyncPool)
-    return found
-
-
 def run(work: Callable[[], Awaitable[Any]]) -> Any:
     async def main() -> Any:
         return await asyncio.wait_for(work(), MINUTE)
@@ -138,18 +132,18 @@ def test_many_results_are_read_together(app: App, stands: Gateway) -> None:
     async def work() -> None:
         jobs = await app.add.batch_async([(1,), (2,), (3,)])
         before = len(stands.asked)
-        pool = coroutines(app)
-        values = await pool.gather([*jobs, jobs[0]], return_errors=True)
-        assert [str(value) for value in values] == [
-            "1", f"task '{app.add.name}' failed: no reason is stored", "3", "1"
-        ]  # fmt: skip
-        assert [asked.path for asked in stands.asked[before:]] == ["/v1/jobs/wait", "/v1/results"]
-        with pytest.raises(TaskFailed):
-            await pool.gather(jobs)
-        with pytest.raises(BadInput, match="jobs: are many, and this is one"):
-            await pool.gather(jobs[0])
-        with pytest.raises(BadInput, match=r"jobs\.0: is a 'coroutine', not the job of a task; await it first"):
-            await pool.gather([unawaited := app.add.defer_async(1)])
+        async with AsyncPool(stands.url, "lh_operator_x_y", patience=0.0) as pool:
+            values = await pool.gather([*jobs, jobs[0]], return_errors=True)
+            assert [str(value) for value in values] == [
+                "1", f"task '{app.add.name}' failed: no reason is stored", "3", "1"
+            ]  # fmt: skip
+            assert [asked.path for asked in stands.asked[before:]] == ["/v1/jobs/wait", "/v1/results"]
+            with pytest.raises(TaskFailed):
+                await pool.gather(jobs)
+            with pytest.raises(BadInput, match="jobs: are many, and this is one"):
+                await pool.gather(jobs[0])
+            with pytest.raises(BadInput, match=r"jobs\.0: is a 'coroutine', not the job of a task; await it first"):
+                await pool.gather([unawaited := app.add.defer_async(1)])
         unawaited.close()
 
     run(work)

@@ -11,7 +11,7 @@ from typing import Any, get_type_hints
 
 import leasehold
 import pytest
-from leasehold import interruption
+from leasehold import transport
 from leasehold.credentials import Credentials
 from leasehold.errors import (
     BadInput,
@@ -170,7 +170,7 @@ def test_output_is_read_once_and_only_if_it_is_asked_for() -> None:
 
 
 def test_an_interruption_ends_a_request_that_waits_and_the_connection_is_not_used_again() -> None:
-    wanted = interruption.Interruption()
+    wanted = transport.Interruption()
 
     def interrupt(asked: ReceivedRequest) -> Answer:
         if asked.path.endswith("/wait"):
@@ -178,7 +178,7 @@ def test_an_interruption_ends_a_request_that_waits_and_the_connection_is_not_use
         return Answer({"jobs": []})
 
     with gateway(interrupt) as stands, Pool(stands.url, TOKEN) as pool:
-        with pytest.raises(interruption.Interrupted), wanted:
+        with pytest.raises(transport.Interrupted), wanted:
             list(pool.client.wait([JOB]))
         assert pool.client.list().jobs == []
     assert stands.asked[-1].method == "GET"

@@ -170,7 +170,7 @@ def test_another_serialiser_makes_json_of_arguments_and_values(
     (sent,) = program.asked[0].body["jobs"]
     assert json.loads(sent["stdin"])["args"] == [{"decimal": "1.10"}]
     program.script = ended("succeeded", {"ok": {"decimal": "2.20"}})
-    assert TaskJob(A_JOB, job.task, created=True).result() == Decimal("2.20")
+    assert TaskJob(A_JOB, True, task=job.task).result() == Decimal("2.20")
 
 
 # Results
@@ -192,7 +192,7 @@ def ended(state: str, result: Any = None, reason: str | None = None) -> Callable
 
 
 def test_the_result_of_a_job_is_what_the_function_returned_or_its_error(program: Gateway) -> None:
-    job = TaskJob(A_JOB, task_app.add, created=True)
+    job = TaskJob(A_JOB, True, task=task_app.add)
     program.script = ended("succeeded", {"ok": 3})
     assert job.result() == 3
     program.script = ended(
@@ -206,7 +206,7 @@ def test_the_result_of_a_job_is_what_the_function_returned_or_its_error(program:
 
 
 def test_a_job_that_ended_without_a_result_says_why(program: Gateway) -> None:
-    job = TaskJob(A_JOB, task_app.add, created=True)
+    job = TaskJob(A_JOB, True, task=task_app.add)
     program.script = ended("failed", reason="killed by SIGKILL")
     with pytest.raises(TaskFailed, match=r"task '.*' failed: killed by SIGKILL"):
         job.result()
@@ -220,7 +220,7 @@ def test_a_job_that_ended_without_a_result_says_why(program: Gateway) -> None:
 
 
 def test_the_results_of_many_jobs_come_together_in_the_order_of_the_jobs(program: Gateway) -> None:
-    jobs = [TaskJob(A_JOB[:-1] + end, task_app.add, created=True) for end in "3121"]
+    jobs = [TaskJob(A_JOB[:-1] + end, True, task=task_app.add) for end in "3121"]
     facts = {"exit_code": 0, "reason": None, "has_result": True}
 
     def answer(asked: ReceivedRequest) -> Answer:
@@ -251,7 +251,7 @@ def test_the_results_of_many_jobs_come_together_in_the_order_of_the_jobs(program
 @pytest.mark.parametrize(
     ("jobs", "reason"),
     [
-        (TaskJob(A_JOB, task_app.add, created=True), r"jobs: are many, and this is one: gather\(\[job\]\), or"),
+        (TaskJob(A_JOB, True, task=task_app.add), r"jobs: are many, and this is one: gather\(\[job\]\), or"),
         (A_JOB, "jobs: are a list of jobs of tasks, not a 'str'"),
         (7, "jobs: are a list of jobs of tasks, not a 'int'"),
         ([A_JOB], "jobs.0: is a 'str', not the job of a task"),
@@ -269,7 +269,7 @@ def test_the_calls_of_a_pool_take_the_job_of_a_task(program: Gateway) -> None:
         return Answer({"jobs": [{"id": A_JOB, "state": "succeeded", "reason": None, "attempts": 1} | times]})
 
     program.script = answer
-    job = TaskJob(A_JOB, task_app.add, created=True)
+    job = TaskJob(A_JOB, True, task=task_app.add)
     assert task_app.pool.result(job).succeeded
     assert [result.id for result in task_app.pool.as_completed([job])] == [A_JOB]
 

@@ -1,25 +1,22 @@
-"""`AsyncPool`: the calls of `Pool` as coroutines.
-
-Each request is made on a thread, by the code of `Pool`, so that retries, deadlines and errors are written once. The
-threads are bounded. A coroutine that waits for jobs keeps none: one request at a time asks for the jobs of all of them.
-"""
+"""`AsyncPool`: the calls of `Pool` as coroutines, each made on a thread by the code of `Pool`."""
 
 import asyncio
 import math
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, suppress
-from functools import cached_property, partial
+from contextlib import aclosing
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, ParamSpec, Self, TypeVar, Unpack, overload
+from typing import Any, ClassVar, Literal, ParamSpec, Self, TypeVar, Unpack, overload
 
-from leasehold.client import LONG_POLL, Client, Job, Output, pause
-from leasehold.errors import NotFound, TaskFailed, TimedOut
+from leasehold import periodic
+from leasehold.async_calls import AsyncCalls, on_thread
+from leasehold.client import LONG_POLL, Client, Job, Output
+from leasehold.errors import TaskFailed, TimedOut
 from leasehold.graphs import GraphRequest, GraphState, Node, OnFailure, SubmittedGraph
-from leasehold.interruption import Interrupted, Interruption
 from leasehold.jobs import (
     AnyJob,
     CancelledJob,
@@ -35,23 +32,22 @@ from leasehold.jobs import (
     job_id,
     job_ids,
 )
+from leasehold.periodic import AppliedSchedule, AppRegistry
 from leasehold.pool import PAGE, Pool
-from leasehold.tasks import SubmittedCall, TaskRegistry, calls_of, values_of
+from leasehold.tasks import SubmittedCall, calls_of, values_of
+from leasehold.transport import Interruption
 from leasehold.wire import Serialiser
-
-if TYPE_CHECKING:
-    from leasehold.periodic import AppliedSchedule
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-#: Threads for requests that are answered at once, and for those that follow the output of a job.
-CALLS, FOLLOWERS = 8, 32
+#: Threads for requests that follow the output of a job.
+FOLLOWERS = 32
 #: Seconds for which a request for output is held while more jobs are followed than there are threads for.
 SHORT_POLL = 1.0
 
 
-class AsyncPool(TaskRegistry):
+class AsyncPool(AppRegistry):
     """Calls one pool, through its gateway, from the coroutines of one event loop, and holds the tasks of one app.
 
     Arguments and errors: see `Pool`. Its tasks have `defer_async` and `batch_async`; `defer` and `batch` would block
@@ -91,37 +87,29 @@ class AsyncPool(TaskRegistry):
     ) -> Self:
         """See `Pool.from_env`. `async with` looks the gateway and the token up at once."""
         made = cls.__new__(cls)
-        TaskRegistry.__init__(made, app=app, serialiser=serialiser)
+        AppRegistry.__init__(made, app=app, serialiser=serialiser)
         made._begin(Pool.from_env(data=data, token_file=token_file, timeout=timeout, patience=patience))
         return made
 
     def _begin(self, pool: Pool) -> None:
-        self._pool = pool
-        self._calls = ThreadPoolExecutor(CALLS, "leasehold-call")
-        #: The thread of the one request that waits for jobs.
-        self.waits = ThreadPoolExecutor(1, "leasehold-wait")
+        self._pool, self._calls = pool, AsyncCalls(lambda: pool.client)
         self._follows = ThreadPoolExecutor(FOLLOWERS, "leasehold-follow")
         self._followers = 0
-        self._watch = _Watch(self)
 
-    @cached_property
+    @property
     def client(self) -> Client:
         """All calls that a gateway takes. They block the thread that makes them; `call` makes them on another one."""
         return self._pool.client
 
-    def of_loop(self) -> Self:
-        return self
+    def of_loop(self) -> AsyncCalls:
+        return self._calls
 
     async def close(self) -> None:
         """Close all connections. Calls that are under way fail."""
-        await self._watch.end()
+        await self._calls.stop_waiting()
         self._pool.close()
-        await asyncio.to_thread(self.end_threads, wait=True)
-
-    def end_threads(self, *, wait: bool) -> None:
-        """End the threads of requests. Calls that come later fail. wait: until the calls under way have ended."""
-        for threads in (self._calls, self.waits, self._follows):
-            threads.shutdown(wait=wait, cancel_futures=True)
+        await asyncio.to_thread(self._calls.end_threads, wait=True)
+        await asyncio.to_thread(self._follows.shutdown, wait=True, cancel_futures=True)
 
     async def __aenter__(self) -> Self:
         # A program learns at its start, and not at its first call, that no gateway or token is known.
@@ -135,7 +123,7 @@ class AsyncPool(TaskRegistry):
 
     async def call(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Call a function that makes requests, such as a method of `client`, on a thread."""
-        return await _on_thread(self._calls, Interruption(), partial(work, *args, **kwargs))
+        return await self._calls.call(work, *args, **kwargs)
 
     async def submit(self, command: Sequence[str], **fields: Unpack[JobFields]) -> Job:
         """See `Pool.submit`."""
@@ -170,7 +158,7 @@ class AsyncPool(TaskRegistry):
     ) -> AsyncGenerator[Result, None]:
         """See `Pool.as_completed`. `progress` is called in the event loop."""
         ids, done = job_ids(jobs), 0
-        async with aclosing(self._watch.ended(ids, timeout)) as ended:
+        async with aclosing(self._calls.as_ended(ids, timeout)) as ended:
             async for record in ended:
                 done += 1
                 if progress is not None:
@@ -193,19 +181,12 @@ class AsyncPool(TaskRegistry):
         """See `Pool.gather`."""
         given = calls_of(jobs)
         ids = list(dict.fromkeys(job.id for job in given))
-        await self.ended(ids, timeout)
+        await self._calls.ended(ids, timeout)
         return values_of(given, await self.call(self.client.results, ids), return_errors=return_errors)
 
-    async def apply_schedules(self, *, prune: bool = False, take_over: bool = False) -> "list[AppliedSchedule]":
+    async def apply_schedules(self, *, prune: bool = False, take_over: bool = False) -> list[AppliedSchedule]:
         """See `Pool.apply_schedules`."""
-        from leasehold import periodic  # needs cronsim, which most programs do not
-
         return await self.call(periodic.apply, self, self.client, prune=prune, take_over=take_over)
-
-    async def ended(self, ids: Sequence[str], timeout: float | None = None) -> dict[str, Record]:
-        """Wait until all jobs have ended; return the gateway's records by their ids. Raises TimedOut and NotFound."""
-        async with aclosing(self._watch.ended(ids, timeout)) as ended:
-            return {record["id"]: record async for record in ended}
 
     async def cancel(self, jobs: AnyJob | Iterable[AnyJob], *, all_submissions: bool = False) -> list[CancelledJob]:
         """See `Pool.cancel`."""
@@ -284,15 +265,7 @@ class AsyncPool(TaskRegistry):
         raise RuntimeError("Result.output would block the event loop: use `await pool.output(job)`")
 
     async def _next(self, pieces: Iterator[Output]) -> Output | None:
-        return await _on_thread(self._follows, Interruption(), partial(next, pieces, None))
-
-
-def coroutines_of(pool: Pool) -> AsyncPool:
-    """Return the calls of this pool as coroutines. They use its connections; who closes the pool ends both."""
-    made = object.__new__(AsyncPool)
-    TaskRegistry.__init__(made)
-    made._begin(pool)
-    return made
+        return await on_thread(self._follows, Interruption(), partial(next, pieces, None))
 
 
 class AsyncGraph(GraphRequest):
@@ -344,122 +317,3 @@ class AsyncSubmittedGraph:
     async def cancel(self) -> int:
         """See `SubmittedGraph.cancel`."""
         return await self._pool.call(self._graph.cancel)
-
-
-class _Watch:
-    """Waits for the jobs of all coroutines, by one request at a time."""
-
-    def __init__(self, pool: AsyncPool) -> None:
-        self._pool = pool
-        self._asking: dict[str, set[asyncio.Queue[Record | Exception]]] = {}
-        self._task: asyncio.Task[None] | None = None
-        self._request = Interruption()
-
-    async def ended(self, ids: Sequence[str], timeout: float | None) -> AsyncGenerator[Record, None]:
-        """Yield the records of jobs as they end, until all have.
-
-        Raises TimedOut after `timeout` seconds; NotFound if one of the jobs does not exist.
-        """
-        loop = asyncio.get_running_loop()
-        deadline = None if timeout is None else loop.time() + timeout
-        # An id that is wrong concerns this caller alone, so it is not asked for with those of others.
-        ended = await self._pool.call(partial(self._pool.client.look, wait=0.0), ids)
-        pending = dict.fromkeys(ids)
-        news: asyncio.Queue[Record | Exception] = asyncio.Queue()
-        try:
-            self._add(pending.keys() - {record["id"] for record in ended}, news)
-            for record in ended:
-                pending.pop(record["id"], None)
-                yield record
-            while pending:
-                left = None if deadline is None else deadline - loop.time()
-                try:
-                    # What has come already is told also if the time is over.
-                    found = await asyncio.wait_for(news.get(), left) if news.empty() else news.get_nowait()
-                except TimeoutError:
-                    raise TimedOut(list(pending), timeout or 0.0) from None
-                if isinstance(found, Exception):
-                    raise found
-                pending.pop(found["id"], None)
-                yield found
-        finally:
-            self._drop(pending, news)
-
-    async def end(self) -> None:
-        """Stop waiting; the coroutines that wait get a RuntimeError."""
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
-        self._tell_all(RuntimeError("the pool is closed"))
-
-    def _add(self, ids: Iterable[str], news: "asyncio.Queue[Record | Exception]") -> None:
-        new = [id for id in ids if id not in self._asking]
-        for id in ids:
-            self._asking.setdefault(id, set()).add(news)
-        if self._asking and (self._task is None or self._task.done()):
-            self._task = asyncio.create_task(self._keep_asking())
-        elif new:
-            self._request.interrupt()
-
-    def _drop(self, ids: Iterable[str], news: "asyncio.Queue[Record | Exception]") -> None:
-        for id in ids:
-            asking = self._asking.get(id, set())
-            asking.discard(news)
-            if not asking:
-                self._asking.pop(id, None)
-        if not self._asking:
-            self._request.interrupt()
-
-    def _tell(self, id: str, news: Record | Exception) -> None:
-        for asking in self._asking.pop(id, ()):
-            asking.put_nowait(news)
-
-    def _tell_all(self, news: Exception) -> None:
-        for id in list(self._asking):
-            self._tell(id, news)
-
-    async def _keep_asking(self) -> None:
-        try:
-            while self._asking:
-                try:
-                    await self._ask(list(self._asking), wait=LONG_POLL)
-                except Interrupted:
-                    pass  # jobs came or went
-                except Exception as error:
-                    # Whatever it is, nobody may wait for ever.
-                    self._tell_all(error)
-                await asyncio.sleep(pause(len(self._asking)))
-        finally:
-            # A `Pool` forgets this object with its event loop, so it must not keep the loop by a task that is over.
-            self._task = None
-
-    async def _ask(self, ids: list[str], *, wait: float) -> None:
-        self._request = Interruption()
-        try:
-            look = partial(self._pool.client.look, ids, wait=wait)
-            ended = await _on_thread(self._pool.waits, self._request, look)
-        except NotFound as error:
-            if len(ids) == 1:
-                self._tell(ids[0], error)
-                return
-            # A job was deleted meanwhile: find it by halves.
-            await self._ask(ids[: len(ids) // 2], wait=0.0)
-            await self._ask(ids[len(ids) // 2 :], wait=0.0)
-        else:
-            for record in ended:
-                self._tell(record["id"], record)
-
-
-async def _on_thread(threads: ThreadPoolExecutor, interruption: Interruption, work: Callable[[], R]) -> R:
-    """Call `work` on a thread. If the coroutine is cancelled, the request that `work` makes is broken off."""
-
-    def interruptible() -> R:
-        with interruption:
-            return work()
-
-    try:
-        return await asyncio.get_running_loop().run_in_executor(threads, interruptible)
-    except asyncio.CancelledError:
-        interruption.interrupt()
-        raise

@@ -14,7 +14,6 @@ from leasehold import client
 from leasehold.client import Job
 from leasehold.errors import BadInput, NotSucceeded
 from leasehold.states import FINAL, JobState
-from leasehold.tasks import SubmittedCall
 
 Record = Mapping[str, Any]
 
@@ -261,8 +260,8 @@ class Explanation:
     record: Record = field(repr=False, compare=False)
 
 
-#: Whatever names a job.
-AnyJob: TypeAlias = str | Job | ListedJob | Result | SubmittedCall[Any]
+#: Whatever names a job; the job of a task is a `Job` too.
+AnyJob: TypeAlias = str | Job | ListedJob | Result
 
 
 def job_id(job: AnyJob) -> str:
@@ -272,7 +271,7 @@ def job_id(job: AnyJob) -> str:
 
 def job_ids(jobs: AnyJob | Iterable[AnyJob]) -> list[str]:
     """Return the ids of one job or of several, each once, in their order."""
-    given = [jobs] if isinstance(jobs, str | Job | ListedJob | Result | SubmittedCall) else jobs
+    given = [jobs] if isinstance(jobs, str | Job | ListedJob | Result) else jobs
     return list(dict.fromkeys(map(job_id, given)))
 
 

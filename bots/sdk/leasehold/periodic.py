@@ -1,54 +1,23 @@
 """Schedules that a program declares beside its tasks: calls that a pool makes at the ticks of cron expressions.
 
 `Pool.periodic` declares one. A pool knows of it once it is applied, by `leasehold schedule apply MODULE:POOL` or
-`Pool.apply_schedules`. The pool's own packages check expressions by the function of this module.
+`Pool.apply_schedules`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, get_args
-
-from cronsim import CronSim, CronSimError
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, get_args
 
 from leasehold import wire
+from leasehold.client import Client
 from leasehold.errors import BadInput
-from leasehold.wire import escaped
+from leasehold.tasks import Task, TaskRegistry
+from leasehold.transport import Record
+from leasehold.wire import CatchUp, Overlap, Serialiser, check_cron, escaped, has_ticks
 
-if TYPE_CHECKING:
-    from leasehold.client import Client
-    from leasehold.tasks import Task, TaskRegistry
-    from leasehold.transport import Record
-
-T = TypeVar("T", bound="Task[..., Any]")
-
-#: Longest expression, bytes.
-MAX_CRON = 200
-FIELDS = "minute, hour, day of the month, month, day of the week"
-#: What is done after an outage about the ticks that were missed.
-CatchUp = Literal["skip", "all", "none"]
-#: What is done about a tick while the previous job has not ended.
-Overlap = Literal["allow", "skip"]
-#: A time from which an expression that has ticks at all has one within 50 years.
-_ANY_TIME = datetime(2000, 1, 1, tzinfo=UTC)
-
-
-def check_cron(field: str, value: str) -> str:
-    """Return the expression with single spaces. Raises BadInput naming `field` unless it has five valid fields."""
-    if len(value.encode(errors="replace")) > MAX_CRON:
-        raise BadInput(field, f"is longer than {MAX_CRON} bytes")
-    parts = value.split()
-    if len(parts) != 5:
-        has = f"has {len(parts)} field{'' if len(parts) == 1 else 's'}"
-        raise BadInput(field, f"'{escaped(value, 80)}' {has}, not the five fields {FIELDS}")
-    expression = " ".join(parts)
-    try:
-        CronSim(expression, _ANY_TIME)
-    # Of a step after `L` or `#`, cronsim finds with an assertion or a comparison that it means nothing.
-    except (CronSimError, AssertionError, TypeError) as error:
-        said = f": {str(error)[:1].lower()}{str(error)[1:]}" if isinstance(error, CronSimError) else ""
-        raise BadInput(field, f"'{escaped(value, 80)}' is not a cron expression{said}") from None
-    return expression
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -59,8 +28,8 @@ class DeclaredSchedule:
     """
 
     name: str
-    task: "Task[..., Any]"
-    record: "Record"
+    task: Task[..., Any]
+    record: Record
 
 
 #: What applying did to a schedule. `left`: the program declares it no longer, and it was not pruned.
@@ -77,25 +46,60 @@ class AppliedSchedule:
     next_tick: datetime | None
 
     @classmethod
-    def of(cls, record: "Record") -> Self:
+    def of(cls, record: Record) -> Self:
         """Make one of the gateway's record."""
         tick = record["next_tick"]
         at = None if tick is None else datetime.fromisoformat(tick)
         return cls(record["name"], record["instance"], record["outcome"], at)
 
 
-def declare(
-    registry: "TaskRegistry",
-    cron: str,
-    *,
-    name: str | None = None,
-    timezone: str = "UTC",
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
-    **options: Any,
-) -> Callable[[T], T]:
-    """The decorator of `TaskRegistry.periodic`, which describes the arguments."""
-    terms = {"cron": _checked_cron(cron), "zone": _checked_zone(timezone), **_checked(options)}
+class AppRegistry(TaskRegistry):
+    """The tasks of one app, and the schedules that it declares for them. `Pool` and `AsyncPool` are such."""
+
+    def __init__(self, *, app: str | None = None, serialiser: Serialiser | None = None) -> None:
+        super().__init__(app=app, serialiser=serialiser)
+        #: Declared schedules by name.
+        self.schedules: dict[str, DeclaredSchedule] = {}
+
+    if TYPE_CHECKING:
+
+        def periodic(
+            self,
+            cron: str,
+            *,
+            timezone: str = "UTC",
+            name: str | None = None,
+            args: Sequence[Any] = (),
+            kwargs: Mapping[str, Any] | None = None,
+            catch_up: CatchUp = "skip",
+            catch_up_most: int = 10,
+            catch_up_seconds: float = 86_400.0,
+            overlap: Overlap = "allow",
+            enabled: bool | None = None,
+        ) -> Callable[[Task[P, R]], Task[P, R]]: ...
+
+    else:
+
+        def periodic(self, cron, /, *, name=None, timezone="UTC", args=(), kwargs=None, **options):
+            """Declare a schedule, as a decorator above `task`: a call of the task at each tick of a cron expression.
+
+            The pool has it once it is applied: `leasehold schedule apply`, `Pool.apply_schedules`. timezone: of the
+            expression. name: unique in the instance; default that of the task. args, kwargs: of the call. catch_up,
+            catch_up_most, catch_up_seconds: what is done after an outage. overlap: `skip` leaves a tick out while the
+            previous job has not ended. enabled: default, a new one is enabled and one that exists stays as it is.
+            Raises BadInput, also for an option that there is not, and TypeError if the function cannot be called so.
+            """
+            terms = {"cron": _checked_cron(cron), "zone": _checked_zone(timezone), **_checked(options)}
+            _check_call(name, args, kwargs)
+
+            def decorate(task):
+                _add(self, task, name, _call(task, args, kwargs or {}), terms)
+                return task
+
+            return decorate
+
+
+def _check_call(name: Any, args: Any, kwargs: Any) -> None:
     if isinstance(args, str | bytes) or not isinstance(args, Sequence):
         raise BadInput("args", f"is a list or a tuple of arguments, such as (7,), not a '{type(args).__name__}'")
     if not isinstance(kwargs, Mapping | None):
@@ -105,21 +109,15 @@ def declare(
             raise BadInput("name", f"is a text, not a '{type(name).__name__}'")
         wire.check_name("name", name)
 
-    def decorate(task: T) -> T:
-        _add(registry, task, name, _call(task, args, kwargs or {}), terms)
-        return task
 
-    return decorate
-
-
-def apply(registry: "TaskRegistry", client: "Client", *, prune: bool, take_over: bool) -> list[AppliedSchedule]:
+def apply(registry: AppRegistry, client: Client, *, prune: bool, take_over: bool) -> list[AppliedSchedule]:
     """See `Pool.apply_schedules`."""
     records = [each.record for each in registry.schedules.values()]
     done = client.schedules.apply(app_of(registry), records, prune=prune, take_over=take_over)
     return [AppliedSchedule.of(each) for each in done]
 
 
-def app_of(registry: "TaskRegistry") -> str:
+def app_of(registry: AppRegistry) -> str:
     """Return the app that owns the schedules of this pool. Raises BadInput if its tasks do not belong to one."""
     if registry.app is not None:
         return registry.app
@@ -134,7 +132,7 @@ def _checked_cron(cron: str) -> str:
     if not isinstance(cron, str):
         raise BadInput("cron", f"is a text such as '*/5 * * * *', not a '{type(cron).__name__}'")
     expression = check_cron("cron", cron)
-    if next(CronSim(expression, _ANY_TIME), None) is None:
+    if not has_ticks(expression):
         raise BadInput("cron", f"'{expression}' has no tick within 50 years")
     return expression
 
@@ -153,7 +151,7 @@ def _checked_zone(zone: str) -> str:
     return zone
 
 
-def _checked(options: Mapping[str, Any]) -> "Record":
+def _checked(options: Mapping[str, Any]) -> Record:
     """The terms that are given. Raises BadInput for the first option that there is not, or that has no such value."""
     for option, value in options.items():
         if option not in _CHECKS:
@@ -189,10 +187,8 @@ _CHECKS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 }
 
 
-def _call(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> "Record":
+def _call(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Record:
     """The job of the schedule: a call of the task. Raises BadInput and TypeError."""
-    from leasehold.tasks import Task
-
     if not isinstance(task, Task):
         kind = getattr(task, "__qualname__", type(task).__name__)
         raise BadInput("periodic", f"stands above @pool.task, and '{kind}' is no task")
@@ -205,7 +201,7 @@ def _call(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> "Record"
     return request
 
 
-def _add(registry: "TaskRegistry", task: "Task[..., Any]", name: str | None, job: "Record", terms: "Record") -> None:
+def _add(registry: AppRegistry, task: Task[..., Any], name: str | None, job: Record, terms: Record) -> None:
     if task.registry is not registry:
         raise BadInput("periodic", f"'{task.name}' is a task of another pool")
     called = name or task.name

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, overload
 from weakref import WeakKeyDictionary
 
+from leasehold import periodic
 from leasehold.client import Client, Job
 from leasehold.credentials import Credentials
 from leasehold.errors import TaskFailed, TimedOut
@@ -30,13 +31,14 @@ from leasehold.jobs import (
     query,
     request,
 )
+from leasehold.periodic import AppliedSchedule, AppRegistry
 from leasehold.states import JobState
-from leasehold.tasks import AsyncCalls, SubmittedCall, TaskRegistry, calls_of, values_of
+from leasehold.tasks import SubmittedCall, calls_of, values_of
 from leasehold.wire import Serialiser
 
 if TYPE_CHECKING:
+    from leasehold.async_calls import AsyncCalls
     from leasehold.graphs import Graph, OnFailure
-    from leasehold.periodic import AppliedSchedule
 
 R = TypeVar("R")
 
@@ -44,7 +46,7 @@ R = TypeVar("R")
 PAGE = 200
 
 
-class Pool(TaskRegistry):
+class Pool(AppRegistry):
     """Calls one pool, through its gateway, and holds the tasks of one app; several threads may share one.
 
     url: `http://…`, `https://…` or `http+unix://` followed by the socket's absolute path.
@@ -105,7 +107,7 @@ class Pool(TaskRegistry):
             return Client(found.address(), found.token(), chance=chance, timeout=timeout, patience=patience)
 
         made = cls.__new__(cls)
-        TaskRegistry.__init__(made, app=app, serialiser=serialiser)
+        AppRegistry.__init__(made, app=app, serialiser=serialiser)
         made._connect = connect
         return made
 
@@ -115,16 +117,16 @@ class Pool(TaskRegistry):
         return self._connect()
 
     @cached_property
-    def _of_loops(self) -> WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncCalls]:
+    def _of_loops(self) -> "WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncCalls]":
         return WeakKeyDictionary()
 
-    def of_loop(self) -> AsyncCalls:
+    def of_loop(self) -> "AsyncCalls":
         """The calls of this pool as coroutines of the event loop that runs; their threads end with the loop."""
-        from leasehold.async_pool import coroutines_of  # most programs that make a Pool have no event loop
+        from leasehold.async_calls import AsyncCalls  # most programs that make a Pool have no event loop
 
         loop = asyncio.get_running_loop()
         if loop not in self._of_loops:
-            self._of_loops[loop] = coroutines_of(self)
+            self._of_loops[loop] = AsyncCalls(lambda: self.client)
         return self._of_loops[loop]
 
     def close(self) -> None:
@@ -318,15 +320,13 @@ class Pool(TaskRegistry):
         }
         return Graph(self.client, name, options)
 
-    def apply_schedules(self, *, prune: bool = False, take_over: bool = False) -> "list[AppliedSchedule]":
+    def apply_schedules(self, *, prune: bool = False, take_over: bool = False) -> list[AppliedSchedule]:
         """Make the pool's schedules of this app those that `periodic` declares, all or none; tell what became of each.
 
         Import the modules that declare them first. prune: remove what the app declared before and declares no longer.
         take_over: change schedules that a command has set or another app declares, too. Raises Conflict
         `schedule_owned`, which names such schedules, without it.
         """
-        from leasehold import periodic  # most programs have no schedules
-
         return periodic.apply(self, self.client, prune=prune, take_over=take_over)
 
     def _result(self, record: Record) -> Result:

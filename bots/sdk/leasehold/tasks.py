@@ -12,23 +12,23 @@ import inspect
 import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, ParamSpec, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, ParamSpec, TypeVar, overload
 
 from leasehold import wire
+from leasehold.client import Client, Job
 from leasehold.errors import BadInput, TaskFailed, TimedOut
-from leasehold.wire import JsonSerialiser, Serialiser, check_json
+from leasehold.jobs import JobFields
+from leasehold.transport import Record
+from leasehold.wire import COMMAND, PROPERTY, JsonSerialiser, Serialiser, check_json
 
 if TYPE_CHECKING:
-    from leasehold.client import Client
-    from leasehold.periodic import CatchUp, DeclaredSchedule, Overlap
-    from leasehold.transport import Record
+    from leasehold.async_calls import AsyncCalls
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-#: The console script that runs one task, and the property of bots that can run the tasks of an app.
-COMMAND, PROPERTY = "leasehold-task", "app"
 #: The most bytes of the standard input of a job, and so of the arguments of one call. The command itself needs some.
 MAX_ARGUMENTS = 255 * 1024
 #: Fields of a request that a task has for itself.
@@ -43,21 +43,8 @@ Arguments = tuple[Any, ...] | Mapping[str, Any]
 Unique = bool | Callable[..., str]
 
 
-class AsyncCalls(Protocol):
-    """What a task needs of an `AsyncPool`, which is above this module."""
-
-    @property
-    def client(self) -> "Client": ...
-
-    async def call(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R: ...
-
-    def end_threads(self, *, wait: bool) -> None: ...
-
-    async def ended(self, ids: Sequence[str], timeout: float | None = None) -> Mapping[str, Mapping[str, Any]]: ...
-
-
 class TaskRegistry:
-    """The tasks of one app. `Pool` and `AsyncPool` are such.
+    """The tasks of one app; `AppRegistry`, of which `Pool` and `AsyncPool` are kinds, has its schedules too.
 
     app: the value of the property `app` that bots of these tasks offer; default the top-level package of the module.
     serialiser: makes JSON of arguments and results that are none.
@@ -71,7 +58,7 @@ class TaskRegistry:
         @property
         def client(self) -> Client: ...
 
-        def of_loop(self) -> "AsyncCalls":
+        def of_loop(self) -> AsyncCalls:
             """The calls of this pool as coroutines of the event loop that runs."""
 
     def __init__(self, *, app: str | None = None, serialiser: Serialiser | None = None) -> None:
@@ -79,8 +66,6 @@ class TaskRegistry:
         self.serialiser: Serialiser = serialiser or JsonSerialiser()
         #: Tasks by name.
         self.tasks: dict[str, Task[Any, Any]] = {}
-        #: Declared schedules by name.
-        self.schedules: dict[str, DeclaredSchedule] = {}
 
     @overload
     def task(self, function: Callable[P, R], /) -> "Task[P, R]": ...
@@ -133,38 +118,6 @@ class TaskRegistry:
         task = self.tasks[called] = Task(self, function, called, options)
         return task
 
-    if TYPE_CHECKING:
-
-        def periodic(
-            self,
-            cron: str,
-            *,
-            timezone: str = "UTC",
-            name: str | None = None,
-            args: Sequence[Any] = (),
-            kwargs: Mapping[str, Any] | None = None,
-            catch_up: CatchUp = "skip",
-            catch_up_most: int = 10,
-            catch_up_seconds: float = 86_400.0,
-            overlap: Overlap = "allow",
-            enabled: bool | None = None,
-        ) -> Callable[["Task[P, R]"], "Task[P, R]"]: ...
-
-    else:
-
-        def periodic(self, cron, /, **options):
-            """Declare a schedule, as a decorator above `task`: a call of the task at each tick of a cron expression.
-
-            The pool has it once it is applied: `leasehold schedule apply`, `Pool.apply_schedules`. timezone: of the
-            expression. name: unique in the instance; default that of the task. args, kwargs: of the call. catch_up,
-            catch_up_most, catch_up_seconds: what is done after an outage. overlap: `skip` leaves a tick out while the
-            previous job has not ended. enabled: default, a new one is enabled and one that exists stays as it is.
-            Raises BadInput, also for an option that there is not, and TypeError if the function cannot be called so.
-            """
-            from leasehold import periodic  # needs cronsim, which most programs do not
-
-            return periodic.declare(self, cron, **options)
-
     def place(self, module: str) -> str:
         """Return `MODULE:ATTRIBUTE` by which a bot imports this pool with the tasks of a module. Raises BadInput."""
         shown = module_name(module)
@@ -178,17 +131,6 @@ class TaskRegistry:
     def app_of(self, module: str) -> str:
         """Return the name of the app, for tasks of this module."""
         return self.app or module_name(module).partition(".")[0]
-
-
-def check_place(place: str) -> tuple[str, str]:
-    """Return the module and the attribute that `MODULE:POOL` names. Raises BadInput for any other text."""
-    module, _, attribute = place.partition(":")
-    shown = wire.escaped(place, 80)
-    if "/" in module or module.endswith(".py"):
-        raise BadInput("app", f"'{shown}' names a file: write MODULE:POOL, such as shop:pool for `pool` of shop.py")
-    if not all(part.isidentifier() for part in [*module.split("."), *attribute.split(".")]):
-        raise BadInput("app", f"'{shown}' is not of the form MODULE:POOL, such as shop:pool for `pool` of shop.py")
-    return module, attribute
 
 
 def module_name(module: str) -> str:
@@ -231,7 +173,7 @@ class Task(Generic[P, R]):
         """
         self._refuse_to_block("defer")
         (submitted,) = self.registry.client.submit([self.request(*args, **kwargs)])
-        return TaskJob(submitted.id, self, created=submitted.created)
+        return TaskJob(submitted.id, submitted.created, task=self)
 
     def batch(self, calls: Iterable[Arguments]) -> "list[TaskJob[R]]":
         """Submit many calls in one request; a tuple holds the arguments of one, a mapping its named arguments.
@@ -240,20 +182,20 @@ class Task(Generic[P, R]):
         """
         self._refuse_to_block("batch")
         submitted = self.registry.client.submit(self._requests(calls))
-        return [TaskJob(job.id, self, created=job.created) for job in submitted]
+        return [TaskJob(job.id, job.created, task=self) for job in submitted]
 
     async def defer_async(self, *args: P.args, **kwargs: P.kwargs) -> "AsyncTaskJob[R]":
         """Submit a call as a job, from a coroutine, whichever kind of pool the task has. Raises as `defer` does."""
         pool = self.registry.of_loop()
         (submitted,) = await pool.call(pool.client.submit, [self.request(*args, **kwargs)])
-        return AsyncTaskJob(submitted.id, self, created=submitted.created)
+        return AsyncTaskJob(submitted.id, submitted.created, task=self)
 
     async def batch_async(self, calls: Iterable[Arguments]) -> "list[AsyncTaskJob[R]]":
         """Submit many calls in one request, from a coroutine; see `batch`. `calls` is read on a thread."""
         pool = self.registry.of_loop()
         client = pool.client
         submitted = await pool.call(lambda: client.submit(self._requests(calls)))
-        return [AsyncTaskJob(job.id, self, created=job.created) for job in submitted]
+        return [AsyncTaskJob(job.id, job.created, task=self) for job in submitted]
 
     def _refuse_to_block(self, call: str) -> None:
         if self.registry.only_async:
@@ -275,21 +217,21 @@ class Task(Generic[P, R]):
         """
         return self._submit_in(connection, self._requests(calls), list)
 
-    def _submit_in(self, connection: Any, requests: "list[Record]", then: Callable[[list[Any]], Any]) -> Any:
+    def _submit_in(self, connection: Any, requests: list[Record], then: Callable[[list[Any]], Any]) -> Any:
         from leasehold.transaction import submit_in
 
         job = AsyncTaskJob if self.registry.only_async else TaskJob
 
         def jobs(created: list[tuple[str, bool]]) -> Any:
-            return then([job(name, self, created=is_new) for name, is_new in created])
+            return then([job(name, is_new, task=self) for name, is_new in created])
 
         return submit_in(connection, requests, jobs)
 
-    def request(self, *args: P.args, **kwargs: P.kwargs) -> "Record":
+    def request(self, *args: P.args, **kwargs: P.kwargs) -> Record:
         """Return the request of a job that makes this call. Raises as `defer` does."""
         return self._request(args, kwargs)
 
-    def _requests(self, calls: Iterable[Arguments]) -> "list[Record]":
+    def _requests(self, calls: Iterable[Arguments]) -> list[Record]:
         if isinstance(calls, str | Mapping) or not isinstance(calls, Iterable):
             raise BadInput("calls", f"are many, such as [(5,), (6,)], and not one '{type(calls).__name__}'")
         requests: list[Record] = []
@@ -308,7 +250,7 @@ class Task(Generic[P, R]):
                 raise TypeError(f"call {number}: {error}") from None
         return requests
 
-    def _request(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> "Record":
+    def _request(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Record:
         self._signature.bind(*args, **kwargs)
         names = _positional(self._signature, len(args))
         positional = [self._encoded(name, value) for name, value in zip(names, args, strict=True)]
@@ -363,7 +305,7 @@ class Task(Generic[P, R]):
         priority: int | None = None,
         unique: Unique = False,
         **more: Any,
-    ) -> "Record":
+    ) -> Record:
         """The fields of the request that do not depend on the arguments. Raises BadInput."""
         _refuse_unknown(more)
         if not isinstance(label, str | None):
@@ -393,8 +335,6 @@ class Task(Generic[P, R]):
 
 def _refuse_unknown(options: Mapping[str, Any]) -> None:
     """Raise BadInput for the first of these names that is no field of a request, or that a task has for itself."""
-    from leasehold.jobs import JobFields
-
     fields = JobFields.__required_keys__ | JobFields.__optional_keys__
     for name in sorted(options):
         if name in _OWN:
@@ -416,19 +356,19 @@ def _positional(signature: inspect.Signature, count: int) -> list[str]:
     return names[:count]
 
 
-class SubmittedCall(Generic[R]):
+@dataclass(frozen=True, repr=False)
+class SubmittedCall(Job, Generic[R]):
     """The job that makes one call of a task.
 
-    id: the id of the job. created: False if the call joined an unfinished one, or was submitted before with its key.
+    created: False if the call joined an unfinished one, or was submitted before with its key.
     """
 
-    def __init__(self, job: str, task: Task[..., R], *, created: bool) -> None:
-        self.id, self.task, self.created = job, task, created
+    task: Task[..., R] = field(kw_only=True, compare=False)
 
     def __repr__(self) -> str:
         return f"<job {self.id} of task {self.task.name}>"
 
-    def value(self, ended: "Record") -> R:
+    def value(self, ended: Record) -> R:
         """Return what the function returned, of the answer of `Client.results`. Raises TaskFailed."""
         state, document = ended["state"], ended["result"]
         match document:
@@ -469,7 +409,7 @@ class TaskJob(SubmittedCall[R]):
         return self.value(ended)
 
     @property
-    def _client(self) -> "Client":
+    def _client(self) -> Client:
         return self.task.registry.client
 
 
@@ -514,7 +454,7 @@ def calls_of(jobs: "Iterable[SubmittedCall[Any]]") -> "list[SubmittedCall[Any]]"
     return given
 
 
-def values_of(jobs: "Sequence[SubmittedCall[Any]]", ended: "Iterable[Record]", *, return_errors: bool) -> list[Any]:
+def values_of(jobs: "Sequence[SubmittedCall[Any]]", ended: Iterable[Record], *, return_errors: bool) -> list[Any]:
     """Return the value of each job, of the answer of `Client.results`. Raises the first TaskFailed, or returns it."""
     records = {record["id"]: record for record in ended}
     values: list[Any] = []

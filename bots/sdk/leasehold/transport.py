@@ -1,6 +1,7 @@
 """The HTTP transport: addresses of gateways, connections, repeated requests, and problem documents turned into errors.
 
 It uses the standard library's HTTP client: to import another one takes longer than the whole work of most commands.
+One module because a request that is repeated, refused or broken off by another thread is one connection's affair.
 """
 
 import base64
@@ -12,12 +13,13 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
+from contextvars import ContextVar, Token
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
-from typing import Any
+from typing import Any, Self
 from urllib.parse import SplitResult, quote, unquote, urlencode, urlsplit
 
 from leasehold import wire
@@ -32,7 +34,6 @@ from leasehold.errors import (
     QueueFull,
     Unauthorised,
 )
-from leasehold.interruption import interruption_of_thread, shut_down
 
 Record = dict[str, Any]
 
@@ -474,3 +475,74 @@ def _refusal(answer: Answer) -> LeaseholdError:
             return NotReady(detail, retry_after=answer.retry_after)
         case status:
             return LeaseholdError(f"the gateway answered {status}: {detail}")
+
+
+# Breaking off the requests of another thread
+
+
+class Interruption:
+    """Lets another thread break off what this one does: the requests and the pauses inside `with interruption:`.
+
+    Whether a request that is broken off was executed is unknown.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._wanted = threading.Lock(), threading.Event()
+        self._connection: HTTPConnection | None = None
+        self._before: Token[Interruption | None] | None = None
+
+    def __enter__(self) -> Self:
+        self._before = _INTERRUPTION.set(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None:
+            _INTERRUPTION.reset(self._before)
+
+    def interrupt(self) -> None:
+        """Break off the request that is under way; later ones raise Interrupted."""
+        with self._lock:
+            self._wanted.set()
+            if self._connection is not None and self._connection.sock is not None:
+                shut_down(self._connection.sock)
+
+    def check(self) -> None:
+        """Raise Interrupted if another thread has asked for it."""
+        if self._wanted.is_set():
+            raise Interrupted
+
+    def rest(self, seconds: float) -> None:
+        """Sleep. Raises Interrupted."""
+        if self._wanted.wait(seconds):
+            raise Interrupted
+
+    @contextmanager
+    def of(self, connection: HTTPConnection) -> Iterator[None]:
+        """Let `interrupt` end the use of this connection. Raises Interrupted."""
+        with self._lock:
+            self.check()
+            self._connection = connection
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._connection = None
+
+
+class Interrupted(Exception):
+    """Another thread has broken off the call."""
+
+
+_INTERRUPTION: ContextVar[Interruption | None] = ContextVar("leasehold_interruption", default=None)
+
+
+def interruption_of_thread() -> Interruption | None:
+    """Return what can break off the calls of the current thread."""
+    return _INTERRUPTION.get()
+
+
+def shut_down(connected: socket.socket) -> None:
+    """Wake the thread that reads from a socket; the socket is at its end then."""
+    with suppress(OSError):  # it has ended already
+        # A TLS socket's own method would let another thread, which reads from it, fail with a ValueError.
+        socket.socket.shutdown(connected, socket.SHUT_RDWR)

@@ -1,14 +1,15 @@
-"""What every gateway takes: bounds, names, time zones and JSON values; text that is safe to show; what was meant."""
+"""What every gateway takes: bounds, names, time zones, cron expressions and JSON values; text that is safe to show."""
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from leasehold.errors import BadInput
 
 if TYPE_CHECKING:
+    from datetime import datetime
     from zoneinfo import ZoneInfo
 
 #: Values and keys of one JSON document: a hundred for each job of the largest batch. Doubling it doubles the memory and
@@ -29,6 +30,14 @@ LEAST_BODY = 16 * 1024 * 1024
 MAX_BATCH = 10_000
 #: Jobs in one page of a list, and ids in one request.
 MAX_LIST = 1000
+#: Bytes of a cron expression, and its fields.
+MAX_CRON, CRON_FIELDS = 200, "minute, hour, day of the month, month, day of the week"
+#: What a schedule does after an outage about the ticks that were missed.
+CatchUp = Literal["skip", "all", "none"]
+#: What it does about a tick while the previous job has not ended.
+Overlap = Literal["allow", "skip"]
+#: The console script that runs one task, and the property of bots that can run the tasks of an app.
+COMMAND, PROPERTY = "leasehold-task", "app"
 #: The form of names.
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
@@ -75,6 +84,51 @@ def load_zone(name: str) -> "ZoneInfo":
     # Its file was removed or replaced after the names were read.
     except (KeyError, OSError, ValueError) as error:
         raise ValueError(f"time zone '{name}' cannot be read ({type(error).__name__})") from None
+
+
+def check_cron(field: str, value: str) -> str:
+    """Return a cron expression with single spaces. Raises BadInput naming `field` unless it has five valid fields."""
+    from cronsim import CronSimError  # most programs have no schedule
+
+    if len(value.encode(errors="replace")) > MAX_CRON:
+        raise BadInput(field, f"is longer than {MAX_CRON} bytes")
+    parts = value.split()
+    if len(parts) != 5:
+        has = f"has {len(parts)} field{'' if len(parts) == 1 else 's'}"
+        raise BadInput(field, f"'{escaped(value, 80)}' {has}, not the five fields {CRON_FIELDS}")
+    expression = " ".join(parts)
+    try:
+        _ticks(expression)
+    # Of a step after `L` or `#`, cronsim finds with an assertion or a comparison that it means nothing.
+    except (CronSimError, AssertionError, TypeError) as error:
+        said = f": {str(error)[:1].lower()}{str(error)[1:]}" if isinstance(error, CronSimError) else ""
+        raise BadInput(field, f"'{escaped(value, 80)}' is not a cron expression{said}") from None
+    return expression
+
+
+def has_ticks(expression: str) -> bool:
+    """Return False if a checked cron expression has no tick within 50 years, such as one for the 30th of February."""
+    return next(_ticks(expression), None) is not None
+
+
+def _ticks(expression: str) -> "Iterator[datetime]":
+    from datetime import UTC, datetime
+
+    from cronsim import CronSim
+
+    # After this time, an expression that has ticks at all has one within 50 years.
+    return CronSim(expression, datetime(2000, 1, 1, tzinfo=UTC))
+
+
+def check_place(place: str) -> tuple[str, str]:
+    """Return the module and the attribute that `MODULE:POOL` names. Raises BadInput for any other text."""
+    module, _, attribute = place.partition(":")
+    shown = escaped(place, 80)
+    if "/" in module or module.endswith(".py"):
+        raise BadInput("app", f"'{shown}' names a file: write MODULE:POOL, such as shop:pool for `pool` of shop.py")
+    if not all(part.isidentifier() for part in [*module.split("."), *attribute.split(".")]):
+        raise BadInput("app", f"'{shown}' is not of the form MODULE:POOL, such as shop:pool for `pool` of shop.py")
+    return module, attribute
 
 
 class Serialiser(Protocol):

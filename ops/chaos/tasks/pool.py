@@ -86,7 +86,7 @@ class TaskPool:
 
     def results(self) -> dict[str, Any]:
         """Return what each call has returned, or its TaskFailed. All have ended."""
-        jobs = [TaskJob(job, app.pay, created=True) for job in self.calls]
+        jobs = [TaskJob(job, True, task=app.pay) for job in self.calls]
         values = self.caller.gather(jobs, timeout=PATIENCE, return_errors=True)
         return dict(zip(self.calls, values, strict=True))
 

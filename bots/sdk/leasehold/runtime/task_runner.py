@@ -16,12 +16,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import leasehold
 from leasehold.errors import BadInput, LeaseholdError
+from leasehold.periodic import AppRegistry
 from leasehold.runtime import attempt as attempts
 from leasehold.runtime.attempt import Attempt, Cancelled
-from leasehold.tasks import COMMAND, Task, TaskRegistry, check_place
-from leasehold.wire import MAX_RESULT_BYTES, check_json, suggestion
+from leasehold.tasks import Task, TaskRegistry
+from leasehold.wire import COMMAND, MAX_RESULT_BYTES, check_json, check_place, suggestion
 
 #: Exit codes of a task: its function returned; it failed; it was cancelled, as a shell reports SIGTERM.
 DONE, FAILED, CANCELLED = 0, 1, 128 + signal.SIGTERM
@@ -38,17 +38,17 @@ class ResultRefused(LeaseholdError):
     """What the function returned cannot be stored."""
 
 
-def load(place: str) -> TaskRegistry:
+def load(place: str) -> AppRegistry:
     """Import `MODULE:POOL`. Raises BadInput if that is no pool, and whatever the module raises."""
     module, attribute = check_place(place)
     found: Any = importlib.import_module(module)
     for name in attribute.split("."):
         if not hasattr(found, name):
-            pools = [each for each, value in vars(sys.modules[module]).items() if isinstance(value, TaskRegistry)]
+            pools = [each for each, value in vars(sys.modules[module]).items() if isinstance(value, AppRegistry)]
             one = f"; its pool is '{pools[0]}'" if len(pools) == 1 else suggestion(attribute, pools)
             raise BadInput("app", f"the module '{module}' has no '{attribute}'{one}")
         found = getattr(found, name)
-    if not isinstance(found, TaskRegistry):
+    if not isinstance(found, AppRegistry):
         raise BadInput("app", f"'{place}' is a '{type(found).__name__}', not a pool")
     return found
 
@@ -217,7 +217,7 @@ def import_failure(error: BaseException) -> str:
     said = _last_line(error)
     if isinstance(error, SyntaxError) and error.filename is not None:
         return f"{said} ({error.filename}, line {error.lineno})"
-    ours, importer = str(Path(leasehold.__file__).parent), str(Path(importlib.__file__).parent)
+    ours, importer = str(Path(__file__).parent.parent), str(Path(importlib.__file__).parent)
     trace = traceback.extract_tb(error.__traceback__)
     # What called `load` says nothing of the app.
     loaded = next((place for place, frame in enumerate(trace) if frame.filename == __file__), 0)
