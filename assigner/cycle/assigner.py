@@ -32,10 +32,10 @@ from schema.picking import queues, ready
 from schema.picking.constrained import QueueHead
 from schema.picking.head_cursor import HeadCursor
 from schema.picking.pick import Order, ReadyJob
-from schema.picking.ready import FewJobs, Scope
+from schema.picking.ready import Scope
 from schema.postgres import advisory
 from schema.postgres.engine import Database
-from schema.postgres.work_connection import commit_lazily, keeps_plans
+from schema.postgres.work_connection import commit_lazily
 from schema.timing import Timing
 
 
@@ -128,7 +128,7 @@ class PriorityAgeAssigner:
         self._admission = AdmissionController(rules, name=name, fleet=self._fleet, chance=chance, now=now)
         self._conflict_backoff = ConflictBackoff(now)
         self._forget()
-        self._pace, self._chosen, self._few = CyclePacer(chance), 0, FewJobs()
+        self._pace, self._chosen = CyclePacer(chance), 0
         self._next_reclaim = self._next_claim = self._next_waiting = now()
         self._waiting: dict[int, WaitingKinds] = {}
 
@@ -181,7 +181,6 @@ class PriorityAgeAssigner:
         self._head_cursor, self._unserved_throttle = HeadCursor(self._now), Throttle(self._now)
 
     def _cycle(self, connection: Connection) -> CycleResult:
-        self._ask_ahead(connection)
         settings, pending = self._settings, queues.pending_work(connection, quiet=self._chosen <= FEW)
         cycle = CycleResult(kept_units=pending.kept_units)
         if not (pending.plain or pending.constrained or pending.backoff_elapsed or pending.preference_elapsed):
@@ -189,8 +188,6 @@ class PriorityAgeAssigner:
         if not self._take_slot(connection, cycle):
             return cycle
         has_plain, has_constrained, is_below = pending.plain, pending.constrained, pending.constrained_below_minimum
-        if pending.below_minimum or pending.backoff_elapsed or pending.preference_elapsed:
-            self._few.forget_asked()  # which knows no minimums, and has not seen the jobs that become ready now
         if pending.backoff_elapsed or pending.preference_elapsed:
             # Jobs that are ready again may be of an instance below its minimum. The search for such jobs finds out.
             is_back = promote(connection, settings.batch).constrained > 0
@@ -224,11 +221,6 @@ class PriorityAgeAssigner:
             # Before a bot is told, the gateway's commit waits for the disk. A crash earlier leaves the job queued.
             commit_lazily(connection)
         return cycle
-
-    def _ask_ahead(self, connection: Connection) -> None:
-        """Send the pick of few jobs with the first statement, which saves a tenth of the time to a job's lease."""
-        if self._chosen <= FEW and self._settings.instances is None and keeps_plans(connection):
-            self._few.ask(connection, self._scope(connection), batch=self._batch.size(self._settings.batch))
 
     def _reclaim_admitted(self, connection: Connection, scope: Scope, cycle: CycleResult) -> None:
         """Evict for jobs with constraints whose gates are open now, which they may not be any more when the room is
@@ -287,12 +279,10 @@ class PriorityAgeAssigner:
         if constrained:
             cycle.admitted = self._admission.pick(connection, scope, batch=batch, pace=settings.interval)
             heads, cycle.amounts = cycle.admitted.heads, self._admission.amounts(cycle.admitted)
-        few = self._few.take(connection, order) if plain else None
         for _ in range(MAX_PICKS):
-            jobs: Sequence[ReadyJob] = few or ()
-            if plain and few is None:
+            jobs: Sequence[ReadyJob] = ()
+            if plain:
                 jobs = ready.pick(connection, scope, order=order, batch=batch, cursor=self._head_cursor)
-            few = None
             cycle.picked += len(jobs) + len(heads)
             if not jobs and not heads:
                 return

@@ -10,19 +10,14 @@ from typing import Any
 
 from sqlalchemy import Connection, text
 
-from schema.accounting.quotas import EVICTION_COOLDOWN, HEADROOM, Cooldown
+from schema.accounting.quotas import EVICTION_COOLDOWN, Cooldown
 from schema.fleet.candidates import FREE_KINDS, IS_FREE_KIND, able_bots
 from schema.picking.head_cursor import HeadCursor
-from schema.picking.pick import COLUMNS, Asker, Order, Pick, ReadyJob, pick_jobs
+from schema.picking.pick import Asker, Order, Pick, ReadyJob, pick_jobs
 from schema.picking.queues import AWAKE, PLAIN, open_queues
-from schema.postgres.work_connection import Later, execute_later
 from schema.predicates import (
     COHORT,
-    DRAIN,
-    IN_FRONT,
-    QUOTA,
     REQUIREMENTS,
-    STILL_READY,
     healthy_or_new,
     ready_queues,
     room_for,
@@ -38,7 +33,7 @@ _WANTED = """wanted AS MATERIALIZED (
 #: No more jobs are picked, and locked, than there are free units for. In a cohort that has fewer of them than a batch,
 #: only one assigner of the same instances picks at a time, whatever other cohorts it serves. Of two, one would pass
 #: over the jobs that the other has locked, and could give the last units to less urgent ones.
-_ROOM = """roomy AS MATERIALIZED (
+ROOM = f"""{FREE_KINDS}, roomy AS MATERIALIZED (
     SELECT b.* FROM cohorts c CROSS JOIN LATERAL (
         SELECT id, kind, cohort, instance, pool, capacity, in_use, kept_units, kept_for FROM bots
         WHERE free AND cohort = c.id LIMIT :batch) b
@@ -63,7 +58,6 @@ _SERVED_AT_FIRST_LOOK = f"""
 #: Some bot has room for a job of queue `w`. It reads what `ROOM` says.
 SERVED = f"""{_IN_ROOMS} AND ({_SERVED_AT_FIRST_LOOK}
     OR EXISTS ({able_bots("b.id", "w", which=_ANY_ROOM, limit="1", among=IS_FREE_KIND)} OFFSET 0))"""
-ROOM = f"{FREE_KINDS}, {_ROOM}"
 
 #: The queues of `wanted` for which some bot has room.
 OFFERED = f"""offered AS MATERIALIZED (
@@ -142,78 +136,6 @@ def pick(
         values={**scope.values(), "batch": batch, "served": scope.served},
         cursor=cursor,
     )
-
-
-# A pick for a quiet pool. It has no part for what such a pool rarely has, because the server takes longer to set up a
-# statement of many parts than to execute it.
-
-
-#: Ready jobs up to which the pick of few jobs can answer.
-FEW = 8
-#: Looks that are left out after one that did not do.
-ASIDE = 16
-_IN_COHORTS = "(CAST(:cohorts AS integer[]) IS NULL OR {cohort} = ANY (CAST(:cohorts AS integer[])))"
-PICK_FEW = text(f"""
-WITH {_ROOM}, front AS MATERIALIZED (
-    SELECT h.* FROM cohorts c CROSS JOIN LATERAL (
-        SELECT id, queue FROM jobs WHERE cohort = c.id AND {IN_FRONT}
-        ORDER BY cohort, rank, queued_at, id LIMIT {FEW + 1}) h
-    WHERE {_IN_COHORTS.format(cohort="c.id")} LIMIT {FEW + 1}
-), offered AS MATERIALIZED (
-    SELECT w.queue, w.looks, w.headroom FROM (
-        SELECT k.id AS queue, k.looks, k.cohort, k.instance, k.platform, k.units, i.pool, {HEADROOM} AS headroom
-        FROM queues k JOIN instances i ON i.id = k.instance AND {DRAIN.of(instance="i")}
-        LEFT JOIN quotas q ON q.cohort = k.cohort AND q.instance = k.instance
-        WHERE k.id = ANY (ARRAY(SELECT queue FROM front)) AND {PLAIN} AND {AWAKE} OFFSET 0) w
-    WHERE {QUOTA.of(job="w", headroom="w.headroom")} AND {_IN_ROOMS} AND {_SERVED_AT_FIRST_LOOK}
-), picked AS MATERIALIZED (
-    SELECT {COLUMNS}, rank, preferred, queued_at FROM jobs
-    WHERE id = ANY (ARRAY(SELECT id FROM front WHERE queue IN (SELECT queue FROM offered))) AND {STILL_READY}
-    ORDER BY rank, queued_at, id LIMIT (SELECT jobs FROM room) FOR NO KEY UPDATE SKIP LOCKED
-)
-SELECT (SELECT count(*) FROM front) AS ready, {", ".join(f"p.{column.split()[-1]}" for column in COLUMNS.split(", "))},
-    o.looks > 0 AS tried, p.preferred, o.headroom::integer, p.queued_at, true AS beyond
-FROM (SELECT) one LEFT JOIN (picked p JOIN offered o ON o.queue = p.queue) ON true
-ORDER BY p.rank, p.queued_at, p.id
-""")
-
-
-class FewJobs:
-    """A pick that is sent ahead, and answers only if the pool has few ready jobs and all of them could be locked.
-
-    Otherwise `pick` has to look, which finds again what this one has locked. It belongs to one assigner.
-    """
-
-    def __init__(self) -> None:
-        self._left_out = 0
-        self._asked: tuple[Connection, Later] | None = None
-
-    def ask(self, connection: Connection, scope: Scope, *, batch: int) -> None:
-        """Send the pick with the next statement, unless one of the last looks did not do."""
-        if self._left_out:
-            self._left_out -= 1
-        else:
-            values = {**scope.values(), "batch": batch, "served": scope.served}
-            self._asked = connection, execute_later(connection, PICK_FEW, values)
-
-    def forget_asked(self) -> None:
-        """Do not use the pick that was sent ahead in this transaction. One of an earlier transaction never is."""
-        self._asked = None
-
-    def take(self, connection: Connection, order: Order) -> list[ReadyJob] | None:
-        """Return all ready jobs without constraints, locked and in this order; None if this cannot tell them."""
-        asked, self._asked = self._asked, None
-        if asked is None or asked[0] is not connection:
-            return None
-        rows = asked[1].rows()
-        ready = rows[0][0]
-        found = [ReadyJob._make(row[1:]) for row in rows if row[1] is not None]
-        if ready > FEW or len(found) < ready:
-            self._left_out = ASIDE
-            return None
-        if not found:  # a job came after this look and before the next one
-            return None
-        return sorted(found, key=lambda job: (job.queued_at, job.id)) if order is Order.AGE else found
 
 
 def instance_ids(connection: Connection, names: Sequence[str]) -> list[int]:

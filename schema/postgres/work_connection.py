@@ -236,11 +236,6 @@ def session_began(connection: Connection) -> float:
     return driver.began if isinstance(driver, SessionConnection) else -math.inf
 
 
-def keeps_plans(connection: Connection) -> bool:
-    """Return whether this is a transaction with kept plans, in which statements that wait save round trips."""
-    return isinstance(connection, WorkConnection) and connection._prepared is not None
-
-
 #: How many statements are kept as the driver takes them. Those of lists are put together by request.
 KEPT = 2048
 

@@ -23,24 +23,6 @@ def test_the_most_urgent_job_goes_first_and_the_oldest_among_equals(pool: Pool) 
     assert pool.granted() == [first, second, later]
 
 
-def test_a_pick_of_few_jobs_gives_way_where_it_cannot_tell_all(pool: Pool) -> None:
-    """A job that no bot can run, more jobs than few, and jobs whose rest is over: each needs the whole pick."""
-    assigner, bot = pool.assigner(failure_backoff=0.0, failure_backoff_cap=0.0), pool.bot(capacity=30)
-    pool.submit(2)
-    assigner.run_once()
-    assert len(bot.take()) == 2
-    (stuck,) = pool.submit(properties={"os": "plan9"}, priority=-5)
-    pool.submit(3)
-    assigner.run_once()
-    assert stuck not in pool.granted()
-    assert len(pool.granted()) == 5
-    for _ in range(ready.ASIDE + 1):
-        assigner.run_once()
-    pool.submit(ready.FEW + 4)
-    assigner.run_once()
-    assert len(pool.granted()) == 5 + ready.FEW + 4
-
-
 def test_a_share_of_the_cycles_takes_the_oldest_job_whatever_its_priority(pool: Pool) -> None:
     (oldest,) = pool.submit(priority=5)
     pool.submit(priority=-5)
