@@ -32,7 +32,7 @@ help:
 	@echo "make storms  30 jobs that stop whatever they may signal, by each kind of account; as root, two minutes"
 	@echo "make ha      break the primary of a replicated database under load; as root, a quarter of an hour"
 	@echo "make format  put the code into its canonical form"
-	@echo "make man     write the man page build/leasehold.1, and the table for shell completion"
+	@echo "make man     write the man page build/leasehold.1, and the table of all commands"
 	@echo "make clean   remove .venv and the caches"
 
 demo: $(STAMP)

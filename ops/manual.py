@@ -1,4 +1,4 @@
-"""The man page of `leasehold`, and the table for shell completion, both made from the commands.
+"""The man page of `leasehold`, and the table of its commands, both made from the commands themselves.
 
 `python -m ops.manual man` prints the page in the macros of man(7); `python -m ops.manual commands` writes the table.
 """
@@ -7,13 +7,21 @@ import json
 import re
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from importlib.metadata import version
+from pkgutil import iter_modules
 
 import click
 
-from assigner.cli import completion
+import assigner.cli
+import bots.cli
+from assigner.cli import completion, operations
 from assigner.cli.main import cli
 from assigner.cli.manual import topics
+from bots.cli.caller import caller_options
+
+#: Packages whose modules define commands. Of the console one module does.
+_COMMANDS = (assigner.cli, bots.cli)
 
 #: Sections after the commands. Exit codes and files are no part of a command's own help.
 _EXITS = {
@@ -108,9 +116,32 @@ def man() -> None:
 
 @program.command()
 def commands() -> None:
-    """Write the table for shell completion into the package."""
-    rows = (f"{json.dumps(name)}: {json.dumps(entry)}" for name, entry in completion.table(cli).items())
+    """Write the table of all commands into the package."""
+    rows = (f"{json.dumps(name)}: {json.dumps(entry)}" for name, entry in completion.table(cli, defined()).items())
     completion.TABLE.write_text("{\n" + ",\n".join(rows) + "\n}\n")
+
+
+def defined() -> dict[str, tuple[str | None, click.Command]]:
+    """Return each command, and where it is: `MODULE:ATTRIBUTE`; None for those of `main` and of declarations."""
+    found: dict[str, tuple[str | None, click.Command]] = {name: (None, each) for name, each in cli.commands.items()}
+    for name in operations.names():
+        made = operations.command(name, caller_options)
+        assert made is not None
+        found[name] = (None, made)
+    names = [f"{each.__name__}.{info.name}" for each in _COMMANDS for info in iter_modules(each.__path__)]
+    for module in map(import_module, [*names, "bots.console.command"]):
+        here = {
+            attribute: value
+            for attribute, value in vars(module).items()
+            if isinstance(value, click.Command) and getattr(value.callback, "__module__", None) == module.__name__
+        }
+        groups = [cli, *(value for value in here.values() if isinstance(value, click.Group))]
+        below = {id(each) for group in groups for each in group.commands.values()}
+        for attribute, command in here.items():
+            if command is not cli and id(command) not in below:
+                assert command.name is not None
+                found[command.name] = (f"{module.__name__}:{attribute}", command)
+    return found
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ mounts these routes as it does those of `assigner/api/jobs.py`.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Annotated, Any, Protocol, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Request
 from leasehold import wire
@@ -25,17 +25,7 @@ from schema.moves.hold import MAX_REQUEUE_KEY_BYTES, MAX_REQUEUED, REQUEUEABLE, 
 from schema.moves.priority import Prioritised, set_priority, set_priority_where
 from schema.tenancy.tokens import Principal
 
-
-class _ActResult(Protocol):
-    @property
-    def public_id(self) -> str: ...
-    @property
-    def state(self) -> str | None: ...
-    @property
-    def changed(self) -> bool: ...
-
-
-Result = TypeVar("Result", bound=_ActResult)
+Result = TypeVar("Result", HoldResult, Requeued, Prioritised)
 Reason = Annotated[str, Field(description="for the history and the audit; at most 500 bytes")]
 
 

@@ -1,9 +1,9 @@
-"""Shell completion: the script for a shell, and the names that it asks for, from a table of all commands.
+"""The table of all commands, and shell completion, which reads names, options and choices from it.
 
-Every press of the Tab key starts the program. The commands of operators and of the pool's processes import the
-database, which takes longer than a person waits for a completion. So completion reads names, options and choices from
-the table `commands.json` beside this module. `python -m ops.manual commands` writes it from the commands themselves,
-and a test compares it with them.
+Every press of the Tab key starts the program, and so does every command. The commands of operators and of the pool's
+processes import the database, which takes longer than a person waits for a completion. So the table `commands.json`
+beside this module says which commands there are, where each is defined and what its help says.
+`python -m ops.manual commands` writes it from the commands themselves, and a test compares it with them.
 """
 
 import json
@@ -44,16 +44,30 @@ def is_asked() -> bool:
     return VARIABLE in os.environ
 
 
+def names() -> list[str]:
+    """Return the names of all commands."""
+    return [row.split('"')[1] for row in _text().splitlines()[1:-1]]
+
+
+def entry(name: str) -> Entry | None:
+    """Return what the table says of a command; None if there is none of this name.
+
+    place: `MODULE:ATTRIBUTE` of the command; None = it is one of `main`, or made from an operator's declaration.
+    """
+    after = _text().partition(f'\n"{name}": ')[2]
+    # One row of many: to parse them all would take each start more than a millisecond.
+    return json.loads(after.partition("\n")[0].rstrip(",")) if after else None
+
+
 def command(name: str) -> click.Command | None:
     """Return a command that can be completed and not run; None if there is none of this name."""
-    found = _table().get(name)
+    found = entry(name)
     return None if found is None else _made(name, found)
 
 
 @cache
-def _table() -> Mapping[str, Entry]:
-    found: Mapping[str, Entry] = json.loads(TABLE.read_text())
-    return found
+def _text() -> str:
+    return TABLE.read_text()
 
 
 def _made(name: str, entry: Entry) -> click.Command:
@@ -82,21 +96,22 @@ def _type(kind: str | list[str] | dict[str, list[str]] | None) -> "click.ParamTy
     return click.Path(file_okay=kind == "file") if kind else None
 
 
-def table(root: click.Group) -> dict[str, Any]:
-    """Return the table of all commands of the program."""
-    context = click.Context(root, info_name="leasehold")
-    return {name: _entry(root, context, name) for name in root.list_commands(context)}
+def table(root: click.Group, defined: Mapping[str, tuple[str | None, click.Command]]) -> dict[str, Any]:
+    """Return the table of all commands. defined: for each name the place, of which `entry` tells, and the command."""
+    above = click.Context(root, info_name="leasehold")
+    return {
+        name: {"place": place, **_entry(command, above, name)} for name, (place, command) in sorted(defined.items())
+    }
 
 
-def _entry(group: click.Group, above: click.Context, name: str) -> dict[str, Any]:
-    found = group.get_command(above, name)
-    assert found is not None, name
+def _entry(found: click.Command, above: click.Context, name: str) -> dict[str, Any]:
     context = click.Context(found, info_name=name, parent=above)
     options = [each for each in found.params if isinstance(each, click.Option) and not each.hidden]
     arguments = [each for each in found.params if isinstance(each, click.Argument)]
     below = None
     if isinstance(found, click.Group):
-        below = {each: _entry(found, context, each) for each in found.list_commands(context)}
+        inner = {each: found.get_command(context, each) for each in found.list_commands(context)}
+        below = {each: _entry(made, context, each) for each, made in inner.items() if made is not None}
     return {
         "help": found.get_short_help_str(300),
         "interspersed": found.allow_interspersed_args,

@@ -15,7 +15,7 @@ from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import click
 from click.shell_completion import CompletionItem
@@ -80,106 +80,25 @@ class Root(click.Group):
     """The root group, which imports modules only for the command that runs.
 
     A `leasehold submit` in a shell loop must start fast, so it must import neither the database modules nor those of
-    other commands; nor must `--help`, completion and mistakes. Operators' commands call a gateway, with the same
-    options as callers' commands.
+    other commands; nor must `--help`, completion and mistakes. So the names, the places and the help texts of commands
+    are in a table that is made from them; see `completion`. Operators' commands call a gateway, with the same options
+    as callers' commands.
     """
 
-    #: Where a command is defined. The commands that only HELP names are those of operators, made from declarations.
-    LATER: ClassVar[Mapping[str, str]] = {
-        "assign": "assigner.cli.up:assign",
-        "bots": "bots.cli.jobs:bots",
-        "cancel": "bots.cli.backlog:cancel",
-        "completion": "assigner.cli.completion:completion",
-        "config": "assigner.cli.operator:config_group",
-        "console": "bots.console.command:console",
-        "db": "assigner.cli.operator:db_group",
-        "explain": "bots.cli.jobs:explain",
-        "graph": "bots.cli.graphs:graph",
-        "help": "assigner.cli.manual:help_command",
-        "hold": "bots.cli.backlog:hold",
-        "list": "bots.cli.listing:list_jobs",
-        "logs": "bots.cli.jobs:logs",
-        "metadata": "bots.cli.listing:metadata",
-        "priority": "bots.cli.backlog:priority",
-        "release": "bots.cli.backlog:release",
-        "requeue": "bots.cli.backlog:requeue",
-        "result": "bots.cli.jobs:result",
-        "schedule": "bots.cli.schedules:schedule",
-        "show": "bots.cli.jobs:show",
-        "status": "bots.cli.jobs:status",
-        "submit": "bots.cli.submit:submit",
-        "token": "assigner.cli.operator:token_group",
-        "up": "assigner.cli.up:up",
-        "wait": "bots.cli.jobs:wait",
-    }
-    #: What `--help` and completion say of a command that is imported later: the first sentence of its own help.
-    HELP: ClassVar[Mapping[str, str]] = {
-        "account": "The shares of the pool that instances have, with their limits.",
-        "assign": "Run one assigner process: all configured assigners and upkeep.",
-        "assigners": "List the assigner processes of the last day, or drain one.",
-        "backpressure": "Advice to hold back the constrained jobs of one resource class, or all of them.",
-        "bots": "The bots of the pool.",
-        "cancel": "Cancel jobs: queued ones at once, running ones by stopping them on their bot.",
-        "ceiling": "The default and the longest run time of jobs, and the longest time that they may wait.",
-        "class": "Classes of jobs, each with points: more points are more urgent.",
-        "class-limit": "How many jobs of a class may run at once.",
-        "class-reserve": "How many of the jobs that the pool may run at once are kept for a class.",
-        "cohort": "Named sets of labels that group bots and jobs.",
-        "completion": "Print the script by which a shell completes commands.",
-        "config": "The configuration file.",
-        "console": "Serve the web console of a pool until Ctrl-C.",
-        "db": "The database.",
-        "demand": "Show how many jobs wait, by cohort and by what they require, and for how many bots that is work.",
-        "explain": "Explain why a job runs where it runs, or why it does not run and what would start it.",
-        "graph": "Graphs: jobs that depend on each other.",
-        "help": "Show a page of the documentation, the help of a command, or the list of topics.",
-        "hold": "Hold queued jobs aside until they are released.",
-        "instance": "The instances that share the pool.",
-        "instance-queue-limit": "How many jobs of an instance may wait.",
-        "list": "List the jobs that pass all filters, by default the newest first.",
-        "lock": "How many jobs of an instance may hold a lock at once: one, unless set.",
-        "logs": "Write the job's output, byte for byte.",
-        "metadata": "List the values that jobs have for a KEY of metadata.",
-        "meter": "Usage meters, on which execution windows may depend.",
-        "owner-quota": "How much the jobs of one owner may cost within the window.",
-        "pool-limit": "Limits on all instances with a share together.",
-        "priority": "Give waiting jobs the priority N; lower = sooner.",
-        "project-quota": "How much the jobs of one project may cost within the window.",
-        "queue-limit": "How many jobs with a label may wait.",
-        "quota": "How many units each instance may have in each cohort.",
-        "rate": "How many jobs of a resource class, or of one model of it, may start per second.",
-        "release": "Return held jobs to the queue with the age that they had.",
-        "report": "Report on the pool: waits, throughput, fairness, efficiency, utilisation, "
-        "usage, estimates, concentration.",
-        "report-ceiling": "The most that one attempt of an instance may report of a unit.",
-        "requeue": "Queue jobs again: release held ones, and submit a copy of each one that failed, "
-        "died or was cancelled.",
-        "result": "Print the result of a job: the JSON that its command left.",
-        "schedule": "Schedules: jobs that are submitted again and again, at the ticks of a cron expression.",
-        "scheduling": "Settings for all classes: points of projects and users, levels, starvation, overflow.",
-        "service-level": "Service levels, each with the points and the timeout of its jobs.",
-        "show": "Show one job and its history.",
-        "status": "Show an overview of the pool, or of all jobs with some metadata: how many, "
-        "since when, and what is left.",
-        "submit": "Submit one job (-- COMMAND…), or one for each line of a file.",
-        "submit-rule": "What is refused when it is submitted: property keys, programs, jobs of owners "
-        "that have used much.",
-        "token": "Tokens for callers, bots and operators.",
-        "up": "Run a whole pool on this machine until Ctrl-C: PostgreSQL, assigners, gateway and bots.",
-        "wait": "Wait until the jobs are final.",
-        "window": "Hours of the day in which jobs of certain classes may start.",
-    }
-
     def list_commands(self, context: click.Context) -> list[str]:
-        return sorted({*super().list_commands(context), *self.HELP})
+        return sorted({*super().list_commands(context), *completion.names()})
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if completion.is_asked():
             return completion.command(name)
-        place = self.LATER.get(name)
-        if place is None:
-            return self._of_operators(name) if name in self.HELP else super().get_command(context, name)
-        module, _, attribute = place.partition(":")
+        if (own := super().get_command(context, name)) is not None:
+            return own
+        entry = completion.entry(name)
+        if entry is None:
+            return None
+        if entry["place"] is None:
+            return self._of_operators(name)
+        module, _, attribute = entry["place"].partition(":")
         found = getattr(import_module(module), attribute)
         assert isinstance(found, click.Command)
         return found
@@ -196,9 +115,10 @@ class Root(click.Group):
 
     def _described(self, context: click.Context) -> dict[str, click.Command]:
         """Return commands that only have a name and a help text, in the order of `--help`."""
+        entries = {name: completion.entry(name) for name in self.list_commands(context)}
         return {
-            name: click.Command(name, help=self.HELP[name]) if name in self.HELP else self.commands[name]
-            for name in self.list_commands(context)
+            name: self.commands[name] if entry is None else click.Command(name, help=entry["help"])
+            for name, entry in entries.items()
         }
 
     @staticmethod
@@ -298,7 +218,9 @@ def demo_command(
         keeper = Loop("pool", pool.run_once, chance=random.Random(chance.getrandbits(64)))
         keeper.start()
         stack.callback(keeper.stop)
-        demo.run(pool, demo.Options(jobs=jobs, json=as_json, keep=keep), chance=chance)
+        demo.run(
+            demo.Pool(pool.url, pool.token, pool.data), demo.Options(jobs=jobs, json=as_json, keep=keep), chance=chance
+        )
 
 
 def _given(context: click.Context, name: str) -> bool:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import click
@@ -9,7 +10,7 @@ from leasehold.errors import LeaseholdError
 from leasehold.wire import escaped
 
 from assigner.cli import reports
-from assigner.cli.output import Caller, Calling, Gateway, duration, print_json, print_table, reason_option
+from assigner.cli.output import Caller, Calling, duration, print_json, print_table, reason_option
 from assigner.cli.resources import group, set_command
 from assigner.operator_resources.limits import POOL_LIMITS
 from assigner.operator_resources.priorities import CLASS_LIMITS
@@ -19,6 +20,9 @@ from schema import clock
 from schema.readable import moment
 from schema.tenancy import drains
 from schema.validation import check_name
+
+if TYPE_CHECKING:
+    from leasehold.client import Client
 
 #: Seconds between two checks whether a drain is complete.
 LOOK = 0.5
@@ -156,7 +160,7 @@ def _assigner(name: str) -> str:
     return "/v1/assigners/" + quote(name, safe="").replace(".", "%2E")
 
 
-def _state(gateway: Gateway, name: str) -> str:
+def _state(gateway: "Client", name: str) -> str:
     """Return the state of an assigner process. Raises LeaseholdError if its drain was ended."""
     found = gateway.call("GET", _assigner(name))
     if not found["draining"]:

@@ -1,12 +1,8 @@
-"""Shared parts of the operator's commands: tables, JSON, durations, reasons, and the protocol of gateway calls.
-
-The composition root passes the calls to the gateway in, because this package may not import `bots`.
-"""
+"""Shared parts of the operator's commands: tables, JSON, durations, reasons, and the options of who calls a gateway."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 from leasehold.wire import escaped, printable
@@ -17,6 +13,9 @@ from rich.text import Text
 
 from schema import readable
 from schema.validation import MAX_REASON, check_text
+
+if TYPE_CHECKING:
+    from leasehold.client import Client
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 
@@ -80,32 +79,17 @@ def _cell(value: object) -> str:
 Record = dict[str, Any]
 
 
-class Gateway(Protocol):
-    """Client of one gateway."""
-
-    def call(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, str | int | float] | None = None,
-        body: Record | None = None,
-        held: float = 0.0,
-    ) -> Record:
-        """Send one request, and repeat it while its outcome is unknown. Raises the error that a refusal stands for.
-
-        held: seconds that the gateway may take to answer.
-        """
-
-
 class Caller(Protocol):
-    """The options of a command that calls a gateway: which gateway, which token, and how to print the answer."""
+    """The options of a command that calls a gateway: which gateway, which token, and how to print the answer.
+
+    A protocol because the class is `bots.cli.caller.Caller`, and this package may not import `bots`.
+    """
 
     @property
     def json(self) -> bool:
         """True if the answer is printed as JSON."""
 
-    def client(self) -> AbstractContextManager[Gateway]:
+    def client(self) -> "Client":
         """Return the client of that gateway."""
 
 

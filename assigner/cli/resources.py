@@ -6,7 +6,7 @@ The options of `set` are the fields of the request; its model checks them before
 import re
 import types
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
 from urllib.parse import quote
 
 import click
@@ -15,8 +15,11 @@ from leasehold.wire import MAX_LIST, escaped
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from assigner.cli.output import Caller, Calling, Gateway, Record, print_json, print_table, reason_option, seconds
+from assigner.cli.output import Caller, Calling, Record, print_json, print_table, reason_option, seconds
 from assigner.operator_resources.declaration import ALL, SECONDS, Irremovable, Key, Keys, Resource, Setting
+
+if TYPE_CHECKING:
+    from leasehold.client import Client
 
 #: Longest time, in seconds, that a gateway may take for a change that reprices many waiting jobs.
 LONG = 3600.0
@@ -127,7 +130,7 @@ def remove_command(resource: Resource[Any], calling: Calling) -> click.Command:
     return click.command("rm", help=description)(_keyed(resource, reason_option(calling(command))))
 
 
-def _rows(gateway: Gateway, resource: Resource[Any]) -> Iterator[Record]:
+def _rows(gateway: "Client", resource: Resource[Any]) -> Iterator[Record]:
     """Read all rows, page by page."""
     last: Record | None = None
     while True:

@@ -310,10 +310,10 @@ class View:
 
         async def ask() -> None:
             asked.text = await question()
-            sheet.props["model-value"] = True
+            dialog.props["model-value"] = True
 
         def close() -> None:
-            sheet.props["model-value"] = False
+            dialog.props["model-value"] = False
 
         async def agree() -> None:
             close()
@@ -326,10 +326,10 @@ class View:
 
         button = node("button", name, kind, type="button")
         button.on("click", opened, [])
-        with ui.element("q-dialog") as sheet:
-            sheet.props["model-value"] = False
-            sheet.on("update:modelValue", close, [])
-            with node("div", kind="sheet", role="alertdialog", aria_label=name):
+        with ui.element("q-dialog") as dialog:
+            dialog.props["model-value"] = False
+            dialog.on("update:modelValue", close, [])
+            with node("div", kind="question", role="alertdialog", aria_label=name):
                 asked = node("p")
                 with node("div", kind="acts"):
                     node("button", "Keep as it is", type="button", autofocus=True).on("click", close, [])

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from leasehold.client import Client
 from leasehold.errors import LeaseholdError
@@ -38,20 +38,16 @@ CHECKERS = 4
 PREEMPTION_DELAY = 1.0
 
 
-class Pool(Protocol):
-    """The pool that the demo runs on. The caller of `run` starts and stops it."""
+@dataclass(frozen=True)
+class Pool:
+    """The pool that the demo runs on, which the caller of `run` starts and stops.
 
-    @property
-    def url(self) -> str:
-        """The gateway's URL."""
+    url: of the gateway. token: an operator's. data: the data directory of the pool.
+    """
 
-    @property
-    def token(self) -> str:
-        """An operator's token."""
-
-    @property
-    def data(self) -> Path:
-        """The pool's data directory."""
+    url: str
+    token: str
+    data: Path
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bots.gateway import middleware, problems, routes
-from bots.gateway.long_poll import HeldSessions, LongPolls, WakeSource
+from bots.gateway.long_poll import HeldSessions, LongPolls
 from bots.gateway.metrics import MEDIA_TYPE, GatewayMetrics
 from bots.gateway.middleware import ANYONE, KINDS, RequestMiddleware, TokenCache, route_rules
 from bots.gateway.settings import GatewaySettings
@@ -25,6 +25,7 @@ from bots.sync.settle import SyncService
 from schema.postgres import migrate
 from schema.postgres.engine import Database
 from schema.postgres.failures import describe_outage, find_exhausted, is_outage
+from schema.postgres.notify import Wakeups
 from schema.timing import Timing
 
 #: Seconds within which the database must answer, or the gateway reports that it is not ready.
@@ -155,7 +156,7 @@ def build(
     settings: GatewaySettings,
     *,
     timing: Timing,
-    wakeups: WakeSource | None = None,
+    wakeups: Wakeups | None = None,
     routers: Sequence[APIRouter] = (),
     estimate: Callable[[Mapping[str, Any]], float] | None = None,
     default_level: str | None = None,
@@ -221,5 +222,5 @@ def build(
     return app
 
 
-def _connected(wakeups: WakeSource | None) -> float:
+def _connected(wakeups: Wakeups | None) -> float:
     return float(wakeups is not None and wakeups.connected)

@@ -66,7 +66,7 @@ class Wait(StrEnum):
 
 
 class Waiting(Protocol):
-    """A connection in the table."""
+    """A connection in the table; `HttpConnection` is one, whose module imports this one."""
 
     def expired(self, wait: Wait) -> None:
         """End the connection, because it waited for this for too long."""

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import anyio
 import anyio.to_thread
@@ -30,14 +30,10 @@ from schema import clock
 from schema.moves.sessions import HELD_RENEWED_BELOW, renew
 from schema.postgres.engine import Database
 from schema.postgres.fragments import newest_leases, newest_version
+from schema.postgres.notify import Wakeups
 
-
-class FactReader(Protocol):
-    """Reads facts by key. A fact of None is always news; a key without a fact has none."""
-
-    def __call__(self, connection: Connection, keys: Sequence[str], /) -> Mapping[str, Any]: ...
-
-
+#: Reads facts by key. A fact of None is always news; a key without a fact has none.
+FactReader = Callable[[Connection, Sequence[str]], Mapping[str, Any]]
 #: Runs work in a transaction, outside the event loop.
 Run = Callable[[Callable[[Connection], Mapping[str, Any]]], Awaitable[Mapping[str, Any]]]
 #: Returns True if a fact is news for a waiting call.
@@ -60,15 +56,6 @@ def rest(took: float, *, poll: float) -> float:
     One for 10,000 calls takes the server 11 ms: each second that was a quarter of what such an idle pool cost it.
     """
     return min(max(poll, took / LOOKING), poll * RARELY)
-
-
-class WakeSource(Protocol):
-    """The part of `schema.postgres.notify.Wakeups` that long polls need."""
-
-    @property
-    def connected(self) -> bool: ...
-    def subscribe(self, topic: str, callback: Callable[[frozenset[str]], None]) -> Callable[[], None]: ...
-    def idle(self, topic: str) -> AbstractContextManager[None]: ...
 
 
 class HangUp:
@@ -291,7 +278,7 @@ class PollTopic:
                 if fact is None or watch.keys[key](fact):
                     watch.notice(key)
 
-    async def _raise_flag(self, wakeups: WakeSource) -> None:
+    async def _raise_flag(self, wakeups: Wakeups) -> None:
         if self._flag is None:
             self._flag = asyncio.create_task(anyio.to_thread.run_sync(_entered, wakeups, self.name))
         if not self._flag.done():
@@ -307,7 +294,7 @@ class PollTopic:
 class LongPolls:
     """The topics of one gateway. `poll`: seconds between two periodic queries."""
 
-    def __init__(self, *, wakeups: WakeSource | None, poll: float, metrics: GatewayMetrics) -> None:
+    def __init__(self, *, wakeups: Wakeups | None, poll: float, metrics: GatewayMetrics) -> None:
         self.wakeups, self.poll, self.metrics = wakeups, poll, metrics
         self.stopping = False
         self._topics: dict[str, PollTopic] = {}
@@ -344,7 +331,7 @@ class LongPolls:
         return self.wakeups.subscribe(topic, pass_on)
 
 
-def _entered(wakeups: WakeSource, topic: str) -> AbstractContextManager[None]:
+def _entered(wakeups: Wakeups, topic: str) -> AbstractContextManager[None]:
     held = wakeups.idle(topic)
     held.__enter__()
     return held

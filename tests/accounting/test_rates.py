@@ -326,7 +326,7 @@ def test_ma_22_advice_for_all_holds_back_whatever_asks_for_more_than_a_place_unt
 
 
 def test_ma_22_a_delay_is_waited_first_and_stretches_the_pause_of_those_jobs_alone(pool: Pool) -> None:
-    """Marianne waits, and only then starts a sheet; here each assigner does, and other classes do not notice."""
+    """Marianne waits, and only then starts a job; here each assigner does, and other classes do not notice."""
     advise(pool, "claude_cli", allowed=True, delay=20)
     first = pool.submit(terms=CLAUDE)
     pool.bot(capacity=9)

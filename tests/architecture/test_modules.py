@@ -117,21 +117,6 @@ def test_every_table_module_is_part_of_the_metadata() -> None:
     assert [stem for stem in missing if stem != "__init__"] == [], "import these in schema/tables/__init__.py"
 
 
-def test_every_group_of_commands_is_found_by_the_console_script() -> None:
-    import click
-
-    from assigner.cli.main import Root, cli
-
-    context = click.Context(cli)
-    for name, place in Root.LATER.items():
-        assert cli.get_command(context, name) is not None, f"assigner/cli/main.py: {name} is not at {place}"
-    known = {place.partition(":")[0] for place in Root.LATER.values()}
-    for file in (HOUSE / "assigner" / "cli").glob("*.py"):
-        source = file.read_text()
-        if re.search(r"^@click\.(group|command)\(", source, re.M) and file.stem != "main":
-            assert f"assigner.cli.{file.stem}" in known, f"assigner/cli/main.py: LATER has no command of {named(file)}"
-
-
 def test_the_index_of_moves_names_functions_that_are_there() -> None:
     index = docstring(HOUSE / "schema" / "moves" / "__init__.py")
     named_there = re.findall(r"\b([a-z]+)\.([a-z_]+)\b(?!\.)(?<!\.py)", index.partition("It imports")[0])

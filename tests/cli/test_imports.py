@@ -8,8 +8,8 @@ from pathlib import Path
 
 from click.shell_completion import ShellComplete
 
-from assigner.cli import operations
-from assigner.cli.main import LOCAL, Root, cli
+from assigner.cli import completion, operations
+from assigner.cli.main import LOCAL, cli
 from tests.support.http import JOB_COMMANDING, Answer, ReceivedRequest, gateway
 from tests.support.patience import MINUTE
 
@@ -109,8 +109,11 @@ def test_help_and_completion_tell_of_each_command_what_its_own_help_tells() -> N
 
     context = click.Context(cli)
     own = {name: cli.get_command(context, name) for name in cli.list_commands(context)}
-    assert {name: each and each.get_short_help_str(300) for name, each in own.items() if name in Root.HELP} == Root.HELP
-    assert set(Root.HELP) - set(Root.LATER) == set(operations.names())
+    table = {name: completion.entry(name) for name in own}
+    assert {name: each["help"] for name, each in table.items() if each} == {
+        name: each.get_short_help_str(300) for name, each in own.items() if each
+    }
+    assert {name for name, each in table.items() if each and not each["place"]} == {*cli.commands, *operations.names()}
     assert set(own) >= LOCAL
     completed = ShellComplete(cli, {}, "leasehold", "_LEASEHOLD_COMPLETE").get_completions([], "ca")
     assert [(item.value, item.help) for item in completed] == [("cancel", own["cancel"].get_short_help_str())]  # type: ignore[union-attr]

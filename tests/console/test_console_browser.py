@@ -91,15 +91,15 @@ def test_a_job_is_cancelled_with_the_keyboard_after_a_question(person: Person, s
         button = person.page.locator("button:has-text('Cancel the job')").first
         button.focus()
         person.page.keyboard.press("Enter")
-        person.page.wait_for_selector(".sheet")
-        assert job in person.page.inner_text(".sheet")
+        person.page.wait_for_selector(".question")
+        assert job in person.page.inner_text(".question")
         person.page.keyboard.press("Escape")
-        person.page.wait_for_selector(".sheet", state="detached")
+        person.page.wait_for_selector(".question", state="detached")
         assert http.get(f"/v1/jobs/{job}").json()["state"] == "queued"
         button.focus()
         person.page.keyboard.press("Enter")
-        person.page.wait_for_selector(".sheet")
-        person.page.locator(".sheet .agree").focus()
+        person.page.wait_for_selector(".question")
+        person.page.locator(".question .agree").focus()
         person.page.keyboard.press("Enter")
         person.page.wait_for_selector("dd:has-text('cancelled')")
         assert http.get(f"/v1/jobs/{job}").json()["state"] == "cancelled"
@@ -117,8 +117,8 @@ def test_all_jobs_that_pass_the_filter_are_counted_confirmed_and_changed(person:
             person.page.wait_for_selector(".problem:has-text('priority: is not a number')")
             person.page.fill("input[data-field=priority]", "7")
         person.page.click(f".acts > button:has-text('{verb}')")
-        person.page.wait_for_selector(f".sheet p:has-text('{verb} 502 jobs')")
-        person.page.click(".sheet .agree")
+        person.page.wait_for_selector(f".question p:has-text('{verb} 502 jobs')")
+        person.page.click(".question .agree")
         person.page.wait_for_selector(f"text={verb.lower()}: 502 changed")
         with shown.served.client(shown.operator) as http:
             job = http.get(f"/v1/jobs/{jobs[0]}").json()
@@ -142,7 +142,7 @@ def test_what_a_person_is_told_stays_while_the_page_looks_again_and_goes_with_wh
     assert person.page.inner_text(".problem") == "priority: is not a number"
     person.page.fill("input[data-field=priority]", "7")
     person.page.click(".acts > button:has-text('Priority')")
-    person.page.wait_for_selector(".sheet p:has-text('Priority 2 jobs to 7')")
+    person.page.wait_for_selector(".question p:has-text('Priority 2 jobs to 7')")
     person.page.wait_for_selector(".problem:empty", state="attached")
 
 
@@ -159,8 +159,8 @@ def test_what_is_done_on_a_page_before_it_is_connected_counts(person: Person, sh
     assert not person.page.evaluate("window.did_handshake")
     connections[-1].connect_to_server()
     assert person.sees("Theme: light")
-    person.page.wait_for_selector(".sheet p:has-text('Hold 1 job?')")
-    person.page.click(".sheet .agree")
+    person.page.wait_for_selector(".question p:has-text('Hold 1 job?')")
+    person.page.click(".question .agree")
     person.page.wait_for_selector("text=hold: 1 changed")
     with shown.served.client(shown.operator) as http:
         assert http.get(f"/v1/jobs/{job}").json()["events"][-1]["details"]["reason"] == "typed early"
@@ -219,8 +219,8 @@ def test_an_operator_drains_a_bot_and_a_submitter_sees_none(person: Person, show
     assert person.sees("ok")
     for button, status in (("Drain", "draining"), ("Undrain", "ok")):
         person.page.click(f".acts > button:text-is('{button}')")
-        person.page.wait_for_selector(".sheet p:has-text('b1')")
-        person.page.click(".sheet .agree")
+        person.page.wait_for_selector(".question p:has-text('b1')")
+        person.page.click(".question .agree")
         person.page.wait_for_selector(f"dd:text-is('{status}')")
     person.log_in(shown.ours)
     assert person.page.locator("nav.top a").all_inner_texts() == ["Pool", "Jobs", "Graphs"]

@@ -94,8 +94,8 @@ def test_an_act_on_20000_jobs_is_stopped_and_gone_on_with_and_each_job_is_change
     changed = []
     for verb in ("Stop", ""):
         person.page.click(".acts > button:text-is('Hold')")
-        person.page.wait_for_selector(".sheet p:has-text('Hold 5,000+ jobs?')")
-        person.page.click(".sheet .agree")
+        person.page.wait_for_selector(".question p:has-text('Hold 5,000+ jobs?')")
+        person.page.click(".question .agree")
         if verb:
             person.page.wait_for_selector("text=changed so far")
             person.page.click("button:text-is('Stop')")

@@ -39,9 +39,9 @@ def test_a_quota_is_changed_after_a_preview_of_whom_it_affects(person: Person, s
         assert person.sees("2 instances would be affected.")
         assert quotas(http) == {"ours": (0, 5), "theirs": (9, None)}, "a preview changes nothing"
         person.page.locator("button:has-text('Change')").first.click()
-        person.page.wait_for_selector(".sheet:has-text('Set min 1, max 1? 1 other instances are affected')")
-        assert "ours starts nothing until 1 units are back" in person.page.inner_text(".sheet")
-        person.page.click(".sheet .agree")
+        person.page.wait_for_selector(".question:has-text('Set min 1, max 1? 1 other instances are affected')")
+        assert "ours starts nothing until 1 units are back" in person.page.inner_text(".question")
+        person.page.click(".question .agree")
         assert person.sees("The change is made.")
         assert quotas(http) == {"ours": (1, 1), "theirs": (9, None)}
 
@@ -60,9 +60,9 @@ def test_a_share_is_given_and_taken_away(person: Person, shown: Console) -> None
             person.go("/tenants?instance=ours")
             person.page.fill("input[data-field=credit_weight]", typed)
             person.page.locator("button:has-text('Change')").last.click()
-            person.page.wait_for_selector(f".sheet:has-text('{told}')")
+            person.page.wait_for_selector(f".question:has-text('{told}')")
             person.page.wait_for_selector("tr:has-text('theirs'):has-text('share that is due')")
-            person.page.click(".sheet .agree")
+            person.page.click(".question .agree")
             assert person.sees("The change is made.")
             assert accounts(http) == expected
         person.page.locator("button:has-text('Change')").last.click()

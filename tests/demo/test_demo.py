@@ -226,16 +226,6 @@ def test_a_job_that_never_ends_is_lost_and_named() -> None:
     assert report.wrong == ["keyword.py (lost)"]
 
 
-class Rented:
-    """A pool that somebody else looks after."""
-
-    token = "token"
-    data = Path("/nowhere")
-
-    def __init__(self, url: str) -> None:
-        self.url = url
-
-
 def test_json_is_exactly_one_object_with_the_promised_keys(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -243,7 +233,9 @@ def test_json_is_exactly_one_object_with_the_promised_keys(
     monkeypatch.setattr(workload, "find_modules", lambda limit=None: chosen[:limit])
     pretend = Pretend()
     with gateway(pretend) as stands:
-        demo.run(Rented(stands.url), demo.Options(jobs=2, json=True), chance=random.Random(4))
+        demo.run(
+            demo.Pool(stands.url, "token", Path("/nowhere")), demo.Options(jobs=2, json=True), chance=random.Random(4)
+        )
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 1
     told = json.loads(lines[0])
@@ -263,7 +255,7 @@ def test_a_wrong_result_fails_the_demo_after_its_report(
     monkeypatch.setattr(workload, "find_modules", lambda _=None: chosen)
     with gateway(Pretend(spoil=frozenset({"keyword.py"}))) as stands:
         with pytest.raises(LeaseholdError, match=r"1 of 5 results are wrong or missing: keyword\.py"):
-            demo.run(Rented(stands.url), demo.Options(), chance=random.Random(4))
+            demo.run(demo.Pool(stands.url, "token", Path("/nowhere")), demo.Options(), chance=random.Random(4))
     told = capsys.readouterr().out
     assert "4 of 5 results verified" in told
     assert "had waited 1.0 s, its instance used 0 of its minimum of 2" in " ".join(told.split())
@@ -273,7 +265,7 @@ def test_an_instance_above_its_maximum_fails_the_demo(monkeypatch: pytest.Monkey
     chosen = small_modules()
     monkeypatch.setattr(workload, "find_modules", lambda _=None: chosen)
     with gateway(Pretend(tools=5)) as stands, pytest.raises(LeaseholdError, match="above its maximum"):
-        demo.run(Rented(stands.url), demo.Options(), chance=random.Random(4))
+        demo.run(demo.Pool(stands.url, "token", Path("/nowhere")), demo.Options(), chance=random.Random(4))
 
 
 def test_a_scrub_is_checked_against_a_computation_of_our_own() -> None:
@@ -286,7 +278,7 @@ def test_bots_that_do_not_come_are_named(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(demo, "BOTS_WITHIN", 0.1)
     with gateway(Pretend(bots="gone")) as stands:
         with pytest.raises(LeaseholdError, match=r"opened no session within 0 s: demo-large-1, "):
-            demo.run(Rented(stands.url), demo.Options(), chance=random.Random(4))
+            demo.run(demo.Pool(stands.url, "token", Path("/nowhere")), demo.Options(), chance=random.Random(4))
 
 
 def test_percentiles_are_values_that_occurred() -> None:

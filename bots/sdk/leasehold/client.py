@@ -22,7 +22,7 @@ from typing import Any, Self, TypeVar
 from urllib.parse import quote
 
 from leasehold import wire
-from leasehold.calls.backlog import Backlog, Jobs, Records
+from leasehold.calls.backlog import Backlog, Jobs, Records, job_id, slices
 from leasehold.calls.graphs import Graphs
 from leasehold.calls.operators import Operators
 from leasehold.errors import BadInput, Conflict, LeaseholdError
@@ -177,7 +177,7 @@ class Client:
         self._transport = Transport(url, token, chance=chance, timeout=timeout, patience=patience)
         self._chance = chance
         #: Calls on waiting jobs.
-        self.backlog = Backlog(self._transport, each=self._each, key=self._key)
+        self.backlog = Backlog(self._transport, key=self._key)
         self.graphs = Graphs(self._transport, key=self._key, held=SUBMIT_TIME)
         self.schedules = Schedules(self._transport, key=self._key)
         self.operators = Operators(self._transport)
@@ -277,7 +277,7 @@ class Client:
         The result is the JSON that the command left, None without one. Raises NotFound if one of the jobs is not there.
         """
         answers: Records = []
-        for part in _slices(list(dict.fromkeys(jobs))):
+        for part in slices(list(dict.fromkeys(jobs))):
             while part:
                 # An answer has a bounded number of bytes, and at least one job.
                 found: Records = self._transport.call("POST", "/v1/results", body={"ids": part})["jobs"]
@@ -298,9 +298,9 @@ class Client:
         """
         whole = {"all_submissions": True} if all_submissions else {}
         if isinstance(jobs, Mapping):
-            return self._each("/v1/jobs/cancel", jobs, **whole)
+            return self.backlog.each("/v1/jobs/cancel", jobs, **whole)
         answers: Records = []
-        parts = list(_slices(jobs))
+        parts = list(slices(jobs))
         refused = 0
         for part in parts:
             try:
@@ -340,7 +340,7 @@ class Client:
         wait: up to 30. together: wait for all jobs of a request. Raises NotFound if one of the jobs does not exist.
         """
         ended: Records = []
-        parts = list(_slices(jobs))
+        parts = list(slices(jobs))
         if len(parts) > 1 and not together:
             # A job of the last part is not to wait for the hold of all the others.
             wait = min(wait, max(1.0, pause(len(jobs))))
@@ -362,7 +362,7 @@ class Client:
 
     def states(self, jobs: Sequence[str]) -> Records:
         """Return the states of jobs in their order. Raises NotFound if one of them does not exist."""
-        found = {job["id"]: job for part in _slices(jobs) for job in self.read_states(part)}
+        found = {job["id"]: job for part in slices(jobs) for job in self.read_states(part)}
         return [found[job_id(job)] for job in jobs]
 
     def output(self, job: str, *, start: int = 0, wait: float = 0.0) -> Output:
@@ -520,28 +520,6 @@ class Client:
         """Call a route that has no method here. `held`: seconds the gateway may take in addition to the timeout."""
         return self._transport.call(method, path, query=query, body=body, held=held)
 
-    def _each(self, path: str, jobs: Jobs, *, size: int = MAX_IDS, **body: str | int | None) -> Records:
-        given = {name: value for name, value in body.items() if value is not None}
-        answers: Records = []
-        try:
-            if isinstance(jobs, Mapping):
-                asked: Record = {"where": dict(jobs), **given}
-                while True:
-                    answer = self._transport.call("POST", path, body=asked)
-                    answers += answer["jobs"]
-                    if answer["next"] is None:
-                        return answers
-                    asked["cursor"] = answer["next"]
-            for part in _slices(jobs, size):
-                answers += self._transport.call("POST", path, body={"ids": part, **given})["jobs"]
-        except LeaseholdError as error:
-            # The calls before it were transactions of their own.
-            if changed := sum(job["changed"] for job in answers):
-                key = f", with the key {given['key']}" if "key" in given else ""
-                error.add_note(f"{changed} jobs were changed before{key}")
-            raise
-        return answers
-
     def _key(self) -> str:
         return f"{wire.AUTOMATIC}{uuid.UUID(int=self._chance.getrandbits(128), version=4)}"
 
@@ -557,20 +535,6 @@ def _quota_path(cohort: str, instance: str) -> str:
 
 def _job_path(job: str) -> str:
     return f"/v1/jobs/{job_id(job)}"
-
-
-def job_id(job: str) -> str:
-    """Return the id of a job in its usual form. Raises BadInput if the text is none."""
-    try:
-        return str(uuid.UUID(job))
-    except ValueError:
-        raise BadInput("id", f"'{wire.escaped(job, 80)}' is not the id of a job") from None
-
-
-def _slices(jobs: Sequence[str], size: int = MAX_IDS) -> Iterator[list[str]]:
-    ids = [job_id(job) for job in jobs]
-    for start in range(0, len(ids), size):
-        yield ids[start : start + size]
 
 
 def in_parts(jobs: Sequence[Record]) -> Iterator[Records]:

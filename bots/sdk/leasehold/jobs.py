@@ -10,7 +10,7 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any, Literal, Self, TypeAlias, TypedDict
 
-from leasehold import client
+from leasehold.calls import backlog
 from leasehold.client import Job
 from leasehold.errors import BadInput, NotSucceeded
 from leasehold.states import FINAL, JobState
@@ -266,7 +266,7 @@ AnyJob: TypeAlias = str | Job | ListedJob | Result
 
 def job_id(job: AnyJob) -> str:
     """Return the id of a job. Raises BadInput if a text is none."""
-    return client.job_id(job if isinstance(job, str) else job.id)
+    return backlog.job_id(job if isinstance(job, str) else job.id)
 
 
 def job_ids(jobs: AnyJob | Iterable[AnyJob]) -> list[str]:

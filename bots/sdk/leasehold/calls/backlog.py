@@ -1,8 +1,11 @@
 """The client's calls on waiting jobs: hold, release, requeue, priority."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
+from leasehold import wire
+from leasehold.errors import BadInput, LeaseholdError
 from leasehold.transport import Record, Transport
 
 Records = list[Record]
@@ -15,10 +18,19 @@ MAX_REQUEUED = 500
 Jobs = Sequence[str] | Mapping[str, Any]
 
 
-class Each(Protocol):
-    """Calls a route for `jobs` in parts of at most `size`, and joins the answers."""
+def job_id(job: str) -> str:
+    """Return the id of a job in its usual form. Raises BadInput if the text is none."""
+    try:
+        return str(uuid.UUID(job))
+    except ValueError:
+        raise BadInput("id", f"'{wire.escaped(job, 80)}' is not the id of a job") from None
 
-    def __call__(self, path: str, jobs: Jobs, *, size: int = ..., **body: str | int | None) -> Records: ...
+
+def slices(jobs: Sequence[str], size: int = wire.MAX_LIST) -> Iterator[list[str]]:
+    """Divide ids, in their order, into parts for one request each."""
+    ids = [job_id(job) for job in jobs]
+    for start in range(0, len(ids), size):
+        yield ids[start : start + size]
 
 
 class Backlog:
@@ -30,16 +42,39 @@ class Backlog:
     the jobs' history and in the audit.
     """
 
-    def __init__(self, transport: Transport, *, each: Each, key: Callable[[], str]) -> None:
-        self._transport, self._each, self._key = transport, each, key
+    def __init__(self, transport: Transport, *, key: Callable[[], str]) -> None:
+        self._transport, self._key = transport, key
+
+    def each(self, path: str, jobs: Jobs, *, size: int = wire.MAX_LIST, **body: str | int | None) -> Records:
+        """Call a route for jobs in parts of at most `size`, and join the answers."""
+        given = {name: value for name, value in body.items() if value is not None}
+        answers: Records = []
+        try:
+            if isinstance(jobs, Mapping):
+                asked: Record = {"where": dict(jobs), **given}
+                while True:
+                    answer = self._transport.call("POST", path, body=asked)
+                    answers += answer["jobs"]
+                    if answer["next"] is None:
+                        return answers
+                    asked["cursor"] = answer["next"]
+            for part in slices(jobs, size):
+                answers += self._transport.call("POST", path, body={"ids": part, **given})["jobs"]
+        except LeaseholdError as error:
+            # The calls before it were transactions of their own.
+            if changed := sum(job["changed"] for job in answers):
+                key = f", with the key {given['key']}" if "key" in given else ""
+                error.add_note(f"{changed} jobs were changed before{key}")
+            raise
+        return answers
 
     def hold(self, jobs: Jobs, *, reason: str | None = None) -> Records:
         """Hold queued jobs aside until they are released."""
-        return self._each("/v1/jobs/hold", jobs, reason=reason)
+        return self.each("/v1/jobs/hold", jobs, reason=reason)
 
     def release(self, jobs: Jobs, *, reason: str | None = None) -> Records:
         """Return held jobs to the queue with the age that they had."""
-        return self._each("/v1/jobs/release", jobs, reason=reason)
+        return self.each("/v1/jobs/release", jobs, reason=reason)
 
     def requeue(self, jobs: Jobs, *, key: str | None = None, reason: str | None = None) -> Records:
         """Release held jobs, and submit a copy of each job that failed, died or was cancelled.
@@ -47,11 +82,11 @@ class Backlog:
         In the answer `job` is the id of the job that will run. The same key never makes a second copy of a job.
         Without a key the client draws a random one, so that its own retries make no second copy.
         """
-        return self._each("/v1/jobs/requeue", jobs, size=MAX_REQUEUED, key=key or self._key(), reason=reason)
+        return self.each("/v1/jobs/requeue", jobs, size=MAX_REQUEUED, key=key or self._key(), reason=reason)
 
     def prioritise(self, jobs: Jobs, priority: int, *, reason: str | None = None) -> Records:
         """Give waiting jobs another priority (lower = more urgent); the answer holds each job's new priority."""
-        return self._each("/v1/jobs/priority", jobs, priority=priority, reason=reason)
+        return self.each("/v1/jobs/priority", jobs, priority=priority, reason=reason)
 
     def prioritise_all(
         self, priority: int, *, instance: str | None = None, label: str | None = None, reason: str | None = None
