@@ -9,7 +9,6 @@ from typing import Any, Literal, TextIO
 import psycopg
 import structlog
 from pydantic import BaseModel, ConfigDict
-from sqlalchemy.exc import SQLAlchemyError
 from structlog.typing import ExcInfo
 
 
@@ -58,11 +57,11 @@ class _Formatter(logging.Formatter):
 def _frames(exc_info: ExcInfo) -> str:
     """Format an error with its stack but without local values, which may be a job's data or secret.
 
-    PostgreSQL's error details can quote rows, and SQLAlchemy quotes the statement, so only the SQLSTATE is kept.
+    PostgreSQL's error details can quote rows, so only the SQLSTATE is kept.
     """
     kind, value, trace = exc_info
-    code = getattr(getattr(value, "orig", value), "sqlstate", None)
-    is_database = isinstance(value, psycopg.Error | SQLAlchemyError)
+    code = getattr(value, "sqlstate", None)
+    is_database = isinstance(value, psycopg.Error)
     said = f"SQLSTATE {code}" if code else "no SQLSTATE" if is_database else str(value)
     return "".join(traceback.format_tb(trace)) + f"{kind.__name__}: {said}"
 

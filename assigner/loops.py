@@ -210,12 +210,10 @@ class Loop:
         delay = min(growing, longest) * self._chance.uniform(0.5, 1.0)
         self._errors_in_a_row += 1
         known = isinstance(error, LeaseholdError)
-        # The driver's own classes tell more, such as LockNotAvailable, which is an OperationalError to SQLAlchemy.
-        kind = type(getattr(error, "orig", None) or error).__name__
         log.error(
             "a loop failed and tries again",
             loop=self.name,
-            error=str(error) if known else kind,
+            error=str(error) if known else type(error).__name__,
             in_a_row=self._errors_in_a_row,
             retry_in=round(delay, 3),
             exc_info=not known,

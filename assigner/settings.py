@@ -11,7 +11,6 @@ import psycopg
 from leasehold.errors import BadInput, LeaseholdError, NotReady
 from leasehold.wire import escaped
 from pydantic import BaseModel, Field, field_validator
-from sqlalchemy.exc import DBAPIError
 
 from assigner.admission.checkers import CheckerSettings
 from assigner.admission.ordering import OrderingSettings
@@ -214,11 +213,7 @@ def explaining_errors() -> Iterator[None]:
         yield
     except NotReady as error:
         cause = error.__cause__
-        raise NotReady(
-            f"{error}: {_first_line(cause.orig)}" if isinstance(cause, DBAPIError) else str(error)
-        ) from cause
-    except DBAPIError as error:
-        raise LeaseholdError(f"database: {_first_line(error.orig)}") from error
+        raise NotReady(f"{error}: {_first_line(cause)}" if isinstance(cause, psycopg.Error) else str(error)) from cause
     except psycopg.Error as error:
         raise LeaseholdError(f"database: {_first_line(error)}") from error
 

@@ -10,21 +10,21 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, insert, text
+from schema.postgres.connection import Connection, commit_lazily
+from schema.postgres.statements import Statement
 
-from schema.postgres.work_connection import commit_lazily
-from schema.tables.tenancy import audit
-
-_WRITE = insert(audit)
+_WRITE = Statement("""
+INSERT INTO audit (actor, action, subject, details) VALUES (:actor, :action, :subject, CAST(:details AS jsonb))
+""")
 # Two reads at the same moment may both be recorded.
-_WRITE_ACCESS = text("""
+_WRITE_ACCESS = Statement("""
 INSERT INTO audit (actor, action, subject, details)
 SELECT :actor, :action, :subject, CAST(:details AS jsonb)
 WHERE NOT EXISTS (
     SELECT FROM audit WHERE actor = :actor AND action = :action AND subject = :subject
         AND at > now() - interval '1 hour')
 """)
-_ROWS = text("""
+_ROWS = Statement("""
 SELECT id, at, actor, action, subject, details FROM audit
 WHERE CAST(:before AS bigint) IS NULL OR id < :before ORDER BY id DESC LIMIT :limit
 """)
@@ -54,8 +54,8 @@ def write(
 
     `details` hold ids, names and counts, never payloads.
     """
-    row = {"actor": actor, "action": action, "subject": subject, "details": None if details is None else dict(details)}
-    connection.execute(_WRITE, row)
+    noted = None if details is None else json.dumps(dict(details))
+    connection.execute(_WRITE, {"actor": actor, "action": action, "subject": subject, "details": noted})
 
 
 def write_access(
@@ -78,4 +78,4 @@ def write_access(
 
 def rows(connection: Connection, *, before: int | None, limit: int) -> list[AuditRow]:
     """Return up to `limit` rows, newest first; `before`: only those with a lower id."""
-    return [AuditRow(**row._mapping) for row in connection.execute(_ROWS, {"before": before, "limit": limit})]
+    return [AuditRow(**row._asdict()) for row in connection.execute(_ROWS, {"before": before, "limit": limit})]

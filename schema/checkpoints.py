@@ -7,7 +7,8 @@ by the statement that ends their attempts.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, text
+from schema.postgres.connection import Connection
+from schema.postgres.statements import Statement
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Checkpoint:
 
 # Only the bot that holds the live lease may write. No checkpoint replaces one of a later attempt, or a later one of its
 # own attempt: a call that was given up and repeated may arrive after the next one.
-STORE_CHECKPOINTS = text("""
+STORE_CHECKPOINTS = Statement("""
 INSERT INTO job_checkpoints AS c (job_id, fence, number, checkpoint)
 SELECT j.id, l.fence, t.number, CAST(t.checkpoint AS json)
 FROM unnest(CAST(:bot_ids AS bigint[]), CAST(:epochs AS bigint[]), CAST(:jobs AS uuid[]), CAST(:fences AS bigint[]),

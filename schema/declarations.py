@@ -8,17 +8,19 @@ from collections.abc import Iterable, Sequence
 
 from leasehold.errors import Conflict
 from leasehold.wire import escaped
-from sqlalchemy import Connection, text
+
+from schema.postgres.connection import Connection
+from schema.postgres.statements import Statement
 
 #: Stable word for programs in a refusal.
 CODE = "declared"
 
-_KNOWN = text("SELECT name FROM declarations WHERE kind = :kind")
-_FORGET = text("DELETE FROM declarations WHERE kind = :kind AND name = ANY (CAST(:names AS text[]))")
-_NOTE = text("""
+_KNOWN = Statement("SELECT name FROM declarations WHERE kind = :kind")
+_FORGET = Statement("DELETE FROM declarations WHERE kind = :kind AND name = ANY (CAST(:names AS text[]))")
+_NOTE = Statement("""
 INSERT INTO declarations (kind, name) SELECT :kind, unnest(CAST(:names AS text[])) ON CONFLICT DO NOTHING
 """)
-_FIND = text("SELECT name FROM declarations WHERE kind = :kind AND name = ANY (CAST(:names AS text[])) LIMIT 1")
+_FIND = Statement("SELECT name FROM declarations WHERE kind = :kind AND name = ANY (CAST(:names AS text[])) LIMIT 1")
 
 
 def replace(connection: Connection, kind: str, names: Iterable[str]) -> set[str]:

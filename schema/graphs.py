@@ -6,13 +6,13 @@ A graph is active while it has jobs that are ready or running. Its running jobs 
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import Connection, text
-
+from schema.postgres.connection import Connection
+from schema.postgres.statements import Statement
 from schema.predicates import ready_queues
 
 COUNTER_PREFIX = "graph:"
 
-ACTIVE_GRAPHS = text(f"""
+ACTIVE_GRAPHS = Statement(f"""
 WITH RECURSIVE {ready_queues("ready", constrained=True)}, waiting AS (
     SELECT DISTINCT t.terms->>'graph' AS graph FROM queues q JOIN constraint_sets t ON t.id = q.constraint_set
     WHERE q.id = ANY (ARRAY(SELECT queue FROM ready)) AND t.terms ? 'graph'
@@ -22,9 +22,9 @@ SELECT count(*) FROM (
     UNION
     SELECT split_part(name, ':', 2) FROM counters WHERE name LIKE 'graph:%' AND used > 0) active
 """)
-ENFORCE_CAPS = text("SELECT keep_caps(CAST(:names AS text[]), CAST(:caps AS numeric[]))")
+ENFORCE_CAPS = Statement("SELECT keep_caps(CAST(:names AS text[]), CAST(:caps AS numeric[]))")
 # The next job of a graph whose counter was deleted makes the counter again.
-DELETE_IDLE_COUNTERS = text("""
+DELETE_IDLE_COUNTERS = Statement("""
 DELETE FROM counters WHERE used = 0 AND most IS NULL AND name = ANY (ARRAY(
     SELECT name FROM counters WHERE name LIKE 'graph:%' AND used = 0 AND most IS NULL
     ORDER BY name COLLATE "C" LIMIT :limit FOR UPDATE SKIP LOCKED))
@@ -56,7 +56,7 @@ def delete_idle_counters(connection: Connection, *, limit: int) -> int:
 
 
 # Parents of the job that have not ended as its edges require; those that never will come first.
-UNMET_DEPENDENCIES = text("""
+UNMET_DEPENDENCIES = Statement("""
 SELECT p.node_no AS node, j.public_id AS job, coalesce(j.state, p.outcome) AS state, e.on_failure,
     p.outcome IS NOT NULL AS hopeless
 FROM graph_edges e JOIN graph_nodes p ON p.job_id = e.parent LEFT JOIN jobs j ON j.id = e.parent
@@ -64,7 +64,7 @@ WHERE e.child = :id AND (p.outcome = 'succeeded' OR p.outcome IS NOT NULL AND e.
 ORDER BY p.outcome IS NULL, p.node_no LIMIT :limit
 """)
 # The nearest ancestor that can never run, beginning with the job itself.
-NEVER_MET = text("""
+NEVER_MET = Statement("""
 WITH RECURSIVE above AS (
     SELECT job_id, node_no, dead_ends FROM graph_nodes WHERE job_id = :id
     UNION

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, text
-
+from schema.postgres.connection import Connection
+from schema.postgres.statements import Statement
 from schema.validation import MAX_OUTPUT_BYTES
 
 
@@ -22,7 +22,7 @@ class Written:
 
 # Only the bot that holds the lease may write. A repeated chunk changes nothing, and a longer one replaces it. Rows are
 # looked up one by one (OFFSET 0): a plan for any number of chunks would read all live leases.
-APPEND = text("""
+APPEND = Statement("""
 INSERT INTO job_outputs AS o (job_id, fence, start, data)
 SELECT j.id, l.fence, c.start, c.data
 FROM unnest(CAST(:bot_ids AS bigint[]), CAST(:epochs AS bigint[]), CAST(:jobs AS uuid[]), CAST(:fences AS bigint[]),
@@ -36,7 +36,7 @@ ON CONFLICT (job_id, fence, start) DO UPDATE SET data = EXCLUDED.data
 RETURNING job_id
 """)
 
-READ = text("""
+READ = Statement("""
 SELECT start, data FROM job_outputs
 WHERE job_id = :job_id AND fence = :fence AND start + length(data) > :start AND start < :start + :limit
 ORDER BY start

@@ -14,7 +14,6 @@ from types import MappingProxyType
 from typing import Any
 
 import structlog
-from sqlalchemy import Connection
 
 from assigner import metrics
 from assigner.admission import admit, fair_share, gates, graph_share
@@ -38,6 +37,7 @@ from schema.picking import constrained
 from schema.picking.constrained import NO_HEADS, ConstrainedQueue, QueueHead, QueueId, ReadHeads
 from schema.picking.ready import Scope
 from schema.policy import meters
+from schema.postgres.connection import Connection
 
 # Heads are the first jobs of queues whose gates are open. They are read and locked in steps: first about as many as
 # will start, then more of those queues from which most have started.

@@ -14,8 +14,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Connection
-
 from assigner.admission.graph_share import ALL_GRAPHS, graph_counter, graph_of
 from assigner.admission.state import POOL_COST, POOL_JOBS, AdmissionState
 from schema import graphs as graph_reads
@@ -27,6 +25,7 @@ from schema.picking import constrained
 from schema.picking.constrained import ConstrainedQueue, QueueHead
 from schema.policy import time_windows
 from schema.policy.time_windows import PreferredHours
+from schema.postgres.connection import Connection
 from schema.validation import load_zone
 
 

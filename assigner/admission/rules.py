@@ -5,8 +5,6 @@ from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from sqlalchemy import Connection
-
 from assigner.admission import gates, graph_share
 from assigner.admission.checkers import CheckerSettings
 from assigner.admission.gates import QueueCharges
@@ -21,6 +19,7 @@ from schema.accounting.fair_share import FairShareSettings
 from schema.picking.constrained import ConstrainedQueue
 from schema.policy import priority_classes, time_windows
 from schema.policy.time_windows import WindowSchedule
+from schema.postgres.connection import Connection
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from leasehold import wire
 from leasehold.errors import BadInput, Forbidden
 from leasehold.states import JobState
 from pydantic import Field
-from sqlalchemy import Connection
 
 from assigner.api import models, routing
 from assigner.api.routing import IDS, MAX_REASON_BYTES, OPERATORS_IDS, Caller, Read, problems
@@ -23,6 +22,7 @@ from schema.fields import Name
 from schema.moves import hold as hold_moves
 from schema.moves.hold import MAX_REQUEUE_KEY_BYTES, MAX_REQUEUED, REQUEUEABLE, HoldResult, Requeued, park, unpark
 from schema.moves.priority import Prioritised, set_priority, set_priority_where
+from schema.postgres.connection import Connection
 from schema.tenancy.tokens import Principal
 
 Result = TypeVar("Result", HoldResult, Requeued, Prioritised)

@@ -9,7 +9,6 @@ from fastapi import APIRouter, Path, Query, Request
 from leasehold import wire
 from leasehold.errors import Forbidden, NotFound
 from pydantic import BaseModel, Field
-from sqlalchemy import Connection
 
 from assigner.api import routing, submission
 from assigner.api.routing import CALLERS, IDS, Caller, Read, problems
@@ -18,6 +17,7 @@ from assigner.queries import jobs as job_queries
 from schema import audit, validation
 from schema.moves import graphs as graph_moves
 from schema.moves.graphs import cancel_graph, submit_graph
+from schema.postgres.connection import Connection
 from schema.requests import DEFAULT_INSTANCE, GraphRequest
 from schema.tenancy.tokens import Principal
 

@@ -14,7 +14,6 @@ from leasehold import wire
 from leasehold.errors import Forbidden
 from leasehold.states import FINAL, JobState
 from pydantic import ConfigDict, Field
-from sqlalchemy import Connection
 from starlette.responses import Response
 
 from assigner.admission.rules import RULES, Rules
@@ -42,6 +41,7 @@ from schema import clock, validation
 from schema.accounting.quotas import Cooldown
 from schema.filters import Direction, JobFilter, Sort
 from schema.moves import cancel as cancel_moves
+from schema.postgres.connection import Connection
 
 #: Longest wait a caller may ask for, seconds.
 MAX_WAIT = 60.0

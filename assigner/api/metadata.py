@@ -7,13 +7,13 @@ from fastapi import APIRouter, Query, Request
 from leasehold import wire
 from leasehold.errors import BadInput
 from pydantic import BaseModel, Field
-from sqlalchemy import Connection
 
 from assigner.api.routing import CALLERS, Caller, problems
 from assigner.queries import metadata as metadata_queries
 from schema import filters, validation
 from schema.fields import Name
 from schema.filters import Metadata
+from schema.postgres.connection import Connection
 
 
 class Summary(BaseModel):

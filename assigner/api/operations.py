@@ -9,7 +9,6 @@ from fastapi import APIRouter, Depends, Query, Request
 from leasehold import wire
 from leasehold.errors import BadInput, NotFound
 from pydantic import BaseModel, Field
-from sqlalchemy import Connection, func, select
 
 from assigner.admission.rules import RULES
 from assigner.api import models
@@ -29,6 +28,7 @@ from schema.fleet.kinds import Offer, clauses
 from schema.moves.sessions import drain
 from schema.policy import meters as usage_meters
 from schema.policy import priority_classes, time_windows
+from schema.postgres.connection import Connection
 from schema.tenancy import drains
 from schema.tenancy.cohorts import DEFAULT
 from schema.validation import load_zone
@@ -320,7 +320,7 @@ async def show_forecast(
             raise BadInput("class", f"there is no job class '{job_class}'")
         found = time_windows.read(connection)
         names = [each.settings.meter for each in found.windows if each.settings.meter is not None]
-        now = connection.scalars(select(func.now())).one()
+        now = connection.now()
         start = meters.best_start(
             found, job_class, estimate=estimate, histories=usage_meters.history(connection, names), now=now
         )

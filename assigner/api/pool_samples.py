@@ -7,16 +7,17 @@ from fastapi import APIRouter, Query, Request
 from leasehold import wire
 from leasehold.errors import BadInput, Forbidden, NotFound
 from pydantic import BaseModel, Field
-from sqlalchemy import Connection, func, select, text
 
 from assigner.api.routing import CALLERS, OPERATORS, Caller, problems
 from schema.accounting import pool_samples
 from schema.accounting.pool_samples import MAX_HOURS, Scope
+from schema.postgres.connection import Connection
+from schema.postgres.statements import Statement
 from schema.tenancy.tokens import Principal
 
 #: Whether an operator has named a cohort, and whether an instance is there. `default` needs no row.
-_COHORT_EXISTS = text("SELECT EXISTS (SELECT FROM cohorts WHERE name = :name)")
-_INSTANCE_EXISTS = text("SELECT :name = 'default' OR EXISTS (SELECT FROM instances WHERE name = :name)")
+_COHORT_EXISTS = Statement("SELECT EXISTS (SELECT FROM cohorts WHERE name = :name)")
+_INSTANCE_EXISTS = Statement("SELECT :name = 'default' OR EXISTS (SELECT FROM instances WHERE name = :name)")
 
 
 class PoolSample(BaseModel):
@@ -85,7 +86,7 @@ async def list_samples(
             raise NotFound(f"scope: there is no {kind} '{wire.escaped(name, 80)}'")
         found = pool_samples.read(connection, kind, name, hours=hours)
         shown = kind.value if kind is Scope.POOL else f"{kind}:{name}"
-        now = connection.scalars(select(func.now())).one()
+        now = connection.now()
         return PoolSampleList(scope=shown, now=now, samples=[PoolSample.model_validate(row) for row in found])
 
     answer: PoolSampleList = await request.app.state.run(work)
@@ -98,7 +99,7 @@ async def list_fairness(request: Request, hours: Hours = 1.0) -> FairnessList:
 
     def work(connection: Connection) -> FairnessList:
         found = pool_samples.read_fairness(connection, hours=hours)
-        now = connection.scalars(select(func.now())).one()
+        now = connection.now()
         return FairnessList(now=now, samples=[FairnessSample.model_validate(row) for row in found])
 
     answer: FairnessList = await request.app.state.run(work)

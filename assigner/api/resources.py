@@ -13,12 +13,12 @@ from leasehold import wire
 from leasehold.errors import Conflict, NotFound
 from leasehold.wire import escaped
 from pydantic import BaseModel, ConfigDict, Field, create_model
-from sqlalchemy import Connection
 
 from assigner.api.routing import MAX_REASON_BYTES, OPERATORS, Caller, Read, problems
 from assigner.operator_resources.declaration import ALL, By, Irremovable, Keys, Page, Removal, Resource, Setting
 from assigner.operator_resources.registry import RESOURCES
 from schema import declarations, validation
+from schema.postgres.connection import Connection
 from schema.tenancy import instances
 from schema.tenancy.tokens import Principal
 

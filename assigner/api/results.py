@@ -9,13 +9,13 @@ from leasehold import wire
 from leasehold.errors import NotFound
 from leasehold.states import FINAL
 from pydantic import Field
-from sqlalchemy import Connection
 from starlette.responses import Response
 
 from assigner.api import models, routing
 from assigner.api.routing import CALLERS, IDS, Caller, JobId, Read, problems
 from assigner.api.submission import RequestModel
 from assigner.queries import jobs as job_queries
+from schema.postgres.connection import Connection
 from schema.validation import MAX_RESULT_BYTES
 
 #: Bytes of results in one answer. Doubling it doubles the memory that a request may take.

@@ -11,12 +11,12 @@ from fastapi import Depends, Path, Request
 from leasehold import wire
 from leasehold.errors import Conflict, NotFound
 from leasehold.states import FINAL, JobState
-from sqlalchemy import Connection
 
 from assigner.api import models
 from assigner.queries import jobs
 from schema import audit, outputs
 from schema.moves.cancel import Cancelled
+from schema.postgres.connection import Connection
 from schema.tenancy.tokens import Principal
 from schema.validation import MAX_REASON
 

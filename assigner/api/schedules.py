@@ -11,7 +11,6 @@ from fastapi import APIRouter, Path, Query, Request
 from leasehold import wire
 from leasehold.errors import BadInput, Forbidden
 from pydantic import BaseModel, Field
-from sqlalchemy import Connection
 
 from assigner.api import routing, submission
 from assigner.api.routing import CALLERS, Caller, Read, problems
@@ -23,6 +22,7 @@ from schema.fields import Name
 from schema.moves.submit import submit
 from schema.policy import schedule_changes, schedules
 from schema.policy.schedule_changes import APP, MAX_APP, MAX_SCHEDULES, Author, DeclaredSchedule, Outcome
+from schema.postgres.connection import Connection
 from schema.requests import DEFAULT_INSTANCE
 from schema.tenancy.tokens import Principal
 

@@ -12,11 +12,11 @@ from leasehold import wire
 from leasehold.errors import BadInput
 from leasehold.states import JobState
 from pydantic import Field
-from sqlalchemy import Connection
 
 from assigner.api.submission import RequestModel
 from assigner.queries import listing
 from schema.filters import JobFilter, Sort
+from schema.postgres.connection import Connection
 from schema.tenancy.tokens import Principal
 
 #: The most jobs that one call with a filter acts on. A requeue may make a new job for each.

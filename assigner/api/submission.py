@@ -8,14 +8,15 @@ import psycopg
 from leasehold import wire
 from leasehold.errors import BadInput, Forbidden, NotReady
 from pydantic import BaseModel, ConfigDict, Field, field_validator
-from sqlalchemy import Connection
 
 from assigner.estimation import Estimator, with_estimate
 from schema import audit
 from schema.moves import submit as submit_moves
 from schema.moves.submit import Submitted, submit_at_once
 from schema.policy import priority_classes
+from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
+from schema.postgres.session import Session
 from schema.requests import DEFAULT_INSTANCE, JobRequest, flat_all
 from schema.tenancy.tokens import Principal
 
@@ -75,11 +76,11 @@ def submit(database: Database, requests: Sequence[dict[str, Any]], *, caller: Pr
     keyed = all(request["key"] is not None for request in requests)
     attempt = _Attempt(keyed=keyed)
 
-    def alone(driver: "psycopg.Connection[Any]") -> list[Submitted]:
-        attempt.begin(driver)
+    def alone(session: Session) -> list[Submitted]:
+        attempt.begin(session)
         attempt.commit()
         try:
-            return submit_at_once(driver, requests, actor=caller.actor)
+            return submit_at_once(session, requests, actor=caller.actor)
         except psycopg.errors.ReadOnlySqlTransaction:
             attempt.refuse()
             raise
@@ -108,9 +109,7 @@ def run_keyed(database: Database, work: Callable[[Connection], T], *, keyed: boo
     attempt = _Attempt(keyed=keyed)
 
     def once(connection: Connection) -> T:
-        driver = connection.connection.driver_connection
-        assert isinstance(driver, psycopg.Connection)
-        attempt.begin(driver)
+        attempt.begin(connection.session)
         taken = work(connection)
         attempt.commit()
         return taken

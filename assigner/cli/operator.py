@@ -8,7 +8,6 @@ from typing import Any
 import click
 from leasehold.errors import BadInput, LeaseholdError
 from leasehold.wire import escaped, suggestion
-from sqlalchemy import Connection
 
 from assigner.cli import mistakes
 from assigner.cli.completion import Named
@@ -18,6 +17,7 @@ from assigner.settings import Installation, require_safe_way
 from schema.diagnostics import doctor, invariants
 from schema.diagnostics.checks import Check, Verdict
 from schema.postgres import embedded, migrate
+from schema.postgres.connection import Connection
 from schema.postgres.urls import libpq_url
 from schema.readable import moment
 from schema.tables.columns import SCHEMA

@@ -6,8 +6,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
 
-from sqlalchemy import Connection
-
 from assigner import metrics
 from assigner.admission.admit import merge
 from assigner.admission.controller import AdmissionController, AdmissionResult
@@ -34,8 +32,8 @@ from schema.picking.head_cursor import HeadCursor
 from schema.picking.pick import Order, ReadyJob
 from schema.picking.ready import Scope
 from schema.postgres import advisory
+from schema.postgres.connection import Connection, commit_lazily
 from schema.postgres.engine import Database
-from schema.postgres.work_connection import commit_lazily
 from schema.timing import Timing
 
 

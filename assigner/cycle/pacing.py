@@ -5,13 +5,13 @@ import random
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-from sqlalchemy import Connection
-from sqlalchemy.exc import DBAPIError
+import psycopg
 
 from assigner.admission.gates import ReleaseTime
 from schema.accounting.rates import GATHER_SECONDS
 from schema.clock import Monotonic
 from schema.postgres import advisory
+from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
 from schema.postgres.failures import is_conflict
 
@@ -149,7 +149,7 @@ class ConflictBackoff:
 
         try:
             return database.run(work, undone=note, kept_plans=kept_plans)
-        except DBAPIError as error:
+        except psycopg.Error as error:
             if not is_conflict(error):
                 raise
             return None

@@ -13,7 +13,6 @@ from uuid import UUID
 from leasehold.states import JobState
 from leasehold.wire import escaped
 from pydantic import BaseModel, Field
-from sqlalchemy import Connection
 
 from assigner.admission.rules import RULES, Rules
 from assigner.explain import gates as explained_gates
@@ -23,6 +22,7 @@ from schema.diagnostics import evidence as evidence_reads
 from schema.diagnostics.evidence import Evidence, JobsAhead
 from schema.moves.grant import PREFERRED, REQUIRED
 from schema.picking import constrained
+from schema.postgres.connection import Connection
 from schema.readable import duration
 
 Row = Mapping[str, Any]

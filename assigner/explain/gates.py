@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from leasehold.wire import escaped
-from sqlalchemy import Connection
 
 from assigner.admission import rules as admission_rules
 from assigner.admission.checkers import FAILURES
@@ -23,6 +22,7 @@ from schema.accounting import rates
 from schema.diagnostics.evidence import NAMES, Clause, Evidence, Row
 from schema.fleet.kinds import TASK
 from schema.picking import constrained
+from schema.postgres.connection import Connection
 from schema.predicates import Predicate
 from schema.readable import duration
 from schema.timing import DEAD_AFTER

@@ -4,13 +4,13 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 import structlog
-from sqlalchemy import Connection
 
 from assigner import metrics
 from assigner.maintenance.webhooks import DEFERRED, RETURNED, Webhooks
 from schema.clock import Monotonic, Throttle
 from schema.moves.hold import defer, return_deferred
 from schema.policy import queue_limits
+from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
 
 #: The most jobs that one transaction moves, and the most such transactions in one round.

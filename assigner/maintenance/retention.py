@@ -10,7 +10,6 @@ from functools import partial
 from typing import Protocol
 
 from leasehold.states import JobState
-from sqlalchemy import Connection
 
 from assigner import metrics
 from assigner.maintenance.duties import Duty, Rounds
@@ -18,6 +17,7 @@ from assigner.maintenance.upkeep import UpkeepSettings
 from schema.clock import Monotonic
 from schema.moves.graphs import BEGINNING, delete_graph
 from schema.moves.retention import Deleted, delete_finished, delete_keys
+from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
 
 #: Seconds between two rounds while nothing is overdue.

@@ -7,7 +7,6 @@ from typing import Any, Self
 from leasehold import wire
 from leasehold.errors import BadInput
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
-from sqlalchemy import Connection
 
 from assigner.maintenance.schedules import RESERVED, request_of
 from schema import validation
@@ -16,6 +15,7 @@ from schema.policy import cron, schedule_changes
 from schema.policy.cron import CatchUp
 from schema.policy.schedule_changes import CONFIGURATION, AppliedSchedule, Author, DeclaredSchedule
 from schema.policy.schedules import Overlap, ScheduleTerms
+from schema.postgres.connection import Connection
 from schema.requests import DEFAULT_INSTANCE, JobRequest, flat
 
 #: Fields of a job that belong to its schedule.

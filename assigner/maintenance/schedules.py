@@ -15,7 +15,6 @@ from typing import Any
 import structlog
 from leasehold.errors import BadInput, Conflict, Forbidden, LeaseholdError, NotReady, QueueFull
 from pydantic import ValidationError
-from sqlalchemy import Connection
 
 from assigner import metrics
 from assigner.estimation import Estimator, with_estimate
@@ -23,6 +22,7 @@ from schema.fields import first_error
 from schema.moves.submit import submit
 from schema.policy import priority_classes, schedules
 from schema.policy.schedules import LEFT_OUT, DueSchedule, tick_text
+from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
 from schema.requests import JobRequest
 

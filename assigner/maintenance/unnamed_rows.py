@@ -8,11 +8,10 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Protocol
 
-from sqlalchemy import Connection
-
 from schema import clock
 from schema.moves import retention
 from schema.moves.retention import NamedIds
+from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
 
 #: Rows of one page, and pages of one round.

@@ -10,7 +10,6 @@ from functools import partial
 
 import structlog
 from pydantic import BaseModel, ConfigDict, Field, field_validator
-from sqlalchemy import Connection, text
 
 from assigner import estimation, metrics
 from assigner.maintenance import unnamed_rows
@@ -37,7 +36,9 @@ from schema.moves.sessions import close_overdue, expire
 from schema.moves.timeouts import age_out, stop_drained, stop_over_ceiling, time_out
 from schema.picking import constrained
 from schema.postgres import notify
+from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
+from schema.postgres.statements import Statement
 from schema.states import LeaseState
 from schema.tenancy import drains, processes
 from schema.timing import Timing
@@ -103,7 +104,7 @@ MAX_DEAD_ENDS = 100_000
 # The lower bound on `due_at` matters while an old snapshot is open: then the index keeps every lease that ended since,
 # and most of these were due by now. Locked leases are skipped while reading, so that those in front keep no others
 # waiting.
-OVERDUE = text("""
+OVERDUE = Statement("""
 SELECT job_id, fence, state FROM leases
 WHERE state IN ('pending', 'active', 'cancelling') AND due_at < now()
     AND due_at >= now() - make_interval(secs => :since)

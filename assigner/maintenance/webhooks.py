@@ -17,11 +17,12 @@ from urllib.parse import urlsplit
 import structlog
 from leasehold.wire import escaped
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
-from sqlalchemy import Connection, text
 
 from assigner import metrics
 from schema.fields import Name
+from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
+from schema.postgres.statements import Statement
 
 if TYPE_CHECKING:
     import httpx
@@ -39,7 +40,7 @@ RETRY_FIRST, RETRY_LAST = 5.0, 3600.0
 #: Least length of a secret in characters.
 LEAST_SECRET = 16
 
-PUT = text("""
+PUT = Statement("""
 INSERT INTO webhook_deliveries (webhook, body, public_id, expires_at)
 SELECT w.name, jsonb_build_object('id', w.id, 'type', CAST(:type AS text), 'at', now(), 'data', CAST(:data AS jsonb)),
     w.id, now() + make_interval(secs => w.max_age)
@@ -47,28 +48,28 @@ FROM (SELECT u.name, u.max_age, gen_random_uuid() AS id
       FROM unnest(CAST(:names AS text[]), CAST(:ages AS float8[])) AS u (name, max_age) OFFSET 0) w
 """)
 # The newest are kept. Deliveries that another process is claiming may stay a little longer.
-TRIM = text("""
+TRIM = Statement("""
 DELETE FROM webhook_deliveries WHERE id = ANY (ARRAY(
     SELECT id FROM webhook_deliveries WHERE webhook = :name AND id <= (
         SELECT id FROM webhook_deliveries WHERE webhook = :name ORDER BY id DESC OFFSET :most LIMIT 1)
     ORDER BY id FOR UPDATE SKIP LOCKED))
 """)
-CLAIM = text("""
+CLAIM = Statement("""
 UPDATE webhook_deliveries d SET attempts = d.attempts + 1, next_at = now() + make_interval(secs => :held)
 FROM (SELECT id FROM webhook_deliveries WHERE webhook = :name AND next_at <= now() AND expires_at > now()
       ORDER BY next_at, id LIMIT :limit FOR UPDATE SKIP LOCKED) due
 WHERE d.id = due.id
 RETURNING d.id, d.public_id::text, d.body::text, d.attempts, extract(epoch FROM now())::bigint AS at
 """)
-SENT = text("DELETE FROM webhook_deliveries WHERE id = :id")
-FAILED = text("""
+SENT = Statement("DELETE FROM webhook_deliveries WHERE id = :id")
+FAILED = Statement("""
 UPDATE webhook_deliveries SET last_error = :error, next_at = now() + make_interval(secs => :wait) WHERE id = :id
 """)
-RELEASED = text("""
+RELEASED = Statement("""
 UPDATE webhook_deliveries SET attempts = attempts - 1, next_at = now() + make_interval(secs => :wait)
 WHERE id = ANY (CAST(:ids AS bigint[]))
 """)
-EXPIRED = text("""
+EXPIRED = Statement("""
 DELETE FROM webhook_deliveries WHERE id = ANY (ARRAY(
     SELECT id FROM webhook_deliveries WHERE expires_at <= now() ORDER BY id FOR UPDATE SKIP LOCKED))
 RETURNING webhook, last_error

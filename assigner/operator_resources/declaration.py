@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypedDict, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
-from sqlalchemy import Connection
 
 from schema import validation
 from schema.accounting.quotas import Cooldown
+from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
 
 #: The unit of a span of time. A command takes such a value as 90, 15m, 12h or 30d.

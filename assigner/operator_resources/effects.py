@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection
-
 from schema.accounting import accounts, quotas
 from schema.accounting.accounts import Share
 from schema.accounting.quotas import QuotaUse
+from schema.postgres.connection import Connection
 
 T = TypeVar("T")
 
@@ -85,12 +84,11 @@ def of_share(connection: Connection, change: Callable[[], object]) -> list[Affec
 def _before_and_after(connection: Connection, change: Callable[[], object], read: Callable[[], T]) -> tuple[T, T]:
     """Return what `read` finds without the change and with it, and undo the change."""
     before = read()
-    savepoint = connection.begin_nested()
-    try:
+    with connection.savepoint() as savepoint:
         change()
-        return before, read()
-    finally:
+        after = read()
         savepoint.rollback()
+    return before, after
 
 
 def _above_minimums(uses: Mapping[tuple[str, str], QuotaUse]) -> dict[str, int]:

@@ -5,7 +5,6 @@ from datetime import datetime
 from typing import Annotated, Any
 
 from pydantic import AwareDatetime, ConfigDict, Field
-from sqlalchemy import Connection, func, select
 
 from assigner.operator_resources.declaration import (
     ALL,
@@ -28,6 +27,7 @@ from schema.accounting import accounts, counters, rates
 from schema.accounting.accounts import PoolLimits
 from schema.policy import meters, queue_limits, time_windows
 from schema.policy.time_windows import WindowTerms
+from schema.postgres.connection import Connection
 
 
 class PoolLimitsRequest(PoolLimits):
@@ -248,7 +248,7 @@ class Meter(Row):
 
 
 def _meters(connection: Connection, _: Page) -> list[Meter]:
-    now: datetime = connection.scalars(select(func.now())).one()
+    now: datetime = connection.now()
     return [
         Meter(
             name=each.name,

@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any
 
 from pydantic import Field
-from sqlalchemy import Connection
 
 from assigner.operator_resources.declaration import (
     SECONDS,
@@ -28,6 +27,7 @@ from schema.accounting.counters import JOBS_OF_CLASS
 from schema.moves import priority as priority_moves
 from schema.moves.priority import BEGINNING
 from schema.policy import priority_classes
+from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
 from schema.validation import MAX_TIMEOUT
 

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ConfigDict, Field
-from sqlalchemy import Connection
 
 from assigner.operator_resources.declaration import (
     ALL,
@@ -27,6 +26,7 @@ from schema.accounting.accounts import MAX_BUDGET
 from schema.policy import ceilings, queue_limits, submit_rules
 from schema.policy.ceilings import CeilingTerms
 from schema.policy.submit_rules import SubmitRuleTerms
+from schema.postgres.connection import Connection
 
 
 class InstanceQueueLimit(Row):

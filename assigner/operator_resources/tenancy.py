@@ -6,7 +6,6 @@ from typing import Any
 
 from leasehold.errors import BadInput
 from pydantic import ConfigDict, Field
-from sqlalchemy import Connection
 
 from assigner.operator_resources import effects
 from assigner.operator_resources.declaration import (
@@ -27,6 +26,7 @@ from schema.accounting import accounts, counters, quotas
 from schema.accounting.accounts import Account
 from schema.accounting.counters import COST_OF_OWNER, COST_OF_PROJECT, MAX_COST, Kind
 from schema.fields import Name
+from schema.postgres.connection import Connection
 from schema.tenancy import cohorts, instances
 
 _REASON = Field(default="", description="for the audit; at most 500 bytes")

@@ -13,12 +13,10 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple, TypeVar
 
-from sqlalchemy import Connection
-
 from schema import clock
 from schema.fleet import kinds, members
 from schema.fleet.members import Member, Service
-from schema.postgres.work_connection import session_began
+from schema.postgres.connection import Connection
 
 #: Kinds of bots that offer a requirement set, up to which they are remembered. Where more kinds do, most bots are
 #: likely to be of one of them, and one bot after another is looked at.
@@ -128,7 +126,7 @@ class Fleet:
 
         A session that is younger than the snapshot may have begun after a crash of the server.
         """
-        is_valid = self._refreshes < REFRESHES and session_began(connection) <= self._seen_at
+        is_valid = self._refreshes < REFRESHES and connection.session.began <= self._seen_at
         return self._snapshot if is_valid else None
 
     def learn(self, connection: Connection, platforms: set[int]) -> None:

@@ -6,8 +6,6 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from sqlalchemy import Connection
-
 from assigner.placement import sampling
 from assigner.placement.fleet import Fleet
 from assigner.placement.room import (
@@ -41,6 +39,7 @@ from schema.moves.grant import Placement
 from schema.picking.constrained import UNUSABLE, ConstrainedQueue, QueueHead, QueueId, usable
 from schema.picking.pick import ReadyJob
 from schema.picking.queues import waiting_kinds
+from schema.postgres.connection import Connection
 from schema.validation import KINDS, WHOLE_GPU, Kind
 
 #: The most bots with room whose resources are checked for one group of alike jobs.

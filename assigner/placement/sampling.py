@@ -11,8 +11,6 @@ from itertools import chain, islice
 from math import ceil, sqrt
 from typing import TypeVar
 
-from sqlalchemy import Connection
-
 from assigner.placement.fleet import Cell, Domain, Fleet, Part, joined, shuffled
 from assigner.placement.strategy import Group, Snapshot, group_jobs, preference, with_phase
 from schema.fleet import candidates, success
@@ -20,6 +18,7 @@ from schema.fleet.candidates import CandidateRequest, FreeBot
 from schema.fleet.members import Service
 from schema.moves.grant import PREEMPTION, Placement
 from schema.picking.pick import ReadyJob
+from schema.postgres.connection import Connection
 
 # Samples. Bots are drawn in memory from the fleet that the assigner remembers. The database then tells what these bots
 # have left. The first draw is for all groups of the batch together. If it holds too few bots for a group, more bots are

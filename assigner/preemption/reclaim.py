@@ -4,8 +4,6 @@ from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from sqlalchemy import Connection
-
 from assigner.preemption.plan import QuotaSettings, plan
 from schema.fleet import candidates
 from schema.fleet.candidates import CandidateRequest
@@ -13,6 +11,7 @@ from schema.moves.preempt import preempt
 from schema.picking import preemption
 from schema.picking.preemption import StarvedJob
 from schema.picking.ready import Scope
+from schema.postgres.connection import Connection
 from schema.timing import KILL_ALLOWANCE
 
 #: The most jobs of instances below their minimum for which one cycle evicts.

@@ -10,7 +10,6 @@ from functools import partial
 
 import structlog
 from leasehold.errors import BadInput, Conflict
-from sqlalchemy import Connection
 
 from assigner import metrics
 from assigner.config.loading import Reloader, masked
@@ -31,6 +30,7 @@ from schema.diagnostics.tracing import AttemptTracer
 from schema.fleet import success
 from schema.policy import new_instances, queue_limits, schedules, time_windows
 from schema.policy.schedule_changes import owner_in_words
+from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
 from schema.postgres.notify import Wakeups
 from schema.tenancy import cohorts, instances

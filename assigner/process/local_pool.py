@@ -16,12 +16,12 @@ from pathlib import Path
 
 from leasehold.errors import BadInput, Conflict, LeaseholdError, NotReady, Unauthorised
 from leasehold.wire import check_place
-from sqlalchemy import Connection
 
 from assigner.process.children import Child, Children, Role
 from assigner.settings import Installation, require_safe_way
 from schema import clock, gc_tuning
 from schema.postgres import embedded, migrate
+from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
 from schema.tenancy import tokens
 

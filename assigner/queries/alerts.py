@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from leasehold.states import JobState
-from sqlalchemy import Connection, text
 
 from assigner.queries import status
 from assigner.queries.status import Backlog
@@ -20,6 +19,8 @@ from schema.fleet.success import Swarm
 from schema.moves.dependencies import count_dead_ends
 from schema.policy.schedules import FAILING, HELD_UP
 from schema.postgres import notify
+from schema.postgres.connection import Connection
+from schema.postgres.statements import Statement
 from schema.readable import duration
 from schema.tenancy import processes
 from schema.tenancy.processes import GatewayProcess
@@ -32,13 +33,13 @@ MAX_PAIRS, MAX_GATEWAYS, MAX_NODES = 1000, 1000, 100_000
 MAX_OF_RULE = 20
 SEVERITIES: Sequence[Severity] = ("critical", "warning", "info")
 
-_BEFORE = text("""
+_BEFORE = Statement("""
 SELECT max(waiting) FROM pool_samples
 WHERE scope = 'pool' AND name = '' AND at >= now() - interval '40 minutes' AND at < now() - interval '30 minutes'
 """)
-_UPKEEP = text("SELECT extract(epoch FROM clock_timestamp() - at) FROM ticks WHERE name = 'reaper'")
-_SCHEDULES = text(f"SELECT count(*) FROM schedules WHERE failures >= {FAILING}")
-_HELD_UP = text(f"SELECT count(*) FROM schedules s JOIN jobs j ON j.id = s.last_job WHERE {HELD_UP}")
+_UPKEEP = Statement("SELECT extract(epoch FROM clock_timestamp() - at) FROM ticks WHERE name = 'reaper'")
+_SCHEDULES = Statement(f"SELECT count(*) FROM schedules WHERE failures >= {FAILING}")
+_HELD_UP = Statement(f"SELECT count(*) FROM schedules s JOIN jobs j ON j.id = s.last_job WHERE {HELD_UP}")
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,11 @@ from secrets import token_hex
 from typing import Any
 
 from leasehold.errors import BadInput
-from sqlalchemy import Connection, text
 
-SECRET = text("SELECT value FROM secrets WHERE name = 'cursor'")
+from schema.postgres.connection import Connection
+from schema.postgres.statements import Statement
+
+SECRET = Statement("SELECT value FROM secrets WHERE name = 'cursor'")
 
 
 #: Types of keys, and what reads their values.

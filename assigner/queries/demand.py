@@ -16,11 +16,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from math import ceil, inf
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from leasehold.errors import BadInput
 from leasehold.wire import escaped
-from sqlalchemy import Connection, Row, text
 
 from assigner.admission import gates
 from assigner.admission import rules as admission_rules
@@ -31,6 +30,8 @@ from schema.accounting.quotas import EVICTION_COOLDOWN, HEADROOM, Cooldown
 from schema.fleet import kinds
 from schema.fleet.kinds import Offer, Wanted
 from schema.picking.constrained import ConstrainedQueue, usable
+from schema.postgres.connection import Connection
+from schema.postgres.statements import Row, Statement
 from schema.predicates import AT_REST, DRAIN, HEALTHY, ready_in, ready_queues
 from schema.validation import Properties
 
@@ -41,7 +42,7 @@ MAX_GROUPS, MAX_LINKS = 2_000, 100_000
 #: The most units that a bot may be said to have, and the most bots that may be suggested.
 MAX_UNITS, MAX_BOTS = 1_000_000, 1_000_000
 
-QUEUES = text(f"""
+QUEUES = Statement(f"""
 WITH RECURSIVE {ready_queues("plain")}, {ready_queues("needy", constrained=True)}, retrying AS MATERIALIZED (
     SELECT j.queue, count(*) AS jobs, min(j.queued_at) AS oldest, sum(count(*)) OVER () > :most AS more
     FROM (SELECT queue, queued_at FROM jobs WHERE {AT_REST} ORDER BY schedule_after LIMIT :most + 1) j GROUP BY j.queue
@@ -65,18 +66,18 @@ ORDER BY k.id
 """)
 
 # Healthy bots that are alike. A bot on probation takes one lease at a time; units that are kept are for one instance.
-BOTS = text(f"""
+BOTS = Statement(f"""
 SELECT coalesce(c.name, 'default') AS cohort, b.kind, b.instance, b.pool, b.capacity,
     CASE WHEN b.free THEN greatest(0, b.capacity - b.in_use - b.kept_units) ELSE 0 END AS room,
     count(*) AS bots, sum(b.in_use) AS in_use
 FROM bots b LEFT JOIN cohorts c ON c.id = b.cohort
 WHERE b.status <> 'gone' AND {HEALTHY.of(bot="b")} GROUP BY 1, 2, 3, 4, 5, 6 ORDER BY 1, 2, 3, 4, 5, 6 LIMIT :most + 1
 """)
-LINKS = text("""
+LINKS = Statement("""
 SELECT platform, kind FROM kind_platforms
 WHERE platform = ANY (CAST(:platforms AS integer[])) AND kind = ANY (CAST(:kinds AS integer[])) LIMIT :most + 1
 """)
-COHORT = text("SELECT EXISTS (SELECT FROM cohorts WHERE name = :name)")
+COHORT = Statement("SELECT EXISTS (SELECT FROM cohorts WHERE name = :name)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,11 +188,11 @@ def unplaced(sizes: Mapping[int, int], rooms: Mapping[int, int]) -> dict[int, in
 class WaitingQueue(NamedTuple):
     """A queue with jobs that wait, and how many of its ready jobs no limit holds back."""
 
-    row: Row[Any]
+    row: Row
     startable: int
 
 
-def _within_limits(connection: Connection, rows: Sequence[Row[Any]], rules: Rules) -> list[WaitingQueue]:
+def _within_limits(connection: Connection, rows: Sequence[Row], rules: Rules) -> list[WaitingQueue]:
     """Judge the queues one after another by one working copy of what is counted."""
     if not rows:
         return []
@@ -218,7 +219,7 @@ def _within_limits(connection: Connection, rows: Sequence[Row[Any]], rules: Rule
     return found
 
 
-def _constrained(row: Row[Any]) -> ConstrainedQueue:
+def _constrained(row: Row) -> ConstrainedQueue:
     place = (row.id, row.cohort, row.instance, row.platform, row.constraint_set)
     return ConstrainedQueue(*place, row.name, usable(row.terms), row.headroom, 0, row.managed)
 
@@ -235,7 +236,7 @@ class _Fleet:
     largest: int = 0
     rooms: Counter[int] = field(default_factory=Counter)
 
-    def add(self, group: Row[Any]) -> None:
+    def add(self, group: Row) -> None:
         self.bots += group.bots
         self.in_use += group.in_use
         self.largest = max(self.largest, group.capacity)
@@ -247,7 +248,7 @@ class _Reading:
     """What has been read: queues, groups of bots, and whether there are more of either."""
 
     queues: Sequence[WaitingQueue]
-    groups: Sequence[Row[Any]]
+    groups: Sequence[Row]
     more_queues: bool
     more_groups: bool
 
@@ -310,7 +311,7 @@ def demand_value(
     return DemandValue(_row(cohort, mine, fleet, scale, more=False).suggested_bots)
 
 
-def _serving(groups: Iterable[Row[Any]], cohort: str, offering: set[int], queues: Sequence[WaitingQueue]) -> _Fleet:
+def _serving(groups: Iterable[Row], cohort: str, offering: set[int], queues: Sequence[WaitingQueue]) -> _Fleet:
     """The bots of these kinds that serve an instance of one of the queues."""
     instances, pools = {queue.row.instance for queue in queues}, {queue.row.pool for queue in queues} - {None}
     fleet = _Fleet()

@@ -6,11 +6,11 @@ from typing import Any
 from leasehold.errors import BadInput
 from leasehold.states import FINAL
 from leasehold.wire import escaped
-from sqlalchemy import Connection, text
 
 from schema.fleet.candidates import able_bots
 from schema.fleet.kinds import TASK
 from schema.fleet.success import PRIOR, success_rate
+from schema.postgres.connection import Connection
 from schema.postgres.fragments import (
     JOB_REASON,
     JOB_RESTS_UNTIL,
@@ -23,6 +23,7 @@ from schema.postgres.fragments import (
     WANTED_SUBMISSIONS,
     WITHDRAWN_SUBMISSIONS,
 )
+from schema.postgres.statements import Statement
 from schema.predicates import HEALTHY, UNITS, can_take
 
 Rows = list[dict[str, Any]]
@@ -55,7 +56,7 @@ LEFT JOIN LATERAL (
 """
 
 # One job without its events.
-JOB = text(f"""
+JOB = Statement(f"""
 SELECT {_SUBMISSION}, {_JOB_COLUMNS}, coalesce(r.properties, p.properties) AS properties,
     f.properties AS wanted_properties, v.until AS prefer_until, j.instance AS instance_id, j.timeout_seconds,
     j.locality_hint, j.retry_failed, j.kills, k.looks AS considered, greatest(0,
@@ -80,7 +81,7 @@ WHERE {VISIBLE}
 """)
 
 # The history of one job, oldest first, the newest MAX_EVENTS of it.
-EVENTS = text("""
+EVENTS = Statement("""
 SELECT move, "from", "to", at, actor, fence, details FROM (
     SELECT id, move, from_state AS "from", to_state AS "to", at, actor, fence, details
     FROM job_events WHERE job_id = :job_id ORDER BY id DESC LIMIT :limit) newest
@@ -89,7 +90,7 @@ ORDER BY id
 
 # The number of present bots that match one queued job's requirements, are large enough, are healthy, and could take it
 # now.
-CHANCES = text(f"""
+CHANCES = Statement(f"""
 SELECT count(*) AS matching, coalesce(max(b.capacity), 0) AS largest,
     count(*) FILTER (WHERE {UNITS.of(bot="b", want="w")}) AS fitting,
     count(*) FILTER (WHERE {UNITS.of(bot="b", want="w")} AND {HEALTHY.of(bot="b")}) AS willing,
@@ -99,13 +100,13 @@ FROM (SELECT j.platform, j.cohort, j.instance, i.pool, j.units
 CROSS JOIN LATERAL ({able_bots("b.*", "w", which="status <> 'gone'", limit="ALL")}) b
 """)
 
-JOB_ROW_ID = text(f"""
+JOB_ROW_ID = Statement(f"""
 SELECT j.id, CASE WHEN s.withdrawn_at IS NOT NULL THEN {SUBMISSION_REASON} END AS withdrawn
 FROM {_NAMED} WHERE {VISIBLE}
 """)
 
 # States of many submissions, with results where there are any. `job` is the public id of the shared job.
-SUBMISSION_STATES = text(f"""
+SUBMISSION_STATES = Statement(f"""
 SELECT {_SUBMISSION}, j.public_id AS job, j.attempts, j.created_at, j.started_at,
     CASE WHEN s.withdrawn_at IS NULL AND j.finished_at IS NOT NULL THEN {JOB_RESULT} END AS result
 FROM {_NAMED}
@@ -114,7 +115,7 @@ WHERE {VISIBLE}
 
 # What the commands of many jobs left, in the order of `ids`. Results are read until together they have `room` bytes,
 # and `fits` says so; the first always fits. A withdrawn submission has none.
-RESULTS = text(f"""
+RESULTS = Statement(f"""
 WITH asked AS MATERIALIZED (
     SELECT n.nth, s.id, {SUBMISSION_STATE} AS state, {SUBMISSION_REASON} AS reason, j.id AS job_id,
         CASE WHEN s.withdrawn_at IS NULL AND j.finished_at IS NOT NULL THEN {JOB_RESULT}->'exit_code' END AS exit_code,
@@ -131,7 +132,7 @@ FROM asked ORDER BY nth
 """)
 
 # The newest attempt of a job, for its output. Attempts are numbered by leases, including those that cost no attempt.
-ATTEMPT = text(f"""
+ATTEMPT = Statement(f"""
 SELECT j.id AS row_id, j.public_id AS job, {SUBMISSION_STATE} AS state,
     {SUBMISSION_FINISHED_AT} IS NOT NULL AS final, l.fence, l.attempt
 FROM {_NAMED}
@@ -141,7 +142,7 @@ WHERE {VISIBLE}
 
 # The progress of jobs for which callers wait: end, withdrawn submissions, attempt, bytes of output. Jobs are given by
 # their own public ids.
-PROGRESS = text(f"""
+PROGRESS = Statement(f"""
 SELECT j.public_id AS id, j.finished_at IS NOT NULL AS final, {WITHDRAWN_SUBMISSIONS} AS withdrawn, l.attempt,
     coalesce(o.written, 0) AS written
 FROM jobs j
@@ -165,11 +166,11 @@ LEFT JOIN LATERAL (
         1000 * sum(seconds) / nullif(sum(finished), 0) AS avg_latency_ms
     FROM bot_success WHERE bot_id = b.id) s ON true
 """
-BOTS = text(f"{_BOTS} WHERE b.name > :after ORDER BY b.name LIMIT :limit")
-BOT = text(f"{_BOTS} WHERE b.name = :name")
+BOTS = Statement(f"{_BOTS} WHERE b.name > :after ORDER BY b.name LIMIT :limit")
+BOT = Statement(f"{_BOTS} WHERE b.name = :name")
 
 # The success statistics of one bot by label, the latest first.
-BOT_SUCCESS = text(f"""
+BOT_SUCCESS = Statement(f"""
 SELECT s.label, s.successes, s.failures, s.returned, {success_rate("s")} AS success_rate,
     1000 * s.seconds / nullif(s.finished, 0) AS avg_latency_ms, s.at
 FROM bot_success s JOIN bots b ON b.id = s.bot_id WHERE b.name = :name ORDER BY s.at DESC, s.label
@@ -244,20 +245,20 @@ FROM graph_stats s
 CROSS JOIN LATERAL (
     SELECT callback, outcome FROM graph_nodes n WHERE n.graph = s.graph ORDER BY n.node_no DESC LIMIT 1) k
 """
-GRAPH = text(f"{_GRAPH_COLUMNS} WHERE s.graph = :graph")
+GRAPH = Statement(f"{_GRAPH_COLUMNS} WHERE s.graph = :graph")
 
-BY_ID = text(f"""
+BY_ID = Statement(f"""
 SELECT g.id, g.public_id FROM graphs g JOIN instances i ON i.id = g.instance
 WHERE g.public_id = CAST(:id AS uuid) AND {VISIBLE}
 """)
 # The newest graph of the name in each instance. Two rows are enough to see that the name is ambiguous.
-BY_NAME = text(f"""
+BY_NAME = Statement(f"""
 SELECT g.id, g.public_id FROM instances i CROSS JOIN LATERAL (
     SELECT id, public_id FROM graphs WHERE instance = i.id AND name = :name ORDER BY id DESC LIMIT 1) g
 WHERE {VISIBLE} AND (CAST(:instance AS text) IS NULL OR i.name = :instance) LIMIT 2
 """)
 # One page, newest first; `before` is the row of the last graph of the page before.
-GRAPH_PAGE = text(f"""
+GRAPH_PAGE = Statement(f"""
 WITH page AS MATERIALIZED (
     SELECT g.id FROM graphs g JOIN instances i ON i.id = g.instance
     WHERE {VISIBLE} AND (CAST(:instance AS text) IS NULL OR i.name = :instance)
@@ -268,7 +269,7 @@ WITH page AS MATERIALIZED (
 {_GRAPH_COLUMNS} WHERE s.graph = ANY (ARRAY(SELECT id FROM page)) ORDER BY s.graph DESC
 """)
 # One page of a graph's nodes, by number. A node without a job ended so long ago that its job was deleted.
-NODES = text("""
+NODES = Statement("""
 SELECT n.node_no AS node, j.public_id AS job, coalesce(j.state, n.outcome) AS state, n.depth, j.priority,
     n.callback, n.pending_deps AS waits_for, n.missing, j.reason, n.dead_ends > 0 AND n.outcome IS NULL AS dead_end
 FROM graph_nodes n LEFT JOIN LATERAL (SELECT * FROM jobs WHERE id = n.job_id OFFSET 0) j ON true

@@ -22,11 +22,12 @@ from typing import Any
 
 from leasehold.errors import BadInput
 from leasehold.states import FINAL, JobState
-from sqlalchemy import Connection, text
 
 from assigner.queries import cursors
 from assigner.queries.jobs import LAST_BOT, ROW
 from schema.filters import Direction, JobFilter, Sort, default_direction, default_sort, pair
+from schema.postgres.connection import Connection
+from schema.postgres.statements import Statement
 from schema.predicates import AT_REST, ready_in
 from schema.tables.fleet import LIVE, NOT_OVER
 
@@ -63,14 +64,14 @@ KEYS: Mapping[Sort, Mapping[str, str]] = {
 TIMES = {"submitted": "created_at", "queued": "queued_at", "started": "started_at", "ended": "finished_at"}
 
 # What the names of a filter stand for. Each is a row of a small table.
-VISIBLE = text("""
+VISIBLE = Statement("""
 SELECT id FROM instances i
 WHERE (CAST(:instances AS text[]) IS NULL OR i.name = ANY (CAST(:instances AS text[])))
     AND (CAST(:instance AS text) IS NULL OR i.name = :instance)
 """)
-COHORT = text("SELECT id FROM cohorts WHERE name = :name")
-BOT = text("SELECT id FROM bots WHERE name = :name")
-QUEUES = text("""
+COHORT = Statement("SELECT id FROM cohorts WHERE name = :name")
+BOT = Statement("SELECT id FROM bots WHERE name = :name")
+QUEUES = Statement("""
 SELECT q.id FROM queues q JOIN platforms p ON p.id = q.platform LEFT JOIN constraint_sets s ON s.id = q.constraint_set
 WHERE (CAST(:instances AS integer[]) IS NULL OR q.instance = ANY (CAST(:instances AS integer[])))
     AND (CAST(:cohort AS integer) IS NULL OR q.cohort = :cohort)
@@ -78,7 +79,7 @@ WHERE (CAST(:instances AS integer[]) IS NULL OR q.instance = ANY (CAST(:instance
     AND (CAST(:terms AS jsonb) = '{}' OR s.terms @> CAST(:terms AS jsonb))
 """)
 # The first job whose id was made at this time or later. Ids begin with the time (RFC 9562, version 7).
-FIRST_SINCE = text("""
+FIRST_SINCE = Statement("""
 SELECT id, public_id FROM jobs WHERE public_id >= CAST(:since AS uuid) ORDER BY public_id LIMIT 1
 """)
 
@@ -273,7 +274,9 @@ def _few(connection: Connection, search: _Search) -> list[int] | None:
     most = search.bounds.few
     for parts in _selective(search):
         source = " UNION ALL ".join(f"(SELECT id FROM ({part}) p LIMIT :few)" for part in parts)
-        rows = connection.execute(text(f"SELECT id FROM ({source}) s LIMIT :few"), search.values | {"few": most + 1})
+        rows = connection.execute(
+            Statement(f"SELECT id FROM ({source}) s LIMIT :few"), search.values | {"few": most + 1}
+        )
         ids = list(rows.scalars())
         if len(ids) <= most:
             return ids
@@ -407,7 +410,7 @@ def _edge(connection: Connection, search: _Search, walk: _Walk) -> Sequence[Any]
     It is read before the page, so that a job which appears in between makes the page longer and not shorter.
     """
     query = walk.query.format(columns=search.columns("j"), window=search.after)
-    statement = text(
+    statement = Statement(
         f"SELECT {search.columns('k')} FROM ({query}) k ORDER BY {search.order('k')} OFFSET :skipped LIMIT 1"
     )
     values = {**search.values, "examined": walk.examined, "skipped": walk.examined - 1}
@@ -439,7 +442,7 @@ def _read(connection: Connection, search: _Search, walk: _Walk, edge: Sequence[A
     if not walk.reads_jobs:
         jobs, ordered = f"({query}) w CROSS JOIN LATERAL (SELECT * FROM jobs WHERE id = w.id OFFSET 0) j", "w"
     has_key = [f"j.{column} IS NOT NULL" for column in search.keys]
-    statement = text(
+    statement = Statement(
         _PAGE.format(
             key=search.columns("j"),
             jobs=jobs,

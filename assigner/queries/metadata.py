@@ -5,16 +5,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from leasehold.states import FINAL
-from sqlalchemy import Connection, text
 
 from assigner.queries.listing import VISIBLE
+from schema.postgres.connection import Connection
+from schema.postgres.statements import Statement
 
 #: The most jobs that a summary reads, the newest of them; the most values that one page looks at.
 MOST_JOBS, MOST_VALUES = 100_000, 1_000
 
 # The run time is that of all attempts, by their leases. The expected run time of a job is the estimate of its request,
 # or what is predicted for its class, or else the average of the jobs here that succeeded.
-SUMMARY = text("""
+SUMMARY = Statement("""
 WITH named AS MATERIALIZED (
     SELECT m.job_id FROM unnest(CAST(:visible AS integer[])) i (id) CROSS JOIN LATERAL (
         SELECT job_id FROM job_metadata WHERE instance = i.id AND key = :key AND value = :value
@@ -63,7 +64,9 @@ WITH RECURSIVE walk AS (
 SELECT value FROM walk WHERE value IS NOT NULL LIMIT :most
 """
 # Two statements, because a plan for both would read all values up to `after`.
-FIRST_VALUES, NEXT_VALUES = (text(_VALUES.format(first=first)) for first in ("true", "value > CAST(:after AS text)"))
+FIRST_VALUES, NEXT_VALUES = (
+    Statement(_VALUES.format(first=first)) for first in ("true", "value > CAST(:after AS text)")
+)
 
 
 def _visible(connection: Connection, instances: Sequence[str] | None, instance: str | None) -> list[int]:

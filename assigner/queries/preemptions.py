@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, text
+from schema.postgres.connection import Connection
+from schema.postgres.statements import Statement
 
 # A job may have been deleted since; the receipt still names it.
-PREEMPTIONS = text("""
+PREEMPTIONS = Statement("""
 SELECT e.id, e.at, c.name AS cohort, i.name AS instance, j.public_id AS job, b.name AS bot,
     p.name AS preemptor_instance, e.rule, e.details AS receipt
 FROM evictions e

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 
-from sqlalchemy import Connection, Row, TextClause, text
-
 from schema.accounting import fair_share
+from schema.postgres.connection import Connection
+from schema.postgres.statements import Row, Statement
 from schema.validation import KINDS
 
 #: Longest span that a report may cover, seconds.
@@ -31,13 +31,13 @@ ended AS MATERIALIZED (
         SELECT bot_id, granted_at, ended_at FROM leases
         WHERE job_id = e.id ORDER BY job_id, fence DESC LIMIT 1) l ON true
 )"""
-SPAN = text("""
+SPAN = Statement("""
 SELECT least(:window, coalesce(extract(epoch FROM now() - (
     SELECT min(finished_at) FROM (
         SELECT finished_at FROM jobs WHERE finished_at IS NOT NULL ORDER BY finished_at DESC LIMIT :most) newest
     HAVING count(*) = :most)), :window))::float AS seconds, now() AS until
 """)
-INSTANCES = text(f"""
+INSTANCES = Statement(f"""
 WITH {_ENDED}
 SELECT name, count(*) AS ended, count(*) FILTER (WHERE state = 'succeeded') AS succeeded,
     count(*) FILTER (WHERE state IN ('failed', 'dead')) AS failed, avg(wait) AS wait_mean,
@@ -46,13 +46,13 @@ SELECT name, count(*) AS ended, count(*) FILTER (WHERE state = 'succeeded') AS s
     coalesce(sum(units * seconds), 0)::float AS unit_seconds
 FROM ran GROUP BY name ORDER BY name
 """)
-DAYS = text(f"""
+DAYS = Statement(f"""
 WITH {_ENDED}
 SELECT (finished_at AT TIME ZONE 'UTC')::date AS day, avg(wait) AS wait_mean, count(bot_id) AS scheduled,
     count(*) FILTER (WHERE state = 'succeeded') AS completed, avg(priority)::float AS priority_mean
 FROM ran GROUP BY 1 ORDER BY 1 DESC
 """)
-ESTIMATES = text(f"""
+ESTIMATES = Statement(f"""
 WITH {_ENDED}
 SELECT count(*) AS jobs, avg(t.seconds) AS estimated_mean, avg(r.seconds) AS actual_mean,
     percentile_cont(0.5) WITHIN GROUP (ORDER BY r.seconds / t.seconds) AS ratio_p50,
@@ -60,7 +60,7 @@ SELECT count(*) AS jobs, avg(t.seconds) AS estimated_mean, avg(r.seconds) AS act
 FROM ran r JOIN job_constraints t ON t.job_id = r.id
 WHERE t.seconds IS NOT NULL AND r.seconds IS NOT NULL AND r.state = 'succeeded'
 """)
-BOTS = text(f"""
+BOTS = Statement(f"""
 WITH {_ENDED}
 SELECT c.name AS cohort, s.bots, s.jobs, s.busiest, s.squares / (s.jobs::float * s.jobs) AS concentrated
 FROM (SELECT cohort, count(*) AS bots, sum(jobs)::bigint AS jobs, max(jobs) AS busiest,
@@ -69,17 +69,17 @@ FROM (SELECT cohort, count(*) AS bots, sum(jobs)::bigint AS jobs, max(jobs) AS b
       GROUP BY cohort) s
 JOIN cohorts c ON c.id = s.cohort ORDER BY c.name
 """)
-HOURS = text("""
+HOURS = Statement("""
 SELECT name, extract(hour FROM bucket AT TIME ZONE 'UTC')::integer AS hour, sum(amount)::float AS amount
 FROM usage WHERE bucket >= now() - make_interval(secs => :window) AND name LIKE 'instance\\:%'
 GROUP BY 1, 2 ORDER BY 1, 2
 """)
-EFFICIENCY = text("""
+EFFICIENCY = Statement("""
 SELECT sum(amount) FILTER (WHERE name = 'pool:busy')::float AS busy,
     sum(amount) FILTER (WHERE name = 'pool:available')::float AS available, count(DISTINCT bucket) AS minutes
 FROM usage WHERE bucket >= now() - make_interval(secs => :window) AND name IN ('pool:busy', 'pool:available')
 """)
-RESOURCES = text("""
+RESOURCES = Statement("""
 SELECT split_part(name, ':', 2) AS name,
     avg(amount) FILTER (WHERE split_part(name, ':', 3) = 'busy')::float AS used,
     avg(amount) FILTER (WHERE split_part(name, ':', 3) = 'available')::float AS declared
@@ -89,7 +89,7 @@ WHERE bucket >= now() - make_interval(secs => :window) AND name = ANY (ARRAY(
         unnest(ARRAY['busy', 'available']) AS p (part)))
 GROUP BY 1 ORDER BY 1
 """)
-METERS = text("""
+METERS = Statement("""
 SELECT name, (sum(percents) / sum(readings))::float AS mean, max(percents / readings)::float AS busiest_hour
 FROM meter_hours WHERE hour > now() - make_interval(secs => :window) - interval '1 hour'
 GROUP BY name ORDER BY name
@@ -215,13 +215,12 @@ class Report:
 def report(connection: Connection, *, window: float) -> Report:
     """Make the report on the last `window` seconds."""
 
-    def rows(statement: TextClause) -> Sequence[Row[tuple[object, ...]]]:
-        wants = statement.compile().params
-        return connection.execute(statement, {name: values[name] for name in wants}).all()
+    def rows(statement: Statement) -> Sequence[Row]:
+        return connection.execute(statement, values).all()
 
     values = {"window": window, "most": MAX_ENDED, "kinds": list(KINDS)}
     span = connection.execute(SPAN, values).one()
-    instances = [InstanceReport(**row._mapping) for row in rows(INSTANCES)]
+    instances = [InstanceReport(**row._asdict()) for row in rows(INSTANCES)]
     seen = connection.execute(EFFICIENCY, {"window": window}).one()
     return Report(
         until=span.until,
@@ -230,15 +229,15 @@ def report(connection: Connection, *, window: float) -> Report:
         fairness=fair_share.jain_index(each.unit_seconds for each in instances),
         efficiency=seen.busy / seen.available if seen.available else None,
         instances=instances,
-        days=[DayReport(**row._mapping) for row in rows(DAYS)],
-        estimates=EstimateReport(**rows(ESTIMATES)[0]._mapping),
+        days=[DayReport(**row._asdict()) for row in rows(DAYS)],
+        estimates=EstimateReport(**rows(ESTIMATES)[0]._asdict()),
         concentration=[
             ConcentrationReport(row.cohort, row.bots, row.jobs, row.busiest / row.jobs, row.concentrated)
             for row in rows(BOTS)
         ],
-        hours=[HourReport(**row._mapping) for row in rows(HOURS)],
+        hours=[HourReport(**row._asdict()) for row in rows(HOURS)],
         resources=[
             ResourceReport(row.name, row.used, row.declared, row.used / row.declared) for row in rows(RESOURCES)
         ],
-        meters=[MeterReport(**row._mapping) for row in rows(METERS)],
+        meters=[MeterReport(**row._asdict()) for row in rows(METERS)],
     )

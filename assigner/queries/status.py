@@ -12,7 +12,6 @@ from datetime import datetime
 from typing import Any
 
 from leasehold.states import FINAL, JobState
-from sqlalchemy import Connection, text
 
 from assigner.queries.jobs import VISIBLE
 from schema.accounting import quotas
@@ -22,6 +21,8 @@ from schema.accounting.quotas import EVICTION_COOLDOWN, Cooldown
 from schema.fleet import success
 from schema.fleet.candidates import able_bots
 from schema.picking.queues import ready_ranks
+from schema.postgres.connection import Connection
+from schema.postgres.statements import Statement
 from schema.predicates import AT_REST, READY_PLAIN, ready_in, ready_queues
 from schema.tables.columns import SCHEMA
 from schema.tables.pool_samples import COUNTS
@@ -72,7 +73,7 @@ WITH RECURSIVE {ready_queues("plain")}, {ready_queues("constrained", constrained
     queues k ON k.id = r.queue JOIN instances i ON i.id = k.instance
 )
 """
-WAITING = text(f"""{_COUNTED}SELECT q.name AS instance, sum(q.jobs) AS jobs, bool_or(q.more) AS more,
+WAITING = Statement(f"""{_COUNTED}SELECT q.name AS instance, sum(q.jobs) AS jobs, bool_or(q.more) AS more,
     extract(epoch FROM now() - min(q.oldest)) AS oldest_seconds,
     coalesce(sum(q.jobs) FILTER (WHERE NOT EXISTS (
         {able_bots("b.id", "q", which="status <> 'gone' AND capacity >= q.units", limit="1")} OFFSET 0)), 0)
@@ -81,13 +82,13 @@ FROM waiting q GROUP BY q.name ORDER BY q.name
 """)
 
 # The same jobs by cohort and instance.
-WAITING_BY_PAIR = text(f"""{_COUNTED}SELECT c.name AS cohort, q.name AS instance, sum(q.jobs) AS jobs,
+WAITING_BY_PAIR = Statement(f"""{_COUNTED}SELECT c.name AS cohort, q.name AS instance, sum(q.jobs) AS jobs,
     bool_or(q.more) AS more, extract(epoch FROM now() - min(q.oldest))::float AS oldest_seconds
 FROM waiting q JOIN cohorts c ON c.id = q.cohort GROUP BY c.name, q.name
 """)
 
 # Jobs on bots and their units, by cohort and instance.
-HELD_BY_PAIR = text("""
+HELD_BY_PAIR = Statement("""
 SELECT c.name AS cohort, i.name AS instance, h.jobs, h.units, h.more
 FROM (SELECT cohort, instance, count(*) AS jobs, sum(units) AS units, sum(count(*)) OVER () >= :most AS more
       FROM (SELECT cohort, instance, units FROM leases WHERE state IN ('pending', 'active', 'cancelling')
@@ -96,13 +97,13 @@ FROM (SELECT cohort, instance, count(*) AS jobs, sum(units) AS units, sum(count(
 JOIN cohorts c ON c.id = h.cohort JOIN instances i ON i.id = h.instance
 """)
 
-WEIGHTS = text("""
+WEIGHTS = Statement("""
 SELECT i.name, coalesce(a.credit_weight, 1) AS weight FROM instances i LEFT JOIN accounts a ON a.instance = i.id
 WHERE i.name = ANY (CAST(:names AS text[]))
 """)
 
 # Jobs that ended in the minute from `at` on, by cohort, instance and state.
-ENDED_BY_PAIR = text("""
+ENDED_BY_PAIR = Statement("""
 SELECT c.name AS cohort, i.name AS instance, e.state, e.jobs, e.more
 FROM (SELECT cohort, instance, state, count(*) AS jobs, sum(count(*)) OVER () >= :most AS more
       FROM (SELECT cohort, instance, state FROM jobs WHERE finished_at >= :at
@@ -112,7 +113,7 @@ JOIN cohorts c ON c.id = e.cohort JOIN instances i ON i.id = e.instance
 """)
 
 # The age of the oldest ready job without constraints, from the head of each rank of each queue.
-OLDEST = text(f"""
+OLDEST = Statement(f"""
 WITH RECURSIVE {ready_queues("ready")}
 SELECT extract(epoch FROM now() - min(head.queued_at)) AS seconds, count(*) >= :most AS more
 FROM (SELECT q.id FROM queues q JOIN instances i ON i.id = q.instance
@@ -124,7 +125,7 @@ CROSS JOIN LATERAL (
 """)
 
 # Parked jobs, by instance.
-PARKED = text(f"""
+PARKED = Statement(f"""
 SELECT i.name AS instance, p.jobs, p.jobs >= :most AS more
 FROM instances i CROSS JOIN LATERAL (
     SELECT count(*) AS jobs FROM (
@@ -133,7 +134,7 @@ WHERE {VISIBLE} AND p.jobs > 0
 """)
 
 # Nodes of graphs that wait for other nodes, by instance.
-BLOCKED = text(f"""
+BLOCKED = Statement(f"""
 SELECT i.name AS instance, count(*) AS jobs, bool_or(b.seen >= :most) AS more
 FROM (
     SELECT instance, count(*) OVER () AS seen FROM (
@@ -144,7 +145,7 @@ JOIN instances i ON i.id = b.instance WHERE {VISIBLE} GROUP BY i.name
 """)
 
 # Deferred jobs, by instance.
-DEFERRED = text(f"""
+DEFERRED = Statement(f"""
 SELECT i.name AS instance, d.jobs, d.more FROM (
     SELECT instance, count(*) AS jobs, sum(count(*)) OVER () >= :most AS more FROM (
         SELECT instance FROM jobs WHERE state = 'deferred' ORDER BY queued_at, id LIMIT :most) w GROUP BY instance) d
@@ -153,7 +154,7 @@ JOIN instances i ON i.id = d.instance WHERE {VISIBLE}
 
 # Jobs on bots, of every instance, counted by their leases. For a lease that is being cancelled the state comes from the
 # job.
-HELD = text("""
+HELD = Statement("""
 SELECT i.name AS instance, h.state, h.jobs, h.more
 FROM (
     SELECT l.instance, coalesce(l.state, j.state) AS state, count(*) AS jobs, bool_or(l.seen >= :most) AS more
@@ -168,7 +169,7 @@ JOIN instances i ON i.id = h.instance
 """)
 
 # The newest finished jobs, of every instance, by state.
-FINISHED = text("""
+FINISHED = Statement("""
 SELECT i.name AS instance, j.state, j.jobs, j.more
 FROM (SELECT instance, state, count(*) AS jobs, sum(count(*)) OVER () >= :most AS more
       FROM (SELECT instance, state FROM jobs WHERE finished_at IS NOT NULL ORDER BY finished_at DESC LIMIT :most) newest
@@ -177,22 +178,22 @@ JOIN instances i ON i.id = j.instance
 """)
 
 # The number of finished jobs that the last VACUUM or ANALYZE counted in their index; negative = never counted.
-ESTIMATE = text(f"SELECT reltuples FROM pg_class WHERE oid = '{SCHEMA}.jobs_finished'::regclass")
+ESTIMATE = Statement(f"SELECT reltuples FROM pg_class WHERE oid = '{SCHEMA}.jobs_finished'::regclass")
 
-BOT_COUNTS = text(f"""
+BOT_COUNTS = Statement(f"""
 SELECT CASE WHEN b.status <> 'gone' AND b.draining THEN 'draining' ELSE b.status END AS status, count(*) AS bots,
     sum(b.capacity) AS capacity, sum(b.in_use) AS in_use
 FROM bots b LEFT JOIN instances i ON i.id = b.instance
 WHERE b.instance IS NULL OR {VISIBLE} GROUP BY 1 ORDER BY 1
 """)
 
-TICKS = text("""
+TICKS = Statement("""
 SELECT name, extract(epoch FROM clock_timestamp() - at) AS age_seconds, grace_until > clock_timestamp() AS grace
 FROM ticks ORDER BY name
 """)
 
 # Whether the newest `jobs` jobs reach a minute back.
-REACHES = text("""
+REACHES = Statement("""
 SELECT coalesce((SELECT created_at < now() - interval '1 minute' FROM jobs
                  ORDER BY id DESC OFFSET :jobs - 1 LIMIT 1), true)
 """)
@@ -203,7 +204,7 @@ _OURS = f"""(CAST(:instances AS text[]) IS NULL
 # Rates over the last minute, or over a shorter time if the bounds cut it; `span` is that time in seconds. For a job
 # that returned to the queue, earlier leases count only once it has a new lease or has ended. A wait begins when the job
 # last entered the queue; the events of a job are ordered by id.
-RATES = text(f"""
+RATES = Statement(f"""
 WITH newest AS MATERIALIZED (
     SELECT instance, created_at FROM jobs ORDER BY id DESC LIMIT :jobs
 ), latest AS MATERIALIZED (

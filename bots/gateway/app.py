@@ -6,10 +6,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio.to_thread
+import psycopg
 from fastapi import APIRouter, FastAPI, Request
-from sqlalchemy import Connection, text
-from sqlalchemy.exc import DBAPIError
-from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -23,20 +21,22 @@ from bots.gateway.workers import Batcher, SessionOpener, worker_pools
 from bots.sync.call import Call, HeldCall
 from bots.sync.settle import SyncService
 from schema.postgres import migrate
+from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
 from schema.postgres.failures import describe_outage, find_exhausted, is_outage
 from schema.postgres.notify import Wakeups
+from schema.postgres.statements import Statement
 from schema.timing import Timing
 
 #: Seconds within which the database must answer, or the gateway reports that it is not ready.
 READY_SECONDS = 1.0
 
 # The row is never kept, but its transaction commits, and so waits for the disk and for synchronous standbys.
-WRITE = text("INSERT INTO write_probes DEFAULT VALUES")
+WRITE = Statement("INSERT INTO write_probes DEFAULT VALUES")
 # A row may find room in a file that exists. What does not fit into memory needs new room on the disk, and no table
 # grows by it.
-LITTLE_MEMORY = text("SET LOCAL work_mem = '64kB'")
-SPILL = text("SELECT count(*) FROM generate_series(1, 5000)")
+LITTLE_MEMORY = Statement("SET LOCAL work_mem = '64kB'")
+SPILL = Statement("SELECT count(*) FROM generate_series(1, 5000)")
 
 _OPEN = {KINDS: [ANYONE]}
 
@@ -89,7 +89,7 @@ class Probe:
         for last in (False, True):
             try:
                 return self._database.run(_read_and_write, urgent=True, repeat=False)
-            except (DBAPIError, PoolTimeout) as error:
+            except psycopg.Error as error:
                 # The first try may have found a connection that was lost while nobody used it.
                 if last or not is_outage(error):
                     return _describe(error)
@@ -101,7 +101,7 @@ def _read_and_write(connection: Connection) -> str:
     found = migrate.read(connection)
     if not found.ready:
         return f"schema {found.current or 'none'}, need {found.needed}; run: leasehold db upgrade"
-    with connection.begin_nested() as undone:
+    with connection.savepoint() as undone:
         connection.execute(WRITE)
         undone.rollback()
     connection.execute(LITTLE_MEMORY)
@@ -109,7 +109,7 @@ def _read_and_write(connection: Connection) -> str:
     return ""
 
 
-def _describe(error: DBAPIError | PoolTimeout) -> str:
+def _describe(error: psycopg.Error) -> str:
     if exhausted := find_exhausted(error):
         return f"the database has no {exhausted} left"
     return describe_outage(error) if is_outage(error) else "the database cannot be written"

@@ -20,7 +20,6 @@ from typing import Any, Self
 import anyio
 import anyio.to_thread
 import structlog
-from sqlalchemy import Connection, text
 from starlette.requests import Request
 from uvicorn.protocols.http.flow_control import FlowControl
 
@@ -28,9 +27,11 @@ from bots.gateway.metrics import GatewayMetrics
 from bots.gateway.workers import WorkerPool
 from schema import clock
 from schema.moves.sessions import HELD_RENEWED_BELOW, renew
+from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
 from schema.postgres.fragments import newest_leases, newest_version
 from schema.postgres.notify import Wakeups
+from schema.postgres.statements import Statement
 
 #: Reads facts by key. A fact of None is always news; a key without a fact has none.
 FactReader = Callable[[Connection, Sequence[str]], Mapping[str, Any]]
@@ -350,7 +351,7 @@ CHUNK = 2000
 
 # News for a bot whose call is held: a lease that it does not know, a stop, a drain, or the end of its session. Nearly
 # all such bots hold no lease; `held > 0` spares reading their leases.
-BOT_NEWS = text(f"""
+BOT_NEWS = Statement(f"""
 SELECT told.id, b.epoch, b.draining, b.lively
 FROM unnest(CAST(:ids AS bigint[]), CAST(:epochs AS bigint[]), CAST(:draining AS boolean[]))
     AS told (id, epoch, draining)

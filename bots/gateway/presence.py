@@ -9,12 +9,12 @@ from collections import deque
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
+import psycopg
 from leasehold.errors import NotReady
-from sqlalchemy import Connection
-from sqlalchemy.exc import DBAPIError
 
 from bots.gateway.metrics import GatewayMetrics
 from schema.clock import Monotonic
+from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
 from schema.tenancy import processes
 from schema.tenancy.processes import Configuration, Kind
@@ -58,7 +58,7 @@ class GatewayPresence:
 
     def end(self) -> None:
         """Record that the process stops. Without a database it does not: then its signs of life just end."""
-        with contextlib.suppress(NotReady, DBAPIError):
+        with contextlib.suppress(NotReady, psycopg.Error):
             self._database.run(
                 lambda connection: processes.record_gateway_stopped(connection, self.name), urgent=True, repeat=False
             )

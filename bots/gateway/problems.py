@@ -9,13 +9,13 @@ import traceback
 from collections.abc import Sequence
 from typing import Any
 
+import psycopg
 import structlog
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from leasehold import wire
 from leasehold.errors import BadInput, Conflict, Forbidden, LeaseholdError, NotFound, NotReady, Unauthorised
 from pydantic import BaseModel, Field
-from sqlalchemy.exc import DBAPIError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
@@ -114,7 +114,7 @@ def from_error(error: BaseException) -> Response | None:
         case HTTPException():
             headers = dict(error.headers) if error.headers else None
             return problem(error.status_code, _TITLES.get(error.status_code, "refused"), headers=headers)
-        case DBAPIError():
+        case psycopg.Error():
             return _database(error)
         case LeaseholdError():
             return problem(400, detail)
@@ -151,7 +151,7 @@ def install(app: FastAPI) -> None:
             raise error
         return answer
 
-    for kind in (LeaseholdError, RequestValidationError, HTTPException, DBAPIError):
+    for kind in (LeaseholdError, RequestValidationError, HTTPException, psycopg.Error):
         app.add_exception_handler(kind, handle)
 
 
@@ -179,12 +179,12 @@ def _invalid(errors: Sequence[Any]) -> Response:
     return problem(422, f"{field}: {reason[:1].lower()}{reason[1:]}", field=field)
 
 
-def _database(error: DBAPIError) -> Response | None:
+def _database(error: psycopg.Error) -> Response | None:
     if is_outage(error):
         return _retry_later(describe_outage(error), None)
     if exhausted := find_exhausted(error):
         return _retry_later(f"the database has no {exhausted} left", "exhausted")
-    if is_conflict(error) or getattr(error.orig, "sqlstate", None) == _CANCELLED:
+    if is_conflict(error) or error.sqlstate == _CANCELLED:
         return _retry_later("the database is too busy", "busy")
     return None
 

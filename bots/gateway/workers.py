@@ -18,13 +18,12 @@ import anyio
 import anyio.to_thread
 import structlog
 from leasehold.errors import BadInput, NotReady
-from sqlalchemy import Connection, Engine
-from sqlalchemy.pool import QueuePool
 
 from bots.protocol import OpenSession, Session
 from bots.sync import sessions
 from schema import clock
 from schema.diagnostics.tracing import AttemptTracer
+from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
 from schema.timing import Timing
 
@@ -139,14 +138,9 @@ class WorkerPools:
 def worker_pools(database: Database, *, queue: int) -> WorkerPools:
     """Make the thread pools of one gateway. `queue`: how many pieces of work may wait for each of them."""
     return WorkerPools(
-        callers=WorkerPool(database, threads=_connections(database.engine), queue=queue),
-        bots=WorkerPool(database, threads=_connections(database.reserve), queue=queue, urgent=True),
+        callers=WorkerPool(database, threads=database.work.size, queue=queue),
+        bots=WorkerPool(database, threads=database.reserve.size, queue=queue, urgent=True),
     )
-
-
-def _connections(engine: Engine) -> int:
-    pool = engine.pool
-    return pool.size() if isinstance(pool, QueuePool) else 1
 
 
 # Batches: calls of different bots that are settled in one transaction

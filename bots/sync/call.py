@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from leasehold.errors import BadInput, Conflict
 from pydantic_core import to_json
-from sqlalchemy import Row
 
 from bots.protocol import Chunk, LeaseReport, Outcome, Sync
 from bots.sync.sessions import digest
@@ -21,6 +20,7 @@ from schema.moves.acknowledge import Start
 from schema.moves.end import VERDICTS, AttemptEnd, EndedAttempt, Verdict
 from schema.moves.grant import FetchedLease
 from schema.outputs import Written
+from schema.postgres.statements import Row
 from schema.states import BotStatus, LeaseState
 
 # The meaning of a bot's report for its leases: a pure function, so that every case is in one place.
@@ -43,7 +43,7 @@ class ReportOutcome:
 
 
 def compare(
-    held: Sequence[Row[Any]],
+    held: Sequence[Row],
     reported: Sequence[LeaseReport],
     *,
     bot_id: int,
@@ -208,11 +208,11 @@ class SyncCall:
     before: float
     remaining: float
     trusted: bool = False
-    held: list[Row[Any]] = field(default_factory=list)
+    held: list[Row] = field(default_factory=list)
     account: ReportOutcome = field(default_factory=ReportOutcome)
     ended: list[EndedAttempt] = field(default_factory=list)
     fetched: list[FetchedLease] = field(default_factory=list)
-    due: list[Row[Any] | FetchedLease] = field(default_factory=list)
+    due: list[Row | FetchedLease] = field(default_factory=list)
     left_out: int = 0
     bot_capacity: BotCapacity = field(init=False)
     sync: Sync | None = field(init=False)
@@ -371,7 +371,7 @@ def _check_epoch(bot: LockedBot | None, *, epoch: int) -> LockedBot:
 
 
 def answer_message(
-    leases: Sequence[Row[Any] | FetchedLease],
+    leases: Sequence[Row | FetchedLease],
     *,
     seq: int,
     expires_in: float,
@@ -385,7 +385,7 @@ def answer_message(
     return b'{"seq":%d,"leases":[%b],%b' % (seq, b",".join(map(_lease_message, leases)), rest[1:])
 
 
-def _lease_message(row: Row[Any] | FetchedLease) -> bytes:
+def _lease_message(row: Row | FetchedLease) -> bytes:
     """Return the message `Work` about the lease to its bot, as JSON. Fields without a value are left out."""
     fields = {
         "job": row.public_id,

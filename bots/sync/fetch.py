@@ -8,7 +8,6 @@ from typing import Literal
 
 from leasehold.states import JobState
 from pydantic import BaseModel, ConfigDict, Field
-from sqlalchemy import Connection
 
 from bots.sync import call
 from bots.sync.call import SyncCall
@@ -22,6 +21,7 @@ from schema.picking import for_bot
 from schema.picking.for_bot import FetchingBot
 from schema.picking.head_cursor import HeadCursors
 from schema.picking.pick import ReadyJob
+from schema.postgres.connection import Connection
 from schema.postgres.notify import wake
 
 STRATEGY = "proactive"

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from typing import Any
 
-from sqlalchemy import Connection, TextClause, text
-
 from bots.sync.call import JOB_ID, SyncCall
+from schema.postgres.connection import Connection
 from schema.postgres.fragments import newest_leases
+from schema.postgres.statements import Statement
 from schema.tables.fleet import NOT_OVER
 
 # The bot's row has the number of its live leases. Known leases are looked up by their keys, and the rest are the latest
@@ -39,7 +39,7 @@ def _found(*more: str, but: str = "coalesce(c.jobs, '{}')") -> str:
 
 
 # Before the call: leases that the bot reports are known, if they are live.
-HELD_LEASES = text(f"""
+HELD_LEASES = Statement(f"""
 WITH known AS MATERIALIZED (
     SELECT DISTINCT ON (l.job_id) l.*, k.job AS public_id
     FROM unnest(CAST(:known_bots AS bigint[]), CAST(:known_jobs AS uuid[]), CAST(:known_fences AS bigint[]))
@@ -57,7 +57,7 @@ _GPUS = r"""(
         WHERE t.job_id = l.job_id AND t.fence = l.fence AND name LIKE 'bot\:%\:gpu\:%')"""
 # After the call: leases that were held and have not ended are known. Those that the call has begun are left out: the
 # grant has returned what the bot is told of them. Payload and checkpoint are sent until the bot reports the lease.
-DUE_LEASES = text(f"""
+DUE_LEASES = Statement(f"""
 WITH known AS MATERIALIZED (
     SELECT l.*
     FROM unnest(CAST(:known_bots AS bigint[]), CAST(:known_jobs AS bigint[]), CAST(:known_fences AS bigint[]))
@@ -126,7 +126,7 @@ def _left(sync_call: SyncCall) -> Known:
 
 def _gather(
     connection: Connection,
-    query: TextClause,
+    query: Statement,
     sync_calls: Sequence[SyncCall],
     known: Callable[[SyncCall], Known],
     into: Callable[[SyncCall], list[Any]],

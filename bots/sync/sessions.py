@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from leasehold.errors import BadInput
 from leasehold.wire import escaped
-from sqlalchemy import Connection
 
 from bots.protocol import OpenSession, Session
 from schema.diagnostics.tracing import AttemptTracer
@@ -14,6 +13,7 @@ from schema.fleet.kinds import TASK
 from schema.moves import sessions
 from schema.moves.sessions import OpenedSession, SessionOpening
 from schema.policy.new_instances import refusal, refused_instances
+from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
 from schema.timing import Timing
 from schema.validation import normal_properties

@@ -8,7 +8,6 @@ import structlog
 from leasehold.errors import BadInput, Conflict, LeaseholdError
 from leasehold.states import JobState
 from leasehold.wire import escaped
-from sqlalchemy import Connection, text
 
 from bots.protocol import MAX_TASK, LeaseReport, OutputReport
 from bots.sync.call import (
@@ -37,10 +36,11 @@ from schema.moves.end import EndedAttempt, Verdict, end
 from schema.moves.reassign import require_tasks
 from schema.moves.sessions import RENEWED_BELOW, SyncUpdate, close, limit_spared, record_syncs, remember_localities
 from schema.picking.head_cursor import HeadCursors
+from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
 from schema.postgres.fragments import newest_version
 from schema.postgres.notify import wake
-from schema.postgres.work_connection import on_commit
+from schema.postgres.statements import Statement
 from schema.predicates import ANY_CONSTRAINED_READY, assigner_is_placing
 from schema.states import BotStatus, LeaseState
 from schema.timing import Timing
@@ -50,7 +50,7 @@ Answer = bytes | HeldCall
 _log = structlog.get_logger(__name__)
 
 # Bots are found by name without a lock, and then locked in the order of their ids.
-LOCK_BOTS = text(f"""
+LOCK_BOTS = Statement(f"""
 WITH named AS MATERIALIZED (
     SELECT f.id FROM unnest(CAST(:names AS text[])) AS n (name)
     CROSS JOIN LATERAL {newest_version("bots", "name", "n.name", columns="id")} f ORDER BY f.id
@@ -206,7 +206,7 @@ class SyncService:
                 found[sync_call.nth] = refusal
             else:
                 if sync_call.account.unknown:
-                    on_commit(connection, partial(_tell_unknown, sync_call.bot.name, sync_call.account.unknown))
+                    connection.on_commit(partial(_tell_unknown, sync_call.bot.name, sync_call.account.unknown))
         return [sync_call for sync_call in settled if sync_call.nth not in found]
 
     def _apply(self, connection: Connection, settled: Sequence[SyncCall], returned: ReturnedUnits) -> None:

@@ -21,7 +21,6 @@ from statistics import median
 from typing import Any
 
 import click
-from sqlalchemy import text
 
 from assigner.process.children import Child, Children, Role
 from ops.bench.fixtures import Shape, fill, opened
@@ -30,6 +29,7 @@ from ops.bench.measure import cpu_seconds_of_tree
 from ops.bench.workers import Assigning, run
 from schema import clock
 from schema.postgres import embedded, migrate
+from schema.postgres.statements import Statement
 from schema.tenancy import tokens
 
 #: Times that each page is opened.
@@ -39,10 +39,10 @@ PAGES: Mapping[str, str] = {
     "/": "td a:text-is('tenant-19')",
     "/jobs": "tbody tr:nth-child(50)",
     "/jobs?instance=tenant-7&state=queued": "tbody tr:nth-child(50)",
-    "/jobs/{job}": "dd:has-text('queued')",
+    "/jobs/{job}": "dd:has-Statement('queued')",
     "/graphs": ".note:not(:empty)",
     "/bots": "tbody tr:nth-child(100)",
-    "/bots/{bot}": "dd:has-text('of 10')",
+    "/bots/{bot}": "dd:has-Statement('of 10')",
     "/tenants": "td a:text-is('tenant-19')",
     "/preemptions": ".note:not(:empty)",
     "/limits": ".note:not(:empty), tbody tr",
@@ -77,7 +77,7 @@ def stand(jobs: int, bots: int) -> Iterator[Stand]:
         run(server.url, Assigning(), processes=2, jobs=min(jobs, 8 * bots))
         token = database.run(lambda connection: tokens.create(connection, tokens.Kind.OPERATOR))
         newest = "SELECT public_id FROM jobs WHERE state = 'queued' ORDER BY id DESC LIMIT 1"
-        job = str(database.run(lambda connection: connection.execute(text(newest)).scalar_one()))
+        job = str(database.run(lambda connection: connection.execute(Statement(newest)).scalar_one()))
         environ = {name: value for name, value in os.environ.items() if not name.startswith("LEASEHOLD_")}
         environ |= {"LEASEHOLD_DATABASE_URL": server.url, "LEASEHOLD_GATEWAY_PORT": "0"}
         children = Children(data / "log", environ, report=lambda _: None, chance=random.Random(1), restart=False)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import psycopg
 from leasehold.errors import BadInput, LeaseholdError
-from sqlalchemy import make_url, text
+from sqlalchemy import make_url
 
 from bots.protocol import OpenSession, Session, Sync
 from bots.sync import sessions
@@ -22,6 +22,7 @@ from schema.accounting.accounts import Account
 from schema.moves import submit as submit_moves
 from schema.postgres import embedded, migrate
 from schema.postgres.engine import Database, DatabaseSettings, libpq_url
+from schema.postgres.statements import Statement
 from schema.timing import Timing
 
 #: Session length in seconds: no bot may expire while a pool is still being filled.
@@ -192,4 +193,4 @@ def settle(database: Database) -> None:
 
 def count(database: Database, query: str) -> int:
     """Return the number that a query selects."""
-    return int(database.run(lambda connection: connection.execute(text(query)).scalar_one()))
+    return int(database.run(lambda connection: connection.execute(Statement(query)).scalar_one()))

@@ -24,7 +24,6 @@ from statistics import mean
 import click
 from rich.console import Console
 from rich.table import Table
-from sqlalchemy import text
 
 from assigner.cycle.assigner import PriorityAgeAssigner
 from assigner.cycle.settings import AssignerSettings
@@ -43,6 +42,7 @@ from schema.moves import submit as submit_moves
 from schema.moves.grant import Placement
 from schema.picking.pick import ReadyJob
 from schema.postgres.engine import Database
+from schema.postgres.statements import Statement
 from schema.validation import WHOLE_GPU
 
 #: How many nodes there are of each kind: cores in thousandths, MiB of memory, GPUs.
@@ -303,7 +303,7 @@ def pooled(url: str, strategy: str, sample: int, *, nodes: int | None) -> dict[f
     return found
 
 
-_ALLOCATED = text(
+_ALLOCATED = Statement(
     "SELECT (SELECT count(*) FROM leases) AS leases,"
     r" (SELECT coalesce(sum(used), 0)::integer FROM counters WHERE name LIKE 'bot\:%\:gpu\:%') AS gpu_milli"
 )

@@ -20,7 +20,6 @@ import click
 import psycopg
 from rich.console import Console
 from rich.table import Table
-from sqlalchemy import text
 
 from ops.bench.fixtures import Shape, blank, count, empty, fill, filled, opened, server, submit
 from ops.bench.measure import Stretch, checked
@@ -28,6 +27,7 @@ from ops.bench.workers import Assigning, Cycling, Retaining, run
 from ops.bench.workloads import PROCESSES, TOGETHER
 from schema import clock
 from schema.postgres.engine import Database, libpq_url
+from schema.postgres.statements import Statement
 
 #: Jobs assigned in one measurement, which takes a few seconds; jobs queued for it; a short queue, and jobs
 #: assigned from it.
@@ -47,7 +47,7 @@ WARM, LONG, HELD, RECOVERED = 120.0, 60.0, 300.0, 60.0
 LASTED, KEPT = 1800.0, 300.0
 
 
-SIZES = text("""
+SIZES = Statement("""
 SELECT (SELECT count(*) FROM jobs) AS jobs, (SELECT count(*) FROM submit_keys) AS keys,
     sum(pg_total_relation_size(oid))::bigint / 1048576 AS mib
 FROM pg_class WHERE relnamespace = CAST('leasehold' AS regnamespace) AND relkind = 'r'

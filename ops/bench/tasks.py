@@ -26,7 +26,6 @@ from leasehold.errors import LeaseholdError
 from leasehold.pool import Pool
 from rich.console import Console
 from rich.table import Table
-from sqlalchemy import TextClause, text
 
 from assigner.process.children import Child, Children, Role
 from ops.bench.fixtures import opened
@@ -45,6 +44,7 @@ from schema import clock
 from schema.moves.submit import submit
 from schema.postgres import embedded, migrate
 from schema.postgres.engine import Database
+from schema.postgres.statements import Statement
 from schema.tenancy import tokens
 
 #: The kinds of tasks, and the peers that run them too.
@@ -57,10 +57,10 @@ BATCH, WARM_UP = 1000, 200
 #: Least and most seconds between two samples of latency.
 PAUSE = (0.1, 0.2)
 #: True while the bot has leases. It is asked again and again, so it does not read all jobs as the next question does.
-BUSY = text("SELECT EXISTS (SELECT FROM leasehold.bots WHERE held > 0)")
-LEFT = text("SELECT count(*) FROM leasehold.jobs WHERE finished_at IS NULL")
-BACKEND = text("SELECT pg_backend_pid()")
-SUCCEEDED = text("SELECT count(*) FROM leasehold.jobs WHERE state = 'succeeded'")
+BUSY = Statement("SELECT EXISTS (SELECT FROM leasehold.bots WHERE held > 0)")
+LEFT = Statement("SELECT count(*) FROM leasehold.jobs WHERE finished_at IS NULL")
+BACKEND = Statement("SELECT pg_backend_pid()")
+SUCCEEDED = Statement("SELECT count(*) FROM leasehold.jobs WHERE state = 'succeeded'")
 
 pool = Pool.from_env()
 
@@ -141,7 +141,7 @@ class Works:
                 into.cpu_ms.setdefault(part, []).append((used - before[part]) * 1000 / count)
         return count / seconds
 
-    def _asked(self, question: TextClause) -> Any:
+    def _asked(self, question: Statement) -> Any:
         return self.database.run(lambda connection: connection.execute(question).scalar_one())
 
     def latency(self, samples: int) -> list[float]:

@@ -10,7 +10,6 @@ from multiprocessing.synchronize import Barrier
 from typing import Any, Literal
 
 from prometheus_client import Counter
-from sqlalchemy import Connection, CursorResult, Engine, Executable, event
 
 from assigner.cycle.assigner import PriorityAgeAssigner
 from assigner.cycle.settings import AssignerSettings
@@ -29,6 +28,7 @@ from ops.bench.measure import Stretch, cpu_seconds, metered, server_cpu_seconds
 from schema import clock
 from schema.gc_tuning import infrequent_gc
 from schema.moves.submit import submit_at_once
+from schema.postgres.connection import Connection
 from schema.postgres.engine import Database, DatabaseSettings
 
 #: Longest pause, in seconds, of an assigner that has placed nothing, unless it waits for a slot.
@@ -53,24 +53,27 @@ class Worker:
         self.counted = (0, 0, 0)
         self.cpu = 0.0
         self._done, self._barrier = done, barrier
-        for engine in (self.database.engine, self.database.reserve):
-            self._count_statements(engine)
-            event.listen(engine, "begin", self._began)
+        self._count()
 
-    def _count_statements(self, engine: Engine) -> None:
-        """Count what connections execute. A listener to SQLAlchemy's events would send statements the long way."""
-        worker, kind = self, engine._connection_cls
+    def _count(self) -> None:
+        """Count what the connections of this process execute and commit."""
+        worker = self
+        execute, execute_later, commit = Connection.execute, Connection.execute_later, Connection.commit
 
-        class CountedConnection(kind):  # type: ignore[misc, valid-type]
-            def execute(self, statement: Executable, parameters: Any = None, **options: Any) -> CursorResult[Any]:
+        def counted(plain: Callable[..., Any]) -> Callable[..., Any]:
+            def executed(*arguments: Any) -> Any:
                 worker.statements += 1
-                found: CursorResult[Any] = super().execute(statement, parameters, **options)
-                return found
+                return plain(*arguments)
 
-        engine._connection_cls = CountedConnection
+            return executed
 
-    def _began(self, _: Connection) -> None:
-        self.transactions += 1
+        def committed(connection: Connection) -> None:
+            worker.transactions += 1
+            commit(connection)
+
+        replaced = {"execute": counted(execute), "execute_later": counted(execute_later), "commit": committed}
+        for name, method in replaced.items():
+            setattr(Connection, name, method)
 
     def did_alone(self) -> None:
         """Count a statement that was its own transaction; the engine, which counts the others, does not see it."""
@@ -200,7 +203,7 @@ class Submitting:
     def __call__(self, worker: Worker) -> Stretch:
         stretch = Stretch()
         wanted = [request(number, self.shape) for number in range(self.batch)]
-        worker.database.run(lambda connection: connection.exec_driver_sql("SELECT 1"))
+        worker.database.run(lambda connection: connection.execute_sql("SELECT 1"))
         worker.ready()
         while worker.more:
             began = clock.monotonic()

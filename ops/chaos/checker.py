@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from leasehold.states import FINAL
-from sqlalchemy import text
 
 from ops.chaos.execution import Attempt, Line, attempts
 from ops.chaos.journal import Submits
 from schema.postgres.engine import Database
+from schema.postgres.statements import Statement
 
 
 class Kind(StrEnum):
@@ -58,7 +58,7 @@ class JobRow:
 _BOTS_LOST = "its bot was lost three times"
 
 # Every read names the schema: other tools check databases with connections of their own.
-_ROWS = text("""
+_ROWS = Statement("""
 SELECT j.public_id::text AS job, k.key, j.state::text AS state, j.fence, j.result_fence,
     coalesce(j.reason, '') AS reason,
     (SELECT count(*) FROM leasehold.job_events e WHERE e.job_id = j.id

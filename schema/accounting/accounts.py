@@ -11,13 +11,14 @@ from typing import Annotated, Any
 from leasehold.errors import BadInput, NotFound
 from leasehold.wire import escaped
 from pydantic import BaseModel, ConfigDict, Field
-from sqlalchemy import Connection, text
 
 from schema import audit
 from schema.accounting import counters
 from schema.accounting.counters import instance_counter, lock_counter
 from schema.fields import Name
+from schema.postgres.connection import Connection
 from schema.postgres.notify import wake
+from schema.postgres.statements import Statement
 from schema.validation import check_name
 
 MAX_WEIGHT, MAX_BUDGET, MAX_JOBS = 1e6, 1e12, 1_000_000_000
@@ -29,18 +30,18 @@ MAX_LOCKS = 1000
 OF_INSTANCE = {"max_concurrent": "jobs", "budget": "cost", "slots": "slots"}
 OF_POOL = {"max_concurrent": "pool:jobs", "budget": "pool:cost"}
 
-_INTERN = text("SELECT intern_instance(:name)")
-_HOLD = text("SELECT managed FROM instances WHERE id = :instance FOR NO KEY UPDATE")
-_KNOWN = text("SELECT credit_weight, unit FROM accounts WHERE instance = :instance")
-_PUT = text("""
+_INTERN = Statement("SELECT intern_instance(:name)")
+_HOLD = Statement("SELECT managed FROM instances WHERE id = :instance FOR NO KEY UPDATE")
+_KNOWN = Statement("SELECT credit_weight, unit FROM accounts WHERE instance = :instance")
+_PUT = Statement("""
 INSERT INTO accounts (instance, credit_weight, lift_weight, unit)
 VALUES (:instance, :credit_weight, :credit_weight, :unit)
 ON CONFLICT (instance) DO UPDATE SET credit_weight = :credit_weight, unit = :unit
 """)
-_MANAGED = text("UPDATE instances SET managed = :managed WHERE id = :instance AND managed <> :managed")
-_FIND = text("SELECT id FROM instances WHERE name = :name AND managed FOR NO KEY UPDATE")
-_REMOVE = text("DELETE FROM accounts WHERE instance = :instance")
-_LIST = text("""
+_MANAGED = Statement("UPDATE instances SET managed = :managed WHERE id = :instance AND managed <> :managed")
+_FIND = Statement("SELECT id FROM instances WHERE name = :name AND managed FOR NO KEY UPDATE")
+_REMOVE = Statement("DELETE FROM accounts WHERE instance = :instance")
+_LIST = Statement("""
 SELECT i.name, a.credit_weight, a.unit, cost.used::double precision AS used, cost.most::double precision AS budget,
     jobs.used::double precision AS running, jobs.most::double precision AS max_concurrent,
     jobs.slots::double precision AS slots
@@ -131,7 +132,7 @@ class Share:
 
 def accounts(connection: Connection) -> list[Share]:
     """The shares of all managed instances, ordered by name."""
-    return [Share(**row._mapping) for row in connection.execute(_LIST)]
+    return [Share(**row._asdict()) for row in connection.execute(_LIST)]
 
 
 def put_account(connection: Connection, name: str, account: Account, *, actor: str, reason: str = "") -> None:
@@ -140,7 +141,7 @@ def put_account(connection: Connection, name: str, account: Account, *, actor: s
     instance = connection.execute(_INTERN, {"name": name}).scalar_one()
     managed = connection.execute(_HOLD, {"instance": instance}).scalar_one()
     known = connection.execute(_KNOWN, {"instance": instance}).one_or_none()
-    before: dict[str, Any] = {} if known is None else dict(known._mapping)
+    before: dict[str, Any] = {} if known is None else dict(known._asdict())
     after = {
         "credit_weight": before.get("credit_weight", 1.0) if account.credit_weight is None else account.credit_weight,
         "unit": account.unit or before.get("unit", "cost"),
@@ -210,7 +211,7 @@ def _limit(connection: Connection, limits: Mapping[str, float | None]) -> dict[s
 #: The longest period of a query, hours.
 MAX_HOURS = 24 * 3650
 
-_REPORTED = text("""
+_REPORTED = Statement("""
 SELECT split_part(name, ':', 2) AS instance, split_part(name, ':', 3) AS unit,
     sum(amount)::double precision AS amount, sum(jobs) AS jobs
 FROM usage
@@ -231,23 +232,23 @@ class ReportedUsage:
 
 def reported_usage(connection: Connection, *, hours: float) -> list[ReportedUsage]:
     """The usage reported within the last `hours`, ordered by instance and unit."""
-    return [ReportedUsage(**row._mapping) for row in connection.execute(_REPORTED, {"hours": hours})]
+    return [ReportedUsage(**row._asdict()) for row in connection.execute(_REPORTED, {"hours": hours})]
 
 
 # Ceilings of reports: the most that one attempt's report counts for, by instance and unit. `settle.sql` cuts the rest.
 
 
-_CEILINGS = text("""
+_CEILINGS = Statement("""
 SELECT i.name AS instance, c.unit, c.amount::double precision AS amount
 FROM instances i CROSS JOIN LATERAL jsonb_each_text(i.report_ceilings) AS c (unit, amount)
 WHERE i.report_ceilings IS NOT NULL ORDER BY i.name, c.unit
 """)
-_SET_CEILING = text("""
+_SET_CEILING = Statement("""
 UPDATE instances SET report_ceilings = coalesce(report_ceilings, '{}')
     || jsonb_build_object(CAST(:unit AS text), CAST(:amount AS numeric))
 WHERE name = :instance RETURNING id
 """)
-_REMOVE_CEILING = text("""
+_REMOVE_CEILING = Statement("""
 UPDATE instances SET report_ceilings = nullif(report_ceilings - CAST(:unit AS text), '{}')
 WHERE name = :instance AND report_ceilings ? CAST(:unit AS text) RETURNING id
 """)
@@ -264,7 +265,7 @@ class ReportCeiling:
 
 def report_ceilings(connection: Connection) -> list[ReportCeiling]:
     """All ceilings of reports, ordered by instance and unit."""
-    return [ReportCeiling(**row._mapping) for row in connection.execute(_CEILINGS)]
+    return [ReportCeiling(**row._asdict()) for row in connection.execute(_CEILINGS)]
 
 
 def set_report_ceiling(

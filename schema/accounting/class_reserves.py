@@ -10,30 +10,31 @@ from dataclasses import dataclass
 
 from leasehold.errors import BadInput, NotFound
 from leasehold.wire import escaped
-from sqlalchemy import Connection, text
 
 from schema import audit
 from schema.accounting.counters import JOBS_OF_CLASS
+from schema.postgres.connection import Connection
 from schema.postgres.notify import wake
+from schema.postgres.statements import Statement
 from schema.validation import check_name
 
 #: The condition that any reserve is set, for use inside another statement.
 ANY_RESERVE = "EXISTS (SELECT FROM class_reserves)"
 
-READ = text("SELECT name, jobs FROM class_reserves ORDER BY name")
-LIST = text(r"""
+READ = Statement("SELECT name, jobs FROM class_reserves ORDER BY name")
+LIST = Statement(r"""
 SELECT r.name, r.jobs, coalesce(c.used, 0)::double precision AS running
 FROM class_reserves r LEFT JOIN counters c ON c.name = 'class\:' || r.name || '\:jobs' ORDER BY r.name
 """)
 # Operators who change reserves or the limit take turns, so that all reserves together fit into the limit.
-HOLD_POOL = text("SELECT most::double precision FROM counters WHERE name = 'pool\\:jobs' FOR NO KEY UPDATE")
-HOLD_CLASS = text("SELECT FROM job_classes WHERE name = :name FOR KEY SHARE")
-OTHERS = text("SELECT coalesce(sum(jobs), 0)::bigint FROM class_reserves WHERE name <> :name")
-PUT = text("""
+HOLD_POOL = Statement("SELECT most::double precision FROM counters WHERE name = 'pool\\:jobs' FOR NO KEY UPDATE")
+HOLD_CLASS = Statement("SELECT FROM job_classes WHERE name = :name FOR KEY SHARE")
+OTHERS = Statement("SELECT coalesce(sum(jobs), 0)::bigint FROM class_reserves WHERE name <> :name")
+PUT = Statement("""
 INSERT INTO class_reserves (name, jobs) VALUES (:name, :jobs) ON CONFLICT (name) DO UPDATE SET jobs = :jobs
 """)
-REMOVE = text("DELETE FROM class_reserves WHERE name = :name RETURNING jobs")
-KEEP = text("SELECT keep_reserves(CAST(:started AS text[]))")
+REMOVE = Statement("DELETE FROM class_reserves WHERE name = :name RETURNING jobs")
+KEEP = Statement("SELECT keep_reserves(CAST(:started AS text[]))")
 
 
 @dataclass(frozen=True)

@@ -18,32 +18,33 @@ from operator import itemgetter
 
 from leasehold.errors import BadInput, NotFound
 from leasehold.wire import escaped
-from sqlalchemy import Connection, TextClause, text
 
 from schema import audit
+from schema.postgres.connection import Connection
 from schema.postgres.notify import wake
+from schema.postgres.statements import Statement
 from schema.predicates import HEALTHY, has_ready_jobs
 from schema.validation import KINDS as RESOURCE_KINDS
 from schema.validation import MAX_GPUS, WHOLE_GPU, check_name
 from schema.validation import Kind as ResourceKind
 
-READ = text("""
+READ = Statement("""
 SELECT name, used::double precision, most::double precision, slots::double precision
 FROM counters WHERE name = ANY (CAST(:names AS text[]))
 """)
-TAKE = text("SELECT charge(CAST(:names AS text[]), CAST(:amounts AS numeric[]), :may_overshoot)")
-SETTLE = text("SELECT settle(CAST(:spent AS jsonb))")
-LIMIT = text("""
+TAKE = Statement("SELECT charge(CAST(:names AS text[]), CAST(:amounts AS numeric[]), :may_overshoot)")
+SETTLE = Statement("SELECT settle(CAST(:spent AS jsonb))")
+LIMIT = Statement("""
 INSERT INTO counters (name, most) VALUES (:name, :most) ON CONFLICT (name) DO UPDATE SET most = :most
 """)
-SLOTS = text("""
+SLOTS = Statement("""
 INSERT INTO counters (name, slots) VALUES (:name, :most) ON CONFLICT (name) DO UPDATE SET slots = :most
 """)
-ROLL = text("SELECT roll_usage(:window, :limit)")
+ROLL = Statement("SELECT roll_usage(:window, :limit)")
 
 # Units in use and units available on healthy bots, in a minute in which jobs are ready. The first process to insert
 # the minute's rows decides them.
-SAMPLE = text(f"""
+SAMPLE = Statement(f"""
 INSERT INTO usage (name, bucket, amount, rolled)
 SELECT s.name, date_trunc('minute', clock_timestamp()), s.units, true
 FROM (SELECT sum(in_use) AS busy, sum(capacity) AS available FROM bots WHERE {HEALTHY.of(bot="")}) b
@@ -56,7 +57,7 @@ ON CONFLICT (name, bucket) DO NOTHING
 # The same of each resource that healthy bots have declared, in thousandths or MiB. Whole GPUs that are in use also
 # count as thousandths, whose counter only has what jobs share. Only names of bots' counters hold an id, so they are
 # selected before it is read.
-SAMPLE_RESOURCES = text(f"""
+SAMPLE_RESOURCES = Statement(f"""
 WITH declared AS MATERIALIZED (
     SELECT name, used, most FROM counters WHERE name LIKE 'bot:%' AND most > 0
 ), summed AS MATERIALIZED (
@@ -76,8 +77,8 @@ ON CONFLICT (name, bucket) DO NOTHING
 
 
 # A new session has nothing of what the one before it declared, of which nothing is in use any more.
-_FORGET_RESOURCES = text("DELETE FROM counters WHERE name = ANY (CAST(:names AS text[]))")
-_DECLARE_RESOURCES = text("""
+_FORGET_RESOURCES = Statement("DELETE FROM counters WHERE name = ANY (CAST(:names AS text[]))")
+_DECLARE_RESOURCES = Statement("""
 INSERT INTO counters (name, most) SELECT * FROM unnest(CAST(:names AS text[]), CAST(:amounts AS numeric[])) AS d (n, a)
 """)
 
@@ -260,14 +261,14 @@ def sample(connection: Connection) -> None:
 MAX_COST, MAX_JOBS = 1e12, 1_000_000_000
 
 # Names contain no colon, so a counter's name splits into the names that an operator gave.
-_LIST = text("""
+_LIST = Statement("""
 SELECT name, used::double precision, most::double precision FROM counters
 WHERE name LIKE :pattern AND (most IS NOT NULL OR :unlimited) ORDER BY name COLLATE "C"
 """)
-_HELD = text("SELECT most::double precision FROM counters WHERE name = :name FOR NO KEY UPDATE")
-_CLASS_EXISTS = text("SELECT EXISTS (SELECT FROM job_classes WHERE name = :name)")
+_HELD = Statement("SELECT most::double precision FROM counters WHERE name = :name FOR NO KEY UPDATE")
+_CLASS_EXISTS = Statement("SELECT EXISTS (SELECT FROM job_classes WHERE name = :name)")
 # Jobs that name no instance belong to `default`, which has no row before the first of them.
-_INSTANCE_EXISTS = text("SELECT :name = 'default' OR EXISTS (SELECT FROM instances WHERE name = :name)")
+_INSTANCE_EXISTS = Statement("SELECT :name = 'default' OR EXISTS (SELECT FROM instances WHERE name = :name)")
 
 
 @dataclass(frozen=True)
@@ -283,7 +284,7 @@ class Kind:
     first: str
     names: int
     owner: str = "instance"
-    owner_exists: TextClause = _INSTANCE_EXISTS
+    owner_exists: Statement = _INSTANCE_EXISTS
     last: str = ""
     unnamed: float | None = None
 

@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
-from sqlalchemy import Connection, text
 
 from schema.accounting.counters import Counter, instance_counter
+from schema.postgres.connection import Connection
+from schema.postgres.statements import Statement
 
 Mode = Literal["waiting", "demand", "literal"]
 
@@ -31,7 +32,7 @@ _LIFT = """coalesce(a.lift * greatest(0, 1 - extract(epoch FROM now() - greatest
 # One look at everything that is stored of an instance. What it has completed is not read if it runs its guaranteed
 # number of jobs, unless only completed jobs count.
 _COUNTER = "(SELECT used, most, slots FROM counters WHERE name = 'instance:' || i.name || '\\:{}' OFFSET 0)"
-CANDIDATES = text(f"""
+CANDIDATES = Statement(f"""
 SELECT i.id, i.name, coalesce(a.credit_weight, 1) AS weight, {_LIFT} AS lift,
     coalesce(a.credit_weight <> a.lift_weight, false) AS is_reweighed,
     CASE WHEN :literal OR j.used IS NULL OR j.used < :guarantee THEN (
@@ -46,7 +47,7 @@ LEFT JOIN LATERAL {_COUNTER.format("cost")} c ON true
 LEFT JOIN LATERAL {_COUNTER.format("jobs")} j ON true
 WHERE i.id = ANY (CAST(:instances AS integer[]))
 """)
-OTHERS = text(f"""
+OTHERS = Statement(f"""
 SELECT count(*) AS instances, coalesce(sum(coalesce(a.credit_weight, 1)), 0) AS weight,
     coalesce(sum(c.used::double precision + {_LIFT}), 0) AS used,
     :literal AND EXISTS (SELECT FROM counters WHERE name LIKE 'instance:%' AND slots IS NOT NULL) AS slotted
@@ -58,7 +59,7 @@ WHERE c.name LIKE 'instance:%' AND c.name LIKE '%\\:cost' AND c.used > 0
 
 # If all weights are zero, they count as equal. An account whose row another transaction holds is being recorded there:
 # it is skipped, and its instance is returned if it counts as away.
-RECORD_DEMAND = text(f"""
+RECORD_DEMAND = Statement(f"""
 WITH due AS MATERIALIZED (
     SELECT a.instance, a.credit_weight <> a.lift_weight AS is_reweighed,
         a.demand_at < now() - make_interval(secs => :idle) AS returned

@@ -5,14 +5,14 @@ instances in each minute, the table stays below 1,200,000 rows: 101 rows for eac
 minutes, and 8,424 hours.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from enum import StrEnum
 
-from sqlalchemy import Connection, bindparam, text
-from sqlalchemy.dialects.postgresql import JSONB
-
+from schema.postgres.connection import Connection
+from schema.postgres.statements import Statement
 from schema.tables.pool_samples import COUNTS
 
 #: The most cohorts, and the most instances, that one minute has samples of: those with the most jobs.
@@ -29,25 +29,26 @@ _COUNTS = ", ".join(COUNTS)
 
 # The row of the pool is written first. Another process that writes the same minute waits for this transaction, and then
 # writes nothing.
-CLAIM = text("""
+CLAIM = Statement("""
 INSERT INTO pool_samples (at, scope, span)
 VALUES (date_trunc('minute', now()) - interval '1 minute', 'pool', 60)
 ON CONFLICT (scope, name, at) DO NOTHING RETURNING at
 """)
 
-STORE = text(f"""
+STORE = Statement(f"""
 INSERT INTO pool_samples (at, scope, name, span, {_COUNTS}, oldest_wait, fairness, incomplete)
 SELECT :at, scope, name, 60, {_COUNTS}, oldest_wait, fairness, incomplete
-FROM jsonb_to_recordset(:rows) AS r (scope text, name text, {", ".join(f"{name} bigint" for name in COUNTS)},
+FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS r (
+    scope text, name text, {", ".join(f"{name} bigint" for name in COUNTS)},
     oldest_wait double precision, fairness double precision, incomplete boolean)
 ON CONFLICT (scope, name, at) DO UPDATE SET
     {", ".join(f"{name} = excluded.{name}" for name in (*COUNTS, "oldest_wait", "fairness", "incomplete"))}
-""").bindparams(bindparam("rows", type_=JSONB))
+""")
 
 # The oldest stretch of `coarse` seconds that lies wholly before the age. Its samples become one for each name: the mean
 # of what waited and ran and of fairness, the sum of what ended, the longest wait. Every sampled minute has a row of the
 # pool, so a name without a row had no jobs then.
-MERGE = text(f"""
+MERGE = Statement(f"""
 WITH stretch AS (
     SELECT to_timestamp(floor(extract(epoch FROM first.at) / :coarse) * :coarse) AS start
     FROM (SELECT min(at) AS at FROM pool_samples WHERE span = :fine) first
@@ -66,13 +67,13 @@ SELECT start, scope, name, :coarse, round(sum(waiting) / greatest(parts, 1)), ro
 FROM old CROSS JOIN sampled GROUP BY start, scope, name, parts
 """)
 
-FORGET = text("""
+FORGET = Statement("""
 DELETE FROM pool_samples WHERE (scope, name, at) IN (
     SELECT scope, name, at FROM pool_samples
     WHERE span = 3600 AND at < now() - make_interval(secs => :age) ORDER BY at LIMIT :limit)
 """)
 
-READ = text(f"""
+READ = Statement(f"""
 SELECT at, span, {_COUNTS}, oldest_wait, incomplete FROM pool_samples
 WHERE scope = :scope AND name = :name
     AND at + make_interval(secs => span) > now() - make_interval(secs => :seconds)
@@ -80,7 +81,7 @@ WHERE scope = :scope AND name = :name
 ORDER BY at
 """)
 
-FAIRNESS = text("""
+FAIRNESS = Statement("""
 SELECT at, span, fairness FROM pool_samples
 WHERE scope = 'pool' AND name = '' AND fairness IS NOT NULL
     AND at + make_interval(secs => span) > now() - make_interval(secs => :seconds)
@@ -122,12 +123,13 @@ class Counted:
 
 def claim(connection: Connection) -> datetime | None:
     """Take the last minute that is over; return its beginning. None: a process has written it, or is about to."""
-    return connection.execute(CLAIM).scalar_one_or_none()
+    found: datetime | None = connection.execute(CLAIM).scalar_one_or_none()
+    return found
 
 
 def store(connection: Connection, at: datetime, counted: Sequence[Counted]) -> None:
     """Write the samples of the minute `at`, which the same transaction has claimed."""
-    connection.execute(STORE, {"at": at, "rows": [asdict(each) for each in counted]})
+    connection.execute(STORE, {"at": at, "rows": json.dumps([asdict(each) for each in counted])})
 
 
 def merge(connection: Connection, *, fine: int, coarse: int, age: float) -> int:

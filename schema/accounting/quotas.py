@@ -16,11 +16,12 @@ from typing import Any
 
 from leasehold.errors import BadInput, NotFound
 from leasehold.wire import escaped
-from sqlalchemy import Connection, Row, text
 
 from schema import audit
+from schema.postgres.connection import Connection
 from schema.postgres.fragments import newest_quota
 from schema.postgres.notify import wake
+from schema.postgres.statements import Row, Statement
 from schema.validation import check_name
 
 
@@ -68,14 +69,14 @@ BEING_FREED = """
     SELECT cohort, kept_for AS instance, sum(kept_units) AS units FROM bots
     WHERE kept_units > 0 AND kept_units > capacity - in_use GROUP BY cohort, kept_for"""
 
-LIMITED = text("SELECT EXISTS (SELECT FROM quotas WHERE max_quota IS NOT NULL)")
-SHORT_AMONG = text(f"""
+LIMITED = Statement("SELECT EXISTS (SELECT FROM quotas WHERE max_quota IS NOT NULL)")
+SHORT_AMONG = Statement(f"""
 SELECT EXISTS (
     SELECT FROM (SELECT CAST(:cohort AS integer) AS cohort, unnest(CAST(:instances AS integer[])) AS instance) w
     CROSS JOIN LATERAL {newest_quota("w", columns="*")} q
     WHERE q.max_quota IS NOT NULL AND {HEADROOM} < :units)
 """)
-DRIFT = text("""
+DRIFT = Statement("""
 SELECT FROM quotas q
 LEFT JOIN (SELECT cohort, instance, sum(units) AS units FROM leases
            WHERE state IN ('pending', 'active', 'cancelling') GROUP BY cohort, instance) l
@@ -83,10 +84,10 @@ LEFT JOIN (SELECT cohort, instance, sum(units) AS units FROM leases
 WHERE q.usage <> coalesce(l.units, 0) LIMIT 1
 """)
 # Waits for every transaction that has written leases, and lets no other write any until this transaction ends.
-LOCK_LEASES = text("LOCK TABLE leases IN SHARE ROW EXCLUSIVE MODE")
+LOCK_LEASES = Statement("LOCK TABLE leases IN SHARE ROW EXCLUSIVE MODE")
 # A transaction that holds a quota and has not yet written leases would wait for this one, so that waiting for its row
 # would be a deadlock. Its quota is skipped until the next round.
-REPAIR_QUOTAS = text("""
+REPAIR_QUOTAS = Statement("""
 WITH wrong AS MATERIALIZED (
     SELECT q.cohort, q.instance, q.usage, coalesce(l.units, 0) AS live
     FROM quotas q
@@ -145,26 +146,26 @@ def reconcile_quotas(connection: Connection) -> list[QuotaDrift]:
 #: The largest quota, in units.
 MAX_QUOTA = 1_000_000_000
 
-_INSTANCE = text("SELECT intern_instance(:instance)")
-_COHORT = text("SELECT id FROM cohorts WHERE name = :cohort FOR KEY SHARE")
-_FOUND = text(
+_INSTANCE = Statement("SELECT intern_instance(:instance)")
+_COHORT = Statement("SELECT id FROM cohorts WHERE name = :cohort FOR KEY SHARE")
+_FOUND = Statement(
     "SELECT min_quota, max_quota FROM quotas WHERE cohort = :cohort AND instance = :instance FOR NO KEY UPDATE"
 )
-_CHANGE = text("""
+_CHANGE = Statement("""
 UPDATE quotas SET min_quota = :minimum, max_quota = :maximum WHERE cohort = :cohort AND instance = :instance
 """)
-_CREATE = text("""
+_CREATE = Statement("""
 INSERT INTO quotas (cohort, instance, min_quota, max_quota, usage)
 SELECT :cohort, :instance, :minimum, :maximum, coalesce(sum(l.units), 0) FROM leases l
 WHERE l.cohort = :cohort AND l.instance = :instance AND l.state IN ('pending', 'active', 'cancelling')
 """)
-_REMOVE = text("""
+_REMOVE = Statement("""
 DELETE FROM quotas
 WHERE cohort = (SELECT id FROM cohorts WHERE name = :cohort)
     AND instance = (SELECT id FROM instances WHERE name = :instance)
 RETURNING min_quota, max_quota
 """)
-_LIST = text(f"""
+_LIST = Statement(f"""
 SELECT c.name AS cohort, i.name AS instance, q.min_quota, q.max_quota, q.usage, ({EFFECTIVE_MAX}) AS effective_max
 FROM quotas q JOIN cohorts c ON c.id = q.cohort JOIN instances i ON i.id = q.instance
 ORDER BY c.position, c.name, i.name
@@ -249,7 +250,7 @@ def remove_quota(connection: Connection, cohort: str, instance: str, *, actor: s
 
 def quotas(connection: Connection, *, cooldown: Cooldown = EVICTION_COOLDOWN) -> list[Quota]:
     """Every quota, ordered by cohort and instance."""
-    return [Quota(**row._mapping) for row in connection.execute(_LIST, cooldown.values())]
+    return [Quota(**row._asdict()) for row in connection.execute(_LIST, cooldown.values())]
 
 
 # What monitoring asks: who uses what, what is free for whom, and which minimums the bots cannot cover.
@@ -257,7 +258,7 @@ def quotas(connection: Connection, *, cooldown: Cooldown = EVICTION_COOLDOWN) ->
 
 # The pairs are those of the oldest cohorts and instances, so that a new one displaces none. Free units that a bot keeps
 # count for the instance that they are kept for only, and those of a bot that serves some instances for these only.
-USE = text(f"""
+USE = Statement(f"""
 WITH shown AS MATERIALIZED (
     SELECT q.*, sum(greatest(0, q.usage - q.min_quota)) OVER (PARTITION BY q.cohort) AS above
     FROM quotas q ORDER BY q.cohort, q.instance LIMIT :most
@@ -361,7 +362,7 @@ def _check(minimum: int, maximum: int | None) -> None:
         raise BadInput("min", f"must not be more than the maximum of {maximum}")
 
 
-def _held(connection: Connection, key: dict[str, int]) -> Row[Any] | None:
+def _held(connection: Connection, key: dict[str, int]) -> Row | None:
     """Read and lock the quota. If there is none, returns None, and no other transaction can create it meanwhile."""
     before = connection.execute(_FOUND, key).one_or_none()
     if before is None:
@@ -383,14 +384,14 @@ def _key(connection: Connection, cohort: str, instance: str) -> dict[str, int]:
 
 # A transaction that begins or ends leases of a bot holds its row. Such a bot is skipped until the next
 # round.
-LOCK_CAPACITY = text("""
+LOCK_CAPACITY = Statement("""
 SELECT b.id FROM bots b
 LEFT JOIN (SELECT bot_id, sum(units) AS units, count(*) AS leases FROM live GROUP BY bot_id) l ON l.bot_id = b.id
 WHERE b.in_use <> coalesce(l.units, 0) OR b.held <> coalesce(l.leases, 0)
 ORDER BY b.id FOR NO KEY UPDATE OF b SKIP LOCKED
 """)
 # Compared again on the locked rows, because the query before this one may have seen a row newer than the leases.
-REPAIR_CAPACITY = text("""
+REPAIR_CAPACITY = Statement("""
 WITH wrong AS MATERIALIZED (
     SELECT b.id, b.name, b.in_use, b.held, s.leased, s.leases FROM bots b
     CROSS JOIN LATERAL (SELECT

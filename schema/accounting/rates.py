@@ -17,10 +17,11 @@ from typing import Any
 from leasehold.errors import BadInput, NotFound
 from leasehold.wire import escaped
 from pydantic import BaseModel, ConfigDict, Field
-from sqlalchemy import Connection, Row, text
 
 from schema import audit, declarations
+from schema.postgres.connection import Connection
 from schema.postgres.notify import wake
+from schema.postgres.statements import Row, Statement
 from schema.validation import NAME, check_name
 
 #: The largest rate, jobs per second, and the largest burst, jobs.
@@ -31,25 +32,25 @@ GATHER_SECONDS = 0.1
 PREFIX = "rate:"
 
 _FILLED = "least(burst, tokens + rate * extract(epoch FROM now() - refilled_at))"
-READ_BUCKETS = text(f"""
+READ_BUCKETS = Statement(f"""
 SELECT name, rate, burst, {_FILLED} AS tokens FROM rate_buckets WHERE name = ANY (CAST(:names AS text[]))
 """)
 _LOCK_BUCKETS = f"""
 SELECT name, rate, burst, {_FILLED} AS tokens FROM rate_buckets WHERE name = ANY (CAST(:names AS text[]))
 ORDER BY name COLLATE "C" FOR NO KEY UPDATE"""
-LOCK_BUCKETS = {True: text(_LOCK_BUCKETS), False: text(f"{_LOCK_BUCKETS} SKIP LOCKED")}
-DRAW_TOKENS = text("SELECT draw(CAST(:names AS text[]), CAST(:jobs AS integer[]))")
-_FOUND_RATE = text("SELECT rate, burst FROM rate_buckets WHERE name = :name FOR NO KEY UPDATE")
+LOCK_BUCKETS = {True: Statement(_LOCK_BUCKETS), False: Statement(f"{_LOCK_BUCKETS} SKIP LOCKED")}
+DRAW_TOKENS = Statement("SELECT draw(CAST(:names AS text[]), CAST(:jobs AS integer[]))")
+_FOUND_RATE = Statement("SELECT rate, burst FROM rate_buckets WHERE name = :name FOR NO KEY UPDATE")
 # A new bucket is full. A changed bucket keeps its tokens, up to the smaller burst.
-_PUT_RATE = text("""
+_PUT_RATE = Statement("""
 INSERT INTO rate_buckets AS b (name, rate, burst, tokens) VALUES (:name, :rate, :burst, :burst)
 ON CONFLICT (name) DO UPDATE SET rate = EXCLUDED.rate, burst = EXCLUDED.burst,
     tokens = least(EXCLUDED.burst, b.burst,
         b.tokens + b.rate * greatest(extract(epoch FROM clock_timestamp() - b.refilled_at), 0)),
     refilled_at = greatest(b.refilled_at, clock_timestamp())
 """)
-_REMOVE_RATE = text("DELETE FROM rate_buckets WHERE name = :name RETURNING rate, burst")
-_LIST_RATES = text(f"""
+_REMOVE_RATE = Statement("DELETE FROM rate_buckets WHERE name = :name RETURNING rate, burst")
+_LIST_RATES = Statement(f"""
 SELECT name, rate, burst, greatest({_FILLED}, 0) AS tokens FROM rate_buckets ORDER BY name COLLATE "C"
 """)
 
@@ -144,7 +145,7 @@ def lock_buckets(connection: Connection, wanted: Sequence[str], *, wait: bool) -
     return _buckets(connection.execute(LOCK_BUCKETS[wait], {"names": list(wanted)})) if wanted else {}
 
 
-def _buckets(rows: Iterable[Row[Any]]) -> dict[str, Bucket]:
+def _buckets(rows: Iterable[Row]) -> dict[str, Bucket]:
     return {row.name: Bucket(row.rate, row.burst, float(row.tokens)) for row in rows}
 
 
@@ -241,16 +242,16 @@ ALL_CLASSES = ""
 #: The condition that any advice is stored, for use inside another statement.
 ANY_ADVICE = "EXISTS (SELECT FROM backpressure)"
 IN_FORCE = "(until IS NULL OR until > now())"
-READ_ADVICE = text(f"SELECT resource_class, allowed, delay FROM backpressure WHERE {IN_FORCE}")
-_LIST_ADVICE = text(f"SELECT * FROM backpressure WHERE {IN_FORCE} ORDER BY resource_class")
-_DELETE_EXPIRED_ADVICE = text("DELETE FROM backpressure WHERE until <= now()")
-_PUT_ADVICE = text("""
+READ_ADVICE = Statement(f"SELECT resource_class, allowed, delay FROM backpressure WHERE {IN_FORCE}")
+_LIST_ADVICE = Statement(f"SELECT * FROM backpressure WHERE {IN_FORCE} ORDER BY resource_class")
+_DELETE_EXPIRED_ADVICE = Statement("DELETE FROM backpressure WHERE until <= now()")
+_PUT_ADVICE = Statement("""
 INSERT INTO backpressure (resource_class, allowed, delay, until)
 VALUES (:resource_class, :allowed, :delay, clock_timestamp() + make_interval(secs => :seconds))
 ON CONFLICT (resource_class)
 DO UPDATE SET allowed = EXCLUDED.allowed, delay = EXCLUDED.delay, until = EXCLUDED.until
 """)
-_REMOVE_ADVICE = text("DELETE FROM backpressure WHERE resource_class = :resource_class RETURNING allowed, delay")
+_REMOVE_ADVICE = Statement("DELETE FROM backpressure WHERE resource_class = :resource_class RETURNING allowed, delay")
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from sqlalchemy import Connection, text
-
+from schema.postgres.connection import Connection
 from schema.postgres.fragments import newest_quota
-from schema.postgres.work_connection import execute_later
+from schema.postgres.statements import Statement
 
 
 @dataclass
@@ -41,7 +40,7 @@ class BotCapacity:
         self.held += 1
 
 
-RETURN_UNITS = text(f"""
+RETURN_UNITS = Statement(f"""
 WITH returned AS MATERIALIZED (
     SELECT s.* FROM unnest(CAST(:cohorts AS integer[]), CAST(:instances AS integer[]), CAST(:units AS bigint[]))
         AS s (cohort, instance, units)
@@ -90,4 +89,4 @@ class ReturnedUnits:
         if left:
             cohorts, instances, units = zip(*left, strict=True)
             values = {"cohorts": list(cohorts), "instances": list(instances), "units": list(units)}
-            execute_later(connection, RETURN_UNITS, values)
+            connection.execute_later(RETURN_UNITS, values)

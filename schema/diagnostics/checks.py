@@ -11,15 +11,16 @@ from enum import StrEnum
 import psycopg
 from leasehold.wire import escaped
 from psycopg import sql
-from sqlalchemy import Connection, Dialect, PrimaryKeyConstraint, UniqueConstraint, text
+from sqlalchemy import Dialect, PrimaryKeyConstraint, UniqueConstraint
 from sqlalchemy.dialects import postgresql
-from sqlalchemy.exc import DBAPIError
 from sqlalchemy.schema import CreateIndex
 
 from schema import clock
 from schema.policy.schedules import FAILING, HELD_UP
+from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
 from schema.postgres.notify import PREFIX
+from schema.postgres.statements import Statement
 from schema.readable import duration
 from schema.tables.columns import SCHEMA, STORAGE, metadata
 
@@ -90,9 +91,9 @@ _RESET: Mapping[str, str] = {
     "synchronous_commit": "set synchronous_commit = on where it was switched off: ALTER SYSTEM, DATABASE or ROLE",
 }
 
-_DURABILITY = text("SELECT name, setting FROM pg_settings WHERE name = ANY (CAST(:names AS text[])) ORDER BY name")
+_DURABILITY = Statement("SELECT name, setting FROM pg_settings WHERE name = ANY (CAST(:names AS text[])) ORDER BY name")
 # A background process, such as the launcher of logical replication, may have the name of a role too.
-_CONNECTIONS = text("""
+_CONNECTIONS = Statement("""
 SELECT current_setting('max_connections')::integer AS most,
     current_setting('superuser_reserved_connections')::integer
         + coalesce(current_setting('reserved_connections', true)::integer, 0) AS reserved,
@@ -100,25 +101,25 @@ SELECT current_setting('max_connections')::integer AS most,
     (SELECT count(*) FROM pg_stat_activity
      WHERE usename = current_user AND backend_type = 'client backend' AND pid <> pg_backend_pid()) AS ours
 """)
-_IDLE = text("""
+_IDLE = Statement("""
 SELECT pid, coalesce(application_name, '') AS name,
     extract(epoch FROM clock_timestamp() - state_change)::float AS seconds
 FROM pg_stat_activity
 WHERE usename = current_user AND state LIKE 'idle in transaction%' AND pid <> pg_backend_pid()
 ORDER BY state_change
 """)
-_MEMORY = text(f"""
+_MEMORY = Statement(f"""
 SELECT pg_size_bytes(current_setting('shared_buffers')) AS buffers, pg_size_bytes(current_setting('work_mem')) AS work,
     (SELECT coalesce(sum(pg_total_relation_size(oid)), 0)::bigint FROM pg_class
      WHERE relnamespace = to_regnamespace('{SCHEMA}') AND relkind = 'r') AS size
 """)
-_WAL_FUNCTIONS = text("""
+_WAL_FUNCTIONS = Statement("""
 SELECT pg_is_in_recovery() AS is_standby, CAST(current_user AS text) AS role,
     has_function_privilege('pg_catalog.pg_walfile_name(pg_lsn)', 'EXECUTE')
         AND has_function_privilege('pg_catalog.pg_current_wal_insert_lsn()', 'EXECUTE') AS is_allowed
 """)
 # As schema/sql/functions/first_fence.sql reads it.
-_TIMELINE = text("SELECT left(pg_walfile_name(pg_current_wal_insert_lsn()), 8)")
+_TIMELINE = Statement("SELECT left(pg_walfile_name(pg_current_wal_insert_lsn()), 8)")
 
 
 @dataclass(frozen=True)
@@ -159,8 +160,8 @@ def judge_durability(settings: Mapping[str, str]) -> Check:
 def check_connections(connection: Connection) -> Check:
     """Check how many connections are left, and whether sessions of this role idle inside transactions."""
     row = connection.execute(_CONNECTIONS).one()
-    idlers = [Idler(**each._mapping) for each in connection.execute(_IDLE)]
-    return judge_connections(Connections(**row._mapping), idlers)
+    idlers = [Idler(**each._asdict()) for each in connection.execute(_IDLE)]
+    return judge_connections(Connections(**row._asdict()), idlers)
 
 
 def judge_connections(counted: Connections, idlers: Sequence[Idler]) -> Check:
@@ -219,10 +220,10 @@ def check_fences(connection: Connection) -> Check:
     if not row.is_allowed:
         return judge_fences(role=row.role, timeline=None, refusal="permission denied")
     try:
-        with connection.begin_nested():
+        with connection.savepoint():
             timeline = int(connection.execute(_TIMELINE).scalar_one(), 16)
-    except DBAPIError as error:  # some managed servers refuse these functions to everybody
-        return judge_fences(role=row.role, timeline=None, refusal=str(error.orig).strip().partition("\n")[0])
+    except psycopg.Error as error:  # some managed servers refuse these functions to everybody
+        return judge_fences(role=row.role, timeline=None, refusal=str(error).strip().partition("\n")[0])
     return judge_fences(role=row.role, timeline=timeline, refusal=None)
 
 
@@ -253,8 +254,8 @@ OFFSET = 1.0
 CLOCK_READS = 5
 
 _DIRECT = "set database.listen_url to a direct address of the same database if database.url goes through a pooler"
-_NOTIFY = text("SELECT pg_notify(:channel, ''), current_database() AS database")
-_NOW = text("SELECT extract(epoch FROM clock_timestamp())::float")
+_NOTIFY = Statement("SELECT pg_notify(:channel, ''), current_database() AS database")
+_NOW = Statement("SELECT extract(epoch FROM clock_timestamp())::float")
 
 
 def check_wakeups(database: Database, *, patience: float = WAKEUP_TIMEOUT) -> Check:
@@ -338,7 +339,7 @@ WARNING_TRANSACTIONS, BAD_TRANSACTIONS = 10_000, 1_000_000
 
 # A transaction that has written holds back removal in every database, because no snapshot may be newer than it. One
 # that only reads does so in its own database. VACUUM itself does not count.
-_SESSIONS = text("""
+_SESSIONS = Statement("""
 SELECT 'session' AS kind, a.pid, coalesce(a.application_name, '') AS name, a.usename::text AS owner, a.state,
     a.datname::text AS database, extract(epoch FROM clock_timestamp() - a.xact_start)::float AS seconds,
     greatest(CASE WHEN a.datname = current_database() THEN age(a.backend_xmin) END, age(a.backend_xid)) AS transactions
@@ -347,18 +348,18 @@ WHERE a.pid <> pg_backend_pid() AND a.backend_type IS DISTINCT FROM 'walsender'
     AND (a.datname = current_database() AND a.backend_xmin IS NOT NULL OR a.backend_xid IS NOT NULL)
     AND a.pid NOT IN (SELECT v.pid FROM pg_stat_progress_vacuum v)
 """)
-_PREPARED = text("""
+_PREPARED = Statement("""
 SELECT 'prepared' AS kind, NULL AS pid, p.gid AS name, p.owner::text, NULL AS state, p.database::text AS database,
     extract(epoch FROM clock_timestamp() - p.prepared)::float AS seconds, age(p.transaction) AS transactions
 FROM pg_prepared_xacts p
 """)
-_SLOTS = text("""
+_SLOTS = Statement("""
 SELECT 'slot' AS kind, s.active_pid AS pid, s.slot_name::text AS name, NULL AS owner,
     CASE WHEN s.active THEN 'active' ELSE 'inactive' END AS state, s.database::text AS database,
     NULL AS seconds, age(s.xmin) AS transactions
 FROM pg_replication_slots s WHERE s.xmin IS NOT NULL
 """)
-_STANDBYS = text("""
+_STANDBYS = Statement("""
 SELECT 'standby' AS kind, r.pid, coalesce(r.application_name, '') AS name, r.usename::text AS owner, r.state,
     NULL AS database, NULL AS seconds, age(r.backend_xmin) AS transactions
 FROM pg_stat_replication r WHERE r.backend_xmin IS NOT NULL
@@ -386,7 +387,7 @@ def check_snapshots(connection: Connection) -> Check:
     """Check all sessions, prepared transactions, replication slots and standbys that hold snapshots."""
     found = []
     for statement in (_SESSIONS, _PREPARED, _SLOTS, _STANDBYS):
-        found += [SnapshotHolder(**row._mapping) for row in connection.execute(statement)]
+        found += [SnapshotHolder(**row._asdict()) for row in connection.execute(statement)]
     return judge_snapshots(found)
 
 
@@ -476,7 +477,7 @@ def _weight(holder: SnapshotHolder) -> tuple[int, float, int]:
 
 DIALECT: Dialect = postgresql.dialect()  # type: ignore[no-untyped-call]
 
-_INDEXES = text(f"""
+_INDEXES = Statement(f"""
 SELECT i.relname::text AS name, x.indisvalid AND x.indisready AND x.indislive AS usable,
     EXISTS (SELECT FROM pg_stat_progress_create_index p WHERE p.index_relid = x.indexrelid) AS building
 FROM pg_index x JOIN pg_class i ON i.oid = x.indexrelid JOIN pg_class t ON t.oid = x.indrelid
@@ -513,7 +514,7 @@ def expected() -> dict[str, str]:
 
 def check_indexes(connection: Connection, *, is_current: bool) -> Check:
     """Compare the declared indexes with the server's. `is_current`: the schema has the version of this code."""
-    found = [Index(**row._mapping) for row in connection.execute(_INDEXES)]
+    found = [Index(**row._asdict()) for row in connection.execute(_INDEXES)]
     return judge_indexes(expected(), found, is_current=is_current)
 
 
@@ -545,13 +546,13 @@ MANY_DEAD = 5_000
 #: A table that needs a vacuum is overdue after this many seconds, and at least this many rounds of autovacuum.
 OVERDUE, OVERDUE_ROUNDS = 600.0, 10
 
-_TABLES = text(f"""
+_TABLES = Statement(f"""
 SELECT c.relname::text AS name, coalesce(c.reloptions, '{{}}') AS options, s.n_live_tup AS live, s.n_dead_tup AS dead,
     extract(epoch FROM clock_timestamp() - greatest(s.last_autovacuum, s.last_vacuum))::float AS vacuumed
 FROM pg_class c JOIN pg_stat_all_tables s ON s.relid = c.oid
 WHERE c.relnamespace = to_regnamespace('{SCHEMA}') AND c.relkind = 'r' ORDER BY 1
 """)
-_AUTOVACUUM_SETTINGS = text("""
+_AUTOVACUUM_SETTINGS = Statement("""
 SELECT current_setting('autovacuum')::boolean AS autovacuum, current_setting('track_counts')::boolean AS track_counts,
     current_setting('autovacuum_max_workers')::integer AS workers,
     extract(epoch FROM current_setting('autovacuum_naptime')::interval)::float AS naptime,
@@ -599,7 +600,7 @@ def read_tables(connection: Connection) -> list[TableStatistics]:
 def check_autovacuum(connection: Connection) -> Check:
     """Check autovacuum in the settings of the server and of the tables."""
     row = connection.execute(_AUTOVACUUM_SETTINGS).one()
-    return judge_autovacuum(AutovacuumSettings(**row._mapping), read_tables(connection))
+    return judge_autovacuum(AutovacuumSettings(**row._asdict()), read_tables(connection))
 
 
 def judge_autovacuum(settings: AutovacuumSettings, found: Sequence[TableStatistics]) -> Check:
@@ -652,13 +653,13 @@ def judge_dead_rows(found: Sequence[TableStatistics], *, oldest: Check) -> Check
 # Schedules whose jobs are refused.
 
 
-_FAILING = text(f"""
+_FAILING = Statement(f"""
 SELECT i.name || '/' || s.name AS name, s.failures, s.last_error FROM schedules s JOIN instances i ON i.id = s.instance
 WHERE s.failures >= {FAILING} ORDER BY s.failures DESC, 1
 """)
 
 
-_HELD_UP = text(f"""
+_HELD_UP = Statement(f"""
 SELECT i.name || '/' || s.name AS name, s.left_out, j.public_id
 FROM schedules s JOIN instances i ON i.id = s.instance JOIN jobs j ON j.id = s.last_job
 WHERE {HELD_UP} ORDER BY s.left_out DESC, 1
@@ -691,7 +692,7 @@ def judge_schedules(failing: Sequence[tuple[str, int, str]], held_up: Sequence[t
 
 
 # Of processes with different settings those decide that keep jobs for the longest time.
-_KEPT = text("""
+_KEPT = Statement("""
 SELECT s.state, s.keep, extract(epoch FROM now() - (
     SELECT finished_at FROM jobs WHERE state = s.state AND finished_at IS NOT NULL ORDER BY state, finished_at LIMIT 1
     ))::double precision AS oldest

@@ -7,20 +7,18 @@ the reason. Only a database that cannot be reached ends the whole run.
 from collections.abc import Callable
 from functools import partial
 
+import psycopg
 from leasehold.errors import NotReady
-from sqlalchemy import Connection, text
-from sqlalchemy.exc import DBAPIError
 
 from schema.diagnostics import checks as doctor_checks
 from schema.diagnostics import server
 from schema.diagnostics.checks import Check, Verdict, printable_name
 from schema.diagnostics.stored_values import check_stored_values
 from schema.postgres import migrate
+from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
 
-_BOUNDED = text("""
-SET TRANSACTION READ ONLY; SET LOCAL statement_timeout = '5s'; SET LOCAL lock_timeout = '200ms'
-""")
+_BOUNDED = "SET TRANSACTION READ ONLY; SET LOCAL statement_timeout = '5s'; SET LOCAL lock_timeout = '200ms'"
 _REFUSED = "42501"
 #: The checks that read our tables.
 OF_TABLES = ("indexes", "autovacuum", "dead rows", "retention", "schedules", "stored values", "callers")
@@ -75,7 +73,7 @@ def _schema(database: Database) -> Check:
 
 def _run_in_transaction(database: Database, name: str, check: Callable[[Connection], Check]) -> Check:
     def bounded(connection: Connection) -> Check:
-        connection.execute(_BOUNDED)
+        connection.execute_sql(_BOUNDED)
         return check(connection)
 
     return _run_check(name, lambda: database.run(bounded))
@@ -85,9 +83,9 @@ def _run_check(name: str, check: Callable[[], Check]) -> Check:
     """The result of the check, or `unknown` with the reason why it could not run."""
     try:
         return check()
-    except DBAPIError as error:
-        reason = str(error.orig).strip().splitlines()
-        refused = getattr(error.orig, "sqlstate", None) == _REFUSED
+    except psycopg.Error as error:
+        reason = str(error).strip().splitlines()
+        refused = error.sqlstate == _REFUSED
         remedy = "run this as the role that owns the tables, or grant it the missing rights" if refused else "try again"
         return Check(
             name, Verdict.UNKNOWN, f"could not be checked: {printable_name(reason[0] if reason else '')}", remedy

@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, TextClause, text
-
 from schema import graphs
 from schema.accounting.quotas import EFFECTIVE_MAX, HEADROOM, Cooldown
 from schema.fleet import candidates
+from schema.postgres.connection import Connection
 from schema.postgres.fragments import JOB_REASON, newest_leases
+from schema.postgres.statements import Statement
 from schema.predicates import (
     ASSIGNERS,
     BACKOFF,
@@ -50,7 +50,7 @@ CLAUSES, NAMES, LEASES = 64, 5, 50
 
 Row = dict[str, Any]
 
-JOB = text(f"""
+JOB = Statement(f"""
 WITH job AS MATERIALIZED (
     SELECT j.*, i.name AS instance_name, i.pool, i.drain_deadline, {DRAIN.of(instance="i")} AS undrained,
         coalesce(c.name, 'default') AS cohort_name, c.labels AS cohort_labels, p.properties, k.looks,
@@ -110,14 +110,14 @@ present AS MATERIALIZED (
     ) near LIMIT :look + 1
 )"""
 
-COHORT_BOTS = text(f"""
+COHORT_BOTS = Statement(f"""
 WITH {_WANT}, {_PRESENT}
 SELECT count(*) AS present, count(*) FILTER (WHERE {HEALTHY.of(bot="b")}) AS healthy, count(*) > :look AS more
 FROM present b
 """)
 
 # The bots that match the job's requirements, and how many of them pass one gate after the other.
-MATCHING = text(f"""
+MATCHING = Statement(f"""
 WITH {_WANT}, {_PRESENT}, offering AS MATERIALIZED (
     SELECT b.id FROM kind_platforms o CROSS JOIN LATERAL (
         SELECT id FROM bots WHERE status <> 'gone' AND cohort = :cohort AND kind = o.kind
@@ -162,7 +162,7 @@ FROM matching
 """)
 
 # For each clause of the requirements, the bots of the cohort that match it, and those that match all other clauses.
-CLAUSE_BOTS = text(f"""
+CLAUSE_BOTS = Statement(f"""
 WITH {_WANT}, {_PRESENT}
 SELECT c.nth, count(*) FILTER (WHERE offers(k.properties, c.alone)) AS alone,
     count(*) FILTER (WHERE offers(k.properties, c.others)) AS others
@@ -173,7 +173,7 @@ GROUP BY c.nth ORDER BY c.nth
 
 # Bots of the cohort that offer what the job requires, and are kept for jobs that also ask for other properties: their
 # number and these properties.
-EXCLUSIVE_BOTS = text(f"""
+EXCLUSIVE_BOTS = Statement(f"""
 WITH {_WANT}, {_PRESENT}, kept AS MATERIALIZED (
     SELECT k.exclusive FROM present b JOIN kinds k ON k.id = b.kind
     JOIN (SELECT properties FROM platforms WHERE id = :platform) p
@@ -187,7 +187,7 @@ SELECT (SELECT count(*) FROM kept) AS bots, ARRAY(
 
 _BEFORE = "(rank, queued_at, id) < (:rank, CAST(:queued_at AS timestamptz), :id)"
 
-AHEAD_IN_QUEUE = text(f"""
+AHEAD_IN_QUEUE = Statement(f"""
 SELECT count(*) FROM (
     SELECT FROM queues k CROSS JOIN LATERAL (
         SELECT FROM jobs WHERE {ready_in("k")} AND {_BEFORE} ORDER BY queue, rank, queued_at, id LIMIT :limit) j
@@ -195,7 +195,7 @@ SELECT count(*) FROM (
 """)
 
 # In each queue of the instance in the cohort that has no constraints, but the job's own.
-AHEAD_IN_OTHERS = text(f"""
+AHEAD_IN_OTHERS = Statement(f"""
 WITH others AS MATERIALIZED (
     SELECT id FROM queues
     WHERE cohort = :cohort AND instance = :instance AND constraint_set IS NULL AND id <> :queue
@@ -208,7 +208,7 @@ SELECT count(*) AS jobs, (SELECT count(*) FROM others) > :queues AS more FROM (
     LIMIT :limit) counted
 """)
 
-POOL = text(f"""
+POOL = Statement(f"""
 WITH w AS MATERIALIZED (
     SELECT CAST(:cohort_name AS text) AS cohort_name,
         ARRAY(SELECT name FROM instances WHERE id = :instance UNION
@@ -221,7 +221,7 @@ SELECT count(*) AS known, count(*) FILTER (WHERE {ASSIGNERS.of(assigner="a", wan
 FROM (SELECT * FROM assigners ORDER BY name LIMIT :look) a CROSS JOIN w
 """)
 
-LEASES_OF = text("""
+LEASES_OF = Statement("""
 SELECT l.fence, l.state, l.assigner, l.strategy, l.stop_reason, l.granted_at, l.acknowledged_at, l.ended_at,
     b.name AS bot
 FROM leases l LEFT JOIN bots b ON b.id = l.bot_id
@@ -301,7 +301,7 @@ def leases(connection: Connection, job_id: int) -> list[Row]:
     return [dict(row) for row in reversed(rows)]
 
 
-def _row(connection: Connection, query: TextClause, where: Mapping[str, Any]) -> Row:
+def _row(connection: Connection, query: Statement, where: Mapping[str, Any]) -> Row:
     return dict(connection.execute(query, where).mappings().one())
 
 

@@ -6,14 +6,14 @@ with `check`; operators run `verify`.
 
 from dataclasses import dataclass
 from math import ceil
-from typing import Any
 
-from sqlalchemy import ARRAY, Connection, Select, Text, cast, column, func, literal, select, text, union_all
-from sqlalchemy.exc import DBAPIError
+import psycopg
 
 from schema.fleet.kinds import LINKS
 from schema.postgres import waits
+from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
+from schema.postgres.statements import Statement
 from schema.validation import MAX_FORGIVEN
 
 #: The most ids shown of rows that break an invariant.
@@ -378,26 +378,25 @@ INVARIANTS = (
 )
 
 
-def _counted(place: int, invariant: Invariant) -> Select[Any]:
-    broken = text(invariant.broken).columns(column("id")).cte(f"broken_{place}")
-    shown = select(broken.c.id).order_by(broken.c.id).limit(SAMPLE).scalar_subquery()
-    return select(
-        literal(place).label("place"),
-        select(func.count()).select_from(broken).scalar_subquery().label("rows"),
-        cast(func.array(shown), ARRAY(Text)).label("sample"),
-    )
+def _counted(place: int, invariant: Invariant) -> str:
+    """A query of how many rows break an invariant, and of the ids of the first of them."""
+    return f"""(
+    WITH broken AS ({invariant.broken})
+    SELECT {place} AS place, (SELECT count(*) FROM broken) AS rows,
+        CAST(ARRAY(SELECT id FROM broken ORDER BY id LIMIT {SAMPLE}) AS text[]) AS sample
+)"""
 
 
-CHECK = union_all(*(_counted(place, invariant) for place, invariant in enumerate(INVARIANTS))).order_by("place")
+CHECK = Statement(" UNION ALL ".join(map(_counted, range(len(INVARIANTS)), INVARIANTS)) + " ORDER BY place")
 
 # All invariants must see one snapshot, and a large history takes longer than a move may.
-SNAPSHOT = text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-STATEMENT_TIMEOUT = text("SELECT set_config('statement_timeout', :milliseconds, true)")
+SNAPSHOT = Statement("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+STATEMENT_TIMEOUT = Statement("SELECT set_config('statement_timeout', :milliseconds, true)")
 #: SQLSTATE of a statement that took longer.
 CANCELLED = "57014"
 # Compiling this wide statement costs more than running it. It reads whole tables, so sequential scans are right.
-NO_JIT = text("SET LOCAL jit = off")
-WHOLE_TABLES = text("SET LOCAL enable_seqscan = on")
+NO_JIT = Statement("SET LOCAL jit = off")
+WHOLE_TABLES = Statement("SET LOCAL enable_seqscan = on")
 
 
 def check(connection: Connection) -> list[Finding]:
@@ -417,8 +416,8 @@ def verify_within(database: Database, *, seconds: float) -> list[Finding] | None
     """Run `check` as `verify` does, for at most so many seconds; None if that was not enough."""
     try:
         return database.run(lambda connection: _verified(connection, seconds=seconds))
-    except DBAPIError as error:
-        if getattr(error.orig, "sqlstate", None) == CANCELLED:
+    except psycopg.Error as error:
+        if error.sqlstate == CANCELLED:
             return None
         raise
 
@@ -428,5 +427,5 @@ def _verified(connection: Connection, *, seconds: float) -> list[Finding]:
     for setting in (SNAPSHOT, NO_JIT, WHOLE_TABLES):
         connection.execute(setting)
     connection.execute(STATEMENT_TIMEOUT, {"milliseconds": str(ceil(seconds * 1000))})
-    waits.allow(connection, seconds or waits.LONGEST)
+    connection.allow(seconds or waits.LONGEST)
     return check(connection)

@@ -3,25 +3,25 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, text
-
 from schema import sql
 from schema.diagnostics.checks import Check, Verdict, printable_name
+from schema.postgres.connection import Connection
 from schema.postgres.engine import SEARCH_PATH
+from schema.postgres.statements import Statement
 from schema.tables.columns import SCHEMA
 
 #: Parts of the queue of notifications in use from which the verdict is bad: at 1 the server refuses each commit that
 #: notifies.
 FILLED = 0.5
 
-_FUNCTIONS = text("""
+_FUNCTIONS = Statement("""
 SELECT format('%s.%s(%s)', pronamespace::regnamespace, proname, oidvectortypes(proargtypes)) AS name,
     coalesce(proconfig, '{}') AS settings FROM pg_proc
 WHERE pronamespace = CAST(:schema AS regnamespace) AND proname = ANY (CAST(:names AS text[])) ORDER BY 1
 """)
-_COMPILES = text("SELECT pg_jit_available() AS jit")
+_COMPILES = Statement("SELECT pg_jit_available() AS jit")
 # The function also takes away what every listener has read, which a server that is full does not do by itself.
-_NOTIFICATIONS = text("""
+_NOTIFICATIONS = Statement("""
 SELECT pg_notification_queue_usage() AS used, a.pid, a.datname, a.application_name,
     extract(epoch FROM clock_timestamp() - a.xact_start)::float AS seconds
 FROM (SELECT) one LEFT JOIN LATERAL (
@@ -29,7 +29,7 @@ FROM (SELECT) one LEFT JOIN LATERAL (
     WHERE backend_type = 'client backend' AND xact_start IS NOT NULL AND pid <> pg_backend_pid()
     ORDER BY xact_start LIMIT 1) a ON true
 """)
-_COLLATION = text("""
+_COLLATION = Statement("""
 SELECT datname AS name, datcollversion AS made, pg_database_collation_actual_version(oid) AS library
 FROM pg_database WHERE datname = current_database()
 """)

@@ -10,23 +10,24 @@ from collections.abc import Iterator
 from leasehold.errors import BadInput
 from leasehold.wire import escaped
 from pydantic import ValidationError
-from sqlalchemy import Connection, text
 
 from schema.diagnostics.checks import NAMED, Check, Verdict, printable_name
 from schema.fields import as_stored, first_error
 from schema.picking import constrained
 from schema.policy import cron, submit_rules, time_windows
 from schema.policy.submit_rules import SubmitRuleTerms
+from schema.postgres.connection import Connection
+from schema.postgres.statements import Statement
 from schema.requests import JobRequest
 from schema.validation import load_zone
 
 #: The most rows of one kind that are looked at.
 MOST = 10_000
-_SCHEDULES = text("""
+_SCHEDULES = Statement("""
 SELECT i.name || '/' || s.name AS name, s.cron, s.zone, s.request
 FROM schedules s JOIN instances i ON i.id = s.instance WHERE s.enabled ORDER BY 1 LIMIT :most
 """)
-_CONSTRAINT_SETS = text("""
+_CONSTRAINT_SETS = Statement("""
 SELECT s.id, s.terms FROM constraint_sets s
 WHERE EXISTS (SELECT FROM queues q WHERE q.constraint_set = s.id) ORDER BY s.id LIMIT :most
 """)

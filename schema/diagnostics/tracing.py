@@ -16,15 +16,15 @@ tracing is on.
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from leasehold.errors import BadInput
 from pydantic import BaseModel, ConfigDict, Field, field_validator
-from sqlalchemy import Connection, Row, text
 
 from schema import validation
 from schema.moves.end import EndedAttempt
-from schema.postgres.work_connection import on_commit
+from schema.postgres.connection import Connection
+from schema.postgres.statements import Row, Statement
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -35,7 +35,7 @@ EXPORT_TIMEOUT, MAX_WAITING = 5.0, 8192
 
 # The newest lease of each job is the one that has just ended: in this transaction the job was granted to nobody since.
 # Events of a job are ordered by their ids.
-ATTEMPTS = text("""
+ATTEMPTS = Statement("""
 SELECT j.public_id::text AS job, i.name AS instance, j.created_at, coalesce(c.name, 'default') AS cohort, l.fence,
     l.granted_at, l.acknowledged_at, l.ended_at, l.assigner, l.strategy, l.units, b.name AS bot, l.first,
     m.value AS parent, coalesce(q.at, j.created_at) AS queued_at
@@ -124,13 +124,13 @@ class AttemptTracer:
             for row in rows:
                 self._spans(row, *outcomes[row.job])
 
-        on_commit(connection, make)
+        connection.on_commit(make)
 
     def close(self) -> None:
         """Send what waits, within seconds, and stop."""
         self._provider.shutdown()
 
-    def _spans(self, row: Row[Any], verdict: str, state: str) -> None:
+    def _spans(self, row: Row, verdict: str, state: str) -> None:
         from opentelemetry.trace import Status, StatusCode, set_span_in_context
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 

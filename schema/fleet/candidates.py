@@ -9,9 +9,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sqlalchemy import Connection, text
-
+from schema.postgres.connection import Connection
 from schema.postgres.fragments import newest_version
+from schema.postgres.statements import Statement
 from schema.predicates import REQUIREMENTS, ROOM, can_take
 
 # How a bot may serve an instance: for every one, for that one, for its pool. For bots of one kind each is one range of
@@ -92,11 +92,11 @@ class FreeBot(NamedTuple):
 
 _COLUMNS = "b.id, b.name, b.priority, b.capacity - b.in_use - b.kept_units AS room, b.capacity"
 # Lateral subqueries with OFFSET 0 keep the planner from reading whole tables when its statistics are old or missing.
-AMONG = text(f"""
+AMONG = Statement(f"""
 SELECT {_COLUMNS} FROM unnest(CAST(:bot_ids AS bigint[])) AS drawn (id)
 CROSS JOIN LATERAL {newest_version("bots", "id", "drawn.id")} b WHERE b.free
 """)
-ALL_FREE = text(f"SELECT {_COLUMNS} FROM bots b WHERE b.free AND b.cohort = ANY (CAST(:cohorts AS integer[]))")
+ALL_FREE = Statement(f"SELECT {_COLUMNS} FROM bots b WHERE b.free AND b.cohort = ANY (CAST(:cohorts AS integer[]))")
 
 _WANT = """
     SELECT CAST(:cohort AS integer) AS cohort, CAST(:instance AS integer) AS instance,
@@ -104,7 +104,7 @@ _WANT = """
         CAST(:units AS integer) AS units"""
 _ROOMY = ROOM.of(bot="", want="w")
 # The last resort: any free bot that nobody else has locked, and it stays locked until we are done.
-ANY_FREE = text(f"""
+ANY_FREE = Statement(f"""
 WITH w AS MATERIALIZED ({_WANT}), near AS MATERIALIZED (
     SELECT n.id FROM w CROSS JOIN LATERAL ({able_bots("b.id", "w", which=_ROOMY, limit=":look")}) n LIMIT :look
 )
@@ -113,13 +113,13 @@ FROM bots b CROSS JOIN w
 WHERE b.id = ANY (ARRAY(SELECT id FROM near)) AND {can_take("b", "w")}
 ORDER BY b.priority, b.id LIMIT :count FOR NO KEY UPDATE OF b SKIP LOCKED
 """)
-IS_ANY_FREE = text(f"""
+IS_ANY_FREE = Statement(f"""
 WITH w AS MATERIALIZED ({_WANT})
 SELECT EXISTS (SELECT FROM w CROSS JOIN LATERAL ({able_bots("b.id", "w", which=_ROOMY, limit="1")}) n)
 """)
 
 # Bots that worked on a hint lately, the latest first. A bot has to be as eligible for the jobs as in a sample.
-WARM = text(f"""
+WARM = Statement(f"""
 SELECT w.nth, s.id, s.name, s.priority, s.room, s.capacity
 FROM (
     SELECT g.*, (SELECT i.pool FROM instances i WHERE i.id = g.instance) AS pool
@@ -140,7 +140,7 @@ ORDER BY w.nth, s.seq DESC
 """)
 
 # Bots that keep units for the instance of the jobs. All units that such a bot keeps have to be free.
-KEEPING = text(f"""
+KEEPING = Statement(f"""
 SELECT w.nth, b.id, b.name, b.kept_units
 FROM (
     SELECT g.*, (SELECT i.pool FROM instances i WHERE i.id = g.instance) AS pool
@@ -155,11 +155,13 @@ WHERE {can_take("b", "w")}
 ORDER BY w.nth, b.kept_units, b.id
 """)
 
-HINTED = text("""
+HINTED = Statement("""
 SELECT bot_id, hint FROM bot_localities
 WHERE bot_id = ANY (CAST(:bot_ids AS bigint[])) AND hint = ANY (CAST(:hints AS text[]))
 """)
-POOLS_OF = text("SELECT id, pool FROM instances WHERE id = ANY (CAST(:instances AS integer[])) AND pool IS NOT NULL")
+POOLS_OF = Statement(
+    "SELECT id, pool FROM instances WHERE id = ANY (CAST(:instances AS integer[])) AND pool IS NOT NULL"
+)
 
 
 def free_among(connection: Connection, bot_ids: Collection[int]) -> list[FreeBot]:

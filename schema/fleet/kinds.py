@@ -13,12 +13,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, text
-
 from schema.postgres import advisory
+from schema.postgres.connection import Connection
+from schema.postgres.statements import Statement
 
-KINDS = text("SELECT id, properties, exclusive FROM kinds WHERE id = ANY (CAST(:ids AS integer[]))")
-PLATFORMS = text("""
+KINDS = Statement("SELECT id, properties, exclusive FROM kinds WHERE id = ANY (CAST(:ids AS integer[]))")
+PLATFORMS = Statement("""
 SELECT p.id, p.properties, f.properties AS preferred FROM platforms p LEFT JOIN platforms f ON f.id = p.preferred
 WHERE p.id = ANY (CAST(:ids AS integer[]))
 """)
@@ -27,8 +27,8 @@ LINKS = """
 platforms p LEFT JOIN platforms f ON f.id = p.preferred JOIN kinds k
     ON is_open_to(k.properties, k.exclusive, p.properties) OR is_open_to(k.properties, k.exclusive, f.properties)"""
 
-ANY_UNLINKED = text("SELECT EXISTS (SELECT FROM platforms WHERE NOT linked)")
-LINK_MISSED = text(f"""
+ANY_UNLINKED = Statement("SELECT EXISTS (SELECT FROM platforms WHERE NOT linked)")
+LINK_MISSED = Statement(f"""
 WITH new AS MATERIALIZED (
     SELECT id FROM platforms WHERE NOT linked ORDER BY id LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
 ), made AS (

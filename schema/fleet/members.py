@@ -10,9 +10,9 @@ does it find what follows a crash of the server, after which the numbers of lost
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sqlalchemy import Connection, text
-
+from schema.postgres.connection import Connection
 from schema.postgres.fragments import newest_version
+from schema.postgres.statements import Statement
 from schema.predicates import HEALTHY
 
 
@@ -45,12 +45,12 @@ class Changes:
 
 _NUMBER = "CAST(CAST(pg_snapshot_{}({}) AS text) AS bigint)"
 _COLUMNS = "b.cohort, b.instance, b.pool, b.kind"
-ALL = text(f"""
+ALL = Statement(f"""
 SELECT CAST(s.now AS text), b.id, true AS healthy, {_COLUMNS} FROM (SELECT pg_current_snapshot() AS now) s
 LEFT JOIN LATERAL (SELECT * FROM bots b WHERE b.status <> 'gone' AND {HEALTHY.of(bot="b")} OFFSET 0) b ON true
 """)
 # A number that no transaction has had yet comes from the database that this one was restored from.
-CHANGED = text(f"""
+CHANGED = Statement(f"""
 SELECT CAST(s.now AS text), c.bot_id, coalesce({HEALTHY.of(bot="b")}, false) AS healthy, {_COLUMNS}
 FROM (SELECT CAST(:seen AS pg_snapshot) AS seen, pg_current_snapshot() AS now OFFSET 0) s
 LEFT JOIN LATERAL (

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, Field
-from sqlalchemy import Connection, text
 
 from schema import audit
+from schema.postgres.connection import Connection
 from schema.postgres.notify import wake
+from schema.postgres.statements import Statement
 
 #: Successes, of as many attempts, that every bot is credited with beforehand: a Beta prior.
 PRIOR = 2
@@ -27,14 +28,14 @@ def success_rate(counts: str) -> str:
 
 
 # A bot has few labels; one step along the index for each bot and each of many labels would be many steps.
-SUCCESS_RATES = text(f"""
+SUCCESS_RATES = Statement(f"""
 SELECT s.bot_id, s.label, {success_rate("s")} AS rate FROM unnest(CAST(:bot_ids AS bigint[])) AS b (id)
 CROSS JOIN LATERAL (SELECT * FROM bot_success WHERE bot_id = b.id OFFSET 0) s
 WHERE s.label = ANY (CAST(:labels AS text[]))
 """)
-JOB_LABELS = text("SELECT id, label FROM jobs WHERE id = ANY (CAST(:ids AS bigint[]))")
+JOB_LABELS = Statement("SELECT id, label FROM jobs WHERE id = ANY (CAST(:ids AS bigint[]))")
 
-_PUT = text("""
+_PUT = Statement("""
 INSERT INTO success_policy AS p (memory, probation_failures, probation_seconds)
 VALUES (:memory, :probation_failures, :probation_seconds)
 ON CONFLICT (one) DO UPDATE SET memory = EXCLUDED.memory, probation_failures = EXCLUDED.probation_failures,
@@ -43,7 +44,7 @@ WHERE (p.memory, p.probation_failures, p.probation_seconds)
     <> (EXCLUDED.memory, EXCLUDED.probation_failures, EXCLUDED.probation_seconds)
 RETURNING one
 """)
-_REMOVE = text("DELETE FROM success_policy RETURNING one")
+_REMOVE = Statement("DELETE FROM success_policy RETURNING one")
 
 
 class SuccessSettings(BaseModel):
@@ -102,7 +103,7 @@ REVIEW_LIMIT = 500
 
 # A charge may have lost some of its weight meanwhile. Bots that somebody else is at work on are left for the next time,
 # and so are charges that somebody else gives back.
-RETURN_CHARGES = text("""
+RETURN_CHARGES = Statement("""
 WITH due AS MATERIALIZED (
     SELECT x.job_id, x.bot_id FROM blames x JOIN bots b ON b.id = x.bot_id
     WHERE x.returned_at IS NOT NULL AND x.bot_id IS NOT NULL
@@ -117,7 +118,7 @@ WITH due AS MATERIALIZED (
 )
 UPDATE blames SET bot_id = NULL WHERE job_id = ANY (ARRAY(SELECT job_id FROM given))
 """)
-REVIEW_PROBATION = text("""
+REVIEW_PROBATION = Statement("""
 WITH suspects AS MATERIALIZED (
     SELECT bot_id FROM blames WHERE upheld_at IS NOT NULL AND bot_id IS NOT NULL
     GROUP BY bot_id HAVING count(*) >= (SELECT probation_failures FROM success_policy WHERE probation_failures > 0)
@@ -162,7 +163,7 @@ def review_probation(connection: Connection) -> ProbationReview:
 # The bots of each cohort at a glance: how many, how loaded, how reliable, and how evenly the work lies on them.
 
 
-SWARM = text("""
+SWARM = Statement("""
 SELECT cohort, total, idle, busy, offline, on_probation, total_in_flight, avg_success_rate, avg_load, concentration,
     even_concentration, avg_latency_ms
 FROM swarm_stats ORDER BY cohort_id

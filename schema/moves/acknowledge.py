@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, text
-
+from schema.postgres.connection import Connection
 from schema.postgres.fragments import kill_seconds
-from schema.postgres.work_connection import execute_later
+from schema.postgres.statements import Statement
 
 #: The condition of a lease that its bot has not acknowledged, written so that it matches no index of live leases; the
 #: primary key finds the lease.
@@ -25,7 +24,7 @@ class Start:
 
 
 # The server's own execution deadline is the job's timeout and some grace, because the bot enforces it first.
-ACKNOWLEDGE = text(f"""
+ACKNOWLEDGE = Statement(f"""
 WITH told AS MATERIALIZED (
     SELECT * FROM unnest(CAST(:job_ids AS bigint[]), CAST(:fences AS bigint[]), CAST(:bot_ids AS bigint[]),
                          CAST(:epochs AS bigint[]), CAST(:actors AS text[]))
@@ -49,7 +48,7 @@ RETURNING j.id
 """)
 
 # Each id is looked up. A condition with OR would read all jobs in the order of their ids.
-LOCK_FOR_MOVES = text("""
+LOCK_FOR_MOVES = Statement("""
 SELECT id FROM jobs WHERE id = ANY (ARRAY(
     SELECT unnest(CAST(:job_ids AS bigint[]))
     UNION ALL
@@ -65,10 +64,10 @@ def lock_for_moves(connection: Connection, job_ids: Sequence[int], public_ids: S
     Each move locks its own jobs in order. Two moves one after the other would not keep the order: a cancellation of a
     job of the first move and of a lower one of the second would lock them the other way round.
     """
-    execute_later(connection, LOCK_FOR_MOVES, {"job_ids": list(job_ids), "public_ids": list(public_ids)})
+    connection.execute_later(LOCK_FOR_MOVES, {"job_ids": list(job_ids), "public_ids": list(public_ids)})
 
 
-DELIVER = text(f"""
+DELIVER = Statement(f"""
 UPDATE leases l SET delivered_at = clock_timestamp()
 FROM unnest(CAST(:job_ids AS bigint[]), CAST(:fences AS bigint[])) AS t (job_id, fence)
 WHERE l.job_id = t.job_id AND l.fence = t.fence AND {PENDING}
@@ -103,4 +102,4 @@ def deliver(connection: Connection, leases: Sequence[tuple[int, int]]) -> None:
     """
     if leases:
         job_ids, fences = zip(*sorted(leases), strict=True)
-        execute_later(connection, DELIVER, {"job_ids": list(job_ids), "fences": list(fences)})
+        connection.execute_later(DELIVER, {"job_ids": list(job_ids), "fences": list(fences)})

@@ -7,15 +7,15 @@ The state of the jobs stays `queued`, so these moves write no event.
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, text
-
+from schema.postgres.connection import Connection
 from schema.postgres.fragments import newest_version
+from schema.postgres.statements import Statement
 from schema.predicates import AT_REST, DUE, REQUIREMENTS, UNITS, serves
 
 # The rest gets longer with each look in vain, up to exactly the cap. Until then some jitter spreads the queues, which
 # keeps many of them from coming back at once. A locked row means that another transaction puts the queue to rest or
 # wakes it.
-REST = text("""
+REST = Statement("""
 WITH found AS MATERIALIZED (
     SELECT id FROM queues
     WHERE id = ANY (CAST(:ids AS integer[])) AND (schedule_after IS NULL OR schedule_after <= now())
@@ -32,14 +32,14 @@ RETURNING q.id
 _WAKE = """
 UPDATE queues q SET looks = 0, schedule_after = NULL, reason = NULL
 WHERE q.id = ANY (ARRAY(SELECT id FROM found)) RETURNING q.id"""
-WAKE = text(f"""
+WAKE = Statement(f"""
 WITH found AS MATERIALIZED (
     SELECT id FROM queues WHERE id = ANY (CAST(:ids AS integer[])) AND looks > 0
     ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
 )
 {_WAKE}
 """)
-WAKE_FOR_BOTS = text(f"""
+WAKE_FOR_BOTS = Statement(f"""
 WITH roomy AS MATERIALIZED (
     SELECT c.kind, c.cohort, c.instance, c.pool, r.room AS capacity
     FROM unnest(CAST(:bot_ids AS bigint[]), CAST(:rooms AS integer[])) AS r (bot_id, room)
@@ -59,7 +59,7 @@ WITH roomy AS MATERIALIZED (
 {_WAKE}
 """)
 
-PROMOTE = text(f"""
+PROMOTE = Statement(f"""
 WITH retries AS MATERIALIZED (
     SELECT id FROM jobs WHERE {AT_REST} AND {DUE} ORDER BY schedule_after LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
 )
@@ -70,7 +70,7 @@ RETURNING j.constrained
 # A job of a graph that is still blocked begins to wait when it is queued, of which nothing tells this table. It is
 # looked at again when its wait could be over at the earliest, but not too often. A job may just have been moved to a
 # queue that this statement does not see yet: its wait stays. Queues are made in the order in which submits make them.
-STOP_PREFERRING = text("""
+STOP_PREFERRING = Statement("""
 WITH due AS MATERIALIZED (
     SELECT w.job_id, w.seconds, j.queue, j.state, j.finished_at, j.queued_at
     FROM preference_waits w JOIN jobs j ON j.id = w.job_id

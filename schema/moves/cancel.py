@@ -11,10 +11,11 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from leasehold.states import JobState
-from sqlalchemy import Connection, text
 
 from schema.moves.dependencies import ANY_OPEN_GRAPH, unblock
+from schema.postgres.connection import Connection
 from schema.postgres.fragments import SUBMISSIONS, kill_seconds
+from schema.postgres.statements import Statement
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ WAITS = "f.state IN ('blocked', 'queued', 'parked', 'deferred')"
 
 # Locks first, so that the next statement's snapshot shows what the rows became while we waited. Whoever joins a job,
 # or withdraws from it, holds its row.
-LOCK_SUBMITTED = text(f"""
+LOCK_SUBMITTED = Statement(f"""
 SELECT id FROM jobs
 WHERE id = ANY (ARRAY(SELECT s.job_id FROM ({SUBMISSIONS}) s))
     AND (CAST(:instances AS text[]) IS NULL
@@ -38,7 +39,7 @@ WHERE id = ANY (ARRAY(SELECT s.job_id FROM ({SUBMISSIONS}) s))
 ORDER BY id FOR NO KEY UPDATE
 """)
 
-CANCEL = text(f"""
+CANCEL = Statement(f"""
 WITH named AS MATERIALIZED (
     SELECT s.id, s.job_id, s.withdrawn_at FROM ({SUBMISSIONS}) s WHERE s.job_id = ANY (CAST(:job_ids AS bigint[]))
 ), found AS MATERIALIZED (
@@ -97,7 +98,7 @@ LEFT JOIN (SELECT id FROM named WHERE withdrawn_at IS NOT NULL) w ON w.id = n.id
 
 # A stop that the server asks for leaves the job's state; the bot's confirmation decides where it goes. Leases are
 # locked here without their jobs, hence SKIP LOCKED: whoever holds one is about to end or acknowledge it.
-ASK_STOP = text(f"""
+ASK_STOP = Statement(f"""
 WITH overdue AS MATERIALIZED (
     SELECT l.job_id, l.fence
     FROM unnest(CAST(:job_ids AS bigint[]), CAST(:fences AS bigint[])) AS t (job_id, fence)
@@ -180,13 +181,13 @@ class Submission:
     withdrawn: bool
 
 
-FIND_SUBMISSIONS = text(f"""
+FIND_SUBMISSIONS = Statement(f"""
 SELECT s.id, s.job_id, s.withdrawn_at IS NOT NULL AS withdrawn
 FROM ({SUBMISSIONS}) s JOIN jobs j ON j.id = s.job_id
 WHERE CAST(:instances AS text[]) IS NULL
     OR j.instance IN (SELECT id FROM instances WHERE name = ANY (CAST(:instances AS text[])))
 """)
-LOCK_JOBS = text("SELECT id FROM jobs WHERE id = ANY (CAST(:ids AS bigint[])) ORDER BY id FOR NO KEY UPDATE")
+LOCK_JOBS = Statement("SELECT id FROM jobs WHERE id = ANY (CAST(:ids AS bigint[])) ORDER BY id FOR NO KEY UPDATE")
 
 
 def find_submissions(

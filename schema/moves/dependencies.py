@@ -15,9 +15,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import structlog
-from sqlalchemy import Connection, text
 
-from schema.postgres.work_connection import on_commit
+from schema.postgres.connection import Connection
+from schema.postgres.statements import Statement
 
 log = structlog.get_logger()
 
@@ -50,7 +50,7 @@ told AS MATERIALIZED (
     WHERE e.on_failure = 'cancel'
 )"""
 
-LOCK = text(f"""
+LOCK = Statement(f"""
 WITH RECURSIVE {_ENDING}, over AS MATERIALIZED (
     SELECT job_id FROM ended UNION SELECT job_id FROM doomed
 ), touched AS MATERIALIZED (
@@ -64,7 +64,7 @@ ORDER BY job_id FOR NO KEY UPDATE
 # One statement, because each part counts on what those before it have locked and decided. It works on the locked nodes,
 # whose counters nobody changes any more. A job that somebody else has locked stays as it is. Ids
 # go into each update as one array, which leaves the planner nothing but the primary key.
-UNBLOCK = text(f"""
+UNBLOCK = Statement(f"""
 WITH RECURSIVE {_ENDING}, stopped AS MATERIALIZED (
     SELECT id, public_id, fence FROM jobs
     WHERE id = ANY (ARRAY(SELECT job_id FROM doomed)) AND state = 'blocked'
@@ -156,14 +156,14 @@ SELECT (SELECT count(*) FROM queued) AS queued,
      FROM events) AS events
 """)
 
-OPEN = text(f"SELECT {ANY_OPEN_GRAPH}")
-DEAD_ENDS = text("""
+OPEN = Statement(f"SELECT {ANY_OPEN_GRAPH}")
+DEAD_ENDS = Statement("""
 SELECT count(*) FROM (SELECT FROM graph_nodes WHERE dead_ends > 0 AND outcome IS NULL ORDER BY graph LIMIT :limit) stuck
 """)
 # Whoever has the whole table of jobs for himself waits for those who have written some, and they wait for nodes.
-JOBS_FIRST = text("LOCK TABLE jobs IN ROW EXCLUSIVE MODE")
+JOBS_FIRST = Statement("LOCK TABLE jobs IN ROW EXCLUSIVE MODE")
 # Locked jobs are skipped while reading, so that those in front keep no others waiting.
-DUE = text("""
+DUE = Statement("""
 SELECT n.job_id FROM graph_nodes n JOIN jobs j ON j.id = n.job_id
 WHERE n.due AND n.outcome IS NULL ORDER BY n.job_id LIMIT :limit FOR NO KEY UPDATE OF j SKIP LOCKED
 """)
@@ -191,7 +191,7 @@ def unblock(connection: Connection, ended: Mapping[int, str], *, due: Collection
         return UnblockResult()
     row = connection.execute(UNBLOCK, where).one()
     if row.events:
-        on_commit(connection, lambda: _tell(row.events))
+        connection.on_commit(lambda: _tell(row.events))
     return UnblockResult(row.queued, row.cancelled, row.stuck, row.due)
 
 

@@ -11,7 +11,6 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from leasehold.states import FINAL
-from sqlalchemy import Connection, Row, TextClause, text
 
 from schema.accounting import counters
 from schema.accounting.counters import Settlement
@@ -19,7 +18,9 @@ from schema.accounting.quotas import EFFECTIVE_MAX, EVICTION_COOLDOWN, Cooldown
 from schema.accounting.units import BotCapacity, ReturnedUnits
 from schema.moves.dependencies import ANY_OPEN_GRAPH, unblock
 from schema.postgres import fragments
+from schema.postgres.connection import Connection
 from schema.postgres.fragments import newest_quota
+from schema.postgres.statements import Row, Statement
 from schema.validation import MAX_KILLS
 
 # Credit for the ends of attempts, in the transaction that ends them.
@@ -44,7 +45,7 @@ class Credit:
 
 # An attempt that was asked to stop says nothing about its bot, unless it ran too long. The counts of a bot change only
 # while its row is locked. A failure that no longer counts is taken back by upkeep, which locks the row.
-RECORD = text("""
+RECORD = Statement("""
 WITH told AS MATERIALIZED (
     SELECT * FROM unnest(CAST(:job_ids AS bigint[]), CAST(:fences AS bigint[]), CAST(:verdicts AS text[]),
                          CAST(:states AS text[])) AS t (job_id, fence, verdict, state)
@@ -95,7 +96,7 @@ WITH told AS MATERIALIZED (
 )
 SELECT array_agg(bot_id) AS bot_ids FROM counted WHERE new
 """)
-TRIM = text("""
+TRIM = Statement("""
 DELETE FROM bot_success s WHERE s.bot_id = ANY (CAST(:bot_ids AS bigint[])) AND s.label NOT IN (
     SELECT r.label FROM bot_success r WHERE r.bot_id = s.bot_id ORDER BY r.at DESC, r.label LIMIT :limit)
 """)
@@ -176,7 +177,7 @@ class EndedAttempt(NamedTuple):
     locality_hint: str | None
 
     @classmethod
-    def of(cls, row: Row[Any]) -> "EndedAttempt":
+    def of(cls, row: Row) -> "EndedAttempt":
         """Read a row of the statement that ends attempts, which begins with these columns."""
         return cls._make((*row[:4], VERDICTS[row.verdict], *row[5:9]))
 
@@ -287,11 +288,11 @@ _FREED = """), freed AS (
 """
 
 
-def _end_statement(*, named: bool, written: bool) -> TextClause:
+def _end_statement(*, named: bool, written: bool) -> Statement:
     """`named`: every attempt is told with the public id of its job, so that one look finds the job. `written`: the
     statement changes the rows of the bots; otherwise the caller does."""
     looked_up = "coalesce(t.id, (SELECT id FROM jobs WHERE public_id = t.public_id)) AS job_id, "
-    return text(
+    return Statement(
         _END.format(
             known="" if named else looked_up,
             by="j.public_id = t.public_id" if named else "j.id = t.job_id",
@@ -380,7 +381,7 @@ def end(
 
 
 def _return_units(
-    connection: Connection, rows: Sequence[Row[Any]], returned: ReturnedUnits | None, *, locks_more: bool
+    connection: Connection, rows: Sequence[Row], returned: ReturnedUnits | None, *, locks_more: bool
 ) -> None:
     found = ReturnedUnits() if returned is None else returned
     for row in rows:
@@ -391,7 +392,7 @@ def _return_units(
         found.write(connection)
 
 
-def _settle(connection: Connection, rows: Sequence[Row[Any]], endings: Sequence[AttemptEnd]) -> None:
+def _settle(connection: Connection, rows: Sequence[Row], endings: Sequence[AttemptEnd]) -> None:
     """Give back what attempts have taken of counters. Their cost is what the bot reports."""
     if not any(row.gated for row in rows):
         return

@@ -5,12 +5,13 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from pydantic_core import to_json
-from sqlalchemy import Connection, TextClause, text
 
 from schema.accounting.quotas import EVICTION_COOLDOWN, LIMIT, Cooldown
 from schema.accounting.units import BotCapacity, ReturnedUnits
 from schema.postgres import fragments
+from schema.postgres.connection import Connection
 from schema.postgres.fragments import newest_quota, newest_version
+from schema.postgres.statements import Statement
 from schema.predicates import DRAIN, HEALTHY, REQUIREMENTS, STATE, serves
 from schema.states import LeaseState
 
@@ -187,10 +188,10 @@ _COVERED = """), within AS MATERIALIZED (
 """
 
 
-def _grant(*, again: bool, held: bool = False, covered: bool = False) -> TextClause:
+def _grant(*, again: bool, held: bool = False, covered: bool = False) -> Statement:
     """`held`: the caller has locked the bots before it picked the jobs for them, knows what they have left and writes
     their rows. `covered`: quotas stay as they are."""
-    return text(
+    return Statement(
         _GRANT.format(
             decisions=fragments.json_array("decisions"),
             queued=STATE.of(job="jobs"),
@@ -312,7 +313,7 @@ def grant_locked(
 _LOCK = newest_version(
     "bots", "id", "w.id", columns="id", where=HEALTHY.of(bot=""), lock="FOR NO KEY UPDATE SKIP LOCKED"
 )
-LOCK = text(f"""
+LOCK = Statement(f"""
 SELECT b.id FROM (SELECT DISTINCT id FROM unnest(CAST(:bot_ids AS bigint[])) AS w (id) ORDER BY id) w
 CROSS JOIN LATERAL {_LOCK} b
 """)

@@ -9,32 +9,33 @@ from typing import Any
 import psycopg
 from leasehold.errors import BadInput, Conflict
 from leasehold.wire import escaped
-from sqlalchemy import Connection, text
-from sqlalchemy.exc import DBAPIError
 
 from schema.moves.cancel import Cancelled, cancel
 from schema.moves.submit import submitted_rows
-from schema.postgres import waits
+from schema.postgres.connection import Connection
+from schema.postgres.statements import Statement
 
 #: What the function raises when nodes are not what a graph can be made of: a circle, a number twice, absent parents.
 BAD_GRAPH = "LH002"
 
 # The largest graphs take as long on a busy server as a client waits for an answer, and longer than a move may.
 LONGER = 30.0
-LONGER_TIMEOUT = text("""
+LONGER_TIMEOUT = Statement("""
 SELECT set_config('statement_timeout', '30s', true) FROM pg_settings
 WHERE name = 'statement_timeout' AND CAST(setting AS integer) BETWEEN 1 AND 30000
 """)
 # The function is the one implementation, for callers in SQL as well as for this one.
-SUBMIT = text("SELECT graph_id, public_id, created, same, replaced FROM submit_graph(CAST(:request AS jsonb), :actor)")
-MADE = text("SELECT name, nodes, edges, ready, missing FROM graphs WHERE id = :id")
-NODES = text("""
+SUBMIT = Statement(
+    "SELECT graph_id, public_id, created, same, replaced FROM submit_graph(CAST(:request AS jsonb), :actor)"
+)
+MADE = Statement("SELECT name, nodes, edges, ready, missing FROM graphs WHERE id = :id")
+NODES = Statement("""
 SELECT n.node_no, j.public_id FROM graph_nodes n
 CROSS JOIN LATERAL (SELECT public_id FROM jobs WHERE id = n.job_id OFFSET 0) j
 WHERE n.graph = :id ORDER BY n.node_no
 """)
 
-LOCK = text("""
+LOCK = Statement("""
 SELECT g.id, g.public_id, g.name, g.state FROM graphs g JOIN instances i ON i.id = g.instance
 WHERE g.public_id = CAST(:id AS uuid)
     AND (CAST(:instances AS text[]) IS NULL OR i.name = ANY (CAST(:instances AS text[])))
@@ -43,23 +44,23 @@ FOR NO KEY UPDATE OF g
 #: Earlier than the end of any graph.
 BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
 
-GIVE_UP = text("UPDATE graphs SET state = 'cancelled' WHERE id = :id AND state = 'active'")
+GIVE_UP = Statement("UPDATE graphs SET state = 'cancelled' WHERE id = :id AND state = 'active'")
 
 _GOING_ON = "j.state IN ('blocked', 'queued', 'parked', 'deferred', 'leased', 'running')"
-UNFINISHED = text(f"""
+UNFINISHED = Statement(f"""
 SELECT j.public_id FROM graph_nodes n
 CROSS JOIN LATERAL (SELECT * FROM jobs WHERE id = n.job_id OFFSET 0) j
 WHERE n.graph = :id AND n.outcome IS NULL AND {_GOING_ON} ORDER BY j.id LIMIT :limit
 """)
 # What is left of graphs that were given up by somebody who did not cancel their jobs, and is not locked.
-LEFT_OVER = text(f"""
+LEFT_OVER = Statement(f"""
 SELECT j.public_id FROM graphs g
 CROSS JOIN LATERAL (SELECT job_id FROM graph_nodes n WHERE n.graph = g.id AND n.outcome IS NULL OFFSET 0) n
 JOIN jobs j ON j.id = n.job_id
 WHERE g.finished_at IS NULL AND g.state IN ('replaced', 'cancelled') AND {_GOING_ON}
 LIMIT :limit FOR NO KEY UPDATE OF j SKIP LOCKED
 """)
-FINISH = text("""
+FINISH = Statement("""
 WITH over AS MATERIALIZED (
     SELECT g.id FROM graphs g
     WHERE g.finished_at IS NULL
@@ -71,7 +72,7 @@ WHERE id = ANY (ARRAY(SELECT id FROM over))
 """)
 # One graph at a time, with all its nodes and edges, once none of its jobs is kept any more. A page of graphs is looked
 # at, so that those which are kept for their failed jobs are not read again and again in front of others.
-DELETE_GRAPH = text("""
+DELETE_GRAPH = Statement("""
 WITH page AS MATERIALIZED (
     SELECT id, finished_at FROM graphs
     WHERE finished_at IS NOT NULL AND finished_at < now() - make_interval(secs => :age) AND finished_at > :after
@@ -135,13 +136,13 @@ def submit_graph(connection: Connection, request: Mapping[str, Any], *, sync: fl
     for a key that was used with another content; QueueFull. `sync` is the bots' sync period in seconds.
     """
     connection.execute(LONGER_TIMEOUT)
-    waits.allow(connection, LONGER)
+    connection.allow(LONGER)
     try:
         values = {"request": json.dumps(request), "actor": actor}
         (row,) = submitted_rows(connection, SUBMIT, values, requests=request["nodes"], place="nodes")
-    except DBAPIError as error:
-        if isinstance(error.orig, psycopg.Error) and error.orig.sqlstate == BAD_GRAPH:
-            raise BadInput("nodes", error.orig.diag.message_primary or "") from None
+    except psycopg.Error as error:
+        if error.sqlstate == BAD_GRAPH:
+            raise BadInput("nodes", error.diag.message_primary or "") from None
         raise
     if not row.same:
         key = escaped(str(request.get("key")), 80)

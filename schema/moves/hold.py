@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from leasehold.errors import Conflict, Forbidden
 from leasehold.states import FINAL, JobState
 from leasehold.wire import escaped
-from sqlalchemy import Connection, text
 
 from schema.moves import cancel
 from schema.moves.cancel import Submission
 from schema.moves.submit import submitted_rows
+from schema.postgres.connection import Connection
+from schema.postgres.statements import Statement
 from schema.predicates import IN_FRONT, READY_CONSTRAINED, STILL_READY
 
 
@@ -24,7 +25,7 @@ class HoldResult:
 
 
 # A wait that others rely on, before a retry or because a lost bot may still run the job, stays with the parked job.
-PARK = text("""
+PARK = Statement("""
 WITH found AS MATERIALIZED (
     SELECT id, state FROM jobs WHERE id = ANY (CAST(:ids AS bigint[]))
 ), moved AS (
@@ -42,7 +43,7 @@ FROM found f LEFT JOIN moved m ON m.id = f.id
 """)
 
 # The time a job was held does not count towards its time in the queue. The cohorts may have changed meanwhile.
-UNPARK = text("""
+UNPARK = Statement("""
 WITH found AS MATERIALIZED (
     SELECT j.id, j.state, coalesce(clock_timestamp() - e.at, interval '0') AS held
     FROM jobs j LEFT JOIN LATERAL (
@@ -125,7 +126,7 @@ def _hold_result(public_id: str, submission: Submission | None, found: Mapping[i
 
 
 # However many assigners look, and however often, one failure counts in so many seconds.
-COUNT_SKIPS = text("""
+COUNT_SKIPS = Statement("""
 INSERT INTO rate_skips AS s (job_id, resource, skips, last_at)
 SELECT u.job_id, u.resource, 1, clock_timestamp()
 FROM unnest(CAST(:job_ids AS bigint[]), CAST(:resources AS text[])) AS u (job_id, resource) ORDER BY u.job_id
@@ -133,7 +134,7 @@ ON CONFLICT (job_id) DO UPDATE SET resource = EXCLUDED.resource, skips = s.skips
     WHERE s.last_at <= clock_timestamp() - make_interval(secs => :pace)
 RETURNING job_id, skips
 """)
-PARK_SKIPPED = text("""
+PARK_SKIPPED = Statement("""
 WITH moved AS (
     UPDATE jobs j SET state = 'parked', reason = 'its rate limit could not be checked: ' || f.error
     FROM unnest(CAST(:job_ids AS bigint[]), CAST(:errors AS text[])) AS f (job_id, error)
@@ -148,7 +149,7 @@ WITH moved AS (
 )
 SELECT public_id FROM moved ORDER BY id
 """)
-DELETE_SKIPS = text("""
+DELETE_SKIPS = Statement("""
 DELETE FROM rate_skips WHERE resource = :resource AND job_id = ANY (ARRAY(
     SELECT job_id FROM rate_skips WHERE resource = :resource ORDER BY job_id FOR UPDATE SKIP LOCKED))
 """)
@@ -221,7 +222,7 @@ def _newest(name: str, column: str, ready: str) -> str:
 
 
 # What somebody else has locked is left for the next time.
-DEFER = text(f"""
+DEFER = Statement(f"""
 WITH RECURSIVE {_low_ranks("plain", "cohort", IN_FRONT)}, {_low_ranks("constrained", "queue", READY_CONSTRAINED)},
 newest AS MATERIALIZED (
     SELECT * FROM ({_newest("plain", "cohort", IN_FRONT)}
@@ -245,7 +246,7 @@ SELECT public_id, (SELECT count(*) FROM told) AS woken FROM moved ORDER BY id
 """)
 
 # They keep their place in the order. The cohorts may have changed meanwhile.
-RETURN = text("""
+RETURN = Statement("""
 WITH oldest AS MATERIALIZED (
     SELECT id FROM jobs WHERE state = 'deferred' ORDER BY queued_at, id LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
 ), moved AS (
@@ -300,13 +301,13 @@ class Requeued:
 
 
 # Weak enough not to get in the way of any move; retention passes over it, so that what is read next is all there.
-LOCK_AGAINST_RETENTION = text("""
+LOCK_AGAINST_RETENTION = Statement("""
 SELECT id, public_id, state, priority FROM jobs WHERE id = ANY (CAST(:ids AS bigint[])) ORDER BY id FOR KEY SHARE
 """)
 
 # Submitted like any other job, but it joins nobody: the new job has no deduplication key. Its time in the queue begins
 # anew. Which bots have imported the task is found out anew too: nobody may submit that requirement.
-SUBMIT_AGAIN = text("""
+SUBMIT_AGAIN = Statement("""
 WITH old AS MATERIALIZED (
     SELECT o.nth - 1 AS n, o.name, jsonb_build_object(
         'from', o.name, 'key', 'requeue:' || CAST(:key AS text) || ':' || o.name,

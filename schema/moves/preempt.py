@@ -6,30 +6,30 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, text
-
 from schema.moves.backoff import wake_queues_for_bots
 from schema.picking.preemption import IN_TIME, KEPT_BY_OTHERS
+from schema.postgres.connection import Connection
 from schema.postgres.fragments import kill_seconds, newest_leases
 from schema.postgres.notify import wake
+from schema.postgres.statements import Statement
 from schema.predicates import DRAIN, HEALTHY
 
 # The bot and the jobs of the victims are locked after the job of the preemptor, out of order, hence SKIP LOCKED.
-LOCK_PREEMPTOR = text("""
+LOCK_PREEMPTOR = Statement("""
 SELECT id FROM jobs WHERE id = :preemptor AND state = 'queued' FOR NO KEY UPDATE SKIP LOCKED
 """)
 #: The condition of a running lease, written so that it matches no index of live leases: the primary key finds it.
 ACTIVE = "l.state IS NOT DISTINCT FROM 'active'"
-LOCK_BOT = text(f"""
+LOCK_BOT = Statement(f"""
 SELECT id FROM bots
 WHERE id = :bot_id AND {HEALTHY.of(bot="")} AND NOT {KEPT_BY_OTHERS} FOR NO KEY UPDATE SKIP LOCKED
 """)
-LOCK_VICTIMS = text("""
+LOCK_VICTIMS = Statement("""
 SELECT id FROM jobs WHERE id = ANY (CAST(:job_ids AS bigint[])) AND state = 'running'
 ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
 """)
 # This lock comes before any lock on a quota. The repair of counters waits for it, and so for all who write leases.
-WRITES_LEASES = text("LOCK TABLE leases IN ROW EXCLUSIVE MODE")
+WRITES_LEASES = Statement("LOCK TABLE leases IN ROW EXCLUSIVE MODE")
 # The quotas are locked before they are read again, so that of two evictions at once each sees what the other takes.
 _LOCK_QUOTAS = """
 WITH involved AS MATERIALIZED (
@@ -41,10 +41,10 @@ WITH involved AS MATERIALIZED (
 )
 SELECT (SELECT count(*) FROM locked) = (SELECT count(*) FROM involved)
 """
-LOCK_QUOTAS = {again: text(_LOCK_QUOTAS.format(locked="SKIP LOCKED" if again else "")) for again in (False, True)}
+LOCK_QUOTAS = {again: Statement(_LOCK_QUOTAS.format(locked="SKIP LOCKED" if again else "")) for again in (False, True)}
 # Everything that the plan rested on is checked again on the locked rows. Only who has locked the quota of an instance
 # keeps units for it. Units that the plan has not seen and that this transaction has not kept may be for the same job.
-STILL_VALID = text(f"""
+STILL_VALID = Statement(f"""
 WITH victims AS MATERIALIZED (
     SELECT l.job_id, l.cohort, l.instance, l.units FROM unnest(CAST(:job_ids AS bigint[]), CAST(:fences AS bigint[]))
         AS t (job_id, fence)
@@ -81,7 +81,7 @@ SELECT (SELECT count(*) FROM victims) = cardinality(CAST(:job_ids AS bigint[]))
             AND {IN_TIME.format(deadline="p.queue_deadline", grace=kill_seconds(":bot_id"))}
             AND q.usage + p.units + k.units <= q.min_quota)
 """)
-PREEMPT = text(f"""
+PREEMPT = Statement(f"""
 WITH asked AS (
     UPDATE leases l SET state = 'cancelling', stop_reason = 'preempt',
         due_at = now() + make_interval(secs => :sync + {kill_seconds("l.bot_id")})
@@ -103,7 +103,7 @@ WHERE id = :bot_id
 _OVER = f"kept_units > 0 AND (kept_until < clock_timestamp() OR NOT ({HEALTHY.of(bot='')}))"
 # Room of bots that take no work, or whose time is over, is for everybody. Somebody who holds the row is at work there.
 # Bots are found in the order of the index of those that keep units.
-RELEASE = text(f"""
+RELEASE = Statement(f"""
 WITH over AS MATERIALIZED (
     SELECT id, kept_units FROM bots WHERE {_OVER} ORDER BY kept_for LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
 )

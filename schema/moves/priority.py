@@ -4,11 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from leasehold.states import JobState
-from sqlalchemy import Connection, text
 
 from schema.moves import cancel
 from schema.moves.cancel import Submission
+from schema.postgres.connection import Connection
 from schema.postgres.fragments import WANTED_SUBMISSIONS
+from schema.postgres.statements import Statement
 from schema.predicates import AT_REST, READY_CONSTRAINED, STILL_READY, ready_in
 
 
@@ -34,7 +35,7 @@ class ManyPrioritised:
 #: Job `j` is not shared by several submissions, or those may change as well.
 _ALLOWED = f"(:shared OR j.dedup_key IS NULL OR {WANTED_SUBMISSIONS} < 2)"
 
-CHANGE = text(f"""
+CHANGE = Statement(f"""
 WITH found AS MATERIALIZED (
     SELECT id, state, priority FROM jobs WHERE id = ANY (CAST(:ids AS bigint[]))
 ), moved AS (
@@ -69,7 +70,7 @@ def _others(source: str, *, order: str = "priority") -> str:
 
 # The rank of a job with constraints may be what its priority is not.
 _IN_QUEUE = ready_in("q")
-OF_INSTANCES = text(f"""
+OF_INSTANCES = Statement(f"""
 WITH visible AS MATERIALIZED (
     SELECT id FROM instances WHERE name = ANY (CAST(:instances AS text[]))
 ), visible_queues AS MATERIALIZED (
@@ -92,7 +93,7 @@ SELECT id FROM (
 _LABELLED = """label = :label AND label <> '' AND state IN ('queued', 'parked') AND state = s.state
         AND instance = i.id"""
 
-OF_LABEL = text(f"""
+OF_LABEL = Statement(f"""
 SELECT j.id FROM instances i CROSS JOIN (VALUES ('queued'), ('parked')) s (state)
 CROSS JOIN LATERAL ({_others(_LABELLED)}) j
 WHERE CAST(:instances AS text[]) IS NULL OR i.name = ANY (CAST(:instances AS text[]))
@@ -178,7 +179,7 @@ BEGINNING = (-1, "-infinity", "-infinity", -1)
 # One stretch of the index of ready jobs that have constraints. A job whose priority is no longer
 # what its points came to has been given another by somebody, and keeps it. What has been promoted or hastened stays
 # where it is, unless it gains by it.
-REPRICE = text(f"""
+REPRICE = Statement(f"""
 WITH part AS MATERIALIZED (
     SELECT {_ORDER} FROM jobs WHERE {READY_CONSTRAINED} AND ({_ORDER}) > (
         :queue, CAST(:rank AS float8), CAST(:queued_at AS timestamptz), :id)
@@ -242,7 +243,7 @@ LATER = 600
 # start; that, and when it is hastened, do not depend on the time, so each job is looked at when something changes and
 # not before. A hastened job's rank is below every priority, in the order of the slack. One that is promoted heads the
 # level above, so that nothing that keeps coming in can keep it waiting.
-REVIEW_WAITING = text(f"""
+REVIEW_WAITING = Statement(f"""
 WITH held AS MATERIALIZED (
     SELECT j.id, j.public_id, j.state, j.fence, j.rank, j.queued_at, j.queue, j.constrained, j.finished_at
     FROM job_constraints t JOIN jobs j ON j.id = t.job_id

@@ -2,19 +2,19 @@
 
 from collections.abc import Iterable, Sequence
 
-from sqlalchemy import Connection, text
-
 from schema.moves.backoff import wake_queues_for_bots
+from schema.postgres.connection import Connection
+from schema.postgres.statements import Statement
 from schema.predicates import ready_in
 
 # Bots first: whoever synchronises waits for us before it holds any job.
-BOTS = text("""
+BOTS = Statement("""
 SELECT id FROM bots WHERE status <> 'gone' AND labels && CAST(:labels AS text[]) ORDER BY id FOR NO KEY UPDATE
 """)
 # Whoever has locked or written jobs has ended, and nobody locks or writes any until we have ended: whoever locks jobs
 # first and writes them later would otherwise wait for us while we wait for it.
-LOCK_ALL_JOBS = text("LOCK TABLE jobs IN EXCLUSIVE MODE")
-MOVE_BOTS = text("""
+LOCK_ALL_JOBS = Statement("LOCK TABLE jobs IN EXCLUSIVE MODE")
+MOVE_BOTS = Statement("""
 WITH concerned AS MATERIALIZED (
     SELECT id, labels FROM bots WHERE status <> 'gone' AND labels && CAST(:labels AS text[])
 ), belongs AS MATERIALIZED (
@@ -27,7 +27,7 @@ WITH concerned AS MATERIALIZED (
 SELECT id, room FROM moved ORDER BY id
 """)
 # Each label once: there are many jobs and few labels. Only the index finds a label's waiting jobs.
-MOVE_JOBS = text("""
+MOVE_JOBS = Statement("""
 WITH belongs AS MATERIALIZED (
     SELECT label, cohort_of(label) AS cohort FROM unnest(CAST(:labels AS text[])) AS label
 ), strangers AS MATERIALIZED (
@@ -62,7 +62,7 @@ _READY_IN_QUEUE = f"""
     ORDER BY queue LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED"""
 
 # Nobody knows what else was said when they were submitted, but they asked for nothing then.
-ADD_CONSTRAINTS = text(f"""
+ADD_CONSTRAINTS = Statement(f"""
 WITH plain AS MATERIALIZED (
     SELECT j.id FROM accounts a JOIN queues q ON q.instance = a.instance AND q.constraint_set IS NULL
     CROSS JOIN LATERAL ({_READY_IN_QUEUE}) j
@@ -76,7 +76,7 @@ SELECT count(*) FROM moved
 """)
 
 # What each of them asked for stays known, should the instance get a share again.
-REMOVE_CONSTRAINTS = text(f"""
+REMOVE_CONSTRAINTS = Statement(f"""
 WITH alone AS MATERIALIZED (
     SELECT j.id FROM queues q
     JOIN instances i ON i.id = q.instance AND NOT i.managed
@@ -92,7 +92,7 @@ WHERE j.id = ANY (ARRAY(SELECT id FROM alone)) RETURNING j.id
 # A bot has given these calls back because it has not imported their task. New rows are made in one order by all
 # transactions, so that no two wait for each other's: requirement sets before queues, and those that jobs prefer before
 # those that name them; then by task, and by what they come from.
-REQUIRE_TASKS = text("""
+REQUIRE_TASKS = Statement("""
 WITH calls AS MATERIALIZED (
     SELECT j.id, j.queue, j.platform, j.preferred, p.payload #>> '{command,2}' AS task
     FROM jobs j JOIN job_payloads p ON p.job_id = j.id

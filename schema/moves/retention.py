@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from leasehold.states import JobState
-from sqlalchemy import Connection, TextClause, text
 
 from schema.accounting.counters import OF_BOTS
 from schema.postgres.advisory import try_block_new_sessions
+from schema.postgres.connection import Connection
+from schema.postgres.statements import Statement
 from schema.predicates import has_ready_jobs
 from schema.tables.jobs import OF_CLIENTS
 
@@ -16,7 +17,7 @@ from schema.tables.jobs import OF_CLIENTS
 # part as one array, which leaves the planner nothing but an index on them. The lower bound steps over the entries of
 # jobs that were deleted just before: they stay in the index until vacuum has removed them, and longer beside an old
 # snapshot.
-DELETE_FINISHED = text("""
+DELETE_FINISHED = Statement("""
 WITH old AS MATERIALIZED (
     SELECT id, finished_at FROM jobs
     WHERE state = :state AND finished_at IS NOT NULL AND finished_at < now() - make_interval(secs => :age)
@@ -62,7 +63,7 @@ def delete_finished(
 
 
 # Keys of submits, which outlive their jobs or not.
-DELETE_KEYS = text(f"""
+DELETE_KEYS = Statement(f"""
 WITH old AS MATERIALIZED (
     SELECT ctid FROM submit_keys
     WHERE {OF_CLIENTS} = :of_clients AND created_at < now() - make_interval(secs => :age)
@@ -92,11 +93,11 @@ def delete_keys(
 
 
 # The ids are given out in the order of time, so that the oldest rows are those with the lowest.
-OLD_EVICTIONS = text("""
+OLD_EVICTIONS = Statement("""
 DELETE FROM evictions WHERE at < now() - make_interval(secs => :age)
     AND id = ANY (ARRAY(SELECT id FROM evictions ORDER BY id LIMIT :limit FOR UPDATE SKIP LOCKED))
 """)
-OLD_AUDIT = text("""
+OLD_AUDIT = Statement("""
 DELETE FROM audit WHERE at < now() - make_interval(secs => :age)
     AND id = ANY (ARRAY(SELECT id FROM audit ORDER BY id LIMIT :limit FOR UPDATE SKIP LOCKED))
 """)
@@ -104,8 +105,8 @@ DELETE FROM audit WHERE at < now() - make_interval(secs => :age)
 # Leases name their bot for as long as their job is kept. What an operator has drained stays drained. A bot gets leases
 # in sessions only, each of which has another epoch.
 _GONE = "status = 'gone' AND NOT draining AND opened_at < now() - make_interval(secs => :age)"
-GONE_BOTS = text(f"SELECT id, epoch::text AS mark FROM bots WHERE {_GONE}")
-DELETE_GONE_BOTS = text(f"""
+GONE_BOTS = Statement(f"SELECT id, epoch::text AS mark FROM bots WHERE {_GONE}")
+DELETE_GONE_BOTS = Statement(f"""
 WITH old AS MATERIALIZED (
     SELECT b.id FROM unnest(CAST(:ids AS bigint[]), CAST(:marks AS text[])) AS unnamed (id, mark)
     JOIN bots b ON b.id = unnamed.id AND b.epoch::text = unnamed.mark AND {_GONE}
@@ -118,13 +119,13 @@ resources AS (DELETE FROM counters WHERE name = ANY (ARRAY(
 DELETE FROM bots WHERE id = ANY (ARRAY(SELECT id FROM old))
 """)
 # Of jobs that never ended where failures are judged, and of failures long past.
-OLD_BLAMES = text("""
+OLD_BLAMES = Statement("""
 DELETE FROM blames WHERE job_id = ANY (ARRAY(
     SELECT job_id FROM blames WHERE at < now() - make_interval(secs => :age)
     ORDER BY at LIMIT :limit FOR UPDATE SKIP LOCKED))
 """)
 # Of bots that have not come back.
-OLD_LOST_ATTEMPTS = text("""
+OLD_LOST_ATTEMPTS = Statement("""
 WITH old AS MATERIALIZED (
     SELECT job_id, fence FROM lost_attempts WHERE at < now() - make_interval(secs => :age)
     ORDER BY at LIMIT :limit FOR UPDATE SKIP LOCKED
@@ -132,14 +133,14 @@ WITH old AS MATERIALIZED (
 DELETE FROM lost_attempts l USING old o WHERE l.job_id = o.job_id AND l.fence = o.fence
 """)
 # What is within the window still counts, however short a time it is to be kept.
-OLD_USAGE = text("""
+OLD_USAGE = Statement("""
 WITH old AS MATERIALIZED (
     SELECT name, bucket FROM usage WHERE rolled AND bucket < now() - make_interval(secs => :age)
     ORDER BY bucket LIMIT :limit FOR UPDATE SKIP LOCKED
 )
 DELETE FROM usage u USING old o WHERE u.name = o.name AND u.bucket = o.bucket
 """)
-UNSEEN_ASSIGNERS = text("DELETE FROM assigners WHERE seen_at < now() - make_interval(secs => :age)")
+UNSEEN_ASSIGNERS = Statement("DELETE FROM assigners WHERE seen_at < now() - make_interval(secs => :age)")
 
 
 # What no row of a big table names: a column without an index is read page by page in the order of the primary key.
@@ -159,8 +160,8 @@ SELECT count(*) AS rows, max({key}) AS last, array_agg(DISTINCT name) FILTER (WH
     AS found
 FROM (SELECT {key}, {column} AS name FROM {table} WHERE {key} >= :first ORDER BY {key} LIMIT :limit) page
 """
-NAMED_QUEUES = text(_NAMED.format(table="jobs", key="id", column="queue"))
-NAMED_BOTS = text(_NAMED.format(table="leases", key="job_id", column="bot_id"))
+NAMED_QUEUES = Statement(_NAMED.format(table="jobs", key="id", column="queue"))
+NAMED_BOTS = Statement(_NAMED.format(table="leases", key="job_id", column="bot_id"))
 
 
 def named_queues(connection: Connection, ids: Collection[int], *, first: int, limit: int) -> NamedIds:
@@ -173,7 +174,7 @@ def named_bots(connection: Connection, ids: Collection[int], *, first: int, limi
     return _named(connection, NAMED_BOTS, ids, first=first, limit=limit)
 
 
-def _named(connection: Connection, statement: TextClause, ids: Collection[int], *, first: int, limit: int) -> NamedIds:
+def _named(connection: Connection, statement: Statement, ids: Collection[int], *, first: int, limit: int) -> NamedIds:
     row = connection.execute(statement, {"ids": list(ids), "first": first, "limit": limit}).one()
     return NamedIds(frozenset(row.found or ()), row.last if row.rows == limit else None)
 
@@ -189,21 +190,21 @@ def _named(connection: Connection, statement: TextClause, ids: Collection[int], 
 # round reads all jobs, page by page, and deletes the queues that none of them has, unless somebody holds the row, has
 # held it meanwhile, or the mark is another one.
 
-MARK_IDLE_QUEUES = text(f"""
+MARK_IDLE_QUEUES = Statement(f"""
 UPDATE queues SET idle_since = -CAST(CAST(pg_current_xact_id() AS text) AS bigint) WHERE id = ANY (ARRAY(
     SELECT q.id FROM queues q WHERE q.idle_since IS NULL AND NOT {has_ready_jobs("q")}
     ORDER BY q.id FOR NO KEY UPDATE SKIP LOCKED))
 """)
 # Whoever has held the row since has left his number in `xmax`.
 _MARK = "q.idle_since || ' ' || q.xmax"
-IDLE_QUEUES = text(f"SELECT q.id, {_MARK} AS mark FROM queues q WHERE q.idle_since IS NOT NULL")
-READERS_OF_QUEUES = text("""
+IDLE_QUEUES = Statement(f"SELECT q.id, {_MARK} AS mark FROM queues q WHERE q.idle_since IS NOT NULL")
+READERS_OF_QUEUES = Statement("""
 SELECT DISTINCT virtualtransaction FROM pg_locks
 WHERE locktype = 'relation' AND relation = CAST('queues' AS regclass) AND granted
     AND pid IS DISTINCT FROM pg_backend_pid()
     AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """)
-DELETE_QUEUES = text(f"""
+DELETE_QUEUES = Statement(f"""
 WITH unused AS MATERIALIZED (
     SELECT q.id FROM unnest(CAST(:ids AS integer[]), CAST(:marks AS text[])) AS unnamed (id, mark)
     JOIN queues q ON q.id = unnamed.id AND {_MARK} = unnamed.mark
@@ -213,14 +214,14 @@ DELETE FROM queues WHERE id = ANY (ARRAY(SELECT id FROM unused))
 """)
 # A queue may appear that names a set which was just looked up: then the foreign key refuses it, and the submit is tried
 # again. Rarely has anybody looked up a set that was made long ago and then waits: a bulk submit, for another one's key.
-DELETE_UNUSED_CONSTRAINT_SETS = text("""
+DELETE_UNUSED_CONSTRAINT_SETS = Statement("""
 DELETE FROM constraint_sets WHERE id = ANY (ARRAY(
     SELECT s.id FROM constraint_sets s
     WHERE s.created_at < now() - make_interval(secs => :age)
         AND NOT EXISTS (SELECT FROM queues q WHERE q.constraint_set = s.id)
     ORDER BY s.id LIMIT :limit FOR UPDATE SKIP LOCKED))
 """)
-DELETE_UNUSED_PLATFORMS = text("""
+DELETE_UNUSED_PLATFORMS = Statement("""
 WITH unused AS MATERIALIZED (
     SELECT p.id FROM platforms p
     WHERE p.created_at < now() - make_interval(secs => :age)
@@ -235,7 +236,7 @@ WITH unused AS MATERIALIZED (
 DELETE FROM platforms WHERE id = ANY (ARRAY(SELECT id FROM unused))
 """)
 # Only a session that opens gives a bot another kind, and none does meanwhile.
-DELETE_UNUSED_KINDS = text("""
+DELETE_UNUSED_KINDS = Statement("""
 WITH unused AS MATERIALIZED (
     SELECT k.id FROM kinds k
     WHERE k.created_at < now() - make_interval(secs => :age)

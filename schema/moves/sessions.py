@@ -12,7 +12,6 @@ from typing import Any
 from leasehold.errors import NotFound
 from leasehold.states import JobState
 from leasehold.wire import escaped
-from sqlalchemy import Connection, Row, text
 
 from schema import audit
 from schema.accounting.counters import declare_resources
@@ -20,41 +19,42 @@ from schema.accounting.units import BotCapacity
 from schema.moves.backoff import wake_queues_for_bots
 from schema.moves.end import AttemptEnd, EndedAttempt, Verdict, end
 from schema.postgres import advisory
+from schema.postgres.connection import Connection
 from schema.postgres.fragments import json_array, json_documents, newest_leases, newest_version
 from schema.postgres.notify import wake
-from schema.postgres.work_connection import execute_later
+from schema.postgres.statements import Row, Statement
 from schema.timing import KILL_GRACE
 from schema.validation import KINDS, MAX_FORGIVEN, Kind, Properties
 
 # In the order of names, so that no two transactions wait for each other's new rows.
-INSERT_BOTS = text("""
+INSERT_BOTS = Statement("""
 INSERT INTO bots (name)
 SELECT n.name FROM unnest(CAST(:names AS text[])) AS n (name) WHERE NOT EXISTS (SELECT FROM bots WHERE name = n.name)
 ORDER BY n.name ON CONFLICT (name) DO NOTHING
 """)
-LOCK = text("""
+LOCK = Statement("""
 SELECT id, name, epoch, session, expires_at, held, EXISTS (
     SELECT FROM counters WHERE name = ANY (ARRAY(
         SELECT 'bot:' || b.id || ':' || kind FROM unnest(CAST(:kinds AS text[])) AS k (kind)))) AS limited
 FROM bots b WHERE name = ANY (CAST(:names AS text[])) ORDER BY id FOR NO KEY UPDATE
 """)
-RENEW = text("""
+RENEW = Statement("""
 UPDATE bots SET expires_at = now() + make_interval(secs => :ttl) WHERE id = ANY (CAST(:ids AS bigint[])) AND NOT closing
 """)
-HELD_BY = text(f"""
+HELD_BY = Statement(f"""
 SELECT l.job_id, l.fence, l.bot_id, l.bot_epoch FROM bots b
 CROSS JOIN LATERAL {newest_leases("b.id", "b.held", columns="job_id, fence, bot_id, bot_epoch")} l
 WHERE b.id = ANY (CAST(:bot_ids AS bigint[]))
 """)
 # In the order of names and of properties, as those of INSERT_BOTS.
-INTERN_INSTANCES = text("""
+INTERN_INSTANCES = Statement("""
 SELECT name, intern_instance(name) AS id FROM unnest(CAST(:names AS text[])) AS n (name)
 """)
-INTERN_KINDS = text(f"""
+INTERN_KINDS = Statement(f"""
 SELECT nth, intern_kind(properties, ARRAY(SELECT jsonb_array_elements_text(exclusive))) AS id
 FROM unnest({json_array("properties")}, {json_array("exclusive")}) WITH ORDINALITY AS k (properties, exclusive, nth)
 """)
-OPEN = text(f"""
+OPEN = Statement(f"""
 UPDATE bots b SET epoch = b.epoch + 1, session = o.session, sync_seq = 0, status = 'ok', closing = false,
     kept_units = 0, instance = o.instance, pool = o.pool, labels = o.labels, cohort = cohort_of(o.labels),
     priority = o.priority, capacity = o.capacity, kind = o.kind, host = o.host, pid = o.pid,
@@ -72,18 +72,18 @@ FROM (
 ) o
 WHERE b.id = o.id RETURNING b.name, b.id, b.epoch
 """)
-EXPIRED = text("""
+EXPIRED = Statement("""
 SELECT id, session FROM bots WHERE status <> 'gone' AND expires_at < clock_timestamp() AND id > :after
 ORDER BY id LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
 """)
 # How often a lost attempt of this job was not counted, or taken back. The limit is for a job that cuts its bot off.
 SPARED = """SELECT count(*) FROM job_events e
     WHERE e.job_id = {job} AND (e.move = 'forgive' OR e.move = 'requeue' AND e.details ? 'spared')"""
-WORN_OUT = text(f"""
+WORN_OUT = Statement(f"""
 SELECT id FROM unnest(CAST(:job_ids AS bigint[])) AS j (id) WHERE ({SPARED.format(job="j.id")}) >= {MAX_FORGIVEN}
 """)
 # Only what has been charged: the bot had been told of the job, and the job was queued again.
-RECORD_LOST = text("""
+RECORD_LOST = Statement("""
 INSERT INTO lost_attempts (job_id, fence, bot_id, session)
 SELECT t.* FROM unnest(CAST(:job_ids AS bigint[]), CAST(:fences AS bigint[]), CAST(:bot_ids AS bigint[]),
     CAST(:sessions AS bytea[])) AS t (job_id, fence, bot_id, session)
@@ -92,7 +92,7 @@ CROSS JOIN LATERAL (SELECT acknowledged_at, delivered_at FROM leases
 WHERE coalesce(l.acknowledged_at, l.delivered_at) IS NOT NULL
 """)
 # A failure that was counted against the bot is taken back by upkeep.
-FORGIVE = text(f"""
+FORGIVE = Statement(f"""
 WITH told AS MATERIALIZED (
     DELETE FROM lost_attempts l
     USING unnest(CAST(:bot_ids AS bigint[]), CAST(:sessions AS bytea[]), CAST(:actors AS text[]))
@@ -121,12 +121,12 @@ SELECT m.id, 'forgive', m.state, m.state, m.fence, e.actor,
     jsonb_build_object('reason', 'its bot was only cut off', 'lost_fence', e.lost)
 FROM moved m CROSS JOIN unnest(m.lost, m.actors) AS e (lost, actor)
 """)
-CLOSE = text("""
+CLOSE = Statement("""
 UPDATE bots SET epoch = epoch + 1, session = NULL, status = 'gone', expires_at = NULL, closing = false, kept_units = 0
 WHERE id = ANY (CAST(:bot_ids AS bigint[]))
 """)
 # Starts from the overdue leases, of which there are few, and finds their bots by id.
-CLOSE_OVERDUE = text("""
+CLOSE_OVERDUE = Statement("""
 WITH overdue AS MATERIALIZED (
     SELECT b.id FROM bots b
     WHERE NOT b.closing AND b.status <> 'gone' AND b.id = ANY (ARRAY(
@@ -142,7 +142,7 @@ RENEWED_BELOW = 2 / 3
 HELD_RENEWED_BELOW = 1 / 2
 # A heartbeat soon after another one does not write the expiry again. This transaction has locked the row, so that the
 # version that it finds is the one to change, and can be named by its place (ctid).
-RECORD_SYNCS = text(f"""
+RECORD_SYNCS = Statement(f"""
 UPDATE bots b SET sync_seq = s.seq, status = s.status, capacity = s.capacity, in_use = s.in_use, held = s.held,
     kept_units = s.kept,
     expires_at = CASE WHEN b.expires_at < now() + make_interval(secs => :ttl * {RENEWED_BELOW})
@@ -158,7 +158,7 @@ WHERE b.ctid = s.ctid
 RETURNING b.id, extract(epoch FROM b.expires_at - clock_timestamp()) AS remaining
 """)
 # Rows that others have locked are left for the next round.
-RENEW_HELD = text(f"""
+RENEW_HELD = Statement(f"""
 WITH due AS MATERIALIZED (
     SELECT b.id FROM unnest(CAST(:ids AS bigint[]), CAST(:epochs AS bigint[])) AS held (id, epoch)
     JOIN bots b ON b.id = held.id AND b.epoch = held.epoch
@@ -169,7 +169,7 @@ WITH due AS MATERIALIZED (
 UPDATE bots b SET expires_at = now() + make_interval(secs => :ttl) FROM due WHERE b.id = due.id
 RETURNING b.id, b.epoch
 """)
-DRAIN = text("""
+DRAIN = Statement("""
 UPDATE bots SET draining = :draining, kept_units = CASE WHEN :draining THEN 0 ELSE kept_units END,
     drain_deadline = CASE WHEN :draining THEN now() + make_interval(secs => CAST(:deadline AS double precision)) END
 WHERE name = :name RETURNING id, capacity - in_use - kept_units AS room
@@ -295,7 +295,7 @@ def open_sessions(connection: Connection, openings: Sequence[SessionOpening], *,
     return [found[each.name] for each in openings]
 
 
-def _superseded(bot: Row[Any], opening: SessionOpening) -> _SessionEnd:
+def _superseded(bot: Row, opening: SessionOpening) -> _SessionEnd:
     """Return how the older session of the bot ends."""
     actor = f"bot:{opening.name}"
     if opening.dead is None or opening.dead != bot.session:
@@ -354,8 +354,7 @@ def record_syncs(
     """
     if not words:
         return dict
-    asked = execute_later(
-        connection,
+    asked = connection.execute_later(
         RECORD_SYNCS,
         {
             "ids": [word.bot_id for word in words],
@@ -368,7 +367,7 @@ def record_syncs(
             "ttl": ttl,
         },
     )
-    return lambda: {bot_id: float(remaining) for bot_id, remaining in asked.rows()}
+    return lambda: {bot_id: float(remaining) for bot_id, remaining in asked.result()}
 
 
 def expire(connection: Connection, *, after: int, limit: int, actor: str) -> tuple[list[int], list[EndedAttempt]]:
@@ -432,13 +431,13 @@ def drain(
     wake(connection, "jobs")
 
 
-def _locked_bots(connection: Connection, names: Sequence[str]) -> dict[str, Row[Any]]:
+def _locked_bots(connection: Connection, names: Sequence[str]) -> dict[str, Row]:
     """Lock the rows of the bots in the order of their ids, and return them by name.
 
     A row that retention deletes meanwhile is inserted again. If that comes to a deadlock, `Database.run` repeats the
     transaction.
     """
-    found: dict[str, Row[Any]] = {}
+    found: dict[str, Row] = {}
     while missing := sorted(set(names) - found.keys()):
         connection.execute(INSERT_BOTS, {"names": missing})
         found |= {row.name: row for row in connection.execute(LOCK, {"names": missing, "kinds": list(KINDS)})}
@@ -504,12 +503,12 @@ def renew(connection: Connection, held: Iterable[tuple[int, int]], *, ttl: float
 # Locality hints: which bots worked on what lately, so that related jobs can find warm caches.
 
 
-REMEMBER_LOCALITIES = text("""
+REMEMBER_LOCALITIES = Statement("""
 INSERT INTO bot_localities AS l (bot_id, hint)
 SELECT bot_id, hint FROM unnest(CAST(:bot_ids AS bigint[]), CAST(:hints AS text[])) AS h (bot_id, hint)
 ON CONFLICT (bot_id, hint) DO UPDATE SET seq = EXCLUDED.seq
 """)
-TRIM_LOCALITIES = text("""
+TRIM_LOCALITIES = Statement("""
 DELETE FROM bot_localities l WHERE l.bot_id = ANY (CAST(:bot_ids AS bigint[])) AND l.hint NOT IN (
     SELECT r.hint FROM bot_localities r WHERE r.bot_id = l.bot_id ORDER BY r.seq DESC LIMIT :limit)
 """)

@@ -8,16 +8,17 @@ import psycopg
 from leasehold.errors import BadInput, Conflict, LeaseholdError, QueueFull
 from leasehold.wire import escaped
 from pydantic_core import to_json
-from sqlalchemy import Connection, Row, TextClause, text
-from sqlalchemy.exc import DBAPIError
 
 from schema.policy.new_instances import UNKNOWN_INSTANCE, refusal, refused_instance
 from schema.policy.priority_classes import UNKNOWN_POINTS, unknown_points
 from schema.postgres import engine
+from schema.postgres.connection import Connection
+from schema.postgres.session import Session
+from schema.postgres.statements import Row, Statement
 
 # The functions are the one implementation, for callers in SQL as well as for this one.
 # All answers are one row of texts: reading a row of its own for each of a thousand jobs takes the client 1.5 ms.
-SUBMIT = text("""
+SUBMIT = Statement("""
 SELECT CAST(job_ids AS text) AS job_ids, CAST(public_ids AS text) AS public_ids, CAST(created AS text) AS created,
     array_position(same, false) - 1 AS other
 FROM submit_all(CAST(:requests AS jsonb), :actor)
@@ -63,9 +64,7 @@ def submit(connection: Connection, requests: Sequence[Mapping[str, Any]], *, act
     return _answers(answers.job_ids, answers.public_ids, answers.created, count=len(requests))
 
 
-def submit_at_once(
-    driver: "psycopg.Connection[Any]", requests: Sequence[Mapping[str, Any]], *, actor: str
-) -> list[Submitted]:
+def submit_at_once(driver: Session, requests: Sequence[Mapping[str, Any]], *, actor: str) -> list[Submitted]:
     """Queue all `requests`, or none, by one statement; for `Database.run_alone`.
 
     Takes, answers and raises what `submit` does. It saves two round trips and the work of the layers above the driver:
@@ -109,7 +108,7 @@ def _answers(job_ids: str, public_ids: str, created: str | None, *, count: int) 
     return list(map(Submitted, map(int, ids), names, are_new))
 
 
-def submit_alone(driver: "psycopg.Connection[Any]", request: Mapping[str, Any], *, actor: str) -> Submitted:
+def submit_alone(driver: Session, request: Mapping[str, Any], *, actor: str) -> Submitted:
     """Queue one request; for `Database.run_alone`. Answers and raises what `submit` does.
 
     The request is in the form of `JobRequest.normal`.
@@ -129,12 +128,12 @@ def submit_alone(driver: "psycopg.Connection[Any]", request: Mapping[str, Any], 
 
 def submitted_rows(
     connection: Connection,
-    statement: TextClause,
+    statement: Statement,
     values: Mapping[str, Any],
     *,
     requests: Sequence[Mapping[str, Any]] = (),
     place: str = "jobs",
-) -> Sequence[Row[Any]]:
+) -> Sequence[Row]:
     """The rows of a statement that submits `requests`, whose list is called `place`.
 
     Raises QueueFull when a queue has no room, BadInput when a class or a service level is not known or when a request
@@ -142,9 +141,9 @@ def submitted_rows(
     """
     try:
         return connection.execute(statement, values).all()
-    except DBAPIError as error:
+    except psycopg.Error as error:
         placed = {f"{place}.{index}": request for index, request in enumerate(requests)}
-        if isinstance(error.orig, psycopg.Error) and (refused := _refused(error.orig, placed)) is not None:
+        if (refused := _refused(error, placed)) is not None:
             raise refused from None
         raise
 

@@ -4,14 +4,15 @@ Times that a request gives, and the ceilings of operators: of a queue age, and o
 """
 
 from leasehold.states import JobState
-from sqlalchemy import Connection, TextClause, text
 
 from schema.moves.dependencies import ANY_OPEN_GRAPH, unblock
+from schema.postgres.connection import Connection
 from schema.postgres.fragments import kill_seconds, newest_leases
+from schema.postgres.statements import Statement
 from schema.predicates import ready_in
 
 # Judged on the locked rows: what somebody else is about to grant, to park or to cancel is left to them.
-TIME_OUT = text(f"""
+TIME_OUT = Statement(f"""
 WITH late AS MATERIALIZED (
     SELECT id FROM jobs
     WHERE state = 'queued' AND queue_deadline IS NOT NULL AND queue_deadline < now()
@@ -58,7 +59,7 @@ _AGED = """w.queued_at < now() - make_interval(secs => {age}) AND w.kills = 0
 # Ceilings of labels are judged by the index of waiting labels, all others queue by queue. A job that waits to be tried
 # again is judged when it is ready again. Without ceilings, no queue is read. Locked jobs are skipped while reading, so
 # that those in front keep no others waiting. What has changed since it was judged has another fence and is left alone.
-AGE_OUT = text(f"""
+AGE_OUT = Statement(f"""
 WITH aged AS MATERIALIZED (
     SELECT w.id, w.fence FROM (
         SELECT q.id, q.constraint_set, min(c.max_queue_age) AS age
@@ -134,8 +135,8 @@ SELECT count(*), (SELECT count(*) FROM told) FROM asked
 """
 
 
-def _stop(reason: str, details: str, of: str, where: str) -> TextClause:
-    return text(_STOP.format(reason=reason, details=details, of=of, where=where, seconds=kill_seconds("l.bot_id")))
+def _stop(reason: str, details: str, of: str, where: str) -> Statement:
+    return Statement(_STOP.format(reason=reason, details=details, of=of, where=where, seconds=kill_seconds("l.bot_id")))
 
 
 _OF_BOT = newest_leases("d.id", "d.held", columns="job_id")
@@ -156,7 +157,7 @@ STOP_OF_INSTANCES = _stop(
     "SELECT job_id FROM leases WHERE instance >= d.id AND instance <= d.id AND state IN ('pending', 'active')"
     " ORDER BY instance) n))",
 )
-INSTANCES_OVER = text(
+INSTANCES_OVER = Statement(
     "SELECT id FROM instances WHERE draining AND drain_deadline IS NOT NULL AND drain_deadline < now()"
 )
 

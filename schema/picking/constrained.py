@@ -10,8 +10,6 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Row, text
-
 from schema.accounting import class_reserves, rates
 from schema.accounting.fair_share import DEMAND_INTERVAL
 from schema.accounting.quotas import BEING_FREED
@@ -19,6 +17,8 @@ from schema.fleet.candidates import able_bots
 from schema.picking.pick import ReadyJob
 from schema.picking.queues import AWAKE, CONSTRAINED
 from schema.picking.ready import ROOM, SERVED, Scope, queues_in_scope
+from schema.postgres.connection import Connection
+from schema.postgres.statements import Row, Statement
 from schema.predicates import DRAIN, READY_CONSTRAINED, STILL_READY, has_ready_jobs
 
 #: The id of a queue.
@@ -44,7 +44,7 @@ _AWAKE, _MORE = f"{CONSTRAINED} AND {AWAKE}", ", k.constraint_set, w.name, w.man
 _STEP = f"SELECT queue FROM jobs WHERE {READY_CONSTRAINED} AND queue < {{before}} ORDER BY queue DESC LIMIT 1"
 # Whether a bot has room is a column and no condition, so that queues without one come too. No two sets of queues are
 # joined, because the planner expects few of them and would compare each pair.
-QUEUES = text(f"""
+QUEUES = Statement(f"""
 WITH RECURSIVE waiting AS (
     SELECT ({_STEP.format(before=":after")}) AS queue, 1 AS nth
     UNION ALL
@@ -87,7 +87,7 @@ def usable(terms: Any) -> Mapping[str, Any]:
     return {UNUSABLE: f"{wrong[0]} has a value of another version"} if wrong else terms
 
 
-TERMS = text("SELECT id, terms FROM constraint_sets WHERE id = ANY (CAST(:ids AS integer[]))")
+TERMS = Statement("SELECT id, terms FROM constraint_sets WHERE id = ANY (CAST(:ids AS integer[]))")
 
 # What else is known of a job is the same for its whole queue.
 _JOB = "id, public_id::text AS public_id, priority, units, locality_hint, preferred, rank, queued_at, attempts"
@@ -112,8 +112,8 @@ CROSS JOIN LATERAL (
 {_CONSTRAINTS}
 ORDER BY w.nth, j.rank, j.queued_at, j.id
 """
-HEADS = text(_HEADS.format(locked=_LOCKED.format(of="")))
-WINDOW_OF_HEADS = text(_HEADS.format(locked=""))
+HEADS = Statement(_HEADS.format(locked=_LOCKED.format(of="")))
+WINDOW_OF_HEADS = Statement(_HEADS.format(locked=""))
 
 # The oldest jobs of each rank are read, and the best of them at this moment are locked. Of two jobs of one rank the
 # older one is never behind, so that no other job of a rank can be among the first. Others may have
@@ -144,17 +144,17 @@ CROSS JOIN LATERAL (
 {_CONSTRAINTS}
 ORDER BY w.nth, j.rank, j.queued_at, j.id
 """
-AGED = text(_AGED.format(read="2 * w.most", locked=_LOCKED.format(of=" OF jobs")))
-WINDOW_OF_AGED = text(_AGED.format(read="w.most", locked=""))
+AGED = Statement(_AGED.format(read="2 * w.most", locked=_LOCKED.format(of=" OF jobs")))
+WINDOW_OF_AGED = Statement(_AGED.format(read="w.most", locked=""))
 
-LOCK_FIRST = text(f"""
+LOCK_FIRST = Statement(f"""
 SELECT jobs.id FROM unnest(CAST(:ids AS bigint[])) WITH ORDINALITY AS c (job, place)
 JOIN jobs ON jobs.id = c.job AND {STILL_READY}
 ORDER BY c.place LIMIT :most FOR NO KEY UPDATE OF jobs SKIP LOCKED
 """)
 
 # One job, and what the gates need to know of its queue.
-JOB = text(f"""
+JOB = Statement(f"""
 SELECT {_HEAD}, q.id AS queue, q.cohort, q.instance, q.platform, q.constraint_set, i.name, g.terms, i.managed,
     q.looks > 0 AS tried, statement_timestamp() AS now
 FROM jobs j JOIN queues q ON q.id = j.queue
@@ -332,7 +332,7 @@ def _without_minimum(queue: ConstrainedQueue) -> ConstrainedQueue:
     return replace(queue, missing_units=0) if queue.missing_units else queue
 
 
-def _head(row: Row[Any], queue: ConstrainedQueue) -> QueueHead:
+def _head(row: Row, queue: ConstrainedQueue) -> QueueHead:
     # Columns are taken by position. Names would take a third of the time, once for each job.
     values: Sequence[Any] = row
     job_id, public_id, priority, units, hint, preferred, rank, queued_at, attempts, estimate = values[:10]
@@ -356,7 +356,7 @@ def _head(row: Row[Any], queue: ConstrainedQueue) -> QueueHead:
 # included.
 
 
-UNRECORDED_DEMAND = text(f"""
+UNRECORDED_DEMAND = Statement(f"""
 SELECT a.instance FROM accounts a JOIN instances i ON i.id = a.instance
 WHERE a.demand_at < now() - interval '{DEMAND_INTERVAL:g} s' AND (
     EXISTS (SELECT FROM counters c WHERE c.name = 'instance:' || i.name || '\\:jobs' AND c.used > 0)

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, text
-
 from schema.accounting.quotas import EVICTION_COOLDOWN, Cooldown
 from schema.picking.head_cursor import HeadCursor
 from schema.picking.pick import Asker, Pick, ReadyJob, pick_jobs
 from schema.picking.queues import PLAIN, open_queues
+from schema.postgres.connection import Connection
+from schema.postgres.statements import Statement
 from schema.predicates import COHORT, serves
 
 # The bot serves the instance. Its quota leaves the whole capacity of the bot, or this call has just returned some of it
@@ -38,8 +38,8 @@ _BOT = Asker(
     cohorts="{cohort} = :cohort",
     instances="(CAST(:instance AS integer) IS NULL OR {instance} = :instance)",
 )
-PICK = text(str(Pick(_BOT, "queues")))
-PICK_FROM_FRONT = text(str(Pick(_BOT, "front")))
+PICK = Statement(str(Pick(_BOT, "queues")))
+PICK_FROM_FRONT = Statement(str(Pick(_BOT, "front")))
 
 
 @dataclass(frozen=True)

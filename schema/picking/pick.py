@@ -11,12 +11,12 @@ from datetime import datetime
 from enum import Enum
 from typing import Any, Literal, NamedTuple
 
-from sqlalchemy import Connection, Row, TextClause
-
 from schema.accounting.quotas import BEING_FREED
 from schema.picking import head_cursor
 from schema.picking.head_cursor import HeadCursor
 from schema.picking.queues import HAS_AWAKE_JOBS, ready_ranks
+from schema.postgres.connection import Connection
+from schema.postgres.statements import Row, Statement
 from schema.predicates import DRAIN, READY_PLAIN, STILL_READY, ready_queues
 
 #: Heads read for each job that is wanted, so that an assigner finds jobs that others have not locked. The next width is
@@ -231,8 +231,8 @@ class Pick:
 def pick_jobs(
     connection: Connection,
     *,
-    front: TextClause | None,
-    queues: TextClause,
+    front: Statement | None,
+    queues: Statement,
     values: Mapping[str, Any],
     cursor: HeadCursor | None,
 ) -> list[ReadyJob]:
@@ -257,7 +257,7 @@ def pick_jobs(
 
 
 def _from_front(
-    connection: Connection, statement: TextClause, values: Mapping[str, Any], cursor: HeadCursor
+    connection: Connection, statement: Statement, values: Mapping[str, Any], cursor: HeadCursor
 ) -> list[ReadyJob] | None:
     """Pick from the front alone. None if some instance is below its minimum, or if most of the front may not be
     taken."""
@@ -275,7 +275,7 @@ def _from_front(
     return found
 
 
-def _ready_jobs(rows: Sequence[Row[Any]]) -> list[ReadyJob]:
+def _ready_jobs(rows: Sequence[Row]) -> list[ReadyJob]:
     # Columns are taken by position. Names would take a third of the time, once for each job.
     columns = len(ReadyJob._fields)
     found = [ReadyJob._make(row[-columns:]) for row in rows if row[-columns] is not None]

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, TextClause, text
-
 from schema.fleet.candidates import able_bots
 from schema.picking.ready import Scope
+from schema.postgres.connection import Connection
 from schema.postgres.fragments import newest_leases
+from schema.postgres.statements import Statement
 from schema.predicates import DRAIN, HEALTHY, PROBATION, READY_PLAIN, REQUIREMENTS, UNITS
 from schema.timing import KILL_ALLOWANCE
 
@@ -136,7 +136,7 @@ LEFT JOIN keeping k ON k.cohort = j.cohort AND k.instance = j.instance AND k.pla
 
 # Every instance, and in it every queue, gets its share of the batch, however urgent the jobs are for which nothing can
 # be done.
-STARVED_JOBS = text(f"""
+STARVED_JOBS = Statement(f"""
 WITH {_BELOW}, heads AS MATERIALIZED (
     SELECT id FROM ({_HEADS}) found
     ORDER BY nth, row_number() OVER (PARTITION BY cohort, instance ORDER BY nth, rank, queued_at, id),
@@ -149,7 +149,7 @@ WITH {_BELOW}, heads AS MATERIALIZED (
 """)
 
 # Jobs that ask for more than a place, and that the caller has locked.
-STARVED_AMONG = text(f"""
+STARVED_AMONG = Statement(f"""
 WITH {_BELOW}, wanting AS MATERIALIZED (
     SELECT * FROM jobs WHERE id = ANY (CAST(:job_ids AS bigint[])) AND state = 'queued'
         AND {IN_TIME.format(deadline="queue_deadline", grace=_LEAST)}
@@ -171,7 +171,7 @@ _OCCUPIED = (
 # A lease that is asked to stop counts as gone from its bot, where what is kept may be what it frees, and from what its
 # instance has to spare. A bot that has changed its cohort still runs leases of the older one, which hold its units as
 # any others do; what their instances have to spare is counted in that cohort.
-OCCUPIED_BOTS = text(f"""
+OCCUPIED_BOTS = Statement(f"""
 WITH want AS MATERIALIZED (
     SELECT CAST(:cohort AS integer) AS cohort, CAST(:instance AS integer) AS instance,
         (SELECT pool FROM instances WHERE id = :instance) AS pool, CAST(:platform AS integer) AS platform,
@@ -224,7 +224,7 @@ def starved_among(
 
 
 def _read_starved(
-    connection: Connection, statement: TextClause, where: Mapping[str, Any]
+    connection: Connection, statement: Statement, where: Mapping[str, Any]
 ) -> tuple[list[StarvedJob], datetime | None]:
     found: list[StarvedJob] = []
     now: datetime | None = None

@@ -8,10 +8,10 @@ take one of them lately.
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, text
-
 from schema import predicates
 from schema.accounting.quotas import HEADROOM
+from schema.postgres.connection import Connection
+from schema.postgres.statements import Statement
 from schema.predicates import (
     ANY_CONSTRAINED_READY,
     AT_REST,
@@ -80,7 +80,7 @@ _HAS_JOBS = f"""EXISTS (
 HAS_AWAKE_JOBS = _HAS_JOBS.format(which=f"{PLAIN} AND {AWAKE}")
 # Quotas of instances that are below their minimum although jobs of them wait.
 _BELOW_MINIMUM = f"SELECT FROM quotas q WHERE q.usage < q.min_quota AND {_HAS_JOBS}"
-PENDING_WORK = text(f"""
+PENDING_WORK = Statement(f"""
 SELECT EXISTS (SELECT FROM jobs WHERE {AT_REST} AND {DUE}) AS backoff_elapsed,
     EXISTS (SELECT FROM preference_waits WHERE until <= now()) AS preference_elapsed,
     EXISTS ({_BELOW_MINIMUM.format(which=PLAIN)}) AS below_minimum,
@@ -134,7 +134,7 @@ def pending_work(connection: Connection, *, quiet: bool) -> PendingWork:
 
 #: The most jobs of one queue that are counted. Of longer queues each counts as one of this length.
 MAX_COUNTED = 1000
-WAITING_KINDS = text(f"""
+WAITING_KINDS = Statement(f"""
 WITH RECURSIVE {ready_queues("plain")}, {ready_queues("needy", constrained=True)}
 SELECT k.cohort, k.units, t.terms, sum(n.jobs)::integer AS jobs
 FROM queues k LEFT JOIN constraint_sets t ON t.id = k.constraint_set

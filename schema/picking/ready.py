@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, text
-
 from schema.accounting.quotas import EVICTION_COOLDOWN, Cooldown
 from schema.fleet.candidates import FREE_KINDS, IS_FREE_KIND, able_bots
 from schema.picking.head_cursor import HeadCursor
 from schema.picking.pick import Asker, Order, Pick, ReadyJob, pick_jobs
 from schema.picking.queues import AWAKE, PLAIN, open_queues
+from schema.postgres.connection import Connection
+from schema.postgres.statements import Statement
 from schema.predicates import (
     COHORT,
     REQUIREMENTS,
@@ -77,10 +77,10 @@ _ASSIGNER = Asker(
     cohorts="(CAST(:cohorts AS integer[]) IS NULL OR {cohort} = ANY (CAST(:cohorts AS integer[])))",
     instances="(CAST(:instances AS integer[]) IS NULL OR {instance} = ANY (CAST(:instances AS integer[])))",
 )
-PICK = {order: text(str(Pick(_ASSIGNER, "queues", order))) for order in Order}
-PICK_FROM_FRONT = text(str(Pick(_ASSIGNER, "front")))
+PICK = {order: Statement(str(Pick(_ASSIGNER, "queues", order))) for order in Order}
+PICK_FROM_FRONT = Statement(str(Pick(_ASSIGNER, "front")))
 
-INSTANCES = text("""
+INSTANCES = Statement("""
 SELECT id FROM instances WHERE name = ANY (CAST(:names AS text[]))
     OR pool IN (SELECT pool FROM instances WHERE name = ANY (CAST(:names AS text[])))
 """)
@@ -150,7 +150,7 @@ def instance_ids(connection: Connection, names: Sequence[str]) -> list[int]:
 # its first sync.
 _COULD_WORK = f"status <> 'gone' AND {healthy_or_new('')} AND capacity > 0"
 # No healthy bot could serve them, even an idle one.
-UNSERVED_QUEUES = text(f"""
+UNSERVED_QUEUES = Statement(f"""
 WITH RECURSIVE {ready_queues("waiting")}, {queues_in_scope()}
 SELECT w.queue FROM wanted w
 WHERE NOT EXISTS ({able_bots("b.id", "w", which=_COULD_WORK, limit="1")} OFFSET 0)

@@ -11,28 +11,29 @@ from dataclasses import dataclass
 from leasehold.errors import BadInput, NotFound
 from leasehold.wire import escaped
 from pydantic import BaseModel, ConfigDict, Field
-from sqlalchemy import Connection, text
 
 from schema import audit
+from schema.postgres.connection import Connection
+from schema.postgres.statements import Statement
 from schema.validation import MAX_LABEL
 
 #: The largest ceiling, in seconds (a year): the longest time-out of a job.
 MAX_CEILING = 31_536_000.0
 
-_INTERN_DEFAULT = text("SELECT intern_instance('default')")
-_INSTANCE = text("SELECT id FROM instances WHERE name = :name")
-_LIST = text("""
+_INTERN_DEFAULT = Statement("SELECT intern_instance('default')")
+_INSTANCE = Statement("SELECT id FROM instances WHERE name = :name")
+_LIST = Statement("""
 SELECT i.name AS instance, c.label, c.default_timeout, c.max_timeout, c.max_queue_age
 FROM ceilings c LEFT JOIN instances i ON i.id = c.instance ORDER BY i.name NULLS FIRST, c.label NULLS FIRST
 """)
 _OF = "c.instance IS NOT DISTINCT FROM CAST(:instance AS integer) AND c.label IS NOT DISTINCT FROM CAST(:label AS text)"
-_MAKE = text("INSERT INTO ceilings (instance, label) VALUES (:instance, :label) ON CONFLICT DO NOTHING")
-_HOLD = text(f"SELECT default_timeout, max_timeout, max_queue_age FROM ceilings c WHERE {_OF} FOR UPDATE")
-_CHANGE = text(f"""
+_MAKE = Statement("INSERT INTO ceilings (instance, label) VALUES (:instance, :label) ON CONFLICT DO NOTHING")
+_HOLD = Statement(f"SELECT default_timeout, max_timeout, max_queue_age FROM ceilings c WHERE {_OF} FOR UPDATE")
+_CHANGE = Statement(f"""
 UPDATE ceilings c SET default_timeout = :default_timeout, max_timeout = :max_timeout, max_queue_age = :max_queue_age
 WHERE {_OF}
 """)
-_REMOVE = text(f"DELETE FROM ceilings c WHERE {_OF} RETURNING default_timeout, max_timeout, max_queue_age")
+_REMOVE = Statement(f"DELETE FROM ceilings c WHERE {_OF} RETURNING default_timeout, max_timeout, max_queue_age")
 
 
 class CeilingTerms(BaseModel):
@@ -76,7 +77,7 @@ class Ceiling:
 
 def ceilings(connection: Connection) -> list[Ceiling]:
     """All ceilings: first those of every instance, then by instance and label."""
-    return [Ceiling(**row._mapping) for row in connection.execute(_LIST)]
+    return [Ceiling(**row._asdict()) for row in connection.execute(_LIST)]
 
 
 def instance_id(connection: Connection, name: str) -> int:
@@ -107,7 +108,7 @@ def set_ceiling(
     """
     scope = _scope(connection, instance, label)
     connection.execute(_MAKE, scope)
-    before = dict(connection.execute(_HOLD, scope).one()._mapping)
+    before = dict(connection.execute(_HOLD, scope).one()._asdict())
     after = before | terms.model_dump(include=terms.model_fields_set & before.keys())
     default, most = after["default_timeout"], after["max_timeout"]
     if default is not None and most is not None and default > most:
@@ -128,7 +129,7 @@ def remove_ceiling(
     row = connection.execute(_REMOVE, _scope(connection, instance, label)).one_or_none()
     if row is None:
         raise NotFound(f"ceiling: {_named(instance, label)} has none")
-    _note(connection, "ceiling.rm", instance, label, dict(row._mapping), {}, actor=actor, reason=reason)
+    _note(connection, "ceiling.rm", instance, label, dict(row._asdict()), {}, actor=actor, reason=reason)
 
 
 def _scope(connection: Connection, instance: str | None, label: str | None) -> dict[str, object]:

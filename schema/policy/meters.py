@@ -9,10 +9,11 @@ from datetime import datetime, timedelta
 
 from leasehold import wire
 from leasehold.errors import BadInput, NotFound
-from sqlalchemy import Connection, func, select, text
 
 from schema import audit, validation
+from schema.postgres.connection import Connection
 from schema.postgres.notify import wake
+from schema.postgres.statements import Statement
 
 #: The largest amount of a meter.
 MAX_AMOUNT = 1e12
@@ -24,11 +25,11 @@ PASSED, AHEAD = timedelta(days=1), timedelta(days=366)
 #: Days for which hourly averages are kept.
 KEEP_DAYS = 28
 
-READ = text(
+READ = Statement(
     "SELECT name, used, most, resets_at, updated_at FROM usage_meters WHERE updated_at IS NOT NULL ORDER BY name"
 )
-LIMIT = text("SELECT most::double precision FROM usage_meters WHERE name = :name AND updated_at IS NOT NULL")
-PUT = text(f"""
+LIMIT = Statement("SELECT most::double precision FROM usage_meters WHERE name = :name AND updated_at IS NOT NULL")
+PUT = Statement(f"""
 WITH put AS (
     INSERT INTO usage_meters AS m (name, used, most, resets_at, updated_at)
     VALUES (:name, :used, :most, :resets_at, clock_timestamp())
@@ -41,21 +42,21 @@ INSERT INTO meter_hours AS h (name, hour, readings, percents)
 VALUES (:name, date_trunc('hour', clock_timestamp(), 'UTC'), 1, 100.0 * :used / :most)
 ON CONFLICT (name, hour) DO UPDATE SET readings = h.readings + 1, percents = h.percents + EXCLUDED.percents
 """)
-REMOVE = text("""
+REMOVE = Statement("""
 WITH hours AS (DELETE FROM meter_hours WHERE name = :name)
 DELETE FROM usage_meters WHERE name = :name RETURNING name
 """)
-HISTORY = text("""
+HISTORY = Statement("""
 SELECT name, hour, percents / readings AS percent FROM meter_hours WHERE name = ANY (CAST(:names AS text[]))
 ORDER BY name, hour
 """)
 # A transaction that writes a new reading waits for transactions that use the old one.
-LOCK_METERS = text("""
+LOCK_METERS = Statement("""
 SELECT name FROM usage_meters WHERE name = ANY (ARRAY(SELECT meter FROM windows WHERE meter IS NOT NULL))
 ORDER BY name FOR SHARE
 """)
 # Only one of several processes may begin to read a meter in one interval.
-CLAIM_READING = text("""
+CLAIM_READING = Statement("""
 INSERT INTO usage_meters AS m (name, polled_at) VALUES (:name, clock_timestamp())
 ON CONFLICT (name) DO UPDATE SET polled_at = clock_timestamp()
     WHERE m.polled_at IS NULL OR m.polled_at <= clock_timestamp() - make_interval(secs => :interval)
@@ -124,7 +125,7 @@ def put(
     if not MIN_LIMIT <= most <= MAX_AMOUNT:
         raise BadInput("limit", f"must be between {MIN_LIMIT:g} and {MAX_AMOUNT:g}")
     if resets_at is not None:
-        _check_reset(resets_at, now=connection.scalars(select(func.now())).one())
+        _check_reset(resets_at, now=connection.now())
     before = None if actor is None else connection.execute(LIMIT, {"name": name}).scalar_one_or_none()
     connection.execute(PUT, {"name": name, "used": used, "most": most, "resets_at": resets_at})
     if actor is not None and before != most:

@@ -11,20 +11,21 @@ import psycopg
 from leasehold.errors import BadInput
 from leasehold.wire import escaped
 from pydantic import BaseModel, ConfigDict
-from sqlalchemy import Connection, text
 
 from schema import audit
+from schema.postgres.connection import Connection
+from schema.postgres.statements import Statement
 
 #: What the function raises for an instance that may not be made.
 UNKNOWN_INSTANCE = "LH007"
 
-_PUT = text("""
+_PUT = Statement("""
 INSERT INTO tenancy_policy AS p (create_instances) VALUES (:create_instances)
 ON CONFLICT (one) DO UPDATE SET create_instances = EXCLUDED.create_instances
 WHERE p.create_instances <> EXCLUDED.create_instances RETURNING one
 """)
-_REMOVE = text("DELETE FROM tenancy_policy RETURNING one")
-_REFUSED = text("""
+_REMOVE = Statement("DELETE FROM tenancy_policy RETURNING one")
+_REFUSED = Statement("""
 SELECT n.name FROM unnest(CAST(:names AS text[])) AS n (name)
 WHERE n.name <> 'default' AND NOT EXISTS (SELECT FROM instances i WHERE i.name = n.name)
     AND EXISTS (SELECT FROM tenancy_policy WHERE create_instances = 'never')

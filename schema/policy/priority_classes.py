@@ -13,11 +13,11 @@ import psycopg
 from leasehold.errors import BadInput, Conflict, NotFound
 from leasehold.wire import escaped
 from pydantic import BaseModel, ConfigDict
-from sqlalchemy import Connection, TextClause, text
-from sqlalchemy.exc import DBAPIError
 
 from schema import audit
 from schema.fields import Name
+from schema.postgres.connection import Connection
+from schema.postgres.statements import Statement
 from schema.predicates import AT_REST, READY_CONSTRAINED
 from schema.validation import check_name
 
@@ -30,29 +30,29 @@ FIRST_LEVELS = ("premium", "standard", "economy")
 #: Points that a class or a service level may have.
 LEAST_POINTS, MOST_POINTS = -900, 1100
 
-CLASSES = text("SELECT name, points, seconds, seconds_high FROM job_classes ORDER BY points DESC, name")
-PRICE = text("SELECT priced(CAST(:own AS jsonb))")
-SET_CLASS = text("""
+CLASSES = Statement("SELECT name, points, seconds, seconds_high FROM job_classes ORDER BY points DESC, name")
+PRICE = Statement("SELECT priced(CAST(:own AS jsonb))")
+SET_CLASS = Statement("""
 INSERT INTO job_classes AS c (name, points) VALUES (:name, :points)
 ON CONFLICT (name) DO UPDATE SET points = :points WHERE c.points <> :points
 """)
-LEVELS = text("SELECT name, points, timeout_seconds FROM service_levels ORDER BY points DESC, name")
-HOLD_LEVEL = text("SELECT points, timeout_seconds FROM service_levels WHERE name = :name FOR NO KEY UPDATE")
-SET_LEVEL = text("""
+LEVELS = Statement("SELECT name, points, timeout_seconds FROM service_levels ORDER BY points DESC, name")
+HOLD_LEVEL = Statement("SELECT points, timeout_seconds FROM service_levels WHERE name = :name FOR NO KEY UPDATE")
+SET_LEVEL = Statement("""
 INSERT INTO service_levels AS l (name, points, timeout_seconds) VALUES (:name, :points, :timeout)
 ON CONFLICT (name) DO UPDATE SET points = :points, timeout_seconds = :timeout
 """)
-POLICY = text("SELECT * FROM scheduling")
-HOLD_POLICY = text("SELECT * FROM scheduling FOR NO KEY UPDATE")
-SET_POLICY = text("""
+POLICY = Statement("SELECT * FROM scheduling")
+HOLD_POLICY = Statement("SELECT * FROM scheduling FOR NO KEY UPDATE")
+SET_POLICY = Statement("""
 UPDATE scheduling SET project_points = :project_points, user_points = :user_points, critical = :critical, high = :high,
     normal = :normal, starvation_seconds = :starvation_seconds, max_queue_size = :max_queue_size
 """)
 # A submit reads its class or service level, and so holds a weak lock on that table until its job is visible.
-LOCK_CLASSES = text("LOCK TABLE job_classes IN ACCESS EXCLUSIVE MODE")
-LOCK_LEVELS = text("LOCK TABLE service_levels IN ACCESS EXCLUSIVE MODE")
-REMOVE_CLASS = text("DELETE FROM job_classes WHERE name = :name RETURNING points")
-REMOVE_LEVEL = text("DELETE FROM service_levels WHERE name = :name RETURNING points, timeout_seconds")
+LOCK_CLASSES = Statement("LOCK TABLE job_classes IN ACCESS EXCLUSIVE MODE")
+LOCK_LEVELS = Statement("LOCK TABLE service_levels IN ACCESS EXCLUSIVE MODE")
+REMOVE_CLASS = Statement("DELETE FROM job_classes WHERE name = :name RETURNING points")
+REMOVE_LEVEL = Statement("DELETE FROM service_levels WHERE name = :name RETURNING points, timeout_seconds")
 # Every unfinished job that may have constraints; each part reads the index of its state.
 _UNFINISHED = f"""
 SELECT id, queue FROM jobs WHERE {READY_CONSTRAINED}
@@ -65,13 +65,13 @@ UNION ALL SELECT j.id, j.queue
     FROM graphs g JOIN graph_nodes n ON n.graph = g.id JOIN jobs j ON j.id = n.job_id
     WHERE g.finished_at IS NULL AND j.state = 'blocked' AND j.constrained
 """
-CLASS_IN_USE = text(f"""
+CLASS_IN_USE = Statement(f"""
 SELECT EXISTS (
     SELECT FROM ({_UNFINISHED}) j LEFT JOIN job_constraints t ON t.job_id = j.id
         JOIN queues q ON q.id = j.queue LEFT JOIN constraint_sets g ON g.id = q.constraint_set
     WHERE t.priority_inputs->>'class' = :name OR g.terms->>'job_class' = :name)
 """)
-LEVEL_IN_USE = text(f"""
+LEVEL_IN_USE = Statement(f"""
 SELECT EXISTS (
     SELECT FROM ({_UNFINISHED}) j JOIN job_constraints t ON t.job_id = j.id WHERE t.priority_inputs->>'level' = :name)
 """)
@@ -172,9 +172,9 @@ def priority_of(connection: Connection, priority_inputs: Mapping[str, Any], *, p
     """
     try:
         return int(connection.execute(PRICE, {"own": json.dumps(priority_inputs)}).scalar_one())
-    except DBAPIError as error:
-        if isinstance(error.orig, psycopg.Error) and error.orig.sqlstate == UNKNOWN_POINTS:
-            raise unknown_points(error.orig, {place: priority_inputs}) from None
+    except psycopg.Error as error:
+        if error.sqlstate == UNKNOWN_POINTS:
+            raise unknown_points(error, {place: priority_inputs}) from None
         raise
 
 
@@ -247,7 +247,7 @@ def put_policy(connection: Connection, wanted: Policy, *, actor: str, reason: st
 
 
 def _removed(
-    connection: Connection, name: str, *, noun: str, lock: TextClause, in_use: TextClause, remove: TextClause
+    connection: Connection, name: str, *, noun: str, lock: Statement, in_use: Statement, remove: Statement
 ) -> dict[str, Any]:
     """Remove a row that no unfinished job uses, and return its values.
 
@@ -264,7 +264,7 @@ def _removed(
     row = connection.execute(remove, {"name": name}).one_or_none()
     if row is None:
         raise NotFound(f"{noun}: there is no {noun} '{escaped(name, 63)}'")
-    return dict(row._mapping)
+    return row._asdict()
 
 
 def _check(name: str, points: int) -> None:
@@ -279,11 +279,11 @@ def _check(name: str, points: int) -> None:
 #: Number of finished jobs that are read, the newest ones.
 MAX_RUNS_READ = 5000
 
-EXPECTED_SECONDS = text("""
+EXPECTED_SECONDS = Statement("""
 SELECT name, seconds FROM job_classes WHERE name = ANY (CAST(:names AS text[])) AND seconds IS NOT NULL
 """)
 # If no constraint set has a class, no jobs are read.
-RECENT_RUN_TIMES = text("""
+RECENT_RUN_TIMES = Statement("""
 SELECT g.name, array_agg(extract(epoch FROM j.finished_at - j.started_at)::float8) AS seconds
 FROM (SELECT q.id, g.terms->>'job_class' AS name FROM constraint_sets g JOIN queues q ON q.constraint_set = g.id
       WHERE g.terms ? 'job_class') g
@@ -294,7 +294,7 @@ WHERE j.state = 'succeeded' AND j.started_at IS NOT NULL AND j.finished_at >= j.
 GROUP BY g.name
 """)
 # By instance and label, or by instance and command of jobs without a label.
-RUN_TIMES_ALIKE = text("""
+RUN_TIMES_ALIKE = Statement("""
 SELECT i.name AS instance, j.label, j.command, count(*) AS jobs,
     percentile_cont(0.5) WITHIN GROUP (ORDER BY j.seconds) AS median
 FROM (SELECT e.instance, e.label, extract(epoch FROM e.finished_at - e.started_at)::float8 AS seconds,
@@ -307,14 +307,14 @@ FROM (SELECT e.instance, e.label, extract(epoch FROM e.finished_at - e.started_a
 JOIN instances i ON i.id = j.instance
 GROUP BY i.name, j.label, j.command HAVING count(*) >= :enough
 """)
-STORE_PREDICTIONS = text("""
+STORE_PREDICTIONS = Statement("""
 UPDATE job_classes c SET seconds = w.seconds, seconds_high = w.high
 FROM unnest(CAST(:names AS text[]), CAST(:seconds AS float8[]), CAST(:highs AS float8[])) AS w (name, seconds, high)
 WHERE c.name = w.name AND (c.seconds, c.seconds_high) IS DISTINCT FROM (w.seconds, w.high)
 """)
 
 # Of the newest finished jobs, those that have a class.
-ACCURACY = text("""
+ACCURACY = Statement("""
 SELECT g.terms->>'job_class' AS name, count(*) AS jobs, count(t.seconds) AS estimated,
     round((percentile_cont(0.5) WITHIN GROUP (ORDER BY extract(epoch FROM j.finished_at - j.started_at) / t.seconds)
         FILTER (WHERE t.seconds IS NOT NULL AND j.started_at IS NOT NULL))::numeric, 3)::float8 AS ratio,

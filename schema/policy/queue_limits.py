@@ -11,34 +11,35 @@ from dataclasses import dataclass
 from leasehold.errors import BadInput, NotFound
 from leasehold.wire import escaped
 from pydantic import BaseModel, ConfigDict, Field
-from sqlalchemy import Connection, text
 
 from schema import audit, declarations
 from schema.fields import Label
 from schema.policy.ceilings import instance_id
+from schema.postgres.connection import Connection
+from schema.postgres.statements import Statement
 from schema.predicates import AT_REST, READY
 from schema.validation import MAX_LABEL, check_text
 
 #: The largest limit of a label or an instance, in jobs. Each submit there counts up to it.
 MAX_QUEUED = 100_000
 
-_PUT = text("""
+_PUT = Statement("""
 INSERT INTO queue_limits AS q (label, max_queued) VALUES (:label, :max_queued)
 ON CONFLICT (label, instance) DO UPDATE SET max_queued = EXCLUDED.max_queued WHERE q.max_queued <> EXCLUDED.max_queued
 RETURNING label
 """)
-_REMOVE = text("DELETE FROM queue_limits WHERE label = :label RETURNING label")
-_LIST = text("SELECT label, max_queued FROM queue_limits WHERE label IS NOT NULL ORDER BY label")
-_PUT_INSTANCE = text("""
+_REMOVE = Statement("DELETE FROM queue_limits WHERE label = :label RETURNING label")
+_LIST = Statement("SELECT label, max_queued FROM queue_limits WHERE label IS NOT NULL ORDER BY label")
+_PUT_INSTANCE = Statement("""
 INSERT INTO queue_limits AS q (instance, max_queued) VALUES (:instance, :max_queued)
 ON CONFLICT (label, instance) DO UPDATE SET max_queued = EXCLUDED.max_queued WHERE q.max_queued <> EXCLUDED.max_queued
 RETURNING max_queued
 """)
-_REMOVE_INSTANCE = text("""
+_REMOVE_INSTANCE = Statement("""
 DELETE FROM queue_limits q WHERE q.label IS NULL AND q.instance IS NOT DISTINCT FROM CAST(:instance AS integer)
 RETURNING q.max_queued
 """)
-_LIST_INSTANCES = text("""
+_LIST_INSTANCES = Statement("""
 SELECT i.name AS instance, q.max_queued FROM queue_limits q LEFT JOIN instances i ON i.id = q.instance
 WHERE q.label IS NULL ORDER BY i.name NULLS FIRST
 """)
@@ -159,13 +160,13 @@ def _note_instance(
 # The limit of the whole pool
 
 
-OVERFLOW_STATE = text("""
+OVERFLOW_STATE = Statement("""
 SELECT s.max_queue_size, s.normal, EXISTS (SELECT FROM jobs WHERE state = 'deferred') AS deferred,
     (SELECT last_value FROM jobs_id_seq) AS newest
 FROM scheduling s
 """)
 # Each part reads its own index, up to the limit.
-COUNT_WAITING = text("SELECT " + " + ".join(
+COUNT_WAITING = Statement("SELECT " + " + ".join(
     f"(SELECT count(*) FROM (SELECT FROM jobs WHERE {waiting} LIMIT :most) w)"
     for waiting in (READY, AT_REST)
 ))  # fmt: skip

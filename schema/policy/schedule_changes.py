@@ -11,15 +11,16 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any, Literal
 
+import psycopg
 from leasehold.errors import Conflict
 from leasehold.wire import escaped
-from sqlalchemy import Connection, Row, text
-from sqlalchemy.exc import DBAPIError
 
 from schema import audit
 from schema.policy import new_instances
 from schema.policy.schedules import FIELDS, TOPIC, ScheduleTerms, not_found, terms_of
+from schema.postgres.connection import Connection
 from schema.postgres.notify import wake
+from schema.postgres.statements import Row, Statement
 
 #: The most schedules of one instance.
 MAX_SCHEDULES = 1000
@@ -32,34 +33,34 @@ MAX_TOLD = 20
 #: Stable words for programs in refusals: a source declares the schedule; others own schedules that a source applies.
 DECLARED, OWNED = "declared", "schedule_owned"
 
-_INTERN = text("SELECT intern_instance(:instance)")
-_COUNT = text("SELECT count(*) FROM schedules WHERE instance = :instance")
-_MAKE = text(f"""
+_INTERN = Statement("SELECT intern_instance(:instance)")
+_COUNT = Statement("SELECT count(*) FROM schedules WHERE instance = :instance")
+_MAKE = Statement(f"""
 INSERT INTO schedules (instance, name, {FIELDS}, next_tick, due_at, priority_ceiling, set_by, declared_by)
 VALUES (:instance, :name, :cron, :zone, :catch_up, :catch_up_most, :catch_up_seconds, :overlap, :enabled,
     CAST(:request AS jsonb), :next_tick, :next_tick, :priority_ceiling, :actor, :source)
 ON CONFLICT (instance, name) DO NOTHING RETURNING id
 """)
-_NOW = text("SELECT clock_timestamp()")
+_NOW = Statement("SELECT clock_timestamp()")
 # A transaction that waited for the row may be older than the newest tick.
-_HOLD = text(f"""
+_HOLD = Statement(f"""
 SELECT s.id, {FIELDS}, s.next_tick, s.priority_ceiling, s.declared_by,
     greatest(clock_timestamp(), s.last_tick) AS after
 FROM schedules s JOIN instances i ON i.id = s.instance
 WHERE i.name = :instance AND s.name = :name FOR NO KEY UPDATE OF s
 """)
-_CHANGE = text("""
+_CHANGE = Statement("""
 UPDATE schedules SET cron = :cron, zone = :zone, catch_up = :catch_up, catch_up_most = :catch_up_most,
     catch_up_seconds = :catch_up_seconds, overlap = :overlap, enabled = :enabled, request = CAST(:request AS jsonb),
     next_tick = :next_tick, due_at = :next_tick, priority_ceiling = :priority_ceiling, set_by = :actor, failures = 0,
     declared_by = :source
 WHERE id = :id
 """)
-_REMOVE = text("DELETE FROM schedules WHERE id = :id")
-_RAN = text("UPDATE schedules SET last_job = :job, left_out = 0, left_out_since = NULL WHERE id = :id")
+_REMOVE = Statement("DELETE FROM schedules WHERE id = :id")
+_RAN = Statement("UPDATE schedules SET last_job = :job, left_out = 0, left_out_since = NULL WHERE id = :id")
 # One source at a time: two of them would lock their schedules in different orders.
-_APPLY_IN_TURN = text("SELECT pg_advisory_xact_lock(hashtext('leasehold.schedules'))")
-_DECLARED = text("""
+_APPLY_IN_TURN = Statement("SELECT pg_advisory_xact_lock(hashtext('leasehold.schedules'))")
+_DECLARED = Statement("""
 SELECT i.name AS instance, s.name FROM schedules s JOIN instances i ON i.id = s.instance
 WHERE s.declared_by = :source
     AND (CAST(:instances AS text[]) IS NULL OR i.name = ANY (CAST(:instances AS text[])))
@@ -235,7 +236,7 @@ def _apply(connection: Connection, wanted: DeclaredSchedule, author: Author) -> 
     return AppliedSchedule(instance, name, "changed", changed.next_tick)
 
 
-def _refuse_declared(found: Row[Any], name: str, author: Author) -> None:
+def _refuse_declared(found: Row, name: str, author: Author) -> None:
     if found.declared_by is None or (author.take_over and found.declared_by != CONFIGURATION):
         return
     remedy = (
@@ -246,11 +247,11 @@ def _refuse_declared(found: Row[Any], name: str, author: Author) -> None:
     raise Conflict(DECLARED, f"schedule '{name}' is declared by {owner_in_words(found.declared_by)}: {remedy}")
 
 
-def _held(connection: Connection, instance: str, name: str) -> Row[Any] | None:
+def _held(connection: Connection, instance: str, name: str) -> Row | None:
     return connection.execute(_HOLD, {"instance": instance, "name": name}).one_or_none()
 
 
-def _held_again(connection: Connection, instance: str, name: str) -> Row[Any]:
+def _held_again(connection: Connection, instance: str, name: str) -> Row:
     """Lock a schedule that another transaction has made meanwhile."""
     found = _held(connection, instance, name)
     if found is None:
@@ -269,8 +270,8 @@ def _make(connection: Connection, instance: str, name: str, terms: ScheduleTerms
     """Insert a schedule. None if another transaction has inserted one of this name meanwhile."""
     try:
         where = {"instance": connection.execute(_INTERN, {"instance": instance}).scalar_one(), "name": name}
-    except DBAPIError as error:
-        if new_instances.refused_instance(error.orig) is not None:
+    except psycopg.Error as error:
+        if new_instances.refused_instance(error) is not None:
             raise new_instances.refusal(instance) from None
         raise
     if connection.execute(_COUNT, where).scalar_one() >= MAX_SCHEDULES:
@@ -283,7 +284,7 @@ def _make(connection: Connection, instance: str, name: str, terms: ScheduleTerms
 
 
 def _replace(
-    connection: Connection, found: Row[Any], instance: str, name: str, terms: ScheduleTerms, author: Author
+    connection: Connection, found: Row, instance: str, name: str, terms: ScheduleTerms, author: Author
 ) -> _Stored | None:
     """Give a locked schedule these terms and this owner. None if it has them already."""
     before = terms_of(found)
@@ -298,12 +299,12 @@ def _replace(
 
 
 def _store(
-    connection: Connection, found: Row[Any], terms: ScheduleTerms, author: Author, *, next_tick: datetime | None
+    connection: Connection, found: Row, terms: ScheduleTerms, author: Author, *, next_tick: datetime | None
 ) -> None:
     connection.execute(_CHANGE, _values(terms, author) | {"id": found.id, "next_tick": next_tick})
 
 
-def _remove(connection: Connection, found: Row[Any], instance: str, name: str, author: Author) -> None:
+def _remove(connection: Connection, found: Row, instance: str, name: str, author: Author) -> None:
     connection.execute(_REMOVE, {"id": found.id})
     audit.write(connection, "schedule.rm", actor=author.actor, subject=f"{instance}/{name}")
     wake(connection, TOPIC)

@@ -13,10 +13,11 @@ from typing import Any
 from leasehold.errors import BadInput, NotFound
 from leasehold.wire import Overlap as Overlap
 from leasehold.wire import escaped
-from sqlalchemy import Connection, Row, text
 
 from schema.policy import cron
 from schema.policy.cron import CatchUp, Plan
+from schema.postgres.connection import Connection
+from schema.postgres.statements import Row, Statement
 
 #: The topic of wake-ups that tell of changed schedules.
 TOPIC = "schedules"
@@ -38,23 +39,23 @@ SELECT i.name AS instance, s.name, {FIELDS}, s.next_tick, s.due_at, s.last_tick,
     s.created_at
 FROM schedules s JOIN instances i ON i.id = s.instance LEFT JOIN jobs j ON j.id = s.last_job
 WHERE (CAST(:instances AS text[]) IS NULL OR i.name = ANY (CAST(:instances AS text[])))"""
-_PAGE = text(f"""{_LIST} AND (CAST(:after AS text) IS NULL OR (i.name, s.name) > (:after_instance, :after))
+_PAGE = Statement(f"""{_LIST} AND (CAST(:after AS text) IS NULL OR (i.name, s.name) > (:after_instance, :after))
 ORDER BY i.name, s.name LIMIT :limit""")
-_SHOW = text(f"{_LIST} AND i.name = :instance AND s.name = :name")
+_SHOW = Statement(f"{_LIST} AND i.name = :instance AND s.name = :name")
 
 # Rows that somebody else holds are skipped while reading, so that those in front keep no others waiting.
-_DUE = text("""
+_DUE = Statement("""
 SELECT id FROM schedules WHERE due_at <= now() ORDER BY due_at, id LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
 """)
 # A row that another process holds is passed over: that process submits the tick.
-_TAKE = text(f"""
+_TAKE = Statement(f"""
 SELECT s.id, i.name AS instance, s.name, {FIELDS}, s.next_tick, s.failures, s.priority_ceiling, s.left_out,
     now() AS now,
     EXISTS (SELECT FROM jobs j WHERE j.id = s.last_job AND j.finished_at IS NULL) AS is_running
 FROM schedules s JOIN instances i ON i.id = s.instance
 WHERE s.id = :id AND s.due_at <= now() FOR NO KEY UPDATE OF s SKIP LOCKED
 """)
-_ADVANCE = text("""
+_ADVANCE = Statement("""
 UPDATE schedules SET last_tick = coalesce(:tick, last_tick), last_job = coalesce(:job, last_job),
     next_tick = :following, due_at = :following, enabled = CAST(:following AS timestamptz) IS NOT NULL, failures = 0,
     last_error = coalesce(:error, last_error), failed_at = CASE WHEN :error IS NULL THEN failed_at ELSE now() END,
@@ -63,12 +64,12 @@ UPDATE schedules SET last_tick = coalesce(:tick, last_tick), last_job = coalesce
         WHEN CAST(:job AS bigint) IS NULL THEN left_out_since END
 WHERE id = :id AND next_tick = :due
 """)
-_REFUSE = text("""
+_REFUSE = Statement("""
 UPDATE schedules SET failures = failures + 1, last_error = :error, failed_at = now(),
     due_at = now() + make_interval(secs => :wait)
 WHERE id = :id AND next_tick = :due
 """)
-_NEXT = text(f"""
+_NEXT = Statement(f"""
 SELECT extract(epoch FROM min(due_at) - clock_timestamp())::double precision AS seconds,
     (SELECT count(*) FROM schedules WHERE failures >= {FAILING}) AS failing,
     (SELECT count(*) FROM schedules s JOIN jobs j ON j.id = s.last_job WHERE {HELD_UP}) AS held_up
@@ -231,7 +232,7 @@ def not_found(name: str) -> NotFound:
     return NotFound(f"schedule: there is no '{escaped(name, 63)}'")
 
 
-def terms_of(row: Row[Any]) -> ScheduleTerms:
+def terms_of(row: Row) -> ScheduleTerms:
     """The terms in a row that has `FIELDS`."""
     return ScheduleTerms(
         row.cron,

@@ -11,10 +11,11 @@ from typing import Annotated, Any
 from leasehold.errors import BadInput, NotFound
 from leasehold.wire import escaped
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
-from sqlalchemy import Connection, text
 
 from schema import audit
 from schema.policy.ceilings import instance_id
+from schema.postgres.connection import Connection
+from schema.postgres.statements import Statement
 from schema.validation import MAX_PROPERTY_BYTES, check_text
 
 #: The most entries of one list, the longest program name in bytes, and the largest threshold of an owner's cost.
@@ -23,19 +24,19 @@ MAX_ENTRIES, MAX_PROGRAM_BYTES, MAX_COST = 1000, 4096, 1e12
 MAX_PENALTY = 2000
 
 _FIELDS = "property_keys, commands, owner_cost::double precision AS owner_cost, owner_penalty"
-_LIST = text(f"""
+_LIST = Statement(f"""
 SELECT i.name AS instance, {_FIELDS} FROM submit_rules r LEFT JOIN instances i ON i.id = r.instance
 ORDER BY i.name NULLS FIRST
 """)
 _OF = "r.instance IS NOT DISTINCT FROM CAST(:instance AS integer)"
-_MAKE = text("INSERT INTO submit_rules (instance) VALUES (:instance) ON CONFLICT DO NOTHING")
-_HOLD = text(f"SELECT {_FIELDS} FROM submit_rules r WHERE {_OF} FOR UPDATE")
-_CHANGE = text(f"""
+_MAKE = Statement("INSERT INTO submit_rules (instance) VALUES (:instance) ON CONFLICT DO NOTHING")
+_HOLD = Statement(f"SELECT {_FIELDS} FROM submit_rules r WHERE {_OF} FOR UPDATE")
+_CHANGE = Statement(f"""
 UPDATE submit_rules r SET property_keys = :property_keys, commands = :commands, owner_cost = :owner_cost,
     owner_penalty = :owner_penalty
 WHERE {_OF}
 """)
-_REMOVE = text(f"DELETE FROM submit_rules r WHERE {_OF} RETURNING {_FIELDS}")
+_REMOVE = Statement(f"DELETE FROM submit_rules r WHERE {_OF} RETURNING {_FIELDS}")
 
 
 def _text_of(limit: int) -> AfterValidator:
@@ -94,7 +95,7 @@ class SubmitRule:
 
 def submit_rules(connection: Connection) -> list[SubmitRule]:
     """All rules: first that of the pool, then those of instances by name."""
-    return [SubmitRule(**row._mapping) for row in connection.execute(_LIST)]
+    return [SubmitRule(**row._asdict()) for row in connection.execute(_LIST)]
 
 
 def set_submit_rule(
@@ -107,7 +108,7 @@ def set_submit_rule(
     """
     scope = _scope(connection, instance)
     connection.execute(_MAKE, scope)
-    before = dict(connection.execute(_HOLD, scope).one()._mapping)
+    before = dict(connection.execute(_HOLD, scope).one()._asdict())
     given = terms.model_dump(include=terms.model_fields_set & before.keys())
     for name in ("property_keys", "commands"):
         if given.get(name) is not None:
@@ -130,7 +131,7 @@ def remove_submit_rule(connection: Connection, instance: str | None, *, actor: s
     if row is None:
         whose = "the pool" if instance is None else f"'{escaped(instance, 63)}'"
         raise NotFound(f"submit-rule: {whose} has none")
-    _note(connection, "submit-rule.rm", instance, dict(row._mapping), None, actor=actor, reason=reason)
+    _note(connection, "submit-rule.rm", instance, dict(row._asdict()), None, actor=actor, reason=reason)
 
 
 def _scope(connection: Connection, instance: str | None) -> dict[str, int | None]:

@@ -7,18 +7,19 @@ which that hour occurs twice, and does not open on the day on which it is skippe
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal, Self
+from typing import Literal, Self
 from zoneinfo import ZoneInfo
 
 from leasehold.errors import NotFound
 from leasehold.wire import escaped
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-from sqlalchemy import Connection, Row, text
 
 from schema import audit, declarations
 from schema.fields import Name, Zone, as_stored
 from schema.policy.meters import Meter
+from schema.postgres.connection import Connection
 from schema.postgres.notify import wake
+from schema.postgres.statements import Row, Statement
 from schema.validation import check_name, load_zone
 
 # Hours of the day: pure functions
@@ -97,15 +98,15 @@ ALL = "all"
 Types = tuple[Name, ...]
 
 _COLUMNS = "name, starts, ends, zone, types, exempt_types, match, meter, usage_threshold, meter_max_age"
-READ = text(f"""
+READ = Statement(f"""
 SELECT w.*, m.used, m.most, m.resets_at, m.updated_at
 FROM (SELECT {_COLUMNS} FROM windows) w LEFT JOIN usage_meters m ON m.name = w.meter AND m.updated_at IS NOT NULL
 ORDER BY w.name
 """)
 # Processes that declare different windows take turns, so nobody reads a mixture. The last one wins.
-LOCK = text("LOCK TABLE windows IN SHARE ROW EXCLUSIVE MODE")
-REMOVE = text("DELETE FROM windows WHERE name = ANY (CAST(:names AS text[])) RETURNING name")
-PUT = text(f"""
+LOCK = Statement("LOCK TABLE windows IN SHARE ROW EXCLUSIVE MODE")
+REMOVE = Statement("DELETE FROM windows WHERE name = ANY (CAST(:names AS text[])) RETURNING name")
+PUT = Statement(f"""
 INSERT INTO windows ({_COLUMNS}) VALUES (:name, :start, :end, :zone, :types, :exempt_types, :match, :meter,
     :usage_threshold, :meter_max_age)
 """)
@@ -323,7 +324,7 @@ def read(connection: Connection) -> WindowSchedule:
     return WindowSchedule([_window(row) for row in connection.execute(READ)])
 
 
-def _window(row: Row[Any]) -> Window:
+def _window(row: Row) -> Window:
     settings, wrong = as_stored(
         WindowSettings,
         {

@@ -5,16 +5,17 @@ A transaction without a slot comes back later; none waits for one.
 
 import random
 
-from sqlalchemy import Connection, text
+from schema.postgres.connection import Connection
+from schema.postgres.statements import Statement
 
 # A slot is held until the transaction ends.
-TAKE_SLOT = text("""
+TAKE_SLOT = Statement("""
 SELECT n FROM unnest(CAST(:slots AS integer[])) AS s (n)
 WHERE pg_try_advisory_xact_lock(hashtext('leasehold.slot:' || :among), n) LIMIT 1
 """)
-ANNOUNCE_SESSIONS = text("SELECT pg_advisory_xact_lock_shared(hashtext('leasehold.platforms'))")
-TRY_BLOCK_NEW_SESSIONS = text("SELECT pg_try_advisory_xact_lock(hashtext('leasehold.platforms'))")
-TAKE_EXCLUSIVE = text("SELECT pg_try_advisory_xact_lock(hashtext('leasehold.gates'))")
+ANNOUNCE_SESSIONS = Statement("SELECT pg_advisory_xact_lock_shared(hashtext('leasehold.platforms'))")
+TRY_BLOCK_NEW_SESSIONS = Statement("SELECT pg_try_advisory_xact_lock(hashtext('leasehold.platforms'))")
+TAKE_EXCLUSIVE = Statement("SELECT pg_try_advisory_xact_lock(hashtext('leasehold.gates'))")
 
 
 def try_take_slot(connection: Connection, slots: int, *, chance: random.Random, among: str = "") -> int | None:

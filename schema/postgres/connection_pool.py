@@ -1,6 +1,9 @@
-"""The pool of connections, which lends them without proxies, and the conversion of values on each of them."""
+"""The pool of connections of a process, and the conversion of values on each of them."""
 
-from typing import Any, cast
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import psycopg
 from psycopg.abc import DumperKey
@@ -8,39 +11,101 @@ from psycopg.adapt import PyFormat
 from psycopg.pq import TransactionStatus
 from psycopg.types.array import BaseListDumper, ListDumper
 from psycopg.types.string import TextLoader
-from sqlalchemy import QueuePool
-from sqlalchemy.pool import ConnectionPoolEntry
-from sqlalchemy.pool.base import _ConnectionRecord
 
-IDLE = TransactionStatus.IDLE
+from schema.postgres.session import Session
+
+#: Seconds to wait for a free connection.
+LONGEST_WAIT = 10.0
+_IDLE = TransactionStatus.IDLE
 
 
-class LendingPool(QueuePool):
-    """SQLAlchemy's pool that can also lend connections without a proxy, which doubles a short statement's cost."""
+class NoFreeConnection(psycopg.OperationalError):
+    """All connections of the process stayed in use for LONGEST_WAIT."""
 
-    def lend(self) -> ConnectionPoolEntry:
-        """A live connection outside a transaction. The caller must return it with `take_back`, also after an error.
 
-        Raises psycopg.Error, or sqlalchemy.exc.TimeoutError as any checkout does.
+class ConnectionPool:
+    """Lends connections, the one that came back last first, and makes up to `size` of them by `connect`.
+
+    A library's pool would put a proxy around each connection, or make connections in threads of its own, so that an
+    outage is told late and without its cause.
+    """
+
+    def __init__(self, connect: Callable[[], Session], *, size: int) -> None:
+        self.size = size
+        #: How many connections there are, lent or not.
+        self.open = 0
+        self._connect = connect
+        self._free: list[Session] = []
+        self._generation = 0
+        self._changed = threading.Condition(threading.Lock())
+
+    @property
+    def in_use(self) -> int:
+        """How many connections are lent."""
+        return self.open - len(self._free)
+
+    @contextmanager
+    def lend(self) -> Iterator[Session]:
+        """Lend a connection that is in no transaction. One that comes back in a transaction is closed.
+
+        Raises psycopg.Error if none can be made, NoFreeConnection if none is free in time.
         """
-        entry = self._do_get()
+        session = self._take()
         try:
-            # Connects again if the connection was lost, or was invalidated by an outage.
-            cast(_ConnectionRecord, entry).get_connection()
-        except BaseException:
-            self._do_return_conn(entry)
-            raise
-        return entry
-
-    def take_back(self, entry: ConnectionPoolEntry, driver: "psycopg.Connection[Any]") -> None:
-        """Return a borrowed connection. It is closed and replaced if it was lost or is still in a transaction."""
-        if driver.pgconn.transaction_status != IDLE:
-            entry.invalidate()
-        self._do_return_conn(entry)
+            yield session
+        finally:
+            session.patience = session.usual
+            if session.pgconn.transaction_status == _IDLE:
+                with self._changed:
+                    self._free.append(session)
+                    self._changed.notify()
+            else:
+                self._drop(session)
 
     def discard_all(self) -> None:
         """Replace every connection before its next use."""
-        self._invalidate(cast(Any, None), _checkin=False)
+        self._generation += 1
+
+    def close(self) -> None:
+        """Close every connection that is not lent. The pool may be used again afterwards."""
+        while self._free:
+            self._drop(self._free.pop())
+
+    def _take(self) -> Session:
+        while True:
+            with self._changed:
+                if not self._changed.wait_for(self._may_take, LONGEST_WAIT):
+                    raise NoFreeConnection(f"no connection of the process was free within {LONGEST_WAIT:g} s")
+                found = self._free.pop() if self._free else None
+                if found is None:
+                    self.open += 1
+            if found is None:
+                return self._make()
+            if found.generation == self._generation and not found.closed:
+                return found
+            self._drop(found)
+
+    def _may_take(self) -> bool:
+        return bool(self._free) or self.open < self.size
+
+    def _make(self) -> Session:
+        generation = self._generation
+        try:
+            made = self._connect()
+        except BaseException:
+            self._gone()
+            raise
+        made.generation = generation
+        return made
+
+    def _drop(self, session: Session) -> None:
+        session.close()
+        self._gone()
+
+    def _gone(self) -> None:
+        with self._changed:
+            self.open -= 1
+            self._changed.notify()
 
 
 # Conversion of values, where the driver's general way costs more than the statement

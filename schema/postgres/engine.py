@@ -3,39 +3,31 @@
 Callers pass a function of a connection. It is called again in a new transaction if the first try was not committed. It
 must therefore be safe to repeat, which fenced moves are.
 
-Short statements take a faster path. `run_alone` borrows a driver connection from the pool, without SQLAlchemy's
-proxies, and `single_row` executes one prepared statement through libpq. For such statements the layers above cost more
-than the statement itself.
+`run_alone` is for statements each of which is a transaction by itself: `single_row` executes one in one round trip.
 """
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
-from hashlib import sha256
 from typing import Any, Literal, Self, TypeVar
 
 import psycopg
 import structlog
 from leasehold.errors import NotReady
-from psycopg import errors, pq
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
-from sqlalchemy import Connection, Engine, create_engine, event, text
-from sqlalchemy.engine import ExceptionContext
-from sqlalchemy.exc import DBAPIError
-from sqlalchemy.exc import TimeoutError as PoolTimeout
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_after_delay
 from tenacity.wait import wait_base
 
 from schema import clock
 from schema.postgres import pooler
-from schema.postgres.connection_pool import LendingPool, register_adapters
+from schema.postgres.connection import Connection
+from schema.postgres.connection_pool import ConnectionPool, register_adapters
 from schema.postgres.failures import READ_ONLY, cannot_notify, describe_outage, is_conflict, is_outage
-from schema.postgres.kept_statements import SessionConnection
-from schema.postgres.pooler import Problem, TransactionConnection
+from schema.postgres.pooler import Problem
+from schema.postgres.session import BEGIN, Message, Session
+from schema.postgres.statements import Statement
 from schema.postgres.urls import libpq_url
 from schema.postgres.waits import PATIENCE, WatchedConnection
-from schema.postgres.work_connection import WorkConnection
 from schema.tables.columns import SCHEMA
 
 T = TypeVar("T")
@@ -46,8 +38,8 @@ LISTEN_PATIENCE = 10.0
 SILENCE = 5.0
 #: Which part of the queue of notifications is in use. Asking also empties it of what every listener has read: by the
 #: server itself this is done only when somebody notifies or reads, and both fail while it is full.
-QUEUE_USAGE = text("SELECT pg_notification_queue_usage()")
-_SILENTLY = text("SET LOCAL leasehold.wake = off")
+QUEUE_USAGE = Statement("SELECT pg_notification_queue_usage()")
+_SILENTLY = Message(b"SELECT set_config('leasehold.wake', 'off', true)")
 
 log = structlog.get_logger()
 
@@ -92,8 +84,8 @@ class Database:
         self._settings = settings
         self._chance = chance
         self._silent_until = 0.0
-        self.engine = _engine(url, settings, role=role, size=settings.pool)
-        self.reserve = _engine(url, settings, role=f"{role}-reserve", size=settings.reserve)
+        self.work = self._pool(role, settings.pool)
+        self.reserve = self._pool(f"{role}-reserve", settings.reserve)
 
     def run(
         self,
@@ -117,25 +109,20 @@ class Database:
         notifications, it is repeated at last without them. Any other error is raised at once, and the transaction is
         rolled back.
         """
-        engine = self.reserve if urgent else self.engine
+        pool = self.reserve if urgent else self.work
 
         def once() -> T:
             try:
-                with engine.begin() as connection:
-                    if kept_plans and not self.is_pooled:  # through a pooler no statement is prepared, and no plan kept
-                        assert isinstance(connection, WorkConnection)
-                        connection.begin_with_kept_plans()
-                    if self._is_silent:
-                        connection.execute(_SILENTLY)
+                with self.begin(pool, kept_plans=kept_plans) as connection:
                     return work(connection)
             except Exception:
                 if undone is not None:
                     undone()
                 raise
 
-        return self._tried(once, engine) if repeat else self._with_room(once, engine)
+        return self._tried(once, pool) if repeat else self._with_room(once, pool)
 
-    def run_alone(self, work: Callable[["psycopg.Connection[Any]"], T]) -> T:
+    def run_alone(self, work: Callable[[Session], T]) -> T:
         """Run `work`, which executes statements with `single_row`; each commits in the same round trip.
 
         Repeats and raises like `run`. Once a statement has answered it is committed, even if `work` then raises. If the
@@ -143,70 +130,86 @@ class Database:
         """
 
         def once() -> T:
-            pool = self.engine.pool
-            assert isinstance(pool, LendingPool)
-            try:
-                entry = pool.lend()
-            except psycopg.Error as error:
-                raise _as_dbapi_error(error, lost=False) from error
-            driver = entry.dbapi_connection
-            assert isinstance(driver, psycopg.Connection)
-            try:
+            with self._lent(self.work) as session:
+                session.forget_if_outdated()
+                settings = session.settings
                 if self._is_silent:
-                    with _silently(driver):
-                        return work(driver)
-                return work(driver)
-            except psycopg.Error as error:
-                read_only = error.sqlstate == READ_ONLY
-                if read_only:
-                    pool.discard_all()
-                raise _as_dbapi_error(error, lost=driver.broken or read_only) from error
-            finally:
-                pool.take_back(entry, driver)
+                    session.settings = (*settings, _SILENTLY)
+                try:
+                    return work(session)
+                finally:
+                    session.settings = settings
 
-        return self._tried(once, self.engine)
+        return self._tried(once, self.work)
+
+    @contextmanager
+    def connect(self, pool: ConnectionPool | None = None, *, kept_plans: bool = False) -> Iterator[Connection]:
+        """Lend a connection, one of those for work unless another pool is given. What was not committed is undone."""
+        with self._lent(pool or self.work) as session:
+            connection = Connection(session, kept_plans=kept_plans, silent=self._is_silent)
+            try:
+                yield connection
+            finally:
+                connection.rollback()
+
+    @contextmanager
+    def begin(self, pool: ConnectionPool | None = None, *, kept_plans: bool = False) -> Iterator[Connection]:
+        """Lend a connection for one transaction, which is committed at the end of the block unless that raises."""
+        with self.connect(pool, kept_plans=kept_plans) as connection:
+            yield connection
+            connection.commit()
+
+    @contextmanager
+    def _lent(self, pool: ConnectionPool) -> Iterator[Session]:
+        with pool.lend() as session:
+            try:
+                yield session
+            except psycopg.Error as error:
+                # What has cut one off may have cut off all. Where no writes are taken, another server may take them.
+                if session.closed or error.sqlstate == READ_ONLY:
+                    self.work.discard_all()
+                    self.reserve.discard_all()
+                raise
 
     @property
     def _is_silent(self) -> bool:
         return clock.monotonic() < self._silent_until
 
-    def _with_room(self, once: Callable[[], T], engine: Engine) -> T:
-        """Run `once`, which uses `engine`; if its notifications have no room, make some and repeat, then repeat without
+    def _with_room(self, once: Callable[[], T], pool: ConnectionPool) -> T:
+        """Run `once`, which uses `pool`; if its notifications have no room, make some and repeat, then repeat without
         notifications."""
         try:
             return once()
-        except DBAPIError as error:
+        except psycopg.Error as error:
             if not cannot_notify(error):
                 raise
-        with engine.begin() as connection:
+        with self.begin(pool) as connection:
             connection.execute(QUEUE_USAGE)
         try:
             return once()
-        except DBAPIError as error:
+        except psycopg.Error as error:
             if not cannot_notify(error):
                 raise
         self._silent_until = clock.monotonic() + SILENCE
         log.warning("the server has no room for notifications, so work waits for polls", seconds=SILENCE)
         return once()
 
-    def _tried(self, once: Callable[[], T], engine: Engine) -> T:
+    def _tried(self, once: Callable[[], T], pool: ConnectionPool) -> T:
         try:
-            return self._with_room(once, engine)
-        except (DBAPIError, PoolTimeout) as error:
+            return self._with_room(once, pool)
+        except psycopg.Error as error:
             if not is_conflict(error) and not is_outage(error):
                 raise
-            if isinstance(error, DBAPIError) and error.connection_invalidated:
-                self._begin_anew()
-            return self._tried_again(once, engine, error)
+            return self._tried_again(once, pool, error)
 
-    def _tried_again(self, once: Callable[[], T], engine: Engine, failed: Exception) -> T:
+    def _tried_again(self, once: Callable[[], T], pool: ConnectionPool, failed: Exception) -> T:
         """Repeat `once` within both budgets. The first try, which `failed`, counts as one."""
         failures = [failed]
 
         def again() -> T:
             if failures:
                 raise failures.pop()
-            return self._with_room(once, engine)
+            return self._with_room(once, pool)
 
         conflicts = Retrying(
             sleep=clock.sleep,
@@ -225,16 +228,10 @@ class Database:
         try:
             result: T = outages(conflicts, again)
             return result
-        except (DBAPIError, PoolTimeout) as error:
+        except psycopg.Error as error:
             if is_outage(error):
                 raise NotReady(describe_outage(error)) from error
             raise
-
-    def _begin_anew(self) -> None:
-        """Replace every connection before its next use: what has cut one off may have cut off all."""
-        for each in (self.engine, self.reserve):
-            assert isinstance(each.pool, LendingPool)
-            each.pool.discard_all()
 
     def listen(self) -> psycopg.Connection[Any]:
         """A new connection outside the pools, in autocommit mode, for LISTEN and session locks."""
@@ -262,10 +259,46 @@ class Database:
         made.prepare_threshold = None
         return made
 
+    def connect_for_steps(self) -> psycopg.Connection[Any]:
+        """A new connection outside the pools, in a transaction that may take long."""
+        made = psycopg.Connection[Any].connect(libpq_url(self.url), **self._arguments("leasehold-upgrade"))
+        made.prepare_threshold = None
+        if self.is_pooled:
+            made.execute("; ".join(pooler.local_settings(session_settings(self._settings))).encode())
+        return made
+
+    def _arguments(self, role: str) -> dict[str, Any]:
+        """As of `connect_arguments`; through a pooler each transaction begins with the settings of the session."""
+        arguments = connect_arguments(self._settings, role=role)
+        return arguments | {"options": ""} if self.is_pooled else arguments
+
     def close(self) -> None:
         """Close every pooled connection. The object may be used again afterwards."""
-        self.engine.dispose()
-        self.reserve.dispose()
+        self.work.close()
+        self.reserve.close()
+
+    def _pool(self, role: str, size: int) -> ConnectionPool:
+        arguments, wanted = self._arguments(role), session_settings(self._settings)
+
+        def connect() -> Session:
+            """Connect by the URL as it is: libpq reads it."""
+            try:
+                made = Session.connect(libpq_url(self.url), autocommit=True, **arguments)
+            except psycopg.OperationalError as error:
+                if pooler.is_refusal(error):
+                    raise NotReady(f"{pooler.REFUSED.found}; {pooler.REFUSED.remedy}") from None
+                raise
+            if self.is_pooled:
+                made.is_own = False
+                made.begins = (BEGIN, *(Message(each.encode()) for each in pooler.local_settings(wanted)))
+                made.settings = (pooler.settings_alone(wanted),)
+            else:
+                made.began = clock.monotonic()
+            register_adapters(made)
+            made.watch(self._settings.statement_timeout * PATIENCE)
+            return made
+
+        return ConnectionPool(connect, size=size)
 
 
 def _connect_alone(url: str, settings: DatabaseSettings, *, role: str) -> WatchedConnection:
@@ -273,33 +306,6 @@ def _connect_alone(url: str, settings: DatabaseSettings, *, role: str) -> Watche
     made = WatchedConnection.connect(libpq_url(url), autocommit=True, **connect_arguments(settings, role=role))
     made.watch(LISTEN_PATIENCE)
     return made
-
-
-@contextmanager
-def _silently(driver: "psycopg.Connection[Any]") -> Iterator[None]:
-    """Let statements that are executed alone on this connection send no wake-ups."""
-    if isinstance(driver, TransactionConnection):
-        settings, driver.settings = driver.settings, driver.settings + pooler.SILENTLY
-        try:
-            yield
-        finally:
-            driver.settings = settings
-    else:
-        assert isinstance(driver, SessionConnection)
-        with driver.waiting():
-            driver.pgconn.exec_(b"SET leasehold.wake = off")
-        try:
-            yield
-        finally:
-            with driver.waiting():
-                driver.pgconn.exec_(b"RESET leasehold.wake")
-
-
-def _as_dbapi_error(error: psycopg.Error, *, lost: bool) -> DBAPIError:
-    """The driver's error as SQLAlchemy raises it."""
-    told = DBAPIError.instance(None, None, error, psycopg.Error, hide_parameters=True, connection_invalidated=lost)
-    assert isinstance(told, DBAPIError)
-    return told
 
 
 #: The tables of the caller, if they have a session in common, are looked at last: also temporary ones, which are looked
@@ -342,69 +348,6 @@ def connect_arguments(settings: DatabaseSettings, *, role: str) -> dict[str, Any
     }
 
 
-def _engine(url: str, settings: DatabaseSettings, *, role: str, size: int) -> Engine:
-    arguments = connect_arguments(settings, role=role)
-    pooled = settings.pooler == "transaction"
-    if pooled:
-        # No session is ours, so nothing is set or prepared in one; each transaction begins with the settings.
-        arguments |= {"options": "", "autocommit": True, "prepare_threshold": None}
-    engine = create_engine(
-        "postgresql+psycopg://",
-        poolclass=LendingPool,
-        pool_size=size,
-        max_overflow=0,
-        pool_timeout=10,
-        pool_use_lifo=True,
-        isolation_level=None if pooled else "READ COMMITTED",
-        hide_parameters=True,
-        connect_args=arguments,
-    )
-    engine._connection_cls = WorkConnection
-    wanted = session_settings(settings)
-
-    def connect(_dialect: Any, _record: Any, _given: Any, arguments: dict[str, Any]) -> psycopg.Connection[Any]:
-        """Connect by the URL as it is: libpq reads it, not SQLAlchemy."""
-        kind = TransactionConnection if pooled else SessionConnection
-        try:
-            made = kind.connect(libpq_url(url), **arguments)
-        except psycopg.OperationalError as error:
-            if pooler.is_refusal(error):
-                raise NotReady(f"{pooler.REFUSED.found}; {pooler.REFUSED.remedy}") from None
-            raise
-        if isinstance(made, TransactionConnection):
-            made.begin_with, made.settings = pooler.begin_with(wanted), pooler.local_settings(wanted)
-        else:
-            made.began = clock.monotonic()
-        made.watch(settings.statement_timeout * PATIENCE)
-        return made
-
-    event.listen(engine, "do_connect", connect)
-    event.listen(engine, "connect", lambda connection, _: register_adapters(connection))
-    event.listen(engine, "handle_error", _leave_read_only)
-    event.listen(engine, "checkin", _lose_patience)
-    if pooled:
-        event.listen(engine, "begin", _begin_through_pooler)
-    return engine
-
-
-def _begin_through_pooler(connection: Connection) -> None:
-    driver = connection.connection.driver_connection
-    assert isinstance(driver, TransactionConnection)
-    connection.exec_driver_sql(driver.begin_with)
-
-
-def _lose_patience(driver: Any, _record: Any) -> None:
-    """Take back what a transaction was allowed to wait longer than usual."""
-    if driver is not None:
-        driver.patience = driver.usual
-
-
-def _leave_read_only(context: ExceptionContext) -> None:
-    """Let the pool replace all its connections when the server takes no writes: the next ones may find the primary."""
-    if getattr(context.original_exception, "sqlstate", None) == READ_ONLY:
-        context.is_disconnect = True
-
-
 class _FullJitter(wait_base):
     """A random wait between 0 and min(cap, base x 2^attempt) seconds."""
 
@@ -415,64 +358,11 @@ class _FullJitter(wait_base):
         return self._chance.uniform(0.0, min(self._cap, self._base * 2.0 ** min(retry_state.attempt_number, 30)))
 
 
-# One statement that is a transaction of its own, through libpq
-
-
-UNKNOWN_STATEMENT = b"26000"
-TUPLES = pq.ExecStatus.TUPLES_OK
-
-
-def single_row(driver: "psycopg.Connection[Any]", statement: bytes, *values: bytes | None) -> list[bytes | None]:
+def single_row(session: Session, statement: bytes, *values: bytes | None) -> list[bytes | None]:
     """Execute and commit a statement with parameters $1, $2 and so on, and return its only row.
 
-    Values are text in UTF-8, so the connection must have been made by this module. It must be outside a transaction.
-    Raises psycopg.Error.
+    Values are text in UTF-8. The session must be outside a transaction. Raises psycopg.Error.
     """
-    if isinstance(driver, TransactionConnection):
-        result = driver.execute_alone(statement, values)
-    else:
-        # The driver takes None for NULL, which its types leave out.
-        sent: Sequence[Any] = values
-        assert isinstance(driver, SessionConnection)
-        driver.waits_since = clock.monotonic()
-        try:
-            result = driver.pgconn.exec_prepared(_statement_name(statement), sent)
-            if result.status != TUPLES:
-                result = _unprepared(driver, result, statement, sent)
-        finally:
-            driver.waits_since = None
+    result = session.send([*session.settings, Message(statement, values)])[-1]
     assert result.ntuples == 1
     return [result.get_value(0, column) for column in range(result.nfields)]
-
-
-@cache
-def _statement_name(statement: bytes) -> bytes:
-    """The name under which the statement is prepared. Equal names always mean equal statements."""
-    return b"leasehold_" + sha256(statement).hexdigest()[:16].encode()
-
-
-def _unprepared(
-    driver: "psycopg.Connection[Any]", failed: pq.abc.PGresult, statement: bytes, values: Sequence[Any]
-) -> pq.abc.PGresult:
-    """Execute an unprepared statement if the failure was only that it is not prepared, and prepare it for next time.
-
-    A prepared statement can be missing because the driver drops all of them after a rollback. A failure to prepare it
-    again is ignored.
-    """
-    if _sqlstate(failed) != UNKNOWN_STATEMENT:
-        raise _result_error(driver, failed)
-    result = driver.pgconn.exec_params(statement, values)
-    if result.status != TUPLES:
-        raise _result_error(driver, result)
-    driver.pgconn.prepare(_statement_name(statement), statement)
-    return result
-
-
-def _sqlstate(result: pq.abc.PGresult) -> bytes | None:
-    return result.error_field(pq.DiagnosticField.SQLSTATE)
-
-
-def _result_error(driver: "psycopg.Connection[Any]", result: pq.abc.PGresult) -> psycopg.Error:
-    if _sqlstate(result) is None:
-        return psycopg.OperationalError(driver.pgconn.get_error_message())
-    return errors.error_from_result(result)

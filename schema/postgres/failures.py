@@ -5,8 +5,6 @@ run out of is told to the caller, who may come again later.
 """
 
 import psycopg
-from sqlalchemy.exc import DBAPIError
-from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 #: Serialization failure, deadlock, lock timeout, a prepared statement that the session has lost: the transaction was
 #: rolled back and may be repeated at once.
@@ -28,48 +26,32 @@ LIMIT_EXCEEDED, NOTIFICATIONS = "54000", "async.c"
 
 def is_conflict(error: BaseException) -> bool:
     """True if the transaction lost against another one and may be repeated at once."""
-    return isinstance(error, DBAPIError) and _code(error) in CONFLICTS
+    return isinstance(error, psycopg.Error) and error.sqlstate in CONFLICTS
 
 
 def is_outage(error: BaseException) -> bool:
     """True if the server could not be reached, or the process's pool had no free connection in time."""
-    if isinstance(error, PoolTimeout):
-        return True
-    if not isinstance(error, DBAPIError):
+    if not isinstance(error, psycopg.Error):
         return False
-    code = _code(error)
-    return (
-        error.connection_invalidated
-        or (code is None and _lost_connection(error))
-        or (bool(code) and _is_outage_code(code or ""))
-    )
+    code = error.sqlstate
+    if code is None:
+        return isinstance(error, psycopg.OperationalError)
+    return code.startswith("08") or code in OUTAGES
 
 
 def describe_outage(error: BaseException) -> str:
     """Say in one clause why `error`, which `is_outage`, is one."""
-    read_only = isinstance(error, DBAPIError) and _code(error) == READ_ONLY
+    read_only = isinstance(error, psycopg.Error) and error.sqlstate == READ_ONLY
     return "the database is read-only" if read_only else "the database cannot be reached"
 
 
 def cannot_notify(error: BaseException) -> bool:
     """True if the transaction was not committed because its notifications have no room."""
-    if not isinstance(error, DBAPIError) or _code(error) != LIMIT_EXCEEDED:
+    if not isinstance(error, psycopg.Error) or error.sqlstate != LIMIT_EXCEEDED:
         return False
-    return isinstance(error.orig, psycopg.Error) and error.orig.diag.source_file == NOTIFICATIONS
+    return error.diag.source_file == NOTIFICATIONS
 
 
 def find_exhausted(error: BaseException) -> str | None:
     """Return what the server has run out of, such as disk space; None if that is not the error."""
-    return EXHAUSTED.get(_code(error) or "") if isinstance(error, DBAPIError) else None
-
-
-def _is_outage_code(code: str) -> bool:
-    return code.startswith("08") or code in OUTAGES
-
-
-def _lost_connection(error: DBAPIError) -> bool:
-    return isinstance(error.orig, psycopg.OperationalError)
-
-
-def _code(error: DBAPIError) -> str | None:
-    return getattr(error.orig, "sqlstate", None)
+    return EXHAUSTED.get(error.sqlstate or "") if isinstance(error, psycopg.Error) else None

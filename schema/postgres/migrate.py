@@ -4,15 +4,18 @@ The steps are Alembic revisions inside the package; no other file is read. All p
 under one advisory lock. So several programs may upgrade at once, and a step that fails leaves nothing behind.
 """
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import sqlalchemy
 from leasehold.errors import NotReady
-from sqlalchemy import Connection, text
+from sqlalchemy.exc import DBAPIError
 
-from schema.postgres import waits
+from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
 from schema.tables.columns import SCHEMA
 
@@ -20,16 +23,16 @@ if TYPE_CHECKING:
     from alembic.config import Config
 
 # A long step must not be cancelled by the time-outs of normal work.
-_NO_TIMEOUTS = text("SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = 0")
-_MIGRATION_LOCK = text("SELECT pg_advisory_xact_lock(hashtext('leasehold.migrate'))")
-_SERVER = text("SELECT CAST(current_setting('server_version_num') AS integer), current_setting('server_version')")
+_NO_TIMEOUTS = "SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = 0"
+_MIGRATION_LOCK = "SELECT pg_advisory_xact_lock(hashtext('leasehold.migrate'))"
+_SERVER = "SELECT CAST(current_setting('server_version_num') AS integer), current_setting('server_version')"
 #: The oldest server: its unique keys can treat nulls as equal.
 OLDEST = 15
 # Asked first, because CREATE SCHEMA needs a right on the database even if the schema is there.
-_HAS_SCHEMA = text(f"SELECT to_regnamespace('{SCHEMA}') IS NOT NULL")
-_CREATE_SCHEMA = text(f"CREATE SCHEMA {SCHEMA}")
-_HAS_VERSIONS = text(f"SELECT to_regclass('{SCHEMA}.alembic_version') IS NOT NULL")
-_CURRENT = text(f"SELECT version_num FROM {SCHEMA}.alembic_version")
+_HAS_SCHEMA = f"SELECT to_regnamespace('{SCHEMA}') IS NOT NULL"
+_CREATE_SCHEMA = f"CREATE SCHEMA {SCHEMA}"
+_HAS_VERSIONS = f"SELECT to_regclass('{SCHEMA}.alembic_version') IS NOT NULL"
+_CURRENT = f"SELECT version_num FROM {SCHEMA}.alembic_version"
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ def status(database: Database, *, urgent: bool = False) -> Version:
 
 def read(connection: Connection) -> Version:
     """The version of the database and the one needed."""
-    return Version(current=_current(connection), needed=_needed())
+    return _version(connection.execute_sql)
 
 
 def require(database: Database) -> None:
@@ -75,26 +78,40 @@ def upgrade(database: Database) -> Version:
     """Run every step that the database lacks, after any other upgrade has ended.
 
     Does nothing on a database that is up to date. Raises NotReady if the database cannot be reached, is newer than this
-    program, or is of a server that is too old. An error of a step is raised unchanged, and all steps of this call are
-    rolled back.
+    program, or is of a server that is too old. An error of a step is raised as psycopg.Error, and all steps of this
+    call are rolled back.
     """
-    return database.run(_upgrade, urgent=True)
+    status(database)  # which waits for a server that is away, as all work does
+    try:
+        with begin(database) as connection:
+            return _upgrade(connection)
+    except DBAPIError as error:
+        raise (error.orig or error) from None
 
 
-def _upgrade(connection: Connection) -> Version:
-    number, name = connection.execute(_SERVER).one()
+@contextmanager
+def begin(database: Database) -> Iterator[sqlalchemy.Connection]:
+    """A transaction on a connection of SQLAlchemy, which Alembic and the tables' metadata need; without time-outs."""
+    engine = sqlalchemy.create_engine(
+        "postgresql+psycopg://", creator=database.connect_for_steps, poolclass=sqlalchemy.NullPool
+    )
+    with engine.begin() as connection:
+        connection.exec_driver_sql(_NO_TIMEOUTS)
+        yield connection
+
+
+def _upgrade(connection: sqlalchemy.Connection) -> Version:
+    number, name = connection.exec_driver_sql(_SERVER).one()
     if number < OLDEST * 10_000:
         raise NotReady(f"the server is PostgreSQL {name}, need {OLDEST} or newer; upgrade the server first")
-    connection.execute(_NO_TIMEOUTS)
-    waits.allow(connection, waits.LONGEST)
-    connection.execute(_MIGRATION_LOCK)
-    version = read(connection)
+    connection.exec_driver_sql(_MIGRATION_LOCK)
+    version = _version(connection.exec_driver_sql)
     _refuse_unknown(version)
     if not version.ready:
-        if not connection.execute(_HAS_SCHEMA).scalar_one():
-            connection.execute(_CREATE_SCHEMA)
+        if not connection.exec_driver_sql(_HAS_SCHEMA).scalar_one():
+            connection.exec_driver_sql(_CREATE_SCHEMA)
         _run_steps(connection)
-    return Version(current=_current(connection), needed=version.needed)
+    return _version(connection.exec_driver_sql)
 
 
 def _refuse_unknown(version: Version) -> None:
@@ -104,13 +121,12 @@ def _refuse_unknown(version: Version) -> None:
         )
 
 
-def _current(connection: Connection) -> str | None:
-    if not connection.execute(_HAS_VERSIONS).scalar_one():
-        return None
-    return connection.execute(_CURRENT).scalar_one_or_none()
+def _version(execute: Callable[[str], Any]) -> Version:
+    has_versions = execute(_HAS_VERSIONS).scalar_one()
+    return Version(current=execute(_CURRENT).scalar_one_or_none() if has_versions else None, needed=_needed())
 
 
-def _run_steps(connection: Connection) -> None:
+def _run_steps(connection: sqlalchemy.Connection) -> None:
     from alembic import command
 
     config = alembic_config()

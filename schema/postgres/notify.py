@@ -25,10 +25,11 @@ from typing import Any
 import psycopg
 import structlog
 from psycopg import sql
-from sqlalchemy import Connection, text
 
 from schema import clock
+from schema.postgres.connection import Connection
 from schema.postgres.engine import QUEUE_USAGE, Database
+from schema.postgres.statements import Statement
 
 #: Prefix of channel names, before the topic.
 PREFIX = "leasehold_"
@@ -106,7 +107,7 @@ PROBE = 5.0
 #: Seconds until a flag that could not be raised is tried again.
 FLAG_RETRY = 0.1
 
-WAKE = text("SELECT leasehold.wake(:topic, :keys)")
+WAKE = Statement("SELECT leasehold.wake(:topic, :keys)")
 
 log = structlog.get_logger(__name__)
 

@@ -1,8 +1,8 @@
 """Poolers that give each transaction another session of the server, such as PgBouncer in transaction mode.
 
 Through such a pooler nothing may rely on a session: neither prepared statements, of which those of different clients
-share their names, nor settings made when connecting. A `TransactionConnection` prepares nothing and sends its settings
-with every transaction, in the round trip that begins it.
+share their names, nor settings made when connecting. So a session that is not our own (`Session.is_own`) prepares
+nothing and sends its settings with every transaction, in the round trip that begins it.
 
 A process that was not told of the pooler would run statements of others, so every process looks for one when it
 starts. A pooler invents the process id that it tells its clients. Where that id is not the server's, transactions on
@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import psycopg
-from psycopg import pq
-from sqlalchemy import Connection, text
 
-from schema.postgres.waits import WatchedConnection
+from schema.postgres.connection import Connection
+from schema.postgres.session import Message
+from schema.postgres.statements import Statement
 
 #: How often the sessions of two connections are compared. An idle pooler is found at the first time.
 ROUNDS = 5
 
-_SEEN = text("""
+_SEEN = Statement("""
 SELECT pg_backend_pid() AS pid, CAST(current_user AS text) AS role,
     jsonb_object_agg(lower(name), setting) AS settings
 FROM pg_settings WHERE lower(name) = ANY (CAST(:names AS text[]))
@@ -31,57 +31,19 @@ FROM pg_settings WHERE lower(name) = ANY (CAST(:names AS text[]))
 _PID = "SELECT pg_backend_pid()"
 
 
-class TransactionConnection(WatchedConnection):
-    """A connection through a transaction pooler. It is made in autocommit mode.
-
-    begin_with: the statements that have to begin each transaction.
-    settings: the statement that makes the same settings for one that is executed alone.
-    """
-
-    begin_with: str
-    settings: bytes
-
-    def execute_alone(self, statement: bytes, values: Sequence[bytes | None]) -> pq.abc.PGresult:
-        """Execute a statement with parameters $1, $2 and so on after the settings, in one round trip; its result.
-
-        Both are one transaction, because statements of a pipeline are one until it is synchronised. Raises
-        psycopg.Error.
-        """
-        try:
-            with self.pipeline():
-                self.execute(self.settings)
-                cursor = psycopg.RawCursor(self)
-                cursor.execute(statement, [None if value is None else value.decode() for value in values])
-        except psycopg.OperationalError as error:
-            # The driver cannot leave the pipeline if only the commit at its end has failed.
-            if isinstance(refused := error.__context__, psycopg.Error) and refused.sqlstate is not None:
-                self.pgconn.finish()
-                raise refused from None
-            raise
-        result = cursor.pgresult
-        assert result is not None
-        return result
-
-
-def begin_with(settings: Mapping[str, str]) -> str:
-    """The statements, sent together, that begin a transaction with these settings.
+def local_settings(settings: Mapping[str, str]) -> list[str]:
+    """The statements that make settings until the end of a transaction, which has begun.
 
     None of them takes a snapshot, so that the transaction may still choose its isolation. A `SELECT` would, and would
     cost the server twice as much.
     """
-    made = (f"SET LOCAL {name} = {_literal(name, value)}" for name, value in settings.items())
-    return "; ".join(["BEGIN ISOLATION LEVEL READ COMMITTED", *made])
+    return [f"SET LOCAL {name} = {_literal(name, value)}" for name, value in settings.items()]
 
 
-def local_settings(settings: Mapping[str, str]) -> bytes:
-    """One statement that sets the settings until the end of the transaction."""
-    return b"SELECT " + b", ".join(
-        f"set_config('{name}', '{value}', true)".encode() for name, value in settings.items()
-    )
-
-
-#: Goes behind the settings of a statement that is to send no notification.
-SILENTLY = b", set_config('leasehold.wake', 'off', true)"
+def settings_alone(settings: Mapping[str, str]) -> Message:
+    """A statement that makes settings for the one that is sent with it outside a transaction."""
+    made = ", ".join(f"set_config('{name}', '{value}', true)" for name, value in settings.items())
+    return Message(f"SELECT {made}".encode())
 
 
 @dataclass(frozen=True)
@@ -120,9 +82,7 @@ class Seen:
 def look(connection: Connection, names: Sequence[str]) -> Seen:
     """Read the session of the transaction, with the settings of these names."""
     row = connection.execute(_SEEN, {"names": list(names)}).one()
-    driver = connection.connection.driver_connection
-    assert isinstance(driver, psycopg.Connection)
-    return Seen(driver.info.backend_pid == row.pid, row.role, row.settings)
+    return Seen(connection.session.info.backend_pid == row.pid, row.role, row.settings)
 
 
 def is_shared(connect: Callable[[], "psycopg.Connection[Any]"]) -> bool:

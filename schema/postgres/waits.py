@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 
 import psycopg
 import structlog
-from sqlalchemy import Connection
 
 from schema import clock
 
@@ -59,17 +58,14 @@ class WatchedConnection(psycopg.Connection[Any]):
         finally:
             self.waits_since = None
 
+    def allow(self, seconds: float) -> None:
+        """Let statements, for which the server has another limit, take up to so many seconds."""
+        self.patience = max(self.patience, seconds * PATIENCE)
+
     def watch(self, patience: float) -> None:
         """Begin to watch the connection."""
         self.patience = self.usual = patience
         _watch.add(self)
-
-
-def allow(connection: Connection, seconds: float) -> None:
-    """Let statements of this transaction, for which the server has another limit, take up to so many seconds."""
-    driver = connection.connection.driver_connection
-    if isinstance(driver, WatchedConnection):
-        driver.patience = max(driver.patience, seconds * PATIENCE)
 
 
 class _Watch:

@@ -13,12 +13,13 @@ from typing import Literal, Self
 from leasehold.errors import BadInput, Conflict, NotFound
 from leasehold.wire import escaped
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-from sqlalchemy import Connection, text
 
 from schema import audit, declarations
 from schema.fields import Label, Name
 from schema.moves.reassign import reassign_cohorts
+from schema.postgres.connection import Connection
 from schema.postgres.notify import wake
+from schema.postgres.statements import Statement
 from schema.validation import MAX_LABEL, check_name, check_text
 
 DEFAULT = "default"
@@ -29,28 +30,28 @@ RULES = ("lower_priority_only", "any")
 MAX_POSITION = 1_000_000
 
 # Until this transaction ends, no session opens, and nobody else changes cohorts.
-_LOCK = text("SELECT pg_advisory_xact_lock(hashtext('leasehold.platforms'))")
-_LIST = text("SELECT id, name, labels, reclaim_min, position FROM cohorts ORDER BY position, id")
-_PUT = text("""
+_LOCK = Statement("SELECT pg_advisory_xact_lock(hashtext('leasehold.platforms'))")
+_LIST = Statement("SELECT id, name, labels, reclaim_min, position FROM cohorts ORDER BY position, id")
+_PUT = Statement("""
 INSERT INTO cohorts AS c (name, labels, position, reclaim_min)
 VALUES (:name, CAST(:labels AS text[]), :position, :reclaim_min)
 ON CONFLICT (name) DO UPDATE SET labels = EXCLUDED.labels, position = EXCLUDED.position,
     reclaim_min = EXCLUDED.reclaim_min
 """)
-_NEXT = text("SELECT coalesce(max(position), 0) + 1 FROM cohorts WHERE id <> 0")
+_NEXT = Statement("SELECT coalesce(max(position), 0) + 1 FROM cohorts WHERE id <> 0")
 # A transaction that sets a quota holds the cohort's row until the quota is visible.
-_FOUND = text("SELECT id FROM cohorts WHERE name = :name FOR UPDATE")
+_FOUND = Statement("SELECT id FROM cohorts WHERE name = :name FOR UPDATE")
 # The cohort of a job with each label, as the SQL function `cohort_of` decides it.
-_OWNERS = text("""
+_OWNERS = Statement("""
 SELECT DISTINCT ON (label) label, c.id FROM cohorts c CROSS JOIN unnest(c.labels) AS label
 ORDER BY label, c.position, c.id
 """)
-_USED = text("""
+_USED = Statement("""
 SELECT EXISTS (SELECT FROM leases l
                WHERE l.cohort = :id AND l.state IN ('pending', 'active', 'cancelling')) AS leases,
     EXISTS (SELECT FROM quotas WHERE cohort = :id) AS quotas
 """)
-_REMOVE = text("DELETE FROM cohorts WHERE id = :id")
+_REMOVE = Statement("DELETE FROM cohorts WHERE id = :id")
 
 
 class CohortSettings(BaseModel):
@@ -90,7 +91,7 @@ class Cohort:
 
 def cohorts(connection: Connection) -> list[Cohort]:
     """All cohorts in the order in which they are tried, the default cohort last."""
-    return [Cohort(**row._mapping) for row in connection.execute(_LIST)]
+    return [Cohort(**row._asdict()) for row in connection.execute(_LIST)]
 
 
 def put_cohort(

@@ -12,29 +12,30 @@ from datetime import datetime
 
 from leasehold.errors import BadInput, NotFound
 from leasehold.wire import escaped
-from sqlalchemy import Connection, text
 
 from schema import audit
 from schema.accounting.quotas import LOCK_LEASES
+from schema.postgres.connection import Connection
 from schema.postgres.notify import wake
+from schema.postgres.statements import Statement
 from schema.tenancy.instances import unknown
 from schema.timing import DEAD_AFTER
 
 #: Longest deadline of a drain, seconds: a year.
 MAX_DEADLINE = 31_536_000.0
 
-_INSTANCE = text("""
+_INSTANCE = Statement("""
 UPDATE instances SET draining = :draining,
     drain_deadline = CASE WHEN :draining THEN now() + make_interval(secs => CAST(:deadline AS double precision)) END
 WHERE name = :name RETURNING id
 """)
-_HELD = text("""
+_HELD = Statement("""
 SELECT i.draining, (
     SELECT count(*) FROM leases l WHERE l.instance = i.id AND l.state IN ('pending', 'active', 'cancelling')) AS leases
 FROM instances i WHERE i.name = :name
 """)
 
-_SEEN = text("""
+_SEEN = Statement("""
 INSERT INTO assigners AS a (name, serves) VALUES (:name, coalesce(CAST(:serves AS jsonb), '[{}]'))
 ON CONFLICT (name) DO UPDATE SET seen_at = clock_timestamp(), stopped_at = NULL,
     serves = coalesce(CAST(:serves AS jsonb), a.serves),
@@ -42,11 +43,11 @@ ON CONFLICT (name) DO UPDATE SET seen_at = clock_timestamp(), stopped_at = NULL,
     drained_at = CASE WHEN a.draining AND :idle THEN coalesce(a.drained_at, clock_timestamp()) END
 RETURNING draining
 """)
-_STOPPED = text("UPDATE assigners SET stopped_at = clock_timestamp() WHERE name = :name")
-_DRAIN_ASSIGNER = text("""
+_STOPPED = Statement("UPDATE assigners SET stopped_at = clock_timestamp() WHERE name = :name")
+_DRAIN_ASSIGNER = Statement("""
 UPDATE assigners SET draining = :draining, drained_at = NULL WHERE name = :name RETURNING name
 """)
-_ASSIGNERS = text("""
+_ASSIGNERS = Statement("""
 SELECT name, CASE WHEN stopped_at IS NOT NULL THEN 'stopped'
         WHEN seen_at < clock_timestamp() - make_interval(secs => :dead_after) THEN 'dead'
         WHEN NOT draining THEN 'running' WHEN drained_at IS NULL THEN 'draining' ELSE 'drained' END AS state,
@@ -147,7 +148,7 @@ def drain_assigner(connection: Connection, name: str, *, draining: bool, actor: 
 def assigners(connection: Connection, name: str | None = None) -> list[AssignerProcess]:
     """Every assigner process seen in the last day, or the one with this name."""
     rows = connection.execute(_ASSIGNERS, {"name": name, "dead_after": DEAD_AFTER})
-    return [AssignerProcess(**row._mapping) for row in rows]
+    return [AssignerProcess(**row._asdict()) for row in rows]
 
 
 # Ticks: proof that upkeep is alive, and the grace period after it was not.
@@ -155,14 +156,14 @@ def assigners(connection: Connection, name: str | None = None) -> list[AssignerP
 
 # If no upkeep ran for a while, or the clock jumped in either direction, bots may have been unable to call. Then no
 # session expires for one full session time-to-live.
-BEGIN_TICK = text("""
+BEGIN_TICK = Statement("""
 INSERT INTO ticks (name, at, grace_until)
 VALUES (:name, clock_timestamp(), clock_timestamp() + make_interval(secs => :grace))
 ON CONFLICT (name) DO NOTHING
 """)
 # Locked before the clock is read. Otherwise a tick that waits for another one would see time go back.
-LOCK_TICK = text("SELECT FROM ticks WHERE name = :name FOR NO KEY UPDATE")
-WRITE_TICK = text("""
+LOCK_TICK = Statement("SELECT FROM ticks WHERE name = :name FOR NO KEY UPDATE")
+WRITE_TICK = Statement("""
 UPDATE ticks t SET at = n.now, grace_until = CASE
     WHEN n.now - t.at > make_interval(secs => :gap) OR n.now < t.at THEN n.now + make_interval(secs => :grace)
     ELSE least(t.grace_until, n.now + make_interval(secs => :grace)) END

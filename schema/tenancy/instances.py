@@ -5,26 +5,27 @@ from dataclasses import dataclass
 
 from leasehold.errors import Conflict, NotFound
 from leasehold.wire import MAX_LIST, escaped, suggestion
-from sqlalchemy import Connection, text
 
 from schema import audit
 from schema.accounting.accounts import DEFAULT_INSTANCE, Account
 from schema.accounting.quotas import LOCK_LEASES
 from schema.fields import Name
+from schema.postgres.connection import Connection
 from schema.postgres.notify import wake
+from schema.postgres.statements import Statement
 from schema.predicates import AT_REST, ready_in
 from schema.validation import check_name
 
 #: The most jobs counted for one instance and state. A larger number is shown as this one.
 MAX_COUNTED = 10_000
 
-_MAKE = text("INSERT INTO instances (name) VALUES (:name) ON CONFLICT (name) DO NOTHING")
-_HOLD = text("SELECT id, pool FROM instances WHERE name = :name FOR NO KEY UPDATE")
-_PUT = text("UPDATE instances SET pool = :pool WHERE id = :id")
-_KNOWN = text("SELECT pool FROM instances WHERE name = :name")
-_NAMES = text("SELECT name FROM instances ORDER BY name LIMIT 10000")
-_POOLS = text("SELECT name, pool FROM instances WHERE name = ANY (CAST(:names AS text[]))")
-_ON_POOLS = text("""
+_MAKE = Statement("INSERT INTO instances (name) VALUES (:name) ON CONFLICT (name) DO NOTHING")
+_HOLD = Statement("SELECT id, pool FROM instances WHERE name = :name FOR NO KEY UPDATE")
+_PUT = Statement("UPDATE instances SET pool = :pool WHERE id = :id")
+_KNOWN = Statement("SELECT pool FROM instances WHERE name = :name")
+_NAMES = Statement("SELECT name FROM instances ORDER BY name LIMIT 10000")
+_POOLS = Statement("SELECT name, pool FROM instances WHERE name = ANY (CAST(:names AS text[]))")
+_ON_POOLS = Statement("""
 SELECT EXISTS (
     SELECT FROM leases l JOIN bots b ON b.id = l.bot_id
     WHERE l.instance = :id AND l.state IN ('pending', 'active', 'cancelling') AND b.pool IS NOT NULL)
@@ -58,8 +59,8 @@ LEFT JOIN counters used ON a.instance IS NOT NULL AND used.name = 'instance:' ||
 LEFT JOIN counters jobs ON a.instance IS NOT NULL AND jobs.name = 'instance:' || i.name || '\\:jobs'
 ORDER BY i.name
 """
-_LIST = text(_SHOWN.format(which="name > :after ORDER BY name LIMIT :limit"))
-_SHOW = text(_SHOWN.format(which="name = :name"))
+_LIST = Statement(_SHOWN.format(which="name > :after ORDER BY name LIMIT :limit"))
+_SHOW = Statement(_SHOWN.format(which="name = :name"))
 
 
 class InstanceSettings(Account):
@@ -157,7 +158,7 @@ def changed_instances(connection: Connection, wanted: Sequence[InstanceSettings]
 def instances(connection: Connection, *, after: str = "", limit: int = MAX_LIST) -> list[Instance]:
     """One page of instances ordered by name, from the first name after `after`."""
     rows = connection.execute(_LIST, {"after": after, "limit": limit, "most": MAX_COUNTED})
-    return [Instance(**row._mapping) for row in rows]
+    return [Instance(**row._asdict()) for row in rows]
 
 
 def instance(connection: Connection, name: str) -> Instance:
@@ -165,4 +166,4 @@ def instance(connection: Connection, name: str) -> Instance:
     row = connection.execute(_SHOW, {"name": name, "most": MAX_COUNTED}).one_or_none()
     if row is None:
         raise unknown(connection, name)
-    return Instance(**row._mapping)
+    return Instance(**row._asdict())

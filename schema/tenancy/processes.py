@@ -12,8 +12,8 @@ from enum import StrEnum
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Connection, text
-
+from schema.postgres.connection import Connection
+from schema.postgres.statements import Statement
 from schema.timing import DEAD_AFTER
 
 #: Sampled decisions that are kept of each assigner process, the newest.
@@ -38,23 +38,23 @@ _SET_CONFIGURATION = """p SET config_file = :file, config_error = :error, settin
 FROM (SELECT CAST(:settings AS jsonb) AS settings) n WHERE p.name = :name
 """
 _CONFIGURED = {
-    Kind.ASSIGNER: text(f"UPDATE assigners {_SET_CONFIGURATION}"),
-    Kind.GATEWAY: text(f"UPDATE gateways {_SET_CONFIGURATION}"),
+    Kind.ASSIGNER: Statement(f"UPDATE assigners {_SET_CONFIGURATION}"),
+    Kind.GATEWAY: Statement(f"UPDATE gateways {_SET_CONFIGURATION}"),
 }
-_GATEWAY_SEEN = text("""
+_GATEWAY_SEEN = Statement("""
 INSERT INTO gateways AS g (name, url, figures) VALUES (:name, :url, CAST(:figures AS jsonb))
 ON CONFLICT (name) DO UPDATE SET url = :url, figures = CAST(:figures AS jsonb), seen_at = clock_timestamp(),
     stopped_at = NULL, started_at = CASE WHEN :starts THEN clock_timestamp() ELSE g.started_at END
 """)
-_GATEWAY_STOPPED = text("UPDATE gateways SET stopped_at = clock_timestamp() WHERE name = :name")
-_GATEWAYS = text("""
+_GATEWAY_STOPPED = Statement("UPDATE gateways SET stopped_at = clock_timestamp() WHERE name = :name")
+_GATEWAYS = Statement("""
 SELECT name, url, CASE WHEN stopped_at IS NOT NULL THEN 'stopped'
         WHEN seen_at < clock_timestamp() - make_interval(secs => :dead_after) THEN 'dead' ELSE 'running' END AS state,
     started_at, seen_at, stopped_at, figures
 FROM gateways WHERE name > :after ORDER BY name LIMIT :limit
 """)
 # The processes with the same settings from the same file are one row.
-_SETTINGS = text("""
+_SETTINGS = Statement("""
 SELECT kind, config_file, config_error, settings, max(settings_at) AS settings_at,
     array_agg(name ORDER BY name) AS processes
 FROM (
@@ -66,22 +66,22 @@ FROM (
 WHERE settings IS NOT NULL AND stopped_at IS NULL AND seen_at >= clock_timestamp() - make_interval(secs => :dead_after)
 GROUP BY kind, config_file, config_error, settings ORDER BY kind, max(settings_at) DESC LIMIT :limit
 """)
-_DECIDED = text("""
+_DECIDED = Statement("""
 INSERT INTO decision_samples (assigner, job, bot, policy, seen)
 VALUES (:assigner, :job, :bot, CAST(:policy AS jsonb), CAST(:seen AS jsonb))
 """)
-_ONLY_NEWEST = text("""
+_ONLY_NEWEST = Statement("""
 DELETE FROM decision_samples WHERE assigner = :assigner AND id <= (
     SELECT id FROM decision_samples WHERE assigner = :assigner ORDER BY id DESC OFFSET :kept LIMIT 1)
 """)
-_DECISIONS = text("""
+_DECISIONS = Statement("""
 SELECT id, at, assigner, job, bot, policy, seen FROM decision_samples
 WHERE (CAST(:before AS bigint) IS NULL OR id < :before) AND (CAST(:id AS bigint) IS NULL OR id = :id)
 ORDER BY id DESC LIMIT :limit
 """)
 _FORGET = (
-    text("DELETE FROM decision_samples WHERE at < now() - make_interval(secs => :age)"),
-    text("DELETE FROM gateways WHERE seen_at < now() - make_interval(secs => :age)"),
+    Statement("DELETE FROM decision_samples WHERE at < now() - make_interval(secs => :age)"),
+    Statement("DELETE FROM gateways WHERE seen_at < now() - make_interval(secs => :age)"),
 )
 
 
@@ -164,13 +164,13 @@ def record_gateway_stopped(connection: Connection, name: str) -> None:
 def gateways(connection: Connection, *, after: str = "", limit: int) -> list[GatewayProcess]:
     """Return up to `limit` gateway processes of the last day whose names come after `after`, by name."""
     rows = connection.execute(_GATEWAYS, {"after": after, "limit": limit, "dead_after": DEAD_AFTER})
-    return [GatewayProcess(**row._mapping) for row in rows]
+    return [GatewayProcess(**row._asdict()) for row in rows]
 
 
 def settings_in_force(connection: Connection, *, limit: int) -> list[SettingsInForce]:
     """Return up to `limit` different settings of live processes, by kind, the latest changed first."""
     rows = connection.execute(_SETTINGS, {"limit": limit, "dead_after": DEAD_AFTER})
-    return [SettingsInForce(**row._mapping) for row in rows]
+    return [SettingsInForce(**row._asdict()) for row in rows]
 
 
 def record_decision(
@@ -185,13 +185,13 @@ def record_decision(
 def decisions(connection: Connection, *, before: int | None = None, limit: int) -> Sequence[DecisionRow]:
     """Return up to `limit` sampled decisions, newest first; `before`: only those with a lower id."""
     rows = connection.execute(_DECISIONS, {"before": before, "limit": limit, "id": None})
-    return [DecisionRow(**row._mapping) for row in rows]
+    return [DecisionRow(**row._asdict()) for row in rows]
 
 
 def decision(connection: Connection, id: int | None) -> DecisionRow | None:
     """Return one sampled decision, the newest for None; None if it is not there."""
     row = connection.execute(_DECISIONS, {"before": None, "limit": 1, "id": id}).one_or_none()
-    return None if row is None else DecisionRow(**row._mapping)
+    return None if row is None else DecisionRow(**row._asdict())
 
 
 def forget(connection: Connection, *, age: float) -> None:

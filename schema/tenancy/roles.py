@@ -6,17 +6,18 @@ runs with the rights of the owner of the pool's tables, and nobody may call it b
 
 from leasehold.errors import Forbidden, NotFound
 from leasehold.wire import escaped
-from sqlalchemy import Connection, text
 
 from schema import audit
+from schema.postgres.connection import Connection
+from schema.postgres.statements import Statement
 from schema.tables.columns import SCHEMA
 
 #: The longest name of a role, in bytes.
 MAX_ROLE = 63
 SUBMIT = f"{SCHEMA}.submit(jsonb, text)"
 
-_ROLE = text("SELECT quote_ident(rolname) FROM pg_roles WHERE rolname = :name")
-_MAY_SUBMIT = text("""
+_ROLE = Statement("SELECT quote_ident(rolname) FROM pg_roles WHERE rolname = :name")
+_MAY_SUBMIT = Statement("""
 SELECT has_schema_privilege(CAST(:name AS name), :schema, 'USAGE')
     AND has_function_privilege(CAST(:name AS name), :function, 'EXECUTE')
 """)
@@ -31,7 +32,7 @@ def grant_submit(connection: Connection, role: str, *, actor: str) -> None:
     if name is None:
         raise NotFound(f"role: the server has no role '{escaped(role, MAX_ROLE)}'")
     for right in (f"USAGE ON SCHEMA {SCHEMA}", f"EXECUTE ON FUNCTION {SUBMIT}"):
-        connection.exec_driver_sql(f"GRANT {right} TO {name}", execution_options={"no_parameters": True})
+        connection.execute_sql(f"GRANT {right} TO {name}")
     # The server only warns of a right that was not granted, if the role of the connection has that right itself.
     if not connection.execute(_MAY_SUBMIT, {"name": role, "schema": SCHEMA, "function": SUBMIT}).scalar_one():
         raise Forbidden(

@@ -8,20 +8,21 @@ stored; it is compared in constant time.
 import binascii
 import hashlib
 import hmac
+import json
 import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from enum import StrEnum
 from typing import assert_never
 
 from leasehold import wire
 from leasehold.errors import BadInput, Forbidden, NotFound, Unauthorised
-from sqlalchemy import Connection, bindparam, false, func, insert, null, select, update
 
 from schema import audit, validation
-from schema.tables.tenancy import tokens
+from schema.postgres.connection import Connection
+from schema.postgres.statements import Statement
 
 #: An allowed value that stands for every value of its key, or for every label.
 ANY_VALUE = "*"
@@ -165,21 +166,22 @@ class StoredToken:
 
 
 # One token by its id. The database decides whether it has expired, because `expires_at` is the database's time.
-_FIND = select(
-    tokens,
-    (tokens.c.revoked_at.is_not(None)).label("revoked"),
-    func.coalesce(tokens.c.expires_at <= func.now(), false()).label("expired"),
-).where(tokens.c.id == bindparam("token_id"))
+_FIND = Statement("""
+SELECT *, revoked_at IS NOT NULL AS revoked, coalesce(expires_at <= now(), false) AS expired
+FROM tokens WHERE id = :token_id
+""")
+_CREATE = Statement("""
+INSERT INTO tokens (id, kind, digest, instance, bot, priority_ceiling, properties, labels, pool, expires_at)
+VALUES (:id, :kind, :digest, :instance, :bot, :priority_ceiling, CAST(:properties AS jsonb), :labels, :pool,
+    now() + make_interval(secs => :expires_in))
+""")
 
 # A second revocation keeps the time of the first.
-_REVOKE = (
-    update(tokens)
-    .where(tokens.c.id == bindparam("token_id"))
-    .values(revoked_at=func.coalesce(tokens.c.revoked_at, func.now()))
-    .returning(tokens.c.kind)
-)
+_REVOKE = Statement("""
+UPDATE tokens SET revoked_at = coalesce(revoked_at, now()) WHERE id = :token_id RETURNING kind
+""")
 
-_LIST = select(tokens).order_by(tokens.c.created_at.desc(), tokens.c.id)
+_LIST = Statement(f"SELECT {', '.join(StoredToken.__dataclass_fields__)} FROM tokens ORDER BY created_at DESC, id")
 
 
 def create(
@@ -217,12 +219,12 @@ def create(
         "instance": instance,
         "bot": bot,
         "priority_ceiling": priority_ceiling,
-        "properties": null() if allowed is None else allowed,
+        "properties": None if allowed is None else json.dumps(allowed),
         "labels": None if labels is None else sorted(set(labels)),
         "pool": pool,
+        "expires_in": expires_in,
     }
-    expires = None if expires_in is None else func.now() + timedelta(seconds=expires_in)
-    connection.execute(insert(tokens).values(**row, expires_at=expires))
+    connection.execute(_CREATE, row)
     scope = {
         "kind": str(chosen),
         "instance": instance,
@@ -282,9 +284,7 @@ def revoke(connection: Connection, token_id: str, *, actor: str = "local") -> No
 
 def list_tokens(connection: Connection) -> list[StoredToken]:
     """Every token, newest first, including revoked and expired ones."""
-    fields = [name for name in tokens.c.keys() if name != "digest"]  # noqa: SIM118 - a column collection, not a dict
-    rows = connection.execute(_LIST).mappings()
-    return [StoredToken(**{name: row[name] for name in fields} | {"kind": Kind(row["kind"])}) for row in rows]
+    return [StoredToken(**row | {"kind": Kind(row["kind"])}) for row in connection.execute(_LIST).mappings()]
 
 
 def digest(token: str) -> bytes:

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psycopg
 import pytest
 from leasehold.errors import BadInput, NotFound
 from pydantic import ValidationError
-from sqlalchemy import Connection
-from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from assigner.admission.rules import Rules
 from assigner.cycle.assigner import PriorityAgeAssigner
@@ -29,6 +28,7 @@ from schema.moves import retention
 from schema.moves.priority import review_waiting
 from schema.moves.reassign import add_constraints, remove_constraints
 from schema.picking import constrained
+from schema.postgres.connection import Connection
 from tests.support.agents import NEEDS_PROC, finish, start
 from tests.support.plans import watching
 from tests.support.pool import Pool, active, completed
@@ -136,7 +136,7 @@ def test_slots_that_were_taken_since_they_were_read_refuse_a_charge(pool: Pool) 
     def charge(connection: Connection, number: int) -> None:
         counters.take(connection, [{jobs: 1.0}] * number)
 
-    with pytest.raises(DBAPIError, match="a limit was reached meanwhile"):
+    with pytest.raises(psycopg.Error, match="a limit was reached meanwhile"):
         pool.database.run(lambda c: charge(c, 3), repeat=False)
     found = pool.database.run(lambda c: counters.read(c, [jobs]))
     assert {name: (each.used, each.most) for name, each in found.items()} == {
@@ -236,10 +236,10 @@ def test_a_18_of_charges_that_lost_a_race_for_a_budget_only_the_last_overshoots_
         amounts = [{"instance:x:cost": 4.0}] * times
         pool.database.run(lambda c: counters.take(c, amounts, may_overshoot=True), repeat=False)
 
-    with pytest.raises(DBAPIError, match="a limit was reached meanwhile"):
+    with pytest.raises(psycopg.Error, match="a limit was reached meanwhile"):
         take(3)
     take(2)
-    with pytest.raises(DBAPIError, match="a limit was reached meanwhile"):
+    with pytest.raises(psycopg.Error, match="a limit was reached meanwhile"):
         take(1)
     assert pool.row("DELETE FROM counters RETURNING used").used == 8
 
@@ -297,7 +297,7 @@ def test_a_17_a_negative_weight_is_refused(pool: Pool) -> None:
     with pytest.raises(ValidationError):
         Account(credit_weight=-1)
     share(pool, "acme", credit_weight=0)
-    with pytest.raises(IntegrityError):
+    with pytest.raises(psycopg.IntegrityError):
         pool.change("UPDATE accounts SET credit_weight = -1")
 
 

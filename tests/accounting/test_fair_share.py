@@ -217,12 +217,10 @@ def test_where_nobody_has_a_share_no_cycle_asks_for_any(pool: Pool) -> None:
     pool.submit(3, terms={"locks": ["tree"]})
     pool.submit(3)
     bot = pool.bot(capacity=10)
-    with pool.database.engine.connect() as connection, watching(connection) as watch:
-        transaction = connection.get_transaction()
-        assert transaction is not None
-        Undecided(pool, connection, transaction).assigner().run_once()
+    with pool.database.connect() as connection, watching(connection) as watch:
+        Undecided(pool, connection).assigner().run_once()
         assert not {node.relation for plan in watch.plans for node in plan.nodes} & {"accounts", "usage"}
-        transaction.commit()
+        connection.commit()
     assert len(bot.take()) == 4
 
 
@@ -235,7 +233,7 @@ def test_aq_24_a_cycle_with_a_thousand_instances_reads_each_of_them_once(pool: P
     )
     pool.change("ANALYZE")
     ids = [row.instance for row in pool.rows("SELECT instance FROM accounts")]
-    with pool.database.engine.connect() as connection:
+    with pool.database.connect() as connection:
         with watching(connection) as watch:
             found = fair_share.read_shares(connection, ids, SETTINGS)
         connection.rollback()

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 from prometheus_client import REGISTRY
-from sqlalchemy import text
 from structlog.testing import capture_logs
 
 from assigner.preemption.plan import QuotaSettings
 from schema.accounting import quotas as quotas_accounting
 from schema.accounting.quotas import QuotaDrift
+from schema.postgres.statements import Statement
 from tests.support.pool import Pool, active, completed
 from tests.support.race import Race, outcome
 from tests.support.tenancy import EAGER, LITERAL, Tenancy, assign, contested
@@ -231,7 +231,7 @@ def test_a_drift_that_is_gone_once_nobody_writes_leases_is_none(pool: Pool, tena
     pool.running()
     pool.change(WRONG)
     with race.first() as ahead:
-        ahead.connection.execute(text("LOCK TABLE leases IN ROW EXCLUSIVE MODE"))
+        ahead.connection.execute(Statement("LOCK TABLE leases IN ROW EXCLUSIVE MODE"))
         ahead.change("UPDATE quotas SET usage = usage - 2")
         found = race.second(lambda: pool.database.run(quotas_accounting.reconcile_quotas), behind=ahead)
         ahead.commit()

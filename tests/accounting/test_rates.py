@@ -22,6 +22,7 @@ from schema.moves.hold import unpark
 from schema.requests import JobRequest
 from tests.support.assigners import assigner_processes
 from tests.support.patience import eventually
+from tests.support.plans import statements
 from tests.support.pool import Pool, completed
 from tests.support.race import Race
 
@@ -529,14 +530,11 @@ def test_nothing_of_this_is_read_where_nothing_of_it_is_used(pool: Pool) -> None
     """Whoever only takes locks pays for no rate, no advice, no share and no check."""
     pool.submit(3, terms={"locks": ["tree"]})
     pool.bot()
-    statements: list[str] = []
-    from sqlalchemy import event
-
-    event.listen(pool.database.engine, "before_cursor_execute", lambda *given: statements.append(given[2]))
-    pool.assigner().run_once()
-    unused = [each for each in statements if "rate_buckets" in each or "rate_skips" in each or "graph:" in each]
+    with statements() as sent:
+        pool.assigner().run_once()
+    unused = [each for each in sent if "rate_buckets" in each or "rate_skips" in each or "graph:" in each]
     assert unused == []
-    assert [each for each in statements if "FROM backpressure WHERE" in each] == []
+    assert [each for each in sent if "FROM backpressure WHERE" in each] == []
     assert rules.RULES.checkers.checks_limits is False
 
 

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, text
 
 from assigner.admission import admit, controller, gates, rules
 from assigner.admission.controller import LEAST, AdmissionController, HeadReader
@@ -22,6 +21,8 @@ from schema.moves.grant import Placement, grant
 from schema.picking import constrained
 from schema.picking.constrained import QueueHead, QueueId, QueueScan, ReadHeads
 from schema.picking.ready import Scope
+from schema.postgres.connection import Connection
+from schema.postgres.statements import Statement
 from tests.support.plans import watching
 from tests.support.pool import Pool, admission_state, head, queue
 from tests.support.tenancy import Tenancy
@@ -110,7 +111,7 @@ def test_a_head_is_read_once_though_others_let_go_of_those_in_front_of_it(pool: 
         found = queues(connection, batch=20)
         assert found.now is not None
         heads = HeadReader(connection, policy, AdmissionState(found.now), free_units=20)
-        with pool.database.engine.connect() as other:
+        with pool.database.connect() as other:
             held = constrained.heads(other, found.queues, limits=[5] * len(found.queues), now=found.now)
             first = heads.first(found.queues)
             other.rollback()
@@ -184,7 +185,7 @@ def test_what_many_queues_cost_grows_with_their_number(pool: Pool) -> None:
     pool.bot(capacity=50)
 
     def touched(connection: Connection) -> float:
-        connection.execute(text("SET LOCAL plan_cache_mode = force_generic_plan"))
+        connection.execute(Statement("SET LOCAL plan_cache_mode = force_generic_plan"))
         with watching(connection) as watch:
             found = queues(connection, batch=50)
         rows = sum(node.touched for plan in watch.plans for node in plan.nodes)
@@ -320,7 +321,7 @@ def start(pool: Pool, keeper: AdmissionController, *, free_units: int) -> Sequen
 
     def placed(connection: Connection) -> Sequence[QueueHead]:
         admitted = keeper.pick(connection, Scope(), batch=free_units, pace=1.0)
-        bot = connection.execute(text("SELECT id FROM bots")).scalar_one()
+        bot = connection.execute(Statement("SELECT id FROM bots")).scalar_one()
         wanted = [Placement(head.job.id, bot, {}) for head in admitted.heads]
         taken = keeper.amounts(admitted)
         granted = grant(connection, wanted, assigner="test", strategy="capacity", ack=60.0, taken=taken)

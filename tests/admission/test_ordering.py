@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, text
 
 from assigner.admission.controller import HeadReader
 from assigner.admission.ordering import OrderingSettings, RankOrder, ScoreOrder, Weights, effective_priority, score
@@ -19,6 +18,8 @@ from schema.picking.ready import Scope
 from schema.policy import priority_classes
 from schema.policy.meters import Meter
 from schema.policy.time_windows import Window, WindowSchedule, WindowSettings
+from schema.postgres.connection import Connection
+from schema.postgres.statements import Statement
 from schema.requests import JobRequest
 from tests.support.pool import Pool, admission_state, at, completed, head, queue
 
@@ -321,9 +322,9 @@ def test_sa_28_jobs_that_somebody_else_has_locked_are_replaced_by_the_next_ones(
         heads = HeadReader(connection, policy, AdmissionState(found.now), free_units=1).first(found.queues)
         return [head.job.public_id for head in heads]
 
-    with pool.database.engine.connect() as other:
+    with pool.database.connect() as other:
         held = "SELECT FROM jobs WHERE public_id = CAST(:id AS uuid) FOR NO KEY UPDATE"
-        other.execute(text(held), {"id": jobs[5]})
+        other.execute(Statement(held), {"id": jobs[5]})
         found = pool.database.run(read)
         other.rollback()
     assert found == [jobs[each] for each in (20, 60, 100, 300)]

@@ -2,10 +2,10 @@
 
 import httpx
 import pytest
-from sqlalchemy import text
 
 from schema import audit
 from schema.diagnostics import invariants
+from schema.postgres.statements import Statement
 from schema.tenancy import processes
 from tests.support.pool import Pool
 from tests.support.servers import Served
@@ -59,8 +59,8 @@ def test_invariants_are_checked_and_what_breaks_one_is_named(pool: Pool, operato
 def test_a_check_of_invariants_that_takes_too_long_says_that_nothing_is_known(
     pool: Pool, operator: httpx.Client
 ) -> None:
-    with pool.database.engine.connect() as other:
-        other.execute(text("LOCK TABLE leases IN ACCESS EXCLUSIVE MODE"))
+    with pool.database.connect() as other:
+        other.execute(Statement("LOCK TABLE leases IN ACCESS EXCLUSIVE MODE"))
         answers = [operator.get(f"/v1/invariants?seconds={seconds}").json() for seconds in (0.2, 0.0001)]
         other.rollback()
     assert [(each["finished"], each["invariants"]) for each in answers] == [(False, [])] * 2

@@ -8,12 +8,12 @@ from typing import Any
 
 import httpx
 import pytest
-from sqlalchemy import text
 
 from assigner.api import submission
 from schema import clock, outputs, requests
 from schema.moves.end import AttemptEnd, RetryPace, Verdict, end
 from schema.postgres.engine import Database
+from schema.postgres.statements import Statement
 from schema.tenancy import tokens
 from schema.timing import Timing
 from tests.support.http import JOB, audited, granted, submitted
@@ -134,11 +134,11 @@ def test_a_commit_that_came_with_a_warning_is_not_acknowledged(served: Served, d
         CREATE CONSTRAINT TRIGGER late AFTER INSERT ON jobs DEFERRABLE INITIALLY DEFERRED
             FOR EACH ROW EXECUTE FUNCTION warn();
     """
-    database.run(lambda c: c.execute(text(warning)))
+    database.run(lambda c: c.execute(Statement(warning)))
     unsure = caller.post("/v1/jobs", json={"jobs": [JOB | {"key": "k"}]})
     assert (unsure.status_code, unsure.json()["code"]) == (503, "outcome_unknown")
     assert unsure.headers["retry-after"] == "1"
-    database.run(lambda c: c.execute(text("DROP TRIGGER late ON jobs; DROP FUNCTION warn()")))
+    database.run(lambda c: c.execute(Statement("DROP TRIGGER late ON jobs; DROP FUNCTION warn()")))
     sure = caller.post("/v1/jobs", json={"jobs": [JOB | {"key": "k"}]}).json()["jobs"][0]
     assert sure["created"] is False
 
@@ -165,15 +165,15 @@ def test_a_submit_without_a_key_is_not_tried_again_when_its_commit_may_have_happ
     keyed = submission.normalised_requests([requests.JobRequest(**JOB, key="k")], caller=caller)
     (again,) = submission.submit(database, keyed, caller=caller)
     assert again.created is False
-    assert run(lambda c: c.execute(text("SELECT count(*) FROM jobs")).scalar_one()) == 2
+    assert run(lambda c: c.execute(Statement("SELECT count(*) FROM jobs")).scalar_one()) == 2
 
 
 @pytest.mark.parametrize("setting", ["on", "off"])
 def test_a_submit_inside_a_callers_transaction_leaves_its_settings_alone(pool: Pool, setting: str) -> None:
-    with pool.database.engine.begin() as connection:
-        connection.exec_driver_sql(f"SET LOCAL enable_nestloop = {setting}")
-        connection.exec_driver_sql("""SELECT * FROM submit('[{"command": ["true"]}]')""")
-        assert connection.exec_driver_sql("SHOW enable_nestloop").scalar_one() == setting
+    with pool.database.begin() as connection:
+        connection.execute_sql(f"SET LOCAL enable_nestloop = {setting}")
+        connection.execute_sql("""SELECT * FROM submit('[{"command": ["true"]}]')""")
+        assert connection.execute_sql("SHOW enable_nestloop").scalar_one() == setting
 
 
 # What callers and operators can read of jobs, bots and the pool, and what is hidden from them.
@@ -278,7 +278,9 @@ def test_a_queued_job_says_why_it_waits(served: Served, operator: httpx.Client, 
     operator.post("/v1/bots/b1/drain", json={})
     assert "draining" in waiting(fits)["sentence"]
     database.run(
-        lambda c: c.execute(text("UPDATE jobs SET schedule_after = now() + interval '1 hour' WHERE label = 'fits'"))
+        lambda c: c.execute(
+            Statement("UPDATE jobs SET schedule_after = now() + interval '1 hour' WHERE label = 'fits'")
+        )
     )
     assert waiting(fits)["sentence"].startswith("in backoff for another 3")
 
@@ -287,7 +289,7 @@ def test_status_bots_and_drain(served: Served, operator: httpx.Client, database:
     Bot(served, "b1", properties={"os": "linux"})
     Bot(served, "b2", instance="ci")
     submitted(operator, JOB, JOB | {"instance": "ci"})
-    database.run(lambda c: c.execute(text("INSERT INTO ticks VALUES ('reap', now() - interval '3 s', now())")))
+    database.run(lambda c: c.execute(Statement("INSERT INTO ticks VALUES ('reap', now() - interval '3 s', now())")))
     status = operator.get("/v1/status").json()
     assert status["jobs"] == {"queued": 2}
     assert status["instances"] == {"ci": {"queued": 1}, "default": {"queued": 1}}
@@ -317,7 +319,7 @@ def test_endings_show_up_as_events_with_their_details(
     row, fence = granted(database, timing, job)
 
     def work(connection: Any) -> None:
-        bot = connection.execute(text("SELECT id, epoch FROM bots")).one()
+        bot = connection.execute(Statement("SELECT id, epoch FROM bots")).one()
         ending = AttemptEnd(row, fence, bot.id, bot.epoch, Verdict.FAILED, {"verdict": "failed", "exit_code": 3})
         end(connection, [ending], actor="bot:b1", pace=RetryPace())
 

@@ -14,7 +14,6 @@ import click
 import httpx
 import pytest
 from leasehold.errors import BadInput, Conflict
-from sqlalchemy import text
 
 from assigner.cli import operations
 from assigner.cli.main import cli
@@ -26,6 +25,7 @@ from assigner.settings import PoolSettings
 from bots.cli.caller import caller_options
 from schema.policy import priority_classes, time_windows
 from schema.policy.time_windows import WindowTerms
+from schema.postgres.statements import Statement
 from schema.requests import JobRequest
 from tests.support.pool import Pool, completed
 from tests.support.race import Race, outcome
@@ -489,7 +489,7 @@ def test_a_window_that_an_operator_makes_closes_the_pool_to_other_classes(pool: 
     pool.database.run(lambda c: time_windows.remove_window(c, "all-day", actor="test"))
     pool.assigner().run_once()
     assert pool.job(job).state == "leased"
-    assert pool.database.run(lambda c: c.execute(text("SELECT count(*) FROM windows")).scalar_one()) == 0
+    assert pool.database.run(lambda c: c.execute(Statement("SELECT count(*) FROM windows")).scalar_one()) == 0
 
 
 # Instances that are not there.

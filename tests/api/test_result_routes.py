@@ -5,10 +5,10 @@ from typing import Any
 import httpx
 import pytest
 from leasehold.client import Client
-from sqlalchemy import text
 
 from assigner.api import results as result_routes
 from schema.postgres.engine import Database
+from schema.postgres.statements import Statement
 from schema.timing import Timing
 from tests.support.http import audited, client_for, granted, submitted
 from tests.support.servers import Bot, Served
@@ -19,7 +19,7 @@ ABSENT = "6b1f6c1e-4a53-4f6b-9a53-8f2f7d1f0009"
 def ended(database: Database, timing: Timing, bot: Bot, job: str, **outcome: Any) -> int:
     """Let the bot run the job and end it; return the fence."""
     # The call that ended another job may have fetched it.
-    known = text("SELECT state, fence FROM jobs WHERE public_id = :id")
+    known = Statement("SELECT state, fence FROM jobs WHERE public_id = :id")
     row = database.run(lambda c: c.execute(known, {"id": job}).one())
     fence = granted(database, timing, job)[1] if row.state == "queued" else row.fence
     lease = {"job": job, "fence": fence, "state": "completed"}

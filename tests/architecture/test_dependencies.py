@@ -31,19 +31,6 @@ MEANT_TO_BE_DERIVED = {"pydantic.BaseModel"}
 
 #: Package → file that builds on it → parts of the package.
 PARTS: dict[str, dict[str, list[str]]] = {
-    "sqlalchemy": {
-        "schema/postgres/connection_pool.py": [
-            "sqlalchemy.pool:QueuePool._do_get",
-            "sqlalchemy.pool:QueuePool._do_return_conn",
-            "sqlalchemy.pool.base:_ConnectionRecord.get_connection",
-            "sqlalchemy.pool.base:_ConnectionRecord.invalidate",
-        ],
-        "schema/postgres/engine.py": [
-            "sqlalchemy.exc:DBAPIError.instance",
-            "sqlalchemy.events:DialectEvents.do_connect",
-            "sqlalchemy.events:ConnectionEvents.begin",
-        ],
-    },
     "psycopg": {
         "schema/postgres/connection_pool.py": [
             "psycopg.types.array:ListDumper.get_key",
@@ -52,17 +39,25 @@ PARTS: dict[str, dict[str, list[str]]] = {
             "psycopg.types.array:BaseListDumper",
             "psycopg.types.string:TextLoader",
         ],
-        "schema/postgres/engine.py": [
+        "schema/postgres/session.py": [
+            "psycopg.adapt:Transformer.dump_sequence",
+            "psycopg.adapt:Transformer.load_rows",
+            "psycopg.adapt:Transformer.set_pgresult",
+            "psycopg.pq:PGconn.enter_pipeline_mode",
             "psycopg.pq:PGconn.exec_",
             "psycopg.pq:PGconn.exec_prepared",
-            "psycopg.pq:PGconn.exec_params",
-            "psycopg.pq:PGconn.prepare",
-            "psycopg.pq:PGconn.transaction_status",
-            "psycopg.pq:PGresult.get_value",
+            "psycopg.pq:PGconn.exit_pipeline_mode",
+            "psycopg.pq:PGconn.get_result",
+            "psycopg.pq:PGconn.is_busy",
+            "psycopg.pq:PGconn.pipeline_sync",
+            "psycopg.pq:PGconn.send_prepare",
+            "psycopg.pq:PGconn.send_query_params",
+            "psycopg.pq:PGconn.send_query_prepared",
             "psycopg.pq:PGresult.error_field",
             "psycopg.errors:error_from_result",
         ],
-        "schema/postgres/pooler.py": ["psycopg:Connection.pipeline", "psycopg:RawCursor.pgresult"],
+        "schema/postgres/engine.py": ["psycopg.pq:PGresult.get_value"],
+        "schema/postgres/connection.py": ["psycopg.pq:PGconn.transaction_status"],
         "schema/postgres/notify.py": ["psycopg.pq:PGconn.consume_input", "psycopg.pq:PGconn.notifies"],
         "schema/postgres/urls.py": ["psycopg.conninfo:conninfo_to_dict"],
     },

@@ -265,7 +265,7 @@ def test_verify_counts_every_invariant(connected: Console) -> None:
 @pytest.mark.breaks_invariants
 def test_verify_exits_1_when_an_invariant_does_not_hold(connected: Console, database: Database) -> None:
     database.run(
-        lambda connection: connection.exec_driver_sql(
+        lambda connection: connection.execute_sql(
             "INSERT INTO jobs (queue, instance, platform, state) VALUES (1, 1, 1, 'leased')"
         )
     )

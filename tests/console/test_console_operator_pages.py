@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 from leasehold.calls.operators import Scores, Terms
-from sqlalchemy import text as sql
 
 from assigner.placement.decision_sample import DecisionSample, Seen, stored
 from assigner.placement.registry import StrategySettings
 from bots.console.operator_pages import health, policy
 from bots.console.words import text
 from schema import audit
+from schema.postgres.statements import Statement
 from schema.tenancy import drains, processes
 from schema.tenancy.processes import Configuration, Kind
 from tests.support.patience import MINUTE
@@ -107,11 +107,11 @@ def test_the_invariants_are_checked_when_somebody_asks_for_it(page: Any, shown: 
 
     overlap = "('2026-01-01 00:00Z', 'pool', 600), ('2026-01-01 00:01Z', 'pool', 60)"
     overlap = f"INSERT INTO pool_samples (at, scope, span) VALUES {overlap}"
-    shown.served.database.run(lambda c: c.execute(sql(overlap)))
+    shown.served.database.run(lambda c: c.execute(Statement(overlap)))
     page.get_by_role("button", name="Check the invariants").click()
     page.get_by_text("That is a defect.").wait_for()
     assert "pool/" in row_of(page, "S29")
-    shown.served.database.run(lambda c: c.execute(sql("DELETE FROM pool_samples")))
+    shown.served.database.run(lambda c: c.execute(Statement("DELETE FROM pool_samples")))
 
 
 def test_older_rows_of_the_audit_are_on_a_page_of_their_own(page: Any, shown: Console) -> None:

@@ -171,8 +171,8 @@ def test_when_the_chosen_bot_is_locked_another_healthy_one_is_taken(pool: Pool) 
     pool.submit()
     pool.bot("good", priority=-5)
     pool.bot("spare", priority=5)
-    with pool.database.engine.connect() as holder:
-        holder.exec_driver_sql("SELECT 1 FROM bots WHERE name = 'good' FOR UPDATE")
+    with pool.database.connect() as holder:
+        holder.execute_sql("SELECT 1 FROM bots WHERE name = 'good' FOR UPDATE")
         pool.assigner().run_once()
         holder.rollback()
     row = pool.row(
@@ -186,8 +186,8 @@ def test_a_job_whose_only_bot_is_locked_is_not_punished(pool: Pool) -> None:
     (job,) = pool.submit()
     pool.bot()
     assigner = pool.assigner(interval=1.0, jitter=0.0, busy_sleep_factor=0.01)
-    with pool.database.engine.connect() as holder:
-        holder.exec_driver_sql("SELECT 1 FROM bots FOR UPDATE")
+    with pool.database.connect() as holder:
+        holder.execute_sql("SELECT 1 FROM bots FOR UPDATE")
         pause = assigner.run_once()
         holder.rollback()
     assert pool.job(job).schedule_after is None
@@ -197,7 +197,7 @@ def test_a_job_whose_only_bot_is_locked_is_not_punished(pool: Pool) -> None:
 def test_assigners_side_by_side_do_not_pick_the_same_jobs(pool: Pool) -> None:
     pool.submit(20)
     pool.bot(capacity=100)
-    with pool.database.engine.begin() as one, pool.database.engine.begin() as two:
+    with pool.database.begin() as one, pool.database.begin() as two:
         picks = [
             ready.pick(connection, ready.Scope(), order=ready.Order.PRIORITY, batch=10) for connection in (one, two)
         ]

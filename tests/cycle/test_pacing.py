@@ -4,7 +4,6 @@ import os
 import random
 
 import pytest
-from sqlalchemy import Connection, text
 
 from assigner.cycle.assigner import RETRY_SECONDS, PriorityAgeAssigner
 from assigner.cycle.pacing import LEAST, MIN_CONCURRENT_BATCHES, QUICK, SLOW, Batch, concurrent_batches
@@ -15,6 +14,8 @@ from schema.picking import ready
 from schema.picking.pick import Order
 from schema.picking.ready import Scope
 from schema.postgres import advisory
+from schema.postgres.connection import Connection
+from schema.postgres.statements import Statement
 from tests.support.filling import fill_bots, fill_jobs, fill_queues
 from tests.support.pool import Pool
 from tests.support.race import Race
@@ -99,7 +100,7 @@ def test_a_limit_that_is_lowered_holds_at_once_and_one_that_is_raised_is_grown_i
 
 
 def test_an_assigner_under_backlog_takes_ever_more_and_places_everything(pool: Pool) -> None:
-    with pool.database.engine.begin() as connection:
+    with pool.database.begin() as connection:
         fill_queues(connection, instances=1, kinds=["k"])
         fill_jobs(connection, 2000, instances=1, kinds=["k"])
         fill_bots(connection, {"k": 25}, capacity=100)
@@ -191,7 +192,7 @@ def test_who_places_other_jobs_needs_no_slot_of_theirs(pool: Pool, busy: Busy, r
 
 def test_who_loses_a_whole_batch_to_others_takes_a_larger_one_next(pool: Pool, busy: Busy, race: Race) -> None:
     with race.first() as first:
-        first.connection.execute(text("SELECT FROM bots FOR UPDATE"))
+        first.connection.execute(Statement("SELECT FROM bots FOR UPDATE"))
         race.unhindered(busy.assigner.run_once, by=first)
         assert len(queued(pool)) == JOBS - LEAST
     assert placed_by(pool, busy.assigner) == JOBS - LEAST
@@ -207,10 +208,10 @@ def test_who_has_little_to_place_needs_no_slot(pool: Pool, race: Race) -> None:
 
 
 def test_each_slot_is_taken_once(pool: Pool) -> None:
-    with pool.database.engine.begin() as one, pool.database.engine.begin() as other:
+    with pool.database.begin() as one, pool.database.begin() as other:
         first = taken(one, 2)
         assert {first, taken(other, 2)} == {0, 1}
-    with pool.database.engine.begin() as one, pool.database.engine.begin() as other:
+    with pool.database.begin() as one, pool.database.begin() as other:
         assert (taken(one, 1), taken(other, 1)) == (0, None)
 
 

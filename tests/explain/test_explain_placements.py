@@ -1,8 +1,7 @@
 """Why a job ran where it ran: the decision that was kept, its attempts, and the receipts of preemption."""
 
-from sqlalchemy import text
-
 from schema.moves.cancel import cancel
+from schema.postgres.statements import Statement
 from tests.support.explain import explained, preempted
 from tests.support.pool import Pool, completed
 from tests.support.servers import Served
@@ -63,8 +62,8 @@ def test_a_job_that_its_bot_fetched_itself_tells_that(pool: Pool) -> None:
 def test_a_job_that_lost_its_first_choice_tells_in_which_round_it_was_placed(pool: Pool) -> None:
     (job,) = pool.submit()
     pool.bot("bot-1")
-    with pool.database.engine.connect() as other:
-        other.execute(text("SELECT FROM bots WHERE name = 'bot-1' FOR UPDATE"))
+    with pool.database.connect() as other:
+        other.execute(Statement("SELECT FROM bots WHERE name = 'bot-1' FOR UPDATE"))
         pool.bot("bot-2", priority=1)
         pool.assigner().run_once()
         other.rollback()

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
-from sqlalchemy import text
 
 from schema.accounting import counters, rates
 from schema.moves.cancel import cancel
 from schema.moves.hold import defer
 from schema.policy import meters, time_windows
 from schema.policy.time_windows import WindowSettings
+from schema.postgres.statements import Statement
 from schema.tenancy import drains
 from tests.support.explain import closed, cohort, explained, keep, park, rest, status
 from tests.support.pool import Pool, graph_of, taken
@@ -31,7 +31,7 @@ TRUNCATE jobs, job_payloads, job_metadata, job_outputs, job_results, job_checkpo
     counters, usage, graphs, graph_nodes, graph_edges, windows, usage_meters, meter_hours, rate_buckets, backpressure
     RESTART IDENTITY;
 DELETE FROM cohorts WHERE id <> 0"""
-SEED = text("SELECT setseed(0.25)")
+SEED = Statement("SELECT setseed(0.25)")
 
 INSTANCES = ("team-a", "team-b")
 COUNTED = (

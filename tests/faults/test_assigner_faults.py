@@ -7,12 +7,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import psycopg
 import pytest
-from sqlalchemy import Connection, text
-from sqlalchemy.exc import DBAPIError
 
 from bots.sync.fetch import FetchSettings
+from schema.postgres.connection import Connection
 from schema.postgres.failures import is_conflict
+from schema.postgres.statements import Statement
 from schema.timing import Timing
 from tests.support.model import Journal, Watching
 from tests.support.patience import eventually
@@ -36,12 +37,12 @@ GRANTS = "SELECT count(*) AS grants FROM job_events WHERE move = 'grant'"
 QUEUED = "SELECT count(*) AS jobs FROM jobs WHERE state = 'queued'"
 FINISHED = "SELECT count(*) AS jobs FROM jobs WHERE finished_at IS NOT NULL"
 # The leases that would come next, undecided: whoever grants one of them has to wait for what becomes of these.
-IN_THE_WAY = text("""
+IN_THE_WAY = Statement("""
 INSERT INTO leases (job_id, fence, bot_id, bot_epoch, instance, units, assigner, strategy, due_at)
 SELECT id, fence + 1, 1, 1, instance, units, 'in the way', 'in the way', now() FROM jobs WHERE state = 'queued'
 ON CONFLICT DO NOTHING
 """)
-PID = text("SELECT pg_backend_pid()")
+PID = Statement("SELECT pg_backend_pid()")
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class Crew:
 @contextmanager
 def in_the_way(pool: Pool) -> Iterator[int]:
     """While inside, no grant gets further than its writes; gives the process id of the backend they wait for."""
-    with pool.database.engine.connect() as connection:
+    with pool.database.connect() as connection:
         pid: int = connection.execute(PID).scalar_one()
         _occupy(connection)
         try:
@@ -96,7 +97,7 @@ def _occupy(connection: Connection) -> None:
         try:
             connection.execute(IN_THE_WAY)
             return
-        except DBAPIError as error:
+        except psycopg.Error as error:
             if not is_conflict(error):
                 raise
             connection.rollback()

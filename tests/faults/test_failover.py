@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 from leasehold.errors import Conflict, NotReady
-from sqlalchemy import text
 
 from schema.diagnostics import invariants
 from schema.postgres import embedded, engine, migrate
 from schema.postgres.embedded import Cluster
 from schema.postgres.engine import Database, DatabaseSettings
+from schema.postgres.statements import Statement
 from schema.tenancy import tokens
 from schema.timing import Timing
 from tests.support.pool import Bot, Pool, active, completed, only
@@ -93,7 +93,7 @@ def test_a_server_that_takes_no_writes_is_an_outage_and_once_promoted_it_repeats
 
     first = backend(after)
     with pytest.raises(NotReady, match="the database is read-only"):
-        after.database.run(lambda connection: connection.execute(text("DELETE FROM jobs")))
+        after.database.run(lambda connection: connection.execute(Statement("DELETE FROM jobs")))
     second = backend(after)
     with pytest.raises(NotReady, match="the database is read-only"):
         after.database.run_alone(lambda driver: engine.single_row(driver, b"SELECT nextval('leasehold.jobs_id_seq')"))

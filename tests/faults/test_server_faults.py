@@ -76,11 +76,11 @@ def test_a_gateway_killed_in_the_middle_of_a_sync_and_a_submit_costs_no_work_and
             answers.extend(job.id for job in client.submit([{"command": ["true"], "key": "once"}]))
 
     client_thread = threading.Thread(target=submit)
-    with pool.database.engine.connect() as holder:
-        pid = holder.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
-        holder.exec_driver_sql("SELECT 1 FROM bots FOR UPDATE")
+    with pool.database.connect() as holder:
+        pid = holder.execute_sql("SELECT pg_backend_pid()").scalar_one()
+        holder.execute_sql("SELECT 1 FROM bots FOR UPDATE")
         eventually(lambda: pool.rows(WAITING, holder=pid), what="a sync waits in the gateway")
-        holder.exec_driver_sql("LOCK TABLE submit_keys IN EXCLUSIVE MODE")
+        holder.execute_sql("LOCK TABLE submit_keys IN EXCLUSIVE MODE")
         client_thread.start()
         eventually(lambda: len(pool.rows(WAITING, holder=pid)) == 2, what="the submit waits in the gateway too")
         gateway.kill()
@@ -141,10 +141,9 @@ def test_a_lease_that_a_bot_was_told_of_survives_a_crash_of_the_server_though_it
         database = Database(server.url, DatabaseSettings(), role="test", chance=chance)
         migrate.upgrade(database)
         pool = Pool(database, PATIENT, chance)
-        with database.engine.connect() as outside:
-            outside = outside.execution_options(isolation_level="AUTOCOMMIT")
-            outside.exec_driver_sql("ALTER SYSTEM SET wal_writer_delay = '10s'")
-            outside.exec_driver_sql("SELECT pg_reload_conf()")
+        with database.connect() as outside:
+            outside.session.execute("ALTER SYSTEM SET wal_writer_delay = '10s'")
+            outside.session.execute("SELECT pg_reload_conf()")
         (job,) = pool.submit()
         bot = pool.bot()
         pool.assigner().run_once()

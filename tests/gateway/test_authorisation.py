@@ -12,9 +12,9 @@ from typing import Any
 
 import httpx
 import pytest
-from sqlalchemy import text
 
 from schema.postgres.engine import Database
+from schema.postgres.statements import Statement
 from schema.tenancy import tokens
 from schema.timing import Timing
 from tests.support.http import granted, submitted
@@ -145,8 +145,8 @@ def written(database: Database) -> dict[str, Any]:
 
     def work(connection: Any) -> dict[str, Any]:
         found = {}
-        for table in connection.scalars(text(_TABLES)):
-            sums = text(f'SELECT count(*), sum(xmin::text::numeric) FROM "{table}"')
+        for table in connection.scalars(Statement(_TABLES)):
+            sums = Statement(f'SELECT count(*), sum(xmin::text::numeric) FROM "{table}"')
             found[table] = tuple(connection.execute(sums).one())
         return found
 
@@ -200,7 +200,7 @@ def callers(world: World) -> Iterator[dict[str, tuple[str, httpx.Client]]]:
     served, made = world.served, {}
     revoked, expired, operator = (served.token("operator") for _ in range(3))
     world.database.run(lambda c: tokens.revoke(c, tokens.parse(revoked)))
-    ended = text("UPDATE tokens SET expires_at = now() - interval '1 s' WHERE id = :id")
+    ended = Statement("UPDATE tokens SET expires_at = now() - interval '1 s' WHERE id = :id")
     world.database.run(lambda c: c.execute(ended, {"id": tokens.parse(expired)}) and None)
     given = {
         "without a token": ("", None),

@@ -14,7 +14,6 @@ from urllib.parse import urlsplit
 import anyio
 import httpx
 import pytest
-from sqlalchemy import text
 
 from bots.gateway.long_poll import BotNews, HeldSessions, KnownState, rest
 from bots.gateway.metrics import GatewayMetrics
@@ -23,6 +22,7 @@ from schema import clock
 from schema.moves.grant import Placement, grant
 from schema.moves.sessions import close, expire, renew
 from schema.postgres.engine import Database
+from schema.postgres.statements import Statement
 from schema.timing import Timing
 from tests.support.http import JOB, granted, submitted
 from tests.support.patience import MINUTE, NEWS, eventually
@@ -41,13 +41,13 @@ def expired(database: Database) -> list[int]:
 
 def left(database: Database, name: str = "b1") -> float:
     """Seconds of that bot's session."""
-    query = text("SELECT extract(epoch FROM expires_at - clock_timestamp()) FROM bots WHERE name = :name")
+    query = Statement("SELECT extract(epoch FROM expires_at - clock_timestamp()) FROM bots WHERE name = :name")
     return float(database.run(lambda connection: connection.execute(query, {"name": name}).scalar_one()))
 
 
 def end(database: Database) -> datetime:
     """When the session of the only bot ends, if nobody renews it."""
-    return database.run(lambda connection: connection.execute(text("SELECT expires_at FROM bots")).scalar_one())
+    return database.run(lambda connection: connection.execute(Statement("SELECT expires_at FROM bots")).scalar_one())
 
 
 def renewed(database: Database, before: datetime) -> bool:
@@ -126,7 +126,9 @@ def test_a_session_that_a_failover_has_shortened_is_renewed_while_its_bots_call_
         eventually(lambda: short.waits("bots") == 1)
         before = end(short.database)
         short.database.run(
-            lambda connection: connection.execute(text("UPDATE bots SET expires_at = expires_at - interval '2.5 s'"))
+            lambda connection: connection.execute(
+                Statement("UPDATE bots SET expires_at = expires_at - interval '2.5 s'")
+            )
         )
         # What the gateway knows lets it renew only once half of the session is over.
         eventually(lambda: renewed(short.database, before - timedelta(seconds=2.5)))
@@ -275,8 +277,8 @@ def test_only_sessions_that_are_open_and_no_longer_young_are_renewed(pool: Pool)
     held = [(bot, 1) for bot in bots.values()]
     expiries = "SELECT name, expires_at FROM bots WHERE name <> 'gone'"
     before = {row.name: row.expires_at for row in pool.rows(expiries)}
-    with pool.database.engine.begin() as other:
-        other.execute(text("SELECT FROM bots WHERE name = 'locked' FOR NO KEY UPDATE"))
+    with pool.database.begin() as other:
+        other.execute(Statement("SELECT FROM bots WHERE name = 'locked' FOR NO KEY UPDATE"))
         assert pool.database.run(lambda connection: renew(connection, held, ttl=3000)) == {(bots["old"], 1)}
     after = {row.name: row.expires_at for row in pool.rows(expiries)}
     assert {name for name in before if after[name] != before[name]} == {"old"}

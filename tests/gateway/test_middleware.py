@@ -17,7 +17,6 @@ from leasehold import wire
 from leasehold.client import MAX_BYTES
 from leasehold.errors import BadInput
 from pydantic import ValidationError
-from sqlalchemy import text
 from structlog.testing import capture_logs
 
 from assigner.api import jobs as job_routes
@@ -33,6 +32,7 @@ from bots.protocol import MAX_LEASES, Sync
 from schema import validation
 from schema.postgres import migrate
 from schema.postgres.engine import Database
+from schema.postgres.statements import Statement
 from schema.tenancy import tokens
 from schema.tenancy.tokens import Principal
 from schema.timing import Timing
@@ -341,10 +341,10 @@ def test_the_open_routes_need_no_token(served: Served) -> None:
 
 def test_a_database_of_another_version_is_not_ready(served: Served, database: Database) -> None:
     needed = migrate.status(database).needed
-    database.run(lambda c: c.execute(text("UPDATE alembic_version SET version_num = 'older'")))
+    database.run(lambda c: c.execute(Statement("UPDATE alembic_version SET version_num = 'older'")))
     with served.client() as http:
         answer = http.get("/readyz")
-    database.run(lambda c: c.execute(text("UPDATE alembic_version SET version_num = :needed"), {"needed": needed}))
+    database.run(lambda c: c.execute(Statement("UPDATE alembic_version SET version_num = :needed"), {"needed": needed}))
     assert answer.status_code == 503
     assert answer.json()["detail"] == f"schema older, need {needed}; run: leasehold db upgrade"
     assert answer.headers["retry-after"] == "1"
@@ -465,7 +465,7 @@ def test_every_error_of_the_database_is_a_problem_document_and_no_text_of_it_is_
         CREATE TRIGGER raises BEFORE UPDATE ON bots EXECUTE FUNCTION raise();
         CREATE TRIGGER raises BEFORE INSERT ON write_probes EXECUTE FUNCTION raise();
     """
-    database.run(lambda c: c.execute(text(raises)))
+    database.run(lambda c: c.execute(Statement(raises)))
     with operator, capture_logs() as logs:
         answers = [operator.post("/v1/jobs", json={"jobs": [JOB]}), bot.sync(), operator.get("/readyz")]
     for answer, wanted in zip(answers, (status, status, 503), strict=True):

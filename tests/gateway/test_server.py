@@ -2,6 +2,7 @@
 
 import signal
 import socket
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -97,9 +98,7 @@ def test_a_largest_body_below_what_clients_and_bots_send_is_refused_by_its_line(
 
 def test_a_gateway_whose_connections_are_all_busy_is_ready(database: Database, timing: Timing) -> None:
     with serving(database, timing) as served, served.client() as http:
-        held = [database.engine.connect() for _ in range(database.engine.pool.size())]  # type: ignore[attr-defined]
-        try:
+        with ExitStack() as held:
+            for _ in range(database.work.size):
+                held.enter_context(database.connect())
             assert http.get("/readyz").status_code == 200
-        finally:
-            for connection in held:
-                connection.close()

@@ -21,7 +21,6 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from leasehold.errors import Conflict, NotFound
-from sqlalchemy import text
 
 from assigner.cycle.assigner import PriorityAgeAssigner
 from assigner.preemption.plan import QuotaSettings
@@ -33,6 +32,7 @@ from schema.moves.backoff import promote
 from schema.moves.preempt import release_kept_units
 from schema.moves.sessions import close_overdue
 from schema.moves.submit import Submitted
+from schema.postgres.statements import Statement
 from schema.validation import normal_properties
 from tests.support.model import Entry, Ledger, Worker
 from tests.support.pool import Bot, Pool, active, answered, completed, synced
@@ -45,7 +45,7 @@ CLEAR = """
 TRUNCATE jobs, job_payloads, job_metadata, job_outputs, job_results, job_checkpoints, submit_keys, bots, bot_changes,
     bot_localities, lost_attempts, blames, kinds, kind_platforms, leases, stored_events, queues, platforms, instances,
     ticks, audit RESTART IDENTITY"""
-SEED = text("SELECT setseed(0.25)")
+SEED = Statement("SELECT setseed(0.25)")
 EXPIRED = "UPDATE bots SET expires_at = now() - interval '1 s' WHERE name = :name AND status <> 'gone'"
 OVERDUE = "UPDATE leases SET due_at = now() - interval '1 s' WHERE ended_at IS NULL"
 LATER = "UPDATE jobs SET schedule_after = now() - interval '1 s' WHERE schedule_after IS NOT NULL"

@@ -10,7 +10,6 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 from leasehold.errors import NotFound
-from sqlalchemy import text
 
 from assigner.admission.ordering import OrderingSettings
 from assigner.admission.rules import Rules
@@ -23,6 +22,7 @@ from schema.moves.cancel import cancel
 from schema.moves.priority import set_priority_where
 from schema.policy import priority_classes
 from schema.postgres.engine import Database, DatabaseSettings
+from schema.postgres.statements import Statement
 from schema.requests import JobRequest
 from schema.timing import Timing
 from tests.support.assigners import assigner_processes
@@ -44,7 +44,7 @@ RULES = QuotaSettings(
     preemption_delay=1.0, eviction_cooldown=5.0, cooldown="literal", min_run_time=0.2, reservation=2.0
 )
 SAMPLE = 0.25
-LOOK = text(f"""
+LOOK = Statement(f"""
 SELECT q.cohort, q.instance, q.usage, q.min_quota, q.max_quota,
     (SELECT coalesce(sum(l.units), 0) FROM live l WHERE l.cohort = q.cohort AND l.instance = q.instance) AS live,
     {quotas.EFFECTIVE_MAX} AS maximum,
@@ -143,7 +143,8 @@ class QuotaWatcher:
         self.longest = 0.0
 
     def check(self) -> None:
-        with self._database.engine.connect().execution_options(isolation_level="REPEATABLE READ") as connection:
+        with self._database.connect() as connection:
+            connection.execute_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             rows = connection.execute(LOOK, {**RULES.of_evictions.values(), "delay": RULES.preemption_delay})
             found, now = rows.all(), clock.monotonic()
         self.checks += 1

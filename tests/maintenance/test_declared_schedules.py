@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from leasehold.errors import BadInput, Conflict
-from sqlalchemy import Connection
 
 from assigner.config.loading import load
 from assigner.maintenance.schedules import Schedules
@@ -15,6 +14,7 @@ from assigner.settings import PoolSettings
 from schema.policy import schedule_changes
 from schema.policy.schedule_changes import AppliedSchedule, Author, DeclaredSchedule
 from schema.policy.schedules import ScheduleTerms
+from schema.postgres.connection import Connection
 from tests.support.http import audited
 from tests.support.patience import eventually
 from tests.support.pool import Pool
@@ -124,21 +124,21 @@ def test_one_that_an_operator_disabled_stays_disabled_unless_the_declaration_say
 def test_two_appliers_at_once_take_turns_and_the_second_finds_everything_done(pool: Pool) -> None:
     """The first one is in the middle of its transaction; the second one must neither fail nor make anything twice."""
     wanted = [declared("a"), declared("b", overlap="skip")]
-    with ThreadPoolExecutor(1) as threads, pool.database.engine.connect() as first, first.begin() as transaction:
+    with ThreadPoolExecutor(1) as threads, pool.database.connect() as first:
         assert [each.outcome for each in applied(first, *wanted)] == ["created", "created"]
         second = threads.submit(outcomes, pool, *reversed(wanted), prune=True)
         eventually(lambda: bool(pool.rows(WAITING)))
-        transaction.commit()
+        first.commit()
         assert second.result(60) == {"a": "unchanged", "b": "unchanged"}
     assert owners(pool) == {"a": "app:shop", "b": "app:shop"}
 
 
 def test_a_command_that_makes_the_same_schedule_at_the_same_time_owns_it(pool: Pool) -> None:
-    with ThreadPoolExecutor(1) as threads, pool.database.engine.connect() as first, first.begin() as transaction:
+    with ThreadPoolExecutor(1) as threads, pool.database.connect() as first:
         schedule_changes.put_schedule(first, "default", "a", terms(), author=Author("operator:t"))
         second = threads.submit(outcomes, pool, declared("a"))
         eventually(lambda: bool(pool.rows(WAITING.replace("'advisory'", "'transactionid'"))))
-        transaction.commit()
+        first.commit()
         assert second.result(60) == {"a": "refused"}
     assert owners(pool) == {"a": None}
 
@@ -146,7 +146,7 @@ def test_a_command_that_makes_the_same_schedule_at_the_same_time_owns_it(pool: P
 def test_two_assigners_make_one_job_of_a_tick_of_a_declared_schedule_that_is_applied_meanwhile(pool: Pool) -> None:
     outcomes(pool, declared("a"))
     pool.change(f"UPDATE schedules SET next_tick = {TICK}, due_at = {TICK}")
-    with pool.database.engine.connect() as held, held.begin():
+    with pool.database.connect() as held:
         applied(held, declared("a", overlap="skip"))
         assert Schedules(pool.database).run_once() == 0.5, "the row is being changed: it looks again soon"
         assert pool.rows("SELECT FROM jobs") == []

@@ -1,7 +1,7 @@
 """Queues that no job has, and the sets that only they name, are deleted by upkeep; nobody loses a job by it."""
 
+import psycopg
 import pytest
-from sqlalchemy.exc import OperationalError
 
 from assigner.maintenance.unnamed_rows import idle_queues
 from schema.moves import retention
@@ -98,7 +98,7 @@ def test_a_submit_that_looked_its_queue_up_before_an_uncommitted_mark_keeps_it(p
     cancel(pool, *pool.submit())
     delete_finished(pool)
     with race.first() as first:
-        with pool.database.engine.begin() as marking:
+        with pool.database.begin() as marking:
             retention.mark_idle_queues(marking)
             (job,) = first.submit()
         for _ in range(4):
@@ -114,7 +114,7 @@ def test_a_queue_stays_while_a_transaction_goes_on_that_may_have_found_it_withou
     cancel(pool, *pool.submit())
     delete_finished(pool)
     with race.first() as first:
-        first.connection.exec_driver_sql("SELECT id FROM queues")
+        first.connection.execute_sql("SELECT id FROM queues")
         for _ in range(4):
             assert race.unhindered(lambda: deleted(pool), by=first) == 0
         first.commit()
@@ -173,15 +173,16 @@ def test_a_submit_whose_snapshot_is_older_than_the_mark_has_its_queue_or_fails(p
     """Its transaction has not read the table of queues before, so that upkeep cannot wait for it."""
     cancel(pool, *pool.submit())
     delete_finished(pool)
-    with pool.database.engine.connect().execution_options(isolation_level="REPEATABLE READ") as connection:
-        connection.exec_driver_sql("SELECT FROM bots")
+    with pool.database.connect() as connection:
+        connection.execute_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        connection.execute_sql("SELECT FROM bots")
         gone = sum(deleted(pool) for _ in range(rounds))
         submitting = 'SELECT * FROM submit(\'[{"command": ["true"]}]\')'
         if gone:
-            with pytest.raises(OperationalError, match="could not serialize access"):
-                connection.exec_driver_sql(submitting)
+            with pytest.raises(psycopg.OperationalError, match="could not serialize access"):
+                connection.execute_sql(submitting)
         else:
-            connection.exec_driver_sql(submitting)
+            connection.execute_sql(submitting)
             assert deleted(pool) == 0
             connection.commit()
     assert gone == rounds - 1

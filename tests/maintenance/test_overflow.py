@@ -1,16 +1,16 @@
 """Overflow: while more jobs wait than may, the newest of the low level are deferred, and the oldest return first."""
 
-from typing import Any
-
 import httpx
-from sqlalchemy import Connection, event, text
 
 from schema.moves.cancel import cancel
 from schema.policy import priority_classes
 from schema.policy.priority_classes import Policy
 from schema.policy.queue_limits import COUNT_WAITING
+from schema.postgres.connection import Connection
+from schema.postgres.statements import Statement
 from schema.requests import JobRequest
 from tests.support.patience import MINUTE
+from tests.support.plans import statements
 from tests.support.pool import Pool
 
 
@@ -62,31 +62,20 @@ def test_a_22_nothing_is_deferred_that_is_not_low_or_that_somebody_may_join(pool
 
 
 def test_a_22_without_a_limit_nobody_counts_and_below_it_hardly_ever(pool: Pool) -> None:
-    counts: list[str] = []
-
-    def watch(*arguments: Any) -> None:
-        # As the driver is given it, with placeholders of its own.
-        if str(COUNT_WAITING).partition(":")[0] in (statement := arguments[2]):
-            counts.append(statement)
+    upkeep = pool.upkeep()
 
     def counted() -> int:
-        found = len(counts)
-        counts.clear()
-        return found
+        with statements() as sent:
+            upkeep.run_once()
+        return sent.count(COUNT_WAITING.query.decode())
 
-    event.listen(pool.database.engine, "before_cursor_execute", watch)
     pool.submit(20, priority=70)
-    upkeep = pool.upkeep()
-    upkeep.run_once()
     assert counted() == 0
     limited(pool, 30)
-    upkeep.run_once()
     assert counted() == 1
     pool.submit(9, priority=70)
-    upkeep.run_once()
     assert counted() == 0, "one more would still be within the limit"
     pool.submit(2, priority=70)
-    upkeep.run_once()
     assert counted() == 1
     assert states(pool) == {"queued": 30, "deferred": 1}
 
@@ -94,16 +83,13 @@ def test_a_22_without_a_limit_nobody_counts_and_below_it_hardly_ever(pool: Pool)
 def test_sa_21_who_listens_is_told_the_list_of_deferred_jobs(pool: Pool) -> None:
     limited(pool, 1)
     jobs = pool.submit(450, priority=70)
-    with pool.database.engine.connect() as listening:
-        driver = listening.connection.driver_connection
-        assert driver is not None
+    with pool.database.connect() as listening:
+        driver = listening.session
         driver.execute("LISTEN leasehold_deferred")
         driver.execute("SELECT pg_advisory_lock_shared(hashtext('leasehold.idle'), hashtext('deferred'))")
-        driver.commit()
         pool.upkeep().run_once()
         told = [name for notice in driver.notifies(timeout=MINUTE, stop_after=3) for name in notice.payload.split(",")]
         driver.execute("SELECT pg_advisory_unlock_all()")
-        driver.commit()
     assert sorted(told) == sorted(jobs[1:])
 
 
@@ -138,7 +124,7 @@ def test_sa_20_what_an_assigner_is_about_to_place_is_not_deferred(pool: Pool) ->
 
     def placing(connection: Connection) -> None:
         connection.execute(
-            text("SELECT FROM jobs WHERE public_id = CAST(:id AS uuid) FOR NO KEY UPDATE"), {"id": jobs[2]}
+            Statement("SELECT FROM jobs WHERE public_id = CAST(:id AS uuid) FOR NO KEY UPDATE"), {"id": jobs[2]}
         )
         pool.upkeep().run_once()
 

@@ -4,12 +4,12 @@ from typing import Any
 
 import httpx
 import pytest
-from sqlalchemy import text
 
 from assigner.maintenance.upkeep import sample_minute
 from schema.accounting import pool_samples
 from schema.accounting.pool_samples import DAY, MERGES
 from schema.postgres.engine import Database
+from schema.postgres.statements import Statement
 from tests.support.pool import Pool, completed
 from tests.support.servers import Served
 
@@ -37,7 +37,7 @@ def test_a_minute_says_what_waits_runs_and_ended_in_the_pool_its_cohorts_and_its
     pool.submit(3, instance="theirs")
     pool.change("UPDATE jobs SET queued_at = now() - interval '90 s' WHERE state = 'queued'")
 
-    assert pool.database.run(lambda c: c.execute(text(ENDED_IN_IT)) and sample_minute(c))
+    assert pool.database.run(lambda c: c.execute(Statement(ENDED_IN_IT)) and sample_minute(c))
 
     assert rows(pool) == [
         ("pool", "", 4, 1, 1, 0, 0, 0, False),
@@ -59,11 +59,11 @@ def test_an_empty_pool_has_samples_too_and_every_minute_one_writer(pool: Pool) -
 
 def test_a_process_that_comes_second_waits_for_the_first_and_writes_nothing(pool: Pool) -> None:
     database: Database = pool.database
-    with database.engine.connect() as first:
+    with database.connect() as first:
         at = pool_samples.claim(first)
         assert at is not None
-        with database.engine.connect() as second:
-            second.execute(text("SET LOCAL lock_timeout = '200ms'"))
+        with database.connect() as second:
+            second.execute(Statement("SET LOCAL lock_timeout = '200ms'"))
             with pytest.raises(Exception, match="lock timeout"):
                 pool_samples.claim(second)
         first.rollback()

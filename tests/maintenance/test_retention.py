@@ -8,7 +8,6 @@ import pytest
 from leasehold.errors import Conflict
 from leasehold.states import JobState
 from prometheus_client import REGISTRY
-from sqlalchemy import Connection, text
 
 from assigner.maintenance import retention as retention_module
 from assigner.maintenance.retention import LOOK_BACK, PAUSE, OldRows, Retention
@@ -17,6 +16,8 @@ from schema.diagnostics.checks import Verdict
 from schema.diagnostics.doctor import run_checks
 from schema.moves import retention as retention_moves
 from schema.moves.submit import submit, submit_at_once
+from schema.postgres.connection import Connection
+from schema.postgres.statements import Statement
 from schema.requests import JobRequest
 from tests.support.plans import watching
 from tests.support.pool import Pool
@@ -70,14 +71,14 @@ def test_there_is_no_pause_while_finished_jobs_are_overdue(kept: Pool, monkeypat
 def test_what_was_deleted_before_costs_the_next_batch_nothing_also_beside_an_old_snapshot(kept: Pool) -> None:
     failed(kept, 3000, age=WEEK + 3600)
     kept.change("ANALYZE jobs")
-    with kept.database.engine.connect() as reader:
-        reader.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"))
-        reader.execute(text("SELECT count(*) FROM jobs"))
+    with kept.database.connect() as reader:
+        reader.execute(Statement("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"))
+        reader.execute(Statement("SELECT count(*) FROM jobs"))
         kept.retention().run_once()
         assert left(kept) == 0, "the rows of all of them stay for the snapshot"
         failed(kept, 10, age=WEEK + 60)
         last = kept.row("SELECT max(finished_at) - interval '1 minute' AS at FROM jobs WHERE state = 'failed'").at
-        with kept.database.engine.connect() as connection:
+        with kept.database.connect() as connection:
             with watching(connection) as watch:
                 deleted = retention_moves.delete_finished(connection, JobState.FAILED, age=WEEK, limit=500, since=last)
             connection.rollback()
@@ -107,8 +108,8 @@ def test_batches_that_take_too_long_become_smaller_until_they_end(kept: Pool, mo
     def cut_off(connection: Connection, state: JobState, *, limit: int, **others: Any) -> Any:
         tried.append(limit)
         if limit > 500:
-            connection.execute(text("SET LOCAL statement_timeout = '10ms'"))
-            connection.execute(text("SELECT pg_sleep(10)"))
+            connection.execute(Statement("SET LOCAL statement_timeout = '10ms'"))
+            connection.execute(Statement("SELECT pg_sleep(10)"))
         return delete(connection, state, limit=limit, **others)
 
     monkeypatch.setattr(retention_module, "delete_finished", cut_off)

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from leasehold.errors import BadInput, Conflict, NotFound
 from prometheus_client import REGISTRY
-from sqlalchemy import Connection, text
 from structlog.testing import capture_logs
 
 from assigner.loops import Loop
@@ -20,7 +19,9 @@ from schema.diagnostics.doctor import run_checks
 from schema.policy import queue_limits, schedule_changes, schedules
 from schema.policy.schedule_changes import Author
 from schema.policy.schedules import ScheduleTerms
+from schema.postgres.connection import Connection
 from schema.postgres.notify import Wakeups
+from schema.postgres.statements import Statement
 from tests.support.patience import eventually
 from tests.support.pool import Pool, completed
 from tests.support.race import cancel
@@ -31,7 +32,7 @@ KEYS = "SELECT k.key FROM submit_keys k JOIN jobs j ON j.id = k.job_id ORDER BY 
 #: The tick of the month that has begun, or of an earlier one. No test lasts until the next.
 TICK = "(date_trunc('month', now() AT TIME ZONE 'UTC') - make_interval(months => :months)) AT TIME ZONE 'UTC'"
 MONTHS = 40 * 86_400.0
-SQUAT = text("""
+SQUAT = Statement("""
 INSERT INTO submit_keys (instance, key, request_hash, job_id, public_id)
 SELECT instance, :key, '', id, public_id FROM jobs
 """)
@@ -96,8 +97,7 @@ def test_a_tick_makes_one_job_that_knows_its_tick_and_the_row_moves_on(pool: Poo
 def test_two_assigners_make_one_job_of_a_tick(pool: Pool) -> None:
     put(pool)
     make_due(pool)
-    taken = pool.database.engine.connect()
-    with taken, taken.begin():
+    with pool.database.begin() as taken:
         (due,) = schedules.due_schedules(taken, limit=9)
         held = schedules.take_due(taken, due)
         assert held is not None
@@ -117,17 +117,15 @@ def test_an_assigner_that_is_killed_between_submit_and_commit_leaves_the_tick_to
     put(pool)
     pool.submit(1)
     waiting = "SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-    with Processes(tmp_path, database_url, pool.timing) as processes, pool.database.engine.connect() as squatter:
+    with Processes(tmp_path, database_url, pool.timing) as processes, pool.database.connect() as squatter:
         assigner = processes.assigner()
         # Whoever has the key of the tick makes its submit wait in the middle of the transaction.
-        with squatter.begin() as squatting:
-            squatter.execute(SQUAT, {"key": key_of(month(pool))})
-            make_due(pool)
-            pool.change("SELECT wake('schedules')")
-            eventually(lambda: bool(pool.rows(waiting)))
-            assigner.kill()
-            eventually(lambda: not pool.rows(waiting))
-            squatting.rollback()
+        squatter.execute(SQUAT, {"key": key_of(month(pool))})
+        make_due(pool)
+        pool.change("SELECT wake('schedules')")
+        eventually(lambda: bool(pool.rows(waiting)))
+        assigner.kill()
+        eventually(lambda: not pool.rows(waiting))
     assert (keys(pool), pool.row(ROW).last_tick) == ([], None)
     looked(pool)
     assert (keys(pool), pool.row(ROW).last_tick) == ([key_of(month(pool))], month(pool))

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 from leasehold.errors import BadInput
 from pydantic import SecretStr, ValidationError
-from sqlalchemy import Connection
 
 from assigner.config import loading
 from assigner.maintenance.upkeep import Upkeep, UpkeepSettings
@@ -24,6 +23,7 @@ from assigner.maintenance.webhooks import BATCH, DEFERRED, POLL_INTERVAL, Webhoo
 from assigner.settings import PoolSettings
 from schema.policy import priority_classes
 from schema.policy.priority_classes import Policy
+from schema.postgres.connection import Connection
 from tests.support.pool import Pool, slow_clock
 
 SECRET = "a secret of the test"

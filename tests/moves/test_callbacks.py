@@ -88,8 +88,8 @@ def test_a_cancelled_job_counts_as_one_that_did_not_succeed(pool: Pool) -> None:
 def test_a_callback_whose_job_is_locked_when_it_is_due_is_left_to_upkeep(pool: Pool, all_succeed: bool) -> None:
     graph = batch(pool, "failed")
     bot = pool.bot(capacity=3, sync_service=pool.sync_service(enabled=False))
-    with pool.database.engine.connect() as other, other.begin():
-        other.exec_driver_sql("SELECT FROM jobs WHERE state = 'blocked' FOR UPDATE")
+    with pool.database.connect() as other:
+        other.execute_sql("SELECT FROM jobs WHERE state = 'blocked' FOR UPDATE")
         assert len(work_on(pool, bot, "succeeded" if all_succeed else "failed")) == 3
         assert states(pool, graph)[CALLBACK] == "blocked"
     pool.upkeep().run_once()

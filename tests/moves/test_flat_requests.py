@@ -9,20 +9,23 @@ import pytest
 from leasehold.errors import BadInput
 from pydantic import ValidationError
 from pydantic_core import to_json
-from sqlalchemy import Connection, text
 
 from bots.cli import options
 from schema.moves.graphs import submit_graph
 from schema.moves.submit import submit
+from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
+from schema.postgres.statements import Statement
 from schema.requests import GraphRequest, JobRequest, NodeRequest
 from tests.support.requests import REFUSED, ROWS, TAKEN, complete, refusal, samples, written
 
-NORMAL = text("SELECT normal_requests(CAST(:requests AS jsonb), :place)::text AS made, CAST(:wanted AS jsonb)::text")
-SUBMIT = text("SELECT * FROM leasehold.submit(CAST(:requests AS jsonb))")
-ALONE = text("SELECT * FROM submit_alone(CAST(:requests AS jsonb)->0, 'sql')")
-GRAPH = text("SELECT * FROM leasehold.submit_graph(CAST(:request AS jsonb))")
-GRAPHS = text("""
+NORMAL = Statement(
+    "SELECT normal_requests(CAST(:requests AS jsonb), :place)::text AS made, CAST(:wanted AS jsonb)::text"
+)
+SUBMIT = Statement("SELECT * FROM leasehold.submit(CAST(:requests AS jsonb))")
+ALONE = Statement("SELECT * FROM submit_alone(CAST(:requests AS jsonb)->0, 'sql')")
+GRAPH = Statement("SELECT * FROM leasehold.submit_graph(CAST(:request AS jsonb))")
+GRAPHS = Statement("""
 SELECT to_jsonb(g) - '{id,public_id,instance}'::text[] AS graph,
     (SELECT jsonb_agg(to_jsonb(n) - '{job_id,graph}'::text[] ORDER BY n.node_no) FROM graph_nodes n) AS nodes,
     (SELECT jsonb_agg(e.on_failure ORDER BY e.parent, e.child) FROM graph_edges e) AS edges

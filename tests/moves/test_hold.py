@@ -7,12 +7,12 @@ from typing import Any
 import httpx
 import pytest
 from leasehold.errors import Conflict, Forbidden, LeaseholdError, NotFound, QueueFull
-from sqlalchemy import text
 
 from schema.moves import hold
 from schema.moves.cancel import Cancelled
 from schema.moves.hold import HoldResult, Requeued
 from schema.postgres.engine import Database
+from schema.postgres.statements import Statement
 from tests.support.http import JOB, OTHER, Answer, Gateway, audited, call, final, in_turn, submitted
 from tests.support.http import JOB_COMMANDING as ONE
 from tests.support.pool import Pool, completed
@@ -331,7 +331,9 @@ def test_requeueing_over_the_wire_is_safe_to_repeat_and_audited(operator: httpx.
     (event,) = operator.get(f"/v1/jobs/{first[0]['job']}").json()["events"]
     assert event["details"] == {"from": job}
     assert audited(database).count("jobs.requeue") == 2
-    noted = database.run(lambda c: c.execute(text("SELECT details FROM audit WHERE action = 'jobs.requeue'")).first())
+    noted = database.run(
+        lambda c: c.execute(Statement("SELECT details FROM audit WHERE action = 'jobs.requeue'")).first()
+    )
     assert noted is not None
     assert noted.details == {"jobs": 1, "reason": "flaky"}
     assert operator.post("/v1/jobs/requeue", json={"ids": [job] * 501}).status_code == 422

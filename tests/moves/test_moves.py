@@ -4,10 +4,9 @@ import json
 import uuid
 from typing import Any
 
+import psycopg
 import pytest
 from leasehold.errors import BadInput, Conflict, QueueFull
-from sqlalchemy import text
-from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from bots.sync import sessions
 from schema.accounting.accounts import Account, put_account, remove_account
@@ -17,6 +16,7 @@ from schema.moves.end import AttemptEnd, Verdict, end
 from schema.moves.sessions import drain, expire
 from schema.moves.submit import Submitted, submit, submit_alone, submit_at_once
 from schema.postgres.fragments import JOB_RESULT
+from schema.postgres.statements import Statement
 from schema.validation import MAX_FORGIVEN
 from tests.support.pool import Pool, active, completed, synced
 from tests.support.requests import PLAIN, REQUESTS, STORED
@@ -230,7 +230,7 @@ def test_a_final_job_cannot_be_changed_even_by_hand(pool: Pool) -> None:
     job, bot, work = pool.running()
     bot.sync(completed(work))
 
-    with pytest.raises(IntegrityError, match="stays so"):
+    with pytest.raises(psycopg.IntegrityError, match="stays so"):
         pool.change("UPDATE jobs SET state = 'queued', finished_at = NULL")
 
     assert pool.job(job).state == "succeeded"
@@ -326,9 +326,9 @@ def test_a_key_stands_for_one_job_whatever_the_number_of_submits(pool: Pool) -> 
 
 
 def test_submit_works_inside_the_callers_own_transaction_from_sql(pool: Pool) -> None:
-    with pool.database.engine.begin() as connection:
+    with pool.database.begin() as connection:
         created = connection.execute(
-            text("SELECT created FROM leasehold.submit(CAST(:jobs AS jsonb))"),
+            Statement("SELECT created FROM leasehold.submit(CAST(:jobs AS jsonb))"),
             {"jobs": '[{"command": ["true"], "properties": {"os": ["linux"]}}]'},
         ).scalar_one()
         assert created
@@ -402,7 +402,7 @@ def test_sql_callers_may_spell_properties_with_one_value_or_several(pool: Pool) 
     ],
 )
 def test_sql_callers_cannot_submit_what_no_bot_could_run(pool: Pool, job: str, refused: str) -> None:
-    with pytest.raises(DBAPIError, match=refused):
+    with pytest.raises(psycopg.Error, match=refused):
         pool.rows("SELECT * FROM leasehold.submit(CAST(:jobs AS jsonb))", jobs=f"[{job}]")
     assert pool.rows("SELECT id FROM jobs") == []
 
@@ -415,7 +415,7 @@ def test_what_sql_callers_give_beyond_its_range_is_refused_and_never_stored_othe
     pool: Pool, field: str, value: object, others: int
 ) -> None:
     job = {"command": ["true"]}
-    with pytest.raises(DBAPIError, match=f"jobs.0.{field}: "):
+    with pytest.raises(psycopg.Error, match=f"jobs.0.{field}: "):
         pool.rows("SELECT * FROM leasehold.submit(:jobs)", jobs=json.dumps([job | {field: value}] + [job] * others))
     assert pool.rows("SELECT id FROM jobs") == []
 
@@ -480,7 +480,7 @@ def test_requests_at_once_are_all_stored_and_answered_in_their_order_or_none_is(
     other = PLAIN | {"key": "new"}
     with pytest.raises(Conflict, match=r"jobs\[2\].key: 'k1' was used before for a different request"):
         at_once(pool, [other, requests[0], requests[1] | {"priority": 1}, requests[2] | {"priority": 1}])
-    with pytest.raises(DBAPIError, match=r"payload\.command"):
+    with pytest.raises(psycopg.Error, match=r"payload\.command"):
         at_once(pool, [other, {"key": "another"}])
     assert rows(pool) == before
     assert at_once(pool, []) == []
@@ -556,7 +556,7 @@ def test_limits_and_malformed_payloads_are_seen_in_requests_that_are_alike(pool:
         at_once(pool, [PLAIN | {"timeout_seconds": 6.0}] * 2)
     pool.change("DELETE FROM ceilings")
     for command in (None, "true"):
-        with pytest.raises(DBAPIError, match=r"payload\.command"):
+        with pytest.raises(psycopg.Error, match=r"payload\.command"):
             at_once(pool, [PLAIN, PLAIN | {"payload": {"command": command}}])
     assert rows(pool).jobs == 1
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import httpx
 import pytest
-from sqlalchemy import Connection
 
 from schema.moves import hold
 from schema.moves.cancel import cancel
 from schema.moves.hold import requeue, unpark
 from schema.moves.priority import ManyPrioritised, Prioritised, set_priority, set_priority_where
+from schema.postgres.connection import Connection
 from tests.support.http import JOB, OTHER, Answer, Gateway, call, in_turn, submitted
 from tests.support.http import JOB_COMMANDING as ONE
 from tests.support.plans import watching
@@ -139,7 +139,7 @@ def test_a_bulk_change_reads_no_more_than_its_bound(
     pool.change("UPDATE jobs SET priority = 2, rank = 2 WHERE id % 3 > 0")
     if known:
         pool.change("ANALYZE jobs")
-    with pool.database.engine.connect() as connection, connection.begin(), watching(connection) as watch:
+    with pool.database.begin() as connection, watching(connection) as watch:
         done = set_priority_where(connection, 2, instances=instances, label=label, limit=10, reason=None, actor="test")
     assert done == ManyPrioritised(10, more=True)
     assert not watch.whole_scans(), watch
@@ -161,7 +161,7 @@ def test_acts_on_some_jobs_read_only_those(pool: Pool) -> None:
         lambda c: requeue(c, jobs, ceiling=None, key="k", **who),
     ]
     for act in acts:
-        with pool.database.engine.connect() as connection, connection.begin(), watching(connection) as watch:
+        with pool.database.begin() as connection, watching(connection) as watch:
             act(connection)
         assert not watch.whole_scans(), watch
         assert watch.touched <= 200, watch

@@ -4,7 +4,6 @@ from functools import partial
 
 import pytest
 from leasehold.states import JobState
-from sqlalchemy import Connection
 
 from assigner.maintenance.retention import PAUSE
 from assigner.maintenance.unnamed_rows import UnnamedRows, gone_bots, idle_queues
@@ -15,6 +14,7 @@ from schema.moves import retention
 from schema.moves import sessions as sessions_moves
 from schema.moves.graphs import BEGINNING, delete_graph
 from schema.moves.sessions import drain
+from schema.postgres.connection import Connection
 from tests.support.plans import Watch, watching
 from tests.support.pool import Pool, completed, submitted
 from tests.support.race import Race, cancel, outcome
@@ -134,7 +134,7 @@ FROM generate_series(1, :count) i, (SELECT * FROM jobs LIMIT 1) j
 
 def read_by(pool: Pool, work: partial[object]) -> Watch:
     """What the work reads in a transaction that is rolled back."""
-    with pool.database.engine.connect() as connection:
+    with pool.database.connect() as connection:
         with watching(connection) as watch:
             work(connection)
         connection.rollback()

@@ -4,7 +4,6 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 import pytest
-from sqlalchemy import Connection, text
 
 from assigner.explain.answer import explain
 from schema.diagnostics import evidence
@@ -12,7 +11,9 @@ from schema.moves.cancel import cancel
 from schema.moves.end import AttemptEnd, Verdict, end
 from schema.moves.graphs import SubmittedGraph, cancel_graph
 from schema.moves.timeouts import age_out, stop_drained, stop_over_ceiling
+from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
+from schema.postgres.statements import Statement
 from schema.tenancy import instances as instances_tenancy
 from tests.support import filling
 from tests.support.plans import Plan, Watch, watching
@@ -27,7 +28,7 @@ PARTS = 2
 AHEAD = 1_000
 #: Jobs that are counted, bots that are looked at with their requirement sets, and a few rows of everything else.
 BOUND = AHEAD + 3 * evidence.MAX_BOTS_COUNTED + evidence.COMPARISONS + 200
-LAST = text("""
+LAST = Statement("""
 SELECT j.public_id FROM jobs j JOIN platforms p ON p.id = j.platform
 WHERE j.state = 'queued' AND p.properties @> jsonb_build_object('kind', jsonb_build_array(CAST(:kind AS text)))
 ORDER BY j.priority DESC, j.queued_at DESC, j.id DESC LIMIT 1
@@ -52,14 +53,14 @@ def filled(database: Database) -> Database:
         filling.fill_bots(connection, {"free": BOTS // 2, "full": BOTS // 2})
         filling.occupy(connection, "full", leaving=0)
 
-    database.run(lambda connection: connection.execute(text("ALTER TABLE jobs SET (autovacuum_enabled = off)")))
+    database.run(lambda connection: connection.execute(Statement("ALTER TABLE jobs SET (autovacuum_enabled = off)")))
     database.run(fill)
     return database
 
 
 def cost(database: Database, kind: str, *, instances: list[str] | None) -> Cost:
     """Explain the last job of all that want a bot of this kind."""
-    with database.engine.connect() as connection:
+    with database.connect() as connection:
         job = str(connection.execute(LAST, {"kind": kind}).scalar_one())
         with watching(connection) as watch:
             found = explain(connection, job, instances=instances)
@@ -74,7 +75,7 @@ def test_explain_reads_a_bounded_number_of_rows_behind_20000_jobs(
     monkeypatch.setattr(evidence, "AHEAD", AHEAD)
     for analysed in (False, True):
         if analysed:
-            filled.run(lambda connection: connection.execute(text("ANALYZE")))
+            filled.run(lambda connection: connection.execute(Statement("ANALYZE")))
         for kind in KINDS:
             for instances in (None, ["i-0", "i-1"]):
                 watch, sentence = cost(filled, kind, instances=instances)
@@ -120,7 +121,7 @@ def filled_instances_cost(request: pytest.FixtureRequest, pool: Pool) -> Pool:
 
 
 def test_a_list_of_instances_reads_what_waits_and_what_runs_once(filled_instances_cost: Pool) -> None:
-    with filled_instances_cost.database.engine.connect() as connection:
+    with filled_instances_cost.database.connect() as connection:
         with watching(connection) as watch:
             found = instances_tenancy.instances(connection)
         connection.rollback()
@@ -135,7 +136,7 @@ def test_a_drained_instance_whose_time_is_over_costs_nothing_of_what_others_run(
     filled_instances_cost.change(
         "UPDATE instances SET draining = true, drain_deadline = now() - interval '1 s' WHERE name = 'i-5'"
     )
-    with filled_instances_cost.database.engine.connect() as connection:
+    with filled_instances_cost.database.connect() as connection:
         with watching(connection) as watch:
             assert stop_drained(connection, 100, sync=1, actor="test") == 0
         connection.rollback()
@@ -145,7 +146,7 @@ def test_a_drained_instance_whose_time_is_over_costs_nothing_of_what_others_run(
 
 def looked(pool: Pool) -> Watch:
     """What upkeep reads to find jobs that run or wait for longer than a ceiling, of which there are none."""
-    with pool.database.engine.connect() as connection:
+    with pool.database.connect() as connection:
         with watching(connection) as watch:
             assert stop_over_ceiling(connection, 100, sync=1, actor="test") == 0
             assert age_out(connection, 100, actor="test") == 0
@@ -170,11 +171,11 @@ def test_a_ceiling_is_looked_for_in_indexes_and_reads_no_job_that_is_within_it(f
 
 def test_for_a_queue_limit_only_the_jobs_of_the_instance_are_counted(filled_instances_cost: Pool) -> None:
     filled_instances_cost.change("INSERT INTO queue_limits (max_queued) VALUES (1000)")
-    with filled_instances_cost.database.engine.connect() as connection:
-        connection.execute(text("LOAD 'auto_explain'"))
-        connection.execute(text("SET LOCAL auto_explain.log_nested_statements = on"))
+    with filled_instances_cost.database.connect() as connection:
+        connection.execute(Statement("LOAD 'auto_explain'"))
+        connection.execute(Statement("SET LOCAL auto_explain.log_nested_statements = on"))
         with watching(connection) as watch:
-            connection.execute(text("""SELECT refuse_full_queues('[{"instance": "i-5"}]')"""))
+            connection.execute(Statement("""SELECT refuse_full_queues('[{"instance": "i-5"}]')"""))
         connection.rollback()
     assert "jobs" not in watch.whole_scans(), str(watch)
     of_instance = QUEUED // INSTANCES_INSTANCES_COST

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 import pytest
-from sqlalchemy import Connection
 
 from assigner.preemption.plan import QuotaSettings
 from bots.sync.fetch import FetchSettings
 from schema import clock
 from schema.diagnostics import invariants
+from schema.postgres.connection import Connection
 from schema.postgres.engine import Database, DatabaseSettings
 from schema.timing import Timing
 from tests.support import filling

@@ -180,7 +180,7 @@ def test_a_conflict_at_a_limit_delays_no_job_without_constraints(pool: Pool, rac
     take = "UPDATE counters SET used = used + 1 WHERE name = 'class:build:jobs'"
     race.in_turn(lambda first: first.change(take), pool.assigner().run_once)
     assert race.errors == ["40001"]
-    race.errors.clear()
+    race.forget_errors()
     assert pool.job(plain).state == "leased"
     assert used(pool, "class:build:jobs") == 1
     pool.change("UPDATE counters SET used = 0 WHERE name = 'class:build:jobs'")

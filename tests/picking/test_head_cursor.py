@@ -7,7 +7,6 @@ from datetime import timedelta
 
 import pytest
 from leasehold.errors import BadInput
-from sqlalchemy import Connection, text
 
 from schema.clock import SLOW_FACTOR, monotonic
 from schema.moves.cancel import cancel
@@ -17,6 +16,8 @@ from schema.picking.for_bot import FetchingBot
 from schema.picking.head_cursor import HeadCursor, HeadCursors
 from schema.picking.pick import Order, ReadyJob
 from schema.picking.ready import Scope
+from schema.postgres.connection import Connection
+from schema.postgres.statements import Statement
 from tests.support.plans import watching
 from tests.support.pool import Pool
 from tests.support.tenancy import Tenancy
@@ -109,8 +110,8 @@ def test_a_job_that_comes_to_lie_before_what_is_remembered_is_found_by_the_next_
 
 
 def test_a_job_whose_submit_took_long_to_commit_is_not_missed(pool: Pool, line: ScannedPool) -> None:
-    with pool.database.engine.begin() as slow:
-        slow.execute(text("SELECT now()"))
+    with pool.database.begin() as slow:
+        slow.execute(Statement("SELECT now()"))
         jobs = pool.submit(2)
         assert names(line.pick()) == jobs
         request = {"instance": "default", "payload": {"command": ["true"]}, "properties": {}}
@@ -181,7 +182,7 @@ def test_what_a_walk_saw_in_a_transaction_that_did_not_happen_is_forgotten(pool:
 
     def undone(connection: Connection) -> None:
         picked(connection)
-        connection.execute(text("UPDATE jobs SET schedule_after = now() + interval '5 s'"))
+        connection.execute(Statement("UPDATE jobs SET schedule_after = now() + interval '5 s'"))
         assert not picked(connection)
         raise BadInput("test", "comes to nothing")
 
@@ -206,7 +207,7 @@ def test_a_pick_does_not_wade_through_what_an_old_snapshot_keeps_even_of_the_sam
         pool.database.run(lambda connection: cancel(connection, gone, instances=None, sync=1, actor="test"))
         buffers = []
         for _walk in ("from the very beginning", "from where the front was seen to begin"):
-            with pool.database.engine.begin() as connection, watching(connection) as watch:
+            with pool.database.begin() as connection, watching(connection) as watch:
                 assert names(read(connection)) == jobs
             buffers.append(watch.buffers)
         pages = pool.row("SELECT count(DISTINCT (ctid::text::point)[0]) AS pages FROM jobs").pages

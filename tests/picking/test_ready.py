@@ -3,7 +3,6 @@
 import random
 
 import pytest
-from sqlalchemy import Connection, text
 
 from schema import clock
 from schema.picking import for_bot, ready
@@ -11,7 +10,9 @@ from schema.picking.for_bot import FetchingBot
 from schema.picking.head_cursor import HeadCursor
 from schema.picking.pick import LEAST_HEADS, Order, ReadyJob
 from schema.picking.ready import Scope
+from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
+from schema.postgres.statements import Statement
 from tests.support import filling
 from tests.support.explain import explained
 from tests.support.plans import watching
@@ -65,12 +66,12 @@ def test_a_bot_fetches_what_fits_behind_many_jobs_that_do_not(
 
 
 def fetched(database: Database, *, free_units: int) -> list[ReadyJob]:
-    with database.engine.connect() as connection:
+    with database.connect() as connection:
         return fetch(connection, free_units=free_units)
 
 
 def fetch(connection: Connection, *, free_units: int) -> list[ReadyJob]:
-    bot = connection.execute(text("SELECT min(id) FROM bots")).scalar_one()
+    bot = connection.execute(Statement("SELECT min(id) FROM bots")).scalar_one()
     fetcher = FetchingBot(bot, "bot", 1, 0, None, None, 1, free_units)
     return for_bot.pick_for_bot(connection, fetcher, limit=5, any_wait=False, literal=False)
 
@@ -80,7 +81,7 @@ def test_jobs_that_do_not_fit_cost_nothing(filled: Pool, analysed: bool) -> None
     Tenancy(filled).quota("i-0", maximum=1)
     if analysed:
         filled.change("ANALYZE")
-    with filled.database.engine.connect() as connection:
+    with filled.database.connect() as connection:
         for order in Order:
             with watching(connection) as picked:
                 jobs = ready.pick(connection, Scope(), order=order, batch=5)
@@ -131,7 +132,7 @@ def test_what_is_picked_comes_first_over_all_queues(pool: Pool, order: Order, ur
 def test_jobs_behind_those_that_others_hold_are_found_among_many_queues(pool: Pool) -> None:
     fill(pool, random.Random(3), urgent=4 * BATCH)
     pool.bot(capacity=1000, properties={"kind": [f"kind-{number}" for number in range(QUEUES)]})
-    with pool.database.engine.begin() as other:
+    with pool.database.begin() as other:
         held = {job.id for job in ready.pick(other, Scope(), order=Order.PRIORITY, batch=BATCH)}
         found = pool.database.run(lambda connection: ready.pick(connection, Scope(), order=Order.PRIORITY, batch=BATCH))
     assert held

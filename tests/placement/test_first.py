@@ -1,8 +1,8 @@
 """Placement without sampling: the first healthy bot with room, in the order of priority and age."""
 
 import pytest
-from sqlalchemy import text
 
+from schema.postgres.statements import Statement
 from tests.support.pool import Pool
 from tests.support.race import Race
 
@@ -33,7 +33,7 @@ def test_bg_29_each_job_goes_to_the_first_bot_that_has_room(pool: Pool) -> None:
 def test_bg_29_a_bot_that_another_transaction_has_locked_is_passed_over(pool: Pool, race: Race) -> None:
     (job,) = pool.submit()
     with race.first() as other:
-        other.connection.execute(text("SELECT FROM bots WHERE name = 'second' FOR UPDATE"))
+        other.connection.execute(Statement("SELECT FROM bots WHERE name = 'second' FOR UPDATE"))
         race.unhindered(pool.assigner(**NO_SAMPLING).run_once, by=other)
     assert leases(pool) == [("third", "first")]
     assert pool.job(job).state == "leased"

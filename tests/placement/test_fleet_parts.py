@@ -1,7 +1,6 @@
 """Who places a large batch draws from a part of the bots, and only as long as that suffices; what is remembered."""
 
 import pytest
-from sqlalchemy import Connection
 
 from assigner.placement import sampling
 from assigner.placement.fleet import Fleet, Part
@@ -11,6 +10,7 @@ from schema.fleet.candidates import FreeBot
 from schema.picking import ready
 from schema.picking.pick import Order
 from schema.picking.ready import Scope
+from schema.postgres.connection import Connection
 from tests.support import filling
 from tests.support.pool import Pool
 

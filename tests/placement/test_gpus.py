@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from sqlalchemy import Connection, Engine, event
 
 from assigner.cycle import assigner as cycle
 from assigner.explain.answer import explain
@@ -17,6 +16,8 @@ from bots.protocol import OpenSession
 from schema.diagnostics import invariants
 from schema.moves.grant import Placement
 from schema.picking import queues
+from schema.postgres.connection import Connection
+from tests.support.plans import statements
 from tests.support.pool import Bot, Pool, completed
 from tests.support.race import Race
 
@@ -169,7 +170,7 @@ def test_a_bot_that_another_transaction_holds_gives_no_device(pool: Pool, race: 
     (name,) = job(pool, need={"gpus": 1})
     pool.bot("bot-1", resources={"gpus": 1})
     with race.first() as first:
-        first.connection.exec_driver_sql("SELECT FROM bots FOR NO KEY UPDATE")
+        first.connection.execute_sql("SELECT FROM bots FOR NO KEY UPDATE")
         pool.assigner().run_once()
         assert pool.job(name).state == "queued"
     pool.assigner().run_once()
@@ -246,18 +247,10 @@ def test_the_kinds_of_waiting_jobs_are_counted_by_what_they_take(pool: Pool) -> 
 
 
 def test_what_waits_is_read_only_for_the_strategy_that_goes_by_it(pool: Pool) -> None:
-    said: list[str] = []
-
-    def heard(_connection: object, _cursor: object, statement: str, *_rest: object) -> None:
-        said.append(statement)
-
-    event.listen(Engine, "before_cursor_execute", heard)
-    try:
+    with statements() as said:
         for kind in ("capacity", "pack", "fragmentation"):
             job(pool, need={"cpu_milli": 100})
             pool.bot(kind, resources={"cpu_milli": 100})
             pool.assigner(strategy=StrategySettings(kind=kind)).run_once()
-    finally:
-        event.remove(Engine, "before_cursor_execute", heard)
     assert sum("UNION ALL SELECT queue FROM needy" in each for each in said) == 1
     assert pool.row("SELECT count(*) AS n FROM live").n == 3

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from prometheus_client import REGISTRY
-from sqlalchemy import Connection
 
 from assigner.placement import sampling
 from assigner.placement.first import First
@@ -19,6 +18,7 @@ from schema.moves.hold import requeue
 from schema.moves.retention import delete_unused_platforms
 from schema.picking import ready
 from schema.picking.pick import ReadyJob
+from schema.postgres.connection import Connection
 from tests.support import filling
 from tests.support.explain import explained, gates_of
 from tests.support.pool import Pool, active, completed, graph_of, taken
@@ -96,7 +96,7 @@ def test_a_preferred_bot_that_somebody_has_locked_is_not_waited_for(pool: Pool, 
     pool.bot("other")
     (job,) = pool.submit(**SSD)
     with race.first() as other:
-        other.connection.exec_driver_sql("SELECT FROM bots WHERE name = 'ssd' FOR UPDATE")
+        other.connection.execute_sql("SELECT FROM bots WHERE name = 'ssd' FOR UPDATE")
         race.unhindered(pool.assigner().run_once, by=other)
     assert homes(pool) == {job: ("other", "required")}
 
@@ -196,7 +196,7 @@ def test_a_job_that_somebody_has_locked_stops_to_insist_later(pool: Pool, race: 
     (job,) = pool.submit(prefer_seconds=0.001, **SSD)
     assigner = pool.assigner()
     with race.first() as other:
-        other.connection.exec_driver_sql("SELECT FROM jobs FOR UPDATE")
+        other.connection.execute_sql("SELECT FROM jobs FOR UPDATE")
         race.unhindered(assigner.run_once, by=other)
     assert homes(pool) == {}
     assigner.run_once()
@@ -272,7 +272,7 @@ def test_no_preferred_bot_is_hidden_because_the_same_jobs_could_go_elsewhere(poo
     """Jobs are shown bots that jobs before them are likely to leave free. These are the same jobs."""
     pool.submit(200, preferred_properties={"kind": ["fine"]})
     pool.database.run(lambda c: filling.fill_bots(c, {"fine": 200, "coarse": 600}))
-    with pool.database.engine.connect() as connection:
+    with pool.database.connect() as connection:
         jobs = ready.pick(connection, ready.Scope(), order=ready.Order.PRIORITY, batch=200)
         for seed in range(5):
             chance = random.Random(seed)
@@ -292,7 +292,7 @@ def test_a_preference_whose_requirement_set_upkeep_has_just_deleted_is_stored_an
     assert pool.database.run(clean) == 1, "the other one is named by it"
     race.in_turn(lambda ahead: clean(ahead.connection), lambda: pool.submit(**SSD))
     assert race.errors == ["40001"]
-    race.errors.clear()
+    race.forget_errors()
     row = pool.row("SELECT p.properties FROM jobs j JOIN platforms p ON p.id = j.preferred")
     assert row.properties == SSD["preferred_properties"]
 

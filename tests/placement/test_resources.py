@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from sqlalchemy import Connection, Engine, event
 
 from assigner.admission import rules
 from assigner.admission.gates import ResourcesGate
@@ -26,7 +25,9 @@ from schema.moves.grant import Placement
 from schema.picking import constrained
 from schema.picking.pick import ReadyJob
 from schema.picking.ready import Scope
+from schema.postgres.connection import Connection
 from schema.requests import JobRequest
+from tests.support.plans import statements
 from tests.support.pool import Bot, Pool, completed
 from tests.support.race import Race
 
@@ -124,18 +125,10 @@ def test_sa_22_a_job_that_fits_nowhere_keeps_nobody_behind_it_waiting(pool: Pool
 
 def test_sa_22_jobs_that_take_of_nothing_cost_nothing(pool: Pool) -> None:
     pool.submit(5)
-    said: list[str] = []
-
-    def heard(_connection: object, _cursor: object, statement: str, *_rest: object) -> None:
-        said.append(statement)
-
-    event.listen(Engine, "before_cursor_execute", heard)
-    try:
+    with statements() as said:
         bot = pool.bot(capacity=10)
         pool.assigner().run_once()
         assert len(bot.take()) == 5
-    finally:
-        event.remove(Engine, "before_cursor_execute", heard)
     (opening,) = {each for each in said if "counters" in each}
     assert "FOR NO KEY UPDATE" in opening, "one look, while a session is opened"
     assert not pool.rows("SELECT FROM counters")

@@ -3,10 +3,9 @@
 import threading
 from collections import Counter
 
+import psycopg
 import pytest
 from prometheus_client import REGISTRY
-from sqlalchemy import text
-from sqlalchemy.exc import OperationalError
 
 from assigner.cycle.assigner import PriorityAgeAssigner
 from assigner.placement.locality import Locality
@@ -14,6 +13,7 @@ from assigner.placement.round_robin import MAX_REMEMBERED, Rotation, RoundRobin
 from assigner.placement.strategy import Policy, Snapshot, Strategy, group_jobs
 from schema.fleet.candidates import FreeBot
 from schema.picking.pick import ReadyJob
+from schema.postgres.statements import Statement
 from tests.support.pool import Pool, completed
 
 IN_TURN = {"kind": "round-robin"}
@@ -157,8 +157,8 @@ def test_a_bot_that_others_hold_is_first_in_the_next_cycle(pool: Pool) -> None:
         pool.bot(f"bot-{number}", capacity=1000)
     assigner = pool.assigner(strategy=IN_TURN)
     pool.submit(3)
-    with pool.database.engine.begin() as holder:
-        holder.execute(text("SELECT FROM bots WHERE name = 'bot-1' FOR NO KEY UPDATE"))
+    with pool.database.begin() as holder:
+        holder.execute(Statement("SELECT FROM bots WHERE name = 'bot-1' FOR NO KEY UPDATE"))
         assigner.run_once()
     assert given(pool) == {"bot-0": 1, "bot-2": 1}, "no other bot gets the job whose turn is that of bot-1"
     assigner.run_once()
@@ -197,7 +197,7 @@ def test_a_cycle_that_was_undone_uses_up_no_turn(pool: Pool, monkeypatch: pytest
     class Deadlock(Exception):
         sqlstate = "40P01"
 
-    failures = [OperationalError("", {}, Deadlock())]
+    failures = [psycopg.OperationalError("", {}, Deadlock())]
 
     def fail_once(*_: object) -> None:
         if failures:

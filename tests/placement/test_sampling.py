@@ -9,7 +9,6 @@ from statistics import mean, stdev
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, event, text
 
 from assigner.placement import fleet as fleet_placement
 from assigner.placement import sampling
@@ -23,8 +22,11 @@ from schema.moves.sessions import drain
 from schema.picking import ready
 from schema.picking.pick import Order, ReadyJob
 from schema.picking.ready import Scope
+from schema.postgres.connection import Connection
+from schema.postgres.statements import Statement
 from tests.support import filling
 from tests.support.explain import explained, gates_of
+from tests.support.plans import statements
 from tests.support.pool import Bot, Pool, active, completed
 from tests.support.race import Race
 
@@ -48,9 +50,9 @@ def test_bg_30_a_sample_is_bounded_random_and_read_without_locks(pool: Pool) -> 
         pool.bot(f"bot-{number}")
     pool.submit()
     seen: set[str] = set()
-    with pool.database.engine.connect() as other:
-        other.exec_driver_sql("SELECT 1 FROM bots FOR UPDATE")
-        with pool.database.engine.begin() as connection:
+    with pool.database.connect() as other:
+        other.execute_sql("SELECT 1 FROM bots FOR UPDATE")
+        with pool.database.begin() as connection:
             jobs = ready.pick(connection, ready.Scope(), order=ready.Order.PRIORITY, batch=1)
             for _ in range(40):
                 found = sampling.sample_snapshot(connection, jobs, sample_size=3, fleet=Fleet(), chance=pool.chance)
@@ -70,8 +72,8 @@ def test_bg_31_bg_32_a_04_after_the_last_round_any_healthy_bot_will_do(
     pool.bot("best", priority=-5)
     pool.bot("spare", priority=5)
     settings: dict[str, Any] = {"kind": strategy, "sampling": {"sample_size": 4, "max_attempts": attempts}}
-    with pool.database.engine.connect() as other:
-        other.exec_driver_sql("SELECT 1 FROM bots WHERE name = 'best' FOR UPDATE")
+    with pool.database.connect() as other:
+        other.execute_sql("SELECT 1 FROM bots WHERE name = 'best' FOR UPDATE")
         pool.assigner(strategy=settings).run_once()
         other.rollback()
     assert rounds == [4] * (attempts + 1), "a lost race gets a fresh sample first"
@@ -152,7 +154,7 @@ SELECT id, public_id::text AS public_id, queue, cohort, instance, platform, prio
 FROM jobs WHERE state = 'queued' ORDER BY id
 """
 # What a candidate has to be, in words that no statement of ours uses.
-ABLE = text("""
+ABLE = Statement("""
 SELECT b.id FROM bots b JOIN instances i ON i.id = :instance JOIN platforms p ON p.id = :platform
 JOIN kinds k ON k.id = b.kind
 WHERE k.properties @> p.properties AND b.status = 'ok' AND NOT b.draining AND b.capacity - b.in_use >= :units
@@ -163,7 +165,7 @@ LETTERS = tuple("abcdef")
 
 
 def waiting(pool: Pool) -> list[ReadyJob]:
-    return [ReadyJob(**row._mapping) for row in pool.rows(JOBS)]
+    return [ReadyJob(**row._asdict()) for row in pool.rows(JOBS)]
 
 
 def sampled(connection: Connection, jobs: Sequence[ReadyJob], fleet: Fleet, *, seed: int, size: int = 5) -> Snapshot:
@@ -219,7 +221,7 @@ def motley(pool: Pool) -> list[ReadyJob]:
 @pytest.mark.parametrize("many_kinds", [1000, 0], ids=["by kind", "one after another"])
 def test_candidates_are_able_and_as_many_as_there_are(pool: Pool, motley: list[ReadyJob], many_kinds: int) -> None:
     fleet = Fleet(many_kinds=many_kinds)
-    with pool.database.engine.connect() as connection:
+    with pool.database.connect() as connection:
         for seed in range(8):
             seen = sampled(connection, motley, fleet, seed=seed)
             assert len(seen.groups) > sampling.FEW
@@ -243,7 +245,7 @@ def test_the_only_bot_in_two_thousand_that_offers_something_is_found(pool: Pool,
     pool.database.run(fill)
     rare = pool.row("SELECT id FROM platforms WHERE properties->'kind'->>0 = 'rare'").id
     fleet = Fleet(many_kinds=many_kinds)
-    with pool.database.engine.connect() as connection:
+    with pool.database.connect() as connection:
         for seed in range(10):
             seen = sampled(connection, waiting(pool), fleet, seed=seed)
             assert len(seen.groups) == 9
@@ -263,7 +265,7 @@ def test_jobs_of_many_tenants_that_the_same_bots_could_take_are_placed_as_those_
 
     pool.database.run(fill)
     pool.change("UPDATE bots SET capacity = 2 WHERE id % 2 = 0")
-    with pool.database.engine.connect() as connection:
+    with pool.database.connect() as connection:
         seen = sampled(connection, waiting(pool), Fleet(), seed=1)
     assert sorted((len(group.jobs), len(found)) for group, found in zip(seen.groups, seen.candidates, strict=True)) == [
         (1, 1),
@@ -290,7 +292,7 @@ def test_groups_that_compete_for_few_bots_are_shown_others(pool: Pool) -> None:
         kinds=list(kinds),
     )
     jobs, fleet = waiting(pool), Fleet()
-    with pool.database.engine.connect() as connection:
+    with pool.database.connect() as connection:
         for seed in range(3):
             seen = sampled(connection, jobs, fleet, seed=seed)
             placed = Capacity().choose(seen, Policy(), how={})
@@ -310,7 +312,7 @@ def test_bots_for_one_tenant_among_many_are_found_among_thousands_for_another(po
     pool.change("UPDATE bots SET instance = NULL, pool = 'one' WHERE name = 'free-7'")
     pool.change("UPDATE bots SET instance = (SELECT id FROM instances WHERE name = 'i-9') WHERE name = 'free-2000'")
     names = {row.id: row.name for row in pool.rows("SELECT id, name FROM instances")}
-    with pool.database.engine.connect() as connection:
+    with pool.database.connect() as connection:
         for seed in range(5):
             seen = sampled(connection, waiting(pool), Fleet(), seed=seed)
             found = {
@@ -331,7 +333,7 @@ def six_kinds_of_jobs(pool: Pool) -> list[ReadyJob]:
 def test_a_bot_whose_properties_have_changed_since_is_not_given_what_it_no_longer_offers(pool: Pool) -> None:
     jobs, fleet = six_kinds_of_jobs(pool), Fleet()
     pool.bot("b", capacity=10, properties={"kind": list(LETTERS)})
-    with pool.database.engine.connect() as connection:
+    with pool.database.connect() as connection:
         before = sampled(connection, jobs, fleet, seed=1)
         assert counts_of_jobs(before) == [1] * 6
         pool.bot("b", capacity=10, properties={"kind": ["a"]})
@@ -367,17 +369,14 @@ def test_two_statements_do_for_any_number_of_groups_once_the_fleet_is_known(pool
         filling.fill_bots(connection, dict.fromkeys(LETTERS, 20))
 
     pool.database.run(fill)
-    jobs, fleet, statements = waiting(pool), Fleet(), list[str]()
-    event.listen(
-        pool.database.engine, "before_cursor_execute", lambda _c, _k, statement, *_: statements.append(statement)
-    )
+    jobs, fleet = waiting(pool), Fleet()
     counts = []
-    with pool.database.engine.connect() as connection:
+    with pool.database.connect() as connection:
         for seed in range(3):
-            statements.clear()
-            seen = sampled(connection, jobs, fleet, seed=seed)
+            with statements() as sent:
+                seen = sampled(connection, jobs, fleet, seed=seed)
             assert min(counts_of_jobs(seen)) >= 5
-            counts.append(len(statements))
+            counts.append(len(sent))
     assert counts == [4, 2, 2]
 
 
@@ -388,7 +387,7 @@ def test_bots_that_come_and_go_are_known_with_the_next_sample(pool: Pool) -> Non
     def found(connection: Connection) -> list[int]:
         return counts_of_jobs(sampled(connection, jobs, fleet, seed=1))
 
-    with pool.database.engine.connect() as connection:
+    with pool.database.connect() as connection:
         assert found(connection) == [1, 1, 0, 0, 0, 0]
         late = pool.bot("late", properties={"kind": ["b", "a"]})
         assert found(connection) == [2, 2, 0, 0, 0, 0]
@@ -404,7 +403,7 @@ def test_bots_that_come_and_go_are_known_with_the_next_sample(pool: Pool) -> Non
 
 def test_a_bot_whose_session_opens_while_a_sample_is_drawn_is_known_with_the_next_one(pool: Pool, race: Race) -> None:
     jobs, fleet = six_kinds_of_jobs(pool), Fleet()
-    with pool.database.engine.connect() as connection:
+    with pool.database.connect() as connection:
         with race.first() as first:
             first.bot("b", properties={"kind": "a"})
             # Whoever begins later has a higher number, and ends first.
@@ -417,7 +416,7 @@ def test_a_bot_whose_session_opens_while_a_sample_is_drawn_is_known_with_the_nex
 def test_numbers_of_a_database_that_was_restored_neither_hide_bots_nor_are_read_again_and_again(pool: Pool) -> None:
     pool.bot("a")
     pool.change("UPDATE bot_changes SET transaction = transaction + 1000000")
-    with pool.database.engine.connect() as connection:
+    with pool.database.connect() as connection:
         first = members.read_changes(connection, None)
         assert (len(first.bots), first.is_complete) == (1, True)
         assert members.read_changes(connection, first.snapshot).bots == {}
@@ -427,7 +426,7 @@ def test_numbers_of_a_database_that_was_restored_neither_hide_bots_nor_are_read_
 
 def test_a_requirement_set_that_was_deleted_has_no_bots_and_breaks_nothing(pool: Pool) -> None:
     gone, fleet = CandidateRequest(0, 1, 4711, units=1, count=5), Fleet()
-    with pool.database.engine.connect() as connection:
+    with pool.database.connect() as connection:
         for kind in "ab":
             pool.bot(f"bot-{kind}", properties={"kind": kind})
             assert sampling.sample(connection, fleet, [gone], sample_size=5, chance=pool.chance) == [[]]
@@ -437,7 +436,7 @@ def test_what_an_assigner_remembers_of_requirement_sets_is_bounded(pool: Pool, m
     monkeypatch.setattr(fleet_placement, "MAX_PLATFORMS", 2)
     jobs, fleet = six_kinds_of_jobs(pool), Fleet()
     pool.bot("b", properties={"kind": ["a", "d"]})
-    with pool.database.engine.connect() as connection:
+    with pool.database.connect() as connection:
         for pair in (jobs[:2], jobs[2:4], jobs[:2]):
             found = sampled(connection, pair, fleet, seed=1).candidates
             assert sorted(map(len, found)) == [0, 1]
@@ -446,7 +445,7 @@ def test_what_an_assigner_remembers_of_requirement_sets_is_bounded(pool: Pool, m
 
 def test_a_fleet_of_which_a_part_could_not_be_read_is_read_again(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs, fleet = six_kinds_of_jobs(pool), Fleet()
-    with pool.database.engine.connect() as connection:
+    with pool.database.connect() as connection:
         sampled(connection, jobs, fleet, seed=1)
         pool.bot("b", properties={"kind": "a"})
         with monkeypatch.context() as broken:
@@ -463,7 +462,7 @@ def test_nothing_that_was_remembered_holds_for_another_database(pool: Pool) -> N
     def found(connection: Connection) -> list[int]:
         return counts_of_jobs(sampled(connection, jobs, fleet, seed=1))
 
-    with pool.database.engine.connect() as connection:
+    with pool.database.connect() as connection:
         assert found(connection) == [1, 1, 0, 0, 0, 0]
         pool.change('UPDATE kinds SET properties = \'{"kind": ["c"]}\'')
         pool.change("DELETE FROM kind_platforms")
@@ -479,7 +478,7 @@ def test_a_bot_that_was_deleted_is_forgotten_in_the_end(pool: Pool, monkeypatch:
     monkeypatch.setattr(fleet_placement, "REFRESHES", 3)
     jobs, fleet = six_kinds_of_jobs(pool), Fleet()
     pool.bot("b", properties={"kind": ["a"]})
-    with pool.database.engine.connect() as connection:
+    with pool.database.connect() as connection:
         sampled(connection, jobs, fleet, seed=1)
         pool.change("DELETE FROM bots")
         pool.change("DELETE FROM bot_changes")
@@ -491,7 +490,7 @@ def test_a_bot_that_was_deleted_is_forgotten_in_the_end(pool: Pool, monkeypatch:
 
 def test_a_bot_that_returns_with_other_properties_again_and_again_leaves_nothing_behind(pool: Pool) -> None:
     jobs, fleet = six_kinds_of_jobs(pool), Fleet()
-    with pool.database.engine.connect() as connection:
+    with pool.database.connect() as connection:
         for boot in range(5):
             pool.bot("b", properties={"kind": "a", "boot": str(boot)}, instance=None if boot % 2 else "team")
             sampled(connection, jobs, fleet, seed=1)
@@ -520,7 +519,7 @@ def test_few_free_bots_among_many_are_found_beside_a_group_whose_bots_are_all_fr
     jobs, fleet = waiting(pool), Fleet()
     pool.database.run(lambda connection: filling.fill_bots(connection, {"a": 2_000, "b": 2_000}))
     pool.change("UPDATE bots SET in_use = 1 WHERE name LIKE 'b-%' AND name NOT LIKE 'b-%00'")
-    with pool.database.engine.connect() as connection:
+    with pool.database.connect() as connection:
         for seed in range(20):
             all_free, few_free = sampled(connection, jobs, fleet, seed=seed).candidates
             assert (len(all_free), len(few_free) > 0) == (5, True)
@@ -532,8 +531,8 @@ def test_jobs_are_not_too_large_because_somebody_holds_the_only_bot_that_is_larg
     pool.bot("small")
     pool.bot("large", capacity=4)
     assigner = pool.assigner()
-    with pool.database.engine.connect() as other:
-        other.exec_driver_sql("SELECT FROM bots WHERE name = 'large' FOR UPDATE")
+    with pool.database.connect() as other:
+        other.execute_sql("SELECT FROM bots WHERE name = 'large' FOR UPDATE")
         assigner.run_once()
         other.rollback()
     assert pool.queue_of(job).looks == 0
@@ -590,7 +589,7 @@ def test_samples_of_forty_bots_with_mixed_room_are_uniform(pool: Pool, many_kind
     pool.change("UPDATE bots SET in_use = id % 8")
     able = [row.id for row in pool.rows("SELECT id FROM bots WHERE name LIKE 'a-%' AND capacity - in_use >= 2")]
     fleet, samples = Fleet(many_kinds=many_kinds), list[list[int]]()
-    with pool.database.engine.connect() as connection:
+    with pool.database.connect() as connection:
         for seed in range(600):
             seen = sampled(connection, jobs, fleet, seed=seed, size=4)
             samples.append([bot.id for bot in seen.candidates[0]])
@@ -608,7 +607,7 @@ def test_samples_of_ten_thousand_bots_are_uniform_however_many_are_free(pool: Po
     able = [row.id for row in pool.rows("SELECT id FROM bots WHERE free ORDER BY id")]
     blocks = {bot_id: nth * 40 // free for nth, bot_id in enumerate(able)}
     fleet, samples = Fleet(), list[list[int]]()
-    with pool.database.engine.connect() as connection:
+    with pool.database.connect() as connection:
         for seed in range(300):
             (found,) = sampled(connection, jobs, fleet, seed=seed, size=10).candidates
             assert len({bot.id for bot in found}) == 10
@@ -674,7 +673,7 @@ def crowded(request: pytest.FixtureRequest, pool: Pool) -> str:
 
 
 def test_the_few_bots_of_a_tenant_are_found_wherever_a_look_begins(pool: Pool, crowded: str) -> None:
-    with pool.database.engine.connect() as connection:
+    with pool.database.connect() as connection:
         for seed in range(TRIES):
             chance = random.Random(seed)
             (job,) = ready.pick(connection, Scope(), order=Order.PRIORITY, batch=10)
@@ -699,5 +698,5 @@ def test_a_tenant_with_only_full_bots_is_told_of_those(pool: Pool, crowded: str)
     assert [
         gate for gate, answer in gates_of(explained(pool, late, instances=["team-a"])).items() if not answer.open
     ] == ["room"]
-    with pool.database.engine.connect() as connection:
+    with pool.database.connect() as connection:
         assert not ready.pick(connection, Scope(), order=Order.PRIORITY, batch=10)

@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, text
 
 from assigner.admission.controller import AdmissionController
 from assigner.admission.ordering import OrderingSettings
@@ -24,6 +23,8 @@ from schema.moves.submit import submit
 from schema.picking.constrained import MOST_IN_WINDOWS
 from schema.picking.ready import Scope
 from schema.policy import priority_classes
+from schema.postgres.connection import Connection
+from schema.postgres.statements import Statement
 from schema.requests import JobRequest
 from tests.support import filling
 from tests.support.plans import KNOWLEDGE, Acts, Measured, filled, measured_acts
@@ -47,8 +48,8 @@ SETTINGS = {
     "windows",
 }
 TABLES = ("jobs", "job_constraints", "leases", "bots", "kind_platforms")
-LIVE = text("SELECT job_id, fence, bot_id, bot_epoch FROM live ORDER BY job_id LIMIT :limit")
-FREE = text("SELECT id FROM bots WHERE free ORDER BY id LIMIT :limit")
+LIVE = Statement("SELECT job_id, fence, bot_id, bot_epoch FROM live ORDER BY job_id LIMIT :limit")
+FREE = Statement("SELECT id FROM bots WHERE free ORDER BY id LIMIT :limit")
 
 Held = list[tuple[int, int, int, int]]
 Act = Callable[[Held, Connection], object]

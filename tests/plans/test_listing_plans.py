@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 from leasehold.errors import BadInput
-from sqlalchemy import Connection, text
 
 from assigner.queries import listing
 from assigner.queries import metadata as metadata_queries
 from assigner.queries.listing import Bounds, Request
 from schema.filters import JobFilter, Sort
+from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
+from schema.postgres.statements import Statement
 from tests.support import filling
 from tests.support.plans import Watch, filled, watching
 from tests.support.servers import Databases
@@ -81,12 +82,12 @@ def _fill(connection: Connection) -> None:
     filling.fill_bots(connection, {"full": HELD})
     filling.occupy(connection, "full", leaving=0)
     for statement in SPREAD:
-        connection.execute(text(statement))
+        connection.execute(Statement(statement))
 
 
 def listed(database: Database, given: JobFilter, sort: Sort, cursor: str | None = None) -> tuple[Watch, listing.Page]:
     request = Request.of(given, sort=sort, limit=LIMIT, cursor=cursor)
-    with database.engine.connect() as connection:
+    with database.connect() as connection:
         with watching(connection) as watch:
             page = listing.page(connection, request, instances=None, bounds=BOUNDS)
         connection.rollback()
@@ -136,7 +137,7 @@ def test_a_filter_is_read_by_its_index(full: Database, name: str, sort: Sort, in
 
 
 def test_a_summary_and_a_page_of_values_read_what_has_the_value(full: Database) -> None:
-    with full.engine.connect() as connection:
+    with full.connect() as connection:
         with watching(connection) as watch:
             found = metadata_queries.summary(connection, {"build": "7"}, instances=None, instance=None)
         with watching(connection) as looked:

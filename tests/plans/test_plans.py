@@ -7,12 +7,13 @@ from itertools import product
 from uuid import uuid4
 
 import pytest
-from sqlalchemy import Connection, text
 
 from schema.diagnostics import invariants
 from schema.fleet.candidates import MAX_BOTS_READ
 from schema.picking.pick import WIDTHS
+from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
+from schema.postgres.statements import Statement
 from tests.support import filling
 from tests.support.plans import (
     ACTS,
@@ -36,16 +37,16 @@ QUEUES = 3 * INSTANCES * len(KINDS)
 #: Executions after which the driver has prepared a statement, and the server keeps the generic plan that it is told to.
 SETTLED = 7
 TABLES = ("jobs", "job_payloads", "stored_events", "leases", "bots", "kind_platforms", "instances", "platforms")
-IDS = text("""
+IDS = Statement("""
 SELECT p.properties->'kind'->>0 AS kind, p.id AS platform,
     (SELECT min(b.id) FROM kind_platforms o JOIN bots b ON b.kind = o.kind WHERE o.platform = p.id) AS bot_id
 FROM platforms p
 """)
-READY = text(
+READY = Statement(
     "SELECT id, public_id FROM jobs WHERE state = 'queued' AND schedule_after IS NULL ORDER BY id LIMIT :limit"
 )
-HELD = text("SELECT job_id, fence, bot_id, bot_epoch FROM live ORDER BY job_id LIMIT :limit")
-FREE_BOTS = text("SELECT id FROM bots WHERE free ORDER BY id LIMIT :limit")
+HELD = Statement("SELECT job_id, fence, bot_id, bot_epoch FROM live ORDER BY job_id LIMIT :limit")
+FREE_BOTS = Statement("SELECT id FROM bots WHERE free ORDER BY id LIMIT :limit")
 
 
 @dataclass(frozen=True)
@@ -105,14 +106,14 @@ def measured(databases: Databases, template: str) -> Measured:
 
 
 def _measure(database: Database, size: Size, found: Measured) -> None:
-    with database.engine.connect() as early:
+    with database.connect() as early:
         settle(early, _acts(early), SETTLED)
         database.run(lambda connection: _fill(connection, size))
         _watch_all(early, size, "grown from nothing", found, kept=True)
-    with database.engine.connect() as connection:
+    with database.connect() as connection:
         _watch_all(connection, size, "none", found)
-    database.run(lambda connection: connection.execute(text("ANALYZE")))
-    with database.engine.connect() as connection:
+    database.run(lambda connection: connection.execute(Statement("ANALYZE")))
+    with database.connect() as connection:
         _watch_all(connection, size, "current", found)
         _watch_all(connection, size, "current, kept plan", found, kept=True)
     found.findings.extend(finding for finding in invariants.verify(database) if finding.rows)

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import TextClause
+
+from schema.postgres.statements import Statement
 
 HOUSE = Path(__file__).parent.parent.parent
 RENDERED = Path(__file__).parent / "rendered"
@@ -44,11 +45,11 @@ def assignments(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
             yield node.target.id, node.value
 
 
-def variants(module: str, name: str, value: object, source: ast.expr) -> Iterator[tuple[dict[str, Any], TextClause]]:
+def variants(module: str, name: str, value: object, source: ast.expr) -> Iterator[tuple[dict[str, Any], Statement]]:
     """The statements of one name: one, or one for each key of a dict, by the parts of the key."""
-    if isinstance(value, TextClause):
+    if isinstance(value, Statement):
         yield {}, value
-    elif isinstance(value, dict) and any(isinstance(each, TextClause) for each in value.values()):
+    elif isinstance(value, dict) and any(isinstance(each, Statement) for each in value.values()):
         assert isinstance(source, ast.DictComp), f"{module}: {name}: write it as a comprehension, which names its keys"
         parts = source.key.elts if isinstance(source.key, ast.Tuple) else [source.key]
         names = [ast.unparse(part) for part in parts]

@@ -4,10 +4,11 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import pytest
-from sqlalchemy import Connection, text
 
 from schema.fleet import success
 from schema.moves.end import AttemptEnd, Verdict, end
+from schema.postgres.connection import Connection
+from schema.postgres.statements import Statement
 from tests.support import filling
 from tests.support.plans import KNOWLEDGE, Acts, Measured, filled, measured_acts
 from tests.support.servers import Databases
@@ -28,7 +29,7 @@ PART = (
     "UPDATE blames m SET upheld_at = now(), bot_id = 1 + m.job_id % 5"
     " WHERE job_id IN (SELECT job_id FROM blames ORDER BY job_id DESC LIMIT 20)",
 )
-HELD = text("SELECT job_id, fence, bot_id, bot_epoch FROM live ORDER BY job_id LIMIT :limit")
+HELD = Statement("SELECT job_id, fence, bot_id, bot_epoch FROM live ORDER BY job_id LIMIT :limit")
 
 Held = list[tuple[int, int, int, int]]
 Act = Callable[[Held, Connection], object]
@@ -56,7 +57,7 @@ def _fill(connection: Connection) -> None:
     filling.fill_bots(connection, {"full": BOTS})
     filling.occupy(connection, "full", leaving=0)
     for statement in PART:
-        connection.execute(text(statement))
+        connection.execute(Statement(statement))
 
 
 @pytest.fixture(scope="module")

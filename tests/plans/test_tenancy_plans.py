@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from functools import partial
 
 import pytest
-from sqlalchemy import Connection, text
 
 from schema.accounting import quotas
 from schema.moves import grant as grant_moves
@@ -18,6 +17,8 @@ from schema.picking.for_bot import FetchingBot
 from schema.picking.pick import WIDTHS, Order
 from schema.picking.preemption import MAX_VICTIM_BOTS, StarvedJob
 from schema.picking.ready import Scope
+from schema.postgres.connection import Connection
+from schema.postgres.statements import Statement
 from tests.support import filling
 from tests.support.plans import KNOWLEDGE, Acts, Measured, filled, measured_acts
 from tests.support.servers import Databases
@@ -138,20 +139,20 @@ def _fill(connection: Connection) -> None:
     filling.fill_bots(connection, {FREE: BOTS // 2, FULL: BOTS // 2})
     filling.occupy(connection, FULL, leaving=0)
     for statement in PART:
-        connection.execute(text(statement))
+        connection.execute(Statement(statement))
 
 
 def _known(connection: Connection) -> Known:
     waiting, _ = preemption.starved_jobs(connection, Scope(cohorts=[1]), delay=0, sync=1, limit=20)
-    full = text("SELECT id FROM platforms WHERE properties->'kind'->>0 = 'full'")
+    full = Statement("SELECT id FROM platforms WHERE properties->'kind'->>0 = 'full'")
     platform = connection.execute(full).scalar_one()
     starved = next(job for job in waiting if job.platform == platform)
-    held = text("SELECT job_id, fence, bot_id, bot_epoch FROM live WHERE cohort = 1 ORDER BY job_id LIMIT :limit")
-    jobs = text(
+    held = Statement("SELECT job_id, fence, bot_id, bot_epoch FROM live WHERE cohort = 1 ORDER BY job_id LIMIT :limit")
+    jobs = Statement(
         "SELECT j.id FROM jobs j JOIN platforms p ON p.id = j.platform WHERE j.state = 'queued' AND j.cohort = 1"
         " AND j.schedule_after IS NULL AND p.properties->'kind'->>0 = 'free' ORDER BY j.id LIMIT :limit"
     )
-    free = text("SELECT id FROM bots WHERE free AND cohort = 1 ORDER BY id LIMIT :limit")
+    free = Statement("SELECT id FROM bots WHERE free AND cohort = 1 ORDER BY id LIMIT :limit")
     return Known(
         starved,
         [tuple(row) for row in connection.execute(held, {"limit": BATCH})],

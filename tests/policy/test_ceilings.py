@@ -5,13 +5,13 @@ from typing import Any
 import httpx
 import pytest
 from leasehold.errors import BadInput, NotFound
-from sqlalchemy import text
 
 from schema.moves import timeouts
 from schema.moves.graphs import submit_graph
 from schema.moves.hold import park, requeue, unpark
 from schema.moves.submit import Submitted, submit
 from schema.policy.ceilings import CeilingTerms, remove_ceiling, set_ceiling
+from schema.postgres.statements import Statement
 from schema.requests import GraphRequest, JobRequest
 from tests.support.http import JOB
 from tests.support.pool import Pool, active, completed
@@ -173,7 +173,7 @@ def test_the_ceiling_of_the_queue_age_is_exact_and_works_in_batches(pool: Pool) 
     pool.submit(2, label="quick", terms={"locks": ["tree"]})
 
     def at(connection: Any, seconds: float) -> int:
-        connection.execute(text("UPDATE jobs SET queued_at = now() - make_interval(secs => :s)"), {"s": seconds})
+        connection.execute(Statement("UPDATE jobs SET queued_at = now() - make_interval(secs => :s)"), {"s": seconds})
         return timeouts.age_out(connection, 4, actor="upkeep")
 
     assert pool.database.run(lambda c: at(c, 60.0)) == 0

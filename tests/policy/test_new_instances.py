@@ -10,7 +10,6 @@ import psycopg
 import pytest
 from leasehold.errors import BadInput
 from leasehold.transaction import submit_in
-from sqlalchemy.exc import DBAPIError
 from structlog.testing import capture_logs
 
 from assigner.config.loading import load
@@ -82,11 +81,11 @@ def test_the_default_instance_and_those_that_are_there_may_always_be_used(pool: 
 
 def test_a_program_that_submits_in_sql_is_told_by_a_code_of_its_own(pool: Pool, tmp_path: Path) -> None:
     configured(pool, tmp_path, NEVER)
-    with pytest.raises(DBAPIError, match="there is no instance 'cii'") as refused:
+    with pytest.raises(psycopg.Error, match="there is no instance 'cii'") as refused:
         pool.rows(
             "SELECT * FROM submit(CAST(:jobs AS jsonb))", jobs=json.dumps([{"command": ["x"], "instance": "cii"}])
         )
-    assert refused.value.orig.sqlstate == "LH007"  # type: ignore[union-attr]
+    assert refused.value.sqlstate == "LH007"  # type: ignore[union-attr]
 
 
 def test_a_task_that_is_called_in_a_transaction_is_refused_as_over_http(pool: Pool, tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import httpx
 import pytest
 from leasehold.errors import BadInput, Forbidden
-from sqlalchemy import text
 
 from assigner.admission import gates
 from assigner.api import submission
@@ -19,6 +18,7 @@ from schema.accounting import counters
 from schema.moves.priority import set_priority
 from schema.moves.submit import submit
 from schema.policy import priority_classes
+from schema.postgres.statements import Statement
 from schema.requests import GraphRequest, JobRequest
 from schema.tenancy import tokens
 from tests.support.pool import Pool, admission_state, completed, head, queue, taken
@@ -100,7 +100,7 @@ def defaulted(served: Served, **fields: Any) -> Any:
         answer = http.post("/v1/jobs", json={"jobs": [{"command": ["true"], **fields}]})
     assert answer.status_code == 200, answer.text
     query = "SELECT * FROM jobs WHERE public_id = CAST(:id AS uuid)"
-    return served.database.run(lambda c: c.execute(text(query), {"id": answer.json()["jobs"][0]["id"]}).one())
+    return served.database.run(lambda c: c.execute(Statement(query), {"id": answer.json()["jobs"][0]["id"]}).one())
 
 
 @pytest.mark.parametrize(

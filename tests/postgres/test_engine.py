@@ -11,12 +11,11 @@ from typing import Any
 import psycopg
 import pytest
 from leasehold.errors import NotReady
-from sqlalchemy import Connection, text
-from sqlalchemy.exc import DBAPIError, StatementError
 
-from schema.postgres import engine, fragments, kept_statements
+from schema.postgres import engine, fragments, session
+from schema.postgres.connection import Connection
 from schema.postgres.engine import Database, DatabaseSettings
-from schema.postgres.work_connection import execute_later, on_commit
+from schema.postgres.statements import Statement
 from tests.support.patience import MINUTE
 from tests.support.pool import Pool, completed
 
@@ -53,7 +52,7 @@ class Size(IntEnum):
 
 def there_and_back(database: Database, values: Any, kind: str) -> Any:
     """What PostgreSQL makes of the values as an array of that kind."""
-    query = text(f"SELECT CAST(:values AS {kind}[]) AS found")
+    query = Statement(f"SELECT CAST(:values AS {kind}[]) AS found")
     return database.run(lambda connection: connection.execute(query, {"values": values}).scalar_one())
 
 
@@ -104,8 +103,8 @@ def test_integers_become_what_the_statement_says(
 
 def test_one_statement_takes_lists_of_all_kinds_one_after_the_other(database: Database) -> None:
     """A connection remembers how it sent a list before."""
-    query = text("SELECT CAST(:values AS text[]) AS found")
-    with database.engine.connect() as connection:
+    query = Statement("SELECT CAST(:values AS text[]) AS found")
+    with database.connect() as connection:
         for values in ([1, 2], ["a"], [], [None], [3, None], [2**40], [b"x".decode()], [1]):
             found = connection.execute(query, {"values": values}).scalar_one()
             assert found == [None if value is None else str(value) for value in values]
@@ -124,26 +123,28 @@ def test_a_text_with_a_nul_is_refused_and_divides_no_other(database: Database) -
 
 def test_ids_come_as_the_text_that_they_are_shown_as(database: Database) -> None:
     ids = [uuid.UUID(int=5), uuid.uuid4()]
-    query = text("SELECT CAST(:one AS uuid) AS one, CAST(:many AS uuid[]) AS many, CAST(NULL AS uuid) AS none")
+    query = Statement("SELECT CAST(:one AS uuid) AS one, CAST(:many AS uuid[]) AS many, CAST(NULL AS uuid) AS none")
     for values in (ids, [str(each).upper() for each in ids]):
         row = database.run(lambda c, v=values: c.execute(query, {"one": v[0], "many": v}).one())  # type: ignore[misc]
         assert (row.one, row.many, row.none) == (str(ids[0]), [str(each) for each in ids], None)
 
 
 def test_a_list_finds_rows_without_a_cast_where_the_column_tells_its_type(database: Database) -> None:
-    query = text("SELECT count(*) FROM generate_series(1, 5) n WHERE n = ANY (:ids)")
+    query = Statement("SELECT count(*) FROM generate_series(1, 5) n WHERE n = ANY (:ids)")
     assert database.run(lambda c: c.execute(query, {"ids": [2, 4, 9]}).scalar_one()) == 2
 
 
 @pytest.mark.parametrize("some", [DOCUMENTS, DOCUMENTS[:1], DOCUMENTS * 200], ids=["all", "one", "many"])
 def test_documents_arrive_one_by_one_as_they_were(database: Database, some: list[dict[str, Any]]) -> None:
-    query = text(f"SELECT d FROM unnest({fragments.json_array('some')}) WITH ORDINALITY AS t (d, nth) ORDER BY nth")
+    query = Statement(
+        f"SELECT d FROM unnest({fragments.json_array('some')}) WITH ORDINALITY AS t (d, nth) ORDER BY nth"
+    )
     found = database.run(lambda c: c.execute(query, {"some": fragments.json_documents(iter(some))}).scalars().all())
     assert found == some
 
 
 def test_no_document_can_pass_for_two(database: Database) -> None:
-    query = text(f"SELECT cardinality({fragments.json_array('some')})")
+    query = Statement(f"SELECT cardinality({fragments.json_array('some')})")
     hostile = [{"a": fragments.SEPARATOR}, {fragments.SEPARATOR: 1}, {"a": f'"}}{fragments.SEPARATOR}{{"'}]
     sent = fragments.json_documents(hostile)
     assert sent.count(fragments.SEPARATOR) == len(hostile) - 1
@@ -179,9 +180,9 @@ def test_a_statement_commits_by_itself_and_leaves_nothing_when_it_fails(pool: Po
         return pool.database.run_alone(lambda driver: engine.single_row(driver, WRITTEN, label, divisor))
 
     assert written(b"a", b"1") == [b"a"]
-    with pytest.raises(DBAPIError) as failed:
+    with pytest.raises(psycopg.Error) as failed:
         written(b"b", b"0")
-    assert isinstance(failed.value.orig, psycopg.errors.DivisionByZero)
+    assert isinstance(failed.value, psycopg.errors.DivisionByZero)
     assert limits(pool) == 1
 
 
@@ -192,8 +193,8 @@ def test_a_statement_that_the_session_has_forgotten_is_prepared_again(database: 
     for forgetting in (b"DEALLOCATE ALL", b"DISCARD ALL; SET search_path TO leasehold"):
         assert [database.run_alone(doubled) for _ in range(2)] == [[b"2", None, b""]] * 2
         database.run_alone(lambda driver, forgetting=forgetting: driver.pgconn.exec_(forgetting))
-    with pytest.raises(DBAPIError):
-        database.run(lambda connection: connection.execute(text("SELECT 1 / 0")))
+    with pytest.raises(psycopg.Error):
+        database.run(lambda connection: connection.execute(Statement("SELECT 1 / 0")))
     assert database.run_alone(doubled) == [b"2", None, b""]
 
 
@@ -212,7 +213,7 @@ def test_statements_alone_and_transactions_share_one_pool(empty_url: str) -> Non
     backends = set()
     for _ in range(3):
         backends.add(narrow.run_alone(lambda driver: engine.single_row(driver, BACKEND)[0]))
-        found = narrow.run(lambda connection: connection.execute(text(BACKEND.decode())).scalar_one())
+        found = narrow.run(lambda connection: connection.execute(Statement(BACKEND.decode())).scalar_one())
         backends.add(str(found).encode())
     narrow.close()
     assert len(backends) == 1
@@ -227,8 +228,8 @@ def test_whoever_waits_for_a_connection_gets_the_one_that_comes_back(empty_url: 
         return narrow.run_alone(lambda driver: engine.single_row(driver, BACKEND)[0])
 
     with ThreadPoolExecutor(1) as threads:
-        with narrow.engine.connect() as held:
-            backend = held.execute(text(BACKEND.decode())).scalar_one()
+        with narrow.connect() as held:
+            backend = held.execute(Statement(BACKEND.decode())).scalar_one()
             waits = threads.submit(waiting)
             assert asked.wait(MINUTE)
             assert not waits.done()
@@ -237,9 +238,9 @@ def test_whoever_waits_for_a_connection_gets_the_one_that_comes_back(empty_url: 
 
 
 def test_connections_that_were_lost_are_replaced(database: Database) -> None:
-    with database.engine.connect() as one, database.engine.connect() as other:
-        backends = [each.execute(text("SELECT pg_backend_pid()")).scalar_one() for each in (one, other)]
-    ended = text("SELECT pg_terminate_backend(pid, 5000) FROM unnest(CAST(:pids AS integer[])) AS t (pid)")
+    with database.connect() as one, database.connect() as other:
+        backends = [each.execute(Statement("SELECT pg_backend_pid()")).scalar_one() for each in (one, other)]
+    ended = Statement("SELECT pg_terminate_backend(pid, 5000) FROM unnest(CAST(:pids AS integer[])) AS t (pid)")
     database.run(lambda connection: connection.execute(ended, {"pids": backends}).all(), urgent=True)
     tries: list[int] = []
 
@@ -251,11 +252,11 @@ def test_connections_that_were_lost_are_replaced(database: Database) -> None:
     assert len(tries) <= 3
 
 
-PLANS = text("SELECT current_setting('plan_cache_mode'), current_setting('transaction_isolation')")
+PLANS = Statement("SELECT current_setting('plan_cache_mode'), current_setting('transaction_isolation')")
 
 
-PID = text("SELECT pg_backend_pid()")
-TOO_MANY_CONNECTIONS = text("DO $$ BEGIN RAISE EXCEPTION 'too many' USING ERRCODE = '53300'; END $$")
+PID = Statement("SELECT pg_backend_pid()")
+TOO_MANY_CONNECTIONS = Statement("DO $$ BEGIN RAISE EXCEPTION 'too many' USING ERRCODE = '53300'; END $$")
 
 
 def test_an_outage_that_cuts_no_connection_leaves_all_as_they_are(database: Database) -> None:
@@ -275,14 +276,14 @@ def test_an_outage_that_cuts_no_connection_leaves_all_as_they_are(database: Data
 
 def test_a_transaction_with_kept_plans_uses_them_and_the_next_one_does_not(pool: Pool) -> None:
     def look(connection: Connection) -> tuple[str, ...]:
-        connection.execute(text("INSERT INTO queue_limits (label, max_queued) VALUES ('a', 1)"))
+        connection.execute(Statement("INSERT INTO queue_limits (label, max_queued) VALUES ('a', 1)"))
         return tuple(connection.execute(PLANS).one())
 
     def failing(connection: Connection) -> None:
         look(connection)
-        connection.execute(text("SELECT 1 / 0"))
+        connection.execute(Statement("SELECT 1 / 0"))
 
-    with pytest.raises(DBAPIError, match="division by zero"):
+    with pytest.raises(psycopg.Error, match="division by zero"):
         pool.database.run(failing, kept_plans=True)
     assert limits(pool) == 0
     assert pool.database.run(look, kept_plans=True) == ("force_generic_plan", "read committed")
@@ -295,9 +296,9 @@ def test_the_server_plans_no_statement_of_a_sync_anew(pool: Pool) -> None:
     pool.submit(20)
     pool.assigner().run_once()
     held = bot.sync()["leases"]
+    kept = Statement("SELECT statement, custom_plans FROM pg_prepared_statements WHERE generic_plans > 0")
     for _ in range(12):
         held = bot.sync(*map(completed, held))["leases"]
-    kept = text("SELECT statement, custom_plans FROM pg_prepared_statements")
     plans = pool.database.run(lambda connection: connection.execute(kept).all(), urgent=True)
     assert len(plans) >= 6, "the statements of a call that ends one job and fetches another"
     assert [row.statement for row in plans if row.custom_plans] == []
@@ -308,9 +309,7 @@ def test_a_transaction_with_kept_plans_begins_in_one_round_trip(database: Databa
     told: list[object] = []
 
     def work(connection: Connection) -> None:
-        driver = connection.connection.driver_connection
-        assert isinstance(driver, psycopg.Connection)
-        driver.add_notice_handler(told.append)
+        connection.session.add_notice_handler(told.append)
         connection.execute(PLANS)
 
     for _ in range(3):
@@ -319,41 +318,41 @@ def test_a_transaction_with_kept_plans_begins_in_one_round_trip(database: Databa
 
 
 def test_a_statement_that_waits_is_executed_before_the_next_one_or_with_the_commit(pool: Pool) -> None:
-    added = text("INSERT INTO queue_limits (label, max_queued) VALUES (:label, 1 / CAST(:divisor AS integer))")
-    counted = text("SELECT count(*) FROM queue_limits")
+    added = Statement("INSERT INTO queue_limits (label, max_queued) VALUES (:label, 1 / CAST(:divisor AS integer))")
+    counted = Statement("SELECT count(*) FROM queue_limits")
 
     def work(connection: Connection) -> int:
-        execute_later(connection, added, {"label": "a", "divisor": 1})
+        connection.execute_later(added, {"label": "a", "divisor": 1})
         found: int = connection.execute(counted).scalar_one()
-        execute_later(connection, added, {"label": "b", "divisor": 1})
+        connection.execute_later(added, {"label": "b", "divisor": 1})
         return found
 
     for kept_plans in (True, False):
         assert pool.database.run(work, kept_plans=kept_plans) == 1
         assert limits(pool) == 2
         pool.change("DELETE FROM queue_limits")
-    with pytest.raises(DBAPIError, match="division by zero"):
-        pool.database.run(lambda c: execute_later(c, added, {"label": "c", "divisor": 0}), kept_plans=True)
+    with pytest.raises(psycopg.Error, match="division by zero"):
+        pool.database.run(lambda c: c.execute_later(added, {"label": "c", "divisor": 0}), kept_plans=True)
 
     def failing(connection: Connection) -> None:
-        execute_later(connection, added, {"label": "d", "divisor": 1})
-        execute_later(connection, added, {"label": "e", "divisor": 0})
-        execute_later(connection, counted, {}).rows()
+        connection.execute_later(added, {"label": "d", "divisor": 1})
+        connection.execute_later(added, {"label": "e", "divisor": 0})
+        connection.execute_later(counted, {}).result()
 
-    with pytest.raises(DBAPIError, match="division by zero"):
+    with pytest.raises(psycopg.Error, match="division by zero"):
         pool.database.run(failing, kept_plans=True)
     assert limits(pool) == 0
 
 
 def test_other_threads_run_while_a_transaction_with_kept_plans_waits_for_the_server(database: Database) -> None:
     """Of two threads one waits for the other, which libpq must not keep from running."""
-    lock, free = text("SELECT pg_advisory_xact_lock(5)"), threading.Event()
+    lock, free = Statement("SELECT pg_advisory_xact_lock(5)"), threading.Event()
 
     def second(connection: Connection) -> None:
         free.set()
         connection.execute(lock)
 
-    with ThreadPoolExecutor(1) as threads, database.engine.connect() as held:
+    with ThreadPoolExecutor(1) as threads, database.connect() as held:
         held.execute(lock)
         waits = threads.submit(lambda: database.run(second, kept_plans=True))
         assert free.wait(MINUTE)
@@ -371,31 +370,33 @@ def test_a_session_that_has_lost_what_it_had_prepared_prepares_it_again(pool: Po
 def test_no_more_statements_are_kept_than_a_session_should_hold(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kept_statements, "MOST", 4)
+    monkeypatch.setattr(session, "MOST", 4)
 
-    def work(connection: Connection) -> list[int]:
-        return [connection.execute(text(f"SELECT {n} + :n"), {"n": 1}).scalar_one() for n in range(6)]
+    kept = Statement("SELECT count(*) FROM pg_prepared_statements")
 
-    for _ in range(2):
-        assert database.run(work, kept_plans=True) == [1, 2, 3, 4, 5, 6]
-    names = text("SELECT count(*) FROM pg_prepared_statements WHERE name LIKE 'kept%'")
-    assert database.run(lambda connection: connection.execute(names).scalar_one()) == 4
+    def work(connection: Connection) -> int:
+        for n in range(6):
+            assert connection.execute(Statement(f"SELECT {n} + :n"), {"n": 1}).scalar_one() == n + 1
+        found: int = connection.execute(kept).scalar_one()
+        return found
+
+    assert [database.run(work) for _ in range(3)] == [4, 4, 4]
 
 
 def test_a_transaction_with_kept_plans_finds_lost_connections_replaced(database: Database) -> None:
-    with database.engine.connect() as one, database.engine.connect() as other:
-        backends = [each.execute(text("SELECT pg_backend_pid()")).scalar_one() for each in (one, other)]
-    ended = text("SELECT pg_terminate_backend(pid, 5000) FROM unnest(CAST(:pids AS integer[])) AS t (pid)")
+    with database.connect() as one, database.connect() as other:
+        backends = [each.execute(Statement("SELECT pg_backend_pid()")).scalar_one() for each in (one, other)]
+    ended = Statement("SELECT pg_terminate_backend(pid, 5000) FROM unnest(CAST(:pids AS integer[])) AS t (pid)")
     database.run(lambda connection: connection.execute(ended, {"pids": backends}).all(), urgent=True)
     failed: list[int] = []
     mine = database.run(
-        lambda connection: connection.execute(text("SELECT pg_backend_pid()")).scalar_one(),
+        lambda connection: connection.execute(Statement("SELECT pg_backend_pid()")).scalar_one(),
         kept_plans=True,
         undone=lambda: failed.append(1),
     )
     assert mine not in backends
     assert len(failed) == 1, "the first error replaces all connections"
-    assert database.engine.pool.checkedout() == 0
+    assert database.work.in_use == 0
 
 
 def test_what_waits_for_the_commit_is_called_after_it_and_never_if_the_commit_fails(pool: Pool) -> None:
@@ -404,21 +405,21 @@ def test_what_waits_for_the_commit_is_called_after_it_and_never_if_the_commit_fa
 
     def work(name: str, statement: str) -> None:
         def once(connection: Connection) -> None:
-            connection.execute(text(statement))
-            on_commit(connection, lambda: called.append(name))
+            connection.execute(Statement(statement))
+            connection.on_commit(lambda: called.append(name))
 
         pool.database.run(once)
 
     pool.change("CREATE TABLE parents (id int PRIMARY KEY)")
     pool.change("CREATE TABLE children (parent int REFERENCES parents DEFERRABLE INITIALLY DEFERRED)")
-    with pytest.raises(DBAPIError, match="children"):
+    with pytest.raises(psycopg.Error, match="children"):
         work("refused", "INSERT INTO children VALUES (1)")
     assert called == []
-    with pytest.raises(DBAPIError, match="division by zero"):
+    with pytest.raises(psycopg.Error, match="division by zero"):
         pool.database.run(
             lambda connection: (
-                on_commit(connection, lambda: called.append("undone")),
-                connection.execute(text("SELECT 1 / 0")),
+                connection.on_commit(lambda: called.append("undone")),
+                connection.execute(Statement("SELECT 1 / 0")),
             )
         )
     work("committed", "INSERT INTO parents VALUES (1)")
@@ -431,44 +432,48 @@ def test_what_waits_for_the_commit_is_not_called_if_its_savepoint_was_undone(dat
     called: list[str] = []
 
     def work(connection: Connection) -> None:
-        on_commit(connection, lambda: called.append("before"))
-        outer = connection.begin_nested()
-        on_commit(connection, lambda: called.append("undone"))
-        with connection.begin_nested():
-            on_commit(connection, lambda: called.append("undone with the outer one"))
-        outer.rollback()
-        with connection.begin_nested():
-            on_commit(connection, lambda: called.append("kept"))
-        on_commit(connection, lambda: called.append("after"))
+        connection.on_commit(lambda: called.append("before"))
+        with connection.savepoint() as outer:
+            connection.on_commit(lambda: called.append("undone"))
+            with connection.savepoint():
+                connection.on_commit(lambda: called.append("undone with the outer one"))
+            outer.rollback()
+        with connection.savepoint():
+            connection.on_commit(lambda: called.append("kept"))
+        connection.on_commit(lambda: called.append("after"))
 
     database.run(work)
     assert called == ["before", "kept", "after"]
 
 
-def test_text_that_goes_to_the_driver_has_the_rows_and_errors_of_sqlalchemy(database: Database) -> None:
-    with database.engine.begin() as connection:
+def test_rows_are_tuples_whose_values_have_names_and_errors_are_those_of_the_driver(database: Database) -> None:
+    with database.begin() as connection:
         rows = connection.execute(
-            text("SELECT n, n * 2 AS twice, '%' AS sign FROM generate_series(1, :most) n"), {"most": 3}
+            Statement("SELECT n, n * 2 AS twice, '%' AS sign FROM generate_series(1, :most) n"), {"most": 3}
         )
         assert rows.rowcount == 3
         first, *others = rows.all()
         assert (first.n, first.twice, first.sign, len(others)) == (1, 2, "%", 2)
-        assert len(connection.execute(text("SELECT FROM generate_series(1, 2)")).all()) == 2, "rows without columns"
-        assert connection.execute(text("CREATE TEMP TABLE four AS SELECT FROM generate_series(1, 4)")).rowcount == 4
-        assert connection.execute(text("SELECT 1 AS n WHERE false")).one_or_none() is None
-        assert connection.execute(text("SELECT 1 AS n, 2 AS m")).mappings().one() == {"n": 1, "m": 2}
-    with pytest.raises(DBAPIError) as refused, database.engine.begin() as connection:
-        connection.execute(text("SELECT 1 / :n"), {"n": 0})
-    assert isinstance(refused.value.orig, psycopg.errors.DivisionByZero)
-    with pytest.raises(StatementError, match="'n'"), database.engine.begin() as connection:
-        connection.execute(text("SELECT :n"), {})
+        assert len(connection.execute(Statement("SELECT FROM generate_series(1, 2)")).all()) == 2, (
+            "rows without columns"
+        )
+        assert (
+            connection.execute(Statement("CREATE TEMP TABLE four AS SELECT FROM generate_series(1, 4)")).rowcount == 4
+        )
+        assert connection.execute(Statement("SELECT 1 AS n WHERE false")).one_or_none() is None
+        assert connection.execute(Statement("SELECT 1 AS n, 2 AS m")).mappings().one() == {"n": 1, "m": 2}
+    with pytest.raises(psycopg.Error) as refused, database.begin() as connection:
+        connection.execute(Statement("SELECT 1 / :n"), {"n": 0})
+    assert isinstance(refused.value, psycopg.errors.DivisionByZero)
+    with pytest.raises(KeyError, match="'n'"), database.begin() as connection:
+        connection.execute(Statement("SELECT :n"), {})
 
 
 def test_a_lock_that_cannot_be_had_in_time_is_tried_for_again(pool: Pool) -> None:
     tries: list[int] = []
 
-    with pool.database.engine.connect() as holder:
-        holder.execute(text("LOCK TABLE queue_limits IN ACCESS EXCLUSIVE MODE"))
+    with pool.database.connect() as holder:
+        holder.execute(Statement("LOCK TABLE queue_limits IN ACCESS EXCLUSIVE MODE"))
 
         def written(driver: "psycopg.Connection[object]") -> list[bytes | None]:
             tries.append(1)
@@ -496,7 +501,7 @@ def test_after_a_rollback_of_any_kind_the_next_transactions_of_the_session_work_
     """The driver drops all prepared statements then. It prepares a statement when it has executed it five times."""
     one_session = DatabaseSettings(pool=1)
     session = Database(database.url, one_session, role="test", chance=random.Random(0))
-    look = text("SELECT CAST(:n AS integer)")
+    look = Statement("SELECT CAST(:n AS integer)")
 
     def work(connection: Connection) -> int:
         return int(connection.execute(look, {"n": 7}).scalar_one())

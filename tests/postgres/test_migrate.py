@@ -6,31 +6,32 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
 
+import psycopg
 import pytest
 from alembic import command
 from alembic.script import ScriptDirectory
 from leasehold.errors import NotReady
-from sqlalchemy import Connection, text
-from sqlalchemy.exc import IntegrityError, ProgrammingError
 
 from schema import clock
 from schema.moves.submit import submit_at_once
 from schema.postgres import migrate
+from schema.postgres.connection import Connection
 from schema.postgres.engine import Database, DatabaseSettings
+from schema.postgres.statements import Statement
 from tests.support.patience import MINUTE, eventually
 from tests.support.pool import Pool, completed
 from tests.support.race import cancel, retention
 
 IMPATIENT = DatabaseSettings(statement_timeout=0.1, lock_timeout=0.05)
-WAITED = text(
+WAITED = Statement(
     "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'advisory'"
     " AND clock_timestamp() - query_start > interval '300 ms'"
 )
-LEFT = text(
+LEFT = Statement(
     "SELECT relname FROM pg_class WHERE relnamespace = 'leasehold'::regnamespace"
     " UNION ALL SELECT proname FROM pg_proc WHERE pronamespace = 'leasehold'::regnamespace ORDER BY 1"
 )
-TABLES = text("SELECT relname FROM pg_class WHERE relnamespace = 'leasehold'::regnamespace AND relkind = 'r'")
+TABLES = Statement("SELECT relname FROM pg_class WHERE relnamespace = 'leasehold'::regnamespace AND relkind = 'r'")
 
 
 @pytest.fixture
@@ -41,7 +42,7 @@ def empty(empty_url: str) -> Iterator[Database]:
 
 
 def claim_version(database: Database, version: str) -> None:
-    change = text("UPDATE alembic_version SET version_num = :version")
+    change = Statement("UPDATE alembic_version SET version_num = :version")
     database.run(lambda connection: connection.execute(change, {"version": version}))
 
 
@@ -86,28 +87,27 @@ def test_an_upgrade_is_not_killed_by_the_timeouts_of_everyday_work(empty: Databa
             clock.sleep(0.02)
         other.execute("SELECT pg_advisory_unlock(hashtext('leasehold.migrate'))")
         assert upgrading.result(MINUTE).ready
-    shown = empty.run(lambda connection: connection.execute(text("SHOW statement_timeout")).scalar_one(), urgent=True)
+    shown = empty.run(
+        lambda connection: connection.execute(Statement("SHOW statement_timeout")).scalar_one(), urgent=True
+    )
     assert shown == "100ms"
 
 
 def test_an_upgrade_that_fails_leaves_nothing(empty: Database) -> None:
-    blocker = text("CREATE SCHEMA leasehold; CREATE TABLE leasehold.audit ()")
-    empty.run(lambda connection: connection.execute(blocker))
-    with pytest.raises(ProgrammingError, match="audit"):
+    empty.run(lambda connection: connection.execute_sql("CREATE SCHEMA leasehold; CREATE TABLE leasehold.audit ()"))
+    with pytest.raises(psycopg.ProgrammingError, match="audit"):
         migrate.upgrade(empty)
     assert empty.run(lambda connection: connection.execute(TABLES).scalars().all()) == ["audit"]
     assert migrate.status(empty).current is None
 
 
 def test_a_downgrade_drops_everything_and_an_upgrade_makes_it_again(empty: Database) -> None:
-    def downgrade(connection: Connection) -> list[str]:
+    version = migrate.upgrade(empty)
+    with migrate.begin(empty) as connection:
         config = migrate.alembic_config()
         config.attributes["connection"] = connection
         command.downgrade(config, "base")
-        return list(connection.execute(LEFT).scalars())
-
-    version = migrate.upgrade(empty)
-    assert empty.run(downgrade, urgent=True) == ["alembic_version", "alembic_version_pkc"]
+    assert empty.run(lambda c: c.execute(LEFT).scalars().all()) == ["alembic_version", "alembic_version_pkc"]
     assert migrate.status(empty).current is None
     assert migrate.upgrade(empty) == version
 
@@ -194,7 +194,7 @@ def test_a_database_from_before_the_processes_of_bots_gets_their_columns(empty: 
     def columns(connection: Connection) -> list[Any]:
         return list(
             connection.execute(
-                text("""
+                Statement("""
                 SELECT column_name, data_type FROM information_schema.columns
                 WHERE table_name = 'bots' AND column_name IN ('host', 'pid') ORDER BY 1""")
             )
@@ -203,12 +203,12 @@ def test_a_database_from_before_the_processes_of_bots_gets_their_columns(empty: 
     needed = migrate.upgrade(empty).needed
     new = empty.run(columns)
     assert [tuple(column) for column in new] == [("host", "text"), ("pid", "integer")]
-    empty.run(lambda c: c.execute(text("ALTER TABLE bots DROP COLUMN host, DROP COLUMN pid")))
-    empty.run(lambda c: c.execute(text("UPDATE alembic_version SET version_num = '0001'")))
+    empty.run(lambda c: c.execute(Statement("ALTER TABLE bots DROP COLUMN host, DROP COLUMN pid")))
+    empty.run(lambda c: c.execute(Statement("UPDATE alembic_version SET version_num = '0001'")))
     assert migrate.upgrade(empty).current == needed
     assert empty.run(columns) == new
-    with pytest.raises(IntegrityError, match="bots_pid_positive"):
-        empty.run(lambda c: c.execute(text("INSERT INTO bots (name, pid) VALUES ('b', 0)")))
+    with pytest.raises(psycopg.IntegrityError, match="bots_pid_positive"):
+        empty.run(lambda c: c.execute(Statement("INSERT INTO bots (name, pid) VALUES ('b', 0)")))
 
 
 def test_slots_of_a_database_from_before_move_into_the_row_of_running_jobs(empty: Database) -> None:
@@ -219,9 +219,9 @@ def test_slots_of_a_database_from_before_move_into_the_row_of_running_jobs(empty
         " ('instance:b\\:slots', 5), ('instance:c\\:slots', NULL), ('lock:a\\:slots', 3)",
         "UPDATE alembic_version SET version_num = '0010'",
     ):
-        empty.run(lambda c, change=change: c.execute(text(change)))
+        empty.run(lambda c, change=change: c.execute(Statement(change)))
     migrate.upgrade(empty)
-    rows = empty.run(lambda c: c.execute(text("SELECT name, most, slots FROM counters ORDER BY name")).all())
+    rows = empty.run(lambda c: c.execute(Statement("SELECT name, most, slots FROM counters ORDER BY name")).all())
     assert [tuple(row) for row in rows] == [
         ("instance:a:jobs", 9, 4),
         ("instance:a:slots", None, None),
@@ -269,9 +269,9 @@ def test_keys_of_submits_that_are_open_during_the_upgrade_outlive_their_jobs_too
         INSERT INTO submit_keys (instance, key, request_hash, job_id)
         SELECT instance, :key, request_hash, {} FROM submit_keys WHERE key = 'a'"""
     waiting = "SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-    with pool.database.engine.connect() as submitting, ThreadPoolExecutor(1) as threads:
+    with pool.database.connect() as submitting, ThreadPoolExecutor(1) as threads:
         for key, job_id in (("open", "job_id"), ("orphan", "0")):
-            submitting.execute(text(insert.format(job_id)), {"key": key})
+            submitting.execute(Statement(insert.format(job_id)), {"key": key})
         upgrading = threads.submit(migrate.upgrade, pool.database)
         eventually(lambda: upgrading.done() or bool(pool.rows(waiting)))
         submitting.commit()
@@ -295,12 +295,12 @@ def test_functions_that_submit_are_loaded_before_those_that_they_call(
         "DROP FUNCTION new_public_id",
         f"UPDATE alembic_version SET version_num = '{version}'",
     ):
-        empty.run(lambda c, change=change: c.execute(text(change)))
+        empty.run(lambda c, change=change: c.execute(Statement(change)))
     migrate.upgrade(empty)
     # The first submit of a session plans for as long as an impatient one waits.
     with closing(Database(empty_url, DatabaseSettings(), role="test", chance=random.Random(0))) as database:
         requests = '[{"command": ["true"]}, {"command": ["false"]}]'
-        submitted = text("SELECT count(*) FROM submit(CAST(:requests AS jsonb))")
+        submitted = Statement("SELECT count(*) FROM submit(CAST(:requests AS jsonb))")
         assert database.run(lambda c: c.execute(submitted, {"requests": requests}).scalar_one()) == 2
         alike = [{"payload": {"command": ["true"]}}] * 2
         for requests_ in (alike, alike[:1]):

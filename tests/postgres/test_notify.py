@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import psycopg
 import pytest
-from sqlalchemy import text
 
 from schema import clock
 from schema.moves.submit import submit_at_once
 from schema.postgres.engine import Database
 from schema.postgres.notify import SignalGroup, Wakeups, wake
+from schema.postgres.statements import Statement
 from tests.support.patience import MINUTE, eventually, wait_instead
 
 LISTENERS = (
@@ -275,7 +275,7 @@ def test_a_wake_up_of_a_transaction_that_rolled_back_is_never_delivered(
 ) -> None:
     eventually(lambda: wakeups.connected)
     with wakeups.idle("jobs"):
-        with database.engine.connect() as connection:
+        with database.connect() as connection:
             assert wake(connection, "jobs")
             connection.rollback()
         assert heard(onlooker) == []
@@ -376,7 +376,7 @@ def test_stop_returns_at_once_while_the_database_is_away(database_url: str, data
 def test_the_sender_does_not_wait_for_a_sleeper(database: Database, wakeups: Wakeups) -> None:
     eventually(lambda: wakeups.connected)
     with wakeups.idle("jobs"):
-        with database.engine.connect() as first, database.engine.connect() as second:
-            second.execute(text("SET LOCAL lock_timeout = '100ms'"))
+        with database.connect() as first, database.connect() as second:
+            second.execute(Statement("SET LOCAL lock_timeout = '100ms'"))
             assert wake(first, "jobs")
             assert wake(second, "jobs")

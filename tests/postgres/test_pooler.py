@@ -12,15 +12,15 @@ import psycopg
 import pytest
 from leasehold.errors import NotReady
 from pydantic import SecretStr
-from sqlalchemy import Connection, text
-from sqlalchemy.exc import DBAPIError
 
 from ops.bench import pgbouncer
 from schema.diagnostics import invariants
 from schema.moves import submit as submit_moves
 from schema.postgres import pooler
+from schema.postgres.connection import Connection
 from schema.postgres.engine import Database, DatabaseSettings, libpq_url, session_settings, single_row
 from schema.postgres.notify import Wakeups
+from schema.postgres.statements import Statement
 from tests.support.patience import eventually
 from tests.support.servers import Console
 
@@ -67,8 +67,8 @@ def in_session_mode(
 
 def test_a_transaction_of_few_rows_is_like_any_other_through_a_pooler(pooled_url: str, database_url: str) -> None:
     def look(connection: Connection) -> str:
-        assert connection.execute(text("SELECT current_setting('enable_seqscan')")).scalar_one() == "off"
-        return str(connection.execute(text("SELECT current_setting('plan_cache_mode')")).scalar_one())
+        assert connection.execute(Statement("SELECT current_setting('enable_seqscan')")).scalar_one() == "off"
+        return str(connection.execute(Statement("SELECT current_setting('plan_cache_mode')")).scalar_one())
 
     with closing(through(pooled_url, database_url, pool=1)) as database:
         assert {database.run(look, kept_plans=nth % 2 == 0) for nth in range(12)} == {"auto"}
@@ -93,7 +93,7 @@ def test_many_clients_with_statements_of_their_own_all_receive_their_own_answers
                         answer = (got or b"").decode().removesuffix("!")
                     else:
                         more = "".join(f", CAST(:v{n} AS integer)" for n in range(kind % 3))
-                        statement, values = text(f"SELECT '{said}'{more}"), {"v0": 1, "v1": 2}
+                        statement, values = Statement(f"SELECT '{said}'{more}"), {"v0": 1, "v1": 2}
                         answer = database.run(lambda c, s=statement, v=values: c.execute(s, v).first(), repeat=False)[0]
                     if answer != said:
                         wrong.append((said, answer))
@@ -132,7 +132,7 @@ def test_the_database_is_verified_in_one_snapshot(pooled_url: str, database_url:
         def isolation(connection: Connection) -> list[str]:
             connection.execute(invariants.SNAPSHOT)
             names = ("transaction_isolation", "transaction_read_only", "search_path")
-            return [connection.execute(text(f"SHOW {name}")).scalar_one() for name in names]
+            return [connection.execute(Statement(f"SHOW {name}")).scalar_one() for name in names]
 
         assert database.run(isolation) == ["repeatable read", "on", "leasehold, pg_temp"]
 
@@ -140,9 +140,9 @@ def test_the_database_is_verified_in_one_snapshot(pooled_url: str, database_url:
 def test_a_single_statement_that_fails_is_undone_and_the_connection_goes_on(pooled_url: str, database_url: str) -> None:
     with closing(through(pooled_url, database_url, pool=1, statement_timeout=0.2)) as database:
         for statement, code in ((b"SELECT 1 / $1::integer", "22012"), (b"SELECT pg_sleep(60 + $1::integer)", "57014")):
-            with pytest.raises(DBAPIError) as raised:
+            with pytest.raises(psycopg.Error) as raised:
                 database.run_alone(lambda driver, statement=statement: single_row(driver, statement, b"0"))
-            assert getattr(raised.value.orig, "sqlstate", None) == code
+            assert getattr(raised.value, "sqlstate", None) == code
         request = {"instance": "i", "properties": {}, "payload": {"command": ["true"]}, "key": "k"}
         both = [
             database.run_alone(lambda driver: submit_moves.submit_alone(driver, request, actor="test"))
@@ -162,11 +162,11 @@ def test_a_session_that_ends_costs_a_repetition(pooled_url: str, database_url: s
         tries: list[int] = []
 
         def ended_once(connection: Any) -> int:
-            tries.append(connection.exec_driver_sql(PID).scalar_one())
+            tries.append(connection.execute_sql(PID).scalar_one())
             if len(tries) == 1:
                 with psycopg.connect(libpq_url(database_url), autocommit=True) as direct:
                     direct.execute("SELECT pg_terminate_backend(%s, 10000)", (tries[0],))
-            return int(connection.exec_driver_sql("SELECT 1").scalar_one())
+            return int(connection.execute_sql("SELECT 1").scalar_one())
 
         assert database.run(ended_once) == 1
         assert len(tries) == 2
@@ -182,7 +182,7 @@ def test_wake_ups_come_by_the_direct_way(pooled_url: str, database_url: str) -> 
         wakeups.start()
         eventually(lambda: wakeups.connected, what="wake-ups arrive")
         with wakeups.idle("pooled"):
-            database.run(lambda connection: connection.execute(text("SELECT leasehold.wake('pooled', '')")))
+            database.run(lambda connection: connection.execute(Statement("SELECT leasehold.wake('pooled', '')")))
             assert woken.wait(60)
         wakeups.stop()
 
@@ -216,7 +216,7 @@ def test_a_pooler_that_is_not_named_is_found_on_an_idle_pool_and_on_a_busy_one(
 def test_a_pooler_that_refuses_options_is_named_at_once(pooled_url: str) -> None:
     with closing(Database(pooled_url, DatabaseSettings(), role="test", chance=random.Random(0))) as database:
         with pytest.raises(NotReady, match=r"set database\.pooler"):
-            database.run(lambda connection: connection.exec_driver_sql("SELECT 1"))
+            database.run(lambda connection: connection.execute_sql("SELECT 1"))
 
 
 def test_listening_through_a_transaction_pooler_is_refused(server_url: str, pooled_url: str, database_url: str) -> None:

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 from leasehold.errors import NotReady
-from sqlalchemy import make_url, text
+from sqlalchemy import make_url
 
 from schema.postgres import urls
 from schema.postgres.engine import Database, DatabaseSettings, single_row
 from schema.postgres.notify import Wakeups
+from schema.postgres.statements import Statement
 from tests.support.patience import eventually
 from tests.support.servers import serving_in_memory
 
@@ -51,7 +52,7 @@ def test_of_several_hosts_the_one_that_accepts_writes_serves_transactions_single
     database = named(hosts_of(dead, standby_url, database_url, database=name))
     wakeups = Wakeups(database)
     try:
-        database.run(lambda connection: connection.execute(text("UPDATE cohorts SET name = name")))
+        database.run(lambda connection: connection.execute(Statement("UPDATE cohorts SET name = name")))
         alone = database.run_alone(lambda driver: single_row(driver, WHERE))
         assert alone[0] == b"off"
         with database.listen() as listening:
@@ -63,7 +64,7 @@ def test_of_several_hosts_the_one_that_accepts_writes_serves_transactions_single
         wakeups.stop()
         database.close()
     reading = named(hosts_of(standby_url, database_url, database=name, more="&target_session_attrs=any"))
-    found = reading.run(lambda connection: connection.exec_driver_sql(WHERE.decode()).one())
+    found = reading.run(lambda connection: connection.execute_sql(WHERE.decode()).one())
     reading.close()
     assert found[0] == "on", "the URL chooses otherwise than the default"
 
@@ -71,7 +72,7 @@ def test_of_several_hosts_the_one_that_accepts_writes_serves_transactions_single
 def test_without_a_host_that_accepts_writes_the_database_cannot_be_reached(standby_url: str) -> None:
     database = named(hosts_of(standby_url, standby_url, database=make_url(standby_url).database))
     with pytest.raises(NotReady):
-        database.run(lambda connection: connection.exec_driver_sql("SELECT 1"))
+        database.run(lambda connection: connection.execute_sql("SELECT 1"))
     database.close()
 
 

@@ -12,18 +12,19 @@ from typing import Any
 import psycopg
 import pytest
 from pydantic import SecretStr
-from sqlalchemy import Connection, text
 
 from schema import clock
 from schema.moves.submit import submit_at_once
 from schema.postgres import engine, notify, waits
+from schema.postgres.connection import Connection
 from schema.postgres.engine import Database, DatabaseSettings
 from schema.postgres.notify import Wakeups
+from schema.postgres.statements import Statement
 from tests.support.lossy_proxy import LossyProxy
 from tests.support.patience import MINUTE, eventually
 
 REQUEST = {"instance": "default", "properties": {}, "payload": {"command": ["true"]}}
-ANSWER = text("SELECT 42")
+ANSWER = Statement("SELECT 42")
 
 
 @contextmanager
@@ -51,7 +52,7 @@ WORK: dict[str, Callable[[Database], object]] = {
 
 
 def _several(connection: Connection) -> object:
-    engine_text = text("SELECT 43")
+    engine_text = Statement("SELECT 43")
     connection.execute(engine_text)
     return connection.execute(ANSWER).scalar_one()
 
@@ -88,9 +89,9 @@ def test_a_statement_that_may_take_longer_is_waited_for_and_the_next_transaction
     with behind_a_proxy(database_url) as (database, _):
 
         def slow(connection: Connection) -> str:
-            connection.execute(text("SET LOCAL statement_timeout = 0"))
-            waits.allow(connection, 30.0)
-            connection.execute(text("SELECT pg_sleep(2.5)"))
+            connection.execute(Statement("SET LOCAL statement_timeout = 0"))
+            connection.allow(30.0)
+            connection.execute(Statement("SELECT pg_sleep(2.5)"))
             return _patience(connection)
 
         assert float(database.run(slow)) == 60.0
@@ -98,9 +99,7 @@ def test_a_statement_that_may_take_longer_is_waited_for_and_the_next_transaction
 
 
 def _patience(connection: Connection) -> str:
-    driver = connection.connection.driver_connection
-    assert isinstance(driver, waits.WatchedConnection)
-    return str(driver.patience)
+    return str(connection.session.patience)
 
 
 def test_wake_ups_come_again_after_their_connection_was_lost(
@@ -119,7 +118,7 @@ def test_wake_ups_come_again_after_their_connection_was_lost(
             woken.clear()
 
             def sent() -> bool:
-                database.run(lambda c: c.execute(text("SELECT pg_notify('leasehold_jobs', '')")))
+                database.run(lambda c: c.execute(Statement("SELECT pg_notify('leasehold_jobs', '')")))
                 return woken.is_set()
 
             eventually(sent, every=0.2, what="a wake-up arrives on a new connection")

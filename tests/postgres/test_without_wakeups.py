@@ -10,8 +10,6 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from sqlalchemy import Connection, text
-from sqlalchemy.exc import DBAPIError
 from structlog.testing import capture_logs
 
 from schema import clock
@@ -19,9 +17,10 @@ from schema.diagnostics import server as server_checks
 from schema.diagnostics.checks import Verdict
 from schema.moves.submit import submit_at_once
 from schema.postgres import embedded, engine, migrate, notify
-from schema.postgres.connection_pool import LendingPool
+from schema.postgres.connection import Connection
 from schema.postgres.engine import Database, DatabaseSettings, libpq_url
 from schema.postgres.failures import find_exhausted
+from schema.postgres.statements import Statement
 from schema.timing import Timing
 from tests.support.pool import Pool, completed
 from tests.support.servers import opened
@@ -105,9 +104,7 @@ def test_urgent_work_makes_room_on_its_own_connections(
     with database.listen() as sleeper:
         sleeper.execute(notify.RAISE, ("jobs",))
         assert not database.run(lambda c: notify.wake(c, "jobs"), urgent=True)
-    pool = database.engine.pool
-    assert isinstance(pool, LendingPool)
-    assert pool.checkedin() == 0, "no other connection was opened"
+    assert database.work.open == 0, "no other connection was opened"
     database.close()
     del forgotten
 
@@ -117,9 +114,9 @@ def test_another_limit_of_the_server_is_told_as_it_is(database: Database) -> Non
 
     def work(connection: Connection) -> None:
         tries.append(1)
-        connection.execute(text("DO $$ BEGIN RAISE EXCEPTION 'too large' USING ERRCODE = '54000'; END $$"))
+        connection.execute(Statement("DO $$ BEGIN RAISE EXCEPTION 'too large' USING ERRCODE = '54000'; END $$"))
 
-    with capture_logs() as told, pytest.raises(DBAPIError, match="too large") as refused:
+    with capture_logs() as told, pytest.raises(psycopg.Error, match="too large") as refused:
         database.run(work)
     assert (len(tries), told, find_exhausted(refused.value)) == (1, [], None)
 
@@ -133,7 +130,7 @@ def test_a_pooled_statement_is_repeated_without_a_wake_up_too(
         sleeper.execute(notify.RAISE, ("jobs",))
         request = REQUEST | {"key": "pooled"}
         assert database.run_alone(lambda driver: submit_at_once(driver, [request], actor="test"))[0].created
-        assert database.run(lambda c: c.execute(text("SHOW leasehold.wake")).scalar_one()) == "off"
+        assert database.run(lambda c: c.execute(Statement("SHOW leasehold.wake")).scalar_one()) == "off"
     assert engine.SILENCE < 10
     database.close()
     del forgotten

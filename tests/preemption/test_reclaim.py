@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection
 from structlog.testing import capture_logs
 
 from assigner.cycle import assigner
@@ -11,6 +10,7 @@ from schema.accounting import accounts, counters, rates
 from schema.accounting.accounts import Account
 from schema.moves import preempt as preempt_moves
 from schema.moves.reassign import add_constraints
+from schema.postgres.connection import Connection
 from tests.support.explain import closed, explained, gates_of, keep, rest
 from tests.support.pool import Bot, Pool, active, completed
 from tests.support.race import drain
@@ -339,7 +339,7 @@ def test_nothing_is_stopped_for_a_job_that_has_become_hopeless_since_it_was_foun
             pool.change("UPDATE instances SET draining = true WHERE name = 'team-a'")
         else:
             fields["sync"] = 10_000
-            connection.exec_driver_sql("UPDATE jobs SET queue_deadline = now() + interval '1 h' WHERE state = 'queued'")
+            connection.execute_sql("UPDATE jobs SET queue_deadline = now() + interval '1 h' WHERE state = 'queued'")
         return preempt(connection, **fields)
 
     monkeypatch.setattr("assigner.preemption.reclaim.preempt", late)

@@ -11,7 +11,6 @@ import pytest
 from leasehold.errors import NotReady
 from prometheus_client import REGISTRY
 from psycopg.errors import LockNotAvailable
-from sqlalchemy.exc import OperationalError
 from structlog.testing import capture_logs
 
 from assigner import loops as loops_module
@@ -151,7 +150,7 @@ def test_an_error_is_logged_with_the_retry_delay_and_the_loop_goes_on(loops: Cal
             raise (
                 NotReady("the database cannot be reached"),
                 RuntimeError("a bug"),
-                OperationalError("SELECT 1", {}, LockNotAvailable("canceling statement due to lock timeout")),
+                LockNotAvailable("canceling statement due to lock timeout"),
             )[len(failed) - 1]
         return work()
 

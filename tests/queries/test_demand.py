@@ -168,7 +168,7 @@ def test_what_is_read_grows_with_the_queues_and_not_with_the_jobs(pool: Pool, mo
     for analysed in (False, True):
         if analysed:
             pool.change("ANALYZE")
-        with pool.database.engine.connect() as connection:
+        with pool.database.connect() as connection:
             with watching(connection) as watch:
                 bounded = demand_queries.demand(connection, Scale(), rules=RULES)
             connection.rollback()

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 from leasehold.errors import BadInput
-from sqlalchemy import Row
 
 from assigner.queries import listing
 from assigner.queries.listing import BOUNDS, Bounds, Request
 from schema.filters import Direction, JobFilter, Sort
 from schema.moves.cancel import cancel
 from schema.moves.hold import park
+from schema.postgres.statements import Row
 from tests.support.pool import Pool, active, completed
 
 #: So little that every list walks, in many pages.
@@ -94,7 +94,7 @@ def _within(at: datetime | None, given: JobFilter, name: str) -> bool:
     return (after is None or at >= after) and (before is None or at < before)
 
 
-def expected(rows: Sequence[Row[Any]], given: JobFilter, sort: Sort, direction: Direction) -> list[str]:
+def expected(rows: Sequence[Row], given: JobFilter, sort: Sort, direction: Direction) -> list[str]:
     found = [row for row in rows if passes(row, given) and KEY[sort](row)[0] is not None]
     return [row.id for row in sorted(found, key=KEY[sort], reverse=direction is Direction.DESCENDING)]
 
@@ -123,7 +123,7 @@ def walked(pool: Pool, given: JobFilter, **asked: Any) -> list[str]:
     return [job for page in pages(pool, given, **asked) for job in page]
 
 
-def filters(rows: Sequence[Row[Any]], chance: random.Random) -> Iterator[JobFilter]:
+def filters(rows: Sequence[Row], chance: random.Random) -> Iterator[JobFilter]:
     """Each filter alone, then mixtures."""
     times = sorted(at for row in rows for at in (row.created_at, row.started_at, row.finished_at) if at is not None)
     samples: dict[str, Sequence[Any]] = {

@@ -5,7 +5,6 @@ from collections import Counter
 import httpx
 import pytest
 from prometheus_client import REGISTRY
-from sqlalchemy import Connection
 
 from assigner.api import models
 from assigner.api.models import PoolStatus
@@ -13,6 +12,7 @@ from assigner.queries import status as status_queries
 from schema.moves.cancel import ask_stop, cancel
 from schema.moves.hold import park
 from schema.moves.priority import set_priority
+from schema.postgres.connection import Connection
 from tests.support import filling
 from tests.support.http import JOB, submitted
 from tests.support.plans import watching
@@ -198,7 +198,7 @@ def _bounded(pool: Pool, monkeypatch: pytest.MonkeyPatch, instances: list[str] |
     monkeypatch.setattr(status_queries, "RATE_JOBS", (100, 1000))
     monkeypatch.setattr(status_queries, "MAX_ENDED", 500)
     monkeypatch.setattr(status_queries, "MAX_WAITS", 100)
-    with pool.database.engine.connect() as connection:
+    with pool.database.connect() as connection:
         with watching(connection) as watch:
             bounded = models.status_answer(status_queries.pool_status(connection, instances=instances))
         connection.rollback()
@@ -229,7 +229,7 @@ def test_what_is_older_than_a_minute_is_hardly_read(pool: Pool) -> None:
     filled(pool)
     long_ago(pool, "jobs", "created_at", "finished_at")
     long_ago(pool, "leases", "granted_at", "acknowledged_at")
-    with pool.database.engine.connect() as connection:
+    with pool.database.connect() as connection:
         with watching(connection) as watch:
             found = models.status_answer(status_queries.pool_status(connection, instances=None))
         connection.rollback()

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from leasehold.errors import Conflict, NotFound
-from sqlalchemy import ExceptionContext, event
 
 from bots.protocol import LeaseReport, Sync
 from schema import clock
@@ -18,6 +17,7 @@ from schema.accounting import quotas
 from schema.diagnostics import invariants
 from schema.postgres.engine import Database, DatabaseSettings
 from schema.timing import Timing
+from tests.support import plans
 from tests.support.patience import MINUTE, eventually
 from tests.support.pool import Bot, Pool, active, completed, count
 from tests.support.race import BACKENDS, DEADLOCK_TIMEOUT, DEADLOCKS, ask_stop, cancel, drain, expire, retention
@@ -183,11 +183,7 @@ def crowd(database_url: str, timing: Timing, chance: random.Random) -> Iterator[
 @pytest.mark.parametrize("counting", [False, True], ids=["plain", "counting"])
 def test_mixed_calls_on_the_same_few_bots_never_deadlock(crowd: Pool, chance: random.Random, counting: bool) -> None:
     count(crowd, statistics=counting, probation_failures=1)
-    errors, turns, over = list[str | None](), Counter[str](), threading.Event()
-
-    def note(context: ExceptionContext) -> None:
-        errors.append(getattr(context.original_exception, "sqlstate", None))
-        print(context.original_exception, context.statement)
+    turns, over = Counter[str](), threading.Event()
 
     def keep_on(kind: Kind, own: random.Random) -> None:
         once = kind(Pool(crowd.database, crowd.timing, own), own)
@@ -195,9 +191,7 @@ def test_mixed_calls_on_the_same_few_bots_never_deadlock(crowd: Pool, chance: ra
             once()
             turns[kind.__name__] += 1
 
-    for engine in (crowd.database.engine, crowd.database.reserve):
-        event.listen(engine, "handle_error", note)
-    with ThreadPoolExecutor(len(KINDS)) as threads:
+    with plans.errors() as failed, ThreadPoolExecutor(len(KINDS)) as threads:
         loops = [threads.submit(keep_on, kind, random.Random(chance.getrandbits(32))) for kind in KINDS]
         try:
             watched(crowd, loops, seconds=SECONDS, counting=counting)
@@ -206,7 +200,8 @@ def test_mixed_calls_on_the_same_few_bots_never_deadlock(crowd: Pool, chance: ra
     for loop in loops:
         loop.result()
 
-    print(f"turns: {dict(turns)}, errors: {Counter(errors)}")
+    errors = [error.sqlstate for error in failed]
+    print(f"turns: {dict(turns)}, errors: {Counter(errors)}", *failed, sep="\n")
     assert "40P01" not in errors
     assert crowd.row(FAILURES).noted == counting
     # A backend's counters are certain to be written once it has gone.

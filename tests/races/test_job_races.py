@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 from leasehold.errors import Conflict
-from sqlalchemy import text
 
 from bots.protocol import OutputReport
 from schema.moves.cancel import Cancelled
 from schema.moves.grant import GRANT, Placement, grant
+from schema.postgres.statements import Statement
 from tests.support.pool import Pool, active, completed
 from tests.support.race import (
     FINISHED,
@@ -209,7 +209,7 @@ def test_a_grant_leaves_out_a_bot_that_was_changed_after_its_statement_began(
     with race.first() as first:
         first.rows("SELECT pg_advisory_xact_lock(7)")
         with monkeypatch.context() as patch:
-            patch.setitem(GRANT, False, text(waiting))
+            patch.setitem(GRANT, False, Statement(waiting))
             late = race.second(
                 lambda: pool.database.run(lambda c: grant(c, chosen, assigner="a", strategy="s", ack=1.0)),
                 behind=first,

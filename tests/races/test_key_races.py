@@ -330,7 +330,7 @@ def test_a_child_that_somebody_is_cancelling_is_left_to_him(pool: Pool, race: Ra
     graph = submitted(pool, {1: [], 2: [1]})
     bot, work = at_work(pool, "bot-1")
     with race.first() as ahead:
-        ahead.connection.exec_driver_sql(
+        ahead.connection.execute_sql(
             "SELECT FROM jobs j JOIN graph_nodes n ON n.job_id = j.id WHERE n.node_no = 2 FOR NO KEY UPDATE OF j"
         )
         race.unhindered(lambda: bot.sync(completed(work)), by=ahead)

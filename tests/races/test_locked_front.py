@@ -6,7 +6,6 @@ Each case makes some rows due, holds the first of them, and runs the duty with a
 from collections.abc import Callable
 
 import pytest
-from sqlalchemy import Connection, text
 
 from assigner.maintenance.schedules import Schedules
 from assigner.maintenance.upkeep import EVER, OVERDUE
@@ -18,6 +17,8 @@ from schema.moves.timeouts import age_out, stop_drained
 from schema.policy import schedule_changes, schedules
 from schema.policy.schedule_changes import Author
 from schema.policy.schedules import ScheduleTerms
+from schema.postgres.connection import Connection
+from schema.postgres.statements import Statement
 from schema.requests import JobRequest
 from tests.support.explain import keep
 from tests.support.pool import Pool, completed, states, submitted
@@ -35,7 +36,7 @@ def beside(pool: Pool, race: Race, hold: str, first: object, work: Work) -> None
     """Do the work while the first row is held by a transaction that is open."""
 
     def holding(holder: Pool) -> None:
-        holder.database.run(lambda c: c.execute(text(hold), {"first": first}).one())
+        holder.database.run(lambda c: c.execute(Statement(hold), {"first": first}).one())
 
     race.side_by_side(holding, lambda: pool.database.run(work))
 

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sqlalchemy import text
 
 from schema.moves.submit import Submitted, submit
+from schema.postgres.statements import Statement
 from tests.support.pool import Pool, completed
 from tests.support.race import Race, outcome, running
 
@@ -79,7 +79,7 @@ def test_an_equal_new_one_gives_up_after_the_lock_time_out_of_its_session(pool: 
 def test_a_thousand_deduplication_keys_take_no_advisory_locks(pool: Pool, race: Race) -> None:
     with race.first() as first:
         together(first, *({"dedup_key": f"key-{n}"} for n in range(1000)))
-        assert first.connection.execute(text(ADVISORY), {"pid": first.pid}).scalar_one() == 0
+        assert first.connection.execute(Statement(ADVISORY), {"pid": first.pid}).scalar_one() == 0
 
 
 def test_a_bot_opens_its_session_and_upkeep_goes_on_while_a_new_requirement_set_is_not_committed(

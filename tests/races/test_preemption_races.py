@@ -3,12 +3,12 @@
 from collections import Counter
 
 import pytest
-from sqlalchemy import Connection
 
 from assigner.preemption import reclaim as reclaim_module
 from schema.moves.preempt import release_kept_units
 from schema.picking import preemption
 from schema.picking.ready import Scope
+from schema.postgres.connection import Connection
 from tests.support.pool import Pool, active, completed
 from tests.support.race import Race, at_service_of, cancel, expire
 from tests.support.tenancy import EAGER, Tenancy, assign, contested

@@ -3,16 +3,17 @@
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import psycopg
 import pytest
 from leasehold.errors import Conflict, NotFound
-from sqlalchemy import Connection, text
-from sqlalchemy.exc import DBAPIError
 
 from assigner.cycle.assigner import PriorityAgeAssigner
 from assigner.cycle.pacing import CAREFUL, ConflictBackoff
 from assigner.cycle.settings import AssignerSettings
 from schema.accounting import quotas
 from schema.moves import preempt as preempt_moves
+from schema.postgres.connection import Connection
+from schema.postgres.statements import Statement
 from tests.support.patience import MINUTE
 from tests.support.pool import Pool, active, completed
 from tests.support.race import Race, at_service_of, cancel, outcome
@@ -411,7 +412,7 @@ def test_two_operators_who_set_one_half_each_of_a_new_quota_both_get_it(pool: Po
 # Several assigners at what is nearly used up: nobody exceeds it, nobody ends in an error, and the pool goes on.
 
 
-TURN = text("SELECT pg_advisory_xact_lock(hashtext('leasehold.gates'))")
+TURN = Statement("SELECT pg_advisory_xact_lock(hashtext('leasehold.gates'))")
 
 
 @pytest.mark.conflicts
@@ -508,7 +509,8 @@ def test_a_transaction_that_is_undone_at_every_try_is_no_error_and_any_other_err
     raised = "DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '{}'; END $$"
     turns = ConflictBackoff(lambda: 0.0)
     assert (
-        turns.run(pool.database, lambda c: c.execute(text(raised.format("serialization_failure"))), undone=list) is None
+        turns.run(pool.database, lambda c: c.execute(Statement(raised.format("serialization_failure"))), undone=list)
+        is None
     )
-    with pytest.raises(DBAPIError):
-        turns.run(pool.database, lambda c: c.execute(text(raised.format("check_violation"))), undone=list)
+    with pytest.raises(psycopg.Error):
+        turns.run(pool.database, lambda c: c.execute(Statement(raised.format("check_violation"))), undone=list)

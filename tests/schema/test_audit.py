@@ -2,10 +2,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
-from sqlalchemy import Connection, text
 
 from schema import audit
+from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
+from schema.postgres.statements import Statement
 from tests.support.patience import NEWS, eventually
 from tests.support.servers import Served
 
@@ -18,7 +19,7 @@ def submitted(http: httpx.Client, count: int = 1) -> list[str]:
 
 
 def accesses(database: Database) -> list[tuple[str, str]]:
-    query = text("SELECT action, subject FROM audit WHERE action LIKE '%.read' ORDER BY id")
+    query = Statement("SELECT action, subject FROM audit WHERE action LIKE '%.read' ORDER BY id")
     return [(row.action, row.subject) for row in database.run(lambda connection: connection.execute(query).all())]
 
 
@@ -34,7 +35,7 @@ def test_a_look_is_noted_once_an_hour_for_each_actor_action_and_subject(database
         record_access(actor="operator:y")
         record_access(action="output.read")
     assert accesses(database) == [("job.read", "1"), ("job.read", "2"), ("job.read", "1"), ("output.read", "1")]
-    database.run(lambda connection: connection.execute(text("UPDATE audit SET at = at - interval '61 minutes'")))
+    database.run(lambda connection: connection.execute(Statement("UPDATE audit SET at = at - interval '61 minutes'")))
     record_access()
     assert accesses(database)[4:] == [("job.read", "1")]
 
@@ -42,17 +43,17 @@ def test_a_look_is_noted_once_an_hour_for_each_actor_action_and_subject(database
 def test_only_the_commit_of_a_noted_look_does_not_wait_for_the_disk(database: Database) -> None:
     def setting(connection: Connection) -> str:
         audit.write_access(connection, "job.read", actor="operator:x", subject="1")
-        return str(connection.execute(text("SHOW synchronous_commit")).scalar_one())
+        return str(connection.execute(Statement("SHOW synchronous_commit")).scalar_one())
 
-    usual = database.run(lambda connection: connection.execute(text("SHOW synchronous_commit")).scalar_one())
+    usual = database.run(lambda connection: connection.execute(Statement("SHOW synchronous_commit")).scalar_one())
     assert database.run(setting) == "off"
     assert database.run(setting) == usual
 
 
 def test_the_guard_of_a_look_uses_the_index(database: Database) -> None:
-    with database.engine.connect() as connection:
+    with database.connect() as connection:
         plan = connection.execute(
-            text("EXPLAIN SELECT FROM audit WHERE actor = 'a' AND action = 'b' AND subject = 'c' AND at > now()")
+            Statement("EXPLAIN SELECT FROM audit WHERE actor = 'a' AND action = 'b' AND subject = 'c' AND at > now()")
         ).scalars()
         assert any("audit_of_actor" in line for line in plan)
 
@@ -112,12 +113,12 @@ def test_cancelling_only_what_is_over_is_refused_and_a_mix_is_not(operator: http
 
 def _give_up(database: Database, *jobs: str) -> None:
     """The jobs end by the server's verdict, each move with its event."""
-    statement = text("""
+    statement = Statement("""
         WITH over AS (
             UPDATE jobs SET state = 'leased', fence = 1 WHERE public_id = ANY (CAST(:jobs AS uuid[])) RETURNING id)
         INSERT INTO stored_events (job_id, move, from_state, to_state, fence, actor)
         SELECT id, 'grant', 'queued', 'leased', 1, 'test' FROM over""")
-    finish = text("""
+    finish = Statement("""
         WITH over AS (
             UPDATE jobs SET state = 'dead', fence = 2, finished_at = now()
             WHERE public_id = ANY (CAST(:jobs AS uuid[])) RETURNING id)

@@ -7,10 +7,10 @@ from typing import Any
 
 import psycopg
 from psycopg.rows import scalar_row
-from sqlalchemy import text
 
 from schema import sql
 from schema.postgres.engine import SEARCH_PATH, Database, libpq_url
+from schema.postgres.statements import Statement
 from tests.support.pool import Pool
 
 RELATIONS = """
@@ -75,7 +75,7 @@ def test_no_table_of_the_caller_is_taken_for_one_of_ours(pool: Pool) -> None:
 
 
 def test_callers_functions_fix_the_path_and_forbid_compilation_and_no_other_function_does(database: Database) -> None:
-    found = {row.proname: row.proconfig or [] for row in database.run(lambda c: c.execute(text(FUNCTIONS)).all())}
+    found = {row.proname: row.proconfig or [] for row in database.run(lambda c: c.execute(Statement(FUNCTIONS)).all())}
     path = f"search_path={SEARCH_PATH}"
     assert {name for name, settings in found.items() if {path, "jit=off"} <= {*settings}} == {*sql.OF_CALLERS}
     others = [name for name, settings in found.items() if name not in sql.OF_CALLERS and "jit=off" in settings]

@@ -13,7 +13,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 from pydantic import SecretStr
-from sqlalchemy import make_url, text
+from sqlalchemy import make_url
 
 from schema import clock
 from schema.diagnostics import checks as doctor_checks
@@ -29,6 +29,7 @@ from schema.diagnostics.checks import (
 )
 from schema.postgres import embedded, migrate
 from schema.postgres.engine import Database, DatabaseSettings, libpq_url
+from schema.postgres.statements import Statement
 from schema.tables.columns import STORAGE
 from tests.support.patience import MINUTE, eventually
 from tests.support.pool import Pool
@@ -452,7 +453,7 @@ def test_the_connections_of_a_role_are_counted_once_and_not_with_background_proc
     found = database.run(doctor_checks.check_connections).figures
     ours = database.run(
         lambda c: c.execute(
-            text("SELECT count(*) FROM pg_stat_activity WHERE usename = current_user AND client_port IS NOT NULL")
+            Statement("SELECT count(*) FROM pg_stat_activity WHERE usename = current_user AND client_port IS NOT NULL")
         ).scalar_one()
     )
     beside.close()

@@ -1,11 +1,12 @@
 """Each invariant finds the database in which it is broken, and nothing in a sound one."""
 
 import pytest
-from sqlalchemy import Connection, text
 
 from schema import clock
 from schema.diagnostics import invariants
+from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
+from schema.postgres.statements import Statement
 from tests.support.patience import MINUTE
 
 # One bot with three units in use, one with a unit kept for an instance, quotas, and a job in each state a history can
@@ -185,7 +186,7 @@ BROKEN = [
 
 def execute(connection: Connection, script: str) -> None:
     for statement in filter(str.strip, script.split(";")):
-        connection.exec_driver_sql(statement)
+        connection.execute_sql(statement)
 
 
 def broken(database: Database) -> dict[str, list[str]]:
@@ -234,9 +235,9 @@ def test_a_finding_counts_all_rows_and_shows_the_first_five(database: Database) 
 def test_all_invariants_see_one_snapshot(database: Database) -> None:
     """A move committed while the check runs is seen whole or not at all: here the check waits in its middle."""
     database.run(lambda connection: execute(connection, SOUND))
-    with database.engine.connect() as reader:
+    with database.connect() as reader:
         reader.execute(invariants.SNAPSHOT)
-        assert reader.execute(text("SELECT count(*) FROM jobs")).scalar_one() == 8
+        assert reader.execute(Statement("SELECT count(*) FROM jobs")).scalar_one() == 8
         database.run(
             lambda connection: execute(
                 connection,
@@ -254,10 +255,10 @@ def test_all_invariants_see_one_snapshot(database: Database) -> None:
 
 
 def test_verify_refuses_to_write(database: Database) -> None:
-    with database.engine.connect() as connection:
+    with database.connect() as connection:
         connection.execute(invariants.SNAPSHOT)
-        assert connection.execute(text("SHOW transaction_read_only")).scalar_one() == "on"
-        assert connection.execute(text("SHOW transaction_isolation")).scalar_one() == "repeatable read"
+        assert connection.execute(Statement("SHOW transaction_read_only")).scalar_one() == "on"
+        assert connection.execute(Statement("SHOW transaction_isolation")).scalar_one() == "repeatable read"
 
 
 def test_a_hundred_thousand_jobs_are_verified_in_seconds(database: Database) -> None:

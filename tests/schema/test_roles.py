@@ -12,7 +12,7 @@ import psycopg
 import pytest
 from leasehold.errors import Forbidden, NotReady
 from psycopg import sql
-from sqlalchemy import event, make_url
+from sqlalchemy import make_url
 
 from schema.moves.hold import requeue
 from schema.postgres import migrate
@@ -53,21 +53,22 @@ def role(url: str, *grants: str) -> Iterator[tuple[str, str]]:
 @contextmanager
 def opened_as(url: str, name: str, chance: random.Random) -> Iterator[Database]:
     """Connections that have only the rights of the role."""
-    database = Database(url, DatabaseSettings(), role="test", chance=chance)
-    for engine in (database.engine, database.reserve):
-        _become(engine, name)
-    try:
-        yield database
-    finally:
-        database.close()
+    connect = psycopg.Connection.connect.__func__  # type: ignore[attr-defined]
 
+    def become(cls: "type[psycopg.Connection[Any]]", *args: Any, **named: Any) -> "psycopg.Connection[Any]":
+        made: psycopg.Connection[Any] = connect(cls, *args, **named)
+        made.execute(sql.SQL("SET ROLE {}").format(sql.Identifier(name)))
+        if not made.autocommit:
+            made.commit()
+        return made
 
-def _become(engine: Any, name: str) -> None:
-    def become(driver: "psycopg.Connection[Any]", _record: Any) -> None:
-        driver.execute(sql.SQL("SET ROLE {}").format(sql.Identifier(name)))
-        driver.commit()
-
-    event.listen(engine, "connect", become)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(psycopg.Connection, "connect", classmethod(become))
+        database = Database(url, DatabaseSettings(), role="test", chance=chance)
+        try:
+            yield database
+        finally:
+            database.close()
 
 
 def test_the_owner_of_the_schema_upgrades_it_without_any_right_on_the_database(

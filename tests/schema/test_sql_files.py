@@ -5,17 +5,18 @@ from importlib.resources import files
 from typing import Any
 
 import pytest
-from sqlalchemy import text
 
 from schema import sql
+from schema.postgres import migrate
 from schema.postgres.engine import Database
+from schema.postgres.statements import Statement
 
-FUNCTIONS = text(
+FUNCTIONS = Statement(
     "SELECT proname AS name, pg_get_functiondef(oid) AS definition FROM pg_proc"
     " WHERE pronamespace = 'leasehold'::regnamespace ORDER BY proname, definition"
 )
-VIEWS = text("SELECT viewname AS name, definition FROM pg_views WHERE schemaname = 'leasehold' ORDER BY viewname")
-TRIGGERS = text(
+VIEWS = Statement("SELECT viewname AS name, definition FROM pg_views WHERE schemaname = 'leasehold' ORDER BY viewname")
+TRIGGERS = Statement(
     "SELECT proname AS name, pg_get_triggerdef(t.oid) AS definition FROM pg_trigger t JOIN pg_proc p ON p.oid = tgfoid"
     " WHERE NOT tgisinternal AND pronamespace = 'leasehold'::regnamespace ORDER BY tgname"
 )
@@ -60,5 +61,6 @@ def test_every_trigger_of_a_database_is_in_the_file_of_its_function_or_its_view(
 
 def test_every_file_can_be_loaded_again_with_its_body_checked_and_changes_nothing(database: Database) -> None:
     before = [read(database, query) for query in CATALOG]
-    database.run(lambda connection: sql.load(connection, *PATHS))
+    with migrate.begin(database) as connection:
+        sql.load(connection, *PATHS)
     assert [read(database, query) for query in CATALOG] == before

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from sqlalchemy import event
 from structlog.testing import capture_logs
 
 from assigner.config.loading import load
@@ -16,7 +15,7 @@ from schema.moves import retention as retention_moves
 from schema.moves.end import AttemptEnd, Verdict
 from tests.support.explain import closed, explained
 from tests.support.http import audited
-from tests.support.plans import watching
+from tests.support.plans import statements, watching
 from tests.support.pool import (
     Bot,
     Pool,
@@ -31,7 +30,7 @@ from tests.support.pool import (
     work_off_counting,
 )
 from tests.support.race import Race, at_service_of, cancel, expire, outcome, retention
-from tests.support.sync import crew, statements, together
+from tests.support.sync import crew, together
 from tests.support.tenancy import Tenancy, assign
 
 COUNTING = {"success_policy", "bot_success", "blames"}
@@ -161,9 +160,9 @@ def test_bots_of_a_batch_are_counted_in_as_many_statements_as_one(pool: Pool) ->
     count(pool)
     bots, works = crew(pool, 12, label="build")
     calls = [bot.message(completed(work)) for bot, work in zip(bots, works, strict=True)]
-    with statements(pool) as one:
+    with statements() as one:
         together(bots[0].sync_service, calls[0])
-    with statements(pool) as many:
+    with statements() as many:
         together(bots[0].sync_service, *calls[1:])
     assert many == one
     assert set(counts(pool).values()) == {(1, 0)}
@@ -184,16 +183,14 @@ def test_several_attempts_of_one_bot_in_one_call_all_count(pool: Pool) -> None:
 def test_off_a_finish_sends_the_same_statements_and_touches_no_table_of_counts(pool: Pool) -> None:
     """Off is the default; what is looked at is one empty table, once for each statement, of which nothing is read."""
     (*bots, _), (*works, work) = crew(pool, 4, locality_hint="warm")
-    with statements(pool) as sent:
+    with statements() as sent:
         together(bots[0].sync_service, *[bot.message(completed(work)) for bot, work in zip(bots, works, strict=True)])
     assert not [statement for statement in sent if "bot_success" in statement or "blames" in statement]
     assert counts(pool) == {}
     lease = pool.row("SELECT job_id, fence, bot_id, bot_epoch FROM live")
     ending = AttemptEnd(lease.job_id, work["fence"], lease.bot_id, lease.bot_epoch, Verdict.SUCCEEDED)
-    with pool.database.engine.connect() as connection, connection.begin() as transaction:
-        with watching(connection) as watch:
-            assert len(end.end(connection, [ending], actor="test")) == 1
-        transaction.rollback()
+    with pool.database.connect() as connection, watching(connection) as watch:
+        assert len(end.end(connection, [ending], actor="test")) == 1
     looked = [node for plan in watch.plans for node in plan.nodes if node.relation in COUNTING]
     assert [(node.relation, node.touched) for node in looked] == [("success_policy", 0)]
 
@@ -309,9 +306,8 @@ def test_a_08_rates_are_read_by_those_who_want_them_only(pool: Pool, strategy: d
     count(pool)
     pool.bot()
     pool.submit()
-    sent: list[str] = []
-    event.listen(pool.database.engine, "before_cursor_execute", lambda _c, _u, statement, *_: sent.append(statement))
-    pool.assigner(strategy=strategy).run_once()
+    with statements() as sent:
+        pool.assigner(strategy=strategy).run_once()
     assert [("bot_success" in statement) for statement in sent].count(True) == int(read)
     assert pool.row("SELECT state FROM jobs").state == "leased"
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import Connection, text
-from sqlalchemy.exc import DBAPIError
 
+from schema.postgres import migrate
 from schema.postgres.engine import Database, DatabaseSettings
+from schema.postgres.statements import Statement
 from schema.tables.columns import SCHEMA, STORAGE, metadata
 from tests.support.pool import Pool
 
@@ -47,17 +47,15 @@ def described(empty_url: str) -> Iterator[Database]:
     """A database made from the description alone."""
     opened = Database(empty_url, DatabaseSettings(), role="test", chance=random.Random(0))
 
-    def create(connection: Connection) -> None:
-        connection.execute(text(f"CREATE SCHEMA {SCHEMA}"))
+    with migrate.begin(opened) as connection:
+        connection.exec_driver_sql(f"CREATE SCHEMA {SCHEMA}")
         metadata.create_all(connection)
-
-    opened.run(create)
     yield opened
     opened.close()
 
 
 def rows(database: Database, query: str) -> list[Any]:
-    return list(database.run(lambda connection: connection.execute(text(query)).all()))
+    return list(database.run(lambda connection: connection.execute(Statement(query)).all()))
 
 
 @pytest.mark.parametrize("query", [COLUMNS, CONSTRAINTS, INDEXES], ids=["columns", "constraints", "indexes"])
@@ -126,18 +124,18 @@ SOUND = [
 @pytest.mark.parametrize(("change", "name"), BROKEN.items())
 def test_a_row_that_is_not_sound_is_refused(pool: Pool, change: str, name: str) -> None:
     (job,) = pool.submit()
-    with pytest.raises(DBAPIError, match=f'row for relation "jobs" violates check constraint "{name}"') as refused:
+    with pytest.raises(psycopg.Error, match=f'row for relation "jobs" violates check constraint "{name}"') as refused:
         pool.change(f"UPDATE jobs SET {change}")
-    assert isinstance(refused.value.orig, psycopg.errors.CheckViolation)
-    assert refused.value.orig.diag.constraint_name == name
+    assert isinstance(refused.value, psycopg.errors.CheckViolation)
+    assert refused.value.diag.constraint_name == name
     assert pool.job(job).state == "queued"
 
 
 def test_a_row_at_its_bounds_is_taken(pool: Pool) -> None:
     for change in SOUND:
-        with pool.database.engine.connect() as connection:
-            connection.exec_driver_sql("INSERT INTO jobs (queue, instance, platform) VALUES (1, 1, 1)")
-            connection.exec_driver_sql(f"UPDATE jobs SET {change}")
+        with pool.database.connect() as connection:
+            connection.execute_sql("INSERT INTO jobs (queue, instance, platform) VALUES (1, 1, 1)")
+            connection.execute_sql(f"UPDATE jobs SET {change}")
             connection.rollback()
 
 
@@ -149,7 +147,7 @@ def test_a_legal_name_of_a_bot_is_taken(pool: Pool, name: str) -> None:
 @pytest.mark.parametrize("name", ["", "a" * 64, "-a", ".a", "_", "A", "a b", "é", "a\n", "a\nb"])
 def test_a_name_of_a_bot_that_is_not_legal_is_refused(pool: Pool, name: str) -> None:
     for columns, values, broken in (("name", f"'{name}'", "name"), ("name, pool", f"'b', '{name}'", "pool")):
-        with pytest.raises(DBAPIError, match=f'violates check constraint "bots_{broken}_form"'):
+        with pytest.raises(psycopg.Error, match=f'violates check constraint "bots_{broken}_form"'):
             pool.change(f"INSERT INTO bots ({columns}) VALUES ({values})")
 
 
@@ -170,9 +168,9 @@ def test_a_name_of_a_bot_that_is_not_legal_is_refused(pool: Pool, name: str) -> 
 )
 def test_every_change_of_what_assigners_remember_of_a_bot_is_recorded(pool: Pool, change: str, is_one: bool) -> None:
     pool.bot("b", capacity=2)
-    with pool.database.engine.connect() as connection:
-        before = connection.exec_driver_sql("SELECT transaction FROM bot_changes").scalar_one()
-        connection.exec_driver_sql(f"UPDATE bots SET {change}")
-        after = connection.exec_driver_sql("SELECT transaction FROM bot_changes").scalar_one()
+    with pool.database.connect() as connection:
+        before = connection.execute_sql("SELECT transaction FROM bot_changes").scalar_one()
+        connection.execute_sql(f"UPDATE bots SET {change}")
+        after = connection.execute_sql("SELECT transaction FROM bot_changes").scalar_one()
         connection.rollback()
     assert (before != after) == is_one

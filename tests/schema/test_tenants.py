@@ -3,8 +3,8 @@
 import httpx
 import pytest
 from leasehold.errors import BadInput, Conflict
-from sqlalchemy import Connection
 
+from schema.postgres.connection import Connection
 from schema.tenancy import cohorts, instances
 from schema.tenancy.cohorts import CohortSettings
 from tests.support.http import audited

@@ -3,14 +3,14 @@ from typing import Any
 
 import pytest
 from leasehold.errors import BadInput, Forbidden, NotFound, Unauthorised
-from sqlalchemy import text
 
 from schema.postgres.engine import Database
+from schema.postgres.statements import Statement
 from schema.tenancy import tokens
 
 
 def audited(database: Database) -> list[tuple[str, str, str]]:
-    rows = database.run(lambda c: c.execute(text("SELECT actor, action, subject FROM audit ORDER BY id")).all())
+    rows = database.run(lambda c: c.execute(Statement("SELECT actor, action, subject FROM audit ORDER BY id")).all())
     return [tuple(row) for row in rows]
 
 
@@ -21,7 +21,7 @@ def test_a_token_that_was_created_is_verified_and_only_its_digest_is_stored(data
     found = database.run(lambda c: tokens.verify(c, token))
     identity = token.split("_")[2]
     assert (found.kind, found.id, found.instance, found.priority_ceiling) == ("submitter", identity, "ci", -5)
-    stored = database.run(lambda c: c.execute(text("SELECT t::text FROM tokens t")).scalar_one())
+    stored = database.run(lambda c: c.execute(Statement("SELECT t::text FROM tokens t")).scalar_one())
     assert token.split("_")[3][:64] not in stored
     assert tokens.digest(token).hex() in stored
     assert audited(database) == [("operator:x", "token.create", identity)]
@@ -42,7 +42,7 @@ def test_an_absent_token_and_one_with_another_secret_answer_alike(database: Data
     other = database.run(lambda c: tokens.create(c, "operator"))
     body = token[:24] + other[24:-8]
     forged = body + tokens._checksum(body)
-    database.run(lambda c: c.execute(text("DELETE FROM tokens WHERE id = :id"), {"id": tokens.parse(other)}))
+    database.run(lambda c: c.execute(Statement("DELETE FROM tokens WHERE id = :id"), {"id": tokens.parse(other)}))
     for unknown in (forged, other):
         with pytest.raises(Unauthorised, match=r"^the token is not known$"):
             database.run(lambda c, unknown=unknown: tokens.verify(c, unknown))

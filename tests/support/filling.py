@@ -3,16 +3,17 @@
 import json
 from collections.abc import Mapping, Sequence
 
-from sqlalchemy import Connection, text
+from schema.postgres.connection import Connection
+from schema.postgres.statements import Statement
 
 # Instances i-0, i-1, … have a queue for each requirement set, which consists of one kind. Every bot of the kind offers
 # it.
-QUEUES = text("""
+QUEUES = Statement("""
 INSERT INTO instances (name) SELECT 'i-' || n FROM generate_series(0, :instances - 1) n ON CONFLICT DO NOTHING
 """)
-PLATFORM = text("SELECT intern_platform(jsonb_build_object('kind', jsonb_build_array(CAST(:kind AS text))))")
+PLATFORM = Statement("SELECT intern_platform(jsonb_build_object('kind', jsonb_build_array(CAST(:kind AS text))))")
 
-JOBS = text("""
+JOBS = Statement("""
 WITH filled AS MATERIALIZED (
     SELECT i.id AS instance, p.id AS platform, intern_queue(0, i.id, p.id, :units, NULL) AS queue,
         row_number() OVER (ORDER BY i.id, p.id) - 1 AS nth, count(*) OVER () AS all
@@ -43,12 +44,12 @@ FROM born b JOIN (VALUES (1, 'submit', NULL, 'queued', 0), (2, 'finish', 'queued
 ORDER BY e.nth, b.id
 """)
 
-REST = text("""
+REST = Statement("""
 UPDATE queues q SET looks = 1, reason = 'filling', schedule_after = now() + make_interval(secs => :backoff)
 FROM platforms p WHERE p.id = q.platform AND q.units = :units AND p.properties->'kind'->>0 = ANY (:kinds)
 """)
 
-BOTS = text("""
+BOTS = Statement("""
 WITH named AS MATERIALIZED (
     SELECT kind, count, intern_kind(jsonb_build_object('kind', jsonb_build_array(kind))) AS id
     FROM jsonb_to_recordset(CAST(:kinds AS jsonb)) AS k (kind text, count integer)
@@ -59,7 +60,7 @@ FROM named k CROSS JOIN LATERAL generate_series(1, k.count) n
 """)
 
 # All bots of the kind except `free` of them get a job that takes their whole capacity.
-BUSY = text("""
+BUSY = Statement("""
 WITH full_bots AS (
     SELECT b.id, b.epoch, b.capacity, o.platform, row_number() OVER (ORDER BY md5(b.name)) AS nth FROM bots b
     JOIN kind_platforms o ON o.kind = b.kind

@@ -15,7 +15,6 @@ from urllib.parse import parse_qsl, urlsplit
 import click
 import httpx
 from leasehold.client import Client
-from sqlalchemy import text
 
 from bots.cli.backlog import COMMANDS as BACKLOG
 from bots.cli.graphs import graph
@@ -24,6 +23,7 @@ from bots.cli.listing import COMMANDS as LISTING
 from bots.cli.submit import submit
 from schema.moves.grant import Placement, grant
 from schema.postgres.engine import Database
+from schema.postgres.statements import Statement
 from schema.timing import Timing
 
 
@@ -164,15 +164,17 @@ def submitted(http: httpx.Client, *jobs: dict[str, Any]) -> list[str]:
 
 
 def audited(database: Database) -> list[str]:
-    return list(database.run(lambda c: c.execute(text("SELECT action FROM audit ORDER BY id")).scalars()))
+    return list(database.run(lambda c: c.execute(Statement("SELECT action FROM audit ORDER BY id")).scalars()))
 
 
 def granted(database: Database, timing: Timing, job: str) -> tuple[int, int]:
     """Grant the job to the only bot. Returns the job's row id and fence."""
 
     def work(connection: Any) -> tuple[int, int]:
-        row = connection.execute(text("SELECT id FROM jobs WHERE public_id = :id FOR UPDATE"), {"id": job}).scalar_one()
-        bot = connection.execute(text("SELECT id FROM bots")).scalar_one()
+        row = connection.execute(
+            Statement("SELECT id FROM jobs WHERE public_id = :id FOR UPDATE"), {"id": job}
+        ).scalar_one()
+        bot = connection.execute(Statement("SELECT id FROM bots")).scalar_one()
         lease = grant(connection, [Placement(row, bot, {})], assigner="a", strategy="s", ack=timing.ack)
         return row, lease[0].fence
 

@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -10,8 +10,8 @@ from itertools import count
 from typing import Any
 
 import psycopg
+import pytest
 from leasehold.states import JobState
-from sqlalchemy import Connection, TextClause, text
 
 from assigner.maintenance import upkeep
 from assigner.queries import jobs as job_queries
@@ -37,7 +37,10 @@ from schema.picking.for_bot import FetchingBot
 from schema.picking.head_cursor import HeadCursor
 from schema.picking.pick import Order
 from schema.picking.ready import Scope
+from schema.postgres.connection import Connection
 from schema.postgres.engine import Database, DatabaseSettings
+from schema.postgres.session import Message, Session
+from schema.postgres.statements import Statement
 from tests.support.servers import Databases
 
 #: Planner statistics: none or current; each with plans for the given values, and with generic (kept) plans.
@@ -128,8 +131,6 @@ class Watch:
 @contextmanager
 def watching(connection: Connection) -> Iterator[Watch]:
     """Record the plan of every statement on this connection. End its transaction after the block."""
-    driver = connection.connection.driver_connection
-    assert isinstance(driver, psycopg.Connection)
     watch = Watch()
 
     def noticed(diagnostic: psycopg.errors.Diagnostic) -> None:
@@ -139,22 +140,22 @@ def watching(connection: Connection) -> Iterator[Watch]:
             watch.plans.append(_plan(json.loads(document)))
 
     for setting in SETTINGS:
-        connection.execute(text(setting))
-    driver.add_notice_handler(noticed)
+        connection.execute(Statement(setting))
+    connection.session.add_notice_handler(noticed)
     try:
         yield watch
         # A plan is reported when its portal closes, and the next statement closes it.
-        connection.execute(text("SET LOCAL auto_explain.log_min_duration = -1"))
+        connection.execute(Statement("SET LOCAL auto_explain.log_min_duration = -1"))
     finally:
-        driver.remove_notice_handler(noticed)
+        connection.session.remove_notice_handler(noticed)
 
 
 def watched(connection: Connection, acts: Acts, *, kept: bool) -> dict[str, Watch]:
     """Run each act, and undo it before the next. Returns name → plans. `kept`: use generic plans."""
-    connection.execute(text(f"SET LOCAL plan_cache_mode = {'force_generic_plan' if kept else 'auto'}"))
+    connection.execute(Statement(f"SET LOCAL plan_cache_mode = {'force_generic_plan' if kept else 'auto'}"))
     found = {}
     for name, act in acts.items():
-        with connection.begin_nested() as undone:
+        with connection.savepoint() as undone:
             with watching(connection) as found[name]:
                 act(connection)
             undone.rollback()
@@ -163,19 +164,17 @@ def watched(connection: Connection, acts: Acts, *, kept: bool) -> dict[str, Watc
 
 
 def settle(connection: Connection, acts: Acts, times: int) -> None:
-    """Run each act so often with generic plans, unwatched, that driver and server keep its plan for this connection.
+    """Run each act so often with generic plans, unwatched, that the server keeps its plan for this connection.
 
-    The pool is empty, so nothing has to be undone. The driver would forget what it has prepared at every rollback, and
-    production has few of those.
+    The pool is empty, so nothing has to be undone.
     """
-    driver = connection.connection.driver_connection
-    assert isinstance(driver, psycopg.Connection)
-    driver._prepared.clear = lambda: False  # type: ignore[method-assign]
-    connection.execute(text("SET LOCAL plan_cache_mode = 'force_generic_plan'"))
+    connection.execute(Statement("SET LOCAL plan_cache_mode = 'force_generic_plan'"))
     for _ in range(times):
         for act in acts.values():
             act(connection)
-    kept = connection.execute(text("SELECT count(*) FROM pg_prepared_statements WHERE generic_plans > 0")).scalar_one()
+    kept = connection.execute(
+        Statement("SELECT count(*) FROM pg_prepared_statements WHERE generic_plans > 0")
+    ).scalar_one()
     assert kept > len(acts) / 2, "acts share statements, but most have some of their own"
     connection.commit()
 
@@ -196,7 +195,7 @@ def filled(databases: Databases, template: str, tables: Iterable[str]) -> Iterat
     database = Database(url, settings, role="test", chance=random.Random(0))
     try:
         for table in tables:
-            change = text(f"ALTER TABLE {table} SET (autovacuum_enabled = off)")
+            change = Statement(f"ALTER TABLE {table} SET (autovacuum_enabled = off)")
             database.run(lambda connection, change=change: connection.execute(change))
         yield database
     finally:
@@ -209,8 +208,8 @@ def measured_acts(database: Database, acts: Callable[[Connection], Acts]) -> Mea
     found = Measured({}, [])
     for knowledge in KNOWLEDGE:
         if knowledge == "current":
-            database.run(lambda connection: connection.execute(text("ANALYZE")))
-        with database.engine.connect() as connection:
+            database.run(lambda connection: connection.execute(Statement("ANALYZE")))
+        with database.connect() as connection:
             for name, watch in watched(connection, acts(connection), kept=knowledge.endswith("kept plan")).items():
                 found.watches[knowledge, name] = watch
     found.findings.extend(finding for finding in invariants.verify(database) if finding.rows)
@@ -276,7 +275,7 @@ class Known:
     def fences(self) -> list[tuple[int, int]]:
         return [(job, fence) for job, fence, _, _ in self.held]
 
-    def live_leases(self, connection: Connection, query: TextClause, *, changed: bool) -> None:
+    def live_leases(self, connection: Connection, query: Statement, *, changed: bool) -> None:
         empty: dict[str, list[int]] = {name: [] for name in ("known_bots", "known_jobs", "known_fences", "fetched")}
         connection.execute(query, {"bot_ids": [self.held[0][2]], "held": [1], "changed": changed, **empty}).all()
 
@@ -284,7 +283,7 @@ class Known:
 Act = Callable[[Known, Connection], object]
 
 #: The snapshot of the transaction.
-NOW_SEEN = text("SELECT CAST(pg_current_snapshot() AS text)")
+NOW_SEEN = Statement("SELECT CAST(pg_current_snapshot() AS text)")
 
 
 def _pick(order: Order) -> Act:
@@ -383,3 +382,46 @@ ACTS: dict[str, Act] = {
     "wake for bots": lambda known, connection: wake_queues_for_bots(connection, {known.bots[FREE]: 10}),
     "retention": lambda _, connection: delete_finished(connection, JobState.SUCCEEDED, age=0, limit=BATCH),
 }
+
+
+# What is sent to the server, and the errors that come back
+
+#: Statements that hold others together, which no test counts.
+_AROUND = (b"BEGIN", b"COMMIT", b"SET LOCAL", b"SAVEPOINT", b"ROLLBACK", b"RELEASE")
+
+
+@contextmanager
+def statements() -> Iterator[list[str]]:
+    """Record the statements that pooled connections are given inside the block, as the server takes them."""
+    sent: list[str] = []
+
+    def note(messages: Sequence[Message]) -> None:
+        sent.extend(each.text.decode() for each in messages if not each.text.startswith(_AROUND))
+
+    with _watched(note, lambda _: None):
+        yield sent
+
+
+@contextmanager
+def errors() -> Iterator[list[psycopg.Error]]:
+    """Record the errors of pooled connections inside the block, also those after which work is repeated."""
+    found: list[psycopg.Error] = []
+    with _watched(lambda _: None, found.append):
+        yield found
+
+
+@contextmanager
+def _watched(before: Callable[[Sequence[Message]], None], failed: Callable[[psycopg.Error], None]) -> Iterator[None]:
+    send = Session.send
+
+    def watched(session: Session, messages: Sequence[Message]) -> Any:
+        before(messages)
+        try:
+            return send(session, messages)
+        except psycopg.Error as error:
+            failed(error)
+            raise
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Session, "send", watched)
+        yield

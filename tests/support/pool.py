@@ -9,7 +9,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from leasehold.errors import LeaseholdError
-from sqlalchemy import text
 
 from assigner.admission.state import AdmissionState
 from assigner.cycle.assigner import PriorityAgeAssigner
@@ -30,6 +29,7 @@ from schema.moves.graphs import SubmittedGraph, submit_graph
 from schema.picking.constrained import ConstrainedQueue, QueueHead
 from schema.picking.pick import ReadyJob
 from schema.postgres.engine import Database
+from schema.postgres.statements import Statement
 from schema.timing import Timing
 from schema.validation import normal_properties
 
@@ -190,15 +190,18 @@ class Pool:
 
     def row(self, query: str, **values: Any) -> Any:
         """The only row of a query."""
-        return self.database.run(lambda connection: connection.execute(text(query), values).one())
+        return self.database.run(lambda connection: connection.execute(Statement(query), values).one())
 
     def rows(self, query: str, **values: Any) -> list[Any]:
         """All rows of a query."""
-        return self.database.run(lambda connection: list(connection.execute(text(query), values)))
+        return self.database.run(lambda connection: list(connection.execute(Statement(query), values)))
 
     def change(self, statement: str, **values: Any) -> None:
         """Change rows directly, to arrange a state that only time or a fault would cause."""
-        self.database.run(lambda connection: connection.execute(text(statement), values))
+        if values:
+            self.database.run(lambda connection: connection.execute(Statement(statement), values))
+        else:
+            self.database.run(lambda connection: connection.execute_sql(Statement(statement).query.decode()))
 
     def granted(self) -> list[str]:
         """Public ids of the jobs that were given to bots, in that order."""

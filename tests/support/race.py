@@ -6,12 +6,11 @@ ends.
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, Literal, TypeVar, cast
 
 from leasehold.states import JobState
-from sqlalchemy import Connection, ExceptionContext, Transaction, event, text
 
 from bots.protocol import Sync
 from bots.sync.call import HeldCall
@@ -21,13 +20,16 @@ from schema.moves.cancel import Cancelled
 from schema.moves.end import EndedAttempt
 from schema.moves.hold import HoldResult
 from schema.moves.retention import delete_finished
+from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
+from schema.postgres.statements import Statement
+from tests.support import plans
 from tests.support.patience import MINUTE, eventually
 from tests.support.pool import Bot, Pool, active, synced
 
 T = TypeVar("T")
 
-BLOCKED = text("""
+BLOCKED = Statement("""
 SELECT count(*) FROM pg_stat_activity
 WHERE datname = current_database() AND CAST(:holder AS integer) = ANY (pg_blocking_pids(pid))
 """)
@@ -40,7 +42,7 @@ SELECT count(*) AS others FROM pg_stat_activity
 WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'
     AND application_name NOT LIKE 'checks%'"""
 DEADLOCKS = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
-PID = text("SELECT pg_backend_pid()")
+PID = Statement("SELECT pg_backend_pid()")
 
 
 class _OneTransaction:
@@ -58,24 +60,26 @@ class _OneTransaction:
         kept_plans: bool = False,
     ) -> T:
         del urgent, undone, kept_plans
-        return work(self._connection)
+        done = work(self._connection)
+        self._connection.execute(PID)  # and what was to be sent with the commit
+        return done
 
 
 class Undecided(Pool):
     """A pool whose work all runs in one open transaction."""
 
-    def __init__(self, pool: Pool, connection: Connection, transaction: Transaction) -> None:
+    def __init__(self, pool: Pool, connection: Connection) -> None:
         super().__init__(cast(Database, _OneTransaction(connection)), pool.timing, pool.chance)
-        self.connection, self._transaction = connection, transaction
+        self.connection = connection
         self.pid: int = connection.execute(PID).scalar_one()
 
     def commit(self) -> None:
         """Commit the transaction; the contender that waits for it goes on."""
-        self._transaction.commit()
+        self.connection.commit()
 
     def roll_back(self) -> None:
         """Roll the transaction back; the contender that waits for it goes on."""
-        self._transaction.rollback()
+        self.connection.rollback()
 
     def decide(self, commit: bool) -> None:
         """Commit or roll back."""
@@ -90,25 +94,27 @@ class Race:
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
-        #: SQLSTATEs of all errors so far, including those after which a transaction was repeated.
-        self.errors: list[str | None] = []
         self._threads = ThreadPoolExecutor(max_workers=4)
-        for engine in (pool.database.engine, pool.database.reserve):
-            event.listen(engine, "handle_error", self._note)
+        self._watch = ExitStack()
+        self._failed = self._watch.enter_context(plans.errors())
+
+    @property
+    def errors(self) -> list[str | None]:
+        """SQLSTATEs of all errors so far, including those after which a transaction was repeated."""
+        return [error.sqlstate for error in self._failed]
+
+    def forget_errors(self) -> None:
+        """Forget the errors so far, which were expected."""
+        self._failed.clear()
 
     @contextmanager
     def first(
         self, *, isolation: Literal["READ COMMITTED", "REPEATABLE READ"] = "READ COMMITTED"
     ) -> Iterator[Undecided]:
         """Open the first transaction. It is rolled back at the end of the block if it is still open."""
-        with self.pool.database.engine.connect() as plain:
-            connection = plain.execution_options(isolation_level=isolation)
-            transaction = connection.begin()
-            try:
-                yield Undecided(self.pool, connection, transaction)
-            finally:
-                if transaction.is_active:
-                    transaction.rollback()
+        with self.pool.database.connect() as connection:
+            connection.execute_sql(f"SET TRANSACTION ISOLATION LEVEL {isolation}")
+            yield Undecided(self.pool, connection)
 
     def second(self, work: Callable[[], T], *, behind: Undecided) -> "Future[T]":
         """Start `work` in a thread, and return when it waits for the transaction of `behind`; fail if it never does."""
@@ -162,9 +168,7 @@ class Race:
     def close(self) -> None:
         """Join the threads."""
         self._threads.shutdown()
-
-    def _note(self, context: ExceptionContext) -> None:
-        self.errors.append(getattr(context.original_exception, "sqlstate", None))
+        self._watch.close()
 
     def _blocked_by(self, pid: int) -> int:
         count: int = self.pool.row(BLOCKED.text, holder=pid)[0]

@@ -5,10 +5,10 @@ from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import Connection, text
-from sqlalchemy.exc import DBAPIError
 
+from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
+from schema.postgres.statements import Statement
 
 #: A request that uses most of its fields.
 FULL: dict[str, Any] = {
@@ -155,7 +155,7 @@ REFUSED: Mapping[str, list[dict[str, Any]]] = {
     "comand": [{"comand": ["true"]}],
     "payload": [{"payload": {}}],
 }
-ROWS = text("""
+ROWS = Statement("""
 SELECT i.name, p.properties, w.properties AS preferred, r.properties AS required, v.seconds, v.until, g.terms,
     y.payload, e.details, k.key, k.request_hash,
     to_jsonb(j) - '{id,public_id,queue,instance,platform,preferred}'::text[] AS job, to_jsonb(t) - 'job_id' AS own,
@@ -184,20 +184,20 @@ def written(database: Database, *submits: Callable[[Connection], Any], query: An
     def work(connection: Connection) -> list[Any]:
         found = []
         for submit in submits:
-            attempt = connection.begin_nested()
-            submit(connection)
-            found.append([tuple(row) for row in connection.execute(query)])
-            attempt.rollback()
+            with connection.savepoint() as attempt:
+                submit(connection)
+                found.append([tuple(row) for row in connection.execute(query)])
+                attempt.rollback()
         return found
 
     return database.run(work)
 
 
 def refusal(database: Database, query: Any, values: dict[str, Any]) -> str:
-    with pytest.raises(DBAPIError) as refused:
+    with pytest.raises(psycopg.Error) as refused:
         database.run(lambda connection: connection.execute(query, values))
-    assert isinstance(refused.value.orig, psycopg.errors.InvalidParameterValue)
-    return refused.value.orig.diag.message_primary or ""
+    assert isinstance(refused.value, psycopg.errors.InvalidParameterValue)
+    return refused.value.diag.message_primary or ""
 
 
 # In the form that the functions of the database take

@@ -18,7 +18,7 @@ from uuid import uuid4
 
 import httpx
 import psycopg
-from sqlalchemy import Connection, make_url, text
+from sqlalchemy import make_url
 from structlog.testing import capture_logs
 
 from assigner.api import backlog, jobs
@@ -35,8 +35,10 @@ from bots.sync.settle import SyncService
 from schema import clock
 from schema.diagnostics import invariants
 from schema.postgres import embedded
+from schema.postgres.connection import Connection
 from schema.postgres.engine import Database, DatabaseSettings, libpq_url
 from schema.postgres.notify import Wakeups
+from schema.postgres.statements import Statement
 from schema.tenancy import tokens
 from schema.timing import Timing
 from tests.support.fork_server.server import ForkedProcess
@@ -166,7 +168,7 @@ class Databases:
         template = self._templates[self._clones[name]]
 
         def work(connection: Connection) -> bool:
-            driver: Any = connection.connection.driver_connection
+            driver: Any = connection.session
             if driver.info.parameter_status("is_superuser") != "on" or _one(driver, _CATALOG) != template.catalog:
                 return False
             driver.execute(_OTHERS)
@@ -269,7 +271,7 @@ def counts(database: Database) -> dict[str, int]:
         "graphs",
     )
     rows = database.run(
-        lambda c: {name: c.execute(text(f"SELECT count(*) FROM {name}")).scalar_one() for name in names}
+        lambda c: {name: c.execute(Statement(f"SELECT count(*) FROM {name}")).scalar_one() for name in names}
     )
     return rows
 

@@ -4,8 +4,8 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+import psycopg
 from leasehold.errors import Conflict, NotReady
-from sqlalchemy.exc import DBAPIError
 
 from bots.protocol import LeaseReport, OpenSession, Outcome, Session, Sync, SyncAnswer, Work
 from bots.sync import sessions
@@ -184,7 +184,7 @@ class Swarm:
                             self._step(bot)
                 except NotReady:
                     continue  # the server is down; the same call is repeated later
-                except DBAPIError as error:
+                except psycopg.Error as error:
                     if not is_outage(error):
                         self.errors.append(error)
                         return

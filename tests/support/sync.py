@@ -1,12 +1,9 @@
 """Sync calls of many bots to one service, together or one by one, and the rows that they leave."""
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 from leasehold.errors import LeaseholdError
-from sqlalchemy import event
 
 from bots.protocol import Sync
 from bots.sync.call import Call, HeldCall, NewCall
@@ -85,18 +82,3 @@ def busied(pool: Pool, bot: Bot, **job: Any) -> dict[str, Any]:
 def offered(answer: dict[str, Any]) -> list[str]:
     """Ids of the jobs that the bot must start."""
     return [lease["job"] for lease in answer["leases"] if lease["state"] == "pending"]
-
-
-@contextmanager
-def statements(pool: Pool) -> Iterator[Sequence[str]]:
-    """Record the statements that the sync services of this pool execute inside the block."""
-    sent: list[str] = []
-
-    def note(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
-        sent.append(statement)
-
-    event.listen(pool.database.reserve, "before_cursor_execute", note)
-    try:
-        yield sent
-    finally:
-        event.remove(pool.database.reserve, "before_cursor_execute", note)

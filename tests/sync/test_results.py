@@ -10,9 +10,9 @@ from pydantic import ValidationError
 from bots.protocol import LeaseReport, Outcome, OutputReport, Sync
 from schema.moves.cancel import cancel
 from schema.validation import MAX_RESULT_BYTES
+from tests.support.plans import statements
 from tests.support.pool import Bot, Pool, active, answered, completed, synced
 from tests.support.race import retention
-from tests.support.sync import statements
 
 #: Seconds between attempts: none.
 AT_ONCE = "UPDATE jobs SET schedule_after = NULL WHERE state = 'queued'"
@@ -117,7 +117,7 @@ def test_results_cost_no_statement_of_their_own(pool: Pool) -> None:
     sent: list[int] = []
     for result in (None, '"done"'):
         _, bot, work = pool.running()
-        with statements(pool) as seen:
+        with statements() as seen:
             bot.sync(completed(work, result=result))
         sent.append(len(seen))
     assert sent[0] == sent[1]

@@ -14,9 +14,9 @@ from schema.moves.backoff import promote
 from schema.moves.grant import Placement, grant
 from schema.moves.sessions import SessionOpening, expire
 from schema.timing import KILL_ALLOWANCE
+from tests.support.plans import statements
 from tests.support.pool import Bot, Pool, active, completed
 from tests.support.race import Race, cancel, outcome
-from tests.support.sync import statements
 from tests.support.tenancy import Tenancy, assign, contested
 
 LIVE = "SELECT FROM leases WHERE state IN ('pending', 'active', 'cancelling')"
@@ -263,7 +263,7 @@ def test_sessions_open_together_in_as_many_statements_as_one(pool: Pool) -> None
             )
             for number in range(count)
         ]
-        with statements(pool) as sent:
+        with statements() as sent:
             answers = together(pool, *requests)
         numbers.append(len(sent))
         assert [answer.bot for answer in answers if isinstance(answer, Session)] == [each.bot for each in requests]

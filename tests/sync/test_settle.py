@@ -13,9 +13,10 @@ from schema import clock
 from schema.moves.cancel import cancel
 from schema.moves.end import Verdict
 from schema.moves.sessions import drain
+from tests.support.plans import statements
 from tests.support.pool import Bot, Pool, active, completed
 from tests.support.race import Race
-from tests.support.sync import alone, busied, crew, new_calls, offered, plain, statements, tables, together
+from tests.support.sync import alone, busied, crew, new_calls, offered, plain, tables, together
 from tests.support.tenancy import Tenancy
 
 Works = list[dict[str, Any]]
@@ -79,9 +80,9 @@ def test_a_batch_costs_as_many_statements_for_thirty_bots_as_for_two(pool: Pool)
     bots, works = crew(pool, 32, locality_hint="warm")
     pool.submit(40)
     reports = [bot.message(written(completed(work), b"x")) for bot, work in zip(bots, works, strict=True)]
-    with statements(pool) as few:
+    with statements() as few:
         together(bots[0].sync_service, *reports[:2])
-    with statements(pool) as many:
+    with statements() as many:
         answers = together(bots[0].sync_service, *reports[2:])
     assert [len(answer["leases"]) for answer in answers] == [1] * 30
     assert many == few
@@ -448,7 +449,7 @@ def test_without_a_maximum_bots_share_one_look_whatever_they_have_finished(pool:
         bots.append(pool.bot(f"bot-{n}", sync_service=sync_service))
         works.append(busied(pool, bots[-1], instance=f"team-{n}"))
     jobs = pool.submit(6)
-    with statements(pool) as sent:
+    with statements() as sent:
         answers = together(sync_service, *finishing(bots, works))
     assert [offered(answer) for answer in answers] == [[job] for job in jobs[:4]]
     assert sum("first_heads" in statement or "FROM front" in statement for statement in sent) == 1
@@ -468,7 +469,7 @@ def test_a_minimum_is_filled_first_by_a_batch_and_not_beyond(pool: Pool, tenancy
     tenancy.quota("team-a", minimum=2)
     pool.submit(10, instance="team-a", priority=5)
     pool.submit(10, instance="team-c", priority=-5)
-    with statements(pool) as sent:
+    with statements() as sent:
         answers = together(bots[0].sync_service, *finishing(bots, works))
     assert names(answers) == [["team-a"]] * 2 + [["team-c"]] * 3
     assert sum("first_heads" in statement for statement in sent) == 1, "without a maximum bots that are alike share one"

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from schema.moves.cancel import cancel
+from tests.support.plans import statements
 from tests.support.pool import Bot, Pool, active, completed
-from tests.support.sync import statements
 
 Works = list[dict[str, Any]]
 
@@ -32,7 +32,7 @@ def states(pool: Pool, works: Works) -> list[str]:
 def test_unchanged_leases_that_a_bot_does_not_list_are_neither_read_nor_sent_again(pool: Pool) -> None:
     bot, works = waiting(pool)
     pool.submit(2)
-    with statements(pool) as sent:
+    with statements() as sent:
         answer = bot.sync(*map(completed, works[:2]), unlisted=2)
     assert states(pool, works) == ["succeeded"] * 2 + ["leased"] * 2
     assert (len(jobs(answer)), answer["unlisted"]) == (2, 2), "only what the call has fetched"

@@ -10,7 +10,6 @@ from typing import Annotated, Any, Generic, TypeVar
 from fastapi import APIRouter, Query, Request
 from leasehold import wire
 from pydantic import BaseModel, Field
-from sqlalchemy import Connection, func, select
 
 from assigner.api.routing import OPERATORS, problems
 from assigner.queries import alerts as alert_queries
@@ -18,6 +17,7 @@ from schema import audit, validation
 from schema.clock import monotonic
 from schema.diagnostics import doctor, invariants
 from schema.diagnostics.checks import Verdict
+from schema.postgres.connection import Connection
 from schema.tenancy import processes
 
 T = TypeVar("T")
@@ -166,7 +166,7 @@ async def list_alerts(request: Request) -> AlertList:
 
     def work(connection: Connection) -> AlertList:
         found = alert_queries.alerts(connection, cooldown=state.sync_service.cooldown)
-        now = connection.scalars(select(func.now())).one()
+        now = connection.now()
         return AlertList(now=now, alerts=[Alert(**asdict(each)) for each in found])
 
     answer: AlertList = await _look(request, "alerts").result(lambda: state.run(work))

@@ -8,13 +8,13 @@ from fastapi import APIRouter, Query, Request
 from leasehold import wire
 from leasehold.errors import BadInput, NotFound
 from pydantic import BaseModel, Field, ValidationError
-from sqlalchemy import Connection
 
 from assigner.api.routing import OPERATORS, Read, problems
 from assigner.api.submission import RequestModel
 from assigner.placement.decision_sample import BY_WEIGHTS, Rescored, Seen, rescore
 from assigner.placement.registry import StrategySettings
 from assigner.placement.strategy import CapacityTerm, Score, Weights
+from schema.postgres.connection import Connection
 from schema.tenancy import processes
 from schema.tenancy.processes import MAX_DECISIONS, DecisionRow
 

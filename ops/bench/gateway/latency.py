@@ -27,7 +27,6 @@ import psycopg
 from leasehold.errors import LeaseholdError
 from rich.console import Console
 from rich.table import Table
-from sqlalchemy import text
 
 from assigner.cycle.settings import AssignerSettings
 from assigner.process.children import Child, Children, Role
@@ -37,6 +36,7 @@ from schema import clock
 from schema.moves.submit import submit_alone
 from schema.postgres import embedded, migrate
 from schema.postgres.engine import Database, DatabaseSettings
+from schema.postgres.statements import Statement
 from schema.tenancy import tokens
 from schema.timing import Timing
 
@@ -46,7 +46,7 @@ SAMPLE_WITHIN = 30.0
 BOT = "bench-1"
 #: Seconds between two reads of the lease while wake-ups are off; short against the poll that is measured.
 LOOK = 0.002
-SILENCE = text("""
+SILENCE = Statement("""
 CREATE OR REPLACE FUNCTION leasehold.wake(topic text, keys text DEFAULT '') RETURNS boolean
 LANGUAGE sql AS $$ SELECT false $$
 """)

@@ -23,7 +23,6 @@ import httpx
 from leasehold.errors import LeaseholdError
 from rich.console import Console
 from rich.table import Table
-from sqlalchemy import text
 
 from assigner.process.children import Child, Children, Role
 from bots.protocol import Session
@@ -45,6 +44,7 @@ from schema.moves import submit as submit_moves
 from schema.moves.sessions import SessionOpening, open_sessions
 from schema.postgres import embedded, migrate
 from schema.postgres.engine import Database
+from schema.postgres.statements import Statement
 from schema.tenancy import tokens
 from schema.timing import Timing
 
@@ -59,7 +59,7 @@ SPARE = 64
 #: Sessions opened in one transaction.
 TOGETHER = 200
 #: Gives idle sessions the mixed ages of a fleet that was not started at one moment.
-AGE = text("UPDATE bots SET expires_at = now() + make_interval(secs => :ttl * (0.4 + 0.6 * random()))")
+AGE = Statement("UPDATE bots SET expires_at = now() + make_interval(secs => :ttl * (0.4 + 0.6 * random()))")
 ALIVE = "SELECT count(*) FROM bots WHERE session IS NOT NULL AND epoch = 1 AND expires_at > now()"
 TRANSACTIONS = "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = current_database()"
 HOLDS, OF_BOTS = "leasehold_waits{", 'topic="bots"'

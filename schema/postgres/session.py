@@ -1,0 +1,201 @@
+"""A session of the server, which executes several statements in one round trip and prepares each when it first comes.
+
+A process executes few texts again and again. The driver prepares a statement when it has executed it five times, sends
+one after the other, and its cursor costs as much processor time as a short statement. So statements are sent through
+libpq, with the driver's conversion of values, and what needs no answer at once travels with the next one.
+"""
+
+import math
+import select
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeAlias
+
+import psycopg
+from psycopg import errors, pq
+from psycopg.adapt import PyFormat, Transformer
+
+from schema import clock
+from schema.postgres.statements import Result, Row, row_maker
+from schema.postgres.waits import WatchedConnection
+
+#: The most statements that one session keeps prepared. The next transaction begins without them.
+MOST = 300
+
+_OK = frozenset({pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK})
+_SYNC, _TUPLES, _BAD = pq.ExecStatus.PIPELINE_SYNC, pq.ExecStatus.TUPLES_OK, pq.ConnStatus.BAD
+_STEP = pq.ExecStatus.COMMAND_OK
+#: The session has not prepared a statement, or has lost it; a table has other columns than when it was prepared.
+_OUTDATED = frozenset({b"26000", b"0A000"})
+#: What a plan depends on: the text of a statement, and the types of its values.
+_Key: TypeAlias = tuple[bytes, tuple[int, ...] | None]
+
+
+class Message(NamedTuple):
+    """A statement with values in the form in which they are sent. `types`: their types, which a plan depends on."""
+
+    text: bytes
+    values: Sequence[Any] = ()
+    types: tuple[int, ...] | None = None
+    formats: Sequence[int] | None = None
+
+
+BEGIN = Message(b"BEGIN ISOLATION LEVEL READ COMMITTED")
+
+
+class Session(WatchedConnection):
+    """A connection in autocommit mode, with the statements that its session has prepared. For one thread at a time.
+
+    is_own: false behind a pooler that may give each transaction another session of the server. Then nothing is
+        prepared, and `begins` makes the settings of each transaction.
+    begins: the statements that begin a transaction.
+    settings: those that make the same settings for a statement that is executed alone.
+    began: the monotonic time at which the session began, at the latest; negative infinity if it is not our own.
+    generation: of the connections of its pool, all of which are replaced together.
+    """
+
+    is_own = True
+    begins: Sequence[Message] = (BEGIN,)
+    settings: Sequence[Message] = ()
+    began: float = -math.inf
+    generation = 0
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self._transformer = Transformer(self)
+        self._names: dict[_Key, bytes] = {}
+        self._serial = 0
+        self._is_outdated = False
+
+    def message(self, text: bytes, values: Sequence[Any]) -> Message:
+        """The statement with these values. Raises psycopg.Error for a value that cannot be sent."""
+        transformer = self._transformer
+        sent = transformer.dump_sequence(values, _formats(len(values)))
+        return Message(text, sent, transformer.types, transformer.formats)
+
+    def send(self, messages: Sequence[Message]) -> list[pq.abc.PGresult]:
+        """Execute the statements, all in one round trip, and return their results. Raises the first error of them.
+
+        Outside of a transaction they are one.
+        """
+        self.waits_since = clock.monotonic()
+        try:
+            if len(messages) == 1:
+                (message,) = messages
+                name = self._names.get((message.text, message.types))
+                if name is not None:
+                    return [self._checked(self.pgconn.exec_prepared(name, message.values, message.formats))]
+            return self._pipelined(messages)
+        finally:
+            self.waits_since = None
+
+    def execute_script(self, sql: str) -> pq.abc.PGresult:
+        """Execute one or several statements without values, and return the result of the last one."""
+        with self.waiting():
+            return self._checked(self.pgconn.exec_(sql.encode()))
+
+    def read(self, result: pq.abc.PGresult) -> Result[Row]:
+        """The rows of a result."""
+        if result.status != _TUPLES:
+            return Result((), result.command_tuples or 0)
+        names = _names(tuple(map(result.fname, range(result.nfields))))
+        count = result.ntuples
+        if not count:
+            return Result((), 0, names)
+        self._transformer.set_pgresult(result)
+        return Result(self._transformer.load_rows(0, count, row_maker(names)), count, names)
+
+    def forget_if_outdated(self) -> None:
+        """Drop the prepared statements, outside of a transaction, if they are too many or one was found to be lost."""
+        if self.is_own and (self._is_outdated or len(self._names) >= MOST):
+            self._names.clear()
+            self._is_outdated = False
+            with suppress(psycopg.Error), self.waiting():  # if it is lost, its next statement fails
+                self.pgconn.exec_(b"DEALLOCATE ALL")
+
+    def _pipelined(self, messages: Sequence[Message]) -> list[pq.abc.PGresult]:
+        """Send all, then read the result of each. The server leaves out what follows an error."""
+        pgconn = self.pgconn
+        pgconn.enter_pipeline_mode()
+        is_read = False
+        try:
+            new: list[tuple[_Key, bytes] | None] = []
+            coming = dict[_Key, bytes]()
+            for message in messages:
+                key = message.text, message.types
+                name = self._names.get(key) or coming.get(key)
+                if name is None and self.is_own and len(self._names) + len(coming) < MOST:
+                    name = coming[key] = self._next_name()
+                    pgconn.send_prepare(name, message.text, message.types)
+                    new.append((key, name))
+                if name is None:
+                    pgconn.send_query_params(message.text, message.values, message.types, message.formats)
+                else:
+                    pgconn.send_query_prepared(name, message.values, message.formats)
+                new.append(None)
+            pgconn.pipeline_sync()
+            results = self._results()
+            is_read = True
+        finally:
+            if is_read:
+                pgconn.exit_pipeline_mode()
+            else:
+                pgconn.finish()  # nobody knows what of it has been executed
+        for step, result in zip(new, results, strict=False):
+            if step is not None and result.status == _STEP:
+                self._names[step[0]] = step[1]
+        for result in results:
+            self._checked(result)
+        return [result for step, result in zip(new, results, strict=True) if step is None]
+
+    def _results(self) -> list[pq.abc.PGresult]:
+        """Read until the end of the pipeline. Waits for the socket: `get_result` would wait with Python's lock held."""
+        pgconn, results, silent = self.pgconn, list[pq.abc.PGresult](), 0
+        while pgconn.flush():
+            self._wait(select.POLLIN | select.POLLOUT)
+        while True:
+            while pgconn.is_busy():
+                self._wait(select.POLLIN)
+            result = pgconn.get_result()
+            if result is None:
+                silent += 1
+                if silent > 1 or pgconn.status == _BAD:
+                    raise psycopg.OperationalError(pgconn.get_error_message())
+            elif result.status == _SYNC:
+                return results
+            else:
+                silent = 0
+                results.append(result)
+
+    def _wait(self, events: int) -> None:
+        """Wait until the socket is ready, and take what has arrived."""
+        poll = select.poll()
+        poll.register(self.pgconn.socket, events)
+        poll.poll()
+        self.pgconn.consume_input()
+
+    def _checked(self, result: pq.abc.PGresult) -> pq.abc.PGresult:
+        """The result, if it is none of an error; otherwise raises that."""
+        if result.status in _OK:
+            return result
+        state = result.error_field(pq.DiagnosticField.SQLSTATE)
+        if state is None:
+            raise psycopg.OperationalError(self.pgconn.get_error_message())
+        if state in _OUTDATED:
+            self._is_outdated = True
+        raise errors.error_from_result(result)
+
+    def _next_name(self) -> bytes:
+        self._serial += 1
+        return b"leasehold_%d" % self._serial
+
+
+@lru_cache(64)
+def _formats(count: int) -> list[PyFormat]:
+    return [PyFormat.AUTO] * count
+
+
+@lru_cache(2048)
+def _names(names: tuple[bytes | None, ...]) -> tuple[str, ...]:
+    return tuple((name or b"").decode() for name in names)
