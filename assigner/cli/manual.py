@@ -1,7 +1,8 @@
-"""The command `help`: the pages of the documentation, and the help of a command."""
+"""The command `help`: the pages of the documentation, a list of modules, and the help of a command."""
 
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -15,15 +16,39 @@ from assigner.cli.completion import Named
 _INSTALLED, _REPOSITORY = Path(__file__).parent.parent / "pages", Path(__file__).parent.parent.parent
 #: The page that the repository keeps outside of the others.
 _FIRST = "readme"
+#: The page that is made from the docstrings of the modules.
+_MODULES = "modules"
+_PACKAGES = ("schema", "assigner", "bots")
 
 
 @cache
-def topics() -> Mapping[str, Path]:
-    """Return the page of each topic, by name."""
+def topics() -> Mapping[str, Callable[[], str]]:
+    """Return for each topic, by name, a function that reads its page."""
     folder = _INSTALLED if _INSTALLED.is_dir() else _REPOSITORY / "ops" / "docs"
     first = folder / "readme.md" if _INSTALLED.is_dir() else _REPOSITORY / "README.md"
-    pages = {path.stem: path for path in sorted(folder.glob("*.md"))} | {_FIRST: first}
-    return dict(sorted(pages.items()))
+    pages = {path.stem: path.read_text for path in folder.glob("*.md")} | {_FIRST: first.read_text}
+    return dict(sorted({**pages, _MODULES: modules}.items()))
+
+
+def modules() -> str:
+    """Make a page of all modules: the first sentence of the docstring of each, by folder."""
+    page = ["# Modules: what each one holds\n"]
+    for package in _PACKAGES:
+        for folder in sorted({path.parent for path in (_REPOSITORY / package).rglob("*.py")}):
+            paths = sorted(path for path in folder.glob("*.py") if path.stem != "__init__")
+            if not paths or folder.name == "versions":
+                continue
+            marker = folder / "__init__.py"
+            page.append(f"\n## {folder.relative_to(_REPOSITORY)}/\n")
+            page += [f"{_first_sentence(marker)}\n"] * marker.is_file()
+            page += [f"- `{path.name}`: {_first_sentence(path)}" for path in paths]
+    return "\n".join(page) + "\n"
+
+
+def _first_sentence(module: Path) -> str:
+    """Read the docstring, with which every module begins, without the parser, which takes a second for all of them."""
+    paragraph = " ".join(module.read_text().split('"""', 2)[1].partition("\n\n")[0].split())
+    return re.sub(r"(?<=\w\w[.)]) .*", "", paragraph)
 
 
 @click.command("help")
@@ -33,12 +58,12 @@ def help_command(context: click.Context, topic: tuple[str, ...]) -> None:
     """Show a page of the documentation, the help of a command, or the list of topics."""
     page = topics().get(topic[0]) if len(topic) == 1 else None
     if page is not None:
-        _show(page.read_text())
+        _show(page())
     elif topic:
         _show_command(context.find_root(), topic)
     else:
-        for name, path in topics().items():
-            click.echo(f"{name:14}{path.read_text().partition(chr(10))[0].lstrip('# ')}")
+        for name, read in topics().items():
+            click.echo(f"{name:14}{read().partition(chr(10))[0].lstrip('# ')}")
         click.echo("\nleasehold help TOPIC shows a page, leasehold help COMMAND… what a command does")
 
 

@@ -71,7 +71,7 @@ def test_help_lists_its_topics_shows_pages_and_commands_and_names_both_if_there_
 ) -> None:
     assert errors.run(cli, ["help"]) == 0
     listed = capsys.readouterr().out
-    assert set(manual.topics()) == {"readme", *(page.stem for page in (ROOT / "ops/docs").glob("*.md"))}
+    assert set(manual.topics()) == {"readme", "modules", *(page.stem for page in (ROOT / "ops/docs").glob("*.md"))}
     assert all(topic in listed for topic in manual.topics())
     assert errors.run(cli, ["help", "tenancy"]) == 0
     assert capsys.readouterr().out == (ROOT / "ops/docs/tenancy.md").read_text(), "what is piped is the page itself"
