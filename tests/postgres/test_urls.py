@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 from leasehold.errors import NotReady
+from psycopg import sql
 from sqlalchemy import make_url
 
 from schema.postgres import urls
@@ -19,10 +20,13 @@ WHERE = b"SELECT current_setting('transaction_read_only'), current_setting('data
 
 
 @pytest.fixture(scope="module")
-def standby_url() -> Iterator[str]:
-    """A server that refuses writes, as a standby does."""
+def standby_url(server_url: str) -> Iterator[str]:
+    """A server that refuses writes, as a standby does. It has the role by which the tests' server is reached."""
     with serving_in_memory() as url:
         with psycopg.connect(url, autocommit=True) as connection:
+            wanted = make_url(server_url).username
+            if wanted != make_url(url).username:
+                connection.execute(sql.SQL("CREATE ROLE {} SUPERUSER LOGIN").format(sql.Identifier(wanted or "")))
             connection.execute("ALTER SYSTEM SET default_transaction_read_only = on")
             connection.execute("SELECT pg_reload_conf()")
         yield url
