@@ -338,7 +338,7 @@ WITH old AS MATERIALIZED (
         WHERE job_id = j.id AND move = 'submit' ORDER BY id LIMIT 1) e ON true
 )
 SELECT o.name, s.public_id, coalesce(s.created, true) AS created, coalesce(s.same, true) AS same
-FROM submit_all((SELECT jsonb_agg(request ORDER BY n) FROM old), :actor) a
+FROM submit_many((SELECT jsonb_agg(request ORDER BY n) FROM old), :actor) a
 CROSS JOIN LATERAL unnest(a.public_ids, a.created, a.same) WITH ORDINALITY AS s (public_id, created, same, nth)
 JOIN old o ON o.n = s.nth - 1
 """)

@@ -16,44 +16,42 @@ from schema.postgres.connection import Connection
 from schema.postgres.session import Session
 from schema.postgres.statements import Row, Statement
 
-# The functions are the one implementation, for callers in SQL as well as for this one.
-# All answers are one row of texts: reading a row of its own for each of a thousand jobs takes the client 1.5 ms.
+# Two SQL functions submit jobs: `submit_alone` submits one, `submit_many` a list. Callers in SQL come to them as well.
+# `submit_many` answers in one row of arrays. The client would need 1.5 ms more to read a thousand rows.
 SUBMIT = Statement("""
 SELECT CAST(job_ids AS text) AS job_ids, CAST(public_ids AS text) AS public_ids, CAST(created AS text) AS created,
     array_position(same, false) - 1 AS other
-FROM submit_all(CAST(:requests AS jsonb), :actor)
+FROM submit_many(CAST(:requests AS jsonb), :actor)
 """)
 SUBMIT_ALONE = b"SELECT submit_alone($1, $2)"
-SUBMIT_AT_ONCE = b"SELECT job_ids, public_ids, created FROM submit_all($1, $2, true)"
-SUBMIT_ALIKE = b"SELECT job_ids, public_ids, created FROM submit_alike($1, $2, $3, $4)"
-#: The fields of a request that may differ between requests which are alike, unset.
-OWN: Mapping[str, Any] = {"payload": None, "key": None}
+SUBMIT_AT_ONCE = b"SELECT job_ids, public_ids, created FROM submit_many($1, $2, true)"
+SUBMIT_ALIKE = b"SELECT job_ids, public_ids, created FROM submit_many($1, $4, true, common => $2, keys => $3)"
 #: What the functions raise when a queue is full, when a request breaks a limit that operators have set, and when a key
 #: was used for a different request.
 QUEUE_FULL, BEYOND_LIMIT, KEY_REUSED = "LH001", "LH004", "LH005"
 
 
 class Submitted(NamedTuple):
-    """One accepted submission; `created` is false when it made no job. A tuple is made in half of a dataclass's time.
+    """One accepted submission. It is a tuple because that is made in half of a dataclass's time."""
 
-    Its key had been used before by an equal request, or it joined a job by its deduplication key: `job_id` is then that
-    job, and `public_id` a name of its own for it.
-    """
-
+    #: The job that was made, or that was there already.
     job_id: int
+    #: The id by which the caller knows the job. Submissions that share a job by a deduplication key have an id each.
     public_id: str
+    #: False if no job was made: the key was used before by an equal request, or an unfinished job had the same
+    #: deduplication key.
     created: bool
 
 
 def submit(connection: Connection, requests: Sequence[Mapping[str, Any]], *, actor: str) -> list[Submitted]:
     """Queue all `requests`, or none. Answers are in the order of the requests.
 
-    A request holds instance, properties (in normal form), payload, and optionally key, priority, units, label,
-    locality_hint, timeout_seconds, queue_timeout_seconds, dedup_key, max_attempts, retry_failed, preferred_properties
-    (in normal form), prefer_seconds and metadata. A request whose key was used before in its instance gets the earlier
-    job, also if that is not kept any more; raises Conflict `key_reused` when that one was submitted with another
-    content, QueueFull when a label or an instance has no room for all of its new jobs, BadInput when a class or a
-    service level is not known, or when a new job would break a limit that operators have set.
+    Requests are in the form of `JobRequest.normal`; fields that are absent have their defaults. A request whose key was
+    used before in its instance is answered with the earlier job, even if that job is not kept any more.
+
+    Raises Conflict `key_reused` if that key was used for a different request, QueueFull if a label or an instance has
+    no room for all of its new jobs, and BadInput if a class or a service level is not known or a new job would break a
+    limit that operators have set.
     """
     values = {"requests": to_json(list(requests)).decode(), "actor": actor}
     if not requests:
@@ -65,10 +63,10 @@ def submit(connection: Connection, requests: Sequence[Mapping[str, Any]], *, act
 
 
 def submit_at_once(driver: Session, requests: Sequence[Mapping[str, Any]], *, actor: str) -> list[Submitted]:
-    """Queue all `requests`, or none, by one statement; for `Database.run_alone`.
+    """Queue all `requests`, or none, in a transaction of their own; for `Database.run_alone`.
 
-    Takes, answers and raises what `submit` does. It saves two round trips and the work of the layers above the driver:
-    a thirteenth of the time of 1,000 requests.
+    Takes, answers and raises what `submit` does. It is one statement that commits by itself, which saves two round
+    trips and the layers above the driver: a thirteenth of the time of 1,000 requests.
     """
     if len(requests) < 2:
         return [submit_alone(driver, request, actor=actor) for request in requests]
@@ -87,21 +85,22 @@ def submit_at_once(driver: Session, requests: Sequence[Mapping[str, Any]], *, ac
 
 
 def _alike(requests: Sequence[Mapping[str, Any]]) -> tuple[bytes, bytes, bytes] | None:
-    """What `submit_alike` takes: what requests have in common, their payloads, and keys if any. None if they differ.
+    """Return payloads, what else requests say, and keys if any, of requests that differ in nothing else; or None.
 
     Requests are in the form of `JobRequest.normal`, so that equal values are of one type and have one digest.
     """
-    first = {**requests[0], **OWN}
-    if any("payload" not in request or {**request, **OWN} != first for request in requests):
+    own: Mapping[str, Any] = {"payload": None, "key": None}
+    first = {**requests[0], **own}
+    if any("payload" not in request or {**request, **own} != first for request in requests):
         return None
-    common = {name: value for name, value in first.items() if name not in OWN}
+    common = {name: value for name, value in first.items() if name not in own}
     keys = [request.get("key") for request in requests]
     payloads = [request["payload"] for request in requests]
-    return to_json(common), to_json(payloads), to_json(keys if any(key is not None for key in keys) else [])
+    return to_json(payloads), to_json(common), to_json(keys if any(key is not None for key in keys) else [])
 
 
 def _answers(job_ids: str, public_ids: str, created: str | None, *, count: int) -> list[Submitted]:
-    """Read arrays as the server writes them. created: None if all requests have made a job."""
+    """Read arrays in the text form of the server. created: None if all requests have made a job."""
     ids, names = job_ids[1:-1].split(","), public_ids[1:-1].split(",")
     assert len(ids) == len(names) == count
     are_new = repeat(True) if created is None else map("t".__eq__, created[1:-1].split(","))
@@ -109,9 +108,9 @@ def _answers(job_ids: str, public_ids: str, created: str | None, *, count: int) 
 
 
 def submit_alone(driver: Session, request: Mapping[str, Any], *, actor: str) -> Submitted:
-    """Queue one request; for `Database.run_alone`. Answers and raises what `submit` does.
+    """Queue one request in a transaction of its own; for `Database.run_alone`.
 
-    The request is in the form of `JobRequest.normal`.
+    Takes, answers and raises what `submit` does for one request.
     """
     try:
         (answer,) = engine.single_row(driver, SUBMIT_ALONE, to_json(request), actor.encode())
@@ -134,10 +133,11 @@ def submitted_rows(
     requests: Sequence[Mapping[str, Any]] = (),
     place: str = "jobs",
 ) -> Sequence[Row]:
-    """The rows of a statement that submits `requests`, whose list is called `place`.
+    """Return the rows of a statement that submits `requests`.
 
-    Raises QueueFull when a queue has no room, BadInput when a class or a service level is not known or when a request
-    breaks a limit.
+    place: what callers call this list, which begins the names of fields in errors.
+    Raises QueueFull if a queue has no room, and BadInput if a class or a service level is not known or a request breaks
+    a limit.
     """
     try:
         return connection.execute(statement, values).all()
@@ -154,7 +154,10 @@ def _key_conflict(index: int, request: Mapping[str, Any]) -> Conflict:
 
 
 def _refused(error: psycopg.Error, requests: Mapping[str, Mapping[str, Any]]) -> LeaseholdError | None:
-    """What the function says by its SQLSTATE of these requests, by their place; None if it was something else."""
+    """Return the refusal that this error of the functions means; None if it is another error.
+
+    requests: by their places, such as `jobs.0`.
+    """
     reason = escaped(error.diag.message_primary or "", 300)
     match error.sqlstate:
         case code if code == QUEUE_FULL:

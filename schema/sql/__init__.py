@@ -4,7 +4,7 @@
 other functions, each with its triggers, and then `views/` has the views, with theirs; both are loaded after the tables.
 
 Every file may be loaded again and then replaces its function or view. This package imports nothing of Leasehold. Read
-first: functions/submit_all.sql and functions/settle.sql.
+first: functions/submit_many.sql and functions/settle.sql.
 """
 
 from importlib.resources import files
@@ -14,6 +14,12 @@ from sqlalchemy import Connection
 #: The functions that callers call in sessions of their own. Each fixes the search path and forbids compilation. No
 #: other function does, because a setting costs a single submit about as much as writing a row.
 OF_CALLERS = ("submit", "submit_graph")
+#: The columns of a job that its submit sets. `{JOB_COLUMNS}` in a file stands for this list. Every function that
+#: inserts jobs makes rows with columns of these names, and inserts them by it.
+JOB_COLUMNS = (
+    "id, public_id, queue, cohort, instance, platform, label, priority, units, state, locality_hint, timeout_seconds,"
+    " queue_deadline, max_attempts, retry_failed, dedup_key, constrained, rank, preferred"
+)
 #: Without the check, a function may name functions and tables that do not exist yet.
 _UNCHECKED = "SET LOCAL check_function_bodies = off"
 _CHECKED = "SET LOCAL check_function_bodies = on"
@@ -28,7 +34,8 @@ def load(connection: Connection, *paths: str) -> None:
     """Execute files, each given as `folder/name`. Functions may be loaded before those that they call."""
     _execute(connection, _UNCHECKED)
     for path in paths:
-        _execute(connection, files(__name__).joinpath(f"{path}.sql").read_text(encoding="utf-8"))
+        written = files(__name__).joinpath(f"{path}.sql").read_text(encoding="utf-8")
+        _execute(connection, written.replace("{JOB_COLUMNS}", JOB_COLUMNS))
     _execute(connection, _CHECKED)
 
 

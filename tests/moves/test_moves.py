@@ -431,10 +431,9 @@ def at_once(pool: Pool, requests: list[dict[str, Any]]) -> list[Submitted]:
     return pool.database.run_alone(lambda driver: submit_at_once(driver, requests, actor="test"))
 
 
-def among_others(pool: Pool, requests: list[dict[str, Any]]) -> list[Submitted]:
-    """Submit them with one that is not like them, as most submits of many jobs."""
-    another = {"payload": {"command": ["another"]}, "priority": 7}
-    return pool.database.run(lambda connection: submit(connection, [*requests, another], actor="test"))[:-1]
+def among_others(pool: Pool, request: dict[str, Any]) -> Submitted:
+    """Submit it with another one."""
+    return pool.database.run(lambda connection: submit(connection, [request, PLAIN], actor="test"))[0]
 
 
 def rows(pool: Pool) -> Any:
@@ -451,11 +450,10 @@ def test_a_request_alone_makes_the_rows_that_it_makes_among_others(
 ) -> None:
     pool.change("INSERT INTO cohorts (name, labels) VALUES ('night', '{nightly}')")
     unshared = request_ | ({"dedup_key": "other"} if "dedup_key" in request_ else {})
-
-    def among(request: dict[str, Any]) -> Submitted:
-        return pool.database.run(lambda c: submit(c, [request, PLAIN], actor="test"))[0]
-
-    made = [alone(pool, request_), among(unshared)] if first == "alone" else [among(unshared), alone(pool, request_)]
+    if first == "alone":
+        made = [alone(pool, request_), among_others(pool, unshared)]
+    else:
+        made = [among_others(pool, unshared), alone(pool, request_)]
     one, other = (pool.row(STORED, id=job.public_id) for job in made)
     assert one == other
     assert [job.created for job in made] == [True, True]
@@ -492,9 +490,9 @@ def test_requests_that_are_alike_make_the_rows_that_they_make_among_others(pool:
     pool.change("INSERT INTO cohorts (name, labels) VALUES ('night', '{nightly}')")
     pair = [REQUESTS[name], REQUESTS[name] | {"payload": {"command": ["another"]}}]
     if first == "among others":
-        others, together = among_others(pool, pair), at_once(pool, pair)
+        others, together = [among_others(pool, each) for each in pair], at_once(pool, pair)
     else:
-        together, others = at_once(pool, pair), among_others(pool, pair)
+        together, others = at_once(pool, pair), [among_others(pool, each) for each in pair]
     for one, other in zip(together, others, strict=True):
         assert one.created
         assert pool.row(STORED, id=one.public_id) == pool.row(STORED, id=other.public_id)
@@ -504,20 +502,20 @@ def test_requests_that_are_alike_make_the_rows_that_they_make_among_others(pool:
 @pytest.mark.parametrize("managed", [False, True])
 @pytest.mark.parametrize("wanted", [{}, {"units": 2}], ids=["", "large"])
 @pytest.mark.parametrize("there", [{}, {"terms": {"job_class": "random"}}], ids=["plain", "constrained"])
-def test_requests_that_are_alike_join_no_queue_of_other_jobs(
+def test_requests_join_no_queue_of_other_jobs(
     pool: Pool, there: dict[str, Any], wanted: dict[str, Any], managed: bool
 ) -> None:
     alone(pool, PLAIN | there)
     if managed:
         account = Account(credit_weight=1.0)
         pool.database.run(lambda connection: put_account(connection, "default", account, actor="test"))
-    pair = [PLAIN | wanted] * 2
-    together, others = at_once(pool, pair), among_others(pool, pair)
-    for one, other in zip(together, others, strict=True):
-        assert pool.row(STORED, id=one.public_id) == pool.row(STORED, id=other.public_id)
+    request = PLAIN | wanted
+    made = [alone(pool, request), *at_once(pool, [request] * 2)]
+    other = pool.row(STORED, id=among_others(pool, request).public_id)
+    assert [pool.row(STORED, id=job.public_id) for job in made] == [other] * 3
 
 
-def test_requests_that_are_alike_get_the_jobs_of_their_known_keys_in_their_order(pool: Pool) -> None:
+def test_requests_at_once_get_the_jobs_of_their_known_keys_in_their_order(pool: Pool) -> None:
     alone(pool, PLAIN)
     requests = [PLAIN | {"key": key, "payload": {"command": [key]}} for key in ("d", "b", "c", "a")]
     unkeyed = PLAIN | {"payload": {"command": ["unkeyed"]}}
@@ -539,13 +537,13 @@ def test_requests_that_are_alike_get_the_jobs_of_their_known_keys_in_their_order
     assert alone(pool, requests[3]) == again[3]._replace(created=False), "the key has the digest of the whole request"
 
 
-def test_requests_that_are_alike_and_share_a_deduplication_key_make_one_job(pool: Pool) -> None:
+def test_requests_at_once_that_share_a_deduplication_key_make_one_job(pool: Pool) -> None:
     alone(pool, PLAIN)
     one, two = at_once(pool, [PLAIN | {"dedup_key": "d"}] * 2)
     assert (one.created, two.created, two.job_id) == (True, False, one.job_id)
 
 
-def test_limits_and_malformed_payloads_are_seen_in_requests_that_are_alike(pool: Pool) -> None:
+def test_limits_and_malformed_payloads_are_seen_in_requests_at_once(pool: Pool) -> None:
     alone(pool, PLAIN)
     pool.change("INSERT INTO queue_limits (instance, max_queued) SELECT id, 2 FROM instances")
     with pytest.raises(QueueFull):

@@ -288,8 +288,8 @@ def test_functions_that_submit_are_loaded_before_those_that_they_call(
     migrate.upgrade(empty)
     for change in (
         "DROP FUNCTION submit",
-        "DROP FUNCTION submit_all",
-        "DROP FUNCTION submit_alike",
+        "DROP FUNCTION submit_many",
+        "DROP FUNCTION read_requests",
         "DROP FUNCTION known_queue",
         "DROP FUNCTION bulk_public_id",
         "DROP FUNCTION new_public_id",
@@ -302,8 +302,8 @@ def test_functions_that_submit_are_loaded_before_those_that_they_call(
         requests = '[{"command": ["true"]}, {"command": ["false"]}]'
         submitted = Statement("SELECT count(*) FROM submit(CAST(:requests AS jsonb))")
         assert database.run(lambda c: c.execute(submitted, {"requests": requests}).scalar_one()) == 2
-        alike = [{"payload": {"command": ["true"]}}] * 2
-        for requests_ in (alike, alike[:1]):
+        two = [{"payload": {"command": ["true"]}}] * 2
+        for requests_ in (two, two[:1]):
             made = database.run_alone(
                 lambda driver, requests_=requests_: submit_at_once(driver, requests_, actor="test")
             )

@@ -41,6 +41,22 @@ def test_a_file_says_what_it_is_for_and_defines_what_it_is_named_after(path: str
         assert set(re.findall(r"EXECUTE FUNCTION (\w+)", written)) <= {name}
 
 
+def test_jobs_are_inserted_by_one_list_of_columns() -> None:
+    written = {name: files(sql).joinpath(f"functions/{name}.sql").read_text() for name in sql.names("functions")}
+    inserting = {name: len(re.findall("INSERT INTO jobs ", text_)) for name, text_ in written.items()}
+    by_list = {
+        name: len(re.findall(r"INSERT INTO jobs (AS \w+ )?\({JOB_COLUMNS}\)\s+SELECT {JOB_COLUMNS} FROM ", text_))
+        for name, text_ in written.items()
+    }
+    assert by_list == inserting
+    assert {name for name, count in inserting.items() if count} == {
+        "submit_alone",
+        "submit_many",
+        "submit_graph",
+        "submit_or_join",
+    }
+
+
 def test_every_function_of_a_database_has_a_file(database: Database) -> None:
     found = {row.name for row in read(database, FUNCTIONS)}
     assert found == {*sql.names("checks"), *sql.names("functions")}

@@ -1,4 +1,4 @@
-"""Load the functions that submit jobs again, and `submit_all`: they do less for each call and each job."""
+"""Load the functions that submit jobs again, and `submit_many`: they do less for each call and each job."""
 
 from alembic import op
 
@@ -11,7 +11,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    sql.load(op.get_bind(), "functions/submit_alone", "functions/submit_all", "functions/submit")
+    sql.load(op.get_bind(), "functions/submit_alone", "functions/submit_many", "functions/submit")
 
 
 def downgrade() -> None:

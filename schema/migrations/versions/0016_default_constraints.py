@@ -16,7 +16,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    functions = ("has_own_constraints", "submit_alone", "submit_all", "submit_or_join")
+    functions = ("has_own_constraints", "submit_alone", "submit_many", "submit_or_join")
     sql.load(op.get_bind(), *(f"functions/{name}" for name in functions))
 
 

@@ -23,7 +23,7 @@ def upgrade() -> None:
         " submit_or_join(jsonb, integer, integer, text)"
     )
     functions = (
-        "intern_kind", "intern_platform", "lock_joined", "new_requests", "refuse_full_queues", "submit_all",
+        "intern_kind", "intern_platform", "lock_joined", "new_requests", "refuse_full_queues", "submit_many",
         "submit_alone", "submit_deduplicated", "submit_graph", "submit_or_join",
     )  # fmt: skip
     sql.load(op.get_bind(), *(f"functions/{name}" for name in functions))

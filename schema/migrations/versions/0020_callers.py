@@ -13,7 +13,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    functions = ("submit", "submit_graph", "submit_all", "submit_alike", "recent_evictions")
+    functions = ("submit", "submit_graph", "submit_many", "recent_evictions")
     sql.load(op.get_bind(), *(f"functions/{name}" for name in functions))
 
 

@@ -13,7 +13,7 @@ down_revision = "0032"
 branch_labels = None
 depends_on = None
 
-FUNCTIONS = ("submit_all", "submit_alone", "submit_alike", "submit_deduplicated")
+FUNCTIONS = ("submit_many", "submit_alone", "submit_deduplicated")
 
 
 def upgrade() -> None:

@@ -1,12 +1,14 @@
--- Submit one job: what `submit_all` does, without the work of sharing lookups among many.
+-- Submit one job: what `submit_many` does, without the work of sharing look-ups among many.
 --
--- Its rows are written one after the other. Each statement, each table in it, each field that it takes from the
--- request and each condition cost as much as half an index entry, because the server sets them up for each call. So the
--- first statement finds the queue of a job without a label and without constraints; what most requests do not have is
--- looked at only if `is_special` says so. `intern_queue` is asked only if there is no such queue, or if it may be about
--- to go. Jobs without a label are in cohort 0; with a label, the table of jobs is locked first, as whoever changes the
--- cohorts does. A property set whose digest is known is in normal form already. Locks are taken in the same order as in
--- `submit_all`. Where operators have set limits, `original` is what was asked, and `request` what is stored.
+-- The server sets up each statement, each table in it and each expression again for each call, and each costs as much
+-- as half an index entry. So the first statement finds the queue of a job without a label, constraints and preferences;
+-- a set of properties whose digest is known is in normal form already. What few requests have is looked at only if
+-- `is_special` is true. `intern_queue` is asked only if there is no such queue, or if upkeep may be about to delete it;
+-- it says why no lock is needed otherwise.
+--
+-- Jobs without a label are in cohort 0. With a label, the table of jobs is locked first, as whoever changes the cohorts
+-- does. Locks are taken in the same order as in `submit_many`. Where operators have set limits, `request` is what is
+-- stored, and `original` what was asked, of which a key keeps the digest.
 CREATE OR REPLACE FUNCTION submit_alone(request jsonb, actor text,
     OUT job_id bigint, OUT public_id uuid, OUT created boolean, OUT same boolean)
 LANGUAGE plpgsql AS $$
@@ -47,18 +49,16 @@ BEGIN
                 prefer_seconds,from,lowered}'
         INTO public_id, created, same, of_units, of_priority, of_instance, of_platform, of_queue, limited, is_special
         FROM known_queue(request) q;
-    IF limited OR is_special OR of_queue IS NULL THEN
-        IF of_queue IS NULL THEN
-            SELECT new_public_id(job_id), true, true, coalesce((request->>'units')::integer, 1),
-                    coalesce((request->>'priority')::integer, 0), i.id, i.managed, p.id,
-                    EXISTS (SELECT FROM submit_checks)
-                INTO public_id, created, same, of_units, of_priority, of_instance, is_managed, of_platform, limited
-                FROM (SELECT) one
-                LEFT JOIN instances i ON i.name = coalesce(request->>'instance', 'default')
-                LEFT JOIN platforms p
-                    ON p.digest = sha256(convert_to(coalesce(request->'properties', '{}')::text, 'UTF8'));
-            is_special := true;
-        END IF;
+    IF of_queue IS NULL THEN
+        SELECT new_public_id(job_id), true, true, coalesce((request->>'units')::integer, 1),
+                coalesce((request->>'priority')::integer, 0), i.id, i.managed, p.id, EXISTS (SELECT FROM submit_checks)
+            INTO public_id, created, same, of_units, of_priority, of_instance, is_managed, of_platform, limited
+            FROM (SELECT) one
+            LEFT JOIN instances i ON i.name = coalesce(request->>'instance', 'default')
+            LEFT JOIN platforms p ON p.digest = sha256(convert_to(coalesce(request->'properties', '{}')::text, 'UTF8'));
+        is_special := true;
+    END IF;
+    IF limited OR is_special THEN
         IF limited THEN
             limited := EXISTS (SELECT FROM queue_limits q WHERE q.label IS NULL OR q.label = request->>'label'
                 UNION ALL SELECT FROM ceilings UNION ALL SELECT FROM submit_rules);
@@ -67,7 +67,7 @@ BEGIN
             IF request->>'dedup_key' IS NOT NULL THEN
                 SELECT s.job_ids[1], s.public_ids[1], coalesce(s.created[1], true), coalesce(s.same[1], true)
                     INTO job_id, public_id, created, same
-                    FROM submit_all(jsonb_build_array(request), actor) s;
+                    FROM submit_many(jsonb_build_array(request), actor) s;
                 RETURN;
             END IF;
             IF limited THEN
@@ -125,13 +125,18 @@ BEGIN
         of_queue := intern_queue(of_cohort, of_instance, of_platform, of_units, of_constraint_set, of_preferred,
             of_required);
     END IF;
-    INSERT INTO jobs (id, public_id, queue, cohort, instance, platform, label, priority, units, locality_hint,
-                      timeout_seconds, queue_deadline, max_attempts, retry_failed, constrained, rank, preferred)
-    VALUES (submit_alone.job_id, submit_alone.public_id, of_queue, of_cohort, of_instance, of_platform,
-        coalesce(request->>'label', ''), of_priority, of_units, request->>'locality_hint',
-        (request->>'timeout_seconds')::double precision, of_deadline, coalesce((request->>'max_attempts')::integer, 5),
-        coalesce((request->>'retry_failed')::boolean, false), of_constraint_set IS NOT NULL,
-        coalesce(of_rank, of_priority), of_preferred);
+    INSERT INTO jobs ({JOB_COLUMNS})
+    SELECT {JOB_COLUMNS} FROM (
+        SELECT submit_alone.job_id AS id, submit_alone.public_id AS public_id, of_queue AS queue, of_cohort AS cohort,
+               of_instance AS instance, of_platform AS platform, coalesce(request->>'label', '') AS label,
+               of_priority AS priority, of_units AS units, 'queued' AS state,
+               request->>'locality_hint' AS locality_hint,
+               (request->>'timeout_seconds')::double precision AS timeout_seconds, of_deadline AS queue_deadline,
+               coalesce((request->>'max_attempts')::integer, 5) AS max_attempts,
+               coalesce((request->>'retry_failed')::boolean, false) AS retry_failed, NULL::text AS dedup_key,
+               of_constraint_set IS NOT NULL AS constrained, coalesce(of_rank, of_priority) AS rank,
+               of_preferred AS preferred
+    ) new_job;
     IF is_special THEN
         IF of_constraint_set IS NOT NULL AND has_own_constraints(request) THEN
             INSERT INTO job_constraints (job_id, estimate, seconds, deadline, priority_inputs)

@@ -127,41 +127,29 @@ BEGIN
     WITH moment AS MATERIALIZED (
         SELECT public_id_prefix() AS prefix
     ), placed AS MATERIALIZED (
-        SELECT p.place, nextval('jobs_id_seq') AS new_id,
+        SELECT p.place, nextval('jobs_id_seq') AS id,
                (moment.prefix || substr(gen_random_uuid()::text, 16))::uuid AS public_id
         FROM moment CROSS JOIN unnest(places) AS p (place)
     ), edges AS MATERIALIZED (
-        SELECT p.new_id AS parent, c.new_id AS child, e.on_failure
+        SELECT p.id AS parent, c.id AS child, e.on_failure
         FROM unnest(parents, children, kinds) AS e (parent, child, on_failure)
         JOIN placed p ON p.place = e.parent JOIN placed c ON c.place = e.child
     ), waiting AS MATERIALIZED (
         SELECT child, count(*)::integer AS deps FROM edges GROUP BY child
     ), asked AS MATERIALIZED (
-        SELECT r.node, coalesce(r.properties, '{}') AS properties, coalesce(r.priority, graph_priority) AS priority,
-               coalesce(r.units, 1) AS units, coalesce(r.label, '') AS label, r.locality_hint, r.timeout_seconds,
-               r.queue_timeout_seconds, coalesce(r.max_attempts, 5) AS max_attempts,
-               coalesce(r.retry_failed, false) AS retry_failed, r.payload, r.whole, r.preferred_properties,
-               r.prefer_seconds,
-               CASE WHEN is_managed OR r.terms IS NOT NULL OR coalesce((request->>'fair_share')::boolean, false)
-                   THEN coalesce(r.terms, '{}') || jsonb_build_object('graph', made::text) END AS terms,
-               r.callback, CASE WHEN policy <> 'ignore' AND absent <> '{}' THEN ARRAY(
+        SELECT r.*, (r.whole->>'node')::integer AS node, r.whole->>'callback' AS callback,
+               CASE WHEN is_managed OR r.terms <> '' OR coalesce((request->>'fair_share')::boolean, false)
+                   THEN coalesce(r.terms::jsonb, '{}') || jsonb_build_object('graph', made::text) END AS own_terms,
+               CASE WHEN policy <> 'ignore' AND absent <> '{}' THEN ARRAY(
                    SELECT DISTINCT d.node FROM (
                        SELECT coalesce(a->>'node', a #>> '{}')::integer AS node
-                       FROM jsonb_array_elements(r.after) a) d
-                   WHERE d.node = ANY (absent) ORDER BY d.node) END AS missing
-        FROM ROWS FROM (
-            jsonb_array_elements(request->'nodes'),
-            jsonb_to_recordset(request->'nodes') AS (
-                node integer, after jsonb, properties jsonb, priority integer, units integer, label text,
-            locality_hint text, timeout_seconds double precision, queue_timeout_seconds double precision,
-            max_attempts integer, retry_failed boolean, payload jsonb, terms jsonb, preferred_properties jsonb,
-            prefer_seconds double precision, callback text)
-        ) AS r (whole, node, after, properties, priority, units, label, locality_hint, timeout_seconds,
-            queue_timeout_seconds, max_attempts, retry_failed, payload, terms, preferred_properties, prefer_seconds,
-            callback)
+                       FROM jsonb_array_elements(r.whole->'after') a) d
+                   WHERE d.node = ANY (absent) ORDER BY d.node) ELSE '{}' END AS missing
+        FROM ROWS FROM (jsonb_array_elements(request->'nodes'), read_requests(request->'nodes', graph_priority))
+            AS r (whole)
     ), known_terms AS MATERIALIZED (
         SELECT terms, intern_constraint_set(terms) AS id
-        FROM (SELECT DISTINCT terms FROM asked WHERE terms IS NOT NULL ORDER BY 1) sets
+        FROM (SELECT DISTINCT own_terms AS terms FROM asked WHERE own_terms IS NOT NULL ORDER BY 1) sets
     ), known_labels AS MATERIALIZED (
         SELECT label, cohort_of(label) AS cohort FROM (SELECT DISTINCT label FROM asked OFFSET 0) labels
     ), sorted AS MATERIALIZED (
@@ -170,22 +158,23 @@ BEGIN
             w.preferred_id AS preferred,
             CASE WHEN f.insists THEN w.id END AS required
         FROM asked a
-        LEFT JOIN known_terms t ON t.terms = a.terms
-        JOIN unnest(sets, set_ids) AS s (properties, id) ON s.properties = a.properties
+        LEFT JOIN known_terms t ON t.terms = a.own_terms
+        JOIN unnest(sets, set_ids) AS s (properties, id) ON s.properties::text = a.properties
         JOIN known_labels l ON l.label = a.label
         LEFT JOIN unnest(required_sets, preferred_sets, preferred_ids, preferring_ids)
             AS w (required, preferred, preferred_id, id)
-            ON w.required = a.properties AND w.preferred = a.preferred_properties
+            ON w.required::text = a.properties AND w.preferred::text = a.preferred_properties
         CROSS JOIN LATERAL (SELECT w.preferred_id IS NOT NULL AND a.prefer_seconds IS NOT NULL AS insists) f
     ), known_queues AS MATERIALIZED (
         SELECT *, intern_queue(cohort, of_instance, platform, units, constraint_set, preferred, required) AS id FROM (
             SELECT DISTINCT cohort, platform, units, constraint_set, preferred, required
             FROM sorted ORDER BY 1, 2, 3, 4, 5, 6) kinds
-    ), fresh AS MATERIALIZED (
-        SELECT a.*, p.new_id, p.public_id, q.id AS queue, depths[n.place] AS depth,
-               coalesce(a.missing, '{}') AS absent_parents,
-               coalesce(w.deps, 0) + coalesce(cardinality(a.missing), 0) AS pending,
-               CASE WHEN w.deps IS NULL AND coalesce(a.missing, '{}') = '{}' THEN 'queued' ELSE 'blocked' END AS state,
+    ), new_jobs AS MATERIALIZED (
+        SELECT a.*, p.id, p.public_id, q.id AS queue, of_instance AS instance, depths[n.place] AS depth,
+               coalesce(w.deps, 0) + cardinality(a.missing) AS pending, d.state,
+               CASE WHEN d.state = 'queued' THEN now() + make_interval(secs => a.queue_timeout_seconds) END
+                   AS queue_deadline,
+               a.constraint_set IS NOT NULL AS constrained,
                CASE WHEN a.constraint_set IS NOT NULL
                    THEN rank_of(a.whole || jsonb_build_object('priority', a.priority)) ELSE a.priority END AS rank
         FROM sorted a
@@ -195,44 +184,40 @@ BEGIN
             AND coalesce(q.required, 0) = coalesce(a.required, 0)
         JOIN unnest(nos) WITH ORDINALITY AS n (node, place) ON n.node = a.node
         JOIN placed p ON p.place = n.place
-        LEFT JOIN waiting w ON w.child = p.new_id
+        LEFT JOIN waiting w ON w.child = p.id
+        CROSS JOIN LATERAL (
+            SELECT CASE WHEN w.deps IS NULL AND a.missing = '{}' THEN 'queued' ELSE 'blocked' END AS state) d
     ), born AS (
-        INSERT INTO jobs (id, public_id, queue, cohort, instance, platform, label, priority, units, state, locality_hint,
-                          timeout_seconds, queue_deadline, max_attempts, retry_failed, constrained, rank, preferred)
-        SELECT f.new_id, f.public_id, f.queue, f.cohort, of_instance, f.platform, f.label, f.priority, f.units, f.state,
-               f.locality_hint, f.timeout_seconds,
-               CASE WHEN f.state = 'queued' THEN now() + make_interval(secs => f.queue_timeout_seconds) END,
-               f.max_attempts, f.retry_failed, f.constraint_set IS NOT NULL, f.rank, f.preferred
-        FROM fresh f ORDER BY f.new_id
+        INSERT INTO jobs ({JOB_COLUMNS}) SELECT {JOB_COLUMNS} FROM new_jobs ORDER BY id
     ), insisting AS (
         INSERT INTO preference_waits (job_id, seconds, until)
-        SELECT f.new_id, f.prefer_seconds, now() + make_interval(secs => f.prefer_seconds)
-        FROM fresh f WHERE f.required IS NOT NULL ORDER BY f.new_id
+        SELECT j.id, j.prefer_seconds, now() + make_interval(secs => j.prefer_seconds)
+        FROM new_jobs j WHERE j.required IS NOT NULL ORDER BY j.id
     ), termed AS (
         INSERT INTO job_constraints (job_id, estimate, seconds, deadline, priority_inputs)
-        SELECT f.new_id, w.estimate, w.seconds, w.deadline,
+        SELECT j.id, w.estimate, w.seconds, w.deadline,
                coalesce(w.priority_inputs, '{}')
-                   || jsonb_build_object('depth', f.depth, 'graph_priority', graph_priority)
-        FROM fresh f CROSS JOIN LATERAL own_constraints(f.whole) w WHERE f.constraint_set IS NOT NULL ORDER BY f.new_id
+                   || jsonb_build_object('depth', j.depth, 'graph_priority', graph_priority)
+        FROM new_jobs j CROSS JOIN LATERAL own_constraints(j.whole) w WHERE j.constrained ORDER BY j.id
     ), kept AS (
-        INSERT INTO job_payloads (job_id, payload) SELECT f.new_id, f.payload FROM fresh f ORDER BY f.new_id
+        INSERT INTO job_payloads (job_id, payload) SELECT j.id, j.payload FROM new_jobs j ORDER BY j.id
     ), noted AS (
         INSERT INTO stored_events (job_id, move, from_state, to_state, fence, actor, details)
-        SELECT f.new_id, 'submit', NULL, f.state, 0, submit_graph.actor, jsonb_strip_nulls(jsonb_build_object(
-            'graph', job_name, 'node', f.node, 'queue_timeout_seconds', f.queue_timeout_seconds,
-            'prefer_seconds', f.prefer_seconds, 'lowered', f.whole->'lowered'))
-        FROM fresh f ORDER BY f.new_id
+        SELECT j.id, 'submit', NULL, j.state, 0, submit_graph.actor, jsonb_strip_nulls(jsonb_build_object(
+            'graph', job_name, 'node', j.node, 'queue_timeout_seconds', j.queue_timeout_seconds,
+            'prefer_seconds', j.prefer_seconds, 'lowered', j.whole->'lowered'))
+        FROM new_jobs j ORDER BY j.id
     ), numbered AS (
         INSERT INTO graph_nodes (job_id, graph, node_no, depth, pending_deps, dead_ends, missing, queue_timeout_seconds,
             callback)
-        SELECT f.new_id, made, f.node, f.depth, f.pending, cardinality(f.absent_parents), f.absent_parents,
-               f.queue_timeout_seconds, f.callback
-        FROM fresh f ORDER BY f.new_id
+        SELECT j.id, made, j.node, j.depth, j.pending, cardinality(j.missing), j.missing, j.queue_timeout_seconds,
+               j.callback
+        FROM new_jobs j ORDER BY j.id
     ), linked AS (
         INSERT INTO graph_edges (parent, child, on_failure)
         SELECT e.parent, e.child, e.on_failure FROM edges e ORDER BY e.parent, e.child
     )
-    UPDATE graphs g SET ready = (SELECT count(*) FROM fresh f WHERE f.state = 'queued') WHERE g.id = made;
+    UPDATE graphs g SET ready = (SELECT count(*) FROM new_jobs j WHERE j.state = 'queued') WHERE g.id = made;
     IF EXISTS (SELECT FROM jsonb_array_elements(request->'nodes') n WHERE n ? 'metadata') THEN
         INSERT INTO job_metadata (job_id, instance, key, value)
         SELECT g.job_id, of_instance, m.key, m.value

@@ -1,14 +1,13 @@
 -- Join the unfinished job with the deduplication key of the request, or make a new one, with the id `new_id`.
 --
--- The insert waits for another submit of an equal deduplication key, and for the end of the job that has it. The job that
--- is joined is locked: `lock_joined` has done so, or nobody else holds it. Otherwise this raises LH006, as `submit_all`
--- says. A job that ended meanwhile no longer has the key, so the next round makes a new one.
+-- The insert waits for another submit of an equal deduplication key, and for the end of the job that has it. The job
+-- that is joined is locked: `lock_joined` has done so, or nobody else holds it. Otherwise this raises LH006, as
+-- `submit_many` says. A job that ended meanwhile no longer has the key, so the next round makes a new one.
 CREATE OR REPLACE FUNCTION submit_or_join(request jsonb, instance_id integer, platform_id integer, actor text,
     new_id bigint, OUT job bigint, OUT answer uuid, OUT joined boolean)
 LANGUAGE plpgsql AS $$
 DECLARE
     wanted_priority integer := coalesce((request->>'priority')::integer, 0);
-    of_units integer := coalesce((request->>'units')::integer, 1);
     of_constraint_set integer;
     of_preferred integer;
     of_required integer;
@@ -25,19 +24,17 @@ BEGIN
         of_constraint_set := intern_constraint_set(coalesce(request->'terms', '{}'));
     END IF;
     LOOP
-        INSERT INTO jobs AS j (id, public_id, queue, cohort, instance, platform, label, priority, units, locality_hint,
-                               timeout_seconds, queue_deadline, max_attempts, retry_failed, dedup_key, constrained, rank,
-                               preferred)
-        VALUES (new_id, (public_id_prefix() || substr(gen_random_uuid()::text, 16))::uuid,
-                intern_queue(cohort_of(coalesce(request->>'label', '')), instance_id, platform_id, of_units,
-                             of_constraint_set, of_preferred, of_required),
-                cohort_of(coalesce(request->>'label', '')), instance_id, platform_id, coalesce(request->>'label', ''), wanted_priority, of_units,
-                request->>'locality_hint', (request->>'timeout_seconds')::double precision,
-                now() + make_interval(secs => (request->>'queue_timeout_seconds')::double precision),
-                coalesce((request->>'max_attempts')::integer, 5),
-                coalesce((request->>'retry_failed')::boolean, false), request->>'dedup_key',
-                of_constraint_set IS NOT NULL,
-                CASE WHEN of_constraint_set IS NOT NULL THEN rank_of(request) ELSE wanted_priority END, of_preferred)
+        INSERT INTO jobs AS j ({JOB_COLUMNS})
+        SELECT {JOB_COLUMNS} FROM (
+            SELECT r.*, new_id AS id, new_public_id(new_id) AS public_id, c.cohort, instance_id AS instance,
+                   platform_id AS platform, of_preferred AS preferred, 'queued' AS state,
+                   intern_queue(c.cohort, instance_id, platform_id, r.units, of_constraint_set, of_preferred,
+                       of_required) AS queue,
+                   now() + make_interval(secs => r.queue_timeout_seconds) AS queue_deadline,
+                   of_constraint_set IS NOT NULL AS constrained,
+                   CASE WHEN of_constraint_set IS NOT NULL THEN rank_of(request) ELSE r.priority END AS rank
+            FROM read_requests(jsonb_build_array(request)) r CROSS JOIN LATERAL (SELECT cohort_of(r.label) AS cohort) c
+        ) new_job
         ON CONFLICT (instance, dedup_key)
             WHERE dedup_key IS NOT NULL AND state IN ('queued', 'parked', 'leased', 'running') DO NOTHING
         RETURNING j.id, j.public_id, false INTO job, answer, joined;

@@ -16,7 +16,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    functions = ("wake", "new_public_id", "known_queue", "intern_queue", "submit_alone", "submit_alike")
+    functions = ("wake", "new_public_id", "known_queue", "intern_queue", "submit_alone")
     sql.load(op.get_bind(), *(f"functions/{name}" for name in functions))
 
 

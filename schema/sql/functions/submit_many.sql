@@ -1,22 +1,31 @@
--- Submit jobs, and answer in arrays in the order of the requests: a row for each would cost as much as writing a row.
+-- Submit a list of jobs. The answer is an array for each column, in the order of the requests: a row for each request
+-- would cost as much as writing a row.
 --
--- `created` and `same` mean what they mean in `submit`; null is true for all. With `strict`, LH005 is raised instead if
--- a key was used by a different request, with the place of the first one as its detail.
+-- `created` and `same` mean what they mean in `submit`; an array that is null is true for all requests. With `strict`,
+-- a key that was used by a different request raises LH005, with the place of the first such request as its detail.
 --
--- Where operators have set limits, `requests` are what is stored, and `originals` what was asked, of which a key keeps
--- the digest.
+-- Requests that differ only in payload and key may be given as their payloads, with `keys` if any has one, and
+-- `common`, which is all else that they say. If their jobs are plain and all keys are new, the rows are made of arrays,
+-- without joins. Otherwise keys that were claimed are given back, and the requests are submitted like any others; their
+-- keys stay locked, in the order in which they are locked then.
 --
--- Lookups are done once for each distinct value and not for each request. A session plans the statements once: a
--- plan for each call would cost a call of 1,000 requests a sixth more. If another transaction is using a key, the
--- insert waits for it, and the last query sees what it committed. The key's row is locked by an update that changes
--- nothing, so that retention cannot delete it in between. Platforms are made before instances, both before keys,
--- and these before jobs, as when a session opens; conditions that count the rows of what comes first see to it.
+-- Look-ups are done once for each distinct value and not for each request. A session plans the statements once: a plan
+-- for each call would cost a call of 1,000 requests a sixth more.
 --
--- Only an equal key or an equal new row makes one submit wait for another. Requests with deduplication keys are submitted
--- in a subtransaction, which `joining` says: should a job that one of them joins be held by somebody else in the end, all
--- of them are undone and submitted again, so that nobody waits for it with locks in hand.
-CREATE OR REPLACE FUNCTION submit_all(requests jsonb, actor text, strict boolean DEFAULT false,
-    joining boolean DEFAULT false, OUT job_ids bigint[], OUT public_ids uuid[], OUT created boolean[], OUT same boolean[])
+-- If another transaction is using a key, the insert of keys waits for it, and the last query sees what it has
+-- committed. The row of a key is locked by an update that changes nothing, so that retention cannot delete it in
+-- between. Where operators have set limits, `requests` are what is stored, and `originals` what was asked, of which a
+-- key keeps the digest.
+--
+-- Platforms are made before instances, both before keys, and these before jobs, as when a session opens. Conditions
+-- that count the rows of what comes first see to it.
+--
+-- Only an equal key or an equal new row makes one submit wait for another. Requests with deduplication keys are
+-- submitted in a subtransaction, which `joining` says. If somebody else holds a job that one of them joins, all of them
+-- are undone and submitted again, so that nobody waits for it with locks in hand.
+CREATE OR REPLACE FUNCTION submit_many(requests jsonb, actor text, strict boolean DEFAULT false,
+    joining boolean DEFAULT false, common jsonb DEFAULT NULL, keys jsonb DEFAULT '[]',
+    OUT job_ids bigint[], OUT public_ids uuid[], OUT created boolean[], OUT same boolean[])
 LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
@@ -38,7 +47,59 @@ DECLARE
     born_ids bigint[];
     born_public uuid[];
     nested_loops text;
+    alike record;
+    keyed integer;
+    claimed integer := 0;
 BEGIN
+    IF common IS NOT NULL THEN
+        SELECT bool_or(jsonb_typeof(p->'command') IS DISTINCT FROM 'array') INTO malformed
+            FROM jsonb_array_elements(requests) p;
+        keyed := (SELECT count(k.key) FROM jsonb_array_elements_text(keys) k (key));
+        -- The last four of these fields mean nothing for a job without constraints.
+        SELECT q.* INTO alike FROM known_queue(common) q
+            WHERE NOT malformed AND NOT EXISTS (SELECT FROM submit_checks) AND coalesce(common->>'label', '') = ''
+                AND common - '{instance,properties,units,label,priority,locality_hint,timeout_seconds,max_attempts,
+                    retry_failed,estimated_cost,estimated_seconds,deadline_seconds,own}'::text[] = '{}';
+        IF FOUND THEN
+            SELECT array_agg(nextval('jobs_id_seq')), array_agg(bulk_public_id(moment, seed, n))
+                INTO job_ids, public_ids FROM generate_series(1, asked) n;
+            IF keyed > 0 THEN
+                INSERT INTO submit_keys AS k (instance, key, request_hash, job_id, public_id)
+                SELECT DISTINCT ON (r.key) alike.instance, r.key,
+                    sha256(convert_to((common || jsonb_build_object('payload', r.payload))::text, 'UTF8')), r.id,
+                    r.public_id
+                FROM ROWS FROM (unnest(job_ids), unnest(public_ids), jsonb_array_elements(requests),
+                    jsonb_array_elements_text(keys)) WITH ORDINALITY AS r (id, public_id, payload, key, n)
+                WHERE r.key IS NOT NULL ORDER BY r.key, r.n
+                ON CONFLICT (instance, key) DO UPDATE SET job_id = k.job_id WHERE false;
+                GET DIAGNOSTICS claimed = ROW_COUNT;
+            END IF;
+            IF claimed = keyed THEN
+                INSERT INTO jobs ({JOB_COLUMNS})
+                SELECT {JOB_COLUMNS} FROM (
+                    SELECT f.*, j.id, j.public_id, alike.id AS queue, 0 AS cohort, alike.instance AS instance,
+                           alike.platform AS platform, 'queued' AS state, NULL::timestamptz AS queue_deadline,
+                           false AS constrained, f.priority AS rank, NULL::integer AS preferred
+                    FROM read_requests(jsonb_build_array(common)) f
+                    CROSS JOIN unnest(job_ids, public_ids) AS j (id, public_id)
+                ) new_jobs;
+                INSERT INTO job_payloads (job_id, payload, submitted_by)
+                SELECT r.id, r.payload, submit_many.actor
+                FROM ROWS FROM (unnest(job_ids), jsonb_array_elements(requests)) AS r (id, payload);
+                PERFORM wake('jobs');
+                RETURN;
+            END IF;
+            DELETE FROM submit_keys k USING jsonb_array_elements_text(keys) AS r (key)
+            WHERE k.instance = alike.instance AND k.key = r.key AND k.job_id = ANY (job_ids);
+            job_ids := NULL;
+            public_ids := NULL;
+        END IF;
+        requests := (
+            SELECT jsonb_agg(common || jsonb_build_object('payload', r.payload, 'key', r.key) ORDER BY r.n)
+            FROM ROWS FROM (jsonb_array_elements(requests), jsonb_array_elements_text(keys)) WITH ORDINALITY
+                AS r (payload, key, n));
+        originals := requests;
+    END IF;
     IF asked = 1 AND NOT strict AND requests->0->>'dedup_key' IS NULL THEN
         SELECT ARRAY[a.job_id], ARRAY[a.public_id], ARRAY[a.created], ARRAY[a.same]
             INTO job_ids, public_ids, created, same FROM submit_alone(requests->0, actor) a;
@@ -53,7 +114,7 @@ BEGIN
     IF malformed THEN
         IF EXISTS (SELECT FROM jsonb_array_elements(requests) r WHERE is_flat(r)) THEN
             SELECT s.* INTO job_ids, public_ids, created, same
-            FROM submit_all(normal_requests(requests, 'jobs'), actor, strict) s;
+            FROM submit_many(normal_requests(requests, 'jobs'), actor, strict) s;
             RETURN;
         END IF;
         RAISE EXCEPTION 'a request needs payload.command, an array, and its properties are an object'
@@ -62,7 +123,7 @@ BEGIN
     IF deduplicated > 0 THEN
         WHILE NOT joining LOOP
             BEGIN
-                SELECT s.* INTO job_ids, public_ids, created, same FROM submit_all(requests, actor, strict, true) s;
+                SELECT s.* INTO job_ids, public_ids, created, same FROM submit_many(requests, actor, strict, true) s;
                 RETURN;
             EXCEPTION WHEN SQLSTATE 'LH006' THEN
                 -- All locks were given back with what was written.
@@ -90,27 +151,13 @@ BEGIN
     WITH asked AS MATERIALIZED (
         -- Ids are in the order of the requests. What jobs of a queue have in common stays text, which the joins below
         -- compare faster than jsonb. What few jobs need is taken from their request later.
-        SELECT (r.ordinality - 1)::integer AS n, nextval('jobs_id_seq') AS id,
-               bulk_public_id(moment, seed, r.ordinality) AS public_id,
-               coalesce(r.instance, 'default') AS instance_name,
-               coalesce(r.properties, '{}') AS properties, r.key, coalesce(r.priority, 0) AS priority,
-               r.locality_hint, r.timeout_seconds,
+        SELECT r.*, nextval('jobs_id_seq') AS id, bulk_public_id(moment, seed, r.n + 1) AS public_id,
                now() + make_interval(secs => r.queue_timeout_seconds) AS queue_deadline,
-               coalesce(r.max_attempts, 5) AS max_attempts, coalesce(r.retry_failed, false) AS retry_failed,
-               coalesce(r.payload, '{}') AS payload, r.prefer_seconds,
                CASE WHEN r.units <> 1 OR r.label <> '' OR r.terms <> '' OR r.preferred_properties <> ''
                    THEN jsonb_build_array(r.label, r.units, r.terms, r.preferred_properties,
                        r.prefer_seconds IS NOT NULL)::text
                    ELSE '' END AS special
-        FROM ROWS FROM (
-            jsonb_to_recordset(requests) AS (
-                instance text, properties text, key text, dedup_key text, priority integer, units integer,
-                label text, locality_hint text, timeout_seconds double precision,
-                queue_timeout_seconds double precision, max_attempts integer, retry_failed boolean, payload jsonb,
-                terms text, preferred_properties text, prefer_seconds double precision)
-        ) WITH ORDINALITY AS r (instance, properties, key, dedup_key, priority, units,
-            label, locality_hint, timeout_seconds, queue_timeout_seconds, max_attempts, retry_failed, payload, terms,
-            preferred_properties, prefer_seconds, ordinality)
+        FROM read_requests(requests) r
         WHERE r.dedup_key IS NULL
     ), alike AS MATERIALIZED (
         SELECT a.*, coalesce(s.value->>0, '') AS label, coalesce((s.value->>1)::integer, 1) AS units,
@@ -176,29 +223,24 @@ BEGIN
             AND coalesce(q.required, 0) = coalesce(p.required, 0)
     ), fresh AS NOT MATERIALIZED (
         SELECT * FROM asked a WHERE a.key IS NULL OR a.id IN (SELECT c.job_id FROM claimed c)
-    ), born AS (
-        INSERT INTO jobs (id, public_id, queue, cohort, instance, platform, label, priority, units, locality_hint,
-                          timeout_seconds, queue_deadline, max_attempts, retry_failed, constrained, rank, preferred)
-        SELECT f.id, f.public_id, q.queue, q.cohort, q.instance, q.platform, q.label, f.priority, q.units,
-               f.locality_hint, f.timeout_seconds, f.queue_deadline, f.max_attempts, f.retry_failed,
-               q.constraint_set IS NOT NULL,
-               CASE WHEN q.constraint_set IS NOT NULL THEN rank_of(requests->f.n) ELSE f.priority END, q.preferred
+    ), new_jobs AS NOT MATERIALIZED (
+        SELECT f.*, q.queue, q.cohort, q.instance, q.platform, q.preferred, q.required, 'queued' AS state,
+               q.constraint_set IS NOT NULL AS constrained,
+               CASE WHEN q.constraint_set IS NOT NULL THEN rank_of(requests->f.n) ELSE f.priority END AS rank
         FROM fresh f JOIN queued q USING (instance_name, properties, special)
+    ), born AS (
+        INSERT INTO jobs ({JOB_COLUMNS}) SELECT {JOB_COLUMNS} FROM new_jobs
     ), insisting AS (
         INSERT INTO preference_waits (job_id, seconds, until)
-        SELECT f.id, f.prefer_seconds, now() + make_interval(secs => f.prefer_seconds)
-        FROM fresh f JOIN queued q USING (instance_name, properties, special)
-        WHERE has_preferred AND q.required IS NOT NULL
+        SELECT j.id, j.prefer_seconds, now() + make_interval(secs => j.prefer_seconds)
+        FROM new_jobs j WHERE has_preferred AND j.required IS NOT NULL
     ), termed AS (
         INSERT INTO job_constraints (job_id, estimate, seconds, deadline, priority_inputs)
-        SELECT f.id, w.*
-        FROM fresh f JOIN queued q USING (instance_name, properties, special)
-        CROSS JOIN LATERAL own_constraints(requests->f.n) w
-        WHERE (SELECT count(*) FROM known_terms) > 0 AND q.constraint_set IS NOT NULL
-            AND has_own_constraints(requests->f.n)
+        SELECT j.id, w.* FROM new_jobs j CROSS JOIN LATERAL own_constraints(requests->j.n) w
+        WHERE (SELECT count(*) FROM known_terms) > 0 AND j.constrained AND has_own_constraints(requests->j.n)
     ), kept AS (
         INSERT INTO job_payloads (job_id, payload, submitted_by, origin)
-        SELECT f.id, f.payload, submit_all.actor, CASE WHEN has_origin THEN origin_of(requests->f.n) END FROM fresh f
+        SELECT f.id, f.payload, submit_many.actor, CASE WHEN has_origin THEN origin_of(requests->f.n) END FROM fresh f
     )
     -- In the order of `asked`, which is that of the requests.
     SELECT array_agg(f.n), array_agg(f.id), array_agg(f.public_id) INTO born_ns, born_ids, born_public
