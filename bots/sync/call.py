@@ -189,34 +189,38 @@ class LockedBot(NamedTuple):
 
 @dataclass
 class SyncCall:
-    """One call of a batch that is being settled; its bot's row is locked.
+    """One call of a batch that is being settled; its bot's row is locked."""
 
-    nth: the number of the call in the batch. repeated: a call with this sequence number has been settled before, so
-    that its report has been applied. sync: the bot's report; None if it has been applied before. leaves: the bot closes
-    its session. status: as the bot reports it; that of a bot that leaves stays until its session is closed. trusted:
-    its leases are ended without being read before. held, due: the bot's live leases before and after the call; what a
-    trusted call held stays unread. left_out: how many leases are not among them, because nothing has changed for them:
-    neither the bot nor the answer lists them. ended: the attempts that the call has ended. fetched: the leases that it
-    has begun. before: seconds that have surely passed between the sending of the call and the moment at which the rest
-    of the session was measured. remaining: the rest of the session at that moment, seconds.
-    """
-
+    #: The number of the call in the batch.
     nth: int
     call: Call
     bot: LockedBot
+    #: A call with this sequence number has been settled before, so that its report has been applied.
     repeated: bool
+    #: Seconds that have surely passed between the sending of the call and the moment at which `remaining` was measured.
     before: float
+    #: The rest of the session at that moment, in seconds.
     remaining: float
+    #: The leases that the bot reports are ended without being read before.
     trusted: bool = False
+    #: The bot's live leases before the call. Those of a trusted call are not read.
     held: list[Row] = field(default_factory=list)
     account: ReportOutcome = field(default_factory=ReportOutcome)
+    #: The attempts that the call has ended.
     ended: list[EndedAttempt] = field(default_factory=list)
+    #: The leases that the call has begun.
     fetched: list[FetchedLease] = field(default_factory=list)
+    #: The bot's live leases after the call, without those of `left_out`.
     due: list[Row | FetchedLease] = field(default_factory=list)
+    #: How many live leases neither the bot nor the answer lists, because nothing has changed for them.
     left_out: int = 0
+    #: The units of the bot, as they will be written.
     bot_capacity: BotCapacity = field(init=False)
+    #: The bot's report; None if it has been applied before.
     sync: Sync | None = field(init=False)
+    #: The bot closes its session.
     leaves: bool = field(init=False)
+    #: As the bot reports it. The status of a bot that leaves stays until its session is closed.
     status: str = field(init=False)
 
     def __post_init__(self) -> None:

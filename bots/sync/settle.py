@@ -65,11 +65,11 @@ FROM named CROSS JOIN LATERAL {newest_version("bots", "id", "named.id", lock="FO
 
 
 class _OtherLeases(Exception):
-    """A bot has reported only ends, as many as there could be, but at least one was not of a live lease of it."""
+    """A bot was trusted (`SyncCall.trusted`), but it has reported an end that is not of a live lease of its own."""
 
 
 class SyncService:
-    """Settles the calls of bots. It has no state between calls, so that any process may answer any call."""
+    """Settles the calls of bots. Any process may answer any call, because all state is in the database."""
 
     def __init__(
         self,
@@ -89,10 +89,10 @@ class SyncService:
     def answer(self, calls: Sequence[Call]) -> list[Answer | LeaseholdError]:
         """Settle calls of different bots together, in one transaction.
 
-        The number of statements does not depend on the number of calls, except for bots that leave or fetch near a
-        maximum. An error belongs to one call, which has changed nothing. A call that waited is answered. A new call is
-        answered unless there is no news and the bot is willing to wait. The report of a repeated call is ignored,
-        because it has been applied; its answer is what the bot should have now.
+        A call that was held is answered. A new call is answered too, or held if there is no news and the bot is willing
+        to wait. The report of a repeated call is ignored, because it has been applied; the answer says what the bot
+        should have now. An error is the answer to one call, which has changed nothing. The number of statements does
+        not depend on the number of calls, except for bots that leave or fetch near a maximum.
 
         Errors are Conflict `session_over` (expired, closed, unknown), `session_superseded` (a newer session of that
         name is open) or `stale_seq` (a later call has been answered), and BadInput for output that is not base64.
@@ -118,15 +118,17 @@ class SyncService:
         """Return the answer to a call that was held and brought no news, without asking the database.
 
         This halves what a bot without work costs. Whatever the call should have told, the bot's next one does.
-        expires: a monotonic time up to which the session surely lasts. The bot counts from the sending of its call.
+        expires: a monotonic time up to which the session surely lasts. The answer says how long that is from the
+        sending of the call.
         """
         expires_in = max(0.0, expires - call.began)
         return answer_message([], seq=call.seq, drain=drain, expires_in=expires_in, sync_in=self._timing.sync)
 
     def output(self, report: OutputReport) -> int:
-        """Store output and checkpoint of a running lease; returns the chunks of output that were written.
+        """Store output and checkpoint of a running lease; return how many chunks of output were written.
 
-        Stores nothing, and returns 0, if the lease is not this bot's any more.
+        Stores nothing, and returns 0, if the lease is not this bot's any more. Raises Conflict as `answer` does, and
+        BadInput for output that is not base64 or a job that is no id.
         """
 
         def work(connection: Connection) -> int:
@@ -152,10 +154,10 @@ class SyncService:
     def _settle(
         self, connection: Connection, calls: Sequence[Call], names: Sequence[str], *, trusting: bool
     ) -> list[Answer | LeaseholdError]:
-        """Settle the calls in this transaction, which may be a repeat.
+        """Settle the calls in this transaction, which may be run again.
 
-        trusting: leases are not read before they end, of bots that report only ends. Raises _OtherLeases if they were
-            others.
+        trusting: bots that report only ends are trusted (`SyncCall.trusted`). Raises _OtherLeases if one should not
+            have been; the calls are then settled again without trust.
         """
         fetches = self._fetch.to_capacity or any(ends_something(call) for call in calls)
         asked = {"names": list(names), "fetches": fetches and self._fetch.enabled}
@@ -194,7 +196,10 @@ class SyncService:
         *,
         trusting: bool,
     ) -> list[SyncCall]:
-        """Compare the report of each bot with its live leases. Nothing has been written yet."""
+        """Compare the report of each bot with its live leases; return the calls that are not refused by that.
+
+        Nothing has been written yet.
+        """
         for sync_call in settled:
             sync_call.trusted = trusting and sync_call.only_ends
         reported = [sync_call for sync_call in settled if sync_call.sync is not None]
@@ -257,7 +262,7 @@ class SyncService:
     def _keep_from_others(
         self, connection: Connection, spoken: Sequence[SyncCall], released: Sequence[EndedAttempt]
     ) -> None:
-        """Let calls that were given back for want of their task go to bots that have it, beginning with these bots."""
+        """Let calls of tasks that these bots have given back, because they have not imported the task, go to others."""
         if not released:
             return
         unknown = {
@@ -289,9 +294,10 @@ class SyncService:
         return [sync_call for sync_call in settled if not sync_call.leaves]
 
     def _sync(self, connection: Connection, settled: Sequence[SyncCall]) -> Callable[[], Mapping[int, float]]:
-        """Write the rows of the bots, at most once for each call. A bot that was only told something is not written.
+        """Write the rows of the bots that have changed, or whose session has to be renewed.
 
-        Returns a function that returns the rest of each session that was written, in seconds, by bot id.
+        The rows are written with the next statement. After it, the function that is returned tells the rest of each
+        session that was renewed, in seconds, by bot id.
         """
         changed = [
             sync_call

@@ -1,7 +1,7 @@
 """leased, running, cancelling -> final or queued: the end of an attempt.
 
-All ends are one statement, because a lease must stop being live and give its units back in one place. They differ by
-their verdict.
+All ends are one statement, so that a lease stops being live and gives its units back in one place. They differ by their
+verdict.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,7 +44,8 @@ class Credit:
 
 
 # An attempt that was asked to stop says nothing about its bot, unless it ran too long. The counts of a bot change only
-# while its row is locked. A failure that no longer counts is taken back by upkeep, which locks the row.
+# while its row is locked, and only the bots of these attempts are locked here. So a failure of another bot that no
+# longer counts is only marked (`returned`). Upkeep takes it back later.
 RECORD = Statement("""
 WITH told AS MATERIALIZED (
     SELECT * FROM unnest(CAST(:job_ids AS bigint[]), CAST(:fences AS bigint[]), CAST(:verdicts AS text[]),
@@ -105,7 +106,8 @@ DELETE FROM bot_success s WHERE s.bot_id = ANY (CAST(:bot_ids AS bigint[])) AND 
 def credit(connection: Connection, credits: Sequence[Credit]) -> None:
     """Count these ends for their bots; a success ends the probation of its bot.
 
-    The caller has locked the bots and the jobs, has just ended the attempts, and has seen that successes are counted.
+    The caller has locked the bots and the jobs, has just ended the attempts, and has found a row in `success_policy`,
+    without which nothing is counted.
     """
     new = connection.execute(
         RECORD,
@@ -120,24 +122,24 @@ def credit(connection: Connection, credits: Sequence[Credit]) -> None:
         connection.execute(TRIM, {"bot_ids": sorted(set(new)), "limit": LABELS})
 
 
-#: The condition of a live lease, written so that it matches no index of live leases; the primary key finds the lease.
+#: The condition of a live lease. No index of live leases matches what it says, so that the primary key finds the lease.
 LIVE = "l.ended_at IS NULL"
 
 
 class Verdict(StrEnum):
-    """Why an attempt ended.
+    """Why an attempt ended."""
 
-    SUCCEEDED, FAILED: the bot reports a result. FAILED is retried if the job asks for it. ERROR: the bot could not run
-    it; counts as an attempt. STOPPED: the bot confirms a requested stop. RELEASED: given back unfinished; does not
-    count as an attempt. LOST: the bot is gone; counts as an attempt if the bot
-        had been told of the job, because it may have started it.
-    """
-
+    #: The bot reports a result.
     SUCCEEDED = "succeeded"
+    #: The bot reports a failure. The job is tried again if it asks for that.
     FAILED = "failed"
+    #: The bot could not run the job. This counts as an attempt.
     ERROR = "error"
+    #: The bot confirms that it has stopped, as it was asked to. This does not count as an attempt.
     STOPPED = "stopped"
+    #: The bot gives the job back unfinished. This does not count as an attempt.
     RELEASED = "released"
+    #: The bot is gone. This counts as an attempt if the bot had been told of the job, because it may have started it.
     LOST = "lost"
 
 
@@ -148,18 +150,17 @@ NO_DETAILS: Mapping[str, Any] = {}
 
 
 class AttemptEnd(NamedTuple):
-    """One lease and how it ended. The first four fields identify the lease.
+    """One lease and how it ended. The first four fields identify the lease."""
 
-    job_id: may be the public id instead, if the other is not known. result: JSON that the command left as its result;
-        kept if the job is final.
-    """
-
+    #: The id of the job, or its public id if the caller knows no other.
     job_id: int | str
     fence: int
     bot_id: int
     bot_epoch: int
     verdict: Verdict
+    #: What the bot reports of the end.
     details: Mapping[str, Any] = NO_DETAILS
+    #: JSON that the command left as its result. It is kept if the job is final.
     result: str | None = None
 
 
@@ -182,8 +183,8 @@ class EndedAttempt(NamedTuple):
         return cls._make((*row[:4], VERDICTS[row.verdict], *row[5:9]))
 
 
-# The state of a job after its attempt: `h` is the job and what is told of the attempt, `l` its lease. An attempt is not
-# charged if the bot gave it back, or was lost before it had been told of the job.
+# The state of a job after its attempt. `h` is the job with what is told of the attempt, `l` is the lease. An attempt is
+# not charged if the bot stopped it or gave it back, or if the bot was lost before it had been told of the job.
 _STARTED = "coalesce(l.acknowledged_at, l.delivered_at) IS NOT NULL"
 _UNCHARGED = f"h.verdict IN ('stopped', 'released') OR h.verdict = 'lost' AND NOT ({_STARTED})"
 _KILLED = f"h.verdict = 'lost' AND {_STARTED}"
@@ -199,11 +200,14 @@ _NEXT_STATE = f"""CASE
             WHEN h.attempts >= h.max_attempts THEN 'dead'
             ELSE 'queued' END"""
 
-# Each step hands on the columns that later steps need, because joins of steps would be nested loops: the planner does
-# not know their sizes. The lease keeps what the history tells of the end (`schema/sql/views/job_events.sql`). If the
-# server cancels the lease, the fence of the job grows; if the bot reports a result, the fence stays. A job that was
-# asked to stop for another instance's minimum counts as evicted only here, if it has not ended by itself meanwhile. Its
-# receipt was written when it was asked. The result of an attempt is kept if the attempt ends its job.
+# Each step hands on the columns that later steps need. A later step could join an earlier one instead, but by a nested
+# loop, because the planner does not know their sizes.
+#
+# `over` ends the lease, whose row keeps what the history tells of the end (`schema/sql/views/job_events.sql`).
+# `moved` moves the job. Its fence stays if the bot reports a result, and grows if the server cancels the lease.
+# `logged` records the eviction of a job that was asked to stop for another instance's minimum, unless the job has ended
+# by itself meanwhile. The event `preempted` was written when it was asked.
+# `stored` keeps the result of an attempt that ends its job.
 _END = f"""
 WITH told AS MATERIALIZED (
     SELECT {{known}}t.*
@@ -289,8 +293,11 @@ _FREED = """), freed AS (
 
 
 def _end_statement(*, named: bool, written: bool) -> Statement:
-    """`named`: every attempt is told with the public id of its job, so that one look finds the job. `written`: the
-    statement changes the rows of the bots; otherwise the caller does."""
+    """Return the statement for one way of calling it.
+
+    named: every attempt is told with the public id of its job, by which the job is found at once.
+    written: the statement gives the units back in the rows of the bots. Otherwise the caller writes these rows.
+    """
     looked_up = "coalesce(t.id, (SELECT id FROM jobs WHERE public_id = t.public_id)) AS job_id, "
     return Statement(
         _END.format(
@@ -301,7 +308,7 @@ def _end_statement(*, named: bool, written: bool) -> Statement:
     )
 
 
-# Only bots tell public ids, and the rows of bots whose calls are settled are written later.
+# No statement is both: public ids come from calls of bots, and the sync call writes the rows of these bots later.
 END = {
     (named, written): _end_statement(named=named, written=written)
     for named, written in ((True, False), (False, False), (False, True))
@@ -327,19 +334,19 @@ def end(
     returned: ReturnedUnits | None = None,
     cooldown: Cooldown = EVICTION_COOLDOWN,
 ) -> list[EndedAttempt]:
-    """End the attempts whose fences still hold; the others are left as they are and do not come back.
+    """End the attempts whose fences still hold, and return them. The others stay as they are.
 
     The caller has locked the bots. Bots and quotas get the units back. The verdict, the number of attempts and a
-    pending cancellation decide the next state of each job. The event of a final job says how it ended. Callers that
-    wait for a final job are woken, and nodes of graphs that depend on it are unblocked.
+    pending cancellation decide the next state of each job. Callers that wait for a final job are woken, and nodes of
+    graphs that depend on it are unblocked.
 
-    actor: the name of who ends the attempts, one for all or one for each.
+    actor: who ends the attempts, one name for all or one for each.
     pace: the backoff of retries.
-    hold_until: the times (of the database) until which lost bots may still run their jobs, by bot id. Jobs that such a
-        bot had been told of are not granted again before its time.
-    capacities: the units of bots whose rows the caller writes later; they are brought up to date.
-    returned: takes the units that quotas get back, which the caller writes before its transaction ends. They are
-        written at once if what follows locks rows that come after quotas in the order of locks.
+    hold_until: by bot id, the time (of the database) until which a lost bot may still run its jobs. A job that the bot
+        had been told of is not granted again before.
+    capacities: by bot id, the units of bots whose rows the caller writes later. They get their units back here.
+    returned: collects the units that quotas get back, for the caller to write before its transaction ends. They are
+        written here if rows are locked afterwards that come after quotas in the order of locks.
     """
     if not endings:
         return []

@@ -1,4 +1,7 @@
-"""Waiting jobs move to another queue: that of another cohort, with constraints or without, or of bots with a task."""
+"""Waiting jobs move to another queue: their cohort changes, they get or lose constraints, or they require a task.
+
+The state of a job stays, so these moves write no event.
+"""
 
 from collections.abc import Iterable, Sequence
 
@@ -7,12 +10,15 @@ from schema.postgres.connection import Connection
 from schema.postgres.statements import Statement
 from schema.predicates import ready_in
 
-# Bots first: whoever synchronises waits for us before it holds any job.
+# Cohorts
+
+
+# Bots are locked before jobs, so that the sync of such a bot waits here before it has locked a job.
 BOTS = Statement("""
 SELECT id FROM bots WHERE status <> 'gone' AND labels && CAST(:labels AS text[]) ORDER BY id FOR NO KEY UPDATE
 """)
-# Whoever has locked or written jobs has ended, and nobody locks or writes any until we have ended: whoever locks jobs
-# first and writes them later would otherwise wait for us while we wait for it.
+# This waits for all transactions that have locked or written jobs, and keeps others from doing so until this one ends.
+# Otherwise one that locks jobs first and writes them later could wait for us while we wait for it.
 LOCK_ALL_JOBS = Statement("LOCK TABLE jobs IN EXCLUSIVE MODE")
 MOVE_BOTS = Statement("""
 WITH concerned AS MATERIALIZED (
@@ -26,7 +32,8 @@ WITH concerned AS MATERIALIZED (
 )
 SELECT id, room FROM moved ORDER BY id
 """)
-# Each label once: there are many jobs and few labels. Only the index finds a label's waiting jobs.
+# The cohort is looked up once for each label, because there are many jobs and few labels. With `OFFSET 0` the index of
+# labels finds the waiting jobs of each.
 MOVE_JOBS = Statement("""
 WITH belongs AS MATERIALIZED (
     SELECT label, cohort_of(label) AS cohort FROM unnest(CAST(:labels AS text[])) AS label
@@ -41,9 +48,12 @@ UPDATE jobs j SET cohort = s.cohort, queue = queue_in_cohort(j.queue, s.cohort) 
 
 
 def reassign_cohorts(connection: Connection, *, of_bots: Iterable[str], of_jobs: Iterable[str]) -> None:
-    """Give every present bot with some label of `of_bots`, and every waiting job with a label of `of_jobs`, the cohort
-    that is theirs now. Jobs with a live lease keep theirs until they are queued again. The caller holds the advisory
-    lock `leasehold.platforms` exclusively."""
+    """Give bots and waiting jobs the cohorts that their labels lead to now.
+
+    of_bots: labels; each present bot with at least one of them is looked at. of_jobs: labels of waiting jobs. A job
+    with a live lease keeps its cohort until it is queued again. The caller holds the advisory lock
+    `leasehold.platforms` exclusively.
+    """
     concerned = {"labels": sorted(of_bots)}
     connection.execute(BOTS, concerned)
     connection.execute(LOCK_ALL_JOBS)
@@ -52,16 +62,15 @@ def reassign_cohorts(connection: Connection, *, of_bots: Iterable[str], of_jobs:
     wake_queues_for_bots(connection, {bot.id: bot.room for bot in moved})
 
 
-# An instance gets a share of the pool, or has none any more: the jobs that wait go into the other kind of queue.
-#
-# Their state stays, so these moves write no event. They are placed all the while, from whichever queue they are in.
+# Constraints. All jobs of an instance that has a share of the pool have a set of them, if only the empty one. When it
+# gets a share or loses it, its jobs move little by little, and assigners place each from whichever queue it is in.
 
 
 _READY_IN_QUEUE = f"""
     SELECT id FROM jobs WHERE {ready_in("q")}
     ORDER BY queue LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED"""
 
-# Nobody knows what else was said when they were submitted, but they asked for nothing then.
+# Jobs without constraints have asked for none, so they get the empty set.
 ADD_CONSTRAINTS = Statement(f"""
 WITH plain AS MATERIALIZED (
     SELECT j.id FROM accounts a JOIN queues q ON q.instance = a.instance AND q.constraint_set IS NULL
@@ -75,7 +84,8 @@ WITH plain AS MATERIALIZED (
 SELECT count(*) FROM moved
 """)
 
-# What each of them asked for stays known, should the instance get a share again.
+# Only jobs with the empty set lose it. Jobs that have asked for constraints keep them, whether the instance has a share
+# or not. Their rows in `job_constraints` stay, in case the instance gets a share again.
 REMOVE_CONSTRAINTS = Statement(f"""
 WITH alone AS MATERIALIZED (
     SELECT j.id FROM queues q
@@ -89,9 +99,11 @@ WHERE j.id = ANY (ARRAY(SELECT id FROM alone)) RETURNING j.id
 """)
 
 
-# A bot has given these calls back because it has not imported their task. New rows are made in one order by all
-# transactions, so that no two wait for each other's: requirement sets before queues, and those that jobs prefer before
-# those that name them; then by task, and by what they come from.
+# Tasks
+
+
+# All transactions make new rows in one order, so that no two wait for each other. Requirement sets come before queues.
+# A set that jobs prefer comes before the sets that name it. Then follow the task, and the id of the old row.
 REQUIRE_TASKS = Statement("""
 WITH calls AS MATERIALIZED (
     SELECT j.id, j.queue, j.platform, j.preferred, p.payload #>> '{command,2}' AS task
@@ -120,21 +132,26 @@ WHERE j.id = c.id
 
 
 def require_tasks(connection: Connection, job_ids: Sequence[int], *, longest: int) -> None:
-    """Let these calls of tasks, which bots have given back, go only to bots that have imported their task or that do
-    not tell. The caller has locked the jobs. longest: the most characters of the name of a task that a bot can tell.
+    """Let calls of tasks go only to bots that have imported the task, or that do not tell which tasks they have.
 
-    What they require changes, as if they had been submitted with it, so no other pick or grant has to look at tasks.
+    job_ids: calls that bots have given back because they have not imported the task; the caller has locked them.
+    longest: the most characters of the name of a task that a bot can tell. The calls become as if they had been
+    submitted with this requirement, so that no pick and no grant has to look at tasks.
     """
     connection.execute(REQUIRE_TASKS, {"job_ids": sorted(job_ids), "longest": longest})
 
 
 def add_constraints(connection: Connection, limit: int) -> int:
-    """Up to `limit` ready jobs of managed instances that have no constraints get an empty set of them; returns how
-    many. A job that runs, or waits until it is tried again, is taken over when it is ready."""
+    """Give the empty set of constraints to up to `limit` ready jobs without constraints of managed instances.
+
+    Returns how many. A job that runs, or that waits for its next attempt, gets it in a later call, once it is ready.
+    """
     return int(connection.execute(ADD_CONSTRAINTS, {"limit": limit}).scalar_one())
 
 
 def remove_constraints(connection: Connection, limit: int) -> int:
-    """Up to `limit` ready jobs with an empty set of constraints, of instances that are not managed any more, have none;
-    returns how many."""
+    """Take the empty set of constraints from up to `limit` ready jobs of instances that are not managed any more.
+
+    Returns how many.
+    """
     return len(connection.execute(REMOVE_CONSTRAINTS, {"limit": limit}).all())
