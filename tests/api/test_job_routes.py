@@ -134,11 +134,11 @@ def test_a_commit_that_came_with_a_warning_is_not_acknowledged(served: Served, d
         CREATE CONSTRAINT TRIGGER late AFTER INSERT ON jobs DEFERRABLE INITIALLY DEFERRED
             FOR EACH ROW EXECUTE FUNCTION warn();
     """
-    database.run(lambda c: c.execute(Statement(warning)))
+    database.run(lambda c: c.execute_sql(warning))
     unsure = caller.post("/v1/jobs", json={"jobs": [JOB | {"key": "k"}]})
     assert (unsure.status_code, unsure.json()["code"]) == (503, "outcome_unknown")
     assert unsure.headers["retry-after"] == "1"
-    database.run(lambda c: c.execute(Statement("DROP TRIGGER late ON jobs; DROP FUNCTION warn()")))
+    database.run(lambda c: c.execute_sql("DROP TRIGGER late ON jobs; DROP FUNCTION warn()"))
     sure = caller.post("/v1/jobs", json={"jobs": [JOB | {"key": "k"}]}).json()["jobs"][0]
     assert sure["created"] is False
 
