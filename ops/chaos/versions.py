@@ -1,8 +1,7 @@
 """The version before this one, taken from the repository, to run beside this one.
 
-It is the last release. Before the first release the baseline of the schema is edited in place, so that only versions
-with the very same schema can share a database: then it is the commit that last changed the schema, the oldest one that
-has this schema.
+The file `version-before` names its commit or tag, because copies of a repository may have no tags. Only versions with
+the same revisions of the schema can share a database.
 """
 
 import os
@@ -10,9 +9,10 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-#: Everything that a process of the pool needs, and what decides about the database.
+#: Everything that a process of the pool needs.
 PACKAGES = ("schema", "assigner", "bots", "pyproject.toml")
-SCHEMA = ("schema/tables", "schema/sql", "schema/migrations")
+REVISIONS = "schema/migrations/versions"
+NAMED_IN = "ops/chaos/version-before"
 
 
 class NoVersionBefore(Exception):
@@ -34,17 +34,15 @@ def search_path(tree: Path) -> str:
 
 def name_before(root: Path) -> str:
     """Return the tag or the commit of the version before the tree `root`. Raises NoVersionBefore."""
+    _git(root, "rev-parse")
     try:
-        return _git(root, "describe", "--tags", "--abbrev=0", "HEAD^")
-    except NoVersionBefore as error:
-        if "No names found" not in str(error) and "No tags" not in str(error):
-            raise
-    if _git(root, "status", "--porcelain", "--", *SCHEMA):
-        raise NoVersionBefore("the schema has changes that are not committed, which no other version has")
-    changed = _git(root, "log", "-1", "--format=%h", "--", *SCHEMA)
-    if not changed or changed == _git(root, "log", "-1", "--format=%h"):
-        raise NoVersionBefore("the last commit changed the schema, and there is no release yet")
-    return changed
+        name = (root / NAMED_IN).read_text().strip()
+    except FileNotFoundError:
+        raise NoVersionBefore(f"there is no {NAMED_IN}") from None
+    changed = _git(root, "diff", "--name-only", name, "--", REVISIONS)
+    if changed:
+        raise NoVersionBefore(f"{name} has other revisions of the schema; name a later version in {NAMED_IN}")
+    return name
 
 
 def extract(root: Path, name: str, directory: Path) -> Version:

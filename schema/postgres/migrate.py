@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 _NO_TIMEOUTS = "SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = 0"
 _MIGRATION_LOCK = "SELECT pg_advisory_xact_lock(hashtext('leasehold.migrate'))"
 _SERVER = "SELECT CAST(current_setting('server_version_num') AS integer), current_setting('server_version')"
+#: The last revision before the baseline, with the same schema, and the baseline.
+LAST_BEFORE, BASELINE = "0035", "0036"
 #: The oldest server: its unique keys can treat nulls as equal.
 OLDEST = 15
 # Asked first, because CREATE SCHEMA needs a right on the database even if the schema is there.
@@ -107,7 +109,9 @@ def _upgrade(connection: sqlalchemy.Connection) -> Version:
     connection.exec_driver_sql(_MIGRATION_LOCK)
     version = _version(connection.exec_driver_sql)
     _refuse_unknown(version)
-    if not version.ready:
+    if version.current == LAST_BEFORE:
+        _take_baseline(connection)
+    elif not version.ready:
         if not connection.exec_driver_sql(_HAS_SCHEMA).scalar_one():
             connection.exec_driver_sql(_CREATE_SCHEMA)
         _run_steps(connection)
@@ -115,7 +119,14 @@ def _upgrade(connection: sqlalchemy.Connection) -> Version:
 
 
 def _refuse_unknown(version: Version) -> None:
-    if version.current is not None and version.current not in _known():
+    if version.current is None or version.current == LAST_BEFORE:
+        return
+    if version.current < LAST_BEFORE:
+        raise NotReady(
+            f"schema {version.current} was made before 0.2.0, which upgrades {LAST_BEFORE} only; upgrade it first with "
+            "commit cf4afd9f"
+        )
+    if version.current not in _known():
         raise NotReady(
             f"schema {version.current} was made by a newer leasehold, need {version.needed}; install the newer program"
         )
@@ -129,9 +140,22 @@ def _version(execute: Callable[[str], Any]) -> Version:
 def _run_steps(connection: sqlalchemy.Connection) -> None:
     from alembic import command
 
+    command.upgrade(_config_on(connection), "head")
+
+
+def _take_baseline(connection: sqlalchemy.Connection) -> None:
+    """Note that the database has the schema of the baseline, and run the steps after it."""
+    from alembic import command
+
+    config = _config_on(connection)
+    command.stamp(config, BASELINE, purge=True)
+    command.upgrade(config, "head")
+
+
+def _config_on(connection: sqlalchemy.Connection) -> "Config":
     config = alembic_config()
     config.attributes["connection"] = connection
-    command.upgrade(config, "head")
+    return config
 
 
 def alembic_config() -> "Config":

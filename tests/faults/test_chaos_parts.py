@@ -234,40 +234,46 @@ def git(tree: Path, *arguments: str) -> None:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A repository whose first commit has the schema `one`, and whose second one does not change it."""
-    for package in ("schema/sql", "assigner", "bots"):
+    """A repository whose second commit names the first one as the version before."""
+    for package in (versions.REVISIONS, "assigner", "bots", "ops/chaos"):
         (tmp_path / package).mkdir(parents=True)
         (tmp_path / package / "file").write_text("one")
     (tmp_path / "pyproject.toml").write_text("")
     git(tmp_path, "init", "-q")
     git(tmp_path, "add", ".")
     git(tmp_path, "commit", "-qm", "first")
-    commit(tmp_path, "bots/file", "two")
+    git(tmp_path, "tag", "first")
+    (tmp_path / versions.NAMED_IN).write_text("first\n")
+    (tmp_path / "bots/file").write_text("two")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-qm", "second")
     return tmp_path
 
 
-def commit(tree: Path, file: str, text: str) -> None:
-    (tree / file).write_text(text)
-    git(tree, "commit", "-qam", text)
-
-
-def test_before_the_first_release_it_is_the_commit_that_last_changed_the_schema(tree: Path, tmp_path: Path) -> None:
+def test_the_version_before_is_the_one_that_is_named(tree: Path, tmp_path: Path) -> None:
     found = versions.extract(tree, versions.name_before(tree), tmp_path / "before")
-    assert [(found.tree / package / "file").read_text() for package in ("schema/sql", "bots")] == ["one", "one"]
-    commit(tree, "schema/sql/file", "three")
-    with pytest.raises(NoVersionBefore, match="last commit changed the schema"):
-        versions.name_before(tree)
-    commit(tree, "bots/file", "four")
-    (tree / "schema/sql/file").write_text("five")
-    with pytest.raises(NoVersionBefore, match="not committed"):
+    assert found.name == "first"
+    assert [(found.tree / package / "file").read_text() for package in (versions.REVISIONS, "bots")] == ["one", "one"]
+
+
+def test_a_version_with_other_revisions_of_the_schema_cannot_share_a_database(tree: Path) -> None:
+    (tree / versions.REVISIONS / "file").write_text("two")
+    with pytest.raises(NoVersionBefore, match="first has other revisions of the schema"):
         versions.name_before(tree)
 
 
-def test_after_a_release_it_is_the_last_release_before_this_commit(tree: Path) -> None:
-    git(tree, "tag", "v0.1.0", "-m", "release")
-    commit(tree, "schema/sql/file", "three")
-    git(tree, "tag", "v0.2.0", "-m", "release")
-    assert versions.name_before(tree) == "v0.1.0"
+@pytest.mark.parametrize("name", ["unknown", ""])
+def test_a_version_that_the_repository_does_not_have_is_told(tree: Path, name: str) -> None:
+    (tree / versions.NAMED_IN).write_text(name)
+    with pytest.raises(NoVersionBefore):
+        versions.name_before(tree)
+
+
+def test_this_repository_names_a_version_that_it_has() -> None:
+    root = Path(__file__).parent.parent.parent
+    if not (root / ".git").exists():
+        pytest.skip("this is no repository")
+    assert versions.name_before(root)
 
 
 def test_a_tree_without_a_repository_has_none_and_says_so(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 The tables come from the metadata in `schema/tables/`, the functions and views from the files in `schema/sql/`. A new
 database therefore gets the current tables and functions from this revision, and then runs all later revisions too.
 
+A database of revision 0035, the last one before this, has the same schema; `schema.postgres.migrate` only notes that.
+
 A later revision brings existing databases to the same state. To change a function or a view, edit its file and add a
 revision that loads it again: `sql.load(op.get_bind(), "functions/submit")`. To change a table, edit the metadata and
 add a revision that does nothing if the change is there already: `ALTER TABLE jobs ADD COLUMN IF NOT EXISTS …`.
@@ -14,7 +16,7 @@ from sqlalchemy import text
 from schema import sql
 from schema.tables import SCHEMA, metadata
 
-revision = "0001"
+revision = "0036"
 down_revision = None
 branch_labels = None
 depends_on = None
@@ -27,6 +29,7 @@ INSERT INTO job_classes (name, points) VALUES ('critical', 100), ('serious_proje
 INSERT INTO service_levels (name, points, timeout_seconds) VALUES ('premium', 100, 7200), ('standard', 50, 3600),
     ('economy', 20, 1800);
 INSERT INTO scheduling DEFAULT VALUES;
+INSERT INTO secrets (name) VALUES ('cursor');
 """
 
 VIEWS = text(
