@@ -83,7 +83,7 @@ class Rounds:
             state.left = False
             state.due = self._now() + wait
             metrics.observe_duty(duty.name, failures=state.failures)
-            kind = type(getattr(error, "orig", None) or error).__name__
+            kind = type(error).__name__
             # A duty of each round may fail for days, so that ever fewer failures come with their traces.
             is_traced = state.failures & (state.failures - 1) == 0
             log.error(

@@ -204,7 +204,7 @@ def _said(error: Exception) -> str:
     """The error in one line. Those of the database and of plug-ins go without their text, which may hold values."""
     if isinstance(error, LeaseholdError):
         return str(error).removeprefix("jobs.0.").removeprefix("jobs[0].")
-    kind = type(getattr(error, "orig", None) or error).__name__
+    kind = type(error).__name__
     return f"the job could not be submitted ({kind})"
 
 

@@ -131,7 +131,7 @@ def unexpected(error: BaseException, *, route: str) -> Response:
         error_id=identity,
         route=route,
         kind=type(error).__name__,
-        sqlstate=getattr(getattr(error, "orig", None), "sqlstate", None),
+        sqlstate=getattr(error, "sqlstate", None),
         where=[f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames],
     )
     return problem(500, f"the gateway failed; its log has the reason under {identity}", code=identity)

@@ -145,7 +145,7 @@ def written(database: Database) -> dict[str, Any]:
 
     def work(connection: Any) -> dict[str, Any]:
         found = {}
-        for table in connection.scalars(Statement(_TABLES)):
+        for table in connection.execute(Statement(_TABLES)).scalars():
             sums = Statement(f'SELECT count(*), sum(xmin::text::numeric) FROM "{table}"')
             found[table] = tuple(connection.execute(sums).one())
         return found

@@ -465,7 +465,7 @@ def test_every_error_of_the_database_is_a_problem_document_and_no_text_of_it_is_
         CREATE TRIGGER raises BEFORE UPDATE ON bots EXECUTE FUNCTION raise();
         CREATE TRIGGER raises BEFORE INSERT ON write_probes EXECUTE FUNCTION raise();
     """
-    database.run(lambda c: c.execute(Statement(raises)))
+    database.run(lambda c: c.execute_sql(raises))
     with operator, capture_logs() as logs:
         answers = [operator.post("/v1/jobs", json={"jobs": [JOB]}), bot.sync(), operator.get("/readyz")]
     for answer, wanted in zip(answers, (status, status, 503), strict=True):
