@@ -1,9 +1,8 @@
 """Decide which constrained jobs may start now and in which order, and merge them with plain jobs. Pure."""
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Protocol
 
 from assigner.admission.gates import queue_admission
@@ -14,15 +13,9 @@ from schema.picking.pick import ReadyJob
 #: The rank of a queue before any of its jobs is known: lower is sooner.
 Rank = tuple[int, float]
 
-
-class Unread(frozenset[QueueId]):
-    """The ids of queues of which more heads have to be read before it is known which head comes next."""
-
-
-NONE_UNREAD = Unread()
-#: Queues that hold more jobs than have been read, by id.
-Cut = Mapping[QueueId, ConstrainedQueue]
-NO_CUT: Cut = MappingProxyType({})
+#: A queue of which so many heads in a row were refused is given up for a cycle, because the next ones are probably
+#: refused too.
+PATIENCE = 8
 
 
 class Ordering(Protocol):
@@ -34,17 +27,13 @@ class Ordering(Protocol):
         admission_state: AdmissionState,
         *,
         until: Rank | None = None,
-        cut: Cut = NO_CUT,
-    ) -> Iterator[QueueHead | Unread]:
-        """Yield each head once. The state changes between two of them, because a job that starts is counted before the
-        next one is asked for. Heads of queues whose rank has come to lie behind `until` are left out. When the next
-        head may be one that has not been read, yields the queues to read and ends."""
+        cut: Container[QueueId] = (),
+    ) -> Iterator[QueueHead | None]:
+        """Yield each head once, or None and end if the next job may be one of a `cut` queue that has not been read.
 
-    def expected(
-        self, queues: Sequence[ConstrainedQueue], admission_state: AdmissionState, *, free_units: int, cost: float
-    ) -> Mapping[QueueId, float]:
-        """Return how many jobs of each queue will probably start, if each job costs about `cost`; empty if their heads
-        have to be known for that."""
+        The state changes between two of them, because a job that starts is counted before the next one is asked for.
+        Heads of queues whose rank has come to lie behind `until` are left out.
+        """
 
     def ranked(
         self,
@@ -77,19 +66,9 @@ class InstanceOrder:
         admission_state: AdmissionState,
         *,
         until: Rank | None = None,  # noqa: ARG002
-        cut: Cut = NO_CUT,
-    ) -> Iterator[QueueHead | Unread]:
-        return known(self._sequence(heads, admission_state), heads, cut)
-
-    def expected(
-        self,
-        queues: Sequence[ConstrainedQueue],  # noqa: ARG002
-        admission_state: AdmissionState,  # noqa: ARG002
-        *,
-        free_units: int,  # noqa: ARG002
-        cost: float,  # noqa: ARG002
-    ) -> Mapping[QueueId, float]:
-        return {}
+        cut: Container[QueueId] = (),
+    ) -> Iterator[QueueHead | None]:
+        return until_used_up(self._sequence(heads, admission_state), heads, cut)
 
     def _sequence(self, heads: Sequence[QueueHead], admission_state: AdmissionState) -> Iterator[QueueHead]:
         lanes = list(self.lanes(heads, admission_state).values())
@@ -122,14 +101,16 @@ class InstanceOrder:
         }
 
 
-def known(sequence: Iterator[QueueHead], heads: Sequence[QueueHead], cut: Cut) -> Iterator[QueueHead | Unread]:
-    """Yield the heads until one more of a queue that has no further head may come before all others."""
+def until_used_up(
+    sequence: Iterator[QueueHead], heads: Sequence[QueueHead], cut: Container[QueueId]
+) -> Iterator[QueueHead | None]:
+    """Yield these heads until all of a cut queue have been asked, whose next job may then come before all others."""
     left = Counter(head.queue.id for head in heads)
     for head in sequence:
         yield head
         left[head.queue.id] -= 1
         if not left[head.queue.id] and head.queue.id in cut:
-            yield Unread(queue for queue in cut if not left[queue])
+            yield None
             return
 
 
@@ -168,12 +149,14 @@ def merge(plain: Sequence[ReadyJob], heads: Sequence[QueueHead], *, by_age: bool
 
 @dataclass(frozen=True)
 class Admission:
-    """heads: those that may start, in the order in which they are to be placed. left: those that were not asked.
-    unread: queues of which more heads have to be read before the next one is asked; empty if none has to."""
+    """What one walk along the heads has come to."""
 
+    #: Those that may start, in the order in which they are to be placed.
     heads: list[QueueHead]
-    left: Sequence[QueueHead] = ()
-    unread: Unread = NONE_UNREAD
+    #: Those that were not asked.
+    left: list[QueueHead]
+    #: The walk ended because the next job may be one that has not been read.
+    is_blocked: bool
 
 
 def admit(
@@ -183,24 +166,27 @@ def admit(
     free_units: int,
     ordering: Ordering,
     closed: Counter[str] | None = None,
-    cut: Cut = NO_CUT,
+    cut: MutableMapping[QueueId, ConstrainedQueue] | None = None,
     until: Rank | None = None,
     refused: Counter[QueueId] | None = None,
 ) -> Admission:
     """Return up to `free_units` of the heads whose gates are open.
 
     What each of them takes is counted in the state, so that the next ones are judged by what is left. A job whose gate
-    is closed keeps no other job waiting; `closed` counts such jobs by gate. cut: the queues that hold more jobs than
-    these heads, whose place in the order is not known. until: the rank of the first queue whose heads have not been
-    read. refused: counts the jobs of each queue that were asked in vain since the last one that may start.
+    is closed keeps no other job waiting.
+
+    closed: counts the jobs that are refused, by gate. cut: the queues that hold more jobs than these heads. The walk
+    ends where the next job may be one of those. A queue for which nothing is left, or of which `PATIENCE` heads in a
+    row were refused, is given up: it is taken out of `cut`. until: the rank of the first queue whose heads have not
+    been read. refused: counts the heads of each queue that were refused since the last one that may start.
     """
     admitted: list[QueueHead] = []
-    asked, unread = set[int](), NONE_UNREAD
-    refused = Counter() if refused is None else refused
+    asked, is_blocked = set[int](), False
+    refused, cut = Counter() if refused is None else refused, {} if cut is None else cut
     sequence = ordering.sequence(heads, admission_state, until=until, cut=cut)
-    while len(admitted) < free_units and (head := next(sequence, None)) is not None:
-        if isinstance(head, Unread):
-            unread = head
+    for head in sequence if free_units > 0 else ():
+        if head is None:
+            is_blocked = True
             break
         job, queue = head.job, head.queue
         asked.add(job.id)
@@ -215,4 +201,8 @@ def admit(
             admission.take(head)
             admitted.append(head)
             refused.pop(queue.id, None)
-    return Admission(admitted, [head for head in heads if head.job.id not in asked], unread)
+        if queue.id in cut and (refused[queue.id] >= PATIENCE or admission.is_used_up):
+            del cut[queue.id]
+        if len(admitted) == free_units:
+            break
+    return Admission(admitted, [head for head in heads if head.job.id not in asked], is_blocked)

@@ -9,12 +9,12 @@ which the cycle began. Limits are charged at once in every mode.
 import heapq
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
 
-from assigner.admission.admit import NO_CUT, Cut, InstanceOrder, Rank, Unread, queue_below_minimum
+from assigner.admission.admit import InstanceOrder, Rank, queue_below_minimum
 from assigner.admission.state import AdmissionState
 from schema.accounting.fair_share import Share, Shares, jain_index
 from schema.picking.constrained import ConstrainedQueue, QueueHead, QueueId
@@ -30,24 +30,17 @@ class DeficitOrder(InstanceOrder):
         admission_state: AdmissionState,
         *,
         until: Rank | None = None,
-        cut: Cut = NO_CUT,
-    ) -> Iterator[QueueHead | Unread]:
+        cut: Container[QueueId] = (),
+    ) -> Iterator[QueueHead | None]:
         if admission_state.shares is None:
             yield from super().sequence(heads, admission_state, cut=cut)
             return
         weighed = weigh_usage(admission_state.shares, admission_state)
         key = partial(self.job_order.key, admission_state=admission_state)
-        of_instances = self.lanes(heads, admission_state)
-        unasked = Counter(head.queue.id for head in heads if head.queue.id in cut)
-        unread = defaultdict[int, list[ConstrainedQueue]](list)
-        for queue in cut.values():
-            if not unasked[queue.id]:
-                unread[queue.instance].append(queue)
-        lacking = {queue.instance for queue in [*cut.values(), *[head.queue for head in heads]] if queue.missing_units}
+        lacking = {head.queue.instance for head in heads if head.queue.missing_units}
         lanes = [
             InstanceLane(
-                of_instances.get(instance, []),
-                unread.get(instance, []),
+                of_instance,
                 weighed.standing[instance],
                 weighed,
                 key,
@@ -55,60 +48,31 @@ class DeficitOrder(InstanceOrder):
                 instance=instance,
                 may_be_owed=instance in lacking,
             )
-            for instance in dict.fromkeys([*of_instances, *unread])
+            for instance, of_instance in self.lanes(heads, admission_state).items()
         ]
         all_used, front = weighed.all_used, None
-        while front is not None or (lanes := [lane for lane in lanes if lane.heads or lane.unread]):
+        unasked = Counter(head.queue.id for head in heads)
+        while front is not None or (lanes := [lane for lane in lanes if lane.heads or lane.is_unread]):
             front = front or DeficitHeap(lanes, all_used)
             first = front.first
             if until is not None and (first.behind, first.used / max(1.0, all_used) - first.target) > until:
                 return
-            if first.unread:
-                yield Unread(queue.id for queue in first.unread)
+            if first.is_unread:
+                yield None
                 return
             head = first.heads.pop()
             yield head
-            queue_id = head.queue.id
-            if queue_id in unasked:
-                unasked[queue_id] -= 1
-                if not unasked[queue_id]:
-                    first.unread.append(head.queue)
+            unasked[head.queue.id] -= 1
+            # Only now, because the queue may have been given up for this head.
+            first.is_unread = not unasked[head.queue.id] and head.queue.id in cut
             before, behind = first.used, first.behind
             first.refresh()
             # A start changes only the sum for the other instances.
             all_used += first.used - before
-            if (first.heads or first.unread) and first.behind == behind:
+            if (first.heads or first.is_unread) and first.behind == behind:
                 front.refresh(all_used)
                 continue
             front = None if front.drop(all_used) or first.behind < behind else front
-
-    def expected(
-        self, queues: Sequence[ConstrainedQueue], admission_state: AdmissionState, *, free_units: int, cost: float
-    ) -> Mapping[QueueId, float]:
-        """Return how many jobs of each queue start if each costs `cost` and no gate closes: afterwards the deficits of
-        all instances that have started jobs are equal. The number is never 0 for an instance that lacks its minimum,
-        which comes first whatever its deficit.
-        """
-        if admission_state.shares is None:
-            return {}
-        weighed = weigh_usage(admission_state.shares, admission_state)
-        of_instance = Counter([queue.instance for queue in queues])
-        taken = free_units * cost
-        after = max(1.0, weighed.all_used) + taken
-        above = {instance: weighed.used[instance] - weighed.target(instance) * after for instance in of_instance}
-        level, total = -math.inf, 0.0
-        for nth, each in enumerate(sorted(above.values())):
-            if each >= level and nth:
-                break
-            total += each
-            level = (taken + total) / (nth + 1)
-        lacking = {queue.instance for queue in queues if queue.missing_units}
-        lacking.update(each for each in of_instance if not weighed.standing[each].has_had_minimum)
-        starts = {
-            instance: max(0.5 if instance in lacking else 0.0, (level - each) / cost) / of_instance[instance]
-            for instance, each in above.items()
-        }
-        return {queue.id: starts[queue.instance] for queue in queues}
 
     def ranked(
         self, queues: Sequence[ConstrainedQueue], admission_state: AdmissionState
@@ -155,7 +119,7 @@ class Standing:
 class InstanceLane:
     """The waiting jobs of one instance, the next one last, and the numbers by which instances are compared.
 
-    unread: its queues that hold jobs of which none has been read that was not asked; then its next job is not known.
+    is_unread: its next job may be one that has not been read.
     """
 
     __slots__ = (
@@ -165,12 +129,13 @@ class InstanceLane:
         "_lift",
         "_may_be_owed",
         "_may_gain",
+        "_queue",
         "_standing",
         "_state",
         "behind",
         "heads",
+        "is_unread",
         "target",
-        "unread",
         "used",
         "weight",
     )
@@ -178,7 +143,6 @@ class InstanceLane:
     def __init__(
         self,
         heads: list[QueueHead],
-        unread: list[ConstrainedQueue],
         standing: Standing,
         weighed: "WeightedUsage",
         key: Callable[[QueueHead], tuple[float, ...]],
@@ -187,12 +151,12 @@ class InstanceLane:
         instance: int,
         may_be_owed: bool,
     ) -> None:
-        self.heads, self.unread, self._standing, self._key, self._state = heads, unread, standing, key, admission_state
+        self.heads, self._standing, self._key, self._state = heads, standing, key, admission_state
         self.weight = weighed.weights[instance]
         self.target, self.used = weighed.target(instance), weighed.used[instance]
         # In the mode `literal` its usage stays as it was.
         self._cost, self._lift = standing.cost if weighed.is_charged else None, standing.lift
-        self._may_gain, self._may_be_owed = True, may_be_owed
+        self._may_gain, self._may_be_owed, self.is_unread = True, may_be_owed, False
         # The key of its next job, once it was asked for.
         self._known_key: tuple[float, ...] | None = None
         self._find_behind()
@@ -202,24 +166,23 @@ class InstanceLane:
         self._known_key = None
         if self._cost is not None:
             self.used = self._cost.used + self._lift
-        if self._may_gain and (self.heads or self.unread):
+        if self._may_gain and (self.heads or self.is_unread):
             self._find_behind()
 
     def _find_behind(self) -> None:
         had = not self.weight or self._standing.has_had_minimum
-        is_owed = False
-        if self._may_be_owed:
-            # While its next job is not known, it comes no later than with any of them.
-            queues = [*self.unread, *(head.queue for head in self.heads[-1:])]
-            is_owed = any(queue_below_minimum(queue, self._state) for queue in queues)
+        # While its next job is not known, it is judged by the last one.
+        if self.heads:
+            self._queue = self.heads[-1].queue
+        is_owed = self._may_be_owed and queue_below_minimum(self._queue, self._state)
         self.behind = _behind(is_owed=is_owed, weight=self.weight, had=had)
         # What it has had it keeps.
         self._may_gain = not had or self._may_be_owed
 
     def __lt__(self, other: "InstanceLane") -> bool:
         """Return whether its next job comes before the other's; this decides among equal instances."""
-        if self.unread or other.unread:
-            return bool(self.unread)
+        if self.is_unread or other.is_unread:
+            return self.is_unread
         return self._next_key() < other._next_key()
 
     def _next_key(self) -> tuple[float, ...]:

@@ -2,7 +2,7 @@
 
 import heapq
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter, itemgetter
@@ -12,7 +12,7 @@ from leasehold.wire import escaped, suggestion
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from assigner.admission import graph_share
-from assigner.admission.admit import NO_CUT, Cut, Ordering, Rank, Unread, head_below_minimum, known
+from assigner.admission.admit import Ordering, Rank, head_below_minimum, until_used_up
 from assigner.admission.fair_share import DeficitOrder
 from assigner.admission.state import AdmissionState
 from schema.picking.constrained import Ageing, ConstrainedQueue, QueueHead, QueueId
@@ -154,19 +154,9 @@ class GraphOrder:
         admission_state: AdmissionState,
         *,
         until: Rank | None = None,  # noqa: ARG002
-        cut: Cut = NO_CUT,
-    ) -> Iterator[QueueHead | Unread]:
-        return known(self._sequence(heads, admission_state), heads, cut)
-
-    def expected(
-        self,
-        queues: Sequence[ConstrainedQueue],  # noqa: ARG002
-        admission_state: AdmissionState,  # noqa: ARG002
-        *,
-        free_units: int,  # noqa: ARG002
-        cost: float,  # noqa: ARG002
-    ) -> Mapping[QueueId, float]:
-        return {}
+        cut: Container[QueueId] = (),
+    ) -> Iterator[QueueHead | None]:
+        return until_used_up(self._sequence(heads, admission_state), heads, cut)
 
     def _sequence(self, heads: Sequence[QueueHead], admission_state: AdmissionState) -> Iterator[QueueHead]:
         lanes: dict[tuple[int, str | None], list[QueueHead]] = defaultdict(list)

@@ -1,22 +1,20 @@
 """The configured rules for constrained jobs, and the read of the state by which their gates are judged."""
 
-import random
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from types import MappingProxyType
 
 from assigner.admission import gates, graph_share
 from assigner.admission.checkers import CheckerSettings
 from assigner.admission.gates import QueueCharges
 from assigner.admission.ordering import OrderingSettings
 from assigner.admission.state import POOL_JOBS, AdmissionState
-from assigner.placement import resources
-from assigner.placement.fleet import Fleet
 from schema import graphs
 from schema.accounting import class_reserves, counters, fair_share, rates
 from schema.accounting.counters import Counter
 from schema.accounting.fair_share import FairShareSettings
-from schema.picking.constrained import ConstrainedQueue
+from schema.picking.constrained import ConstrainedQueue, QueueId
 from schema.policy import priority_classes, time_windows
 from schema.policy.time_windows import WindowSchedule
 from schema.postgres.connection import Connection
@@ -39,18 +37,18 @@ def read_admission_state(
     connection: Connection,
     queues: Sequence[ConstrainedQueue],
     *,
-    fleet: Fleet | None,
-    chance: random.Random,
     now: datetime,
     rules: Rules,
+    lacking: Mapping[QueueId, str] = MappingProxyType({}),
     pressed: bool = True,
     reserved: bool = True,
     charges: MutableMapping[tuple[int, int], QueueCharges] | None = None,
 ) -> AdmissionState:
     """Read the state by which the gates of these queues are judged.
 
-    fleet: None: do not look for bots with enough resources. pressed: there may be advice of backpressure. reserved:
-    something may be kept for a class. charges: what the caller remembers of earlier reads; it is added to.
+    lacking: the resource that no bot has left, by queue, as the caller has found out. pressed: there may be advice of
+    backpressure. reserved: something may be kept for a class. charges: what the caller remembers of earlier reads; it
+    is added to.
     """
     reserves = class_reserves.read(connection) if reserved else {}
     of_classes = {class_reserves.running_counter(name) for name in reserves}
@@ -66,7 +64,7 @@ def read_admission_state(
         rates=buckets,
         seconds=priority_classes.expected_seconds(connection, classes),
         openings=time_windows.read(connection) if any(map(gates.waits_for_windows, queues)) else WindowSchedule(),
-        lacking={} if fleet is None else resources.lacking_by_queue(connection, fleet, queues, chance=chance),
+        lacking=lacking,
         reserves=reserves,
         charges={} if charges is None else charges,
     )

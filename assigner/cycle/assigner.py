@@ -123,7 +123,7 @@ class PriorityAgeAssigner:
         self._cohorts = None if cohort is None else (cohort,)
         self._chance, self._now = chance, now
         self._batch, self._fleet, self._rotation = Batch(), Fleet(), Rotation()
-        self._admission = AdmissionController(rules, name=name, fleet=self._fleet, chance=chance, now=now)
+        self._admission = AdmissionController(rules, name=name, now=now)
         self._conflict_backoff = ConflictBackoff(now)
         self._forget()
         self._pace, self._chosen = CyclePacer(chance), 0
@@ -275,7 +275,13 @@ class PriorityAgeAssigner:
         order = Order.PRIORITY if urgent_first else Order.AGE
         heads: Sequence[QueueHead] = ()
         if constrained:
-            cycle.admitted = self._admission.pick(connection, scope, batch=batch, pace=settings.interval)
+            found = self._admission.read_queues(connection, scope, batch=batch)
+            lacking = resources.lacking_by_queue(connection, self._fleet, found.queues, chance=self._chance)
+            # Of instances that are equal in the order chance decides which ones are looked at.
+            found = replace(found, queues=self._chance.sample(found.queues, len(found.queues)))
+            cycle.admitted = self._admission.pick(
+                connection, found, lacking=lacking, batch=batch, pace=settings.interval
+            )
             heads, cycle.amounts = cycle.admitted.heads, self._admission.amounts(cycle.admitted)
         for _ in range(MAX_PICKS):
             jobs: Sequence[ReadyJob] = ()

@@ -4,7 +4,6 @@ Most are pure functions of what `schema.diagnostics.evidence` has read. A gate o
 gates before it. Once no bot is left, the gates that follow are neither open nor closed.
 """
 
-import random
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -16,10 +15,10 @@ from assigner.admission import rules as admission_rules
 from assigner.admission.checkers import FAILURES
 from assigner.admission.gates import GATES
 from assigner.admission.rules import Rules
-from assigner.placement.fleet import Fleet
+from assigner.placement import resources
 from schema import predicates
 from schema.accounting import rates
-from schema.diagnostics.evidence import NAMES, Clause, Evidence, Row
+from schema.diagnostics.evidence import MAX_BOTS_COUNTED, NAMES, Clause, Evidence, Row
 from schema.fleet.kinds import TASK
 from schema.picking import constrained
 from schema.postgres.connection import Connection
@@ -400,8 +399,9 @@ def judge_constraints(connection: Connection, job_id: int, rules: Rules) -> list
     if found is None:
         return []
     head, now = found
+    lacking = resources.lacking(connection, head.queue, look=MAX_BOTS_COUNTED)
     admission_state = admission_rules.read_admission_state(
-        connection, [head.queue], fleet=Fleet(), chance=random.Random(), now=now, rules=rules
+        connection, [head.queue], now=now, rules=rules, lacking={} if lacking is None else {head.queue.id: lacking}
     )
     if (used := rates.resource_of(head.queue.constraints)) is not None:
         admission_state.refused.update(rules.checkers.ask_limits([used]).refused)

@@ -199,14 +199,9 @@ def read_resource_snapshot(
         for queue, units in [(some[0].queue, some[0].job.units)]
     ]
     needs = [need_of(some[0].queue) for some in alike.values()]
-    fitting, declared = _fitting(
-        connection,
-        fleet,
-        [group.wanted(MAX_BOTS_READ) for group in groups],
-        needs,
-        kinds=KINDS if with_all else _kinds(needs),
-        chance=chance,
-    )
+    wanted = [group.wanted(MAX_BOTS_READ) for group in groups]
+    roomy = sampling.sample(connection, fleet, wanted, sample_size=MAX_BOTS_READ, chance=chance, will_place=False)
+    fitting, declared = _fitting(connection, roomy, wanted, needs, kinds=KINDS if with_all else _kinds(needs))
     size = settings.sample_size if settings.enabled else MAX_BOTS_READ
     found = [bots[: group.wanted(size).count] for group, bots in zip(groups, fitting, strict=True)]
     bot_ids = sorted({bot.id for bots in found for bot in bots})
@@ -300,40 +295,49 @@ def _kinds(needs: Iterable[Need]) -> list[Kind]:
 def lacking_by_queue(
     connection: Connection, fleet: Fleet, queues: Sequence[ConstrainedQueue], *, chance: random.Random
 ) -> dict[QueueId, str]:
-    """Of the queues whose jobs fit on no bot now, by their ids, what is missing first.
+    """Of the queues whose jobs fit on no bot now, by their ids, what is missing.
 
     Of more than `MAX_BOTS_READ` bots with room as many are looked at, others each time.
     """
     needy = [queue for queue in queues if need_of(queue)]
     if not needy:
         return {}
+    wanted = [_wanted(queue, MAX_BOTS_READ) for queue in needy]
+    roomy = sampling.sample(connection, fleet, wanted, sample_size=MAX_BOTS_READ, chance=chance, will_place=False)
     needs = [need_of(queue) for queue in needy]
-    wanted = [
-        CandidateRequest(queue.cohort, queue.instance, queue.platform, queue.constraints.get("units", 1), MAX_BOTS_READ)
-        for queue in needy
-    ]
-    fitting, declared = _fitting(connection, fleet, wanted, needs, kinds=_kinds(needs), chance=chance)
-    # Whoever asks about one queue wants to know more than that it is closed.
-    looked_at = declared.values() if len(queues) == 1 else None
+    fitting, _ = _fitting(connection, roomy, wanted, needs, kinds=_kinds(needs))
     return {
-        queue.id: missing_resource(need, looked_at)
+        queue.id: missing_resource(need, None)
         for queue, need, bots in zip(needy, needs, fitting, strict=True)
         if not bots
     }
 
 
+def lacking(connection: Connection, queue: ConstrainedQueue, *, look: int) -> str | None:
+    """What is missing first if the jobs of the queue fit on none of the first `look` bots with room; else None."""
+    if not (need := need_of(queue)):
+        return None
+    wanted = _wanted(queue, look)
+    roomy = candidates.some_free(connection, wanted)
+    (fitting,), declared = _fitting(connection, [roomy], [wanted], [need], kinds=_kinds([need]))
+    return None if fitting else missing_resource(need, declared.values())
+
+
+def _wanted(queue: ConstrainedQueue, count: int) -> CandidateRequest:
+    units = queue.constraints.get("units", 1)
+    return CandidateRequest(queue.cohort, queue.instance, queue.platform, units, count)
+
+
 def _fitting(
     connection: Connection,
-    fleet: Fleet,
+    roomy: Sequence[Sequence[FreeBot]],
     wanted: Sequence[CandidateRequest],
     needs: Sequence[Need],
     *,
     kinds: Sequence[Kind],
-    chance: random.Random,
 ) -> tuple[list[list[FreeBot]], dict[int, Declared]]:
-    """For each group the bots that have enough left of what each of its jobs needs, in random order; and what the bots
-    that were looked at have left of these kinds of resources, by bot."""
-    roomy = sampling.sample(connection, fleet, wanted, sample_size=MAX_BOTS_READ, chance=chance, will_place=False)
+    """For each group those of its roomy bots that have enough left of what each of its jobs needs, in their order; and
+    what all of these bots have left of these kinds of resources, by bot."""
     bot_ids = sorted({bot.id for bots in roomy for bot in bots})
     known = declared_resources(connection, bot_ids, kinds)
     gpus = _gpus(connection, known)

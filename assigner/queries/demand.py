@@ -10,7 +10,6 @@ things are not judged: resources other than units, because only a bot that is th
 are charged by a job's own estimate, each of which counts as 1.
 """
 
-import random
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -200,9 +199,7 @@ def _within_limits(connection: Connection, rows: Sequence[Row], rules: Rules) ->
     state = AdmissionState(now := rows[0].now)
     if constrained:
         queues = list(constrained.values())
-        state = admission_rules.read_admission_state(
-            connection, queues, fleet=None, chance=random.Random(), now=now, rules=rules
-        )
+        state = admission_rules.read_admission_state(connection, queues, now=now, rules=rules)
     left = dict[tuple[int, int], float]()
     found = []
     for row in rows:

@@ -113,6 +113,10 @@ FROM bots b CROSS JOIN w
 WHERE b.id = ANY (ARRAY(SELECT id FROM near)) AND {can_take("b", "w")}
 ORDER BY b.priority, b.id LIMIT :count FOR NO KEY UPDATE OF b SKIP LOCKED
 """)
+SOME_FREE = Statement(f"""
+WITH w AS MATERIALIZED ({_WANT})
+SELECT n.* FROM w CROSS JOIN LATERAL ({able_bots(_COLUMNS, "w", which=_ROOMY, limit=":count")}) n LIMIT :count
+""")
 IS_ANY_FREE = Statement(f"""
 WITH w AS MATERIALIZED ({_WANT})
 SELECT EXISTS (SELECT FROM w CROSS JOIN LATERAL ({able_bots("b.id", "w", which=_ROOMY, limit="1")}) n)
@@ -182,6 +186,12 @@ def any_free(connection: Connection, want: CandidateRequest, *, of_all: bool = F
     """
     values = {**_values(want), "count": want.count, "look": None if of_all else max(MAX_BOTS_READ, want.count)}
     rows = connection.execute(ANY_FREE, values).all()
+    return [FreeBot._make(row) for row in rows]
+
+
+def some_free(connection: Connection, want: CandidateRequest) -> list[FreeBot]:
+    """Read up to `want.count` free bots that could take one of the jobs, without locks."""
+    rows = connection.execute(SOME_FREE, {**_values(want), "count": want.count}).all()
     return [FreeBot._make(row) for row in rows]
 
 

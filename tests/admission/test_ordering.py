@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from assigner.admission.controller import HeadReader
+from assigner.admission.heads import Heads
 from assigner.admission.ordering import OrderingSettings, RankOrder, ScoreOrder, Weights, effective_priority, score
 from assigner.admission.rules import Rules
 from assigner.admission.state import AdmissionState
@@ -319,7 +319,7 @@ def test_sa_28_jobs_that_somebody_else_has_locked_are_replaced_by_the_next_ones(
     def read(connection: Connection) -> list[str]:
         found = constrained.queues(connection, Scope(), batch=9, after=constrained.FIRST_QUEUE)
         assert found.now is not None
-        heads = HeadReader(connection, policy, AdmissionState(found.now), free_units=1).first(found.queues)
+        heads = Heads(connection, policy, AdmissionState(found.now), free_units=1).first(found.queues)
         return [head.job.public_id for head in heads]
 
     with pool.database.connect() as other:

@@ -7,11 +7,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from assigner.admission import rules
-from assigner.admission.gates import ResourcesGate
 from assigner.cycle import assigner as cycle
 from assigner.explain.answer import explain
-from assigner.placement.fleet import Fleet
+from assigner.placement import resources
 from assigner.placement.registry import load
 from assigner.placement.resources import ResourceSnapshot
 from assigner.placement.room import Declared
@@ -51,20 +49,7 @@ def closed(pool: Pool) -> list[str]:
     def read(connection: Any) -> list[str]:
         found = constrained.queues(connection, Scope(), batch=10, after=constrained.FIRST_QUEUE)
         assert found.now is not None
-        opened = [
-            (
-                each,
-                rules.read_admission_state(
-                    connection, [each], fleet=Fleet(), chance=pool.chance, now=found.now, rules=rules.RULES
-                ),
-            )
-            for each in found.queues
-        ]
-        return [
-            why
-            for queue, admission_state in opened
-            if (why := ResourcesGate().closed_for_queue(queue, admission_state)) is not None
-        ]
+        return [why for each in found.queues if (why := resources.lacking(connection, each, look=100)) is not None]
 
     return pool.database.run(read)
 

@@ -10,7 +10,6 @@ import pytest
 from assigner.admission.controller import AdmissionController
 from assigner.admission.ordering import OrderingSettings
 from assigner.admission.rules import Rules
-from assigner.placement.fleet import Fleet
 from schema import clock
 from schema.accounting import accounts, rates
 from schema.accounting.accounts import Account
@@ -21,12 +20,12 @@ from schema.moves.priority import reprice, review_waiting
 from schema.moves.reassign import add_constraints, remove_constraints
 from schema.moves.submit import submit
 from schema.picking.constrained import MOST_IN_WINDOWS
-from schema.picking.ready import Scope
 from schema.policy import priority_classes
 from schema.postgres.connection import Connection
 from schema.postgres.statements import Statement
 from schema.requests import JobRequest
 from tests.support import filling
+from tests.support import pool as pools
 from tests.support.plans import KNOWLEDGE, Acts, Measured, filled, measured_acts
 from tests.support.servers import Databases
 
@@ -72,12 +71,12 @@ def _request(number: int) -> dict[str, Any]:
 
 def _controller(**ordering: Any) -> AdmissionController:
     rules = Rules(OrderingSettings.model_validate(ordering))
-    return AdmissionController(rules, name="test", fleet=Fleet(), chance=random.Random(1), now=clock.monotonic)
+    return AdmissionController(rules, name="test", now=clock.monotonic)
 
 
 def _start(_: Held, connection: Connection, **ordering: Any) -> None:
     controller = _controller(**ordering)
-    admitted = controller.pick(connection, Scope(), batch=BATCH, pace=1.0)
+    admitted = pools.admitted(connection, controller, batch=BATCH, chance=random.Random(1))
     assert len(admitted.heads) == BATCH
     bots = connection.execute(FREE, {"limit": BATCH}).scalars()
     placements = [Placement(head.job.id, bot, {}) for head, bot in zip(admitted.heads, bots, strict=True)]

@@ -13,7 +13,6 @@ from assigner.admission import rules
 from assigner.config import plugins
 from assigner.estimation import EstimateSettings, Quantiles, RunTimeAdvice
 from assigner.maintenance.upkeep import UpkeepSettings
-from assigner.placement.fleet import Fleet
 from schema.accounting import counters
 from schema.picking import constrained
 from schema.picking.ready import Scope
@@ -162,8 +161,6 @@ def test_sa_27_a_job_with_a_deadline_is_hastened_by_what_its_class_takes(pool: P
         admission_state = rules.read_admission_state(
             connection,  # type: ignore[arg-type]
             found.queues,
-            fleet=Fleet(),
-            chance=pool.chance,
             now=now,
             rules=rules.RULES,
         )

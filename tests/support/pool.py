@@ -4,12 +4,13 @@ import json
 import random
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from leasehold.errors import LeaseholdError
 
+from assigner.admission.controller import AdmissionController, AdmissionResult
 from assigner.admission.state import AdmissionState
 from assigner.cycle.assigner import PriorityAgeAssigner
 from assigner.cycle.settings import AssignerSettings
@@ -28,6 +29,8 @@ from schema.moves import submit as submit_moves
 from schema.moves.graphs import SubmittedGraph, submit_graph
 from schema.picking.constrained import ConstrainedQueue, QueueHead
 from schema.picking.pick import ReadyJob
+from schema.picking.ready import Scope
+from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
 from schema.postgres.statements import Statement
 from schema.timing import Timing
@@ -400,6 +403,15 @@ def head(
 def admission_state(seconds: float = 0.0, **fields: Any) -> AdmissionState:
     """The state that admission reads, at `seconds` after noon."""
     return AdmissionState(at(seconds), **fields)
+
+
+def admitted(
+    connection: Connection, controller: AdmissionController, *, batch: int, chance: random.Random
+) -> AdmissionResult:
+    """What a controller picks in one cycle, of jobs that take no resources."""
+    found = controller.read_queues(connection, Scope(), batch=batch)
+    found = replace(found, queues=chance.sample(found.queues, len(found.queues)))
+    return controller.pick(connection, found, lacking={}, batch=batch, pace=1.0)
 
 
 def busy_bot(pool: Pool, *, capacity: int = 1, **fetch: object) -> tuple[Bot, list[dict[str, Any]]]:
