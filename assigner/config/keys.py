@@ -127,6 +127,8 @@ def leaves(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
             pairs = value.items()
         case list():
             pairs = enumerate(value)
+        case _:
+            return
     for key, each in pairs:
         yield from leaves(each, (*path, key))
 

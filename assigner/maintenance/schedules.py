@@ -225,5 +225,7 @@ def _tell(done: Outcome) -> None:
             tell(
                 "a tick is left out because the previous job has not ended", **where, tick=when, in_a_row=done.left_out
             )
+        case Result.SUBMITTED | Result.MISSED:
+            pass
     if done.missed:
         log.warning("missed ticks are left out", **where)

@@ -222,6 +222,8 @@ class SupervisorReader:
                 self.ended_at, self.exit_code = at, code
             case {"over": True, "expired": bool(expired)}:
                 self.over, self.expired = True, expired
+            case _:
+                pass  # what a newer supervisor may add
 
 
 class Ending(NamedTuple):

@@ -283,6 +283,8 @@ class TaskLauncher(Launcher):
                     kill([child.supervisor], signal.SIGKILL)
                 child.over = child.lost = True
                 self._remove(child)
+            case _:
+                pass
 
     def _is_alone(self, run: TaskRun, child: WarmChild) -> bool:
         """Make sure that what ends a run in its child cannot reach the next call; return False if the run is over."""

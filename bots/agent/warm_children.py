@@ -253,6 +253,8 @@ class WarmChild:
                         self.ask_to_die()
                 case {"over": True, "expired": bool(expired)}:
                     self.over, self.expired = True, expired
+                case _:
+                    pass  # what a newer supervisor may add
 
     def read(self) -> dict[str, Any] | CallEnd | None:
         """Return the next message of the child itself; None if there will be none. Raises BlockingIOError if there is

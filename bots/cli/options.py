@@ -330,6 +330,8 @@ def _range(bounds: Iterable[Any]) -> _Range:
                 found = replace(found, low=bound.ge)
             case Le():
                 found = replace(found, high=bound.le)
+            case _:
+                pass  # a length or a pattern
     return found
 
 

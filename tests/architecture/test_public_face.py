@@ -7,6 +7,8 @@ from typing import Any
 
 import yaml
 
+from schema.postgres.migrate import OLDEST
+
 ROOT = Path(__file__).parent.parent.parent
 PROJECTS = (ROOT / "pyproject.toml", ROOT / "bots/sdk/pyproject.toml")
 WORKFLOW = ROOT / ".github/workflows/checks.yml"
@@ -39,7 +41,21 @@ def test_the_workflow_runs_what_has_to_pass_on_every_version() -> None:
     assert jobs["check"]["strategy"]["matrix"]["python"] == matrix["python"]
     for project in PROJECTS:
         assert set(pythons(project)) <= set(matrix["python"])
-    assert f"from PostgreSQL {SERVERS[0]} on" in (ROOT / "CONTRIBUTING.md").read_text()
+
+
+def test_pages_name_the_oldest_versions_that_work() -> None:
+    server, (python, *_) = str(OLDEST), pythons(PROJECTS[0])
+    assert SERVERS[0] == server
+    said = {
+        "README.md": f"Python {python} or newer",
+        "CONTRIBUTING.md": f"`python3` ({python} or newer)",
+        "bots/sdk/README.md": f"Python {python} or newer",
+        "ops/docs/python.md": f"Python {python} or newer",
+        "ops/docs/deployment.md": f"PostgreSQL server ({server} or newer)",
+    }
+    for page, words in said.items():
+        assert words in (ROOT / page).read_text(), f"{page} does not say: {words}"
+    assert f"from PostgreSQL {server} on" in (ROOT / "CONTRIBUTING.md").read_text()
 
 
 def test_forms_and_hooks_can_be_read_and_call_what_is_there() -> None:

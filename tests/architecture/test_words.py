@@ -1,8 +1,10 @@
-"""What the documents say of the code: the figure of layers, and files and functions that they name."""
+"""What the documents say of the code: layers, invariants, files and functions that they name."""
 
 import re
 import tomllib
 from pathlib import Path
+
+from schema.diagnostics.invariants import INVARIANTS
 
 ROOT = Path(__file__).parent.parent.parent
 PACKAGES = ("schema", "assigner", "bots")
@@ -35,3 +37,9 @@ def test_what_a_document_names_in_the_code_is_there() -> None:
             elif last and not re.search(rf"(def|class) {last}\b", (ROOT / path).read_text()):
                 wrong.append(f"{document.name}: {path} has no {name}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_the_page_of_operators_says_what_each_invariant_demands() -> None:
+    rows = re.findall(r"^\| (S\d+(?:, S\d+)*) \|", (PAGE.parent / "operations.md").read_text(), re.M)
+    said = [name for row in rows for name in row.split(", ")]
+    assert sorted(said) == sorted(each.id for each in INVARIANTS), "operations.md: the table of `db verify`"

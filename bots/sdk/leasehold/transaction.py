@@ -97,7 +97,8 @@ def _sentence(error: Exception) -> tuple[str | None, str]:
     match raised.args:
         case ({"C": str(code), "M": str(said)}, *_):  # pg8000
             return code, said
-    return None, ""
+        case _:
+            return None, ""
 
 
 def _refusal(code: str | None, said: str, submitted: int) -> LeaseholdError | None:
@@ -116,7 +117,8 @@ def _refusal(code: str | None, said: str, submitted: int) -> LeaseholdError | No
             return NotReady(f"the database of this connection holds no pool: {said}")
         case "42501":
             return Forbidden(f"the role of this connection may not submit jobs: {said}")
-    return None
+        case _:
+            return None
 
 
 def _statement(connection: Any) -> str:

@@ -90,6 +90,8 @@ class Killers:
                 return self._stopped([bot.pid], chance.uniform(*STOPPED))
             case "stopped-bot":
                 return self._stopped_bot(bot, parts, chance.uniform(*STOPPED))
+            case _:
+                raise ValueError(f"no such kind of fault: {kind}")
         return True
 
     def _stopped(self, processes: Sequence[int], seconds: float, first: Sequence[int] = ()) -> bool:
