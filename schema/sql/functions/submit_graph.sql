@@ -31,6 +31,7 @@ DECLARE
     made bigint;
     name_of_graph uuid;
     old bigint;
+    node_requests jsonb;
     nested_loops text := current_setting('enable_nestloop');
 BEGIN
     IF job_name IS NULL OR jsonb_typeof(request->'nodes') IS DISTINCT FROM 'array'
@@ -99,6 +100,7 @@ BEGIN
         request := jsonb_set(request, '{nodes}', within_limits(request->'nodes', 'nodes', instance_name,
             graph_priority));
     END IF;
+    node_requests := request->'nodes';
     SELECT array_agg(known.given), array_agg(known.id) INTO sets, set_ids FROM (
         SELECT normal.given, intern_platform(normal.properties) AS id FROM (
             SELECT raw.given, normal_properties(raw.given) AS properties FROM (
@@ -137,16 +139,16 @@ BEGIN
     ), waiting AS MATERIALIZED (
         SELECT child, count(*)::integer AS deps FROM edges GROUP BY child
     ), asked AS MATERIALIZED (
-        SELECT r.*, (r.whole->>'node')::integer AS node, r.whole->>'callback' AS callback,
+        SELECT r.*, w.whole, (w.whole->>'node')::integer AS node, w.whole->>'callback' AS callback,
                CASE WHEN is_managed OR r.terms <> '' OR coalesce((request->>'fair_share')::boolean, false)
                    THEN coalesce(r.terms::jsonb, '{}') || jsonb_build_object('graph', made::text) END AS own_terms,
                CASE WHEN policy <> 'ignore' AND absent <> '{}' THEN ARRAY(
                    SELECT DISTINCT d.node FROM (
                        SELECT coalesce(a->>'node', a #>> '{}')::integer AS node
-                       FROM jsonb_array_elements(r.whole->'after') a) d
+                       FROM jsonb_array_elements(w.whole->'after') a) d
                    WHERE d.node = ANY (absent) ORDER BY d.node) ELSE '{}' END AS missing
-        FROM ROWS FROM (jsonb_array_elements(request->'nodes'), read_requests(request->'nodes', graph_priority))
-            AS r (whole)
+        FROM read_requests(node_requests, graph_priority) r
+        CROSS JOIN LATERAL (SELECT node_requests->r.n AS whole OFFSET 0) w
     ), known_terms AS MATERIALIZED (
         SELECT terms, intern_constraint_set(terms) AS id
         FROM (SELECT DISTINCT own_terms AS terms FROM asked WHERE own_terms IS NOT NULL ORDER BY 1) sets
