@@ -54,7 +54,7 @@ def _of_assigners(settings: PoolSettings) -> Iterator[Mistake]:
     capacity = getattr(bot, "capacity", None)
     for n, assigner in enumerate(settings.assigners):
         at: KeyPath = ("assigners", n, "strategy")
-        if assigner.strategy.wants_success and not settings.success.statistics:
+        if strategy.Input.SUCCESS in assigner.strategy.inputs and not settings.success.statistics:
             yield Mistake(at, "it needs success statistics, which success.statistics does not turn on")
         if assigner.strategy.kind != CAPACITY and not assigner.strategy.sampling.enabled:
             yield Mistake((*at, "kind"), "means nothing while sampling is off: a job goes to the first bot with room")

@@ -20,7 +20,7 @@ from assigner.placement.fleet import Fleet, Part
 from assigner.placement.registry import SUCCESS
 from assigner.placement.room import WaitingKinds
 from assigner.placement.round_robin import Rotation
-from assigner.placement.strategy import Group, QuotaCopy, Snapshot
+from assigner.placement.strategy import Group, Input, QuotaCopy, Snapshot
 from assigner.preemption.plan import QuotaSettings
 from assigner.preemption.reclaim import BATCH, reclaim, reclaim_admitted
 from schema.clock import Monotonic, Throttle
@@ -336,9 +336,9 @@ class PriorityAgeAssigner:
                 found,
                 strategy.sampled,
                 chance=self._chance,
-                with_all=strategy.wants_resources,
+                with_all=Input.RESOURCES in strategy.inputs,
             )
-            seen = samples.with_rates(connection, seen) if strategy.wants_success else seen
+            seen = samples.with_rates(connection, seen) if Input.SUCCESS in strategy.inputs else seen
             left = self._commit(connection, seen, cycle, round_number=1, needy=found)
             done |= {head.job.id for head in found} - {job.id for job in left}
 
@@ -366,8 +366,8 @@ class PriorityAgeAssigner:
                 fleet=self._fleet,
                 part=cycle.part,
                 chance=self._chance,
-                with_warm=strategy.strategy.wants_warm,
-                with_success=strategy.wants_success,
+                with_warm=Input.WARM in strategy.inputs,
+                with_success=Input.SUCCESS in strategy.inputs,
             )
             jobs = self._commit(connection, seen, cycle, round_number=attempt)
             if not jobs:
@@ -376,9 +376,9 @@ class PriorityAgeAssigner:
             if attempt == attempts == sampling.max_attempts and cycle.lost > lost:
                 attempts += 1  # a lost race tells nothing of the fleet, and any bot would not be as likely as any other
         if cycle.lost or hopeless or not sampling.enabled:
-            if not strategy.wants_turns:
+            if Input.TURNS not in strategy.inputs:
                 seen = samples.healthy_snapshot(
-                    connection, jobs, of_all=not sampling.enabled, with_success=strategy.wants_success
+                    connection, jobs, of_all=not sampling.enabled, with_success=Input.SUCCESS in strategy.inputs
                 )
                 hopeless = hopeless if sampling.enabled else samples.without_candidates(seen)
                 jobs = self._commit(connection, seen, cycle, round_number=0)
@@ -403,7 +403,7 @@ class PriorityAgeAssigner:
         policy = self._settings.strategy
         strategy, name = policy.chooser
         seen = replace(seen, headrooms=cycle.quotas.left, turns=self._rotation.last)
-        if policy.wants_waiting:
+        if Input.WAITING in policy.inputs:
             seen = replace(seen, waiting=self._waiting_kinds(connection))
         placements = chosen = seen.chosen_by(strategy, policy, how={"strategy": name, "round": round_number})
         amounts = cycle.amounts
@@ -472,7 +472,7 @@ class PriorityAgeAssigner:
         cycle.granted += granted
         cycle.lost += len(placements) - len(granted)
         placed = {lease.job_id for lease in granted}
-        if self._settings.strategy.wants_turns and not on_kept:
+        if Input.TURNS in self._settings.strategy.inputs and not on_kept:
             self._rotation.give([each.bot_id for each in placements if each.job_id in placed])
         for job in jobs:
             if job.id in placed:

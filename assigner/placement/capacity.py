@@ -4,7 +4,7 @@ import heapq
 from collections.abc import Hashable, Mapping, Sequence
 from functools import cached_property
 
-from assigner.placement.strategy import Policy, QuotaCopy, Score, Snapshot, decision
+from assigner.placement.strategy import NOTHING_ELSE, Policy, QuotaCopy, Score, Snapshot, decision
 from schema.fleet.candidates import FreeBot
 from schema.fleet.success import UNKNOWN
 from schema.moves.grant import Placement
@@ -18,11 +18,7 @@ class Capacity:
     with a negative weight of locality, for each such job and candidate.
     """
 
-    wants_warm = False
-    wants_success = False
-    wants_turns = False
-    wants_resources = False
-    wants_waiting = False
+    inputs = NOTHING_ELSE
 
     def choose(self, snapshot: Snapshot, policy: Policy, *, how: Mapping[str, object]) -> list[Placement]:
         copy, quotas = _WorkingCopy(snapshot, policy), QuotaCopy(snapshot.headrooms)

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from assigner.placement.registry import CAPACITY, LOCALITY, StrategySettings
-from assigner.placement.strategy import Group, Score, Snapshot
+from assigner.placement.strategy import Group, Input, Score, Snapshot
 from schema.clock import Monotonic
 from schema.fleet.candidates import FreeBot
 from schema.fleet.success import UNKNOWN
@@ -102,7 +102,7 @@ def sample_decision(
             free_units=bot.free_units,
             capacity=bot.capacity,
             hit=job.locality_hint is not None and (bot.id, job.locality_hint) in snapshot.hits,
-            rate=snapshot.rate(bot, label) if policy.wants_success else None,
+            rate=snapshot.rate(bot, label) if Input.SUCCESS in policy.inputs else None,
         )
         for bot in kept
     )
@@ -121,7 +121,7 @@ def rescore(seen: Seen, policy: StrategySettings) -> Rescored:
         policy.score(bot, free_units=bot.free_units, hit=each.hit, rate=rate)
         for bot, each, rate in zip(bots, seen.candidates, rates, strict=True)
     ]
-    if policy.wants_turns or policy.wants_resources or policy.wants_waiting:
+    if policy.inputs & {Input.TURNS, Input.RESOURCES, Input.WAITING}:
         return Rescored(scores, None)
     snapshot = _snapshot(seen, bots, {(bot.id, seen.label): rate for bot, rate in zip(bots, rates, strict=True)})
     (placement, *_) = policy.chooser[0].choose(snapshot, policy, how={}) or (None,)

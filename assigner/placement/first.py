@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from assigner.placement.strategy import Policy, QuotaCopy, Snapshot
+from assigner.placement.strategy import NOTHING_ELSE, Policy, QuotaCopy, Snapshot
 from schema.fleet.candidates import FreeBot
 from schema.moves.grant import Placement
 
@@ -18,14 +18,11 @@ def in_order(bots: Sequence[FreeBot]) -> list[FreeBot]:
 class First:
     """Places job after job on the first of its candidates that has room; nothing is scored.
 
+    Its candidates are all free bots that nobody else has locked (`sampling.healthy_snapshot`).
     Cost: O(jobs x candidates) where bots fill up.
     """
 
-    wants_warm = False
-    wants_success = False
-    wants_turns = False
-    wants_resources = False
-    wants_waiting = False
+    inputs = NOTHING_ELSE
 
     def choose(self, snapshot: Snapshot, policy: Policy, *, how: Mapping[str, object]) -> list[Placement]:  # noqa: ARG002
         group = {job.id: nth for nth, group in enumerate(snapshot.groups) for job in group.jobs}

@@ -10,7 +10,7 @@ from typing import Any
 
 from assigner.placement.pack import Judge, Scale, Score, choose_least
 from assigner.placement.room import Demand, Room, WaitingKinds, after
-from assigner.placement.strategy import Group, Policy, Snapshot
+from assigner.placement.strategy import Group, Input, Policy, Snapshot
 from schema.moves.grant import Placement
 
 
@@ -43,11 +43,7 @@ class Fragmentation:
     each room that has not been seen before one look at each kind.
     """
 
-    wants_warm = False
-    wants_success = False
-    wants_turns = False
-    wants_resources = True
-    wants_waiting = True
+    inputs = frozenset({Input.RESOURCES, Input.WAITING})
 
     def choose(self, snapshot: Snapshot, policy: Policy, *, how: Mapping[str, object]) -> list[Placement]:  # noqa: ARG002
         scale = Scale(snapshot)

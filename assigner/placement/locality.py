@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from assigner.placement.strategy import EVERY, Policy, QuotaCopy, Score, Snapshot, Strategy, TurnCopy, decision
+from assigner.placement.strategy import EVERY, Input, Policy, QuotaCopy, Score, Snapshot, Strategy, TurnCopy, decision
 from schema.fleet.candidates import FreeBot
 from schema.moves.grant import Placement
 from schema.picking.pick import ReadyJob
@@ -23,29 +23,9 @@ class Locality:
     fallback_kind: str
 
     @property
-    def wants_warm(self) -> bool:
-        """Always: a sample of a large fleet would hardly ever hold the few bots that are hits."""
-        return True
-
-    @property
-    def wants_success(self) -> bool:
-        """If its fallback does."""
-        return self.fallback.wants_success
-
-    @property
-    def wants_turns(self) -> bool:
-        """If its fallback does."""
-        return self.fallback.wants_turns
-
-    @property
-    def wants_resources(self) -> bool:
-        """If its fallback does."""
-        return self.fallback.wants_resources
-
-    @property
-    def wants_waiting(self) -> bool:
-        """If its fallback does."""
-        return self.fallback.wants_waiting
+    def inputs(self) -> frozenset[Input]:
+        """What its fallback goes by, and warm bots: a sample of a large fleet would hardly ever hold the few hits."""
+        return self.fallback.inputs | {Input.WARM}
 
     def choose(self, snapshot: Snapshot, policy: Policy, *, how: Mapping[str, object]) -> list[Placement]:
         copy = _WorkingCopy(snapshot, policy)
@@ -71,7 +51,7 @@ class Locality:
         if not run:
             return []
         jobs = {job.id: job for job in run}
-        seen = copy.left_for(run, with_all=self.wants_turns)
+        seen = copy.left_for(run, with_all=Input.TURNS in self.inputs)
         found = self.fallback.choose(seen, copy.policy, how={**how, "fallback": self.fallback_kind})
         for placement in found:
             copy.take(jobs[placement.job_id], placement.bot_id)

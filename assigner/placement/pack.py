@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from assigner.placement.room import AMOUNTS, Demand, Room, RoomCopy, after, choose_gpus, fits
-from assigner.placement.strategy import Group, Policy, QuotaCopy, Snapshot, decision
+from assigner.placement.strategy import Group, Input, Policy, QuotaCopy, Snapshot, decision
 from schema.fleet.candidates import FreeBot
 from schema.moves.grant import Placement
 from schema.validation import WHOLE_GPU
@@ -81,11 +81,7 @@ class Pack:
     placed after it changed.
     """
 
-    wants_warm = False
-    wants_success = False
-    wants_turns = False
-    wants_resources = True
-    wants_waiting = False
+    inputs = frozenset({Input.RESOURCES})
 
     def choose(self, snapshot: Snapshot, policy: Policy, *, how: Mapping[str, object]) -> list[Placement]:  # noqa: ARG002
         scale = Scale(snapshot)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from assigner.placement.first import in_order
-from assigner.placement.strategy import Policy, QuotaCopy, Snapshot, SuccessScore, decision
+from assigner.placement.strategy import Input, Policy, QuotaCopy, Snapshot, SuccessScore, decision
 from schema.fleet.candidates import FreeBot
 from schema.moves.grant import Placement
 
@@ -17,11 +17,7 @@ class RateOnly:
     candidates).
     """
 
-    wants_warm = False
-    wants_success = True
-    wants_turns = False
-    wants_resources = False
-    wants_waiting = False
+    inputs = frozenset({Input.SUCCESS})
 
     def choose(self, snapshot: Snapshot, policy: Policy, *, how: Mapping[str, object]) -> list[Placement]:  # noqa: ARG002
         free_units_of = {bot.id: bot.free_units for bots in snapshot.candidates for bot in bots}

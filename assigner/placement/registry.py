@@ -16,7 +16,7 @@ from assigner.placement.locality import Locality
 from assigner.placement.pack import Pack
 from assigner.placement.rate_only import RateOnly
 from assigner.placement.round_robin import RoundRobin
-from assigner.placement.strategy import EVERY, Policy, SamplingSettings, Snapshot, Strategy
+from assigner.placement.strategy import EVERY, NOTHING_ELSE, Input, Policy, SamplingSettings, Snapshot, Strategy
 from assigner.placement.success import Success
 from schema.moves.grant import Placement
 
@@ -73,29 +73,16 @@ class StrategySettings(Policy):
         return (self.strategy, self.kind) if self.sampling.enabled else (First(), FIRST)
 
     @cached_property
-    def wants_success(self) -> bool:
-        """Whether the success rates of bots are to be read."""
-        return self.sampling.enabled and (self.weights.success != 0 or self.strategy.wants_success)
-
-    @cached_property
-    def wants_turns(self) -> bool:
-        """Whether the assigner is to remember the turns in which bots receive jobs."""
-        return self.sampling.enabled and self.strategy.wants_turns
+    def inputs(self) -> frozenset[Input]:
+        """What the strategy goes by; without sampling by nothing else, and by success if it has a weight."""
+        if not self.sampling.enabled:
+            return NOTHING_ELSE
+        return self.strategy.inputs | ({Input.SUCCESS} if self.weights.success else NOTHING_ELSE)
 
     @cached_property
     def sampled(self) -> SamplingSettings:
         """How candidates are read: where turns count, all of them."""
-        return self.sampling.model_copy(update={"sample_size": EVERY}) if self.wants_turns else self.sampling
-
-    @property
-    def wants_resources(self) -> bool:
-        """Whether all resources that bots have left are to be read, and not only those that the jobs take."""
-        return self.sampling.enabled and self.strategy.wants_resources
-
-    @property
-    def wants_waiting(self) -> bool:
-        """Whether the kinds of jobs that wait are to be read."""
-        return self.sampling.enabled and self.strategy.wants_waiting
+        return self.sampling.model_copy(update={"sample_size": EVERY}) if Input.TURNS in self.inputs else self.sampling
 
 
 def load(kind: str) -> Strategy:
@@ -106,16 +93,16 @@ def load(kind: str) -> Strategy:
     if kind in _BUILT_IN:
         return _BUILT_IN[kind]()
     place, made = plugins.load_entry_point(GROUP, kind, noun="a strategy", built_in=(LOCALITY, *_BUILT_IN))
-    if not isinstance(getattr(made, "wants_warm", None), bool):
-        raise ValueError(f"{place} is not a strategy: it has no wants_warm that is True or False")
-    for what in ("wants_success", "wants_turns", "wants_resources", "wants_waiting"):
-        if not isinstance(getattr(made, what, False), bool):
-            raise ValueError(f"{place} is not a strategy: its {what} is neither True nor False")
+    try:
+        inputs = frozenset(map(Input, getattr(made, "inputs", NOTHING_ELSE)))
+    except (TypeError, ValueError):
+        listed = ", ".join(f"'{each}'" for each in Input)
+        raise ValueError(f"{place} is not a strategy: its inputs are no set of {listed}") from None
     try:
         inspect.signature(made.choose).bind(None, None, how={})
     except (AttributeError, TypeError, ValueError):
         raise ValueError(f"{place} is not a strategy: it has no choose(snapshot, policy, *, how)") from None
-    return PluginStrategy(kind, made)
+    return PluginStrategy(kind, made, inputs)
 
 
 @dataclass(frozen=True)
@@ -124,31 +111,7 @@ class PluginStrategy:
 
     kind: str
     strategy: Strategy
-
-    @property
-    def wants_warm(self) -> bool:
-        """What it says itself."""
-        return self.strategy.wants_warm
-
-    @property
-    def wants_success(self) -> bool:
-        """What it says itself; it does not if it says nothing."""
-        return getattr(self.strategy, "wants_success", False)
-
-    @property
-    def wants_turns(self) -> bool:
-        """What it says itself; it does not if it says nothing."""
-        return getattr(self.strategy, "wants_turns", False)
-
-    @property
-    def wants_resources(self) -> bool:
-        """What it says itself; it does not if it says nothing."""
-        return getattr(self.strategy, "wants_resources", False)
-
-    @property
-    def wants_waiting(self) -> bool:
-        """What it says itself; it does not if it says nothing."""
-        return getattr(self.strategy, "wants_waiting", False)
+    inputs: frozenset[Input]
 
     def choose(self, snapshot: Snapshot, policy: Policy, *, how: Mapping[str, object]) -> list[Placement]:
         """Its placements. Raises LeaseholdError for a job that was not asked for or comes twice, and for a bot that is

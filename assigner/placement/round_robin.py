@@ -4,7 +4,7 @@ import heapq
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from assigner.placement.strategy import Policy, QuotaCopy, Snapshot, TurnCopy
+from assigner.placement.strategy import Input, Policy, QuotaCopy, Snapshot, TurnCopy
 from schema.fleet.candidates import FreeBot
 from schema.moves.grant import Placement
 
@@ -20,11 +20,7 @@ class RoundRobin:
     counts. Cost: O((jobs + candidates) log candidates) for each group of alike jobs.
     """
 
-    wants_warm = False
-    wants_success = False
-    wants_turns = True
-    wants_resources = False
-    wants_waiting = False
+    inputs = frozenset({Input.TURNS})
 
     def choose(self, snapshot: Snapshot, policy: Policy, *, how: Mapping[str, object]) -> list[Placement]:  # noqa: ARG002
         free_units_of = {bot.id: bot.free_units for bots in snapshot.candidates for bot in bots}

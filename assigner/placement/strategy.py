@@ -19,6 +19,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from itertools import chain
 from types import MappingProxyType
 from typing import Any, Literal, Protocol
@@ -450,33 +451,31 @@ class Snapshot:
         return dict(found)
 
 
+class Input(StrEnum):
+    """What a strategy may go by beside the free units of a random sample of bots. It is read only if asked for."""
+
+    #: Candidates are also looked for among the bots that hold the jobs' locality hints. A sample may lack such bots.
+    WARM = "warm"
+    #: The bots' success rates. They are also read if they have a weight.
+    SUCCESS = "success"
+    #: The turns in which bots received jobs. Then all bots that could take a job are candidates.
+    TURNS = "turns"
+    #: All resources that bots have left; otherwise only those that the jobs take.
+    RESOURCES = "resources"
+    #: The kinds of jobs that wait.
+    WAITING = "waiting"
+
+
+NOTHING_ELSE = frozenset[Input]()
+
+
 class Strategy(Protocol):
     """One way to choose bots. It asks neither a database nor a clock nor a global source of chance: the order of the
     candidates is its chance."""
 
     @property
-    def wants_warm(self) -> bool:
-        """Whether candidates are also to be looked for among the bots that hold the jobs' locality hints; otherwise
-        they are a random sample, in which such a bot may be missing."""
-
-    @property
-    def wants_success(self) -> bool:
-        """Whether it goes by the bots' success rates, which are otherwise only read if they have a weight. A package
-        may leave this out: then it does not."""
-
-    @property
-    def wants_turns(self) -> bool:
-        """Whether it goes by the turns in which bots received jobs. Then all bots that could take a job are candidates,
-        and not a sample of them. A package may leave this out: then it does not."""
-
-    @property
-    def wants_resources(self) -> bool:
-        """Whether it goes by all resources that bots have left, and not only by their units. A package may leave this
-        out: then only those are read that the jobs take."""
-
-    @property
-    def wants_waiting(self) -> bool:
-        """Whether it goes by the kinds of jobs that wait. A package may leave this out: then they are not read."""
+    def inputs(self) -> frozenset[Input]:
+        """What it goes by beside what is always read. A package may leave this out: then by nothing else."""
 
     def choose(self, snapshot: Snapshot, policy: Policy, *, how: Mapping[str, object]) -> list[Placement]:
         """Place each job at most once, on a candidate of its group; a job without a placement waits.

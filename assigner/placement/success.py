@@ -3,7 +3,7 @@
 import heapq
 from collections.abc import Mapping, Sequence
 
-from assigner.placement.strategy import Policy, QuotaCopy, Snapshot, SuccessScore, decision, success_score
+from assigner.placement.strategy import Input, Policy, QuotaCopy, Snapshot, SuccessScore, decision, success_score
 from schema.fleet.candidates import FreeBot
 from schema.moves.grant import Placement
 
@@ -16,11 +16,7 @@ class Success:
     a bot without units is no candidate. Cost: O((jobs + candidates x labels) log candidates).
     """
 
-    wants_warm = False
-    wants_success = True
-    wants_turns = False
-    wants_resources = False
-    wants_waiting = False
+    inputs = frozenset({Input.SUCCESS})
 
     def choose(self, snapshot: Snapshot, policy: Policy, *, how: Mapping[str, object]) -> list[Placement]:
         free_units_of = {bot.id: bot.free_units for bots in snapshot.candidates for bot in bots}

@@ -32,7 +32,7 @@ from assigner.placement.pack import Judge, Score, choose_least
 from assigner.placement.registry import StrategySettings, load
 from assigner.placement.resources import ResourceSnapshot
 from assigner.placement.room import Declared, Demand, Need, Room, RoomCopy, WaitingKinds, after, demand_of, fits
-from assigner.placement.strategy import Group, Policy, SamplingSettings, Snapshot, Strategy
+from assigner.placement.strategy import NOTHING_ELSE, Group, Policy, SamplingSettings, Snapshot, Strategy
 from bots.protocol import OpenSession
 from ops.bench.fixtures import TIMING, empty, opened, server, working
 from schema import clock
@@ -137,7 +137,7 @@ class Comparison:
     by_number: of equal candidates the one with the lowest number is taken, otherwise a random one.
     """
 
-    wants_warm = wants_success = wants_resources = wants_waiting = False
+    inputs = NOTHING_ELSE
 
     def __init__(self, sign: float, *, by_number: bool = False) -> None:
         self._sign, self._by_number = sign, by_number

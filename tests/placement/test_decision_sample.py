@@ -14,7 +14,7 @@ from assigner.placement.decision_sample import (
     sample_decision,
 )
 from assigner.placement.registry import StrategySettings
-from assigner.placement.strategy import Snapshot, group_jobs
+from assigner.placement.strategy import Input, Snapshot, group_jobs
 from schema.fleet.candidates import FreeBot
 from schema.picking.pick import ReadyJob
 from tests.support.pool import Pool
@@ -53,7 +53,7 @@ def test_a_sampled_decision_made_again_has_the_same_bot_and_the_same_score(
             group_jobs(jobs),
             [[each for each in candidates if each.free_units >= group.units] for group in group_jobs(jobs)],
             hits=frozenset((chance.randrange(6), "a") for _ in range(2)),
-            rates={(n, ""): chance.random() for n in range(6)} if policy.wants_success else {},
+            rates={(n, ""): chance.random() for n in range(6)} if Input.SUCCESS in policy.inputs else {},
         )
         placements = policy.chooser[0].choose(seen, policy, how={})
         sample = sample_decision(seen, placements, policy)

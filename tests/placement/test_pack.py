@@ -171,13 +171,9 @@ def test_the_heap_finds_the_same_bots_as_looking_at_all_of_them() -> None:
 
 
 def test_the_strategies_read_what_they_go_by_and_others_do_not() -> None:
-    reads = {
-        kind: (settings.wants_resources, settings.wants_waiting)
-        for kind in ("capacity", "success", "pack", "fragmentation")
-        for settings in [StrategySettings(kind=kind)]
-    }
-    assert reads == {
-        "capacity": (False, False), "success": (False, False), "pack": (True, False), "fragmentation": (True, True),
+    kinds = ("capacity", "success", "pack", "fragmentation")
+    assert {kind: StrategySettings(kind=kind).inputs for kind in kinds} == {
+        "capacity": set(), "success": {"success"}, "pack": {"resources"}, "fragmentation": {"resources", "waiting"},
     }  # fmt: skip
     fallen_back = StrategySettings(kind="locality", fallback="fragmentation")
-    assert (fallen_back.wants_resources, fallen_back.wants_waiting) == (True, True)
+    assert fallen_back.inputs == {"warm", "resources", "waiting"}

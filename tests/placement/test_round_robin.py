@@ -10,7 +10,7 @@ from prometheus_client import REGISTRY
 from assigner.cycle.assigner import PriorityAgeAssigner
 from assigner.placement.locality import Locality
 from assigner.placement.round_robin import MAX_REMEMBERED, Rotation, RoundRobin
-from assigner.placement.strategy import Policy, Snapshot, Strategy, group_jobs
+from assigner.placement.strategy import Input, Policy, Snapshot, Strategy, group_jobs
 from schema.fleet.candidates import FreeBot
 from schema.picking.pick import ReadyJob
 from schema.postgres.statements import Statement
@@ -67,7 +67,7 @@ def test_a_decision_says_when_the_bots_last_turn_was() -> None:
 def test_jobs_that_locality_leaves_to_it_go_in_turn_and_warm_jobs_use_up_a_turn() -> None:
     jobs = [job(1), job(2, hint="x"), job(3), job(4)]
     strategy = Locality(RoundRobin(), "round-robin")
-    assert strategy.wants_turns
+    assert Input.TURNS in strategy.inputs
     bots = [bot(n) for n in range(1, 40)]
     placed = place(jobs, bots, hits=frozenset({(2, "x")}), strategy=strategy)
     assert placed == [1, 2, 3, 4]

@@ -29,8 +29,6 @@ LAST_NAME = """
 from schema.moves.grant import Placement
 
 class LastName:
-    wants_warm = False
-
     def choose(self, snapshot, policy, *, how):
         found = []
         for group, bots in zip(snapshot.groups, snapshot.candidates):
@@ -143,20 +141,15 @@ def test_bg_27_the_known_strategies_are_those_of_packages_too(tmp_path: Path, pa
         ("it = MODULE:It", "1 / 0", "cannot be loaded: ZeroDivisionError: division by zero"),
         ("it = MODULE:It", "class It:\n def __init__(self, x): pass", "cannot be loaded: TypeError: "),
         ("it = MODULE:It", "raise ValueError('a\\nb')", "cannot be loaded: ValueError: a\\nb"),
-        ("it = MODULE:It", "It = 3", "is not a strategy: it has no wants_warm that is True or False"),
+        ("it = MODULE:It", "It = 3", "is not a strategy: it has no choose(snapshot, policy, *, how)"),
         (
             "it = MODULE:It",
-            "class It:\n wants_warm = True",
-            "is not a strategy: it has no choose(snapshot, policy, *, how)",
+            "class It:\n inputs = {'turns', 'turn'}",
+            "is not a strategy: its inputs are no set of 'warm', 'success', 'turns', 'resources', 'waiting'",
         ),
         (
             "it = MODULE:It",
-            "class It:\n wants_warm = True\n wants_turns = 1",
-            "is not a strategy: its wants_turns is neither True nor False",
-        ),
-        (
-            "it = MODULE:It",
-            "class It:\n wants_warm = True\n def choose(self, snapshot): return []",
+            "class It:\n def choose(self, snapshot): return []",
             "is not a strategy: it has no choose(snapshot, policy, *, how)",
         ),
     ],
@@ -197,7 +190,7 @@ def test_bg_27_a_wrong_strategy_in_a_changed_file_leaves_the_old_one(tmp_path: P
 def test_bg_27_what_a_strategy_answers_is_checked(package: Package, placed: str) -> None:
     package(
         "wild = MODULE:Wild",
-        "from schema.moves.grant import Placement\nclass Wild:\n wants_warm = False\n"
+        "from schema.moves.grant import Placement\nclass Wild:\n"
         f" def choose(self, snapshot, policy, *, how): return [Placement(j, b, {{}}) for j, b in [{placed}]]",
     )
     settings = StrategySettings(kind="wild")

@@ -8,7 +8,16 @@ import pytest
 from assigner.cli.mistakes import mistakes
 from assigner.placement.capacity import Capacity
 from assigner.placement.locality import Locality
-from assigner.placement.strategy import Policy, Snapshot, Strategy, Weights, dominance, group_jobs, success_score
+from assigner.placement.strategy import (
+    Input,
+    Policy,
+    Snapshot,
+    Strategy,
+    Weights,
+    dominance,
+    group_jobs,
+    success_score,
+)
 from assigner.placement.success import Success
 from assigner.settings import PoolSettings
 from schema.fleet.candidates import FreeBot
@@ -240,5 +249,5 @@ def test_a_strategy_that_goes_by_success_nobody_counts_is_warned_of(
 def test_success_may_be_the_fallback_of_locality() -> None:
     """A job without a warm bot goes to the best one."""
     locality = Locality(Success(), "success")
-    assert locality.wants_success
+    assert Input.SUCCESS in locality.inputs
     assert place([job(1)], EXAMPLE, rates=EXAMPLE_RATES, strategy=locality) == {1: 2}
