@@ -46,39 +46,58 @@ MAX_REMEMBERED = 20_000
 DEMAND_RECHECK = DEMAND_INTERVAL / 2
 
 
-@dataclass(frozen=True)
+@dataclass
+class AdmissionMemory:
+    """What admission knows from earlier cycles. Times are monotonic."""
+
+    #: The queue at which the last walk ended.
+    after: QueueId = constrained.FIRST_QUEUE
+    #: When the pauses end that backpressure advises, by resource class.
+    paused_until: dict[str, float] = field(default_factory=dict)
+    #: When the demand of an instance may have to be recorded again.
+    demand_due: Mapping[int, float] = field(default_factory=dict)
+    #: Constraint sets, which never change, by their ids.
+    terms: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+    #: What jobs of a constraint set and an instance are charged.
+    charges: dict[tuple[int, int], QueueCharges] = field(default_factory=dict)
+
+    def bound(self) -> None:
+        """Forget charges or constraint sets if there are too many of them."""
+        for remembered in (self.charges, self.terms):
+            if len(remembered) > MAX_REMEMBERED:
+                remembered.clear()
+
+
+@dataclass
 class AdmissionResult:
-    """Jobs that may start, locked, in their order.
+    """What one cycle has admitted, and what has to be known until its transaction ends."""
 
-    closed_queues, closed_jobs: the numbers that each gate keeps waiting, by its name. empty: why there are no jobs, if
-    no gate is the reason. returns: when the first waiting job may start. free_units: those of the pool; None if they
-    are enough for a whole batch.
-    """
-
+    #: Jobs that may start, locked, in their order.
     heads: Sequence[QueueHead] = ()
+    #: How many queues, and how many jobs, each gate keeps waiting, by its name.
     closed_queues: Mapping[str, int] = field(default_factory=dict)
     closed_jobs: Mapping[str, int] = field(default_factory=dict)
+    #: Why there are no jobs, if no gate is the reason.
     empty: str | None = None
+    #: When the first waiting job may start.
     returns: ReleaseTime | None = None
+    #: Free units of the pool; None if they are enough for a whole batch.
     free_units: int | None = None
+    #: What the gates were judged by; None if no queue was looked at.
+    state: AdmissionState | None = None
+    #: The pauses that are advised between two starts, in seconds, by resource class.
+    pauses: Mapping[str, float] = field(default_factory=dict)
+    #: When the demand that was recorded may have to be recorded again; empty if none was.
+    demand_due: Mapping[int, float] = field(default_factory=dict)
+    #: Jobs of graphs that have been given a lease.
+    started_graph_jobs: Sequence[QueueHead] = ()
 
 
 class AdmissionController:
-    """Admits constrained jobs for one assigner.
+    """Admits constrained jobs for one assigner."""
 
-    Between two cycles it remembers the queue at which the last walk ended, the pauses that backpressure advises, and
-    which demand it has recorded.
-    """
-
-    def __init__(self, rules: Rules, *, name: str, now: Monotonic) -> None:
-        self._name, self._now = name, now
-        self._after = constrained.FIRST_QUEUE
-        self._until: dict[str, float] = {}
-        self._delays: dict[str, float] = {}
-        self._state: AdmissionState
-        self._started_graph_jobs: list[QueueHead] = []
-        self._noted, self._noting = dict[int, float](), dict[int, float]()
-        self._charges, self._terms = dict[tuple[int, int], QueueCharges](), dict[int, Mapping[str, Any]]()
+    def __init__(self, rules: Rules, memory: AdmissionMemory, *, name: str, now: Monotonic) -> None:
+        self._memory, self._name, self._now = memory, name, now
         self.reconfigure(rules)
 
     def reconfigure(self, rules: Rules) -> None:
@@ -87,11 +106,10 @@ class AdmissionController:
 
     def read_queues(self, connection: Connection, scope: Scope, *, batch: int) -> QueueScan:
         """Read the queues of jobs that may be admitted next. The next call goes on behind them."""
-        for remembered in (self._charges, self._terms):
-            if len(remembered) > MAX_REMEMBERED:
-                remembered.clear()
-        found = constrained.queues(connection, scope, batch=batch, after=self._after, terms=self._terms)
-        self._after = found.last
+        memory = self._memory
+        memory.bound()
+        found = constrained.queues(connection, scope, batch=batch, after=memory.after, terms=memory.terms)
+        memory.after = found.last
         return found
 
     def pick(
@@ -103,10 +121,9 @@ class AdmissionController:
         at. lacking: the resource that no bot has left, by queue. pace: seconds within which no job's failed check is
         counted twice.
         """
-        self._noting, self._started_graph_jobs = {}, []
         if found.now is None or not found.queues or not found.free_units:
             return AdmissionResult(empty="empty queue" if found.now is None else "no room")
-        queues = self._record_demand(connection, found.queues)
+        queues, demand_due = self._record_demand(connection, found.queues)
         if any(map(gates.waits_for_windows, queues)):
             meters.lock_meters(connection)
         admission_state = admission_rules.read_admission_state(
@@ -117,22 +134,20 @@ class AdmissionController:
             lacking=lacking,
             pressed=found.pressed,
             reserved=found.reserved,
-            charges=self._charges,
+            charges=self._memory.charges,
         )
         self._settle_weights(connection, queues, admission_state)
         if admission_state.shares is not None:
             metrics.observe_fairness(fair_share.fairness_index(admission_state.shares, admission_state))
-        self._state = admission_state
-        self._advised(queues, admission_state)
+        pauses = self._advised(queues, admission_state)
         if self._rules.checkers.checks_limits:
             self._check(
                 connection, _open(queues, admission_state), admission_state, free_units=found.free_units, pace=pace
             )
             admission_state.queue_admissions.clear()
         closed = Counter[str]()
-        admitted = self._spaced(
-            self._admit(connection, queues, admission_state, free_units=found.free_units, closed=closed)
-        )
+        admitted = self._admit(connection, queues, admission_state, free_units=found.free_units, closed=closed)
+        admitted = _spaced(admitted, pauses)
         closed_queues = Counter(
             queue_admission.shut.name
             for queue_admission in admission_state.queue_admissions.values()
@@ -142,19 +157,24 @@ class AdmissionController:
         room = found.free_units if found.free_units < batch else None
         times = gates.release_times(queues, admission_state)
         returns = min(times, key=lambda each: each.due, default=None)
-        return AdmissionResult(admitted, closed_queues, closed, empty, returns, room)
+        return AdmissionResult(
+            admitted, closed_queues, closed, empty, returns, room, admission_state, pauses, demand_due
+        )
 
-    def _record_demand(self, connection: Connection, queues: Sequence[ConstrainedQueue]) -> Sequence[ConstrainedQueue]:
+    def _record_demand(
+        self, connection: Connection, queues: Sequence[ConstrainedQueue]
+    ) -> tuple[Sequence[ConstrainedQueue], Mapping[int, float]]:
         """Record the demand of instances, at most every `DEMAND_RECHECK` seconds.
 
-        Returns the queues without those of instances that another assigner is recording as returned.
+        Returns the queues without those of instances that another assigner is recording as returned, and when the
+        demand that was recorded may have to be recorded again.
         """
         asking, now = admission_rules.instance_ids([queue for queue in queues if queue.managed]), self._now()
-        if all(self._noted.get(each, 0.0) > now for each in asking):
-            return queues
+        if all(self._memory.demand_due.get(each, 0.0) > now for each in asking):
+            return queues, {}
         others = fair_share_reads.record_demand(connection, asking, self._rules.fair)
-        self._noting = dict.fromkeys({*asking} - others, now + DEMAND_RECHECK)
-        return [queue for queue in queues if queue.instance not in others]
+        due = dict.fromkeys({*asking} - others, now + DEMAND_RECHECK)
+        return [queue for queue in queues if queue.instance not in others], due
 
     def _settle_weights(
         self, connection: Connection, queues: Sequence[ConstrainedQueue], admission_state: AdmissionState
@@ -244,7 +264,7 @@ class AdmissionController:
             rules=self._rules,
             pressed=found.pressed,
             reserved=found.reserved,
-            charges=self._charges,
+            charges=self._memory.charges,
         )
         units = HEADS_PER_PREEMPTION * most
         reader = Heads(connection, self._ordering_policy, admission_state, free_units=units)
@@ -252,25 +272,18 @@ class AdmissionController:
         heads = [head for head in heads if orders.waited_seconds(head, admission_state) >= delay]
         return admit.admit(heads, admission_state, free_units=most, ordering=self._ordering_policy.ordering).heads
 
-    def _started(self, connection: Connection, starts: Mapping[ConstrainedQueue, int]) -> None:
-        """Let the gates write what these starts change, and begin the pauses that are advised."""
-        for gate in gates.GATES:
-            gate.started(connection, starts, self._state)
-        paused = {key for queue in starts for key in rates.advised_as(_class_of(queue))} & self._delays.keys()
-        for each in paused:
-            self._until[each] = self._now() + self._delays[each]
-
     def amounts(self, admitted: AdmissionResult) -> dict[int, Amounts]:
         """Return the amounts that each job takes of counters, by its id, without resources of bots."""
-        return {head.job.id: gates.job_charges(head, self._state) for head in admitted.heads}
+        state = admitted.state
+        return {} if state is None else {head.job.id: gates.job_charges(head, state) for head in admitted.heads}
 
     def without_token(self, connection: Connection, admitted: AdmissionResult, *, wait: bool) -> set[int]:
         """Lock the rates of these jobs until the transaction ends, and return the ids of the jobs that have to wait,
         because other assigners have used up the rate since it was read. wait: see `rates.lock_buckets`."""
-        if not self._state.rates:
+        if admitted.state is None or not admitted.state.rates:
             return set()
         drawn = {queue: rates.bucket_names(queue.constraints) for queue in {head.queue for head in admitted.heads}}
-        known = sorted({name for names in drawn.values() for name in names} & self._state.rates.keys())
+        known = sorted({name for names in drawn.values() for name in names} & admitted.state.rates.keys())
         locked = rates.lock_buckets(connection, known, wait=wait)
         left = {name: locked[name].tokens if name in locked else 0.0 for name in known}
         without = set[int]()
@@ -291,54 +304,46 @@ class AdmissionController:
         ids = {job_id for job_id, _ in taken}
         started = [head for head in admitted.heads if head.job.id in ids]
         starts = Counter([head.queue for head in started])
-        self._started(connection, starts)
+        if admitted.state is not None:
+            for gate in gates.GATES:
+                gate.started(connection, starts, admitted.state)
+        for each in {key for queue in starts for key in rates.advised_as(_class_of(queue))} & admitted.pauses.keys():
+            self._memory.paused_until[each] = self._now() + admitted.pauses[each]
         of_graphs = {queue for queue in starts if graph_share.graph_of(queue.constraints) is not None}
-        self._started_graph_jobs = [head for head in started if head.queue in of_graphs] if of_graphs else []
+        admitted.started_graph_jobs = [head for head in started if head.queue in of_graphs] if of_graphs else ()
 
-    def after_commit(self) -> None:
-        """Take over what belongs to the last transaction, which has been committed."""
-        if self._noting:
-            self._noted, self._noting = self._noting, {}
-        for head in self._started_graph_jobs:
+    def after_commit(self, admitted: AdmissionResult) -> None:
+        """Take over what belongs to this transaction, which has been committed."""
+        if admitted.demand_due:
+            self._memory.demand_due = admitted.demand_due
+        for head in admitted.started_graph_jobs:
+            assert admitted.state is not None
             log.debug(
                 "leasehold.node_dispatched",
                 job=head.job.public_id,
                 graph=graph_share.graph_of(head.queue.constraints),
-                priority=round(self._state.scores.get(head.job.id, head.rank), 2),
-                active=int(self._state.of(POOL_JOBS).used),
+                priority=round(admitted.state.scores.get(head.job.id, head.rank), 2),
+                active=int(admitted.state.of(POOL_JOBS).used),
             )
-        self._started_graph_jobs = []
 
-    def _advised(self, queues: Iterable[ConstrainedQueue], admission_state: AdmissionState) -> None:
-        """Set the advice and the pauses that are left, which begin before the first start."""
+    def _advised(self, queues: Iterable[ConstrainedQueue], admission_state: AdmissionState) -> Mapping[str, float]:
+        """Set the advice and the pauses that are left, which begin before the first start; returns whole pauses."""
         try:
             self._rules.checkers.add_pressure(admission_state.advice)
         except FAILURES as error:
             log.warning("leasehold.backpressure_checker_error", error=str(error))
         delays = {each: advice.delay for each, advice in admission_state.advice.items() if advice.delay > 0}
         used = {_class_of(queue) for queue in queues} if delays else set()
-        self._delays = {key: delays[key] for each in used for key in rates.advised_as(each) if key in delays}
-        now = self._now()
-        self._until = {
-            each: min(self._until.get(each, now + delay), now + delay) for each, delay in self._delays.items()
-        }
+        pauses = {key: delays[key] for each in used for key in rates.advised_as(each) if key in delays}
+        now, until = self._now(), self._memory.paused_until
+        until = {each: min(until.get(each, now + delay), now + delay) for each, delay in pauses.items()}
+        self._memory.paused_until = until
         admission_state.waits = {
-            each: max(self._until[key] for key in paused) - now
+            each: max(until[key] for key in paused) - now
             for each in used
-            if (paused := [key for key in rates.advised_as(each) if key in self._until])
+            if (paused := [key for key in rates.advised_as(each) if key in until])
         }
-
-    def _spaced(self, admitted: Sequence[QueueHead]) -> list[QueueHead]:
-        """Return these jobs with one of those between whose starts a pause is advised; the others wait for it."""
-        if not self._delays:
-            return [*admitted]
-        found, begun = list[QueueHead](), set[str]()
-        for head in admitted:
-            pauses = rates.advised_as(_class_of(head.queue)) & self._delays.keys()
-            if not pauses & begun:
-                begun |= pauses
-                found.append(head)
-        return found
+        return pauses
 
     def _check(
         self,
@@ -375,6 +380,19 @@ class AdmissionController:
 def _open(queues: Sequence[ConstrainedQueue], admission_state: AdmissionState) -> list[ConstrainedQueue]:
     """Return the queues that no gate closes as a whole."""
     return [queue for queue in queues if queue_admission(queue, admission_state).shut is None]
+
+
+def _spaced(admitted: list[QueueHead], pauses: Mapping[str, float]) -> list[QueueHead]:
+    """Return these jobs with one of those between whose starts a pause is advised; the others wait for it."""
+    if not pauses:
+        return admitted
+    found, begun = list[QueueHead](), set[str]()
+    for head in admitted:
+        of_job = rates.advised_as(_class_of(head.queue)) & pauses.keys()
+        if not of_job & begun:
+            begun |= of_job
+            found.append(head)
+    return found
 
 
 def _class_of(queue: ConstrainedQueue) -> str:

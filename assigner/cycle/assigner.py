@@ -10,25 +10,24 @@ from assigner import metrics
 from assigner.admission.admit import merge
 from assigner.admission.controller import AdmissionController, AdmissionResult
 from assigner.admission.rules import RULES, Rules
-from assigner.cycle.pacing import Batch, ConflictBackoff, CyclePacer, concurrent_batches
+from assigner.cycle.memory import Memory
+from assigner.cycle.pacing import concurrent_batches
 from assigner.cycle.settings import AssignerSettings
 from assigner.loops import Again, More
 from assigner.placement import resources
 from assigner.placement import sampling as samples
 from assigner.placement.decision_sample import DecisionRecorder, DecisionSample, sample_decision
-from assigner.placement.fleet import Fleet, Part
+from assigner.placement.fleet import Part
 from assigner.placement.registry import SUCCESS
 from assigner.placement.room import WaitingKinds
-from assigner.placement.round_robin import Rotation
 from assigner.placement.strategy import Group, Input, QuotaCopy, Snapshot
 from assigner.preemption.plan import QuotaSettings
 from assigner.preemption.reclaim import BATCH, reclaim, reclaim_admitted
-from schema.clock import Monotonic, Throttle
+from schema.clock import Monotonic
 from schema.moves.backoff import promote, rest_queues, stop_preferring, wake_queues
 from schema.moves.grant import PREEMPTION, Amounts, Granted, Placement, grant, lock_bots
 from schema.picking import queues, ready
 from schema.picking.constrained import QueueHead
-from schema.picking.head_cursor import HeadCursor
 from schema.picking.pick import Order, ReadyJob
 from schema.picking.ready import Scope
 from schema.postgres import advisory
@@ -39,31 +38,38 @@ from schema.timing import Timing
 
 @dataclass
 class CycleResult:
-    """What one cycle did.
+    """What one cycle has done so far."""
 
-    kept_units: those that bots kept for instances before it. used_kept: those of each bot that are for jobs which
-    therefore evict nobody. holds_quotas: its transaction may hold locks on quotas. deferred: it was put off, because
-    others have all slots. part: the part of the fleet where it places a large batch. quotas: what the quotas of the
-    picked jobs' instances still leave. amounts: what picked jobs with constraints take of counters, without resources
-    of bots. taken: what their leases have taken, with these. without_token: the jobs whose rate others have used up
-    since it was read; None until the rates are locked. sample: one of its decisions, for operators.
-    """
-
+    #: Units that bots kept for instances before it.
     kept_units: int = 0
+    #: Jobs picked, and those of them that have a lease now.
     picked: int = 0
     granted: list[Granted] = field(default_factory=list)
+    #: Queues that rest now.
     rested: int = 0
+    #: Jobs for which a bot was chosen that others were faster to fill.
     lost: int = 0
+    #: Jobs that were asked to stop for an instance below its minimum.
     evicted: int = 0
+    #: Of each bot the kept units that waiting jobs will fill, so that no others are evicted for them.
     used_kept: Counter[int] = field(default_factory=Counter)
+    #: Its transaction may hold locks on quotas.
     holds_quotas: bool = False
+    #: It was put off, because other assigners have all slots.
     deferred: bool = False
+    #: The part of the fleet where it places a large batch.
     part: Part | None = None
+    #: What the quotas of the picked jobs' instances still leave.
     quotas: QuotaCopy = field(default_factory=QuotaCopy)
+    #: What admission has picked; None if no constrained job was looked at.
     admitted: AdmissionResult | None = None
+    #: What picked jobs with constraints take of counters, without resources of bots.
     amounts: dict[int, Amounts] = field(default_factory=dict)
+    #: What their leases have taken, with these.
     taken: list[tuple[int, Amounts]] = field(default_factory=list)
+    #: Jobs whose rate others have used up since it was read; None until the rates are locked.
     without_token: set[int] | None = None
+    #: One of its decisions, for operators.
     sample: DecisionSample | None = None
 
     def may_still_start(self, job: ReadyJob) -> bool:
@@ -99,8 +105,8 @@ class PriorityAgeAssigner:
     Any number of assigners may run in any number of processes. An assigner with a `cohort` serves the bots and jobs of
     that cohort alone. Cohorts share neither bots nor queues, so that such assigners do not compete.
 
-    An assigner holds one connection at a time. Its only state is its pace and caches, so that a kill at any moment
-    loses nothing.
+    An assigner holds one connection at a time. Between cycles it has nothing but its `Memory`, so that a kill at any
+    moment loses nothing.
     """
 
     def __init__(
@@ -122,13 +128,8 @@ class PriorityAgeAssigner:
         self._quotas = quotas or QuotaSettings()
         self._cohorts = None if cohort is None else (cohort,)
         self._chance, self._now = chance, now
-        self._batch, self._fleet, self._rotation = Batch(), Fleet(), Rotation()
-        self._admission = AdmissionController(rules, name=name, now=now)
-        self._conflict_backoff = ConflictBackoff(now)
-        self._forget()
-        self._pace, self._chosen = CyclePacer(chance), 0
-        self._next_reclaim = self._next_claim = self._next_waiting = now()
-        self._waiting: dict[int, WaitingKinds] = {}
+        self._memory = Memory(now, chance)
+        self._admission = AdmissionController(rules, self._memory.admission, name=name, now=now)
 
     def reconfigure(self, settings: AssignerSettings, quotas: QuotaSettings, rules: Rules = RULES) -> None:
         """Use other settings from the next cycle on."""
@@ -138,17 +139,17 @@ class PriorityAgeAssigner:
     def run_once(self) -> float:
         """Run one cycle; returns the seconds to sleep before the next one."""
         began = self._now()
-        cycle = self._conflict_backoff.run(
-            self._database, self._cycle, undone=self._forget, kept_plans=self._chosen <= FEW
+        cycle = self._memory.conflicts.run(
+            self._database, self._cycle, undone=self._memory.undone, kept_plans=self._memory.chosen <= FEW
         ) or CycleResult(lost=1)
-        self._rotation.keep()
+        self._memory.rotation.keep()
         if cycle.sample is not None and self._recorder is not None:
             self._recorder.keep(cycle.sample)
         if cycle.deferred:
             return Again(self._chance.uniform(0.5, 1.5) * RETRY_SECONDS)
         if cycle.admitted is not None:
-            self._admission.after_commit()
             admitted = cycle.admitted
+            self._admission.after_commit(admitted)
             metrics.observe_gates(
                 queues=admitted.closed_queues,
                 jobs=admitted.closed_jobs,
@@ -156,9 +157,9 @@ class PriorityAgeAssigner:
                 empty=admitted.empty,
             )
         seconds = self._now() - began
-        was_full = cycle.picked >= self._batch.size(self._settings.batch)
-        self._chosen = len(cycle.granted) + cycle.lost
-        self._batch.learn(chosen=self._chosen, seconds=seconds, limit=self._settings.batch)
+        was_full = cycle.picked >= self._memory.batch.size(self._settings.batch)
+        self._memory.chosen = len(cycle.granted) + cycle.lost
+        self._memory.batch.learn(chosen=self._memory.chosen, seconds=seconds, limit=self._settings.batch)
         metrics.observe_cycle(
             seconds=seconds,
             granted=len(cycle.granted),
@@ -169,17 +170,11 @@ class PriorityAgeAssigner:
         )
         busy = bool(cycle.granted or cycle.lost or cycle.evicted)
         returns = None if cycle.admitted is None else cycle.admitted.returns
-        pause = self._pace.pause(self._settings, busy=busy, failed=bool(cycle.rested), returns=returns)
+        pause = self._memory.pace.pause(self._settings, busy=busy, failed=bool(cycle.rested), returns=returns)
         return More(pause) if busy and was_full else pause
 
-    def _forget(self) -> None:
-        """Forget the place in the front, because an undone transaction may have seen its own writes there; and the
-        turns of bots that it gave jobs to."""
-        self._rotation.undo()
-        self._head_cursor, self._unserved_throttle = HeadCursor(self._now), Throttle(self._now)
-
     def _cycle(self, connection: Connection) -> CycleResult:
-        settings, pending = self._settings, queues.pending_work(connection, quiet=self._chosen <= FEW)
+        settings, pending = self._settings, queues.pending_work(connection, quiet=self._memory.chosen <= FEW)
         cycle = CycleResult(kept_units=pending.kept_units)
         if not (pending.plain or pending.constrained or pending.backoff_elapsed or pending.preference_elapsed):
             return cycle
@@ -193,19 +188,19 @@ class PriorityAgeAssigner:
                 is_back = stop_preferring(connection, settings.batch).constrained > 0 or is_back
             has_plain, has_constrained, is_below = True, has_constrained or is_back, is_below or is_back
         scope = self._scope(connection)
-        may_charge = has_constrained and self._conflict_backoff.may_charge(connection)
-        if is_below and may_charge and self._quotas.preemption and self._now() >= self._next_claim:
-            self._next_claim = self._now() + settings.interval
+        may_charge = has_constrained and self._memory.conflicts.may_charge(connection)
+        if is_below and may_charge and self._quotas.preemption and self._now() >= self._memory.admitted_reclaim_due:
+            self._memory.admitted_reclaim_due = self._now() + settings.interval
             self._reclaim_admitted(connection, scope, cycle)
         self._pick_and_place(connection, scope, cycle, plain=has_plain, constrained=may_charge)
-        if not cycle.picked and advisory.try_block_new_sessions(connection) and self._unserved_throttle.try_begin():
+        if not cycle.picked and advisory.try_block_new_sessions(connection) and self._memory.unserved.try_begin():
             began = self._now()
             unserved = ready.unserved_queues(connection, scope, limit=settings.batch)
-            self._unserved_throttle.finished(self._now() - began)
+            self._memory.unserved.finished(self._now() - began)
             self._rest(connection, unserved, NO_BOT, cycle)
-        is_due = not cycle.granted or self._now() >= self._next_reclaim
+        is_due = not cycle.granted or self._now() >= self._memory.reclaim_due
         if self._quotas.preemption and pending.below_minimum and is_due:
-            self._next_reclaim = self._now() + settings.interval
+            self._memory.reclaim_due = self._now() + settings.interval
             cycle.evicted += reclaim(
                 connection,
                 scope,
@@ -239,7 +234,7 @@ class PriorityAgeAssigner:
 
         These place the same jobs, so that no job waits for this assigner.
         """
-        if self._batch.grown:
+        if self._memory.batch.grown:
             slots = concurrent_batches(self._settings.at_once)
             slot = advisory.try_take_slot(connection, slots, chance=self._chance, among=self._served)
             cycle.deferred, cycle.part = slot is None, None if slot is None else self._part_of(slot, slots)
@@ -270,13 +265,13 @@ class PriorityAgeAssigner:
     ) -> None:
         """Pick and place until something is placed, or until a pick finds no further queue that has to rest."""
         settings = self._settings
-        batch = self._batch.size(settings.batch)
+        batch = self._memory.batch.size(settings.batch)
         urgent_first = self._chance.randint(1, 100) <= settings.priority_percentage
         order = Order.PRIORITY if urgent_first else Order.AGE
         heads: Sequence[QueueHead] = ()
         if constrained:
             found = self._admission.read_queues(connection, scope, batch=batch)
-            lacking = resources.lacking_by_queue(connection, self._fleet, found.queues, chance=self._chance)
+            lacking = resources.lacking_by_queue(connection, self._memory.fleet, found.queues, chance=self._chance)
             # Of instances that are equal in the order chance decides which ones are looked at.
             found = replace(found, queues=self._chance.sample(found.queues, len(found.queues)))
             cycle.admitted = self._admission.pick(
@@ -286,7 +281,7 @@ class PriorityAgeAssigner:
         for _ in range(MAX_PICKS):
             jobs: Sequence[ReadyJob] = ()
             if plain:
-                jobs = ready.pick(connection, scope, order=order, batch=batch, cursor=self._head_cursor)
+                jobs = ready.pick(connection, scope, order=order, batch=batch, cursor=self._memory.head_cursor)
             cycle.picked += len(jobs) + len(heads)
             if not jobs and not heads:
                 return
@@ -332,7 +327,7 @@ class PriorityAgeAssigner:
                 continue
             seen = resources.read_resource_snapshot(
                 connection,
-                self._fleet,
+                self._memory.fleet,
                 found,
                 strategy.sampled,
                 chance=self._chance,
@@ -363,7 +358,7 @@ class PriorityAgeAssigner:
                 connection,
                 jobs,
                 sample_size=sampling.sample_size,
-                fleet=self._fleet,
+                fleet=self._memory.fleet,
                 part=cycle.part,
                 chance=self._chance,
                 with_warm=Input.WARM in strategy.inputs,
@@ -402,7 +397,7 @@ class PriorityAgeAssigner:
         """
         policy = self._settings.strategy
         strategy, name = policy.chooser
-        seen = replace(seen, headrooms=cycle.quotas.left, turns=self._rotation.last)
+        seen = replace(seen, headrooms=cycle.quotas.left, turns=self._memory.rotation.last)
         if Input.WAITING in policy.inputs:
             seen = replace(seen, waiting=self._waiting_kinds(connection))
         placements = chosen = seen.chosen_by(strategy, policy, how={"strategy": name, "round": round_number})
@@ -422,13 +417,13 @@ class PriorityAgeAssigner:
             metrics.observe_scores(each.decision["score"]["total"] for each in placements if each.job_id in placed)
         return [job for job in seen.jobs if job.id not in placed and cycle.may_still_start(job)]
 
-    def _waiting_kinds(self, connection: Connection) -> dict[int, WaitingKinds]:
+    def _waiting_kinds(self, connection: Connection) -> Mapping[int, WaitingKinds]:
         """Return the kinds of jobs that wait, by cohort. They are read again once in a while."""
         began = self._now()
-        if began >= self._next_waiting:
-            self._waiting = resources.read_waiting_kinds(connection)
-            self._next_waiting = self._now() + max(WAITING_SECONDS, 10 * (self._now() - began))
-        return self._waiting
+        if began >= self._memory.waiting_due:
+            self._memory.waiting = resources.read_waiting_kinds(connection)
+            self._memory.waiting_due = self._now() + max(WAITING_SECONDS, 10 * (self._now() - began))
+        return self._memory.waiting
 
     def _grant(
         self,
@@ -473,7 +468,7 @@ class PriorityAgeAssigner:
         cycle.lost += len(placements) - len(granted)
         placed = {lease.job_id for lease in granted}
         if Input.TURNS in self._settings.strategy.inputs and not on_kept:
-            self._rotation.give([each.bot_id for each in placements if each.job_id in placed])
+            self._memory.rotation.give([each.bot_id for each in placements if each.job_id in placed])
         for job in jobs:
             if job.id in placed:
                 cycle.quotas.take(job)

@@ -10,7 +10,7 @@ import pytest
 
 from assigner.admission import admit, controller, gates, rules
 from assigner.admission.admit import PATIENCE
-from assigner.admission.controller import AdmissionController
+from assigner.admission.controller import AdmissionController, AdmissionMemory, AdmissionResult
 from assigner.admission.heads import Heads
 from assigner.admission.ordering import OrderingPolicy, OrderingSettings
 from assigner.admission.rules import RULES
@@ -64,7 +64,7 @@ def of_all(connection: Connection, *, free_units: int) -> list[int]:
 def test_what_starts_is_what_would_start_if_all_had_been_read(pool: Pool, weights: Sequence[float]) -> None:
     filled(pool, weights, jobs=90)
     pool.bot(capacity=100)
-    keeper = AdmissionController(RULES, name="test", now=lambda: 0.0)
+    keeper = AdmissionController(RULES, AdmissionMemory(), name="test", now=lambda: 0.0)
 
     def both(connection: Connection) -> tuple[list[int], list[int]]:
         expected = of_all(connection, free_units=80)
@@ -169,7 +169,7 @@ def test_queues_of_which_few_jobs_may_start_are_not_read_to_their_end(
     estimate_all(pool, 2)
     pool.bot(capacity=500)
     read = counted(monkeypatch)
-    keeper = AdmissionController(RULES, name="test", now=lambda: 0.0)
+    keeper = AdmissionController(RULES, AdmissionMemory(), name="test", now=lambda: 0.0)
     started = pool.database.run(lambda c: admitted(c, keeper, batch=500, chance=pool.chance).heads)
     assert sorted(head.queue.instance_name for head in started) == [f"i-{nth}" for nth in range(4)]
     assert read["times"] <= 4
@@ -197,7 +197,7 @@ def test_what_many_queues_cost_grows_with_their_number(pool: Pool) -> None:
 def test_of_many_instances_those_that_come_first_are_read(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     filled(pool, range(1, 61), jobs=60)
     pool.bot(capacity=1000)
-    keeper = AdmissionController(RULES, name="test", now=lambda: 0.0)
+    keeper = AdmissionController(RULES, AdmissionMemory(), name="test", now=lambda: 0.0)
     start(pool, keeper, free_units=200)
     read = counted(monkeypatch)
     for _ in range(20):
@@ -215,7 +215,7 @@ def test_about_as_many_heads_are_read_as_start_whatever_a_job_costs(
     filled(pool, range(1, 31), jobs=90)
     estimate_all(pool, cost)
     pool.bot(capacity=1000)
-    keeper = AdmissionController(RULES, name="test", now=lambda: 0.0)
+    keeper = AdmissionController(RULES, AdmissionMemory(), name="test", now=lambda: 0.0)
     start(pool, keeper, free_units=100)
     read = counted(monkeypatch)
     for _ in range(3):
@@ -242,7 +242,7 @@ def test_the_earliest_deadline_starts_first_in_a_queue_of_which_nothing_was_expe
         pool.change("INSERT INTO usage VALUES (:name, date_trunc('minute', now()), :used, 1)", **cost)
         pool.change("INSERT INTO counters (name, used) VALUES (:name, :used)", **cost)
     pool.bot(capacity=100)
-    keeper = AdmissionController(RULES, name="test", now=lambda: 0.0)
+    keeper = AdmissionController(RULES, AdmissionMemory(), name="test", now=lambda: 0.0)
     started = pool.database.run(lambda c: admitted(c, keeper, batch=100, chance=pool.chance).heads)
     of_dated = [dated.index(head.job.id) for head in started if head.queue.instance_name == "ahead"]
     assert of_dated == [*range(39, 39 - (100 - others), -1)]
@@ -252,7 +252,7 @@ def test_many_instances_that_are_alike_take_turns(pool: Pool, monkeypatch: pytes
     monkeypatch.setattr(controller, "MANY_ALIKE", 10)
     filled(pool, [1] * 60, jobs=30)
     pool.bot(capacity=1000)
-    keeper = AdmissionController(RULES, name="test", now=lambda: 0.0)
+    keeper = AdmissionController(RULES, AdmissionMemory(), name="test", now=lambda: 0.0)
     read, had = counted(monkeypatch), Counter[str]()
     for _ in range(21):
         had.update(head.queue.instance_name for head in start(pool, keeper, free_units=8))
@@ -264,7 +264,7 @@ def test_many_instances_that_are_alike_take_turns(pool: Pool, monkeypatch: pytes
 def test_instances_whose_jobs_may_not_start_do_not_change_who_comes_next(pool: Pool) -> None:
     filled(pool, [1] * 40, jobs=30)
     pool.bot(capacity=1000)
-    keeper = AdmissionController(RULES, name="test", now=lambda: 0.0)
+    keeper = AdmissionController(RULES, AdmissionMemory(), name="test", now=lambda: 0.0)
     # Those furthest behind have a budget of which too little is left for any of their jobs; then comes a single one.
     for nth in range(40):
         if nth < 10:
@@ -288,7 +288,7 @@ def test_where_many_budgets_end_a_cycle_reads_their_queues_in_few_statements(
     for nth in range(39):
         limit = {"name": f"instance:i-{nth}:cost", "most": budget + nth % 3}
         pool.change("INSERT INTO counters (name, most) VALUES (:name, :most)", **limit)
-    keeper = AdmissionController(RULES, name="test", now=lambda: 0.0)
+    keeper = AdmissionController(RULES, AdmissionMemory(), name="test", now=lambda: 0.0)
     read, started = counted(monkeypatch), Counter[str]()
     for _ in range(2):
         started.update(head.queue.instance_name for head in start(pool, keeper, free_units=250 - started.total()))
@@ -301,7 +301,7 @@ def test_where_many_budgets_end_a_cycle_reads_their_queues_in_few_statements(
 def start(pool: Pool, keeper: AdmissionController, *, free_units: int) -> Sequence[QueueHead]:
     """What starts of what `keeper` picks, which is all of it."""
 
-    def placed(connection: Connection) -> Sequence[QueueHead]:
+    def placed(connection: Connection) -> AdmissionResult:
         picked = admitted(connection, keeper, batch=free_units, chance=pool.chance)
         bot = connection.execute(Statement("SELECT id FROM bots")).scalar_one()
         wanted = [Placement(head.job.id, bot, {}) for head in picked.heads]
@@ -309,11 +309,11 @@ def start(pool: Pool, keeper: AdmissionController, *, free_units: int) -> Sequen
         granted = grant(connection, wanted, assigner="test", strategy="capacity", ack=60.0, taken=taken)
         assert len(granted) == len(wanted)
         keeper.charge(connection, picked, [*taken.items()])
-        return picked.heads
+        return picked
 
-    started = pool.database.run(placed)
-    keeper.after_commit()
-    return started
+    picked = pool.database.run(placed)
+    keeper.after_commit(picked)
+    return picked.heads
 
 
 def test_what_a_cycle_has_read_is_freed_without_the_garbage_collector() -> None:

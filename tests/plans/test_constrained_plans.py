@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from assigner.admission.controller import AdmissionController
+from assigner.admission.controller import AdmissionController, AdmissionMemory
 from assigner.admission.ordering import OrderingSettings
 from assigner.admission.rules import Rules
 from schema import clock
@@ -71,7 +71,7 @@ def _request(number: int) -> dict[str, Any]:
 
 def _controller(**ordering: Any) -> AdmissionController:
     rules = Rules(OrderingSettings.model_validate(ordering))
-    return AdmissionController(rules, name="test", now=clock.monotonic)
+    return AdmissionController(rules, AdmissionMemory(), name="test", now=clock.monotonic)
 
 
 def _start(_: Held, connection: Connection, **ordering: Any) -> None:

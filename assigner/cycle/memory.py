@@ -1,0 +1,59 @@
+"""What an assigner carries from one cycle to the next."""
+
+import random
+from collections.abc import Mapping
+from dataclasses import InitVar, dataclass, field
+
+from assigner.admission.controller import AdmissionMemory
+from assigner.cycle.pacing import Batch, ConflictBackoff, CyclePacer
+from assigner.placement.fleet import Fleet
+from assigner.placement.room import WaitingKinds
+from assigner.placement.round_robin import Rotation
+from schema.clock import Monotonic, Throttle
+from schema.picking.head_cursor import HeadCursor
+
+
+@dataclass
+class Memory:
+    """All that one assigner remembers. Losing it costs time and never a job: it is the assigner's pace, and caches.
+
+    now: tells monotonic times, in which all times here are.
+    """
+
+    now: Monotonic
+    chance: InitVar[random.Random]
+    #: Which bots are healthy, whom they serve and what they offer.
+    fleet: Fleet = field(default_factory=Fleet)
+    #: The turn in which each bot last received a job.
+    rotation: Rotation = field(default_factory=Rotation)
+    #: Queues, pauses and demand, as admission has seen them.
+    admission: AdmissionMemory = field(default_factory=AdmissionMemory)
+    #: The size of the next batch.
+    batch: Batch = field(default_factory=Batch)
+    #: Jobs for which the last cycle has chosen bots.
+    chosen: int = 0
+    #: How often in a row nothing matched.
+    pace: CyclePacer = field(init=False)
+    #: When a transaction was last undone.
+    conflicts: ConflictBackoff = field(init=False)
+    #: Where the front of the cohorts begins.
+    head_cursor: HeadCursor = field(init=False)
+    #: When queues that no bot can serve were last looked for.
+    unserved: Throttle = field(init=False)
+    #: When it may evict again for plain jobs, and for constrained ones.
+    reclaim_due: float = field(init=False)
+    admitted_reclaim_due: float = field(init=False)
+    #: The kinds of jobs that wait, by cohort, and when they are read again.
+    waiting: Mapping[int, WaitingKinds] = field(default_factory=dict)
+    waiting_due: float = field(init=False)
+
+    def __post_init__(self, chance: random.Random) -> None:
+        self.pace, self.conflicts = CyclePacer(chance), ConflictBackoff(self.now)
+        self.reclaim_due = self.admitted_reclaim_due = self.waiting_due = self.now()
+        self.undone()
+
+    def undone(self) -> None:
+        """Forget what a transaction that was undone has seen of its own writes in the front, and the turns that it has
+        given."""
+        self.rotation.undo()
+        self.head_cursor, self.unserved = HeadCursor(self.now), Throttle(self.now)
