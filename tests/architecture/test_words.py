@@ -43,3 +43,9 @@ def test_the_page_of_operators_says_what_each_invariant_demands() -> None:
     rows = re.findall(r"^\| (S\d+(?:, S\d+)*) \|", (PAGE.parent / "operations.md").read_text(), re.M)
     said = [name for row in rows for name in row.split(", ")]
     assert sorted(said) == sorted(each.id for each in INVARIANTS), "operations.md: the table of `db verify`"
+
+
+def test_each_page_says_first_for_whom_it_is() -> None:
+    for page in PAGE.parent.glob("*.md"):
+        _title, first = page.read_text().split("\n\n")[:2]
+        assert first.startswith("For "), f"{page.name}: the first paragraph does not say for whom the page is"
