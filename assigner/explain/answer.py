@@ -19,7 +19,7 @@ from assigner.explain import gates as explained_gates
 from assigner.queries import jobs as job_queries
 from schema.accounting.quotas import EVICTION_COOLDOWN, Cooldown
 from schema.diagnostics import evidence as evidence_reads
-from schema.diagnostics.evidence import Evidence, JobsAhead
+from schema.diagnostics.evidence import Evidence, JobEvidence, JobsAhead
 from schema.moves.grant import PREFERRED, REQUIRED
 from schema.picking import constrained
 from schema.postgres.connection import Connection
@@ -263,13 +263,13 @@ def explain(
     events = connection.execute(job_queries.EVENTS, {"job_id": row_id, "limit": job_queries.MAX_EVENTS})
     history = [dict(event) for event in events.mappings()]
     tried = attempt_rows(evidence_reads.leases(connection, row_id), history)
-    found = evidence_reads.gather(connection, job, everything=everything) if job["state"] in _WAITING else None
+    found = evidence_reads.gather(connection, job, everything=everything) if job.state in _WAITING else None
     constraints = [] if found is None else explained_gates.judge_constraints(connection, row_id, rules)
     judged = [] if found is None else explained_gates.judge_gates(found, constraints)
     kind = rules.ordering.chosen_kind if constraints else None
     change = [] if found is None else explained_gates.changes(judged)
     return Explanation(
-        **_facts(public_id, job, state=job["state"]),
+        **_facts(public_id, job, state=job.state),
         sentence=_past_sentence(job, tried) if found is None else _waiting_sentence(found, judged, kind=kind),
         change=change,
         gates=[_gate_answer(one, everything=everything) for one in judged],
@@ -277,7 +277,7 @@ def explain(
         attempts=[Attempt.model_validate(one) for one in tried],
         receipts=[
             Receipt.model_validate(one)
-            for one in receipt_rows(history, instance=job["instance_name"], everything=everything)
+            for one in receipt_rows(history, instance=job.instance_name, everything=everything)
         ],
     )
 
@@ -288,13 +288,15 @@ def blocking_reason(connection: Connection, job_id: int, *, cooldown: Cooldown) 
     return next((one.sentence for one in judged if one.is_open is False), None)
 
 
-def _facts(public_id: str, job: Mapping[str, Any], *, state: str) -> dict[str, Any]:
+def _facts(public_id: str, job: JobEvidence, *, state: str) -> dict[str, Any]:
     return {
         "id": UUID(public_id),
         "state": state,
-        "instance": job["instance_name"],
-        "cohort": job["cohort_name"],
-        **{name: job[name] for name in ("label", "priority", "units")},
+        "instance": job.instance_name,
+        "cohort": job.cohort_name,
+        "label": job.label,
+        "priority": job.priority,
+        "units": job.units,
     }
 
 
@@ -306,7 +308,7 @@ def _waiting_sentence(found: Evidence, judged: Sequence[explained_gates.GateVerd
         rest = last.get("rest_seconds") if len(closed) > 1 and last.get("considered") else None
         again = f"; it is looked at again in {duration(rest)}, or when a bot comes that could run it" if rest else ""
         return f"it does not run because {closed[0].sentence}{again}"
-    room = f"{explained_gates.counted_bots(found, found.bots['able'], 'bot')} with room"
+    room = f"{explained_gates.counted_bots(found, found.bots.able, 'bot')} with room"
     order = f"{_ahead(found.in_queue)} before it in its queue, {_ahead(found.in_instance)} in its instance and cohort"
     if kind is not None:
         window = f"at most the first {constrained.WINDOW:,} jobs of a queue"
@@ -318,9 +320,9 @@ def _ahead(order: JobsAhead) -> str:
     return f"more than {order.jobs:,} jobs" if order.more else _plural(order.jobs, "job")
 
 
-def _past_sentence(job: Mapping[str, Any], tried: Sequence[Mapping[str, Any]]) -> str:
+def _past_sentence(job: JobEvidence, tried: Sequence[Mapping[str, Any]]) -> str:
     if not tried:
-        return f"it is {job['state']} and never ran" + (f": {job['reason']}" if job["reason"] else "")
+        return f"it is {job.state} and never ran" + (f": {job.reason}" if job.reason else "")
     last = tried[-1]
     verb = "runs" if last["ended_at"] is None else "ran"
     return f"it {verb} there because {placement_sentence(last)}"

@@ -6,7 +6,7 @@ gates before it. Once no bot is left, the gates that follow are neither open nor
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from leasehold.wire import escaped
@@ -18,7 +18,7 @@ from assigner.admission.rules import Rules
 from assigner.placement import resources
 from schema import predicates
 from schema.accounting import rates
-from schema.diagnostics.evidence import MAX_BOTS_COUNTED, NAMES, Clause, Evidence, Row
+from schema.diagnostics.evidence import MAX_BOTS_COUNTED, NAMES, Clause, Evidence, JobEvidence, NodeEvidence
 from schema.fleet.kinds import TASK
 from schema.picking import constrained
 from schema.postgres.connection import Connection
@@ -52,35 +52,35 @@ def judge_gates(found: Evidence, asked: Sequence[GateVerdict] = ()) -> list[Gate
             verdict = replace(verdict, is_open=None, sentence="no bot is left to ask it of", evidence={})
         judged.append(verdict)
         is_any_left = verdict.is_open is True
-    if found.pool["known"] or found.pool["silence"] is not None:
+    if found.pool.known or found.pool.silence is not None:
         judged.append(_assigners(found))
     return [*judged, _queue_deadline(found.job)]
 
 
-def judge_job(job: Row) -> list[GateVerdict]:
+def judge_job(job: JobEvidence) -> list[GateVerdict]:
     """Return the gates on the job itself, its instance and its quota, which no bot can open."""
-    before = [] if job["node_no"] is None else [_dependencies(job)]
+    before = [] if job.node is None else [_dependencies(job, job.node)]
     return [*before, _state(job), _backoff(job), _drain(job), _quota(job)]
 
 
-def _dependencies(job: Row) -> GateVerdict:
-    node = f"node {job['node_no']} of graph '{job['graph_name']}'"
-    facts: dict[str, Any] = {"graph": str(job["graph"]), "name": job["graph_name"], "node": job["node_no"]}
+def _dependencies(job: JobEvidence, node: NodeEvidence) -> GateVerdict:
+    name = f"node {node.node_no} of graph '{node.graph_name}'"
+    facts: dict[str, Any] = {"graph": str(node.graph), "name": node.graph_name, "node": node.node_no}
     if _open(job, predicates.DEPENDENCIES):
-        return _verdict(job, predicates.DEPENDENCIES, f"{node} waits for no other node", **facts)
-    unmet, missing = job["unmet"], job["missing"]
+        return _verdict(job, predicates.DEPENDENCIES, f"{name} waits for no other node", **facts)
+    unmet, missing = node.unmet, node.missing
     told = [f"node {one['node']} is {one['state']}" for one in unmet]
     if missing:
         told.append(f"no node has the number {', '.join(map(str, missing[:NAMES]))}")
-    left = job["pending_deps"] - len(unmet) - len(missing)
+    left = node.pending_deps - len(unmet) - len(missing)
     told += [f"and {left} more"] if left > 0 else []
-    sentence = f"{node} waits for {_plural(job['pending_deps'], 'node')}: {', '.join(told)}"
-    if job["hopeless"] is not None:
-        because = "" if job["hopeless"] == job["node_no"] else f", because of node {job['hopeless']}"
+    sentence = f"{name} waits for {_plural(node.pending_deps, 'node')}: {', '.join(told)}"
+    if node.hopeless is not None:
+        because = "" if node.hopeless == node.node_no else f", because of node {node.hopeless}"
         sentence = f"BLOCKED_FOREVER: {sentence}; it can never run{because}"
     parents = [one | {"job": None if one["job"] is None else str(one["job"])} for one in unmet]
-    remedy = f"wait for {job['pending_deps']} of the nodes that it depends on"
-    if job["hopeless"] is not None:
+    remedy = f"wait for {node.pending_deps} of the nodes that it depends on"
+    if node.hopeless is not None:
         remedy = "nothing will: cancel it, or submit its graph again"
     return _verdict(
         job,
@@ -88,27 +88,27 @@ def _dependencies(job: Row) -> GateVerdict:
         sentence,
         remedy=remedy,
         **facts,
-        waits_for=job["pending_deps"],
+        waits_for=node.pending_deps,
         parents=parents,
         missing=list(missing),
-        blocked_forever=job["hopeless"] is not None,
+        blocked_forever=node.hopeless is not None,
     )
 
 
-def _state(job: Row) -> GateVerdict:
-    why = f" ({escaped(job['reason'])})" if job["reason"] else ""
-    sentence = "it waits in the queue" if _open(job, predicates.STATE) else f"it is {job['state']}{why}"
-    return _verdict(job, predicates.STATE, sentence, remedy="release it", state=job["state"], reason=job["reason"])
+def _state(job: JobEvidence) -> GateVerdict:
+    why = f" ({escaped(job.reason)})" if job.reason else ""
+    sentence = "it waits in the queue" if _open(job, predicates.STATE) else f"it is {job.state}{why}"
+    return _verdict(job, predicates.STATE, sentence, remedy="release it", state=job.state, reason=job.reason)
 
 
-def _backoff(job: Row) -> GateVerdict:
-    rest = None if job["rest"] is None else max(0.0, round(float(job["rest"]), 3))
-    looks = f"{_plural(job['considered'], 'look')} without a place"
+def _backoff(job: JobEvidence) -> GateVerdict:
+    rest = None if job.rest is None else max(0.0, round(float(job.rest), 3))
+    looks = f"{_plural(job.considered, 'look')} without a place"
     if _open(job, predicates.BACKOFF):
-        sentence = "it does not rest" if not job["considered"] else f"its rest after {looks} is over"
+        sentence = "it does not rest" if not job.considered else f"its rest after {looks} is over"
     else:
-        after = looks if job["considered"] else f"{_plural(job['attempts'], 'attempt')}"
-        why = f": {escaped(job['reason'])}" if job["reason"] else ""
+        after = looks if job.considered else f"{_plural(job.attempts, 'attempt')}"
+        why = f": {escaped(job.reason)}" if job.reason else ""
         sentence = f"it rests for another {duration(rest or 0)} after {after}{why}{_insisting(job)}"
     return _verdict(
         job,
@@ -116,15 +116,15 @@ def _backoff(job: Row) -> GateVerdict:
         sentence,
         remedy="" if rest is None else f"wait {duration(rest)}",
         rest_seconds=rest,
-        considered=job["considered"],
-        attempts=job["attempts"],
-        reason=job["reason"],
+        considered=job.considered,
+        attempts=job.attempts,
+        reason=job.reason,
     )
 
 
-def _drain(job: Row) -> GateVerdict:
-    name = job["instance_name"]
-    left = None if job["drain_left"] is None else round(float(job["drain_left"]), 3)
+def _drain(job: JobEvidence) -> GateVerdict:
+    name = job.instance_name
+    left = None if job.drain_left is None else round(float(job.drain_left), 3)
     sentence = f"instance '{name}' " + (
         "starts jobs" if _open(job, predicates.DRAIN) else "is drained: it starts nothing"
     )
@@ -132,76 +132,72 @@ def _drain(job: Row) -> GateVerdict:
     return _verdict(job, predicates.DRAIN, sentence, remedy=remedy, instance=name, deadline_seconds=left)
 
 
-def _quota(job: Row) -> GateVerdict:
-    where = f"'{job['instance_name']}' in cohort '{job['cohort_name']}'"
-    if not job["counted"]:
-        return _verdict(job, predicates.QUOTA, f"{where} has no quota: any number of units", units=job["units"])
-    usage, units, limit = job["usage"], job["units"], job["effective_max"]
-    numbers = {name: job[name] for name in ("usage", "min_quota", "max_quota", "effective_max", "headroom", "units")}
-    numbers["evicted_lately"] = job["evicted_lately"]
-    if limit is None:
+def _quota(job: JobEvidence) -> GateVerdict:
+    where = f"'{job.instance_name}' in cohort '{job.cohort_name}'"
+    quota = job.quota
+    if quota is None:
+        return _verdict(job, predicates.QUOTA, f"{where} has no quota: any number of units", units=job.units)
+    usage, units, limit = quota.usage, job.units, quota.effective_max
+    numbers = asdict(quota) | {"units": units, "evicted_lately": job.evicted_lately}
+    if limit is None or quota.max_quota is None:
         return _verdict(job, predicates.QUOTA, f"{where} uses {usage} units and has no maximum", **numbers)
-    lowered = job["max_quota"] - limit
+    lowered = quota.max_quota - limit
     of = f"{limit}"
     if lowered:
-        while_others = "" if job["literal_cooldown"] else ", while others wait"
-        of += f" (its maximum {job['max_quota']} less {lowered} lately evicted{while_others})"
-    elif job["evicted_lately"] and job["max_quota"] > job["min_quota"]:
-        of += f" (nobody else waits, so the {job['evicted_lately']} lately evicted take nothing off it)"
+        while_others = "" if job.literal_cooldown else ", while others wait"
+        of += f" (its maximum {quota.max_quota} less {lowered} lately evicted{while_others})"
+    elif job.evicted_lately and quota.max_quota > quota.min_quota:
+        of += f" (nobody else waits, so the {job.evicted_lately} lately evicted take nothing off it)"
     sign = "<=" if _open(job, predicates.QUOTA) else ">"
     sentence = f"{where} uses {usage} of {of}, this job needs {units}: {usage} + {units} {sign} {limit}"
-    needed = usage + units + job["evicted_lately"]
-    who = f"{job['instance_name']} in cohort {job['cohort_name']}"
-    remedy = f"raise the maximum of {who} from {job['max_quota']} to {needed}"
+    needed = usage + units + job.evicted_lately
+    who = f"{job.instance_name} in cohort {job.cohort_name}"
+    remedy = f"raise the maximum of {who} from {quota.max_quota} to {needed}"
     return _verdict(job, predicates.QUOTA, sentence, remedy=remedy, **numbers)
 
 
 def _cohort(found: Evidence) -> GateVerdict:
     job, cohort = found.job, found.cohort
-    label = f"label '{escaped(job['label'], 64)}'"
-    belongs = f"its {label} belongs" if job["label"] else "without a label it belongs"
-    if job["label"] and job["label"] not in (job["cohort_labels"] or ()):
+    label = f"label '{escaped(job.label, 64)}'"
+    belongs = f"its {label} belongs" if job.label else "without a label it belongs"
+    if job.label and job.label not in (job.cohort_labels or ()):
         belongs = f"no cohort has its {label}, so it belongs"
-    bots = f"{cohort['healthy']} of {_plural(cohort['present'], 'bot')} healthy"
-    if cohort["more"]:
+    bots = f"{cohort.healthy} of {_plural(cohort.present, 'bot')} healthy"
+    if cohort.more:
         bots += " among those looked at"
     return _on_bots(
         found,
         predicates.COHORT,
-        cohort["healthy"] > 0,
-        f"{belongs} to cohort '{job['cohort_name']}', with {bots}",
+        cohort.healthy > 0,
+        f"{belongs} to cohort '{job.cohort_name}', with {bots}",
         {
-            "label": job["label"],
-            "cohort": job["cohort_name"],
-            "present": cohort["present"],
-            "healthy": cohort["healthy"],
+            "label": job.label,
+            "cohort": job.cohort_name,
+            "present": cohort.present,
+            "healthy": cohort.healthy,
         },
     )
 
 
 def _requirements(found: Evidence) -> GateVerdict:
     bots, wanted = found.bots, _wanted(found)
-    evidence: dict[str, Any] = {
-        "requirements": found.job["properties"],
-        "matching": bots["matching"],
-        "more": bots["more"],
-    }
-    is_open = bots["matching"] > 0
+    evidence: dict[str, Any] = {"requirements": found.job.properties, "matching": bots.matching, "more": bots.more}
+    is_open = bots.matching > 0
     kept = ""
-    if found.exclusive["bots"]:
-        evidence |= {"exclusive_bots": found.exclusive["bots"], "exclusive": found.exclusive["names"]}
-        others = _plural(found.exclusive["bots"], "further bot" if is_open else "bot")
-        names = escaped(", ".join(found.exclusive["names"]), 300)
-        verb = "is" if found.exclusive["bots"] == 1 else "are"
+    if found.exclusive.bots:
+        evidence |= {"exclusive_bots": found.exclusive.bots, "exclusive": found.exclusive.names}
+        others = _plural(found.exclusive.bots, "further bot" if is_open else "bot")
+        names = escaped(", ".join(found.exclusive.names), 300)
+        verb = "is" if found.exclusive.bots == 1 else "are"
         kept = f"; {others} offering it {verb} kept for jobs that ask for {names}"
     if not wanted:
         return _on_bots(found, predicates.REQUIREMENTS, is_open, f"it requires nothing of a bot{kept}", evidence)
-    matching = f"{counted_bots(found, bots['matching'], 'bot')}"
-    verb = "offers" if bots["matching"] <= 1 else "offer"
-    sentence = f"{matching if is_open else 'no bot'} of cohort '{found.job['cohort_name']}' {verb} {wanted}"
+    matching = f"{counted_bots(found, bots.matching, 'bot')}"
+    verb = "offers" if bots.matching <= 1 else "offer"
+    sentence = f"{matching if is_open else 'no bot'} of cohort '{found.job.cohort_name}' {verb} {wanted}"
     if not is_open and (task := next((each for each in found.clauses if each.name == TASK and each.others), None)):
         evidence["task"] = task.value
-        rest = f"{_plural(task.others, 'bot')} of cohort '{found.job['cohort_name']}' with all the rest"
+        rest = f"{_plural(task.others, 'bot')} of cohort '{found.job.cohort_name}' with all the rest"
         sentence = f"no bot has imported the task '{escaped(task.value, 200)}'; {rest}"
     elif found.clauses:
         scarce = scarcest(found)
@@ -215,126 +211,126 @@ def _requirements(found: Evidence) -> GateVerdict:
             sentence += f", {scarce.others} with all the rest"
     sentence += kept
     sentence += _insisting(found.job)
-    if found.job["insists"]:
+    if found.job.insists:
         evidence["prefer_seconds_left"] = _prefer_left(found.job)
     return _on_bots(found, predicates.REQUIREMENTS, is_open, sentence, evidence)
 
 
-def _insisting(job: Row) -> str:
-    return f"; it insists on what it prefers for another {duration(_prefer_left(job))}" if job["insists"] else ""
+def _insisting(job: JobEvidence) -> str:
+    return f"; it insists on what it prefers for another {duration(_prefer_left(job))}" if job.insists else ""
 
 
-def _prefer_left(job: Row) -> float:
-    return max(0.0, round(float(job["prefer_left"] or 0), 3))
+def _prefer_left(job: JobEvidence) -> float:
+    return max(0.0, round(float(job.prefer_left or 0), 3))
 
 
 def _instance(found: Evidence) -> GateVerdict:
-    bots, name = found.bots, found.job["instance_name"]
-    elsewhere = bots["matching"] - bots["serving"]
-    sentence = f"{bots['serving']} of {counted_bots(found, bots['matching'], 'matching bot')} for instance '{name}'"
+    bots, name = found.bots, found.job.instance_name
+    elsewhere = bots.matching - bots.serving
+    sentence = f"{bots.serving} of {counted_bots(found, bots.matching, 'matching bot')} for instance '{name}'"
     if elsewhere:
         sentence += f", {elsewhere} only for other instances or pools"
-    evidence = {"instance": name, "pool": found.job["pool"], "serving": bots["serving"], "elsewhere": elsewhere}
-    return _on_bots(found, predicates.SERVES, bots["serving"] > 0, sentence, evidence)
+    evidence = {"instance": name, "pool": found.job.pool, "serving": bots.serving, "elsewhere": elsewhere}
+    return _on_bots(found, predicates.SERVES, bots.serving > 0, sentence, evidence)
 
 
 def _healthy(found: Evidence) -> GateVerdict:
     bots = found.bots
-    sentence = f"{bots['healthy']} of {counted_bots(found, bots['serving'], 'matching bot')} healthy and taking work"
-    if bots["leaving"] or bots["unhealthy"]:
-        sentence += f", {bots['leaving']} draining or closing, {bots['unhealthy']} unhealthy"
-    if bots["new"]:
-        sentence += f", {bots['new']} that {'has' if bots['new'] == 1 else 'have'} not synced yet"
-    evidence = {
-        "healthy": bots["healthy"],
-        "draining": bots["leaving"],
-        "unhealthy": bots["unhealthy"],
-        "not_synced": bots["new"],
-    }
-    return _on_bots(found, predicates.HEALTHY, bots["healthy"] > 0, sentence, evidence)
+    sentence = f"{bots.healthy} of {counted_bots(found, bots.serving, 'matching bot')} healthy and taking work"
+    if bots.leaving or bots.unhealthy:
+        sentence += f", {bots.leaving} draining or closing, {bots.unhealthy} unhealthy"
+    if bots.new:
+        sentence += f", {bots.new} that {'has' if bots.new == 1 else 'have'} not synced yet"
+    evidence = {"healthy": bots.healthy, "draining": bots.leaving, "unhealthy": bots.unhealthy, "not_synced": bots.new}
+    return _on_bots(found, predicates.HEALTHY, bots.healthy > 0, sentence, evidence)
 
 
 def _units(found: Evidence) -> GateVerdict:
-    bots, units = found.bots, found.job["units"]
-    healthy = counted_bots(found, bots["healthy"], "healthy matching bot")
-    sentence = f"{bots['large']} of {healthy} with {_plural(units, 'unit')}"
-    if not bots["large"]:
-        sentence += f" or more: the largest has {bots['largest']}"
-    evidence = {"units": units, "large_enough": bots["large"], "largest": bots["largest"]}
-    return _on_bots(found, predicates.UNITS, bots["large"] > 0, sentence, evidence)
+    bots, units = found.bots, found.job.units
+    healthy = counted_bots(found, bots.healthy, "healthy matching bot")
+    sentence = f"{bots.large} of {healthy} with {_plural(units, 'unit')}"
+    if not bots.large:
+        sentence += f" or more: the largest has {bots.largest}"
+    evidence = {"units": units, "large_enough": bots.large, "largest": bots.largest}
+    return _on_bots(found, predicates.UNITS, bots.large > 0, sentence, evidence)
 
 
 def _probation(found: Evidence) -> GateVerdict:
     bots = found.bots
-    busy = bots["large"] - bots["trusted"]
+    busy = bots.large - bots.trusted
     if not busy:
         sentence = "no such bot is on probation with a lease"
-    elif bots["trusted"]:
-        such = counted_bots(found, bots["large"], "such bot")
+    elif bots.trusted:
+        such = counted_bots(found, bots.large, "such bot")
         sentence = f"{busy} of {such} on probation with the one lease that it may have"
     else:
         sentence = f"{counted_bots(found, busy, 'such bot')}, all on probation with the one lease that each may have"
-    return _on_bots(found, predicates.PROBATION, bots["trusted"] > 0, sentence, {"on_probation_with_lease": busy})
+    return _on_bots(found, predicates.PROBATION, bots.trusted > 0, sentence, {"on_probation_with_lease": busy})
 
 
 def _room(found: Evidence) -> GateVerdict:
-    bots, units = found.bots, found.job["units"]
-    if bots["able"]:
-        sentence = f"{counted_bots(found, bots['able'], 'bot')} with room for it now"
+    bots, units = found.bots, found.job.units
+    if bots.able:
+        sentence = f"{counted_bots(found, bots.able, 'bot')} with room for it now"
     else:
-        trusted = counted_bots(found, bots["trusted"], "bot")
-        sentence = f"none of {trusted} has {_plural(units, 'free unit')}: the most is {bots['roomiest']}"
-    evidence = {"free_bots": bots["able"], "units": units, "most_free_units": bots["roomiest"], "bots": bots["names"]}
-    if bots["kept"]:
-        evidence |= {"kept_units": bots["kept"], "kept_seconds": _kept_seconds(found)}
+        trusted = counted_bots(found, bots.trusted, "bot")
+        sentence = f"none of {trusted} has {_plural(units, 'free unit')}: the most is {bots.roomiest}"
+    evidence: dict[str, Any] = {
+        "free_bots": bots.able,
+        "units": units,
+        "most_free_units": bots.roomiest,
+        "bots": bots.names,
+    }
+    if bots.kept:
+        evidence |= {"kept_units": bots.kept, "kept_seconds": _kept_seconds(found)}
         sentence += (
-            f"; {_plural(bots['kept'], 'unit')} kept for its instance, for at most {duration(_kept_seconds(found))}"
+            f"; {_plural(bots.kept, 'unit')} kept for its instance, for at most {duration(_kept_seconds(found))}"
         )
-    if bots["kept_for_others"] and not bots["able"]:
-        evidence["kept_for_others"] = bots["kept_for_others"]
-        sentence += f"; {_plural(bots['kept_for_others'], 'unit')} kept for other instances"
-    if bots["of_other_cohorts"] and not bots["able"]:
-        evidence["units_of_other_cohorts"] = bots["of_other_cohorts"]
-        held = _plural(bots["of_other_cohorts"], "unit")
+    if bots.kept_for_others and not bots.able:
+        evidence["kept_for_others"] = bots.kept_for_others
+        sentence += f"; {_plural(bots.kept_for_others, 'unit')} kept for other instances"
+    if bots.of_other_cohorts and not bots.able:
+        evidence["units_of_other_cohorts"] = bots.of_other_cohorts
+        held = _plural(bots.of_other_cohorts, "unit")
         sentence += f"; {held} held by jobs that started while their bot was in another cohort"
-    return _on_bots(found, predicates.ROOM, bots["able"] > 0, sentence, evidence)
+    return _on_bots(found, predicates.ROOM, bots.able > 0, sentence, evidence)
 
 
 def _kept_seconds(found: Evidence) -> float:
-    return max(0.0, round(float(found.bots["kept_seconds"]), 3))
+    return max(0.0, round(float(found.bots.kept_seconds or 0), 3))
 
 
 def _assigners(found: Evidence) -> GateVerdict:
     pool, job = found.pool, found.job
-    silence = None if pool["silence"] is None else round(float(pool["silence"]), 1)
-    elsewhere = pool["at_work"] - pool["working"]
-    where = f"instance '{job['instance_name']}' in cohort '{job['cohort_name']}'"
+    silence = None if pool.silence is None else round(float(pool.silence), 1)
+    elsewhere = pool.at_work - pool.working
+    where = f"instance '{job.instance_name}' in cohort '{job.cohort_name}'"
     evidence = {
-        "working": pool["working"],
+        "working": pool.working,
         "elsewhere": elsewhere,
-        "draining": pool["draining"],
+        "draining": pool.draining,
         "upkeep_seconds_ago": silence,
     }
-    if pool["known"]:
-        is_open = pool["working"] > 0
-        sentence = f"{_plural(pool['working'], 'assigner')} at work"
+    if pool.known:
+        is_open = pool.working > 0
+        sentence = f"{_plural(pool.working, 'assigner')} at work"
         if elsewhere:
             sentence += f" for {where}, {elsewhere} only for others"
-        if pool["draining"]:
-            sentence += f", {pool['draining']} draining"
+        if pool.draining:
+            sentence += f", {pool.draining} draining"
     else:
         is_open = silence is not None and silence <= DEAD_AFTER
         sentence = f"the last sign of life of an assigner process is {duration(silence or 0)} old"
-    if pool["at_work"]:
+    if pool.at_work:
         remedy = f"an assigner that serves {where}"
     else:
-        remedy = "end the drain of an assigner, or start one" if pool["draining"] else "start an assigner"
+        remedy = "end the drain of an assigner, or start one" if pool.draining else "start an assigner"
     gate = predicates.ASSIGNERS
     return GateVerdict(gate.name, gate.requirement, is_open, sentence, evidence, remedy)
 
 
-def _queue_deadline(job: Row) -> GateVerdict:
-    patience = job["patience"]
+def _queue_deadline(job: JobEvidence) -> GateVerdict:
+    patience = job.patience
     if patience is None:
         return _verdict(job, predicates.QUEUE_DEADLINE, "it may wait for ever")
     left = round(float(patience), 3)
@@ -352,11 +348,11 @@ def scarcest(found: Evidence) -> Clause:
     return min(found.clauses, key=lambda clause: (clause.alone, -clause.others))
 
 
-def _open(job: Row, gate: Predicate) -> bool:
-    return bool(job[f"open_{gate.name}"])
+def _open(job: JobEvidence, gate: Predicate) -> bool:
+    return gate.name in job.open_gates
 
 
-def _verdict(job: Row, gate: Predicate, sentence: str, *, remedy: str = "", **evidence: Any) -> GateVerdict:
+def _verdict(job: JobEvidence, gate: Predicate, sentence: str, *, remedy: str = "", **evidence: Any) -> GateVerdict:
     """The verdict of a gate on the job itself, which the database has judged."""
     remedy = remedy or f"wait until {gate.requirement}"
     return GateVerdict(gate.name, gate.requirement, _open(job, gate), sentence, evidence, remedy)
@@ -370,7 +366,7 @@ def _on_bots(
 
 
 def _wanted(found: Evidence) -> str:
-    properties = found.job["properties"]
+    properties = found.job.properties
     return escaped(", ".join(f"{name}={value}" for name, values in sorted(properties.items()) for value in values), 300)
 
 
@@ -380,7 +376,7 @@ def _escaped(clause: Clause) -> str:
 
 def counted_bots(found: Evidence, number: int, noun: str) -> str:
     """Format a number of matching bots, with "at least" if not all of them were counted."""
-    return ("at least " if found.bots["more"] else "") + _plural(number, noun)
+    return ("at least " if found.bots.more else "") + _plural(number, noun)
 
 
 def _plural(number: int, noun: str) -> str:
@@ -399,9 +395,10 @@ def judge_constraints(connection: Connection, job_id: int, rules: Rules) -> list
     if found is None:
         return []
     head, now = found
-    lacking = resources.lacking(connection, head.queue, look=MAX_BOTS_COUNTED)
+    missing = resources.lacking(connection, head.queue, look=MAX_BOTS_COUNTED)
+    lacking = {} if missing is None else {head.queue.id: missing}
     admission_state = admission_rules.read_admission_state(
-        connection, [head.queue], now=now, rules=rules, lacking={} if lacking is None else {head.queue.id: lacking}
+        connection, [head.queue], now=now, rules=rules, lacking=lacking
     )
     if (used := rates.resource_of(head.queue.constraints)) is not None:
         admission_state.refused.update(rules.checkers.ask_limits([used]).refused)
@@ -460,21 +457,21 @@ def _rests_for_want_of_a_place(judged: Sequence[GateVerdict]) -> bool:
 def _missing_bot(found: Evidence) -> str:
     """Describe the bot that is missing, or what is missing on the bots that come nearest."""
     job, bots = found.job, found.bots
-    if not bots["matching"]:
+    if not bots.matching:
         return _bot(found)
-    if not bots["serving"]:
-        return f"{_bot(found)} that serves instance '{job['instance_name']}'"
-    if not bots["healthy"]:
-        if bots["leaving"]:
+    if not bots.serving:
+        return f"{_bot(found)} that serves instance '{job.instance_name}'"
+    if not bots.healthy:
+        if bots.leaving:
             return "end the drain of a matching bot, or start another"
         return "a matching bot that is healthy again"
-    if not bots["large"]:
-        return f"a matching bot with {_units_text(job['units'])}; the largest has {bots['largest']}"
-    if not bots["trusted"]:
+    if not bots.large:
+        return f"a matching bot with {_units_text(job.units)}; the largest has {bots.largest}"
+    if not bots.trusted:
         return "a success of a matching bot on probation, or the end of that"
-    if bots["kept"]:
+    if bots.kept:
         return f"wait at most {duration(_kept_seconds(found))} for what is being freed for its instance"
-    missing = job["units"] - bots["roomiest"]
+    missing = job.units - bots.roomiest
     return f"{missing} more free {'unit' if missing == 1 else 'units'} on a matching bot"
 
 
@@ -487,12 +484,12 @@ def _bot(found: Evidence) -> str:
         clauses.remove(rarest)
         clauses.insert(0, rarest)
     parts = [escaped(str(clause), 100) for clause in clauses]
-    if job["units"] > 1:
-        parts.append(_units_text(job["units"]))
+    if job.units > 1:
+        parts.append(_units_text(job.units))
     bot = "a bot" + (f" with {', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else "")
     if len(parts) == 1:
         bot += f" with {parts[0]}"
-    return bot + (f" in cohort '{job['cohort_name']}'" if job["cohort"] else "")
+    return bot + (f" in cohort '{job.cohort_name}'" if job.cohort else "")
 
 
 def _units_text(units: int) -> str:

@@ -6,8 +6,11 @@ the queue or the fleet.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from datetime import datetime
+from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 from schema import graphs
 from schema.accounting.quotas import EFFECTIVE_MAX, HEADROOM, Cooldown
@@ -72,7 +75,7 @@ SELECT j.id AS row_id, j.state, j.label, j.priority, j.rank, j.units, j.queued_a
         CASE WHEN j.fence = 0 THEN j.queued_at + make_interval(secs => l.max_queue_age) END)
         - clock_timestamp()) AS patience,
     extract(epoch FROM j.drain_deadline - clock_timestamp()) AS drain_left,
-    q.cohort IS NOT NULL AS counted, q.min_quota, q.max_quota, q.usage, ({EFFECTIVE_MAX}) AS effective_max, h.headroom,
+    q.min_quota, q.max_quota, q.usage, ({EFFECTIVE_MAX}) AS effective_max, h.headroom,
     (SELECT count(*) FROM evictions e WHERE e.cohort = j.cohort AND e.instance = j.instance
         AND e.at > clock_timestamp() - make_interval(secs => :cooldown)) AS evicted_lately,
     CAST(:literal AS boolean) AS literal_cooldown,
@@ -251,46 +254,190 @@ class JobsAhead:
 
 
 @dataclass(frozen=True)
-class Evidence:
-    """The rows that this module's queries found. `clauses` and `exclusive` are empty unless few bots match the
-    requirements."""
+class JobEvidence:
+    """A job with its instance and its quota."""
 
-    job: Row
-    cohort: Row
-    bots: Row
+    row_id: int
+    state: str
+    label: str
+    priority: int
+    rank: float
+    units: int
+    queued_at: datetime
+    #: Why it is in its state, or rests.
+    reason: str | None
+    #: Looks that found no bot for it since its last attempt.
+    considered: int
+    attempts: int
+    max_attempts: int
+    cohort: int
+    cohort_name: str
+    cohort_labels: Sequence[str] | None
+    instance: int
+    instance_name: str
+    pool: str | None
+    queue: int
+    platform: int
+    #: What it requires of a bot.
+    properties: Properties
+    #: It takes no bot yet but those that it prefers, for so many seconds more.
+    insists: bool
+    prefer_left: Decimal | None
+    #: Seconds until its rest is over, until it has waited too long, and until the drain of its instance stops jobs.
+    rest: Decimal | None
+    patience: Decimal | None
+    drain_left: Decimal | None
+    #: Jobs of the instance that were lately evicted, which lower its maximum: always, or while others wait.
+    evicted_lately: int
+    literal_cooldown: bool
+    #: The quota of its instance, and its place in a graph; None without one.
+    quota: "QuotaEvidence | None"
+    node: "NodeEvidence | None"
+    #: The names of its own gates that are open.
+    open_gates: frozenset[str]
+
+
+@dataclass(frozen=True)
+class QuotaEvidence:
+    """The quota of an instance, in units. effective_max: its maximum less what evictions take off it; None = none."""
+
+    usage: int
+    min_quota: int
+    max_quota: int | None
+    effective_max: int | None
+    headroom: int | None
+
+
+@dataclass(frozen=True)
+class NodeEvidence:
+    """A node of a graph, and how many nodes it waits for."""
+
+    graph: UUID
+    graph_name: str
+    node_no: int
+    pending_deps: int
+    #: Numbers of nodes that it waits for and that do not exist.
+    missing: Sequence[int]
+    #: If it is blocked: nodes that it waits for, and the number of a node that makes it wait for ever.
+    unmet: Sequence[dict[str, Any]] = ()
+    hopeless: int | None = None
+
+
+@dataclass(frozen=True)
+class CohortEvidence:
+    """Bots of the job's cohort. more: there are more than were counted."""
+
+    present: int
+    healthy: int
+    more: bool
+
+
+@dataclass(frozen=True)
+class BotsEvidence:
+    """Bots that match the job's requirements, and how many of them pass one gate after the other."""
+
+    matching: int
+    #: There may be more of all of these than were counted.
+    more: bool
+    serving: int
+    healthy: int
+    #: Of those that serve its instance: draining or closing, unhealthy, and without a first sync.
+    leaving: int
+    unhealthy: int
+    new: int
+    #: Healthy ones that have enough units; the most units that a healthy one has.
+    large: int
+    largest: int | None
+    #: Of these, those that may be given a further lease; the most units that one of them has free.
+    trusted: int
+    roomiest: int
+    #: Those that could take the job now.
+    able: int
+    #: Units that they keep for its instance, for how many seconds more at most, and units kept for other instances.
+    kept: int | None
+    kept_seconds: Decimal | None
+    kept_for_others: int | None
+    #: Units held by jobs that started while their bot was in another cohort.
+    of_other_cohorts: int | None
+    #: Names of some of them.
+    names: Sequence[str] | None
+
+
+@dataclass(frozen=True)
+class ExclusiveEvidence:
+    """Bots that would match, but are kept for jobs that ask for other properties too: their number, and these."""
+
+    bots: int = 0
+    names: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class AssignersEvidence:
+    """Assigner processes: all that are known, those at work, those at work for the job, and draining ones. silence:
+    seconds since upkeep was last heard of."""
+
+    known: int
+    working: int
+    at_work: int
+    draining: int
+    silence: Decimal | None
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known of a waiting job. `clauses` and `exclusive` are empty unless few bots match the requirements."""
+
+    job: JobEvidence
+    cohort: CohortEvidence
+    bots: BotsEvidence
     clauses: Sequence[Clause]
-    exclusive: Row
-    pool: Row
+    exclusive: ExclusiveEvidence
+    pool: AssignersEvidence
     in_queue: JobsAhead
     in_instance: JobsAhead
 
 
-def job(connection: Connection, job_id: int, *, cooldown: Cooldown) -> Row:
-    """The job with its instance, its quota, and whether each of its own gates is open.
-
-    For a blocked job the row also has the nodes that it waits for, and the
-    number of a node that makes it wait for ever.
-    """
-    found = _row(connection, JOB, {"id": job_id, **cooldown.values()})
-    if not found[f"open_{DEPENDENCIES.name}"]:
-        found |= graphs.unmet_dependencies(connection, job_id, limit=NAMES)
-    return found
+#: The gates on the job itself, which the query of the job judges.
+_OWN_GATES = tuple(gate.name for gate in (DEPENDENCIES, STATE, BACKOFF, DRAIN, QUOTA, QUEUE_DEADLINE))
 
 
-def gather(connection: Connection, job: Row, *, everything: bool) -> Evidence:
+def job(connection: Connection, job_id: int, *, cooldown: Cooldown) -> JobEvidence:
+    """Read the job with its instance, its quota, and which of its own gates are open."""
+    row = _row(connection, JOB, {"id": job_id, **cooldown.values()})
+    opened = {name: row.pop(f"open_{name}") for name in _OWN_GATES}
+    open_gates = frozenset(name for name, is_open in opened.items() if is_open)
+    quota = {each.name: row.pop(each.name) for each in fields(QuotaEvidence)}
+    node = {name: row.pop(name) for name in ("graph", "graph_name", "node_no", "pending_deps", "missing")}
+    if DEPENDENCIES.name not in open_gates:
+        node |= graphs.unmet_dependencies(connection, job_id, limit=NAMES)
+    return JobEvidence(
+        **row,
+        quota=QuotaEvidence(**quota) if quota["usage"] is not None else None,
+        node=NodeEvidence(**node) if node["node_no"] is not None else None,
+        open_gates=open_gates,
+    )
+
+
+def gather(connection: Connection, job: JobEvidence, *, everything: bool) -> Evidence:
     """Read all evidence on a waiting job. Without `everything`, only bots that serve its instance are counted."""
-    want: Row = {name: job[name] for name in ("cohort", "instance", "pool", "platform", "units")} | {
-        "everything": everything
+    want: Row = {
+        "cohort": job.cohort,
+        "instance": job.instance,
+        "pool": job.pool,
+        "platform": job.platform,
+        "units": job.units,
+        "everything": everything,
     }
-    bots = _row(connection, MATCHING, want | {"look": MAX_BOTS_COUNTED})
-    has_few = bots["matching"] <= FEW
+    looked = want | {"look": MAX_BOTS_COUNTED}
+    bots = BotsEvidence(**_row(connection, MATCHING, looked))
+    has_few = bots.matching <= FEW
     return Evidence(
         job,
-        _row(connection, COHORT_BOTS, want | {"look": MAX_BOTS_COUNTED}),
+        CohortEvidence(**_row(connection, COHORT_BOTS, looked)),
         bots,
-        _clauses(connection, job["properties"], want) if has_few else [],
-        _row(connection, EXCLUSIVE_BOTS, want | {"look": MAX_BOTS_COUNTED}) if has_few else {"bots": 0, "names": []},
-        _row(connection, POOL, want | {"look": MAX_BOTS_COUNTED, "cohort_name": job["cohort_name"]}),
+        _clauses(connection, job.properties, want) if has_few else [],
+        ExclusiveEvidence(**_row(connection, EXCLUSIVE_BOTS, looked)) if has_few else ExclusiveEvidence(),
+        AssignersEvidence(**_row(connection, POOL, looked | {"cohort_name": job.cohort_name})),
         *_ahead(connection, job),
     )
 
@@ -327,9 +474,15 @@ def _without(properties: Properties, name: str, value: str) -> Properties:
     return {key: values for key, values in rest.items() if values}
 
 
-def _ahead(connection: Connection, job: Row) -> tuple[JobsAhead, JobsAhead]:
-    where: Row = {name: job[name] for name in ("queue", "cohort", "instance", "rank", "queued_at")}
-    where["id"] = job["row_id"]
+def _ahead(connection: Connection, job: JobEvidence) -> tuple[JobsAhead, JobsAhead]:
+    where: Row = {
+        "id": job.row_id,
+        "queue": job.queue,
+        "cohort": job.cohort,
+        "instance": job.instance,
+        "rank": job.rank,
+        "queued_at": job.queued_at,
+    }
     own: int = connection.execute(AHEAD_IN_QUEUE, where | {"limit": AHEAD + 1}).scalar_one()
     if own > AHEAD:
         return JobsAhead(AHEAD, True), JobsAhead(AHEAD, True)
