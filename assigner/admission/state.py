@@ -18,39 +18,44 @@ POOL_JOBS, POOL_COST = "pool:jobs", "pool:cost"
 
 @dataclass
 class AdmissionState:
-    """A working copy of what is counted, at one moment of the database's time.
+    """A working copy of what is counted, at one moment: a job that starts is counted in it at once."""
 
-    units: units that each (cohort, instance) has been given since, with those that its quota leaves as the limit.
-    shares: shares of instances; None if no instance is managed. reserve: an estimate has to fit into what is left of a
-    budget. rates: buckets by name. refused: resources that a checker refuses, with the reason. advice, waits: advice of
-    backpressure, and seconds that are left of its pauses, by resource class. graph_share: what each graph may have.
-    scores: the score with which each job started. seconds: expected run time of jobs of each class. openings: windows
-    and their meters. lacking: the resource that no bot has left, by queue. reserves: jobs that are kept for classes.
-    queue_admissions, charges: see `queue_admission` and `queue_charges`. asked_gates: those that may be closed for a
-    queue none of whose counters is used up; empty until they are needed. first_used: what instances had used before
-    anything started, in the fair share mode `literal`. standing: what the instances with these shares have had; see
-    `fair_share`.
-    """
-
+    #: That moment, by the database's clock.
     now: datetime
     counters: dict[str, Counter] = field(default_factory=dict)
+    #: Units that each (cohort, instance) has been given since, with those that its quota leaves as the limit.
     units: dict[tuple[int, int], Counter] = field(default_factory=dict)
+    #: Shares of instances; None if no instance is managed.
     shares: Shares | None = None
+    #: An estimate has to fit into what is left of a budget.
     reserve: bool = True
+    #: Buckets of rates, by name.
     rates: dict[str, Bucket] = field(default_factory=dict)
+    #: Resources that a checker refuses, with the reason.
     refused: dict[str, str] = field(default_factory=dict)
+    #: Advice of backpressure, and the seconds that are left of its pauses, by resource class.
     advice: dict[str, Advice] = field(default_factory=dict)
     waits: dict[str, float] = field(default_factory=dict)
+    #: What each graph may have of the pool.
     graph_share: GraphShare | None = None
+    #: The score with which each job of a graph started.
     scores: dict[int, float] = field(default_factory=dict)
+    #: Expected run time of jobs of each class, in seconds.
     seconds: Mapping[str, float] = field(default_factory=dict)
+    #: Windows and their meters.
     openings: WindowSchedule = field(default_factory=WindowSchedule)
+    #: The resource that no bot has left, by queue.
     lacking: Mapping[QueueId, str] = field(default_factory=dict)
+    #: Jobs that are kept for each class.
     reserves: Mapping[str, int] = field(default_factory=dict)
+    #: What the functions `queue_admission` and `queue_charges` have found out.
     queue_admissions: dict[ConstrainedQueue, Any] = field(default_factory=dict)
     charges: MutableMapping[tuple[int, int], Any] = field(default_factory=dict)
+    #: Gates that may be closed for a queue none of whose counters is used up; empty until they are needed.
     asked_gates: Sequence[Any] = ()
+    #: What instances had used before anything started, in the fair share mode `literal`.
     first_used: dict[int, float] = field(default_factory=dict)
+    #: What the instances with these shares have had; see `fair_share`.
     standing: tuple[Shares | None, Any] = (None, None)
 
     def of(self, name: str) -> Counter:

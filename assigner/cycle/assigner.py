@@ -73,7 +73,7 @@ class CycleResult:
     sample: DecisionSample | None = None
 
     def may_still_start(self, job: ReadyJob) -> bool:
-        """Return whether neither a quota nor a rate keeps the job from another bot."""
+        """Return whether the quota of its instance and its rates still let the job start, on another bot."""
         return job.id not in (self.without_token or ()) and self.quotas.allows(job)
 
 
@@ -216,8 +216,11 @@ class PriorityAgeAssigner:
         return cycle
 
     def _reclaim_admitted(self, connection: Connection, scope: Scope, cycle: CycleResult) -> None:
-        """Evict for jobs with constraints whose gates are open now, which they may not be any more when the room is
-        free. This comes before the pick, which lets the queues of such jobs rest."""
+        """Evict for constrained jobs of instances below their minimum, if their gates are open now.
+
+        A gate may have closed again when the room is free; then another job of the instance gets it. This comes before
+        the pick, because a pick lets queues rest whose jobs find no room.
+        """
         quotas = self._quotas
         most = BATCH + cycle.kept_units
         heads = self._admission.pick_below_minimum(connection, scope, most=most, delay=quotas.preemption_delay)

@@ -17,17 +17,17 @@ from schema.validation import WHOLE_GPU
 
 
 class Score(Protocol):
-    """What a bot is judged by."""
+    """How well a job fits on a bot."""
 
     @property
     def key(self) -> tuple[float, ...]:
-        """By what bots are compared; the smallest is best."""
+        """The numbers by which bots are compared; the smallest is best."""
 
     def as_decision(self) -> dict[str, Any]:
         """The form in which a decision keeps it."""
 
 
-#: What a bot with this room is judged by for a job that takes this.
+#: Returns the score of a bot that has this room, for a job that takes this of it.
 Judge = Callable[[Room, Demand], Score]
 
 

@@ -33,7 +33,7 @@ from schema.postgres.connection import Connection
 MANY_GROUPS = 32
 #: Standard deviations by which more bots are drawn than are enough on average.
 DEVIATIONS = 1.0
-#: The most times that more bots are drawn for groups that have too few.
+#: Groups that have too few bots after the first draw get more; so many further draws are made at most.
 ROUNDS = 3
 #: The most bots whose offers are checked for one group, if many kinds of bots offer what it asks for.
 MAX_LOOKS = 4000
@@ -437,8 +437,10 @@ def sample_snapshot(
 def healthy_snapshot(
     connection: Connection, jobs: Sequence[ReadyJob], *, of_all: bool = False, with_success: bool = False
 ) -> Snapshot:
-    """For every group as many free bots as it has jobs, the first that nobody else holds, locked. `of_all`: the first
-    of all bots, however many these are."""
+    """Lock as many free bots for each group as it has jobs: the first ones that nobody else has locked.
+
+    They are chosen among some bots, or among all, however many these are, if `of_all` is true.
+    """
     groups = group_jobs(jobs)
     found = [candidates.any_free(connection, group.wanted(1), of_all=of_all) for group in _with_preferred(groups)]
     seen = _with_hits(connection, jobs, groups, found)

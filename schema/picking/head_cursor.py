@@ -23,7 +23,7 @@ LATE = 0.25
 #: A pick that read so many jobs from the very beginning on was quick if it took no more than so many seconds, which is
 #: little more than one takes that begins later. A job that waits for the next such walk there waits among many.
 MANY, QUICK = 200, 0.005
-#: After so many times that the front did not do, it is looked at again.
+#: Picks that go to the queues at once after one that could not use the front.
 ASIDE = 16
 
 _LEAST_RANK, _BEYOND = -1000.0, 1001.0
@@ -128,14 +128,15 @@ class HeadCursor:
         return walked
 
     def is_worthwhile(self) -> bool:
-        """Whether to look at the front at all, or to go on without for a while because it did not do; counts as one
-        time of these."""
+        """Return whether a pick should look at the front. After `disable_for_a_while` it should not for `ASIDE` picks,
+        of which this call counts one."""
         with self._lock:
             self._disabled_for = max(0, self._disabled_for - 1)
             return self._disabled_for == 0
 
     def disable_for_a_while(self) -> None:
-        """The front did not do: most of it could not be placed, though there was more, or others came first."""
+        """Leave the front out of the next picks: most of its jobs could not be placed, or jobs of an instance below its
+        minimum came first."""
         with self._lock:
             self._disabled_for = ASIDE
 
