@@ -37,9 +37,6 @@ HEADS_PER_PREEMPTION = 5
 #: Instances that are looked at beyond the number of free units, because each start moves all instances a little; and
 #: the most of further instances with the same rank, among which only their jobs tell which one comes first.
 FEW_MORE, MANY_ALIKE = 2, 100
-#: Walks along the heads of the same queues in one cycle: with the heads of the first read, with those of a second one
-#: where jobs were refused or the parts are unequal, and with those of a third one for the queues that go on.
-WALKS = 3
 #: Constraint sets that an assigner remembers, and pairs of them with an instance whose charges it remembers.
 MAX_REMEMBERED = 20_000
 #: Seconds for which an assigner does not check whether the demand of an instance has to be recorded again.
@@ -214,16 +211,15 @@ class AdmissionController:
         free_units: int,
         closed: Counter[str],
     ) -> list[QueueHead]:
-        """Walk along the heads of each lot of queues, and on with further heads where the next job was not read.
-
-        After `WALKS` walks the cycle ends there, and the next one goes on.
-        """
+        """Walk along the heads of each lot of queues, and on with further heads where the next job was not read."""
         reader = Heads(connection, self._ordering_policy, admission_state, free_units=free_units)
         admitted, left, refused = list[QueueHead](), list[QueueHead](), Counter[QueueId]()
         for lot, until in self._queue_batches(queues, admission_state, free_units=free_units):
             startable = [min(gates.max_starts(queue, admission_state), queue.headroom or math.inf) for queue in lot]
+            if admitted and reader.cut:  # a queue whose heads are used up would be passed over in this lot
+                left += reader.more(left, started=_by_queue(admitted), refused=refused)
             left += reader.first(lot, startable)
-            for walk in range(WALKS):
+            while True:
                 found = admit.admit(
                     left,
                     admission_state,
@@ -235,11 +231,10 @@ class AdmissionController:
                     refused=refused,
                 )
                 admitted, left = admitted + found.heads, found.left
-                if not found.is_blocked or walk == WALKS - 1:
+                if not found.is_blocked or len(admitted) == free_units:
                     break
-                started = Counter(head.queue.id for head in admitted)
-                left += reader.more(left, started=started, refused=refused)
-            if found.is_blocked or len(admitted) == free_units:
+                left += reader.more(left, started=_by_queue(admitted), refused=refused)
+            if len(admitted) == free_units:
                 break
         return admitted
 
@@ -375,6 +370,10 @@ class AdmissionController:
         most = settings.max_rate_limit_skips
         for job in skip(connection, skipped, most=most, pace=pace, actor=self._name):
             log.error("leasehold.rate_limiter_error_exhausted", job=job, skips=most)
+
+
+def _by_queue(heads: Sequence[QueueHead]) -> Counter[QueueId]:
+    return Counter(head.queue.id for head in heads)
 
 
 def _open(queues: Sequence[ConstrainedQueue], admission_state: AdmissionState) -> list[ConstrainedQueue]:

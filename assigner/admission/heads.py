@@ -23,6 +23,8 @@ READ = 1.25
 #: Heads read, and then tried, for each job that is expected to start, where the order tells only afterwards which ones
 #: do: deadlines change the order of reading, and of a window others may have locked some.
 SPARE, TRIED = 4, 8
+#: Reads of further heads that take them only of the queues that seem to need them.
+SPARING = 1
 
 
 class Heads:
@@ -39,6 +41,7 @@ class Heads:
         self._free_units = free_units
         self._bounds, self._read, self._known = dict[QueueId, int](), dict[QueueId, ReadHeads](), set[int]()
         self.cut = dict[QueueId, ConstrainedQueue]()
+        self._further = 0
 
     def first(self, queues: Sequence[ConstrainedQueue], startable: Sequence[float] | None = None) -> list[QueueHead]:
         """Read the first heads of these queues, probably enough to fill the free units if each has an equal part.
@@ -50,7 +53,8 @@ class Heads:
         part = self._free_units / max(1, len(queues))
         if self._policy.within is not None:
             return self._first_of_windows(queues, self._policy.within, max(PATIENCE, math.ceil(SPARE * part)))
-        found = self._next(dict.fromkeys(queues, int(READ * part) + 1))
+        # One more tells whether a queue ends there.
+        found = self._next(dict.fromkeys(queues, int(READ * part) + 2))
         dated = dict.fromkeys(head.queue for head in found if head.deadline is not None and head.queue.id in self.cut)
         return found + self._next(dict.fromkeys(dated, math.ceil(SPARE * part)))
 
@@ -59,21 +63,23 @@ class Heads:
     ) -> list[QueueHead]:
         """Read further heads: of each queue as many as it needs if the free units are filled like those before.
 
-        If the last heads of some queue were refused, those of others may be refused too: then of each queue so many are
-        read beyond those that started that it can be given up.
+        Of a queue whose heads are used up some are read in any case: enough to give it up, if they were refused. After
+        `SPARING` such reads the parts cannot be foreseen, and some heads of every queue are read.
 
         left: the heads that have not been asked. started: jobs of each queue that may start. refused: heads of each
         queue that were refused since.
         """
         unasked, admitted = Counter(head.queue.id for head in left), sum(started.values())
         pace = READ * (self._free_units - admitted) / max(1, admitted)
-        are_refused = any(refused.get(queue_id) and not unasked[queue_id] for queue_id in self.cut)
+        some = max(2, min(PATIENCE, constrained.MOST_IN_WINDOWS // max(1, len(self.cut))))
+        self._further += 1
         wanted = dict[ConstrainedQueue, int]()
         for queue_id, queue in self.cut.items():
-            begun = started.get(queue_id, 0)
-            least = begun + PATIENCE - self._read[queue_id].jobs if are_refused else 0
-            further = max(math.ceil(begun * pace), 0 if unasked[queue_id] else 2) - unasked[queue_id]
-            wanted[queue] = max(least, further)
+            if not unasked[queue_id]:
+                least = PATIENCE if refused.get(queue_id) else some
+            else:
+                least = some if self._further > SPARING else 0
+            wanted[queue] = max(math.ceil(started.get(queue_id, 0) * pace), least) - unasked[queue_id]
         return self._next(wanted)
 
     def _next(self, wanted: Mapping[ConstrainedQueue, int]) -> list[QueueHead]:
