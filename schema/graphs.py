@@ -40,7 +40,7 @@ def enforce_caps(connection: Connection, caps: Mapping[str, int]) -> None:
     """Fail if one of the counters that this transaction has charged is above its cap.
 
     `caps`: counter name → largest allowed value. A counter can be above its cap if another transaction charged it after
-    this one read it. Then this raises DBAPIError with the SQLSTATE of a serialization failure, and `Database.run`
+    this one read it. Then this raises psycopg.Error with the SQLSTATE of a serialization failure, and `Database.run`
     repeats the transaction.
     """
     if caps:

@@ -64,7 +64,7 @@ def reserves(connection: Connection) -> list[ClassReserve]:
 def keep_reserves(connection: Connection, started: Collection[str | None]) -> None:
     """Fail if jobs that this transaction has started and charged have taken what is kept for another class.
 
-    started: the classes of these jobs; None stands for jobs without a class. Then this raises DBAPIError with the
+    started: the classes of these jobs; None stands for jobs without a class. Then this raises psycopg.Error with the
     SQLSTATE of a serialization failure, and `Database.run` repeats the transaction.
     """
     connection.execute(KEEP, {"started": list(started)})

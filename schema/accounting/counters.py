@@ -199,7 +199,7 @@ def take(connection: Connection, amounts: Sequence[Mapping[str, float]], *, may_
     """Charge to their counters the amounts that leases take, given for each lease by counter name; all or nothing.
 
     With `may_overshoot`, the last charge may exceed a cost limit that was not yet reached. If a limit was reached since
-    it was read, raises DBAPIError with the SQLSTATE of a serialization failure, so that `Database.run` repeats the
+    it was read, raises psycopg.Error with the SQLSTATE of a serialization failure, so that `Database.run` repeats the
     transaction.
     """
     # Equal amounts mostly are one object.

@@ -152,7 +152,7 @@ def _buckets(rows: Iterable[Row]) -> dict[str, Bucket]:
 def draw_tokens(connection: Connection, wanted: Mapping[str, int]) -> None:
     """Take these numbers of tokens from the buckets that exist, for jobs granted in this transaction.
 
-    If a bucket that the caller has not locked holds fewer tokens, raises DBAPIError with the SQLSTATE of a
+    If a bucket that the caller has not locked holds fewer tokens, raises psycopg.Error with the SQLSTATE of a
     serialization failure, so that `Database.run` repeats the transaction.
     """
     if wanted:

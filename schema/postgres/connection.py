@@ -121,12 +121,12 @@ class Connection:
         made = Savepoint(undo)
         try:
             yield made
+            if not made.is_undone:
+                self._send(Message(b"RELEASE SAVEPOINT " + name))
         except BaseException:
             if not made.is_undone and not self.session.closed:
                 undo()
             raise
-        if not made.is_undone:
-            self._send(Message(b"RELEASE SAVEPOINT " + name))
 
     def commit(self) -> None:
         """Commit what was executed, and call what waits for that. The next statement begins another transaction."""

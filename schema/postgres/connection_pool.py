@@ -68,8 +68,10 @@ class ConnectionPool:
 
     def close(self) -> None:
         """Close every connection that is not lent. The pool may be used again afterwards."""
-        while self._free:
-            self._drop(self._free.pop())
+        with self._changed:
+            free, self._free = self._free, []
+        for session in free:
+            self._drop(session)
 
     def _take(self) -> Session:
         while True:

@@ -171,6 +171,10 @@ class Database:
                     self.reserve.discard_all()
                 raise
 
+    def repeat(self, once: Callable[[], T]) -> T:
+        """Call `once`, which is one transaction on a connection of its own, and repeat it as `run` does."""
+        return self._tried(once, self.reserve)
+
     @property
     def _is_silent(self) -> bool:
         return clock.monotonic() < self._silent_until
@@ -260,12 +264,14 @@ class Database:
         return made
 
     def connect_for_steps(self) -> psycopg.Connection[Any]:
-        """A new connection outside the pools, in a transaction that may take long."""
+        """A new connection outside the pools, for a transaction that may take long."""
         made = psycopg.Connection[Any].connect(libpq_url(self.url), **self._arguments("leasehold-upgrade"))
         made.prepare_threshold = None
-        if self.is_pooled:
-            made.execute("; ".join(pooler.local_settings(session_settings(self._settings))).encode())
         return made
+
+    def settings_for_steps(self) -> list[str]:
+        """The statements with which that transaction has to begin."""
+        return pooler.local_settings(session_settings(self._settings)) if self.is_pooled else []
 
     def _arguments(self, role: str) -> dict[str, Any]:
         """As of `connect_arguments`; through a pooler each transaction begins with the settings of the session."""

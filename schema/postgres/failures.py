@@ -9,6 +9,9 @@ import psycopg
 #: Serialization failure, deadlock, lock timeout, a prepared statement that the session has lost: the transaction was
 #: rolled back and may be repeated at once.
 CONFLICTS = frozenset({"40001", "40P01", "55P03", "26000"})
+#: A table has other columns than when a statement was prepared, as the file of the server's that says so tells. The
+#: session prepares it anew.
+REFUSED, KEPT_PLANS = "0A000", "plancache.c"
 #: The server takes no writes: it is a standby, or an operator has set it so. Another server may be the primary now.
 READ_ONLY = "25006"
 #: Too many connections; the server stops or starts. Connection errors have codes of class 08 and are not listed.
@@ -26,7 +29,9 @@ LIMIT_EXCEEDED, NOTIFICATIONS = "54000", "async.c"
 
 def is_conflict(error: BaseException) -> bool:
     """True if the transaction lost against another one and may be repeated at once."""
-    return isinstance(error, psycopg.Error) and error.sqlstate in CONFLICTS
+    if not isinstance(error, psycopg.Error):
+        return False
+    return error.sqlstate in CONFLICTS or (error.sqlstate == REFUSED and error.diag.source_file == KEPT_PLANS)
 
 
 def is_outage(error: BaseException) -> bool:

@@ -83,12 +83,15 @@ def upgrade(database: Database) -> Version:
     program, or is of a server that is too old. An error of a step is raised as psycopg.Error, and all steps of this
     call are rolled back.
     """
-    status(database)  # which waits for a server that is away, as all work does
-    try:
-        with begin(database) as connection:
-            return _upgrade(connection)
-    except DBAPIError as error:
-        raise (error.orig or error) from None
+
+    def once() -> Version:
+        try:
+            with begin(database) as connection:
+                return _upgrade(connection)
+        except DBAPIError as error:
+            raise (error.orig or error) from None
+
+    return database.repeat(once)
 
 
 @contextmanager
@@ -98,7 +101,8 @@ def begin(database: Database) -> Iterator[sqlalchemy.Connection]:
         "postgresql+psycopg://", creator=database.connect_for_steps, poolclass=sqlalchemy.NullPool
     )
     with engine.begin() as connection:
-        connection.exec_driver_sql(_NO_TIMEOUTS)
+        for setting in (*database.settings_for_steps(), _NO_TIMEOUTS):
+            connection.exec_driver_sql(setting)
         yield connection
 
 

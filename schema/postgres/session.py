@@ -10,6 +10,7 @@ import select
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
+from secrets import token_hex
 from typing import Any, NamedTuple, TypeAlias
 
 import psycopg
@@ -22,6 +23,9 @@ from schema.postgres.waits import WatchedConnection
 
 #: The most statements that one session keeps prepared. The next transaction begins without them.
 MOST = 300
+
+#: Seconds that a statement may take to end when whoever waits for it is interrupted.
+CANCELLED_WITHIN = 5.0
 
 _OK = frozenset({pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK})
 _SYNC, _TUPLES, _BAD = pq.ExecStatus.PIPELINE_SYNC, pq.ExecStatus.TUPLES_OK, pq.ConnStatus.BAD
@@ -65,7 +69,8 @@ class Session(WatchedConnection):
         super().__init__(*args, **named)
         self._transformer = Transformer(self)
         self._names: dict[_Key, bytes] = {}
-        self._serial = 0
+        # Other sessions have other names: behind a pooler that nobody has named, none is taken for another.
+        self._prefix, self._serial = b"leasehold_%b_" % token_hex(4).encode(), 0
         self._is_outdated = False
 
     def message(self, text: bytes, values: Sequence[Any]) -> Message:
@@ -117,9 +122,9 @@ class Session(WatchedConnection):
     def _pipelined(self, messages: Sequence[Message]) -> list[pq.abc.PGresult]:
         """Send all, then read the result of each. The server leaves out what follows an error."""
         pgconn = self.pgconn
-        pgconn.enter_pipeline_mode()
         is_read = False
         try:
+            pgconn.enter_pipeline_mode()
             new: list[tuple[_Key, bytes] | None] = []
             coming = dict[_Key, bytes]()
             for message in messages:
@@ -137,6 +142,10 @@ class Session(WatchedConnection):
             pgconn.pipeline_sync()
             results = self._results()
             is_read = True
+        except (KeyboardInterrupt, SystemExit):
+            with suppress(psycopg.Error):
+                self.cancel_safe(timeout=CANCELLED_WITHIN)  # otherwise the server goes on
+            raise
         finally:
             if is_read:
                 pgconn.exit_pipeline_mode()
@@ -167,6 +176,7 @@ class Session(WatchedConnection):
             else:
                 silent = 0
                 results.append(result)
+                self.waits_since = clock.monotonic()  # each statement has its own time
 
     def _wait(self, events: int) -> None:
         """Wait until the socket is ready, and take what has arrived."""
@@ -188,7 +198,7 @@ class Session(WatchedConnection):
 
     def _next_name(self) -> bytes:
         self._serial += 1
-        return b"leasehold_%d" % self._serial
+        return b"%b%d" % (self._prefix, self._serial)
 
 
 @lru_cache(64)

@@ -16,7 +16,7 @@ from pydantic import SecretStr
 from ops.bench import pgbouncer
 from schema.diagnostics import invariants
 from schema.moves import submit as submit_moves
-from schema.postgres import pooler
+from schema.postgres import migrate, pooler
 from schema.postgres.connection import Connection
 from schema.postgres.engine import Database, DatabaseSettings, libpq_url, session_settings, single_row
 from schema.postgres.notify import Wakeups
@@ -106,6 +106,15 @@ def test_many_clients_with_statements_of_their_own_all_receive_their_own_answers
     for thread in threads:
         thread.join()
     assert not wrong, f"{len(wrong)}, such as {wrong[:3]}"
+
+
+def test_an_upgrade_goes_through_a_pooler_too(pooled_url: str, empty_url: str) -> None:
+    ours = "SELECT DISTINCT pronamespace::regnamespace::text FROM pg_proc WHERE proname IN ('submit', 'submit_graph')"
+    path = "SELECT replace(proconfig::text, ' ', '') FROM pg_proc WHERE proname = 'submit_graph'"
+    with closing(through(pooled_url, empty_url)) as database:
+        assert migrate.upgrade(database).ready
+        assert database.run(lambda c: c.execute_sql(ours).scalars().all()) == ["leasehold"]
+        assert "search_path=leasehold,pg_temp" in database.run(lambda c: c.execute_sql(path).scalar_one())
 
 
 def test_each_transaction_brings_its_settings_and_leaves_none_behind(pooled_url: str, database_url: str) -> None:
@@ -204,8 +213,10 @@ def test_a_pooler_that_is_not_named_is_found_on_an_idle_pool_and_on_a_busy_one(
     for more in (drops, f"{drops}\nserver_round_robin = 1"):
         with pgbouncer.pooled(server_url, servers=SERVERS, more=more) as url:
             host = pgbouncer.directory_of(url)
+            for _ in range(2):  # the first process leaves prepared statements in the sessions
+                with closing(unnamed(pgbouncer.through(host, database_url))) as database:
+                    assert database.find_pooler_problem() == pooler.SHARED, "idle"
             with closing(unnamed(pgbouncer.through(host, database_url))) as database:
-                assert database.find_pooler_problem() == pooler.SHARED, "idle"
                 with psycopg.connect(pgbouncer.through(host, database_url)) as busy:
                     busy.execute(PID)
                     assert database.find_pooler_problem() == pooler.SHARED, "another transaction is open"

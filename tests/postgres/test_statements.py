@@ -70,12 +70,10 @@ def test_a_commit_after_an_error_that_was_caught_is_an_error(database: Database)
         database.run(work)
 
 
-def test_a_table_that_was_changed_is_read_again_with_its_new_columns(pool_with_table: Database) -> None:
+def test_a_table_that_was_changed_is_read_with_its_new_columns(pool_with_table: Database) -> None:
     query = Statement("SELECT * FROM changing")
     assert pool_with_table.run(lambda c: c.execute(query).one())._asdict() == {"a": 1}
     pool_with_table.run(lambda c: c.execute_sql("ALTER TABLE changing ADD COLUMN b int DEFAULT 2"), urgent=True)
-    with pytest.raises(Exception, match="cached plan must not change result type"):
-        pool_with_table.run(lambda c: c.execute(query).one())
     assert pool_with_table.run(lambda c: c.execute(query).one())._asdict() == {"a": 1, "b": 2}
 
 
