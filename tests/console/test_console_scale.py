@@ -58,9 +58,9 @@ def test_every_page_opens_and_shows_what_it_should(person: Person, large: Consol
         "/": "td a:text-is('i-19')",
         "/jobs": "tbody tr:nth-child(50)",
         "/bots": "tbody tr:nth-child(100)",
-        "/tenants": "tr:has-Statement('i-19') >> text=10.0%",
-        f"/jobs/{job}": "dd:has-Statement('running')",
-        "/bots/large-1": "dd:has-Statement('1 of 1')",
+        "/tenants": "tr:has-text('i-19') >> text=10.0%",
+        f"/jobs/{job}": "dd:has-text('running')",
+        "/bots/large-1": "dd:has-text('1 of 1')",
         f"/jobs?instance={ACTED}&state=queued&order=desc": f"td:text-is('{ACTED}')",
     }
     for name, path in [*pages, ("Job", f"/jobs/{job}"), ("Bot", "/bots/large-1"), ("Jobs", [*seen][-1])]:
@@ -116,10 +116,10 @@ def test_a_submitter_sees_its_own_instance_of_a_large_pool_only(person: Person, 
                              "WHERE i.name = 'i-4' ORDER BY j.id LIMIT 1")[0]  # fmt: skip
     person.log_in(large.served.token("submitter", instance="i-3"))
     assert person.sees("i-3")
-    assert person.page.locator("table:has-Statement('instance') td:first-child a").all_inner_texts() == ["i-3"]
+    assert person.page.locator("table:has-text('instance') td:first-child a").all_inner_texts() == ["i-3"]
     for path in ("/jobs", "/jobs?instance=i-4"):
         person.go(path)
         person.page.locator("tbody tr, .problem:not(:empty), .note:not(:empty)").first.wait_for()
         assert set(person.page.locator("td:nth-child(3)").all_inner_texts()) <= {"i-3"}
     person.go(f"/jobs/{foreign}")
-    person.page.wait_for_selector(".problem:has-Statement('there is no job')")
+    person.page.wait_for_selector(".problem:has-text('there is no job')")

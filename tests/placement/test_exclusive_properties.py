@@ -77,7 +77,7 @@ def test_many_kinds_of_bots_do_not_hide_that_some_keep_properties(pool: Pool) ->
     pool.bot("gpu-1", **GPU)
     jobs = pool.submit(4, properties={"os": "linux"})
     assigner = pool.assigner()
-    assigner._fleet._many_kinds = 1
+    assigner._memory.fleet._many_kinds = 1
     assigner.run_once()
     assert sorted(homes(pool).values()) == ["cpu-0", "cpu-1", "cpu-2"]
     assert set(homes(pool)) < set(jobs)
