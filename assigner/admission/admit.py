@@ -13,7 +13,7 @@ from schema.picking.pick import ReadyJob
 #: The rank of a queue before any of its jobs is known: lower is sooner.
 Rank = tuple[int, float]
 
-#: A queue of which so many heads in a row were refused is given up for a cycle, because the next ones are probably
+#: Heads of a queue that are refused in a row before the queue is given up for this cycle: the next ones are probably
 #: refused too.
 PATIENCE = 8
 
@@ -175,10 +175,11 @@ def admit(
     What each of them takes is counted in the state, so that the next ones are judged by what is left. A job whose gate
     is closed keeps no other job waiting.
 
-    closed: counts the jobs that are refused, by gate. cut: the queues that hold more jobs than these heads. The walk
-    ends where the next job may be one of those. A queue for which nothing is left, or of which `PATIENCE` heads in a
-    row were refused, is given up: it is taken out of `cut`. until: the rank of the first queue whose heads have not
-    been read. refused: counts the heads of each queue that were refused since the last one that may start.
+    closed: counts the jobs that are refused, by gate.
+    cut: the queues that hold more jobs than these heads. The walk ends where the next job may be one of those. A queue
+        is given up, and taken out of `cut`, if nothing is left for it or if `PATIENCE` heads in a row were refused.
+    until: the rank of the first queue whose heads have not been read.
+    refused: counts the heads of each queue that were refused since the last one that may start.
     """
     admitted: list[QueueHead] = []
     asked, is_blocked = set[int](), False

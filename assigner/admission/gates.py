@@ -62,13 +62,13 @@ class Gate:
         return self.closed_for_queue(head.queue, state)
 
     def charges(self, queue: ConstrainedQueue) -> Mapping[str, float | None]:  # noqa: ARG002
-        """Return the counters of which a job of the queue takes while it runs, each with the amount; None stands for
-        the job's estimate."""
+        """Return the counters that a running job of the queue charges, each with the amount. None stands for the job's
+        estimate."""
         return {}
 
     def tokens(self, queue: ConstrainedQueue) -> Iterable[str]:  # noqa: ARG002
-        """Return the names of further counters of the working copy, of which each start takes 1. The lease does not
-        know of it, so its end gives nothing back."""
+        """Return the names of further counters of the working copy. Each start takes 1 of them. The lease does not note
+        that, so its end gives nothing back."""
         return ()
 
     def started(self, connection: Connection, starts: Mapping[ConstrainedQueue, int], state: AdmissionState) -> None:

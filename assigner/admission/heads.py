@@ -83,7 +83,7 @@ class Heads:
         return self._next(wanted)
 
     def _next(self, wanted: Mapping[ConstrainedQueue, int]) -> list[QueueHead]:
-        """Read and lock so many further heads of each of these queues, within its bound."""
+        """Read and lock further heads: of each queue the number wanted, at most up to its bound."""
         counts = {
             queue: min(count, self._bounds[queue.id] - self._read.get(queue.id, NO_HEADS).jobs)
             for queue, count in wanted.items()

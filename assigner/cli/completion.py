@@ -97,7 +97,7 @@ def _type(kind: str | list[str] | dict[str, list[str]] | None) -> "click.ParamTy
 
 
 def table(root: click.Group, defined: Mapping[str, tuple[str | None, click.Command]]) -> dict[str, Any]:
-    """Return the table of all commands. defined: for each name the place, of which `entry` tells, and the command."""
+    """Return the table of all commands. defined: by name, the place of the command's function, and the command."""
     above = click.Context(root, info_name="leasehold")
     return {
         name: {"place": place, **_entry(command, above, name)} for name, (place, command) in sorted(defined.items())

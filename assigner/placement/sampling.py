@@ -33,7 +33,7 @@ from schema.postgres.connection import Connection
 MANY_GROUPS = 32
 #: Standard deviations by which more bots are drawn than are enough on average.
 DEVIATIONS = 1.0
-#: Groups that have too few bots after the first draw get more; so many further draws are made at most.
+#: The most further draws for groups that have too few bots after the first one.
 ROUNDS = 3
 #: The most bots whose offers are checked for one group, if many kinds of bots offer what it asks for.
 MAX_LOOKS = 4000

@@ -104,7 +104,7 @@ class HttpServer(uvicorn.Server):
 
 
 class TlsAcceptor:
-    """Accepts connections with TLS, each of which has its place in the table from its first packet on.
+    """Accepts connections with TLS. Each has its place in the table from its first packet on.
 
     With asyncio's own acceptor it would have none before it can speak. A client that comes while there is no place is
     cut off without an answer, which would need a handshake.

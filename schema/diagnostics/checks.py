@@ -267,7 +267,13 @@ def check_wakeups(database: Database, *, patience: float = WAKEUP_TIMEOUT) -> Ch
             listener.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
             there = listener.execute("SELECT current_database()").fetchone()
             began = clock.monotonic()
-            sent = database.run(lambda connection: connection.execute(_NOTIFY, {"channel": channel}).one())
+            try:
+                sent = database.run(lambda connection: connection.execute(_NOTIFY, {"channel": channel}).one())
+            except psycopg.Error as error:
+                failed = str(error).strip().partition("\n")[0]
+                return Check(
+                    "wake-ups", Verdict.UNKNOWN, f"could not be checked: {printable_name(failed)}", "try again"
+                )
             arrived = any(True for _ in listener.notifies(timeout=patience, stop_after=1))
             seconds = clock.monotonic() - began
     except psycopg.Error as error:

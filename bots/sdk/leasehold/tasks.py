@@ -44,7 +44,7 @@ Unique = bool | Callable[..., str]
 
 
 class TaskRegistry:
-    """The tasks of one app; `AppRegistry`, of which `Pool` and `AsyncPool` are kinds, has its schedules too.
+    """The tasks of one app. `AppRegistry` has its schedules too, and `Pool` and `AsyncPool` derive from that.
 
     app: the value of the property `app` that bots of these tasks offer; default the top-level package of the module.
     serialiser: makes JSON of arguments and results that are none.
