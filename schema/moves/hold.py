@@ -184,7 +184,7 @@ def skip(connection: Connection, skipped: Sequence[SkippedJob], *, most: int, pa
 
 
 def delete_skips(connection: Connection, resource: str) -> None:
-    """A check of this resource has worked: what failed before counts no more (A-20)."""
+    """A check of this resource has worked: what failed before counts no more."""
     connection.execute(DELETE_SKIPS, {"resource": resource})
 
 

@@ -93,7 +93,7 @@ def test_upkeep_takes_over_what_waits(pool: Pool) -> None:
     assert waiting(pool) == (0, 3)
 
 
-def test_aq_14_an_instance_runs_at_most_as_many_jobs_as_it_may(pool: Pool) -> None:
+def test_an_instance_runs_at_most_as_many_jobs_as_it_may(pool: Pool) -> None:
     share(pool, "acme", max_concurrent=2)
     pool.submit(5, instance="acme")
     bot = pool.bot(capacity=10)
@@ -106,7 +106,7 @@ def test_aq_14_an_instance_runs_at_most_as_many_jobs_as_it_may(pool: Pool) -> No
     assert len(bot.take()) == 2
 
 
-def test_aq_12_a_global_budget_that_is_used_up_stops_everybody(pool: Pool) -> None:
+def test_a_global_budget_that_is_used_up_stops_everybody(pool: Pool) -> None:
     for name in ("acme", "brick"):
         share(pool, name)
         pool.submit(3, instance=name, estimated_cost=2)
@@ -118,9 +118,7 @@ def test_aq_12_a_global_budget_that_is_used_up_stops_everybody(pool: Pool) -> No
 
 
 @pytest.mark.parametrize(("slots", "runs"), [({}, 4), ({"acme": 1}, 3), ({"acme": 1, "brick": 0}, 1)])
-def test_aq_16_slots_are_places_and_an_empty_map_of_them_checks_nothing(
-    pool: Pool, slots: dict[str, int], runs: int
-) -> None:
+def test_slots_are_places_and_an_empty_map_of_them_checks_nothing(pool: Pool, slots: dict[str, int], runs: int) -> None:
     for name in ("acme", "brick"):
         share(pool, name, **({"slots": slots[name]} if name in slots else {}))
         pool.submit(2, instance=name)
@@ -147,7 +145,7 @@ def test_slots_that_were_taken_since_they_were_read_refuse_a_charge(pool: Pool) 
     assert pool.database.run(lambda c: counters.read(c, [jobs])) == {jobs: counters.Counter(0.0, None)}
 
 
-def test_aq_17_a_lock_has_as_many_slots_as_its_instance_gives_it(pool: Pool) -> None:
+def test_a_lock_has_as_many_slots_as_its_instance_gives_it(pool: Pool) -> None:
     share(pool, "acme", locks={"tree": 2})
     pool.submit(4, instance="acme", terms={"locks": ["tree"]})
     pool.submit(1, instance="acme")
@@ -201,7 +199,7 @@ def fair(pool: Pool, **settings: Any) -> PriorityAgeAssigner:
 
 
 @pytest.mark.parametrize(("mode", "runs"), [("literal", ["acme"]), ("demand", ["acme", "brick", "brick"])])
-def test_aq_16_literally_an_instance_without_slots_has_none_where_another_has_some(
+def test_literally_an_instance_without_slots_has_none_where_another_has_some(
     pool: Pool, mode: Mode, runs: list[str]
 ) -> None:
     share(pool, "acme", slots=1)
@@ -218,9 +216,7 @@ def test_aq_16_literally_an_instance_without_slots_has_none_where_another_has_so
 
 
 @pytest.mark.parametrize(("reserve", "runs"), [(True, 2), (False, 3)])
-def test_a_18_a_budget_that_is_not_reserved_is_overshot_by_one_job_at_most(
-    pool: Pool, reserve: bool, runs: int
-) -> None:
+def test_a_budget_that_is_not_reserved_is_overshot_by_one_job_at_most(pool: Pool, reserve: bool, runs: int) -> None:
     share(pool, "acme", budget=5)
     pool.submit(9, instance="acme", estimated_cost=2)
     bot = pool.bot(capacity=10)
@@ -229,7 +225,7 @@ def test_a_18_a_budget_that_is_not_reserved_is_overshot_by_one_job_at_most(
     assert len(bot.take()) == runs
 
 
-def test_a_18_of_charges_that_lost_a_race_for_a_budget_only_the_last_overshoots_it(pool: Pool) -> None:
+def test_of_charges_that_lost_a_race_for_a_budget_only_the_last_overshoots_it(pool: Pool) -> None:
     pool.change("INSERT INTO counters (name, used, most) VALUES ('instance\\:x\\:cost', 0, 5)")
 
     def take(times: int) -> None:
@@ -245,7 +241,7 @@ def test_a_18_of_charges_that_lost_a_race_for_a_budget_only_the_last_overshoots_
 
 
 @pytest.mark.parametrize("reserve", [True, False])
-def test_a_18_a_budget_that_is_used_up_stops_what_costs_nothing_too(pool: Pool, reserve: bool) -> None:
+def test_a_budget_that_is_used_up_stops_what_costs_nothing_too(pool: Pool, reserve: bool) -> None:
     share(pool, "acme", budget=2)
     pool.submit(instance="acme", estimated_cost=2, priority=-1)
     pool.submit(5, instance="acme", estimated_cost=0)
@@ -255,7 +251,7 @@ def test_a_18_a_budget_that_is_used_up_stops_what_costs_nothing_too(pool: Pool, 
     assert len(bot.take()) == 1
 
 
-def test_aq_06_the_guarantee_counts_the_jobs_of_the_window_and_those_that_run(pool: Pool) -> None:
+def test_the_guarantee_counts_the_jobs_of_the_window_and_those_that_run(pool: Pool) -> None:
     for name, weight in {"acme": 1, "brick": 1000}.items():
         share(pool, name, credit_weight=weight)
         pool.submit(4, instance=name)
@@ -293,7 +289,7 @@ def test_the_configuration_declares_shares_and_limits_of_all_once(pool: Pool) ->
     assert [row.name for row in pool.rows("SELECT name FROM instances WHERE managed")] == ["acme"]
 
 
-def test_a_17_a_negative_weight_is_refused(pool: Pool) -> None:
+def test_a_negative_weight_is_refused(pool: Pool) -> None:
     with pytest.raises(ValidationError):
         Account(credit_weight=-1)
     share(pool, "acme", credit_weight=0)
@@ -511,7 +507,7 @@ def test_the_largest_amounts_overflow_nothing(pool: Pool) -> None:
     assert used(pool, "instance:acme:cost") == len(given) * 1e12
 
 
-def test_aq_11_what_is_older_than_the_window_is_forgotten_by_upkeep_and_deleted_later(pool: Pool) -> None:
+def test_what_is_older_than_the_window_is_forgotten_by_upkeep_and_deleted_later(pool: Pool) -> None:
     share(pool, "acme")
     run_one(pool, usage={"cost": 3})
     pool.change("UPDATE usage SET bucket = bucket - interval '25 hours'")

@@ -224,7 +224,7 @@ def test_where_nobody_has_a_share_no_cycle_asks_for_any(pool: Pool) -> None:
     assert len(bot.take()) == 4
 
 
-def test_aq_24_a_cycle_with_a_thousand_instances_reads_each_of_them_once(pool: Pool) -> None:
+def test_a_cycle_with_a_thousand_instances_reads_each_of_them_once(pool: Pool) -> None:
     pool.change(
         "WITH made AS (INSERT INTO instances (name, managed) SELECT 'i-' || n, true FROM generate_series(1, 1000) n"
         " RETURNING id, name), counted AS ("
@@ -276,6 +276,6 @@ def test_what_an_instance_has_completed_counts_unless_enough_of_its_jobs_run(poo
     bot.sync(*(active(work) for work in bot.take()))
 
 
-def test_a_14_the_window_is_a_day_and_the_guarantee_one_job_unless_configured() -> None:
+def test_the_window_is_a_day_and_the_guarantee_one_job_unless_configured() -> None:
     settings = FairShareSettings()
     assert (settings.rolling_window_hours, settings.min_task_guarantee) == (24, 1)

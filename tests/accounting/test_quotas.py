@@ -16,7 +16,7 @@ from tests.support.race import Race, outcome
 from tests.support.tenancy import EAGER, LITERAL, Tenancy, assign, contested
 
 
-def test_bg_14_usage_counts_the_units_of_live_leases(pool: Pool, tenancy: Tenancy) -> None:
+def test_usage_counts_the_units_of_live_leases(pool: Pool, tenancy: Tenancy) -> None:
     tenancy.quota("team-a", maximum=10)
     pool.submit(2, instance="team-a", units=3)
     bot = pool.bot(capacity=10)
@@ -27,7 +27,7 @@ def test_bg_14_usage_counts_the_units_of_live_leases(pool: Pool, tenancy: Tenanc
     assert tenancy.usage("team-a") == 0
 
 
-def test_bg_22_an_instance_never_gets_more_than_its_maximum(pool: Pool, tenancy: Tenancy) -> None:
+def test_an_instance_never_gets_more_than_its_maximum(pool: Pool, tenancy: Tenancy) -> None:
     tenancy.quota("team-a", maximum=3)
     pool.submit(8, instance="team-a", priority=-5)
     pool.submit(2, instance="team-b")
@@ -38,14 +38,14 @@ def test_bg_22_an_instance_never_gets_more_than_its_maximum(pool: Pool, tenancy:
     assert tenancy.running() == {"team-a": 3, "team-b": 2}, "those behind it are not held up"
 
 
-def test_a_33_an_instance_without_a_quota_is_unlimited_and_not_counted(pool: Pool, tenancy: Tenancy) -> None:
+def test_an_instance_without_a_quota_is_unlimited_and_not_counted(pool: Pool, tenancy: Tenancy) -> None:
     pool.submit(4, instance="team-a")
     pool.bot(capacity=10)
     pool.assigner().run_once()
     assert tenancy.running() == {"team-a": 4}
 
 
-def test_bg_21_each_eviction_takes_one_off_the_maximum_down_to_the_minimum(pool: Pool, tenancy: Tenancy) -> None:
+def test_each_eviction_takes_one_off_the_maximum_down_to_the_minimum(pool: Pool, tenancy: Tenancy) -> None:
     tenancy.quota("team-a", minimum=4, maximum=10)
     for _ in range(7):
         tenancy.evicted("team-a")
@@ -115,7 +115,7 @@ def test_evictions_older_than_the_cooldown_do_not_count(pool: Pool, tenancy: Ten
 
 
 @pytest.mark.parametrize("kind", ["priority-age", "cohort"])
-def test_bg_15_instances_below_their_minimum_come_first(pool: Pool, tenancy: Tenancy, kind: str) -> None:
+def test_instances_below_their_minimum_come_first(pool: Pool, tenancy: Tenancy, kind: str) -> None:
     """With both assigners: what is given now need not be evicted for later."""
     tenancy.quota("team-a", minimum=1, maximum=5)
     tenancy.quota("team-b", maximum=5)
@@ -127,14 +127,14 @@ def test_bg_15_instances_below_their_minimum_come_first(pool: Pool, tenancy: Ten
 
 
 @pytest.mark.parametrize("kind", ["priority-age", "cohort"])
-def test_bg_18_a_24_assigners_of_both_kinds_preempt(pool: Pool, tenancy: Tenancy, kind: str) -> None:
+def test_assigners_of_both_kinds_preempt(pool: Pool, tenancy: Tenancy, kind: str) -> None:
     contested(pool, tenancy)
     assigner = tenancy.cohort_assigner(0, EAGER) if kind == "cohort" else tenancy.assigner(EAGER)
     assigner.run_once()
     assert tenancy.stop_requests() == 1
 
 
-def test_bg_20_a_victim_keeps_its_age_is_not_charged_and_can_be_told_why(pool: Pool, tenancy: Tenancy) -> None:
+def test_a_victim_keeps_its_age_is_not_charged_and_can_be_told_why(pool: Pool, tenancy: Tenancy) -> None:
     victim, wanting, bot, work = contested(pool, tenancy)
     queued_at = pool.job(victim).queued_at
     assign(pool)
@@ -152,7 +152,7 @@ def test_bg_20_a_victim_keeps_its_age_is_not_charged_and_can_be_told_why(pool: P
     assert eviction.details["victims"][0]["job"] == victim
 
 
-def test_bg_16_a_job_of_an_instance_below_its_minimum_evicts_after_the_delay(pool: Pool, tenancy: Tenancy) -> None:
+def test_a_job_of_an_instance_below_its_minimum_evicts_after_the_delay(pool: Pool, tenancy: Tenancy) -> None:
     tenancy.quota("team-a", minimum=1, maximum=5)
     pool.submit(2, instance="team-b", priority=10)
     bot = pool.bot(capacity=2)

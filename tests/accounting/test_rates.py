@@ -46,7 +46,7 @@ def leased(pool: Pool) -> set[str]:
     return {str(row.public_id) for row in pool.rows("SELECT public_id FROM jobs WHERE state = 'leased'")}
 
 
-def test_ma_20_jobs_of_a_class_start_at_its_rate_and_what_is_left_out_has_none(pool: Pool) -> None:
+def test_jobs_of_a_class_start_at_its_rate_and_what_is_left_out_has_none(pool: Pool) -> None:
     rate(pool, "claude_cli", per_second=0.1, burst=3)
     limited = pool.submit(10, terms=CLAUDE)
     (other,) = pool.submit(terms={"resource_class": "codex"}, priority=5)
@@ -61,7 +61,7 @@ def test_ma_20_jobs_of_a_class_start_at_its_rate_and_what_is_left_out_has_none(p
     assert leased(pool) == {*limited[:5], other, plain}
 
 
-def test_ma_20_a_model_has_a_rate_of_its_own_and_counts_for_its_class(pool: Pool) -> None:
+def test_a_model_has_a_rate_of_its_own_and_counts_for_its_class(pool: Pool) -> None:
     rate(pool, "claude_cli", per_second=0.001, burst=4)
     rate(pool, "claude_cli/opus", per_second=0.001, burst=1)
     opus = pool.submit(3, terms=OPUS, priority=-1)
@@ -74,7 +74,7 @@ def test_ma_20_a_model_has_a_rate_of_its_own_and_counts_for_its_class(pool: Pool
 
 
 @pytest.mark.parametrize("commit", [True, False])
-def test_ma_23_of_two_assigners_the_second_starts_as_many_jobs_as_there_are_tokens_left(
+def test_of_two_assigners_the_second_starts_as_many_jobs_as_there_are_tokens_left(
     pool: Pool, race: Race, commit: bool
 ) -> None:
     """Both have seen all tokens. The second waits, and then starts the most urgent of its jobs: nothing is undone, and
@@ -112,7 +112,7 @@ def test_an_assigner_that_holds_quotas_does_not_wait_for_a_rate(pool: Pool, race
 
 
 @pytest.mark.conflicts
-def test_ma_23_a_rate_that_is_set_while_an_assigner_chooses_undoes_the_grant(
+def test_a_rate_that_is_set_while_an_assigner_chooses_undoes_the_grant(
     pool: Pool, race: Race, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The assigner has not locked it. It finds too few tokens, begins anew, and keeps the rate."""
@@ -134,7 +134,7 @@ def test_ma_23_a_rate_that_is_set_while_an_assigner_chooses_undoes_the_grant(
     assert race.errors == ["40001"]
 
 
-def test_ma_24_buckets_are_locked_in_the_order_of_their_names(pool: Pool, race: Race) -> None:
+def test_buckets_are_locked_in_the_order_of_their_names(pool: Pool, race: Race) -> None:
     """Who waits for the first of them holds none of the others, in whatever order its jobs come."""
     for used in ("a", "z"):
         rate(pool, used, per_second=1, burst=5)
@@ -236,7 +236,7 @@ def test_what_is_no_rate_is_refused(pool: Pool, used: str, per_second: float, bu
         rate(pool, used, per_second, burst)
 
 
-def test_ma_02_a_request_may_name_what_it_uses_and_how_urgent_its_graph_is() -> None:
+def test_a_request_may_name_what_it_uses_and_how_urgent_its_graph_is() -> None:
     asked = JobRequest(command=["true"], resource_class="claude_cli", model="opus", graph_priority=3)
     assert asked.normal()["terms"] == {"resource_class": "claude_cli", "model": "opus", "graph_priority": 3}
     assert "terms" not in JobRequest(command=["true"]).normal()
@@ -301,7 +301,7 @@ def skips(pool: Pool) -> list[int]:
     return [row.skips for row in pool.rows("SELECT skips FROM rate_skips ORDER BY job_id")]
 
 
-def test_ma_22_jobs_of_a_class_that_is_advised_against_wait_and_others_start(pool: Pool) -> None:
+def test_jobs_of_a_class_that_is_advised_against_wait_and_others_start(pool: Pool) -> None:
     advise(pool, "claude_cli", allowed=False)
     (claude,) = pool.submit(terms=CLAUDE)
     (codex,) = pool.submit(terms=CODEX)
@@ -314,7 +314,7 @@ def test_ma_22_jobs_of_a_class_that_is_advised_against_wait_and_others_start(poo
     assert leased(pool) == {claude, codex, plain}
 
 
-def test_ma_22_advice_for_all_holds_back_whatever_asks_for_more_than_a_place_until_its_time_is_over(pool: Pool) -> None:
+def test_advice_for_all_holds_back_whatever_asks_for_more_than_a_place_until_its_time_is_over(pool: Pool) -> None:
     advise(pool, None, allowed=False, seconds=60)
     jobs = set(pool.submit(terms=CLAUDE) + pool.submit(terms={"locks": ["tree"]}))
     (plain,) = pool.submit()
@@ -326,7 +326,7 @@ def test_ma_22_advice_for_all_holds_back_whatever_asks_for_more_than_a_place_unt
     assert leased(pool) == {plain, *jobs}
 
 
-def test_ma_22_a_delay_is_waited_first_and_stretches_the_pause_of_those_jobs_alone(pool: Pool) -> None:
+def test_a_delay_is_waited_first_and_stretches_the_pause_of_those_jobs_alone(pool: Pool) -> None:
     """Marianne waits, and only then starts a job; here each assigner does, and other classes do not notice."""
     advise(pool, "claude_cli", allowed=True, delay=20)
     first = pool.submit(terms=CLAUDE)
@@ -349,7 +349,7 @@ def test_ma_22_a_delay_is_waited_first_and_stretches_the_pause_of_those_jobs_alo
 
 
 @pytest.mark.parametrize("advised", ["claude_cli", None])
-def test_ma_22_the_delay_lies_between_any_two_starts_also_of_one_cycle(pool: Pool, advised: str | None) -> None:
+def test_the_delay_lies_between_any_two_starts_also_of_one_cycle(pool: Pool, advised: str | None) -> None:
     advise(pool, advised, allowed=True, delay=2)
     pool.submit(5, terms=CLAUDE)
     pool.submit(1, terms=CODEX)
@@ -366,7 +366,7 @@ def test_ma_22_the_delay_lies_between_any_two_starts_also_of_one_cycle(pool: Poo
     assert started == [of_others, *(of_others + n for n in range(1, 6)), *(6, 6)]
 
 
-def test_ma_20_explain_says_what_a_checker_refuses_and_what_it_advises(pool: Pool) -> None:
+def test_explain_says_what_a_checker_refuses_and_what_it_advises(pool: Pool) -> None:
     (job,) = pool.submit(terms=CLAUDE)
     pool.bot()
     limits, pressure = Limits(), Pressure()
@@ -404,7 +404,7 @@ def test_operators_advise_and_take_back_and_what_says_nothing_is_refused(pool: P
     assert noted == ["backpressure.set", "backpressure.set", "backpressure.rm"]
 
 
-def test_ma_28_a_checker_is_asked_once_for_each_resource_and_absent_is_no_check(pool: Pool) -> None:
+def test_a_checker_is_asked_once_for_each_resource_and_absent_is_no_check(pool: Pool) -> None:
     limits = Limits()
     limits.answers["claude_cli"] = lambda: True
     pool.submit(3, terms=CLAUDE)
@@ -419,7 +419,7 @@ def test_ma_28_a_checker_is_asked_once_for_each_resource_and_absent_is_no_check(
     assert len(leased(pool)) == 6
 
 
-def test_ma_28_a_backpressure_checker_joins_what_operators_advise_and_its_errors_are_no_advice(pool: Pool) -> None:
+def test_a_backpressure_checker_joins_what_operators_advise_and_its_errors_are_no_advice(pool: Pool) -> None:
     jobs = pool.submit(2, terms=CLAUDE)
     pool.bot(capacity=1)
     checked(pool, pressure=Pressure(allowed=False)).run_once()
@@ -434,8 +434,8 @@ def test_ma_28_a_backpressure_checker_joins_what_operators_advise_and_its_errors
 
 
 @pytest.mark.parametrize("error", [RuntimeError("down"), ValueError("bad"), OSError("gone")])
-def test_ma_21_a_check_that_fails_is_counted_and_the_tenth_parks_the_job(pool: Pool, error: Exception) -> None:
-    """Nothing vanishes: the job is held with the error until an operator releases it, and then begins anew (A-20)."""
+def test_a_check_that_fails_is_counted_and_the_tenth_parks_the_job(pool: Pool, error: Exception) -> None:
+    """Nothing vanishes: the job is held with the error until an operator releases it, and then begins anew."""
     limits = Limits()
     limits.answers["claude_cli"] = failing(error)
     (job,) = pool.submit(terms=CLAUDE)
@@ -467,7 +467,7 @@ def test_ma_21_a_check_that_fails_is_counted_and_the_tenth_parks_the_job(pool: P
     assert (pool.job(job).state, skips(pool)) == ("leased", [])
 
 
-def test_a_20_any_check_that_works_begins_the_count_anew(pool: Pool) -> None:
+def test_any_check_that_works_begins_the_count_anew(pool: Pool) -> None:
     limits = Limits()
     limits.answers["claude_cli"] = failing(RuntimeError("down"))
     (job,) = pool.submit(terms=CLAUDE)
@@ -484,7 +484,7 @@ def test_a_20_any_check_that_works_begins_the_count_anew(pool: Pool) -> None:
     assert (pool.job(job).state, skips(pool)) == ("queued", [9])
 
 
-def test_ma_10_a_hiccup_seen_by_many_assigners_counts_once_in_an_interval(pool: Pool) -> None:
+def test_a_hiccup_seen_by_many_assigners_counts_once_in_an_interval(pool: Pool) -> None:
     limits = Limits()
     limits.answers["claude_cli"] = failing(RuntimeError("down"))
     pool.submit(terms=CLAUDE)
@@ -494,7 +494,7 @@ def test_ma_10_a_hiccup_seen_by_many_assigners_counts_once_in_an_interval(pool: 
     assert skips(pool) == [1]
 
 
-def test_ma_25_a_look_that_gives_nothing_says_why(pool: Pool) -> None:
+def test_a_look_that_gives_nothing_says_why(pool: Pool) -> None:
     def seen(name: str, **labels: str) -> float:
         return REGISTRY.get_sample_value(f"leasehold_gated_{name}_total", labels) or 0.0
 
@@ -559,7 +559,7 @@ def grants(pool: Pool, resource: str) -> list[float]:
     return [row.at for row in pool.rows(GRANTED, resource=resource)]
 
 
-def test_ma_20_a_rate_shared_by_two_processes_is_kept_in_every_second_and_used(
+def test_a_rate_shared_by_two_processes_is_kept_in_every_second_and_used(
     pool: Pool, database_url: str, chance: random.Random
 ) -> None:
     """interval is a second and more: nothing but the bucket itself can bring assigners back in time."""

@@ -57,7 +57,7 @@ def running(pool: Pool) -> dict[str | None, int]:
         (10, {"critical": 0}, "critical", None),
     ],
 )
-def test_sa_37_jobs_of_others_start_while_there_is_room_beside_what_is_kept(
+def test_jobs_of_others_start_while_there_is_room_beside_what_is_kept(
     used: float, of_classes: dict[str, float], job_class: str | None, said: str | None
 ) -> None:
     state = admission_state(reserves={"critical": 2})
@@ -69,7 +69,7 @@ def test_sa_37_jobs_of_others_start_while_there_is_room_beside_what_is_kept(
     assert ClassReserveGate().closed_for_queue(wanted, state) is None, "of no limit nothing can be kept"
 
 
-def test_sa_37_what_is_kept_for_a_class_is_there_when_its_jobs_come(pool: Pool) -> None:
+def test_what_is_kept_for_a_class_is_there_when_its_jobs_come(pool: Pool) -> None:
     limited(pool, 4, critical=2)
     submitted(pool, "random", 6)
     bot = pool.bot(capacity=20)
@@ -107,7 +107,7 @@ def ends(pool: Pool, bot: Bot, held: list[dict[str, Any]], *classes: str) -> lis
     return left
 
 
-def test_sa_37_one_cycle_serves_several_reserves_and_jobs_without_a_class(pool: Pool) -> None:
+def test_one_cycle_serves_several_reserves_and_jobs_without_a_class(pool: Pool) -> None:
     limited(pool, 6, critical=2, serious=1)
     submitted(pool, None, 9, priority=-1000)
     for name in ("critical", "serious"):
@@ -118,7 +118,7 @@ def test_sa_37_one_cycle_serves_several_reserves_and_jobs_without_a_class(pool: 
     assert running(pool) == {None: 3, "critical": 2, "serious": 1}
 
 
-def test_sa_37_reserves_above_a_limit_that_was_lowered_let_nobody_else_start(pool: Pool) -> None:
+def test_reserves_above_a_limit_that_was_lowered_let_nobody_else_start(pool: Pool) -> None:
     limited(pool, 4, critical=2, serious=2)
     limited(pool, 2)
     for name in ("random", "critical", "serious"):
@@ -131,7 +131,7 @@ def test_sa_37_reserves_above_a_limit_that_was_lowered_let_nobody_else_start(poo
     assert running(pool) == {"random": 2, "critical": 2, "serious": 2}
 
 
-def test_sa_37_a_reserve_needs_a_limit_that_holds_all_of_them_and_ends_with_its_class(pool: Pool) -> None:
+def test_a_reserve_needs_a_limit_that_holds_all_of_them_and_ends_with_its_class(pool: Pool) -> None:
     with pytest.raises(BadInput, match=r"^jobs: can be kept only of a limit"):
         kept(pool, "random", 1)
     limited(pool, 5, critical=3)
@@ -156,7 +156,7 @@ def starts(pool: Pool | Undecided, instance: str) -> None:
 
 
 @pytest.mark.conflicts
-def test_sa_37_two_assigners_do_not_both_start_the_last_job_beside_a_reserve(pool: Pool, race: Race) -> None:
+def test_two_assigners_do_not_both_start_the_last_job_beside_a_reserve(pool: Pool, race: Race) -> None:
     contested(pool)
     for instance in ("one", "two"):
         submitted(pool, "random", 2, instance=instance)
@@ -168,7 +168,7 @@ def test_sa_37_two_assigners_do_not_both_start_the_last_job_beside_a_reserve(poo
     assert running(pool) == {"random": 2}
 
 
-def test_sa_37_the_class_itself_starts_beside_what_another_assigner_has_just_started(pool: Pool, race: Race) -> None:
+def test_the_class_itself_starts_beside_what_another_assigner_has_just_started(pool: Pool, race: Race) -> None:
     contested(pool)
     submitted(pool, "random", 2, instance="one")
     submitted(pool, "critical", 1, instance="two")
@@ -180,7 +180,7 @@ def test_sa_37_the_class_itself_starts_beside_what_another_assigner_has_just_sta
     assert running(pool) == {"random": 2, "critical": 1}
 
 
-def test_sa_37_operators_who_set_reserves_at_once_stay_within_the_limit(pool: Pool, race: Race) -> None:
+def test_operators_who_set_reserves_at_once_stay_within_the_limit(pool: Pool, race: Race) -> None:
     limited(pool, 3)
     with race.first() as first:
         kept(first, "critical", 2)

@@ -81,7 +81,7 @@ def deficits(pool: Pool) -> dict[str, float]:
 GOLDEN = Pool({"a": 3, "b": 1}, used={"a": 1000, "b": 500}, completed={"a": 9, "b": 9})
 
 
-def test_aq_07_aq_08_aq_09_aq_26_the_worked_example_gives_the_stated_deficits_and_a_first() -> None:
+def test_the_worked_example_gives_the_stated_deficits_and_a_first() -> None:
     assert deficits(GOLDEN) == pytest.approx({"a": -1 / 12, "b": 1 / 12})
     assert GOLDEN.order()[0] == "a"
     assert jain_index([1000 / 3, 500 / 1]) == pytest.approx(0.962, abs=5e-4)
@@ -90,7 +90,7 @@ def test_aq_07_aq_08_aq_09_aq_26_the_worked_example_gives_the_stated_deficits_an
     assert fair_share.fairness_index(admission_state.shares, admission_state) == pytest.approx(0.962, abs=5e-4)
 
 
-def test_aq_01_aq_02_aq_03_aq_04_aq_25_the_same_snapshot_gives_the_same_actions_in_whatever_order_jobs_come() -> None:
+def test_the_same_snapshot_gives_the_same_actions_in_whatever_order_jobs_come() -> None:
     heads = [GOLDEN.head(name, nth, cost=1 + nth) for nth, name in enumerate("abab" * 3)]
     wanted = GOLDEN.admitted(heads, free_units=7)
     assert len(wanted) == 7
@@ -100,7 +100,7 @@ def test_aq_01_aq_02_aq_03_aq_04_aq_25_the_same_snapshot_gives_the_same_actions_
 
 
 @pytest.mark.parametrize("seed", range(100))
-def test_aq_07_each_start_goes_to_the_lowest_deficit_of_that_moment_also_after_the_last_job_of_an_instance(
+def test_each_start_goes_to_the_lowest_deficit_of_that_moment_also_after_the_last_job_of_an_instance(
     seed: int,
 ) -> None:
     chance = random.Random(seed)
@@ -123,12 +123,12 @@ def test_aq_07_each_start_goes_to_the_lowest_deficit_of_that_moment_also_after_t
     assert pool.admitted(heads, free_units=100) == expected
 
 
-def test_aq_05_aq_06_who_has_had_nothing_in_the_window_comes_before_the_lowest_deficit() -> None:
+def test_who_has_had_nothing_in_the_window_comes_before_the_lowest_deficit() -> None:
     pool = Pool({"a": 1, "b": 1000}, used={"a": 5, "b": 0.001}, completed={"a": 0, "b": 1})
     assert pool.order(free_units=3) == ["a", "b", "b"]
 
 
-def test_a_12_a_job_that_runs_counts_for_the_guarantee_and_a_14_it_may_be_more_or_none() -> None:
+def test_a_job_that_runs_counts_for_the_guarantee_and_a_14_it_may_be_more_or_none() -> None:
     last = {"used": {"a": 500, "b": 1}, "completed": {"b": 1}}
     assert Pool({"a": 1, "b": 1}, running={"a": 1}, **last).order(free_units=1) == ["b"]  # type: ignore[arg-type]
     assert Pool({"a": 1, "b": 1}, guarantee=0, **last).order(free_units=1) == ["b"]  # type: ignore[arg-type]
@@ -136,14 +136,14 @@ def test_a_12_a_job_that_runs_counts_for_the_guarantee_and_a_14_it_may_be_more_o
     assert two.order(free_units=3)[:2] in (["a", "b"], ["b", "a"])
 
 
-def test_a_12_literally_only_completed_jobs_count_for_the_guarantee() -> None:
+def test_literally_only_completed_jobs_count_for_the_guarantee() -> None:
     """So an instance whose first job runs on comes first for all its jobs."""
     asks = {"weights": {"a": 1, "b": 1}, "used": {"a": 9.0, "b": 1.0}, "completed": {"b": 1}, "running": {"a": 1}}
     assert Pool(**asks).order(jobs=2) == ["b", "b", "a", "a"]  # type: ignore[arg-type]
     assert Pool(**asks, mode="literal").order(jobs=2) == ["a", "a", "b", "b"]  # type: ignore[arg-type]
 
 
-def test_a_16_literally_one_winner_takes_every_bot_of_a_cycle_and_limits_hold_nevertheless() -> None:
+def test_literally_one_winner_takes_every_bot_of_a_cycle_and_limits_hold_nevertheless() -> None:
     asks = {"weights": {"a": 1, "b": 1}, "used": {"a": 5.0, "b": 4.0}, "completed": {"a": 1, "b": 1}}
     assert Pool(**asks).order(free_units=4) == ["b", "a", "b", "a"]  # type: ignore[arg-type]
     literal = Pool(**asks, mode="literal")  # type: ignore[arg-type]
@@ -152,7 +152,7 @@ def test_a_16_literally_one_winner_takes_every_bot_of_a_cycle_and_limits_hold_ne
     assert literal.order(free_units=4) == ["b", "b", "a", "a"]
 
 
-def test_a_16_literally_the_usage_is_that_of_the_beginning_of_the_cycle_when_jobs_are_read_in_parts() -> None:
+def test_literally_the_usage_is_that_of_the_beginning_of_the_cycle_when_jobs_are_read_in_parts() -> None:
     pool = Pool({"a": 1, "b": 1}, used={"a": 5.0, "b": 4.0}, completed={"a": 1, "b": 1}, mode="literal")
     heads, state, found = [pool.head(name, number) for number, name in enumerate("aabbbb")], pool.admission_state(), []
     for part in (heads[:4], heads[4:]):
@@ -161,12 +161,12 @@ def test_a_16_literally_the_usage_is_that_of_the_beginning_of_the_cycle_when_job
     assert state.counter("instance:b:cost").used == 8.0
 
 
-def test_aq_10_the_first_round_divides_by_nothing() -> None:
+def test_the_first_round_divides_by_nothing() -> None:
     assert deficits(Pool({"a": 3, "b": 1})) == {"a": -0.75, "b": -0.25}
     assert Pool({"a": 3, "b": 1}, guarantee=0).order(jobs=8, free_units=8).count("a") in (6, 7)
 
 
-def test_aq_13_aq_22_an_instance_at_its_limit_is_passed_over_and_the_next_one_is_served() -> None:
+def test_an_instance_at_its_limit_is_passed_over_and_the_next_one_is_served() -> None:
     for limits in ({"instance:a:cost": 1000}, {"instance:a:jobs": 0}, {"instance:a:slots": 0}):
         pool = Pool({"a": 3, "b": 1}, used=GOLDEN.used, completed=GOLDEN.completed, limits=limits)
         assert pool.order() == ["b"] * 4
@@ -174,21 +174,21 @@ def test_aq_13_aq_22_an_instance_at_its_limit_is_passed_over_and_the_next_one_is
     assert everybody.order() == []
 
 
-def test_aq_15_a_16_what_is_assigned_counts_at_once_so_that_one_winner_does_not_take_every_bot() -> None:
+def test_what_is_assigned_counts_at_once_so_that_one_winner_does_not_take_every_bot() -> None:
     heads = [GOLDEN.head(name, 10 * nth + job, cost=200) for nth, name in enumerate("ab") for job in range(8)]
     admitted = GOLDEN.admitted(heads, free_units=8)
     assert Count(admitted) == {"a": 6, "b": 2}
     assert admitted[0] == "a"
 
 
-def test_aq_18_a_13_within_an_instance_the_lower_rank_comes_first_and_then_the_older_one() -> None:
+def test_within_an_instance_the_lower_rank_comes_first_and_then_the_older_one() -> None:
     pool = Pool({"a": 1})
     heads = [pool.head("a", 1, rank=5), pool.head("a", 2, age=1), pool.head("a", 3, age=9), pool.head("a", 4, age=9)]
     found = admit.admit(heads, pool.admission_state(), free_units=9, ordering=DeficitOrder(RankOrder())).heads
     assert [head.job.id for head in found] == [3, 4, 2, 1]
 
 
-def test_aq_19_aq_20_aq_21_aq_23_no_room_no_jobs_or_no_instances_give_nothing_and_no_job_comes_twice() -> None:
+def test_no_room_no_jobs_or_no_instances_give_nothing_and_no_job_comes_twice() -> None:
     pool = Pool({"a": 1, "b": 2})
     assert pool.order(free_units=0) == []
     assert pool.order(jobs=0) == []
@@ -203,7 +203,7 @@ def test_an_instance_below_its_minimum_quota_comes_before_all_others() -> None:
     assert pool.order(free_units=4) == ["a", "a", "b", "b"]
 
 
-def test_a_15_the_parts_are_those_of_whom_jobs_wait_or_who_have_used_anything_and_literally_of_the_former() -> None:
+def test_the_parts_are_those_of_whom_jobs_wait_or_who_have_used_anything_and_literally_of_the_former() -> None:
     asks = {"used": {"a": 30, "b": 10, "idle": 60}, "others": {"idle": 4}}
     demand = Pool({"a": 3, "b": 1}, mode="demand", **asks)  # type: ignore[arg-type]
     assert deficits(demand) == pytest.approx({"a": 0.3 - 3 / 8, "b": 0.1 - 1 / 8})
@@ -220,13 +220,13 @@ def test_those_that_wait_share_by_their_weights_whatever_idle_ones_weigh_or_have
     assert (used["a"], used["b"]) == (150, 50)
 
 
-def test_a_17_weights_that_are_all_zero_are_equal_and_beside_others_zero_gets_what_they_leave() -> None:
+def test_weights_that_are_all_zero_are_equal_and_beside_others_zero_gets_what_they_leave() -> None:
     assert deficits(Pool({"a": 0, "b": 0}, used={"a": 3, "b": 1})) == {"a": 0.25, "b": -0.25}
     assert Pool({"a": 0, "b": 2}, used={"b": 99}).order() == ["b"] * 4 + ["a"] * 4
     assert Pool({"a": 0, "b": 2}, limits={"instance:b:jobs": 2}).order() == ["b", "b", "a", "a", "a", "a"]
 
 
-def test_a_18_a_reserved_budget_is_not_overshot_and_an_unreserved_one_by_the_last_job_alone() -> None:
+def test_a_reserved_budget_is_not_overshot_and_an_unreserved_one_by_the_last_job_alone() -> None:
     for reserve, starts in ((True, 2), (False, 3)):
         pool = Pool({"a": 1}, limits={"instance:a:cost": 5})
         admission_state = pool.admission_state()

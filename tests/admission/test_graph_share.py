@@ -66,7 +66,7 @@ def settled(limit: float | None, graphs: int, **fields: Any) -> GraphShare:
     ("graphs", "share", "cap", "scores"),
     [(4, 2, 4, {1: 50, 2: 70, 3: 90}), (16, 1, 2, {0: 50, 1: 70}), (0, 8, 16, {7: 50, 8: 70}), (3, 8 / 3, 5, {2: 50})],
 )
-def test_ma_05_06_07_share_cap_and_scores_are_those_of_marianne(
+def test_share_cap_and_scores_are_those_of_marianne(
     graphs: int, share: float, cap: int, scores: dict[int, float]
 ) -> None:
     found = settled(8, graphs)
@@ -76,7 +76,7 @@ def test_ma_05_06_07_share_cap_and_scores_are_those_of_marianne(
         assert graph_share.score(priority=5, depth=0, retries=0, cost=0.0, penalty=penalty) == expected
 
 
-def test_ma_04_depth_and_cost_come_later_and_retries_sooner() -> None:
+def test_depth_and_cost_come_later_and_retries_sooner() -> None:
     assert graph_share.score(priority=3, depth=4, retries=2, cost=10.0, penalty=20.0) == 30 + 4 - 10 + 1 + 20
     assert (
         graph_share.unpenalised_score(head(1, "a", priority=3, attempts=2, estimate=10.0, priority_inputs={"depth": 4}))
@@ -84,13 +84,13 @@ def test_ma_04_depth_and_cost_come_later_and_retries_sooner() -> None:
     )
 
 
-def test_ma_05_without_a_limit_and_without_the_order_of_graphs_nobody_has_a_share() -> None:
+def test_without_a_limit_and_without_the_order_of_graphs_nobody_has_a_share() -> None:
     assert graph_share.graph_share(OrderingSettings(kind="graph"), limit=None, graphs=4) is None
     assert graph_share.graph_share(OrderingSettings(), limit=8, graphs=4) is None
     assert settled(8, 4).share == settled(99, 4, max_concurrent=8).share
 
 
-def test_ma_03_09_every_pick_goes_by_what_runs_then() -> None:
+def test_every_pick_goes_by_what_runs_then() -> None:
     """Two graphs of one urgency take turns at their share, though all jobs of one of them are older."""
     heads = [head(n, "a") for n in range(6)] + [head(n, "b") for n in range(10, 16)]
     admission_state = AdmissionState(NOW)
@@ -102,14 +102,14 @@ def test_ma_03_09_every_pick_goes_by_what_runs_then() -> None:
     assert len(rest) == 2, "both are at their caps"
 
 
-def test_ma_03_more_urgent_graphs_come_first_and_what_belongs_to_no_graph_has_no_penalty() -> None:
+def test_more_urgent_graphs_come_first_and_what_belongs_to_no_graph_has_no_penalty() -> None:
     heads = [head(1, "late", priority=9), head(2, None), head(3, "soon", priority=1), head(4, "soon", priority=1)]
     admission_state = AdmissionState(NOW, graph_share=GraphShare(1.0, 2))
     admitted = admit.admit(heads, admission_state, free_units=9, ordering=GraphOrder()).heads
     assert [each.job.id for each in admitted] == [3, 4, 2, 1]
 
 
-def test_ma_07_a_graph_at_its_cap_is_skipped_and_keeps_nobody_waiting(pool: Pool) -> None:
+def test_a_graph_at_its_cap_is_skipped_and_keeps_nobody_waiting(pool: Pool) -> None:
     pool.submit(20, terms={"graph": "1", "graph_priority": 1}, priority=-50)
     pool.submit(1, terms={"graph": "2"})
     pool.submit(20, terms={"graph": "3"})
@@ -122,7 +122,7 @@ def test_ma_07_a_graph_at_its_cap_is_skipped_and_keeps_nobody_waiting(pool: Pool
     assert running(pool) == {"1": 3, "3": 3}, "the share of two is 4, the cap 3: two places stay free"
 
 
-def test_ma_08_all_graphs_together_run_no_more_than_they_may(pool: Pool) -> None:
+def test_all_graphs_together_run_no_more_than_they_may(pool: Pool) -> None:
     """Other constrained jobs are not counted, and what ends makes room for as many more."""
     for graph in ("1", "2", "3"):
         pool.submit(10, terms={"graph": graph})
@@ -140,7 +140,7 @@ def test_ma_08_all_graphs_together_run_no_more_than_they_may(pool: Pool) -> None
 
 
 @pytest.mark.conflicts
-def test_ma_08_two_assigners_do_not_both_fill_what_all_graphs_may_run(pool: Pool, race: Race) -> None:
+def test_two_assigners_do_not_both_fill_what_all_graphs_may_run(pool: Pool, race: Race) -> None:
     """Whoever comes second finds that the other graph runs as many as all of them may."""
     for name in ("graph:1:jobs", "graph:2:jobs", "graphs:jobs"):
         pool.database.run(lambda c, name=name: counters.limit(c, name, None))
@@ -155,7 +155,7 @@ def test_ma_08_two_assigners_do_not_both_fill_what_all_graphs_may_run(pool: Pool
     assert running(pool) == {"1": 8}
 
 
-def test_ma_08_explain_says_that_all_graphs_together_run_what_they_may(pool: Pool) -> None:
+def test_explain_says_that_all_graphs_together_run_what_they_may(pool: Pool) -> None:
     pool.submit(8, terms={"graph": "1"})
     pool.bot(capacity=50)
     scheduling(pool).run_once()
@@ -165,7 +165,7 @@ def test_ma_08_explain_says_that_all_graphs_together_run_what_they_may(pool: Poo
     assert told.sentence == "it does not run because all graphs together run 8 of at most 8 jobs"
 
 
-def test_ma_08_the_pool_runs_no_more_than_it_may_and_that_is_what_graphs_share(pool: Pool) -> None:
+def test_the_pool_runs_no_more_than_it_may_and_that_is_what_graphs_share(pool: Pool) -> None:
     pool.database.run(lambda c: counters.limit(c, terms_pool(), 8))
     for graph in ("1", "2", "3", "4"):
         pool.submit(10, terms={"graph": graph})
@@ -179,7 +179,7 @@ def terms_pool() -> str:
 
 
 @pytest.mark.conflicts
-def test_ma_07_two_assigners_do_not_both_fill_a_graph_to_its_cap(pool: Pool, race: Race) -> None:
+def test_two_assigners_do_not_both_fill_a_graph_to_its_cap(pool: Pool, race: Race) -> None:
     """Whoever comes second finds the graph at its cap and begins anew."""
     pool.database.run(lambda c: counters.limit(c, "graph:1:jobs", None))
     for instance in ("one", "two"):
@@ -194,7 +194,7 @@ def test_ma_07_two_assigners_do_not_both_fill_a_graph_to_its_cap(pool: Pool, rac
     assert running(pool) == {"1": 6}
 
 
-def test_ma_10_what_waits_is_not_written_by_scoring(pool: Pool) -> None:
+def test_what_waits_is_not_written_by_scoring(pool: Pool) -> None:
     pool.submit(20, terms={"graph": "1"})
     pool.bot(capacity=4)
     before = pool.rows("SELECT id, queued_at, rank, xmin FROM jobs ORDER BY id OFFSET 4")
@@ -214,7 +214,7 @@ def test_explain_says_that_a_graph_has_all_that_it_may(pool: Pool) -> None:
     assert told.sentence == "it does not run because its graph runs 6 jobs, its share is 4 and the most is 6"
 
 
-def test_ma_27_statistics_tell_what_waits_and_runs_of_each_graph(pool: Pool) -> None:
+def test_statistics_tell_what_waits_and_runs_of_each_graph(pool: Pool) -> None:
     empty = pool.row("SELECT * FROM scheduler_stats")
     assert tuple(empty) == (0, 0, None, {}, {})
     pool.database.run(lambda c: counters.limit(c, "pool:jobs", 8))
@@ -233,7 +233,7 @@ def test_ma_27_statistics_tell_what_waits_and_runs_of_each_graph(pool: Pool) -> 
     assert both == {"1": 5, "2": 2}
 
 
-def test_ma_29_a_job_of_a_graph_that_starts_is_told_with_its_score(pool: Pool) -> None:
+def test_a_job_of_a_graph_that_starts_is_told_with_its_score(pool: Pool) -> None:
     (job,) = pool.submit(terms={"graph": "7", "graph_priority": 3}, estimated_cost=2)
     pool.bot()
     with capture_logs() as logs:
@@ -260,7 +260,7 @@ def test_counters_of_graphs_that_run_nothing_are_forgotten_and_begin_anew(pool: 
     assert sum(running(pool).values()) == 1
 
 
-def test_ma_09_a_pick_scores_those_in_front_and_not_all_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pick_scores_those_in_front_and_not_all_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """500 picks among 8,000 jobs of 1,000 graphs: each graph once, and for each pick a few more."""
     heads = [head(graph * 10 + n, str(graph), priority=1 + graph % 9) for graph in range(1000) for n in range(8)]
     scored, counted = ordering.graph_score, Counter[str]()

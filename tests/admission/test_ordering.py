@@ -27,7 +27,7 @@ HOUR = 3600.0
 SLEEPLESS = Ageing(2.0, 20.0)
 
 
-def test_sa_03_the_golden_job_has_ninety_points(pool: Pool) -> None:
+def test_the_golden_job_has_ninety_points(pool: Pool) -> None:
     request = JobRequest(command=["true"], job_class="serious", project="site", user_priority=2).normal()
     (job,) = pool.submit(**{name: request[name] for name in ("terms", "own")})
     stored = pool.job(job)
@@ -36,12 +36,12 @@ def test_sa_03_the_golden_job_has_ninety_points(pool: Pool) -> None:
     assert pool.database.run(priority_classes.policy).level(10) == "high"
 
 
-def test_sa_04_age_gives_two_points_an_hour_and_twenty_at_most() -> None:
+def test_age_gives_two_points_an_hour_and_twenty_at_most() -> None:
     assert [SLEEPLESS.gain(hours * HOUR) for hours in (0, 0.5, 5, 10, 11, 1000)] == [0, 1, 10, 20, 20, 20]
 
 
 @pytest.mark.parametrize("seed", range(100))
-def test_a_10_the_order_is_that_of_the_formula_at_every_moment(seed: int) -> None:
+def test_the_order_is_that_of_the_formula_at_every_moment(seed: int) -> None:
     chance = random.Random(seed)
     heads = [head(n, chance.randint(-20, 90), since=-chance.uniform(0, 20) * HOUR) for n in range(40)]
     for clock in (0.0, HOUR, 9 * HOUR, 30 * HOUR):
@@ -53,7 +53,7 @@ def test_a_10_the_order_is_that_of_the_formula_at_every_moment(seed: int) -> Non
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_10_what_is_read_of_a_long_queue_is_the_first_by_the_formula(pool: Pool, seed: int) -> None:
+def test_what_is_read_of_a_long_queue_is_the_first_by_the_formula(pool: Pool, seed: int) -> None:
     chance, count = random.Random(seed), 300
     priorities = [chance.choice([0, 20, 35, 40, 60, 90]) for _ in range(count)]
     for priority in set(priorities):
@@ -84,7 +84,7 @@ def test_a_10_what_is_read_of_a_long_queue_is_the_first_by_the_formula(pool: Poo
         assert found == expected
 
 
-def test_a_10_another_rate_takes_effect_with_the_next_cycle_and_writes_nothing(pool: Pool) -> None:
+def test_another_rate_takes_effect_with_the_next_cycle_and_writes_nothing(pool: Pool) -> None:
     (old,) = pool.submit(terms={}, priority=50)
     (new,) = pool.submit(terms={}, priority=40)
     pool.change("UPDATE jobs SET queued_at = now() - interval '6 hours' WHERE public_id = CAST(:id AS uuid)", id=old)
@@ -102,7 +102,7 @@ def test_a_10_another_rate_takes_effect_with_the_next_cycle_and_writes_nothing(p
 
 
 @pytest.mark.parametrize("kind", ["rank", "score"])
-def test_sa_04_ageing_is_off_by_default(pool: Pool, kind: str) -> None:
+def test_ageing_is_off_by_default(pool: Pool, kind: str) -> None:
     settings = OrderingSettings(kind=kind, weight_wait=0.0)
     assert settings.ageing is None
     assert settings.policy().ageing is None
@@ -116,7 +116,7 @@ def test_sa_04_ageing_is_off_by_default(pool: Pool, kind: str) -> None:
     assert (pool.job(new).state, pool.job(old).state) == ("leased", "queued")
 
 
-def test_a_10_two_assigners_that_read_at_once_take_different_jobs(pool: Pool) -> None:
+def test_two_assigners_that_read_at_once_take_different_jobs(pool: Pool) -> None:
     pool.submit(30, terms={}, priority=5)
     pool.bot(capacity=100)
 
@@ -137,7 +137,7 @@ def test_a_10_two_assigners_that_read_at_once_take_different_jobs(pool: Pool) ->
     pool.database.run(both)
 
 
-def test_a_10_a_long_queue_is_read_no_further_than_the_first_of_each_rank(pool: Pool) -> None:
+def test_a_long_queue_is_read_no_further_than_the_first_of_each_rank(pool: Pool) -> None:
     for priority in (10, 20, 30):
         pool.submit(2000, terms={}, priority=priority)
     queue = pool.row("SELECT id, now() AS now FROM queues")
@@ -180,14 +180,14 @@ HOUR_SCORE, DAY = 3600.0, 86400.0
         (-50, 0, 0, 0, 0),
     ],
 )
-def test_sa_08_each_term_is_brought_to_one_before_its_weight(
+def test_each_term_is_brought_to_one_before_its_weight(
     points: float, wait: float, efficiency: float, window: float, expected: float
 ) -> None:
     found = score(Weights(), points=points, gained=0, wait=wait, efficiency=efficiency, window=window)
     assert found == pytest.approx(expected)
 
 
-def test_a_02_age_counts_once_unless_somebody_asks_for_twice_or_the_wait_has_no_weight() -> None:
+def test_age_counts_once_unless_somebody_asks_for_twice_or_the_wait_has_no_weight() -> None:
     asked = {"points": 60.0, "gained": 20.0, "wait": 10 * HOUR_SCORE}
     once = score(Weights(), **asked)
     twice = score(Weights(count_age_once=False), **asked)
@@ -195,12 +195,12 @@ def test_a_02_age_counts_once_unless_somebody_asks_for_twice_or_the_wait_has_no_
     assert score(Weights(wait=0), **asked) == pytest.approx(0.4 * 80 / 150 + 0.3)
 
 
-def test_a_02_raw_is_the_arithmetic_of_the_original() -> None:
+def test_raw_is_the_arithmetic_of_the_original() -> None:
     found = score(Weights(raw=True), points=80, gained=10, wait=DAY / 4)
     assert found == pytest.approx(0.4 * 90 + 0.3 * 0.25 + 0.2 + 0.1)
 
 
-def test_sa_08_what_is_known_of_resources_and_windows_counts() -> None:
+def test_what_is_known_of_resources_and_windows_counts() -> None:
     line = ScoreOrder(Ageing(2.0, 20.0))
     quiet, used_up = (
         Window(
@@ -221,7 +221,7 @@ def test_sa_08_what_is_known_of_resources_and_windows_counts() -> None:
     assert now.openings.spare("unknown", now.now) == 0, "no window lets it start"
 
 
-def test_sa_08_an_assigner_that_goes_by_the_score_takes_what_has_waited_for_a_day(pool: Pool) -> None:
+def test_an_assigner_that_goes_by_the_score_takes_what_has_waited_for_a_day(pool: Pool) -> None:
     def submitted(job_class: str) -> str:
         (job,) = pool.submit(**JobRequest(command=["true"], job_class=job_class).normal())
         return job
@@ -236,19 +236,19 @@ def test_sa_08_an_assigner_that_goes_by_the_score_takes_what_has_waited_for_a_da
     assert pool.job(new).state == "queued"
 
 
-def test_sa_08_an_order_that_nobody_knows_is_refused_with_those_that_are_there() -> None:
+def test_an_order_that_nobody_knows_is_refused_with_those_that_are_there() -> None:
     with pytest.raises(ValueError, match="'scores' is not an order: there are 'graph', 'rank', 'score'"):
         OrderingSettings(kind="scores")
 
 
-def test_a_38_a_hastened_job_comes_first_by_score_too() -> None:
+def test_a_hastened_job_comes_first_by_score_too() -> None:
     ordering = OrderingSettings(kind="score").policy().ordering
     assert [
         each.job.id for each in ordering.sequence([head(1, -60, since=-DAY), head(2, -1e6)], admission_state())
     ] == [2, 1]
 
 
-def test_sa_28_the_shortest_come_first_only_where_all_else_is_equal() -> None:
+def test_the_shortest_come_first_only_where_all_else_is_equal() -> None:
     ordering = OrderingSettings(shortest_first=True).policy().ordering
     heads = [head(1, 5, seconds=600), head(2, 5, since=9, seconds=6), head(3, 4, seconds=9000), head(4, 5)]
     assert [each.job.id for each in ordering.sequence(heads, admission_state(60))] == [3, 2, 1, 4]
@@ -284,9 +284,7 @@ def submit_each(pool: Pool, kind: str) -> list[str]:
         ("score", OrderingSettings(kind="score")),
     ],
 )
-def test_sa_08_sa_28_ma_03_few_free_units_change_no_order(
-    pool: Pool, kind: str, ordering: OrderingSettings, units: int
-) -> None:
+def test_few_free_units_change_no_order(pool: Pool, kind: str, ordering: OrderingSettings, units: int) -> None:
     expected = submit_each(pool, kind)
     bot = pool.bot(capacity=units, sync_service=pool.sync_service(enabled=False))
     assigner = pool.assigner()
@@ -311,7 +309,7 @@ def test_a_job_that_its_own_gate_refuses_hides_none_behind_it_while_one_unit_is_
     assert [lease["job"] for lease in bot.take()] == [small]
 
 
-def test_sa_28_jobs_that_somebody_else_has_locked_are_replaced_by_the_next_ones(pool: Pool) -> None:
+def test_jobs_that_somebody_else_has_locked_are_replaced_by_the_next_ones(pool: Pool) -> None:
     jobs = {each: pool.submit(terms={"owner": "ann"}, estimated_seconds=each)[0] for each in SECONDS}
     pool.bot(capacity=9)
     policy = OrderingSettings(shortest_first=True).policy()

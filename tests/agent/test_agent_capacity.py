@@ -24,19 +24,17 @@ from tests.support.agents import NEEDS_PROC, Pool, serving
         (4, 0, 0.0, 1),
     ],
 )
-def test_sa_25_sa_26_a_32_units_are_those_of_the_scarcest_and_half_under_load(
-    cores: int, slots: int, load: float, offered: int
-) -> None:
+def test_units_are_those_of_the_scarcest_and_half_under_load(cores: int, slots: int, load: float, offered: int) -> None:
     memory = slots * 512 + 511
     assert units(cores, memory, load=load, task_memory_mib=512, most=8) == offered
 
 
-def test_a_40_a_task_is_reckoned_at_512_mib_and_there_are_eight_at_most() -> None:
+def test_a_task_is_reckoned_at_512_mib_and_there_are_eight_at_most() -> None:
     assert (AgentSettings().task_memory_mib, AgentSettings().max_parallel) == (512, 8)
     assert AgentSettings().auto_capacity is False
 
 
-def test_sa_26_the_load_counts_as_it_is_and_memory_as_it_was_before_anything_ran() -> None:
+def test_the_load_counts_as_it_is_and_memory_as_it_was_before_anything_ran() -> None:
     seen = [Machine(4, 2048, 0.0), Machine(4, 2048, 0.0), Machine(4, 10, 0.1), Machine(4, 10, 0.8)]
     sizing = Sizing(task_memory_mib=512, most=8, read_machine=lambda: seen.pop(0))
     assert [sizing.units() for _ in range(3)] == [3, 3, 1]
@@ -50,7 +48,7 @@ def test_this_machine_can_be_measured() -> None:
 
 
 @NEEDS_PROC
-def test_sa_25_an_agent_offers_what_its_machine_has_and_says_so_with_every_call(
+def test_an_agent_offers_what_its_machine_has_and_says_so_with_every_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = Machine(4, 8192, 0.0)

@@ -144,7 +144,7 @@ def test_a_graph_that_a_queue_has_no_room_for_is_refused_whole(pool: Pool, opera
     assert pool.row("SELECT count(*) FROM jobs")[0] == 0
 
 
-def test_ma_29_what_happens_to_graphs_is_told_in_the_log(operator: httpx.Client) -> None:
+def test_what_happens_to_graphs_is_told_in_the_log(operator: httpx.Client) -> None:
     with capture_logs() as logs:
         for _ in range(2):
             made = operator.post("/v1/graphs", json=with_node(after=[9, 8])).json()

@@ -152,7 +152,7 @@ def test_the_configuration_says_how_graphs_share(tmp_path: Path) -> None:
         loaded(tmp_path, '[[rates]]\nresource = "a"\n[[rates]]\nresource = "a"\n')
 
 
-def test_ma_28_checkers_are_entry_points_and_what_is_none_is_refused(package: None, tmp_path: Path) -> None:
+def test_checkers_are_entry_points_and_what_is_none_is_refused(package: None, tmp_path: Path) -> None:
     found = loaded(tmp_path, '[checkers]\nrate_limit = "ours"\nbackpressure = "ours"\n').checkers
     assert found.limits.is_rate_limited("a", None) is True
     assert found.pressure.can_start() == (False, 0.0)

@@ -171,7 +171,7 @@ def test_check_warns_when_capacity_can_outweigh_priority(console: Console) -> No
     assert len(mistakes.mistakes(sections().model_validate(loud))) == 1
 
 
-def test_a_09_bg_38_check_says_which_term_can_dominate_and_from_how_many_units(console: Console) -> None:
+def test_check_says_which_term_can_dominate_and_from_how_many_units(console: Console) -> None:
     said = (
         "assigners[0].strategy.weights: one step of bot priority (10) outweighs a locality hit (5); "
         "free capacity outweighs it from 11 more free units on"

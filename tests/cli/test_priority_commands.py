@@ -27,7 +27,7 @@ def submitted(pool: Pool, **fields: Any) -> str:
     return job
 
 
-def test_sa_02_the_table_shows_both_directions_and_a_change_reaches_what_waits(good: Answer, pool: Pool) -> None:
+def test_the_table_shows_both_directions_and_a_change_reaches_what_waits(good: Answer, pool: Pool) -> None:
     shown = {
         each["name"]: (each["points"], each["priority"], each["level"])
         for each in json.loads(good("class list --json"))
@@ -42,7 +42,7 @@ def test_sa_02_the_table_shows_both_directions_and_a_change_reaches_what_waits(g
     assert pool.job(submitted(pool, job_class="nightly")).priority == 95
 
 
-def test_sa_33_a_service_level_can_be_changed_and_shown(good: Answer, pool: Pool) -> None:
+def test_a_service_level_can_be_changed_and_shown(good: Answer, pool: Pool) -> None:
     job = submitted(pool, service_level="economy")
     said = good("service-level set economy --points 30 --timeout 15m")
     assert said == "economy has 30 points: priority 70, timeout 900 s; 1 waiting job changed\n"
@@ -52,7 +52,7 @@ def test_sa_33_a_service_level_can_be_changed_and_shown(good: Answer, pool: Pool
     assert "premium" in good("service-level list")
 
 
-def test_sa_19_sa_20_what_holds_for_all_classes_is_set_and_what_is_not_given_stays(
+def test_what_holds_for_all_classes_is_set_and_what_is_not_given_stays(
     good: Answer, operate: Callable[..., tuple[int, str]], pool: Pool
 ) -> None:
     good("scheduling set --starvation 30m --max-queue-size 5000 --high 30")
@@ -75,7 +75,7 @@ def test_sa_19_sa_20_what_holds_for_all_classes_is_set_and_what_is_not_given_sta
     assert actions == {"scheduling.set"}
 
 
-def test_sa_31_sa_32_quotas_of_owners_and_projects_are_set_by_name(good: Answer, pool: Pool) -> None:
+def test_quotas_of_owners_and_projects_are_set_by_name(good: Answer, pool: Pool) -> None:
     assert good("quota owner default ann 2") == "owner ann of default may cost 2\n"
     good("quota project default site 0")
     jobs = [submitted(pool, owner="ann") for _ in range(3)]
@@ -88,7 +88,7 @@ def test_sa_31_sa_32_quotas_of_owners_and_projects_are_set_by_name(good: Answer,
     assert pool.job(stopped).state == "leased"
 
 
-def test_sa_37_a_class_that_is_limited_leaves_room_for_the_others(good: Answer, pool: Pool) -> None:
+def test_a_class_that_is_limited_leaves_room_for_the_others(good: Answer, pool: Pool) -> None:
     good("class limit background 2")
     for _ in range(4):
         submitted(pool, job_class="background")
@@ -100,7 +100,7 @@ def test_sa_37_a_class_that_is_limited_leaves_room_for_the_others(good: Answer, 
     assert pool.job(urgent).state == "leased"
 
 
-def test_sa_38_what_was_estimated_is_compared_with_what_was(good: Answer, pool: Pool) -> None:
+def test_what_was_estimated_is_compared_with_what_was(good: Answer, pool: Pool) -> None:
     for estimate in (10, 20, 40):
         submitted(pool, job_class="random", estimated_seconds=estimate, deadline_seconds=5 * estimate)
     bot = pool.bot(capacity=3)

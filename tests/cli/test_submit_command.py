@@ -190,7 +190,7 @@ def test_lines_take_both_as_well_and_say_what_is_wrong_with_them(
         call("submit", "--file", str(path), "--dedup-key", "nightly")
 
 
-def test_sa_38_advice_on_estimates_goes_to_standard_error_and_the_ids_to_standard_output(
+def test_advice_on_estimates_goes_to_standard_error_and_the_ids_to_standard_output(
     stands: Gateway, capsys: pytest.CaptureFixture[str]
 ) -> None:
     taken = {"jobs": [{"id": JOB_COMMANDING, "created": True}], "advice": [{"job": 0, "text": "it is\x1b far off"}]}

@@ -36,7 +36,7 @@ def holders(pool: Pool) -> list[str]:
     return [row.name for row in pool.rows("SELECT b.name FROM live l JOIN bots b ON b.id = l.bot_id ORDER BY l.job_id")]
 
 
-def test_bg_23_a_bot_that_reports_finished_work_gets_new_work_in_the_same_call(pool: Pool) -> None:
+def test_a_bot_that_reports_finished_work_gets_new_work_in_the_same_call(pool: Pool) -> None:
     """Between two jobs a bot does not idle until an assigner comes around."""
     bot, (work,) = busy_bot(pool, capacity=1)
     (following,) = pool.submit()
@@ -45,7 +45,7 @@ def test_bg_23_a_bot_that_reports_finished_work_gets_new_work_in_the_same_call(p
     assert answer["leases"][0]["payload"] == {"command": ["true"]}
 
 
-def test_bg_24_by_default_a_bot_fetches_no_more_jobs_than_it_has_just_completed(pool: Pool) -> None:
+def test_by_default_a_bot_fetches_no_more_jobs_than_it_has_just_completed(pool: Pool) -> None:
     """The rest of its room stays for the assigners, who see all bots."""
     assert FetchSettings().to_capacity is False
     bot, works = busy_bot(pool, capacity=3)
@@ -55,7 +55,7 @@ def test_bg_24_by_default_a_bot_fetches_no_more_jobs_than_it_has_just_completed(
     assert offered(other.sync()) == set()
 
 
-def test_bg_24_a_05_it_fetches_new_jobs_and_those_at_rest_but_none_whose_rest_is_over(pool: Pool) -> None:
+def test_it_fetches_new_jobs_and_those_at_rest_but_none_whose_rest_is_over(pool: Pool) -> None:
     """A job is new until an assigner has looked into its queue in vain; one that is due again is the assigners'."""
     bot, works = busy_bot(pool, capacity=4)
     new, resting, elapsed = waiting(pool)
@@ -65,7 +65,7 @@ def test_bg_24_a_05_it_fetches_new_jobs_and_those_at_rest_but_none_whose_rest_is
     assert {pool.job(job).state for job in elapsed} == {"leased"}
 
 
-def test_a_05_the_literal_mode_compares_times_alone(pool: Pool) -> None:
+def test_the_literal_mode_compares_times_alone(pool: Pool) -> None:
     """`schedule_after >= now` to the letter: a new job's time is past when anybody looks, so only those at rest."""
     bot, works = busy_bot(pool, capacity=4, filter="literal")
     new, resting, elapsed = waiting(pool)
@@ -73,7 +73,7 @@ def test_a_05_the_literal_mode_compares_times_alone(pool: Pool) -> None:
     assert {pool.job(job).state for job in (new, *elapsed)} == {"queued"}
 
 
-def test_bg_25_fetching_to_capacity_fills_all_room_in_one_call_whatever_the_backoff(pool: Pool) -> None:
+def test_fetching_to_capacity_fills_all_room_in_one_call_whatever_the_backoff(pool: Pool) -> None:
     """A bot that has finished nothing, or has just come, is full after its first call."""
     new, resting, elapsed = waiting(pool)
     pool.submit(5)
@@ -83,7 +83,7 @@ def test_bg_25_fetching_to_capacity_fills_all_room_in_one_call_whatever_the_back
     assert {new, resting, *elapsed} <= taken
 
 
-def test_bg_28_only_a_healthy_bot_with_capacity_that_offers_what_is_required_gets_the_job(pool: Pool) -> None:
+def test_only_a_healthy_bot_with_capacity_that_offers_what_is_required_gets_the_job(pool: Pool) -> None:
     """No job is given to a bot that said that it is unwell or leaving, holds nothing, or lacks a property."""
     fit = {"os": "linux", "gpu": "a100"}
     pool.bot("unwell", properties=fit).sync(status="unhealthy")
@@ -100,7 +100,7 @@ def test_bg_28_only_a_healthy_bot_with_capacity_that_offers_what_is_required_get
     assert holders(pool) == ["healthy"]
 
 
-def test_bg_29_a_bot_is_locked_when_it_is_assigned_and_a_locked_one_is_passed_over(pool: Pool, race: Race) -> None:
+def test_a_bot_is_locked_when_it_is_assigned_and_a_locked_one_is_passed_over(pool: Pool, race: Race) -> None:
     """The last free slot is never given twice, and nobody waits to find that out."""
     pool.submit(2)
     pool.bot("first")
@@ -114,7 +114,7 @@ def test_bg_29_a_bot_is_locked_when_it_is_assigned_and_a_locked_one_is_passed_ov
     assert holders(pool) == ["first", "second"]
 
 
-def test_bg_40_of_two_bots_the_one_with_the_lower_priority_number_is_preferred(pool: Pool) -> None:
+def test_of_two_bots_the_one_with_the_lower_priority_number_is_preferred(pool: Pool) -> None:
     """An operator keeps dear bots as a reserve; a bot that says nothing has 0."""
     pool.bot("reserve", priority=5)
     pool.bot("ordinary")
@@ -127,7 +127,7 @@ def test_bg_40_of_two_bots_the_one_with_the_lower_priority_number_is_preferred(p
 
 
 @pytest.mark.parametrize("ending", ["succeeded", "failed", "error", "released", "cancelled"])
-def test_bg_41_a_bot_holds_as_much_as_its_capacity_and_every_ending_gives_room_back(pool: Pool, ending: str) -> None:
+def test_a_bot_holds_as_much_as_its_capacity_and_every_ending_gives_room_back(pool: Pool, ending: str) -> None:
     """Never more than fits, and never less for long; a bot that says nothing has room for one."""
     pool.submit(3, units=2)
     bot = pool.bot(capacity=5, sync_service=pool.sync_service(enabled=False))
@@ -147,7 +147,7 @@ def test_bg_41_a_bot_holds_as_much_as_its_capacity_and_every_ending_gives_room_b
     assert pool.row("SELECT capacity FROM bots WHERE name = 'modest'").capacity == 1
 
 
-def test_bg_42_the_answer_to_a_sync_is_the_set_of_leases_that_the_bot_should_have(pool: Pool) -> None:
+def test_the_answer_to_a_sync_is_the_set_of_leases_that_the_bot_should_have(pool: Pool) -> None:
     """What it does not know of is listed, what it holds without a right is not, and it may not cancel by itself."""
     job, bot, work = pool.running()
     stranger = LeaseReport(job=pool.submit()[0], fence=7, state="active")
@@ -161,7 +161,7 @@ def test_bg_42_the_answer_to_a_sync_is_the_set_of_leases_that_the_bot_should_hav
         LeaseReport.model_validate({"job": job, "fence": 1, "state": "cancelled"})
 
 
-def test_bg_42_a_sync_that_is_repeated_gets_the_current_leases_and_changes_nothing(pool: Pool) -> None:
+def test_a_sync_that_is_repeated_gets_the_current_leases_and_changes_nothing(pool: Pool) -> None:
     """Better than to compare versions of the leases: the number of the call tells a repetition from news, also where
     the lost answer held a new lease and where nothing has changed since."""
     bot, (work,) = busy_bot(pool, capacity=1)
@@ -178,7 +178,7 @@ def test_bg_42_a_sync_that_is_repeated_gets_the_current_leases_and_changes_nothi
 
 
 @pytest.mark.parametrize("strategy", ["capacity", "locality", "proactive", "preemption"])
-def test_bg_43_a_lease_and_its_history_tell_who_placed_the_job_and_by_which_strategy(pool: Pool, strategy: str) -> None:
+def test_a_lease_and_its_history_tell_who_placed_the_job_and_by_which_strategy(pool: Pool, strategy: str) -> None:
     """Who asks later why a job ran where it ran is told by the job itself."""
     job, who = {"proactive": fetched, "preemption": preempting}.get(strategy, placed)(pool, strategy)
     row = pool.row(
@@ -216,7 +216,7 @@ def preempting(pool: Pool, _: str) -> tuple[str, str]:
     return job, "assigner:test"
 
 
-def test_bg_44_a_bot_hears_of_its_job_and_a_caller_of_its_result(pool: Pool, wakeups: Wakeups) -> None:
+def test_a_bot_hears_of_its_job_and_a_caller_of_its_result(pool: Pool, wakeups: Wakeups) -> None:
     """An idle pool is quick; with wake-ups lost or off, the next poll finds the same."""
     bot = pool.bot(sync_service=pool.sync_service(enabled=False))
     heard: dict[str, queue.Queue[frozenset[str]]] = {"bots": queue.Queue(), "done": queue.Queue()}
@@ -235,7 +235,7 @@ def test_bg_44_a_bot_hears_of_its_job_and_a_caller_of_its_result(pool: Pool, wak
     assert offered(bot.sync()) == {unheard}
 
 
-def test_bg_45_a_requirement_is_met_by_a_bot_that_offers_all_of_it_among_any_number_of_properties(pool: Pool) -> None:
+def test_a_requirement_is_met_by_a_bot_that_offers_all_of_it_among_any_number_of_properties(pool: Pool) -> None:
     """By containment, better than a power set of each bot's properties, which BuildGrid warns of above ten: thirty
     cost no more than one, and a property may have several values."""
     offer = {f"p{number}": ["a", "b"] for number in range(30)}

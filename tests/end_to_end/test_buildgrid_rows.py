@@ -43,7 +43,7 @@ def looping(pool: Pool, wakeups: Wakeups | None = None, **settings: float) -> It
         assert loop.stop(10)
 
 
-def test_bg_01_an_assigner_in_the_background_gives_waiting_jobs_to_bots(pool: Pool) -> None:
+def test_an_assigner_in_the_background_gives_waiting_jobs_to_bots(pool: Pool) -> None:
     """Whoever submits need do nothing more: an assigner finds the job, and what it decided is in the database."""
     bot = pool.bot()
     with looping(pool, interval=0.01, jitter=0.0):
@@ -52,7 +52,7 @@ def test_bg_01_an_assigner_in_the_background_gives_waiting_jobs_to_bots(pool: Po
     assert [work["job"] for work in bot.take()] == [job]
 
 
-def test_bg_01_an_iteration_that_is_cut_short_has_done_nothing(pool: Pool, race: Race) -> None:
+def test_an_iteration_that_is_cut_short_has_done_nothing(pool: Pool, race: Race) -> None:
     """One iteration is one transaction: killed before its end it leaves neither half a lease nor a bot in use."""
     (job,) = pool.submit()
     pool.bot()
@@ -63,7 +63,7 @@ def test_bg_01_an_iteration_that_is_cut_short_has_done_nothing(pool: Pool, race:
     assert counted_state(pool, job) == UNTOUCHED
 
 
-def test_bg_02_assigners_side_by_side_neither_wait_for_each_other_nor_share_a_job(pool: Pool, race: Race) -> None:
+def test_assigners_side_by_side_neither_wait_for_each_other_nor_share_a_job(pool: Pool, race: Race) -> None:
     """Any number of assigners, no leader: what one is about to give away, the others pass over."""
     pool.submit(2)
     pool.bot("bot-1")
@@ -76,7 +76,7 @@ def test_bg_02_assigners_side_by_side_neither_wait_for_each_other_nor_share_a_jo
     assert (row.jobs, row.bots) == (2, 2)
 
 
-def test_bg_03_the_interval_is_at_most_what_a_job_waits_for_an_assigner(pool: Pool, wakeups: Wakeups) -> None:
+def test_the_interval_is_at_most_what_a_job_waits_for_an_assigner(pool: Pool, wakeups: Wakeups) -> None:
     """It is slept on an event: a job that comes meanwhile is given to a bot at once, be the interval an hour."""
     pool.bot()
     with looping(pool, wakeups, interval=HOUR):
@@ -86,14 +86,14 @@ def test_bg_03_the_interval_is_at_most_what_a_job_waits_for_an_assigner(pool: Po
     assert AssignerSettings().interval == 1.0
 
 
-def test_bg_04_the_sleep_is_interval_plus_random_times_jitter(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sleep_is_interval_plus_random_times_jitter(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Assigners that start together drift apart; both numbers are 1.0 unless they are set."""
     monkeypatch.setattr(pool.chance, "random", lambda: 0.25)
     assert pool.assigner(interval=2.0, jitter=4.0).run_once() == 3.0
     assert pool.assigner().run_once() == 1.25
 
 
-def test_bg_05_the_sleep_is_a_hundredth_while_there_is_work(pool: Pool) -> None:
+def test_the_sleep_is_a_hundredth_while_there_is_work(pool: Pool) -> None:
     """A backlog is worked off at full speed, and the assigner is calm again once it is gone."""
     pool.submit(2)
     pool.bot(capacity=2)
@@ -101,7 +101,7 @@ def test_bg_05_the_sleep_is_a_hundredth_while_there_is_work(pool: Pool) -> None:
     assert [assigner.run_once() for _ in range(3)] == pytest.approx([0.02, 0.02, 2.0])
 
 
-def test_bg_06_after_an_error_it_tells_when_it_tries_again_and_goes_on_by_itself(pool: Pool) -> None:
+def test_after_an_error_it_tells_when_it_tries_again_and_goes_on_by_itself(pool: Pool) -> None:
     """A database in trouble gets one interval to recover, ours twice as long after each further error in a row."""
     settings = PoolSettings(assigners=(AssignerSettings(interval=0.02, threads=1),), timing=pool.timing)
     reloader = Reloader(None, PoolSettings, {}, current=settings)
@@ -122,7 +122,7 @@ def test_bg_06_after_an_error_it_tells_when_it_tries_again_and_goes_on_by_itself
         assert whole / 2 - 0.001 <= delay <= whole + 0.001
 
 
-def test_bg_07_the_next_job_is_the_most_urgent_and_of_those_the_oldest(pool: Pool) -> None:
+def test_the_next_job_is_the_most_urgent_and_of_those_the_oldest(pool: Pool) -> None:
     """A lower number is more urgent; among equals nobody overtakes."""
     (calm,) = pool.submit(priority=5)
     (urgent,) = pool.submit(priority=-5)
@@ -136,7 +136,7 @@ def test_bg_07_the_next_job_is_the_most_urgent_and_of_those_the_oldest(pool: Poo
 
 
 @pytest.mark.parametrize(("draw", "urgent_first"), [(1, True), (30, True), (31, False), (100, False)])
-def test_bg_08_so_many_iterations_in_a_hundred_go_by_priority_and_the_others_by_age(
+def test_so_many_iterations_in_a_hundred_go_by_priority_and_the_others_by_age(
     pool: Pool, monkeypatch: pytest.MonkeyPatch, draw: int, urgent_first: bool
 ) -> None:
     """Work of low priority cannot starve under a stream of urgent work."""
@@ -149,7 +149,7 @@ def test_bg_08_so_many_iterations_in_a_hundred_go_by_priority_and_the_others_by_
     assert AssignerSettings().priority_percentage == 100
 
 
-def test_bg_09_only_jobs_that_are_queued_unassigned_and_not_at_rest_are_given_away(pool: Pool) -> None:
+def test_only_jobs_that_are_queued_unassigned_and_not_at_rest_are_given_away(pool: Pool) -> None:
     """A job whose time has come is made ready by the assigner itself, so that the jobs it looks through hold none
     that rest, however many there are."""
     held, new, due, resting, cancelled = pool.submit(5)
@@ -169,7 +169,7 @@ def test_bg_09_only_jobs_that_are_queued_unassigned_and_not_at_rest_are_given_aw
     assert pool.granted()[1:] == [new, due]
 
 
-def test_bg_10_a_job_that_no_bot_can_run_rests_and_lets_the_others_pass(pool: Pool) -> None:
+def test_a_job_that_no_bot_can_run_rests_and_lets_the_others_pass(pool: Pool) -> None:
     """It is left alone for 5 s unless set otherwise, with the reason on the job."""
     (impossible,) = pool.submit(priority=-10, properties={"os": "plan9"})
     (behind,) = pool.submit()
@@ -187,7 +187,7 @@ def test_bg_10_a_job_that_no_bot_can_run_rests_and_lets_the_others_pass(pool: Po
     assert pool.job(impossible).state == "queued"
 
 
-def test_bg_10_without_backoff_it_is_tried_again_in_the_next_iteration(pool: Pool) -> None:
+def test_without_backoff_it_is_tried_again_in_the_next_iteration(pool: Pool) -> None:
     """0 turns the rest off, as BuildGrid's does; ours does not block the queue even so."""
     (impossible,) = pool.submit(priority=-10, properties={"os": "plan9"})
     assigner = pool.assigner(batch=1, failure_backoff=0.0, failure_backoff_cap=0.0)
@@ -200,7 +200,7 @@ def test_bg_10_without_backoff_it_is_tried_again_in_the_next_iteration(pool: Poo
     assert pool.granted() == [behind]
 
 
-def test_bg_10_a_job_whose_bots_are_merely_full_keeps_its_place(pool: Pool) -> None:
+def test_a_job_whose_bots_are_merely_full_keeps_its_place(pool: Pool) -> None:
     """Better than to back off: it starts as soon as a bot is free, and nobody younger passes it while it rests."""
     pool.submit()
     bot = pool.bot(sync_service=pool.sync_service(enabled=False))
@@ -216,7 +216,7 @@ def test_bg_10_a_job_whose_bots_are_merely_full_keeps_its_place(pool: Pool) -> N
     assert pool.granted()[1:] == [first]
 
 
-def test_bg_10_a_job_of_an_instance_at_its_maximum_keeps_its_place(pool: Pool) -> None:
+def test_a_job_of_an_instance_at_its_maximum_keeps_its_place(pool: Pool) -> None:
     """Better than to back off: it starts as soon as its instance has something back, and others are not held up."""
     Tenancy(pool).quota("team-a", maximum=1)
     (running, first) = pool.submit(2, instance="team-a")
@@ -236,7 +236,7 @@ def test_bg_10_a_job_of_an_instance_at_its_maximum_keeps_its_place(pool: Pool) -
 # Where what BuildGrid's scheduler does was ambiguous: what ours does, row by row.
 
 
-def test_a_07_a_failed_match_earns_half_an_interval_that_grows_while_nothing_matches(pool: Pool) -> None:
+def test_a_failed_match_earns_half_an_interval_that_grows_while_nothing_matches(pool: Pool) -> None:
     """A queue that nobody can serve does not keep an assigner, and the database, busy."""
     assigner = pool.assigner(interval=2.0, jitter=0.0, failure_backoff=0.0, failure_backoff_cap=0.0)
     (impossible,) = pool.submit(properties={"os": "plan9"})
@@ -247,7 +247,7 @@ def test_a_07_a_failed_match_earns_half_an_interval_that_grows_while_nothing_mat
     assert assigner.run_once() == pytest.approx(0.02), "only a job that was assigned makes it busy"
 
 
-def test_a_13_jobs_of_one_priority_go_by_queue_time_and_then_in_the_order_of_submission(pool: Pool) -> None:
+def test_jobs_of_one_priority_go_by_queue_time_and_then_in_the_order_of_submission(pool: Pool) -> None:
     """Ids that callers see are random and sort by nothing; a job that comes back keeps the age it had."""
     together = pool.submit(20)
     pool.change(
@@ -263,7 +263,7 @@ def test_a_13_jobs_of_one_priority_go_by_queue_time_and_then_in_the_order_of_sub
     assert [str(row.public_id) for row in order] == [together[-1], *together[:-1]]
 
 
-def test_a_28_room_comes_back_when_the_bot_confirms_and_not_when_somebody_cancels(pool: Pool) -> None:
+def test_room_comes_back_when_the_bot_confirms_and_not_when_somebody_cancels(pool: Pool) -> None:
     """A cancelled job may still run: until its bot has stopped it, nobody else gets its place."""
     pool.submit()
     bot = pool.bot(sync_service=pool.sync_service(enabled=False))
@@ -279,7 +279,7 @@ def test_a_28_room_comes_back_when_the_bot_confirms_and_not_when_somebody_cancel
     assert pool.job(following).state == "leased"
 
 
-def test_a_28_units_that_are_not_what_the_leases_make_them_are_found_repaired_and_reported(pool: Pool) -> None:
+def test_units_that_are_not_what_the_leases_make_them_are_found_repaired_and_reported(pool: Pool) -> None:
     """The leases are the truth and the units in use a copy: a wrong one neither idles a bot nor overloads it."""
     pool.running()
     pool.bot("idle", capacity=3)
@@ -295,7 +295,7 @@ def test_a_28_units_that_are_not_what_the_leases_make_them_are_found_repaired_an
     assert pool.database.run(quotas.reconcile_capacity) == []
 
 
-def test_a_28_a_bot_that_is_just_being_given_work_is_not_mended(pool: Pool, race: Race) -> None:
+def test_a_bot_that_is_just_being_given_work_is_not_mended(pool: Pool, race: Race) -> None:
     """What somebody else has begun and not ended looks wrong to nobody."""
     pool.submit()
     pool.bot()
@@ -308,7 +308,7 @@ def test_a_28_a_bot_that_is_just_being_given_work_is_not_mended(pool: Pool, race
 
 
 @pytest.mark.parametrize("hours", [-24, 24], ids=["behind", "ahead"])
-def test_a_35_a_host_whose_clock_is_wrong_decides_as_any_other(
+def test_a_host_whose_clock_is_wrong_decides_as_any_other(
     pool: Pool, monkeypatch: pytest.MonkeyPatch, hours: int
 ) -> None:
     """Due times, ages and expiry are judged by the database's clock alone."""
@@ -337,7 +337,7 @@ def test_a_35_a_host_whose_clock_is_wrong_decides_as_any_other(
     assert 0 <= row.age.total_seconds() < 60
 
 
-def test_a_39_a_bot_that_registers_twice_runs_nothing_twice(pool: Pool) -> None:
+def test_a_bot_that_registers_twice_runs_nothing_twice(pool: Pool) -> None:
     """The older session is told to stop what it runs, and what it says later counts for nothing; its jobs are given to
     nobody before it must have stopped."""
     job, older, work = pool.running()

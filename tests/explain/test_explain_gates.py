@@ -420,7 +420,7 @@ def test_a_node_that_waits_for_nothing_says_so_and_jobs_without_a_graph_say_noth
 
 
 @pytest.mark.parametrize("how", ["absent", "failed", "cancelled"])
-def test_a_19_what_can_never_run_is_blocked_for_ever_and_so_is_what_depends_on_it(pool: Pool, how: str) -> None:
+def test_what_can_never_run_is_blocked_for_ever_and_so_is_what_depends_on_it(pool: Pool, how: str) -> None:
     graph = submitted(pool, {1: [], 2: [1, 9] if how == "absent" else [1], 3: [{"node": 2, "on_failure": "run"}]})
     if how == "cancelled":
         cancel(pool, graph.jobs[1])
@@ -442,7 +442,7 @@ def test_of_many_parents_the_first_few_are_named(pool: Pool) -> None:
     assert explained(pool, graph.jobs[9]).sentence.endswith("node 5 is queued, and 3 more")
 
 
-def test_ma_27_the_numbers_of_a_graph_are_those_of_its_nodes(pool: Pool) -> None:
+def test_the_numbers_of_a_graph_are_those_of_its_nodes(pool: Pool) -> None:
     request = graph_of({1: [], 2: [], 3: [], 4: [1], 5: [2, 9], 6: [3]}, on_failure="cancel")
     graph = taken(pool, request)
     bot = pool.bot(capacity=1)

@@ -22,7 +22,7 @@ def states(pool: Pool) -> dict[str, int]:
     return {row.state: row.jobs for row in pool.rows("SELECT state, count(*) AS jobs FROM jobs GROUP BY state")}
 
 
-def test_sa_20_five_thousand_jobs_are_deferred_newest_first_and_return_oldest_first(pool: Pool) -> None:
+def test_five_thousand_jobs_are_deferred_newest_first_and_return_oldest_first(pool: Pool) -> None:
     limited(pool, 1000)
     background = JobRequest(command=["true"], job_class="background").normal()
     for _ in range(6):
@@ -47,7 +47,7 @@ def test_sa_20_five_thousand_jobs_are_deferred_newest_first_and_return_oldest_fi
     assert states(pool) == {"cancelled": 1000, "queued": 5000}
 
 
-def test_a_22_nothing_is_deferred_that_is_not_low_or_that_somebody_may_join(pool: Pool) -> None:
+def test_nothing_is_deferred_that_is_not_low_or_that_somebody_may_join(pool: Pool) -> None:
     limited(pool, 2)
     pool.submit(3)
     pool.submit(3, priority=60)
@@ -61,7 +61,7 @@ def test_a_22_nothing_is_deferred_that_is_not_low_or_that_somebody_may_join(pool
     assert pool.job(shared).state == "queued"
 
 
-def test_a_22_without_a_limit_nobody_counts_and_below_it_hardly_ever(pool: Pool) -> None:
+def test_without_a_limit_nobody_counts_and_below_it_hardly_ever(pool: Pool) -> None:
     upkeep = pool.upkeep()
 
     def counted() -> int:
@@ -80,7 +80,7 @@ def test_a_22_without_a_limit_nobody_counts_and_below_it_hardly_ever(pool: Pool)
     assert states(pool) == {"queued": 30, "deferred": 1}
 
 
-def test_sa_21_who_listens_is_told_the_list_of_deferred_jobs(pool: Pool) -> None:
+def test_who_listens_is_told_the_list_of_deferred_jobs(pool: Pool) -> None:
     limited(pool, 1)
     jobs = pool.submit(450, priority=70)
     with pool.database.connect() as listening:
@@ -93,7 +93,7 @@ def test_sa_21_who_listens_is_told_the_list_of_deferred_jobs(pool: Pool) -> None
     assert sorted(told) == sorted(jobs[1:])
 
 
-def test_sa_20_a_deferred_job_can_be_cancelled_and_its_story_is_told(pool: Pool) -> None:
+def test_a_deferred_job_can_be_cancelled_and_its_story_is_told(pool: Pool) -> None:
     limited(pool, 1)
     _, one, other = pool.submit(3, priority=70)
     pool.upkeep().run_once()
@@ -106,7 +106,7 @@ def test_sa_20_a_deferred_job_can_be_cancelled_and_its_story_is_told(pool: Pool)
     assert pool.job(other).state == "queued"
 
 
-def test_sa_20_deferred_jobs_are_counted_listed_and_explained(pool: Pool, operator: httpx.Client) -> None:
+def test_deferred_jobs_are_counted_listed_and_explained(pool: Pool, operator: httpx.Client) -> None:
     limited(pool, 1)
     _, one, _ = pool.submit(3, priority=70)
     pool.upkeep().run_once()
@@ -118,7 +118,7 @@ def test_sa_20_deferred_jobs_are_counted_listed_and_explained(pool: Pool, operat
     assert closed[0] == "it is deferred (more jobs wait than may)"
 
 
-def test_sa_20_what_an_assigner_is_about_to_place_is_not_deferred(pool: Pool) -> None:
+def test_what_an_assigner_is_about_to_place_is_not_deferred(pool: Pool) -> None:
     limited(pool, 1)
     jobs = pool.submit(3, priority=70)
 

@@ -352,7 +352,7 @@ def older(pool: Pool, seconds: float) -> None:
     )
 
 
-def test_sa_19_a_job_that_starves_moves_up_one_level_at_a_time_and_keeps_its_class(pool: Pool) -> None:
+def test_a_job_that_starves_moves_up_one_level_at_a_time_and_keeps_its_class(pool: Pool) -> None:
     job = submitted(pool, job_class="background")
     levels = []
     for _ in range(5):
@@ -371,7 +371,7 @@ def test_sa_19_a_job_that_starves_moves_up_one_level_at_a_time_and_keeps_its_cla
     ]
 
 
-def test_a_11_one_sweep_that_comes_late_carries_no_job_up_two_levels(pool: Pool) -> None:
+def test_one_sweep_that_comes_late_carries_no_job_up_two_levels(pool: Pool) -> None:
     job = submitted(pool, job_class="background")
     older(pool, 10 * HOUR)
     for _ in range(3):
@@ -379,7 +379,7 @@ def test_a_11_one_sweep_that_comes_late_carries_no_job_up_two_levels(pool: Pool)
     assert pool.history(job) == ["submit", "promote"]
 
 
-def test_sa_19_the_threshold_is_a_setting_and_off_is_off(pool: Pool) -> None:
+def test_the_threshold_is_a_setting_and_off_is_off(pool: Pool) -> None:
     pool.database.run(
         lambda c: priority_classes.put_policy(c, priority_classes.Policy(starvation_seconds=None), actor="test")
     )
@@ -390,7 +390,7 @@ def test_sa_19_the_threshold_is_a_setting_and_off_is_off(pool: Pool) -> None:
     assert pool.row("SELECT watch_at FROM job_constraints").watch_at is None
 
 
-def test_sa_19_what_starved_starts_before_what_is_as_urgent_by_its_class(pool: Pool) -> None:
+def test_what_starved_starts_before_what_is_as_urgent_by_its_class(pool: Pool) -> None:
     job = submitted(pool, job_class="background")
     for _ in range(3):
         older(pool, HOUR)
@@ -428,12 +428,12 @@ def starved(seed: int, *, ageing: Ageing | None, threshold: float = HOUR) -> flo
 
 
 @pytest.mark.parametrize("ageing", [None, Ageing(2.0, 20.0)])
-def test_sa_19_the_least_urgent_job_starts_within_three_thresholds_under_overload(ageing: Ageing | None) -> None:
+def test_the_least_urgent_job_starts_within_three_thresholds_under_overload(ageing: Ageing | None) -> None:
     waits = [starved(seed, ageing=ageing, threshold=600.0) for seed in range(200)]
     assert max(waits) <= 3 * 600.0 + 60.0
 
 
-def test_sa_29_the_earliest_deadline_comes_first_and_keeps_nobody_else_waiting() -> None:
+def test_the_earliest_deadline_comes_first_and_keeps_nobody_else_waiting() -> None:
     heads = [head(1, 5), head(2, 5, since=1, deadline=900), head(3, 5, since=2), head(4, 5, since=3, deadline=100)]
     ordering = OrderingSettings().policy().ordering
     assert [each.job.id for each in ordering.sequence(heads, admission_state())] == [1, 4, 3, 2]
@@ -441,7 +441,7 @@ def test_sa_29_the_earliest_deadline_comes_first_and_keeps_nobody_else_waiting()
     assert [each.job.id for each in ordering.sequence(other, admission_state())] == [5, 1, 4, 3, 2]
 
 
-def test_a_38_a_job_with_little_slack_comes_before_everything_and_the_least_slack_first(pool: Pool) -> None:
+def test_a_job_with_little_slack_comes_before_everything_and_the_least_slack_first(pool: Pool) -> None:
     urgent = submitted(pool, job_class="critical")
     relaxed = submitted(pool, priority=500, deadline_seconds=10 * HOUR, estimated_seconds=HOUR)
     tight = submitted(pool, priority=500, deadline_seconds=HOUR + 800, estimated_seconds=HOUR)
@@ -455,7 +455,7 @@ def test_a_38_a_job_with_little_slack_comes_before_everything_and_the_least_slac
     assert {lease["job"] for lease in bot.take()} == {tighter, tight}
 
 
-def test_sa_29_a_deadline_that_cannot_be_kept_is_told_once(pool: Pool) -> None:
+def test_a_deadline_that_cannot_be_kept_is_told_once(pool: Pool) -> None:
     job = submitted(pool, deadline_seconds=HOUR, estimated_seconds=2000.0)
     pool.upkeep().run_once()
     assert pool.history(job) == ["submit"]
@@ -465,7 +465,7 @@ def test_sa_29_a_deadline_that_cannot_be_kept_is_told_once(pool: Pool) -> None:
     assert pool.history(job) == ["submit", "hasten", "at_risk"]
 
 
-def test_sa_29_a_job_that_is_over_is_looked_at_no_more(pool: Pool) -> None:
+def test_a_job_that_is_over_is_looked_at_no_more(pool: Pool) -> None:
     job = submitted(pool, deadline_seconds=HOUR)
     pool.change("UPDATE job_constraints SET watch_at = now()")
 

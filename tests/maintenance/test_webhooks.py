@@ -98,7 +98,7 @@ def due(pool: Pool) -> None:
     pool.change("UPDATE webhook_deliveries SET next_at = now()")
 
 
-def test_sa_21_deferred_and_returned_jobs_are_told_of_with_a_signature(pool: Pool, endpoint: Endpoint) -> None:
+def test_deferred_and_returned_jobs_are_told_of_with_a_signature(pool: Pool, endpoint: Endpoint) -> None:
     sender = webhooks(pool, endpoint.url)
     limited(pool, 1)
     first, *rest = pool.submit(3, priority=99)
@@ -129,7 +129,7 @@ def test_sa_21_deferred_and_returned_jobs_are_told_of_with_a_signature(pool: Poo
         (307, {"Location": "/elsewhere"}, "HTTP status 307"),
     ],
 )
-def test_sa_21_what_was_not_taken_is_sent_again_later_with_the_same_id(
+def test_what_was_not_taken_is_sent_again_later_with_the_same_id(
     pool: Pool, endpoint: Endpoint, status: int, headers: dict[str, str], said: str
 ) -> None:
     sender = webhooks(pool, endpoint.url)
@@ -148,7 +148,7 @@ def test_sa_21_what_was_not_taken_is_sent_again_later_with_the_same_id(
     assert pool.rows(STORED) == []
 
 
-def test_sa_21_the_wait_doubles_and_those_behind_a_failure_have_used_up_no_try(pool: Pool, endpoint: Endpoint) -> None:
+def test_the_wait_doubles_and_those_behind_a_failure_have_used_up_no_try(pool: Pool, endpoint: Endpoint) -> None:
     sender = webhooks(pool, endpoint.url)
     put(pool, sender, 3)
     endpoint.answer = lambda: (503, {})
@@ -163,7 +163,7 @@ def test_sa_21_the_wait_doubles_and_those_behind_a_failure_have_used_up_no_try(p
     assert [row.attempts for row in pool.rows(STORED)] == [4, 0, 0]
 
 
-def test_sa_21_an_endpoint_that_is_not_there_stops_nothing_else(pool: Pool, endpoint: Endpoint) -> None:
+def test_an_endpoint_that_is_not_there_stops_nothing_else(pool: Pool, endpoint: Endpoint) -> None:
     sender = webhooks(pool, "http://127.0.0.1:1/")
     limited(pool, 1)
     pool.submit(2, priority=99)
@@ -174,7 +174,7 @@ def test_sa_21_an_endpoint_that_is_not_there_stops_nothing_else(pool: Pool, endp
     assert (row.attempts, row.last_error.startswith("ConnectError: ")) == (1, True)
 
 
-def test_sa_21_an_endpoint_that_answers_byte_by_byte_has_no_more_time_than_one_that_is_silent(pool: Pool) -> None:
+def test_an_endpoint_that_answers_byte_by_byte_has_no_more_time_than_one_that_is_silent(pool: Pool) -> None:
     over = threading.Event()
 
     def dribble(listener: socket.socket) -> None:
@@ -195,7 +195,7 @@ def test_sa_21_an_endpoint_that_answers_byte_by_byte_has_no_more_time_than_one_t
     assert pool.row("SELECT last_error FROM webhook_deliveries").last_error == "no answer within 0.3 s"
 
 
-def test_sa_21_two_processes_do_not_send_one_delivery_at_once(pool: Pool, endpoint: Endpoint) -> None:
+def test_two_processes_do_not_send_one_delivery_at_once(pool: Pool, endpoint: Endpoint) -> None:
     sender, other = webhooks(pool, endpoint.url), webhooks(pool, endpoint.url)
     put(pool, sender)
 
@@ -209,7 +209,7 @@ def test_sa_21_two_processes_do_not_send_one_delivery_at_once(pool: Pool, endpoi
     assert len(endpoint.got) == 1
 
 
-def test_sa_21_a_process_that_died_while_it_sent_leaves_the_delivery_to_another(pool: Pool, endpoint: Endpoint) -> None:
+def test_a_process_that_died_while_it_sent_leaves_the_delivery_to_another(pool: Pool, endpoint: Endpoint) -> None:
     sender, other = webhooks(pool, endpoint.url), webhooks(pool, endpoint.url)
     put(pool, sender)
 
@@ -238,7 +238,7 @@ class Dying:
         return self._database.run(work)
 
 
-def test_sa_21_a_move_that_is_undone_tells_nobody(pool: Pool, endpoint: Endpoint) -> None:
+def test_a_move_that_is_undone_tells_nobody(pool: Pool, endpoint: Endpoint) -> None:
     sender = webhooks(pool, endpoint.url)
 
     def work(connection: Connection) -> None:
@@ -250,7 +250,7 @@ def test_sa_21_a_move_that_is_undone_tells_nobody(pool: Pool, endpoint: Endpoint
     assert pool.rows(STORED) == []
 
 
-def test_sa_21_without_a_webhook_nothing_is_stored(pool: Pool) -> None:
+def test_without_a_webhook_nothing_is_stored(pool: Pool) -> None:
     sender = Webhooks(pool.database, (), chance=random.Random(1))
     limited(pool, 1)
     pool.submit(2, priority=99)
@@ -258,9 +258,7 @@ def test_sa_21_without_a_webhook_nothing_is_stored(pool: Pool) -> None:
     assert (sender.run_once(), pool.rows(STORED)) == (POLL_INTERVAL, [])
 
 
-def test_sa_21_the_oldest_are_given_up_when_too_many_wait_and_when_they_are_too_old(
-    pool: Pool, endpoint: Endpoint
-) -> None:
+def test_the_oldest_are_given_up_when_too_many_wait_and_when_they_are_too_old(pool: Pool, endpoint: Endpoint) -> None:
     sender = webhooks(pool, endpoint.url, max_queued=3)
     put(pool, sender, 5)
     assert [row.body["data"]["jobs"] for row in pool.rows(STORED)] == [["2"], ["3"], ["4"]]
@@ -269,7 +267,7 @@ def test_sa_21_the_oldest_are_given_up_when_too_many_wait_and_when_they_are_too_
     assert [json.loads(body)["data"]["jobs"] for _, _, body in endpoint.got] == [["2"], ["4"]]
 
 
-def test_sa_21_a_full_batch_is_followed_by_the_next_at_once(pool: Pool, endpoint: Endpoint) -> None:
+def test_a_full_batch_is_followed_by_the_next_at_once(pool: Pool, endpoint: Endpoint) -> None:
     sender = webhooks(pool, endpoint.url)
     put(pool, sender, BATCH + 1)
     assert [sender.run_once(), sender.run_once()] == [0.0, POLL_INTERVAL]
@@ -280,12 +278,12 @@ def test_sa_21_a_full_batch_is_followed_by_the_next_at_once(pool: Pool, endpoint
     "url",
     ["ftp://host/", "/path", "http://", "https://user:word@host/", "http://host:99999/", "http://a\nb/", "http://é/"],
 )
-def test_sa_21_a_url_that_cannot_be_meant_is_refused(url: str) -> None:
+def test_a_url_that_cannot_be_meant_is_refused(url: str) -> None:
     with pytest.raises(ValidationError):
         WebhookSettings(name="pager", url=url, secret=SecretStr(SECRET))
 
 
-def test_sa_21_the_secret_may_come_from_the_environment_and_is_never_shown(tmp_path: Path) -> None:
+def test_the_secret_may_come_from_the_environment_and_is_never_shown(tmp_path: Path) -> None:
     path = tmp_path / "leasehold.toml"
     path.write_text('[[webhooks]]\nname = "pager"\nurl = "https://hooks.example.com/"\n')
     with pytest.raises(BadInput, match=r"webhooks\[0\]\.secret: is missing"):

@@ -24,7 +24,7 @@ from tests.support.pool import (
 from tests.support.race import Race, cancel, retention
 
 
-def test_ma_11_what_depends_on_nothing_is_queued_and_the_rest_as_what_it_waits_for_ends(pool: Pool) -> None:
+def test_what_depends_on_nothing_is_queued_and_the_rest_as_what_it_waits_for_ends(pool: Pool) -> None:
     graph = submitted(pool, {1: [], 2: [1], 3: [1], 4: [2, 3], 5: []})
     assert states(pool, graph) == {1: "queued", 2: "blocked", 3: "blocked", 4: "blocked", 5: "queued"}
     order = work_off(pool, pool.bot(capacity=1), graph)
@@ -47,7 +47,7 @@ def test_ma_11_what_depends_on_nothing_is_queued_and_the_rest_as_what_it_waits_f
     ],
     ids=["three", "one", "a part", "thirteen", "ten thousand"],
 )
-def test_ma_12_a_circle_is_refused_with_the_way_round_it_before_anything_is_stored(
+def test_a_circle_is_refused_with_the_way_round_it_before_anything_is_stored(
     pool: Pool, after: dict[int, list[int]], path: str
 ) -> None:
     with pytest.raises(BadInput) as refused:
@@ -56,7 +56,7 @@ def test_ma_12_a_circle_is_refused_with_the_way_round_it_before_anything_is_stor
     assert pool.row("SELECT (SELECT count(*) FROM jobs) + (SELECT count(*) FROM graphs)")[0] == 0
 
 
-def test_ma_13_a_number_given_twice_is_refused(pool: Pool) -> None:
+def test_a_number_given_twice_is_refused(pool: Pool) -> None:
     request = graph_of({1: [], 2: []})
     request["nodes"][1]["node"] = 1
     with pytest.raises(BadInput) as refused:
@@ -65,7 +65,7 @@ def test_ma_13_a_number_given_twice_is_refused(pool: Pool) -> None:
     assert pool.row("SELECT count(*) FROM jobs")[0] == 0
 
 
-def test_ma_14_who_depends_on_what_is_absent_is_taken_and_blocked_for_ever(pool: Pool) -> None:
+def test_who_depends_on_what_is_absent_is_taken_and_blocked_for_ever(pool: Pool) -> None:
     """By default it is a mistake of the caller's which the others need not suffer from."""
     graph = submitted(pool, {1: [], 2: [9, 1, 7], 3: [2, 7]})
     assert (graph.missing, graph.ready) == ((7, 9), 1)
@@ -75,7 +75,7 @@ def test_ma_14_who_depends_on_what_is_absent_is_taken_and_blocked_for_ever(pool:
     assert BLOCKED_FOREVER._value.get() == 2
 
 
-def test_a_19_absent_parents_are_refused_or_forgotten_if_the_caller_says_so(pool: Pool) -> None:
+def test_absent_parents_are_refused_or_forgotten_if_the_caller_says_so(pool: Pool) -> None:
     with pytest.raises(BadInput) as refused:
         submitted(pool, {1: [9, 8]}, on_phantom="reject")
     assert refused.value.reason == "Phantom dependencies in job build: 8, 9"
@@ -88,7 +88,7 @@ def test_a_19_absent_parents_are_refused_or_forgotten_if_the_caller_says_so(pool
     assert (graph.missing, states(pool, graph)) == ((), {1: "queued"})
 
 
-def test_ma_15_a_graph_replaces_the_unfinished_one_of_its_name(pool: Pool) -> None:
+def test_a_graph_replaces_the_unfinished_one_of_its_name(pool: Pool) -> None:
     """What waits is cancelled, what runs is asked to stop, and a late report of it changes nothing in the new one."""
     old = submitted(pool, {1: [], 2: [], 3: [1]})
     bot = pool.bot(capacity=1)
@@ -104,7 +104,7 @@ def test_ma_15_a_graph_replaces_the_unfinished_one_of_its_name(pool: Pool) -> No
     assert pool.row("SELECT state FROM graphs WHERE id = :id", id=old.graph_id).state == "replaced"
 
 
-def test_ma_16_a_cancelled_graph_ends_once_and_for_all(pool: Pool) -> None:
+def test_a_cancelled_graph_ends_once_and_for_all(pool: Pool) -> None:
     graph = submitted(pool, {1: [], 2: [1], 3: []})
     bot = pool.bot(capacity=1)
     pool.assigner(batch=1).run_once()
@@ -119,7 +119,7 @@ def test_ma_16_a_cancelled_graph_ends_once_and_for_all(pool: Pool) -> None:
     assert cancel_graph(pool, "00000000-0000-4000-8000-000000000000") is None
 
 
-def test_ma_18_a_stale_report_of_a_node_changes_nothing(pool: Pool) -> None:
+def test_a_stale_report_of_a_node_changes_nothing(pool: Pool) -> None:
     graph = submitted(pool, {1: [], 2: [1]})
     bot = pool.bot(capacity=1, sync_service=pool.sync_service(enabled=False))
     pool.assigner(batch=1).run_once()
@@ -131,7 +131,7 @@ def test_ma_18_a_stale_report_of_a_node_changes_nothing(pool: Pool) -> None:
     assert states(pool, graph) == {1: "succeeded", 2: "queued"}
 
 
-def test_ma_29_the_ends_of_nodes_and_what_they_make_ready_are_told_once_they_are_stored(pool: Pool, race: Race) -> None:
+def test_the_ends_of_nodes_and_what_they_make_ready_are_told_once_they_are_stored(pool: Pool, race: Race) -> None:
     graph = submitted(pool, {1: [], 2: [], 3: [1, 2], 4: [1], 5: [{"node": 2, "on_failure": "cancel"}]})
     bot = pool.bot(capacity=2, sync_service=pool.sync_service(enabled=False))
     pool.assigner().run_once()
@@ -161,7 +161,7 @@ def told(logs: list[Any]) -> list[tuple[str, dict[str, Any]]]:
     ]
 
 
-def test_ma_17_ma_19_a_node_is_started_exactly_once_when_the_last_of_its_parents_ends(pool: Pool) -> None:
+def test_a_node_is_started_exactly_once_when_the_last_of_its_parents_ends(pool: Pool) -> None:
     graph = submitted(pool, {1: [], 2: [], 3: [], 4: [1, 2, 3]})
     work_off(pool, pool.bot(capacity=2), graph)
     assert pool.history(graph.jobs[4]) == ["submit", "unblock", "grant", "acknowledge", "finish"]
@@ -171,7 +171,7 @@ def test_ma_17_ma_19_a_node_is_started_exactly_once_when_the_last_of_its_parents
 
 @pytest.mark.parametrize("verdict", ["failed", "cancelled", "dead"])
 @pytest.mark.parametrize(("policy", "then"), [("block", "blocked"), ("run", "queued"), ("cancel", "cancelled")])
-def test_a_21_each_edge_says_what_a_parent_that_did_not_succeed_means(
+def test_each_edge_says_what_a_parent_that_did_not_succeed_means(
     pool: Pool, verdict: str, policy: str, then: str
 ) -> None:
     """However it ended: by its bot's word, by the server's, or because somebody cancelled it."""
@@ -194,7 +194,7 @@ def test_a_21_each_edge_says_what_a_parent_that_did_not_succeed_means(
 
 
 @pytest.mark.parametrize(("policy", "then"), [("block", "blocked"), ("cancel", "cancelled")])
-def test_a_21_a_chain_of_a_thousand_follows_its_first_node_at_once(pool: Pool, policy: str, then: str) -> None:
+def test_a_chain_of_a_thousand_follows_its_first_node_at_once(pool: Pool, policy: str, then: str) -> None:
     chain = {1: [], **{node: [node - 1] for node in range(2, 1001)}}
     graph = submitted(pool, chain, on_failure=policy)
     work_off(pool, pool.bot(), graph, {1: "failed"})
@@ -252,7 +252,7 @@ def test_a_key_makes_a_graph_safe_to_repeat(pool: Pool) -> None:
     assert states(pool, first) == {1: "queued", 2: "blocked"}
 
 
-def test_ma_02_a_node_has_its_number_and_depth_and_the_priority_of_its_graph(pool: Pool) -> None:
+def test_a_node_has_its_number_and_depth_and_the_priority_of_its_graph(pool: Pool) -> None:
     request = graph_of({10: [], 30: [20, 10], 20: [10]}, priority=5)
     request["nodes"][2]["priority"] = -1
     taken(pool, request)
@@ -274,7 +274,7 @@ def test_a_queue_timeout_of_a_blocked_node_begins_when_it_is_queued(pool: Pool) 
     assert 3590 < (job.queue_deadline - job.queued_at).total_seconds() < 3610
 
 
-def test_ma_01_ma_26_ma_30_nodes_of_all_graphs_and_single_jobs_share_one_queue(pool: Pool) -> None:
+def test_nodes_of_all_graphs_and_single_jobs_share_one_queue(pool: Pool) -> None:
     calm = submitted(pool, {1: []}, name="calm", priority=5)
     (single,) = pool.submit(priority=1)
     urgent = submitted(pool, {1: []}, name="urgent", priority=-5)

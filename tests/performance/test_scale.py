@@ -183,7 +183,7 @@ WHERE l.stop_reason = 'preempt' AND l.state = 'cancelled'"""
 @pytest.mark.parametrize(
     ("maximum", "demand", "fetching"), [(None, 2 * BOTS_STORM, False), (BOTS_STORM, BOTS_STORM - 3, True)]
 )
-def test_a_29_two_instances_that_flip_demand_lose_no_more_than_a_twentieth_of_the_bots_time(
+def test_two_instances_that_flip_demand_lose_no_more_than_a_twentieth_of_the_bots_time(
     pool: Pool, database_url: str, chance: random.Random, maximum: int | None, demand: int, fetching: bool
 ) -> None:
     """Jobs run for longer than a flip, so that there is always one that could be stopped; with and without a maximum,

@@ -38,12 +38,12 @@ def place(
 @pytest.mark.parametrize(
     ("priority", "capacity", "hit", "expected"), [(0, 3, False, 3), (1, 3, True, -2), (1, 20, True, 15)]
 )
-def test_bg_33_the_score_with_default_weights(priority: int, capacity: int, hit: bool, expected: float) -> None:
+def test_the_score_with_default_weights(priority: int, capacity: int, hit: bool, expected: float) -> None:
     assert score(bot(1, priority=priority), free_units=capacity, hit=hit, weights=Weights()).total == expected
 
 
 @pytest.mark.parametrize("hit", [False, True])
-def test_a_08_the_score_is_one_sum_of_its_terms_and_nothing_else(hit: bool) -> None:
+def test_the_score_is_one_sum_of_its_terms_and_nothing_else(hit: bool) -> None:
     weights = Weights(priority=-3.0, locality=7.0, capacity=0.5)
     found = score(bot(1, priority=2, free_units=9), free_units=4, hit=hit, weights=weights)
     assert found.as_decision() == {
@@ -51,27 +51,27 @@ def test_a_08_the_score_is_one_sum_of_its_terms_and_nothing_else(hit: bool) -> N
     }  # fmt: skip
 
 
-def test_bg_34_a_lower_bot_priority_number_is_preferred() -> None:
+def test_a_lower_bot_priority_number_is_preferred() -> None:
     assert Weights().priority == -10.0
     assert place([job(1)], [bot(1, priority=1), bot(2, priority=-1), bot(3)]) == {1: 2}
 
 
-def test_bg_38_a_bot_priority_that_is_better_by_one_outweighs_a_locality_hit() -> None:
+def test_a_bot_priority_that_is_better_by_one_outweighs_a_locality_hit() -> None:
     candidates = [bot(1, priority=1), bot(2, priority=0)]
     assert place([job(1, hint="repo")], candidates, hits={(1, "repo")}) == {1: 2}
 
 
-def test_bg_38_an_operator_may_weigh_locality_above_priority() -> None:
+def test_an_operator_may_weigh_locality_above_priority() -> None:
     candidates = [bot(1, priority=1), bot(2, priority=0)]
     assert place([job(1, hint="repo")], candidates, hits={(1, "repo")}, locality=11.0) == {1: 1}
 
 
-def test_bg_35_a_locality_hit_decides_between_equals() -> None:
+def test_a_locality_hit_decides_between_equals() -> None:
     assert Weights().locality == 5.0
     assert place([job(1, hint="repo")], [bot(1), bot(2)], hits={(2, "repo")}) == {1: 2}
 
 
-def test_bg_37_a_hit_is_one_of_the_jobs_own_hint_only() -> None:
+def test_a_hit_is_one_of_the_jobs_own_hint_only() -> None:
     candidates = [bot(1), bot(2), bot(3)]
     hits = {(2, "other"), (3, "repo")}
     assert place([job(1, hint="repo")], candidates, hits=hits) == {1: 3}
@@ -81,7 +81,7 @@ def test_bg_37_a_hit_is_one_of_the_jobs_own_hint_only() -> None:
 @pytest.mark.parametrize(
     ("term", "spare", "chosen"), [("raw", 10, 1), ("raw", 11, 2), ("normalised", 11, 1), ("normalised", 10_000, 1)]
 )
-def test_a_09_raw_capacity_is_unbounded_and_outweighs_a_priority_from_eleven_more_units(
+def test_raw_capacity_is_unbounded_and_outweighs_a_priority_from_eleven_more_units(
     term: CapacityTerm, spare: int, chosen: int
 ) -> None:
     jobs, candidates = [job(1)], [bot(1, priority=0, free_units=1), bot(2, priority=1, free_units=1 + spare)]
@@ -90,7 +90,7 @@ def test_a_09_raw_capacity_is_unbounded_and_outweighs_a_priority_from_eleven_mor
     assert placement.bot_id == chosen
 
 
-def test_a_09_a_normalised_capacity_is_the_free_share_of_a_bots_units() -> None:
+def test_a_normalised_capacity_is_the_free_share_of_a_bots_units() -> None:
     large = FreeBot(1, "large", 0, 50, 100)
     small = FreeBot(2, "small", 0, 3, 4)
     found = [
@@ -116,14 +116,14 @@ def test_a_09_a_normalised_capacity_is_the_free_share_of_a_bots_units() -> None:
         ({"capacity": 10.5}, "normalised", 1, "a bot that is wholly free (10.5) outweighs it"),
     ],
 )  # fmt: skip
-def test_bg_38_it_is_said_in_one_line_which_term_can_dominate(
+def test_it_is_said_in_one_line_which_term_can_dominate(
     weights: dict[str, float], term: CapacityTerm, units: int | None, said: str
 ) -> None:
     assert outweighing_units(Weights(**weights), term) == units
     assert dominance(Weights(**weights), term).endswith(said)
 
 
-def test_bg_36_more_room_is_preferred_which_spreads_a_batch() -> None:
+def test_more_room_is_preferred_which_spreads_a_batch() -> None:
     assert Weights().capacity == 1.0
     placed = place([job(1), job(2), job(3)], [bot(1, free_units=2), bot(2, free_units=3)])
     assert placed == {1: 2, 2: 1, 3: 2}
@@ -155,7 +155,7 @@ def test_equal_scores_go_to_the_candidate_that_came_first() -> None:
     assert place([job(1)], [bot(9), bot(3)]) == {1: 9}
 
 
-def test_bg_30_the_sample_leaves_the_last_job_of_a_batch_as_many_candidates_as_the_first() -> None:
+def test_the_sample_leaves_the_last_job_of_a_batch_as_many_candidates_as_the_first() -> None:
     (group,) = group_jobs([job(1), job(2), job(3)])
     assert group.wanted(10).count == 12
 

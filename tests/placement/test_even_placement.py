@@ -33,7 +33,7 @@ def assert_even(found: Counter[str], names: Collection[str]) -> None:
     assert sum((found[name] - expected) ** 2 / expected for name in names) < BOUNDS[len(names) - 1], found
 
 
-def test_bg_30_equal_bots_share_the_jobs_evenly_after_restarts_and_while_bots_come_and_go(pool: Pool) -> None:
+def test_equal_bots_share_the_jobs_evenly_after_restarts_and_while_bots_come_and_go(pool: Pool) -> None:
     alone = {"batch": 1, "strategy": {"sampling": {"sample_size": 1}}}
     bots: dict[str, Bot] = {name: pool.bot(name, capacity=2000) for name in (f"bot-{number}" for number in range(BOTS))}
     assigner = pool.assigner(**alone)
@@ -56,7 +56,7 @@ BURSTS, BURST, LIKELY = 16, 50, 29.9
 RUNS_VARIABLE = "LEASEHOLD_TEST_RUNS"
 
 
-def test_bg_30_bursts_are_spread_evenly_over_a_small_fleet(pool: Pool, chance: random.Random) -> None:
+def test_bursts_are_spread_evenly_over_a_small_fleet(pool: Pool, chance: random.Random) -> None:
     """`LEASEHOLD_TEST_RUNS=10` makes more runs."""
     bots = [pool.bot(f"bot-{number}", capacity=400) for number in range(BOTS)]
     for _ in range(int(os.environ.get(RUNS_VARIABLE) or 1)):

@@ -23,14 +23,14 @@ def leases(pool: Pool) -> list[tuple[str, str]]:
 
 
 @pytest.mark.usefixtures("bots")
-def test_bg_29_each_job_goes_to_the_first_bot_that_has_room(pool: Pool) -> None:
+def test_each_job_goes_to_the_first_bot_that_has_room(pool: Pool) -> None:
     pool.submit(5)
     pool.assigner(**NO_SAMPLING).run_once()
     assert leases(pool) == [(name, "first") for name in ("second", "third", "third", "first", "first")]
 
 
 @pytest.mark.usefixtures("bots")
-def test_bg_29_a_bot_that_another_transaction_has_locked_is_passed_over(pool: Pool, race: Race) -> None:
+def test_a_bot_that_another_transaction_has_locked_is_passed_over(pool: Pool, race: Race) -> None:
     (job,) = pool.submit()
     with race.first() as other:
         other.connection.execute(Statement("SELECT FROM bots WHERE name = 'second' FOR UPDATE"))
@@ -40,7 +40,7 @@ def test_bg_29_a_bot_that_another_transaction_has_locked_is_passed_over(pool: Po
 
 
 @pytest.mark.usefixtures("bots")
-def test_bg_29_the_first_of_all_bots_is_taken_and_a_bot_that_is_not_healthy_is_none(pool: Pool) -> None:
+def test_the_first_of_all_bots_is_taken_and_a_bot_that_is_not_healthy_is_none(pool: Pool) -> None:
     pool.change("UPDATE bots SET draining = true WHERE name IN ('second', 'third')")
     for number in range(300):
         pool.change(

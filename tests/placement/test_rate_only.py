@@ -40,7 +40,7 @@ def place(
     return [each.bot_id for each in (strategy or RateOnly()).choose(snapshot, Policy(), how={})]
 
 
-def test_va_09_the_highest_rate_wins_whatever_the_load() -> None:
+def test_the_highest_rate_wins_whatever_the_load() -> None:
     """Of Vapora's example the first bot, which `success` passes over for the idle one; a full bot is no candidate."""
     bots = [bot(1, taken=2), bot(2), bot(3, taken=5)]
     rates: Rates = {(1, ""): 0.95, (2, ""): 0.85, (3, ""): 0.99}
@@ -75,7 +75,7 @@ def test_a_decision_shows_the_rate_and_the_load_that_did_not_count() -> None:
     assert placement.decision == {"bot": "bot-1", "candidates": 1, "score": score, "round": 1}
 
 
-def test_va_09_the_rejected_alternatives_concentrate_or_ignore_what_bots_can_do() -> None:
+def test_the_rejected_alternatives_concentrate_or_ignore_what_bots_can_do() -> None:
     """By success alone the best bot gets everything; in turns the worst gets as much as the best."""
     bots = [bot(number, capacity=30) for number in (1, 2, 3)]
     rates: Rates = {(1, ""): 0.95, (2, ""): 0.94, (3, ""): 0.2}
@@ -90,7 +90,7 @@ def test_va_09_the_rejected_alternatives_concentrate_or_ignore_what_bots_can_do(
     assert spread(Success()) == [15, 15, 0]
 
 
-def test_va_09_an_assigner_goes_by_what_the_pool_has_counted(pool: Pool) -> None:
+def test_an_assigner_goes_by_what_the_pool_has_counted(pool: Pool) -> None:
     for name in ("poor", "good", "fair"):
         pool.bot(name, capacity=2)
     pool.change(

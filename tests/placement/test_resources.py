@@ -54,7 +54,7 @@ def closed(pool: Pool) -> list[str]:
     return pool.database.run(read)
 
 
-def test_sa_22_a_bot_takes_jobs_up_to_what_it_has_and_gets_it_back(pool: Pool) -> None:
+def test_a_bot_takes_jobs_up_to_what_it_has_and_gets_it_back(pool: Pool) -> None:
     job(pool, 3, need={"cpu_milli": 1000, "memory_mib": 400})
     bot = pool.bot(capacity=10, resources=SMALL)
     given = pool.given(bot)
@@ -66,7 +66,7 @@ def test_sa_22_a_bot_takes_jobs_up_to_what_it_has_and_gets_it_back(pool: Pool) -
     assert len(bot.take()) == 1
 
 
-def test_sa_22_jobs_go_to_the_bots_on_which_they_fit(pool: Pool) -> None:
+def test_jobs_go_to_the_bots_on_which_they_fit(pool: Pool) -> None:
     small, large = pool.bot("small", capacity=50, resources=SMALL), pool.bot("large", capacity=8, resources={})
     tight = pool.bot("tight", capacity=8, resources={"memory_mib": 100})
     job(pool, 5, need={"memory_mib": 1000})
@@ -76,7 +76,7 @@ def test_sa_22_jobs_go_to_the_bots_on_which_they_fit(pool: Pool) -> None:
     assert used(pool, large, "memory_mib") is None, "of what it has not declared nothing is counted"
 
 
-def test_sa_22_the_first_resource_that_is_missing_is_named(pool: Pool) -> None:
+def test_the_first_resource_that_is_missing_is_named(pool: Pool) -> None:
     pool.bot("one", capacity=10, resources={"cpu_milli": 500, "memory_mib": 4096})
     pool.bot("two", capacity=10, resources={"cpu_milli": 4000, "memory_mib": 512})
     job(pool, need={"memory_mib": 8192, "disk_mib": 5})
@@ -90,7 +90,7 @@ def test_sa_22_the_first_resource_that_is_missing_is_named(pool: Pool) -> None:
     ]
 
 
-def test_sa_22_what_is_missing_is_asked_of_the_bots_that_have_room(pool: Pool) -> None:
+def test_what_is_missing_is_asked_of_the_bots_that_have_room(pool: Pool) -> None:
     pool.bot("roomy", capacity=4, resources={"memory_mib": 10})
     pool.bot("rich", capacity=2, resources={"memory_mib": 1000})
     (public,) = pool.submit(terms={"resources": {"memory_mib": 100}, "units": 3}, units=3)
@@ -100,7 +100,7 @@ def test_sa_22_what_is_missing_is_asked_of_the_bots_that_have_room(pool: Pool) -
     assert told.sentence == f"it does not run because {closed(pool)[0]}"
 
 
-def test_sa_22_a_job_that_fits_nowhere_keeps_nobody_behind_it_waiting(pool: Pool) -> None:
+def test_a_job_that_fits_nowhere_keeps_nobody_behind_it_waiting(pool: Pool) -> None:
     job(pool, 5, need={"gpu_milli": 1000}, priority=-10)
     (behind,) = job(pool, need={"cpu_milli": 1000})
     bot = pool.bot(capacity=1, resources={**SMALL, "gpu_milli": 0})
@@ -108,7 +108,7 @@ def test_sa_22_a_job_that_fits_nowhere_keeps_nobody_behind_it_waiting(pool: Pool
     assert [lease["job"] for lease in bot.take()] == [behind]
 
 
-def test_sa_22_jobs_that_take_of_nothing_cost_nothing(pool: Pool) -> None:
+def test_jobs_that_take_of_nothing_cost_nothing(pool: Pool) -> None:
     pool.submit(5)
     with statements() as said:
         bot = pool.bot(capacity=10)
@@ -119,7 +119,7 @@ def test_sa_22_jobs_that_take_of_nothing_cost_nothing(pool: Pool) -> None:
     assert not pool.rows("SELECT FROM counters")
 
 
-def test_sa_22_a_new_session_has_what_it_declares_and_nothing_else(pool: Pool) -> None:
+def test_a_new_session_has_what_it_declares_and_nothing_else(pool: Pool) -> None:
     job(pool, 2, need={"cpu_milli": 2000})
     bot = pool.bot(capacity=10, resources=SMALL)
     pool.assigner().run_once()
@@ -134,7 +134,7 @@ def test_sa_22_a_new_session_has_what_it_declares_and_nothing_else(pool: Pool) -
     assert len(last.take()) == 2
 
 
-def test_sa_22_what_a_bot_had_is_forgotten_with_it(pool: Pool) -> None:
+def test_what_a_bot_had_is_forgotten_with_it(pool: Pool) -> None:
     bot = pool.bot(resources=SMALL)
     bot.sync(status="gone")
     pool.change("UPDATE bots SET opened_at = now() - interval '40 days'")
@@ -143,7 +143,7 @@ def test_sa_22_what_a_bot_had_is_forgotten_with_it(pool: Pool) -> None:
     assert not pool.rows("SELECT FROM counters")
 
 
-def test_sa_22_two_assigners_do_not_both_take_what_is_left(pool: Pool) -> None:
+def test_two_assigners_do_not_both_take_what_is_left(pool: Pool) -> None:
     pool.bot(capacity=100, resources={"memory_mib": 5000})
     job(pool, 20, need={"memory_mib": 999})
     job(pool, 20, need={"memory_mib": 1001})
@@ -156,7 +156,7 @@ def test_sa_22_two_assigners_do_not_both_take_what_is_left(pool: Pool) -> None:
     assert pool.row("SELECT count(*) AS n FROM live").n in (4, 5)
 
 
-def test_sa_22_what_a_job_takes_is_checked_before_it_is_sent() -> None:
+def test_what_a_job_takes_is_checked_before_it_is_sent() -> None:
     asked = JobRequest(command=["true"], resources={"cpu_milli": 500, "memory_mib": 1}).normal()
     assert asked["terms"] == {"resources": {"cpu_milli": 500, "memory_mib": 1}}
     large = JobRequest(command=["true"], resources={"cpu_milli": 500}, units=3).normal()
@@ -175,7 +175,7 @@ def dead(bot: Bot) -> str:
 
 
 @pytest.mark.breaks_invariants
-def test_s_3_what_is_in_use_of_a_resource_is_what_live_leases_take(pool: Pool) -> None:
+def test_what_is_in_use_of_a_resource_is_what_live_leases_take(pool: Pool) -> None:
     (name,) = job(pool, need={"cpu_milli": 500})
     bot = pool.bot(resources=SMALL)
     pool.given(bot)
@@ -213,7 +213,7 @@ def placed(snapshot: ResourceSnapshot, policy: Policy | None = None) -> list[int
     return [each.bot_id for each in sorted(found, key=lambda each: each.job_id)]
 
 
-def test_sa_30_jobs_of_one_key_go_to_a_bot_that_has_room_for_all_of_them(pool: Pool) -> None:
+def test_jobs_of_one_key_go_to_a_bot_that_has_room_for_all_of_them(pool: Pool) -> None:
     first, second = pool.bot("one", capacity=4), pool.bot("two", capacity=4)
     pool.submit(3, terms=COMPILE)
     pool.assigner().run_once()
@@ -222,26 +222,26 @@ def test_sa_30_jobs_of_one_key_go_to_a_bot_that_has_room_for_all_of_them(pool: P
     assert [row.batch for row in decided] == ["3"] * 3
 
 
-def test_sa_30_without_a_key_they_are_spread_over_the_bots(pool: Pool) -> None:
+def test_without_a_key_they_are_spread_over_the_bots(pool: Pool) -> None:
     first, second = pool.bot("one", capacity=4), pool.bot("two", capacity=4)
     pool.submit(4)
     pool.assigner().run_once()
     assert (len(first.take()), len(second.take())) == (2, 2)
 
 
-def test_sa_30_what_no_bot_has_room_for_goes_in_as_large_batches_as_there_is_room() -> None:
+def test_what_no_bot_has_room_for_goes_in_as_large_batches_as_there_is_room() -> None:
     assert placed(snapshot_of(8, {1: 3, 2: 5})) == [2, 2, 2, 2, 2, 1, 1, 1]
     assert placed(snapshot_of(4, {1: 3, 2: 5}, units=2)) == [2, 2, 1]
 
 
-def test_a_40_sa_30_fewer_than_a_batch_go_one_by_one() -> None:
+def test_fewer_than_a_batch_go_one_by_one() -> None:
     assert placed(snapshot_of(1, {1: 3, 2: 5})) == [2]
     assert sorted(placed(snapshot_of(2, {1: 1, 2: 1}))) == [1, 2]
     assert sorted(placed(snapshot_of(4, {1: 5, 2: 5}), Policy(min_batch_size=5))) == [1, 1, 2, 2]
     assert set(placed(snapshot_of(4, {1: 5, 2: 5}))) in ({1}, {2})
 
 
-def test_sa_30_a_batch_fits_by_its_resources_too() -> None:
+def test_a_batch_fits_by_its_resources_too() -> None:
     need = {
         "needs": {key: {"memory_mib": 100} for key in range(1, 5)},
         "declared": {1: Declared((None, 250.0, None, None), (None, 250.0, None, None))},
@@ -249,7 +249,7 @@ def test_sa_30_a_batch_fits_by_its_resources_too() -> None:
     assert placed(snapshot_of(4, {1: 9, 2: 3}, **need)) == [2, 2, 2, 1]
 
 
-def test_sa_30_a_batch_key_is_a_name_of_its_instance() -> None:
+def test_a_batch_key_is_a_name_of_its_instance() -> None:
     assert JobRequest(command=["true"], batch_key="compile").normal()["terms"] == COMPILE
 
 

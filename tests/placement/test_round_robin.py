@@ -38,7 +38,7 @@ def place(
     return [each.bot_id for each in (strategy or RoundRobin()).choose(snapshot, Policy(), how={})]
 
 
-def test_va_09_bots_get_jobs_in_turn_whatever_their_load_and_priority() -> None:
+def test_bots_get_jobs_in_turn_whatever_their_load_and_priority() -> None:
     bots = [bot(3, free_units=2), bot(1, priority=9), bot(2)]
     assert place([job(n) for n in range(7)], bots) == [1, 2, 3, 1, 2, 3, 1]
 
@@ -128,7 +128,7 @@ def placed_by(pool: Pool, *assigners: PriorityAgeAssigner, jobs: int) -> None:
 
 
 @pytest.mark.parametrize("batch", [1, 4, 500])
-def test_va_09_equal_bots_get_equally_many_jobs_of_one_assigner(pool: Pool, batch: int) -> None:
+def test_equal_bots_get_equally_many_jobs_of_one_assigner(pool: Pool, batch: int) -> None:
     """However many it places at once, and though a sample would have only ten of the bots."""
     for number in range(13):
         pool.bot(f"bot-{number}", capacity=1000, priority=number)
@@ -140,7 +140,7 @@ def test_va_09_equal_bots_get_equally_many_jobs_of_one_assigner(pool: Pool, batc
     assert {row.strategy for row in pool.rows("SELECT DISTINCT strategy FROM leases")} == {"round-robin"}
 
 
-def test_va_09_the_numbers_differ_by_at_most_one_for_each_assigner_and_lost_race(pool: Pool) -> None:
+def test_the_numbers_differ_by_at_most_one_for_each_assigner_and_lost_race(pool: Pool) -> None:
     """At once, each in a thread of its own; a job that lost the race for its bot may cost that bot one turn."""
     for number in range(7):
         pool.bot(f"bot-{number}", capacity=1000)

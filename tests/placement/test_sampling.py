@@ -45,7 +45,7 @@ def rounds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-def test_bg_30_a_sample_is_bounded_random_and_read_without_locks(pool: Pool) -> None:
+def test_a_sample_is_bounded_random_and_read_without_locks(pool: Pool) -> None:
     for number in range(12):
         pool.bot(f"bot-{number}")
     pool.submit()
@@ -65,7 +65,7 @@ def test_bg_30_a_sample_is_bounded_random_and_read_without_locks(pool: Pool) -> 
 
 @pytest.mark.parametrize("strategy", ["capacity", "locality"])
 @pytest.mark.parametrize("attempts", [1, 3])
-def test_bg_31_bg_32_a_04_after_the_last_round_any_healthy_bot_will_do(
+def test_after_the_last_round_any_healthy_bot_will_do(
     pool: Pool, rounds: list[int], attempts: int, strategy: str
 ) -> None:
     (job,) = pool.submit()
@@ -82,7 +82,7 @@ def test_bg_31_bg_32_a_04_after_the_last_round_any_healthy_bot_will_do(
     assert pool.queue_of(job).looks == 0
 
 
-def test_a_04_only_a_job_that_not_even_any_healthy_bot_could_take_backs_off(pool: Pool) -> None:
+def test_only_a_job_that_not_even_any_healthy_bot_could_take_backs_off(pool: Pool) -> None:
     (job,) = pool.submit(units=2)
     pool.bot("small")
     pool.assigner().run_once()
@@ -90,7 +90,7 @@ def test_a_04_only_a_job_that_not_even_any_healthy_bot_could_take_backs_off(pool
     assert (pool.job(job).state, row.looks, row.schedule_after is None) == ("queued", 1, False)
 
 
-def test_bg_32_one_round_is_the_default() -> None:
+def test_one_round_is_the_default() -> None:
     assert SamplingSettings() == SamplingSettings(sample_size=10, max_attempts=1)
 
 
@@ -106,7 +106,7 @@ def remembered(pool: Pool) -> list[str]:
     return [row.hint for row in pool.rows("SELECT hint FROM bot_localities ORDER BY seq")]
 
 
-def test_bg_39_a_bot_keeps_the_hints_of_its_ten_latest_successes(pool: Pool) -> None:
+def test_a_bot_keeps_the_hints_of_its_ten_latest_successes(pool: Pool) -> None:
     bot = pool.bot(sync_service=pool.sync_service(enabled=False))
     worked(pool, bot, [f"repo-{number}" for number in range(11)])
     assert remembered(pool) == [f"repo-{number}" for number in range(1, 11)]
@@ -115,14 +115,14 @@ def test_bg_39_a_bot_keeps_the_hints_of_its_ten_latest_successes(pool: Pool) -> 
 
 
 @pytest.mark.parametrize(("limit", "kept"), [(0, []), (2, ["b", "c"])])
-def test_bg_39_the_limit_is_a_setting_and_nought_turns_it_off(pool: Pool, limit: int, kept: list[str]) -> None:
+def test_the_limit_is_a_setting_and_nought_turns_it_off(pool: Pool, limit: int, kept: list[str]) -> None:
     worked(
         pool, pool.bot(sync_service=pool.sync_service(enabled=False, bot_locality_hint_limit=limit)), ["a", "b", "c"]
     )
     assert remembered(pool) == kept
 
 
-def test_bg_39_a_job_that_failed_leaves_no_hint(pool: Pool) -> None:
+def test_a_job_that_failed_leaves_no_hint(pool: Pool) -> None:
     worked(pool, pool.bot(sync_service=pool.sync_service(enabled=False)), ["a"], verdict="failed")
     assert remembered(pool) == []
 

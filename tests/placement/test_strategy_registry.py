@@ -73,7 +73,7 @@ def refused(tmp_path: Path, strategy: str) -> str:
     return str(caught.value).removeprefix(f"{tmp_path}/leasehold.toml:")
 
 
-def test_bg_27_a_strategy_of_somebody_else_is_used_by_its_name(pool: Pool, package: Package) -> None:
+def test_a_strategy_of_somebody_else_is_used_by_its_name(pool: Pool, package: Package) -> None:
     package("last-name = MODULE:LastName", LAST_NAME)
     for name in ("a", "z", "m"):
         pool.bot(name, capacity=5)
@@ -85,14 +85,14 @@ def test_bg_27_a_strategy_of_somebody_else_is_used_by_its_name(pool: Pool, packa
     assert decision == {"strategy": "last-name", "round": 1, "bot": "z"}
 
 
-def test_bg_27_a_strategy_of_somebody_else_may_be_the_fallback_of_locality(package: Package) -> None:
+def test_a_strategy_of_somebody_else_may_be_the_fallback_of_locality(package: Package) -> None:
     package("last-name = MODULE:LastName", LAST_NAME)
     settings = StrategySettings(kind="locality", fallback="last-name")
     (placement,) = settings.strategy.choose(SEEN, settings, how={})
     assert placement.decision == {"bot": "bot-9", "fallback": "last-name"}
 
 
-def test_bg_27_a_strategy_needs_no_database_to_be_tested(package: Package) -> None:
+def test_a_strategy_needs_no_database_to_be_tested(package: Package) -> None:
     (placement,) = StrategySettings().strategy.choose(SEEN, Policy(), how={})
     assert placement.bot_id == 7
 
@@ -119,13 +119,11 @@ def test_bg_27_a_strategy_needs_no_database_to_be_tested(package: Package) -> No
         ("capacity_term = 'log'", "3: assigners[0].strategy.capacity_term: must be 'raw' or 'normalised', not \"log\""),
     ],
 )
-def test_bg_27_an_unknown_strategy_is_refused_and_the_known_ones_are_named(
-    tmp_path: Path, strategy: str, said: str
-) -> None:
+def test_an_unknown_strategy_is_refused_and_the_known_ones_are_named(tmp_path: Path, strategy: str, said: str) -> None:
     assert refused(tmp_path, strategy).startswith(said)
 
 
-def test_bg_27_the_known_strategies_are_those_of_packages_too(tmp_path: Path, package: Package) -> None:
+def test_the_known_strategies_are_those_of_packages_too(tmp_path: Path, package: Package) -> None:
     package("last-name = MODULE:LastName", LAST_NAME)
     assert refused(tmp_path, "kind = 'lastname'").endswith(
         "there are 'capacity', 'fragmentation', 'last-name', 'locality', 'pack', 'rate-only', 'round-robin', 'success';"
@@ -154,7 +152,7 @@ def test_bg_27_the_known_strategies_are_those_of_packages_too(tmp_path: Path, pa
         ),
     ],
 )
-def test_bg_27_a_strategy_that_cannot_be_used_is_refused(
+def test_a_strategy_that_cannot_be_used_is_refused(
     tmp_path: Path, package: Package, offer: str, source: str, said: str
 ) -> None:
     package(offer, source)
@@ -163,19 +161,19 @@ def test_bg_27_a_strategy_that_cannot_be_used_is_refused(
     assert said in found
 
 
-def test_bg_27_a_name_that_two_packages_offer_is_refused(tmp_path: Path, package: Package) -> None:
+def test_a_name_that_two_packages_offer_is_refused(tmp_path: Path, package: Package) -> None:
     package("twice = MODULE:LastName", LAST_NAME)
     package("twice = MODULE:LastName", LAST_NAME)
     assert refused(tmp_path, "kind = 'twice'").endswith("strategy.kind: 'twice' is offered by 2 packages")
 
 
-def test_bg_27_a_package_cannot_take_the_name_of_a_built_in_strategy(package: Package) -> None:
+def test_a_package_cannot_take_the_name_of_a_built_in_strategy(package: Package) -> None:
     package("capacity = MODULE:LastName", LAST_NAME)
     (placement,) = StrategySettings().strategy.choose(SEEN, Policy(), how={})
     assert placement.bot_id == 7
 
 
-def test_bg_27_a_wrong_strategy_in_a_changed_file_leaves_the_old_one(tmp_path: Path) -> None:
+def test_a_wrong_strategy_in_a_changed_file_leaves_the_old_one(tmp_path: Path) -> None:
     before = loaded(tmp_path, "kind = 'locality'")
     path = tmp_path / "leasehold.toml"
     reloader = Reloader(path, PoolSettings, {}, current=before)
@@ -187,7 +185,7 @@ def test_bg_27_a_wrong_strategy_in_a_changed_file_leaves_the_old_one(tmp_path: P
 
 
 @pytest.mark.parametrize("placed", ["(1, 99)", "(2, 7)", "(1, 7), (1, 8)"])
-def test_bg_27_what_a_strategy_answers_is_checked(package: Package, placed: str) -> None:
+def test_what_a_strategy_answers_is_checked(package: Package, placed: str) -> None:
     package(
         "wild = MODULE:Wild",
         "from schema.moves.grant import Placement\nclass Wild:\n"

@@ -53,63 +53,63 @@ EXAMPLE = [bot(1, taken=2), bot(2), bot(3, taken=5)]
 EXAMPLE_RATES: Rates = {(1, ""): 0.95, (2, ""): 0.85, (3, ""): 0.90}
 
 
-def test_va_01_va_16_the_score_is_the_success_rate_over_one_plus_load() -> None:
+def test_the_score_is_the_success_rate_over_one_plus_load() -> None:
     found = [success_score(one, free_units=one.free_units, rate=EXAMPLE_RATES[one.id, ""]).total for one in EXAMPLE]
     assert [round(each, 2) for each in found] == [0.68, 0.85, 0.45]
 
 
-def test_va_06_va_16_the_best_of_the_example_is_the_idle_one() -> None:
+def test_the_best_of_the_example_is_the_idle_one() -> None:
     """Though two others succeed more often."""
     assert place([job(1)], EXAMPLE, rates=EXAMPLE_RATES) == {1: 2}
 
 
 @pytest.mark.parametrize(("taken", "load"), [(0, 0.0), (2, 0.4), (5, 1.0)])
-def test_va_02_load_is_the_share_of_its_units_that_a_bot_has_in_use(taken: int, load: float) -> None:
+def test_load_is_the_share_of_its_units_that_a_bot_has_in_use(taken: int, load: float) -> None:
     one = bot(1, taken=taken)
     assert success_score(one, free_units=one.free_units, rate=1.0).load == load
 
 
-def test_va_02_load_alone_decides_between_bots_that_succeed_alike() -> None:
+def test_load_alone_decides_between_bots_that_succeed_alike() -> None:
     """A large bot with the more free units may still be the more loaded one."""
     assert place([job(1)], [bot(1, taken=50, capacity=100), bot(2, taken=1, capacity=4)], rates={}) == {1: 2}
 
 
-def test_va_06_equal_scores_go_to_the_lower_bot_id() -> None:
+def test_equal_scores_go_to_the_lower_bot_id() -> None:
     assert place([job(1)], [bot(9), bot(3), bot(7)], rates={}) == {1: 3}
 
 
-def test_va_07_a_placement_counts_as_load_for_the_next_one_at_once() -> None:
+def test_a_placement_counts_as_load_for_the_next_one_at_once() -> None:
     assert place([job(1), job(2), job(3)], [bot(1), bot(2)], rates={(1, ""): 0.95, (2, ""): 0.9}) == {1: 1, 2: 2, 3: 1}
 
 
-def test_va_07_the_load_is_seen_by_other_groups_and_labels_too() -> None:
+def test_the_load_is_seen_by_other_groups_and_labels_too() -> None:
     jobs, shared = [job(1), job(2, platform=2), job(3)], [bot(1), bot(2)]
     rates: Rates = {(1, "a"): 0.95, (1, "b"): 0.95, (2, "a"): 0.9, (2, "b"): 0.9}
     placed = place(jobs, shared, shared, rates=rates, labels={1: "a", 2: "a", 3: "b"})
     assert placed == {1: 1, 2: 2, 3: 1}
 
 
-def test_va_11_a_bot_is_judged_by_jobs_of_the_same_label() -> None:
+def test_a_bot_is_judged_by_jobs_of_the_same_label() -> None:
     rates: Rates = {(1, "build"): 0.9, (1, "test"): 0.5, (2, "build"): 0.5, (2, "test"): 0.9}
     labels = {1: "build", 2: "test", 3: "build"}
     assert place([job(1), job(2), job(3)], [bot(1), bot(2)], rates=rates, labels=labels) == {1: 1, 2: 2, 3: 1}
 
 
-def test_a_31_a_bot_that_nobody_knows_counts_as_one_that_always_succeeds() -> None:
+def test_a_bot_that_nobody_knows_counts_as_one_that_always_succeeds() -> None:
     assert place([job(1)], [bot(1), bot(2)], rates={(1, ""): 0.99}) == {1: 2}
 
 
-def test_a_31_a_bot_without_units_is_no_candidate() -> None:
+def test_a_bot_without_units_is_no_candidate() -> None:
     assert place([job(1)], [FreeBot(1, "bot-1", 0, 0, 0), bot(2, taken=4)], rates={}) == {1: 2}
     assert place([job(1)], [FreeBot(1, "bot-1", 0, 0, 0)], rates={}) == {}
 
 
-def test_a_30_va_18_a_full_bot_is_no_candidate_however_good() -> None:
+def test_a_full_bot_is_no_candidate_however_good() -> None:
     assert place([job(1), job(2)], [bot(1, taken=4), bot(2)], rates={(2, ""): 0.1}) == {1: 1, 2: 2}
     assert place([job(1)], [bot(1, taken=5)], rates={}) == {}
 
 
-def test_va_10_the_power_of_load_is_a_setting() -> None:
+def test_the_power_of_load_is_a_setting() -> None:
     candidates, rates = [bot(1, taken=2), bot(2)], {(1, ""): 0.95, (2, ""): 0.6}
     assert place([job(1)], candidates, rates=rates) == {1: 1}
     assert place([job(1)], candidates, rates=rates, policy=Policy(load_power=2.0)) == {1: 2}
@@ -157,7 +157,7 @@ def spread(strategy: Strategy, jobs: int, bots: list[FreeBot], rates: Rates) -> 
     return [taken[one.id] for one in bots]
 
 
-def test_va_08_va_17_a_sequence_is_spread_fairly_and_the_better_ones_get_more() -> None:
+def test_a_sequence_is_spread_fairly_and_the_better_ones_get_more() -> None:
     bots = [bot(number, capacity=10) for number in (1, 2, 3)]
     alike = spread(Success(), 15, bots, {})
     better = spread(Success(), 15, bots, {(1, ""): 1.0, (2, ""): 0.9, (3, ""): 0.8})
@@ -165,7 +165,7 @@ def test_va_08_va_17_a_sequence_is_spread_fairly_and_the_better_ones_get_more() 
     assert better == [7, 5, 3]
 
 
-def test_va_17_va_18_under_stress_every_bot_is_filled_and_none_beyond_its_units() -> None:
+def test_under_stress_every_bot_is_filled_and_none_beyond_its_units() -> None:
     bots = [bot(number, capacity=number + 1) for number in range(1, 20)]
     rates: Rates = {(one.id, ""): 0.5 + one.id / 40 for one in bots}
     jobs = [job(number) for number in range(1000)]
@@ -175,13 +175,13 @@ def test_va_17_va_18_under_stress_every_bot_is_filled_and_none_beyond_its_units(
     assert max(half[one.id] / one.capacity for one in bots) < 1.0
 
 
-def test_va_19_a_bot_that_joins_takes_the_load_of_the_others() -> None:
+def test_a_bot_that_joins_takes_the_load_of_the_others() -> None:
     busy = [bot(1, taken=3), bot(2, taken=3)]
     assert place([job(1), job(2), job(3)], [*busy, bot(3)], rates={}) == {1: 3, 2: 3, 3: 3}
 
 
 @pytest.mark.parametrize("weight", [2.0, -2.0])
-def test_a_08_the_sum_has_the_same_term_with_a_weight_of_its_own(weight: float) -> None:
+def test_the_sum_has_the_same_term_with_a_weight_of_its_own(weight: float) -> None:
     one = bot(1, taken=2, priority=1)
     found = Policy(weights=Weights(success=weight)).score(one, free_units=3, hit=True, rate=0.7)
     assert found.as_decision() == {
@@ -190,7 +190,7 @@ def test_a_08_the_sum_has_the_same_term_with_a_weight_of_its_own(weight: float) 
     }  # fmt: skip
 
 
-def test_a_08_without_a_weight_success_changes_nothing_of_the_sum() -> None:
+def test_without_a_weight_success_changes_nothing_of_the_sum() -> None:
     assert Weights().success == 0.0
     candidates, rates = [bot(1), bot(2)], {(1, ""): 0.1, (2, ""): 1.0}
     assert place([job(1)], candidates, rates=rates, strategy=Capacity()) == {1: 1}
@@ -198,7 +198,7 @@ def test_a_08_without_a_weight_success_changes_nothing_of_the_sum() -> None:
     assert place([job(1)], candidates, rates=rates, strategy=Capacity(), policy=by_success) == {1: 2}
 
 
-def test_a_08_the_sum_with_success_is_that_of_comparing_every_candidate_for_every_job() -> None:
+def test_the_sum_with_success_is_that_of_comparing_every_candidate_for_every_job() -> None:
     chance = random.Random(6)
     for _ in range(200):
         bots = [bot(n, capacity=chance.randint(1, 4), priority=chance.randint(-1, 1)) for n in range(6)]
@@ -225,7 +225,7 @@ def test_a_08_the_sum_with_success_is_that_of_comparing_every_candidate_for_ever
         assert place(jobs, *candidates, rates=rates, strategy=Capacity(), policy=policy, labels=labels) == expected
 
 
-def test_a_08_it_is_said_how_much_success_can_add() -> None:
+def test_it_is_said_how_much_success_can_add() -> None:
     assert dominance(Weights(success=4.0), "raw").endswith("; success adds at most 4")
 
 

@@ -36,13 +36,13 @@ def request(**fields: Any) -> dict[str, Any]:
         ({"instance": "acme"}, 5),
     ],
 )
-def test_sa_24_the_estimate_is_3_twice_that_if_complex_and_2_more_in_a_project(
+def test_the_estimate_is_3_twice_that_if_complex_and_2_more_in_a_project(
     fields: dict[str, Any], expected: float
 ) -> None:
     assert estimation.guess_usage(request(**fields)) == expected
 
 
-def test_sa_24_nothing_is_guessed_unless_it_is_asked_for_or_if_the_job_says_so_itself() -> None:
+def test_nothing_is_guessed_unless_it_is_asked_for_or_if_the_job_says_so_itself() -> None:
     assert EstimateSettings().estimate is None
     assert "estimated_cost" not in estimation.with_estimate(request(), None)
     told = estimation.with_estimate(request(estimated_cost=0.5), EstimateSettings(estimator="usage").estimate)
@@ -51,7 +51,7 @@ def test_sa_24_nothing_is_guessed_unless_it_is_asked_for_or_if_the_job_says_so_i
         EstimateSettings(estimator="usag")
 
 
-def test_sa_24_a_package_may_guess_instead(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_may_guess_instead(monkeypatch: pytest.MonkeyPatch) -> None:
     offered = {
         "seven": "tests.policy.test_estimation:seven",
         "wrong": "tests.policy.test_estimation:wrong",
@@ -67,9 +67,7 @@ def test_sa_24_a_package_may_guess_instead(monkeypatch: pytest.MonkeyPatch) -> N
         estimation.load_estimator("absent")
 
 
-def test_a_36_what_is_guessed_is_written_at_the_submit_and_stays(
-    served: Served, operator: httpx.Client, pool: Pool
-) -> None:
+def test_what_is_guessed_is_written_at_the_submit_and_stays(served: Served, operator: httpx.Client, pool: Pool) -> None:
     served.app.state.estimate = estimation.guess_usage
     body = {"jobs": [{"command": ["complex"], "locks": ["tree"]}, {"command": ["true"], "locks": ["tree"]}]}
     assert operator.post("/v1/jobs", json=body).status_code == 200
@@ -122,7 +120,7 @@ def ran(pool: Pool, bot: Bot, job_class: str, seconds: list[float]) -> None:
         )
 
 
-def test_sa_27_the_next_job_of_a_class_is_expected_to_run_as_long_as_the_last(pool: Pool) -> None:
+def test_the_next_job_of_a_class_is_expected_to_run_as_long_as_the_last(pool: Pool) -> None:
     bot = pool.bot(capacity=100)
     ran(pool, bot, "random", [1, 2, 3, 4, 5, 6, 7, 8, 9, 100])
     ran(pool, bot, "serious", [50.0] * 4)
@@ -137,11 +135,11 @@ def test_sa_27_the_next_job_of_a_class_is_expected_to_run_as_long_as_the_last(po
     assert pool.row("SELECT xmin FROM job_classes WHERE name = 'random'").xmin == before
 
 
-def test_sa_27_quantiles_of_jobs_that_all_took_the_same_are_that() -> None:
+def test_quantiles_of_jobs_that_all_took_the_same_are_that() -> None:
     assert Quantiles().predict({"a": [7.0] * 9, "b": [1.0]}) == {"a": Prediction(7.0, 7.0)}
 
 
-def test_sa_27_a_job_with_a_deadline_is_hastened_by_what_its_class_takes(pool: Pool) -> None:
+def test_a_job_with_a_deadline_is_hastened_by_what_its_class_takes(pool: Pool) -> None:
     pool.change("UPDATE job_classes SET seconds = 100, seconds_high = 900 WHERE name = 'random'")
 
     def submitted(**fields: object) -> str:
@@ -170,9 +168,7 @@ def test_sa_27_a_job_with_a_deadline_is_hastened_by_what_its_class_takes(pool: P
     assert pool.database.run(read) == {long: 100.0, known: 10.0}
 
 
-def test_sa_27_a_predictor_of_a_package_is_known_by_its_name_and_checked(
-    pool: Pool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_predictor_of_a_package_is_known_by_its_name_and_checked(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     class Wrong:
         def predict(self, ran: dict[str, list[float]]) -> dict[str, Prediction]:
             return dict.fromkeys(ran, Prediction(-1.0, 5.0))
@@ -185,7 +181,7 @@ def test_sa_27_a_predictor_of_a_package_is_known_by_its_name_and_checked(
         estimation.predict(pool.database, "theirs")
 
 
-def test_sa_27_where_no_job_has_a_class_no_job_is_read(pool: Pool) -> None:
+def test_where_no_job_has_a_class_no_job_is_read(pool: Pool) -> None:
     pool.submit(5)
     plan = pool.rows(
         "EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF, SUMMARY OFF) "
@@ -216,7 +212,7 @@ def ran_alike(pool: Pool, bot: Bot, seconds: list[float], **fields: Any) -> None
 ODD = ["make", 'it "ü"', "\x01\n\x7f\\"]
 
 
-def test_sa_38_an_estimate_far_from_like_jobs_is_advised_on_in_the_answer_and_stored_all_the_same(
+def test_an_estimate_far_from_like_jobs_is_advised_on_in_the_answer_and_stored_all_the_same(
     served: Served, operator: httpx.Client, pool: Pool
 ) -> None:
     bot = pool.bot(capacity=100)
@@ -247,7 +243,7 @@ def test_sa_38_an_estimate_far_from_like_jobs_is_advised_on_in_the_answer_and_st
     assert graph["warnings"] == [f"node 7: {answer.json()['advice'][2]['text']}"]
 
 
-def test_sa_38_without_the_setting_or_a_stated_run_time_nothing_is_read(
+def test_without_the_setting_or_a_stated_run_time_nothing_is_read(
     served: Served, operator: httpx.Client, pool: Pool
 ) -> None:
     assert EstimateSettings().advice_factor is None
@@ -260,7 +256,7 @@ def test_sa_38_without_the_setting_or_a_stated_run_time_nothing_is_read(
     assert RunTimeAdvice(Unused(), 3.0).advise([request()]) == {}  # type: ignore[arg-type]
 
 
-def test_sa_38_run_times_are_read_at_most_once_a_minute_and_advice_is_bounded(pool: Pool) -> None:
+def test_run_times_are_read_at_most_once_a_minute_and_advice_is_bounded(pool: Pool) -> None:
     bot, passed = pool.bot(capacity=100), [0.0]
     advice = RunTimeAdvice(pool.database, 3.0, now=lambda: passed[0])
     stated = [request(label="nightly", estimated_seconds=1.0)] * 30
@@ -272,7 +268,7 @@ def test_sa_38_run_times_are_read_at_most_once_a_minute_and_advice_is_bounded(po
     assert list(advice.advise(stated)) == list(range(20))
 
 
-def test_sa_38_a_factor_that_would_advise_on_every_estimate_is_refused() -> None:
+def test_a_factor_that_would_advise_on_every_estimate_is_refused() -> None:
     for wrong in (1.0, 0.5, -3.0, float("inf")):
         with pytest.raises(ValidationError):
             EstimateSettings(advice_factor=wrong)

@@ -45,7 +45,7 @@ def command(program: str, **fields: Any) -> MeterSettings:
     return MeterSettings(name="plan", command=(sys.executable, "-c", program), **fields)
 
 
-def test_sa_16_the_pattern_tells_peaks_and_idle_times_of_the_day() -> None:
+def test_the_pattern_tells_peaks_and_idle_times_of_the_day() -> None:
     levels = days(dict.fromkeys(range(24), 5.0) | {9: 60.0, 10: 80.0, 11: 64.0, 15: 40.0})
     found = meters.usage_pattern(levels, load_zone("UTC"))
     assert found.avg_usage_by_hour[10] == 80
@@ -56,13 +56,13 @@ def test_sa_16_the_pattern_tells_peaks_and_idle_times_of_the_day() -> None:
     assert berlin.peak_hours == [11, 12]
 
 
-def test_sa_16_nothing_is_made_up_for_hours_of_which_nothing_is_known() -> None:
+def test_nothing_is_made_up_for_hours_of_which_nothing_is_known() -> None:
     found = meters.usage_pattern([Level(NOON, 10.0), Level(NOON - timedelta(days=1), 30.0)], load_zone("UTC"))
     assert found.avg_usage_by_hour == [None] * 12 + [20.0] + [None] * 11
     assert (found.peak_hours, found.idle_periods) == ([12], [])
 
 
-def test_sa_15_the_best_start_is_the_next_window_where_usage_and_estimate_stay_below_the_threshold() -> None:
+def test_the_best_start_is_the_next_window_where_usage_and_estimate_stay_below_the_threshold() -> None:
     windows = WindowSchedule([window("day", 8, 20, usage_threshold=20.0), window("night", 20, 8)])
     histories = {"plan": days({8: 5.0, 20: 70.0})}
     night = meters.best_start(windows, "random", estimate=18, histories=histories, now=NOON)
@@ -73,7 +73,7 @@ def test_sa_15_the_best_start_is_the_next_window_where_usage_and_estimate_stay_b
     assert meters.best_start(windows, "random", estimate=160, histories=histories, now=NOON) is None
 
 
-def test_sa_15_a_window_of_other_classes_or_with_an_unread_meter_is_no_suitable_window() -> None:
+def test_a_window_of_other_classes_or_with_an_unread_meter_is_no_suitable_window() -> None:
     unread = Window(window("night", 20, 8).settings)
     windows = WindowSchedule([window("day", 8, 20, types=["critical"]), unread])
     assert meters.best_start(windows, "random", estimate=0, histories={}, now=NOON) is None
@@ -81,7 +81,7 @@ def test_sa_15_a_window_of_other_classes_or_with_an_unread_meter_is_no_suitable_
     assert found == meters.StartForecast("day", NOON, 50.0)
 
 
-def test_sa_15_the_best_start_is_now_where_an_open_window_lets_the_job_start() -> None:
+def test_the_best_start_is_now_where_an_open_window_lets_the_job_start() -> None:
     assert meters.best_start(WindowSchedule(), "random", estimate=9, histories={}, now=NOON) == meters.StartForecast(
         None, NOON, None
     )
@@ -132,7 +132,7 @@ def test_a_meter_is_reset_at_most_a_day_ago_and_at_most_a_year_ahead(operator: h
         assert operator.put("/v1/meters/plan", json=body).status_code == 200
 
 
-def test_sa_23_a_command_reads_a_meter_in_its_time_and_only_once(pool: Pool) -> None:
+def test_a_command_reads_a_meter_in_its_time_and_only_once(pool: Pool) -> None:
     resets_at = tomorrow(pool)
     program = f"print('{json.dumps({'used': 12.5, 'limit': 50, 'resets_at': resets_at.isoformat(), 'more': 1})}')"
     one, other = (MeterPoller(pool.database, [command(program)]) for _ in range(2))
@@ -158,14 +158,14 @@ def test_sa_23_a_command_reads_a_meter_in_its_time_and_only_once(pool: Pool) -> 
         ("import time; time.sleep(60)", "takes longer than 0.5 s"),
     ],
 )
-def test_sa_23_a_command_that_gives_no_reading_says_why(program: str, said: str) -> None:
+def test_a_command_that_gives_no_reading_says_why(program: str, said: str) -> None:
     with pytest.raises(BadInput, match=said):
         read_meter(command(program, timeout=0.5 if "sleep" in program else MINUTE))
     with pytest.raises(BadInput, match="cannot be run: No such file"):
         read_meter(MeterSettings(name="plan", command=("/does/not/exist",)))
 
 
-def test_sa_23_a_reading_that_cannot_be_leaves_the_one_before_it(pool: Pool) -> None:
+def test_a_reading_that_cannot_be_leaves_the_one_before_it(pool: Pool) -> None:
     pool.database.run(lambda c: usage_meters.put(c, "plan", used=1, most=2))
     MeterPoller(pool.database, [command('print(\'{"used": -1, "limit": 5}\')')]).run_once()
     (kept,) = pool.database.run(usage_meters.meters)
@@ -195,7 +195,7 @@ def test_an_assigner_process_keeps_windows_and_meters_as_its_configuration_says(
 Answer = Callable[..., tuple[int, str]]
 
 
-def test_sa_23_an_operator_writes_and_reads_meters(operate: Answer) -> None:
+def test_an_operator_writes_and_reads_meters(operate: Answer) -> None:
     assert operate("meter", "set", "plan", "--used", "30", "--limit", "40") == (0, "plan stands at 75 % of its limit\n")
     code, told = operate("meter", "list", "--json")
     (meter,) = json.loads(told)
@@ -224,7 +224,7 @@ def test_what_cannot_be_meant_of_a_meter_is_refused(operate: Answer, line: str, 
     assert (code, told.startswith(f"error: {said}")) == (2, True), told
 
 
-def test_sa_15_an_operator_asks_for_the_best_start_and_the_pattern(operate: Answer, pool: Pool) -> None:
+def test_an_operator_asks_for_the_best_start_and_the_pattern(operate: Answer, pool: Pool) -> None:
     assert operate("meter", "forecast", "--class", "random") == (0, "now: there are no windows\n")
     # A window that opens two hours from now, so that it is closed whatever the time of the day.
     hour = (pool.row("SELECT extract(hour FROM now() AT TIME ZONE 'UTC')::integer AS hour").hour + 2) % 24
@@ -240,7 +240,7 @@ def test_sa_15_an_operator_asks_for_the_best_start_and_the_pattern(operate: Answ
     assert [each for each in pattern["avg_usage_by_hour"] if each is not None] == [25]
 
 
-def test_sa_15_an_operator_is_told_that_a_job_could_start_now(operate: Answer, pool: Pool) -> None:
+def test_an_operator_is_told_that_a_job_could_start_now(operate: Answer, pool: Pool) -> None:
     settings = WindowSettings(name="always", start=0, end=24, meter="plan", usage_threshold=80)
     pool.database.run(lambda c: time_windows.declare(c, [settings], actor="test"))
     operate("meter", "set", "plan", "--used", "10", "--limit", "40")
@@ -250,7 +250,7 @@ def test_sa_15_an_operator_is_told_that_a_job_could_start_now(operate: Answer, p
     assert (found["now"], found["window"], found["percent"]) == (True, "always", 25)
 
 
-def test_sa_23_a_program_writes_a_meter_through_the_gateway(operator: httpx.Client, pool: Pool) -> None:
+def test_a_program_writes_a_meter_through_the_gateway(operator: httpx.Client, pool: Pool) -> None:
     body = {"used": 3, "limit": 4.5, "resets_at": tomorrow(pool).isoformat()}
     assert operator.put("/v1/meters/plan", json=body).json() == {"name": "plan"}
     (meter,) = operator.get("/v1/meters").json()["meters"]

@@ -44,24 +44,24 @@ def submitted(pool: Pool, *, caller: tokens.Principal = OPERATOR, **fields: Any)
         ("background", 90),
     ],
 )
-def test_sa_02_a_class_gives_its_points_as_a_priority(pool: Pool, job_class: str, priority: int) -> None:
+def test_a_class_gives_its_points_as_a_priority(pool: Pool, job_class: str, priority: int) -> None:
     job = submitted(pool, job_class=job_class)
     assert (job.priority, job.rank) == (priority, priority)
 
 
-def test_sa_05_sa_06_a_project_and_a_user_raise_a_job_that_has_a_class(pool: Pool) -> None:
+def test_a_project_and_a_user_raise_a_job_that_has_a_class(pool: Pool) -> None:
     assert submitted(pool, job_class="serious", project="site").priority == 30
     assert submitted(pool, job_class="serious", user_priority=2).priority == 30
     assert submitted(pool, job_class="serious", project="site", user_priority=2).priority == 20
 
 
-def test_a_01_one_of_priority_and_urgency_may_be_given_and_urgency_counts_the_other_way(pool: Pool) -> None:
+def test_one_of_priority_and_urgency_may_be_given_and_urgency_counts_the_other_way(pool: Pool) -> None:
     assert submitted(pool, urgency=90).priority == 10
     with pytest.raises(BadInput, match=r"urgency: .*priority"):
         JobRequest(command=["true"], urgency=90, priority=0).normal()
 
 
-def test_a_03_a_priority_goes_before_a_service_level_and_that_before_a_class(pool: Pool) -> None:
+def test_a_priority_goes_before_a_service_level_and_that_before_a_class(pool: Pool) -> None:
     everything: dict[str, Any] = {"service_level": "economy", "job_class": "critical"}
     first = submitted(pool, priority=7, **everything)
     second = submitted(pool, **everything)
@@ -72,7 +72,7 @@ def test_a_03_a_priority_goes_before_a_service_level_and_that_before_a_class(poo
     assert (plain.priority, plain.constrained, plain.timeout_seconds) == (0, False, None)
 
 
-def test_sa_33_a_job_says_its_service_level_also_when_it_has_ended(pool: Pool) -> None:
+def test_a_job_says_its_service_level_also_when_it_has_ended(pool: Pool) -> None:
     job, bot, work = pool.running(**JobRequest(command=["true"], service_level="premium").normal())
 
     def level() -> str | None:
@@ -88,7 +88,7 @@ def test_sa_33_a_job_says_its_service_level_also_when_it_has_ended(pool: Pool) -
 @pytest.mark.parametrize(
     ("level", "priority", "timeout"), [("premium", 0, 7200), ("standard", 50, 3600), ("economy", 80, 1800)]
 )
-def test_sa_33_a_service_level_sets_priority_and_timeout(pool: Pool, level: str, priority: int, timeout: int) -> None:
+def test_a_service_level_sets_priority_and_timeout(pool: Pool, level: str, priority: int, timeout: int) -> None:
     job = submitted(pool, service_level=level)
     assert (job.priority, job.timeout_seconds) == (priority, timeout)
 
@@ -115,18 +115,18 @@ def defaulted(served: Served, **fields: Any) -> Any:
         ({"dedup_key": "nightly"}, 0, None),
     ],
 )
-def test_sa_33_a_job_without_level_and_class_gets_the_default_level_and_keeps_what_it_says_itself(
+def test_a_job_without_level_and_class_gets_the_default_level_and_keeps_what_it_says_itself(
     served: Served, fields: dict[str, Any], priority: int, timeout: float | None
 ) -> None:
     job = defaulted(served, **fields)
     assert (job.priority, job.rank, job.timeout_seconds) == (priority, priority, timeout)
 
 
-def test_sa_33_a_repeat_with_its_key_is_the_job_that_got_the_default_level(served: Served) -> None:
+def test_a_repeat_with_its_key_is_the_job_that_got_the_default_level(served: Served) -> None:
     assert defaulted(served, key="k").id == defaulted(served, key="k").id
 
 
-def test_sa_33_a_batch_and_a_graph_get_the_default_level_and_the_priority_of_a_graph_stands(
+def test_a_batch_and_a_graph_get_the_default_level_and_the_priority_of_a_graph_stands(
     served: Served, operator: httpx.Client, pool: Pool
 ) -> None:
     served.app.state.default_level = "standard"
@@ -144,14 +144,14 @@ def test_sa_33_a_batch_and_a_graph_get_the_default_level_and_the_priority_of_a_g
     ]
 
 
-def test_sa_33_who_may_not_be_urgent_may_not_be_so_by_the_default_level(served: Served) -> None:
+def test_who_may_not_be_urgent_may_not_be_so_by_the_default_level(served: Served) -> None:
     served.app.state.default_level = "premium"
     with served.client(served.token("submitter", priority_ceiling=30)) as http:
         answer = http.post("/v1/jobs", json={"jobs": [{"command": ["true"]}]})
         assert (answer.status_code, "more urgent than 30" in answer.json()["detail"]) == (403, True)
 
 
-def test_sa_33_a_gateway_does_not_start_with_a_default_level_that_nobody_has_made(
+def test_a_gateway_does_not_start_with_a_default_level_that_nobody_has_made(
     database_url: str, tmp_path: Path, leasehold: Path
 ) -> None:
     environ = {"LEASEHOLD_DATABASE_URL": database_url, "LEASEHOLD_SERVICE_LEVELS_DEFAULT": "golden"}
@@ -161,7 +161,7 @@ def test_sa_33_a_gateway_does_not_start_with_a_default_level_that_nobody_has_mad
     )
 
 
-def test_sa_02_a_class_that_nobody_has_made_is_refused_in_words(pool: Pool) -> None:
+def test_a_class_that_nobody_has_made_is_refused_in_words(pool: Pool) -> None:
     with pytest.raises(BadInput, match="there is no job class 'urgent'"):
         submitted(pool, job_class="urgent")
 
@@ -185,7 +185,7 @@ def test_an_unknown_class_or_level_is_refused_at_the_place_that_names_it(
         submitted(pool, caller=caller, service_level="golden")
 
 
-def test_a_01_who_may_not_be_urgent_may_not_be_so_by_points(pool: Pool) -> None:
+def test_who_may_not_be_urgent_may_not_be_so_by_points(pool: Pool) -> None:
     caller = tokens.Principal(tokens.Kind.SUBMITTER, "c", priority_ceiling=30)
     assert submitted(pool, caller=caller, job_class="serious").priority == 40
     for points in ({"job_class": "critical"}, {"urgency": 90}, {"service_level": "premium"}):
@@ -195,7 +195,7 @@ def test_a_01_who_may_not_be_urgent_may_not_be_so_by_points(pool: Pool) -> None:
         submitted(pool, caller=caller, job_class="urgent")
 
 
-def test_sa_02_classes_come_many_in_one_batch_and_join_no_deduplication(pool: Pool) -> None:
+def test_classes_come_many_in_one_batch_and_join_no_deduplication(pool: Pool) -> None:
     requests = [JobRequest(command=["true"], job_class=name).normal() for name in ("critical", "background")]
     requests.append(JobRequest(command=["true"]).normal())
     taken = pool.database.run(lambda c: submit(c, requests, actor="test"))
@@ -204,7 +204,7 @@ def test_sa_02_classes_come_many_in_one_batch_and_join_no_deduplication(pool: Po
         JobRequest(command=["true"], job_class="critical", dedup_key="k").normal()
 
 
-def test_sa_17_a_37_levels_are_a_view_over_the_effective_priority(pool: Pool) -> None:
+def test_levels_are_a_view_over_the_effective_priority(pool: Pool) -> None:
     policy = pool.database.run(priority_classes.policy)
     expected = {0: "critical", 20: "high", 40: "high", 60: "normal", 80: "low", 90: "low", -60: "critical"}
     assert {effective: policy.level(effective) for effective in expected} == expected
@@ -215,7 +215,7 @@ def test_sa_17_a_37_levels_are_a_view_over_the_effective_priority(pool: Pool) ->
     assert pool.row(asked, effective=90).level == "normal"
 
 
-def test_sa_07_the_most_urgent_job_that_may_start_is_the_one_that_starts(pool: Pool) -> None:
+def test_the_most_urgent_job_that_may_start_is_the_one_that_starts(pool: Pool) -> None:
     wanted = [("background", []), ("critical", ["held"]), ("serious", []), ("critical", ["held"])]
     jobs = [submitted(pool, job_class=name, locks=locks).public_id for name, locks in wanted]
     bot = pool.bot(capacity=1)
@@ -226,7 +226,7 @@ def test_sa_07_the_most_urgent_job_that_may_start_is_the_one_that_starts(pool: P
     assert [lease["job"] for lease in other.take()] == [str(jobs[2])], "what needs the lock waits for it alone"
 
 
-def test_sa_01_sa_18_what_is_more_urgent_and_comes_later_is_first_in_the_next_cycle(pool: Pool) -> None:
+def test_what_is_more_urgent_and_comes_later_is_first_in_the_next_cycle(pool: Pool) -> None:
     first = [submitted(pool, job_class="random").public_id for _ in range(3)]
     assigner, bot = pool.assigner(), pool.bot(capacity=1)
     assigner.run_once()
@@ -238,7 +238,7 @@ def test_sa_01_sa_18_what_is_more_urgent_and_comes_later_is_first_in_the_next_cy
     assert [lease["job"] for lease in bot.take()] == [str(later)]
 
 
-def test_a_01_the_gateway_refuses_both_words_and_an_unknown_class_with_400(pool: Pool, operator: httpx.Client) -> None:
+def test_the_gateway_refuses_both_words_and_an_unknown_class_with_400(pool: Pool, operator: httpx.Client) -> None:
     def answered(**fields: Any) -> tuple[int, str]:
         answer = operator.post("/v1/jobs", json={"jobs": [{"command": ["true"], **fields}]})
         return answer.status_code, answer.text
@@ -287,7 +287,7 @@ def of_class(pool: Pool, count: int = 1, **fields: object) -> list[str]:
     return pool.submit(count, **JobRequest(command=["true"], **fields).normal())  # type: ignore[arg-type]
 
 
-def test_a_10_other_points_move_waiting_jobs_in_batches_while_the_pool_goes_on(pool: Pool) -> None:
+def test_other_points_move_waiting_jobs_in_batches_while_the_pool_goes_on(pool: Pool) -> None:
     jobs = of_class(pool, 1200, job_class="random", project="site")
     others = of_class(pool, 3, job_class="serious")
     (explicit,) = of_class(pool, job_class="random", priority=60)
@@ -330,7 +330,7 @@ def test_the_report_of_classes_counts_jobs_of_which_nothing_but_the_class_was_sa
     assert (found.name, found.jobs, found.estimated) == ("random", 2, 1)
 
 
-def test_sa_19_what_was_promoted_keeps_its_place_when_points_change(pool: Pool) -> None:
+def test_what_was_promoted_keeps_its_place_when_points_change(pool: Pool) -> None:
     (job,) = of_class(pool, job_class="background")
     pool.change("UPDATE jobs SET queued_at = now() - interval '2 hours'")
     pool.change("UPDATE job_constraints SET watch_at = now() - interval '1 hour'")
@@ -341,7 +341,7 @@ def test_sa_19_what_was_promoted_keeps_its_place_when_points_change(pool: Pool) 
     assert (pool.job(job).priority, pool.job(job).rank) == (85, 40.5)
 
 
-def test_sa_31_a_job_of_an_owner_that_has_used_its_quota_waits_and_the_others_go_on(pool: Pool) -> None:
+def test_a_job_of_an_owner_that_has_used_its_quota_waits_and_the_others_go_on(pool: Pool) -> None:
     pool.database.run(lambda c: counters.limit(c, "owner:default:ann:cost", 5))
     anns = of_class(pool, 4, owner="ann", estimated_cost=2)
     (bobs,) = of_class(pool, owner="bob", estimated_cost=2)
@@ -356,7 +356,7 @@ def test_sa_31_a_job_of_an_owner_that_has_used_its_quota_waits_and_the_others_go
     assert {lease["job"] for lease in bot.take()} == set(anns[2:])
 
 
-def test_sa_32_the_quota_of_a_project_says_so_in_its_words(pool: Pool) -> None:
+def test_the_quota_of_a_project_says_so_in_its_words(pool: Pool) -> None:
     limited = queue(project="site", owner="ann")
     full = admission_state(counters={"project:default:site:cost": counters.Counter(10.0, 10.0)})
     near = admission_state(counters={"owner:default:ann:cost": counters.Counter(9.0, 10.0)})
@@ -372,7 +372,7 @@ def test_sa_32_the_quota_of_a_project_says_so_in_its_words(pool: Pool) -> None:
     assert again[1].startswith("User quota exceeded: 10 of 10 used")
 
 
-def test_a_18_a_quota_that_is_just_used_up_is_closed_also_to_what_costs_nothing(pool: Pool) -> None:
+def test_a_quota_that_is_just_used_up_is_closed_also_to_what_costs_nothing(pool: Pool) -> None:
     pool.database.run(lambda c: counters.limit(c, "owner:default:ann:cost", 0))
     (job,) = of_class(pool, owner="ann", estimated_cost=0)
     pool.bot()

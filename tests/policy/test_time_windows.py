@@ -57,12 +57,12 @@ def opened(hours: Hours, since: str, until: str) -> timedelta:
         ("2026-11-22T08:00", False),
     ],
 )
-def test_a_26_every_instant_belongs_to_one_of_two_windows_that_meet(at: str, night: bool) -> None:
+def test_every_instant_belongs_to_one_of_two_windows_that_meet(at: str, night: bool) -> None:
     assert NIGHT.open_at(utc(at)) is night
     assert DAY.open_at(utc(at)) is not night
 
 
-def test_sa_10_a_window_past_midnight_opens_in_the_evening_and_closes_in_the_morning() -> None:
+def test_a_window_past_midnight_opens_in_the_evening_and_closes_in_the_morning() -> None:
     assert NIGHT.opens(utc("2026-11-21T12:34:56")) == utc("2026-11-21T20:00")
     assert NIGHT.opens(utc("2026-11-21T20:00")) == utc("2026-11-22T20:00")
     assert NIGHT.closes(utc("2026-11-21T23:10")) == utc("2026-11-22T08:00")
@@ -87,7 +87,7 @@ def test_a_window_to_midnight_and_one_of_the_whole_day() -> None:
         (Hours(20, 8, NEW_YORK), "2026-10-31T16:00", "2026-11-01T17:00", 13),
     ],
 )
-def test_a_26_a_night_is_shorter_or_longer_when_clocks_change(
+def test_a_night_is_shorter_or_longer_when_clocks_change(
     hours: Hours, noon: str, next_noon: str, hours_open: int
 ) -> None:
     assert opened(hours, noon, next_noon) == timedelta(hours=hours_open)
@@ -114,7 +114,7 @@ def test_a_26_a_night_is_shorter_or_longer_when_clocks_change(
         (Hours(2, 5, NEW_YORK), "2026-10-31T12:00", "2026-11-01T07:00"),
     ],
 )
-def test_a_26_a_window_opens_when_the_clock_on_the_wall_says_so(hours: Hours, before: str, opens: str) -> None:
+def test_a_window_opens_when_the_clock_on_the_wall_says_so(hours: Hours, before: str, opens: str) -> None:
     assert hours.opens(utc(before)) == utc(opens)
 
 
@@ -125,13 +125,13 @@ def test_a_26_a_window_opens_when_the_clock_on_the_wall_says_so(hours: Hours, be
         (Hours(1, 2, NEW_YORK), "2026-11-01T05:00", "2026-11-01T07:00"),
     ],
 )
-def test_a_26_an_hour_that_comes_twice_is_open_both_times(hours: Hours, opens: str, closes: str) -> None:
+def test_an_hour_that_comes_twice_is_open_both_times(hours: Hours, opens: str, closes: str) -> None:
     assert hours.open_at(utc(opens))
     assert not hours.open_at(utc(opens) - timedelta(microseconds=1))
     assert hours.closes(utc(opens)) == utc(closes)
 
 
-def test_sa_14_preferred_hours_are_those_of_the_clock_in_their_zone() -> None:
+def test_preferred_hours_are_those_of_the_clock_in_their_zone() -> None:
     hours = PreferredHours(frozenset({6, 23}), BERLIN)
     assert hours.open_at(utc("2026-01-10T22:30"))
     assert not hours.open_at(utc("2026-01-10T23:00"))
@@ -141,7 +141,7 @@ def test_sa_14_preferred_hours_are_those_of_the_clock_in_their_zone() -> None:
     assert PreferredHours(frozenset(range(24)), BERLIN).opens(utc("2026-01-10T23:00")) is None
 
 
-def test_a_26_a_time_zone_has_a_name_that_exists() -> None:
+def test_a_time_zone_has_a_name_that_exists() -> None:
     assert local_time(utc("2026-07-01T18:00"), BERLIN) == "2026-07-01 20:00 Europe/Berlin"
     for name in ("Europe/Atlantis", "", "../etc/passwd", "Europe/../UTC", "EST5EDT4"):
         with pytest.raises(ValueError, match="is not a time zone"):
@@ -204,7 +204,7 @@ def started(pool: Pool, *, name: str = "bot-1") -> int:
     return len(given)
 
 
-def test_sa_12_a_class_starts_in_windows_that_list_it_or_all() -> None:
+def test_a_class_starts_in_windows_that_list_it_or_all() -> None:
     windows = inventory(0)
     assert windows.closed_for_class("serious", at(8)) is None
     assert windows.closed_for_class("random", at(19, 59)) == "window 'night' opens at 2026-11-21 20:00 UTC"
@@ -215,7 +215,7 @@ def test_sa_12_a_class_starts_in_windows_that_list_it_or_all() -> None:
     assert alone.closed_for_class("random", at(12)) == "no window lets jobs of class 'random' start"
 
 
-def test_a_26_types_are_explicit_unless_they_are_prefixes() -> None:
+def test_types_are_explicit_unless_they_are_prefixes() -> None:
     assert inventory(0).closed_for_class("serious_project", NOON) is not None
     assert inventory(0, match="prefix").closed_for_class("serious_project", NOON) is None
     assert inventory(0, match="prefix").closed_for_class("background", NOON) is not None
@@ -230,7 +230,7 @@ def test_a_26_types_are_explicit_unless_they_are_prefixes() -> None:
         ("background", at(21), 80, False),
     ],
 )
-def test_sa_13_nothing_starts_from_the_threshold_of_the_window_on(
+def test_nothing_starts_from_the_threshold_of_the_window_on(
     job_class: str, when: datetime, percent: float, starts: bool
 ) -> None:
     why = inventory(percent).closed_for_class(job_class, when)
@@ -240,20 +240,20 @@ def test_sa_13_nothing_starts_from_the_threshold_of_the_window_on(
         assert "opens at" in why
 
 
-def test_a_26_critical_work_is_exempt_from_the_threshold_only_where_it_is_configured() -> None:
+def test_critical_work_is_exempt_from_the_threshold_only_where_it_is_configured() -> None:
     assert inventory(99).closed_for_class("critical", NOON) is not None
     assert inventory(99, exempt_types=["critical"]).closed_for_class("critical", NOON) is None
     assert inventory(None, exempt_types=["critical"]).closed_for_class("critical", NOON) is None
     assert inventory(99, exempt_types=["critical"]).closed_for_class("serious", NOON) is not None
 
 
-def test_sa_23_a_meter_that_was_never_read_or_long_ago_keeps_its_window_closed() -> None:
+def test_a_meter_that_was_never_read_or_long_ago_keeps_its_window_closed() -> None:
     assert "has not been read yet" in (inventory(None).closed_for_class("critical", NOON) or "")
     old = inventory(1, read_at=NOON - timedelta(hours=3), meter_max_age=3600)
     assert "was last read more than 3600 s ago" in (old.closed_for_class("critical", NOON) or "")
 
 
-def test_sa_23_a_meter_begins_at_nothing_when_its_reset_has_passed() -> None:
+def test_a_meter_begins_at_nothing_when_its_reset_has_passed() -> None:
     meter = Meter("plan", 90, 100, resets_at=at(13), updated_at=at(12))
     assert meter.percent(at(12, 59)) == 90
     assert meter.percent(at(13)) == 0
@@ -276,7 +276,7 @@ def test_a_window_that_cannot_be_meant_is_refused(fields: dict[str, Any], refuse
         WindowSettings.model_validate({"name": "day", "start": 8, "end": 20, **fields})
 
 
-def test_sa_11_jobs_of_a_class_wait_until_a_window_takes_them_and_others_do_not(pool: Pool) -> None:
+def test_jobs_of_a_class_wait_until_a_window_takes_them_and_others_do_not(pool: Pool) -> None:
     pool.submit(terms={"job_class": "random"})
     pool.submit(terms={"locks": ["tree"]})
     pool.submit()
@@ -296,7 +296,7 @@ def test_a_pool_without_windows_asks_for_none(pool: Pool) -> None:
     assert started(pool) == 1
 
 
-def test_sa_13_a_job_starts_when_its_meter_has_gone_down(pool: Pool) -> None:
+def test_a_job_starts_when_its_meter_has_gone_down(pool: Pool) -> None:
     pool.submit(terms={"job_class": "critical"})
     declare(pool, around_now(pool, opened=True, meter="plan", usage_threshold=20))
     assert started(pool) == 0, "the meter was never read"
@@ -306,7 +306,7 @@ def test_sa_13_a_job_starts_when_its_meter_has_gone_down(pool: Pool) -> None:
     assert started(pool) == 1
 
 
-def test_sa_23_an_old_reading_is_none(pool: Pool) -> None:
+def test_an_old_reading_is_none(pool: Pool) -> None:
     pool.submit(terms={"job_class": "critical"})
     declare(pool, around_now(pool, opened=True, meter="plan", usage_threshold=20))
     read(pool, 1)
@@ -314,7 +314,7 @@ def test_sa_23_an_old_reading_is_none(pool: Pool) -> None:
     assert started(pool) == 0
 
 
-def test_sa_13_a_reading_above_the_threshold_waits_for_what_starts_by_the_one_before_it(pool: Pool) -> None:
+def test_a_reading_above_the_threshold_waits_for_what_starts_by_the_one_before_it(pool: Pool) -> None:
     pool.submit(terms={"job_class": "critical"})
     declare(pool, around_now(pool, opened=True, meter="plan", usage_threshold=20))
     read(pool, 1)
@@ -331,7 +331,7 @@ def test_sa_13_a_reading_above_the_threshold_waits_for_what_starts_by_the_one_be
     assert started(pool) == 0
 
 
-def test_sa_13_no_assigner_starts_anything_after_a_reading_above_the_threshold(pool: Pool) -> None:
+def test_no_assigner_starts_anything_after_a_reading_above_the_threshold(pool: Pool) -> None:
     pool.submit(40, terms={"job_class": "critical"})
     pool.bot(capacity=100)
     declare(pool, around_now(pool, opened=True, meter="plan", usage_threshold=20))
@@ -346,7 +346,7 @@ def test_sa_13_no_assigner_starts_anything_after_a_reading_above_the_threshold(p
     assert pool.row("SELECT count(*) AS n FROM leases").n == granted
 
 
-def test_sa_14_a_job_starts_at_an_hour_that_it_prefers(pool: Pool) -> None:
+def test_a_job_starts_at_an_hour_that_it_prefers(pool: Pool) -> None:
     hour = pool.row("SELECT extract(hour FROM now() AT TIME ZONE 'Asia/Kathmandu')::integer AS hour").hour
     late = [(hour + 3) % 24, (hour + 4) % 24]
     pool.submit(terms={"preferred_hours": late, "preferred_zone": "Asia/Kathmandu"})
@@ -356,7 +356,7 @@ def test_sa_14_a_job_starts_at_an_hour_that_it_prefers(pool: Pool) -> None:
     assert started(pool) == 1
 
 
-def test_sa_14_a_zone_that_does_not_exist_keeps_only_its_own_jobs_waiting(pool: Pool) -> None:
+def test_a_zone_that_does_not_exist_keeps_only_its_own_jobs_waiting(pool: Pool) -> None:
     (lost,) = pool.submit(terms={"preferred_hours": [1], "preferred_zone": "Mars"})
     pool.submit(terms={"locks": ["tree"]})
     assert started(pool) == 1
@@ -390,7 +390,7 @@ def test_a_window_that_cannot_be_used_any_more_is_closed_and_nothing_else_is(
     assert started(pool) == 1
 
 
-def test_a_26_explain_says_when_the_next_window_opens(pool: Pool) -> None:
+def test_explain_says_when_the_next_window_opens(pool: Pool) -> None:
     window = around_now(pool, opened=False, zone="UTC")
     declare(pool, window)
     (waiting,) = pool.submit(terms={"job_class": "random"})
@@ -414,7 +414,7 @@ def test_windows_are_those_of_the_configuration_and_written_only_if_they_differ(
     assert not pool.database.run(time_windows.read).windows
 
 
-def test_sa_23_a_meter_keeps_what_it_stood_at_by_the_hour_for_four_weeks(pool: Pool) -> None:
+def test_a_meter_keeps_what_it_stood_at_by_the_hour_for_four_weeks(pool: Pool) -> None:
     read(pool, 10)
     read(pool, 30)
     pool.change("UPDATE meter_hours SET hour = hour - interval '28 days 2 hours'")
@@ -429,7 +429,7 @@ def test_sa_23_a_meter_keeps_what_it_stood_at_by_the_hour_for_four_weeks(pool: P
         read(pool, float("nan"))
 
 
-def test_sa_09_a_job_starts_once_its_window_its_meter_and_its_bots_resources_allow_it_and_is_told_which_do_not(
+def test_a_job_starts_once_its_window_its_meter_and_its_bots_resources_allow_it_and_is_told_which_do_not(
     pool: Pool,
 ) -> None:
     need = {"cpu_milli": 2000, "memory_mib": 1024, "disk_mib": 512}

@@ -90,7 +90,7 @@ def situations(draw: st.DrawFn) -> tuple[StarvedJob, list[OccupiedBot], QuotaSet
 
 
 @given(situations())
-def test_bg_17_whatever_is_evicted_lets_the_job_start_and_none_of_it_in_vain(
+def test_whatever_is_evicted_lets_the_job_start_and_none_of_it_in_vain(
     situation: tuple[StarvedJob, list[OccupiedBot], QuotaSettings],
 ) -> None:
     wanting, bots, settings = situation
@@ -108,7 +108,7 @@ def test_bg_17_whatever_is_evicted_lets_the_job_start_and_none_of_it_in_vain(
 
 
 @given(situations())
-def test_bg_19_no_instance_is_brought_below_its_minimum(
+def test_no_instance_is_brought_below_its_minimum(
     situation: tuple[StarvedJob, list[OccupiedBot], QuotaSettings],
 ) -> None:
     wanting, bots, settings = situation
@@ -121,7 +121,7 @@ def test_bg_19_no_instance_is_brought_below_its_minimum(
 
 
 @given(situations())
-def test_bg_16_nothing_is_evicted_while_a_bot_has_room(
+def test_nothing_is_evicted_while_a_bot_has_room(
     situation: tuple[StarvedJob, list[OccupiedBot], QuotaSettings],
 ) -> None:
     wanting, bots, settings = situation
@@ -148,7 +148,7 @@ def test_a_job_of_one_unit_gets_a_bot_whenever_any_rule_allows_it(
         assert len(eviction.victims) == 1
 
 
-def test_bg_19_the_least_urgent_goes_first_and_of_those_the_most_recently_queued() -> None:
+def test_the_least_urgent_goes_first_and_of_those_the_most_recently_queued() -> None:
     early, late = NOW - timedelta(seconds=90), NOW - timedelta(seconds=10)
     urgent = occupant(1, priority=1, queued_at=late)
     idle_early, idle_late = occupant(2, priority=9, queued_at=early), occupant(3, priority=9, queued_at=late)
@@ -162,13 +162,13 @@ def test_bg_19_the_least_urgent_goes_first_and_of_those_the_most_recently_queued
     "spared",
     [{"instance": OURS}, {"running": False}, {"spare": 0}, {"priority": 0}, {"priority": -1}, {"evictions": 5}],
 )
-def test_bg_19_some_are_never_victims(spared: dict[str, object]) -> None:
+def test_some_are_never_victims(spared: dict[str, object]) -> None:
     """Its own instance's, what does not run (yet, or any more), an instance at its minimum, as urgent or more urgent
     ones, and whoever has been evicted often enough."""
     assert plan(job(), [bot(replace(occupant(1), **spared))], EAGER, now=NOW) is None
 
 
-def test_a_23_more_urgent_jobs_go_only_where_the_cohort_reclaims_from_any() -> None:
+def test_more_urgent_jobs_go_only_where_the_cohort_reclaims_from_any() -> None:
     urgent = bot(occupant(1, priority=-7))
     assert plan(job(), [urgent], EAGER, now=NOW) is None
     eviction = plan(job(rule="any"), [urgent], EAGER, now=NOW)
@@ -178,7 +178,7 @@ def test_a_23_more_urgent_jobs_go_only_where_the_cohort_reclaims_from_any() -> N
     assert plan(job(rule="any"), [bot(occupant(1, instance=OURS, priority=9))], EAGER, now=NOW) is None
 
 
-def test_a_29_a_job_is_exempt_after_max_evictions_and_before_min_run_time() -> None:
+def test_a_job_is_exempt_after_max_evictions_and_before_min_run_time() -> None:
     settings = QuotaSettings(preemption_delay=0, max_evictions=2, min_run_time=10)
     for evictions, ran, goes in ((1, 10, True), (2, 10, False), (1, 9, False), (0, 60, True)):
         held = occupant(1, evictions=evictions, started_at=NOW - timedelta(seconds=ran))

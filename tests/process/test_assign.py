@@ -38,7 +38,7 @@ def test_an_assigner_process_ends_when_asked_to(
         assert "assigners stopped" in assigner.said()
 
 
-def test_ma_29_a_process_tells_of_single_nodes_when_it_is_asked_to(
+def test_a_process_tells_of_single_nodes_when_it_is_asked_to(
     pool: Pool, tmp_path: Path, database_url: str, timing: Timing
 ) -> None:
     (job,) = pool.submit(terms={"graph": "7"})

@@ -70,7 +70,7 @@ ALL, COHORT = "all", "cohort"
         pytest.param([ALL, COHORT], PROCESSES, True, id="4 processes of both kinds, plain jobs"),
     ],
 )
-def test_sa_07_assigners_start_jobs_one_by_one_in_the_order_of_their_points(
+def test_assigners_start_jobs_one_by_one_in_the_order_of_their_points(
     pool: Pool, database_url: str, chance: random.Random, threads: list[str], processes: int, plain: bool
 ) -> None:
     """All threads are woken at once for each free unit. `LEASEHOLD_TEST_ROUNDS=20` makes more rounds."""

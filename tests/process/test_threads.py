@@ -53,7 +53,7 @@ def staffed(pool: Pool, chosen: PoolSettings) -> Iterator[AssignerThreads]:
         assert at_work() == []
 
 
-def test_bg_12_one_thread_per_cohort_comes_and_goes_with_the_cohort(pool: Pool) -> None:
+def test_one_thread_per_cohort_comes_and_goes_with_the_cohort(pool: Pool) -> None:
     with staffed(pool, settings(pool, {"threads": 1}, *COHORTS)) as assigner_threads:
         assert at_work() == ["assigner-0-0"]
         assigner_threads.run_once()
@@ -67,7 +67,7 @@ def test_bg_12_one_thread_per_cohort_comes_and_goes_with_the_cohort(pool: Pool) 
         assert at_work() == ["assigner-0-0", "assigner-1-cohort-default"]
 
 
-def test_bg_12_each_cohort_is_served_by_its_own_assigner_and_no_other(pool: Pool) -> None:
+def test_each_cohort_is_served_by_its_own_assigner_and_no_other(pool: Pool) -> None:
     cohort(pool, "linux", "linux", "fast")
     with staffed(pool, settings(pool, *COHORTS)) as assigner_threads:
         assigner_threads.run_once()

@@ -117,7 +117,7 @@ def test_a_query_with_a_wrong_name_or_label_would_be_found() -> None:
     assert mistakes("up") == ["asks for no metric of the pool"]
 
 
-def test_sa_36_va_20_every_rule_asks_for_metrics_that_there_are() -> None:
+def test_every_rule_asks_for_metrics_that_there_are() -> None:
     wrong = {rule.get("alert") or rule["record"]: mistakes(rule["expr"]) for rule in rules()}
     assert {name: found for name, found in wrong.items() if found} == {}
 

@@ -43,13 +43,13 @@ def metric(name: str, **labels: str) -> float | None:
     return REGISTRY.get_sample_value(name, labels)
 
 
-def test_va_12_a_31_an_empty_swarm_has_no_averages(pool: Pool) -> None:
+def test_an_empty_swarm_has_no_averages(pool: Pool) -> None:
     count(pool)
     cohort(pool, "gpus", "gpu")
     assert swarms(pool) == [Swarm(cohort=name, **EMPTY) for name in ("default", "gpus")]  # type: ignore[arg-type]
 
 
-def test_va_12_the_bots_of_each_cohort_are_counted_by_what_they_do(pool: Pool) -> None:
+def test_the_bots_of_each_cohort_are_counted_by_what_they_do(pool: Pool) -> None:
     count(pool)
     cohort(pool, "gpus", "gpu")
     busy(pool, one=1, two=3, three=0)
@@ -62,7 +62,7 @@ def test_va_12_the_bots_of_each_cohort_are_counted_by_what_they_do(pool: Pool) -
     assert gpus == Swarm(cohort="gpus", **EMPTY)  # type: ignore[arg-type]
 
 
-def test_va_12_the_average_success_is_unknown_while_nothing_is_counted(pool: Pool) -> None:
+def test_the_average_success_is_unknown_while_nothing_is_counted(pool: Pool) -> None:
     pool.bot()
     (found,) = swarms(pool)
     assert (found.total, found.avg_success_rate, found.avg_load) == (1, None, 0.0)
@@ -71,7 +71,7 @@ def test_va_12_the_average_success_is_unknown_while_nothing_is_counted(pool: Poo
     assert swarms(pool)[0].avg_success_rate == pytest.approx((1 + 0.5) / 2)
 
 
-def test_va_03_the_average_latency_of_a_cohort_is_that_of_the_attempts_of_its_present_bots(pool: Pool) -> None:
+def test_the_average_latency_of_a_cohort_is_that_of_the_attempts_of_its_present_bots(pool: Pool) -> None:
     for name in ("one", "two", "gone"):
         pool.bot(name)
     pool.bot("gone").sync(status="gone")
@@ -90,7 +90,7 @@ def test_va_03_the_average_latency_of_a_cohort_is_that_of_the_attempts_of_its_pr
     assert metric("leasehold_cohort_latency_seconds", cohort="default") == pytest.approx(5)
 
 
-def test_va_12_status_tells_of_the_bots_of_each_cohort_to_operators_only(pool: Pool) -> None:
+def test_status_tells_of_the_bots_of_each_cohort_to_operators_only(pool: Pool) -> None:
     busy(pool, one=2)
     pool.submit(instance="team-a")
 
@@ -105,7 +105,7 @@ def test_va_12_status_tells_of_the_bots_of_each_cohort_to_operators_only(pool: P
 @pytest.mark.parametrize(
     ("in_use", "expected"), [({"a": 4, "b": 4, "c": 4}, 1.0), ({"a": 4, "b": 0, "c": 0}, 3.0), ({"a": 0}, None)]
 )
-def test_va_08_va_20_concentration_is_one_if_every_bot_is_loaded_alike(
+def test_concentration_is_one_if_every_bot_is_loaded_alike(
     pool: Pool, in_use: dict[str, int], expected: float | None
 ) -> None:
     busy(pool, **in_use)
@@ -114,7 +114,7 @@ def test_va_08_va_20_concentration_is_one_if_every_bot_is_loaded_alike(
     assert found == pytest.approx(expected) if expected else found != found
 
 
-def test_va_08_va_20_the_strategy_keeps_the_best_bot_from_getting_everything(pool: Pool) -> None:
+def test_the_strategy_keeps_the_best_bot_from_getting_everything(pool: Pool) -> None:
     """Ten jobs with one bot that never failed and four that did: no bot has more than a fair share and a half."""
     count(pool)
     for number in range(5):
@@ -133,7 +133,7 @@ def test_va_08_va_20_the_strategy_keeps_the_best_bot_from_getting_everything(poo
     assert found < 1.3
 
 
-def test_va_14_load_is_told_for_each_cohort_and_never_for_a_bot(pool: Pool) -> None:
+def test_load_is_told_for_each_cohort_and_never_for_a_bot(pool: Pool) -> None:
     busy(pool, one=1, two=3)
     pool.upkeep().run_once()
     assert metric("leasehold_cohort_load", cohort="default") == 0.5
@@ -145,7 +145,7 @@ def test_va_14_load_is_told_for_each_cohort_and_never_for_a_bot(pool: Pool) -> N
     assert labels == {"cohort", "state"}
 
 
-def test_va_14_a_cohort_that_is_no_more_is_told_of_no_more(pool: Pool) -> None:
+def test_a_cohort_that_is_no_more_is_told_of_no_more(pool: Pool) -> None:
     cohort(pool, "gpus", "gpu")
     pool.upkeep().run_once()
     assert metric("leasehold_cohort_units_in_flight", cohort="gpus") == 0
@@ -154,7 +154,7 @@ def test_va_14_a_cohort_that_is_no_more_is_told_of_no_more(pool: Pool) -> None:
     assert metric("leasehold_cohort_units_in_flight", cohort="gpus") is None
 
 
-def test_va_13_va_15_placements_are_counted_by_strategy_and_their_scores_kept(pool: Pool) -> None:
+def test_placements_are_counted_by_strategy_and_their_scores_kept(pool: Pool) -> None:
     def samples() -> tuple[float, float, float]:
         assigned = metric("leasehold_jobs_assigned_total", strategy="success") or 0.0
         scores = [metric(f"leasehold_assignment_score_{part}") or 0.0 for part in ("count", "sum")]
@@ -171,7 +171,7 @@ def test_va_13_va_15_placements_are_counted_by_strategy_and_their_scores_kept(po
     assert metric("leasehold_assignment_score_count") == before[1] + 2
 
 
-def test_va_05_a_30_a_job_of_a_role_that_no_bot_has_rests_with_the_reason(pool: Pool) -> None:
+def test_a_job_of_a_role_that_no_bot_has_rests_with_the_reason(pool: Pool) -> None:
     """Whatever the others would be worth: those that do not fit are no candidates."""
     count(pool)
     work_off_counting(pool, pool.bot(), jobs=2)
@@ -181,7 +181,7 @@ def test_va_05_a_30_a_job_of_a_role_that_no_bot_has_rests_with_the_reason(pool: 
     assert (row.looks, row.reason) == (1, NO_BOT)
 
 
-def test_va_04_a_bot_that_is_offline_or_full_gets_nothing(pool: Pool) -> None:
+def test_a_bot_that_is_offline_or_full_gets_nothing(pool: Pool) -> None:
     count(pool)
     pool.bot("gone").sync(status="gone")
     pool.bot("sick").sync(status="unhealthy")
@@ -191,7 +191,7 @@ def test_va_04_a_bot_that_is_offline_or_full_gets_nothing(pool: Pool) -> None:
     assert sorted(pool.job(job).state for job in jobs) == ["leased", "queued", "queued"]
 
 
-def test_va_21_a_new_job_wakes_the_assigners(pool: Pool, wakeups: Wakeups) -> None:
+def test_a_new_job_wakes_the_assigners(pool: Pool, wakeups: Wakeups) -> None:
     news: queue.Queue[frozenset[str]] = queue.Queue()
     wakeups.subscribe("jobs", news.put)
     eventually(lambda: wakeups.connected)

@@ -39,12 +39,12 @@ def aged(pool: Pool, seconds: float) -> None:
     ("shares", "index"),
     [([1, 1, 1], 1.0), ([1000 / 3, 500 / 1], 0.962), ([5, 0, 0, 0], 0.25), ([0, 0], None), ([], None)],
 )
-def test_a_25_fairness_is_jains_index(shares: list[float], index: float | None) -> None:
+def test_fairness_is_jains_index(shares: list[float], index: float | None) -> None:
     found = fair_share.jain_index(shares)
     assert found == (None if index is None else pytest.approx(index, abs=5e-4))
 
 
-def test_sa_34_a_report_tells_waits_throughput_fairness_and_concentration(pool: Pool) -> None:
+def test_a_report_tells_waits_throughput_fairness_and_concentration(pool: Pool) -> None:
     ran(pool, instance="team-a", jobs=3)
     ran(pool, instance="team-b", jobs=1, verdict="failed", estimated_seconds=5.0, terms={})
     aged(pool, 60)
@@ -63,7 +63,7 @@ def test_sa_34_a_report_tells_waits_throughput_fairness_and_concentration(pool: 
     assert math.isclose(spread.index, 0.75**2 + 0.25**2)
 
 
-def test_sa_35_days_come_newest_first_with_their_mean_wait_and_priority(pool: Pool) -> None:
+def test_days_come_newest_first_with_their_mean_wait_and_priority(pool: Pool) -> None:
     ran(pool, instance="team-a", jobs=2, priority=5)
     aged(pool, 25 * HOUR)
     pool.submit(instance="team-b")
@@ -73,14 +73,14 @@ def test_sa_35_days_come_newest_first_with_their_mean_wait_and_priority(pool: Po
     assert pool.database.run(lambda c: report.report(c, window=HOUR)).days == []
 
 
-def test_sa_38_what_jobs_took_is_compared_with_what_they_said(pool: Pool) -> None:
+def test_what_jobs_took_is_compared_with_what_they_said(pool: Pool) -> None:
     ran(pool, instance="team-a", jobs=2, terms={}, estimated_seconds=5.0)
     aged(pool, 60)
     estimates = pool.database.run(lambda c: report.report(c, window=HOUR)).estimates
     assert (estimates.jobs, estimates.estimated_mean, round(estimates.ratio_p50 or 0)) == (2, 5.0, 2)
 
 
-def test_a_25_efficiency_counts_the_minutes_in_which_jobs_were_ready(pool: Pool) -> None:
+def test_efficiency_counts_the_minutes_in_which_jobs_were_ready(pool: Pool) -> None:
     pool.submit(1)
     pool.bot("bot-1", capacity=4)
     pool.assigner().run_once()
@@ -92,7 +92,7 @@ def test_a_25_efficiency_counts_the_minutes_in_which_jobs_were_ready(pool: Pool)
     assert pool.database.run(lambda c: report.report(c, window=HOUR)).efficiency == 0.25
 
 
-def test_sa_34_utilisation_is_what_jobs_take_of_what_bots_declare_while_jobs_are_ready(pool: Pool) -> None:
+def test_utilisation_is_what_jobs_take_of_what_bots_declare_while_jobs_are_ready(pool: Pool) -> None:
     nothing = pool.database.run(lambda c: report.report(c, window=HOUR))
     assert (nothing.resources, nothing.meters) == ([], [])
     pool.bot("bot-1", capacity=9, resources={"cpu_milli": 4000, "memory_mib": 1000})
@@ -126,7 +126,7 @@ def test_gpus_that_jobs_have_to_themselves_count_as_thousandths_too(pool: Pool) 
     assert [(each.name, each.used, each.declared) for each in found] == [("gpu_milli", 2500, 5000), ("gpus", 2, 4)]
 
 
-def test_sa_34_meters_tell_how_far_what_is_outside_the_pool_was_used(
+def test_meters_tell_how_far_what_is_outside_the_pool_was_used(
     pool: Pool, operate: Callable[..., tuple[int, str]]
 ) -> None:
     for used in (10, 30):

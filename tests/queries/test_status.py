@@ -256,7 +256,7 @@ def metric(name: str, **labels: str) -> float | None:
     return REGISTRY.get_sample_value(f"leasehold_{name}", labels)
 
 
-def test_sa_36_upkeep_tells_how_much_waits_for_how_long_and_what_nobody_can_run(pool: Pool) -> None:
+def test_upkeep_tells_how_much_waits_for_how_long_and_what_nobody_can_run(pool: Pool) -> None:
     bot = pool.bot(capacity=1)
     pool.submit(3)
     pool.submit(2, properties={"gpu": ["h100"]})
@@ -273,6 +273,6 @@ def test_sa_36_upkeep_tells_how_much_waits_for_how_long_and_what_nobody_can_run(
     assert metric("oldest_wait_seconds") == pytest.approx(7200, abs=60)
 
 
-def test_sa_36_an_idle_pool_has_no_backlog(pool: Pool) -> None:
+def test_an_idle_pool_has_no_backlog(pool: Pool) -> None:
     found = pool.database.run(status_queries.count_backlog)
     assert (set(found.jobs.values()), found.oldest, found.unmatchable) == ({0}, 0, 0)

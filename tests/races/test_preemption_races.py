@@ -97,7 +97,7 @@ def test_preempt_cancel_what_is_kept_for_a_job_that_is_cancelled_is_for_its_inst
 # --- two preemptors
 
 
-def test_bg_17_two_preemptors_do_not_evict_one_victim_twice(pool: Pool, tenancy: Tenancy, race: Race) -> None:
+def test_two_preemptors_do_not_evict_one_victim_twice(pool: Pool, tenancy: Tenancy, race: Race) -> None:
     victim, wanting, bot, work = contested(pool, tenancy)
     tenancy.quota("team-c", minimum=1)
     pool.submit(instance="team-c", priority=1)
@@ -110,7 +110,7 @@ def test_bg_17_two_preemptors_do_not_evict_one_victim_twice(pool: Pool, tenancy:
     assert pool.job(victim).evictions == 1
 
 
-def test_bg_22_two_preemptors_of_one_instance_evict_no_more_than_its_minimum(
+def test_two_preemptors_of_one_instance_evict_no_more_than_its_minimum(
     pool: Pool, tenancy: Tenancy, race: Race
 ) -> None:
     tenancy.quota("team-a", minimum=1)

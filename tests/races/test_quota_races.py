@@ -30,7 +30,7 @@ SELECT FROM quotas q JOIN instances i ON i.id = q.instance WHERE i.name = :insta
 
 
 @pytest.mark.parametrize("commit", [True, False])
-def test_a_34_two_assigners_never_share_the_last_unit_of_a_maximum(
+def test_two_assigners_never_share_the_last_unit_of_a_maximum(
     pool: Pool, tenancy: Tenancy, race: Race, commit: bool
 ) -> None:
     tenancy.quota("team-a", maximum=1)
@@ -118,9 +118,7 @@ def test_a_quota_that_is_removed_while_granting_leaves_nothing_uncounted(
     assert tenancy.running() == {"team-a": 2 if commit else 1}
 
 
-def test_bg_26_a_fetch_does_not_wait_for_a_quota_that_an_assigner_holds(
-    pool: Pool, tenancy: Tenancy, race: Race
-) -> None:
+def test_a_fetch_does_not_wait_for_a_quota_that_an_assigner_holds(pool: Pool, tenancy: Tenancy, race: Race) -> None:
     _, bot, work = pool.running(instance="team-b")
     tenancy.quota("team-a", maximum=10)
     pool.bot("bot-2", properties={"kind": "two"})
@@ -214,7 +212,7 @@ def test_a_call_that_fetches_for_another_instance_returns_its_units_first(
 # --- the lock order
 
 
-def test_a_27_an_eviction_after_a_grant_takes_no_quota_out_of_order(pool: Pool, tenancy: Tenancy, race: Race) -> None:
+def test_an_eviction_after_a_grant_takes_no_quota_out_of_order(pool: Pool, tenancy: Tenancy, race: Race) -> None:
     contested(pool, tenancy, properties={"kind": "one"})
     tenancy.quota("team-z", maximum=5)
     pool.bot("bot-2", properties={"kind": "two"})
@@ -225,7 +223,7 @@ def test_a_27_an_eviction_after_a_grant_takes_no_quota_out_of_order(pool: Pool, 
     assert tenancy.stop_requests() == 1
 
 
-def test_a_27_after_an_eviction_that_came_to_nothing_no_quota_is_taken_out_of_order(
+def test_after_an_eviction_that_came_to_nothing_no_quota_is_taken_out_of_order(
     pool: Pool, tenancy: Tenancy, race: Race, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for kind, wanting, victim in (("one", "team-a", "team-b"), ("two", "team-c", "team-d")):
@@ -248,7 +246,7 @@ def test_a_27_after_an_eviction_that_came_to_nothing_no_quota_is_taken_out_of_or
     assert (tried, tenancy.stop_requests()) == ([False, False], 0)
 
 
-def test_a_27_a_bot_that_finishes_and_leaves_at_once_takes_its_quotas_in_order(
+def test_a_bot_that_finishes_and_leaves_at_once_takes_its_quotas_in_order(
     pool: Pool, tenancy: Tenancy, race: Race
 ) -> None:
     for team in ("team-a", "team-b"):
@@ -270,7 +268,7 @@ def test_a_27_a_bot_that_finishes_and_leaves_at_once_takes_its_quotas_in_order(
     assert (released.state, released.attempts) == ("queued", 0)
 
 
-def test_a_27_an_eviction_that_waits_for_a_quota_has_said_that_it_will_write_leases(
+def test_an_eviction_that_waits_for_a_quota_has_said_that_it_will_write_leases(
     pool: Pool, tenancy: Tenancy, race: Race
 ) -> None:
     """Or those who repair counters, alone with the leases, would wait for its quota while it waits for the leases."""
@@ -285,9 +283,7 @@ def test_a_27_an_eviction_that_waits_for_a_quota_has_said_that_it_will_write_lea
     assert tenancy.stop_requests() == 1
 
 
-def test_a_27_counters_are_repaired_after_the_evictions_that_hold_them(
-    pool: Pool, tenancy: Tenancy, race: Race
-) -> None:
+def test_counters_are_repaired_after_the_evictions_that_hold_them(pool: Pool, tenancy: Tenancy, race: Race) -> None:
     contested(pool, tenancy)
     pool.change("UPDATE quotas SET usage = usage + 1 WHERE usage = 1")
     assert [drift.instance for drift in race.in_turn(assign, lambda: pool.database.run(quotas.reconcile_quotas))] == [

@@ -43,7 +43,7 @@ def rate(pool: Pool, label: str = "") -> dict[str, float]:
     return {names[bot_id]: round(value, 6) for (bot_id, _), value in found.items()}
 
 
-def test_va_11_successes_are_counted_by_bot_and_label_above_a_prior(pool: Pool) -> None:
+def test_successes_are_counted_by_bot_and_label_above_a_prior(pool: Pool) -> None:
     """A bot starts as one that succeeded twice of two times, so that one failure says little of it."""
     count(pool)
     bot = pool.bot(capacity=4)
@@ -58,7 +58,7 @@ def test_va_11_successes_are_counted_by_bot_and_label_above_a_prior(pool: Pool) 
 @pytest.mark.parametrize(
     ("verdict", "expected"), [("succeeded", (1, 0, 1)), ("failed", (0, 1, 1)), ("error", (0, 1, 0)), ("released", None)]
 )
-def test_va_11_what_is_charged_to_a_job_is_counted_for_its_bot(
+def test_what_is_charged_to_a_job_is_counted_for_its_bot(
     pool: Pool, verdict: str, expected: tuple[float, ...] | None
 ) -> None:
     """Work that is given back unfinished says nothing; latency is that of attempts with a result."""
@@ -68,7 +68,7 @@ def test_va_11_what_is_charged_to_a_job_is_counted_for_its_bot(
 
 
 @pytest.mark.parametrize(("delivered", "expected"), [(True, {("bot-1", ""): (0, 1)}), (False, {})])
-def test_va_11_a_lost_bot_is_charged_with_what_it_had_been_given(
+def test_a_lost_bot_is_charged_with_what_it_had_been_given(
     pool: Pool, delivered: bool, expected: dict[tuple[str, str], tuple[float, ...]]
 ) -> None:
     count(pool)
@@ -83,7 +83,7 @@ def test_va_11_a_lost_bot_is_charged_with_what_it_had_been_given(
 
 
 @pytest.mark.parametrize("verdict", ["stopped", "failed"])
-def test_va_11_what_was_asked_to_stop_says_nothing_of_its_bot(pool: Pool, verdict: str) -> None:
+def test_what_was_asked_to_stop_says_nothing_of_its_bot(pool: Pool, verdict: str) -> None:
     """A command that is killed may well end with an error."""
     count(pool)
     job, bot, work = pool.running()
@@ -92,7 +92,7 @@ def test_va_11_what_was_asked_to_stop_says_nothing_of_its_bot(pool: Pool, verdic
     assert counts(pool) == {}
 
 
-def test_va_11_a_job_that_outlived_its_timeout_is_charged(pool: Pool) -> None:
+def test_a_job_that_outlived_its_timeout_is_charged(pool: Pool) -> None:
     count(pool)
     job, bot, work = pool.running(timeout_seconds=60.0)
     pool.change("UPDATE leases SET due_at = now() - interval '1 s'")
@@ -102,7 +102,7 @@ def test_va_11_a_job_that_outlived_its_timeout_is_charged(pool: Pool) -> None:
     assert counts(pool) == {("bot-1", ""): (0, 1)}
 
 
-def test_va_03_the_average_latency_is_that_of_finished_attempts(pool: Pool) -> None:
+def test_the_average_latency_is_that_of_finished_attempts(pool: Pool) -> None:
     count(pool)
     bot = pool.bot()
     for seconds in (1, 3):
@@ -262,7 +262,7 @@ def test_the_configuration_turns_counting_on_and_off_for_every_process(pool: Poo
     assert audited(pool.database) == ["success.set"] * 2
 
 
-def test_va_22_a_job_keeps_what_its_bot_was_chosen_by(pool: Pool) -> None:
+def test_a_job_keeps_what_its_bot_was_chosen_by(pool: Pool) -> None:
     count(pool)
     work_off_counting(pool, pool.bot("bot-1"), "failed", jobs=2)
     pool.bot("bot-2", capacity=2)
@@ -275,7 +275,7 @@ def test_va_22_a_job_keeps_what_its_bot_was_chosen_by(pool: Pool) -> None:
     }  # fmt: skip
 
 
-def test_va_01_an_assigner_goes_by_what_was_counted(pool: Pool) -> None:
+def test_an_assigner_goes_by_what_was_counted(pool: Pool) -> None:
     """bot-1 has failed: the same jobs go to bot-2 until its load outweighs that."""
     count(pool)
     bots = [pool.bot(name, capacity=4) for name in ("bot-1", "bot-2")]
@@ -302,7 +302,7 @@ def test_jobs_that_take_of_resources_or_belong_to_a_batch_go_by_what_was_counted
 @pytest.mark.parametrize(
     ("strategy", "read"), [({}, False), ({"weights": {"success": 1.0}}, True), ({"kind": "success"}, True)]
 )
-def test_a_08_rates_are_read_by_those_who_want_them_only(pool: Pool, strategy: dict[str, object], read: bool) -> None:
+def test_rates_are_read_by_those_who_want_them_only(pool: Pool, strategy: dict[str, object], read: bool) -> None:
     count(pool)
     pool.bot()
     pool.submit()

@@ -19,7 +19,7 @@ def place(pool: Pool, name: str, of: str | None) -> None:
     pool.database.run(lambda c: instances.put_instance(c, name, pool=of, actor="test"))
 
 
-def test_bg_13_bots_and_queued_jobs_move_to_the_first_cohort_with_all_their_labels(pool: Pool) -> None:
+def test_bots_and_queued_jobs_move_to_the_first_cohort_with_all_their_labels(pool: Pool) -> None:
     pool.bot(labels=["gpu"])
     pool.submit(label="gpu")
     put_cohort(pool, "wide", "cpu", "gpu")
@@ -30,7 +30,7 @@ def test_bg_13_bots_and_queued_jobs_move_to_the_first_cohort_with_all_their_labe
     assert (cohort_of(pool, "bots"), cohort_of(pool, "jobs")) == ("wide", "wide")
 
 
-def test_bg_12_a_job_that_runs_keeps_its_cohort_until_it_is_queued_again(pool: Pool) -> None:
+def test_a_job_that_runs_keeps_its_cohort_until_it_is_queued_again(pool: Pool) -> None:
     _, bot, work = pool.running(label="gpu")
     put_cohort(pool, "gpus", "gpu")
     assert cohort_of(pool, "jobs") == "default"
@@ -38,7 +38,7 @@ def test_bg_12_a_job_that_runs_keeps_its_cohort_until_it_is_queued_again(pool: P
     assert cohort_of(pool, "jobs") == "gpus"
 
 
-def test_bg_13_a_submit_undecided_while_a_cohort_is_declared_gets_it_too(pool: Pool, race: Race) -> None:
+def test_a_submit_undecided_while_a_cohort_is_declared_gets_it_too(pool: Pool, race: Race) -> None:
     race.in_turn(
         lambda first: first.submit(label="gpu", properties={"os": "new"}), lambda: put_cohort(pool, "gpus", "gpu")
     )
@@ -75,7 +75,7 @@ def test_a_declared_list_is_the_order_and_leaves_the_others_alone(pool: Pool) ->
     assert audited(pool.database) == ["cohort.set"] * 3
 
 
-def test_bg_14_a_maximum_below_the_usage_stops_nothing_and_starts_nothing(pool: Pool) -> None:
+def test_a_maximum_below_the_usage_stops_nothing_and_starts_nothing(pool: Pool) -> None:
     tenancy = Tenancy(pool)
     tenancy.quota("team-a", maximum=3)
     pool.submit(5, instance="team-a")
@@ -89,7 +89,7 @@ def test_bg_14_a_maximum_below_the_usage_stops_nothing_and_starts_nothing(pool: 
     assert tenancy.usage("team-a") == 1
 
 
-def test_bg_11_a_pool_is_not_changed_under_the_bots_that_serve_it(pool: Pool) -> None:
+def test_a_pool_is_not_changed_under_the_bots_that_serve_it(pool: Pool) -> None:
     place(pool, "team-a", "builds")
     pool.submit(instance="team-a")
     bot = pool.bot(pool="builds")
@@ -102,7 +102,7 @@ def test_bg_11_a_pool_is_not_changed_under_the_bots_that_serve_it(pool: Pool) ->
     assert (found.pool, found.running) == (None, 0)
 
 
-def test_bg_11_a_bot_of_a_pool_serves_all_its_instances_and_no_other(pool: Pool) -> None:
+def test_a_bot_of_a_pool_serves_all_its_instances_and_no_other(pool: Pool) -> None:
     for name, of in (("team-a", "builds"), ("team-b", "builds"), ("team-c", "tests")):
         place(pool, name, of)
         pool.submit(instance=name)
@@ -113,7 +113,7 @@ def test_bg_11_a_bot_of_a_pool_serves_all_its_instances_and_no_other(pool: Pool)
     assert Tenancy(pool).running() == {"team-a": 1, "team-b": 1}
 
 
-def test_bg_11_an_assigner_of_one_instance_serves_its_whole_pool_and_no_other(pool: Pool) -> None:
+def test_an_assigner_of_one_instance_serves_its_whole_pool_and_no_other(pool: Pool) -> None:
     for name, of in (("team-a", "builds"), ("team-b", "builds"), ("team-c", "tests"), ("team-d", None)):
         place(pool, name, of)
         pool.submit(instance=name)
@@ -124,7 +124,7 @@ def test_bg_11_an_assigner_of_one_instance_serves_its_whole_pool_and_no_other(po
     assert Tenancy(pool).running() == {"team-a": 1, "team-b": 1, "team-d": 1}
 
 
-def test_bg_11_an_instance_that_changes_its_pool_is_served_by_the_new_one_alone(pool: Pool) -> None:
+def test_an_instance_that_changes_its_pool_is_served_by_the_new_one_alone(pool: Pool) -> None:
     place(pool, "team-a", "builds")
     place(pool, "team-a", "tests")
     pool.submit(instance="team-a")

@@ -175,7 +175,7 @@ def offered_fetch_quotas(answer: dict) -> list[str]:
 
 
 @pytest.mark.parametrize(("maximum", "fetched"), [(4, []), (5, ["team-a"]), (None, ["team-a"])])
-def test_bg_26_an_instance_is_fetched_from_if_the_whole_bot_would_fit_into_its_quota(
+def test_an_instance_is_fetched_from_if_the_whole_bot_would_fit_into_its_quota(
     pool: Pool, tenancy: Tenancy, maximum: int | None, fetched: list[str]
 ) -> None:
     bot, work = busy(pool, instance="team-b", capacity=3)
@@ -189,7 +189,7 @@ def test_bg_26_an_instance_is_fetched_from_if_the_whole_bot_would_fit_into_its_q
 
 
 @pytest.mark.parametrize(("others_wait", "fetched"), [(True, []), (False, ["team-a"])])
-def test_bg_26_an_eviction_lowers_what_may_be_fetched_while_others_wait(
+def test_an_eviction_lowers_what_may_be_fetched_while_others_wait(
     pool: Pool, tenancy: Tenancy, others_wait: bool, fetched: list[str]
 ) -> None:
     bot, work = busy(pool, instance="team-b")
@@ -202,7 +202,7 @@ def test_bg_26_an_eviction_lowers_what_may_be_fetched_while_others_wait(
 
 
 @pytest.mark.parametrize("to_capacity", [True, False])
-def test_bg_26_what_this_very_call_has_given_back_may_be_fetched_again(
+def test_what_this_very_call_has_given_back_may_be_fetched_again(
     pool: Pool, tenancy: Tenancy, to_capacity: bool
 ) -> None:
     tenancy.quota("team-a", maximum=2)
@@ -222,7 +222,7 @@ def test_an_instance_below_its_minimum_is_fetched_from_first_and_only_up_to_it(p
 
 
 @pytest.mark.parametrize("to_capacity", [True, False])
-def test_a_06_without_any_headroom_nothing_is_fetched(pool: Pool, tenancy: Tenancy, to_capacity: bool) -> None:
+def test_without_any_headroom_nothing_is_fetched(pool: Pool, tenancy: Tenancy, to_capacity: bool) -> None:
     tenancy.quota("team-a", maximum=0)
     tenancy.quota("team-b", maximum=1)
     busy(pool, instance="team-b", name="bot-2")
@@ -233,7 +233,7 @@ def test_a_06_without_any_headroom_nothing_is_fetched(pool: Pool, tenancy: Tenan
     assert (tenancy.usage("team-a"), tenancy.usage("team-b")) == (0, 1)
 
 
-def test_a_06_units_that_are_kept_for_an_instance_are_not_fetched_into(pool: Pool) -> None:
+def test_units_that_are_kept_for_an_instance_are_not_fetched_into(pool: Pool) -> None:
     bot, work = busy(pool, instance="team-b", to_capacity=True)
     keep(pool, "bot-1", "team-d")
     pool.submit(3, instance="team-c")

@@ -399,7 +399,7 @@ def test_a_draining_or_unhealthy_bot_of_a_batch_is_given_nothing_that_the_others
 
 @pytest.mark.parametrize("to_capacity", [True, False])
 @pytest.mark.parametrize("maximum", [0, 1, 2, 4, 5, 7, None])
-def test_bg_26_a_batch_fetches_under_a_maximum_what_its_bots_would_have_fetched_alone(
+def test_a_batch_fetches_under_a_maximum_what_its_bots_would_have_fetched_alone(
     pool: Pool, tenancy: Tenancy, race: Race, maximum: int | None, to_capacity: bool
 ) -> None:
     sync_service = pool.sync_service(to_capacity=to_capacity)
@@ -417,7 +417,7 @@ def test_bg_26_a_batch_fetches_under_a_maximum_what_its_bots_would_have_fetched_
     assert maximum is None or found[1][1] <= maximum
 
 
-def test_bg_26_bots_of_a_batch_take_back_what_they_gave_back_and_not_more_than_the_maximum(
+def test_bots_of_a_batch_take_back_what_they_gave_back_and_not_more_than_the_maximum(
     pool: Pool, tenancy: Tenancy
 ) -> None:
     sync_service = pool.sync_service(to_capacity=True)
@@ -428,7 +428,7 @@ def test_bg_26_bots_of_a_batch_take_back_what_they_gave_back_and_not_more_than_t
     assert tenancy.usage("team-a") == sum(len(answer["leases"]) for answer in answers) == 4
 
 
-def test_bg_26_what_one_bot_of_a_batch_gave_back_is_not_for_the_others(pool: Pool, tenancy: Tenancy) -> None:
+def test_what_one_bot_of_a_batch_gave_back_is_not_for_the_others(pool: Pool, tenancy: Tenancy) -> None:
     sync_service = pool.sync_service()
     tenancy.quota("team-a", maximum=1)
     bots, works = [], []
