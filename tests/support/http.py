@@ -36,6 +36,9 @@ class ReceivedRequest:
     query: dict[str, str]
     body: Any
     token: str | None
+    headers: dict[str, str] = field(default_factory=dict)
+    #: The body as it came.
+    raw: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,7 @@ class Answer:
     body: Any = None
     status: int = 200
     cut: bool = False
+    headers: dict[str, str] = field(default_factory=dict)
 
 
 Script = Callable[[ReceivedRequest], Answer]
@@ -86,6 +90,14 @@ def client_for(url: str, *, patience: float = 5.0) -> Client:
     return Client(url, "lh_operator_x_y", chance=random.Random(1), patience=patience)
 
 
+def _decoded(raw: bytes) -> Any:
+    """The body, if it is JSON."""
+    try:
+        return json.loads(raw)
+    except ValueError:
+        return None
+
+
 @contextmanager
 def gateway(script: Script, *, unix: str | None = None) -> Iterator[Gateway]:
     """Serve `script` inside the block, on a free port of the loopback interface or on a unix socket."""
@@ -101,8 +113,10 @@ def gateway(script: Script, *, unix: str | None = None) -> Iterator[Gateway]:
                 method=self.command,
                 path=parts.path,
                 query=dict(parse_qsl(parts.query)),
-                body=json.loads(raw) if raw else None,
+                body=_decoded(raw),
                 token=self.headers.get("Authorization"),
+                headers=dict(self.headers),
+                raw=raw,
             )
             stands.asked.append(asked)
             answer = stands.script(asked)
@@ -112,7 +126,8 @@ def gateway(script: Script, *, unix: str | None = None) -> Iterator[Gateway]:
                 return
             body = answer.body if isinstance(answer.body, bytes) else json.dumps(answer.body).encode()
             self.send_response(answer.status)
-            self.send_header("Content-Length", str(len(body)))
+            for name, value in {"Content-Length": str(len(body)), **answer.headers}.items():
+                self.send_header(name, value)
             self.end_headers()
             self.wfile.write(body)
 

@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -16,6 +16,7 @@ from assigner.cycle.assigner import PriorityAgeAssigner
 from assigner.cycle.settings import AssignerSettings
 from assigner.maintenance.retention import Retention
 from assigner.maintenance.upkeep import Upkeep, UpkeepSettings
+from assigner.placement.strategy import Policy, Snapshot, Strategy, group_jobs
 from bots.protocol import LeaseReport, OpenSession, Outcome, Session, Sync
 from bots.sync import sessions
 from bots.sync.call import Call, HeldCall, NewCall
@@ -23,6 +24,7 @@ from bots.sync.fetch import FetchSettings
 from bots.sync.settle import Answer, SyncService
 from schema import clock
 from schema.fleet import success
+from schema.fleet.candidates import FreeBot
 from schema.fleet.success import SuccessSettings
 from schema.moves import graphs
 from schema.moves import submit as submit_moves
@@ -115,6 +117,11 @@ def slow_clock() -> float:
     return clock.monotonic() / 1000
 
 
+#: What an assigner and upkeep are made of beside their settings.
+ASSIGNER_PARTS = ("chance", "name", "now", "quotas", "cohort", "rules", "recorder")
+UPKEEP_PARTS = ("now", "webhooks", "tracer")
+
+
 class Pool:
     """A pool on one database, with helpers to submit jobs, make bots and read rows."""
 
@@ -155,19 +162,16 @@ class Pool:
         return self.bot(bot.session.bot, dead_session=dead, **fields)
 
     def assigner(self, **settings: Any) -> PriorityAgeAssigner:
-        """An assigner that the test runs cycle by cycle; it serves minimums first."""
-        return PriorityAgeAssigner(
-            self.database,
-            AssignerSettings(**{"minimums_first": True, **settings}),
-            timing=self.timing,
-            chance=self.chance,
-            name="assigner:test",
-            now=slow_clock,
-        )
+        """An assigner that the test runs cycle by cycle; it serves minimums first. Its parts may be given, too."""
+        parts: dict[str, Any] = {"chance": self.chance, "name": "assigner:test", "now": slow_clock}
+        parts |= {name: settings.pop(name) for name in ASSIGNER_PARTS if name in settings}
+        chosen = AssignerSettings(**{"minimums_first": True, **settings})
+        return PriorityAgeAssigner(self.database, chosen, timing=self.timing, **parts)
 
     def upkeep(self, **settings: Any) -> Upkeep:
-        """Upkeep that the test runs round by round."""
-        return Upkeep(self.database, UpkeepSettings(**settings), timing=self.timing, name="upkeep:test", now=slow_clock)
+        """Upkeep that the test runs round by round. Its parts may be given, too."""
+        parts = {"now": slow_clock} | {name: settings.pop(name) for name in UPKEEP_PARTS if name in settings}
+        return Upkeep(self.database, UpkeepSettings(**settings), timing=self.timing, name="upkeep:test", **parts)
 
     def retention(self, **settings: Any) -> Retention:
         """The deletion of finished jobs and graphs, which the test runs round by round."""
@@ -419,3 +423,34 @@ def busy_bot(pool: Pool, *, capacity: int = 1, **fetch: object) -> tuple[Bot, li
     pool.submit(capacity)
     bot = pool.bot(capacity=capacity, sync_service=pool.sync_service(**fetch))
     return bot, pool.given(bot)
+
+
+# Bots and jobs as strategies see them, for the pure functions of placement
+
+
+#: Success rates by (bot, label).
+Rates = Mapping[tuple[int, str], float]
+
+
+def bot(number: int, free_units: int = 1, *, capacity: int | None = None, priority: int = 0) -> FreeBot:
+    """A bot with so many free units: all that it has, unless `capacity` says more."""
+    return FreeBot(number, f"bot-{number}", priority, free_units, capacity or free_units)
+
+
+def job(number: int, *, units: int = 1, kind: int = 1, hint: str | None = None) -> ReadyJob:
+    """A job that was picked. Jobs of one `kind` have a queue and a requirement set of their own."""
+    return ReadyJob(number, str(number), kind, 0, 1, kind, 0, units, hint, False)
+
+
+def snapshot(
+    jobs: Sequence[ReadyJob], *candidates: Sequence[FreeBot], hits: Iterable[tuple[int, str]] = (), **fields: Any
+) -> Snapshot:
+    """These jobs with the candidates of each group of them; one list of bots is that of all groups."""
+    groups = group_jobs(jobs)
+    found = candidates * len(groups) if len(candidates) == 1 else candidates
+    return Snapshot(jobs, groups, found, frozenset(hits), **fields)
+
+
+def placed(strategy: Strategy, seen: Snapshot, policy: Policy | None = None) -> dict[int, int]:
+    """Job → bot, in the order in which the strategy has placed them."""
+    return {each.job_id: each.bot_id for each in strategy.choose(seen, policy or Policy(), how={})}

@@ -3,13 +3,12 @@
 from typing import Any
 
 from assigner.cycle.assigner import PriorityAgeAssigner
-from assigner.cycle.settings import AssignerSettings
 from assigner.preemption.plan import QuotaSettings
 from schema.accounting import accounts, counters
 from schema.accounting import quotas as quotas_accounting
 from schema.accounting.accounts import Account
 from schema.tenancy import cohorts
-from tests.support.pool import Bot, Pool, slow_clock
+from tests.support.pool import Bot, Pool
 
 #: Settings that preempt at once.
 EAGER = QuotaSettings(preemption_delay=0)
@@ -111,28 +110,11 @@ class Tenancy:
 
     def assigner(self, quotas: QuotaSettings, **settings: object) -> PriorityAgeAssigner:
         """A priority-age assigner with these quota settings; it serves minimums first."""
-        return PriorityAgeAssigner(
-            self.pool.database,
-            AssignerSettings.model_validate({"minimums_first": True, **settings}),
-            timing=self.pool.timing,
-            chance=self.pool.chance,
-            name="assigner:test",
-            now=slow_clock,
-            quotas=quotas,
-        )
+        return self.pool.assigner(quotas=quotas, **settings)
 
     def cohort_assigner(self, cohort: int = 0, quotas: QuotaSettings | None = None) -> PriorityAgeAssigner:
         """A cohort assigner for one cohort."""
-        return PriorityAgeAssigner(
-            self.pool.database,
-            AssignerSettings(kind="cohort"),
-            timing=self.pool.timing,
-            chance=self.pool.chance,
-            name="assigner:test",
-            now=slow_clock,
-            quotas=quotas,
-            cohort=cohort,
-        )
+        return self.pool.assigner(kind="cohort", cohort=cohort, quotas=quotas)
 
 
 def contested(pool: Pool, tenancy: Tenancy, **fields: Any) -> tuple[str, str, Bot, dict[str, Any]]:
