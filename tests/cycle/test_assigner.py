@@ -1,34 +1,37 @@
-"""One assigner, cycle by cycle."""
+"""One assigner, cycle by cycle, and how many jobs it places together: few while it is quiet, ever more under load."""
+
+import os
+import random
+from typing import Any
 
 import pytest
 
-from schema.moves.cancel import cancel
+from assigner.cycle.assigner import RETRY_SECONDS, PriorityAgeAssigner
+from assigner.cycle.pacing import LEAST, MIN_CONCURRENT_BATCHES, QUICK, SLOW, Batch, concurrent_batches
+from assigner.cycle.settings import AssignerSettings
+from assigner.loops import Again
+from assigner.preemption.plan import QuotaSettings
 from schema.picking import ready
+from schema.picking.pick import Order
+from schema.picking.ready import Scope
+from schema.postgres import advisory
+from schema.postgres.connection import Connection
+from schema.postgres.statements import Statement
+from tests.support.filling import fill_bots, fill_jobs, fill_queues
 from tests.support.pool import Pool, completed
-from tests.support.race import Race
+from tests.support.race import Race, cancel
 from tests.support.tenancy import Tenancy
 
 
-def test_the_most_urgent_job_goes_first_and_the_oldest_among_equals(pool: Pool) -> None:
-    (later,) = pool.submit(priority=5)
-    (first,) = pool.submit(priority=-5)
-    (second,) = pool.submit(priority=-5)
-    bot = pool.bot()
+@pytest.mark.parametrize(("percentage", "order"), [(100, [1, 2, 0]), (0, [0, 1, 2])])
+def test_the_most_urgent_job_goes_first_or_the_oldest_in_a_share_of_the_cycles(
+    pool: Pool, percentage: int, order: list[int]
+) -> None:
+    jobs = [pool.submit(priority=priority)[0] for priority in (5, -5, -5)]
+    pool.bot(capacity=3)
     for _ in range(3):
-        pool.assigner().run_once()
-        for work in bot.take():
-            pool.change("UPDATE bots SET draining = true")
-            bot.sync(completed(work))
-            pool.change("UPDATE bots SET draining = false")
-    assert pool.granted() == [first, second, later]
-
-
-def test_a_share_of_the_cycles_takes_the_oldest_job_whatever_its_priority(pool: Pool) -> None:
-    (oldest,) = pool.submit(priority=5)
-    pool.submit(priority=-5)
-    pool.bot()
-    pool.assigner(priority_percentage=0).run_once()
-    assert pool.granted() == [oldest]
+        pool.assigner(batch=1, priority_percentage=percentage).run_once()
+    assert pool.granted() == [jobs[nth] for nth in order]
 
 
 def test_the_pause_is_interval_plus_jitter_and_short_after_work(pool: Pool) -> None:
@@ -87,151 +90,57 @@ def test_a_job_larger_than_any_free_bot_backs_off_and_does_not_hold_up_smaller_o
     assert (row.looks, row.reason) == (1, "no bot that offers what it requires has enough free units")
 
 
-def test_a_job_whose_bots_are_merely_full_keeps_its_place_without_backoff(pool: Pool) -> None:
-    pool.submit(2)
-    pool.bot()
-    assigner = pool.assigner()
-    assigner.run_once()
-    assigner.run_once()
-    row = pool.row("SELECT looks, schedule_after FROM queues")
-    assert (row.looks, row.schedule_after) == (0, None)
-
-
 @pytest.mark.parametrize("units", [1, 2])
 def test_a_job_whose_bots_are_merely_locked_keeps_its_place_without_backoff(pool: Pool, race: Race, units: int) -> None:
     (job,) = pool.submit(units=units)
     pool.bot(capacity=2)
-    assigner = pool.assigner()
+    assigner = pool.assigner(interval=1.0, jitter=0.0, busy_sleep_factor=0.01)
     with race.first() as other:
         other.row("SELECT id FROM bots FOR UPDATE")
-        race.unhindered(assigner.run_once, by=other)
+        pause = race.unhindered(assigner.run_once, by=other)
+        assert pause == pytest.approx(0.01), "a lost race is tried again at once"
         row = pool.queue_of(job)
         assert (row.looks, row.schedule_after, pool.granted()) == (0, None, [])
     assigner.run_once()
     assert pool.granted() == [job]
 
 
-def test_a_bot_that_arrives_frees_the_jobs_that_waited_for_it(pool: Pool) -> None:
-    (job,) = pool.submit(properties={"os": "plan9"})
-    assigner = pool.assigner(failure_backoff=60.0, failure_backoff_cap=60.0)
-    assigner.run_once()
-    assert pool.queue_of(job).schedule_after is not None
-
-    pool.bot(properties={"os": ["plan9", "linux"]})
-    assigner.run_once()
-
-    assert pool.granted() == [job]
-
-
 def test_requirements_are_matched_by_containment_with_any_number_of_properties(pool: Pool) -> None:
+    """Whether the requirement set was there before the bot or not."""
     offered = {f"p{number}": ["a", "b"] for number in range(30)}
     wanted = {f"p{number}": "b" for number in range(0, 30, 2)}
     (matching,) = pool.submit(properties=wanted)
     pool.submit(properties={**wanted, "p1": "c"})
     pool.bot(capacity=2, properties=offered)
+    (late,) = pool.submit(properties={"p1": "a"})
     pool.assigner().run_once()
-    assert pool.granted() == [matching]
-    assert pool.row("SELECT count(*) AS links FROM kind_platforms").links == 1
+    assert pool.granted() == [matching, late]
+    assert pool.row("SELECT count(*) AS links FROM kind_platforms").links == 2
 
 
-def test_a_requirement_set_that_appears_later_finds_the_bots_that_are_there(pool: Pool) -> None:
-    pool.bot(properties={"os": "linux", "gpu": "a100"})
-    (job,) = pool.submit(properties={"gpu": "a100"})
-    pool.assigner().run_once()
-    assert pool.granted() == [job]
-
-
-def test_an_assigner_restricted_to_instances_leaves_the_others_alone(pool: Pool) -> None:
+@pytest.mark.parametrize(("assigner", "bot"), [({"instances": ("b", "unknown")}, {}), ({}, {"instance": "b"})])
+def test_an_assigner_or_a_bot_of_some_instances_leaves_the_others_alone(
+    pool: Pool, assigner: dict[str, Any], bot: dict[str, Any]
+) -> None:
     pool.submit(instance="a")
     (mine,) = pool.submit(instance="b")
-    pool.bot(capacity=2)
-    pool.assigner(instances=("b", "unknown")).run_once()
-    assert pool.granted() == [mine]
-
-
-def test_a_bot_for_one_instance_gets_only_its_jobs(pool: Pool) -> None:
-    pool.submit(instance="a")
-    (mine,) = pool.submit(instance="b")
-    pool.bot(capacity=2, instance="b")
-    pool.assigner().run_once()
+    pool.bot(capacity=2, **bot)
+    pool.assigner(**assigner).run_once()
     assert pool.granted() == [mine]
 
 
 def test_a_batch_fills_the_bots_there_are_and_no_more(pool: Pool) -> None:
+    """Jobs whose bots are merely full keep their places without a rest."""
     pool.submit(50)
     for number in range(4):
         pool.bot(f"bot-{number}", capacity=5)
-    pool.assigner(batch=100).run_once()
-    assert [row.in_use for row in pool.rows("SELECT in_use FROM bots")] == [5, 5, 5, 5]
-    assert pool.row("SELECT count(*) AS n FROM jobs WHERE state = 'queued'").n == 30
-    assert pool.row("SELECT looks FROM queues").looks == 0
-
-
-def test_when_the_chosen_bot_is_locked_another_healthy_one_is_taken(pool: Pool) -> None:
-    pool.submit()
-    pool.bot("good", priority=-5)
-    pool.bot("spare", priority=5)
-    with pool.database.connect() as holder:
-        holder.execute_sql("SELECT 1 FROM bots WHERE name = 'good' FOR UPDATE")
-        pool.assigner().run_once()
-        holder.rollback()
-    row = pool.row(
-        "SELECT b.name, e.details FROM live l JOIN bots b ON b.id = l.bot_id, job_events e WHERE move='grant'"
-    )
-    assert row.name == "spare"
-    assert row.details["round"] == 0, "the fall-back, after the sampling rounds"
-
-
-def test_a_job_whose_only_bot_is_locked_is_not_punished(pool: Pool) -> None:
-    (job,) = pool.submit()
-    pool.bot()
-    assigner = pool.assigner(interval=1.0, jitter=0.0, busy_sleep_factor=0.01)
-    with pool.database.connect() as holder:
-        holder.execute_sql("SELECT 1 FROM bots FOR UPDATE")
-        pause = assigner.run_once()
-        holder.rollback()
-    assert pool.job(job).schedule_after is None
-    assert pause == pytest.approx(0.01), "a lost race is tried again at once"
-
-
-def test_assigners_side_by_side_do_not_pick_the_same_jobs(pool: Pool) -> None:
-    pool.submit(20)
-    pool.bot(capacity=100)
-    with pool.database.begin() as one, pool.database.begin() as two:
-        picks = [
-            ready.pick(connection, ready.Scope(), order=ready.Order.PRIORITY, batch=10) for connection in (one, two)
-        ]
-    found = [job.id for jobs in picks for job in jobs]
-    assert len(found) == len(set(found)) == 20
-
-
-def test_locality_of_a_finished_job_draws_the_next_one(pool: Pool) -> None:
-    pool.submit(locality_hint="repo")
-    first, second = pool.bot("first"), pool.bot("second")
-    pool.assigner().run_once()
-    holder = first if first.sync()["leases"] else second
-    (work,) = holder.take()
-    pool.submit(locality_hint="other")
-    holder.sync(completed(work))
-    pool.change("UPDATE bots SET draining = false")
-    for work in holder.take():
-        holder.sync(completed(work))
-    pool.submit(locality_hint="repo")
-    pool.assigner().run_once()
-    row = pool.row("SELECT b.name FROM live l JOIN bots b ON b.id = l.bot_id")
-    assert row.name == holder.session.bot
-
-
-def test_a_bot_keeps_only_its_latest_locality_hints(pool: Pool) -> None:
-    bot = pool.bot(capacity=20)
-    for number in range(12):
-        pool.submit(locality_hint=f"repo-{number}")
-    pool.assigner().run_once()
-    for work in bot.take():
-        bot.sync(*[completed(work)], *[])
-        break
-    hints = {row.hint for row in pool.rows("SELECT hint FROM bot_localities")}
-    assert len(hints) == 1
+    assigner = pool.assigner(batch=100)
+    for _ in range(2):
+        assigner.run_once()
+        assert [row.in_use for row in pool.rows("SELECT in_use FROM bots")] == [5, 5, 5, 5]
+        assert pool.row("SELECT count(*) AS n FROM jobs WHERE state = 'queued'").n == 30
+        row = pool.row("SELECT looks, schedule_after FROM queues")
+        assert (row.looks, row.schedule_after) == (0, None)
 
 
 def test_a_job_that_waited_for_room_goes_on_when_its_bot_has_room_again(pool: Pool) -> None:
@@ -245,7 +154,7 @@ def test_a_job_that_waited_for_room_goes_on_when_its_bot_has_room_again(pool: Po
     assert pool.queue_of(large).schedule_after is not None
 
     bot.sync(completed(work, "released"), capacity=4)
-    pool.database.run(lambda c: cancel(c, [small], instances=None, sync=1.0, actor="test"))
+    cancel(pool, small)
     assigner.run_once()
 
     assert pool.job(large).state == "leased"
@@ -270,15 +179,15 @@ def test_any_number_of_jobs_that_nobody_can_run_rest_with_their_queues_in_one_cy
     assert pool.rows("SELECT id, xmin FROM jobs ORDER BY id") == before, "not one job was written"
 
 
-def test_a_job_that_comes_into_a_queue_that_rests_waits_with_it(pool: Pool) -> None:
-    pool.submit(properties={"os": "plan9"})
-    assigner = pool.assigner(failure_backoff=60.0)
+def test_a_job_that_comes_into_a_queue_that_rests_waits_with_it_until_a_bot_arrives(pool: Pool) -> None:
+    (job,) = pool.submit(properties={"os": "plan9"})
+    assigner = pool.assigner(failure_backoff=60.0, failure_backoff_cap=60.0)
     assigner.run_once()
     (late,) = pool.submit(properties={"os": "plan9"})
     assert pool.queue_of(late).schedule_after is not None
-    pool.bot(capacity=2, properties={"os": "plan9"})
+    pool.bot(capacity=2, properties={"os": ["plan9", "linux"]})
     assigner.run_once()
-    assert pool.job(late).state == "leased"
+    assert pool.granted() == [job, late]
 
 
 def test_a_minimum_is_reached_in_one_cycle_however_many_queues_are_open(pool: Pool, tenancy: Tenancy) -> None:
@@ -289,3 +198,172 @@ def test_a_minimum_is_reached_in_one_cycle_however_many_queues_are_open(pool: Po
     pool.bot(capacity=60)
     pool.assigner(batch=50).run_once()
     assert needed <= set(pool.granted())
+
+
+# How many jobs an assigner places together.
+
+
+LIMIT = 5000
+GROWN = [(100, 0.0), (200, 0.0)]
+
+
+def after(*cycles: tuple[int, float], limit: int = LIMIT) -> int:
+    """The size after cycles that chose bots for so many jobs, each in so many seconds."""
+    batch = Batch()
+    for chosen, seconds in cycles:
+        batch.learn(chosen=chosen, seconds=seconds, limit=limit)
+    return batch.size(limit)
+
+
+@pytest.mark.parametrize(
+    ("cycles", "limit", "size"),
+    [
+        pytest.param([], LIMIT, LEAST, id="small at first"),
+        ([(LEAST, 0.01)], LIMIT, 2 * LEAST),
+        ([(LEAST // 2 + 1, 0.01)], LIMIT, 2 * LEAST),
+        ([(LEAST // 2, 0.01)], LIMIT, LEAST),
+        ([(LEAST, QUICK)], LIMIT, LEAST),
+        ([(LEAST, SLOW)], LIMIT, LEAST),
+        ([(LEAST, SLOW + 1)], LIMIT, LEAST),
+        ([(0, 0.01)], LIMIT, LEAST),
+        ([*GROWN, (400, SLOW + 0.01)], LIMIT, 200),
+        ([*GROWN, (100, 0.01)], LIMIT, 200),
+        ([*GROWN, (101, 0.01)], LIMIT, 400),
+        ([*GROWN, (0, 0.01)], LIMIT, 200),
+        ([*GROWN, (300, (QUICK + SLOW) / 2)], LIMIT, 400),
+        ([], 1, 1),
+        ([(1, 0.0), (1, 0.0)], 1, 1),
+        ([(7, 0.0)] * 20, 7, 7),
+    ],
+)
+def test_a_batch_grows_after_a_quick_and_full_cycle_and_is_halved_by_a_slow_or_empty_one(
+    cycles: list[tuple[int, float]], limit: int, size: int
+) -> None:
+    assert after(*cycles, limit=limit) == size
+
+
+def test_a_batch_doubles_up_to_its_limit_and_shrinks_to_the_least() -> None:
+    batch = Batch()
+    sizes = []
+    for full in [True] * 8 + [False] * 8:
+        sizes.append(batch.size(LIMIT))
+        batch.learn(chosen=sizes[-1] if full else 0, seconds=0.0, limit=LIMIT)
+    assert sizes == [100, 200, 400, 800, 1600, 3200, 5000, 5000, 5000, 2500, 1250, 625, 312, 156, 100, 100]
+
+
+def test_a_limit_that_is_lowered_holds_at_once_and_one_that_is_raised_is_grown_into() -> None:
+    batch = Batch()
+    for _ in range(20):
+        batch.learn(chosen=batch.size(LIMIT), seconds=0.0, limit=LIMIT)
+    assert batch.size(300) == 300
+    batch.learn(chosen=0, seconds=0.0, limit=300)
+    assert batch.size(LIMIT) == 150
+    batch.learn(chosen=150, seconds=0.0, limit=LIMIT)
+    assert batch.size(LIMIT) == 300
+
+
+def test_an_assigner_under_backlog_takes_ever_more_and_places_everything(pool: Pool) -> None:
+    with pool.database.begin() as connection:
+        fill_queues(connection, instances=1, kinds=["k"])
+        fill_jobs(connection, 2000, instances=1, kinds=["k"])
+        fill_bots(connection, {"k": 25}, capacity=100)
+    quick = pool.assigner(batch=800, now=lambda: 0.0)
+    placed = [placed_by(pool, quick) for _ in range(6)]
+    assert placed == [100, 200, 400, 800, 500, 0]
+    assert pool.row("SELECT count(*) AS n FROM jobs WHERE state <> 'leased'").n == 0
+
+
+def placed_by(pool: Pool, assigner: PriorityAgeAssigner) -> int:
+    """How many jobs the assigner places in its next cycle."""
+    count = "SELECT count(*) AS n FROM live"
+    before: int = pool.row(count).n
+    assigner.run_once()
+    after_it: int = pool.row(count).n
+    return after_it - before
+
+
+# Slots: who places many jobs needs one, and nobody waits for one.
+
+
+JOBS = 4 * LEAST
+
+
+def taken(connection: Connection, number: int) -> int | None:
+    return advisory.try_take_slot(connection, number, chance=random.Random(1))
+
+
+@pytest.fixture
+def busy(pool: Pool) -> PriorityAgeAssigner:
+    """An assigner, one at a time, that has had much to place, and has more."""
+    pool.bot(capacity=JOBS)
+    pool.submit(JOBS)
+    assigner = pool.assigner(at_once=1, name="assigner:busy", now=lambda: 0.0)
+    assigner.run_once()
+    assert len(queued(pool)) == JOBS - LEAST
+    return assigner
+
+
+def queued(pool: Pool) -> list[str]:
+    """The jobs that wait and that nobody holds."""
+
+    def work(connection: Connection) -> list[str]:
+        found = ready.pick(connection, Scope(), order=Order.PRIORITY, batch=JOBS)
+        return [job.public_id for job in found]
+
+    return pool.database.run(work)
+
+
+def test_who_gets_no_slot_comes_again_and_places_nothing_meanwhile(
+    pool: Pool, busy: PriorityAgeAssigner, race: Race
+) -> None:
+    with race.first() as first:
+        assert taken(first.connection, 1) == 0
+        for _ in range(3):
+            pause = race.unhindered(busy.run_once, by=first)
+            assert isinstance(pause, Again)
+            assert RETRY_SECONDS / 2 <= pause <= 2 * RETRY_SECONDS
+        assert len(queued(pool)) == JOBS - LEAST
+        first.commit()
+    busy.run_once()
+    assert len(queued(pool)) == JOBS - 3 * LEAST
+
+
+def test_who_places_other_jobs_needs_no_slot_of_theirs(pool: Pool, busy: PriorityAgeAssigner, race: Race) -> None:
+    busy.reconfigure(AssignerSettings(at_once=1, instances=("default",)), QuotaSettings())
+    with race.first() as first:
+        assert taken(first.connection, 1) == 0
+        race.unhindered(busy.run_once, by=first)
+    assert len(queued(pool)) == JOBS - 3 * LEAST
+
+
+def test_who_loses_a_whole_batch_to_others_takes_a_larger_one_next(
+    pool: Pool, busy: PriorityAgeAssigner, race: Race
+) -> None:
+    with race.first() as first:
+        first.connection.execute(Statement("SELECT FROM bots FOR UPDATE"))
+        race.unhindered(busy.run_once, by=first)
+        assert len(queued(pool)) == JOBS - LEAST
+    assert placed_by(pool, busy) == JOBS - LEAST
+
+
+def test_who_has_little_to_place_needs_no_slot(pool: Pool, race: Race) -> None:
+    pool.bot(capacity=1)
+    pool.submit(1)
+    with race.first() as first:
+        assert taken(first.connection, 1) == 0
+        race.unhindered(pool.assigner(at_once=1).run_once, by=first)
+    assert not queued(pool)
+
+
+def test_each_slot_is_taken_once(pool: Pool) -> None:
+    for number, expected in ((2, {0, 1}), (1, {0, None})):
+        with pool.database.begin() as one, pool.database.begin() as other:
+            assert {taken(one, number), taken(other, number)} == expected
+
+
+@pytest.mark.parametrize(("cores", "number"), [(None, MIN_CONCURRENT_BATCHES), (1, MIN_CONCURRENT_BATCHES), (12, 12)])
+def test_there_are_as_many_slots_as_cores_unless_configured(
+    monkeypatch: pytest.MonkeyPatch, cores: int | None, number: int
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    assert (concurrent_batches(None), concurrent_batches(3)) == (number, 3)

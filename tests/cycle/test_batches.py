@@ -3,17 +3,16 @@
 import random
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
-from assigner.cycle.assigner import PriorityAgeAssigner
-from assigner.cycle.settings import AssignerSettings
 from assigner.preemption.plan import QuotaSettings
 from schema.accounting import quotas
-from tests.support.pool import Pool, slow_clock
+from tests.support.pool import Pool
 from tests.support.tenancy import put_cohort
 
-WORLDS = 8
+WORLDS = 3
 #: The score is the number of free units; the bot's priority only decides between equals.
 WEIGHTS = {"priority": -0.01, "capacity": 1.0, "locality": 0.0}
 KINDS = "abc"
@@ -122,24 +121,14 @@ def built(pool: Pool, world: World, cohort: str) -> dict[str, int]:
             )
         )
     for nth, bot in enumerate(world.bots):
-        pool.bot(
-            f"{cohort}-{nth}",
-            capacity=bot.capacity,
-            priority=bot.priority,
-            labels=[cohort],
-            properties={"kind": list(bot.kinds)},
-        )
+        fields: dict[str, Any] = {"capacity": bot.capacity, "priority": bot.priority, "labels": [cohort]}
+        pool.bot(f"{cohort}-{nth}", properties={"kind": list(bot.kinds)}, **fields)
     numbers: dict[str, int] = {}
     for nth, job in enumerate(world.jobs):
-        wish = {} if job.preferred is None else {"preferred_properties": {"kind": [job.preferred]}}
-        (found,) = pool.submit(
-            instance=job.instance,
-            priority=job.priority,
-            units=job.units,
-            label=cohort,
-            properties={"kind": job.kind},
-            **wish,
-        )
+        fields = {"instance": job.instance, "priority": job.priority, "units": job.units, "label": cohort}
+        if job.preferred is not None:
+            fields["preferred_properties"] = {"kind": [job.preferred]}
+        (found,) = pool.submit(properties={"kind": job.kind}, **fields)
         numbers[found] = nth
     return numbers
 
@@ -147,20 +136,13 @@ def built(pool: Pool, world: World, cohort: str) -> dict[str, int]:
 def placed_by(pool: Pool, cohort: str, numbers: dict[str, int], *, batch: int, kind: str) -> list[tuple[int, int]]:
     """Run an assigner until it places nothing more; returns what it has placed, in the order of the events."""
     (row,) = pool.rows("SELECT id FROM cohorts WHERE name = :cohort", cohort=cohort)
-    assigner = PriorityAgeAssigner(
-        pool.database,
-        AssignerSettings.model_validate(
-            {
-                "kind": kind,
-                "batch": batch,
-                "priority_percentage": 100,
-                "strategy": {"weights": WEIGHTS, "sampling": {"sample_size": 100}},
-            }
-        ),
-        timing=pool.timing,
+    assigner = pool.assigner(
+        kind=kind,
+        minimums_first=kind == "cohort",
+        batch=batch,
+        priority_percentage=100,
+        strategy={"weights": WEIGHTS, "sampling": {"sample_size": 100}},
         chance=random.Random(1),
-        name="assigner:test",
-        now=slow_clock,
         quotas=QuotaSettings(preemption=False),
         cohort=row.id,
     )

@@ -9,7 +9,7 @@ from tests.support.race import Race
 NO_SAMPLING = {"strategy": {"sampling": {"enabled": False}}}
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def bots(pool: Pool) -> None:
     """Bots in the order of their registration, of which `second` and `third` are preferred."""
     for name, priority, capacity in (("first", 5, 9), ("second", 0, 1), ("third", 0, 2), ("fourth", 5, 9)):
@@ -22,14 +22,12 @@ def leases(pool: Pool) -> list[tuple[str, str]]:
     return [(row.name, row.strategy) for row in rows]
 
 
-@pytest.mark.usefixtures("bots")
 def test_each_job_goes_to_the_first_bot_that_has_room(pool: Pool) -> None:
     pool.submit(5)
     pool.assigner(**NO_SAMPLING).run_once()
     assert leases(pool) == [(name, "first") for name in ("second", "third", "third", "first", "first")]
 
 
-@pytest.mark.usefixtures("bots")
 def test_a_bot_that_another_transaction_has_locked_is_passed_over(pool: Pool, race: Race) -> None:
     (job,) = pool.submit()
     with race.first() as other:
@@ -39,22 +37,18 @@ def test_a_bot_that_another_transaction_has_locked_is_passed_over(pool: Pool, ra
     assert pool.job(job).state == "leased"
 
 
-@pytest.mark.usefixtures("bots")
 def test_the_first_of_all_bots_is_taken_and_a_bot_that_is_not_healthy_is_none(pool: Pool) -> None:
     pool.change("UPDATE bots SET draining = true WHERE name IN ('second', 'third')")
-    for number in range(300):
-        pool.change(
-            "INSERT INTO bots (name, status, session, sync_seq, expires_at, opened_at, kind, capacity, priority, epoch)"
-            " SELECT :name, status, session, sync_seq, expires_at, opened_at, kind, capacity, 9, epoch FROM bots"
-            " WHERE name = 'first'",
-            name=f"late-{number}",
-        )
+    pool.change(
+        "INSERT INTO bots (name, status, session, sync_seq, expires_at, opened_at, kind, capacity, priority, epoch)"
+        " SELECT 'late-' || n, status, session, sync_seq, expires_at, opened_at, kind, capacity, 9, epoch"
+        " FROM bots, generate_series(1, 300) n WHERE name = 'first'"
+    )
     pool.submit(2)
     pool.assigner(**NO_SAMPLING).run_once()
     assert leases(pool) == [("first", "first")] * 2
 
 
-@pytest.mark.usefixtures("bots")
 def test_a_job_too_large_for_every_bot_rests_without_sampling_as_with_it(pool: Pool) -> None:
     (job,) = pool.submit(units=10)
     pool.assigner(**NO_SAMPLING).run_once()

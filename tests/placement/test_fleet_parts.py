@@ -1,4 +1,6 @@
-"""Who places a large batch draws from a part of the bots, and only as long as that suffices; what is remembered."""
+"""Who places a large batch draws from a part of the bots as long as that suffices; few bots of a tenant are found."""
+
+import random
 
 import pytest
 
@@ -6,12 +8,14 @@ from assigner.placement import sampling
 from assigner.placement.fleet import Fleet, Part
 from assigner.placement.sampling import AMPLE, CROWD, FEW, SMALL
 from assigner.placement.strategy import Snapshot
-from schema.fleet.candidates import FreeBot
+from schema.fleet import candidates
+from schema.fleet.candidates import CandidateRequest, FreeBot
 from schema.picking import ready
 from schema.picking.pick import Order
 from schema.picking.ready import Scope
 from schema.postgres.connection import Connection
 from tests.support import filling
+from tests.support.explain import closed, explained, gates_of
 from tests.support.pool import Pool
 
 SAMPLE, PARTS = 5, 8
@@ -60,18 +64,16 @@ def widen(pool: Pool, capacity: int) -> None:
 
 
 def test_those_who_place_many_jobs_at_once_look_at_different_bots(many: Pool) -> None:
-    widen(many, 100)
+    widen(many, 1000)
     found = [sampled_from(many, CROWD, number) for number in range(PARTS)]
     assert min(map(len, found)) >= SAMPLE
     assert sum(map(len, found)) == len(set.union(*found))
-
-
-def test_a_batch_of_more_jobs_than_there_are_bots_is_drawn_from_a_part(many: Pool) -> None:
+    seen = {bot_id for _ in range(20) for bot_id in sampled_from(many, CROWD - 1, 0)}
+    assert {bot_id % PARTS for bot_id in seen} == set(range(PARTS)), "who has little to place looks at all of them"
     many.submit(2 * BOTS, properties={"kind": "one"})
-    widen(many, 1000)
-    found = sampled_from(many, 2 * BOTS, 3)
-    assert {bot_id % PARTS for bot_id in found} == {3}
-    assert len(found) == BOTS // PARTS
+    of_part = sampled_from(many, 2 * BOTS, 3)
+    assert len(of_part) == BOTS // PARTS, "more jobs than bots: all of the part"
+    assert {bot_id % PARTS for bot_id in of_part} == {3}
 
 
 def test_jobs_of_many_tenants_that_the_same_bots_could_take_are_drawn_from_a_part(pool: Pool) -> None:
@@ -96,11 +98,6 @@ def test_groups_that_different_bots_could_take_are_drawn_from_all_bots(pool: Poo
     assert {bot.id % PARTS for bots in found for bot in bots} == set(range(PARTS))
 
 
-def test_where_a_part_has_not_plenty_of_room_all_bots_are_looked_at(many: Pool) -> None:
-    widen(many, 1)
-    assert len(sampled_from(many, 2 * CROWD, 0)) == SAMPLE + 2 * CROWD - 1
-
-
 def test_bots_with_room_for_several_jobs_of_a_large_batch_are_shared_by_them(many: Pool) -> None:
     jobs, fleet = 4 * CROWD, Fleet()
     needed = AMPLE * jobs
@@ -112,8 +109,9 @@ def test_bots_with_room_for_several_jobs_of_a_large_batch_are_shared_by_them(man
     assert len(sampled_from(many, jobs, 2, fleet)) == needed // 5
     widen(many, 1)
     found = sampled_from(many, jobs, 3, fleet)
-    assert len(found) == SAMPLE + jobs - 1
+    assert len(found) == SAMPLE + jobs - 1, "a part has not plenty of room, and all bots are looked at"
     assert len({bot_id % PARTS for bot_id in found}) > 1
+    assert len(sampled_from(many, 2 * CROWD, 0)) == SAMPLE + 2 * CROWD - 1
 
 
 def test_of_bots_with_room_for_one_large_job_each_there_is_one_for_every_job(pool: Pool) -> None:
@@ -148,12 +146,6 @@ def test_a_part_of_few_bots_is_not_crowded(pool: Pool) -> None:
     assert {bot_id % PARTS for bot_id in found} == set(range(PARTS))
 
 
-def test_who_has_little_to_place_looks_at_all_bots(many: Pool) -> None:
-    widen(many, 100)
-    found = {bot_id for _ in range(20) for bot_id in sampled_from(many, CROWD - 1, 0)}
-    assert {bot_id % PARTS for bot_id in found} == set(range(PARTS))
-
-
 def test_after_a_crash_of_the_server_all_bots_are_read_again(pool: Pool) -> None:
     """Numbers of transactions that the crash has lost are used again, and an older snapshot takes them as seen."""
     fleet = Fleet()
@@ -169,3 +161,56 @@ def test_after_a_crash_of_the_server_all_bots_are_read_again(pool: Pool) -> None
     pool.change("UPDATE bot_changes SET transaction = 3")
     pool.database.run(fleet.refresh)
     assert len(fleet) == 1, "in the same session only changes are read"
+
+
+# Few bots that serve a tenant are found among thousands that serve others only.
+
+
+BOTS_FEW_BOTS, TRIES = 3_000, 5
+KIND = {"kind": ["free"]}
+
+
+SERVES = {
+    "instance": "instance = (SELECT id FROM instances WHERE name = 'team-a')",
+    "pool": "instance = NULL, pool = 'one'",
+    "all": "instance = NULL",
+}
+
+
+@pytest.fixture(params=SERVES)
+def crowded(request: pytest.FixtureRequest, pool: Pool) -> str:
+    """Three thousand free bots serve team-b, and one serves team-a: it alone, its pool, or everybody. A job waits."""
+
+    def fill(connection: Connection) -> None:
+        filling.fill_queues(connection, instances=1, kinds=("free",))
+        filling.fill_bots(connection, {"free": BOTS_FEW_BOTS})
+
+    pool.database.run(fill)
+    pool.change("SELECT intern_instance('team-b')")
+    (job,) = pool.submit(instance="team-a", properties=KIND)
+    pool.change("UPDATE instances SET pool = 'one' WHERE name = 'team-a'")
+    pool.change("UPDATE bots SET instance = (SELECT id FROM instances WHERE name = 'team-b')")
+    pool.change(f"UPDATE bots SET {SERVES[request.param]} WHERE name = 'free-1500'")
+    return job
+
+
+def test_the_few_bots_of_a_tenant_are_found_and_told_of_wherever_a_look_begins(pool: Pool, crowded: str) -> None:
+    with pool.database.connect() as connection:
+        for seed in range(TRIES):
+            chance = random.Random(seed)
+            (job,) = ready.pick(connection, Scope(), order=Order.PRIORITY, batch=10)
+            want = CandidateRequest(job.cohort, job.instance, job.platform, units=1, count=10)
+            (found,) = sampling.sample(connection, Fleet(), [want], sample_size=10, chance=chance)
+            assert [bot.name for bot in found] == ["free-1500"]
+            assert [bot.name for bot in candidates.any_free(connection, want)] == ["free-1500"]
+            connection.rollback()
+    for instances, number in ((None, 1001), (["team-a"], 1)):
+        told = explained(pool, crowded, instances=instances)
+        assert told.sentence.startswith("nothing stands in its way")
+        seen = gates_of(told)["cohort"].evidence
+        assert (seen["present"], seen["healthy"]) == (number, number)
+    pool.assigner().run_once()
+    (late,) = pool.submit(instance="team-a", properties=KIND)
+    assert closed(explained(pool, late, instances=["team-a"])) == ["room"]
+    with pool.database.connect() as connection:
+        assert not ready.pick(connection, Scope(), order=Order.PRIORITY, batch=10)

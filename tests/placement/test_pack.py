@@ -1,117 +1,93 @@
 """The strategies `pack` and `fragmentation`, and what bots have left of several resources."""
 
 import random
+from typing import Any
 
 import pytest
 
 from assigner.placement.registry import StrategySettings, load
 from assigner.placement.resources import ResourceSnapshot
-from assigner.placement.room import Declared, Demand, Room, WaitingKinds, after, choose_gpus, demand_of, fits, times
-from assigner.placement.strategy import Policy, Snapshot, Strategy, group_jobs
+from assigner.placement.room import Declared, Room, WaitingKinds, after, choose_gpus, demand_of, fits, times
+from assigner.placement.strategy import Policy, Strategy, group_jobs
 from schema.fleet.candidates import FreeBot
 from schema.picking.pick import ReadyJob
+from tests.support.pool import bot, job
 
 PACK, FRAGMENTATION = load("pack"), load("fragmentation")
 CPU = (64_000.0, None, None, None)
-
-
-def bot(number: int, *, free_units: int = 8, capacity: int = 8, priority: int = 0) -> FreeBot:
-    return FreeBot(number, f"bot-{number}", priority, free_units, capacity)
-
-
-def job(number: int, *, units: int = 1, kind: int = 1) -> ReadyJob:
-    """Jobs of one `kind` take the same."""
-    return ReadyJob(number, str(number), kind, 0, 1, kind, 0, units, None, False)
 
 
 def gpus(*left: int, cpu: float = 64_000.0) -> Declared:
     return Declared((cpu, None, None, None), CPU, left)
 
 
-def snapshot(
-    jobs: list[ReadyJob],
-    bots: list[FreeBot],
-    *,
-    needs: dict[int, dict[str, int]] | None = None,
-    declared: dict[int, Declared] | None = None,
-    waiting: dict[Demand, int] | None = None,
-) -> Snapshot:
+def placed(strategy: Strategy, jobs: list[ReadyJob], bots: list[FreeBot], **fields: Any) -> dict[int, int]:
+    """Job → bot. `waiting`: how many jobs wait that take something."""
+    waiting = {0: WaitingKinds(fields.pop("waiting"))} if "waiting" in fields else {}
+    given: dict[str, Any] = {"needs": {each.id: {} for each in jobs} | fields.pop("needs", {}), "waiting": waiting}
     groups = group_jobs(jobs)
-    return ResourceSnapshot(
-        jobs,
-        groups,
-        [bots] * len(groups),
-        frozenset(),
-        needs={each.id: {} for each in jobs} | (needs or {}),  # type: ignore[dict-item]
-        declared=declared or {},
-        waiting={0: WaitingKinds(waiting)} if waiting else {},
-    )
-
-
-def placed(strategy: Strategy, seen: Snapshot) -> dict[int, int]:
+    seen = ResourceSnapshot(jobs, groups, [bots] * len(groups), frozenset(), **given, **fields)
     return {each.job_id: each.bot_id for each in seen.chosen_by(strategy, Policy(), how={})}
 
 
-def test_pack_takes_the_bot_that_has_least_left_and_fills_it() -> None:
-    bots = [bot(1, free_units=8), bot(2, free_units=3), bot(3, free_units=5)]
-    jobs = [job(number) for number in range(1, 6)]
-    assert placed(PACK, snapshot(jobs, bots)) == {1: 2, 2: 2, 3: 2, 4: 3, 5: 3}
+ROOMS = [bot(1, 8, capacity=8), bot(2, 3, capacity=8), bot(3, 5, capacity=8)]
+EQUAL = [bot(1, 8), bot(2, 8)]
+KINDS = [job(1, units=3, kind=1), job(2, units=2, kind=2), job(3, units=3, kind=1)]
 
 
-def test_pack_weighs_all_resources_by_the_largest_bot() -> None:
-    tight = Declared((2_000.0, None, None, None), CPU)
-    roomy = Declared((60_000.0, None, None, None), CPU)
-    seen = snapshot([job(1)], [bot(1, free_units=7), bot(2)], needs={1: {"cpu_milli": 2_000}},
-                    declared={1: roomy, 2: tight})  # fmt: skip
-    assert placed(PACK, seen) == {1: 2}, "one more unit is an eighth, the cores are more"
+@pytest.mark.parametrize(
+    ("jobs", "bots", "fields", "chosen"),
+    [
+        pytest.param([job(n) for n in range(1, 6)], ROOMS, {}, {1: 2, 2: 2, 3: 2, 4: 3, 5: 3},
+                     id="who has least left, until it is full"),
+        pytest.param([job(1)], [bot(1, 7, capacity=8), bot(2, 8)],
+                     {"needs": {1: {"cpu_milli": 2_000}},
+                      "declared": {1: Declared((60_000.0, None, None, None), CPU),
+                                   2: Declared((2_000.0, None, None, None), CPU)}},
+                     {1: 2}, id="by the largest bot: a unit more is an eighth, the cores are more"),
+        pytest.param([job(1)], EQUAL, {"needs": {1: {"cpu_milli": 1000}}, "declared": {1: gpus(1000), 2: gpus()}},
+                     {1: 2}, id="GPUs are left to jobs that take some"),
+        pytest.param([job(1)], EQUAL,
+                     {"needs": {1: {"gpu_milli": 400}}, "declared": {1: gpus(1000, 0), 2: gpus(600, 600)}},
+                     {1: 2}, id="a GPU that is shared already"),
+        pytest.param([job(1)], [bot(1, 8, priority=1), bot(2, 8), bot(3, 8)], {}, {1: 2},
+                     id="of equally tight bots by priority, and then by chance"),
+        pytest.param(KINDS, [bot(1, 5), bot(2, 4)], {}, {1: 2, 2: 1, 3: 1}, id="groups see what each other takes"),
+    ],
+)  # fmt: skip
+def test_pack_takes_the_bot_that_has_least_left(
+    jobs: list[ReadyJob], bots: list[FreeBot], fields: dict[str, Any], chosen: dict[int, int]
+) -> None:
+    assert placed(PACK, jobs, bots, **fields) == chosen
 
 
-def test_pack_leaves_gpus_to_jobs_that_take_some() -> None:
-    seen = snapshot([job(1)], [bot(1), bot(2)], needs={1: {"cpu_milli": 1000}}, declared={1: gpus(1000), 2: gpus()})
-    assert placed(PACK, seen) == {1: 2}
+WHOLE, PAIR = demand_of(1, {"gpus": 1}), demand_of(1, {"gpus": 2})
 
 
-def test_pack_shares_a_gpu_that_is_shared_already() -> None:
-    seen = snapshot([job(1)], [bot(1), bot(2)], needs={1: {"gpu_milli": 400}},
-                    declared={1: gpus(1000, 0), 2: gpus(600, 600)})  # fmt: skip
-    assert placed(PACK, seen) == {1: 2}
-
-
-def test_equally_tight_bots_go_by_their_priority_and_then_by_chance() -> None:
-    assert placed(PACK, snapshot([job(1)], [bot(1, priority=1), bot(2), bot(3)])) == {1: 2}
-
-
-def test_groups_see_what_each_other_takes() -> None:
-    jobs = [job(1, units=3, kind=1), job(2, units=2, kind=2), job(3, units=3, kind=1)]
-    assert placed(PACK, snapshot(jobs, [bot(1, free_units=5), bot(2, free_units=4)])) == {1: 2, 2: 1, 3: 1}
-
-
-def test_a_job_that_its_quota_refuses_takes_no_room() -> None:
-    jobs = [job(1, units=4)._replace(headroom=3), job(2, units=4, kind=2)._replace(instance=2)]
-    seen = snapshot(jobs, [bot(1, free_units=4)])
-    seen = ResourceSnapshot(seen.jobs, seen.groups, seen.candidates, seen.hits, headrooms={(0, 1): 3}, needs=seen.needs)
-    assert placed(PACK, seen) == {2: 1}
-
-
-def test_fragmentation_spares_what_waiting_jobs_can_use() -> None:
-    """The tightest fit would make one of two whole GPUs unusable for the jobs that wait for two."""
-    declared = {1: gpus(1000, 1000), 2: gpus(1000, 700, 700, 700)}
-    seen = snapshot([job(1)], [bot(1), bot(2)], needs={1: {"gpus": 1}}, declared=declared,
-                    waiting={demand_of(1, {"gpus": 2}): 5, demand_of(1, {"gpus": 1}): 5})  # fmt: skip
-    assert placed(PACK, seen) == {1: 1}
-    assert placed(FRAGMENTATION, seen) == {1: 2}
-
-
-def test_fragmentation_counts_units_where_no_gpus_are_declared() -> None:
-    jobs = [job(1)]
-    seen = snapshot(jobs, [bot(1, free_units=4), bot(2, free_units=7)], waiting={demand_of(4, {}): 1})
-    assert placed(PACK, seen) == {1: 1}
-    assert placed(FRAGMENTATION, seen) == {1: 2}
+@pytest.mark.parametrize(
+    ("bots", "fields", "packed", "spared"),
+    [
+        pytest.param(
+            EQUAL,
+            {"needs": {1: {"gpus": 1}}, "declared": {1: gpus(1000, 1000), 2: gpus(1000, 700, 700, 700)},
+             "waiting": {PAIR: 5, WHOLE: 5}},
+            {1: 1}, {1: 2}, id="one of two whole GPUs for jobs that wait for two",
+        ),
+        pytest.param([bot(1, 4, capacity=8), bot(2, 7, capacity=8)], {"waiting": {demand_of(4, {}): 1}},
+                     {1: 1}, {1: 2}, id="units, where no GPUs are declared"),
+    ],
+)  # fmt: skip
+def test_fragmentation_spares_what_waiting_jobs_can_use(
+    bots: list[FreeBot], fields: dict[str, Any], packed: dict[int, int], spared: dict[int, int]
+) -> None:
+    """The tightest fit would make it unusable for them."""
+    assert placed(PACK, [job(1)], bots, **dict(fields)) == packed
+    assert placed(FRAGMENTATION, [job(1)], bots, **dict(fields)) == spared
 
 
 def test_fragmentation_goes_by_the_batch_if_nothing_else_is_known_to_wait() -> None:
-    jobs = [job(1, kind=1), job(2, units=4, kind=2)]
-    assert placed(FRAGMENTATION, snapshot(jobs, [bot(1, free_units=4), bot(2, free_units=5)])) == {1: 2, 2: 1}
+    jobs, bots = [job(1, kind=1), job(2, units=4, kind=2)], [bot(1, 4, capacity=8), bot(2, 5, capacity=8)]
+    assert placed(FRAGMENTATION, jobs, bots) == {1: 2, 2: 1}
 
 
 def test_what_a_kind_cannot_use_is_as_in_the_paper() -> None:
@@ -128,16 +104,22 @@ def test_what_a_kind_cannot_use_is_as_in_the_paper() -> None:
     assert mixed.unusable(room)[0] == pytest.approx(750.0)
 
 
-def test_a_part_of_a_gpu_is_of_one_device_and_whole_ones_are_untouched() -> None:
-    assert choose_gpus((1000, 500, 460), demand_of(1, {"gpu_milli": 460})) == (2,)
-    assert choose_gpus((1000, 500, 500), demand_of(1, {"gpu_milli": 500})) == (1,)
-    assert choose_gpus((400, 400, 400), demand_of(1, {"gpu_milli": 401})) is None
-    assert choose_gpus((999, 1000, 1000), demand_of(1, {"gpus": 2})) == (1, 2)
-    assert choose_gpus((999, 999, 1000), demand_of(1, {"gpus": 2})) is None
-    assert choose_gpus((1000, 1000), demand_of(1, {"gpus": 1, "gpu_milli": 300})) == (1, 0)
-    assert choose_gpus((1000,), demand_of(1, {"gpus": 1, "gpu_milli": 300})) is None
-    assert choose_gpus(None, demand_of(1, {"gpus": 1})) is None
-    assert choose_gpus(None, demand_of(1, {"gpu_milli": 300})) == ()
+@pytest.mark.parametrize(
+    ("left", "need", "taken"),
+    [
+        ((1000, 500, 460), {"gpu_milli": 460}, (2,)),
+        ((1000, 500, 500), {"gpu_milli": 500}, (1,)),
+        ((400, 400, 400), {"gpu_milli": 401}, None),
+        ((999, 1000, 1000), {"gpus": 2}, (1, 2)),
+        ((999, 999, 1000), {"gpus": 2}, None),
+        ((1000, 1000), {"gpus": 1, "gpu_milli": 300}, (1, 0)),
+        ((1000,), {"gpus": 1, "gpu_milli": 300}, None),
+        (None, {"gpus": 1}, None),
+        (None, {"gpu_milli": 300}, ()),
+    ],
+)
+def test_a_part_of_a_gpu_is_of_one_device_and_whole_ones_are_untouched(left: Any, need: Any, taken: Any) -> None:
+    assert choose_gpus(left, demand_of(1, need)) == taken
 
 
 def test_as_many_jobs_fit_as_can_be_taken_one_after_another() -> None:
@@ -155,25 +137,11 @@ def test_as_many_jobs_fit_as_can_be_taken_one_after_another() -> None:
         assert found == most
 
 
-def test_the_heap_finds_the_same_bots_as_looking_at_all_of_them() -> None:
-    chance = random.Random(11)
-    for _ in range(50):
-        bots = [bot(number, free_units=chance.randint(1, 8)) for number in range(1, 7)]
-        jobs = [job(number, units=(kind := chance.randint(1, 3)), kind=kind) for number in range(1, 12)]
-        free, expected = {each.id: each.free_units for each in bots}, {}
-        for each in jobs:
-            fitting = [other.id for other in bots if free[other.id] >= each.units]
-            if fitting:
-                best = min(fitting, key=lambda number: free[number])
-                expected[each.id] = best
-                free[best] -= each.units
-        assert placed(PACK, snapshot(jobs, bots)) == expected
-
-
 def test_the_strategies_read_what_they_go_by_and_others_do_not() -> None:
     kinds = ("capacity", "success", "pack", "fragmentation")
     assert {kind: StrategySettings(kind=kind).inputs for kind in kinds} == {
         "capacity": set(), "success": {"success"}, "pack": {"resources"}, "fragmentation": {"resources", "waiting"},
     }  # fmt: skip
-    fallen_back = StrategySettings(kind="locality", fallback="fragmentation")
-    assert fallen_back.inputs == {"warm", "resources", "waiting"}
+    for kind in kinds:
+        of_fallback = StrategySettings(kind=kind).inputs
+        assert StrategySettings(kind="locality", fallback=kind).inputs == {"warm", *of_fallback}

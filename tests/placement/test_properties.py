@@ -1,27 +1,33 @@
-"""Jobs that prefer bots with some properties, and take others."""
+"""Bots that keep properties for jobs that ask for them, and jobs that prefer bots with some properties."""
 
+import json
 import random
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from leasehold.errors import BadInput
 from prometheus_client import REGISTRY
+from pydantic import ValidationError
 
 from assigner.placement import sampling
 from assigner.placement.first import First
 from assigner.placement.fleet import Fleet
-from assigner.placement.strategy import Policy, Snapshot, group_jobs
-from schema.fleet.candidates import FreeBot
+from assigner.placement.strategy import Policy, Snapshot
+from bots.agent.agent import AgentSettings
 from schema.moves.backoff import stop_preferring
 from schema.moves.grant import Placement
 from schema.moves.hold import requeue
 from schema.moves.retention import delete_unused_platforms
 from schema.picking import ready
-from schema.picking.pick import ReadyJob
+from schema.picking.pick import Order
+from schema.picking.ready import Scope
 from schema.postgres.connection import Connection
 from tests.support import filling
 from tests.support.explain import explained, gates_of
-from tests.support.pool import Pool, active, completed, graph_of, taken
+from tests.support.pool import Pool, active, completed, graph_of, snapshot, taken
+from tests.support.pool import bot as free_bot
+from tests.support.pool import job as picked
 from tests.support.race import Race, cancel, outcome, retention
 from tests.support.tenancy import Tenancy
 
@@ -59,36 +65,31 @@ def test_a_preferred_bot_is_taken_although_another_one_scores_more(pool: Pool, s
 
 
 @pytest.mark.parametrize("sampling", [True, False])
-def test_jobs_keep_their_order_across_both_phases(pool: Pool, *, sampling: bool) -> None:
-    """A more urgent job that prefers nothing gets the bot that a less urgent one prefers."""
+def test_jobs_keep_their_order_across_both_phases(pool: Pool, tenancy: Tenancy, *, sampling: bool) -> None:
+    """A more urgent job that prefers nothing gets the bot that a less urgent one prefers. A maximum holds in both."""
+    tenancy.quota("default", maximum=3)
     pool.bot("ssd", capacity=2, properties={"disk": "ssd"})
     (urgent,) = pool.submit(priority=-5, units=2)
-    (wishing,) = pool.submit(**SSD)
-    pool.bot("other", capacity=1)
+    wishing, _ = pool.submit(2, **SSD)
+    for name in ("other", "another"):
+        pool.bot(name, capacity=1)
     assigner = pool.assigner(strategy={"sampling": {"enabled": sampling}})
     assigner.run_once()
     assigner.run_once()
-    assert homes(pool) == {urgent: ("ssd", None), wishing: ("other", "required")}
+    found = homes(pool)
+    assert found.pop(urgent) == ("ssd", None)
+    assert {job: phase for job, (_, phase) in found.items()} == {wishing: "required"}
 
 
 def test_what_is_required_is_required_in_both_phases(pool: Pool) -> None:
     pool.bot("ssd", capacity=9, properties={"disk": "ssd"})
     pool.bot("linux", capacity=1, properties={"os": "linux"})
-    jobs = pool.submit(2, properties={"os": "linux"}, **SSD)
+    first, second = pool.submit(2, properties={"os": "linux"}, **SSD)
     pool.assigner().run_once()
-    assert list(homes(pool).values()) == [("linux", "required")]
+    assert homes(pool) == {first: ("linux", "required")}
     pool.bot("both", properties={"os": "linux", "disk": "ssd"})
     pool.assigner().run_once()
-    assert homes(pool)[jobs[1]] == ("both", "preferred")
-
-
-def test_a_maximum_holds_in_both_phases(pool: Pool, tenancy: Tenancy) -> None:
-    tenancy.quota("default", maximum=2)
-    pool.bot("ssd", capacity=1, properties={"disk": "ssd"})
-    pool.bot("other", capacity=9)
-    pool.submit(5, **SSD)
-    pool.assigner().run_once()
-    assert sorted(homes(pool).values()) == [("other", "required"), ("ssd", "preferred")]
+    assert homes(pool)[second] == ("both", "preferred")
 
 
 def test_a_preferred_bot_that_somebody_has_locked_is_not_waited_for(pool: Pool, race: Race) -> None:
@@ -175,19 +176,16 @@ def test_a_wait_for_a_preferred_bot_begins_when_the_job_is_queued(pool: Pool) ->
     assert pool.row(f"{late} JOIN jobs j ON j.id = w.job_id").exact
 
 
-def test_a_wait_of_a_job_that_has_ended_goes(pool: Pool) -> None:
+def test_a_wait_goes_when_its_job_has_ended_or_is_deleted(pool: Pool) -> None:
     bot = pool.bot("ssd", properties={"disk": "ssd"})
     pool.submit(prefer_seconds=60.0, **SSD)
     (work,) = pool.given(bot)
     bot.sync(completed(work))
     pool.change("UPDATE preference_waits SET until = now()")
-    pool.assigner().run_once()
-    assert pool.rows("SELECT FROM preference_waits") == []
-
-
-def test_a_wait_goes_with_its_job(pool: Pool) -> None:
     cancel(pool, *pool.submit(prefer_seconds=3600.0, **SSD))
-    assert retention(pool) == 1
+    pool.assigner().run_once()
+    assert pool.row("SELECT until > now() AS later FROM preference_waits").later
+    assert retention(pool) == 2
     assert pool.rows("SELECT FROM preference_waits") == []
 
 
@@ -236,30 +234,19 @@ def test_a_job_takes_nothing_of_a_preferred_bot_that_it_did_not_get(pool: Pool) 
     assert [row.used for row in used] == [1, 1]
 
 
-class CountedFirst:
-    """The strategy that takes the first bot with room, and how often it was asked."""
-
-    def __init__(self) -> None:
-        self.first, self.calls = First(), 0
-
-    def choose(self, snapshot: Snapshot, policy: Policy, *, how: Mapping[str, object]) -> list[Placement]:
-        self.calls += 1
-        return self.first.choose(snapshot, policy, how=how)
-
-
 def test_jobs_that_alternate_between_preferring_something_and_nothing_are_chosen_for_together() -> None:
-    jobs = [
-        ReadyJob(
-            *(nth, str(nth), nth % 2), cohort=0, instance=1, platform=nth % 2, priority=0, units=1, locality_hint=None,
-            tried=False, preferred=9 if nth % 2 else None,
-        )
-        for nth in range(200)
-    ]  # fmt: skip
-    preferred = FreeBot(1, "preferred", priority=0, free_units=20, capacity=20)
-    others = [preferred, FreeBot(2, "other", priority=1, free_units=170, capacity=170)]
-    snapshot = Snapshot(jobs, group_jobs(jobs), [others, others], frozenset(), preferred={1: [preferred]})
+    class CountedFirst(First):
+        calls = 0
+
+        def choose(self, snapshot: Snapshot, policy: Policy, *, how: Mapping[str, object]) -> list[Placement]:
+            self.calls += 1
+            return super().choose(snapshot, policy, how=how)
+
+    jobs = [picked(nth, kind=nth % 2)._replace(preferred=9 if nth % 2 else None) for nth in range(200)]
+    preferred = free_bot(1, 20)
+    seen = snapshot(jobs, [preferred, free_bot(2, 170, priority=1)], preferred={1: [preferred]})
     strategy = CountedFirst()
-    placements = snapshot.chosen_by(strategy, Policy(), how={})  # type: ignore[arg-type]
+    placements = seen.chosen_by(strategy, Policy(), how={})
     assert strategy.calls <= 2, "one for each group that prefers something, and one"
     assert [each.job_id for each in placements] == list(range(190)), "in their order, and no more than there is room"
     assert [each.bot_id for each in placements] == [1] * 20 + [2] * 170
@@ -309,14 +296,97 @@ def test_jobs_that_stop_to_insist_while_others_make_their_queues_do_not_deadlock
     assert [pool.queue_of(job).required for job in jobs] == [None, None]
 
 
-def test_what_is_preferred_and_required_alike_is_no_preference(pool: Pool) -> None:
-    (job,) = pool.submit(properties={"os": "linux"}, preferred_properties={"os": ["linux"]}, prefer_seconds=60.0)
-    assert pool.job(job).preferred is None
+def test_what_is_null_or_required_too_is_no_preference(pool: Pool) -> None:
+    """In the nested form, which SQL takes as it is, alone and together with others."""
+    (alike,) = pool.submit(properties={"os": "linux"}, preferred_properties={"os": ["linux"]}, prefer_seconds=60.0)
+    (alone,) = pool.submit(preferred_properties=None)
+    together = pool.submit(2, preferred_properties=None, prefer_seconds=5.0)
+    assert [pool.job(job).preferred for job in (alike, alone, *together)] == [None] * 4
     assert pool.rows("SELECT FROM preference_waits") == []
 
 
-def test_a_preference_that_is_null_is_none(pool: Pool) -> None:
-    """In the nested form, which SQL takes as it is, alone and together with others."""
-    (alone,) = pool.submit(preferred_properties=None)
-    together = pool.submit(2, preferred_properties=None, prefer_seconds=5.0)
-    assert [pool.job(job).preferred for job in (alone, *together)] == [None] * 3
+# Bots that keep properties for jobs that ask for them.
+
+
+GPU: dict[str, Any] = {"properties": {"os": "linux", "gpu": ["a100", "any"]}, "exclusive": ["gpu"]}
+
+
+def bots_of(pool: Pool) -> dict[str, str]:
+    """Job → bot."""
+    return {job: bot for job, (bot, _) in homes(pool).items()}
+
+
+@pytest.mark.parametrize("sampling", [True, False])
+def test_only_jobs_that_ask_for_each_exclusive_property_go_to_its_bot(pool: Pool, *, sampling: bool) -> None:
+    """Whether the bot was there before the jobs or not."""
+    pool.bot("both", capacity=9, properties={"gpu": "b200", "licence": "x"}, exclusive=["licence", "gpu"])
+    (plain,), (linux,) = pool.submit(), pool.submit(properties={"os": "linux"})
+    asking = [*pool.submit(properties={"gpu": "any"}), *pool.submit(properties={"os": "linux", "gpu": "a100"})]
+    pool.submit(properties={"gpu": "b200"})
+    (licensed,) = pool.submit(properties={"gpu": "b200", "licence": "x"})
+    pool.bot("gpu-1", capacity=9, **GPU)
+    assigner = pool.assigner(strategy={"sampling": {"enabled": sampling}})
+    assigner.run_once()
+    found = {**dict.fromkeys(asking, "gpu-1"), licensed: "both"}
+    assert bots_of(pool) == found
+
+    pool.bot("cpu-1", capacity=9, properties={"os": "linux"})
+    assigner.run_once()
+    assert bots_of(pool) == {**found, plain: "cpu-1", linux: "cpu-1"}
+
+
+def test_a_bot_fetches_no_job_that_does_not_ask_for_its_exclusive_property(pool: Pool) -> None:
+    pool.submit(properties={"gpu": "any"})
+    bot = pool.bot("gpu-1", **GPU)
+    (work,) = pool.given(bot)
+    pool.submit()
+    assert bot.sync(completed(work))["leases"] == []
+    (asking,) = pool.submit(properties={"gpu": "any"})
+    assert [work["job"] for work in pool.given(bot)] == [asking]
+
+
+def test_a_bot_may_give_its_property_free_with_a_new_session(pool: Pool) -> None:
+    (job,) = pool.submit()
+    bot = pool.bot("gpu-1", **GPU)
+    assert pool.given(bot) == []
+    bot = pool.bot("gpu-1", properties=GPU["properties"])
+    assert [work["job"] for work in pool.given(bot)] == [job]
+
+
+@pytest.mark.parametrize("many_kinds", [1000, 1], ids=["few kinds", "many kinds"])
+def test_however_many_kinds_of_bots_there_are_some_keep_their_properties(pool: Pool, many_kinds: int) -> None:
+    names = [f"cpu-{number}" for number in range(3)]
+    for name in names:
+        pool.bot(name, properties={"os": "linux", "disk": name})
+    pool.bot("gpu-1", **GPU)
+    pool.submit(properties={"os": "linux"})
+    with pool.database.connect() as connection:
+        jobs = ready.pick(connection, Scope(), order=Order.PRIORITY, batch=1)
+        fleet = Fleet(many_kinds=many_kinds)
+        seen = sampling.sample_snapshot(connection, jobs, sample_size=9, fleet=fleet, chance=pool.chance)
+    assert sorted(bot.name for bot in seen.candidates[0]) == names
+
+
+def test_explain_tells_which_property_keeps_a_job_from_its_only_bot(pool: Pool) -> None:
+    (job,) = pool.submit(properties={"os": "linux"})
+    pool.bot("gpu-1", **GPU)
+    verdict = gates_of(explained(pool, job))["requirements"]
+    assert not verdict.open
+    assert "1 bot offering it is kept for jobs that ask for gpu" in verdict.sentence
+    assert verdict.evidence["exclusive"] == ["gpu"]
+
+
+def test_an_exclusive_property_that_the_bot_does_not_offer_is_refused(pool: Pool) -> None:
+    with pytest.raises(BadInput, match="exclusive: 'gpu' is not one of the bot's properties"):
+        pool.bot(properties={"os": "linux"}, exclusive=["gpu"])
+    assert pool.rows("SELECT FROM bots") == []
+    with pytest.raises(ValidationError, match="'gpu' is not one of the bot's properties"):
+        AgentSettings(properties={"os": "linux"}, exclusive=("gpu",))
+
+
+def test_kinds_with_and_without_exclusive_properties_are_different_ones(pool: Pool) -> None:
+    pool.bot("gpu-1", **GPU)
+    pool.bot("gpu-2", **GPU)
+    pool.bot("gpu-3", properties=GPU["properties"])
+    kinds = pool.rows("SELECT exclusive FROM kinds ORDER BY id")
+    assert [json.dumps(row.exclusive) for row in kinds] == ['["gpu"]', "[]"]

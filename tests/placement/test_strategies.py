@@ -1,7 +1,8 @@
-"""Strategies by name, with real packages in a directory of their own, and what is said about wrong ones."""
+"""Strategies by name, with real packages in a directory of their own, and samples of what strategies decide."""
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -10,17 +11,21 @@ from leasehold.errors import BadInput, LeaseholdError
 from assigner.config import loading
 from assigner.config.loading import Reloader
 from assigner.placement.capacity import Capacity
+from assigner.placement.decision_sample import (
+    MAX_CANDIDATES,
+    SAMPLE_SECONDS,
+    DecisionRecorder,
+    DecisionSample,
+    Seen,
+    rescore,
+    sample_decision,
+)
 from assigner.placement.first import First
 from assigner.placement.locality import Locality
-from assigner.placement.rate_only import RateOnly
-from assigner.placement.registry import StrategySettings
-from assigner.placement.round_robin import RoundRobin
-from assigner.placement.strategy import Policy, Snapshot, Strategy, group_jobs
-from assigner.placement.success import Success
+from assigner.placement.registry import StrategySettings, load
+from assigner.placement.strategy import Input, Policy, Snapshot, Strategy, group_jobs
 from assigner.settings import PoolSettings
-from schema.fleet.candidates import FreeBot
-from schema.picking.pick import ReadyJob
-from tests.support.pool import Pool
+from tests.support.pool import Pool, bot, job, placed, snapshot
 
 Package = Callable[[str, str], None]
 
@@ -36,9 +41,7 @@ class LastName:
             found += [Placement(job.id, bot.id, {**how, "bot": bot.name}) for job in group.jobs[: bot.free_units]]
         return found
 """
-JOB = ReadyJob(1, "1", 1, cohort=0, instance=1, platform=1, priority=0, units=1, locality_hint=None, tried=False)
-BOTS = [FreeBot(number, f"bot-{number}", priority=0, free_units=1, capacity=1) for number in (7, 9, 8)]
-SEEN = Snapshot([JOB], group_jobs([JOB]), [BOTS], hits=frozenset())
+SEEN = snapshot([job(1)], [bot(number) for number in (7, 9, 8)])
 
 
 @pytest.fixture
@@ -92,11 +95,6 @@ def test_a_strategy_of_somebody_else_may_be_the_fallback_of_locality(package: Pa
     assert placement.decision == {"bot": "bot-9", "fallback": "last-name"}
 
 
-def test_a_strategy_needs_no_database_to_be_tested(package: Package) -> None:
-    (placement,) = StrategySettings().strategy.choose(SEEN, Policy(), how={})
-    assert placement.bot_id == 7
-
-
 @pytest.mark.parametrize(
     ("strategy", "said"),
     [
@@ -105,11 +103,7 @@ def test_a_strategy_needs_no_database_to_be_tested(package: Package) -> None:
             "3: assigners[0].strategy.kind: 'localty' is not a strategy: there are 'capacity', 'fragmentation',"
             " 'locality', 'pack', 'rate-only', 'round-robin', 'success'; did you mean 'locality'?",
         ),
-        (
-            "kind = ''",
-            "3: assigners[0].strategy.kind: '' is not a strategy: there are 'capacity', 'fragmentation', 'locality',"
-            " 'pack', 'rate-only', 'round-robin', 'success'",
-        ),
+        ("kind = ''", "3: assigners[0].strategy.kind: '' is not a strategy: there are 'capacity', 'fragmentation',"),
         ("\nfallback = 'x\\ny'".replace("'", '"'), "4: assigners[0].strategy.fallback: 'x\\ny' is not a strategy: "),
         (
             "kind = 'locality'\nfallback = 'locality'",
@@ -126,9 +120,12 @@ def test_an_unknown_strategy_is_refused_and_the_known_ones_are_named(tmp_path: P
 def test_the_known_strategies_are_those_of_packages_too(tmp_path: Path, package: Package) -> None:
     package("last-name = MODULE:LastName", LAST_NAME)
     assert refused(tmp_path, "kind = 'lastname'").endswith(
-        "there are 'capacity', 'fragmentation', 'last-name', 'locality', 'pack', 'rate-only', 'round-robin', 'success';"
-        " did you mean 'last-name'?"
+        "'fragmentation', 'last-name', 'locality', 'pack', 'rate-only', 'round-robin', 'success'; did you mean"
+        " 'last-name'?"
     )
+    package("twice = MODULE:LastName", LAST_NAME)
+    package("twice = MODULE:LastName", LAST_NAME)
+    assert refused(tmp_path, "kind = 'twice'").endswith("strategy.kind: 'twice' is offered by 2 packages")
 
 
 @pytest.mark.parametrize(
@@ -159,12 +156,6 @@ def test_a_strategy_that_cannot_be_used_is_refused(
     found = refused(tmp_path, "kind = 'it'")
     assert found.startswith("3: assigners[0].strategy.kind: 'it' (")
     assert said in found
-
-
-def test_a_name_that_two_packages_offer_is_refused(tmp_path: Path, package: Package) -> None:
-    package("twice = MODULE:LastName", LAST_NAME)
-    package("twice = MODULE:LastName", LAST_NAME)
-    assert refused(tmp_path, "kind = 'twice'").endswith("strategy.kind: 'twice' is offered by 2 packages")
 
 
 def test_a_package_cannot_take_the_name_of_a_built_in_strategy(package: Package) -> None:
@@ -198,18 +189,106 @@ def test_what_a_strategy_answers_is_checked(package: Package, placed: str) -> No
 
 @pytest.mark.parametrize(
     "strategy",
-    [Capacity(), Success(), RateOnly(), RoundRobin(), Locality(Capacity(), "capacity"), First()],
+    [
+        *map(load, ("capacity", "success", "rate-only", "round-robin", "pack")),
+        Locality(Capacity(), "capacity"),
+        First(),
+    ],
     ids=lambda each: type(each).__name__,
 )
 def test_a_job_that_its_quota_refuses_takes_no_room_of_a_bot(strategy: Strategy) -> None:
-    jobs = [
-        JOB._replace(id=1, public_id="1", units=2),
-        JOB._replace(id=2, public_id="2", units=2),
-        JOB._replace(id=3, public_id="3", units=1),
-        JOB._replace(id=4, public_id="4", instance=2, units=2),
+    jobs = [job(1, units=2), job(2, units=2), job(3), job(4, units=2)._replace(instance=2)]
+    found = placed(strategy, snapshot(jobs, [bot(1, 5)], headrooms={(0, 1): 3}))
+    assert [*found] == [1, 3, 4], "the quota leaves 3 units, and the bot has 5"
+
+
+# Sampled decisions hold what the strategy saw, and are made again by the strategy's own code.
+
+
+def sampled(seen: Snapshot, policy: StrategySettings) -> DecisionSample | None:
+    return sample_decision(seen, policy.chooser[0].choose(seen, policy, how={}), policy)
+
+
+@pytest.mark.parametrize(
+    ("kind", "success"),
+    [("capacity", 0.0), ("capacity", 20.0), ("locality", 20.0), ("success", 0.0), ("rate-only", 0.0)],
+)
+def test_a_sampled_decision_made_again_has_the_same_bot_and_the_same_score(
+    kind: str, success: float, chance: Any
+) -> None:
+    policy = StrategySettings(kind=kind, weights={"success": success})
+    for _ in range(30):
+        bots = [bot(n, chance.randint(1, 8), capacity=8, priority=chance.randint(-2, 2)) for n in range(6)]
+        jobs = [job(n, units=chance.randint(1, 2), hint=chance.choice([None, "a"])) for n in range(4)]
+        seen = snapshot(
+            jobs,
+            *([each for each in bots if each.free_units >= group.units] for group in group_jobs(jobs)),
+            hits={(chance.randrange(6), "a") for _ in range(2)},
+            rates={(n, ""): chance.random() for n in range(6)} if Input.SUCCESS in policy.inputs else {},
+        )
+        placements = policy.chooser[0].choose(seen, policy, how={})
+        sample = sample_decision(seen, placements, policy)
+        first = next((each for each in placements if each.job_id == 0), None)
+        if first is None:
+            assert sample is None
+            continue
+        assert sample is not None
+        assert sample.bot == f"bot-{first.bot_id}"
+        again = rescore(Seen.model_validate_json(sample.seen.model_dump_json()), policy)
+        assert again.chosen == sample.bot
+        if kind in ("capacity", "locality"):
+            place = [each.bot for each in sample.seen.candidates].index(sample.bot)
+            assert again.scores[place].as_decision() == first.decision["score"]
+
+
+def test_other_weights_choose_another_bot_and_take_the_score_apart() -> None:
+    seen = snapshot([job(1, hint="repo")], [bot(0, 1), bot(1, 6)], hits={(0, "repo")})
+    sample = sampled(seen, StrategySettings())
+    assert sample is not None
+    assert sample.bot == "bot-0"  # a hit, worth 5 units, and 1 free unit beside 6: the first of two equals
+    tried = rescore(sample.seen, StrategySettings(weights={"locality": 4.0}))
+    assert tried.chosen == "bot-1"
+    assert [score.as_decision() for score in tried.scores] == [
+        {"total": 5.0, "priority": 0.0, "capacity": 1.0, "locality": 4.0},
+        {"total": 6.0, "priority": 0.0, "capacity": 6.0, "locality": 0.0},
     ]
-    groups = group_jobs(jobs)
-    bots = [FreeBot(1, "bot-1", priority=0, free_units=5, capacity=5)]
-    snapshot = Snapshot(jobs, groups, [bots for _ in groups], frozenset(), headrooms={(0, 1): 3})
-    placed = strategy.choose(snapshot, Policy(), how={})
-    assert [each.job_id for each in placed] == [1, 3, 4], "the quota leaves 3 units, and the bot has 5"
+
+
+def test_only_the_first_job_is_sampled_because_later_ones_see_less_room() -> None:
+    sample = sampled(snapshot([job(1), job(2)], [bot(0, 2), bot(1, 2)]), StrategySettings())
+    assert sample is not None
+    assert (sample.job, sample.bot) == ("1", "bot-0")
+    assert sampled(snapshot([job(1, units=3)], [bot(0, 2), bot(1, 2)]), StrategySettings()) is None
+
+
+def test_of_many_candidates_the_one_that_was_chosen_is_kept() -> None:
+    bots = [bot(number, 1, capacity=8) for number in range(2 * MAX_CANDIDATES)]
+    sample = sampled(snapshot([job(1)], [*bots, bot(2 * MAX_CANDIDATES, 8)]), StrategySettings())
+    assert sample is not None
+    assert (len(sample.seen.candidates), sample.seen.of) == (MAX_CANDIDATES, 2 * MAX_CANDIDATES + 1)
+    assert sample.bot in {each.bot for each in sample.seen.candidates}
+    assert rescore(sample.seen, StrategySettings()).chosen == sample.bot
+
+
+def test_a_strategy_that_goes_by_turns_has_scores_but_no_second_choice() -> None:
+    sample = sampled(snapshot([job(1)], [bot(0, 1), bot(1, 2)]), StrategySettings(kind="round-robin"))
+    assert sample is not None
+    again = rescore(sample.seen, StrategySettings(kind="round-robin"))
+    assert (len(again.scores), again.chosen) == (2, None)
+
+
+def test_a_process_samples_one_decision_in_ten_seconds(pool: Pool) -> None:
+    now = [100.0]
+    recorder = DecisionRecorder(lambda: now[0])
+    assigner = pool.assigner(recorder=recorder)
+    for name in ("bot-1", "bot-2"):
+        pool.bot(name, capacity=2)
+    taken = []
+    for _ in range(3):
+        (public_id,) = pool.submit()
+        assigner.run_once()
+        sample = recorder.take()
+        taken.append(None if sample is None else (sample.job == public_id, len(sample.seen.candidates)))
+        now[0] += SAMPLE_SECONDS * 0.6
+    assert taken == [(True, 2), None, (True, 2)]
+    assert recorder.take() is None
