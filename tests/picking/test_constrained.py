@@ -1,13 +1,15 @@
 """Jobs that ask for more than a place: they wait at gates, take of counters while they run, and give back."""
 
+from typing import Any
+
 import pytest
 
-from assigner.explain.answer import explain
 from schema.accounting import counters, quotas, rates
 from schema.moves.priority import set_priority
 from schema.picking import constrained
 from schema.picking.ready import Scope
-from tests.support.pool import Pool, active, completed
+from tests.support.explain import closed, explained
+from tests.support.pool import Pool, completed
 from tests.support.race import Race
 from tests.support.tenancy import Tenancy, used
 
@@ -26,56 +28,9 @@ def test_a_lock_is_held_by_one_job_at_a_time_and_keeps_nobody_behind_it_waiting(
     assert used(pool, "lock:default:tree") == 1
     bot.sync(*(completed(lease) for lease in given))
     assert used(pool, "lock:default:tree") == 0
-    (last,) = pool.given(bot)
-    assert last["job"] == second
-    bot.sync(completed(last, "failed"))
-
-
-def test_a_lock_comes_back_when_the_bot_is_gone(pool: Pool) -> None:
-    pool.submit(terms={"locks": ["tree"]})
-    bot = pool.bot()
-    pool.given(bot)
+    assert [lease["job"] for lease in pool.given(bot)] == [second]
     pool.restarted(bot)
-    assert used(pool, "lock:default:tree") == 0
-
-
-def test_a_limit_on_running_jobs_of_a_managed_instance_holds(pool: Pool) -> None:
-    pool.change("INSERT INTO instances (name, managed) VALUES ('acme', true)")
-    limit(pool, "instance:acme:jobs", 3)
-    pool.submit(8, instance="acme")
-    bot = pool.bot(capacity=10)
-    for _ in range(3):
-        pool.assigner().run_once()
-    given = bot.take()
-    assert len(given) == 3
-    bot.sync(*(completed(lease) for lease in given[:2]), active(given[2]))
-    pool.assigner().run_once()
-    assert used(pool, "instance:acme:jobs") == 3
-
-
-def test_estimates_are_reserved_of_a_budget_and_what_was_used_stays(pool: Pool) -> None:
-    pool.change("INSERT INTO instances (name, managed) VALUES ('acme', true)")
-    limit(pool, "instance:acme:cost", 10)
-    pool.submit(5, instance="acme", estimated_cost=4)
-    bot = pool.bot(capacity=10)
-    given = pool.given(bot)
-    assert len(given) == 2, "a third one could overshoot"
-    assert used(pool, "instance:acme:cost") == 8
-    bot.sync(completed(given[0]), active(given[1]))
-    assert used(pool, "instance:acme:cost") == 8, "nobody said what it cost, so it is what was estimated"
-    pool.database.run(lambda c: counters.roll(c, window=-60, limit=10))
-    assert used(pool, "instance:acme:cost") == 4
-    pool.assigner().run_once()
-    assert used(pool, "instance:acme:cost") == 8
-
-
-def test_two_assigners_that_see_the_last_slot_do_not_both_take_it(pool: Pool) -> None:
-    pool.submit(2, terms={"locks": ["tree"]})
-    pool.bot(capacity=10)
-    one, other = pool.assigner(), pool.assigner()
-    one.run_once()
-    other.run_once()
-    assert used(pool, "lock:default:tree") == 1
+    assert used(pool, "lock:default:tree") == 0, "it comes back when the bot is gone, too"
 
 
 def test_explain_names_the_gate_that_is_closed(pool: Pool) -> None:
@@ -83,9 +38,8 @@ def test_explain_names_the_gate_that_is_closed(pool: Pool) -> None:
     pool.bot(capacity=10)
     pool.assigner().run_once()
     (job,) = pool.submit(terms={"locks": ["tree"]})
-    told = pool.database.run(lambda c: explain(c, job, instances=None))
-    assert told is not None
-    assert [gate.gate for gate in told.gates if not gate.open] == ["locks"]
+    told = explained(pool, job)
+    assert closed(told) == ["locks"]
     assert told.sentence == "it does not run because lock 'tree' is held 1 times of 1"
     assert told.change == ["wait until the locks that it names are free"]
 
@@ -139,10 +93,19 @@ def staffed(pool: Pool) -> Pool:
     return pool
 
 
-def test_urgent_jobs_at_gates_do_not_starve_behind_others(staffed: Pool) -> None:
-    staffed.submit(2 * PATIENCE)
-    staffed.submit(4, terms={"locks": ["door"]}, priority=-100)
-    assert order(staffed, until="GGGG", turns=PATIENCE).count("G") == 4
+@pytest.mark.parametrize(
+    ("crowd", "few", "kind"),
+    [
+        pytest.param({}, {"terms": {"locks": ["door"]}, "priority": -100}, "G", id="urgent ones at gates"),
+        pytest.param({"terms": {"owner": "ann"}, "priority": -100}, {}, ".", id="others behind urgent ones at gates"),
+    ],
+)
+def test_neither_kind_starves_behind_the_other(
+    staffed: Pool, crowd: dict[str, Any], few: dict[str, Any], kind: str
+) -> None:
+    staffed.submit(2 * PATIENCE, **crowd)
+    staffed.submit(4, **few)
+    assert order(staffed, until=4 * kind, turns=PATIENCE).count(kind) == 4
 
 
 @pytest.mark.parametrize("urgent", ["constrained", "plain"])
@@ -184,12 +147,6 @@ def test_a_conflict_at_a_limit_delays_no_job_without_constraints(pool: Pool, rac
     assert pool.job(plain).state == "leased"
     assert used(pool, "class:build:jobs") == 1
     pool.change("UPDATE counters SET used = 0 WHERE name = 'class:build:jobs'")
-
-
-def test_others_do_not_starve_behind_jobs_at_gates(staffed: Pool) -> None:
-    staffed.submit(2 * PATIENCE, terms={"owner": "ann"}, priority=-100)
-    staffed.submit(5)
-    assert order(staffed, until=".....", turns=PATIENCE).count(".") == 5
 
 
 def test_an_instance_gets_its_minimum_before_jobs_at_gates_come(staffed: Pool) -> None:

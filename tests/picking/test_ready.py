@@ -5,18 +5,19 @@ import random
 import pytest
 
 from schema import clock
+from schema.moves.submit import submit
 from schema.picking import for_bot, ready
 from schema.picking.for_bot import FetchingBot
 from schema.picking.head_cursor import HeadCursor
 from schema.picking.pick import LEAST_HEADS, Order, ReadyJob
 from schema.picking.ready import Scope
 from schema.postgres.connection import Connection
-from schema.postgres.engine import Database
 from schema.postgres.statements import Statement
 from tests.support import filling
 from tests.support.explain import explained
 from tests.support.plans import watching
 from tests.support.pool import Pool
+from tests.support.requests import PLAIN
 from tests.support.tenancy import EAGER, Tenancy, put_cohort
 
 KINDS = ("free",)
@@ -56,18 +57,11 @@ def test_a_job_that_fits_into_what_a_quota_leaves_is_placed_behind_many_that_do_
     assert filled.job(small(filled, 1)).state == "queued", "the other one has used the quota up"
 
 
-@pytest.mark.parametrize(("free_units", "maximum", "found"), [(1, None, [1]), (3, None, [2, 1]), (4, 1, [1])])
-def test_a_bot_fetches_what_fits_behind_many_jobs_that_do_not(
-    filled: Pool, free_units: int, maximum: int | None, found: list[int]
-) -> None:
-    if maximum is not None:
+def test_a_bot_fetches_what_fits_behind_many_jobs_that_do_not(filled: Pool) -> None:
+    for free_units, maximum, found in ((1, None, [1]), (3, None, [2, 1]), (4, 1, [1])):
         Tenancy(filled).quota("i-0", maximum=maximum)
-    assert [job.units for job in fetched(filled.database, free_units=free_units)] == found
-
-
-def fetched(database: Database, *, free_units: int) -> list[ReadyJob]:
-    with database.connect() as connection:
-        return fetch(connection, free_units=free_units)
+        with filled.database.connect() as connection:
+            assert [job.units for job in fetch(connection, free_units=free_units)] == found
 
 
 def fetch(connection: Connection, *, free_units: int) -> list[ReadyJob]:
@@ -102,31 +96,31 @@ BATCH = 25
 
 def fill(pool: Pool, chance: random.Random, *, urgent: int) -> None:
     """Jobs of random urgency in every queue, and so many in one queue that come before all others."""
-    for number in range(QUEUES):
-        for priority in sorted({chance.randint(-5, 5) for _ in range(6)}):
-            pool.submit(count=EACH // 6, properties={"kind": f"kind-{number}"}, priority=priority)
-    if urgent:
-        pool.submit(count=urgent, properties={"kind": "kind-7"}, priority=-20)
+    requests = [
+        PLAIN | {"properties": {"kind": [f"kind-{number}"]}, "priority": priority}
+        for number in range(QUEUES)
+        for priority in sorted({chance.randint(-5, 5) for _ in range(6)})
+        for _ in range(EACH // 6)
+    ]
+    requests += [PLAIN | {"properties": {"kind": ["kind-7"]}, "priority": -20}] * urgent
+    pool.database.run(lambda c: submit(c, requests, actor="test"))
+    pool.change("UPDATE jobs SET queued_at = queued_at - id * 37 % 101 * interval '1 s'")
 
 
 @pytest.mark.parametrize(
     "urgent", [0, BATCH, 3 * LEAST_HEADS * BATCH], ids=["mixed", "a few urgent", "one queue first"]
 )
-@pytest.mark.parametrize("order", list(Order), ids=["priority", "age"])
-@pytest.mark.parametrize("by_queue", [True, False], ids=["queue by queue", "from the front"])
-def test_what_is_picked_comes_first_over_all_queues(pool: Pool, order: Order, urgent: int, by_queue: bool) -> None:
-    cursor = None if by_queue else HeadCursor(clock.monotonic)
+def test_what_is_picked_comes_first_over_all_queues(pool: Pool, urgent: int) -> None:
+    """Queue by queue, and from the front."""
     fill(pool, random.Random(urgent), urgent=urgent)
     pool.bot(capacity=1000, properties={"kind": [f"kind-{number}" for number in range(QUEUES)]})
-    first = [row.id for row in pool.rows(f"SELECT id FROM jobs ORDER BY {order.value} LIMIT {BATCH}")]
-
-    def picked(connection: Connection) -> list[int]:
-        jobs = ready.pick(connection, Scope(), order=order, batch=BATCH, cursor=cursor)
-        return [job.id for job in jobs]
-
-    found = pool.database.run(picked)
-    assert found == first[: len(found)]
-    assert len(found) >= BATCH // 2
+    for order in Order:
+        first = [row.id for row in pool.rows(f"SELECT id FROM jobs ORDER BY {order.value} LIMIT {BATCH}")]
+        for cursor in (None, HeadCursor(clock.monotonic)):
+            with pool.database.begin() as connection:
+                found = [job.id for job in ready.pick(connection, Scope(), order=order, batch=BATCH, cursor=cursor)]
+            assert found == first[: len(found)], (order, cursor)
+            assert len(found) >= BATCH // 2
 
 
 def test_jobs_behind_those_that_others_hold_are_found_among_many_queues(pool: Pool) -> None:

@@ -6,33 +6,34 @@ import pytest
 from structlog.testing import capture_logs
 
 from assigner.cycle import assigner
-from schema.accounting import accounts, counters, rates
-from schema.accounting.accounts import Account
+from schema.accounting import counters, rates
 from schema.moves import preempt as preempt_moves
 from schema.moves.reassign import add_constraints
 from schema.postgres.connection import Connection
 from tests.support.explain import closed, explained, gates_of, keep, rest
 from tests.support.pool import Bot, Pool, active, completed
 from tests.support.race import drain
-from tests.support.tenancy import Tenancy, assign, contested, put_cohort
-
-KEPT = "SELECT name, kept_units FROM bots WHERE kept_units > 0 ORDER BY name"
-OVER = "UPDATE bots SET kept_until = now() - interval '1 s' WHERE kept_units > 0"
+from tests.support.tenancy import Tenancy, assign, cohort_of, contested, no_share, put_cohort, share, used
 
 
 def kept(pool: Pool) -> dict[str, int]:
     """The units that each bot keeps for an instance."""
-    return {row.name: row.kept_units for row in pool.rows(KEPT)}
+    rows = pool.rows("SELECT name, kept_units FROM bots WHERE kept_units > 0 ORDER BY name")
+    return {row.name: row.kept_units for row in rows}
+
+
+def occupied(pool: Pool, name: str = "bot-1", *, capacity: int = 1, **fields: Any) -> tuple[Bot, list[dict[str, Any]]]:
+    """A bot that is filled with jobs of team-b, and its leases."""
+    pool.submit(capacity, instance="team-b", priority=10, properties=fields.get("properties", {}))
+    bot = pool.bot(name, capacity=capacity, **fields)
+    return bot, pool.given(bot)
 
 
 def test_one_bot_keeps_units_for_one_instance_at_a_time(pool: Pool, tenancy: Tenancy) -> None:
     tenancy.quota("team-a", minimum=2)
     tenancy.quota("team-c", minimum=1)
-    pool.submit(8, instance="team-b", priority=10)
-    first, second = pool.bot("bot-1", capacity=4), pool.bot("bot-2", capacity=4)
-    assign(pool)
-    first.take()
-    second.take()
+    for name in ("bot-1", "bot-2"):
+        occupied(pool, name, capacity=4)
     pool.submit(instance="team-a", units=2)
     assign(pool)
     pool.submit(instance="team-c", priority=1)
@@ -67,11 +68,10 @@ def test_only_the_commit_of_a_cycle_that_evicts_waits_for_the_disk(
 def test_evictions_of_one_cycle_for_one_instance_share_a_bot_and_later_ones_wait_for_them(
     pool: Pool, tenancy: Tenancy
 ) -> None:
-    """Or what has been freed for the first would have to wait for what is freed for the last."""
-    tenancy.quota("team-a", minimum=4)
-    pool.submit(4, instance="team-b", priority=10)
-    bot = pool.bot(capacity=4)
-    held = pool.given(bot)
+    """Or what has been freed for the first would have to wait for what is freed for the last. No more is evicted than
+    jobs wait, however far the minimum is."""
+    tenancy.quota("team-a", minimum=9)
+    bot, held = occupied(pool, capacity=4)
     pool.submit(3, instance="team-a")
     assign(pool)
     assert (tenancy.stop_requests(), kept(pool)) == (3, {"bot-1": 3})
@@ -89,24 +89,10 @@ def test_evictions_of_one_cycle_for_one_instance_share_a_bot_and_later_ones_wait
     assert (tenancy.usage("team-a"), tenancy.stop_requests(), kept(pool)) == (3, 4, {"bot-1": 1})
 
 
-def test_no_more_is_evicted_than_jobs_wait_however_far_the_minimum_is(pool: Pool, tenancy: Tenancy) -> None:
-    tenancy.quota("team-a", minimum=6)
-    pool.submit(6, instance="team-b", priority=10)
-    bots = [pool.bot(name, capacity=2) for name in ("bot-1", "bot-2", "bot-3")]
-    assign(pool)
-    for bot in bots:
-        bot.take()
-    pool.submit(2, instance="team-a")
-    for _ in range(4):
-        assign(pool)
-    assert (tenancy.stop_requests(), sum(kept(pool).values())) == (2, 2)
-
-
 def test_what_a_bot_keeps_that_cannot_run_a_job_does_not_count_for_it(pool: Pool, tenancy: Tenancy) -> None:
     tenancy.quota("team-a", minimum=2)
     for kind in ("one", "two"):
-        pool.submit(instance="team-b", priority=10, properties={"kind": kind})
-        pool.given(pool.bot(kind, properties={"kind": kind}))
+        occupied(pool, kind, properties={"kind": kind})
     pool.submit(instance="team-a", properties={"kind": "one"})
     assign(pool)
     pool.submit(instance="team-a", properties={"kind": "two"}, priority=-5)
@@ -124,21 +110,13 @@ def test_units_that_are_kept_go_to_the_first_job_of_the_instance_and_to_no_other
     (urgent,) = pool.submit(instance="team-a" if first == "of the instance" else "team-z", priority=-9)
     assert bot.sync(completed(work, "stopped"))["leases"] == [], "it is left to the assigners"
     assert kept(pool) == {"bot-1": 1}
-    pool.assigner().run_once()
-    (given,) = bot.take()
-    assert given["job"] == (urgent if first == "of the instance" else wanting)
-    assert pool.row("SELECT strategy FROM live").strategy == "preemption"
-    assert kept(pool) == {}
-
-
-def test_what_is_kept_is_used_before_other_bots_are(pool: Pool, tenancy: Tenancy) -> None:
-    _, wanting, bot, work = contested(pool, tenancy)
-    assign(pool)
-    bot.sync(completed(work, "stopped"))
     for nth in range(20):
         pool.bot(f"other-{nth}", priority=-100)
-    assign(pool)
-    assert [each["job"] for each in bot.take()] == [wanting]
+    pool.assigner().run_once()
+    (given,) = bot.take()
+    assert given["job"] == (urgent if first == "of the instance" else wanting), "before other bots are used"
+    assert {row.strategy for row in pool.rows("SELECT strategy FROM live")} == {"preemption", "capacity"}
+    assert kept(pool) == {}
 
 
 @pytest.mark.parametrize("strategy", ["capacity", "success"])
@@ -155,27 +133,21 @@ def test_units_that_are_kept_are_placed_beside_other_instances_jobs_that_prefer_
     assert (pool.job(large).state, tenancy.usage("team-a"), kept(pool)) == ("leased", 3, {})
 
 
-def test_a_small_job_goes_where_as_much_is_kept_as_it_needs(pool: Pool, tenancy: Tenancy) -> None:
-    tenancy.quota("team-a", minimum=4)
-    for name, units in (("bot-1", 3), ("bot-2", 1)):
-        pool.bot(name, capacity=units)
-        keep(pool, name, "team-a", units=units)
-    pool.submit(instance="team-a", priority=-5)
-    pool.submit(instance="team-a", units=3)
-    pool.assigner().run_once()
-    assert (tenancy.usage("team-a"), kept(pool)) == (4, {})
-
-
 def test_what_is_kept_covers_the_job_that_it_fits_best(pool: Pool, tenancy: Tenancy) -> None:
+    """A small job goes where as much is kept as it needs, and for neither anybody else is stopped."""
     tenancy.quota("team-a", minimum=20)
+    held = []
     for name, capacity in (("bot-1", 3), ("bot-2", 1)):
-        pool.submit(capacity, instance="team-b", priority=10, properties={"on": name})
-        pool.given(pool.bot(name, capacity=capacity, properties={"on": name}))
+        held.append(occupied(pool, name, capacity=capacity))
         keep(pool, name, "team-a", units=capacity)
     pool.submit(instance="team-a", priority=-5)
     pool.submit(instance="team-a", units=3)
     assign(pool)
-    assert tenancy.stop_requests() == 0
+    assert (tenancy.stop_requests(), tenancy.usage("team-a")) == (0, 0)
+    for bot, leases in held:
+        bot.sync(*map(completed, leases))
+    pool.assigner().run_once()
+    assert (tenancy.usage("team-a"), kept(pool)) == (4, {})
 
 
 def test_a_bot_that_calls_gives_nothing_away_of_what_it_keeps(pool: Pool, tenancy: Tenancy) -> None:
@@ -206,20 +178,12 @@ def test_a_bot_keeps_no_more_than_it_has(pool: Pool, tenancy: Tenancy) -> None:
     assert kept(pool) == {}
 
 
-def test_the_end_of_a_drain_that_was_none_leaves_what_is_kept(pool: Pool, tenancy: Tenancy) -> None:
-    contested(pool, tenancy)
-    assign(pool)
-    drain(pool, draining=False)
-    assert kept(pool) == {"bot-1": 1}
-
-
 def test_plain_and_constrained_jobs_of_one_instance_do_not_count_on_the_same_units(
     pool: Pool, tenancy: Tenancy
 ) -> None:
     tenancy.quota("team-a", minimum=2)
     for name in ("bot-1", "bot-2"):
-        pool.submit(instance="team-b", priority=10, properties={"on": name})
-        pool.given(pool.bot(name, properties={"on": name}))
+        occupied(pool, name)
     pool.submit(instance="team-a")
     pool.submit(instance="team-a", terms={"locks": ["tree"]})
     assign(pool)
@@ -260,7 +224,7 @@ def test_an_instance_that_uses_its_maximum_elsewhere_leaves_what_is_kept_until_i
     bot.sync(completed(work, "stopped"))
     assign(pool)
     assert (pool.job(wanting).state, kept(pool)) == ("queued", {"bot-1": 1})
-    pool.change(OVER)
+    pool.change("UPDATE bots SET kept_until = now() - interval '1 s' WHERE kept_units > 0")
     with capture_logs() as logs:
         pool.upkeep().run_once()
     (told,) = (entry for entry in logs if entry["event"] == "leasehold.kept_units_unused")
@@ -271,20 +235,32 @@ def test_an_instance_that_uses_its_maximum_elsewhere_leaves_what_is_kept_until_i
 
 
 @pytest.mark.parametrize(
-    ("leaving", "left"), [("drained", {}), ("unhealthy", {}), ("closing", {}), ("well", {"bot-1": 1})]
+    ("leaving", "left"),
+    [
+        ("drained", {}),
+        ("unhealthy", {}),
+        ("closing", {}),
+        ("to blue", {}),
+        ("undrained", {"bot-1": 1}),
+        ("ok", {"bot-1": 1}),
+    ],
 )
 def test_a_bot_that_takes_no_work_keeps_no_units(
     pool: Pool, tenancy: Tenancy, leaving: str, left: dict[str, int]
 ) -> None:
     _, wanting, bot, work = contested(pool, tenancy)
     assign(pool)
-    if leaving == "drained":
-        drain(pool)
-        assert kept(pool) == {}, "at once"
+    if leaving in ("drained", "undrained"):
+        drain(pool, draining=leaving == "drained")
+        assert kept(pool) == left, "at once"
+    elif leaving == "to blue":
+        pool.change("UPDATE bots SET labels = '{blue}'")
+        put_cohort(pool, "blue", "blue")
+        assert kept(pool) == left, "at once"
     elif leaving == "closing":
         pool.change("UPDATE bots SET closing = true")
     else:
-        bot.sync(active(work), status="ok" if leaving == "well" else leaving)
+        bot.sync(active(work), status=leaving)
     pool.upkeep().run_once()
     assert kept(pool) == left
     if left:
@@ -294,22 +270,12 @@ def test_a_bot_that_takes_no_work_keeps_no_units(
     assert pool.job(wanting).state == "leased", "it does not rest beside a free bot"
 
 
-def test_a_bot_that_changes_its_cohort_keeps_no_units(pool: Pool, tenancy: Tenancy) -> None:
-    contested(pool, tenancy)
-    assign(pool)
-    pool.change("UPDATE bots SET labels = '{blue}'")
-    put_cohort(pool, "blue", "blue")
-    assert kept(pool) == {}
-
-
 @pytest.mark.parametrize(("timeout", "stop_requests"), [(3, 0), (600, 1)])
 def test_nothing_is_stopped_for_a_job_that_gives_up_before(
     pool: Pool, tenancy: Tenancy, timeout: float, stop_requests: int
 ) -> None:
     tenancy.quota("team-a", minimum=1)
-    pool.submit(instance="team-b", priority=10)
-    bot = pool.bot()
-    pool.given(bot)
+    occupied(pool)
     pool.submit(instance="team-a", queue_timeout_seconds=timeout)
     assign(pool)
     assert tenancy.stop_requests() == stop_requests
@@ -355,9 +321,7 @@ def test_a_minimum_is_met_however_many_jobs_come_first_that_nobody_could_run(
 ) -> None:
     """For want of such a bot, of a bot so large, or because the minimum is not so large."""
     tenancy.quota("team-a", minimum=3)
-    pool.submit(instance="team-b", priority=10)
-    bot = pool.bot()
-    pool.given(bot)
+    occupied(pool)
     pool.submit(hopeless.pop("count"), instance="team-a", **hopeless)
     pool.submit(instance="team-a", priority=1)
     assign(pool)
@@ -385,46 +349,30 @@ def below(pool: Pool) -> Tenancy:
     """One bot that team-b fills, and team-a, which has a share of the pool and a minimum, and waits."""
     tenancy = Tenancy(pool)
     tenancy.quota("team-a", minimum=1, maximum=5)
-    share(pool, max_concurrent=2)
+    share(pool, "team-a", max_concurrent=2)
     return tenancy
 
 
-def share(pool: Pool, **given: Any) -> None:
-    account = Account.model_validate(given)
-    pool.database.run(lambda c: accounts.put_account(c, "team-a", account, actor="test"))
-
-
-def used(pool: Pool, what: str = "jobs") -> float:
-    """What team-a has taken of one of its counters."""
-    name = f"instance:team-a:{what}"
-    return pool.database.run(lambda c: counters.read(c, [name])).get(name, counters.Counter()).used
-
-
-def occupied(pool: Pool, **fields: Any) -> tuple[Bot, dict[str, Any]]:
-    """A bot that runs a job of team-b, and its lease."""
-    pool.submit(instance="team-b", priority=10)
-    bot = pool.bot(**fields)
-    (work,) = pool.given(bot)
-    return bot, work
+def taken(pool: Pool) -> tuple[float, float]:
+    """The jobs and the cost that team-a has taken of its counters."""
+    return used(pool, "instance:team-a:jobs"), used(pool, "instance:team-a:cost")
 
 
 def test_a_job_with_gates_of_an_instance_below_its_minimum_gets_the_place_of_another(
     pool: Pool, below: Tenancy
 ) -> None:
-    bot, work = occupied(pool)
+    bot, (work,) = occupied(pool)
     (job,) = pool.submit(instance="team-a", estimated_cost=3)
     assign(pool)
     assert below.stop_requests() == 1
-    assert (used(pool), used(pool, "cost")) == (0, 0), "until it starts"
+    assert taken(pool) == (0, 0), "until it starts"
     assert closed(explained(pool, job)) == ["room"]
     bot.sync(completed(work, "stopped"))
     assign(pool)
     (given,) = bot.take()
-    assert (given["job"], used(pool), used(pool, "cost")) == (job, 1, 3)
-    bot.sync(active(given))
+    assert (given["job"], taken(pool)) == (job, (1, 3))
     bot.sync(completed(given))
-    assert (used(pool), used(pool, "cost")) == (0, 3)
-    assert pool.job(job).state == "succeeded"
+    assert (taken(pool), pool.job(job).state) == ((0, 3), "succeeded")
 
 
 @pytest.mark.parametrize(
@@ -439,7 +387,7 @@ def test_a_job_with_gates_of_an_instance_below_its_minimum_gets_the_place_of_ano
 def test_nothing_is_stopped_for_a_job_whose_gates_are_closed_or_that_takes_of_what_bots_have(
     pool: Pool, below: Tenancy, limits: dict[str, float], request_: dict[str, Any]
 ) -> None:
-    share(pool, **limits)
+    share(pool, "team-a", **limits)
     pool.database.run(lambda c: counters.limit(c, "lock:team-a:tree", 0))
     occupied(pool, resources={"cpu_milli": 100})
     pool.submit(instance="team-a", **request_)
@@ -449,9 +397,7 @@ def test_nothing_is_stopped_for_a_job_whose_gates_are_closed_or_that_takes_of_wh
 
 def test_only_as_many_as_the_gates_let_through_have_somebody_stopped(pool: Pool, below: Tenancy) -> None:
     below.quota("team-a", minimum=4)
-    pool.submit(4, instance="team-b", priority=10)
-    bot = pool.bot(capacity=4)
-    pool.given(bot)
+    occupied(pool, capacity=4)
     pool.submit(4, instance="team-a")
     for _ in range(2):
         assign(pool)
@@ -461,7 +407,7 @@ def test_only_as_many_as_the_gates_let_through_have_somebody_stopped(pool: Pool,
 def test_a_gate_that_closes_meanwhile_leaves_the_units_to_the_next_job_of_the_instance(
     pool: Pool, below: Tenancy
 ) -> None:
-    bot, work = occupied(pool)
+    bot, (work,) = occupied(pool)
     (job,) = pool.submit(instance="team-a", terms={"locks": ["tree"]})
     assign(pool)
     assert below.stop_requests() == 1
@@ -478,18 +424,16 @@ def test_a_gate_that_closes_meanwhile_leaves_the_units_to_the_next_job_of_the_in
 
 def test_a_large_job_that_comes_back_from_its_rest_is_preempted_for(pool: Pool, below: Tenancy) -> None:
     below.quota("team-a", minimum=4)
-    pool.submit(3, instance="team-b", priority=10)
-    bot = pool.bot(capacity=4)
-    pool.given(bot)
+    occupied(pool, capacity=4)
     (job,) = pool.submit(instance="team-a", units=4)
     rest(pool, job, -1)
     assign(pool)
-    assert below.stop_requests() == 3
+    assert below.stop_requests() == 4
 
 
 def test_a_job_whose_rate_is_limited_takes_no_token_for_units_that_are_being_freed(pool: Pool, below: Tenancy) -> None:
     pool.database.run(lambda c: rates.set_rate(c, "llm", per_second=0.001, burst=5, actor="test"))
-    bot, work = occupied(pool)
+    bot, (work,) = occupied(pool)
     (job,) = pool.submit(instance="team-a", terms={"resource_class": "llm"})
     assign(pool)
     assert below.stop_requests() == 1
@@ -501,20 +445,16 @@ def test_a_job_whose_rate_is_limited_takes_no_token_for_units_that_are_being_fre
 
 
 def test_an_instance_that_gets_a_share_while_units_are_kept_for_it_still_gets_them(pool: Pool, below: Tenancy) -> None:
-    pool.database.run(lambda c: accounts.remove_account(c, "team-a", actor="test"))
-    bot, work = occupied(pool)
+    no_share(pool, "team-a")
+    bot, (work,) = occupied(pool)
     (job,) = pool.submit(instance="team-a")
     assign(pool)
-    share(pool, max_concurrent=1)
-    assert pool.database.run(_adopt) == 1
+    share(pool, "team-a", max_concurrent=1)
+    assert pool.database.run(lambda connection: add_constraints(connection, 100)) == 1
     bot.sync(completed(work, "stopped"))
     assign(pool)
     assert [each["job"] for each in bot.take()] == [job]
     assert pool.row("SELECT strategy FROM live").strategy == "preemption"
-
-
-def _adopt(connection: Connection) -> int:
-    return add_constraints(connection, 100)
 
 
 @pytest.mark.parametrize("protected", [False, True])
@@ -522,9 +462,7 @@ def test_a_lease_of_the_cohort_that_its_bot_was_in_is_a_victim_as_any_other(
     pool: Pool, tenancy: Tenancy, *, protected: bool
 ) -> None:
     """What its instance has to spare is counted in that cohort."""
-    (victim,) = pool.submit(instance="team-b", priority=10)
-    bot = pool.bot(labels=["night"])
-    (work,) = pool.given(bot)
+    bot, (work,) = occupied(pool, labels=["night"])
     put_cohort(pool, "nights", "night")
     tenancy.quota("team-a", minimum=1, cohort="nights")
     tenancy.quota("team-b", minimum=1 if protected else 0)
@@ -538,7 +476,5 @@ def test_a_lease_of_the_cohort_that_its_bot_was_in_is_a_victim_as_any_other(
     assert (tenancy.stop_requests(), kept(pool)) == (1, {"bot-1": 1})
     bot.sync(completed(work, "stopped"))
     assign(pool)
-    assert (pool.job(wanting).state, pool.job(victim).evictions) == ("leased", 1)
-    assert [
-        row.cohort for row in pool.rows("SELECT c.name AS cohort FROM evictions e JOIN cohorts c ON c.id = e.cohort")
-    ] == ["default"]
+    assert (pool.job(wanting).state, pool.job(work["job"]).evictions) == ("leased", 1)
+    assert cohort_of(pool, "evictions") == "default"
