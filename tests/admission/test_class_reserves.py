@@ -14,7 +14,7 @@ from schema.policy import priority_classes
 from schema.requests import JobRequest
 from tests.support.explain import explained, gates_of
 from tests.support.pool import Bot, Pool, active, admission_state, completed, queue
-from tests.support.race import Race, Undecided, outcome
+from tests.support.race import Race
 
 
 def limited(pool: Pool, most: int | None, **reserves: int) -> None:
@@ -142,49 +142,29 @@ def test_a_reserve_needs_a_limit_that_holds_all_of_them_and_ends_with_its_class(
     assert pool.database.run(class_reserves.reserves) == []
 
 
-# Two assigners at once, each for one instance
-
-
-def contested(pool: Pool) -> None:
+@pytest.mark.parametrize(
+    ("of_two", "found"),
+    [
+        pytest.param(
+            "random", {"random": 2}, marks=pytest.mark.conflicts, id="not the last job beside a reserve twice"
+        ),
+        pytest.param("critical", {"random": 2, "critical": 1}, id="the class itself beside what has just started"),
+    ],
+)
+def test_of_two_assigners_the_second_starts_what_the_first_has_left(
+    pool: Pool, race: Race, of_two: str, found: dict[str, int]
+) -> None:
     limited(pool, 3, critical=1)
-    for instance in ("one", "two"):
+    for instance, name in (("one", "random"), ("two", of_two)):
         pool.bot(f"bot-{instance}", instance=instance, capacity=50)
-
-
-def starts(pool: Pool | Undecided, instance: str) -> None:
-    pool.assigner(instances=(instance,)).run_once()
-
-
-@pytest.mark.conflicts
-def test_two_assigners_do_not_both_start_the_last_job_beside_a_reserve(pool: Pool, race: Race) -> None:
-    contested(pool)
-    for instance in ("one", "two"):
-        submitted(pool, "random", 2, instance=instance)
-    with race.first() as first:
-        starts(first, "one")
-        late = race.second(partial(starts, pool, "two"), behind=first)
-        first.commit()
-        outcome(late)
-    assert running(pool) == {"random": 2}
-
-
-def test_the_class_itself_starts_beside_what_another_assigner_has_just_started(pool: Pool, race: Race) -> None:
-    contested(pool)
-    submitted(pool, "random", 2, instance="one")
-    submitted(pool, "critical", 1, instance="two")
-    with race.first() as first:
-        starts(first, "one")
-        late = race.second(partial(starts, pool, "two"), behind=first)
-        first.commit()
-        outcome(late)
-    assert running(pool) == {"random": 2, "critical": 1}
+        submitted(pool, name, 2 if name == "random" else 1, instance=instance)
+    race.in_turn(
+        lambda first: first.assigner(instances=("one",)).run_once(), pool.assigner(instances=("two",)).run_once
+    )
+    assert running(pool) == found
 
 
 def test_operators_who_set_reserves_at_once_stay_within_the_limit(pool: Pool, race: Race) -> None:
     limited(pool, 3)
-    with race.first() as first:
-        kept(first, "critical", 2)
-        late = race.second(partial(kept, pool, "random", 2), behind=first)
-        first.commit()
-        with pytest.raises(BadInput, match="would be 4"):
-            outcome(late)
+    with pytest.raises(BadInput, match="would be 4"):
+        race.in_turn(lambda first: kept(first, "critical", 2), partial(kept, pool, "random", 2))
