@@ -13,16 +13,13 @@ from pydantic import ValidationError
 
 from assigner.admission.rules import Rules
 from assigner.cycle.assigner import PriorityAgeAssigner
-from assigner.cycle.settings import AssignerSettings
-from assigner.explain.answer import explain
 from assigner.process.assign import declare
 from assigner.settings import PoolSettings
 from bots.agent import job_files
 from bots.agent.run import RunContext
 from bots.protocol import Outcome
-from schema import clock
 from schema.accounting import accounts, counters
-from schema.accounting.accounts import Account, PoolLimits, ReportedUsage
+from schema.accounting.accounts import PoolLimits, ReportedUsage
 from schema.accounting.fair_share import FairShareSettings, Mode
 from schema.moves import retention
 from schema.moves.priority import review_waiting
@@ -30,8 +27,9 @@ from schema.moves.reassign import add_constraints, remove_constraints
 from schema.picking import constrained
 from schema.postgres.connection import Connection
 from tests.support.agents import NEEDS_PROC, finish, start
+from tests.support.explain import explained, gates_of
 from tests.support.plans import watching
-from tests.support.pool import Pool, active, completed
+from tests.support.pool import Pool, completed
 from tests.support.tenancy import no_share, share, used
 
 
@@ -71,7 +69,8 @@ def test_a_job_that_rests_or_runs_when_its_instance_gets_a_share_is_taken_over_t
     share(pool, "acme")
     assert pool.database.run(lambda c: add_constraints(c, 10)) == 1
     bot.sync(completed(work, "released"))
-    assert pool.database.run(lambda c: add_constraints(c, 10)) == 1
+    assert waiting(pool) == (1, 1)
+    pool.upkeep().run_once()
     assert waiting(pool) == (0, 2)
 
 
@@ -86,45 +85,32 @@ def test_a_job_with_terms_of_its_own_stays_at_its_gates_when_its_instance_loses_
         no_share(pool, "acme")
 
 
-def test_upkeep_takes_over_what_waits(pool: Pool) -> None:
-    pool.submit(3, instance="acme")
-    share(pool, "acme")
-    pool.upkeep().run_once()
-    assert waiting(pool) == (0, 3)
+TREE: dict[str, Any] = {"terms": {"locks": ["tree"]}}
 
 
-def test_an_instance_runs_at_most_as_many_jobs_as_it_may(pool: Pool) -> None:
-    share(pool, "acme", max_concurrent=2)
-    pool.submit(5, instance="acme")
+@pytest.mark.parametrize(
+    ("shares", "jobs", "runs"),
+    [
+        pytest.param({"acme": {"max_concurrent": 2}}, {}, [2], id="jobs of an instance"),
+        pytest.param({"acme": {}, "brick": {}}, {"estimated_cost": 3}, [1, 1], id="a budget of all"),
+        pytest.param({"acme": {}, "brick": {}}, {}, [3, 3], id="an empty map of slots"),
+        pytest.param({"acme": {"slots": 1}, "brick": {}}, {}, [1, 3], id="slots of one"),
+        pytest.param({"acme": {"slots": 1}, "brick": {"slots": 0}}, {}, [1, 0], id="slots of both"),
+        pytest.param({"acme": {"locks": {"tree": 2}}}, TREE, [2], id="slots of a lock"),
+    ],
+)
+def test_an_instance_runs_no_more_jobs_than_its_limits_let_it(
+    pool: Pool, shares: dict[str, dict[str, Any]], jobs: dict[str, Any], runs: list[int]
+) -> None:
+    pool.database.run(lambda c: accounts.limit_pool(c, PoolLimits(budget=6, max_concurrent=None), actor="test"))
+    for name, limits in shares.items():
+        share(pool, name, **limits)
+        pool.submit(3, instance=name, **jobs)
     bot = pool.bot(capacity=10)
     for _ in range(2):
         pool.assigner().run_once()
-    given = bot.take()
-    assert len(given) == 2
-    bot.sync(*(completed(each) for each in given))
-    pool.assigner().run_once()
-    assert len(bot.take()) == 2
-
-
-def test_a_global_budget_that_is_used_up_stops_everybody(pool: Pool) -> None:
-    for name in ("acme", "brick"):
-        share(pool, name)
-        pool.submit(3, instance=name, estimated_cost=2)
-    pool.database.run(lambda c: accounts.limit_pool(c, PoolLimits(budget=5, max_concurrent=None), actor="test"))
-    bot = pool.bot(capacity=10)
-    for _ in range(2):
-        pool.assigner().run_once()
-    assert len(bot.take()) == 2
-
-
-@pytest.mark.parametrize(("slots", "runs"), [({}, 4), ({"acme": 1}, 3), ({"acme": 1, "brick": 0}, 1)])
-def test_slots_are_places_and_an_empty_map_of_them_checks_nothing(pool: Pool, slots: dict[str, int], runs: int) -> None:
-    for name in ("acme", "brick"):
-        share(pool, name, **({"slots": slots[name]} if name in slots else {}))
-        pool.submit(2, instance=name)
-    bot = pool.bot(capacity=10)
-    pool.assigner().run_once()
-    assert len(bot.take()) == runs
+    given = [work["instance"] for work in bot.take()]
+    assert [given.count(name) for name in shares] == runs
 
 
 def test_slots_that_were_taken_since_they_were_read_refuse_a_charge(pool: Pool) -> None:
@@ -145,16 +131,6 @@ def test_slots_that_were_taken_since_they_were_read_refuse_a_charge(pool: Pool) 
     assert pool.database.run(lambda c: counters.read(c, [jobs])) == {jobs: counters.Counter(0.0, None)}
 
 
-def test_a_lock_has_as_many_slots_as_its_instance_gives_it(pool: Pool) -> None:
-    share(pool, "acme", locks={"tree": 2})
-    pool.submit(4, instance="acme", terms={"locks": ["tree"]})
-    pool.submit(1, instance="acme")
-    bot = pool.bot(capacity=10)
-    given = pool.given(bot)
-    assert len(given) == 3
-    bot.sync(*(active(each) for each in given))
-
-
 def test_what_is_so_already_is_not_written_and_every_change_is_audited(pool: Pool) -> None:
     for _ in range(2):
         share(pool, "acme", credit_weight=3, budget=10, locks={"tree": 2})
@@ -164,6 +140,9 @@ def test_what_is_so_already_is_not_written_and_every_change_is_audited(pool: Poo
     assert [note.action for note in notes] == ["account.set", "account.set", "account.remove"]
     assert notes[0].details["limits"] == {"instance:acme:cost": 10, "lock:acme:tree": 2}
     assert notes[1].details["limits"] == {"instance:acme:cost": None}
+    share(pool, "acme", credit_weight=0)
+    with pytest.raises(psycopg.IntegrityError):
+        pool.change("UPDATE accounts SET credit_weight = -1")
 
 
 def test_operators_set_shares_and_limits_by_the_api(operator: httpx.Client) -> None:
@@ -187,15 +166,7 @@ def test_operators_set_shares_and_limits_by_the_api(operator: httpx.Client) -> N
 
 def fair(pool: Pool, **settings: Any) -> PriorityAgeAssigner:
     """An assigner with these settings of the shares."""
-    return PriorityAgeAssigner(
-        pool.database,
-        AssignerSettings(),
-        timing=pool.timing,
-        chance=pool.chance,
-        name="assigner:test",
-        now=clock.monotonic,
-        rules=Rules(fair=FairShareSettings(**settings)),
-    )
+    return pool.assigner(minimums_first=False, rules=Rules(fair=FairShareSettings(**settings)))
 
 
 @pytest.mark.parametrize(("mode", "runs"), [("literal", ["acme"]), ("demand", ["acme", "brick", "brick"])])
@@ -208,9 +179,7 @@ def test_literally_an_instance_without_slots_has_none_where_another_has_some(
     bot = pool.bot(capacity=10)
     rules = Rules(fair=FairShareSettings(mode=mode))
     for name, job in jobs.items():
-        told = pool.database.run(lambda c, job=job: explain(c, job, instances=None, rules=rules))
-        assert told is not None
-        assert [gate.open for gate in told.gates if gate.gate == "slots"] == [name in runs]
+        assert gates_of(explained(pool, job, rules=rules))["slots"].open is (name in runs)
     fair(pool, mode=mode).run_once()
     assert sorted(work["instance"] for work in bot.take()) == runs
 
@@ -287,14 +256,6 @@ def test_the_configuration_declares_shares_and_limits_of_all_once(pool: Pool) ->
     most = {row.name: row.most for row in pool.rows("SELECT name, most FROM counters")}
     assert most == {"instance:acme:cost": 9, "lock:acme:tree": 2, "pool:cost": 100, "pool:jobs": 7}
     assert [row.name for row in pool.rows("SELECT name FROM instances WHERE managed")] == ["acme"]
-
-
-def test_a_negative_weight_is_refused(pool: Pool) -> None:
-    with pytest.raises(ValidationError):
-        Account(credit_weight=-1)
-    share(pool, "acme", credit_weight=0)
-    with pytest.raises(psycopg.IntegrityError):
-        pool.change("UPDATE accounts SET credit_weight = -1")
 
 
 @pytest.mark.parametrize("known", [False, True])
@@ -425,20 +386,13 @@ def ceiling(pool: Pool, unit: str, amount: float) -> None:
         ("tokens", {"usage": {"tokens": 1000}}, 1000, []),
         ("tokens", {"usage": {"tokens": 1000.5}}, 1000, [{"unit": "tokens", "reported": 1000.5, "counted": 1000}]),
         ("tokens", {"usage": {"cost": 9e9}}, 4, []),
-        (
-            "tokens",
-            {"usage": {"tokens": 1e9, "seconds": 9, "cost": 1}},
-            1000,
-            [
-                {"unit": "seconds", "reported": 9, "counted": 5},
-                {"unit": "tokens", "reported": 1e9, "counted": 1000},
-            ],
-        ),
+        ("tokens", {"usage": {"tokens": 1e9, "seconds": 9, "cost": 1}}, 1000,
+         [{"unit": "seconds", "reported": 9, "counted": 5}, {"unit": "tokens", "reported": 1e9, "counted": 1000}]),
         ("seconds", {"seconds": 7.5, "usage": {"seconds": 9}}, 7.5, [{"unit": "seconds", "reported": 9, "counted": 5}]),
         ("seconds", {"seconds": 2, "usage": {"seconds": 9}}, 5, [{"unit": "seconds", "reported": 9, "counted": 5}]),
         ("seconds", {"seconds": 7.5}, 7.5, []),
     ],
-)
+)  # fmt: skip
 def test_a_report_counts_up_to_its_ceiling_and_an_event_says_what_was_cut(
     pool: Pool, unit: str, outcome: dict[str, Any], charged: float, cut: list[dict[str, Any]]
 ) -> None:
@@ -472,14 +426,10 @@ def test_the_ceiling_holds_for_each_attempt_and_for_its_instance_alone(pool: Poo
     bot.sync(completed(work, usage={"cost": 25, "tokens": 25}))
     assert counted_usage(pool)["owner:other:ann:cost"] == (25, 1)
     assert "cut_report" not in pool.history(job)
-
-
-def test_a_ceiling_that_is_taken_away_cuts_nothing_more(pool: Pool) -> None:
-    share(pool, "acme", unit="tokens")
-    ceiling(pool, "tokens", 10)
+    bot.sync(status="gone")
     pool.database.run(lambda c: accounts.remove_report_ceiling(c, "acme", "tokens", actor="test"))
     run_one(pool, usage={"tokens": 25})
-    assert used(pool, "instance:acme:cost") == 25
+    assert used(pool, "instance:acme:cost") == 45, "one that is taken away cuts nothing more"
     assert pool.row("SELECT report_ceilings FROM instances WHERE name = 'acme'").report_ceilings is None
 
 

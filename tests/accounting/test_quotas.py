@@ -1,18 +1,23 @@
-"""Quotas: counted where leases begin and end, never granted above the limit, whoever grants."""
+"""Quotas: counted where leases begin and end, never granted above the limit, and what metrics say of them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from prometheus_client import REGISTRY
+from leasehold.errors import NotReady
+from prometheus_client import REGISTRY, generate_latest
 from structlog.testing import capture_logs
 
+from assigner import metrics
 from assigner.preemption.plan import QuotaSettings
+from schema.accounting import quotas
 from schema.accounting import quotas as quotas_accounting
-from schema.accounting.quotas import QuotaDrift
+from schema.accounting.quotas import Cooldown, QuotaDrift, QuotaUse, QuotaUses
 from schema.postgres.statements import Statement
+from schema.tenancy import cohorts, instances
 from tests.support.pool import Pool, active, completed
-from tests.support.race import Race, outcome
+from tests.support.race import Race, Undecided, outcome
 from tests.support.tenancy import EAGER, LITERAL, Tenancy, assign, contested
 
 
@@ -27,27 +32,23 @@ def test_usage_counts_the_units_of_live_leases(pool: Pool, tenancy: Tenancy) -> 
     assert tenancy.usage("team-a") == 0
 
 
-def test_an_instance_never_gets_more_than_its_maximum(pool: Pool, tenancy: Tenancy) -> None:
+def test_an_instance_never_gets_more_than_its_maximum_and_without_one_any_number(pool: Pool, tenancy: Tenancy) -> None:
     tenancy.quota("team-a", maximum=3)
     pool.submit(8, instance="team-a", priority=-5)
-    pool.submit(2, instance="team-b")
+    pool.submit(4, instance="team-b")
     pool.bot(capacity=10)
     for _ in range(4):
         pool.assigner().run_once()
     assert tenancy.usage("team-a") == 3
-    assert tenancy.running() == {"team-a": 3, "team-b": 2}, "those behind it are not held up"
-
-
-def test_an_instance_without_a_quota_is_unlimited_and_not_counted(pool: Pool, tenancy: Tenancy) -> None:
-    pool.submit(4, instance="team-a")
-    pool.bot(capacity=10)
-    pool.assigner().run_once()
-    assert tenancy.running() == {"team-a": 4}
+    assert tenancy.running() == {"team-a": 3, "team-b": 4}, "those behind it are not held up"
 
 
 def test_each_eviction_takes_one_off_the_maximum_down_to_the_minimum(pool: Pool, tenancy: Tenancy) -> None:
     tenancy.quota("team-a", minimum=4, maximum=10)
-    for _ in range(7):
+    tenancy.evicted("team-a", age=700)
+    tenancy.evicted("team-a", age=500)
+    assert tenancy.effective_maximum("team-a") == 9, "those within the cooldown count"
+    for _ in range(6):
         tenancy.evicted("team-a")
     assert tenancy.effective_maximum("team-a") == 4
     pool.submit(10, instance="team-a")
@@ -87,10 +88,9 @@ OTHERS: dict[str, tuple[Callable[[Tenancy], object], int]] = {
 }
 
 
-@pytest.mark.parametrize("fetched", [False, True], ids=["assigned", "fetched"])
 @pytest.mark.parametrize("others", OTHERS)
 def test_evictions_lower_a_maximum_only_while_another_instance_wants_what_is_left(
-    pool: Pool, tenancy: Tenancy, others: str, fetched: bool
+    pool: Pool, tenancy: Tenancy, others: str
 ) -> None:
     act, expected = OTHERS[others]
     tenancy.quota("team-a", minimum=1, maximum=6)
@@ -98,20 +98,15 @@ def test_evictions_lower_a_maximum_only_while_another_instance_wants_what_is_lef
         tenancy.evicted("team-a")
     act(tenancy)
     pool.submit(6, instance="team-a", priority=-5)
-    bot = pool.bot(capacity=6, sync_service=pool.sync_service(to_capacity=True))
-    if fetched:
-        bot.sync()
-    else:
-        pool.assigner().run_once()
-    # A bot fetches jobs only of an instance that may use all of it.
-    assert tenancy.usage("team-a") == (expected if expected == 6 or not fetched else 0)
-
-
-def test_evictions_older_than_the_cooldown_do_not_count(pool: Pool, tenancy: Tenancy) -> None:
-    tenancy.quota("team-a", maximum=10)
-    tenancy.evicted("team-a", age=700)
-    tenancy.evicted("team-a", age=500)
-    assert tenancy.effective_maximum("team-a") == 9
+    bot = pool.bot(capacity=6)
+    with pool.database.connect() as connection:
+        fetching = Undecided(pool, connection)
+        replace(bot, sync_service=fetching.sync_service(to_capacity=True)).sync()
+        # A bot fetches jobs only of an instance that may use all of it.
+        assert Tenancy(fetching).usage("team-a") == (6 if expected == 6 else 0)
+        connection.rollback()
+    pool.assigner().run_once()
+    assert tenancy.usage("team-a") == expected
 
 
 @pytest.mark.parametrize("kind", ["priority-age", "cohort"])
@@ -134,57 +129,40 @@ def test_assigners_of_both_kinds_preempt(pool: Pool, tenancy: Tenancy, kind: str
     assert tenancy.stop_requests() == 1
 
 
-def test_a_victim_keeps_its_age_is_not_charged_and_can_be_told_why(pool: Pool, tenancy: Tenancy) -> None:
-    victim, wanting, bot, work = contested(pool, tenancy)
-    queued_at = pool.job(victim).queued_at
-    assign(pool)
-    assert (tenancy.usage("team-b"), tenancy.usage("team-a")) == (1, 0), "until it has stopped"
-    bot.sync(completed(work, "stopped"))
-    assign(pool)
-    assert (tenancy.usage("team-b"), tenancy.usage("team-a")) == (0, 1)
-    row = pool.job(victim)
-    assert (row.state, row.queued_at, row.attempts, row.evictions) == ("queued", queued_at, 0, 1)
-    assert pool.history(victim)[-2:] == ["preempted", "evict"]
-    eviction = pool.row("SELECT * FROM evictions")
-    assert (eviction.job_id, eviction.preemptor) == (row.id, pool.job(wanting).id)
-    receipts = pool.rows("SELECT details FROM job_events WHERE move IN ('preempt', 'preempted')")
-    assert [receipt.details for receipt in receipts] == [eviction.details] * 2
-    assert eviction.details["victims"][0]["job"] == victim
-
-
 def test_a_job_of_an_instance_below_its_minimum_evicts_after_the_delay(pool: Pool, tenancy: Tenancy) -> None:
+    """The victim keeps its age, is not charged, and can be told why."""
     tenancy.quota("team-a", minimum=1, maximum=5)
-    pool.submit(2, instance="team-b", priority=10)
+    tenancy.quota("team-b", maximum=3)
+    queued_at = {
+        pool.job(each).public_id: pool.job(each).queued_at for each in pool.submit(2, instance="team-b", priority=10)
+    }
     bot = pool.bot(capacity=2)
     held = pool.given(bot)
     (job,) = pool.submit(instance="team-a")
-    quotas = QuotaSettings(preemption_delay=20)
-    tenancy.assigner(quotas).run_once()
+    assigner = tenancy.assigner(QuotaSettings(preemption_delay=20))
+    assigner.run_once()
     assert tenancy.stop_requests() == 0, "it has not waited for long enough"
     pool.change("UPDATE jobs SET queued_at = queued_at - interval '21 s' WHERE public_id = CAST(:id AS uuid)", id=job)
-    tenancy.assigner(quotas).run_once()
-    tenancy.assigner(quotas).run_once()
+    assigner.run_once()
+    assigner.run_once()
     assert tenancy.stop_requests() == 1, "one is enough"
-    answer = bot.sync(*[{"job": w["job"], "fence": w["fence"], "state": "active"} for w in held])
+    answer = bot.sync(*map(active, held))
     (stopped,) = [work for work in answer["leases"] if work["state"] == "cancelling"]
     (kept,) = [work for work in answer["leases"] if work["state"] == "active"]
+    assert (tenancy.usage("team-b"), tenancy.usage("team-a")) == (2, 0), "until it has stopped"
     bot.sync(completed(stopped, "stopped"), active(kept))
-    tenancy.assigner(quotas).run_once()
+    assigner.run_once()
     answer = bot.sync(active(kept))
     assert {work["job"] for work in answer["leases"]} == {kept["job"], job}, "the room was kept for it"
-    victim = pool.job(stopped["job"])
-    assert (victim.state, victim.attempts, victim.evictions) == ("queued", 0, 1)
+    assert (tenancy.usage("team-b"), tenancy.usage("team-a")) == (1, 1)
+    row = pool.job(stopped["job"])
+    assert (row.state, row.queued_at, row.attempts, row.evictions) == ("queued", queued_at[row.public_id], 0, 1)
     assert pool.history(stopped["job"])[-2:] == ["preempted", "evict"]
-    assert "preempt" in pool.history(job)
-
-
-def test_reconcile_repairs_a_counter_and_tells(pool: Pool, tenancy: Tenancy) -> None:
-    tenancy.quota("team-a", maximum=5)
-    pool.change("UPDATE quotas SET usage = 3")
-    (drift,) = pool.database.run(quotas_accounting.reconcile_quotas)
-    assert (drift.cohort, drift.instance, drift.usage, drift.live) == ("default", "team-a", 3, 0)
-    assert tenancy.usage("team-a") == 0
-    assert pool.database.run(quotas_accounting.reconcile_quotas) == []
+    eviction = pool.row("SELECT * FROM evictions")
+    assert (eviction.job_id, eviction.preemptor) == (row.id, pool.job(job).id)
+    receipts = pool.rows("SELECT details FROM job_events WHERE move IN ('preempt', 'preempted')")
+    assert [receipt.details for receipt in receipts] == [eviction.details] * 2
+    assert eviction.details["victims"][0]["job"] == stopped["job"]
 
 
 # Reconciling the quotas' counters: a drift is found, repaired, counted and reported, and nothing else is.
@@ -206,7 +184,6 @@ def test_a_drift_is_repaired_counted_and_reported_by_upkeep(pool: Pool, tenancy:
     with capture_logs() as logs:
         upkeep.run_once()
         pool.upkeep().run_once()
-
     assert tenancy.usage("default") == 1
     (entry,) = [entry for entry in logs if entry["log_level"] == "error"]
     assert (entry["cohort"], entry["instance"], entry["usage"], entry["live"]) == ("default", "default", 3, 1)
@@ -252,3 +229,137 @@ def test_grants_and_endings_beside_a_repair_are_counted(pool: Pool, tenancy: Ten
         outcome(granted)
     assert tenancy.usage("default") == 2
     assert pool.database.run(quotas_accounting.reconcile_quotas) == []
+
+
+# What metrics say of quotas: the figures of each pair of cohort and instance, their bound, and a read that fails.
+
+
+def read(pool: Pool, *, most: int = 100, cooldown: float = 600.0) -> QuotaUses:
+    return pool.database.run(
+        lambda connection: quotas.quota_uses(connection, most=most, cooldown=Cooldown(cooldown, literal=True))
+    )
+
+
+def uses(pool: Pool) -> dict[str, QuotaUse]:
+    return {use.instance: use for use in read(pool).pairs}
+
+
+@pytest.fixture
+def exposed(pool: Pool) -> Iterator[Pool]:
+    """The pool's figures are in the metrics of this process."""
+    metrics.QUOTAS.read_from(lambda: read(pool))
+    yield pool
+    metrics.QUOTAS.read_from(None)
+
+
+def figure(name: str, instance: str = "team-a", cohort: str = "default") -> float | None:
+    return REGISTRY.get_sample_value(f"leasehold_quota_{name}", {"cohort": cohort, "instance": instance})
+
+
+def test_the_figures_of_a_pair_are_all_of_one_moment(pool: Pool, tenancy: Tenancy) -> None:
+    assert read(pool) == QuotaUses([], 0)
+    tenancy.quota("team-a", minimum=10, maximum=20)
+    tenancy.quota("team-b", minimum=1, maximum=9)
+    tenancy.evicted("team-a")
+    tenancy.evicted("team-a", age=700)
+    pool.submit(2, instance="team-a")
+    pool.submit(3, instance="team-b")
+    pool.bot(capacity=6)
+    pool.assigner().run_once()
+    assert read(pool).pairs == [
+        QuotaUse("default", "team-a", 10, 20, 2, 19, free=1, reclaimable=2, evictions=1),
+        QuotaUse("default", "team-b", 1, 9, 3, 9, free=1, reclaimable=0, evictions=0),
+    ]
+    first, second = read(pool).pairs
+    assert (first.opportunistic, first.capacity_gap) == (0, 10 - 2 - 1 - 2)
+    assert (second.opportunistic, second.capacity_gap) == (2, 0)
+
+
+def test_a_pair_counts_in_its_own_cohort_only(pool: Pool, tenancy: Tenancy) -> None:
+    pool.database.run(lambda c: cohorts.put_cohort(c, "gpus", labels=["gpu"], actor="test", reason=""))
+    tenancy.quota("team-a", minimum=4)
+    tenancy.quota("team-a", minimum=4, cohort="gpus")
+    pool.bot("plain", capacity=3)
+    pool.bot("gpu", capacity=1, labels=["gpu"])
+    found = {use.cohort: use for use in read(pool).pairs}
+    assert {cohort: (use.free, use.capacity_gap, use.max_quota) for cohort, use in found.items()} == {
+        "default": (3, 1, None),
+        "gpus": (1, 3, None),
+    }
+
+
+def test_free_units_are_those_that_the_instance_could_have(pool: Pool, tenancy: Tenancy) -> None:
+    """Of bots that serve it; those kept for it included, and no bot that takes no work."""
+    pool.database.run(lambda c: instances.put_instance(c, "team-b", pool="builds", actor="test", reason=""))
+    for name in ("team-a", "team-b", "team-c"):
+        tenancy.quota(name, minimum=50)
+    pool.bot("everybody", capacity=10)
+    pool.bot("own", capacity=100, instance="team-a")
+    pool.bot("pooled", capacity=1000, pool="builds")
+    for name in ("draining", "unhealthy", "gone"):
+        pool.bot(name, capacity=7)
+    pool.change("UPDATE bots SET draining = true WHERE name = 'draining'")
+    pool.change("UPDATE bots SET status = 'unhealthy' WHERE name = 'unhealthy'")
+    pool.change("UPDATE bots SET status = 'gone', session = NULL, expires_at = NULL WHERE name = 'gone'")
+    assert {name: use.free for name, use in uses(pool).items()} == {"team-a": 110, "team-b": 1010, "team-c": 10}
+    pool.change(
+        "UPDATE bots SET kept_units = 4, kept_until = now() + interval '1 h',"
+        " kept_for = (SELECT id FROM instances WHERE name = 'team-c') WHERE name = 'everybody'"
+    )
+    assert {name: use.free for name, use in uses(pool).items()} == {"team-a": 106, "team-b": 1006, "team-c": 10}
+
+
+def test_an_eviction_counts_for_the_instance_that_lost_a_job(pool: Pool, tenancy: Tenancy) -> None:
+    _, _, bot, work = contested(pool, tenancy)
+    assign(pool)
+    assert uses(pool)["team-b"].evictions == 0, "the job has only been asked to stop"
+    bot.sync(completed(work, "stopped"))
+    assert {name: use.evictions for name, use in uses(pool).items()} == {"team-a": 0, "team-b": 1}
+
+
+def test_pairs_beyond_the_bound_are_counted_and_a_new_one_displaces_none(exposed: Pool, tenancy: Tenancy) -> None:
+    for name in ("team-z", "team-b", "team-a"):
+        tenancy.quota(name, minimum=2)
+    exposed.submit(3, instance="team-a")
+    exposed.bot(capacity=5)
+    exposed.assigner().run_once()
+    found = read(exposed, most=2)
+    assert ([use.instance for use in found.pairs], found.left_out) == (["team-z", "team-b"], 1)
+    assert found.pairs[0].reclaimable == 1, "those that are left out count nevertheless"
+    assert read(exposed, most=0) == QuotaUses([], 3)
+    assert read(exposed).left_out == 0
+    metrics.QUOTAS.read_from(lambda: found)
+    assert REGISTRY.get_sample_value("leasehold_quota_pairs_left_out") == 1
+    assert figure("usage_units") is None
+
+
+def test_a_scrape_reads_what_is_so_now(exposed: Pool, tenancy: Tenancy) -> None:
+    tenancy.quota("team-a", minimum=3, maximum=8)
+    tenancy.quota("team-b")
+    tenancy.evicted("team-a")
+    exposed.submit(4, instance="team-a")
+    exposed.bot(capacity=5)
+    assert (figure("usage_units"), figure("free_units")) == (0, 5)
+    exposed.assigner().run_once()
+    names = ("usage", "min", "max", "effective_max", "free", "opportunistic", "capacity_gap")
+    assert {name: figure(f"{name}_units") for name in names} == {
+        "usage": 4, "min": 3, "max": 8, "effective_max": 7, "free": 1, "opportunistic": 1, "capacity_gap": 0,
+    }  # fmt: skip
+    assert figure("recent_evictions") == 1
+    assert (figure("max_units", "team-b"), figure("effective_max_units", "team-b")) == (None, None), "there is none"
+    assert figure("usage_units", "team-b") == 0
+
+
+def test_a_read_that_fails_is_counted_and_the_scrape_has_the_other_metrics() -> None:
+    def fail() -> QuotaUses:
+        raise NotReady("the database cannot be reached")
+
+    before = REGISTRY.get_sample_value("leasehold_quota_reads_failed_total") or 0.0
+    metrics.QUOTAS.read_from(fail)
+    try:
+        page = generate_latest(REGISTRY).decode()
+    finally:
+        metrics.QUOTAS.read_from(None)
+    assert "leasehold_assigner_cycles_total" in page
+    assert "leasehold_quota_usage_units{" not in page
+    assert REGISTRY.get_sample_value("leasehold_quota_reads_failed_total") == before + 1

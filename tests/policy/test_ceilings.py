@@ -2,21 +2,20 @@
 
 from typing import Any
 
-import httpx
 import pytest
 from leasehold.errors import BadInput, NotFound
 
 from schema.moves import timeouts
 from schema.moves.graphs import submit_graph
-from schema.moves.hold import park, requeue, unpark
+from schema.moves.hold import requeue
 from schema.moves.submit import Submitted, submit
 from schema.policy.ceilings import CeilingTerms, remove_ceiling, set_ceiling
 from schema.postgres.statements import Statement
 from schema.requests import GraphRequest, JobRequest
-from tests.support.http import JOB
+from tests.support.explain import explained, gates_of
 from tests.support.pool import Pool, active, completed
-from tests.support.race import Race
-from tests.support.servers import Served, counts
+from tests.support.race import Race, park, unpark
+from tests.support.servers import counts
 
 REFUSED = "a ceiling of the pool, of its instance or of its label"
 
@@ -45,40 +44,29 @@ def test_the_tightest_of_pool_instance_and_label_holds(pool: Pool) -> None:
     ceiling(pool, "ci", max_timeout=50.0)
     ceiling(pool, None, "quick", max_timeout=20.0, default_timeout=10.0)
     ceiling(pool, "ci", "quick", max_timeout=5.0)
-    found = [
-        stored(pool, pool.submit(**fields)[0])
-        for fields in (
-            {},
-            {"instance": "ci"},
-            {"label": "quick"},
-            {"label": "quick", "instance": "ci"},
-            {"label": "other"},
-            {"timeout_seconds": 100.0},
-            {"timeout_seconds": 20.0, "label": "quick"},
-        )
+    cases: list[tuple[dict[str, Any], float]] = [
+        ({}, 90.0),
+        ({"instance": "ci"}, 50.0),
+        ({"label": "quick"}, 10.0),
+        ({"label": "quick", "instance": "ci"}, 5.0),
+        ({"label": "other"}, 90.0),
+        ({"timeout_seconds": 100.0}, 100.0),
+        ({"timeout_seconds": 20.0, "label": "quick"}, 20.0),
     ]
-    assert found == [90.0, 50.0, 10.0, 5.0, 90.0, 100.0, 20.0]
+    assert [stored(pool, pool.submit(**fields)[0]) for fields, _ in cases] == [timeout for _, timeout in cases]
 
 
 @pytest.mark.parametrize("field", ["timeout_seconds", "queue_timeout_seconds"])
-@pytest.mark.parametrize("others", [0, 1], ids=["alone", "together"])
-def test_a_time_beyond_the_ceiling_is_refused_by_its_field_and_nothing_is_stored(
-    pool: Pool, field: str, others: int
-) -> None:
+def test_a_time_beyond_the_ceiling_is_refused_by_its_field_and_nothing_is_stored(pool: Pool, field: str) -> None:
     ceiling(pool, max_timeout=60.0, max_queue_age=60.0)
-    together(pool, {field: 60.0}, *[{}] * others)
-    before = counts(pool.database)
-    with pytest.raises(BadInput) as refused:
-        together(pool, *[{}] * others, {field: 60.001})
-    assert (refused.value.field, refused.value.reason) == (f"jobs.{others}.{field}", f"must be at most 60, {REFUSED}")
-    assert counts(pool.database) == before
-
-
-def test_callers_in_sql_are_refused_in_the_same_words(pool: Pool) -> None:
-    ceiling(pool, max_timeout=60.0)
-    pool.change("""SELECT submit('[{"command": ["true"], "timeout_seconds": 60}]')""")
-    with pytest.raises(Exception, match=f"jobs.0.timeout_seconds: must be at most 60, {REFUSED}"):
-        pool.change("""SELECT submit('[{"command": ["true"], "timeout_seconds": 61}]')""")
+    for others in (0, 1):
+        together(pool, {field: 60.0}, *[{}] * others)
+        before = counts(pool.database)
+        with pytest.raises(BadInput) as refused:
+            together(pool, *[{}] * others, {field: 60.001})
+        assert refused.value.field == f"jobs.{others}.{field}"
+        assert refused.value.reason == f"must be at most 60, {REFUSED}"
+        assert counts(pool.database) == before
 
 
 def test_a_service_level_gives_a_timeout_up_to_the_ceiling(pool: Pool) -> None:
@@ -109,29 +97,23 @@ def test_a_node_of_a_graph_keeps_the_ceilings_of_the_instance_of_its_graph(pool:
     assert counts(pool.database) == before
 
 
-def test_a_request_that_was_taken_before_is_answered_whatever_the_ceiling_is_now(pool: Pool) -> None:
+def test_a_request_that_was_taken_before_or_joins_a_job_is_answered_whatever_the_ceiling_is_now(pool: Pool) -> None:
+    shared = {"dedup_key": "a", "timeout_seconds": 90.0}
     asked = [{"key": "a", "timeout_seconds": 90.0}, {"key": "b"}]
-    taken = together(pool, *asked)
+    (first,), taken = together(pool, shared), together(pool, *asked)
     ceiling(pool, max_timeout=60.0, default_timeout=30.0)
     assert [each.public_id for each in together(pool, *asked)] == [each.public_id for each in taken]
     assert together(pool, asked[0])[0].public_id == taken[0].public_id
-    (under,) = together(pool, {"key": "c"})
-    ceiling(pool, default_timeout=20.0)
-    assert together(pool, {"key": "c"})[0] == Submitted(under.job_id, under.public_id, created=False)
-    assert stored(pool, under.public_id) == 30.0
-
-
-def test_a_request_that_joins_a_job_is_not_refused(pool: Pool) -> None:
-    shared = {"dedup_key": "a", "timeout_seconds": 90.0}
-    (first,) = together(pool, shared)
-    ceiling(pool, max_timeout=60.0)
     (joined,) = together(pool, shared | {"key": "k"})
     assert (joined.job_id, joined.created) == (first.job_id, False)
     assert together(pool, shared | {"key": "k"}, {})[0].public_id == joined.public_id
     with pytest.raises(BadInput, match=r"jobs\.0\.timeout_seconds"):
         together(pool, shared | {"dedup_key": "b"})
-    (own,) = together(pool, {"dedup_key": "c"})
-    assert stored(pool, own.public_id) == 60.0
+    for under in together(pool, {"key": "c"}) + together(pool, {"dedup_key": "c"}):
+        assert stored(pool, under.public_id) == 30.0
+    ceiling(pool, default_timeout=20.0)
+    (again,) = together(pool, {"key": "c"})
+    assert (again.created, stored(pool, again.public_id)) == (False, 30.0)
 
 
 def test_a_job_that_is_made_again_is_cut_to_the_ceiling(pool: Pool) -> None:
@@ -184,12 +166,12 @@ def test_the_ceiling_of_the_queue_age_is_exact_and_works_in_batches(pool: Pool) 
 def test_only_the_wait_for_the_first_start_counts_and_not_the_time_aside(pool: Pool) -> None:
     ceiling(pool, max_queue_age=60.0)
     (held,) = pool.submit()
-    pool.database.run(lambda c: park(c, [held], instances=None, reason=None, actor="test"))
+    park(pool, held)
     pool.change(
         "UPDATE stored_events SET at = at - interval '1 h'; UPDATE jobs SET queued_at = queued_at - interval '1 h'"
     )
     assert end_aged(pool) == 0
-    pool.database.run(lambda c: unpark(c, [held], instances=None, reason=None, actor="test"))
+    unpark(pool, held)
     assert end_aged(pool) == 0
     pool.change("UPDATE jobs SET queued_at = queued_at - interval '61 s'")
     assert end_aged(pool) == 1
@@ -239,23 +221,10 @@ def test_a_job_whose_own_timeout_keeps_the_ceiling_is_left_to_its_bot(pool: Pool
     assert pool.database.run(lambda c: timeouts.stop_over_ceiling(c, 10, sync=1.0, actor="upkeep")) == 1
 
 
-def test_explain_says_how_long_a_job_may_wait_under_the_ceiling(
-    pool: Pool, served: Served, operator: httpx.Client
-) -> None:
-    del served
+def test_explain_says_how_long_a_job_may_wait_under_the_ceiling(pool: Pool) -> None:
     ceiling(pool, max_queue_age=3600.0)
     (job,) = pool.submit()
-    gates = {gate["gate"]: gate for gate in operator.get(f"/v1/jobs/{job}/explain").json()["gates"]}
-    assert 3000 < gates["queue deadline"]["evidence"]["left_seconds"] <= 3600
-
-
-def test_a_caller_over_http_is_told_the_field(pool: Pool, served: Served) -> None:
-    ceiling(pool, max_timeout=60.0)
-    with served.client(served.token("submitter")) as http:
-        answer = http.post("/v1/jobs", json={"jobs": [JOB, JOB | {"timeout_seconds": 61}]})
-    assert (answer.status_code, answer.json()["field"]) == (400, "jobs.1.timeout_seconds")
-    assert REFUSED in answer.json()["detail"]
-    assert pool.rows("SELECT FROM jobs") == []
+    assert 3000 < gates_of(explained(pool, job))["queue deadline"].evidence["left_seconds"] <= 3600
 
 
 def test_what_makes_no_sense_is_refused(pool: Pool) -> None:

@@ -18,6 +18,7 @@ from schema.picking import constrained
 from schema.picking.ready import Scope
 from schema.policy import priority_classes
 from schema.policy.priority_classes import Prediction
+from schema.postgres.connection import Connection
 from schema.requests import JobRequest
 from tests.support.pool import Bot, Pool, completed
 from tests.support.servers import Served
@@ -105,12 +106,11 @@ def wrong(_request: Any) -> int:
 # Predicted durations: from the jobs of a class that ran last, for slack and for the order.
 
 
-def ran(pool: Pool, bot: Bot, job_class: str, seconds: list[float]) -> None:
-    """Jobs of a class that the bot has run for so long."""
-    jobs = pool.submit(len(seconds), **JobRequest(command=["true"], job_class=job_class).normal())
+def ran(pool: Pool, bot: Bot, seconds: list[float], **fields: Any) -> None:
+    """Jobs with these fields that the bot has run, each for so long."""
+    jobs = pool.submit(len(seconds), **fields)
     pool.assigner().run_once()
-    given = {lease["job"]: lease for lease in bot.take()}
-    bot.sync(*(completed(given[job]) for job in jobs))
+    bot.sync(*(completed(lease) for lease in bot.take()))
     for job, took in zip(jobs, seconds, strict=True):
         pool.change(
             "UPDATE jobs SET started_at = finished_at - make_interval(secs => :took)"
@@ -120,10 +120,14 @@ def ran(pool: Pool, bot: Bot, job_class: str, seconds: list[float]) -> None:
         )
 
 
+def of_class(name: str) -> dict[str, Any]:
+    return JobRequest(command=["true"], job_class=name).normal()
+
+
 def test_the_next_job_of_a_class_is_expected_to_run_as_long_as_the_last(pool: Pool) -> None:
     bot = pool.bot(capacity=100)
-    ran(pool, bot, "random", [1, 2, 3, 4, 5, 6, 7, 8, 9, 100])
-    ran(pool, bot, "serious", [50.0] * 4)
+    ran(pool, bot, [1, 2, 3, 4, 5, 6, 7, 8, 9, 100], **of_class("random"))
+    ran(pool, bot, [50.0] * 4, **of_class("serious"))
     pool.submit(20)
     estimation.predict(pool.database, "quantiles")
     known = {each.name: (each.seconds, each.seconds_high) for each in pool.database.run(priority_classes.classes)}
@@ -154,16 +158,11 @@ def test_a_job_with_a_deadline_is_hastened_by_what_its_class_takes(pool: Pool) -
     pool.bot()
     now = pool.row("SELECT now() AS now").now
 
-    def read(connection: object) -> dict[str, float | None]:
-        found = constrained.queues(connection, Scope(None), batch=9, after=constrained.FIRST_QUEUE)  # type: ignore[arg-type]
-        admission_state = rules.read_admission_state(
-            connection,  # type: ignore[arg-type]
-            found.queues,
-            now=now,
-            rules=rules.RULES,
-        )
-        heads = constrained.heads(connection, found.queues, limits=[9] * len(found.queues), now=now)  # type: ignore[arg-type]
-        return {str(each.job.public_id): admission_state.expected(each) for each in heads}
+    def read(connection: Connection) -> dict[str, float | None]:
+        found = constrained.queues(connection, Scope(None), batch=9, after=constrained.FIRST_QUEUE)
+        state = rules.read_admission_state(connection, found.queues, now=now, rules=rules.RULES)
+        heads = constrained.heads(connection, found.queues, limits=[9] * len(found.queues), now=now)
+        return {str(each.job.public_id): state.expected(each) for each in heads}
 
     assert pool.database.run(read) == {long: 100.0, known: 10.0}
 
@@ -175,7 +174,7 @@ def test_a_predictor_of_a_package_is_known_by_its_name_and_checked(pool: Pool, m
 
     with pytest.raises(ValueError, match="'quantile' is not a predictor: there are 'quantiles'"):
         UpkeepSettings(predictor="quantile")
-    ran(pool, pool.bot(capacity=9), "random", [1.0] * 5)
+    ran(pool, pool.bot(capacity=9), [1.0] * 5, **of_class("random"))
     monkeypatch.setattr(estimation, "load_predictor", {"theirs": Wrong()}.__getitem__)
     with pytest.raises(LeaseholdError, match=r"gave -1\.0"):
         estimation.predict(pool.database, "theirs")
@@ -195,20 +194,6 @@ def test_where_no_job_has_a_class_no_job_is_read(pool: Pool) -> None:
 # Advice on run times that callers state.
 
 
-def ran_alike(pool: Pool, bot: Bot, seconds: list[float], **fields: Any) -> None:
-    """Jobs with these fields, each with its own run time, that the bot has run."""
-    jobs = pool.submit(len(seconds), **{"payload": {"command": ["true"]}, **fields})
-    pool.assigner().run_once()
-    bot.sync(*(completed(lease) for lease in bot.take()))
-    for job, took in zip(jobs, seconds, strict=True):
-        pool.change(
-            "UPDATE jobs SET started_at = finished_at - make_interval(secs => :took)"
-            " WHERE public_id = CAST(:id AS uuid)",
-            id=job,
-            took=took,
-        )
-
-
 ODD = ["make", 'it "ü"', "\x01\n\x7f\\"]
 
 
@@ -216,9 +201,9 @@ def test_an_estimate_far_from_like_jobs_is_advised_on_in_the_answer_and_stored_a
     served: Served, operator: httpx.Client, pool: Pool
 ) -> None:
     bot = pool.bot(capacity=100)
-    ran_alike(pool, bot, [10, 10, 10, 20, 90], label="nightly")
-    ran_alike(pool, bot, [1.0] * 5, payload={"command": ODD})
-    ran_alike(pool, bot, [1.0] * 4, label="rare")
+    ran(pool, bot, [10, 10, 10, 20, 90], label="nightly")
+    ran(pool, bot, [1.0] * 5, payload={"command": ODD})
+    ran(pool, bot, [1.0] * 4, label="rare")
     served.app.state.advise = RunTimeAdvice(pool.database, 3.0).advise
     jobs = [
         {"command": ["a"], "label": "nightly", "estimated_seconds": 31},
@@ -247,6 +232,9 @@ def test_without_the_setting_or_a_stated_run_time_nothing_is_read(
     served: Served, operator: httpx.Client, pool: Pool
 ) -> None:
     assert EstimateSettings().advice_factor is None
+    for wrong in (1.0, 0.5, -3.0, float("inf")):
+        with pytest.raises(ValidationError):
+            EstimateSettings(advice_factor=wrong)
     assert operator.post("/v1/jobs", json={"jobs": [{"command": ["a"], "estimated_seconds": 1}]}).json()["advice"] == []
 
     class Unused:
@@ -261,14 +249,8 @@ def test_run_times_are_read_at_most_once_a_minute_and_advice_is_bounded(pool: Po
     advice = RunTimeAdvice(pool.database, 3.0, now=lambda: passed[0])
     stated = [request(label="nightly", estimated_seconds=1.0)] * 30
     assert advice.advise(stated) == {}
-    ran_alike(pool, bot, [10.0] * 5, label="nightly")
+    ran(pool, bot, [10.0] * 5, label="nightly")
     passed[0] = 59.0
     assert advice.advise(stated) == {}
     passed[0] = 60.0
     assert list(advice.advise(stated)) == list(range(20))
-
-
-def test_a_factor_that_would_advise_on_every_estimate_is_refused() -> None:
-    for wrong in (1.0, 0.5, -3.0, float("inf")):
-        with pytest.raises(ValidationError):
-            EstimateSettings(advice_factor=wrong)

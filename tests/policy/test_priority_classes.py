@@ -18,7 +18,6 @@ from schema.accounting import counters
 from schema.moves.priority import set_priority
 from schema.moves.submit import submit
 from schema.policy import priority_classes
-from schema.postgres.statements import Statement
 from schema.requests import GraphRequest, JobRequest
 from schema.tenancy import tokens
 from tests.support.pool import Pool, admission_state, completed, head, queue, taken
@@ -33,43 +32,35 @@ def submitted(pool: Pool, *, caller: tokens.Principal = OPERATOR, **fields: Any)
     return pool.job(taken.public_id)
 
 
-@pytest.mark.parametrize(
-    ("job_class", "priority"),
-    [
-        ("critical", 0),
-        ("serious_project", 20),
-        ("serious", 40),
-        ("random", 60),
-        ("auto_generated", 80),
-        ("background", 90),
-    ],
-)
-def test_a_class_gives_its_points_as_a_priority(pool: Pool, job_class: str, priority: int) -> None:
-    job = submitted(pool, job_class=job_class)
-    assert (job.priority, job.rank) == (priority, priority)
+#: What a job says → its priority and its timeout.
+WORTH: list[tuple[dict[str, Any], int, float | None]] = [
+    ({"job_class": "critical"}, 0, None),
+    ({"job_class": "serious_project"}, 20, None),
+    ({"job_class": "serious"}, 40, None),
+    ({"job_class": "random"}, 60, None),
+    ({"job_class": "auto_generated"}, 80, None),
+    ({"job_class": "background"}, 90, None),
+    ({"job_class": "serious", "project": "site"}, 30, None),
+    ({"job_class": "serious", "user_priority": 2}, 30, None),
+    ({"job_class": "serious", "project": "site", "user_priority": 2}, 20, None),
+    ({"service_level": "premium"}, 0, 7200),
+    ({"service_level": "standard"}, 50, 3600),
+    ({"service_level": "economy"}, 80, 1800),
+    ({"service_level": "economy", "job_class": "critical"}, 80, 1800),
+    ({"service_level": "economy", "job_class": "critical", "priority": 7}, 7, 1800),
+    ({"service_level": "economy", "timeout_seconds": 5.0}, 80, 5),
+    ({"urgency": 90}, 10, None),
+    ({}, 0, None),
+]
 
 
-def test_a_project_and_a_user_raise_a_job_that_has_a_class(pool: Pool) -> None:
-    assert submitted(pool, job_class="serious", project="site").priority == 30
-    assert submitted(pool, job_class="serious", user_priority=2).priority == 30
-    assert submitted(pool, job_class="serious", project="site", user_priority=2).priority == 20
-
-
-def test_one_of_priority_and_urgency_may_be_given_and_urgency_counts_the_other_way(pool: Pool) -> None:
-    assert submitted(pool, urgency=90).priority == 10
+def test_class_project_user_and_service_level_give_a_priority_and_a_timeout(pool: Pool) -> None:
+    for fields, priority, timeout in WORTH:
+        job = submitted(pool, **fields)
+        assert (job.priority, job.rank, job.timeout_seconds) == (priority, priority, timeout), fields
+    assert not job.constrained
     with pytest.raises(BadInput, match=r"urgency: .*priority"):
         JobRequest(command=["true"], urgency=90, priority=0).normal()
-
-
-def test_a_priority_goes_before_a_service_level_and_that_before_a_class(pool: Pool) -> None:
-    everything: dict[str, Any] = {"service_level": "economy", "job_class": "critical"}
-    first = submitted(pool, priority=7, **everything)
-    second = submitted(pool, **everything)
-    assert (first.priority, first.rank, first.timeout_seconds) == (7, 7, 1800)
-    assert (second.priority, second.rank, second.timeout_seconds) == (80, 80, 1800)
-    assert submitted(pool, timeout_seconds=5.0, **everything).timeout_seconds == 5
-    plain = submitted(pool)
-    assert (plain.priority, plain.constrained, plain.timeout_seconds) == (0, False, None)
 
 
 def test_a_job_says_its_service_level_also_when_it_has_ended(pool: Pool) -> None:
@@ -85,45 +76,33 @@ def test_a_job_says_its_service_level_also_when_it_has_ended(pool: Pool) -> None
     assert level() == "premium"
 
 
-@pytest.mark.parametrize(
-    ("level", "priority", "timeout"), [("premium", 0, 7200), ("standard", 50, 3600), ("economy", 80, 1800)]
-)
-def test_a_service_level_sets_priority_and_timeout(pool: Pool, level: str, priority: int, timeout: int) -> None:
-    job = submitted(pool, service_level=level)
-    assert (job.priority, job.timeout_seconds) == (priority, timeout)
-
-
-def defaulted(served: Served, **fields: Any) -> Any:
-    """The row of a job that is submitted to a gateway whose default service level is `standard`."""
-    served.app.state.default_level = "standard"
-    with served.client(served.token("submitter")) as http:
-        answer = http.post("/v1/jobs", json={"jobs": [{"command": ["true"], **fields}]})
-    assert answer.status_code == 200, answer.text
-    query = "SELECT * FROM jobs WHERE public_id = CAST(:id AS uuid)"
-    return served.database.run(lambda c: c.execute(Statement(query), {"id": answer.json()["jobs"][0]["id"]}).one())
-
-
-@pytest.mark.parametrize(
-    ("fields", "priority", "timeout"),
-    [
-        ({}, 50, 3600),
-        ({"timeout_seconds": 5.0}, 50, 5),
-        ({"priority": 0}, 0, 3600),
-        ({"urgency": 90}, 10, 3600),
-        ({"service_level": "economy"}, 80, 1800),
-        ({"job_class": "random"}, 60, None),
-        ({"dedup_key": "nightly"}, 0, None),
-    ],
-)
 def test_a_job_without_level_and_class_gets_the_default_level_and_keeps_what_it_says_itself(
-    served: Served, fields: dict[str, Any], priority: int, timeout: float | None
+    served: Served, pool: Pool
 ) -> None:
-    job = defaulted(served, **fields)
-    assert (job.priority, job.rank, job.timeout_seconds) == (priority, priority, timeout)
+    served.app.state.default_level = "standard"
 
+    def defaulted(http: httpx.Client, **fields: Any) -> Any:
+        answer = http.post("/v1/jobs", json={"jobs": [{"command": ["true"], **fields}]})
+        assert answer.status_code == 200, answer.text
+        return pool.job(answer.json()["jobs"][0]["id"])
 
-def test_a_repeat_with_its_key_is_the_job_that_got_the_default_level(served: Served) -> None:
-    assert defaulted(served, key="k").id == defaulted(served, key="k").id
+    with served.client(served.token("submitter")) as http:
+        for fields, priority, timeout in (
+            ({}, 50, 3600),
+            ({"timeout_seconds": 5.0}, 50, 5),
+            ({"priority": 0}, 0, 3600),
+            ({"urgency": 90}, 10, 3600),
+            ({"service_level": "economy"}, 80, 1800),
+            ({"job_class": "random"}, 60, None),
+            ({"dedup_key": "nightly"}, 0, None),
+        ):
+            job = defaulted(http, **fields)
+            assert (job.priority, job.rank, job.timeout_seconds) == (priority, priority, timeout)
+        assert defaulted(http, key="k").id == defaulted(http, key="k").id
+    served.app.state.default_level = "premium"
+    with served.client(served.token("submitter", priority_ceiling=30)) as http:
+        answer = http.post("/v1/jobs", json={"jobs": [{"command": ["true"]}]})
+        assert (answer.status_code, "more urgent than 30" in answer.json()["detail"]) == (403, True)
 
 
 def test_a_batch_and_a_graph_get_the_default_level_and_the_priority_of_a_graph_stands(
@@ -144,13 +123,6 @@ def test_a_batch_and_a_graph_get_the_default_level_and_the_priority_of_a_graph_s
     ]
 
 
-def test_who_may_not_be_urgent_may_not_be_so_by_the_default_level(served: Served) -> None:
-    served.app.state.default_level = "premium"
-    with served.client(served.token("submitter", priority_ceiling=30)) as http:
-        answer = http.post("/v1/jobs", json={"jobs": [{"command": ["true"]}]})
-        assert (answer.status_code, "more urgent than 30" in answer.json()["detail"]) == (403, True)
-
-
 def test_a_gateway_does_not_start_with_a_default_level_that_nobody_has_made(
     database_url: str, tmp_path: Path, leasehold: Path
 ) -> None:
@@ -159,11 +131,6 @@ def test_a_gateway_does_not_start_with_a_default_level_that_nobody_has_made(
     assert console.refused("gateway") == (
         "service_levels.default: there is no service level 'golden': there are premium, standard, economy"
     )
-
-
-def test_a_class_that_nobody_has_made_is_refused_in_words(pool: Pool) -> None:
-    with pytest.raises(BadInput, match="there is no job class 'urgent'"):
-        submitted(pool, job_class="urgent")
 
 
 def test_an_unknown_class_or_level_is_refused_at_the_place_that_names_it(
@@ -215,27 +182,14 @@ def test_levels_are_a_view_over_the_effective_priority(pool: Pool) -> None:
     assert pool.row(asked, effective=90).level == "normal"
 
 
-def test_the_most_urgent_job_that_may_start_is_the_one_that_starts(pool: Pool) -> None:
+def test_the_most_urgent_job_that_may_start_is_the_one_that_starts_also_if_it_comes_later(pool: Pool) -> None:
     wanted = [("background", []), ("critical", ["held"]), ("serious", []), ("critical", ["held"])]
-    jobs = [submitted(pool, job_class=name, locks=locks).public_id for name, locks in wanted]
-    bot = pool.bot(capacity=1)
-    pool.assigner().run_once()
-    assert [lease["job"] for lease in bot.take()] == [str(jobs[1])]
-    other = pool.bot("bot-2", capacity=1)
-    pool.assigner().run_once()
-    assert [lease["job"] for lease in other.take()] == [str(jobs[2])], "what needs the lock waits for it alone"
-
-
-def test_what_is_more_urgent_and_comes_later_is_first_in_the_next_cycle(pool: Pool) -> None:
-    first = [submitted(pool, job_class="random").public_id for _ in range(3)]
-    assigner, bot = pool.assigner(), pool.bot(capacity=1)
-    assigner.run_once()
-    later = submitted(pool, job_class="critical").public_id
-    (work,) = bot.take()
-    assert work["job"] == str(first[0])
-    bot.sync(completed(work))
-    assigner.run_once()
-    assert [lease["job"] for lease in bot.take()] == [str(later)]
+    jobs = [str(submitted(pool, job_class=name, locks=locks).public_id) for name, locks in wanted]
+    assert [lease["job"] for lease in pool.given(pool.bot(capacity=1))] == [jobs[1]]
+    later = str(submitted(pool, job_class="critical").public_id)
+    for name, job in (("bot-2", later), ("bot-3", jobs[2])):
+        assert [lease["job"] for lease in pool.given(pool.bot(name, capacity=1))] == [job]
+    assert pool.job(jobs[3]).state == "queued", "what needs the lock waits for it alone"
 
 
 def test_the_gateway_refuses_both_words_and_an_unknown_class_with_400(pool: Pool, operator: httpx.Client) -> None:
@@ -370,11 +324,3 @@ def test_the_quota_of_a_project_says_so_in_its_words(pool: Pool) -> None:
     again = gates.first_closed_gate(small, near)
     assert again is not None
     assert again[1].startswith("User quota exceeded: 10 of 10 used")
-
-
-def test_a_quota_that_is_just_used_up_is_closed_also_to_what_costs_nothing(pool: Pool) -> None:
-    pool.database.run(lambda c: counters.limit(c, "owner:default:ann:cost", 0))
-    (job,) = of_class(pool, owner="ann", estimated_cost=0)
-    pool.bot()
-    pool.assigner().run_once()
-    assert pool.job(job).state == "queued"

@@ -1,5 +1,6 @@
 """How many jobs of a label or an instance may wait: what is refused, what is not, two at once for the last place."""
 
+from functools import partial
 from typing import Any
 
 import httpx
@@ -7,16 +8,14 @@ import pytest
 from leasehold.errors import QueueFull
 from pydantic import ValidationError
 
-from assigner.cli import errors
 from schema.moves.graphs import submit_graph
-from schema.moves.hold import park, unpark
 from schema.moves.submit import Submitted, submit
 from schema.policy.queue_limits import QueueSettings, set_instance_queue_limit
 from schema.postgres.engine import Database
 from schema.requests import GraphRequest
-from tests.support.http import JOB, Gateway, problem, program, submitted
+from tests.support.http import JOB, submitted
 from tests.support.pool import Pool, completed
-from tests.support.race import Race, at_service_of, cancel, outcome
+from tests.support.race import Race, at_service_of, cancel, outcome, park, unpark
 from tests.support.servers import Served, counts
 
 NIGHTLY: dict[str, Any] = {"label": "nightly"}
@@ -39,107 +38,78 @@ def together(pool: Pool, *jobs: dict[str, Any]) -> list[Submitted]:
 
 
 def test_jobs_beyond_the_limit_of_their_label_are_refused_and_nothing_is_written(pool: Pool) -> None:
-    pool.submit(2, **NIGHTLY)
-    before = counts(pool.database)
-    with pytest.raises(QueueFull) as refused:
-        together(pool, NIGHTLY, {"label": "other"}, NIGHTLY)
-    assert str(refused.value) == "label 'nightly' may have 3 queued jobs, held ones included: no room for 2 more"
-    assert refused.value.code == "queue_full"
-    assert counts(pool.database) == before
-    pool.submit(1, **NIGHTLY)
+    """The refusal does not tell how many others have submitted."""
+    for _ in range(3):
+        before = counts(pool.database)
+        with pytest.raises(QueueFull) as refused:
+            together(pool, *[NIGHTLY] * 2, {"label": "other"}, *[NIGHTLY] * 2)
+        assert str(refused.value) == "label 'nightly' may have 3 queued jobs, held ones included: no room for 4 more"
+        assert refused.value.code == "queue_full"
+        assert counts(pool.database) == before
+        pool.submit(1, **NIGHTLY)
     pool.submit(5, label="other")
     pool.submit(5)
 
 
-def test_a_label_with_the_limit_0_takes_nothing(pool: Pool) -> None:
-    pool.change("UPDATE queue_limits SET max_queued = 0")
-    with pytest.raises(QueueFull):
-        pool.submit(**NIGHTLY)
-    assert queued(pool) == 0
-
-
-def test_only_those_that_wait_count(pool: Pool) -> None:
+def test_those_that_wait_count_and_those_that_a_release_would_let_into_the_queue(pool: Pool) -> None:
     pool.running(**NIGHTLY)
-    last = pool.submit(3, **NIGHTLY)[-1]
+    held, last = pool.submit(2, **NIGHTLY), pool.submit(**NIGHTLY)[0]
+    park(pool, *held)
     with pytest.raises(QueueFull):
         pool.submit(**NIGHTLY)
     cancel(pool, last)
     pool.submit(**NIGHTLY)
-
-
-def test_held_jobs_count_because_a_release_lets_them_all_into_the_queue(pool: Pool) -> None:
-    held = pool.submit(3, **NIGHTLY)
-    pool.database.run(lambda c: park(c, held, instances=None, reason=None, actor="test"))
-    with pytest.raises(QueueFull):
-        pool.submit(**NIGHTLY)
-    pool.database.run(lambda c: unpark(c, held, instances=None, reason=None, actor="test"))
+    unpark(pool, *held)
     assert queued(pool) == 3
-
-
-def test_a_refusal_does_not_tell_how_many_others_have_submitted(pool: Pool) -> None:
-    told = set()
-    for _ in range(3):
-        with pytest.raises(QueueFull) as refused:
-            pool.submit(4, **NIGHTLY)
-        told.add(str(refused.value))
+    pool.change("UPDATE queue_limits SET max_queued = 0")
+    with pytest.raises(QueueFull, match="may have 0 queued jobs"):
         pool.submit(**NIGHTLY)
-    assert len(told) == 1
 
 
-def test_a_limit_that_each_submit_could_not_count_up_to_is_refused() -> None:
-    QueueSettings(label="nightly", max_queued=100_000)
-    with pytest.raises(ValidationError, match="less than or equal to 100000"):
-        QueueSettings(label="nightly", max_queued=100_001)
-
-
-def test_a_request_that_was_taken_before_is_answered_although_the_queue_is_full(pool: Pool) -> None:
-    keyed = [NIGHTLY | {"key": str(n)} for n in range(3)]
+def test_a_request_that_was_taken_before_or_joins_a_job_is_taken_although_the_queue_is_full(pool: Pool) -> None:
+    shared = NIGHTLY | {"dedup_key": "a"}
+    keyed = [NIGHTLY | {"key": str(n)} for n in range(2)]
+    together(pool, shared, shared, shared)
     taken = together(pool, *keyed)
-    again = together(pool, *keyed)
-    assert [one.public_id for one in again] == [one.public_id for one in taken]
+    assert queued(pool) == 3
+    assert [one.public_id for one in together(pool, *keyed)] == [one.public_id for one in taken]
     with pytest.raises(QueueFull, match="no room for 1 more"):
         together(pool, *keyed, NIGHTLY | {"key": "new"})
-
-
-def test_a_request_that_joins_a_job_is_taken_although_the_queue_is_full(pool: Pool) -> None:
-    shared = NIGHTLY | {"dedup_key": "a"}
-    together(pool, shared, shared, shared, NIGHTLY, NIGHTLY)
-    assert queued(pool) == 3
     together(pool, shared, shared | {"key": "k"})
     together(pool, shared | {"key": "k"})
-    with pytest.raises(QueueFull):
-        together(pool, shared, NIGHTLY | {"dedup_key": "b"})
-    with pytest.raises(QueueFull):
-        together(pool, shared | {"instance": "another"})
+    for other in (NIGHTLY | {"dedup_key": "b"}, shared | {"instance": "another"}):
+        with pytest.raises(QueueFull):
+            together(pool, shared, other)
     assert queued(pool) == 3
 
 
+@pytest.mark.parametrize(("jobs", "fields"), [(1, NIGHTLY), (1, {}), (2, {})], ids=["of a label", "one", "two"])
 def test_submits_at_once_may_exceed_the_limit_by_what_is_not_committed_and_later_ones_are_refused(
-    pool: Pool, race: Race
+    pool: Pool, race: Race, jobs: int, fields: dict[str, Any]
 ) -> None:
-    pool.submit(2, **NIGHTLY)
-    race.side_by_side(lambda first: first.submit(**NIGHTLY), lambda: pool.submit(**NIGHTLY))
+    limit_instance(pool, None, 4)
+    most = 3 if fields else 4
+    pool.submit(most - jobs, **fields)
+    race.side_by_side(lambda first: first.submit(jobs, **fields), lambda: pool.submit(jobs, **fields))
     with pytest.raises(QueueFull):
-        pool.submit(**NIGHTLY)
-    assert queued(pool) == 4
+        pool.submit(**fields)
+    assert queued(pool) == most + jobs
 
 
 def test_a_repeated_request_waits_for_the_first_one_and_is_not_refused(pool: Pool, race: Race) -> None:
     """Its answer was lost on the way, and it took the last place."""
     pool.submit(2, **NIGHTLY)
-    with race.first() as first:
-        mine = first.submit(key="k", **NIGHTLY)
-        late = race.second(lambda: pool.submit(key="k", **NIGHTLY), behind=first)
-        first.commit()
-        assert outcome(late) == mine
+    mine = race.in_turn(lambda first: first.submit(key="k", **NIGHTLY), lambda: pool.submit(key="k", **NIGHTLY))
+    assert pool.submit(key="k", **NIGHTLY) == mine
 
 
-@pytest.mark.parametrize("fields", [{}, {"label": "other"}, {"dedup_key": "x"}])
-def test_a_label_without_a_limit_waits_for_nobody(pool: Pool, race: Race, fields: dict[str, Any]) -> None:
+def test_a_label_without_a_limit_waits_for_nobody(pool: Pool, race: Race) -> None:
     pool.submit()
+    cases: list[dict[str, Any]] = [{}, {"label": "other"}, {"dedup_key": "x"}]
     with race.first() as first:
         first.submit(**NIGHTLY)
-        race.unhindered(lambda: pool.submit(**fields), by=first)
+        for fields in cases:
+            race.unhindered(partial(pool.submit, **fields), by=first)
 
 
 @pytest.mark.parametrize("commit", [True, False])
@@ -170,6 +140,8 @@ def limit_instance(pool: Pool, instance: str | None, most: int) -> None:
 def test_each_instance_has_its_own_limit_or_the_default(pool: Pool) -> None:
     limit_instance(pool, None, 2)
     limit_instance(pool, "ci", 3)
+    with pytest.raises(ValidationError, match="less than or equal to 100000"):
+        QueueSettings(label="nightly", max_queued=100_001)
     for instance, most in (("default", 2), ("ci", 3), ("new", 2)):
         together(pool, *[{"instance": instance, "label": str(n)} for n in range(most)])
         before = counts(pool.database)
@@ -190,7 +162,7 @@ def test_whatever_waits_of_an_instance_counts(pool: Pool) -> None:
     _, bot, work = pool.running(retry_failed=True)
     bot.sync(completed(work, "failed"))
     (held,) = pool.submit(label="other")
-    pool.database.run(lambda c: park(c, [held], instances=None, reason=None, actor="test"))
+    park(pool, held)
     last = pool.submit(2, terms={"locks": ["tree"]})[-1]
     assert pool.row("SELECT count(*) AS n FROM jobs WHERE schedule_after IS NOT NULL").n == 1
     with pytest.raises(QueueFull):
@@ -222,18 +194,6 @@ def test_all_nodes_of_a_graph_need_a_place_in_its_instance(pool: Pool) -> None:
     pool.database.run(lambda c: submit_graph(c, request | {"nodes": request["nodes"][:2]}, actor="test", sync=1.0))
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_submits_at_once_may_exceed_the_limit_of_their_instance_by_what_is_not_committed(
-    pool: Pool, race: Race, jobs: int
-) -> None:
-    limit_instance(pool, None, 4)
-    pool.submit(4 - jobs)
-    race.side_by_side(lambda first: first.submit(jobs), lambda: pool.submit(jobs))
-    with pytest.raises(QueueFull):
-        pool.submit()
-    assert queued(pool) == 4 + jobs
-
-
 def test_a_caller_is_told_which_label_is_full_and_may_repeat_what_was_taken(
     served: Served, operator: httpx.Client, database: Database
 ) -> None:
@@ -248,10 +208,3 @@ def test_a_caller_is_told_which_label_is_full_and_may_repeat_what_was_taken(
     assert refused.json()["detail"].startswith("label 'nightly' may have 3 queued jobs")
     assert counts(database) == before
     assert submitted(mine, keyed) == [first]
-
-
-def test_the_command_says_in_one_line_that_a_queue_is_full(stands: Gateway, capsys: pytest.CaptureFixture[str]) -> None:
-    stands.script = lambda _: problem(409, "label 'nightly' may have 3 queued jobs", code="queue_full")
-    assert errors.run(program, ["submit", "--label", "nightly", "true"]) == 1
-    told = capsys.readouterr()
-    assert (told.out, told.err) == ("", "error: label 'nightly' may have 3 queued jobs\n")

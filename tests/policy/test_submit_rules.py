@@ -1,6 +1,8 @@
 """Submit rules: unknown property keys, programs that are not listed, and the jobs of owners that have used much."""
 
+import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,6 @@ from schema.policy import priority_classes
 from schema.policy.ceilings import CeilingTerms, set_ceiling
 from schema.policy.submit_rules import SubmitRuleTerms, remove_submit_rule, set_submit_rule
 from schema.requests import GraphRequest, JobRequest
-from tests.support.http import JOB
 from tests.support.pool import Pool, completed
 from tests.support.servers import Served, counts
 
@@ -42,55 +43,44 @@ def placed(pool: Pool, job: Submitted) -> tuple[int, float]:
     return row.priority, row.rank
 
 
-@pytest.mark.parametrize("others", [0, 1], ids=["alone", "together"])
-@pytest.mark.parametrize(
-    ("job", "field", "reason"),
-    [
-        (
-            {"properties": {"os": "linux", "colour": "red"}},
-            "properties.colour",
-            "is not among the property keys that jobs may name",
-        ),
-        ({"command": ["rm", "true"]}, "command", "'rm' is not among the programs that jobs may run"),
-        ({"command": ["/bin/true"]}, "command", "'/bin/true' is not among the programs that jobs may run"),
-        ({"command": ["tru"]}, "command", "'tru' is not among the programs that jobs may run"),
-        (
-            {"owner": "ann", "locks": ["a"]},
-            "owner",
-            "has used 10.5 within the rolling window, and above 10 its jobs are refused",
-        ),
-    ],
-)
-def test_what_breaks_a_rule_is_refused_by_its_field_and_nothing_is_stored(
-    pool: Pool, others: int, job: dict[str, Any], field: str, reason: str
-) -> None:
+#: A job, the field by which it is refused, and why.
+WRONG: list[tuple[dict[str, Any], str, str]] = [
+    ({"properties": {"os": "linux", "colour": "red"}}, "properties.colour",
+     "is not among the property keys that jobs may name"),
+    ({"command": ["rm", "true"]}, "command", "'rm' is not among the programs that jobs may run"),
+    ({"command": ["/bin/true"]}, "command", "'/bin/true' is not among the programs that jobs may run"),
+    ({"command": ["tru"]}, "command", "'tru' is not among the programs that jobs may run"),
+    ({"owner": "ann", "locks": ["a"]}, "owner",
+     "has used 10.5 within the rolling window, and above 10 its jobs are refused"),
+]  # fmt: skip
+
+
+def test_what_breaks_a_rule_is_refused_by_its_field_and_nothing_is_stored(pool: Pool) -> None:
     rule(pool, property_keys=["os", "gpu"], commands=["make", "true"], owner_cost=10.0)
     has_used(pool, "ann", 10.5)
     has_used(pool, "bob", 10)
     has_used(pool, "ann", 9, instance="ci")
     together(pool, {"properties": {"os": "linux"}}, {"command": ["make", "rm"]}, {"owner": "bob"}, {})
     together(pool, {"owner": "ann", "instance": "ci"})
-    nodes = [{"node": 0, "command": ["true"]}, {"node": 1, "command": ["true"], "after": [0], **job}]
-    request = GraphRequest.model_validate({"name": "g", "nodes": nodes}).normal()
     before = counts(pool.database)
-    with pytest.raises(BadInput) as refused:
-        together(pool, *[{}] * others, job)
-    assert (refused.value.field, refused.value.reason) == (f"jobs.{others}.{field}", reason)
-    with pytest.raises(BadInput) as refused:
-        pool.database.run(lambda c: submit_graph(c, request, actor="test", sync=1.0))
-    assert (refused.value.field, refused.value.reason) == (f"nodes.1.{field}", reason)
+    for job, field, reason in WRONG:
+        for others in (0, 1):
+            with pytest.raises(BadInput) as refused:
+                together(pool, *[{}] * others, job)
+            assert (refused.value.field, refused.value.reason) == (f"jobs.{others}.{field}", reason)
+        nodes = [{"node": 0, "command": ["true"]}, {"node": 1, "command": ["true"], "after": [0], **job}]
+        request = GraphRequest.model_validate({"name": "g", "nodes": nodes}).normal()
+        with pytest.raises(BadInput) as refused:
+            pool.database.run(partial(submit_graph, request=request, actor="test", sync=1.0))
+        assert (refused.value.field, refused.value.reason) == (f"nodes.1.{field}", reason)
     assert counts(pool.database) == before
 
 
 def test_the_rules_of_the_pool_and_of_the_instance_must_both_be_kept(pool: Pool) -> None:
     rule(pool, commands=["make", "true"])
     rule(pool, "ci", commands=["true", "sh"])
-    for program, instance, taken in (
-        ("make", "default", True),
-        ("make", "ci", False),
-        ("sh", "ci", False),
-        ("true", "ci", True),
-    ):
+    cases = (("make", "default", True), ("make", "ci", False), ("sh", "ci", False), ("true", "ci", True))
+    for program, instance, taken in cases:
         job = {"command": [program], "instance": instance}
         if taken:
             together(pool, job)
@@ -104,13 +94,6 @@ def test_the_rules_of_the_pool_and_of_the_instance_must_both_be_kept(pool: Pool)
     together(pool, {"command": ["anything"]})
     pool.database.run(lambda c: remove_submit_rule(c, "ci", actor="test"))
     together(pool, {"command": ["make"], "instance": "ci"})
-
-
-def test_callers_in_sql_are_held_to_the_rules(pool: Pool) -> None:
-    rule(pool, commands=["true"])
-    with pytest.raises(Exception, match=r"jobs\.0\.command: 'rm' is not among the programs that jobs may run"):
-        pool.change("""SELECT submit('[{"command": ["rm"]}]')""")
-    assert pool.rows("SELECT FROM jobs") == []
 
 
 def test_a_request_that_was_taken_before_or_joins_a_job_is_answered_whatever_the_rules_are_now(pool: Pool) -> None:
@@ -218,11 +201,20 @@ def test_a_requeued_job_has_the_priority_of_the_old_one_and_keeps_the_rules_of_n
         again("b")
 
 
-def test_a_caller_over_http_is_told_the_field(pool: Pool, served: Served) -> None:
+def test_callers_over_http_and_in_sql_are_told_the_field(pool: Pool, served: Served) -> None:
     rule(pool, commands=["make"])
-    with served.client(served.token("submitter")) as http:
-        answer = http.post("/v1/jobs", json={"jobs": [JOB]})
-    assert (answer.status_code, answer.json()["field"]) == (400, "jobs.0.command")
+    set_ceilings = CeilingTerms(max_timeout=60.0)
+    pool.database.run(lambda c: set_ceiling(c, None, None, set_ceilings, actor="test"))
+    for job, field, said in (
+        ({"command": ["rm"]}, "command", "'rm' is not among the programs that jobs may run"),
+        ({"command": ["make"], "timeout_seconds": 61}, "timeout_seconds", "must be at most 60, a ceiling of the pool"),
+    ):
+        with served.client(served.token("submitter")) as http:
+            answer = http.post("/v1/jobs", json={"jobs": [{"command": ["make"]}, job]})
+        assert (answer.status_code, answer.json()["field"]) == (400, f"jobs.1.{field}")
+        assert said in answer.json()["detail"]
+        with pytest.raises(Exception, match=rf"jobs\.0\.{field}: {said}"):
+            pool.rows("SELECT submit(CAST(:jobs AS jsonb))", jobs=json.dumps([job]))
     assert pool.rows("SELECT FROM jobs") == []
 
 
