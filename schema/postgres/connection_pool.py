@@ -1,9 +1,8 @@
 """The pool of connections of a process, and the conversion of values on each of them."""
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import psycopg
 from psycopg.abc import DumperKey
@@ -11,6 +10,9 @@ from psycopg.adapt import PyFormat
 from psycopg.pq import TransactionStatus
 from psycopg.types.array import BaseListDumper, ListDumper
 from psycopg.types.string import TextLoader
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.exc import TimeoutError
+from sqlalchemy.pool import Pool, PoolProxiedConnection, QueuePool
 
 from schema.postgres.session import Session
 
@@ -24,25 +26,17 @@ class NoFreeConnection(psycopg.OperationalError):
 
 
 class ConnectionPool:
-    """Lends connections, the one that came back last first, and makes up to `size` of them by `connect`.
-
-    A library's pool would put a proxy around each connection, or make connections in threads of its own, so that an
-    outage is told late and without its cause.
-    """
+    """Lends connections, the one that came back last first, and makes up to `size` of them by `connect`."""
 
     def __init__(self, connect: Callable[[], Session], *, size: int) -> None:
         self.size = size
-        #: How many connections there are, lent or not.
-        self.open = 0
         self._connect = connect
-        self._free: list[Session] = []
         self._generation = 0
-        self._changed = threading.Condition(threading.Lock())
-
-    @property
-    def in_use(self) -> int:
-        """How many connections are lent."""
-        return self.open - len(self._free)
+        # Whether a connection is good is known where it comes back, without asking the server.
+        make = cast(Callable[[], DBAPIConnection], self._make)
+        self._pool: Pool = QueuePool(
+            make, pool_size=size, max_overflow=0, timeout=LONGEST_WAIT, use_lifo=True, reset_on_return=None
+        )
 
     @contextmanager
     def lend(self) -> Iterator[Session]:
@@ -50,64 +44,42 @@ class ConnectionPool:
 
         Raises psycopg.Error if none can be made, NoFreeConnection if none is free in time.
         """
-        session = self._take()
+        entry, session = self._take()
         try:
             yield session
         finally:
             session.patience = session.usual
-            if session.pgconn.transaction_status == _IDLE:
-                with self._changed:
-                    self._free.append(session)
-                    self._changed.notify()
+            if session.pgconn.transaction_status == _IDLE and session.generation == self._generation:
+                entry.close()
             else:
-                self._drop(session)
+                entry.invalidate()
 
     def discard_all(self) -> None:
         """Replace every connection before its next use."""
         self._generation += 1
 
     def close(self) -> None:
-        """Close every connection that is not lent. The pool may be used again afterwards."""
-        with self._changed:
-            free, self._free = self._free, []
-        for session in free:
-            self._drop(session)
+        """Close every connection, one that is lent when it comes back. The pool may be used again afterwards."""
+        self.discard_all()
+        self._pool.dispose()
+        self._pool = self._pool.recreate()
 
-    def _take(self) -> Session:
+    def _take(self) -> tuple[PoolProxiedConnection, Session]:
         while True:
-            with self._changed:
-                if not self._changed.wait_for(self._may_take, LONGEST_WAIT):
-                    raise NoFreeConnection(f"no connection of the process was free within {LONGEST_WAIT:g} s")
-                found = self._free.pop() if self._free else None
-                if found is None:
-                    self.open += 1
-            if found is None:
-                return self._make()
-            if found.generation == self._generation and not found.closed:
-                return found
-            self._drop(found)
-
-    def _may_take(self) -> bool:
-        return bool(self._free) or self.open < self.size
+            try:
+                entry = self._pool.connect()
+            except TimeoutError:
+                raise NoFreeConnection(f"no connection of the process was free within {LONGEST_WAIT:g} s") from None
+            session = cast(Session, entry.dbapi_connection)
+            if session.generation == self._generation and not session.closed:
+                return entry, session
+            entry.invalidate()  # the next one from this place is new
 
     def _make(self) -> Session:
         generation = self._generation
-        try:
-            made = self._connect()
-        except BaseException:
-            self._gone()
-            raise
+        made = self._connect()
         made.generation = generation
         return made
-
-    def _drop(self, session: Session) -> None:
-        session.close()
-        self._gone()
-
-    def _gone(self) -> None:
-        with self._changed:
-            self.open -= 1
-            self._changed.notify()
 
 
 # Conversion of values, where the driver's general way costs more than the statement

@@ -1,5 +1,7 @@
 """Names in statements, and the forms in which rows are asked for."""
 
+from contextlib import ExitStack
+
 import pytest
 
 from schema.postgres.connection import Connection
@@ -95,5 +97,7 @@ def test_a_wait_that_is_interrupted_closes_the_connection(database: Database, mo
             connection.execute(Statement("SELECT pg_sleep(0.2), 'never seen before'"))
         monkeypatch.undo()
         assert connection.session.closed
-    assert database.work.in_use == 0
+    with ExitStack() as held:
+        for _ in range(database.work.size):
+            held.enter_context(database.connect())
     assert database.run(lambda c: c.execute(Statement("SELECT 1")).scalar_one()) == 1
