@@ -5,32 +5,11 @@ The formulas and defaults are Marianne's; lower scores start sooner.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from schema.picking.constrained import QueueHead
 
 #: The urgency of a graph that names none.
 PRIORITY = 5
-
-
-class Sharing(Protocol):
-    """How graphs share the pool, see `OrderingSettings`."""
-
-    @property
-    def kind(self) -> str:
-        """`graph`, or they do not."""
-
-    @property
-    def max_concurrent(self) -> int | None:
-        """Jobs that all graphs may run together."""
-
-    @property
-    def overage_penalty(self) -> float:
-        """For each job at or above the share."""
-
-    @property
-    def max_per_graph(self) -> float:
-        """Times its share."""
 
 
 @dataclass(frozen=True)
@@ -46,16 +25,6 @@ class GraphShare:
     def penalty(self, running: float) -> float:
         """0 below the share, then (running - share + 1) x overage."""
         return (running - self.share + 1.0) * self.overage if running >= self.share else 0.0
-
-
-def graph_share(settings: Sharing, *, limit: float | None, graphs: int) -> GraphShare | None:
-    """The shares of so many graphs that wait or run; `limit` is that of the pool. None: nobody has a share."""
-    most = settings.max_concurrent if settings.max_concurrent is not None else limit
-    if settings.kind != "graph" or most is None:
-        return None
-    share = max(1.0, most / graphs) if graphs else float(most)
-    cap = max(1, int(share * settings.max_per_graph))
-    return GraphShare(share, cap, settings.overage_penalty, settings.max_concurrent)
 
 
 def score(*, priority: float, depth: float, retries: int, cost: float, penalty: float) -> float:

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from assigner.admission import graph_share
 from assigner.admission.admit import Ordering, Rank, head_below_minimum, until_used_up
 from assigner.admission.fair_share import DeficitOrder
+from assigner.admission.graph_share import GraphShare
 from assigner.admission.state import AdmissionState
 from schema.picking.constrained import Ageing, ConstrainedQueue, QueueHead, QueueId
 from schema.validation import PRIORITY_MIN
@@ -270,6 +271,17 @@ class OrderingSettings(BaseModel):
         if self.policy().within is None:
             return None
         return "shortest_first" if self.kind == "rank" else self.kind
+
+    def graph_share(self, *, limit: float | None, graphs: int) -> GraphShare | None:
+        """Return the shares of so many graphs that wait or run; None if nobody has a share.
+
+        limit: the jobs that the pool may run at once.
+        """
+        most = self.max_concurrent if self.max_concurrent is not None else limit
+        if self.kind != "graph" or most is None:
+            return None
+        share = max(1.0, most / graphs) if graphs else float(most)
+        return GraphShare(share, max(1, int(share * self.max_per_graph)), self.overage_penalty, self.max_concurrent)
 
     def policy(self) -> "OrderingPolicy":
         """Return the order that `kind` names."""

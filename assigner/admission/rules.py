@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from types import MappingProxyType
 
-from assigner.admission import gates, graph_share
+from assigner.admission import gates
 from assigner.admission.checkers import CheckerSettings
 from assigner.admission.gates import QueueCharges
 from assigner.admission.ordering import OrderingSettings
@@ -78,7 +78,7 @@ def read_admission_state(
     if rules.ordering.kind == "graph":
         limit = admission_state.of(POOL_JOBS).most
         admission_state.limit_graphs(
-            graph_share.graph_share(rules.ordering, limit=limit, graphs=graphs.active_graphs(connection)), queues
+            rules.ordering.graph_share(limit=limit, graphs=graphs.active_graphs(connection)), queues
         )
     return admission_state
 

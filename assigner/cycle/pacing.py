@@ -3,11 +3,12 @@
 import os
 import random
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import psycopg
 
 from assigner.admission.gates import ReleaseTime
+from assigner.cycle.settings import AssignerSettings
 from schema.accounting.rates import GATHER_SECONDS
 from schema.clock import Monotonic
 from schema.postgres import advisory
@@ -17,22 +18,6 @@ from schema.postgres.failures import is_conflict
 
 #: The longest pause of an assigner that keeps failing to match, as a multiple of its usual pause.
 SLOWEST = 2.0
-
-
-class Pauses(Protocol):
-    """The settings of the pauses; see `AssignerSettings`."""
-
-    @property
-    def interval(self) -> float:
-        """Seconds."""
-
-    @property
-    def jitter(self) -> float:
-        """Seconds."""
-
-    @property
-    def busy_sleep_factor(self) -> float:
-        """0 to 1."""
 
 
 class CyclePacer:
@@ -47,7 +32,7 @@ class CyclePacer:
     def __init__(self, chance: random.Random) -> None:
         self._chance, self._failures = chance, 0
 
-    def pause(self, settings: Pauses, *, busy: bool, failed: bool, returns: ReleaseTime | None) -> float:
+    def pause(self, settings: AssignerSettings, *, busy: bool, failed: bool, returns: ReleaseTime | None) -> float:
         """Return the seconds to sleep after a cycle that was `busy`, or `failed` to match.
 
         returns: when the first waiting job may start, if time alone decides that.

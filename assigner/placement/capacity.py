@@ -46,7 +46,7 @@ class Capacity:
             if copy.rises:
                 for each in benches.values():
                     each.changed(bot)
-            placements.append(Placement(job.id, bot.id, decision(bot, found, bench.size, how)))
+            placements.append(Placement(job.id, bot.id, decision(bot, found.as_decision(), bench.size, how)))
         return placements
 
 

@@ -43,7 +43,7 @@ class Locality:
                 run.append(job)
                 continue
             found = copy.score(job, bot)
-            placements.append(Placement(job.id, bot.id, decision(bot, found, len(hits), how)))
+            placements.append(Placement(job.id, bot.id, decision(bot, found.as_decision(), len(hits), how)))
             copy.take(job, bot.id)
         return placements + self._fall_back(copy, run, how)
 

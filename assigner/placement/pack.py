@@ -116,7 +116,7 @@ def choose_least(
         quotas.take(job)
         for each in benches_of[bot.id]:
             each.changed.add(bot.id)
-        placements.append(Placement(job.id, bot.id, decision(bot, score, bench.size, how)))
+        placements.append(Placement(job.id, bot.id, decision(bot, score.as_decision(), bench.size, how)))
     return placements
 
 

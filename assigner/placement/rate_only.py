@@ -40,7 +40,9 @@ class RateOnly:
             bot = bots[-1]
             load = (bot.capacity - free_units_of[bot.id]) / bot.capacity
             found = SuccessScore(snapshot.rate(bot, label), load, load_power=0.0)
-            placements.append(Placement(job.id, bot.id, decision(bot, found, len(snapshot.candidates[nth]), how)))
+            placements.append(
+                Placement(job.id, bot.id, decision(bot, found.as_decision(), len(snapshot.candidates[nth]), how))
+            )
             free_units_of[bot.id] -= job.units
             quotas.take(job)
         return placements

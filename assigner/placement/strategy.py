@@ -487,13 +487,8 @@ class Strategy(Protocol):
         """
 
 
-class StorableScore(Protocol):
-    """What a bot was chosen by."""
-
-    def as_decision(self) -> dict[str, Any]:
-        """The form in which a decision keeps it."""
-
-
-def decision(bot: FreeBot, found: StorableScore, candidates: int, how: Mapping[str, object]) -> dict[str, object]:
+def decision(
+    bot: FreeBot, score: Mapping[str, object], candidates: int, how: Mapping[str, object]
+) -> dict[str, object]:
     """How a choice by score is kept: the bot's name, how many were compared, and what the score is made of."""
-    return {"bot": bot.name, "candidates": candidates, "score": found.as_decision(), **how}
+    return {"bot": bot.name, "candidates": candidates, "score": score, **how}

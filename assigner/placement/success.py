@@ -36,7 +36,9 @@ class Success:
             bot = bench.best(job.units)
             if bot is None:
                 continue
-            placements.append(Placement(job.id, bot.id, decision(bot, bench.success_score(bot), bench.size, how)))
+            placements.append(
+                Placement(job.id, bot.id, decision(bot, bench.success_score(bot).as_decision(), bench.size, how))
+            )
             free_units_of[bot.id] -= job.units
             quotas.take(job)
         return placements

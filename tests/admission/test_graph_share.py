@@ -43,7 +43,7 @@ def scheduling(pool: Pool, rules: OrderingSettings = GRAPHS, **settings: Any) ->
 
 
 def settled(limit: float | None, graphs: int, **fields: Any) -> GraphShare:
-    found = graph_share.graph_share(OrderingSettings(kind="graph", **fields), limit=limit, graphs=graphs)
+    found = OrderingSettings(kind="graph", **fields).graph_share(limit=limit, graphs=graphs)
     assert found is not None
     return found
 
@@ -71,8 +71,8 @@ def test_depth_and_cost_come_later_and_retries_sooner() -> None:
 
 
 def test_without_a_limit_and_without_the_order_of_graphs_nobody_has_a_share() -> None:
-    assert graph_share.graph_share(OrderingSettings(kind="graph"), limit=None, graphs=4) is None
-    assert graph_share.graph_share(OrderingSettings(), limit=8, graphs=4) is None
+    assert OrderingSettings(kind="graph").graph_share(limit=None, graphs=4) is None
+    assert OrderingSettings().graph_share(limit=8, graphs=4) is None
     assert settled(8, 4).share == settled(99, 4, max_concurrent=8).share
 
 
