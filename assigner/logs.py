@@ -15,7 +15,7 @@ from structlog.typing import ExcInfo
 class LogSettings(BaseModel):
     """What assigners, gateways and bots log.
 
-    level: the least important events that they log. `debug` also tells each node of a graph that starts, ends, or
+    level: the least important events that they log. `debug` also logs when a node of a graph starts, ends, or
         becomes ready.
     """
 
@@ -48,7 +48,7 @@ def to_stderr(level: str) -> None:
 
 
 class _Formatter(logging.Formatter):
-    """Formats entries of libraries, which log errors by themselves."""
+    """Formats what libraries log through `logging`; errors as `_frames` does."""
 
     def formatException(self, ei: Any) -> str:
         return _frames(ei)

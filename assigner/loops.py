@@ -2,7 +2,7 @@
 
 A loop calls a function again and again. The function does its work once and returns the seconds until the next call.
 `Signals` collects process signals for a main thread that waits. A signal handler could interrupt code that holds any
-lock, so signals are read by a loop that holds none.
+lock, so the main thread reads the signals where it holds none.
 """
 
 import math
@@ -26,14 +26,14 @@ from schema.postgres.notify import Signal
 
 #: A loop that pauses for at most this many seconds counts as busy and needs no wake-up.
 SHORT = 0.05
-#: Longest wait after consecutive errors, seconds: so much longer than the wait after the first one, and never more than
-#: `ERROR_DELAY_MAX`. A database that is back is then used again after a few seconds, however long it was away.
+#: Seconds by which the wait after an error grows at most with further errors in a row, and the longest wait, seconds. A
+#: database that is back is then used again after a few seconds, however long it was away.
 ERROR_DELAY_GROWTH, ERROR_DELAY_MAX = 2.0, 30.0
-#: Seconds for which one run of a loop may last until it counts as standing still, and between two looks. No statement
-#: takes so long, and a wait for a server that does not answer ends before.
+#: Seconds after which a run of a loop counts as standing still, and seconds between two looks for such runs. No
+#: statement takes so long, and a wait for a server that does not answer ends before.
 STANDS, LOOK = 60.0, 5.0
-#: Seconds of the wait after an error that no wake-up shortens, so that one which comes with each submit causes no more
-#: than two errors a second.
+#: Seconds to wait after an error before a wake-up counts. So wake-ups that come with each submit cause at most two
+#: errors a second.
 ERROR_DELAY_MIN = 0.5
 
 log = structlog.get_logger(__name__)
@@ -53,9 +53,9 @@ class Loop:
     name: name of the thread, and label in metrics; it comes from the configuration, so that there are few.
     signal: what wakes the loop; no other loop shares it, and its creator closes it.
     idle: context entered while the loop sleeps, so that others know that it wants to be woken (`Wakeups.idle`).
-    on_error_delay: seconds until the next run after an error; an assigner's are its interval. They double with each
-        error in a row, up to 2 s more than after the first, and to 30 s at most. The loop waits a random part of them,
-        at least half, and less if it is woken. (BuildGrid waits one interval after every error.)
+    on_error_delay: seconds until the next run after an error; for an assigner, its interval. It doubles with each error
+        in a row, until it has grown by 2 s or is 30 s. The loop waits a random part of it, at least half, or until it
+        is woken. (BuildGrid waits one interval after every error.)
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class Loop:
             self._signal.wake_next()  # a wake-up may have chosen this loop just before it ended
 
     def _sleep(self) -> None:
-        """Run after each delay that `run_once` asks for, while marked idle, until work comes faster than it runs.
+        """Stay marked idle and run after each delay, until the loop is busy and was woken or has more work.
 
         The first run is at once. Work that was committed after the last run, but before the loop was marked idle,
         caused no wake-up and never will. Only a commit after the mark reaches the signal. A loop that has had work, and
@@ -178,7 +178,7 @@ class Loop:
         try:
             delay = self._run_once()
         except Exception as error:
-            self._began = None  # the wait that follows is none of the run
+            self._began = None  # the wait that follows is not part of the run
             metrics.LOOP_ERRORS.labels(loop=self.name).inc()
             delay = self._error_delay(error)
             if self._errors_in_a_row == 1:  # else loops that all fail would wake each other
@@ -195,13 +195,13 @@ class Loop:
         return delay
 
     def _wait_after_error(self, delay: float) -> None:
-        """Wait so many seconds, or until woken. The next run finds what was announced, because it follows at once."""
+        """Wait for `delay` seconds, or until woken. The next run follows at once, so it finds the announced work."""
         clock.wait(self._stopping, min(delay, ERROR_DELAY_MIN))
         with self._idle() if self._idle is not None else nullcontext():
             self._rest(delay - ERROR_DELAY_MIN)
 
     def _rest(self, delay: float) -> bool:
-        """Wait so many seconds; True if it was woken."""
+        """Wait for `delay` seconds; True if the loop was woken."""
         return delay > 0 and not self._stopping.is_set() and self._signal.wait(delay, busy=_is_busy(delay))
 
     def _error_delay(self, error: Exception) -> float:
@@ -222,7 +222,7 @@ class Loop:
 
 
 class _Watch:
-    """A thread that names loops of this process which stand still. It begins with the first loop and never ends."""
+    """A thread that logs which loops of this process stand still. It begins with the first loop and never ends."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -34,10 +34,11 @@ log = structlog.get_logger()
 
 #: Heads read for each job that may evict others. Some have not waited long enough, or are too large.
 HEADS_PER_PREEMPTION = 5
-#: Instances that are looked at beyond the number of free units, because each start moves all instances a little; and
-#: the most of further instances with the same rank, among which only their jobs tell which one comes first.
+#: Instances that the first lot has beyond the number of free units, because each start moves all instances a little;
+#: and the number from which on a lot may end between instances of one rank, whose order depends on their jobs.
 FEW_MORE, MANY_ALIKE = 2, 100
-#: Constraint sets that an assigner remembers, and pairs of them with an instance whose charges it remembers.
+#: The most constraint sets that an assigner remembers, and the most pairs of constraint set and instance whose charges
+#: it remembers.
 MAX_REMEMBERED = 20_000
 #: Seconds for which an assigner does not check whether the demand of an instance has to be recorded again.
 DEMAND_RECHECK = DEMAND_INTERVAL / 2
@@ -114,9 +115,8 @@ class AdmissionController:
     ) -> AdmissionResult:
         """Lock up to `batch` jobs of these queues whose gates are open and for which a bot has room.
 
-        found: the answer of `read_queues`. Of queues whose instances are equal in the order the first ones are looked
-        at. lacking: the resource that no bot has left, by queue. pace: seconds within which no job's failed check is
-        counted twice.
+        found: the answer of `read_queues`. Of instances with one rank, those whose queues come first are looked at.
+        lacking: the resource that no bot has left, by queue. pace: seconds in which a job's failed checks count once.
         """
         if found.now is None or not found.queues or not found.free_units:
             return AdmissionResult(empty="empty queue" if found.now is None else "no room")
@@ -163,8 +163,8 @@ class AdmissionController:
     ) -> tuple[Sequence[ConstrainedQueue], Mapping[int, float]]:
         """Record the demand of instances, at most every `DEMAND_RECHECK` seconds.
 
-        Returns the queues without those of instances that another assigner is recording as returned, and when the
-        demand that was recorded may have to be recorded again.
+        Returns the queues, without those of instances that another assigner is recording as returned; and by instance
+        when its demand may have to be recorded again.
         """
         asking, now = admission_rules.instance_ids([queue for queue in queues if queue.managed]), self._now()
         if all(self._memory.demand_due.get(each, 0.0) > now for each in asking):
@@ -176,7 +176,7 @@ class AdmissionController:
     def _settle_weights(
         self, connection: Connection, queues: Sequence[ConstrainedQueue], admission_state: AdmissionState
     ) -> None:
-        """Settle the lifts of instances whose weight has been changed, whenever their demand was recorded last."""
+        """Record at once the demand of instances whose weight was changed, so that their lifts fit the new weights."""
         shares = admission_state.shares
         reweighed = [] if shares is None else [each for each, share in shares.of.items() if share.is_reweighed]
         if reweighed:
@@ -189,7 +189,7 @@ class AdmissionController:
         """Yield the open queues in lots, each with the rank of the first queue behind the lot.
 
         The first lot holds hardly more instances than there are free units. Each job that starts puts its instance
-        behind others, so that no further instance can come first, unless gates are closed for single jobs or an
+        behind others. So no instance of a later lot can come first, unless gates are closed for single jobs or an
         instance has few jobs.
         """
         lot, known, last, enough = list[ConstrainedQueue](), 0, None, free_units + FEW_MORE
@@ -211,7 +211,7 @@ class AdmissionController:
         free_units: int,
         closed: Counter[str],
     ) -> list[QueueHead]:
-        """Walk along the heads of each lot of queues, and on with further heads where the next job was not read."""
+        """Admit heads of one lot of queues after another; read further heads where the next job may not be read yet."""
         reader = Heads(connection, self._ordering_policy, admission_state, free_units=free_units)
         admitted, left, refused = list[QueueHead](), list[QueueHead](), Counter[QueueId]()
         for lot, until in self._queue_batches(queues, admission_state, free_units=free_units):
@@ -241,8 +241,8 @@ class AdmissionController:
     def pick_below_minimum(self, connection: Connection, scope: Scope, *, most: int, delay: float) -> list[QueueHead]:
         """Lock up to `most` jobs of instances below their minimum quota whose gates are open.
 
-        They have been queued for at least `delay` seconds. A bot need not have room for them. Jobs that take resources
-        of bots, and jobs about which a checker would have to be asked, are left out.
+        They must have been queued for at least `delay` seconds. No bot needs to have room for them. Jobs that take
+        resources of bots, and jobs about which a checker would have to be asked, are left out.
         """
         found = constrained.queues(connection, scope, batch=most, after=constrained.FIRST_QUEUE)
         queues = [queue for queue in found.below_minimum if not queue.constraints.get("resources")]
@@ -293,7 +293,8 @@ class AdmissionController:
     def charge(self, connection: Connection, admitted: AdmissionResult, taken: Sequence[tuple[int, Amounts]]) -> None:
         """Charge the counters with what the leases of these jobs have taken.
 
-        If a limit was reached meanwhile, the transaction is undone.
+        taken: pairs of a job's id and its amounts. If a limit was reached meanwhile, raises psycopg.Error, so that
+        `Database.run` repeats the transaction.
         """
         counters.take(connection, [amounts for _, amounts in taken], may_overshoot=not self._rules.fair.budget_reserve)
         ids = {job_id for job_id, _ in taken}
@@ -308,7 +309,7 @@ class AdmissionController:
         admitted.started_graph_jobs = [head for head in started if head.queue in of_graphs] if of_graphs else ()
 
     def after_commit(self, admitted: AdmissionResult) -> None:
-        """Take over what belongs to this transaction, which has been committed."""
+        """Remember and log what this transaction has done, which has been committed."""
         if admitted.demand_due:
             self._memory.demand_due = admitted.demand_due
         for head in admitted.started_graph_jobs:
@@ -322,7 +323,10 @@ class AdmissionController:
             )
 
     def _advised(self, queues: Iterable[ConstrainedQueue], admission_state: AdmissionState) -> Mapping[str, float]:
-        """Set the advice and the pauses that are left, which begin before the first start; returns whole pauses."""
+        """Add the checker's advice to the state, and what is left of each pause. Returns the whole pauses, seconds.
+
+        Each pause begins before the first start.
+        """
         try:
             self._rules.checkers.add_pressure(admission_state.advice)
         except FAILURES as error:
@@ -349,7 +353,7 @@ class AdmissionController:
         free_units: int,
         pace: float,
     ) -> None:
-        """Ask the checker once for each resource. If it fails, count that for the first jobs of the queue."""
+        """Ask the checker once for each resource. A failed check counts for the first jobs of queues that use it."""
         settings = self._rules.checkers
         asking = {each for queue in queues if (each := rates.resource_of(queue.constraints)) is not None}
         answers = settings.ask_limits(asking)
@@ -382,7 +386,7 @@ def _open(queues: Sequence[ConstrainedQueue], admission_state: AdmissionState) -
 
 
 def _spaced(admitted: list[QueueHead], pauses: Mapping[str, float]) -> list[QueueHead]:
-    """Return these jobs with one of those between whose starts a pause is advised; the others wait for it."""
+    """Return these jobs, but only the first of those between whose starts a pause is advised; the others wait."""
     if not pauses:
         return admitted
     found, begun = list[QueueHead](), set[str]()

@@ -3,8 +3,8 @@
 A gate is a condition that is judged on a working copy of what is counted (`AdmissionState`), without a look at the
 database. The assigner's cycle and `explain` ask the same gates. To add a gate, write its class, add it to `GATES`, and
 describe it in ops/docs/constraints.md. A gate that counts says so in `charges`: its counters are then read, charged
-with the grant, and given back when the lease ends. What a start uses up for good is a gate's `tokens`, which it writes
-itself when the jobs have `started`.
+with the grant, and given back when the lease ends. Whatever else a start takes of is in a gate's `tokens`. The gate
+itself stores that, if it is stored, once the jobs have `started`.
 
 One module because the gates are one list, in which each takes a few lines.
 """
@@ -67,7 +67,7 @@ class Gate:
         return {}
 
     def tokens(self, queue: ConstrainedQueue) -> Iterable[str]:  # noqa: ARG002
-        """Return the names of further counters of the working copy. Each start takes 1 of them. The lease does not note
+        """Return the names of further counters of the working copy. Each start takes 1 of each. The lease does not note
         that, so its end gives nothing back."""
         return ()
 
@@ -203,7 +203,7 @@ class SlotsGate(Gate):
         return None
 
     def tokens(self, queue: ConstrainedQueue) -> Iterable[str]:
-        """Return the slots: what is in use of them is stored as the running jobs."""
+        """Return the counter of slots. It has no row of its own: each running job takes one slot."""
         return (instance_counter(queue.instance_name, "slots"),)
 
 
@@ -236,8 +236,8 @@ class ClassLimitGate(Gate):
 
 
 class ClassReserveGate(Gate):
-    """Jobs of the pool's limit that are kept for other classes. A job within the reserve of its own class takes of that
-    reserve."""
+    """The part of the pool's limit of jobs that is kept for other classes. The gate is open for a job whose own class
+    has reserve left."""
 
     name = "class reserve"
     requirement = "the pool's limit leaves room beside what is kept for other classes"
@@ -259,7 +259,7 @@ class ClassReserveGate(Gate):
         return f"the pool runs {pool.used:g} of at most {pool.most:g} jobs and keeps {listed}"
 
     def started(self, connection: Connection, starts: Mapping[ConstrainedQueue, int], state: AdmissionState) -> None:
-        """Undo the transaction if another assigner has started jobs meanwhile, so that these took of a reserve."""
+        """Undo the transaction if these jobs took of a reserve, because another assigner has started jobs meanwhile."""
         if state.reserves:
             class_reserves.keep_reserves(connection, {queue.constraints.get("job_class") for queue in starts})
 
@@ -289,7 +289,7 @@ class PreferredHoursGate(Gate):
     """The hours of the day at which the job prefers to start."""
 
     name = "preferred hours"
-    requirement = "it is one of the hours that it prefers"
+    requirement = "the current hour is one that it prefers"
 
     def concerns(self, queue: ConstrainedQueue) -> bool:
         return bool(queue.constraints.get("preferred_hours"))
@@ -303,8 +303,10 @@ class PreferredHoursGate(Gate):
         if preferred is None or preferred.open_at(state.now):
             return None
         opens = preferred.opens(state.now)
-        when = "never" if opens is None else f"from {time_windows.local_time(opens, preferred.zone)} on"
-        return f"it may start {when}, at the next of the hours that it prefers"
+        if opens is None:
+            return "none of the hours that it prefers ever comes"
+        when = time_windows.local_time(opens, preferred.zone)
+        return f"it may start from {when} on, at the next of the hours that it prefers"
 
 
 def waits_for_windows(queue: ConstrainedQueue) -> bool:
@@ -323,7 +325,7 @@ class GraphShareGate(Gate):
     """The most jobs that all graphs run together, and the most that one graph runs at once, whatever its score."""
 
     name = "graph share"
-    requirement = "graphs run less than they may have of the pool, and so does its graph"
+    requirement = "all graphs together, and its own graph, run fewer jobs than they may"
 
     def concerns(self, queue: ConstrainedQueue) -> bool:
         return graph_of(queue.constraints) is not None
@@ -375,7 +377,7 @@ class RateGate(Gate):
     """Tokens of the resource class and of the model that a job uses. They are taken at its start and not given back."""
 
     name = "rate"
-    requirement = "the rates of what it uses leave a token"
+    requirement = "the rates of its resource class and model leave a token"
 
     def concerns(self, queue: ConstrainedQueue) -> bool:
         return rate_rows.resource_of(queue.constraints) is not None
@@ -436,7 +438,7 @@ class BackpressureGate(Gate):
     def closed_for_queue(self, queue: ConstrainedQueue, state: AdmissionState) -> str | None:
         used = queue.constraints.get("resource_class")
         if not rate_rows.advice_for(state.advice, used).allowed:
-            return f"to start jobs{'' if used is None else f' that use {used!r}'} is advised against for now"
+            return f"starting jobs{'' if used is None else f' that use {used!r}'} is advised against for now"
         wait = self._wait(queue, state)
         return f"the wait that is advised between starts goes on for another {wait:.2f} s" if wait > 0 else None
 
@@ -484,7 +486,7 @@ GATES: tuple[Gate, ...] = (
 TIMED = tuple(gate for gate in GATES if type(gate).release_time is not Gate.release_time)
 
 
-#: Estimates of the jobs of one queue for which it is remembered what they take.
+#: Estimates of one queue's jobs, at most, whose amounts are remembered.
 MAX_ESTIMATES = 8
 
 
@@ -496,7 +498,7 @@ class QueueCharges:
         token without a counter has no limit.
     taken: the amounts of both.
     beside_shares: names of the counters that are not read together with the share of the instance.
-    gates: the gates that can be closed for them.
+    gates: the gates that can be closed for jobs of the queue.
     """
 
     __slots__ = ("_amounts", "beside_shares", "counters", "gates", "taken", "tokens")
@@ -582,7 +584,7 @@ class QueueAdmission:
 
     @property
     def left(self) -> float:
-        """Return what is left of those limited counters that count jobs, at least 0; infinite without any."""
+        """Return the least that is left of limited counters of which a job takes 1, at least 0; infinite if none."""
         found = math.inf
         for counter, amount in self._limited:
             if amount is not None and (counter.most or 0.0) - counter.used < found:
@@ -633,7 +635,7 @@ def max_starts(queue: ConstrainedQueue, state: AdmissionState) -> float:
 
 
 def release_times(queues: Iterable[ConstrainedQueue], state: AdmissionState) -> Iterator[ReleaseTime]:
-    """Yield when time alone opens the queues that wait for nothing else."""
+    """For each queue that waits for time alone, yield when it opens."""
     for queue in queues if state.rates or state.waits else ():
         for gate in TIMED:
             time = gate.release_time(queue, state)

@@ -22,12 +22,12 @@ from schema.validation import PRIORITY_MIN
 # The order of the jobs of one instance: by effective priority and age, or by a score. Pure.
 
 
-#: The run time of a job without a prediction, seconds, if the shortest come first: longer than all others.
+#: Seconds that stand for an unknown run time where the shortest jobs come first: longer than all others.
 UNKNOWN = float("inf")
-#: The most points that count in a score, and the wait in seconds from which on a longer one counts no more.
+#: The most points that count in a score, and the longest wait that counts, seconds.
 MOST_POINTS, MOST_WAIT = 150.0, 86400.0
 
-#: By rank, then by age: what `ByRank.key` comes to where nothing else counts, at a third of the cost.
+#: By rank, then by age: what `RankOrder.key` comes to where nothing else counts, at a third of the cost.
 AS_QUEUED = attrgetter("rank", "queued_at", "job.id")
 
 
@@ -82,7 +82,7 @@ class RankOrder:
 @dataclass(frozen=True)
 class Weights:
     """The weights of the terms of a score. raw: points are not scaled to 0..1. count_age_once: points gained by ageing
-    do not count if the wait has a weight."""
+    do not count if the wait has a weight and the score is not raw."""
 
     priority: float = 0.4
     wait: float = 0.3
@@ -95,11 +95,11 @@ class Weights:
 def score(
     weights: Weights, *, points: float, gained: float, wait: float, efficiency: float = 1.0, window: float = 1.0
 ) -> float:
-    """priority x points/150 + wait x seconds/86400 + efficiency + window, each term 0..1 before its weight; higher is
-    sooner (Sleepless Agent's 40/30/20/10).
+    """Sum of weight x term: points/150, wait/86400, efficiency and window, each 0..1 (`raw`: points unscaled).
 
-    points: of the job without what it has gained by waiting. Doubling the weight of the wait lets a job overtake others
-    that are worth twice as many points more.
+    Higher is sooner. The default weights are Sleepless Agent's 40/30/20/10.
+    points: those of the job without the ones that it has `gained` by waiting. wait: seconds. With twice the weight of
+    the wait, the same wait makes up for twice as many points.
     """
     is_once = weights.count_age_once and weights.wait > 0 and not weights.raw
     worth = points if is_once else points + gained
@@ -214,24 +214,25 @@ def rank_and_age(head: QueueHead) -> tuple[float, float, int]:
 class OrderingSettings(BaseModel):
     """The order of constrained jobs.
 
-    kind: `rank` takes the lowest effective priority, then the oldest; `score` takes the highest sum of the weights;
-        `graph` goes by the score of their graph, lower first, so that graphs share the pool:
+    kind: `rank` takes the lowest effective priority, then the oldest; `score` takes the highest weighted sum; `graph`
+        takes the lowest graph score, so that graphs share the pool:
         graph priority x 10 + depth - retries x 5 + estimated cost x 0.1 + penalty.
     ageing_rate: points that a job gains with every hour that it waits; 0 = none, which is the default. Doubling it lets
-        old work overtake twice as urgent new work.
-    ageing_cap: the most points that it gains so.
-    shortest_first: among jobs of one effective priority those that are expected to be done first come first, which lets
-        more of them end in a time, and long ones wait.
-    weight_priority, weight_wait, weight_efficiency, weight_window: what each term of a score counts, each of them
-        between 0 and 1: points / 150; the wait / a day; 1 / (1 + the unit hours that it is expected to take), 1 if
-        nobody knows; what the open windows of its class have left of their meters, 1 without.
-    score_mode: `normalised`, or `raw` for the sum in which points are not brought down to 1.
-    count_age_once: leaves the points of ageing out of a score that has a weight for the wait.
+        a job make up for twice as many points by the same wait.
+    ageing_cap: the most points that a job gains so.
+    shortest_first: jobs of one effective priority start in the order of their expected run times, the shortest first.
+        Then more of them end in the same time, and long ones wait.
+    weight_priority, weight_wait, weight_efficiency, weight_window: the weights, 0 to 1, of the terms of a score, each
+        0 to 1: points / 150; the wait / a day; 1 / (1 + the unit hours that the job is expected to take), 1 if these
+        are unknown; the largest share of its meter's threshold that an open window of its class has left, 1 without
+        windows.
+    score_mode: `normalised`, or `raw` for a sum in which points are not divided by 150.
+    count_age_once: leaves the points of ageing out of a normalised score that has a weight for the wait.
     max_concurrent: with `graph`, the most jobs that all graphs run together; the share of each is this / graphs that
-        wait or run, at least 1. Unset: as many as the pool may run at once, and without such a limit nobody has a
-        share. Doubling it doubles what graphs take of the pool beside other work.
-    overage_penalty: added for each job that a graph runs at or above its share. Doubling it makes two points of graph
-        priority weigh as one did.
+        wait or run, at least 1. Unset: as many as the pool may run at once; without such a limit no graph has
+        a share. Doubling it doubles what graphs take of the pool beside other work.
+    overage_penalty: added for each job that a graph runs at or above its share. Doubling it makes each of
+        these jobs weigh as much as twice the points of graph priority.
     max_per_graph: a graph runs at most so many times its share, whatever waits. Doubling it lets one graph take twice
         as much of an idle pool, and keep it while others come.
     """
@@ -273,7 +274,7 @@ class OrderingSettings(BaseModel):
         return "shortest_first" if self.kind == "rank" else self.kind
 
     def graph_share(self, *, limit: float | None, graphs: int) -> GraphShare | None:
-        """Return the shares of so many graphs that wait or run; None if nobody has a share.
+        """Return the share of each of so many graphs that wait or run; None if graphs have no shares.
 
         limit: the jobs that the pool may run at once.
         """

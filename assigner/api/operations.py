@@ -1,4 +1,4 @@
-"""Operators' routes that set no resource: drains, reports and forecasts; also the older routes of backpressure."""
+"""Operators' routes that belong to no operator resource: drains, reports, forecasts, and older ones of backpressure."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -83,7 +83,7 @@ class UsageList(BaseModel):
 
 
 class PreemptionList(BaseModel):
-    """Jobs that preemption has evicted, newest first; the next page is `before` the id of the last."""
+    """Jobs that preemption has evicted, newest first. For the next page, give the id of the last one as `before`."""
 
     preemptions: list[Preemption]
 
@@ -95,7 +95,7 @@ class ClassReportList(BaseModel):
 
 
 class Forecast(BaseModel):
-    """The next time at which windows let a job start, with its meter below the threshold; unset if none is in sight."""
+    """The next time at which a window lets a job start, with its meter below the threshold; unset = none in a week."""
 
     now: bool = Field(description="true: windows would let it start at once")
     window: str | None = Field(description="the window that lets it start; unset also if there are no windows")
@@ -109,10 +109,10 @@ class ClassAdviceRequest(AdviceRequest):
 
 
 class Changed(BaseModel):
-    name: str = Field(description="name of the resource class; empty for advice on all jobs")
+    name: str = Field(description="name of the resource class; empty for advice on all constrained jobs")
 
 
-ResourceClass = Annotated[str | None, Query(max_length=63, description="unset = the advice for all jobs")]
+ResourceClass = Annotated[str | None, Query(max_length=63, description="unset = the advice for all constrained jobs")]
 JobClass = Annotated[str, Query(alias="class", description="class of the job")]
 
 router = APIRouter(prefix="/v1", tags=["operators"])
@@ -219,7 +219,7 @@ def _scale(
     most: Annotated[int, Query(alias="max", ge=0, le=demand.MAX_BOTS, description="most bots to suggest")] = 100,
     units_per_bot: Annotated[
         int | None,
-        Query(ge=1, le=demand.MAX_UNITS, description="units of one further bot; unset = the largest healthy one has"),
+        Query(ge=1, le=demand.MAX_UNITS, description="units of a further bot; unset = as the largest healthy one has"),
     ] = None,
 ) -> demand.Scale:
     return demand.Scale(least=least, most=most, units_per_bot=units_per_bot)
@@ -230,7 +230,7 @@ ScaleQuery = Annotated[demand.Scale, Depends(_scale)]
 
 @router.get("/demand", responses=problems(400), openapi_extra=OPERATORS)
 async def show_demand(request: Request, scale: ScaleQuery) -> demand.DemandList:
-    """Show how many jobs wait, by cohort and by what they require, and for how many bots that is work."""
+    """Show how many jobs wait, by cohort and by what they require, and how many bots are suggested for them."""
     state = request.app.state
     limits = {"cooldown": state.sync_service.cooldown, "rules": getattr(state, "rules", RULES)}
     found: demand.DemandList = await state.run(lambda connection: demand.demand(connection, scale, **limits))
@@ -245,10 +245,10 @@ async def show_demand_value(
     request: Request,
     scale: ScaleQuery,
     cohort: Annotated[str, Query(max_length=63)] = DEFAULT,
-    properties: Annotated[Texts, Query(description="KEY=VALUE that such a bot offers; repeatable")] = None,
-    exclusive: Annotated[Texts, Query(description="KEY that it offers exclusively; repeatable")] = None,
+    properties: Annotated[Texts, Query(description="KEY=VALUE that each bot offers; repeatable")] = None,
+    exclusive: Annotated[Texts, Query(description="KEY that each bot offers exclusively; repeatable")] = None,
 ) -> demand.DemandValue:
-    """Suggest a number of alike bots, as one number for an autoscaler: for all jobs that such bots could serve."""
+    """Suggest how many bots with these properties to run for the jobs that they could serve: one number."""
     validation.check_name("cohort", cohort)
     offer = _offer(properties or [], exclusive or [])
     state = request.app.state
@@ -275,7 +275,7 @@ def _offer(properties: Sequence[str], exclusive: Sequence[str]) -> Offer:
 @router.get("/preemptions", responses=problems(), openapi_extra=OPERATORS)
 async def list_preemptions(
     request: Request,
-    before: Annotated[int | None, Query(ge=1, le=2**63 - 1, description="id: only what was logged before it")] = None,
+    before: Annotated[int | None, Query(ge=1, le=2**63 - 1, description="id of a row: only earlier rows")] = None,
     limit: Annotated[int, Query(ge=1, le=wire.MAX_LIST)] = 100,
 ) -> PreemptionList:
     """List the jobs that preemption has evicted, with its receipts, newest first."""
@@ -310,7 +310,7 @@ async def show_pattern(
 async def show_forecast(
     request: Request,
     job_class: JobClass,
-    estimate: Annotated[float, Query(ge=0, le=usage_meters.MAX_AMOUNT, description="estimated cost of the job")] = 0.0,
+    estimate: Annotated[float, Query(ge=0, le=usage_meters.MAX_AMOUNT, description="cost, in the meter's unit")] = 0.0,
 ) -> Forecast:
     """Show when windows next let a job of a class start, with their meters below the threshold; it may be now."""
     validation.check_name("class", job_class)
@@ -335,7 +335,7 @@ async def show_forecast(
 
 @router.put("/backpressure", responses=problems(400, 408, 413, 415), openapi_extra=OPERATORS)
 async def set_advice(request: Request, body: Annotated[ClassAdviceRequest, Read], caller: Caller) -> Changed:
-    """Advise assigners to start no jobs, or to pause between starts. Running jobs go on."""
+    """Advise assigners to start no constrained jobs, or to pause between their starts. Running jobs go on."""
     reason = validation.check_text("reason", body.reason, MAX_REASON_BYTES)
     told = body.model_dump(include={"allowed", "delay", "seconds"})
 

@@ -1,4 +1,4 @@
-"""The route for pool samples: what waited, ran and ended in the pool, a cohort or an instance, over time."""
+"""The routes for pool samples: how many jobs waited, ran and ended in the pool, a cohort or an instance, over time."""
 
 from datetime import datetime
 from typing import Annotated
@@ -15,19 +15,22 @@ from schema.postgres.connection import Connection
 from schema.postgres.statements import Statement
 from schema.tenancy.tokens import Principal
 
-#: Whether an operator has named a cohort, and whether an instance is there. `default` needs no row.
+#: Whether a cohort, and whether an instance, of this name exists. The instance `default` needs no row.
 _COHORT_EXISTS = Statement("SELECT EXISTS (SELECT FROM cohorts WHERE name = :name)")
 _INSTANCE_EXISTS = Statement("SELECT :name = 'default' OR EXISTS (SELECT FROM instances WHERE name = :name)")
 
 
 class PoolSample(BaseModel):
-    """What a stretch of time had. A merged sample has the means of `waiting` and `running`."""
+    """How many jobs waited, ran and ended in a stretch of time.
+
+    `waiting` and `running` of a merged sample are means.
+    """
 
     at: datetime = Field(description="beginning of the time that it covers")
-    span: int = Field(description="seconds that it covers: 60, after a day 600, after two weeks 3600")
+    span: int = Field(description="seconds that it covers: 60; 600 once older than a day, 3600 than two weeks")
     waiting: int = Field(description="queued jobs at its end")
     running: int = Field(description="jobs on bots at its end")
-    succeeded: int = Field(description="jobs that ended so; the next three too")
+    succeeded: int = Field(description="jobs that succeeded in it; the next three count other ends likewise")
     failed: int
     cancelled: int
     dead: int
@@ -44,25 +47,25 @@ class PoolSampleList(BaseModel):
 
 
 class FairnessSample(BaseModel):
-    """How equally the instances that wanted more were served, at the end of a stretch of time."""
+    """How equally instances with waiting jobs were served by their weights, at the end of a stretch of time."""
 
     at: datetime = Field(description="beginning of the time that it covers")
-    span: int = Field(description="seconds that it covers: 60, after a day 600, after two weeks 3600")
+    span: int = Field(description="seconds that it covers: 60; 600 once older than a day, 3600 than two weeks")
     fairness: float = Field(
-        description="Jain's index of units in use over weight, of instances with waiting jobs: 1 = equal shares, "
-        "1/n = one of n has everything; the mean of merged samples"
+        description="Jain's index of (units in use / weight) of the instances with waiting jobs: 1 = equal shares, "
+        "1/n = one of n has everything; of merged samples the mean"
     )
 
 
 class FairnessList(BaseModel):
-    """Samples of fairness, oldest first. A minute in which fewer than two instances waited has none."""
+    """Samples of fairness, oldest first. A minute in which fewer than two instances had waiting jobs has none."""
 
     now: datetime = Field(description="the database's time")
     samples: list[FairnessSample]
 
 
 router = APIRouter(prefix="/v1", tags=["callers"])
-Hours = Annotated[float, Query(gt=0, le=MAX_HOURS, allow_inf_nan=False, description="how far back")]
+Hours = Annotated[float, Query(gt=0, le=MAX_HOURS, allow_inf_nan=False, description="hours back from now")]
 
 
 @router.get("/samples", responses=problems(400, 404), openapi_extra=CALLERS)
@@ -75,7 +78,7 @@ async def list_samples(
     ] = None,
     hours: Hours = 1.0,
 ) -> PoolSampleList:
-    """List pool samples. Each minute has those of the pool, and of the 50 cohorts and 50 instances with the most jobs.
+    """List pool samples. A minute has one of the pool and of each of the 50 cohorts and 50 instances with most jobs.
 
     The samples of the pool and of cohorts are for callers who see every instance.
     """

@@ -30,7 +30,7 @@ class Selection(RequestModel):
     where: JobFilter | None = Field(
         default=None,
         description=f"instead of ids: a filter, which must name a condition. A call acts on at most {MAX_SELECTED} "
-        "jobs, the newest first, and on none that was submitted after the call without a cursor",
+        "jobs, the newest first, and on none that was submitted after the first call, the one without a cursor",
     )
     cursor: str | None = Field(default=None, max_length=500, description="with `where`: `next` of the call before")
 
@@ -39,7 +39,7 @@ class Selection(RequestModel):
         if (self.ids is None) == (self.where is None):
             raise BadInput("ids", "give either ids or where")
         if self.where is not None and self.where.says_nothing():
-            raise BadInput("where", "names no condition: all jobs of the pool are never meant")
+            raise BadInput("where", "names no condition: a filter may not choose all jobs of the pool")
         if self.cursor is not None and self.where is None:
             raise BadInput("cursor", "goes with where")
         return self.ids or []
@@ -50,7 +50,7 @@ def select(
 ) -> tuple[list[str], str | None]:
     """The ids of the next jobs that pass the filter, and the cursor of the next call.
 
-    states: those in which the act changes anything; asked for unless the filter names states itself.
+    states: the states in which the act changes a job; the filter asks for these unless it names states itself.
     """
     assert body.where is not None, "ids are not looked up"
     where = body.where if body.where.state else body.where.model_copy(update={"state": sorted(states)})
@@ -60,6 +60,6 @@ def select(
 
 
 def audited(body: Selection) -> dict[str, Any]:
-    """What the audit notes of the filter."""
+    """What the audit log records of the filter."""
     given: Mapping[str, Any] = {} if body.where is None else body.where.model_dump(mode="json", exclude_defaults=True)
     return {"where": given} if given else {}

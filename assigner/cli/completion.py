@@ -1,8 +1,8 @@
 """The table of all commands, and shell completion, which reads names, options and choices from it.
 
 Every press of the Tab key starts the program, and so does every command. The commands of operators and of the pool's
-processes import the database, which takes longer than a person waits for a completion. So the table `commands.json`
-beside this module says which commands there are, where each is defined and what its help says.
+processes import the modules of the database, which takes longer than a person waits for a completion. So the table
+`commands.json` beside this module says which commands there are, where each is defined and what its help says.
 `python -m ops.manual commands` writes it from the commands themselves, and a test compares it with them.
 """
 
@@ -24,9 +24,9 @@ Entry = Mapping[str, Any]
 
 
 class Named(click.ParamType[str]):
-    """A word for which some names are offered; the command itself says which others it takes.
+    """A word for which some names are offered; the command itself decides whether it takes others.
 
-    names: the names, which are read when they are needed.
+    names: returns the names; called when they are needed.
     """
 
     name = "text"
@@ -52,15 +52,15 @@ def names() -> list[str]:
 def entry(name: str) -> Entry | None:
     """Return what the table says of a command; None if there is none of this name.
 
-    place: `MODULE:ATTRIBUTE` of the command; None = it is one of `main`, or made from an operator's declaration.
+    place: `MODULE:ATTRIBUTE` of the command; None = `main` defines it, or `operations.command` makes it.
     """
     after = _text().partition(f'\n"{name}": ')[2]
-    # One row of many: to parse them all would take each start more than a millisecond.
+    # Only this row is parsed: parsing all of them would delay each start by more than a millisecond.
     return json.loads(after.partition("\n")[0].rstrip(",")) if after else None
 
 
 def command(name: str) -> click.Command | None:
-    """Return a command that can be completed and not run; None if there is none of this name."""
+    """Return a command that only serves completion; None if there is none of this name."""
     found = entry(name)
     return None if found is None else _made(name, found)
 

@@ -41,9 +41,9 @@ CONFIG_PLACES = (Path("leasehold.toml"), Path("/etc/leasehold/leasehold.toml"))
 #: The commands that read the configuration; all others call a gateway.
 LOCAL = frozenset({"up", "assign", "config", "db", "token", "demo", "gateway", "bot"})
 
-#: Sections that a gateway tells to operators.
+#: Sections of the configuration that a gateway shows to operators.
 TOLD_BY_GATEWAYS = ("gateway", "timing", "fetch", "quotas", "ordering", "estimates", "service_levels")
-#: Seconds that the last sign of life of a gateway may take at its end.
+#: Seconds that the loop which writes a gateway's signs of life may take to end.
 STOP_WITHIN = 5.0
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
@@ -80,9 +80,9 @@ class Root(click.Group):
     """The root group, which imports modules only for the command that runs.
 
     A `leasehold submit` in a shell loop must start fast, so it must import neither the database modules nor those of
-    other commands; nor must `--help`, completion and mistakes. So the names, the places and the help texts of commands
-    are in a table that is made from them; see `completion`. Operators' commands call a gateway, with the same options
-    as callers' commands.
+    other commands; nor may `--help`, completion and the refusal of an unknown command. So the names, places and help
+    texts of commands are in a table that is made from them; see `completion`. Operators' commands call a gateway, with
+    the same options as callers' commands.
     """
 
     def list_commands(self, context: click.Context) -> list[str]:
@@ -293,7 +293,7 @@ def _keep_url(installation: "Installation", url: str) -> None:
 def _tell_operators(
     installation: "Installation", database: "Database", app: "FastAPI", stack: ExitStack, *, url: str
 ) -> None:
-    """Keep the row of the gateway that listens at `url` until the stack closes."""
+    """Keep the database's row of the gateway that listens at `url` up to date until the stack closes."""
     from assigner.config.loading import masked
     from assigner.loops import Loop, standing
     from bots.gateway.presence import GatewayPresence
@@ -311,7 +311,7 @@ def _tell_operators(
 
 
 def _sync_service(database: "Database", settings: Any, stack: ExitStack) -> "SyncService":
-    """Return what settles the calls of bots; spans that wait are sent when the stack closes."""
+    """Return the service that answers the calls of bots. Tracing spans that wait are sent when the stack closes."""
     from bots.sync.settle import SyncService
     from schema.diagnostics.tracing import AttemptTracer
 
@@ -400,7 +400,7 @@ def bot_command(
     counted = _count_tasks(settings, given)
     settings = _overridden(settings, {key: value for key, value in given.items() if value not in (None, ())}, **counted)
     if settings.sandbox != "none":
-        # Tokens and the socket of a private server are there.
+        # The data directory holds tokens and the socket of a private server.
         settings = settings.model_copy(update={"sandbox_hide": (*settings.sandbox_hide, installation.data)})
     if token_file is None and "LEASEHOLD_TOKEN" not in installation.environ:
         token_file = installation.data / "bot.token"
@@ -412,7 +412,7 @@ def bot_command(
 
 
 def _count_tasks(settings: "AgentSettings", given: dict[str, Any]) -> dict[str, str]:
-    """Take the number of tasks that run at once as the capacity; return the option's name by that of the setting.
+    """Take the number of tasks that run at once as the capacity; return the option that gave it, by the setting.
 
     Raises BadInput if that contradicts other options.
     """
@@ -422,13 +422,16 @@ def _count_tasks(settings: "AgentSettings", given: dict[str, Any]) -> dict[str, 
     if given["app"] is None and settings.app is None:
         raise BadInput("--concurrency", "means nothing without --app")
     if given["capacity"] is not None or given.get("auto_capacity"):
-        raise BadInput("--concurrency", "and --capacity are two words for one thing: give one of them")
+        raise BadInput("--concurrency", "means the same as --capacity: give one of them")
     given |= {"capacity": concurrency, "auto_capacity": False}
     return {"capacity": "concurrency"}
 
 
 def _overridden(settings: "AgentSettings", given: Mapping[str, Any], **options: str) -> "AgentSettings":
-    """Return the settings with those that are given. options: the option of a setting, if it has another name."""
+    """Return the settings with `given` in place of their own. options: by setting, its option if that has another name.
+
+    Raises BadInput.
+    """
     from pydantic import ValidationError
 
     try:

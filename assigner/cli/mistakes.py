@@ -64,11 +64,11 @@ def _of_assigners(settings: PoolSettings) -> Iterator[Mistake]:
         units = strategy.outweighing_units(weights, term)
         most = 1 if term == "normalised" else capacity
         if units is not None and isinstance(most, int) and most >= units:
-            whole = "a wholly free bot" if term == "normalised" else f"bot.capacity {capacity}"
+            whole = "1 (a wholly free bot)" if term == "normalised" else f"{capacity} (bot.capacity)"
             yield Mistake(
                 (*at, "weights"),
-                f"free capacity can outweigh bot priority: {whole} x capacity {abs(weights.capacity):g} is more than "
-                f"priority {abs(weights.priority):g}",
+                f"free capacity can outweigh bot priority: {whole} x weight {abs(weights.capacity):g} is more than the "
+                f"weight {abs(weights.priority):g} of priority",
             )
 
 
@@ -79,7 +79,7 @@ def _of_bots(settings: PoolSettings) -> Iterator[Mistake]:
 
 
 def _of_windows(settings: PoolSettings) -> Iterator[Mistake]:
-    """Mistakes about classes. Only the database knows those that operators have made, so most are warnings."""
+    """Mistakes about classes. Operators may have made others, which only the database knows, so most are warnings."""
     for n, window in enumerate(settings.windows):
         for key, types in (("types", window.types), ("exempt_types", window.exempt_types)):
             for each in types:
@@ -114,10 +114,10 @@ def _of_meters(settings: PoolSettings) -> Iterator[Mistake]:
     for n, window in enumerate(settings.windows):
         meant = None if window.meter is None or window.meter in declared else wire.meant(window.meter, declared)
         if meant is not None:
-            # A meter that is read for no window is the one that this window was meant to go by.
+            # If no window goes by the declared meter, this window was meant to, and its jobs would wait for ever.
             yield Mistake(
                 ("windows", n, "meter"),
-                f"nothing reads '{window.meter}', and its jobs would wait for ever; did you mean '{meant}'?",
+                f"nothing reads '{window.meter}', and jobs of this window would wait for ever; did you mean '{meant}'?",
                 is_fatal=meant not in used,
             )
     for n, meter in enumerate(settings.meters):

@@ -1,4 +1,4 @@
-"""Shared parts of the operator's commands: tables, JSON, durations, reasons, and the options of who calls a gateway."""
+"""Shared parts of the operator's commands: tables, JSON, durations, reasons, and options of calls to a gateway."""
 
 import json
 from collections.abc import Callable, Iterable, Sequence

@@ -126,7 +126,7 @@ def demand(calling: Calling) -> click.Command:
     )
     @calling
     def command(caller: Caller, /, least: int, most: int, units_per_bot: int | None) -> None:
-        """Show how many jobs wait, by cohort and by what they require, and for how many bots that is work."""
+        """Show how many jobs wait, by cohort and by what they require, and how many bots are suggested for them."""
         if least > most:
             raise BadInput("--min", f"{least} is more than --max, {most}")
         size = {} if units_per_bot is None else {"units_per_bot": units_per_bot}
@@ -145,7 +145,7 @@ def demand(calling: Calling) -> click.Command:
             click.echo("no job is queued")
             return
         columns = ["cohort", "requires", "queued", "ready", "limited", "retrying", "units", "oldest", "bots"]
-        print_table([*columns, "free units", "one more bot starts", "suggested bots"], rows)
+        print_table([*columns, "free units", "start with one more bot", "suggested bots"], rows)
         if found["at_least"]:
             click.echo("more queues wait than were read")
 
@@ -160,7 +160,13 @@ def show_usage(calling: Calling) -> click.Command:
     """Make the command `instance usage`."""
 
     @click.command("usage")
-    @click.option("--hours", type=click.FloatRange(0, accounts.MAX_HOURS), default=24.0, show_default=True)
+    @click.option(
+        "--hours",
+        type=click.FloatRange(0, accounts.MAX_HOURS),
+        default=24.0,
+        show_default=True,
+        help="Hours back from now.",
+    )
     @calling
     def command(caller: Caller, /, hours: float) -> None:
         """Show the usage that bots reported for constrained jobs, by instance and unit."""
@@ -229,7 +235,10 @@ def forecast(calling: Calling) -> click.Command:
     @click.command("forecast")
     @click.option("--class", "job_class", required=True, metavar="NAME", help="The class of the job.")
     @click.option(
-        "--estimate", type=click.FloatRange(0, MAX_AMOUNT), default=0.0, help="Estimated cost of the job [0]."
+        "--estimate",
+        type=click.FloatRange(0, MAX_AMOUNT),
+        default=0.0,
+        help="Estimated cost of the job in the unit of the meter [0].",
     )
     @calling
     def command(caller: Caller, /, job_class: str, estimate: float) -> None:

@@ -17,7 +17,7 @@ from schema.picking.head_cursor import HeadCursor
 class Memory:
     """All that one assigner remembers. Losing it costs time and never a job: it is the assigner's pace, and caches.
 
-    now: tells monotonic times, in which all times here are.
+    now: the monotonic clock, in seconds. All times here are times of this clock.
     """
 
     now: Monotonic
@@ -36,11 +36,11 @@ class Memory:
     pace: CyclePacer = field(init=False)
     #: When a transaction was last undone.
     conflicts: ConflictBackoff = field(init=False)
-    #: Where the front of the cohorts begins.
+    #: Where in the index the first ready jobs without constraints of each cohort begin.
     head_cursor: HeadCursor = field(init=False)
     #: When queues that no bot can serve were last looked for.
     unserved: Throttle = field(init=False)
-    #: When it may evict again for plain jobs, and for constrained ones.
+    #: When the assigner may evict again for plain jobs, and for constrained ones.
     reclaim_due: float = field(init=False)
     admitted_reclaim_due: float = field(init=False)
     #: The kinds of jobs that wait, by cohort, and when they are read again.
@@ -53,7 +53,6 @@ class Memory:
         self.undone()
 
     def undone(self) -> None:
-        """Forget what a transaction that was undone has seen of its own writes in the front, and the turns that it has
-        given."""
+        """Forget what an undone transaction saw of its own writes, and the turns that it gave to bots."""
         self.rotation.undo()
         self.head_cursor, self.unserved = HeadCursor(self.now), Throttle(self.now)

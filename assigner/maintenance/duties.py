@@ -16,7 +16,7 @@ from schema.clock import Monotonic
 log = structlog.get_logger()
 
 #: Seconds until a duty that failed is tried again: the first wait, which doubles with each failure, and the longest. A
-#: duty of each round is tried again in the next one.
+#: duty that runs in each round is tried again in the next one.
 RETRY_FIRST, RETRY_LAST = 5.0, 300.0
 
 
@@ -46,7 +46,7 @@ class _State:
 class Rounds:
     """Runs duties in rounds. Rounds of several processes may overlap freely.
 
-    pause: seconds between two rounds. hurries: there is none while a duty has left work.
+    pause: seconds between two rounds. hurries: True = no pause while a duty has left work.
     """
 
     duties: Sequence[Duty] = ()
@@ -60,7 +60,7 @@ class Rounds:
         """Run the duties that are due; returns the seconds until the next round is.
 
         Raises NotReady if the database cannot be reached, because then no duty would do better. The next round begins
-        behind the duty that found that out, because it may be that duty whose statement loses the connection.
+        behind the duty that failed so, because the statement of that duty may be what loses the connection.
         """
         begin, self._begin = self._begin, 0
         for number in (*range(begin, len(self.duties)), *range(min(begin, len(self.duties)))):
@@ -84,7 +84,7 @@ class Rounds:
             state.due = self._now() + wait
             metrics.observe_duty(duty.name, failures=state.failures)
             kind = type(error).__name__
-            # A duty of each round may fail for days, so that ever fewer failures come with their traces.
+            # A duty that runs in each round may fail for days, so ever fewer of its failures are logged with a trace.
             is_traced = state.failures & (state.failures - 1) == 0
             log.error(
                 "a duty of upkeep failed", duty=duty.name, error=kind, in_a_row=state.failures, exc_info=is_traced

@@ -26,7 +26,7 @@ from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
 from schema.requests import JobRequest
 
-#: Longest seconds between two looks: what a lost wake-up costs.
+#: The most seconds between two looks: what a lost wake-up costs.
 POLL_INTERVAL = 5.0
 #: Seconds until the next look if what is due is held by other processes, or could not be handled.
 HELD_INTERVAL = 0.5
@@ -78,7 +78,7 @@ def request_of(
     level: str | None,
     estimate: Estimator | None,
 ) -> dict[str, Any]:
-    """The job of a schedule in the form that `moves.submit` takes, with the names of the schedule and the tick.
+    """The job of a schedule in the form that `moves.submit` takes. Its metadata and variables tell schedule and tick.
 
     level: service level of a job without level and class. Raises BadInput with the field of the job.
     """
@@ -184,7 +184,7 @@ class Schedules:
 
 
 def _refuse(connection: Connection, *, schedule_id: int, error: Exception) -> Outcome:
-    """Store why a schedule was refused, and when it is tried again. It may have been its ticks that have no plan."""
+    """Store why the job of a schedule was refused, and when it is tried again. Planning its ticks may have failed."""
     held = schedules.take_due(connection, schedule_id)
     if held is None:
         return Outcome(Result.HELD)

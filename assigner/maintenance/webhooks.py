@@ -27,7 +27,7 @@ from schema.postgres.statements import Statement
 if TYPE_CHECKING:
     import httpx
 
-#: What is told, in the field `type` of the body.
+#: The events, as the field `type` of the body names them.
 DEFERRED, RETURNED = "jobs.deferred", "jobs.returned"
 #: Seconds between two looks for deliveries that are due.
 POLL_INTERVAL = 5.0
@@ -125,7 +125,7 @@ class Delivery:
 
 
 def signature(secret: str, *, at: int, body: str) -> str:
-    """Return the value of the header `Leasehold-Signature` for this body, sent at this time."""
+    """Return the value of the header `Leasehold-Signature` for this body, sent `at` seconds since 1970."""
     return "v1=" + hmac.new(secret.encode(), f"{at}.{body}".encode(), "sha256").hexdigest()
 
 
@@ -172,8 +172,8 @@ class Webhooks:
         return asyncio.run(self._send(webhook, claimed)) if claimed else 0
 
     async def _send(self, webhook: WebhookSettings, claimed: Sequence[Delivery]) -> int:
-        """Send these deliveries one after the other. In a loop of its own, because only there a whole call can have a
-        time limit: one for each read lets an endpoint answer byte by byte for ever."""
+        """Send these deliveries one after the other. A coroutine, because asyncio can limit the time of a whole call:
+        with a limit for each read alone, an endpoint could answer byte by byte for ever."""
         import httpx  # every process reads the settings of webhooks, but few have a delivery to send
 
         # What the environment says of proxies and credentials is not meant for webhooks.
@@ -189,7 +189,7 @@ class Webhooks:
         return len(claimed)
 
     def _failed(self, webhook: WebhookSettings, delivery: Delivery, error: str, *, rest: Sequence[Delivery]) -> None:
-        """Try the delivery again later, and no earlier those behind it, which have not been sent."""
+        """Put off the delivery that failed, and for as long those behind it, which have not been sent."""
         longest = min(RETRY_LAST, RETRY_FIRST * 2.0 ** min(delivery.attempts - 1, 30))
         wait = longest * self._chance.uniform(0.5, 1.0)
 

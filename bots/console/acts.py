@@ -65,7 +65,7 @@ class Acts:
         self._stopped = True
         node("h2", "Act on every job that passes the filter")
         if not where:
-            node("p", "Filter the jobs first: all jobs of the pool are never meant.", "note")
+            node("p", "Filter the jobs first: this act never applies to all jobs of the pool.", "note")
             return
         with node("div", kind="acts"):
             for act in ACTS:

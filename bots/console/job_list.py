@@ -17,7 +17,7 @@ Record = Mapping[str, Any]
 
 #: Jobs on one page.
 PAGE = 50
-#: Calls that fill one page: the gateway looks at a bounded number of jobs in each, of which few may pass the filter.
+#: The most calls that fill one page: the gateway looks at a bounded number of jobs in each, of which few may pass.
 LOOKS = 12
 #: Fields of the filter that a request may have several times.
 SEVERAL = ("state", "metadata", "properties")
@@ -69,7 +69,7 @@ def show(view: View) -> None:
     async def refresh() -> None:
         found = await view.ask(read)
         table.show([(job["id"], row(job)) for job in found["jobs"]])
-        searched.text = "More jobs may pass the filter: the next page looks on." if sparse(found) else ""
+        searched.text = "More jobs may pass the filter: the next page continues the search." if sparse(found) else ""
         following.set_visibility(found["next"] is not None)
         if found["next"] is not None:
             following.props["href"] = address(where, cursor=found["next"])

@@ -32,7 +32,10 @@ def newest_version(table: str, key: str, value: str, *, columns: str = "*", wher
 
 
 def kill_seconds(bot: str) -> str:
-    """A query of the seconds that a bot gets to kill a job, after the period of its calls. bot: the bot's id."""
+    """A query of the seconds that a bot gets to kill a job, beyond the period of its calls.
+
+    bot: SQL expression for the bot's id.
+    """
     return newest_version("bots", "id", bot, columns=f"kill_grace + {KILL_ALLOWANCE}")
 
 

@@ -31,7 +31,7 @@ class Kind(StrEnum):
     GATEWAY = "gateway"
 
 
-# Settings that are the same again have not changed. A restart of the process changes nothing either.
+# `settings_at` stays as it is if a process writes the same settings again, also after a restart.
 _SET_CONFIGURATION = """p SET config_file = :file, config_error = :error, settings = n.settings,
     settings_at = CASE WHEN p.settings IS DISTINCT FROM n.settings OR p.config_file IS DISTINCT FROM :file
         THEN clock_timestamp() ELSE p.settings_at END
@@ -113,7 +113,7 @@ class GatewayProcess:
 
 @dataclass(frozen=True)
 class SettingsInForce:
-    """The settings of live processes of one kind that have the same; settings_at: when they last changed."""
+    """The settings that live processes of one kind share; settings_at: since when the last of them has had these."""
 
     kind: str
     processes: list[str]
@@ -137,7 +137,7 @@ class DecisionRow:
 
 
 def record_configuration(connection: Connection, kind: Kind, name: str, configuration: Configuration) -> None:
-    """Write what a process, which has given a sign of life before, says of its configuration."""
+    """Store the configuration of a process that has given a sign of life before."""
     error = configuration.error
     values = {
         "name": name,
@@ -189,12 +189,12 @@ def decisions(connection: Connection, *, before: int | None = None, limit: int) 
 
 
 def decision(connection: Connection, id: int | None) -> DecisionRow | None:
-    """Return one sampled decision, the newest for None; None if it is not there."""
+    """Return the sampled decision with this id, or the newest if it is None; None if there is no such decision."""
     row = connection.execute(_DECISIONS, {"before": None, "limit": 1, "id": id}).one_or_none()
     return None if row is None else DecisionRow(**row._asdict())
 
 
 def forget(connection: Connection, *, age: float) -> None:
-    """Delete decisions and gateway processes that are older than `age`, or were not seen for so long, in seconds."""
+    """Delete decisions older than `age` seconds, and gateway processes that were not seen for so long."""
     for statement in _FORGET:
         connection.execute(statement, {"age": age})

@@ -188,7 +188,7 @@ def test_explain_says_which_rate_keeps_a_job_waiting_and_for_how_long(pool: Pool
         r"it does not run because 'claude_cli' may start 0\.1 jobs per second, the next one in (10|9)\.\d\d s",
         told.sentence,
     )
-    assert told.change == ["wait until the rates of what it uses leave a token"]
+    assert told.change == ["wait until the rates of its resource class and model leave a token"]
 
 
 def test_operators_set_change_and_remove_rates_and_each_is_audited(pool: Pool) -> None:

@@ -29,7 +29,7 @@ WARNINGS = [
      "they would wait for ever"),
     (NIGHT + 'meter = "plan"\nusage_threshold = 9\n' + NIGHT.replace("night", "more")
      + 'meter = "plna"\nusage_threshold = 9\n' + METER,
-     "11: windows[1].meter: nothing reads 'plna', and its jobs would wait for ever; did you mean 'plan'?"),
+     "11: windows[1].meter: nothing reads 'plna', and jobs of this window would wait for ever; did you mean 'plan'?"),
     (GONE, "3: meters[0].command: '/does/not/exist' is no program that can be run on this machine"),
     (METER + "timeout = 30\ninterval = 5\n",
      "4: meters[0].timeout: 30 s is longer than the interval of 5 s: the next reading would be due before this one is "
@@ -46,7 +46,7 @@ WARNINGS = [
 ERRORS = [
     (NIGHT + 'types = ["nosuch"]\n', "5: windows[0].types: no window lets jobs of the classes 'critical', "),
     (NIGHT + 'meter = "plna"\nusage_threshold = 9\n' + METER,
-     "5: windows[0].meter: nothing reads 'plna', and its jobs would wait for ever; did you mean 'plan'?"),
+     "5: windows[0].meter: nothing reads 'plna', and jobs of this window would wait for ever; did you mean 'plan'?"),
     (NIGHT + 'meter = "plan"\nusage_threshold = 9\n' + GONE,
      "9: meters[0].command: '/does/not/exist' is no program that can be run on this machine, and jobs that wait for it "
      "would wait for ever"),

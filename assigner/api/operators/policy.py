@@ -1,4 +1,4 @@
-"""Operators' routes on settings in force, and on sampled decisions made again with weights that are tried."""
+"""Operators' routes for the settings in force, and for trying other weights on sampled decisions."""
 
 from datetime import datetime
 from typing import Annotated, Any
@@ -18,14 +18,14 @@ from schema.postgres.connection import Connection
 from schema.tenancy import processes
 from schema.tenancy.processes import MAX_DECISIONS, DecisionRow
 
-#: The most different settings in one answer.
+#: The most rows of settings in one answer.
 MAX_SETTINGS = 100
-#: The largest weight, either way.
+#: The largest absolute value of a weight that is tried.
 LARGEST = 1e6
 
 
 class SettingsInForce(BaseModel):
-    """Settings that some live processes have alike."""
+    """Settings that one or more live processes of one kind have in common."""
 
     kind: str = Field(description="assigner or gateway")
     processes: list[str]
@@ -42,7 +42,7 @@ class SettingsList(BaseModel):
 
 
 class Decision(BaseModel):
-    """A sampled decision: which job went to which of how many candidates."""
+    """A sampled decision: which job went to which bot, and how many candidates there were."""
 
     id: int
     at: datetime
@@ -54,7 +54,7 @@ class Decision(BaseModel):
 
 
 class DecisionList(BaseModel):
-    """Sampled decisions, newest first; the next page is `before` the id of the last."""
+    """Sampled decisions, newest first. For the next page, give the id of the last one as `before`."""
 
     decisions: list[Decision]
 
@@ -91,7 +91,7 @@ class Terms(BaseModel):
 
 
 class Scored(BaseModel):
-    """A candidate as the strategy saw it, with its score in force and as tried."""
+    """A candidate as the strategy saw it, with its score by the weights of the decision and by those that are tried."""
 
     bot: str
     priority: int
@@ -113,7 +113,7 @@ class Scores(BaseModel):
     capacity_term: CapacityTerm = Field(description="as tried")
     load_power: float = Field(description="as tried")
     chosen: str | None = Field(
-        description="the bot that the strategy takes as tried; unset = it goes by more than a sample has"
+        description="the bot that the strategy would choose as tried; unset = it needs more than a sample has"
     )
     candidates: list[Scored]
 
@@ -142,7 +142,7 @@ async def list_settings(request: Request) -> SettingsList:
 @router.get("/decisions", responses=problems(), openapi_extra=OPERATORS)
 async def list_decisions(
     request: Request,
-    before: Annotated[int | None, Query(ge=1, le=2**63 - 1, description="id: only earlier ones")] = None,
+    before: Annotated[int | None, Query(ge=1, le=2**63 - 1, description="id of a decision: only earlier ones")] = None,
     limit: Annotated[int, Query(ge=1, le=MAX_DECISIONS)] = 20,
 ) -> DecisionList:
     """List sampled decisions, newest first. Each assigner process samples one in ten seconds and keeps the last 20."""
@@ -157,7 +157,7 @@ async def try_scores(request: Request, body: Annotated[ScoresRequest, Read]) -> 
     def work(connection: Connection) -> DecisionRow:
         row = processes.decision(connection, body.decision)
         if row is None:
-            which = "has been sampled yet" if body.decision is None else f"has the id {body.decision}, or not any more"
+            which = "has been sampled yet" if body.decision is None else f"with the id {body.decision} is kept"
             raise NotFound(f"decision: none {which}")
         return row
 

@@ -1,4 +1,4 @@
--- Return whether a request says anything that `own_constraints` returns, which reads the same keys. A job of any other
--- request has no row of `job_constraints`.
+-- Return whether a request has one of the keys that `own_constraints` reads. Without one, its job has no row of
+-- `job_constraints`, unless it is a node of a graph.
 CREATE OR REPLACE FUNCTION has_own_constraints(request jsonb) RETURNS boolean LANGUAGE sql IMMUTABLE
     RETURN request ?| '{estimated_cost,estimated_seconds,deadline_seconds,own}'::text[];

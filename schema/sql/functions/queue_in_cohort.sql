@@ -1,4 +1,5 @@
--- Return the id of the queue that differs from `other` by its cohort only: `other` itself if that is its cohort.
+-- Return the id of the queue in `new_cohort` that is otherwise like `other`: `other` itself if that is its cohort. Makes
+-- its row if there is none.
 CREATE OR REPLACE FUNCTION queue_in_cohort(other integer, new_cohort integer) RETURNS integer LANGUAGE plpgsql AS $$
 BEGIN
     RETURN (SELECT CASE WHEN q.cohort = new_cohort THEN other

@@ -1,5 +1,5 @@
--- Insert into the view `job_events`, or delete from it, as processes of earlier versions do: only stored events change.
--- The view has the trigger (`views/job_events.sql`).
+-- Let processes of earlier versions insert into the view `job_events` and delete from it: both change `stored_events`.
+-- The trigger of the view is in `views/job_events.sql`.
 CREATE OR REPLACE FUNCTION store_event() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     IF TG_OP = 'DELETE' THEN

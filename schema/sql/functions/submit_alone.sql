@@ -1,14 +1,14 @@
 -- Submit one job: what `submit_many` does, without the work of sharing look-ups among many.
 --
--- The server sets up each statement, each table in it and each expression again for each call, and each costs as much
--- as half an index entry. So the first statement finds the queue of a job without a label, constraints and preferences;
--- a set of properties whose digest is known is in normal form already. What few requests have is looked at only if
--- `is_special` is true. `intern_queue` is asked only if there is no such queue, or if upkeep may be about to delete it;
--- it says why no lock is needed otherwise.
+-- For each call the server sets up each statement, each table in it and each expression again. Each costs half as much
+-- as an index entry. So the first statement finds the queue of a job without a label, constraints and preferences. It
+-- looks up the digest of the properties as given: a set whose digest is known is in normal form already. Fields that
+-- few requests have are read only if `is_special` is true. `intern_queue` is called only if there is no such queue, or
+-- if upkeep may be about to delete it; its comment says why no lock is needed otherwise.
 --
--- Jobs without a label are in cohort 0. With a label, the table of jobs is locked first, as whoever changes the cohorts
--- does. Locks are taken in the same order as in `submit_many`. Where operators have set limits, `request` is what is
--- stored, and `original` what was asked, of which a key keeps the digest.
+-- Jobs without a label are in cohort 0. For a label, the table of jobs is locked before the cohort is read, because
+-- whoever changes the cohorts locks it too. Locks are taken in the same order as in `submit_many`. Where operators have
+-- set limits, `request` is what is stored and `original` what was asked; a key keeps the digest of `original`.
 CREATE OR REPLACE FUNCTION submit_alone(request jsonb, actor text,
     OUT job_id bigint, OUT public_id uuid, OUT created boolean, OUT same boolean)
 LANGUAGE plpgsql AS $$

@@ -1,7 +1,8 @@
 -- Submit a graph of jobs. The one implementation, also for callers in SQL.
 --
--- Submits of one name to one instance take turns, so that each replaces the one before it. Platforms come before all
--- rows, as in `submit`. The jobs of a graph that was replaced are cancelled by the caller, or else by upkeep.
+-- Submits of one name to one instance take turns, so that each replaces the one before it. Rows of platforms are made
+-- before all others, as in `submit_many`. The jobs of a graph that was replaced are cancelled by the caller, or else by
+-- upkeep.
 CREATE OR REPLACE FUNCTION submit_graph(request jsonb, actor text DEFAULT 'sql')
 RETURNS TABLE (graph_id bigint, public_id uuid, created boolean, same boolean, replaced bigint)
 LANGUAGE plpgsql SET search_path FROM CURRENT SET jit = off AS $$
