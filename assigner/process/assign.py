@@ -228,13 +228,14 @@ class AssignerProcess:
         self._webhooks.reconfigure(now.webhooks)
         self._schedules.reconfigure(level=now.service_levels.default, estimate=now.estimates.estimate)
         posts = [[(each.kind, each.threads) for each in settings.assigners] for settings in (before, now)]
-        if posts[0] != posts[1] or (before.database, before.timing, before.tracing) != (
+        if posts[0] != posts[1] or (before.database, before.timing, before.tracing, before.log) != (
             now.database,
             now.timing,
             now.tracing,
+            now.log,
         ):
             log.warning(
                 "some changes need a restart",
-                sections="database, timing, tracing, number and kinds of assigners, threads",
+                sections="database, timing, tracing, log, number and kinds of assigners, threads",
             )
         declare(self._database, now)
