@@ -32,7 +32,7 @@ help:
 	@echo "make storms  30 jobs that stop whatever they may signal, by each kind of account; as root, two minutes"
 	@echo "make ha      break the primary of a replicated database under load; as root, a quarter of an hour"
 	@echo "make format  put the code into its canonical form"
-	@echo "make man     write the man page build/leasehold.1, and the table of all commands"
+	@echo "make man     write the man page build/leasehold.1, the table of all commands, and the documented metrics"
 	@echo "make clean   remove .venv and the caches"
 
 demo: $(STAMP)
@@ -119,6 +119,7 @@ $(STAMP): pyproject.toml bots/sdk/pyproject.toml constraints.txt
 
 man: $(STAMP)
 	$(BIN)/python -m ops.manual commands
+	$(BIN)/python -m ops.manual metrics
 	mkdir -p build
 	$(BIN)/python -m ops.manual man > build/leasehold.1
 

@@ -1,6 +1,7 @@
-"""The man page of `leasehold`, and the table of its commands, both made from the commands themselves.
+"""What is made from the code: the man page of `leasehold`, the table of its commands, and the documented metrics.
 
-`python -m ops.manual man` prints the page in the macros of man(7); `python -m ops.manual commands` writes the table.
+`python -m ops.manual man` prints the page in the macros of man(7). `python -m ops.manual commands` writes the table of
+commands, and `python -m ops.manual metrics` the rows of metrics in ops/docs/operations.md.
 """
 
 import json
@@ -9,19 +10,26 @@ import sys
 from collections.abc import Iterator
 from importlib import import_module
 from importlib.metadata import version
+from pathlib import Path
 from pkgutil import iter_modules
 
 import click
+from prometheus_client import REGISTRY
 
 import assigner.cli
 import bots.cli
 from assigner.cli import completion, operations
 from assigner.cli.main import cli
 from assigner.cli.manual import topics
+from assigner.process import assign
 from bots.cli.caller import caller_options
+from bots.gateway.metrics import GatewayMetrics
 
 #: Packages whose modules define commands. Of the console one module does.
 _COMMANDS = (assigner.cli, bots.cli)
+
+#: The page with the table of metrics.
+OPERATIONS = Path(__file__).parent / "docs/operations.md"
 
 #: Sections after the commands. Exit codes and files are no part of a command's own help.
 _EXITS = {
@@ -105,7 +113,7 @@ def _options(command: click.Command, context: click.Context) -> Iterator[str]:
 
 @click.group()
 def program() -> None:
-    """Make what is derived from the commands."""
+    """Make what is derived from the code."""
 
 
 @program.command()
@@ -119,6 +127,24 @@ def commands() -> None:
     """Write the table of all commands into the package."""
     rows = (f"{json.dumps(name)}: {json.dumps(entry)}" for name, entry in completion.table(cli, defined()).items())
     completion.TABLE.write_text("{\n" + ",\n".join(rows) + "\n}\n")
+
+
+@program.command()
+def metrics() -> None:
+    """Write the rows of all metrics into the page on operations."""
+    OPERATIONS.write_text(with_metrics(OPERATIONS.read_text()))
+
+
+def with_metrics(page: str) -> str:
+    """Return the page with a row for each metric, in the order of names, in place of the rows of metrics in it."""
+    assert assign, "the module imports all others of the assigner that have metrics"
+    own = [("assigner", each) for each in REGISTRY.collect() if each.name.startswith("leasehold_")]
+    rows = []
+    for served_by, each in [*own, *(("gateway", each) for each in GatewayMetrics().registry.collect())]:
+        name = f"{each.name}_total" if each.type == "counter" else each.name
+        rows.append(f"| `{name}` | {each.type} | {served_by} | {each.documentation} |")
+    above, *others = re.split(r"^(?:\| `leasehold_.*\n)+", page, flags=re.MULTILINE)
+    return above + "\n".join(sorted(rows)) + "\n" + "".join(others)
 
 
 def defined() -> dict[str, tuple[str | None, click.Command]]:

@@ -3,11 +3,8 @@
 import re
 from pathlib import Path
 
-from prometheus_client import REGISTRY
-
 from assigner.admission.gates import GATES, Gate
-from assigner.process import assign
-from bots.gateway.metrics import GatewayMetrics
+from ops import manual
 from schema.requests import GROUPS, JobRequest
 from tests.support.requests import REFUSED, TAKEN
 
@@ -16,7 +13,6 @@ CONSTRAINTS = "ops/docs/constraints.md"
 #: Sections of the page that are about no gate of their own.
 OTHER_SECTIONS = {"The other gates"}
 OPERATIONS = "ops/docs/operations.md"
-GATEWAY = GatewayMetrics().registry
 FLAT_FORM = "schema/sql/functions/normal_requests.sql"
 
 
@@ -68,14 +64,5 @@ def test_every_sql_file_is_in_a_folder_that_is_loaded() -> None:
 
 
 def test_every_metric_is_described() -> None:
-    assert assign, "the module imports all others that have metrics"
-    own = [found for found in REGISTRY.collect() if found.name.startswith("leasehold_")]
-    rows = []
-    for served_by, found in [("assigner", each) for each in own] + [("gateway", each) for each in GATEWAY.collect()]:
-        name = f"{found.name}_total" if found.type == "counter" else found.name
-        rows.append(f"| `{name}` | {found.type} | {served_by} | {found.documentation} |")
-    page = (HOUSE / OPERATIONS).read_text()
-    missing = [row for row in rows if row not in page]
-    assert missing == [], f"{OPERATIONS}: the table of metrics has not these rows:\n" + "\n".join(missing)
-    shown = [line for line in page.splitlines() if line.startswith("| `leasehold_")]
-    assert shown == sorted(rows), f"{OPERATIONS}: the table of metrics has other rows, or not in the order of names"
+    page = manual.OPERATIONS.read_text()
+    assert manual.with_metrics(page) == page, f"{OPERATIONS}: the rows of metrics are old, run `make man`"
