@@ -4,7 +4,6 @@ leases."""
 import base64
 import binascii
 import hmac
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -86,21 +85,6 @@ def compare(
     return account
 
 
-def take_ends(reported: Sequence[LeaseReport], *, bot_id: int, epoch: int) -> ReportOutcome:
-    """Return what `compare` would, if the reports are the ends of live leases of the bot, and the others are pending.
-
-    The caller sees by the leases that have ended whether they are. Raises BadInput for output that is not base64.
-    """
-    account = ReportOutcome()
-    for report in reported:
-        outcome = report.outcome
-        assert outcome is not None, "only_ends has looked"
-        _note_left(account, report, bot_id, epoch)
-        verdict, details = VERDICTS[outcome.verdict], _details(outcome)
-        account.endings.append(AttemptEnd(report.job, report.fence, bot_id, epoch, verdict, details, outcome.result))
-    return account
-
-
 def _note_left(account: ReportOutcome, report: LeaseReport, bot_id: int, epoch: int) -> None:
     """Take note of the output and the checkpoint of one report."""
     if report.output:
@@ -154,8 +138,6 @@ class HeldCall:
 
 Call = NewCall | HeldCall
 
-#: An id as the database writes it, which is how bots get it. A report with any other one is of no lease.
-JOB_ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 #: While constrained jobs wait, one in this many calls does not fetch, so that the bot has room for them.
 YIELDING = 4
 #: 2^32 divided by the golden ratio; its multiples are spread most evenly (Knuth, TAOCP 3, 6.4).
@@ -201,9 +183,7 @@ class SyncCall:
     before: float
     #: The rest of the session at that moment, in seconds.
     remaining: float
-    #: The leases that the bot reports are ended without being read before.
-    trusted: bool = False
-    #: The bot's live leases before the call. Those of a trusted call are not read.
+    #: The bot's live leases before the call.
     held: list[Row] = field(default_factory=list)
     account: ReportOutcome = field(default_factory=ReportOutcome)
     #: The attempts that the call has ended.
@@ -249,20 +229,6 @@ class SyncCall:
         return 0 if sync is None or self.leaves or self.bot.sync_seq != sync.seq - 1 else sync.unlisted
 
     @property
-    def only_ends(self) -> bool:
-        """Return whether the bot reports only ends, and as many leases as it holds with those that it does not list.
-
-        Then the leases need not be read before they are ended.
-        """
-        reported = () if self.sync is None or self.leaves else self.sync.leases
-        return (
-            len(reported) > 0
-            and len(reported) + self.unlisted == self.bot.held
-            and all(report.outcome is not None and JOB_ID.fullmatch(report.job) for report in reported)
-            and len({report.job for report in reported}) == len(reported)
-        )
-
-    @property
     def changes_bot(self) -> bool:
         """Return whether the call changes anything of its bot but the end of its session."""
         bot, capacity = self.bot, self.bot_capacity
@@ -291,19 +257,14 @@ class SyncCall:
     def compare(self) -> None:
         """Take account of the report. Raises BadInput for output that is not base64."""
         assert self.sync is not None, "it has been applied"
-        bot_id, epoch, reported = self.bot.id, self.bot.epoch, self.sync.leases
-        self.account = (
-            take_ends(reported, bot_id=bot_id, epoch=epoch)
-            if self.trusted
-            else compare(
-                self.held,
-                reported,
-                bot_id=bot_id,
-                epoch=epoch,
-                actor=self.actor,
-                leaves=self.leaves,
-                unlisted=self.sync.unlisted > 0 and not self.leaves,
-            )
+        self.account = compare(
+            self.held,
+            self.sync.leases,
+            bot_id=self.bot.id,
+            epoch=self.bot.epoch,
+            actor=self.actor,
+            leaves=self.leaves,
+            unlisted=self.sync.unlisted > 0 and not self.leaves,
         )
 
     def size(self) -> None:

@@ -1,15 +1,19 @@
 """Reads of the live leases of bots whose calls are settled, before and after the call."""
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from typing import Any
 
-from bots.sync.call import JOB_ID, SyncCall
+from bots.sync.call import SyncCall
 from schema.postgres.connection import Connection
 from schema.postgres.fragments import newest_leases
 from schema.postgres.statements import Statement
 from schema.tables.fleet import NOT_OVER
+
+#: An id as the database writes it, which is how bots get it. A report with any other one is of no lease.
+JOB_ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 # The bot's row has the number of its live leases. Known leases are looked up by their keys, and the rest are the latest
 # ones. So entries of leases that have ended are never read.

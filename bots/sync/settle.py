@@ -64,10 +64,6 @@ FROM named CROSS JOIN LATERAL {newest_version("bots", "id", "named.id", lock="FO
 """)
 
 
-class _OtherLeases(Exception):
-    """A bot was trusted (`SyncCall.trusted`), but it has reported an end that is not of a live lease of its own."""
-
-
 class SyncService:
     """Settles the calls of bots. Any process may answer any call, because all state is in the database."""
 
@@ -101,14 +97,8 @@ class SyncService:
         names = [bot_name(call) for call in calls]
         if len(set(names)) < len(names):
             raise ValueError("two calls of one bot cannot be settled together")
-        try:
-            return self._answer(calls, names, trusting=True)
-        except _OtherLeases:
-            return self._answer(calls, names, trusting=False)
-
-    def _answer(self, calls: Sequence[Call], names: Sequence[str], *, trusting: bool) -> list[Answer | LeaseholdError]:
         return self._database.run(
-            lambda connection: self._settle(connection, calls, names, trusting=trusting),
+            lambda connection: self._settle(connection, calls, names),
             urgent=True,
             undone=self._fronts.forget,
             kept_plans=True,
@@ -152,13 +142,9 @@ class SyncService:
         return self._database.run(work)
 
     def _settle(
-        self, connection: Connection, calls: Sequence[Call], names: Sequence[str], *, trusting: bool
+        self, connection: Connection, calls: Sequence[Call], names: Sequence[str]
     ) -> list[Answer | LeaseholdError]:
-        """Settle the calls in this transaction, which may be run again.
-
-        trusting: bots that report only ends are trusted (`SyncCall.trusted`). Raises _OtherLeases if one should not
-            have been; the calls are then settled again without trust.
-        """
+        """Settle the calls in this transaction, which may be run again."""
         fetches = self._fetch.to_capacity or any(ends_something(call) for call in calls)
         asked = {"names": list(names), "fetches": fetches and self._fetch.enabled}
         asked_at = self._now()
@@ -170,7 +156,7 @@ class SyncService:
                 settled.append(check_call(nth, call, bots.get(name), asked_at=asked_at))
             except Conflict as refusal:
                 found[nth] = refusal
-        settled = self._compared(connection, settled, found, trusting=trusting)
+        settled = self._compared(connection, settled, found)
         returned = ReturnedUnits()
         self._apply(connection, settled, returned)
         settled = self._without_leaving(connection, settled, found, returned)
@@ -189,21 +175,14 @@ class SyncService:
         return [found[nth] for nth in range(len(calls))]
 
     def _compared(
-        self,
-        connection: Connection,
-        settled: list[SyncCall],
-        found: dict[int, Answer | LeaseholdError],
-        *,
-        trusting: bool,
+        self, connection: Connection, settled: list[SyncCall], found: dict[int, Answer | LeaseholdError]
     ) -> list[SyncCall]:
         """Compare the report of each bot with its live leases; return the calls that are not refused by that.
 
         Nothing has been written yet.
         """
-        for sync_call in settled:
-            sync_call.trusted = trusting and sync_call.only_ends
         reported = [sync_call for sync_call in settled if sync_call.sync is not None]
-        read_held_leases(connection, [sync_call for sync_call in reported if not sync_call.trusted])
+        read_held_leases(connection, reported)
         for sync_call in reported:
             try:
                 sync_call.compare()
@@ -221,16 +200,7 @@ class SyncService:
         endings = [(ending, sync_call.actor) for sync_call in spoken for ending in sync_call.account.endings]
         leaving = sum(sync_call.leaves for sync_call in spoken)
         if bool(starts) + bool(endings) + leaving > 1:
-            lock_for_moves(
-                connection,
-                [lease.job_id for sync_call in spoken for lease in sync_call.held],
-                [
-                    str(ending.job_id)
-                    for sync_call in spoken
-                    if sync_call.trusted
-                    for ending in sync_call.account.endings
-                ],
-            )
+            lock_for_moves(connection, [lease.job_id for sync_call in spoken for lease in sync_call.held])
         outputs.append(connection, [chunk for sync_call in spoken for chunk in sync_call.account.output])
         checkpoints = [each for sync_call in spoken for each in sync_call.account.checkpoints]
         store_checkpoints(connection, checkpoints)
@@ -250,8 +220,6 @@ class SyncService:
         by_bot = {sync_call.bot.id: sync_call for sync_call in spoken}
         for job in ended:
             by_bot[job.bot_id].ended.append(job)
-        if any(sync_call.trusted and len(sync_call.ended) < len(sync_call.account.endings) for sync_call in spoken):
-            raise _OtherLeases
         hints = [
             (job.bot_id, job.locality_hint) for job in ended if job.state == JobState.SUCCEEDED and job.locality_hint
         ]

@@ -47,24 +47,18 @@ FROM active a WHERE j.id = a.job_id AND j.state = 'leased'
 RETURNING j.id
 """)
 
-# Each id is looked up. A condition with OR would read all jobs in the order of their ids.
 LOCK_FOR_MOVES = Statement("""
-SELECT id FROM jobs WHERE id = ANY (ARRAY(
-    SELECT unnest(CAST(:job_ids AS bigint[]))
-    UNION ALL
-    SELECT j.id FROM unnest(CAST(:public_ids AS uuid[])) AS p (public_id)
-    CROSS JOIN LATERAL (SELECT id FROM jobs WHERE public_id = p.public_id OFFSET 0) j))
-ORDER BY id FOR NO KEY UPDATE
+SELECT id FROM jobs WHERE id = ANY (CAST(:job_ids AS bigint[])) ORDER BY id FOR NO KEY UPDATE
 """)
 
 
-def lock_for_moves(connection: Connection, job_ids: Sequence[int], public_ids: Sequence[str] = ()) -> None:
-    """Lock jobs, by their ids and public ids, that the transaction is about to move by more than one move.
+def lock_for_moves(connection: Connection, job_ids: Sequence[int]) -> None:
+    """Lock jobs that the transaction is about to move by more than one move.
 
     Each move locks its own jobs in order. Two moves one after the other would not keep the order: a cancellation of a
     job of the first move and of a lower one of the second would lock them the other way round.
     """
-    connection.execute_later(LOCK_FOR_MOVES, {"job_ids": list(job_ids), "public_ids": list(public_ids)})
+    connection.execute_later(LOCK_FOR_MOVES, {"job_ids": list(job_ids)})
 
 
 DELIVER = Statement(f"""

@@ -152,8 +152,7 @@ NO_DETAILS: Mapping[str, Any] = {}
 class AttemptEnd(NamedTuple):
     """One lease and how it ended. The first four fields identify the lease."""
 
-    #: The id of the job, or its public id if the caller knows no other.
-    job_id: int | str
+    job_id: int
     fence: int
     bot_id: int
     bot_epoch: int
@@ -210,15 +209,14 @@ _NEXT_STATE = f"""CASE
 # `stored` keeps the result of an attempt that ends its job.
 _END = f"""
 WITH told AS MATERIALIZED (
-    SELECT {{known}}t.*
-    FROM unnest(CAST(:job_ids AS bigint[]), CAST(:public_ids AS uuid[]), CAST(:fences AS bigint[]),
-                CAST(:bot_ids AS bigint[]), CAST(:epochs AS bigint[]), CAST(:verdicts AS text[]),
-                CAST(:actors AS text[]), {fragments.json_array("details")}, CAST(:results AS text[]))
-        AS t (id, public_id, fence, bot_id, bot_epoch, verdict, actor, details, result)
+    SELECT * FROM unnest(CAST(:job_ids AS bigint[]), CAST(:fences AS bigint[]), CAST(:bot_ids AS bigint[]),
+                         CAST(:epochs AS bigint[]), CAST(:verdicts AS text[]), CAST(:actors AS text[]),
+                         {fragments.json_array("details")}, CAST(:results AS text[]))
+        AS t (job_id, fence, bot_id, bot_epoch, verdict, actor, details, result)
 ), held AS MATERIALIZED (
     SELECT j.id, j.fence, j.state, j.attempts, j.max_attempts, j.kills, j.retry_failed,
         t.bot_id, t.bot_epoch, t.verdict, t.actor, t.details, t.result
-    FROM jobs j JOIN told t ON {{by}} AND t.fence = j.fence
+    FROM jobs j JOIN told t ON t.job_id = j.id AND t.fence = j.fence
     WHERE j.state IN ('leased', 'running', 'cancelling')
     ORDER BY j.id FOR NO KEY UPDATE OF j
 ), over AS (
@@ -292,27 +290,8 @@ _FREED = """), freed AS (
 """
 
 
-def _end_statement(*, named: bool, written: bool) -> Statement:
-    """Return the statement for one way of calling it.
-
-    named: every attempt is told with the public id of its job, by which the job is found at once.
-    written: the statement gives the units back in the rows of the bots. Otherwise the caller writes these rows.
-    """
-    looked_up = "coalesce(t.id, (SELECT id FROM jobs WHERE public_id = t.public_id)) AS job_id, "
-    return Statement(
-        _END.format(
-            known="" if named else looked_up,
-            by="j.public_id = t.public_id" if named else "j.id = t.job_id",
-            freed=_FREED if written else "",
-        )
-    )
-
-
-# No statement is both: public ids come from calls of bots, and the sync call writes the rows of these bots later.
-END = {
-    (named, written): _end_statement(named=named, written=written)
-    for named, written in ((True, False), (False, False), (False, True))
-}
+#: By whether the statement gives the units back in the rows of the bots. Otherwise the caller writes these rows.
+END = {written: Statement(_END.format(freed=_FREED if written else "")) for written in (False, True)}
 
 
 @dataclass(frozen=True)
@@ -351,13 +330,10 @@ def end(
     if not endings:
         return []
     pace = pace or RetryPace()
-    written = capacities is None
-    named = not written and all(isinstance(ending.job_id, str) for ending in endings)
     rows = connection.execute(
-        END[named, written],
+        END[capacities is None],
         {
-            "job_ids": [None if isinstance(ending.job_id, str) else ending.job_id for ending in endings],
-            "public_ids": [ending.job_id if isinstance(ending.job_id, str) else None for ending in endings],
+            "job_ids": [ending.job_id for ending in endings],
             "fences": [ending.fence for ending in endings],
             "bot_ids": [ending.bot_id for ending in endings],
             "epochs": [ending.bot_epoch for ending in endings],
@@ -407,8 +383,7 @@ def _settle(connection: Connection, rows: Sequence[Row], endings: Sequence[Attem
     settlements = []
     for row in rows:
         if row.gated:
-            # A bot may have told the public id of the job.
-            said = told.get((row.id, row.ended_fence)) or told.get((row.public_id, row.ended_fence)) or NO_DETAILS
+            said = told[row.id, row.ended_fence]
             used, seconds = said.get("usage") or {}, said.get("seconds")
             settlements.append(Settlement(row.id, row.ended_fence, used, seconds, row.state in FINAL))
     counters.settle(connection, settlements)
