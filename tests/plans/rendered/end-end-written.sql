@@ -1,14 +1,13 @@
--- schema/moves/end.py: END, named=false, written=false
+-- schema/moves/end.py: END, written=true
 WITH told AS MATERIALIZED (
-    SELECT coalesce(t.id, (SELECT id FROM jobs WHERE public_id = t.public_id)) AS job_id, t.*
-    FROM unnest(CAST(:job_ids AS bigint[]), CAST(:public_ids AS uuid[]), CAST(:fences AS bigint[]),
-                CAST(:bot_ids AS bigint[]), CAST(:epochs AS bigint[]), CAST(:verdicts AS text[]),
-                CAST(:actors AS text[]), CAST(string_to_array(:details, chr(30)) AS jsonb[]), CAST(:results AS text[]))
-        AS t (id, public_id, fence, bot_id, bot_epoch, verdict, actor, details, result)
+    SELECT * FROM unnest(CAST(:job_ids AS bigint[]), CAST(:fences AS bigint[]), CAST(:bot_ids AS bigint[]),
+                         CAST(:epochs AS bigint[]), CAST(:verdicts AS text[]), CAST(:actors AS text[]),
+                         CAST(string_to_array(:details, chr(30)) AS jsonb[]), CAST(:results AS text[]))
+        AS t (job_id, fence, bot_id, bot_epoch, verdict, actor, details, result)
 ), held AS MATERIALIZED (
     SELECT j.id, j.fence, j.state, j.attempts, j.max_attempts, j.kills, j.retry_failed,
         t.bot_id, t.bot_epoch, t.verdict, t.actor, t.details, t.result
-    FROM jobs j JOIN told t ON j.id = t.job_id AND t.fence = j.fence
+    FROM jobs j JOIN told t ON t.job_id = j.id AND t.fence = j.fence
     WHERE j.state IN ('leased', 'running', 'cancelling')
     ORDER BY j.id FOR NO KEY UPDATE OF j
 ), over AS (
@@ -72,6 +71,10 @@ WITH told AS MATERIALIZED (
 ), stored AS (
     INSERT INTO job_results (job_id, fence, result)
     SELECT id, fence, CAST(result AS json) FROM over WHERE to_state <> 'queued' AND result IS NOT NULL
+), freed AS (
+    UPDATE bots b SET in_use = b.in_use - s.units, held = b.held - s.leases
+    FROM (SELECT bot_id, sum(units) AS units, count(*) AS leases FROM over GROUP BY bot_id) s
+    WHERE b.id = s.bot_id
 ), counted AS MATERIALIZED (
     SELECT CASE WHEN bool_or(q.min_quota > 0) THEN 0 ELSE min((CASE WHEN q.max_quota IS NOT NULL THEN greatest(q.min_quota, q.max_quota - (
         SELECT CASE WHEN e.evicted > 0 AND (CAST(:literal AS boolean) OR is_contended(q.cohort, q.instance, :cooldown))

@@ -1,14 +1,13 @@
--- schema/moves/end.py: END, named=true, written=false
+-- schema/moves/end.py: END, written=false
 WITH told AS MATERIALIZED (
-    SELECT t.*
-    FROM unnest(CAST(:job_ids AS bigint[]), CAST(:public_ids AS uuid[]), CAST(:fences AS bigint[]),
-                CAST(:bot_ids AS bigint[]), CAST(:epochs AS bigint[]), CAST(:verdicts AS text[]),
-                CAST(:actors AS text[]), CAST(string_to_array(:details, chr(30)) AS jsonb[]), CAST(:results AS text[]))
-        AS t (id, public_id, fence, bot_id, bot_epoch, verdict, actor, details, result)
+    SELECT * FROM unnest(CAST(:job_ids AS bigint[]), CAST(:fences AS bigint[]), CAST(:bot_ids AS bigint[]),
+                         CAST(:epochs AS bigint[]), CAST(:verdicts AS text[]), CAST(:actors AS text[]),
+                         CAST(string_to_array(:details, chr(30)) AS jsonb[]), CAST(:results AS text[]))
+        AS t (job_id, fence, bot_id, bot_epoch, verdict, actor, details, result)
 ), held AS MATERIALIZED (
     SELECT j.id, j.fence, j.state, j.attempts, j.max_attempts, j.kills, j.retry_failed,
         t.bot_id, t.bot_epoch, t.verdict, t.actor, t.details, t.result
-    FROM jobs j JOIN told t ON j.public_id = t.public_id AND t.fence = j.fence
+    FROM jobs j JOIN told t ON t.job_id = j.id AND t.fence = j.fence
     WHERE j.state IN ('leased', 'running', 'cancelling')
     ORDER BY j.id FOR NO KEY UPDATE OF j
 ), over AS (
