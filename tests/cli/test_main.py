@@ -85,7 +85,7 @@ def connected(tmp_path: Path, leasehold: Path, database_url: str) -> Console:
         (["token", "create", "bot", "--property", "os"], "--property: 'os' is not KEY=VALUE"),
         (["bot", "--capacity", "0"], "--capacity: must be greater than or equal to 1"),
         (["bot", "--concurrency", "2"], "--concurrency: means nothing without --app"),
-        (["bot", "--app", "a:b", "--concurrency", "2", "--capacity", "2"], "--concurrency: and --capacity are"),
+        (["bot", "--app", "a:b", "--concurrency", "2", "--capacity", "2"], "--concurrency: means the same"),
         (["bot", "--app", "a:b", "--concurrency", "0"], "--concurrency: must be greater than or equal to 1"),
         (["bot", "--app", "shop"], "--app: 'shop' is not of the form MODULE:POOL, such as shop:pool"),
         (["bot", "--app", "shop.py:pool"], "--app: 'shop.py:pool' names a file: write MODULE:POOL, such as shop:pool"),
