@@ -48,9 +48,8 @@ def outcomes(pool: Pool, *wanted: DeclaredSchedule, **how: Any) -> dict[str, str
 
 
 def put(pool: Pool, name: str, **fields: Any) -> None:
-    pool.database.run(
-        lambda c: schedule_changes.put_schedule(c, "default", name, terms(**fields), author=Author("operator:t"))
-    )
+    by_hand = Author("operator:t")
+    pool.database.run(lambda c: schedule_changes.put_schedule(c, "default", name, terms(**fields), author=by_hand))
 
 
 def owners(pool: Pool) -> dict[str, str | None]:
@@ -230,11 +229,7 @@ def test_nobody_takes_over_what_the_configuration_declares_and_it_takes_over_not
         ('label = "night"', 'key = "k"', "job.key: belongs to the schedule and not to its job"),
         ('label = "night"', 'model = "m"', "model: needs a resource_class"),
         ("0 3 * * *", "0 0 */31 2 MON#5", "has no tick within 50 years"),
-        (
-            'name = "weekly"\ninstance = "ci"',
-            'name = "nightly"',
-            "schedules: 'nightly' is declared twice in one instance",
-        ),
+        ('name = "weekly"\ninstance = "ci"', 'name = "nightly"', "schedules: 'nightly' is declared twice in one insta"),
     ],
 )
 def test_a_wrong_schedule_of_the_configuration_is_refused_when_it_is_read(

@@ -12,6 +12,12 @@ from tests.support.race import Race, cancel, outcome
 from tests.support.race import retention as delete_finished
 
 
+def no_job_left(pool: Pool) -> None:
+    """The only queue has none."""
+    cancel(pool, *pool.submit())
+    assert delete_finished(pool) == 1
+
+
 def deleted(pool: Pool) -> int:
     """One round, which hardly waits for others."""
     round_ = idle_queues(pool.database, patience=0.05)
@@ -63,28 +69,18 @@ def test_a_queue_whose_jobs_all_run_stays(pool: Pool) -> None:
 
 
 @pytest.mark.parametrize("rounds", [1, 2])
-def test_a_submit_takes_the_mark_of_an_idle_queue_away(pool: Pool, rounds: int) -> None:
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_submit_takes_the_mark_of_an_idle_queue_away(pool: Pool, rounds: int, jobs: int) -> None:
     cancel(pool, *pool.submit())
     for _ in range(rounds):
         deleted(pool)
-    (job,) = pool.submit()
-    assert pool.queue_of(job).idle_since is None
-
-
-@pytest.mark.parametrize("rounds", [1, 2])
-def test_a_submit_of_many_at_once_takes_the_mark_of_an_idle_queue_away(pool: Pool, rounds: int) -> None:
-    cancel(pool, *pool.submit())
-    for _ in range(rounds):
-        deleted(pool)
-    requests = [{"instance": "default", "properties": {}, "payload": {"command": ["true"]}}] * 2
+    requests = [{"instance": "default", "properties": {}, "payload": {"command": ["true"]}}] * jobs
     made = pool.database.run_alone(lambda driver: submit_at_once(driver, requests, actor="test"))
-    for job in made:
-        assert pool.queue_of(job.public_id).idle_since is None
+    assert [pool.queue_of(job.public_id).idle_since for job in made] == [None] * jobs
 
 
 def test_a_queue_that_an_open_transaction_has_looked_up_stays_until_that_has_ended(pool: Pool, race: Race) -> None:
-    cancel(pool, *pool.submit())
-    delete_finished(pool)
+    no_job_left(pool)
     with race.first() as first:
         (job,) = first.submit()
         for _ in range(4):
@@ -95,8 +91,7 @@ def test_a_queue_that_an_open_transaction_has_looked_up_stays_until_that_has_end
 
 
 def test_a_submit_that_looked_its_queue_up_before_an_uncommitted_mark_keeps_it(pool: Pool, race: Race) -> None:
-    cancel(pool, *pool.submit())
-    delete_finished(pool)
+    no_job_left(pool)
     with race.first() as first:
         with pool.database.begin() as marking:
             retention.mark_idle_queues(marking)
@@ -111,8 +106,7 @@ def test_a_queue_stays_while_a_transaction_goes_on_that_may_have_found_it_withou
     pool: Pool, race: Race
 ) -> None:
     """As a submit between its snapshot and its first row: it has no number yet, and holds no row."""
-    cancel(pool, *pool.submit())
-    delete_finished(pool)
+    no_job_left(pool)
     with race.first() as first:
         first.connection.execute_sql("SELECT id FROM queues")
         for _ in range(4):
@@ -157,8 +151,7 @@ def test_submits_to_a_marked_queue_do_not_wait_for_each_other(pool: Pool, race: 
 
 
 def test_a_submit_that_meets_the_deletion_of_its_queue_waits_and_makes_it_anew(pool: Pool, race: Race) -> None:
-    cancel(pool, *pool.submit())
-    delete_finished(pool)
+    no_job_left(pool)
     assert deleted(pool) == 0
     with race.first() as first:
         eventually(lambda: deleted(first) == 1)
@@ -171,8 +164,7 @@ def test_a_submit_that_meets_the_deletion_of_its_queue_waits_and_makes_it_anew(p
 @pytest.mark.parametrize("rounds", [1, 2])
 def test_a_submit_whose_snapshot_is_older_than_the_mark_has_its_queue_or_fails(pool: Pool, rounds: int) -> None:
     """Its transaction has not read the table of queues before, so that upkeep cannot wait for it."""
-    cancel(pool, *pool.submit())
-    delete_finished(pool)
+    no_job_left(pool)
     with pool.database.connect() as connection:
         connection.execute_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         connection.execute_sql("SELECT FROM bots")
@@ -192,8 +184,7 @@ def test_a_submit_whose_snapshot_is_older_than_the_mark_has_its_queue_or_fails(p
 def test_a_queue_whose_mark_was_taken_away_and_made_again_meanwhile_stays(pool: Pool, race: Race) -> None:
     """As by upkeep of two processes: the second one marks it again while the first one waits for readers."""
     pool.submit(properties={"os": "linux"}, dedup_key="d")
-    cancel(pool, *pool.submit())
-    delete_finished(pool)
+    no_job_left(pool)
     deleted(pool)
     unused = pool.database.run(retention.idle_queues)
     pool.submit(dedup_key="d")  # joins the other job, so that the queue gets none

@@ -2,7 +2,6 @@
 
 import httpx
 
-from schema.moves.cancel import cancel
 from schema.policy import priority_classes
 from schema.policy.priority_classes import Policy
 from schema.policy.queue_limits import COUNT_WAITING
@@ -12,6 +11,7 @@ from schema.requests import JobRequest
 from tests.support.patience import MINUTE
 from tests.support.plans import statements
 from tests.support.pool import Pool
+from tests.support.race import cancel
 
 
 def limited(pool: Pool, most: int | None) -> None:
@@ -22,7 +22,7 @@ def states(pool: Pool) -> dict[str, int]:
     return {row.state: row.jobs for row in pool.rows("SELECT state, count(*) AS jobs FROM jobs GROUP BY state")}
 
 
-def test_five_thousand_jobs_are_deferred_newest_first_and_return_oldest_first(pool: Pool) -> None:
+def test_jobs_of_many_batches_are_deferred_newest_first_and_return_oldest_first(pool: Pool) -> None:
     limited(pool, 1000)
     background = JobRequest(command=["true"], job_class="background").normal()
     for _ in range(6):
@@ -93,29 +93,21 @@ def test_who_listens_is_told_the_list_of_deferred_jobs(pool: Pool) -> None:
     assert sorted(told) == sorted(jobs[1:])
 
 
-def test_a_deferred_job_can_be_cancelled_and_its_story_is_told(pool: Pool) -> None:
+def test_deferred_jobs_are_counted_listed_explained_and_can_be_cancelled(pool: Pool, operator: httpx.Client) -> None:
     limited(pool, 1)
     _, one, other = pool.submit(3, priority=70)
     pool.upkeep().run_once()
-    (done,) = pool.database.run(lambda c: cancel(c, [one], instances=None, sync=1.0, actor="test"))
+    assert operator.get("/v1/status").json()["jobs"]["deferred"] == 2
+    assert len(operator.get("/v1/jobs", params={"state": "deferred"}).json()["jobs"]) == 2
+    told = operator.get(f"/v1/jobs/{one}/explain").json()
+    sentences = [gate["sentence"] for gate in told["gates"] if gate["open"] is False]
+    assert sentences[0] == "it is deferred (more jobs wait than may)"
+    (done,) = cancel(pool, one)
     assert (done.state, done.changed) == ("cancelled", True)
     assert pool.history(one) == ["submit", "defer", "cancel"]
     limited(pool, None)
     pool.upkeep().run_once()
-    assert pool.history(other) == ["submit", "defer", "return"]
-    assert pool.job(other).state == "queued"
-
-
-def test_deferred_jobs_are_counted_listed_and_explained(pool: Pool, operator: httpx.Client) -> None:
-    limited(pool, 1)
-    _, one, _ = pool.submit(3, priority=70)
-    pool.upkeep().run_once()
-    assert operator.get("/v1/status").json()["jobs"]["deferred"] == 2
-    listed = operator.get("/v1/jobs", params={"state": "deferred"}).json()["jobs"]
-    assert len(listed) == 2
-    told = operator.get(f"/v1/jobs/{one}/explain").json()
-    closed = [gate["sentence"] for gate in told["gates"] if gate["open"] is False]
-    assert closed[0] == "it is deferred (more jobs wait than may)"
+    assert (pool.history(other), pool.job(other).state) == (["submit", "defer", "return"], "queued")
 
 
 def test_what_an_assigner_is_about_to_place_is_not_deferred(pool: Pool) -> None:

@@ -8,7 +8,6 @@ import pytest
 from assigner.maintenance.upkeep import sample_minute
 from schema.accounting import pool_samples
 from schema.accounting.pool_samples import DAY, MERGES
-from schema.postgres.engine import Database
 from schema.postgres.statements import Statement
 from tests.support.pool import Pool, completed
 from tests.support.servers import Served
@@ -58,17 +57,16 @@ def test_an_empty_pool_has_samples_too_and_every_minute_one_writer(pool: Pool) -
 
 
 def test_a_process_that_comes_second_waits_for_the_first_and_writes_nothing(pool: Pool) -> None:
-    database: Database = pool.database
-    with database.connect() as first:
+    with pool.database.connect() as first:
         at = pool_samples.claim(first)
         assert at is not None
-        with database.connect() as second:
+        with pool.database.connect() as second:
             second.execute(Statement("SET LOCAL lock_timeout = '200ms'"))
             with pytest.raises(Exception, match="lock timeout"):
                 pool_samples.claim(second)
         first.rollback()
     # The first died; the minute is free, and the next process writes it.
-    assert database.run(sample_minute)
+    assert pool.database.run(sample_minute)
 
 
 def test_old_minutes_become_means_of_ten_and_then_of_an_hour(pool: Pool) -> None:
@@ -103,11 +101,14 @@ def test_minutes_of_the_last_day_stay_and_a_year_is_the_end(pool: Pool) -> None:
     ]
 
 
-def test_a_gap_in_the_minutes_is_told(pool: Pool) -> None:
+def test_a_gap_in_the_minutes_is_told_and_merged_samples_have_the_mean_of_their_fairness(pool: Pool) -> None:
     pool.change(MINUTES, age=2 * DAY, minutes=7)
+    pool.change("UPDATE pool_samples SET fairness = 0.5 WHERE scope = 'pool' AND waiting % 2 = 0")
+    pool.change("UPDATE pool_samples SET fairness = 1 WHERE scope = 'pool' AND waiting = 1")
     pool.upkeep().run_once()
-    merged = [row for row in pool.rows(SAMPLES) if row.span == 600 and row.scope == "pool"]
-    assert [(row.waiting, row.succeeded, row.incomplete) for row in merged] == [(3, 7, True)]
+    merged, of_instance = pool.rows("SELECT * FROM pool_samples WHERE span = 600 ORDER BY scope DESC")
+    assert (merged.waiting, merged.succeeded, merged.incomplete) == (3, 7, True)
+    assert (merged.fairness, of_instance.fairness) == (pytest.approx(3 / 5), None)
 
 
 def test_operators_read_all_samples_and_submitters_those_of_their_instance(
@@ -151,15 +152,5 @@ def test_a_minute_says_how_equally_the_instances_that_wait_are_served_by_their_w
         pool.submit(instance=instance)
     pool.database.run(sample_minute)
     found = operator.get("/v1/samples/fairness?hours=1").json()["samples"]
-    assert [(each["span"], each["fairness"]) for each in found] == (
-        [] if index is None else [(60, pytest.approx(index))]
-    )
-
-
-def test_merged_samples_have_the_mean_of_their_fairness(pool: Pool) -> None:
-    pool.change(MINUTES, age=2 * DAY, minutes=10)
-    pool.change("UPDATE pool_samples SET fairness = 0.5 WHERE scope = 'pool' AND waiting % 2 = 0")
-    pool.change("UPDATE pool_samples SET fairness = 1 WHERE scope = 'pool' AND waiting = 1")
-    pool.upkeep().run_once()
-    merged = pool.rows("SELECT scope, fairness FROM pool_samples WHERE span = 600 ORDER BY scope DESC")
-    assert [tuple(row) for row in merged] == [("pool", pytest.approx(3.5 / 6)), ("instance", None)]
+    expected = [] if index is None else [(60, pytest.approx(index))]
+    assert [(each["span"], each["fairness"]) for each in found] == expected

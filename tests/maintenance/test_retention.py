@@ -69,7 +69,7 @@ def test_there_is_no_pause_while_finished_jobs_are_overdue(kept: Pool, monkeypat
 
 
 def test_what_was_deleted_before_costs_the_next_batch_nothing_also_beside_an_old_snapshot(kept: Pool) -> None:
-    failed(kept, 3000, age=WEEK + 3600)
+    failed(kept, 2000, age=WEEK + 3600)
     kept.change("ANALYZE jobs")
     with kept.database.connect() as reader:
         reader.execute(Statement("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"))
@@ -102,7 +102,7 @@ def test_a_job_whose_end_was_committed_late_leaves_a_minute_later(kept: Pool) ->
 
 
 def test_batches_that_take_too_long_become_smaller_until_they_end(kept: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
-    failed(kept, 3000, age=WEEK + 3600)
+    failed(kept, 700, age=WEEK + 3600)
     delete, tried = retention_moves.delete_finished, []
 
     def cut_off(connection: Connection, state: JobState, *, limit: int, **others: Any) -> Any:
@@ -137,10 +137,9 @@ def test_the_doctor_says_when_finished_jobs_are_kept_for_too_long(kept: Pool) ->
     assert found().verdict is Verdict.OK
 
 
-def rested(pool: Pool, key: str, *, seconds: float) -> None:
-    pool.change(
-        "UPDATE submit_keys SET created_at = now() - make_interval(secs => :age) WHERE key = :key", age=seconds, key=key
-    )
+def make_older(pool: Pool, key: str, *, seconds: float) -> None:
+    older = "UPDATE submit_keys SET created_at = now() - make_interval(secs => :age) WHERE key = :key"
+    pool.change(older, age=seconds, key=key)
 
 
 @pytest.mark.parametrize("many", [False, True], ids=["alone", "in bulk"])
@@ -159,13 +158,12 @@ def test_a_repeat_after_its_job_is_gone_answers_its_id_and_makes_no_second_job(p
     assert pool.rows("SELECT FROM jobs") == []
     again = [(job, False) for job, _ in first]
     assert submitted() == again
-    assert [
-        (each.public_id, each.created) for each in pool.database.run(lambda c: submit(c, requests, actor="test"))
-    ] == again
+    repeated = pool.database.run(lambda c: submit(c, requests, actor="test"))
+    assert [(each.public_id, each.created) for each in repeated] == again
     with pytest.raises(Conflict, match="used before for a different request"):
         pool.submit(key="order-1", priority=5)
     for key in keys:
-        rested(pool, key, seconds=WEEK + 1)
+        make_older(pool, key, seconds=WEEK + 1)
     pool.retention().run_once()
     assert not {job for job, _ in submitted()} & {job for job, _ in first}
 
@@ -188,7 +186,7 @@ def test_keys_that_clients_made_are_kept_for_an_hour_and_others_for_a_week_howev
     ages = {"auto:1": 3000, "auto:2": 4000, "order": 4000, "old": WEEK + 1}
     for key, age in ages.items():
         pool.submit(key=key)
-        rested(pool, key, seconds=age)
+        make_older(pool, key, seconds=age)
     pool.retention().run_once()
     assert {row.key for row in pool.rows("SELECT key FROM submit_keys")} == {"auto:1", "order"}
     assert len(pool.rows("SELECT FROM jobs")) == 4

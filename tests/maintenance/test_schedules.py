@@ -46,6 +46,25 @@ def put(pool: Pool, name: str = "nightly", **fields: Any) -> bool:
     return pool.database.run(lambda c: schedule_changes.put_schedule(c, "default", name, terms, author=Author("test")))
 
 
+def enable(connection: Connection, enabled: bool) -> None:
+    schedule_changes.enable_schedule(connection, "default", "nightly", enabled=enabled, actor="test")
+
+
+def disable_and_enable(connection: Connection) -> None:
+    enable(connection, False)
+    enable(connection, True)
+
+
+def due_again(pool: Pool) -> None:
+    """The wait after a refusal is over."""
+    pool.change("UPDATE schedules SET due_at = next_tick WHERE name = 'nightly'")
+
+
+def waiting(pool: Pool) -> Any:
+    """The row, with the seconds that it waits."""
+    return pool.row(ROW.replace("*", "*, extract(epoch FROM due_at - now()) AS wait"))
+
+
 def make_due(pool: Pool, *, months: int = 0, name: str = "nightly") -> None:
     """Move the next tick to the month that has begun, or to an earlier one, as an outage would leave it behind."""
     pool.change(
@@ -59,11 +78,6 @@ def month(pool: Pool, months: int = 0) -> datetime:
     """The tick of the month that has begun, or of so many months before."""
     found: datetime = pool.row(f"SELECT {TICK} AS tick", months=months).tick
     return found.astimezone(UTC)
-
-
-def disable_and_enable(connection: Connection) -> None:
-    for enabled in (False, True):
-        schedule_changes.enable_schedule(connection, "default", "nightly", enabled=enabled, actor="test")
 
 
 def looked(pool: Pool, **options: Any) -> float:
@@ -131,40 +145,28 @@ def test_an_assigner_that_is_killed_between_submit_and_commit_leaves_the_tick_to
     assert (keys(pool), pool.row(ROW).last_tick) == ([key_of(month(pool))], month(pool))
 
 
-def test_after_an_outage_skip_submits_the_newest_tick_only(pool: Pool) -> None:
-    put(pool, catch_up="skip")
+@pytest.mark.parametrize(
+    ("fields", "ticks", "pauses"),
+    [
+        pytest.param({"catch_up": "skip"}, [0], [5.0, 5.0], id="the newest tick only"),
+        pytest.param({"catch_up": "skip", "catch_up_seconds": 0.0}, [], [5.0], id="nothing that is too old"),
+        pytest.param({"catch_up": "all", "catch_up_most": 3}, [2, 1, 0], [0.0, 0.0, 5.0],
+                     id="the newest ticks, each in a transaction of its own"),
+        pytest.param({"catch_up": "none"}, [], [5.0], id="nothing that was missed"),
+    ],
+)  # fmt: skip
+def test_after_an_outage_a_schedule_catches_up_as_it_says(
+    pool: Pool, fields: dict[str, Any], ticks: list[int], pauses: list[float]
+) -> None:
+    put(pool, **fields)
     make_due(pool, months=9)
-    looked(pool)
-    looked(pool)
-    assert keys(pool) == [key_of(month(pool))]
-
-
-def test_after_an_outage_skip_submits_nothing_that_is_too_old(pool: Pool) -> None:
-    put(pool, catch_up="skip", catch_up_seconds=0.0)
-    make_due(pool, months=9)
-    looked(pool)
+    for nth, pause in enumerate(pauses):
+        assert looked(pool) == pause
+        assert len(keys(pool)) == min(nth + 1, len(ticks))
+    assert keys(pool) == [key_of(month(pool, months)) for months in ticks]
     row = pool.row(ROW)
-    assert (keys(pool), row.last_tick, row.enabled) == ([], None, True)
+    assert (row.last_tick, row.enabled) == (month(pool) if ticks else None, True)
     assert row.next_tick > pool.row("SELECT now() AS now").now
-
-
-def test_after_an_outage_all_submits_the_newest_ticks_each_in_a_transaction_of_its_own(pool: Pool) -> None:
-    put(pool, catch_up="all", catch_up_most=3)
-    make_due(pool, months=9)
-    assert looked(pool) == 0.0
-    assert keys(pool) == [key_of(month(pool, 2))]
-    looked(pool)
-    looked(pool)
-    looked(pool)
-    assert keys(pool) == [key_of(month(pool, months)) for months in (2, 1, 0)]
-
-
-def test_after_an_outage_none_submits_nothing_that_was_missed(pool: Pool) -> None:
-    put(pool, catch_up="none")
-    make_due(pool, months=9)
-    looked(pool)
-    assert (keys(pool), pool.row(ROW).last_tick) == ([], None)
-    assert pool.row(ROW).next_tick > pool.row("SELECT now() AS now").now
 
 
 def test_a_tick_is_left_out_while_the_previous_job_has_not_ended(pool: Pool) -> None:
@@ -213,29 +215,20 @@ def test_a_refused_job_is_told_of_and_tried_again_and_keeps_no_other_schedule_wa
     tick = month(pool)
     looked(pool)
     assert keys(pool) == [key_of(tick, "other")]
-    row = pool.row(f"SELECT *, due_at - now() AS wait {ROW.removeprefix('SELECT *')}")
+    row = waiting(pool)
     assert (row.failures, row.last_tick, row.next_tick) == (1, None, tick)
-    assert 0 < row.wait.total_seconds() <= 5
+    assert 0 < row.wait <= 5
     assert "full" in row.last_error
-    pool.change("UPDATE schedules SET due_at = next_tick WHERE name = 'nightly'")
+    due_again(pool)
     looked(pool)
-    row = pool.row(f"SELECT *, due_at - now() AS wait {ROW.removeprefix('SELECT *')}")
-    assert (row.failures, 5 < row.wait.total_seconds() <= 10) == (2, True)
+    row = waiting(pool)
+    assert (row.failures, 5 < row.wait <= 10) == (2, True)
     pool.database.run(lambda c: queue_limits.remove_queue_limit(c, "full", actor="test"))
-    pool.change("UPDATE schedules SET due_at = next_tick WHERE name = 'nightly'")
+    due_again(pool)
     looked(pool)
     row = pool.row(ROW)
     assert (row.failures, row.last_tick, len(keys(pool))) == (0, tick, 2)
     assert row.last_error is not None, "it stays for whoever asks later"
-
-
-def test_a_job_that_a_newer_version_refuses_is_told_of_with_its_field(pool: Pool) -> None:
-    put(pool)
-    pool.change("""UPDATE schedules SET request = '{"command": ["true"], "gone": 1}'""")
-    make_due(pool)
-    looked(pool)
-    row = pool.row(ROW)
-    assert (row.failures, row.last_error) == (1, "gone: extra inputs are not permitted")
 
 
 @pytest.mark.parametrize(
@@ -255,18 +248,18 @@ def test_ticks_that_cannot_be_computed_any_more_are_told_of_and_keep_no_other_sc
     make_due(pool, name="other")
     pool.change(f"UPDATE schedules SET {column} = :value WHERE name = 'nightly'", value=value)
     for _ in range(3):
-        pool.change("UPDATE schedules SET due_at = next_tick WHERE name = 'nightly'")
+        due_again(pool)
         looked(pool)
     assert keys(pool) == [key_of(month(pool), "other")]
-    row = pool.row(f"SELECT *, due_at - now() AS wait {ROW.removeprefix('SELECT *')}")
+    row = waiting(pool)
     assert (row.failures, row.next_tick, row.last_tick) == (3, month(pool, 1), None)
-    assert 10 < row.wait.total_seconds() <= 20
+    assert 10 < row.wait <= 20
     assert said in row.last_error
     (check,) = [each for each in run_checks(pool.database) if each.name == "schedules"]
     assert check.verdict is Verdict.WARNING
     assert "default/nightly was refused 3 times" in check.found
     with pytest.raises(BadInput, match=column):
-        pool.database.run(lambda c: disable_and_enable(c))
+        pool.database.run(disable_and_enable)
     pool.change("UPDATE schedules SET zone = 'UTC', cron = '0 0 1 * *', due_at = next_tick WHERE name = 'nightly'")
     looked(pool)
     assert keys(pool) == [key_of(month(pool), "other"), key_of(month(pool))]
@@ -307,10 +300,23 @@ def test_a_default_level_and_an_estimator_hold_for_jobs_of_schedules_and_a_faili
 
     looked(pool, estimate=broken)
     assert pool.row(ROW).last_error == "the job could not be submitted (ZeroDivisionError)"
-    pool.change("UPDATE schedules SET due_at = next_tick")
+    due_again(pool)
     looked(pool, level="premium", estimate=lambda _: 7.0)
     assert pool.row("SELECT priority FROM jobs").priority == 0
     assert pool.row("SELECT estimate FROM job_constraints").estimate == 7
+
+
+def test_what_its_ceiling_or_a_newer_version_refuses_is_told_of_with_its_field(pool: Pool) -> None:
+    put(pool, request={"command": ["true"], "job_class": "critical"})
+    pool.change("UPDATE schedules SET priority_ceiling = 50")
+    make_due(pool)
+    looked(pool)
+    assert pool.row(ROW).last_error == "the schedule may not be more urgent than 50"
+    pool.change("""UPDATE schedules SET request = '{"command": ["true"], "gone": 1}'""")
+    due_again(pool)
+    looked(pool)
+    row = pool.row(ROW)
+    assert (row.failures, row.last_error) == (2, "gone: extra inputs are not permitted")
 
 
 def test_a_key_that_another_job_has_is_told_of_and_the_schedule_goes_on(pool: Pool) -> None:
@@ -324,28 +330,15 @@ def test_a_key_that_another_job_has_is_told_of_and_the_schedule_goes_on(pool: Po
     assert "used before" in row.last_error
 
 
-def test_a_schedule_made_under_a_priority_ceiling_keeps_to_it(pool: Pool) -> None:
-    put(pool, request={"command": ["true"], "job_class": "critical"})
-    pool.change("UPDATE schedules SET priority_ceiling = 50")
-    make_due(pool)
-    looked(pool)
-    assert pool.row(ROW).last_error == "the schedule may not be more urgent than 50"
-
-
 def test_a_disabled_schedule_makes_nothing_and_begins_anew_when_it_is_enabled(pool: Pool) -> None:
     put(pool)
     make_due(pool, months=5)
 
-    def enable(enabled: bool) -> None:
-        pool.database.run(
-            lambda c: schedule_changes.enable_schedule(c, "default", "nightly", enabled=enabled, actor="test")
-        )
-
-    enable(False)
+    pool.database.run(lambda c: enable(c, False))
     row = pool.row(ROW)
     assert (row.enabled, row.next_tick, row.due_at) == (False, None, None)
     looked(pool)
-    enable(True)
+    pool.database.run(lambda c: enable(c, True))
     looked(pool)
     assert keys(pool) == []
     assert pool.row(ROW).next_tick > pool.row("SELECT now() AS now").now

@@ -1,7 +1,6 @@
 """Upkeep, round by round: expiry with its grace, overdue leases, retention."""
 
 import queue
-import random
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -12,19 +11,17 @@ from leasehold.errors import Conflict, NotReady
 from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
-from assigner.admission import admit
-from assigner.admission.ordering import OrderingSettings, RankOrder
+from assigner.admission.ordering import OrderingSettings
 from assigner.maintenance import upkeep as upkeep_maintenance
-from assigner.maintenance.upkeep import THOROUGH_INTERVAL, Duty, Upkeep, UpkeepSettings
+from assigner.maintenance.upkeep import THOROUGH_INTERVAL, Duty
 from bots.protocol import OpenSession
 from bots.sync import sessions
-from schema.moves.cancel import cancel
-from schema.picking.constrained import Ageing
 from schema.policy import priority_classes
 from schema.postgres.notify import Wakeups
 from schema.requests import JobRequest
 from tests.support.patience import MINUTE, eventually
 from tests.support.pool import Bot, Pool, active, admission_state, completed, head
+from tests.support.race import cancel
 
 EXPIRE = "UPDATE bots SET expires_at = now() - interval '1 s' WHERE status <> 'gone'"
 NO_GRACE = "UPDATE ticks SET grace_until = at"
@@ -37,9 +34,7 @@ def test_a_session_that_expired_is_closed_and_its_jobs_are_queued_again(pool: Po
     upkeep.run_once()
     pool.change(NO_GRACE)
     pool.change(EXPIRE)
-
     assert upkeep.run_once() == pool.timing.reap
-
     row = pool.job(job)
     assert (row.state, row.attempts, row.kills, row.fence) == ("queued", 1, 1, 2)
     assert pool.row("SELECT status FROM bots").status == "gone"
@@ -48,26 +43,19 @@ def test_a_session_that_expired_is_closed_and_its_jobs_are_queued_again(pool: Po
     assert refused.value.code == "session_over"
 
 
-def test_after_a_silence_of_upkeep_nobody_is_expired_for_one_session_life(pool: Pool) -> None:
+@pytest.mark.parametrize(
+    "tick",
+    ["at - interval '1 h'", "at + interval '1 h', grace_until = at + interval '1 h'"],
+    ids=["silent", "put back"],
+)
+def test_after_a_silence_of_upkeep_or_a_clock_that_went_back_nobody_is_expired_for_one_session_life(
+    pool: Pool, tick: str
+) -> None:
     job, _, _ = pool.running()
     upkeep = pool.upkeep()
     upkeep.run_once()
     pool.change(NO_GRACE)
-    pool.change("UPDATE ticks SET at = at - interval '1 h'")
-    pool.change(EXPIRE)
-
-    upkeep.run_once()
-
-    assert pool.job(job).state == "running"
-    grace = pool.row("SELECT extract(epoch FROM grace_until - at) AS grace FROM ticks").grace
-    assert float(grace) == pytest.approx(pool.timing.ttl)
-
-
-def test_a_database_clock_that_went_back_starts_the_grace_too(pool: Pool) -> None:
-    job, _, _ = pool.running()
-    upkeep = pool.upkeep()
-    upkeep.run_once()
-    pool.change("UPDATE ticks SET at = at + interval '1 h', grace_until = at + interval '1 h'")
+    pool.change(f"UPDATE ticks SET at = {tick}")
     pool.change(EXPIRE)
     upkeep.run_once()
     assert pool.job(job).state == "running"
@@ -84,9 +72,7 @@ def test_a_lease_that_is_never_acknowledged_is_taken_back_uncharged(pool: Pool) 
     pool.upkeep().run_once()
     row = pool.row("SELECT state, stop_reason FROM live")
     assert (row.state, row.stop_reason) == ("cancelling", "unacknowledged")
-
     bot.sync(status="draining")
-
     assert (pool.job(job).state, pool.job(job).attempts) == ("queued", 0)
 
 
@@ -103,7 +89,7 @@ def test_a_job_that_outlives_its_timeout_is_stopped_by_the_server_and_dead(pool:
 
 def test_a_lease_that_was_missed_when_it_became_overdue_is_found_within_a_minute(pool: Pool) -> None:
     moment = 0.0
-    upkeep = Upkeep(pool.database, UpkeepSettings(), timing=pool.timing, name="upkeep:test", now=lambda: moment)
+    upkeep = pool.upkeep(now=lambda: moment)
     pool.running(timeout_seconds=1.0)
     upkeep.run_once()
     pool.change("UPDATE leases SET due_at = now() - interval '1 h'")
@@ -132,27 +118,20 @@ def test_a_bot_that_ignores_a_stop_is_not_renewed_and_its_job_waits_for_the_expi
     assert pool.job(job).state == "dead"
 
 
-def test_finished_jobs_leave_after_their_time_with_everything_of_theirs(pool: Pool) -> None:
+def test_finished_jobs_leave_after_the_time_of_their_state_with_everything_of_theirs(pool: Pool) -> None:
     job, bot, work = pool.running(key="once")
     bot.sync(completed(work))
-    (waiting,) = pool.submit(priority=3)
+    failed, waiting = pool.submit()[0], pool.submit(priority=3, properties={"os": "none"})[0]
+    bot.sync(completed(pool.given(bot)[0], "failed", exit_code=1))
     pool.retention(keep_succeeded=3600).run_once()
     assert pool.job(job).state == "succeeded"
-
-    pool.retention(keep_succeeded=0).run_once()
-
-    assert [str(row.public_id) for row in pool.rows("SELECT public_id FROM jobs")] == [waiting]
-    for table in ("job_payloads", "job_events"):
-        assert pool.row(f"SELECT count(*) AS n FROM {table}").n == 1
-    assert pool.rows("SELECT * FROM leases UNION ALL SELECT * FROM leases") == []
-    assert pool.submit(key="once") == [job], "a key is kept by itself"
-
-
-def test_an_age_is_kept_by_state(pool: Pool) -> None:
-    job, bot, work = pool.running()
-    bot.sync(completed(work, "failed", exit_code=1))
     pool.retention(keep_succeeded=0, keep_cancelled=0, keep_dead=0).run_once()
-    assert pool.job(job).state == "failed"
+    assert [str(row.public_id) for row in pool.rows("SELECT public_id FROM jobs ORDER BY id")] == [failed, waiting]
+    assert pool.row("SELECT count(*) AS n FROM job_payloads").n == 2
+    assert {row.job_id for row in pool.rows("SELECT job_id FROM job_events UNION SELECT job_id FROM leases")} == {
+        pool.job(each).id for each in (failed, waiting)
+    }
+    assert pool.submit(key="once") == [job], "a key is kept by itself"
 
 
 TICK_AGE = "leasehold_upkeep_tick_age_seconds"
@@ -183,7 +162,7 @@ def broken() -> None:
 
 def test_a_duty_that_fails_keeps_no_other_one_waiting_is_named_and_tried_again_soon(pool: Pool) -> None:
     moment = 0.0
-    upkeep = Upkeep(pool.database, UpkeepSettings(), timing=pool.timing, name="upkeep:test", now=lambda: moment)
+    upkeep = pool.upkeep(now=lambda: moment)
     assert len({duty.name for duty in upkeep.duties}) == len(upkeep.duties)
     ran: list[str] = []
 
@@ -212,9 +191,9 @@ def test_a_duty_that_fails_keeps_no_other_one_waiting_is_named_and_tried_again_s
     assert {failures(name) for name in ran} == {0.0}
 
 
-def test_a_duty_that_goes_on_failing_is_tried_ever_more_rarely(pool: Pool) -> None:
+def test_a_duty_that_goes_on_failing_is_tried_and_traced_ever_more_rarely(pool: Pool) -> None:
     moment = 0.0
-    upkeep = Upkeep(pool.database, UpkeepSettings(), timing=pool.timing, name="upkeep:test", now=lambda: moment)
+    upkeep = pool.upkeep(now=lambda: moment)
     tried: list[float] = []
 
     def run() -> None:
@@ -222,12 +201,14 @@ def test_a_duty_that_goes_on_failing_is_tried_ever_more_rarely(pool: Pool) -> No
         broken()
 
     upkeep.duties = [Duty("hourly", 3600.0, run)]
-    with capture_logs():
+    with capture_logs() as logs:
         for second in range(1000):
             moment = float(second)
             upkeep.run_once()
     assert tried == [0, 5, 15, 35, 75, 155, 315, 615, 915]
     assert failures("hourly") == 9
+    assert [line["in_a_row"] for line in logs] == list(range(1, 10)), "each failure is told"
+    assert [line["in_a_row"] for line in logs if line.get("exc_info")] == [1, 2, 4, 8]
 
 
 def test_a_statement_of_a_duty_that_the_database_refuses_keeps_no_other_duty_from_deleting(pool: Pool) -> None:
@@ -254,7 +235,7 @@ def test_an_outage_of_the_database_ends_the_round(pool: Pool) -> None:
 @pytest.mark.parametrize("every", [0, 60])
 def test_a_duty_that_loses_its_connection_each_time_keeps_no_other_one_from_running(pool: Pool, every: float) -> None:
     moment = 0.0
-    upkeep = Upkeep(pool.database, UpkeepSettings(), timing=pool.timing, name="upkeep:test", now=lambda: moment)
+    upkeep = pool.upkeep(now=lambda: moment)
     ran: list[tuple[str, float]] = []
 
     def lost() -> None:
@@ -277,17 +258,6 @@ def test_a_duty_that_loses_its_connection_each_time_keeps_no_other_one_from_runn
     assert failures("lost") == (2 if every else 4)
 
 
-def test_a_duty_that_goes_on_failing_is_traced_ever_more_rarely(pool: Pool) -> None:
-    moment = 0.0
-    upkeep = Upkeep(pool.database, UpkeepSettings(), timing=pool.timing, name="upkeep:test", now=lambda: moment)
-    upkeep.duties = [Duty("each round", 0, broken)]
-    with capture_logs() as logs:
-        for _ in range(20):
-            upkeep.run_once()
-    assert [line["in_a_row"] for line in logs] == list(range(1, 21)), "each failure is told"
-    assert [line["in_a_row"] for line in logs if line.get("exc_info")] == [1, 2, 4, 8, 16]
-
-
 @pytest.mark.parametrize(("count", "named"), [(205, True), (300, False)], ids=["all fit", "too many"])
 def test_waiters_hear_of_every_ending_or_are_told_to_look(
     pool: Pool, count: int, named: bool, wakeups: Wakeups
@@ -295,7 +265,7 @@ def test_waiters_hear_of_every_ending_or_are_told_to_look(
     jobs = pool.submit(count=count, max_attempts=1)
     bot = pool.bot(capacity=count)
     assigner = pool.assigner()
-    while pool.row("SELECT count(*) AS n FROM jobs WHERE state = 'queued'").n:
+    while pool.rows("SELECT FROM jobs WHERE state = 'queued'"):
         assigner.run_once()
     assert len(bot.take()) == count
     upkeep = pool.upkeep()
@@ -309,13 +279,6 @@ def test_waiters_hear_of_every_ending_or_are_told_to_look(
         upkeep.run_once()
         assert heard.get(timeout=MINUTE) == (frozenset(jobs) if named else frozenset())
     assert {pool.job(job).state for job in jobs[:3]} == {"dead"}
-
-
-def test_a_bot_that_leaves_without_a_word_of_its_work_gives_it_back_uncharged(pool: Pool) -> None:
-    job, bot, _ = pool.running()
-    bot.sync(status="gone")
-    row = pool.job(job)
-    assert (row.state, row.attempts, row.kills) == ("queued", 0, 0)
 
 
 def test_a_repeated_opening_finds_the_session_it_opened(pool: Pool) -> None:
@@ -355,28 +318,17 @@ def older(pool: Pool, seconds: float) -> None:
 def test_a_job_that_starves_moves_up_one_level_at_a_time_and_keeps_its_class(pool: Pool) -> None:
     job = submitted(pool, job_class="background")
     levels = []
-    for _ in range(5):
+    for waited in (10 * HOUR, 0.0, HOUR, HOUR, HOUR):
+        older(pool, waited)
         pool.upkeep().run_once()
         levels.append(pool.row("SELECT level_of(rank) AS level FROM jobs").level)
-        older(pool, HOUR)
-    assert levels == ["low", "normal", "high", "critical", "critical"]
+    assert levels == ["normal", "normal", "high", "critical", "critical"], "however late the first look comes"
     assert (pool.job(job).priority, pool.job(job).rank) == (90, -1000)
     assert pool.row("SELECT terms FROM constraint_sets").terms == {"job_class": "background"}
     assert pool.history(job) == ["submit", "promote", "promote", "promote"]
     told = pool.rows("SELECT details FROM job_events WHERE move = 'promote' ORDER BY id")
-    assert [(row.details["from"], row.details["to"]) for row in told] == [
-        ("low", "normal"),
-        ("normal", "high"),
-        ("high", "critical"),
-    ]
-
-
-def test_one_sweep_that_comes_late_carries_no_job_up_two_levels(pool: Pool) -> None:
-    job = submitted(pool, job_class="background")
-    older(pool, 10 * HOUR)
-    for _ in range(3):
-        pool.upkeep().run_once()
-    assert pool.history(job) == ["submit", "promote"]
+    steps = [("low", "normal"), ("normal", "high"), ("high", "critical")]
+    assert [(row.details["from"], row.details["to"]) for row in told] == steps
 
 
 def test_the_threshold_is_a_setting_and_off_is_off(pool: Pool) -> None:
@@ -400,37 +352,6 @@ def test_what_starved_starts_before_what_is_as_urgent_by_its_class(pool: Pool) -
     bot = pool.bot(capacity=1)
     pool.assigner().run_once()
     assert [lease["job"] for lease in bot.take()] == [job]
-
-
-def starved(seed: int, *, ageing: Ageing | None, threshold: float = HOUR) -> float:
-    """Seconds until the one background job starts, although 120 % of what can run is most urgent."""
-    chance, line, policy = random.Random(seed), RankOrder(ageing), priority_classes.Policy()
-    step, free_units = 60.0, 5
-    victim = head(0, 90.0)
-    queued, rank, promoted, nth = [], victim.rank, 0.0, 0
-    for tick in range(10_000):
-        now = tick * step
-        for _ in range(chance.choice([5, 6, 7])):
-            nth += 1
-            queued.append(head(nth, chance.choice([0.0, -10.0, -60.0]), since=now))
-        if rank > policy.critical and now - promoted >= threshold:
-            rank = policy.high + 0.5 if rank > policy.normal else policy.critical + 0.5 if rank > policy.high else -1000
-            promoted = now
-        waits = head(0, rank)
-        given = admit.admit(
-            [*queued, waits], admission_state(now), free_units=free_units, ordering=admit.InstanceOrder(line)
-        ).heads
-        if any(each.job.id == 0 for each in given):
-            return now
-        taken = {each.job.id for each in given}
-        queued = [each for each in queued if each.job.id not in taken]
-    raise AssertionError(f"seed {seed}: it never started")
-
-
-@pytest.mark.parametrize("ageing", [None, Ageing(2.0, 20.0)])
-def test_the_least_urgent_job_starts_within_three_thresholds_under_overload(ageing: Ageing | None) -> None:
-    waits = [starved(seed, ageing=ageing, threshold=600.0) for seed in range(200)]
-    assert max(waits) <= 3 * 600.0 + 60.0
 
 
 def test_the_earliest_deadline_comes_first_and_keeps_nobody_else_waiting() -> None:
@@ -469,6 +390,6 @@ def test_a_job_that_is_over_is_looked_at_no_more(pool: Pool) -> None:
     job = submitted(pool, deadline_seconds=HOUR)
     pool.change("UPDATE job_constraints SET watch_at = now()")
 
-    pool.database.run(lambda c: cancel(c, [job], instances=None, sync=1.0, actor="test"))
+    cancel(pool, job)
     assert not upkeep_maintenance.review_waiting_jobs(pool.database, actor="test")
     assert pool.row("SELECT watch_at FROM job_constraints").watch_at is None

@@ -2,14 +2,11 @@
 
 import hashlib
 import hmac
-import json
 import random
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,59 +15,24 @@ from leasehold.errors import BadInput
 from pydantic import SecretStr, ValidationError
 
 from assigner.config import loading
-from assigner.maintenance.upkeep import Upkeep, UpkeepSettings
 from assigner.maintenance.webhooks import BATCH, DEFERRED, POLL_INTERVAL, Webhooks, WebhookSettings
 from assigner.settings import PoolSettings
 from schema.policy import priority_classes
 from schema.policy.priority_classes import Policy
 from schema.postgres.connection import Connection
-from tests.support.pool import Pool, slow_clock
+from tests.support.http import Answer, Gateway, ReceivedRequest, gateway
+from tests.support.pool import Pool
 
 SECRET = "a secret of the test"
 STORED = "SELECT webhook, body, attempts, last_error, next_at > now() AS later FROM webhook_deliveries ORDER BY id"
 
 
-@dataclass
-class Endpoint:
-    """A receiver of deliveries. answer: gives the status and the headers of each answer."""
-
-    answer: Callable[[], tuple[int, dict[str, str]]] = lambda: (204, {})
-    url: str = ""
-    got: list[tuple[str, dict[str, str], bytes]] = field(default_factory=list)
-
-
 @pytest.fixture
-def endpoint() -> Iterator[Endpoint]:
-    found = Endpoint()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            found.got.append((self.path, dict(self.headers), body))
-            status, headers = found.answer()
-            self.send_response(status)
-            for name, value in {"Content-Length": "0", **headers}.items():
-                self.send_header(name, value)
-            self.end_headers()
-
-        def log_message(self, format: str, *arguments: object) -> None:
-            pass
-
-    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as port:
-        found.url = f"http://127.0.0.1:{port}/hook?x=1"
-        yield found
-
-
-@contextmanager
-def serving(server: ThreadingHTTPServer) -> Iterator[int]:
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield server.server_address[1]
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+def endpoint() -> Iterator[Gateway]:
+    """A receiver of deliveries, which takes them."""
+    with gateway(lambda _: Answer()) as receiver:
+        receiver.url += "/hook?x=1"
+        yield receiver
 
 
 def webhooks(pool: Pool, url: str, **fields: Any) -> Webhooks:
@@ -83,12 +45,6 @@ def put(pool: Pool, sender: Webhooks, count: int = 1) -> None:
         pool.database.run(lambda c, nth=nth: sender.put(c, DEFERRED, {"jobs": [str(nth)]}))  # type: ignore[misc]
 
 
-def upkeep(pool: Pool, sender: Webhooks) -> Upkeep:
-    return Upkeep(
-        pool.database, UpkeepSettings(), timing=pool.timing, name="upkeep:test", now=slow_clock, webhooks=sender
-    )
-
-
 def limited(pool: Pool, most: int | None) -> None:
     pool.database.run(lambda c: priority_classes.put_policy(c, Policy(max_queue_size=most), actor="test"))
 
@@ -98,60 +54,58 @@ def due(pool: Pool) -> None:
     pool.change("UPDATE webhook_deliveries SET next_at = now()")
 
 
-def test_deferred_and_returned_jobs_are_told_of_with_a_signature(pool: Pool, endpoint: Endpoint) -> None:
+def test_deferred_and_returned_jobs_are_told_of_with_a_signature(pool: Pool, endpoint: Gateway) -> None:
     sender = webhooks(pool, endpoint.url)
     limited(pool, 1)
     first, *rest = pool.submit(3, priority=99)
-    upkeep(pool, sender).run_once()
+    pool.upkeep(webhooks=sender).run_once()
     assert sender.run_once() == POLL_INTERVAL
     limited(pool, None)
-    upkeep(pool, sender).run_once()
+    pool.upkeep(webhooks=sender).run_once()
     sender.run_once()
-    told = [json.loads(body) for _, _, body in endpoint.got]
+    told = [asked.body for asked in endpoint.asked]
     assert [each["type"] for each in told] == ["jobs.deferred", "jobs.returned"]
     assert [sorted(each["data"]["jobs"]) for each in told] == [sorted(rest)] * 2
     assert told[0]["data"]["max_queue_size"] == 1
     assert first not in told[0]["data"]["jobs"]
-    for (path, headers, body), each in zip(endpoint.got, told, strict=True):
-        assert (path, headers["Leasehold-Delivery"]) == ("/hook?x=1", each["id"])
-        signed = headers["Leasehold-Timestamp"].encode() + b"." + body
+    for asked in endpoint.asked:
+        assert (asked.path, asked.query) == ("/hook", {"x": "1"})
+        assert asked.headers["Leasehold-Delivery"] == asked.body["id"]
+        signed = asked.headers["Leasehold-Timestamp"].encode() + b"." + asked.raw
         expected = hmac.new(SECRET.encode(), signed, hashlib.sha256).hexdigest()
-        assert headers["Leasehold-Signature"] == f"v1={expected}"
+        assert asked.headers["Leasehold-Signature"] == f"v1={expected}"
     assert told[0]["id"] != told[1]["id"]
     assert pool.rows(STORED) == []
 
 
 @pytest.mark.parametrize(
     ("status", "headers", "said"),
-    [
-        (500, {}, "HTTP status 500"),
-        (404, {}, "HTTP status 404"),
-        (307, {"Location": "/elsewhere"}, "HTTP status 307"),
-    ],
+    [(500, {}, "HTTP status 500"), (307, {"Location": "/elsewhere"}, "HTTP status 307")],
 )
 def test_what_was_not_taken_is_sent_again_later_with_the_same_id(
-    pool: Pool, endpoint: Endpoint, status: int, headers: dict[str, str], said: str
+    pool: Pool, endpoint: Gateway, status: int, headers: dict[str, str], said: str
 ) -> None:
     sender = webhooks(pool, endpoint.url)
     put(pool, sender)
-    endpoint.answer = lambda: (status, headers)
+    endpoint.script = lambda _: Answer(status=status, headers=headers)
     sender.run_once()
     (row,) = pool.rows(STORED)
     assert (row.attempts, row.last_error, row.later) == (1, said, True)
     sender.run_once()
-    assert len(endpoint.got) == 1, "not before its time, and no redirect is followed"
+    assert len(endpoint.asked) == 1, "not before its time, and no redirect is followed"
     due(pool)
-    endpoint.answer = lambda: (200, {})
+    endpoint.script = lambda _: Answer()
     sender.run_once()
-    (_, first, body), (path, again, same) = endpoint.got
-    assert (again["Leasehold-Delivery"], same, path) == (first["Leasehold-Delivery"], body, "/hook?x=1")
+    first, again = endpoint.asked
+    assert (again.raw, again.path) == (first.raw, first.path)
+    assert again.headers["Leasehold-Delivery"] == first.headers["Leasehold-Delivery"]
     assert pool.rows(STORED) == []
 
 
-def test_the_wait_doubles_and_those_behind_a_failure_have_used_up_no_try(pool: Pool, endpoint: Endpoint) -> None:
+def test_the_wait_doubles_and_those_behind_a_failure_have_used_up_no_try(pool: Pool, endpoint: Gateway) -> None:
     sender = webhooks(pool, endpoint.url)
     put(pool, sender, 3)
-    endpoint.answer = lambda: (503, {})
+    endpoint.script = lambda _: Answer(status=503)
     waits = []
     for _ in range(4):
         sender.run_once()
@@ -163,15 +117,18 @@ def test_the_wait_doubles_and_those_behind_a_failure_have_used_up_no_try(pool: P
     assert [row.attempts for row in pool.rows(STORED)] == [4, 0, 0]
 
 
-def test_an_endpoint_that_is_not_there_stops_nothing_else(pool: Pool, endpoint: Endpoint) -> None:
-    sender = webhooks(pool, "http://127.0.0.1:1/")
+def test_an_endpoint_that_is_not_there_stops_nothing_else_and_without_one_nothing_is_stored(pool: Pool) -> None:
+    sender, none = webhooks(pool, "http://127.0.0.1:1/"), Webhooks(pool.database, (), chance=random.Random(1))
     limited(pool, 1)
     pool.submit(2, priority=99)
-    upkeep(pool, sender).run_once()
+    pool.upkeep(webhooks=sender).run_once()
     assert pool.row("SELECT count(*) AS jobs FROM jobs WHERE state = 'deferred'").jobs == 1
     sender.run_once()
     (row,) = pool.rows(STORED)
     assert (row.attempts, row.last_error.startswith("ConnectError: ")) == (1, True)
+    pool.submit(2, priority=99)
+    pool.upkeep(webhooks=none).run_once()
+    assert (none.run_once(), len(pool.rows(STORED))) == (POLL_INTERVAL, 1)
 
 
 def test_an_endpoint_that_answers_byte_by_byte_has_no_more_time_than_one_that_is_silent(pool: Pool) -> None:
@@ -195,21 +152,21 @@ def test_an_endpoint_that_answers_byte_by_byte_has_no_more_time_than_one_that_is
     assert pool.row("SELECT last_error FROM webhook_deliveries").last_error == "no answer within 0.3 s"
 
 
-def test_two_processes_do_not_send_one_delivery_at_once(pool: Pool, endpoint: Endpoint) -> None:
+def test_two_processes_do_not_send_one_delivery_at_once(pool: Pool, endpoint: Gateway) -> None:
     sender, other = webhooks(pool, endpoint.url), webhooks(pool, endpoint.url)
     put(pool, sender)
 
-    def answer() -> tuple[int, dict[str, str]]:
-        if len(endpoint.got) == 1:
+    def answer(_: ReceivedRequest) -> Answer:
+        if len(endpoint.asked) == 1:
             other.run_once()
-        return 200, {}
+        return Answer()
 
-    endpoint.answer = answer
+    endpoint.script = answer
     sender.run_once()
-    assert len(endpoint.got) == 1
+    assert len(endpoint.asked) == 1
 
 
-def test_a_process_that_died_while_it_sent_leaves_the_delivery_to_another(pool: Pool, endpoint: Endpoint) -> None:
+def test_a_process_that_died_while_it_sent_leaves_the_delivery_to_another(pool: Pool, endpoint: Gateway) -> None:
     sender, other = webhooks(pool, endpoint.url), webhooks(pool, endpoint.url)
     put(pool, sender)
 
@@ -217,10 +174,10 @@ def test_a_process_that_died_while_it_sent_leaves_the_delivery_to_another(pool: 
     with pytest.raises(KeyboardInterrupt):
         sender.run_once()
     other.run_once()
-    assert len(endpoint.got) == 1, "it still belongs to the first"
+    assert len(endpoint.asked) == 1, "it still belongs to the first"
     due(pool)
     other.run_once()
-    first, again = (headers["Leasehold-Delivery"] for _, headers, _ in endpoint.got)
+    first, again = (asked.headers["Leasehold-Delivery"] for asked in endpoint.asked)
     assert first == again
     assert pool.rows(STORED) == []
 
@@ -238,7 +195,7 @@ class Dying:
         return self._database.run(work)
 
 
-def test_a_move_that_is_undone_tells_nobody(pool: Pool, endpoint: Endpoint) -> None:
+def test_a_move_that_is_undone_tells_nobody(pool: Pool, endpoint: Gateway) -> None:
     sender = webhooks(pool, endpoint.url)
 
     def work(connection: Connection) -> None:
@@ -250,28 +207,20 @@ def test_a_move_that_is_undone_tells_nobody(pool: Pool, endpoint: Endpoint) -> N
     assert pool.rows(STORED) == []
 
 
-def test_without_a_webhook_nothing_is_stored(pool: Pool) -> None:
-    sender = Webhooks(pool.database, (), chance=random.Random(1))
-    limited(pool, 1)
-    pool.submit(2, priority=99)
-    upkeep(pool, sender).run_once()
-    assert (sender.run_once(), pool.rows(STORED)) == (POLL_INTERVAL, [])
-
-
-def test_the_oldest_are_given_up_when_too_many_wait_and_when_they_are_too_old(pool: Pool, endpoint: Endpoint) -> None:
+def test_the_oldest_are_given_up_when_too_many_wait_and_when_they_are_too_old(pool: Pool, endpoint: Gateway) -> None:
     sender = webhooks(pool, endpoint.url, max_queued=3)
     put(pool, sender, 5)
     assert [row.body["data"]["jobs"] for row in pool.rows(STORED)] == [["2"], ["3"], ["4"]]
     pool.change("UPDATE webhook_deliveries SET expires_at = now() WHERE body->'data'->'jobs' ? '3'")
     sender.run_once()
-    assert [json.loads(body)["data"]["jobs"] for _, _, body in endpoint.got] == [["2"], ["4"]]
+    assert [asked.body["data"]["jobs"] for asked in endpoint.asked] == [["2"], ["4"]]
 
 
-def test_a_full_batch_is_followed_by_the_next_at_once(pool: Pool, endpoint: Endpoint) -> None:
+def test_a_full_batch_is_followed_by_the_next_at_once(pool: Pool, endpoint: Gateway) -> None:
     sender = webhooks(pool, endpoint.url)
     put(pool, sender, BATCH + 1)
     assert [sender.run_once(), sender.run_once()] == [0.0, POLL_INTERVAL]
-    assert len(endpoint.got) == BATCH + 1
+    assert len(endpoint.asked) == BATCH + 1
 
 
 @pytest.mark.parametrize(
