@@ -7,11 +7,16 @@ from collections.abc import Callable
 import pytest
 
 from assigner.queries import report
+from assigner.queries.report import Report
 from schema.accounting import counters, fair_share
 from schema.policy import meters
 from tests.support.pool import Pool, completed
 
 HOUR = 3600.0
+
+
+def reported(pool: Pool, window: float = HOUR) -> Report:
+    return pool.database.run(lambda c: report.report(c, window=window))
 
 
 def ran(pool: Pool, *, instance: str, jobs: int, verdict: str = "succeeded", **fields: object) -> None:
@@ -23,16 +28,12 @@ def ran(pool: Pool, *, instance: str, jobs: int, verdict: str = "succeeded", **f
 
 def aged(pool: Pool, seconds: float) -> None:
     """What happened so far happened so many seconds earlier, and each job waited 2 s and ran 10 s."""
-    pool.change(
-        "UPDATE jobs SET created_at = now() - make_interval(secs => :s + 12),"
-        " finished_at = now() - make_interval(secs => :s) WHERE finished_at IS NOT NULL",
-        s=seconds,
+    ended = "now() - make_interval(secs => :s)"
+    jobs = (
+        f"UPDATE jobs SET created_at = {ended} - interval '12 s', finished_at = {ended} WHERE finished_at IS NOT NULL"
     )
-    pool.change(
-        "UPDATE leases SET granted_at = now() - make_interval(secs => :s + 10),"
-        " ended_at = now() - make_interval(secs => :s)",
-        s=seconds,
-    )
+    pool.change(jobs, s=seconds)
+    pool.change(f"UPDATE leases SET granted_at = {ended} - interval '10 s', ended_at = {ended}", s=seconds)
 
 
 @pytest.mark.parametrize(
@@ -45,10 +46,12 @@ def test_fairness_is_jains_index(shares: list[float], index: float | None) -> No
 
 
 def test_a_report_tells_waits_throughput_fairness_and_concentration(pool: Pool) -> None:
-    ran(pool, instance="team-a", jobs=3)
-    ran(pool, instance="team-b", jobs=1, verdict="failed", estimated_seconds=5.0, terms={})
+    ran(pool, instance="team-a", jobs=3, estimated_seconds=5.0, terms={})
+    ran(pool, instance="team-b", jobs=1, verdict="failed")
     aged(pool, 60)
-    found = pool.database.run(lambda c: report.report(c, window=HOUR))
+    found = reported(pool)
+    estimates = found.estimates
+    assert (estimates.jobs, estimates.estimated_mean, round(estimates.ratio_p50 or 0)) == (3, 5.0, 2)
     assert [(each.name, each.ended, each.succeeded, each.failed) for each in found.instances] == [
         ("team-a", 3, 3, 0),
         ("team-b", 1, 0, 1),
@@ -67,51 +70,33 @@ def test_days_come_newest_first_with_their_mean_wait_and_priority(pool: Pool) ->
     ran(pool, instance="team-a", jobs=2, priority=5)
     aged(pool, 25 * HOUR)
     pool.submit(instance="team-b")
-    found = pool.database.run(lambda c: report.report(c, window=48 * HOUR))
+    found = reported(pool, 48 * HOUR)
     (day,) = found.days
     assert (day.scheduled, day.completed, day.priority_mean, round(day.wait_mean or 0)) == (2, 2, 5.0, 2)
-    assert pool.database.run(lambda c: report.report(c, window=HOUR)).days == []
+    assert reported(pool).days == []
 
 
-def test_what_jobs_took_is_compared_with_what_they_said(pool: Pool) -> None:
-    ran(pool, instance="team-a", jobs=2, terms={}, estimated_seconds=5.0)
-    aged(pool, 60)
-    estimates = pool.database.run(lambda c: report.report(c, window=HOUR)).estimates
-    assert (estimates.jobs, estimates.estimated_mean, round(estimates.ratio_p50 or 0)) == (2, 5.0, 2)
-
-
-def test_efficiency_counts_the_minutes_in_which_jobs_were_ready(pool: Pool) -> None:
-    pool.submit(1)
-    pool.bot("bot-1", capacity=4)
-    pool.assigner().run_once()
-    pool.database.run(counters.sample)
-    assert pool.database.run(lambda c: report.report(c, window=HOUR)).efficiency is None, "nothing was ready"
-    pool.submit(1)
-    pool.database.run(counters.sample)
-    pool.database.run(counters.sample)
-    assert pool.database.run(lambda c: report.report(c, window=HOUR)).efficiency == 0.25
-
-
-def test_utilisation_is_what_jobs_take_of_what_bots_declare_while_jobs_are_ready(pool: Pool) -> None:
-    nothing = pool.database.run(lambda c: report.report(c, window=HOUR))
+def test_efficiency_and_utilisation_count_the_minutes_in_which_jobs_were_ready(pool: Pool) -> None:
+    nothing = reported(pool)
     assert (nothing.resources, nothing.meters) == ([], [])
     pool.bot("bot-1", capacity=9, resources={"cpu_milli": 4000, "memory_mib": 1000})
     pool.submit(1, terms={"resources": {"cpu_milli": 2000, "memory_mib": 250}})
     pool.assigner().run_once()
     pool.bot("bot-2", capacity=9, resources={"cpu_milli": 4000})
     pool.database.run(counters.sample)
-    assert pool.database.run(lambda c: report.report(c, window=HOUR)).resources == [], "nothing was ready"
+    found = reported(pool)
+    assert (found.resources, found.efficiency) == ([], None), "nothing was ready"
     pool.submit(1)
     pool.bot("bot-3", resources={"cpu_milli": 9000}, properties={"os": "plan9"})
     pool.change("UPDATE bots SET draining = true WHERE name = 'bot-3'")
     pool.database.run(counters.sample)
     pool.database.run(counters.sample)
-    found = pool.database.run(lambda c: report.report(c, window=HOUR)).resources
+    found = reported(pool).resources
     assert [(each.name, each.used, each.declared, each.utilisation) for each in found] == [
         ("cpu_milli", 2000, 8000, 0.25),
         ("memory_mib", 250, 1000, 0.25),
     ]
-    assert pool.database.run(lambda c: report.report(c, window=HOUR)).efficiency == pytest.approx(1 / 18)
+    assert reported(pool).efficiency == pytest.approx(1 / 18)
 
 
 def test_gpus_that_jobs_have_to_themselves_count_as_thousandths_too(pool: Pool) -> None:
@@ -122,7 +107,7 @@ def test_gpus_that_jobs_have_to_themselves_count_as_thousandths_too(pool: Pool) 
         pool.assigner().run_once()
     pool.submit(1, properties={"os": "plan9"})
     pool.database.run(counters.sample)
-    found = pool.database.run(lambda c: report.report(c, window=HOUR)).resources
+    found = reported(pool).resources
     assert [(each.name, each.used, each.declared) for each in found] == [("gpu_milli", 2500, 5000), ("gpus", 2, 4)]
 
 
@@ -136,7 +121,7 @@ def test_meters_tell_how_far_what_is_outside_the_pool_was_used(
         " ('plan', date_trunc('hour', now()) - interval '2 hours', 2, 160),"
         " ('plan', date_trunc('hour', now()) - interval '9 days', 1, 99)"
     )
-    (found,) = pool.database.run(lambda c: report.report(c, window=24 * HOUR)).meters
+    (found,) = reported(pool, 24 * HOUR).meters
     assert (found.name, found.mean, found.busiest_hour) == ("plan", 50, 80)
     code, told = operate("report")
     assert (code, "busiest hour (%)" in told, "plan" in told) == (0, True, True)

@@ -9,18 +9,19 @@ from prometheus_client import REGISTRY
 from assigner.api import models
 from assigner.api.models import PoolStatus
 from assigner.queries import status as status_queries
-from schema.moves.cancel import ask_stop, cancel
-from schema.moves.hold import park
 from schema.moves.priority import set_priority
 from schema.postgres.connection import Connection
 from tests.support import filling
 from tests.support.http import JOB, submitted
 from tests.support.plans import watching
 from tests.support.pool import Pool, completed
+from tests.support.race import ask_stop, cancel, park
 from tests.support.servers import Served
 
 KINDS = ("free", "full", "absent")
-QUEUED, BACKOFF, FINISHED, RUNNING = 2_400, 240, 24_000, 300
+QUEUED, BACKOFF, FINISHED, RUNNING = 2_400, 240, 6_000, 300
+#: What is counted at most.
+SMALL = {"MAX_COUNTED": 400, "MAX_FINISHED": 500, "RATE_JOBS": (100, 1000), "MAX_ENDED": 500, "MAX_WAITS": 100}
 
 
 def status(pool: Pool, *, instances: list[str] | None = None) -> PoolStatus:
@@ -28,14 +29,6 @@ def status(pool: Pool, *, instances: list[str] | None = None) -> PoolStatus:
     return models.status_answer(
         pool.database.run(lambda connection: status_queries.pool_status(connection, instances=instances))
     )
-
-
-def change(pool: Pool, job: str, state: str) -> None:
-    """Park it, or cancel it."""
-    if state == "parked":
-        pool.database.run(lambda c: park(c, [job], instances=None, reason=None, actor="test"))
-    else:
-        pool.database.run(lambda c: cancel(c, [job], instances=None, sync=1, actor="test"))
 
 
 def submitted_earlier(pool: Pool, job: str, *, seconds: float) -> None:
@@ -59,10 +52,10 @@ def test_jobs_in_every_state_are_counted_where_they_are(pool: Pool) -> None:
     done = pool.bot("bot-2")
     (ours,) = pool.given(done)
     assert ours["job"] == stopping
-    change(pool, stopping, "cancelled")
+    cancel(pool, stopping)
     parked, cancelled, *_ = pool.submit(4)
-    change(pool, parked, "parked")
-    change(pool, cancelled, "cancelled")
+    park(pool, parked)
+    cancel(pool, cancelled)
     pool.submit(2, instance="other", properties={"gpu": "x"})
     found = status(pool)
     assert found.jobs == dict(Counter(row.state for row in pool.rows("SELECT state FROM jobs")))
@@ -76,12 +69,8 @@ def test_jobs_in_every_state_are_counted_where_they_are(pool: Pool) -> None:
 
 def test_a_lease_that_is_taken_back_is_counted_as_its_job_says(pool: Pool) -> None:
     pool.running()
-    (lease,) = pool.rows("SELECT job_id, fence FROM leases")
     pool.change("UPDATE leases SET due_at = now() - interval '1 s'")
-    asked = pool.database.run(
-        lambda c: ask_stop(c, [(lease.job_id, lease.fence)], from_state="active", reason="timeout", sync=1)
-    )
-    assert asked == 1
+    assert ask_stop(pool, from_state="active", reason="timeout") == 1
     assert status(pool).jobs == {"running": 1}
 
 
@@ -144,6 +133,8 @@ def test_a_quiet_pool_has_rates_of_zero_and_no_waits(pool: Pool) -> None:
     assert found.rates.finished == found.rates.submitted == 0
     assert (found.waits.jobs, found.waits.p50) == (0, None)
     assert (found.jobs, found.oldest_queued_seconds) == ({}, None)
+    backlog = pool.database.run(status_queries.count_backlog)
+    assert (set(backlog.jobs.values()), backlog.oldest, backlog.unmatchable) == ({0}, 0, 0)
 
 
 def test_a_submitter_sees_the_rates_waits_and_counts_of_its_own_instance(
@@ -176,53 +167,43 @@ def filled(pool: Pool) -> None:
                 " WHERE state = 'queued' AND schedule_after IS NULL)")  # fmt: skip
 
 
-@pytest.mark.parametrize("analysed", [False, True])
 def test_what_is_counted_is_bounded_and_the_answer_says_where_it_stopped(
-    pool: Pool, monkeypatch: pytest.MonkeyPatch, analysed: bool
-) -> None:
-    filled(pool)
-    if analysed:
-        pool.change("ANALYZE")
-    for instances in (None, ["i-0", "i-1"]):
-        with monkeypatch.context() as patched:
-            _bounded(pool, patched, instances)
-
-
-def _bounded(pool: Pool, monkeypatch: pytest.MonkeyPatch, instances: list[str] | None) -> None:
-    exact = status(pool, instances=instances)
-    assert exact.at_least == []
-    assert exact.jobs["queued"] == (QUEUED + BACKOFF) // (1 if instances is None else 2)
-    assert exact.jobs["succeeded"] == FINISHED // (1 if instances is None else 2)
-    monkeypatch.setattr(status_queries, "MAX_COUNTED", 400)
-    monkeypatch.setattr(status_queries, "MAX_FINISHED", 500)
-    monkeypatch.setattr(status_queries, "RATE_JOBS", (100, 1000))
-    monkeypatch.setattr(status_queries, "MAX_ENDED", 500)
-    monkeypatch.setattr(status_queries, "MAX_WAITS", 100)
-    with pool.database.connect() as connection:
-        with watching(connection) as watch:
-            bounded = models.status_answer(status_queries.pool_status(connection, instances=instances))
-        connection.rollback()
-    assert not watch.whole_scans() & {"jobs", "leases", "stored_events"}, str(watch)
-    # A few rows are for each queue and bot.
-    assert watch.touched <= 3 * 400 + 500 + (100 + 2 * 1000 + 2 * 500) + 2 * 100 + 10 * RUNNING + 900, str(watch)
-    assert {"queued", "unmatchable", "succeeded", "dead"} <= set(bounded.at_least)
-    assert "running" not in bounded.at_least
-    assert 400 <= bounded.jobs["queued"] < exact.jobs["queued"]
-    assert min(counts["queued"] for counts in bounded.instances.values()) >= 100
-    assert bounded.oldest_queued_seconds is not None
-    assert 3600 <= bounded.oldest_queued_seconds < 3700
-    assert bounded.rates.span < 60
-
-
-def test_an_estimate_of_all_finished_jobs_is_given_once_there_is_one(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     filled(pool)
-    pool.change("ANALYZE")
-    monkeypatch.setattr(status_queries, "MAX_FINISHED", 500)
+    exact = {part: status(pool, instances=["i-0", "i-1"] if part == 2 else None) for part in (1, 2)}
+    for part, found in exact.items():
+        assert found.at_least == []
+        assert (found.jobs["queued"], found.jobs["succeeded"]) == ((QUEUED + BACKOFF) // part, FINISHED // part)
+    with monkeypatch.context() as patched:
+        patched.setattr(status_queries, "MAX_COUNTED", RUNNING // 2)
+        found = status(pool)
+        assert {"running", "rates.granted", "rates.started"} <= set(found.at_least), "not all leases are looked at"
+        assert found.rates.granted > 0
+    for name, value in SMALL.items():
+        monkeypatch.setattr(status_queries, name, value)
+    for analysed in (False, True):
+        if analysed:
+            pool.change("ANALYZE")
+        for part, instances in ((1, None), (2, ["i-0", "i-1"])):
+            with pool.database.connect() as connection:
+                with watching(connection) as watch:
+                    bounded = models.status_answer(status_queries.pool_status(connection, instances=instances))
+                connection.rollback()
+            assert not watch.whole_scans() & {"jobs", "leases", "stored_events"}, str(watch)
+            # A few rows are for each queue and bot.
+            most = 3 * 400 + 500 + (100 + 2 * 1000 + 2 * 500) + 2 * 100 + 10 * RUNNING + 900
+            assert watch.touched <= most, str(watch)
+            assert {"queued", "unmatchable", "succeeded", "dead"} <= set(bounded.at_least)
+            assert "running" not in bounded.at_least
+            assert 400 <= bounded.jobs["queued"] < exact[part].jobs["queued"]
+            assert min(counts["queued"] for counts in bounded.instances.values()) >= 100
+            assert bounded.oldest_queued_seconds is not None
+            assert 3600 <= bounded.oldest_queued_seconds < 3700
+            assert bounded.rates.span < 60
     found = status(pool)
     assert found.jobs["succeeded"] == 500
-    assert found.finished_estimate == pytest.approx(FINISHED, rel=0.05)
+    assert found.finished_estimate == pytest.approx(FINISHED, rel=0.05), "once there is one"
 
 
 def test_what_is_older_than_a_minute_is_hardly_read(pool: Pool) -> None:
@@ -239,16 +220,6 @@ def test_what_is_older_than_a_minute_is_hardly_read(pool: Pool) -> None:
     assert sum(node.touched for node in nodes if node.relation) <= 2 * status_queries.RATE_JOBS[0] + RUNNING, str(watch)
 
 
-def test_where_not_all_leases_were_looked_at_the_rates_of_grants_are_lower_bounds(
-    pool: Pool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    filled(pool)
-    monkeypatch.setattr(status_queries, "MAX_COUNTED", RUNNING // 2)
-    found = status(pool)
-    assert {"running", "rates.granted", "rates.started"} <= set(found.at_least)
-    assert found.rates.granted > 0
-
-
 # What operators watch: the backlog as metrics, and the alerts that are shipped.
 
 
@@ -262,7 +233,7 @@ def test_upkeep_tells_how_much_waits_for_how_long_and_what_nobody_can_run(pool: 
     pool.submit(2, properties={"gpu": ["h100"]})
     pool.submit(1, terms={"locks": ["door"]})
     (parked,) = pool.submit()
-    pool.database.run(lambda connection: park(connection, [parked], instances=None, reason="", actor="test"))
+    park(pool, parked, reason="")
     pool.assigner().run_once()
     assert len(bot.take()) == 1
     pool.change("UPDATE jobs SET queued_at = queued_at - interval '2 h' WHERE state = 'queued'")
@@ -271,8 +242,3 @@ def test_upkeep_tells_how_much_waits_for_how_long_and_what_nobody_can_run(pool: 
     assert told == {"queued": 5, "running": 1, "parked": 1, "leased": 0, "deferred": 0}
     assert metric("jobs_unmatchable") == 2
     assert metric("oldest_wait_seconds") == pytest.approx(7200, abs=60)
-
-
-def test_an_idle_pool_has_no_backlog(pool: Pool) -> None:
-    found = pool.database.run(status_queries.count_backlog)
-    assert (set(found.jobs.values()), found.oldest, found.unmatchable) == ({0}, 0, 0)
