@@ -5,7 +5,6 @@ import pytest
 
 from assigner.admission.ordering import OrderingSettings
 from assigner.admission.rules import Rules
-from assigner.explain.answer import explain
 from schema.tenancy import drains
 from tests.support.explain import closed, cohort, explained, gates_of, keep, park, rest, status
 from tests.support.pool import Pool, graph_of, submitted, taken, work_off
@@ -47,6 +46,10 @@ def test_a_job_in_backoff_tells_how_long_and_why(pool: Pool) -> None:
     assert gate.evidence["considered"] == 2
     assert gate.sentence.endswith("s after 2 looks without a place: no healthy bot offers what it requires")
     assert found.change == [f"wait {gate.evidence['rest_seconds']:.1f} s"]
+    rest(pool, job, -1)
+    found = explained(pool, job)
+    assert (closed(found), found.change) == ([], [])
+    assert gates_of(found)["backoff"].sentence == "its rest after 2 looks without a place is over"
 
 
 def test_a_job_that_no_bot_can_run_says_so_first_and_then_when_it_is_looked_at_again(pool: Pool) -> None:
@@ -61,34 +64,19 @@ def test_a_job_that_no_bot_can_run_says_so_first_and_then_when_it_is_looked_at_a
 
 
 def test_a_retry_that_rests_is_not_laid_at_the_door_of_busy_bots(pool: Pool) -> None:
-    (job, _) = pool.submit(2)
+    job, _ = pool.submit(2)
     pool.bot(capacity=1)
     rest(pool, job, 30, looks=0, reason="exit 3")
     pool.assigner().run_once()
+    pool.change("UPDATE jobs SET attempts = 1 WHERE state = 'queued'")
     found = explained(pool, job)
     assert closed(found) == ["backoff", "room"]
     assert found.sentence.startswith("it does not run because it rests for another ")
-    rest_seconds = gates_of(found)["backoff"].evidence["rest_seconds"]
-    assert 0 < rest_seconds <= 30
-    assert found.change[0] == f"wait {rest_seconds:.1f} s"
-
-
-def test_a_job_whose_backoff_is_over_has_nothing_closed(pool: Pool) -> None:
-    (job,) = pool.submit()
-    pool.bot()
-    rest(pool, job, -1)
-    found = explained(pool, job)
-    assert (closed(found), found.change) == ([], [])
-    assert gates_of(found)["backoff"].sentence == "its rest after 2 looks without a place is over"
-
-
-def test_a_retry_rests_after_its_attempt(pool: Pool) -> None:
-    (job,) = pool.submit()
-    pool.bot()
-    rest(pool, job, 9, looks=0, reason="exit 3")
-    pool.change("UPDATE jobs SET attempts = 1")
-    assert "after 1 attempt: exit 3" in gates_of(explained(pool, job))["backoff"].sentence
-    pool.change("UPDATE jobs SET attempts = 0")
+    gate = gates_of(found)["backoff"]
+    assert "after 1 attempt: exit 3" in gate.sentence
+    assert 0 < gate.evidence["rest_seconds"] <= 30
+    assert found.change[0] == f"wait {gate.evidence['rest_seconds']:.1f} s"
+    pool.change("UPDATE jobs SET attempts = 0 WHERE state = 'queued'")
 
 
 def test_a_job_whose_instance_a_bot_is_being_freed_for_waits_for_that_bot(pool: Pool) -> None:
@@ -104,19 +92,10 @@ def test_a_job_whose_instance_a_bot_is_being_freed_for_waits_for_that_bot(pool: 
     assert 15 < gate.evidence["kept_seconds"] <= 20
     (change,) = found.change
     assert change == f"wait at most {gate.evidence['kept_seconds']:.1f} s for what is being freed for its instance"
-    assert explained(pool, other).change == ["1 more free unit on a matching bot"]
-
-
-def test_what_is_kept_for_another_instance_is_no_room(pool: Pool) -> None:
-    (job,) = pool.submit(instance="team-a")
-    pool.bot("bot-1", capacity=2)
-    keep(pool, "bot-1", "team-b", units=2)
-    found = explained(pool, job)
+    found = explained(pool, other)
     assert (closed(found), found.change) == (["room"], ["1 more free unit on a matching bot"])
-    assert (
-        gates_of(found)["room"].sentence
-        == "none of 1 bot has 1 free unit: the most is 0; 2 units kept for other instances"
-    )
+    said = "none of 1 bot has 1 free unit: the most is 0; 1 unit kept for other instances"
+    assert gates_of(found)["room"].sentence == said
 
 
 def test_a_drained_instance_starts_nothing(pool: Pool) -> None:
@@ -177,19 +156,13 @@ def test_a_maximum_lowered_below_the_usage_starts_nothing_new(pool: Pool, tenanc
     assert found.change == ["raise the maximum of team-a in cohort default from 1 to 5"]
 
 
-def test_an_instance_without_a_quota_may_have_any_number(pool: Pool) -> None:
+def test_an_instance_without_a_quota_or_without_a_maximum_may_have_any_number(pool: Pool, tenancy: Tenancy) -> None:
     (job,) = pool.submit(instance="team-a")
     gate = gates_of(explained(pool, job))["quota"]
-    assert gate.open
-    assert gate.sentence == "'team-a' in cohort 'default' has no quota: any number of units"
-
-
-def test_a_quota_without_a_maximum_is_open(pool: Pool, tenancy: Tenancy) -> None:
+    assert (gate.open, gate.sentence) == (True, "'team-a' in cohort 'default' has no quota: any number of units")
     tenancy.quota("team-a", minimum=2)
-    (job,) = pool.submit(instance="team-a")
     gate = gates_of(explained(pool, job))["quota"]
-    assert gate.open
-    assert gate.sentence == "'team-a' in cohort 'default' uses 0 units and has no maximum"
+    assert (gate.open, gate.sentence) == (True, "'team-a' in cohort 'default' uses 0 units and has no maximum")
 
 
 def test_several_closed_gates_take_several_changes(pool: Pool, tenancy: Tenancy) -> None:
@@ -290,26 +263,20 @@ def test_a_label_parts_a_job_from_the_bots_of_other_cohorts(pool: Pool) -> None:
     pool.bot(capacity=4)
     found = explained(pool, job)
     assert (found.cohort, closed(found)) == ("linux", ["cohort"])
-    gate = gates_of(found)["cohort"]
-    assert gate.sentence == "its label 'gpu' belongs to cohort 'linux', with 0 of 0 bots healthy"
+    said = "its label 'gpu' belongs to cohort 'linux', with 0 of 0 bots healthy"
+    assert gates_of(found)["cohort"].sentence == said
     assert found.change == ["a bot in cohort 'linux'"]
+    (other,) = pool.submit(label="nightly")
+    gate = gates_of(explained(pool, other))["cohort"]
+    said = "no cohort has its label 'nightly', so it belongs to cohort 'default', with 1 of 1 bot healthy"
+    assert (gate.open, gate.sentence) == (True, said)
     pool.bot("bot-2", labels=["gpu"])
     assert closed(explained(pool, job)) == []
 
 
-def test_a_label_that_no_cohort_has_belongs_to_the_default(pool: Pool) -> None:
-    cohort(pool, "linux", "gpu")
-    (job,) = pool.submit(label="nightly")
-    pool.bot()
-    gate = gates_of(explained(pool, job))["cohort"]
-    assert gate.open
-    assert (
-        gate.sentence == "no cohort has its label 'nightly', so it belongs to cohort 'default', with 1 of 1 bot healthy"
-    )
-
-
 def test_the_clause_that_leaves_the_fewest_bots_is_named(pool: Pool) -> None:
     (job,) = pool.submit(properties={"os": "linux", "gpu": "a100"})
+    (large,) = pool.submit(properties={"os": "linux", "gpu": "a100"}, units=3)
     for n in range(3):
         pool.bot(f"bot-{n}", properties={"os": "linux"})
     pool.bot("bot-3", properties={"os": "mac"})
@@ -326,32 +293,20 @@ def test_the_clause_that_leaves_the_fewest_bots_is_named(pool: Pool) -> None:
         "3 with all the rest"
     )
     assert found.change == ["a bot with gpu=a100 and os=linux"]
-
-
-def test_properties_that_no_bot_has_together_are_told_apart(pool: Pool) -> None:
-    (job,) = pool.submit(properties={"os": "linux", "gpu": "a100"}, units=3)
-    pool.bot("bot-1", properties={"os": "linux"})
-    pool.bot("bot-2", properties={"os": "linux"})
-    pool.bot("bot-3", properties={"gpu": "a100"})
-    found = explained(pool, job)
-    assert gates_of(found)["requirements"].evidence["scarcest"] == "gpu=a100"
+    pool.bot("bot-4", properties={"gpu": "a100"})
+    found = explained(pool, large)
+    assert gates_of(found)["requirements"].evidence["scarcest"] == "gpu=a100", "no bot has both"
     assert found.change == ["a bot with gpu=a100, os=linux and 3 units"]
 
 
-def test_bots_for_other_instances_do_not_serve(pool: Pool) -> None:
+def test_bots_for_other_instances_and_pools_do_not_serve(pool: Pool) -> None:
     (job,) = pool.submit(instance="team-a", properties={"os": "linux"})
     pool.bot("bot-1", properties={"os": "linux"}, instance="team-b")
-    pool.bot("bot-2", properties={"os": "linux"}, pool="others")
+    pool.bot("bot-2", properties={"os": "linux"}, pool="builders")
     found = explained(pool, job)
     assert closed(found) == ["instance"]
     assert gates_of(found)["instance"].evidence == {"instance": "team-a", "pool": None, "serving": 0, "elsewhere": 2}
     assert found.change == ["a bot with os=linux that serves instance 'team-a'"]
-
-
-def test_a_bot_of_the_pool_of_its_instance_serves(pool: Pool) -> None:
-    (job,) = pool.submit(instance="team-a")
-    pool.bot("bot-1", pool="builders")
-    assert closed(explained(pool, job)) == ["instance"]
     pool.change("UPDATE instances SET pool = 'builders'")
     assert closed(explained(pool, job)) == []
 
@@ -372,7 +327,7 @@ def test_matching_bots_that_take_no_work_are_counted_by_why(pool: Pool) -> None:
     assert found.change == ["end the drain of a matching bot, or start another"]
 
 
-def test_a_job_larger_than_every_matching_bot_names_the_largest(pool: Pool) -> None:
+def test_a_job_larger_than_every_bot_or_than_the_room_of_each_names_the_largest(pool: Pool) -> None:
     (job,) = pool.submit(units=4)
     pool.bot("bot-1", capacity=2)
     pool.bot("bot-2", capacity=3)
@@ -380,25 +335,20 @@ def test_a_job_larger_than_every_matching_bot_names_the_largest(pool: Pool) -> N
     assert closed(found) == ["units"]
     assert gates_of(found)["units"].evidence == {"units": 4, "large_enough": 0, "largest": 3}
     assert found.change == ["a matching bot with 4 units; the largest has 3"]
-
-
-def test_full_bots_tell_how_many_units_are_missing(pool: Pool) -> None:
-    pool.submit(units=3)
-    pool.bot("bot-1", capacity=4)
+    _, waiting = pool.submit(2, units=3)
     pool.assigner().run_once()
-    (job,) = pool.submit(units=3)
-    found = explained(pool, job)
+    found = explained(pool, waiting)
     assert closed(found) == ["room"]
-    gate = gates_of(found)["room"]
-    assert gate.sentence == "none of 1 bot has 3 free units: the most is 1"
-    assert found.change == ["2 more free units on a matching bot"]
+    assert gates_of(found)["room"].sentence == "none of 1 bot has 3 free units: the most is 0"
+    assert found.change == ["3 more free units on a matching bot"]
 
 
 # What `explain` and `show` say of a job that waits for other jobs.
 
 
 def test_a_blocked_job_names_the_nodes_it_waits_for_and_what_would_start_it(pool: Pool) -> None:
-    graph = submitted(pool, {1: [], 2: [], 3: [1, 2], 4: [3]})
+    graph = submitted(pool, {1: [], 2: [], 3: [1, 2], 4: [3], 5: [], 6: [], 7: [], 8: [], 9: [1, 2, *range(4, 9)]})
+    (single,) = pool.submit()
     pool.bot()
     found = explained(pool, graph.jobs[3])
     assert closed(found) == ["dependencies", "state"]
@@ -409,13 +359,9 @@ def test_a_blocked_job_names_the_nodes_it_waits_for_and_what_would_start_it(pool
     evidence = gates_of(found)["dependencies"].evidence
     assert (evidence["node"], evidence["waits_for"], evidence["blocked_forever"]) == (3, 2, False)
     assert [parent["job"] for parent in evidence["parents"]] == [graph.jobs[1], graph.jobs[2]]
-
-
-def test_a_node_that_waits_for_nothing_says_so_and_jobs_without_a_graph_say_nothing(pool: Pool) -> None:
-    graph = submitted(pool, {1: [], 2: [1]})
-    (single,) = pool.submit()
-    found = explained(pool, graph.jobs[1])
-    assert gates_of(found)["dependencies"].sentence == "node 1 of graph 'build' waits for no other node"
+    assert explained(pool, graph.jobs[9]).sentence.endswith("node 6 is queued, and 2 more"), "of many the first few"
+    first = gates_of(explained(pool, graph.jobs[1]))["dependencies"]
+    assert first.sentence == "node 1 of graph 'build' waits for no other node"
     assert "dependencies" not in gates_of(explained(pool, single))
 
 
@@ -437,11 +383,6 @@ def test_what_can_never_run_is_blocked_for_ever_and_so_is_what_depends_on_it(poo
     assert tuple(row) == ("stalled", 2, 2)
 
 
-def test_of_many_parents_the_first_few_are_named(pool: Pool) -> None:
-    graph = submitted(pool, {**{node: [] for node in range(1, 9)}, 9: range(1, 9)})
-    assert explained(pool, graph.jobs[9]).sentence.endswith("node 5 is queued, and 3 more")
-
-
 def test_the_numbers_of_a_graph_are_those_of_its_nodes(pool: Pool) -> None:
     request = graph_of({1: [], 2: [], 3: [], 4: [1], 5: [2, 9], 6: [3]}, on_failure="cancel")
     graph = taken(pool, request)
@@ -461,21 +402,14 @@ def test_show_tells_the_node_and_why_it_waits(pool: Pool, operator: httpx.Client
 
 
 def test_an_order_that_chooses_among_the_first_jobs_of_a_queue_is_named(pool: Pool) -> None:
-    job, other = (pool.submit(terms={"owner": "ann"})[0] for _ in range(2))
+    _, job = pool.submit(2, terms={"owner": "ann"})
     pool.bot()
 
-    def sentence(rules: Rules) -> str:
-        found = pool.database.run(lambda c: explain(c, other, instances=None, rules=rules))
-        assert found is not None
-        return found.sentence
-
-    assert pool.job(job).state == "queued"
-    assert "chooses" not in sentence(Rules())
+    assert "chooses" not in explained(pool, job).sentence
     for settings, name in (
         (OrderingSettings(kind="score"), "score"),
         (OrderingSettings(shortest_first=True), "shortest_first"),
     ):
-        told = sentence(Rules(settings))
-        assert told.endswith(
-            f"by priority and age; the order {name} chooses among at most the first 1,000 jobs of a queue"
-        )
+        told = explained(pool, job, rules=Rules(settings)).sentence
+        said = f"by priority and age; the order {name} chooses among at most the first 1,000 jobs of a queue"
+        assert told.endswith(said)

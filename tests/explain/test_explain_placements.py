@@ -1,9 +1,9 @@
 """Why a job ran where it ran: the decision that was kept, its attempts, and the receipts of preemption."""
 
-from schema.moves.cancel import cancel
 from schema.postgres.statements import Statement
 from tests.support.explain import explained, preempted
 from tests.support.pool import Pool, completed
+from tests.support.race import cancel
 from tests.support.servers import Served
 from tests.support.tenancy import Tenancy
 
@@ -140,7 +140,7 @@ def test_show_and_explain_tell_a_submitter_the_same_bot_of_its_job(pool: Pool, s
 def test_a_withdrawn_submission_is_cancelled_in_show_and_in_explain(pool: Pool, served: Served) -> None:
     (job,) = pool.submit(instance="ci", dedup_key="same")
     (follower,) = pool.submit(instance="ci", dedup_key="same")
-    pool.database.run(lambda c: cancel(c, [follower], instances=None, sync=1, actor="test"))
+    cancel(pool, follower)
     with served.client(served.token("submitter", instance="ci")) as http:
         shown, told = http.get(f"/v1/jobs/{follower}").json(), http.get(f"/v1/jobs/{follower}/explain").json()
         assert (shown["state"], told["state"]) == ("cancelled", "cancelled")

@@ -12,7 +12,6 @@ from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
 
 from schema.accounting import counters, rates
-from schema.moves.cancel import cancel
 from schema.moves.hold import defer
 from schema.policy import meters, time_windows
 from schema.policy.time_windows import WindowSettings
@@ -20,10 +19,11 @@ from schema.postgres.statements import Statement
 from schema.tenancy import drains
 from tests.support.explain import closed, cohort, explained, keep, park, rest, status
 from tests.support.pool import Pool, graph_of, taken
+from tests.support.race import cancel
 from tests.support.tenancy import Tenancy
 
 EXAMPLES_VARIABLE = "LEASEHOLD_TEST_EXAMPLES"
-EXAMPLES = 50
+EXAMPLES = 40
 CLEAR = """
 TRUNCATE jobs, job_payloads, job_metadata, job_outputs, job_results, job_checkpoints, submit_keys, bots, bot_changes,
     bot_localities, lost_attempts, blames, kinds, kind_platforms, leases, stored_events, queues, platforms, instances,
@@ -142,7 +142,7 @@ def at_random(chance: random.Random) -> World:
             "label": chance.choice([*[""] * 7, "gpu", "other"]),
         },
         fate=chance.choice(
-            [*["ready"] * 16, *("rested", "rested", "resting", "parked", "deferred"), *NODES, "blocked"]
+            [*NODES, *["ready"] * 16, *("rested", "rested", "resting", "parked", "deferred"), "blocked"]
         ),
     )
 
@@ -155,7 +155,7 @@ def node_of_graph(pool: Pool, world: World) -> str:
     graph = taken(pool, request)
     park(pool, graph.jobs[1])
     if world.fate == "freed":
-        pool.database.run(lambda c: cancel(c, [graph.jobs[1]], instances=None, sync=1, actor="test"))
+        cancel(pool, graph.jobs[1])
     return graph.jobs[2]
 
 
@@ -181,14 +181,8 @@ def build(pool: Pool, world: World) -> str:
             pool="p" if world.pooled else None,
         )
     for nth, machine in enumerate(world.machines):
-        pool.bot(
-            f"bot-{nth}",
-            properties=machine.offer,
-            capacity=machine.capacity,
-            labels=machine.labels,
-            resources=machine.resources,
-            **machine.serves,
-        )
+        fields: dict[str, Any] = {"labels": machine.labels, "resources": machine.resources, **machine.serves}
+        pool.bot(f"bot-{nth}", properties=machine.offer, capacity=machine.capacity, **fields)
     busy = [
         job
         for instance, units, label, asked in world.work
@@ -197,7 +191,7 @@ def build(pool: Pool, world: World) -> str:
     if busy:
         pool.assigner().run_once()
         # What found no place must not be there: the job is the only one that waits.
-        pool.database.run(lambda c: cancel(c, busy, instances=None, sync=1, actor="test"))
+        cancel(pool, *busy)
     for instance, (minimum, maximum) in world.quotas.items():
         tenancy.quota(instance, minimum=minimum, maximum=maximum)
         for _ in range(world.evicted):
