@@ -27,18 +27,7 @@ def free_port() -> int:
         return port
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
-def test_an_assigner_process_ends_when_asked_to(
-    tmp_path: Path, database_url: str, timing: Timing, number: signal.Signals, status: int
-) -> None:
-    with Processes(tmp_path, database_url, timing) as processes:
-        assigner = processes.assigner()
-        assigner.signal(number)
-        assert assigner.popen.wait(MINUTE) == status
-        assert "assigners stopped" in assigner.said()
-
-
-def test_a_process_tells_of_single_nodes_when_it_is_asked_to(
+def test_a_process_tells_of_single_nodes_when_it_is_asked_to_and_ends_when_it_is_terminated(
     pool: Pool, tmp_path: Path, database_url: str, timing: Timing
 ) -> None:
     (job,) = pool.submit(terms={"graph": "7"})
@@ -48,32 +37,12 @@ def test_a_process_tells_of_single_nodes_when_it_is_asked_to(
         assigner = processes.assigner()
         eventually(lambda: "event=leasehold.node_dispatched" in assigner.said())
         assert f"job={job}" in assigner.said()
+        assigner.signal(signal.SIGTERM)
+        assert assigner.popen.wait(MINUTE) == 0
+        assert "assigners stopped" in assigner.said()
 
 
-def test_a_changed_configuration_is_taken_and_a_wrong_one_refused(
-    tmp_path: Path, database_url: str, timing: Timing
-) -> None:
-    port = free_port()
-    with Processes(tmp_path, database_url, timing) as processes:
-        assigner = processes.start("assigner-1", "assign", "--metrics-port", str(port))
-        eventually(lambda: "assigners run" in assigner.said())
-        before = processes.config.read_text()
-
-        processes.config.write_text(before + "[[assigners]]\nbatch = 7\nthreads = 3\n")
-        eventually(lambda: "configuration reloaded" in assigner.said())
-        eventually(lambda: "some changes need a restart" in assigner.said())
-
-        processes.config.write_text(before + "[[assigners]]\nbatch = 0\n")
-        assigner.signal(signal.SIGHUP)
-        eventually(lambda: "configuration refused" in assigner.said())
-        assert "assigners[0].batch: must be greater than or equal to 1" in assigner.said()
-        metrics = httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False).text
-        assert "leasehold_config_reload_failures_total 1.0" in metrics
-        assert assigner.alive
-        assert assigner.end() == 0
-
-
-def test_a_scrape_has_the_figures_of_quotas_and_the_bound_of_the_configuration(
+def test_a_changed_configuration_is_taken_and_a_wrong_one_refused_as_a_scrape_shows(
     pool: Pool, tenancy: Tenancy, tmp_path: Path, database_url: str, timing: Timing
 ) -> None:
     tenancy.quota("team-a", minimum=3, maximum=8)
@@ -92,11 +61,21 @@ def test_a_scrape_has_the_figures_of_quotas_and_the_bound_of_the_configuration(
         assert f"leasehold_quota_effective_max_units{pair} 8.0" in page(), "the cooldown is over"
         assert "leasehold_quota_pairs_left_out 0.0" in page()
 
-        text = processes.config.read_text()
-        processes.config.write_text(text.replace("[quotas]\n", "[quotas]\nmetric_pairs = 0\n"))
+        text = processes.config.read_text().replace("[quotas]\n", "[quotas]\nmetric_pairs = 0\n")
+        processes.config.write_text(text + "[[assigners]]\nbatch = 7\nthreads = 3\n")
+        eventually(lambda: "some changes need a restart" in assigner.said())
+        assert "configuration reloaded" in assigner.said()
         eventually(lambda: "leasehold_quota_pairs_left_out 1.0" in page())
         assert pair not in page()
-        assert assigner.end() == 0
+
+        processes.config.write_text(text + "[[assigners]]\nbatch = 0\n")
+        assigner.signal(signal.SIGHUP)
+        eventually(lambda: "configuration refused" in assigner.said())
+        assert "assigners[0].batch: must be greater than or equal to 1" in assigner.said()
+        assert "leasehold_config_reload_failures_total 1.0" in page()
+        assert assigner.alive
+        assigner.signal(signal.SIGINT)
+        assert assigner.popen.wait(MINUTE) == 130
 
 
 def test_a_port_that_is_taken_is_bad_input(tmp_path: Path, database_url: str, timing: Timing) -> None:

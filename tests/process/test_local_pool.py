@@ -54,6 +54,7 @@ def test_a_child_that_dies_is_started_again(children: Children, messages: list[s
     children.start(child("one", FOLLOWER + "time.sleep(60)"))
     first = children.processes()["one"]
     eventually(lambda: "up" in said(tmp_path, "one"))
+    assert os.getsid(first) != os.getsid(0), "it is out of reach of the terminal"
     os.kill(first, signal.SIGKILL)
 
     def reborn() -> bool:
@@ -138,7 +139,10 @@ def test_children_stop_role_after_role(children: Children, tmp_path: Path) -> No
     assert children.processes() == {}
 
 
-def test_a_child_that_ignores_the_request_to_stop_is_killed(children: Children, tmp_path: Path) -> None:
+def test_a_child_that_ignores_the_request_to_stop_is_killed(
+    children: Children, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("assigner.process.children.HURRY", 0.1)
     stubborn = (
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
     )
@@ -149,19 +153,14 @@ def test_a_child_that_ignores_the_request_to_stop_is_killed(children: Children, 
     assert not lives(pid)
 
 
-def test_children_are_out_of_reach_of_the_terminal(children: Children) -> None:
-    children.start(child("one", "import time; time.sleep(60)"))
-    assert os.getsid(children.processes()["one"]) != os.getsid(0)
-
-
-@pytest.mark.parametrize("ignores", [False, True])
-def test_children_end_when_their_parent_is_killed(tmp_path: Path, ignores: bool) -> None:
-    deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " if ignores else ""
+def test_children_end_when_their_parent_is_killed_also_one_that_ignores_it(tmp_path: Path) -> None:
+    deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+    code = FOLLOWER + "time.sleep(60)"
     parent = (
         "import os, random, sys, time; from pathlib import Path; from assigner.process.children import *\n"
         f"made = Children(Path({str(tmp_path)!r}), os.environ, report=print, chance=random.Random(1))\n"
-        f"for name in ('a', 'b'): made.start(Child(name=name, role=Role.BOT,"
-        f" command=(sys.executable, '-c', {deaf + FOLLOWER + 'time.sleep(60)'!r})))\n"
+        f"for name, code in (('a', {code!r}), ('b', {deaf + code!r})): made.start(Child(name=name, role=Role.BOT,"
+        " command=(sys.executable, '-c', code)))\n"
         "print(*made.processes().values(), flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True) as process:

@@ -69,13 +69,13 @@ def test_a_loop_runs_at_once_and_again_after_the_delay_it_returned(loops: Callab
     work.expect_none()
 
 
-def test_wake_ends_a_long_rest(loops: Callable[..., Loop]) -> None:
-    work = Work()
-    loop = loops(work)
+def test_a_wake_up_or_a_signal_ends_a_long_rest(loops: Callable[..., Loop]) -> None:
+    work, signal = Work(), Signal()
+    loop = loops(work, signal=signal)
     loop.start()
-    for _ in range(3):
+    for wake_up in (loop.wake, signal.set, loop.wake):
         work.expect(1)
-        loop.wake()
+        wake_up()
     work.expect(1)
 
 
@@ -98,14 +98,6 @@ def test_a_wake_up_during_a_run_causes_one_more_run(loops: Callable[..., Loop]) 
     go_on.set()
     assert second.wait(MINUTE)
     assert len(runs) == 2
-
-
-def test_a_signal_wakes_the_loop(loops: Callable[..., Loop]) -> None:
-    work, signal = Work(), Signal()
-    loops(work, signal=signal).start()
-    work.expect(1)
-    signal.set()
-    work.expect(1)
 
 
 def test_start_and_stop_are_idempotent_and_a_stopped_loop_may_start_again(loops: Callable[..., Loop]) -> None:
@@ -347,27 +339,34 @@ def test_a_sleeping_loop_is_woken_by_another_process(loops: Callable[..., Loop],
 class Crew:
     """Loops of one group that take the work of a queue, one piece in each run, and tell who ran."""
 
-    def __init__(self, loops: Callable[..., Loop], group: SignalGroup, count: int) -> None:
+    def __init__(self, loops: Callable[..., Loop], count: int) -> None:
         self.work: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.ran: queue.Queue[int] = queue.Queue()
         self.took: queue.Queue[str] = queue.Queue()
-        self.signals = [group.signal() for _ in range(count)]
+        self.group = SignalGroup()
+        self.signals = [self.group.signal() for _ in range(count)]
         self.failures: list[BaseException] = []
         self.loops = [
             loops(lambda nth=nth: self._run_once(nth), signal=signal, on_error_delay=LONG)
             for nth, signal in enumerate(self.signals)
         ]
-        self._group = group
-
-    def start(self) -> None:
         for loop in self.loops:
             loop.start()
         self.all_rest()
 
     def all_rest(self) -> None:
-        eventually(lambda: len(self._group._resting) == len(self.signals))
+        eventually(lambda: len(self.group._resting) == len(self.signals))
         while not self.ran.empty():
             self.ran.get()
+
+    def given(self, *pieces: str) -> None:
+        """There is this work, and one of them is woken."""
+        for piece in pieces:
+            self.work.put(piece)
+        self.group.wake()
+
+    def taken(self, count: int = 1) -> set[str]:
+        return {self.took.get(timeout=MINUTE) for _ in range(count)}
 
     def _run_once(self, nth: int) -> float:
         self.ran.put(nth)
@@ -381,81 +380,55 @@ class Crew:
 
 
 def test_a_wake_up_runs_one_loop_of_a_group(loops: Callable[..., Loop]) -> None:
-    group = SignalGroup()
-    crew = Crew(loops, group, 3)
-    crew.start()
+    crew = Crew(loops, 3)
     for _ in range(5):
-        crew.work.put("job")
-        group.wake()
-        assert crew.took.get(timeout=MINUTE) == "job"
-        eventually(lambda: len(group._resting) == 3)
+        crew.given("job")
+        assert crew.taken() == {"job"}
+        eventually(lambda: len(crew.group._resting) == 3)
         assert crew.ran.qsize() == 1
         crew.all_rest()
 
 
 def test_a_loop_that_leaves_work_wakes_the_next_one_until_all_is_taken(loops: Callable[..., Loop]) -> None:
-    group = SignalGroup()
-    crew = Crew(loops, group, 3)
-    crew.start()
-    for piece in ("a", "b", "c"):
-        crew.work.put(piece)
-    group.wake()
-    assert {crew.took.get(timeout=MINUTE) for _ in range(3)} == {"a", "b", "c"}
+    crew = Crew(loops, 3)
+    crew.given("a", "b", "c")
+    assert crew.taken(3) == {"a", "b", "c"}
 
 
-def test_a_loop_that_fails_leaves_what_it_was_woken_for_to_the_next_one(loops: Callable[..., Loop]) -> None:
-    group = SignalGroup()
-    crew = Crew(loops, group, 2)
-    crew.start()
-    crew.failures.append(NotReady("the database cannot be reached"))
-    crew.work.put("job")
+@pytest.mark.parametrize("failure", [NotReady("the database cannot be reached"), SystemExit()], ids=["fails", "dies"])
+def test_a_loop_that_fails_or_dies_leaves_what_it_was_woken_for_to_the_next_one(
+    loops: Callable[..., Loop], monkeypatch: pytest.MonkeyPatch, failure: BaseException
+) -> None:
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    crew = Crew(loops, 2)
+    crew.failures.append(failure)
     with capture_logs():
-        group.wake()
-        assert crew.took.get(timeout=MINUTE) == "job"
+        crew.given("job")
+        assert crew.taken() == {"job"}
 
 
 def test_loops_of_a_group_that_all_fail_do_not_keep_waking_each_other(
     loops: Callable[..., Loop], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("assigner.loops.ERROR_DELAY_MAX", LONG)
-    group = SignalGroup()
-    crew = Crew(loops, group, 2)
-    crew.start()
+    crew = Crew(loops, 2)
     crew.failures += [NotReady("the database cannot be reached") for _ in range(100)]
     with capture_logs() as logs:
-        group.wake()
-        eventually(lambda: len(logs) == 2)
-        eventually(lambda: len(group._resting) == 2)
-        group.wake()
-        eventually(lambda: len(logs) == 3)
-        eventually(lambda: len(group._resting) == 2)
+        for failures in (2, 3):
+            crew.given()
+            eventually(lambda: len(logs) == failures)  # noqa: B023
+            eventually(lambda: len(crew.group._resting) == 2)
     assert [entry["in_a_row"] for entry in logs] == [1, 1, 2]
 
 
 def test_a_loop_that_ends_when_it_is_chosen_hands_the_wake_up_on(loops: Callable[..., Loop]) -> None:
-    group = SignalGroup()
-    crew = Crew(loops, group, 2)
-    crew.start()
-    chosen = crew.loops[crew.signals.index(list(group._resting)[-1])]
-    crew.work.put("job")
+    crew = Crew(loops, 2)
+    chosen = crew.loops[crew.signals.index(list(crew.group._resting)[-1])]
     # It is asked to stop first, so that it never runs for the wake-up which chooses it.
     chosen._stopping.set()
-    group.wake()
-    assert crew.took.get(timeout=MINUTE) == "job"
+    crew.given("job")
+    assert crew.taken() == {"job"}
     assert chosen.stop(MINUTE)
-
-
-def test_a_thread_that_dies_in_its_run_leaves_the_work_to_the_next_one(
-    loops: Callable[..., Loop], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    group = SignalGroup()
-    crew = Crew(loops, group, 2)
-    crew.start()
-    monkeypatch.setattr(threading, "excepthook", lambda _: None)
-    crew.failures.append(SystemExit())
-    crew.work.put("job")
-    group.wake()
-    assert crew.took.get(timeout=MINUTE) == "job"
 
 
 def test_cycles_and_age_are_metrics(loops: Callable[..., Loop]) -> None:

@@ -9,12 +9,12 @@ import pytest
 from schema.accounting import rates
 from schema.postgres.notify import wake
 from schema.requests import JobRequest
-from tests.support.assigners import assigner_processes
+from tests.support.assigners import assigner_processes, assigning
 from tests.support.patience import eventually
 from tests.support.pool import Bot, Pool, completed
 
 ROUNDS_VARIABLE = "LEASEHOLD_TEST_ROUNDS"
-ROUNDS, PROCESSES, JOBS = 2, 4, 10
+ROUNDS, JOBS = 2, 10
 #: What makes the jobs constrained: each kind waits in a queue of its own.
 KINDS: tuple[dict[str, Any], ...] = (
     {"locks": ["tree"]},
@@ -57,36 +57,38 @@ def worked_off(bot: Bot, jobs: int) -> None:
         bot.sync(completed(work))
 
 
-#: The threads of a process: of all cohorts, or of the only one, as in a configuration with both kinds of assigners.
-ALL, COHORT = "all", "cohort"
-
-
 @pytest.mark.parametrize(
-    ("threads", "processes", "plain"),
+    ("kinds", "processes"),
     [
-        pytest.param([ALL, ALL], PROCESSES, False, id="4 processes of one kind"),
-        pytest.param([ALL, COHORT], 1, False, id="1 process of both kinds"),
-        pytest.param([ALL, COHORT], PROCESSES, False, id="4 processes of both kinds"),
-        pytest.param([ALL, COHORT], PROCESSES, True, id="4 processes of both kinds, plain jobs"),
+        pytest.param("all all", 0, id="threads of one kind"),
+        pytest.param("all cohort all cohort", 0, id="threads of both kinds"),
+        pytest.param("all cohort", 2, id="2 processes of both kinds"),
     ],
 )
 def test_assigners_start_jobs_one_by_one_in_the_order_of_their_points(
-    pool: Pool, database_url: str, chance: random.Random, threads: list[str], processes: int, plain: bool
+    pool: Pool, database_url: str, chance: random.Random, kinds: str, processes: int
 ) -> None:
-    """All threads are woken at once for each free unit. `LEASEHOLD_TEST_ROUNDS=20` makes more rounds."""
+    """All threads are woken at once for each free unit. `LEASEHOLD_TEST_ROUNDS=20` makes more rounds.
+
+    kinds: the threads, of all cohorts or of the only one, as in a configuration with both kinds of assigners.
+    """
     pool.database.run(lambda c: rates.set_rate(c, "gpu", per_second=1000, burst=1000, actor="test"))
     bot = pool.bot(capacity=1, sync_service=pool.sync_service(enabled=False))
     cohort = pool.row("SELECT id FROM cohorts").id
-    group = [cohort if each == COHORT else None for each in threads]
+    group = [cohort if each == "cohort" else None for each in kinds.split()]
     wrong = dict[int, list[str]]()
     rounds = int(os.environ.get(ROUNDS_VARIABLE) or ROUNDS)
-    with assigner_processes(
-        database_url, pool.timing, chance, [group] * processes, wakeups=True, interval=0.1, jitter=0.1
-    ):
+    how: dict[str, Any] = {"wakeups": True, "interval": 0.1, "jitter": 0.1}
+    at_work = (
+        assigner_processes(database_url, pool.timing, chance, [group] * processes, **how)
+        if processes
+        else assigning(pool.database, pool.timing, chance, group, **how)
+    )
+    with at_work:
         for number in range(rounds):
             pool.change("UPDATE bots SET draining = true")
             before = pool.row("SELECT coalesce(max(id), 0) AS id FROM job_events").id
-            expected = submitted(pool, chance, plain=plain)
+            expected = submitted(pool, chance, plain=number % 2 == 1)
             pool.change("UPDATE bots SET draining = false")
             pool.database.run(lambda connection: wake(connection, "jobs"))
             worked_off(bot, JOBS)

@@ -67,9 +67,12 @@ def test_one_thread_per_cohort_comes_and_goes_with_the_cohort(pool: Pool) -> Non
         assert at_work() == ["assigner-0-0", "assigner-1-cohort-default"]
 
 
-def test_each_cohort_is_served_by_its_own_assigner_and_no_other(pool: Pool) -> None:
+def test_each_cohort_is_served_by_its_own_assigner_also_one_that_was_made_anew(pool: Pool) -> None:
     cohort(pool, "linux", "linux", "fast")
     with staffed(pool, settings(pool, *COHORTS)) as assigner_threads:
+        assigner_threads.run_once()
+        pool.change("DELETE FROM cohorts WHERE name = 'linux'")
+        cohort(pool, "linux", "linux", "fast")
         assigner_threads.run_once()
         pool.bot("plain")
         pool.bot("penguin", labels=["linux"])
@@ -97,18 +100,6 @@ def test_an_entry_restricted_to_cohorts_has_threads_for_these_and_a_reload_chang
         assigner_threads.reconfigure(settings(pool, {"kind": "priority-age"}))
         assigner_threads.run_once()
         assert at_work() == ["assigner-0-cohort-default"], "another kind needs a restart"
-
-
-def test_a_cohort_made_anew_under_its_old_name_gets_an_assigner_for_the_new_one(pool: Pool) -> None:
-    cohort(pool, "linux", "linux")
-    with staffed(pool, settings(pool, *COHORTS)) as assigner_threads:
-        assigner_threads.run_once()
-        pool.change("DELETE FROM cohorts WHERE name = 'linux'")
-        cohort(pool, "linux", "linux")
-        assigner_threads.run_once()
-        pool.bot(labels=["linux"])
-        pool.submit(label="linux")
-        eventually(lambda: pool.rows("SELECT FROM live"))
 
 
 def test_a_reload_of_the_interval_changes_the_wait_after_an_error(pool: Pool) -> None:
@@ -204,12 +195,7 @@ def test_draining_an_instance_waits_until_it_runs_nothing(pool: Pool, operate: A
     assert (pool.job(job).state, work["job"]) == ("queued", job)
     said(operate, "instance", "undrain", "ci")
     assert pool.row("SELECT draining FROM instances WHERE name = 'ci'").draining is False
-    for wrong in (
-        ["ci", "--deadline", "soon"],
-        ["ci", "--deadline", "-1"],
-        ["Not A Name"],
-        ["ci", "--reason", "x" * 501],
-    ):
+    for wrong in (["ci", "--deadline", "soon"], ["ci", "--deadline", "-1"], ["No Name"], ["ci", "--reason", "x" * 501]):
         code, told = operate("instance", "drain", *wrong)
         assert (code, told.count("\n")) == (2, 1)
 

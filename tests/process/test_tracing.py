@@ -1,10 +1,7 @@
 """Traces: the spans of an attempt, made from what the database has stored, once and only if the end was committed."""
 
-import http.server
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
@@ -16,14 +13,15 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from assigner.maintenance.upkeep import Upkeep, UpkeepSettings
 from bots.protocol import OpenSession, Session
 from bots.sync import sessions
 from bots.sync.fetch import FetchSettings
 from bots.sync.settle import SyncService
 from schema import clock
+from schema.diagnostics import tracing
 from schema.diagnostics.tracing import AttemptTracer, TracingSettings
-from tests.support.patience import MINUTE, eventually
+from tests.support.http import Answer, gateway
+from tests.support.patience import eventually
 from tests.support.pool import Bot, Pool, answered, completed
 from tests.support.requests import TRACE
 
@@ -115,7 +113,7 @@ def test_a_further_attempt_waits_from_its_return_to_the_queue_and_was_not_submit
 def test_a_repeated_call_tells_nothing_again_and_one_that_is_undone_tells_nothing(
     pool: Pool, traced: Bot, exporter: InMemorySpanExporter
 ) -> None:
-    pool.submit(2)
+    pool.submit()
     (work,) = pool.given(traced)
     message = traced.message(completed(work))
     # The commit fails: nothing has ended.
@@ -132,14 +130,9 @@ def test_a_repeated_call_tells_nothing_again_and_one_that_is_undone_tells_nothin
     assert "run" in spans(exporter)
     answered(traced.sync_service, message)
     assert spans(exporter) == {}
-
-
-def test_an_attempt_that_its_caller_does_not_sample_is_not_told(
-    pool: Pool, traced: Bot, exporter: InMemorySpanExporter
-) -> None:
     pool.submit(metadata={"traceparent": f"{TRACE[:-2]}00"})
     run_one(pool, traced)
-    assert spans(exporter) == {}
+    assert spans(exporter) == {}, "its caller does not sample it"
 
 
 @pytest.mark.parametrize("ends", ["expiry", "a new session", "leave"])
@@ -150,9 +143,7 @@ def test_an_attempt_that_ends_with_its_bots_session_is_told_once(
     (job,) = pool.submit()
     (work,) = pool.given(traced)
     if ends == "expiry":
-        upkeep = Upkeep(
-            pool.database, UpkeepSettings(), timing=pool.timing, name="upkeep", now=clock.monotonic, tracer=tracer
-        )
+        upkeep = pool.upkeep(tracer=tracer)
         upkeep.run_once()
         pool.change("UPDATE ticks SET grace_until = at")
         pool.change("UPDATE bots SET expires_at = now() - interval '1 s'")
@@ -173,46 +164,22 @@ def test_an_attempt_that_ends_with_its_bots_session_is_told_once(
     assert work["fence"] == attributes["leasehold.fence"]
 
 
-# A collector, and none
-
-
-@pytest.fixture
-def collector() -> Iterator[tuple[str, list[ExportTraceServiceRequest]]]:
-    received: list[ExportTraceServiceRequest] = []
-
-    class Collector(http.server.BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            received.append(ExportTraceServiceRequest.FromString(body))
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Collector) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/v1/traces", received
-        server.shutdown()
-
-
-def test_a_collector_receives_the_spans(
-    pool: Pool, collector: tuple[str, list[ExportTraceServiceRequest]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_collector_receives_the_spans(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "none")
-    url, received = collector
-    tracer = AttemptTracer.to_collector(TracingSettings(endpoint=url))
-    assert tracer is not None
-    pool.submit()
-    run_one(pool, pool.bot(sync_service=service(pool, tracer)))
-    tracer.close()
-    eventually(lambda: received, MINUTE)
-    (resource,) = received[0].resource_spans
+    with gateway(lambda _: Answer()) as collector:
+        tracer = AttemptTracer.to_collector(TracingSettings(endpoint=f"{collector.url}/v1/traces"))
+        assert tracer is not None
+        pool.submit()
+        run_one(pool, pool.bot(sync_service=service(pool, tracer)))
+        tracer.close()
+        eventually(lambda: collector.asked)
+    (resource,) = ExportTraceServiceRequest.FromString(collector.asked[0].raw).resource_spans
     assert {"service.name"} <= {each.key for each in resource.resource.attributes}
     assert {span.name for span in resource.scope_spans[0].spans} == {"attempt", "wait", "placement", "run"}
 
 
-def test_a_collector_that_does_not_answer_holds_up_no_sync_call(pool: Pool) -> None:
+def test_a_collector_that_does_not_answer_holds_up_no_sync_call(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracing, "EXPORT_TIMEOUT", 1)
     tracer = AttemptTracer.to_collector(TracingSettings(endpoint="http://127.0.0.1:9/v1/traces"))
     assert tracer is not None
     (job,) = pool.submit()
