@@ -8,7 +8,7 @@ from assigner.admission.controller import AdmissionMemory
 from assigner.cycle.pacing import Batch, ConflictBackoff, CyclePacer
 from assigner.placement.fleet import Fleet
 from assigner.placement.room import WaitingKinds
-from assigner.placement.round_robin import Rotation
+from assigner.placement.strategies.round_robin import Rotation
 from schema.clock import Monotonic, Throttle
 from schema.picking.head_cursor import HeadCursor
 

@@ -9,15 +9,15 @@ from leasehold.errors import LeaseholdError
 from pydantic import field_validator
 
 from assigner.config import plugins
-from assigner.placement.capacity import Capacity
-from assigner.placement.first import FIRST, First
-from assigner.placement.fragmentation import Fragmentation
-from assigner.placement.locality import Locality
-from assigner.placement.pack import Pack
-from assigner.placement.rate_only import RateOnly
-from assigner.placement.round_robin import RoundRobin
+from assigner.placement.strategies.capacity import Capacity
+from assigner.placement.strategies.first import FIRST, First
+from assigner.placement.strategies.fragmentation import Fragmentation
+from assigner.placement.strategies.locality import Locality
+from assigner.placement.strategies.pack import Pack
+from assigner.placement.strategies.rate_only import RateOnly
+from assigner.placement.strategies.round_robin import RoundRobin
+from assigner.placement.strategies.success import Success
 from assigner.placement.strategy import EVERY, NOTHING_ELSE, Input, Policy, SamplingSettings, Snapshot, Strategy
-from assigner.placement.success import Success
 from schema.moves.grant import Placement
 
 GROUP = "leasehold.strategies"
@@ -25,7 +25,8 @@ CAPACITY, LOCALITY, SUCCESS = "capacity", "locality", "success"
 RATE_ONLY, ROUND_ROBIN = "rate-only", "round-robin"
 PACK, FRAGMENTATION = "pack", "fragmentation"
 
-_BUILT_IN: Mapping[str, type[Strategy]] = {
+#: Strategies by their names, but for `locality`, which needs another one.
+BUILT_IN: Mapping[str, type[Strategy]] = {
     CAPACITY: Capacity,
     SUCCESS: Success,
     RATE_ONLY: RateOnly,
@@ -90,9 +91,9 @@ def load(kind: str) -> Strategy:
 
     Raises ValueError if there is none, several packages offer one, or it cannot be used.
     """
-    if kind in _BUILT_IN:
-        return _BUILT_IN[kind]()
-    place, made = plugins.load_entry_point(GROUP, kind, noun="a strategy", built_in=(LOCALITY, *_BUILT_IN))
+    if kind in BUILT_IN:
+        return BUILT_IN[kind]()
+    place, made = plugins.load_entry_point(GROUP, kind, noun="a strategy", built_in=(LOCALITY, *BUILT_IN))
     try:
         inputs = frozenset(map(Input, getattr(made, "inputs", NOTHING_ELSE)))
     except (TypeError, ValueError):

@@ -28,10 +28,10 @@ from rich.table import Table
 from assigner.cycle.assigner import PriorityAgeAssigner
 from assigner.cycle.settings import AssignerSettings
 from assigner.placement.fleet import shuffled
-from assigner.placement.pack import Judge, Score, choose_least
 from assigner.placement.registry import StrategySettings, load
 from assigner.placement.resources import ResourceSnapshot
 from assigner.placement.room import Declared, Demand, Need, Room, RoomCopy, WaitingKinds, after, demand_of, fits
+from assigner.placement.strategies.pack import Judge, Score, choose_least
 from assigner.placement.strategy import NOTHING_ELSE, Group, Policy, SamplingSettings, Snapshot, Strategy
 from bots.protocol import OpenSession
 from ops.bench.fixtures import TIMING, empty, opened, server, working

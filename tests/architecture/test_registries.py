@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from assigner.admission.gates import GATES, Gate
+from assigner.placement import registry
 from ops import manual
 from schema.requests import GROUPS, JobRequest
 from tests.support.requests import REFUSED, TAKEN
@@ -29,6 +30,14 @@ def test_every_gate_has_a_section_in_the_order_in_which_gates_are_asked() -> Non
     assert missing == [], f"{CONSTRAINTS} has no section for {', '.join(missing)}"
     described = [section for section in sections if section not in OTHER_SECTIONS]
     assert described == [gate.name for gate in GATES], f"{CONSTRAINTS}: one section for each gate, in their order"
+
+
+def test_every_strategy_is_described() -> None:
+    names = [*registry.BUILT_IN, registry.LOCALITY]
+    for file, shown in (("ops/docs/priorities.md", "| `{}` |"), ("ops/leasehold.toml", '"{}":')):
+        text = (HOUSE / file).read_text()
+        missing = [name for name in names if shown.format(name) not in text]
+        assert missing == [], f"{file} has no {', '.join(missing)}"
 
 
 def test_every_field_of_a_job_has_an_option_and_a_flat_form_in_sql() -> None:

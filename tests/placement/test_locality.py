@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from assigner.placement.capacity import Capacity
-from assigner.placement.locality import Locality
+from assigner.placement.strategies.capacity import Capacity
+from assigner.placement.strategies.locality import Locality
 from assigner.placement.strategy import Policy, SamplingSettings
 from schema.fleet import candidates
 from schema.fleet.candidates import WARM_LIMIT, CandidateRequest

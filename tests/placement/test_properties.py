@@ -11,8 +11,8 @@ from prometheus_client import REGISTRY
 from pydantic import ValidationError
 
 from assigner.placement import sampling
-from assigner.placement.first import First
 from assigner.placement.fleet import Fleet
+from assigner.placement.strategies.first import First
 from assigner.placement.strategy import Policy, Snapshot
 from bots.agent.agent import AgentSettings
 from schema.moves.backoff import stop_preferring

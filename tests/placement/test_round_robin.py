@@ -8,8 +8,8 @@ import pytest
 from prometheus_client import REGISTRY
 
 from assigner.cycle.assigner import PriorityAgeAssigner
-from assigner.placement.locality import Locality
-from assigner.placement.round_robin import MAX_REMEMBERED, Rotation, RoundRobin
+from assigner.placement.strategies.locality import Locality
+from assigner.placement.strategies.round_robin import MAX_REMEMBERED, Rotation, RoundRobin
 from assigner.placement.strategy import Input, Policy
 from schema.fleet.candidates import FreeBot
 from schema.postgres.statements import Statement

@@ -9,8 +9,8 @@ import pytest
 
 from assigner.placement import fleet as fleet_placement
 from assigner.placement import sampling
-from assigner.placement.capacity import Capacity
 from assigner.placement.fleet import Fleet
+from assigner.placement.strategies.capacity import Capacity
 from assigner.placement.strategy import Policy, Snapshot
 from schema.fleet import kinds, members
 from schema.fleet.candidates import CandidateRequest

@@ -10,7 +10,6 @@ from leasehold.errors import BadInput, LeaseholdError
 
 from assigner.config import loading
 from assigner.config.loading import Reloader
-from assigner.placement.capacity import Capacity
 from assigner.placement.decision_sample import (
     MAX_CANDIDATES,
     SAMPLE_SECONDS,
@@ -20,9 +19,10 @@ from assigner.placement.decision_sample import (
     rescore,
     sample_decision,
 )
-from assigner.placement.first import First
-from assigner.placement.locality import Locality
 from assigner.placement.registry import StrategySettings, load
+from assigner.placement.strategies.capacity import Capacity
+from assigner.placement.strategies.first import First
+from assigner.placement.strategies.locality import Locality
 from assigner.placement.strategy import Input, Policy, Snapshot, Strategy, group_jobs
 from assigner.settings import PoolSettings
 from tests.support.pool import Pool, bot, job, placed, snapshot

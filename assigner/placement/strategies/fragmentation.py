@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from assigner.placement.pack import Judge, Scale, Score, choose_least
 from assigner.placement.room import Demand, Room, WaitingKinds, after
+from assigner.placement.strategies.pack import Judge, Scale, Score, choose_least
 from assigner.placement.strategy import Group, Input, Policy, Snapshot
 from schema.moves.grant import Placement
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from assigner.placement.first import in_order
+from assigner.placement.strategies.first import in_order
 from assigner.placement.strategy import Input, Policy, QuotaCopy, Snapshot, SuccessScore, decision
 from schema.fleet.candidates import FreeBot
 from schema.moves.grant import Placement
