@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 import psycopg
-from leasehold.errors import Conflict
+from leasehold.errors import BadInput, Conflict
 from leasehold.wire import escaped
 
 from schema import audit
@@ -170,12 +170,16 @@ def apply_schedules(
 
     One that has another owner is `refused` and stays as it is, unless the author takes it over. prune: remove what the
     source has declared in these instances (None = all) and declares no longer; without it such a schedule is `left`.
-    By instance and name. Raises BadInput and Conflict as `put_schedule` does.
+    By instance and name. Raises BadInput with the place in the list, and Conflict as `put_schedule` does.
     """
     connection.execute(_APPLY_IN_TURN)
-    ordered = sorted(wanted, key=lambda each: (each.instance, each.name))
-    done = [_apply(connection, each, author) for each in ordered]
-    named = {(each.instance, each.name) for each in wanted}
+    named = {(each.instance, each.name): index for index, each in enumerate(wanted)}
+    done = []
+    for _, index in sorted(named.items()):
+        try:
+            done.append(_apply(connection, wanted[index], author))
+        except BadInput as refused:
+            raise BadInput(f"schedules.{index}.{refused.field}", refused.reason) from None
     where = {"source": author.source, "instances": None if instances is None else list(instances)}
     for row in connection.execute(_DECLARED, where).all():
         if (row.instance, row.name) in named:

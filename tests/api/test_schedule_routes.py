@@ -1,4 +1,4 @@
-"""Schedules over HTTP and on the command line."""
+"""Schedules over HTTP and on the command line: set one by one, or applied for an app that declares them."""
 
 import json
 import re
@@ -11,11 +11,22 @@ import pytest
 from assigner.maintenance.schedules import Schedules
 from schema.diagnostics import checks
 from schema.diagnostics.checks import Verdict
+from schema.policy import schedule_changes
 from tests.support.http import audited
 from tests.support.pool import Pool
 from tests.support.servers import Served
 
-NIGHTLY: dict[str, Any] = {"cron": "0 3 * * *", "zone": "Europe/Berlin", "job": {"command": ["make", "nightly"]}}
+Operate = Callable[..., tuple[int, str]]
+JOB = {"command": ["make", "nightly"]}
+NIGHTLY: dict[str, Any] = {"cron": "0 3 * * *", "zone": "Europe/Berlin", "job": JOB}
+
+
+def nightly(**fields: Any) -> dict[str, Any]:
+    return NIGHTLY | {"name": "nightly"} | fields
+
+
+def apply(http: httpx.Client, *schedules: dict[str, Any], app: str = "shop", **how: Any) -> httpx.Response:
+    return http.post("/v1/schedules/apply", json={"app": app, "schedules": schedules, **how})
 
 
 def test_a_schedule_is_set_shown_listed_disabled_run_and_removed(operator: httpx.Client, pool: Pool) -> None:
@@ -25,7 +36,7 @@ def test_a_schedule_is_set_shown_listed_disabled_run_and_removed(operator: httpx
     again = operator.put("/v1/schedules/nightly", json=NIGHTLY).json()
     assert (again["created"], again["next_tick"]) == (False, made.json()["next_tick"])
     shown = operator.get("/v1/schedules/nightly").json()
-    assert (shown["job"], shown["catch_up"], shown["failures"]) == ({"command": ["make", "nightly"]}, "skip", 0)
+    assert (shown["job"], shown["catch_up"], shown["failures"]) == (JOB, "skip", 0)
 
     off = operator.patch("/v1/schedules/nightly", json={"enabled": False}).json()
     assert (off["enabled"], off["next_tick"]) == (False, None)
@@ -55,53 +66,44 @@ def test_schedules_are_listed_in_pages_by_instance_and_name(operator: httpx.Clie
     assert operator.get("/v1/schedules?after=a").json()["field"] == "after"
 
 
-@pytest.mark.parametrize(
-    ("change", "field", "said"),
-    [
-        ({"cron": "0 * * * * *"}, "cron", "'0 * * * * *' has 6 fields, not the five fields minute, hour,"),
-        ({"cron": "61 * * * *"}, "cron", "is not a cron expression: bad minute"),
-        ({"cron": "0 0 */31 2 MON#5"}, "cron", "has no tick within 50 years"),
-        ({"zone": "Europe/Atlantis"}, "zone", "'Europe/Atlantis' is not a time zone"),
-        ({"catch_up": "some"}, "catch_up", "'skip', 'all' or 'none'"),
-        ({"catch_up_most": 0}, "catch_up_most", "greater than or equal to 1"),
-        ({"overlap": True}, "overlap", "'allow' or 'skip'"),
-        ({"job": {}}, "job.command", "field required"),
-        ({"job": {"command": ["true"], "key": "k"}}, "job.key", "belongs to the schedule"),
-        ({"job": {"command": ["true"], "instance": "x"}}, "job.instance", "belongs to the schedule"),
-        ({"job": {"command": ["true"], "dedup_key": "x"}}, "job.dedup_key", "belongs to the schedule"),
-        ({"job": {"command": ["true"], "metadata": {"tick": "1"}}}, "job.metadata", "'tick' is set by the schedule"),
-        ({"job": {"command": ["true"], "model": "m"}}, "job.model", "needs a resource_class"),
-        ({"job": {"command": [""]}}, "job.command", "must name a program"),
-        ({"every": 5}, "every", "extra inputs are not permitted"),
-    ],
-)
-def test_what_is_wrong_is_refused_with_its_field_and_nothing_is_stored(
-    operator: httpx.Client, change: dict[str, Any], field: str, said: str
-) -> None:
-    answer = operator.put("/v1/schedules/nightly", json=NIGHTLY | change)
-    assert answer.status_code in (400, 422), answer.text
-    assert answer.json()["field"] == field
-    assert said in answer.json()["detail"]
+#: What is wrong with a schedule, the field that is named for it, and what is said.
+WRONG: list[tuple[dict[str, Any], str, str]] = [
+    ({"cron": "0 * * * * *"}, "cron", "'0 * * * * *' has 6 fields, not the five fields minute, hour,"),
+    ({"cron": "61 * * * *"}, "cron", "is not a cron expression: bad minute"),
+    ({"cron": "0 0 */31 2 MON#5"}, "cron", "has no tick within 50 years"),
+    ({"zone": "Europe/Atlantis"}, "zone", "'Europe/Atlantis' is not a time zone"),
+    ({"catch_up": "some"}, "catch_up", "'skip', 'all' or 'none'"),
+    ({"catch_up_most": 0}, "catch_up_most", "greater than or equal to 1"),
+    ({"overlap": True}, "overlap", "'allow' or 'skip'"),
+    ({"job": {}}, "job.command", "field required"),
+    ({"job": JOB | {"key": "k"}}, "job.key", "belongs to the schedule"),
+    ({"job": JOB | {"instance": "x"}}, "job.instance", "belongs to the schedule"),
+    ({"job": JOB | {"dedup_key": "x"}}, "job.dedup_key", "belongs to the schedule"),
+    ({"job": JOB | {"metadata": {"tick": "1"}}}, "job.metadata", "'tick' is set by the schedule"),
+    ({"job": JOB | {"model": "m"}}, "job.model", "needs a resource_class"),
+    ({"job": {"command": [""]}}, "job.command", "must name a program"),
+    ({"every": 5}, "every", "extra inputs are not permitted"),
+]
+
+
+def test_what_is_wrong_is_refused_with_its_field_and_nothing_is_stored(operator: httpx.Client) -> None:
+    def refused(answer: httpx.Response, field: str, said: str) -> None:
+        assert answer.status_code in (400, 422), answer.text
+        assert (answer.json()["field"], said in answer.json()["detail"]) == (field, True), answer.text
+
+    for change, field, said in WRONG:
+        refused(operator.put("/v1/schedules/nightly", json=NIGHTLY | change), field, said)
+        refused(apply(operator, nightly(), nightly(name="weekly", **change)), f"schedules.1.{field}", said)
+    refused(operator.put("/v1/schedules/Nightly", json=NIGHTLY), "name", "is not a name")
+    refused(apply(operator, nightly(name="Nightly")), "schedules.0.name", "match")
+    refused(apply(operator, nightly(), nightly()), "schedules.1.name", "'nightly' is declared twice")
+    refused(apply(operator, app=""), "app", "at least 1")
+    refused(apply(operator, app="x" * 201), "app", "is 201 bytes long, at most 200")
+    refused(apply(operator, app="a\0"), "body", "NUL")
     assert operator.get("/v1/schedules").json()["schedules"] == []
 
 
-def test_a_bad_name_is_refused(operator: httpx.Client) -> None:
-    assert operator.put("/v1/schedules/Nightly", json=NIGHTLY).json()["field"] == "name"
-
-
-def test_a_submitter_keeps_to_its_instance_and_to_its_priority_ceiling(served: Served, pool: Pool) -> None:
-    with served.client(served.token("submitter", instance="ours", priority_ceiling=50)) as http:
-        assert http.put("/v1/schedules/nightly", json=NIGHTLY | {"instance": "theirs"}).status_code == 403
-        urgent = {"command": ["true"], "priority": 49}
-        assert http.put("/v1/schedules/nightly", json=NIGHTLY | {"job": urgent}).status_code == 403
-        by_class = {"command": ["true"], "job_class": "critical"}
-        assert http.put("/v1/schedules/nightly", json=NIGHTLY | {"job": by_class}).status_code == 403
-        job = {"command": ["true"], "priority": 50}
-        assert http.put("/v1/schedules/nightly", json=NIGHTLY | {"job": job}).json()["instance"] == "ours"
-    assert pool.row("SELECT priority_ceiling FROM schedules").priority_ceiling == 50
-
-
-def test_the_commands_do_the_same(operate: Callable[..., tuple[int, str]], pool: Pool) -> None:
+def test_the_commands_do_the_same(operate: Operate, pool: Pool) -> None:
     given = ("--cron", "0 3 * * *", "--zone", "Europe/Berlin", "--catch-up", "all", "--label", "night")
     code, said = operate("schedule", "add", "nightly", *given, "--", "sh", "-c", "make --all")
     assert (code, said.startswith("nightly is made; the next tick is 20")) == (0, True), said
@@ -122,24 +124,19 @@ def test_the_commands_do_the_same(operate: Callable[..., tuple[int, str]], pool:
     assert operate("schedule", "rm", "nightly")[0] == 2
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("--cron", "0 3 * *", "--", "true"), "error: --cron: '0 3 * *' has 4 fields"),
-        (("--cron", "0 3 * * *", "--zone", "Mars", "--", "true"), "error: --zone: 'Mars' is not a time zone"),
-        (("--cron", "0 3 * * *", "--key", "k", "--", "true"), "error: --key: belongs to the schedule"),
-        (("--cron", "0 3 * * *", "--model", "m", "--", "true"), "error: --model: needs a resource_class"),
-    ],
-)
-def test_a_wrong_option_is_named(
-    operate: Callable[..., tuple[int, str]], arguments: tuple[str, ...], said: str
-) -> None:
-    code, told = operate("schedule", "add", "nightly", *arguments)
-    assert (code, said in told) == (2, True), told
+def test_a_wrong_option_is_named(operate: Operate) -> None:
+    for cron, options, said in (
+        ("0 3 * *", "", "error: --cron: '0 3 * *' has 4 fields"),
+        ("0 3 * * *", "--zone Mars", "error: --zone: 'Mars' is not a time zone"),
+        ("0 3 * * *", "--key k", "error: --key: belongs to the schedule"),
+        ("0 3 * * *", "--model m", "error: --model: needs a resource_class"),
+    ):
+        code, told = operate("schedule", "add", "nightly", "--cron", cron, *options.split(), "--", "true")
+        assert (code, said in told) == (2, True), told
 
 
 def test_db_doctor_names_a_schedule_whose_job_is_refused_again_and_again(operator: httpx.Client, pool: Pool) -> None:
-    operator.put("/v1/schedules/nightly", json=NIGHTLY | {"job": {"command": ["true"], "job_class": "gone"}})
+    operator.put("/v1/schedules/nightly", json=NIGHTLY | {"job": JOB | {"job_class": "gone"}})
     assert pool.database.run(checks.check_schedules).verdict is Verdict.OK
     past = "date_trunc('minute', now())"
     for _ in range(3):
@@ -148,3 +145,97 @@ def test_db_doctor_names_a_schedule_whose_job_is_refused_again_and_again(operato
     found = pool.database.run(checks.check_schedules)
     assert found.verdict is Verdict.WARNING
     assert "default/nightly was refused 3 times: job_class: " in found.found
+
+
+# Schedules of an app: applied, shown, refused and taken over
+
+
+def outcomes(answer: httpx.Response) -> dict[str, str]:
+    assert answer.status_code == 200, answer.text
+    return {each["name"]: each["outcome"] for each in answer.json()["schedules"]}
+
+
+def test_an_app_applies_its_schedules_twice_and_the_list_tells_whose_they_are(
+    operator: httpx.Client, pool: Pool
+) -> None:
+    operator.put("/v1/schedules/by-hand", json={"cron": "0 3 * * *", "job": JOB})
+    first = apply(operator, nightly())
+    assert outcomes(first) == {"nightly": "created"}
+    assert first.json()["schedules"][0]["next_tick"] == operator.get("/v1/schedules/nightly").json()["next_tick"]
+    written = audited(pool.database)
+    assert outcomes(apply(operator, nightly())) == {"nightly": "unchanged"}
+    assert audited(pool.database) == written
+    listed = {each["name"]: each["declared_by"] for each in operator.get("/v1/schedules").json()["schedules"]}
+    assert listed == {"by-hand": None, "nightly": "app:shop"}
+    assert outcomes(apply(operator)) == {"nightly": "left"}
+    assert outcomes(apply(operator, prune=True)) == {"nightly": "removed"}
+
+
+def test_a_refused_one_keeps_all_from_being_changed(operator: httpx.Client, pool: Pool) -> None:
+    operator.put("/v1/schedules/by-hand", json={"cron": "0 3 * * *", "job": JOB})
+    answer = apply(operator, nightly(), nightly(name="by-hand"))
+    assert (answer.status_code, answer.json()["code"]) == (409, "schedule_owned")
+    assert "default/by-hand (a command); take them over" in answer.json()["detail"]
+    assert [row.name for row in pool.rows("SELECT name FROM schedules")] == ["by-hand"]
+    assert outcomes(apply(operator, nightly(), nightly(name="by-hand"), take_over=True)) == {
+        "by-hand": "changed", "nightly": "created"
+    }  # fmt: skip
+
+
+def test_a_command_is_told_what_declares_a_schedule_and_may_take_it_over(operator: httpx.Client) -> None:
+    apply(operator, nightly(), nightly(name="weekly"))
+    changed = {"cron": "0 4 * * *", "job": JOB}
+    for answer in (operator.put("/v1/schedules/nightly", json=changed), operator.delete("/v1/schedules/nightly")):
+        assert (answer.status_code, answer.json()["code"]) == (409, "declared")
+        assert "'nightly' is declared by the app 'shop': change it there" in answer.json()["detail"]
+    assert operator.patch("/v1/schedules/nightly", json={"enabled": False}).status_code == 200
+    applied = apply(operator, nightly(), nightly(name="weekly"))
+    assert outcomes(applied) == {"nightly": "unchanged", "weekly": "unchanged"}
+    assert operator.put("/v1/schedules/nightly", json=changed | {"take_over": True}).json()["enabled"] is True
+    assert operator.get("/v1/schedules/nightly").json()["declared_by"] is None
+    assert operator.delete("/v1/schedules/weekly?take_over=true").status_code == 200
+
+
+def test_a_full_instance_refuses_the_whole(operator: httpx.Client, pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedule_changes, "MAX_SCHEDULES", 1)
+    answer = apply(operator, nightly(), nightly(name="weekly"))
+    assert (answer.status_code, answer.json()["code"]) == (409, "too_many_schedules")
+    assert pool.rows("SELECT FROM schedules") == []
+
+
+def test_a_submitter_keeps_to_its_instance_and_its_ceiling(served: Served, operator: httpx.Client, pool: Pool) -> None:
+    apply(operator, nightly(instance="ours"), nightly(instance="theirs"))
+    with served.client(served.token("submitter", instance="ours", priority_ceiling=50)) as http:
+        for change in (
+            {"instance": "theirs"},
+            {"job": JOB | {"priority": 49}},
+            {"job": JOB | {"job_class": "critical"}},
+        ):
+            put, applied = http.put("/v1/schedules/other", json=NIGHTLY | change), apply(http, nightly(**change))
+            assert (put.status_code, applied.status_code) == (403, 403), change
+        assert "schedules.0.job.priority" in apply(http, nightly(job=JOB | {"priority": 49})).json()["detail"]
+        urgent = {"job": JOB | {"priority": 50}}
+        assert http.put("/v1/schedules/set", json=NIGHTLY | urgent).json()["instance"] == "ours"
+        assert outcomes(apply(http, nightly(name="mine", **urgent), prune=True)) == {
+            "mine": "created", "nightly": "removed"
+        }  # fmt: skip
+    left = "SELECT i.name AS instance, s.name, priority_ceiling FROM schedules s JOIN instances i ON i.id = instance"
+    assert {tuple(row) for row in pool.rows(left)} == {
+        ("ours", "mine", 50), ("ours", "set", 50), ("theirs", "nightly", None)
+    }  # fmt: skip
+
+
+def test_the_commands_say_who_declares_and_take_over(operate: Operate, operator: httpx.Client) -> None:
+    apply(operator, nightly())
+    assert [each["declared_by"] for each in json.loads(operate("schedule", "list", "--json")[1])] == ["app:shop"]
+    assert "app:shop" in operate("schedule", "list")[1]
+    add = ("schedule", "add", "nightly", "--cron", "0 4 * * *")
+    for given in ((*add, "--", "true"), ("schedule", "rm", "nightly")):
+        code, said = operate(*given)
+        assert code != 0
+        assert "'nightly' is declared by the app 'shop'" in said
+        assert "--take-over" in said
+    assert operate(*add, "--take-over", "--", "true")[0] == 0
+    assert operator.get("/v1/schedules/nightly").json()["declared_by"] is None
+    apply(operator, nightly(), take_over=True)
+    assert operate("schedule", "rm", "nightly", "--take-over") == (0, "nightly is removed\n")
