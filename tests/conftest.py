@@ -269,6 +269,18 @@ def operate(
 
 
 @pytest.fixture
+def good(operate: Callable[..., tuple[int, str]]) -> Callable[[str], str]:
+    """Runs one command line as `operate` does, which must succeed; gives what it said."""
+
+    def call(line: str) -> str:
+        code, said = operate(*line.split())
+        assert code == 0, f"{line}: {said}"
+        return said
+
+    return call
+
+
+@pytest.fixture
 def stands(no_pool_of_our_own: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gateway]:
     """A gateway that the environment names and that accepts jobs; a test gives it another script."""
     with gateway(accepting) as opened:

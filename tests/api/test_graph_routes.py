@@ -57,29 +57,12 @@ def test_a_graph_is_submitted_shown_listed_and_cancelled(operator: httpx.Client)
         ("queued", 0, 0), ("blocked", 1, 1), ("blocked", 2, 2)
     ]  # fmt: skip
     assert operator.get("/v1/jobs", params={"state": "blocked"}).json()["jobs"][0]["state"] == "blocked"
-    assert [graph["name"] for graph in operator.get("/v1/graphs", params={"open": "true"}).json()["graphs"]] == [
-        "build"
-    ]
-    cancelled = [operator.post("/v1/graphs/cancel", json={"graph": made["id"]}).json() for _ in range(2)]
-    assert [(each["state"], each["jobs"]) for each in cancelled] == [("cancelled", 3), ("cancelled", 0)]
-
-
-def test_nodes_come_page_by_page(operator: httpx.Client) -> None:
-    made = operator.post("/v1/graphs", json=GRAPH).json()
     page = operator.get(f"/v1/graphs/{made['id']}", params={"limit": 1, "after": 1}).json()["page"]
     assert [node["node"] for node in page] == [2]
-
-
-def test_a_submitter_sees_graphs_of_its_own_instance_only(served: Served, operator: httpx.Client) -> None:
-    mine = served.client(served.token("submitter", instance="ci"))
-    own = mine.post("/v1/graphs", json=GRAPH).json()
-    foreign = operator.post("/v1/graphs", json=GRAPH | {"instance": "qa", "name": "other"}).json()
-    assert operator.get(f"/v1/graphs/{own['id']}").json()["instance"] == "ci"
-    for graph in (foreign["id"], "other", "0" * 8 + foreign["id"][8:], "nonsense"):
-        assert mine.get(f"/v1/graphs/{graph}").status_code == 404
-        assert mine.post("/v1/graphs/cancel", json={"graph": graph}).status_code == 404
-    assert [graph["id"] for graph in mine.get("/v1/graphs").json()["graphs"]] == [own["id"]]
-    assert mine.post("/v1/graphs", json=GRAPH | {"instance": "qa"}).status_code == 403
+    (graph,) = operator.get("/v1/graphs", params={"open": "true"}).json()["graphs"]
+    assert graph["name"] == "build"
+    cancelled = [operator.post("/v1/graphs/cancel", json={"graph": made["id"]}).json() for _ in range(2)]
+    assert [(each["state"], each["jobs"]) for each in cancelled] == [("cancelled", 3), ("cancelled", 0)]
 
 
 def test_a_name_that_several_instances_use_needs_its_instance(operator: httpx.Client) -> None:
@@ -98,9 +81,9 @@ def test_a_token_keeps_all_nodes_to_its_priorities(served: Served) -> None:
     assert mine.post("/v1/graphs", json=with_node(priority=1) | {"priority": 2}).status_code == 403
 
 
-@pytest.mark.parametrize(
-    ("body", "status", "field"),
-    [
+def test_what_is_no_graph_is_refused_with_its_place_and_not_written(served: Served, operator: httpx.Client) -> None:
+    before = counts(served.database)
+    for body, status, field in (
         (GRAPH | {"nodes": []}, 422, "nodes"),
         (GRAPH | {"name": "Not A Name"}, 422, "name"),
         (GRAPH | {"on_failure": "explode"}, 422, "on_failure"),
@@ -119,14 +102,9 @@ def test_a_token_keeps_all_nodes_to_its_priorities(served: Served) -> None:
         (with_node(after=[9]) | {"on_phantom": "reject"}, 400, "nodes"),
         (GRAPH | {"nodes": [{"node": n, "command": ["x"]} for n in range(10_001)]}, 422, "nodes"),
         (GRAPH | {"nodes": [{"node": n, "command": ["x"], "after": list(range(n))} for n in range(450)]}, 400, "nodes"),
-    ],
-)
-def test_what_is_no_graph_is_refused_with_its_place_and_nothing_is_written(
-    served: Served, operator: httpx.Client, body: dict[str, Any], status: int, field: str
-) -> None:
-    before = counts(served.database)
-    answer = operator.post("/v1/graphs", json=body)
-    assert (answer.status_code, answer.json()["field"]) == (status, field), answer.text
+    ):
+        answer = operator.post("/v1/graphs", json=body)
+        assert (answer.status_code, answer.json()["field"]) == (status, field), answer.text
     assert counts(served.database) == before
 
 
@@ -213,9 +191,7 @@ def test_the_commands_submit_show_list_and_cancel(file: Path, capsys: pytest.Cap
         call("graph", "show", "nobody")
 
 
-def test_wait_goes_on_until_nothing_of_the_graph_can_run(
-    stands: Gateway, file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wait_goes_on_until_no_node_can_run(stands: Gateway, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What is stalled will not end by itself; a cancelled graph is over when its bots have stopped what ran."""
     seen = dict.fromkeys(("blocked", "blocked_forever", "queued", "parked", "active", "failed", "cancelled"), 0)
     shown = seen | {"id": "g", "name": "build", "instance": "ci", "nodes": 3, "edges": 3, "missing": [], "dead": 0}
@@ -239,18 +215,16 @@ def test_wait_goes_on_until_nothing_of_the_graph_can_run(
 
 @pytest.mark.usefixtures("commanding")
 def test_a_file_that_holds_no_graph_is_refused_with_its_place(file: Path, pool: Pool) -> None:
-    with pytest.raises(BadInput, match=r"Circular dependency detected in job build: 1 → 2 → 1$"):
-        call("graph", "submit", str(written(file, with_node(after=[2]))))
-    for broken, field in (
-        ([], ""),
-        (with_node(after=["x"]), ": nodes.0.after.0"),
-        (with_node(key="k"), ": nodes.0.key"),
+    for broken, said in (
+        (with_node(after=[2]), "Circular dependency detected in job build: 1 → 2 → 1"),
+        ([], f"{file}: "),
+        (with_node(after=["x"]), f"{file}: nodes.0.after.0: "),
+        (with_node(key="k"), f"{file}: nodes.0.key: "),
     ):
-        written(file, broken)
         with pytest.raises(BadInput) as refused:
-            call("graph", "submit", str(file))
-        assert refused.value.field == f"{file}{field}"
-    assert pool.row("SELECT count(*) FROM audit WHERE action = 'graphs.submit'")[0] == 0
+            call("graph", "submit", str(written(file, broken)))
+        assert said in str(refused.value)
+    assert pool.row("SELECT count(*) AS n FROM audit WHERE action = 'graphs.submit'").n == 0
 
 
 CALLBACK: dict[str, Any] = {
@@ -283,13 +257,10 @@ def test_jobs_and_their_callback_are_submitted_by_one_command(
     done = json.loads(capsys.readouterr().out.splitlines()[-1])
     call("submit", "--file", str(jobs), *options, "--json", "--", "tell", "-v")
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) == done | {"created": False}
-    rows = pool.rows("SELECT j.public_id, j.label, j.state, i.name FROM jobs j JOIN instances i ON i.id = j.instance"
-                     " ORDER BY j.id")  # fmt: skip
-    assert [(str(row.public_id), row.label, row.state, row.name) for row in rows] == [
-        (done["jobs"][0], "", "queued", "ours"),
-        (done["jobs"][1], "x", "queued", "ours"),
-        (done["callback"], "told", "blocked", "ours"),
-    ]
+    query = "SELECT public_id::text, label, state FROM jobs WHERE instance = (SELECT id FROM instances) ORDER BY id"
+    assert [tuple(row) for row in pool.rows(query)] == [
+        (done["jobs"][0], "", "queued"), (done["jobs"][1], "x", "queued"), (done["callback"], "told", "blocked")
+    ]  # fmt: skip
     jobs.write_text('{"command": ["true"]}\n{"command": ["true"], "key": "own"}\n')
     with pytest.raises(BadInput, match=r"jobs.jsonl:2: key: belongs to the graph"):
         call("submit", "--file", str(jobs), "--then-on", "done", "--", "tell")

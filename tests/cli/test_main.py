@@ -1,13 +1,11 @@
 """The console script: exit codes, the one line on standard error, JSON on standard output."""
 
-import gc
 import json
 import logging
 import os
 import re
-import signal
+import shlex
 import subprocess
-import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,28 +19,31 @@ from leasehold.wire import escaped
 from pydantic import BaseModel
 
 from assigner.cli import errors, mistakes, operator
-from assigner.cli.main import cli, main, sections
+from assigner.cli.main import cli, sections
 from assigner.config import keys, loading
 from assigner.settings import Installation, PoolSettings
-from bots.cli.backlog import cancel
-from schema import gc_tuning
+from bots.cli import backlog, jobs, listing, submit
 from schema.diagnostics import invariants
 from schema.postgres import embedded, urls
 from schema.postgres.engine import Database
 from schema.requests import JobRequest
 from schema.tenancy import tokens
-from tests.support.http import Gateway, gateway, in_turn, problem
+from tests.support.http import Gateway, in_turn, problem
 from tests.support.patience import MINUTE
 from tests.support.servers import LEASEHOLD, Console
 
 SAMPLE = Path(__file__).parent.parent.parent / "ops" / "leasehold.toml"
+JOB = "6b1f6c1e-4a53-4f6b-9a53-8f2f7d1f0001"
 
 
 @pytest.fixture
-def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """The same for what is refused before anything is done, in this process: another one takes seconds to start."""
+def refused(
+    stands: Gateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., str]:
+    """What a command says that is refused before anything is done or sent, in this process: another takes seconds."""
     for name in [name for name in os.environ if name.startswith("LEASEHOLD_")]:
-        monkeypatch.delenv(name)
+        if name not in ("LEASEHOLD_URL", "LEASEHOLD_TOKEN"):
+            monkeypatch.delenv(name)
     monkeypatch.setenv("LEASEHOLD_DATA", str(tmp_path / "data"))
     monkeypatch.chdir(tmp_path)
     # What a program sets up for itself would outlive it here.
@@ -50,9 +51,9 @@ def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     monkeypatch.setattr(logging, "basicConfig", lambda **_: None)
 
     def call(*arguments: str) -> str:
-        assert errors.run(cli, arguments) == 2
+        assert errors.run(cli, arguments) == 2, arguments
         said = capsys.readouterr()
-        assert said.out == ""
+        assert (said.out, stands.asked) == ("", [])
         assert re.fullmatch(r"error: [^\n]+\n", said.err), said.err
         return said.err.removeprefix("error: ").rstrip("\n")
 
@@ -70,55 +71,100 @@ def connected(tmp_path: Path, leasehold: Path, database_url: str) -> Console:
     return Console(tmp_path, leasehold, LEASEHOLD_DATABASE_URL=database_url)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["nothing"], "No such command 'nothing'."),
-        (["db", "statsu"], "No such command 'statsu'. Did you mean 'status'?"),
-        (["--verbose"], "No such option '--verbose'."),
-        (["up", "--bots", "many"], "--bots: 'many' is not a valid integer range."),
-        (["up", "--bots", "-1"], "--bots: -1 is not in the range 0<=x<=1000."),
-        (["up", "--port", "70000"], "--port: 70000 is not in the range 0<=x<=65535."),
-        (["token", "create", "king"], "KIND: 'king' is not one of 'submitter', 'bot', 'operator'."),
-        (["token", "create"], "KIND: is missing"),
-        (["token", "create", "bot", "--expires-in", "soon"], "--expires-in: 'soon' is not a duration"),
-        (["token", "create", "bot", "--property", "os"], "--property: 'os' is not KEY=VALUE"),
-        (["bot", "--capacity", "0"], "--capacity: must be greater than or equal to 1"),
-        (["bot", "--concurrency", "2"], "--concurrency: means nothing without --app"),
-        (["bot", "--app", "a:b", "--concurrency", "2", "--capacity", "2"], "--concurrency: means the same"),
-        (["bot", "--app", "a:b", "--concurrency", "0"], "--concurrency: must be greater than or equal to 1"),
-        (["bot", "--app", "shop"], "--app: 'shop' is not of the form MODULE:POOL, such as shop:pool"),
-        (["bot", "--app", "shop.py:pool"], "--app: 'shop.py:pool' names a file: write MODULE:POOL, such as shop:pool"),
-        (["bot", "--pool", "a", "--instance", "b"], "--pool: pool means nothing together with instance"),
-        (["bot", "--name", "Not A Name"], "--name: String should match pattern"),
-        (["show"], "ID: is missing"),
-        (["--config", "none.toml", "config", "check"], "none.toml: cannot be read: No such file or directory"),
-        (["--data", "/nonexistent", "db", "url"], "--data: /nonexistent is not there; `leasehold up` makes it"),
-        (["config", "example", "ledgerhold.toml"], "FILE: 'ledgerhold.toml' is not one of leasehold.toml, prometheus/"),
-        (["config", "check", "none.toml"], "none.toml: cannot be read: No such file or directory"),
-        (["--data", "/etc/hostname", "db", "status"], "--data: Directory '/etc/hostname' is a file."),
-    ],
-)  # fmt: skip
-def test_wrong_arguments_give_one_line_and_exit_2(refused: Callable[..., str], arguments: list[str], said: str) -> None:
-    assert refused(*arguments).startswith(said)
+#: A line of arguments, and how the line begins that refuses it.
+WRONG = [
+    ("nothing", "No such command 'nothing'."),
+    ("db statsu", "No such command 'statsu'. Did you mean 'status'?"),
+    ("--verbose", "No such option '--verbose'."),
+    ("up --bots many", "--bots: 'many' is not a valid integer range."),
+    ("up --bots -1", "--bots: -1 is not in the range 0<=x<=1000."),
+    ("up --port 70000", "--port: 70000 is not in the range 0<=x<=65535."),
+    ("token create king", "KIND: 'king' is not one of 'submitter', 'bot', 'operator'."),
+    ("token create", "KIND: is missing"),
+    ("token create bot --expires-in soon", "--expires-in: 'soon' is not a duration"),
+    ("token create bot --property os", "--property: 'os' is not KEY=VALUE"),
+    ("bot --capacity 0", "--capacity: must be greater than or equal to 1"),
+    ("bot --concurrency 2", "--concurrency: means nothing without --app"),
+    ("bot --app a:b --concurrency 2 --capacity 2", "--concurrency: means the same"),
+    ("bot --app a:b --concurrency 0", "--concurrency: must be greater than or equal to 1"),
+    ("bot --app shop", "--app: 'shop' is not of the form MODULE:POOL, such as shop:pool"),
+    ("bot --app shop.py:pool", "--app: 'shop.py:pool' names a file: write MODULE:POOL, such as shop:pool"),
+    ("bot --pool a --instance b", "--pool: pool means nothing together with instance"),
+    ("bot --name 'Not A Name'", "--name: String should match pattern"),
+    ("--config none.toml config check", "none.toml: cannot be read: No such file or directory"),
+    ("--data /nonexistent db url", "--data: /nonexistent is not there; `leasehold up` makes it"),
+    ("config example ledgerhold.toml", "FILE: 'ledgerhold.toml' is not one of leasehold.toml, prometheus/"),
+    ("config check none.toml", "none.toml: cannot be read: No such file or directory"),
+    ("--data /etc/hostname db status", "--data: Directory '/etc/hostname' is a file."),
+    ("submit", "give exactly one of: a command after --, or --file"),
+    ("submit --file - -- true", "give exactly one of: a command after --, or --file"),
+    ("submit --file /nowhere/jobs.jsonl", "--file: '/nowhere/jobs.jsonl': No such file or directory"),
+    ("submit --colour red -- true", "No such option '--colour'."),
+    ("submit --timeout -1 true", "--timeout: "),
+    ("submit --timeout nan true", "--timeout: "),
+    ("submit --property os -- true", "--property: "),
+    ("submit --env =x -- true", "--env: "),
+    ("submit --instance 'Not A Name' -- true", "--instance: "),
+    (f"submit --label {'x' * 65} -- true", "--label: "),
+    ("submit -- \udcff", "command: "),
+    ("submit --resource cpu_milli=half true", "--resource: 'cpu_milli=half' is not KIND=AMOUNT"),
+    ("submit --preferred-hour 24 true", "--preferred-hour: 24 is not in the range"),
+    ("submit --preferred-zone Mars true", "--preferred-zone: 'Mars' is not a time zone"),
+    ("submit --preferred-zone UTC true", "--preferred-zone: means nothing without preferred_hours"),
+    ("submit --resource memory_mib=1 --resource memory_mib=2 true", "--resource: names 'memory_mib' twice"),
+    ("submit --resource cpu=4 true", "resources"),
+    *(
+        (f"submit {option} true", f"{option.replace(' ', ': ')} is not in the range")
+        for option in ("--user-priority 11", "--graph-priority 0", "--urgency 1101", "--priority 2000", "--units 0")
+    ),
+    ("submit --deadline 0 true", "--deadline: 0"),
+    ("submit --estimated-cost -1 true", "--estimated-cost: -1"),
+    ("show", "ID: is missing"),
+    ("show x", "id: "),
+    (f"wait {JOB} x", "id: "),
+    ("wait", "ID…: is missing"),
+    ("logs ''", "id: "),
+    (f"show --watch {JOB}", "--watch: "),
+    ("list --watch 0", "--watch: 0.0 is not in the range"),
+    ("status --watch=nan", "--watch: 'nan' is no number of seconds"),
+    ("list --state asleep", "--state: "),
+    ("list --limit 0", "--limit: "),
+    ("cancel", "give either ids, or --all with a filter"),
+    ("cancel ../bots", "id: "),
+    ("bots drain", "NAME: is missing"),
+    ("bots drain ../x", "NAME: "),
+    ("bots show ../x", "NAME: "),
+    ("graph submit /nowhere/graph.json", "FILE: '/nowhere/graph.json': No such file or directory"),
+    ("graph list --limit 101", "--limit: "),
+    ("graph show", "ID: is missing"),
+]
 
 
-def test_a_wrong_file_is_refused_by_every_command_that_reads_it(refused: Callable[..., str], tmp_path: Path) -> None:
-    (tmp_path / "leasehold.toml").write_text("[timing]\n\nttll = 30\n")
+def test_wrong_arguments_give_one_line_and_exit_2_and_nothing_is_sent(refused: Callable[..., str]) -> None:
+    told = {line: refused(*shlex.split(line)) for line, _ in WRONG}
+    wrong = [(line, told[line]) for line, said in WRONG if not told[line].startswith(said)]
+    assert wrong == []
+    assert "".join(told.values()).isprintable()
+
+
+def test_no_option_takes_a_token() -> None:
+    for command in (submit.submit, *jobs.COMMANDS, *listing.COMMANDS, *backlog.COMMANDS):
+        assert "--token" not in {name for parameter in command.params for name in parameter.opts}
+
+
+def test_a_wrong_file_or_variable_is_refused_by_every_command_that_reads_it(
+    refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "leasehold.toml"
+    file.write_text("[timing]\n\nttll = 30\n")
     for command in (["config", "show"], ["db", "status"], ["assign"], ["gateway"], ["bot"], ["up"]):
         said = refused(*command)
         assert said == "leasehold.toml:3: timing.ttll: is not a setting; did you mean 'ttl'?"
-
-
-def test_a_wrong_variable_is_refused(console: Console) -> None:
-    said = console.refused("config", "check", environ={"LEASEHOLD_GATEWAY_PROT": "1"})
-    assert said == "LEASEHOLD_GATEWAY_PROT: is not a setting; did you mean 'LEASEHOLD_GATEWAY_PORT'?"
-
-
-def test_a_url_that_is_none_of_postgresql_is_refused_without_showing_it(console: Console) -> None:
-    (console.directory / "leasehold.toml").write_text("[database]\npool = 3\nurl = 'mysql://me:hunter2@host/x'\n")
-    said = console.refused("db", "status")
-    assert said == "leasehold.toml:3: database: url must be a postgresql:// URL or 'embedded'"
+    file.write_text("[database]\npool = 3\nurl = 'mysql://me:hunter2@host/x'\n")
+    assert refused("db", "status") == "leasehold.toml:3: database: url must be a postgresql:// URL or 'embedded'"
+    monkeypatch.setenv("LEASEHOLD_GATEWAY_PROT", "1")
+    said = "LEASEHOLD_GATEWAY_PROT: is not a setting; did you mean 'LEASEHOLD_GATEWAY_PORT'?"
+    assert refused("config", "check") == said
 
 
 def test_configuration_is_shown_without_passwords(console: Console) -> None:
@@ -155,29 +201,24 @@ def test_every_folder_of_examples_is_listed_and_in_the_wheel(console: Console) -
     assert build["targets"]["wheel"]["force-include"].items() >= wheel.items()
 
 
-def test_check_warns_when_capacity_can_outweigh_priority(console: Console) -> None:
-    (console.directory / "leasehold.toml").write_text("[bot]\ncapacity = 11\n")
-    done = console.run("config", "check")
-    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "leasehold.toml: ok")
-    assert done.stderr.startswith(
-        "warning: leasehold.toml: assigners[0].strategy.weights: free capacity can outweigh bot priority"
-    )
-    assert json.loads(console.run("config", "check", "--json").stdout)["warnings"] != []
-    assert mistakes.mistakes(sections().model_validate({"bot": {"capacity": 10}})) == []
-    strategy = {"capacity_term": "normalised"}
-    quiet = {"bot": {"capacity": 1000}, "assigners": [{"strategy": strategy}]}
-    assert mistakes.mistakes(sections().model_validate(quiet)) == []
-    loud = {"assigners": [{"strategy": {**strategy, "weights": {"capacity": 11.0}}}]}
-    assert len(mistakes.mistakes(sections().model_validate(loud))) == 1
-
-
-def test_check_says_which_term_can_dominate_and_from_how_many_units(console: Console) -> None:
+def test_check_says_which_term_can_dominate_and_warns_when_capacity_can_outweigh_priority(console: Console) -> None:
     said = (
         "assigners[0].strategy.weights: one step of bot priority (10) outweighs a locality hit (5); "
         "free capacity outweighs it from 11 more free units on"
     )
     assert console.good("config", "check").splitlines() == [said, "the defaults: ok"]
     assert json.loads(console.good("config", "check", "--json"))["notes"] == [said]
+    (console.directory / "leasehold.toml").write_text("[bot]\ncapacity = 11\n")
+    done = console.run("config", "check")
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "leasehold.toml: ok")
+    warned = "warning: leasehold.toml: assigners[0].strategy.weights: free capacity can outweigh bot priority"
+    assert done.stderr.startswith(warned)
+    for settings, warnings in (
+        ({"bot": {"capacity": 10}}, 0),
+        ({"bot": {"capacity": 1000}, "assigners": [{"strategy": {"capacity_term": "normalised"}}]}, 0),
+        ({"assigners": [{"strategy": {"capacity_term": "normalised", "weights": {"capacity": 11.0}}}]}, 1),
+    ):
+        assert len(mistakes.mistakes(sections().model_validate(settings))) == warnings
 
 
 def test_the_sample_is_the_defaults_and_names_every_setting(console: Console) -> None:
@@ -201,10 +242,8 @@ def settings_of(annotation: object, path: tuple[str, ...] = ()) -> Iterator[tupl
 
 
 def test_a_database_that_is_away_gives_exit_3_and_says_why(console: Console) -> None:
-    environ = {
-        "LEASEHOLD_DATABASE_URL": "postgresql://me:hunter2@127.0.0.1:1/x",
-        "LEASEHOLD_DATABASE_OUTAGE_SECONDS": "0",
-    }
+    environ = {"LEASEHOLD_DATABASE_URL": "postgresql://me:hunter2@127.0.0.1:1/x"}
+    environ["LEASEHOLD_DATABASE_OUTAGE_SECONDS"] = "0"
     for command in (["db", "status"], ["assign"], ["gateway"]):
         said = console.refused(*command, code=3, environ=environ)
         assert said.startswith("the database cannot be reached: connection")
@@ -237,9 +276,7 @@ def test_commands_name_the_file_and_the_database_without_its_password(console: C
 
 
 @pytest.mark.parametrize("command", [("db", each) for each in ("upgrade", "status", "verify", "doctor")], ids=" ".join)
-def test_no_private_server_is_started_by_a_command_that_was_told_of_none(
-    tmp_path: Path, command: tuple[str, str]
-) -> None:
+def test_no_private_server_starts_for_a_command_told_of_none(tmp_path: Path, command: tuple[str, str]) -> None:
     home, file = tmp_path / "home", tmp_path / "leasehold.toml"
     nowhere = Installation(home, None, PoolSettings, {}, at_home=True)
     with pytest.raises(BadInput, match=r"is not set, and no private server is in .*; name the configuration with --c"):
@@ -264,11 +301,8 @@ def test_verify_counts_every_invariant(connected: Console) -> None:
 
 @pytest.mark.breaks_invariants
 def test_verify_exits_1_when_an_invariant_does_not_hold(connected: Console, database: Database) -> None:
-    database.run(
-        lambda connection: connection.execute_sql(
-            "INSERT INTO jobs (queue, instance, platform, state) VALUES (1, 1, 1, 'leased')"
-        )
-    )
+    broken = "INSERT INTO jobs (queue, instance, platform, state) VALUES (1, 1, 1, 'leased')"
+    database.run(lambda connection: connection.execute_sql(broken))
     done = connected.run("db", "verify", "--json")
     assert done.returncode == 1
     assert json.loads(done.stdout)["S2"]["rows"] == 1
@@ -276,10 +310,9 @@ def test_verify_exits_1_when_an_invariant_does_not_hold(connected: Console, data
 
 
 def test_a_token_is_shown_once_listed_without_its_secret_and_revoked(connected: Console, database: Database) -> None:
-    made = json.loads(
-        connected.good("token", "create", "submitter", "--instance", "team", "--create", "--expires-in", "1h", "--json")
-    )
-    refused = connected.refused("token", "create", "submitter", "--instance", "taem")
+    create = ("token", "create", "submitter", "--instance")
+    made = json.loads(connected.good(*create, "team", "--create", "--expires-in", "1h", "--json"))
+    refused = connected.refused(*create, "taem")
     assert refused.startswith("instance: there is no instance 'taem'; did you mean 'team'?")
     holder = database.run(lambda connection: tokens.verify(connection, made["token"]))
     assert (holder.kind, holder.instance) == ("submitter", "team")
@@ -297,15 +330,9 @@ def test_a_bot_token_may_be_limited_to_labels_and_a_pool(connected: Console) -> 
     (listed,) = json.loads(connected.good("token", "list", "--json"))
     assert (listed["labels"], listed["pool"]) == (["a", "gpu"], "blue")
     assert connected.refused("token", "create", "submitter", "--pool", "blue").startswith("pool: means nothing")
-
-
-def test_an_unknown_token_cannot_be_revoked(connected: Console) -> None:
-    assert connected.refused("token", "revoke", "nobody") == f"there is no token '{escaped('nobody')}'"
-
-
-def test_a_token_that_means_nothing_is_refused(connected: Console) -> None:
     assert connected.refused("token", "create", "operator", "--bot", "x").startswith("bot: means nothing for a token")
     assert connected.refused("token", "create", "bot").startswith("bot: a bot token needs a bot name")
+    assert connected.refused("token", "revoke", "nobody") == f"there is no token '{escaped('nobody')}'"
 
 
 def test_a_reader_that_goes_away_is_not_an_error_to_talk_about(console: Console) -> None:
@@ -320,19 +347,6 @@ def test_a_reader_that_goes_away_is_not_an_error_to_talk_about(console: Console)
     assert process.stderr.read() == "1\n"
     process.stderr.close()
     process.wait(MINUTE)
-
-
-JOB = "6b1f6c1e-4a53-4f6b-9a53-8f2f7d1f0001"
-
-
-@pytest.fixture
-def refusing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gateway]:
-    """A gateway that says of every job that it is over."""
-    detail = f"job '{JOB}' is succeeded already; results are kept"
-    with gateway(in_turn(problem(409, detail, code="already_final"))) as opened:
-        monkeypatch.setenv("LEASEHOLD_URL", opened.url)
-        monkeypatch.setenv("LEASEHOLD_TOKEN", "lh_operator_x_y")
-        yield opened
 
 
 @pytest.mark.parametrize(
@@ -355,37 +369,27 @@ def test_every_error_has_its_exit_code(error: Exception, code: int, capsys: pyte
 
     assert errors.run(failing, []) == code
     assert capsys.readouterr().err == ("" if code == 130 else f"error: {error}\n")
+    # What was done before it stands in the same line.
+    error.add_note("2 jobs were changed before")
+    assert errors.run(failing, []) == code
+    assert capsys.readouterr().err == ("" if code == 130 else f"error: {error}; 2 jobs were changed before\n")
 
 
-def test_an_error_tells_in_its_line_what_was_done_before_it(capsys: pytest.CaptureFixture[str]) -> None:
-    @click.command()
-    def failing() -> NoReturn:
-        error = LeaseholdError("it failed")
-        error.add_note("2 jobs were changed before")
-        raise error
+def test_cancelling_what_is_over_is_one_line_and_exit_2(stands: Gateway, capsys: pytest.CaptureFixture[str]) -> None:
+    detail = f"job '{JOB}' is succeeded already; results are kept"
+    stands.script = in_turn(problem(409, detail, code="already_final"))
+    for options in ([], ["--json"]):
+        assert errors.run(cli, ["cancel", *options, JOB]) == 2
+        told = capsys.readouterr()
+        assert (told.out, told.err) == ("", f"error: {detail}\n")
+    assert stands.asked[0].body == {"ids": [JOB]}
 
-    assert errors.run(failing, []) == 1
-    assert capsys.readouterr().err == "error: it failed; 2 jobs were changed before\n"
 
-
-@pytest.mark.parametrize("options", [[], ["--json"]])
-def test_cancelling_what_is_over_is_one_line_and_exit_2(
-    refusing: Gateway, options: list[str], capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("arguments", "code"), [(["config", "show"], 0), (["db", "status"], 3)], ids=str)
+def test_the_fork_server_of_the_tests_does_as_the_console_script(
+    console: Console, tmp_path: Path, arguments: list[str], code: int
 ) -> None:
-    assert errors.run(cancel, [*options, JOB]) == 2
-    told = capsys.readouterr()
-    assert (told.out, told.err) == ("", f"error: job '{JOB}' is succeeded already; results are kept\n")
-    assert refusing.asked[0].body == {"ids": [JOB]}
-
-
-def test_a_program_collects_garbage_rarely_only_while_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    usual = gc.get_threshold()
-    monkeypatch.setattr(sys, "argv", ["leasehold", "--version"])
-    monkeypatch.setattr(signal, "signal", lambda *_: None)
-    try:
-        with pytest.raises(SystemExit):
-            main()
-        assert gc.get_threshold()[0] == gc_tuning.STARTING
-    finally:
-        gc_tuning.collect_as_usual()
-    assert gc.get_threshold() == usual
+    away = {"LEASEHOLD_DATABASE_URL": "postgresql://127.0.0.1:1/x", "LEASEHOLD_DATABASE_OUTAGE_SECONDS": "0"}
+    forked, real = (each.run(*arguments, environ=away) for each in (console, Console(tmp_path, LEASEHOLD)))
+    assert real.returncode == code
+    assert (forked.returncode, forked.stdout, forked.stderr) == (real.returncode, real.stdout, real.stderr)

@@ -1,4 +1,4 @@
-"""`help`, shell completion and the man page: they agree with the commands, and answer fast."""
+"""`help`, completion and the man page agree with the commands; what a command imports before it answers."""
 
 import json
 import os
@@ -10,65 +10,75 @@ from pathlib import Path
 
 import click
 import pytest
+from click.shell_completion import ShellComplete
 
-from assigner.cli import completion, errors, manual
-from assigner.cli.main import cli
+from assigner.cli import completion, errors, manual, operations
+from assigner.cli.main import LOCAL, cli
 from ops import manual as man_page
+from tests.support.http import JOB_COMMANDING, Answer, ReceivedRequest, gateway
 from tests.support.patience import MINUTE
 
 ROOT = Path(__file__).parent.parent.parent
+COMPLETE = """
+import json, os, sys
+from assigner.cli import completion
+from assigner.cli.main import main
+for line in json.loads(sys.argv[1]):
+    os.environ[completion.VARIABLE] = "bash_complete"
+    os.environ |= {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1)}
+    try:
+        main()
+    except SystemExit:
+        print("--")
+sys.stderr.write(json.dumps(sorted(sys.modules)))
+"""
 
 
-def completed(line: str) -> list[str]:
-    """What bash is answered for a line that ends where the cursor is; also what has been imported for it."""
-    words = line.split(" ")
-    script = (
-        "import json, sys, atexit\n"
-        "atexit.register(lambda: print(json.dumps(sorted(sys.modules)), file=sys.stderr))\n"
-        "from assigner.cli.main import main\nmain()"
-    )
-    asked = {completion.VARIABLE: "bash_complete", "COMP_WORDS": line, "COMP_CWORD": f"{len(words) - 1}"}
+def completed(*lines: str) -> list[list[str]]:
+    """What bash is answered for lines that end where the cursor is; none of them may import what it completes."""
     done = subprocess.run(
-        [sys.executable, "-c", script], env={**os.environ, **asked}, cwd=ROOT, capture_output=True, text=True,
+        [sys.executable, "-c", COMPLETE, json.dumps(lines)], cwd=ROOT, capture_output=True, text=True,
         timeout=5 * MINUTE, check=True,
     )  # fmt: skip
-    imported = set(json.loads(done.stderr.splitlines()[-1]))
-    assert imported & {"sqlalchemy", "pydantic", "rich", "httpx", "psycopg"} == set()
-    return [each.partition(",")[2] for each in done.stdout.splitlines()]
+    assert set(json.loads(done.stderr)) & {"sqlalchemy", "pydantic", "rich", "httpx", "psycopg"} == set()
+    return [[each.partition(",")[2] for each in part.splitlines()] for part in done.stdout.split("--\n")[:-1]]
 
 
 def test_completion_knows_commands_options_and_choices_and_imports_none_of_them() -> None:
-    assert completed("leasehold requ") == ["requeue"]
-    assert {"list", "set", "show", "rm", "drain"} <= set(completed("leasehold instance "))
-    assert "--dedup-key" in completed("leasehold submit --de")
-    assert completed("leasehold list --state canc") == ["cancelling", "cancelled"]
-    assert "--assigners" in completed("leasehold --data x up --")
-    assert completed("leasehold completion z") == ["zsh"]
-    assert completed("leasehold help gloss") == ["glossary"]
-    assert completed("leasehold config example grafana/d") == ["grafana/database.json"]
+    found = completed(
+        "leasehold requ",
+        "leasehold instance ",
+        "leasehold submit --de",
+        "leasehold list --state canc",
+        "leasehold --data x up --",
+        "leasehold completion z",
+        "leasehold help gloss",
+        "leasehold config example grafana/d",
+    )
+    requeue, instance, submit, state, up, *others = found
+    assert (requeue, state) == (["requeue"], ["cancelling", "cancelled"])
+    assert {"list", "set", "show", "rm", "drain"} <= set(instance)
+    assert "--dedup-key" in submit
+    assert "--assigners" in up
+    assert others == [["zsh"], ["glossary"], ["grafana/database.json"]]
 
 
 def test_the_table_of_commands_is_that_of_the_commands_themselves() -> None:
     assert json.loads(completion.TABLE.read_text()) == completion.table(cli, man_page.defined()), "run: make man"
 
 
-@pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_the_script_for_a_shell_calls_the_program(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert errors.run(cli, ["completion", shell]) == 0
-    assert f"{completion.VARIABLE}={shell}_complete" in capsys.readouterr().out
-
-
-def test_bash_loads_its_script(capsys: pytest.CaptureFixture[str]) -> None:
-    assert errors.run(cli, ["completion", "bash"]) == 0
-    script = capsys.readouterr().out + "complete -p leasehold"
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=MINUTE, check=True)
+def test_the_script_for_a_shell_calls_the_program_and_bash_loads_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    for shell in ("zsh", "fish", "bash"):
+        assert errors.run(cli, ["completion", shell]) == 0
+        script = capsys.readouterr().out
+        assert f"{completion.VARIABLE}={shell}_complete" in script
+    loading = ["bash", "-c", script + "complete -p leasehold"]
+    done = subprocess.run(loading, capture_output=True, text=True, timeout=MINUTE, check=True)
     assert "_leasehold_completion" in done.stdout
     assert errors.run(cli, ["completion", "tcsh"]) == 2
 
 
-def test_help_lists_its_topics_shows_pages_and_commands_and_names_both_if_there_is_none(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_help_lists_topics_shows_pages_and_commands_and_names_both(capsys: pytest.CaptureFixture[str]) -> None:
     assert errors.run(cli, ["help"]) == 0
     listed = capsys.readouterr().out
     assert set(manual.topics()) == {"readme", "modules", *(page.stem for page in (ROOT / "ops/docs").glob("*.md"))}
@@ -117,3 +127,113 @@ def test_the_man_page_has_every_command_and_groff_has_no_complaint(tmp_path: Pat
 )
 def test_no_text_is_read_as_a_request_of_roff(text: str, escaped: str) -> None:
     assert man_page.roff(text) == escaped
+
+
+# Imports
+
+
+#: The database, the server and its metrics. A new child process for each command would take half a second each.
+SERVERS = {"sqlalchemy", "psycopg", "alembic", "fastapi", "starlette", "uvicorn", "prometheus_client", "httpx"}
+RUN = """
+import json, sys
+from assigner.cli import errors
+from assigner.cli.main import cli
+found = []
+for arguments in json.loads(sys.argv[1]):
+    code = errors.run(cli, arguments)
+    found.append((code, sorted({name.partition(".")[0] for name in sys.modules})))
+sys.stdout.write("\\n" + json.dumps(found))
+"""
+
+
+def imported(*commands: list[str], **environ: str) -> list[tuple[int, set[str]]]:
+    """Run commands one after the other in one new process; return exit codes, and the modules imported by then."""
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, json.dumps(commands)],
+        env={**os.environ, "LEASEHOLD_TOKEN": "lh_submitter_x", **environ},
+        capture_output=True,
+        text=True,
+        timeout=5 * MINUTE,  # it may have to compile every module first
+        check=True,
+    )
+    return [(code, set(names)) for code, names in json.loads(done.stdout.splitlines()[-1])]
+
+
+def answers(asked: ReceivedRequest) -> Answer:
+    match asked.path.removeprefix("/v1/jobs"):
+        case "":
+            if asked.method == "GET":
+                return Answer({"jobs": [], "next": None})
+            return Answer({"jobs": [{"id": JOB_COMMANDING, "created": True}]})
+        case "/cancel":
+            return Answer({"jobs": [{"id": JOB_COMMANDING, "state": "cancelled", "changed": True}], "next": None})
+        case "/wait":
+            return Answer({"jobs": [{"id": JOB_COMMANDING, "state": "succeeded"}]})
+        case output if output.endswith("/output"):
+            return Answer({"start": 0, "data": "", "next": 0, "state": "succeeded", "attempt": 1, "final": True})
+        case "/v1/bots" | "/v1/rates":
+            return Answer({"bots": [], "rates": []})
+        case _:
+            return Answer({"id": JOB_COMMANDING, "state": "succeeded"})
+
+
+def test_commands_that_call_a_gateway_import_nothing_of_the_servers_side() -> None:
+    with gateway(answers) as stands:
+        where = ["--url", stands.url, "--json"]
+        without_models = [
+            ["explain", *where, JOB_COMMANDING],
+            ["show", *where, JOB_COMMANDING],
+            ["wait", *where, JOB_COMMANDING],
+            ["logs", *where, JOB_COMMANDING],
+            ["status", *where],
+            ["bots", "list", *where],
+        ]
+        found = imported(
+            *without_models,
+            ["list", *where],
+            ["cancel", *where, JOB_COMMANDING],
+            ["submit", *where, "true"],
+            ["submit", "--priority", "high", "true"],
+            ["rate", "list", *where],
+        )
+    *found, of_operators = found
+    assert [code for code, _ in found] == [0] * (len(found) - 1) + [2]
+    assert (of_operators[0], of_operators[1] & {"fastapi", "uvicorn"}) == (0, set())
+    assert found[len(without_models) - 1][1] & {"pydantic", "annotated_types"} == set()
+    assert found[-1][1] & SERVERS == set()
+    assert "rich" not in found[-1][1], "only what prints a table imports it"
+
+
+def test_processes_of_the_pool_import_only_the_servers_and_clients_that_they_use(tmp_path: Path) -> None:
+    data = ["--data", str(tmp_path)]
+    bot, assign, gateway = imported(
+        [*data, "bot"],
+        [*data, "assign"],
+        [*data, "gateway"],
+        LEASEHOLD_URL="",
+        LEASEHOLD_DATABASE_URL="postgresql://nobody@127.0.0.1:1/none",
+        LEASEHOLD_DATABASE_OUTAGE_SECONDS="0",
+    )
+    assert (bot[0], assign[0], gateway[0]) == (2, 3, 3), "they stop where they ask for a gateway or a database"
+    assert (bot[1] | assign[1]) & {"fastapi", "starlette", "uvicorn", "httpx", "alembic"} == set()
+    assert "uvicorn" in gateway[1]
+    assert gateway[1] & {"httpx", "alembic"} == set()
+
+
+def test_help_version_and_mistakes_import_no_command() -> None:
+    done = imported(["--help"], ["--version"], ["sbmit"], ["--bogus"])
+    assert [code for code, _ in done] == [0, 0, 2, 2]
+    assert done[-1][1] & (SERVERS | {"pydantic", "rich", "bots"}) == set()
+
+
+def test_help_and_completion_tell_of_each_command_what_its_own_help_tells() -> None:
+    context = click.Context(cli)
+    own = {name: cli.get_command(context, name) for name in cli.list_commands(context)}
+    table = {name: completion.entry(name) for name in own}
+    assert {name: each["help"] for name, each in table.items() if each} == {
+        name: each.get_short_help_str(300) for name, each in own.items() if each
+    }
+    assert {name for name, each in table.items() if each and not each["place"]} == {*cli.commands, *operations.names()}
+    assert set(own) >= LOCAL
+    completed = ShellComplete(cli, {}, "leasehold", "_LEASEHOLD_COMPLETE").get_completions([], "ca")
+    assert [(item.value, item.help) for item in completed] == [("cancel", own["cancel"].get_short_help_str())]  # type: ignore[union-attr]

@@ -80,9 +80,7 @@ def check(
 
 
 @pytest.mark.parametrize(("text", "said"), WARNINGS)
-def test_what_is_probably_a_mistake_is_a_warning_with_its_line(
-    check: Callable[[str], tuple[int, list[str]]], text: str, said: str
-) -> None:
+def test_a_mistake_is_warned_of_by_line(check: Callable[[str], tuple[int, list[str]]], text: str, said: str) -> None:
     assert check(text) == (0, [f"warning: {said}"])
 
 

@@ -1,4 +1,4 @@
-"""`submit --wait`, `wait` and Ctrl-C, against a gateway that answers what the test says."""
+"""`--wait`, `--watch` and Ctrl-C, against a gateway that answers what the test says, and at times does not."""
 
 import base64
 import json
@@ -10,7 +10,8 @@ import pytest
 
 from assigner.cli import errors
 from assigner.cli.main import cli
-from tests.support.http import JOB_COMMANDING, OTHER, Answer, Gateway, ReceivedRequest, final
+from tests.support.http import JOB_COMMANDING, OTHER, Answer, Gateway, ReceivedRequest, final, in_turn, problem
+from tests.support.patience import wait_instead
 from tests.support.screens.terminal import on_a_terminal
 
 pytestmark = pytest.mark.usefixtures("no_pool_of_our_own")
@@ -18,9 +19,7 @@ pytestmark = pytest.mark.usefixtures("no_pool_of_our_own")
 
 def piece(data: bytes, *, state: str = "running", attempt: int = 1, last: bool = False) -> Answer:
     encoded = base64.b64encode(data).decode()
-    return Answer(
-        {"start": 0, "data": encoded, "next": len(data), "state": state, "attempt": attempt, "final": last}
-    )  # fmt: skip
+    return Answer({"start": 0, "data": encoded, "next": len(data), "state": state, "attempt": attempt, "final": last})
 
 
 def ending_with(*pieces: Answer, state: str = "succeeded", **result: Any) -> Callable[[ReceivedRequest], Answer]:
@@ -37,9 +36,7 @@ def ending_with(*pieces: Answer, state: str = "succeeded", **result: Any) -> Cal
     return answer
 
 
-def test_the_standard_output_of_a_waiting_submit_is_that_of_the_command(
-    stands: Gateway, capfdbinary: pytest.CaptureFixture[bytes]
-) -> None:
+def test_a_waiting_submit_prints_its_jobs_output(stands: Gateway, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     stands.script = ending_with(piece(b"4"), piece(b"2\xff\n", last=True), seconds=0.25)
     assert errors.run(cli, ["submit", "--wait", "--", "echo"]) == 0
     said = capfdbinary.readouterr()
@@ -69,9 +66,7 @@ def test_the_exit_code_is_that_of_the_command_and_never_0_without_success(
     assert line.count("exit") <= 1, "one cause is told once"
 
 
-def test_output_that_starts_again_in_another_attempt_is_announced(
-    stands: Gateway, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_output_that_starts_again_is_announced(stands: Gateway, capfd: pytest.CaptureFixture[str]) -> None:
     stands.script = ending_with(piece(b"one"), piece(b"", attempt=2), piece(b"one two", attempt=2, last=True))
     assert errors.run(cli, ["submit", "--wait", "--", "work"]) == 0
     said = capfd.readouterr()
@@ -79,9 +74,7 @@ def test_output_that_starts_again_in_another_attempt_is_announced(
     assert "runs again, attempt 2" in said.err
 
 
-def test_quiet_writes_only_the_outcome_and_means_nothing_without_waiting(
-    stands: Gateway, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_quiet_writes_only_the_outcome_and_needs_wait(stands: Gateway, capsys: pytest.CaptureFixture[str]) -> None:
     stands.script = ending_with(piece(b"loud", last=True))
     assert errors.run(cli, ["submit", "--wait", "--quiet", "--", "work"]) == 0
     said = capsys.readouterr()
@@ -93,9 +86,7 @@ def test_quiet_writes_only_the_outcome_and_means_nothing_without_waiting(
     assert len(stands.asked) == asked, "nothing is submitted by a call that is refused"
 
 
-def test_waiting_for_a_file_tells_a_bounded_number_of_lines(
-    stands: Gateway, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_waiting_for_a_file_is_brief(stands: Gateway, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ids = [f"6b1f6c1e-4a53-4f6b-9a53-{n:012}" for n in range(500)]
     looks = iter(range(25))
 
@@ -119,9 +110,7 @@ def test_waiting_for_a_file_tells_a_bounded_number_of_lines(
     assert lines[-1].startswith("error: 50 of 500 jobs did not succeed")
 
 
-def test_json_is_the_ended_jobs_and_nothing_else(
-    stands: Gateway, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json_is_the_ended_jobs_and_nothing_else(stands: Gateway, capsys: pytest.CaptureFixture[str]) -> None:
     stands.script = ending_with(piece(b"loud", last=True), state="failed", exit_code=3)
     assert errors.run(cli, ["submit", "--wait", "--json", "--", "work"]) == 3
     assert [job["state"] for job in json.loads(capsys.readouterr().out)] == ["failed"]
@@ -153,3 +142,68 @@ def test_ctrl_c_ends_the_waiting_and_says_how_to_go_on(
     assert code == 130
     assert [hint for hint in hints if hint not in text] == []
     assert not [path for path in stands.paths() if "cancel" in path], "the jobs stay"
+
+
+# Watching
+
+
+BOT = {
+    "status": "ok", "draining": False, "host": "build-7", "pid": 4711, "instance": None, "pool": None, "labels": [],
+    "cohort": "default", "priority": 0, "capacity": 4, "in_use": 1, "leases": 1, "properties": {}, "epoch": 1,
+    "opened_at": None, "expires_in": 29.0, "probation": None,
+}  # fmt: skip
+FIRST, SECOND = ({"bots": [{"name": name, **BOT}]} for name in ("bot-one", "bot-two"))
+AWAY = problem(503, "the database is not there")
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C in the pause after the third look; the pauses between others take no time."""
+    left = [0.0, 0.0]
+
+    def sleep(_: float) -> None:
+        if not left:
+            raise KeyboardInterrupt
+        left.pop()
+
+    wait_instead(monkeypatch, "sleep", sleep)
+    monkeypatch.setattr("bots.cli.watching.PATIENCE", 0.0)
+
+
+@pytest.mark.usefixtures("looks")
+def test_each_look_has_its_time_and_survives_an_outage(stands: Gateway, capsys: pytest.CaptureFixture[str]) -> None:
+    stands.script = in_turn(Answer(FIRST), AWAY, Answer(SECOND))
+    assert errors.run(cli, ["bots", "list", "--watch"]) == 130
+    said = capsys.readouterr()
+    lines = said.out.splitlines()
+    assert [line[:4] for line in lines] == ["--- ", "bot ", "bot-", "--- ", "bot ", "bot-"]
+    assert "build-7" in lines[2]
+    assert lines[-1].startswith("bot-two")
+    assert "\x1b" not in said.out
+    assert said.err.strip().endswith("the database is not there; trying again")
+
+
+@pytest.mark.usefixtures("looks")
+def test_json_is_one_document_for_each_look(stands: Gateway, capsys: pytest.CaptureFixture[str]) -> None:
+    stands.script = in_turn(Answer(FIRST), Answer(SECOND))
+    assert errors.run(cli, ["bots", "list", "--watch", "5", "--json"]) == 130
+    names = [json.loads(line)[0]["name"] for line in capsys.readouterr().out.splitlines()]
+    assert names == ["bot-one", "bot-two", "bot-two"]
+
+
+@pytest.mark.usefixtures("looks")
+@pytest.mark.parametrize("answer", [problem(404, "the job is not there"), problem(401, "the token is not valid")])
+def test_what_is_final_ends_a_watch(stands: Gateway, capsys: pytest.CaptureFixture[str], answer: Answer) -> None:
+    for script in ([answer], [Answer(FIRST), answer]):
+        stands.script = in_turn(*script)
+        assert errors.run(cli, ["bots", "list", "--watch"]) == 2
+        assert capsys.readouterr().err.startswith("error: the")
+
+
+def test_a_terminal_shows_the_latest_answer_in_one_place_also_during_an_outage(stands: Gateway) -> None:
+    stands.script = in_turn(Answer(FIRST), AWAY)
+    code, text = on_a_terminal(stands, "bots", "list", "--watch", "0.1", until=lambda: len(stands.asked) > 9)
+    assert code == 130
+    last = text.rpartition("\x1b[2K")[2]
+    assert "the database is not there; this is from 20" in last
+    assert "bot-one" in last, "what was read before stays"

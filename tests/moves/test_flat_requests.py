@@ -1,4 +1,4 @@
-"""A flat request means the same in SQL as in JSON lines and over HTTP, and is refused with the same words."""
+"""A flat request means the same in SQL as in JSON lines and over HTTP; so does a graph of flat nodes."""
 
 import json
 import random
@@ -10,7 +10,6 @@ from leasehold.errors import BadInput
 from pydantic import ValidationError
 from pydantic_core import to_json
 
-from bots.cli import options
 from schema.moves.graphs import submit_graph
 from schema.moves.submit import submit
 from schema.postgres.connection import Connection
@@ -91,15 +90,6 @@ def test_any_mixture_of_fields_is_the_same_request_or_refused_alike(database: Da
     made, wanted = database.run(lambda connection: connection.execute(NORMAL, values).one())
     assert json.loads(made) == json.loads(wanted)
     assert made == wanted
-
-
-def test_what_is_refused_in_python_is_refused_in_sql_with_the_same_words(database: Database) -> None:
-    for name, flat in samples(REFUSED).items():
-        with pytest.raises(BadInput) as refused:
-            options.check(flat)
-        for batch, place in (([flat], 0), ([complete({}), flat], 1)):
-            said = refusal(database, SUBMIT, {"requests": json.dumps(batch)})
-            assert (name, said) == (name, f"jobs.{place}.{refused.value}")
 
 
 def test_a_thousand_jobs_with_a_time_zone_are_taken_within_the_time_of_a_statement(database: Database) -> None:

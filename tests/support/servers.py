@@ -257,23 +257,14 @@ class Bot:
         return self.http.post("/v1/sync", json={**self.identity, "seq": self.seq, **report})
 
 
+COUNTED = "jobs job_payloads job_metadata job_outputs submit_keys bots leases stored_events graphs"
+
+
 def counts(database: Database) -> dict[str, int]:
     """Table → number of rows, for the tables of jobs and bots."""
-    names = (
-        "jobs",
-        "job_payloads",
-        "job_metadata",
-        "job_outputs",
-        "submit_keys",
-        "bots",
-        "leases",
-        "stored_events",
-        "graphs",
+    return database.run(
+        lambda c: {name: c.execute(Statement(f"SELECT count(*) FROM {name}")).scalar_one() for name in COUNTED.split()}
     )
-    rows = database.run(
-        lambda c: {name: c.execute(Statement(f"SELECT count(*) FROM {name}")).scalar_one() for name in names}
-    )
-    return rows
 
 
 def application(

@@ -1,4 +1,4 @@
-"""The sum of all jobs with a value of metadata, and the values of a key, for callers and on the command line."""
+"""Filters of jobs: sums and values of metadata, and acts on all jobs that pass, in bounded calls."""
 
 import json
 from collections.abc import Callable
@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from assigner.api import selection
 from assigner.queries import metadata as metadata_queries
 from tests.support.http import JOB, submitted
 from tests.support.pool import Pool, active, completed
@@ -64,9 +65,7 @@ def test_a_summary_of_nothing_and_one_without_estimates(operator: httpx.Client) 
     assert summed(operator, "target=//a", "build=2") == nothing
 
 
-def test_a_summary_of_very_many_jobs_says_that_there_are_more(
-    operator: httpx.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_summary_of_many_jobs_says_there_are_more(operator: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata_queries, "MOST_JOBS", 2)
     submitted(operator, JOB | BUILD, JOB | BUILD)
     assert summed(operator, "build=1")["more"] is False
@@ -74,9 +73,7 @@ def test_a_summary_of_very_many_jobs_says_that_there_are_more(
     assert summed(operator, "build=1")["more"] is True
 
 
-def test_the_values_of_a_key_come_in_pages_and_by_a_text_in_them(
-    operator: httpx.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_values_of_a_key_come_in_pages_and_by_a_text(operator: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata_queries, "MOST_VALUES", 4)
     named = ["", "alpha", "beta", "Beta-2", "gamma", "gamma-beta", "omega"]
     submitted(operator, *[JOB | {"metadata": {"branch": name, "x": "y"}} for name in [*named, *named]])
@@ -97,21 +94,8 @@ def test_the_values_of_a_key_come_in_pages_and_by_a_text_in_them(
     assert operator.get("/v1/metadata?key=absent").json() == {"values": [], "next": None}
 
 
-def test_a_submitter_sees_only_its_instance(served: Served, operator: httpx.Client) -> None:
-    mine = served.client(served.token("submitter", instance="ci"))
-    submitted(mine, JOB | BUILD)
-    submitted(operator, JOB | {"instance": "qa"} | BUILD, JOB | {"instance": "qa", "metadata": {"build": "secret"}})
-    assert summed(mine, "build=1")["jobs"] == {"queued": 1}
-    assert summed(mine, "build=secret")["jobs"] == summed(mine, "build=1", instance="qa")["jobs"] == {}
-    assert mine.get("/v1/metadata?key=build").json()["values"] == ["1"]
-    assert operator.get("/v1/metadata?key=build").json()["values"] == ["1", "secret"]
-    assert operator.get("/v1/metadata?key=build&instance=ci").json()["values"] == ["1"]
-    assert summed(operator, "build=1")["jobs"] == {"queued": 2}
-
-
-@pytest.mark.parametrize(
-    ("field", "path"),
-    [
+def test_a_bad_question_is_refused_by_its_field(operator: httpx.Client) -> None:
+    for field, path in (
         ("metadata", SUMMARY),
         ("metadata.0", f"{SUMMARY}?metadata=build"),
         ("metadata.0", f"{SUMMARY}?metadata=%3D1"),
@@ -121,11 +105,9 @@ def test_a_submitter_sees_only_its_instance(served: Served, operator: httpx.Clie
         ("key", "/v1/metadata?key=a%20b"),
         ("contains", "/v1/metadata?key=a&contains=%00"),
         ("limit", "/v1/metadata?key=a&limit=0"),
-    ],
-)
-def test_a_bad_question_is_refused_by_its_field(operator: httpx.Client, field: str, path: str) -> None:
-    refused = operator.get(path)
-    assert (refused.status_code in (400, 422), refused.json()["field"]) == (True, field)
+    ):
+        refused = operator.get(path)
+        assert (refused.status_code in (400, 422), refused.json()["field"]) == (True, field)
 
 
 def test_the_command_line_lists_sums_up_and_cancels_by_metadata(operate: Callable[..., tuple[int, str]]) -> None:
@@ -149,9 +131,8 @@ def test_the_command_line_lists_sums_up_and_cancels_by_metadata(operate: Callabl
     assert json.loads(operate("list", "--state", "queued", "--sort", "priority", "--json")[1])[0]["id"] == other
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
+def test_bad_options_are_refused_with_exit_code_2(operate: Callable[..., tuple[int, str]]) -> None:
+    for arguments, said in (
         (("cancel",), "give either ids, or --all with a filter"),
         (("cancel", "--all"), "give either ids, or --all with a filter"),
         (("cancel", "--meta", "build=1"), "give either ids, or --all with a filter"),
@@ -166,10 +147,103 @@ def test_the_command_line_lists_sums_up_and_cancels_by_metadata(operate: Callabl
         (("submit", "--meta", "a=1", "--meta", "a=2", "--", "true"), "error: --meta: names 'a' twice"),
         (("submit", "--meta", "traceparent=1", "--", "true"), "error: metadata.traceparent: is not a traceparent"),
         (("metadata", "a b"), "error: KEY: 'a b' is not a key"),
-    ],
-)
-def test_bad_options_are_refused_with_exit_code_2(
-    operate: Callable[..., tuple[int, str]], arguments: tuple[str, ...], said: str
-) -> None:
-    code, told = operate(*arguments)
-    assert (code, said in told) == (2, True), told
+    ):
+        code, told = operate(*arguments)
+        assert (code, said in told) == (2, True), told
+
+
+# Acts on all jobs that pass a filter
+
+
+OF_BUILD = {"metadata": ["build=1"]}
+
+
+def states(client: httpx.Client) -> dict[str, str]:
+    return {job["id"]: job["state"] for job in client.get("/v1/jobs?limit=1000").json()["jobs"]}
+
+
+def act(client: httpx.Client, name: str, **body: Any) -> list[dict[str, Any]]:
+    """The answers of all calls that the filter needs."""
+    answers = []
+    while True:
+        answer = client.post(f"/v1/jobs/{name}", json=body)
+        assert answer.status_code == 200, answer.text
+        answers.append(answer.json())
+        if answers[-1]["next"] is None:
+            return answers
+        body["cursor"] = answers[-1]["next"]
+
+
+def test_what_passes_the_filter_is_changed_and_nothing_else(operator: httpx.Client) -> None:
+    one, two = submitted(operator, JOB | BUILD, JOB | BUILD | {"label": "x"})
+    others = submitted(operator, JOB, JOB | {"metadata": {"build": "2"}}, JOB | {"metadata": {"target": "1"}})
+    before = dict.fromkeys(others, "queued")
+
+    (held,) = act(operator, "hold", where=OF_BUILD, reason="later")
+    assert held["jobs"] == [{"id": job, "state": "parked", "changed": True} for job in (two, one)]
+    (urgent,) = act(operator, "priority", where=OF_BUILD | {"label": "x"}, priority=-7)
+    assert (urgent["jobs"], urgent["changed"]) == (
+        [{"id": two, "state": "parked", "changed": True, "priority": -7}], 1
+    )  # fmt: skip
+    act(operator, "release", where=OF_BUILD | {"label": "x"})
+    assert states(operator) == before | {one: "parked", two: "queued"}
+    (cancelled,) = act(operator, "cancel", where=OF_BUILD)
+    assert [job["id"] for job in cancelled["jobs"]] == [two, one]
+    assert states(operator) == before | {one: "cancelled", two: "cancelled"}
+    (again,) = act(operator, "requeue", where=OF_BUILD, key="k")
+    assert [job["state"] for job in again["jobs"]] == ["cancelled", "cancelled"]
+    new = [job["job"] for job in again["jobs"]]
+    assert states(operator) == before | {one: "cancelled", two: "cancelled"} | dict.fromkeys(new, "queued")
+    assert [operator.get(f"/v1/jobs/{job}").json()["metadata"] for job in new] == [{"build": "1"}] * 2
+
+
+def test_an_act_takes_bounded_calls_and_no_new_jobs(operator: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selection, "MAX_SELECTED", 3)
+    jobs = submitted(operator, *[JOB | BUILD for _ in range(8)])
+    first = operator.post("/v1/jobs/cancel", json={"where": OF_BUILD}).json()
+    (later,) = submitted(operator, JOB | BUILD)
+    rest = act(operator, "cancel", where=OF_BUILD, cursor=first["next"])
+    done = [job["id"] for answer in [first, *rest] for job in answer["jobs"]]
+    assert done == jobs[::-1]
+    assert [len(answer["jobs"]) for answer in [first, *rest]] == [3, 3, 2]
+    assert states(operator) == dict.fromkeys(jobs, "cancelled") | {later: "queued"}
+
+
+def test_an_act_that_finds_nothing_is_no_error(operator: httpx.Client) -> None:
+    for name in ("cancel", "hold", "release", "requeue"):
+        assert act(operator, name, where=OF_BUILD) == [{"jobs": [], "next": None}]
+    nothing = {"jobs": [], "changed": 0, "more": False, "next": None}
+    assert act(operator, "priority", where=OF_BUILD, priority=1) == [nothing]
+
+
+def test_a_submitter_changes_only_jobs_of_its_instance(served: Served, operator: httpx.Client) -> None:
+    mine = served.client(served.token("submitter", instance="ci", priority_ceiling=-10))
+    (own,) = submitted(mine, JOB | BUILD)
+    (foreign,) = submitted(operator, JOB | BUILD | {"instance": "qa"})
+    for where in (OF_BUILD, OF_BUILD | {"instance": "qa"}):
+        act(mine, "priority", where=where, priority=-10)
+    assert mine.post("/v1/jobs/priority", json={"where": OF_BUILD, "priority": -11}).status_code == 403
+    for name in ("hold", "release", "requeue"):
+        assert mine.post(f"/v1/jobs/{name}", json={"where": OF_BUILD}).status_code == 403
+    act(mine, "cancel", where=OF_BUILD | {"instance": "qa"})
+    assert states(operator) == {own: "queued", foreign: "queued"}
+    act(mine, "cancel", where=OF_BUILD)
+    assert states(operator) == {own: "cancelled", foreign: "queued"}
+    assert operator.get(f"/v1/jobs/{foreign}").json()["priority"] == 0
+
+
+def test_a_bad_selection_is_refused_by_its_field(operator: httpx.Client) -> None:
+    for field, body in (
+        ("ids", {}),
+        ("ids", {"ids": ["0" * 32], "where": OF_BUILD}),
+        ("where", {"where": {}}),
+        ("where.state.0", {"where": {"state": ["asleep"]}}),
+        ("where.metadata.0", {"where": {"metadata": ["build"]}}),
+        ("where.ended_after", {"where": {"ended_after": "now"}}),
+        ("where.nonsense", {"where": {"nonsense": 1}}),
+        ("cursor", {"where": OF_BUILD, "cursor": "nonsense"}),
+        ("cursor", {"ids": ["0" * 32], "cursor": "nonsense"}),
+    ):
+        for name in ("cancel", "hold", "release", "requeue"):
+            refused = operator.post(f"/v1/jobs/{name}", json=body)
+            assert (refused.status_code in (400, 422), refused.json()["field"]) == (True, field)

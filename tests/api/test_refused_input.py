@@ -1,0 +1,81 @@
+"""One table of refused requests: the same words in Python, over HTTP, on the command line, in graphs and in SQL."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from leasehold.errors import BadInput
+
+from bots.cli import options
+from schema.postgres.engine import Database
+from schema.postgres.statements import Statement
+from tests.support.http import JOB, Gateway, call
+from tests.support.requests import REFUSED, complete, refusal, samples
+from tests.support.servers import counts
+
+SUBMIT = Statement("SELECT * FROM leasehold.submit(CAST(:requests AS jsonb))")
+#: What is said of a field that there is not: in words of its own, and over HTTP as of all bodies.
+UNKNOWN = ("is not a field of a job", "extra inputs are not permitted")
+#: Fields that a node of a graph has from its graph.
+OF_A_GRAPH = ("instance", "key", "dedup_key")
+
+
+@pytest.fixture(scope="module")
+def refusals() -> dict[str, tuple[dict[str, Any], str]]:
+    """Name of a sample → the request, and the words of Python for it."""
+    found = {}
+    for name, flat in samples(REFUSED).items():
+        with pytest.raises(BadInput) as refused:
+            options.check(flat)
+        found[name] = (flat, str(refused.value))
+    return found
+
+
+Refusals = dict[str, tuple[dict[str, Any], str]]
+
+
+def test_over_http_by_the_place_in_the_batch(refusals: Refusals, operator: httpx.Client, database: Database) -> None:
+    before = counts(database)
+    for name, (flat, said) in refusals.items():
+        answer = operator.post("/v1/jobs", json={"jobs": [complete({}), flat]})
+        assert answer.status_code in (400, 422), (name, answer.text)
+        assert (name, answer.json()["detail"]) == (name, f"jobs.1.{said}".replace(*UNKNOWN))
+        assert answer.json()["field"] == f"jobs.1.{said.partition(': ')[0]}"
+        assert len(answer.json()["detail"]) < 500
+    for field, number in (("priority", 10**40), ("timeout_seconds", 10**400), ("units", 2**31)):
+        answer = operator.post("/v1/jobs", json={"jobs": [JOB | {field: number}]})
+        assert (answer.status_code, answer.json()["field"]) == (422, f"jobs.0.{field}")
+    assert operator.post("/v1/jobs", json={"jobs": []}).json()["field"] == "jobs"
+    assert operator.post("/v1/jobs", json={"jobs": [JOB] * 10_001}).status_code == 422
+    assert counts(database) == before
+
+
+def test_on_the_command_line_by_file_and_line(refusals: Refusals, stands: Gateway, tmp_path: Path) -> None:
+    path = tmp_path / "jobs.jsonl"
+    for name, (flat, said) in refusals.items():
+        path.write_text(f"{json.dumps(complete({}))}\n\n{json.dumps(flat)}\n")
+        with pytest.raises(BadInput) as refused:
+            call("submit", "--file", str(path))
+        assert (name, str(refused.value)) == (name, f"{path}:3: {said}")
+    assert stands.asked == []
+
+
+def test_in_sql_by_the_place_in_the_list(refusals: Refusals, database: Database) -> None:
+    for name, (flat, said) in refusals.items():
+        for batch, place in (([flat], 0), ([complete({}), flat], 1)):
+            told = refusal(database, SUBMIT, {"requests": json.dumps(batch)})
+            assert (name, told) == (name, f"jobs.{place}.{said}")
+
+
+def test_in_a_graph_by_the_place_of_the_node(refusals: Refusals, operator: httpx.Client, database: Database) -> None:
+    before = counts(database)
+    for name, (flat, said) in refusals.items():
+        if flat.keys() & OF_A_GRAPH:
+            continue
+        nodes = [complete({"node": 1}), flat | {"node": 2}]
+        answer = operator.post("/v1/graphs", json={"name": "build", "nodes": nodes})
+        assert answer.status_code in (400, 422), (name, answer.text)
+        assert (name, answer.json()["detail"]) == (name, f"nodes.1.{said}".replace(*UNKNOWN))
+    assert counts(database) == before
