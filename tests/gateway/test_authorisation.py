@@ -6,6 +6,7 @@ row fails, and so does a row without a route.
 
 import asyncio
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -118,6 +119,7 @@ BODIES: Mapping[str, dict[str, Any]] = {
     "PUT /v1/instances/{name}": {"pool": "stolen"},
 }
 
+
 # Nothing may have been written if no row of a table is new, gone or another version.
 _TABLES = "SELECT relname FROM pg_class WHERE relkind = 'r' AND oid >= 16384 ORDER BY 1"
 
@@ -170,13 +172,8 @@ class World:
         return json.loads(given.replace("{job}", self.job).replace("{graph}", self.graph))
 
     def path(self, path: str) -> str:
-        held = self.graph if "graphs" in path else self.job
-        return (
-            path.replace("{id}", held)
-            .replace("{name}", "b1" if "bots" in path else "ours")
-            .replace("{", "x")
-            .replace("}", "")
-        )
+        found = {"{id}": self.graph if "graphs" in path else self.job, "{name}": "b1" if "bots" in path else "ours"}
+        return re.sub(r"\{\w+\}", lambda part: found.get(part[0], f"x{part[0][1:-1]}"), path)
 
 
 @pytest.fixture
@@ -299,6 +296,7 @@ def called(app: Any, calls: Sequence[Call]) -> list[tuple[int, bytes]]:
     return asyncio.run(every())
 
 
+SCHEDULE = {"cron": "0 3 * * *", "job": {"command": ["true"]}}
 #: What a submitter asks of another instance: method, path and body; `{id}` and `{instance}` are replaced by what exists
 #: there, and by what does not exist at all.
 FOREIGN: tuple[tuple[str, str, dict[str, Any] | None], ...] = (
@@ -325,28 +323,19 @@ FOREIGN: tuple[tuple[str, str, dict[str, Any] | None], ...] = (
     ("POST", "/v1/graphs/cancel", {"graph": "g", "instance": "{instance}"}),
     ("GET", "/v1/schedules?instance={instance}", None),
     ("GET", "/v1/schedules/ours?instance={instance}", None),
-    (
-        "PUT",
-        "/v1/schedules/ours",
-        {"cron": "0 3 * * *", "instance": "{instance}", "job": {"command": ["true"]}},
-    ),
+    ("PUT", "/v1/schedules/ours", {"instance": "{instance}", **SCHEDULE}),
     ("PATCH", "/v1/schedules/ours?instance={instance}", {"enabled": False}),
     ("DELETE", "/v1/schedules/ours?instance={instance}", None),
     ("POST", "/v1/schedules/ours/run?instance={instance}", {"key": "k"}),
-    (
-        "POST",
-        "/v1/schedules/apply",
-        {
-            "app": "a",
-            "schedules": [{"name": "s", "instance": "{instance}", "cron": "0 3 * * *", "job": {"command": ["true"]}}],
-        },
-    ),
+    ("POST", "/v1/schedules/apply", {"app": "a", "schedules": [{"name": "s", "instance": "{instance}", **SCHEDULE}]}),
     ("GET", "/v1/metadata?key=team&instance={instance}", None),
     ("GET", "/v1/samples?scope=instance:{instance}", None),
     ("GET", "/v1/metadata/summary?metadata=team%3Dours&instance={instance}", None),
 )
 #: Routes of submitters that name no job, graph or instance.
 GENERAL = {("GET", "/v1/status")}
+#: What a submitter lists without saying of which instance.
+LISTS = ("/v1/jobs", "/v1/graphs", "/v1/schedules", "/v1/metadata?key=team")
 
 
 def alike(
@@ -387,6 +376,8 @@ def test_what_belongs_to_another_instance_is_answered_as_what_does_not_exist(
         if "secret-command" in said or "secret-command" in absent[1]:
             wrong.append((method, path, "tells the command"))
     assert wrong == []
+    assert [next(iter(http.get(path).json().values())) for path in LISTS] == [[]] * len(LISTS)
+    assert http.get("/v1/metadata/summary?metadata=team%3Dours").json()["jobs"] == {}
     assert written(world.database) == before
 
 
@@ -395,9 +386,7 @@ def _template(path: str) -> str:
     return "/v1/graphs/{id}" if path in ("/v1/graphs/{graph}", "/v1/graphs/g") else path
 
 
-def test_a_bot_reaches_no_session_and_no_lease_but_its_own(
-    world: World, callers: Mapping[str, tuple[str, httpx.Client]]
-) -> None:
+def test_a_bot_reaches_no_lease_but_its_own(world: World, callers: Mapping[str, tuple[str, httpx.Client]]) -> None:
     """Neither with a token for other names, nor with its own session, nor with a guessed secret."""
     other = Bot(world.served, "ci-1")
     stolen = {"job": world.running, "fence": world.fence, "state": "completed", "outcome": {"verdict": "succeeded"}}

@@ -1,9 +1,10 @@
-"""A held call keeps its bot's session alive, and nothing else does."""
+"""Syncs over the wire: a held call keeps its bot's session alive, and nothing else does."""
 
 import gc
 import http.client
 import json
 import socket
+import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -117,19 +118,16 @@ def test_a_long_call_without_news_ends_without_the_database(short: Served, monke
     assert (answer["seq"], answer["leases"], answer["drain"]) == (bot.seq, [], False)
     most = left(short.database)
     assert 0 < sent + answer["expires_in"] - clock.monotonic() <= most, "the bot must not believe in more than it has"
-    assert bot.sync().status_code == 200
+    assert bot.sync(wait=0.05).json()["leases"] == []
+    assert short.waits("bots") == 0
 
 
-def test_a_session_that_a_failover_has_shortened_is_renewed_while_its_bots_call_is_held(short: Served) -> None:
+def test_a_session_that_a_failover_has_shortened_is_renewed_while_a_call_is_held(short: Served, pool: Pool) -> None:
     bot = Bot(short)
     with holding(short.url, bot):
         eventually(lambda: short.waits("bots") == 1)
         before = end(short.database)
-        short.database.run(
-            lambda connection: connection.execute(
-                Statement("UPDATE bots SET expires_at = expires_at - interval '2.5 s'")
-            )
-        )
+        pool.change("UPDATE bots SET expires_at = expires_at - interval '2.5 s'")
         # What the gateway knows lets it renew only once half of the session is over.
         eventually(lambda: renewed(short.database, before - timedelta(seconds=2.5)))
 
@@ -139,7 +137,7 @@ def test_periodic_queries_that_take_long_come_more_rarely_but_not_without_end(to
     assert rest(took, poll=1) == pytest.approx(pause)
 
 
-def test_the_session_of_a_bot_that_hung_up_ends_as_if_it_had_not_called(fleeting: Served) -> None:
+def test_the_session_of_a_bot_that_hung_up_or_fell_silent_ends_as_if_it_had_not_called(fleeting: Served) -> None:
     bot = Bot(fleeting)
     with holding(fleeting.url, bot) as connection:
         eventually(lambda: fleeting.waits("bots") == 1)
@@ -148,6 +146,10 @@ def test_the_session_of_a_bot_that_hung_up_ends_as_if_it_had_not_called(fleeting
     eventually(lambda: fleeting.waits("bots") == 0)
     eventually(lambda: expired(fleeting.database))
     assert bot.sync().json()["code"] == "session_over"
+    with holding(fleeting.url, Bot(fleeting), wait=1.5):
+        eventually(lambda: fleeting.waits("bots") == 1)
+        eventually(lambda: fleeting.waits("bots") == 0)
+        eventually(lambda: expired(fleeting.database))
 
 
 def test_a_client_that_has_sent_its_next_request_and_hangs_up_is_not_waited_for(short: Served) -> None:
@@ -198,13 +200,6 @@ def test_calls_leave_nothing_to_the_garbage_collector(short: Served, monkeypatch
     assert left <= {"HttpConnection"}
 
 
-def test_the_session_of_a_bot_that_fell_silent_ends_after_its_call(fleeting: Served) -> None:
-    with holding(fleeting.url, Bot(fleeting), wait=1.5):
-        eventually(lambda: fleeting.waits("bots") == 1)
-        eventually(lambda: fleeting.waits("bots") == 0)
-        eventually(lambda: expired(fleeting.database))
-
-
 def test_sessions_whose_gateway_was_killed_end_in_their_time(database: Database, scratch: Path) -> None:
     with Processes(scratch, database.url, FLEETING) as processes:
         gateway = processes.gateway()
@@ -218,20 +213,21 @@ def test_sessions_whose_gateway_was_killed_end_in_their_time(database: Database,
             eventually(lambda: expired(database))
 
 
-def test_a_held_call_of_an_older_session_is_over_when_a_newer_one_is_opened(short: Served) -> None:
+def test_a_held_call_is_over_when_a_newer_session_is_opened_or_its_own_is_closed(short: Served) -> None:
     older = Bot(short)
     with ThreadPoolExecutor() as threads:
         held = threads.submit(older.sync, wait=60)
         eventually(lambda: short.waits("bots") == 1)
         newer = Bot(short)
-        answer = held.result(NEWS)
-    assert (answer.status_code, answer.json()["code"]) == (409, "session_superseded")
-    assert newer.sync().status_code == 200
+        assert held.result(NEWS).json()["code"] == "session_superseded"
+        held = threads.submit(newer.sync, wait=60)
+        eventually(lambda: short.waits("bots") == 1)
+        assert newer.sync(status="gone").status_code == 200
+        over = held.result(NEWS)
+    assert (over.status_code, over.json()["code"]) == (409, "session_over")
 
 
-def test_the_next_call_of_a_bot_may_come_to_another_gateway_than_the_one_that_holds_its_last(
-    database: Database, pool: Pool
-) -> None:
+def test_the_next_call_of_a_bot_may_come_to_another_gateway_than_its_last(database: Database, pool: Pool) -> None:
     with serving(database, SHORT) as one, serving(database, SHORT) as two, ThreadPoolExecutor() as threads:
         bot = Bot(one)
         elsewhere = httpx.Client(base_url=two.url, headers=bot.http.headers, trust_env=False, timeout=MINUTE)
@@ -254,16 +250,6 @@ def test_the_next_call_of_a_bot_may_come_to_another_gateway_than_the_one_that_ho
         over = [client.post("/v1/sync", json={**bot.identity, "seq": 9}) for client in (elsewhere, bot.http)]
         assert [each.json()["code"] for each in over] == ["session_superseded"] * 2
         elsewhere.close()
-
-
-def test_a_held_call_is_over_when_its_session_is_closed(short: Served) -> None:
-    bot = Bot(short)
-    with ThreadPoolExecutor() as threads:
-        held = threads.submit(bot.sync, wait=60)
-        eventually(lambda: short.waits("bots") == 1)
-        assert bot.sync(status="gone").status_code == 200
-        answer = held.result(NEWS)
-    assert (answer.status_code, answer.json()["code"]) == (409, "session_over")
 
 
 def test_only_sessions_that_are_open_and_no_longer_young_are_renewed(pool: Pool) -> None:
@@ -311,3 +297,53 @@ def test_a_look_tells_only_of_bots_with_news(pool: Pool) -> None:
     assert set(by_name) == set(told) - {"calm"}
     assert {name for name, fact in by_name.items() if told[name].news(fact)} == set(told) - {"calm", "unasked"}
     assert told["unasked"].draining is False
+
+
+# Answers to held calls
+
+
+def test_a_sync_repeated_gets_the_same_leases_and_an_older_one_conflicts(served: Served) -> None:
+    bot = Bot(served)
+    first = bot.sync()
+    bot.seq -= 1
+    again = bot.sync()
+    later = bot.sync()
+    bot.seq = 0
+    stale = bot.sync()
+    assert (first.json()["leases"], first.status_code, later.status_code) == (again.json()["leases"], 200, 200)
+    assert (stale.status_code, stale.json()["code"]) == (409, "stale_seq")
+
+
+@pytest.mark.parametrize("wakeups", [True, False], ids=["wake-ups", "poll only"])
+def test_a_held_sync_is_answered_by_a_lease_by_a_drain_and_when_the_gateway_stops(
+    database: Database, timing: Timing, wakeups: bool
+) -> None:
+    with serving(database, timing, wakeups=wakeups) as served, ThreadPoolExecutor() as threads:
+        first = Bot(served, "b1")
+        held = threads.submit(first.sync, wait=60)
+        eventually(lambda: served.waits("bots") == 1)
+        with served.client(served.token("operator")) as http:
+            (job,) = submitted(http, JOB)
+            granted(database, timing, job)
+            (lease,) = held.result(NEWS).json()["leases"]
+            assert (lease["job"], lease["payload"]) == (job, {"command": ["true"]})
+            drained, others = (threads.submit(Bot(served, name).sync, wait=60) for name in ("b2", "b3"))
+            eventually(lambda: served.waits("bots") == 2)
+            assert http.post("/v1/bots/b2/drain", json={"draining": True, "reason": "disk"}).status_code == 200
+            assert drained.result(NEWS).json()["drain"] is True
+        served.server.stop()
+        assert others.result(NEWS).status_code == 200
+
+
+def test_many_held_calls_cost_one_query_a_poll_and_no_thread_each(database: Database, timing: Timing) -> None:
+    with serving(database, timing, wakeups=False) as served:
+        bots = [Bot(served, f"b{number}") for number in range(30)]
+        before = threading.active_count()
+        with ThreadPoolExecutor(max_workers=30) as threads:
+            held = [threads.submit(bot.sync, wait=5) for bot in bots]
+            eventually(lambda: served.waits("bots") == 30)
+            looks = served.app.state.metrics.looks.labels("bots")._value
+            began = looks.get()
+            eventually(lambda: looks.get() >= began + 3)
+            assert threading.active_count() - before <= 30 + 10 + 2
+            assert {one.result(MINUTE).status_code for one in held} == {200}

@@ -31,19 +31,36 @@ OUTCOMES: list[tuple[str, Any, str]] = [
     ("output_bytes", 10**299, "should be less than or equal to 9223372036854775807"),
 ]
 #: Reports of one lease that contradict themselves.
+ENDED, TWICE = {"state": "completed", "outcome": DONE}, "leases.1.job: is reported twice with the same fence"
 CONTRADICTIONS: list[tuple[list[dict[str, Any]], str]] = [
     ([{"state": "active", "outcome": DONE}], "leases.0.outcome: means nothing when the state is 'active'"),
     ([{"state": "pending", "outcome": DONE}], "leases.0.outcome: means nothing when the state is 'pending'"),
     ([{"state": "completed"}], "leases.0.outcome: is required when the state is 'completed'"),
-    (
-        [{"state": "completed", "outcome": DONE}, {"state": "completed", "outcome": {"verdict": "failed"}}],
-        "leases.1.job: is reported twice with the same fence",
-    ),
-    (
-        [{"state": "completed", "outcome": DONE}, {"state": "active"}],
-        "leases.1.job: is reported twice with the same fence",
-    ),
+    ([ENDED, {"state": "completed", "outcome": {"verdict": "failed"}}], TWICE),
+    ([ENDED, {"state": "active"}], TWICE),
     ([{"state": "active", "fence": True}], "leases.0.fence: input should be a valid integer"),
+    *(
+        ([ENDED | {"outcome": DONE | {field: value}}], f"leases.0.outcome.{field}: input {said}")
+        for field, value, said in OUTCOMES
+    ),
+]
+LEASE = {"job": "0" * 32, "fence": 1, "state": "active"}
+#: Calls that no agent sends.
+SYNCS: list[dict[str, Any]] = [
+    *({"seq": seq} for seq in (0, 2**63, 10**30)),
+    *({"epoch": epoch} for epoch in (2**63, "1")),
+    *({"bot": bot} for bot in ("Bad Name", "b1\n")),
+    *({"capacity": capacity} for capacity in (-1, 2**31)),
+    *({"wait": wait} for wait in (-1, 61)),
+    *({"status": "asleep"}, {"secret": "x" * 1000}),
+    *(
+        {"leases": [LEASE | change]}
+        for change in (
+            *({"job": "no-uuid", "fence": 0}, {"fence": 2**63}, {"fence": -1}, {"state": "completed"}),
+            *({"output": [{"start": 2**63, "data": "eA=="}]}, {"output": [{"start": 0, "data": "***"}]}),
+            {"state": "completed", "outcome": {"verdict": "x"}},
+        )
+    ),
 ]
 
 
@@ -64,15 +81,13 @@ def stored(pool: Pool) -> list[Any]:
     return pool.rows("SELECT j.state, j.fence, b.sync_seq FROM jobs j CROSS JOIN bots b")
 
 
-@pytest.mark.parametrize(("declared", "said"), SESSIONS)
-def test_a_session_with_a_declaration_that_means_nothing_is_refused(
-    served: Served, database: Database, declared: dict[str, Any], said: str
-) -> None:
+def test_a_session_with_a_declaration_that_means_nothing_is_refused(served: Served, database: Database) -> None:
     before = counts(database)
     with served.client(served.token(Kind.BOT.value, bot="*")) as http:
-        answer = http.post("/v1/sessions", json={"bot": "b1"} | declared)
-    assert (answer.status_code, answer.json()["detail"]) == (422, said)
-    assert answer.json()["field"] == said.split(":")[0]
+        for declared, said in SESSIONS:
+            answer = http.post("/v1/sessions", json={"bot": "b1"} | declared)
+            assert (answer.status_code, answer.json()["detail"]) == (422, said)
+            assert answer.json()["field"] == said.split(":")[0]
     assert counts(database) == before
 
 
@@ -91,18 +106,7 @@ def test_a_field_of_a_newer_bot_is_refused_by_its_name_because_the_bot_may_rely_
     assert stored(pool) == before
 
 
-def test_an_outcome_that_no_run_has_is_refused(working: tuple[Bot, dict[str, Any]], pool: Pool) -> None:
-    bot, held = working
-    before = stored(pool)
-    for field, value, said in OUTCOMES:
-        answer = bot.sync(leases=[held | {"state": "completed", "outcome": DONE | {field: value}}])
-        where = f"leases.0.outcome.{field}"
-        assert (answer.status_code, answer.json()["field"]) == (422, where)
-        assert answer.json()["detail"] == f"{where}: input {said}"
-    assert stored(pool) == before
-
-
-def test_a_report_that_contradicts_itself_is_refused(working: tuple[Bot, dict[str, Any]], pool: Pool) -> None:
+def test_reports_and_calls_that_no_agent_sends_are_refused(working: tuple[Bot, dict[str, Any]], pool: Pool) -> None:
     bot, held = working
     before = stored(pool)
     for reports, said in CONTRADICTIONS:
@@ -110,6 +114,10 @@ def test_a_report_that_contradicts_itself_is_refused(working: tuple[Bot, dict[st
         assert (answer.status_code, answer.json()["detail"]) == (422, said)
         assert answer.json()["field"] == said.split(":")[0]
     assert stored(pool) == before
+    for change in SYNCS:
+        answer = bot.sync(leases=[], **change) if "leases" not in change else bot.sync(**change)
+        assert 200 <= answer.status_code < 500, (change, answer.text)
+        assert answer.status_code != 200 or answer.json()["leases"] == []
 
 
 def test_a_sync_may_name_one_job_with_two_fences(working: tuple[Bot, dict[str, Any]]) -> None:

@@ -88,6 +88,10 @@ def ask(served: Served, *pieces: bytes) -> list[Answer]:
         return answers(until_closed(connection))
 
 
+def statuses(served: Served, *pieces: bytes) -> list[int]:
+    return [answer.status for answer in ask(served, *pieces)]
+
+
 def refused(served: Served, reason: str) -> float:
     return float(served.app.state.metrics.connections_refused.labels(reason)._value.get())
 
@@ -161,16 +165,15 @@ def test_valid_requests_are_answered_in_their_order_however_they_are_cut(gateway
     last = b"GET /healthz HTTP/1.0\r\nConnection: keep-alive\r\n\r\n"
     whole = b"".join([GET, upgrade, absolute, unknown, stranger, GET, last])
     wanted = [200, 200, 200, 404, 401, 200, 200]
-    assert [answer.status for answer in ask(gateway, whole)] == wanted
-    assert [answer.status for answer in ask(gateway, *(whole[n : n + 1] for n in range(len(whole))))] == wanted
+    assert statuses(gateway, whole) == wanted
+    assert statuses(gateway, *(whole[n : n + 1] for n in range(len(whole)))) == wanted
 
 
 def test_a_refusal_waits_for_the_answers_to_earlier_requests(gateway: Served) -> None:
     ready = GET.replace(b"healthz", b"readyz")
-    assert [answer.status for answer in ask(gateway, ready + MALFORMED["two hosts"] + GET)] == [200, 400]
-    assert [answer.status for answer in ask(gateway, ready + MALFORMED["a chunk size that is none"])] == [200, 400]
-    many = ask(gateway, ready + GET * 100)
-    assert [answer.status for answer in many] == [200] * (LIMITS.pipelined + 1) + [400]
+    assert statuses(gateway, ready + MALFORMED["two hosts"] + GET) == [200, 400]
+    assert statuses(gateway, ready + MALFORMED["a chunk size that is none"]) == [200, 400]
+    assert statuses(gateway, ready + GET * 100) == [200] * (LIMITS.pipelined + 1) + [400]
     assert refused(gateway, "pipelined") == 1
 
 
@@ -178,35 +181,31 @@ def test_a_trailer_is_no_header_of_its_request_or_of_the_next_one(gateway: Serve
     token = gateway.token("operator").encode()
     trailed = b"\r\n2\r\n{}\r\n0\r\nAuthorization: Bearer " + token + b"\r\n\r\n"
     status = b"GET /v1/status HTTP/1.1\r\nHost: x\r\n"
-    found = ask(
-        gateway, status + b"Transfer-Encoding: chunked\r\n" + trailed + status + b"\r\n" + CHUNKED + trailed + CLOSING
-    )
-    assert [answer.status for answer in found] == [401, 401, 401, 200]
-    allowed = ask(
-        gateway, status + b"Authorization: Bearer " + token + b"\r\nTransfer-Encoding: chunked\r\n" + trailed + CLOSING
-    )
-    assert [answer.status for answer in allowed] == [200, 200]
+    chunked = b"Transfer-Encoding: chunked\r\n" + trailed
+    strange = status + chunked + status + b"\r\n" + CHUNKED + trailed + CLOSING
+    assert statuses(gateway, strange) == [401, 401, 401, 200]
+    assert statuses(gateway, status + b"Authorization: Bearer " + token + b"\r\n" + chunked + CLOSING) == [200, 200]
 
 
 def test_sizes_are_counted_before_they_are_parsed(gateway: Served) -> None:
     begun = CLOSING[:-2] + b"A: "
     longest = begun + b"a" * (LIMITS.header_bytes - len(begun) - 4) + b"\r\n\r\n"
-    assert [answer.status for answer in ask(gateway, longest)] == [200]
-    assert [answer.status for answer in ask(gateway, longest[:9999], longest[9999:])] == [200]
-    assert [answer.status for answer in ask(gateway, begun + b"a" + longest[len(begun) :])] == [431]
-    assert [answer.status for answer in ask(gateway, GET, b"\r\n" * LIMITS.header_bytes)] == [200, 431]
+    assert statuses(gateway, longest) == [200]
+    assert statuses(gateway, longest[:9999], longest[9999:]) == [200]
+    assert statuses(gateway, begun + b"a" + longest[len(begun) :]) == [431]
+    assert statuses(gateway, GET, b"\r\n" * LIMITS.header_bytes) == [200, 431]
     lines = b"a: b\r\n" * (LIMITS.header_lines - 2)
-    assert [answer.status for answer in ask(gateway, CLOSING[:-2] + lines + b"\r\n")] == [200]
-    assert [answer.status for answer in ask(gateway, CLOSING[:-2] + lines + b"a: b\r\n\r\n")] == [431]
+    assert statuses(gateway, CLOSING[:-2] + lines + b"\r\n") == [200]
+    assert statuses(gateway, CLOSING[:-2] + lines + b"a: b\r\n\r\n") == [431]
     assert refused(gateway, "header_size") == 3
     with connect(gateway) as flood:
         with pytest.raises((ConnectionResetError, BrokenPipeError)):
             flood.sendall(begun + b"a" * 100_000_000)
     for much in (b"2;" + b"x" * 300_000 + b"\r\n{}\r\n0\r\n\r\n", b"0\r\nA: " + b"x" * 300_000, b"1\r\n{\r\n" * 60_000):
-        assert [answer.status for answer in ask(gateway, CHUNKED + b"\r\n" + much)] in ([400], [401], [])
+        assert statuses(gateway, CHUNKED + b"\r\n" + much) in ([400], [401], [])
     # A long body does not allow a long trailer, whose pieces the parser joins in quadratic time.
     trailer = b"%x\r\n" % 300_000 + b"x" * 300_000 + b"\r\n0\r\nA: " + b"x" * 200_000 + b"\r\n\r\n" + CLOSING
-    assert [answer.status for answer in ask(gateway, CHUNKED + b"\r\n" + trailer)] in ([401], [])
+    assert statuses(gateway, CHUNKED + b"\r\n" + trailer) in ([401], [])
     assert refused(gateway, "framing") == 4
 
 
@@ -265,19 +264,8 @@ def certified(tmp_path: Path) -> GatewaySettings:
     if (openssl := shutil.which("openssl")) is None:
         pytest.skip("openssl is not installed")
     settings = GatewaySettings(port=0, tls_cert=tmp_path / "cert.pem", tls_key=tmp_path / "key.pem")
-    made = [
-        "req",
-        "-x509",
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:prime256v1",
-        "-nodes",
-        "-days",
-        "2",
-        "-subj",
-        "/CN=localhost",
-    ]
+    made = ["req", "-x509", "-nodes", "-newkey", "ec", "-pkeyopt"]
+    made += ["ec_paramgen_curve:prime256v1", "-days", "2", "-subj", "/CN=localhost"]
     files = ["-keyout", str(settings.tls_key), "-out", str(settings.tls_cert)]
     subprocess.run([openssl, *made, *files], check=True, capture_output=True)
     return settings
@@ -393,19 +381,21 @@ SEEDS = [
     *MALFORMED.values(),
 ]
 BITS = [
-    b"\r",
-    b"\n",
-    b"\r\n",
-    b"\0",
-    b" ",
-    b":",
-    b"\xff",
-    b"0",
-    b"9" * 20,
-    b"A" * 5000,
-    b"a: b\r\n" * 50,
-    b"chunked",
-    GET,
+    *(
+        b"\r",
+        b"\n",
+        b"\r\n",
+        b"\0",
+        b" ",
+        b":",
+        b"\xff",
+        b"0",
+        b"chunked",
+        b"9" * 20,
+        b"A" * 5000,
+        b"a: b\r\n" * 50,
+        GET,
+    )
 ]
 
 
@@ -447,18 +437,15 @@ async def fuzz(served: Served, chance: random.Random, rounds: int) -> list[tuple
     assert parts.hostname is not None
     assert parts.port is not None
     sent = [damaged(chance.choice(SEEDS), chance) + damaged(chance.choice(SEEDS), chance) for _ in range(rounds)]
-    done = await asyncio.gather(
-        *(send(parts.hostname, parts.port, raw, random.Random(chance.getrandbits(32))) for raw in sent)
-    )
+    seeded = ((raw, random.Random(chance.getrandbits(32))) for raw in sent)
+    done = await asyncio.gather(*(send(parts.hostname, parts.port, raw, own) for raw, own in seeded))
     return [(raw, read, whole) for raw, (read, whole) in zip(sent, done, strict=True)]
 
 
 @pytest.mark.parametrize("gateway", [SHORT], indirect=True)
-def test_whatever_is_sent_the_gateway_answers_or_closes_and_serves_others(
-    gateway: Served, chance: random.Random
-) -> None:
+def test_whatever_is_sent_the_gateway_goes_on_serving_others(gateway: Served, chance: random.Random) -> None:
     with gateway.client() as other:
-        for _ in range(4):
+        for _ in range(2):
             for raw, read, whole in asyncio.run(fuzz(gateway, chance, 100)):
                 if not whole:
                     continue

@@ -1,7 +1,7 @@
 """Calls that come at the same moment are settled together, and none pays for another one's trouble."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,6 +47,7 @@ class Counter:
 
     batches: Batcher[str, bytes]
     sync_service: Desk
+    crew: WorkerPool
     answers: list[tuple[str, Any]] = field(default_factory=list)
 
     async def call(self, bot: str) -> None:
@@ -56,13 +57,15 @@ class Counter:
             answer = error
         self.answers.append((bot, answer))
 
-    def run(self, *bots: str) -> None:
-        """These calls come one after the other while the desk is closed; then it opens."""
+    def run(self, *bots: str, then: Callable[[TaskGroup], Awaitable[None]] | None = None) -> None:
+        """These calls come one after the other while the desk is closed; then it opens, after what else happens."""
 
         async def scenario() -> None:
             async with anyio.create_task_group() as tasks:
                 for bot in bots:
                     await self.begin(tasks, bot)
+                if then is not None:
+                    await then(tasks)
                 self.sync_service.open.set()
 
         anyio.run(scenario)
@@ -82,18 +85,10 @@ class Counter:
 
 @pytest.fixture
 def make(database: Database) -> Callable[..., Counter]:
-    def counter(
-        sync_service: Desk | None = None,
-        *,
-        threads: int = 1,
-        queue: int = 100,
-        most: int = 3,
-        help_after: float = MINUTE,
-    ) -> Counter:
-        sync_service = sync_service or Desk()
-        crew = WorkerPool(database, threads=threads, queue=queue)
-        batcher = Batcher[str, bytes](sync_service.answer, crew, most=most, help_after=help_after)
-        return Counter(batcher, sync_service)
+    def counter(sync_service: Desk | None = None, *, threads: int = 1, queue: int = 100, **batch: Any) -> Counter:
+        sync_service, crew = sync_service or Desk(), WorkerPool(database, threads=threads, queue=queue)
+        batcher = Batcher[str, bytes](sync_service.answer, crew, **{"most": 3, "help_after": MINUTE, **batch})
+        return Counter(batcher, sync_service, crew)
 
     return counter
 
@@ -108,37 +103,26 @@ def test_a_call_goes_at_once_and_those_that_come_meanwhile_go_together(make: Cal
 def test_a_second_thread_settles_calls_once_half_a_batch_waits(make: Callable[..., Counter]) -> None:
     counter = make(threads=2, most=4)
 
-    async def scenario() -> None:
-        async with anyio.create_task_group() as tasks:
-            for bot in ("a", "b", "c"):
-                await counter.begin(tasks, bot)
-            await counter.under_way(2)
-            await counter.begin(tasks, "d")
-            counter.sync_service.open.set()
+    async def fourth(tasks: TaskGroup) -> None:
+        await counter.under_way(2)
+        await counter.begin(tasks, "d")
 
-    anyio.run(scenario)
+    counter.run("a", "b", "c", then=fourth)
     assert counter.sync_service.batches == [["a"], ["b", "c"], ["d"]]
 
 
-def test_other_work_gets_a_thread_between_two_batches(database: Database) -> None:
-    desk, crew = Desk(), WorkerPool(database, threads=1, queue=100)
-    counter = Counter(Batcher[str, bytes](desk.answer, crew, most=3), desk)
+def test_other_work_gets_a_thread_between_two_batches(make: Callable[..., Counter]) -> None:
+    counter = make()
 
-    async def scenario() -> None:
-        async with anyio.create_task_group() as tasks:
-            for bot in ("a", "b", "c"):
-                await counter.begin(tasks, bot)
-            tasks.start_soon(crew.run_unbounded, lambda: desk.batches.append(["other"]))
-            await anyio.wait_all_tasks_blocked()
-            desk.open.set()
+    async def other(tasks: TaskGroup) -> None:
+        tasks.start_soon(counter.crew.run_unbounded, lambda: counter.sync_service.batches.append(["other"]))
+        await anyio.wait_all_tasks_blocked()
 
-    anyio.run(scenario)
-    assert desk.batches == [["a"], ["other"], ["b", "c"]]
+    counter.run("a", "b", "c", then=other)
+    assert counter.sync_service.batches == [["a"], ["other"], ["b", "c"]]
 
 
-def test_of_many_calls_that_wait_half_go_together_and_no_more_than_the_largest_batch(
-    make: Callable[..., Counter],
-) -> None:
+def test_of_many_calls_that_wait_half_go_together_but_no_more_than_a_batch(make: Callable[..., Counter]) -> None:
     counter = make(queue=LARGEST * 3, most=2)
     counter.run("first", *map(str, range(2 * LARGEST + 20)))
     assert [len(batch) for batch in counter.sync_service.batches[:4]] == [1, LARGEST, 42, 21]
@@ -147,15 +131,10 @@ def test_of_many_calls_that_wait_half_go_together_and_no_more_than_the_largest_b
 def test_a_call_that_waits_behind_a_slow_batch_is_taken_by_another_thread(make: Callable[..., Counter]) -> None:
     counter = make(threads=2, most=5, help_after=HELP_AFTER)
 
-    async def scenario() -> None:
-        async with anyio.create_task_group() as tasks:
-            for bot in ("a", "b"):
-                tasks.start_soon(counter.call, bot)
-                await anyio.wait_all_tasks_blocked()
-            await counter.under_way(2)
-            counter.sync_service.open.set()
+    async def another(_: TaskGroup) -> None:
+        await counter.under_way(2)
 
-    anyio.run(scenario)
+    counter.run("a", "b", then=another)
     assert counter.sync_service.batches == [["a"], ["b"]]
 
 
@@ -169,8 +148,8 @@ def test_calls_do_not_wait_for_a_slow_batch(database: Database) -> None:
             assert bot not in gates or gates[bot].wait(MINUTE)
         return [bot.encode() for bot in bots]
 
-    batcher = Batcher[str, bytes](settle, WorkerPool(database, threads=2, queue=100), most=4)
-    counter = Counter(batcher, Desk())
+    crew = WorkerPool(database, threads=2, queue=100)
+    counter = Counter(Batcher[str, bytes](settle, crew, most=4), Desk(), crew)
 
     async def until(found: Callable[[], bool]) -> None:
         with anyio.fail_after(MINUTE):
@@ -196,9 +175,7 @@ def test_calls_do_not_wait_for_a_slow_batch(database: Database) -> None:
     assert begun == set("abcde")
 
 
-def test_calls_fail_if_no_thread_can_be_had_and_later_ones_are_answered(
-    make: Callable[..., Counter], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_calls_fail_while_there_is_no_thread(make: Callable[..., Counter], monkeypatch: pytest.MonkeyPatch) -> None:
     counter = make()
     counter.sync_service.open.set()
     with monkeypatch.context() as patch:
@@ -273,9 +250,6 @@ def test_calls_beyond_the_queue_are_refused_at_once(make: Callable[..., Counter]
     assert len(counter.answers) == 4
 
 
-# Sessions
-
-
 @pytest.fixture
 def openings(monkeypatch: pytest.MonkeyPatch) -> Desk:
     """Takes the place of the openings in the database."""
@@ -283,9 +257,8 @@ def openings(monkeypatch: pytest.MonkeyPatch) -> Desk:
 
     def open_sessions(_: Database, requests: Sequence[OpenSession], *, timing: Timing, tracer: object) -> list[Session]:
         desk.answer([request.bot for request in requests])
-        return [
-            Session(bot=request.bot, epoch=1, secret="s", expires_in=timing.ttl, sync_in=1.0) for request in requests
-        ]
+        told = {"epoch": 1, "secret": "s", "expires_in": timing.ttl, "sync_in": 1.0}
+        return [Session(bot=request.bot, **told) for request in requests]
 
     monkeypatch.setattr(sessions, "open_sessions", open_sessions)
     return desk
