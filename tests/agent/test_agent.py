@@ -1,21 +1,20 @@
-"""An agent's settings and the name it gives itself."""
+"""An agent's settings, the units that it offers, the signals that reach its process, and how it stops."""
 
 import hashlib
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
 from bots.agent.agent import AgentSettings, legal_name
-from bots.agent.guardian import process_tree
+from bots.agent.capacity import Lookahead, Machine, Sizing, this_machine, units
+from bots.agent.guardian import descendants, process_tree
 from bots.agent.workspace import Workspace
-from ops.chaos.members import bot_parts
 from schema import clock, validation
 from tests.support.agents import (
     NEEDS_PROC,
@@ -23,13 +22,21 @@ from tests.support.agents import (
     TOKEN,
     Bot,
     Pool,
+    agent_process,
     processes,
     serving,
     settings,
     sleeping,
 )
-from tests.support.http import Gateway, ReceivedRequest, gateway, problem
+from tests.support.http import ReceivedRequest, gateway, problem
 from tests.support.patience import MINUTE
+
+pytestmark = NEEDS_PROC
+
+
+def waiting_for(flag: Path) -> list[str]:
+    """A command that stays until the file is there."""
+    return ["sh", "-c", f"while ! test -e {flag}; do sleep 0.02; done"]
 
 
 @pytest.mark.parametrize(
@@ -56,21 +63,6 @@ def test_settings_have_defaults_and_refuse_what_is_unknown() -> None:
         AgentSettings.model_validate({"capacty": 2})
 
 
-# An agent as a process of its own, with the signals that reach it.
-
-
-pytestmark = NEEDS_PROC
-
-
-PROGRAM = """
-import sys
-from pathlib import Path
-from bots.agent.agent import Agent, AgentSettings
-settings = AgentSettings(
-    name="bot-1", work_dir=Path(sys.argv[2]), margin=float(sys.argv[3]), capacity=int(sys.argv[4]), job_user="agent"
-)
-sys.exit(Agent(settings, sys.argv[1], sys.stdin.read().strip(), adopt=True).run())
-"""
 #: Makes the kernel give SIGTERM to a thread that is not the main one: all others block it.
 ANOTHER_THREAD_GETS_SIGTERM = """
 import signal, threading
@@ -79,35 +71,9 @@ signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 """
 
 
-@contextmanager
-def process(
-    stands: Gateway,
-    tmp_path: Path,
-    *,
-    margin: float = 3.0,
-    capacity: int = 1,
-    open_files: str = "unlimited",
-    before: str = "",
-) -> Iterator[subprocess.Popen[str]]:
-    arguments = [stands.url, str(tmp_path / "work"), str(margin), str(capacity)]
-    limited = ["sh", "-c", f'test {open_files} = unlimited || ulimit {open_files}; exec "$@"', "sh"]
-    with open(tmp_path / "agent.log", "a") as log:
-        started = subprocess.Popen(
-            [*limited, sys.executable, "-c", before + PROGRAM, *arguments], stdin=subprocess.PIPE, stderr=log, text=True
-        )
-    try:
-        assert started.stdin is not None
-        started.stdin.write(TOKEN)
-        started.stdin.close()
-        yield started
-    finally:
-        started.kill()
-        started.wait()
-
-
-def test_sigterm_drains_and_a_second_signal_leaves_at_once(tmp_path: Path) -> None:
+def test_sigterm_drains_also_if_another_thread_receives_it_and_a_second_signal_leaves_at_once(tmp_path: Path) -> None:
     pool = Pool()
-    with gateway(pool) as stands, process(stands, tmp_path) as agent:
+    with gateway(pool) as stands, agent_process(stands.url, tmp_path, before=ANOTHER_THREAD_GETS_SIGTERM) as agent:
         script = "echo private-output; sleep 60"
         pool.grant(payload={"command": ["sh", "-c", script], "env": {"SECRET": "private-environment"}})
         pool.until(lambda: processes(tmp_path))
@@ -123,25 +89,23 @@ def test_sigterm_drains_and_a_second_signal_leaves_at_once(tmp_path: Path) -> No
     assert TOKEN not in log
 
 
-def test_a_signal_that_another_thread_receives_drains_the_agent_too(tmp_path: Path) -> None:
+def test_kill_9_leaves_no_process_and_the_next_agent_starts_clean_and_says_its_session_died(tmp_path: Path) -> None:
     pool = Pool()
-    with gateway(pool) as stands, process(stands, tmp_path, before=ANOTHER_THREAD_GETS_SIGTERM) as agent:
-        pool.until(lambda: pool.held)
-        agent.send_signal(signal.SIGTERM)
-        assert agent.wait(MINUTE) == 0
-    assert pool.syncs[-1].status == "gone"
-
-
-def test_kill_9_leaves_no_process_and_the_next_agent_starts_clean(tmp_path: Path) -> None:
-    pool = Pool()
-    with gateway(pool) as stands, process(stands, tmp_path) as agent:
-        pool.grant("sh", "-c", "trap '' TERM; setsid sleep 60 & sleep 60")
-        pool.until(lambda: len(processes(tmp_path)) >= 3)
+    with gateway(pool) as stands, agent_process(stands.url, tmp_path, capacity=2) as agent:
+        script = f"{sys.executable} -c \"$RUNAWAY\" 1008; trap '' TERM; setsid sleep 1008 & sleep 1008"
+        for job in ("one", "two"):
+            pool.grant(job=job, payload={"command": ["sh", "-c", script], "env": {"RUNAWAY": RUNAWAY}})
+        pool.until(lambda: len(sleeping("1008")) == 6)
+        below = descendants([agent.pid], process_tree())
         agent.kill()
-        pool.until(lambda: not processes(tmp_path))
-    [left] = (tmp_path / "work" / "bot-1").iterdir()
-    with serving(Pool(), tmp_path):
-        pool.until(lambda: not left.exists())
+        pool.until(lambda: not sleeping("1008") and not any(Path(f"/proc/{process}").exists() for process in below))
+    left = list((tmp_path / "work" / "bot-1").iterdir())
+    assert len(left) == 2
+    pool.leases.clear()
+    with serving(pool, tmp_path):
+        pool.until(lambda: len(pool.opened) == 2 and not any(each.exists() for each in left))
+    assert [request.dead_session for request in pool.opened] == [None, hashlib.sha256(b"s").hexdigest()]
+    assert not any(request.cut_off for request in pool.opened), "a job may have killed the first agent"
 
 
 def watchers(agent: subprocess.Popen[str]) -> list[int]:
@@ -152,9 +116,7 @@ def watchers(agent: subprocess.Popen[str]) -> list[int]:
     return [guardian, supervisor]
 
 
-def test_when_guardian_and_supervisor_are_killed_the_lease_ends_after_the_last_process_and_the_session_goes_on(
-    tmp_path: Path,
-) -> None:
+def test_when_guardian_and_supervisor_are_killed_the_lease_ends_after_the_last_process(tmp_path: Path) -> None:
     pool = Pool(sync_in=0.1)
     left: list[list[int]] = []
 
@@ -163,7 +125,7 @@ def test_when_guardian_and_supervisor_are_killed_the_lease_ends_after_the_last_p
             left.append(sleeping("1011"))
 
     pool.instead = look
-    with gateway(pool) as stands, process(stands, tmp_path) as agent:
+    with gateway(pool) as stands, agent_process(stands.url, tmp_path) as agent:
         script = f'{sys.executable} -c "$RUNAWAY" 1011; setsid sleep 1011 & sleep 1011'
         payload = {"command": ["sh", "-c", script], "env": {"RUNAWAY": RUNAWAY}}
         key = pool.grant(payload=payload)
@@ -171,10 +133,8 @@ def test_when_guardian_and_supervisor_are_killed_the_lease_ends_after_the_last_p
         for watcher in watchers(agent):
             os.kill(watcher, signal.SIGKILL)
         outcome = pool.until(lambda: pool.outcomes.get(key))
-        assert (outcome["verdict"], outcome["reason"]) == (
-            "error",
-            "the process that supervised the command was killed",
-        )
+        reason = "the process that supervised the command was killed"
+        assert (outcome["verdict"], outcome["reason"]) == ("error", reason)
         assert left[0] == []
         following = pool.grant("true", job="following")
         assert pool.until(lambda: pool.outcomes.get(following))["verdict"] == "succeeded"
@@ -182,24 +142,10 @@ def test_when_guardian_and_supervisor_are_killed_the_lease_ends_after_the_last_p
         assert len(process_tree()[agent.pid]) == 1, "the agent has not collected what it adopted"
 
 
-def test_fault_runs_take_no_supervisor_that_the_agent_has_adopted_for_a_guardian(tmp_path: Path) -> None:
-    pool = Pool(sync_in=0.1)
-    with gateway(pool) as stands, process(stands, tmp_path) as agent:
-        pool.grant("sleep", "1015")
-        pool.until(lambda: sleeping("1015"))
-        before = bot_parts(agent.pid)
-        os.kill(before.guardians[0], signal.SIGKILL)
-        pool.until(lambda: bot_parts(agent.pid).guardians not in (before.guardians, []))
-        after = bot_parts(agent.pid)
-        assert (len(before.guardians), len(after.guardians)) == (1, 1)
-        assert after.supervisors == before.supervisors
-        assert after.commands == before.commands == sleeping("1015")
-
-
 def test_children_that_an_agents_process_had_before_are_no_orphans(tmp_path: Path) -> None:
     pool = Pool(sync_in=0.1)
     mate = "import subprocess; subprocess.Popen(['sleep', '1012'])"
-    with gateway(pool) as stands, process(stands, tmp_path, before=mate) as agent:
+    with gateway(pool) as stands, agent_process(stands.url, tmp_path, before=mate) as agent:
         key = pool.grant("sleep", "1013")
         pool.until(lambda: sleeping("1013"))
         [mates] = sleeping("1012")
@@ -211,11 +157,9 @@ def test_children_that_an_agents_process_had_before_are_no_orphans(tmp_path: Pat
         os.kill(mates, signal.SIGKILL)
 
 
-def test_a_command_that_stops_what_watches_over_it_dies_with_its_agent_and_the_next_agent_starts(
-    tmp_path: Path,
-) -> None:
+def test_a_command_that_stops_what_watches_over_it_dies_with_its_agent_and_the_next_starts(tmp_path: Path) -> None:
     pool = Pool()
-    with gateway(pool) as stands, process(stands, tmp_path) as agent:
+    with gateway(pool) as stands, agent_process(stands.url, tmp_path) as agent:
         pool.grant("sh", "-c", "sleep 1014 & while :; do kill -STOP $PPID; done")
         pool.until(lambda: sleeping("1014"))
         guardian, _ = watchers(agent)
@@ -227,20 +171,9 @@ def test_a_command_that_stops_what_watches_over_it_dies_with_its_agent_and_the_n
     later.close()
 
 
-def test_an_agent_started_anew_in_its_place_says_that_its_last_session_is_dead(tmp_path: Path) -> None:
-    pool = Pool()
-    with gateway(pool) as stands, process(stands, tmp_path) as agent:
-        pool.until(lambda: pool.syncs)
-        agent.kill()
-    with serving(pool, tmp_path):
-        pool.until(lambda: len(pool.opened) == 2)
-    assert [request.dead_session for request in pool.opened] == [None, hashlib.sha256(b"s").hexdigest()]
-    assert not any(request.cut_off for request in pool.opened), "a job may have killed the first agent"
-
-
 def test_an_agent_makes_room_for_its_commands_files_but_leaves_their_limit_as_it_was(tmp_path: Path) -> None:
     pool = Pool()
-    with gateway(pool) as stands, process(stands, tmp_path, capacity=40, open_files="-Sn 64"):
+    with gateway(pool) as stands, agent_process(stands.url, tmp_path, capacity=40, open_files="-Sn 64"):
         keys = [pool.grant("sh", "-c", "ulimit -Sn; sleep 1", job=f"job-{number}") for number in range(40)]
         pool.until(lambda: set(keys) <= set(pool.outcomes))
     assert {outcome["verdict"] for outcome in pool.outcomes.values()} == {"succeeded"}
@@ -249,18 +182,16 @@ def test_an_agent_makes_room_for_its_commands_files_but_leaves_their_limit_as_it
 
 def test_an_agent_that_may_not_open_as_many_files_as_its_commands_need_does_not_start(tmp_path: Path) -> None:
     pool = Pool()
-    with gateway(pool) as stands, process(stands, tmp_path, capacity=40, open_files="-n 300") as agent:
+    with gateway(pool) as stands, agent_process(stands.url, tmp_path, capacity=40, open_files="-n 300") as agent:
         assert agent.wait(MINUTE) == 1
-    assert (
-        "capacity: 40 needs 448 open files, and the hard limit (RLIMIT_NOFILE) is 300"
-        in (tmp_path / "agent.log").read_text()
-    )
+    said = "capacity: 40 needs 448 open files, and the hard limit (RLIMIT_NOFILE) is 300"
+    assert said in (tmp_path / "agent.log").read_text()
     assert pool.opened == []
 
 
 def test_a_stopped_agents_work_is_killed_before_its_session_ends(tmp_path: Path) -> None:
-    pool = Pool(ttl=14, sync_in=0.1)
-    with gateway(pool) as stands, process(stands, tmp_path, margin=10) as agent:
+    pool = Pool(ttl=9, sync_in=0.1)
+    with gateway(pool) as stands, agent_process(stands.url, tmp_path, margin=5) as agent:
         key = pool.grant("sh", "-c", "trap '' TERM; while :; do sleep 0.1; done")
         pool.until(lambda: "active" in pool.reported(key))
         agent.send_signal(signal.SIGSTOP)
@@ -300,7 +231,7 @@ def test_a_drained_agent_ends_its_work_closes_its_session_and_exits_with_0(tmp_p
     pool = Pool()
     with serving(pool, tmp_path) as bot:
         flag = tmp_path / "flag"
-        key = pool.grant("sh", "-c", f"while ! test -e {flag}; do sleep 0.02; done")
+        key = pool.grant(*waiting_for(flag))
         pool.until(lambda: processes(tmp_path))
         bot.agent.drain()
         pool.until(lambda: pool.syncs[-1].status == "draining")
@@ -340,17 +271,14 @@ def test_a_drain_while_the_gateway_is_away_ends_too(tmp_path: Path) -> None:
         assert bot.end() == 0
 
 
-def test_a_drain_that_cannot_deliver_its_results_says_how_many_and_exits_with_1(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_drain_that_cannot_deliver_says_how_many_and_exits_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bots.agent.session.STUCK_AFTER", 0.2)
     monkeypatch.setattr("bots.agent.session.FAREWELL", 0.2)
     pool = Pool(sync_in=0.1)
     limits = {"capacity": 3, "drain_seconds": 0.3, "kill_grace": 0.1}
     with capture_logs() as logs, serving(pool, tmp_path, **limits) as bot:
         flag = tmp_path / "flag"
-        script = f"while ! test -e {flag}; do sleep 0.02; done"
-        ended = [pool.grant("sh", "-c", script, job=f"job-{number}") for number in range(2)]
+        ended = [pool.grant(*waiting_for(flag), job=f"job-{number}") for number in range(2)]
         endless = pool.grant("sleep", "60", job="endless")
         pool.until(lambda: all("active" in pool.reported(key) for key in [*ended, endless]))
         pool.change(instead=lambda _: problem(503, "away"))
@@ -362,13 +290,11 @@ def test_a_drain_that_cannot_deliver_its_results_says_how_many_and_exits_with_1(
     assert [line["results"] for line in logs if "could not be delivered" in line["event"]] == [2]
 
 
-def test_results_that_the_session_outlived_while_the_gateway_was_away_are_missed_when_the_agent_leaves(
-    tmp_path: Path,
-) -> None:
+def test_results_that_outlived_their_session_while_the_gateway_was_away_are_missed(tmp_path: Path) -> None:
     pool = Pool(ttl=3, sync_in=0.1)
     with serving(pool, tmp_path) as bot:
         flag = tmp_path / "flag"
-        key = pool.grant("sh", "-c", f"while ! test -e {flag}; do sleep 0.02; done")
+        key = pool.grant(*waiting_for(flag))
         pool.until(lambda: "active" in pool.reported(key))
         pool.change(instead=lambda _: problem(503, "away"))
         flag.touch()
@@ -378,29 +304,79 @@ def test_results_that_the_session_outlived_while_the_gateway_was_away_are_missed
 
 def test_an_agent_that_leaves_at_once_reports_what_had_ended_and_gives_the_rest_back(tmp_path: Path) -> None:
     pool = Pool(sync_in=10)
-    with serving(pool, tmp_path, capacity=2) as bot:
+    with serving(pool, tmp_path, capacity=2, kill_grace=60) as bot:
         flag = tmp_path / "flag"
-        ended = pool.grant("sh", "-c", f"while ! test -e {flag}; do sleep 0.02; done", job="ended")
-        endless = pool.grant("sleep", "60", job="endless")
+        ended = pool.grant(*waiting_for(flag), job="ended")
+        endless = pool.grant("sh", "-c", "trap '' TERM; while :; do sleep 0.1; done", job="endless")
         pool.until(lambda: all("active" in pool.reported(key) for key in (ended, endless)))
         pool.instead = lambda asked: None if asked.body.get("status") == "gone" else problem(503, "busy")
-        running = len(processes(tmp_path))
         flag.touch()
-        pool.until(lambda: len(processes(tmp_path)) < running)
         pool.until(lambda: len(list((tmp_path / "work" / "bot-1").iterdir())) == 1)
+        bot.agent.drain()
         bot.agent.leave()
         assert bot.end() == 130
     assert (pool.outcomes[ended]["verdict"], pool.outcomes[endless]["verdict"]) == ("succeeded", "released")
     assert pool.syncs[-1].status == "gone"
 
 
-def test_a_second_wish_to_leave_kills_all_work_at_once(tmp_path: Path) -> None:
-    pool = Pool()
-    with serving(pool, tmp_path, kill_grace=60) as bot:
-        key = pool.grant("sh", "-c", "trap '' TERM; while :; do sleep 0.1; done")
-        pool.until(lambda: processes(tmp_path))
-        bot.agent.drain()
-        bot.agent.leave()
-        assert bot.end() == 130
-    assert pool.outcomes[key]["verdict"] == "released"
-    assert pool.syncs[-1].status == "gone"
+# How many units a bot offers if nobody says, and how many leases of short tasks it holds in advance
+
+
+@pytest.mark.parametrize(
+    ("cores", "slots", "load", "offered"),
+    [
+        (4, 3, 0.0, 3),
+        (4, 3, 0.70, 3),
+        (4, 3, 0.71, 1),
+        (16, 100, 0.0, 8),
+        (16, 100, 0.9, 4),
+        (16, 5, 0.0, 5),
+        (1, 100, 0.0, 1),
+        (1, 100, 2.0, 1),
+        (4, 0, 0.0, 1),
+    ],
+)
+def test_units_are_those_of_the_scarcest_and_half_under_load(cores: int, slots: int, load: float, offered: int) -> None:
+    memory = slots * 512 + 511
+    assert units(cores, memory, load=load, task_memory_mib=512, most=8) == offered
+
+
+def test_the_load_counts_as_it_is_and_memory_as_it_was_before_anything_ran() -> None:
+    seen = [Machine(4, 2048, 0.0), Machine(4, 2048, 0.0), Machine(4, 10, 0.1), Machine(4, 10, 0.8)]
+    sizing = Sizing(task_memory_mib=512, most=8, read_machine=lambda: seen.pop(0))
+    assert [sizing.units() for _ in range(3)] == [3, 3, 1]
+
+
+def test_this_machine_can_be_measured() -> None:
+    found = this_machine()
+    assert (found.cores >= 1, found.memory_mib > 0, found.load >= 0) == (True, True, True)
+    assert (AgentSettings().task_memory_mib, AgentSettings().max_parallel, AgentSettings().auto_capacity) == (
+        512,
+        8,
+        False,
+    )
+
+
+def test_an_agent_says_with_every_call_what_its_machine_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = Machine(4, 8192, 0.0)
+    monkeypatch.setattr("bots.agent.agent.Sizing", partial(Sizing, read_machine=lambda: now))
+    pool = Pool(sync_in=0.05)
+    with serving(pool, tmp_path, auto_capacity=True, capacity=77, resources={"memory_mib": 100}):
+        pool.grant("sleep", "60")
+        pool.until(lambda: pool.syncs and pool.syncs[-1].capacity == 3)
+        now = Machine(4, 16, 0.9)
+        pool.until(lambda: pool.syncs[-1].capacity == 1)
+        now = Machine(4, 16, 0.2)
+        pool.until(lambda: pool.syncs[-1].capacity == 3)
+    (opened,) = pool.opened
+    assert (opened.capacity, opened.resources) == (3, {"memory_mib": 100})
+
+
+@pytest.mark.parametrize(("seconds", "ahead", "together"), [(0.0005, 512, 204), (0.0041, 195, 78), (0.06, 0, 0)])
+def test_two_fifths_of_the_leases_in_advance_are_reported_at_once(seconds: float, ahead: int, together: int) -> None:
+    lookahead = Lookahead()
+    for _ in range(400):
+        lookahead.note(seconds)
+    assert (lookahead.units(8), lookahead.together(8)) == (ahead, together)
+    if seconds < 0.001:
+        assert [lookahead.queue(processes) for processes in (1, 8, 16, 200)] == [20, 20, 10, 8]

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,9 +19,9 @@ from bots.agent.guardian import process_tree
 from bots.agent.isolation import job_accounts
 from bots.agent.isolation.cgroups import Cgroups, Limits
 from bots.agent.isolation.containment import PROGRAM, Containment, Sandbox, Site, find_sandbox
-from bots.agent.isolation.job_accounts import JobAccounts
+from bots.agent.isolation.job_accounts import JobAccount, JobAccounts
 from bots.agent.isolation.privileges import Privileges
-from bots.agent.job_files import Unsent, read_usage
+from bots.agent.job_files import Unsent
 from bots.agent.launcher import Launcher
 from bots.agent.run import Assignment, Run, RunContext, StopReason
 from bots.agent.workspace import Workspace
@@ -34,7 +35,6 @@ boxed = pytest.mark.skipif(shutil.which(PROGRAM) is None, reason="bubblewrap is 
 #: An interpreter that every account can run; that of the tests may be in a directory of root.
 PYTHON = shutil.which("python3", path="/usr/local/bin:/usr/bin:/bin")
 REPOSITORY = Path(__file__).parents[2]
-
 Made = Callable[[Containment], RunContext]
 
 
@@ -58,11 +58,34 @@ def made(scratch: Path) -> Iterator[Made]:
         assert not list(place.workplace.root.iterdir())
 
 
-#: Tells the checkpoint of the attempt before, and leaves another one and a result.
-HAND_ON = (
-    "stat -c '%a' $LEASEHOLD_CHECKPOINT; cat $LEASEHOLD_CHECKPOINT; echo 2 > $LEASEHOLD_CHECKPOINT.new;"
-    " mv $LEASEHOLD_CHECKPOINT.new $LEASEHOLD_CHECKPOINT; echo 3 > $LEASEHOLD_RESULT; exit 1"
-)
+def hand_on(place: RunContext) -> None:
+    """Run a command that finds the checkpoint of the attempt before, and leaves another one and a result."""
+    script = (
+        "stat -c '%a' $LEASEHOLD_CHECKPOINT; cat $LEASEHOLD_CHECKPOINT; echo 2 > $LEASEHOLD_CHECKPOINT.new;"
+        " mv $LEASEHOLD_CHECKPOINT.new $LEASEHOLD_CHECKPOINT; echo 3 > $LEASEHOLD_RESULT; exit 1"
+    )
+    payload = {"command": ["sh", "-c", script]}
+    run = Run(Assignment("job", 1, 1, "tenant", None, payload, checkpoint="1"), place, notify=lambda: None)
+    run.start()
+    assert (finish(run).result, run.checkpoint.unsent, text_of(run)) == ("3\n", Unsent(1, "2\n"), "600\n1")
+
+
+@contextmanager
+def accounts() -> Iterator[JobAccounts]:
+    made = JobAccounts("dynamic")
+    yield made
+    made.close()
+
+
+def taken(accounts: JobAccounts) -> JobAccount:
+    account = accounts.take()
+    assert account is not None
+    return account
+
+
+def ended(user: str | int) -> bool:
+    """Whether nothing of an attempt is left, so that another one may have its user id."""
+    return not Path("/run/leasehold/accounts", str(user)).exists()
 
 
 def dynamic(limits: Limits | None = None, wrapper: Sandbox | None = None) -> Containment:
@@ -85,22 +108,17 @@ def processes_of(user: int) -> list[int]:
 def test_a_command_of_an_agent_that_is_root_has_an_account_of_its_own_and_no_rights(made: Made) -> None:
     place = made(dynamic())
     program = "id -u; id -G; umask; echo $USER; stat -c '%u %a' $HOME; grep -E '^(Cap|NoNew)' /proc/self/status"
-    run = start(place, "sh", "-c", f"{program}; echo '{{\"tokens\": 3}}' > $LEASEHOLD_USAGE; cat", stdin="told\n")
+    cores = "ulimit -c; ulimit -Hc; ulimit -c 1 2>&- || echo no"
+    usage = "echo '{\"tokens\": 3}' > $LEASEHOLD_USAGE"
+    run = start(place, "sh", "-c", f"{program}; {cores}; {usage}; cat", stdin="told\n")
     outcome = finish(run)
     assert (outcome.verdict, outcome.usage) == ("succeeded", {"tokens": 3})
-    user, groups, mask, name, home, *rights, told = text_of(run).splitlines()
+    user, groups, mask, name, home, *rights, soft, hard, more, told = text_of(run).splitlines()
     assert job_accounts.FIRST <= int(user) <= job_accounts.LAST
     assert (groups, mask, name, home, told) == (user, "0077", f"leasehold-{user}", f"{user} 700", "told")
     assert [line.split()[1].strip("0") for line in rights] == [""] * 5 + ["1"]
-
-
-@only_root
-def test_a_command_with_an_account_of_its_own_finds_its_checkpoint_and_leaves_files(made: Made) -> None:
-    place = made(dynamic())
-    run = Run(Assignment("job", 1, 1, "tenant", None, {"command": ["sh", "-c", HAND_ON]}, checkpoint="1"), place,
-              notify=lambda: None)  # fmt: skip
-    run.start()
-    assert (finish(run).result, run.checkpoint.unsent, text_of(run)) == ("3\n", Unsent(1, "2\n"), "600\n1")
+    assert (soft, hard, more) == ("0", "0", "no"), "it leaves no core"
+    hand_on(place)
 
 
 @only_root
@@ -127,137 +145,97 @@ def test_a_command_reaches_neither_the_agent_nor_its_secrets_nor_other_commands(
 
 
 @only_root
-def test_a_fork_bomb_is_bounded_dies_with_its_job_and_leaves_the_others_alone(made: Made) -> None:
+def test_a_fork_bomb_is_bounded_dies_with_its_job_or_its_supervisor_and_leaves_others_alone(made: Made) -> None:
     assert PYTHON is not None
     place = made(dynamic(Limits(processes=40)))
     # Each process has a session of its own, so that no signal to a group reaches them.
     bomb = (
         "import os\nprint(os.getuid(), flush=True)\nwhile True:\n try: os.fork() or os.setsid()\n except OSError: pass"
     )
-    run = start(place, PYTHON, "-c", bomb)
-    eventually(lambda: "\n" in text_of(run))
-    user = int(text_of(run).split()[0])
-    eventually(lambda: len(processes_of(user)) == 40)
-    beside = start(place, "sh", "-c", "echo $(id -u) works")
-    assert finish(beside).verdict == "succeeded"
-    assert text_of(beside) != f"{user} works\n"
-    run.stop(StopReason.CANCELLED, grace=0.0)
-    assert finish(run).verdict == "stopped"
-    assert processes_of(user) == []
+    for how in ("stopped", "supervisor killed"):
+        run = start(place, PYTHON, "-c", bomb)
+        eventually(lambda run=run: "\n" in text_of(run))
+        user = int(text_of(run).split()[0])
+        eventually(lambda user=user: len(processes_of(user)) == 40)
+        beside = start(place, "sh", "-c", "echo $(id -u) works")
+        assert finish(beside).verdict == "succeeded"
+        assert text_of(beside) != f"{user} works\n"
+        if how == "stopped":
+            run.stop(StopReason.CANCELLED, grace=0.0)
+        else:
+            assert place.launcher.pid is not None
+            for process in [place.launcher.pid, *process_tree()[place.launcher.pid]]:
+                os.kill(process, signal.SIGKILL)
+        assert finish(run).verdict == ("stopped" if how == "stopped" else "error")
+        assert processes_of(user) == []
+        eventually(lambda user=user: ended(user))
 
 
 @only_root
-def test_a_program_in_a_directory_of_root_is_out_of_reach_and_the_reason_says_so(made: Made, scratch: Path) -> None:
+def test_a_program_of_root_is_out_of_reach_and_one_that_is_nowhere_is_not_found(made: Made, scratch: Path) -> None:
     place = made(dynamic())
     (scratch / "closed").mkdir(mode=0o700)
+    search = {"PATH": f"{scratch}/closed:/usr/bin"}
+    outcome = finish(start(place, "tool", env=search))
+    assert (outcome.verdict, outcome.exit_code) == ("failed", 127)
+    assert outcome.reason == "command not found: 'tool' (or the interpreter it names)"
     shutil.copy("/bin/true", scratch / "closed" / "tool")
+    assert finish(start(place, "tool", env=search)).exit_code == 126
     outcome = finish(start(place, str(scratch / "closed" / "tool")))
     assert (outcome.verdict, outcome.exit_code) == ("failed", 126)
-    assert outcome.reason is not None
-    assert "out of reach for the job's account leasehold-6" in outcome.reason
-
-
-@only_root
-def test_a_program_that_is_nowhere_is_not_found_though_the_account_may_not_look_everywhere(
-    made: Made, scratch: Path
-) -> None:
-    place = made(dynamic())
-    (scratch / "closed").mkdir(mode=0o700)
-    outcome = finish(start(place, "no-such-program", env={"PATH": f"{scratch}/closed:/usr/bin"}))
-    assert (outcome.verdict, outcome.exit_code) == ("failed", 127)
-    assert outcome.reason == "command not found: 'no-such-program' (or the interpreter it names)"
-    shutil.copy("/bin/true", scratch / "closed" / "tool")
-    assert finish(start(place, "tool", env={"PATH": f"{scratch}/closed:/usr/bin"})).exit_code == 126
-
-
-@only_root
-def test_a_command_that_forks_without_end_dies_with_its_killed_supervisor(made: Made) -> None:
-    assert PYTHON is not None
-    place = made(dynamic(Limits(processes=40)))
-    bomb = (
-        "import os\nprint(os.getuid(), flush=True)\nwhile True:\n try: os.fork() or os.setsid()\n except OSError: pass"
-    )
-    run = start(place, PYTHON, "-c", bomb)
-    eventually(lambda: "\n" in text_of(run))
-    user = int(text_of(run).split()[0])
-    eventually(lambda: len(processes_of(user)) == 40)
-    assert place.launcher.pid is not None
-    for process in [place.launcher.pid, *process_tree()[place.launcher.pid]]:
-        os.kill(process, signal.SIGKILL)
-    assert finish(run).verdict == "error"
-    assert processes_of(user) == []
-    # Nothing of it is left, so the user id may be used again.
-    eventually(lambda: not Path("/run/leasehold/accounts", str(user)).exists())
+    assert "out of reach for the job's account leasehold-6" in str(outcome.reason)
 
 
 @only_root
 def test_no_two_agents_use_one_user_id_and_that_of_an_ended_attempt_comes_again_late() -> None:
-    first, second = JobAccounts("dynamic"), JobAccounts("dynamic")
-    try:
-        taken = []
+    with accounts() as first, accounts() as second:
+        found = []
         for _ in range(3):
-            mine, theirs = first.take(), second.take()
-            assert mine is not None
-            assert theirs is not None
-            taken += [mine.user, theirs.user]
-            first.give_back(mine, silent=True)
-            second.give_back(theirs, silent=True)
-        assert len(set(taken)) == 6
-    finally:
-        first.close()
-        second.close()
+            both = [(each, taken(each)) for each in (first, second)]
+            found += [account.user for _, account in both]
+            for each, account in both:
+                each.give_back(account, silent=True)
+        assert len(set(found)) == 6
 
 
 @only_root
 def test_what_runs_under_the_user_id_of_a_dead_agent_is_killed_when_the_next_one_starts() -> None:
-    dead, living = JobAccounts("dynamic"), JobAccounts("dynamic")
-    left, mine = dead.take(), living.take()
-    assert left is not None
-    assert mine is not None
-    # Nothing of theirs tells where they come from: no mark in their environment, no ancestor.
-    processes = {
-        account.user: subprocess.Popen(
-            ["sleep", "1021"], env={}, start_new_session=True, user=account.user, group=account.group, extra_groups=[]
+    dead = JobAccounts("dynamic")
+    with accounts() as living:
+        left, mine = taken(dead), taken(living)
+        # Nothing of theirs tells where they come from: no mark in their environment, no ancestor.
+        theirs, own = (
+            subprocess.Popen(
+                ["sleep", "1021"], env={}, start_new_session=True, user=each.user, group=each.group, extra_groups=[]
+            )
+            for each in (left, mine)
         )
-        for account in (left, mine)
-    }
-    try:
-        dead.close()
-        living.clear()
-        assert processes[left.user].wait(MINUTE) == -signal.SIGKILL
-        assert processes[mine.user].poll() is None
-    finally:
-        processes[mine.user].kill()
-        processes[mine.user].wait()
-        living.give_back(mine, silent=True)
-        living.close()
+        try:
+            dead.close()
+            living.clear()
+            assert theirs.wait(MINUTE) == -signal.SIGKILL
+            assert own.poll() is None
+        finally:
+            own.kill()
+            own.wait()
+            living.give_back(mine, silent=True)
 
 
 @only_root
-def test_an_agent_does_not_wait_without_end_for_another_one_that_stands_while_it_takes_a_user_id(
+def test_an_agent_neither_waits_without_end_for_another_that_takes_a_user_id_nor_hides_why_nothing_can_kill(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(job_accounts, "_TURN", 0.1)
-    accounts = JobAccounts("dynamic")
-    with open("/run/leasehold/accounts/next") as turn:
-        fcntl.flock(turn, fcntl.LOCK_EX)
-        with pytest.raises(LeaseholdError, match="another agent keeps '/run/leasehold/accounts/next' locked"):
-            accounts.take()
-    taken = accounts.take()
-    accounts.give_back(taken, silent=True)
-    accounts.close()
-
-
-@only_root
-def test_where_what_kills_cannot_be_started_the_agent_gets_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    accounts = JobAccounts("dynamic")
-    taken = accounts.take()
-    assert taken is not None
-    with monkeypatch.context() as changed:
-        changed.setattr(sys, "executable", "/nowhere")
-        assert "No such file" in str(job_accounts.killing_trial(taken))
-    accounts.give_back(taken, silent=True)
-    accounts.close()
+    with accounts() as own:
+        with open("/run/leasehold/accounts/next") as turn:
+            fcntl.flock(turn, fcntl.LOCK_EX)
+            with pytest.raises(LeaseholdError, match="another agent keeps '/run/leasehold/accounts/next' locked"):
+                own.take()
+        account = taken(own)
+        with monkeypatch.context() as changed:
+            changed.setattr(sys, "executable", "/nowhere")
+            assert "No such file" in str(job_accounts.killing_trial(account))
+        own.give_back(account, silent=True)
 
 
 #: An agent in a container: a user namespace, whose user ids the test maps.
@@ -291,25 +269,8 @@ def test_where_the_user_id_of_what_kills_is_not_mapped_the_agent_says_so_when_it
         # The first id for attempts, but not the one after it.
         Path("/proc", str(container.pid), ids).write_text(f"0 0 {job_accounts.FIRST + 1}")
     _, said = container.communicate("\n", timeout=MINUTE)
-    assert (
-        "job_user: what runs under an account of its own cannot be killed: user id 61184 cannot be cleared as 61185: "
-        "Invalid argument; use 'agent'"
-    ) in said
-
-
-@only_root
-@pytest.mark.skipif(shutil.which("ipcmk") is None, reason="ipcmk is not installed")
-def test_shared_memory_that_a_command_leaves_is_removed_with_it(made: Made) -> None:
-    leave = "echo > left-$(id -u); mkdir -p dir-$(id -u)/a; ln -s /etc dir-$(id -u)/a/etc"
-    run = start(made(dynamic()), "sh", "-c", f"id -u; ipcmk -M 1000 -S 2 -Q; cd /dev/shm; {leave}")
-    assert finish(run).verdict == "succeeded"
-    user = text_of(run).split()[0]
-    assert "Shared memory id" in text_of(run)
-    # Only then may another attempt have the user id.
-    eventually(lambda: not Path("/run/leasehold/accounts", user).exists())
-    assert [kind for kind in ("shm", "sem", "msg") if user in Path("/proc/sysvipc", kind).read_text().split()] == []
-    assert not [*Path("/dev/shm").glob(f"*-{user}")]
-    assert Path("/etc/passwd").exists()
+    assert "job_user: what runs under an account of its own cannot be killed: user id 61184 cannot be cleared" in said
+    assert "as 61185: Invalid argument; use 'agent'" in said
 
 
 #: More folders than a process may open at once, and than Python's stack holds.
@@ -317,33 +278,35 @@ DEEP = "import os\nname = 'deep-' + str(os.getuid())\nfor _ in range(1200): os.m
 
 
 @only_root
-def test_a_deep_directory_in_shared_memory_harms_neither_its_attempt_nor_a_later_agent(made: Made) -> None:
-    assert PYTHON is not None
-    place = made(dynamic())
-    run = start(place, "sh", "-c", f'id -u; cd /dev/shm && exec {PYTHON} -S -c "{DEEP}"')
+@pytest.mark.skipif(shutil.which("ipcmk") is None, reason="ipcmk is not installed")
+def test_shared_memory_that_a_command_leaves_is_removed_with_it(made: Made) -> None:
+    leave = "echo > left-$(id -u); mkdir -p dir-$(id -u)/a; ln -s /etc dir-$(id -u)/a/etc"
+    deep = f'{PYTHON} -S -c "{DEEP}"'
+    run = start(made(dynamic()), "sh", "-c", f"id -u; ipcmk -M 1000 -S 2 -Q; cd /dev/shm; {leave}; {deep}")
     assert finish(run).verdict == "succeeded"
     user = text_of(run).split()[0]
-    eventually(lambda: not Path("/run/leasehold/accounts", user).exists())
-    assert not Path(f"/dev/shm/deep-{user}").exists()
+    assert "Shared memory id" in text_of(run)
+    eventually(lambda: ended(user))
+    assert [kind for kind in ("shm", "sem", "msg") if user in Path("/proc/sysvipc", kind).read_text().split()] == []
+    assert not [*Path("/dev/shm").glob(f"*-{user}")]
+    assert Path("/etc/passwd").exists()
 
 
 @only_root
 def test_a_deep_directory_of_a_dead_agent_in_shared_memory_does_not_keep_the_next_one_from_its_start() -> None:
     assert PYTHON is not None
-    dead, living = JobAccounts("dynamic"), JobAccounts("dynamic")
-    left = dead.take()
-    assert left is not None
+    dead = JobAccounts("dynamic")
+    left = taken(dead)
     subprocess.run([PYTHON, "-S", "-c", DEEP], cwd="/dev/shm", user=left.user, group=left.group, check=True)
     dead.close()
-    # Nobody has it before the next agent that starts has cleared it.
-    taken = living.take()
-    assert taken is not None
-    assert taken.user != left.user
-    living.give_back(taken, silent=True)
-    living.clear()
-    assert not Path(f"/dev/shm/deep-{left.user}").exists()
-    assert not Path("/run/leasehold/accounts", str(left.user)).exists()
-    living.close()
+    with accounts() as living:
+        # Nobody has it before the next agent that starts has cleared it.
+        account = taken(living)
+        assert account.user != left.user
+        living.give_back(account, silent=True)
+        living.clear()
+        assert not Path(f"/dev/shm/deep-{left.user}").exists()
+        assert ended(left.user)
 
 
 @only_root
@@ -354,27 +317,18 @@ def test_a_job_that_takes_the_name_of_the_trash_in_shared_memory_keeps_neither_i
     trash.parent.mkdir()
     monkeypatch.setattr(job_accounts, "_POSIX", (trash.parent,))
     monkeypatch.setattr(job_accounts, "_TRASH", trash)
-    accounts = JobAccounts("dynamic")
-    accounts.clear()
-    assert trash.stat().st_uid == 0, "made before any job runs"
-    account = accounts.take()
-    assert account is not None
-    trash.rmdir()
-    (trash / "inner").mkdir(parents=True)
-    os.chown(trash, *account.ids)
-    accounts.give_back(account, silent=True)
-    assert not Path("/run/leasehold/accounts", str(account.user)).exists()
-    accounts.close()
+    with accounts() as own:
+        own.clear()
+        assert trash.stat().st_uid == 0, "made before any job runs"
+        account = taken(own)
+        trash.rmdir()
+        (trash / "inner").mkdir(parents=True)
+        os.chown(trash, *account.ids)
+        own.give_back(account, silent=True)
+        assert ended(account.user)
     eventually(lambda: not [*trash.iterdir()])
     assert [entry.name for entry in trash.parent.iterdir()] == [trash.name]
     assert trash.stat().st_uid == 0
-
-
-@only_root
-def test_a_command_leaves_no_core(made: Made) -> None:
-    run = start(made(dynamic()), "sh", "-c", "ulimit -c; ulimit -Hc; ulimit -c 1 2>&- || echo no")
-    finish(run)
-    assert text_of(run).split() == ["0", "0", "no"]
 
 
 @only_root
@@ -400,14 +354,6 @@ def test_a_directory_that_the_account_cannot_enter_is_named_when_the_agent_start
         contained.check(workplace)
     contained.close_all()
     workplace.close()
-
-
-@only_root
-def test_a_usage_file_of_another_account_is_not_read(tmp_path: Path) -> None:
-    (tmp_path / "usage").write_text('{"tokens": 1}')
-    assert read_usage(tmp_path / "usage") == {"tokens": 1}
-    with pytest.raises(BadInput, match="belongs to another account"):
-        read_usage(tmp_path / "usage", owner=65001)
 
 
 @pytest.mark.parametrize(
@@ -437,6 +383,18 @@ def test_limits_become_files_of_a_cgroup_and_are_refused_without_its_controllers
         Cgroups(tmp_path / "leasehold", limits)
 
 
+@pytest.fixture
+def sandboxed(made: Made, scratch: Path) -> RunContext:
+    """Where commands run in a sandbox that hides the agent's directory."""
+    wrapper = find_sandbox(network=False, hidden=[scratch])
+    try:
+        return made(
+            dynamic(wrapper=wrapper) if ROOT else Containment(JobAccounts("agent"), limits=Limits(), wrapper=wrapper)
+        )
+    except BadInput as refused:
+        pytest.skip(str(refused))
+
+
 def output_of(place: RunContext, script: str) -> str:
     run = start(place, "sh", "-c", script)
     assert finish(run).verdict == "succeeded", text_of(run)
@@ -444,17 +402,9 @@ def output_of(place: RunContext, script: str) -> str:
 
 
 @boxed
-def test_a_sandboxed_command_sees_no_process_no_network_and_writes_only_its_own_files(
-    made: Made, scratch: Path
-) -> None:
+def test_a_sandboxed_command_reaches_no_process_network_or_file(sandboxed: RunContext, scratch: Path) -> None:
     (scratch / "operator.token").write_text("secret")
-    found = find_sandbox(network=False, hidden=[scratch])
-    contained = dynamic(wrapper=found) if ROOT else Containment(JobAccounts("agent"), limits=Limits(),
-                                                                wrapper=found)  # fmt: skip
-    try:
-        place = made(contained)
-    except BadInput as refused:
-        pytest.skip(str(refused))
+    place = sandboxed
     assert output_of(place, "echo mine > file; cat file; ls /run") == "mine\n"
     seen = output_of(place, f"test -e {scratch}/operator.token || echo hidden; touch /etc/here || echo read-only")
     assert "hidden\n" in seen
@@ -466,15 +416,10 @@ def test_a_sandboxed_command_sees_no_process_no_network_and_writes_only_its_own_
     # 0, 1, 2, and the folder that is being listed.
     assert len(output_of(place, "ls /proc/self/fd").split()) == 4
     assert finish(start(place, "sh", "-c", "exit 3")).exit_code == 3
-    run = Run(Assignment("job", 1, 1, "tenant", None, {"command": ["sh", "-c", HAND_ON]}, checkpoint="1"), place,
-              notify=lambda: None)  # fmt: skip
-    run.start()
-    assert (finish(run).result, run.checkpoint.unsent, text_of(run)) == ("3\n", Unsent(1, "2\n"), "600\n1")
+    hand_on(place)
     missing = finish(start(place, "no-such-program"))
-    assert (missing.verdict, missing.reason) == (
-        "error",
-        "command 'no-such-program' cannot be started: the sandbox cannot run it, see the output",
-    )
+    reason = "command 'no-such-program' cannot be started: the sandbox cannot run it, see the output"
+    assert (missing.verdict, missing.reason) == ("error", reason)
     # SIGTERM reaches the command and not the sandbox around it, which would end both at once.
     run = start(place, "sh", "-c", "trap 'echo bye; exit 4' TERM; echo up; while :; do sleep 0.05; done")
     eventually(lambda: "up" in text_of(run))
@@ -484,16 +429,10 @@ def test_a_sandboxed_command_sees_no_process_no_network_and_writes_only_its_own_
 
 
 @boxed
-def test_variables_of_a_job_do_not_act_on_the_program_that_makes_the_sandbox(made: Made, scratch: Path) -> None:
-    wrapper = find_sandbox(network=False, hidden=[scratch])
-    try:
-        place = made(dynamic(wrapper=wrapper) if ROOT else Containment(JobAccounts("agent"), limits=Limits(),
-                                                                        wrapper=wrapper))  # fmt: skip
-    except BadInput as refused:
-        pytest.skip(str(refused))
+def test_variables_of_a_job_do_not_act_on_what_makes_the_sandbox(sandboxed: RunContext, scratch: Path) -> None:
     traced = {"LD_DEBUG": "files", "LD_DEBUG_OUTPUT": f"/tmp/{scratch.name}-trace", "SECRET": "lh_secret"}
     show = "env | grep -c -e ^SECRET=lh.secret$ -e ^LEASEHOLD_JOB="
-    run = start(place, "sh", "-c", f"{show}; exec sleep 1022", env=traced)
+    run = start(sandboxed, "sh", "-c", f"{show}; exec sleep 1022", env=traced)
     eventually(lambda: "\n" in text_of(run))
     assert text_of(run) == "2\n"
     # Inside the sandbox, /tmp is another one.

@@ -7,14 +7,13 @@ from pathlib import Path
 import pytest
 from leasehold.errors import BadInput
 
-from bots.agent.job_files import FILES, Checkpoint, Unsent, read_result
+from bots.agent.job_files import FILES, Checkpoint, Unsent, read_result, read_usage
 from bots.agent.run import Assignment, Run, RunContext, StopReason
 from schema.validation import MAX_RESULT_BYTES
 from tests.support.agents import NEEDS_PROC, Pool, finish, processes, serving, start, text_of
 from tests.support.http import problem
 
 pytestmark = NEEDS_PROC
-
 SECRET = '{"token": "lh_operator_secret"}'
 
 
@@ -27,11 +26,6 @@ def test_a_result_is_reported_whatever_the_exit_code(place: RunContext, code: in
     script = f"[ ! -e $LEASEHOLD_RESULT ] && echo '{said}' > $LEASEHOLD_RESULT; exit {code}"
     outcome = finish(start(place, "sh", "-c", script))
     assert (outcome.verdict, outcome.exit_code, outcome.result) == (verdict, code, said + "\n")
-
-
-def test_a_command_without_a_result_reports_none(place: RunContext) -> None:
-    outcome = finish(start(place, "true"))
-    assert (outcome.result, outcome.reason) == (None, None)
 
 
 def test_a_command_that_is_stopped_may_leave_a_result_in_its_grace(place: RunContext) -> None:
@@ -56,14 +50,10 @@ def test_a_command_that_is_stopped_may_leave_a_result_in_its_grace(place: RunCon
     ],
 )
 def test_what_is_no_result_is_not_stored_and_the_reason_says_so(place: RunContext, write: str, reason: str) -> None:
-    outcome = finish(start(place, "sh", "-c", f"{write} $LEASEHOLD_RESULT"))
-    assert (outcome.verdict, outcome.exit_code, outcome.result) == ("succeeded", 0, None)
-    assert outcome.reason is not None
-    assert outcome.reason.startswith(f"no result is stored, because it {reason}")
-    outcome = finish(start(place, "sh", "-c", f"{write} $LEASEHOLD_RESULT; exit 3"))
-    assert (outcome.verdict, outcome.result) == ("failed", None)
-    assert outcome.reason is not None
-    assert outcome.reason.startswith(f"exit code 3; no result is stored, because it {reason}")
+    for code, verdict, before in ((0, "succeeded", ""), (3, "failed", "exit code 3; ")):
+        outcome = finish(start(place, "sh", "-c", f"{write} $LEASEHOLD_RESULT; exit {code}"))
+        assert (outcome.verdict, outcome.exit_code, outcome.result) == (verdict, code, None)
+        assert str(outcome.reason).startswith(f"{before}no result is stored, because it {reason}")
 
 
 @pytest.mark.parametrize("name", [FILES.result, FILES.checkpoint])
@@ -78,18 +68,21 @@ def test_a_link_to_a_secret_file_is_refused(place: RunContext, tmp_path: Path, n
 
 def test_a_directory_that_was_replaced_by_a_link_is_not_followed(place: RunContext, tmp_path: Path) -> None:
     (outside := tmp_path / "outside").mkdir()
-    (outside / FILES.result).write_text(SECRET)
-    (outside / FILES.checkpoint).write_text(SECRET)
+    for name in (FILES.result, FILES.checkpoint, FILES.usage):
+        (outside / name).write_text('{"tokens": 5}')
     run = start(place, "sh", "-c", f'cd /; rm -r "$HOME"; ln -s {outside} "$HOME"; exit 1')
-    assert finish(run).result is None
-    assert run.checkpoint.unsent is None
+    outcome = finish(run)
+    assert (outcome.result, outcome.usage, run.checkpoint.unsent) == (None, None, None)
+    assert len(list(outside.iterdir())) == 3
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root has other accounts' files")
 def test_a_hard_link_to_a_file_of_another_account_is_refused(tmp_path: Path) -> None:
-    (tmp_path / FILES.result).write_text(SECRET)
-    with pytest.raises(BadInput, match="result: belongs to another account"):
-        read_result(tmp_path / FILES.result, owner=65001)
+    for read, name in ((read_result, "result"), (read_usage, "usage")):
+        (tmp_path / name).write_text('{"tokens": 1}')
+        assert read(tmp_path / name) is not None
+        with pytest.raises(BadInput, match="belongs to another account"):
+            read(tmp_path / name, owner=65001)
 
 
 # Checkpoints
@@ -108,26 +101,11 @@ def test_a_command_finds_the_checkpoint_of_an_earlier_attempt_and_may_replace_it
     run = continued(place, step, "[1]")
     assert finish(run).verdict == "failed"
     assert (text_of(run), run.checkpoint.unsent) == ("[1]", Unsent(1, "[2]\n"))
-
-
-def test_without_an_earlier_checkpoint_there_is_no_file(place: RunContext) -> None:
-    run = continued(place, "[ -e $LEASEHOLD_CHECKPOINT ]", None)
-    assert finish(run).exit_code == 1
-    assert run.checkpoint.unsent is None
-
-
-def test_a_checkpoint_that_was_left_alone_is_not_sent_again(place: RunContext) -> None:
-    run = continued(place, "exit 1", "[1]")
-    finish(run)
-    assert run.checkpoint.unsent is None
-
-
-def test_after_a_success_no_checkpoint_is_sent(tmp_path: Path) -> None:
-    pool = Pool()
-    with serving(pool, tmp_path, output_interval=60):
-        key = pool.grant("sh", "-c", "echo 2 > $LEASEHOLD_CHECKPOINT", checkpoint="1")
-        pool.until(lambda: key in pool.outcomes)
-    assert {report.checkpoint for sync in pool.syncs for report in sync.leases} == {None}
+    # One that was left alone is not sent again, and without an earlier one there is no file.
+    for script, checkpoint in (("exit 1", "[1]"), ("[ -e $LEASEHOLD_CHECKPOINT ]", None)):
+        run = continued(place, script, checkpoint)
+        outcome = finish(run)
+        assert (outcome.exit_code, outcome.result, run.checkpoint.unsent) == (1, None, None)
 
 
 def test_a_bad_checkpoint_leaves_the_one_before_and_the_reason_says_so(tmp_path: Path, place: RunContext) -> None:
@@ -171,6 +149,9 @@ def test_an_agent_sends_a_checkpoint_while_the_command_runs(tmp_path: Path) -> N
         pool.until(lambda: [report.checkpoint for report in pool.streamed] == ["2\n"])
         pool.cancel(key)
         pool.until(lambda: key in pool.outcomes)
+        # After a success, none is sent.
+        ended = pool.grant("sh", "-c", "echo 3 > $LEASEHOLD_CHECKPOINT", job="job-2", checkpoint="1")
+        pool.until(lambda: ended in pool.outcomes)
     told = [report.checkpoint for sync in pool.syncs for report in sync.leases]
     assert set(told) == {None}, "what the gateway has is not sent again"
 

@@ -1,14 +1,11 @@
 """Jobs that stop every process that they may signal: their agent kills them all the same, and other jobs run on."""
 
-import json
 import os
 import pwd
 import shutil
 import signal
 import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,7 +16,7 @@ from bots.agent.isolation.job_accounts import JobAccounts
 from bots.agent.isolation.privileges import become_killer
 from bots.agent.workspace import marked_processes
 from schema import clock
-from tests.support.agents import NEEDS_PROC, TOKEN, Pool
+from tests.support.agents import NEEDS_PROC, Pool, agent_process
 from tests.support.http import gateway
 from tests.support.patience import MINUTE
 
@@ -35,6 +32,7 @@ KINDS = {
     "sandbox": {"job_user": "dynamic", "sandbox": "bubblewrap"},
     "named": {"job_user": NAMED},
 }
+LIMITS = {"capacity": 4, "kill_grace": 0.2, "drain_seconds": 0}
 STORMS_VARIABLE = "LEASEHOLD_TEST_STORMS"
 STORMS = int(os.environ.get(STORMS_VARIABLE, "3"))
 #: How many storms at once, beside one neighbour. Those that share an account may stop each other before they begin.
@@ -43,33 +41,6 @@ AT_ONCE = {"dynamic": 3, "sandbox": 3, "named": 1}
 TIMEOUT, BOUND = 0.5, 4.5
 #: Stops every process of its account but itself, without end. As root it would stop the machine, so it refuses.
 STORM = "test $(id -u) -gt 0 || exit 9; trap '' TERM; sleep 1031 & while :; do kill -STOP -1; done 2>/dev/null"
-AGENT = """
-import sys
-from bots.agent.agent import Agent, AgentSettings
-settings = AgentSettings.model_validate_json(sys.argv[2])
-sys.exit(Agent(settings, sys.argv[1], sys.stdin.read().strip(), adopt=True).run())
-"""
-
-
-@contextmanager
-def agent_process(url: str, scratch: Path, **more: str) -> Iterator[subprocess.Popen[str]]:
-    settings = {"name": "bot-1", "work_dir": str(scratch / "work"), "capacity": 4, "kill_grace": 0.2}
-    settings |= {"drain_seconds": 0, **more}
-    with open(scratch / "agent.log", "a") as log:
-        started = subprocess.Popen(
-            [sys.executable, "-c", AGENT, url, json.dumps(settings)], stdin=subprocess.PIPE, stderr=log, text=True
-        )
-    try:
-        assert started.stdin is not None
-        started.stdin.write(TOKEN)
-        started.stdin.close()
-        yield started
-    finally:
-        started.send_signal(signal.SIGTERM)
-        try:
-            started.wait(MINUTE)
-        finally:
-            started.kill()
 
 
 def skip_unless_possible(kind: str) -> None:
@@ -87,13 +58,11 @@ def skip_unless_possible(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_jobs_that_stop_whatever_they_may_signal_are_killed_in_time_and_their_neighbour_runs_on(
-    kind: str, scratch: Path
-) -> None:
+def test_jobs_that_stop_all_they_may_signal_are_killed_and_their_neighbour_runs_on(kind: str, scratch: Path) -> None:
     """3 at once, beside a job that does nothing; `LEASEHOLD_TEST_STORMS=30` makes ten rounds of them."""
     skip_unless_possible(kind)
     pool = Pool(ttl=10.0, sync_in=0.1)
-    with gateway(pool) as stands, agent_process(stands.url, scratch, **KINDS[kind]):
+    with gateway(pool) as stands, agent_process(stands.url, scratch, **KINDS[kind], **LIMITS) as agent:
         neighbour = pool.grant("sleep", "1032", job="neighbour")
         pool.until(lambda: "active" in pool.reported(neighbour))
         seconds = []
@@ -112,17 +81,17 @@ def test_jobs_that_stop_whatever_they_may_signal_are_killed_in_time_and_their_ne
         following = pool.grant("true", job="following")
         assert pool.until(lambda: pool.outcomes.get(following))["verdict"] == "succeeded"
         pool.change(closing=True)
+        agent.terminate()
+        agent.wait(MINUTE)
     assert not marked_processes(scratch / "work")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_after_the_death_of_agent_guardian_and_supervisors_the_next_agent_kills_the_storms_and_starts(
-    kind: str, scratch: Path
-) -> None:
+def test_after_agent_guardian_and_supervisors_died_the_next_agent_kills_the_storms(kind: str, scratch: Path) -> None:
     skip_unless_possible(kind)
     pool = Pool(ttl=10.0, sync_in=0.1)
     with gateway(pool) as stands:
-        with agent_process(stands.url, scratch, **KINDS[kind]) as agent:
+        with agent_process(stands.url, scratch, **KINDS[kind], **LIMITS) as agent:
             storms = [pool.grant("sh", "-c", STORM, job=f"storm-{number}") for number in range(AT_ONCE[kind])]
             pool.until(lambda: all("active" in pool.reported(key) for key in storms))
             [guardian] = process_tree()[agent.pid]
@@ -131,13 +100,15 @@ def test_after_the_death_of_agent_guardian_and_supervisors_the_next_agent_kills_
         with pool.changed:
             pool.leases = {}
         began = clock.monotonic()
-        with agent_process(stands.url, scratch, **KINDS[kind]):
+        with agent_process(stands.url, scratch, **KINDS[kind], **LIMITS) as agent:
             pool.until(lambda: len(pool.opened) == 2)
             print(f"{kind}: the next agent started after {clock.monotonic() - began:.2f} s")
             assert not marked_processes(scratch / "work")
             following = pool.grant("true", job="following")
             assert pool.until(lambda: pool.outcomes.get(following))["verdict"] == "succeeded"
             pool.change(closing=True)
+            agent.terminate()
+            agent.wait(MINUTE)
 
 
 def as_user(users: tuple[int, int, int], group: int, function: Callable[[], object]) -> int:

@@ -8,8 +8,8 @@ import re
 import signal
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -25,16 +25,14 @@ from bots.agent.leases import AgentLeases
 from bots.agent.workspace import marked_processes
 from bots.protocol import Work
 from schema import clock
-from schema.postgres.engine import Database
 from schema.timing import Timing
 from tests.support.agents import NEEDS_PROC, settings
 from tests.support.apps import task_app
 from tests.support.assigners import assigning
 from tests.support.patience import MINUTE, eventually
-from tests.support.servers import Served
+from tests.support.servers import Databases, Served, opened, serving
 
 pytestmark = NEEDS_PROC
-
 ROUNDS_VARIABLE = "LEASEHOLD_TEST_STARTS"
 ROUNDS = int(os.environ.get(ROUNDS_VARIABLE, "1"))
 
@@ -69,37 +67,45 @@ class Works:
         return marked_processes(self.work / "bot-1")
 
 
-@pytest.fixture
-def capacity() -> int:
-    """How many `def` tasks the bot of `works` runs at once."""
-    return 2
-
-
-@pytest.fixture
-def works(
-    served: Served,
-    database: Database,
-    timing: Timing,
-    chance: random.Random,
-    capacity: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+@contextmanager
+def working(
+    served: Served, timing: Timing, chance: random.Random, directory: Path, *, capacity: int = 2
 ) -> Iterator[Works]:
-    chosen = settings(tmp_path, capacity=capacity, app="tests.support.apps.task_app:pool", kill_grace=0.5)
+    """Run an assigner and a bot that runs as many `def` tasks at once, inside the block."""
+    chosen = settings(directory, capacity=capacity, app="tests.support.apps.task_app:pool", kill_grace=0.5)
     agent = Agent(chosen, served.url, served.token("bot", bot="*"), chance=Random(1))
     thread = threading.Thread(target=agent.run)
     client = Client(served.url, served.token("operator"), chance=random.Random(chance.random()))
-    # What `cached_property` would make of the environment of a program.
-    monkeypatch.setitem(vars(task_app.pool), "client", client)
-    with client, assigning(database, timing, chance, wakeups=True):
+    with client, assigning(served.database, timing, chance, wakeups=True):
         thread.start()
         try:
-            yield Works(client, tmp_path / "work", tmp_path)
+            yield Works(client, directory / "work", directory)
         finally:
             agent.leave()
             thread.join(MINUTE)
     assert not thread.is_alive(), "the agent still runs"
-    assert not marked_processes(tmp_path / "work" / "bot-1"), "something is left running"
+    assert not marked_processes(directory / "work" / "bot-1"), "something is left running"
+
+
+@pytest.fixture(scope="module")
+def used(databases: Databases, template: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Works]:
+    url = databases.make(template=template)
+    database, timing = opened(url), Timing(sync=0.5, ttl=30, reap=0.2, ack=15, poll=0.1)
+    with serving(database, timing) as served:
+        with working(served, timing, random.Random(1), tmp_path_factory.mktemp("bot")) as works:
+            yield works
+    database.close()
+    findings = databases.findings(url)
+    databases.give_back(url)
+    assert not findings
+
+
+@pytest.fixture
+def works(used: Works, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Works:
+    """A bot of two units, which other tests have used before."""
+    # What `cached_property` would make of the environment of a program.
+    monkeypatch.setitem(vars(task_app.pool), "client", used.client)
+    return replace(used, directory=tmp_path)
 
 
 def test_calls_run_in_processes_that_stay_and_their_output_is_that_of_the_job(works: Works) -> None:
@@ -112,20 +118,28 @@ def test_calls_run_in_processes_that_stay_and_their_output_is_that_of_the_job(wo
     assert works.children == before
     failed = task_app.fail.defer("no luck")
     assert {"state": "failed", "exit_code": 1, "reason": "exit code 1"}.items() <= works.show(failed).items()
-    lines = works.output(failed).splitlines()
+    with pytest.raises(TaskFailed) as told:
+        failed.result(MINUTE)
+    assert (told.value.kind, told.value.message) == ("ValueError", "no luck")
+    assert works.output(failed) == told.value.traceback
+    lines = told.value.traceback.splitlines()
     assert [lines[0], lines[-1]] == ["Traceback (most recent call last):", "ValueError: no luck"]
     assert "tests/support/apps/task_app.py" in lines[1], "the traceback begins in the function of the task"
 
 
-@pytest.mark.parametrize(("capacity", "timing"), [(4, Timing())])
-def test_tasks_that_are_deferred_one_by_one_start_at_once_beside_idle_processes(works: Works, capacity: int) -> None:
+@pytest.mark.parametrize("timing", [Timing()])
+def test_tasks_that_are_deferred_one_by_one_start_at_once_beside_idle_processes(
+    served: Served, timing: Timing, chance: random.Random, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One round at the times of production; `LEASEHOLD_TEST_STARTS=50` makes more, and tells the longest delay."""
     delays = []
-    for _ in range(ROUNDS):
-        short = task_app.add.batch([(number,) for number in range(60)])
-        list(works.client.wait([job.id for job in short], timeout=MINUTE))
-        deferred = [(clock.wall(), task_app.nap.defer(2.0)) for _ in range(capacity)]
-        delays += [job.result(MINUTE) - at for at, job in deferred]
+    with working(served, timing, chance, tmp_path, capacity=4) as works:
+        monkeypatch.setitem(vars(task_app.pool), "client", works.client)
+        for _ in range(ROUNDS):
+            short = task_app.add.batch([(number,) for number in range(60)])
+            list(works.client.wait([job.id for job in short], timeout=MINUTE))
+            deferred = [(clock.wall(), task_app.nap.defer(2.0)) for _ in range(4)]
+            delays += [job.result(MINUTE) - at for at, job in deferred]
     print(f"longest delay from defer to start: {max(delays):.3f} s")
     # One that waits for another to end would take 2 s.
     assert max(delays) < 1.5, delays
@@ -168,9 +182,7 @@ def test_an_error_that_cannot_be_told_of_is_a_failure_and_holds_up_no_other_call
 
 
 @pytest.mark.parametrize("task", [task_app.fail_badly, task_app.fail_badly_beside_others], ids=["def", "async"])
-def test_a_call_whose_process_cannot_tell_of_its_end_has_failed_and_holds_up_no_other_call(
-    works: Works, task: Any
-) -> None:
+def test_a_call_whose_process_cannot_tell_of_its_end_failed_and_holds_up_no_other(works: Works, task: Any) -> None:
     job = task.defer("no descriptors")
     assert works.show(job)["state"] in ("failed", "dead")
     assert task_app.add.defer(1, 2).result(MINUTE) == 3
@@ -209,7 +221,8 @@ def test_a_process_that_ends_takes_its_own_call_with_it_and_is_replaced(works: W
     held = task_app.hold.defer(works.file("held"))
     pid = works.pid("held")
     crashed = task_app.end_process.defer(3, works.file("crashed"))
-    assert {"state": "failed", "reason": "exit code 3"}.items() <= works.show(crashed).items()
+    with pytest.raises(TaskFailed, match="failed: exit code 3"):
+        crashed.result(MINUTE)
     vanished = task_app.end_process.defer(0, works.file("vanished"))
     assert works.show(vanished)["state"] == "succeeded", "an exit code of 0 is no value: the call is tried again"
     assert works.client.show(vanished.id)["attempts"] == 2
@@ -263,14 +276,12 @@ def test_a_cancelled_call_ends_by_an_exception_and_its_process_goes_on(works: Wo
 def test_asynchronous_calls_run_side_by_side_and_each_prints_into_its_own_output(works: Works) -> None:
     left, right = works.file("left"), works.file("right")
     jobs = task_app.meet.batch([(left, right), (right, left)])
-    assert [works.show(job)["state"] for job in jobs] == ["succeeded", "succeeded"]
-    assert [works.output(job) for job in jobs] == [
-        "left is here\nleft has met right\n",
-        "right is here\nright has met left\n",
-    ]
+    assert jobs[0].result(MINUTE) == jobs[1].result(MINUTE), "one process runs both"
+    met = ["left is here\nleft has met right\n", "right is here\nright has met left\n"]
+    assert [works.output(job) for job in jobs] == met
 
 
-def test_a_task_that_blocks_the_loop_is_named_and_its_neighbours_run_again_without_a_charge(
+def test_a_task_that_blocks_the_loop_is_named_and_its_neighbours_run_again(
     works: Works, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Nobody stops it but the timeout of a neighbour, which passes while the neighbour can do nothing."""
@@ -291,9 +302,7 @@ def test_a_task_that_blocks_the_loop_is_named_and_its_neighbours_run_again_witho
     )
 
 
-def test_a_task_that_does_not_heed_its_cancellation_ends_its_process_and_its_neighbours_run_again_without_a_charge(
-    works: Works,
-) -> None:
+def test_a_task_deaf_to_its_cancellation_ends_its_process_and_its_neighbours_run_again(works: Works) -> None:
     left, right = works.file("left"), works.file("right")
     neighbour = task_app.meet.defer(left, right)
     eventually(Path(left).exists)
@@ -313,19 +322,6 @@ def test_code_that_is_installed_beside_the_library_is_not_of_the_library(folder:
     assert not is_of_library(os.path.normpath(library / folder / "app" / "tasks.py"))
 
 
-def test_the_caller_gets_the_value_of_a_task_or_its_error(works: Works) -> None:
-    both = [works.file("left"), works.file("right")]
-    beside = [task_app.meet.defer(*both), task_app.meet.defer(*reversed(both))]
-    assert task_app.add.defer(1, 2).result(MINUTE) == 3
-    assert beside[0].result(MINUTE) == beside[1].result(MINUTE), "one process runs both"
-    with pytest.raises(TaskFailed) as failed:
-        task_app.fail.defer("no luck").result(MINUTE)
-    assert (failed.value.kind, failed.value.message) == ("ValueError", "no luck")
-    assert "tests/support/apps/task_app.py" in failed.value.traceback
-    with pytest.raises(TaskFailed, match="failed: exit code 3"):
-        task_app.end_process.defer(3, works.file("crashed")).result(MINUTE)
-
-
 def test_a_checkpoint_outlives_the_process_that_made_it(works: Works) -> None:
     job = task_app.advance.using(retries=1).defer(works.file("held"))
     os.kill(works.pid("held"), signal.SIGKILL)
@@ -334,15 +330,9 @@ def test_a_checkpoint_outlives_the_process_that_made_it(works: Works) -> None:
 
 def test_only_calls_of_the_apps_tasks_reach_its_bot(works: Works) -> None:
     (other,) = works.client.submit([{"command": ["true"], "properties": {"app": "tests"}, "max_attempts": 1}])
-    (unknown,) = works.client.submit(
-        [
-            {
-                "command": ["leasehold-task", "tests.support.apps.task_app:pool", "gone"],
-                "stdin": json.dumps({"args": [], "kwargs": {}}),
-                "properties": {"app": "tests"},
-            }
-        ]
-    )
+    command = ["leasehold-task", "tests.support.apps.task_app:pool", "gone"]
+    call = {"command": command, "stdin": '{"args": [], "kwargs": {}}', "properties": {"app": "tests"}}
+    (unknown,) = works.client.submit([call])
     list(works.client.wait([other.id], timeout=MINUTE))
     refused = works.client.show(other.id)
     assert refused["state"] == "dead"
@@ -372,9 +362,7 @@ def test_an_app_that_cannot_be_imported_ends_the_bot_with_one_line(tmp_path: Pat
         assert not list((tmp_path / "work" / "bot-1").iterdir())
 
 
-def test_short_tasks_run_once_each_while_some_of_those_that_wait_are_cancelled(
-    works: Works, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_short_tasks_run_once_while_some_that_wait_are_cancelled(works: Works, monkeypatch: pytest.MonkeyPatch) -> None:
     left_out, settle = list[int](), AgentLeases.settle
 
     def noted(self: AgentLeases, leases: Sequence[Work], *, accept: bool, keep_unlisted: bool = False) -> None:

@@ -1,6 +1,8 @@
 """The agent in a thread, a gateway whose answers the test decides, and helpers that run one command of a lease."""
 
 import base64
+import json
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -112,14 +114,8 @@ class Pool:
     def _open(self, request: OpenSession) -> Answer:
         self.opened.append(request)
         session = {"bot": request.bot, "epoch": len(self.opened), "secret": "s"}
-        knows = {
-            "results": self.results,
-            "units": True,
-            "unlisted": self.unlisted,
-            "ahead": self.ahead,
-            "tasks": self.tasks,
-        }
-        return Answer({**session, "expires_in": self.ttl, "sync_in": self.sync_in, **knows})
+        knows = {"results": self.results, "units": True, "unlisted": self.unlisted, "ahead": self.ahead}
+        return Answer({**session, "expires_in": self.ttl, "sync_in": self.sync_in, "tasks": self.tasks, **knows})
 
     def _sync(self, sync: Sync) -> Answer:
         self.syncs.append(sync)
@@ -206,6 +202,35 @@ def serving(pool: Pool, tmp_path: Path, **more: Any) -> Iterator[Bot]:
             bot.agent.leave()
             bot.end()
             assert not marked_processes(tmp_path / "work" / "bot-1"), "something is left running"
+
+
+#: An agent in a process of its own; its arguments are the URL of the gateway and its settings.
+PROGRAM = """
+import sys
+from bots.agent.agent import Agent, AgentSettings
+settings = AgentSettings.model_validate_json(sys.argv[2])
+sys.exit(Agent(settings, sys.argv[1], sys.stdin.read().strip(), adopt=True).run())
+"""
+
+
+@contextmanager
+def agent_process(
+    url: str, directory: Path, *, before: str = "", open_files: str = "unlimited", **more: Any
+) -> Iterator["subprocess.Popen[str]"]:
+    """Run an agent with these settings, and kill it at the end. It writes `agent.log`. before: what it does first."""
+    given = {"name": "bot-1", "work_dir": str(directory / "work"), "job_user": "agent", **more}
+    limited = ["sh", "-c", f'test {open_files} = unlimited || ulimit {open_files}; exec "$@"', "sh"]
+    command = [*limited, sys.executable, "-c", before + PROGRAM, url, json.dumps(given)]
+    with open(directory / "agent.log", "a") as log:
+        started = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=log, text=True)
+    try:
+        assert started.stdin is not None
+        started.stdin.write(TOKEN)
+        started.stdin.close()
+        yield started
+    finally:
+        started.kill()
+        started.wait()
 
 
 def processes(tmp_path: Path, name: str = "bot-1") -> set[int]:
