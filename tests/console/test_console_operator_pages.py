@@ -1,26 +1,31 @@
-"""The pages Health and Policy in a real browser, and the parts of them that are pure."""
+"""The pages Health, Policy and Tenants in a real browser, and what is pure of them and of the charts."""
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
+from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 from leasehold.calls.operators import Scores, Terms
 
 from assigner.placement.decision_sample import DecisionSample, Seen, stored
 from assigner.placement.registry import StrategySettings
-from bots.console.operator_pages import health, policy
-from bots.console.words import text
 from schema import audit
 from schema.postgres.statements import Statement
 from schema.tenancy import drains, processes
 from schema.tenancy.processes import Configuration, Kind
-from tests.support.patience import MINUTE
-from tests.support.screens.console import Console, console, left
-from tests.support.servers import Databases
+from schema.timing import Timing
+from tests.support.http import granted, submitted
+from tests.support.screens.console import Console, Person, console
+from tests.support.servers import Bot, Databases
 
 #: A name that would show, if a page took it for HTML, for an expression or for a template.
 HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>{{7*7}}${1}"
 JOB = "6b1f6c1e-4a53-4f6b-9a53-8f2f7d1f0001"
+#: Rows of the audit on one page of the console.
+PAGE = 50
 CANDIDATES = [
     {"bot": "warm", "priority": 0, "free_units": 1, "capacity": 8, "hit": True, "rate": None},
     {"bot": "roomy", "priority": 0, "free_units": 4, "capacity": 8, "hit": False, "rate": None},
@@ -57,22 +62,13 @@ def shown(databases: Databases, template: str, tmp_path_factory: pytest.TempPath
 
 
 @pytest.fixture
-def page(context: Any, shown: Console) -> Iterator[Any]:
-    """A page of an operator who is logged in. The browser may complain of nothing. The processes are alive."""
+def page(person: Person, shown: Console) -> Iterator[Any]:
+    """The page of an operator, who logs in. No page takes text for HTML or has a problem. The processes are alive."""
     shown.served.database.run(alive)
-    made, complaints = context.new_page(), list[str]()
-    made.on("console", lambda said: complaints.append(said.text) if said.type == "error" else None)
-    made.on("pageerror", lambda error: complaints.append(str(error)))
-    made.on("dialog", lambda asked: complaints.append(asked.message))
-    made.goto(shown.url + "/login")
-    made.fill("#token", shown.operator)
-    made.keyboard.press("Enter")
-    made.wait_for_selector("h1:has-text('Pool')")
-    yield made
-    assert made.locator("img").count() == 0
-    assert made.inner_text(".problem") == ""
-    left(context)
-    assert complaints == []
+    person.log_in(shown.operator)
+    yield person.page
+    assert person.page.locator("img").count() == 0
+    assert person.page.inner_text(".problem") == ""
 
 
 def row_of(page: Any, words: str) -> str:
@@ -116,37 +112,28 @@ def test_the_invariants_are_checked_when_somebody_asks_for_it(page: Any, shown: 
 
 def test_older_rows_of_the_audit_are_on_a_page_of_their_own(page: Any, shown: Console) -> None:
     def write(connection: Any) -> None:
-        for number in range(health.PAGE):
+        for number in range(PAGE):
             audit.write(connection, "limit.set", actor="op", subject=f"subject-{number}")
 
     shown.served.database.run(write)
     page.goto(shown.url + "/health")
-    row_of(page, f"subject-{health.PAGE - 1}")
+    row_of(page, f"subject-{PAGE - 1}")
     page.click("text=Older")
     page.wait_for_url("**before=**")
     assert HOSTILE in row_of(page, HOSTILE)
-    assert page.get_by_text(f"subject-{health.PAGE - 1}", exact=True).count() == 0
+    assert page.get_by_text(f"subject-{PAGE - 1}", exact=True).count() == 0
 
 
-def test_alerts_are_on_the_page_of_the_pool_too_but_not_for_submitters(
-    page: Any, shown: Console, chromium: Any
-) -> None:
-    page.goto(shown.url + "/")
-    assert "critical" in row_of(page, "LeaseholdUpkeepStands")
-    context = chromium.new_context()
-    theirs = context.new_page()
-    theirs.set_default_timeout(MINUTE * 1000)
-    theirs.goto(shown.url + "/login")
-    theirs.fill("#token", shown.theirs)
-    theirs.keyboard.press("Enter")
-    theirs.wait_for_selector("h1:has-text('Pool')")
-    theirs.wait_for_selector(".tile .value:not(:has-text('…'))")
-    assert "LeaseholdUpkeepStands" not in theirs.inner_text("main")
-    for path in ("/health", "/policy", "/policy?decision=1"):
-        theirs.goto(shown.url + path)
-        theirs.wait_for_selector(".problem:has-text('for operators')")
-        assert "warm" not in theirs.inner_text("main")
-    context.close()
+def test_alerts_are_on_the_page_of_the_pool_too_but_not_for_submitters(person: Person, shown: Console) -> None:
+    person.log_in(shown.operator, "/")
+    assert "critical" in row_of(person.page, "LeaseholdUpkeepStands")
+    person.log_in(shown.theirs, "/")
+    person.page.wait_for_selector(".tile .value:not(:has-text('…'))")
+    assert "LeaseholdUpkeepStands" not in person.page.inner_text("main")
+    for path in ("/health", "/policy?decision=1"):
+        person.go(path)
+        person.page.wait_for_selector(".problem:has-text('for operators')")
+        assert "warm" not in person.page.inner_text("main")
 
 
 def test_policy_shows_the_weights_in_force_their_file_and_why_a_change_was_refused(page: Any, shown: Console) -> None:
@@ -180,40 +167,140 @@ def test_weights_are_tried_on_a_sampled_decision_and_shown_as_bars(page: Any, sh
     page.wait_for_selector(".problem:empty", state="attached")
 
 
+# What is pure
+
+
+@pytest.fixture(scope="module")
+def pages() -> SimpleNamespace:
+    """Modules of the console. They load the framework, for which nobody waits who does not ask for them."""
+    names = {"health": "operator_pages.health", "policy": "operator_pages.policy", "words": "words", "charts": "charts"}
+    return SimpleNamespace(**{name: import_module(f"bots.console.{place}") for name, place in names.items()})
+
+
 def terms(**given: float) -> Terms:
     values = {"priority": 0.0, "capacity": 0.0, "locality": 0.0, "success": 0.0} | given
     return Terms(total=sum(values.values()), **values)  # type: ignore[typeddict-item]
 
 
-def test_positive_terms_lie_right_of_zero_and_negative_ones_left() -> None:
+def test_positive_terms_lie_right_of_zero_and_negative_ones_left(pages: Any) -> None:
     found = terms(priority=-10.0, capacity=3.0, locality=5.0)
-    assert policy.segments(found) == [("priority", 0.0, -10.0), ("capacity", 0.0, 3.0), ("locality", 3.0, 5.0)]
-    assert policy.extent(found) == (-10.0, 8.0)
-    assert policy.extent(terms()) == (0, 0)
+    assert pages.policy.segments(found) == [("priority", 0.0, -10.0), ("capacity", 0.0, 3.0), ("locality", 3.0, 5.0)]
+    assert pages.policy.extent(found) == (-10.0, 8.0)
+    assert pages.policy.extent(terms()) == (0, 0)
 
 
-def test_a_strategy_whose_choice_is_not_known_is_not_guessed() -> None:
+def test_a_strategy_whose_choice_is_not_known_is_not_guessed(pages: Any) -> None:
     decision: Any = {"bot": "warm", "job": JOB, "at": "2026-01-01T00:00:00Z", "candidates": 2, "strategy": "pack"}
     found: Any = {"decision": decision, "chosen": None, "by_weights": False}
-    assert "nobody can say" in policy.told(found)
-    assert "The strategy pack does not choose by these scores." in policy.about(Scores(**found))
+    assert "nobody can say" in pages.policy.told(found)
+    assert "The strategy pack does not choose by these scores." in pages.policy.about(Scores(**found))
 
 
-@pytest.mark.parametrize(
-    ("finished", "rows", "said"),
-    [(True, 0, "All 2 invariants hold"), (True, 3, "1 of 2 invariants are broken"), (False, 0, "Nothing is known")],
-)
-def test_a_check_of_the_invariants_is_one_sentence(finished: bool, rows: int, said: str) -> None:
-    each: Any = [{"id": "S1", "rows": 0}, {"id": "S2", "rows": rows}]
-    found: Any = {"finished": finished, "seconds": 0.5, "invariants": each if finished else []}
-    assert health.verdict(found).startswith(said)
+def test_a_check_of_the_invariants_is_one_sentence(pages: Any) -> None:
+    for finished, rows, said in (
+        (True, 0, "All 2 invariants hold"),
+        (True, 3, "1 of 2 invariants are broken"),
+        (False, 0, "Nothing is known"),
+    ):
+        each: Any = [{"id": "S1", "rows": 0}, {"id": "S2", "rows": rows}]
+        found: Any = {"finished": finished, "seconds": 0.5, "invariants": each if finished else []}
+        assert pages.health.verdict(found).startswith(said)
 
 
-def test_settings_are_flat_and_a_mapping_is_shown_with_what_it_holds() -> None:
+def test_settings_are_flat_and_a_mapping_is_shown_with_what_it_holds(pages: Any) -> None:
     settings = {"timing": {"ttl": 30}, "assigners": [{"kind": "cohort"}], "names": ["a"], "empty": {}}
-    assert dict(policy.flat(settings)) == {
+    assert dict(pages.policy.flat(settings)) == {
         "timing.ttl": 30, "assigners[0].kind": "cohort", "names": ["a"], "empty": {}
     }  # fmt: skip
-    assert [text(value) for value in ({"a": 1}, {}, [], ["a"], 0, False, None, "")] == [
+    assert [pages.words.text(value) for value in ({"a": 1}, {}, [], ["a"], 0, False, None, "")] == [
         '{"a": 1}', "-", "-", '["a"]', "0", "no", "-", "-"
     ]  # fmt: skip
+
+
+# Tenants: what is used beside what is due, and a change with the preview of its effect
+
+
+def quotas(http: httpx.Client) -> dict[str, tuple[int, int | None]]:
+    found = http.get("/v1/quotas").json()["quotas"]
+    return {one["instance"]: (one["min_quota"], one["max_quota"]) for one in found}
+
+
+def test_a_quota_is_changed_after_a_preview_of_whom_it_affects(person: Person, shown: Console) -> None:
+    with shown.served.client(shown.operator) as http:
+        http.patch("/v1/quotas/default/ours?create=true", json={"max": 5})
+        http.patch("/v1/quotas/default/theirs?create=true", json={"min": 9})
+        with shown.served.client(shown.ours) as ours:
+            jobs = submitted(ours, *({"command": ["true"]} for _ in range(2)))
+        Bot(shown.served, capacity=2)
+        for job in jobs:
+            granted(shown.served.database, Timing(), job)
+        person.log_in(shown.operator, "/tenants")
+        person.page.click("td a:has-text('ours')")
+        person.page.wait_for_selector("h2:has-text('Quota of ours in cohort default')")
+        assert person.page.input_value("input[data-field=max]") == "5"
+        person.page.fill("input[data-field=max]", "x")
+        person.page.locator("button:has-text('Preview')").first.click()
+        person.page.wait_for_selector(".problem:has-text(\"max: 'x' is not a number\")")
+        person.page.fill("input[data-field=max]", "1")
+        person.page.fill("input[data-field=min]", "1")
+        person.page.locator("button:has-text('Preview')").first.click()
+        person.page.wait_for_selector("tr:has-text('theirs'):has-text('may take from others for its minimum')")
+        assert person.sees("2 instances would be affected.")
+        assert quotas(http) == {"ours": (0, 5), "theirs": (9, None)}, "a preview changes nothing"
+        person.page.locator("button:has-text('Change')").first.click()
+        person.page.wait_for_selector(".question:has-text('Set min 1, max 1? 1 other instances are affected')")
+        assert "ours starts nothing until 1 units are back" in person.page.inner_text(".question")
+        person.page.click(".question .agree")
+        assert person.sees("The change is made.")
+        assert quotas(http) == {"ours": (1, 1), "theirs": (9, None)}
+
+
+def test_a_share_is_given_and_taken_away(person: Person, shown: Console) -> None:
+    def accounts(http: httpx.Client) -> dict[str, Any]:
+        return {one["name"]: one["credit_weight"] for one in http.get("/v1/accounts").json()["accounts"]}
+
+    with shown.served.client(shown.operator) as http:
+        http.patch("/v1/instances/theirs", json={"credit_weight": 3.0})
+        person.log_in(shown.operator)
+        for typed, told, expected in (
+            ("1", "Set credit weight 1", {"ours": 1.0, "theirs": 3.0}),
+            ("", "Set share no", {"theirs": 3.0}),
+        ):
+            person.go("/tenants?instance=ours")
+            person.page.fill("input[data-field=credit_weight]", typed)
+            person.page.locator("button:has-text('Change')").last.click()
+            person.page.wait_for_selector(f".question:has-text('{told}')")
+            person.page.wait_for_selector("tr:has-text('theirs'):has-text('share that is due')")
+            person.page.click(".question .agree")
+            assert person.sees("The change is made.")
+            assert accounts(http) == expected
+        person.page.locator("button:has-text('Change')").last.click()
+        person.page.wait_for_selector(".problem:has-text('nothing is changed')")
+
+
+def sample(at: float, span: int = 60, **fields: Any) -> dict[str, Any]:
+    moment = datetime.fromtimestamp(at, UTC).isoformat().replace("+00:00", "Z")
+    return {"at": moment, "span": span, "waiting": 0, "failed": 0, "oldest_wait": None} | fields
+
+
+def test_samples_that_share_a_place_become_one_point(pages: Any) -> None:
+    points, most = pages.charts.points, pages.charts.MAX_POINTS
+    hour = 3600.0
+    crowded = [sample(60 * n, waiting=n, failed=2) for n in range(24 * 60)]
+    line = points(crowded, "waiting", start=0, end=24 * hour)
+    assert len(line) == most
+    assert [value for _, value in line[:2]] == [5, 11]
+    assert {value for _, value in points(crowded, "failed", start=0, end=24 * hour)} == {2}
+    assert points([sample(0, span=600, failed=30)], "failed", start=0, end=hour)[0][1] == 3
+    assert points([sample(0), sample(hour), sample(-1)], "oldest_wait", start=0, end=hour) == [(0.5 / most, 0)]
+
+
+def test_a_time_without_samples_is_a_gap_in_the_line(pages: Any) -> None:
+    line = [(0.0, 1.0), (0.1, 2.0), (0.5, 3.0)]
+    assert pages.charts.parts(line, gap=0.2) == [line[:2], line[2:]]
+    assert pages.charts.parts([], gap=0.2) == []
+
+
+def test_the_side_of_a_chart_has_round_figures(pages: Any) -> None:
+    figures = {0: 4, 4: 4, 5: 8, 9: 10, 101: 200, 350: 400, 999: 1000}
+    assert {largest: pages.charts.scale(largest) for largest in figures} == figures
