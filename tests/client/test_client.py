@@ -1,4 +1,4 @@
-"""The client against a gateway that answers what the test says."""
+"""The client against a gateway that answers what the test says, and against a real one."""
 
 import base64
 import json
@@ -7,33 +7,37 @@ import socket
 import ssl
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from uuid import UUID
 
 import pytest
 from leasehold import client as client_client
 from leasehold import wire
+from leasehold.calls import operators as calls
 from leasehold.client import Client
-from leasehold.errors import BadInput, Conflict, Forbidden, LeaseholdError, NotFound, NotReady, QueueFull, Unauthorised
+from leasehold.errors import (
+    BadInput,
+    Conflict,
+    Forbidden,
+    LeaseholdError,
+    NoAnswer,
+    NotFound,
+    NotReady,
+    QueueFull,
+    Unauthorised,
+)
 from leasehold.transport import TooLarge, Transport, _proxy, address
 
+from assigner.api.operators import health, policy
 from assigner.api.submission import SubmitRequest
 from bots.gateway.middleware import BodyReader
-from schema.postgres.engine import Database
-from schema.timing import Timing
-from tests.support.http import Answer, ReceivedRequest, accept, client_for, gateway, in_turn, problem
-from tests.support.servers import serving
-
-JOB = "6b1f6c1e-4a53-4f6b-9a53-8f2f7d1f0001"
-OTHER = "6b1f6c1e-4a53-4f6b-9a53-8f2f7d1f0002"
-
-
-def test_submit_sends_the_token_and_answers_in_order() -> None:
-    with gateway(accept) as stands, client_for(stands.url) as client:
-        taken = client.submit([{"command": ["true"], "label": "a"}, {"command": ["true"], "label": "b"}])
-    assert [job.id for job in taken] == ["a", "b"]
-    assert all(job.created for job in taken)
-    assert stands.asked[0].token == "Bearer lh_operator_x_y"
+from schema import audit
+from schema.diagnostics.checks import Verdict
+from schema.tenancy import processes
+from tests.support.http import JOB_COMMANDING as JOB
+from tests.support.http import OTHER, Answer, ReceivedRequest, accept, client_for, gateway, in_turn, problem
+from tests.support.pool import Pool
+from tests.support.servers import Served
 
 
 def test_certificates_are_verified_against_known_authorities() -> None:
@@ -45,9 +49,7 @@ def test_certificates_are_verified_against_known_authorities() -> None:
     assert context.cert_store_stats()["x509_ca"]
 
 
-def test_a_gateway_on_another_machine_is_reached_through_the_proxy_of_the_environment(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_gateway_elsewhere_is_reached_through_the_proxy_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     with gateway(accept) as proxy:
         monkeypatch.setenv("http_proxy", proxy.url.replace("http://", "http://me:secret@"))
         with client_for("http://pool.example:8080/below") as client:
@@ -84,9 +86,11 @@ def test_a_connection_that_the_gateway_closed_while_idle_is_not_used_again() -> 
     assert len(stands.asked) == 2
 
 
-def test_a_job_without_a_key_gets_one_and_a_given_key_is_kept() -> None:
+def test_a_submit_sends_the_token_answers_in_order_and_gives_a_key_to_what_has_none() -> None:
     with gateway(accept) as stands, client_for(stands.url) as client:
-        client.submit([{"command": ["x"], "label": "a"}, {"command": ["x"], "label": "b", "key": "mine"}])
+        taken = client.submit([{"command": ["x"], "label": "a"}, {"command": ["x"], "label": "b", "key": "mine"}])
+    assert [(job.id, job.created) for job in taken] == [("a", True), ("b", True)]
+    assert stands.asked[0].token == "Bearer lh_operator_x_y"
     first, second = stands.asked[0].body["jobs"]
     assert UUID(first["key"].removeprefix("auto:"))
     assert second["key"] == "mine"
@@ -116,18 +120,15 @@ def test_patience_ends_and_the_last_answer_is_told() -> None:
     assert len(stands.asked) > 1
 
 
-def test_nobody_at_the_address_is_one_clear_line() -> None:
+def test_nobody_at_the_address_and_one_who_does_not_answer_are_told_apart() -> None:
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{held.getsockname()[1]}"
-        with client_for(url, patience=0.1) as client, pytest.raises(LeaseholdError) as caught:
+        with client_for(url, patience=0.1) as client, pytest.raises(NoAnswer) as caught:
             client.status()
     assert str(caught.value) == f"cannot reach the gateway at {url}: is it running?"
-
-
-def test_a_gateway_that_takes_a_request_and_does_not_answer_is_not_told_as_one_that_is_away() -> None:
     with gateway(in_turn(Answer(cut=True))) as stands:
-        with client_for(stands.url, patience=0.1) as client, pytest.raises(LeaseholdError) as caught:
+        with client_for(stands.url, patience=0.1) as client, pytest.raises(NoAnswer) as caught:
             client.status()
     assert str(caught.value).startswith(f"the gateway at {stands.url} takes connections and does not answer")
 
@@ -138,7 +139,7 @@ def test_a_gateway_that_takes_a_request_and_does_not_answer_is_not_told_as_one_t
         (problem(400, "priority: must be at most 1000", field="priority"), BadInput, "priority: must be at most 1000"),
         (problem(401, "no token"), Unauthorised, "no token"),
         (problem(403, "not yours"), Forbidden, "not yours"),
-        (problem(404, "no such job"), NotFound, "no such job"),
+        (problem(404, "no such\x1b[2J job"), NotFound, "no such"),
         (problem(409, "the key is taken", code="key_reused"), Conflict, "the key is taken"),
         (problem(500, "the gateway failed"), LeaseholdError, "the gateway answered 500: the gateway failed"),
         (Answer(b"<html>", 404), NotFound, "Not Found"),
@@ -150,6 +151,7 @@ def test_a_refusal_becomes_the_error_it_stands_for(answer: Answer, kind: type[Ex
         client.show(JOB)
     assert type(caught.value) is kind
     assert text in str(caught.value)
+    assert "\x1b" not in str(caught.value), "it cannot write to the terminal"
 
 
 @pytest.mark.parametrize("jobs", [{"metadata": ["build=1"]}, [JOB] * 501], ids=["filter", "ids"])
@@ -163,13 +165,6 @@ def test_an_act_that_is_refused_midway_tells_what_was_done_before(jobs: Any) -> 
         with pytest.raises(QueueFull) as caught:
             client.backlog.requeue(jobs, key="again")
         assert not hasattr(caught.value, "__notes__"), "nothing was done before the first call"
-
-
-def test_what_a_gateway_says_cannot_write_to_the_terminal() -> None:
-    with gateway(in_turn(problem(404, "\x1b[2J gone"))) as stands, client_for(stands.url) as client:
-        with pytest.raises(NotFound) as caught:
-            client.show(JOB)
-    assert "\x1b" not in str(caught.value)
 
 
 def test_wait_tells_each_job_once_as_it_finishes() -> None:
@@ -205,37 +200,22 @@ def test_wait_ends_when_its_time_is_up() -> None:
     assert stands.asked[-1].body["wait"] <= 0.05
 
 
-def test_follow_reads_on_where_it_stopped_until_the_job_is_final() -> None:
-    written = b"one\ntwo\n"
-
-    def script(asked: ReceivedRequest) -> Answer:
-        start = int(asked.query["start"])
-        data = written[start : start + 4]
-        last = start + len(data) == len(written)
-        state = "succeeded" if last else "running"
-        return output(start, data, state=state, attempt=1, final=last)
-
-    with gateway(script) as stands, client_for(stands.url) as client:
-        assert [piece.data for piece in client.follow(JOB)] == [b"one\n", b"two\n"]
-    assert [asked.query["start"] for asked in stands.asked] == ["0", "4"]
-
-
-def test_follow_starts_again_when_the_job_does() -> None:
+def test_follow_reads_on_where_it_stopped_and_starts_again_when_the_job_does() -> None:
     script = in_turn(
-        output(0, b"half", state="running", attempt=1, final=False),
-        output(4, b"tail", state="running", attempt=2, final=False),
+        output(0, b"one\n", state="running", attempt=1, final=False),
+        output(4, b"half", state="running", attempt=1, final=False),
+        output(8, b"tail", state="running", attempt=2, final=False),
         output(0, b"full tail", state="succeeded", attempt=2, final=True),
     )
     with gateway(script) as stands, client_for(stands.url) as client:
-        assert [piece.data for piece in client.follow(JOB)] == [b"half", b"full tail"]
-    assert [asked.query["start"] for asked in stands.asked] == ["0", "4", "0"]
+        assert [piece.data for piece in client.follow(JOB)] == [b"one\n", b"half", b"full tail"]
+    assert [asked.query["start"] for asked in stands.asked] == ["0", "4", "8", "0"]
 
 
 def output(start: int, data: bytes, *, state: str, attempt: int, final: bool) -> Answer:
     encoded = base64.b64encode(data).decode()
-    return Answer(
-        {"start": start, "data": encoded, "next": start + len(data), "state": state, "attempt": attempt, "final": final}
-    )
+    end = start + len(data)
+    return Answer({"start": start, "data": encoded, "next": end, "state": state, "attempt": attempt, "final": final})
 
 
 def test_the_operators_calls_say_what_is_wanted() -> None:
@@ -245,19 +225,12 @@ def test_the_operators_calls_say_what_is_wanted() -> None:
         client.drain("b1", reason="disk")
         client.drain("b1", draining=False)
         client.cancel([JOB])
-    assert stands.paths() == [
-        "GET /v1/jobs",
-        "GET /v1/bots",
-        "POST /v1/bots/b1/drain",
-        "POST /v1/bots/b1/drain",
-        "POST /v1/jobs/cancel",
-    ]
+    drain = "POST /v1/bots/b1/drain"
+    assert stands.paths() == ["GET /v1/jobs", "GET /v1/bots", drain, drain, "POST /v1/jobs/cancel"]
     assert stands.asked[0].query == {"instance": "ci", "limit": "5"}
     assert [asked.body for asked in stands.asked[2:]] == [
-        {"draining": True, "reason": "disk"},
-        {"draining": False},
-        {"ids": [JOB]},
-    ]
+        {"draining": True, "reason": "disk"}, {"draining": False}, {"ids": [JOB]}
+    ]  # fmt: skip
 
 
 def test_jobs_that_had_ended_are_refused_only_if_there_are_no_others() -> None:
@@ -299,40 +272,25 @@ def test_an_id_that_is_none_is_refused_before_anything_is_sent(job: str) -> None
     assert stands.asked == []
 
 
-def test_the_client_and_a_real_gateway_understand_each_other(database: Database, timing: Timing) -> None:
-    with serving(database, timing) as served:
-        with Client(served.url, served.token("operator"), chance=random.Random(5)) as client:
-            request = {"command": ["true"], "label": "x", "key": "k", "properties": {"os": "plan9"}}
-            first, again = client.submit([request]), client.submit([request])
-            assert (first[0].created, again[0].created) == (True, False)
-            assert first[0].id == again[0].id
-            job = client.show(first[0].id)
-            assert job["waiting"]["unmatchable"]
-            assert [event["move"] for event in job["events"]] == ["submit"]
-            assert [row["id"] for row in client.list(label="x", limit=5).jobs] == [first[0].id]
-            assert client.status()["jobs"] == {"queued": 1}
-            assert client.bots() == []
-            assert client.output(first[0].id).data == b""
-            assert list(client.wait([first[0].id], timeout=0.1)) == []
-            assert [row["state"] for row in client.cancel([first[0].id])] == ["cancelled"]
-            assert [row["state"] for row in client.wait([first[0].id])] == ["cancelled"]
-            assert [(end.data, end.final) for end in client.follow(first[0].id)] == [(b"", True)]
-            with pytest.raises(Conflict) as caught:
-                client.submit([request | {"command": ["false"]}])
-            assert caught.value.code == "key_reused"
-            with pytest.raises(BadInput) as refused:
-                client.submit([{"command": ["true"]}, {"command": ["true"], "priority": 5000}])
-            assert refused.value.field == "jobs.1.priority"
+def test_the_client_and_a_real_gateway_understand_each_other(served: Served) -> None:
+    request = {"command": ["true"], "label": "x", "key": "k"}
+    with Client(served.url, served.token("operator"), chance=random.Random(5)) as client:
+        first, again = client.submit([request]), client.submit([request])
+        assert (first[0].created, again[0].created, again[0].id == first[0].id) == (True, False, True)
+        assert client.status()["jobs"] == {"queued": 1}
+        assert client.bots() == []
+        with pytest.raises(Conflict) as caught:
+            client.submit([request | {"command": ["false"]}])
+        assert caught.value.code == "key_reused"
+        with pytest.raises(BadInput) as refused:
+            client.submit([{"command": ["true"]}, {"command": ["true"], "priority": 5000}])
+        assert refused.value.field == "jobs.1.priority"
+        for absent in (lambda: client.show(OTHER), lambda: client.drain("nobody")):
             with pytest.raises(NotFound):
-                client.show(OTHER)
-            with pytest.raises(NotFound):
-                client.drain("nobody")
-        with Client(served.url, served.token("bot", bot="b1"), chance=random.Random(6)) as client:
-            with pytest.raises(Forbidden):
-                client.status()
-        with Client(served.url, "lh_operator_x_y", chance=random.Random(7)) as client:
-            with pytest.raises(Unauthorised):
-                client.status()
+                absent()
+    for token, kind in ((served.token("bot", bot="b1"), Forbidden), ("lh_operator_x_y", Unauthorised)):
+        with Client(served.url, token, chance=random.Random(6)) as client, pytest.raises(kind):
+            client.status()
 
 
 # How the client cuts large submits into requests that a gateway, and what stands before it, takes.
@@ -370,22 +328,6 @@ def test_no_part_is_more_than_every_gateway_takes(job: dict[str, object], count:
 
 
 @pytest.mark.parametrize(
-    "refusal",
-    [problem(413, "body: is larger than 300 bytes", field="body"), Answer(b"<html>Request Entity Too Large", 413)],
-    ids=["by the gateway", "by a proxy"],
-)
-def test_a_part_that_is_too_large_for_something_on_the_way_is_sent_in_smaller_ones(refusal: Answer) -> None:
-    def narrow(asked: ReceivedRequest) -> Answer:
-        return accept(asked) if len(asked.body["jobs"]) <= 2 else refusal
-
-    with gateway(narrow) as stands, client_for(stands.url) as client:
-        taken = client.submit([{"command": ["x"], "label": str(n)} for n in range(7)])
-    assert [job.id for job in taken] == [str(n) for n in range(7)]
-    keys = [job["key"] for asked in stands.asked if len(asked.body["jobs"]) <= 2 for job in asked.body["jobs"]]
-    assert keys == [job["key"] for job in stands.asked[0].body["jobs"]]
-
-
-@pytest.mark.parametrize(
     ("refusal", "said"),
     [
         (problem(413, "body: is larger than 300 bytes", field="body"), "jobs.1: is larger than 300 bytes"),
@@ -393,13 +335,18 @@ def test_a_part_that_is_too_large_for_something_on_the_way_is_sent_in_smaller_on
     ],
     ids=["by the gateway", "by a proxy"],
 )
-def test_a_job_that_is_too_large_alone_is_named_by_its_place(refusal: Answer, said: str) -> None:
+def test_a_part_too_large_on_the_way_is_sent_in_smaller_ones_and_a_job_is_named(refusal: Answer, said: str) -> None:
     def narrow(asked: ReceivedRequest) -> Answer:
-        return refusal if any("stdin" in job for job in asked.body["jobs"]) else accept(asked)
+        jobs = asked.body["jobs"]
+        return refusal if len(jobs) > 2 or any("stdin" in job for job in jobs) else accept(asked)
 
-    jobs = [{"command": ["x"], "label": "a"}, {"command": ["x"], "label": "b", "stdin": "x" * 300}]
-    with gateway(narrow) as stands, client_for(stands.url) as client, pytest.raises(TooLarge) as caught:
-        client.submit(jobs)
+    with gateway(narrow) as stands, client_for(stands.url) as client:
+        taken = client.submit([{"command": ["x"], "label": str(n)} for n in range(7)])
+        assert [job.id for job in taken] == [str(n) for n in range(7)]
+        keys = [job["key"] for asked in stands.asked if len(asked.body["jobs"]) <= 2 for job in asked.body["jobs"]]
+        assert keys == [job["key"] for job in stands.asked[0].body["jobs"]]
+        with pytest.raises(TooLarge) as caught:
+            client.submit([{"command": ["x"], "label": "a"}, {"command": ["x"], "label": "b", "stdin": "x" * 300}])
     assert str(caught.value) == said
 
 
@@ -411,3 +358,38 @@ def test_a_refusal_in_a_later_part_names_the_place_in_the_whole(monkeypatch: pyt
             client.submit([{"command": ["x"]}] * 4)
     assert caught.value.field == "jobs.3.priority"
     assert caught.value.reason == "too large"
+
+
+# Calls of operators
+
+
+def test_operators_programs_read_health_and_policy(pool: Pool, served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Client(served.url, served.token("operator"), chance=random.Random(1)) as client:
+        found = client.operators
+        assert [alert["name"] for alert in found.alerts()] == ["LeaseholdUpkeepStands"]
+        assert {check["name"]: check["verdict"] for check in found.doctor()}["schema"] == "ok"
+        checked = found.invariants(seconds=60)
+        assert (checked["finished"], [each["rows"] for each in checked["invariants"] if each["rows"]]) == (True, [])
+        assert (found.gateways(), found.settings(), found.decisions()) == ([], [], [])
+        with pytest.raises(NotFound, match="none has been sampled yet"):
+            found.scores(weights={"locality": 1.0})
+        with pytest.raises(BadInput, match="locality"):
+            found.scores(weights={"locality": 1e9})
+        # Lists are whole though a page has few rows.
+        for n in range(5):
+            pool.database.run(lambda c, n=n: audit.write(c, "limit.set", actor="op", subject=f"s{n}"))
+            pool.database.run(lambda c, n=n: processes.record_gateway_alive(c, f"g{n}", url="http://x", figures={}))
+        monkeypatch.setattr(calls, "PAGE", 2)
+        monkeypatch.setattr("leasehold.wire.MAX_LIST", 2)
+        assert [row["subject"] for row in found.audit()][:5] == ["s4", "s3", "s2", "s1", "s0"]
+        assert [each["name"] for each in found.gateways()] == [f"g{n}" for n in range(5)]
+
+
+TYPES = "Alert Check Invariant Gateway AuditRow SettingsInForce Decision Terms Scored Scores Invariants"
+
+
+def test_the_types_of_the_client_are_those_of_the_gateway() -> None:
+    for name in TYPES.split():
+        model = getattr(health, "InvariantList" if name == "Invariants" else name, None) or getattr(policy, name)
+        assert getattr(calls, name).__annotations__.keys() == model.model_fields.keys()
+    assert set(get_args(calls.Check.__annotations__["verdict"])) == {verdict.value for verdict in Verdict}

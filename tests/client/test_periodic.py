@@ -19,7 +19,6 @@ from tests.support.servers import Served
 
 #: The tick of the month that has begun. No test lasts until the next.
 TICK = "date_trunc('month', now() AT TIME ZONE 'UTC') AT TIME ZONE 'UTC'"
-
 shop = Pool.from_env()
 
 
@@ -68,31 +67,31 @@ def test_a_schedule_is_a_call_of_its_task_with_the_options_of_the_task() -> None
     assert schedule_app.send("all", loud=True) == "all!", "a decorated task is the task"
 
 
-@pytest.mark.parametrize(
-    ("cron", "options", "said"),
-    [
-        ("*/5 * * *", {}, "cron: '*/5 * * *' has 4 fields, not the five fields minute, hour,"),
-        ("61 * * * *", {}, "cron: '61 * * * *' is not a cron expression: bad minute"),
-        ("0 0 */31 2 MON#5", {}, "cron: '0 0 */31 2 MON#5' has no tick within 50 years"),
-        (5, {}, "cron: is a text such as '*/5 * * * *', not a 'int'"),
-        ("* * * * *", {"timezone": "Europe/Berlni"}, "timezone: 'Europe/Berlni' is not a time zone"),
-        ("* * * * *", {"timezone": None}, "timezone: is a name such as 'Europe/Berlin', not a 'NoneType'"),
-        ("* * * * *", {"timezon": "UTC"}, "timezon: is not an option of a schedule; did you mean 'timezone'?"),
-        ("* * * * *", {"overlaps": "skip"}, "overlaps: is not an option of a schedule; did you mean 'overlap'?"),
-        ("* * * * *", {"overlap": "wait"}, "overlap: is 'allow' or 'skip', not wait"),
-        ("* * * * *", {"catch_up_most": 0}, "catch_up_most: is a number from 1 to 1000, not 0"),
-        ("* * * * *", {"catch_up_seconds": True}, "catch_up_seconds: is a number of seconds, up to a year, not True"),
-        ("* * * * *", {"enabled": 1}, "enabled: is true or false, not 1"),
-        ("* * * * *", {"name": "Nightly"}, "name: 'Nightly' is not a name"),
-        ("* * * * *", {"args": "seven"}, "args: is a list or a tuple of arguments, such as (7,), not a 'str'"),
-        ("* * * * *", {"kwargs": [1]}, "kwargs: is a mapping of named arguments, not a 'list'"),
-        ("* * * * *", {"args": (object(),)}, "word: a value of type 'object' is not JSON"),
-    ],
-)
-def test_what_is_misspelt_is_refused_where_it_is_written(cron: Any, options: dict[str, Any], said: str) -> None:
-    with pytest.raises(BadInput) as caught:
-        shop.periodic(cron, **options)(work)
-    assert str(caught.value).startswith(said)
+MISSPELT: list[tuple[Any, dict[str, Any], str]] = [
+    ("*/5 * * *", {}, "cron: '*/5 * * *' has 4 fields, not the five fields minute, hour,"),
+    ("61 * * * *", {}, "cron: '61 * * * *' is not a cron expression: bad minute"),
+    ("0 0 */31 2 MON#5", {}, "cron: '0 0 */31 2 MON#5' has no tick within 50 years"),
+    (5, {}, "cron: is a text such as '*/5 * * * *', not a 'int'"),
+    ("* * * * *", {"timezone": "Europe/Berlni"}, "timezone: 'Europe/Berlni' is not a time zone"),
+    ("* * * * *", {"timezone": None}, "timezone: is a name such as 'Europe/Berlin', not a 'NoneType'"),
+    ("* * * * *", {"timezon": "UTC"}, "timezon: is not an option of a schedule; did you mean 'timezone'?"),
+    ("* * * * *", {"overlaps": "skip"}, "overlaps: is not an option of a schedule; did you mean 'overlap'?"),
+    ("* * * * *", {"overlap": "wait"}, "overlap: is 'allow' or 'skip', not wait"),
+    ("* * * * *", {"catch_up_most": 0}, "catch_up_most: is a number from 1 to 1000, not 0"),
+    ("* * * * *", {"catch_up_seconds": True}, "catch_up_seconds: is a number of seconds, up to a year, not True"),
+    ("* * * * *", {"enabled": 1}, "enabled: is true or false, not 1"),
+    ("* * * * *", {"name": "Nightly"}, "name: 'Nightly' is not a name"),
+    ("* * * * *", {"args": "seven"}, "args: is a list or a tuple of arguments, such as (7,), not a 'str'"),
+    ("* * * * *", {"kwargs": [1]}, "kwargs: is a mapping of named arguments, not a 'list'"),
+    ("* * * * *", {"args": (object(),)}, "word: a value of type 'object' is not JSON"),
+]
+
+
+def test_what_is_misspelt_is_refused_where_it_is_written() -> None:
+    for cron, options, said in MISSPELT:
+        with pytest.raises(BadInput) as caught:
+            shop.periodic(cron, **options)(work)
+        assert str(caught.value).startswith(said)
     assert shop.schedules == {}
 
 
@@ -161,9 +160,7 @@ def test_a_pool_applies_what_its_code_declares_and_a_tick_makes_the_call(
     assert [each.outcome for each in schedule_app.pool.apply_schedules(prune=True)] == ["removed", "removed"]
 
 
-def test_what_somebody_else_has_set_is_named_and_can_be_taken_over(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_another_has_set_is_named_and_can_be_taken_over(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(vars(schedule_app.pool), "client", client)
     client.schedules.put("mail", "0 3 * * *", {"command": ["true"]}, instance="office")
     with pytest.raises(Conflict, match=r"office/mail \(a command\); take them over") as caught:

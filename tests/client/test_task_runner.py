@@ -1,5 +1,6 @@
-"""`leasehold-task`: one task of a job in a process of its own, with the files and signals of an attempt."""
+"""One task of a job: `leasehold-task` in a process of its own, and what surrounds a call in a warm child."""
 
+import ctypes
 import fcntl
 import json
 import os
@@ -9,38 +10,40 @@ import socket
 import subprocess
 import sys
 import termios
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from leasehold.runtime.call_messages import CallEnd, read_end
+from leasehold.runtime.surroundings import TICK, AttemptDirectory, Surroundings
 
 from tests.support.patience import MINUTE, eventually
 
 ROOT = Path(__file__).parents[2]
+PROGRAM = [sys.executable, "-c", "from leasehold.runtime.task_runner import main; main()"]
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
-    """Starts a task as a bot would, with `args`; environment: more variables."""
+def attempt(tmp_path: Path) -> dict[str, str]:
+    """The variables that a bot sets."""
+    files = {f"LEASEHOLD_{name}": str(tmp_path / name.lower()) for name in ("RESULT", "CHECKPOINT")}
+    own = {"LEASEHOLD_JOB": "j", "LEASEHOLD_ATTEMPT": "2", "LEASEHOLD_FENCE": "5", "LEASEHOLD_INSTANCE": "i"}
+    return {"PYTHONPATH": str(ROOT), "PATH": os.defpath} | files | own
 
-    def started(task: str, *args: Any, **environment: str) -> subprocess.Popen[str]:
-        attempt = {"LEASEHOLD_JOB": "j", "LEASEHOLD_ATTEMPT": "2", "LEASEHOLD_FENCE": "5", "LEASEHOLD_INSTANCE": "i"}
-        files = {
-            "LEASEHOLD_RESULT": str(tmp_path / "result"),
-            "LEASEHOLD_CHECKPOINT": str(tmp_path / "checkpoint"),
-        }
+
+@pytest.fixture
+def start(tmp_path: Path, attempt: dict[str, str]) -> Callable[..., subprocess.Popen[str]]:
+    """Starts a task as a bot would, with `args`."""
+
+    def started(task: str, *args: Any) -> subprocess.Popen[str]:
         call = tmp_path / "stdin"
         call.write_text(json.dumps({"args": args, "kwargs": {}}))
-        program = [sys.executable, "-c", "from leasehold.runtime.task_runner import main; main()"]
+        command = [*PROGRAM, "tests.support.apps.task_app:pool", f"tests.support.apps.task_app.{task}"]
         with call.open() as stdin:
             return subprocess.Popen(
-                [*program, "tests.support.apps.task_app:pool", f"tests.support.apps.task_app.{task}"],
-                stdin=stdin,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                env={"PYTHONPATH": str(ROOT), "PATH": os.defpath, **attempt, **files, **environment},
+                command, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=attempt
             )
 
     return started
@@ -75,42 +78,32 @@ def test_an_error_is_the_result_with_its_traceback_and_exit_code_1(start: Start,
     assert "task_runner" not in output, "the traceback begins in the function of the task"
 
 
-@pytest.mark.parametrize(
-    ("value", "reason"),
-    [
+def test_a_value_that_cannot_be_stored_is_an_error(start: Start, tmp_path: Path) -> None:
+    for value, reason in (
         ("x" * 70_000, "the value has 70010 bytes as JSON, and at most 65536 are stored"),
         ("a\0b", "the value cannot be stored: holds a NUL character"),
-    ],
-)
-def test_a_value_that_cannot_be_stored_is_an_error(start: Start, tmp_path: Path, value: str, reason: str) -> None:
-    assert end(start("echo", value))[0] == 1
-    assert result(tmp_path)["error"]["type"] == "ResultRefused"
-    assert result(tmp_path)["error"]["message"] == reason
+    ):
+        assert end(start("echo", value))[0] == 1
+        told = result(tmp_path)["error"]
+        assert (told["type"], told["message"]) == ("ResultRefused", reason)
 
 
-def test_an_unknown_task_an_app_that_is_not_there_and_a_process_without_a_job_say_so(
-    start: Start, tmp_path: Path
+def test_an_unknown_task_an_app_that_cannot_be_imported_and_a_process_without_a_job_say_so(
+    start: Start, attempt: dict[str, str], tmp_path: Path
 ) -> None:
     assert end(start("gone"))[0] == 1
     assert result(tmp_path)["error"]["type"] == "UnknownTask"
-    program = [sys.executable, "-c", "from leasehold.runtime.task_runner import main; main()", "no.such:pool", "t"]
-    done = subprocess.run(program, capture_output=True, text=True, check=False, env={})
-    assert (done.returncode, done.stderr) == (
-        1,
-        "error: this process runs no attempt of a job: 'LEASEHOLD_JOB' is not set by a bot\n",
-    )
-
-
-def test_a_syntax_error_in_an_app_is_told_with_its_file_and_line(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text("import leasehold\n\ndef charge(:\n")
-    program = [sys.executable, "-c", "from leasehold.runtime.task_runner import main; main()", "shop:pool", "t"]
-    given = {"LEASEHOLD_JOB": "j", "LEASEHOLD_ATTEMPT": "1", "LEASEHOLD_FENCE": "1", "LEASEHOLD_INSTANCE": "i"}
-    files = {"LEASEHOLD_RESULT": str(tmp_path / "result"), "LEASEHOLD_CHECKPOINT": str(tmp_path / "checkpoint")}
-    done = subprocess.run(
-        program, capture_output=True, text=True, check=False, cwd=tmp_path, stdin=subprocess.DEVNULL,
-        env={"PYTHONPATH": str(tmp_path), **given, **files},
-    )  # fmt: skip
-    assert done.stderr.endswith(f"SyntaxError: invalid syntax ({tmp_path / 'shop.py'}, line 3)\n")
+    for environment, said in (
+        ({}, "error: this process runs no attempt of a job: 'LEASEHOLD_JOB' is not set by a bot\n"),
+        (attempt | {"PYTHONPATH": str(tmp_path)}, f"SyntaxError: invalid syntax ({tmp_path / 'shop.py'}, line 3)\n"),
+    ):
+        done = subprocess.run(
+            [*PROGRAM, "shop:pool", "t"], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL,
+            env=environment, cwd=tmp_path,
+        )  # fmt: skip
+        assert done.returncode == 1
+        assert done.stderr.endswith(said)
 
 
 @pytest.mark.parametrize("mode", [None, "def", "async"])
@@ -150,3 +143,104 @@ def test_a_checkpoint_is_there_for_the_next_attempt_after_kill_9(start: Start, t
     assert json.loads((tmp_path / "checkpoint").read_text()) == {"row": 41}
     assert end(start("advance", str(file)))[0] == 0
     assert result(tmp_path) == {"ok": [2, {"row": 41}]}
+
+
+# What surrounds a call in a warm child, and how its end is told, without an agent
+
+
+#: Seconds after which the clock of the file system of the tests has moved on.
+MOVED_ON = 0.1
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """The directory of an attempt, as an agent makes it."""
+    made = tmp_path / "attempt"
+    made.mkdir(mode=0o700)
+    (made / "tmp").mkdir(mode=0o700)
+    return made
+
+
+def leave_nothing_of_a_file(directory: Path) -> None:
+    (directory / "tmp" / "made").touch()
+    (directory / "tmp" / "made").unlink()
+
+
+def make_a_file_and_hide_it(directory: Path) -> None:
+    before = directory.stat()
+    (directory / "left").touch()
+    os.utime(directory, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def replace_it(directory: Path) -> None:
+    directory.rename(directory.with_name("hidden"))
+    directory.mkdir(mode=0o700)
+    (directory / "tmp").mkdir(mode=0o700)
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+@pytest.mark.parametrize(
+    ("act", "untouched"),
+    [
+        (lambda _: None, True),
+        (leave_nothing_of_a_file, True),
+        (lambda directory: (directory / "left").touch(), False),
+        (lambda directory: (directory / "tmp" / "left").touch(), False),
+        (lambda directory: (directory / "tmp").chmod(0o500), False),
+        (make_a_file_and_hide_it, False),
+        (replace_it, False),
+    ],
+)
+def test_a_directory_in_which_an_attempt_has_changed_anything_is_not_for_another(
+    directory: Path, is_old: bool, act: Callable[[Path], None], untouched: bool
+) -> None:
+    opened = AttemptDirectory(str(directory))
+    if is_old:
+        eventually(lambda: time.monotonic() - opened.opened_at > MOVED_ON)
+        opened.opened_at -= 2 * TICK
+    else:
+        # As if the clock of the file system had not moved on, from an attempt at once.
+        opened.enter()
+    since = time.monotonic()
+    act(directory)
+    assert opened.is_untouched(since) is untouched
+    assert opened.is_untouched(time.monotonic()) is untouched, "and so it stays"
+    opened.close()
+
+
+def test_the_c_library_has_the_variables_of_the_attempt_and_none_of_them_afterwards(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    library = ctypes.CDLL(None)
+    library.getenv.restype = ctypes.c_char_p
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("STAYS", "own")
+    monkeypatch.delenv("LEASEHOLD_JOB", raising=False)
+    surroundings = Surroundings()
+    output = os.open(os.devnull, os.O_WRONLY)
+    standard = [os.dup(1), os.dup(2)]
+    found = []
+    try:
+        for job in ("a" * 36, "b" * 36, "cé\udcff"):
+            surroundings.enter({"LEASEHOLD_JOB": job, "STAYS": job}, str(directory), output)
+            found.append((os.environ["LEASEHOLD_JOB"], library.getenv(b"LEASEHOLD_JOB"), library.getenv(b"STAYS")))
+            surroundings.leave()
+        assert Path.cwd() == directory
+        surroundings.rest()
+    finally:
+        for own, number in zip(standard, (1, 2), strict=True):
+            os.dup2(own, number)
+            os.close(own)
+        os.close(output)
+    assert found == [(job, os.fsencode(job), os.fsencode(job)) for job in ("a" * 36, "b" * 36, "cé\udcff")]
+    assert Path.cwd() == tmp_path
+    assert "LEASEHOLD_JOB" not in os.environ
+    assert (library.getenv(b"LEASEHOLD_JOB"), library.getenv(b"STAYS")) == (None, b"own")
+
+
+def test_an_end_that_is_cut_off_is_no_end() -> None:
+    told = CallEnd(7, -9, 0.5, True, False, b'{"ok": null}')
+    assert read_end(told.message()) == told
+    assert read_end(b'{"ready": "app"}') is None
+    with pytest.raises(ValueError, match="cut off"):
+        read_end(told.message()[:10])

@@ -9,14 +9,14 @@ from contextlib import closing
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, LiteralString
 
 import django
-import leasehold
 import psycopg
 import pytest
 from django.conf import settings
 from django.db.utils import ConnectionHandler
+from leasehold.async_pool import AsyncPool
 from leasehold.client import Client
 from leasehold.errors import BadInput, Conflict, Forbidden, NotReady, TaskFailed, TimedOut
 from leasehold.jobs import job_ids
@@ -96,42 +96,38 @@ def numbers() -> Iterator[int]:
     yield 1
 
 
-@pytest.mark.parametrize(
-    ("defer", "reason"),
-    [
-        (lambda: task_app.add.defer(Decimal(1)), "left: a value of type 'Decimal' is not JSON"),
-        (lambda: task_app.add.defer(1, right=object()), "right: a value of type 'object' is not JSON"),
-        (lambda: task_app.echo.defer({"a": [{1: 2}]}), "text: a key of type 'int' would come back as a text"),
-        (lambda: task_app.echo.defer(float("nan")), "text: nan is not a number of JSON"),
-        (lambda: task_app.echo.defer("a\0"), "text: holds a NUL character"),
-        (lambda: task_app.echo.defer("\ud800"), "text: holds half of a surrogate pair"),
-        (lambda: task_app.add.batch([(1,), (1, {2})]), "1.right: a value of type 'set' is not JSON"),
-        (
-            lambda: task_app.add.batch([5]),
-            r"0.arguments: are a tuple or a mapping, not a 'int'; batch\(\[\(5,\)\]\) is one call",
-        ),
-        (lambda: task_app.add.batch(5), r"calls: are many, such as \[\(5,\), \(6,\)\], and not one 'int'"),
-        (lambda: task_app.add.batch({"left": 5}), "calls: are many, .*, and not one 'dict'"),
-        (lambda: task_app.echo.defer("x" * 300_000), "text: the arguments have 300028 bytes as JSON, at most 261120"),
-        (lambda: task_app.echo.using(stdin="x"), "stdin: is made from the task"),
-        (lambda: task_app.echo.using(retires=3), "retires: is not an option of a task; did you mean 'retries'?"),
-        (lambda: Pool("http://localhost", "t").task(labels="x"), "labels: is not an option .* did you mean 'label'?"),
-        (lambda: task_app.echo.using(max_attempts=3), "max_attempts: is made from the task; .*; use `retries`"),
-        (lambda: task_app.echo.using(timeout="60"), "timeout: is a number of seconds above 0, not 60"),
-        (lambda: task_app.echo.using(priority="high"), "priority: is a whole number, not high"),
-        (lambda: task_app.echo.using(properties="gpu"), "properties: are a mapping, not a 'str'"),
-        (lambda: Pool("http://localhost", "t").task("mail"), "task: decorates a function, not a 'str'; .* name=…"),
-        (lambda: Pool("http://localhost", "t").task(numbers), "task: 'numbers' yields values, and a task returns one"),
-        (lambda: task_app.echo.using(properties={"app": "x"}), "properties: 'app' is the app of the pool"),
-        (lambda: task_app.echo.using(retries=-1), "retries: is a number of at least 0, not -1"),
-        (lambda: Pool("http://localhost", "t").task(lambda: None), "task: '.*<lambda>' is not a function of a module"),
-    ],
-)
-def test_what_cannot_be_sent_is_refused_by_name_before_anything_is(
-    program: Gateway, defer: Callable[[], object], reason: str
-) -> None:
-    with pytest.raises(BadInput, match=reason):
-        defer()
+#: Calls and options that cannot be sent, and why.
+UNSENT: list[tuple[Callable[[], object], str]] = [
+    (lambda: task_app.add.defer(Decimal(1)), "left: a value of type 'Decimal' is not JSON"),
+    (lambda: task_app.add.defer(1, right=object()), "right: a value of type 'object' is not JSON"),
+    (lambda: task_app.echo.defer({"a": [{1: 2}]}), "text: a key of type 'int' would come back as a text"),
+    (lambda: task_app.echo.defer(float("nan")), "text: nan is not a number of JSON"),
+    (lambda: task_app.echo.defer("a\0"), "text: holds a NUL character"),
+    (lambda: task_app.echo.defer("\ud800"), "text: holds half of a surrogate pair"),
+    (lambda: task_app.add.batch([(1,), (1, {2})]), "1.right: a value of type 'set' is not JSON"),
+    (lambda: task_app.add.batch([5]), r"0.arguments: are a tuple or a mapping, not a 'int'; batch\(\[\(5,\)\]\) is"),
+    (lambda: task_app.add.batch(5), r"calls: are many, such as \[\(5,\), \(6,\)\], and not one 'int'"),
+    (lambda: task_app.add.batch({"left": 5}), "calls: are many, .*, and not one 'dict'"),
+    (lambda: task_app.echo.defer("x" * 300_000), "text: the arguments have 300028 bytes as JSON, at most 261120"),
+    (lambda: task_app.echo.using(stdin="x"), "stdin: is made from the task"),
+    (lambda: task_app.echo.using(retires=3), "retires: is not an option of a task; did you mean 'retries'?"),
+    (lambda: Pool("http://localhost", "t").task(labels="x"), "labels: is not an option .* did you mean 'label'?"),
+    (lambda: task_app.echo.using(max_attempts=3), "max_attempts: is made from the task; .*; use `retries`"),
+    (lambda: task_app.echo.using(timeout="60"), "timeout: is a number of seconds above 0, not 60"),
+    (lambda: task_app.echo.using(priority="high"), "priority: is a whole number, not high"),
+    (lambda: task_app.echo.using(properties="gpu"), "properties: are a mapping, not a 'str'"),
+    (lambda: Pool("http://localhost", "t").task("mail"), "task: decorates a function, not a 'str'; .* name=…"),
+    (lambda: Pool("http://localhost", "t").task(numbers), "task: 'numbers' yields values, and a task returns one"),
+    (lambda: task_app.echo.using(properties={"app": "x"}), "properties: 'app' is the app of the pool"),
+    (lambda: task_app.echo.using(retries=-1), "retries: is a number of at least 0, not -1"),
+    (lambda: Pool("http://localhost", "t").task(lambda: None), "task: '.*<lambda>' is not a function of a module"),
+]
+
+
+def test_what_cannot_be_sent_is_refused_by_name_before_anything_is(program: Gateway) -> None:
+    for defer, reason in UNSENT:
+        with pytest.raises(BadInput, match=reason):
+            defer()
     assert program.asked == []
 
 
@@ -150,14 +146,13 @@ def test_a_pool_that_no_bot_can_find_is_refused(program: Gateway) -> None:
 
 
 def test_a_pool_without_an_environment_can_be_imported_but_not_called(no_pool_of_our_own: None, tmp_path: Path) -> None:
-    pool = Pool.from_env(data=tmp_path)
     with pytest.raises(BadInput, match=r"^url: no gateway is known"):
-        _ = pool.client
+        _ = Pool.from_env(data=tmp_path).client
+    with pytest.raises(BadInput, match=r"^url: no gateway is known"):
+        asyncio.run(AsyncPool.from_env(data=tmp_path).__aenter__())
 
 
-def test_another_serialiser_makes_json_of_arguments_and_values(
-    program: Gateway, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_serialiser_makes_json_of_values(program: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     class Decimals:
         def encode(self, value: Any) -> Any:
             return {"decimal": str(value)} if isinstance(value, Decimal) else value
@@ -248,33 +243,17 @@ def test_the_results_of_many_jobs_come_together_in_the_order_of_the_jobs(program
     assert going.value.pending == (A_JOB,)
 
 
-@pytest.mark.parametrize(
-    ("jobs", "reason"),
-    [
+def test_gather_says_what_it_takes(program: Gateway) -> None:
+    wrong: list[tuple[Any, str]] = [
         (TaskJob(A_JOB, True, task=task_app.add), r"jobs: are many, and this is one: gather\(\[job\]\), or"),
         (A_JOB, "jobs: are a list of jobs of tasks, not a 'str'"),
         (7, "jobs: are a list of jobs of tasks, not a 'int'"),
         ([A_JOB], "jobs.0: is a 'str', not the job of a task"),
-    ],
-)
-def test_gather_says_what_it_takes(program: Gateway, jobs: Any, reason: str) -> None:
-    with pytest.raises(BadInput, match=reason):
-        task_app.pool.gather(jobs)
+    ]
+    for jobs, reason in wrong:
+        with pytest.raises(BadInput, match=reason):
+            task_app.pool.gather(jobs)
     assert program.asked == []
-
-
-def test_the_calls_of_a_pool_take_the_job_of_a_task(program: Gateway) -> None:
-    def answer(asked: ReceivedRequest) -> Answer:
-        times = {"created_at": "2026-03-01T12:00:00Z", "started_at": None, "finished_at": "2026-03-01T12:00:01Z"}
-        return Answer({"jobs": [{"id": A_JOB, "state": "succeeded", "reason": None, "attempts": 1} | times]})
-
-    program.script = answer
-    job = TaskJob(A_JOB, True, task=task_app.add)
-    assert task_app.pool.result(job).succeeded
-    assert [result.id for result in task_app.pool.as_completed([job])] == [A_JOB]
-
-
-# Calls in a transaction of the caller
 
 
 @dataclass(frozen=True)
@@ -284,40 +263,36 @@ class Connections:
     url: str
     driver: str
 
+    def rows(self, query: LiteralString) -> list[tuple[Any, ...]]:
+        with psycopg.connect(self.url) as connection:
+            return connection.execute(query).fetchall()
+
+    @property
+    def submitted(self) -> int:
+        return int(self.rows("SELECT count(*) FROM leasehold.jobs")[0][0])
+
 
 @pytest.fixture
 def ways(database: Database) -> Connections:
     return Connections(libpq_url(database.url), database.url.replace("postgresql://", "postgresql+psycopg://"))
 
 
-SEARCHED = "SELECT count(*) FROM leasehold.jobs"
-
-
-def submitted(ways: Connections) -> int:
-    with psycopg.connect(ways.url) as connection:
-        row = connection.execute(SEARCHED).fetchone()
-        assert row is not None
-        return int(row[0])
+PAYLOADS: LiteralString = (
+    "SELECT public_id::text, payload FROM leasehold.jobs JOIN leasehold.job_payloads ON id = job_id ORDER BY id"
+)
 
 
 def test_a_call_in_a_transaction_exists_when_that_is_committed_and_never_if_it_is_undone(ways: Connections) -> None:
     with psycopg.connect(ways.url, row_factory=dict_row) as connection:
-        job = task_app.add.defer_in(connection, 1, right=2)
-        assert submitted(ways) == 0
+        task_app.add.defer_in(connection, 1, right=2)
+        assert ways.submitted == 0
         connection.rollback()
-        assert submitted(ways) == 0
+        assert ways.submitted == 0
         job = task_app.add.defer_in(connection, 1, right=2)
-    assert submitted(ways) == 1
-    assert isinstance(job, TaskJob)
-    assert job.created
-    with psycopg.connect(ways.url) as connection:
-        row = connection.execute(
-            "SELECT payload FROM leasehold.jobs JOIN leasehold.job_payloads ON id = job_id WHERE public_id = %s",
-            (job.id,),
-        ).fetchone()
-    assert row is not None
-    assert row[0]["command"][2] == "tests.support.apps.task_app.add"
-    assert json.loads(row[0]["stdin"]) == {"args": [1], "kwargs": {"right": 2}}
+    assert (isinstance(job, TaskJob), job.created) == (True, True)
+    ((id, payload),) = ways.rows(PAYLOADS)
+    assert (id, payload["command"][2]) == (job.id, "tests.support.apps.task_app.add")
+    assert json.loads(payload["stdin"]) == {"args": [1], "kwargs": {"right": 2}}
 
 
 def test_many_calls_in_a_transaction_are_submitted_together(ways: Connections, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,13 +305,9 @@ def test_many_calls_in_a_transaction_are_submitted_together(ways: Connections, m
         jobs = task_app.add.batch_in(connection, calls)
         with pytest.raises(BadInput, match=r"1\.right: a value of type 'set' is not JSON"):
             task_app.add.batch_in(connection, [(1,), (1, {2})])
-    with psycopg.connect(ways.url) as connection:
-        rows = connection.execute(
-            "SELECT public_id::text, payload->>'stdin' FROM leasehold.jobs"
-            " JOIN leasehold.job_payloads ON id = job_id ORDER BY id"
-        ).fetchall()
-    assert [row[0] for row in rows] == [job.id for job in jobs]
-    assert [json.loads(row[1])["args"] for row in rows] == [[1], [], [4, 5]]
+    rows = ways.rows(PAYLOADS)
+    assert [id for id, _ in rows] == [job.id for job in jobs]
+    assert [json.loads(payload["stdin"])["args"] for _, payload in rows] == [[1], [], [4, 5]]
 
     async def program() -> list[TaskJob[int]]:
         async with await psycopg.AsyncConnection.connect(ways.url) as connection:
@@ -344,7 +315,7 @@ def test_many_calls_in_a_transaction_are_submitted_together(ways: Connections, m
             return made
 
     assert len({job.id for job in asyncio.run(program())}) == 3
-    assert submitted(ways) == 6
+    assert ways.submitted == 6
 
 
 def test_connections_and_sessions_of_sqlalchemy_take_calls_too(ways: Connections) -> None:
@@ -359,7 +330,7 @@ def test_connections_and_sessions_of_sqlalchemy_take_calls_too(ways: Connections
             session.commit()
     finally:
         engine.dispose()
-    assert submitted(ways) == 2
+    assert ways.submitted == 2
 
 
 def test_connections_of_django_take_calls_too(ways: Connections) -> None:
@@ -384,7 +355,7 @@ def test_connections_of_django_take_calls_too(ways: Connections) -> None:
             task_app.add.using(locks=["x" * 999]).defer_in(connection, 1)
     finally:
         connection.close()
-    assert submitted(ways) == 2
+    assert ways.submitted == 2
     with pytest.raises(BadInput, match="connection: is one to sqlite, and a pool's tables are in PostgreSQL"):
         task_app.add.defer_in(connections["other"], 1)
 
@@ -406,7 +377,7 @@ def test_asynchronous_connections_take_calls_that_are_awaited(ways: Connections)
         return jobs
 
     assert len({job.id for job in asyncio.run(program())}) == 3
-    assert submitted(ways) == 3
+    assert ways.submitted == 3
 
 
 def test_a_key_of_another_call_and_an_object_that_is_no_connection_are_refused(ways: Connections) -> None:
@@ -444,12 +415,10 @@ def test_a_refusal_of_the_database_is_one_sentence_of_the_same_error_as_over_htt
         with pytest.raises(BadInput, match=r"^job_class: there is no job class 'golden'$"):
             task_app.add.using(job_class="golden").defer_in(connection, 1)
     engine.dispose()
-    assert submitted(ways) == 0
+    assert ways.submitted == 0
 
 
-def test_the_place_of_a_refused_call_is_counted_over_all_statements(
-    ways: Connections, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_place_of_a_refused_call_is_that_in_the_whole(ways: Connections, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("leasehold.client.MAX_JOBS", 2)
     tasks = [task_app.add, task_app.add, task_app.add, task_app.add.using(locks=["x" * 999])]
     with psycopg.connect(ways.url) as connection, pytest.raises(BadInput, match=r"^jobs\.3\.locks\.0: "):
@@ -476,9 +445,3 @@ def test_what_is_no_refusal_stays_the_error_of_the_driver(ways: Connections) -> 
         connection.close()
         with pytest.raises(psycopg.OperationalError):
             task_app.add.defer_in(connection, 1)
-
-
-def test_current_means_nothing_outside_of_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("LEASEHOLD_JOB", raising=False)
-    with pytest.raises(leasehold.errors.LeaseholdError, match="this process runs no attempt of a job"):
-        leasehold.current()

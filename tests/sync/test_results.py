@@ -7,11 +7,11 @@ import pytest
 from leasehold.errors import Conflict
 from pydantic import ValidationError
 
-from bots.protocol import LeaseReport, Outcome, OutputReport, Sync
+from bots.protocol import LeaseReport, Outcome, OutputReport
 from schema.moves.cancel import cancel
 from schema.validation import MAX_RESULT_BYTES
 from tests.support.plans import statements
-from tests.support.pool import Bot, Pool, active, answered, completed, synced
+from tests.support.pool import Bot, Pool, active, completed, synced
 from tests.support.race import retention
 
 #: Seconds between attempts: none.
@@ -31,26 +31,15 @@ def results(pool: Pool) -> list[tuple[str, int, str]]:
 
 def checkpoints(pool: Pool) -> list[tuple[int, str]]:
     """Fence and text of each checkpoint."""
-    return [
-        tuple(row) for row in pool.rows("SELECT fence, CAST(checkpoint AS text) FROM job_checkpoints ORDER BY job_id")
-    ]
+    found = pool.rows("SELECT fence, CAST(checkpoint AS text) FROM job_checkpoints ORDER BY job_id")
+    return [tuple(row) for row in found]
 
 
 def saved(bot: Bot, work: dict[str, Any], checkpoint: str, *, number: int = 0) -> None:
     """Send a checkpoint between two syncs."""
-    session = bot.session
-    bot.sync_service.output(
-        OutputReport(
-            bot=session.bot,
-            epoch=session.epoch,
-            secret=session.secret,
-            job=work["job"],
-            fence=work["fence"],
-            output=[],
-            checkpoint=checkpoint,
-            checkpoint_number=number,
-        )
-    )
+    identity = {name: getattr(bot.session, name) for name in ("bot", "epoch", "secret")}
+    told = {"job": work["job"], "fence": work["fence"], "checkpoint": checkpoint, "checkpoint_number": number}
+    bot.sync_service.output(OutputReport(**identity, **told, output=[]))
 
 
 def again(pool: Pool, bot: Bot) -> dict[str, Any]:
@@ -62,32 +51,19 @@ def again(pool: Pool, bot: Bot) -> dict[str, Any]:
     return dict(work)
 
 
-# Results
-
-
-@pytest.mark.parametrize("verdict", ["succeeded", "failed"])
-def test_the_result_of_the_attempt_that_ends_a_job_is_stored_as_it_was_written(pool: Pool, verdict: str) -> None:
-    job, bot, work = pool.running()
+@pytest.mark.parametrize(
+    ("verdict", "state"),
+    [("succeeded", "succeeded"), ("failed", "failed"), ("error", "dead"), ("stopped", "cancelled")],
+)
+def test_the_result_of_the_attempt_that_ends_a_job_is_stored_as_written(pool: Pool, verdict: str, state: str) -> None:
+    job, bot, work = pool.running(max_attempts=1)
+    if verdict == "stopped":
+        pool.database.run(lambda c: cancel(c, [job], instances=None, sync=pool.timing.sync, actor="test"))
     text = ' {"b": 1.0, "a": [1e2, null]}\n'
     bot.sync(completed(work, verdict, result=text))
-    assert results(pool) == [(job, work["fence"], text)]
+    assert (pool.job(job).state, results(pool)) == (state, [(job, work["fence"], text)])
     # The history does not repeat it.
-    assert "result" not in pool.row("SELECT details FROM job_events WHERE move = 'finish'").details
-
-
-def test_a_cancelled_job_keeps_what_its_command_left_in_its_grace(pool: Pool) -> None:
-    job, bot, work = pool.running()
-    pool.database.run(lambda c: cancel(c, [job], instances=None, sync=pool.timing.sync, actor="test"))
-    bot.sync(completed(work, "stopped", result="1"))
-    assert pool.job(job).state == "cancelled"
-    assert results(pool) == [(job, work["fence"], "1")]
-
-
-def test_the_last_attempt_of_a_dead_job_leaves_its_result(pool: Pool) -> None:
-    job, bot, work = pool.running(max_attempts=1)
-    bot.sync(completed(work, "error", result="1"))
-    assert pool.job(job).state == "dead"
-    assert results(pool) == [(job, work["fence"], "1")]
+    assert not [row for row in pool.rows("SELECT details FROM job_events") if "result" in (row.details or {})]
 
 
 def test_an_attempt_after_which_the_job_runs_again_leaves_no_result(pool: Pool) -> None:
@@ -115,12 +91,15 @@ def test_a_bot_that_lost_its_lease_leaves_no_result(pool: Pool) -> None:
 
 def test_results_cost_no_statement_of_their_own(pool: Pool) -> None:
     sent: list[int] = []
-    for result in (None, '"done"'):
+    largest = json.dumps("x" * (MAX_RESULT_BYTES - 2))
+    for result in (None, largest):
         _, bot, work = pool.running()
         with statements() as seen:
             bot.sync(completed(work, result=result))
         sent.append(len(seen))
     assert sent[0] == sent[1]
+    assert [found for _, _, found in results(pool)] == [largest]
+    assert pool.row("SELECT size FROM job_results").size == MAX_RESULT_BYTES
 
 
 @pytest.mark.parametrize(
@@ -141,33 +120,6 @@ def test_a_gateway_refuses_what_is_no_result_or_no_checkpoint(text: str, reason:
         LeaseReport(job="j", fence=1, state="active", checkpoint=text)
 
 
-def test_the_largest_result_is_stored(pool: Pool) -> None:
-    _, bot, work = pool.running()
-    text = json.dumps("x" * (MAX_RESULT_BYTES - 2))
-    bot.sync(completed(work, result=text))
-    assert [found for _, _, found in results(pool)] == [text]
-    assert pool.row("SELECT size FROM job_results").size == MAX_RESULT_BYTES
-
-
-def test_an_agent_of_the_version_before_is_served_as_before(pool: Pool) -> None:
-    """It ignores what it does not know in answers, and sends none of it."""
-    job, bot, work = pool.running(retry_failed=True)
-    saved(bot, work, "1")
-    bot.sync(completed(work, "failed"))
-    second = again(pool, bot)
-    body = {
-        "bot": bot.session.bot,
-        "epoch": bot.session.epoch,
-        "secret": bot.session.secret,
-        "seq": bot.seq + 1,
-        "leases": [
-            {"job": job, "fence": second["fence"], "state": "completed", "outcome": {"verdict": "succeeded"}},
-        ],
-    }
-    answered(bot.sync_service, Sync.model_validate(body))
-    assert (pool.job(job).state, results(pool)) == ("succeeded", [])
-
-
 # Checkpoints
 
 
@@ -180,13 +132,6 @@ def test_the_next_attempt_is_given_the_checkpoint_with_its_payload_and_only_then
     bot.sync(completed(work, "failed"))
     offered = again(pool, bot)
     assert (offered["payload"], offered["checkpoint"]) == ({"command": ["true"]}, '{"step":  2}')
-
-
-def test_the_last_checkpoint_travels_with_the_end_of_the_attempt(pool: Pool) -> None:
-    _, bot, work = pool.running()
-    report = completed(work, "released").model_copy(update={"checkpoint": "7"})
-    bot.sync(report)
-    assert again(pool, bot)["checkpoint"] == "7"
 
 
 def test_a_fetched_attempt_is_told_of_the_checkpoint_as_a_repeat_of_the_call_tells_it(pool: Pool) -> None:

@@ -62,9 +62,7 @@ def test_the_latest_session_says_where_the_agent_runs_or_that_this_is_not_known(
 
 
 @pytest.mark.parametrize("acknowledged", [False, True])
-def test_a_job_that_an_older_session_was_told_of_waits_until_that_session_would_have_expired(
-    pool: Pool, acknowledged: bool
-) -> None:
+def test_a_job_that_an_older_session_was_told_of_waits_until_that_would_expire(pool: Pool, acknowledged: bool) -> None:
     (job,) = pool.submit()
     older = pool.bot(capacity=1)
     pool.assigner().run_once()
@@ -96,46 +94,36 @@ def test_a_job_that_the_older_session_never_heard_of_is_queued_again_at_once(poo
     assert (row.state, row.schedule_after, row.attempts) == ("queued", None, 0)
 
 
-def test_a_bot_that_knows_that_the_older_session_is_dead_has_its_jobs_queued_again_at_once(pool: Pool) -> None:
-    job, older, _ = pool.running()
-    anew(pool, dead=older.session)
-    assert (pool.job(job).state, pool.job(job).schedule_after) == ("queued", None)
+@pytest.mark.parametrize("older", ["dead", "expired", "not the one that is dead"])
+def test_jobs_of_an_older_session_that_is_over_are_queued_again_at_once(pool: Pool, older: str) -> None:
+    before = anew(pool)
+    job, bot, _ = pool.running()
+    until = expiry(pool)
+    if older == "expired":
+        pool.change("UPDATE bots SET expires_at = now() - interval '1 ms'")
+    anew(pool, dead={"dead": bot.session, "expired": None}.get(older, before))
+    waits = until if older == "not the one that is dead" else None
+    assert (pool.job(job).state, pool.job(job).schedule_after) == ("queued", waits)
     pool.bot("bot-2")
     pool.assigner().run_once()
-    assert pool.job(job).state == "leased"
+    assert pool.job(job).state == ("queued" if waits else "leased")
 
 
-def test_the_death_of_a_session_says_nothing_of_another_one_of_the_name(pool: Pool) -> None:
-    first = anew(pool)
-    job, _, _ = pool.running()
-    until = expiry(pool)
-    anew(pool, dead=first)
-    assert pool.job(job).schedule_after == until
+def test_what_names_no_session_is_refused() -> None:
+    for nonsense in ("", "x" * 64, "A" * 64, "a" * 63, "a" * 65):
+        with pytest.raises(ValueError, match="dead_session"):
+            OpenSession(bot="bot-1", dead_session=nonsense)
 
 
-def test_an_older_session_that_has_expired_keeps_no_job_waiting(pool: Pool) -> None:
-    job, _, _ = pool.running()
-    pool.change("UPDATE bots SET expires_at = now() - interval '1 ms'")
-    anew(pool)
-    assert (pool.job(job).state, pool.job(job).schedule_after) == ("queued", None)
-
-
-@pytest.mark.parametrize("nonsense", ["", "x" * 64, "A" * 64, "a" * 63, "a" * 65])
-def test_what_names_no_session_is_refused(nonsense: str) -> None:
-    with pytest.raises(ValueError, match="dead_session"):
-        OpenSession(bot="bot-1", dead_session=nonsense)
-
-
-# A session that nobody uses is given nothing.
-
-
-def test_a_bot_is_given_jobs_from_its_first_sync_on(pool: Pool) -> None:
+def test_a_bot_is_given_jobs_from_its_first_sync_on_which_wakes_their_queues(pool: Pool) -> None:
     (job,) = pool.submit()
     session = anew(pool)
     pool.assigner().run_once()
     assert pool.job(job).state == "queued"
+    pool.rest_queues(3600)
     bot = Bot(pool.sync_service(), session)
     assert bot.sync()["leases"] == []
+    assert pool.queue_of(job).schedule_after is None
     pool.assigner().run_once()
     assert [work["job"] for work in bot.sync()["leases"]] == [job]
 
@@ -150,15 +138,6 @@ def test_a_bot_that_was_chosen_and_has_opened_another_session_since_is_given_not
     assert not pool.rows(LIVE)
 
 
-def test_a_queue_that_rested_because_no_bot_could_serve_it_is_woken_by_the_first_sync(pool: Pool) -> None:
-    (job,) = pool.submit()
-    pool.rest_queues(3600)
-    session = anew(pool)
-    assert pool.queue_of(job).schedule_after is not None
-    Bot(pool.sync_service(), session).sync()
-    assert pool.queue_of(job).schedule_after is None
-
-
 # A bot that is to stop a lease is told why.
 
 
@@ -167,45 +146,20 @@ def reported_lease(bot: Bot, work: dict[str, object]) -> tuple[str, str | None]:
     return lease["state"], lease.get("stop_reason")
 
 
-def test_a_bot_is_told_of_a_cancel_and_of_nothing_before_it(pool: Pool) -> None:
-    job, bot, work = pool.running()
-    assert reported_lease(bot, work) == ("active", None)
-    cancel(pool, job)
-    assert reported_lease(bot, work) == ("cancelling", "cancel")
-
-
-def test_a_bot_is_told_of_a_preemption(pool: Pool, tenancy: Tenancy) -> None:
-    _, _, bot, work = contested(pool, tenancy)
-    assign(pool)
-    assert reported_lease(bot, work) == ("cancelling", "preempt")
-
-
-def test_a_bot_is_told_of_a_timeout(pool: Pool) -> None:
-    _, bot, work = pool.running(timeout_seconds=60)
-    pool.change("UPDATE leases SET due_at = now() - interval '1 s'")
-    pool.upkeep().run_once()
-    assert reported_lease(bot, work) == ("cancelling", "timeout")
-
-
-def seconds_to_stop(pool: Pool) -> float:
-    """Seconds from now until the session is closed unless the one job that is to stop has ended."""
-    left = "extract(epoch FROM due_at - clock_timestamp())"
-    return float(pool.row(f"SELECT {left} AS left FROM leases WHERE state = 'cancelling'").left)
-
-
-@pytest.mark.parametrize("grace", [2.0, 20.0])
 @pytest.mark.parametrize("reason", ["cancel", "preempt", "timeout", "drain", "unacknowledged"])
-def test_a_bot_that_gives_its_jobs_longer_to_end_may_take_longer_before_its_session_is_closed(
-    pool: Pool, tenancy: Tenancy, reason: str, grace: float
+def test_a_bot_is_told_why_it_is_to_stop_and_has_the_grace_that_it_gives_before_its_session_is_closed(
+    pool: Pool, tenancy: Tenancy, reason: str
 ) -> None:
+    grace = 40.0
     if reason == "preempt":
-        contested(pool, tenancy)
+        _, _, bot, work = contested(pool, tenancy)
     elif reason == "unacknowledged":
         pool.submit()
         pool.bot()
         pool.assigner().run_once()
     else:
-        job, _, _ = pool.running(timeout_seconds=60)
+        job, bot, work = pool.running(timeout_seconds=60)
+        assert reported_lease(bot, work) == ("active", None)
     pool.change("UPDATE bots SET kill_grace = :grace", grace=grace)
     match reason:
         case "cancel":
@@ -218,8 +172,11 @@ def test_a_bot_that_gives_its_jobs_longer_to_end_may_take_longer_before_its_sess
         case "drain":
             pool.change("UPDATE bots SET draining = true, drain_deadline = now() - interval '1 s'")
             pool.upkeep().run_once()
+    left = "SELECT extract(epoch FROM due_at - clock_timestamp()) AS left FROM leases WHERE state = 'cancelling'"
     expected = pool.timing.sync + grace + KILL_ALLOWANCE
-    assert expected - 10 < seconds_to_stop(pool) < expected + 1
+    assert expected - 10 < float(pool.row(left).left) < expected + 1
+    if reason in ("cancel", "preempt", "timeout"):
+        assert reported_lease(bot, work) == ("cancelling", reason)
 
 
 def test_the_time_limit_of_a_running_job_leaves_its_bot_the_grace_too(pool: Pool) -> None:
@@ -275,13 +232,9 @@ def test_sessions_open_together_in_as_many_statements_as_one(pool: Pool) -> None
                 name=request.bot,
             )
             offered = {name: [each] if isinstance(each, str) else each for name, each in request.properties.items()}
-            assert (row.labels, row.instance, row.properties, row.exclusive, row.most) == (
-                sorted(request.labels),
-                request.instance,
-                offered,
-                request.exclusive,
-                request.resources and request.resources["memory_mib"],
-            )
+            most = request.resources and request.resources["memory_mib"]
+            wanted = (sorted(request.labels), request.instance, offered, request.exclusive, most)
+            assert (row.labels, row.instance, row.properties, row.exclusive, row.most) == wanted
     assert numbers[0] == numbers[1]
 
 
@@ -297,23 +250,13 @@ def test_of_sessions_that_open_together_each_ends_the_older_one_of_its_own_bot(p
     pool.change("UPDATE bots SET expires_at = now() - interval '1 s' WHERE name = 'bot-3'")
     pool.database.run(lambda connection: expire(connection, after=0, limit=500, actor="reaper"))
 
-    together(
-        pool,
-        OpenSession(bot="bot-0"),
-        back(bots[1]),
-        back(bots[2], cut_off=True),
-        back(bots[3], cut_off=True),
-        OpenSession(bot="new"),
-    )
+    cut_off = [back(bot, cut_off=True) for bot in bots[2:]]
+    together(pool, OpenSession(bot="bot-0"), back(bots[1]), *cut_off, OpenSession(bot="new"))
 
     rows = [pool.job(works[bot.session.bot][0]["job"]) for bot in bots]
     assert sorted(row.public_id for row in rows) == sorted(jobs)
-    assert [(row.state, row.kills, row.attempts) for row in rows] == [
-        ("queued", 1, 1),
-        ("queued", 1, 1),
-        ("queued", 0, 0),
-        ("queued", 0, 0),
-    ]
+    told = [(row.state, row.kills, row.attempts) for row in rows]
+    assert told == [("queued", 1, 1)] * 2 + [("queued", 0, 0)] * 2
     assert [row.schedule_after for row in rows] == [until, None, None, None]
     last = [
         pool.rows("SELECT actor FROM job_events WHERE job_id = :id ORDER BY id DESC LIMIT 1", id=row.id) for row in rows

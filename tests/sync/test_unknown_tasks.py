@@ -101,15 +101,6 @@ def test_what_a_call_asks_for_otherwise_stays(pool: Pool) -> None:
     assert given_jobs(pool, bot_of(pool, "new", "shop.ship")) == [job]
 
 
-def test_a_call_that_insists_on_what_it_prefers_goes_on_to_insist(pool: Pool) -> None:
-    eu = {**SHOP, "region": "eu"}
-    old = pool.bot("old", properties=eu, exclusive=["app"], tasks=["shop.add"])
-    job = call(pool, "shop.ship", preferred_properties={"region": ["eu"]}, prefer_seconds=60)
-    refuse(pool, old)
-    assert given_jobs(pool, bot_of(pool, "elsewhere", "shop.ship")) == []
-    assert given_jobs(pool, pool.bot("new", properties=eu, exclusive=["app"], tasks=["shop.ship"])) == [job]
-
-
 def test_a_bot_that_tells_more_bytes_of_names_than_it_may_is_refused() -> None:
     def told(count: int) -> OpenSession:
         # With quotation marks, comma and space, 160 bytes each.
@@ -129,11 +120,17 @@ def test_bots_that_tell_the_same_tasks_are_of_one_kind_and_their_list_is_not_amo
 
 
 @pytest.mark.parametrize("insists", [{}, {"prefer_seconds": 60}])
-def test_a_job_like_one_that_was_given_back_asks_for_what_was_submitted(pool: Pool, insists: dict[str, int]) -> None:
-    eu = {**SHOP, "region": "eu"}
-    old = pool.bot("old", properties=eu, exclusive=["app"], tasks=["shop.add"])
+def test_a_call_given_back_insists_and_a_requeued_one_asks_as_submitted(pool: Pool, insists: dict[str, int]) -> None:
+    eu = {"properties": {**SHOP, "region": "eu"}, "exclusive": ["app"]}
+    old = pool.bot("old", tasks=["shop.add"], **eu)
     job = call(pool, "shop.ship", preferred_properties={"region": ["eu"]}, **insists)
     refuse(pool, old)
+    if insists:
+        assert given_jobs(pool, bot_of(pool, "elsewhere", "shop.ship")) == []
+    new = pool.bot("new", tasks=["shop.ship"], **eu)
+    (work,) = pool.given(new)
+    assert work["job"] == job
+    new.sync(completed(work, "released"), status="gone")
     cancel(pool, job)
     (requeued,) = pool.database.run(
         lambda c: hold.requeue(c, [job], instances=None, ceiling=None, key=None, reason=None, actor="test")
@@ -169,20 +166,15 @@ def test_transactions_that_give_back_the_same_calls_in_another_order_do_not_wait
     assert pool.row("SELECT count(*) AS n FROM platforms WHERE properties ? 'leasehold.task'").n == 3
 
 
-@pytest.mark.parametrize(
-    ("offered", "asked", "is_open"),
-    [
+def test_assigners_judge_offers_of_tasks_as_the_database_does(pool: Pool) -> None:
+    cases: list[tuple[Any, Any, bool]] = [
         ({"app": ["a"], TASK: ["x", "y"]}, {"app": ["a"], TASK: ["x"]}, True),
         ({"app": ["a"], TASK: ["y"]}, {"app": ["a"], TASK: ["x"]}, False),
         ({"app": ["a"], TASK: ["y"]}, {"app": ["a"]}, True),
         ({"app": ["a"]}, {"app": ["a"], TASK: ["x"]}, True),
         ({"app": ["b"]}, {"app": ["a"], TASK: ["x"]}, False),
-    ],
-)
-def test_assigners_judge_offers_of_tasks_as_the_database_does(
-    pool: Pool, offered: Any, asked: Any, is_open: bool
-) -> None:
-    assert Offer(clauses(offered)).is_open_to(Wanted(clauses(asked))) is is_open
-    of = {"offered": json.dumps(offered), "asked": json.dumps(asked)}
-    found = pool.row("SELECT is_open_to(CAST(:offered AS jsonb), '{}', CAST(:asked AS jsonb)) AS yes", **of)
-    assert found.yes is is_open
+    ]
+    judged = "SELECT is_open_to(CAST(:offered AS jsonb), '{}', CAST(:asked AS jsonb)) AS yes"
+    for offered, asked, is_open in cases:
+        assert Offer(clauses(offered)).is_open_to(Wanted(clauses(asked))) is is_open
+        assert pool.row(judged, offered=json.dumps(offered), asked=json.dumps(asked)).yes is is_open
