@@ -19,7 +19,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from random import Random
 from types import FrameType
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import structlog
 from leasehold import wire
@@ -62,6 +62,16 @@ def legal_name(host: str, suffix: str = "") -> str:
     tail = re.sub(r"[^a-z0-9._-]", "-", f"-{suffix}".lower()) if suffix else ""
     head = re.sub(r"[^a-z0-9._-]", "-", host.lower()).lstrip("._-") or "bot"
     return head[: 63 - len(tail)] + tail
+
+
+def log_to_stderr() -> None:
+    """Log to standard error, for a program that has not said how it logs.
+
+    Errors have their stack but no values of variables, which may be a job's data or secret.
+    """
+    form = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+    processors: list[Any] = [structlog.processors.add_log_level, structlog.dev.set_exc_info, form]
+    structlog.configure(processors=processors, logger_factory=structlog.PrintLoggerFactory(sys.stderr))
 
 
 class AgentSettings(BaseModel):
@@ -293,7 +303,7 @@ class Agent:
         """
         _check_system()
         if not structlog.is_configured():
-            structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+            log_to_stderr()
         settings = self._settings
         open_files = raise_file_limit(settings.most, tasks=settings.app is not None)
         contained = settings.containment

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 
+from bots.agent import agent
 from bots.agent.guardian import process_tree
 from bots.agent.orphans import Orphans
 from bots.agent.run import CHUNK_BYTES, Assignment, Output, Run, RunContext, StopReason, SupervisorReader
@@ -341,3 +343,17 @@ def test_output_is_cut_into_chunks_whose_offsets_go_on_where_the_gateway_has_it(
     output.sent(5)
     assert [chunk.start for chunk in output.pending().chunks] == [CHUNK_BYTES + 3]
     assert (output.unsent, output.written, output.truncated) == (7, CHUNK_BYTES + 20, True)
+
+
+def test_the_log_of_an_agent_has_the_stack_of_an_error_and_no_values(capsys: pytest.CaptureFixture[str]) -> None:
+    """As where a program runs an agent that has not said how it logs."""
+    agent.log_to_stderr()
+    secret = "hunter" * 2
+    try:
+        raise RuntimeError(f"{len(secret)} bytes")
+    except RuntimeError:
+        structlog.get_logger().exception("a run failed")
+    told = capsys.readouterr().err
+    assert "a run failed" in told
+    assert "RuntimeError: 12 bytes" in told
+    assert secret not in told
