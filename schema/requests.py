@@ -328,14 +328,14 @@ class JobRequest(Payload):
     def _priority(self) -> int | None:
         """The priority that the request gives; None if its service level or class decides. Raises BadInput."""
         is_given, has_class = "priority" in self.model_fields_set, self.job_class is not None
-        if self.urgency is not None:
-            if is_given:
-                raise BadInput("urgency", "and priority are two words for one thing: give one of them")
-            return 100 - self.urgency
+        if self.urgency is not None and is_given:
+            raise BadInput("urgency", "and priority are two words for one thing: give one of them")
         if self.user_priority is not None and not has_class:
             raise BadInput("user_priority", "raises a job that has a job_class")
         if self.dedup_key is not None and (has_class or self.service_level is not None):
             raise BadInput("dedup_key", "goes with a priority, not with a job_class or a service_level")
+        if self.urgency is not None:
+            return 100 - self.urgency
         return None if not is_given and (has_class or self.service_level is not None) else self.priority
 
     def _constraints(self) -> dict[str, Any] | None:

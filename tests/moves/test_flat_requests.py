@@ -10,6 +10,7 @@ from leasehold.errors import BadInput
 from pydantic import ValidationError
 from pydantic_core import to_json
 
+from schema import requests
 from schema.moves.graphs import submit_graph
 from schema.moves.submit import submit
 from schema.postgres.connection import Connection
@@ -79,6 +80,9 @@ def test_any_mixture_of_fields_is_the_same_request_or_refused_alike(database: Da
             refused_flats.append((flat, str(refused)))
     assert taken
     assert refused_flats
+    for _, normal in taken:
+        stored = json.loads(json.dumps(normal))
+        assert JobRequest.model_validate(requests.flat(stored)).normal() == normal, "the nested form means the same"
     for flat, reason in refused_flats:
         given = {"requests": json.dumps([flat]), "place": "jobs", "wanted": "{}"}
         assert refusal(database, NORMAL, given) == f"jobs.0.{reason}"
@@ -206,11 +210,9 @@ def test_every_field_of_a_node_is_taken_in_sql(database: Database) -> None:
         for n, change in enumerate(change for field, found in TAKEN.items() for change in found)
         if not any(change.get(field) is not None for field in ("instance", "key", "dedup_key"))
     ]
-    values = {
-        "requests": json.dumps(flats),
-        "wanted": to_json([NodeRequest.model_validate(flat).normal() for flat in flats]).decode(),
-        "place": "nodes",
-    }
+    nested = [NodeRequest.model_validate(flat).normal() for flat in flats]
+    assert GraphRequest.model_validate({"name": "g", "nodes": nested}).normal()["nodes"] == nested
+    values = {"requests": json.dumps(flats), "wanted": to_json(nested).decode(), "place": "nodes"}
     made, wanted = database.run(lambda connection: connection.execute(NORMAL, values).one())
     assert json.loads(made) == json.loads(wanted)
     assert made == wanted

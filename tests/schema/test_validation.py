@@ -1,7 +1,7 @@
 """Values are refused before PostgreSQL or Python would disagree about them, and the refusal names the field."""
 
 import json
-from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,11 +14,12 @@ from pydantic import ValidationError
 from assigner.api import submission
 from bots.cli import options
 from schema import validation
-from schema.moves.submit import Submitted, submit
+from schema.moves.submit import submit
 from schema.postgres.engine import Database
 from schema.requests import JobRequest
 from schema.tenancy import tokens
-from tests.support.requests import FULL
+from tests.support.http import Gateway, call
+from tests.support.requests import FULL, REFUSED, samples
 
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=20)
 documents = st.recursive(
@@ -28,28 +29,24 @@ documents = st.recursive(
 )
 
 
-@pytest.mark.parametrize("name", ["a", "0", "team-a.linux_x", "a" * 63])
-def test_a_legal_name_is_returned(name: str) -> None:
-    assert validation.check_name("instance", name) == name
+def test_a_legal_name_is_returned_and_an_illegal_one_refused_in_one_line() -> None:
+    for name in ("a", "0", "team-a.linux_x", "a" * 63):
+        assert validation.check_name("instance", name) == name
+    for name in ("", "A", "-a", ".a", "a b", "ä", "a\n", "a" * 64, "a\x00"):
+        with pytest.raises(BadInput, match=r"^instance: '[ -~…]*' is not a name: .+$") as refused:
+            validation.check_name("instance", name)
+        assert refused.value.field == "instance"
 
 
-@pytest.mark.parametrize("name", ["", "A", "-a", ".a", "a b", "ä", "a\n", "a" * 64, "a\x00"])
-def test_an_illegal_name_is_refused_in_one_line(name: str) -> None:
-    with pytest.raises(BadInput, match=r"^instance: '[ -~…]*' is not a name: .+$") as refused:
-        validation.check_name("instance", name)
-    assert refused.value.field == "instance"
-
-
-def test_text_is_measured_in_bytes() -> None:
+def test_text_is_measured_in_bytes_and_what_postgresql_cannot_store_is_refused() -> None:
     assert validation.check_text("label", "ä" * 32, 64) == "ä" * 32
-    with pytest.raises(BadInput, match="label: is 66 bytes long, at most 64 are allowed"):
-        validation.check_text("label", "ä" * 33, 64)
-
-
-@pytest.mark.parametrize(("value", "said"), [("a\x00b", "NUL"), ("a\ud800b", "lone surrogate")])
-def test_text_that_postgresql_cannot_store_is_refused(value: str, said: str) -> None:
-    with pytest.raises(BadInput, match=f"label: holds a {said}"):
-        validation.check_text("label", value, 64)
+    for value, said in (
+        ("ä" * 33, "is 66 bytes long, at most 64 are allowed"),
+        ("a\x00b", "holds a NUL"),
+        ("a\ud800b", "holds a lone surrogate"),
+    ):
+        with pytest.raises(BadInput, match=f"label: {said}"):
+            validation.check_text("label", value, 64)
 
 
 def test_properties_have_one_form_however_they_are_spelled() -> None:
@@ -81,6 +78,7 @@ def test_properties_out_of_bounds_are_refused(raw: dict[str, str | list[str]], s
 def test_ordinary_json_comes_back_as_it_was(document: object) -> None:
     assert validation.parse_json(json.dumps(document)) == document
     assert validation.parse_json(json.dumps(document, ensure_ascii=False).encode()) == document
+    assert validation.parse_json("[" * 64 + "]" * 64), "64 deep"
 
 
 @pytest.mark.parametrize(
@@ -116,14 +114,8 @@ def test_json_that_python_and_postgresql_would_read_differently_is_refused(raw: 
         validation.parse_json(raw)
 
 
-def test_json_may_be_nested_64_deep() -> None:
-    assert validation.parse_json("[" * 64 + "]" * 64)
-
-
 @given(documents)
-def test_no_more_values_and_keys_are_counted_than_one_for_each_sign_and_no_fewer_than_there_are(
-    document: object,
-) -> None:
+def test_values_and_keys_are_counted_by_their_signs_and_never_too_low(document: object) -> None:
     def nodes(value: object) -> int:
         match value:
             case dict():
@@ -150,39 +142,29 @@ def test_what_is_shown_in_messages_is_short_and_printable() -> None:
 
 
 OPERATOR = tokens.Principal(tokens.Kind.OPERATOR, "x")
-# What both sides refuse with the same words, by the field that they name.
-REFUSED: Sequence[tuple[str, dict[str, Any]]] = [
-    ("command", {"command": [""]}),
-    ("command", {"command": ["a\x00"]}),
-    ("command", {"command": ["\udcff"]}),
-    ("command", {"command": ["x" * validation.MAX_PAYLOAD_BYTES]}),
-    ("command", {"command": ["a"], "env": {"A": "x" * 200_000}, "stdin": "y" * 100_000}),
-    ("env", {"env": {"A=B": "1"}}),
-    ("env", {"env": {"": "1"}}),
-    ("env", {"env": {"A": "\x00"}}),
-    ("stdin", {"stdin": "\x00"}),
-    ("stdin", {"stdin": "é" * (validation.MAX_PAYLOAD_BYTES // 2 + 1)}),
-    ("properties.k", {"properties": {"k": []}}),
-    ("key", {"key": "é" * 101}),
-    ("label", {"label": "é" * 33}),
-    ("locality_hint", {"locality_hint": "h" * 201}),
-    ("dedup_key", {"dedup_key": "é" * 101}),
-    ("dedup_key", {"dedup_key": "\x00"}),
-]
+#: What cannot be sent as JSON or stored, besides the samples of what every side refuses.
+UNSTORABLE: dict[str, dict[str, Any]] = {
+    "program": {"command": ["a\x00"]},
+    "encoding": {"command": ["\udcff"]},
+    "environment": {"command": ["a"], "env": {"A": "\x00"}},
+    "input": {"command": ["a"], "stdin": "\x00"},
+    "key": {"command": ["a"], "dedup_key": "\x00"},
+    "time": {"command": ["a"], "timeout_seconds": float("nan")},
+}
 
 
-def test_a_request_becomes_what_submit_takes() -> None:
-    assert JobRequest(**FULL).normal() == {
+def test_a_request_becomes_what_submit_takes(database: Database) -> None:
+    normal = JobRequest(**FULL).normal()
+    assert normal == {
         **{name: value for name, value in FULL.items() if name not in ("command", "env", "stdin")},
         "properties": {"arch": ["arm", "x86"], "os": ["linux"]},
         "payload": {"command": ["make", "-j"], "env": {"A": "1"}, "stdin": ""},
     }
-
-
-def test_unset_fields_have_their_defaults_and_the_instance_is_the_one_given() -> None:
-    normal = JobRequest(command=["true"]).normal(instance="qa")
-    assert (normal["instance"], normal["payload"]) == ("qa", {"command": ["true"]})
-    assert JobRequest(command=["true"]).normal()["instance"] == "default"
+    plain = JobRequest(command=["true"]).normal()
+    assert (plain["instance"], plain["payload"]) == ("default", {"command": ["true"]})
+    taken = database.run(lambda c: submit(c, [normal, plain], actor="t"))
+    assert [job.created for job in taken] == [True, True]
+    assert JobRequest(command=["true"]).normal(instance="qa")["instance"] == "qa"
     assert JobRequest(command=["true"], instance="ci").normal(instance="qa")["instance"] == "ci"
 
 
@@ -194,56 +176,29 @@ def test_a_request_without_the_later_fields_has_the_digest_it_had_before_there_w
         ' "payload": {"command": ["true"]}}'
     )
     assert normal == json.loads(document)
-    (first, again) = database.run(
-        lambda c: [submit(c, [each], actor="t")[0] for each in (json.loads(document), normal)]
-    )
+    first, again = database.run(lambda c: [submit(c, [each], actor="t")[0] for each in (json.loads(document), normal)])
     assert (first.public_id, first.created, again.created) == (again.public_id, True, False)
 
 
-def test_what_is_normal_can_be_submitted(database: Database) -> None:
-    def work(connection: Any) -> list[Submitted]:
-        return submit(connection, [JobRequest(**FULL).normal(), JobRequest(command=["true"]).normal()], actor="t")
-
-    assert [job.created for job in database.run(work)] == [True, True]
+def submitted(*jobs: dict[str, Any]) -> list[dict[str, Any]]:
+    models = submission.SubmitRequest.model_validate({"jobs": [*jobs]}).jobs
+    return submission.normalised_requests(models, caller=OPERATOR)
 
 
-@pytest.mark.parametrize(("field", "change"), REFUSED)
-def test_both_sides_refuse_the_same_with_the_same_words(field: str, change: dict[str, Any]) -> None:
-    job = {"command": ["true"]} | change
-    with pytest.raises(BadInput) as here:
-        options.check(job)
-    with pytest.raises(BadInput) as there:
-        submission.normalised_requests([JobRequest(command=["true"]), JobRequest(**job)], caller=OPERATOR)
-    assert here.value.field == field
-    assert (there.value.field, there.value.reason) == (f"jobs.1.{field}", here.value.reason)
-    assert len(here.value.reason) < 200
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"command": []},
-        {"command": "true"},
-        {"priority": "0"},
-        {"priority": True},
-        {"units": 0},
-        {"timeout_seconds": float("nan")},
-        {"timeout_seconds": 31_536_001},
-        {"queue_timeout_seconds": 0},
-        {"queue_timeout_seconds": 31_536_001},
-        {"dedup_key": ""},
-        {"max_attempts": 101},
-        {"instance": "ci\n"},
-        {"comand": ["true"]},
-    ],
-)
-def test_values_of_another_kind_or_range_are_refused_by_their_field(change: dict[str, Any]) -> None:
-    job = {"command": ["true"]} | change
-    with pytest.raises(ValidationError):
-        JobRequest.model_validate(job)
-    with pytest.raises(BadInput) as refused:
-        options.check(job)
-    assert refused.value.field == next(iter(change))
+def test_the_gateway_refuses_what_commands_refuse_by_the_same_field_and_with_the_same_words() -> None:
+    for name, job in (samples(REFUSED) | UNSTORABLE).items():
+        with pytest.raises(BadInput) as here:
+            options.check(job)
+        with pytest.raises((BadInput, ValidationError)) as there:
+            submitted({"command": ["true"]}, job)
+        assert name in UNSTORABLE or here.value.field.split(".")[0] in job
+        assert len(here.value.reason) < 200
+        if isinstance(there.value, BadInput):
+            found = (there.value.field, there.value.reason)
+            assert (name, found) == (name, (f"jobs.1.{here.value.field}", here.value.reason))
+        else:
+            place = ".".join(map(str, there.value.errors()[0]["loc"]))
+            assert (name, place) == (name, f"jobs.1.{here.value.field}")
 
 
 def test_a_token_bounds_instance_and_priority() -> None:
@@ -253,3 +208,72 @@ def test_a_token_bounds_instance_and_priority() -> None:
     for change in ({"instance": "qa"}, {"priority": -1}):
         with pytest.raises(Forbidden, match=r"^jobs\.0\."):
             submission.normalised_requests([JobRequest.model_validate({"command": ["true"]} | change)], caller=caller)
+
+
+# JobRequest takes the nested form, in which requests are stored, as well as the flat one, with the same errors.
+
+
+def test_a_bad_value_is_refused_with_the_same_words_in_both_forms() -> None:
+    for part, name, value in (
+        *(("payload", "command", value) for value in ([], "true")),
+        ("payload", "env", {"A=B": "1"}),
+        ("payload", "stdin", "\x00"),
+        ("terms", "locks", ["NO"]),
+        ("terms", "graph_priority", 0),
+        ("terms", "resources", {"cpu": 1}),
+        ("terms", "model", "opus"),
+        ("terms", "preferred_hours", [24]),
+        *(("own", "user_priority", value) for value in (11, 3)),
+    ):
+        nested: dict[str, Any] = {"payload": {"command": ["true"]}}
+        nested[part] = nested.get(part, {}) | {name: value}
+        with pytest.raises(BadInput) as of_flat:
+            options.check({"command": ["true"]} | {name: value})
+        with pytest.raises(BadInput) as of_nested:
+            options.check(nested)
+        assert str(of_nested.value) == str(of_flat.value)
+        assert of_nested.value.field.split(".")[0] == name
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"payload": ["true"]}, "payload: is not an object"),
+        ({"terms": "x"}, "terms: is not an object"),
+        ({"payload": None}, "command: is missing"),
+        ({"payload": {"command": ["a"], "priority": 1}}, "payload.priority: is not a field of a job"),
+        ({"terms": {"class": "x"}}, "terms.class: is not a field of a job"),
+        ({"terms": {"own": "x"}}, "terms.own: is not a field of a job"),
+        ({"command": ["b"]}, "payload: is not a field of a job"),
+        ({"units": 2, "terms": {"units": 3}}, "units: is given twice, with different values"),
+        ({"terms": {"job_class": "x"}, "own": {"class": "y"}}, "job_class: is given twice, with different values"),
+        ({"own": {"level": "gold", "fixed": True}}, "priority: is missing, although own.fixed is true"),
+        ({"own": {"class": "x", "project": True}}, "project: is missing, although own.project is true"),
+    ],
+)
+def test_what_the_nested_form_cannot_mean_is_refused(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        options.check({"payload": {"command": ["true"]}} | change)
+    assert str(refused.value) == said
+
+
+def test_the_gateway_names_the_job_and_the_field_of_the_flat_form() -> None:
+    jobs = [{"command": ["true"]}, {"payload": {"command": ["true"], "stdin": 5}}]
+    with pytest.raises(ValidationError) as refused:
+        submission.SubmitRequest.model_validate({"jobs": jobs})
+    assert refused.value.errors()[0]["loc"] == ("jobs", 1, "stdin")
+    with pytest.raises(ValidationError) as mixed:
+        submission.SubmitRequest.model_validate({"jobs": [{"command": ["a"], "payload": {"command": ["b"]}}]})
+    assert mixed.value.errors()[0]["loc"] == ("jobs", 0, "payload")
+
+
+@pytest.mark.usefixtures("no_pool_of_our_own")
+def test_json_lines_take_both_forms(stands: Gateway, tmp_path: Path) -> None:
+    path = tmp_path / "jobs.jsonl"
+    nested = {"payload": {"command": ["ship", "42"]}, "terms": {"locks": ["dock"]}}
+    path.write_text('{"command": ["a"]}\n' + json.dumps(nested) + "\n")
+    call("submit", "--file", str(path))
+    assert stands.asked[0].body["jobs"][1].items() >= nested.items()
+    path.write_text('{"command": ["a"]}\n{"payload": {"command": []}}\n')
+    with pytest.raises(BadInput, match=":2: command: list should have at least 1 item"):
+        call("submit", "--file", str(path))

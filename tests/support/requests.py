@@ -90,22 +90,9 @@ REFUSED: Mapping[str, list[dict[str, Any]]] = {
     "stdin": [{"stdin": 1}, {"stdin": "é" * 131_073}],
     "instance": [{"instance": 1}, {"instance": ""}, {"instance": "CI"}, {"instance": "ci\n"}],
     "properties": [
-        {"properties": bad}
-        for bad in (
-            *(
-                None,
-                [],
-                {"k": 1},
-                {"k": None},
-                {"k": ["a", 1]},
-                {"k": [["a"]]},
-                {"k": []},
-                {"k": ""},
-                {"k": ["a", ""]},
-                {"": "a"},
-            ),
-            *({"k": "x" * 1024}, {str(n): "a" for n in range(65)}),
-        )
+        *({"properties": bad} for bad in (None, [], {"k": 1}, {"k": None}, {"k": ["a", 1]}, {"k": [["a"]]}, {"k": []})),
+        *({"properties": bad} for bad in ({"k": ""}, {"k": ["a", ""]}, {"": "a"}, {"k": "x" * 1024})),
+        {"properties": {str(n): "a" for n in range(65)}},
     ],
     "key": [{"key": 1}, {"key": ""}, {"key": "é" * 101}],
     "priority": [{"priority": bad} for bad in (None, "0", True, 1.0, 1001, -1001)],
@@ -121,10 +108,15 @@ REFUSED: Mapping[str, list[dict[str, Any]]] = {
     "model": [{"model": "m"}],
     "graph_priority": [{"graph_priority": 0}, {"graph_priority": 1001}],
     "job_class": [{"job_class": 5}],
-    "user_priority": [{"user_priority": 1}, {"job_class": "random", "user_priority": 11}],
+    "user_priority": [
+        *({"user_priority": 1}, {"user_priority": 1, "urgency": 9}, {"job_class": "random", "user_priority": 11}),
+    ],
     "project": [{"project": ""}],
     "owner": [{"owner": []}],
-    "service_level": [{"service_level": {}}, {"service_level": "premium", "dedup_key": "d"}],
+    "service_level": [
+        *({"service_level": {}}, {"service_level": "premium", "dedup_key": "d"}),
+        {"service_level": "premium", "dedup_key": "d", "urgency": 9},
+    ],
     "urgency": [{"urgency": 1101}, {"urgency": 1, "priority": 99}],
     "deadline_seconds": [{"deadline_seconds": 0}],
     "estimated_seconds": [{"estimated_seconds": "1"}],
@@ -144,10 +136,7 @@ REFUSED: Mapping[str, list[dict[str, Any]]] = {
         *({"prefer_seconds": bad, "preferred_properties": {"zone": "b"}} for bad in (0, "1", 31_536_001)),
     ],
     "metadata": [
-        *(
-            {"metadata": bad}
-            for bad in (None, [], {"build": 1}, {"build": None}, {"build": ["a"]}, {"": "a"}, {"a b": "c"})
-        ),
+        *({"metadata": bad} for bad in (None, [], {"b": 1}, {"b": None}, {"b": ["a"]}, {"": "a"}, {"a b": "c"})),
         *({"metadata": bad} for bad in ({"k" * 65: "a"}, {"k": "é" * 129}, {str(n): "a" for n in range(17)})),
         *({"metadata": {"traceparent": bad}} for bad in ("", f"{TRACE}-more", f"ff{TRACE[2:]}", TRACE.upper())),
         *({"metadata": {"traceparent": bad}} for bad in (TRACE.replace("1", "0"), TRACE.replace("2", "0"))),

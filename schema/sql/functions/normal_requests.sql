@@ -161,9 +161,9 @@ BEGIN
                         'preferred_zone: means nothing without preferred_hours'
                     WHEN f->>'urgency' IS NOT NULL AND f ? 'priority' THEN
                         'urgency: and priority are two words for one thing: give one of them'
-                    WHEN f->>'urgency' IS NULL AND f->>'user_priority' IS NOT NULL AND f->>'job_class' IS NULL THEN
+                    WHEN f->>'user_priority' IS NOT NULL AND f->>'job_class' IS NULL THEN
                         'user_priority: raises a job that has a job_class'
-                    WHEN f->>'urgency' IS NULL AND f->>'dedup_key' IS NOT NULL AND has_points THEN
+                    WHEN f->>'dedup_key' IS NOT NULL AND has_points THEN
                         'dedup_key: goes with a priority, not with a job_class or a service_level'
                     WHEN octet_length(payload::text) > 262144 THEN format(
                         'command: with env and stdin is %s bytes, at most 262144 are allowed',
