@@ -1,4 +1,3 @@
--- schema/picking/constrained.py: WINDOW_OF_AGED
 SELECT j.id, j.public_id::text AS public_id, j.priority, j.units, j.locality_hint, j.preferred, j.rank, j.queued_at, j.attempts,
     CAST(t.estimate AS double precision), t.seconds, t.deadline, t.priority_inputs, w.nth
 FROM unnest(CAST(:ids AS integer[]), CAST(:limits AS integer[]), CAST(:skips AS integer[])) WITH ORDINALITY
@@ -16,10 +15,10 @@ CROSS JOIN LATERAL (
             :rate * greatest(extract(epoch FROM CAST(:now AS timestamptz) - c.queued_at), 0) / 3600) AS effective
         FROM ranks r CROSS JOIN LATERAL (
             SELECT id, rank, queued_at FROM jobs WHERE queue = w.queue AND rank = r.rank AND constrained AND state = 'queued' AND schedule_after IS NULL AND units >= 1
-            ORDER BY queue, rank, queued_at, id LIMIT w.skip + w.most) c
-        ORDER BY 3, 2, 1 LIMIT w.skip + w.most) best
+            ORDER BY queue, rank, queued_at, id LIMIT w.skip + 2 * w.most) c
+        ORDER BY 3, 2, 1 LIMIT w.skip + 2 * w.most) best
     JOIN jobs ON jobs.id = best.job_id AND state = 'queued' AND coalesce(schedule_after, '-infinity') = '-infinity'
     ORDER BY best.effective, best.since, best.job_id
-    LIMIT w.most OFFSET w.skip ) j
+    LIMIT w.most OFFSET w.skip FOR NO KEY UPDATE OF jobs SKIP LOCKED) j
 LEFT JOIN LATERAL (SELECT * FROM job_constraints WHERE job_id = j.id OFFSET 0) t ON true
 ORDER BY w.nth, j.rank, j.queued_at, j.id

@@ -1,4 +1,3 @@
--- schema/picking/ready.py: UNSERVED_QUEUES
 WITH RECURSIVE waiting AS (
     SELECT (SELECT queue FROM jobs WHERE NOT constrained AND state = 'queued' AND schedule_after IS NULL AND units >= 1 ORDER BY queue DESC LIMIT 1) AS queue
     UNION ALL

@@ -1,4 +1,3 @@
--- schema/picking/constrained.py: HEADS
 SELECT j.id, j.public_id::text AS public_id, j.priority, j.units, j.locality_hint, j.preferred, j.rank, j.queued_at, j.attempts,
     CAST(t.estimate AS double precision), t.seconds, t.deadline, t.priority_inputs, w.nth
 FROM unnest(

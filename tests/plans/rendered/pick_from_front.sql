@@ -1,11 +1,28 @@
--- schema/picking/for_bot.py: PICK_FROM_FRONT
-WITH RECURSIVE room AS MATERIALIZED (SELECT CAST(:limit AS integer) AS jobs), missing AS MATERIALIZED (
+WITH RECURSIVE free_kinds AS (
+    (SELECT cohort, kind FROM bots WHERE free ORDER BY cohort, kind LIMIT 1)
+    UNION ALL
+    SELECT b.cohort, b.kind FROM free_kinds f CROSS JOIN LATERAL (
+        SELECT cohort, kind FROM bots WHERE free AND (cohort, kind) > (f.cohort, f.kind)
+        ORDER BY cohort, kind LIMIT 1) b
+), roomy AS MATERIALIZED (
+    SELECT b.* FROM cohorts c CROSS JOIN LATERAL (
+        SELECT id, kind, cohort, instance, pool, capacity, in_use, kept_units, kept_for FROM bots
+        WHERE free AND cohort = c.id LIMIT :batch) b
+    WHERE CAST(:cohorts AS integer[]) IS NULL OR c.id = ANY (CAST(:cohorts AS integer[]))
+), rooms AS MATERIALIZED (
+    SELECT cohort, units FROM (
+        SELECT cohort, sum(capacity - in_use) AS units FROM roomy GROUP BY cohort) r
+    WHERE CASE WHEN units >= :batch THEN true
+        ELSE pg_try_advisory_xact_lock(hashtext('leasehold.room' || CAST(:served AS text)), cohort) END
+), room AS MATERIALIZED (
+    SELECT CAST(least(:batch, coalesce(sum(units), 0)) AS integer) AS jobs FROM rooms
+), missing AS MATERIALIZED (
     SELECT q.cohort, q.instance, q.min_quota - q.usage - coalesce(k.units, 0) AS units FROM quotas q
     LEFT JOIN (
     SELECT cohort, kept_for AS instance, sum(kept_units) AS units FROM bots
     WHERE kept_units > 0 AND kept_units > capacity - in_use GROUP BY cohort, kept_for) k ON k.cohort = q.cohort AND k.instance = q.instance
     WHERE CAST(:minimums_first AS boolean) AND q.usage < q.min_quota
-        AND q.min_quota - q.usage > coalesce(k.units, 0) AND q.cohort = :cohort AND (CAST(:instance AS integer) IS NULL OR q.instance = :instance) AND EXISTS (
+        AND q.min_quota - q.usage > coalesce(k.units, 0) AND (CAST(:cohorts AS integer[]) IS NULL OR q.cohort = ANY (CAST(:cohorts AS integer[]))) AND (CAST(:instances AS integer[]) IS NULL OR q.instance = ANY (CAST(:instances AS integer[]))) AND EXISTS (
     SELECT FROM queues k WHERE k.instance = q.instance AND k.cohort = q.cohort AND k.constraint_set IS NULL AND (k.schedule_after IS NULL OR k.schedule_after <= now())
         AND EXISTS (SELECT FROM jobs WHERE constrained = (k.constraint_set IS NOT NULL) AND queue = k.id AND state = 'queued' AND schedule_after IS NULL AND units >= 1 OFFSET 0) OFFSET 0)
         AND EXISTS (SELECT FROM instances i WHERE i.id = q.instance AND NOT i.draining OFFSET 0)
@@ -18,7 +35,7 @@ stretches AS MATERIALIZED (
                      CAST(:lane_sinces AS double precision[]), CAST(:lane_firsts AS bigint[]),
                      CAST(:lane_untils AS double precision[]))
         AS m (cohort, rank, since, first, until) ON m.cohort = c.id
-    WHERE c.id = :cohort
+    WHERE (CAST(:cohorts AS integer[]) IS NULL OR c.id = ANY (CAST(:cohorts AS integer[])))
 ), front AS MATERIALIZED (
     SELECT h.* FROM stretches s CROSS JOIN LATERAL (
         SELECT id, cohort, queue, rank, queued_at FROM jobs
@@ -26,8 +43,8 @@ stretches AS MATERIALIZED (
             AND rank < s.until AND state = 'queued' AND schedule_after IS NULL AND NOT constrained AND priority >= -1000
         ORDER BY cohort, rank, queued_at, id LIMIT (SELECT jobs FROM room) * :reach) h
     ORDER BY h.rank, h.queued_at, h.id LIMIT (SELECT jobs FROM room) * :reach
-), waiting AS MATERIALIZED (SELECT DISTINCT queue FROM front), offered AS MATERIALIZED (
-    SELECT q.* FROM (
+), waiting AS MATERIALIZED (SELECT DISTINCT queue FROM front), wanted AS MATERIALIZED (
+
     SELECT k.id AS queue, w.cohort, w.instance, k.platform, k.units, k.preferred, k.looks, w.pool, w.headroom
     FROM (
         SELECT g.cohort, g.instance, g.members, i.pool, (CASE WHEN q.max_quota IS NOT NULL THEN greatest(q.min_quota, q.max_quota - (
@@ -37,22 +54,32 @@ stretches AS MATERIALIZED (
                 AND e.at > now() - make_interval(secs => :cooldown) OFFSET 0) e)) END) - q.usage AS headroom, i.name, i.managed,
             q.min_quota - q.usage AS below_minimum
         FROM (SELECT k.cohort, k.instance, array_agg(k) AS members FROM queues k
-              WHERE k.id = ANY (ARRAY(SELECT queue FROM waiting)) AND k.constraint_set IS NULL AND k.units <= :room
+              WHERE k.id = ANY (ARRAY(SELECT queue FROM waiting)) AND k.constraint_set IS NULL AND (k.schedule_after IS NULL OR k.schedule_after <= now())
               GROUP BY k.cohort, k.instance) g
         JOIN instances i ON i.id = g.instance AND NOT i.draining
         LEFT JOIN quotas q ON q.cohort = g.cohort AND q.instance = g.instance
         OFFSET 0
     ) w CROSS JOIN LATERAL unnest(w.members) AS k
     WHERE (w.headroom IS NULL OR k.units <= w.headroom)
-    AND EXISTS (
-        SELECT FROM (
-            SELECT CAST(:cohort AS integer) AS cohort, CAST(:instance AS integer) AS instance,
-                CAST(:pool AS text) AS pool) b
-        WHERE b.cohort IS NOT DISTINCT FROM w.cohort AND (b.instance IS NULL AND b.pool IS NULL OR b.instance = w.instance OR b.pool = w.pool))
-    AND (w.headroom IS NULL OR w.headroom >= :capacity OR w.instance = ANY (CAST(:returned AS integer[])))
-    AND (:any OR k.schedule_after >= now() OR NOT :literal AND k.looks = 0)) q
-    WHERE EXISTS (
-        SELECT FROM kind_platforms o WHERE o.platform = coalesce(q.preferred, q.platform) AND o.kind = :kind OFFSET 0)
+        AND (CAST(:instances AS integer[]) IS NULL OR w.instance = ANY (CAST(:instances AS integer[])))
+        AND (CAST(:cohorts AS integer[]) IS NULL OR w.cohort = ANY (CAST(:cohorts AS integer[])))
+), offered AS MATERIALIZED (
+    SELECT w.* FROM wanted w WHERE (SELECT jobs FROM room) > 0 AND (w.cohort = ANY (ARRAY(SELECT cohort FROM rooms)) AND (
+    EXISTS (
+        SELECT FROM (SELECT * FROM roomy LIMIT 2) b
+        WHERE b.cohort IS NOT DISTINCT FROM w.cohort AND b.capacity - b.in_use - CASE WHEN b.kept_for = w.instance AND b.kept_units <= b.capacity - b.in_use THEN 0 ELSE b.kept_units END > 0 AND (b.instance IS NULL AND b.pool IS NULL OR b.instance = w.instance OR b.pool = w.pool)
+            AND EXISTS (SELECT FROM kind_platforms o WHERE o.platform = w.platform AND o.kind = b.kind OFFSET 0) OFFSET 0)
+    OR EXISTS (
+    (SELECT b.id FROM (
+        SELECT kind AS offered FROM kind_platforms WHERE platform = w.platform AND (SELECT count(*) <= 1000 FROM (SELECT FROM kinds LIMIT 1001) n) AND (kind IN (SELECT f.kind FROM free_kinds f)) IS TRUE OFFSET 0) k
+    CROSS JOIN LATERAL ((SELECT * FROM bots WHERE free AND capacity - in_use - CASE WHEN kept_for = w.instance AND kept_units <= capacity - in_use THEN 0 ELSE kept_units END > 0 AND kind = k.offered AND cohort = w.cohort AND instance IS NULL AND pool IS NULL ORDER BY cohort, kind, instance, pool LIMIT 1)
+ UNION ALL (SELECT * FROM bots WHERE free AND capacity - in_use - CASE WHEN kept_for = w.instance AND kept_units <= capacity - in_use THEN 0 ELSE kept_units END > 0 AND kind = k.offered AND cohort = w.cohort AND instance = w.instance AND pool IS NULL ORDER BY cohort, kind, instance, pool LIMIT 1)
+ UNION ALL (SELECT * FROM bots WHERE free AND capacity - in_use - CASE WHEN kept_for = w.instance AND kept_units <= capacity - in_use THEN 0 ELSE kept_units END > 0 AND kind = k.offered AND cohort = w.cohort AND instance IS NULL AND pool = w.pool ORDER BY cohort, kind, instance, pool LIMIT 1)) b LIMIT 1)
+    UNION ALL
+    (SELECT b.id FROM ((SELECT * FROM bots WHERE free AND capacity - in_use - CASE WHEN kept_for = w.instance AND kept_units <= capacity - in_use THEN 0 ELSE kept_units END > 0 AND cohort = w.cohort AND instance IS NULL AND pool IS NULL ORDER BY cohort, kind, instance, pool LIMIT ALL)
+ UNION ALL (SELECT * FROM bots WHERE free AND capacity - in_use - CASE WHEN kept_for = w.instance AND kept_units <= capacity - in_use THEN 0 ELSE kept_units END > 0 AND cohort = w.cohort AND instance = w.instance AND pool IS NULL ORDER BY cohort, kind, instance, pool LIMIT ALL)
+ UNION ALL (SELECT * FROM bots WHERE free AND capacity - in_use - CASE WHEN kept_for = w.instance AND kept_units <= capacity - in_use THEN 0 ELSE kept_units END > 0 AND cohort = w.cohort AND instance IS NULL AND pool = w.pool ORDER BY cohort, kind, instance, pool LIMIT ALL)) b
+    WHERE NOT (SELECT count(*) <= 1000 FROM (SELECT FROM kinds LIMIT 1001) n) AND EXISTS (SELECT FROM kind_platforms o WHERE o.platform = w.platform AND o.kind = b.kind OFFSET 0) LIMIT 1) OFFSET 0)))
 ), fit AS MATERIALIZED (
     SELECT f.id, f.rank, f.queued_at, o.headroom / o.units AS most,
         CASE WHEN o.headroom IS NOT NULL

@@ -1,4 +1,3 @@
--- schema/picking/preemption.py: OCCUPIED_BOTS
 WITH want AS MATERIALIZED (
     SELECT CAST(:cohort AS integer) AS cohort, CAST(:instance AS integer) AS instance,
         (SELECT pool FROM instances WHERE id = :instance) AS pool, CAST(:platform AS integer) AS platform,

@@ -1,4 +1,3 @@
--- schema/picking/for_bot.py: PICK
 WITH RECURSIVE room AS MATERIALIZED (SELECT CAST(:limit AS integer) AS jobs), waiting AS (
     SELECT (SELECT queue FROM jobs WHERE NOT constrained AND state = 'queued' AND schedule_after IS NULL AND units >= 1 ORDER BY queue DESC LIMIT 1) AS queue
     UNION ALL

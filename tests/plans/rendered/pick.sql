@@ -1,4 +1,3 @@
--- schema/picking/ready.py: PICK, order=age
 WITH RECURSIVE free_kinds AS (
     (SELECT cohort, kind FROM bots WHERE free ORDER BY cohort, kind LIMIT 1)
     UNION ALL
@@ -67,14 +66,7 @@ WITH RECURSIVE free_kinds AS (
         AND q.min_quota - q.usage > coalesce(k.units, 0) AND (q.cohort, q.instance) IN (SELECT cohort, instance FROM offered)
 ), lanes AS MATERIALIZED (
     SELECT o.*, row_number() OVER () AS lane, m.units / o.units + 1 AS needed
-    FROM (SELECT q.*, z.rank FROM offered q CROSS JOIN LATERAL (
-    WITH RECURSIVE ranks AS (
-        (SELECT rank FROM jobs WHERE queue = q.queue AND NOT constrained AND state = 'queued' AND schedule_after IS NULL AND units >= 1 ORDER BY queue, rank LIMIT 1)
-        UNION ALL
-        SELECT following.rank FROM ranks z CROSS JOIN LATERAL (
-            SELECT rank FROM jobs WHERE queue = q.queue AND NOT constrained AND state = 'queued' AND schedule_after IS NULL AND units >= 1 AND rank > z.rank ORDER BY queue, rank LIMIT 1) following
-    )
-    SELECT rank FROM ranks) z) o LEFT JOIN missing m ON m.cohort = o.cohort AND m.instance = o.instance
+    FROM offered o LEFT JOIN missing m ON m.cohort = o.cohort AND m.instance = o.instance
 ), share AS MATERIALIZED (
     SELECT jobs * :reach AS all_heads,
         greatest(8, 4 * jobs * :reach / greatest((SELECT count(*) FROM lanes), 1)) AS heads
@@ -84,29 +76,29 @@ WITH RECURSIVE free_kinds AS (
     FROM lanes o CROSS JOIN LATERAL (
         SELECT all_heads, least(all_heads, greatest(heads, o.needed * :reach)) AS heads FROM share) s
     CROSS JOIN LATERAL (
-        SELECT id, rank, queued_at FROM jobs WHERE queue = o.queue AND rank = o.rank AND NOT constrained AND state = 'queued' AND schedule_after IS NULL AND units >= 1
-        ORDER BY queued_at, id LIMIT least(o.headroom / o.units * :reach, s.heads)) h
+        SELECT id, rank, queued_at FROM jobs WHERE queue = o.queue AND NOT constrained AND state = 'queued' AND schedule_after IS NULL AND units >= 1
+        ORDER BY rank, queued_at, id LIMIT least(o.headroom / o.units * :reach, s.heads)) h
 ), ranked AS MATERIALIZED (
     SELECT *, true AS beyond FROM first_heads WHERE NOT EXISTS (SELECT FROM missing)
     UNION ALL
     SELECT h.*, coalesce(
-        sum(h.units) OVER (PARTITION BY h.cohort, h.instance ORDER BY queued_at, id) - h.units >= m.units, true)
+        sum(h.units) OVER (PARTITION BY h.cohort, h.instance ORDER BY rank, queued_at, id) - h.units >= m.units, true)
     FROM first_heads h LEFT JOIN missing m ON m.cohort = h.cohort AND m.instance = h.instance
     WHERE EXISTS (SELECT FROM missing)
 ), cut AS MATERIALIZED (
-    SELECT beyond, queued_at, id FROM (
+    SELECT beyond, rank, queued_at, id FROM (
         SELECT DISTINCT ON (h.lane) h.* FROM ranked h
         JOIN (SELECT lane, count(*) AS heads FROM first_heads GROUP BY lane) f ON f.lane = h.lane
         WHERE h.is_cut_short AND f.heads >= h.heads
-        ORDER BY h.lane, h.beyond DESC, h.queued_at DESC, h.id DESC) last
-    ORDER BY beyond, queued_at, id LIMIT 1
+        ORDER BY h.lane, h.beyond DESC, h.rank DESC, h.queued_at DESC, h.id DESC) last
+    ORDER BY beyond, rank, queued_at, id LIMIT 1
 ), heads AS MATERIALIZED (
     SELECT id, beyond FROM ranked
-    WHERE coalesce((beyond, queued_at, id) <= (SELECT beyond, queued_at, id FROM cut), true)
-    ORDER BY beyond, queued_at, id LIMIT (SELECT jobs FROM room) * :reach
+    WHERE coalesce((beyond, rank, queued_at, id) <= (SELECT beyond, rank, queued_at, id FROM cut), true)
+    ORDER BY beyond, rank, queued_at, id LIMIT (SELECT jobs FROM room) * :reach
 ), picked AS MATERIALIZED (
     SELECT id, public_id::text AS public_id, queue, cohort, instance, platform, priority, units, locality_hint, preferred, queued_at FROM jobs WHERE id = ANY (ARRAY(SELECT id FROM heads)) AND state = 'queued' AND coalesce(schedule_after, '-infinity') = '-infinity'
-    ORDER BY id <> ALL (ARRAY(SELECT id FROM heads WHERE NOT beyond)), queued_at, id
+    ORDER BY id <> ALL (ARRAY(SELECT id FROM heads WHERE NOT beyond)), rank, queued_at, id
     LIMIT (SELECT jobs FROM room) FOR NO KEY UPDATE SKIP LOCKED
 )
 SELECT r.*, EXISTS (SELECT FROM cut) AS scan, CASE WHEN row_number() OVER () = 1 THEN (

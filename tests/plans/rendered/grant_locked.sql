@@ -1,4 +1,3 @@
--- schema/moves/grant.py: GRANT, again=true
 WITH wanted AS MATERIALIZED (
     SELECT w.job_id, w.bot_id, w.actor, w.decision, w.taking, w.nth, j.ctid AS place, j.units, j.cohort, j.instance,
         i.pool, j.platform, j.fence AS last_fence, i.name AS instance_name
@@ -13,18 +12,15 @@ WITH wanted AS MATERIALIZED (
         coalesce(r.unused, b.capacity - b.in_use) AS free, coalesce(r.kept, b.kept_units) AS kept, b.kept_for,
         b.probation_until IS NULL AS trusted, b.ctid
     FROM unnest(CAST(:rooms AS bigint[]), CAST(:unused AS integer[]), CAST(:kept AS integer[])) AS r (id, unused, kept)
-    CROSS JOIN LATERAL (SELECT ctid FROM bots WHERE true AND id >= r.id AND id <= r.id ORDER BY id DESC LIMIT 1 ) seen
-    JOIN LATERAL (
-        SELECT *, ctid FROM bots WHERE ctid = seen.ctid AND status = 'ok' AND NOT draining AND NOT closing AND sync_seq > 0 FOR NO KEY UPDATE SKIP LOCKED) b
-        ON b.ctid = seen.ctid
+    CROSS JOIN LATERAL (SELECT *, ctid FROM bots WHERE true AND id >= r.id AND id <= r.id ORDER BY id DESC LIMIT 1 ) b
     WHERE b.probation_until IS NULL OR coalesce(r.unused, b.capacity - b.in_use) = b.capacity
 ), filled AS MATERIALIZED (
     SELECT w.*, r.epoch, r.free, r.kept, r.trusted, sum(w.units) OVER upto AS upto, own.units AS own_units,
         sum(own.units) OVER upto AS own_upto
     FROM wanted w JOIN room r ON r.id = w.bot_id AND r.cohort = w.cohort
-        AND (r.instance IS NULL AND r.pool IS NULL OR r.instance = w.instance OR r.pool = w.pool) AND EXISTS (SELECT FROM kind_platforms o WHERE o.platform = w.platform AND o.kind = r.kind OFFSET 0)
+        AND (r.instance IS NULL AND r.pool IS NULL OR r.instance = w.instance OR r.pool = w.pool)
     CROSS JOIN LATERAL (
-        SELECT CASE WHEN CAST(:on_kept AS boolean) AND r.kept_for = w.instance AND r.kept <= r.free
+        SELECT CASE WHEN false AND r.kept_for = w.instance AND r.kept <= r.free
             THEN w.units ELSE 0 END) own (units)
     WINDOW upto AS (PARTITION BY w.bot_id ORDER BY w.nth)
 ), seated AS MATERIALIZED (
@@ -66,11 +62,6 @@ WITH wanted AS MATERIALIZED (
     WHERE j.ctid = f.place AND f.fits AND j.state = 'queued'
     RETURNING j.id, j.public_id, j.cohort, j.instance, j.fence, j.units, f.bot_id, f.epoch, f.actor,
         f.decision, f.taking, f.taken_of_kept, f.nth, j.attempts, j.timeout_seconds, f.last_fence, f.instance_name
-), taken AS (
-    UPDATE bots b SET in_use = b.in_use + s.units, kept_units = b.kept_units - s.kept, held = b.held + s.leases
-    FROM (SELECT r.ctid, sum(m.units) AS units, sum(m.taken_of_kept) AS kept, count(*) AS leases
-          FROM moved m JOIN room r ON r.id = m.bot_id GROUP BY r.ctid) s
-    WHERE b.ctid = s.ctid
 ), leased AS (
     INSERT INTO leases (job_id, fence, bot_id, bot_epoch, cohort, instance, units, assigner, strategy, due_at,
                         delivered_at, taken, granted_event, decision)
@@ -82,7 +73,7 @@ WITH wanted AS MATERIALIZED (
     UPDATE quotas q SET usage = q.usage + s.units
     FROM (SELECT cohort, instance, sum(units) AS units FROM moved GROUP BY cohort, instance) s
     WHERE q.cohort = s.cohort AND q.instance = s.instance
-), told AS (
-    SELECT wake('bots', string_agg(DISTINCT bot_id::text, ',')) FROM moved WHERE :tell HAVING count(*) > 0
 )
-SELECT id, public_id::text, bot_id, fence, units, instance, (SELECT count(*) FROM told) FROM moved
+SELECT id, public_id::text, bot_id, fence, units, instance, instance_name, attempts, timeout_seconds,
+    (SELECT payload::text FROM job_payloads WHERE job_id = id) AS payload,
+    CASE WHEN last_fence > 0 THEN (SELECT checkpoint::text FROM job_checkpoints WHERE job_id = id) END AS checkpoint FROM moved

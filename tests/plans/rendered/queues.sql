@@ -1,4 +1,3 @@
--- schema/picking/constrained.py: QUEUES
 WITH RECURSIVE waiting AS (
     SELECT (SELECT queue FROM jobs WHERE constrained AND state = 'queued' AND schedule_after IS NULL AND units >= 1 AND queue < :after ORDER BY queue DESC LIMIT 1) AS queue, 1 AS nth
     UNION ALL

@@ -1,4 +1,3 @@
--- schema/moves/grant.py: GRANT, again=false
 WITH wanted AS MATERIALIZED (
     SELECT w.job_id, w.bot_id, w.actor, w.decision, w.taking, w.nth, j.ctid AS place, j.units, j.cohort, j.instance,
         i.pool, j.platform, j.fence AS last_fence, i.name AS instance_name

@@ -1,4 +1,3 @@
--- schema/picking/preemption.py: STARVED_JOBS
 WITH below AS MATERIALIZED (
     SELECT q.cohort, q.instance, i.name, q.usage, q.min_quota, c.reclaim_min, k.units AS kept, k.bot_ids, k.untils,
         q.min_quota - q.usage - k.units AS short
