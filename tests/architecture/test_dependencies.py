@@ -17,7 +17,6 @@ from typing import Any
 
 import psycopg
 import psycopg.types.array
-import pytest
 import uvicorn
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
@@ -29,77 +28,54 @@ FILES = sorted(file for room in OURS[:3] for file in (HOUSE / room).rglob("*.py"
 #: Deriving from these is what they are for.
 MEANT_TO_BE_DERIVED = {"pydantic.BaseModel"}
 
-#: Package → file that builds on it → parts of the package.
-PARTS: dict[str, dict[str, list[str]]] = {
+#: Package → file that builds on it → class or module → its parts.
+PARTS: dict[str, dict[str, dict[str, str]]] = {
     "psycopg": {
-        "schema/postgres/connection_pool.py": [
-            "psycopg.types.array:ListDumper.get_key",
-            "psycopg.types.array:ListDumper.upgrade",
-            "psycopg.types.array:ListDumper.dump",
-            "psycopg.types.array:BaseListDumper",
-            "psycopg.types.string:TextLoader",
-        ],
-        "schema/postgres/session.py": [
-            "psycopg.adapt:Transformer.dump_sequence",
-            "psycopg.adapt:Transformer.load_rows",
-            "psycopg.adapt:Transformer.set_pgresult",
-            "psycopg.pq:PGconn.enter_pipeline_mode",
-            "psycopg.pq:PGconn.exec_",
-            "psycopg.pq:PGconn.exec_prepared",
-            "psycopg.pq:PGconn.exit_pipeline_mode",
-            "psycopg.pq:PGconn.get_result",
-            "psycopg.pq:PGconn.is_busy",
-            "psycopg.pq:PGconn.pipeline_sync",
-            "psycopg.pq:PGconn.send_prepare",
-            "psycopg.pq:PGconn.send_query_params",
-            "psycopg.pq:PGconn.send_query_prepared",
-            "psycopg.pq:PGresult.error_field",
-            "psycopg.errors:error_from_result",
-        ],
-        "schema/postgres/engine.py": ["psycopg.pq:PGresult.get_value"],
-        "schema/postgres/connection.py": ["psycopg.pq:PGconn.transaction_status"],
-        "schema/postgres/notify.py": ["psycopg.pq:PGconn.consume_input", "psycopg.pq:PGconn.notifies"],
-        "schema/postgres/urls.py": ["psycopg.conninfo:conninfo_to_dict"],
+        "schema/postgres/connection_pool.py": {
+            "psycopg.types.array": "ListDumper.get_key ListDumper.upgrade ListDumper.dump BaseListDumper",
+            "psycopg.types.string": "TextLoader",
+        },
+        "schema/postgres/session.py": {
+            "psycopg.adapt": "Transformer.dump_sequence Transformer.load_rows Transformer.set_pgresult",
+            "psycopg.pq": "PGconn.enter_pipeline_mode PGconn.exec_ PGconn.exec_prepared PGconn.exit_pipeline_mode"
+            " PGconn.get_result PGconn.is_busy PGconn.pipeline_sync PGconn.send_prepare PGconn.send_query_params"
+            " PGconn.send_query_prepared PGresult.error_field",
+            "psycopg.errors": "error_from_result",
+        },
+        "schema/postgres/engine.py": {"psycopg.pq": "PGresult.get_value"},
+        "schema/postgres/connection.py": {"psycopg.pq": "PGconn.transaction_status"},
+        "schema/postgres/notify.py": {"psycopg.pq": "PGconn.consume_input PGconn.notifies"},
+        "schema/postgres/urls.py": {"psycopg.conninfo": "conninfo_to_dict"},
     },
     "uvicorn": {
-        "bots/gateway/server.py": [
-            "uvicorn:Server.startup",
-            "uvicorn:Server.shutdown",
-            "uvicorn:Server.capture_signals",
-            "uvicorn:Server.handle_exit",
-            "uvicorn:Config.load",
-        ],
-        "bots/console/server.py": ["uvicorn:Server.startup", "uvicorn:Server.capture_signals"],
+        "bots/gateway/server.py": {
+            "uvicorn": "Server.startup Server.shutdown Server.capture_signals Server.handle_exit Config.load"
+        },
+        "bots/console/server.py": {"uvicorn": "Server.startup Server.capture_signals"},
     },
     "nicegui": {
-        "bots/console/server.py": [
-            "nicegui.client:templates",
-            "nicegui:Client.instances",
-            "nicegui:Client.request",
-            "nicegui.core:app",
-            "nicegui:ui.run_with",
-        ],
-        "bots/console/view.py": ["nicegui.elements.mixins.text_element:TextElement", "nicegui:ui.on"],
+        "bots/console/server.py": {
+            "nicegui": "Client.instances Client.request ui.run_with",
+            "nicegui.client": "templates",
+            "nicegui.core": "app",
+        },
+        "bots/console/view.py": {"nicegui.elements.mixins.text_element": "TextElement", "nicegui": "ui.on"},
     },
     "fastapi": {
-        "bots/gateway/app.py": ["fastapi:FastAPI.openapi", "fastapi:FastAPI.__call__"],
-        "bots/gateway/middleware.py": ["fastapi.routing:APIRoute"],
+        "bots/gateway/app.py": {"fastapi": "FastAPI.openapi FastAPI.__call__"},
+        "bots/gateway/middleware.py": {"fastapi.routing": "APIRoute"},
     },
     "starlette": {
-        "bots/gateway/middleware.py": ["starlette.datastructures:Headers", "starlette.requests:Request"],
-        "bots/gateway/problems.py": ["starlette.exceptions:HTTPException"],
+        "bots/gateway/middleware.py": {"starlette.datastructures": "Headers", "starlette.requests": "Request"},
+        "bots/gateway/problems.py": {"starlette.exceptions": "HTTPException"},
     },
     "click": {
-        "assigner/cli/main.py": [
-            "click:Group.list_commands",
-            "click:Group.get_command",
-            "click:Context.get_parameter_source",
-        ],
-        "assigner/cli/resources.py": ["click:Command.parse_args"],
-        "bots/cli/options.py": ["click:Option.get_help_record", "click:Command.format_options"],
+        "assigner/cli/main.py": {"click": "Group.list_commands Group.get_command Context.get_parameter_source"},
+        "assigner/cli/resources.py": {"click": "Command.parse_args"},
+        "bots/cli/options.py": {"click": "Option.get_help_record Command.format_options"},
     },
-    "tenacity": {"schema/postgres/engine.py": ["tenacity.wait:wait_base", "tenacity:Retrying.copy"]},
-    "prometheus-client": {"assigner/metrics.py": ["prometheus_client.registry:Collector.collect"]},
+    "tenacity": {"schema/postgres/engine.py": {"tenacity.wait": "wait_base", "tenacity": "Retrying.copy"}},
+    "prometheus-client": {"assigner/metrics.py": {"prometheus_client.registry": "Collector.collect"}},
 }
 #: Attributes that only instances have.
 OF_INSTANCES: dict[str, tuple[Any, list[str]]] = {
@@ -122,26 +98,20 @@ def requirements() -> dict[str, Requirement]:
     return {Requirement(each).name: Requirement(each) for each in given}
 
 
-def parts() -> list[tuple[str, str, str]]:
-    return [
-        (package, file, part) for package, files in PARTS.items() for file, named in files.items() for part in named
-    ]
+def test_every_part_on_which_the_code_builds_is_there() -> None:
+    for package, files in PARTS.items():
+        for file, modules in files.items():
+            for module, path in ((module, path) for module, named in modules.items() for path in named.split()):
+                found: Any = importlib.import_module(module)
+                for name in path.split("."):
+                    assert hasattr(found, name), f"{package} {version(package)}: {file} builds on {module}.{path}"
+                    found = getattr(found, name)
 
 
-@pytest.mark.parametrize(("package", "file", "part"), parts())
-def test_a_part_on_which_the_code_builds_is_there(package: str, file: str, part: str) -> None:
-    module, _, path = part.partition(":")
-    found: Any = importlib.import_module(module)
-    for name in path.split("."):
-        assert hasattr(found, name), f"{package} {version(package)} has no {part}, on which {file} builds"
-        found = getattr(found, name)
-
-
-@pytest.mark.parametrize("package", OF_INSTANCES)
-def test_an_attribute_on_which_the_code_builds_is_there(package: str) -> None:
-    make, names = OF_INSTANCES[package]
-    missing = [name for name in names if not hasattr(make(), name)]
-    assert not missing, f"{type(make())} of the installed {package} has no {', '.join(missing)}"
+def test_every_attribute_on_which_the_code_builds_is_there() -> None:
+    for package, (make, names) in OF_INSTANCES.items():
+        missing = [name for name in names if not hasattr(make(), name)]
+        assert not missing, f"{type(make())} of the installed {package} has no {', '.join(missing)}"
 
 
 def test_the_programs_of_the_private_server_are_where_they_are_looked_for() -> None:
@@ -153,13 +123,13 @@ def test_the_programs_of_the_private_server_are_where_they_are_looked_for() -> N
         assert not missing, f"{package} {version(package)} has no {missing}, which schema/postgres/embedded.py runs"
 
 
-@pytest.mark.parametrize("package", sorted({*PARTS, *OF_PACKAGES}))
-def test_a_package_on_whose_parts_the_code_builds_has_an_upper_bound(package: str) -> None:
-    wanted = requirements().get(package)
-    assert wanted is not None, f"pyproject.toml does not require {package}, on whose parts the code builds"
-    bounds = [each for each in wanted.specifier if each.operator in ("<", "<=", "==", "~=")]
-    assert bounds, f"pyproject.toml: {wanted} has no upper bound, although the code builds on parts that may change"
-    assert wanted.specifier.contains(version(package)), f"{package} {version(package)} is installed, not {wanted}"
+def test_a_package_on_whose_parts_the_code_builds_has_an_upper_bound() -> None:
+    for package in {*PARTS, *OF_PACKAGES}:
+        wanted = requirements().get(package)
+        assert wanted is not None, f"pyproject.toml does not require {package}, on whose parts the code builds"
+        bounds = [each for each in wanted.specifier if each.operator in ("<", "<=", "==", "~=")]
+        assert bounds, f"pyproject.toml: {wanted} has no upper bound, although the code builds on parts that may change"
+        assert wanted.specifier.contains(version(package)), f"{package} {version(package)} is installed, not {wanted}"
 
 
 def test_every_derived_class_and_private_name_is_of_a_bounded_package() -> None:

@@ -6,10 +6,9 @@ The direction of imports is checked by import-linter, whose contracts are in `py
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
-
-import pytest
 
 HOUSE = Path(__file__).parent.parent.parent
 ROOMS = ("schema", "assigner", "bots")
@@ -36,13 +35,19 @@ def module(file: Path) -> str:
     return named(file).removeprefix("bots/sdk/")[:-3].replace("/", ".").removesuffix(".__init__")
 
 
+@cache
 def parsed(file: Path) -> ast.Module:
     return ast.parse(file.read_text(), filename=named(file))
 
 
+@cache
+def nodes(tree: ast.AST) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(tree))
+
+
 def imported(tree: ast.AST) -> Iterator[tuple[int, str, list[ast.alias]]]:
     """Line, module and imported names; plain `import` has no names, a relative import a leading dot."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name, []) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -56,7 +61,7 @@ def real_time_and_chance(tree: ast.AST, name: str) -> list[str]:
             found.append((line, "time"))
         if module == "random":
             found += [(line, f"random.{alias.name}") for alias in names if alias.name not in CHANCE]
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Attribute):
             owner = node.value.id if isinstance(node.value, ast.Name) else getattr(node.value, "attr", "")
             wall = owner in ("datetime", "date") and node.attr in ("now", "utcnow", "today")
@@ -71,8 +76,8 @@ def writers(tree: ast.AST, name: str) -> list[str]:
 
 
 def sql_writes(tree: ast.AST) -> Iterator[int]:
-    prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
+    prose = {id(node.value) for node in nodes(tree) if isinstance(node, ast.Expr)}
+    for node in nodes(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
             if WRITES.search(node.value):
                 yield node.lineno
@@ -105,7 +110,7 @@ def core_writes(tree: ast.AST) -> Iterator[int]:
         )
         return through and isinstance(node, ast.Attribute) and node.attr in GUARDED
 
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Call):
             called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             if re.search("insert|update|delete", called):
@@ -138,50 +143,37 @@ def test_only_the_moves_write_jobs_and_leases() -> None:
     assert [wrong for file in files for wrong in writers(parsed(file), named(file))] == []
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "import time",
-        "from time import monotonic",
-        "from datetime import datetime\ndatetime.now()",
-        "import datetime\ndatetime.datetime.utcnow()",
-        "import random\nrandom.choice([1])",
-        "from random import shuffle",
-        "import random\nrandom.seed(1)",
-    ],
-)
-def test_real_time_and_global_chance_are_found(source: str) -> None:
-    assert real_time_and_chance(ast.parse(source), "bots/agent/agent.py")
+def test_real_time_and_global_chance_are_found() -> None:
+    for source in (
+        *("import time", "from time import monotonic", "from random import shuffle"),
+        *("from datetime import datetime\ndatetime.now()", "import datetime\ndatetime.datetime.utcnow()"),
+        *("import random\nrandom.choice([1])", "import random\nrandom.seed(1)"),
+    ):
+        assert real_time_and_chance(ast.parse(source), "bots/agent/agent.py"), source
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
+def test_a_hidden_writer_is_found() -> None:
+    for source in (
         "X = text('UPDATE jobs SET state = 1')",
         "X = 'WITH a AS (delete\\n from leasehold.leases RETURNING 1) SELECT 1'",
-        "X = f'INSERT INTO leases {columns}'",
-        "X = f'UPDATE {table} SET state = 1'",
+        *("X = f'INSERT INTO leases {columns}'", "X = f'UPDATE {table} SET state = 1'"),
         "X = 'UPDATE live SET state = 1'",
         "from schema.tables.jobs import jobs\nupdate(jobs)",
         "from schema.tables.fleet import leases as held\nheld.delete()",
         "from schema.tables import fleet\npg_insert(fleet.leases).values()",
         "import schema.tables.jobs\nschema.tables.jobs.jobs.update()",
-    ],
-)
-def test_a_hidden_writer_is_found(source: str) -> None:
-    assert writers(ast.parse(source), "assigner/cycle/assigner.py")
+    ):
+        assert writers(ast.parse(source), "assigner/cycle/assigner.py"), source
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
+def test_what_is_allowed_is_left_alone() -> None:
+    for source in (
         "import random\nfrom random import Random\ndef choose(chance: random.Random): return chance.choice([1])",
         "X = 'SELECT 1 FROM jobs FOR UPDATE OF jobs'; Y = 'UPDATE bots SET in_use = 1'",
         "'''We never UPDATE jobs here.'''",
         "jobs = {}\njobs.update(a=1)",
         "from schema.tables.jobs import jobs\nselect(jobs)",
-    ],
-)
-def test_what_is_allowed_is_left_alone(source: str) -> None:
-    tree = ast.parse(source)
-    assert not writers(tree, "assigner/cycle/assigner.py") + real_time_and_chance(tree, "assigner/cycle/assigner.py")
+    ):
+        tree = ast.parse(source)
+        found = writers(tree, "assigner/cycle/assigner.py") + real_time_and_chance(tree, "assigner/cycle/assigner.py")
+        assert not found, source

@@ -5,8 +5,6 @@ import re
 from importlib import import_module
 from pathlib import Path
 
-import pytest
-
 HOUSE = Path(__file__).parent.parent.parent
 ROOMS = ("schema", "assigner", "bots")
 MODULES = sorted(
@@ -59,11 +57,11 @@ def test_a_folder_holds_about_fifteen_modules() -> None:
     assert {named(folder): count for folder, count in folders.items() if count > MOST_MODULES} == {}
 
 
-@pytest.mark.parametrize("package", PACKAGES, ids=named)
-def test_a_package_says_what_it_is_for_what_it_imports_and_what_to_read_first(package: Path) -> None:
-    said = " ".join(docstring(package / "__init__.py").split())
-    assert "import" in said, f"{named(package)}/__init__.py: say what the package may import"
-    assert "Read first:" in said, f"{named(package)}/__init__.py: name the modules to read first"
+def test_a_package_says_what_it_is_for_what_it_imports_and_what_to_read_first() -> None:
+    for package in PACKAGES:
+        said = " ".join(docstring(package / "__init__.py").split())
+        assert "import" in said, f"{named(package)}/__init__.py: say what the package may import"
+        assert "Read first:" in said, f"{named(package)}/__init__.py: name the modules to read first"
 
 
 def test_no_module_is_too_short_to_stand_alone() -> None:
