@@ -1,5 +1,4 @@
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import httpx
 
@@ -7,15 +6,10 @@ from schema import audit
 from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
 from schema.postgres.statements import Statement
+from tests.support.http import JOB, submitted
 from tests.support.patience import NEWS, eventually
+from tests.support.pool import Pool
 from tests.support.servers import Served
-
-JOB: dict[str, Any] = {"command": ["true"]}
-
-
-def submitted(http: httpx.Client, count: int = 1) -> list[str]:
-    answer = http.post("/v1/jobs", json={"jobs": [JOB] * count})
-    return [job["id"] for job in answer.json()["jobs"]]
 
 
 def accesses(database: Database) -> list[tuple[str, str]]:
@@ -58,8 +52,15 @@ def test_the_guard_of_a_look_uses_the_index(database: Database) -> None:
         assert any("audit_of_actor" in line for line in plan)
 
 
-def test_an_operator_who_looks_again_and_again_leaves_one_row(operator: httpx.Client, database: Database) -> None:
-    (job,) = submitted(operator)
+def test_an_operator_who_looks_again_and_again_leaves_one_row_and_a_submitter_none(
+    served: Served, operator: httpx.Client, database: Database
+) -> None:
+    (job,) = submitted(operator, JOB)
+    with served.client(served.token("submitter")) as submitter:
+        for _ in range(3):
+            assert submitter.get(f"/v1/jobs/{job}").status_code == 200
+            assert submitter.post("/v1/jobs/wait", json={"ids": [job]}).status_code == 200
+    assert accesses(database) == []
     for _ in range(3):
         assert operator.get(f"/v1/jobs/{job}").status_code == 200
         assert operator.get(f"/v1/jobs/{job}/output").status_code == 200
@@ -67,24 +68,15 @@ def test_an_operator_who_looks_again_and_again_leaves_one_row(operator: httpx.Cl
     assert accesses(database) == [("job.read", job), ("output.read", job), ("jobs.read", job)]
 
 
-def test_a_submitter_leaves_none(served: Served, operator: httpx.Client, database: Database) -> None:
-    (job,) = submitted(operator)
-    with served.client(served.token("submitter")) as http:
-        assert http.get(f"/v1/jobs/{job}").status_code == 200
-        assert http.post("/v1/jobs/wait", json={"ids": [job]}).status_code == 200
-    assert accesses(database) == []
-
-
 def test_a_long_poll_is_noted_at_its_start(served: Served, operator: httpx.Client, database: Database) -> None:
-    first, second = submitted(operator, 2)
-    waits = served.app.state.metrics.waits.labels("done")
+    first, second = submitted(operator, JOB, JOB)
     with ThreadPoolExecutor() as threads, served.client(served.token("operator")) as other:
         held = [
             threads.submit(operator.post, "/v1/jobs/wait", json={"ids": [first, second], "wait": 60}),
             threads.submit(operator.get, f"/v1/jobs/{first}/output?wait=60"),
         ]
         eventually(lambda: len(accesses(database)) == 2)
-        assert waits._value.get() == 2
+        assert served.waits("done") == 2
         before = accesses(database)
         other.post("/v1/jobs/cancel", json={"ids": [first]})
         other.post("/v1/jobs/cancel", json={"ids": [second]})
@@ -93,12 +85,13 @@ def test_a_long_poll_is_noted_at_its_start(served: Served, operator: httpx.Clien
     assert sorted(before) == [("jobs.read", first), ("output.read", first)]
 
 
-def test_cancelling_only_what_is_over_is_refused_and_a_mix_is_not(operator: httpx.Client, database: Database) -> None:
-    one, two, three, four = submitted(operator, 4)
+def test_cancelling_only_what_is_over_is_refused_and_a_mix_is_not(operator: httpx.Client, pool: Pool) -> None:
+    late = JOB | {"queue_timeout_seconds": 1e-5}
+    one, two, three, four = submitted(operator, late, late, JOB, JOB)
     assert operator.post("/v1/jobs/cancel", json={"ids": [four]}).status_code == 200
     again = operator.post("/v1/jobs/cancel", json={"ids": [four]})
     assert (again.status_code, again.json()["jobs"][0]["changed"]) == (200, False), "a repeated cancel is no error"
-    _give_up(database, one, two)
+    pool.upkeep().run_once()
     alone = operator.post("/v1/jobs/cancel", json={"ids": [one.upper()]})
     assert (alone.status_code, alone.json()["code"]) == (409, "already_final")
     assert alone.json()["detail"] == f"job '{one}' is dead already; results are kept"
@@ -109,20 +102,3 @@ def test_cancelling_only_what_is_over_is_refused_and_a_mix_is_not(operator: http
         assert operator.post("/v1/jobs/cancel", json={"ids": ids}).status_code == 200
     assert operator.post("/v1/jobs/cancel", json={"ids": ["0" * 32]}).status_code == 404
     assert operator.get(f"/v1/jobs/{three}").json()["state"] == "cancelled"
-
-
-def _give_up(database: Database, *jobs: str) -> None:
-    """The jobs end by the server's verdict, each move with its event."""
-    statement = Statement("""
-        WITH over AS (
-            UPDATE jobs SET state = 'leased', fence = 1 WHERE public_id = ANY (CAST(:jobs AS uuid[])) RETURNING id)
-        INSERT INTO stored_events (job_id, move, from_state, to_state, fence, actor)
-        SELECT id, 'grant', 'queued', 'leased', 1, 'test' FROM over""")
-    finish = Statement("""
-        WITH over AS (
-            UPDATE jobs SET state = 'dead', fence = 2, finished_at = now()
-            WHERE public_id = ANY (CAST(:jobs AS uuid[])) RETURNING id)
-        INSERT INTO stored_events (job_id, move, from_state, to_state, fence, actor)
-        SELECT id, 'give_up', 'leased', 'dead', 2, 'test' FROM over""")
-    for each in (statement, finish):
-        database.run(lambda connection, each=each: connection.execute(each, {"jobs": list(jobs)}))

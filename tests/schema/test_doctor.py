@@ -78,7 +78,7 @@ def test_a_sound_database_has_nothing_to_do_and_exit_code_0(tmp_path: Path, scra
     ]
 
 
-def test_a_database_without_tables_is_bad_and_what_cannot_be_looked_at_says_so(
+def test_a_database_without_tables_is_bad_and_the_rest_is_unknown(
     tmp_path: Path, empty_url: str, leasehold: Path
 ) -> None:
     console = Console(tmp_path, leasehold, LEASEHOLD_DATABASE_URL=empty_url)
@@ -136,44 +136,40 @@ def test_a_queue_of_notifications_that_is_more_than_half_full_is_bad_and_the_old
     assert "session 77 (psql, database reports), 3600 s old" in found.found
 
 
-def test_wake_ups_that_are_listened_for_in_another_database_are_found_lost(database_url: str, empty_url: str) -> None:
-    lost = Database(
-        database_url, DatabaseSettings(listen_url=SecretStr(empty_url)), role="test", chance=random.Random(0)
-    )
-    found = checks(lost)["wake-ups"]
-    lost.close()
-    assert found.verdict is Verdict.BAD
-    assert f"work is on database {make_url(database_url).database}" in found.found
-    assert f"listening on {make_url(empty_url).database}" in found.found
-    assert "database.listen_url" in (found.remedy or "")
-
-
-def test_a_listen_connection_that_cannot_be_made_is_bad(database_url: str) -> None:
-    nowhere = SecretStr("postgresql://me:hunter2@127.0.0.1:1/x")
-    lost = Database(database_url, DatabaseSettings(listen_url=nowhere), role="test", chance=random.Random(0))
-    found = checks(lost)["wake-ups"]
-    lost.close()
-    assert found.verdict is Verdict.BAD
-    assert "hunter2" not in found.found
-
-
-def test_wake_ups_that_arrive_tell_their_round_trip(database: Database) -> None:
+def test_wake_ups_that_are_lost_are_bad_and_those_that_arrive_tell_their_round_trip(
+    database: Database, database_url: str, empty_url: str
+) -> None:
     found = checks(database)["wake-ups"]
     assert found.verdict is not Verdict.BAD
     assert 0 < float(str(found.figures["round_trip_ms"])) < 2000
+    for listen_url in (empty_url, "postgresql://me:hunter2@127.0.0.1:1/x"):
+        settings = DatabaseSettings(listen_url=SecretStr(listen_url))
+        lost = Database(database_url, settings, role="test", chance=random.Random(0))
+        found = checks(lost)["wake-ups"]
+        lost.close()
+        assert found.verdict is Verdict.BAD
+        assert "hunter2" not in found.found
+        if listen_url == empty_url:
+            assert f"work is on database {make_url(database_url).database}" in found.found
+            assert f"listening on {make_url(empty_url).database}" in found.found
+            assert "database.listen_url" in (found.remedy or "")
 
 
 @pytest.mark.parametrize(
-    "holding",
-    [("BEGIN ISOLATION LEVEL REPEATABLE READ", "SELECT FROM leasehold.jobs"), ("BEGIN", "SELECT pg_current_xact_id()")],
-    ids=["a reader", "a writer"],
+    ("holding", "elsewhere"),
+    [
+        ("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT FROM leasehold.jobs", False),
+        ("BEGIN; SELECT pg_current_xact_id()", False),
+        ("BEGIN; SELECT pg_current_xact_id()", True),
+    ],
+    ids=["a reader", "a writer", "a writer in another database"],
 )
 def test_the_session_with_the_oldest_snapshot_is_named_and_can_be_ended(
-    pool: Pool, monkeypatch: pytest.MonkeyPatch, holding: tuple[str, ...]
+    pool: Pool, empty_url: str, monkeypatch: pytest.MonkeyPatch, holding: str, elsewhere: bool
 ) -> None:
     monkeypatch.setattr(doctor_checks, "WARNING_SECONDS", 0.0)
-    with session(pool.database.url) as other:
-        for statement in holding:
+    with session(empty_url if elsewhere else pool.database.url) as other:
+        for statement in holding.split("; "):
             other.execute(statement.encode())
         pid = other.info.backend_pid
         found = checks(pool.database)["snapshots"]
@@ -183,18 +179,6 @@ def test_the_session_with_the_oldest_snapshot_is_named_and_can_be_ended(
         assert f"SELECT pg_terminate_backend({pid})" in (found.remedy or "")
         pool.row(f"SELECT pg_terminate_backend({pid})")
         eventually(lambda: checks(pool.database)["snapshots"].verdict is Verdict.OK)
-
-
-def test_a_writer_in_another_database_of_the_server_holds_the_rows_as_well(
-    pool: Pool, empty_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(doctor_checks, "BAD_SECONDS", 0.0)
-    with session(empty_url) as other:
-        other.execute("BEGIN")
-        other.execute("SELECT pg_current_xact_id()")
-        found = checks(pool.database)["snapshots"]
-        assert found.verdict is Verdict.BAD
-        assert f"session {other.info.backend_pid} " in found.found
 
 
 def test_dead_rows_name_the_snapshot_that_keeps_them(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,27 +201,20 @@ def test_dead_rows_name_the_snapshot_that_keeps_them(pool: Pool, monkeypatch: py
     assert checks(pool.database)["dead rows"].remedy == "VACUUM leasehold.jobs"
 
 
-def test_an_index_that_failed_while_it_was_built_is_found_and_built_again(pool: Pool) -> None:
+def test_an_index_that_failed_while_it_was_built_is_found_and_built_again_or_dropped_if_it_is_not_ours(
+    pool: Pool,
+) -> None:
     definition = pool.row("SELECT pg_get_indexdef('jobs_dedup'::regclass) AS statement").statement
     pool.change("DROP INDEX jobs_dedup")
     pool.submit(2)
     pool.change("UPDATE jobs SET dedup_key = 'same'")
-    with session(pool.database.url) as other, pytest.raises(psycopg.errors.UniqueViolation):
-        other.execute(definition.replace(" INDEX ", " INDEX CONCURRENTLY ").encode())
+    for made in (definition, "CREATE UNIQUE INDEX one_state ON leasehold.jobs (state)"):
+        with session(pool.database.url) as other, pytest.raises(psycopg.errors.UniqueViolation):
+            other.execute(made.replace(" INDEX ", " INDEX CONCURRENTLY ").encode())
     found = checks(pool.database)["indexes"]
-    assert (found.verdict, found.found) == (Verdict.BAD, "invalid: jobs_dedup")
-    assert found.remedy == "REINDEX INDEX CONCURRENTLY leasehold.jobs_dedup"
+    assert (found.verdict, found.found) == (Verdict.BAD, "invalid: jobs_dedup; invalid and not ours: one_state")
+    assert "REINDEX INDEX CONCURRENTLY leasehold.jobs_dedup" in (found.remedy or "")
     pool.change("UPDATE jobs SET dedup_key = NULL")
-    outside(pool.database, found.remedy)
-    assert checks(pool.database)["indexes"].verdict is Verdict.OK
-
-
-def test_an_invalid_index_that_is_not_ours_is_a_warning_and_can_be_dropped(pool: Pool) -> None:
-    pool.submit(2)
-    with session(pool.database.url) as other, pytest.raises(psycopg.errors.UniqueViolation):
-        other.execute("CREATE UNIQUE INDEX CONCURRENTLY one_state ON leasehold.jobs (state)")
-    found = checks(pool.database)["indexes"]
-    assert (found.verdict, found.found) == (Verdict.WARNING, "invalid and not ours: one_state")
     outside(pool.database, found.remedy or "")
     assert checks(pool.database)["indexes"].verdict is Verdict.OK
 
@@ -310,22 +287,28 @@ def test_the_doctor_works_where_nothing_may_be_written(database: Database) -> No
     assert {name for name, check in found.items() if check.verdict is not Verdict.OK} <= OF_THE_SERVER
 
 
+@contextmanager
+def stranger(pool: Pool) -> Iterator[Database]:
+    """The database as a new role sees it, which owns nothing."""
+    if not pool.row("SELECT rolsuper AS may FROM pg_roles WHERE rolname = current_user").may:
+        pytest.skip("only a superuser may make roles and change the rights of the server's functions")
+    role = f"leasehold_test_{uuid4().hex[:12]}"
+    pool.change(f"CREATE ROLE {role} LOGIN")
+    seen = opened(make_url(pool.database.url).set(username=role).render_as_string(hide_password=False))
+    try:
+        yield seen
+    finally:
+        seen.close()
+        pool.change(f"DROP OWNED BY {role}")
+        pool.change(f"DROP ROLE {role}")
+
+
 def test_a_role_that_may_see_little_is_told_what_it_cannot_look_at(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor_checks, "WARNING_SECONDS", 0.0)
-    role = f"leasehold_test_{uuid4().hex[:12]}"
-    may = "SELECT rolsuper OR rolcreaterole AS make_roles FROM pg_roles WHERE rolname = current_user"
-    if not pool.row(may).make_roles:
-        pytest.skip("the role of the tests may not make roles")
-    pool.change(f"CREATE ROLE {role} LOGIN")
-    stranger = opened(make_url(pool.database.url).set(username=role).render_as_string(hide_password=False))
-    try:
-        with session(pool.database.url) as other:
-            other.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
-            other.execute("SELECT FROM leasehold.jobs")
-            found = checks(stranger)
-    finally:
-        stranger.close()
-        pool.change(f"DROP ROLE {role}")
+    with stranger(pool) as limited, session(pool.database.url) as other:
+        other.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+        other.execute("SELECT FROM leasehold.jobs")
+        found = checks(limited)
     assert list(found) == NAMES
     assert found["schema"].verdict is Verdict.UNKNOWN
     assert "permission denied for schema leasehold" in found["schema"].found
@@ -336,22 +319,15 @@ def test_a_role_that_may_see_little_is_told_what_it_cannot_look_at(pool: Pool, m
 
 def test_a_role_that_may_not_read_the_timeline_is_told_that_no_job_can_start(pool: Pool) -> None:
     functions = "pg_walfile_name(pg_lsn), pg_current_wal_insert_lsn()"
-    role = f"leasehold_test_{uuid4().hex[:12]}"
-    if not pool.row("SELECT rolsuper AS may FROM pg_roles WHERE rolname = current_user").may:
-        pytest.skip("only a superuser may change the rights of the server's functions")
-    pool.change(f"CREATE ROLE {role} LOGIN")
-    pool.change(f"REVOKE EXECUTE ON FUNCTION {functions} FROM PUBLIC")
-    stranger = opened(make_url(pool.database.url).set(username=role).render_as_string(hide_password=False))
-    try:
-        refused = checks(stranger)["fences"]
-        assert (refused.verdict, "no job can start" in refused.found) == (Verdict.BAD, True)
-        pool.change((refused.remedy or "").removeprefix("as a superuser: "))
-        assert checks(stranger)["fences"].figures == {"timeline": 1}
-    finally:
-        stranger.close()
-        pool.change(f"DROP OWNED BY {role}")
-        pool.change(f"DROP ROLE {role}")
-        pool.change(f"GRANT EXECUTE ON FUNCTION {functions} TO PUBLIC")
+    with stranger(pool) as limited:
+        pool.change(f"REVOKE EXECUTE ON FUNCTION {functions} FROM PUBLIC")
+        try:
+            refused = checks(limited)["fences"]
+            assert (refused.verdict, "no job can start" in refused.found) == (Verdict.BAD, True)
+            pool.change((refused.remedy or "").removeprefix("as a superuser: "))
+            assert checks(limited)["fences"].figures == {"timeline": 1}
+        finally:
+            pool.change(f"GRANT EXECUTE ON FUNCTION {functions} TO PUBLIC")
 
 
 # How the doctor judges what it reads, also what no test can make of a server.
@@ -381,9 +357,7 @@ FINE = Check("snapshots", Verdict.OK, "no session, slot or standby holds a snaps
          "end the long query on standby replica, or set hot_standby_feedback = off there"),
     ],
 )  # fmt: skip
-def test_whoever_holds_an_old_snapshot_is_named_with_the_way_to_end_it(
-    holder: SnapshotHolder, verdict: Verdict, remedy: str | None
-) -> None:
+def test_whoever_holds_an_old_snapshot_is_named(holder: SnapshotHolder, verdict: Verdict, remedy: str | None) -> None:
     found = doctor_checks.judge_snapshots([holder])
     assert (found.verdict, found.remedy) == (verdict, remedy)
     assert doctor_checks.describe_holder(holder) in found.found
@@ -405,49 +379,6 @@ def test_a_session_of_unknown_age_is_not_to_be_ended_beside_one_that_is_old() ->
     assert (found.verdict, found.remedy) == (Verdict.WARNING, "end session 7: SELECT pg_terminate_backend(7)")
 
 
-def test_a_name_from_the_server_cannot_write_to_the_terminal() -> None:
-    found = doctor_checks.judge_snapshots([replace(SESSION, name="\x1b[2J", owner="a\nb", seconds=100.0)])
-    assert found.found.isprintable()
-
-
-@pytest.mark.parametrize(
-    ("offset", "uncertainty", "verdict"),
-    [
-        (0.2, 0.001, Verdict.OK),
-        (-1.2, 0.001, Verdict.WARNING),
-        (3600.0, 0.001, Verdict.WARNING),
-        (2.0, 1.5, Verdict.OK),
-    ],
-)
-def test_clocks_that_differ_by_more_than_a_second_are_a_warning(
-    offset: float, uncertainty: float, verdict: Verdict
-) -> None:
-    found = doctor_checks.judge_clocks(offset, uncertainty)
-    assert found.verdict is verdict
-    assert found.figures["offset_ms"] == offset * 1000
-
-
-def test_a_slow_wake_up_is_a_warning() -> None:
-    assert doctor_checks.judge_wakeup(0.002).verdict is Verdict.OK
-    assert doctor_checks.judge_wakeup(0.8).verdict is Verdict.WARNING
-
-
-@pytest.mark.parametrize("name", ["fsync", "full_page_writes", "synchronous_commit"])
-def test_every_setting_without_which_an_acknowledged_submit_can_be_lost_is_bad_when_off(name: str) -> None:
-    sound = {"fsync": "on", "full_page_writes": "on", "synchronous_commit": "remote_apply"}
-    assert doctor_checks.judge_durability(sound).verdict is Verdict.OK
-    found = doctor_checks.judge_durability(sound | {name: "off"})
-    assert found.verdict is Verdict.BAD
-    assert found.found == f"{name} is off: {doctor_checks.LOSSES[name]}"
-    assert name in (found.remedy or "")
-
-
-@pytest.mark.parametrize(("in_use", "verdict"), [(77, Verdict.OK), (78, Verdict.WARNING), (93, Verdict.BAD)])
-def test_few_connections_that_are_left_are_a_danger(in_use: int, verdict: Verdict) -> None:
-    counted = Connections(most=100, reserved=3, in_use=in_use, ours=10)
-    assert doctor_checks.judge_connections(counted, []).verdict is verdict
-
-
 def test_the_connections_of_a_role_are_counted_once_and_not_with_background_processes(database: Database) -> None:
     beside = psycopg.connect(libpq_url(database.url))
     found = database.run(doctor_checks.check_connections).figures
@@ -461,73 +392,79 @@ def test_the_connections_of_a_role_are_counted_once_and_not_with_background_proc
     assert found["of_this_role"] <= found["in_use"]
 
 
-def test_only_a_session_that_idles_for_long_is_a_warning_and_it_hides_nothing_worse() -> None:
-    counted = Connections(most=100, reserved=3, in_use=10, ours=10)
-    assert doctor_checks.judge_connections(counted, [Idler(5, "x", 9.0)]).verdict is Verdict.OK
-    found = doctor_checks.judge_connections(counted, [Idler(5, "x", 11.0)])
-    assert (found.verdict, found.figures["idle_in_transaction"]) == (Verdict.WARNING, [5])
-    full = doctor_checks.judge_connections(replace(counted, in_use=97), [Idler(5, "x", 11.0)])
-    assert full.verdict is Verdict.BAD
+OK, WARNING, BAD = Verdict.OK, Verdict.WARNING, Verdict.BAD
+MIB = 1024**2
+COUNTED = Connections(most=100, reserved=3, in_use=10, ours=10)
+DURABLE = {"fsync": "on", "full_page_writes": "on", "synchronous_commit": "remote_apply"}
+TABLE = TableStatistics("jobs", {name: str(value) for name, value in STORAGE["jobs"].items()}, 100_000, 6_000, None)
+#: Parameters of a table, written in another way than ours.
+OTHERWISE = dict.fromkeys(["fillfactor"], "45.0") | {
+    "autovacuum_vacuum_scale_factor": "1e-2",
+    "autovacuum_vacuum_cost_delay": "4.0",
+    "autovacuum_vacuum_cost_limit": "900",
+}
+RESTING = TableStatistics("leases", {}, 1_000, 6_000, None)
+BUILDING = doctor_checks.Index("a", usable=False, building=True)
 
 
-def test_small_buffers_matter_once_the_tables_are_larger() -> None:
-    size = 128 * 1024**2
-    assert doctor_checks.judge_memory(buffers=size, work=4 * 1024**2, size=size).verdict is Verdict.OK
-    assert doctor_checks.judge_memory(buffers=size, work=4 * 1024**2, size=size + 1).verdict is Verdict.WARNING
-    assert doctor_checks.judge_memory(buffers=4 * size, work=64 * 1024, size=size + 1).verdict is Verdict.WARNING
+def vacuums(table: TableStatistics) -> Check:
+    return doctor_checks.judge_autovacuum(AutovacuumSettings(), [table])
 
 
-@pytest.mark.parametrize("name", ["autovacuum", "track_counts"])
-def test_a_server_that_does_not_vacuum_is_bad(name: str) -> None:
-    off = {"autovacuum": AutovacuumSettings(autovacuum=False), "track_counts": AutovacuumSettings(track_counts=False)}
-    found = doctor_checks.judge_autovacuum(off[name], [])
-    assert (found.verdict, found.found) == (Verdict.BAD, f"{name} is off")
+def memory(*, buffers: int, size: int, work: int = 4 * MIB) -> Check:
+    return doctor_checks.judge_memory(buffers=buffers, work=work, size=size)
 
 
 @pytest.mark.parametrize(
-    ("dead", "vacuumed", "verdict"),
+    ("check", "verdict", "told"),
     [
-        (6_000, None, Verdict.WARNING),
-        (6_000, 700.0, Verdict.WARNING),
-        (6_000, 500.0, Verdict.OK),
-        (4_000, None, Verdict.OK),
+        (doctor_checks.judge_clocks(0.2, 0.001), OK, ""),
+        (doctor_checks.judge_clocks(-1.2, 0.001), WARNING, ""),
+        (doctor_checks.judge_clocks(3600.0, 0.001), WARNING, ""),
+        (doctor_checks.judge_clocks(2.0, 1.5), OK, ""),
+        (doctor_checks.judge_wakeup(0.002), OK, ""),
+        (doctor_checks.judge_wakeup(0.8), WARNING, ""),
+        (doctor_checks.judge_connections(replace(COUNTED, in_use=77), []), OK, ""),
+        (doctor_checks.judge_connections(replace(COUNTED, in_use=78), []), WARNING, ""),
+        (doctor_checks.judge_connections(replace(COUNTED, in_use=93), []), BAD, ""),
+        (doctor_checks.judge_connections(COUNTED, [Idler(5, "x", 9.0)]), OK, ""),
+        (doctor_checks.judge_connections(COUNTED, [Idler(5, "x", 11.0)]), WARNING, "session 5 "),
+        (doctor_checks.judge_connections(replace(COUNTED, in_use=97), [Idler(5, "x", 11.0)]), BAD, ""),
+        (memory(buffers=128 * MIB, size=128 * MIB), OK, ""),
+        (memory(buffers=128 * MIB, size=128 * MIB + 1), WARNING, ""),
+        (memory(buffers=512 * MIB, size=128 * MIB + 1, work=65_536), WARNING, ""),
+        (doctor_checks.judge_durability(DURABLE), OK, ""),
+        *(
+            (doctor_checks.judge_durability(DURABLE | {name: "off"}), BAD, f"{name} is off: {loss}")
+            for name, loss in doctor_checks.LOSSES.items()
+        ),
+        (doctor_checks.judge_autovacuum(AutovacuumSettings(autovacuum=False), []), BAD, "autovacuum is off"),
+        (doctor_checks.judge_autovacuum(AutovacuumSettings(track_counts=False), []), BAD, "track_counts is off"),
+        (vacuums(TABLE), WARNING, ""),
+        (vacuums(replace(TABLE, vacuumed=700.0)), WARNING, ""),
+        (vacuums(replace(TABLE, vacuumed=500.0)), OK, ""),
+        (vacuums(replace(TABLE, dead=4_000)), OK, ""),
+        (vacuums(replace(TABLE, live=10_000_000)), OK, ""),
+        (vacuums(TableStatistics("leases", OTHERWISE, 0, 0, None)), OK, ""),
+        (doctor_checks.judge_dead_rows([RESTING], oldest=FINE), OK, ""),
+        (
+            doctor_checks.judge_dead_rows([replace(RESTING, dead=6_001)], oldest=FINE),
+            WARNING,
+            "VACUUM leasehold.leases",
+        ),
+        (
+            doctor_checks.judge_indexes({"a": "CREATE INDEX a"}, [BUILDING], is_current=True),
+            WARNING,
+            "run the check again",
+        ),
+        (
+            doctor_checks.judge_snapshots([replace(SESSION, name="\x1b[2J", owner="a\nb", seconds=99.0)]),
+            WARNING,
+            "session 7 ",
+        ),
     ],
 )
-def test_a_table_that_needs_a_vacuum_and_had_none_for_long_is_a_warning(
-    dead: int, vacuumed: float | None, verdict: Verdict
-) -> None:
-    table = TableStatistics(
-        "jobs", {name: str(value) for name, value in STORAGE["jobs"].items()}, 100_000, dead, vacuumed
-    )
-    assert doctor_checks.judge_autovacuum(AutovacuumSettings(), [table]).verdict is verdict
-    if dead > doctor_checks.MANY_DEAD:
-        lazy = replace(table, live=10_000_000)
-        assert doctor_checks.judge_autovacuum(AutovacuumSettings(), [lazy]).verdict is Verdict.OK
-
-
-def test_the_same_parameter_written_otherwise_is_the_same() -> None:
-    options = {
-        "fillfactor": "45.0",
-        "autovacuum_vacuum_scale_factor": "1e-2",
-        "autovacuum_vacuum_cost_delay": "4.0",
-        "autovacuum_vacuum_cost_limit": "900",
-    }
-    assert (
-        doctor_checks.judge_autovacuum(AutovacuumSettings(), [TableStatistics("leases", options, 0, 0, None)]).verdict
-        is Verdict.OK
-    )
-
-
-def test_dead_rows_are_a_warning_only_where_they_are_thousands_more_than_the_live_ones() -> None:
-    table = TableStatistics("leases", {}, 1_000, 6_000, None)
-    assert doctor_checks.judge_dead_rows([table], oldest=FINE).verdict is Verdict.OK
-    found = doctor_checks.judge_dead_rows([replace(table, dead=6_001)], oldest=FINE)
-    assert (found.verdict, found.remedy) == (Verdict.WARNING, "VACUUM leasehold.leases")
-
-
-def test_an_index_that_is_being_built_is_not_to_be_touched() -> None:
-    wanted = {"a": "CREATE INDEX CONCURRENTLY a"}
-    found = doctor_checks.judge_indexes(
-        wanted, [doctor_checks.Index("a", usable=False, building=True)], is_current=True
-    )
-    assert (found.verdict, found.remedy) == (Verdict.WARNING, "run the check again when they are built")
+def test_what_was_read_is_judged_by_its_bounds(check: Check, verdict: Verdict, told: str) -> None:
+    assert check.verdict is verdict
+    assert told in f"{check.found} {check.remedy}"
+    assert check.found.isprintable(), "a name from the server cannot write to the terminal"

@@ -41,10 +41,8 @@ def test_what_a_drained_bot_runs_at_its_deadline_goes_back_to_the_queue_uncharge
     drain_bot(pool, deadline=60)
     pool.upkeep().run_once()
     assert bot.sync(active(work))["leases"][0]["state"] == "active"
-
     pool.change(OVER)
     pool.upkeep().run_once()
-
     assert bot.sync(active(work))["leases"][0]["state"] == "cancelling"
     bot.sync(stopped(work))
     row = pool.job(job)
@@ -90,7 +88,6 @@ def test_a_drained_instance_starts_nothing_and_the_others_go_on(pool: Pool) -> N
     drain_instance(pool, "ci")
     second = pool.bot("bot-2", capacity=3)
     pool.assigner().run_once()
-
     assert [lease["job"] for lease in second.take()] == [other]
     assert pool.job(waiting).state == "queued"
     assert leases_of(pool, "ci") == 1
@@ -98,7 +95,6 @@ def test_a_drained_instance_starts_nothing_and_the_others_go_on(pool: Pool) -> N
     assert pool.job(running).state == "succeeded"
     assert pool.job(waiting).state == "queued"
     assert leases_of(pool, "ci") == 0
-
     drain_instance(pool, "ci", draining=False)
     pool.assigner().run_once()
     assert pool.job(waiting).state == "leased"
@@ -146,17 +142,18 @@ def test_whoever_waits_for_an_instance_waits_for_grants_from_before_the_drain(po
 
 
 @pytest.mark.parametrize("commit", [True, False], ids=["committed", "rolled back"])
-def test_a_sync_behind_a_drain_gets_no_work_unless_the_drain_is_taken_back(
-    pool: Pool, race: Race, commit: bool
-) -> None:
+def test_a_sync_behind_a_drain_gets_no_work_unless_it_is_undone(pool: Pool, race: Race, commit: bool) -> None:
     job, bot, work = pool.running()
     (following,) = pool.submit()
     message = bot.message(completed(work))
-    with race.first() as ahead:
-        ahead.database.run(lambda c: drain(c, "bot-1", draining=True, actor="test", reason=""))
-        answer = race.second(lambda: call(bot, message), behind=ahead)
-        ahead.decide(commit)
-        assert (b'"drain":true' in outcome(answer)) is commit
+    assert (
+        b'"drain":true'
+        in race.in_turn(
+            lambda ahead: ahead.database.run(lambda c: drain(c, "bot-1", draining=True, actor="test", reason="")),
+            lambda: call(bot, message),
+            commit=commit,
+        )
+    ) is commit
     assert pool.job(job).state == "succeeded"
     assert pool.job(following).state == ("queued" if commit else "leased")
 
@@ -164,11 +161,9 @@ def test_a_sync_behind_a_drain_gets_no_work_unless_the_drain_is_taken_back(
 def test_a_drain_behind_a_sync_leaves_the_bot_what_it_was_given_until_the_deadline(pool: Pool, race: Race) -> None:
     _, bot, work = pool.running()
     (following,) = pool.submit()
-    with race.first() as ahead:
-        call(at_service_of(ahead, bot), bot.message(completed(work)))
-        drained = race.second(lambda: drain_bot(pool, deadline=0), behind=ahead)
-        ahead.commit()
-        outcome(drained)
+    race.in_turn(
+        lambda ahead: call(at_service_of(ahead, bot), bot.message(completed(work))), lambda: drain_bot(pool, deadline=0)
+    )
     assert pool.job(following).state == "leased"
     assert stop(pool) == 1
     bot.sync()

@@ -71,9 +71,7 @@ def opened_as(url: str, name: str, chance: random.Random) -> Iterator[Database]:
             database.close()
 
 
-def test_the_owner_of_the_schema_upgrades_it_without_any_right_on_the_database(
-    empty_url: str, chance: random.Random
-) -> None:
+def test_the_owner_of_the_schema_upgrades_it_without_other_rights(empty_url: str, chance: random.Random) -> None:
     with role(empty_url) as (name, url), opened_as(url, name, chance) as database:
         with pytest.raises(Exception, match="permission denied for database"):
             migrate.upgrade(database)
@@ -83,9 +81,7 @@ def test_the_owner_of_the_schema_upgrades_it_without_any_right_on_the_database(
         assert migrate.upgrade(database).ready
 
 
-def test_processes_of_the_pool_work_with_rights_on_rows_only(
-    database: Database, timing: Timing, chance: random.Random
-) -> None:
+def test_processes_need_no_more_than_rights_on_rows(database: Database, timing: Timing, chance: random.Random) -> None:
     with role(database.url, *PROCESS) as (name, url), opened_as(url, name, chance) as limited:
         pool = Pool(limited, timing, chance)
         pool.submit(2, label="a", properties={"os": "linux"})
@@ -105,9 +101,7 @@ def test_processes_of_the_pool_work_with_rights_on_rows_only(
             pool.change("DROP TABLE jobs")
 
 
-def test_a_role_that_may_submit_submits_and_does_nothing_else(
-    database: Database, tmp_path: Path, leasehold: Path
-) -> None:
+def test_a_role_that_may_submit_does_nothing_else(database: Database, tmp_path: Path, leasehold: Path) -> None:
     console = Console(tmp_path, leasehold, LEASEHOLD_DATABASE_URL=database.url)
     with role(database.url) as (name, url), psycopg.connect(libpq_url(url), autocommit=True) as program:
         program.execute(sql.SQL("SET ROLE {}").format(sql.Identifier(name)))

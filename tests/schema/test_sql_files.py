@@ -42,37 +42,22 @@ def test_a_file_says_what_it_is_for_and_defines_what_it_is_named_after(path: str
 
 
 def test_jobs_are_inserted_by_one_list_of_columns() -> None:
-    written = {name: files(sql).joinpath(f"functions/{name}.sql").read_text() for name in sql.names("functions")}
-    inserting = {name: len(re.findall("INSERT INTO jobs ", text_)) for name, text_ in written.items()}
-    by_list = {
-        name: len(re.findall(r"INSERT INTO jobs (AS \w+ )?\({JOB_COLUMNS}\)\s+SELECT {JOB_COLUMNS} FROM ", text_))
-        for name, text_ in written.items()
-    }
-    assert by_list == inserting
-    assert {name for name, count in inserting.items() if count} == {
-        "submit_alone",
-        "submit_many",
-        "submit_graph",
-        "submit_or_join",
-    }
+    by_list = r"INSERT INTO jobs (AS \w+ )?\({JOB_COLUMNS}\)\s+SELECT {JOB_COLUMNS} FROM "
+    inserting = set()
+    for name in sql.names("functions"):
+        written = files(sql).joinpath(f"functions/{name}.sql").read_text()
+        assert len(re.findall(by_list, written)) == written.count("INSERT INTO jobs "), name
+        inserting |= {name} if "INSERT INTO jobs " in written else set()
+    assert inserting == {"submit_alone", "submit_many", "submit_graph", "submit_or_join"}
 
 
-def test_every_function_of_a_database_has_a_file(database: Database) -> None:
-    found = {row.name for row in read(database, FUNCTIONS)}
-    assert found == {*sql.names("checks"), *sql.names("functions")}
-
-
-def test_every_view_of_a_database_has_a_file(database: Database) -> None:
+def test_every_function_view_and_trigger_of_a_database_has_a_file(database: Database) -> None:
+    assert {row.name for row in read(database, FUNCTIONS)} == {*sql.names("checks"), *sql.names("functions")}
     assert [row.name for row in read(database, VIEWS)] == sql.names("views")
-
-
-def test_every_trigger_of_a_database_is_in_the_file_of_its_function_or_its_view(database: Database) -> None:
     for name, definition in read(database, TRIGGERS):
-        trigger = definition.split()[2]
         instead = re.search(r" INSTEAD OF .* ON \w+\.(\w+) ", definition)
         path = f"views/{instead[1]}.sql" if instead else f"functions/{name}.sql"
-        written = files(sql).joinpath(path).read_text(encoding="utf-8")
-        assert f"CREATE OR REPLACE TRIGGER {trigger} " in written
+        assert f"CREATE OR REPLACE TRIGGER {definition.split()[2]} " in files(sql).joinpath(path).read_text()
 
 
 def test_every_file_can_be_loaded_again_with_its_body_checked_and_changes_nothing(database: Database) -> None:

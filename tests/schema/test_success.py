@@ -43,28 +43,29 @@ def rate(pool: Pool, label: str = "") -> dict[str, float]:
     return {names[bot_id]: round(value, 6) for (bot_id, _), value in found.items()}
 
 
-def test_successes_are_counted_by_bot_and_label_above_a_prior(pool: Pool) -> None:
-    """A bot starts as one that succeeded twice of two times, so that one failure says little of it."""
+def test_successes_are_counted_by_bot_and_label_above_a_prior_until_the_bot_goes(pool: Pool) -> None:
+    """A bot starts as one that succeeded twice of two times, so that one failure says little of it. Work that is given
+    back unfinished says nothing; latency is that of attempts with a result."""
     count(pool)
     bot = pool.bot(capacity=4)
     work_off_counting(pool, bot, jobs=3, label="build")
     work_off_counting(pool, bot, "failed", label="build")
     work_off_counting(pool, bot, "failed", label="test")
-    work_off_counting(pool, bot)
-    assert counts(pool) == {("bot-1", "build"): (3, 1), ("bot-1", "test"): (0, 1), ("bot-1", ""): (1, 0)}
+    for verdict in ("succeeded", "error", "released"):
+        work_off_counting(pool, bot, verdict)
+    assert counts(pool, "successes", "failures", "finished") == {
+        ("bot-1", "build"): (3, 1, 4),
+        ("bot-1", "test"): (0, 1, 1),
+        ("bot-1", ""): (1, 1, 1),
+    }
     assert (rate(pool, "build"), rate(pool, "test")) == ({"bot-1": round(5 / 6, 6)}, {"bot-1": round(2 / 3, 6)})
-
-
-@pytest.mark.parametrize(
-    ("verdict", "expected"), [("succeeded", (1, 0, 1)), ("failed", (0, 1, 1)), ("error", (0, 1, 0)), ("released", None)]
-)
-def test_what_is_charged_to_a_job_is_counted_for_its_bot(
-    pool: Pool, verdict: str, expected: tuple[float, ...] | None
-) -> None:
-    """Work that is given back unfinished says nothing; latency is that of attempts with a result."""
-    count(pool)
-    work_off_counting(pool, pool.bot(), verdict)
-    assert counts(pool, "successes", "failures", "finished") == ({} if expected is None else {("bot-1", ""): expected})
+    cancel(pool, *[str(row.public_id) for row in pool.rows("SELECT public_id FROM jobs WHERE finished_at IS NULL")])
+    retention(pool)
+    bot.sync(status="gone")
+    pool.change("UPDATE bots SET opened_at = now() - interval '9 days'")
+    leaving = gone_bots(pool.database, age=60.0)
+    assert (leaving.run_once(), leaving.deleted) == (False, 1)
+    assert pool.rows("SELECT FROM bot_success") == []
 
 
 @pytest.mark.parametrize(("delivered", "expected"), [(True, {("bot-1", ""): (0, 1)}), (False, {})])
@@ -82,24 +83,19 @@ def test_a_lost_bot_is_charged_with_what_it_had_been_given(
     assert counts(pool) == expected
 
 
-@pytest.mark.parametrize("verdict", ["stopped", "failed"])
-def test_what_was_asked_to_stop_says_nothing_of_its_bot(pool: Pool, verdict: str) -> None:
+@pytest.mark.parametrize("asked", [True, False], ids=["by somebody", "by its timeout"])
+def test_what_is_asked_to_stop_is_charged_only_if_it_outlived_its_timeout(pool: Pool, asked: bool) -> None:
     """A command that is killed may well end with an error."""
     count(pool)
-    job, bot, work = pool.running()
-    cancel(pool, job)
-    bot.sync(completed(work, verdict))
-    assert counts(pool) == {}
-
-
-def test_a_job_that_outlived_its_timeout_is_charged(pool: Pool) -> None:
-    count(pool)
-    job, bot, work = pool.running(timeout_seconds=60.0)
-    pool.change("UPDATE leases SET due_at = now() - interval '1 s'")
-    pool.upkeep().run_once()
-    bot.sync(completed(work, "stopped"))
-    assert pool.job(job).state == "dead"
-    assert counts(pool) == {("bot-1", ""): (0, 1)}
+    for verdict in ("stopped", "failed") if asked else ("stopped",):
+        job, bot, work = pool.running(timeout_seconds=60.0)
+        if asked:
+            cancel(pool, job)
+        else:
+            pool.change("UPDATE leases SET due_at = now() - interval '1 s'")
+            pool.upkeep().run_once()
+        bot.sync(completed(work, verdict))
+    assert (pool.job(job).state, counts(pool)) == (("failed", {}) if asked else ("dead", {("bot-1", ""): (0, 1)}))
 
 
 def test_the_average_latency_is_that_of_finished_attempts(pool: Pool) -> None:
@@ -134,28 +130,6 @@ def test_a_bot_keeps_the_counts_of_its_latest_labels(pool: Pool, monkeypatch: py
     assert set(counts(pool)) == {("bot-1", "c"), ("bot-1", "d")}
 
 
-def test_the_counts_of_a_bot_go_when_it_goes(pool: Pool) -> None:
-    count(pool)
-    bot = pool.bot()
-    work_off_counting(pool, bot)
-    retention(pool)
-    bot.sync(status="gone")
-    pool.change("UPDATE bots SET opened_at = now() - interval '9 days'")
-    leaving = gone_bots(pool.database, age=60.0)
-    assert (leaving.run_once(), leaving.deleted) == (False, 1)
-    assert pool.rows("SELECT FROM bot_success") == []
-
-
-def test_blames_of_jobs_that_never_came_back_are_forgotten(pool: Pool) -> None:
-    count(pool)
-    work_off_counting(pool, pool.bot(), "failed", jobs=2, retry_failed=True)
-    pool.change("UPDATE blames SET at = at - interval '2 d' WHERE job_id = (SELECT min(job_id) FROM blames)")
-    assert (
-        pool.database.run(lambda connection: retention_moves.delete_old_blames(connection, age=86400.0, limit=10)) == 1
-    )
-    assert blamed(pool) == [("bot-1", False)]
-
-
 def test_bots_of_a_batch_are_counted_in_as_many_statements_as_one(pool: Pool) -> None:
     count(pool)
     bots, works = crew(pool, 12, label="build")
@@ -167,17 +141,6 @@ def test_bots_of_a_batch_are_counted_in_as_many_statements_as_one(pool: Pool) ->
     assert many == one
     assert set(counts(pool).values()) == {(1, 0)}
     assert len(counts(pool)) == 12
-
-
-def test_several_attempts_of_one_bot_in_one_call_all_count(pool: Pool) -> None:
-    count(pool)
-    bot = pool.bot(capacity=3)
-    pool.submit(3)
-    works = pool.given(bot)
-    bot.sync(
-        *[completed(work, verdict) for work, verdict in zip(works, ("succeeded", "failed", "failed"), strict=True)]
-    )
-    assert counts(pool) == {("bot-1", ""): (1, 2)}
 
 
 def test_off_a_finish_sends_the_same_statements_and_touches_no_table_of_counts(pool: Pool) -> None:
@@ -275,21 +238,8 @@ def test_a_job_keeps_what_its_bot_was_chosen_by(pool: Pool) -> None:
     }  # fmt: skip
 
 
-def test_an_assigner_goes_by_what_was_counted(pool: Pool) -> None:
-    """bot-1 has failed: the same jobs go to bot-2 until its load outweighs that."""
-    count(pool)
-    bots = [pool.bot(name, capacity=4) for name in ("bot-1", "bot-2")]
-    work_off_counting(pool, bots[0], jobs=2)
-    work_off_counting(pool, bots[0], "failed")
-    pool.submit(4)
-    pool.assigner(strategy={"kind": "success"}).run_once()
-    assert [row.in_use for row in pool.rows("SELECT in_use FROM bots ORDER BY name")] == [1, 3]
-
-
 @pytest.mark.parametrize("asked", [{"resources": {"cpu_milli": 100}}, {"batch_key": "x"}])
-def test_jobs_that_take_of_resources_or_belong_to_a_batch_go_by_what_was_counted_too(
-    pool: Pool, asked: dict[str, object]
-) -> None:
+def test_jobs_with_resources_or_of_a_batch_go_by_what_was_counted_too(pool: Pool, asked: dict[str, object]) -> None:
     count(pool)
     bots = [pool.bot(name, capacity=4, resources={"cpu_milli": 400}) for name in ("bot-1", "bot-2")]
     work_off_counting(pool, bots[0], "failed", jobs=3)
@@ -335,28 +285,54 @@ def suspected(pool: Pool, *, capacity: int = 4) -> tuple[Bot, Bot]:
     return bot, other
 
 
-def test_a_job_that_fails_on_several_bots_is_to_blame_and_they_get_their_charges_back(pool: Pool) -> None:
-    count(pool)
-    first, second, third = three(pool)
-    (job,) = work_off_counting(pool, first, "failed", retry_failed=True)
-    assert (counts(pool), blamed(pool)) == ({("bot-1", ""): (0, 1)}, [("bot-1", False)])
-    ends(pool, second, job, "failed")
-    pool.upkeep().run_once()
-    assert (counts(pool), blamed(pool)) == ({("bot-1", ""): (0, 0)}, [(None, False)])
-    ends(pool, third, job, "failed")
-    pool.upkeep().run_once()
-    assert (counts(pool), blamed(pool)) == ({("bot-1", ""): (0, 0)}, [(None, False)])
+#: What becomes of a job: how it ends on which bots, and where upkeep comes (None). Then the counts of bots, and whom it
+#: has charged.
+CHARGES: dict[str, tuple[list[tuple[int, str] | None], dict[int, tuple[float, ...]], list[tuple[str | None, bool]]]] = {
+    "it fails on one": ([(1, "failed")], {1: (0, 1)}, [("bot-1", False)]),
+    "on two": ([(1, "failed"), (2, "failed"), None], {1: (0, 0)}, [(None, False)]),
+    "on three": ([(1, "failed"), (2, "failed"), None, (3, "failed"), None], {1: (0, 0)}, [(None, False)]),
+    "on two and passes": ([(1, "failed"), (2, "failed"), None, (3, "succeeded")], {1: (0, 0), 3: (1, 0)}, []),
+    "and passes before upkeep comes": (
+        [(1, "failed"), (2, "failed"), (3, "succeeded"), None],
+        {1: (0, 0), 3: (1, 0)},
+        [(None, False)],
+    ),
+    "on one, however often": ([(1, "failed"), (1, "error"), (1, "failed")], {1: (0, 1)}, [("bot-1", False)]),
+    "on one and passes there": ([(1, "failed"), (1, "error"), (1, "succeeded")], {1: (1, 1)}, []),
+    "on one and passes elsewhere": ([(1, "failed"), (2, "succeeded")], {1: (0, 1), 2: (1, 0)}, [("bot-1", True)]),
+}
 
 
-def test_a_charge_is_given_back_though_the_job_passes_before_upkeep_comes(pool: Pool) -> None:
+@pytest.mark.parametrize(("ended", "counted", "charged"), CHARGES.values(), ids=CHARGES)
+def test_a_job_charges_its_first_bot_once_and_gives_the_charge_back_if_it_fails_elsewhere_too(
+    pool: Pool,
+    ended: list[tuple[int, str] | None],
+    counted: dict[int, tuple[float, ...]],
+    charged: list[tuple[str | None, bool]],
+) -> None:
     count(pool)
-    first, second, third = three(pool)
-    (job,) = work_off_counting(pool, first, "failed", retry_failed=True)
+    bots = three(pool)
+    (job,) = pool.submit(retry_failed=True)
+    for each in ended:
+        if each is None:
+            pool.upkeep().run_once()
+        else:
+            ends(pool, bots[each[0] - 1], job, each[1])
+    assert counts(pool) == {(f"bot-{bot}", ""): found for bot, found in counted.items()}
+    assert blamed(pool) == charged
+
+
+def test_the_last_failure_of_a_job_gives_the_charge_back_too_and_old_charges_are_forgotten(pool: Pool) -> None:
+    count(pool)
+    first, second, _ = three(pool)
+    job, *_ = work_off_counting(pool, first, "failed", jobs=2, retry_failed=True, max_attempts=2)
     ends(pool, second, job, "failed")
-    ends(pool, third, job)
+    assert pool.job(job).state == "failed"
+    pool.upkeep().run_once()
+    assert (counts(pool), blamed(pool)) == ({("bot-1", ""): (0, 1)}, [(None, False), ("bot-1", False)])
+    pool.change("UPDATE blames SET at = at - interval '2 d' WHERE job_id = (SELECT min(job_id) FROM blames)")
+    assert pool.database.run(lambda c: retention_moves.delete_old_blames(c, age=86400.0, limit=10)) == 1
     assert blamed(pool) == [("bot-1", False)]
-    pool.upkeep().run_once()
-    assert (counts(pool)["bot-1", ""], blamed(pool)) == ((0, 0), [(None, False)])
 
 
 def test_a_charge_that_another_review_gives_back_is_left_to_it(pool: Pool, race: Race) -> None:
@@ -370,47 +346,6 @@ def test_a_charge_that_another_review_gives_back_is_left_to_it(pool: Pool, race:
         other.commit()
     pool.database.run(success.review_probation)
     assert counts(pool, "failures", "returned")["bot-1", ""] == (1, 0)
-
-
-def test_a_job_costs_a_bot_one_charge_however_often_it_fails_there(pool: Pool) -> None:
-    count(pool)
-    bot = pool.bot()
-    (job,) = work_off_counting(pool, bot, "failed", retry_failed=True)
-    ends(pool, bot, job, "error")
-    ends(pool, bot, job, "failed")
-    assert counts(pool) == {("bot-1", ""): (0, 1)}
-    ends(pool, bot, job)
-    assert (counts(pool), blamed(pool)) == ({("bot-1", ""): (1, 1)}, [])
-
-
-def test_a_job_that_passes_elsewhere_leaves_the_charge_where_it_failed(pool: Pool) -> None:
-    count(pool)
-    first, second, _ = three(pool)
-    (job,) = work_off_counting(pool, first, "failed", retry_failed=True)
-    ends(pool, second, job)
-    assert counts(pool) == {("bot-1", ""): (0, 1), ("bot-2", ""): (1, 0)}
-    assert blamed(pool) == [("bot-1", True)]
-
-
-def test_a_job_that_is_to_blame_and_passes_in_the_end_charges_nobody(pool: Pool) -> None:
-    count(pool)
-    first, second, third = three(pool)
-    (job,) = work_off_counting(pool, first, "failed", retry_failed=True)
-    ends(pool, second, job, "failed")
-    pool.upkeep().run_once()
-    ends(pool, third, job)
-    assert counts(pool) == {("bot-1", ""): (0, 0), ("bot-3", ""): (1, 0)}
-    assert blamed(pool) == []
-
-
-def test_the_last_failure_of_a_job_gives_the_charge_back_too(pool: Pool) -> None:
-    count(pool)
-    first, second, _ = three(pool)
-    (job,) = work_off_counting(pool, first, "failed", retry_failed=True, max_attempts=2)
-    ends(pool, second, job, "failed")
-    assert pool.job(job).state == "failed"
-    pool.upkeep().run_once()
-    assert (counts(pool), blamed(pool)) == ({("bot-1", ""): (0, 0)}, [(None, False)])
 
 
 def test_a_job_that_kills_its_bots_is_to_blame(pool: Pool) -> None:
@@ -440,12 +375,15 @@ def test_a_bot_that_was_only_cut_off_is_not_charged(pool: Pool) -> None:
     assert (counts(pool).get(("bot-1", "")), blamed(pool)) == ((0, 0), [(None, False)])
 
 
-def test_a_bot_whose_failures_passed_elsewhere_is_put_on_probation(pool: Pool) -> None:
+def test_a_bot_whose_failures_passed_elsewhere_is_put_on_probation_unless_it_succeeds_between_them(pool: Pool) -> None:
     count(pool)
     first, second, _ = three(pool)
     let_down(pool, first, second, jobs=2)
-    pool.upkeep().run_once()
-    assert on_probation(pool) == []
+    work_off_counting(pool, first)
+    for jobs in (1, 1):
+        let_down(pool, first, second, jobs=jobs)
+        pool.upkeep().run_once()
+        assert on_probation(pool) == []
     let_down(pool, first, second, jobs=1)
     with capture_logs() as logs:
         pool.upkeep().run_once()
@@ -456,38 +394,45 @@ def test_a_bot_whose_failures_passed_elsewhere_is_put_on_probation(pool: Pool) -
     assert 590 < row.left <= 600
 
 
-def test_a_success_between_its_failures_spares_a_bot(pool: Pool) -> None:
-    count(pool)
-    first, second, _ = three(pool)
-    let_down(pool, first, second, jobs=2)
-    work_off_counting(pool, first)
-    let_down(pool, first, second, jobs=1)
-    pool.upkeep().run_once()
-    assert on_probation(pool) == []
-
-
-def test_a_bot_on_probation_gets_one_lease_at_a_time(pool: Pool) -> None:
+def test_a_bot_on_probation_gets_one_lease_at_a_time_of_any_size(pool: Pool) -> None:
     """In one batch, in the next cycle, and when it fetches."""
     bot, other = suspected(pool)
     other.sync(status="gone")
-    jobs = pool.submit(5)
+    jobs = pool.submit(5, units=2)
     pool.assigner().run_once()
     (work,) = pool.given(bot)
-    assert pool.row("SELECT in_use, free FROM bots WHERE name = 'bot-1'") == (1, False)
+    assert pool.row("SELECT in_use, free FROM bots WHERE name = 'bot-1'") == (2, False)
     (again,) = bot.sync(completed(work, "failed"))["leases"]
     assert again["job"] != work["job"]
     pool.assigner().run_once()
-    assert pool.row("SELECT in_use FROM bots WHERE name = 'bot-1'").in_use == 1
+    assert pool.row("SELECT in_use FROM bots WHERE name = 'bot-1'").in_use == 2
     assert sorted(pool.job(job).state for job in jobs) == ["failed", "leased", "queued", "queued", "queued"]
 
 
-def test_a_bot_on_probation_may_have_a_lease_of_many_units(pool: Pool) -> None:
-    bot, other = suspected(pool)
-    other.sync(status="gone")
-    pool.submit(2, units=2)
-    (work,) = pool.given(bot)
-    assert pool.row("SELECT in_use FROM bots WHERE name = 'bot-1'").in_use == 2
-    bot.sync(completed(work))
+@pytest.mark.parametrize("how", ["success", "time", "counting is turned off", "a new session"])
+def test_a_probation_ends_by_a_success_or_by_time_and_not_by_a_new_session(pool: Pool, how: str) -> None:
+    bot, _ = suspected(pool)
+    match how:
+        case "success":
+            work_off_counting(pool, bot)
+            assert pool.row("SELECT free FROM bots WHERE name = 'bot-1'").free
+        case "time":
+            pool.change("UPDATE bots SET probation_until = now() - interval '1 s' WHERE probation_until IS NOT NULL")
+            pool.upkeep().run_once()
+        case "a new session":
+            pool.restarted(bot)
+        case _:
+            count(pool, statistics=False)
+            pool.upkeep().run_once()
+    assert on_probation(pool) == (["bot-1"] if how == "a new session" else [])
+
+
+def test_probation_can_be_turned_off_by_itself(pool: Pool) -> None:
+    count(pool, probation_failures=0)
+    first, second, _ = three(pool)
+    let_down(pool, first, second, jobs=4)
+    pool.upkeep().run_once()
+    assert on_probation(pool) == []
 
 
 def test_what_a_bot_runs_when_it_is_put_on_probation_goes_on(pool: Pool) -> None:
@@ -500,41 +445,6 @@ def test_what_a_bot_runs_when_it_is_put_on_probation_goes_on(pool: Pool) -> None
     pool.assigner().run_once()
     held = bot.sync(*[active(work) for work in works])["leases"]
     assert sorted(lease["job"] for lease in held) == sorted(work["job"] for work in works)
-
-
-def test_a_success_ends_a_probation_at_once(pool: Pool) -> None:
-    bot, _ = suspected(pool)
-    work_off_counting(pool, bot)
-    assert on_probation(pool) == []
-    assert pool.row("SELECT free FROM bots WHERE name = 'bot-1'").free
-
-
-def test_time_ends_a_probation(pool: Pool) -> None:
-    suspected(pool)
-    pool.change("UPDATE bots SET probation_until = now() - interval '1 s' WHERE probation_until IS NOT NULL")
-    pool.upkeep().run_once()
-    assert on_probation(pool) == []
-
-
-def test_without_counting_there_is_no_probation(pool: Pool) -> None:
-    suspected(pool)
-    count(pool, statistics=False)
-    pool.upkeep().run_once()
-    assert on_probation(pool) == []
-
-
-def test_probation_can_be_turned_off_by_itself(pool: Pool) -> None:
-    count(pool, probation_failures=0)
-    first, second, _ = three(pool)
-    let_down(pool, first, second, jobs=4)
-    pool.upkeep().run_once()
-    assert on_probation(pool) == []
-
-
-def test_a_new_session_does_not_end_a_probation(pool: Pool) -> None:
-    bot, _ = suspected(pool)
-    pool.restarted(bot)
-    assert on_probation(pool) == ["bot-1"]
 
 
 def test_a_bot_that_somebody_is_at_work_on_is_put_on_probation_the_next_time(pool: Pool, race: Race) -> None:

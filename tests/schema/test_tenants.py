@@ -1,6 +1,5 @@
 """Cohorts, quotas and instances, set by an operator while the pool runs."""
 
-import httpx
 import pytest
 from leasehold.errors import BadInput, Conflict
 
@@ -11,7 +10,6 @@ from tests.support.http import audited
 from tests.support.plans import watching
 from tests.support.pool import Pool, completed
 from tests.support.race import Race
-from tests.support.servers import Served
 from tests.support.tenancy import Tenancy, cohort_of, put_cohort, remove_cohort
 
 
@@ -169,22 +167,3 @@ def test_cohorts_declared_in_another_order_move_what_then_belongs_elsewhere(pool
     for order, owner in (([one, two], "one"), ([two, one], "two"), ([one, two], "one")):
         pool.database.run(lambda c, wanted=order: cohorts.declare(c, wanted, actor="config"))
         assert (cohort_of(pool, "bots"), cohort_of(pool, "jobs")) == (owner, owner)
-
-
-@pytest.mark.parametrize("kind", ["submitter", "bot"])
-def test_only_operators_set_quotas_by_the_api(served: Served, operator: httpx.Client, kind: str) -> None:
-    scope = {"bot": "*"} if kind == "bot" else {}
-    with served.client(served.token(kind, **scope)) as http:
-        for path in ("/v1/quotas", "/v1/cohorts", "/v1/instances"):
-            assert http.get(path).status_code == 403
-        assert http.put("/v1/quotas/default/team-a", json={"max": 1}).status_code == 403
-    assert operator.put("/v1/quotas/default/team-a?create=true", json={"min": 1, "max": 4}).status_code == 200
-    assert operator.put("/v1/quotas/default/team-a", json={"min": 5, "max": 4}).status_code == 400
-    assert operator.put("/v1/cohorts/gpus", json={"labels": ["gpu"]}).status_code == 200
-    assert operator.put("/v1/instances/team-a", json={"pool": "builds"}).status_code == 200
-    (quota,) = operator.get("/v1/status").json()["quotas"]
-    assert (quota["instance"], quota["min_quota"], quota["effective_max"]) == ("team-a", 1, 4)
-    assert operator.get("/v1/instances").json()["instances"][-1]["pool"] == "builds"
-    assert operator.delete("/v1/quotas/default/team-a").status_code == 200
-    assert operator.delete("/v1/quotas/default/team-a").status_code == 404
-    assert operator.delete("/v1/cohorts/gpus").status_code == 200
