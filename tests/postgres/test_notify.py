@@ -59,9 +59,7 @@ def send(database: Database, topic: str, *keys: str) -> bool:
     return database.run(lambda connection: wake(connection, topic, keys))
 
 
-def test_nothing_is_sent_while_nobody_is_idle(
-    database: Database, wakeups: Wakeups, onlooker: psycopg.Connection
-) -> None:
+def test_nothing_is_sent_if_nobody_is_idle(database: Database, wakeups: Wakeups, onlooker: psycopg.Connection) -> None:
     wakeups.signal("jobs")
     assert not any(send(database, topic) for topic in ("jobs", "bots", "done") for _ in range(5))
     assert heard(onlooker) == []
@@ -94,7 +92,7 @@ def test_submits_at_once_send_a_wake_up_while_an_assigner_is_idle(
         assert heard(onlooker) == [("leasehold_jobs", "")]
 
 
-def test_the_flag_is_counted_and_lowered_after_the_last_holder(
+def test_the_flag_is_lowered_by_its_last_holder(
     database: Database, wakeups: Wakeups, onlooker: psycopg.Connection
 ) -> None:
     eventually(lambda: wakeups.connected)
@@ -124,20 +122,6 @@ def test_a_busy_process_does_not_toggle_its_flag(database: Database, onlooker: p
         wakeups.stop()
     # The server notices the end of a connection a moment later.
     eventually(lambda: not send(database, "jobs"), what="a process that stopped is not idle")
-
-
-def test_two_sleeping_processes_both_wake_up(database: Database, wakeups: Wakeups) -> None:
-    second = Wakeups(database)
-    second.start()
-    try:
-        signals = [wakeups.signal("jobs"), second.signal("jobs")]
-        eventually(lambda: wakeups.connected)
-        eventually(lambda: second.connected)
-        with wakeups.idle("jobs"), second.idle("jobs"):
-            send(database, "jobs")
-            assert all(signal.wait(MINUTE) for signal in signals)
-    finally:
-        second.stop()
 
 
 def test_a_wake_up_sets_one_signal_of_a_group_in_each_process(database: Database, wakeups: Wakeups) -> None:
@@ -183,27 +167,24 @@ def test_a_wake_up_makes_those_of_a_group_that_work_look_again() -> None:
     assert not working.wait(0)
 
 
-@pytest.mark.parametrize("is_woken", [True, False], ids=["woken", "not woken"])
-def test_a_wake_up_that_chooses_a_thread_whose_time_is_just_up_is_not_lost(
-    monkeypatch: pytest.MonkeyPatch, is_woken: bool
-) -> None:
-    """Between the end of the wait and the moment at which the group knows of it."""
+def test_a_wake_up_of_a_thread_whose_time_is_just_up_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the end of the wait and the moment at which the group knows of it. It looks next, and reads what was
+    announced. Until then the wake-up stays."""
     group = SignalGroup()
     late = group.signal()
 
-    def wait(event: threading.Event, _seconds: float) -> bool:
-        if is_woken:
-            group.wake()
+    def wait(_event: threading.Event, _seconds: float) -> bool:
+        group.wake()
         return False
 
-    wait_instead(monkeypatch, "wait", wait)
-    late.wait(0.0)
-    assert not group._resting
-    # It looks next, and reads what was announced. Until then the wake-up stays.
-    assert late._event.is_set() == is_woken
+    with monkeypatch.context() as patch:
+        wait_instead(patch, "wait", wait)
+        late.wait(0.0)
+    assert late.wait(0)
     late.clear()
+    assert not late.wait(0)
     group.wake()
-    assert late._event.is_set()
+    assert late.wait(0)
 
 
 def test_the_next_one_is_not_somebody_who_only_pauses_between_two_runs() -> None:
@@ -224,9 +205,7 @@ def test_the_next_one_is_not_somebody_who_only_pauses_between_two_runs() -> None
     resting[1].join()
 
 
-def test_notifications_that_arrive_together_are_one_callback_with_all_keys(
-    database: Database, wakeups: Wakeups
-) -> None:
+def test_notifications_that_arrive_together_are_one_callback(database: Database, wakeups: Wakeups) -> None:
     calls: queue.Queue[frozenset[str]] = queue.Queue()
     entered, go_on = threading.Event(), threading.Event()
 
@@ -247,25 +226,14 @@ def test_notifications_that_arrive_together_are_one_callback_with_all_keys(
         assert calls.empty()
 
 
-def test_one_keyless_notification_makes_the_whole_callback_keyless(database: Database, wakeups: Wakeups) -> None:
+def test_no_keys_or_more_than_fit_a_notification_mean_look_yourself(database: Database, wakeups: Wakeups) -> None:
     calls: queue.Queue[frozenset[str]] = queue.Queue()
-    wakeups.subscribe("bots", calls.put)
+    for topic in ("bots", "done"):
+        wakeups.subscribe(topic, calls.put)
     eventually(lambda: wakeups.connected)
-
-    def both(connection) -> None:
-        wake(connection, "bots", ["1"])
-        wake(connection, "bots")
-
-    with wakeups.idle("bots"):
-        database.run(both)
+    with wakeups.idle("bots"), wakeups.idle("done"):
+        database.run(lambda connection: [wake(connection, "bots", keys) for keys in (["1"], [])])
         assert calls.get(timeout=MINUTE) == frozenset()
-
-
-def test_more_keys_than_fit_one_notification_mean_look_yourself(database: Database, wakeups: Wakeups) -> None:
-    calls: queue.Queue[frozenset[str]] = queue.Queue()
-    wakeups.subscribe("done", calls.put)
-    eventually(lambda: wakeups.connected)
-    with wakeups.idle("done"):
         assert send(database, "done", *(str(number) for number in range(100_000, 102_000)))
         assert calls.get(timeout=MINUTE) == frozenset()
 
@@ -281,7 +249,7 @@ def test_a_wake_up_of_a_transaction_that_rolled_back_is_never_delivered(
         assert heard(onlooker) == []
 
 
-def test_a_terminated_listener_recovers_and_calls_everybody_back(
+def test_a_terminated_listener_calls_everybody_back(
     database: Database, wakeups: Wakeups, onlooker: psycopg.Connection
 ) -> None:
     calls: queue.Queue[tuple[str, frozenset[str]]] = queue.Queue()

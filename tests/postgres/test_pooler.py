@@ -65,18 +65,7 @@ def in_session_mode(
             yield database
 
 
-def test_a_transaction_of_few_rows_is_like_any_other_through_a_pooler(pooled_url: str, database_url: str) -> None:
-    def look(connection: Connection) -> str:
-        assert connection.execute(Statement("SELECT current_setting('enable_seqscan')")).scalar_one() == "off"
-        return str(connection.execute(Statement("SELECT current_setting('plan_cache_mode')")).scalar_one())
-
-    with closing(through(pooled_url, database_url, pool=1)) as database:
-        assert {database.run(look, kept_plans=nth % 2 == 0) for nth in range(12)} == {"auto"}
-
-
-def test_many_clients_with_statements_of_their_own_all_receive_their_own_answers(
-    pooled_url: str, database_url: str
-) -> None:
+def test_many_clients_with_statements_of_their_own_get_their_own_answers(pooled_url: str, database_url: str) -> None:
     wrong: list[object] = []
 
     def work(client: int) -> None:
@@ -134,15 +123,21 @@ def test_each_transaction_brings_its_settings_and_leaves_none_behind(pooled_url:
         assert database.find_pooler_problem() is None
 
 
-def test_the_database_is_verified_in_one_snapshot(pooled_url: str, database_url: str) -> None:
-    with closing(through(pooled_url, database_url)) as database:
+def test_transactions_through_a_pooler_are_as_any_other_and_the_database_is_verified_in_one_snapshot(
+    pooled_url: str, database_url: str
+) -> None:
+    def shown(connection: Connection, *names: str) -> list[str]:
+        return [connection.execute(Statement(f"SHOW {name}")).scalar_one() for name in names]
+
+    def isolation(connection: Connection) -> list[str]:
+        connection.execute(invariants.SNAPSHOT)
+        return shown(connection, "transaction_isolation", "transaction_read_only", "search_path")
+
+    with closing(through(pooled_url, database_url, pool=1)) as database:
+        for kept_plans in (True, False) * 6:
+            found = database.run(lambda c: shown(c, "plan_cache_mode", "enable_seqscan"), kept_plans=kept_plans)
+            assert found == ["auto", "off"]
         assert not any(finding.rows for finding in invariants.verify(database))
-
-        def isolation(connection: Connection) -> list[str]:
-            connection.execute(invariants.SNAPSHOT)
-            names = ("transaction_isolation", "transaction_read_only", "search_path")
-            return [connection.execute(Statement(f"SHOW {name}")).scalar_one() for name in names]
-
         assert database.run(isolation) == ["repeatable read", "on", "leasehold, pg_temp"]
 
 
@@ -196,9 +191,7 @@ def test_wake_ups_come_by_the_direct_way(pooled_url: str, database_url: str) -> 
         wakeups.stop()
 
 
-def test_a_pooler_that_is_not_named_is_found_on_an_idle_pool_and_on_a_busy_one(
-    server_url: str, pooled_url: str, database_url: str
-) -> None:
+def test_a_pooler_that_is_not_named_is_found_idle_or_busy(server_url: str, pooled_url: str, database_url: str) -> None:
     with psycopg.connect(libpq_url(database_url), autocommit=True) as connection:
         name = connection.info.dbname
         for setting, value in session_settings(DatabaseSettings()).items():
@@ -241,9 +234,7 @@ def test_listening_through_a_transaction_pooler_is_refused(server_url: str, pool
         assert database.find_pooler_problem() is None, "the listener tries again by itself"
 
 
-def test_in_session_mode_the_settings_that_are_lost_are_named_with_the_statements_that_store_them(
-    server_url: str, database_url: str
-) -> None:
+def test_in_session_mode_lost_settings_are_named_with_how_to_store_them(server_url: str, database_url: str) -> None:
     role = f"leasehold_test_{uuid4().hex}"
     with psycopg.connect(libpq_url(database_url), autocommit=True) as connection:
         connection.execute(f"CREATE ROLE {role} LOGIN SUPERUSER")

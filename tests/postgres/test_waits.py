@@ -57,11 +57,11 @@ def _several(connection: Connection) -> object:
     return connection.execute(ANSWER).scalar_one()
 
 
-@pytest.mark.parametrize("pooler", ["none", "transaction"])
-@pytest.mark.parametrize("work", WORK.values(), ids=WORK)
-def test_work_on_a_connection_that_is_lost_behind_a_proxy_begins_anew_on_another(
-    database_url: str, work: Callable[[Database], object], pooler: str
-) -> None:
+@pytest.mark.parametrize(
+    ("name", "pooler"), [*((name, "none") for name in WORK), ("plain", "transaction"), ("alone", "transaction")]
+)
+def test_work_on_a_connection_that_is_lost_begins_anew_on_another(database_url: str, name: str, pooler: str) -> None:
+    work = WORK[name]
     with behind_a_proxy(database_url, pooler=pooler) as (database, proxy):
         work(database)
         work(database)
@@ -102,9 +102,7 @@ def _patience(connection: Connection) -> str:
     return str(connection.session.patience)
 
 
-def test_wake_ups_come_again_after_their_connection_was_lost(
-    database_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wake_ups_come_again_after_a_lost_connection(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notify, "PROBE", 0.2)
     monkeypatch.setattr(engine, "LISTEN_PATIENCE", 1.0)
     with behind_a_proxy(database_url) as (database, proxy):
@@ -126,9 +124,7 @@ def test_wake_ups_come_again_after_their_connection_was_lost(
             wakeups.stop()
 
 
-def test_a_connection_that_looks_for_a_pooler_waits_no_longer_than_others(
-    database_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_look_for_a_pooler_waits_no_longer_than_others(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "LISTEN_PATIENCE", 1.0)
     with behind_a_proxy(database_url) as (database, proxy), database._connect() as connection:
         proxy.lose()

@@ -3,10 +3,8 @@
 import json
 import random
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 
 import psycopg
 import pytest
@@ -33,8 +31,7 @@ REQUEST = {"instance": "default", "properties": {}, "payload": {"command": ["tru
 @pytest.fixture(scope="module")
 def small_queue() -> Iterator[str]:
     """The URL of a server with a small queue of notifications."""
-    data = Path(tempfile.mkdtemp(prefix="leasehold-tests-", dir="/dev/shm"))
-    data.chmod(0o711)
+    data = embedded.scratch("leasehold-tests-")
     try:
         with (
             embedded.serve(data, durable=False) as first,
@@ -87,7 +84,6 @@ def test_submits_syncs_and_cancels_go_on_without_wake_ups_and_wake_ups_come_back
         found = database.run(server_checks.check_notifications)
         assert found.verdict is Verdict.BAD
         assert f"SELECT pg_terminate_backend({forgotten.info.backend_pid})" in str(found.remedy)
-
         forgotten.close()
         database._silent_until = clock.monotonic()
         sleeper.execute("LISTEN leasehold_jobs")
@@ -97,7 +93,7 @@ def test_submits_syncs_and_cancels_go_on_without_wake_ups_and_wake_ups_come_back
     database.close()
 
 
-def test_urgent_work_makes_room_on_its_own_connections(
+def test_urgent_work_has_its_own_connections(
     small_queue: str, forgotten: "psycopg.Connection", chance: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database = Database(small_queue, DatabaseSettings(), role="test", chance=chance)
@@ -122,7 +118,7 @@ def test_another_limit_of_the_server_is_told_as_it_is(database: Database) -> Non
     assert (len(tries), told, find_exhausted(refused.value)) == (1, [], None)
 
 
-def test_a_pooled_statement_is_repeated_without_a_wake_up_too(
+def test_a_pooled_statement_is_repeated_silently(
     small_queue: str, forgotten: "psycopg.Connection", chance: random.Random
 ) -> None:
     settings = DatabaseSettings(pooler="transaction", listen_url=small_queue)  # type: ignore[arg-type]
@@ -137,7 +133,7 @@ def test_a_pooled_statement_is_repeated_without_a_wake_up_too(
     del forgotten
 
 
-def test_a_submit_without_a_wake_up_can_be_committed_in_two_phases(
+def test_a_submit_without_a_wake_up_may_have_two_phases(
     small_queue: str, timing: Timing, chance: random.Random
 ) -> None:
     database = Database(small_queue, DatabaseSettings(), role="test", chance=chance)
