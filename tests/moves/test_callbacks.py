@@ -8,6 +8,7 @@ from leasehold.errors import BadInput
 from schema.moves.graphs import SubmittedGraph
 from schema.requests import GraphRequest
 from tests.support.pool import Bot, Pool, cancel_graph, completed, states, taken
+from tests.support.race import cancel
 
 CALLBACK = 4
 
@@ -46,11 +47,8 @@ def counts(graph: SubmittedGraph, succeeded: int, failed: int, cancelled: int) -
 
 @pytest.mark.parametrize("on", ["done", "succeeded", "failed"])
 @pytest.mark.parametrize("all_succeed", [True, False])
-@pytest.mark.parametrize("at_once", [True, False])
-def test_a_callback_runs_by_what_became_of_the_jobs_after_a_bot_was_killed(
-    pool: Pool, on: str, all_succeed: bool, at_once: bool
-) -> None:
-    graph = batch(pool, on)
+def test_a_callback_runs_by_what_became_of_jobs_after_a_bot_was_killed(pool: Pool, on: str, all_succeed: bool) -> None:
+    graph, at_once = batch(pool, on), on != "failed"
     bot = pool.bot(capacity=1, sync_service=pool.sync_service(enabled=False))
     work_on(pool, bot, "succeeded" if all_succeed else "failed")
     assert states(pool, graph)[CALLBACK] == ("cancelled" if on == "succeeded" and not all_succeed else "blocked")
@@ -75,10 +73,8 @@ def test_a_callback_runs_by_what_became_of_the_jobs_after_a_bot_was_killed(
 
 
 def test_a_cancelled_job_counts_as_one_that_did_not_succeed(pool: Pool) -> None:
-    from schema.moves.cancel import cancel
-
     graph = batch(pool, "failed")
-    pool.database.run(lambda c: cancel(c, [graph.jobs[1]], instances=None, sync=1.0, actor="test"))
+    cancel(pool, graph.jobs[1])
     work_on(pool, pool.bot(capacity=2, sync_service=pool.sync_service(enabled=False)))
     assert states(pool, graph)[CALLBACK] == "queued"
     assert told(pool, graph) == counts(graph, 2, 0, 1)
@@ -112,27 +108,21 @@ def test_a_callback_waits_for_the_nodes_that_others_cancel(pool: Pool) -> None:
     assert states(pool, graph) == {1: "failed", 2: "cancelled", 3: "queued"}
 
 
-@pytest.mark.parametrize(
-    ("change", "field", "said"),
-    [
+NODE: dict[str, Any] = {"node": 1, "command": ["x"]}
+
+
+def test_a_callback_that_might_wait_for_ever_is_refused(pool: Pool) -> None:
+    for change, field, said in (
         ({"callback": {"command": [""]}}, "callback.command", "must name a program"),
         ({"callback": {"command": ["x"], "key": "k"}}, "callback.key", "belongs to the graph"),
-        ({"nodes": [{"node": 1, "command": ["x"], "after": [9]}]}, "nodes.0.after", "names node 9"),
-        (
-            {"nodes": [{"node": 1, "command": ["x"]}, {"node": 2, "command": ["x"], "after": [1]}]},
-            "nodes.1.after",
-            "needs on_failure `run` or `cancel`",
-        ),
-        ({"nodes": [{"node": 2**31 - 1, "command": ["x"]}]}, "callback", "needs a number above"),
-    ],
-)
-def test_a_callback_that_might_wait_for_ever_is_refused(
-    pool: Pool, change: dict[str, Any], field: str, said: str
-) -> None:
-    with pytest.raises(BadInput) as refused:
-        batch(pool, "done", **change)
-    assert refused.value.field == field
-    assert said in refused.value.reason
+        ({"nodes": [NODE | {"after": [9]}]}, "nodes.0.after", "names node 9"),
+        ({"nodes": [NODE, NODE | {"node": 2, "after": [1]}]}, "nodes.1.after", "needs on_failure `run` or `cancel`"),
+        ({"nodes": [NODE | {"node": 2**31 - 1}]}, "callback", "needs a number above"),
+    ):
+        with pytest.raises(BadInput) as refused:
+            batch(pool, "done", **change)
+        assert refused.value.field == field
+        assert said in refused.value.reason
 
 
 def test_no_node_may_depend_on_a_callback(pool: Pool) -> None:

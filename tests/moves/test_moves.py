@@ -2,6 +2,7 @@
 
 import json
 import uuid
+from itertools import product
 from typing import Any
 
 import psycopg
@@ -9,7 +10,6 @@ import pytest
 from leasehold.errors import BadInput, Conflict, QueueFull
 
 from bots.sync import sessions
-from schema.accounting.accounts import Account, put_account, remove_account
 from schema.moves import cancel as cancel_moves
 from schema.moves.cancel import Cancelled
 from schema.moves.end import AttemptEnd, Verdict, end
@@ -20,6 +20,7 @@ from schema.postgres.statements import Statement
 from schema.validation import MAX_FORGIVEN
 from tests.support.pool import Pool, active, completed, synced
 from tests.support.requests import PLAIN, REQUESTS, STORED
+from tests.support.tenancy import no_share, share
 
 
 def test_a_job_goes_from_submit_to_result(pool: Pool) -> None:
@@ -27,64 +28,58 @@ def test_a_job_goes_from_submit_to_result(pool: Pool) -> None:
     bot = pool.bot()
     (work,) = pool.given(bot)
     assert (work["job"], work["state"], work["attempt"]) == (job, "active", 1)
-
     answer = bot.sync(completed(work, exit_code=0, seconds=0.5))
-
     assert answer["leases"] == []
     row = pool.job(job)
     assert (row.state, row.fence, row.result_fence, row.attempts) == ("succeeded", 1, 1, 1)
     assert pool.history(job) == ["submit", "grant", "acknowledge", "finish"]
     assert pool.row("SELECT in_use FROM bots").in_use == 0
     assert pool.row(f"SELECT {JOB_RESULT} AS result FROM jobs j").result == {"exit_code": 0, "seconds": 0.5}
+    placed = pool.row(
+        "SELECT l.assigner, l.strategy, e.actor, e.details FROM leases l, job_events e WHERE move = 'grant'"
+    )
+    assert (placed.assigner, placed.actor, placed.strategy) == ("assigner:test", "assigner:test", "capacity")
+    assert (placed.details["strategy"], placed.details["bot"]) == ("capacity", "bot-1")
 
 
-def test_a_failed_job_stays_failed_and_is_not_tried_again(pool: Pool) -> None:
-    job, bot, work = pool.running()
-
+@pytest.mark.parametrize("asks", [True, False])
+def test_a_failed_job_is_retried_after_a_wait_only_if_it_asks_for_it_and_then_fails(pool: Pool, asks: bool) -> None:
+    job, bot, work = pool.running(retry_failed=asks, max_attempts=2)
     bot.sync(completed(work, "failed", exit_code=3, reason="exit code 3"))
-
     row = pool.job(job)
-    assert (row.state, row.reason, row.attempts) == ("failed", "exit code 3", 1)
-
-
-def test_a_failed_job_that_asks_for_it_is_retried_with_a_growing_wait_and_then_fails(pool: Pool) -> None:
-    job, bot, work = pool.running(retry_failed=True, max_attempts=2)
-
-    bot.sync(completed(work, "failed", exit_code=3, reason="exit code 3"))
-    waiting = pool.job(job)
-    assert (waiting.state, waiting.fence, waiting.attempts) == ("queued", 2, 1)
-    assert waiting.schedule_after is not None
-
-    pool.change("UPDATE jobs SET schedule_after = now() - interval '1 s'")
-    (again,) = pool.given(bot)
-    assert again["attempt"] == 2
-    bot.sync(completed(again, "failed", exit_code=3))
-    assert pool.job(job).state == "failed"
-    assert pool.history(job) == ["submit", "grant", "acknowledge", "retry", "grant", "acknowledge", "finish"]
+    if asks:
+        assert (row.state, row.fence, row.attempts) == ("queued", 2, 1)
+        assert row.schedule_after is not None
+        pool.change("UPDATE jobs SET schedule_after = now() - interval '1 s'")
+        (again,) = pool.given(bot)
+        assert again["attempt"] == 2
+        bot.sync(completed(again, "failed", exit_code=3, reason="exit code 3"))
+        row = pool.job(job)
+    assert (row.state, row.reason, row.attempts) == ("failed", "exit code 3", 1 + asks)
+    attempts = ["grant", "acknowledge", "retry"] * asks + ["grant", "acknowledge", "finish"]
+    assert pool.history(job) == ["submit", *attempts]
 
 
 def test_a_job_that_no_bot_can_start_is_dead_after_its_attempts(pool: Pool) -> None:
     job, bot, work = pool.running(max_attempts=2)
-
     bot.sync(completed(work, "error", reason="no such program"))
     assert pool.job(job).state == "queued"
     pool.change("UPDATE jobs SET schedule_after = NULL")
     (work,) = pool.given(bot)
     bot.sync(completed(work, "error", reason="no such program"))
-
     row = pool.job(job)
     assert (row.state, row.attempts, row.result_fence) == ("dead", 2, None)
     assert pool.history(job)[-1] == "give_up"
 
 
-def test_a_job_that_kills_three_bots_is_dead(pool: Pool) -> None:
+@pytest.mark.parametrize("began", [True, False])
+def test_a_job_that_kills_three_bots_is_dead_whether_or_not_they_said_that_it_began(pool: Pool, began: bool) -> None:
     (job,) = pool.submit()
     bot = pool.bot()
     for _ in range(3):
         pool.assigner().run_once()
-        assert len(bot.take()) == 1
+        assert len(bot.take() if began else bot.sync()["leases"]) == 1
         bot = pool.restarted(bot)
-
     row = pool.job(job)
     assert (row.state, row.kills, row.attempts) == ("dead", 3, 3)
     assert row.reason == "its bot was lost three times"
@@ -121,7 +116,6 @@ def test_a_lost_attempt_is_forgiven_while_the_job_already_runs_elsewhere(pool: P
     pool.bot("other-2", dead_session=sessions.digest(bot.session.secret).hex(), cut_off=True)
     assert pool.job(job).kills == 1
     pool.restarted(bot, cut_off=True)
-
     row = pool.job(job)
     assert (row.state, row.kills, row.attempts, row.fence) == ("running", 0, 1, work["fence"])
     other.sync(completed(work))
@@ -137,9 +131,7 @@ def test_a_bot_that_was_cut_off_and_comes_back_before_its_session_expires_gives_
 
 
 @pytest.mark.parametrize("leaves", [True, False])
-def test_a_job_that_cuts_its_bots_off_is_dead_even_if_they_are_back_before_their_sessions_expire(
-    pool: Pool, leaves: bool
-) -> None:
+def test_a_job_that_cuts_its_bots_off_is_dead_even_if_they_are_back_in_time(pool: Pool, leaves: bool) -> None:
     (job,) = pool.submit()
     bot = pool.bot()
     for _ in range(MAX_FORGIVEN + 3):
@@ -169,30 +161,22 @@ def test_work_that_a_lost_bot_was_never_told_of_costs_no_attempt(pool: Pool) -> 
     (job,) = pool.submit()
     pool.bot()
     pool.assigner().run_once()
-
     pool.bot()
-
     row = pool.job(job)
     assert (row.state, row.kills, row.attempts, row.fence) == ("queued", 0, 0, 2)
 
 
-def test_work_that_a_bot_was_told_of_counts_against_the_job_if_the_bot_is_lost_before_it_says_more(pool: Pool) -> None:
-    (job,) = pool.submit()
-    bot = pool.bot()
-    for _ in range(3):
-        pool.assigner().run_once()
-        assert bot.sync()["leases"][0]["state"] == "pending"
-        bot = pool.restarted(bot)
-    row = pool.job(job)
-    assert (row.state, row.kills) == ("dead", 3)
-
-
-def test_released_work_is_queued_again_uncharged_and_keeps_its_age(pool: Pool) -> None:
+@pytest.mark.parametrize("leaves", [True, False])
+def test_released_work_and_that_of_a_leaving_bot_goes_back_uncharged_with_its_age(pool: Pool, leaves: bool) -> None:
     job, bot, work = pool.running()
     queued_at = pool.job(job).queued_at
-
-    bot.sync(completed(work, "released"), status="draining")
-
+    if leaves:
+        bot.sync(active(work), status="gone")
+        assert pool.row("SELECT status, session, in_use FROM bots") == ("gone", None, 0)
+        with pytest.raises(Conflict):
+            bot.sync()
+    else:
+        bot.sync(completed(work, "released"), status="draining")
     row = pool.job(job)
     assert (row.state, row.attempts, row.queued_at, row.schedule_after) == ("queued", 0, queued_at, None)
 
@@ -203,10 +187,8 @@ def test_a_bot_that_lost_its_lease_cannot_finish_the_job(pool: Pool) -> None:
     with pytest.raises(Conflict) as refused:
         bot.sync(completed(work))
     assert refused.value.code == "session_superseded"
-
     (again,) = pool.given(newer)
     answer = newer.sync(completed(work), active(again))
-
     assert [lease["fence"] for lease in answer["leases"]] == [again["fence"]]
     assert pool.job(job).state == "running"
 
@@ -216,11 +198,9 @@ def test_an_ending_with_any_part_of_its_fence_wrong_changes_nothing(pool: Pool, 
     job, _, _ = pool.running()
     row = pool.row("SELECT job_id, fence, bot_id, bot_epoch FROM live")
     fence = row._asdict() | {wrong: getattr(row, wrong) + 1}
-
     ended = pool.database.run(
         lambda connection: end(connection, [AttemptEnd(**fence, verdict=Verdict.SUCCEEDED)], actor="test")
     )
-
     assert ended == []
     assert pool.job(job).state == "running"
     assert pool.row("SELECT in_use FROM bots").in_use == 1
@@ -229,10 +209,8 @@ def test_an_ending_with_any_part_of_its_fence_wrong_changes_nothing(pool: Pool, 
 def test_a_final_job_cannot_be_changed_even_by_hand(pool: Pool) -> None:
     job, bot, work = pool.running()
     bot.sync(completed(work))
-
     with pytest.raises(psycopg.IntegrityError, match="stays so"):
         pool.change("UPDATE jobs SET state = 'queued', finished_at = NULL")
-
     assert pool.job(job).state == "succeeded"
 
 
@@ -242,30 +220,22 @@ def test_a_repeated_sync_gets_the_current_leases_and_is_not_applied_twice(pool: 
     first = synced(bot.sync_service, message)
     (later,) = pool.submit()
     pool.assigner().run_once()
-
     again = synced(bot.sync_service, message)
-
     assert [[lease["job"] for lease in json.loads(answer)["leases"]] for answer in (first, again)] == [[], [later]]
     assert pool.history(job).count("finish") == 1
     assert pool.history(later)[-1] == "grant"
 
 
-def test_an_older_sync_is_refused(pool: Pool) -> None:
+def test_an_older_sync_and_one_with_the_wrong_secret_are_refused(pool: Pool) -> None:
     job, bot, work = pool.running()
     older, newer = bot.message(completed(work)), bot.message(active(work))
     synced(bot.sync_service, newer)
-
     with pytest.raises(Conflict) as refused:
         synced(bot.sync_service, older)
-
     assert refused.value.code == "stale_seq"
-    assert pool.job(job).state == "running"
-
-
-def test_a_sync_with_the_wrong_secret_is_refused(pool: Pool) -> None:
-    bot = pool.bot()
     with pytest.raises(Conflict):
-        synced(bot.sync_service, bot.message().model_copy(update={"secret": "guess"}))
+        synced(bot.sync_service, bot.message(completed(work)).model_copy(update={"secret": "guess"}))
+    assert pool.job(job).state == "running"
 
 
 def cancel(pool: Pool, *jobs: str, instances: list[str] | None = None) -> list[Cancelled]:
@@ -274,8 +244,11 @@ def cancel(pool: Pool, *jobs: str, instances: list[str] | None = None) -> list[C
     )
 
 
-def test_a_queued_job_is_cancelled_at_once(pool: Pool) -> None:
+def test_a_queued_job_is_cancelled_at_once_and_a_foreign_one_is_like_an_absent_one(pool: Pool) -> None:
     (job,) = pool.submit()
+    found = cancel(pool, job, str(uuid.uuid4()), instances=["other"])
+    assert [one.state for one in found] == [None, None]
+    assert pool.job(job).state == "queued"
     assert cancel(pool, job) == [Cancelled(job, "cancelled", changed=True)]
     assert pool.job(job).finished_at is not None
 
@@ -286,32 +259,8 @@ def test_a_running_job_is_cancelled_when_its_bot_confirms(pool: Pool) -> None:
     (told,) = bot.sync(active(work))["leases"]
     assert told["state"] == "cancelling"
     assert pool.row("SELECT in_use FROM bots").in_use == 1, "capacity is held until the bot confirms"
-
     bot.sync(completed(work, "stopped"))
-
     assert (pool.job(job).state, pool.row("SELECT in_use FROM bots").in_use) == ("cancelled", 0)
-
-
-def test_a_job_that_finishes_before_it_hears_of_the_cancellation_keeps_its_result(pool: Pool) -> None:
-    job, bot, work = pool.running()
-    cancel(pool, job)
-    bot.sync(completed(work, exit_code=0))
-    row = pool.job(job)
-    assert (row.state, row.result_fence) == ("succeeded", row.fence)
-
-
-def test_a_finished_job_cannot_be_cancelled(pool: Pool) -> None:
-    job, bot, work = pool.running()
-    bot.sync(completed(work))
-    assert cancel(pool, job) == [Cancelled(job, "succeeded", changed=False)]
-
-
-def test_foreign_and_absent_jobs_look_alike_to_cancel(pool: Pool) -> None:
-    (job,) = pool.submit()
-    absent = str(uuid.uuid4())
-    found = cancel(pool, job, absent, instances=["other"])
-    assert [one.state for one in found] == [None, None]
-    assert pool.job(job).state == "queued"
 
 
 def test_a_key_stands_for_one_job_whatever_the_number_of_submits(pool: Pool) -> None:
@@ -343,16 +292,6 @@ def test_a_bot_that_forgets_a_running_lease_has_lost_it(pool: Pool) -> None:
     assert (row.state, row.attempts, row.kills) == ("queued", 1, 1)
 
 
-def test_a_bot_that_leaves_gives_its_work_back(pool: Pool) -> None:
-    job, bot, work = pool.running()
-    bot.sync(active(work), status="gone")
-    assert (pool.job(job).state, pool.job(job).attempts) == ("queued", 0)
-    row = pool.row("SELECT status, session, in_use FROM bots")
-    assert (row.status, row.session, row.in_use) == ("gone", None, 0)
-    with pytest.raises(Conflict):
-        bot.sync()
-
-
 def test_a_bot_that_reports_less_capacity_than_it_uses_keeps_what_it_uses(pool: Pool) -> None:
     pool.submit(3)
     bot = pool.bot(capacity=3)
@@ -370,54 +309,10 @@ def test_a_drained_bot_is_told_and_gets_no_more_work(pool: Pool) -> None:
     pool.assigner().run_once()
     assert bot.sync(wait=10.0)["drain"] is True
     assert pool.job(job).state == "queued"
-
     pool.database.run(lambda c: drain(c, "bot-1", draining=False, actor="test", reason="mended"))
     pool.assigner().run_once()
-
     assert pool.job(job).state == "leased"
     assert [row.action for row in pool.rows("SELECT action FROM audit ORDER BY id")] == ["drain", "undrain"]
-
-
-def test_sql_callers_may_spell_properties_with_one_value_or_several(pool: Pool) -> None:
-    pool.bot(properties={"os": ["linux", "debian"]})
-    for properties in ('{"os": "linux"}', '{"os": ["linux"]}', '{"os": ["linux", "linux"]}'):
-        pool.rows(
-            "SELECT * FROM leasehold.submit(CAST(:jobs AS jsonb))",
-            jobs=f'[{{"command": ["true"], "properties": {properties}}}]',
-        )
-    assert [row.properties for row in pool.rows("SELECT properties FROM platforms")] == [{"os": ["linux"]}]
-    assert pool.row("SELECT count(*) AS links FROM kind_platforms").links == 1
-
-
-@pytest.mark.parametrize(
-    ("job", "refused"),
-    [
-        ('{"payload": {"command": ["true"]}}', r"jobs\.0\.payload: is not a field of a job"),
-        ('{"command": ["true"], "payload": {"command": ["true"]}}', r"jobs\.0\.payload: is not a field of a job"),
-        ("{}", r"jobs\.0\.command: field required"),
-        ('{"properties": []}', r"jobs\.0\.command: field required"),
-        ('"command"', r"jobs\.0: input should be an object"),
-        ("3", r"jobs\.0: input should be an object"),
-        ('{"command": "true"}', r"jobs\.0\.command: "),
-    ],
-)
-def test_sql_callers_cannot_submit_what_no_bot_could_run(pool: Pool, job: str, refused: str) -> None:
-    with pytest.raises(psycopg.Error, match=refused):
-        pool.rows("SELECT * FROM leasehold.submit(CAST(:jobs AS jsonb))", jobs=f"[{job}]")
-    assert pool.rows("SELECT id FROM jobs") == []
-
-
-@pytest.mark.parametrize(
-    ("field", "value"), [("units", 0), ("priority", 1001), ("max_attempts", 0), ("label", "l" * 65)]
-)
-@pytest.mark.parametrize("others", [0, 1])
-def test_what_sql_callers_give_beyond_its_range_is_refused_and_never_stored_otherwise(
-    pool: Pool, field: str, value: object, others: int
-) -> None:
-    job = {"command": ["true"]}
-    with pytest.raises(psycopg.Error, match=f"jobs.0.{field}: "):
-        pool.rows("SELECT * FROM leasehold.submit(:jobs)", jobs=json.dumps([job | {field: value}] + [job] * others))
-    assert pool.rows("SELECT id FROM jobs") == []
 
 
 # A request that comes alone: the same rows, answers and refusals as among others.
@@ -443,29 +338,8 @@ def rows(pool: Pool) -> Any:
     )
 
 
-@pytest.mark.parametrize("request_", REQUESTS.values(), ids=REQUESTS)
-@pytest.mark.parametrize("first", ["alone", "among others"])
-def test_a_request_alone_makes_the_rows_that_it_makes_among_others(
-    pool: Pool, request_: dict[str, Any], first: str
-) -> None:
-    pool.change("INSERT INTO cohorts (name, labels) VALUES ('night', '{nightly}')")
-    unshared = request_ | ({"dedup_key": "other"} if "dedup_key" in request_ else {})
-    if first == "alone":
-        made = [alone(pool, request_), among_others(pool, unshared)]
-    else:
-        made = [among_others(pool, unshared), alone(pool, request_)]
-    one, other = (pool.row(STORED, id=job.public_id) for job in made)
-    assert one == other
-    assert [job.created for job in made] == [True, True]
-    assert [pool.row("SELECT id FROM jobs WHERE public_id = :id", id=job.public_id).id for job in made] == [
-        job.job_id for job in made
-    ]
-
-
 @pytest.mark.parametrize("extra", [{}, {"dedup_key": "d"}], ids=["", "deduplicated"])
-def test_requests_at_once_are_all_stored_and_answered_in_their_order_or_none_is(
-    pool: Pool, extra: dict[str, Any]
-) -> None:
+def test_requests_at_once_are_all_stored_and_answered_in_order_or_none_is(pool: Pool, extra: dict[str, Any]) -> None:
     requests = [PLAIN | {"key": f"k{number}", "label": f"{number}"} | extra for number in range(3)]
     first = at_once(pool, requests[:2])
     assert [job.created for job in first] == [True, not extra]
@@ -484,35 +358,38 @@ def test_requests_at_once_are_all_stored_and_answered_in_their_order_or_none_is(
     assert at_once(pool, []) == []
 
 
-@pytest.mark.parametrize("name", sorted(REQUESTS.keys() - {"a deduplication key"}))
-@pytest.mark.parametrize("first", ["among others", "at once"])
-def test_requests_that_are_alike_make_the_rows_that_they_make_among_others(pool: Pool, name: str, first: str) -> None:
-    pool.change("INSERT INTO cohorts (name, labels) VALUES ('night', '{nightly}')")
-    pair = [REQUESTS[name], REQUESTS[name] | {"payload": {"command": ["another"]}}]
-    if first == "among others":
-        others, together = [among_others(pool, each) for each in pair], at_once(pool, pair)
-    else:
-        together, others = at_once(pool, pair), [among_others(pool, each) for each in pair]
-    for one, other in zip(together, others, strict=True):
-        assert one.created
-        assert pool.row(STORED, id=one.public_id) == pool.row(STORED, id=other.public_id)
-        assert pool.row("SELECT public_id FROM jobs WHERE id = :id", id=one.job_id).public_id == one.public_id
-
-
-@pytest.mark.parametrize("managed", [False, True])
-@pytest.mark.parametrize("wanted", [{}, {"units": 2}], ids=["", "large"])
-@pytest.mark.parametrize("there", [{}, {"terms": {"job_class": "random"}}], ids=["plain", "constrained"])
-def test_requests_join_no_queue_of_other_jobs(
-    pool: Pool, there: dict[str, Any], wanted: dict[str, Any], managed: bool
+@pytest.mark.parametrize("others_first", [True, False])
+def test_a_request_alone_and_requests_at_once_make_the_rows_that_they_make_among_others(
+    pool: Pool, others_first: bool
 ) -> None:
-    alone(pool, PLAIN | there)
-    if managed:
-        account = Account(credit_weight=1.0)
-        pool.database.run(lambda connection: put_account(connection, "default", account, actor="test"))
-    request = PLAIN | wanted
-    made = [alone(pool, request), *at_once(pool, [request] * 2)]
-    other = pool.row(STORED, id=among_others(pool, request).public_id)
-    assert [pool.row(STORED, id=job.public_id) for job in made] == [other] * 3
+    """Each request in an instance of its own, and so with a new queue."""
+    pool.change("INSERT INTO cohorts (name, labels) VALUES ('night', '{nightly}')")
+    for nth, (name, given) in enumerate(REQUESTS.items()):
+        request = given | ({"instance": f"i-{nth}"} if "instance" in given else {})
+        shared = "dedup_key" in request
+        pair = [request, request | {"payload": {"command": ["another"]}}]
+        unshared = [request | {"dedup_key": "other"}] if shared else pair
+        others = [among_others(pool, each) for each in unshared] if others_first else []
+        both = [] if shared else at_once(pool, pair)
+        one = alone(pool, request)
+        others = others or [among_others(pool, each) for each in unshared]
+        for job, other in [(one, others[0]), *zip(both, others, strict=not shared)]:
+            assert (name, job.created) == (name, True)
+            assert (name, pool.row(STORED, id=job.public_id)) == (name, pool.row(STORED, id=other.public_id))
+            assert pool.row("SELECT public_id FROM jobs WHERE id = :id", id=job.job_id).public_id == job.public_id
+
+
+def test_requests_join_no_queue_of_other_jobs(pool: Pool) -> None:
+    cases = product(({}, {"terms": {"job_class": "random"}}), ({}, {"units": 2}), (False, True))
+    for nth, (there, wanted, managed) in enumerate(cases):
+        instance = {"instance": f"i-{nth}"}
+        alone(pool, PLAIN | instance | there)
+        if managed:
+            share(pool, f"i-{nth}", credit_weight=1.0)
+        request = PLAIN | instance | wanted
+        made = [alone(pool, request), *at_once(pool, [request] * 2)]
+        other = pool.row(STORED, id=among_others(pool, request).public_id)
+        assert [pool.row(STORED, id=job.public_id) for job in made] == [other] * 3, (there, wanted, managed)
 
 
 def test_requests_at_once_get_the_jobs_of_their_known_keys_in_their_order(pool: Pool) -> None:
@@ -529,18 +406,8 @@ def test_requests_at_once_get_the_jobs_of_their_known_keys_in_their_order(pool: 
         for job in again
     ]
     assert commands == [["d"], ["b"], ["c"], ["a"], ["c"], ["unkeyed"]]
-    before = rows(pool)
-    assert before == (7, 7, 7, 4)
-    with pytest.raises(Conflict, match=r"jobs\[1\].key: 'b' was used before for a different request"):
-        at_once(pool, [PLAIN | {"key": "new"}, PLAIN | {"key": "b"}])
-    assert rows(pool) == before
+    assert rows(pool) == (7, 7, 7, 4)
     assert alone(pool, requests[3]) == again[3]._replace(created=False), "the key has the digest of the whole request"
-
-
-def test_requests_at_once_that_share_a_deduplication_key_make_one_job(pool: Pool) -> None:
-    alone(pool, PLAIN)
-    one, two = at_once(pool, [PLAIN | {"dedup_key": "d"}] * 2)
-    assert (one.created, two.created, two.job_id) == (True, False, one.job_id)
 
 
 def test_limits_and_malformed_payloads_are_seen_in_requests_at_once(pool: Pool) -> None:
@@ -559,13 +426,11 @@ def test_limits_and_malformed_payloads_are_seen_in_requests_at_once(pool: Pool) 
     assert rows(pool).jobs == 1
 
 
-def test_jobs_of_an_instance_that_becomes_managed_get_constraints_and_lose_them_when_it_ceases_to_be(
-    pool: Pool,
-) -> None:
+def test_jobs_of_an_instance_get_constraints_while_it_is_managed(pool: Pool) -> None:
     alone(pool, PLAIN)
-    pool.database.run(lambda c: put_account(c, "default", Account(credit_weight=1.0), actor="test"))
+    share(pool, "default", credit_weight=1.0)
     constrained = [alone(pool, PLAIN).job_id for _ in range(2)]
-    pool.database.run(lambda c: remove_account(c, "default", actor="test"))
+    no_share(pool, "default")
     plain = [alone(pool, PLAIN).job_id for _ in range(2)]
     found = pool.rows("SELECT id, constrained FROM jobs WHERE id = ANY (:ids)", ids=constrained + plain)
     assert {row.id: row.constrained for row in found} == dict.fromkeys(constrained, True) | dict.fromkeys(plain, False)
@@ -594,18 +459,15 @@ def test_a_label_that_is_full_refuses_a_request_alone(pool: Pool) -> None:
     assert alone(pool, PLAIN).created
 
 
-@pytest.mark.parametrize(
-    "request_", [{}, {"payload": {"command": "true"}}, PLAIN | {"properties": None}, PLAIN | {"properties": ["os"]}]
-)
-def test_a_malformed_request_alone_is_refused_by_the_database(pool: Pool, request_: dict[str, Any]) -> None:
-    with pytest.raises(Exception, match=r"a request needs payload.command, an array, and its properties are an object"):
-        alone(pool, request_)
-    assert rows(pool) == (0, 0, 0, 0)
-
-
-def test_what_a_constraint_forbids_is_refused_by_its_name(pool: Pool) -> None:
-    with pytest.raises(Exception, match="jobs_priority_range"):
-        alone(pool, PLAIN | {"priority": 1001})
+def test_a_malformed_request_alone_is_refused_by_the_database(pool: Pool) -> None:
+    said = "a request needs payload.command, an array, and its properties are an object"
+    for request, reason in (
+        *((bad, said) for bad in ({}, {"payload": {"command": "true"}})),
+        *((PLAIN | {"properties": bad}, said) for bad in (None, ["os"])),
+        (PLAIN | {"priority": 1001}, "jobs_priority_range"),
+    ):
+        with pytest.raises(psycopg.Error, match=reason):
+            alone(pool, request)
     assert rows(pool) == (0, 0, 0, 0)
 
 

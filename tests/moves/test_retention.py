@@ -1,5 +1,6 @@
 """What upkeep forgets besides old jobs, and what it must not."""
 
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -46,7 +47,6 @@ def test_bots_that_have_gone_for_long_are_forgotten_with_what_they_left(pool: Po
     pool.database.run(lambda c: drain(c, "drained", draining=True, actor="test", reason=""))
     pool.upkeep().run_once()
     assert [row.name for row in pool.rows(KEPT)] == ["bot-1", "drained", "present", "recent"]
-
     pool.change("UPDATE jobs SET finished_at = now() - interval '10 days'")
     pool.retention().run_once()
     pool.upkeep().run_once()
@@ -69,7 +69,7 @@ def test_a_bot_that_comes_back_while_it_is_forgotten_gets_a_session(pool: Pool, 
     assert pool.row("SELECT status FROM bots").status == "ok"
 
 
-def test_old_evictions_and_old_notes_of_the_audit_are_deleted_but_no_eviction_of_the_last_day(pool: Pool) -> None:
+def test_old_evictions_notes_of_the_audit_and_assigners_are_deleted_but_no_eviction_of_the_last_day(pool: Pool) -> None:
     tenancy = Tenancy(pool)
     tenancy.quota("default", maximum=9)
     pool.change("DELETE FROM audit")
@@ -78,17 +78,12 @@ def test_old_evictions_and_old_notes_of_the_audit_are_deleted_but_no_eviction_of
     pool.database.run(lambda c: audit.write(c, "bot.look", actor="old", subject="x"))
     pool.change("UPDATE audit SET at = now() - interval '366 days'")
     pool.database.run(lambda c: audit.write(c, "bot.look", actor="new", subject="x"))
-
-    pool.upkeep().run_once()
-    assert (tenancy.evictions(), [row.actor for row in pool.rows("SELECT actor FROM audit")]) == (2, ["new"])
-    pool.upkeep(keep_dead=0).run_once()
-    assert tenancy.evictions() == 1
-
-
-def test_assigner_processes_that_were_not_seen_for_a_day_are_forgotten(pool: Pool) -> None:
     pool.change("INSERT INTO assigners (name, seen_at) VALUES ('old', now() - interval '25 h'), ('new', now())")
     pool.upkeep().run_once()
+    assert (tenancy.evictions(), [row.actor for row in pool.rows("SELECT actor FROM audit")]) == (2, ["new"])
     assert [row.name for row in pool.rows("SELECT name FROM assigners")] == ["new"]
+    pool.upkeep(keep_dead=0).run_once()
+    assert tenancy.evictions() == 1
 
 
 def test_submissions_that_shared_a_job_are_deleted_with_it(pool: Pool) -> None:
@@ -132,13 +127,13 @@ FROM generate_series(1, :count) i, (SELECT * FROM jobs LIMIT 1) j
 """
 
 
-def read_by(pool: Pool, work: partial[object]) -> Watch:
-    """What the work reads in a transaction that is rolled back."""
+def read_by(pool: Pool, work: Callable[[Connection], int]) -> tuple[int, Watch]:
+    """What the work, which is then undone, has deleted and read."""
     with pool.database.connect() as connection:
         with watching(connection) as watch:
-            work(connection)
+            deleted = work(connection)
         connection.rollback()
-    return watch
+    return deleted, watch
 
 
 @pytest.mark.parametrize("analyzed", [False, True])
@@ -148,28 +143,19 @@ def test_jobs_that_are_kept_of_one_state_cost_nothing_where_others_are_due(pool:
     pool.change(FINISHED, state="succeeded", age=5000, count=10)
     if analyzed:
         pool.change("ANALYZE jobs")
-    deleted: list[int] = []
-
-    def delete(connection: Connection) -> None:
-        deleted.append(retention.delete_finished(connection, JobState.SUCCEEDED, age=3600, limit=500).rows)
-
-    watch = read_by(pool, partial(delete))
-    assert deleted == [10]
+    finished = partial(retention.delete_finished, age=3600, limit=500)
+    deleted, watch = read_by(pool, lambda c: finished(c, JobState.SUCCEEDED).rows)
+    assert deleted == 10
     assert watch.touched <= 500, str(watch)
     pool.change("DELETE FROM jobs WHERE state IN ('failed', 'succeeded')")
 
 
 def test_blames_of_today_cost_nothing_where_older_ones_are_due(pool: Pool) -> None:
-    jobs = pool.submit(20)
+    pool.submit(20)
     pool.change("INSERT INTO blames (job_id, at) SELECT id, now() FROM jobs")
     pool.change("UPDATE blames SET at = now() - interval '2 days' WHERE job_id = (SELECT max(id) FROM jobs)")
-    deleted: list[int] = []
-
-    def delete(connection: Connection) -> None:
-        deleted.append(retention.delete_old_blames(connection, age=DAY, limit=500))
-
-    watch = read_by(pool, partial(delete))
-    assert (deleted, len(jobs)) == ([1], 20)
+    deleted, watch = read_by(pool, lambda c: retention.delete_old_blames(c, age=DAY, limit=500))
+    assert deleted == 1
     assert "blames_old" in str(watch)
     assert watch.touched <= 10, str(watch)
 
@@ -182,9 +168,7 @@ def walked(rows: UnnamedRows) -> int:
     return rounds
 
 
-def test_bots_and_queues_that_nothing_names_are_found_a_page_at_a_time(
-    pool: Pool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bots_and_queues_that_nothing_names_are_found_by_pages(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A page has three rows, and a round two pages."""
     monkeypatch.setattr("assigner.maintenance.unnamed_rows.PAGES", 2)
     for name in ("named", "unnamed"):
@@ -198,7 +182,6 @@ def test_bots_and_queues_that_nothing_names_are_found_a_page_at_a_time(
     bots = gone_bots(pool.database, age=DAY, page=3)
     assert walked(bots) > 2
     assert (bots.deleted, [row.name for row in pool.rows(KEPT)]) == (1, ["named"])
-
     cancel(pool, *pool.submit(properties={"os": "linux"}))
     pool.change("UPDATE jobs SET finished_at = now() - interval '1 h' WHERE id = (SELECT max(id) FROM jobs)")
     pool.database.run(lambda c: retention.delete_finished(c, JobState.CANCELLED, age=60, limit=500))
@@ -229,9 +212,7 @@ def test_a_queue_that_somebody_has_held_while_jobs_were_read_is_kept(pool: Pool,
     assert pool.job(job).queue == pool.queue_of(job).id
 
 
-def test_a_graph_goes_although_many_before_it_are_kept_for_their_jobs(
-    pool: Pool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_graph_goes_although_many_before_it_keep_their_jobs(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Five graphs are kept for their jobs. One look reads two graphs, and a round has two looks."""
     for _ in range(6):
         graph = submitted(pool, {1: []})

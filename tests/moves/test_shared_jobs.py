@@ -13,16 +13,11 @@ from schema.moves import cancel as cancel_moves
 from schema.moves.cancel import Cancelled
 from schema.moves.submit import Submitted, submit
 from tests.support.pool import Pool, completed
-from tests.support.race import Race, cancel, expire, running
+from tests.support.race import Race, cancel, expire, park
 
 DEDUP = {"dedup_key": "nightly"}
 JOBS = "SELECT * FROM jobs ORDER BY id"
 FOLLOWERS = "SELECT * FROM job_followers"
-PARK = """
-WITH parked AS (UPDATE jobs SET state = 'parked' RETURNING id)
-INSERT INTO stored_events (job_id, move, from_state, to_state, fence, actor)
-SELECT id, 'hold', 'queued', 'parked', 0, 'test' FROM parked
-"""
 
 
 def submission_states(pool: Pool, *submissions: str) -> list[str]:
@@ -39,27 +34,25 @@ def cancel_all_submissions(pool: Pool, *submissions: str) -> list[Cancelled]:
 
 def shared(pool: Pool, state: str) -> tuple[str, str]:
     """A job in this state, and the submission that joined it."""
-    if state in ("queued", "parked"):
-        (job,) = pool.submit(**DEDUP)
-        if state == "parked":
-            pool.change(PARK)
-    elif state == "leased":
-        (job,) = pool.submit(**DEDUP)
-        pool.bot()
-        pool.assigner().run_once()
-    else:
-        job, _, _ = running(pool, **DEDUP)
+    (job,) = pool.submit(**DEDUP)
+    match state:
+        case "parked":
+            park(pool, job)
+        case "leased":
+            pool.bot()
+            pool.assigner().run_once()
+        case "running":
+            pool.given(pool.bot())
     (joined,) = pool.submit(**DEDUP)
     assert pool.job(job).state == state
     return job, joined
 
 
-def test_a_submit_joins_the_unfinished_job_with_its_key_under_an_id_of_its_own(pool: Pool) -> None:
+def test_a_submit_joins_the_unfinished_job_of_its_instance_with_its_key_under_an_id_of_its_own(pool: Pool) -> None:
     (job,) = pool.submit(**DEDUP)
-    joined, other, plain = (*pool.submit(2, **DEDUP), *pool.submit())
-
-    assert len({job, joined, other, plain}) == 4
-    assert len(pool.rows(JOBS)) == 2
+    joined, other, plain, elsewhere = (*pool.submit(2, **DEDUP), *pool.submit(), *pool.submit(instance="ci", **DEDUP))
+    assert len({job, joined, other, plain, elsewhere}) == 5
+    assert len(pool.rows(JOBS)) == 3
     assert pool.history(job) == ["submit", "join", "join"]
     found = pool.database.run(lambda c: job_queries.submission_states(c, [job, joined, plain], instances=None))
     assert [found[each]["joined"] for each in (job, plain)] == [None, None]
@@ -72,7 +65,6 @@ def test_equal_requests_of_one_batch_are_one_job_and_answers_keep_their_order(po
         for n, key in enumerate(["b", None, "a", "b", "a", None, "b"])
     ]
     taken = pool.database.run(lambda c: submit(c, requests, actor="test"))
-
     assert [one.created for one in taken] == [True, True, True, False, False, True, False]
     jobs = [one.job_id for one in taken]
     assert (jobs[0], jobs[0], jobs[2]) == (jobs[3], jobs[6], jobs[4])
@@ -83,23 +75,15 @@ def test_equal_requests_of_one_batch_are_one_job_and_answers_keep_their_order(po
     assert [pool.row(payload, id=jobs[n]).n for n in (0, 2)] == ["0", "2"]
 
 
-def test_another_instance_with_the_same_key_has_its_own_job(pool: Pool) -> None:
-    pool.submit(**DEDUP)
-    pool.submit(instance="ci", **DEDUP)
-    assert len(pool.rows(JOBS)) == 2
-    assert pool.rows(FOLLOWERS) == []
-
-
 @pytest.mark.parametrize("end", ["succeeded", "cancelled", "cancelling"])
 def test_a_job_that_is_over_or_being_stopped_is_joined_no_more(pool: Pool, end: str) -> None:
     if end == "cancelled":
         (job,) = pool.submit(**DEDUP)
         cancel(pool, job)
     else:
-        job, bot, work = running(pool, **DEDUP)
+        job, bot, work = pool.running(**DEDUP)
         bot.sync(completed(work)) if end == "succeeded" else cancel(pool, job)
     (again,) = pool.submit(**DEDUP)
-
     assert (pool.job(job).state, pool.job(again).state) == (end, "queued")
     assert pool.rows(FOLLOWERS) == []
 
@@ -118,15 +102,12 @@ def test_a_key_that_joined_answers_with_the_same_id_again_and_refuses_other_requ
 
 
 @pytest.mark.parametrize("others", [["b", "a"], ["a", "b"], ["b", None], [None, "b"]])
-def test_one_key_in_one_batch_with_different_deduplication_keys_is_a_conflict(
-    pool: Pool, others: list[str | None]
-) -> None:
+def test_one_key_in_a_batch_with_other_deduplication_keys_is_a_conflict(pool: Pool, others: list[str | None]) -> None:
     request = {"instance": "default", "properties": {}, "payload": {"command": ["true"]}, "key": "k"}
     requests = [request | ({} if other is None else {"dedup_key": other}) for other in others]
     with pytest.raises(Conflict, match=r"jobs\[[01]\]\.key: 'k' was used before"):
         pool.database.run(lambda c: submit(c, requests, actor="test"))
     assert pool.rows(JOBS) == []
-
     flat = [
         {"command": ["true"]} | {name: each[name] for name in ("key", "dedup_key") if name in each} for each in requests
     ]
@@ -135,48 +116,36 @@ def test_one_key_in_one_batch_with_different_deduplication_keys_is_a_conflict(
     assert len({row.public_id for row in answers} - {None}) == len(pool.rows(JOBS)) == 1
 
 
-def test_a_more_urgent_duplicate_is_picked_before_what_it_stood_behind(pool: Pool) -> None:
-    (ahead,) = pool.submit(priority=0)
+@pytest.mark.parametrize("runs", [True, False], ids=["of a job that is lost", "of a job that waits"])
+def test_a_more_urgent_duplicate_is_picked_before_what_it_stood_behind(pool: Pool, runs: bool) -> None:
     (job,) = pool.submit(priority=5, **DEDUP)
+    if runs:
+        pool.given(pool.bot())
+    (ahead,) = pool.submit(priority=0)
     pool.submit(priority=7, **DEDUP)
     assert pool.job(job).priority == 5, "a less urgent one changes nothing"
     pool.submit(priority=-5, **DEDUP)
-    pool.bot()
+    assert pool.job(job).state == ("running" if runs else "queued")
+    pool.change("UPDATE bots SET expires_at = now() - interval '1 s'")
+    expire(pool)
+    pool.bot("bot-2")
     pool.assigner(batch=1).run_once()
-
     assert (pool.job(job).state, pool.job(ahead).state) == ("leased", "queued")
     details = pool.row("SELECT details FROM job_events WHERE move = 'join' ORDER BY id DESC LIMIT 1").details
     assert details == {"priority": -5, "priority_before": 5}
 
 
-def test_a_more_urgent_duplicate_of_a_running_job_counts_when_it_is_queued_again(pool: Pool) -> None:
-    job, _, _ = running(pool, priority=5, **DEDUP)
-    (ahead,) = pool.submit(priority=0)
-    pool.submit(priority=-5, **DEDUP)
-    assert pool.job(job).state == "running"
-    pool.change("UPDATE bots SET expires_at = now() - interval '1 s'")
-    expire(pool)
-    pool.bot("bot-2")
-    pool.assigner(batch=1).run_once()
-
-    assert (pool.job(job).state, pool.job(ahead).state) == ("leased", "queued")
-
-
 @pytest.mark.parametrize("state", ["queued", "parked", "leased", "running"])
 @pytest.mark.parametrize("own", [True, False], ids=["its own submitter leaves", "who joined leaves"])
-def test_who_cancels_a_shared_job_leaves_it_to_the_others_and_the_last_one_ends_it(
-    pool: Pool, state: str, own: bool
-) -> None:
+def test_who_cancels_a_shared_job_leaves_it_to_others_and_the_last_ends_it(pool: Pool, state: str, own: bool) -> None:
     job, joined = shared(pool, state)
     leaves, stays = (job, joined) if own else (joined, job)
-
     assert cancel(pool, leaves) == [Cancelled(leaves, "cancelled", changed=True)]
     assert cancel(pool, leaves) == [Cancelled(leaves, "cancelled", changed=False)]
     assert (pool.job(job).state, submission_states(pool, leaves, stays)) == (state, ["cancelled", state])
     assert pool.history(job)[-1] == "withdraw"
     event = pool.row("SELECT * FROM job_events WHERE move = 'withdraw'")
     assert (event.from_state, event.to_state, event.details) == (state, state, {"submission": leaves})
-
     end = "cancelled" if state in ("queued", "parked") else "cancelling"
     assert cancel(pool, stays) == [Cancelled(stays, end, changed=True)]
     assert (pool.job(job).state, submission_states(pool, leaves, stays)) == (end, ["cancelled", end])
@@ -184,11 +153,10 @@ def test_who_cancels_a_shared_job_leaves_it_to_the_others_and_the_last_one_ends_
 
 
 def test_a_withdrawn_submission_stays_cancelled_and_the_others_get_the_result(pool: Pool) -> None:
-    job, bot, work = running(pool, **DEDUP)
+    job, bot, work = pool.running(**DEDUP)
     joined, other = pool.submit(2, **DEDUP)
     cancel(pool, job, joined)
     bot.sync(completed(work, exit_code=0))
-
     assert submission_states(pool, job, joined, other) == ["cancelled", "cancelled", "succeeded"]
     found = pool.database.run(lambda c: job_queries.submission_states(c, [job, other], instances=None))
     assert (found[job]["result"], found[other]["result"]) == (None, {"exit_code": 0})
@@ -206,7 +174,7 @@ def test_all_submissions_named_in_one_call_end_their_job_and_only_theirs(pool: P
 
 
 def test_an_operator_can_end_a_job_whoever_shares_it(pool: Pool) -> None:
-    job, bot, work = running(pool, **DEDUP)
+    job, bot, work = pool.running(**DEDUP)
     joined, left = pool.submit(2, **DEDUP)
     cancel(pool, left)
     assert cancel_all_submissions(pool, joined) == [Cancelled(joined, "cancelling", changed=True)]
@@ -258,7 +226,6 @@ def test_many_submitters_at_once_share_one_live_job_for_each_key(pool: Pool, rac
             if live:
                 cancel_all_submissions(pool, *(str(row.public_id) for row in live))
         answers = [answer for each in running for answer in each.result()]
-
     jobs = {row.id: row for row in pool.rows("SELECT j.*, i.name FROM jobs j JOIN instances i ON i.id = j.instance")}
     live = [(row.name, row.dedup_key) for row in jobs.values() if row.dedup_key and row.state == "queued"]
     assert len(live) == len(set(live))

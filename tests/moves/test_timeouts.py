@@ -2,12 +2,13 @@
 
 import queue
 
+import pytest
+
 from schema.moves import timeouts
-from schema.moves.hold import park
 from schema.postgres.notify import Wakeups
 from tests.support.patience import MINUTE, eventually
 from tests.support.pool import Pool, completed
-from tests.support.race import Race
+from tests.support.race import Race, park
 
 LATE = "UPDATE jobs SET queue_deadline = now() - interval '1 s' WHERE queue_deadline IS NOT NULL"
 NO_GRACE = "UPDATE ticks SET grace_until = at"
@@ -22,10 +23,8 @@ def test_a_job_that_waited_longer_than_its_queue_timeout_is_dead(pool: Pool) -> 
     (waiting,) = pool.submit(queue_timeout_seconds=60)
     pool.upkeep().run_once()
     assert pool.job(waiting).state == "queued"
-
     pool.change(LATE)
     pool.upkeep().run_once()
-
     row = pool.job(waiting)
     assert (row.state, row.reason) == ("dead", "waited longer than its queue timeout")
     assert row.finished_at is not None
@@ -63,33 +62,26 @@ def test_a_job_that_lost_its_bot_after_it_was_started_is_not_killed_by_its_queue
     assert (pool.job(job).state, time_out(pool)) == ("queued", 0)
 
 
-def test_a_retry_of_a_job_whose_bot_never_said_that_it_began_has_no_queue_timeout_either(pool: Pool) -> None:
+@pytest.mark.parametrize("started", [True, False], ids=["failed", "given back unstarted"])
+def test_a_job_of_which_its_bot_never_said_that_it_began_has_a_queue_timeout_only_if_it_did_not(
+    pool: Pool, started: bool
+) -> None:
     (job,) = pool.submit(queue_timeout_seconds=60, retry_failed=True)
     bot = pool.bot()
     pool.assigner().run_once()
     (work,) = bot.sync()["leases"]
-    bot.sync(completed(work, "failed"))
-    assert (pool.job(job).state, pool.job(job).queue_deadline) == ("queued", None)
-
-
-def test_a_job_that_its_bot_gave_back_unstarted_still_has_its_queue_timeout(pool: Pool) -> None:
-    (job,) = pool.submit(queue_timeout_seconds=60)
-    bot = pool.bot()
-    pool.assigner().run_once()
-    (work,) = bot.sync()["leases"]
-    bot.sync(completed(work, "released"), status="draining")
+    bot.sync(completed(work, "failed" if started else "released"), status="draining")
+    assert pool.job(job).state == "queued"
+    assert (pool.job(job).queue_deadline is None) == started
     pool.change(LATE)
-    assert time_out(pool) == 1
-    assert pool.job(job).state == "dead"
+    assert time_out(pool) == (0 if started else 1)
 
 
 def test_a_parked_job_does_not_time_out(pool: Pool) -> None:
-    pool.submit(queue_timeout_seconds=60)
-    ids = [str(row.public_id) for row in pool.rows("SELECT public_id FROM jobs")]
-    pool.database.run(lambda c: park(c, ids, instances=None, reason=None, actor="test"))
+    (job,) = pool.submit(queue_timeout_seconds=60)
+    park(pool, job)
     pool.change(LATE)
-    assert time_out(pool) == 0
-    assert pool.job(ids[0]).state == "parked"
+    assert (time_out(pool), pool.job(job).state) == (0, "parked")
 
 
 def test_a_job_that_is_about_to_be_granted_is_passed_by(pool: Pool, race: Race) -> None:

@@ -199,7 +199,6 @@ def test_mixed_calls_on_the_same_few_bots_never_deadlock(crowd: Pool, chance: ra
             over.set()
     for loop in loops:
         loop.result()
-
     errors = [error.sqlstate for error in failed]
     print(f"turns: {dict(turns)}, errors: {Counter(errors)}", *failed, sep="\n")
     assert "40P01" not in errors

@@ -118,9 +118,7 @@ def test_a_job_that_stops_preferring_behind_a_held_one_does_so(pool: Pool, race:
     assert pool.job(second).state == "queued"
 
 
-def test_a_charge_is_given_back_behind_one_of_a_held_bot(
-    pool: Pool, race: Race, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_charge_behind_one_of_a_held_bot_goes_back(pool: Pool, race: Race, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = [pool.job(job).id for job in pool.submit(2)]
     for name, job in zip(("bot-1", "bot-2"), jobs, strict=True):
         pool.bot(name)
@@ -134,9 +132,7 @@ def test_a_charge_is_given_back_behind_one_of_a_held_bot(
     assert [row.job_id for row in pool.rows("SELECT job_id FROM blames WHERE bot_id IS NOT NULL")] == jobs[:1]
 
 
-def test_a_schedule_that_is_due_behind_a_held_one_fires(
-    pool: Pool, race: Race, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_schedule_that_is_due_behind_a_held_fires(pool: Pool, race: Race, monkeypatch: pytest.MonkeyPatch) -> None:
     terms = ScheduleTerms("* * * * *", "UTC", "skip", 10, 86400.0, "allow", True, {"command": ["true"]})
     for name in ("first", "second"):
         pool.database.run(

@@ -1,6 +1,7 @@
 """Preemption, two at once on one job, bot or quota: who waits, who wins, and what is kept for whom."""
 
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -9,7 +10,7 @@ from schema.moves.preempt import release_kept_units
 from schema.picking import preemption
 from schema.picking.ready import Scope
 from schema.postgres.connection import Connection
-from tests.support.pool import Pool, active, completed
+from tests.support.pool import Pool, completed
 from tests.support.race import Race, at_service_of, cancel, expire
 from tests.support.tenancy import EAGER, Tenancy, assign, contested
 
@@ -50,15 +51,17 @@ def test_preempt_finish_a_victim_that_finishes_while_it_is_asked_to_stop_keeps_i
     assert (tenancy.usage("team-a"), tenancy.usage("team-b")) == (1, 0)
 
 
-def test_preempt_cancel_a_victim_that_is_being_cancelled_is_left_alone(
-    pool: Pool, tenancy: Tenancy, race: Race
+@pytest.mark.parametrize("cancelled", ["victim", "wanting"])
+def test_preempt_cancel_nothing_is_evicted_if_the_victim_or_the_job_is_just_being_cancelled(
+    pool: Pool, tenancy: Tenancy, race: Race, cancelled: str
 ) -> None:
-    victim, _, bot, work = contested(pool, tenancy)
-    race.side_by_side(lambda first: cancel(first, victim), lambda: assign(pool))
+    victim, wanting, bot, work = contested(pool, tenancy)
+    job = victim if cancelled == "victim" else wanting
+    race.side_by_side(lambda first: cancel(first, job), lambda: assign(pool))
     assign(pool)
-    assert tenancy.stop_requests() == 0, "it stops anyway"
+    assert tenancy.stop_requests() == 0
     bot.sync(completed(work, "stopped"))
-    assert pool.job(victim).state == "cancelled"
+    assert pool.job(job).state == "cancelled"
 
 
 def test_preempt_cancel_a_victim_that_is_cancelled_does_not_come_back(pool: Pool, tenancy: Tenancy, race: Race) -> None:
@@ -68,15 +71,6 @@ def test_preempt_cancel_a_victim_that_is_cancelled_does_not_come_back(pool: Pool
     assign(pool)
     assert [lease["job"] for lease in bot.sync()["leases"]] == [wanting]
     assert (pool.job(victim).state, pool.job(victim).evictions) == ("cancelled", 0)
-
-
-def test_preempt_cancel_nothing_is_evicted_for_a_job_that_is_being_cancelled(
-    pool: Pool, tenancy: Tenancy, race: Race
-) -> None:
-    _, wanting, _, _ = contested(pool, tenancy)
-    race.side_by_side(lambda first: cancel(first, wanting), lambda: assign(pool))
-    assign(pool)
-    assert tenancy.stop_requests() == 0
 
 
 def test_preempt_cancel_what_is_kept_for_a_job_that_is_cancelled_is_for_its_instance_and_then_for_all(
@@ -97,6 +91,11 @@ def test_preempt_cancel_what_is_kept_for_a_job_that_is_cancelled_is_for_its_inst
 # --- two preemptors
 
 
+def evict_by(connection: Connection, stale: Any) -> int:
+    """Evict by a plan that was read before."""
+    return reclaim_module._reclaim_for(connection, *stale, EAGER, 1.0, "test", again=False, used=Counter())
+
+
 def test_two_preemptors_do_not_evict_one_victim_twice(pool: Pool, tenancy: Tenancy, race: Race) -> None:
     victim, wanting, bot, work = contested(pool, tenancy)
     tenancy.quota("team-c", minimum=1)
@@ -110,9 +109,7 @@ def test_two_preemptors_do_not_evict_one_victim_twice(pool: Pool, tenancy: Tenan
     assert pool.job(victim).evictions == 1
 
 
-def test_two_preemptors_of_one_instance_evict_no_more_than_its_minimum(
-    pool: Pool, tenancy: Tenancy, race: Race
-) -> None:
+def test_two_preemptors_of_an_instance_evict_no_more_than_its_minimum(pool: Pool, tenancy: Tenancy, race: Race) -> None:
     tenancy.quota("team-a", minimum=1)
     pool.submit(2, instance="team-b", priority=10)
     bots = [pool.bot(name) for name in ("bot-1", "bot-2")]
@@ -141,17 +138,11 @@ def test_two_evictors_for_one_job_evict_once(pool: Pool, tenancy: Tenancy, race:
         assign(first)
         first.commit()
     assert tenancy.stop_requests() == 1
-
-    def late(connection: Connection) -> int:
-        return reclaim_module._reclaim_for(connection, *stale, EAGER, 1.0, "test", again=False, used=Counter())
-
-    assert pool.database.run(late) == 0
+    assert pool.database.run(lambda c: evict_by(c, stale)) == 0
     assert (tenancy.stop_requests(), kept(pool)) == (1, 1)
 
 
-def test_an_evictor_with_an_old_plan_sees_what_others_keep_although_as_much_has_been_used(
-    pool: Pool, tenancy: Tenancy
-) -> None:
+def test_an_evictor_with_an_old_plan_sees_what_others_keep_by_now(pool: Pool, tenancy: Tenancy) -> None:
     tenancy.quota("team-a", minimum=3)
     pool.submit(3, instance="team-b", priority=10)
     bots = {name: pool.bot(name) for name in ("bot-1", "bot-2", "bot-3")}
@@ -167,11 +158,7 @@ def test_an_evictor_with_an_old_plan_sees_what_others_keep_although_as_much_has_
     bots[name].sync(completed(held[name][0], "stopped"))
     pool.assigner().run_once()
     assert (tenancy.usage("team-a"), kept(pool)) == (1, 1), "as much is kept as the old plan has seen"
-
-    def late(connection: Connection) -> int:
-        return reclaim_module._reclaim_for(connection, *stale, EAGER, 1.0, "test", again=False, used=Counter())
-
-    assert pool.database.run(late) == 0
+    assert pool.database.run(lambda c: evict_by(c, stale)) == 0
     assert tenancy.stop_requests() == 2
 
 
@@ -190,9 +177,7 @@ def test_an_eviction_counts_for_the_grant_that_waited_for_it(pool: Pool, tenancy
 # --- kept units
 
 
-def test_what_is_kept_is_granted_once_the_quota_that_somebody_holds_is_free(
-    pool: Pool, tenancy: Tenancy, race: Race
-) -> None:
+def test_what_is_kept_is_granted_once_a_held_quota_is_free(pool: Pool, tenancy: Tenancy, race: Race) -> None:
     _, wanting, bot, work = contested(pool, tenancy)
     assign(pool)
     bot.sync(completed(work, "stopped"))
@@ -206,39 +191,18 @@ def test_what_is_kept_is_granted_once_the_quota_that_somebody_holds_is_free(
     assert [lease["job"] for lease in bot.sync()["leases"]] == [wanting]
 
 
-def test_a_bot_that_is_lost_keeps_nothing(pool: Pool, tenancy: Tenancy) -> None:
+@pytest.mark.parametrize("lost", [True, False])
+def test_a_bot_that_is_lost_or_starts_anew_keeps_nothing(pool: Pool, tenancy: Tenancy, lost: bool) -> None:
     victim, wanting, _, _ = contested(pool, tenancy)
     assign(pool)
     assert kept(pool) == 1
-    pool.change("UPDATE bots SET expires_at = now() - interval '1 s'")
-    expire(pool)
-    assert (kept(pool), pool.job(victim).state) == (0, "queued")
-    pool.bot("bot-2")
-    assign(pool)
-    assert pool.job(wanting).state == "leased"
-
-
-def test_a_bot_that_starts_anew_keeps_nothing(pool: Pool, tenancy: Tenancy) -> None:
-    victim, wanting, _, _ = contested(pool, tenancy)
-    assign(pool)
-    bot = pool.bot()
-    assert kept(pool) == 0
+    if lost:
+        pool.change("UPDATE bots SET expires_at = now() - interval '1 s'")
+        expire(pool)
+    bot = pool.bot("bot-2" if lost else "bot-1")
+    assert (kept(pool), pool.job(victim).state, pool.job(victim).kills) == (0, "queued", 1)
     assign(pool)
     assert [work["job"] for work in bot.sync()["leases"]] == [wanting]
-    assert (pool.job(victim).state, pool.job(victim).kills) == ("queued", 1)
-
-
-def test_units_are_free_for_all_once_their_time_is_over(pool: Pool, tenancy: Tenancy) -> None:
-    victim, wanting, bot, work = contested(pool, tenancy)
-    assign(pool)
-    pool.change(OVER)
-    pool.upkeep().run_once()
-    assert kept(pool) == 0
-    answer = bot.sync(completed(work, "stopped"))
-    assert answer["leases"] == [], "a stop is no reason to fetch"
-    assign(pool)
-    assert pool.job(wanting).state == "leased"
-    assert pool.job(victim).evictions == 1
 
 
 @pytest.mark.parametrize("first", ["expiry", "grant"])
@@ -277,28 +241,3 @@ def test_two_evictors_for_two_instances_do_not_keep_one_bot(pool: Pool, tenancy:
         first.commit()
     assign(pool)
     assert (tenancy.stop_requests(), kept(pool)) == (1, 1)
-
-
-def test_a_job_of_several_units_evicts_several_from_one_bot(pool: Pool, tenancy: Tenancy) -> None:
-    tenancy.quota("team-a", minimum=3)
-    pool.submit(4, instance="team-b", priority=10)
-    bots = [pool.bot(name, capacity=3) for name in ("bot-1", "bot-2")]
-    pool.assigner().run_once()
-    held = [bot.take() for bot in bots]
-    (wanting,) = pool.submit(instance="team-a", units=3)
-    for _ in range(3):
-        assign(pool)
-    assert kept(pool) == 3, "though it rested, as no bot is large enough"
-    stop_requests = pool.rows(
-        "SELECT b.name, j.public_id FROM live l JOIN bots b ON b.id = l.bot_id JOIN jobs j"
-        " ON j.id = l.job_id WHERE l.state = 'cancelling'"
-    )
-    assert len({row.name for row in stop_requests}) == 1
-    (nth,) = {int(row.name[-1]) - 1 for row in stop_requests}
-    assert len(stop_requests) == len(held[nth]), "no more than it needs, and all from one bot"
-    for answered, work in enumerate(held[nth], start=1):
-        rest = [active(each) for each in held[nth][answered:]]
-        bots[nth].sync(completed(work, "stopped"), *rest)
-    assign(pool)
-    assert [lease["job"] for lease in bots[nth].sync()["leases"]] == [wanting]
-    assert tenancy.usage("team-a") == 3

@@ -22,9 +22,7 @@ SELECT q.usage FROM quotas q JOIN instances i ON i.id = q.instance WHERE i.name 
 FOR NO KEY UPDATE OF q"""
 
 
-def test_a_batch_with_a_bot_that_keeps_units_locks_all_its_quotas_in_their_order(
-    pool: Pool, tenancy: Tenancy, race: Race
-) -> None:
+def test_a_batch_with_a_bot_that_keeps_units_locks_quotas_in_order(pool: Pool, tenancy: Tenancy, race: Race) -> None:
     tenancy.quota("first", maximum=5)
     other = pool.bot("other", properties={"for": "other"})
     pool.submit(instance="first", properties={"for": "other"})
@@ -39,7 +37,6 @@ def test_a_batch_with_a_bot_that_keeps_units_locks_all_its_quotas_in_their_order
         first.row(LOCK_QUOTA + " NOWAIT", instance="team-b")
         first.commit()
         answers = outcome(batch)
-
     assert race.errors == []
     assert offered(answers[0]) == []
     assert (tenancy.usage("first"), tenancy.usage("team-b")) == (0, 0)
@@ -64,7 +61,6 @@ def test_a_batch_tells_bots_of_their_leases_in_the_order_in_which_others_stop_th
         cancel(first, high)
         first.commit()
         answers = outcome(batch)
-
     assert race.errors == []
     works = [answer["leases"][0] for answer in answers]
     assert [work["job"] for work in works] == [high, low]
@@ -109,9 +105,7 @@ def test_two_batches_at_one_queue_pass_over_what_the_other_one_has_picked(pool: 
 
 
 @pytest.mark.parametrize("commit", [True, False])
-def test_two_batches_at_one_quota_never_exceed_it_however_the_first_ends(
-    pool: Pool, tenancy: Tenancy, race: Race, commit: bool
-) -> None:
+def test_two_batches_at_one_quota_never_exceed_it(pool: Pool, tenancy: Tenancy, race: Race, commit: bool) -> None:
     bots, works = crew(pool, 4, instance="team-b")
     tenancy.quota("team-a", maximum=3)
     pool.submit(6, instance="team-a")
@@ -187,7 +181,6 @@ def test_batches_over_one_queue_and_quota_never_deadlock_and_give_no_job_twice(c
         futures = [threads.submit(rounds, sync_service, crew, start) for crew in crews]
         given = [job for future in futures for job in future.result()]
     errors.close()
-
     assert "40P01" not in errors.errors
     assert len(given) == len(set(given)) > ROUNDS
     assert crowd.rows("SELECT job_id FROM job_events WHERE move = 'grant' GROUP BY job_id HAVING count(*) > 1") == []
@@ -206,9 +199,7 @@ def charged(pool: Pool, *names: str) -> None:
 
 
 @pytest.mark.conflicts
-def test_a_charge_whose_new_counter_somebody_else_creates_and_locks_starts_again_and_waits_for_nobody(
-    pool: Pool, race: Race
-) -> None:
+def test_a_charge_whose_new_counter_somebody_else_locks_starts_again_and_never_waits(pool: Pool, race: Race) -> None:
     """To wait for that lock could deadlock, because the charge holds counters with later names by then."""
     with race.first() as creator, race.first() as holder:
         charged(creator, "lock:default:a")

@@ -15,17 +15,18 @@ from leasehold.states import JobState
 from bots.protocol import Sync
 from bots.sync.call import HeldCall
 from schema.moves import cancel as cancel_moves
-from schema.moves import hold, sessions
+from schema.moves import hold, priority, sessions
 from schema.moves.cancel import Cancelled
 from schema.moves.end import EndedAttempt
 from schema.moves.hold import HoldResult
+from schema.moves.priority import ManyPrioritised, Prioritised
 from schema.moves.retention import delete_finished
 from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
 from schema.postgres.statements import Statement
 from tests.support import plans
 from tests.support.patience import MINUTE, eventually
-from tests.support.pool import Bot, Pool, active, synced
+from tests.support.pool import Bot, Pool, synced
 
 T = TypeVar("T")
 
@@ -229,13 +230,6 @@ def offered(pool: Pool, **fields: Any) -> tuple[str, Bot, dict[str, Any]]:
     return job, bot, work
 
 
-def running(pool: Pool, **fields: Any) -> tuple[str, Bot, dict[str, Any]]:
-    """Make a job that a bot runs."""
-    job, bot, work = offered(pool, **fields)
-    bot.sync(active(work))
-    return job, bot, work
-
-
 def counted_state(pool: Pool, job: str) -> dict[str, Any]:
     """State of one job, its leases and the bots, as the tables have it."""
     row = pool.job(job)
@@ -267,3 +261,20 @@ def park(pool: Pool, *jobs: str, reason: str | None = None) -> list[HoldResult]:
 def unpark(pool: Pool, *jobs: str) -> list[HoldResult]:
     """Release parked jobs as an operator."""
     return pool.database.run(lambda c: hold.unpark(c, jobs, instances=None, reason=None, actor="test"))
+
+
+def prioritise(pool: Pool, value: int, *jobs: str) -> list[Prioritised]:
+    """Give jobs another priority as an operator."""
+    return pool.database.run(
+        lambda c: priority.set_priority(c, jobs, value, instances=None, reason="test", actor="test")
+    )
+
+
+def prioritise_where(
+    pool: Pool, value: int, *, instances: list[str] | None = None, label: str | None = None, limit: int = 10
+) -> ManyPrioritised:
+    """Give all jobs of instances and a label another priority as an operator."""
+    who = {"reason": None, "actor": "test"}
+    return pool.database.run(
+        lambda c: priority.set_priority_where(c, value, instances=instances, label=label, limit=limit, **who)
+    )
