@@ -51,7 +51,7 @@ wheels:
 	PYTHON=$(PYTHON) .ci/wheels
 
 losses: $(STAMP)
-	LEASEHOLD_TEST_LOSSES=$(or $(LOSSES),10) $(BIN)/python -m pytest -n 0 --timeout 0 -s tests/faults/test_lost_connections.py
+	LEASEHOLD_TEST_LOSSES=$(or $(LOSSES),10) $(BIN)/python -m pytest -n 0 --timeout 0 -s tests/faults/test_silent_databases.py -k lost
 
 even: $(STAMP)
 	LEASEHOLD_TEST_RUNS=$(or $(RUNS),10) $(BIN)/python -m pytest -n 0 --timeout 0 -s tests/placement/test_even_placement.py

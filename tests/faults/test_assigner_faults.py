@@ -19,13 +19,13 @@ from tests.support.model import Journal, Watching
 from tests.support.patience import eventually
 from tests.support.pool import Pool
 from tests.support.servers import READY_WITHIN, Process, Processes
-from tests.support.swarm import Behaviour, Swarm
+from tests.support.swarm import Swarm
 
 KILLS_VARIABLE = "LEASEHOLD_TEST_KILLS"
 KILLS = int(os.environ.get(KILLS_VARIABLE) or 2)
 #: Every so many of the kills hit a process that waits in the middle of a grant; the others come by chance.
 HELD_EVERY = 2
-BACKLOG = 40
+BACKLOG = 25
 #: One thread in each process, so that a backend tells whose it is; little sleep, so that they are mostly at work.
 CONFIG = "[[assigners]]\nthreads = 1\nbatch = 10\ninterval = 0.1\njitter = 0.1\n"
 NAMES = """
@@ -111,9 +111,8 @@ def stuck(pool: Pool, holder: int) -> list[int]:
 @pytest.fixture
 def swarm(pool: Pool, chance: random.Random) -> Iterator[Swarm]:
     """Bots that fetch nothing by themselves: only assigners place jobs."""
-    behaviour = Behaviour(seconds=lambda _: chance.uniform(0.02, 0.15))
-    fetch = FetchSettings(enabled=False)
-    with Swarm(pool.database, pool.timing, 8, behaviour=behaviour, fetch=fetch, pace=0.3, threads=2) as swarm:
+    how = {"seconds": lambda _: chance.uniform(0.02, 0.15), "fetch": FetchSettings(enabled=False), "pace": 0.3}
+    with Swarm(pool.database, pool.timing, 8, **how, threads=2) as swarm:  # type: ignore[arg-type]
         yield swarm
 
 

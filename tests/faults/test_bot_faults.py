@@ -18,14 +18,16 @@ from tests.support.servers import Databases, Process, Processes
 
 #: Of the first attempt and everything below it.
 FIRST_FENCE = "LEASEHOLD_FENCE=1"
-#: The first attempt leaves a child that hides in a session of its own, and says again and again that it runs, deaf to
-#: SIGTERM; the second one says so once and is done.
+#: The first attempt stores a checkpoint, leaves a child that hides in a session of its own, and says again and again
+#: that it runs, deaf to SIGTERM; the second one says so once, and leaves the checkpoint as its result.
 SCRIPT = """
 trap '' TERM
 if [ "$LEASEHOLD_FENCE" = 1 ]; then
+    echo '{"step": 7}' > "$LEASEHOLD_CHECKPOINT.new" && mv "$LEASEHOLD_CHECKPOINT.new" "$LEASEHOLD_CHECKPOINT"
     setsid sleep 600 &
     while :; do echo "$LEASEHOLD_FENCE $LEASEHOLD_BOT" >> "$EFFECTS"; sleep 0.02; done
 fi
+if [ -e "$LEASEHOLD_CHECKPOINT" ]; then cp "$LEASEHOLD_CHECKPOINT" "$LEASEHOLD_RESULT"; fi
 echo "$LEASEHOLD_FENCE $LEASEHOLD_BOT" >> "$EFFECTS"
 """
 
@@ -110,9 +112,11 @@ def house(standing: House) -> Iterator[House]:
     eventually(lambda: not standing.pool.rows("SELECT FROM bots WHERE status <> 'gone'"), what="the bots are gone")
 
 
-def test_the_job_of_a_killed_bot_is_queued_again_in_time_and_leaves_no_process(house: House) -> None:
+def test_the_job_of_a_killed_bot_leaves_no_process_and_goes_on_in_time_from_its_checkpoint(house: House) -> None:
     bot = house.bot("killed")
     job = house.start_job()
+    stored = "SELECT c.checkpoint FROM job_checkpoints c JOIN jobs j ON j.id = c.job_id WHERE j.public_id = :job"
+    eventually(lambda: house.pool.rows(stored, job=job), what="the checkpoint is stored")
     bot.kill()
     killed_at = clock.monotonic()
     eventually(lambda: house.pool.job(job).state == "queued", TIMING.detect + MINUTE, what="queued again")
@@ -122,6 +126,8 @@ def test_the_job_of_a_killed_bot_is_queued_again_in_time_and_leaves_no_process(h
     house.journal.wait()
     house.check(job, finished_by="after-killed")
     assert house.pool.history(job).count("expire") == 1
+    left = "SELECT r.fence, r.result FROM job_results r JOIN jobs j ON j.id = r.job_id WHERE j.public_id = :job"
+    assert house.pool.row(left, job=job) == (house.pool.job(job).fence, {"step": 7})
 
 
 def test_a_bot_that_was_stopped_past_its_session_cannot_finish_its_old_lease(house: House) -> None:
@@ -134,7 +140,6 @@ def test_a_bot_that_was_stopped_past_its_session_cannot_finish_its_old_lease(hou
     other = house.bot("after-stopped")
     house.journal.wait()
     before = house.pool.job(job)
-
     stopped.signal(signal.SIGCONT)
     # Given up: one epoch further; back: another one.
     eventually(lambda: house.epoch("stopped") == epoch + 2, what="it comes back with a new session")
@@ -188,26 +193,3 @@ def test_an_agent_that_restarts_in_its_place_goes_on_with_its_jobs_without_waiti
     assert house.first_attempt() == []
     house.journal.wait()
     house.check(job, finished_by="restarted")
-
-
-#: Goes on from where the attempt before it came to; the first one never ends.
-STEPS = """
-if [ -e "$LEASEHOLD_CHECKPOINT" ]; then cp "$LEASEHOLD_CHECKPOINT" "$LEASEHOLD_RESULT"; exit; fi
-echo '{"step": 7}' > "$LEASEHOLD_CHECKPOINT.new" && mv "$LEASEHOLD_CHECKPOINT.new" "$LEASEHOLD_CHECKPOINT"
-sleep 600
-"""
-
-
-def test_another_bot_goes_on_from_the_checkpoint_of_a_killed_one_and_leaves_the_result(house: House) -> None:
-    bot = house.bot("checkpointing")
-    (job,) = house.journal.submit(1, payload={"command": ["sh", "-c", STEPS]})
-    stored = "SELECT c.checkpoint FROM job_checkpoints c JOIN jobs j ON j.id = c.job_id WHERE j.public_id = :job"
-    eventually(lambda: house.pool.rows(stored, job=job), what="the checkpoint is stored")
-    bot.kill()
-    house.bot("after-checkpointing")
-    house.journal.wait()
-    house.journal.check()
-    row = house.pool.job(job)
-    assert (row.state, row.attempts, row.kills) == ("succeeded", 2, 1)
-    left = "SELECT r.fence, r.result FROM job_results r JOIN jobs j ON j.id = r.job_id WHERE j.public_id = :job"
-    assert house.pool.row(left, job=job) == (row.fence, {"step": 7})

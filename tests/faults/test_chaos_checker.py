@@ -44,21 +44,16 @@ def kinds(found: list[Violation]) -> list[Kind]:
     return [violation.kind for violation in found]
 
 
-def test_a_process_that_hides_is_found_although_a_command_before_had_its_process_id(
-    parsed: Callable[[str], list[Line]],
-) -> None:
+def test_a_process_that_hides_is_found_by_more_than_its_id(parsed: Callable[[str], list[Line]]) -> None:
     log = parsed("start a 1 1 bot-1 11 1.00\nstart b 1 1 bot-2 12 9.00\n")
     running = [Running(pid=12, job="b", fence=1, bot="bot-2"), Running(pid=11, job="b", fence=1, bot="bot-2")]
     assert execution.hidden(running, log) == [11]
 
 
-def test_sound_records_hold_no_violation(parsed: Callable[[str], list[Line]]) -> None:
-    assert checker.check(SUBMITS, parsed(SOUND), ROWS) == []
-
-
 @pytest.mark.parametrize(
     ("planted", "found"),
     [
+        ("", []),
         ("beat a 1 1 bot-1 11 5.02\n", [Kind.OVERLAP]),  # after the start of fence 3
         ("start a 3 2 bot-2 13 5.11\n", [Kind.FENCE]),
         ("start a 2 2 bot-1 14 6.00\n", [Kind.FENCE]),  # an older fence after a newer one
@@ -66,9 +61,7 @@ def test_sound_records_hold_no_violation(parsed: Callable[[str], list[Line]]) ->
         ("start c 1 1 bot-1 15 6.00\n", [Kind.LOST]),  # no such job
     ],
 )
-def test_each_planted_line_of_a_command_is_found(
-    parsed: Callable[[str], list[Line]], planted: str, found: list[Kind]
-) -> None:
+def test_each_planted_line_is_found(parsed: Callable[[str], list[Line]], planted: str, found: list[Kind]) -> None:
     assert kinds(checker.check(SUBMITS, parsed(SOUND + planted), ROWS)) == found
 
 
@@ -88,29 +81,22 @@ def test_each_planted_line_of_a_command_is_found(
         ([*ROWS, JobRow("c", None, "queued", 0, None, 0)], [Kind.DOUBLED]),
     ],
 )
-def test_each_planted_row_of_a_job_is_found(
-    parsed: Callable[[str], list[Line]], rows: list[JobRow], found: list[Kind]
-) -> None:
+def test_each_planted_row_is_found(parsed: Callable[[str], list[Line]], rows: list[JobRow], found: list[Kind]) -> None:
     assert kinds(checker.check(SUBMITS, parsed(SOUND), rows)) == found
 
 
-def test_a_key_that_was_answered_with_two_jobs_is_found(parsed: Callable[[str], list[Line]]) -> None:
-    told = replace(SUBMITS, acknowledged=(*SUBMITS.acknowledged, Acknowledged("k-a", "b", 7.0)))
-    assert kinds(checker.check(told, parsed(SOUND), ROWS)) == [Kind.DOUBLED]
-
-
-def test_a_submit_without_an_answer_may_have_made_a_job_or_not(parsed: Callable[[str], list[Line]]) -> None:
-    asked = replace(SUBMITS, asked={**SUBMITS.asked, "k-c": 2.0, "k-d": 2.0})
-    rows = [*ROWS, JobRow("c", "k-c", "queued", 0, None, 0)]
-    assert checker.check(asked, parsed(SOUND), rows) == []
-
-
-def test_a_job_may_fail_after_its_command_was_killed_and_be_cancelled_on_request(
-    parsed: Callable[[str], list[Line]],
-) -> None:
-    noted = replace(SUBMITS, cancelled=frozenset("a"), killed=frozenset("b"))
-    rows = [replace(ROWS[0], state="cancelled"), replace(ROWS[1], state="failed", reason="killed by SIGKILL")]
-    assert checker.check(noted, parsed(SOUND), rows) == []
+def test_what_callers_and_faults_did_is_held_against_the_jobs(parsed: Callable[[str], list[Line]]) -> None:
+    """A key that was answered with two jobs is wrong. A submit without an answer may have made a job or not. A job may
+    fail after its command was killed, and be cancelled on request."""
+    made = [*ROWS, JobRow("c", "k-c", "queued", 0, None, 0)]
+    ended = [replace(ROWS[0], state="cancelled"), replace(ROWS[1], state="failed", reason="killed by SIGKILL")]
+    twice = (*SUBMITS.acknowledged, Acknowledged("k-a", "b", 7.0))
+    for submits, rows, found in (
+        (replace(SUBMITS, acknowledged=twice), ROWS, [Kind.DOUBLED]),
+        (replace(SUBMITS, asked={**SUBMITS.asked, "k-c": 2.0, "k-d": 2.0}), made, []),
+        (replace(SUBMITS, cancelled=frozenset("a"), killed=frozenset("b")), ended, []),
+    ):
+        assert kinds(checker.check(submits, parsed(SOUND), rows)) == found
 
 
 def test_a_command_notes_its_start_its_beats_and_its_end(tmp_path: Path) -> None:

@@ -189,13 +189,13 @@ def test_the_reports_of_several_runs_are_merged_into_one_table(tmp_path: Path) -
     assert merged.output.splitlines()[1].split() == ["kill-agent", "2", "1", *"0000000", "1.00", "1.50"]
 
 
-@pytest.mark.parametrize("text", ["no JSON", "[]", "{}", '{"injections": [{"fault": "cut"}], "violations": []}'])
-def test_a_file_that_holds_no_report_is_refused_in_one_line(tmp_path: Path, text: str) -> None:
-    (tmp_path / "report").write_text(text)
-    refused = CliRunner().invoke(main, ["--merge", str(tmp_path / "report")])
-    assert (refused.exit_code, refused.stdout) == (2, "")
-    assert refused.stderr.startswith(f"error: {tmp_path}/report: is no ")
-    assert refused.stderr.count("\n") == 1
+def test_a_file_that_holds_no_report_is_refused_in_one_line(tmp_path: Path) -> None:
+    for text in ("no JSON", "[]", "{}", '{"injections": [{"fault": "cut"}], "violations": []}'):
+        (tmp_path / "report").write_text(text)
+        refused = CliRunner().invoke(main, ["--merge", str(tmp_path / "report")])
+        assert (refused.exit_code, refused.stdout) == (2, "")
+        assert refused.stderr.startswith(f"error: {tmp_path}/report: is no ")
+        assert refused.stderr.count("\n") == 1
 
 
 def test_every_fault_is_explained_by_its_name() -> None:
@@ -211,14 +211,11 @@ def pool_of_bots(**commands: list[int]) -> ChaosPool:
     return cast(ChaosPool, SimpleNamespace(of=lambda _role: bots))
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_a_fault_of_a_bot_hits_one_that_runs_a_command(seed: int) -> None:
-    fault = FAULTS["kill-agent"](pool_of_bots(one=[], two=[42], three=[]), random.Random(seed))
-    bot, _ = fault.a_busy_bot()
-    assert (bot.name, fault.target) == ("two", "two")
-
-
-def test_a_fault_without_anything_to_hit_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_of_a_bot_hits_one_that_runs_a_command_if_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed in range(4):
+        fault = FAULTS["kill-agent"](pool_of_bots(one=[], two=[42], three=[]), random.Random(seed))
+        bot, _ = fault.a_busy_bot()
+        assert (bot.name, fault.target) == ("two", "two")
     monkeypatch.setattr(fault_module, "BUSY_WITHIN", 0.1)
     with pytest.raises(NothingToHit, match="no bot has run a command"):
         FAULTS["stop-guardian"](pool_of_bots(one=[], two=[]), random.Random(1)).inject()
@@ -250,23 +247,22 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_version_before_is_the_one_that_is_named(tree: Path, tmp_path: Path) -> None:
-    found = versions.extract(tree, versions.name_before(tree), tmp_path / "before")
+def test_the_version_before_is_the_one_that_is_named_if_it_is_there_and_can_share_a_database(
+    tree: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    found = versions.extract(tree, versions.name_before(tree), elsewhere / "before")
     assert found.name == "first"
     assert [(found.tree / package / "file").read_text() for package in (versions.REVISIONS, "bots")] == ["one", "one"]
-
-
-def test_a_version_with_other_revisions_of_the_schema_cannot_share_a_database(tree: Path) -> None:
     (tree / versions.REVISIONS / "file").write_text("two")
     with pytest.raises(NoVersionBefore, match="first has other revisions of the schema"):
         versions.name_before(tree)
-
-
-@pytest.mark.parametrize("name", ["unknown", ""])
-def test_a_version_that_the_repository_does_not_have_is_told(tree: Path, name: str) -> None:
-    (tree / versions.NAMED_IN).write_text(name)
-    with pytest.raises(NoVersionBefore):
-        versions.name_before(tree)
+    for name in ("unknown", ""):
+        (tree / versions.NAMED_IN).write_text(name)
+        with pytest.raises(NoVersionBefore):
+            versions.name_before(tree)
+    with pytest.raises(NoVersionBefore, match="not a git repository"):
+        versions.name_before(elsewhere)
 
 
 def test_this_repository_names_a_version_that_it_has() -> None:
@@ -276,8 +272,3 @@ def test_this_repository_names_a_version_that_it_has() -> None:
     if there.returncode != 0:
         pytest.skip(f"this copy of the repository has no {name}")
     assert versions.name_before(root)
-
-
-def test_a_tree_without_a_repository_has_none_and_says_so(tmp_path: Path) -> None:
-    with pytest.raises(NoVersionBefore, match="not a git repository"):
-        versions.name_before(tmp_path)

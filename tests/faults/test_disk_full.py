@@ -24,9 +24,7 @@ def small_disk(scratch: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(scratch)], check=True)
 
 
-def test_a_full_disk_is_told_and_work_goes_on_when_there_is_room_again(
-    small_disk: Path, timing: Timing, chance: random.Random
-) -> None:
+def test_a_full_disk_is_told_and_work_goes_on_after_it(small_disk: Path, timing: Timing, chance: random.Random) -> None:
     # A text that cannot be compressed, so that the tables have to grow.
     job = {"command": ["echo", chance.randbytes(30_000).hex()]}
     filling = small_disk / "filling"

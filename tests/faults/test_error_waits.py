@@ -123,9 +123,7 @@ def test_an_agent_pauses_at_most_two_seconds_between_tries(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("detail", ["the database is read-only", "the database has no disk space left"])
-def test_a_client_asks_again_within_two_seconds_until_its_patience_ends(
-    detail: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_client_asks_again_within_two_seconds_while_patient(detail: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
     client = Transport(
         "http://127.0.0.1:1", "t", chance=random.Random(1), timeout=1.0, patience=MINUTE, sleep=pauses.append

@@ -62,9 +62,7 @@ def kept(pool: Pool, job: str) -> bool:
     return (row.state, row.attempts, row.fence, row.result_fence) == ("succeeded", 1, 1, 1)
 
 
-def test_a_gateway_killed_in_the_middle_of_a_sync_and_a_submit_costs_no_work_and_doubles_none(
-    house: House, chance: random.Random
-) -> None:
+def test_a_gateway_killed_within_a_sync_and_a_submit_costs_no_work(house: House, chance: random.Random) -> None:
     pool, processes, journal = house.pool, house.processes, house.journal
     gate, port = processes.directory / "gate", urlsplit(processes.url).port or 0
     job = slow_job(pool, journal, gate)
@@ -106,9 +104,7 @@ def test_backends_killed_again_and_again_lose_nothing(house: House, chance: rand
     journal.check()
 
 
-def test_running_work_is_kept_when_postgresql_itself_is_killed_and_comes_back(
-    scratch: Path, chance: random.Random
-) -> None:
+def test_running_work_is_kept_when_postgresql_itself_is_killed(scratch: Path, chance: random.Random) -> None:
     data = scratch / "server"
     with embedded.serve(data) as server:
         database = Database(server.url, DatabaseSettings(), role="test", chance=chance)

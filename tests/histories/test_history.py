@@ -1,12 +1,12 @@
 """Random histories over the real moves, on a real database, held against a model after every step.
 
-Those of several tenants do the same, and quotas come and go, minimums are reclaimed, bots are of cohorts and pools.
+Bots are of cohorts and pools, quotas of tenants come and go, and minimums are reclaimed.
 """
 
 import json
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -89,21 +89,42 @@ OVER = "UPDATE bots SET kept_until = now() - interval '1 s' WHERE kept_units > 0
 COHORTS = st.sampled_from(["default", "default", "blue"])
 
 
+class Tenants(Pool):
+    """A pool with two cohorts and a bot pool: bot-1 is blue, bot-2 serves the pool `twins` or an instance."""
+
+    def bot(self, name: str = "bot-1", **fields: Any) -> Bot:
+        """A bot of its cohort or pool."""
+        if name == "bot-1":
+            fields["labels"] = ["blue"]
+        elif name == "bot-2" and fields.get("instance") is None:
+            fields["pool"] = "twins"
+        return super().bot(name, **fields)
+
+    def assigner(self, **fields: Any) -> PriorityAgeAssigner:
+        """An assigner that preempts at once."""
+        return super().assigner(**{"quotas": PATIENT, **fields})
+
+
 def has_workers(history: Any) -> bool:
     """Whether any bot has a session."""
     return bool(history.ledger.workers)
 
 
 class History(RuleBasedStateMachine):
-    """Callers, bots, assigners, upkeep and operators, one step at a time."""
+    """Callers, bots, assigners, upkeep and operators, one step at a time; quotas come and go."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: Pool, evictions: list[int]) -> None:
         super().__init__()
         pool.change(CLEAR)
         for urgent in (False, True):
             pool.database.run(lambda connection: connection.execute(SEED), urgent=urgent)
-        self.pool = Pool(pool.database, pool.timing, random.Random(0))
-        self.ledger = Ledger(self.pool)
+        for statement in CLEAR_TENANTS.split(";"):
+            pool.change(statement)
+        self.pool, self.evictions = Tenants(pool.database, pool.timing, random.Random(0)), evictions
+        self.ledger, self.tenancy = Ledger(self.pool), Tenancy(self.pool)
+
+    def teardown(self) -> None:
+        self.evictions.append(self.tenancy.evictions())
 
     @initialize(requests=st.lists(REQUESTS, min_size=2, max_size=6), fill=st.booleans())
     def begin(self, requests: list[dict[str, Any]], fill: bool) -> None:
@@ -183,6 +204,49 @@ class History(RuleBasedStateMachine):
             case "delete":
                 assert retention(self.pool) == self.ledger.forget()
 
+    # --- tenants
+
+    @rule(cohort=COHORTS, instance=TENANTS, minimum=st.integers(0, 2), more=st.none() | st.integers(0, 3))
+    def set_a_quota(self, cohort: str, instance: str, minimum: int, more: int | None) -> None:
+        """Also one that is below what the instance has."""
+        self.tenancy.quota(instance, cohort=cohort, minimum=minimum, maximum=None if more is None else minimum + more)
+
+    @rule(cohort=COHORTS, instance=TENANTS)
+    def remove_a_quota(self, cohort: str, instance: str) -> None:
+        try:
+            self.pool.database.run(lambda c: quotas.remove_quota(c, cohort, instance, actor="test"))
+        except NotFound:
+            return
+
+    @rule(cohort=st.integers(0, 1))
+    def assign_in_a_cohort(self, cohort: int) -> None:
+        self.tenancy.cohort_assigner(cohort, PATIENT).run_once()
+
+    @precondition(has_workers)
+    @rule(instance=TENANTS, cohort=COHORTS, units=st.integers(1, 2))
+    def reclaim(self, instance: str, cohort: str, units: int) -> None:
+        """Everything runs, and then an instance gets a minimum and has something urgent to run."""
+        self.hand_out(started=True)
+        self.tenancy.quota(instance, cohort=cohort, minimum=units + 1)
+        request = {
+            "instance": instance,
+            "properties": {},
+            "units": units,
+            "priority": 1 if cohort == "blue" else -2,
+            "max_attempts": 1,
+            "retry_failed": False,
+            "locality_hint": None,
+            "payload": {"command": ["true"]},
+        }
+        (answer,) = self._submit([request])
+        self.ledger.jobs[answer.public_id] = Entry(request)
+        self.pool.assigner().run_once()
+
+    @rule()
+    def release_kept_units(self) -> None:
+        self.pool.change(OVER)
+        self.pool.database.run(lambda connection: release_kept_units(connection, 100))
+
     # --- bots
 
     @rule(name=NAMES, offer=OFFERS, capacity=st.integers(0, 4), instance=st.none() | TENANTS, fill=st.booleans())
@@ -249,12 +313,16 @@ class History(RuleBasedStateMachine):
     def everything_is_in_order(self) -> None:
         assert [finding for finding in invariants.verify(self.pool.database) if finding.rows] == []
         self.ledger.check()
+        assert grown_too_far(self.pool) == [], "a usage has grown beyond what was allowed"
 
     # --- how
 
     def _submit(self, requests: list[dict[str, Any]]) -> list[Submitted]:
         normal = [
-            request | {"properties": normal_properties("properties", request["properties"])} for request in requests
+            request
+            | {"properties": normal_properties("properties", request["properties"])}
+            | ({"label": "blue"} if request["priority"] == 1 else {})
+            for request in requests
         ]
         return self.pool.database.run(lambda connection: submit_moves.submit(connection, normal, actor="test"))
 
@@ -304,89 +372,6 @@ class History(RuleBasedStateMachine):
         self.ledger.offered += [lease for lease in worker.beliefs if lease not in self.ledger.offered]
 
 
-class Tenants(Pool):
-    """A pool with two cohorts and a bot pool: bot-1 is blue, bot-2 serves the pool `twins` or an instance."""
-
-    def bot(self, name: str = "bot-1", **fields: Any) -> Bot:
-        """A bot of its cohort or pool."""
-        if name == "bot-1":
-            fields["labels"] = ["blue"]
-        elif name == "bot-2" and fields.get("instance") is None:
-            fields["pool"] = "twins"
-        return super().bot(name, **fields)
-
-    def assigner(self, **fields: Any) -> PriorityAgeAssigner:
-        """An assigner that preempts at once."""
-        return Tenancy(self).assigner(PATIENT, **fields)
-
-
-class TenantHistory(History):
-    """All that any history does, with quotas on top."""
-
-    def __init__(self, pool: Pool, evictions: list[int]) -> None:
-        super().__init__(pool)
-        self.evictions = evictions
-        self.pool = Tenants(pool.database, pool.timing, random.Random(0))
-        self.ledger = Ledger(self.pool)
-        self.tenancy = Tenancy(self.pool)
-        for statement in CLEAR_TENANTS.split(";"):
-            self.pool.change(statement)
-
-    def teardown(self) -> None:
-        self.evictions.append(self.tenancy.evictions())
-
-    @rule(cohort=COHORTS, instance=TENANTS, minimum=st.integers(0, 2), more=st.none() | st.integers(0, 3))
-    def set_a_quota(self, cohort: str, instance: str, minimum: int, more: int | None) -> None:
-        """Also one that is below what the instance has."""
-        self.tenancy.quota(instance, cohort=cohort, minimum=minimum, maximum=None if more is None else minimum + more)
-
-    @rule(cohort=COHORTS, instance=TENANTS)
-    def remove_a_quota(self, cohort: str, instance: str) -> None:
-        try:
-            self.pool.database.run(lambda c: quotas.remove_quota(c, cohort, instance, actor="test"))
-        except NotFound:
-            return
-
-    @rule(cohort=st.integers(0, 1))
-    def assign_in_a_cohort(self, cohort: int) -> None:
-        self.tenancy.cohort_assigner(cohort, PATIENT).run_once()
-
-    @precondition(has_workers)
-    @rule(instance=TENANTS, cohort=COHORTS, units=st.integers(1, 2))
-    def reclaim(self, instance: str, cohort: str, units: int) -> None:
-        """Everything runs, and then an instance gets a minimum and has something urgent to run."""
-        self.hand_out(started=True)
-        self.tenancy.quota(instance, cohort=cohort, minimum=units + 1)
-        request = {
-            "instance": instance,
-            "properties": {},
-            "units": units,
-            "priority": 1 if cohort == "blue" else -2,
-            "max_attempts": 1,
-            "retry_failed": False,
-            "locality_hint": None,
-            "payload": {"command": ["true"]},
-        }
-        (answer,) = self._submit([request])
-        self.ledger.jobs[answer.public_id] = Entry(request)
-        self.pool.assigner().run_once()
-
-    @rule()
-    def release_kept_units(self) -> None:
-        self.pool.change(OVER)
-        self.pool.database.run(lambda connection: release_kept_units(connection, 100))
-
-    @invariant()
-    def everything_is_in_order(self) -> None:
-        """Also no usage has ever grown beyond what was allowed."""
-        super().everything_is_in_order()
-        assert grown_too_far(self.pool) == []
-
-    def _submit(self, requests: list[dict[str, Any]]) -> list[Submitted]:
-        labels = [{"label": "blue"} if request["priority"] == 1 else {} for request in requests]
-        return super()._submit([request | label for request, label in zip(requests, labels, strict=True)])
-
-
 def _pick(things: Any, nth: int) -> Any:
     return things[nth % len(things)]
 
@@ -402,13 +387,16 @@ def _refused(worker: Worker, *codes: str) -> None:
     assert refused.value.code in codes
 
 
-def run(machine: Callable[[], History], examples: int) -> None:
-    """Run some short histories; `LEASEHOLD_TEST_EXAMPLES=2000` runs that number for a longer look."""
+@pytest.mark.timeout(3600)  # a history that fails is shortened, which takes some minutes
+def test_any_history_leaves_the_books_in_order(pool: Pool) -> None:
+    """Some short histories; `LEASEHOLD_TEST_EXAMPLES=2000` runs that number for a longer look."""
+    watch_maxima(pool)
+    evictions: list[int] = []
     longer = os.environ.get(EXAMPLES_VARIABLE)
     run_state_machine_as_test(
-        machine,
+        lambda: History(pool, evictions),
         settings=settings(
-            max_examples=int(longer or examples),
+            max_examples=int(longer or 12),
             stateful_step_count=STEPS,
             deadline=None,
             suppress_health_check=list(HealthCheck),
@@ -418,16 +406,4 @@ def run(machine: Callable[[], History], examples: int) -> None:
             phases=tuple(Phase) if longer else (Phase.explicit, Phase.generate),
         ),
     )
-
-
-@pytest.mark.timeout(3600)  # a history that fails is shortened, which takes some minutes
-def test_any_history_leaves_the_books_in_order(pool: Pool) -> None:
-    run(lambda: History(pool), 15)
-
-
-@pytest.mark.timeout(3600)
-def test_any_history_of_tenants_leaves_the_books_in_order(pool: Pool) -> None:
-    watch_maxima(pool)
-    evictions: list[int] = []
-    run(lambda: TenantHistory(pool, evictions), 8)
     print(f"evictions in these histories: {sum(evictions)}")

@@ -52,9 +52,7 @@ def _buffers(plans: list[Plan], *, lasting: bool) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("lasting", [False, True])
-def test_a_call_costs_as_much_after_a_hundred_others_though_a_snapshot_is_held(
-    pool: Pool, race: Race, lasting: bool
-) -> None:
+def test_a_call_costs_as_much_after_others_though_a_snapshot_is_held(pool: Pool, race: Race, lasting: bool) -> None:
     bot = pool.bot(capacity=CAPACITY)
     pool.submit(CAPACITY * (CALLS + 10))
     pool.assigner().run_once()
@@ -108,9 +106,7 @@ def test_what_a_bot_reports_with_two_fences_or_does_not_hold_hides_nothing_of_wh
 
 
 @pytest.mark.parametrize("commit", [True, False])
-def test_a_call_that_waits_for_a_grant_to_its_bot_tells_of_that_lease_if_it_came_to_be(
-    pool: Pool, race: Race, commit: bool
-) -> None:
+def test_a_call_that_waits_for_a_grant_to_its_bot_tells_of_the_lease(pool: Pool, race: Race, commit: bool) -> None:
     bot = pool.bot(capacity=2)
     first = pool.submit()
     (work,) = pool.given(bot)

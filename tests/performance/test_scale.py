@@ -4,119 +4,63 @@ import os
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
 from assigner.preemption.plan import QuotaSettings
 from bots.sync.fetch import FetchSettings
 from schema import clock
-from schema.diagnostics import invariants
 from schema.postgres.connection import Connection
 from schema.postgres.engine import Database, DatabaseSettings
 from schema.timing import Timing
 from tests.support import filling
 from tests.support.assigners import assigner_processes, assigning
+from tests.support.model import Watching
 from tests.support.patience import eventually
 from tests.support.pool import Pool
-from tests.support.swarm import Behaviour, Swarm
+from tests.support.swarm import Swarm
 from tests.support.tenancy import Tenancy
 
-HOPELESS = 10_000
+HOPELESS = 3_000
 JOBS_VARIABLE = "LEASEHOLD_TEST_JOBS"
-JOBS = int(os.environ.get(JOBS_VARIABLE) or 1_000)
-PROCESSES, THREADS, BOTS = 2, 2, 50
+JOBS = int(os.environ.get(JOBS_VARIABLE) or 400)
+PROCESSES, THREADS, BOTS = 2, 2, 30
 #: So many of the bots never fetch, so that the assigners have work from the first job to the last.
 WAITING = 10
 
 
-def _no_bot_offers_it(pool: Pool) -> None:
-    _fill(pool, kinds=("absent",))
+#: Jobs that nobody can run: their kinds, and what else is special.
+HOPELESS_JOBS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
+    "no bot offers it": (("absent",), {}),
+    "a thousand kinds that no bot offers": (tuple(f"absent-{n}" for n in range(1000)), {}),
+    "larger than any bot": (("present",), {"units": 3}),
+    "larger than any bot and back from their rest": (("present",), {"units": 3, "backoff": -1000.0}),
+    "of an instance without bots": (("present",), {"first": 1}),
+}
 
 
-def _a_thousand_kinds_that_no_bot_offers(pool: Pool) -> None:
-    _fill(pool, kinds=tuple(f"absent-{n}" for n in range(1000)))
-
-
-def _larger_than_any_bot(pool: Pool) -> None:
-    _fill(pool, kinds=("present",), units=3)
-
-
-def _larger_than_any_bot_and_back_from_their_wait(pool: Pool) -> None:
-    _fill(pool, kinds=("present",), units=3, backoff=-1000.0)
-
-
-def _instance_without_bots(pool: Pool) -> None:
-    _fill(pool, kinds=("present",), instances=2)
-
-
-def _fill(
-    pool: Pool, *, kinds: tuple[str, ...], units: int = 1, instances: int = 1, backoff: float | None = None
+@pytest.mark.parametrize(("kinds", "fields"), HOPELESS_JOBS.values(), ids=HOPELESS_JOBS)
+def test_thousands_of_urgent_jobs_that_nobody_can_run_do_not_delay_the_one_behind_them(
+    pool: Pool, kinds: tuple[str, ...], fields: dict[str, Any]
 ) -> None:
-    """Urgent jobs in the last of the instances i-0, i-1, …; bots serve the first."""
+    """They are in the last of the instances i-0 and i-1; the bot serves the first."""
 
-    def work(connection: Connection) -> None:
-        filling.fill_queues(connection, instances=instances, kinds=kinds)
-        filling.fill_jobs(
-            connection, HOPELESS, first=instances - 1, instances=1, kinds=kinds, priority=-10, units=units
-        )
+    def fill(connection: Connection) -> None:
+        filling.fill_queues(connection, instances=1 + fields.get("first", 0), kinds=kinds)
+        filling.fill_jobs(connection, HOPELESS, instances=1, kinds=kinds, priority=-10, **fields)
 
-    pool.database.run(work)
-
-
-@pytest.mark.parametrize(
-    "hopeless",
-    [
-        _no_bot_offers_it,
-        _a_thousand_kinds_that_no_bot_offers,
-        _larger_than_any_bot,
-        _larger_than_any_bot_and_back_from_their_wait,
-        _instance_without_bots,
-    ],
-)
-def test_ten_thousand_urgent_jobs_that_nobody_can_run_do_not_delay_the_one_behind_them(
-    pool: Pool, hopeless: Callable[[Pool], None]
-) -> None:
-    hopeless(pool)
+    pool.database.run(fill)
     (job,) = pool.submit(instance="i-0", properties={"kind": "present"})
     pool.bot(capacity=2, instance="i-0", properties={"kind": "present"})
     pool.assigner().run_once()
     assert pool.job(job).state == "leased"
 
 
-class Sampler:
-    """Looks at every invariant again and again while the work goes on."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="sampler")
-        self.broken: list[invariants.Finding] = []
-        self.errors: list[Exception] = []
-        self.looks = 0
-
-    def __enter__(self) -> "Sampler":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stopping.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not clock.wait(self._stopping, 0.5):
-            try:
-                self.broken += [finding for finding in invariants.verify(self._database) if finding.rows]
-            except Exception as error:
-                self.errors.append(error)
-                return
-            self.looks += 1
-
-
 @pytest.mark.timeout(1200)
-def test_a_thousand_jobs_are_each_finished_exactly_once(pool: Pool, database_url: str) -> None:
-    """1,000 of them; `LEASEHOLD_TEST_JOBS=20000` takes a longer look."""
+def test_hundreds_of_jobs_are_each_finished_exactly_once(pool: Pool, database_url: str) -> None:
+    """400 of them; `LEASEHOLD_TEST_JOBS=20000` takes a longer look."""
     # Sessions outlive the moments in which two busy cores let a simulated bot wait.
     timing = Timing(sync=1, ttl=20, reap=1, ack=5, poll=0.1)
     kinds = [{}, {"os": "linux"}, {"os": "mac"}]
@@ -138,15 +82,12 @@ def test_a_thousand_jobs_are_each_finished_exactly_once(pool: Pool, database_url
         pool.submit(50, properties=kinds[number % 3], instance=f"i-{number % 4}", priority=number % 7 - 3)
     crew = assigner_processes(database_url, timing, pool.chance, [[None] * THREADS] * PROCESSES, wakeups=True)
     began = clock.monotonic()
-    with Sampler(pool.database) as sampler, crew, fetching, waiting:
+    with Watching(database_url) as watching, crew, fetching, waiting:
         eventually(
             lambda: len(log.entries()) >= JOBS and _finished(pool) == JOBS, within=1000, what="all jobs are final"
         )
         seconds = clock.monotonic() - began
-    print(f"{JOBS} jobs in {seconds:.1f} s: {JOBS / seconds:.0f} jobs/s; {sampler.looks} looks at the invariants")
-    assert not sampler.errors
-    assert sampler.looks > 0
-    assert sampler.broken == []
+    print(f"{JOBS} jobs in {seconds:.1f} s: {JOBS / seconds:.0f} jobs/s; {watching.looks} looks at the invariants")
     ends = pool.rows("SELECT job_id, count(*) AS times FROM job_events WHERE move = 'finish' GROUP BY job_id")
     assert Counter(row.times for row in ends) == {1: JOBS}
     assert Counter(row.state for row in pool.rows("SELECT state FROM jobs")) == {"succeeded": JOBS}
@@ -164,7 +105,7 @@ def _finished(pool: Pool) -> int:
 # A storm: two instances whose demand flips back and forth lose next to nothing to evictions.
 
 
-BOTS_STORM, FLIP, FLIPS = 8, 2.0, 4
+BOTS_STORM, FLIP, FLIPS = 8, 2.0, 3
 #: How long each job runs, seconds.
 RUNS = 3.0
 #: The defaults, ten times faster like the timing of the tests.
@@ -201,7 +142,7 @@ def test_two_instances_that_flip_demand_lose_no_more_than_a_twentieth_of_the_bot
             database,
             timing,
             BOTS_STORM,
-            behaviour=Behaviour(seconds=lambda _: RUNS),
+            seconds=lambda _: RUNS,
             fetch=FetchSettings(enabled=fetching),
             pace=0.2,
             threads=1,

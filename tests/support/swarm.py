@@ -1,7 +1,7 @@
 """Simulated bots that call the real functions, for tests of faults and scale."""
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import psycopg
@@ -30,21 +30,12 @@ class Held:
     fence: int
     execution: Execution
     finish_at: float
-    verdict: str
     outcome: Outcome | None = None
 
 
 @dataclass
-class Behaviour:
-    """Run time in seconds and verdict of each job on simulated bots."""
-
-    seconds: Callable[[Work], float] = lambda _: 0.0
-    verdict: Callable[[Work], str] = lambda _: "succeeded"
-
-
-@dataclass
 class SimulatedBot:
-    """State of a simulated bot. Only its thread steps it; a test may set the flags."""
+    """State of a simulated bot, which its thread steps."""
 
     name: str
     open: OpenSession
@@ -55,18 +46,13 @@ class SimulatedBot:
     deadline: float = 0.0
     next_sync: float = 0.0
     stopped: bool = False
-    frozen: bool = False
-    reopen: bool = True
-    syncs: int = 0
-    times_over: int = 0
-    lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 class Swarm:
     """Many simulated bots on a few threads, which call `sessions.open_session` and `SyncService`.
 
     pace: seconds between the syncs of a bot that has nothing to report.
-    properties, instance: a function of the bot's number, or one value for all bots.
+    seconds: run time of each job. properties: a function of the bot's number.
     Leaving the context stops the threads but not the sessions, and raises the first error of a thread.
     """
 
@@ -77,9 +63,8 @@ class Swarm:
         count: int,
         *,
         capacity: int = 1,
-        properties: Mapping[str, str | list[str]] | Callable[[int], Mapping[str, str | list[str]]] | None = None,
-        instance: str | Callable[[int], str | None] | None = None,
-        behaviour: Behaviour | None = None,
+        properties: Callable[[int], dict[str, str | list[str]]] = lambda _: {},
+        seconds: Callable[[Work], float] = lambda _: 0.0,
         fetch: FetchSettings | None = None,
         pace: float = 0.05,
         threads: int = 4,
@@ -87,18 +72,11 @@ class Swarm:
     ) -> None:
         self.database, self.timing, self.pace = database, timing, pace
         self.sync_service = SyncService(database, timing=timing, fetch=fetch or FetchSettings(), now=clock.monotonic)
-        self.behaviour = behaviour or Behaviour()
-        self.log = ExecutionLog()
+        self.seconds, self.log = seconds, ExecutionLog()
         self.errors: list[BaseException] = []
         self.bots = [
             SimulatedBot(
-                name := f"{prefix}-{number}",
-                OpenSession(
-                    bot=name,
-                    capacity=capacity,
-                    properties=dict(properties(number) if callable(properties) else properties or {}),
-                    instance=instance(number) if callable(instance) else instance,
-                ),
+                name := f"{prefix}-{number}", OpenSession(bot=name, capacity=capacity, properties=properties(number))
             )
             for number in range(count)
         ]
@@ -126,71 +104,18 @@ class Swarm:
         if self.errors:
             raise self.errors[0]
 
-    def __getitem__(self, name: str) -> SimulatedBot:
-        return next(bot for bot in self.bots if bot.name == name)
-
-    def kill(self, name: str) -> None:
-        """Kill the bot with its jobs; it never calls again."""
-        bot = self[name]
-        with bot.lock:
-            bot.stopped = True
-            self._abandon(bot)
-
-    def freeze(self, name: str) -> None:
-        """Stop the bot and its jobs, as SIGSTOP would."""
-        bot = self[name]
-        with bot.lock:
-            bot.frozen = True
-            for held in bot.held.values():
-                self.log.end(held.execution)
-
-    def thaw(self, name: str) -> None:
-        """Let a frozen bot go on. It checks its own deadline first."""
-        bot = self[name]
-        with bot.lock:
-            bot.frozen = False
-            if clock.monotonic() < bot.deadline:
-                for job, held in bot.held.items():
-                    if held.outcome is None:
-                        held.execution = self.log.begin(job, held.fence, bot.name)
-
-    def restart(self, name: str) -> None:
-        """Kill the bot with its jobs, and let it open a new session at once."""
-        bot = self[name]
-        with bot.lock:
-            self._abandon(bot)
-            bot.session, bot.unanswered, bot.stopped, bot.frozen = None, None, False, False
-
-    def drain(self, names: Iterable[str]) -> None:
-        """Let these bots return their jobs and close their sessions in an orderly way."""
-        for name in names:
-            bot = self[name]
-            with bot.lock:
-                for held in bot.held.values():
-                    self.log.end(held.execution)
-                    held.outcome = held.outcome or Outcome(verdict="released")
-                if bot.session is not None:
-                    bot.unanswered = None
-                    self._sync(bot, status="gone")
-                self._abandon(bot)
-                bot.session, bot.stopped = None, True
-
     def _run(self, bots: list[SimulatedBot]) -> None:
         while not self._stopping.is_set():
             for bot in bots:
                 try:
-                    with bot.lock:
-                        if not (bot.stopped or bot.frozen):
-                            self._step(bot)
+                    if not bot.stopped:
+                        self._step(bot)
                 except NotReady:
                     continue  # the server is down; the same call is repeated later
-                except psycopg.Error as error:
-                    if not is_outage(error):
+                except BaseException as error:
+                    if not (isinstance(error, psycopg.Error) and is_outage(error)):
                         self.errors.append(error)
                         return
-                except BaseException as error:
-                    self.errors.append(error)
-                    return
             clock.wait(self._stopping, 0.002)
 
     def _step(self, bot: SimulatedBot) -> None:
@@ -204,7 +129,7 @@ class Swarm:
         for held in bot.held.values():
             if held.outcome is None and held.finish_at <= now:
                 self.log.end(held.execution)
-                held.outcome = Outcome(verdict=held.verdict, exit_code=0, seconds=now - held.execution.begin)
+                held.outcome = Outcome(verdict="succeeded", exit_code=0, seconds=now - held.execution.begin)
         if now >= bot.next_sync or any(held.outcome for held in bot.held.values()):
             self._sync(bot)
 
@@ -214,7 +139,7 @@ class Swarm:
         bot.seq, bot.unanswered, bot.next_sync = 0, None, 0.0
         bot.deadline = sent + bot.session.expires_in * MARGIN
 
-    def _sync(self, bot: SimulatedBot, *, status: str = "ok") -> None:
+    def _sync(self, bot: SimulatedBot) -> None:
         if bot.unanswered is None:
             assert bot.session is not None
             bot.seq += 1
@@ -223,7 +148,6 @@ class Swarm:
                 epoch=bot.session.epoch,
                 secret=bot.session.secret,
                 seq=bot.seq,
-                status=status,
                 leases=[_report(job, held) for job, held in bot.held.items()],
             )
         sent = clock.monotonic()
@@ -233,9 +157,7 @@ class Swarm:
             self._over(bot, conflict)
             return
         assert not isinstance(answer, HeldCall), "a sync that does not wait is answered at once"
-        bot.syncs += 1
-        if status == "ok":
-            self._obey(bot, SyncAnswer.model_validate_json(answer), sent=sent)
+        self._obey(bot, SyncAnswer.model_validate_json(answer), sent=sent)
         bot.unanswered = None
 
     def _obey(self, bot: SimulatedBot, answer: SyncAnswer, *, sent: float) -> None:
@@ -249,8 +171,7 @@ class Swarm:
             held = bot.held.get(job)
             if held is None:
                 execution = self.log.begin(job, work.fence, bot.name)
-                finish_at = execution.begin + self.behaviour.seconds(work)
-                held = bot.held[job] = Held(work.fence, execution, finish_at, self.behaviour.verdict(work))
+                held = bot.held[job] = Held(work.fence, execution, execution.begin + self.seconds(work))
             if work.state == "cancelling" and held.outcome is None:
                 self.log.end(held.execution)
                 held.outcome = Outcome(verdict="stopped")
@@ -261,8 +182,7 @@ class Swarm:
             raise conflict
         self._abandon(bot)
         bot.session, bot.unanswered = None, None
-        bot.times_over += 1
-        bot.stopped = conflict.code == "session_superseded" or not bot.reopen
+        bot.stopped = conflict.code == "session_superseded"
 
     def _abandon(self, bot: SimulatedBot) -> None:
         for held in bot.held.values():
