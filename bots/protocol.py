@@ -26,8 +26,6 @@ from schema.timing import KILL_GRACE
 
 #: A name of a machine: printable ASCII without spaces.
 HOST = r"^[!-~]{1,253}$"
-#: Fields of OpenSession without which a session works too. An agent whose gateway is too old for them leaves them out.
-ONLY_TOLD = ("host", "pid", "kill_grace", "tasks")
 #: The largest number that the database's counters can hold.
 MAX_COUNT = 2**63 - 1
 #: Exit codes that some system has: negative for signals, and 32 bits without a sign on Windows.
@@ -174,26 +172,6 @@ class Session(Answer):
     secret: str
     expires_in: float = Field(description="seconds until the session expires unless the bot syncs")
     sync_in: float = Field(description="seconds within which the server expects the next sync")
-    results: bool = Field(
-        default=False,
-        description="the gateway takes results and checkpoints. A bot must not send any to another one, which would "
-        "refuse its call because of what a job has left",
-    )
-    units: bool = Field(
-        default=False,
-        description="the gateway says how many units a lease takes. Then a bot may announce more units than it runs at "
-        "once, and hold leases of short tasks in advance",
-    )
-    unlisted: bool = Field(
-        default=False, description="the gateway knows the field `unlisted`. A bot must not send it to another one"
-    )
-    ahead: bool = Field(
-        default=False, description="the gateway knows the field `ahead`. A bot must not send it to another one"
-    )
-    tasks: bool = Field(
-        default=False,
-        description="the gateway knows the field `unknown_task` of an outcome. A bot must not send it to another one",
-    )
 
 
 class Chunk(Message):

@@ -1,4 +1,4 @@
-"""Operators' routes that belong to no operator resource: drains, reports, forecasts, and older ones of backpressure."""
+"""Operators' routes that belong to no operator resource: drains, reports and forecasts."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -12,17 +12,15 @@ from pydantic import BaseModel, Field
 
 from assigner.admission.rules import RULES
 from assigner.api import models
-from assigner.api.resources import Reason
 from assigner.api.routing import MAX_REASON_BYTES, OPERATORS, Caller, Read, problems
 from assigner.api.submission import RequestModel
 from assigner.maintenance import meters
 from assigner.operator_resources.declaration import given
-from assigner.operator_resources.limits import AdviceRequest
 from assigner.queries import demand, report
 from assigner.queries import jobs as job_queries
 from assigner.queries.preemptions import Preemption, preemptions
 from schema import validation
-from schema.accounting import accounts, rates
+from schema.accounting import accounts
 from schema.filters import pair
 from schema.fleet.kinds import Offer, clauses
 from schema.moves.sessions import drain
@@ -104,15 +102,6 @@ class Forecast(BaseModel):
     zone: str | None = Field(description="the time zone of the window")
 
 
-class ClassAdviceRequest(AdviceRequest):
-    resource_class: str | None = Field(default=None, description="unset = all constrained jobs")
-
-
-class Changed(BaseModel):
-    name: str = Field(description="name of the resource class; empty for advice on all constrained jobs")
-
-
-ResourceClass = Annotated[str | None, Query(max_length=63, description="unset = the advice for all constrained jobs")]
 JobClass = Annotated[str, Query(alias="class", description="class of the job")]
 
 router = APIRouter(prefix="/v1", tags=["operators"])
@@ -331,30 +320,6 @@ async def show_forecast(
 
     found: Forecast = await request.app.state.run(work)
     return found
-
-
-@router.put("/backpressure", responses=problems(400, 408, 413, 415), openapi_extra=OPERATORS)
-async def set_advice(request: Request, body: Annotated[ClassAdviceRequest, Read], caller: Caller) -> Changed:
-    """Advise assigners to start no constrained jobs, or to pause between their starts. Running jobs go on."""
-    reason = validation.check_text("reason", body.reason, MAX_REASON_BYTES)
-    told = body.model_dump(include={"allowed", "delay", "seconds"})
-
-    def work(connection: Connection) -> None:
-        rates.advise(connection, body.resource_class, **told, actor=caller.actor, reason=reason)
-
-    await request.app.state.run(work)
-    return Changed(name=body.resource_class or "")
-
-
-@router.delete("/backpressure", responses=problems(404), openapi_extra=OPERATORS)
-async def remove_advice(
-    request: Request, caller: Caller, resource_class: ResourceClass = None, reason: Reason = ""
-) -> Changed:
-    """Withdraw advice."""
-    await request.app.state.run(
-        lambda connection: rates.withdraw_advice(connection, resource_class, actor=caller.actor, reason=reason)
-    )
-    return Changed(name=resource_class or "")
 
 
 def _timed(body: TimedDrainRequest) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from typing import Annotated, Any, Literal, Self
 import structlog
 from leasehold import wire
 from leasehold.errors import BadInput, LeaseholdError
-from leasehold.transport import Record, Transport
+from leasehold.transport import Transport
 from leasehold.wire import PROPERTY, check_place
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
@@ -40,7 +40,7 @@ from bots.agent.session import AgentCommands, AgentSession, SessionEnd, SessionO
 from bots.agent.task_launcher import TaskLauncher
 from bots.agent.warm_children import App, ChildLimits
 from bots.agent.workspace import Workspace
-from bots.protocol import HOST, MAX_LEASES, MAX_TASK, MAX_TASKS, MAX_TASKS_BYTES, ONLY_TOLD, OpenSession, Session
+from bots.protocol import HOST, MAX_LEASES, MAX_TASK, MAX_TASKS, MAX_TASKS_BYTES, OpenSession, Session
 from schema import clock, validation
 from schema.fields import Label, Name, Supply
 from schema.gc_tuning import infrequent_gc
@@ -319,6 +319,8 @@ class Agent:
             if isinstance(launcher, TaskLauncher):
                 self._settings = settings.offering(launcher.open())
                 self._tasks = _told(launcher.tasks)
+                # Otherwise a call that the bot gives back would come again at once.
+                launcher.gives_back_unknown = self._tasks is not None
             place = RunContext(
                 workplace=workplace,
                 launcher=launcher,
@@ -454,10 +456,7 @@ class Agent:
         try:
             caller = GatewayCaller(transport, self._commands.waker, self._chance)
             body = request.model_dump(mode="json", exclude_defaults=True)
-            session = Session.model_validate(self._ask_for_session(caller, body))
-            if "tasks" not in body:
-                # A call that the bot gives back would come again at once.
-                session = session.model_copy(update={"tasks": False})
+            session = Session.model_validate(caller.call("/v1/sessions", body, check=self._check))
             # Remembered before the first sync, and so before the session has any command that a restart could clear.
             workplace.remember(_digest(session.secret))
             return _Opened(sent_at=caller.sent_at, session=session)
@@ -469,18 +468,6 @@ class Agent:
             raise SessionOver(SessionEnd.REFUSED, str(refused)) from None
         finally:
             transport.close()
-
-    def _ask_for_session(self, caller: GatewayCaller, body: Record) -> Record:
-        """Call with `body`. Takes ONLY_TOLD out of it if the gateway is older than these fields."""
-        try:
-            return caller.call("/v1/sessions", body, check=self._check)
-        except BadInput as refused:
-            if refused.field not in ONLY_TOLD:
-                raise
-        _log.info("the gateway is too old to be told everything", bot=self._settings.bot, left_out=ONLY_TOLD)
-        for name in ONLY_TOLD:
-            body.pop(name, None)
-        return caller.call("/v1/sessions", body, check=self._check)
 
     def _transport(self, timeout: float) -> Transport:
         return Transport(self._url, self._token, chance=self._chance, timeout=timeout, patience=0.0)

@@ -9,7 +9,7 @@ import structlog
 from pydantic_core import to_json
 
 from bots.agent.job_files import Unsent
-from bots.agent.run import Assignment, AttemptRun, Run, RunContext, StopReason, as_json, complaining
+from bots.agent.run import Assignment, AttemptRun, Run, RunContext, StopReason, as_json
 from bots.agent.task_launcher import TaskLauncher
 from bots.agent.warm_children import TaskRun
 from bots.protocol import Outcome, Work
@@ -98,13 +98,10 @@ class News(NamedTuple):
 
 
 class AgentLeases:
-    """All leases of a session. Only the syncing thread adds and removes leases; any thread may stop runs.
+    """All leases of a session. Only the syncing thread adds and removes leases; any thread may stop runs."""
 
-    results: the gateway takes results and checkpoints; otherwise they are left out.
-    """
-
-    def __init__(self, place: RunContext, *, notify: Callable[[], None], results: bool) -> None:
-        self._place, self._notify, self._results = place, notify, results
+    def __init__(self, place: RunContext, *, notify: Callable[[], None]) -> None:
+        self._place, self._notify = place, notify
         self._lock = threading.Lock()
         self._held: dict[LeaseKey, HeldLease] = {}
         #: Leases without a run, until `begin`.
@@ -175,7 +172,7 @@ class AgentLeases:
     def unsent_checkpoint(self, run: AttemptRun) -> Unsent | None:
         """The checkpoint that the gateway should have and does not; None after a success, which needs none."""
         succeeded = run.outcome is not None and run.outcome.verdict == "succeeded"
-        return None if succeeded or not self._results else run.checkpoint.unsent
+        return None if succeeded else run.checkpoint.unsent
 
     def reports(self, *, brief: bool = False) -> tuple[list[bytes], int]:
         """Build the reports on the leases for the next sync, each a LeaseReport as JSON without defaults.
@@ -287,28 +284,20 @@ class AgentLeases:
         """Return the bytes that the result and the checkpoint of an ended run take in the body of a sync."""
         outcome = held.outcome
         size = 0 if held.checkpoint is None else len(to_json(held.checkpoint.text))
-        if outcome is not None and outcome.result is not None and self._results:
+        if outcome is not None and outcome.result is not None:
             size += len(to_json(outcome.result))
         return size
 
     def _report(self, key: LeaseKey, held: HeldLease, state: str, *, with_output: bool) -> bytes:
         report = b'{"job":%b,"fence":%d,"state":"%b"' % (to_json(key.job), key.fence, state.encode())
         if state == "completed":
-            report += b',"outcome":' + self._told(held)
+            assert held.outcome is not None
+            report += b',"outcome":' + (as_json(held.outcome) if held.run is None else held.run.outcome_json)
         if with_output and held.run is not None:
             pending = held.run.output.pending()
             held.carried = pending.end
             report += b',"output":' + to_json(pending.chunks)
         return report + b"}" if held.checkpoint is None else b"%b,%b" % (report, to_json(held.checkpoint.fields)[1:])
-
-    def _told(self, held: HeldLease) -> bytes:
-        """Return the outcome as JSON, without a result that the gateway would refuse."""
-        outcome = held.outcome
-        assert outcome is not None
-        if outcome.result is not None and not self._results:
-            without = outcome.model_copy(update={"result": None})
-            return as_json(complaining(without, "no result is stored: the gateway is too old"))
-        return as_json(outcome) if held.run is None else held.run.outcome_json
 
     def _settled(self, key: LeaseKey, work: Work, *, accept: bool) -> Outcome | None:
         """Return how a new lease ends without a run; None if its command is to start."""

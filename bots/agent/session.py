@@ -114,22 +114,6 @@ class _CutShort(Exception):
     """The agent stops waiting for a held call, because it drains."""
 
 
-#: Fields of a sync that a gateway of an earlier version refuses.
-NEWER_FIELDS = ("unlisted", "ahead")
-
-
-#: What of an outcome a gateway of an earlier version refuses; no text in JSON holds it like this.
-_UNKNOWN_TASK = b',"unknown_task":true'
-
-
-class _OlderGateway(Exception):
-    """A gateway that does not know one of the `NEWER_FIELDS` has refused the call and changed nothing."""
-
-    def __init__(self, field: str) -> None:
-        super().__init__(field)
-        self.field = field
-
-
 @dataclass
 class AgentCommands:
     """Requests to the agent to drain or leave. `waker` is set after every change, here and in the leases."""
@@ -172,7 +156,7 @@ class AgentSession:
         self._margin = session.expires_in / 10 if tuning.margin is None else tuning.margin
         if self._margin >= session.expires_in:
             raise BadInput("margin", f"{self._margin:g} s is not less than the {session.expires_in:g} s of a session")
-        self._leases = AgentLeases(place, notify=commands.waker.set, results=session.results)
+        self._leases = AgentLeases(place, notify=commands.waker.set)
         self._heartbeat = Heartbeat(self._margin, on_lost=self._end_lost_session)
         self._grace = place.grace
         self._seq = 0
@@ -185,8 +169,6 @@ class AgentSession:
         self._together = 0
         self._told_capacity = 0
         self._in_doubt = False
-        #: Those of the `NEWER_FIELDS` that the gateway knows.
-        self._known = {field for field in NEWER_FIELDS if getattr(session, field)}
         self._sync_in = self._look_in = session.sync_in
         #: The units of work that may run at once.
         self._units = tuning.capacity
@@ -195,7 +177,6 @@ class AgentSession:
         self.silent = False
         #: True, once `work` has returned, if the session was lost only because no gateway answered.
         self.cut_off = False
-        self._give_back_unknown(session.tasks)
         self._beat(opened_at, session.expires_in)
 
     def work(self) -> SessionEnd:
@@ -243,9 +224,6 @@ class AgentSession:
             answer = self._post(sync, reports, check=lambda: self._check(cut_short=held > 0))
         except _CutShort:
             return sent_at
-        except _OlderGateway as older:
-            self._known.discard(older.field)
-            return self._sync()
         except Unanswered:
             # No command runs that could overlap with a run on another bot, so the next call gets a whole deadline.
             self._in_doubt = True
@@ -331,17 +309,7 @@ class AgentSession:
         except Unanswered:
             raise
         except LeaseholdError as refused:
-            if isinstance(refused, BadInput) and refused.field in NEWER_FIELDS and refused.field in sync:
-                raise _OlderGateway(refused.field) from None
-            if isinstance(refused, BadInput) and refused.field.endswith(".unknown_task"):
-                # Such a gateway does not keep the call from this bot either. It fails here the next time.
-                self._give_back_unknown(False)
-                return self._post(sync, [each.replace(_UNKNOWN_TASK, b"") for each in reports], check=check)
             raise SessionOver(SessionEnd.REFUSED, str(refused)) from None
-
-    def _give_back_unknown(self, gives: bool) -> None:
-        if isinstance(self._launcher, TaskLauncher):
-            self._launcher.gives_back_unknown = gives
 
     def _message(self, status: str, *, wait: float = 0.0) -> tuple[Record, list[bytes]]:
         """Return the message `Sync` as JSON without defaults, but for its reports, which are written already."""
@@ -358,14 +326,14 @@ class AgentSession:
         reports, unlisted = self._leases.reports(brief=self._is_brief and not self._in_doubt)
         if unlisted:
             body["unlisted"] = unlisted
-        if self._ahead and "ahead" in self._known:
+        if self._ahead:
             body["ahead"] = True
         return body, reports
 
     @property
     def _is_brief(self) -> bool:
         """True if the bot holds leases in advance and may leave some out of its reports."""
-        return "unlisted" in self._known and self._ahead > 0
+        return self._ahead > 0
 
     def _capacity(self, *, ahead: bool) -> int | None:
         """Return the units to announce, None = as before. ahead: more than run at once, if tasks are short."""
@@ -377,7 +345,7 @@ class AgentSession:
         if capacity is not None:
             # Leases that are on their way were granted for the capacity before.
             launcher.limit, self._told_capacity = max(capacity, self._told_capacity), capacity
-        more = launcher.ahead if ahead and self._session.units else 0
+        more = launcher.ahead if ahead else 0
         if capacity is None and more == self._ahead == 0:
             return None
         self._ahead, self._together = more, launcher.together if more else 0

@@ -84,7 +84,7 @@ class TaskLauncher(Launcher):
         self._start_at = 0.0
         #: The tasks that the app has, once it was imported.
         self.tasks: frozenset[str] = frozenset()
-        #: The gateway lets calls of other tasks go to other bots.
+        #: Whether calls of other tasks go back, for other bots: the gateway has been told which tasks there are.
         self.gives_back_unknown = False
         self._name: str | None = None
         self._refusal: str | None = None

@@ -108,8 +108,7 @@ def show(caller: Caller, /, id: str, watch: float | None) -> None:
 
     def look(client: Client) -> None:
         job = client.show(id)
-        # A gateway of an earlier version tells nothing of results.
-        left = [client.result(id)] if job.get("has_result") and not caller.json else []
+        left = [client.result(id)] if job["has_result"] and not caller.json else []
         output.print_json(job) if caller.json else output.print_job(job, left)
 
     shown(caller, watch, look)

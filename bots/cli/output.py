@@ -355,8 +355,8 @@ def _bot_status(bot: Record) -> str:
 
 
 def _process(bot: Record) -> str:
-    """Tell the agent's process; a gateway of an older version does not."""
-    return "not told" if bot.get("pid") is None else f"{bot['pid']} on {plain(bot.get('host') or 'an unknown host')}"
+    """Tell the agent's process. Other bots than agents tell none."""
+    return "not told" if bot["pid"] is None else f"{bot['pid']} on {plain(bot['host'] or 'an unknown host')}"
 
 
 def show_bot(bot: Record) -> None:

@@ -74,11 +74,6 @@ def open_sessions(
                 secret=secret,
                 expires_in=timing.ttl,
                 sync_in=timing.sync,
-                results=True,
-                units=True,
-                unlisted=True,
-                ahead=True,
-                tasks=True,
             )
     return [answers[request.bot] for request in requests]
 
