@@ -12,7 +12,6 @@ import pytest
 from leasehold.errors import BadInput, LeaseholdError, NotReady
 
 from bots.agent.gateway_calls import GatewayCaller, Heartbeat
-from bots.protocol import ONLY_TOLD
 from schema import clock
 from tests.support.agents import NEEDS_PROC, Pool, processes, serving
 from tests.support.http import Answer, ReceivedRequest, problem
@@ -263,7 +262,7 @@ class NewerPool(Pool):
         return answer
 
 
-def test_an_agent_ignores_what_a_newer_gateway_adds_and_leaves_out_what_an_older_does_not_need(tmp_path: Path) -> None:
+def test_an_agent_ignores_what_a_newer_gateway_adds_and_leaves_out_what_equals_its_default(tmp_path: Path) -> None:
     pool = NewerPool()
     with serving(pool, tmp_path):
         done = pool.grant("true")
@@ -275,20 +274,6 @@ def test_an_agent_ignores_what_a_newer_gateway_adds_and_leaves_out_what_an_older
     assert (pool.outcomes[done]["verdict"], pool.outcomes[stopped]["verdict"]) == ("succeeded", "stopped")
     assert len(pool.opened) == 1
     # A bot without an app has no tasks to tell.
-    assert pool.keys["/v1/sessions"] == {"bot", "secret", *ONLY_TOLD} - {"tasks"}
+    assert pool.keys["/v1/sessions"] == {"bot", "secret", "host", "pid", "kill_grace"}
     assert [each.pid for each in pool.opened] == [os.getpid()]
     assert pool.keys["/v1/sync"] <= {"bot", "epoch", "secret", "seq", "status", "leases", "wait"}
-
-
-@pytest.mark.parametrize("unknown", ["host", "pid"])
-def test_an_agent_asks_a_gateway_that_is_older_than_what_it_only_tells_without_it(tmp_path: Path, unknown: str) -> None:
-    pool = NewerPool()
-
-    def older(asked: ReceivedRequest) -> Answer | None:
-        return problem(400, f"{unknown}: is not a field", field=unknown) if unknown in asked.body else None
-
-    pool.instead = older
-    with serving(pool, tmp_path):
-        done = pool.grant("true")
-        pool.until(lambda: done in pool.outcomes)
-    assert [(each.host, each.pid) for each in pool.opened] == [(None, None)]

@@ -168,19 +168,6 @@ def test_what_a_gateway_did_not_take_between_syncs_goes_with_the_end(tmp_path: P
     assert not processes(tmp_path)
 
 
-def test_a_gateway_of_an_earlier_version_is_sent_neither(tmp_path: Path) -> None:
-    """It would refuse the call, and the agent would end because of what a job has left."""
-    pool = Pool()
-    pool.results = False
-    with serving(pool, tmp_path):
-        key = pool.grant("sh", "-c", "echo 2 > $LEASEHOLD_CHECKPOINT; echo 3 > $LEASEHOLD_RESULT; sleep 0.2; exit 1")
-        outcome = pool.until(lambda: pool.outcomes.get(key))
-    assert outcome["reason"] == "exit code 1; no result is stored: the gateway is too old"
-    assert "result" not in outcome
-    assert {report.checkpoint for sync in pool.syncs for report in sync.leases} == {None}
-    assert [report.checkpoint for report in pool.streamed if report.checkpoint] == []
-
-
 def test_results_that_do_not_fit_into_one_call_come_in_the_next(tmp_path: Path) -> None:
     pool = Pool()
     size = MAX_RESULT_BYTES - 2

@@ -84,7 +84,7 @@ GET PUT DELETE          /v1/instances/{name}/account      operator
 POST                    /v1/instances/{name}/effect       operator
 GET                     /v1/accounts                      operator
 GET PUT DELETE          /v1/limits                        operator
-GET PUT DELETE          /v1/backpressure                  operator
+GET                     /v1/backpressure                  operator
 GET PUT DELETE          /v1/scheduling                    operator
 GET PUT PATCH DELETE    /v1/quotas/{cohort}/{instance}    operator
 POST                /v1/quotas/{cohort}/{instance}/effect operator

@@ -35,12 +35,6 @@ class Pool:
         #: Those that the latest answer has told the agent of.
         self.told: set[tuple[str, int]] = set()
         self.drain = False
-        #: Whether it takes results and checkpoints. One of an earlier version does not say so.
-        self.results = True
-        #: Whether it knows leases that a bot does not list, and that it holds in advance.
-        self.unlisted = self.ahead = True
-        #: Whether it lets calls of tasks that a bot does not have go to others.
-        self.tasks = True
         self.opened: list[OpenSession] = []
         self.syncs: list[Sync] = []
         self.streamed: list[OutputReport] = []
@@ -114,8 +108,7 @@ class Pool:
     def _open(self, request: OpenSession) -> Answer:
         self.opened.append(request)
         session = {"bot": request.bot, "epoch": len(self.opened), "secret": "s"}
-        knows = {"results": self.results, "units": True, "unlisted": self.unlisted, "ahead": self.ahead}
-        return Answer({**session, "expires_in": self.ttl, "sync_in": self.sync_in, "tasks": self.tasks, **knows})
+        return Answer({**session, "expires_in": self.ttl, "sync_in": self.sync_in})
 
     def _sync(self, sync: Sync) -> Answer:
         self.syncs.append(sync)
