@@ -25,7 +25,7 @@ from tests.support.http import (
 pytestmark = pytest.mark.usefixtures("no_pool_of_our_own")
 RATES = ("granted", "started", "finished", "succeeded", "cancelled", "dead")
 STORY: dict[str, Any] = {
-    "id": JOB_COMMANDING, "instance": "ci", "label": "nightly", "state": "queued", "priority": -3,
+    "id": JOB_COMMANDING, "instance": "ci", "label": "nightly", "state": "queued", "priority": -3, "has_result": False,
     "units": 2, "attempts": 1,
     "max_attempts": 5, "reason": None, "created_at": f"{AT}0Z", "queued_at": f"{AT}0Z", "schedule_after": None,
     "started_at": None, "finished_at": None, "bot": "b1", "properties": {"os": ["linux"]}, "timeout_seconds": 60.0,
