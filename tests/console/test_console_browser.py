@@ -202,6 +202,7 @@ def test_an_operator_drains_a_bot_and_a_submitter_sees_none(person: Person, show
 
 def test_a_page_whose_session_is_over_goes_to_the_log_in(person: Person, shown: Console, jobs: Any) -> None:
     person.log_in(shown.operator, "/")
+    person.page.wait_for_function("window.did_handshake")
     other = person.context.new_page()
     other.goto(shown.url + "/jobs")
     other.click("text=Log out")
