@@ -7,6 +7,7 @@ import random
 import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Generator, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,7 +31,7 @@ from tests.support.fork_server import server as fork_server
 from tests.support.http import Gateway, accepting, gateway
 from tests.support.pool import Pool
 from tests.support.race import Race
-from tests.support.servers import Databases, Served, opened, serving, serving_in_memory
+from tests.support.servers import MEMORY, Databases, Served, in_memory, opened, serving, serving_in_memory
 from tests.support.tenancy import Tenancy
 
 
@@ -48,6 +49,12 @@ POOLER_VARIABLE = "LEASEHOLD_TEST_POOLER"
 #: Connections of that pooler to a database: as few as let the tests of transactions that wait for each other go on.
 POOLED = 4
 
+
+# What tests write is in memory if there is room: above all the data of servers, which sync them after each commit. What
+# pytest keeps of failed tests stays on the disk.
+os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+if in_memory():
+    tempfile.tempdir = str(MEMORY)
 
 # Half of the start of a process of the pool is the compilation of our modules. Each worker and each process of a test
 # would do it again where the environment says that bytecode is not to be kept, as in many containers.
@@ -160,7 +167,8 @@ def empty_url(databases: Databases) -> Iterator[str]:
 @pytest.fixture
 def database_url(request: pytest.FixtureRequest, databases: Databases, template: str) -> Iterator[str]:
     """The URL of a migrated database of the test's own, whose invariants must hold when the test is over."""
-    url = databases.make(template=template)
+    warm = "database" in request.fixturenames and "postgres" not in request.path.parts
+    url = databases.make(template=template, warm=warm)
     yield url
     findings = [] if request.node.get_closest_marker("breaks_invariants") else databases.findings(url)
     databases.give_back(url)
@@ -168,11 +176,15 @@ def database_url(request: pytest.FixtureRequest, databases: Databases, template:
 
 
 @pytest.fixture
-def database(database_url: str, pooler: Callable[[str], str] | None) -> Iterator[Database]:
+def database(databases: Databases, database_url: str, pooler: Callable[[str], str] | None) -> Iterator[Database]:
     """The test's own database, migrated and empty; with LEASEHOLD_TEST_POOLER, through a pooler."""
-    own = opened(database_url) if pooler is None else opened(pooler(database_url), direct=database_url)
-    yield own
-    own.close()
+    if pooler is None:
+        with databases.connected(database_url) as own:
+            yield own
+    else:
+        own = opened(pooler(database_url), direct=database_url)
+        yield own
+        own.close()
 
 
 @pytest.fixture

@@ -116,9 +116,7 @@ def test_an_agent_works_with_the_capabilities_that_its_unit_leaves(served: Serve
 
 
 @pytest.mark.skipif(HAPROXY is None, reason="haproxy is not installed")
-def test_calls_through_the_proxy_come_to_the_gateways_that_are_ready(
-    database: Database, timing: Timing, tmp_path: Path
-) -> None:
+def test_the_proxy_leads_to_the_gateways_that_are_ready(database: Database, timing: Timing, tmp_path: Path) -> None:
     assert HAPROXY is not None
     with serving(database, timing) as one, serving(database, timing) as two:
         with socket.create_server(("127.0.0.1", 0)) as free:

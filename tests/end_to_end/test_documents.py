@@ -26,6 +26,7 @@ from assigner.config import loading
 from schema.postgres import embedded
 from schema.postgres.engine import libpq_url
 from tests.support.patience import eventually
+from tests.support.servers import processes_of
 
 ROOT = Path(__file__).parent.parent.parent
 FOLDER = ROOT / "ops" / "docs"
@@ -115,28 +116,10 @@ def name(document: Path) -> str:
 
 @dataclass
 class Pool:
-    """A running `leasehold up`, and the environment in which commands find it.
-
-    `forked`: the same environment with the program of a fork server in front of the console script.
-    """
+    """A running `leasehold up`, and the environment in which commands find it, by the program of a fork server."""
 
     data: Path
     environment: dict[str, str]
-    forked: dict[str, str]
-
-
-def processes_of(data: Path) -> list[int]:
-    """Processes whose command line names the data directory: ours, PostgreSQL and commands of jobs."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            try:
-                named = os.fsencode(data) in (entry / "cmdline").read_bytes()
-            except OSError:
-                continue
-            if named:
-                found.append(int(entry.name))
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +147,7 @@ def pool(leasehold: Path) -> Iterator[Pool]:
     try:
         assert up.stdout is not None
         assert up.stdout.readline(), f"`leasehold up` ended with {up.wait()}"
-        yield Pool(data, environment, {**environment, "PATH": f"{leasehold.parent}:{environment['PATH']}"})
+        yield Pool(data, {**environment, "PATH": f"{leasehold.parent}:{environment['PATH']}"})
         up.send_signal(signal.SIGINT)
         assert up.wait(STARTS_WITHIN) == 130
     finally:
@@ -221,13 +204,11 @@ def test_every_command_that_a_document_shows_does_what_it_shows(document: Path, 
         if block.language == "console" and block.excuse is None
         for command in block.commands()
     ]
-    # The commands of the README run on the installed console script.
-    environment = pool.environment if document == ROOT / "README.md" else pool.forked
     directory = workplace(tmp_path)
     for block in blocks(document):
         if block.file is not None:
             (directory / block.file).write_text(block.body)
-    wrong = run_all(commands, environment, directory) if commands else []
+    wrong = run_all(commands, pool.environment, directory) if commands else []
     assert not wrong, f"{name(document)}:\n" + "\n\n".join(wrong)
 
 
@@ -246,9 +227,7 @@ def step(connection, number):
 
 
 @pytest.mark.timeout(RUNS_WITHIN + STARTS_WITHIN)
-def test_effects_that_happen_once_do_so_although_the_first_attempt_dies_between_them(
-    pool: Pool, tmp_path: Path
-) -> None:
+def test_effects_that_happen_once_do_so_although_an_attempt_dies_between_them(pool: Pool, tmp_path: Path) -> None:
     found, directory = blocks(FOLDER / "tasks.md"), workplace(tmp_path)
     for block in found:
         if block.file is not None:
@@ -257,7 +236,7 @@ def test_effects_that_happen_once_do_so_although_the_first_attempt_dies_between_
     with embedded.serve(pool.data) as server:
         with psycopg.connect(libpq_url(server.url), autocommit=True) as connection:
             connection.execute("DROP TABLE IF EXISTS public.payments, public.receipts, public.task_steps")
-            wrong = run_all(shown.commands(), pool.forked, directory)
+            wrong = run_all(shown.commands(), pool.environment, directory)
             assert not wrong, "\n\n".join(wrong)
             effects = [
                 connection.execute(f"SELECT * FROM public.{table}").fetchall() for table in ("payments", "receipts")

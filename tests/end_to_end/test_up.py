@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import httpx
 import psycopg
@@ -19,23 +18,24 @@ import pytest
 
 from schema.postgres import embedded
 from tests.support.patience import eventually
+from tests.support.servers import LEASEHOLD, processes_of
 
-LEASEHOLD = Path(sys.executable).parent / "leasehold"
 #: Seconds a pool gets to start on a machine that runs other tests as well.
 STARTS_WITHIN = 120.0
 
 
 @dataclass
 class Up:
-    """A running `leasehold up`."""
+    """A running `leasehold up`: where it answers, its processes, and what it has told."""
 
     popen: subprocess.Popen[str]
-    told: dict[str, Any]
+    url: str
+    processes: dict[str, int]
+    told: str
 
-    @property
-    def processes(self) -> dict[str, int]:
-        found: dict[str, int] = self.told["processes"]
-        return found
+    def end(self, number: signal.Signals) -> int:
+        self.popen.send_signal(number)
+        return self.popen.wait(STARTS_WITHIN)
 
 
 class Home:
@@ -48,15 +48,32 @@ class Home:
         self.environ["LEASEHOLD_BOT_DRAIN_SECONDS"] = "1"
 
     def up(self, *options: str) -> Up:
-        popen = subprocess.Popen(
-            [LEASEHOLD, "up", "--json", "--port", "0", "--bots", "1", "--assigners", "1", *options],
-            cwd=self.data, env=self.environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=(self.data / "said").open("w"), text=True,
-        )  # fmt: skip
+        """Start a pool with a bot that runs commands; its output is JSON."""
+        popen = self._started("--json", "--bots", "1", *options)
         assert popen.stdout is not None
         line = popen.stdout.readline()
         assert line, f"`leasehold up` ended with {popen.wait()}"
-        return Up(popen, json.loads(line))
+        found = json.loads(line)
+        return Up(popen, found["url"], found["processes"], line)
+
+    def up_for_people(self, *options: str) -> Up:
+        """Start a pool without such a bot; its output is for people."""
+        popen = self._started("--bots", "0", *options)
+        assert popen.stdout is not None
+        told = ""
+        while "\nCtrl-C" not in told:
+            line = popen.stdout.readline()
+            assert line, f"`leasehold up` ended with {popen.wait()}"
+            told += line
+        processes = {name: int(pid) for name, pid in re.findall(r"^  (\S+) +process (\d+)$", told, re.M)}
+        return Up(popen, re.findall(r"is up at (\S+),", told)[0], processes, told)
+
+    def _started(self, *options: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [LEASEHOLD, "up", "--port", "0", "--assigners", "1", *options],
+            cwd=self.data, env=self.environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=(self.data / "said").open("w"), text=True,
+        )  # fmt: skip
 
     def said(self) -> list[str]:
         """What the last pool that was started here has said to people, without the times."""
@@ -70,16 +87,26 @@ class Home:
 
     def here(self) -> list[int]:
         """Processes whose command line names the data directory: ours, PostgreSQL and commands of jobs."""
-        found = []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit() and int(entry.name) != os.getpid():
-                try:
-                    named = os.fsencode(self.data) in (entry / "cmdline").read_bytes()
-                except OSError:
-                    continue
-                if named:
-                    found.append(int(entry.name))
-        return found
+        return processes_of(self.data)
+
+
+APP = """
+import leasehold
+
+pool = leasehold.Pool.from_env()
+
+@pool.periodic("0 4 * * *", timezone="UTC")
+@pool.task
+def clean() -> str:
+    return "cleaned"
+
+@pool.task(retries=3)
+def charge(order: int) -> str:
+    return f"order {order} charged"
+
+if __name__ == "__main__":
+    print(charge.defer(7).result())
+"""
 
 
 @pytest.fixture
@@ -96,7 +123,7 @@ def home(leasehold: Path) -> Iterator[Home]:
 def test_a_pool_runs_jobs_stops_on_ctrl_c_goes_on_later_and_dies_with_its_parent(home: Home) -> None:
     up = home.up()
     assert set(up.processes) == {"assigner-1", "gateway", "bot-1"}
-    gateway = f"the gateway answers at {up.told['url']}; starting 1 bot"
+    gateway = f"the gateway answers at {up.url}; starting 1 bot"
     start = ["starting PostgreSQL", "starting 1 assigner and the gateway", gateway]
     assert [step.partition(" schema")[0] for step in home.said()] == [
         f"using database embedded, in {home.data}; configuration none",
@@ -123,8 +150,7 @@ def test_a_pool_runs_jobs_stops_on_ctrl_c_goes_on_later_and_dies_with_its_parent
     script = f"echo run >> {ran}; test $(wc -l < {ran}) -gt 1 || exec sleep 600"
     long = home.run("submit", "--", "sh", "-c", script).stdout.strip()
     eventually(ran.read_text, STARTS_WITHIN)
-    up.popen.send_signal(signal.SIGINT)
-    assert up.popen.wait(STARTS_WITHIN) == 130
+    assert up.end(signal.SIGINT) == 130
     assert home.here() == []
     assert home.said()[-2].startswith("stopping"), "what takes time is told before it does"
 
@@ -147,75 +173,8 @@ def test_a_pool_runs_jobs_stops_on_ctrl_c_goes_on_later_and_dies_with_its_parent
 
 
 @pytest.mark.timeout(600)
-def test_the_console_is_a_process_of_the_pool_that_is_started_again_on_the_same_port(home: Home) -> None:
+def test_console_and_app_are_processes_of_the_pool_that_are_started_again_when_they_are_killed(home: Home) -> None:
     pytest.importorskip("nicegui", reason="the console needs the extra leasehold[console]")
-    up = home.up("--console", "0")
-    assert set(up.processes) == {"assigner-1", "gateway", "bot-1", "console"}
-    assert home.said()[-1] == f"the console answers at {up.told['console']}"
-    with httpx.Client(base_url=up.told["console"], headers={"Origin": up.told["console"]}, trust_env=False) as http:
-
-        def logged_in() -> bool:
-            token = (home.data / "operator.token").read_text()
-            with suppress(httpx.TransportError):
-                answer = http.post("/login", data={"token": token})
-                return (answer.status_code, answer.headers["location"]) == (303, "/")
-            return False
-
-        assert logged_in()
-        os.kill(up.processes["console"], signal.SIGKILL)
-        eventually(lambda: home.said()[-1] == "console runs again", STARTS_WITHIN)
-        eventually(logged_in, STARTS_WITHIN)
-    port = up.told["console"].rpartition(":")[2]
-    second = home.run("--data", str(home.data / "second"), "up", "--console", port)
-    assert second.returncode == 2
-    assert second.stderr.startswith(f"error: --console: cannot listen on 127.0.0.1:{port}: ")
-    assert len(second.stderr.splitlines()) == 1
-    assert not (home.data / "second").exists()
-    up.popen.send_signal(signal.SIGINT)
-    assert up.popen.wait(STARTS_WITHIN) == 130
-    assert home.here() == []
-
-
-APP = """
-import leasehold
-
-pool = leasehold.Pool.from_env()
-
-@pool.periodic("0 4 * * *", timezone="UTC")
-@pool.task
-def clean() -> str:
-    return "cleaned"
-
-@pool.task(retries=3)
-def charge(order: int) -> str:
-    return f"order {order} charged"
-
-if __name__ == "__main__":
-    print(charge.defer(7).result())
-"""
-
-
-def test_a_pool_of_an_app_alone_proposes_no_command_and_says_what_its_tasks_reach(home: Home) -> None:
-    (home.data / "shop.py").write_text(APP)
-    up = subprocess.Popen(
-        [LEASEHOLD, "up", "--port", "0", "--bots", "0", "--assigners", "1", "--app", "shop:pool"],
-        cwd=home.data, env=home.environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL, text=True,
-    )  # fmt: skip
-    assert up.stdout is not None
-    lines = []
-    while lines[-1:] == [] or not lines[-1].startswith("Ctrl-C"):
-        lines.append(up.stdout.readline())
-        assert lines[-1], "it has ended"
-    said = "".join(lines)
-    assert "submit --wait" not in said, "no bot would run it"
-    assert "tasks of shop:pool: jobs run as " in said
-    assert "under an account of its own" not in said, "tasks share the processes of one account"
-    up.send_signal(signal.SIGINT)
-    assert up.wait(STARTS_WITHIN) == 130
-
-
-def test_an_app_is_served_from_the_start_with_its_schedules_and_again_after_its_bot_was_killed(home: Home) -> None:
     (home.data / "shop.py").write_text(APP)
     for wrong, said in (
         (("--app", "shop:pul"), "error: --app: 'shop:pul' cannot be used: "),
@@ -225,7 +184,13 @@ def test_an_app_is_served_from_the_start_with_its_schedules_and_again_after_its_
         refused = home.run("up", *wrong)
         assert (refused.returncode, refused.stderr.startswith(said)) == (2, True), refused.stderr
     assert not home.here(), "nothing was started"
-    up = home.up("--app", "shop:pool", "--concurrency", "2")
+    up = home.up_for_people("--console", "0", "--app", "shop:pool", "--concurrency", "2")
+    assert set(up.processes) == {"assigner-1", "gateway", "app-1", "console"}
+    (console,) = re.findall(r"Its console is at (\S+);", up.told)
+    assert home.said()[-1] == f"the console answers at {console}"
+    assert "submit --wait" not in up.told, "no bot would run it"
+    assert "tasks of shop:pool: jobs run as " in up.told
+    assert "under an account of its own" not in up.told, "tasks share the processes of one account"
     assert "1 schedule of shop:pool applied" in home.said()
     assert "clean" in home.run("schedule", "list").stdout
 
@@ -235,9 +200,27 @@ def test_an_app_is_served_from_the_start_with_its_schedules_and_again_after_its_
         )
         return done.stdout == "order 7 charged\n"
 
-    assert charged()
-    os.kill(up.processes["app-1"], signal.SIGKILL)
-    assert charged(), "another bot of that name serves the task"
-    up.popen.send_signal(signal.SIGTERM)
-    assert up.popen.wait(STARTS_WITHIN) == 0
+    with httpx.Client(base_url=console, headers={"Origin": console}, trust_env=False) as http:
+
+        def logged_in() -> bool:
+            token = (home.data / "operator.token").read_text()
+            with suppress(httpx.TransportError):
+                answer = http.post("/login", data={"token": token})
+                return (answer.status_code, answer.headers["location"]) == (303, "/")
+            return False
+
+        assert logged_in()
+        assert charged()
+        for name in ("console", "app-1"):
+            os.kill(up.processes[name], signal.SIGKILL)
+        assert charged(), "another bot of that name serves the task"
+        eventually(lambda: "console runs again" in home.said(), STARTS_WITHIN)
+        eventually(logged_in, STARTS_WITHIN)
+    port = console.rpartition(":")[2]
+    second = home.run("--data", str(home.data / "second"), "up", "--console", port)
+    assert second.returncode == 2
+    assert second.stderr.startswith(f"error: --console: cannot listen on 127.0.0.1:{port}: ")
+    assert len(second.stderr.splitlines()) == 1
+    assert not (home.data / "second").exists()
+    assert up.end(signal.SIGTERM) == 0
     eventually(lambda: not home.here(), STARTS_WITHIN)

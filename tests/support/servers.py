@@ -51,15 +51,22 @@ MEMORY = Path("/dev/shm")
 ROOM = 4 * 1024**3
 #: Role of the connection that checks and empties the database of a test, in its name among the server's connections.
 CHECKS = "checks"
+#: Role of the connections of the fixture `database`, which go on to the next test on the same clone.
+OF_TESTS = "tests"
 #: Databases that are dropped together. A drop waits for a checkpoint; drops that follow at once have little to write.
 DROPPED_TOGETHER = 16
+
+
+def in_memory() -> bool:
+    """Whether there is a directory in memory with enough room, in which programs can be run."""
+    usable = MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and not os.statvfs(MEMORY).f_flag & os.ST_NOEXEC
+    return usable and shutil.disk_usage(MEMORY).free >= ROOM
 
 
 @contextmanager
 def serving_in_memory() -> Iterator[str]:
     """Run a private server, with its data in memory if there is room, and give its URL."""
-    roomy = MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= ROOM
-    data = Path(tempfile.mkdtemp(prefix="leasehold-tests-", dir=MEMORY if roomy else None))
+    data = Path(tempfile.mkdtemp(prefix="leasehold-tests-"))
     if os.geteuid() == 0:
         data.chmod(0o711)  # for the account that runs the server
     try:
@@ -85,9 +92,10 @@ SELECT array_agg(described ORDER BY described)::text FROM (
     UNION ALL SELECT 'setting', setting, '' FROM pg_db_role_setting, unnest(setconfig) AS setting
     WHERE setdatabase = (SELECT oid FROM pg_database WHERE datname = current_database())
     UNION ALL SELECT 'analyzed', '', '' FROM pg_statistic WHERE starelid >= 16384) AS described"""
-_OTHERS = """
+_OTHERS = f"""
 SELECT count(pg_terminate_backend(pid, 1000)) FROM pg_stat_activity
-WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"""
+WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'
+    AND (application_name NOT LIKE '{OF_TESTS}%' OR state <> 'idle')"""
 _WITH_ROWS = (
     "SELECT oid::regclass::text FROM pg_class WHERE relkind = 'r' AND oid >= 16384 AND pg_relation_size(oid) > 0"
 )
@@ -118,19 +126,28 @@ class Databases:
         self._clones: dict[str, str] = {}
         self._emptied: dict[str, list[str]] = {}
         self._opened: dict[str, Database] = {}
+        self._of_tests: dict[str, Database] = {}
 
     def __enter__(self) -> "Databases":
         return self
 
     def __exit__(self, *_: object) -> None:
+        for lent in self._of_tests.values():
+            lent.close()
         self._over += [name for names in self._emptied.values() for name in names]
         self._drop()
 
-    def make(self, *, template: str | None = None) -> str:
-        """Make a database and return its URL. `template`: URL of a database to clone, without connections to it."""
+    def make(self, *, template: str | None = None, warm: bool = False) -> str:
+        """Make a database and return its URL.
+
+        template: URL of a database to clone, without connections to it. warm: it may have connections of tests before.
+        """
         original = None if template is None else make_url(template).database
         if original is not None and self._emptied.get(original):
-            return self._url(self._emptied[original].pop())
+            url = self._url(self._emptied[original].pop())
+            if not warm:
+                self.disconnect(url)
+            return url
         name = f"leasehold_test_{uuid4().hex}"
         source = f'TEMPLATE "{original}"' if original else "TEMPLATE template0 ENCODING 'UTF8'"
         with self._connect() as connection:
@@ -145,12 +162,32 @@ class Databases:
         """Return the invariants that the database breaks. Checks of one clone share a connection."""
         return [finding for finding in invariants.verify(self._kept(make_url(url).database or "")) if finding.rows]
 
+    @contextmanager
+    def connected(self, url: str) -> Iterator[Database]:
+        """A `Database` for one test at a time. Its connections are those of the test before on this clone, if they are
+        sound: a new one plans every statement anew."""
+        name = make_url(url).database or ""
+        if name not in self._of_tests:
+            self._of_tests[name] = opened(url, role=OF_TESTS)
+        lent = self._of_tests[name]
+        before = dict(vars(lent))
+        try:
+            yield lent
+        finally:
+            vars(lent).update(before)
+
+    def disconnect(self, url: str) -> None:
+        """Close the connections that tests have left, for one that has only its own."""
+        if (lent := self._of_tests.pop(make_url(url).database or "", None)) is not None:
+            lent.close()
+
     def give_back(self, url: str) -> None:
         """Empty the database for another test, or drop it soon, even if it has connections."""
         name = make_url(url).database or ""
         if name in self._clones and self._empty(name):
             self._emptied.setdefault(self._clones[name], []).append(name)
             return
+        self.disconnect(url)
         self._over.append(name)
         if len(self._over) >= DROPPED_TOGETHER:
             self._drop()
@@ -432,11 +469,6 @@ class Processes:
         """An operator's token."""
         return (self.directory / "operator.token").read_text().strip()
 
-    @property
-    def bot_token(self) -> str:
-        """A token for bots of any name."""
-        return (self.directory / "bot.token").read_text().strip()
-
     def stop(self) -> None:
         """Kill the process groups of all processes that are left. Idempotent."""
         for process in self.running:
@@ -482,6 +514,17 @@ class Processes:
 
 
 LEASEHOLD = Path(sys.executable).parent / "leasehold"
+
+
+def processes_of(data: Path) -> list[int]:
+    """Processes whose command line names the data directory: ours, PostgreSQL and commands of jobs."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            with suppress(OSError):
+                if os.fsencode(data) in (entry / "cmdline").read_bytes():
+                    found.append(int(entry.name))
+    return found
 
 
 class Console:
