@@ -256,6 +256,18 @@ def test_a_node_has_its_number_depth_and_priority_and_waits_in_the_queue_from_wh
     assert [work["job"] for work in pool.given(bot)] == [single]
 
 
+def test_nodes_whose_properties_differ_only_in_how_a_number_is_written_are_all_there(pool: Pool) -> None:
+    nodes = [
+        {"node": node, "payload": {"command": ["true"]}, "properties": {"memory": [memory]}, **more}
+        for node, (memory, more) in enumerate(
+            [(1, {}), (1.0, {}), (1, {"preferred_properties": {"disk": [1]}}),
+             (1, {"preferred_properties": {"disk": [1.0]}})]
+        )
+    ]  # fmt: skip
+    graph = taken(pool, {"name": "build", "nodes": nodes})
+    assert states(pool, graph) == dict.fromkeys(range(4), "queued")
+
+
 def test_graphs_can_be_submitted_and_given_up_in_sql(pool: Pool) -> None:
     """What was replaced in a transaction of somebody's own is cancelled by upkeep."""
     request = json.dumps(graph_of({1: [], 2: [1]}))

@@ -99,22 +99,6 @@ def test_an_upgrade_that_fails_leaves_nothing(empty: Database) -> None:
     assert migrate.status(empty).current is None
 
 
-def test_a_process_of_the_version_before_writes_and_deletes_events_as_it_did(pool: Pool) -> None:
-    pool.submit()
-    pool.change("""
-        WITH moved AS (UPDATE jobs SET state = 'parked' RETURNING id, fence)
-        INSERT INTO job_events (job_id, move, from_state, to_state, fence, actor, details)
-        SELECT id, 'hold', 'queued', 'parked', fence, 'old', '{"reason": "a test"}' FROM moved""")
-    told = pool.row("SELECT * FROM job_events ORDER BY id DESC LIMIT 1")
-    assert (told.move, told.actor, told.details) == ("hold", "old", {"reason": "a test"})
-    assert told == pool.row("SELECT * FROM stored_events")
-    pool.change("""
-        WITH old AS (SELECT id FROM jobs), payloads AS (DELETE FROM job_payloads), gone AS (DELETE FROM jobs)
-        DELETE FROM job_events WHERE job_id = ANY (ARRAY(SELECT id FROM old))""")
-    assert pool.rows("SELECT id FROM stored_events") == []
-    assert pool.rows("SELECT id FROM job_events") == []
-
-
 def test_a_database_of_the_last_revision_before_the_baseline_is_taken_over_as_it_is(pool: Pool) -> None:
     job, bot, work = pool.running()
     claim_version(pool.database, migrate.LAST_BEFORE)

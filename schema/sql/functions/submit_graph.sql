@@ -105,14 +105,18 @@ BEGIN
     SELECT array_agg(known.given), array_agg(known.id) INTO sets, set_ids FROM (
         SELECT normal.given, intern_platform(normal.properties) AS id FROM (
             SELECT raw.given, normal_properties(raw.given) AS properties FROM (
-                SELECT DISTINCT coalesce(n->'properties', '{}') AS given
-                FROM jsonb_array_elements(request->'nodes') n OFFSET 0) raw
+                SELECT as_text::jsonb AS given FROM (
+                    -- As text, by which nodes find them: 1 and 1.0 are equal as jsonb.
+                    SELECT DISTINCT coalesce(n->'properties', '{}')::text AS as_text
+                    FROM jsonb_array_elements(request->'nodes') n) distinct_sets OFFSET 0) raw
             ORDER BY 2) normal
         OFFSET 0) known;
     SELECT array_agg(p.required), array_agg(p.preferred), array_agg(w.preferring), array_agg(w.platform)
         INTO required_sets, preferred_sets, preferred_ids, preferring_ids FROM (
-            SELECT DISTINCT coalesce(n->'properties', '{}') AS required, n->'preferred_properties' AS preferred
-            FROM jsonb_array_elements(request->'nodes') n WHERE n ? 'preferred_properties' ORDER BY 1, 2) p
+            SELECT required::jsonb, preferred::jsonb FROM (
+                SELECT DISTINCT coalesce(n->'properties', '{}')::text AS required,
+                    (n->'preferred_properties')::text AS preferred
+                FROM jsonb_array_elements(request->'nodes') n WHERE n ? 'preferred_properties') pairs ORDER BY 1, 2) p
             CROSS JOIN LATERAL intern_preferred(p.required, p.preferred) w;
     of_instance := intern_instance(instance_name);
     is_managed := (SELECT i.managed FROM instances i WHERE i.id = of_instance);

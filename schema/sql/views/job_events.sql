@@ -26,6 +26,3 @@ FROM leases l CROSS JOIN LATERAL (VALUES
         l.ended_by, coalesce(l.report, '{}') || jsonb_build_object('verdict', l.verdict))
 ) AS e (id, at, move, from_state, to_state, fence, actor, details)
 WHERE e.id IS NOT NULL;
-
-CREATE OR REPLACE TRIGGER store_event INSTEAD OF INSERT OR DELETE ON job_events
-    FOR EACH ROW EXECUTE FUNCTION store_event();
