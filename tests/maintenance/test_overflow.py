@@ -23,14 +23,14 @@ def states(pool: Pool) -> dict[str, int]:
 
 
 def test_jobs_of_many_batches_are_deferred_newest_first_and_return_oldest_first(pool: Pool) -> None:
-    limited(pool, 1000)
+    limited(pool, 400)
     background = JobRequest(command=["true"], job_class="background").normal()
-    for _ in range(6):
-        pool.submit(500, priority=70)
-        pool.submit(500, **background)
+    for _ in range(4):
+        pool.submit(200, priority=70)
+        pool.submit(200, **background)
     upkeep = pool.upkeep()
     upkeep.run_once()
-    assert states(pool) == {"queued": 1000, "deferred": 5000}
+    assert states(pool) == {"queued": 400, "deferred": 1200}
     ids = "SELECT id FROM jobs WHERE state = :state ORDER BY queued_at, id"
     kept, off = ([row.id for row in pool.rows(ids, state=state)] for state in ("queued", "deferred"))
     assert max(kept) < min(off), "those that have waited longest go on waiting"
@@ -40,11 +40,11 @@ def test_jobs_of_many_batches_are_deferred_newest_first_and_return_oldest_first(
         " SELECT id, 'cancel', 'queued', 'cancelled', fence, 'test' FROM gone"
     )
     pool.upkeep().run_once()
-    assert states(pool) == {"cancelled": 1000, "queued": 900, "deferred": 4100}
-    assert [row.id for row in pool.rows(ids, state="queued")] == off[:900]
+    assert states(pool) == {"cancelled": 400, "queued": 360, "deferred": 840}
+    assert [row.id for row in pool.rows(ids, state="queued")] == off[:360]
     limited(pool, None)
     upkeep.run_once()
-    assert states(pool) == {"cancelled": 1000, "queued": 5000}
+    assert states(pool) == {"cancelled": 400, "queued": 1200}
 
 
 def test_nothing_is_deferred_that_is_not_low_or_that_somebody_may_join(pool: Pool) -> None:
