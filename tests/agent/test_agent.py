@@ -15,7 +15,7 @@ from bots.agent.agent import AgentSettings, legal_name
 from bots.agent.capacity import Lookahead, Machine, Sizing, this_machine, units
 from bots.agent.guardian import descendants, process_tree
 from bots.agent.workspace import Workspace
-from schema import clock, validation
+from schema import validation
 from tests.support.agents import (
     NEEDS_PROC,
     RUNAWAY,
@@ -187,24 +187,6 @@ def test_an_agent_that_may_not_open_as_many_files_as_its_commands_need_does_not_
     said = "capacity: 40 needs 448 open files, and the hard limit (RLIMIT_NOFILE) is 300"
     assert said in (tmp_path / "agent.log").read_text()
     assert pool.opened == []
-
-
-def test_a_stopped_agents_work_is_killed_before_its_session_ends(tmp_path: Path) -> None:
-    pool = Pool(ttl=9, sync_in=0.1)
-    with gateway(pool) as stands, agent_process(stands.url, tmp_path, margin=5) as agent:
-        key = pool.grant("sh", "-c", "trap '' TERM; while :; do sleep 0.1; done")
-        pool.until(lambda: "active" in pool.reported(key))
-        agent.send_signal(signal.SIGSTOP)
-        began = clock.monotonic()
-        pool.until(lambda: not processes(tmp_path))
-        assert clock.monotonic() - began < pool.ttl
-        with pool.changed:
-            pool.leases = {}
-        agent.send_signal(signal.SIGCONT)
-        pool.until(lambda: len(pool.opened) == 2)
-        agent.send_signal(signal.SIGTERM)
-        assert agent.wait(MINUTE) == 0
-    assert "completed" not in pool.reported(key)
 
 
 # How an agent stops: it is asked to drain, it runs out of time, or it is told a second time.

@@ -50,16 +50,6 @@ def test_a_command_is_told_which_gpus_it_is_given(tmp_path: Path) -> None:
     assert pool.opened[0].resources == {"gpus": 4}
 
 
-def test_a_bot_with_room_gets_another_lease_at_its_next_sync(tmp_path: Path) -> None:
-    pool = Pool(sync_in=0.1)
-    with serving(pool, tmp_path, capacity=2):
-        long = pool.grant("sleep", "60", job="long")
-        pool.until(lambda: "active" in pool.reported(long))
-        short = pool.grant("true", job="short")
-        pool.until(lambda: short in pool.outcomes)
-        assert long not in pool.outcomes
-
-
 def test_a_call_without_an_answer_is_repeated_word_for_word(tmp_path: Path) -> None:
     pool = Pool()
     failures = [Answer(cut=True), problem(503, "starting"), problem(500, "internal"), Answer(b"<html>")]

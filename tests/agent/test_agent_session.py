@@ -20,17 +20,6 @@ from tests.support.patience import MINUTE
 pytestmark = NEEDS_PROC
 
 
-def test_the_older_of_two_agents_kills_its_work_and_stops(tmp_path: Path) -> None:
-    pool = Pool(sync_in=0.1)
-    with serving(pool, tmp_path, kill_grace=60) as bot:
-        pool.grant("sleep", "60")
-        pool.until(lambda: processes(tmp_path))
-        pool.change(instead=lambda _: problem(409, "a newer session is open", code="session_superseded"))
-        assert bot.end() == 4
-        assert not processes(tmp_path)
-    assert len(pool.opened) == 1
-
-
 def test_an_agent_that_has_room_asks_soon_for_what_was_granted_right_after_its_first_leases(tmp_path: Path) -> None:
     pool = Pool(sync_in=30.0, ttl=90.0)
     with serving(pool, tmp_path, capacity=2):

@@ -202,20 +202,6 @@ def test_a_run_stopped_before_it_began_starts_nothing(place: RunContext) -> None
     assert not second.has_started
 
 
-# The processes that watch over commands: what happens when one of them, or the agent, is killed.
-
-
-def test_a_killed_supervisor_leaves_nothing_and_is_an_error_of_the_bot(place: RunContext) -> None:
-    run = start(place, "sh", "-c", f'{sys.executable} -c "$RUNAWAY" 1006; sleep 1006', env={"RUNAWAY": RUNAWAY})
-    eventually(lambda: len(sleeping("1006")) == 2)
-    assert place.launcher.pid is not None
-    [supervisor] = process_tree()[place.launcher.pid]
-    os.kill(supervisor, signal.SIGKILL)
-    outcome = finish(run)
-    assert (outcome.verdict, outcome.reason) == ("error", "the process that supervised the command was killed")
-    eventually(lambda: not sleeping("1006"))
-
-
 def test_the_run_time_of_a_command_is_right_although_the_agent_reads_of_its_start_and_end_at_once() -> None:
     ours, supervisor = socket.socketpair()
     waker, _waking = socket.socketpair()

@@ -218,21 +218,6 @@ def output(start: int, data: bytes, *, state: str, attempt: int, final: bool) ->
     return Answer({"start": start, "data": encoded, "next": end, "state": state, "attempt": attempt, "final": final})
 
 
-def test_the_operators_calls_say_what_is_wanted() -> None:
-    with gateway(in_turn(Answer({"jobs": [], "bots": [], "name": "b1"}))) as stands, client_for(stands.url) as client:
-        client.list(instance="ci", state=None, limit=5)
-        client.bots()
-        client.drain("b1", reason="disk")
-        client.drain("b1", draining=False)
-        client.cancel([JOB])
-    drain = "POST /v1/bots/b1/drain"
-    assert stands.paths() == ["GET /v1/jobs", "GET /v1/bots", drain, drain, "POST /v1/jobs/cancel"]
-    assert stands.asked[0].query == {"instance": "ci", "limit": "5"}
-    assert [asked.body for asked in stands.asked[2:]] == [
-        {"draining": True, "reason": "disk"}, {"draining": False}, {"ids": [JOB]}
-    ]  # fmt: skip
-
-
 def test_jobs_that_had_ended_are_refused_only_if_there_are_no_others() -> None:
     ids = [str(UUID(int=n)) for n in range(client_client.MAX_IDS + 1)]
     over = problem(409, "job is dead already; results are kept", code="already_final")

@@ -79,7 +79,8 @@ def test_the_filter_is_in_the_url_and_a_page_follows_the_other(person: Person, s
     assert {"label=many", "state=queued"} <= set(person.page.url.partition("?")[2].split("&"))
     assert person.page.input_value("input[name=label]") == "many"
     assert person.page.is_checked("input[value=queued]")
-    person.page.click("text=Next page")
+    person.page.locator("a:text-is('Next page')").wait_for()
+    person.page.keyboard.press("n")
     person.page.wait_for_url("**cursor=**")
     person.page.wait_for_selector("tbody tr")
     assert person.page.locator("tbody tr").count() == 1

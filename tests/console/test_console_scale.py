@@ -68,20 +68,6 @@ def test_every_list_opens_and_shows_what_it_should(person: Person, large: Consol
         assert person.page.inner_text(".problem") == "", path
 
 
-def test_the_list_of_jobs_is_left_page_by_page_with_a_key(person: Person, large: Console) -> None:
-    person.log_in(large.operator, "/jobs?instance=i-3")
-    found: list[str] = []
-    for page in range(3):
-        person.page.wait_for_selector("tbody tr:nth-child(50)")
-        found += person.page.locator("td a.id").all_inner_texts()
-        if page < 2:
-            person.page.locator("a:text-is('Next page')").wait_for()
-            before = person.page.url
-            person.page.keyboard.press("n")
-            person.page.wait_for_url(lambda url, before=before: url != before)
-    assert len(found) == len(set(found)) == 150
-
-
 def test_an_act_on_many_jobs_is_stopped_and_goes_on_and_changes_each_once(person: Person, large: Console) -> None:
     person.log_in(large.operator, f"/jobs?instance={ACTED}")
     changed = []

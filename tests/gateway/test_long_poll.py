@@ -1,26 +1,21 @@
 """Syncs over the wire: a held call keeps its bot's session alive, and nothing else does."""
 
-import gc
 import http.client
 import json
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import anyio
 import httpx
 import pytest
 
-from bots.gateway.long_poll import BotNews, HeldSessions, KnownState, rest
-from bots.gateway.metrics import GatewayMetrics
-from bots.gateway.workers import WorkerPool
+from bots.gateway.long_poll import rest
 from schema import clock
-from schema.moves.grant import Placement, grant
 from schema.moves.sessions import close, expire, renew
 from schema.postgres.engine import Database
 from schema.postgres.statements import Statement
@@ -177,29 +172,6 @@ def test_calls_of_clients_that_hang_up_at_once_are_not_held(short: Served) -> No
     assert short.waits("bots") == 0
 
 
-def test_calls_leave_nothing_to_the_garbage_collector(short: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bots.gateway.routes.LONG", 0.1)
-    bot, other = Bot(short), Bot(short, name="b2")
-    gc.collect()
-    gc.disable()
-    gc.set_debug(gc.DEBUG_SAVEALL)
-    try:
-        for report in ({}, {"wait": 0.05}, {"wait": 1}, {"leases": [{"job": "x", "fence": 1, "state": "active"}]}):
-            assert bot.sync(**report).status_code == 200
-        with holding(short.url, other):
-            eventually(lambda: short.waits("bots") == 1)
-        eventually(lambda: short.waits("bots") == 0)
-        gc.collect()
-        left = {
-            type(each).__qualname__ for each in gc.garbage if type(each).__module__.startswith(("bots.", "uvicorn."))
-        }
-    finally:
-        gc.set_debug(0)
-        gc.garbage.clear()
-        gc.enable()
-    assert left <= {"HttpConnection"}
-
-
 def test_sessions_whose_gateway_was_killed_end_in_their_time(database: Database, scratch: Path) -> None:
     with Processes(scratch, database.url, FLEETING) as processes:
         gateway = processes.gateway()
@@ -269,34 +241,6 @@ def test_only_sessions_that_are_open_and_no_longer_young_are_renewed(pool: Pool)
     after = {row.name: row.expires_at for row in pool.rows(expiries)}
     assert {name for name in before if after[name] != before[name]} == {"old"}
     assert after["old"] - before["old"] >= timedelta(seconds=2900)
-
-
-def test_a_look_tells_only_of_bots_with_news(pool: Pool) -> None:
-    names = ("calm", "drained", "newer", "granted", "unasked", "away")
-    told = {name: KnownState(row_id(pool, name), 1, False) for name in names}
-    told["unasked"].draining = None
-    told["missing"] = KnownState(10**9, 1, False)
-    pool.change("UPDATE bots SET draining = true WHERE name = 'drained'")
-    pool.change("UPDATE bots SET epoch = epoch + 1 WHERE name = 'newer'")
-    pool.database.run(lambda connection: close(connection, told["away"].bot_id, actor="b"))
-    (job,) = pool.submit()
-    placement = Placement(pool.job(job).id, told["granted"].bot_id, {})
-    pool.database.run(lambda connection: grant(connection, [placement], assigner="a", strategy="s", ack=15.0))
-    held_sessions = HeldSessions(
-        pool.database, WorkerPool(pool.database, threads=1, queue=1), ttl=3, metrics=GatewayMetrics()
-    )
-
-    async def read() -> Mapping[str, BotNews | None]:
-        with ExitStack() as held:
-            for one in told.values():
-                held.enter_context(held_sessions.renewing(one))
-            return pool.database.run(lambda connection: held_sessions.read_facts(connection, []))
-
-    facts = anyio.run(read)
-    by_name = {name: facts[str(one.bot_id)] for name, one in told.items() if str(one.bot_id) in facts}
-    assert set(by_name) == set(told) - {"calm"}
-    assert {name for name, fact in by_name.items() if told[name].news(fact)} == set(told) - {"calm", "unasked"}
-    assert told["unasked"].draining is False
 
 
 # Answers to held calls

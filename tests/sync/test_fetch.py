@@ -11,15 +11,6 @@ from tests.support.sync import offered
 from tests.support.tenancy import Tenancy
 
 
-def test_a_bot_that_finished_work_gets_as_much_again_in_the_same_call(pool: Pool) -> None:
-    bot, works = busy_bot(pool, capacity=3)
-    jobs = pool.submit(5)
-    answer = bot.sync(*[completed(work) for work in works[:2]], *_still(works[2:]))
-    assert offered(answer) == jobs[:2]
-    row = pool.row("SELECT strategy, assigner FROM leases ORDER BY granted_at DESC LIMIT 1")
-    assert (row.strategy, row.assigner) == ("proactive", "bot:bot-1")
-
-
 @pytest.mark.parametrize("ahead", [True, False])
 def test_a_bot_of_short_tasks_that_finished_something_gets_its_whole_room_filled(pool: Pool, ahead: bool) -> None:
     bot, works = busy_bot(pool, capacity=2)
@@ -35,6 +26,8 @@ def test_a_bot_of_short_tasks_gets_no_more_than_the_maximum_of_an_instance_allow
     bot, works = busy_bot(pool, capacity=2)
     jobs = pool.submit(6)
     assert offered(bot.sync(*map(completed, works), capacity=6, ahead=True)) == jobs[:3]
+    row = pool.row("SELECT strategy, assigner FROM leases ORDER BY granted_at DESC LIMIT 1")
+    assert (row.strategy, row.assigner) == ("proactive", "bot:bot-1")
 
 
 def test_room_that_a_bot_of_short_tasks_leaves_to_constrained_jobs_is_free_until_an_assigner_comes(pool: Pool) -> None:
@@ -63,20 +56,6 @@ def test_a_bot_that_finished_nothing_fetches_nothing_by_default(pool: Pool) -> N
     assert offered(bot.sync(*_still(works), capacity=5, ahead=True)) == []
 
 
-def test_the_default_takes_new_jobs_and_those_in_backoff_but_none_whose_backoff_is_over(pool: Pool) -> None:
-    bot, works = busy_bot(pool, capacity=3)
-    (elapsed,) = pool.submit(priority=-3, instance="elapsed")
-    (resting,) = pool.submit(priority=-2, instance="resting")
-    (new,) = pool.submit(priority=-1)
-    pool.rest_queues(-1, "priority = -3")
-    pool.rest_queues(3600, "priority = -2")
-
-    answer = bot.sync(*[completed(work) for work in works])
-
-    assert offered(answer) == sorted([resting, new], key=lambda job: pool.job(job).id)
-    assert pool.job(elapsed).state == "queued"
-
-
 def test_without_a_filter_every_ready_job_is_fetched_but_no_more_than_were_completed(pool: Pool) -> None:
     bot, works = busy_bot(pool, capacity=3, filter="none")
     jobs = [*pool.submit(instance="elapsed"), *pool.submit(instance="resting"), *pool.submit(2)]
@@ -101,14 +80,6 @@ def test_a_job_whose_backoff_is_over_is_no_new_one_for_a_bot_with_more_room(pool
     assert bot.sync()["leases"] == []
     pool.assigner().run_once()
     assert pool.job(elapsed).state == "leased"
-
-
-def test_to_capacity_fills_all_room_at_every_sync_whatever_the_backoff(pool: Pool) -> None:
-    bot = pool.bot(capacity=3, sync_service=pool.sync_service(to_capacity=True))
-    jobs = [*pool.submit(), *pool.submit(instance="resting"), *pool.submit(instance="elapsed")]
-    pool.rest_queues(3600, f"public_id = '{jobs[1]}'")
-    pool.rest_queues(-3600, f"public_id = '{jobs[2]}'")
-    assert sorted(offered(bot.sync())) == sorted(jobs)
 
 
 def test_a_retry_that_waits_is_fetched_in_no_mode(pool: Pool) -> None:
