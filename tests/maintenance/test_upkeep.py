@@ -262,6 +262,7 @@ def test_a_duty_that_loses_its_connection_each_time_keeps_no_other_one_from_runn
 def test_waiters_hear_of_every_ending_or_are_told_to_look(
     pool: Pool, count: int, named: bool, wakeups: Wakeups
 ) -> None:
+    eventually(lambda: wakeups.connected)
     jobs = pool.submit(count=count, max_attempts=1)
     bot = pool.bot(capacity=count)
     assigner = pool.assigner()
@@ -274,7 +275,6 @@ def test_waiters_hear_of_every_ending_or_are_told_to_look(
     pool.change(EXPIRE)
     heard: queue.Queue[frozenset[str]] = queue.Queue()
     wakeups.subscribe("done", heard.put)
-    eventually(lambda: wakeups.connected)
     with wakeups.idle("done"):
         upkeep.run_once()
         assert heard.get(timeout=MINUTE) == (frozenset(jobs) if named else frozenset())
