@@ -93,10 +93,15 @@ def assert_even(count: Count[str]) -> None:
     assert abs(count["a"] - count["b"]) <= 1, "and not all of them for the first one"
 
 
-def test_who_comes_back_gets_a_job_at_once_and_is_not_paid_for_the_time_away(pool: Pool) -> None:
+@pytest.mark.parametrize("others", ["nobody", "who has waited long without a start"])
+def test_who_comes_back_gets_a_job_at_once_and_is_not_paid_for_the_time_away(pool: Pool, others: str) -> None:
     share(pool, "a")
+    if others != "nobody":
+        shared(pool, "shut", jobs=5, max_concurrent=0)
     bot = served(pool, "b")
     away(pool, "a", 3600)
+    if others != "nobody":
+        pool.upkeep().run_once()
     assert_even(returned(pool, bot))
     assert lift_of(pool, "a") == pytest.approx(1000, rel=0.01)
 
@@ -136,16 +141,6 @@ def test_who_has_only_jobs_that_no_bot_can_run_holds_nobody_back(pool: Pool) -> 
         "SELECT demand_at < now() - interval '1 minute' AS away FROM accounts"
         " WHERE instance = (SELECT id FROM instances WHERE name = 'stuck')"
     ).away, "it counts as away, so that it is not paid for the time in which nobody could run its jobs"
-
-
-def test_who_has_waited_long_without_a_start_is_not_what_those_who_return_are_compared_with(pool: Pool) -> None:
-    share(pool, "a")
-    share(pool, "shut", max_concurrent=0)
-    pool.submit(5, instance="shut")
-    bot = served(pool, "b")
-    away(pool, "a", 3600)
-    pool.upkeep().run_once()
-    assert_even(returned(pool, bot))
 
 
 @pytest.mark.parametrize(("before", "after"), [(0.001, 1.0), (1.0, 0.25), (0.0, 1.0)])

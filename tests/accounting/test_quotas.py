@@ -18,18 +18,7 @@ from schema.postgres.statements import Statement
 from schema.tenancy import cohorts, instances
 from tests.support.pool import Pool, active, completed
 from tests.support.race import Race, Undecided, outcome
-from tests.support.tenancy import EAGER, LITERAL, Tenancy, assign, contested
-
-
-def test_usage_counts_the_units_of_live_leases(pool: Pool, tenancy: Tenancy) -> None:
-    tenancy.quota("team-a", maximum=10)
-    pool.submit(2, instance="team-a", units=3)
-    bot = pool.bot(capacity=10)
-    pool.assigner().run_once()
-    assert tenancy.usage("team-a") == 6
-    first, second = bot.take()
-    bot.sync(completed(first), completed(second, "failed"))
-    assert tenancy.usage("team-a") == 0
+from tests.support.tenancy import EAGER, LITERAL, Tenancy, contested
 
 
 def test_an_instance_never_gets_more_than_its_maximum_and_without_one_any_number(pool: Pool, tenancy: Tenancy) -> None:
@@ -107,18 +96,6 @@ def test_evictions_lower_a_maximum_only_while_another_instance_wants_what_is_lef
         connection.rollback()
     pool.assigner().run_once()
     assert tenancy.usage("team-a") == expected
-
-
-@pytest.mark.parametrize("kind", ["priority-age", "cohort"])
-def test_instances_below_their_minimum_come_first(pool: Pool, tenancy: Tenancy, kind: str) -> None:
-    """With both assigners: what is given now need not be evicted for later."""
-    tenancy.quota("team-a", minimum=1, maximum=5)
-    tenancy.quota("team-b", maximum=5)
-    pool.submit(3, instance="team-b", priority=-100)
-    pool.submit(3, instance="team-a", priority=100)
-    pool.bot(capacity=1)
-    (tenancy.cohort_assigner() if kind == "cohort" else pool.assigner()).run_once()
-    assert tenancy.running() == {"team-a": 1}
 
 
 @pytest.mark.parametrize("kind", ["priority-age", "cohort"])
@@ -307,14 +284,6 @@ def test_free_units_are_those_that_the_instance_could_have(pool: Pool, tenancy: 
         " kept_for = (SELECT id FROM instances WHERE name = 'team-c') WHERE name = 'everybody'"
     )
     assert {name: use.free for name, use in uses(pool).items()} == {"team-a": 106, "team-b": 1006, "team-c": 10}
-
-
-def test_an_eviction_counts_for_the_instance_that_lost_a_job(pool: Pool, tenancy: Tenancy) -> None:
-    _, _, bot, work = contested(pool, tenancy)
-    assign(pool)
-    assert uses(pool)["team-b"].evictions == 0, "the job has only been asked to stop"
-    bot.sync(completed(work, "stopped"))
-    assert {name: use.evictions for name, use in uses(pool).items()} == {"team-a": 0, "team-b": 1}
 
 
 def test_pairs_beyond_the_bound_are_counted_and_a_new_one_displaces_none(exposed: Pool, tenancy: Tenancy) -> None:

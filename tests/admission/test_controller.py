@@ -84,27 +84,6 @@ def test_what_starts_is_what_would_start_if_all_had_been_read(
     assert len(found) == 80
 
 
-def test_hardly_more_is_read_than_starts(pool: Pool) -> None:
-    filled(pool, range(1, 11), jobs=90)
-    pool.bot(capacity=100)
-
-    def read(connection: Connection) -> tuple[Sequence[QueueHead], set[int]]:
-        found = queues(connection, batch=100)
-        assert found.now is not None
-        heads = Heads(connection, ARRANGEMENT, AdmissionState(found.now), free_units=100)
-        first = heads.first(found.queues)
-        assert heads.cut.keys() == {queue.id for queue in found.queues}
-        # One has used up all that was read, the others three of theirs.
-        asked = [head for nth, head in enumerate(first) if head.queue.instance_name == "i-9" or nth % 5 == 0]
-        left = [head for head in first if head not in asked]
-        more = heads.more(left, started=Counter(head.queue.id for head in asked), refused={})
-        assert {head.queue.instance_name for head in more} == {"i-9"}
-        return [*first, *more], {head.job.id for head in [*first, *more]}
-
-    heads, ids = pool.database.run(read)
-    assert len(heads) == len(ids) <= 200
-
-
 @pytest.mark.parametrize("policy", [ARRANGEMENT, AGEING], ids=["by rank", "aged"])
 def test_a_head_is_read_once_though_others_let_go_of_those_in_front_of_it(pool: Pool, policy: OrderingPolicy) -> None:
     filled(pool, (1, 1), jobs=90)

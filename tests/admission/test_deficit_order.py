@@ -102,28 +102,6 @@ def test_the_same_snapshot_gives_the_same_actions_in_whatever_order_jobs_come() 
         assert GOLDEN.admitted(shuffled, free_units=7) == wanted
 
 
-def test_each_start_goes_to_the_lowest_deficit_of_that_moment_also_after_the_last_job_of_an_instance() -> None:
-    for seed in range(50):
-        chance = random.Random(seed)
-        names = "abcd"[: chance.randint(2, 4)]
-        used = {name: chance.uniform(0.0, 20.0) for name in names}
-        weights = {name: chance.uniform(0.5, 5.0) for name in names}
-        pool = Pool(weights, used=dict(used), completed=dict.fromkeys(names, 9))
-        left = {name: [chance.uniform(0.5, 8.0) for _ in range(chance.randint(1, 4))] for name in names}
-        heads = [
-            pool.head(name, 10 * nth + job, cost=cost, age=-job)
-            for nth, name in enumerate(names)
-            for job, cost in enumerate(left[name])
-        ]
-        expected, whole = [], sum(weights.values())
-        while any(left.values()):
-            total = max(1.0, sum(used.values()))
-            lowest = min((used[name] / total - weights[name] / whole, name) for name in names if left[name])[1]
-            used[lowest] += left[lowest].pop(0)
-            expected.append(lowest)
-        assert pool.admitted(heads, free_units=100) == expected, seed
-
-
 def test_who_has_had_nothing_in_the_window_comes_before_the_lowest_deficit() -> None:
     pool = Pool({"a": 1, "b": 1000}, used={"a": 5, "b": 0.001}, completed={"a": 0, "b": 1})
     assert pool.order(free_units=3) == ["a", "b", "b"]

@@ -168,14 +168,6 @@ def test_the_pool_runs_no_more_than_it_may_and_that_is_what_graphs_share(pool: P
     assert running(pool) == {"1": 2, "2": 2, "3": 2, "4": 2}
 
 
-def test_what_waits_is_not_written_by_scoring(pool: Pool) -> None:
-    pool.submit(20, terms={"graph": "1"})
-    pool.bot(capacity=4)
-    before = pool.rows("SELECT id, queued_at, rank, xmin FROM jobs ORDER BY id OFFSET 4")
-    scheduling(pool).run_once()
-    assert pool.rows("SELECT id, queued_at, rank, xmin FROM jobs ORDER BY id OFFSET 4") == before
-
-
 def test_statistics_tell_what_waits_and_runs_of_each_graph(pool: Pool) -> None:
     empty = pool.row("SELECT * FROM scheduler_stats")
     assert tuple(empty) == (0, 0, None, {}, {})

@@ -39,10 +39,6 @@ def test_the_golden_job_has_ninety_points(pool: Pool) -> None:
     assert pool.database.run(priority_classes.policy).level(10) == "high"
 
 
-def test_age_gives_two_points_an_hour_and_twenty_at_most() -> None:
-    assert [SLEEPLESS.gain(hours * HOUR) for hours in (0, 0.5, 5, 10, 11, 1000)] == [0, 1, 10, 20, 20, 20]
-
-
 def test_the_order_is_that_of_the_formula_at_every_moment(chance: random.Random) -> None:
     heads = [head(n, chance.randint(-20, 90), since=-chance.uniform(0, 20) * HOUR) for n in range(400)]
     for clock in (0.0, HOUR, 9 * HOUR, 30 * HOUR):
@@ -180,19 +176,6 @@ def test_what_is_known_of_resources_and_windows_counts() -> None:
     assert [now.efficiency(each) for each in heads] == [0.5, 1, 1]
     assert [each.job.id for each in line.sorted_heads(heads, now)] == [3, 2, 1]
     assert now.openings.spare("unknown", now.now) == 0, "no window lets it start"
-
-
-def test_an_assigner_that_goes_by_the_score_takes_what_has_waited_for_a_day(pool: Pool) -> None:
-    def submitted(job_class: str) -> str:
-        (job,) = pool.submit(**JobRequest(command=["true"], job_class=job_class).normal())
-        return job
-
-    old, new = submitted("random"), submitted("serious")
-    pool.change(AGED, hours=24, id=old)
-    bot = pool.bot(capacity=1)
-    pool.assigner(rules=Rules(OrderingSettings(kind="score"))).run_once()
-    assert [lease["job"] for lease in bot.take()] == [old]
-    assert pool.job(new).state == "queued"
 
 
 def test_an_order_that_nobody_knows_is_refused_with_those_that_are_there() -> None:

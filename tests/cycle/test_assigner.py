@@ -65,20 +65,6 @@ def test_a_job_that_no_bot_offers_waits_longer_after_each_failure_up_to_a_cap(po
     assert pool.job(job).state == "queued"
 
 
-def test_a_cap_that_equals_the_backoff_makes_every_rest_exactly_so_long(pool: Pool) -> None:
-    pool.submit(properties={"os": "plan9"})
-    assigner = pool.assigner(failure_backoff=5.0, failure_backoff_cap=5.0)
-    for look in range(1, 6):
-        began = pool.row("SELECT clock_timestamp() AS at").at
-        assigner.run_once()
-        row = pool.row(
-            "SELECT looks, schedule_after - interval '5 s' AS rested_at, clock_timestamp() AS at FROM queues"
-        )
-        assert row.looks == look
-        assert began <= row.rested_at <= row.at
-        pool.rest_queues(-1)
-
-
 def test_a_job_larger_than_any_free_bot_backs_off_and_does_not_hold_up_smaller_ones(pool: Pool) -> None:
     (large,) = pool.submit(units=8, priority=-10)
     (small,) = pool.submit(units=1)

@@ -13,8 +13,7 @@ import pytest
 
 from assigner.cycle.assigner import PriorityAgeAssigner
 from assigner.placement import sampling
-from assigner.placement.fleet import Cell, Fleet, Joined, shuffled
-from schema.fleet import members
+from assigner.placement.fleet import Fleet, shuffled
 from schema.picking import ready
 from schema.picking.pick import Order
 from schema.picking.ready import Scope
@@ -174,18 +173,3 @@ def test_a_shuffle_gives_each_element_once_and_every_order_as_often() -> None:
     assert all(sorted(order) == list("abcd") for order in orders)
     assert len(orders) == 24
     assert chi_square(Counter(orders), 24) < 49.7, "the bound of 23 degrees of freedom for p = 0.001"
-
-
-def test_joined_lists_are_one_list() -> None:
-    joined = Joined([[1, 2], [], [3], [4, 5, 6]])
-    assert [joined[place] for place in range(len(joined))] == [1, 2, 3, 4, 5, 6]
-    assert list(shuffled(Joined([]), random.Random(1))) == []
-
-
-def test_a_cell_holds_what_was_put_there_and_not_taken_out() -> None:
-    chance, held = random.Random(1), set[int]()
-    cell = Cell(members.Member(members.Service(0, None, None), 1))
-    for bot_id in [chance.randrange(20) for _ in range(500)]:
-        (cell.remove if bot_id in held else cell.add)(bot_id)
-        held ^= {bot_id}
-        assert sorted(cell.ids) == sorted(held)

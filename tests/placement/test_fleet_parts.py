@@ -139,13 +139,6 @@ def test_free_bots_without_room_for_others_are_no_room_however_large_the_sample_
     pool.change("UPDATE bots SET in_use = 0")
 
 
-def test_a_part_of_few_bots_is_not_crowded(pool: Pool) -> None:
-    pool.submit(4 * CROWD, properties={"kind": "one"})
-    pool.database.run(lambda connection: filling.fill_bots(connection, {"one": BOTS - PARTS}, capacity=1000))
-    found = sampled_from(pool, 4 * CROWD, 3)
-    assert {bot_id % PARTS for bot_id in found} == set(range(PARTS))
-
-
 def test_after_a_crash_of_the_server_all_bots_are_read_again(pool: Pool) -> None:
     """Numbers of transactions that the crash has lost are used again, and an older snapshot takes them as seen."""
     fleet = Fleet()

@@ -1,6 +1,5 @@
 """Bots that keep properties for jobs that ask for them, and jobs that prefer bots with some properties."""
 
-import json
 import random
 from collections.abc import Mapping
 from typing import Any
@@ -382,11 +381,3 @@ def test_an_exclusive_property_that_the_bot_does_not_offer_is_refused(pool: Pool
     assert pool.rows("SELECT FROM bots") == []
     with pytest.raises(ValidationError, match="'gpu' is not one of the bot's properties"):
         AgentSettings(properties={"os": "linux"}, exclusive=("gpu",))
-
-
-def test_kinds_with_and_without_exclusive_properties_are_different_ones(pool: Pool) -> None:
-    pool.bot("gpu-1", **GPU)
-    pool.bot("gpu-2", **GPU)
-    pool.bot("gpu-3", properties=GPU["properties"])
-    kinds = pool.rows("SELECT exclusive FROM kinds ORDER BY id")
-    assert [json.dumps(row.exclusive) for row in kinds] == ['["gpu"]', "[]"]

@@ -347,17 +347,6 @@ def test_a_device_that_another_assigner_has_taken_meanwhile_is_not_given_twice(
     assert in_use(pool) == {"gpu:0": 600, "gpu_milli": 600}
 
 
-def test_a_bot_that_another_transaction_holds_gives_no_device(pool: Pool, race: Race) -> None:
-    (name,) = job(pool, need={"gpus": 1})
-    pool.bot("bot-1", resources={"gpus": 1})
-    with race.first() as first:
-        first.connection.execute_sql("SELECT FROM bots FOR NO KEY UPDATE")
-        pool.assigner().run_once()
-        assert pool.job(name).state == "queued"
-    pool.assigner().run_once()
-    assert pool.job(name).state == "leased"
-
-
 def test_assigners_at_once_take_no_more_than_there_is_and_no_device_twice(pool: Pool) -> None:
     pool.bot(capacity=100_000, resources={"gpus": 4, "memory_mib": 5000})
     job(pool, 20, need={"memory_mib": 1001})

@@ -13,7 +13,6 @@ from assigner.placement.fleet import Fleet
 from assigner.placement.strategies.capacity import Capacity
 from assigner.placement.strategy import Policy, Snapshot
 from schema.fleet import kinds, members
-from schema.fleet.candidates import CandidateRequest
 from schema.moves.grant import grant
 from schema.picking import ready
 from schema.picking.pick import ReadyJob
@@ -321,14 +320,6 @@ def test_numbers_of_a_database_that_was_restored_neither_hide_bots_nor_are_read_
         assert (again.bots, again.is_complete) == (first.bots, True)
 
 
-def test_a_requirement_set_that_was_deleted_has_no_bots_and_breaks_nothing(pool: Pool) -> None:
-    gone, fleet = CandidateRequest(0, 1, 4711, units=1, count=5), Fleet()
-    with pool.database.connect() as connection:
-        for kind in "ab":
-            pool.bot(f"bot-{kind}", properties={"kind": kind})
-            assert sampling.sample(connection, fleet, [gone], sample_size=5, chance=pool.chance) == [[]]
-
-
 def test_what_an_assigner_remembers_of_requirement_sets_is_bounded(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet_placement, "MAX_PLATFORMS", 2)
     jobs, fleet = six_kinds_of_jobs(pool), Fleet()
@@ -352,22 +343,6 @@ def test_a_fleet_of_which_a_part_could_not_be_read_is_read_again(pool: Pool, mon
             with pytest.raises(ZeroDivisionError):
                 sampled(connection, jobs, fleet, seed=1)
         assert counts(connection, jobs, fleet) == [1, 0, 0, 0, 0, 0]
-
-
-def test_nothing_that_was_remembered_holds_for_another_database(pool: Pool) -> None:
-    """In which transactions have lower numbers, such as one that was restored."""
-    jobs, fleet = six_kinds_of_jobs(pool), Fleet()
-    pool.bot("b", properties={"kind": ["a", "b"]})
-    with pool.database.connect() as connection:
-        assert counts(connection, jobs, fleet) == [1, 1, 0, 0, 0, 0]
-        pool.change('UPDATE kinds SET properties = \'{"kind": ["c"]}\'')
-        pool.change("DELETE FROM kind_platforms")
-        pool.change(
-            "INSERT INTO kind_platforms (platform, kind)"
-            " SELECT p.id, k.id FROM platforms p JOIN kinds k ON k.properties @> p.properties"
-        )
-        fleet._snapshot = "9000000:9000000:"
-        assert counts(connection, jobs, fleet) == [0, 0, 1, 0, 0, 0]
 
 
 def test_a_bot_that_was_deleted_is_forgotten_in_the_end(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -265,17 +265,6 @@ def test_other_strategies_concentrate_or_ignore_what_bots_can_do() -> None:
     assert spread == {"rate-only": {1: 30}, "round-robin": {1: 10, 2: 10, 3: 10}, "success": {1: 15, 2: 15}}
 
 
-def test_under_stress_every_bot_is_filled_and_none_beyond_its_units() -> None:
-    bots = [bot(number, number + 1) for number in range(1, 20)]
-    rates = {(one.id, ""): 0.5 + one.id / 40 for one in bots}
-    jobs = [job(number) for number in range(1000)]
-    assert Counter(placed(load("success"), snapshot(jobs, bots, rates=rates)).values()) == {
-        one.id: one.capacity for one in bots
-    }
-    half = Counter(placed(load("success"), snapshot(jobs[:104], bots, rates=rates)).values())
-    assert max(half[one.id] / one.capacity for one in bots) < 1.0
-
-
 @pytest.mark.parametrize(
     ("strategy", "success", "warned"),
     [

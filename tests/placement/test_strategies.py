@@ -9,7 +9,6 @@ import pytest
 from leasehold.errors import BadInput, LeaseholdError
 
 from assigner.config import loading
-from assigner.config.loading import Reloader
 from assigner.placement.decision_sample import (
     MAX_CANDIDATES,
     SAMPLE_SECONDS,
@@ -162,17 +161,6 @@ def test_a_package_cannot_take_the_name_of_a_built_in_strategy(package: Package)
     package("capacity = MODULE:LastName", LAST_NAME)
     (placement,) = StrategySettings().strategy.choose(SEEN, Policy(), how={})
     assert placement.bot_id == 7
-
-
-def test_a_wrong_strategy_in_a_changed_file_leaves_the_old_one(tmp_path: Path) -> None:
-    before = loaded(tmp_path, "kind = 'locality'")
-    path = tmp_path / "leasehold.toml"
-    reloader = Reloader(path, PoolSettings, {}, current=before)
-    path.write_text("[[assigners]]\n[assigners.strategy]\nkind = 'nothing'\n")
-    reloader.request()
-    reloader.run_once()
-    reloader.run_once()
-    assert reloader.current is before
 
 
 @pytest.mark.parametrize("placed", ["(1, 99)", "(2, 7)", "(1, 7), (1, 8)"])

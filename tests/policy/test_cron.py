@@ -143,22 +143,6 @@ def test_ticks_around_every_change_of_clocks_are_those_of_a_search_minute_by_min
                 assert not later or next_tick(expression, name, moment) == later[0], (expression, moment)
 
 
-def test_ticks_are_the_same_from_wherever_one_looks() -> None:
-    """What an assigner finds after an outage is what it would have found without one."""
-    for expression in ("*/20 * * * *", "30 2 * * *", "15 1,2,3 * * SUN", "0 0 L * *"):
-        start, end = at("2026-03-01T00:00:00"), at("2026-04-02T00:00:00")
-        chain, last = [], start
-        while (following := next_tick(expression, BERLIN, last)) is not None and following <= end:
-            chain.append(following)
-            last = following
-        assert newest_ticks(expression, BERLIN, since=chain[0], until=end, most=10_000) == chain
-        for looked in range(0, 32 * 24, 13):
-            moment = start + timedelta(hours=looked, minutes=7, seconds=31, microseconds=5)
-            later = [tick for tick in chain if tick > moment]
-            if later:
-                assert next_tick(expression, BERLIN, moment) == later[0]
-
-
 def test_the_newest_ticks_of_a_long_outage_are_found_without_counting_all() -> None:
     until = at("2026-11-24T03:00:30")
     found = newest_ticks("* * * * *", "UTC", since=at("2006-01-01T00:00:00"), until=until, most=3)

@@ -134,13 +134,10 @@ def test_the_next_job_of_a_class_is_expected_to_run_as_long_as_the_last(pool: Po
     median, high = known["random"]
     assert (median, high) == (pytest.approx(5.5), pytest.approx(18.1))
     assert known["serious"] == (None, None), "four are not enough"
+    assert Quantiles().predict({"a": [7.0] * 9, "b": [1.0]}) == {"a": Prediction(7.0, 7.0)}
     before = pool.row("SELECT xmin FROM job_classes WHERE name = 'random'").xmin
     estimation.predict(pool.database, "quantiles")
     assert pool.row("SELECT xmin FROM job_classes WHERE name = 'random'").xmin == before
-
-
-def test_quantiles_of_jobs_that_all_took_the_same_are_that() -> None:
-    assert Quantiles().predict({"a": [7.0] * 9, "b": [1.0]}) == {"a": Prediction(7.0, 7.0)}
 
 
 def test_a_job_with_a_deadline_is_hastened_by_what_its_class_takes(pool: Pool) -> None:

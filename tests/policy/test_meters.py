@@ -49,11 +49,8 @@ def test_the_pattern_tells_peaks_and_idle_times_of_the_day() -> None:
     assert found.idle_periods == [(12, 15), (16, 9)]
     berlin = meters.usage_pattern(levels, load_zone("Europe/Berlin"))
     assert berlin.peak_hours == [11, 12]
-
-
-def test_nothing_is_made_up_for_hours_of_which_nothing_is_known() -> None:
     found = meters.usage_pattern([Level(NOON, 10.0), Level(NOON - timedelta(days=1), 30.0)], load_zone("UTC"))
-    assert found.avg_usage_by_hour == [None] * 12 + [20.0] + [None] * 11
+    assert found.avg_usage_by_hour == [None] * 12 + [20.0] + [None] * 11, "nothing is made up"
     assert (found.peak_hours, found.idle_periods) == ([12], [])
 
 

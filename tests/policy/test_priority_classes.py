@@ -192,29 +192,6 @@ def test_the_most_urgent_job_that_may_start_is_the_one_that_starts_also_if_it_co
     assert pool.job(jobs[3]).state == "queued", "what needs the lock waits for it alone"
 
 
-def test_the_gateway_refuses_both_words_and_an_unknown_class_with_400(pool: Pool, operator: httpx.Client) -> None:
-    def answered(**fields: Any) -> tuple[int, str]:
-        answer = operator.post("/v1/jobs", json={"jobs": [{"command": ["true"], **fields}]})
-        return answer.status_code, answer.text
-
-    status, said = answered(urgency=90, priority=10)
-    assert status == 400
-    assert "jobs.0.urgency" in said
-    status, said = answered(job_class="urgent", key="k")
-    assert status == 400
-    assert "there is no job class 'urgent'" in said
-    status, said = answered(user_priority=2)
-    assert status == 400
-    assert "job_class" in said
-    status, _ = answered(job_class="serious", user_priority=2, project="site", owner="ann", key="k")
-    assert status == 200
-    (job,) = pool.rows(
-        "SELECT j.priority, g.terms FROM jobs j JOIN queues q ON q.id = j.queue"
-        " JOIN constraint_sets g ON g.id = q.constraint_set"
-    )
-    assert (job.priority, job.terms) == (20, {"job_class": "serious", "project": "site", "owner": "ann"})
-
-
 def test_a_node_of_a_graph_is_worth_its_class_and_others_what_the_graph_is(pool: Pool, served: Served) -> None:
     nodes: list[dict[str, Any]] = [
         {"node": 1, "job_class": "serious"},

@@ -290,21 +290,6 @@ def test_a_reading_above_the_threshold_waits_for_what_starts_by_the_one_before_i
     assert started(pool) == 0
 
 
-def test_no_assigner_starts_anything_after_a_reading_above_the_threshold(pool: Pool) -> None:
-    pool.submit(40, terms={"job_class": "critical"})
-    pool.bot(capacity=100)
-    declare(pool, around_now(pool, opened=True, meter="plan", usage_threshold=20))
-    read(pool, 1)
-    assigners = [pool.assigner(batch=1) for _ in range(2)]
-    with ThreadPoolExecutor(3) as threads:
-        cycles = [threads.submit(assigner.run_once) for assigner in assigners for _ in range(5)]
-        read(pool, 90)
-        granted = pool.row("SELECT count(*) AS n FROM leases").n
-        for cycle in cycles:
-            cycle.result()
-    assert pool.row("SELECT count(*) AS n FROM leases").n == granted
-
-
 def test_a_job_starts_at_an_hour_that_it_prefers(pool: Pool) -> None:
     hour = pool.row("SELECT extract(hour FROM now() AT TIME ZONE 'Asia/Kathmandu')::integer AS hour").hour
     late = [(hour + 3) % 24, (hour + 4) % 24]
@@ -345,18 +330,6 @@ def test_a_window_that_cannot_be_used_any_more_is_closed_and_nothing_else_is(
     assert best_start(windows, "random", estimate=0, histories={}, now=now) is None
     declare(pool, around_now(pool, opened=True, types=["random"]))
     assert started(pool) == 1
-
-
-def test_explain_says_when_the_next_window_opens(pool: Pool) -> None:
-    window = around_now(pool, opened=False, zone="UTC")
-    declare(pool, window)
-    (waiting,) = pool.submit(terms={"job_class": "random"})
-    pool.bot()
-    told = explained(pool, waiting)
-    assert closed(told) == ["window"]
-    assert "window 'now' opens at 20" in told.sentence
-    assert told.sentence.endswith(f" {window.start:02}:00 UTC")
-    assert told.change == ["wait until a window is open in which jobs of its class may start"]
 
 
 def test_windows_are_those_of_the_configuration_and_written_only_if_they_differ(pool: Pool) -> None:

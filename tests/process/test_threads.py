@@ -102,13 +102,6 @@ def test_an_entry_restricted_to_cohorts_has_threads_for_these_and_a_reload_chang
         assert at_work() == ["assigner-0-cohort-default"], "another kind needs a restart"
 
 
-def test_a_reload_of_the_interval_changes_the_wait_after_an_error(pool: Pool) -> None:
-    with staffed(pool, settings(pool, {"threads": 1, "interval": 20.0})) as assigner_threads:
-        assigner_threads.reconfigure(settings(pool, {"threads": 1, "interval": 0.5}))
-        (held,) = assigner_threads._held.values()
-        assert max(held.loop._error_delay(RuntimeError()) for _ in range(20)) <= 2.5
-
-
 @contextmanager
 def running(pool: Pool, name: str) -> Iterator[None]:
     chosen = settings(pool, {"threads": 2, "interval": 0.05, "jitter": 0.05}, *COHORTS)

@@ -174,13 +174,9 @@ def test_the_pages_of_every_filter_hold_what_it_says_in_the_asked_order(
     assert refused == (unindexed if bounds is LITTLE else set())
 
 
-def test_no_filter_lists_the_newest_first(pool: Pool) -> None:
+def test_no_filter_lists_the_newest_first_and_the_end_in_a_filter_sorts_by_the_end(pool: Pool) -> None:
     jobs = [job for _ in range(7) for job in pool.submit()]
     assert [*pages(pool, JobFilter(), limit=3)] == [jobs[:3:-1], jobs[3:0:-1], jobs[:1]]
-
-
-def test_the_end_in_a_filter_sorts_by_the_end(pool: Pool) -> None:
-    jobs = [job for _ in range(3) for job in pool.submit()]
     for job in (jobs[1], jobs[2], jobs[0]):
         cancel(pool, job)
     since = pool.row("SELECT min(created_at) AS at FROM jobs").at
