@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import httpx
 import pytest
 from leasehold.errors import BadInput
 
@@ -198,17 +197,33 @@ def test_what_holds_for_all_classes_is_set_and_what_is_not_given_stays(good: Goo
     assert actions == {"scheduling.set"}
 
 
-def test_quotas_of_owners_and_projects_are_set_by_name(good: Good, pool: Pool) -> None:
-    assert good("quota owner default ann 2") == "owner ann of default may cost 2\n"
-    good("quota project default site 0")
-    jobs = [submitted(pool, owner="ann") for _ in range(3)]
-    stopped = submitted(pool, project="site")
-    pool.bot(capacity=10)
-    pool.assigner().run_once()
-    assert [pool.job(job).state for job in (*jobs, stopped)] == ["leased", "leased", "queued", "queued"]
-    assert good("quota project default site none") == "project site of default may cost any amount\n"
-    pool.assigner().run_once()
-    assert pool.job(stopped).state == "leased"
+def test_commands_of_a_thing_set_what_belongs_to_it_and_say_so(good: Good, operate: Operate) -> None:
+    for line, said in (
+        ("quota set team-a --max 0 --create", "team-a has a minimum of 0 and a maximum of 0"),
+        ("quota owner team-a ann 2", "owner ann of team-a may cost 2"),
+        ("quota project team-a site 0", "project site of team-a may cost 0"),
+        ("quota project team-a site none", "project site of team-a may cost any amount"),
+        ("quota rm team-a", "team-a has no quota in default"),
+        ("instance set team-a --pool builds", "team-a is of pool builds"),
+        ("instance set team-a --no-pool", "team-a is of no pool"),
+        ("instance set team-a --weight 3 --budget 10.5 --lock tree=2", "the share of team-a is set"),
+        ("instance set team-a --budget none --unit tokens", "the share of team-a is set"),
+        (
+            "rate set claude_cli/opus --per-second 0.5 --burst 3",
+            "claude_cli/opus starts 0.5 jobs per second, 3 at once",
+        ),
+        ("backpressure set --stop --for 60", "assigners start no jobs of any class"),
+        ("backpressure set codex --delay 2", "assigners wait 2 s after a start of codex"),
+    ):
+        assert good(line) == f"{said}\n"
+    share = {"pool": None, "credit_weight": 3.0, "unit": "tokens", "budget": None}
+    assert share.items() <= listed(good, "instance")["team-a"].items()
+    advised = [(each["resource_class"], each["allowed"]) for each in json.loads(good("backpressure list --json"))]
+    assert advised == [(None, False), ("codex", True)]
+    assert good("backpressure rm") == "nothing is advised for all jobs\n"
+    assert good("instance set team-a --no-share") == "team-a has no share\n"
+    assert "'team-a' has no share of the pool" in operate("instance", "set", "team-a", "--no-share")[1]
+    assert operate("quota", "rm", "team-a") == (2, "error: quota: 'team-a' has none in cohort 'default'\n")
 
 
 def test_a_class_that_is_limited_leaves_room_for_the_others(good: Good, pool: Pool) -> None:
@@ -261,20 +276,6 @@ def test_what_is_not_given_of_a_quota_stays(good: Good, pool: Pool) -> None:
     assert details.details["before"] == {"min": 2, "max": None}
 
 
-def test_a_removed_quota_is_gone_and_cannot_be_removed_twice(good: Good, operate: Operate, pool: Pool) -> None:
-    good("quota set team-a --max 0 --create")
-    pool.submit(instance="team-a")
-    pool.bot()
-    pool.assigner().run_once()
-    assert pool.rows("SELECT FROM live") == []
-    assert good("quota rm team-a") == "team-a has no quota in default\n"
-    pool.assigner().run_once()
-    assert len(pool.rows("SELECT FROM live")) == 1
-    assert operate("quota", "rm", "team-a") == (2, "error: quota: 'team-a' has none in cohort 'default'\n")
-    done = [row.action for row in pool.rows("SELECT action FROM audit ORDER BY id")][1:]
-    assert done == ["instance.set", "quota.set", "quota.rm"]
-
-
 def test_a_cohort_keeps_what_is_not_given_and_can_lose_its_labels(good: Good, pool: Pool) -> None:
     pool.submit(label="arm")
     good("cohort set linux --label linux --label arm --position 3")
@@ -303,28 +304,6 @@ def test_a_cohort_that_is_used_is_not_removed(good: Good, operate: Operate, pool
     pool.assigner().run_once()
     assert operate("cohort", "rm", "gpus") == (2, "error: cohort 'gpus' still has live leases\n")
     assert pool.row("SELECT c.name FROM bots b JOIN cohorts c ON c.id = b.cohort").name == "gpus"
-
-
-def test_an_instance_is_of_one_pool_only_and_can_leave_it(good: Good) -> None:
-    assert good("instance set team-a --pool builds") == "team-a is of pool builds\n"
-    good("instance set team-a --pool tests")
-    assert listed(good, "instance")["team-a"]["pool"] == "tests"
-    assert "tests" in good("instance list")
-    assert good("instance set team-a --no-pool") == "team-a is of no pool\n"
-    assert listed(good, "instance")["team-a"]["pool"] is None
-
-
-def test_the_share_of_an_instance_is_set_shown_and_taken_away(good: Good, operate: Operate) -> None:
-    told = json.loads(good("instance set team-a --weight 3 --budget 10.5 --max-concurrent 4 --lock tree=2 --json"))
-    share = {"credit_weight": 3.0, "budget": 10.5, "max_concurrent": 4, "locks": {"tree": 2}}
-    assert told == {"name": "team-a"} | share
-    assert good("instance set team-a --budget none --unit tokens") == "the share of team-a is set\n"
-    shown = {"credit_weight": 3.0, "unit": "tokens", "budget": None, "max_concurrent": 4.0}
-    assert shown.items() <= listed(good, "instance")["team-a"].items()
-    assert "weight" in good("instance list").splitlines()[0]
-    good("instance limit-all --budget 100 --max-concurrent none")
-    assert good("instance set team-a --no-share") == "team-a has no share\n"
-    assert "'team-a' has no share of the pool" in operate("instance", "set", "team-a", "--no-share")[1]
 
 
 # Rates and advice, by commands and in the configuration
@@ -364,23 +343,6 @@ def loaded(tmp_path: Path, text: str) -> PoolSettings:
     path = tmp_path / "leasehold.toml"
     path.write_text(text)
     return loading.load(path, PoolSettings, {})
-
-
-def test_rates_and_advice_are_set_listed_and_removed(good: Good, operator: httpx.Client) -> None:
-    said = good("rate set claude_cli/opus --per-second 0.5 --burst 3")
-    assert said == "claude_cli/opus starts 0.5 jobs per second, 3 at once\n"
-    rate = {"resource": "claude_cli/opus", "per_second": 0.5, "burst": 3, "tokens": 3.0}
-    assert json.loads(good("rate list --json")) == [rate]
-    assert json.loads(good("rate rm claude_cli/opus --json"))["removed"] is True
-    assert good("rate list --json") == "[]\n"
-    assert good("backpressure set --stop --for 60") == "assigners start no jobs of any class\n"
-    assert good("backpressure set codex --delay 2") == "assigners wait 2 s after a start of codex\n"
-    found = [
-        (each["resource_class"], each["allowed"], each["delay"])
-        for each in json.loads(good("backpressure list --json"))
-    ]
-    assert found == [(None, False, 0), ("codex", True, 2)]
-    assert good("backpressure rm") == "nothing is advised for all jobs\n"
 
 
 def test_the_configuration_names_rates_and_unset_takes_one_away(pool: Pool, tmp_path: Path) -> None:

@@ -152,31 +152,6 @@ def test_a_cancelled_call_breaks_off_its_request_and_leaves_no_thread_behind(ser
     assert threads() == []
 
 
-def test_a_submit_that_was_cancelled_is_repeated_with_its_key(served: Served) -> None:
-    """The gateway may have executed it, and the repeat then finds its job."""
-    held, go_on = threading.Event(), threading.Event()
-
-    def late(asked: ReceivedRequest) -> Answer:
-        with served.client(served.token("operator")) as http:
-            answer = http.post("/v1/jobs", json=asked.body)
-        if not go_on.is_set():
-            held.set()
-            go_on.wait(MINUTE)
-        return Answer(answer.json(), answer.status_code)
-
-    async def work(pool: AsyncPool) -> None:
-        task = asyncio.create_task(pool.submit(["true"], key="order-7"))
-        await asyncio.to_thread(held.wait, MINUTE)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        go_on.set()
-        assert not (await pool.submit(["true"], key="order-7")).created
-
-    with gateway(late) as stands:
-        run(work, stands.url)
-
-
 def test_an_outage_reaches_every_coroutine_that_waits() -> None:
     def script(asked: ReceivedRequest) -> Answer:
         if asked.body["wait"] == 0:
@@ -189,22 +164,6 @@ def test_an_outage_reaches_every_coroutine_that_waits() -> None:
 
     with gateway(script) as stands:
         run(work, stands.url, patience=0.1)
-
-
-def test_a_pool_that_is_closed_leaves_no_coroutine_waiting(served: Served, pool: Made) -> None:
-    (id,) = pool.submit()
-
-    async def main() -> None:
-        connected = AsyncPool(served.url, served.token("operator"))
-        task = asyncio.create_task(connected.result(id))
-        while not connected._calls._watch._asking:
-            await asyncio.sleep(0.01)
-        await connected.close()
-        with pytest.raises(RuntimeError, match="the pool is closed"):
-            await asyncio.wait_for(task, MINUTE)
-
-    asyncio.run(main())
-    assert threads() == []
 
 
 def test_a_job_that_is_deleted_while_others_are_waited_for_is_told_to_its_caller_only() -> None:

@@ -198,21 +198,16 @@ def test_a_second_call_of_a_bot_waits_until_the_first_is_answered(make: Callable
     assert len(counter.answers) == 5
 
 
-def test_an_error_of_one_call_is_told_to_its_caller_alone(make: Callable[..., Counter]) -> None:
-    counter = make()
-    counter.run("a", "b", "late", "c")
+def test_an_error_of_one_call_is_told_to_its_caller_alone_also_if_it_breaks_the_transaction(
+    make: Callable[..., Counter],
+) -> None:
+    counter = make(Desk(trouble=lambda bots: ValueError("broken") if "bad" in bots else None))
+    counter.run("a", "late", "b", "c", "bad", "d", "e")
+    assert counter.sync_service.batches == [["a"], ["late", "b", "c"], ["bad", "d", "e"], ["bad"], ["d"], ["e"]]
     found = dict(counter.answers)
     assert isinstance(found.pop("late"), Conflict)
-    assert found == {"a": b"a", "b": b"b", "c": b"c"}
-
-
-def test_a_call_that_breaks_its_transaction_does_not_break_the_others(make: Callable[..., Counter]) -> None:
-    counter = make(Desk(trouble=lambda bots: ValueError("broken") if "bad" in bots else None))
-    counter.run("a", "b", "bad", "c")
-    assert counter.sync_service.batches == [["a"], ["b", "bad", "c"], ["b"], ["bad"], ["c"]]
-    found = dict(counter.answers)
     assert isinstance(found.pop("bad"), ValueError)
-    assert found == {"a": b"a", "b": b"b", "c": b"c"}
+    assert found == {bot: bot.encode() for bot in "abcde"}
 
 
 def test_while_the_database_is_away_a_batch_is_not_tried_call_by_call(make: Callable[..., Counter]) -> None:

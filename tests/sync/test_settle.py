@@ -327,15 +327,6 @@ def test_bots_of_all_kinds_in_one_batch_get_only_what_they_may_have(pool: Pool) 
     }
 
 
-def test_a_draining_or_unhealthy_bot_of_a_batch_is_given_nothing_that_the_others_are(pool: Pool) -> None:
-    bots, works = crew(pool, 3)
-    (job,) = pool.submit()
-    pool.change("UPDATE bots SET draining = true WHERE name = 'bot-00'")
-    calls = finishing(bots, works)
-    answers = together(bots[0].sync_service, calls[0], calls[1].model_copy(update={"status": "unhealthy"}), calls[2])
-    assert [offered(answer) for answer in answers] == [[], [], [job]]
-
-
 @pytest.mark.parametrize("to_capacity", [True, False])
 @pytest.mark.parametrize("maximum", [0, 1, 5, None])
 def test_a_batch_fetches_under_a_maximum_what_its_bots_would_have_fetched_alone(
