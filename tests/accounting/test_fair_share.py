@@ -17,7 +17,7 @@ from tests.support.assigners import assigning
 from tests.support.patience import MINUTE, eventually
 from tests.support.plans import watching
 from tests.support.pool import Bot, Pool, completed
-from tests.support.race import Race, Undecided, cancel
+from tests.support.race import Race, cancel
 from tests.support.tenancy import share, used
 
 WEIGHTS = {"a": 5, "b": 3, "c": 2}
@@ -200,17 +200,6 @@ def test_who_finds_that_another_notes_a_return_leaves_its_jobs_and_serves_the_ot
         one.change("SELECT FROM accounts FOR NO KEY UPDATE")
         race.unhindered(pool.assigner().run_once, by=one)
     assert {work["instance"] for work in bot.take()} == {"b"}
-
-
-def test_where_nobody_has_a_share_no_cycle_asks_for_any(pool: Pool) -> None:
-    pool.submit(3, terms={"locks": ["tree"]})
-    pool.submit(3)
-    bot = pool.bot(capacity=10)
-    with pool.database.connect() as connection, watching(connection) as watch:
-        Undecided(pool, connection).assigner().run_once()
-        assert not {node.relation for plan in watch.plans for node in plan.nodes} & {"accounts", "usage"}
-        connection.commit()
-    assert len(bot.take()) == 4
 
 
 def test_a_cycle_with_a_thousand_instances_reads_each_of_them_once(pool: Pool) -> None:

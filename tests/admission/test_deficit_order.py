@@ -202,14 +202,6 @@ def test_weights_that_are_all_zero_are_equal_and_beside_others_zero_gets_what_th
     assert Pool({"a": 0, "b": 2}, limits={"instance:b:jobs": 2}).order() == ["b", "b", "a", "a", "a", "a"]
 
 
-def test_a_reserved_budget_is_not_overshot_and_an_unreserved_one_by_the_last_job_alone() -> None:
-    for reserve, starts in ((True, 2), (False, 3)):
-        pool = Pool({"a": 1}, limits={"instance:a:cost": 5})
-        state, heads = pool.admission_state(), [pool.head("a", nth, cost=2) for nth in range(9)]
-        state.reserve = reserve
-        assert len(first(heads, state, 9)) == starts
-
-
 def test_a_lift_counts_as_usage_in_the_weighing_and_not_against_the_budget() -> None:
     done = {"a": 1, "b": 1}
     pool = Pool({"a": 1, "b": 1}, {"a": 1, "b": 10}, done, lifts={"a": 20}, limits={"instance:a:cost": 5})

@@ -165,6 +165,10 @@ def test_a_quota_that_is_used_up_shows_the_sum(pool: Pool, tenancy: Tenancy) -> 
         "usage": 4, "min_quota": 1, "max_quota": 4, "effective_max": 4, "headroom": 0, "units": 1, "evicted_lately": 0,
     }  # fmt: skip
     assert found.change == ["raise the maximum of team-a in cohort default from 4 to 5"]
+    tenancy.quota("team-a", minimum=1, maximum=2)
+    found = explained(pool, job)
+    assert gates_of(found)["quota"].evidence["headroom"] == -2, "lowered below the usage"
+    assert found.change == ["raise the maximum of team-a in cohort default from 2 to 5"]
 
 
 def test_a_quota_that_evictions_have_lowered_says_so(pool: Pool, tenancy: Tenancy) -> None:
@@ -186,18 +190,6 @@ def test_a_quota_that_evictions_have_lowered_says_so(pool: Pool, tenancy: Tenanc
     )
     assert (gate.evidence["effective_max"], gate.evidence["evicted_lately"]) == (3, 2)
     assert found.change == ["raise the maximum of team-a in cohort default from 5 to 6"]
-
-
-def test_a_maximum_lowered_below_the_usage_starts_nothing_new(pool: Pool, tenancy: Tenancy) -> None:
-    tenancy.quota("team-a", maximum=5)
-    pool.submit(3, instance="team-a")
-    pool.bot(capacity=9)
-    pool.assigner().run_once()
-    tenancy.quota("team-a", maximum=1)
-    (job,) = pool.submit(instance="team-a", units=2)
-    found = explained(pool, job)
-    assert gates_of(found)["quota"].evidence["headroom"] == -2
-    assert found.change == ["raise the maximum of team-a in cohort default from 1 to 5"]
 
 
 def test_an_instance_without_a_quota_or_without_a_maximum_may_have_any_number(pool: Pool, tenancy: Tenancy) -> None:

@@ -65,9 +65,10 @@ def fetch(connection: Connection, bot: FetchingBot, limit: int, line: HeadCursor
     return for_bot.pick_for_bot(connection, bot, limit=limit, any_wait=False, literal=False, cursor=line)
 
 
-def fetcher(pool: Pool, units: int = 100) -> FetchingBot:
+def fetcher(pool: Pool, units: int = 100, *, capacity: int = 0) -> FetchingBot:
     """The first bot, with so much room."""
-    return FetchingBot(pool.row("SELECT min(id) AS id FROM bots").id, "bot-1", 1, 0, None, None, units, units)
+    bot = pool.row("SELECT min(id) AS id FROM bots").id
+    return FetchingBot(bot, "bot-1", 1, 0, None, None, capacity or units, units)
 
 
 def pick(connection: Connection, batch: int, line: HeadCursor | None, order: Order = Order.PRIORITY) -> list[ReadyJob]:
@@ -314,14 +315,9 @@ def test_a_job_that_fits_into_what_a_quota_leaves_is_placed_behind_many_that_do_
 def test_a_bot_fetches_what_fits_behind_many_jobs_that_do_not(filled: Pool) -> None:
     for free_units, maximum, found in ((1, None, [1]), (3, None, [2, 1]), (4, 1, [1])):
         Tenancy(filled).quota("i-0", maximum=maximum)
+        bot = fetcher(filled, free_units, capacity=1)
         with filled.database.connect() as connection:
-            assert [job.units for job in fetch_first(connection, free_units=free_units)] == found
-
-
-def fetch_first(connection: Connection, *, free_units: int) -> list[ReadyJob]:
-    bot = connection.execute(Statement("SELECT min(id) FROM bots")).scalar_one()
-    fetcher = FetchingBot(bot, "bot", 1, 0, None, None, 1, free_units)
-    return for_bot.pick_for_bot(connection, fetcher, limit=5, any_wait=False, literal=False)
+            assert [job.units for job in fetch(connection, bot, 5, None)] == found
 
 
 @pytest.mark.parametrize("analysed", [False, True])
@@ -335,8 +331,9 @@ def test_jobs_that_do_not_fit_cost_nothing(filled: Pool, analysed: bool) -> None
                 jobs = ready.pick(connection, Scope(), order=order, batch=5)
             assert [job.units for job in jobs] == [1]
             assert picked.touched <= BOUND, str(picked)
+        bot = fetcher(filled, 1)
         with watching(connection) as looked:
-            fetch_first(connection, free_units=1)
+            fetch(connection, bot, 5, None)
         assert looked.touched <= BOUND, str(looked)
         connection.rollback()
 

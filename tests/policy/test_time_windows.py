@@ -260,19 +260,6 @@ def test_jobs_of_a_class_wait_until_a_window_takes_them_and_others_do_not(pool: 
     assert started(pool) == 1, "without windows none is asked for"
 
 
-def test_a_job_starts_when_its_meter_has_gone_down(pool: Pool) -> None:
-    pool.submit(terms={"job_class": "critical"})
-    declare(pool, around_now(pool, opened=True, meter="plan", usage_threshold=20))
-    assert started(pool) == 0, "the meter was never read"
-    read(pool, 20)
-    assert started(pool) == 0
-    read(pool, 39, most=200)
-    pool.change("UPDATE usage_meters SET updated_at = now() - interval '3601 s'")
-    assert started(pool) == 0, "an old reading is none"
-    read(pool, 39, most=200)
-    assert started(pool) == 1
-
-
 def test_a_reading_above_the_threshold_waits_for_what_starts_by_the_one_before_it(pool: Pool) -> None:
     pool.submit(terms={"job_class": "critical"})
     declare(pool, around_now(pool, opened=True, meter="plan", usage_threshold=20))

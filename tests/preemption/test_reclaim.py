@@ -89,14 +89,23 @@ def test_evictions_of_one_cycle_for_one_instance_share_a_bot_and_later_ones_wait
     assert (tenancy.usage("team-a"), tenancy.stop_requests(), kept(pool)) == (3, 4, {"bot-1": 1})
 
 
-def test_what_a_bot_keeps_that_cannot_run_a_job_does_not_count_for_it(pool: Pool, tenancy: Tenancy) -> None:
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({"properties": {"kind": "one"}}, {"properties": {"kind": "two"}, "priority": -5}),
+        ({}, {"terms": {"locks": ["a"]}}),
+    ],
+    ids=["for another bot", "with gates"],
+)
+def test_what_is_kept_that_is_not_for_a_job_does_not_count_for_it(
+    pool: Pool, tenancy: Tenancy, first: dict[str, Any], second: dict[str, Any]
+) -> None:
     tenancy.quota("team-a", minimum=2)
     for kind in ("one", "two"):
         occupied(pool, kind, properties={"kind": kind})
-    pool.submit(instance="team-a", properties={"kind": "one"})
-    assign(pool)
-    pool.submit(instance="team-a", properties={"kind": "two"}, priority=-5)
-    assign(pool)
+    for fields in (first, second):
+        pool.submit(instance="team-a", **fields)
+        assign(pool)
     assign(pool)
     assert (tenancy.stop_requests(), kept(pool)) == (2, {"one": 1, "two": 1})
 
@@ -176,19 +185,6 @@ def test_a_bot_keeps_no_more_than_it_has(pool: Pool, tenancy: Tenancy) -> None:
     pool.submit(2, instance="team-a")
     pool.assigner().run_once()
     assert kept(pool) == {}
-
-
-def test_plain_and_constrained_jobs_of_one_instance_do_not_count_on_the_same_units(
-    pool: Pool, tenancy: Tenancy
-) -> None:
-    tenancy.quota("team-a", minimum=2)
-    for name in ("bot-1", "bot-2"):
-        occupied(pool, name)
-    pool.submit(instance="team-a")
-    pool.submit(instance="team-a", terms={"locks": ["tree"]})
-    assign(pool)
-    assign(pool)
-    assert (tenancy.stop_requests(), kept(pool)) == (2, {"bot-1": 1, "bot-2": 1})
 
 
 def test_small_jobs_take_nothing_of_what_is_gathered_for_a_large_one(pool: Pool, tenancy: Tenancy) -> None:

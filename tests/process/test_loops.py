@@ -319,20 +319,6 @@ def test_work_committed_between_the_last_look_and_the_flag_is_found(
         wakeups.stop()
 
 
-def test_a_sleeping_loop_is_woken_by_another_process(loops: Callable[..., Loop], database: Database) -> None:
-    wakeups = Wakeups(database)
-    wakeups.start()
-    work = Work()
-    try:
-        signal = wakeups.signal("jobs")
-        loops(work, signal=signal, idle=lambda: wakeups.idle("jobs")).start()
-        work.expect(2)
-        eventually(lambda: database.run(lambda connection: wake(connection, "jobs")))
-        work.expect(1)
-    finally:
-        wakeups.stop()
-
-
 # Loops of a group do the same work, and a wake-up wakes one of them.
 
 
