@@ -8,8 +8,7 @@ bot lists every lease that it holds, and the answer lists every lease that the b
 Bots and gateways may have different versions. A bot ignores fields of answers that it does not know. A gateway refuses
 fields of requests that it does not know, because to ignore one could break what the bot relies on, such as a property
 that it keeps exclusive. So a bot leaves out what equals its default: it can then use every gateway that knows what the
-bot really asks for. A default that has been released therefore never changes. What every agent tells and no gateway
-needs, such as its process id, it sends again without if a gateway does not know that field.
+bot really asks for. A default that has been released therefore never changes.
 """
 
 import json

@@ -19,7 +19,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from random import Random
 from types import FrameType
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 import structlog
 from leasehold import wire
@@ -69,9 +69,10 @@ def log_to_stderr() -> None:
 
     Errors have their stack but no values of variables, which may be a job's data or secret.
     """
-    form = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
-    processors: list[Any] = [structlog.processors.add_log_level, structlog.dev.set_exc_info, form]
-    structlog.configure(processors=processors, logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    colours = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
+    form = structlog.dev.ConsoleRenderer(colors=colours, exception_formatter=structlog.dev.plain_traceback)
+    *usual, _ = structlog.get_config()["processors"]
+    structlog.configure(processors=[*usual, form], logger_factory=structlog.PrintLoggerFactory(sys.stderr))
 
 
 class AgentSettings(BaseModel):

@@ -158,7 +158,10 @@ class Workspace:
 
 
 def _admit(directory: Path, mode: int) -> None:
-    """Let other accounts enter the work directory if `mode` does: an agent that needs none may have made it."""
+    """Let other accounts enter the work directory if `mode` does.
+
+    An agent whose jobs had no accounts of their own may have closed it to them.
+    """
     status = directory.stat()
     if status.st_uid == os.getuid() and mode & ~stat.S_IMODE(status.st_mode):
         directory.chmod(stat.S_IMODE(status.st_mode) | mode)

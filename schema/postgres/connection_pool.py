@@ -1,8 +1,9 @@
 """The pool of connections of a process, and the conversion of values on each of them."""
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 import psycopg
 from psycopg.abc import DumperKey
@@ -10,9 +11,6 @@ from psycopg.adapt import PyFormat
 from psycopg.pq import TransactionStatus
 from psycopg.types.array import BaseListDumper, ListDumper
 from psycopg.types.string import TextLoader
-from sqlalchemy.engine.interfaces import DBAPIConnection
-from sqlalchemy.exc import TimeoutError
-from sqlalchemy.pool import Pool, PoolProxiedConnection, QueuePool
 
 from schema.postgres.session import Session
 
@@ -26,17 +24,21 @@ class NoFreeConnection(psycopg.OperationalError):
 
 
 class ConnectionPool:
-    """Lends connections, the one that came back last first, and makes up to `size` of them by `connect`."""
+    """Lends connections, the one that came back last first, and makes up to `size` of them by `connect`.
+
+    SQLAlchemy's pool was tried in its place. It wakes nobody when a connection could not be made, lends a place without
+    a connection before a good connection, so that a full server refuses what need not connect, and waits by the wall
+    clock. psycopg's makes connections in threads of its own, so that an outage is told late and without its cause.
+    """
 
     def __init__(self, connect: Callable[[], Session], *, size: int) -> None:
         self.size = size
+        #: How many connections there are, lent or not.
+        self._open = 0
         self._connect = connect
+        self._free: list[Session] = []
         self._generation = 0
-        # Whether a connection is good is known where it comes back, without asking the server.
-        make = cast(Callable[[], DBAPIConnection], self._make)
-        self._pool: Pool = QueuePool(
-            make, pool_size=size, max_overflow=0, timeout=LONGEST_WAIT, use_lifo=True, reset_on_return=None
-        )
+        self._changed = threading.Condition(threading.Lock())
 
     @contextmanager
     def lend(self) -> Iterator[Session]:
@@ -44,42 +46,64 @@ class ConnectionPool:
 
         Raises psycopg.Error if none can be made, NoFreeConnection if none is free in time.
         """
-        entry, session = self._take()
+        session = self._take()
         try:
             yield session
         finally:
             session.patience = session.usual
-            if session.pgconn.transaction_status == _IDLE and session.generation == self._generation:
-                entry.close()
+            if session.pgconn.transaction_status == _IDLE:
+                with self._changed:
+                    self._free.append(session)
+                    self._changed.notify()
             else:
-                entry.invalidate()
+                self._drop(session)
 
     def discard_all(self) -> None:
         """Replace every connection before its next use."""
         self._generation += 1
 
     def close(self) -> None:
-        """Close every connection, one that is lent when it comes back. The pool may be used again afterwards."""
-        self.discard_all()
-        self._pool.dispose()
-        self._pool = self._pool.recreate()
+        """Close every connection that is not lent. The pool may be used again afterwards."""
+        with self._changed:
+            free, self._free = self._free, []
+        for session in free:
+            self._drop(session)
 
-    def _take(self) -> tuple[PoolProxiedConnection, Session]:
+    def _take(self) -> Session:
         while True:
-            try:
-                entry = self._pool.connect()
-            except TimeoutError:
-                raise NoFreeConnection(f"no connection of the process was free within {LONGEST_WAIT:g} s") from None
-            session = cast(Session, entry.dbapi_connection)
-            if session.generation == self._generation and not session.closed:
-                return entry, session
-            entry.invalidate()  # the next one from this place is new
+            with self._changed:
+                if not self._changed.wait_for(self._may_take, LONGEST_WAIT):
+                    raise NoFreeConnection(f"no connection of the process was free within {LONGEST_WAIT:g} s")
+                found = self._free.pop() if self._free else None
+                if found is None:
+                    self._open += 1
+            if found is None:
+                return self._make()
+            if found.generation == self._generation and not found.closed:
+                return found
+            self._drop(found)
+
+    def _may_take(self) -> bool:
+        return bool(self._free) or self._open < self.size
 
     def _make(self) -> Session:
         generation = self._generation
-        made = self._connect()
+        try:
+            made = self._connect()
+        except BaseException:
+            self._gone()
+            raise
         made.generation = generation
         return made
+
+    def _drop(self, session: Session) -> None:
+        session.close()
+        self._gone()
+
+    def _gone(self) -> None:
+        with self._changed:
+            self._open -= 1
+            self._changed.notify()
 
 
 # Conversion of values, where the driver's general way costs more than the statement
