@@ -3,7 +3,6 @@
 import os
 import random
 from collections import Counter
-from collections import Counter as Count
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -83,13 +82,13 @@ def served(pool: Pool, *names: str) -> Bot:
     return bot
 
 
-def returned(pool: Pool, bot: Bot) -> Count[str]:
+def returned(pool: Pool, bot: Bot) -> Counter[str]:
     """How many jobs of each instance the bot gets once `a` asks for something again."""
     pool.submit(40, instance="a")
-    return Count(work["instance"] for work in pool.given(bot))
+    return Counter(work["instance"] for work in pool.given(bot))
 
 
-def assert_even(count: Count[str]) -> None:
+def assert_even(count: Counter[str]) -> None:
     assert abs(count["a"] - count["b"]) <= 1, "and not all of them for the first one"
 
 
@@ -152,8 +151,8 @@ def test_whose_weight_changes_shares_by_the_new_weight_at_once(pool: Pool, befor
     bot = pool.bot(capacity=40)
     assigner = pool.assigner()
 
-    def started(rounds: int) -> Count[str]:
-        found = Count[str]()
+    def started(rounds: int) -> Counter[str]:
+        found = Counter[str]()
         for _ in range(rounds):
             assigner.run_once()
             given = bot.take()
@@ -289,11 +288,7 @@ class Tenants:
         self.wanting.discard(name)
         ids = [str(row.public_id) for row in self.pool.rows(WAITING, name=name)]
         cancel(self.pool, *ids)
-        self.pool.change(
-            "UPDATE accounts SET demand_at = now() - interval '1 hour'"
-            " WHERE instance = (SELECT id FROM instances WHERE name = :name)",
-            name=name,
-        )
+        away(self.pool, name, 3600)
 
     def fill(self) -> None:
         """Submit jobs of those that want everything, so that more of them wait than can start at once."""

@@ -121,10 +121,11 @@ def test_meters_tell_how_far_what_is_outside_the_pool_was_used(
         " ('plan', date_trunc('hour', now()) - interval '2 hours', 2, 160),"
         " ('plan', date_trunc('hour', now()) - interval '9 days', 1, 99)"
     )
+    ran(pool, instance="team-a", jobs=1)
     (found,) = reported(pool, 24 * HOUR).meters
     assert (found.name, found.mean, found.busiest_hour) == ("plan", 50, 80)
     code, told = operate("report")
-    assert (code, "busiest hour (%)" in told, "plan" in told) == (0, True, True)
+    assert (code, all(word in told for word in ("busiest hour (%)", "plan", "team-a"))) == (0, True)
 
 
 def test_the_command_prints_a_report_and_refuses_a_bad_window(
@@ -133,7 +134,5 @@ def test_the_command_prints_a_report_and_refuses_a_bad_window(
     ran(pool, instance="team-a", jobs=3)
     code, told = operate("report", "--json")
     assert (code, json.loads(told)["instances"][0]["name"]) == (0, "team-a")
-    code, told = operate("report")
-    assert (code, "team-a" in told) == (0, True)
     code, told = operate("report", "--window", "0")
     assert (code, told.startswith("error: --window: must be between")) == (2, True)
