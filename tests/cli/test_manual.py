@@ -174,7 +174,7 @@ def answers(asked: ReceivedRequest) -> Answer:
         case "/v1/bots" | "/v1/rates":
             return Answer({"bots": [], "rates": []})
         case _:
-            return Answer({"id": JOB_COMMANDING, "state": "succeeded"})
+            return Answer({"id": JOB_COMMANDING, "state": "succeeded", "has_result": False})
 
 
 def test_commands_that_call_a_gateway_import_nothing_of_the_servers_side() -> None:

@@ -143,7 +143,8 @@ class Person:
 
     def log_in(self, token: str, path: str | None = None) -> None:
         """Go to this page with a session of the token; the form, which one test fills in, costs two pages more."""
-        answer = httpx.post(f"{self.url}/login", data={"token": token}, headers={"Origin": self.url}, trust_env=False)
+        origin = {"Origin": self.url}
+        answer = httpx.post(f"{self.url}/login", data={"token": token}, headers=origin, timeout=MINUTE, trust_env=False)
         cookies = [{"name": name, "value": value, "url": self.url} for name, value in answer.cookies.items()]
         assert cookies, answer.text
         self.context.clear_cookies()
