@@ -14,7 +14,7 @@ from typing import NoReturn
 import click
 import pytest
 import structlog
-from leasehold.errors import BadInput, Conflict, Forbidden, LeaseholdError, NotFound, NotReady, Unauthorised
+from leasehold.errors import BadInput, Conflict, Forbidden, LeaseholdError, NotFound, NotReady, QueueFull, Unauthorised
 from leasehold.wire import escaped
 from pydantic import BaseModel
 
@@ -349,6 +349,7 @@ def test_a_reader_that_goes_away_is_not_an_error_to_talk_about(console: Console)
         (NotFound("id: there is no job 'x'"), 2),
         (Conflict("key_reused", "jobs[0].key: 'k' was used before for a different request"), 2),
         (NotReady("the database cannot be reached"), 3),
+        (QueueFull("label 'nightly' may have 3 queued jobs"), 1),
         (Forbidden("operators only"), 1),
         (Unauthorised("no token"), 2),
         (LeaseholdError("it failed"), 1),

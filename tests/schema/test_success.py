@@ -143,6 +143,15 @@ def test_bots_of_a_batch_are_counted_in_as_many_statements_as_one(pool: Pool) ->
     assert len(counts(pool)) == 12
 
 
+def test_several_attempts_of_one_bot_in_one_call_all_count(pool: Pool) -> None:
+    count(pool)
+    bot = pool.bot(capacity=4)
+    pool.submit(4)
+    verdicts = ("succeeded", "failed") * 2
+    bot.sync(*[completed(work, verdict) for work, verdict in zip(pool.given(bot), verdicts, strict=True)])
+    assert counts(pool) == {("bot-1", ""): (2, 2)}
+
+
 def test_off_a_finish_sends_the_same_statements_and_touches_no_table_of_counts(pool: Pool) -> None:
     """Off is the default; what is looked at is one empty table, once for each statement, of which nothing is read."""
     (*bots, _), (*works, work) = crew(pool, 4, locality_hint="warm")
