@@ -265,6 +265,20 @@ def test_ticks_that_cannot_be_computed_any_more_are_told_of_and_keep_no_other_sc
     assert keys(pool) == [key_of(month(pool), "other"), key_of(month(pool))]
 
 
+def test_a_refusal_that_cannot_be_stored_keeps_no_other_schedule_waiting(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(pool, request={"command": ["true"], "label": "full"})
+    put(pool, "other")
+    pool.database.run(lambda c: queue_limits.set_queue_limit(c, "full", max_queued=0, actor="test"))
+    make_due(pool, months=1)
+    make_due(pool, name="other")
+    monkeypatch.setattr(schedules, "refuse", lambda *_, **__: 1 / 0)
+    looked(pool)
+    assert looked(pool) == 0.5, "it is tried again soon, but not at once"
+    assert keys(pool) == [key_of(month(pool), "other")]
+
+
 def test_a_tick_that_comes_soon_is_looked_at_in_time(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("assigner.maintenance.schedules.HELD_INTERVAL", 60.0)
     put(pool)

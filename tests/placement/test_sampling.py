@@ -320,6 +320,23 @@ def test_numbers_of_a_database_that_was_restored_neither_hide_bots_nor_are_read_
         assert (again.bots, again.is_complete) == (first.bots, True)
 
 
+def test_nothing_that_was_remembered_holds_for_another_database(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs, fleet = six_kinds_of_jobs(pool), Fleet()
+    pool.bot("b", properties={"kind": ["a", "b"]})
+    with pool.database.connect() as connection:
+        assert counts(connection, jobs, fleet) == [1, 1, 0, 0, 0, 0]
+        pool.change('UPDATE kinds SET properties = \'{"kind": ["c"]}\'')
+        pool.change("DELETE FROM kind_platforms")
+        pool.change(
+            "INSERT INTO kind_platforms (platform, kind)"
+            " SELECT p.id, k.id FROM platforms p JOIN kinds k ON k.properties @> p.properties"
+        )
+        read = members.read_changes
+        later = "9000000:9000000:"
+        monkeypatch.setattr(members, "read_changes", lambda connection, seen: read(connection, seen and later))
+        assert counts(connection, jobs, fleet) == [0, 0, 1, 0, 0, 0]
+
+
 def test_what_an_assigner_remembers_of_requirement_sets_is_bounded(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet_placement, "MAX_PLATFORMS", 2)
     jobs, fleet = six_kinds_of_jobs(pool), Fleet()
