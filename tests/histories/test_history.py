@@ -147,8 +147,8 @@ class History(RuleBasedStateMachine):
     @precondition(lambda self: self.ledger.keys)
     @rule(nth=st.integers(0, 9), other=st.booleans())
     def submit_a_key_again(self, nth: int, other: bool) -> None:
-        (_, key), job = _pick(list(self.ledger.keys.items()), nth)
-        request = dict(self.ledger.jobs[job].request)
+        (_, key), (_, asked) = _pick(list(self.ledger.keys.items()), nth)
+        request = dict(asked)
         if other:
             request["units"] += 1
         self._submit_keyed(request, key, 1)
@@ -327,8 +327,8 @@ class History(RuleBasedStateMachine):
         return self.pool.database.run(lambda connection: submit_moves.submit(connection, normal, actor="test"))
 
     def _submit_keyed(self, request: dict[str, Any], key: str, times: int) -> None:
-        known = self.ledger.keys.get((request["instance"], key))
-        if known is not None and self.ledger.jobs[known].request != request:
+        known, asked = self.ledger.keys.get((request["instance"], key), (None, request))
+        if asked != request:
             with pytest.raises(Conflict, match=f"'{key}'"):
                 self._submit([request | {"key": key}] * times)
             return
@@ -338,7 +338,7 @@ class History(RuleBasedStateMachine):
         assert sum(answer.created for answer in answers) == (known is None)
         if known is None:
             self.ledger.jobs[answers[0].public_id] = Entry(request)
-            self.ledger.keys[request["instance"], key] = answers[0].public_id
+            self.ledger.keys[request["instance"], key] = answers[0].public_id, request
         else:
             assert answers[0].public_id == known
 

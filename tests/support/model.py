@@ -9,7 +9,7 @@ import random
 import shutil
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -127,7 +127,8 @@ class Ledger:
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
         self.jobs: dict[str, Entry] = {}
-        self.keys: dict[tuple[str, str], str] = {}
+        #: By instance and key: the job and its request, also of a job that retention has deleted.
+        self.keys: dict[tuple[str, str], tuple[str, Mapping[str, Any]]] = {}
         self.workers: dict[str, Worker] = {}
         #: Sessions that have ended although their bots do not know it.
         self.ghosts: list[Worker] = []
@@ -147,11 +148,10 @@ class Ledger:
             self.ghosts.append(worker)
 
     def forget(self) -> int:
-        """Record that retention has deleted all final jobs and their keys. Returns the number of jobs."""
+        """Record that retention has deleted all final jobs. Returns how many these were."""
         final = [job for job, entry in self.jobs.items() if entry.state in FINAL]
         for job in final:
             del self.jobs[job]
-        self.keys = {key: job for key, job in self.keys.items() if job in self.jobs}
         return len(final)
 
     def pending(self) -> set[Lease]:
