@@ -584,7 +584,7 @@ class QueueAdmission:
 
     @property
     def left(self) -> float:
-        """Return the least that is left of limited counters of which a job takes 1, at least 0; infinite if none."""
+        """Return how many more jobs the tightest counter of jobs allows, at least 0; infinite if none has a limit."""
         found = math.inf
         for counter, amount in self._limited:
             if amount is not None and (counter.most or 0.0) - counter.used < found:

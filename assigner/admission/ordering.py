@@ -274,9 +274,9 @@ class OrderingSettings(BaseModel):
         return "shortest_first" if self.kind == "rank" else self.kind
 
     def graph_share(self, *, limit: float | None, graphs: int) -> GraphShare | None:
-        """Return the share of each of so many graphs that wait or run; None if graphs have no shares.
+        """Return what each graph may run; None if graphs have no shares.
 
-        limit: the jobs that the pool may run at once.
+        limit: the jobs that the pool may run at once. graphs: how many graphs wait or run.
         """
         most = self.max_concurrent if self.max_concurrent is not None else limit
         if self.kind != "graph" or most is None:

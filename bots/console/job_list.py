@@ -17,7 +17,7 @@ Record = Mapping[str, Any]
 
 #: Jobs on one page.
 PAGE = 50
-#: The most calls that fill one page: the gateway looks at a bounded number of jobs in each, of which few may pass.
+#: The most calls that fill one page. In each call the gateway looks at a bounded number of jobs, and few may pass.
 LOOKS = 12
 #: Fields of the filter that a request may have several times.
 SEVERAL = ("state", "metadata", "properties")

@@ -280,7 +280,7 @@ class JobEvidence:
     platform: int
     #: What it requires of a bot.
     properties: Properties
-    #: It takes no bot yet but those that it prefers, for so many seconds more.
+    #: Whether the job still waits for a bot that it prefers, and for how many more seconds.
     insists: bool
     prefer_left: Decimal | None
     #: Seconds until its rest is over, until it has waited too long, and until the drain of its instance stops jobs.

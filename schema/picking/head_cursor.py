@@ -128,8 +128,7 @@ class HeadCursor:
         return walked
 
     def is_worthwhile(self) -> bool:
-        """Return whether a pick should look at the front. After `disable_for_a_while` it should not for `ASIDE` picks,
-        of which this call counts one."""
+        """Return whether a pick should look at the front: after `disable_for_a_while`, from the `ASIDE`-th call on."""
         with self._lock:
             self._disabled_for = max(0, self._disabled_for - 1)
             return self._disabled_for == 0

@@ -24,7 +24,7 @@ from schema.postgres.waits import WatchedConnection
 #: The most statements that one session keeps prepared. The next transaction begins without them.
 MOST = 300
 
-#: Seconds that a statement may take to end when whoever waits for it is interrupted.
+#: Seconds that a statement may take to end after its caller was interrupted.
 CANCELLED_WITHIN = 5.0
 
 _OK = frozenset({pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK})

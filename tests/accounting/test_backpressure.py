@@ -287,7 +287,7 @@ def test_a_look_that_gives_nothing_says_why(pool: Pool) -> None:
 
 
 def test_nothing_of_this_is_read_where_nothing_of_it_is_used(pool: Pool) -> None:
-    """Whoever only takes locks pays for no rate, no advice, no share and no check."""
+    """Nothing of rates, advice, shares and checks is read where jobs take locks alone."""
     pool.submit(3, terms={"locks": ["tree"]})
     pool.bot()
     with statements() as sent:

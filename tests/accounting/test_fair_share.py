@@ -252,7 +252,7 @@ def test_what_an_instance_has_completed_counts_unless_enough_of_its_jobs_run(poo
 
 
 # Several assigners in threads, while instances come, go and are reweighed. Starts are counted in the database, where
-# all of them have one order, whoever has made them.
+# all starts have one order.
 
 
 SECONDS_VARIABLE = "LEASEHOLD_TEST_SOAK"
