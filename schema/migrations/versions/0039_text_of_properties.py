@@ -1,6 +1,6 @@
 """Load `submit_graph` again, and drop `store_event`: nothing writes into the view of events any more.
 
-Two nodes of a graph may ask for one property, as 1 and as 1.0. The graph lost one of these nodes.
+A graph of which two nodes asked for the same property as 1 and as 1.0 lost one of them.
 """
 
 from alembic import op
