@@ -15,7 +15,7 @@ from bots.cli.caller import Caller, caller_options
 from bots.cli.output import Record, table
 
 if TYPE_CHECKING:
-    from leasehold.periodic import AppliedSchedule, AppRegistry
+    from leasehold.tasks.periodic import AppliedSchedule, AppRegistry
 
 #: Terms of a schedule that have an option: field → option.
 TERMS = {
@@ -117,7 +117,7 @@ def apply(caller: Caller, /, app: str, prune: bool, take_over: bool) -> None:
     \b
     leasehold schedule apply shop:pool --prune
     """
-    from leasehold import periodic
+    from leasehold.tasks import periodic
 
     pool = _imported(app)
     with caller.client() as client:

@@ -18,7 +18,7 @@ import pytest
 from leasehold.client import Client
 from leasehold.errors import LeaseholdError, TaskFailed
 from leasehold.runtime.task_child import is_of_library
-from leasehold.tasks import TaskJob
+from leasehold.tasks.task import TaskJob
 
 from bots.agent.agent import Agent
 from bots.agent.leases import AgentLeases

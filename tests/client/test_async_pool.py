@@ -14,7 +14,7 @@ from leasehold.errors import BadInput, NoAnswer, NotFound, TaskFailed, TimedOut
 from leasehold.jobs import JobRequest, Result
 from leasehold.pool import Pool
 from leasehold.states import JobState
-from leasehold.tasks import AsyncTaskJob, Task, TaskJob
+from leasehold.tasks.task import AsyncTaskJob, Task, TaskJob
 
 from schema.postgres.engine import Database, libpq_url
 from tests.support.apps import task_app

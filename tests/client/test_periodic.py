@@ -7,10 +7,11 @@ from typing import Any
 
 import leasehold
 import pytest
-from leasehold import periodic, wire
+from leasehold import wire
 from leasehold.client import Client
 from leasehold.errors import BadInput, Conflict
 from leasehold.pool import Pool
+from leasehold.tasks import periodic
 
 from assigner.maintenance.schedules import Schedules
 from tests.support.apps import schedule_app

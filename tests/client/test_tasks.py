@@ -21,7 +21,7 @@ from leasehold.client import Client
 from leasehold.errors import BadInput, Conflict, Forbidden, NotReady, TaskFailed, TimedOut
 from leasehold.jobs import job_ids
 from leasehold.pool import Pool
-from leasehold.tasks import TaskJob
+from leasehold.tasks.task import TaskJob
 from leasehold.transaction import submit_in
 from psycopg.rows import dict_row
 from sqlalchemy import create_engine, make_url

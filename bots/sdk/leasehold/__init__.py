@@ -1,7 +1,7 @@
 """Client library of Leasehold: jobs, their states and results, tasks, and the errors of a gateway.
 
 It imports nothing of the pool's other packages, which import its errors, states and bounds. Read first: pool.py, then
-client.py, and tasks.py for Python functions as jobs.
+client.py, and tasks/ for Python functions as jobs.
 
 Each name is imported when it is first used, because a command of the command line uses few of them.
 """
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
     from leasehold.jobs import ListedJob as ListedJob
     from leasehold.jobs import Result as Result
     from leasehold.jobs import ShownJob as ShownJob
-    from leasehold.periodic import AppliedSchedule as AppliedSchedule
     from leasehold.pool import Pool as Pool
     from leasehold.runtime.attempt import Attempt as Attempt
     from leasehold.runtime.attempt import Cancelled as Cancelled
     from leasehold.runtime.attempt import current as current
     from leasehold.states import FINAL as FINAL
     from leasehold.states import JobState as JobState
-    from leasehold.tasks import AsyncTaskJob as AsyncTaskJob
-    from leasehold.tasks import Task as Task
-    from leasehold.tasks import TaskJob as TaskJob
-    from leasehold.tasks import TaskRegistry as TaskRegistry
+    from leasehold.tasks.periodic import AppliedSchedule as AppliedSchedule
+    from leasehold.tasks.task import AsyncTaskJob as AsyncTaskJob
+    from leasehold.tasks.task import Task as Task
+    from leasehold.tasks.task import TaskJob as TaskJob
+    from leasehold.tasks.task import TaskRegistry as TaskRegistry
 
 #: Module → names that it exports here.
 _EXPORTS = {
@@ -55,10 +55,10 @@ _EXPORTS = {
     ),
     "graphs": ("Node",),
     "jobs": ("CancelledJob", "Explanation", "JobRequest", "ListedJob", "Result", "ShownJob"),
-    "periodic": ("AppliedSchedule",),
+    "tasks.periodic": ("AppliedSchedule",),
     "pool": ("Pool",),
     "states": ("FINAL", "JobState"),
-    "tasks": ("AsyncTaskJob", "Task", "TaskJob", "TaskRegistry"),
+    "tasks.task": ("AsyncTaskJob", "Task", "TaskJob", "TaskRegistry"),
 }
 _MODULES = {name: module for module, names in _EXPORTS.items() for name in names}
 

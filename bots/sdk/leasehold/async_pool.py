@@ -12,7 +12,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Literal, ParamSpec, Self, TypeVar, Unpack, overload
 
-from leasehold import periodic
 from leasehold.async_calls import AsyncCalls, on_thread
 from leasehold.client import LONG_POLL, Client, Job, Output
 from leasehold.errors import TaskFailed, TimedOut
@@ -32,9 +31,10 @@ from leasehold.jobs import (
     job_id,
     job_ids,
 )
-from leasehold.periodic import AppliedSchedule, AppRegistry
 from leasehold.pool import PAGE, Pool
-from leasehold.tasks import SubmittedCall, calls_of, values_of
+from leasehold.tasks import periodic
+from leasehold.tasks.periodic import AppliedSchedule, AppRegistry
+from leasehold.tasks.task import SubmittedCall, calls_of, values_of
 from leasehold.transport import Interruption
 from leasehold.wire import Serialiser
 

@@ -10,7 +10,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, overload
 from weakref import WeakKeyDictionary
 
-from leasehold import periodic
 from leasehold.client import Client, Job
 from leasehold.credentials import Credentials
 from leasehold.errors import TaskFailed, TimedOut
@@ -31,9 +30,10 @@ from leasehold.jobs import (
     query,
     request,
 )
-from leasehold.periodic import AppliedSchedule, AppRegistry
 from leasehold.states import JobState
-from leasehold.tasks import SubmittedCall, calls_of, values_of
+from leasehold.tasks import periodic
+from leasehold.tasks.periodic import AppliedSchedule, AppRegistry
+from leasehold.tasks.task import SubmittedCall, calls_of, values_of
 from leasehold.wire import Serialiser
 
 if TYPE_CHECKING:

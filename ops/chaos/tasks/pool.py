@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 from leasehold import Pool
 from leasehold.errors import LeaseholdError
-from leasehold.tasks import TaskJob
+from leasehold.tasks.task import TaskJob
 from sqlalchemy import make_url
 
 from ops.chaos import execution

@@ -44,7 +44,7 @@ from leasehold.runtime.attempt import Attempt
 from leasehold.runtime.call_messages import CallEnd, read_call, receive
 from leasehold.runtime.surroundings import ProcessesLeft, Surroundings
 from leasehold.runtime.task_runner import CANCELLED, FAILED, TaskCall, import_failure, load
-from leasehold.tasks import TaskRegistry
+from leasehold.tasks.task import TaskRegistry
 
 _DESCRIPTORS = 2
 #: The most bytes of a message; more of a request is in a file.

@@ -17,10 +17,11 @@ from types import FrameType
 from typing import Any
 
 from leasehold.errors import BadInput, LeaseholdError
-from leasehold.periodic import AppRegistry
 from leasehold.runtime import attempt as attempts
 from leasehold.runtime.attempt import Attempt, Cancelled
-from leasehold.tasks import Task, TaskRegistry
+from leasehold.tasks.arguments import decode_call
+from leasehold.tasks.periodic import AppRegistry
+from leasehold.tasks.task import Task, TaskRegistry
 from leasehold.wire import COMMAND, MAX_RESULT_BYTES, check_json, check_place, suggestion
 
 #: Exit codes of a task: its function returned; it failed; it was cancelled, as a shell reports SIGTERM.
@@ -133,13 +134,8 @@ class TaskCall:
         task = self._pool.tasks.get(self._name)
         if task is None:
             raise UnknownTask(f"'{self._name}' is not one of the tasks that this bot has imported")
-        try:
-            document = json.loads(self._stdin)
-            args, kwargs = document["args"], document["kwargs"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise BadInput("stdin", f"is no JSON object with args and kwargs: {error}") from None
-        decode = self._pool.serialiser.decode
-        return task, [decode(each) for each in args], {name: decode(each) for name, each in kwargs.items()}
+        args, kwargs = decode_call(self._pool.serialiser, self._stdin)
+        return task, args, kwargs
 
     def _succeed(self, value: Any) -> int:
         try:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, get_ar
 from leasehold import wire
 from leasehold.client import Client
 from leasehold.errors import BadInput
-from leasehold.tasks import Task, TaskRegistry
+from leasehold.tasks.task import Task, TaskRegistry
 from leasehold.transport import Record
 from leasehold.wire import CatchUp, Overlap, Serialiser, check_cron, escaped, has_ticks
 

@@ -1,4 +1,4 @@
-"""Python functions as jobs: which functions a pool may run, and the calls that submit them.
+"""A task: a function that a pool may run, the calls that submit it as jobs, and the registry of an app.
 
 A call of a task is an ordinary job. Its command is `leasehold-task MODULE:POOL TASK`, its standard input is JSON with
 `args` and `kwargs`, and it requires the property `app` of its bot.
@@ -7,40 +7,25 @@ One module because a task, the job of its call and the registry that holds it na
 """
 
 import functools
-import hashlib
 import inspect
-import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, ParamSpec, TypeVar, overload
 
-from leasehold import wire
 from leasehold.client import Client, Job
 from leasehold.errors import BadInput, TaskFailed, TimedOut
-from leasehold.jobs import JobFields
+from leasehold.tasks.arguments import Arguments, dedup_key, encode_call
+from leasehold.tasks.options import Unique, request_fields
 from leasehold.transport import Record
-from leasehold.wire import COMMAND, PROPERTY, JsonSerialiser, Serialiser, check_json
+from leasehold.wire import COMMAND, PROPERTY, JsonSerialiser, Serialiser
 
 if TYPE_CHECKING:
     from leasehold.async_calls import AsyncCalls
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-#: The most bytes of the standard input of a job, and so of the arguments of one call. The command itself needs some.
-MAX_ARGUMENTS = 255 * 1024
-#: Fields of a request that a task has for itself.
-_OWN = frozenset({"command", "stdin", "payload", "timeout_seconds", "max_attempts", "retry_failed", "dedup_key"})
-
-#: What to use instead of some of them.
-_INSTEAD = {"timeout_seconds": "timeout", "max_attempts": "retries", "retry_failed": "retries", "dedup_key": "unique"}
-
-#: The arguments of one call: by their places, or by their names.
-Arguments = tuple[Any, ...] | Mapping[str, Any]
-#: How calls are told apart by `unique`: by all arguments, or by a text that is made of them.
-Unique = bool | Callable[..., str]
 
 
 class TaskRegistry:
@@ -100,7 +85,7 @@ class TaskRegistry:
             raise BadInput("name", f"is a text, not a '{type(name).__name__}'")
         if functions:
             return self._register(functions[0], name, options)
-        Task.check(**options)
+        request_fields(**options)
         return lambda function: self._register(function, name, options)
 
     def _register(self, function: Callable[..., Any], name: str | None, options: Mapping[str, Any]) -> "Task[Any, Any]":
@@ -156,7 +141,7 @@ class Task(Generic[P, R]):
         #: The function is an `async def`.
         self.is_async = inspect.iscoroutinefunction(function)
         self._signature = inspect.signature(function)
-        self.check(**self._options)
+        request_fields(**self._options)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.function(*args, **kwargs)
@@ -251,17 +236,9 @@ class Task(Generic[P, R]):
         return requests
 
     def _request(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Record:
-        self._signature.bind(*args, **kwargs)
-        names = _positional(self._signature, len(args))
-        positional = [self._encoded(name, value) for name, value in zip(names, args, strict=True)]
-        named = {name: self._encoded(name, value) for name, value in kwargs.items()}
-        stdin = json.dumps({"args": positional, "kwargs": named}, allow_nan=False)
-        if len(stdin) > MAX_ARGUMENTS:
-            given = [*zip(names, positional, strict=True), *named.items()]
-            largest, _ = max(given, key=lambda each: len(json.dumps(each[1])))
-            raise BadInput(largest, f"the arguments have {len(stdin)} bytes as JSON, at most {MAX_ARGUMENTS} are sent")
+        stdin = encode_call(self._signature, self.registry.serialiser, args, kwargs)
         module = self.function.__module__
-        fields = self._fields(**self._options)
+        fields = request_fields(**self._options)
         request = {
             **fields,
             "command": [COMMAND, self.registry.place(module), self.name],
@@ -270,90 +247,8 @@ class Task(Generic[P, R]):
         }
         unique = self._options.get("unique", False)
         if unique:
-            request["dedup_key"] = self._dedup_key(unique, args, kwargs, stdin)
+            request["dedup_key"] = dedup_key(self.name, unique, args, kwargs, stdin)
         return request
-
-    def _encoded(self, name: str, value: Any) -> Any:
-        try:
-            found = self.registry.serialiser.encode(value)
-            check_json(found)
-        except (TypeError, ValueError) as error:
-            raise BadInput(name, str(error) or type(error).__name__) from None
-        return found
-
-    def _dedup_key(self, unique: Unique, args: tuple[Any, ...], kwargs: Mapping[str, Any], stdin: str) -> str:
-        said = stdin if unique is True else unique(*args, **kwargs)  # type: ignore[operator]
-        if not isinstance(said, str):
-            raise BadInput("unique", f"returned a '{type(said).__name__}', not a text")
-        plain = f"{self.name}:{said}"
-        if unique is not True and len(plain.encode()) <= wire.MAX_DEDUP_KEY_BYTES:
-            return plain
-        return f"{self.name[:100]}:{hashlib.sha256(plain.encode()).hexdigest()}"
-
-    @classmethod
-    def check(cls, **options: Any) -> None:
-        """Raise BadInput for the first of these options that there is not, or that has no value of its kind."""
-        cls._fields(**options)
-
-    @staticmethod
-    def _fields(
-        *,
-        label: str = "",
-        retries: int = 0,
-        timeout: float | None = None,
-        properties: Mapping[str, str | list[str]] | None = None,
-        priority: int | None = None,
-        unique: Unique = False,
-        **more: Any,
-    ) -> Record:
-        """The fields of the request that do not depend on the arguments. Raises BadInput."""
-        _refuse_unknown(more)
-        if not isinstance(label, str | None):
-            raise BadInput("label", f"is a text, not a '{type(label).__name__}'")
-        if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, int | float) or timeout <= 0):
-            raise BadInput("timeout", f"is a number of seconds above 0, not {wire.escaped(timeout, 40)}")
-        if isinstance(priority, bool) or not isinstance(priority, int | None):
-            raise BadInput("priority", f"is a whole number, not {wire.escaped(priority, 40)}")
-        if not isinstance(properties, Mapping | None):
-            raise BadInput("properties", f"are a mapping, not a '{type(properties).__name__}'")
-        if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
-            raise BadInput("retries", f"is a number of at least 0, not {wire.escaped(retries, 40)}")
-        if not (isinstance(unique, bool) or callable(unique)):
-            raise BadInput("unique", "is true, false, or a function of the arguments that returns a text")
-        if PROPERTY in (properties or {}):
-            raise BadInput("properties", f"'{PROPERTY}' is the app of the pool")
-        given = {
-            "label": label or None,
-            "timeout_seconds": timeout,
-            "properties": None if properties is None else dict(properties),
-            "priority": priority,
-            "max_attempts": retries + 1 if retries else None,
-            "retry_failed": True if retries else None,
-        }
-        return {name: value for name, value in {**more, **given}.items() if value is not None}
-
-
-def _refuse_unknown(options: Mapping[str, Any]) -> None:
-    """Raise BadInput for the first of these names that is no field of a request, or that a task has for itself."""
-    fields = JobFields.__required_keys__ | JobFields.__optional_keys__
-    for name in sorted(options):
-        if name in _OWN:
-            instead = f"; use `{_INSTEAD[name]}`" if name in _INSTEAD else ""
-            raise BadInput(name, f"is made from the task; it is not an option of one{instead}")
-        if name not in fields:
-            own = ("name", "label", "retries", "timeout", "properties", "priority", "unique")
-            raise BadInput(name, "is not an option of a task" + wire.suggestion(name, [*own, *sorted(fields - _OWN)]))
-
-
-def _positional(signature: inspect.Signature, count: int) -> list[str]:
-    """Name the first `count` positional arguments of a call, such as `amount`, or `amounts.3` of `*amounts`."""
-    names: list[str] = []
-    for parameter in signature.parameters.values():
-        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
-            names += [f"{parameter.name}.{place}" for place in range(count - len(names))]
-        else:
-            names.append(parameter.name)
-    return names[:count]
 
 
 @dataclass(frozen=True, repr=False)

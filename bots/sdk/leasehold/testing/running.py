@@ -1,7 +1,6 @@
 """A pool of its own for tests: PostgreSQL, an assigner, a gateway and bots, started by the program `leasehold up`.
 
-The program comes with the distribution `leasehold`, which is not a dependency of this library. A test suite asks for
-the fixture by `pytest_plugins = ["leasehold.testing"]` in its `conftest.py`.
+The program comes with the distribution `leasehold`, which is not a dependency of this library.
 """
 
 import json

@@ -1,0 +1,70 @@
+"""The options of a task: those of its own, those that are fields of a job request, and what is wrong with them."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from leasehold import wire
+from leasehold.errors import BadInput
+from leasehold.jobs import JobFields
+from leasehold.transport import Record
+from leasehold.wire import PROPERTY
+
+#: How calls are told apart by `unique`: by all arguments, or by a text that is made of them.
+Unique = bool | Callable[..., str]
+
+#: Fields of a request that a task has for itself.
+_OWN = frozenset({"command", "stdin", "payload", "timeout_seconds", "max_attempts", "retry_failed", "dedup_key"})
+#: What to use instead of some of them.
+_INSTEAD = {"timeout_seconds": "timeout", "max_attempts": "retries", "retry_failed": "retries", "dedup_key": "unique"}
+
+
+def request_fields(
+    *,
+    label: str = "",
+    retries: int = 0,
+    timeout: float | None = None,
+    properties: Mapping[str, str | list[str]] | None = None,
+    priority: int | None = None,
+    unique: Unique = False,
+    **more: Any,
+) -> Record:
+    """Return the fields of a request that follow from the options of its task.
+
+    Raises BadInput for the first option that there is not, or that has no value of its kind.
+    """
+    _refuse_unknown(more)
+    if not isinstance(label, str | None):
+        raise BadInput("label", f"is a text, not a '{type(label).__name__}'")
+    if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, int | float) or timeout <= 0):
+        raise BadInput("timeout", f"is a number of seconds above 0, not {wire.escaped(timeout, 40)}")
+    if isinstance(priority, bool) or not isinstance(priority, int | None):
+        raise BadInput("priority", f"is a whole number, not {wire.escaped(priority, 40)}")
+    if not isinstance(properties, Mapping | None):
+        raise BadInput("properties", f"are a mapping, not a '{type(properties).__name__}'")
+    if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
+        raise BadInput("retries", f"is a number of at least 0, not {wire.escaped(retries, 40)}")
+    if not (isinstance(unique, bool) or callable(unique)):
+        raise BadInput("unique", "is true, false, or a function of the arguments that returns a text")
+    if PROPERTY in (properties or {}):
+        raise BadInput("properties", f"'{PROPERTY}' is the app of the pool")
+    given = {
+        "label": label or None,
+        "timeout_seconds": timeout,
+        "properties": None if properties is None else dict(properties),
+        "priority": priority,
+        "max_attempts": retries + 1 if retries else None,
+        "retry_failed": True if retries else None,
+    }
+    return {name: value for name, value in {**more, **given}.items() if value is not None}
+
+
+def _refuse_unknown(options: Mapping[str, Any]) -> None:
+    """Raise BadInput for the first of these names that is no field of a request, or that a task has for itself."""
+    fields = JobFields.__required_keys__ | JobFields.__optional_keys__
+    for name in sorted(options):
+        if name in _OWN:
+            instead = f"; use `{_INSTEAD[name]}`" if name in _INSTEAD else ""
+            raise BadInput(name, f"is made from the task; it is not an option of one{instead}")
+        if name not in fields:
+            own = ("name", "label", "retries", "timeout", "properties", "priority", "unique")
+            raise BadInput(name, "is not an option of a task" + wire.suggestion(name, [*own, *sorted(fields - _OWN)]))
