@@ -1,7 +1,23 @@
-"""Durations, times and numbers as people read them. Programs get seconds and ISO 8601 in UTC, with `--json`."""
+"""Durations, times, numbers, ids and tables as people read them. Programs get seconds, ISO 8601 in UTC and whole ids.
 
+A table has each row on one line, whole without a terminal, and as wide as the terminal on one. On a narrow terminal the
+columns that may leave do so in their stated order, and the texts that may be cut are. What people copy, such as an id
+or a name, is never cut.
+"""
+
+import re
 import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from leasehold.wire import printable
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 #: The units of durations of a minute and more, the largest first: seconds in one, and the abbreviation.
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
@@ -45,3 +61,138 @@ def number(value: float, *, digits: int = 6) -> str:
     if "e" not in text or not 1e-9 <= abs(value) < 1e15:
         return text
     return f"{value:.12f}".rstrip("0").rstrip(".")
+
+
+#: The short form of a job's id: which minute, and how the id ends.
+SHORT_ID = re.compile(r"([0-9a-f]{4})-([0-9a-f]{6,12})")
+#: The fewest and the most digits of the end in a short form.
+LEAST_END, MOST_END = 6, 12
+
+
+def short_ids(ids: Sequence[str]) -> list[str]:
+    """Return the short forms of jobs' ids, which differ from each other: `2c8a-6789ab`.
+
+    An id begins with its time, of which the first four digits stay the same for 50 days and the next four for 65.5 s.
+    The short form is these next four, so that the minute can be looked up, and as many of the last digits as tell the
+    jobs of the list apart, at least 6. An id that does not begin with its time, as an old one may not, stays whole.
+    """
+    for digits in range(LEAST_END, MOST_END + 1):
+        found = [f"{each[4:8]}-{each[-digits:]}" if each[14:15] == "7" else each for each in ids]
+        if len(set(found)) == len(set(ids)):
+            return found
+    return list(ids)
+
+
+# Tables
+
+
+#: Characters between two columns; the least width of a text that folds beside the others, and its indent below them.
+GAP, FOLDED, INDENT = 2, 24, 4
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table.
+
+    leaves: the column with the lowest number leaves first; 0 = it stays. least: characters to which its texts may be
+    cut; 0 = they never are. folds: its texts go on in the next line instead; for the last column.
+    """
+
+    title: str
+    leaves: int = 0
+    least: int = 0
+    folds: bool = False
+
+
+#: True while the lines of tables are as wide as the terminal, and never wider.
+_ON_A_SCREEN = ContextVar("on_a_screen", default=False)
+
+
+@contextmanager
+def on_a_screen() -> Iterator[None]:
+    """Keep each row of a table on one line: what is printed is drawn again in the same place."""
+    token = _ON_A_SCREEN.set(True)
+    try:
+        yield
+    finally:
+        _ON_A_SCREEN.reset(token)
+
+
+def table(columns: Sequence[str | Column], rows: Iterable[Sequence[object]]) -> None:
+    """Print a plain table."""
+    from rich.console import Console
+    from rich.text import Text
+
+    of = [each if isinstance(each, Column) else Column(each) for each in columns]
+    cells = [[each if isinstance(each, Text) else Text(cell(each)) for each in row] for row in rows]
+    console = Console(highlight=False, markup=False)
+    if console.is_terminal:
+        of, cells = fitted(of, cells, console.width)
+    widths = [_width(column, [row[nth] for row in cells]) for nth, column in enumerate(of)]
+    indent = sum(widths[:-1]) + GAP * (len(of) - 1)
+    folds = console.is_terminal and of[-1].folds and not _ON_A_SCREEN.get()
+    is_below = folds and console.width - indent < FOLDED
+    if is_below:
+        indent = INDENT
+    for row in [[Text(column.title, style="bold") for column in of], *cells]:
+        for each, width in zip(row, widths[:-1], strict=False):
+            each.pad_right(width + GAP - each.cell_len)
+        parts = [*row[-1].wrap(console, max(console.width - indent, FOLDED))] if folds else [row[-1]]
+        first, *rest = [Text(), *parts] if is_below else parts or [Text()]
+        # A row that is too wide goes on in the next line of the terminal, where it can be copied as one.
+        for each in (Text.assemble(*row[:-1], first), *(Text(" " * indent) + each for each in rest)):
+            each.rstrip()
+            console.print(each, soft_wrap=True)
+
+
+def fitted(
+    columns: Sequence[Column], rows: Sequence[Sequence["Text"]], width: int
+) -> tuple[list[Column], list[list["Text"]]]:
+    """Return the columns that stay in this width, and their cells, cut where they may be.
+
+    Texts are cut only as far as it takes, the later columns first, and never below their least; columns leave if that
+    is not enough.
+    """
+    natural = [_width(column, [row[nth] for row in rows]) for nth, column in enumerate(columns)]
+    narrowest = [
+        min(whole, max(column.least, len(column.title))) if column.least else min(whole, width // 3)
+        if column.folds else whole
+        for column, whole in zip(columns, natural, strict=True)
+    ]  # fmt: skip
+    kept = list(range(len(columns)))
+    leaving = sorted((nth for nth in kept if columns[nth].leaves), key=lambda nth: columns[nth].leaves)
+    while leaving and sum(narrowest[nth] + GAP for nth in kept) - GAP > width:
+        kept.remove(leaving.pop(0))
+    spare = max(0, width + GAP - sum(narrowest[nth] + GAP for nth in kept))
+    limits = {}
+    for nth in kept:
+        limits[nth] = min(natural[nth], narrowest[nth] + spare)
+        spare -= limits[nth] - narrowest[nth]
+    cells = []
+    for row in rows:
+        cells.append([row[nth].copy() for nth in kept])
+        for nth, each in zip(kept, cells[-1], strict=True):
+            if not columns[nth].folds:
+                each.truncate(limits[nth], overflow="ellipsis")
+    return [columns[nth] for nth in kept], cells
+
+
+def _width(column: Column, cells: Iterable["Text"]) -> int:
+    return max([len(column.title), *(each.cell_len for each in cells)])
+
+
+def cell(value: object) -> str:
+    """Return a value as a table shows it, without characters that could control the terminal."""
+    match value:
+        case None | "" | []:
+            return "-"
+        case True:
+            return "yes"
+        case False:
+            return "no"
+        case float():
+            return number(value, digits=12)
+        case list():
+            return printable(" ".join(map(str, value)))
+        case _:
+            return printable(str(value))

@@ -34,8 +34,8 @@ from assigner.api.routing import CALLERS, IDS, OPERATORS, Caller, JobId, Read, p
 from assigner.api.selection import Selection, audited, select
 from assigner.api.submission import RequestModel, SubmitRequest
 from assigner.explain import answer as explanation
+from assigner.queries import job_names, listing
 from assigner.queries import jobs as job_queries
-from assigner.queries import listing
 from assigner.queries import status as status_queries
 from schema import clock, validation
 from schema.accounting.quotas import Cooldown
@@ -73,6 +73,15 @@ class WaitRequest(RequestModel):
     ids: list[str] = Field(min_length=1, max_length=wire.MAX_BATCH)
     wait: float = Field(default=0.0, ge=0, le=MAX_WAIT, description="longest time to wait for the answer, seconds")
     any: bool = Field(default=False, description="true: answer once one of the jobs is final, not only once all are")
+
+
+class FindRequest(RequestModel):
+    names: list[str] = Field(
+        min_length=1,
+        max_length=wire.MAX_LIST,
+        description="short forms such as 2c8a-6789ab: the digits 5 to 8 of an id and at least its last 6; @last, the "
+        "newest job that this token has submitted or joined; @failed, the one of its jobs that failed last",
+    )
 
 
 router = APIRouter(prefix="/v1", tags=["callers"])
@@ -146,10 +155,28 @@ async def list_jobs(
             asked, limit=asked.limit, sort=asked.sort, direction=asked.order, before=before, cursor=asked.cursor
         )
         found = listing.page(connection, wanted, instances=caller.instances)
-        return models.JobList(jobs=[models.JobRow.model_validate(row) for row in found.jobs], next=found.next)
+        rows = job_queries.listed(connection, found.jobs)
+        told = [models.ListedJob.model_validate(row | {"why": explanation.in_few_words(row)}) for row in rows]
+        return models.JobList(jobs=told, next=found.next)
 
     found: models.JobList = await request.app.state.run(work)
     return found
+
+
+@router.post("/jobs/find", responses=problems(400, 404, 408, 413, 415), openapi_extra=IDS)
+async def find(request: Request, body: Annotated[FindRequest, Read], caller: Caller) -> models.FoundIds:
+    """Return the whole ids of jobs that are named in short, in the order of the request.
+
+    400 for a short form that stands for several jobs, whose ids it tells; 404 for one that stands for none. Jobs that
+    the caller may not see are none.
+    """
+
+    def work(connection: Connection) -> models.FoundIds:
+        found = job_names.find(connection, body.names, instances=caller.instances, actor=caller.actor)
+        return models.FoundIds(ids=[found[name] for name in body.names])
+
+    answer: models.FoundIds = await request.app.state.run(work)
+    return answer
 
 
 @router.post("/jobs/cancel", responses=problems(400, 404, 408, 409, 413, 415), openapi_extra=IDS)

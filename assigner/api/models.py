@@ -114,11 +114,26 @@ class Job(JobRow):
     graph: NodeOf | None = Field(default=None, description="graph that contains the job")
 
 
+class ListedJob(JobRow):
+    """A job in a list, with what people ask of it first."""
+
+    command: list[str] = Field(description="the first words of what it runs, each cut; empty = no longer stored")
+    waited_seconds: float = Field(description="from its submit to its last start, or so far")
+    ran_seconds: float | None = Field(description="from its last start to its end, or so far; unset = not started")
+    why: str | None = Field(description="in few words, why it waits or how it ended; unset = nothing is to be said")
+
+
 class JobList(BaseModel):
     """One page. A job that several submissions share is listed once, under its own id, with its own state."""
 
-    jobs: list[JobRow]
+    jobs: list[ListedJob]
     next: str | None = Field(description="`cursor` of the page that follows; null = there is none")
+
+
+class FoundIds(BaseModel):
+    """Whole ids, in the order of the request's names."""
+
+    ids: list[str]
 
 
 class SelectedAnswer(BaseModel):

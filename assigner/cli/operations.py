@@ -10,14 +10,14 @@ from leasehold.errors import LeaseholdError
 from leasehold.wire import escaped
 
 from assigner.cli import reports
-from assigner.cli.output import Caller, Calling, duration, print_json, print_table, reason_option
+from assigner.cli.output import Caller, Calling, duration, print_json, reason_option
 from assigner.cli.resources import group, set_command
 from assigner.operator_resources.limits import POOL_LIMITS
 from assigner.operator_resources.priorities import CLASS_LIMITS
 from assigner.operator_resources.registry import RESOURCES
 from assigner.operator_resources.tenancy import OWNER_QUOTAS, PROJECT_QUOTAS
 from schema import clock
-from schema.readable import moment
+from schema.readable import moment, table
 from schema.tenancy import drains
 from schema.validation import check_name
 
@@ -115,7 +115,7 @@ def assigners(calling: Calling) -> click.Command:
         """Show one assigner process."""
         with caller.client() as gateway:
             found = gateway.call("GET", _assigner(name))
-        print_json(found) if caller.json else print_table(["setting", "value"], list(found.items()))
+        print_json(found) if caller.json else table(["setting", "value"], list(found.items()))
 
     @group.command("drain")
     @click.argument("name")
@@ -153,7 +153,7 @@ def _list_assigners(caller: Caller) -> None:
     rows = [
         (each["name"], each["state"], *(moment(each[time]) for time in ("started_at", "seen_at"))) for each in found
     ]
-    print_table(["name", "state", "started", "seen"], rows)
+    table(["name", "state", "started", "seen"], rows)
 
 
 def _assigner(name: str) -> str:

@@ -11,7 +11,7 @@ from leasehold.wire import escaped, suggestion
 
 from assigner.cli import mistakes
 from assigner.cli.completion import Named
-from assigner.cli.output import as_json, duration, print_json, print_table
+from assigner.cli.output import as_json, duration, print_json
 from assigner.config import loading
 from assigner.settings import Installation, require_safe_way
 from schema.diagnostics import doctor, invariants
@@ -19,7 +19,7 @@ from schema.diagnostics.checks import Check, Verdict
 from schema.postgres import embedded, migrate
 from schema.postgres.connection import Connection
 from schema.postgres.urls import libpq_url
-from schema.readable import moment
+from schema.readable import moment, table
 from schema.tables.columns import SCHEMA
 from schema.tenancy import instances, roles, tokens
 
@@ -100,7 +100,7 @@ def print_example(name: str, listed: bool, as_json: bool) -> None:
         if as_json:
             print_json({each: str(path) for each, path in known.items()})
         else:
-            print_table(["file", "path"], list(known.items()))
+            table(["file", "path"], list(known.items()))
         return
     if name not in known:
         raise BadInput("FILE", f"'{escaped(name, 80)}' is not one of {', '.join(known)}{suggestion(name, known)}")
@@ -193,7 +193,7 @@ def verify_database(installation: Installation, as_json: bool) -> None:
     else:
         click.echo(installation.described)
         rows = [(each.id, each.rows, each.title, " ".join(each.sample) or None) for each in findings]
-        print_table(["invariant", "rows", "counts", "for example"], rows)
+        table(["invariant", "rows", "counts", "for example"], rows)
     broken = [finding.id for finding in findings if finding.rows]
     if broken:
         raise LeaseholdError(f"{len(broken)} of {len(findings)} invariants do not hold: {', '.join(broken)}")
@@ -278,7 +278,7 @@ def list_tokens(installation: Installation, as_json: bool) -> None:
         print_json([asdict(token) for token in found])
         return
     columns = ["id", "kind", "instance", "bot", "created", "expires", "revoked"]
-    print_table(
+    table(
         columns,
         [
             (

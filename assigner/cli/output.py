@@ -1,17 +1,13 @@
-"""Shared parts of the operator's commands: tables, JSON, durations, reasons, and options of calls to a gateway."""
+"""Shared parts of the operator's commands: JSON, durations, reasons, and options of calls to a gateway."""
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 import click
-from leasehold.wire import escaped, printable
+from leasehold.wire import escaped
 from pydantic_core import to_jsonable_python
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from schema import readable
 from schema.validation import MAX_REASON, check_text
 
 if TYPE_CHECKING:
@@ -46,31 +42,6 @@ reason_option = click.option("--reason", default="", callback=_reason, metavar="
 def print_json(value: Any) -> None:
     """Print one JSON document on one line."""
     click.echo(json.dumps(to_jsonable_python(value), ensure_ascii=False, separators=(",", ":")))
-
-
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print a plain table, without folding long cells."""
-    table = Table(*columns, box=None, pad_edge=False, header_style="bold")
-    for row in rows:
-        table.add_row(*(Text(_cell(cell)) for cell in row))
-    console = Console(highlight=False, markup=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, markup=False, width=1000)
-    console.print(table, crop=False, overflow="ignore", no_wrap=True, soft_wrap=True)
-
-
-def _cell(value: object) -> str:
-    match value:
-        case None | "" | []:
-            return "-"
-        case bool():
-            return "yes" if value else "no"
-        case float():
-            return readable.number(value, digits=12)
-        case list():
-            return printable(" ".join(map(str, value)))
-        case _:
-            return printable(str(value))
 
 
 # Calls to a gateway.

@@ -8,13 +8,14 @@ import click
 from leasehold.errors import BadInput
 from pydantic import TypeAdapter
 
-from assigner.cli.output import Caller, Calling, duration, print_json, print_table
+from assigner.cli.output import Caller, Calling, duration, print_json
 from assigner.queries.demand import MAX_BOTS, MAX_UNITS
 from assigner.queries.report import MAX_WINDOW, Report
 from schema import readable
 from schema.accounting import accounts
 from schema.policy import time_windows
 from schema.policy.meters import MAX_AMOUNT
+from schema.readable import table
 from schema.validation import check_name, load_zone
 
 #: Longest time that the gateway may take for a report, seconds.
@@ -52,14 +53,14 @@ def _tell(found: Report) -> None:
     )
     if found.resources:
         click.echo("")
-        print_table(
+        table(
             ["resource", "used (mean)", "declared (mean)", "utilisation"],
             [(each.name, f"{each.used:,.0f}", f"{each.declared:,.0f}", f"{each.utilisation:.1%}")
              for each in found.resources],
         )  # fmt: skip
     if found.meters:
         click.echo("")
-        print_table(
+        table(
             ["meter", "mean (%)", "busiest hour (%)"],
             [(each.name, f"{each.mean:.3g}", f"{each.busiest_hour:.3g}") for each in found.meters],
         )
@@ -67,7 +68,7 @@ def _tell(found: Report) -> None:
         click.echo("no job ended")
         return
     click.echo("")
-    print_table(
+    table(
         ["instance", "ended", "succeeded", "failed", "wait mean", "p50", "p95", "max", "unit seconds"],
         [
             (each.name, each.ended, each.succeeded, each.failed, _seconds(each.wait_mean), _seconds(each.wait_p50),
@@ -76,7 +77,7 @@ def _tell(found: Report) -> None:
         ],
     )  # fmt: skip
     click.echo("")
-    print_table(
+    table(
         ["day", "wait mean", "scheduled", "completed", "priority mean"],
         [
             (each.day, _seconds(each.wait_mean), each.scheduled, each.completed, f"{each.priority_mean:.1f}")
@@ -84,7 +85,7 @@ def _tell(found: Report) -> None:
         ],
     )
     click.echo("")
-    print_table(
+    table(
         ["cohort", "bots", "jobs", "busiest bot", "concentration"],
         [
             (each.cohort, each.bots, each.jobs, f"{each.busiest_share:.1%}", f"{each.index:.3f}")
@@ -99,9 +100,7 @@ def _tell(found: Report) -> None:
         )
     if found.hours:
         click.echo("")
-        print_table(
-            ["used", "hour (UTC)", "amount"], [(each.name, each.hour, f"{each.amount:g}") for each in found.hours]
-        )
+        table(["used", "hour (UTC)", "amount"], [(each.name, each.hour, f"{each.amount:g}") for each in found.hours])
 
 
 def _number(value: float | None) -> str:
@@ -145,7 +144,7 @@ def demand(calling: Calling) -> click.Command:
             click.echo("no job is queued")
             return
         columns = ["cohort", "requires", "queued", "ready", "limited", "retrying", "units", "oldest", "bots"]
-        print_table([*columns, "free units", "start with one more bot", "suggested bots"], rows)
+        table([*columns, "free units", "start with one more bot", "suggested bots"], rows)
         if found["at_least"]:
             click.echo("more queues wait than were read")
 
@@ -173,7 +172,7 @@ def show_usage(calling: Calling) -> click.Command:
         with caller.client() as gateway:
             found = gateway.call("GET", "/v1/usage", query={"hours": hours})["usage"]
         names = ("instance", "unit", "amount", "jobs")
-        print_json(found) if caller.json else print_table(names, [[each[name] for name in names] for each in found])
+        print_json(found) if caller.json else table(names, [[each[name] for name in names] for each in found])
 
     return command
 
@@ -189,7 +188,7 @@ def class_report(calling: Calling) -> click.Command:
             found = gateway.call("GET", "/v1/class-report", held=LONG)["classes"]
         names = ("name", "jobs", "estimated", "ratio", "dated", "late")
         heads = ("class", "jobs", "estimated", "ran / estimate", "with a deadline", "late")
-        print_json(found) if caller.json else print_table(heads, [[each[name] for name in names] for each in found])
+        print_json(found) if caller.json else table(heads, [[each[name] for name in names] for each in found])
 
     return command
 
@@ -222,7 +221,7 @@ def pattern(calling: Calling) -> click.Command:
             (f"{hour:02}", None if each is None else f"{each:.3g}", "peak" if hour in found["peak_hours"] else " ")
             for hour, each in enumerate(found["avg_usage_by_hour"])
         ]
-        print_table(["hour", "percent", ""], rows)
+        table(["hour", "percent", ""], rows)
         for begin, end in found["idle_periods"]:
             click.echo(f"idle from {begin:02}:00 to {end:02}:00")
 

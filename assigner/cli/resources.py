@@ -15,8 +15,9 @@ from leasehold.wire import MAX_LIST, escaped
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from assigner.cli.output import Caller, Calling, Record, print_json, print_table, reason_option, seconds
+from assigner.cli.output import Caller, Calling, Record, print_json, reason_option, seconds
 from assigner.operator_resources.declaration import ALL, SECONDS, Irremovable, Key, Keys, Resource, Setting
+from schema.readable import Column, table
 
 if TYPE_CHECKING:
     from leasehold.client import Client
@@ -67,8 +68,13 @@ def list_command(resource: Resource[Any], calling: Calling) -> click.Command:
         if caller.json:
             print_json(found)
         else:
-            headings = [heading for heading, _ in resource.columns]
-            print_table(headings, [[_cell(row, value) for _, value in resource.columns] for row in found])
+            # On a narrow terminal the last columns leave first. What names an item stays.
+            stay, number = max(1, len(resource.keys)), len(resource.columns)
+            headings = [
+                Column(title, max(0, number - nth) if nth >= stay else 0)
+                for nth, (title, _) in enumerate(resource.columns)
+            ]
+            table(headings, [[_cell(row, value) for _, value in resource.columns] for row in found])
 
     return click.command("list", help=f"List them all. {resource.help}")(calling(command))
 
@@ -146,7 +152,7 @@ def _print_one(caller: Caller, resource: Resource[Any], row: Record) -> None:
     if caller.json:
         print_json(row)
     else:
-        print_table(["setting", "value"], [(heading, _cell(row, value)) for heading, value in resource.columns])
+        table(["setting", "value"], [(heading, _cell(row, value)) for heading, value in resource.columns])
 
 
 def _cell(row: Mapping[str, Any], value: Any) -> object:

@@ -15,6 +15,7 @@ from leasehold.wire import escaped
 from pydantic import BaseModel, Field
 
 from assigner.admission.rules import RULES, Rules
+from assigner.cycle.assigner import NO_BOT, NO_ROOM
 from assigner.explain import gates as explained_gates
 from assigner.queries import jobs as job_queries
 from schema.accounting.quotas import EVICTION_COOLDOWN, Cooldown
@@ -286,6 +287,32 @@ def blocking_reason(connection: Connection, job_id: int, *, cooldown: Cooldown) 
     """Return why a waiting job would not run even with every bot free; None if nothing holds it back."""
     judged = explained_gates.judge_job(evidence_reads.job(connection, job_id, cooldown=cooldown))
     return next((one.sentence for one in judged if one.is_open is False), None)
+
+
+def in_few_words(row: Row) -> str | None:
+    """Return why a job of a list waits, from the facts of `assigner.queries.jobs.listed`; its reason if it is over.
+
+    A closed gate on its constraints is not among these facts: `explain` judges them.
+    """
+    match row["state"]:
+        case JobState.BLOCKED:
+            return "other nodes of its graph"
+        case JobState.PARKED:
+            return f"held: {row['reason']}" if row["reason"] else "held"
+        case JobState.DEFERRED:
+            return "too many jobs wait"
+        case JobState.QUEUED if row["draining"]:
+            return "its instance is drained"
+        case JobState.QUEUED if (row["retry_seconds"] or 0) > 0:
+            return f"tried again in {duration(row['retry_seconds'])}"
+        case JobState.QUEUED if row["over_quota"]:
+            return "its quota is used up"
+        case JobState.QUEUED if row["queue_rests"]:
+            return {NO_BOT: "no such bot", NO_ROOM: "no bot has room"}.get(row["reason"], row["reason"])
+        case JobState.QUEUED:
+            return "a limit or its turn" if row["constrained"] else "its turn"
+        case _:
+            return str(row["reason"]) if row["reason"] else None
 
 
 def _facts(public_id: str, job: JobEvidence, *, state: str) -> dict[str, Any]:

@@ -80,6 +80,26 @@ LEFT JOIN job_payloads w ON w.job_id = j.id {LAST_BOT}
 WHERE {VISIBLE}
 """)
 
+#: The most words of a command, and the most characters of each, that a list tells.
+WORDS, LETTERS = 12, 80
+# What a list tells of each job beside its row: what it runs, how long it has waited and run, what holds it up.
+LISTED = Statement(f"""
+SELECT j.id AS row_id, w.command, j.constrained, i.draining,
+    CAST(extract(epoch FROM coalesce(j.started_at, j.finished_at, now()) - j.created_at) AS double precision)
+        AS waited_seconds,
+    CAST(extract(epoch FROM coalesce(j.finished_at, now()) - j.started_at) AS double precision) AS ran_seconds,
+    CAST(extract(epoch FROM j.schedule_after - now()) AS double precision) AS retry_seconds,
+    k.schedule_after > now() AS queue_rests,
+    EXISTS (SELECT FROM quotas u WHERE u.cohort = j.cohort AND u.instance = j.instance
+        AND u.usage + j.units > u.max_quota) AS over_quota
+FROM jobs j JOIN instances i ON i.id = j.instance JOIN queues k ON k.id = j.queue
+CROSS JOIN LATERAL (SELECT ARRAY(
+    SELECT left(word, {LETTERS}) FROM job_payloads p
+    CROSS JOIN LATERAL jsonb_array_elements_text(p.payload->'command') WITH ORDINALITY c (word, nth)
+    WHERE p.job_id = j.id AND nth <= {WORDS} ORDER BY nth) AS command) w
+WHERE j.id = ANY (CAST(:ids AS bigint[]))
+""")
+
 # The history of one job, oldest first, the newest MAX_EVENTS of it.
 EVENTS = Statement("""
 SELECT move, "from", "to", at, actor, fence, details FROM (
@@ -199,6 +219,13 @@ def job(connection: Connection, job: str, *, instances: Sequence[str] | None) ->
     if row["state"] == "queued":
         found["chances"] = dict(connection.execute(CHANCES, {"job_id": row["row_id"]}).mappings().one())
     return found
+
+
+def listed(connection: Connection, rows: Sequence[dict[str, Any]]) -> Rows:
+    """The rows of a list, each with what a list tells beside it."""
+    found = connection.execute(LISTED, {"ids": [row["row_id"] for row in rows]}).mappings()
+    more = {row["row_id"]: dict(row) for row in found}
+    return [row | more[row["row_id"]] for row in rows if row["row_id"] in more]
 
 
 def submission_states(

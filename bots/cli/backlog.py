@@ -23,14 +23,15 @@ _reason = click.option("--reason", metavar="TEXT", help="Kept in the jobs' histo
 def cancel(caller: Caller, /, chosen: Chosen, all_submissions: bool) -> None:
     """Cancel jobs: queued ones at once, running ones by stopping them on their bot.
 
-    A job that others joined with --dedup-key goes on for them.
+    A job that others joined with --dedup-key goes on for them. ID: whole, or in short as lists show it, or @last or
+    @failed.
 
     \b
     leasehold cancel ID…
     leasehold cancel --all --meta build=1234
     """
     with caller.client() as client:
-        answers = client.cancel(chosen.jobs, all_submissions=all_submissions)
+        answers = client.cancel(chosen.jobs(client), all_submissions=all_submissions)
     absent = [job["id"] for job in answers if job["state"] is None]
     if caller.json:
         output.print_json(answers)
@@ -49,7 +50,7 @@ def cancel(caller: Caller, /, chosen: Chosen, all_submissions: bool) -> None:
 def hold(caller: Caller, /, chosen: Chosen, reason: str | None) -> None:
     """Hold queued jobs aside until they are released. For operators."""
     with caller.client() as client:
-        _print_results(caller, client.backlog.hold(chosen.jobs, reason=reason), _state)
+        _print_results(caller, client.backlog.hold(chosen.jobs(client), reason=reason), _state)
 
 
 @click.command()
@@ -59,7 +60,7 @@ def hold(caller: Caller, /, chosen: Chosen, reason: str | None) -> None:
 def release(caller: Caller, /, chosen: Chosen, reason: str | None) -> None:
     """Return held jobs to the queue with the age that they had. For operators."""
     with caller.client() as client:
-        _print_results(caller, client.backlog.release(chosen.jobs, reason=reason), _state)
+        _print_results(caller, client.backlog.release(chosen.jobs(client), reason=reason), _state)
 
 
 @click.command()
@@ -74,7 +75,7 @@ def requeue(caller: Caller, /, chosen: Chosen, key: str | None, reason: str | No
     For operators.
     """
     with caller.client() as client:
-        answers = client.backlog.requeue(chosen.jobs, key=key, reason=reason)
+        answers = client.backlog.requeue(chosen.jobs(client), key=key, reason=reason)
         if not wait:
             _print_results(caller, answers, _successor)
             return
@@ -101,7 +102,7 @@ def priority(caller: Caller, /, number: int, chosen: Chosen, reason: str | None)
     """
     with caller.client() as client:
         if not chosen.where or chosen.where.keys() - {"instance", "label"}:
-            _print_results(caller, client.backlog.prioritise(chosen.jobs, number, reason=reason), _priority)
+            _print_results(caller, client.backlog.prioritise(chosen.jobs(client), number, reason=reason), _priority)
             return
         changed = client.backlog.prioritise_all(number, **chosen.where, reason=reason)
     if caller.json:

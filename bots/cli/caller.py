@@ -1,13 +1,19 @@
-"""The gateway and the token of the caller's commands: the options, variables and files that name them."""
+"""What the caller's commands are told first: the gateway and the token, by options, variables and files, and jobs.
+
+Ids of jobs are whole, or in short as lists show them, or the words @last and @failed. The gateway looks up what is not
+whole, with the caller's rights. Nothing is asked about whole ids.
+"""
 
 import random
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import click
+from leasehold import wire
 from leasehold.client import Client
 from leasehold.credentials import Credentials
 
@@ -64,3 +70,26 @@ def caller_options(command: Callable[Concatenate[Caller, P], R]) -> Callable[P, 
         return command(caller, *args, **options)
 
     return with_caller
+
+
+def whole_ids(client: Client, given: Sequence[str]) -> list[str]:
+    """Return the whole ids, each once. Raises BadInput and NotFound of the gateway for what names no single job."""
+    names = [each for each in dict.fromkeys(given) if not _is_whole(each)]
+    found: dict[str, str] = {}
+    for start in range(0, len(names), wire.MAX_LIST):
+        part = names[start : start + wire.MAX_LIST]
+        found |= zip(part, client.call("POST", "/v1/jobs/find", body={"names": part})["ids"], strict=True)
+    return list(dict.fromkeys(found.get(each, each) for each in given))
+
+
+def whole_id(client: Client, given: str) -> str:
+    """Return the whole id of one job. Raises as `whole_ids`."""
+    return whole_ids(client, [given])[0]
+
+
+def _is_whole(given: str) -> bool:
+    try:
+        uuid.UUID(given)
+    except ValueError:
+        return False
+    return True

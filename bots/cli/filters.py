@@ -7,11 +7,13 @@ from functools import wraps
 from typing import Any, TypeVar
 
 import click
+from leasehold.client import Client
 from leasehold.errors import BadInput
 from leasehold.states import JobState
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
+from bots.cli.caller import whole_ids
 from schema.filters import JobFilter
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -74,15 +76,14 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Chosen:
-    """Jobs by their ids, each once, or all that pass a filter."""
+    """Jobs by their ids, whole or in short, each once, or all that pass a filter."""
 
     ids: Sequence[str]
     where: Mapping[str, Any]
 
-    @property
-    def jobs(self) -> Sequence[str] | Mapping[str, Any]:
+    def jobs(self, client: Client) -> Sequence[str] | Mapping[str, Any]:
         """What a call of the client takes."""
-        return self.where or self.ids
+        return self.where or whole_ids(client, self.ids)
 
 
 def choosing(command: F) -> F:

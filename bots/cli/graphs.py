@@ -12,8 +12,9 @@ from pydantic import ValidationError
 
 from bots.cli import output
 from bots.cli.caller import Caller, caller_options
-from bots.cli.output import Record, table
-from schema import validation
+from bots.cli.output import Record
+from schema import readable, validation
+from schema.readable import Column, table
 from schema.requests import GraphRequest
 
 _COUNTS = (
@@ -110,7 +111,8 @@ def list_graphs(caller: Caller, /, **filters: str | int | bool | None) -> None:
     if caller.json:
         output.print_json(found)
         return
-    columns = ("id", "state", "instance", "name", "nodes", *(name.replace("_", " ") for name in _COUNTS))
+    counts = (Column(name.replace("_", " "), leaves=nth) for nth, name in enumerate(_COUNTS, 1))
+    columns: list[str | Column] = ["id", "state", Column("instance", leaves=len(_COUNTS) + 1), "name", "nodes", *counts]
     rows = (
         (
             each["id"],
@@ -188,17 +190,20 @@ def _print_graph(found: Record) -> None:
 
 def _list_nodes(nodes: list[Record]) -> None:
     table(
-        ("node", "state", "job", "depth", "waits for", "missing", "reason"),
+        (
+            *("node", "state", "job", Column("depth", leaves=1), Column("waits for", leaves=3)),
+            *(Column("missing", leaves=2), Column("reason", folds=True)),
+        ),
         (
             (
                 each["node"],
                 output.state("blocked for ever" if each["dead_end"] else each["state"]),
-                each["job"],
+                short,
                 each["depth"],
                 each["waits_for"] or "-",
                 ", ".join(map(str, each["missing"])) or "-",
                 each["reason"],
             )
-            for each in nodes
+            for short, each in zip(readable.short_ids([each["job"] or "-" for each in nodes]), nodes, strict=True)
         ),
     )

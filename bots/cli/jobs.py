@@ -12,11 +12,12 @@ from leasehold.client import Client
 from leasehold.errors import BadInput, LeaseholdError
 
 from bots.cli import output
-from bots.cli.caller import Caller, caller_options
-from bots.cli.output import Record, table
+from bots.cli.caller import Caller, caller_options, whole_id, whole_ids
+from bots.cli.output import Record
 from bots.cli.waiting import finish
 from bots.cli.watching import shown, watch_option
 from schema import clock, validation
+from schema.readable import Column, table
 
 # The command `explain`
 
@@ -28,9 +29,12 @@ _MARKS = {True: ("open", "green"), False: ("closed", "red"), None: ("-", "dim")}
 @click.argument("id")
 @caller_options
 def explain(caller: Caller, /, id: str) -> None:
-    """Explain why a job runs where it runs, or why it does not run and what would start it."""
+    """Explain why a job runs where it runs, or why it does not run and what would start it.
+
+    ID: whole, or in short as lists show it, or @last or @failed.
+    """
     with caller.client() as client:
-        found = client.explain(id)
+        found = client.explain(whole_id(client, id))
     output.print_json(found) if caller.json else print_explanation(found)
 
 
@@ -42,9 +46,8 @@ def print_explanation(found: Record) -> None:
     output.line("why     ", found["sentence"])
     if found["gates"]:
         click.echo()
-        table(
-            ("gate", "", "evidence"), ((gate["gate"], _mark(gate["open"]), gate["sentence"]) for gate in found["gates"])
-        )
+        rows = ((gate["gate"], _mark(gate["open"]), gate["sentence"]) for gate in found["gates"])
+        table(("gate", "", Column("evidence", folds=True)), rows)
     if found["order"] is not None:
         click.echo()
         order = found["order"]
@@ -54,7 +57,14 @@ def print_explanation(found: Record) -> None:
     if found["attempts"]:
         click.echo()
         table(
-            ("fence", "granted", "bot", "by", "strategy", "how it went"),
+            (
+                Column("fence", leaves=1),
+                "granted",
+                "bot",
+                Column("by", leaves=3),
+                Column("strategy", leaves=2),
+                Column("how it went", folds=True),
+            ),
             (
                 (
                     each["fence"],
@@ -94,9 +104,12 @@ DRAIN_LOOK = 0.5
 )
 @caller_options
 def wait(caller: Caller, /, ids: tuple[str, ...], timeout: float | None) -> None:
-    """Wait until the jobs are final. Exit 0 only if all of them succeeded."""
+    """Wait until the jobs are final. Exit 0 only if all of them succeeded.
+
+    ID: whole, or in short as lists show it, or @last or @failed.
+    """
     with caller.client() as client:
-        finish(client, list(dict.fromkeys(ids)), caller=caller, timeout=timeout)
+        finish(client, whole_ids(client, ids), caller=caller, timeout=timeout)
 
 
 @click.command()
@@ -104,11 +117,18 @@ def wait(caller: Caller, /, ids: tuple[str, ...], timeout: float | None) -> None
 @watch_option
 @caller_options
 def show(caller: Caller, /, id: str, watch: float | None) -> None:
-    """Show one job and its history."""
+    """Show one job and its history.
+
+    ID: whole, or in short as lists show it, or @last or @failed.
+    """
+
+    whole: list[str] = []
 
     def look(client: Client) -> None:
-        job = client.show(id)
-        left = [client.result(id)] if job["has_result"] and not caller.json else []
+        # The first look says which job the others show: @last may stand for another one by then.
+        whole[:] = whole or [whole_id(client, id)]
+        job = client.show(*whole)
+        left = [client.result(*whole)] if job["has_result"] and not caller.json else []
         output.print_json(job) if caller.json else output.print_job(job, left)
 
     shown(caller, watch, look)
@@ -120,10 +140,11 @@ def show(caller: Caller, /, id: str, watch: float | None) -> None:
 def result(caller: Caller, /, id: str) -> None:
     """Print the result of a job: the JSON that its command left.
 
-    The command has written it to the file that its variable LEASEHOLD_RESULT names.
+    The command has written it to the file that its variable LEASEHOLD_RESULT names. ID: whole, or in short as lists
+    show it, or @last or @failed.
     """
     with caller.client() as client:
-        output.print_json(client.result(id))
+        output.print_json(client.result(whole_id(client, id)))
 
 
 @click.command()
@@ -136,9 +157,12 @@ def logs(caller: Caller, /, id: str, follow: bool) -> None:
     With --json each piece of output is one object on one line: `data` in base64, `start` and `next` (the offset of its
     first byte and of the byte after it, counted from 0 in each attempt), `attempt`, the job's `state`, and `final`,
     which is true if no output follows. The last line may have no data.
+
+    ID: whole, or in short as lists show it, or @last or @failed.
     """
     with caller.client() as client:
-        for piece in client.follow(id) if follow else client.written(id):
+        job = whole_id(client, id)
+        for piece in client.follow(job) if follow else client.written(job):
             if caller.json:
                 output.print_json(asdict(piece) | {"data": base64.b64encode(piece.data).decode()})
             else:

@@ -5,7 +5,7 @@ from leasehold import wire
 from leasehold.client import Client
 
 from bots.cli import output
-from bots.cli.caller import Caller, caller_options
+from bots.cli.caller import Caller, caller_options, whole_id
 from bots.cli.filters import filter_options
 from bots.cli.output import Record
 from bots.cli.watching import shown, watch_option
@@ -43,6 +43,8 @@ def list_jobs(
     """
 
     def look(client: Client) -> None:
+        if asked["before"] is not None:
+            asked["before"] = whole_id(client, asked["before"])
         found = client.list(limit=limit, cursor=cursor, **where, **asked)
         output.print_json(found.jobs) if caller.json else output.list_jobs(found.jobs)
         if found.next is not None and watch is None:

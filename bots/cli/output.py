@@ -6,9 +6,7 @@ One module because all commands share the table, the cut of long texts and the w
 import json
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +15,7 @@ from leasehold import wire
 from leasehold.states import JobState
 
 from schema import readable
+from schema.readable import Column, table
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -70,35 +69,6 @@ def styled(text: str, style: str) -> "Text":
     return Text(text, style=style)
 
 
-#: True while cells of tables keep to one line on a terminal too, which then cuts the lines.
-_UNFOLDED = ContextVar("unfolded", default=False)
-
-
-@contextmanager
-def unfolded() -> Iterator[None]:
-    """Keep each row of a table on one line, also on a terminal that is narrower."""
-    token = _UNFOLDED.set(True)
-    try:
-        yield
-    finally:
-        _UNFOLDED.reset(token)
-
-
-def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print a plain table. Its lines are never wrapped, so that programs can split them too."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    shown = Table(*columns, box=None, pad_edge=False, header_style="bold")
-    for row in rows:
-        shown.add_row(*(cell if isinstance(cell, Text) else Text(_cell(cell)) for cell in row))
-    console = Console(highlight=False, markup=False)
-    if not console.is_terminal or _UNFOLDED.get():
-        console = Console(highlight=False, markup=False, width=1000)
-    console.print(shown, crop=False, overflow="ignore", no_wrap=True, soft_wrap=True)
-
-
 def line(start: str, value: object) -> None:
     """Print one line: a heading and a value. A state keeps its colour."""
     from rich.console import Console
@@ -131,18 +101,6 @@ def plain(value: object) -> str:
     return wire.printable(str(value))
 
 
-def _cell(value: object) -> str:
-    match value:
-        case None | "":
-            return "-"
-        case True:
-            return "yes"
-        case False:
-            return "no"
-        case _:
-            return plain(value)
-
-
 # The history of a job
 
 
@@ -155,7 +113,7 @@ def print_events(events: Sequence[Record]) -> None:
         after = seconds(between(previous, event["at"]))
         rows.append((moment(event["at"]), after, event["move"], step, event["actor"], evidence(event)))
         previous = event["at"]
-    table(("at", "after", "move", "state", "by", "details"), rows)
+    table(("at", "after", "move", "state", Column("by", leaves=1), Column("details", folds=True)), rows)
 
 
 def evidence(event: Record) -> str:
@@ -308,26 +266,49 @@ def _preferred(job: Record) -> str | None:
     return properties(preferred) + (f", only such bots until {moment(until)}" if until else "")
 
 
+#: What a list of jobs shows. On a narrow terminal the attempts leave first, then the priority, the label, the instance
+#: and the bot.
+_JOBS = (
+    Column("id"),
+    Column("state"),
+    Column("command", least=20),
+    Column("waited"),
+    Column("ran"),
+    Column("reason", least=16),
+    Column("bot", leaves=5),
+    Column("instance", leaves=4),
+    Column("label", leaves=3),
+    Column("priority", leaves=2),
+    Column("attempts", leaves=1),
+)
+
+
 def list_jobs(jobs: Sequence[Record]) -> None:
     """Print one line for each job."""
     table(
-        ("id", "state", "instance", "label", "priority", "attempts", "bot", "waited", "ran", "reason"),
+        _JOBS,
         (
             (
-                job["id"],
+                short,
                 state(job["state"]),
+                _cut(in_words(job["command"]), 100),
+                seconds(job["waited_seconds"]),
+                seconds(job["ran_seconds"]),
+                job["why"],
+                job["bot"],
                 job["instance"],
                 job["label"],
                 job["priority"],
-                job["attempts"],
-                job["bot"],
-                seconds(between(job["created_at"], job["started_at"])),
-                seconds(between(job["started_at"], job["finished_at"])),
-                job["reason"],
+                f"{job['attempts']} of {job['max_attempts']}",
             )
-            for job in jobs
+            for short, job in zip(readable.short_ids([job["id"] for job in jobs]), jobs, strict=True)
         ),
     )
+
+
+def in_words(command: Sequence[str]) -> str:
+    """Return a command as a shell takes it, or the name of the task that it calls."""
+    return command[2] if len(command) == 3 and command[0] == wire.COMMAND else shlex.join(command)
 
 
 def show_summary(found: Record) -> None:
@@ -395,40 +376,42 @@ def _latency(row: Record) -> str:
     return seconds(None if row["avg_latency_ms"] is None else row["avg_latency_ms"] / 1000)
 
 
+#: What a list of bots shows. Name, status, host and process stay on every terminal.
+_BOTS = (
+    Column("bot"),
+    Column("status"),
+    Column("host"),
+    Column("pid"),
+    Column("units in use", leaves=9),
+    Column("leases", leaves=8),
+    Column("cohort", leaves=7),
+    Column("properties", leaves=6, least=16),
+    Column("instance", leaves=5),
+    Column("pool", leaves=4),
+    Column("labels", leaves=3),
+    Column("priority", leaves=2),
+    Column("expires in", leaves=1),
+)
+
+
 def list_bots(bots: Sequence[Record]) -> None:
     """Print one line for each bot."""
     table(
-        (
-            "bot",
-            "status",
-            "host",
-            "pid",
-            "in use",
-            "capacity",
-            "leases",
-            "priority",
-            "cohort",
-            "instance",
-            "pool",
-            "labels",
-            "properties",
-            "expires in",
-        ),
+        _BOTS,
         (
             (
                 bot["name"],
                 state(_bot_status(bot)),
                 bot.get("host"),
                 bot.get("pid"),
-                bot["in_use"],
-                bot["capacity"],
+                f"{bot['in_use']} of {bot['capacity']}",
                 bot["leases"],
-                bot["priority"],
                 bot["cohort"],
+                properties(bot["properties"]),
                 bot["instance"] or ("-" if bot["pool"] else "every"),
                 bot["pool"],
                 " ".join(bot["labels"]),
-                properties(bot["properties"]),
+                bot["priority"],
                 seconds(bot["expires_in"]),
             )
             for bot in bots
@@ -454,6 +437,10 @@ def list_quotas(quotas: Sequence[Record]) -> None:
     )
 
 
+#: States that leave the status on a narrow terminal, the first ones first.
+_STATES_LEAVE = {state: n for n, state in enumerate(("succeeded", "cancelled", "deferred", "parked", "blocked"), 1)}
+
+
 def show_status(found: Record) -> None:
     """Print the pool's status: jobs by instance and state, bots, rates, waits and upkeep."""
     states = [state.value for state in JobState if state.value in found["jobs"]]
@@ -465,7 +452,8 @@ def show_status(found: Record) -> None:
     rows = [(name, *cells(counts)) for name, counts in found["instances"].items()]
     if rows:
         total = ("all", *cells(found["jobs"]))
-        table(("instance", *states), [*rows, total] if len(rows) > 1 else rows)
+        titles = [Column(state, leaves=_STATES_LEAVE.get(state, 0)) for state in states]
+        table(("instance", *titles), [*rows, total] if len(rows) > 1 else rows)
     else:
         click.echo("no jobs yet")
     if least & set(states):
@@ -498,14 +486,15 @@ def _swarm(swarm: Sequence[Record]) -> None:
     """Print one line for each cohort's bots."""
     columns = ("total", "idle", "busy", "offline", "on_probation", "total_in_flight")
     averages = ("avg_load", "avg_success_rate", "concentration")
+    leaves = {"in flight": 1, "concentration": 2, "latency": 3, "on probation": 4, "load": 5}
+    titles = (*columns[:-1], "in flight", "load", "success", "concentration", "latency")
     table(
-        ("cohort", *(name.replace("_", " ") for name in columns), "load", "success", "concentration", "latency"),
+        ("cohort", *(Column(name.replace("_", " "), leaves.get(name.replace("_", " "), 0)) for name in titles)),
         (
-            (one["cohort"], *(one[name] for name in columns),
-             *(_share(one[name]) for name in averages), _latency(one))
+            (one["cohort"], *(one[name] for name in columns), *(_share(one[name]) for name in averages), _latency(one))
             for one in swarm
         ),
-    )  # fmt: skip
+    )
 
 
 def _pace(rates: Record, waits: Record) -> None:

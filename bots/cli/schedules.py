@@ -12,7 +12,9 @@ from leasehold.errors import BadInput, LeaseholdError
 
 from bots.cli import output
 from bots.cli.caller import Caller, caller_options
-from bots.cli.output import Record, table
+from bots.cli.output import Record
+from schema import readable
+from schema.readable import Column, table
 
 if TYPE_CHECKING:
     from leasehold.tasks.periodic import AppliedSchedule, AppRegistry
@@ -170,17 +172,17 @@ def list_schedules(caller: Caller, /, instance: str | None) -> None:
         output.print_json(found)
         return
     columns = (
-        "instance",
+        Column("instance", leaves=7),
         "name",
         "cron",
-        "zone",
+        Column("zone", leaves=4),
         "next tick",
-        "last tick",
-        "last job",
+        Column("last tick", leaves=5),
+        Column("last job", leaves=6),
         "state",
-        "left out",
-        "failures",
-        "declared by",
+        Column("left out", leaves=1),
+        Column("failures", leaves=2),
+        Column("declared by", leaves=3),
     )
     table(
         columns,
@@ -192,7 +194,7 @@ def list_schedules(caller: Caller, /, instance: str | None) -> None:
                 each["zone"],
                 output.moment(each["next_tick"]) if each["next_tick"] else "disabled",
                 output.moment(each["last_tick"]),
-                each["last_job"] or "-",
+                *readable.short_ids([each["last_job"] or "-"]),
                 output.state(each["last_state"]) if each["last_state"] else "-",
                 each["left_out"],
                 each["failures"],

@@ -13,7 +13,6 @@ from leasehold.client import Client
 from leasehold.errors import LeaseholdError, NotReady
 from leasehold.wire import escaped
 
-from bots.cli import output
 from bots.cli.caller import Caller
 from schema import clock, readable
 
@@ -138,6 +137,6 @@ class _Coloured(io.StringIO):
 def _captured(call: Callable[[], R], *, colours: bool = True) -> tuple[str, R]:
     """Return what `call` prints on standard output, and what it returns."""
     into = _Coloured() if colours else io.StringIO()
-    with redirect_stdout(into), output.unfolded():
+    with redirect_stdout(into), readable.on_a_screen():
         found = call()
     return into.getvalue(), found

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 from leasehold.errors import BadInput, LeaseholdError, NotFound
+from rich.text import Text
 
+from schema.readable import Column, fitted
 from tests.support.http import (
     AT,
     JOB_COMMANDING,
@@ -118,13 +120,61 @@ def test_result_prints_the_result_and_nothing_else(stands: Gateway, capsys: pyte
         call("result", JOB_COMMANDING)
 
 
+SEVENTH = "01932c8a-4f21-7000-8abc-0123456789ab"
+LISTED = STORY | {"command": ["make", "a b\x1b"], "waited_seconds": 3.0, "ran_seconds": None, "why": "no such bot"}
+
+
 def test_list_shows_one_line_for_each_job(stands: Gateway, capsys: pytest.CaptureFixture[str]) -> None:
-    stands.script = in_turn(Answer({"jobs": [STORY, STORY | {"id": OTHER, "started_at": f"{AT}3Z"}]}))
+    task = {"id": SEVENTH, "command": ["leasehold-task", "shop:pool", "shop.mail"], "ran_seconds": 61.0}
+    stands.script = in_turn(Answer({"jobs": [LISTED, LISTED | task]}))
     call("list", "--instance", "ci", "--limit", "2")
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == ["id", JOB_COMMANDING, OTHER]
-    assert "3.0 s" in lines[2]
+    heading, *lines = (" ".join(line.split()) for line in capsys.readouterr().out.splitlines())
+    assert heading == "id state command waited ran reason bot instance label priority attempts"
+    assert lines == [
+        f"{JOB_COMMANDING} queued make 'a b\\x1b' 3.0 s - no such bot b1 ci nightly -3 1 of 5",
+        "2c8a-6789ab queued shop.mail 3.0 s 1 min 1 s no such bot b1 ci nightly -3 1 of 5",
+    ]
     assert stands.asked[0].query == {"instance": "ci", "limit": "2"}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "show",
+        "explain",
+        "result",
+        "logs",
+        "wait",
+        "cancel",
+        "hold",
+        "release",
+        "requeue",
+        "priority 5",
+        "list --before",
+    ],
+)
+def test_every_command_takes_a_short_id_and_asks_the_gateway_for_the_whole_one(stands: Gateway, command: str) -> None:
+    refused = problem(400, "id: '2c8a-6789ab' is short for 2 jobs: a, b", field="id")
+    stands.script = in_turn(Answer({"ids": [SEVENTH]}), refused)
+    with pytest.raises(BadInput, match="is short for 2 jobs"):
+        call(*command.split(), "2c8a-6789ab")
+    assert (stands.asked[0].path, stands.asked[0].body) == ("/v1/jobs/find", {"names": ["2c8a-6789ab"]})
+    assert SEVENTH in f"{stands.asked[1].path} {stands.asked[1].query} {stands.asked[1].body}"
+
+
+def test_columns_leave_and_texts_are_cut_on_a_narrow_terminal_but_no_id_is() -> None:
+    columns = [Column("id"), Column("command", least=10), Column("bot", leaves=2), Column("priority", leaves=1)]
+    rows = [[Text("2c8a-6789ab"), Text("make everything"), Text("b1"), Text("0")]]
+
+    def shown(width: int) -> list[str]:
+        of, (cells,) = fitted(columns, rows, width)
+        return [f"{column.title}={each}" for column, each in zip(of, cells, strict=True)]
+
+    whole = ["id=2c8a-6789ab", "command=make everything", "bot=b1", "priority=0"]
+    assert shown(43) == whole
+    assert shown(40) == ["id=2c8a-6789ab", "command=make everyt…", "bot=b1", "priority=0"]
+    assert shown(36) == whole[:3]
+    assert shown(23) == shown(5) == ["id=2c8a-6789ab", "command=make ever…"]
 
 
 @pytest.mark.parametrize("options", [[], ["-f"]])
