@@ -104,7 +104,7 @@ def used(databases: Databases, template: str, tmp_path_factory: pytest.TempPathF
 def works(used: Works, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Works:
     """A bot of two units, which other tests have used before."""
     # What `cached_property` would make of the environment of a program.
-    monkeypatch.setitem(vars(task_app.pool), "client", used.client)
+    monkeypatch.setitem(vars(task_app.pool), "_client", used.client)
     return replace(used, directory=tmp_path)
 
 
@@ -134,7 +134,7 @@ def test_tasks_that_are_deferred_one_by_one_start_at_once_beside_idle_processes(
     """One round at the times of production; `LEASEHOLD_TEST_STARTS=50` makes more, and tells the longest delay."""
     delays = []
     with working(served, timing, chance, tmp_path, capacity=4) as works:
-        monkeypatch.setitem(vars(task_app.pool), "client", works.client)
+        monkeypatch.setitem(vars(task_app.pool), "_client", works.client)
         for _ in range(ROUNDS):
             short = task_app.add.batch([(number,) for number in range(60)])
             list(works.client.wait([job.id for job in short], timeout=MINUTE))

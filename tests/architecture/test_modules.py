@@ -27,6 +27,7 @@ MOST_TEST_LINES = 800
 SHORT = {
     "bots/sdk/leasehold/states.py": "words that the database, the gateway and its clients share",
     "bots/sdk/leasehold/runtime/call_messages.py": "what the agent and its warm children do alike",
+    "bots/sdk/leasehold/testing/fixtures.py": "what needs pytest, apart from what does not",
     "schema/gc_tuning.py": "settings of the interpreter that long-lived processes of both sides use",
     "schema/migrations/env.py": "Alembic runs this file by its name",
     "assigner/config/plugins.py": "the one place that loads entry points",

@@ -139,7 +139,7 @@ def test_a_pool_whose_app_is_not_known_says_how_to_name_it() -> None:
 def test_a_pool_applies_what_its_code_declares_and_a_tick_makes_the_call(
     client: Client, pool: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(vars(schedule_app.pool), "client", client)
+    monkeypatch.setitem(vars(schedule_app.pool), "_client", client)
     first = schedule_app.pool.apply_schedules()
     assert [(each.name, each.instance, each.outcome) for each in first] == [
         ("mail", "office", "created"), ("reports.send", "office", "created")
@@ -162,7 +162,7 @@ def test_a_pool_applies_what_its_code_declares_and_a_tick_makes_the_call(
 
 
 def test_what_another_has_set_is_named_and_can_be_taken_over(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(vars(schedule_app.pool), "client", client)
+    monkeypatch.setitem(vars(schedule_app.pool), "_client", client)
     client.schedules.put("mail", "0 3 * * *", {"command": ["true"]}, instance="office")
     with pytest.raises(Conflict, match=r"office/mail \(a command\); take them over") as caught:
         schedule_app.pool.apply_schedules()

@@ -39,7 +39,7 @@ A_JOB = "0196f0a0-0000-7000-8000-000000000001"
 def program(stands: Gateway, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gateway]:
     """A gateway that accepts jobs, and that the tasks of `task_app` call."""
     client = Client(stands.url, "lh_operator_x_y", chance=random.Random(1), patience=0.0)
-    monkeypatch.setitem(vars(task_app.pool), "client", client)
+    monkeypatch.setitem(vars(task_app.pool), "_client", client)
     with client:
         yield stands
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from leasehold.errors import LeaseholdError as LeaseholdError
     from leasehold.errors import NoAnswer as NoAnswer
     from leasehold.errors import NotFound as NotFound
+    from leasehold.errors import NotInline as NotInline
     from leasehold.errors import NotReady as NotReady
     from leasehold.errors import NotSucceeded as NotSucceeded
     from leasehold.errors import QueueFull as QueueFull
@@ -50,8 +51,8 @@ _EXPORTS = {
     "runtime.attempt": ("Attempt", "Cancelled", "current"),
     "client": ("Client", "Job"),
     "errors": (
-        *("BadInput", "Conflict", "Forbidden", "LeaseholdError", "NoAnswer", "NotFound", "NotReady", "NotSucceeded"),
-        *("QueueFull", "TaskFailed", "TimedOut", "Unauthorised"),
+        *("BadInput", "Conflict", "Forbidden", "LeaseholdError", "NoAnswer", "NotFound", "NotInline", "NotReady"),
+        *("NotSucceeded", "QueueFull", "TaskFailed", "TimedOut", "Unauthorised"),
     ),
     "graphs": ("Node",),
     "jobs": ("CancelledJob", "Explanation", "JobRequest", "ListedJob", "Result", "ShownJob"),

@@ -15,10 +15,11 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 from urllib.parse import quote
 
 from leasehold import wire
@@ -165,6 +166,9 @@ class Client:
     patience: seconds for which lost connections and the statuses 429, 502, 503 and 504 are retried, with full jitter.
     """
 
+    #: The client of all pools of this process, where `instead_of_all` holds; None = each pool has its own.
+    substitute: "ClassVar[Client | None]" = None
+
     def __init__(
         self,
         url: str,
@@ -174,13 +178,31 @@ class Client:
         timeout: float = 10.0,
         patience: float = 30.0,
     ) -> None:
-        self._transport = Transport(url, token, chance=chance, timeout=timeout, patience=patience)
-        self._chance = chance
+        self._begin(Transport(url, token, chance=chance, timeout=timeout, patience=patience), chance)
+
+    @classmethod
+    def over(cls, transport: Transport, *, chance: random.Random) -> Self:
+        """Return a client whose calls this transport takes."""
+        made = cls.__new__(cls)
+        made._begin(transport, chance)
+        return made
+
+    def _begin(self, transport: Transport, chance: random.Random) -> None:
+        self._transport, self._chance = transport, chance
         #: Calls on waiting jobs.
         self.backlog = Backlog(self._transport, key=self._key)
         self.graphs = Graphs(self._transport, key=self._key, held=SUBMIT_TIME)
         self.schedules = Schedules(self._transport, key=self._key)
         self.operators = Operators(self._transport)
+
+    @contextmanager
+    def instead_of_all(self) -> Iterator[Self]:
+        """Be the client of every pool of this process, for tests of programs whose pools are variables of modules."""
+        before, Client.substitute = Client.substitute, self
+        try:
+            yield self
+        finally:
+            Client.substitute = before
 
     def close(self) -> None:
         self._transport.close()

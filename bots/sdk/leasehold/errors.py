@@ -107,3 +107,11 @@ class TaskFailed(LeaseholdError):
         )  # fmt: skip
         if traceback:
             self.add_note(f"The remote traceback:\n{traceback}")
+
+
+class NotInline(LeaseholdError):
+    """`testing.inline` was asked for something that only a pool can do. `feature`: what that is, in words."""
+
+    def __init__(self, feature: str) -> None:
+        super().__init__(f"needs a pool, which inline() is not: {feature}")
+        self.feature = feature

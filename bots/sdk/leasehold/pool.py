@@ -78,7 +78,7 @@ class Pool(AppRegistry):
             Client, checked, token, chance=chance, timeout=timeout, patience=patience
         )
         # A wrong token is refused here, and not at the first call.
-        _ = self.client
+        _ = self._client
 
     @classmethod
     def from_env(
@@ -111,9 +111,13 @@ class Pool(AppRegistry):
         made._connect = connect
         return made
 
-    @cached_property
+    @property
     def client(self) -> Client:
         """All calls that a gateway takes. Their answers are its JSON objects. Raises as `from_env` says."""
+        return Client.substitute or self._client
+
+    @cached_property
+    def _client(self) -> Client:
         return self._connect()
 
     @cached_property
@@ -131,8 +135,8 @@ class Pool(AppRegistry):
 
     def close(self) -> None:
         """Close all connections. Calls of other threads and of coroutines that are under way fail."""
-        if "client" in vars(self):
-            self.client.close()
+        if "_client" in vars(self):
+            self._client.close()
         if "_of_loops" in vars(self):
             for calls in self._of_loops.values():
                 calls.end_threads(wait=False)

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from leasehold.client import in_parts, moved
+from leasehold.client import Client, in_parts, moved
 from leasehold.errors import BadInput, Conflict, Forbidden, LeaseholdError, NotReady, QueueFull
 from leasehold.transport import Record
 
@@ -34,6 +34,10 @@ def submit_in(connection: Any, requests: Sequence[Record], then: Callable[[Creat
     After one of these the caller's transaction can only be rolled back. What else the database says, such as a lost
     connection or a serialisation failure, is the driver's error.
     """
+    if (instead := Client.substitute) is not None:
+        # Jobs that run in this process have no transaction to wait for.
+        made = then([(job.id, job.created) for job in instead.submit(requests)])
+        return _at_once(made) if _is_asynchronous(connection) else made
     documents = [json.dumps(part) for part in in_parts(requests)]
     for method, run, run_async in (
         ("ensure_connection", _by_django, None),
@@ -51,6 +55,14 @@ def submit_in(connection: Any, requests: Sequence[Record], then: Callable[[Creat
                     rows += run(connection, document)
             return then(_submitted(rows))
     raise BadInput("connection", f"a '{type(connection).__name__}' is no connection of psycopg, SQLAlchemy or Django")
+
+
+def _is_asynchronous(connection: Any) -> bool:
+    return any(inspect.iscoroutinefunction(getattr(connection, name, None)) for name in ("commit", "connection"))
+
+
+async def _at_once(made: T) -> T:
+    return made
 
 
 async def _awaited(

@@ -66,11 +66,9 @@ class Attempt:
     @property
     def last_checkpoint(self) -> Any:
         """The latest checkpoint of this attempt or an earlier one of the job; None if there is none."""
-        if not self._has_read and self._checkpoint is not None:
-            try:
-                self._last = json.loads(Path(self._checkpoint).read_bytes())
-            except FileNotFoundError:
-                self._last = None
+        if not self._has_read:
+            text = self.read_checkpoint()
+            self._last = None if text is None else json.loads(text)
         self._has_read = True
         return self._last
 
@@ -80,8 +78,6 @@ class Attempt:
         data: a JSON value of at most 64 KiB; it replaces the one before. The bot sends it to the pool soon after.
         Raises BadInput for any other value, and LeaseholdError if the bot stores no checkpoints.
         """
-        if self._checkpoint is None:
-            raise LeaseholdError("the bot of this attempt stores no checkpoints")
         try:
             check_json(data)
         except ValueError as error:
@@ -91,9 +87,24 @@ class Attempt:
             raise BadInput(
                 "checkpoint", f"has {len(text)} bytes as JSON, and at most {MAX_CHECKPOINT_BYTES} are stored"
             )
-        _replace(self._checkpoint, text)
+        self.store_checkpoint(text)
         # A copy, so that later changes of `data` do not seem to be stored.
         self._last, self._has_read = json.loads(text), True
+
+    def store_checkpoint(self, text: str) -> None:
+        """Store a checkpoint, as JSON. Raises LeaseholdError if the bot stores none."""
+        if self._checkpoint is None:
+            raise LeaseholdError("the bot of this attempt stores no checkpoints")
+        _replace(self._checkpoint, text)
+
+    def read_checkpoint(self) -> str | None:
+        """Return the checkpoint with which the attempt began, as JSON; None if there is none."""
+        if self._checkpoint is None:
+            return None
+        try:
+            return Path(self._checkpoint).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
 
     def store_result(self, document: str) -> None:
         """Store the result of the job, a JSON document. A bot that stores no results names no file for it."""
@@ -114,10 +125,11 @@ _of_context: ContextVar[Attempt | None] = ContextVar("attempt", default=None)
 _of_process: Attempt | None = None
 
 
-def set_in_process(attempt: Attempt | None) -> None:
-    """Make this the attempt of the whole process; None = it runs none."""
+def set_in_process(attempt: Attempt | None) -> Attempt | None:
+    """Make this the attempt of the whole process, and return the one before; None = it runs none."""
     global _of_process
-    _of_process = attempt
+    before, _of_process = _of_process, attempt
+    return before
 
 
 def in_context(attempt: Attempt) -> None:

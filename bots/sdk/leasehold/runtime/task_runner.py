@@ -65,7 +65,7 @@ class TaskCall:
     def run(self) -> int:
         """Run the call in this thread, store its result and return the exit code."""
         try:
-            attempts.set_in_process(self._attempt)
+            before = attempts.set_in_process(self._attempt)
             try:
                 task, args, kwargs = self._parse()
                 self.interruptible = True
@@ -78,7 +78,7 @@ class TaskCall:
                 )
             finally:
                 self.interruptible = False
-                attempts.set_in_process(None)
+                attempts.set_in_process(before)
             return self._succeed(value)
         except (Cancelled, asyncio.CancelledError):
             return CANCELLED

@@ -10,13 +10,12 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-
-import pytest
 
 from leasehold.credentials import Credentials
 from leasehold.errors import LeaseholdError
@@ -28,20 +27,14 @@ STARTS_WITHIN, STOPS_WITHIN = 180.0, 60.0
 LAST_LINES = 5
 
 
-@pytest.fixture(scope="session")
-def leasehold_pool() -> Iterator[Pool]:
-    """A running pool with two bots, for all tests of the session; with pytest-xdist, for those of one worker."""
-    with running_pool() as pool:
-        yield pool
-
-
 @contextmanager
-def running_pool(*, bots: int = 2, config: Path | None = None) -> Iterator[Pool]:
+def running_pool(*, bots: int = 2, config: Path | None = None, app: str | None = None) -> Iterator[Pool]:
     """Run a pool of its own in a temporary directory, which is removed afterwards, and connect to it as an operator.
 
     bots: bot processes, each of which runs one job at a time unless the configuration says otherwise. config: a TOML
-    file; None = the defaults. Configuration in the environment of this process is not passed on. Raises LeaseholdError
-    if the program is not installed or does not start.
+    file; None = the defaults. app: `MODULE:POOL`, as this process would import it; one more bot runs its tasks, and
+    every pool of this process calls the running one meanwhile. Configuration in the environment of this process is not
+    passed on. Raises LeaseholdError if the program is not installed or does not start.
     """
     program = _program()
     data = Path(tempfile.mkdtemp(prefix="leasehold-testing-"))
@@ -49,12 +42,13 @@ def running_pool(*, bots: int = 2, config: Path | None = None) -> Iterator[Pool]
         data.chmod(0o711)  # PostgreSQL runs as another account, below this directory
     command = [str(program), "--data", str(data), "--config", str((config or Path(os.devnull)).absolute())]
     command += ["up", "--json", "--port", "0", "--bots", str(bots), "--assigners", "1"]
+    command += [] if app is None else ["--app", app]
     try:
         with (data / "up.log").open("w") as log:
             up = subprocess.Popen(
                 command,
                 cwd=data,
-                env=_environment(),
+                env=_environment(app),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -63,7 +57,8 @@ def running_pool(*, bots: int = 2, config: Path | None = None) -> Iterator[Pool]
         try:
             url = _await_start(up, data / "up.log")
             with Pool(url, Credentials(token_file=data / "operator.token").token()) as pool:
-                yield pool
+                with nullcontext() if app is None else pool.client.instead_of_all():
+                    yield pool
         finally:
             _stop(up)
     finally:
@@ -79,10 +74,16 @@ def _program() -> Path:
     return Path(found)
 
 
-def _environment() -> Mapping[str, str]:
+def _environment(app: str | None) -> Mapping[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("LEASEHOLD_")}
     # A bot that waits for work asks for it each second, so that no test waits longer for a start or a cancel.
-    return {**kept, "LEASEHOLD_TIMING_SYNC": "1"}
+    found = {**kept, "LEASEHOLD_TIMING_SYNC": "1"}
+    if app is not None:
+        # It runs in another directory, and finds modules where this process does; its own packages are its own affair.
+        installed = tuple(set(sysconfig.get_paths().values()))
+        searched = [os.path.abspath(place) for place in sys.path if not place.startswith(installed)]
+        found["PYTHONPATH"] = os.pathsep.join(searched)
+    return found
 
 
 def _await_start(up: "subprocess.Popen[bytes]", log: Path) -> str:

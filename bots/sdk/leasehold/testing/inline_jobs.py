@@ -1,0 +1,417 @@
+"""Tasks that run in this process when they are deferred: for tests without a pool, its database and its bots.
+
+A call is encoded, decoded, run and its result stored by the code of a bot's own process, `runtime.task_runner`. What is
+left out is the pool: nothing decides when and where a job may start, so each starts at once, one after the other.
+"""
+
+import asyncio
+import contextvars
+import json
+import random
+import re
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from leasehold.client import Client
+from leasehold.errors import Conflict, LeaseholdError, NotFound, NotInline
+from leasehold.runtime import attempt as attempts
+from leasehold.runtime.attempt import Attempt
+from leasehold.runtime.task_runner import CANCELLED, DONE, TaskCall, load
+from leasehold.states import FINAL, JobState
+from leasehold.tasks.periodic import AppRegistry
+from leasehold.tasks.task import module_name
+from leasehold.transport import Record, Transport
+from leasehold.wire import COMMAND, PROPERTY
+
+#: Fields of a request that decide neither whether nor where its job may start.
+_HEEDED = frozenset({"command", "stdin", "instance", "key", "dedup_key", "max_attempts", "retry_failed", "properties"})
+_WITHOUT_EFFECT = frozenset(
+    {
+        *("label", "metadata", "owner", "project", "timeout_seconds", "queue_timeout_seconds", "deadline_seconds"),
+        *("priority", "urgency", "job_class", "user_priority", "graph_priority", "estimated_seconds"),
+    }
+)
+#: What the calls are about that only a pool can answer, by their paths.
+_FEATURES = (
+    (r"/v1/jobs/[^/]+/output", "the output of a job"),
+    (r"/v1/jobs/[^/]+/explain", "explain"),
+    (r"/v1/jobs/(hold|release|requeue|priority)", "what is done to waiting jobs"),
+    (r"/v1/jobs", "a list of jobs"),
+    (r"/v1/graphs.*", "graphs"),
+    (r"/v1/bots.*", "bots"),
+    (r"/v1/quotas.*", "quotas"),
+    (r"/v1/schedules.*", "what is done to schedules besides `apply` and `run_now`"),
+)
+
+
+@dataclass
+class InlineJob:
+    """A job of `inline`, as it is now.
+
+    request: what was submitted. result: the JSON document that the task has left; None without one.
+    """
+
+    id: str
+    request: Record
+    state: JobState = JobState.QUEUED
+    attempts: int = 0
+    exit_code: int | None = None
+    reason: str | None = None
+    result: Any = None
+    seconds: float | None = None
+    created_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    checkpoint: str | None = None
+    call: "InlineCall | None" = field(default=None, repr=False)
+    #: The thread that runs it.
+    thread: int | None = field(default=None, repr=False)
+
+    @property
+    def is_final(self) -> bool:
+        return self.state in FINAL
+
+    @property
+    def instance(self) -> str:
+        return str(self.request.get("instance") or "default")
+
+    def told(self, submission: str) -> Record:
+        """Return what a gateway tells of the job to those who wait for it under the id of this submission."""
+        ending = {"exit_code": self.exit_code, "seconds": self.seconds, "reason": self.reason}
+        return {
+            "id": submission,
+            "joined": None if submission == self.id else self.id,
+            "state": str(self.state),
+            "reason": self.reason,
+            "attempts": self.attempts,
+            "created_at": self.created_at.isoformat(),
+            "started_at": None if self.started_at is None else self.started_at.isoformat(),
+            "finished_at": None if self.finished_at is None else self.finished_at.isoformat(),
+            "result": ending if self.is_final and self.exit_code is not None else None,
+        }
+
+    def shown(self, submission: str) -> Record:
+        """Return what a gateway tells of the job by itself. It has no events: nothing has moved it but this process."""
+        asked = self.request
+        return {
+            **self.told(submission),
+            "instance": self.instance,
+            "label": asked.get("label", ""),
+            "priority": asked.get("priority", 0),
+            "units": 1,
+            "max_attempts": asked.get("max_attempts", 5),
+            "queued_at": self.created_at.isoformat(),
+            "schedule_after": None,
+            "bot": None,
+            "metadata": asked.get("metadata", {}),
+            "properties": {name: [value] for name, value in asked["properties"].items()},
+            "payload": {"command": asked["command"]},
+            "has_result": self.result is not None,
+            "events": [],
+        }
+
+
+class InlineAttempt(Attempt):
+    """An attempt that keeps its result and its checkpoint in its job, and not in files."""
+
+    def __init__(self, job: InlineJob) -> None:
+        limit = job.request.get("timeout_seconds")
+        super().__init__(
+            {
+                "LEASEHOLD_JOB": job.id,
+                "LEASEHOLD_ATTEMPT": str(job.attempts),
+                "LEASEHOLD_FENCE": str(job.attempts),
+                "LEASEHOLD_INSTANCE": job.instance,
+                **({} if limit is None else {"LEASEHOLD_TIMEOUT": str(limit)}),
+            }
+        )
+        self._of = job
+
+    def store_result(self, document: str) -> None:
+        self._of.result = json.loads(document)
+
+    def store_checkpoint(self, text: str) -> None:
+        self._of.checkpoint = text
+
+    def read_checkpoint(self) -> str | None:
+        return self._of.checkpoint
+
+
+class InlineCall(TaskCall):
+    """One call of a task, as a bot's process makes it; Ctrl-C is for the test, and no error of the task."""
+
+    def _fail(self, error: BaseException) -> int:
+        if isinstance(error, KeyboardInterrupt):
+            raise error
+        return super()._fail(error)
+
+    def run_here(self, attempt: Attempt, *, is_async: bool) -> int:
+        """Run the call and return its exit code: in this thread, or beside it if an event loop runs here."""
+        context = contextvars.copy_context()
+        # A task that defers another one is in a context that has an attempt already.
+        context.run(attempts.in_context, attempt)
+        if not is_async:
+            return context.run(self.run)
+        if not _in_loop():
+            return context.run(asyncio.run, self.run_in_loop())
+        codes: list[int] = []
+        thread = threading.Thread(
+            target=lambda: codes.append(context.run(asyncio.run, self.run_in_loop())), name="leasehold-inline"
+        )
+        thread.start()
+        thread.join()
+        (code,) = codes
+        return code
+
+
+def _in_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+class InlineJobs(Transport):
+    """What `inline` gives: the jobs that were deferred, by id in their order, and the schedules that were applied.
+
+    It answers the calls of a `Client` in the place of a gateway. ignore: fields of requests that need a pool, and that
+    are passed over instead of refused.
+    """
+
+    def __init__(self, ignore: Sequence[str] = ()) -> None:
+        self.url = "inline"
+        self.jobs: dict[str, InlineJob] = {}
+        #: Each with `name`, `cron`, `job` and the other terms that it was declared with.
+        self.schedules: list[Record] = []
+        self._ignored = frozenset(ignore)
+        #: Submissions that have joined a job, by their ids.
+        self._joined: dict[str, InlineJob] = {}
+        #: The id and the request of the first submission with each key.
+        self._keys: dict[tuple[str, str], tuple[str, Record]] = {}
+        #: The newest job with each deduplication key.
+        self._unique: dict[tuple[str, str], InlineJob] = {}
+        self._changed = threading.Condition()
+        # Ids in the order of their making, as a pool's are.
+        self._ids = (uuid.UUID(int=number | 0x7000_8000_0000_0000_0000) for number in range(1, 2**48))
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def rest(self, seconds: float) -> None:
+        """Go on at once: what a caller would wait for has happened."""
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str | int | float] | None = None,  # noqa: ARG002
+        body: Record | bytes | None = None,
+        held: float = 0.0,  # noqa: ARG002
+    ) -> Record:
+        """Answer a call as a gateway would. Raises NotInline for one that needs a pool, and what a Client raises."""
+        asked: Record = body if isinstance(body, dict) else {}
+        match method, path.strip("/").split("/"):
+            case "POST", ["v1", "jobs"]:
+                return {"jobs": self._submit(asked["jobs"])}
+            case "POST", ["v1", "jobs", "wait"]:
+                return self._wait(asked)
+            case "POST", ["v1", "results"]:
+                return {"jobs": [self._result(each) for each in asked["ids"]], "more": False}
+            case "POST", ["v1", "jobs", "cancel"] if "ids" in asked:
+                return {"jobs": self._cancel(asked["ids"])}
+            case "GET", ["v1", "jobs", job]:
+                return self._job(job).shown(job)
+            case "GET", ["v1", "jobs", job, "result"]:
+                if (found := self._job(job)).result is None:
+                    raise NotFound(f"job {job} has no result")
+                return {"result": found.result, "fence": found.attempts}
+            case "POST", ["v1", "schedules", "apply"]:
+                return {"schedules": self._apply(asked)}
+            case "POST", ["v1", "schedules", name, "run"]:
+                return self._run_schedule(name.replace("%2E", "."), asked["key"])
+            case _:
+                raise NotInline(
+                    next((words for form, words in _FEATURES if re.fullmatch(form, path)), f"{method} {path}")
+                )
+
+    # Jobs
+
+    def _submit(self, requests: Sequence[Record]) -> list[Record]:
+        for request in requests:
+            self._check(request)
+        answers: list[Record] = []
+        new: list[InlineJob] = []
+        for number, request in enumerate(requests):
+            with self._changed:
+                id, created = self._made(number, request)
+            answers.append({"id": id, "created": created})
+            if created:
+                new.append(self.jobs[id])
+        for job in new:
+            self._run(job)
+        return answers
+
+    def _check(self, request: Record) -> None:
+        if request["command"][0] != COMMAND:
+            raise NotInline("a command, which a bot runs; `inline` runs tasks")
+        for name in sorted(request.keys() - _HEEDED - _WITHOUT_EFFECT - self._ignored):
+            raise NotInline(name)
+        more = sorted(request["properties"].keys() - {PROPERTY})
+        if more and "properties" not in self._ignored:
+            raise NotInline(f"properties, such as '{more[0]}'")
+
+    def _made(self, number: int, request: Record) -> tuple[str, bool]:
+        """Return the id of the submission, and whether it has made a new job."""
+        instance = str(request.get("instance"))
+        key = (instance, request["key"])
+        if key in self._keys:
+            id, first = self._keys[key]
+            if first != request:
+                raise Conflict("key_reused", f"jobs[{number}].key: '{key[1]}' was used before for a different request")
+            return id, False
+        id = str(next(self._ids))
+        self._keys[key] = id, request
+        joins = (instance, request["dedup_key"]) if "dedup_key" in request else None
+        before = None if joins is None else self._unique.get(joins)
+        if before is not None and not before.is_final:
+            self._joined[id] = before
+            return id, False
+        job = self.jobs[id] = InlineJob(id, request)
+        if joins is not None:
+            self._unique[joins] = job
+        return id, True
+
+    def _run(self, job: InlineJob) -> None:
+        """Run a job to its end: once, and again while it fails and has tries left, without a pause between them."""
+        place, name = job.request["command"][1:]
+        pool = _pool_at(place)
+        task = pool.tasks.get(name)
+        most = job.request.get("max_attempts", 5) if job.request.get("retry_failed") else 1
+        while not job.is_final:
+            with self._changed:
+                job.state, job.attempts = JobState.RUNNING, job.attempts + 1
+                job.started_at, job.thread = datetime.now(UTC), threading.get_ident()
+                attempt = InlineAttempt(job)
+                job.call, job.result = InlineCall(pool, name, job.request["stdin"], attempt), None
+            begun = time.monotonic()
+            code = job.call.run_here(attempt, is_async=task is not None and task.is_async)
+            job.exit_code, job.seconds = code, time.monotonic() - begun
+            cancelling = attempt.cancelled
+            if code not in (DONE, CANCELLED) and job.attempts < most and not cancelling:
+                continue
+            with self._changed:
+                job.finished_at = datetime.now(UTC)
+                job.state = JobState.SUCCEEDED if code == DONE else JobState.FAILED
+                if code == CANCELLED and cancelling:
+                    job.state = JobState.CANCELLED
+                job.reason = None if code == DONE else f"exit code {code}"
+                job.call = job.thread = None
+                self._changed.notify_all()
+
+    def _job(self, job: str) -> InlineJob:
+        found = self.jobs.get(job) or self._joined.get(job)
+        if found is None:
+            raise NotFound(f"job {job} does not exist")
+        return found
+
+    def _wait(self, asked: Record) -> Record:
+        """Tell the states of jobs. They have ended, unless another thread runs them, or a task waits for itself."""
+        found = [self._job(each) for each in asked["ids"]]
+        enough = any if asked.get("any") else all
+        with self._changed:
+            if asked["wait"] > 0 and not enough(job.is_final for job in found):
+                for job in found:
+                    if job.thread == threading.get_ident():
+                        raise LeaseholdError(f"job {job.id} waits for its own end")
+                self._changed.wait_for(lambda: enough(job.is_final for job in found), asked["wait"])
+            told = [job.told(id) for id, job in zip(asked["ids"], found, strict=True)]
+            return {"jobs": told, "done": all(job.is_final for job in found)}
+
+    def _result(self, id: str) -> Record:
+        job = self._job(id)
+        told = {"exit_code": job.exit_code, "reason": job.reason, "result": job.result}
+        known = told if job.is_final else dict.fromkeys(told)
+        return {"id": id, "state": str(job.state), "has_result": known["result"] is not None, **known}
+
+    def _cancel(self, ids: Sequence[str]) -> list[Record]:
+        found = [self.jobs.get(each) or self._joined.get(each) for each in ids]
+        known = [job for job in found if job is not None]
+        if not known:
+            raise NotFound("none of these jobs exists")
+        if all(job.is_final for job in known):
+            raise Conflict("already_final", "all of these jobs have ended")
+        answers: list[Record] = []
+        for id, job in zip(ids, found, strict=True):
+            changed = job is not None and job.call is not None
+            if job is not None and job.call is not None:
+                job.state = JobState.CANCELLING
+                job.call.mark_cancelled()
+            answers.append({"id": id, "state": None if job is None else str(job.state), "changed": changed})
+        return answers
+
+    # Schedules
+
+    def _apply(self, asked: Record) -> list[Record]:
+        """Take the schedules of an app. Their ticks do not come; `client.schedules.run_now(name)` makes one."""
+        before = {each["name"]: each for each in self.schedules}
+        given = {each["name"]: each for each in asked["schedules"]}
+        for request in given.values():
+            self._check(request["job"])
+        left = {name: each for name, each in before.items() if name not in given and each["app"] == asked["app"]}
+        kept = {name: each for name, each in before.items() if not (asked["prune"] and name in left)}
+        new = {name: {**each, "app": asked["app"]} for name, each in given.items()}
+        self.schedules = list({**kept, **new}.values())
+
+        def outcome(name: str) -> str:
+            return "created" if name not in before else "unchanged" if before[name] == new[name] else "changed"
+
+        outcomes = {name: outcome(name) for name in new} | dict.fromkeys(left, "removed" if asked["prune"] else "left")
+        return [
+            {
+                "name": name,
+                "instance": (new | left)[name].get("instance", "default"),
+                "outcome": what,
+                "next_tick": None,
+            }
+            for name, what in outcomes.items()
+        ]
+
+    def _run_schedule(self, name: str, key: str) -> Record:
+        for each in self.schedules:
+            if each["name"] == name:
+                own = {"instance": each["instance"]} if "instance" in each else {}
+                (made,) = self._submit([{**each["job"], **own, "key": key}])
+                return made
+        raise NotFound(f"schedule '{name}' does not exist")
+
+
+def _pool_at(place: str) -> AppRegistry:
+    """Return the pool that a bot would import. The main program has another name there, and is not run once more."""
+    module, _, attribute = place.partition(":")
+    main = sys.modules["__main__"]
+    if module not in sys.modules and getattr(main, "__file__", None) and module == module_name("__main__"):
+        found: AppRegistry = getattr(main, attribute)
+        return found
+    return load(place)
+
+
+@contextmanager
+def inline(*, ignore: Sequence[str] = ()) -> Iterator[InlineJobs]:
+    """Run the tasks of all pools in this process: each when it is deferred, before `defer` returns.
+
+    No pool is called, and none has to be there. Calls, results and errors go through the same code as on a bot. A task
+    that fails is tried again at once as often as its `retries` say. ignore: fields that need a pool and are to be
+    passed over, such as `locks` or `properties`; otherwise such a field, and any call that needs one, raises NotInline.
+    """
+    jobs = InlineJobs(ignore)
+    with Client.over(jobs, chance=random.SystemRandom()).instead_of_all():
+        yield jobs

@@ -1,0 +1,90 @@
+"""Tasks in the process of a test: what they tell is what a pool tells, and what needs a pool is refused by name."""
+
+import asyncio
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import leasehold
+import pytest
+from leasehold.testing import InlineJobs, inline, running_pool
+
+from tests.support.apps import example_app
+from tests.support.apps.example_app import divide, double, greet
+
+pytest_plugins = ["leasehold.testing"]
+pool = example_app.pool
+
+
+def test_every_example_tells_the_same_in_this_process_and_on_a_pool(tmp_path: Path) -> None:
+    (here := tmp_path / "here").mkdir()
+    (there := tmp_path / "there").mkdir()
+    with inline():
+        told = example_app.results(here)
+    with running_pool(bots=0, app="tests.support.apps.example_app:pool"):
+        assert told == example_app.results(there)
+
+
+def test_coroutines_and_both_kinds_of_pool_run_their_tasks_here(leasehold_inline: InlineJobs) -> None:
+    async def program() -> list[object]:
+        job = await double.defer_async("x")
+        async with leasehold.AsyncPool.from_env() as pool:
+            gathered = await pool.gather([job, *await greet.batch_async([("Ada",)])])
+        return [*gathered, divide.defer(3).result(), double.defer("y").result()]
+
+    first, greeted, half, second = asyncio.run(program())
+    assert (greeted, half, [each["text"] for each in (first, second)]) == ("Hello Ada", 1.5, ["xx", "yy"])
+    assert [job.attempts for job in leasehold_inline.jobs.values()] == [1] * 4
+    assert greet.defer_in(sqlite3.connect(":memory:"), "Bob").result() == "Hello Bob"
+
+
+@pool.task
+def ask_others(names: list[str]) -> list[str]:
+    """Let other tasks answer, and oneself be cancelled."""
+    here = leasehold.current()
+    asked = pool.gather(greet.batch([(name,) for name in names]))
+    assert leasehold.current() is here
+    if not names:
+        pool.cancel(here.job)
+        here.heartbeat()
+    return asked
+
+
+def test_a_task_may_defer_others_and_cancel_itself(leasehold_inline: InlineJobs) -> None:
+    assert ask_others.defer(["Ada", "Bob"]).result() == ["Hello Ada", "Hello Bob"]
+    assert ask_others.defer([]).state() == "cancelled"
+
+
+NEEDS_A_POOL: list[tuple[Callable[[], object], str]] = [
+    (lambda: divide.using(locks=["till"]).defer(1), "locks"),
+    (lambda: divide.using(units=2).defer(1), "units"),
+    (lambda: divide.using(properties={"gpu": "a100"}).defer(1), "properties, such as 'gpu'"),
+    (lambda: pool.submit(["true"]), "a command, which a bot runs; `inline` runs tasks"),
+    (lambda: pool.explain(divide.defer(1)), "explain"),
+    (lambda: pool.output(divide.defer(1)), "the output of a job"),
+    (lambda: list(pool.jobs()), "a list of jobs"),
+    (lambda: pool.client.set_quota("default", "shop", maximum=1), "quotas"),
+    (lambda: pool.client.status(), "GET /v1/status"),
+]
+
+
+def test_what_needs_a_pool_is_refused_by_name_and_runs_if_that_is_ignored(leasehold_inline: InlineJobs) -> None:
+    for call, feature in NEEDS_A_POOL:
+        with pytest.raises(leasehold.NotInline) as caught:
+            call()
+        assert caught.value.feature == feature
+    with inline(ignore=["locks", "properties"]):
+        assert divide.using(locks=["till"], properties={"gpu": "a100"}).defer(1).result() == 0.5
+
+
+def test_it_starts_without_a_pool_and_without_pytest_and_ends_with_its_block(no_pool_of_our_own: None) -> None:
+    program = (
+        "import sys, time, leasehold.testing as t\nfrom tests.support.apps.example_app import divide\n"
+        "b = time.monotonic()\n"
+        "with t.inline(): print(divide.defer(4).result(), time.monotonic() - b < 0.5, 'pytest' in sys.modules)\n"
+        "try: divide.defer(4)\nexcept Exception as error: print(type(error).__name__)"
+    )
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert said.splitlines() == ["2.0 True False", "BadInput"]
