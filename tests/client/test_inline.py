@@ -5,6 +5,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 
 import leasehold
@@ -12,7 +13,7 @@ import pytest
 from leasehold.testing import InlineJobs, inline, running_pool
 
 from tests.support.apps import example_app
-from tests.support.apps.example_app import divide, double, greet
+from tests.support.apps.example_app import an_order, divide, double, greet
 
 pytest_plugins = ["leasehold.testing"]
 pool = example_app.pool
@@ -23,6 +24,8 @@ def test_every_example_tells_the_same_in_this_process_and_on_a_pool(tmp_path: Pa
     (there := tmp_path / "there").mkdir()
     with inline():
         told = example_app.results(here)
+    assert told["classes"][-1] == {date(2026, 1, 2): an_order(), date(2026, 1, 3): b"\0"}
+    assert len(told["large"][-1]) == 70_000
     with running_pool(bots=0, app="tests.support.apps.example_app:pool"):
         assert told == example_app.results(there)
 

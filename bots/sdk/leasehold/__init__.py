@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from leasehold.runtime.attempt import current as current
     from leasehold.states import FINAL as FINAL
     from leasehold.states import JobState as JobState
+    from leasehold.tasks.large_results import ResultFiles as ResultFiles
     from leasehold.tasks.periodic import AppliedSchedule as AppliedSchedule
     from leasehold.tasks.task import AsyncTaskJob as AsyncTaskJob
     from leasehold.tasks.task import Task as Task
@@ -56,6 +57,7 @@ _EXPORTS = {
     ),
     "graphs": ("Node",),
     "jobs": ("CancelledJob", "Explanation", "JobRequest", "ListedJob", "Result", "ShownJob"),
+    "tasks.large_results": ("ResultFiles",),
     "tasks.periodic": ("AppliedSchedule",),
     "pool": ("Pool",),
     "states": ("FINAL", "JobState"),

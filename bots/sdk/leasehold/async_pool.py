@@ -33,6 +33,7 @@ from leasehold.jobs import (
 )
 from leasehold.pool import PAGE, Pool
 from leasehold.tasks import periodic
+from leasehold.tasks.large_results import LargeResults
 from leasehold.tasks.periodic import AppliedSchedule, AppRegistry
 from leasehold.tasks.task import SubmittedCall, calls_of, values_of
 from leasehold.transport import Interruption
@@ -70,8 +71,9 @@ class AsyncPool(AppRegistry):
         chance: random.Random | None = None,
         app: str | None = None,
         serialiser: Serialiser | None = None,
+        large_results: LargeResults | None = None,
     ) -> None:
-        super().__init__(app=app, serialiser=serialiser)
+        super().__init__(app=app, serialiser=serialiser, large_results=large_results)
         self._begin(Pool(url, token, timeout=timeout, patience=patience, insecure=insecure, chance=chance))
 
     @classmethod
@@ -84,10 +86,11 @@ class AsyncPool(AppRegistry):
         patience: float = 30.0,
         app: str | None = None,
         serialiser: Serialiser | None = None,
+        large_results: LargeResults | None = None,
     ) -> Self:
         """See `Pool.from_env`. `async with` looks the gateway and the token up at once."""
         made = cls.__new__(cls)
-        AppRegistry.__init__(made, app=app, serialiser=serialiser)
+        AppRegistry.__init__(made, app=app, serialiser=serialiser, large_results=large_results)
         made._begin(Pool.from_env(data=data, token_file=token_file, timeout=timeout, patience=patience))
         return made
 
@@ -182,7 +185,9 @@ class AsyncPool(AppRegistry):
         given = calls_of(jobs)
         ids = list(dict.fromkeys(job.id for job in given))
         await self._calls.ended(ids, timeout)
-        return values_of(given, await self.call(self.client.results, ids), return_errors=return_errors)
+        # On a thread, because large values are read from where they are kept.
+        found = await self.call(self.client.results, ids)
+        return await self.call(values_of, given, found, return_errors=return_errors)
 
     async def apply_schedules(self, *, prune: bool = False, take_over: bool = False) -> list[AppliedSchedule]:
         """See `Pool.apply_schedules`."""

@@ -32,6 +32,7 @@ from leasehold.jobs import (
 )
 from leasehold.states import JobState
 from leasehold.tasks import periodic
+from leasehold.tasks.large_results import LargeResults
 from leasehold.tasks.periodic import AppliedSchedule, AppRegistry
 from leasehold.tasks.task import SubmittedCall, calls_of, values_of
 from leasehold.wire import Serialiser
@@ -53,7 +54,7 @@ class Pool(AppRegistry):
     timeout: seconds for one request, in addition to the time for which a request may be held.
     patience: seconds for which lost connections and the statuses 429, 502, 503 and 504 are retried, with full jitter.
     insecure: a token may be sent unencrypted to another machine.
-    app, serialiser: see TaskRegistry.
+    app, serialiser, large_results: see TaskRegistry.
 
     Every call raises a LeaseholdError: Unauthorised and Forbidden for a token that may not make it, NotFound for a job
     that does not exist or belongs to another instance, NoAnswer if the patience ends.
@@ -70,8 +71,9 @@ class Pool(AppRegistry):
         chance: random.Random | None = None,
         app: str | None = None,
         serialiser: Serialiser | None = None,
+        large_results: LargeResults | None = None,
     ) -> None:
-        super().__init__(app=app, serialiser=serialiser)
+        super().__init__(app=app, serialiser=serialiser, large_results=large_results)
         checked = Credentials(url=url, insecure=insecure).address()
         chance = chance or random.SystemRandom()
         self._connect: Callable[[], Client] = partial(
@@ -90,6 +92,7 @@ class Pool(AppRegistry):
         patience: float = 30.0,
         app: str | None = None,
         serialiser: Serialiser | None = None,
+        large_results: LargeResults | None = None,
     ) -> Self:
         """Return the pool that the environment names, in the way of the command line.
 
@@ -107,7 +110,7 @@ class Pool(AppRegistry):
             return Client(found.address(), found.token(), chance=chance, timeout=timeout, patience=patience)
 
         made = cls.__new__(cls)
-        AppRegistry.__init__(made, app=app, serialiser=serialiser)
+        AppRegistry.__init__(made, app=app, serialiser=serialiser, large_results=large_results)
         made._connect = connect
         return made
 

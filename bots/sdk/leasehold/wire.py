@@ -164,7 +164,8 @@ def check_json(value: Any, *, depth: int = 0) -> None:
         if not math.isfinite(value):
             raise ValueError(f"{value} is not a number of JSON")
     elif not isinstance(value, (list, tuple, dict, int)):
-        raise ValueError(f"a value of type '{type(value).__name__}' is not JSON; see the serialiser of the pool")
+        other = "annotate what takes it, or see the serialiser of the pool"
+        raise ValueError(f"a value of type '{type(value).__name__}' is not JSON; {other}")
     elif depth == MAX_JSON_DEPTH:
         raise ValueError(f"is nested more than {MAX_JSON_DEPTH} levels deep")
     elif isinstance(value, dict):

@@ -1,12 +1,36 @@
 """An app of examples: each is run in the process of a test and on a pool, and both must tell the same."""
 
+import os
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from uuid import UUID
 
 import leasehold
+from pydantic import BaseModel
 
-pool = leasehold.Pool.from_env(app="examples")
+#: Shared by the test and its bots, whose processes have a directory of their own for temporary files.
+KEPT = Path("/tmp") / f"leasehold-kept-{os.getuid()}"
+
+
+class ReadOnce(leasehold.ResultFiles):
+    """Files that are gone once they are read, so that a test leaves none."""
+
+    def keep(self, name: str, document: bytes) -> str:
+        self.directory.mkdir(exist_ok=True)
+        return super().keep(name, document)
+
+    def fetch(self, reference: Any) -> bytes:
+        found = super().fetch(reference)
+        (self.directory / reference).unlink()
+        return found
+
+
+pool = leasehold.Pool.from_env(app="examples", large_results=ReadOnce(KEPT))
 #: Seconds within which a job ends on a busy machine.
 ENDS = 120.0
 
@@ -54,6 +78,54 @@ def make(size: int) -> Any:
     return "x" * size if size else {1}
 
 
+class Size(Enum):
+    """How large something is."""
+
+    SMALL = (1, 2)
+    LARGE = (3, 4)
+
+
+class Customer(BaseModel):
+    """Somebody who orders."""
+
+    name: str
+    since: date
+
+
+class Place(NamedTuple):
+    """Where something is."""
+
+    shelf: UUID
+    row: int = 0
+
+
+@dataclass(frozen=True)
+class Order:
+    """An order with parts of its own."""
+
+    number: int
+    price: Decimal
+    size: Size
+    customer: Customer
+    place: Place
+    tags: frozenset[str] = frozenset()
+    parts: list["Order"] = field(default_factory=list)
+
+
+@pool.task
+def advance(order: Order, *days: date, at: datetime | None = None, raw: bytes = b"") -> dict[date, Order | bytes]:
+    """Return what it is given, by day."""
+    assert all(type(day) is date for day in days), days
+    assert at is None or at.tzinfo is not None
+    return dict.fromkeys(days, order) | ({at.date(): raw} if at else {})
+
+
+def an_order() -> Order:
+    """Make an order that has each kind of value."""
+    part = Order(2, Decimal("0.10"), Size.SMALL, Customer(name="Bob", since=date(2020, 2, 29)), Place(UUID(int=7)))
+    return Order(1, Decimal("1.20"), Size.LARGE, part.customer, Place(UUID(int=8), 3), frozenset("ab"), [part])
+
+
 def ending(job: "leasehold.TaskJob[Any]") -> tuple[Any, ...]:
     """Tell the end of a job."""
     state = job.wait(ENDS)
@@ -87,7 +159,9 @@ def results(scratch: Path) -> dict[str, Any]:
         "later": ending(come_through.defer(first, 2)),
         "never": ending(come_through.defer(second, 9)),
         "gave up": ending(give_up.defer()),
-        "too large": ending(make.defer(70_000)),
+        "large": ending(make.defer(70_000)),
+        "classes": ending(advance.defer(an_order(), date(2026, 1, 2), at=datetime(2026, 1, 3, tzinfo=UTC), raw=b"\0")),
+        "gathered classes": pool.gather([advance.defer(an_order(), date(2026, 1, 2))], timeout=ENDS),
         "no JSON": ending(make.defer(0)),
         "joined": [job.created for job in greeted],
         "gathered": pool.gather(greeted, timeout=ENDS),
@@ -95,6 +169,7 @@ def results(scratch: Path) -> dict[str, Any]:
         "repeated": (keyed[0].id == keyed[1].id, [job.created for job in keyed], ending(keyed[0])),
         "key of another": refused(lambda: divide.using(key="half").defer(2.0)),
         "wrong call": refused(lambda: divide.defer(1, 2, 3)),  # type: ignore[call-arg]
+        "other class": refused(lambda: advance.defer(an_order(), Decimal(1))),  # type: ignore[arg-type]
         "no argument": refused(lambda: divide.defer({1, 2})),  # type: ignore[arg-type]
         "cancelled late": refused(keyed[0].cancel)[0],
         "no such job": refused(lambda: pool.result("0196f0a0-0000-7000-8000-000000000001"))[0],

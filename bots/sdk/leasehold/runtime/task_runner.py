@@ -19,10 +19,10 @@ from typing import Any
 from leasehold.errors import BadInput, LeaseholdError
 from leasehold.runtime import attempt as attempts
 from leasehold.runtime.attempt import Attempt, Cancelled
-from leasehold.tasks.arguments import decode_call
+from leasehold.tasks.arguments import decode_call, encode_result
 from leasehold.tasks.periodic import AppRegistry
 from leasehold.tasks.task import Task, TaskRegistry
-from leasehold.wire import COMMAND, MAX_RESULT_BYTES, check_json, check_place, suggestion
+from leasehold.wire import COMMAND, MAX_RESULT_BYTES, check_place, suggestion
 
 #: Exit codes of a task: its function returned; it failed; it was cancelled, as a shell reports SIGTERM.
 DONE, FAILED, CANCELLED = 0, 1, 128 + signal.SIGTERM
@@ -79,7 +79,7 @@ class TaskCall:
             finally:
                 self.interruptible = False
                 attempts.set_in_process(before)
-            return self._succeed(value)
+            return self._succeed(task, value)
         except (Cancelled, asyncio.CancelledError):
             return CANCELLED
         except BaseException as error:
@@ -92,7 +92,7 @@ class TaskCall:
             task, args, kwargs = self._parse()
             if not task.is_async:
                 raise UnknownTask(f"'{self._name}' has become a plain function; the bot has to be started again")
-            return self._succeed(await task.function(*args, **kwargs))
+            return self._succeed(task, await task.function(*args, **kwargs))
         except (Cancelled, asyncio.CancelledError):
             return CANCELLED
         except BaseException as error:
@@ -134,16 +134,18 @@ class TaskCall:
         task = self._pool.tasks.get(self._name)
         if task is None:
             raise UnknownTask(f"'{self._name}' is not one of the tasks that this bot has imported")
-        args, kwargs = decode_call(self._pool.serialiser, self._stdin)
+        args, kwargs = decode_call(task.function, self._pool.serialiser, self._stdin)
         return task, args, kwargs
 
-    def _succeed(self, value: Any) -> int:
+    def _succeed(self, task: Task[Any, Any], value: Any) -> int:
         try:
-            encoded = self._pool.serialiser.encode(value)
-            check_json(encoded)
+            document = _encode(encode_result(task.function, self._pool.serialiser, value))
         except (TypeError, ValueError) as error:
             raise ResultRefused(f"the value cannot be stored: {error}") from error
-        document = _encode({"ok": encoded})
+        if len(document) > MAX_RESULT_BYTES and self._pool.large_results is not None:
+            here = self._attempt
+            reference = self._pool.large_results.keep(f"{here.job}-{here.fence}", document.encode())
+            document = _encode({"kept": reference})
         if len(document) > MAX_RESULT_BYTES:
             raise ResultRefused(
                 f"the value has {len(document)} bytes as JSON, and at most {MAX_RESULT_BYTES} are stored"

@@ -1,15 +1,23 @@
-"""The arguments of one call of a task: as the standard input of its job, and back in the process that runs it."""
+"""The arguments and the value of one call of a task: as JSON of its job, and back where they are wanted.
+
+Of the standard input, `typed` lists the arguments that a codec has encoded, by their place or their name. What is JSON
+is in no such list, and comes back as it is, whatever the function is annotated with.
+"""
 
 import hashlib
 import inspect
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, get_type_hints
 
 from leasehold import wire
 from leasehold.errors import BadInput
+from leasehold.tasks.codecs import Codec, codec_of
 from leasehold.tasks.options import Unique
-from leasehold.wire import Serialiser, check_json
+from leasehold.transport import Record
+from leasehold.wire import JsonSerialiser, Serialiser, check_json
 
 #: The arguments of one call: by their places, or by their names.
 Arguments = tuple[Any, ...] | Mapping[str, Any]
@@ -18,34 +26,148 @@ Arguments = tuple[Any, ...] | Mapping[str, Any]
 MAX_ARGUMENTS = 255 * 1024
 
 
+@dataclass(frozen=True)
+class CallForm:
+    """What a function takes and returns.
+
+    codecs: of its parameters. result: of its value. problem: why its annotations cannot be read; None = they can.
+    """
+
+    signature: inspect.Signature
+    codecs: Mapping[str, Codec | None]
+    result: Codec | None
+    problem: str | None = None
+
+    def names(self, count: int) -> Iterator[tuple[str, Codec | None]]:
+        """Yield the first `count` positional arguments: `amount`, or `amounts.3` of `*amounts`, each with its codec."""
+        named = 0
+        for parameter in self.signature.parameters.values():
+            several = parameter.kind is inspect.Parameter.VAR_POSITIONAL
+            for place in range(count - named if several else min(1, count - named)):
+                yield f"{parameter.name}.{place}" if several else parameter.name, self.codecs.get(parameter.name)
+                named += 1
+
+    def codec(self, name: str) -> Codec | None:
+        """Return the codec of a named argument, which `**others` may take."""
+        if name in self.signature.parameters:
+            return self.codecs.get(name)
+        others = [each for each in self.signature.parameters.values() if each.kind is inspect.Parameter.VAR_KEYWORD]
+        return self.codecs.get(others[0].name) if others else None
+
+
+@lru_cache(maxsize=4096)
+def form_of(function: Callable[..., Any]) -> CallForm:
+    """Return the form of a function. Its annotations are read when they are needed, and may name what follows it."""
+    signature = inspect.signature(function)
+    try:
+        codecs = {name: codec_of(annotation) for name, annotation in get_type_hints(function).items()}
+    except Exception as error:
+        # Such as a name that is imported for type checkers alone. Nobody needs it as long as all values are JSON.
+        return CallForm(signature, {}, None, f"{type(error).__name__}: {error}")
+    return CallForm(signature, codecs, codecs.pop("return", None))
+
+
 def encode_call(
-    signature: inspect.Signature, serialiser: Serialiser, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    function: Callable[..., Any], serialiser: Serialiser, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> str:
     """Return the standard input of the job that makes this call.
 
-    Raises TypeError if the function cannot be called so, BadInput with the name of an argument that is no JSON.
+    Raises TypeError if the function cannot be called so, BadInput with the name of an argument that cannot be JSON.
     """
-    signature.bind(*args, **kwargs)
-    names = _positional(signature, len(args))
-    positional = [_encoded(serialiser, name, value) for name, value in zip(names, args, strict=True)]
-    named = {name: _encoded(serialiser, name, value) for name, value in kwargs.items()}
-    stdin = json.dumps({"args": positional, "kwargs": named}, allow_nan=False)
+    form = form_of(function)
+    form.signature.bind(*args, **kwargs)
+    names = list(form.names(len(args)))
+    typed: list[int | str] = []
+
+    def encoded(place: int | str, name: str, codec: Codec | None, value: Any) -> Any:
+        try:
+            found, by_codec = encode_value(serialiser, codec, value)
+        except (TypeError, ValueError) as error:
+            unread = f"; its annotation cannot be read: {form.problem}" if form.problem else ""
+            raise BadInput(name, (str(error) or type(error).__name__) + unread) from None
+        if by_codec:
+            typed.append(place)
+        return found
+
+    given = enumerate(zip(names, args, strict=True))
+    positional = [encoded(place, name, codec, value) for place, ((name, codec), value) in given]
+    named = {name: encoded(name, name, form.codec(name), value) for name, value in kwargs.items()}
+    document = {"args": positional, "kwargs": named} | ({"typed": typed} if typed else {})
+    stdin = json.dumps(document, allow_nan=False)
     if len(stdin) > MAX_ARGUMENTS:
-        given = [*zip(names, positional, strict=True), *named.items()]
-        largest, _ = max(given, key=lambda each: len(json.dumps(each[1])))
+        sent = [*zip([name for name, _ in names], positional, strict=True), *named.items()]
+        largest, _ = max(sent, key=lambda each: len(json.dumps(each[1])))
         raise BadInput(largest, f"the arguments have {len(stdin)} bytes as JSON, at most {MAX_ARGUMENTS} are sent")
     return stdin
 
 
-def decode_call(serialiser: Serialiser, stdin: str) -> tuple[list[Any], dict[str, Any]]:
+def decode_call(function: Callable[..., Any], serialiser: Serialiser, stdin: str) -> tuple[list[Any], dict[str, Any]]:
     """Return the arguments of which `encode_call` made this standard input. Raises BadInput."""
     try:
         document = json.loads(stdin)
-        args, kwargs = document["args"], document["kwargs"]
-    except (ValueError, KeyError, TypeError) as error:
+        args, kwargs = list(document["args"]), dict(document["kwargs"])
+        typed = document.get("typed", ())
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadInput("stdin", f"is no JSON object with args and kwargs: {error}") from None
-    decode = serialiser.decode
-    return [decode(each) for each in args], {name: decode(each) for name, each in kwargs.items()}
+    if not typed:
+        decode = serialiser.decode
+        return [decode(each) for each in args], {name: decode(each) for name, each in kwargs.items()}
+    form = form_of(function)
+    names = list(form.names(len(args)))
+    for place in typed:
+        if isinstance(place, int):
+            name, codec = names[place]
+            args[place] = _decoded(form, name, codec, args[place])
+        else:
+            kwargs[place] = _decoded(form, place, form.codec(place), kwargs[place])
+    return args, kwargs
+
+
+def encode_result(function: Callable[..., Any], serialiser: Serialiser, value: Any) -> Record:
+    """Return what a call that returned this value leaves as its result. Raises TypeError and ValueError."""
+    found, by_codec = encode_value(serialiser, form_of(function).result, value)
+    return {"ok": found, "typed": True} if by_codec else {"ok": found}
+
+
+def decode_result(function: Callable[..., Any], serialiser: Serialiser, document: Record) -> Any:
+    """Return the value of which `encode_result` made this. Raises BadInput if the function's annotation is another."""
+    if not document.get("typed"):
+        return serialiser.decode(document["ok"])
+    form = form_of(function)
+    return _decoded(form, "result", form.result, document["ok"])
+
+
+def encode_value(serialiser: Serialiser, codec: Codec | None, value: Any) -> tuple[Any, bool]:
+    """Return JSON of a value, and whether a codec is needed to decode it. Raises TypeError and ValueError.
+
+    A serialiser of the pool's own takes all values, in the place of the codecs.
+    """
+    refused: Exception | None = None
+    if type(serialiser) is not JsonSerialiser:
+        value = serialiser.encode(value)
+    elif codec is not None and value is not None:
+        try:
+            found = codec.encode(value)
+            check_json(found)
+            # What is empty was stored without a mark before there were codecs, and `unique` compares it.
+            return found, bool(found) or type(found) is not type(value)
+        except (ValueError, NameError) as error:
+            refused = error
+    try:
+        check_json(value)
+    except ValueError as error:
+        raise (error if refused is None else ValueError(str(refused))) from None
+    return value, False
+
+
+def _decoded(form: CallForm, name: str, codec: Codec | None, found: Any) -> Any:
+    if codec is None:
+        reason = form.problem or "it has none that tells of its type"
+        raise BadInput(name, f"cannot be read by the annotation of this process: {reason}")
+    try:
+        return codec.decode(found)
+    except (ValueError, KeyError, TypeError, AttributeError, NameError) as error:
+        raise BadInput(name, f"cannot be read by the annotation of this process: {error}") from None
 
 
 def dedup_key(task: str, unique: Unique, args: tuple[Any, ...], kwargs: Mapping[str, Any], stdin: str) -> str:
@@ -57,23 +179,3 @@ def dedup_key(task: str, unique: Unique, args: tuple[Any, ...], kwargs: Mapping[
     if unique is not True and len(plain.encode()) <= wire.MAX_DEDUP_KEY_BYTES:
         return plain
     return f"{task[:100]}:{hashlib.sha256(plain.encode()).hexdigest()}"
-
-
-def _encoded(serialiser: Serialiser, name: str, value: Any) -> Any:
-    try:
-        found = serialiser.encode(value)
-        check_json(found)
-    except (TypeError, ValueError) as error:
-        raise BadInput(name, str(error) or type(error).__name__) from None
-    return found
-
-
-def _positional(signature: inspect.Signature, count: int) -> list[str]:
-    """Name the first `count` positional arguments of a call, such as `amount`, or `amounts.3` of `*amounts`."""
-    names: list[str] = []
-    for parameter in signature.parameters.values():
-        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
-            names += [f"{parameter.name}.{place}" for place in range(count - len(names))]
-        else:
-            names.append(parameter.name)
-    return names[:count]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, get_ar
 from leasehold import wire
 from leasehold.client import Client
 from leasehold.errors import BadInput
+from leasehold.tasks.large_results import LargeResults
 from leasehold.tasks.task import Task, TaskRegistry
 from leasehold.transport import Record
 from leasehold.wire import CatchUp, Overlap, Serialiser, check_cron, escaped, has_ticks
@@ -56,8 +57,14 @@ class AppliedSchedule:
 class AppRegistry(TaskRegistry):
     """The tasks of one app, and the schedules that it declares for them. `Pool` and `AsyncPool` are such."""
 
-    def __init__(self, *, app: str | None = None, serialiser: Serialiser | None = None) -> None:
-        super().__init__(app=app, serialiser=serialiser)
+    def __init__(
+        self,
+        *,
+        app: str | None = None,
+        serialiser: Serialiser | None = None,
+        large_results: LargeResults | None = None,
+    ) -> None:
+        super().__init__(app=app, serialiser=serialiser, large_results=large_results)
         #: Declared schedules by name.
         self.schedules: dict[str, DeclaredSchedule] = {}
 

@@ -8,6 +8,7 @@ One module because a task, the job of its call and the registry that holds it na
 
 import functools
 import inspect
+import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, ParamSpec, TypeVar, ov
 
 from leasehold.client import Client, Job
 from leasehold.errors import BadInput, TaskFailed, TimedOut
-from leasehold.tasks.arguments import Arguments, dedup_key, encode_call
+from leasehold.tasks.arguments import Arguments, decode_result, dedup_key, encode_call
+from leasehold.tasks.large_results import LargeResults
 from leasehold.tasks.options import Unique, request_fields
 from leasehold.transport import Record
 from leasehold.wire import COMMAND, PROPERTY, JsonSerialiser, Serialiser
@@ -32,7 +34,8 @@ class TaskRegistry:
     """The tasks of one app. `AppRegistry` has its schedules too, and `Pool` and `AsyncPool` derive from that.
 
     app: the value of the property `app` that bots of these tasks offer; default the top-level package of the module.
-    serialiser: makes JSON of arguments and results that are none.
+    serialiser: makes JSON of all arguments and results, in the place of the codecs of their annotations.
+    large_results: keeps values of more than 64 KiB; None = they are refused.
     """
 
     #: The pool has coroutines for calls: its tasks have `defer_async` and `batch_async`, and not `defer` and `batch`.
@@ -46,9 +49,16 @@ class TaskRegistry:
         def of_loop(self) -> AsyncCalls:
             """The calls of this pool as coroutines of the event loop that runs."""
 
-    def __init__(self, *, app: str | None = None, serialiser: Serialiser | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        app: str | None = None,
+        serialiser: Serialiser | None = None,
+        large_results: LargeResults | None = None,
+    ) -> None:
         self.app = app
         self.serialiser: Serialiser = serialiser or JsonSerialiser()
+        self.large_results = large_results
         #: Tasks by name.
         self.tasks: dict[str, Task[Any, Any]] = {}
 
@@ -103,6 +113,12 @@ class TaskRegistry:
         task = self.tasks[called] = Task(self, function, called, options)
         return task
 
+    def fetch_result(self, reference: Any) -> bytes:
+        """Return a large value that a task of this pool has kept. Raises BadInput if the pool does not know where."""
+        if self.large_results is None:
+            raise BadInput("large_results", "is not given to this pool, and a task has kept a large value there")
+        return self.large_results.fetch(reference)
+
     def place(self, module: str) -> str:
         """Return `MODULE:ATTRIBUTE` by which a bot imports this pool with the tasks of a module. Raises BadInput."""
         shown = module_name(module)
@@ -140,7 +156,6 @@ class Task(Generic[P, R]):
         self.function, self.name, self.registry, self._options = function, name, registry, dict(options)
         #: The function is an `async def`.
         self.is_async = inspect.iscoroutinefunction(function)
-        self._signature = inspect.signature(function)
         request_fields(**self._options)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -236,7 +251,7 @@ class Task(Generic[P, R]):
         return requests
 
     def _request(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Record:
-        stdin = encode_call(self._signature, self.registry.serialiser, args, kwargs)
+        stdin = encode_call(self.function, self.registry.serialiser, args, kwargs)
         module = self.function.__module__
         fields = request_fields(**self._options)
         request = {
@@ -265,10 +280,12 @@ class SubmittedCall(Job, Generic[R]):
 
     def value(self, ended: Record) -> R:
         """Return what the function returned, of the answer of `Client.results`. Raises TaskFailed."""
-        state, document = ended["state"], ended["result"]
+        state, document, registry = ended["state"], ended["result"], self.task.registry
+        if state == "succeeded" and is_kept(document):
+            document = json.loads(registry.fetch_result(document["kept"]))
         match document:
-            case {"ok": found} if state == "succeeded":
-                value: R = self.task.registry.serialiser.decode(found)
+            case {"ok": _} if state == "succeeded":
+                value: R = decode_result(self.task.function, registry.serialiser, document)
                 return value
             case {"error": {"type": str(kind), "message": str(message), "traceback": str(trace)}} if state == "failed":
                 raise TaskFailed(self.id, task=self.task.name, state=state, kind=kind, message=message, traceback=trace)
@@ -328,11 +345,17 @@ class AsyncTaskJob(SubmittedCall[R]):
         """See `TaskJob.result`. `AsyncPool.gather` reads the results of many jobs together."""
         await self.wait(timeout)
         (ended,) = await self._pool.call(self._pool.client.results, [self.id])
-        return self.value(ended)
+        # A large value is read from where it is kept, which may take time.
+        return await self._pool.call(self.value, ended) if is_kept(ended["result"]) else self.value(ended)
 
     @property
     def _pool(self) -> "AsyncCalls":
         return self.task.registry.of_loop()
+
+
+def is_kept(document: Any) -> bool:
+    """Tell whether the result of a task is a reference to a large value that is kept elsewhere."""
+    return isinstance(document, dict) and "kept" in document
 
 
 def calls_of(jobs: "Iterable[SubmittedCall[Any]]") -> "list[SubmittedCall[Any]]":

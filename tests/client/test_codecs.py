@@ -1,0 +1,161 @@
+"""Values that are no JSON, by the annotations of tasks: they come back equal, and what was stored before still does."""
+
+import enum
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, make_dataclass
+from datetime import UTC, date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from typing import Any, NewType, TypedDict
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from leasehold.errors import BadInput
+from leasehold.tasks.arguments import decode_call, decode_result, encode_call, encode_result
+from leasehold.tasks.codecs import codec_of
+from leasehold.wire import JsonSerialiser
+
+JSON = JsonSerialiser()
+DAY = timedelta(hours=23)
+NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
+Metres = NewType("Metres", Decimal)
+
+
+class Colour(enum.StrEnum):
+    RED = "red"
+
+
+class Right(enum.Flag):
+    READ = 1
+    WRITE = 2
+
+
+class Dates(TypedDict, total=False):
+    begin: date
+    name: str
+
+
+def combined(inner: "st.SearchStrategy[tuple[Any, st.SearchStrategy[Any]]]") -> "st.SearchStrategy[Any]":
+    """Annotations that hold others, each with a strategy for its values."""
+
+    def container(found: tuple[Any, st.SearchStrategy[Any]]) -> "st.SearchStrategy[Any]":
+        annotation, values = found
+        cls: Any = make_dataclass("Made", [("one", annotation), ("rest", list[annotation])])
+        return st.sampled_from(
+            [
+                (list[annotation], st.lists(values, max_size=3)),
+                (Sequence[annotation], st.lists(values, max_size=3)),
+                (tuple[annotation, ...], st.lists(values, max_size=3).map(tuple)),
+                (tuple[int, annotation], st.tuples(st.integers(), values)),
+                (dict[str, annotation], st.dictionaries(st.text("ab"), values, max_size=3)),
+                (Mapping[date, annotation], st.dictionaries(st.dates(), values, max_size=3)),
+                (annotation | None, st.none() | values),
+                (int | annotation | Right, st.integers() | values | st.sampled_from(Right)),
+                (cls, st.builds(cls, values, st.lists(values, max_size=2))),
+            ]
+        )
+
+    return inner.flatmap(container)
+
+
+LEAVES: list[tuple[Any, st.SearchStrategy[Any]]] = [
+    (datetime, st.datetimes(timezones=st.none() | st.builds(timezone, st.timedeltas(-DAY, DAY)))),
+    (date, st.dates()),
+    (time, st.times()),
+    (timedelta, st.timedeltas()),
+    (UUID, st.uuids()),
+    (Decimal, st.decimals(allow_nan=False)),
+    (Metres, st.decimals(allow_nan=False)),
+    (bytes, st.binary()),
+    (Colour, st.sampled_from(Colour)),
+    (Right, st.sampled_from([*Right, Right.READ | Right.WRITE])),
+    (set[date], st.sets(st.dates())),
+    (frozenset[tuple[int, str]], st.frozensets(st.tuples(st.integers(), st.text("ab")))),
+    (dict[int, bytes], st.dictionaries(st.integers(), st.binary())),
+    (Dates, st.fixed_dictionaries({}, optional={"begin": st.dates(), "name": st.text("ab")})),
+    (str, st.text("ab")),
+]
+ANNOTATED = st.recursive(st.sampled_from(LEAVES), combined, max_leaves=3).flatmap(
+    lambda found: st.tuples(st.just(found[0]), found[1])
+)
+
+
+@given(ANNOTATED)
+def test_a_value_comes_back_equal_and_of_its_type(annotated: tuple[Any, Any]) -> None:
+    annotation, value = annotated
+
+    def function(first: Any, *rest: Any, **named: Any) -> Any: ...
+
+    function.__annotations__ = dict.fromkeys(("first", "rest", "named", "return"), annotation)
+    stdin = encode_call(function, JSON, (value, value), {"other": value})
+    assert decode_call(function, JSON, stdin) == ([value, value], {"other": value})
+    stored = json.loads(json.dumps(encode_result(function, JSON, value)))
+    found = decode_result(function, JSON, stored)
+    assert (found, type(found)) == (value, type(value))
+
+
+def lend(book: str, until: date | None = None, *, pages: list[int] | None = None, to: Colour = Colour.RED) -> set[int]:
+    raise NotImplementedError
+
+
+def test_what_is_json_is_stored_as_it_was_and_what_was_stored_before_is_read_as_it_was() -> None:
+    assert encode_call(lend, JSON, ("b", None), {"pages": []}) == '{"args": ["b", null], "kwargs": {"pages": []}}'
+    # A text for a date has been a text, and still is.
+    old = encode_call(lend, JSON, ("b", "2026-01-02"), {"to": "red"})
+    assert json.loads(old) == {"args": ["b", "2026-01-02"], "kwargs": {"to": "red"}}
+    assert decode_call(lend, JSON, old) == (["b", "2026-01-02"], {"to": "red"})
+    assert decode_result(lend, JSON, {"ok": [1, 2]}) == [1, 2]
+    assert json.loads(encode_call(lend, JSON, ("b", date(2026, 1, 2)), {}))["typed"] == [1]
+
+
+@dataclass
+class Late:
+    at: datetime
+
+
+class Later(Late):
+    """It has no fields of its own, and would come back as the other one."""
+
+
+def tell(late: Late, when: "Nowhere", ids: set[Any], both: date | UUID, rows: dict[Any, date]) -> None:  # type: ignore[name-defined] # noqa: F821
+    raise NotImplementedError
+
+
+def note(late: Late, ids: set[Any], both: date | UUID, rows: list[date], plain: Any) -> None:
+    raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("function", "argument", "value", "reason"),
+    [
+        (note, "late", Later(NOON), "is a 'Later', not a 'Late'"),
+        (note, "late", Late(date.max), "at: is a 'date', not a 'datetime'"),  # type: ignore[arg-type]
+        (note, "ids", {(1, 2)}, "holds a 'tuple', of which the annotation set"),
+        (note, "both", Decimal(1), r"is a 'Decimal', not a 'date \| UUID'"),
+        (note, "rows", [date.max, NOON], "1: is a 'datetime', not a 'date'"),
+        (note, "plain", Decimal(1), "a value of type 'Decimal' is not JSON; annotate what takes it"),
+        (tell, "when", UUID(int=1), "a value of type 'UUID' is not JSON; .*; its annotation cannot be read: NameError"),
+    ],
+)
+def test_a_value_of_another_type_is_refused_by_the_name_of_its_argument(
+    function: Any, argument: str, value: Any, reason: str
+) -> None:
+    others = dict.fromkeys(set(function.__annotations__) - {argument, "return"}, None)
+    with pytest.raises(BadInput, match=f"^{argument}: {reason}"):
+        encode_call(function, JSON, (), {argument: value, **others})
+
+
+def test_a_process_with_another_annotation_says_which_argument_it_cannot_read() -> None:
+    def before(at: Late) -> None: ...
+    def now(at: date) -> None: ...
+    def plain(at: Any) -> None: ...
+
+    stdin = encode_call(before, JSON, (Late(NOON),), {})
+    for function in (now, plain):
+        with pytest.raises(BadInput, match=r"^at: cannot be read by the annotation of this process: "):
+            decode_call(function, JSON, stdin)
+    codec: Any = codec_of(Late)
+    with pytest.raises(ValueError, match="'Late' has no field 'by'"):
+        codec.decode({"at": "2026-01-01", "by": 1})
