@@ -82,14 +82,18 @@ def _assign(
 def assigner_processes(
     url: str, timing: Timing, chance: random.Random, processes: Sequence[Threads], **how: Any
 ) -> Iterator[None]:
-    """Run one process for each group of threads, and wait until all have begun. They share only the database."""
-    spawning = multiprocessing.get_context("spawn")
-    ready, stop = spawning.Semaphore(0), spawning.Event()
+    """Run one process for each group of threads, and wait until all have begun. They share only the database.
+
+    They are forks of one process that has imported all this, and has neither threads nor connections.
+    """
+    forking = multiprocessing.get_context("forkserver")
+    forking.set_forkserver_preload([__name__])
+    ready, stop = forking.Semaphore(0), forking.Event()
     started = []
     for number, threads in enumerate(processes):
         given = {**how, "name": f"assigner-{number}"}
         arguments = (url, timing, chance.getrandbits(32), threads, ready, stop, given)
-        started.append(spawning.Process(target=_assign, args=arguments, daemon=True))
+        started.append(forking.Process(target=_assign, args=arguments, daemon=True))
     for process in started:
         process.start()
     try:
