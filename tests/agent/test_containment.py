@@ -148,9 +148,10 @@ def test_a_command_reaches_neither_the_agent_nor_its_secrets_nor_other_commands(
 def test_a_fork_bomb_is_bounded_dies_with_its_job_or_its_supervisor_and_leaves_others_alone(made: Made) -> None:
     assert PYTHON is not None
     place = made(dynamic(Limits(processes=40)))
-    # Each process has a session of its own, so that no signal to a group reaches them.
-    bomb = (
-        "import os\nprint(os.getuid(), flush=True)\nwhile True:\n try: os.fork() or os.setsid()\n except OSError: pass"
+    # Each process has a session of its own, so that no signal to a group reaches them. Where there is no room it tries
+    # again 200 times a second: so often is a process replaced that was killed, and other tests have the processors.
+    bomb = "import os, time\nprint(os.getuid(), flush=True)\n" + (
+        "while True:\n try: os.fork() or os.setsid()\n except OSError: time.sleep(0.005)"
     )
     for how in ("stopped", "supervisor killed"):
         run = start(place, PYTHON, "-c", bomb)
