@@ -1,4 +1,6 @@
-"""Durations, times, numbers, ids and tables as people read them. Programs get seconds, ISO 8601 in UTC and whole ids.
+"""Durations, times, numbers, ids, tables and help as people read them.
+
+Programs get seconds, ISO 8601 in UTC and whole ids.
 
 A table has each row on one line, whole without a terminal, and as wide as the terminal on one. On a narrow terminal the
 columns that may leave do so in their stated order, and the texts that may be cut are. What people copy, such as an id
@@ -14,7 +16,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from leasehold.wire import printable
+import click
+from leasehold.wire import escaped, printable, suggestion
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -65,8 +68,17 @@ def number(value: float, *, digits: int = 6) -> str:
 
 #: The short form of a job's id: which minute, and how the id ends.
 SHORT_ID = re.compile(r"([0-9a-f]{4})-([0-9a-f]{6,12})")
+#: What also stands for a job: the newest one of the token, and the one of its jobs that failed last.
+LAST, FAILED = "@last", "@failed"
+#: What may be given instead of an id, for a refusal.
+NAMES_OF_JOBS = f"give the whole id, a short form such as 2c8a-6789ab, {LAST} or {FAILED}"
 #: The fewest and the most digits of the end in a short form.
 LEAST_END, MOST_END = 6, 12
+
+
+def is_name_of_job(text: str) -> bool:
+    """True for a short form and for a word, which a gateway looks up."""
+    return text in (LAST, FAILED) or SHORT_ID.fullmatch(text.lower()) is not None
 
 
 def short_ids(ids: Sequence[str]) -> list[str]:
@@ -196,3 +208,26 @@ def cell(value: object) -> str:
             return printable(" ".join(map(str, value)))
         case _:
             return printable(str(value))
+
+
+# Help
+
+
+class Group(click.Group):
+    """A group of commands: its help has whole sentences, and a word that is none of them is told with the nearest."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands with the first sentence of each."""
+        found = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, each.get_short_help_str(300)) for name, each in found.items() if each])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that the first word names. Raises UsageError."""
+        name = args[0]
+        if not ctx.resilient_parsing and not name.startswith("-") and self.get_command(ctx, name) is None:
+            path = f"{ctx.command_path} {escaped(name, 40)}".partition(" ")[2]
+            raise click.UsageError(f"there is no command '{path}'{suggestion(name, self.list_commands(ctx))}", ctx)
+        return super().resolve_command(ctx, args)

@@ -21,8 +21,9 @@ import click
 from click.shell_completion import CompletionItem
 from leasehold.errors import BadInput
 
-from assigner.cli import completion, errors
+from assigner.cli import completion, errors, names
 from schema import clock, gc_tuning
+from schema.readable import Group
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -76,7 +77,7 @@ def sections() -> "type[PoolSettings]":
     return Settings
 
 
-class Root(click.Group):
+class Root(Group):
     """The root group, which imports modules only for the command that runs.
 
     A `leasehold submit` in a shell loop must start fast, so it must import neither the database modules nor those of
@@ -104,7 +105,18 @@ class Root(click.Group):
         return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        click.Group(commands=self._described(ctx)).format_commands(ctx, formatter)
+        found = self._described(ctx)
+        for heading, group in names.GROUPS.items():
+            with formatter.section(heading):
+                formatter.write_dl([(name, found[name].get_short_help_str(300)) for name in group])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        instead = names.instead(args)
+        if instead is not None and not ctx.resilient_parsing:
+            raise click.UsageError(instead, ctx)
+        return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         described = self._described(ctx).items()
@@ -129,7 +141,7 @@ class Root(click.Group):
         return operations.command(name, caller_options)
 
 
-@click.group(cls=Root, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Root, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.option(
     "--data",
     type=click.Path(path_type=Path, file_okay=False),

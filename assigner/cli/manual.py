@@ -10,6 +10,7 @@ import click
 from leasehold.errors import BadInput
 from leasehold.wire import escaped, suggestion
 
+from assigner.cli import names
 from assigner.cli.completion import Named
 
 #: Where an installed package has the pages, and where the repository has them.
@@ -86,6 +87,8 @@ def _show_command(root: click.Context, path: tuple[str, ...]) -> None:
     for name in path:
         inner = found.get_command(context, name) if isinstance(found, click.Group) else None
         if inner is None:
+            if (instead := names.instead(path)) is not None:
+                raise BadInput("TOPIC", instead)
             commands = found.list_commands(context) if isinstance(found, click.Group) else []
             raise BadInput(
                 "TOPIC",

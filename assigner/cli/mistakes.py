@@ -144,5 +144,5 @@ def _of_service_levels(settings: PoolSettings) -> Iterator[Mistake]:
         yield Mistake(
             ("service_levels", "default"),
             f"'{level}' is no service level of a new pool, and gateways start only after "
-            f"`leasehold service-level set {level}`" + wire.suggestion(level, FIRST_LEVELS),
+            f"`leasehold rule service-level set {level}`" + wire.suggestion(level, FIRST_LEVELS),
         )

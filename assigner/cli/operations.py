@@ -1,8 +1,7 @@
 """Operators' commands that set no resource: drains and assigner processes; also the place of each report command."""
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import click
@@ -11,13 +10,11 @@ from leasehold.wire import escaped
 
 from assigner.cli import reports
 from assigner.cli.output import Caller, Calling, duration, print_json, reason_option
-from assigner.cli.resources import group, set_command
-from assigner.operator_resources.limits import POOL_LIMITS
-from assigner.operator_resources.priorities import CLASS_LIMITS
+from assigner.cli.resources import group
+from assigner.operator_resources.declaration import Resource
 from assigner.operator_resources.registry import RESOURCES
-from assigner.operator_resources.tenancy import OWNER_QUOTAS, PROJECT_QUOTAS
 from schema import clock
-from schema.readable import moment, table
+from schema.readable import Group, moment, table
 from schema.tenancy import drains
 from schema.validation import check_name
 
@@ -30,22 +27,37 @@ LOOK = 0.5
 OUT_OF_SERVICE = ("drained", "stopped", "dead")
 
 
+#: Groups of resources that few pools use.
+GROUPS: Mapping[str, str] = {
+    "limit": "Limits of classes, owners, projects, reports and instances, and on run times.",
+    "rule": "Rules on what starts when, and what is submitted: windows, meters, advice, service levels, submits.",
+}
+
+
 def command(name: str, calling: Calling) -> click.Command | None:
     """Return the operator's command of this name that calls a gateway, or None."""
     if name in COMMANDS:
         return COMMANDS[name](calling)
-    found = next((each for each in RESOURCES if each.name == name), None)
-    if found is None:
-        return None
-    made = group(found, calling)
-    for extra in EXTRAS.get(name, ()):
+    if name in GROUPS:
+        made: click.Group = Group(name, help=GROUPS[name])
+        for each in RESOURCES:
+            if each.words.startswith(f"{name} "):
+                made.add_command(_of_resource(each, calling))
+        return made
+    found = next((each for each in RESOURCES if each.words == name), None)
+    return None if found is None else _of_resource(found, calling)
+
+
+def _of_resource(resource: Resource[Any], calling: Calling) -> click.Group:
+    made = group(resource, calling)
+    for extra in EXTRAS.get(resource.name, ()):
         made.add_command(extra(calling))
     return made
 
 
 def names() -> list[str]:
     """Return the names of the operator's commands that call a gateway."""
-    return [*COMMANDS, *(each.name for each in RESOURCES)]
+    return [*COMMANDS, *GROUPS, *(each.words for each in RESOURCES if each.words and " " not in each.words)]
 
 
 def _drain_instance(calling: Calling) -> click.Command:
@@ -94,7 +106,7 @@ def _undrain_instance(calling: Calling) -> click.Command:
 def assigners(calling: Calling) -> click.Command:
     """Make the group `assigners`."""
 
-    @click.group("assigners", invoke_without_command=True)
+    @click.group("assigners", cls=Group, invoke_without_command=True)
     @click.pass_context
     @calling
     def group(caller: Caller, context: click.Context, /) -> None:
@@ -174,14 +186,8 @@ def _told(caller: Caller, name: str, *, draining: bool, done: str) -> None:
 
 #: Further commands in the groups of resources.
 EXTRAS: Mapping[str, Sequence[Callable[[Calling], click.Command]]] = {
-    "instance": (
-        _drain_instance,
-        _undrain_instance,
-        reports.show_usage,
-        partial(set_command, POOL_LIMITS, name="limit-all"),
-    ),
-    "quota": (partial(set_command, OWNER_QUOTAS, name="owner"), partial(set_command, PROJECT_QUOTAS, name="project")),
-    "class": (partial(set_command, CLASS_LIMITS, name="limit"), reports.class_report),
+    "instance": (_drain_instance, _undrain_instance, reports.show_usage),
+    "class": (reports.class_report,),
     "meter": (reports.pattern, reports.forecast),
 }
 #: Commands outside the groups of resources.

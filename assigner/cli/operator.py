@@ -19,7 +19,7 @@ from schema.diagnostics.checks import Check, Verdict
 from schema.postgres import embedded, migrate
 from schema.postgres.connection import Connection
 from schema.postgres.urls import libpq_url
-from schema.readable import moment, table
+from schema.readable import Group, moment, table
 from schema.tables.columns import SCHEMA
 from schema.tenancy import instances, roles, tokens
 
@@ -29,7 +29,7 @@ EXAMPLE_FOLDERS = ("prometheus", "grafana", "systemd", "container", "haproxy")
 pass_installation = click.make_pass_decorator(Installation)
 
 
-@click.group("config")
+@click.group("config", cls=Group)
 def config_group() -> None:
     """The configuration file."""
 
@@ -111,7 +111,7 @@ def print_example(name: str, listed: bool, as_json: bool) -> None:
         click.echo(text, nl=False)
 
 
-@click.group("db")
+@click.group("db", cls=Group)
 def db_group() -> None:
     """The database."""
 
@@ -199,7 +199,7 @@ def verify_database(installation: Installation, as_json: bool) -> None:
         raise LeaseholdError(f"{len(broken)} of {len(findings)} invariants do not hold: {', '.join(broken)}")
 
 
-@click.group("token")
+@click.group("token", cls=Group)
 def token_group() -> None:
     """Tokens for callers, bots and operators."""
 

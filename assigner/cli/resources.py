@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 
 from assigner.cli.output import Caller, Calling, Record, print_json, reason_option, seconds
 from assigner.operator_resources.declaration import ALL, SECONDS, Irremovable, Key, Keys, Resource, Setting
-from schema.readable import Column, table
+from schema.readable import Column, Group, table
 
 if TYPE_CHECKING:
     from leasehold.client import Client
@@ -45,7 +45,7 @@ class Command(click.Command):
 
 def group(resource: Resource[Any], calling: Calling) -> click.Group:
     """Make the group of commands of a resource."""
-    made = click.Group(resource.name, help=resource.help)
+    made = Group(resource.words.rpartition(" ")[2], help=resource.help)
     for command in (
         list_command(resource, calling),
         show_command(resource, calling),
@@ -90,8 +90,8 @@ def show_command(resource: Resource[Any], calling: Calling) -> click.Command:
     return click.command("show", help=f"Show one. {resource.help}")(_keyed(resource, calling(command)))
 
 
-def set_command(resource: Resource[Any], calling: Calling, *, name: str = "set") -> click.Command:
-    """Make `set`, or the same command under another name."""
+def set_command(resource: Resource[Any], calling: Calling) -> click.Command:
+    """Make `set`, which sets one item."""
     setting = resource.set
 
     def command(caller: Caller, /, reason: str, create: bool = False, **options: Any) -> None:
@@ -115,7 +115,7 @@ def set_command(resource: Resource[Any], calling: Calling, *, name: str = "set")
     described = _optioned(setting, reason_option(calling(command)))
     if resource.of_instance:
         described = click.option("--create", is_flag=True, help="Make the instance if it is not there.")(described)
-    return click.command(name, cls=Command, help=setting.help)(_keyed(resource, described))
+    return click.command("set", cls=Command, help=setting.help)(_keyed(resource, described))
 
 
 def remove_command(resource: Resource[Any], calling: Calling) -> click.Command:

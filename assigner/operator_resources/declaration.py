@@ -156,7 +156,7 @@ Column = tuple[str, str | Callable[[Mapping[str, Any]], object]]
 class Resource(Generic[Item]):
     """A kind of item that operators set.
 
-    name: name of the command.
+    name: what it is called in errors and in the audit, and the name of the command unless `command` is another one.
     plural: name in the route and in answers.
     help: help of the command.
     keys: the parts of an item's name; none = there is exactly one item.
@@ -168,6 +168,8 @@ class Resource(Generic[Item]):
     older: earlier ways to set an item, kept as routes; no command uses them.
     path: path of one item, if it is not the path of all items followed by the keys.
     section: section of the configuration file that can declare items; None = none.
+    command: the words of the command, such as `limit class`; empty = there is none, because another resource's command
+        sets the same.
     answers_as: name of the only item in an answer, where there are no keys.
     effect: makes a change, given as a function, in a savepoint that it rolls back, and returns what the change would do
         to whom; None = no route tells that.
@@ -188,8 +190,14 @@ class Resource(Generic[Item]):
     path: str | None = None
     paged: bool = False
     section: str | None = None
+    command: str | None = None
     answers_as: str = ""
     effect: Callable[[Connection, Page, Callable[[], object]], Sequence[Any]] | None = None
+
+    @property
+    def words(self) -> str:
+        """The words of the command."""
+        return self.name if self.command is None else self.command
 
     @property
     def of_instance(self) -> bool:

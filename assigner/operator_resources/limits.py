@@ -198,6 +198,7 @@ def _advised(done: Mapping[str, Any]) -> str:
 
 BACKPRESSURE = Resource(
     name="backpressure",
+    command="rule backpressure",
     plural="backpressure",
     help="Advice to hold back the constrained jobs of one resource class, or all of them.",
     keys=(Key("resource_class", "[CLASS]", check=check_scope, default=ALL),),
@@ -269,6 +270,7 @@ def _set_meter(connection: Connection, keys: Keys, body: MeterRequest, by: By) -
 
 METERS = Resource(
     name="meter",
+    command="rule meter",
     plural="meters",
     help="Usage meters, on which execution windows may depend.",
     keys=(Key("name", "NAME"),),
@@ -361,6 +363,7 @@ def _windows(connection: Connection, _: Page) -> list[Window]:
 
 WINDOWS = Resource(
     name="window",
+    command="rule window",
     plural="windows",
     help="Hours of the day in which jobs of certain classes may start.",
     keys=(Key("name", "NAME"),),

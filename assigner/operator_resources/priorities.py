@@ -138,6 +138,7 @@ def _set_class_limit(connection: Connection, keys: Keys, body: ClassLimitRequest
 
 CLASS_LIMITS = Resource(
     name="class-limit",
+    command="limit class",
     plural="class-limits",
     help="How many jobs of a class may run at once.",
     keys=(Key("name", "NAME"),),
@@ -173,6 +174,7 @@ class ClassReserve(Row):
 
 CLASS_RESERVES = Resource(
     name="class-reserve",
+    command="limit reserve",
     plural="class-reserves",
     help="How many of the jobs that the pool may run at once are kept for a class.",
     keys=(Key("name", "NAME"),),
@@ -226,6 +228,7 @@ def _told_of_level(done: Mapping[str, Any]) -> str:
 
 SERVICE_LEVELS = Resource(
     name="service-level",
+    command="rule service-level",
     plural="service-levels",
     help="Service levels, each with the points and the timeout of its jobs.",
     keys=(Key("name", "NAME"),),

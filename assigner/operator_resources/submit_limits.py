@@ -44,6 +44,7 @@ def _whose_jobs(done: Mapping[str, Any]) -> str:
 
 INSTANCE_QUEUE_LIMITS = Resource(
     name="instance-queue-limit",
+    command="limit instance-queue",
     plural="instance-queue-limits",
     help="How many jobs of an instance may wait.",
     keys=(Key("instance", "INSTANCE", check=check_scope, option="--instance", default=ALL, instance=True),),
@@ -101,6 +102,7 @@ def _told_of_ceiling(done: Mapping[str, Any]) -> str:
 
 CEILINGS = Resource(
     name="ceiling",
+    command="limit ceiling",
     plural="ceilings",
     help="The default and the longest run time of jobs, and the longest time that they may wait.",
     keys=(
@@ -155,6 +157,7 @@ def _any(value: list[str] | None) -> object:
 
 SUBMIT_RULES = Resource(
     name="submit-rule",
+    command="rule submit",
     plural="submit-rules",
     help="What is refused when it is submitted: property keys, programs, jobs of owners that have used much.",
     keys=(Key("instance", "INSTANCE", check=check_scope, option="--instance", default=ALL, instance=True),),
@@ -200,6 +203,7 @@ def _set_report_ceiling(connection: Connection, keys: Keys, body: ReportCeilingR
 
 REPORT_CEILINGS = Resource(
     name="report-ceiling",
+    command="limit report",
     plural="report-ceilings",
     help="The most that one attempt of an instance may report of a unit.",
     keys=(Key("instance", "INSTANCE", instance=True), Key("unit", "UNIT")),

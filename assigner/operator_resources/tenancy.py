@@ -171,6 +171,7 @@ def _set_account(connection: Connection, keys: Keys, body: AccountRequest, by: B
 
 ACCOUNTS = Resource(
     name="account",
+    command="",
     plural="accounts",
     help="The shares of the pool that instances have, with their limits.",
     keys=(Key("name", "NAME", instance=True),),
@@ -378,6 +379,7 @@ def _cost_resource(kind: Kind, row: type[Row]) -> Resource[Any]:
 
     return Resource(
         name=f"{noun}-quota",
+        command=f"limit {noun}",
         plural=f"{noun}-quotas",
         help=f"How much the jobs of one {noun} may cost within the window.",
         keys=(Key("instance", "INSTANCE", instance=True), Key(noun, "NAME")),

@@ -13,11 +13,8 @@ from leasehold.wire import escaped
 from assigner.queries.jobs import VISIBLE
 from schema.postgres.connection import Connection
 from schema.postgres.statements import Statement
-from schema.readable import LEAST_END, SHORT_ID
+from schema.readable import FAILED, LAST, LEAST_END, NAMES_OF_JOBS, SHORT_ID
 
-LAST, FAILED = "@last", "@failed"
-#: What an id looks like, for a refusal.
-EXPECTED = f"give the whole id, a short form such as 2c8a-6789ab, {LAST} or {FAILED}"
 #: The first four digits of the time come again after 50 days: how many such spans back a short form is looked up.
 SPANS = 8
 #: How many of the newest jobs, or of the jobs that ended last, are looked at for a word.
@@ -101,7 +98,7 @@ def find(
             minute, end = short[name].groups()
             answer[name] = _only(name, [each for each in ids if each[4:8] == minute and each.endswith(end)])
         else:
-            raise BadInput("id", f"'{escaped(name, 80)}' is not the id of a job: {EXPECTED}")
+            raise BadInput("id", f"'{escaped(name, 80)}' is not the id of a job: {NAMES_OF_JOBS}")
     return answer
 
 

@@ -16,6 +16,9 @@ import click
 from leasehold import wire
 from leasehold.client import Client
 from leasehold.credentials import Credentials
+from leasehold.errors import BadInput
+
+from schema.readable import NAMES_OF_JOBS, is_name_of_job
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -73,8 +76,11 @@ def caller_options(command: Callable[Concatenate[Caller, P], R]) -> Callable[P, 
 
 
 def whole_ids(client: Client, given: Sequence[str]) -> list[str]:
-    """Return the whole ids, each once. Raises BadInput and NotFound of the gateway for what names no single job."""
+    """Return the whole ids, each once. Raises BadInput and NotFound for what names no single job."""
     names = [each for each in dict.fromkeys(given) if not _is_whole(each)]
+    for name in names:
+        if not is_name_of_job(name):
+            raise BadInput("id", f"'{wire.escaped(name, 80)}' is not the id of a job: {NAMES_OF_JOBS}")
     found: dict[str, str] = {}
     for start in range(0, len(names), wire.MAX_LIST):
         part = names[start : start + wire.MAX_LIST]

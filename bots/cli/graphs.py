@@ -14,7 +14,7 @@ from bots.cli import output
 from bots.cli.caller import Caller, caller_options
 from bots.cli.output import Record
 from schema import readable, validation
-from schema.readable import Column, table
+from schema.readable import Column, Group, table
 from schema.requests import GraphRequest
 
 _COUNTS = (
@@ -31,7 +31,7 @@ _timeout = click.option(
 )
 
 
-@click.group()
+@click.group(cls=Group)
 def graph() -> None:
     """Graphs: jobs that depend on each other."""
 

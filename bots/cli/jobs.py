@@ -17,7 +17,7 @@ from bots.cli.output import Record
 from bots.cli.waiting import finish
 from bots.cli.watching import shown, watch_option
 from schema import clock, validation
-from schema.readable import Column, table
+from schema.readable import Column, Group, table
 
 # The command `explain`
 
@@ -200,7 +200,7 @@ def status(caller: Caller, /, meta: tuple[str, ...], instance: str | None, watch
     shown(caller, watch, look)
 
 
-@click.group()
+@click.group(cls=Group)
 def bots() -> None:
     """The bots of the pool."""
 

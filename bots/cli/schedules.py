@@ -32,7 +32,7 @@ _take_over = click.option("--take-over", is_flag=True, help="Also change what an
 _instance = click.option("--instance", metavar="NAME", help="Instance of the schedule [that of the token, or default].")
 
 
-class Group(click.Group):
+class Group(readable.Group):
     """The group, which imports the models of jobs only for `add`, because they take longer than a command."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -13,14 +13,12 @@ import httpx
 import pytest
 from leasehold.errors import BadInput, Conflict
 
-from assigner.cli import operations
 from assigner.cli.main import cli
 from assigner.config import loading
 from assigner.operator_resources.declaration import Irremovable, Resource
 from assigner.operator_resources.registry import RESOURCES, resource
 from assigner.process.assign import declare
 from assigner.settings import PoolSettings
-from bots.cli.caller import caller_options
 from schema.policy import priority_classes, time_windows
 from schema.policy.time_windows import WindowTerms
 from schema.postgres.statements import Statement
@@ -105,19 +103,17 @@ locks = { tree = 2 }
 # What the file declares, and the key of it that a refusal names.
 DECLARED = [
     ("pool-limit set --budget 5", "[fair_share]"),
-    ("instance limit-all --budget 5", "[fair_share]"),
     ("cohort set gpus --label other", "[[cohorts]]"),
     ("cohort rm gpus", "[[cohorts]]"),
     ("queue-limit set nightly 6", "[[queues]]"),
     ("queue-limit rm nightly", "[[queues]]"),
     ("rate set cli/opus --per-second 1", "[[rates]]"),
     ("rate rm cli/opus", "[[rates]]"),
-    ("window set night --start 1 --end 2", "[[windows]]"),
-    ("window rm night", "[[windows]]"),
+    ("rule window set night --start 1 --end 2", "[[windows]]"),
+    ("rule window rm night", "[[windows]]"),
     ("instance set ci --pool other", "[[instances]]"),
     ("instance set ci --weight 3", "[[instances]]"),
-    ("account set ci --weight 3", "[[instances]]"),
-    ("account rm ci", "[[instances]]"),
+    ("instance set ci --no-share", "[[instances]]"),
     ("lock set ci tree 9", "[[instances]]"),
 ]
 
@@ -128,7 +124,7 @@ FREE = [
     "cohort set cpus --label cpu",
     "queue-limit set daily 6",
     "rate set cli --per-second 1",
-    "window set day --start 8 --end 20",
+    "rule window set day --start 8 --end 20",
     "instance set qa --pool other --weight 2",
     "lock set ci forest 9",
     "instance drain ci",
@@ -158,12 +154,12 @@ def missing(each: Resource[Any], routes: dict[str, set[str]], commands: click.Gr
     ]
     known = set() if commands is None else set(commands.commands)
     found += [
-        f"leasehold {each.name} {command}: assigner/cli/operations.py"
+        f"leasehold {each.words} {command}: assigner/cli/operations.py"
         for command in ("list", "show", "set", "rm")
-        if command not in known
+        if each.words and command not in known
     ]
-    row = rf"^\| `{re.escape(each.name)}` \|.*`/v1/{re.escape(each.plural)}`"
-    found += [] if re.search(row, document, re.MULTILINE) else [f"a row for `{each.name}`: {DOCUMENT.name}"]
+    row = rf"^\| `{re.escape(each.words or 'instance')}` \|.*`/v1/{re.escape(each.plural)}`"
+    found += [] if re.search(row, document, re.MULTILINE) else [f"a row for `{each.words}`: {DOCUMENT.name}"]
     found += [] if each.name in ROUND_TRIPS else [f"a round trip of {each.name}: tests/api/{Path(__file__).name}"]
     return found
 
@@ -172,10 +168,13 @@ def test_every_resource_has_its_routes_its_commands_its_document_and_its_test(se
     paths = served.client().get("/openapi.json").json()["paths"]
     routes = {path: set(ways) for path, ways in paths.items()}
     for each in RESOURCES:
-        commands = operations.command(each.name, caller_options)
-        assert isinstance(commands, click.Group)
+        commands: click.Command | None = cli
+        for word in each.words.split():
+            commands = (
+                commands.get_command(click.Context(commands), word) if isinstance(commands, click.Group) else None
+            )
+        assert isinstance(commands, click.Group), each.words
         assert missing(each, routes, commands, DOCUMENT.read_text()) == []
-        assert each.name in cli.list_commands(click.Context(cli))
     assert len(missing(resource("rate"), {}, None, "")) == 9
 
 
@@ -193,8 +192,10 @@ def test_whatever_has_a_unit_says_so_in_the_description_of_the_routes(served: Se
 
 def test_what_is_set_is_shown_and_removed_by_its_name(good: Callable[[str], str], operate: Answer, pool: Pool) -> None:
     for declared in RESOURCES:
-        name, before = declared.name, len(acts(pool))
-        line, keys, expected, heading = ROUND_TRIPS[name]
+        name, before = declared.words, len(acts(pool))
+        line, keys, expected, heading = ROUND_TRIPS[declared.name]
+        if not name:
+            continue
         good(f"{name} {line} --reason why")
         listed = json.loads(good(f"{name} list --json"))
         rows = listed if isinstance(listed, list) else [listed]
@@ -203,12 +204,12 @@ def test_what_is_set_is_shown_and_removed_by_its_name(good: Callable[[str], str]
         assert expected.items() <= shown.items()
         assert heading in good(f"{name} list")
         assert heading in good(f"{name} show {keys}")
-        code, said = operate(name, "rm", *keys.split(), "--reason", "over")
+        code, said = operate(*name.split(), "rm", *keys.split(), "--reason", "over")
         if isinstance(declared.remove, Irremovable):
-            assert (code, said) == (2, f"error: {name}: cannot be removed: {declared.remove.reason}\n")
+            assert (code, said) == (2, f"error: {declared.name}: cannot be removed: {declared.remove.reason}\n")
         else:
             assert code == 0, said
-            code, said = operate(name, "rm", *keys.split())
+            code, said = operate(*name.split(), "rm", *keys.split())
             assert (code, said.startswith("error: ")) == (2, True)
         (token,) = pool.rows("SELECT id FROM tokens")
         done = acts(pool)[before:]
@@ -234,12 +235,12 @@ def test_what_the_configuration_declares_is_changed_there_alone(
     for line in FREE:
         good(line)
     configured(pool, tmp_path, "")
-    for line in ("rate set cli/opus --per-second 1", "cohort rm gpus", "instance set ci --no-pool", "account rm ci"):
+    for line in ("rate set cli/opus --per-second 1", "cohort rm gpus", "instance set ci --no-pool"):
         good(line)
 
 
 def test_windows_of_operators_outlast_the_configuration(good: Callable[[str], str], pool: Pool, tmp_path: Path) -> None:
-    good("window set day --start 8 --end 20")
+    good("rule window set day --start 8 --end 20")
     configured(pool, tmp_path, FILE)
     assert [each.settings.name for each in pool.database.run(time_windows.read).windows] == ["day", "night"]
     configured(pool, tmp_path, "")
@@ -247,7 +248,7 @@ def test_windows_of_operators_outlast_the_configuration(good: Callable[[str], st
 
 
 def test_the_limits_of_the_default_instance_may_be_set_before_its_first_job(good: Callable[[str], str]) -> None:
-    assert good("owner-quota set default bob 5") == "owner bob of default may cost 5\n"
+    assert good("limit owner set default bob 5") == "owner bob of default may cost 5\n"
     assert good("lock set default tree 2") == "2 jobs of default may hold tree at once\n"
 
 
@@ -265,11 +266,11 @@ def submitted(pool: Pool, **fields: Any) -> str:
 
 def test_a_class_is_removed_only_when_no_job_has_it(good: Callable[[str], str], operate: Answer, pool: Pool) -> None:
     good("class set nightly 5")
-    good("service-level set slow --points 5 --timeout 60")
+    good("rule service-level set slow --points 5 --timeout 60")
     jobs = [submitted(pool, job_class="nightly"), submitted(pool, service_level="slow", job_class="background")]
     bot = pool.bot(capacity=2)
     for _ in ("queued", "leased"):
-        for name, noun in (("class rm nightly", "class"), ("service-level rm slow", "service level")):
+        for name, noun in (("class rm nightly", "class"), ("rule service-level rm slow", "service level")):
             code, said = operate(*name.split())
             assert (code, said) == (2, f"error: {noun} '{name.split()[-1]}' is used by unfinished jobs\n")
         assert operate("class", "rm", "background")[0] == 2
@@ -277,7 +278,7 @@ def test_a_class_is_removed_only_when_no_job_has_it(good: Callable[[str], str], 
     assert {pool.job(job).state for job in jobs} == {"leased"}
     bot.sync(*(completed(work) for work in bot.take()))
     good("class rm nightly")
-    good("service-level rm slow")
+    good("rule service-level rm slow")
     assert "nightly" not in good("class list")
     with pytest.raises(BadInput, match="there is no job class 'nightly'"):
         submitted(pool, job_class="nightly")
@@ -335,11 +336,13 @@ def test_a_window_that_an_operator_makes_closes_the_pool_to_other_classes(pool: 
 # Instances that are not there.
 
 
-MISSPELT = [each for each in RESOURCES if any(part == "ci" for part in ROUND_TRIPS[each.name][0].split())]
+MISSPELT = [
+    each for each in RESOURCES if each.words and any(part == "ci" for part in ROUND_TRIPS[each.name][0].split())
+]
 
 
 def misspelt(each: Resource[Any]) -> list[str]:
-    return [each.name, *("visoin" if part == "ci" else part for part in ROUND_TRIPS[each.name][0].split())]
+    return [*each.words.split(), *("visoin" if part == "ci" else part for part in ROUND_TRIPS[each.name][0].split())]
 
 
 def test_nothing_is_set_for_an_instance_that_is_not_there(
@@ -348,7 +351,7 @@ def test_nothing_is_set_for_an_instance_that_is_not_there(
     good("instance set vision")
     before = acts(pool)
     wanted = [each for each in MISSPELT if each.name != "instance"]
-    assert {each.name for each in wanted} >= {"account", "quota", "owner-quota", "lock", "ceiling", "report-ceiling"}
+    assert {each.name for each in wanted} >= {"quota", "owner-quota", "lock", "ceiling", "report-ceiling"}
     for each in wanted:
         code, said = operate(*misspelt(each))
         assert (code, said.count("\n")) == (2, 1), f"{each.name}: {said}"

@@ -73,8 +73,14 @@ def connected(tmp_path: Path, leasehold: Path, database_url: str) -> Console:
 
 #: A line of arguments, and how the line begins that refuses it.
 WRONG = [
-    ("nothing", "No such command 'nothing'."),
-    ("db statsu", "No such command 'statsu'. Did you mean 'status'?"),
+    ("nothing", "there is no command 'nothing'"),
+    ("db statsu", "there is no command 'db statsu'; did you mean 'status'?"),
+    ("rule windw set", "there is no command 'rule windw'; did you mean 'window'?"),
+    ("bot list", "there is no command 'bot list'; did you mean `leasehold bots list`?"),
+    ("retry 5", "there is no command 'retry'; did you mean `leasehold requeue`?"),
+    ("class-limit set random 2", "'class-limit' is now `leasehold limit class`"),
+    ("quota owner ci ann 2", "'quota owner' is now `leasehold limit owner set`"),
+    ("help class-limit", "TOPIC: 'class-limit' is now `leasehold limit class`"),
     ("--verbose", "No such option '--verbose'."),
     ("up --bots many", "--bots: 'many' is not a valid integer range."),
     ("up --bots -1", "--bots: -1 is not in the range 0<=x<=1000."),

@@ -12,7 +12,7 @@ import click
 import pytest
 from click.shell_completion import ShellComplete
 
-from assigner.cli import completion, errors, manual, operations
+from assigner.cli import completion, errors, manual, names, operations
 from assigner.cli.main import LOCAL, cli
 from ops import manual as man_page
 from tests.support.http import JOB_COMMANDING, Answer, ReceivedRequest, gateway
@@ -224,6 +224,17 @@ def test_help_version_and_mistakes_import_no_command() -> None:
     done = imported(["--help"], ["--version"], ["sbmit"], ["--bogus"])
     assert [code for code, _ in done] == [0, 0, 2, 2]
     assert done[-1][1] & (SERVERS | {"pydantic", "rich", "bots"}) == set()
+
+
+def test_help_has_each_command_in_one_group_and_names_only_commands_that_are_there() -> None:
+    context = click.Context(cli)
+    grouped = [name for group in names.GROUPS.values() for name in group]
+    assert sorted(grouped) == sorted(cli.list_commands(context))
+    for said, meant in [*names.RENAMED.items(), *names.MEANT.items()]:
+        found: click.Command | None = cli
+        for word in meant.split():
+            found = found.get_command(context, word) if isinstance(found, click.Group) else None
+        assert found is not None, f"{said}: there is no command '{meant}'"
 
 
 def test_help_and_completion_tell_of_each_command_what_its_own_help_tells() -> None:

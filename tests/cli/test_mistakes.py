@@ -41,7 +41,7 @@ WARNINGS = [
     ("[bot]\ncapacity = 4\nauto_capacity = true\n", "2: bot.capacity: means nothing together with auto_capacity"),
     ('[service_levels]\ndefault = "standrad"\n',
      "2: service_levels.default: 'standrad' is no service level of a new pool, and gateways start only after "
-     "`leasehold service-level set standrad`; did you mean 'standard'?"),
+     "`leasehold rule service-level set standrad`; did you mean 'standard'?"),
 ]  # fmt: skip
 ERRORS = [
     (NIGHT + 'types = ["nosuch"]\n', "5: windows[0].types: no window lets jobs of the classes 'critical', "),

@@ -40,58 +40,61 @@ REFUSED = [
     ("class set nightly -5.5", "POINTS: '-5.5' is not a whole number"),
     ("class set nightly none", "POINTS: 'none' is not a whole number"),
     ("class set nightly", "POINTS: is missing"),
-    ("owner-quota set ci ann -1", "COST: must be greater than or equal to 0"),
-    ("window set w --start 8 --end 8", "request: end: a window that ends as it starts is never open"),
-    ("window set w --start 8 --end 9 --type Bad", "--type: 'Bad' is not a name"),
-    ("service-level set slow --points 5 --timeout soon", "'soon' is not a duration"),
+    ("limit owner set ci ann -1", "COST: must be greater than or equal to 0"),
+    ("rule window set w --start 8 --end 8", "request: end: a window that ends as it starts is never open"),
+    ("rule window set w --start 8 --end 9 --type Bad", "--type: 'Bad' is not a name"),
+    ("rule service-level set slow --points 5 --timeout soon", "'soon' is not a duration"),
     ("queue-limit set nightly none", "MAX_QUEUED: 'none' is not a whole number"),
-    ("instance-queue-limit set 5 --instance nosuch", "instance: there is no instance 'nosuch'"),
-    ("instance-queue-limit set -1", "MAX_QUEUED: must be greater than or equal to 0"),
-    ("instance-queue-limit rm", "instance-queue-limit: there is no default"),
-    ("ceiling set", "give at least one of: --default-timeout, --max-timeout, --max-queue-age"),
-    ("ceiling set --max-timeout 0", "--max-timeout: must be greater than 0"),
-    ("ceiling set --max-timeout 1m --default-timeout 61s", "--default-timeout: must be at most 60"),
-    ("ceiling set --max-queue-age 1m --instance nosuch", "instance: there is no instance 'nosuch'"),
-    ("ceiling rm --label quick", "ceiling: label:quick has none"),
-    ("submit-rule set --owner-penalty 5", "--owner-penalty: means nothing without owner_cost"),
-    ("submit-rule set --owner-cost -1", "--owner-cost: must be greater than or equal to 0"),
-    ("submit-rule set --any-command --command sh", "give at most one of: --command, --any-command"),
-    ("submit-rule rm --instance default", "submit-rule: 'default' has none"),
-    ("report-ceiling set nosuch tokens 5", "instance: there is no instance 'nosuch'"),
-    ("report-ceiling set ci tokens -5", "AMOUNT: must be greater than or equal to 0"),
-    ("report-ceiling rm ci tokens", "report-ceiling: 'ci/tokens' is not set"),
+    ("limit instance-queue set 5 --instance nosuch", "instance: there is no instance 'nosuch'"),
+    ("limit instance-queue set -1", "MAX_QUEUED: must be greater than or equal to 0"),
+    ("limit instance-queue rm", "instance-queue-limit: there is no default"),
+    ("limit ceiling set", "give at least one of: --default-timeout, --max-timeout, --max-queue-age"),
+    ("limit ceiling set --max-timeout 0", "--max-timeout: must be greater than 0"),
+    ("limit ceiling set --max-timeout 1m --default-timeout 61s", "--default-timeout: must be at most 60"),
+    ("limit ceiling set --max-queue-age 1m --instance nosuch", "instance: there is no instance 'nosuch'"),
+    ("limit ceiling rm --label quick", "ceiling: label:quick has none"),
+    ("rule submit set --owner-penalty 5", "--owner-penalty: means nothing without owner_cost"),
+    ("rule submit set --owner-cost -1", "--owner-cost: must be greater than or equal to 0"),
+    ("rule submit set --any-command --command sh", "give at most one of: --command, --any-command"),
+    ("rule submit rm --instance default", "submit-rule: 'default' has none"),
+    ("limit report set nosuch tokens 5", "instance: there is no instance 'nosuch'"),
+    ("limit report set ci tokens -5", "AMOUNT: must be greater than or equal to 0"),
+    ("limit report rm ci tokens", "report-ceiling: 'ci/tokens' is not set"),
     ("lock set ci Tree 1", "lock: 'Tree' is not a name"),
     ("quota show ci --cohort ..", "--cohort: '..' is not a name"),
-    ("window show absent", "window: there is no 'absent'"),
+    ("rule window show absent", "window: there is no 'absent'"),
     *(
-        (f"service-level set gold --points 50 --timeout {bad}", "--timeout: must be ")
+        (f"rule service-level set gold --points 50 --timeout {bad}", "--timeout: must be ")
         for bad in ("-1", "nan", "inf", "99999999999")
     ),
-    ("service-level set gold --points 50", "--timeout: is missing: there is no service level 'gold' yet"),
-    ("service-level set gold --timeout 60", "--points: is missing: there is no service level 'gold' yet"),
-    ("service-level set gold", "give at least one of: --points, --timeout"),
+    ("rule service-level set gold --points 50", "--timeout: is missing: there is no service level 'gold' yet"),
+    ("rule service-level set gold --timeout 60", "--points: is missing: there is no service level 'gold' yet"),
+    ("rule service-level set gold", "give at least one of: --points, --timeout"),
     *((f"scheduling set --starvation {bad}", "--starvation: must be ") for bad in ("0", "-1h", "nan", "1e30")),
     ("scheduling set --max-queue-size 0", "--max-queue-size: must be greater than 0"),
     ("scheduling set --max-queue-size 1e3", "--max-queue-size: '1e3' is neither a whole number nor 'none'"),
-    ("class-limit set nosuch 3", "class: there is no class 'nosuch'"),
-    ("class-limit set critical 1.5", "JOBS: '1.5' is neither a whole number nor 'none'"),
-    ("class-limit set critical -1", "JOBS: must be greater than or equal to 0"),
-    ("class limit critical -1", "JOBS: must be greater than or equal to 0"),
-    ("class-reserve set critical 3", "JOBS: can be kept only of a limit: set one with `pool-limit set"),
-    ("class-reserve set critical 0", "JOBS: must be greater than or equal to 1"),
-    ("class-reserve set critical none", "JOBS: 'none' is not a whole number"),
-    ("class-reserve set nosuch 3", "class: there is no class 'nosuch'"),
-    ("class-reserve rm critical", "class: nothing is kept for 'critical'"),
+    ("limit class set nosuch 3", "class: there is no class 'nosuch'"),
+    ("limit class set critical 1.5", "JOBS: '1.5' is neither a whole number nor 'none'"),
+    ("limit class set critical -1", "JOBS: must be greater than or equal to 0"),
+    ("limit class set critical -1", "JOBS: must be greater than or equal to 0"),
+    ("limit reserve set critical 3", "JOBS: can be kept only of a limit: set one with `pool-limit set"),
+    ("limit reserve set critical 0", "JOBS: must be greater than or equal to 1"),
+    ("limit reserve set critical none", "JOBS: 'none' is not a whole number"),
+    ("limit reserve set nosuch 3", "class: there is no class 'nosuch'"),
+    ("limit reserve rm critical", "class: nothing is kept for 'critical'"),
     ("class set critical -2000", "POINTS: must be greater than or equal to -900"),
-    ("owner-quota set nosuch bob 5", "instance: there is no instance 'nosuch'"),
-    ("quota owner nosuch bob 5", "instance: there is no instance 'nosuch'"),
-    ("project-quota set nosuch site 5", "instance: there is no instance 'nosuch'"),
+    ("limit owner set nosuch bob 5", "instance: there is no instance 'nosuch'"),
+    ("limit owner set nosuch bob 5", "instance: there is no instance 'nosuch'"),
+    ("limit project set nosuch site 5", "instance: there is no instance 'nosuch'"),
     ("lock set nosuch tree 5", "instance: there is no instance 'nosuch'"),
-    ("quota owner default bob -5", "COST: must be greater than or equal to 0"),
-    ("owner-quota set default bob 1e40", "COST: must be less than or equal to 1000000000000"),
+    ("limit owner set default bob -5", "COST: must be greater than or equal to 0"),
+    ("limit owner set default bob 1e40", "COST: must be less than or equal to 1000000000000"),
     ("instance set ci --lock tree=1 --lock tree=2", "--lock: names 'tree' twice"),
-    ("meter set plan --used 1 --limit 4 --resets-at 2020-01-01T00:00:00Z", "--resets-at: must be at most a day ago"),
-    ("meter forecast --class nosuch", "class: there is no job class 'nosuch'"),
+    (
+        "rule meter set plan --used 1 --limit 4 --resets-at 2020-01-01T00:00:00Z",
+        "--resets-at: must be at most a day ago",
+    ),
+    ("rule meter forecast --class nosuch", "class: there is no job class 'nosuch'"),
     # Tenants
     ("quota set team-a", "give at least one of: --min, --max"),
     ("quota set team-a --min -1", "--min: must be greater than or equal to 0"),
@@ -117,7 +120,7 @@ REFUSED = [
     ("instance set team-a --slots 1.5", "--slots: '1.5' is neither a whole number nor 'none'"),
     ("instance set team-a --lock tree", "--lock: 'tree' is not NAME=SLOTS"),
     ("instance set team-a --lock tree=2 --no-share", "share: is false, which means nothing together with a part of a"),
-    ("instance limit-all", "give at least one of: --max-concurrent, --budget"),
+    ("pool-limit set", "give at least one of: --max-concurrent, --budget"),
     ("instance set team-a --pool Builds", "--pool: 'Builds' is not a name"),
     ("instance set Team --no-pool", "name: 'Team' is not a name"),
     # Rates and advice
@@ -127,11 +130,11 @@ REFUSED = [
     ("rate set claude --per-second nan", "--per-second: must be a finite number"),
     ("rate set claude --per-second 1 --burst 0", "--burst: must be greater than or equal to 1"),
     ("rate rm claude", "rate: 'claude' has none"),
-    ("backpressure set", "give exactly one of: --stop, --delay"),
-    ("backpressure set --stop --delay 1", "give exactly one of: --stop, --delay"),
-    ("backpressure set Claude --stop", "resource_class: 'Claude' is not a name"),
-    ("backpressure set --delay 4000", "--delay: must be less than or equal to 3600"),
-    ("backpressure rm", "backpressure: nothing is advised for all jobs"),
+    ("rule backpressure set", "give exactly one of: --stop, --delay"),
+    ("rule backpressure set --stop --delay 1", "give exactly one of: --stop, --delay"),
+    ("rule backpressure set Claude --stop", "resource_class: 'Claude' is not a name"),
+    ("rule backpressure set --delay 4000", "--delay: must be less than or equal to 3600"),
+    ("rule backpressure rm", "backpressure: nothing is advised for all jobs"),
     # What holds for all classes
     ("scheduling set --high 70", "levels: must have critical < high < normal"),
     ("scheduling set", "give at least one of: --project-points"),
@@ -172,16 +175,16 @@ def test_the_table_shows_both_directions_and_a_change_reaches_what_waits(good: G
 
 def test_a_service_level_can_be_changed_and_shown(good: Good, pool: Pool) -> None:
     job = submitted(pool, service_level="economy")
-    said = good("service-level set economy --points 30 --timeout 15m")
+    said = good("rule service-level set economy --points 30 --timeout 15m")
     assert said == "economy has 30 points: priority 70, timeout 900 s; 1 waiting job changed\n"
     assert (pool.job(job).priority, pool.job(job).timeout_seconds) == (70, 1800)
-    shown = {each["name"]: each for each in json.loads(good("service-level list --json"))}
+    shown = {each["name"]: each for each in json.loads(good("rule service-level list --json"))}
     assert shown["economy"]["timeout_seconds"] == 900
-    assert "premium" in good("service-level list")
-    assert good("service-level set premium --points 90").startswith(
+    assert "premium" in good("rule service-level list")
+    assert good("rule service-level set premium --points 90").startswith(
         "premium has 90 points: priority 10, timeout 7200 s"
     )
-    said = good("service-level set premium --timeout 1h")
+    said = good("rule service-level set premium --timeout 1h")
     assert said.startswith("premium has 90 points: priority 10, timeout 3600 s")
 
 
@@ -200,9 +203,9 @@ def test_what_holds_for_all_classes_is_set_and_what_is_not_given_stays(good: Goo
 def test_commands_of_a_thing_set_what_belongs_to_it_and_say_so(good: Good, operate: Operate) -> None:
     for line, said in (
         ("quota set team-a --max 0 --create", "team-a has a minimum of 0 and a maximum of 0"),
-        ("quota owner team-a ann 2", "owner ann of team-a may cost 2"),
-        ("quota project team-a site 0", "project site of team-a may cost 0"),
-        ("quota project team-a site none", "project site of team-a may cost any amount"),
+        ("limit owner set team-a ann 2", "owner ann of team-a may cost 2"),
+        ("limit project set team-a site 0", "project site of team-a may cost 0"),
+        ("limit project set team-a site none", "project site of team-a may cost any amount"),
         ("quota rm team-a", "team-a has no quota in default"),
         ("instance set team-a --pool builds", "team-a is of pool builds"),
         ("instance set team-a --no-pool", "team-a is of no pool"),
@@ -212,22 +215,22 @@ def test_commands_of_a_thing_set_what_belongs_to_it_and_say_so(good: Good, opera
             "rate set claude_cli/opus --per-second 0.5 --burst 3",
             "claude_cli/opus starts 0.5 jobs per second, 3 at once",
         ),
-        ("backpressure set --stop --for 60", "assigners start no jobs of any class"),
-        ("backpressure set codex --delay 2", "assigners wait 2 s after a start of codex"),
+        ("rule backpressure set --stop --for 60", "assigners start no jobs of any class"),
+        ("rule backpressure set codex --delay 2", "assigners wait 2 s after a start of codex"),
     ):
         assert good(line) == f"{said}\n"
     share = {"pool": None, "credit_weight": 3.0, "unit": "tokens", "budget": None}
     assert share.items() <= listed(good, "instance")["team-a"].items()
-    advised = [(each["resource_class"], each["allowed"]) for each in json.loads(good("backpressure list --json"))]
+    advised = [(each["resource_class"], each["allowed"]) for each in json.loads(good("rule backpressure list --json"))]
     assert advised == [(None, False), ("codex", True)]
-    assert good("backpressure rm") == "nothing is advised for all jobs\n"
+    assert good("rule backpressure rm") == "nothing is advised for all jobs\n"
     assert good("instance set team-a --no-share") == "team-a has no share\n"
     assert "'team-a' has no share of the pool" in operate("instance", "set", "team-a", "--no-share")[1]
     assert operate("quota", "rm", "team-a") == (2, "error: quota: 'team-a' has none in cohort 'default'\n")
 
 
 def test_a_class_that_is_limited_leaves_room_for_the_others(good: Good, pool: Pool) -> None:
-    good("class limit background 2")
+    good("limit class set background 2")
     found = {each["name"]: each["jobs"] for each in json.loads(good("class list --json"))}
     assert (found["background"], found["critical"]) == (2, None)
     line = next(each for each in good("class list").splitlines() if each.startswith("background"))

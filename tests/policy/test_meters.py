@@ -175,13 +175,16 @@ Answer = Callable[..., tuple[int, str]]
 
 
 def test_an_operator_writes_and_reads_meters(operate: Answer) -> None:
-    assert operate("meter", "set", "plan", "--used", "30", "--limit", "40") == (0, "plan stands at 75 % of its limit\n")
-    code, told = operate("meter", "list", "--json")
+    assert operate("rule", "meter", "set", "plan", "--used", "30", "--limit", "40") == (
+        0,
+        "plan stands at 75 % of its limit\n",
+    )
+    code, told = operate("rule", "meter", "list", "--json")
     (meter,) = json.loads(told)
     assert (code, meter["name"], meter["used"], meter["limit"], meter["resets_at"]) == (0, "plan", 30, 40, None)
-    assert "plan" in operate("meter", "list")[1]
-    assert operate("meter", "rm", "plan")[0] == 0
-    assert json.loads(operate("meter", "list", "--json")[1]) == []
+    assert "plan" in operate("rule", "meter", "list")[1]
+    assert operate("rule", "meter", "rm", "plan")[0] == 0
+    assert json.loads(operate("rule", "meter", "list", "--json")[1]) == []
 
 
 def test_what_cannot_be_meant_of_a_meter_is_refused(operate: Answer) -> None:
@@ -196,27 +199,27 @@ def test_what_cannot_be_meant_of_a_meter_is_refused(operate: Answer) -> None:
         ("pattern plan --zone Mars/Olympus", "--zone: 'Mars/Olympus' is not a time zone"),
         ("forecast --class nosuch", "class: there is no job class 'nosuch'"),
     ):
-        code, told = operate("meter", *line.split())
+        code, told = operate("rule", "meter", *line.split())
         assert (code, told.startswith(f"error: {said}")) == (2, True), told
 
 
 def test_an_operator_asks_for_the_best_start_and_the_pattern(operate: Answer, pool: Pool) -> None:
-    assert operate("meter", "forecast", "--class", "random") == (0, "now: there are no windows\n")
+    assert operate("rule", "meter", "forecast", "--class", "random") == (0, "now: there are no windows\n")
     # A window that opens two hours from now, so that it is closed whatever the time of the day.
     hour = (pool.row("SELECT extract(hour FROM now() AT TIME ZONE 'UTC')::integer AS hour").hour + 2) % 24
     settings = WindowSettings(name="later", start=hour, end=hour + 1, meter="plan", usage_threshold=80)
     pool.database.run(lambda c: time_windows.declare(c, [settings], actor="test"))
-    operate("meter", "set", "plan", "--used", "10", "--limit", "40")
-    assert operate("meter", "forecast", "--class", "random", "--estimate", "22") == (0, "no suitable window\n")
-    code, told = operate("meter", "forecast", "--class", "random", "--estimate", "21")
+    operate("rule", "meter", "set", "plan", "--used", "10", "--limit", "40")
+    assert operate("rule", "meter", "forecast", "--class", "random", "--estimate", "22") == (0, "no suitable window\n")
+    code, told = operate("rule", "meter", "forecast", "--class", "random", "--estimate", "21")
     assert code == 0
     assert told.startswith("window 'later' opens at ")
     assert told.endswith(f" {hour:02}:00 UTC, its meter expected at 25 %\n")
-    pattern = json.loads(operate("meter", "pattern", "plan", "--json")[1])
+    pattern = json.loads(operate("rule", "meter", "pattern", "plan", "--json")[1])
     assert [each for each in pattern["avg_usage_by_hour"] if each is not None] == [25]
     settings = WindowSettings(name="always", start=0, end=24, meter="plan", usage_threshold=80)
     pool.database.run(lambda c: time_windows.declare(c, [settings], actor="test"))
-    asked = ("meter", "forecast", "--class", "random", "--estimate", "21")
+    asked = ("rule", "meter", "forecast", "--class", "random", "--estimate", "21")
     assert operate(*asked) == (0, "now: window 'always' is open, its meter at 25 %\n")
     found = json.loads(operate(*asked, "--json")[1])
     assert (found["now"], found["window"], found["percent"]) == (True, "always", 25)

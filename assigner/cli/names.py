@@ -1,0 +1,77 @@
+"""What commands are called: the groups of `--help`, earlier names of commands, and what people say instead of them.
+
+An earlier name is refused with the one that took its place. Nothing is imported here, because every command reads it.
+"""
+
+from collections.abc import Mapping, Sequence
+
+#: The groups of `--help`, in its order. A test says that each command is in one of them.
+GROUPS: Mapping[str, Sequence[str]] = {
+    "Jobs": (
+        *("submit", "list", "show", "logs", "result", "wait", "explain", "metadata"),
+        *("cancel", "requeue", "hold", "release", "priority"),
+    ),
+    "Graphs": ("graph",),
+    "Tasks and schedules": ("schedule",),
+    "Bots": ("bots", "bot"),
+    "Tenants": ("instance", "cohort", "quota", "token"),
+    "Limits": ("pool-limit", "lock", "rate", "queue-limit", "limit"),
+    "Rules": ("class", "scheduling", "rule"),
+    "Pool": (
+        *("up", "demo", "status", "report", "demand", "assigners", "console"),
+        *("config", "db", "gateway", "assign", "completion", "help"),
+    ),
+}
+#: Earlier name → what it is called now.
+RENAMED: Mapping[str, str] = {
+    "account": "instance set",
+    "backpressure": "rule backpressure",
+    "ceiling": "limit ceiling",
+    "class limit": "limit class set",
+    "class-limit": "limit class",
+    "class-reserve": "limit reserve",
+    "instance limit-all": "pool-limit set",
+    "instance-queue-limit": "limit instance-queue",
+    "meter": "rule meter",
+    "owner-quota": "limit owner",
+    "project-quota": "limit project",
+    "quota owner": "limit owner set",
+    "quota project": "limit project set",
+    "report-ceiling": "limit report",
+    "service-level": "rule service-level",
+    "submit-rule": "rule submit",
+    "window": "rule window",
+}
+#: Earlier option → what takes its place.
+RENAMED_OPTIONS: Mapping[str, str] = {}
+#: What other programs call it → the command that is probably meant.
+MEANT: Mapping[str, str] = {
+    **{f"bot {each}": f"bots {each}" for each in ("list", "show", "drain")},
+    **dict.fromkeys(("jobs", "ls", "ps"), "list"),
+    **dict.fromkeys(("job", "info", "describe", "get"), "show"),
+    **dict.fromkeys(("kill", "stop", "abort", "delete", "rm"), "cancel"),
+    **dict.fromkeys(("retry", "rerun", "resubmit"), "requeue"),
+    **dict.fromkeys(("run", "exec", "enqueue"), "submit"),
+    **dict.fromkeys(("pause", "suspend"), "hold"),
+    **dict.fromkeys(("resume", "unhold"), "release"),
+    **dict.fromkeys(("output", "tail"), "logs"),
+    **dict.fromkeys(("worker", "workers"), "bots"),
+    **dict.fromkeys(("drain", "undrain"), "bots drain"),
+    **dict.fromkeys(("init", "migrate"), "db upgrade"),
+    "why": "explain",
+    "cron": "schedule",
+    "server": "gateway",
+    "tenant": "instance",
+    "verify": "db verify",
+    "doctor": "db doctor",
+}
+
+
+def instead(words: Sequence[str]) -> str | None:
+    """Return why these first words of a command line are no command, if it is known what is meant; else None."""
+    for said in (" ".join(words[:2]), *words[:1]):
+        if said in RENAMED:
+            return f"'{said}' is now `leasehold {RENAMED[said]}`"
+        if said in MEANT:
+            return f"there is no command '{said}'; did you mean `leasehold {MEANT[said]}`?"
+    return None
