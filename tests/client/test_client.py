@@ -6,6 +6,7 @@ import random
 import socket
 import ssl
 import tempfile
+import traceback
 from pathlib import Path
 from typing import Any, get_args
 from uuid import UUID
@@ -127,6 +128,7 @@ def test_nobody_at_the_address_and_one_who_does_not_answer_are_told_apart() -> N
         with client_for(url, patience=0.1) as client, pytest.raises(NoAnswer) as caught:
             client.status()
     assert str(caught.value) == f"cannot reach the gateway at {url}: is it running?"
+    assert "".join(traceback.format_exception(caught.value)).count("Traceback") == 1
     with gateway(in_turn(Answer(cut=True))) as stands:
         with client_for(stands.url, patience=0.1) as client, pytest.raises(NoAnswer) as caught:
             client.status()

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from leasehold.states import JobState as JobState
     from leasehold.tasks.large_results import ResultFiles as ResultFiles
     from leasehold.tasks.periodic import AppliedSchedule as AppliedSchedule
+    from leasehold.tasks.task import AsyncTask as AsyncTask
     from leasehold.tasks.task import AsyncTaskJob as AsyncTaskJob
     from leasehold.tasks.task import Task as Task
     from leasehold.tasks.task import TaskJob as TaskJob
@@ -61,7 +62,7 @@ _EXPORTS = {
     "tasks.periodic": ("AppliedSchedule",),
     "pool": ("Pool",),
     "states": ("FINAL", "JobState"),
-    "tasks.task": ("AsyncTaskJob", "Task", "TaskJob", "TaskRegistry"),
+    "tasks.task": ("AsyncTask", "AsyncTaskJob", "Task", "TaskJob", "TaskRegistry"),
 }
 _MODULES = {name: module for module, names in _EXPORTS.items() for name in names}
 

@@ -18,22 +18,18 @@ from leasehold.states import FINAL, JobState
 Record = Mapping[str, Any]
 
 
-class NodeFields(TypedDict, total=False):
-    """The fields of a request that a node of a graph may have too, except its command; `leasehold submit --help` says
-    what each of them means. Times are in seconds."""
+class TaskFields(TypedDict, total=False):
+    """The fields of a request that a task may have too, under the same name and with the same type."""
 
     env: Mapping[str, str]
-    stdin: str
     label: str
     metadata: Mapping[str, str]
-    properties: Mapping[str, str | Sequence[str]]
     preferred_properties: Mapping[str, str | Sequence[str]]
     prefer_seconds: float
     units: int
     resources: Mapping[str, int]
     locality_hint: str
     batch_key: str
-    priority: int
     urgency: int
     job_class: str
     user_priority: int
@@ -47,12 +43,21 @@ class NodeFields(TypedDict, total=False):
     resource_class: str
     model: str
     estimated_cost: float
-    timeout_seconds: float
     queue_timeout_seconds: float
-    max_attempts: int
-    retry_failed: bool
     owner: str
     project: str
+
+
+class NodeFields(TaskFields, total=False):
+    """The fields of a request that a node of a graph may have too, except its command; `leasehold submit --help` says
+    what each of them means. Times are in seconds."""
+
+    stdin: str
+    properties: Mapping[str, str | Sequence[str]]
+    priority: int
+    timeout_seconds: float
+    max_attempts: int
+    retry_failed: bool
 
 
 class JobFields(NodeFields, total=False):

@@ -107,9 +107,9 @@ class Transport:
                     if unknown.answer is not None:
                         raise _refusal(unknown.answer) from None
                     if isinstance(unknown.__cause__, Unreachable):
-                        raise NoAnswer(f"cannot reach the gateway at {self.url}: is it running?") from unknown
+                        raise NoAnswer(f"cannot reach the gateway at {self.url}: is it running?") from None
                     reason = "takes connections and does not answer: look at its log and its database"
-                    raise NoAnswer(f"the gateway at {self.url} {reason}") from unknown
+                    raise NoAnswer(f"the gateway at {self.url} {reason}") from None
             self.rest(self._chance.uniform(0.0, min(2.0, 0.05 * 2.0 ** min(tries, 30))))
         if not 200 <= answer.status < 300:
             raise _refusal(answer)

@@ -1,16 +1,29 @@
 """The options of a task: those of its own, those that are fields of a job request, and what is wrong with them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from leasehold import wire
 from leasehold.errors import BadInput
-from leasehold.jobs import JobFields
+from leasehold.jobs import JobFields, TaskFields
 from leasehold.transport import Record
 from leasehold.wire import PROPERTY
 
 #: How calls are told apart by `unique`: by all arguments, or by a text that is made of them.
 Unique = bool | Callable[..., str]
+
+
+class TaskOptions(TaskFields, total=False):
+    """The options of a task and of its calls; see `TaskRegistry.task`. Other fields: see `leasehold submit --help`."""
+
+    retries: int
+    timeout: float | None
+    properties: Mapping[str, str | Sequence[str]] | None
+    priority: int | None
+    unique: Unique
+    instance: str
+    key: str
+
 
 #: Fields of a request that a task has for itself.
 _OWN = frozenset({"command", "stdin", "payload", "timeout_seconds", "max_attempts", "retry_failed", "dedup_key"})
@@ -23,7 +36,7 @@ def request_fields(
     label: str = "",
     retries: int = 0,
     timeout: float | None = None,
-    properties: Mapping[str, str | list[str]] | None = None,
+    properties: Mapping[str, str | Sequence[str]] | None = None,
     priority: int | None = None,
     unique: Unique = False,
     **more: Any,

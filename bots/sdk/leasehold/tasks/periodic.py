@@ -7,7 +7,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, get_args
 
 from leasehold import wire
 from leasehold.client import Client
@@ -17,8 +17,7 @@ from leasehold.tasks.task import Task, TaskRegistry
 from leasehold.transport import Record
 from leasehold.wire import CatchUp, Overlap, Serialiser, check_cron, escaped, has_ticks
 
-P = ParamSpec("P")
-R = TypeVar("R")
+T = TypeVar("T", bound=Task[..., Any])
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,7 @@ class AppRegistry(TaskRegistry):
             catch_up_seconds: float = 86_400.0,
             overlap: Overlap = "allow",
             enabled: bool | None = None,
-        ) -> Callable[[Task[P, R]], Task[P, R]]: ...
+        ) -> Callable[[T], T]: ...
 
     else:
 

@@ -10,16 +10,29 @@ import functools
 import inspect
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, ParamSpec, TypeVar, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Concatenate,
+    Generic,
+    ParamSpec,
+    Protocol,
+    Self,
+    TypeAlias,
+    TypeVar,
+    Unpack,
+    overload,
+)
 
 from leasehold.client import Client, Job
 from leasehold.errors import BadInput, TaskFailed, TimedOut
 from leasehold.tasks.arguments import Arguments, decode_result, dedup_key, encode_call
 from leasehold.tasks.large_results import LargeResults
-from leasehold.tasks.options import Unique, request_fields
+from leasehold.tasks.options import TaskOptions, request_fields
 from leasehold.transport import Record
 from leasehold.wire import COMMAND, PROPERTY, JsonSerialiser, Serialiser
 
@@ -28,6 +41,24 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+V = TypeVar("V")
+#: Types of the first parameters of a task whose calls are submitted together.
+A = TypeVar("A")
+B = TypeVar("B")
+C = TypeVar("C")
+D = TypeVar("D")
+E = TypeVar("E")
+T1 = TypeVar("T1", contravariant=True)
+T2 = TypeVar("T2", contravariant=True)
+T3 = TypeVar("T3", contravariant=True)
+T4 = TypeVar("T4", contravariant=True)
+#: The named arguments of one call. Their types are not checked before the call is encoded.
+Named: TypeAlias = Mapping[str, Any]
+#: Calls of a task that takes one, two, three or four arguments by their places.
+One: TypeAlias = Iterable[tuple[A] | Named]
+Two: TypeAlias = Iterable[tuple[A, B] | tuple[A] | Named]
+Three: TypeAlias = Iterable[tuple[A, B, C] | tuple[A, B] | tuple[A] | Named]
+Four: TypeAlias = Iterable[tuple[A, B, C, D] | tuple[A, B, C] | tuple[A, B] | tuple[A] | Named]
 
 
 class TaskRegistry:
@@ -63,21 +94,13 @@ class TaskRegistry:
         self.tasks: dict[str, Task[Any, Any]] = {}
 
     @overload
+    def task(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> "AsyncTask[P, R]": ...
+
+    @overload
     def task(self, function: Callable[P, R], /) -> "Task[P, R]": ...
 
     @overload
-    def task(
-        self,
-        *,
-        name: str | None = None,
-        label: str = "",
-        retries: int = 0,
-        timeout: float | None = None,
-        properties: Mapping[str, str | list[str]] | None = None,
-        priority: int | None = None,
-        unique: Unique = False,
-        **fields: Any,
-    ) -> "Callable[[Callable[P, R]], Task[P, R]]": ...
+    def task(self, *, name: str | None = None, **options: Unpack[TaskOptions]) -> "TaskDecorator": ...
 
     def task(self, *functions: Callable[..., Any], **options: Any) -> Any:
         """Make a function of a module a task, as a decorator with or without arguments.
@@ -110,7 +133,8 @@ class TaskRegistry:
         known = self.tasks.get(called)
         if known is not None and known.function.__module__ != function.__module__:
             raise BadInput("name", f"'{called}' is the name of two tasks")
-        task = self.tasks[called] = Task(self, function, called, options)
+        cls: type[Task[Any, Any]] = AsyncTask if inspect.iscoroutinefunction(function) else Task
+        task = self.tasks[called] = cls(self, function, called, options)
         return task
 
     def fetch_result(self, reference: Any) -> bytes:
@@ -148,10 +172,61 @@ def module_name(module: str) -> str:
     return Path(file).stem
 
 
-class Task(Generic[P, R]):
-    """A function that a pool can run as a job. Calling the task calls the function, here and now."""
+class TaskDecorator(Protocol):
+    """What makes a function a task with the options that were given."""
 
-    def __init__(self, registry: TaskRegistry, function: Callable[P, R], name: str, options: Mapping[str, Any]) -> None:
+    @overload
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> "AsyncTask[P, R]": ...
+
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> "Task[P, R]": ...
+
+
+class Takes0(Protocol[R]):
+    """For type checkers alone: a task that can be called with no argument."""
+
+    def defer(self) -> "TaskJob[R]": ...
+
+
+class Takes1(Protocol[T1, R]):
+    """For type checkers alone: a task that can be called with one argument by its place."""
+
+    def defer(self, a: T1, /) -> "TaskJob[R]": ...
+
+
+class Takes2(Protocol[T1, T2, R]):
+    """For type checkers alone: a task that can be called with two arguments by their places."""
+
+    def defer(self, a: T1, b: T2, /) -> "TaskJob[R]": ...
+
+
+class Takes3(Protocol[T1, T2, T3, R]):
+    """For type checkers alone: a task that can be called with three arguments by their places."""
+
+    def defer(self, a: T1, b: T2, c: T3, /) -> "TaskJob[R]": ...
+
+
+class Takes4(Protocol[T1, T2, T3, T4, R]):
+    """For type checkers alone: a task that can be called with four arguments by their places."""
+
+    def defer(self, a: T1, b: T2, c: T3, d: T4, /) -> "TaskJob[R]": ...
+
+
+class TakesMore(Protocol[P, R]):
+    """For type checkers alone: a task that can be called with these arguments."""
+
+    def defer(self, *args: P.args, **kwargs: P.kwargs) -> "TaskJob[R]": ...
+
+
+class Task(Generic[P, R]):
+    """A function that a pool can run as a job. Calling the task calls the function, here and now.
+
+    P: its parameters. R: its value, also if it is an `async def`.
+    """
+
+    def __init__(
+        self, registry: TaskRegistry, function: Callable[P, Any], name: str, options: Mapping[str, Any]
+    ) -> None:
         functools.update_wrapper(self, function)
         self.function, self.name, self.registry, self._options = function, name, registry, dict(options)
         #: The function is an `async def`.
@@ -159,11 +234,12 @@ class Task(Generic[P, R]):
         request_fields(**self._options)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        return self.function(*args, **kwargs)
+        returned: R = self.function(*args, **kwargs)
+        return returned
 
-    def using(self, **options: Any) -> "Task[P, R]":
+    def using(self, **options: Unpack[TaskOptions]) -> Self:
         """Return the same task with other options for its calls: those of the decorator, and `key`. Raises BadInput."""
-        return Task(self.registry, self.function, self.name, {**self._options, **options})
+        return type(self)(self.registry, self.function, self.name, {**self._options, **options})
 
     def defer(self, *args: P.args, **kwargs: P.kwargs) -> "TaskJob[R]":
         """Submit a call as a job.
@@ -175,7 +251,30 @@ class Task(Generic[P, R]):
         (submitted,) = self.registry.client.submit([self.request(*args, **kwargs)])
         return TaskJob(submitted.id, submitted.created, task=self)
 
-    def batch(self, calls: Iterable[Arguments]) -> "list[TaskJob[R]]":
+    @overload
+    def batch(self: Takes0[V], calls: Iterable[tuple[()] | Named]) -> "list[TaskJob[V]]": ...
+
+    @overload
+    def batch(self: Takes1[A, V], calls: One[A]) -> "list[TaskJob[V]]": ...
+
+    @overload
+    def batch(self: Takes2[A, B, V], calls: Two[A, B]) -> "list[TaskJob[V]]": ...
+
+    @overload
+    def batch(self: Takes3[A, B, C, V], calls: Three[A, B, C]) -> "list[TaskJob[V]]": ...
+
+    @overload
+    def batch(self: Takes4[A, B, C, D, V], calls: Four[A, B, C, D]) -> "list[TaskJob[V]]": ...
+
+    @overload
+    def batch(
+        self: TakesMore[Concatenate[A, B, C, D, E, ...], V], calls: Iterable[Arguments]
+    ) -> "list[TaskJob[V]]": ...
+
+    @overload
+    def batch(self, calls: Iterable[Named]) -> "list[TaskJob[R]]": ...
+
+    def batch(self, calls: Iterable[Arguments]) -> "list[TaskJob[Any]]":
         """Submit many calls in one request; a tuple holds the arguments of one, a mapping its named arguments.
 
         Raises as `defer` does, with the number of the call before the name of the argument.
@@ -190,7 +289,30 @@ class Task(Generic[P, R]):
         (submitted,) = await pool.call(pool.client.submit, [self.request(*args, **kwargs)])
         return AsyncTaskJob(submitted.id, submitted.created, task=self)
 
-    async def batch_async(self, calls: Iterable[Arguments]) -> "list[AsyncTaskJob[R]]":
+    @overload
+    async def batch_async(self: Takes0[V], calls: Iterable[tuple[()] | Named]) -> "list[AsyncTaskJob[V]]": ...
+
+    @overload
+    async def batch_async(self: Takes1[A, V], calls: One[A]) -> "list[AsyncTaskJob[V]]": ...
+
+    @overload
+    async def batch_async(self: Takes2[A, B, V], calls: Two[A, B]) -> "list[AsyncTaskJob[V]]": ...
+
+    @overload
+    async def batch_async(self: Takes3[A, B, C, V], calls: Three[A, B, C]) -> "list[AsyncTaskJob[V]]": ...
+
+    @overload
+    async def batch_async(self: Takes4[A, B, C, D, V], calls: Four[A, B, C, D]) -> "list[AsyncTaskJob[V]]": ...
+
+    @overload
+    async def batch_async(
+        self: TakesMore[Concatenate[A, B, C, D, E, ...], V], calls: Iterable[Arguments]
+    ) -> "list[AsyncTaskJob[V]]": ...
+
+    @overload
+    async def batch_async(self, calls: Iterable[Named]) -> "list[AsyncTaskJob[R]]": ...
+
+    async def batch_async(self, calls: Iterable[Arguments]) -> "list[AsyncTaskJob[Any]]":
         """Submit many calls in one request, from a coroutine; see `batch`. `calls` is read on a thread."""
         pool = self.registry.of_loop()
         client = pool.client
@@ -264,6 +386,14 @@ class Task(Generic[P, R]):
         if unique:
             request["dedup_key"] = dedup_key(self.name, unique, args, kwargs, stdin)
         return request
+
+
+class AsyncTask(Task[P, R]):
+    """A task that is an `async def`. Calling it makes a coroutine; its job has the value that the coroutine returns."""
+
+    if TYPE_CHECKING:
+
+        def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]: ...  # type: ignore[override]
 
 
 @dataclass(frozen=True, repr=False)
