@@ -27,27 +27,33 @@ _MARKS = {True: ("open", "green"), False: ("closed", "red"), None: ("-", "dim")}
 
 @click.command()
 @click.argument("id")
+@click.option("--all", "every", is_flag=True, help="Also show the gates that are open, and those that were not asked.")
 @caller_options
-def explain(caller: Caller, /, id: str) -> None:
+def explain(caller: Caller, /, id: str, every: bool) -> None:
     """Explain why a job runs where it runs, or why it does not run and what would start it.
 
     ID: whole, or in short as lists show it, or @last or @failed.
     """
     with caller.client() as client:
         found = client.explain(whole_id(client, id))
-    output.print_json(found) if caller.json else print_explanation(found)
+    output.print_json(found) if caller.json else print_explanation(found, every=every)
 
 
-def print_explanation(found: Record) -> None:
-    """Print the explaining sentence, then its evidence: gates, order, changes, attempts and receipts."""
+def print_explanation(found: Record, *, every: bool) -> None:
+    """Print the explaining sentence, then its evidence: closed gates or all, order, changes, attempts and receipts."""
     output.line("job     ", found["id"])
     output.line("state   ", output.state(found["state"]))
     output.line("cohort  ", f"{found['cohort']}, instance {found['instance']}")
     output.line("why     ", found["sentence"])
+    shown = [gate for gate in found["gates"] if every or gate["open"] is False]
+    left = len(found["gates"]) - len(shown)
     if found["gates"]:
         click.echo()
-        rows = ((gate["gate"], _mark(gate["open"]), gate["sentence"]) for gate in found["gates"])
+    if shown:
+        rows = ((gate["gate"], _mark(gate["open"]), gate["sentence"]) for gate in shown)
         table(("gate", "", Column("evidence", folds=True)), rows)
+    if left:
+        click.echo(f"{_plural(left, 'further gate')} {'is' if left == 1 else 'are'} not closed: --all shows them")
     if found["order"] is not None:
         click.echo()
         order = found["order"]
@@ -86,8 +92,11 @@ def _mark(is_open: bool | None) -> object:
 
 
 def _jobs(count: Record) -> str:
-    number = f"{count['jobs']:,}"
-    return f"more than {number} jobs" if count["more"] else f"{number} {'job' if count['jobs'] == 1 else 'jobs'}"
+    return f"more than {count['jobs']:,} jobs" if count["more"] else _plural(count["jobs"], "job")
+
+
+def _plural(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 #: Seconds between two looks at a draining bot.

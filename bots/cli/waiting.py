@@ -6,8 +6,9 @@ standard error, so that `$(leasehold submit --wait -- COMMAND)` is the output of
 
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import click
@@ -23,9 +24,10 @@ from schema import clock
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
-#: Seconds without output after which a person is told that the job still waits for a bot.
+#: Seconds after which a person at a terminal is told for the first time what the job waits for.
 HINT_AFTER = 2.0
-#: Seconds of silence before a line of progress without a terminal; the time doubles with each such line.
+#: Seconds between two lines on what a job waits for, and of silence before a line of progress without a terminal; this
+#: time doubles with each such line.
 SILENCE = 10.0
 #: The most jobs without success that are named after the progress of many.
 NAMED = 20
@@ -54,11 +56,16 @@ def follow_command(client: Client, id: str, *, caller: Caller, quiet: bool) -> i
     """Write the output of a job's command as it is written, then one line of outcome. Returns the exit code.
 
     The exit code is that of the command, 128 + N if signal N ended it, and 1 if the job did not succeed for another
-    reason. quiet: the output is not written. With `caller.json` the only output is the ended job.
+    reason. Until a bot has the job, it is told every 10 seconds what it waits for. quiet: neither this nor the output
+    is written. With `caller.json` the only output is the ended job.
     """
+    reasons = Reasons(client)
     with interruptible([id]):
         if not (quiet or caller.json):
-            _stream(client, id)
+            _stream(client, id, reasons)
+        elif not quiet:
+            while not client.look([id], wait=SILENCE):
+                reasons.tell(id)
         (job,) = client.wait([id])
     if caller.json:
         output.print_json([job])
@@ -69,18 +76,41 @@ def follow_command(client: Client, id: str, *, caller: Caller, quiet: bool) -> i
     return exit_code(job)
 
 
-def _stream(client: Client, id: str) -> None:
-    if output.terminal():
-        first = client.output(id, wait=HINT_AFTER)
-        if first.state in _UNPLACED:
-            click.echo(f"job {id} is {first.state}; `leasehold explain {id}` says what it waits for", err=True)
-    attempt: int | None = None
-    for piece in client.follow(id):
-        if attempt not in (None, piece.attempt):
+class Reasons:
+    """Tells on standard error what a job waits for, while no bot has it."""
+
+    def __init__(self, client: Client, say: Callable[[str], object] | None = None) -> None:
+        self._client, self._say = client, say or partial(click.echo, err=True)
+        self._began = self._said = clock.monotonic()
+
+    def tell(self, id: str, *, at_once: bool = False) -> None:
+        """Say what the job waits for, if it does and that was not said within the last seconds."""
+        now = clock.monotonic()
+        if not at_once and now - self._said < 0.9 * SILENCE:
+            return
+        self._said = now
+        try:
+            found = self._client.explain(id)
+        except LeaseholdError:
+            return  # what is waited for is told of anyway, by the call that waits
+        if found["state"] in _UNPLACED:
+            starts = f"; what would start it: {', '.join(found['change'])}" if found["change"] else ""
+            waited = output.seconds(now - self._began)
+            self._say(output.plain(f"job {id} is {found['state']}, for {waited} now: {found['sentence']}{starts}"))
+
+
+def _stream(client: Client, id: str, reasons: Reasons) -> None:
+    if output.terminal() and client.output(id, wait=HINT_AFTER).state in _UNPLACED:
+        reasons.tell(id, at_once=True)
+    attempt = 0
+    for piece in client.follow(id, poll=SILENCE, idle=True):
+        if attempt not in (0, piece.attempt):
             click.echo(f"job {id} runs again, attempt {piece.attempt}", err=True)
         attempt = piece.attempt
         sys.stdout.buffer.write(piece.data)
         sys.stdout.flush()
+        if not piece.data and piece.state in _UNPLACED:
+            reasons.tell(id)
 
 
 def exit_code(job: Record) -> int:
@@ -130,6 +160,9 @@ class Display(Protocol):
     def update(self) -> None:
         """Show the present numbers, if it is time to."""
 
+    def say(self, text: str) -> None:
+        """Tell something beside the tally."""
+
     def close(self) -> None:
         """Leave what was shown as it is."""
 
@@ -149,6 +182,9 @@ class Bar:
 
     def update(self) -> None:
         self._progress.update(self._task, completed=self._tally.done, description=str(self._tally))
+
+    def say(self, text: str) -> None:
+        self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         self._progress.stop()
@@ -171,6 +207,9 @@ class Lines:
         self._tenths, self._said = tenths, clock.monotonic()
         click.echo(str(self._tally), err=True)
 
+    def say(self, text: str) -> None:
+        click.echo(text, err=True)
+
     def close(self) -> None:
         pass
 
@@ -179,6 +218,9 @@ class Silent:
     """No display."""
 
     def update(self) -> None:
+        pass
+
+    def say(self, text: str) -> None:
         pass
 
     def close(self) -> None:
@@ -237,18 +279,25 @@ def _require_success(ended: Sequence[Record]) -> None:
 def _ended(
     client: Client, ids: Sequence[str], *, tally: Tally, display: Display, timeout: float | None
 ) -> Iterator[Record]:
-    """Yield each job when it has ended, and keep the display up to date; end after `timeout` seconds."""
+    """Yield each job when it has ended, and keep the display up to date; end after `timeout` seconds.
+
+    If none has ended for 10 seconds, the display is told what the first of those that are left waits for.
+    """
     pending = dict.fromkeys(ids)
+    reasons = Reasons(client, display.say)
     deadline = None if timeout is None else clock.monotonic() + timeout
     try:
         while pending:
             left = SILENCE if deadline is None else max(0.0, min(SILENCE, deadline - clock.monotonic()))
+            before = len(pending)
             for job in client.wait(list(pending), timeout=left):
                 pending.pop(job["id"], None)
                 tally.ended[job["state"]] += 1
                 display.update()
                 yield job
             display.update()
+            if len(pending) == before and not isinstance(display, Silent):
+                reasons.tell(next(iter(pending)))
             if deadline is not None and clock.monotonic() >= deadline:
                 return
     finally:

@@ -266,12 +266,17 @@ def test_explain_prints_gates_and_what_would_start_the_job(stands: Gateway, caps
     assert stands.asked[0].path == f"/v1/jobs/{JOB_COMMANDING}/explain"
     lines = [line.split() for line in told.splitlines()]
     assert ["room", "closed", "none\\x1b[2J"] in lines
-    assert ["quota", "open", "any", "number", "of", "units"] in lines
+    assert [line for line in lines if line[1:2] == ["open"]] == []
+    assert "2 further gates are not closed: --all shows them\n" in told
     assert "1 job like it, more than 10,000 jobs of its instance" in told
     assert "starts  release it\n  and   1 more free unit on a matching bot\n" in told
     assert "was lost with its bot" in told
     assert "it was asked to stop" in told
     assert "\x1b" not in told
+    call("explain", "--all", JOB_COMMANDING)
+    told = capsys.readouterr().out
+    assert [line.split()[:2] for line in told.splitlines() if line.split()[1:2] == ["open"]] == [["quota", "open"]]
+    assert "--all" not in told
     call("explain", "--json", JOB_COMMANDING)
     assert json.loads(capsys.readouterr().out) == EXPLAINED
 

@@ -86,6 +86,30 @@ def test_quiet_writes_only_the_outcome_and_needs_wait(stands: Gateway, capsys: p
     assert len(stands.asked) == asked, "nothing is submitted by a call that is refused"
 
 
+def test_what_a_job_waits_for_is_told_until_a_bot_has_it_also_without_a_terminal(
+    stands: Gateway, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bots.cli.waiting.SILENCE", 0.0)
+    explained = {"state": "queued", "sentence": "it does not run because no bot\x1b", "change": ["add a bot"]}
+    pieces = iter([piece(b"", state="queued"), piece(b"hi\n"), piece(b""), piece(b"", last=True)])
+
+    def answer(asked: ReceivedRequest) -> Answer:
+        if asked.path.endswith("/explain"):
+            return Answer(explained)
+        if asked.path.endswith("/output"):
+            return next(pieces)
+        if asked.path == "/v1/jobs/wait":
+            return Answer({"jobs": [final(JOB_COMMANDING, "succeeded", exit_code=0)], "done": True})
+        return Answer({"jobs": [{"id": JOB_COMMANDING, "created": True}]})
+
+    stands.script = answer
+    assert errors.run(cli, ["submit", "--wait", "--", "work"]) == 0
+    (first, last) = capsys.readouterr().err.splitlines()
+    assert first.startswith(f"job {JOB_COMMANDING} is queued, for ")
+    assert first.endswith(": it does not run because no bot\\x1b; what would start it: add a bot")
+    assert last == f"{JOB_COMMANDING} succeeded"
+
+
 def test_waiting_for_a_file_is_brief(stands: Gateway, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ids = [f"6b1f6c1e-4a53-4f6b-9a53-{n:012}" for n in range(500)]
     looks = iter(range(25))
