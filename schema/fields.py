@@ -16,6 +16,8 @@ Model = TypeVar("Model", bound=BaseModel)
 Name = Annotated[str, Field(pattern=f"^{validation.NAME.pattern}$")]
 #: The name of a time zone as a field of a model.
 Zone = Annotated[str, AfterValidator(lambda name: validation.load_zone(name).key)]
+#: A time as a field of a model: a text with an offset, kept in UTC.
+Moment = Annotated[str, AfterValidator(validation.normal_moment)]
 #: Amounts that a job occupies, by resource.
 Need = dict[Kind, Annotated[int, Field(ge=1, le=validation.MAX_RESOURCE)]]
 

@@ -31,7 +31,11 @@ DEPENDENCIES = Predicate(
     "dependencies", "{job}state <> 'blocked'", "what it depends on in its graph has ended as it asks"
 )
 STATE = Predicate("state", "{job}state = 'queued'", "it waits, and is neither held aside nor over")
-BACKOFF = Predicate("backoff", "{job}schedule_after IS NULL", "neither it nor its queue rests after a failure")
+BACKOFF = Predicate(
+    "backoff",
+    "{job}schedule_after IS NULL",
+    "its earliest start is past, and neither it nor its queue rests after a failure",
+)
 DRAIN = Predicate("drain", "NOT {instance}draining", "its instance is not being drained")
 QUOTA = Predicate(
     "quota", "({headroom} IS NULL OR {job}units <= {headroom})", "its instance's quota leaves enough units"

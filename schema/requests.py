@@ -17,7 +17,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_core import PydanticCustomError
 
 from schema import validation
-from schema.fields import Name, Need, Zone
+from schema.fields import Moment, Name, Need, Zone
 
 #: Most attempts that a request may allow.
 MAX_TRIES = 100
@@ -43,7 +43,16 @@ GROUPS: Mapping[str, Sequence[str]] = {
         *("units", "resources", "locality_hint", "batch_key"),
     ),
     "When and how urgently": (
-        *("priority", "urgency", "job_class", "user_priority", "service_level", "graph_priority"),
+        *(
+            "schedule_after",
+            "delay",
+            "priority",
+            "urgency",
+            "job_class",
+            "user_priority",
+            "service_level",
+            "graph_priority",
+        ),
         *("deadline_seconds", "estimated_seconds", "preferred_hours", "preferred_zone"),
     ),
     "Limits and constraints": ("locks", "resource_class", "model", "estimated_cost"),
@@ -281,8 +290,23 @@ class JobRequest(Payload):
         "up. A `traceparent` is also the variable TRACEPARENT of the command.",
     )
 
+    schedule_after: Moment | None = Field(
+        default=None,
+        description="Earliest start: a time with an offset, such as 2026-12-01T10:00:00+01:00, at most a year ahead. "
+        "Its waiting time and its queue timeout count from then. Unset, or past: it may start at once.",
+    )
+    delay: float | None = Field(
+        default=None,
+        ge=0,
+        le=validation.MAX_TIMEOUT,
+        description="Earliest start, in seconds after the submit, or after the nodes that a node of a graph waits for "
+        "have ended.",
+    )
+
     def normal(self, *, instance: str = DEFAULT_INSTANCE) -> dict[str, Any]:
         """The nested form, for `moves.submit`; `instance` is used if the request names none. Raises BadInput."""
+        if self.schedule_after is not None and self.delay is not None:
+            raise BadInput("delay", "and schedule_after are two words for one thing: give one of them")
         if self.prefer_seconds is not None and not self.preferred_properties:
             raise BadInput("prefer_seconds", "means nothing without preferred_properties")
         # A key is stored with the digest of its request, so a newer field is in it only if it is given.
@@ -299,6 +323,8 @@ class JobRequest(Payload):
             "prefer_seconds": self.prefer_seconds,
             "priority": self._priority(),
             "metadata": validation.check_metadata("metadata", self.metadata) or None,
+            "schedule_after": self.schedule_after,
+            "delay": self.delay,
         }
         return {
             "instance": self.instance or instance,

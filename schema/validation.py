@@ -8,6 +8,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from itertools import chain
 from typing import Any, Literal, Never, get_args
 
@@ -17,6 +18,8 @@ from leasehold.wire import MAX_JSON_DEPTH, MAX_JSON_NODES, count_nodes, escaped
 from leasehold.wire import NAME as NAME
 from leasehold.wire import check_name as check_name
 from leasehold.wire import load_zone as load_zone
+
+from schema import clock
 
 PRIORITY_MIN, PRIORITY_MAX = -1000, 1000
 MAX_PAYLOAD_BYTES = 256 * 1024
@@ -46,8 +49,14 @@ MAX_OUTPUT_BYTES = 1024 * 1024
 #: Bytes of JSON text of a job's result, and of its checkpoint.
 MAX_RESULT_BYTES, MAX_CHECKPOINT_BYTES = wire.MAX_RESULT_BYTES, wire.MAX_CHECKPOINT_BYTES
 
-#: Longest time-out of a job, in seconds (a year).
+#: Longest time-out of a job, and longest time until its earliest start, in seconds (a year).
 MAX_TIMEOUT = 31_536_000.0
+#: A time with an offset, RFC 3339 without leap seconds.
+MOMENT = re.compile(
+    r"[12]\d{3}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])[T ]([01]\d|2[0-3]):[0-5]\d(:[0-5]\d(\.\d{1,6})?)?"
+    r"(Z|[+-](0\d|1[0-4]):[0-5]\d)",
+    re.ASCII,
+)
 #: Resources of a bot besides its units: thousandths of cores and GPUs, MiB of memory and disk, whole GPUs.
 Kind = Literal["cpu_milli", "memory_mib", "disk_mib", "gpu_milli", "gpus"]
 #: In the order in which `explain` names what is missing.
@@ -90,6 +99,22 @@ def check_metadata(field: str, given: Mapping[str, str]) -> dict[str, str]:
     if TRACEPARENT in given and not TRACE_CONTEXT.fullmatch(given[TRACEPARENT]):
         raise BadInput(f"{field}.{TRACEPARENT}", "is not a traceparent as W3C Trace Context defines it")
     return dict(given)
+
+
+def normal_moment(given: str) -> str:
+    """Return a time with an offset in the form in which requests keep it: in UTC, to the microsecond.
+
+    Raises ValueError for another text, for a day that its month does not have, and for a time of over a year ahead.
+    """
+    try:
+        if MOMENT.fullmatch(given) is None:
+            raise ValueError
+        moment = datetime.fromisoformat(given)
+    except ValueError:
+        raise ValueError("is not a time with an offset, such as 2026-12-01T10:00:00+01:00") from None
+    if moment.timestamp() > clock.wall() + MAX_TIMEOUT:
+        raise ValueError("must be at most a year ahead")
+    return moment.astimezone(UTC).isoformat(timespec="microseconds")
 
 
 def normal_properties(field: str, raw: Mapping[str, str | Sequence[str]]) -> Properties:

@@ -1,7 +1,8 @@
-"""The routes that change waiting jobs: hold, release, requeue, and change the priority.
+"""The routes that change waiting jobs: hold, release, requeue, and change the priority or the start.
 
 Operators may use all of them, and each change is audited with its reason. Submitters may only change the priority of
-their instance's jobs, within the ceiling of their token, and not of jobs that several submissions share. The gateway
+their instance's jobs, within the ceiling of their token, and their start; neither of jobs that several submissions
+share. The gateway
 mounts these routes as it does those of `assigner/api/jobs.py`.
 """
 
@@ -18,14 +19,24 @@ from assigner.api import models, routing
 from assigner.api.routing import IDS, MAX_REASON_BYTES, OPERATORS_IDS, Caller, Read, problems
 from assigner.api.selection import Selection, audited, select
 from schema import validation
-from schema.fields import Name
-from schema.moves import hold as hold_moves
-from schema.moves.hold import MAX_REQUEUE_KEY_BYTES, MAX_REQUEUED, REQUEUEABLE, HoldResult, Requeued, park, unpark
-from schema.moves.priority import Prioritised, set_priority, set_priority_where
+from schema.fields import Moment, Name
+from schema.moves.waiting import hold as hold_moves
+from schema.moves.waiting import reschedule as reschedule_moves
+from schema.moves.waiting.hold import (
+    MAX_REQUEUE_KEY_BYTES,
+    MAX_REQUEUED,
+    REQUEUEABLE,
+    HoldResult,
+    Requeued,
+    park,
+    unpark,
+)
+from schema.moves.waiting.priority import Prioritised, set_priority, set_priority_where
+from schema.moves.waiting.reschedule import Rescheduled
 from schema.postgres.connection import Connection
 from schema.tenancy.tokens import Principal
 
-Result = TypeVar("Result", HoldResult, Requeued, Prioritised)
+Result = TypeVar("Result", HoldResult, Requeued, Prioritised, Rescheduled)
 Reason = Annotated[str, Field(description="for the history and the audit; at most 500 bytes")]
 
 
@@ -49,6 +60,14 @@ class PriorityRequest(Selection):
     priority: int = Field(ge=validation.PRIORITY_MIN, le=validation.PRIORITY_MAX, description="lower = more urgent")
     instance: Name | None = None
     label: str | None = Field(default=None, min_length=1)
+    reason: Reason = ""
+
+
+class RescheduleRequest(Selection):
+    """Jobs, and either a time or seconds from now."""
+
+    schedule_after: Moment | None = Field(default=None, description="a time with an offset, at most a year ahead")
+    delay: float | None = Field(default=None, ge=0, le=validation.MAX_TIMEOUT, description="seconds; 0 = at once")
     reason: Reason = ""
 
 
@@ -149,6 +168,45 @@ async def priority(request: Request, body: Annotated[PriorityRequest, Read], cal
             else _named(connection, caller, body, named, reason)
         )
     )
+    return answer
+
+
+@router.post("/jobs/reschedule", responses=problems(400, 404, 408, 413, 415), openapi_extra=IDS)
+async def reschedule(
+    request: Request, body: Annotated[RescheduleRequest, Read], caller: Caller
+) -> models.RescheduleAnswer:
+    """Change the earliest start of blocked, queued and held jobs; jobs in other states stay as they are.
+
+    A submitter cannot change jobs that other submissions share. 404 only if none of the ids exists.
+    """
+    reason, named = _reason(body.reason), body.named()
+    if (body.schedule_after is None) == (body.delay is None):
+        raise BadInput("schedule_after", "give either schedule_after or delay")
+
+    def work(connection: Connection) -> models.RescheduleAnswer:
+        def act(ids: Sequence[str]) -> list[Rescheduled]:
+            return reschedule_moves.reschedule(
+                connection,
+                ids,
+                schedule_after=body.schedule_after,
+                delay=body.delay,
+                instances=caller.instances,
+                shared=caller.is_operator,
+                reason=reason,
+                actor=caller.actor,
+            )
+
+        ids, following = _chosen(connection, caller, body, named, {JobState.BLOCKED, JobState.QUEUED, JobState.PARKED})
+        given = {"schedule_after": body.schedule_after, "delay": body.delay, **audited(body)}
+        found = _act_on_each(connection, caller, "jobs.reschedule", ids, act, reason=reason, details=given)
+        jobs = []
+        for each in ids:
+            job = found.get(each)
+            state, starts_at, changed = (job.state, job.starts_at, job.changed) if job else (None, None, False)
+            jobs.append(models.RescheduledJob(id=each, state=state, starts_at=starts_at, changed=changed))
+        return models.RescheduleAnswer(jobs=jobs, next=following)
+
+    answer: models.RescheduleAnswer = await request.app.state.run(work)
     return answer
 
 

@@ -1,7 +1,10 @@
-"""Models of the answers to callers and operators, and the functions that make them from rows."""
+"""Models of the answers to callers and operators, and the functions that make them from rows.
+
+One module because it is one list: what each route for callers answers.
+"""
 
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
@@ -74,7 +77,9 @@ class JobRow(BaseModel):
     reason: str | None
     created_at: datetime
     queued_at: datetime
-    schedule_after: datetime | None = Field(description="in backoff until then; unset = ready")
+    schedule_after: datetime | None = Field(
+        description="earliest start, or the end of a rest after a failure; unset = ready"
+    )
     started_at: datetime | None
     finished_at: datetime | None
     bot: str | None = Field(description="bot that has the job or had it last")
@@ -118,7 +123,7 @@ class ListedJob(JobRow):
     """A job in a list, with what people ask of it first."""
 
     command: list[str] = Field(description="the first words of what it runs, each cut; empty = no longer stored")
-    waited_seconds: float = Field(description="from its submit to its last start, or so far")
+    waited_seconds: float = Field(description="from when it was queued to its last start, or so far")
     ran_seconds: float | None = Field(description="from its last start to its end, or so far; unset = not started")
     why: str | None = Field(description="in few words, why it waits or how it ended; unset = nothing is to be said")
 
@@ -184,6 +189,16 @@ class PriorityAnswer(SelectedAnswer):
     more: bool = Field(
         description="true: more jobs match; repeat the request, if it has `where` with the cursor `next`"
     )
+
+
+class RescheduledJob(HeldJob):
+    starts_at: datetime | None = Field(description="earliest start after the call; unset = it may start now")
+
+
+class RescheduleAnswer(SelectedAnswer):
+    """In the order of the request's ids, or of `where`."""
+
+    jobs: list[RescheduledJob]
 
 
 class JobState(BaseModel):
@@ -326,7 +341,9 @@ def _waiting(row: Mapping[str, Any], chances: Mapping[str, int]) -> WaitingFor:
     if chances["fitting"] == 0:
         sentence = f"it needs {units} units, the largest of {matching} matching bots has {chances['largest']}"
         return WaitingFor(unmatchable=True, sentence=sentence)
-    if row["schedule_after"] is not None and row["backoff"] > 0:
+    if row["starts_in"] > 0:
+        sentence = f"it starts at {row['queued_at'].astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC at the earliest"
+    elif row["schedule_after"] is not None and row["backoff"] > 0:
         sentence = f"in backoff for another {row['backoff']:.1f} s after {row['considered']} looks without a place"
     elif row.get("held_up"):
         sentence = row["held_up"]
@@ -412,6 +429,7 @@ class PoolStatus(BaseModel):
         description="stored finished jobs as of the last vacuum; unset = unknown, or the caller may not see it"
     )
     oldest_queued_seconds: float | None
+    later: int = Field(description="queued jobs whose earliest start is ahead")
     unmatchable: int = Field(description="queued jobs that no present bot could run")
     bots: dict[str, BotsAtAGlance] = Field(description="by status")
     swarm: list[Swarm] = Field(description="by cohort; empty for a caller of one instance")
@@ -441,6 +459,7 @@ def status_answer(found: Mapping[str, Any]) -> PoolStatus:
         at_least=_at_least(found),
         finished_estimate=_kept(found["finished_estimate"], sum(jobs.get(state, 0) for state in FINAL)),
         oldest_queued_seconds=max((float(age) for age in ages if age is not None), default=None),
+        later=sum(int(count["later"]) for count in queued),
         unmatchable=sum(int(count["unmatchable"]) for count in queued),
         bots=bots,
         swarm=[Swarm.model_validate(one) for one in found["swarm"]],

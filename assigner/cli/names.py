@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 GROUPS: Mapping[str, Sequence[str]] = {
     "Jobs": (
         *("submit", "list", "show", "logs", "result", "wait", "explain", "metadata"),
-        *("cancel", "requeue", "hold", "release", "priority"),
+        *("cancel", "requeue", "hold", "release", "priority", "reschedule"),
     ),
     "Graphs": ("graph",),
     "Tasks and schedules": ("schedule",),

@@ -24,8 +24,8 @@ from assigner.placement.strategy import Group, Input, QuotaCopy, Snapshot
 from assigner.preemption.plan import QuotaSettings
 from assigner.preemption.reclaim import BATCH, reclaim, reclaim_admitted
 from schema.clock import Monotonic
-from schema.moves.backoff import promote, rest_queues, stop_preferring, wake_queues
 from schema.moves.grant import PREEMPTION, Amounts, Granted, Placement, grant, lock_bots
+from schema.moves.waiting.backoff import promote, rest_queues, stop_preferring, wake_queues
 from schema.picking import queues, ready
 from schema.picking.constrained import QueueHead
 from schema.picking.pick import Order, ReadyJob
@@ -55,6 +55,8 @@ class CycleResult:
     used_kept: Counter[int] = field(default_factory=Counter)
     #: Its transaction may hold locks on quotas.
     holds_quotas: bool = False
+    #: Seconds from its begin until a job that rests may start; None if none does, or one may start already.
+    rest_seconds: float | None = None
     #: It was put off, because other assigners have all slots.
     deferred: bool = False
     #: The part of the fleet where it places a large batch.
@@ -171,17 +173,21 @@ class PriorityAgeAssigner:
         busy = bool(cycle.granted or cycle.lost or cycle.evicted)
         returns = None if cycle.admitted is None else cycle.admitted.returns
         pause = self._memory.pace.pause(self._settings, busy=busy, failed=bool(cycle.rested), returns=returns)
+        if cycle.rest_seconds is not None:
+            pause = min(pause, max(0.0, cycle.rest_seconds - seconds))
         return More(pause) if busy and was_full else pause
 
     def _cycle(self, connection: Connection) -> CycleResult:
         settings, pending = self._settings, queues.pending_work(connection, quiet=self._memory.chosen <= FEW)
         cycle = CycleResult(kept_units=pending.kept_units)
-        if not (pending.plain or pending.constrained or pending.backoff_elapsed or pending.preference_elapsed):
+        if pending.rest_seconds is not None and not pending.has_rested:
+            cycle.rest_seconds = pending.rest_seconds
+        if not (pending.plain or pending.constrained or pending.has_rested or pending.preference_elapsed):
             return cycle
         if not self._take_slot(connection, cycle):
             return cycle
         has_plain, has_constrained, is_below = pending.plain, pending.constrained, pending.constrained_below_minimum
-        if pending.backoff_elapsed or pending.preference_elapsed:
+        if pending.has_rested or pending.preference_elapsed:
             # Jobs that are ready again may be of an instance below its minimum. The search for such jobs finds out.
             is_back = promote(connection, settings.batch).constrained > 0
             if pending.preference_elapsed:

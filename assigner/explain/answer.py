@@ -6,7 +6,7 @@ preemption leaves other tenants out.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
@@ -301,6 +301,9 @@ def in_few_words(row: Row) -> str | None:
             return f"held: {row['reason']}" if row["reason"] else "held"
         case JobState.DEFERRED:
             return "too many jobs wait"
+        case JobState.QUEUED if row["starts_in"] > 0:
+            at = f"{row['queued_at'].astimezone(UTC):{'%H:%M' if row['starts_in'] < 86_400 else '%Y-%m-%d %H:%M'}}"
+            return f"starts at {at} UTC, in {duration(row['starts_in'])}"
         case JobState.QUEUED if row["draining"]:
             return "its instance is drained"
         case JobState.QUEUED if (row["retry_seconds"] or 0) > 0:

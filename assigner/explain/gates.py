@@ -2,11 +2,14 @@
 
 Most are pure functions of what `schema.diagnostics.evidence` has read. A gate on bots looks at the bots that passed the
 gates before it. Once no bot is left, the gates that follow are neither open nor closed.
+
+One module because the gates are one list, in the order in which they are asked.
 """
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from datetime import UTC
 from typing import Any
 
 from leasehold.wire import escaped
@@ -104,6 +107,11 @@ def _state(job: JobEvidence) -> GateVerdict:
 def _backoff(job: JobEvidence) -> GateVerdict:
     rest = None if job.rest is None else max(0.0, round(float(job.rest), 3))
     looks = f"{_plural(job.considered, 'look')} without a place"
+    if job.starts_in > 0:
+        starts_in, at = round(float(job.starts_in), 3), job.queued_at.astimezone(UTC)
+        sentence = f"it starts at {at:%Y-%m-%d %H:%M:%S} UTC at the earliest, in {duration(starts_in)}"
+        facts = {"rest_seconds": rest, "considered": 0, "attempts": job.attempts, "starts_at": at.isoformat()}
+        return _verdict(job, predicates.BACKOFF, sentence, remedy=f"wait {duration(starts_in)}", **facts)
     if _open(job, predicates.BACKOFF):
         sentence = "it does not rest" if not job.considered else f"its rest after {looks} is over"
     else:

@@ -8,7 +8,7 @@ import structlog
 from assigner import metrics
 from assigner.maintenance.webhooks import DEFERRED, RETURNED, Webhooks
 from schema.clock import Monotonic, Throttle
-from schema.moves.hold import defer, return_deferred
+from schema.moves.waiting.hold import defer, return_deferred
 from schema.policy import queue_limits
 from schema.postgres.connection import Connection
 from schema.postgres.engine import Database

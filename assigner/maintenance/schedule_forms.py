@@ -19,7 +19,7 @@ from schema.postgres.connection import Connection
 from schema.requests import DEFAULT_INSTANCE, JobRequest, flat
 
 #: Fields of a job that belong to its schedule.
-OF_THE_SCHEDULE = ("instance", "key", "dedup_key")
+OF_THE_SCHEDULE = ("instance", "key", "dedup_key", "schedule_after")
 DAY = 86_400.0
 
 
@@ -48,7 +48,7 @@ class ScheduleForm(BaseModel):
     overlap: Overlap = Field(
         default="allow", description="`skip` leaves a tick out while the previous job of the schedule has not ended."
     )
-    job: JobRequest = Field(description="The job, without instance, key and dedup_key.")
+    job: JobRequest = Field(description="The job, without instance, key, dedup_key and schedule_after.")
 
     @field_validator("job", mode="before")
     @classmethod

@@ -25,15 +25,15 @@ from schema.diagnostics.tracing import AttemptTracer
 from schema.fleet import success
 from schema.fleet.kinds import link_missed
 from schema.moves import retention as retention_moves
-from schema.moves.backoff import wake_queues
 from schema.moves.cancel import ask_stop
 from schema.moves.dependencies import any_open_graph, count_dead_ends, unblock_due
 from schema.moves.graphs import cancel_left_over, finish_graphs
 from schema.moves.preempt import release_kept_units
-from schema.moves.priority import review_waiting
 from schema.moves.reassign import add_constraints, remove_constraints
 from schema.moves.sessions import close_overdue, expire
-from schema.moves.timeouts import age_out, stop_drained, stop_over_ceiling, time_out
+from schema.moves.waiting.backoff import wake_queues
+from schema.moves.waiting.priority import review_waiting
+from schema.moves.waiting.timeouts import age_out, stop_drained, stop_over_ceiling, time_out
 from schema.picking import constrained
 from schema.postgres import notify
 from schema.postgres.connection import Connection

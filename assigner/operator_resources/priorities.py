@@ -24,8 +24,8 @@ from assigner.operator_resources.declaration import (
 )
 from schema.accounting import class_reserves, counters
 from schema.accounting.counters import JOBS_OF_CLASS
-from schema.moves import priority as priority_moves
-from schema.moves.priority import BEGINNING
+from schema.moves.waiting import priority as priority_moves
+from schema.moves.waiting.priority import BEGINNING
 from schema.policy import priority_classes
 from schema.postgres.connection import Connection
 from schema.postgres.engine import Database

@@ -7,7 +7,7 @@ the queues and not with the jobs. A row whose count was cut short says so.
 Limits are judged as an assigner judges them: the quota and the drain of the instance, and the gates on constrained
 jobs, in the order of the queues' ids. What the jobs of one queue would take of a limit is not left for the next. Two
 things are not judged: resources other than units, because only a bot that is there tells what it has, and costs that
-are charged by a job's own estimate, each of which counts as 1.
+are charged by a job's own estimate, each of which counts as 1. Jobs whose earliest start is ahead are no demand.
 """
 
 from collections import Counter, defaultdict
@@ -43,8 +43,10 @@ MAX_UNITS, MAX_BOTS = 1_000_000, 1_000_000
 
 QUEUES = Statement(f"""
 WITH RECURSIVE {ready_queues("plain")}, {ready_queues("needy", constrained=True)}, retrying AS MATERIALIZED (
-    SELECT j.queue, count(*) AS jobs, min(j.queued_at) AS oldest, sum(count(*)) OVER () > :most AS more
-    FROM (SELECT queue, queued_at FROM jobs WHERE {AT_REST} ORDER BY schedule_after LIMIT :most + 1) j GROUP BY j.queue
+    SELECT j.queue, count(*) AS jobs, min(j.queued_at) AS oldest, bool_or(j.more) AS more
+    FROM (SELECT first.*, count(*) OVER () > :most AS more
+          FROM (SELECT queue, queued_at FROM jobs WHERE {AT_REST} ORDER BY schedule_after LIMIT :most + 1) first) j
+    WHERE j.queued_at <= now() GROUP BY j.queue
 ), held AS MATERIALIZED (
     SELECT k.*, greatest(CAST(:least AS bigint), CAST(:most AS bigint) / count(*) OVER ()) AS share FROM queues k
     WHERE k.id = ANY (ARRAY(SELECT queue FROM plain UNION SELECT queue FROM needy UNION SELECT queue FROM retrying))

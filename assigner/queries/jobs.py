@@ -60,7 +60,7 @@ JOB = Statement(f"""
 SELECT {_SUBMISSION}, {_JOB_COLUMNS}, coalesce(r.properties, p.properties) AS properties,
     f.properties AS wanted_properties, v.until AS prefer_until, j.instance AS instance_id, j.timeout_seconds,
     j.locality_hint, j.retry_failed, j.kills, k.looks AS considered, greatest(0,
-    extract(epoch FROM {JOB_RESTS_UNTIL} - now())) AS backoff,
+    extract(epoch FROM {JOB_RESTS_UNTIL} - now())) AS backoff, extract(epoch FROM j.queued_at - now()) AS starts_in,
     j.dedup_key, j.queue_deadline, {WANTED_SUBMISSIONS} AS submissions,
     (SELECT coalesce(jsonb_object_agg(key, value), '{{}}') FROM job_metadata WHERE job_id = j.id) AS metadata,
     t.terms, CAST(t.estimate AS double precision) AS estimated_cost, t.service_level, n.graph,
@@ -85,8 +85,8 @@ WORDS, LETTERS = 12, 80
 # What a list tells of each job beside its row: what it runs, how long it has waited and run, what holds it up.
 LISTED = Statement(f"""
 SELECT j.id AS row_id, w.command, j.constrained, i.draining,
-    CAST(extract(epoch FROM coalesce(j.started_at, j.finished_at, now()) - j.created_at) AS double precision)
-        AS waited_seconds,
+    greatest(0, CAST(extract(epoch FROM coalesce(j.started_at, j.finished_at, now()) - j.queued_at) AS float8))
+        AS waited_seconds, CAST(extract(epoch FROM j.queued_at - now()) AS double precision) AS starts_in,
     CAST(extract(epoch FROM coalesce(j.finished_at, now()) - j.started_at) AS double precision) AS ran_seconds,
     CAST(extract(epoch FROM j.schedule_after - now()) AS double precision) AS retry_seconds,
     k.schedule_after > now() AS queue_rests,

@@ -56,25 +56,28 @@ WITH RECURSIVE {ready_queues("plain")}, {ready_queues("constrained", constrained
     SELECT h.cohort, h.instance, i.name, i.pool, :most / count(*) OVER () + 1 AS share
     FROM (SELECT DISTINCT cohort, instance FROM holding) h JOIN instances i ON i.id = h.instance WHERE {VISIBLE}
 ), retrying AS MATERIALIZED (
-    SELECT j.queue, count(*) AS jobs, min(j.queued_at) AS oldest, sum(count(*)) OVER () > :most AS more
+    SELECT j.queue, count(*) AS jobs, min(j.queued_at) FILTER (WHERE j.queued_at <= now()) AS oldest,
+        count(*) FILTER (WHERE j.queued_at > now()) AS later, sum(count(*)) OVER () > :most AS more
     FROM (SELECT j.queue, j.queued_at FROM jobs j JOIN instances i ON i.id = j.instance
           WHERE {AT_REST} AND {VISIBLE} ORDER BY j.schedule_after LIMIT :most + 1) j
     GROUP BY j.queue
 ), waiting AS MATERIALIZED (
     SELECT s.cohort, s.instance, s.name, s.pool, w.platform, w.units, count(*) AS jobs, min(w.queued_at) AS oldest,
-        sum(count(*)) OVER (PARTITION BY s.cohort, s.instance) >= s.share AS more
+        0 AS later, sum(count(*)) OVER (PARTITION BY s.cohort, s.instance) >= s.share AS more
     FROM seen s CROSS JOIN LATERAL (
         SELECT h.platform, h.units, j.queued_at FROM holding h CROSS JOIN LATERAL (
             SELECT queued_at FROM jobs WHERE {ready_in("h")}
             ORDER BY queue, rank, queued_at, id LIMIT s.share) j
         WHERE h.cohort = s.cohort AND h.instance = s.instance LIMIT s.share) w
-    GROUP BY s.cohort, s.instance, s.name, s.pool, s.share, w.platform, w.units UNION ALL SELECT k.cohort, k.instance,
-    i.name, i.pool, coalesce(k.required, k.platform) AS platform, k.units, r.jobs, r.oldest, r.more FROM retrying r JOIN
-    queues k ON k.id = r.queue JOIN instances i ON i.id = k.instance
+    GROUP BY s.cohort, s.instance, s.name, s.pool, s.share, w.platform, w.units
+    UNION ALL
+    SELECT k.cohort, k.instance, i.name, i.pool, coalesce(k.required, k.platform) AS platform, k.units, r.jobs,
+        r.oldest, r.later, r.more
+    FROM retrying r JOIN queues k ON k.id = r.queue JOIN instances i ON i.id = k.instance
 )
 """
 WAITING = Statement(f"""{_COUNTED}SELECT q.name AS instance, sum(q.jobs) AS jobs, bool_or(q.more) AS more,
-    extract(epoch FROM now() - min(q.oldest)) AS oldest_seconds,
+    sum(q.later) AS later, extract(epoch FROM now() - min(q.oldest)) AS oldest_seconds,
     coalesce(sum(q.jobs) FILTER (WHERE NOT EXISTS (
         {able_bots("b.id", "q", which="status <> 'gone' AND capacity >= q.units", limit="1")} OFFSET 0)), 0)
         AS unmatchable
@@ -82,7 +85,7 @@ FROM waiting q GROUP BY q.name ORDER BY q.name
 """)
 
 # The same jobs by cohort and instance.
-WAITING_BY_PAIR = Statement(f"""{_COUNTED}SELECT c.name AS cohort, q.name AS instance, sum(q.jobs) AS jobs,
+WAITING_BY_PAIR = Statement(f"""{_COUNTED}SELECT c.name AS cohort, q.name AS instance, sum(q.jobs - q.later) AS jobs,
     bool_or(q.more) AS more, extract(epoch FROM now() - min(q.oldest))::float AS oldest_seconds
 FROM waiting q JOIN cohorts c ON c.id = q.cohort GROUP BY c.name, q.name
 """)
@@ -299,7 +302,7 @@ def count_backlog(connection: Connection) -> Backlog:
     queued = [row for row in waiting if row["state"] == JobState.QUEUED]
     return Backlog(
         jobs,
-        oldest=max((float(row["oldest_seconds"]) for row in queued), default=0.0),
+        oldest=max((float(row["oldest_seconds"] or 0) for row in queued), default=0.0),
         unmatchable=sum(int(row["unmatchable"]) for row in queued),
     )
 

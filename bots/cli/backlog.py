@@ -1,4 +1,4 @@
-"""The commands that act on jobs given by their ids or a filter: cancel, hold, release, requeue, priority."""
+"""The commands that act on jobs given by ids or a filter: cancel, hold, release, requeue, priority, reschedule."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import click
 from leasehold.errors import LeaseholdError, NotFound
 
-from bots.cli import output
+from bots.cli import output, times
 from bots.cli.caller import Caller, caller_options
 from bots.cli.filters import Chosen, choosing
 from bots.cli.output import Record
@@ -111,7 +111,32 @@ def priority(caller: Caller, /, number: int, chosen: Chosen, reason: str | None)
         click.echo(f"{changed} jobs now have the priority {number}")
 
 
-COMMANDS: tuple[click.Command, ...] = (cancel, hold, release, requeue, priority)
+@click.command()
+@choosing
+@click.option("--at", metavar="TIME", help="Start at this time: 2026-12-01T10:00+01:00, '2026-12-01 10:00', or 10:00.")
+@click.option("--in", "delay", metavar="DURATION", help="Start after this time from now, such as 90m; 45 is seconds.")
+@click.option("--now", is_flag=True, help="Start at once.")
+@_reason
+@caller_options
+def reschedule(
+    caller: Caller, /, chosen: Chosen, at: str | None, delay: str | None, now: bool, reason: str | None
+) -> None:
+    """Change the earliest start of waiting jobs. A submitter cannot change jobs that others share.
+
+    \b
+    leasehold reschedule ID --at '2026-12-01 10:00'
+    leasehold reschedule --all --label nightly --now
+    """
+    if [at is not None, delay is not None, now].count(True) != 1:
+        raise click.UsageError("give exactly one of: --at, --in, --now")
+    starts = None if at is None else times.moment(at, option="--at")
+    seconds = 0.0 if now else None if delay is None else times.seconds(delay, option="--in")
+    with caller.client() as client:
+        answers = client.backlog.reschedule(chosen.jobs(client), schedule_after=starts, delay=seconds, reason=reason)
+        _print_results(caller, answers, _start)
+
+
+COMMANDS: tuple[click.Command, ...] = (cancel, hold, release, requeue, priority, reschedule)
 
 
 def _print_results(caller: Caller, answers: Sequence[Record], story: Callable[[Record], str]) -> None:
@@ -150,6 +175,11 @@ def _priority(job: Record) -> str:
     if job["priority"] is None:
         return _state(job)
     return f"{job['state']} with priority {job['priority']}{_unchanged(job)}"
+
+
+def _start(job: Record) -> str:
+    starts = "" if job["starts_at"] is None else f", starts at {output.moment(job['starts_at'])}"
+    return f"{job['state']}{starts}{_unchanged(job)}"
 
 
 def _unchanged(job: Record) -> str:

@@ -7,6 +7,7 @@ here. Name, type, range, default and help of an option come from its field. `_SP
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import UnionType
 from typing import IO, Any, TypeVar, Union, get_args, get_origin
 
@@ -18,6 +19,7 @@ from leasehold.wire import escaped
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
+from bots.cli import times
 from schema import validation
 from schema.requests import GROUPS, JobRequest, flat
 from schema.validation import NAME
@@ -167,6 +169,10 @@ def metadata(given: Iterable[str]) -> dict[str, str]:
     return {key: values[0] for key, values in found.items()}
 
 
+#: What a time and a duration of a command may look like.
+AT = "10:00 is the next one; without an offset: of this machine's zone"
+IN = "such as 90m or 1h30m; a number alone is seconds"
+
 _SPELLINGS: Mapping[str, Spelling] = {
     "env": Spelling(metavar="KEY=VALUE", type=click.STRING, multiple=True, read=_variables),
     "stdin": Spelling("--stdin-file", "FILENAME", click.File("rb"), read=read_text, note="- reads standard input"),
@@ -183,6 +189,8 @@ _SPELLINGS: Mapping[str, Spelling] = {
     "preferred_zone": Spelling(metavar="ZONE"),
     "urgency": Spelling(metavar="POINTS"),
     "estimated_cost": Spelling(metavar="COST"),
+    "schedule_after": Spelling("--at", "TIME", click.STRING, read=partial(times.moment, option="--at"), note=AT),
+    "delay": Spelling("--in", "DURATION", click.STRING, read=partial(times.seconds, option="--in"), note=IN),
 }
 
 

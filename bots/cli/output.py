@@ -474,6 +474,8 @@ def show_status(found: Record) -> None:
     if found["oldest_queued_seconds"] is not None:
         oldest = seconds(found["oldest_queued_seconds"])
         click.echo(f"oldest queued job: {'at least ' if 'oldest_queued_seconds' in least else ''}{oldest}")
+    if found["later"]:
+        click.echo(f"{found['later']:,} queued jobs start later, at a time that was given")
     if found["unmatchable"]:
         number = f"{'at least ' if 'unmatchable' in least else ''}{found['unmatchable']}"
         click.echo(f"{number} queued jobs are unmatchable: no present bot could run them (see show ID)")

@@ -82,6 +82,8 @@ def submit(
         except BadInput as refused:
             raise (option_helpers.place_in_file(refused, lines, name=file.name) if file else _plain(refused)) from None
         for job in taken:
+            if file is None and jobs[0].get("schedule_after") and not caller.json:
+                click.echo(f"starts at {jobs[0]['schedule_after']} at the earliest", err=True)
             if job.advice is not None:
                 click.echo(f"advice: job {output.plain(job.id)}: {output.plain(job.advice)}", err=True)
         ids = [job.id for job in taken]

@@ -14,9 +14,9 @@ from bots.sync.call import SyncCall
 from schema.accounting import quotas
 from schema.accounting.quotas import Cooldown
 from schema.accounting.units import BotCapacity, ReturnedUnits
-from schema.moves.backoff import wake_queues, wake_queues_for_bots
 from schema.moves.end import RetryPace
 from schema.moves.grant import PREFERRED, FetchedLease, Placement, grant_locked
+from schema.moves.waiting.backoff import wake_queues, wake_queues_for_bots
 from schema.picking import for_bot
 from schema.picking.for_bot import FetchingBot
 from schema.picking.head_cursor import HeadCursors

@@ -71,6 +71,7 @@ SELECT j.id AS row_id, j.state, j.label, j.priority, j.rank, j.units, j.queued_a
     j.queue, j.platform, j.properties, j.required IS NOT NULL AS insists,
     extract(epoch FROM j.prefer_until - clock_timestamp()) AS prefer_left,
     extract(epoch FROM j.rests_until - clock_timestamp()) AS rest,
+    greatest(0, extract(epoch FROM j.queued_at - clock_timestamp())) AS starts_in,
     extract(epoch FROM least(j.queue_deadline,
         CASE WHEN j.fence = 0 THEN j.queued_at + make_interval(secs => l.max_queue_age) END)
         - clock_timestamp()) AS patience,
@@ -283,7 +284,9 @@ class JobEvidence:
     #: Whether the job still waits for a bot that it prefers, and for how many more seconds.
     insists: bool
     prefer_left: Decimal | None
-    #: Seconds until its rest is over, until it has waited too long, and until the drain of its instance stops jobs.
+    #: Seconds until the earliest start that was asked for, 0 if that is past; until its rest is over, until it has
+    #: waited too long, and until the drain of its instance stops jobs.
+    starts_in: Decimal
     rest: Decimal | None
     patience: Decimal | None
     drain_left: Decimal | None

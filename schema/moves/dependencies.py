@@ -81,7 +81,7 @@ WITH RECURSIVE {_ENDING}, stopped AS MATERIALIZED (
         UNION ALL SELECT job_id, NULL, 0, 0 FROM due) each GROUP BY job_id
 ), judged AS MATERIALIZED (
     SELECT c.*, n.pending_deps - c.met AS pending, coalesce(c.outcome, n.outcome) IS NULL AS waits,
-        n.queue_timeout_seconds, n.graph, n.callback, t.succeeded, t.failed, t.cancelled,
+        n.queue_timeout_seconds, n.schedule_after, n.delay, n.graph, n.callback, t.succeeded, t.failed, t.cancelled,
         coalesce(n.callback = 'failed', false) AND t.failed + t.cancelled = 0 AS needless
     FROM changed c CROSS JOIN LATERAL (SELECT * FROM graph_nodes WHERE job_id = c.job_id OFFSET 0) n
     CROSS JOIN LATERAL (
@@ -113,10 +113,14 @@ WITH RECURSIVE {_ENDING}, stopped AS MATERIALIZED (
     RETURNING n.due, j.waits AND j.unmet > 0 AS stuck, n.graph, n.node_no, j.job_id,
         coalesce(j.outcome, (SELECT 'cancelled' FROM needless WHERE id = j.job_id)) AS outcome
 ), queued AS (
-    UPDATE jobs j SET state = 'queued', queued_at = clock_timestamp(), cohort = cohort_of(j.label),
-        queue = queue_in_cohort(j.queue, cohort_of(j.label)),
-        queue_deadline = now() + make_interval(secs => w.queue_timeout_seconds)
-    FROM judged w WHERE j.id = ANY (ARRAY(SELECT id FROM freed)) AND w.job_id = j.id
+    UPDATE jobs j SET state = 'queued', queued_at = s.starts_at, cohort = cohort_of(j.label),
+        queue = queue_in_cohort(j.queue, cohort_of(j.label)), schedule_after = nullif(s.starts_at, s.at),
+        queue_deadline = s.starts_at + make_interval(secs => w.queue_timeout_seconds)
+    FROM judged w CROSS JOIN LATERAL (SELECT clock_timestamp() AS at OFFSET 0) released
+    CROSS JOIN LATERAL (
+        SELECT released.at, greatest(released.at, w.schedule_after, released.at + make_interval(secs => w.delay))
+            AS starts_at OFFSET 0) s
+    WHERE j.id = ANY (ARRAY(SELECT id FROM freed)) AND w.job_id = j.id
     RETURNING j.id, j.fence
 ), informed AS (
     UPDATE job_payloads p SET payload = p.payload || jsonb_build_object('env', coalesce(p.payload->'env', '{{}}')

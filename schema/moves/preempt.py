@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from schema.moves.backoff import wake_queues_for_bots
+from schema.moves.waiting.backoff import wake_queues_for_bots
 from schema.picking.preemption import IN_TIME, KEPT_BY_OTHERS
 from schema.postgres.connection import Connection
 from schema.postgres.fragments import kill_seconds, newest_leases

@@ -5,7 +5,7 @@ The state of a job stays, so these moves write no event.
 
 from collections.abc import Iterable, Sequence
 
-from schema.moves.backoff import wake_queues_for_bots
+from schema.moves.waiting.backoff import wake_queues_for_bots
 from schema.postgres.connection import Connection
 from schema.postgres.statements import Statement
 from schema.predicates import ready_in

@@ -16,8 +16,8 @@ from leasehold.wire import escaped
 from schema import audit
 from schema.accounting.counters import declare_resources
 from schema.accounting.units import BotCapacity
-from schema.moves.backoff import wake_queues_for_bots
 from schema.moves.end import AttemptEnd, EndedAttempt, Verdict, end
+from schema.moves.waiting.backoff import wake_queues_for_bots
 from schema.postgres import advisory
 from schema.postgres.connection import Connection
 from schema.postgres.fragments import json_array, json_documents, newest_leases, newest_version

@@ -16,7 +16,6 @@ from schema.predicates import (
     ANY_CONSTRAINED_READY,
     AT_REST,
     DRAIN,
-    DUE,
     IN_FRONT,
     has_ready_jobs,
     ready_in,
@@ -81,7 +80,8 @@ HAS_AWAKE_JOBS = _HAS_JOBS.format(which=f"{PLAIN} AND {AWAKE}")
 # Quotas of instances that are below their minimum although jobs of them wait.
 _BELOW_MINIMUM = f"SELECT FROM quotas q WHERE q.usage < q.min_quota AND {_HAS_JOBS}"
 PENDING_WORK = Statement(f"""
-SELECT EXISTS (SELECT FROM jobs WHERE {AT_REST} AND {DUE}) AS backoff_elapsed,
+SELECT (SELECT CAST(extract(epoch FROM schedule_after - now()) AS float8) FROM jobs WHERE {AT_REST}
+        ORDER BY schedule_after LIMIT 1) AS rest_seconds,
     EXISTS (SELECT FROM preference_waits WHERE until <= now()) AS preference_elapsed,
     EXISTS ({_BELOW_MINIMUM.format(which=PLAIN)}) AS below_minimum,
     EXISTS ({_BELOW_MINIMUM.format(which=CONSTRAINED)}) AS constrained_below_minimum,
@@ -96,7 +96,8 @@ FROM (SELECT {ANY_CONSTRAINED_READY} AS constrained OFFSET 0) g
 class PendingWork:
     """The work that waits for assigners.
 
-    backoff_elapsed: the backoff of some job is over. preference_elapsed: some job has waited for a preferred bot for as
+    rest_seconds: until the first job that rests may start, from the begin of the transaction; not above 0 if one may
+        start now, None if none rests. preference_elapsed: some job has waited for a preferred bot for as
         long as it should. below_minimum, constrained_below_minimum: an instance is below its
     minimum although plain, or constrained, jobs of it
         wait.
@@ -105,13 +106,18 @@ class PendingWork:
     kept_units: units that bots keep for instances below their minimum.
     """
 
-    backoff_elapsed: bool
+    rest_seconds: float | None
     preference_elapsed: bool
     below_minimum: bool
     constrained_below_minimum: bool
     constrained: bool
     plain: bool
     kept_units: int = 0
+
+    @property
+    def has_rested(self) -> bool:
+        """Some job that rested may start now."""
+        return self.rest_seconds is not None and self.rest_seconds <= 0
 
 
 def pending_work(connection: Connection, *, quiet: bool) -> PendingWork:
@@ -122,7 +128,7 @@ def pending_work(connection: Connection, *, quiet: bool) -> PendingWork:
     """
     row = connection.execute(PENDING_WORK, {"quiet": quiet}).one()
     return PendingWork(
-        row.backoff_elapsed,
+        row.rest_seconds,
         row.preference_elapsed,
         row.below_minimum,
         row.constrained_below_minimum,

@@ -2,7 +2,7 @@
 
 A ceiling covers the whole pool, an instance, a label, or a label of an instance. Of all that cover a job the tightest
 holds; the SQL function `ceiling_of` says so. A submit refuses what a request gives beyond it (`within_limits`), and
-upkeep ends what was submitted before the ceiling was set (`schema/moves/timeouts.py`).
+upkeep ends what was submitted before the ceiling was set (`schema/moves/waiting/timeouts.py`).
 """
 
 from collections.abc import Mapping

@@ -18,7 +18,7 @@ OF_CALLERS = ("submit", "submit_graph")
 #: inserts jobs makes rows with columns of these names, and inserts them by it.
 JOB_COLUMNS = (
     "id, public_id, queue, cohort, instance, platform, label, priority, units, state, locality_hint, timeout_seconds,"
-    " queue_deadline, max_attempts, retry_failed, dedup_key, constrained, rank, preferred"
+    " queue_deadline, max_attempts, retry_failed, dedup_key, constrained, rank, preferred, schedule_after, queued_at"
 )
 #: Without the check, a function may name functions and tables that do not exist yet.
 _UNCHECKED = "SET LOCAL check_function_bodies = off"

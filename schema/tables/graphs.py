@@ -65,6 +65,9 @@ graph_nodes = Table(
     Column("dead_ends", Integer, nullable=False),
     Column("missing", ARRAY(Integer), nullable=False, server_default=text("'{}'::integer[]")),
     Column("queue_timeout_seconds", Double),
+    # When its job may start at the earliest, once nothing blocks it: a time, or seconds after that.
+    Column("schedule_after", TIME),
+    Column("delay", Double),
     Column("outcome", Text),
     Column("due", Boolean, nullable=False, server_default=text("false")),
     # Of a callback: by what became of all other nodes it runs.

@@ -22,8 +22,8 @@ from schema.accounting import accounts, counters
 from schema.accounting.accounts import PoolLimits, ReportedUsage
 from schema.accounting.fair_share import FairShareSettings, Mode
 from schema.moves import retention
-from schema.moves.priority import review_waiting
 from schema.moves.reassign import add_constraints, remove_constraints
+from schema.moves.waiting.priority import review_waiting
 from schema.picking import constrained
 from schema.postgres.connection import Connection
 from tests.support.agents import NEEDS_PROC, finish, start

@@ -13,7 +13,7 @@ from assigner.admission.checkers import CheckerSettings
 from assigner.admission.rules import Rules
 from assigner.cycle.assigner import PriorityAgeAssigner
 from schema.accounting import counters, rates
-from schema.moves.hold import unpark
+from schema.moves.waiting.hold import unpark
 from tests.support.explain import explained
 from tests.support.plans import statements
 from tests.support.pool import Pool

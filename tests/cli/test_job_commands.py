@@ -201,7 +201,8 @@ def test_logs_writes_the_bytes_as_they_are_and_as_json_one_line_for_each_piece(
 
 STATUS = {
     "jobs": {"queued": 3, "running": 1}, "instances": {"ci": {"queued": 3}, "web": {"running": 1}},
-    "oldest_queued_seconds": 90.0, "unmatchable": 2, "bots": {"ok": {"bots": 1, "capacity": 4, "in_use": 1}},
+    "oldest_queued_seconds": 90.0, "later": 1200, "unmatchable": 2,
+    "bots": {"ok": {"bots": 1, "capacity": 4, "in_use": 1}},
     "swarm": [], "capacity": 4, "in_use": 1, "upkeep": [{"name": "reap", "age_seconds": 0.5, "grace": False}],
     "rates": dict.fromkeys(RATES, 0.0) | {"submitted": 1.5, "failed": 0.25, "span": 12.5},
     "waits": {"jobs": 9, "p50": 0.004, "p95": 1.25, "p99": 200.0}, "at_least": ["queued", "unmatchable"],
@@ -223,6 +224,7 @@ def test_status_and_bots_are_shown(stands: Gateway, capsys: pytest.CaptureFixtur
     told = capsys.readouterr().out
     for expected in (
         "1 ok; 1 of 4 units in use",
+        "1,200 queued jobs start later",
         "at least 2 queued jobs are unmatchable",
         "3+",
         "about 1,200,000 finished jobs are kept",

@@ -7,9 +7,11 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, LiteralString
+from zoneinfo import ZoneInfo
 
 import django
 import psycopg
@@ -76,6 +78,17 @@ def test_options_of_one_call_replace_those_of_the_task(program: Gateway) -> None
     (sent,) = program.asked[0].body["jobs"]
     assert (sent["priority"], sent["key"], sent["properties"]) == (1, "k", {"gpu": "a100", "app": "tests"})
     assert not {"max_attempts", "retry_failed", "dedup_key"} & sent.keys()
+
+
+def test_a_call_may_start_later(program: Gateway) -> None:
+    later, at = task_app.add.after(60), datetime(2026, 12, 1, 10, tzinfo=ZoneInfo("Europe/Berlin"))
+    later.defer(1, 2)
+    later.at(at).defer(1, 2)
+    first, second = (asked.body["jobs"][0] for asked in program.asked)
+    assert (first["delay"], "schedule_after" in first) == (60, False)
+    assert (second["schedule_after"], "delay" in second) == ("2026-12-01T10:00:00+01:00", False)
+    with pytest.raises(BadInput, match="time: 2026-12-01T10:00:00 has no zone"):
+        later.at(at.replace(tzinfo=None))
 
 
 def test_equal_calls_of_a_unique_task_have_one_deduplication_key(program: Gateway) -> None:

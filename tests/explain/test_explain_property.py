@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
 
 from schema.accounting import counters, rates
-from schema.moves.hold import defer
+from schema.moves.waiting.hold import defer
 from schema.policy import meters, time_windows
 from schema.policy.time_windows import WindowSettings
 from schema.postgres.statements import Statement

@@ -39,7 +39,9 @@ POST                    /v1/results                       submitter operator
 GET                     /v1/jobs/{id}/explain             submitter operator
 POST                    /v1/jobs/cancel                   submitter operator
 POST                    /v1/jobs/wait                     submitter operator
+POST                    /v1/jobs/find                     submitter operator
 POST                    /v1/jobs/priority                 submitter operator
+POST                    /v1/jobs/reschedule               submitter operator
 POST                    /v1/jobs/hold                     operator
 POST                    /v1/jobs/release                  operator
 POST                    /v1/jobs/requeue                  operator
@@ -108,6 +110,7 @@ BODIES: Mapping[str, dict[str, Any]] = {
     "POST /v1/jobs/wait": {"ids": ["{job}"]},
     "POST /v1/results": {"ids": ["{job}"]},
     "POST /v1/jobs/priority": {"ids": ["{job}"], "priority": 5},
+    "POST /v1/jobs/reschedule": {"ids": ["{job}"], "delay": 5},
     "POST /v1/jobs/hold": {"ids": ["{job}"]},
     "POST /v1/jobs/release": {"ids": ["{job}"]},
     "POST /v1/jobs/requeue": {"ids": ["{job}"]},
@@ -313,6 +316,8 @@ FOREIGN: tuple[tuple[str, str, dict[str, Any] | None], ...] = (
     ("POST", "/v1/jobs/priority", {"ids": ["{id}"], "priority": 1}),
     ("POST", "/v1/jobs/priority", {"instance": "{instance}", "priority": 1}),
     ("POST", "/v1/jobs/priority", {"where": {"instance": "{instance}"}, "priority": 1}),
+    ("POST", "/v1/jobs/reschedule", {"ids": ["{id}"], "delay": 1}),
+    ("POST", "/v1/jobs/reschedule", {"where": {"instance": "{instance}"}, "delay": 1}),
     ("POST", "/v1/jobs/cancel", {"where": {"instance": "{instance}"}}),
     ("GET", "/v1/graphs?before={graph}", None),
     ("GET", "/v1/graphs?instance={instance}", None),
@@ -332,8 +337,8 @@ FOREIGN: tuple[tuple[str, str, dict[str, Any] | None], ...] = (
     ("GET", "/v1/samples?scope=instance:{instance}", None),
     ("GET", "/v1/metadata/summary?metadata=team%3Dours&instance={instance}", None),
 )
-#: Routes of submitters that name no job, graph or instance.
-GENERAL = {("GET", "/v1/status")}
+#: Routes of submitters that name no job, graph or instance by its id or name. Short forms have a test of their own.
+GENERAL = {("GET", "/v1/status"), ("POST", "/v1/jobs/find")}
 #: What a submitter lists without saying of which instance.
 LISTS = ("/v1/jobs", "/v1/graphs", "/v1/schedules", "/v1/metadata?key=team")
 

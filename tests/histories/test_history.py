@@ -28,10 +28,10 @@ from bots.protocol import LeaseReport
 from schema.accounting import quotas
 from schema.diagnostics import invariants
 from schema.moves import submit as submit_moves
-from schema.moves.backoff import promote
 from schema.moves.preempt import release_kept_units
 from schema.moves.sessions import close_overdue
 from schema.moves.submit import Submitted
+from schema.moves.waiting.backoff import promote
 from schema.postgres.statements import Statement
 from schema.validation import normal_properties
 from tests.support.model import Entry, Ledger, Worker

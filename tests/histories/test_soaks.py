@@ -19,7 +19,7 @@ from assigner.preemption.plan import QuotaSettings
 from schema import clock
 from schema.accounting import counters, quotas
 from schema.moves.cancel import cancel
-from schema.moves.priority import set_priority_where
+from schema.moves.waiting.priority import set_priority_where
 from schema.policy import priority_classes
 from schema.postgres.engine import Database, DatabaseSettings
 from schema.postgres.statements import Statement

@@ -8,9 +8,9 @@ import httpx
 import pytest
 from leasehold.errors import Conflict, Forbidden, LeaseholdError, NotFound, QueueFull
 
-from schema.moves import hold
 from schema.moves.cancel import Cancelled
-from schema.moves.hold import HoldResult, Requeued
+from schema.moves.waiting import hold
+from schema.moves.waiting.hold import HoldResult, Requeued
 from schema.postgres.engine import Database
 from schema.postgres.statements import Statement
 from tests.support.http import JOB, OTHER, Answer, Gateway, audited, call, final, in_turn, submitted
@@ -56,7 +56,10 @@ def test_a_hold_leaves_what_does_not_wait_and_a_release_what_is_not_held(pool: P
 
 def test_a_hold_keeps_a_lost_bots_time_to_run_the_job_and_does_not_count_towards_its_queue_timeout(pool: Pool) -> None:
     (job,) = pool.submit(queue_timeout_seconds=60)
-    pool.change("UPDATE jobs SET schedule_after = now() + interval '1 h' WHERE id = :id", id=pool.job(job).id)
+    rest = (
+        "UPDATE jobs SET schedule_after = now() + interval '1 h', queued_at = queued_at - interval '1 h' WHERE id = :id"
+    )
+    pool.change(rest, id=pool.job(job).id)
     before = pool.job(job)
     park(pool, job)
     pool.change("UPDATE stored_events SET at = at - interval '30 s' WHERE move = 'hold'")

@@ -4,7 +4,7 @@ import queue
 
 import pytest
 
-from schema.moves import timeouts
+from schema.moves.waiting import timeouts
 from schema.postgres.notify import Wakeups
 from tests.support.patience import MINUTE, eventually
 from tests.support.pool import Pool, completed

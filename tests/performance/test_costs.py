@@ -10,7 +10,7 @@ from schema.diagnostics import evidence
 from schema.moves.cancel import cancel
 from schema.moves.end import AttemptEnd, Verdict, end
 from schema.moves.graphs import SubmittedGraph, cancel_graph
-from schema.moves.timeouts import age_out, stop_drained, stop_over_ceiling
+from schema.moves.waiting.timeouts import age_out, stop_drained, stop_over_ceiling
 from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
 from schema.postgres.statements import Statement

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from schema.accounting import counters, quotas, rates
-from schema.moves.priority import set_priority
+from schema.moves.waiting.priority import set_priority
 from schema.picking import constrained
 from schema.picking.ready import Scope
 from tests.support.explain import closed, explained

@@ -14,10 +14,10 @@ from assigner.placement.fleet import Fleet
 from assigner.placement.strategies.first import First
 from assigner.placement.strategy import Policy, Snapshot
 from bots.agent.agent import AgentSettings
-from schema.moves.backoff import stop_preferring
 from schema.moves.grant import Placement
-from schema.moves.hold import requeue
 from schema.moves.retention import delete_unused_platforms
+from schema.moves.waiting.backoff import stop_preferring
+from schema.moves.waiting.hold import requeue
 from schema.picking import ready
 from schema.picking.pick import Order
 from schema.picking.ready import Scope

@@ -21,11 +21,11 @@ from schema.fleet import success
 from schema.moves import preempt as preempt_moves
 from schema.moves.end import AttemptEnd, Verdict, end
 from schema.moves.grant import Placement, grant
-from schema.moves.hold import defer
 from schema.moves.preempt import release_kept_units
-from schema.moves.priority import reprice, review_waiting
 from schema.moves.reassign import add_constraints, remove_constraints
 from schema.moves.submit import submit
+from schema.moves.waiting.hold import defer
+from schema.moves.waiting.priority import reprice, review_waiting
 from schema.picking import for_bot, preemption, queues, ready
 from schema.picking.constrained import MOST_IN_WINDOWS
 from schema.picking.for_bot import FetchingBot

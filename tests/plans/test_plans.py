@@ -21,13 +21,13 @@ from schema.moves import end as end_moves
 from schema.moves import grant as grant_moves
 from schema.moves import retention, sessions
 from schema.moves.acknowledge import LOCK_FOR_MOVES, Start, acknowledge
-from schema.moves.backoff import promote, rest_queues, wake_queues_for_bots
 from schema.moves.cancel import ask_stop, cancel
 from schema.moves.end import AttemptEnd, Verdict
 from schema.moves.grant import Placement
 from schema.moves.retention import delete_finished
 from schema.moves.sessions import close_overdue, renew
-from schema.moves.timeouts import stop_drained, time_out
+from schema.moves.waiting.backoff import promote, rest_queues, wake_queues_for_bots
+from schema.moves.waiting.timeouts import stop_drained, time_out
 from schema.picking import for_bot, ready
 from schema.picking.for_bot import FetchingBot
 from schema.picking.head_cursor import HeadCursor

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from leasehold.errors import BadInput, NotFound
 
-from schema.moves import timeouts
 from schema.moves.graphs import submit_graph
-from schema.moves.hold import requeue
 from schema.moves.submit import Submitted, submit
+from schema.moves.waiting import timeouts
+from schema.moves.waiting.hold import requeue
 from schema.policy.ceilings import CeilingTerms, remove_ceiling, set_ceiling
 from schema.postgres.statements import Statement
 from schema.requests import GraphRequest, JobRequest

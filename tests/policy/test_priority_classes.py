@@ -15,8 +15,8 @@ from assigner.api import submission
 from assigner.operator_resources.priorities import reprice
 from assigner.queries import jobs as job_queries
 from schema.accounting import counters
-from schema.moves.priority import set_priority
 from schema.moves.submit import submit
+from schema.moves.waiting.priority import set_priority
 from schema.policy import priority_classes
 from schema.requests import GraphRequest, JobRequest
 from schema.tenancy import tokens

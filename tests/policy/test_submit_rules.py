@@ -19,8 +19,8 @@ from assigner.settings import PoolSettings
 from bots.protocol import OpenSession, Session
 from bots.sync import sessions
 from schema.moves.graphs import submit_graph
-from schema.moves.hold import requeue
 from schema.moves.submit import Submitted, submit, submit_alone, submit_at_once
+from schema.moves.waiting.hold import requeue
 from schema.policy import priority_classes
 from schema.policy.ceilings import CeilingTerms, set_ceiling
 from schema.policy.schedule_changes import Author, put_schedule

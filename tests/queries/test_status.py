@@ -15,7 +15,7 @@ from assigner.api.models import PoolStatus
 from assigner.queries import status as status_queries
 from schema.fleet import success
 from schema.fleet.success import Swarm
-from schema.moves.priority import set_priority
+from schema.moves.waiting.priority import set_priority
 from schema.postgres.connection import Connection
 from schema.postgres.notify import Wakeups
 from tests.support import filling

@@ -9,8 +9,8 @@ from leasehold.errors import Conflict
 from bots.protocol import OutputReport
 from schema.moves.cancel import Cancelled
 from schema.moves.grant import GRANT, Placement, grant
-from schema.moves.hold import HoldResult
-from schema.moves.priority import ManyPrioritised
+from schema.moves.waiting.hold import HoldResult
+from schema.moves.waiting.priority import ManyPrioritised
 from schema.postgres.statements import Statement
 from tests.support.pool import Pool, active, completed
 from tests.support.race import (

@@ -6,10 +6,11 @@ import pytest
 from leasehold.errors import Conflict
 
 from schema.diagnostics import invariants
-from schema.moves import backoff, retention
-from schema.moves.backoff import promote
+from schema.moves import retention
 from schema.moves.cancel import Cancelled
 from schema.moves.submit import submit, submit_at_once
+from schema.moves.waiting import backoff
+from schema.moves.waiting.backoff import promote
 from schema.postgres.fragments import JOB_RESULT
 from tests.support.pool import Bot, Pool, active, completed, states, submitted
 from tests.support.race import FINISHED, LOST, Race, at_service_of, cancel, counted_state, outcome, prioritise

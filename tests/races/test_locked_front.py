@@ -10,10 +10,11 @@ import pytest
 from assigner.maintenance.schedules import Schedules
 from assigner.maintenance.upkeep import EVER, OVERDUE
 from schema.fleet import success
-from schema.moves import backoff, dependencies, graphs
+from schema.moves import dependencies, graphs
 from schema.moves.preempt import release_kept_units
-from schema.moves.priority import review_waiting
-from schema.moves.timeouts import age_out, stop_drained
+from schema.moves.waiting import backoff
+from schema.moves.waiting.priority import review_waiting
+from schema.moves.waiting.timeouts import age_out, stop_drained
 from schema.policy import schedule_changes, schedules
 from schema.policy.schedule_changes import Author
 from schema.policy.schedules import ScheduleTerms

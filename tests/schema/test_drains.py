@@ -7,7 +7,7 @@ from leasehold.errors import BadInput, NotFound
 
 from schema.moves.cancel import cancel
 from schema.moves.sessions import drain
-from schema.moves.timeouts import stop_drained
+from schema.moves.waiting.timeouts import stop_drained
 from schema.tenancy import drains
 from tests.support.pool import Pool, active, completed
 from tests.support.race import Race, at_service_of, call, outcome

@@ -14,7 +14,7 @@ from leasehold.errors import Forbidden, NotReady
 from psycopg import sql
 from sqlalchemy import make_url
 
-from schema.moves.hold import requeue
+from schema.moves.waiting.hold import requeue
 from schema.postgres import migrate
 from schema.postgres.engine import Database, DatabaseSettings, libpq_url
 from schema.tenancy.roles import grant_submit

@@ -6,7 +6,7 @@ from typing import Any
 from assigner.admission.rules import RULES, Rules
 from assigner.explain.answer import Explanation, GateAnswer, explain
 from assigner.preemption.plan import QuotaSettings
-from schema.moves import hold
+from schema.moves.waiting import hold
 from tests.support.pool import Pool
 from tests.support.tenancy import Tenancy
 

@@ -15,12 +15,13 @@ from leasehold.states import JobState
 from bots.protocol import Sync
 from bots.sync.call import HeldCall
 from schema.moves import cancel as cancel_moves
-from schema.moves import hold, priority, sessions
+from schema.moves import sessions
 from schema.moves.cancel import Cancelled
 from schema.moves.end import EndedAttempt
-from schema.moves.hold import HoldResult
-from schema.moves.priority import ManyPrioritised, Prioritised
 from schema.moves.retention import delete_finished
+from schema.moves.waiting import hold, priority
+from schema.moves.waiting.hold import HoldResult
+from schema.moves.waiting.priority import ManyPrioritised, Prioritised
 from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
 from schema.postgres.statements import Statement

@@ -1,6 +1,7 @@
 """Accepted and refused samples of every field of a request, and the rows or the refusal that a submit leads to."""
 
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psycopg
@@ -17,6 +18,9 @@ FULL: dict[str, Any] = {
     "label": "nightly", "locality_hint": "core", "timeout_seconds": 60, "queue_timeout_seconds": 3600,
     "dedup_key": "nightly", "max_attempts": 7, "retry_failed": True,
 }  # fmt: skip
+#: A time that is soon, and two ways to write its offset and fraction.
+SOON = datetime.now(UTC) + timedelta(days=3)
+SAME_MOMENT = (".25Z", ".250000+00:00")
 #: A context of a trace.
 TRACE = f"00-{'10' * 16}-{'20' * 8}-0f"
 #: Field → accepted samples, each with the other fields that it needs.
@@ -79,6 +83,12 @@ TAKEN: Mapping[str, list[dict[str, Any]]] = {
         {"metadata": {"traceparent": TRACE}, "env": {"TRACEPARENT": "mine"}},
         {"metadata": {"traceparent": f"01{TRACE[2:]}-more"}},
     ],
+    "schedule_after": [
+        {"schedule_after": None},
+        {"schedule_after": "2024-02-29 23:59Z"},
+        *({"schedule_after": f"{SOON:%Y-%m-%dT%H:%M:%S}{end}", "queue_timeout_seconds": 60} for end in SAME_MOMENT),
+    ],
+    "delay": [{"delay": 0}, {"delay": 3600}, {"delay": 90.5, "queue_timeout_seconds": 60}],
 }
 #: Field → refused samples.
 REFUSED: Mapping[str, list[dict[str, Any]]] = {
@@ -141,6 +151,16 @@ REFUSED: Mapping[str, list[dict[str, Any]]] = {
         *({"metadata": {"traceparent": bad}} for bad in ("", f"{TRACE}-more", f"ff{TRACE[2:]}", TRACE.upper())),
         *({"metadata": {"traceparent": bad}} for bad in (TRACE.replace("1", "0"), TRACE.replace("2", "0"))),
     ],
+    "schedule_after": [
+        *({"schedule_after": bad} for bad in (1, "", "tomorrow", "2026-12-01T10:00:00", "2023-02-29T10:00Z")),
+        *({"schedule_after": f"2026-12-01T{bad}"} for bad in ("10:00:00+1", "24:00Z", "10:00:60Z", "10:00:00+15:00")),
+        *(
+            {"schedule_after": bad}
+            for bad in ("2999-12-01T10:00Z", "2026-12-01T10:00:00.1234567Z", "٢026-12-01T10:00Z")
+        ),
+    ],
+    "delay": [{"delay": bad} for bad in (-1, "1", True, 31_536_001)]
+    + [{"delay": 1, "schedule_after": "2026-12-01T10:00Z"}],
     "comand": [{"comand": ["true"]}],
     "payload": [{"payload": {}}],
 }

@@ -10,9 +10,9 @@ from pydantic import ValidationError
 from bots.protocol import OpenSession, Session
 from bots.sync import sessions
 from schema.moves import sessions as move
-from schema.moves.backoff import promote
 from schema.moves.grant import Placement, grant
 from schema.moves.sessions import SessionOpening, expire
+from schema.moves.waiting.backoff import promote
 from schema.timing import KILL_ALLOWANCE
 from tests.support.plans import statements
 from tests.support.pool import Bot, Pool, active, completed

@@ -9,8 +9,8 @@ from pydantic import ValidationError
 from assigner.queries import jobs
 from bots.protocol import MAX_TASK, MAX_TASKS_BYTES, OpenSession
 from schema.fleet.kinds import TASK, Offer, Wanted, clauses
-from schema.moves import hold
 from schema.moves.reassign import require_tasks
+from schema.moves.waiting import hold
 from tests.support.explain import explained, gates_of
 from tests.support.pool import Bot, Pool, completed
 from tests.support.race import Race, cancel, outcome

@@ -24,6 +24,8 @@ class TaskFields(TypedDict, total=False):
     env: Mapping[str, str]
     label: str
     metadata: Mapping[str, str]
+    schedule_after: str
+    delay: float
     preferred_properties: Mapping[str, str | Sequence[str]]
     prefer_seconds: float
     units: int
@@ -50,7 +52,7 @@ class TaskFields(TypedDict, total=False):
 
 class NodeFields(TaskFields, total=False):
     """The fields of a request that a node of a graph may have too, except its command; `leasehold submit --help` says
-    what each of them means. Times are in seconds."""
+    what each of them means. Durations are in seconds; `schedule_after` is a time with an offset, in ISO 8601."""
 
     stdin: str
     properties: Mapping[str, str | Sequence[str]]

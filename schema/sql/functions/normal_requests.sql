@@ -61,8 +61,10 @@ BEGIN
                 (33, 'preferred_properties', 'properties', false, NULL, NULL),
                 (34, 'prefer_seconds', 'positive', true, NULL, 31536000),
                 (35, 'metadata', 'metadata', false, NULL, 16),
-                (36, 'node', 'integer', false, 0, 2147483647),
-                (37, 'after', 'parents', false, NULL, 100000)
+                (36, 'schedule_after', 'time', true, NULL, NULL),
+                (37, 'delay', 'number', true, 0, 31536000),
+                (38, 'node', 'integer', false, 0, 2147483647),
+                (39, 'after', 'parents', false, NULL, 100000)
             ) AS f (nth, name, kind, nullable, at_least, at_most)
                 ON f.name = g.key AND (is_node OR f.name NOT IN ('node', 'after'))
         ) c
@@ -100,7 +102,7 @@ BEGIN
             coalesce((SELECT jsonb_object_agg(t.key, t.value::double precision::text::numeric + 0.0)
                 FROM jsonb_each_text(r.value) t
                 WHERE t.value IS NOT NULL AND t.key IN ('timeout_seconds', 'queue_timeout_seconds', 'estimated_cost',
-                    'deadline_seconds', 'estimated_seconds', 'prefer_seconds')), '{}') AS numbers
+                    'deadline_seconds', 'estimated_seconds', 'prefer_seconds', 'delay')), '{}') AS numbers
         FROM (
             SELECT e.ordinality - 1 AS n, e.value AS request, is_flat(e.value) AS is_flat,
                 CASE WHEN is_flat(e.value) THEN e.value ELSE '{}' END AS value
@@ -137,6 +139,8 @@ BEGIN
             || numbers - 'timeout_seconds'
             || jsonb_strip_nulls(jsonb_build_object(
                 'dedup_key', f->'dedup_key', 'own', own, 'metadata', nullif(f->'metadata', '{}'),
+                'schedule_after', to_char((f->>'schedule_after')::timestamptz AT TIME ZONE 'UTC',
+                    'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"'),
                 'preferred_properties',
                 CASE WHEN f->'preferred_properties' <> '{}' THEN normal_properties(f->'preferred_properties') END,
                 'terms', CASE WHEN shared <> '{}' THEN shared
@@ -157,6 +161,8 @@ BEGIN
                     WHEN f->>'model' IS NOT NULL AND f->>'resource_class' IS NULL THEN 'model: needs a resource_class'
                     WHEN f->>'prefer_seconds' IS NOT NULL AND coalesce(f->'preferred_properties', '{}') = '{}' THEN
                         'prefer_seconds: means nothing without preferred_properties'
+                    WHEN f->>'schedule_after' IS NOT NULL AND f->>'delay' IS NOT NULL THEN
+                        'delay: and schedule_after are two words for one thing: give one of them'
                     WHEN f ? 'preferred_zone' AND coalesce(f->'preferred_hours', '[]') = '[]' THEN
                         'preferred_zone: means nothing without preferred_hours'
                     WHEN f->>'urgency' IS NOT NULL AND f ? 'priority' THEN

@@ -25,7 +25,7 @@ BEGIN
         ELSIF kind = 'positive' AND content::numeric <= 0 THEN
             RETURN ': input should be greater than 0';
         END IF;
-    WHEN 'text', 'name', 'zone' THEN
+    WHEN 'text', 'name', 'zone', 'time' THEN
         IF given_type <> 'string' THEN
             RETURN ': input should be a valid string';
         ELSIF kind = 'name' AND content !~ '^[a-z0-9][a-z0-9._-]{0,62}$' THEN
@@ -34,6 +34,15 @@ BEGIN
                 SELECT FROM pg_timezone_names z WHERE z.name = content AND z.name !~ '^(posix|right)') THEN
             RETURN format(': ''%s'' is not a time zone: use a name such as ''UTC'' or ''Europe/Berlin''',
                 regexp_replace(left(content, 60), '[^ -~]', '?', 'g'));
+        ELSIF kind = 'time' THEN
+            IF content !~ ('^[12]\d{3}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])[T ]([01]\d|2[0-3]):[0-5]\d'
+                        || '(:[0-5]\d(\.\d{1,6})?)?(Z|[+-](0\d|1[0-4]):[0-5]\d)$')
+                    OR substr(content, 9, 2)::integer > date_part('day', (left(content, 7) || '-01')::timestamp
+                        + interval '1 month - 1 day') THEN
+                RETURN ': is not a time with an offset, such as 2026-12-01T10:00:00+01:00';
+            ELSIF content::timestamptz > now() + interval '365 days' THEN
+                RETURN ': must be at most a year ahead';
+            END IF;
         ELSIF char_length(content) < at_least THEN
             RETURN format(': string should have at least %s character', at_least);
         ELSIF octet_length(content) > at_most THEN

@@ -25,6 +25,7 @@ DECLARE
     of_units integer;
     of_priority integer;
     of_rank double precision;
+    of_start timestamptz;
     of_deadline timestamptz;
     of_origin jsonb;
     is_managed boolean;
@@ -46,7 +47,7 @@ BEGIN
     SELECT new_public_id(job_id), true, true, q.units, coalesce((request->>'priority')::integer, 0), q.instance,
             q.platform, q.id, EXISTS (SELECT FROM submit_checks),
             request->>'label' <> '' OR request ?| '{dedup_key,preferred_properties,terms,queue_timeout_seconds,metadata,
-                prefer_seconds,from,lowered}'
+                prefer_seconds,from,lowered,schedule_after,delay}'
         INTO public_id, created, same, of_units, of_priority, of_instance, of_platform, of_queue, limited, is_special
         FROM known_queue(request) q;
     IF of_queue IS NULL THEN
@@ -95,8 +96,10 @@ BEGIN
                 of_constraint_set := intern_constraint_set(coalesce(request->'terms', '{}'));
                 of_rank := rank_of(request);
             END IF;
-            of_deadline := now() + make_interval(secs => (request->>'queue_timeout_seconds')::double precision);
-            of_origin := CASE WHEN request ?| '{from,queue_timeout_seconds,prefer_seconds,lowered}'
+            of_start := greatest(now(), (request->>'schedule_after')::timestamptz,
+                now() + make_interval(secs => (request->>'delay')::double precision));
+            of_deadline := of_start + make_interval(secs => (request->>'queue_timeout_seconds')::double precision);
+            of_origin := CASE WHEN request ?| '{from,queue_timeout_seconds,prefer_seconds,lowered,schedule_after,delay}'
                 THEN origin_of(request) END;
             IF request->>'label' <> '' OR of_constraint_set IS NOT NULL
                     OR request->'preferred_properties' IS NOT NULL THEN
@@ -135,7 +138,8 @@ BEGIN
                coalesce((request->>'max_attempts')::integer, 5) AS max_attempts,
                coalesce((request->>'retry_failed')::boolean, false) AS retry_failed, NULL::text AS dedup_key,
                of_constraint_set IS NOT NULL AS constrained, coalesce(of_rank, of_priority) AS rank,
-               of_preferred AS preferred
+               of_preferred AS preferred, nullif(of_start, now()) AS schedule_after,
+               coalesce(of_start, now()) AS queued_at
     ) new_job;
     IF is_special THEN
         IF of_constraint_set IS NOT NULL AND has_own_constraints(request) THEN
@@ -145,7 +149,7 @@ BEGIN
         IF of_required IS NOT NULL THEN
             INSERT INTO preference_waits (job_id, seconds, until)
             VALUES (submit_alone.job_id, (request->>'prefer_seconds')::double precision,
-                now() + make_interval(secs => (request->>'prefer_seconds')::double precision));
+                of_start + make_interval(secs => (request->>'prefer_seconds')::double precision));
         END IF;
         IF request ? 'metadata' THEN
             INSERT INTO job_metadata (job_id, instance, key, value)

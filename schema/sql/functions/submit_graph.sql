@@ -179,8 +179,10 @@ BEGIN
     ), new_jobs AS MATERIALIZED (
         SELECT a.*, p.id, p.public_id, q.id AS queue, of_instance AS instance, depths[n.place] AS depth,
                coalesce(w.deps, 0) + cardinality(a.missing) AS pending, d.state,
-               CASE WHEN d.state = 'queued' THEN now() + make_interval(secs => a.queue_timeout_seconds) END
+               CASE WHEN d.state = 'queued' THEN a.starts_at + make_interval(secs => a.queue_timeout_seconds) END
                    AS queue_deadline,
+               CASE WHEN d.state = 'queued' THEN nullif(a.starts_at, now()) END AS schedule_after,
+               CASE WHEN d.state = 'queued' THEN a.starts_at ELSE now() END AS queued_at,
                a.constraint_set IS NOT NULL AS constrained,
                CASE WHEN a.constraint_set IS NOT NULL
                    THEN rank_of(a.whole || jsonb_build_object('priority', a.priority)) ELSE a.priority END AS rank
@@ -198,7 +200,7 @@ BEGIN
         INSERT INTO jobs ({JOB_COLUMNS}) SELECT {JOB_COLUMNS} FROM new_jobs ORDER BY id
     ), insisting AS (
         INSERT INTO preference_waits (job_id, seconds, until)
-        SELECT j.id, j.prefer_seconds, now() + make_interval(secs => j.prefer_seconds)
+        SELECT j.id, j.prefer_seconds, j.queued_at + make_interval(secs => j.prefer_seconds)
         FROM new_jobs j WHERE j.required IS NOT NULL ORDER BY j.id
     ), termed AS (
         INSERT INTO job_constraints (job_id, estimate, seconds, deadline, priority_inputs)
@@ -212,13 +214,14 @@ BEGIN
         INSERT INTO stored_events (job_id, move, from_state, to_state, fence, actor, details)
         SELECT j.id, 'submit', NULL, j.state, 0, submit_graph.actor, jsonb_strip_nulls(jsonb_build_object(
             'graph', job_name, 'node', j.node, 'queue_timeout_seconds', j.queue_timeout_seconds,
-            'prefer_seconds', j.prefer_seconds, 'lowered', j.whole->'lowered'))
+            'prefer_seconds', j.prefer_seconds, 'lowered', j.whole->'lowered',
+            'schedule_after', j.whole->'schedule_after', 'delay', j.whole->'delay'))
         FROM new_jobs j ORDER BY j.id
     ), numbered AS (
         INSERT INTO graph_nodes (job_id, graph, node_no, depth, pending_deps, dead_ends, missing, queue_timeout_seconds,
-            callback)
+            callback, schedule_after, delay)
         SELECT j.id, made, j.node, j.depth, j.pending, cardinality(j.missing), j.missing, j.queue_timeout_seconds,
-               j.callback
+               j.callback, (j.whole->>'schedule_after')::timestamptz, (j.whole->>'delay')::double precision
         FROM new_jobs j ORDER BY j.id
     ), linked AS (
         INSERT INTO graph_edges (parent, child, on_failure)

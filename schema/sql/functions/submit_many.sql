@@ -79,7 +79,8 @@ BEGIN
                 SELECT {JOB_COLUMNS} FROM (
                     SELECT f.*, j.id, j.public_id, alike.id AS queue, 0 AS cohort, alike.instance AS instance,
                            alike.platform AS platform, 'queued' AS state, NULL::timestamptz AS queue_deadline,
-                           false AS constrained, f.priority AS rank, NULL::integer AS preferred
+                           false AS constrained, f.priority AS rank, NULL::integer AS preferred,
+                           NULL::timestamptz AS schedule_after, now() AS queued_at
                     FROM read_requests(jsonb_build_array(common)) f
                     CROSS JOIN unnest(job_ids, public_ids) AS j (id, public_id)
                 ) new_jobs;
@@ -108,7 +109,7 @@ BEGIN
     SELECT bool_or(jsonb_typeof(r->'payload'->'command') IS DISTINCT FROM 'array'
                 OR jsonb_typeof(coalesce(r->'properties', '{}')) <> 'object'),
             count(r->>'dedup_key'), bool_or(r ? 'metadata'), bool_or(r ? 'preferred_properties'),
-            bool_or(r ?| '{from,queue_timeout_seconds,prefer_seconds}'), EXISTS (SELECT FROM submit_checks)
+            bool_or(r ?| '{from,queue_timeout_seconds,prefer_seconds,schedule_after,delay}'), EXISTS (SELECT FROM submit_checks)
         INTO malformed, deduplicated, described, has_preferred, has_origin, limited
         FROM jsonb_array_elements(requests) r;
     IF malformed THEN
@@ -152,7 +153,8 @@ BEGIN
         -- Ids are in the order of the requests. What jobs of a queue have in common stays text, which the joins below
         -- compare faster than jsonb. What few jobs need is taken from their request later.
         SELECT r.*, nextval('jobs_id_seq') AS id, bulk_public_id(moment, seed, r.n + 1) AS public_id,
-               now() + make_interval(secs => r.queue_timeout_seconds) AS queue_deadline,
+               r.starts_at + make_interval(secs => r.queue_timeout_seconds) AS queue_deadline,
+               nullif(r.starts_at, now()) AS schedule_after, r.starts_at AS queued_at,
                CASE WHEN r.units <> 1 OR r.label <> '' OR r.terms <> '' OR r.preferred_properties <> ''
                    THEN jsonb_build_array(r.label, r.units, r.terms, r.preferred_properties,
                        r.prefer_seconds IS NOT NULL)::text
@@ -232,7 +234,7 @@ BEGIN
         INSERT INTO jobs ({JOB_COLUMNS}) SELECT {JOB_COLUMNS} FROM new_jobs
     ), insisting AS (
         INSERT INTO preference_waits (job_id, seconds, until)
-        SELECT j.id, j.prefer_seconds, now() + make_interval(secs => j.prefer_seconds)
+        SELECT j.id, j.prefer_seconds, j.starts_at + make_interval(secs => j.prefer_seconds)
         FROM new_jobs j WHERE has_preferred AND j.required IS NOT NULL
     ), termed AS (
         INSERT INTO job_constraints (job_id, estimate, seconds, deadline, priority_inputs)

@@ -1,5 +1,6 @@
 -- Join the unfinished job with the deduplication key of the request, or make a new one, with the id `new_id`.
 --
+-- A job that is joined becomes as urgent as the request, and starts as soon as the request may, if that is more or sooner.
 -- The insert waits for another submit of an equal deduplication key, and for the end of the job that has it. The job
 -- that is joined is locked: `lock_joined` has done so, or nobody else holds it. Otherwise this raises LH006, as
 -- `submit_many` says. A job that ended meanwhile no longer has the key, so the next round makes a new one.
@@ -11,6 +12,8 @@ DECLARE
     of_constraint_set integer;
     of_preferred integer;
     of_required integer;
+    wanted_start timestamptz := greatest(now(), (request->>'schedule_after')::timestamptz,
+        now() + make_interval(secs => (request->>'delay')::double precision));
 BEGIN
     IF request->'preferred_properties' IS NOT NULL THEN
         SELECT p.preferring, p.platform INTO of_preferred, platform_id
@@ -30,7 +33,8 @@ BEGIN
                    platform_id AS platform, of_preferred AS preferred, 'queued' AS state,
                    intern_queue(c.cohort, instance_id, platform_id, r.units, of_constraint_set, of_preferred,
                        of_required) AS queue,
-                   now() + make_interval(secs => r.queue_timeout_seconds) AS queue_deadline,
+                   r.starts_at + make_interval(secs => r.queue_timeout_seconds) AS queue_deadline,
+                   nullif(r.starts_at, now()) AS schedule_after, r.starts_at AS queued_at,
                    of_constraint_set IS NOT NULL AS constrained,
                    CASE WHEN of_constraint_set IS NOT NULL THEN rank_of(request) ELSE r.priority END AS rank
             FROM read_requests(jsonb_build_array(request)) r CROSS JOIN LATERAL (SELECT cohort_of(r.label) AS cohort) c
@@ -46,7 +50,7 @@ BEGIN
             IF of_required IS NOT NULL THEN
                 INSERT INTO preference_waits (job_id, seconds, until)
                 VALUES (job, (request->>'prefer_seconds')::double precision,
-                    now() + make_interval(secs => (request->>'prefer_seconds')::double precision));
+                    wanted_start + make_interval(secs => (request->>'prefer_seconds')::double precision));
             END IF;
             IF request ? 'metadata' THEN
                 INSERT INTO job_metadata (job_id, instance, key, value)
@@ -57,16 +61,23 @@ BEGIN
             RETURN;
         END IF;
         WITH same AS MATERIALIZED (
-            SELECT j.id, j.state, j.fence, j.priority FROM jobs j
+            SELECT j.id, j.state, j.fence, j.priority, j.queued_at FROM jobs j
             WHERE j.instance = instance_id AND j.dedup_key = request->>'dedup_key'
                 AND j.state IN ('queued', 'parked', 'leased', 'running') FOR NO KEY UPDATE SKIP LOCKED
         ), raised AS (
-            UPDATE jobs j SET priority = wanted_priority, rank = j.rank + wanted_priority - j.priority FROM same s
-            WHERE j.id = s.id AND s.priority > wanted_priority
+            UPDATE jobs j SET priority = least(s.priority, wanted_priority),
+                rank = j.rank + least(s.priority, wanted_priority) - s.priority,
+                queued_at = least(s.queued_at, wanted_start), schedule_after = CASE WHEN s.queued_at > wanted_start
+                    THEN nullif(wanted_start, now()) ELSE j.schedule_after END,
+                queue_deadline = j.queue_deadline - greatest(s.queued_at - wanted_start, interval '0')
+            FROM same s WHERE j.id = s.id AND (s.priority > wanted_priority OR s.queued_at > wanted_start)
         ), noted AS (
             INSERT INTO stored_events (job_id, move, from_state, to_state, fence, actor, details)
             SELECT s.id, 'join', s.state, s.state, s.fence, actor,
-                jsonb_build_object('priority', wanted_priority, 'priority_before', s.priority) FROM same s
+                jsonb_build_object('priority', wanted_priority, 'priority_before', s.priority)
+                    || CASE WHEN s.queued_at > wanted_start THEN jsonb_build_object('starts_at', wanted_start,
+                        'starts_at_before', s.queued_at) ELSE '{}' END
+            FROM same s
         )
         INSERT INTO job_followers AS f (job_id, actor, priority)
         SELECT s.id, actor, wanted_priority FROM same s

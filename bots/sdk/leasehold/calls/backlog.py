@@ -1,4 +1,4 @@
-"""The client's calls on waiting jobs: hold, release, requeue, priority."""
+"""The client's calls on waiting jobs: hold, release, requeue, priority, start."""
 
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,7 +34,7 @@ def slices(jobs: Sequence[str], size: int = wire.MAX_LIST) -> Iterator[list[str]
 
 
 class Backlog:
-    """The client's calls on waiting jobs: hold, release, requeue, priority.
+    """The client's calls on waiting jobs: hold, release, requeue, priority, start.
 
     Jobs are given by their ids, or by a filter with the fields of `JobFilter`: all that pass it are acted on, up to 500
     in a transaction. Each call returns, for every job in the given order, its id, its state (None if there is no such
@@ -45,7 +45,7 @@ class Backlog:
     def __init__(self, transport: Transport, *, key: Callable[[], str]) -> None:
         self._transport, self._key = transport, key
 
-    def each(self, path: str, jobs: Jobs, *, size: int = wire.MAX_LIST, **body: str | int | None) -> Records:
+    def each(self, path: str, jobs: Jobs, *, size: int = wire.MAX_LIST, **body: str | float | None) -> Records:
         """Call a route for jobs in parts of at most `size`, and join the answers."""
         given = {name: value for name, value in body.items() if value is not None}
         answers: Records = []
@@ -87,6 +87,15 @@ class Backlog:
     def prioritise(self, jobs: Jobs, priority: int, *, reason: str | None = None) -> Records:
         """Give waiting jobs another priority (lower = more urgent); the answer holds each job's new priority."""
         return self.each("/v1/jobs/priority", jobs, priority=priority, reason=reason)
+
+    def reschedule(
+        self, jobs: Jobs, *, schedule_after: str | None = None, delay: float | None = None, reason: str | None = None
+    ) -> Records:
+        """Let waiting jobs start at a time with an offset, or in `delay` seconds, 0 = at once, at the earliest.
+
+        The answer holds each job's start, `starts_at`; None if it may start now, or does not wait.
+        """
+        return self.each("/v1/jobs/reschedule", jobs, schedule_after=schedule_after, delay=delay, reason=reason)
 
     def prioritise_all(
         self, priority: int, *, instance: str | None = None, label: str | None = None, reason: str | None = None

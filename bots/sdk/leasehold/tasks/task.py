@@ -12,6 +12,7 @@ import json
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import (
     TYPE_CHECKING,
@@ -240,6 +241,23 @@ class Task(Generic[P, R]):
     def using(self, **options: Unpack[TaskOptions]) -> Self:
         """Return the same task with other options for its calls: those of the decorator, and `key`. Raises BadInput."""
         return type(self)(self.registry, self.function, self.name, {**self._options, **options})
+
+    def at(self, time: datetime) -> Self:
+        """Return the same task, whose calls start at this time at the earliest. Raises BadInput for one without a zone.
+
+        A time that is past lets them start at once; one of over a year ahead is refused where the call is submitted.
+        """
+        if time.tzinfo is None:
+            raise BadInput("time", f"{time.isoformat()} has no zone: use datetime(…, tzinfo=ZoneInfo('Europe/Berlin'))")
+        return self._starting(schedule_after=time.isoformat())
+
+    def after(self, seconds: float) -> Self:
+        """Return the same task, whose calls start so many seconds after their submit at the earliest."""
+        return self._starting(delay=seconds)
+
+    def _starting(self, **start: str | float) -> Self:
+        others = {name: value for name, value in self._options.items() if name not in ("schedule_after", "delay")}
+        return type(self)(self.registry, self.function, self.name, others | start)
 
     def defer(self, *args: P.args, **kwargs: P.kwargs) -> "TaskJob[R]":
         """Submit a call as a job.

@@ -42,7 +42,8 @@ SELECT f.id, coalesce(m.state, f.state) AS state, m.id IS NOT NULL AS changed
 FROM found f LEFT JOIN moved m ON m.id = f.id
 """)
 
-# The time a job was held does not count towards its time in the queue. The cohorts may have changed meanwhile.
+# The time a job was held does not count towards its time in the queue, which begins with its earliest start. The
+# cohorts may have changed meanwhile.
 UNPARK = Statement("""
 WITH found AS MATERIALIZED (
     SELECT j.id, j.state, coalesce(clock_timestamp() - e.at, interval '0') AS held
@@ -55,7 +56,7 @@ WITH found AS MATERIALIZED (
     UPDATE jobs j SET state = 'queued', reason = NULL, cohort = cohort_of(j.label),
         queue = queue_in_cohort(j.queue, cohort_of(j.label)),
         schedule_after = CASE WHEN j.schedule_after > now() THEN j.schedule_after END,
-        queue_deadline = j.queue_deadline + f.held
+        queue_deadline = j.queue_deadline + greatest(least(f.held, clock_timestamp() - j.queued_at), interval '0')
     FROM found f WHERE j.id = f.id AND f.state = 'parked' AND j.state = 'parked'
     RETURNING j.id, j.state, j.fence, f.held
 ), noted AS (

@@ -1,0 +1,57 @@
+"""Times and durations as people give them to a command: `10:00`, `2026-12-01 10:00`, `90m`."""
+
+import re
+from datetime import UTC, datetime, time, timedelta
+
+from leasehold.errors import BadInput
+from leasehold.wire import escaped
+
+from schema import clock
+
+_SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(min|[smhd])\s*")
+
+
+def seconds(text: str, *, option: str) -> float:
+    """Return the seconds of a duration such as `90m`, `1h30m`, `2 d`; a number alone is seconds. Raises BadInput."""
+    if re.fullmatch(r"\d+(\.\d+)?", text):
+        return float(text)
+    parts = _PART.findall(text)
+    if not parts or _PART.sub("", text):
+        raise BadInput(option, f"'{escaped(text, 60)}' is not a duration, such as 90m, 1h30m or 45 (seconds)")
+    return sum(float(number) * _SECONDS[unit] for number, unit in parts)
+
+
+def moment(text: str, *, option: str) -> str:
+    """Return a time with its offset, in ISO 8601.
+
+    Without an offset the time is one of this machine's zone; without a day it is the next one. Raises BadInput for what
+    is no time, for one that a change of the clock skips, and for one that it repeats, which needs an offset.
+    """
+    try:
+        return _moment(text).isoformat()
+    except ValueError as error:
+        why = str(error) if isinstance(error, _Unclear) else "is not a time, such as '2026-12-01 10:00' or 10:00"
+        raise BadInput(option, f"'{escaped(text, 60)}' {why}") from None
+
+
+class _Unclear(ValueError):
+    """A time of the clock that there is not, or twice."""
+
+
+def _moment(text: str) -> datetime:
+    if re.fullmatch(r"\d\d:\d\d(:\d\d)?", text):
+        now = datetime.fromtimestamp(clock.wall(), UTC).astimezone().replace(tzinfo=None)
+        found = datetime.combine(now, time.fromisoformat(text))
+        return _here(found if found > now else found + timedelta(days=1))
+    found = datetime.fromisoformat(text)
+    return found if found.tzinfo is not None else _here(found)
+
+
+def _here(naive: datetime) -> datetime:
+    first, second = naive.astimezone(), naive.replace(fold=1).astimezone()
+    if first.astimezone(UTC).astimezone().replace(tzinfo=None, fold=0) != naive:
+        raise _Unclear("is skipped by a change of the clock here")
+    if first.utcoffset() != second.utcoffset():
+        raise _Unclear(f"is there twice here: give {first.isoformat()} or {second.isoformat()}")
+    return first

@@ -1,0 +1,57 @@
+"""Times and durations as people give them to a command."""
+
+import os
+import time
+from collections.abc import Iterator
+
+import pytest
+from leasehold.errors import BadInput
+
+from bots.cli import times
+
+
+@pytest.fixture
+def berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The zone of this machine is Europe/Berlin."""
+    monkeypatch.setitem(os.environ, "TZ", "Europe/Berlin")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [("45", 45), ("1.5", 1.5), ("90m", 5400), ("90min", 5400), ("1h30m", 5400), ("2 d 1s", 172_801), ("0s", 0)],
+)
+def test_a_duration_is_read_with_its_units(given: str, wanted: float) -> None:
+    assert times.seconds(given, option="--in") == wanted
+
+
+@pytest.mark.parametrize("given", ["", "soon", "-5", "5x", "90m!", "m", "1e9"])
+def test_what_is_no_duration_is_refused(given: str) -> None:
+    with pytest.raises(BadInput, match=r"--in: '.*' is not a duration"):
+        times.seconds(given, option="--in")
+
+
+def test_a_time_is_one_of_this_machines_zone_unless_it_has_an_offset(berlin: None) -> None:
+    assert times.moment("2026-12-01 10:00", option="--at") == "2026-12-01T10:00:00+01:00"
+    assert times.moment("2026-07-01T10:00:30", option="--at") == "2026-07-01T10:00:30+02:00"
+    assert times.moment("2026-07-01T10:00Z", option="--at") == "2026-07-01T10:00:00+00:00"
+    soon = times.moment("10:00", option="--at")
+    assert soon[10:19] == "T10:00:00"
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ("2026-03-29 02:30", "is skipped by a change of the clock here"),
+        ("2026-10-25 02:30", r"is there twice here: give 2026-10-25T02:30:00\+02:00 or 2026-10-25T02:30:00\+01:00"),
+        ("tomorrow", "is not a time, such as"),
+        ("25:00", "is not a time, such as"),
+        ("2026-02-30 10:00", "is not a time, such as"),
+    ],
+)
+def test_a_time_that_there_is_not_or_twice_is_refused(berlin: None, given: str, why: str) -> None:
+    with pytest.raises(BadInput, match=f"--at: '{given}' {why}"):
+        times.moment(given, option="--at")
