@@ -46,3 +46,6 @@ TRANSITIONS: dict[JobState, frozenset[JobState]] = {
     _J.CANCELLED: frozenset(),
     _J.DEAD: frozenset(),
 }
+
+#: What a sample of the pool counts: jobs that wait and run, and ends by state.
+COUNTS = ("waiting", "running", "succeeded", "failed", "cancelled", "dead")

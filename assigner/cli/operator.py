@@ -20,7 +20,7 @@ from schema.postgres import embedded, migrate
 from schema.postgres.connection import Connection
 from schema.postgres.urls import libpq_url
 from schema.readable import Group, moment, table
-from schema.tables.columns import SCHEMA
+from schema.sql import SCHEMA
 from schema.tenancy import instances, roles, tokens
 
 #: Folders of `ops/` whose files operators copy and change. pyproject.toml puts the same ones into the wheel.

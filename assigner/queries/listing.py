@@ -29,7 +29,7 @@ from schema.filters import Direction, JobFilter, Sort, default_direction, defaul
 from schema.postgres.connection import Connection
 from schema.postgres.statements import Statement
 from schema.predicates import AT_REST, ready_in
-from schema.tables.fleet import LIVE, NOT_OVER
+from schema.sql import LIVE, NOT_OVER
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ from schema.picking.queues import ready_ranks
 from schema.postgres.connection import Connection
 from schema.postgres.statements import Statement
 from schema.predicates import AT_REST, READY_PLAIN, ready_in, ready_queues
-from schema.tables.columns import SCHEMA
-from schema.tables.pool_samples import COUNTS
+from schema.sql import SCHEMA
+from schema.states import COUNTS
 
 Rows = list[dict[str, Any]]
 

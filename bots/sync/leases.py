@@ -10,7 +10,7 @@ from bots.sync.call import SyncCall
 from schema.postgres.connection import Connection
 from schema.postgres.fragments import newest_leases
 from schema.postgres.statements import Statement
-from schema.tables.fleet import NOT_OVER
+from schema.sql import NOT_OVER
 
 #: An id as the database writes it, which is how bots get it. A report with any other one is of no lease.
 JOB_ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")

@@ -13,7 +13,7 @@ from enum import StrEnum
 
 from schema.postgres.connection import Connection
 from schema.postgres.statements import Statement
-from schema.tables.pool_samples import COUNTS
+from schema.states import COUNTS
 
 #: The most cohorts, and the most instances, that one minute has samples of: those with the most jobs.
 MAX_NAMES = 50

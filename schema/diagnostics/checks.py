@@ -11,9 +11,6 @@ from enum import StrEnum
 import psycopg
 from leasehold.wire import escaped
 from psycopg import sql
-from sqlalchemy import Dialect, PrimaryKeyConstraint, UniqueConstraint
-from sqlalchemy.dialects import postgresql
-from sqlalchemy.schema import CreateIndex
 
 from schema import clock
 from schema.policy.schedules import FAILING, HELD_UP
@@ -22,7 +19,7 @@ from schema.postgres.engine import Database
 from schema.postgres.notify import PREFIX
 from schema.postgres.statements import Statement
 from schema.readable import duration
-from schema.tables.columns import SCHEMA, STORAGE, metadata
+from schema.sql import SCHEMA
 
 #: The most characters shown of a name that comes from the server.
 MAX_NAME_SHOWN = 80
@@ -481,8 +478,6 @@ def _weight(holder: SnapshotHolder) -> tuple[int, float, int]:
 # Indexes: missing ones, and those that PostgreSQL cannot use.
 
 
-DIALECT: Dialect = postgresql.dialect()  # type: ignore[no-untyped-call]
-
 _INDEXES = Statement(f"""
 SELECT i.relname::text AS name, x.indisvalid AND x.indisready AND x.indislive AS usable,
     EXISTS (SELECT FROM pg_stat_progress_create_index p WHERE p.index_relid = x.indexrelid) AS building
@@ -502,10 +497,16 @@ class Index:
 
 def expected() -> dict[str, str]:
     """The names of all indexes, including those of constraints, and the statement that creates each."""
-    made = {}
+    from sqlalchemy import PrimaryKeyConstraint, UniqueConstraint
+    from sqlalchemy.dialects import postgresql
+    from sqlalchemy.schema import CreateIndex
+
+    from schema.tables import metadata
+
+    made, dialect = {}, postgresql.dialect()  # type: ignore[no-untyped-call]
     for table in metadata.tables.values():
         for index in table.indexes:
-            statement = " ".join(str(CreateIndex(index).compile(dialect=DIALECT)).split())
+            statement = " ".join(str(CreateIndex(index).compile(dialect=dialect)).split())
             made[str(index.name)] = statement.replace(" INDEX ", " INDEX CONCURRENTLY ", 1)
         for constraint in table.constraints:
             # A table without a primary key has one without columns in the metadata.
@@ -624,6 +625,9 @@ def judge_autovacuum(settings: AutovacuumSettings, found: Sequence[TableStatisti
             when = "never" if table.vacuumed is None else f"{duration(table.vacuumed)} ago"
             said = f"{table.name} has {table.dead} dead rows and was last vacuumed {when}"
             problems.append((Verdict.WARNING, said, f"VACUUM {SCHEMA}.{table.name}, and find out why it did not run"))
+    # The gateway loads this module for the words of a verdict, and the tables take long to import.
+    from schema.tables.columns import STORAGE
+
     figures = {
         "workers": settings.workers,
         "naptime_seconds": settings.naptime,
@@ -733,6 +737,8 @@ def judge_retention(kept: Sequence[tuple[str, float, float | None]]) -> Check:
 
 def _different(table: TableStatistics) -> list[tuple[str, str]]:
     """Each wrong storage parameter of one table, with the statement that corrects it."""
+    from schema.tables.columns import STORAGE
+
     found = []
     for name, wanted in STORAGE.get(table.name, {}).items():
         is_now = table.options.get(name)

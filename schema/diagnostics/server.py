@@ -8,7 +8,7 @@ from schema.diagnostics.checks import Check, Verdict, printable_name
 from schema.postgres.connection import Connection
 from schema.postgres.engine import SEARCH_PATH
 from schema.postgres.statements import Statement
-from schema.tables.columns import SCHEMA
+from schema.sql import SCHEMA
 
 #: Parts of the queue of notifications in use from which the verdict is bad: at 1 the server refuses each commit that
 #: notifies.

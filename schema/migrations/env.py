@@ -5,7 +5,7 @@ The connection is in a transaction already, so either all steps are committed or
 
 from alembic import context
 
-from schema.tables.columns import SCHEMA
+from schema.sql import SCHEMA
 
 context.configure(connection=context.config.attributes["connection"], version_table_schema=SCHEMA)
 with context.begin_transaction():

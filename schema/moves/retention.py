@@ -11,7 +11,7 @@ from schema.postgres.advisory import try_block_new_sessions
 from schema.postgres.connection import Connection
 from schema.postgres.statements import Statement
 from schema.predicates import has_ready_jobs
-from schema.tables.jobs import OF_CLIENTS
+from schema.sql import OF_CLIENTS
 
 # One state at a time, so that what is kept of one does not stand in front of what is due of another. Ids go into each
 # part as one array, which leaves the planner nothing but an index on them. The lower bound steps over the entries of

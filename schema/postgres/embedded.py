@@ -34,7 +34,6 @@ from typing import IO, Any, Self, assert_never
 
 import psycopg
 from leasehold.errors import NotReady
-from sqlalchemy import URL
 
 from schema import clock
 
@@ -498,6 +497,8 @@ class Cluster:
 
     def _url(self, database: str) -> str:
         where = {"host": str(self._socket()), "port": PORT}
+        from sqlalchemy import URL  # few processes make such a URL, and all load this module
+
         return URL.create("postgresql", username=NAME, database=database, query=where).render_as_string()
 
 

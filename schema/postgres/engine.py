@@ -28,7 +28,7 @@ from schema.postgres.session import BEGIN, Message, Session
 from schema.postgres.statements import Statement
 from schema.postgres.urls import libpq_url
 from schema.postgres.waits import PATIENCE, WatchedConnection
-from schema.tables.columns import SCHEMA
+from schema.sql import SCHEMA
 
 T = TypeVar("T")
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from schema.tables.fleet import NOT_OVER
+from schema.sql import NOT_OVER
 from schema.timing import KILL_ALLOWANCE
 
 

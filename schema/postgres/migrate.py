@@ -11,15 +11,14 @@ from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-import sqlalchemy
 from leasehold.errors import NotReady
-from sqlalchemy.exc import DBAPIError
 
 from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
-from schema.tables.columns import SCHEMA
+from schema.sql import SCHEMA
 
 if TYPE_CHECKING:
+    import sqlalchemy
     from alembic.config import Config
 
 # A long step must not be cancelled by the time-outs of normal work.
@@ -83,6 +82,7 @@ def upgrade(database: Database) -> Version:
     program, or is of a server that is too old. An error of a step is raised as psycopg.Error, and all steps of this
     call are rolled back.
     """
+    from sqlalchemy.exc import DBAPIError
 
     def once() -> Version:
         try:
@@ -95,8 +95,10 @@ def upgrade(database: Database) -> Version:
 
 
 @contextmanager
-def begin(database: Database) -> Iterator[sqlalchemy.Connection]:
+def begin(database: Database) -> Iterator["sqlalchemy.Connection"]:
     """A transaction on a connection of SQLAlchemy, which Alembic and the tables' metadata need; without time-outs."""
+    import sqlalchemy
+
     engine = sqlalchemy.create_engine(
         "postgresql+psycopg://", creator=database.connect_for_steps, poolclass=sqlalchemy.NullPool
     )
@@ -106,7 +108,7 @@ def begin(database: Database) -> Iterator[sqlalchemy.Connection]:
         yield connection
 
 
-def _upgrade(connection: sqlalchemy.Connection) -> Version:
+def _upgrade(connection: "sqlalchemy.Connection") -> Version:
     number, name = connection.exec_driver_sql(_SERVER).one()
     if number < OLDEST * 10_000:
         raise NotReady(f"the server is PostgreSQL {name}, need {OLDEST} or newer; upgrade the server first")
@@ -141,13 +143,13 @@ def _version(execute: Callable[[str], Any]) -> Version:
     return Version(current=execute(_CURRENT).scalar_one_or_none() if has_versions else None, needed=_needed())
 
 
-def _run_steps(connection: sqlalchemy.Connection) -> None:
+def _run_steps(connection: "sqlalchemy.Connection") -> None:
     from alembic import command
 
     command.upgrade(_config_on(connection), "head")
 
 
-def _take_baseline(connection: sqlalchemy.Connection) -> None:
+def _take_baseline(connection: "sqlalchemy.Connection") -> None:
     """Note that the database has the schema of the baseline, and run the steps after it."""
     from alembic import command
 
@@ -156,7 +158,7 @@ def _take_baseline(connection: sqlalchemy.Connection) -> None:
     command.upgrade(config, "head")
 
 
-def _config_on(connection: sqlalchemy.Connection) -> "Config":
+def _config_on(connection: "sqlalchemy.Connection") -> "Config":
     config = alembic_config()
     config.attributes["connection"] = connection
     return config

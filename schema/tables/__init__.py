@@ -3,7 +3,8 @@
 It imports only the ground modules of `schema`. Read first: jobs.py and admission.py.
 """
 
+from schema.sql import SCHEMA
 from schema.tables import admission, fleet, graphs, jobs, pool_samples, success, tenancy
-from schema.tables.columns import SCHEMA, metadata
+from schema.tables.columns import metadata
 
 __all__ = ["SCHEMA", "admission", "fleet", "graphs", "jobs", "metadata", "pool_samples", "success", "tenancy"]

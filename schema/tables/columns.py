@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import BigInteger, Column, Connection, Identity, Integer, MetaData, event, text
 from sqlalchemy.dialects.postgresql import TIMESTAMP
 
-SCHEMA = "leasehold"
+from schema.sql import SCHEMA
 
 metadata = MetaData(
     schema=SCHEMA,

@@ -19,11 +19,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
+from schema.sql import LIVE, NOT_OVER
 from schema.tables.columns import NO_LABELS, NOW, TIME, identity, metadata, name_form
-
-LIVE = "state IN ('pending', 'active', 'cancelling')"
-#: A live lease, as the index `leases_live_of_bot` states it, and no other index.
-NOT_OVER = "state NOT IN ('completed', 'cancelled')"
 
 # Kinds of bots: bots of one kind offer the same properties, and of these the same ones exclusively. A bot with
 # exclusive properties runs only jobs that ask for each of them.

@@ -7,7 +7,6 @@ the most written tables each foreign key would cost a lookup and a row lock per 
 
 from typing import Any
 
-from leasehold.wire import AUTOMATIC
 from sqlalchemy import (
     BigInteger,
     Boolean,
@@ -32,6 +31,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import JSON, JSONB, UUID
 
 from schema import sql
+from schema.sql import OF_CLIENTS
 from schema.tables.columns import NOW, TIME, identity, metadata
 
 #: The check of a job's row, by the function in `schema/sql/checks/job_is_sound.sql`.
@@ -243,9 +243,6 @@ job_checkpoints = Table(
     PrimaryKeyConstraint("job_id"),
     CheckConstraint("octet_length(CAST(checkpoint AS text)) <= 65536", name="job_checkpoints_checkpoint_bounded"),
 )
-
-#: What begins keys that a client has made for its own repeats, which are kept for a short time only.
-OF_CLIENTS = f"starts_with(key, '{AUTOMATIC}')"
 
 # A key outlives its job: `public_id` is what its submit has answered.
 submit_keys = Table(

@@ -17,12 +17,12 @@ from sqlalchemy import (
     text,
 )
 
+from schema.states import COUNTS
 from schema.tables.columns import TIME, metadata
 
 ZERO = text("0")
 #: Seconds that one sample covers: a minute, and what minutes are merged to when they are older.
 SPANS = (60, 600, 3600)
-COUNTS = ("waiting", "running", "succeeded", "failed", "cancelled", "dead")
 
 # `at` is the beginning of the time that a sample covers, `span` its length in seconds. `name` is that of the cohort or
 # the instance, and empty for the pool. A name without jobs has no row. The primary key makes one writer of each minute.

@@ -10,7 +10,7 @@ from leasehold.wire import escaped
 from schema import audit
 from schema.postgres.connection import Connection
 from schema.postgres.statements import Statement
-from schema.tables.columns import SCHEMA
+from schema.sql import SCHEMA
 
 #: The longest name of a role, in bytes.
 MAX_ROLE = 63

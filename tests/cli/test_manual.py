@@ -216,6 +216,7 @@ def test_processes_of_the_pool_import_only_the_servers_and_clients_that_they_use
     )
     assert (bot[0], assign[0], gateway[0]) == (2, 3, 3), "they stop where they ask for a gateway or a database"
     assert (bot[1] | assign[1]) & {"fastapi", "starlette", "uvicorn", "httpx", "alembic"} == set()
+    assert (bot[1] | assign[1] | gateway[1]) & {"alembic", "sqlalchemy"} == set(), "the tables are for upgrades"
     assert "uvicorn" in gateway[1]
     assert gateway[1] & {"httpx", "alembic"} == set()
 

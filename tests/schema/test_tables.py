@@ -10,7 +10,8 @@ import pytest
 from schema.postgres import migrate
 from schema.postgres.engine import Database, DatabaseSettings
 from schema.postgres.statements import Statement
-from schema.tables.columns import SCHEMA, STORAGE, metadata
+from schema.sql import SCHEMA
+from schema.tables.columns import STORAGE, metadata
 from tests.support.pool import Pool
 
 OURS = f"relnamespace = '{SCHEMA}'::regnamespace AND relname <> 'alembic_version'"
