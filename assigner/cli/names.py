@@ -18,7 +18,7 @@ GROUPS: Mapping[str, Sequence[str]] = {
     "Limits": ("pool-limit", "lock", "rate", "queue-limit", "limit"),
     "Rules": ("class", "scheduling", "rule"),
     "Pool": (
-        *("up", "demo", "status", "report", "demand", "assigners", "console"),
+        *("up", "demo", "status", "report", "demand", "preemptions", "assigners", "console"),
         *("config", "db", "gateway", "assign", "completion", "help"),
     ),
 }
@@ -61,6 +61,7 @@ MEANT: Mapping[str, str] = {
     "why": "explain",
     "cron": "schedule",
     "server": "gateway",
+    **dict.fromkeys(("evictions", "preempted"), "preemptions list"),
     "tenant": "instance",
     "verify": "db verify",
     "doctor": "db doctor",

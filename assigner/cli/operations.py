@@ -194,5 +194,6 @@ EXTRAS: Mapping[str, Sequence[Callable[[Calling], click.Command]]] = {
 COMMANDS: Mapping[str, Callable[[Calling], click.Command]] = {
     "assigners": assigners,
     "demand": reports.demand,
+    "preemptions": reports.preemptions,
     "report": reports.report,
 }

@@ -38,27 +38,41 @@ def config_group() -> None:
 @click.argument("file", type=click.Path(path_type=Path), required=False)
 @as_json
 @pass_installation
-def check_config(installation: Installation, file: Path | None, as_json: bool) -> None:
+def check_config(installation: Installation, file: Path | None, as_json: bool) -> int:
     """Check the environment and FILE, or the file that commands would use, without starting anything.
 
-    What is probably a mistake is a warning. Exit 2 for what is not valid, and if jobs would wait for ever.
+    Each problem is a line. What is probably a mistake is a warning. Exit 2 for what is not valid, and if jobs would
+    wait for ever.
     """
     path = file or installation.config
-    loaded = loading.load_with_source(path, installation.sections, installation.environ)
+    try:
+        loaded = loading.load_with_source(path, installation.sections, installation.environ)
+    except loading.InvalidConfiguration as invalid:
+        return _told_problems([f"{where}: {reason}" for where, reason in invalid.problems])
     found, notes = mistakes.mistakes(loaded.settings), mistakes.dominance(loaded.settings)
-    told = [f"{loaded.source.named(each.path)}: {each.reason}" for each in found if not each.is_fatal]
-    fatal = next((each for each in found if each.is_fatal), None)
-    if not as_json or fatal is not None:
+    told, fatal = (
+        [f"{loaded.source.named(each.path)}: {each.reason}" for each in found if each.is_fatal is is_fatal]
+        for is_fatal in (False, True)
+    )
+    if not as_json or fatal:
         for warning in told:
             click.echo(f"warning: {warning}", err=True)
-    if fatal is not None:
-        raise BadInput(loaded.source.named(fatal.path), fatal.reason)
+    if fatal:
+        return _told_problems(fatal)
     if as_json:
         print_json({"file": None if path is None else str(path), "ok": True, "warnings": told, "notes": notes})
-        return
+        return 0
     for note in notes:
         click.echo(note)
     click.echo(f"{path or 'the defaults'}: ok")
+    return 0
+
+
+def _told_problems(problems: Sequence[str]) -> int:
+    """Print one line for each problem; return the exit code."""
+    for problem in problems:
+        click.echo(f"error: {problem}", err=True)
+    return 2
 
 
 @config_group.command("show")

@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import click
 from leasehold.errors import BadInput
+from leasehold.wire import MAX_LIST
 from pydantic import TypeAdapter
 
 from assigner.cli.output import Caller, Calling, duration, print_json
@@ -15,7 +17,7 @@ from schema import readable
 from schema.accounting import accounts
 from schema.policy import time_windows
 from schema.policy.meters import MAX_AMOUNT
-from schema.readable import table
+from schema.readable import Column, Group, table
 from schema.validation import check_name, load_zone
 
 #: Longest time that the gateway may take for a report, seconds.
@@ -149,6 +151,43 @@ def demand(calling: Calling) -> click.Command:
             click.echo("more queues wait than were read")
 
     return command
+
+
+def preemptions(calling: Calling) -> click.Command:
+    """Make the group `preemptions`."""
+
+    @click.group("preemptions", cls=Group)
+    def group() -> None:
+        """Jobs that were evicted so that an instance gets its minimum."""
+
+    @group.command("list")
+    @click.option("--limit", type=click.IntRange(1, MAX_LIST), default=50, show_default=True, help="The most jobs.")
+    @click.option("--before", type=int, metavar="ID", help="Only those logged before this one: the next page.")
+    @calling
+    def listing(caller: Caller, /, limit: int, before: int | None) -> None:
+        """List the jobs that were evicted, the newest first, with whose minimum they were evicted for."""
+        query = {"limit": limit} | ({} if before is None else {"before": before})
+        with caller.client() as gateway:
+            found = gateway.call("GET", "/v1/preemptions", query=query)["preemptions"]
+        if caller.json:
+            print_json(found)
+            return
+        ids = readable.short_ids([each["job"] or "deleted" for each in found])
+        columns = ("id", "at", "job", "instance", "for", "minimum", Column("bot", 2), Column("cohort", 1), "rule")
+        rows = (
+            (each["id"], readable.moment(each["at"]), short, each["instance"], each["preemptor_instance"],
+             _minimum(each["receipt"]), each["bot"], each["cohort"], each["rule"])
+            for each, short in zip(found, ids, strict=True)
+        )  # fmt: skip
+        table(columns, rows)
+
+    return group
+
+
+def _minimum(receipt: Mapping[str, Any]) -> str | None:
+    """Tell the use and the minimum of the instance that got the units, as they were then."""
+    preemptor = receipt.get("preemptor")
+    return preemptor and f"{preemptor.get('usage')} of {preemptor.get('min_quota')}"
 
 
 def _properties(properties: Mapping[str, Sequence[str]]) -> str:

@@ -8,7 +8,7 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -68,6 +68,16 @@ class Source:
     def named(self, path: keys.KeyPath) -> str:
         """The key for a message: its place and its name."""
         return self.place(path)[1] + (keys.dotted(path) or "configuration")
+
+
+class InvalidConfiguration(BadInput):
+    """A configuration with mistakes: `problems` has where each is, and why, in the order of the file."""
+
+    def __init__(self, problems: Sequence[tuple[str, str]]) -> None:
+        (where, reason), *others = self.problems = list(problems)
+        named = [f"; also {other}: {why}" for other, why in others[: MAX_PROBLEMS - 1]]
+        left = len(others) - len(named)
+        super().__init__(where, reason + "".join(named) + (f" (and {left} more)" if left else ""))
 
 
 @dataclass(frozen=True)
@@ -137,8 +147,8 @@ def _as_json(data: dict[str, Any], source: Source) -> str:
     return json.dumps(data, default=refuse)
 
 
-def _explained(error: ValidationError, sections: type[ConfigModel], source: Source) -> BadInput:
-    """Every problem, by place in the file, in one line."""
+def _explained(error: ValidationError, sections: type[ConfigModel], source: Source) -> InvalidConfiguration:
+    """Every problem, by place in the file."""
     everything = error.errors(include_url=False, include_context=False)
     placed = [
         (keys.known(sections, each["loc"], is_extra=each["type"] == "extra_forbidden"), each) for each in everything
@@ -153,10 +163,7 @@ def _explained(error: ValidationError, sections: type[ConfigModel], source: Sour
         order, place = source.place(_blamed(path, details, source))
         found.append((order, place + (keys.dotted(path) or "configuration"), _reason(details, path, sections)))
     found.sort(key=lambda each: each[0])
-    (_, where, reason), *others = found
-    named = [f"; also {other}: {why}" for _, other, why in others[: MAX_PROBLEMS - 1]]
-    left = len(others) - len(named)
-    return BadInput(where, reason + "".join(named) + (f" (and {left} more)" if left else ""))
+    return InvalidConfiguration([(where, reason) for _, where, reason in found])
 
 
 def _meant(path: keys.KeyPath, sections: type[ConfigModel]) -> str | None:
@@ -211,6 +218,23 @@ def masked(settings: BaseModel) -> dict[str, Any]:
     shown = plain(settings.model_dump())
     assert isinstance(shown, dict)
     return shown
+
+
+def changed_keys(before: BaseModel, now: BaseModel) -> list[str]:
+    """Return the names of the settings that differ, such as `timing.sync`, or of a list that has grown or shrunk."""
+
+    def differing(one: Any, other: Any, path: keys.KeyPath) -> Iterator[keys.KeyPath]:
+        match one, other:
+            case dict(), dict():
+                for key in dict.fromkeys([*one, *other]):
+                    yield from differing(one.get(key), other.get(key), (*path, key))
+            case (list() | tuple(), list() | tuple()) if len(one) == len(other):
+                for number, pair in enumerate(zip(one, other, strict=True)):
+                    yield from differing(*pair, (*path, number))
+            case _ if one != other:
+                yield path
+
+    return [keys.dotted(path) for path in differing(before.model_dump(), now.model_dump(), ())]
 
 
 def as_toml(values: Mapping[str, Any]) -> str:

@@ -5,6 +5,7 @@ rates, windows, schedules) into the database when it starts and after each reloa
 """
 
 import random
+import re
 from collections.abc import Sequence
 from functools import partial
 
@@ -12,7 +13,7 @@ import structlog
 from leasehold.errors import BadInput, Conflict
 
 from assigner import metrics
-from assigner.config.loading import Reloader, masked
+from assigner.config.loading import Reloader, changed_keys, masked
 from assigner.loops import Loop
 from assigner.maintenance import schedule_forms
 from assigner.maintenance.meters import MeterPoller
@@ -103,6 +104,13 @@ TOLD = (
     "service_levels",
 )  # fmt: skip
 
+
+#: Which settings processes read at their start alone. The number and the kinds of assigners and threads are fixed.
+NEED_RESTART = {
+    "assigners": re.compile(r"(database|timing|tracing|log)\b|assigners$|assigners\[\d+\]\.(kind|threads)$"),
+    "gateways": re.compile(r"(database|timing|tracing|log|gateway|fetch|quotas|ordering|estimates|service_levels)\b"),
+    "bots": re.compile(r"(bot|log)\b"),
+}
 
 #: Thresholds of Python's garbage collector. A cycle makes short-lived objects for each of hundreds of jobs; with
 #: Python's default of 700 new objects between two collections, they would cause many collections that free nothing.
@@ -227,15 +235,8 @@ class AssignerProcess:
         self._polling.reconfigure(now.meters)
         self._webhooks.reconfigure(now.webhooks)
         self._schedules.reconfigure(level=now.service_levels.default, estimate=now.estimates.estimate)
-        posts = [[(each.kind, each.threads) for each in settings.assigners] for settings in (before, now)]
-        if posts[0] != posts[1] or (before.database, before.timing, before.tracing, before.log) != (
-            now.database,
-            now.timing,
-            now.tracing,
-            now.log,
-        ):
-            log.warning(
-                "some changes need a restart",
-                sections="database, timing, tracing, log, number and kinds of assigners, threads",
-            )
+        changed = changed_keys(before, now)
+        for processes, read_at_start in NEED_RESTART.items():
+            if found := [key for key in changed if read_at_start.match(key)]:
+                log.warning("changed keys need a restart", of=processes, keys=", ".join(found))
         declare(self._database, now)

@@ -1,6 +1,7 @@
 """The routes of operators: drains, health, effects of a change, preemptions, settings in force and decisions."""
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from schema import audit
 from schema.diagnostics import invariants
 from schema.postgres.engine import Database
 from schema.postgres.statements import Statement
+from schema.readable import short_ids
 from schema.tenancy import drains, processes
 from schema.tenancy.processes import KEPT_DECISIONS, Configuration, Kind
 from tests.support.http import JOB, JOB_COMMANDING, Answer, Gateway, audited, call, in_turn, problem, submitted
@@ -265,7 +267,9 @@ def test_what_the_change_would_be_refused_for_is_told_instead_of_an_effect(opera
 # Preemptions
 
 
-def test_a_preemption_is_listed_with_its_receipt(pool: Pool, tenancy: Tenancy, operator: httpx.Client) -> None:
+def test_a_preemption_is_listed_with_its_receipt(
+    pool: Pool, tenancy: Tenancy, operator: httpx.Client, good: Callable[[str], str]
+) -> None:
     victim, wanting, bot, work = contested(pool, tenancy)
     assign(pool)
     assert operator.get("/v1/preemptions").json() == {"preemptions": []}, "it is only asked to stop"
@@ -278,6 +282,8 @@ def test_a_preemption_is_listed_with_its_receipt(pool: Pool, tenancy: Tenancy, o
     assert one["rule"] == one["receipt"]["rule"]
     assert one["receipt"]["preemptor"]["job"] == wanting
     assert [each["job"] for each in one["receipt"]["victims"]] == [victim]
+    row = good("preemptions list").splitlines()[1].split()
+    assert (row[0], row[2:6]) == (str(one["id"]), [*short_ids([victim]), "team-b", "team-a", "0"])
 
 
 def test_preemptions_come_in_pages_and_outlive_their_jobs(pool: Pool, tenancy: Tenancy, operator: httpx.Client) -> None:

@@ -93,6 +93,14 @@ def test_what_would_let_jobs_wait_for_ever_is_an_error_with_its_line(
     assert lines[-1].startswith(f"error: {said}")
 
 
+def test_each_problem_is_a_line_of_its_own(check: Callable[[str], tuple[int, list[str]]]) -> None:
+    wrong = "".join(f"wrong_{n} = 1\n" for n in range(12))
+    code, lines = check(f"[timing]\nsynk = 1\n{wrong}")
+    assert (code, len(lines)) == (2, 13)
+    assert lines[0] == "error: 2: timing.synk: is not a setting; did you mean 'sync'?"
+    assert lines[-1] == "error: 14: timing.wrong_11: is not a setting"
+
+
 @pytest.mark.parametrize("text", SOUND)
 def test_what_is_sound_is_not_warned_of(check: Callable[[str], tuple[int, list[str]]], text: str) -> None:
     assert check(text) == (0, [])

@@ -63,8 +63,10 @@ def test_a_changed_configuration_is_taken_and_a_wrong_one_refused_as_a_scrape_sh
 
         text = processes.config.read_text().replace("[quotas]\n", "[quotas]\nmetric_pairs = 0\n")
         processes.config.write_text(text + "[[assigners]]\nbatch = 7\nthreads = 3\n")
-        eventually(lambda: "some changes need a restart" in assigner.said())
+        eventually(lambda: "changed keys need a restart" in assigner.said())
         assert "configuration reloaded" in assigner.said()
+        for told in ("of=assigners keys=assigners[0].threads\n", "of=gateways keys=quotas.metric_pairs\n"):
+            assert f'"changed keys need a restart" {told}' in assigner.said()
         eventually(lambda: "leasehold_quota_pairs_left_out 1.0" in page())
         assert pair not in page()
 
