@@ -22,6 +22,7 @@ from pydantic_core import ErrorDetails, to_jsonable_python
 
 from assigner.config import keys
 from schema.postgres.urls import without_password
+from schema.validation import RENAMED
 
 #: The largest configuration file, bytes. A larger one is taken for a mistake.
 MAX_FILE_BYTES = 1024 * 1024
@@ -188,6 +189,8 @@ def _reason(details: ErrorDetails, path: keys.KeyPath, sections: type[ConfigMode
     kind, value = details["type"], details["input"]
     if kind == "extra_forbidden":
         siblings = keys.fields(keys.annotation(sections, path[:-1]))
+        if path[-1] in RENAMED:
+            return RENAMED[str(path[-1])]
         return "is not a setting" + suggestion(str(path[-1]), siblings)
     if kind == "missing":
         return "is missing"

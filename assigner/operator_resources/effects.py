@@ -115,14 +115,14 @@ def _figures(use: QuotaUse, above: int) -> dict[str, float | None]:
 
 
 def _weights(shares: Mapping[str, Share]) -> float:
-    return sum(each.credit_weight for each in shares.values())
+    return sum(each.weight for each in shares.values())
 
 
 def _share(share: Share | None, weights: float) -> dict[str, float | None]:
     if share is None:
         return dict.fromkeys(("weight", "share", *_LIMITS))
-    part = share.credit_weight / weights if weights else None
-    return {"weight": share.credit_weight, "share": part} | {name: getattr(share, name) for name in _LIMITS}
+    part = share.weight / weights if weights else None
+    return {"weight": share.weight, "share": part} | {name: getattr(share, name) for name in _LIMITS}
 
 
 def _differences(

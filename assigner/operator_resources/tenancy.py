@@ -32,7 +32,7 @@ from schema.tenancy import cohorts, instances
 _REASON = Field(default="", description="for the audit; at most 500 bytes")
 #: Fields that make up a share.
 _SHARE = frozenset(Account.model_fields)
-_SHARE_OPTIONS = {"credit_weight": "--weight", "locks": "--lock"}
+_SHARE_OPTIONS = {"locks": "--lock"}
 
 
 class InstanceRequest(Request):
@@ -56,7 +56,7 @@ class Instance(Row):
     max_quota: int | None = given(unit="units", help="maximum over all its quotas; unset = any number")
     queued: int = given(unit="jobs", help=f"counted up to {instances.MAX_COUNTED}")
     running: int = given(unit="jobs", help=f"counted up to {instances.MAX_COUNTED}")
-    credit_weight: float | None = Field(description="its weight beside other instances; unset = it is not managed")
+    weight: float | None = Field(description="its weight beside other instances; unset = it is not managed")
     unit: str | None = Field(description="unit that its budget counts")
     used: float | None = given(unit="cost", help="within the rolling window, reservations of running jobs included")
     budget: float | None = given(unit="cost", help="its limit; unset = any amount, also for the limits that follow")
@@ -121,7 +121,7 @@ INSTANCES = Resource(
         ("max (units)", "max_quota"),
         ("queued", "queued"),
         ("running", "running"),
-        ("weight", "credit_weight"),
+        ("weight", "weight"),
         ("unit", "unit"),
         ("used", "used"),
         ("budget", "budget"),
@@ -156,7 +156,7 @@ class AccountRequest(Account):
 
 class Share(Row):
     name: str = Field(description="the instance")
-    credit_weight: float = Field(description="its weight beside other instances; 0 = only what they leave")
+    weight: float = Field(description="its weight beside other instances; 0 = only what they leave")
     unit: str = Field(description="unit that its budget counts")
     used: float | None = given(unit="cost", help="within the rolling window, reservations of running jobs included")
     budget: float | None = given(unit="cost", help="its limit; unset = any amount, also for the limits that follow")
@@ -180,7 +180,7 @@ ACCOUNTS = Resource(
     rows=lambda connection, _: accounts.accounts(connection),
     columns=(
         ("instance", "name"),
-        ("weight", "credit_weight"),
+        ("weight", "weight"),
         ("unit", "unit"),
         ("used", "used"),
         ("budget", "budget"),

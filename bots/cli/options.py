@@ -39,7 +39,8 @@ def check(request: Request) -> Request:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         field = ".".join(wire.escaped(str(part), 60) for part in first["loc"])
-        raise BadInput(field, _reason(first["type"], first["msg"])) from None
+        known_as = validation.RENAMED.get(str(first["loc"][-1])) if first["type"] == "extra_forbidden" else None
+        raise BadInput(field, known_as or _reason(first["type"], first["msg"])) from None
     return request
 
 

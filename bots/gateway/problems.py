@@ -20,6 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
 from schema.postgres.failures import describe_outage, find_exhausted, is_conflict, is_outage
+from schema.validation import RENAMED
 
 MEDIA_TYPE = "application/problem+json"
 #: Seconds after which a client may repeat a request that was answered with 503.
@@ -175,7 +176,8 @@ def field_of(location: Sequence[int | str]) -> str:
 def _invalid(errors: Sequence[Any]) -> Response:
     first = errors[0]
     field = field_of(first["loc"])
-    reason = wire.escaped(str(first["msg"]).removeprefix("Value error, "))
+    said = RENAMED.get(str(first["loc"][-1])) if first["type"] == "extra_forbidden" else None
+    reason = said or wire.escaped(str(first["msg"]).removeprefix("Value error, "))
     return problem(422, f"{field}: {reason[:1].lower()}{reason[1:]}", field=field)
 
 

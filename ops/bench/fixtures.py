@@ -153,7 +153,7 @@ def fill(database: Database, shape: Shape) -> list[Session]:
             )
     if shape.shares:
         for number in range(shape.instances):
-            name, account = instance(number), Account(credit_weight=number + 1.0, budget=MANY, max_concurrent=MANY)
+            name, account = instance(number), Account(weight=number + 1.0, budget=MANY, max_concurrent=MANY)
             database.run(
                 lambda connection, name=name, account=account: accounts.put_account(
                     connection, name, account, actor="bench"

@@ -32,17 +32,18 @@ OF_POOL = {"max_concurrent": "pool:jobs", "budget": "pool:cost"}
 
 _INTERN = Statement("SELECT intern_instance(:name)")
 _HOLD = Statement("SELECT managed FROM instances WHERE id = :instance FOR NO KEY UPDATE")
-_KNOWN = Statement("SELECT credit_weight, unit FROM accounts WHERE instance = :instance")
+_KNOWN = Statement("SELECT credit_weight AS weight, unit FROM accounts WHERE instance = :instance")
 _PUT = Statement("""
 INSERT INTO accounts (instance, credit_weight, lift_weight, unit)
-VALUES (:instance, :credit_weight, :credit_weight, :unit)
-ON CONFLICT (instance) DO UPDATE SET credit_weight = :credit_weight, unit = :unit
+VALUES (:instance, :weight, :weight, :unit)
+ON CONFLICT (instance) DO UPDATE SET credit_weight = :weight, unit = :unit
 """)
 _MANAGED = Statement("UPDATE instances SET managed = :managed WHERE id = :instance AND managed <> :managed")
 _FIND = Statement("SELECT id FROM instances WHERE name = :name AND managed FOR NO KEY UPDATE")
 _REMOVE = Statement("DELETE FROM accounts WHERE instance = :instance")
 _LIST = Statement("""
-SELECT i.name, a.credit_weight, a.unit, cost.used::double precision AS used, cost.most::double precision AS budget,
+SELECT i.name, a.credit_weight AS weight, a.unit,
+    cost.used::double precision AS used, cost.most::double precision AS budget,
     jobs.used::double precision AS running, jobs.most::double precision AS max_concurrent,
     jobs.slots::double precision AS slots
 FROM accounts a JOIN instances i ON i.id = a.instance
@@ -77,14 +78,14 @@ class Account(PoolLimits):
 
     A new account has weight 1 and no limits.
 
-    credit_weight: its share relative to the weights of other instances; 0 = only what the others leave.
+    weight: its share relative to the weights of other instances; 0 = only what the others leave.
     unit: what its budget counts: `cost`, or any unit that its jobs report. For `seconds`, the measured run time counts,
         or what they report if that is more.
     slots: the number of its slots. Each running job occupies one; null = unlimited.
     locks: for each named lock, how many jobs may hold it at once. A lock that is not named allows 1.
     """
 
-    credit_weight: float | None = Field(
+    weight: float | None = Field(
         default=None, ge=0, le=MAX_WEIGHT, description="share relative to the weights of others; 0 = what they leave"
     )
     unit: Name | None = Field(
@@ -121,7 +122,7 @@ class Share:
     """
 
     name: str
-    credit_weight: float
+    weight: float
     unit: str
     used: float | None
     budget: float | None
@@ -143,7 +144,7 @@ def put_account(connection: Connection, name: str, account: Account, *, actor: s
     known = connection.execute(_KNOWN, {"instance": instance}).one_or_none()
     before: dict[str, Any] = {} if known is None else dict(known._asdict())
     after = {
-        "credit_weight": before.get("credit_weight", 1.0) if account.credit_weight is None else account.credit_weight,
+        "weight": before.get("weight", 1.0) if account.weight is None else account.weight,
         "unit": account.unit or before.get("unit", "cost"),
     }
     if before != after:

@@ -34,7 +34,7 @@ SELECT EXISTS (
 # instance in index order does the same. Of the jobs that are to be tried again, only the first are counted, for all
 # instances.
 _SHOWN = f"""
-SELECT i.name, i.pool, i.draining, q.usage, q.min_quota, q.max_quota, a.credit_weight, a.unit,
+SELECT i.name, i.pool, i.draining, q.usage, q.min_quota, q.max_quota, a.credit_weight AS weight, a.unit,
     used.used::double precision AS used, used.most::double precision AS budget,
     jobs.most::double precision AS max_concurrent, jobs.slots::double precision AS slots,
     (SELECT count(*) FROM (
@@ -80,7 +80,7 @@ class Instance:
     usage, min_quota, max_quota: units, summed over the cohorts in which the instance has a quota; None without a quota.
         max_quota is also None if one of these quotas has no maximum.
     queued, running: jobs, counted up to MAX_COUNTED.
-    credit_weight, unit: of its account; None if it is not managed.
+    weight, unit: of its account; None if it is not managed.
     used: cost within the rolling window, including what is reserved for live leases. budget: its limit.
     budget, max_concurrent, slots: None = unlimited.
     """
@@ -93,7 +93,7 @@ class Instance:
     max_quota: int | None
     queued: int
     running: int
-    credit_weight: float | None = None
+    weight: float | None = None
     unit: str | None = None
     used: float | None = None
     budget: float | None = None

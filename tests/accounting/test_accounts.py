@@ -133,25 +133,25 @@ def test_slots_that_were_taken_since_they_were_read_refuse_a_charge(pool: Pool) 
 
 def test_what_is_so_already_is_not_written_and_every_change_is_audited(pool: Pool) -> None:
     for _ in range(2):
-        share(pool, "acme", credit_weight=3, budget=10, locks={"tree": 2})
+        share(pool, "acme", weight=3, budget=10, locks={"tree": 2})
     share(pool, "acme", budget=None)
     no_share(pool, "acme")
     notes = pool.rows("SELECT action, details FROM audit ORDER BY id")
     assert [note.action for note in notes] == ["account.set", "account.set", "account.remove"]
     assert notes[0].details["limits"] == {"instance:acme:cost": 10, "lock:acme:tree": 2}
     assert notes[1].details["limits"] == {"instance:acme:cost": None}
-    share(pool, "acme", credit_weight=0)
+    share(pool, "acme", weight=0)
     with pytest.raises(psycopg.IntegrityError):
         pool.change("UPDATE accounts SET credit_weight = -1")
 
 
 def test_operators_set_shares_and_limits_by_the_api(operator: httpx.Client) -> None:
-    account = {"credit_weight": 3, "max_concurrent": 4, "budget": 50.5, "slots": 2, "unit": "tokens"}
+    account = {"weight": 3, "max_concurrent": 4, "budget": 50.5, "slots": 2, "unit": "tokens"}
     assert operator.put("/v1/instances/acme/account?create=true", json=account).status_code == 200
     assert operator.put("/v1/instances/acme/account", json={"budget": None}).status_code == 200
     (found,) = [one for one in operator.get("/v1/instances").json()["instances"] if one["name"] == "acme"]
     assert {key: found[key] for key in account} == account | {"budget": None}
-    for wrong in ({"credit_weight": -1}, {"credit_weight": "3"}, {"slots": 1.5}, {"unit": "Tokens"}, {"most": 1}):
+    for wrong in ({"weight": -1}, {"weight": "3"}, {"slots": 1.5}, {"unit": "Tokens"}, {"most": 1}):
         assert operator.put("/v1/instances/acme/account", json=wrong).status_code == 422
     assert operator.get("/v1/usage", params={"hours": 1}).json() == {"usage": []}
     assert operator.get("/v1/usage", params={"hours": "nan"}).status_code == 422
@@ -222,7 +222,7 @@ def test_a_budget_that_is_used_up_stops_what_costs_nothing_too(pool: Pool, reser
 
 def test_the_guarantee_counts_the_jobs_of_the_window_and_those_that_run(pool: Pool) -> None:
     for name, weight in {"acme": 1, "brick": 1000}.items():
-        share(pool, name, credit_weight=weight)
+        share(pool, name, weight=weight)
         pool.submit(4, instance=name)
     bot = pool.bot(capacity=2)
     fair(pool).run_once()
@@ -242,7 +242,7 @@ def test_the_guarantee_counts_the_jobs_of_the_window_and_those_that_run(pool: Po
 def test_the_configuration_declares_shares_and_limits_of_all_once(pool: Pool) -> None:
     settings = PoolSettings.model_validate(
         {
-            "instances": [{"name": "acme", "credit_weight": 3, "budget": 9, "locks": {"tree": 2}}, {"name": "brick"}],
+            "instances": [{"name": "acme", "weight": 3, "budget": 9, "locks": {"tree": 2}}, {"name": "brick"}],
             "fair_share": {"budget": 100, "max_concurrent": 7, "rolling_window_hours": 12},
         }
     )

@@ -51,7 +51,7 @@ def test_three_instances_that_want_everything_get_their_shares_whatever_their_jo
     pool: Pool, assigners: int
 ) -> None:
     for name, weight in WEIGHTS.items():
-        share(pool, name, credit_weight=weight)
+        share(pool, name, weight=weight)
         pool.submit(300, instance=name, estimated_cost=2)
     bot = pool.bot(capacity=12)
 
@@ -113,7 +113,7 @@ def test_who_has_been_at_work_and_waited_all_the_while_is_owed_what_it_lacks(poo
 
 
 def test_the_lift_counts_by_weight_and_goes_with_the_window(pool: Pool) -> None:
-    share(pool, "a", credit_weight=0.5)
+    share(pool, "a", weight=0.5)
     served(pool, "b", "c")
     away(pool, "a", 3600)
     pool.submit(instance="a")
@@ -144,7 +144,7 @@ def test_who_has_only_jobs_that_no_bot_can_run_holds_nobody_back(pool: Pool) -> 
 
 @pytest.mark.parametrize(("before", "after"), [(0.001, 1.0), (1.0, 0.25), (0.0, 1.0)])
 def test_whose_weight_changes_shares_by_the_new_weight_at_once(pool: Pool, before: float, after: float) -> None:
-    share(pool, "a", credit_weight=before)
+    share(pool, "a", weight=before)
     share(pool, "b")
     pool.submit(400, instance="a")
     pool.submit(400, instance="b")
@@ -161,7 +161,7 @@ def test_whose_weight_changes_shares_by_the_new_weight_at_once(pool: Pool, befor
         return found
 
     started(4)
-    share(pool, "a", credit_weight=after)
+    share(pool, "a", weight=after)
     found = started(5)
     assert found.total() == 200
     assert found["a"] / 200 == pytest.approx(after / (1 + after), abs=0.03)
@@ -281,7 +281,7 @@ class Tenants:
 
     def reweigh(self, name: str, weight: float) -> None:
         self.weights[name] = weight
-        share(self.pool, name, credit_weight=weight)
+        share(self.pool, name, weight=weight)
 
     def go(self, name: str) -> None:
         """It has no jobs any more. Then an hour passes."""

@@ -36,7 +36,7 @@ def filled(pool: Pool, weights: Sequence[float], *, jobs: int) -> None:
     """Jobs of three priorities for an instance of each weight."""
     names = {f"i-{nth}": weight for nth, weight in enumerate(weights)}
     for name, weight in names.items():
-        share(pool, name, credit_weight=weight)
+        share(pool, name, weight=weight)
     each = [{"priority": priority} for priority in (3, 1, 2) for _ in range(jobs // 3)]
     requests = [PLAIN | {"instance": name} | fields for name in names for fields in each]
     pool.database.run(lambda c: submit(c, requests, actor="test"))
@@ -219,7 +219,7 @@ def test_the_earliest_deadline_starts_first_in_a_queue_of_which_nothing_was_expe
     pool: Pool, keeper: AdmissionController, others: int
 ) -> None:
     for name in ("behind", "ahead"):
-        share(pool, name, credit_weight=1)
+        share(pool, name, weight=1)
     pool.submit(others, instance="behind")
     dated = [pool.job(each).id for each in pool.submit(40, instance="ahead")]
     # The later a job was queued, the earlier is its deadline.

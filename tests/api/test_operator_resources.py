@@ -35,7 +35,7 @@ DOCUMENT = ROOT / "ops" / "docs" / "operations.md"
 # What sets a thing, its keys on the command line, what its row then holds, and a heading that names a unit.
 ROUND_TRIPS: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "instance": ("set ci --pool builds", "ci", {"name": "ci", "pool": "builds"}, "max (units)"),
-    "account": ("set ci --weight 2 --lock tree=3", "ci", {"name": "ci", "credit_weight": 2.0}, "slots (jobs)"),
+    "account": ("set ci --weight 2 --lock tree=3", "ci", {"name": "ci", "weight": 2.0}, "slots (jobs)"),
     "cohort": ("set gpus --label gpu", "gpus", {"name": "gpus", "labels": ["gpu"]}, "labels"),
     "quota": ("set ci --max 4", "ci", {"instance": "ci", "min_quota": 0, "max_quota": 4}, "max (units)"),
     "owner-quota": ("set ci ann 2.5", "ci ann", {"instance": "ci", "owner": "ann", "cost": 2.5}, "max (cost)"),

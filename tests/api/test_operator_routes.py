@@ -239,9 +239,9 @@ def test_a_quota_tells_who_could_be_evicted_and_what_it_could_not_have(pool: Poo
 
 def test_a_weight_tells_how_the_shares_of_all_change(pool: Pool, operator: httpx.Client) -> None:
     for name, weight in (("one", 1.0), ("three", 3.0)):
-        operator.patch(f"/v1/instances/{name}", json={"credit_weight": weight})
+        operator.patch(f"/v1/instances/{name}", json={"weight": weight})
     before = pool.rows("SELECT * FROM audit ORDER BY id")
-    assert affected(operator, "instances/new", {"credit_weight": 4.0, "budget": 7.0}) == {
+    assert affected(operator, "instances/new", {"weight": 4.0, "budget": 7.0}) == {
         ("new", "weight"): (None, 4),
         ("new", "share"): (None, 0.5),
         ("new", "budget"): (None, 7),
@@ -262,6 +262,11 @@ def test_what_the_change_would_be_refused_for_is_told_instead_of_an_effect(opera
     assert (answer.status_code, answer.json()["detail"]) == (400, "min: must not be more than the maximum of 4")
     assert operator.post("/v1/quotas/absent/ci/effect?create=true", json={"min": 5}).status_code == 404
     assert operator.post("/v1/quotas/default/ci/effect?create=true", json={"most": 5}).status_code == 422
+
+
+def test_an_earlier_name_of_a_field_is_refused_with_the_new_one(operator: httpx.Client) -> None:
+    answer = operator.patch("/v1/instances/ci", json={"credit_weight": 2})
+    assert (answer.status_code, answer.json()["detail"]) == (422, "credit_weight: is now `weight`")
 
 
 # Preemptions

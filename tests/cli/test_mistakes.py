@@ -95,8 +95,9 @@ def test_what_would_let_jobs_wait_for_ever_is_an_error_with_its_line(
 
 def test_each_problem_is_a_line_of_its_own(check: Callable[[str], tuple[int, list[str]]]) -> None:
     wrong = "".join(f"wrong_{n} = 1\n" for n in range(12))
-    code, lines = check(f"[timing]\nsynk = 1\n{wrong}")
-    assert (code, len(lines)) == (2, 13)
+    code, lines = check(f"[timing]\nsynk = 1\n{wrong}[[instances]]\nname = 'a'\ncredit_weight = 2")
+    assert (code, len(lines)) == (2, 14)
+    assert lines.pop() == "error: 17: instances[0].credit_weight: is now `weight`"
     assert lines[0] == "error: 2: timing.synk: is not a setting; did you mean 'sync'?"
     assert lines[-1] == "error: 14: timing.wrong_11: is not a setting"
 

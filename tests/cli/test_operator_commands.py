@@ -219,7 +219,7 @@ def test_commands_of_a_thing_set_what_belongs_to_it_and_say_so(good: Good, opera
         ("rule backpressure set codex --delay 2", "assigners wait 2 s after a start of codex"),
     ):
         assert good(line) == f"{said}\n"
-    share = {"pool": None, "credit_weight": 3.0, "unit": "tokens", "budget": None}
+    share = {"pool": None, "weight": 3.0, "unit": "tokens", "budget": None}
     assert share.items() <= listed(good, "instance")["team-a"].items()
     advised = [(each["resource_class"], each["allowed"]) for each in json.loads(good("rule backpressure list --json"))]
     assert advised == [(None, False), ("codex", True)]

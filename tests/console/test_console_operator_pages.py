@@ -257,17 +257,17 @@ def test_a_quota_is_changed_after_a_preview_of_whom_it_affects(person: Person, s
 
 def test_a_share_is_given_and_taken_away(person: Person, shown: Console) -> None:
     def accounts(http: httpx.Client) -> dict[str, Any]:
-        return {one["name"]: one["credit_weight"] for one in http.get("/v1/accounts").json()["accounts"]}
+        return {one["name"]: one["weight"] for one in http.get("/v1/accounts").json()["accounts"]}
 
     with shown.served.client(shown.operator) as http:
-        http.patch("/v1/instances/theirs", json={"credit_weight": 3.0})
+        http.patch("/v1/instances/theirs", json={"weight": 3.0})
         person.log_in(shown.operator)
         for typed, told, expected in (
-            ("1", "Set credit weight 1", {"ours": 1.0, "theirs": 3.0}),
+            ("1", "Set weight 1", {"ours": 1.0, "theirs": 3.0}),
             ("", "Set share no", {"theirs": 3.0}),
         ):
             person.go("/tenants?instance=ours")
-            person.page.fill("input[data-field=credit_weight]", typed)
+            person.page.fill("input[data-field=weight]", typed)
             person.page.locator("button:has-text('Change')").last.click()
             person.page.wait_for_selector(f".question:has-text('{told}')")
             person.page.wait_for_selector("tr:has-text('theirs'):has-text('share that is due')")

@@ -30,7 +30,7 @@ def large(shown: Console) -> Console:
         for number in range(1, INSTANCES):
             name = f"i-{number}"
             quotas.set_quota(connection, "default", name, minimum=number, maximum=100, actor="test")
-            accounts.put_account(connection, name, Account(credit_weight=float(number)), actor="test")
+            accounts.put_account(connection, name, Account(weight=float(number)), actor="test")
 
     run = shown.served.database.run
     run(begin)

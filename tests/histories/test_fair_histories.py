@@ -30,7 +30,7 @@ class History:
 
     def reweigh(self, name: str) -> None:
         self.weights[name] = self.chance.choice(WEIGHTS)
-        share(self.pool, name, credit_weight=self.weights[name])
+        share(self.pool, name, weight=self.weights[name])
 
     def come(self, name: str) -> None:
         self.drain(name, draining=False)

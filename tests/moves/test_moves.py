@@ -385,7 +385,7 @@ def test_requests_join_no_queue_of_other_jobs(pool: Pool) -> None:
         instance = {"instance": f"i-{nth}"}
         alone(pool, PLAIN | instance | there)
         if managed:
-            share(pool, f"i-{nth}", credit_weight=1.0)
+            share(pool, f"i-{nth}", weight=1.0)
         request = PLAIN | instance | wanted
         made = [alone(pool, request), *at_once(pool, [request] * 2)]
         other = pool.row(STORED, id=among_others(pool, request).public_id)
@@ -428,7 +428,7 @@ def test_limits_and_malformed_payloads_are_seen_in_requests_at_once(pool: Pool) 
 
 def test_jobs_of_an_instance_get_constraints_while_it_is_managed(pool: Pool) -> None:
     alone(pool, PLAIN)
-    share(pool, "default", credit_weight=1.0)
+    share(pool, "default", weight=1.0)
     constrained = [alone(pool, PLAIN).job_id for _ in range(2)]
     no_share(pool, "default")
     plain = [alone(pool, PLAIN).job_id for _ in range(2)]

@@ -105,7 +105,7 @@ def fill_gated(connection: Connection) -> None:
     priority_classes.put_class(connection, "build", points=40, actor="test")
     rates.set_rate(connection, "model", per_second=1000.0, burst=1000, actor="test")
     for number in range(TENANTS):
-        account = Account(credit_weight=number + 1.0, budget=1e9, max_concurrent=GATED)
+        account = Account(weight=number + 1.0, budget=1e9, max_concurrent=GATED)
         accounts.put_account(connection, f"i-{number}", account, actor="test")
     submit(connection, [request(number) for number in range(GATED)], actor="test")
     for _ in range(10):

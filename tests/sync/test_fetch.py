@@ -32,7 +32,7 @@ def test_a_bot_of_short_tasks_gets_no_more_than_the_maximum_of_an_instance_allow
 
 def test_room_that_a_bot_of_short_tasks_leaves_to_constrained_jobs_is_free_until_an_assigner_comes(pool: Pool) -> None:
     bot, works = busy_bot(pool, capacity=4)
-    pool.database.run(lambda c: accounts.put_account(c, "gated", Account(credit_weight=1), actor="test"))
+    pool.database.run(lambda c: accounts.put_account(c, "gated", Account(weight=1), actor="test"))
     pool.change("INSERT INTO assigners (name) VALUES ('here')")
     (urgent,) = pool.submit(instance="gated", priority=-50)
     pool.submit(100)

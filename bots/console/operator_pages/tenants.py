@@ -19,8 +19,8 @@ Record = Mapping[str, Any]
 #: Cells of a bar.
 BAR = 20
 #: Fields that the page changes, with the path of what they are parts of. A field left empty has no value.
-QUOTA, SHARE = ("min", "max"), ("credit_weight", "budget", "max_concurrent")
-HINTS = {"min": "units", "max": "units; empty: no maximum", "credit_weight": "empty: no share"} | dict.fromkeys(
+QUOTA, SHARE = ("min", "max"), ("weight", "budget", "max_concurrent")
+HINTS = {"min": "units", "max": "units; empty: no maximum", "weight": "empty: no share"} | dict.fromkeys(
     ("budget", "max_concurrent"), "empty: any"
 )
 #: What the figures of an effect mean.
@@ -135,18 +135,18 @@ def quota_cells(one: Record) -> list[Cell]:
 
 def share_rows(accounts: Sequence[Record]) -> list[tuple[str, list[Cell]]]:
     """Return a row for each managed instance, those with the largest weights first."""
-    totals = {name: sum(one[name] or 0 for one in accounts) for name in ("credit_weight", "running", "used")}
+    totals = {name: sum(one[name] or 0 for one in accounts) for name in ("weight", "running", "used")}
 
     def part(one: Record, name: str) -> Cell:
         return Cell(f"{(one[name] or 0) / totals[name]:.1%}" if totals[name] else "-")
 
     rows = []
-    for one in sorted(accounts, key=lambda one: (-one["credit_weight"], one["name"]))[:MAX_ROWS]:
+    for one in sorted(accounts, key=lambda one: (-one["weight"], one["name"]))[:MAX_ROWS]:
         limit = one["budget"]
         cells = [
             Cell(text(one["name"]), "/tenants?" + urlencode({"instance": one["name"]}) + "#change"),
-            Cell(text(one["credit_weight"])),
-            *(part(one, name) for name in ("credit_weight", "running", "used")),
+            Cell(text(one["weight"])),
+            *(part(one, name) for name in ("weight", "running", "used")),
             Cell(f"{text(one['used'] or 0)} {one['unit']}"),
             Cell("any" if limit is None else text(limit)),
             Cell("" if limit is None else bar(one["used"] or 0, 0, limit), kind="bar"),
@@ -234,7 +234,7 @@ class Part:
                 body[name] = given
         if not body:
             raise LeaseholdError("nothing is changed: the fields are as they are set")
-        if body.get("credit_weight", 0) is None:
+        if body.get("weight", 0) is None:
             body = {"share": False}
         if body.get("min", 0) is None:
             raise BadInput("min", "is not a number; 0 = no minimum")
@@ -270,9 +270,7 @@ class Part:
     async def _change(self) -> None:
         body = self._body()
         await self._view.ask(partial(_call, method="PATCH", path=self._path, body=body))
-        self._now |= (
-            {"credit_weight": None} if body.get("share") is False else {n: body[n] for n in body if n != "reason"}
-        )
+        self._now |= {"weight": None} if body.get("share") is False else {n: body[n] for n in body if n != "reason"}
         self._table.show([])
         self._told.text = "The change is made."
 
@@ -301,7 +299,7 @@ def _number(name: str, given: str) -> float | int | None:
     if not given:
         return None
     try:
-        return float(given) if name in ("credit_weight", "budget") else int(given)
+        return float(given) if name in ("weight", "budget") else int(given)
     except ValueError:
         raise BadInput(name, f"'{given}' is not a number") from None
 
