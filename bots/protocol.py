@@ -15,6 +15,7 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
+from leasehold import wire
 from leasehold.errors import BadInput
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
@@ -340,8 +341,21 @@ class SyncAnswer(Answer):
     sync_in: float
 
 
+class Progress(Message):
+    """How far a running command says that it is."""
+
+    share: float = Field(ge=0, le=1, description="0 = nothing is done, 1 = everything")
+    text: str = Field(default="", max_length=wire.MAX_PROGRESS_TEXT, description="what is being done, in words")
+    number: int = Field(
+        default=0,
+        ge=0,
+        le=MAX_COUNT,
+        description="counts what the attempt has told: a late call replaces no later one",
+    )
+
+
 class OutputReport(Message):
-    """Output and checkpoint of one running lease, sent between syncs (`POST /v1/output`)."""
+    """Output, checkpoint and progress of one running lease, sent between syncs (`POST /v1/output`)."""
 
     bot: Name
     epoch: int = Field(ge=1, le=MAX_COUNT)
@@ -360,3 +374,4 @@ class OutputReport(Message):
         le=MAX_COUNT,
         description="counts the checkpoints of this attempt: a late call with an earlier one replaces no later one",
     )
+    progress: Progress | None = Field(default=None, description="the latest, if it has changed")

@@ -2,10 +2,14 @@
 
 They are stored as the text that the command wrote, up to `validation.MAX_CHECKPOINT_BYTES`. Results of jobs are stored
 by the statement that ends their attempts.
+
+Beside them is the progress of a job: how far its command says that it is, a share and a text. It is told at most once a
+second for a job, and a job that tells none has no row.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from schema.postgres.connection import Connection
 from schema.postgres.statements import Statement
@@ -57,3 +61,51 @@ def store_checkpoints(connection: Connection, checkpoints: Sequence[Checkpoint])
             "checkpoints": [each.text for each in checkpoints],
         },
     ).rowcount
+
+
+# Progress
+
+
+@dataclass(frozen=True)
+class Told:
+    """The progress of an attempt, which a bot sent in a session; `number` counts those of the attempt."""
+
+    bot_id: int
+    bot_epoch: int
+    job: str
+    fence: int
+    number: int
+    share: float
+    text: str
+
+
+# Only the bot that holds the live lease may write. Nothing replaces what a later attempt has told, or what its own
+# attempt has told later: a call that was given up may arrive after the next one.
+STORE_PROGRESS = Statement("""
+INSERT INTO job_progress AS p (job_id, fence, number, share, text)
+SELECT j.id, l.fence, :number, :share, :text
+FROM (SELECT id FROM jobs WHERE public_id = CAST(:job AS uuid)) j
+CROSS JOIN LATERAL (
+    SELECT fence, bot_id, bot_epoch, ended_at FROM leases WHERE job_id = j.id AND fence = :fence OFFSET 0) l
+WHERE l.bot_id = :bot_id AND l.bot_epoch = :bot_epoch AND l.ended_at IS NULL
+ON CONFLICT (job_id) DO UPDATE SET fence = EXCLUDED.fence, number = EXCLUDED.number, share = EXCLUDED.share,
+    text = EXCLUDED.text, at = EXCLUDED.at
+    WHERE (EXCLUDED.fence, EXCLUDED.number) >= (p.fence, p.number)
+""")
+# What an attempt has told that is over counts no more: the fence of its job has grown, unless it has ended the job.
+READ_PROGRESS = Statement("""
+SELECT CAST(j.public_id AS text) AS job, p.share, p.text, p.at
+FROM jobs j JOIN job_progress p ON p.job_id = j.id AND p.fence = j.fence
+WHERE j.public_id = ANY (CAST(:jobs AS uuid[]))
+""")
+
+
+def store_progress(connection: Connection, told: Told) -> None:
+    """Store the progress of a live lease. The caller has locked the bot, so that its lease does not end meanwhile."""
+    connection.execute(STORE_PROGRESS, vars(told))
+
+
+def read_progress(connection: Connection, jobs: Sequence[str]) -> Mapping[str, dict[str, Any]]:
+    """Return what the newest attempts of these jobs have told, by the public ids of the jobs, where they have."""
+    rows = connection.execute(READ_PROGRESS, {"jobs": list(jobs)}).mappings()
+    return {row["job"]: {"share": row["share"], "text": row["text"], "at": row["at"]} for row in rows}

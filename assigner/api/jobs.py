@@ -39,6 +39,7 @@ from assigner.queries import jobs as job_queries
 from assigner.queries import status as status_queries
 from schema import clock, validation
 from schema.accounting.quotas import Cooldown
+from schema.checkpoints import read_progress
 from schema.filters import Direction, JobFilter, Sort
 from schema.moves import cancel as cancel_moves
 from schema.postgres.connection import Connection
@@ -73,6 +74,7 @@ class WaitRequest(RequestModel):
     ids: list[str] = Field(min_length=1, max_length=wire.MAX_BATCH)
     wait: float = Field(default=0.0, ge=0, le=MAX_WAIT, description="longest time to wait for the answer, seconds")
     any: bool = Field(default=False, description="true: answer once one of the jobs is final, not only once all are")
+    progress: bool = Field(default=False, description="true: tell how far jobs that are not final say that they are")
 
 
 class FindRequest(RequestModel):
@@ -269,6 +271,10 @@ async def wait(request: Request, body: Annotated[WaitRequest, Read], caller: Cal
                 return Response(status_code=HUNG_UP)
             if not asked and clock.monotonic() >= deadline:
                 break
+    if body.progress and (running := [job for job in ids if found[job]["state"] not in FINAL]):
+        own = {str(found[job]["job"]) for job in running}
+        told = await state.run(lambda connection: read_progress(connection, sorted(own)))
+        found |= {job: found[job] | {"progress": told.get(str(found[job]["job"]))} for job in running}
     jobs = [models.JobState.model_validate(found[job]) for job in ids]
     return models.WaitAnswer(jobs=jobs, done=all(job.state in FINAL for job in jobs))
 

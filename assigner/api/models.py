@@ -63,6 +63,14 @@ class NodeOf(BaseModel):
     depth: int
 
 
+class JobProgress(BaseModel):
+    """How far the newest attempt says that it is."""
+
+    share: float = Field(description="of the whole work, from 0 to 1")
+    text: str = Field(description="what is being done, in words")
+    at: datetime = Field(description="when it was told")
+
+
 class JobRow(BaseModel):
     """A job in a list."""
 
@@ -114,6 +122,7 @@ class Job(JobRow):
     payload: dict[str, Any] | None
     result: dict[str, Any] | None = Field(description="how it ended, as its bot reported it: exit_code, seconds, …")
     has_result: bool = Field(description="true: its command left a result, which `/v1/jobs/{id}/result` returns")
+    progress: JobProgress | None = Field(default=None, description="unset = its newest attempt has told none")
     events: list[Event]
     waiting: WaitingFor | None = None
     graph: NodeOf | None = Field(default=None, description="graph that contains the job")
@@ -213,6 +222,7 @@ class JobState(BaseModel):
     started_at: datetime | None = Field(description="start of the newest attempt; unset = none has started")
     finished_at: datetime | None
     result: dict[str, Any] | None
+    progress: JobProgress | None = Field(default=None, description="of a job that is not final, if it was asked for")
 
 
 class WaitAnswer(BaseModel):

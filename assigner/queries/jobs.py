@@ -108,6 +108,12 @@ SELECT move, "from", "to", at, actor, fence, details FROM (
 ORDER BY id
 """)
 
+# How far the newest attempt of a job has told that it is. The fence of a job that is queued again has grown.
+PROGRESS_TOLD = Statement("""
+SELECT p.share, p.text, p.at FROM job_progress p JOIN jobs j ON j.id = p.job_id AND j.fence = p.fence
+WHERE p.job_id = :job_id
+""")
+
 # The number of present bots that match one queued job's requirements, are large enough, are healthy, and could take it
 # now.
 CHANCES = Statement(f"""
@@ -216,6 +222,8 @@ def job(connection: Connection, job: str, *, instances: Sequence[str] | None) ->
         return None
     events = connection.execute(EVENTS, {"job_id": row["row_id"], "limit": MAX_EVENTS}).mappings()
     found = dict(row) | {"events": [dict(event) for event in events]}
+    told = connection.execute(PROGRESS_TOLD, {"job_id": row["row_id"]}).mappings().one_or_none()
+    found["progress"] = None if told is None else dict(told)
     if row["state"] == "queued":
         found["chances"] = dict(connection.execute(CHANCES, {"job_id": row["row_id"]}).mappings().one())
     return found

@@ -4,24 +4,29 @@ All are in the directory of the attempt, which belongs to the command. So the ag
 it follows no link, never waits, reads a bounded number of bytes, and only of files of the command's own account.
 """
 
+import math
 import os
 import stat
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from leasehold import wire
 from leasehold.errors import BadInput
 from pydantic import TypeAdapter, ValidationError
 
-from bots.protocol import Usage
-from schema import validation
+from bots.protocol import Progress, Usage
+from schema import clock, validation
 from schema.validation import check_json, parse_json
 
 #: The largest usage file in bytes, and the longest report: the reports on 10,000 ended leases must fit into one call.
 MAX_BYTES, MAX_TOLD_BYTES = 4096, 200
+
+#: Seconds between two messages that tell the progress of one attempt.
+TELL_EVERY = 1.0
 
 _USAGE: TypeAdapter[Usage] = TypeAdapter(Usage)
 #: Follows no symbolic link and never blocks, because the command may have put a link or a FIFO at the path.
@@ -83,6 +88,11 @@ class FileNames(NamedTuple):
     usage: str
     result: str
     checkpoint: str
+
+    @property
+    def progress(self) -> str:
+        """The file beside the checkpoint in which a command tells how far it is."""
+        return f"{self.checkpoint}.progress"
 
 
 #: The names where a directory has one attempt.
@@ -176,6 +186,40 @@ class Checkpoint:
         """Record that the gateway has the checkpoint with this number."""
         with self._lock:
             self._sent = max(self._sent, number)
+
+
+class ProgressFile:
+    """How far the command of one attempt says that it is, of which the gateway is told at most once a second.
+
+    The thread that sends output looks at it and sends it.
+    """
+
+    def __init__(self) -> None:
+        self._path: str | None = None
+        self._owner: int | None = None
+        self._sent_at = -math.inf
+        self._told: Progress | None = None
+        #: The latest, unless the gateway has it, or has had one within the last second.
+        self.unsent: Progress | None = None
+
+    def place(self, path: str, account: tuple[int, int] | None) -> None:
+        """Say where the file is, of a command that has not started. account: see `Checkpoint.place`."""
+        self._path, self._owner = path, None if account is None else account[0]
+
+    def look(self) -> None:
+        """Take note of what the command has written. What is no progress, or is being written, is left alone."""
+        if self._path is None or clock.monotonic() < self._sent_at + TELL_EVERY or not os.path.lexists(self._path):
+            return
+        with suppress(BadInput, ValidationError, TypeError):
+            raw = read_bytes(self._path, "progress", limit=wire.MAX_PROGRESS_BYTES, owner=self._owner)
+            number = 1 if self._told is None else self._told.number + 1
+            found = Progress.model_validate({**parse_json(raw or b"", "progress"), "number": number})
+            if self._told is None or (found.share, found.text) != (self._told.share, self._told.text):
+                self.unsent = found
+
+    def sent(self, told: Progress) -> None:
+        """Record that the gateway has this one."""
+        self._told, self._sent_at, self.unsent = told, clock.monotonic(), None
 
 
 @contextmanager

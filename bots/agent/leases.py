@@ -161,13 +161,18 @@ class AgentLeases:
         return any(held.state == "pending" for held in self._held.values())
 
     def streams(self) -> list[tuple[LeaseKey, AttemptRun]]:
-        """List the leases with output or a checkpoint that the gateway does not have yet."""
+        """List the leases with output, a checkpoint or a progress that the gateway does not have yet."""
         with self._lock:
             held = [(key, one.run) for key, one in self._held.items() if one.run is not None]
         for _, run in held:
             if not run.over.is_set():
                 run.checkpoint.look()
-        return [(key, run) for key, run in held if run.output.unsent or self.unsent_checkpoint(run) is not None]
+                run.progress.look()
+        return [(key, run) for key, run in held if self._has_news(run)]
+
+    def _has_news(self, run: AttemptRun) -> bool:
+        waits = run.progress.unsent is not None and not run.over.is_set()
+        return bool(run.output.unsent) or waits or self.unsent_checkpoint(run) is not None
 
     def unsent_checkpoint(self, run: AttemptRun) -> Unsent | None:
         """The checkpoint that the gateway should have and does not; None after a success, which needs none."""

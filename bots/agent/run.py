@@ -30,7 +30,7 @@ from pydantic import ValidationError
 from bots.agent.guardian import kill
 from bots.agent.isolation.containment import Containment, Site, unable_to_contain
 from bots.agent.isolation.job_accounts import JobAccount
-from bots.agent.job_files import FILES, Checkpoint, FileNames, read_result, read_usage
+from bots.agent.job_files import FILES, Checkpoint, FileNames, ProgressFile, read_result, read_usage
 from bots.agent.launcher import Launcher, read_messages
 from bots.agent.workspace import MARK, Workspace
 from bots.protocol import MAX_REASON, Chunk, Outcome
@@ -357,6 +357,7 @@ class AttemptRun(ABC):
         self.assignment = assignment
         self.output = Output()
         self.checkpoint = Checkpoint(assignment.checkpoint)
+        self.progress = ProgressFile()
         self.has_started = False
         self.over = threading.Event()
         #: How the attempt ended, set before `over`; None if the lease was lost.
@@ -577,6 +578,7 @@ class Run(AttemptRun):
 
     def _environment(self, payload: Payload, site: Site) -> dict[str, str]:
         self.checkpoint.place(str(site.directory / FILES.checkpoint), site.privileges.account)
+        self.progress.place(str(site.directory / FILES.progress), site.privileges.account)
         own = self._variables(payload, str(site.directory), FILES)
         return {**self._place.environment, **site.environment, **own}
 

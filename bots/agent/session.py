@@ -27,7 +27,7 @@ _log = structlog.get_logger("leasehold.agent")
 
 
 class OutputStreamer:
-    """Sends new output and checkpoints of running commands every `interval` seconds, in a thread of its own.
+    """Sends new output, checkpoints and progress of running commands every `interval` seconds, in a thread of its own.
 
     What could not be sent here travels with the report of the lease's end.
     """
@@ -52,6 +52,7 @@ class OutputStreamer:
                 if self._stopping.is_set():
                     return
                 pending, checkpoint = run.output.pending(), self._leases.unsent_checkpoint(run)
+                progress = run.progress.unsent
                 report = OutputReport(
                     bot=self._session.bot,
                     epoch=self._session.epoch,
@@ -59,6 +60,7 @@ class OutputStreamer:
                     job=key.job,
                     fence=key.fence,
                     output=pending.chunks,
+                    progress=progress,
                     **({} if checkpoint is None else checkpoint.fields),
                 )
                 try:
@@ -70,6 +72,8 @@ class OutputStreamer:
                     run.output.sent(pending.end)
                     if checkpoint is not None:
                         run.checkpoint.sent(checkpoint.number)
+                    if progress is not None:
+                        run.progress.sent(progress)
 
 
 #: Seconds for which the gateway may hold an idle call: less than the 60 s that proxies commonly wait for an answer.

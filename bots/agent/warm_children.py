@@ -467,6 +467,7 @@ class TaskRun(AttemptRun):
         directory = child.place(app)
         inside = str(directory)
         self.checkpoint.place(f"{inside}/{files.checkpoint}", child.site.privileges.account)
+        self.progress.place(f"{inside}/{files.progress}", child.site.privileges.account)
         writer: int | None = None
         if child.pipes:
             self.pipe = child.pipes.pop()
@@ -627,7 +628,7 @@ class TaskRun(AttemptRun):
         if not clean:
             outcome = self._with_files(outcome, self._directory, files, self.child.site.owner)
         if self._directory == self.child.site.directory and (not clean or self.assignment.checkpoint is not None):
-            for name in (files.usage, files.result, files.checkpoint):
+            for name in (files.usage, files.result, files.checkpoint, files.progress):
                 with contextlib.suppress(OSError):
                     os.unlink(self._directory / name)
         return outcome

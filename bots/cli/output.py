@@ -238,6 +238,7 @@ def print_job(job: Record, left: Sequence[object] = ()) -> None:
         ("attempts", f"{job['attempts']} of {job['max_attempts']}"),
         ("bot", job["bot"]),
         ("why it waits", _waits(job)),
+        ("progress", progress(job)),
         ("reason", job["reason"]),
         ("exit", None if result.get("exit_code") is None else _exit(result["exit_code"])),
         ("ran for", None if result.get("seconds") is None else seconds(result["seconds"])),
@@ -250,6 +251,12 @@ def print_job(job: Record, left: Sequence[object] = ()) -> None:
             line(f"{name:<{width}}  ", value)
     click.echo()
     print_events(job["events"])
+
+
+def progress(job: Record) -> str | None:
+    """Return how far a job says that it is, with its text; None if it says nothing."""
+    told = job.get("progress")
+    return None if told is None else f"{told['share']:.0%} {wire.printable(told['text'])}".rstrip()
 
 
 def _result(ended: Record, left: Sequence[object]) -> str | None:

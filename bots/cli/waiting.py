@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import click
+from leasehold import wire
 from leasehold.client import Client
 from leasehold.errors import LeaseholdError, TimedOut
 from leasehold.states import JobState
@@ -132,11 +133,26 @@ class Tally:
     def __init__(self, total: int) -> None:
         self.total = total
         self.ended: Counter[str] = Counter()
+        #: What running jobs say of their progress, by id, the latest last.
+        self.told: dict[str, Record] = {}
         self._began = clock.monotonic()
 
     @property
     def done(self) -> int:
         return self.ended.total()
+
+    @property
+    def share(self) -> float:
+        """Jobs that have ended, and what the running ones say that they have done."""
+        return self.done + sum(float(told["share"]) for told in self.told.values())
+
+    @property
+    def _latest(self) -> str:
+        """What the job that told last is doing."""
+        if not self.told:
+            return ""
+        told = list(self.told.values())[-1]
+        return f"; {told['share']:.0%} {wire.printable(told['text'], 60)}".rstrip()
 
     @property
     def seconds(self) -> float:
@@ -148,10 +164,10 @@ class Tally:
         told = f"{self.done:,} of {self.total:,} jobs ended" + (f": {states}" if states else "")
         rate = self.done / max(self.seconds, 0.001)
         if not self.done:
-            return f"{told}; {output.seconds(self.seconds)}"
+            return f"{told}; {output.seconds(self.seconds)}{self._latest}"
         if self.done == self.total:
             return f"{told}; in {output.seconds(self.seconds)}, {rate:.1f} a second"
-        return f"{told}; {rate:.1f} a second, {output.seconds((self.total - self.done) / rate)} left"
+        return f"{told}; {rate:.1f} a second, {output.seconds((self.total - self.done) / rate)} left{self._latest}"
 
 
 class Display(Protocol):
@@ -168,7 +184,7 @@ class Display(Protocol):
 
 
 class Bar:
-    """A bar on a terminal, drawn again in place."""
+    """A bar on a terminal, drawn again in place. That of a single job appears when the job tells its progress."""
 
     def __init__(self, tally: Tally) -> None:
         from rich.console import Console
@@ -178,10 +194,12 @@ class Bar:
         self._tally = tally
         self._progress: Progress = Progress(*columns, console=Console(stderr=True), transient=True)
         self._task: TaskID = self._progress.add_task(str(tally), total=tally.total)
-        self._progress.start()
+        self.update()
 
     def update(self) -> None:
-        self._progress.update(self._task, completed=self._tally.done, description=str(self._tally))
+        if self._tally.total > 1 or self._tally.told:
+            self._progress.start()
+        self._progress.update(self._task, completed=self._tally.share, description=str(self._tally))
 
     def say(self, text: str) -> None:
         self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -233,7 +251,7 @@ def finish(client: Client, ids: Sequence[str], *, caller: Caller, timeout: float
     timeout: seconds after which this gives up; None = never.
     """
     tally = Tally(len(ids))
-    display = Bar(tally) if output.terminal() and len(ids) > 1 else Silent()
+    display = Bar(tally) if output.terminal() else Silent()
     ended: list[Record] = []
     with interruptible(ids):
         for job in _ended(client, ids, tally=tally, display=display, timeout=timeout):
@@ -286,12 +304,21 @@ def _ended(
     pending = dict.fromkeys(ids)
     reasons = Reasons(client, display.say)
     deadline = None if timeout is None else clock.monotonic() + timeout
+
+    def told(job: Record) -> None:
+        if tally.told.get(job["id"]) != job["progress"]:
+            tally.told.pop(job["id"], None)
+            tally.told[job["id"]] = job["progress"]
+        display.update()
+
+    wants = None if isinstance(display, Silent) else told
     try:
         while pending:
             left = SILENCE if deadline is None else max(0.0, min(SILENCE, deadline - clock.monotonic()))
             before = len(pending)
-            for job in client.wait(list(pending), timeout=left):
+            for job in client.wait(list(pending), timeout=left, told=wants):
                 pending.pop(job["id"], None)
+                tally.told.pop(job["id"], None)
                 tally.ended[job["state"]] += 1
                 display.update()
                 yield job

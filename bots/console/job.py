@@ -10,7 +10,7 @@ from leasehold.errors import LeaseholdError
 from leasehold.states import FINAL
 from nicegui import ui
 
-from bots.cli.output import between, evidence, properties, seconds
+from bots.cli.output import between, evidence, progress, properties, seconds
 from bots.console.view import FAST, Cell, Facts, Table, View, node
 from bots.console.words import cut, text, time
 
@@ -134,6 +134,7 @@ def fact_rows(job: Record) -> dict[str, tuple[str, str]]:
         "instance": job["instance"],
         "label": job["label"],
         "command": shlex.join(map(str, command)) if isinstance(command, list) else None,
+        "progress": progress(job),
         "reason": job["reason"],
         "exit code": result.get("exit_code"),
         "ran for": None if result.get("seconds") is None else seconds(result["seconds"]),

@@ -28,7 +28,7 @@ from bots.sync.leases import read_due_leases, read_held_leases
 from schema import outputs
 from schema.accounting.quotas import EVICTION_COOLDOWN, Cooldown
 from schema.accounting.units import ReturnedUnits
-from schema.checkpoints import Checkpoint, store_checkpoints
+from schema.checkpoints import Checkpoint, Told, store_checkpoints, store_progress
 from schema.clock import Monotonic
 from schema.diagnostics.tracing import AttemptTracer
 from schema.moves.acknowledge import acknowledge, deliver, lock_for_moves
@@ -115,7 +115,7 @@ class SyncService:
         return answer_message([], seq=call.seq, drain=drain, expires_in=expires_in, sync_in=self._timing.sync)
 
     def output(self, report: OutputReport) -> int:
-        """Store output and checkpoint of a running lease; return how many chunks of output were written.
+        """Store output, checkpoint and progress of a running lease; return how many chunks of output were written.
 
         Stores nothing, and returns 0, if the lease is not this bot's any more. Raises Conflict as `answer` does, and
         BadInput for output that is not base64 or a job that is no id.
@@ -133,6 +133,10 @@ class SyncService:
                 number, found = report.checkpoint_number, report.checkpoint
                 checkpoint = Checkpoint(bot.id, bot.epoch, report.job, report.fence, number, found)
                 store_checkpoints(connection, [checkpoint])
+            if report.progress is not None:
+                told = report.progress
+                place = (bot.id, bot.epoch, report.job, report.fence, told.number)
+                store_progress(connection, Told(*place, share=told.share, text=told.text))
             chunks = decode_output(bot.id, bot.epoch, report.job, report.fence, report.output)
             count = outputs.append(connection, chunks)
             if count:

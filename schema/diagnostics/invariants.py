@@ -133,7 +133,7 @@ NO_JOB_IS_DROPPED = Invariant(
        FROM (SELECT job_id FROM job_events UNION SELECT job_id FROM job_payloads UNION SELECT job_id FROM leases
              UNION SELECT job_id FROM job_followers UNION SELECT job_id FROM job_metadata
              UNION SELECT job_id FROM preference_waits UNION SELECT job_id FROM job_results
-             UNION SELECT job_id FROM job_checkpoints) o
+             UNION SELECT job_id FROM job_checkpoints UNION SELECT job_id FROM job_progress) o
        LEFT JOIN jobs j ON j.id = o.job_id
        WHERE j.id IS NULL""",
 )
@@ -311,7 +311,7 @@ SUBMITS_ARE_CHECKED = Invariant(
 LEFT_BY_THEIR_ATTEMPTS = Invariant(
     "S27",
     "jobs with a result that have not ended, or whose result is not of their last attempt, and jobs with a checkpoint"
-    " of an attempt that they have not had",
+    " or a progress of an attempt that they have not had",
     """SELECT r.job_id AS id
        FROM job_results r
        JOIN jobs j ON j.id = r.job_id
@@ -319,7 +319,7 @@ LEFT_BY_THEIR_ATTEMPTS = Invariant(
        WHERE j.finished_at IS NULL OR r.fence IS DISTINCT FROM l.fence
        UNION
        SELECT c.job_id
-       FROM job_checkpoints c
+       FROM (SELECT job_id, fence FROM job_checkpoints UNION ALL SELECT job_id, fence FROM job_progress) c
        JOIN jobs j ON j.id = c.job_id
        LEFT JOIN leases l ON l.job_id = c.job_id AND l.fence = c.fence
        WHERE l.job_id IS NULL""",

@@ -27,6 +27,7 @@ WITH old AS MATERIALIZED (
 outputs AS (DELETE FROM job_outputs WHERE job_id = ANY (ARRAY(SELECT id FROM old))),
 results AS (DELETE FROM job_results WHERE job_id = ANY (ARRAY(SELECT id FROM old))),
 checkpoints AS (DELETE FROM job_checkpoints WHERE job_id = ANY (ARRAY(SELECT id FROM old))),
+progress AS (DELETE FROM job_progress WHERE job_id = ANY (ARRAY(SELECT id FROM old))),
 described AS (DELETE FROM job_metadata WHERE job_id = ANY (ARRAY(SELECT id FROM old))),
 preferences AS (DELETE FROM preference_waits WHERE job_id = ANY (ARRAY(SELECT id FROM old))),
 terms AS (DELETE FROM job_constraints WHERE job_id = ANY (ARRAY(SELECT id FROM old))),

@@ -244,6 +244,20 @@ job_checkpoints = Table(
     CheckConstraint("octet_length(CAST(checkpoint AS text)) <= 65536", name="job_checkpoints_checkpoint_bounded"),
 )
 
+job_progress = Table(
+    "job_progress",
+    metadata,
+    Column("job_id", BigInteger, autoincrement=False, nullable=False),
+    Column("fence", BigInteger, nullable=False),
+    Column("number", BigInteger, nullable=False),
+    Column("share", Double, nullable=False),
+    Column("text", Text, nullable=False),
+    Column("at", TIME, nullable=False, server_default=NOW),
+    PrimaryKeyConstraint("job_id"),
+    CheckConstraint("share >= 0 AND share <= 1", name="job_progress_share_bounded"),
+    CheckConstraint("length(text) <= 200", name="job_progress_text_bounded"),
+)
+
 # A key outlives its job: `public_id` is what its submit has answered.
 submit_keys = Table(
     "submit_keys",

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 from leasehold.errors import BadInput
 
-from bots.agent.job_files import FILES, Checkpoint, Unsent, read_result, read_usage
+from bots.agent.job_files import FILES, Checkpoint, ProgressFile, Unsent, read_result, read_usage
 from bots.agent.run import Assignment, Run, RunContext, StopReason
+from bots.protocol import Progress
+from schema import clock
 from schema.validation import MAX_RESULT_BYTES
 from tests.support.agents import NEEDS_PROC, Pool, finish, processes, serving, start, text_of
 from tests.support.http import problem
@@ -86,6 +88,26 @@ def test_a_hard_link_to_a_file_of_another_account_is_refused(tmp_path: Path) -> 
 
 
 # Checkpoints
+
+
+def test_progress_is_told_once_a_second_and_what_is_none_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(clock, "monotonic", lambda: now)
+    progress, path = ProgressFile(), tmp_path / FILES.progress
+    progress.place(str(path), None)
+    found: list[Progress | None] = []
+    for text in ("", "[1]", '{"share": 2}', '{"share": 0.', '{"share": 0.5, "text": "half"}   ', '{"share": 0.6}'):
+        path.write_text(text)
+        progress.look()
+        found.append(progress.unsent)
+        if progress.unsent is not None:
+            progress.sent(progress.unsent)
+    assert found == [None] * 4 + [Progress(share=0.5, text="half", number=1), None]
+    now += 1.0
+    progress.look()
+    assert progress.unsent == Progress(share=0.6, number=2)
 
 
 def continued(place: RunContext, script: str, checkpoint: str | None) -> Run:

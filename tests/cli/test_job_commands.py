@@ -57,8 +57,23 @@ def test_wait_succeeds_if_all_did_or_fails_in_one_line(stands: Gateway, capsys: 
         call("wait", JOB_COMMANDING, "--timeout", "0.01")
 
 
+def test_a_wait_on_a_terminal_shows_what_a_job_says_of_its_progress(
+    stands: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bots.cli.output.terminal", lambda: True)
+    drawn: list[str] = []
+    monkeypatch.setattr("bots.cli.waiting.Bar.update", lambda bar: drawn.append(f"{bar._tally} {bar._tally.share}"))
+    told = {"id": JOB_COMMANDING, "state": "running", "progress": {"share": 0.4, "text": "loading", "at": AT}}
+    script = [{"jobs": [told], "done": False}, {"jobs": [final(JOB_COMMANDING, "succeeded")], "done": True}]
+    stands.script = in_turn(*map(Answer, script))
+    call("wait", JOB_COMMANDING)
+    assert [asked.body["progress"] for asked in stands.asked] == [True, True]
+    assert any("40% loading 0.4" in line for line in drawn)
+
+
 def test_show_tells_who_shares_the_job_and_why_it_waits(stands: Gateway, capsys: pytest.CaptureFixture[str]) -> None:
     shared = {"joined": OTHER, "submissions": 3, "dedup_key": "all\x1b", "queue_deadline": f"{AT}9Z"}
+    shared["progress"] = {"share": 0.4, "text": "loading\x1b", "at": f"{AT}9Z"}
     stands.script = in_turn(Answer(STORY | shared))
     call("show", JOB_COMMANDING)
     told = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
@@ -66,6 +81,7 @@ def test_show_tells_who_shares_the_job_and_why_it_waits(stands: Gateway, capsys:
         "unmatchable: no bot that serves the instance 'ci' offers os=linux",
         "queued -> leased",
         "bot=b1 score.total=6 score.locality=5",
+        "progress 40% loading\\x1b",
         f"joined {OTHER}",
         "submissions 3 want it, with the deduplication key 'all\\x1b'",
         f"queue timeout 9.0 s, until {AT}9Z",

@@ -28,6 +28,23 @@ def test_every_example_tells_the_same_in_this_process_and_on_a_pool(tmp_path: Pa
     assert len(told["large"][-1]) == 70_000
     with running_pool(bots=0, app="tests.support.apps.example_app:pool"):
         assert told == example_app.results(there)
+        assert see_progress(there / "seen")
+
+
+def see_progress(file: Path) -> bool:
+    """Wait for a task that goes on until its progress was seen, by who waits and by who looks at it."""
+    job, seen = example_app.report.defer(str(file)), list[leasehold.Progress]()
+
+    def look(id: str, progress: leasehold.Progress) -> None:
+        seen.append(progress)
+        shown = pool.job(id).progress
+        assert shown is not None
+        assert shown.at >= progress.at
+        file.touch()
+
+    for result in pool.as_completed(job, timeout=example_app.ENDS, on_progress=look):
+        result.check()
+    return all(each.share == 0.5 and each.text.startswith("step ") for each in seen) and seen != []
 
 
 def test_coroutines_and_both_kinds_of_pool_run_their_tasks_here(leasehold_inline: InlineJobs) -> None:
@@ -53,6 +70,23 @@ def ask_others(names: list[str]) -> list[str]:
         pool.cancel(here.job)
         here.heartbeat()
     return asked
+
+
+def test_progress_is_checked_and_kept_here_too(leasehold_inline: InlineJobs, tmp_path: Path) -> None:
+    (file := tmp_path / "seen").touch()
+    job = example_app.report.defer(str(file))
+    told = pool.job(job).progress
+    assert told is not None
+    assert (told.share, told.text) == (1.0, "")
+    for share, text, reason in ((2, "", "share: is a number from 0 to 1, not 2"), (0, "x" * 201, "text: has 201 ch")):
+        with pytest.raises(leasehold.TaskFailed, match=reason):
+            tell.defer(share, text).result()
+
+
+@pool.task
+def tell(share: float, text: str) -> None:
+    """Tell a progress."""
+    leasehold.current().progress(share, text)
 
 
 def test_a_task_may_defer_others_and_cancel_itself(leasehold_inline: InlineJobs) -> None:

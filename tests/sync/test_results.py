@@ -7,7 +7,8 @@ import pytest
 from leasehold.errors import Conflict
 from pydantic import ValidationError
 
-from bots.protocol import LeaseReport, Outcome, OutputReport
+from bots.protocol import LeaseReport, Outcome, OutputReport, Progress
+from schema.checkpoints import read_progress
 from schema.moves.cancel import cancel
 from schema.validation import MAX_RESULT_BYTES
 from tests.support.plans import statements
@@ -40,6 +41,21 @@ def saved(bot: Bot, work: dict[str, Any], checkpoint: str, *, number: int = 0) -
     identity = {name: getattr(bot.session, name) for name in ("bot", "epoch", "secret")}
     told = {"job": work["job"], "fence": work["fence"], "checkpoint": checkpoint, "checkpoint_number": number}
     bot.sync_service.output(OutputReport(**identity, **told, output=[]))
+
+
+def told(bot: Bot, work: dict[str, Any], share: float, *, number: int) -> None:
+    """Send a progress between two syncs."""
+    identity = {name: getattr(bot.session, name) for name in ("bot", "epoch", "secret")}
+    progress = Progress(share=share, text=f"step {number}", number=number)
+    bot.sync_service.output(
+        OutputReport(**identity, job=work["job"], fence=work["fence"], output=[], progress=progress)
+    )
+
+
+def shown(pool: Pool, work: dict[str, Any]) -> list[tuple[float, str]]:
+    """What a caller is told of the progress of the job."""
+    found = pool.database.run(lambda connection: read_progress(connection, [work["job"]]))
+    return [(each["share"], each["text"]) for each in found.values()]
 
 
 def again(pool: Pool, bot: Bot) -> dict[str, Any]:
@@ -182,6 +198,23 @@ def test_a_checkpoint_of_a_job_that_is_over_is_not_stored(pool: Pool) -> None:
 def test_results_and_checkpoints_are_deleted_with_their_jobs(pool: Pool) -> None:
     _, bot, work = pool.running()
     saved(bot, work, "1")
+    told(bot, work, 1.0, number=1)
     bot.sync(completed(work, result="2"))
+    assert shown(pool, work) == [(1.0, "step 1")], "of a job that has ended by itself it stays"
     assert retention(pool) == 1
+    assert pool.rows("SELECT FROM job_progress") == []
     assert (results(pool), checkpoints(pool)) == ([], [])
+
+
+def test_progress_is_that_of_the_live_attempt_and_the_latest_that_it_told(pool: Pool) -> None:
+    _, bot, work = pool.running()
+    for number in (1, 3, 2):
+        told(bot, work, number / 4, number=number)
+    assert shown(pool, work) == [(0.75, "step 3")]
+    bot.sync(completed(work, "released"))
+    assert shown(pool, work) == [], "nobody works at it any more"
+    second = again(pool, bot)
+    told(bot, work, 1.0, number=9)
+    assert shown(pool, work) == [], "the attempt before is over"
+    told(bot, second, 0.25, number=1)
+    assert shown(pool, work) == [(0.25, "step 1")]

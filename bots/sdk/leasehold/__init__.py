@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from leasehold.jobs import Explanation as Explanation
     from leasehold.jobs import JobRequest as JobRequest
     from leasehold.jobs import ListedJob as ListedJob
+    from leasehold.jobs import Progress as Progress
     from leasehold.jobs import Result as Result
     from leasehold.jobs import ShownJob as ShownJob
     from leasehold.pool import Pool as Pool
@@ -57,7 +58,7 @@ _EXPORTS = {
         *("NotSucceeded", "QueueFull", "TaskFailed", "TimedOut", "Unauthorised"),
     ),
     "graphs": ("Node",),
-    "jobs": ("CancelledJob", "Explanation", "JobRequest", "ListedJob", "Result", "ShownJob"),
+    "jobs": ("CancelledJob", "Explanation", "JobRequest", "ListedJob", "Progress", "Result", "ShownJob"),
     "tasks.large_results": ("ResultFiles",),
     "tasks.periodic": ("AppliedSchedule",),
     "pool": ("Pool",),

@@ -118,6 +118,8 @@ MAX_IDS = wire.MAX_LIST
 SUBMIT_TIME = 30.0
 #: Seconds for which a long poll may be held: less than the usual timeout of proxies.
 LONG_POLL = 30.0
+#: Seconds for which the same is held where the progress of jobs is wanted.
+PROGRESS_POLL = 1.0
 _PLACE = re.compile(r"^(?:body\.)?jobs(?:\.|\[)(\d+)\]?")
 
 
@@ -336,17 +338,28 @@ class Client:
                 ]
         return answers
 
-    def wait(self, jobs: Sequence[str], *, timeout: float | None = None, together: bool = False) -> Iterator[Record]:
+    def wait(
+        self,
+        jobs: Sequence[str],
+        *,
+        timeout: float | None = None,
+        together: bool = False,
+        told: Callable[[Record], object] | None = None,
+    ) -> Iterator[Record]:
         """Yield each job once it is final; end when all jobs are, or after `timeout` seconds.
 
         Jobs that one look finds final are yielded in the order of their ends. together: look only once all jobs of a
-        request are final, which costs the gateway less. Raises NotFound if one of the jobs does not exist.
+        request are final, which costs the gateway less. told: called about once a second with each job that is not
+        final and has told its progress, if at most 1,000 are waited for. Raises NotFound if one of the jobs does not
+        exist.
         """
         pending = dict.fromkeys(job_id(job) for job in jobs)
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         while pending:
             left = max(0.0, deadline - time.monotonic())
-            ended = self.look(list(pending), wait=min(left, LONG_POLL), together=together)
+            looks = told is not None and len(pending) <= MAX_IDS
+            hold = min(left, PROGRESS_POLL if looks else LONG_POLL)
+            ended = self.look(list(pending), wait=hold, together=together, told=told if looks else None)
             for job in ended:
                 pending.pop(job["id"], None)
                 yield job
@@ -356,10 +369,18 @@ class Client:
             if pending and ended:
                 self._transport.rest(min(left, pause(len(pending))))
 
-    def look(self, jobs: Sequence[str], *, wait: float, together: bool = False) -> Records:
+    def look(
+        self,
+        jobs: Sequence[str],
+        *,
+        wait: float,
+        together: bool = False,
+        told: Callable[[Record], object] | None = None,
+    ) -> Records:
         """Return those jobs that are final, in the order of their ends, once there are any or after `wait` seconds.
 
-        wait: up to 30. together: wait for all jobs of a request. Raises NotFound if one of the jobs does not exist.
+        wait: up to 30. together: wait for all jobs of a request. told: called with those that are not final and have
+        told their progress. Raises NotFound if one of the jobs does not exist.
         """
         ended: Records = []
         parts = list(slices(jobs))
@@ -369,16 +390,24 @@ class Client:
         for part in parts:
             # Once a job of another part has ended, nobody waits for this one.
             held = 0.0 if ended and not together else wait / len(parts)
-            found = self.read_states(part, wait=held, first=not together)
+            found = self.read_states(part, wait=held, first=not together, progress=told is not None)
+            if told is not None:
+                for job in found:
+                    if job.get("progress") is not None:
+                        told(job)
             ended += (job for job in found if job["state"] in FINAL)
         return sorted(ended, key=_end)
 
-    def read_states(self, jobs: Sequence[str], *, wait: float = 0.0, first: bool = False) -> Records:
+    def read_states(
+        self, jobs: Sequence[str], *, wait: float = 0.0, first: bool = False, progress: bool = False
+    ) -> Records:
         """Return the states of at most 1000 jobs once all are final or `wait` (up to 30) seconds have passed.
 
-        first: return once one of them is final. Raises NotFound if one of them does not exist.
+        first: return once one of them is final. progress: also tell that of those that are not final. Raises NotFound
+        if one of them does not exist.
         """
         body: Record = {"ids": list(jobs), "wait": round(wait, 3)} | ({"any": True} if first else {})
+        body |= {"progress": True} if progress else {}
         records: Records = self._transport.call("POST", "/v1/jobs/wait", body=body, held=wait)["jobs"]
         return records
 

@@ -152,14 +152,32 @@ class Event:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far the newest attempt of a job says that it is, and when it said so.
+
+    share: of the whole work, from 0 to 1.
+    """
+
+    share: float
+    text: str
+    at: datetime
+
+    @classmethod
+    def of(cls, record: Record) -> Self:
+        return cls(share=record["share"], text=record["text"], at=datetime.fromisoformat(record["at"]))
+
+
+@dataclass(frozen=True, kw_only=True)
 class ShownJob(ListedJob):
     """Everything about one job, as it was at the time of the call.
 
-    waiting: why a waiting job does not run. events: its history, oldest first. record: the gateway's whole answer.
+    waiting: why a waiting job does not run. progress: None if it has told none. events: its history, oldest
+    first. record: the gateway's whole answer.
     """
 
     properties: Mapping[str, Sequence[str]]
     waiting: str | None
+    progress: Progress | None
     events: tuple[Event, ...]
     record: Record = field(repr=False, compare=False)
 
@@ -182,7 +200,13 @@ class ShownJob(ListedJob):
             )
             for each in record["events"]
         )
-        told = {"waiting": None if waiting is None else waiting["sentence"], "events": events, "record": record}
+        progress = record.get("progress")
+        told = {
+            "waiting": None if waiting is None else waiting["sentence"],
+            "progress": None if progress is None else Progress.of(progress),
+            "events": events,
+            "record": record,
+        }
         return cls(**_known(cls, record) | told)
 
 

@@ -21,6 +21,7 @@ from leasehold.jobs import (
     JobFilter,
     JobRequest,
     ListedJob,
+    Progress,
     Record,
     Result,
     ShownJob,
@@ -224,16 +225,26 @@ class Pool(AppRegistry):
         *,
         timeout: float | None = None,
         progress: Callable[[int, int], object] | None = None,
+        on_progress: Callable[[str, Progress], object] | None = None,
     ) -> Iterator[Result]:
         """Yield the result of each job once it is final, in the order in which they end.
 
         The order is exact for up to 1,000 jobs. Of more, jobs that end within seconds of each other may change places.
-        progress: called before each yield with the number of jobs that have ended and of all. Raises TimedOut
-        after `timeout` seconds; the jobs go on.
+        progress: called before each yield with the number of jobs that have ended and of all. on_progress: called with
+        the id of a running job and what it tells of its progress, when that has changed, about once a second, if at
+        most 1,000 jobs are left. Raises TimedOut after `timeout` seconds; the jobs go on.
         """
         ids = job_ids(jobs)
         ended: dict[str, Record] = {}
-        for record in self.client.wait(ids, timeout=timeout):
+        known: dict[str, Progress] = {}
+
+        def told(record: Record) -> None:
+            found = Progress.of(record["progress"])
+            if on_progress is not None and known.get(record["id"]) != found:
+                known[record["id"]] = found
+                on_progress(record["id"], found)
+
+        for record in self.client.wait(ids, timeout=timeout, told=None if on_progress is None else told):
             ended[record["id"]] = record
             if progress is not None:
                 progress(len(ended), len(ids))

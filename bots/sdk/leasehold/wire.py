@@ -19,6 +19,8 @@ MAX_JSON_NODES = 1_000_000
 MAX_JSON_DEPTH = 64
 #: Bytes of JSON text of a job's result, and of its checkpoint.
 MAX_RESULT_BYTES = MAX_CHECKPOINT_BYTES = 64 * 1024
+#: The most characters of the text of a job's progress, and bytes of the file in which a command leaves it.
+MAX_PROGRESS_TEXT, MAX_PROGRESS_BYTES = 200, 1536
 #: What keys of submits begin with that a client has drawn for its own repeats. They are kept for an hour.
 AUTOMATIC = "auto:"
 #: Bytes of the key by which a job joins an unfinished one.

@@ -78,6 +78,17 @@ def make(size: int) -> Any:
     return "x" * size if size else {1}
 
 
+@pool.task
+def report(file: str) -> None:
+    """Tell of progress until somebody has seen it."""
+    here = leasehold.current()
+    for step in range(1_000_000):
+        here.progress(0.5, f"step {step}")
+        if os.path.exists(file):
+            break
+    here.progress(1.0)
+
+
 class Size(Enum):
     """How large something is."""
 

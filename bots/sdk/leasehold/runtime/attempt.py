@@ -14,7 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from leasehold.errors import BadInput, LeaseholdError
-from leasehold.wire import MAX_CHECKPOINT_BYTES, check_json
+from leasehold.wire import (
+    MAX_CHECKPOINT_BYTES,
+    MAX_PROGRESS_BYTES,
+    MAX_PROGRESS_TEXT,
+    check_json,
+    escaped,
+)
 
 
 class Cancelled(BaseException):
@@ -45,6 +51,7 @@ class Attempt:
         self.deadline = None if limit is None else datetime.now(UTC) + timedelta(seconds=float(limit))
         self._result = environment.get("LEASEHOLD_RESULT")
         self._checkpoint = environment.get("LEASEHOLD_CHECKPOINT")
+        self._progress: Any = None
         self._last: Any = None
         self._has_read = False
         #: The attempt has been asked to end.
@@ -90,6 +97,35 @@ class Attempt:
         self.store_checkpoint(text)
         # A copy, so that later changes of `data` do not seem to be stored.
         self._last, self._has_read = json.loads(text), True
+
+    def progress(self, share: float, text: str = "") -> None:
+        """Tell how far the work has come, for those who look at the job; `leasehold show` prints it.
+
+        share: of the whole work, from 0 to 1. text: what is being done, at most 200 characters. The bot sends the
+        latest one to the pool, at most once a second; calls in between cost a few microseconds. Raises BadInput.
+        """
+        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
+            raise BadInput("share", f"is a number from 0 to 1, not {escaped(share, 40)}")
+        if not isinstance(text, str):
+            raise BadInput("text", f"is a text, not a '{type(text).__name__}'")
+        try:
+            check_json(text)
+        except ValueError as error:
+            raise BadInput("text", str(error)) from None
+        if len(text) > MAX_PROGRESS_TEXT:
+            raise BadInput("text", f"has {len(text)} characters, at most {MAX_PROGRESS_TEXT} are stored")
+        self.store_progress(float(share), text)
+
+    def store_progress(self, share: float, text: str) -> None:
+        """Leave the progress where the bot looks for it. A bot that stores no checkpoints does not look."""
+        if self._checkpoint is None:
+            return
+        if self._progress is None:
+            # Beside the checkpoint. It is written in place, because a loop may tell of each of its many steps; the bot
+            # takes no note of what it reads half.
+            self._progress = open(f"{self._checkpoint}.progress", "wb", buffering=0)  # noqa: SIM115
+        document = json.dumps({"share": share, "text": text}, ensure_ascii=False).encode()
+        os.pwrite(self._progress.fileno(), document.ljust(MAX_PROGRESS_BYTES), 0)
 
     def store_checkpoint(self, text: str) -> None:
         """Store a checkpoint, as JSON. Raises LeaseholdError if the bot stores none."""

@@ -186,6 +186,10 @@ class WarmAttempt(Attempt):
         self.fileless = False
         super().checkpoint(data)
 
+    def store_progress(self, share: float, text: str) -> None:
+        self.fileless = False
+        super().store_progress(share, text)
+
 
 class CallRequest:
     """What the agent asks for: a call, and the descriptor of its output."""

@@ -70,6 +70,8 @@ class InlineJob:
     started_at: datetime | None = None
     finished_at: datetime | None = None
     checkpoint: str | None = None
+    #: `share`, `text` and `at` of what it has told last.
+    progress: Record | None = None
     call: "InlineCall | None" = field(default=None, repr=False)
     #: The thread that runs it.
     thread: int | None = field(default=None, repr=False)
@@ -114,6 +116,7 @@ class InlineJob:
             "properties": {name: [value] for name, value in asked["properties"].items()},
             "payload": {"command": asked["command"]},
             "has_result": self.result is not None,
+            "progress": self.progress,
             "events": [],
         }
 
@@ -139,6 +142,9 @@ class InlineAttempt(Attempt):
 
     def store_checkpoint(self, text: str) -> None:
         self._of.checkpoint = text
+
+    def store_progress(self, share: float, text: str) -> None:
+        self._of.progress = {"share": share, "text": text, "at": datetime.now(UTC).isoformat()}
 
     def read_checkpoint(self) -> str | None:
         return self._of.checkpoint
