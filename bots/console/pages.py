@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 from nicegui import ui
 
-from bots.console import bots, graphs, job, job_list, pool, settings_tables
-from bots.console.operator_pages import health, policy, preemptions, tenants
+from bots.console import graphs, pool, settings_tables
+from bots.console.jobs import job, job_list
+from bots.console.operator_pages import bots, health, policy, preemptions, tenants
 from bots.console.view import Link, View
 
 

@@ -8,7 +8,7 @@ from leasehold.client import Client
 from starlette.datastructures import QueryParams
 
 from bots.cli.output import between, seconds
-from bots.console.acts import Acts
+from bots.console.jobs.acts import Acts
 from bots.console.view import SLOW, Cell, Table, View, node
 from bots.console.words import ALL, state, text, time
 from schema.filters import Direction, JobFilter, Sort
