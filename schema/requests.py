@@ -47,7 +47,6 @@ GROUPS: Mapping[str, Sequence[str]] = {
             "schedule_after",
             "delay",
             "priority",
-            "urgency",
             "job_class",
             "user_priority",
             "service_level",
@@ -224,13 +223,6 @@ class JobRequest(Payload):
         default=None,
         description="Service level, which gives the priority and, unless set here, the time-out.",
     )
-    urgency: int | None = Field(
-        default=None,
-        ge=100 - validation.PRIORITY_MAX,
-        le=100 - validation.PRIORITY_MIN,
-        description="Urgency in points; a higher number is more urgent. Sets the priority 100 - urgency, so it is not "
-        "given together with a priority.",
-    )
     deadline_seconds: float | None = Field(
         default=None,
         gt=0,
@@ -347,21 +339,17 @@ class JobRequest(Payload):
         if self.service_level is not None or self.job_class is not None or self.dedup_key is not None:
             return self
         added: dict[str, Any] = {"service_level": level}
-        if priority is not None and self.urgency is None and "priority" not in self.model_fields_set:
+        if priority is not None and "priority" not in self.model_fields_set:
             added["priority"] = priority
         return self.model_copy(update=added)
 
     def _priority(self) -> int | None:
         """The priority that the request gives; None if its service level or class decides. Raises BadInput."""
         is_given, has_class = "priority" in self.model_fields_set, self.job_class is not None
-        if self.urgency is not None and is_given:
-            raise BadInput("urgency", "and priority are two words for one thing: give one of them")
         if self.user_priority is not None and not has_class:
             raise BadInput("user_priority", "raises a job that has a job_class")
         if self.dedup_key is not None and (has_class or self.service_level is not None):
             raise BadInput("dedup_key", "goes with a priority, not with a job_class or a service_level")
-        if self.urgency is not None:
-            return 100 - self.urgency
         return None if not is_given and (has_class or self.service_level is not None) else self.priority
 
     def _constraints(self) -> dict[str, Any] | None:
@@ -544,7 +532,7 @@ class NodeRequest(JobRequest):
         found = super().normal(instance=instance) | {"node": self.node}
         for field in _OF_THE_GRAPH:
             found.pop(field, None)
-        if "priority" not in self.model_fields_set and self.urgency is None:
+        if "priority" not in self.model_fields_set:
             found.pop("priority", None)
         if self.after:
             found["after"] = [parent.normal() for parent in self.after]

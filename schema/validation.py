@@ -27,7 +27,7 @@ MAX_PROPERTIES = 64
 MAX_PROPERTY_BYTES = 1024
 MAX_LABEL = 64
 #: Earlier names of fields and settings: what a refusal says of them.
-RENAMED = {"credit_weight": "is now `weight`"}
+RENAMED = {"credit_weight": "is now `weight`", "urgency": "is now `priority`, which is 100 - urgency"}
 #: Metadata of a job: most keys, form of a key, bytes of a value.
 MAX_METADATA = 16
 METADATA_KEY = re.compile(r"[A-Za-z0-9_.:/-]{1,64}")

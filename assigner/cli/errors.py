@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import click
 from leasehold.errors import BadInput, Conflict, LeaseholdError, NotFound, NotReady, QueueFull, Unauthorised
 
+from assigner.cli.names import RENAMED_OPTIONS
+
 
 def run(command: click.Command, arguments: Sequence[str]) -> int:
     """Run the command line and return its exit code.
@@ -45,6 +47,8 @@ def _told(error: LeaseholdError) -> str:
 
 def _click_message(error: click.ClickException) -> str:
     """Return click's message in the form `field: reason`."""
+    if isinstance(error, click.NoSuchOption) and error.option_name in RENAMED_OPTIONS:
+        return f"{error.option_name}: {RENAMED_OPTIONS[error.option_name]}"
     if not isinstance(error, click.BadParameter) or error.param is None:
         return error.format_message()
     option = error.param

@@ -43,7 +43,7 @@ RENAMED: Mapping[str, str] = {
     "window": "rule window",
 }
 #: Earlier option → what takes its place.
-RENAMED_OPTIONS: Mapping[str, str] = {}
+RENAMED_OPTIONS: Mapping[str, str] = {"--urgency": "is now --priority, which is 100 - urgency"}
 #: What other programs call it → the command that is probably meant.
 MEANT: Mapping[str, str] = {
     **{f"bot {each}": f"bots {each}" for each in ("list", "show", "drain")},

@@ -82,6 +82,9 @@ def request_of(
 
     level: service level of a job without level and class. Raises BadInput with the field of the job.
     """
+    if "urgency" in request:  # stored by a gateway of a version before, while others were upgraded
+        more = {} if request["urgency"] is None else {"priority": 100 - request["urgency"]}
+        request = {field: value for field, value in request.items() if field != "urgency"} | more
     told = {SCHEDULE: name} | ({} if tick is None else {TICK: tick_text(tick)})
     fields = {
         **request,

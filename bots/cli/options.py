@@ -188,7 +188,6 @@ _SPELLINGS: Mapping[str, Spelling] = {
     "locks": Spelling("--lock"),
     "preferred_hours": Spelling("--preferred-hour", "HOUR"),
     "preferred_zone": Spelling(metavar="ZONE"),
-    "urgency": Spelling(metavar="POINTS"),
     "estimated_cost": Spelling(metavar="COST"),
     "schedule_after": Spelling("--at", "TIME", click.STRING, read=partial(times.moment, option="--at"), note=AT),
     "delay": Spelling("--in", "DURATION", click.STRING, read=partial(times.seconds, option="--in"), note=IN),

@@ -117,8 +117,9 @@ WRONG = [
     ("submit --resource cpu=4 true", "resources"),
     *(
         (f"submit {option} true", f"{option.replace(' ', ': ')} is not in the range")
-        for option in ("--user-priority 11", "--graph-priority 0", "--urgency 1101", "--priority 2000", "--units 0")
+        for option in ("--user-priority 11", "--graph-priority 0", "--priority 2000", "--units 0")
     ),
+    ("submit --urgency 90 true", "--urgency: is now --priority, which is 100 - urgency"),
     ("submit --deadline 0 true", "--deadline: 0"),
     ("show", "ID: is missing"),
     ("show x", "id: "),

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,17 @@ def keys(pool: Pool) -> list[str]:
 
 def key_of(tick: datetime, name: str = "nightly") -> str:
     return f"schedule:{name}:{tick:%Y-%m-%dT%H:%M:%SZ}"
+
+
+def test_a_job_that_was_stored_with_an_urgency_has_its_priority(pool: Pool) -> None:
+    for name, urgency in (("nightly", 90), ("weekly", None)):
+        put(pool, name, request={"command": ["true"], "urgency": urgency})
+        make_due(pool, name=name)
+        Schedules(pool.database).run_once()
+    assert [row.priority for row in pool.rows("SELECT priority FROM jobs ORDER BY id")] == [10, 0]
+    pool.change(import_module("schema.migrations.versions.0042_one_word_for_priority").PRIORITIES)
+    stored = [row.request for row in pool.rows("SELECT request FROM schedules ORDER BY name")]
+    assert stored == [{"command": ["true"], "priority": 10}, {"command": ["true"]}]
 
 
 def test_a_tick_makes_one_job_that_knows_its_tick_and_the_row_moves_on(pool: Pool) -> None:

@@ -35,7 +35,7 @@ FROM graphs g
 
 def test_every_field_of_a_request_is_among_the_samples() -> None:
     assert set(TAKEN) == set(JobRequest.model_fields)
-    assert set(REFUSED) == set(JobRequest.model_fields) | {"comand", "payload"}
+    assert set(REFUSED) == set(JobRequest.model_fields) | {"comand", "payload", "urgency"}
 
 
 def test_a_flat_request_leaves_the_rows_of_the_nested_one(database: Database) -> None:
@@ -120,7 +120,7 @@ NODES: list[dict[str, Any]] = [
     {
         "node": 3,
         "after": [{"node": 1}, {"node": 2, "on_failure": "run"}, {"node": 9, "on_failure": None}],
-        "urgency": 9,
+        "priority": 91,
     },
 ]
 #: Nodes of which each ends, if those that depend on it are cancelled with it.

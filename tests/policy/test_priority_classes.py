@@ -49,7 +49,6 @@ WORTH: list[tuple[dict[str, Any], int, float | None]] = [
     ({"service_level": "economy", "job_class": "critical"}, 80, 1800),
     ({"service_level": "economy", "job_class": "critical", "priority": 7}, 7, 1800),
     ({"service_level": "economy", "timeout_seconds": 5.0}, 80, 5),
-    ({"urgency": 90}, 10, None),
     ({}, 0, None),
 ]
 
@@ -59,8 +58,6 @@ def test_class_project_user_and_service_level_give_a_priority_and_a_timeout(pool
         job = submitted(pool, **fields)
         assert (job.priority, job.rank, job.timeout_seconds) == (priority, priority, timeout), fields
     assert not job.constrained
-    with pytest.raises(BadInput, match=r"urgency: .*priority"):
-        JobRequest(command=["true"], urgency=90, priority=0).normal()
 
 
 def test_a_job_says_its_service_level_also_when_it_has_ended(pool: Pool) -> None:
@@ -91,7 +88,6 @@ def test_a_job_without_level_and_class_gets_the_default_level_and_keeps_what_it_
             ({}, 50, 3600),
             ({"timeout_seconds": 5.0}, 50, 5),
             ({"priority": 0}, 0, 3600),
-            ({"urgency": 90}, 10, 3600),
             ({"service_level": "economy"}, 80, 1800),
             ({"job_class": "random"}, 60, None),
             ({"dedup_key": "nightly"}, 0, None),
@@ -155,7 +151,7 @@ def test_an_unknown_class_or_level_is_refused_at_the_place_that_names_it(
 def test_who_may_not_be_urgent_may_not_be_so_by_points(pool: Pool) -> None:
     caller = tokens.Principal(tokens.Kind.SUBMITTER, "c", priority_ceiling=30)
     assert submitted(pool, caller=caller, job_class="serious").priority == 40
-    for points in ({"job_class": "critical"}, {"urgency": 90}, {"service_level": "premium"}):
+    for points in ({"job_class": "critical"}, {"priority": 10}, {"service_level": "premium"}):
         with pytest.raises(Forbidden, match="more urgent than 30"):
             submitted(pool, caller=caller, **points)
     with pytest.raises(BadInput, match="there is no job class 'urgent'"):
@@ -196,7 +192,7 @@ def test_a_node_of_a_graph_is_worth_its_class_and_others_what_the_graph_is(pool:
     nodes: list[dict[str, Any]] = [
         {"node": 1, "job_class": "serious"},
         {"node": 2, "job_class": "serious", "priority": 7},
-        {"node": 3, "urgency": 95},
+        {"node": 3, "priority": 5},
         {"node": 4},
         {"node": 5, "service_level": "economy", "after": [1]},
     ]

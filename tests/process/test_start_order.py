@@ -40,7 +40,7 @@ def submitted(pool: Pool, chance: random.Random, *, plain: bool) -> list[str]:
         requests: list[dict[str, Any]] = [{"priority": each} for each in chance.sample(range(-50, 50), JOBS)]
     else:
         points = chance.sample(sorted({*range(-50, 150)} - {*CLASSES.values()}), JOBS - len(CLASSES))
-        requests = [{"urgency": each, **chance.choice(KINDS)} for each in points]
+        requests = [{"priority": 100 - each, **chance.choice(KINDS)} for each in points]
         requests += [{"job_class": each} for each in CLASSES]
     chance.shuffle(requests)
     for request in requests:

@@ -32,7 +32,6 @@ class TaskFields(TypedDict, total=False):
     resources: Mapping[str, int]
     locality_hint: str
     batch_key: str
-    urgency: int
     job_class: str
     user_priority: int
     service_level: str

@@ -18,6 +18,7 @@ BEGIN
     SELECT format('%s.%s.%s%s', place, c.n, regexp_replace(left(c.key, 60), '[^ -~]', '?', 'g'), c.refused)
         INTO refused FROM (
             SELECT r.ordinality - 1 AS n, f.nth, g.key, CASE
+                WHEN f.name IS NULL AND g.key = 'urgency' THEN ': is now `priority`, which is 100 - urgency'
                 WHEN f.name IS NULL AND is_node THEN ': extra inputs are not permitted'
                 WHEN f.name IS NULL THEN ': is not a field of a job'
                 WHEN f.kind = 'zone' AND zones ? (g.value #>> '{}') THEN NULL
@@ -49,7 +50,6 @@ BEGIN
                 (21, 'project', 'name', true, NULL, NULL),
                 (22, 'owner', 'name', true, NULL, NULL),
                 (23, 'service_level', 'name', true, NULL, NULL),
-                (24, 'urgency', 'integer', true, -900, 1100),
                 (25, 'deadline_seconds', 'positive', true, NULL, 31536000),
                 (26, 'estimated_seconds', 'positive', true, NULL, 31536000),
                 (27, 'resources', 'resources', false, NULL, NULL),
@@ -117,7 +117,7 @@ BEGIN
                     THEN jsonb_build_object('user_priority', p.f->'user_priority') ELSE '{}' END
             END AS own
         FROM (
-            SELECT flat.*, CASE WHEN f->>'urgency' IS NOT NULL THEN 100 - (f->>'urgency')::integer
+            SELECT flat.*, CASE
                 WHEN f ? 'priority' OR NOT has_points THEN coalesce((f->>'priority')::integer, 0) END AS priority
             FROM flat) p
     ), built AS MATERIALIZED (
@@ -146,7 +146,7 @@ BEGIN
                 'terms', CASE WHEN shared <> '{}' THEN shared
                     WHEN own IS NOT NULL OR numbers ?| '{deadline_seconds,estimated_seconds}'
                         THEN '{"own": true}'::jsonb END,
-                'priority', CASE WHEN NOT is_node OR f ? 'priority' OR f->>'urgency' IS NOT NULL THEN priority END))
+                'priority', CASE WHEN NOT is_node OR f ? 'priority' THEN priority END))
             ELSE request END AS request
         FROM priced
     )
@@ -165,8 +165,6 @@ BEGIN
                         'delay: and schedule_after are two words for one thing: give one of them'
                     WHEN f ? 'preferred_zone' AND coalesce(f->'preferred_hours', '[]') = '[]' THEN
                         'preferred_zone: means nothing without preferred_hours'
-                    WHEN f->>'urgency' IS NOT NULL AND f ? 'priority' THEN
-                        'urgency: and priority are two words for one thing: give one of them'
                     WHEN f->>'user_priority' IS NOT NULL AND f->>'job_class' IS NULL THEN
                         'user_priority: raises a job that has a job_class'
                     WHEN f->>'dedup_key' IS NOT NULL AND has_points THEN

@@ -35,7 +35,7 @@ _HEEDED = frozenset({"command", "stdin", "instance", "key", "dedup_key", "max_at
 _WITHOUT_EFFECT = frozenset(
     {
         *("label", "metadata", "owner", "project", "timeout_seconds", "queue_timeout_seconds", "deadline_seconds"),
-        *("priority", "urgency", "job_class", "user_priority", "graph_priority", "estimated_seconds"),
+        *("priority", "job_class", "user_priority", "graph_priority", "estimated_seconds"),
     }
 )
 #: What the calls are about that only a pool can answer, by their paths.
