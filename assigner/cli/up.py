@@ -17,6 +17,7 @@ from assigner.cli.operator import pass_installation
 from assigner.cli.output import as_json, print_json
 from assigner.config.loading import Reloader
 from assigner.loops import Signals, exit_within
+from assigner.process.app_files import AppFiles
 from assigner.process.assign import GARBAGE, STOP_WITHIN, AssignerProcess
 from assigner.process.local_pool import CONSOLE_HOST, OPERATOR_TOKEN, LocalBot, LocalPool, check_app, local_pool
 from assigner.settings import Installation
@@ -49,6 +50,7 @@ log = structlog.get_logger()
 @click.option(
     "--concurrency", type=click.IntRange(min=1), metavar="N", help="With --app: tasks at once [one per core]."
 )
+@click.option("--reload", is_flag=True, help="With --app: start its bot again when a file of the app changes.")
 @as_json
 @pass_installation
 def up(
@@ -59,6 +61,7 @@ def up(
     console: int | None,
     app: str | None,
     concurrency: int | None,
+    reload: bool,
     as_json: bool,
 ) -> int:
     """Run a whole pool on this machine until Ctrl-C: PostgreSQL, assigners, gateway and bots."""
@@ -66,6 +69,8 @@ def up(
     console = None if console is None else _free_for_console(console)
     if concurrency is not None and app is None:
         raise BadInput("--concurrency", "means nothing without --app")
+    if reload and app is None:
+        raise BadInput("--reload", "means nothing without --app")
     names = [LocalBot(name=f"bot-{n}") for n in range(1, bots + 1)]
     if app is not None:
         names.append(LocalBot(name="app-1", app=app, concurrency=concurrency or os.cpu_count() or 1))
@@ -95,8 +100,12 @@ def up(
                     print_json(found | with_console)
                 else:
                     click.echo(_welcome(pool, installation, commands=bots > 0, app=app))
+                environ = installation.environ
+                files = AppFiles(app, environ, report=report, rest=rest) if reload and app is not None else None
                 while True:
                     rest(pool.run_once())
+                    if files is not None and files.run_once():
+                        pool.reload_app()
         except Stopped as stopped:
             report("everything has stopped; no job is lost, and `leasehold up` continues with them")
             return 130 if stopped.number is signal.SIGINT else 0

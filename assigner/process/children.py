@@ -5,6 +5,7 @@ of a pipe whose write end only the parent has. When the parent ends, for whateve
 children end too.
 """
 
+import math
 import os
 import random
 import shutil
@@ -31,6 +32,8 @@ ORPHAN_GRACE = 5.0
 HURRY = 5.0
 #: Seconds before a dead child is restarted: the first delay, doubled for each early death, and the largest delay.
 RESTART_FIRST, RESTART_LAST = 0.5, 30.0
+#: Seconds that a child which is to be started again has for its work, before the second SIGTERM.
+RENEWED_WITHIN = 10.0
 #: A child that ran for more than this many seconds restarts with the first delay.
 STABLE_AFTER = 30.0
 #: Bytes of a child's log, above which they move to `NAME.log.1` and the log begins anew.
@@ -66,6 +69,8 @@ class _Running:
     born: float
     deaths: int = 0
     again_at: float | None = None
+    #: When a child that was asked to end, to be started again, is asked for the last time; None = it was not asked.
+    hurried_at: float | None = None
 
 
 class Children:
@@ -116,7 +121,9 @@ class Children:
             return 0.2
         for name, each in list(self._running.items()):
             now = self._monotonic()
-            if each.again_at is None and each.process.poll() is not None:
+            if each.hurried_at is not None:
+                self._renew(name, each, now)
+            elif each.again_at is None and each.process.poll() is not None:
                 each.deaths = 0 if now - each.born > STABLE_AFTER else each.deaths + 1
                 pause = min(RESTART_LAST, RESTART_FIRST * 2.0 ** min(each.deaths, 30)) * self._chance.uniform(0.5, 1.0)
                 each.again_at = now + pause
@@ -128,6 +135,22 @@ class Children:
                 self._running[name] = reborn
                 self._report(f"{name} runs again")
         return 0.2
+
+    def renew(self, name: str) -> None:
+        """Ask a child to end, and start it again once it has, by `run_once`. One that has ended is left to that."""
+        each = self._running[name]
+        if each.hurried_at is None and each.process.poll() is None:
+            each.hurried_at = self._monotonic() + RENEWED_WITHIN
+            _signal(each.process, signal.SIGTERM)
+
+    def _renew(self, name: str, each: _Running, now: float) -> None:
+        if each.process.poll() is not None:
+            self._running[name] = self._spawn(each.child)
+            self._report(f"{name} runs again")
+        elif each.hurried_at is not None and now >= each.hurried_at:
+            # A bot drops its work, which is then run again.
+            each.hurried_at = math.inf
+            _signal(each.process, signal.SIGTERM)
 
     def stop(self, *, patience: float = 10.0) -> None:
         """Stop every child, role after role. Idempotent.

@@ -94,7 +94,7 @@ class LocalPool:
         keeper: "ServerKeeper | None" = None,
     ) -> None:
         self.data, self._server = data, keeper
-        self._bots, self._assigners, self._rest, self._steps = bots, assigners, rest, steps
+        self._bots, self._assigners, self._rest, self._steps, self._report = bots, assigners, rest, steps, report
         self._environ = {name: value for name, value in environ.items() if name not in _NOT_FOR_CHILDREN}
         self._global = ["--data", str(data), "--config", str((config or Path(os.devnull)).absolute())]
         self._gateway_environment = {} if port is None else {"LEASEHOLD_GATEWAY_PORT": str(port)}
@@ -136,6 +136,19 @@ class LocalPool:
         if self._server is not None:
             self._server.run_once()
         return self._children.run_once()
+
+    def reload_app(self) -> None:
+        """Apply the schedules of the app again, and start its bot again once its tasks have ended, or after 10 s.
+
+        Tasks that are dropped then run again. A refusal of the schedules is reported.
+        """
+        for bot in self._bots:
+            if bot.app is not None:
+                try:
+                    self._apply_schedules(bot.app)
+                except LeaseholdError as refused:
+                    self._report(str(refused))
+                self._children.renew(bot.name)
 
     def processes(self) -> dict[str, int]:
         """Process ids of the running processes by name."""

@@ -180,11 +180,12 @@ def test_console_and_app_are_processes_of_the_pool_that_are_started_again_when_t
         (("--app", "shop:pul"), "error: --app: 'shop:pul' cannot be used: "),
         (("--app", "shop"), "error: app: "),
         (("--concurrency", "2"), "error: --concurrency: means nothing without --app"),
+        (("--reload",), "error: --reload: means nothing without --app"),
     ):
         refused = home.run("up", *wrong)
         assert (refused.returncode, refused.stderr.startswith(said)) == (2, True), refused.stderr
     assert not home.here(), "nothing was started"
-    up = home.up_for_people("--console", "0", "--app", "shop:pool", "--concurrency", "2")
+    up = home.up_for_people("--console", "0", "--app", "shop:pool", "--concurrency", "2", "--reload")
     assert set(up.processes) == {"assigner-1", "gateway", "app-1", "console"}
     (console,) = re.findall(r"Its console is at (\S+);", up.told)
     assert home.said()[-1] == f"the console answers at {console}"
@@ -194,11 +195,11 @@ def test_console_and_app_are_processes_of_the_pool_that_are_started_again_when_t
     assert "1 schedule of shop:pool applied" in home.said()
     assert "clean" in home.run("schedule", "list").stdout
 
-    def charged() -> bool:
+    def charged(how: str = "charged") -> bool:
         done = subprocess.run(
             [sys.executable, "shop.py"], cwd=home.data, env=home.environ, capture_output=True, text=True, check=False
         )
-        return done.stdout == "order 7 charged\n"
+        return done.stdout == f"order 7 {how}\n"
 
     with httpx.Client(base_url=console, headers={"Origin": console}, trust_env=False) as http:
 
@@ -216,6 +217,13 @@ def test_console_and_app_are_processes_of_the_pool_that_are_started_again_when_t
         assert charged(), "another bot of that name serves the task"
         eventually(lambda: "console runs again" in home.said(), STARTS_WITHIN)
         eventually(logged_in, STARTS_WITHIN)
+    (home.data / "shop.py").write_text(f"import nothing_there\n{APP}")
+    refusal = "shop.py changed, and shop:pool cannot be imported; its bot stays as it is: ModuleNotFoundError"
+    eventually(lambda: any(line.startswith(refusal) for line in home.said()), STARTS_WITHIN)
+    (home.data / "shop.py").write_text(APP.replace("charged", "paid in full"))
+    eventually(lambda: charged("paid in full"), STARTS_WITHIN)
+    assert "shop.py changed; starting the bot of shop:pool again" in home.said()
+    assert not any(line.startswith("gateway") for line in home.said()), "nothing else was started again"
     port = console.rpartition(":")[2]
     second = home.run("--data", str(home.data / "second"), "up", "--console", port)
     assert second.returncode == 2
