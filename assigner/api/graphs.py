@@ -1,4 +1,4 @@
-"""The routes of graphs: submit, show, list and cancel. They are mounted with those of `assigner/api/jobs.py`."""
+"""The routes of graphs: submit, show, list, retry and cancel. They are mounted with those of `assigner/api/jobs.py`."""
 
 from datetime import datetime
 from typing import Annotated, Any
@@ -16,9 +16,10 @@ from assigner.estimation import Estimator, with_estimate
 from assigner.queries import jobs as job_queries
 from schema import audit, validation
 from schema.moves import graphs as graph_moves
+from schema.moves.graph_retry import retry_graph
 from schema.moves.graphs import cancel_graph, submit_graph
 from schema.postgres.connection import Connection
-from schema.requests import DEFAULT_INSTANCE, GraphRequest
+from schema.requests import DEFAULT_INSTANCE, MAX_GRAPH_NODES, GraphRequest, NodeNo
 from schema.tenancy.tokens import Principal
 
 #: Most graphs in one answer; the answer counts each graph's nodes, which takes time.
@@ -173,6 +174,51 @@ async def show(
 
     found: Graph = await request.app.state.run(work)
     return found
+
+
+class RetryRequest(submission.RequestModel):
+    graph: str = Field(min_length=1, description="id or name; a name stands for the newest graph of that name")
+    instance: str | None = Field(default=None, description="needed if several instances have a graph of that name")
+    nodes: list[NodeNo] | None = Field(
+        default=None,
+        min_length=1,
+        max_length=MAX_GRAPH_NODES,
+        description="numbers of nodes, of which those that ended badly are tried again, with all that was cancelled "
+        "because of them; unset: all that failed, died or were cancelled",
+    )
+
+
+class RetriedGraph(BaseModel):
+    id: UUID
+    name: str
+    nodes: list[SubmittedNode] = Field(description="the nodes that have new jobs, by number; empty: nothing had failed")
+
+
+@router.post("/graphs/retry", responses=problems(400, 404, 408, 409, 413, 415), openapi_extra=IDS)
+async def retry(request: Request, body: Annotated[RetryRequest, Read], caller: Caller) -> RetriedGraph:
+    """Let a graph go on: nodes that failed, died or were cancelled get new jobs, and what is blocked waits for these.
+
+    Nodes that succeeded stay, with their results. 409 `node_barred` if a node depends on one that failed and is not
+    tried again, `graph_replaced` if another graph has taken the place of this one.
+    """
+
+    def work(connection: Connection) -> RetriedGraph:
+        _, public_id = _find_graph(connection, body.graph, caller, instance=body.instance)
+        done = retry_graph(
+            connection,
+            public_id,
+            nodes=body.nodes,
+            instances=caller.instances,
+            ceiling=caller.priority_ceiling,
+            actor=caller.actor,
+        )
+        details = {"graph": public_id, "nodes": len(done.jobs)}
+        routing.audit_act(connection, caller, "graphs.retry", subject=done.name, details=details)
+        nodes = [SubmittedNode(node=node, id=UUID(job)) for node, job in done.jobs.items()]
+        return RetriedGraph(id=UUID(public_id), name=done.name, nodes=nodes)
+
+    answer: RetriedGraph = await request.app.state.run(work)
+    return answer
 
 
 class CancelRequest(submission.RequestModel):

@@ -1,4 +1,4 @@
-"""The commands on graphs: submit, show, list, cancel and wait."""
+"""The commands on graphs: submit, show, list, retry, cancel and wait."""
 
 from collections.abc import Mapping
 from typing import IO, Any
@@ -125,6 +125,37 @@ def list_graphs(caller: Caller, /, **filters: str | int | bool | None) -> None:
         for each in found
     )
     table(columns, rows)
+
+
+@graph.command()
+@click.argument("id")
+@_instance
+@click.option(
+    "--node", "nodes", type=click.IntRange(0), multiple=True, metavar="N", help="This node only [repeatable]."
+)
+@click.option("--from-failed", is_flag=True, help="All that failed, died or were cancelled; so without --node, too.")
+@click.option("--wait", is_flag=True, help="Wait until no node can run any more; exit 0 only if all succeeded.")
+@caller_options
+def retry(
+    caller: Caller, /, id: str, instance: str | None, nodes: tuple[int, ...], from_failed: bool, wait: bool
+) -> None:
+    """Let a graph go on: what failed, died or was cancelled gets new jobs, and what is blocked waits for these.
+
+    Nodes that succeeded stay. With --node, nodes that were cancelled because of it run again as well.
+    """
+    if nodes and from_failed:
+        raise click.UsageError("give either --node or --from-failed")
+    with caller.client() as client:
+        done = client.graphs.retry(id, nodes=nodes or None, instance=instance)
+        if wait:
+            finish(client, done["id"], None, caller=caller, timeout=None)
+        elif caller.json:
+            output.print_json(done)
+        else:
+            for node in done["nodes"]:
+                click.echo(f"node {node['node']} again as {node['id']}")
+            if not done["nodes"]:
+                click.echo(f"{done['id']} (unchanged): no node of it has failed")
 
 
 @graph.command()

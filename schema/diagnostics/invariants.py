@@ -168,7 +168,8 @@ PLACEMENT_IS_LEGAL = Invariant(
 )
 
 # An edge counts as unmet until its parent has succeeded, or with `on_failure = 'run'` until its parent has ended. A
-# blocked job may be cancelled at any time. A parent's job may be deleted; its node keeps the outcome.
+# blocked job may be cancelled at any time. An edge is passed if its child had started when its parent was tried again.
+# A parent's job may be deleted; its node keeps the outcome.
 DEPENDENCIES_FIRST = Invariant(
     "S14",
     "jobs that could run before their dependencies ended as required, or whose node's counts differ from its edges",
@@ -177,9 +178,9 @@ DEPENDENCIES_FIRST = Invariant(
        LEFT JOIN jobs j ON j.id = n.job_id
        LEFT JOIN (
            SELECT e.child,
-               count(*) FILTER (WHERE (p.outcome = 'succeeded' OR p.outcome IS NOT NULL AND e.on_failure = 'run')
-                   IS NOT TRUE) AS unmet,
-               count(*) FILTER (WHERE p.outcome <> 'succeeded' AND e.on_failure <> 'run') AS dead
+               count(*) FILTER (WHERE NOT e.passed AND (p.outcome = 'succeeded'
+                   OR p.outcome IS NOT NULL AND e.on_failure = 'run') IS NOT TRUE) AS unmet,
+               count(*) FILTER (WHERE NOT e.passed AND p.outcome <> 'succeeded' AND e.on_failure <> 'run') AS dead
            FROM graph_edges e LEFT JOIN graph_nodes p ON p.job_id = e.parent GROUP BY e.child) d ON d.child = n.job_id
        WHERE n.pending_deps <> coalesce(d.unmet, 0) + cardinality(n.missing)
           OR n.dead_ends <> coalesce(d.dead, 0) + cardinality(n.missing)

@@ -6,6 +6,7 @@ Locks are taken in one order, bot, job, lease, quota, node, each sorted by id; w
 locked rows.
 
     nothing -> queued, blocked: submit.submit, submit.submit_at_once, submit.submit_alone, graphs.submit_graph
+    a node that ended badly gets a new job, queued or blocked: graph_retry.retry_graph
     queued -> leased: grant.grant, grant.grant_locked
     leased -> running: acknowledge.acknowledge
     leased, running, cancelling -> succeeded, failed, cancelled, dead, queued: end.end

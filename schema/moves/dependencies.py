@@ -73,7 +73,8 @@ WITH RECURSIVE {_ENDING}, stopped AS MATERIALIZED (
     SELECT job_id, state FROM ended UNION ALL SELECT id, 'cancelled' FROM stopped
 ), walked AS MATERIALIZED (
     SELECT e.child AS job_id, o.state = 'succeeded' OR e.on_failure = 'run' AS met
-    FROM over o CROSS JOIN LATERAL (SELECT child, on_failure FROM graph_edges WHERE parent = o.job_id OFFSET 0) e
+    FROM over o CROSS JOIN LATERAL (
+        SELECT child, on_failure FROM graph_edges WHERE parent = o.job_id AND NOT passed OFFSET 0) e
 ), changed AS MATERIALIZED (
     SELECT job_id, max(outcome) AS outcome, sum(met)::integer AS met, sum(unmet)::integer AS unmet FROM (
         SELECT job_id, state AS outcome, 0 AS met, 0 AS unmet FROM over

@@ -89,6 +89,8 @@ graph_edges = Table(
     Column("parent", BigInteger, nullable=False),
     Column("child", BigInteger, nullable=False),
     Column("on_failure", Text, nullable=False),
+    # The child had started when its parent was tried again, and does not wait for it.
+    Column("passed", Boolean, nullable=False, server_default=text("false")),
     PrimaryKeyConstraint("parent", "child"),
     CheckConstraint("parent <> child", name="graph_edges_no_loop"),
     CheckConstraint("on_failure IN ('block', 'run', 'cancel')", name="graph_edges_on_failure_known"),

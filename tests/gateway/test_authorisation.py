@@ -47,6 +47,7 @@ POST                    /v1/jobs/release                  operator
 POST                    /v1/jobs/requeue                  operator
 GET POST                /v1/graphs                        submitter operator
 GET                     /v1/graphs/{id}                   submitter operator
+POST                    /v1/graphs/retry                  submitter operator
 POST                    /v1/graphs/cancel                 submitter operator
 GET                     /v1/schedules                     submitter operator
 GET PUT PATCH DELETE    /v1/schedules/{name}              submitter operator
@@ -115,6 +116,7 @@ BODIES: Mapping[str, dict[str, Any]] = {
     "POST /v1/jobs/release": {"ids": ["{job}"]},
     "POST /v1/jobs/requeue": {"ids": ["{job}"]},
     "POST /v1/graphs": {"name": "g2", "nodes": [{"node": 1, "command": ["true"]}]},
+    "POST /v1/graphs/retry": {"graph": "{graph}"},
     "POST /v1/graphs/cancel": {"graph": "{graph}"},
     "POST /v1/bots/{name}/drain": {},
     "POST /v1/instances/{name}/drain": {},
@@ -324,6 +326,8 @@ FOREIGN: tuple[tuple[str, str, dict[str, Any] | None], ...] = (
     ("GET", "/v1/graphs/{graph}", None),
     ("GET", "/v1/graphs/g?instance={instance}", None),
     ("POST", "/v1/graphs", {"name": "g", "instance": "{instance}", "nodes": [{"node": 1, "command": ["true"]}]}),
+    ("POST", "/v1/graphs/retry", {"graph": "{graph}"}),
+    ("POST", "/v1/graphs/retry", {"graph": "g", "instance": "{instance}"}),
     ("POST", "/v1/graphs/cancel", {"graph": "{graph}"}),
     ("POST", "/v1/graphs/cancel", {"graph": "g", "instance": "{instance}"}),
     ("GET", "/v1/schedules?instance={instance}", None),

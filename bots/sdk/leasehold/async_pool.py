@@ -316,8 +316,11 @@ class AsyncSubmittedGraph:
 
     async def results(self) -> Mapping[Node, Result]:
         """See `SubmittedGraph.results`."""
-        found = await self._pool.results(self.jobs.values())
-        return dict(zip(self.jobs, found, strict=True))
+        return await self._pool.call(self._graph.results)
+
+    async def retry(self, *nodes: Node) -> Mapping[Node, Job]:
+        """See `SubmittedGraph.retry`."""
+        return await self._pool.call(self._graph.retry, *nodes)
 
     async def cancel(self) -> int:
         """See `SubmittedGraph.cancel`."""

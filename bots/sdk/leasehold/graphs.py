@@ -129,10 +129,25 @@ class SubmittedGraph:
         return GraphState.of(self._client.graphs.wait(self.id, timeout=timeout))
 
     def results(self) -> Mapping[Node, Result]:
-        """Return the state of every node, and how it ended if it has. Raises NotFound if a job was deleted."""
-        found = self._client.states([job.id for job in self.jobs.values()])
+        """Return the state of every node, and how it ended if it has. Raises NotFound if a job was deleted.
+
+        A node that was tried again has the state of its newest job.
+        """
+        jobs = {Node(each["node"]): each["job"] for each in self._client.graphs.nodes(self.id)}
+        wanted = {node: jobs.get(node) or job.id for node, job in self.jobs.items()}
+        found = self._client.states(list(wanted.values()))
         read = self._client.read_output
-        return {node: Result.of(record, read=read) for node, record in zip(self.jobs, found, strict=True)}
+        return {node: Result.of(record, read=read) for node, record in zip(wanted, found, strict=True)}
+
+    def retry(self, *nodes: Node) -> Mapping[Node, Job]:
+        """Let these nodes run again, or all that failed, died or were cancelled, and what waits for them go on.
+
+        Returns the new jobs. Nodes that were cancelled because of one of them run again too; succeeded ones stay.
+        Raises Conflict `node_barred` if a node depends on one that failed and does not run again, `graph_replaced` if
+        another graph has taken the place of this one.
+        """
+        answer = self._client.graphs.retry(self.id, nodes=[node.number for node in nodes] or None)
+        return {Node(each["node"]): Job(each["id"], created=True) for each in answer["nodes"]}
 
     def cancel(self) -> int:
         """Cancel waiting nodes and stop running ones; return how many."""

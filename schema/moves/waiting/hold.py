@@ -3,13 +3,12 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from leasehold.errors import Conflict, Forbidden
 from leasehold.states import FINAL, JobState
-from leasehold.wire import escaped
 
 from schema.moves import cancel
 from schema.moves.cancel import Submission
-from schema.moves.submit import submitted_rows
+from schema.moves.graph_retry import retry_nodes
+from schema.moves.submit_again import LOCK_AGAINST_RETENTION, check_ceiling, submit_again
 from schema.postgres.connection import Connection
 from schema.postgres.statements import Statement
 from schema.predicates import IN_FRONT, READY_CONSTRAINED, STILL_READY
@@ -301,50 +300,6 @@ class Requeued:
     changed: bool
 
 
-# Weak enough not to get in the way of any move; retention passes over it, so that what is read next is all there.
-LOCK_AGAINST_RETENTION = Statement("""
-SELECT id, public_id, state, priority FROM jobs WHERE id = ANY (CAST(:ids AS bigint[])) ORDER BY id FOR KEY SHARE
-""")
-
-# Submitted like any other job, but it joins nobody: the new job has no deduplication key. Its time in the queue begins
-# anew. Which bots have imported the task is found out anew too: nobody may submit that requirement.
-SUBMIT_AGAIN = Statement("""
-WITH old AS MATERIALIZED (
-    SELECT o.nth - 1 AS n, o.name, jsonb_build_object(
-        'from', o.name, 'key', 'requeue:' || CAST(:key AS text) || ':' || o.name,
-        'instance', i.name, 'properties', coalesce(r.properties, p.properties) - 'leasehold.task', 'payload', w.payload,
-        'label', j.label,
-        'priority', j.priority, 'units', j.units, 'locality_hint', j.locality_hint,
-        'timeout_seconds', j.timeout_seconds, 'max_attempts', j.max_attempts, 'retry_failed', j.retry_failed,
-        'queue_timeout_seconds', e.queue_timeout_seconds
-    ) || jsonb_strip_nulls(jsonb_build_object(
-        'preferred_properties', f.properties - 'leasehold.task', 'prefer_seconds', e.prefer_seconds,
-        'terms', g.terms, 'estimated_cost', t.estimate, 'estimated_seconds', t.seconds,
-        'own', t.priority_inputs - 'penalty',
-        'metadata', (SELECT jsonb_object_agg(m.key, m.value) FROM job_metadata m WHERE m.job_id = j.id)
-    )) AS request
-    FROM unnest(CAST(:names AS uuid[]), CAST(:ids AS bigint[])) WITH ORDINALITY AS o (name, id, nth)
-    JOIN jobs j ON j.id = o.id
-    JOIN instances i ON i.id = j.instance
-    JOIN queues q ON q.id = j.queue
-    JOIN platforms p ON p.id = j.platform
-    JOIN job_payloads w ON w.job_id = j.id
-    LEFT JOIN platforms r ON r.id = q.required
-    LEFT JOIN platforms f ON f.id = q.preferred
-    LEFT JOIN constraint_sets g ON g.id = q.constraint_set
-    LEFT JOIN job_constraints t ON t.job_id = j.id
-    LEFT JOIN LATERAL (
-        SELECT details->'queue_timeout_seconds' AS queue_timeout_seconds, details->'prefer_seconds' AS prefer_seconds
-        FROM job_events
-        WHERE job_id = j.id AND move = 'submit' ORDER BY id LIMIT 1) e ON true
-)
-SELECT o.name, s.public_id, coalesce(s.created, true) AS created, coalesce(s.same, true) AS same
-FROM submit_many((SELECT jsonb_agg(request ORDER BY n) FROM old), :actor) a
-CROSS JOIN LATERAL unnest(a.public_ids, a.created, a.same) WITH ORDINALITY AS s (public_id, created, same, nth)
-JOIN old o ON o.n = s.nth - 1
-""")
-
-
 def requeue(
     connection: Connection,
     public_ids: Sequence[str],
@@ -357,9 +312,11 @@ def requeue(
 ) -> list[Requeued]:
     """Release held jobs, and make a new job like each one that failed, died or was cancelled; it stays what it is.
 
-    Only jobs of `instances` are seen, None means all. The same `key` (at most 150 bytes) makes no second job of the
-    same one. At most 500 answers, in the order of `public_ids`, which must be UUIDs. Raises Forbidden if a new job
-    would be more urgent than `ceiling` (None: any may be), QueueFull if a label or an instance has no room for its new
+    The new job of a node goes on with its graph (`graph_retry`). A node has none while one that it depends on has
+    failed and does not run again. Only jobs of `instances` are seen, None means all. The same `key` (at most 150 bytes)
+    makes no second job of the same one. At most 500 answers, in the order of `public_ids`, which must be UUIDs. Raises
+    Forbidden if a new job would be more urgent than `ceiling` (None: any may be), QueueFull if a label or an instance
+    has no room for its new
     jobs, Conflict `key_reused` if somebody submitted another job with the key that this one makes; nothing is changed
     then.
     """
@@ -372,9 +329,13 @@ def requeue(
         if submission.job_id in kept
     }
     over = {name: known[name].job_id for name, state in states.items() if state in REQUEUEABLE}
-    _check_ceiling({name: kept[job_id].priority for name, job_id in over.items()}, ceiling)
+    check_ceiling({name: kept[job_id].priority for name, job_id in over.items()}, ceiling)
     # Submitting comes first: it waits for equal keys and equal new rows, which nobody waits for who has locked jobs.
-    again = _submit_again(connection, over, key=key, actor=actor) if over else {}
+    again = dict[str, tuple[str | None, bool]](retry_nodes(connection, over, key=key, actor=actor) if over else {})
+    others = {name: job_id for name, job_id in over.items() if name not in again}
+    if others:
+        made = submit_again(connection, others, key=key, actor=actor)
+        again |= {name: (each.public_id, each.created) for name, each in made.items()}
     waiting = cancel.wanted_job_ids(known[name] for name in states if name not in over)
     held = release_held(connection, waiting, reason=reason, actor=actor)
 
@@ -387,19 +348,3 @@ def requeue(
 
 def _kept(name: str, state: str, released: bool) -> tuple[str, str | None, bool]:
     return state, None if state in FINAL else name, released
-
-
-def _check_ceiling(priorities: Mapping[str, int], ceiling: int | None) -> None:
-    for name, priority in priorities.items():
-        if ceiling is not None and priority < ceiling:
-            raise Forbidden(f"id: job '{name}' has the priority {priority}, this token may not exceed {ceiling}")
-
-
-def _submit_again(
-    connection: Connection, jobs: Mapping[str, int], *, key: str | None, actor: str
-) -> dict[str, tuple[str, bool]]:
-    values = {"names": list(jobs), "ids": list(jobs.values()), "key": key, "actor": actor}
-    rows = submitted_rows(connection, SUBMIT_AGAIN, values)
-    if not all(row.same for row in rows):
-        raise Conflict("key_reused", f"key: what it makes of '{escaped(key or '', 80)}' was used for another job")
-    return {str(row.name): (str(row.public_id), row.created) for row in rows}

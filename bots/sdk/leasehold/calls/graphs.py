@@ -1,8 +1,8 @@
-"""The client's calls on graphs: submit, show, list, cancel, wait."""
+"""The client's calls on graphs: submit, show, list, retry, cancel, wait."""
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -56,6 +56,17 @@ class Graphs:
         }
         found: Records = self._transport.call("GET", "/v1/graphs", query=query)["graphs"]
         return found
+
+    def retry(self, graph: str, *, nodes: Sequence[int] | None = None, instance: str | None = None) -> Record:
+        """Let a graph go on: what failed, died or was cancelled runs again, or of that only these nodes.
+
+        Nodes that were cancelled because of one of them run again too; succeeded ones stay. The answer lists the new
+        jobs in `nodes`. Raises Conflict `node_barred` if a node depends on one that failed and does not run again,
+        `graph_replaced` if another graph has taken the place of this one.
+        """
+        given = {"instance": instance, "nodes": None if nodes is None else list(nodes)}
+        body = {"graph": graph} | {name: value for name, value in given.items() if value is not None}
+        return self._transport.call("POST", "/v1/graphs/retry", body=body)
 
     def cancel(self, graph: str, *, instance: str | None = None) -> Record:
         """Cancel the waiting jobs of a graph and stop the running ones; `jobs` in the answer counts both."""

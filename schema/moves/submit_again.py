@@ -1,0 +1,85 @@
+"""nothing -> queued: a new job like one that is over, which stays what it is."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from leasehold.errors import Conflict, Forbidden
+from leasehold.wire import escaped
+
+from schema.moves.submit import submitted_rows
+from schema.postgres.connection import Connection
+from schema.postgres.statements import Statement
+
+# Weak enough not to get in the way of any move; retention passes over it, so that what is read next is all there.
+LOCK_AGAINST_RETENTION = Statement("""
+SELECT id, public_id, state, priority FROM jobs WHERE id = ANY (CAST(:ids AS bigint[])) ORDER BY id FOR KEY SHARE
+""")
+
+# Submitted like any other job, but it joins nobody: the new job has no deduplication key. Its time in the queue begins
+# anew. Which bots have imported the task is found out anew too: nobody may submit that requirement.
+SUBMIT_AGAIN = Statement("""
+WITH old AS MATERIALIZED (
+    SELECT o.nth - 1 AS n, o.name, jsonb_build_object(
+        'from', o.name, 'key', 'requeue:' || CAST(:key AS text) || ':' || o.name,
+        'instance', i.name, 'properties', coalesce(r.properties, p.properties) - 'leasehold.task', 'payload', w.payload,
+        'label', j.label,
+        'priority', j.priority, 'units', j.units, 'locality_hint', j.locality_hint,
+        'timeout_seconds', j.timeout_seconds, 'max_attempts', j.max_attempts, 'retry_failed', j.retry_failed,
+        'queue_timeout_seconds', e.queue_timeout_seconds
+    ) || jsonb_strip_nulls(jsonb_build_object(
+        'preferred_properties', f.properties - 'leasehold.task', 'prefer_seconds', e.prefer_seconds,
+        'terms', g.terms, 'estimated_cost', t.estimate, 'estimated_seconds', t.seconds,
+        'own', t.priority_inputs - 'penalty',
+        'metadata', (SELECT jsonb_object_agg(m.key, m.value) FROM job_metadata m WHERE m.job_id = j.id)
+    )) AS request
+    FROM unnest(CAST(:names AS uuid[]), CAST(:ids AS bigint[])) WITH ORDINALITY AS o (name, id, nth)
+    JOIN jobs j ON j.id = o.id
+    JOIN instances i ON i.id = j.instance
+    JOIN queues q ON q.id = j.queue
+    JOIN platforms p ON p.id = j.platform
+    JOIN job_payloads w ON w.job_id = j.id
+    LEFT JOIN platforms r ON r.id = q.required
+    LEFT JOIN platforms f ON f.id = q.preferred
+    LEFT JOIN constraint_sets g ON g.id = q.constraint_set
+    LEFT JOIN job_constraints t ON t.job_id = j.id
+    LEFT JOIN LATERAL (
+        SELECT details->'queue_timeout_seconds' AS queue_timeout_seconds, details->'prefer_seconds' AS prefer_seconds
+        FROM job_events
+        WHERE job_id = j.id AND move = 'submit' ORDER BY id LIMIT 1) e ON true
+)
+SELECT o.name, s.job_id, s.public_id, coalesce(s.created, true) AS created, coalesce(s.same, true) AS same
+FROM submit_many((SELECT jsonb_agg(request ORDER BY n) FROM old), :actor) a
+CROSS JOIN LATERAL unnest(a.job_ids, a.public_ids, a.created, a.same) WITH ORDINALITY
+    AS s (job_id, public_id, created, same, nth)
+JOIN old o ON o.n = s.nth - 1
+""")
+
+
+class Successor(NamedTuple):
+    """The job that was made like another one; `created` is false if an earlier call with the same key made it."""
+
+    job_id: int
+    public_id: str
+    created: bool
+
+
+def submit_again(
+    connection: Connection, jobs: Mapping[str, int], *, key: str | None, actor: str
+) -> dict[str, Successor]:
+    """Submit a job like each of these, given by public id and id. Returns the new ones by the public ids of the old.
+
+    The same key (at most 150 bytes) makes no second job like the same one. Raises QueueFull, and Conflict `key_reused`
+    if somebody submitted another job with the key that this one makes.
+    """
+    values = {"names": list(jobs), "ids": list(jobs.values()), "key": key, "actor": actor}
+    rows = submitted_rows(connection, SUBMIT_AGAIN, values)
+    if not all(row.same for row in rows):
+        raise Conflict("key_reused", f"key: what it makes of '{escaped(key or '', 80)}' was used for another job")
+    return {str(row.name): Successor(row.job_id, str(row.public_id), row.created) for row in rows}
+
+
+def check_ceiling(priorities: Mapping[str, int], ceiling: int | None) -> None:
+    """Raise Forbidden for the first job, by public id, that is more urgent than `ceiling`; None: any may be."""
+    for name, priority in priorities.items():
+        if ceiling is not None and priority < ceiling:
+            raise Forbidden(f"id: job '{name}' has the priority {priority}, this token may not exceed {ceiling}")
