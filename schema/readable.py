@@ -143,14 +143,17 @@ def table(columns: Sequence[str | Column], rows: Iterable[Sequence[object]]) -> 
     widths = [_width(column, [row[nth] for row in cells]) for nth, column in enumerate(of)]
     indent = sum(widths[:-1]) + GAP * (len(of) - 1)
     folds = console.is_terminal and of[-1].folds and not _ON_A_SCREEN.get()
-    is_below = folds and console.width - indent < FOLDED
+    is_below = folds and console.width - indent < min(FOLDED, widths[-1])
     if is_below:
         indent = INDENT
     for row in [[Text(column.title, style="bold") for column in of], *cells]:
         for each, width in zip(row, widths[:-1], strict=False):
             each.pad_right(width + GAP - each.cell_len)
-        parts = [*row[-1].wrap(console, max(console.width - indent, FOLDED))] if folds else [row[-1]]
-        first, *rest = [Text(), *parts] if is_below else parts or [Text()]
+        room = max(console.width - indent, INDENT)
+        parts = [*row[-1].wrap(console, room)] if folds else [row[-1]]
+        if is_below:
+            parts = [Text(), *parts] if row[-1].plain != "-" else [Text()]
+        first, *rest = parts or [Text()]
         # A row that is too wide goes on in the next line of the terminal, where it can be copied as one.
         for each in (Text.assemble(*row[:-1], first), *(Text(" " * indent) + each for each in rest)):
             each.rstrip()

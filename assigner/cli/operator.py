@@ -1,5 +1,6 @@
 """The operator's commands that need no gateway: configuration, database, tokens."""
 
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -362,7 +363,8 @@ def examine_database(installation: Installation, as_json: bool) -> None:
 def _print(checks: Sequence[Check]) -> None:
     width = max(len(check.name) for check in checks)
     for check in checks:
-        verdict = click.style(f"{check.verdict:<7}", fg=_COLOURS[check.verdict])
+        colour = None if os.environ.get("NO_COLOR") else _COLOURS[check.verdict]
+        verdict = click.style(f"{check.verdict:<7}", fg=colour)
         click.echo(f"{verdict}  {check.name:<{width}}  {check.found}")
         if check.remedy is not None:
             click.echo(f"{'':7}  {'':{width}}  do: {check.remedy}")

@@ -20,6 +20,10 @@ from schema.requests import GraphRequest
 _COUNTS = (
     "blocked", "blocked_forever", "queued", "parked", "active", "succeeded", "failed", "cancelled", "dead",
 )  # fmt: skip
+#: In this order they leave the list on a narrow terminal.
+_LEAVING = (
+    "parked", "dead", "cancelled", "blocked_forever", "blocked", "queued", "succeeded", "active", "failed",
+)  # fmt: skip
 _instance = click.option(
     "--instance", metavar="NAME", help="The graph's instance, if several have a graph of that name."
 )
@@ -111,7 +115,7 @@ def list_graphs(caller: Caller, /, **filters: str | int | bool | None) -> None:
     if caller.json:
         output.print_json(found)
         return
-    counts = (Column(name.replace("_", " "), leaves=nth) for nth, name in enumerate(_COUNTS, 1))
+    counts = (Column(name.replace("_", " "), leaves=1 + _LEAVING.index(name)) for name in _COUNTS)
     columns: list[str | Column] = ["id", "state", Column("instance", leaves=len(_COUNTS) + 1), "name", "nodes", *counts]
     rows = (
         (

@@ -24,6 +24,7 @@ Record = Mapping[str, Any]
 
 _COLOURS = {
     "blocked": "magenta",
+    "blocked for ever": "red",
     "stalled": "red",
     "queued": "cyan",
     "parked": "magenta",

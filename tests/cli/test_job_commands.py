@@ -2,7 +2,10 @@
 says; how they find their pool and their token."""
 
 import base64
+import io
 import json
+import re
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,7 @@ import pytest
 from leasehold.errors import BadInput, LeaseholdError, NotFound
 from rich.text import Text
 
-from schema.readable import Column, fitted
+from schema.readable import Column, fitted, table
 from tests.support.http import (
     AT,
     JOB_COMMANDING,
@@ -326,6 +329,28 @@ def test_show_prints_every_move_also_one_it_does_not_know(stands: Gateway, capsy
         "parts.0.a=1 parts.1.a=- names=x,y deep.yes=yes",
     ):
         assert expected in told
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("width", "lines"),
+    [
+        (40, ["gate  details", "room  no bot has room for it at all and", "      none will"]),
+        (24, ["gate", "    details", "room", "    no bot has room for", "    it at all and none", "    will"]),
+    ],
+)
+def test_a_long_text_folds_beside_the_other_columns_or_below_them(
+    monkeypatch: pytest.MonkeyPatch, width: int, lines: list[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("TERM", "xterm")
+    with redirect_stdout(Terminal()) as shown:
+        table(["gate", Column("details", folds=True)], [["room", "no bot has room for it at all and none will"]])
+    assert re.sub(r"\x1b\[\d*m", "", shown.getvalue()).splitlines() == lines
 
 
 # The pool and the token
