@@ -5,12 +5,14 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
-from datetime import date
+from datetime import UTC, date, datetime
 from pathlib import Path
+from typing import get_type_hints
 
 import leasehold
 import pytest
-from leasehold.testing import InlineJobs, inline, running_pool
+from leasehold.jobs import JobRequest
+from leasehold.testing import InlineJobs, inline, inline_jobs, running_pool
 
 from tests.support.apps import example_app
 from tests.support.apps.example_app import an_order, divide, double, greet
@@ -29,6 +31,7 @@ def test_every_example_tells_the_same_in_this_process_and_on_a_pool(tmp_path: Pa
     with running_pool(bots=0, app="tests.support.apps.example_app:pool"):
         assert told == example_app.results(there)
         assert see_progress(there / "seen")
+        assert asyncio.run(await_progress(there / "awaited"))
 
 
 def see_progress(file: Path) -> bool:
@@ -45,6 +48,20 @@ def see_progress(file: Path) -> bool:
     for result in pool.as_completed(job, timeout=example_app.ENDS, on_progress=look):
         result.check()
     return all(each.share == 0.5 and each.text.startswith("step ") for each in seen) and seen != []
+
+
+async def await_progress(file: Path) -> bool:
+    """Do the same in a coroutine."""
+    job, seen = await example_app.report.defer_async(str(file)), list[leasehold.Progress]()
+
+    def look(id: str, progress: leasehold.Progress) -> None:
+        seen.append(progress)
+        file.touch()
+
+    async with leasehold.AsyncPool.from_env() as others:
+        async for result in others.as_completed(job, timeout=example_app.ENDS, on_progress=look):
+            result.check()
+    return seen != []
 
 
 def test_coroutines_and_both_kinds_of_pool_run_their_tasks_here(leasehold_inline: InlineJobs) -> None:
@@ -92,6 +109,29 @@ def tell(share: float, text: str) -> None:
 def test_a_task_may_defer_others_and_cancel_itself(leasehold_inline: InlineJobs) -> None:
     assert ask_others.defer(["Ada", "Bob"]).result() == ["Hello Ada", "Hello Bob"]
     assert ask_others.defer([]).state() == "cancelled"
+
+
+def test_what_waits_for_a_time_runs_when_the_test_says_so_and_its_equals_join_it(leasehold_inline: InlineJobs) -> None:
+    later, soon = greet.after(3600).defer("Ada"), greet.after(60).defer("Bob")
+    assert (later.state(), greet.after(3600).defer("Ada").created) == ("queued", False)
+    past = greet.at(datetime(2020, 1, 1, tzinfo=UTC)).defer("Eve")
+    with pytest.raises(leasehold.LeaseholdError, match="waits for its time"):
+        soon.result()
+    (dropped := greet.after(9).defer("Mallory")).cancel()
+    assert leasehold_inline.run_delayed() == 2
+    assert [job.result() for job in (later, soon, past)] == ["Hello Ada", "Hello Bob", "Hello Eve"]
+    ended = [leasehold_inline.jobs[job.id].finished_at for job in (past, dropped, soon, later)]
+    assert ended == sorted(ended)
+
+
+def test_every_option_of_a_task_is_known_here() -> None:
+    """A field of a request that is new has to be heeded, to be without effect, or to need a pool."""
+    needs_a_pool = {
+        *("env", "units", "resources", "locality_hint", "batch_key", "service_level", "locks", "resource_class"),
+        *("model", "estimated_cost", "preferred_properties", "prefer_seconds", "preferred_hours", "preferred_zone"),
+    }
+    known = inline_jobs._HEEDED | inline_jobs._WITHOUT_EFFECT | needs_a_pool
+    assert known == set(get_type_hints(JobRequest))
 
 
 NEEDS_A_POOL: list[tuple[Callable[[], object], str]] = [

@@ -5,7 +5,7 @@ import math
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -13,8 +13,8 @@ from types import TracebackType
 from typing import Any, ClassVar, Literal, ParamSpec, Self, TypeVar, Unpack, overload
 
 from leasehold.async_calls import AsyncCalls, on_thread
-from leasehold.client import LONG_POLL, Client, Job, Output
-from leasehold.errors import TaskFailed, TimedOut
+from leasehold.client import LONG_POLL, MAX_IDS, PROGRESS_POLL, Client, Job, Output
+from leasehold.errors import LeaseholdError, TaskFailed, TimedOut
 from leasehold.graphs import GraphRequest, GraphState, Node, OnFailure, SubmittedGraph
 from leasehold.jobs import (
     AnyJob,
@@ -24,12 +24,14 @@ from leasehold.jobs import (
     JobFilter,
     JobRequest,
     ListedJob,
+    Progress,
     Record,
     Result,
     ShownJob,
     Sort,
     job_id,
     job_ids,
+    progress_news,
 )
 from leasehold.pool import PAGE, Pool
 from leasehold.tasks import periodic
@@ -158,15 +160,35 @@ class AsyncPool(AppRegistry):
         *,
         timeout: float | None = None,
         progress: Callable[[int, int], object] | None = None,
+        on_progress: Callable[[str, Progress], object] | None = None,
     ) -> AsyncGenerator[Result, None]:
-        """See `Pool.as_completed`. `progress` is called in the event loop."""
+        """See `Pool.as_completed`. `progress` and `on_progress` are called in the event loop."""
         ids, done = job_ids(jobs), 0
-        async with aclosing(self._calls.as_ended(ids, timeout)) as ended:
-            async for record in ended:
-                done += 1
-                if progress is not None:
-                    progress(done, len(ids))
-                yield self._result(record)
+        left = dict.fromkeys(ids)
+        news = None if on_progress is None else asyncio.create_task(self._tell_progress(left, on_progress))
+        try:
+            async with aclosing(self._calls.as_ended(ids, timeout)) as ended:
+                async for record in ended:
+                    done += 1
+                    left.pop(record["id"], None)
+                    if progress is not None:
+                        progress(done, len(ids))
+                    yield self._result(record)
+        finally:
+            if news is not None:
+                news.cancel()
+                # An error of `on_progress` is the caller's; one of a request has reached the wait, too.
+                with suppress(asyncio.CancelledError, LeaseholdError):
+                    await news
+
+    async def _tell_progress(self, left: Mapping[str, None], tell: Callable[[str, Progress], object]) -> None:
+        told = progress_news(tell)
+        while True:
+            if 0 < len(left) <= MAX_IDS:
+                for record in await self.call(self.client.read_states, list(left), progress=True):
+                    if record.get("progress") is not None:
+                        told(record)
+            await asyncio.sleep(PROGRESS_POLL)
 
     @overload
     async def gather(

@@ -166,6 +166,19 @@ class Progress:
         return cls(share=record["share"], text=record["text"], at=datetime.fromisoformat(record["at"]))
 
 
+def progress_news(tell: Callable[[str, Progress], object]) -> Callable[[Record], None]:
+    """Return what takes records of jobs with their progress, and calls `tell` with an id where that has changed."""
+    known: dict[str, Progress] = {}
+
+    def told(record: Record) -> None:
+        found = Progress.of(record["progress"])
+        if known.get(record["id"]) != found:
+            known[record["id"]] = found
+            tell(record["id"], found)
+
+    return told
+
+
 @dataclass(frozen=True, kw_only=True)
 class ShownJob(ListedJob):
     """Everything about one job, as it was at the time of the call.

@@ -28,6 +28,7 @@ from leasehold.jobs import (
     Sort,
     job_id,
     job_ids,
+    progress_news,
     query,
     request,
 )
@@ -236,15 +237,8 @@ class Pool(AppRegistry):
         """
         ids = job_ids(jobs)
         ended: dict[str, Record] = {}
-        known: dict[str, Progress] = {}
-
-        def told(record: Record) -> None:
-            found = Progress.of(record["progress"])
-            if on_progress is not None and known.get(record["id"]) != found:
-                known[record["id"]] = found
-                on_progress(record["id"], found)
-
-        for record in self.client.wait(ids, timeout=timeout, told=None if on_progress is None else told):
+        told = None if on_progress is None else progress_news(on_progress)
+        for record in self.client.wait(ids, timeout=timeout, told=told):
             ended[record["id"]] = record
             if progress is not None:
                 progress(len(ended), len(ids))

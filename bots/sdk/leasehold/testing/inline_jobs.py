@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from leasehold.client import Client
@@ -31,7 +31,12 @@ from leasehold.transport import Record, Transport
 from leasehold.wire import COMMAND, PROPERTY
 
 #: Fields of a request that decide neither whether nor where its job may start.
-_HEEDED = frozenset({"command", "stdin", "instance", "key", "dedup_key", "max_attempts", "retry_failed", "properties"})
+_HEEDED = frozenset(
+    {
+        *("command", "stdin", "instance", "key", "dedup_key", "max_attempts", "retry_failed", "properties"),
+        *("schedule_after", "delay"),
+    }
+)
 _WITHOUT_EFFECT = frozenset(
     {
         *("label", "metadata", "owner", "project", "timeout_seconds", "queue_timeout_seconds", "deadline_seconds"),
@@ -67,6 +72,8 @@ class InlineJob:
     result: Any = None
     seconds: float | None = None
     created_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+    #: It waits for `InlineJobs.run_delayed`, because it is not to start before this time.
+    due: datetime | None = None
     started_at: datetime | None = None
     finished_at: datetime | None = None
     checkpoint: str | None = None
@@ -110,7 +117,7 @@ class InlineJob:
             "units": 1,
             "max_attempts": asked.get("max_attempts", 5),
             "queued_at": self.created_at.isoformat(),
-            "schedule_after": None,
+            "schedule_after": None if self.due is None else self.due.isoformat(),
             "bot": None,
             "metadata": asked.get("metadata", {}),
             "properties": {name: [value] for name, value in asked["properties"].items()},
@@ -263,8 +270,20 @@ class InlineJobs(Transport):
             if created:
                 new.append(self.jobs[id])
         for job in new:
-            self._run(job)
+            if job.due is None:
+                self._run(job)
         return answers
+
+    def run_delayed(self) -> int:
+        """Run the jobs that wait for a time, in the order of their times, as if these had come; return how many.
+
+        Those that they submit for later wait for the next call.
+        """
+        waiting = [job for job in self.jobs.values() if job.due is not None]
+        for job in sorted(waiting, key=lambda job: job.due or job.created_at):
+            job.due = None
+            self._run(job)
+        return len(waiting)
 
     def _check(self, request: Record) -> None:
         if request["command"][0] != COMMAND:
@@ -292,6 +311,7 @@ class InlineJobs(Transport):
             self._joined[id] = before
             return id, False
         job = self.jobs[id] = InlineJob(id, request)
+        job.due = _due(request, job.created_at)
         if joins is not None:
             self._unique[joins] = job
         return id, True
@@ -338,6 +358,8 @@ class InlineJobs(Transport):
                 for job in found:
                     if job.thread == threading.get_ident():
                         raise LeaseholdError(f"job {job.id} waits for its own end")
+                    if job.due is not None:
+                        raise LeaseholdError(f"job {job.id} waits for its time: run_delayed() of inline() runs it")
                 self._changed.wait_for(lambda: enough(job.is_final for job in found), asked["wait"])
             told = [job.told(id) for id, job in zip(asked["ids"], found, strict=True)]
             return {"jobs": told, "done": all(job.is_final for job in found)}
@@ -357,10 +379,12 @@ class InlineJobs(Transport):
             raise Conflict("already_final", "all of these jobs have ended")
         answers: list[Record] = []
         for id, job in zip(ids, found, strict=True):
-            changed = job is not None and job.call is not None
+            changed = job is not None and (job.call is not None or job.due is not None)
             if job is not None and job.call is not None:
                 job.state = JobState.CANCELLING
                 job.call.mark_cancelled()
+            elif job is not None and job.due is not None:
+                job.state, job.due, job.finished_at = JobState.CANCELLED, None, datetime.now(UTC)
             answers.append({"id": id, "state": None if job is None else str(job.state), "changed": changed})
         return answers
 
@@ -398,6 +422,14 @@ class InlineJobs(Transport):
                 (made,) = self._submit([{**each["job"], **own, "key": key}])
                 return made
         raise NotFound(f"schedule '{name}' does not exist")
+
+
+def _due(request: Record, now: datetime) -> datetime | None:
+    """Return when a job may start at the earliest; None = at once."""
+    if "schedule_after" in request:
+        due = datetime.fromisoformat(request["schedule_after"])
+        return due if due > now else None
+    return now + timedelta(seconds=request["delay"]) if request.get("delay") else None
 
 
 def _pool_at(place: str) -> AppRegistry:
