@@ -307,7 +307,8 @@ def in_few_words(row: Row) -> str | None:
         case JobState.QUEUED if row["draining"]:
             return "its instance is drained"
         case JobState.QUEUED if (row["retry_seconds"] or 0) > 0:
-            return f"tried again in {duration(row['retry_seconds'])}"
+            begun = "tried again" if row["attempts"] else "may start"
+            return f"{begun} in {duration(row['retry_seconds'])}"
         case JobState.QUEUED if row["over_quota"]:
             return "its quota is used up"
         case JobState.QUEUED if row["queue_rests"]:

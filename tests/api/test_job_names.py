@@ -81,7 +81,8 @@ def test_the_words_stand_for_what_the_token_itself_submitted(
     [
         ("UPDATE jobs SET priority = 0", "its turn"),
         ("UPDATE instances SET draining = true", "its instance is drained"),
-        ("UPDATE jobs SET schedule_after = now() + interval '90 s'", "tried again in 1 min 30 s"),
+        ("UPDATE jobs SET attempts = 1, schedule_after = now() + interval '1 d'", "tried again in 1 d"),
+        ("UPDATE jobs SET schedule_after = now() + interval '1 d'", "may start in 1 d"),
         ("INSERT INTO quotas (cohort, instance, min_quota, max_quota) SELECT cohort, instance, 0, 0 FROM jobs",
          "its quota is used up"),
     ],
@@ -94,4 +95,4 @@ def test_a_list_tells_what_runs_how_long_it_waits_and_why(
     (job,) = operator.get("/v1/jobs").json()["jobs"]
     assert (job["command"], job["ran_seconds"]) == (["echo", "x" * 80, *"y" * 10], None)
     assert 0 <= job["waited_seconds"] < 3600
-    assert job["why"].replace("1 min 29 s", "1 min 30 s") == why
+    assert job["why"] == why

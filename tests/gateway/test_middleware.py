@@ -200,7 +200,7 @@ NO_REQUEST = [b"[]", b"null", b'"text"', b"{}", b'{"surprise": 1}']
 #: Routes that take a body in which nothing is given.
 OF_DEFAULTS = ("/drain", "/v1/scores", "/effect")
 #: Routes that act on jobs given by their ids or by a filter.
-SELECTING = {f"/v1/jobs/{act}" for act in ("cancel", "hold", "release", "requeue")}
+SELECTING = {f"/v1/jobs/{act}" for act in ("cancel", "hold", "release", "requeue", "reschedule")}
 
 
 @pytest.fixture
