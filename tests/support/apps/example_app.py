@@ -169,7 +169,7 @@ def results(scratch: Path) -> dict[str, Any]:
         "error": ending(divide.defer(1, 0)),
         "later": ending(come_through.defer(first, 2)),
         "never": ending(come_through.defer(second, 9)),
-        "gave up": ending(give_up.defer()),
+        "gave up": [ending(give_up.using(retries=tries).defer()) for tries in (0, 1)],
         "large": ending(make.defer(70_000)),
         "classes": ending(advance.defer(an_order(), date(2026, 1, 2), at=datetime(2026, 1, 3, tzinfo=UTC), raw=b"\0")),
         "gathered classes": pool.gather([advance.defer(an_order(), date(2026, 1, 2))], timeout=ENDS),

@@ -332,7 +332,7 @@ class InlineJobs(Transport):
             code = job.call.run_here(attempt, is_async=task is not None and task.is_async)
             job.exit_code, job.seconds = code, time.monotonic() - begun
             cancelling = attempt.cancelled
-            if code not in (DONE, CANCELLED) and job.attempts < most and not cancelling:
+            if code != DONE and job.attempts < most and not cancelling:
                 continue
             with self._changed:
                 job.finished_at = datetime.now(UTC)
