@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from bots.console.view import node
+from bots.console.parts import node
 
 Record = Mapping[str, Any]
 

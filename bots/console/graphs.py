@@ -7,8 +7,9 @@ from urllib.parse import urlencode
 from leasehold.client import Client
 from leasehold.errors import LeaseholdError
 
-from bots.console.view import SLOW, Cell, Facts, Table, View, node
-from bots.console.words import text, time
+from bots.console.parts import Cell, Facts, Table, node
+from bots.console.view import SLOW, View
+from bots.console.words import ago, text
 
 Record = Mapping[str, Any]
 
@@ -48,7 +49,7 @@ def graph_cells(graph: Record) -> list[Cell]:
         Cell(text(graph["instance"])),
         Cell(text(graph["nodes"])),
         *(Cell(text(graph[state]), kind=f"state-{state}" if graph[state] else "") for state in STATES),
-        Cell(time(graph["created_at"]), kind="time"),
+        ago(graph["created_at"]),
     ]
 
 
@@ -77,8 +78,9 @@ def show_graph(view: View, id: str) -> None:
     async def refresh() -> None:
         graph = await view.ask(read)
         known = {name: graph[name] for name in ("name", "id", "instance", "priority", "nodes", "edges", *STATES)}
-        known |= {"can never run": graph["blocked_forever"], "submitted": time(graph["created_at"])}
-        facts.show({"state": (graph["state"], "")} | {key: (text(value), "") for key, value in known.items()})
+        known |= {"can never run": graph["blocked_forever"]}
+        cells = {"state": Cell(graph["state"]), "submitted": ago(graph["created_at"])}
+        facts.show(cells | {key: Cell(text(value)) for key, value in known.items()})
         nodes.show([(str(one["node"]), node_cells(one)) for one in graph["page"]])
 
     view.live(refresh, seconds=SLOW)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from nicegui import ui
+from starlette.responses import Response
 
 from bots.console import graphs, pool, settings_tables
 from bots.console.jobs import job, job_list
@@ -13,11 +14,14 @@ from bots.console.view import Link, View
 
 @dataclass(frozen=True)
 class Page:
-    """A page that the bar at the top names. of_operators: submitters neither see its name nor may read it."""
+    """A page that the bar at the top names. of_operators: submitters neither see its name nor may read it.
+
+    show: puts it into a view, or answers that it is elsewhere.
+    """
 
     path: str
     name: str
-    show: Callable[[View], None]
+    show: Callable[[View], Response | None]
     of_operators: bool = False
 
 
@@ -42,26 +46,26 @@ def register() -> None:
 
     @ui.page("/jobs/{id}")
     def show_job(id: str) -> None:
-        with View("Job", LINKS) as view:
+        with View("Job", LINKS, of="Jobs") as view:
             job.show(view, id)
 
     @ui.page("/graphs/{id}")
     def show_graph(id: str) -> None:
-        with View("Graph", LINKS) as view:
+        with View("Graph", LINKS, of="Graphs") as view:
             graphs.show_graph(view, id)
 
     @ui.page("/bots/{name}")
     def show_bot(name: str) -> None:
-        with View("Bot", LINKS) as view:
+        with View("Bot", LINKS, of="Bots") as view:
             bots.show_bot(view, name) if view.is_operator else view.refuse()
 
 
 def _register(page: Page) -> None:
-    def handler() -> None:
+    def handler() -> Response | None:
         with View(page.name, LINKS) as view:
             if page.of_operators and not view.is_operator:
                 view.refuse()
-            else:
-                page.show(view)
+                return None
+            return page.show(view)
 
     ui.page(page.path)(handler)

@@ -8,8 +8,9 @@ from leasehold.client import Client
 from bots.cli.output import seconds
 from bots.console.charts import Chart, epoch
 from bots.console.operator_pages.health import Alerts
+from bots.console.parts import Cell, Table, node
 from bots.console.settings_tables import Upkeep
-from bots.console.view import FAST, Cell, Table, View, node
+from bots.console.view import FAST, View
 from bots.console.words import ALL, ENDED, HELD, WAITING, count
 
 Record = Mapping[str, Any]

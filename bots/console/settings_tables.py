@@ -8,8 +8,9 @@ from typing import Any
 from leasehold.client import Client
 
 from bots.cli.output import seconds
-from bots.console.view import SLOW, Cell, Facts, Table, View, node
-from bots.console.words import text, time
+from bots.console.parts import Cell, Facts, Table, node
+from bots.console.view import SLOW, View
+from bots.console.words import ago, text
 
 Record = Mapping[str, Any]
 
@@ -67,7 +68,7 @@ class Listed:
     def show(self, found: Any) -> None:
         """Show what was read."""
         if self._facts is not None:
-            self._facts.show({name.replace("_", " "): (shown(name, value), "") for name, value in found.items()})
+            self._facts.show({name.replace("_", " "): shown(name, value) for name, value in found.items()})
             return
         rows: Sequence[Record] = found[:MAX_ROWS]
         left_out = f" The first {MAX_ROWS} are shown." if len(found) >= MAX_ROWS else ""
@@ -79,15 +80,15 @@ class Listed:
             with self._place:
                 self._table = Table("", [field.replace("_", " ") for field in columns], empty="")
         if self._table is not None:
-            cells = [[Cell(shown(field, row.get(field))) for field in columns] for row in rows]
+            cells = [[shown(field, row.get(field)) for field in columns] for row in rows]
             self._table.show([(str(place), each) for place, each in enumerate(cells)])
 
 
-def shown(field: str, value: object) -> str:
-    """Format a value; a field whose name ends in `_at` or is `until` is a time."""
+def shown(field: str, value: object) -> Cell:
+    """Return the cell of a value; a field whose name ends in `_at` or is `until` is a time."""
     if isinstance(value, str) and (field.endswith("_at") or field in ("until", "at")):
-        return time(value)
-    return text(value)
+        return ago(value)
+    return Cell(text(value))
 
 
 class Upkeep(Table):

@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 from leasehold import wire
 from leasehold.states import JobState
 
-from bots.console.view import Cell
+from bots.console.parts import Cell
+from schema import clock
 
 Record = Mapping[str, Any]
 
@@ -48,6 +50,22 @@ def cut(value: str) -> str:
 def time(moment: str | None) -> str:
     """Format a time of the database, which is in UTC, to the second."""
     return "-" if moment is None else moment[:19].replace("T", " ") + " UTC"
+
+
+#: Seconds of the units in which a page tells how long ago something was, the largest first.
+UNITS = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+#: Seconds up to which something is now.
+NOW = 3
+
+
+def ago(moment: str | None, *, now: float | None = None) -> Cell:
+    """Return the cell of a time of the database: `5 min ago`, `in 2 h`. now: seconds since 1970; None = the clock's."""
+    if moment is None:
+        return Cell("-")
+    passed = (clock.wall() if now is None else now) - datetime.fromisoformat(moment).timestamp()
+    size, unit = next(each for each in UNITS if abs(passed) >= each[0] or each[0] == 1)
+    told = f"{abs(passed) // size:.0f} {unit}"
+    return Cell("now" if abs(passed) <= NOW else f"{told} ago" if passed > 0 else f"in {told}", kind="time", at=moment)
 
 
 def count(number: int, *, at_least: bool = False) -> str:

@@ -1,4 +1,4 @@
-"""Acts on all jobs that pass the filter of the page: counted, confirmed, and done in steps that can be stopped."""
+"""Acts on chosen jobs, or on all that pass the filter: counted, confirmed, done in steps that can be stopped."""
 
 import secrets
 from collections.abc import Mapping
@@ -11,7 +11,8 @@ from leasehold.errors import BadInput, LeaseholdError
 from leasehold.states import FINAL, JobState
 from nicegui import ui
 
-from bots.console.view import Typed, View, node
+from bots.console.parts import Table, Typed, node
+from bots.console.view import View
 from bots.console.words import ALL, count
 from schema.validation import PRIORITY_MAX, PRIORITY_MIN
 
@@ -58,34 +59,50 @@ ACTS = (
 
 
 class Acts:
-    """The buttons of the acts, what is typed for them, and how far the one that runs has come."""
+    """The buttons of the acts, what is typed for them, and how far the one that runs has come.
+
+    They act on the rows that are chosen, or on every job that passes the filter if none is. They stay in sight.
+    """
 
     def __init__(self, view: View, where: Record) -> None:
         self._view, self._where = view, where
         self._stopped = True
-        node("h2", "Act on every job that passes the filter")
-        if not where:
-            node("p", "Filter the jobs first: this act never applies to all jobs of the pool.", "note")
-            return
-        with node("div", kind="acts"):
-            for act in ACTS:
-                if view.is_operator or not act.of_operators:
-                    view.confirmed(
-                        act.verb.capitalize(), partial(self._question, act), partial(self._do, act), kind=act.kind
-                    )
-            hints = {"reason": "for the history and the audit", "priority": "a number, lower is sooner"}
-            self._typed = Typed({name: (name, "") for name in hints}, hints)
-        with node("div", kind="acts", aria_live="polite"):
-            self._told = node("span")
-            self._stop = node("button", "Stop", type="button").on("click", self._stop_it, [])
+        self._chosen: list[str] = []
+        #: The body of the calls for which the person was asked.
+        self._asked: Record = {}
+        with node("section", kind="bar", aria_label="Acts on jobs"):
+            with node("div", kind="acts"):
+                self._scope = node("strong")
+                for act in ACTS:
+                    if view.is_operator or not act.of_operators:
+                        view.confirmed(
+                            act.verb.capitalize(), partial(self._question, act), partial(self._do, act), kind=act.kind
+                        )
+                self._stop = node("button", "Stop", type="button").on("click", self._stop_it, [])
+                self._told = node("span", aria_live="polite")
+            with node("div", kind="fields"):
+                hints = {"priority": "lower is sooner", "reason": "for the history"}
+                self._typed = Typed({name: (name, "") for name in hints}, hints)
             self._stop.set_visibility(False)
+        self._tell_scope()
+
+    def chosen_are(self, table: Table) -> None:
+        """Act on the chosen rows of a table."""
+        self._chosen = table.chosen
+        self._tell_scope()
+
+    def _tell_scope(self) -> None:
+        every = "All that pass the filter" if self._where else "Choose jobs, or filter them"
+        self._scope.text = f"{count(len(self._chosen))} chosen" if self._chosen else every
 
     def _stop_it(self) -> None:
         self._stopped = True
 
     def _request(self, act: Act) -> dict[str, Any]:
         """Return the body of the calls. Raises BadInput for a priority that is none."""
-        body: dict[str, Any] = {"where": dict(self._where)}
+        if not self._chosen and not self._where:
+            raise LeaseholdError("choose jobs, or filter them: an act never applies to all jobs of the pool")
+        body: dict[str, Any] = {"ids": self._chosen} if self._chosen else {"where": dict(self._where)}
         if act.reasoned and self._typed["reason"]:
             body["reason"] = self._typed["reason"]
         if act.verb == "requeue":
@@ -100,7 +117,11 @@ class Acts:
         return body
 
     async def _question(self, act: Act) -> str:
-        request = self._request(act)
+        self._asked = request = self._request(act)
+        to = f" to {request['priority']}" if "priority" in request else ""
+        if self._chosen:
+            number = len(self._chosen)
+            return f"{act.verb.capitalize()} {number} chosen {'job' if number == 1 else 'jobs'}{to}? {act.told}"
         states = [*map(str, act.states)]
         if "state" in self._where:
             states = [state for state in states if state in self._where["state"]]
@@ -110,14 +131,13 @@ class Acts:
         if not found and is_all:
             raise LeaseholdError(f"no job that passes the filter can be changed by: {act.verb}")
         jobs = f"{count(found, at_least=not is_all)} {'job' if found == 1 else 'jobs'}"
-        to = f" to {request['priority']}" if "priority" in request else ""
         return f"{act.verb.capitalize()} {jobs}{to}? {act.told}"
 
     async def _do(self, act: Act) -> None:
         """Act on the jobs, some hundred in a transaction, until there are no more, or the person stops or goes away."""
         if not self._stopped:
             raise LeaseholdError("another act is not over yet")
-        request, done, page = self._request(act), 0, ui.context.client
+        request, done, page = dict(self._asked), 0, ui.context.client
         self._stopped = False
         self._stop.set_visibility(True)
         try:
@@ -125,7 +145,7 @@ class Acts:
                 answer = await self._view.ask(partial(_step, path=f"/v1/jobs/{act.verb}", request=request))
                 done += sum(job["changed"] for job in answer["jobs"])
                 self._told.text = f"{act.verb}: {count(done)} changed so far"
-                if answer["next"] is None:
+                if answer.get("next") is None:
                     break
                 request["cursor"] = answer["next"]
             else:

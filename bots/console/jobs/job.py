@@ -1,18 +1,20 @@
-"""The page of one job: its request and state, why it waits, every move, its attempts and its output."""
+"""The page of one job: what it is, how it ended, its output, acts on it, and below its placement and history."""
 
 import json
-import shlex
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any
+from urllib.parse import urlencode
 
 from leasehold.client import Client, Output
-from leasehold.errors import LeaseholdError
-from leasehold.states import FINAL
+from leasehold.errors import BadInput, LeaseholdError
+from leasehold.states import FINAL, JobState
 from nicegui import ui
+from nicegui.elements.mixins.text_element import TextElement
 
-from bots.cli.output import between, evidence, progress, properties, seconds
-from bots.console.view import FAST, Cell, Facts, Table, View, node
-from bots.console.words import cut, text, time
+from bots.cli.output import between, evidence, in_words, properties, seconds
+from bots.console.parts import Cell, Facts, Line, Table, Typed, node
+from bots.console.view import FAST, View
+from bots.console.words import ALL, WAITING, ago, cut, state, text
 
 Record = Mapping[str, Any]
 
@@ -20,6 +22,18 @@ Record = Mapping[str, Any]
 MAX_OUTPUT = 200_000
 #: The most pieces of output that one look reads.
 MAX_PIECES = 8
+#: States from which an operator may submit a copy, and those in which the priority may be changed.
+REQUEUEABLE = (JobState.FAILED, JobState.DEAD, JobState.CANCELLED)
+MOVABLE = (JobState.QUEUED, JobState.PARKED)
+#: Times of a job by their names on the page.
+TIMES = {
+    "submitted": "created_at",
+    "queued": "queued_at",
+    "not before": "schedule_after",
+    "started": "started_at",
+    "ended": "finished_at",
+    "dead if it waits until": "queue_deadline",
+}
 GATES = {True: ("open", "open"), False: ("closed", "closed"), None: ("-", "")}
 
 
@@ -55,90 +69,189 @@ class Written:
         return told + self.data.decode("utf-8", "replace")
 
 
-def show(view: View, id: str) -> None:
-    """Put the page of the job with this id into `view`."""
-    written = Written(id)
-    why = node("p")
-    with node("div", kind="acts"):
-        cancel = cancel_button(view, id)
-    facts = Facts()
-    node("h2", "What keeps it waiting")
-    gates = Table("Each condition on its start", ("gate", "", "evidence"), empty="Nothing: it does not wait.")
-    change = node("p", kind="note")
-    node("h2", "Attempts")
-    attempts = Table(
-        "Leases, oldest first", ("fence", "granted", "bot", "by", "strategy", "how it went"), empty="None."
-    )
-    node("h2", "History")
-    events = Table("Moves, oldest first", ("at", "after", "move", "state", "by", "details"), empty="None.")
-    node("h2", "Output of the newest attempt")
-    output = node("pre", tabindex="0", aria_label="Output")
-    node("h2", "Payload")
-    payload = node("pre", tabindex="0", aria_label="Payload")
+class Page:
+    """The parts of the page, in the order in which somebody asks for them: what it is, how it ended, its output."""
 
-    def read(client: Client) -> tuple[Record, Record]:
-        found = client.show(id), client.explain(id)
-        if not written.final:
-            written.read(client)
+    def __init__(self, view: View, id: str) -> None:
+        self._view, self._id, self._written = view, id, Written(id)
+        self._lead = Line()
+        self._acts = Acts(view, id)
+        self._verdict = node("p", kind="verdict")
+        self._waiting = node("section", aria_label="What keeps it waiting")
+        with self._waiting:
+            node("h2", "What keeps it waiting")
+            self._why = node("p")
+            self._gates = Table("", ("gate", "", "evidence"), empty="")
+            self._change = node("p", kind="note")
+        node("h2", "Output of the newest attempt")
+        with node("div", kind="output", tabindex="0", role="region", aria_label="Output") as self._frame:
+            self._output = node("pre")
+        self._silent = node("p", "It has written nothing.", "empty")
+        node("h2", "Request and placement")
+        self._facts = Facts()
+        node("h2", "Attempts")
+        columns = ("fence", "granted", "bot", "by", "strategy", "how it went")
+        self._attempts = Table("", columns, empty="No bot has had it yet.")
+        node("h2", "History")
+        self._events = Table("", ("at", "after", "move", "state", "by", "details"), empty="Nothing has happened yet.")
+        with node("details"):
+            node("summary", "Payload")
+            self._payload = node("pre", tabindex="0", aria_label="Payload")
+
+    def _read(self, client: Client) -> tuple[Record, Record]:
+        found = client.show(self._id), client.explain(self._id)
+        if not self._written.final:
+            self._written.read(client)
         return found
 
-    async def refresh() -> None:
-        job, explained = await view.ask(read)
-        facts.show(fact_rows(job))
-        why.text = explained["sentence"]
-        cancel.props.set_bool("disabled", job["state"] in FINAL)
-        gates.show(
-            [
-                (
-                    one["gate"],
-                    (
-                        Cell(one["gate"]),
-                        Cell(*GATES[one["open"]][:1], kind=GATES[one["open"]][1]),
-                        Cell(one["sentence"]),
-                    ),
-                )
-                for one in explained["gates"]
-            ]
-        )
-        change.text = "It starts when: " + "; ".join(explained["change"]) if explained["change"] else ""
-        attempts.show([(str(one["fence"]), attempt(one)) for one in explained["attempts"]])
-        events.show(event_rows(job["events"]))
-        output.text = written.shown()
-        payload.text = cut(json.dumps(job["payload"], ensure_ascii=False, indent=2))
-
-    view.live(refresh, seconds=FAST)
+    async def refresh(self) -> None:
+        """Read the job, and show it."""
+        job, explained = await self._view.ask(self._read)
+        self._view.heading.text = command_of(job) or f"Job {job['id']}"
+        self._lead.show(lead(job))
+        self._acts.fit(job["state"])
+        ended = verdict(job)
+        self._verdict.text = ended
+        self._verdict.classes(replace=f"verdict state-{job['state']}")
+        self._facts.show(fact_rows(job))
+        self._why.text = explained["sentence"][:1].upper() + explained["sentence"][1:]
+        closed_first = sorted(explained["gates"], key=lambda one: one["open"] is not False)
+        self._gates.show([(one["gate"], gate(one)) for one in closed_first])
+        self._change.text = "It starts when: " + "; ".join(explained["change"]) if explained["change"] else ""
+        self._waiting.set_visibility(job["state"] in WAITING)
+        self._attempts.show([(str(one["fence"]), attempt(one)) for one in explained["attempts"]])
+        self._events.show(event_rows(job["events"]))
+        shown = self._written.shown()
+        self._output.text = shown
+        self._frame.set_visibility(bool(shown))
+        self._silent.set_visibility(not shown)
+        self._payload.text = cut(json.dumps(job["payload"], ensure_ascii=False, indent=2))
 
 
-def cancel_button(view: View, id: str) -> ui.element:
-    """Put the button that cancels the job on the page."""
-
-    async def question() -> str:
-        job = await view.ask(lambda client: client.show(id))
-        if job["state"] in FINAL:
-            raise LeaseholdError(f"the job is {job['state']} already")
-        return f"Cancel the job {id}, which is {job['state']}?"
-
-    async def cancel() -> None:
-        await view.ask(lambda client: client.cancel([id]))
-
-    return view.confirmed("Cancel the job", question, cancel, kind="danger")
+def show(view: View, id: str) -> None:
+    """Put the page of the job with this id into `view`."""
+    view.live(Page(view, id).refresh, seconds=FAST)
 
 
-def fact_rows(job: Record) -> dict[str, tuple[str, str]]:
-    """Return what is known of a job, as names and values; what it does not have is left out."""
-    result, waiting = job["result"] or {}, job["waiting"]
+def lead(job: Record) -> list[Cell]:
+    """Return what a job is, beside its command."""
+    named = [
+        Cell(text(job[name]), f"/jobs?{urlencode({name: job[name]})}") for name in ("label", "instance") if job[name]
+    ]
+    return [state(job["state"]), *named, ago(job["created_at"])]
+
+
+def command_of(job: Record) -> str:
+    """Return what a job runs, on one line; empty if that is no longer stored."""
     command = (job["payload"] or {}).get("command")
+    return cut(in_words([*map(str, command)])) if isinstance(command, list) and command else ""
+
+
+def verdict(job: Record) -> str:
+    """Return one sentence on how a job ended otherwise than well, or on what it says of its progress."""
+    result, progress = job["result"] or {}, job.get("progress")
+    if job["state"] in FINAL - {JobState.SUCCEEDED}:
+        code = result.get("exit_code")
+        told = [
+            f"exit code {code}" if code is not None and f"exit code {code}" not in (job["reason"] or "") else "",
+            job["reason"] or "",
+            f"after {seconds(result['seconds'])}" if result.get("seconds") is not None else "",
+        ]
+        return f"{job['state'].capitalize()}: {', '.join(filter(None, told)) or 'no reason was told'}"
+    if progress and job["state"] == JobState.RUNNING:
+        return f"{progress['share']:.0%} done{': ' if progress['text'] else ''}{text(progress['text'] or '')}"
+    return ""
+
+
+def gate(one: Record) -> tuple[Cell, ...]:
+    """Return the cells of one condition on the start."""
+    told, kind = GATES[one["open"]]
+    return Cell(one["gate"]), Cell(told, kind=kind), Cell(one["sentence"])
+
+
+class Acts:
+    """What may be done to the job: buttons that stay in sight, of which those are shown that change its state now."""
+
+    def __init__(self, view: View, id: str) -> None:
+        self._view, self._id = view, id
+        self._buttons: list[tuple[Collection[str], TextElement]] = []
+        with node("section", kind="bar", aria_label="Acts on the job"):
+            with node("div", kind="acts"):
+                if view.is_operator:
+                    self._add("Retry", REQUEUEABLE, "Submit a copy of the job?", self._retry, kind="main")
+                    self._add("Hold", (JobState.QUEUED,), "Hold the job until it is released?", self._each("hold"))
+                    self._add("Release", (JobState.PARKED,), "Return the job to the queue?", self._each("release"))
+                unfinished = tuple(state for state in ALL if state not in FINAL)
+                self._add("Cancel the job", unfinished, "", self._cancel, kind="danger")
+                self._add("Set priority", MOVABLE, "", self._prioritise)
+            with node("div", kind="fields") as self._fields:
+                hints = {"priority": "lower is sooner", "reason": "for the history"}
+                self._typed = Typed({name: (name, "") for name in hints}, hints)
+        self.fit("")
+
+    def _add(
+        self,
+        name: str,
+        states: Collection[str],
+        question: str,
+        act: Callable[[], Awaitable[None]],
+        *,
+        kind: str = "",
+    ) -> None:
+        async def ask() -> str:
+            job = await self._view.ask(lambda client: client.show(self._id))
+            if job["state"] not in states:
+                raise LeaseholdError(f"the job is {job['state']} already")
+            if name == "Set priority":
+                return f"Change the priority from {job['priority']} to {self._priority()}?"
+            return question or f"{name.removesuffix(' the job')} the job {self._id}, which is {job['state']}?"
+
+        self._buttons.append((states, self._view.confirmed(name, ask, act, kind=kind)))
+
+    def fit(self, state: str) -> None:
+        """Show the buttons that can change a job in this state."""
+        for states, button in self._buttons:
+            button.set_visibility(state in states)
+        self._fields.set_visibility(state in MOVABLE)
+
+    def _priority(self) -> int:
+        try:
+            return int(self._typed["priority"])
+        except ValueError:
+            raise BadInput("priority", "is not a number") from None
+
+    @property
+    def _reason(self) -> str | None:
+        return self._typed["reason"] or None
+
+    def _each(self, verb: str) -> Callable[[], Awaitable[None]]:
+        async def act() -> None:
+            await self._view.ask(lambda client: getattr(client.backlog, verb)([self._id], reason=self._reason))
+
+        return act
+
+    async def _retry(self) -> None:
+        (done,) = await self._view.ask(lambda client: client.backlog.requeue([self._id], reason=self._reason))
+        if done["job"] is not None:
+            ui.navigate.to(f"/jobs/{done['job']}")
+
+    async def _prioritise(self) -> None:
+        priority = self._priority()
+        await self._view.ask(lambda client: client.backlog.prioritise([self._id], priority, reason=self._reason))
+
+    async def _cancel(self) -> None:
+        await self._view.ask(lambda client: client.cancel([self._id]))
+
+
+def fact_rows(job: Record) -> dict[str, Cell]:
+    """Return what is known of a job, as names and values; what it does not have is left out."""
+    result, waiting, graph = job["result"] or {}, job["waiting"], job["graph"]
+    times = {name: job[field] for name, field in TIMES.items() if job[field]}
     found: dict[str, Any] = {
         "id": job["id"],
         "joined": job["joined"],
-        "instance": job["instance"],
-        "label": job["label"],
-        "command": shlex.join(map(str, command)) if isinstance(command, list) else None,
-        "progress": progress(job),
-        "reason": job["reason"],
-        "exit code": result.get("exit_code"),
-        "ran for": None if result.get("seconds") is None else seconds(result["seconds"]),
         "why it waits": waiting and waiting["sentence"],
+        "ran for": None if result.get("seconds") is None else seconds(result["seconds"]),
         "bot": job["bot"],
         "attempts": f"{job['attempts']} of {job['max_attempts']}",
         "priority": job["priority"],
@@ -147,24 +260,19 @@ def fact_rows(job: Record) -> dict[str, tuple[str, str]]:
         "prefers": properties(job["preferred_properties"]),
         "metadata": properties(job["metadata"]),
         "constraints": job["terms"],
-        "graph": job["graph"] and f"node {job['graph']['node']} of {job['graph']['name']}",
-        "submitted": time(job["created_at"]),
-        "queued": time(job["queued_at"]),
-        "not before": job["schedule_after"] and time(job["schedule_after"]),
-        "started": time(job["started_at"]),
-        "ended": time(job["finished_at"]),
         "timeout": job["timeout_seconds"] and seconds(job["timeout_seconds"]),
-        "dead if it waits until": job["queue_deadline"] and time(job["queue_deadline"]),
     }
-    shown = {name: (text(value), "") for name, value in found.items() if text(value) != "-"}
-    return {"state": (job["state"], f"state-{job['state']}")} | shown
+    shown = {name: Cell(text(value)) for name, value in found.items() if text(value) != "-"}
+    if graph:
+        shown["graph"] = Cell(f"node {graph['node']} of {text(graph['name'])}", f"/graphs/{graph['id']}")
+    return shown | {name: ago(moment) for name, moment in times.items()}
 
 
 def attempt(one: Record) -> list[Cell]:
     """Return the cells of one lease."""
     return [
         Cell(str(one["fence"])),
-        Cell(time(one["granted_at"]), kind="time"),
+        ago(one["granted_at"]),
         *(Cell(text(one[name])) for name in ("bot", "assigner", "strategy", "sentence")),
     ]
 
@@ -178,7 +286,7 @@ def event_rows(events: list[Record]) -> list[tuple[str, list[Cell]]]:
             (
                 str(index),
                 [
-                    Cell(time(event["at"]), kind="time"),
+                    ago(event["at"]),
                     Cell(seconds(between(previous, event["at"]))),
                     Cell(text(event["move"])),
                     Cell(step),

@@ -7,8 +7,9 @@ from urllib.parse import quote, urlencode
 from leasehold.client import Client
 
 from bots.cli.output import properties, seconds
-from bots.console.view import SLOW, Cell, Facts, Table, View, node
-from bots.console.words import text, time
+from bots.console.parts import Cell, Facts, Table, node
+from bots.console.view import SLOW, View
+from bots.console.words import ago, text
 
 Record = Mapping[str, Any]
 
@@ -112,11 +113,13 @@ def show_bot(view: View, name: str) -> None:
             "properties": properties(bot["properties"]),
             "exclusive": " ".join(bot["exclusive"]),
             "labels": " ".join(bot["labels"]),
-            "session since": time(bot["opened_at"]),
             "expires in": seconds(bot["expires_in"]),
             "probation left": seconds(bot["probation"]),
         }
-        facts.show({"status": (shown.text, shown.kind)} | {key: (text(value), "") for key, value in known.items()})
+        facts.show(
+            {"status": shown, "session since": ago(bot["opened_at"])}
+            | {key: Cell(text(value)) for key, value in known.items()}
+        )
         fields = ("label", "successes", "failures", "returned", "success_rate")
         success.show([(each["label"], [Cell(text(each[field])) for field in fields]) for each in bot["success"]])
 

@@ -8,9 +8,10 @@ from leasehold.calls.operators import Alert, AuditRow, Check, Gateway, Invariant
 from leasehold.client import Client
 
 from bots.cli.output import seconds
+from bots.console.parts import Cell, Facts, Table, node
 from bots.console.settings_tables import Upkeep
-from bots.console.view import SLOW, Cell, Facts, Table, View, node
-from bots.console.words import text, time
+from bots.console.view import SLOW, View
+from bots.console.words import ago, text
 
 Record = Mapping[str, Any]
 
@@ -90,8 +91,8 @@ def _process(kind: str, process: Mapping[str, Any], told: str) -> list[Cell]:
         Cell(kind),
         Cell(text(process["name"])),
         Cell(text(state), kind=colour),
-        Cell(time(process["stopped_at"] or process["seen_at"]), kind="time"),
-        Cell(time(process["started_at"]), kind="time"),
+        ago(process["stopped_at"] or process["seen_at"]),
+        ago(process["started_at"]),
         Cell(told),
     ]
 
@@ -190,10 +191,10 @@ def _show_report(view: View) -> None:
         ended = {name: sum(one[name] for one in report["instances"]) for name in ("ended", "succeeded", "failed")}
         facts.show(
             {
-                "throughput": (f"{report['throughput']:,.3g} jobs ended per second", ""),
-                "ended": (f"{ended['ended']:,}: {ended['succeeded']:,} succeeded, {ended['failed']:,} failed", ""),
-                "efficiency": (text(report["efficiency"]) + ", units in use over units of healthy bots", ""),
-                "fairness": (text(report["fairness"]) + ", Jain's index over instances: 1 = equal", ""),
+                "throughput": Cell(f"{report['throughput']:,.3g} jobs ended per second"),
+                "ended": Cell(f"{ended['ended']:,}: {ended['succeeded']:,} succeeded, {ended['failed']:,} failed"),
+                "efficiency": Cell(text(report["efficiency"]) + ", units in use over units of healthy bots"),
+                "fairness": Cell(text(report["fairness"]) + ", Jain's index over instances: 1 = equal"),
             }
         )
 
@@ -230,7 +231,7 @@ def _show_audit(view: View) -> None:
 def audit_cells(row: AuditRow) -> list[Cell]:
     """Return the cells of a row of the audit."""
     return [
-        Cell(time(row["at"]), kind="time"),
+        ago(row["at"]),
         Cell(text(row["actor"]), kind="id"),
         Cell(text(row["action"]), kind="id"),
         Cell(text(row["subject"])),

@@ -8,9 +8,10 @@ from leasehold.client import Client
 from leasehold.errors import BadInput, NotFound
 from nicegui import ui
 
+from bots.console.parts import Cell, Table, field_of, node
 from bots.console.settings_tables import Source, show_tables
-from bots.console.view import SLOW, Cell, Table, View, field_of, node
-from bots.console.words import text, time
+from bots.console.view import SLOW, View
+from bots.console.words import ago, text, time
 
 #: The most sampled decisions, and candidates of one of them, on the page.
 MAX_DECISIONS, MAX_CANDIDATES = 20, 30
@@ -74,7 +75,7 @@ def _in_force(each: SettingsInForce) -> list[Cell]:
         Cell(each["kind"]),
         Cell(text(", ".join(each["processes"]))),
         Cell(text(each["file"] or "none: defaults and the environment")),
-        Cell(time(each["changed_at"]), kind="time"),
+        ago(each["changed_at"]),
         Cell(each["error"] or "", kind="state-dead" if each["error"] else ""),
     ]
 

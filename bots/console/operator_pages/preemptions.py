@@ -7,8 +7,9 @@ from urllib.parse import urlencode
 from leasehold.client import Client
 
 from bots.cli.output import evidence
-from bots.console.view import SLOW, Cell, Table, View, node
-from bots.console.words import text, time
+from bots.console.parts import Cell, Table, node
+from bots.console.view import SLOW, View
+from bots.console.words import ago, text
 
 Record = Mapping[str, Any]
 
@@ -44,7 +45,7 @@ def show(view: View) -> None:
 def cells(one: Record) -> list[Cell]:
     """Return the cells of one evicted job."""
     return [
-        Cell(time(one["at"]), kind="time"),
+        ago(one["at"]),
         Cell(one["job"] or "deleted", one["job"] and f"/jobs/{one['job']}", "id"),
         *(Cell(text(one[name])) for name in ("instance", "bot", "preemptor_instance", "cohort", "rule")),
         Cell(text(evidence({"move": "preempt", "details": one["receipt"]}))),

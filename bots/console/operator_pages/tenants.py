@@ -9,9 +9,10 @@ from leasehold.client import Client
 from leasehold.errors import BadInput, LeaseholdError
 
 from bots.console.charts import Chart, epoch
+from bots.console.parts import Cell, Table, Typed, node
 from bots.console.pool import HISTORY, STRETCHES
 from bots.console.settings_tables import MAX_ROWS
-from bots.console.view import SLOW, Cell, Table, Typed, View, node
+from bots.console.view import SLOW, View
 from bots.console.words import text
 
 Record = Mapping[str, Any]

@@ -22,7 +22,23 @@ function nextTheme() {
   tell("theme", now.theme);
 }
 
+// The exact time, in the zone of this reader, of what is told as "5 min ago".
+document.addEventListener("mouseover", (event) => {
+  const shown = event.target.closest?.("time[datetime]");
+  if (shown) shown.title = new Date(shown.dateTime).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "long" });
+});
+
+// The chosen rows of a table, and lists that lead to another page.
+document.addEventListener("change", ({ target }) => {
+  const boxes = [...document.querySelectorAll("main [data-choose]")];
+  if ("chooseAll" in target.dataset) boxes.forEach((box) => (box.checked = target.checked));
+  if ("choose" in target.dataset || "chooseAll" in target.dataset)
+    tell("chosen", boxes.filter((box) => box.checked).map((box) => box.dataset.choose));
+  if ("goes" in target.dataset) location.href = target.value;
+});
+
 document.addEventListener("click", (event) => {
+  if (event.target.closest?.("nav.top .menu")) event.target.closest("nav").toggleAttribute("data-open");
   if (event.target.closest?.("button[data-theme]")) nextTheme();
   const shows = event.target.closest?.("[data-shows]");
   if (shows) document.getElementById(shows.dataset.shows).showModal();

@@ -157,5 +157,5 @@ class Person:
 
     def sees(self, text: str) -> bool:
         """Wait until the text is on the page."""
-        self.page.get_by_text(text, exact=True).first.wait_for()
+        self.page.get_by_text(text, exact=True).filter(visible=True).first.wait_for()
         return True
