@@ -102,7 +102,7 @@ class Attempt:
         """Tell how far the work has come, for those who look at the job; `leasehold show` prints it.
 
         share: of the whole work, from 0 to 1. text: what is being done, at most 200 characters. The bot sends the
-        latest one to the pool, at most once a second; calls in between cost a few microseconds. Raises BadInput.
+        latest one to the pool, at most once a second; each call costs some ten microseconds. Raises BadInput.
         """
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
             raise BadInput("share", f"is a number from 0 to 1, not {escaped(share, 40)}")
