@@ -213,6 +213,19 @@ class Outcome(Message):
         description="JSON of at most 64 KiB that the command left as its result, as a text. It is stored if this "
         "attempt ends the job",
     )
+    again: float | None = Field(
+        default=None,
+        ge=0,
+        le=validation.MAX_TIMEOUT,
+        description="with `released`: the command asks to be run again in so many seconds",
+    )
+    retry_in: float | None = Field(
+        default=None,
+        ge=0,
+        le=validation.MAX_TIMEOUT,
+        description="with `failed`: seconds until the next attempt, if the job is tried again; unset: as the pool says",
+    )
+    final: bool | None = Field(default=None, description="with `failed`: true: the job is not tried again")
     unknown_task: bool | None = Field(
         default=None,
         description="with `released`: the job is a call of a task that the bot has not imported. From then on it goes "

@@ -25,6 +25,8 @@ MAX_KEY_BYTES = 200
 MAX_HINT_BYTES = 200
 MAX_DEDUP_KEY_BYTES = wire.MAX_DEDUP_KEY_BYTES
 DEFAULT_INSTANCE = "default"
+#: Most exceptions, or exit codes, that a retry policy names.
+MAX_CHOSEN = 20
 #: Most locks of one job; largest expected cost.
 MAX_LOCKS, MAX_COST = 16, 1e12
 #: Graph priority of the least urgent graph.
@@ -55,7 +57,9 @@ GROUPS: Mapping[str, Sequence[str]] = {
         *("deadline_seconds", "estimated_seconds", "preferred_hours", "preferred_zone"),
     ),
     "Limits and constraints": ("locks", "resource_class", "model", "estimated_cost"),
-    "Retries and time-outs": ("timeout_seconds", "queue_timeout_seconds", "max_attempts", "retry_failed"),
+    "Retries and time-outs": (
+        *("timeout_seconds", "queue_timeout_seconds", "max_attempts", "retry_failed", "retry", "max_lost"),
+    ),
     "Repeated submits": ("key", "dedup_key"),
     "Tenancy": ("instance", "owner", "project"),
 }
@@ -63,7 +67,7 @@ GROUPS: Mapping[str, Sequence[str]] = {
 
 #: The parts of the nested form: name in the part → field of the flat form.
 _PARTS: Mapping[str, Mapping[str, str]] = {
-    "payload": {name: name for name in ("command", "env", "stdin")},
+    "payload": {name: name for name in ("command", "env", "stdin", "retry", "max_lost")},
     "terms": {
         name: name
         for name in (
@@ -82,6 +86,28 @@ _MARKS: Mapping[tuple[str, str], str | None] = {
 
 #: One encoder for all payloads: `json.dumps` makes one for each, which costs 0.9 µs.
 _as_text = json.JSONEncoder(ensure_ascii=False).encode
+
+
+class RetryPolicy(BaseModel):
+    """How a failed attempt is tried again: after base x factor^(attempts - 1) seconds, at most cap, and which ones are.
+
+    `leasehold.runtime.retries` goes by it.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    base: float = Field(default=1.0, gt=0, le=validation.MAX_TIMEOUT, description="seconds before the second attempt")
+    factor: float = Field(default=2.0, ge=1, le=100, description="by which each further wait is longer")
+    cap: float = Field(default=60.0, gt=0, le=validation.MAX_TIMEOUT, description="longest wait, in seconds")
+    jitter: float = Field(default=0.0, ge=0, le=1, description="part of a wait that chance may add to it")
+    exceptions: list[str] = Field(
+        default_factory=list,
+        max_length=MAX_CHOSEN,
+        description="names of the exceptions after which a task is tried again, also those derived from them",
+    )
+    exit_codes: list[Annotated[int, Field(ge=1, le=255)]] = Field(
+        default_factory=list, max_length=MAX_CHOSEN, description="exit codes after which a command is tried again"
+    )
 
 
 class Payload(BaseModel):
@@ -106,6 +132,24 @@ class Payload(BaseModel):
         default=None,
         description="Text for the standard input of the command. Unset: empty.",
     )
+    retry: RetryPolicy | None = Field(
+        default=None,
+        description="How failed attempts are tried again: base, factor, cap and jitter of the waits, and exceptions or "
+        "exit_codes after which they are. Needs retry_failed. Unset: every one, after waits of the pool.",
+    )
+    max_lost: int | None = Field(
+        default=None,
+        ge=1,
+        le=MAX_TRIES,
+        description="Times that its bot may be lost while the job runs, before the job is dead. Unset: 3.",
+    )
+
+    @field_validator("retry", mode="before")
+    @classmethod
+    def _is_object(cls, given: Any) -> Any:
+        if not isinstance(given, dict | RetryPolicy | None):
+            raise ValueError("input should be a valid dictionary")
+        return given
 
 
 class JobRequest(Payload):
@@ -301,6 +345,8 @@ class JobRequest(Payload):
             raise BadInput("delay", "and schedule_after are two words for one thing: give one of them")
         if self.prefer_seconds is not None and not self.preferred_properties:
             raise BadInput("prefer_seconds", "means nothing without preferred_properties")
+        if self.retry is not None and not self.retry_failed:
+            raise BadInput("retry", "means nothing without retry_failed")
         # A key is stored with the digest of its request, so a newer field is in it only if it is given.
         later = {
             "dedup_key": _short("dedup_key", self.dedup_key, MAX_DEDUP_KEY_BYTES),
@@ -410,6 +456,12 @@ class JobRequest(Payload):
             payload["env"] = env
         if self.stdin is not None:
             payload["stdin"] = validation.check_text("stdin", self.stdin, validation.MAX_PAYLOAD_BYTES)
+        if self.retry is not None:
+            for name in self.retry.exceptions:
+                validation.check_text("retry.exceptions", name, validation.MAX_LABEL)
+            payload["retry"] = self.retry.model_dump(exclude_unset=True)
+        if self.max_lost is not None:
+            payload["max_lost"] = self.max_lost
         size = len(_as_text(payload).encode())
         if size > validation.MAX_PAYLOAD_BYTES:
             raise BadInput(

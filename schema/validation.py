@@ -43,7 +43,9 @@ MAX_REASON = 500
 MAX_JSON_KEYS = 10_000
 MAX_UNITS = 1_000_000
 MAX_ATTEMPTS = 5
-MAX_KILLS = 3
+#: Times that the bot of a running job may be lost, unless its request says otherwise, and times that a job may ask to
+#: be run again.
+MAX_KILLS, MAX_AGAINS = 3, wire.MAX_AGAINS
 #: Lost attempts of one job that are not counted because its bots were only cut off.
 MAX_FORGIVEN = 10
 #: Bytes of output kept for one attempt of a job; the agent cuts at the same number.

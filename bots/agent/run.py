@@ -10,6 +10,7 @@ import errno
 import json
 import math
 import os
+import random
 import select
 import signal
 import socket
@@ -25,6 +26,7 @@ from typing import Any, Literal, NamedTuple, assert_never
 import structlog
 from leasehold import wire
 from leasehold.errors import BadInput, LeaseholdError
+from leasehold.runtime import retries
 from pydantic import ValidationError
 
 from bots.agent.guardian import kill
@@ -293,6 +295,26 @@ def invalid(error: ValueError) -> Outcome:
     return Outcome(verdict="failed", reason=f"invalid payload: {wire.escaped(str(error), 400)}")
 
 
+def with_retries(outcome: Outcome, payload: Mapping[str, Any] | None, *, attempt: int, chance: float) -> Outcome:
+    """Return the outcome of a failed attempt with what its command, or its job's retry policy, says of the next one.
+
+    attempt: counted from 1. chance: from 0 to 1.
+    """
+    if outcome.verdict != "failed" or outcome.exit_code is None:
+        return outcome
+    result = json.loads(outcome.result or "null")
+    seconds = retries.asks_again(outcome.exit_code, result)
+    if seconds is not None:
+        told: dict[str, Any] = {"again": seconds, "reason": f"asks to be run again in {seconds:g} s", "result": None}
+        return outcome.model_copy(update={"verdict": "released", **told})
+    policy = (payload or {}).get("retry")
+    if policy is None:
+        return outcome
+    if not retries.is_retried(policy, exit_code=outcome.exit_code, result=result):
+        return outcome.model_copy(update={"final": True})
+    return outcome.model_copy(update={"retry_in": round(retries.wait(policy, attempt=attempt, chance=chance), 3)})
+
+
 def complaining(outcome: Outcome, complaint: str) -> Outcome:
     """Add to the reason of an outcome that something which the command left is not kept."""
     reason = complaint if outcome.reason is None else f"{outcome.reason}; {complaint}"
@@ -337,7 +359,7 @@ class RunContext:
     """What all commands of one agent share.
 
     grace: seconds between SIGTERM and SIGKILL. environment: the allowed variables of the agent's own environment.
-    containment: the accounts, limits and sandbox of commands.
+    containment: the accounts, limits and sandbox of commands. chance: of the waits before retries.
     """
 
     workplace: Workspace
@@ -345,6 +367,7 @@ class RunContext:
     grace: float
     environment: Mapping[str, str]
     containment: Containment = field(default_factory=Containment.none)
+    chance: random.Random = field(default_factory=random.Random)
 
 
 class AttemptRun(ABC):
@@ -395,6 +418,8 @@ class AttemptRun(ABC):
     def _finish(self, outcome: Outcome | None) -> None:
         """Make the outcome known. No process of the attempt is left, or it cannot be killed."""
         if outcome is not None:
+            attempt, chance = self.assignment.attempt, self._place.chance.random()
+            outcome = with_retries(outcome, self.assignment.payload, attempt=attempt, chance=chance)
             # Before the outcome, by which the syncing thread sees that the attempt has ended.
             self.outcome_json = as_json(outcome)
         with self._lock:

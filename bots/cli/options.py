@@ -170,6 +170,23 @@ def metadata(given: Iterable[str]) -> dict[str, str]:
     return {key: values[0] for key, values in found.items()}
 
 
+def retry_policy(given: Iterable[str]) -> dict[str, Any]:
+    """Parse the `KEY=VALUE` of `--retry-policy`; names of exceptions and exit codes may be several. Raises BadInput."""
+    found: dict[str, Any] = {}
+    for key, values in pairs([*given], option="--retry-policy").items():
+        try:
+            if key == "exception":
+                found["exceptions"] = values
+            elif key == "exit_code":
+                found["exit_codes"] = [int(value) for value in values]
+            else:
+                found[key] = float(values[-1])
+        except ValueError:
+            raise BadInput("--retry-policy", f"'{escaped(values[-1], 60)}' is not a number") from None
+    return found
+
+
+RETRY = "base, factor, cap, jitter, exception or exit_code"
 #: What a time and a duration of a command may look like.
 AT = "10:00 is the next one; without an offset: of this machine's zone"
 IN = "such as 90m or 1h30m; a number alone is seconds"
@@ -189,6 +206,7 @@ _SPELLINGS: Mapping[str, Spelling] = {
     "preferred_hours": Spelling("--preferred-hour", "HOUR"),
     "preferred_zone": Spelling(metavar="ZONE"),
     "estimated_cost": Spelling(metavar="COST"),
+    "retry": Spelling("--retry-policy", "KEY=VALUE", click.STRING, multiple=True, read=retry_policy, note=RETRY),
     "schedule_after": Spelling("--at", "TIME", click.STRING, read=partial(times.moment, option="--at"), note=AT),
     "delay": Spelling("--in", "DURATION", click.STRING, read=partial(times.seconds, option="--in"), note=IN),
 }

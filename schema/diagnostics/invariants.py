@@ -200,7 +200,8 @@ ATTEMPTS_ARE_BOUNDED = Invariant(
     "S16",
     "jobs with more attempts than allowed, or alive after killing three bots",
     """SELECT id FROM jobs
-       WHERE attempts > max_attempts OR (kills >= 3 AND state NOT IN ('dead', 'cancelled'))""",
+       WHERE attempts > max_attempts OR kills >= 3 AND state NOT IN ('dead', 'cancelled') AND kills >= coalesce((
+           SELECT CAST(payload->>'max_lost' AS integer) FROM job_payloads WHERE job_id = jobs.id), 3)""",
 )
 
 # History may have been shortened, but never between an attempt and what is told of it later.

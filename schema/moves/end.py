@@ -21,7 +21,7 @@ from schema.postgres import fragments
 from schema.postgres.connection import Connection
 from schema.postgres.fragments import newest_quota
 from schema.postgres.statements import Row, Statement
-from schema.validation import MAX_KILLS
+from schema.validation import MAX_AGAINS, MAX_KILLS
 
 # Credit for the ends of attempts, in the transaction that ends them.
 #
@@ -190,14 +190,18 @@ _KILLED = f"h.verdict = 'lost' AND {_STARTED}"
 _NEXT_STATE = f"""CASE
             WHEN h.verdict = 'succeeded' THEN 'succeeded'
             WHEN h.verdict = 'failed' AND h.retry_failed AND h.attempts < h.max_attempts AND h.state <> 'cancelling'
-                THEN 'queued'
+                AND NOT h.details ? 'final' THEN 'queued'
             WHEN h.verdict = 'failed' THEN 'failed'
             WHEN h.state = 'cancelling' THEN 'cancelled'
             WHEN l.stop_reason IN ('timeout', 'ceiling') THEN 'dead'
+            WHEN h.agains >= {MAX_AGAINS} THEN 'dead'
             WHEN {_UNCHARGED} THEN 'queued'
-            WHEN {_KILLED} AND h.kills + 1 >= {MAX_KILLS} THEN 'dead'
+            WHEN {_KILLED} AND h.kills + 1 >= h.max_lost THEN 'dead'
             WHEN h.attempts >= h.max_attempts THEN 'dead'
             ELSE 'queued' END"""
+
+#: When a job may run again whose command has asked for that.
+_AGAIN_AT = "now() + make_interval(secs => CAST(d.details->>'again' AS double precision))"
 
 # Each step hands on the columns that later steps need. A later step could join an earlier one instead, but by a nested
 # loop, because the planner does not know their sizes.
@@ -215,7 +219,12 @@ WITH told AS MATERIALIZED (
         AS t (job_id, fence, bot_id, bot_epoch, verdict, actor, details, result)
 ), held AS MATERIALIZED (
     SELECT j.id, j.fence, j.state, j.attempts, j.max_attempts, j.kills, j.retry_failed,
-        t.bot_id, t.bot_epoch, t.verdict, t.actor, t.details, t.result
+        t.bot_id, t.bot_epoch, t.verdict, t.actor, t.details, t.result,
+        CASE WHEN t.verdict = 'released' AND t.details ? 'again' THEN (
+            SELECT count(*) FROM leases l WHERE l.job_id = j.id AND l.report ? 'again') END AS agains,
+        CASE WHEN t.verdict = 'lost' THEN coalesce((
+                SELECT CAST(payload->>'max_lost' AS integer) FROM job_payloads WHERE job_id = j.id), {MAX_KILLS})
+            END AS max_lost
     FROM jobs j JOIN told t ON t.job_id = j.id AND t.fence = j.fence
     WHERE j.state IN ('leased', 'running', 'cancelling')
     ORDER BY j.id FOR NO KEY UPDATE OF j
@@ -226,8 +235,9 @@ WITH told AS MATERIALIZED (
         ended_to = {_NEXT_STATE}, verdict = h.verdict, report = nullif(h.details, '{{{{}}}}')
     FROM held h
     WHERE l.job_id = h.id AND l.fence = h.fence AND l.bot_id = h.bot_id AND l.bot_epoch = h.bot_epoch AND {LIVE}
-    RETURNING h.id, h.fence, h.bot_id, h.verdict, h.details, h.result, h.kills, l.cohort, l.instance, l.units,
-        l.stop_reason, l.granted_at, l.ended_to AS to_state, {_UNCHARGED} AS uncharged, {_KILLED} AS killed,
+    RETURNING h.id, h.fence, h.bot_id, h.verdict, h.details, h.result, h.kills, h.max_lost, h.agains, l.cohort,
+        l.instance, l.units, l.stop_reason, l.granted_at, l.ended_to AS to_state, {_UNCHARGED} AS uncharged,
+        {_KILLED} AS killed,
         h.verdict IN ('stopped', 'released') AND l.stop_reason = 'preempt' AND l.ended_to = 'queued' AS evicted
 ), moved AS (
     UPDATE jobs j SET
@@ -238,21 +248,28 @@ WITH told AS MATERIALIZED (
         evictions = j.evictions + CASE WHEN d.evicted THEN 1 ELSE 0 END,
         cohort = CASE WHEN d.to_state = 'queued' THEN cohort_of(j.label) ELSE j.cohort END,
         queue = CASE WHEN d.to_state = 'queued' THEN queue_in_cohort(j.queue, cohort_of(j.label)) ELSE j.queue END,
-        kills = CASE WHEN d.killed THEN least(j.kills + 1, {MAX_KILLS}) ELSE j.kills END,
+        kills = CASE WHEN d.killed THEN least(j.kills + 1, d.max_lost) ELSE j.kills END,
         finished_at = CASE WHEN d.to_state <> 'queued' THEN clock_timestamp() END,
         started_at = CASE WHEN d.to_state IN ('succeeded', 'failed') THEN coalesce(j.started_at, d.granted_at)
             WHEN d.to_state <> 'queued' THEN j.started_at END,
+        queued_at = CASE WHEN d.to_state = 'queued' AND d.agains IS NOT NULL THEN {_AGAIN_AT} ELSE j.queued_at END,
         schedule_after = CASE WHEN d.to_state = 'queued' AND d.verdict IN ('failed', 'error')
-            THEN now() + make_interval(secs => least(:retry_cap, :retry_base * 2.0 ^ (j.attempts - 1)))
+            THEN now() + make_interval(secs => coalesce(CAST(d.details->>'retry_in' AS double precision),
+                least(:retry_cap, :retry_base * 2.0 ^ (j.attempts - 1))))
+            WHEN d.to_state = 'queued' AND d.agains IS NOT NULL THEN {_AGAIN_AT}
             WHEN d.to_state = 'queued' AND d.killed THEN (
                 SELECT h.until FROM unnest(CAST(:held_bots AS bigint[]), CAST(:held_until AS timestamptz[]))
                     AS h (bot_id, until)
                 WHERE h.bot_id = d.bot_id AND h.until > now()) END,
-        queue_deadline = CASE WHEN NOT (d.killed OR d.verdict = 'failed') THEN j.queue_deadline END,
+        queue_deadline = CASE WHEN NOT (d.killed OR d.verdict = 'failed' OR d.agains IS NOT NULL)
+            THEN j.queue_deadline END,
         reason = CASE WHEN d.to_state = 'succeeded' THEN NULL
             WHEN d.to_state = 'dead' AND d.stop_reason = 'timeout' THEN 'ran longer than its timeout'
             WHEN d.to_state = 'dead' AND d.stop_reason = 'ceiling' THEN 'ran longer than the ceiling of its timeout'
-            WHEN d.to_state = 'dead' AND d.killed AND d.kills + 1 >= {MAX_KILLS} THEN 'its bot was lost three times'
+            WHEN d.to_state = 'dead' AND d.killed AND d.kills + 1 >= d.max_lost THEN 'its bot was lost '
+                || CASE d.max_lost WHEN 1 THEN 'once' WHEN 2 THEN 'twice' WHEN 3 THEN 'three times'
+                    ELSE d.max_lost || ' times' END
+            WHEN d.to_state = 'dead' AND d.agains >= {MAX_AGAINS} THEN 'asked {MAX_AGAINS} times to be run again'
             WHEN d.to_state = 'dead' THEN 'every attempt ended without a result'
             ELSE d.details->>'reason' END
     FROM over d WHERE j.id = d.id

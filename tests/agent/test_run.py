@@ -40,6 +40,26 @@ def test_another_exit_code_is_a_failure_and_a_signal_is_negative(place: RunConte
     assert (outcome.verdict, outcome.exit_code, outcome.reason) == ("failed", -11, "killed by SIGSEGV")
 
 
+@pytest.mark.parametrize(
+    ("payload", "script", "told"),
+    [
+        ({}, "echo '{\"again\": 60}' > $LEASEHOLD_RESULT; exit 75", ("released", 60.0, None, None)),
+        ({}, "exit 75", ("failed", None, None, None)),
+        ({}, "echo '{\"again\": -1}' > $LEASEHOLD_RESULT; exit 75", ("failed", None, None, None)),
+        ({}, "echo '{\"again\": 60}' > $LEASEHOLD_RESULT; exit 7", ("failed", None, None, None)),
+        ({"retry": {"base": 5}}, "exit 3", ("failed", None, 10.0, None)),
+        ({"retry": {"exit_codes": [3]}}, "exit 3", ("failed", None, 2.0, None)),
+        ({"retry": {"exit_codes": [4]}}, "exit 3", ("failed", None, None, True)),
+        ({"retry": {"exceptions": ["OSError"]}}, "exit 3", ("failed", None, None, True)),
+    ],
+)
+def test_a_command_asks_to_be_run_again_and_a_policy_says_when_it_is_tried_again(
+    place: RunContext, payload: dict[str, Any], script: str, told: tuple[Any, ...]
+) -> None:
+    outcome = finish(start(place, "sh", "-c", script, **payload))
+    assert (outcome.verdict, outcome.again, outcome.retry_in, outcome.final) == told
+
+
 def test_the_environment_is_the_allow_list_the_payload_and_what_leasehold_says(place: RunContext) -> None:
     given = {"COLOUR": "blue", "LEASEHOLD_JOB": "forged", "LEASEHOLD_X": "x", "LEASEHOLD_TICK": "t", "TZ": "UTC"}
     run = start(place, "env", env=given)

@@ -60,6 +60,53 @@ def test_a_failed_job_is_retried_after_a_wait_only_if_it_asks_for_it_and_then_fa
     assert pool.history(job) == ["submit", *attempts]
 
 
+def test_a_job_that_asks_for_it_runs_again_later_without_an_attempt_and_not_for_ever(pool: Pool) -> None:
+    job, bot, work = pool.running(max_attempts=1, queue_timeout_seconds=60)
+    bot.sync(completed(work, "released", exit_code=75, again=600, reason="asks to be run again in 600 s"))
+    row = pool.job(job)
+    assert (row.state, row.attempts, row.queue_deadline, row.schedule_after) == ("queued", 0, None, row.queued_at)
+    assert row.queued_at > pool.row("SELECT now() + interval '590 s' AS at").at
+    pool.assigner().run_once()
+    assert pool.job(job).state == "queued"
+    pool.change("UPDATE jobs SET schedule_after = now(), queued_at = now()")
+    (work,) = pool.given(bot)
+    assert work["attempt"] == 1
+    pool.change(
+        "INSERT INTO leases SELECT (jsonb_populate_record(l, jsonb_build_object('fence', -n, 'state', 'cancelled',"
+        " 'ended_at', now(), 'report', '{\"again\": 1}'::jsonb))).* FROM leases l CROSS JOIN generate_series(1, 999) n"
+        " WHERE l.ended_at IS NULL"
+    )
+    bot.sync(completed(work, "released", again=1))
+    row = pool.job(job)
+    assert (row.state, row.reason) == ("dead", "asked 1000 times to be run again")
+    pool.change("DELETE FROM leases WHERE fence < 0")
+
+
+def test_a_bot_says_by_the_policy_of_a_job_when_it_is_tried_again_or_that_it_is_not(pool: Pool) -> None:
+    job, bot, work = pool.running(retry_failed=True)
+    bot.sync(completed(work, "failed", exit_code=3, retry_in=600.0))
+    left = (pool.job(job).schedule_after - pool.row("SELECT now() AS at").at).total_seconds()
+    assert left == pytest.approx(600, abs=30)
+    pool.change("UPDATE jobs SET schedule_after = NULL")
+    (work,) = pool.given(bot)
+    bot.sync(completed(work, "failed", exit_code=4, final=True))
+    assert pool.job(job).state == "failed"
+
+
+@pytest.mark.parametrize("most", [1, 5])
+def test_a_job_outlives_as_many_lost_bots_as_it_asks_for(pool: Pool, most: int) -> None:
+    (job,) = pool.submit(payload={"command": ["true"], "max_lost": most}, max_attempts=9)
+    for nth in range(most):
+        assert pool.job(job).state == "queued"
+        bot = pool.bot(f"bot-{nth}")
+        assert pool.given(bot)
+        pool.restarted(bot, capacity=0)
+        pool.change("UPDATE bots SET draining = true")
+    row = pool.job(job)
+    times = {1: "once", 5: "5 times"}[most]
+    assert (row.state, row.kills, row.reason) == ("dead", most, f"its bot was lost {times}")
+
+
 def test_a_job_that_no_bot_can_start_is_dead_after_its_attempts(pool: Pool) -> None:
     job, bot, work = pool.running(max_attempts=2)
     bot.sync(completed(work, "error", reason="no such program"))

@@ -94,7 +94,7 @@ BROKEN = {
     "max_attempts = 0": "jobs_max_attempts_positive",
     "attempts = -1": "jobs_attempts_bounded",
     "attempts = max_attempts + 1": "jobs_attempts_bounded",
-    "kills = 4": "jobs_kills_bounded",
+    "kills = 101": "jobs_kills_bounded",
     "evictions = -1": "jobs_evictions_positive",
     "dedup_key = ''": "jobs_dedup_key_bounded",
     "dedup_key = repeat('x', 201)": "jobs_dedup_key_bounded",
@@ -107,7 +107,7 @@ SOUND = [
     "state = 'parked', schedule_after = now()",
     "fence = 7, result_fence = 7",
     "priority = -1000, label = repeat('é', 32), locality_hint = repeat('x', 200), dedup_key = repeat('x', 200)",
-    "attempts = max_attempts, kills = 3, timeout_seconds = 31536000",
+    "attempts = max_attempts, kills = 100, timeout_seconds = 31536000",
 ]
 
 

@@ -28,6 +28,13 @@ TAKEN: Mapping[str, list[dict[str, Any]]] = {
     "command": [{"command": ["make", "-j", "é\n\x7f"]}],
     "env": [{"env": {}}, {"env": {"A": "1", "Ü": ""}}],
     "stdin": [{"stdin": None}, {"stdin": ""}, {"stdin": "line\n"}],
+    "retry": [
+        {"retry": None},
+        {"retry": {}, "retry_failed": True},
+        {"retry": {"base": 2, "factor": 1.5, "cap": 600, "jitter": 1}, "retry_failed": True},
+        {"retry": {"exceptions": ["TimeoutError", "É"], "exit_codes": [75, 3]}, "retry_failed": True},
+    ],
+    "max_lost": [{"max_lost": None}, {"max_lost": 10}],
     "instance": [{"instance": None}, {"instance": "ci"}],
     "properties": [{"properties": {}}, {"properties": {"os": "linux", "arch": ["x86", "Arm", "é", "x86", "arm"]}}],
     "key": [{"key": None}, {"key": "k"}],
@@ -97,6 +104,14 @@ REFUSED: Mapping[str, list[dict[str, Any]]] = {
     ],
     "env": [{"env": bad} for bad in (None, [], {"A": 1}, {"": "1"}, {"A=": "1"}, {"A": ["1"]}, {"A": "x" * 262_145})],
     "stdin": [{"stdin": 1}, {"stdin": "é" * 131_073}],
+    "retry": [
+        {"retry": {}},
+        *({"retry": bad, "retry_failed": True} for bad in (1, [], {"base": 0}, {"base": "1"})),
+        *({"retry": {name: bad}, "retry_failed": True} for name, bad in (("factor", 0.5), ("jitter", 2), ("cap", 1e9))),
+        *({"retry": {"exit_codes": bad}, "retry_failed": True} for bad in (1, [0], [256], ["1"], [1] * 21)),
+        *({"retry": {"exceptions": bad}, "retry_failed": True} for bad in ("E", [1], ["é" * 33])),
+    ],
+    "max_lost": [{"max_lost": bad} for bad in (0, 101, "1", 1.5)],
     "instance": [{"instance": 1}, {"instance": ""}, {"instance": "CI"}, {"instance": "ci\n"}],
     "properties": [
         *({"properties": bad} for bad in (None, [], {"k": 1}, {"k": None}, {"k": ["a", 1]}, {"k": [["a"]]}, {"k": []})),

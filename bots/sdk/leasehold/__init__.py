@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from leasehold.jobs import Result as Result
     from leasehold.jobs import ShownJob as ShownJob
     from leasehold.pool import Pool as Pool
+    from leasehold.runtime.attempt import Again as Again
     from leasehold.runtime.attempt import Attempt as Attempt
     from leasehold.runtime.attempt import Cancelled as Cancelled
     from leasehold.runtime.attempt import current as current
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
 #: Module → names that it exports here.
 _EXPORTS = {
     "async_pool": ("AsyncPool",),
-    "runtime.attempt": ("Attempt", "Cancelled", "current"),
+    "runtime.attempt": ("Again", "Attempt", "Cancelled", "current"),
     "client": ("Client", "Job"),
     "errors": (
         *("BadInput", "Conflict", "Forbidden", "LeaseholdError", "NoAnswer", "NotFound", "NotInline", "NotReady"),

@@ -26,6 +26,8 @@ class TaskFields(TypedDict, total=False):
     metadata: Mapping[str, str]
     schedule_after: str
     delay: float
+    retry: Mapping[str, Any]
+    max_lost: int
     preferred_properties: Mapping[str, str | Sequence[str]]
     prefer_seconds: float
     units: int

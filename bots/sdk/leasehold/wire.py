@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 MAX_JSON_NODES = 1_000_000
 #: Lists and objects inside each other in one JSON document.
 MAX_JSON_DEPTH = 64
+#: The exit code by which a command asks to be run again (EX_TEMPFAIL of sysexits.h), the most seconds until then, and
+#: the most times for one job.
+AGAIN, MAX_AGAIN, MAX_AGAINS = 75, 31_536_000.0, 1000
 #: Bytes of JSON text of a job's result, and of its checkpoint.
 MAX_RESULT_BYTES = MAX_CHECKPOINT_BYTES = 64 * 1024
 #: The most characters of the text of a job's progress, and bytes of the file in which a command leaves it.

@@ -22,7 +22,7 @@ DECLARE
         WHEN units < 1 THEN 'jobs_units_positive'
         WHEN max_attempts < 1 THEN 'jobs_max_attempts_positive'
         WHEN attempts NOT BETWEEN 0 AND max_attempts THEN 'jobs_attempts_bounded'
-        WHEN kills NOT BETWEEN 0 AND 3 THEN 'jobs_kills_bounded'
+        WHEN kills NOT BETWEEN 0 AND 100 THEN 'jobs_kills_bounded'
         WHEN evictions < 0 THEN 'jobs_evictions_positive'
         WHEN octet_length(dedup_key) NOT BETWEEN 1 AND 200 THEN 'jobs_dedup_key_bounded'
         WHEN NOT (timeout_seconds > 0 AND timeout_seconds <= 31536000) THEN 'jobs_timeout_finite'

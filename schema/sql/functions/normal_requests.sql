@@ -30,6 +30,8 @@ BEGIN
                 (1, 'command', 'command', false, 1, 4096),
                 (2, 'env', 'env', false, NULL, NULL),
                 (3, 'stdin', 'text', true, NULL, 262144),
+                (3, 'retry', 'retry', true, NULL, NULL),
+                (3, 'max_lost', 'integer', true, 1, 100),
                 (4, 'instance', 'name', true, NULL, NULL),
                 (5, 'properties', 'properties', false, NULL, NULL),
                 (6, 'key', 'text', true, 1, 200),
@@ -80,8 +82,11 @@ BEGIN
                     jsonb_build_object('env', jsonb_strip_nulls(
                         jsonb_build_object('TRACEPARENT', r.value->'metadata'->'traceparent'))
                         || coalesce(r.value->'env', '{}')) ELSE '{}' END
-                || CASE WHEN r.value->>'stdin' IS NOT NULL THEN jsonb_build_object('stdin', r.value->'stdin')
-                    ELSE '{}' END AS payload,
+                || jsonb_strip_nulls(jsonb_build_object('stdin', r.value->'stdin', 'max_lost', r.value->'max_lost',
+                    'retry', nullif(r.value->'retry', 'null') || coalesce((
+                        SELECT jsonb_object_agg(t.key, t.value::text::double precision::text::numeric + 0.0)
+                        FROM jsonb_each(nullif(r.value->'retry', 'null')) t WHERE jsonb_typeof(t.value) = 'number'),
+                        '{}'))) AS payload,
             r.value->>'job_class' IS NOT NULL OR r.value->>'service_level' IS NOT NULL AS has_points,
             jsonb_strip_nulls(jsonb_build_object(
                 'locks', (SELECT jsonb_agg(l.name ORDER BY l.name COLLATE "C") FROM (
@@ -161,6 +166,8 @@ BEGIN
                     WHEN f->>'model' IS NOT NULL AND f->>'resource_class' IS NULL THEN 'model: needs a resource_class'
                     WHEN f->>'prefer_seconds' IS NOT NULL AND coalesce(f->'preferred_properties', '{}') = '{}' THEN
                         'prefer_seconds: means nothing without preferred_properties'
+                    WHEN f->>'retry' IS NOT NULL AND coalesce(f->'retry_failed', 'false') = 'false' THEN
+                        'retry: means nothing without retry_failed'
                     WHEN f->>'schedule_after' IS NOT NULL AND f->>'delay' IS NOT NULL THEN
                         'delay: and schedule_after are two words for one thing: give one of them'
                     WHEN f ? 'preferred_zone' AND coalesce(f->'preferred_hours', '[]') = '[]' THEN

@@ -69,7 +69,7 @@ BEGIN
                 '.on_failure' || refusal('on_failure', NULL, NULL, given->'on_failure') END,
             (SELECT format('.%s: extra inputs are not permitted', regexp_replace(left(k, 60), '[^ -~]', '?', 'g'))
              FROM jsonb_object_keys(given) k WHERE k NOT IN ('node', 'on_failure') LIMIT 1));
-    WHEN 'command', 'names', 'hours', 'parents', 'nodes' THEN
+    WHEN 'command', 'names', 'hours', 'texts', 'codes', 'parents', 'nodes' THEN
         IF given_type <> 'array' THEN
             RETURN ': input should be a valid list';
         END IF;
@@ -89,6 +89,8 @@ BEGIN
             SELECT e.nth - 1 AS nth, CASE kind WHEN 'command' THEN refusal('text', NULL, NULL, e.value)
                 WHEN 'names' THEN refusal('name', NULL, NULL, e.value)
                 WHEN 'hours' THEN refusal('integer', 0, 23, e.value)
+                WHEN 'texts' THEN refusal('text', NULL, NULL, e.value)
+                WHEN 'codes' THEN refusal('integer', 1, 255, e.value)
                 WHEN 'parents' THEN refusal('parent', NULL, NULL, e.value) END AS refused
             FROM jsonb_array_elements(given) WITH ORDINALITY e (value, nth)) c
         WHERE c.refused IS NOT NULL ORDER BY c.nth LIMIT 1;
@@ -96,6 +98,9 @@ BEGIN
             SELECT CASE WHEN given->>0 = '' THEN ': must name a program' ELSE (
                 SELECT refusal('text', NULL, 262144, e) FROM jsonb_array_elements(given) e
                 WHERE octet_length(e #>> '{}') > 262144 LIMIT 1) END INTO found;
+        ELSIF found IS NULL AND kind = 'texts' THEN
+            SELECT refusal('text', NULL, 64, e) INTO found FROM jsonb_array_elements(given) e
+                WHERE octet_length(e #>> '{}') > 64 LIMIT 1;
         ELSIF found IS NULL AND kind = 'parents' THEN
             SELECT format(': names node %s %s times', p.node, p.times) INTO found FROM (
                 SELECT coalesce(e.value->>'node', e.value #>> '{}') AS node, count(*) AS times, min(e.nth) AS nth
@@ -129,6 +134,20 @@ BEGIN
                     '.traceparent: is not a traceparent as W3C Trace Context defines it' END AS refused
             FROM jsonb_each(given) e) m
         WHERE m.refused IS NOT NULL ORDER BY m.step, m.key COLLATE "C" LIMIT 1;
+        RETURN found;
+    WHEN 'retry' THEN
+        IF given_type <> 'object' THEN
+            RETURN ': input should be a valid dictionary';
+        END IF;
+        SELECT '.' || regexp_replace(left(coalesce(f.name, e.key), 60), '[^ -~]', '?', 'g') || c.refused INTO found
+            FROM jsonb_each(given) e LEFT JOIN (VALUES
+                (1, 'base', 'positive', NULL, 31536000), (2, 'factor', 'number', 1, 100),
+                (3, 'cap', 'positive', NULL, 31536000), (4, 'jitter', 'number', 0, 1),
+                (5, 'exceptions', 'texts', NULL, 20), (6, 'exit_codes', 'codes', NULL, 20)
+            ) AS f (nth, name, kind, at_least, at_most) ON f.name = e.key
+            CROSS JOIN LATERAL (SELECT CASE WHEN f.name IS NULL THEN ': extra inputs are not permitted'
+                ELSE refusal(f.kind, f.at_least, f.at_most, e.value) END AS refused) c
+            WHERE c.refused IS NOT NULL ORDER BY f.nth, e.key COLLATE "C" LIMIT 1;
         RETURN found;
     WHEN 'env', 'properties', 'resources' THEN
         IF given_type <> 'object' THEN

@@ -60,6 +60,24 @@ def come_through(file: str, failures: int) -> list[Any]:
     return [before, leasehold.current().attempt]
 
 
+@pool.task
+def come_again(file: str, times: int) -> int:
+    """Ask so many times to be run again, then tell the attempt."""
+    tries = Path(file)
+    tries.write_text(f"{tries.read_text() if tries.exists() else ''}x")
+    if len(tries.read_text()) <= times:
+        raise leasehold.Again(0.1)
+    return leasehold.current().attempt
+
+
+@pool.task(retries=5, retry={"base": 0.1, "exceptions": ["LookupError"]})
+def choose(file: str) -> None:
+    """Fail with an error after which it is tried again, and then with another one."""
+    tries = Path(file)
+    tries.write_text(f"{tries.read_text() if tries.exists() else ''}x")
+    raise KeyError("twice") if len(tries.read_text()) < 3 else ValueError("never again")
+
+
 @pool.task(unique=True)
 def greet(name: str) -> str:
     """Greet somebody."""
@@ -162,7 +180,7 @@ def results(scratch: Path) -> dict[str, Any]:
     greeted = greet.batch([("Ada",), ("Ada",), {"name": "Bob"}])
     keyed = [divide.using(key="half", label="sums").defer(1.0) for _ in range(2)]
     ended = {job.id: job for job in greeted}
-    first, second = str(scratch / "first"), str(scratch / "second")
+    first, second, third, fourth = (str(scratch / name) for name in ("first", "second", "third", "fourth"))
     return {
         "value": ending(divide.defer(7, right=2)),
         "coroutine": ending(double.using(timeout=9000.0, instance="shop").defer("ab"))[:6],
@@ -170,6 +188,8 @@ def results(scratch: Path) -> dict[str, Any]:
         "later": ending(come_through.defer(first, 2)),
         "never": ending(come_through.defer(second, 9)),
         "gave up": [ending(give_up.using(retries=tries).defer()) for tries in (0, 1)],
+        "again": ending(come_again.defer(third, 3)),
+        "by policy": ending(choose.defer(fourth)),
         "large": ending(make.defer(70_000)),
         "classes": ending(advance.defer(an_order(), date(2026, 1, 2), at=datetime(2026, 1, 3, tzinfo=UTC), raw=b"\0")),
         "gathered classes": pool.gather([advance.defer(an_order(), date(2026, 1, 2))], timeout=ENDS),

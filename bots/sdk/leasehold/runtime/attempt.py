@@ -15,12 +15,27 @@ from typing import Any
 
 from leasehold.errors import BadInput, LeaseholdError
 from leasehold.wire import (
+    MAX_AGAIN,
     MAX_CHECKPOINT_BYTES,
     MAX_PROGRESS_BYTES,
     MAX_PROGRESS_TEXT,
     check_json,
     escaped,
 )
+
+
+class Again(Exception):
+    """A task raises it to be run again in so many seconds: no failure, and no attempt that counts.
+
+    seconds: 0 to a year. A job may do so 1,000 times, and is dead after that. A command says the same by the exit code
+    75 and the result `{"again": SECONDS}`. Raises ValueError for other seconds.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        if not 0 <= seconds <= MAX_AGAIN:
+            raise ValueError(f"seconds: is 0 to {MAX_AGAIN:,.0f}, not {seconds}")
+        super().__init__(f"again in {seconds:g} s")
+        self.seconds = seconds
 
 
 class Cancelled(BaseException):

@@ -18,11 +18,11 @@ from typing import Any
 
 from leasehold.errors import BadInput, LeaseholdError
 from leasehold.runtime import attempt as attempts
-from leasehold.runtime.attempt import Attempt, Cancelled
+from leasehold.runtime.attempt import Again, Attempt, Cancelled
 from leasehold.tasks.arguments import decode_call, encode_result
 from leasehold.tasks.periodic import AppRegistry
 from leasehold.tasks.task import Task, TaskRegistry
-from leasehold.wire import COMMAND, MAX_RESULT_BYTES, check_place, suggestion
+from leasehold.wire import AGAIN, COMMAND, MAX_RESULT_BYTES, check_place, suggestion
 
 #: Exit codes of a task: its function returned; it failed; it was cancelled, as a shell reports SIGTERM.
 DONE, FAILED, CANCELLED = 0, 1, 128 + signal.SIGTERM
@@ -155,12 +155,16 @@ class TaskCall:
 
     def _fail(self, error: BaseException) -> int:
         """Print and store the error, and return the exit code. Never raises, whatever the error or its task are."""
+        if isinstance(error, Again):
+            self._attempt.store_result(json.dumps({"again": error.seconds}))
+            return AGAIN
         shown = _traceback(error)
         _complain(shown)
         told = {
             "type": storable(_name(error)),
             "message": _text(error)[:_MAX_MESSAGE],
             "traceback": storable(shown)[-_MAX_TRACEBACK:],
+            "bases": _bases(error),
         }
         try:
             self._attempt.store_result(json.dumps({"error": told}))
@@ -185,6 +189,12 @@ def _name(error: BaseException) -> str:
     """Return the name of an error's class, which the class itself may refuse to tell."""
     name: str = type.__dict__["__name__"].__get__(type(error))
     return name
+
+
+def _bases(error: BaseException) -> list[str]:
+    """Return the names of the error's class and of what it derives from, by which retries are chosen."""
+    classes: tuple[type, ...] = type.__dict__["__mro__"].__get__(type(error))
+    return [storable(type.__dict__["__name__"].__get__(each)) for each in classes[:20]]
 
 
 def _text(error: BaseException) -> str:

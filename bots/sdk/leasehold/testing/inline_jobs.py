@@ -22,32 +22,33 @@ from typing import Any
 from leasehold.client import Client
 from leasehold.errors import Conflict, LeaseholdError, NotFound, NotInline
 from leasehold.runtime import attempt as attempts
+from leasehold.runtime import retries
 from leasehold.runtime.attempt import Attempt
 from leasehold.runtime.task_runner import CANCELLED, DONE, TaskCall, load
 from leasehold.states import FINAL, JobState
 from leasehold.tasks.periodic import AppRegistry
 from leasehold.tasks.task import module_name
 from leasehold.transport import Record, Transport
-from leasehold.wire import COMMAND, PROPERTY
+from leasehold.wire import COMMAND, MAX_AGAINS, PROPERTY
 
 #: Fields of a request that decide neither whether nor where its job may start.
 _HEEDED = frozenset(
     {
-        *("command", "stdin", "instance", "key", "dedup_key", "max_attempts", "retry_failed", "properties"),
+        *("command", "stdin", "instance", "key", "dedup_key", "max_attempts", "retry_failed", "retry", "properties"),
         *("schedule_after", "delay"),
     }
 )
 _WITHOUT_EFFECT = frozenset(
     {
         *("label", "metadata", "owner", "project", "timeout_seconds", "queue_timeout_seconds", "deadline_seconds"),
-        *("priority", "job_class", "user_priority", "graph_priority", "estimated_seconds"),
+        *("priority", "job_class", "user_priority", "graph_priority", "estimated_seconds", "max_lost"),
     }
 )
 #: What the calls are about that only a pool can answer, by their paths.
 _FEATURES = (
     (r"/v1/jobs/[^/]+/output", "the output of a job"),
     (r"/v1/jobs/[^/]+/explain", "explain"),
-    (r"/v1/jobs/(hold|release|requeue|priority)", "what is done to waiting jobs"),
+    (r"/v1/jobs/(hold|release|requeue|priority|reschedule)", "what is done to waiting jobs"),
     (r"/v1/jobs", "a list of jobs"),
     (r"/v1/graphs.*", "graphs"),
     (r"/v1/bots.*", "bots"),
@@ -322,6 +323,7 @@ class InlineJobs(Transport):
         pool = _pool_at(place)
         task = pool.tasks.get(name)
         most = job.request.get("max_attempts", 5) if job.request.get("retry_failed") else 1
+        again = 0
         while not job.is_final:
             with self._changed:
                 job.state, job.attempts = JobState.RUNNING, job.attempts + 1
@@ -332,7 +334,12 @@ class InlineJobs(Transport):
             code = job.call.run_here(attempt, is_async=task is not None and task.is_async)
             job.exit_code, job.seconds = code, time.monotonic() - begun
             cancelling = attempt.cancelled
-            if code != DONE and job.attempts < most and not cancelling:
+            asked = retries.asks_again(code, job.result)
+            if asked is not None and again < MAX_AGAINS and not cancelling:
+                again, job.attempts = again + 1, job.attempts - 1
+                continue
+            retried = retries.is_retried(job.request.get("retry", {}), exit_code=code, result=job.result)
+            if code != DONE and job.attempts < most and retried and not cancelling:
                 continue
             with self._changed:
                 job.finished_at = datetime.now(UTC)
