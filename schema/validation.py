@@ -48,7 +48,7 @@ MAX_ATTEMPTS = 5
 MAX_KILLS, MAX_AGAINS = 3, wire.MAX_AGAINS
 #: Lost attempts of one job that are not counted because its bots were only cut off.
 MAX_FORGIVEN = 10
-#: Bytes of output kept for one attempt of a job; the agent cuts at the same number.
+#: Bytes of output kept for one attempt of a job; the agent keeps as many, half of them the last ones.
 MAX_OUTPUT_BYTES = 1024 * 1024
 #: Bytes of JSON text of a job's result, and of its checkpoint.
 MAX_RESULT_BYTES, MAX_CHECKPOINT_BYTES = wire.MAX_RESULT_BYTES, wire.MAX_CHECKPOINT_BYTES

@@ -55,13 +55,23 @@ class Pending:
     end: int
 
 
+#: Bytes of the line that says how many bytes of output were left out.
+_LONGEST_GAP = 64
+
+
 class Output:
-    """Keeps the first `cap` bytes of output and counts all bytes. One thread writes; any thread may read."""
+    """Keeps the first and the last bytes of output, `cap` together, and counts all. One thread writes; any may read.
+
+    The first half can be sent at once. What follows it is known when the command has ended, for only then is it clear
+    which bytes are the last: they come after a line that says how many were left out.
+    """
 
     def __init__(self, cap: int = validation.MAX_OUTPUT_BYTES) -> None:
-        self._cap = cap
+        self._cap, self._half = cap, cap // 2
         self._lock = threading.Lock()
         self._kept = bytearray()
+        #: The newest bytes after the first half, up to twice as many as are kept.
+        self._last = bytearray()
         self._written = 0
         self._sent = 0
 
@@ -69,7 +79,22 @@ class Output:
         """Add the next bytes from the command."""
         with self._lock:
             self._written += len(data)
-            self._kept += data[: self._cap - len(self._kept)]
+            first = max(0, self._half - len(self._kept))
+            self._kept += data[:first]
+            self._last += data[first:]
+            if len(self._last) > 2 * self._half:
+                del self._last[: -self._half]
+
+    def end(self) -> None:
+        """Let what was written last follow the first half. The command writes nothing more."""
+        with self._lock:
+            if self._written > self._cap:
+                # The line is at most so long.
+                del self._last[: len(self._last) - (self._half - _LONGEST_GAP)]
+                left_out = self._written - len(self._kept) - len(self._last)
+                self._kept += f"\n[{left_out:,} bytes left out]\n".encode()
+            self._kept += self._last
+            self._last.clear()
 
     @property
     def written(self) -> int:
@@ -417,6 +442,7 @@ class AttemptRun(ABC):
 
     def _finish(self, outcome: Outcome | None) -> None:
         """Make the outcome known. No process of the attempt is left, or it cannot be killed."""
+        self.output.end()
         if outcome is not None:
             attempt, chance = self.assignment.attempt, self._place.chance.random()
             outcome = with_retries(outcome, self.assignment.payload, attempt=attempt, chance=chance)

@@ -2,6 +2,7 @@
 
 import base64
 import os
+import random
 import shutil
 import signal
 import socket
@@ -151,12 +152,30 @@ def test_a_directory_that_cannot_be_made_is_a_bots_error(place: RunContext, monk
     assert outcome.reason == "the work directory cannot be made: No such file or directory"
 
 
-def test_output_beyond_the_cap_is_counted_but_not_kept(place: RunContext) -> None:
-    size = validation.MAX_OUTPUT_BYTES + 12_345
-    run = start(place, "sh", "-c", f"head -c {size} /dev/zero")
+def test_of_long_output_the_first_and_the_last_bytes_are_kept_and_all_are_counted(place: RunContext) -> None:
+    half, size = validation.MAX_OUTPUT_BYTES // 2, 3 * validation.MAX_OUTPUT_BYTES
+    run = start(place, "sh", "-c", f"head -c {size} /dev/zero | tr '\\0' 'x'; echo; echo why it failed")
     outcome = finish(run)
-    assert (outcome.verdict, outcome.output_bytes, outcome.output_truncated) == ("succeeded", size, True)
-    assert run.output.unsent == validation.MAX_OUTPUT_BYTES
+    assert (outcome.verdict, outcome.output_bytes, outcome.output_truncated) == ("succeeded", size + 15, True)
+    text = text_of(run)
+    assert text.startswith("x" * half + "\n[")
+    assert text.endswith("x\nwhy it failed\n")
+    left_out = int(text.partition("[")[2].partition(" bytes left out]\n")[0].replace(",", ""))
+    assert len(text) <= validation.MAX_OUTPUT_BYTES
+    assert left_out + len(text) - len(f"\n[{left_out:,} bytes left out]\n") == size + 15
+
+
+@pytest.mark.parametrize("size", [10, 500, 1000])
+def test_output_that_fits_is_kept_whole_whatever_was_sent_before(size: int) -> None:
+    output, wanted = Output(cap=1000), random.Random(size).randbytes(size)
+    for place in range(0, size, 7):
+        output.write(wanted[place : place + 7])
+        output.sent(output.pending().end)
+    begun = output.pending().end
+    output.end()
+    rest = b"".join(base64.b64decode(chunk.data) for chunk in output.pending().chunks)
+    assert wanted[:begun] + rest == wanted
+    assert begun == min(size, 500)
 
 
 # However a command ends, its whole tree of processes ends with it.
@@ -339,16 +358,16 @@ def test_the_alarm_kills_everything_unless_it_is_put_off(place: RunContext) -> N
 
 
 def test_output_is_cut_into_chunks_whose_offsets_go_on_where_the_gateway_has_it() -> None:
-    output = Output(cap=CHUNK_BYTES + 10)
+    output = Output(cap=2 * CHUNK_BYTES + 20)
     output.write(b"a" * CHUNK_BYTES)
-    output.write(b"b" * 20)
+    output.write(b"b" * CHUNK_BYTES + b"c" * 40)
     pending = output.pending()
     chunks = [(chunk.start, len(base64.b64decode(chunk.data))) for chunk in pending.chunks]
     assert chunks == [(0, CHUNK_BYTES), (CHUNK_BYTES, 10)]
     output.sent(CHUNK_BYTES + 3)
     output.sent(5)
     assert [chunk.start for chunk in output.pending().chunks] == [CHUNK_BYTES + 3]
-    assert (output.unsent, output.written, output.truncated) == (7, CHUNK_BYTES + 20, True)
+    assert (output.unsent, output.written, output.truncated) == (7, 2 * CHUNK_BYTES + 40, True)
 
 
 def test_the_log_of_an_agent_has_the_stack_of_an_error_and_no_values(capsys: pytest.CaptureFixture[str]) -> None:
