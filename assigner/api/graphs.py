@@ -89,6 +89,9 @@ class Node(BaseModel):
     dead_end: bool = Field(description="true: one of its dependencies can never be met")
     reason: str | None
     callback: str | None = Field(description="of a callback, when it runs: done, succeeded or failed")
+    label: str | None = Field(description="null: its job was deleted")
+    after: list[int] = Field(description="numbers of the nodes that it depends on")
+    command: list[str] = Field(description="the first words of what it runs, each cut; empty = no longer stored")
 
 
 class Graph(GraphRow):

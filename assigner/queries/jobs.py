@@ -306,7 +306,12 @@ WITH page AS MATERIALIZED (
 # One page of a graph's nodes, by number. A node without a job ended so long ago that its job was deleted.
 NODES = Statement("""
 SELECT n.node_no AS node, j.public_id AS job, coalesce(j.state, n.outcome) AS state, n.depth, j.priority,
-    n.callback, n.pending_deps AS waits_for, n.missing, j.reason, n.dead_ends > 0 AND n.outcome IS NULL AS dead_end
+    n.callback, n.pending_deps AS waits_for, n.missing, j.reason, n.dead_ends > 0 AND n.outcome IS NULL AS dead_end,
+    j.label, ARRAY(SELECT p.node_no FROM graph_edges e JOIN graph_nodes p ON p.job_id = e.parent
+        WHERE e.child = n.job_id ORDER BY p.node_no) AS after,
+    ARRAY(SELECT left(word, :letters) FROM job_payloads p
+        CROSS JOIN LATERAL jsonb_array_elements_text(p.payload->'command') WITH ORDINALITY c (word, nth)
+        WHERE p.job_id = n.job_id AND nth <= :words ORDER BY nth) AS command
 FROM graph_nodes n LEFT JOIN LATERAL (SELECT * FROM jobs WHERE id = n.job_id OFFSET 0) j ON true
 WHERE n.graph = :graph AND n.node_no > :after ORDER BY n.node_no LIMIT :limit
 """)
@@ -337,7 +342,7 @@ def graph(connection: Connection, row_id: int) -> dict[str, Any]:
 
 def nodes(connection: Connection, row_id: int, *, after: int, limit: int) -> Rows:
     """One page of a graph's nodes by number, from the first after `after`."""
-    where = {"graph": row_id, "after": after, "limit": limit}
+    where = {"graph": row_id, "after": after, "limit": limit, "words": WORDS, "letters": LETTERS}
     return [dict(row) for row in connection.execute(NODES, where).mappings()]
 
 

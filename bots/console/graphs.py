@@ -7,14 +7,16 @@ from urllib.parse import urlencode
 from leasehold.client import Client
 from leasehold.errors import LeaseholdError
 
-from bots.console.parts import Cell, Facts, Table, node
+from bots.console.graph_drawing import Drawing, name_of
+from bots.console.parts import Cell, Facts, Line, Table, node
 from bots.console.view import SLOW, View
-from bots.console.words import ago, text
+from bots.console.words import ago, state, text
 
 Record = Mapping[str, Any]
 
 #: Graphs on one page, and nodes on the page of a graph.
 PAGE, NODES = 50, 500
+EMPTY = "There is no graph. leasehold graph submit FILE makes one."
 STATES = ("blocked", "queued", "parked", "active", "succeeded", "failed", "cancelled", "dead")
 
 
@@ -25,7 +27,9 @@ def show_graphs(view: View) -> None:
         node("a", "All", href="/graphs", aria_current=None if unfinished else "page")
         node("a", "Unfinished", href="/graphs?open=1", aria_current="page" if unfinished else None)
     table = Table(
-        "Newest first", ("graph", "state", "instance", "nodes", *STATES, "submitted"), empty="There are none."
+        "",
+        ("graph", "state", "instance", "nodes", *STATES, "submitted"),
+        empty=EMPTY,
     )
     following = node("a", "Next page", data_key="n")
     following.set_visibility(False)
@@ -45,7 +49,7 @@ def graph_cells(graph: Record) -> list[Cell]:
     """Return the cells of one graph."""
     return [
         Cell(text(graph["name"]), f"/graphs/{graph['id']}"),
-        Cell(text(graph["state"]), kind="state-dead" if graph["state"] == "stalled" else ""),
+        Cell(text(graph["state"]), kind=f"state-{graph['state']}"),
         Cell(text(graph["instance"])),
         Cell(text(graph["nodes"])),
         *(Cell(text(graph[state]), kind=f"state-{state}" if graph[state] else "") for state in STATES),
@@ -65,18 +69,39 @@ def show_graph(view: View, id: str) -> None:
     async def cancel() -> None:
         await view.ask(lambda client: client.graphs.cancel(id))
 
-    with node("div", kind="acts"):
-        view.confirmed("Cancel the graph", question, cancel, kind="danger")
-    facts = Facts()
+    async def retried() -> str:
+        graph = await view.ask(lambda client: client.graphs.show(id))
+        if not graph["failed"] + graph["cancelled"] + graph["dead"]:
+            raise LeaseholdError("no node has failed")
+        return f"Give the failed nodes of the graph {text(graph['name'])} new jobs? What depends on them waits again."
+
+    async def retry() -> None:
+        await view.ask(lambda client: client.graphs.retry(id))
+
+    lead = Line()
+    with node("section", kind="bar", aria_label="Acts on the graph"), node("div", kind="acts"):
+        again = view.confirmed("Retry failed nodes", retried, retry, kind="main")
+        stop = view.confirmed("Cancel the graph", question, cancel, kind="danger")
+    drawing = Drawing()
     node("h2", "Nodes")
-    columns = ("node", "job", "state", "depth", "waits for", "reason")
-    nodes = Table(f"By number, at most the first {NODES}", columns, empty="There are none.")
+    columns = ("node", "runs", "state", "after", "depth", "waits for", "reason")
+    nodes = Table("", columns, empty="There are none.")
+    more = node("p", kind="note")
+    node("h2", "The graph")
+    facts = Facts()
 
     def read(client: Client) -> Record:
         return client.graphs.show(id, nodes=NODES)
 
     async def refresh() -> None:
         graph = await view.ask(read)
+        view.heading.text = text(graph["name"])
+        lead.show([state(graph["state"]), Cell(graph["instance"]), ago(graph["created_at"])])
+        again.set_visibility(bool(graph["failed"] + graph["cancelled"] + graph["dead"]))
+        stop.set_visibility(graph["finished_at"] is None)
+        whole = len(graph["page"]) == graph["nodes"]
+        drawing.show(graph["page"], whole=whole)
+        more.text = "" if whole else f"The first {NODES} by number; leasehold graph show tells all."
         known = {name: graph[name] for name in ("name", "id", "instance", "priority", "nodes", "edges", *STATES)}
         known |= {"can never run": graph["blocked_forever"]}
         cells = {"state": Cell(graph["state"]), "submitted": ago(graph["created_at"])}
@@ -90,8 +115,9 @@ def node_cells(one: Record) -> list[Cell]:
     """Return the cells of one node."""
     return [
         Cell(text(one["node"])),
-        Cell(text(one["job"]), one["job"] and f"/jobs/{one['job']}"),
+        Cell(text(name_of(one)), one["job"] and f"/jobs/{one['job']}", "command"),
         Cell(text(one["state"]), kind=f"state-{one['state']}"),
+        Cell(", ".join(map(str, one["after"])) or "-"),
         Cell(text(one["depth"])),
         Cell("a node that can never end so" if one["dead_end"] else text(one["waits_for"])),
         Cell(text(one["reason"])),

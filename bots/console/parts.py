@@ -39,6 +39,7 @@ class Cell:
 
     link: a path of the console. kind: CSS classes; a short text of the kind `state-…` is a badge. at: the time, as the
     gateway gives it, that the text is about. more: a second line, in small letters. title: what pointing at it tells.
+    share: from 0 to 1, drawn as a bar before the text.
     """
 
     text: str
@@ -47,6 +48,7 @@ class Cell:
     at: str | None = None
     more: str = ""
     title: str | None = None
+    share: float | None = None
 
     @property
     def badge(self) -> bool:
@@ -56,7 +58,7 @@ class Cell:
     @property
     def shape(self) -> tuple[object, ...]:
         """What cannot be changed in place."""
-        return self.link, self.at is None, self.badge, bool(self.more)
+        return self.link, self.at is None, self.badge, bool(self.more), self.share is None
 
 
 class Shown:
@@ -67,11 +69,12 @@ class Shown:
         self.cell, self._figure = cell, False
         self._outer = self._inner = node(tag, data_label=label)
         with self._outer:
+            self._bar = None if cell.share is None else node("progress", max=1, aria_hidden="true")
             if cell.link is not None:
                 self._inner = node("a", href=cell.link)
             elif cell.at is not None:
                 self._inner = node("time")
-            elif cell.badge or cell.more:
+            elif cell.badge or cell.more or cell.share is not None:
                 self._inner = node("span")
             self._more = node("small", "", "more") if cell.more else None
         self._fill(cell, figure=False)
@@ -102,6 +105,8 @@ class Shown:
             self._inner.props["datetime"] = cell.at
         if cell.title is not None:
             self._inner.props["title"] = cell.title
+        if self._bar is not None:
+            self._bar.props["value"] = cell.share
         if self._more is not None:
             self._more.text = cell.more
 

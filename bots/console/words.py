@@ -1,6 +1,5 @@
 """Figures, times and states as the words and cells that all pages show."""
 
-import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -18,12 +17,14 @@ WAITING = (JobState.BLOCKED, JobState.QUEUED, JobState.PARKED, JobState.DEFERRED
 HELD = (JobState.LEASED, JobState.RUNNING, JobState.CANCELLING)
 ENDED = (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED, JobState.DEAD)
 ALL = (*WAITING, *HELD, *ENDED)
+#: The number that stands for no limit.
+UNLIMITED = 2**31 - 1
 #: The most characters of one value; a page is no place for megabytes.
 MAX_TEXT = 20_000
 
 
 def text(value: object) -> str:
-    """Format a value for a cell: `-` for nothing, `yes` or `no`, nested values as JSON."""
+    """Format a value for a cell: `-` for nothing, `yes` or `no`, parts with their names, `no limit` for the largest."""
     # Not in `match`: the pattern `{}` stands for any mapping.
     if value is None or value in ("", [], {}):
         return "-"
@@ -35,11 +36,21 @@ def text(value: object) -> str:
         case float():
             return f"{value:,.3g}" if abs(value) < 1000 else f"{value:,.0f}"
         case int():
-            return f"{value:,}"
-        case dict() | list():
-            return cut(json.dumps(value, ensure_ascii=False, indent=None))
+            return "no limit" if value == UNLIMITED else f"{value:,}"
+        case dict():
+            return cut(", ".join(f"{name.replace('_', ' ')} {_part(each)}" for name, each in value.items()))
+        case list():
+            return cut(", ".join(map(_part, value)))
         case _:
             return cut(wire.printable(str(value)))
+
+
+def _part(value: object) -> str:
+    """Format a part of a value."""
+    if value is None:
+        return "none"
+    told = text(value)
+    return f"({told})" if isinstance(value, dict) and len(value) > 1 else told
 
 
 def cut(value: str) -> str:

@@ -56,6 +56,8 @@ def test_a_graph_is_submitted_shown_listed_and_cancelled(operator: httpx.Client)
     assert [(node["state"], node["depth"], node["waits_for"]) for node in shown["page"]] == [
         ("queued", 0, 0), ("blocked", 1, 1), ("blocked", 2, 2)
     ]  # fmt: skip
+    assert [node["after"] for node in shown["page"]] == [[], [1], [1, 2]]
+    assert [node["command"] for node in shown["page"]] == [node["command"] for node in GRAPH["nodes"]]
     assert operator.get("/v1/jobs", params={"state": "blocked"}).json()["jobs"][0]["state"] == "blocked"
     page = operator.get(f"/v1/graphs/{made['id']}", params={"limit": 1, "after": 1}).json()["page"]
     assert [node["node"] for node in page] == [2]

@@ -209,11 +209,25 @@ def test_an_operator_drains_a_bot_and_a_submitter_sees_none(person: Person, show
         person.page.click(".question .agree")
         person.page.wait_for_selector(f"dd .badge:text-is('{status}')")
     person.log_in(shown.ours, "/")
-    assert person.page.locator("nav.top a").all_inner_texts() == ["Pool", "Jobs", "Graphs"]
+    assert person.page.locator("nav.top a").all_inner_texts() == ["Pool", "Jobs", "Graphs", "Schedules"]
     for path in ("/bots", "/bots/b1", "/health"):
         person.go(path)
         assert "for operators" in person.page.inner_text(".problem")
         assert "b1" not in person.page.inner_text("main")
+
+
+def test_a_chosen_schedule_is_run_and_paused(person: Person, shown: Console) -> None:
+    with shown.served.client(shown.ours) as http:
+        http.put("/v1/schedules/nightly", json={"cron": "0 3 * * *", "job": {"command": ["true"], "label": "by hand"}})
+        person.log_in(shown.ours, "/schedules")
+        person.page.check("tbody tr input")
+        for button, told in (("Run now", "td .badge:text-is('queued')"), ("Pause", ".badge:text-is('paused')")):
+            person.page.click(f".acts > button:text-is('{button}')")
+            person.page.wait_for_selector(f".question p:text-is('{button}: nightly?')")
+            person.page.click(".question .agree")
+            person.page.wait_for_selector(told)
+        assert http.get("/v1/schedules/nightly").json()["enabled"] is False
+        assert [job["label"] for job in http.get("/v1/jobs?label=by%20hand").json()["jobs"]] == ["by hand"]
 
 
 def test_a_page_whose_session_is_over_goes_to_the_log_in(person: Person, shown: Console, jobs: Any) -> None:
@@ -248,8 +262,10 @@ def test_operators_reach_every_page_with_keys_that_a_list_tells(person: Person, 
     with shown.served.client(shown.operator) as http:
         assert http.put("/v1/quotas/default/ours?create=true", json={"min": 3, "max": 17}).status_code == 200
         assert http.put("/v1/rates/compiler", json={"per_second": 12.5, "burst": 19}).status_code == 200
+        assert http.put("/v1/schedules/s", json={"cron": "0 3 * * *", "job": {"command": ["true"]}}).status_code == 200
     seen = {
         "Graphs": "nightly",
+        "Schedules": "0 3 * * * UTC",
         "Bots": "b1",
         "Tenants": "17",
         "Limits": "19",
@@ -276,6 +292,8 @@ def test_operators_reach_every_page_with_keys_that_a_list_tells(person: Person, 
     person.go("/graphs")
     person.page.click("tbody a")
     person.page.wait_for_selector("tbody tr:nth-child(2) td:has-text('blocked')")
+    assert person.page.locator(".drawing .box").count() == 2
+    assert person.page.locator(".drawing .state-blocked + title").text_content() == "node 2: blocked\ntrue"
     person.go("/jobs")
     person.page.wait_for_selector("tbody")
     person.page.keyboard.press("/")

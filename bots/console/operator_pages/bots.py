@@ -7,15 +7,30 @@ from urllib.parse import quote, urlencode
 from leasehold.client import Client
 
 from bots.cli.output import properties, seconds
+from bots.console.jobs import job_list
 from bots.console.parts import Cell, Facts, Table, node
 from bots.console.view import SLOW, View
-from bots.console.words import ago, text
+from bots.console.words import HELD, ago, text
 
 Record = Mapping[str, Any]
 
 #: Bots on one page.
 PAGE = 100
-COLUMNS = ("bot", "status", "load", "leases", "success", "instance", "pool", "priority", "properties", "expires in")
+#: Jobs on the page of a bot.
+JOBS = 10
+COLUMNS = (
+    "bot",
+    "status",
+    "host",
+    "load",
+    "leases",
+    "success",
+    "instance",
+    "pool",
+    "priority",
+    "properties",
+    "expires in",
+)
 
 
 def status(bot: Record) -> Cell:
@@ -26,10 +41,9 @@ def status(bot: Record) -> Cell:
     return Cell(text(name), kind=f"state-{name}")
 
 
-def load(in_use: int, capacity: int) -> str:
-    """Format units in use, with their share as a bar of ten."""
-    full = round(10 * in_use / capacity) if capacity else 0
-    return f"{'█' * full}{'░' * (10 - full)} {in_use:,} of {capacity:,}"
+def load(in_use: int, capacity: int) -> Cell:
+    """Return the cell of units in use, with their share as a bar."""
+    return Cell(f"{in_use:,} of {capacity:,}", share=in_use / capacity if capacity else 0)
 
 
 def show_bots(view: View) -> None:
@@ -77,7 +91,8 @@ def bot_cells(bot: Record) -> list[Cell]:
         Cell(text(bot["cohort"])),
         Cell(text(bot["name"]), f"/bots/{quote(bot['name'], safe='')}"),
         status(bot),
-        Cell(load(bot["in_use"], bot["capacity"])),
+        Cell(text(bot["host"]), kind="id"),
+        load(bot["in_use"], bot["capacity"]),
         Cell(text(bot["leases"])),
         Cell(text(bot["success_rate"])),
         Cell(text(bot["instance"] or ("-" if bot["pool"] else "every"))),
@@ -90,11 +105,14 @@ def bot_cells(bot: Record) -> list[Cell]:
 
 def show_bot(view: View, name: str) -> None:
     """Put the page of one bot into `view`."""
-    with node("div", kind="acts"):
+    view.heading.text = name
+    with node("section", kind="bar", aria_label="Acts on the bot"), node("div", kind="acts"):
         for verb, draining in (("Drain", True), ("Undrain", False)):
             _drain_button(view, name, verb, draining=draining)
         node("a", "Its jobs", href=f"/jobs?{urlencode({'bot': name})}")
     facts = Facts()
+    node("h2", "What it runs, and ran last")
+    jobs = Table("", job_list.COLUMNS, empty="No job is with it, and none of its last ones is kept.")
     node("h2", "Success by label")
     success = Table(
         "Latest attempts; older ones count less",
@@ -102,13 +120,17 @@ def show_bot(view: View, name: str) -> None:
         empty="Nothing was counted.",
     )
 
+    def read(client: Client) -> tuple[Record, list[Record]]:
+        query: Record = {"bot": name, "limit": JOBS}
+        return client.bot(name), client.call("GET", "/v1/jobs", query=query)["jobs"]
+
     async def refresh() -> None:
-        bot = await view.ask(lambda client: client.bot(name))
+        bot, had = await view.ask(read)
+        jobs.show(job_list.rows(sorted(had, key=lambda job: job["state"] not in HELD)))
         shown = status(bot)
         known = {
-            "bot": bot["name"],
+            "process": bot["pid"] and f"{bot['pid']} on {bot['host'] or 'an unknown host'}",
             "cohort": bot["cohort"],
-            "load": load(bot["in_use"], bot["capacity"]),
             "leases": bot["leases"],
             "properties": properties(bot["properties"]),
             "exclusive": " ".join(bot["exclusive"]),
@@ -117,7 +139,7 @@ def show_bot(view: View, name: str) -> None:
             "probation left": seconds(bot["probation"]),
         }
         facts.show(
-            {"status": shown, "session since": ago(bot["opened_at"])}
+            {"status": shown, "load": load(bot["in_use"], bot["capacity"]), "session since": ago(bot["opened_at"])}
             | {key: Cell(text(value)) for key, value in known.items()}
         )
         fields = ("label", "successes", "failures", "returned", "success_rate")
