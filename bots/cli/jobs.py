@@ -163,8 +163,8 @@ def result(caller: Caller, /, id: str) -> None:
 def logs(caller: Caller, /, id: str, follow: bool) -> None:
     """Write the job's output, byte for byte.
 
-    Of more than 1 MiB the first and the last 512 KiB are kept, with a line in between. What comes after the first 512 KiB
-    is there once the attempt has ended.
+    Of more than 1 MiB the first and the last 512 KiB are kept, with a line in between. What comes after the first
+    512 KiB is there once the attempt has ended.
 
     With --json each piece of output is one object on one line: `data` in base64, `start` and `next` (the offset of its
     first byte and of the byte after it, counted from 0 in each attempt), `attempt`, the job's `state`, and `final`,
