@@ -5,7 +5,9 @@ long poll over HTTP. A sample starts with the submit, by the function that a gat
 processes sleep. With wake-ups off, which replaces the database function `wake` by one that never notifies, the waits
 are bounded by the polls instead.
 
-    python -m ops.bench.gateway.latency [--samples 200] [--polled 30] [--json]
+With `--starts` it also measures how late jobs start that are asked to start at so many instants; none may be early.
+
+    python -m ops.bench.gateway.latency [--samples 200] [--polled 30] [--starts 10000] [--json]
 """
 
 import json
@@ -18,6 +20,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +36,7 @@ from assigner.process.children import Child, Children, Role
 from bots.protocol import LeaseReport, OpenSession, Outcome, Session, Sync, SyncAnswer
 from ops.bench.measure import checked
 from schema import clock
-from schema.moves.submit import submit_alone
+from schema.moves.submit import submit, submit_alone
 from schema.postgres import embedded, migrate
 from schema.postgres.engine import Database, DatabaseSettings
 from schema.postgres.statements import Statement
@@ -44,6 +47,8 @@ READY_WITHIN = 60.0
 #: Seconds after which a sample without a result fails the benchmark.
 SAMPLE_WITHIN = 30.0
 BOT = "bench-1"
+#: Jobs a second that are asked to start, and the units of the bot.
+STARTS_RATE, UNITS = 100, 100
 #: Seconds between two reads of the lease while wake-ups are off; short against the poll that is measured.
 LOOK = 0.002
 SILENCE = Statement("""
@@ -51,6 +56,12 @@ CREATE OR REPLACE FUNCTION leasehold.wake(topic text, keys text DEFAULT '') RETU
 LANGUAGE sql AS $$ SELECT false $$
 """)
 LEASED = "SELECT 1 FROM leasehold.leases WHERE job_id = %s"
+# A job that has begun keeps the time from which it could start.
+LATE = Statement("""
+SELECT extract(epoch FROM l.granted_at - j.queued_at) AS seconds FROM leases l JOIN jobs j ON j.id = l.job_id
+WHERE j.label = 'later'
+""")
+LEFT = Statement("SELECT count(*) FROM jobs WHERE label = 'later' AND finished_at IS NULL")
 LISTENING = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'leasehold-listen'"
 
 
@@ -96,7 +107,7 @@ class IdleBot(threading.Thread):
             self.failure = error
 
     def _work(self, http: httpx.Client) -> None:
-        session = Session.model_validate_json(_post(http, "/v1/sessions", OpenSession(bot=BOT)))
+        session = Session.model_validate_json(_post(http, "/v1/sessions", OpenSession(bot=BOT, capacity=UNITS)))
         reports: list[LeaseReport] = []
         seq = 0
         while not self._stopping.is_set():
@@ -140,6 +151,27 @@ class Bench:
                 to_lease.append(lease)
                 to_bot.append(bot)
         return Waits(samples, _percentiles(to_lease), _percentiles(to_bot))
+
+    def starts(self, count: int) -> Percentiles:
+        """Submit `count` jobs, each with an instant of its own, `STARTS_RATE` a second; return how late they start.
+
+        Raises LeaseholdError if one starts early.
+        """
+        begin = datetime.now(UTC) + timedelta(seconds=2 + count / 2000)
+        request = {"instance": "default", "properties": {}, "payload": {"command": ["true"]}, "label": "later"}
+        instants = [(begin + timedelta(seconds=nth / STARTS_RATE)).isoformat() for nth in range(count)]
+        for first in range(0, count, 1000):
+            asked = [request | {"schedule_after": instant} for instant in instants[first : first + 1000]]
+            self._database.run(lambda connection, asked=asked: submit(connection, asked, actor="bench"))  # type: ignore[misc]
+        deadline = clock.monotonic() + count / STARTS_RATE + 2 * SAMPLE_WITHIN
+        while self._database.run(lambda connection: connection.execute(LEFT).scalar_one()):
+            if clock.monotonic() > deadline:
+                raise LeaseholdError(f"jobs have not started in time: {self._bot.failure or 'no answer'}")
+            clock.wait(self._nobody, 0.5)
+        late = [float(row.seconds) for row in self._database.run(lambda connection: list(connection.execute(LATE)))]
+        if len(late) != count or min(late) < 0:
+            raise LeaseholdError(f"{len(late)} of {count} jobs started, the first {min(late):.6f} s after its time")
+        return _percentiles(late)
 
     def _sample(self, *, announced: bool) -> tuple[float, float]:
         if not self._bot.resting.wait(SAMPLE_WITHIN):
@@ -256,14 +288,23 @@ def _table(found: dict[str, Waits], bounds: dict[str, float]) -> Table:
     show_default=True,
     help="Samples without wake-ups, about a second each.",
 )
+@click.option(
+    "--starts",
+    type=click.IntRange(0, 1_000_000),
+    default=0,
+    show_default=True,
+    help="Jobs that are asked to start later.",
+)
 @click.option("--seed", type=int, default=1, show_default=True, help="Seed of the pauses between samples.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
-def main(samples: int, polled: int, seed: int, *, as_json: bool) -> None:
+def main(samples: int, polled: int, starts: int, seed: int, *, as_json: bool) -> None:
     data = embedded.scratch("leasehold-bench-")
     found: dict[str, Waits] = {}
+    late: Percentiles | None = None
     try:
         with pool(data, random.Random(seed)) as bench:
             found["on"] = bench.measure(samples, announced=True)
+            late = bench.starts(starts) if starts else None
             if polled:
                 bench.silence()
                 found["off"] = bench.measure(polled, announced=False)
@@ -277,9 +318,14 @@ def main(samples: int, polled: int, seed: int, *, as_json: bool) -> None:
     bounds = {"lease": lease, "bot": lease + timing.poll * 1000}
     if as_json:
         shown: dict[str, Any] = {f"wakeups_{mode}": asdict(waits) for mode, waits in found.items()}
+        shown |= {} if late is None else {"late_ms": asdict(late)}
         click.echo(json.dumps({**shown, "poll_bound_ms": bounds}))
     else:
         Console().print(_table(found, bounds))
+        if late is not None:
+            click.echo(
+                f"{starts:,} starts at instants of their own, none early: {late.p50}, {late.p99}, {late.max} ms late"
+            )
 
 
 if __name__ == "__main__":
