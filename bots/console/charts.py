@@ -13,6 +13,10 @@ Record = Mapping[str, Any]
 WIDTH, HEIGHT, LEFT, BELOW = 480, 160, 52, 22
 #: The most points of one line. More samples are merged.
 MAX_POINTS = 240
+#: Areas of a chart that tell its values, and the fewest seconds that a chart shows.
+MAX_STRIPS, LEAST = 60, 900.0
+#: Seconds of the units of a duration, the largest first.
+UNITS = ((3600, "hours"), (60, "minutes"), (1, "seconds"))
 #: Figures at the left, and times below.
 MARKS = 4
 #: Field → number of the colour of its line.
@@ -33,20 +37,34 @@ SUMS = ("succeeded", "failed", "cancelled", "dead")
 class Chart:
     """A chart of some fields of samples, with a line for each."""
 
-    def __init__(self, title: str, fields: Mapping[str, str], *, most: float | None = None) -> None:
-        """fields: field of a sample → its name on the page. most: the figure at the top; None = as the samples need."""
-        self._title, self._fields, self._most = title, fields, most
+    def __init__(
+        self, title: str, fields: Mapping[str, str], *, most: float | None = None, durations: bool = False
+    ) -> None:
+        """fields: field of a sample → its name on the page. most: the figure at the top; None = as the samples need.
+
+        durations: the values are seconds, which are shown in the unit that fits them.
+        """
+        self._title, self._fields, self._most, self._durations = title, fields, most, durations
         with node("figure", kind="chart"):
-            node("figcaption", title)
+            self._caption = node("figcaption", title)
             with node("div", kind="key"):
                 for field, name in fields.items():
                     node("span", f"— {name}", f"line-{COLOURS[field]}")
             self._place = node("svg", viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img")
 
     def show(self, samples: Sequence[Record], *, start: float, end: float) -> None:
-        """Draw samples between two times, in seconds since 1970. Nothing is drawn where no minute was sampled."""
+        """Draw samples between two times, in seconds since 1970, from the first minute that was sampled.
+
+        Nothing is drawn where no minute was sampled.
+        """
+        start = begun(samples, start=start, end=end)
         lines = {field: points(samples, field, start=start, end=end) for field in self._fields}
-        most = self._most or scale(max((value for line in lines.values() for _, value in line), default=0.0))
+        largest = max((value for line in lines.values() for _, value in line), default=0.0)
+        if self._durations:
+            size, unit = next(each for each in UNITS if largest >= MARKS * each[0] or each[0] == 1)
+            lines = {field: [(x, value / size) for x, value in line] for field, line in lines.items()}
+            largest, self._caption.text = largest / size, f"{self._title}, {unit}"
+        most = self._most or scale(largest)
         self._place.clear()
         self._place.props["aria-label"] = self._told(lines)
         with self._place:
@@ -58,15 +76,38 @@ class Chart:
             for mark in range(MARKS):
                 told = _clock(start + (end - start) * mark / MARKS, long=end - start > 172_800)
                 node("text", told, x=LEFT + (WIDTH - LEFT) * mark / MARKS, y=HEIGHT - 6)
+            node("text", "UTC", x=WIDTH - 4, y=HEIGHT - 6, text_anchor="end")
             widest = max((sample["span"] for sample in samples), default=60) / (end - start)
             for field, line in lines.items():
                 for part in parts(line, gap=3 * max(widest, 1 / MAX_POINTS)):
                     drawn = " ".join(f"{LEFT + x * (WIDTH - LEFT):.1f},{_y(value / most):.1f}" for x, value in part)
                     node("polyline", kind=f"line-{COLOURS[field]}", points=drawn)
+            self._strips(lines, start=start, end=end)
+
+    def _strips(self, lines: Mapping[str, Sequence[tuple[float, float]]], *, start: float, end: float) -> None:
+        """Put areas over the chart that tell its values to who points at them."""
+        values: dict[float, list[str]] = {}
+        for field, line in lines.items():
+            for x, value in line:
+                values.setdefault(x, []).append(f"{self._fields[field]} {value:,.3g}")
+        places = sorted(values)[:: max(1, -(-len(values) // MAX_STRIPS))]
+        for x, after in zip(places, [*places[1:], 1.0], strict=True):
+            at = _clock(start + (end - start) * x, long=False)
+            day = f"{_clock(start + (end - start) * x, long=True)} " if end - start > 86_400 else ""
+            width = f"{max(0.0, after - x) * (WIDTH - LEFT):.1f}"
+            left = f"{LEFT + x * (WIDTH - LEFT):.1f}"
+            with node("rect", kind="strip", x=left, y=6, width=width, height=HEIGHT - BELOW):
+                node("title", f"{day}{at} UTC: {', '.join(values[x])}")
 
     def _told(self, lines: Mapping[str, Sequence[tuple[float, float]]]) -> str:
         last = [f"{self._fields[field]} {line[-1][1]:,g}" for field, line in lines.items() if line]
         return f"{self._title}: " + (f"now {', '.join(last)}" if last else "no samples")
+
+
+def begun(samples: Sequence[Record], *, start: float, end: float) -> float:
+    """Return the time at which a chart begins: the first sample between the two times, at least `LEAST` seconds ago."""
+    first = min((epoch(sample["at"]) - sample["span"] for sample in samples), default=start)
+    return max(start, min(first, end - LEAST))
 
 
 def points(samples: Sequence[Record], field: str, *, start: float, end: float) -> list[tuple[float, float]]:

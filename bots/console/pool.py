@@ -6,7 +6,7 @@ from typing import Any
 from leasehold.client import Client
 
 from bots.cli.output import seconds
-from bots.console.charts import Chart, epoch
+from bots.console.charts import Chart, begun, epoch, points
 from bots.console.operator_pages.health import Alerts
 from bots.console.parts import Cell, Table, node
 from bots.console.settings_tables import Upkeep
@@ -17,8 +17,12 @@ Record = Mapping[str, Any]
 
 #: Hours that the charts may show, with their names.
 STRETCHES = {"1": "hour", "24": "day", "336": "two weeks", "8760": "year"}
+#: Tiles with a line of how the figure went, by the field of the samples.
+SPARKS = {"waiting": "waiting", "with bots": "running", "ending": "succeeded", "oldest wait": "oldest_wait"}
 #: Seconds between two looks at the samples, of which there is one a minute.
 HISTORY = 20.0
+#: Seconds of the units in which a pace is told.
+PACES = ((1, "/s"), (60, "a minute"), (3600, "an hour"))
 #: The most instances in the table, those with the most waiting jobs.
 MAX_INSTANCES = 100
 
@@ -27,17 +31,27 @@ class Tiles:
     """Large figures with a name and a line of details each."""
 
     def __init__(self, names: Sequence[str]) -> None:
-        self._parts = {}
+        self._parts, self._lines = {}, {}
         with node("div", kind="tiles"):
             for name in names:
                 with node("div", kind="tile"):
                     node("div", name, "name")
                     self._parts[name] = (node("div", "…", "value"), node("div", "", "more"))
+                    self._lines[name] = node(
+                        "svg", kind="spark", viewBox="0 0 100 20", preserveAspectRatio="none", aria_hidden="true"
+                    )
 
     def show(self, figures: Mapping[str, tuple[str, str]]) -> None:
         """Show each name's figure with its details."""
         for name, (value, more) in figures.items():
             self._parts[name][0].text, self._parts[name][1].text = value, more
+
+    def spark(self, name: str, line: Sequence[tuple[float, float]]) -> None:
+        """Draw how a figure went, as a line without marks."""
+        most = max((value for _, value in line), default=0) or 1
+        self._lines[name].clear()
+        with self._lines[name]:
+            node("polyline", points=" ".join(f"{100 * x:.1f},{19 - 18 * value / most:.1f}" for x, value in line))
 
 
 def show(view: View) -> None:
@@ -45,7 +59,7 @@ def show(view: View) -> None:
     tiles = Tiles(("waiting", "with bots", "ending", "oldest wait", "units in use", "wait for a bot"))
     if view.is_operator:
         Alerts(view, hidden_if_none=True)
-    show_history(view)
+    show_history(view, tiles)
     node("h2", "Jobs by instance")
     jobs = Table(
         "Click a figure for its jobs. A + means that there are more: counting stops at a bound.",
@@ -77,7 +91,7 @@ def show(view: View) -> None:
     view.live(refresh, seconds=FAST)
 
 
-def show_history(view: View) -> None:
+def show_history(view: View, tiles: Tiles) -> None:
     """Put the charts of pool samples on the page; the URL says how far back they reach."""
     asked = view.query.get("hours", "1")
     hours = int(asked) if asked in STRETCHES else 1
@@ -89,7 +103,7 @@ def show_history(view: View) -> None:
         charts = (
             Chart("Jobs", {"waiting": "waiting", "running": "with bots"}),
             Chart("Jobs ended per minute", {state.value: state.value for state in ENDED}),
-            Chart("Longest wait in the queue, seconds", {"oldest_wait": "oldest wait"}),
+            Chart("Longest wait in the queue", {"oldest_wait": "oldest wait"}, durations=True),
         )
 
     async def refresh() -> None:
@@ -97,6 +111,9 @@ def show_history(view: View) -> None:
         samples, end = found["samples"], epoch(found["now"])
         for chart in charts:
             chart.show(samples, start=end - hours * 3600, end=end)
+        start = begun(samples, start=end - hours * 3600, end=end)
+        for name, field in SPARKS.items():
+            tiles.spark(name, points(samples, field, start=start, end=end))
 
     view.live(refresh, seconds=HISTORY)
 
@@ -114,15 +131,15 @@ def figures(found: Record) -> dict[str, tuple[str, str]]:
     if found["unmatchable"]:
         none = f"no bot can run {count(found['unmatchable'], at_least='unmatchable' in least)}"
         waiting = (waiting[0], f"{waiting[1]}; {none}")
-    ended = ", ".join(f"{rates[state]:g} {state}" for state in ENDED if rates[state])
+    ended = ", ".join(f"{pace(rates[state])} {state}" for state in ENDED if rates[state])
     oldest = found["oldest_queued_seconds"]
     return {
         "waiting": waiting,
         "with bots": total(HELD),
-        "ending": (f"{rates['finished']:g} /s", f"{ended or 'none'} in the last {seconds(rates['span'])}"),
+        "ending": (pace(rates["finished"]), f"{ended or 'none'} in the last {seconds(rates['span'])}"),
         "oldest wait": (
             "none" if oldest is None else seconds(oldest) + ("+" if "oldest_queued_seconds" in least else ""),
-            f"{rates['submitted']:g} /s submitted, {rates['started']:g} /s started",
+            f"{pace(rates['submitted'])} submitted, {pace(rates['started'])} started",
         ),
         "units in use": (f"{found['in_use']:,}", f"of {found['capacity']:,}"),
         "wait for a bot": (
@@ -130,6 +147,13 @@ def figures(found: Record) -> dict[str, tuple[str, str]]:
             f"median; 95 % {seconds(waits['p95'])}, 99 % {seconds(waits['p99'])}, of {waits['jobs']:,} jobs",
         ),
     }
+
+
+def pace(rate: float) -> str:
+    """Format a number per second as people count: by the second if it is one or more, else by the minute or hour."""
+    size, unit = next((each for each in PACES if rate * each[0] >= 1), PACES[-1])
+    told = rate * size
+    return f"{told:,.0f} {unit}" if told >= 10 else f"{round(told, 1):g} {unit}" if rate else "0"
 
 
 def instance_rows(found: Record) -> list[tuple[str, list[Cell]]]:

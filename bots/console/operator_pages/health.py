@@ -30,6 +30,26 @@ KINDS = {
 }  # fmt: skip
 
 
+#: Pages that show what an alert is about, by its name without the prefix.
+PLACES = {
+    "BotsAreFull": "/bots",
+    "BotsFailOften": "/bots",
+    "BotsOnProbation": "/bots",
+    "WorkIsConcentrated": "/bots",
+    "JobsWaitLong": "/jobs?state=queued",
+    "BacklogGrows": "/jobs?state=queued",
+    "JobsThatNobodyCanRun": "/jobs?state=queued",
+    "JobsAreParked": "/jobs?state=parked",
+    "NodesAreBlockedForEver": "/graphs?open=1",
+    "MinimumCannotBeMet": "/tenants",
+    "InstanceAtMaximum": "/tenants",
+    "EvictionsRepeat": "/preemptions",
+    "ConfigurationIsRefused": "/policy",
+    "SchedulesFail": "/schedules",
+    "SchedulesAreHeldUp": "/schedules",
+}
+
+
 class Alerts:
     """The list of what is wrong now; the page of the pool has it too, and there it is hidden while nothing is."""
 
@@ -51,7 +71,7 @@ class Alerts:
 def _alert(alert: Alert) -> list[Cell]:
     return [
         Cell(alert["severity"], kind=KINDS[alert["severity"]]),
-        Cell(text(alert["summary"])),
+        Cell(text(alert["summary"]), PLACES.get(alert["name"].removeprefix("Leasehold"))),
         Cell(text(alert["action"])),
         Cell(alert["name"], kind="id"),
     ]

@@ -151,7 +151,9 @@ class Trial:
         await self._view.doing(self._score)
 
     async def _refresh(self) -> None:
-        found = await self._view.ask(lambda client: client.operators.decisions(limit=MAX_DECISIONS))
+        newest = await self._view.ask(lambda client: client.operators.decisions(limit=MAX_DECISIONS))
+        # Weights decide nothing where there is one candidate.
+        found = sorted(newest, key=lambda each: each["candidates"] < 2)
         self._decisions.show([(str(each["id"]), _decision(each)) for each in found])
         if self._first and (found or self._decision is not None):
             self._decision = self._decision or found[0]["id"]
