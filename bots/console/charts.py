@@ -50,7 +50,7 @@ class Chart:
             with node("div", kind="key"):
                 for field, name in fields.items():
                     node("span", f"— {name}", f"line-{COLOURS[field]}")
-            self._place = node("svg", viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img")
+            self._place = node("svg", viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=title)
 
     def show(self, samples: Sequence[Record], *, start: float, end: float) -> None:
         """Draw samples between two times, in seconds since 1970, from the first minute that was sampled.
