@@ -34,6 +34,8 @@ LEAST_EXIT_CODE, MOST_EXIT_CODE = -(2**31), 2**32 - 1
 MAX_REASON = 500
 #: The most tasks that a bot tells, the most characters of the name of one, and the most bytes of all as JSON in ASCII.
 MAX_TASKS, MAX_TASK, MAX_TASKS_BYTES = 4096, 200, 128 * 1024
+#: The most results of parents in one answer: together they have at most 2 MiB.
+MAX_INPUTS = 32
 #: The most leases in one sync, and therefore the most commands that a bot may run at once.
 MAX_LEASES = 10_000
 
@@ -388,3 +390,20 @@ class OutputReport(Message):
         description="counts the checkpoints of this attempt: a late call with an earlier one replaces no later one",
     )
     progress: Progress | None = Field(default=None, description="the latest, if it has changed")
+
+
+class AskInputs(Message):
+    """A bot asks for the results of nodes on which the node of one of its leases depends (`POST /v1/inputs`)."""
+
+    bot: Name
+    epoch: int = Field(ge=1, le=MAX_COUNT)
+    secret: str = Field(max_length=200)
+    job: str = Field(max_length=64)
+    fence: int = Field(ge=0, le=MAX_COUNT)
+    nodes: list[Annotated[int, Field(ge=0, le=2**31 - 1)]] = Field(min_length=1, max_length=MAX_INPUTS)
+
+
+class Inputs(Answer):
+    """The results of those of the nodes that the leased one depends on, by number."""
+
+    results: dict[str, dict[str, Any]] = Field(description="`state` of each node, and its `result`, null for none")

@@ -74,9 +74,9 @@ class GatewayCaller:
                 pause += min(_PAUSE_LONGEST, error.retry_after)
             self._until(threading.Event(), check, clock.monotonic() + pause)
 
-    def once(self, path: str, body: Record) -> None:
+    def once(self, path: str, body: Record) -> Record:
         """Make one call in this thread, without repetition. Raises LeaseholdError."""
-        self._transport.call("POST", path, body=body)
+        return self._transport.call("POST", path, body=body)
 
     def _until(self, event: threading.Event, check: Callable[[], None], limit: float | None) -> None:
         while True:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import structlog
 from pydantic_core import to_json
 
+from bots.agent.inputs import InputReader, wanted
 from bots.agent.job_files import Unsent
 from bots.agent.run import Assignment, AttemptRun, Run, RunContext, StopReason, as_json
 from bots.agent.task_launcher import TaskLauncher
@@ -100,8 +101,8 @@ class News(NamedTuple):
 class AgentLeases:
     """All leases of a session. Only the syncing thread adds and removes leases; any thread may stop runs."""
 
-    def __init__(self, place: RunContext, *, notify: Callable[[], None]) -> None:
-        self._place, self._notify = place, notify
+    def __init__(self, place: RunContext, *, notify: Callable[[], None], inputs: InputReader) -> None:
+        self._place, self._notify, self._inputs = place, notify, inputs
         self._lock = threading.Lock()
         self._held: dict[LeaseKey, HeldLease] = {}
         #: Leases without a run, until `begin`.
@@ -263,7 +264,11 @@ class AgentLeases:
                     return
                 run = held.run = self._run(_assignment(work), after=self._runs.get(work.job))
                 self._runs[work.job] = run
-            run.start()
+            numbers = wanted(work.payload)
+            if numbers:
+                self._inputs.start(run, numbers)
+            else:
+                run.start()
         self._gone = {}
 
     def stop(self, why: StopReason, *, grace: float | None = None) -> None:

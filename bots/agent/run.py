@@ -407,6 +407,8 @@ class AttemptRun(ABC):
         self.checkpoint = Checkpoint(assignment.checkpoint)
         self.progress = ProgressFile()
         self.has_started = False
+        #: How it ends without a start, because what it asks for before is not to be had.
+        self.refused: Outcome | None = None
         self.over = threading.Event()
         #: How the attempt ended, set before `over`; None if the lease was lost.
         self.outcome: Outcome | None = None
@@ -422,6 +424,17 @@ class AttemptRun(ABC):
     @abstractmethod
     def start(self) -> None:
         """Start, once an earlier run of the same job is over. Returns at once."""
+
+    def start_late(self) -> None:
+        """Start, or end with `refused`; heed who has wanted to stop it before."""
+        self.start()
+        if self.stopping:
+            self._wake()
+
+    @property
+    def stopping(self) -> bool:
+        """True if it has to end."""
+        return self._stop is not None
 
     @abstractmethod
     def _wake(self) -> None:
@@ -612,6 +625,8 @@ class Run(AttemptRun):
             payload = self._payload()
         except ValueError as error:
             return invalid(error)
+        if self.refused is not None:
+            return self.refused
         with self._lock:
             if self._stop is not None:
                 return self._stopped(self._stop, Ending())

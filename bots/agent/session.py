@@ -15,6 +15,7 @@ from pydantic_core import to_json
 
 from bots.agent.capacity import TOGETHER, Sizing
 from bots.agent.gateway_calls import GatewayCaller, Heartbeat, Unanswered
+from bots.agent.inputs import InputReader
 from bots.agent.launcher import Launcher
 from bots.agent.leases import NO_NEW_WORK, AgentLeases
 from bots.agent.run import RunContext, StopReason
@@ -160,7 +161,7 @@ class AgentSession:
         self._margin = session.expires_in / 10 if tuning.margin is None else tuning.margin
         if self._margin >= session.expires_in:
             raise BadInput("margin", f"{self._margin:g} s is not less than the {session.expires_in:g} s of a session")
-        self._leases = AgentLeases(place, notify=commands.waker.set)
+        self._leases = AgentLeases(place, notify=commands.waker.set, inputs=InputReader(session, caller.once))
         self._heartbeat = Heartbeat(self._margin, on_lost=self._end_lost_session)
         self._grace = place.grace
         self._seq = 0

@@ -450,6 +450,8 @@ class TaskRun(AttemptRun):
             payload = self._payload()
         except ValueError as error:
             return invalid(error)
+        if self.refused is not None:
+            return self.refused
         if payload.command[0] != COMMAND or len(payload.command) != 3:
             wrong = Unable(None, f"this bot runs nothing but tasks of the app '{app}'")
             return Outcome(verdict="error", reason=inability(wrong, payload.command[0]))

@@ -11,7 +11,7 @@ from bots.gateway.long_poll import HeldSessions, KnownState
 from bots.gateway.metrics import GatewayMetrics
 from bots.gateway.middleware import KINDS, MAX_BODY, bypass_framework
 from bots.gateway.workers import SessionOpener
-from bots.protocol import OpenSession, OutputReport, Session, Sync, SyncAnswer
+from bots.protocol import AskInputs, Inputs, OpenSession, OutputReport, Session, Sync, SyncAnswer
 from bots.sync.call import Call, HeldCall, NewCall
 from schema import clock
 from schema.tenancy.tokens import Kind, Principal
@@ -103,6 +103,20 @@ async def output(request: Request, body: Annotated[OutputReport, _Read], caller:
     caller.check_bot(body.bot)
     state = request.app.state
     await state.callers.call(lambda: state.sync_service.output(body))
+
+
+@router.post(
+    "/inputs",
+    response_model=Inputs,
+    responses=_PROBLEMS,
+    openapi_extra=_BOTS,
+)
+async def inputs(request: Request, body: Annotated[AskInputs, _Read], caller: Caller) -> Inputs:
+    """Return the results of nodes on which the node of a lease depends."""
+    caller.check_bot(body.bot)
+    state = request.app.state
+    found: dict[str, Any] = await state.callers.call(lambda: state.sync_service.inputs(body))
+    return Inputs(results=found)
 
 
 def _aligned_wait(seconds: float, *, now: float) -> float:

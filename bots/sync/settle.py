@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 from uuid import UUID
 
 import structlog
@@ -9,7 +10,7 @@ from leasehold.errors import BadInput, Conflict, LeaseholdError
 from leasehold.states import JobState
 from leasehold.wire import escaped
 
-from bots.protocol import MAX_TASK, LeaseReport, OutputReport
+from bots.protocol import MAX_TASK, AskInputs, LeaseReport, OutputReport
 from bots.sync.call import (
     Call,
     HeldCall,
@@ -24,6 +25,7 @@ from bots.sync.call import (
     ends_something,
 )
 from bots.sync.fetch import FetchSettings, fetch_after_sync
+from bots.sync.inputs import read_inputs
 from bots.sync.leases import read_due_leases, read_held_leases
 from schema import outputs
 from schema.accounting.quotas import EVICTION_COOLDOWN, Cooldown
@@ -142,6 +144,16 @@ class SyncService:
             if count:
                 wake(connection, "done", [report.job])
             return count
+
+        return self._database.run(work)
+
+    def inputs(self, asked: AskInputs) -> dict[str, Any]:
+        """Return the results of parents of a leased node; see `read_inputs`. Raises Conflict as `output` does."""
+
+        def work(connection: Connection) -> dict[str, Any]:
+            row = connection.execute(LOCK_BOTS, {"names": [asked.bot], "fetches": False}).one_or_none()
+            locked = None if row is None else LockedBot._make(row)
+            return read_inputs(connection, check_session(locked, epoch=asked.epoch, secret=asked.secret).id, asked)
 
         return self._database.run(work)
 

@@ -180,7 +180,7 @@ def test_checkpoints_that_do_not_fit_into_a_report_travel_with_a_later_one(tmp_p
 
 
 def test_nothing_starts_or_is_held_once_the_session_is_lost(place: RunContext, tmp_path: Path) -> None:
-    leases = AgentLeases(place, notify=lambda: None)
+    leases = AgentLeases(place, notify=lambda: None, inputs=None)  # type: ignore[arg-type]
     command = {"command": ["touch", str(tmp_path / "started")]}
     work = Work(job="job-1", fence=1, state="pending", instance="tenant", attempt=1, payload=command)
     leases.settle([work], accept=True)

@@ -30,6 +30,7 @@ GET                     /metrics                          anyone
 POST                    /v1/sessions                      bot
 POST                    /v1/sync                          bot
 POST                    /v1/output                        bot
+POST                    /v1/inputs                        bot
 
 GET POST                /v1/jobs                          submitter operator
 GET                     /v1/jobs/{id}                     submitter operator
@@ -400,6 +401,7 @@ def test_a_bot_reaches_no_lease_but_its_own(world: World, callers: Mapping[str, 
     other = Bot(world.served, "ci-1")
     stolen = {"job": world.running, "fence": world.fence, "state": "completed", "outcome": {"verdict": "succeeded"}}
     output = {"job": world.running, "fence": world.fence, "output": [{"start": 0, "data": "aGk="}]}
+    asked = {"job": world.running, "fence": world.fence, "nodes": [0]}
     guessed = {**world.bot.identity, "secret": other.identity["secret"]}
     before = written(world.database)
 
@@ -408,11 +410,17 @@ def test_a_bot_reaches_no_lease_but_its_own(world: World, callers: Mapping[str, 
         foreign.post("/v1/sessions", json={"bot": "b1"}),
         foreign.post("/v1/sync", json={**world.bot.identity, "seq": 99}),
         foreign.post("/v1/output", json={**world.bot.identity, **output}),
+        foreign.post("/v1/inputs", json={**world.bot.identity, **asked}),
     ]
-    assert [answer.status_code for answer in refused] == [403] * 3
+    assert [answer.status_code for answer in refused] == [403] * 4
     _, same = callers["bot of this name"]
     assert same.post("/v1/sync", json={**guessed, "seq": 99, "leases": [stolen]}).status_code == 409
     assert same.post("/v1/output", json={**guessed, **output}).status_code == 409
+    earlier = {**world.bot.identity, **asked, "fence": world.fence - 1}
+    for mine in ({**guessed, **asked}, earlier):
+        assert same.post("/v1/inputs", json=mine).status_code == 409
+    assert same.post("/v1/inputs", json={**world.bot.identity, **asked}).json() == {"results": {}}
+    assert other.http.post("/v1/inputs", json={**other.identity, **asked}).status_code == 409
     assert written(world.database) == before
 
     absent = {**output, "job": ABSENT}

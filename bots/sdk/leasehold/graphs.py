@@ -1,5 +1,6 @@
 """Graphs of jobs that depend on each other: put together here, submitted whole or not at all."""
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeAlias, Unpack
@@ -8,6 +9,8 @@ from leasehold import jobs
 from leasehold.client import Client, Job
 from leasehold.errors import BadInput
 from leasehold.jobs import NodeFields, Record, Result
+from leasehold.tasks.node_results import NodeResult
+from leasehold.tasks.task import Task
 
 #: What a node does if one that it depends on does not succeed: stay blocked, run, or be cancelled.
 OnFailure: TypeAlias = Literal["block", "run", "cancel"]
@@ -18,6 +21,11 @@ class Node:
     """A node of a graph, by its number."""
 
     number: int
+
+    @property
+    def result(self) -> Any:
+        """What the call of a task in this node returns, as an argument of a later node; None if it does not succeed."""
+        return NodeResult(self.number)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,24 +70,39 @@ class GraphRequest:
 
     def add(
         self,
-        command: Sequence[str],
-        *,
+        command: "Sequence[str] | Task[..., Any]",
+        *args: Any,
         after: Iterable[Node] | Mapping[Node, OnFailure | None] = (),
         on_failure: OnFailure | None = None,
+        named: Mapping[str, Any] | None = None,
         **fields: Unpack[NodeFields],
     ) -> Node:
         """Add a node, which starts once all nodes of `after` have succeeded.
 
         on_failure: what it does if one of them does not succeed; None = as the graph says. A mapping `after` says so
         for each of them. Raises BadInput if one of them is not of this graph.
+
+        In the place of a command, a task and its arguments `args` make a call. An argument may be or hold the `result`
+        of an earlier node, on which this one depends then. named: its named arguments. Options of its job
+        are those of `task.using(…)`.
         """
         node = Node(len(self._nodes))
-        parents = after if isinstance(after, Mapping) else dict.fromkeys(after)
+        parents = dict(after) if isinstance(after, Mapping) else dict.fromkeys(after)
+        if isinstance(command, Task):
+            if fields:
+                raise BadInput(min(fields), "is an option of the task: use task.using(…)")
+            request = command.node_request(args, named or {})
+            for number in json.loads(request["stdin"]).get("inputs", ()):
+                parents.setdefault(Node(number), None)
+        elif args or named:
+            raise BadInput("args", "are those of a task, and this is a command")
+        else:
+            request = jobs.request(command, fields)
         for parent in parents:
             if not 0 <= parent.number < node.number:
                 raise BadInput("after", f"names node {parent.number}, which the graph does not have yet")
         edges = [_edge(parent, own or on_failure) for parent, own in parents.items()]
-        self._nodes.append({**jobs.request(command, fields), "node": node.number} | ({"after": edges} if edges else {}))
+        self._nodes.append({**request, "node": node.number} | ({"after": edges} if edges else {}))
         return node
 
     def request(self) -> dict[str, Any]:

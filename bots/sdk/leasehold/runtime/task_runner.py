@@ -134,8 +134,11 @@ class TaskCall:
         task = self._pool.tasks.get(self._name)
         if task is None:
             raise UnknownTask(f"'{self._name}' is not one of the tasks that this bot has imported")
-        args, kwargs = decode_call(task.function, self._pool.serialiser, self._stdin)
+        args, kwargs = decode_call(task.function, self._pool.serialiser, self._stdin, self._fetch)
         return task, args, kwargs
+
+    def _fetch(self, reference: Any) -> Any:
+        return json.loads(self._pool.fetch_result(reference))
 
     def _succeed(self, task: Task[Any, Any], value: Any) -> int:
         try:

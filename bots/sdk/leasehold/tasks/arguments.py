@@ -15,6 +15,7 @@ from typing import Any, get_type_hints
 from leasehold import wire
 from leasehold.errors import BadInput
 from leasehold.tasks.codecs import Codec, codec_of
+from leasehold.tasks.node_results import Inputs, with_placeholders
 from leasehold.tasks.options import Unique
 from leasehold.transport import Record
 from leasehold.wire import JsonSerialiser, Serialiser, check_json
@@ -68,19 +69,32 @@ def form_of(function: Callable[..., Any]) -> CallForm:
 
 
 def encode_call(
-    function: Callable[..., Any], serialiser: Serialiser, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    function: Callable[..., Any],
+    serialiser: Serialiser,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    in_graph: bool = False,
 ) -> str:
     """Return the standard input of the job that makes this call.
 
+    in_graph: arguments may hold results of nodes; `inputs` of the standard input lists these.
     Raises TypeError if the function cannot be called so, BadInput with the name of an argument that cannot be JSON.
     """
     form = form_of(function)
     form.signature.bind(*args, **kwargs)
     names = list(form.names(len(args)))
     typed: list[int | str] = []
+    nodes: set[int] = set()
 
     def encoded(place: int | str, name: str, codec: Codec | None, value: Any) -> Any:
         try:
+            of_value: set[int] = set()
+            filled = with_placeholders(value, of_value) if in_graph else value
+            if of_value:
+                # What else it holds is JSON, because a codec takes no value that is not there yet.
+                nodes.update(of_value)
+                codec, value = None, filled
             found, by_codec = encode_value(serialiser, codec, value)
         except (TypeError, ValueError) as error:
             unread = f"; its annotation cannot be read: {form.problem}" if form.problem else ""
@@ -92,7 +106,9 @@ def encode_call(
     given = enumerate(zip(names, args, strict=True))
     positional = [encoded(place, name, codec, value) for place, ((name, codec), value) in given]
     named = {name: encoded(name, name, form.codec(name), value) for name, value in kwargs.items()}
-    document = {"args": positional, "kwargs": named} | ({"typed": typed} if typed else {})
+    document: dict[str, Any] = {"args": positional, "kwargs": named} | ({"typed": typed} if typed else {})
+    if nodes:
+        document["inputs"] = sorted(nodes)
     stdin = json.dumps(document, allow_nan=False)
     if len(stdin) > MAX_ARGUMENTS:
         sent = [*zip([name for name, _ in names], positional, strict=True), *named.items()]
@@ -101,14 +117,25 @@ def encode_call(
     return stdin
 
 
-def decode_call(function: Callable[..., Any], serialiser: Serialiser, stdin: str) -> tuple[list[Any], dict[str, Any]]:
-    """Return the arguments of which `encode_call` made this standard input. Raises BadInput."""
+def decode_call(
+    function: Callable[..., Any],
+    serialiser: Serialiser,
+    stdin: str,
+    fetch: Callable[[Any], Record] | None = None,
+) -> tuple[list[Any], dict[str, Any]]:
+    """Return the arguments of which `encode_call` made this standard input. Raises BadInput.
+
+    fetch: returns the result that holds a large value of another call.
+    """
     try:
         document = json.loads(stdin)
         args, kwargs = list(document["args"]), dict(document["kwargs"])
         typed = document.get("typed", ())
+        asked = document.get("inputs")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadInput("stdin", f"is no JSON object with args and kwargs: {error}") from None
+    if asked and fetch is not None:
+        typed = [*typed, *_fill(function, args, kwargs, Inputs(asked, fetch))]
     if not typed:
         decode = serialiser.decode
         return [decode(each) for each in args], {name: decode(each) for name, each in kwargs.items()}
@@ -121,6 +148,21 @@ def decode_call(function: Callable[..., Any], serialiser: Serialiser, stdin: str
         else:
             kwargs[place] = _decoded(form, place, form.codec(place), kwargs[place])
     return args, kwargs
+
+
+def _fill(function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any], inputs: Inputs) -> Iterator[int | str]:
+    """Put the results of other calls into the arguments; yield those that a codec of this function has to decode."""
+    form = form_of(function)
+    for place, (_, codec) in enumerate(form.names(len(args))):
+        inputs.typed = False
+        args[place] = inputs.fill(args[place])
+        if inputs.typed and codec is not None:
+            yield place
+    for name in kwargs:
+        inputs.typed = False
+        kwargs[name] = inputs.fill(kwargs[name])
+        if inputs.typed and form.codec(name) is not None:
+            yield name
 
 
 def encode_result(function: Callable[..., Any], serialiser: Serialiser, value: Any) -> Record:

@@ -390,8 +390,12 @@ class Task(Generic[P, R]):
                 raise TypeError(f"call {number}: {error}") from None
         return requests
 
-    def _request(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Record:
-        stdin = encode_call(self.function, self.registry.serialiser, args, kwargs)
+    def node_request(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Record:
+        """Return the request of a node that makes this call; arguments may hold results of nodes. Raises as `defer`."""
+        return self._request(args, kwargs, in_graph=True)
+
+    def _request(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, in_graph: bool = False) -> Record:
+        stdin = encode_call(self.function, self.registry.serialiser, args, kwargs, in_graph=in_graph)
         module = self.function.__module__
         fields = request_fields(**self._options)
         request = {
