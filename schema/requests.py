@@ -141,7 +141,8 @@ class Payload(BaseModel):
         default=None,
         ge=1,
         le=MAX_TRIES,
-        description="Times that its bot may be lost while the job runs, before the job is dead. Unset: 3.",
+        description="Times that its bot may be lost while the job runs, before the job is dead. Each loss is one of "
+        "its max_attempts. Unset: 3.",
     )
 
     @field_validator("retry", mode="before")

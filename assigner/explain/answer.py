@@ -303,7 +303,7 @@ def in_few_words(row: Row) -> str | None:
             return "too many jobs wait"
         case JobState.QUEUED if row["starts_in"] > 0:
             at = f"{row['queued_at'].astimezone(UTC):{'%H:%M' if row['starts_in'] < 86_400 else '%Y-%m-%d %H:%M'}}"
-            return f"starts at {at} UTC, in {duration(row['starts_in'])}"
+            return f"starts in {duration(row['starts_in'])}, at {at} UTC"
         case JobState.QUEUED if row["draining"]:
             return "its instance is drained"
         case JobState.QUEUED if (row["retry_seconds"] or 0) > 0:

@@ -1,14 +1,15 @@
-"""The files in which a command leaves its usage, its result and its checkpoint.
+"""The files in which a command leaves its usage, its result and its checkpoint, and what a result says of retries.
 
 All are in the directory of the attempt, which belongs to the command. So the agent trusts nothing that it finds there:
 it follows no link, never waits, reads a bounded number of bytes, and only of files of the command's own account.
 """
 
+import json
 import math
 import os
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +17,10 @@ from typing import Any, NamedTuple
 
 from leasehold import wire
 from leasehold.errors import BadInput
+from leasehold.runtime import retries
 from pydantic import TypeAdapter, ValidationError
 
-from bots.protocol import Progress, Usage
+from bots.protocol import Outcome, Progress, Usage
 from schema import clock, validation
 from schema.validation import check_json, parse_json
 
@@ -244,3 +246,25 @@ def _status(path: str) -> tuple[int, ...] | None:
     except OSError:
         return None
     return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def with_retries(
+    outcome: Outcome, payload: Mapping[str, Any] | None, *, stopped: bool, attempt: int, chance: float
+) -> Outcome:
+    """Return the outcome of a failed attempt with what its command, or its job's retry policy, says of the next one.
+
+    stopped: the command was stopped, so that it has nothing to ask for. attempt: counted from 1. chance: from 0 to 1.
+    """
+    if outcome.verdict != "failed" or outcome.exit_code is None:
+        return outcome
+    result = json.loads(outcome.result or "null")
+    seconds = retries.asks_again(outcome.exit_code, result)
+    if seconds is not None and not stopped:
+        told: dict[str, Any] = {"again": seconds, "reason": f"asks to be run again in {seconds:g} s", "result": None}
+        return outcome.model_copy(update={"verdict": "released", **told})
+    policy = (payload or {}).get("retry")
+    if policy is None:
+        return outcome
+    if not retries.is_retried(policy, exit_code=outcome.exit_code, result=result):
+        return outcome.model_copy(update={"final": True})
+    return outcome.model_copy(update={"retry_in": round(retries.wait(policy, attempt=attempt, chance=chance), 3)})

@@ -26,13 +26,12 @@ from typing import Any, Literal, NamedTuple, assert_never
 import structlog
 from leasehold import wire
 from leasehold.errors import BadInput, LeaseholdError
-from leasehold.runtime import retries
 from pydantic import ValidationError
 
 from bots.agent.guardian import kill
 from bots.agent.isolation.containment import Containment, Site, unable_to_contain
 from bots.agent.isolation.job_accounts import JobAccount
-from bots.agent.job_files import FILES, Checkpoint, FileNames, ProgressFile, read_result, read_usage
+from bots.agent.job_files import FILES, Checkpoint, FileNames, ProgressFile, read_result, read_usage, with_retries
 from bots.agent.launcher import Launcher, read_messages
 from bots.agent.workspace import MARK, Workspace
 from bots.protocol import MAX_REASON, Chunk, Outcome
@@ -320,26 +319,6 @@ def invalid(error: ValueError) -> Outcome:
     return Outcome(verdict="failed", reason=f"invalid payload: {wire.escaped(str(error), 400)}")
 
 
-def with_retries(outcome: Outcome, payload: Mapping[str, Any] | None, *, attempt: int, chance: float) -> Outcome:
-    """Return the outcome of a failed attempt with what its command, or its job's retry policy, says of the next one.
-
-    attempt: counted from 1. chance: from 0 to 1.
-    """
-    if outcome.verdict != "failed" or outcome.exit_code is None:
-        return outcome
-    result = json.loads(outcome.result or "null")
-    seconds = retries.asks_again(outcome.exit_code, result)
-    if seconds is not None:
-        told: dict[str, Any] = {"again": seconds, "reason": f"asks to be run again in {seconds:g} s", "result": None}
-        return outcome.model_copy(update={"verdict": "released", **told})
-    policy = (payload or {}).get("retry")
-    if policy is None:
-        return outcome
-    if not retries.is_retried(policy, exit_code=outcome.exit_code, result=result):
-        return outcome.model_copy(update={"final": True})
-    return outcome.model_copy(update={"retry_in": round(retries.wait(policy, attempt=attempt, chance=chance), 3)})
-
-
 def complaining(outcome: Outcome, complaint: str) -> Outcome:
     """Add to the reason of an outcome that something which the command left is not kept."""
     reason = complaint if outcome.reason is None else f"{outcome.reason}; {complaint}"
@@ -458,7 +437,13 @@ class AttemptRun(ABC):
         self.output.end()
         if outcome is not None:
             attempt, chance = self.assignment.attempt, self._place.chance.random()
-            outcome = with_retries(outcome, self.assignment.payload, attempt=attempt, chance=chance)
+            stopped = self._stop is not None
+            try:
+                outcome = with_retries(
+                    outcome, self.assignment.payload, stopped=stopped, attempt=attempt, chance=chance
+                )
+            except (TypeError, ValueError, ArithmeticError) as error:  # nobody has checked the payload of this job
+                _log.warning("a retry policy is no use", job=self.assignment.job, error=type(error).__name__)
             # Before the outcome, by which the syncing thread sees that the attempt has ended.
             self.outcome_json = as_json(outcome)
         with self._lock:

@@ -159,7 +159,8 @@ def retry(
             for node in done["nodes"]:
                 click.echo(f"node {node['node']} again as {node['id']}")
             if not done["nodes"]:
-                click.echo(f"{done['id']} (unchanged): no node of it has failed")
+                what = "none of these nodes" if nodes else "no node of it"
+                click.echo(f"{done['id']} (unchanged): {what} has failed")
 
 
 @graph.command()

@@ -13,8 +13,9 @@ from schema.fleet.kinds import LINKS
 from schema.postgres import waits
 from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
+from schema.postgres.fragments import most_lost
 from schema.postgres.statements import Statement
-from schema.validation import MAX_FORGIVEN
+from schema.validation import MAX_FORGIVEN, MAX_KILLS
 
 #: The most ids shown of rows that break an invariant.
 SAMPLE = 5
@@ -199,9 +200,9 @@ DEPENDENCIES_FIRST = Invariant(
 ATTEMPTS_ARE_BOUNDED = Invariant(
     "S16",
     "jobs with more attempts than allowed, or alive after killing three bots",
-    """SELECT id FROM jobs
-       WHERE attempts > max_attempts OR kills >= 3 AND state NOT IN ('dead', 'cancelled') AND kills >= coalesce((
-           SELECT CAST(payload->>'max_lost' AS integer) FROM job_payloads WHERE job_id = jobs.id), 3)""",
+    f"""SELECT id FROM jobs
+       WHERE attempts > max_attempts
+           OR kills >= 3 AND state NOT IN ('dead', 'cancelled') AND kills >= {most_lost("jobs.id", MAX_KILLS)}""",
 )
 
 # History may have been shortened, but never between an attempt and what is told of it later.

@@ -57,8 +57,8 @@ WITH RECURSIVE {_ENDING}, over AS MATERIALIZED (
     SELECT job_id FROM over UNION SELECT job_id FROM due UNION
     SELECT e.child FROM over o CROSS JOIN LATERAL (SELECT child FROM graph_edges WHERE parent = o.job_id OFFSET 0) e
 )
-SELECT job_id FROM graph_nodes WHERE job_id = ANY (ARRAY(SELECT job_id FROM touched))
-ORDER BY job_id FOR NO KEY UPDATE
+SELECT job_id, (SELECT count(*) FROM touched) AS touched FROM graph_nodes
+WHERE job_id = ANY (ARRAY(SELECT job_id FROM touched)) ORDER BY job_id FOR NO KEY UPDATE
 """)
 
 # One statement, because each part counts on what those before it have locked and decided. It works on the locked nodes,
@@ -192,7 +192,11 @@ def unblock(connection: Connection, ended: Mapping[int, str], *, due: Collection
     The log tells of it when the transaction commits, so that a repeated transaction is told once.
     """
     where = {"ids": list(ended), "states": list(ended.values()), "due": list(due)}
-    if not connection.execute(LOCK, where).all():
+    locked = connection.execute(LOCK, where).all()
+    # A node whose job was replaced by a retry while we waited for it has another id now.
+    while locked and len(locked) < locked[0].touched:
+        locked = connection.execute(LOCK, where).all()
+    if not locked:
         return UnblockResult()
     row = connection.execute(UNBLOCK, where).one()
     if row.events:

@@ -190,7 +190,7 @@ _KILLED = f"h.verdict = 'lost' AND {_STARTED}"
 _NEXT_STATE = f"""CASE
             WHEN h.verdict = 'succeeded' THEN 'succeeded'
             WHEN h.verdict = 'failed' AND h.retry_failed AND h.attempts < h.max_attempts AND h.state <> 'cancelling'
-                AND NOT h.details ? 'final' THEN 'queued'
+                AND coalesce(h.details->>'final', '') <> 'true' THEN 'queued'
             WHEN h.verdict = 'failed' THEN 'failed'
             WHEN h.state = 'cancelling' THEN 'cancelled'
             WHEN l.stop_reason IN ('timeout', 'ceiling') THEN 'dead'
@@ -222,9 +222,7 @@ WITH told AS MATERIALIZED (
         t.bot_id, t.bot_epoch, t.verdict, t.actor, t.details, t.result,
         CASE WHEN t.verdict = 'released' AND t.details ? 'again' THEN (
             SELECT count(*) FROM leases l WHERE l.job_id = j.id AND l.report ? 'again') END AS agains,
-        CASE WHEN t.verdict = 'lost' THEN coalesce((
-                SELECT CAST(payload->>'max_lost' AS integer) FROM job_payloads WHERE job_id = j.id), {MAX_KILLS})
-            END AS max_lost
+        CASE WHEN t.verdict = 'lost' THEN {fragments.most_lost("j.id", MAX_KILLS)} END AS max_lost
     FROM jobs j JOIN told t ON t.job_id = j.id AND t.fence = j.fence
     WHERE j.state IN ('leased', 'running', 'cancelling')
     ORDER BY j.id FOR NO KEY UPDATE OF j

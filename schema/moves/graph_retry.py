@@ -24,6 +24,12 @@ ENDED_BADLY = frozenset({"failed", "dead", "cancelled"})
 #: New jobs of one statement: their payloads are handed on in one value.
 SLICE = 500
 
+# As `submit_graph` does, before any row: no graph of the same name begins meanwhile.
+LOCK_NAMES = Statement("""
+SELECT pg_advisory_xact_lock(hashtext('leasehold.graphs'), hashtext(name)) FROM (
+    SELECT i.name || '/' || g.name AS name FROM graphs g JOIN instances i ON i.id = g.instance
+    WHERE g.public_id = ANY (CAST(:ids AS uuid[])) ORDER BY 1 OFFSET 0) names
+""")
 # All nodes at once, in the order of locks, so that what is read next is all there: whoever ends a node holds its row.
 LOCK_NODES = Statement("SELECT FROM graph_nodes WHERE graph = :graph ORDER BY job_id FOR NO KEY UPDATE")
 NODES = Statement("""
@@ -101,12 +107,14 @@ class RetryPlan:
     """What is tried again, and what cannot be.
 
     nodes: the numbers that get new jobs. barred: a number → the failed parent because of which it could not run; such a
-    node is not among `nodes`. started: numbers of children that have started and are not held up again.
+    node is not among `nodes`. started: numbers of children that have started and are not held up again. busy: a node
+    because of which nothing can be decided yet: it is being stopped, or is the callback and may run already.
     """
 
     nodes: frozenset[int]
     barred: Mapping[int, int]
     started: frozenset[int]
+    busy: int | None = None
 
 
 def plan_retry(
@@ -135,7 +143,9 @@ def plan_retry(
     if chosen:
         chosen |= {node.number for node in nodes if node.is_callback and node.outcome is not None}
     reached = {edge.child for number in chosen for edge in children[number]} - chosen
-    return RetryPlan(frozenset(chosen), barred, frozenset(filter(lambda each: _has_started(by_number[each]), reached)))
+    busy = next((node.number for node in nodes if chosen and _is_busy(node)), None)
+    started = frozenset(number for number in reached if _has_started(by_number[number]))
+    return RetryPlan(frozenset(chosen), barred, started, busy)
 
 
 def _barred(
@@ -151,6 +161,10 @@ def _barred(
 def _has_started(node: GraphNode) -> bool:
     waits = node.state == "blocked" or (node.outcome == "cancelled" and node.attempts == 0)
     return not waits
+
+
+def _is_busy(node: GraphNode) -> bool:
+    return node.state == "cancelling" or (node.is_callback and node.outcome is None and node.state != "blocked")
 
 
 @dataclass(frozen=True)
@@ -176,12 +190,14 @@ def retry_graph(
 
     A node that has not ended, or has succeeded, is passed over. Raises NotFound without such a graph or node, Conflict
     `graph_replaced` if another graph has taken the place of this one, `node_barred` if a node depends on one that
-    failed and is not tried again, `job_deleted` if its job is kept no longer; Forbidden for a job that is more urgent
+    failed and is not tried again, `graph_busy` if a node is still being stopped or the callback runs, `job_deleted` if
+    its job is kept no longer; Forbidden for a job that is more urgent
     than `ceiling`; QueueFull. Nothing is changed then.
     """
     connection.execute(LONGER_TIMEOUT)
     connection.allow(LONGER)
     where = {"id": public_id, "instances": None if instances is None else list(instances)}
+    connection.execute(LOCK_NAMES, {"ids": [public_id]})
     graph = connection.execute(LOCK, where).one_or_none()
     if graph is None:
         raise NotFound(f"id: there is no graph '{public_id}'")
@@ -191,35 +207,52 @@ def retry_graph(
     absent = sorted(set(nodes or ()) - rows.keys())
     if absent:
         raise NotFound(f"nodes: the graph has no node {absent[0]}")
+    if plan.busy is not None:
+        raise Conflict("graph_busy", f"nodes: node {plan.busy} {_busy(rows[plan.busy])}: try again when it has ended")
     for number, parent in sorted(plan.barred.items()):
         raise Conflict("node_barred", f"nodes: node {number} depends on node {parent}, which {_ended(rows[parent])}")
     made = _replace(connection, graph, rows, plan, ceiling=ceiling, key=key, actor=actor)
     return RetriedGraph(public_id, graph.name, {number: made[number] for number in sorted(made)})
 
 
-OF_JOBS = Statement("""
+#: A graph of which no other one of its name has taken the place.
+_STANDS = """g.state <> 'replaced' AND NOT EXISTS (
+    SELECT FROM graphs o WHERE o.instance = g.instance AND o.name = g.name AND o.state = 'active' AND o.id <> g.id)"""
+GRAPHS_OF_JOBS = Statement("""
+SELECT DISTINCT g.public_id FROM graph_nodes n JOIN graphs g ON g.id = n.graph
+WHERE n.job_id = ANY (CAST(:ids AS bigint[]))
+""")
+OF_JOBS = Statement(f"""
 SELECT DISTINCT g.public_id, n.node_no, n.job_id FROM graph_nodes n JOIN graphs g ON g.id = n.graph
-WHERE n.job_id = ANY (CAST(:ids AS bigint[])) AND g.state <> 'replaced' ORDER BY 1, 2
+WHERE n.job_id = ANY (CAST(:ids AS bigint[])) AND {_STANDS} ORDER BY 1, 2
 """)
 
 
 def retry_nodes(
-    connection: Connection, jobs: Mapping[str, int], *, key: str | None, actor: str
+    connection: Connection, jobs: Mapping[str, int], *, ceiling: int | None, key: str | None, actor: str
 ) -> dict[str, tuple[str | None, bool]]:
     """Let the graphs go on of which some of these jobs, given by public id and id, are nodes.
 
-    Returns for each node's job the public id of its new job, and whether it was made; None for a node that cannot run,
-    because one that it depends on failed. Jobs of no graph, and of graphs that others have replaced, are left out.
+    Returns for each node's job the public id of its new job, and whether it was made; None for a node that cannot run
+    now, because one that it depends on failed or its graph is busy. Jobs of no graph, and of graphs of which another
+    one has taken the place, are left out. Raises as `retry_graph` does for other reasons.
     """
+    ids = list(jobs.values())
+    graphs = [str(row.public_id) for row in connection.execute(GRAPHS_OF_JOBS, {"ids": ids})]
+    if not graphs:
+        return {}
+    connection.execute(LOCK_NAMES, {"ids": graphs})
     found: dict[str, dict[int, int]] = defaultdict(dict)
-    for row in connection.execute(OF_JOBS, {"ids": list(jobs.values())}):
+    for row in connection.execute(OF_JOBS, {"ids": ids}):
         found[str(row.public_id)][row.node_no] = row.job_id
     names = {job_id: name for name, job_id in jobs.items()}
     answers: dict[str, tuple[str | None, bool]] = {}
     for public_id, wanted in found.items():
         graph = connection.execute(LOCK, {"id": public_id, "instances": None}).one()
         rows, plan = _read(connection, graph.id, wanted)
-        made = _replace(connection, graph, rows, plan, ceiling=None, key=key, actor=actor)
+        made = {}
+        if plan.busy is None:
+            made = _replace(connection, graph, rows, plan, ceiling=ceiling, key=key, actor=actor)
         answers |= {names[job_id]: (made.get(number), number in made) for number, job_id in wanted.items()}
     return answers
 
@@ -275,3 +308,7 @@ def _slices(rows: Sequence[Row], size: int) -> Iterator[Sequence[Row]]:
 
 def _ended(row: Row) -> str:
     return "was cancelled" if row.outcome == "cancelled" else "is dead" if row.outcome == "dead" else "failed"
+
+
+def _busy(row: Row) -> str:
+    return "is still being stopped" if row.state == "cancelling" else "is the callback, and may run already"

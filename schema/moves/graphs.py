@@ -60,15 +60,15 @@ JOIN jobs j ON j.id = n.job_id
 WHERE g.finished_at IS NULL AND g.state IN ('replaced', 'cancelled') AND {_GOING_ON}
 LIMIT :limit FOR NO KEY UPDATE OF j SKIP LOCKED
 """)
-FINISH = Statement("""
-WITH over AS MATERIALIZED (
-    SELECT g.id FROM graphs g
-    WHERE g.finished_at IS NULL
-        AND NOT EXISTS (SELECT FROM graph_nodes n WHERE n.graph = g.id AND n.outcome IS NULL OFFSET 0)
-    ORDER BY g.id LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
-)
-UPDATE graphs SET finished_at = clock_timestamp(), state = CASE state WHEN 'active' THEN 'finished' ELSE state END
-WHERE id = ANY (ARRAY(SELECT id FROM over))
+# Two statements: a retry that was committed before the lock may have opened nodes, which only a new snapshot shows.
+_OVER = "NOT EXISTS (SELECT FROM graph_nodes n WHERE n.graph = g.id AND n.outcome IS NULL OFFSET 0)"
+LOCK_FINISHED = Statement(f"""
+SELECT g.id FROM graphs g WHERE g.finished_at IS NULL AND {_OVER}
+ORDER BY g.id LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
+""")
+FINISH = Statement(f"""
+UPDATE graphs g SET finished_at = clock_timestamp(), state = CASE state WHEN 'active' THEN 'finished' ELSE state END
+WHERE g.id = ANY (CAST(:ids AS bigint[])) AND {_OVER}
 """)
 # One graph at a time, with all its nodes and edges, once none of its jobs is kept any more. A page of graphs is looked
 # at, so that those which are kept for their failed jobs are not read again and again in front of others.
@@ -185,7 +185,8 @@ def cancel_left_over(connection: Connection, limit: int, *, sync: float, actor: 
 
 def finish_graphs(connection: Connection, limit: int) -> int:
     """Note of up to `limit` graphs that their last node has ended; returns how many."""
-    return connection.execute(FINISH, {"limit": limit}).rowcount
+    ids = [row.id for row in connection.execute(LOCK_FINISHED, {"limit": limit})]
+    return connection.execute(FINISH, {"ids": ids}).rowcount if ids else 0
 
 
 @dataclass(frozen=True)

@@ -77,6 +77,17 @@ def json_array(name: str) -> str:
     return f"CAST(string_to_array(:{name}, chr({ord(SEPARATOR)})) AS jsonb[])"
 
 
+def most_lost(job: str, otherwise: int) -> str:
+    """The SQL expression of how often the bot of the job with this id may be lost, `otherwise` if it does not say.
+
+    Of a payload that nobody has checked, what is no number says nothing.
+    """
+    return f"""coalesce((
+        SELECT CASE WHEN jsonb_typeof(payload->'max_lost') = 'number'
+            THEN CAST(least(100, greatest(1, CAST(payload->>'max_lost' AS numeric))) AS integer) END
+        FROM job_payloads WHERE job_id = {job}), {otherwise})"""
+
+
 # Submissions
 
 

@@ -61,6 +61,12 @@ def test_a_command_asks_to_be_run_again_and_a_policy_says_when_it_is_tried_again
     assert (outcome.verdict, outcome.again, outcome.retry_in, outcome.final) == told
 
 
+def test_a_command_that_is_stopped_for_its_timeout_cannot_ask_to_be_run_again(place: RunContext) -> None:
+    script = "trap 'echo {\\\"again\\\": 5} > $LEASEHOLD_RESULT; exit 75' TERM; while :; do sleep 0.05; done"
+    outcome = finish(start(place, "sh", "-c", script, timeout=0.3))
+    assert (outcome.verdict, outcome.again, outcome.exit_code) == ("failed", None, 75)
+
+
 def test_the_environment_is_the_allow_list_the_payload_and_what_leasehold_says(place: RunContext) -> None:
     given = {"COLOUR": "blue", "LEASEHOLD_JOB": "forged", "LEASEHOLD_X": "x", "LEASEHOLD_TICK": "t", "TZ": "UTC"}
     run = start(place, "env", env=given)

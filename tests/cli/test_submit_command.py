@@ -85,6 +85,7 @@ def test_advice_on_estimates_goes_to_standard_error(stands: Gateway, capsys: pyt
 FIELDS = sorted(JobRequest.model_fields.keys() - {options.COMMAND})
 #: Fields of which the last sample does not show everything: what stands on the command line, and the value it makes.
 EXAMPLES: dict[str, tuple[Sequence[str], Any]] = {
+    "retry": (["--retry-failed", "--retry-policy", "exit_code=3"], {"exit_codes": [3]}),
     "env": (["--env", "A=1", "--env", "B=x=y", "--env", "A=2"], {"A": "2", "B": "x=y"}),
     "label": (["--label", "nightly build"], "nightly build"),
     "preferred_properties": (["--prefer", "gpu=a", "--prefer", "gpu=b"], {"gpu": ["a", "b"]}),

@@ -105,6 +105,8 @@ def test_a_hold_neither_hastens_a_start_nor_lengthens_the_wait_before_it(pool: P
     unpark(pool, job)
     after = pool.job(job)
     assert (after.schedule_after, after.queue_deadline) == (before.schedule_after, before.queue_deadline)
+    released = pool.row("SELECT details FROM stored_events WHERE move = 'release'").details
+    assert released["held_seconds"] == 0, "a ceiling of waits counts from the start, too"
     pool.bot()
     pool.assigner().run_once()
     assert pool.granted() == []
@@ -157,6 +159,20 @@ def test_a_job_that_waits_already_keeps_its_age_and_one_whose_bot_was_lost_its_r
     assert rest is not None
     assert moved(pool, job, delay=0)[0].starts_at == rest
     assert moved(pool, job, delay=DAY)[0].starts_at > rest
+    assert moved(pool, job, delay=0)[0].starts_at == rest
+
+
+def test_who_joins_a_job_that_has_had_a_bot_does_not_change_when_it_starts(pool: Pool) -> None:
+    (job,) = pool.submit(dedup_key="d")
+    bot = pool.bot()
+    pool.given(bot)
+    pool.submit(dedup_key="d", delay=0.5)
+    assert pool.job(job).schedule_after is None
+    pool.bot()  # of the same name: what its older session runs may go on until that would have expired
+    rest = pool.job(job).schedule_after
+    moved(pool, job, delay=5)
+    pool.submit(dedup_key="d")
+    assert pool.job(job).schedule_after == rest
 
 
 def test_a_reschedule_and_the_start_of_its_job_exclude_each_other(pool: Pool, race: Race) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from leasehold.errors import Conflict, Forbidden, NotFound
 
-from schema.moves import graph_retry
+from schema.moves import graph_retry, graphs
 from schema.moves.graph_retry import GraphEdge, GraphNode, RetriedGraph, plan_retry
 from schema.moves.graphs import SubmittedGraph
 from schema.moves.waiting.hold import requeue
@@ -42,6 +42,10 @@ def states(pool: Pool) -> list[str]:
 def retry(pool: Pool, submitted: SubmittedGraph, *nodes: int, **fields: Any) -> RetriedGraph:
     given = {"instances": None, "ceiling": None, "actor": "test", "nodes": nodes or None} | fields
     return pool.database.run(lambda c: graph_retry.retry_graph(c, submitted.public_id, **given))
+
+
+#: What a retry is given beside the graph.
+GIVEN: dict[str, Any] = {"instances": None, "ceiling": None, "actor": "test"}
 
 
 def graph_row(pool: Pool) -> tuple[str, bool]:
@@ -167,6 +171,72 @@ def test_a_retry_waits_for_an_end_of_a_node_that_was_ahead_of_it(pool: Pool, rac
         first.decide(commit)
         made = late.result()
     assert [*made.jobs] == ([1, 3] if commit else [1])
+
+
+def test_a_graph_that_goes_on_is_not_finished_by_upkeep_that_had_looked_before(pool: Pool, race: Race) -> None:
+    submitted, bot = graph(pool, {}, {"after": [1]}, on_failure="cancel"), pool.bot()
+    bot.sync(*[completed(work, "failed") for work in pool.given(bot)])
+    with race.first() as first:
+        graph_retry.retry_graph(first.connection, submitted.public_id, **GIVEN)
+        assert pool.database.run(lambda c: graphs.finish_graphs(c, 10)) == 0
+        first.decide(commit=True)
+    assert pool.database.run(lambda c: graphs.finish_graphs(c, 10)) == 0
+    stale = graphs.FINISH, {"ids": [row.id for row in pool.rows("SELECT id FROM graphs")]}
+    assert pool.database.run(lambda c: c.execute(*stale).rowcount) == 0, "what a look before the retry had found"
+    work_on(pool, bot)
+    assert states(pool) == ["succeeded"] * 2
+
+
+def test_a_graph_of_the_same_name_waits_for_a_retry_and_then_replaces_the_graph(pool: Pool, race: Race) -> None:
+    submitted, bot = graph(pool, {}), pool.bot()
+    work_on(pool, bot, 1)
+    with race.first() as first:
+        graph_retry.retry_graph(first.connection, submitted.public_id, **GIVEN)
+        late = race.second(lambda: graph(pool, {}), behind=first)
+        first.decide(commit=True)
+        late.result()
+    assert [row.state for row in pool.rows("SELECT state FROM graphs ORDER BY id")] == ["replaced", "active"]
+
+
+def test_ends_of_two_nodes_that_wait_for_a_retry_count_both_on_its_new_job(pool: Pool, race: Race) -> None:
+    submitted, bot = graph(pool, {}, {}, {"after": [1, 2]}), pool.bot(capacity=2)
+    works = {work["job"]: work for work in pool.given(bot)}
+    cancel(pool, submitted.jobs[3])
+    with race.first() as first:
+        graph_retry.retry_graph(first.connection, submitted.public_id, **GIVEN)
+        late = race.second(lambda: bot.sync(*[completed(work) for work in works.values()]), behind=first)
+        first.decide(commit=True)
+        late.result()
+    assert states(pool)[:2] == ["succeeded", "succeeded"]
+    work_on(pool, bot)
+    assert states(pool) == ["succeeded"] * 3
+
+
+def test_nothing_is_tried_again_while_a_node_is_being_stopped_or_the_callback_runs(pool: Pool) -> None:
+    submitted = graph(pool, {}, {}, callback={"command": ["tell"], "on": "failed"})
+    bot = pool.bot(capacity=3)
+    first, second = pool.given(bot)
+    cancel(pool, second["job"])
+    bot.sync(completed(first, "failed"), active(second))
+    with pytest.raises(Conflict, match="node 2 is still being stopped"):
+        retry(pool, submitted)
+    bot.sync(completed(second, "stopped"))
+    pool.given(bot)
+    with pytest.raises(Conflict, match="node 3 is the callback, and may run already"):
+        retry(pool, submitted, 1)
+
+
+def test_a_requeue_keeps_to_the_ceiling_and_passes_over_a_graph_whose_name_another_one_has(pool: Pool) -> None:
+    after = [{"node": 1, "on_failure": "cancel"}]
+    submitted, bot = graph(pool, {}, {"priority": -900, "after": after}), pool.bot()
+    work_on(pool, bot, 1)
+    given: dict[str, Any] = {"instances": None, "key": None, "reason": None, "actor": "test"}
+    with pytest.raises(Forbidden, match="has the priority -900"):
+        pool.database.run(lambda c: requeue(c, [submitted.jobs[1]], ceiling=0, **given))
+    graph(pool, {})
+    (done,) = pool.database.run(lambda c: requeue(c, [submitted.jobs[1]], ceiling=0, **given))
+    assert done.changed
+    assert [row.job_id for row in pool.rows("SELECT job_id FROM graph_nodes WHERE graph = 1")] == [1, 2]
 
 
 def test_any_graph_goes_on_until_every_node_has_succeeded_once(pool: Pool, chance: random.Random) -> None:

@@ -89,6 +89,9 @@ def test_a_bot_says_by_the_policy_of_a_job_when_it_is_tried_again_or_that_it_is_
     assert left == pytest.approx(600, abs=30)
     pool.change("UPDATE jobs SET schedule_after = NULL")
     (work,) = pool.given(bot)
+    bot.sync(completed(work, "failed", exit_code=4, final=False))
+    pool.change("UPDATE jobs SET schedule_after = NULL")
+    (work,) = pool.given(bot)
     bot.sync(completed(work, "failed", exit_code=4, final=True))
     assert pool.job(job).state == "failed"
 
@@ -105,6 +108,14 @@ def test_a_job_outlives_as_many_lost_bots_as_it_asks_for(pool: Pool, most: int) 
     row = pool.job(job)
     times = {1: "once", 5: "5 times"}[most]
     assert (row.state, row.kills, row.reason) == ("dead", most, f"its bot was lost {times}")
+
+
+def test_a_limit_of_lost_bots_that_nobody_has_checked_holds_up_no_end(pool: Pool) -> None:
+    (job,) = pool.submit(payload={"command": ["true"], "max_lost": "x"})
+    bot = pool.bot()
+    assert pool.given(bot)
+    pool.restarted(bot, capacity=0)
+    assert (pool.job(job).state, pool.job(job).kills) == ("queued", 1)
 
 
 def test_a_job_that_no_bot_can_start_is_dead_after_its_attempts(pool: Pool) -> None:

@@ -45,7 +45,8 @@ FROM found f LEFT JOIN moved m ON m.id = f.id
 # cohorts may have changed meanwhile.
 UNPARK = Statement("""
 WITH found AS MATERIALIZED (
-    SELECT j.id, j.state, coalesce(clock_timestamp() - e.at, interval '0') AS held
+    SELECT j.id, j.state,
+        coalesce(greatest(clock_timestamp() - greatest(e.at, j.queued_at), interval '0'), interval '0') AS held
     FROM jobs j LEFT JOIN LATERAL (
         SELECT at FROM stored_events
         WHERE job_id = j.id AND from_state = 'queued' AND to_state = 'parked' ORDER BY id DESC LIMIT 1
@@ -55,7 +56,7 @@ WITH found AS MATERIALIZED (
     UPDATE jobs j SET state = 'queued', reason = NULL, cohort = cohort_of(j.label),
         queue = queue_in_cohort(j.queue, cohort_of(j.label)),
         schedule_after = CASE WHEN j.schedule_after > now() THEN j.schedule_after END,
-        queue_deadline = j.queue_deadline + greatest(least(f.held, clock_timestamp() - j.queued_at), interval '0')
+        queue_deadline = j.queue_deadline + f.held
     FROM found f WHERE j.id = f.id AND f.state = 'parked' AND j.state = 'parked'
     RETURNING j.id, j.state, j.fence, f.held
 ), noted AS (
@@ -331,7 +332,9 @@ def requeue(
     over = {name: known[name].job_id for name, state in states.items() if state in REQUEUEABLE}
     check_ceiling({name: kept[job_id].priority for name, job_id in over.items()}, ceiling)
     # Submitting comes first: it waits for equal keys and equal new rows, which nobody waits for who has locked jobs.
-    again = dict[str, tuple[str | None, bool]](retry_nodes(connection, over, key=key, actor=actor) if over else {})
+    again = dict[str, tuple[str | None, bool]](
+        retry_nodes(connection, over, ceiling=ceiling, key=key, actor=actor) if over else {}
+    )
     others = {name: job_id for name, job_id in over.items() if name not in again}
     if others:
         made = submit_again(connection, others, key=key, actor=actor)

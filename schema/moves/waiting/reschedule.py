@@ -31,7 +31,10 @@ WITH found AS MATERIALIZED (
         greatest(now(), CAST(:schedule_after AS timestamptz),
             now() + make_interval(secs => CAST(:delay AS double precision))) AS wanted,
         CASE WHEN j.fence > 0 THEN (
-            SELECT j.schedule_after FROM (
+            SELECT coalesce((
+                SELECT CAST(e.details->>'not_before' AS timestamptz) FROM stored_events e
+                WHERE e.job_id = j.id AND e.move = 'reschedule' AND e.fence = j.fence AND e.details ? 'not_before'
+                ORDER BY e.id DESC LIMIT 1), j.schedule_after) FROM (
                 SELECT verdict FROM leases l WHERE l.job_id = j.id ORDER BY l.fence DESC LIMIT 1) last
             WHERE last.verdict = 'lost') END AS not_before,
         (SELECT n.schedule_after FROM graph_nodes n WHERE n.job_id = j.id AND j.state = 'blocked') AS of_node
@@ -47,12 +50,12 @@ WITH found AS MATERIALIZED (
     FROM judged d
     WHERE j.id = d.id AND d.state IN ('queued', 'parked') AND j.state = d.state
         AND (d.queues_at <> d.queued_at OR d.starts_at IS DISTINCT FROM d.schedule_after)
-    RETURNING j.id, j.state, j.fence, d.schedule_after AS before, j.schedule_after AS after
+    RETURNING j.id, j.state, j.fence, d.schedule_after AS before, j.schedule_after AS after, d.not_before
 ), of_graphs AS (
     UPDATE graph_nodes n SET schedule_after = d.starts_at, delay = NULL
     FROM judged d WHERE n.job_id = d.id AND d.state = 'blocked'
         AND (d.starts_at IS DISTINCT FROM d.of_node OR n.delay IS NOT NULL)
-    RETURNING n.job_id AS id, d.state, d.fence, d.of_node AS before, n.schedule_after AS after
+    RETURNING n.job_id AS id, d.state, d.fence, d.of_node AS before, n.schedule_after AS after, d.not_before
 ), changed AS (
     SELECT * FROM moved UNION ALL SELECT * FROM of_graphs
 ), preferring AS (
@@ -61,7 +64,7 @@ WITH found AS MATERIALIZED (
 ), noted AS (
     INSERT INTO stored_events (job_id, move, from_state, to_state, fence, actor, details)
     SELECT id, 'reschedule', state, state, fence, :actor, jsonb_strip_nulls(jsonb_build_object(
-        'before', before, 'after', after, 'reason', CAST(:reason AS text)))
+        'before', before, 'after', after, 'not_before', not_before, 'reason', CAST(:reason AS text)))
     FROM changed
 ), told AS (
     SELECT wake('jobs') FROM moved WHERE state = 'queued' HAVING count(*) > 0

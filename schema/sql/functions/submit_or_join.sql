@@ -61,21 +61,24 @@ BEGIN
             RETURN;
         END IF;
         WITH same AS MATERIALIZED (
-            SELECT j.id, j.state, j.fence, j.priority, j.queued_at FROM jobs j
+            -- A job that has had a bot rests for a reason of its own, which nobody who joins it can know.
+            SELECT j.id, j.state, j.fence, j.priority, j.queued_at, j.state IN ('queued', 'parked') AND j.fence = 0
+                AND j.schedule_after = j.queued_at AND j.queued_at > wanted_start AS hastens FROM jobs j
             WHERE j.instance = instance_id AND j.dedup_key = request->>'dedup_key'
                 AND j.state IN ('queued', 'parked', 'leased', 'running') FOR NO KEY UPDATE SKIP LOCKED
         ), raised AS (
             UPDATE jobs j SET priority = least(s.priority, wanted_priority),
                 rank = j.rank + least(s.priority, wanted_priority) - s.priority,
-                queued_at = least(s.queued_at, wanted_start), schedule_after = CASE WHEN s.queued_at > wanted_start
-                    THEN nullif(wanted_start, now()) ELSE j.schedule_after END,
-                queue_deadline = j.queue_deadline - greatest(s.queued_at - wanted_start, interval '0')
-            FROM same s WHERE j.id = s.id AND (s.priority > wanted_priority OR s.queued_at > wanted_start)
+                queued_at = CASE WHEN s.hastens THEN wanted_start ELSE j.queued_at END,
+                schedule_after = CASE WHEN s.hastens THEN nullif(wanted_start, now()) ELSE j.schedule_after END,
+                queue_deadline = j.queue_deadline
+                    - CASE WHEN s.hastens THEN s.queued_at - wanted_start ELSE interval '0' END
+            FROM same s WHERE j.id = s.id AND (s.priority > wanted_priority OR s.hastens)
         ), noted AS (
             INSERT INTO stored_events (job_id, move, from_state, to_state, fence, actor, details)
             SELECT s.id, 'join', s.state, s.state, s.fence, actor,
                 jsonb_build_object('priority', wanted_priority, 'priority_before', s.priority)
-                    || CASE WHEN s.queued_at > wanted_start THEN jsonb_build_object('starts_at', wanted_start,
+                    || CASE WHEN s.hastens THEN jsonb_build_object('starts_at', wanted_start,
                         'starts_at_before', s.queued_at) ELSE '{}' END
             FROM same s
         )

@@ -9,8 +9,9 @@ WITH told AS MATERIALIZED (
         CASE WHEN t.verdict = 'released' AND t.details ? 'again' THEN (
             SELECT count(*) FROM leases l WHERE l.job_id = j.id AND l.report ? 'again') END AS agains,
         CASE WHEN t.verdict = 'lost' THEN coalesce((
-                SELECT CAST(payload->>'max_lost' AS integer) FROM job_payloads WHERE job_id = j.id), 3)
-            END AS max_lost
+        SELECT CASE WHEN jsonb_typeof(payload->'max_lost') = 'number'
+            THEN CAST(least(100, greatest(1, CAST(payload->>'max_lost' AS numeric))) AS integer) END
+        FROM job_payloads WHERE job_id = j.id), 3) END AS max_lost
     FROM jobs j JOIN told t ON t.job_id = j.id AND t.fence = j.fence
     WHERE j.state IN ('leased', 'running', 'cancelling')
     ORDER BY j.id FOR NO KEY UPDATE OF j
@@ -21,7 +22,7 @@ WITH told AS MATERIALIZED (
         ended_to = CASE
             WHEN h.verdict = 'succeeded' THEN 'succeeded'
             WHEN h.verdict = 'failed' AND h.retry_failed AND h.attempts < h.max_attempts AND h.state <> 'cancelling'
-                AND NOT h.details ? 'final' THEN 'queued'
+                AND coalesce(h.details->>'final', '') <> 'true' THEN 'queued'
             WHEN h.verdict = 'failed' THEN 'failed'
             WHEN h.state = 'cancelling' THEN 'cancelled'
             WHEN l.stop_reason IN ('timeout', 'ceiling') THEN 'dead'

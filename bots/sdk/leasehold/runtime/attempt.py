@@ -32,8 +32,8 @@ class Again(Exception):
     """
 
     def __init__(self, seconds: float) -> None:
-        if not 0 <= seconds <= MAX_AGAIN:
-            raise ValueError(f"seconds: is 0 to {MAX_AGAIN:,.0f}, not {seconds}")
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= MAX_AGAIN:
+            raise ValueError(f"seconds: is a number from 0 to {MAX_AGAIN:,.0f}, not {escaped(seconds, 40)}")
         super().__init__(f"again in {seconds:g} s")
         self.seconds = seconds
 

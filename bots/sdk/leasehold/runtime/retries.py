@@ -11,7 +11,7 @@ from leasehold.wire import AGAIN, MAX_AGAIN
 #: What holds where a policy says nothing: seconds, a factor, and a part of a wait.
 BASE, FACTOR, CAP, JITTER = 1.0, 2.0, 60.0, 0.0
 #: Above this exponent every wait is the longest one.
-_LAST = 200
+_LAST = 100
 
 
 def asks_again(exit_code: int | None, result: Any) -> float | None:
