@@ -2,6 +2,7 @@
 
 from decimal import Decimal
 
+import leasehold
 import pytest
 from leasehold.errors import BadInput
 from leasehold.graphs import GraphRequest
@@ -9,7 +10,7 @@ from leasehold.tasks.arguments import decode_call
 from leasehold.testing import running_pool
 from leasehold.wire import JsonSerialiser
 
-from tests.support.apps import example_app
+from tests.support.apps import example_app, task_app
 
 pytest_plugins = ["leasehold.testing"]
 
@@ -23,7 +24,29 @@ def test_calls_of_a_graph_take_what_others_have_returned() -> None:
         taken = graph.submit()
         taken.wait(example_app.ENDS)
         (ended,) = example_app.pool.client.results([taken.jobs[seen].id])
+        add, half = example_app.add_all, example_app.divide
+        chained = leasehold.chain(half.s(8), half.s(2), leasehold.group(half.s(2), half.s(4))).defer()
+        assert chained.result(example_app.ENDS) == [1.0, 0.5]
+        summed = leasehold.chord([add.s([Decimal(n)]) for n in (1, 2, 3)], add.s(Decimal(10))).defer()
+        assert summed.result(example_app.ENDS) == Decimal(16)
+        failing = leasehold.chain(half.s(8, 0), half.s(2)).defer()
+        with pytest.raises(leasehold.TaskFailed, match="division by zero"):
+            failing.result(example_app.ENDS)
     assert ended["result"] == {"ok": "4.5", "typed": True}, ended
+
+
+def test_calls_that_cannot_be_put_together_are_refused() -> None:
+    greet = example_app.greet
+    with pytest.raises(BadInput, match="unique: does not hold for nodes"):
+        leasehold.chain(greet.s("a"))
+    with pytest.raises(BadInput, match="calls: are at least one"):
+        leasehold.chain()
+    with pytest.raises(BadInput, match="calls: are at least one"):
+        leasehold.chain(leasehold.group())
+    with pytest.raises(BadInput, match="is one of another"):
+        leasehold.chain(example_app.divide.s(1), task_app.add.s(2))
+    named = leasehold.chain(example_app.divide.s(1), name="halves").request()
+    assert (named["name"], [node["node"] for node in named["nodes"]]) == ("halves", [0])
 
 
 def test_the_request_of_a_node_says_whose_results_it_takes() -> None:

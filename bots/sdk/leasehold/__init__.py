@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from leasehold.async_pool import AsyncPool as AsyncPool
+    from leasehold.chains import chain as chain
+    from leasehold.chains import chord as chord
+    from leasehold.chains import group as group
     from leasehold.client import Client as Client
     from leasehold.client import Job as Job
     from leasehold.errors import BadInput as BadInput
@@ -58,6 +61,7 @@ _EXPORTS = {
         *("BadInput", "Conflict", "Forbidden", "LeaseholdError", "NoAnswer", "NotFound", "NotInline", "NotReady"),
         *("NotSucceeded", "QueueFull", "TaskFailed", "TimedOut", "Unauthorised"),
     ),
+    "chains": ("chain", "chord", "group"),
     "graphs": ("Node",),
     "jobs": ("CancelledJob", "Explanation", "JobRequest", "ListedJob", "Progress", "Result", "ShownJob"),
     "tasks.large_results": ("ResultFiles",),

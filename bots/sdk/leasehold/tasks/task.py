@@ -367,6 +367,10 @@ class Task(Generic[P, R]):
 
         return submit_in(connection, requests, jobs)
 
+    def s(self, *args: Any, **kwargs: Any) -> "Signature":
+        """Return this call, to be made in a chain or a group, which may put the results of others before `args`."""
+        return Signature(self, args, kwargs)
+
     def request(self, *args: P.args, **kwargs: P.kwargs) -> Record:
         """Return the request of a job that makes this call. Raises as `defer` does."""
         return self._request(args, kwargs)
@@ -395,6 +399,9 @@ class Task(Generic[P, R]):
         return self._request(args, kwargs, in_graph=True)
 
     def _request(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, in_graph: bool = False) -> Record:
+        unique = self._options.get("unique", False)
+        if in_graph and unique:
+            raise BadInput("unique", "does not hold for nodes of a graph: use task.using(unique=False)")
         stdin = encode_call(self.function, self.registry.serialiser, args, kwargs, in_graph=in_graph)
         module = self.function.__module__
         fields = request_fields(**self._options)
@@ -404,7 +411,6 @@ class Task(Generic[P, R]):
             "stdin": stdin,
             "properties": {**fields.get("properties", {}), PROPERTY: self.registry.app_of(module)},
         }
-        unique = self._options.get("unique", False)
         if unique:
             request["dedup_key"] = dedup_key(self.name, unique, args, kwargs, stdin)
         return request
@@ -416,6 +422,15 @@ class AsyncTask(Task[P, R]):
     if TYPE_CHECKING:
 
         def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]: ...  # type: ignore[override]
+
+
+@dataclass(frozen=True)
+class Signature:
+    """A call of a task that is not made yet: `task.s(…)` makes one."""
+
+    task: Task[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
 
 
 @dataclass(frozen=True, repr=False)

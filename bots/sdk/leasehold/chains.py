@@ -1,0 +1,112 @@
+"""Calls of tasks one after another and side by side: `chain`, `group` and `chord`, which are graphs.
+
+Each call is a node and a job of its own, with the retries and the options of its task. A call whose node has failed can
+be tried again by `leasehold graph retry`, and the others go on from there.
+"""
+
+import uuid
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+from leasehold.client import Client
+from leasehold.errors import BadInput, TimedOut
+from leasehold.graphs import GraphRequest, Node, SubmittedGraph
+from leasehold.tasks.task import Signature, TaskJob
+from leasehold.transport import Record
+
+
+class Group(tuple[Signature, ...]):
+    """Calls that are made side by side."""
+
+    __slots__ = ()
+
+
+#: A step of a chain: one call, or several side by side.
+Step: TypeAlias = Signature | Group
+#: How a node may have ended for which its graph has no result.
+_ENDED_BADLY = ("failed", "dead", "cancelled")
+
+
+def group(*calls: Signature) -> Group:
+    """Return calls that are made side by side. The step after it in a chain is given the list of their results."""
+    return Group(calls)
+
+
+def chain(*steps: Step, name: str | None = None) -> "CallGraph":
+    """Put calls together that are made one after another.
+
+    Each is given the result of the one before as its first argument. A group in a chain gives each of its calls that
+    result, and the next step the list of their results. name: that of the graph, unique among the unfinished ones of
+    the instance; None = a new one. Raises BadInput without a call, for tasks of several pools, and as `Task.defer`.
+    """
+    return CallGraph(steps, name)
+
+
+def chord(calls: Sequence[Signature], callback: Signature, *, name: str | None = None) -> "CallGraph":
+    """Put calls together that are made side by side, and one that is given the list of their results."""
+    return CallGraph((Group(calls), callback), name)
+
+
+class CallGraph(GraphRequest):
+    """Calls of tasks that are put together, to be submitted as a graph."""
+
+    def __init__(self, steps: Sequence[Step], name: str | None) -> None:
+        super().__init__(name or f"calls-{uuid.uuid4().hex}", {})
+        groups = [step if isinstance(step, Group) else Group([step]) for step in steps]
+        if not groups or not all(groups):
+            raise BadInput("calls", "are at least one: chain(task.s(1), other.s())")
+        self._registry = groups[0][0].task.registry
+        self._calls: dict[Node, Signature] = {}
+        before: tuple[Any, ...] = ()
+        for step, calls in zip(steps, groups, strict=True):
+            self._last = [self._call(call, before) for call in calls]
+            results = [node.result for node in self._last]
+            before = (results,) if isinstance(step, Group) else (results[0],)
+        self._is_group = isinstance(steps[-1], Group)
+
+    def _call(self, call: Signature, before: tuple[Any, ...]) -> Node:
+        if call.task.registry is not self._registry:
+            raise BadInput("calls", f"are tasks of one pool, and '{call.task.name}' is one of another")
+        node = self.add(call.task, *before, *call.args, named=call.kwargs)
+        self._calls[node] = call
+        return node
+
+    def defer(self) -> "DeferredCalls":
+        """Submit all calls, or none. Raises what `Client.submit` raises."""
+        client = self._registry.client
+        return DeferredCalls(client, client.graphs.submit(self.request()), self)
+
+    async def defer_async(self) -> "DeferredCalls":
+        """Submit all calls, or none, from a coroutine. Raises as `defer` does."""
+        pool = self._registry.of_loop()
+        return DeferredCalls(pool.client, await pool.call(pool.client.graphs.submit, self.request()), self)
+
+    def value(self, client: Client, nodes: Sequence[Record]) -> Any:
+        """Return the value of the last step, from the nodes of the graph. Raises TaskFailed if one has failed."""
+        jobs = {Node(each["node"]): each["job"] for each in nodes}
+        bad = [Node(each["node"]) for each in nodes if each["state"] in _ENDED_BADLY]
+        values = []
+        for node in bad[:1] or self._last:
+            job = TaskJob[Any](jobs[node], created=True, task=self._calls[node].task)
+            (ended,) = client.results([job.id])
+            values.append(job.value(ended))
+        return values if self._is_group else values[0]
+
+
+class DeferredCalls(SubmittedGraph):
+    """Calls that were submitted as a graph."""
+
+    def __init__(self, client: Client, answer: Record, calls: CallGraph) -> None:
+        super().__init__(client, answer)
+        self._calls = calls
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Wait until the last call has ended, and return its value; of a group, the list of their values.
+
+        Raises TaskFailed for the first call that failed, TimedOut after `timeout` seconds.
+        """
+        self.wait(timeout)
+        nodes = list(self._client.graphs.nodes(self.id))
+        if any(each["state"] == "parked" for each in nodes):
+            raise TimedOut([each["job"] for each in nodes if each["state"] == "parked"], timeout or 0.0)
+        return self._calls.value(self._client, nodes)
