@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import pairwise
 from typing import Any
 
 from bots.console.parts import node
@@ -91,7 +92,7 @@ class Chart:
             for x, value in line:
                 values.setdefault(x, []).append(f"{self._fields[field]} {value:,.3g}")
         places = sorted(values)[:: max(1, -(-len(values) // MAX_STRIPS))]
-        for x, after in zip(places, [*places[1:], 1.0], strict=True):
+        for x, after in pairwise([*places, 1.0]):
             at = _clock(start + (end - start) * x, long=False)
             day = f"{_clock(start + (end - start) * x, long=True)} " if end - start > 86_400 else ""
             width = f"{max(0.0, after - x) * (WIDTH - LEFT):.1f}"

@@ -31,6 +31,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self, assert_never
+from urllib.parse import quote, urlencode
 
 import psycopg
 from leasehold.errors import NotReady
@@ -496,10 +497,8 @@ class Cluster:
             note.unlink()
 
     def _url(self, database: str) -> str:
-        where = {"host": str(self._socket()), "port": PORT}
-        from sqlalchemy import URL  # few processes make such a URL, and all load this module
-
-        return URL.create("postgresql", username=NAME, database=database, query=where).render_as_string()
+        where = urlencode({"host": str(self._socket()), "port": PORT})
+        return f"postgresql://{quote(NAME)}@/{quote(database)}?{where}"
 
 
 def _probe(url: str) -> ProbeResult:

