@@ -219,7 +219,7 @@ class Outcome(Message):
         default=None,
         ge=0,
         le=validation.MAX_TIMEOUT,
-        description="with `released`: the command asks to be run again in so many seconds",
+        description="with `released`: the seconds after which the command asks to be run again",
     )
     retry_in: float | None = Field(
         default=None,

@@ -186,8 +186,8 @@ class RetryRequest(submission.RequestModel):
         default=None,
         min_length=1,
         max_length=MAX_GRAPH_NODES,
-        description="numbers of nodes, of which those that ended badly are tried again, with all that was cancelled "
-        "because of them; unset: all that failed, died or were cancelled",
+        description="numbers of nodes to try again. One that has not ended badly is left. Nodes that were cancelled "
+        "because of one of these are tried again too. Unset: all that failed, died or were cancelled",
     )
 
 

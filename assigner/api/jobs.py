@@ -80,7 +80,7 @@ class WaitRequest(RequestModel):
 class FindRequest(RequestModel):
     names: list[str] = Field(
         min_length=1,
-        max_length=wire.MAX_LIST,
+        max_length=wire.MAX_NAMES,
         description="short forms such as 2c8a-6789ab: the digits 5 to 8 of an id and at least its last 6; @last, the "
         "newest job that this token has submitted or joined; @failed, the one of its jobs that failed last",
     )

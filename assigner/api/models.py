@@ -4,7 +4,7 @@ One module because it is one list: what each route for callers answers.
 """
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -351,9 +351,7 @@ def _waiting(row: Mapping[str, Any], chances: Mapping[str, int]) -> WaitingFor:
     if chances["fitting"] == 0:
         sentence = f"it needs {units} units, the largest of {matching} matching bots has {chances['largest']}"
         return WaitingFor(unmatchable=True, sentence=sentence)
-    if row["starts_in"] > 0:
-        sentence = f"it starts at {row['queued_at'].astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC at the earliest"
-    elif row["schedule_after"] is not None and row["backoff"] > 0:
+    if row["schedule_after"] is not None and row["backoff"] > 0 and row["starts_in"] <= 0:
         sentence = f"in backoff for another {row['backoff']:.1f} s after {row['considered']} looks without a place"
     elif row.get("held_up"):
         sentence = row["held_up"]

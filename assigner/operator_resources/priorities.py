@@ -54,12 +54,12 @@ def _points(default: Any = ..., *, help: str) -> Any:
 
 
 class ClassRequest(Request):
-    points: int = _points(help="urgency of its jobs; higher = sooner")
+    points: int = _points(help="points of its jobs; more = sooner")
 
 
 class Class(Row):
     name: str
-    points: int = given(unit="points", help="urgency of its jobs; higher = sooner")
+    points: int = given(unit="points", help="points of its jobs; more = sooner")
     priority: int = Field(description="100 - points; lower = sooner")
     level: str = Field(description="level of a job with exactly these points")
     seconds: float | None = given(unit=SECONDS, help="median run time of its jobs; unset = not known")
@@ -197,7 +197,7 @@ CLASS_RESERVES = Resource(
 
 
 class LevelRequest(Request):
-    points: int = _points(0, help="urgency of its jobs; higher = sooner; a new level needs it")
+    points: int = _points(0, help="points of its jobs; more = sooner; a new level needs them")
     timeout_seconds: float = given(
         0.0, unit=SECONDS, help="timeout of a job that sets none; a new level needs it", gt=0, le=MAX_TIMEOUT
     )
@@ -205,7 +205,7 @@ class LevelRequest(Request):
 
 class Level(Row):
     name: str
-    points: int = given(unit="points", help="urgency of its jobs; higher = sooner")
+    points: int = given(unit="points", help="points of its jobs; more = sooner")
     priority: int = Field(description="100 - points; lower = sooner")
     timeout_seconds: float = given(unit=SECONDS, help="timeout of a job that sets none")
 

@@ -1,7 +1,7 @@
 """The results of earlier nodes of its graph that a call of a task asks for: read from the gateway before it starts.
 
-The standard input of such a call has a field `inputs`, a list of numbers of nodes. In its place the task gets the state
-and the result of each of them. Calls without the field cost nothing.
+The standard input of such a call has a field `inputs`, a list of numbers of nodes. The task gets the state and the
+result of each of them in a file beside it. Calls without the field cost a search of their text.
 """
 
 import json
@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from leasehold.errors import BadInput, Conflict, Forbidden, LeaseholdError, NotFound, Unauthorised
+from leasehold.tasks.node_results import numbers_of
 from leasehold.transport import Record
 from leasehold.wire import COMMAND
 
@@ -17,6 +18,8 @@ from bots.agent.run import AttemptRun
 from bots.protocol import MAX_INPUTS, Outcome, Session
 from schema import clock
 
+#: Bytes of JSON of all results that one call may take.
+MAX_BYTES = 16 * 1024 * 1024
 #: Seconds between two tries to read them.
 _PAUSE = 1.0
 
@@ -28,12 +31,9 @@ def wanted(payload: Mapping[str, Any] | None) -> list[int]:
     if not (isinstance(command, list) and command[:1] == [COMMAND] and isinstance(stdin, str) and '"inputs"' in stdin):
         return []
     try:
-        numbers = json.loads(stdin)["inputs"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return []
-    if not isinstance(numbers, list) or any(type(each) is not int for each in numbers):
-        return []
-    return sorted(set(numbers))
+        return numbers_of(json.loads(stdin)["inputs"])
+    except (BadInput, ValueError, KeyError, TypeError, RecursionError):
+        return []  # the task says what is wrong
 
 
 class InputReader:
@@ -49,16 +49,21 @@ class InputReader:
 
     def _start(self, run: AttemptRun, numbers: Sequence[int]) -> None:
         inputs: Record = {}
+        size = 0
         try:
             for first in range(0, len(numbers), MAX_INPUTS):
-                inputs |= self._page(run, numbers[first : first + MAX_INPUTS])
+                page = self._page(run, numbers[first : first + MAX_INPUTS])
+                inputs |= page
+                size += len(json.dumps(page))
+                if size > MAX_BYTES:
+                    raise BadInput("inputs", f"have more than {MAX_BYTES:,} bytes of JSON together")
+            run.inputs = json.dumps(inputs).encode()
+        except BadInput as refused:
+            run.refused = Outcome(verdict="failed", reason=str(refused)[:400])
         except (LeaseholdError, RuntimeError) as error:
             # RuntimeError: the session is over and has closed the transport.
             reason = f"the results of its parents cannot be read: {error}"
             run.refused = Outcome(verdict="error", reason=reason[:400])
-        payload = run.assignment.payload or {}
-        stdin = json.dumps({**json.loads(payload["stdin"]), "inputs": inputs})
-        run.assignment = run.assignment._replace(payload={**payload, "stdin": stdin})
         run.start_late()
 
     def _page(self, run: AttemptRun, numbers: Sequence[int]) -> Record:

@@ -96,6 +96,11 @@ class FileNames(NamedTuple):
         """The file beside the checkpoint in which a command tells how far it is."""
         return f"{self.checkpoint}.progress"
 
+    @property
+    def inputs(self) -> str:
+        """The file beside it with the results of other nodes that a call takes."""
+        return f"{self.checkpoint}.inputs"
+
 
 #: The names where a directory has one attempt.
 FILES = FileNames(".leasehold-usage", ".leasehold-result", ".leasehold-checkpoint")
@@ -117,6 +122,20 @@ class Unsent:
     def fields(self) -> dict[str, Any]:
         """The fields of the messages that carry it."""
         return {"checkpoint": self.text, "checkpoint_number": self.number}
+
+
+def write_new(path: str, content: bytes, account: tuple[int, int] | None) -> None:
+    """Write a file for a command that has not started. account: its user and group id, where they are not the agent's.
+
+    Raises OSError, also if something is there already.
+    """
+    with (
+        _opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as descriptor,
+        open(descriptor, "wb", closefd=False) as file,
+    ):
+        file.write(content)
+        if account is not None:
+            os.fchown(descriptor, *account)
 
 
 class Checkpoint:
@@ -143,13 +162,7 @@ class Checkpoint:
         account: user and group id of the command, where they are not the agent's. Raises OSError.
         """
         if self._earlier is not None:
-            with (
-                _opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as descriptor,
-                open(descriptor, "wb", closefd=False) as file,
-            ):
-                file.write(self._earlier.encode())
-                if account is not None:
-                    os.fchown(descriptor, *account)
+            write_new(path, self._earlier.encode(), account)
             self._status = _status(path)
         self._path, self._owner = path, None if account is None else account[0]
 
@@ -191,7 +204,7 @@ class Checkpoint:
 
 
 class ProgressFile:
-    """How far the command of one attempt says that it is, of which the gateway is told at most once a second.
+    """How far the command of one attempt says that it is. The gateway is told at most once a second.
 
     The thread that sends output looks at it and sends it.
     """

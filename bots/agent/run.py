@@ -31,7 +31,16 @@ from pydantic import ValidationError
 from bots.agent.guardian import kill
 from bots.agent.isolation.containment import Containment, Site, unable_to_contain
 from bots.agent.isolation.job_accounts import JobAccount
-from bots.agent.job_files import FILES, Checkpoint, FileNames, ProgressFile, read_result, read_usage, with_retries
+from bots.agent.job_files import (
+    FILES,
+    Checkpoint,
+    FileNames,
+    ProgressFile,
+    read_result,
+    read_usage,
+    with_retries,
+    write_new,
+)
 from bots.agent.launcher import Launcher, read_messages
 from bots.agent.workspace import MARK, Workspace
 from bots.protocol import MAX_REASON, Chunk, Outcome
@@ -386,7 +395,8 @@ class AttemptRun(ABC):
         self.checkpoint = Checkpoint(assignment.checkpoint)
         self.progress = ProgressFile()
         self.has_started = False
-        #: How it ends without a start, because what it asks for before is not to be had.
+        #: The results of other nodes that a call takes, as JSON; how it ends without a start if they are not to be had.
+        self.inputs: bytes | None = None
         self.refused: Outcome | None = None
         self.over = threading.Event()
         #: How the attempt ended, set before `over`; None if the lease was lost.
@@ -469,6 +479,13 @@ class AttemptRun(ABC):
             raise ValueError("env: a name is empty or holds '='")
         return payload
 
+    def _place_files(self, directory: str, files: FileNames, account: tuple[int, int] | None) -> None:
+        """Write what the command is given in files. account: see `write_new`. Raises OSError."""
+        self.checkpoint.place(f"{directory}/{files.checkpoint}", account)
+        self.progress.place(f"{directory}/{files.progress}", account)
+        if self.inputs is not None:
+            write_new(f"{directory}/{files.inputs}", self.inputs, account)
+
     def _variables(self, payload: Payload, directory: str, files: FileNames) -> dict[str, str]:
         """Return what the command is told of its attempt and of its directory, and what its payload sets."""
         own = {
@@ -485,6 +502,7 @@ class AttemptRun(ABC):
             "LEASEHOLD_USAGE": f"{directory}/{files.usage}",
             "LEASEHOLD_RESULT": f"{directory}/{files.result}",
             "LEASEHOLD_CHECKPOINT": f"{directory}/{files.checkpoint}",
+            **({} if self.inputs is None else {"LEASEHOLD_INPUTS": f"{directory}/{files.inputs}"}),
             "LEASEHOLD_BOT": self._place.workplace.name,
             **self._gpus(),
             **({} if self.assignment.timeout is None else {"LEASEHOLD_TIMEOUT": f"{self.assignment.timeout:g}"}),
@@ -610,11 +628,11 @@ class Run(AttemptRun):
             payload = self._payload()
         except ValueError as error:
             return invalid(error)
-        if self.refused is not None:
-            return self.refused
         with self._lock:
             if self._stop is not None:
                 return self._stopped(self._stop, Ending())
+        if self.refused is not None:
+            return self.refused
         try:
             self._site = site = self._place.containment.open(self._place.workplace)
         except (OSError, LeaseholdError) as error:
@@ -628,8 +646,7 @@ class Run(AttemptRun):
             self._place.workplace.discard(site.directory)
 
     def _environment(self, payload: Payload, site: Site) -> dict[str, str]:
-        self.checkpoint.place(str(site.directory / FILES.checkpoint), site.privileges.account)
-        self.progress.place(str(site.directory / FILES.progress), site.privileges.account)
+        self._place_files(str(site.directory), FILES, site.privileges.account)
         own = self._variables(payload, str(site.directory), FILES)
         return {**self._place.environment, **site.environment, **own}
 

@@ -442,7 +442,11 @@ class TaskRun(AttemptRun):
     @property
     def may_wait(self) -> bool:
         """True if it may wait in a child for another to end: no file of it is in the directory before its turn."""
-        return self.assignment.checkpoint is None and not self.stopping
+        return not self._has_files and not self.stopping
+
+    @property
+    def _has_files(self) -> bool:
+        return self.assignment.checkpoint is not None or self.inputs is not None
 
     def check(self, app: str | None, tasks: frozenset[str] | None) -> Outcome | None:
         """Look which task is called; return the outcome if it cannot be one. tasks: those there are; None = any."""
@@ -450,7 +454,7 @@ class TaskRun(AttemptRun):
             payload = self._payload()
         except ValueError as error:
             return invalid(error)
-        if self.refused is not None:
+        if self.refused is not None and not self.stopping:
             return self.refused
         if payload.command[0] != COMMAND or len(payload.command) != 3:
             wrong = Unable(None, f"this bot runs nothing but tasks of the app '{app}'")
@@ -468,8 +472,7 @@ class TaskRun(AttemptRun):
         files = self._files = numbered(self.number)
         directory = child.place(app)
         inside = str(directory)
-        self.checkpoint.place(f"{inside}/{files.checkpoint}", child.site.privileges.account)
-        self.progress.place(f"{inside}/{files.progress}", child.site.privileges.account)
+        self._place_files(inside, files, child.site.privileges.account)
         writer: int | None = None
         if child.pipes:
             self.pipe = child.pipes.pop()
@@ -494,8 +497,9 @@ class TaskRun(AttemptRun):
             if not sent and (reader := self.drop_pipe(reusable=writer is None, child=child)) is not None:
                 os.close(reader)
         if not sent:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(directory / files.checkpoint)
+            for name in (files.checkpoint, files.inputs):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(directory / name)
             return False
         self.child, self._directory, self.pipe.run = child, directory, self
         child.stopped_before = False
@@ -629,8 +633,8 @@ class TaskRun(AttemptRun):
         assert files is not None
         if not clean:
             outcome = self._with_files(outcome, self._directory, files, self.child.site.owner)
-        if self._directory == self.child.site.directory and (not clean or self.assignment.checkpoint is not None):
-            for name in (files.usage, files.result, files.checkpoint, files.progress):
+        if self._directory == self.child.site.directory and (not clean or self._has_files):
+            for name in (files.usage, files.result, files.checkpoint, files.progress, files.inputs):
                 with contextlib.suppress(OSError):
                     os.unlink(self._directory / name)
         return outcome

@@ -82,8 +82,8 @@ def whole_ids(client: Client, given: Sequence[str]) -> list[str]:
         if not is_name_of_job(name):
             raise BadInput("id", f"'{wire.escaped(name, 80)}' is not the id of a job: {NAMES_OF_JOBS}")
     found: dict[str, str] = {}
-    for start in range(0, len(names), wire.MAX_LIST):
-        part = names[start : start + wire.MAX_LIST]
+    for start in range(0, len(names), wire.MAX_NAMES):
+        part = names[start : start + wire.MAX_NAMES]
         found |= zip(part, client.call("POST", "/v1/jobs/find", body={"names": part})["ids"], strict=True)
     return list(dict.fromkeys(found.get(each, each) for each in given))
 

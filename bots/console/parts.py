@@ -1,4 +1,4 @@
-"""The parts of which pages are made: elements, cells, tables, lists of facts, and fields beside buttons.
+"""The parts of pages: elements, cells, tables, lists of facts, and fields beside buttons.
 
 Whatever comes from the gateway is put on a page as text, never as HTML, and only by `node`. A cell with a time shows
 how long ago that was; the page's script tells the exact time, in the reader's zone, to who points at it.

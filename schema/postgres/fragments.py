@@ -101,9 +101,7 @@ SUBMISSIONS = """
 
 #: Why job `j` is in its state or rests, and until when it rests: a queued job rests with its queue.
 JOB_REASON = """
-    CASE WHEN j.state = 'queued' AND j.queued_at > now()
-            THEN 'starts at ' || to_char(j.queued_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS') || ' UTC'
-        WHEN j.state = 'queued' THEN (
+    CASE WHEN j.state = 'queued' THEN (
             SELECT CASE WHEN schedule_after > greatest(j.schedule_after, now()) THEN reason
                 ELSE coalesce(j.reason, reason) END
             FROM queues WHERE id = j.queue)

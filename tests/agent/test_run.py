@@ -1,20 +1,27 @@
 """One command of a lease, with real processes: what it gets, what it gives back, and why it may not start."""
 
 import base64
+import json
 import os
 import random
 import shutil
 import signal
 import socket
 import sys
+import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import structlog
+from leasehold.errors import NoAnswer
 
 from bots.agent import agent
 from bots.agent.guardian import process_tree
+from bots.agent.inputs import InputReader
 from bots.agent.orphans import Orphans
 from bots.agent.run import CHUNK_BYTES, Assignment, Output, Run, RunContext, StopReason, SupervisorReader
 from schema import clock, validation
@@ -65,6 +72,43 @@ def test_a_command_that_is_stopped_for_its_timeout_cannot_ask_to_be_run_again(pl
     script = "trap 'echo {\\\"again\\\": 5} > $LEASEHOLD_RESULT; exit 75' TERM; while :; do sleep 0.05; done"
     outcome = finish(start(place, "sh", "-c", script, timeout=0.3))
     assert (outcome.verdict, outcome.again, outcome.exit_code) == ("failed", None, 75)
+
+
+#: What an agent knows of its session when it reads the results of other nodes.
+SESSION: Any = SimpleNamespace(bot="bot-1", epoch=1, secret="s")
+
+
+def read_late(place: RunContext, call: Callable[..., Any], script: str, nodes: int) -> Run:
+    """A run that begins once the results of so many nodes have been read by `call`."""
+    payload = {"command": ["sh", "-c", script]}
+    run = Run(Assignment("a-job", 7, 1, "tenant", None, payload), place, notify=lambda: None)
+    InputReader(SESSION, call).start(run, range(nodes))
+    return run
+
+
+def test_the_results_of_other_nodes_are_in_a_file_and_have_a_bound(place: RunContext) -> None:
+    def call(_: str, body: Any, size: int = 2) -> Any:
+        return {"results": {str(node): {"state": "succeeded", "result": "x" * size} for node in body["nodes"]}}
+
+    run = read_late(place, call, "cat $LEASEHOLD_INPUTS", nodes=40)
+    assert finish(run).verdict == "succeeded"
+    assert json.loads(text_of(run)).keys() == {str(node) for node in range(40)}
+    large = finish(read_late(place, partial(call, size=65_000), "true", nodes=300))
+    assert (large.verdict, large.exit_code) == ("failed", None)
+    assert large.reason == "inputs: have more than 16,777,216 bytes of JSON together"
+
+
+def test_an_attempt_whose_bot_leaves_while_the_results_are_read_is_not_charged(place: RunContext) -> None:
+    asked = threading.Event()
+
+    def call(_: str, __: Any) -> Any:
+        asked.set()
+        raise NoAnswer("the gateway is away")
+
+    run = read_late(place, call, "true", nodes=1)
+    assert asked.wait(MINUTE)
+    run.stop(StopReason.RELEASED)
+    assert finish(run).verdict == "released"
 
 
 def test_the_environment_is_the_allow_list_the_payload_and_what_leasehold_says(place: RunContext) -> None:

@@ -16,6 +16,7 @@ from leasehold.errors import BadInput
 from leasehold.tasks.arguments import decode_call, decode_result, encode_call, encode_result
 from leasehold.tasks.codecs import codec_of
 from leasehold.wire import JsonSerialiser
+from pydantic import BaseModel, SecretStr
 
 JSON = JsonSerialiser()
 DAY = timedelta(hours=23)
@@ -160,3 +161,44 @@ def test_a_process_with_another_annotation_says_which_argument_it_cannot_read() 
     codec: Any = codec_of(Late)
     with pytest.raises(ValueError, match="'Late' has no field 'by'"):
         codec.decode({"at": "2026-01-01", "by": 1})
+
+
+class Login(BaseModel):
+    """A model of which the JSON tells not all."""
+
+    name: str
+    password: SecretStr
+
+
+def test_a_value_whose_json_keeps_something_back_is_refused() -> None:
+    def log_in(login: Login) -> None: ...
+
+    with pytest.raises(BadInput, match=r"^login: does not come back equal from the JSON of 'Login'"):
+        encode_call(log_in, JSON, (Login(name="ada", password=SecretStr("hunter2")),), {})
+
+
+@pytest.mark.parametrize(
+    ("value", "typed", "field"),
+    [
+        ("abc", [0], "value"),
+        ([1e300, 0, 0], ["wait"], "wait"),
+        (1, [7], "stdin"),
+        (1, [True], "stdin"),
+        (1, [[]], "stdin"),
+    ],
+)
+def test_what_nobody_could_have_encoded_is_refused_by_the_name_of_its_argument(
+    value: object, typed: list[object], field: str
+) -> None:
+    def pay(value: Decimal, wait: timedelta) -> None: ...
+
+    stdin = json.dumps({"args": [value], "kwargs": {"wait": value}, "typed": typed})
+    with pytest.raises(BadInput, match=f"^{field}: "):
+        decode_call(pay, JSON, stdin)
+
+
+def test_a_union_says_what_it_cannot_tell() -> None:
+    def when(at: date | int) -> None: ...
+
+    with pytest.raises(BadInput, match=r"^at: .*: does not tell which type of the union it has"):
+        decode_call(when, JSON, json.dumps({"args": ["2026-01-02"], "kwargs": {}, "typed": [0]}))

@@ -204,14 +204,14 @@ def test_a_caller_sees_when_its_job_starts_and_changes_it(served: Served, operat
         submitted = http.post("/v1/jobs", json={"jobs": [{"command": ["true"], "delay": 7200}]})
         (job,) = (each["id"] for each in submitted.json()["jobs"])
         (row,) = http.get("/v1/jobs").json()["jobs"]
-        assert row["reason"] == f"starts at {row['queued_at'][:19].replace('T', ' ')} UTC"
+        assert row["why"].startswith(("starts in 2 h, at ", "starts in 1 h 59 min, at "))
         assert http.get(f"/v1/jobs/{job}").json()["waiting"]["sentence"].startswith("no bot that serves")
         gates = {each["gate"]: each for each in http.get(f"/v1/jobs/{job}/explain").json()["gates"]}
         assert "it starts at" in gates["backoff"]["sentence"]
         assert gates["backoff"]["sentence"].endswith(("in 2 h", "in 1 h 59 min"))
         answer = http.post("/v1/jobs/reschedule", json={"ids": [job], "delay": 0}).json()
         assert answer["jobs"] == [{"id": job, "state": "queued", "starts_at": None, "changed": True}]
-        assert http.get("/v1/jobs").json()["jobs"][0]["reason"] is None
+        assert http.get("/v1/jobs").json()["jobs"][0]["why"] == "its turn"
         for bad in ({}, {"delay": 1, "schedule_after": "2026-12-01T10:00Z"}, {"schedule_after": "tomorrow"}):
             assert http.post("/v1/jobs/reschedule", json={"ids": [job], **bad}).status_code in (400, 422)
         foreign = operator.post("/v1/jobs", json={"jobs": [{"command": ["true"], "instance": "web"}]}).json()

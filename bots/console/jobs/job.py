@@ -170,7 +170,7 @@ def gate(one: Record) -> tuple[Cell, ...]:
 
 
 class Acts:
-    """What may be done to the job: buttons that stay in sight, of which those are shown that change its state now."""
+    """The buttons of what may be done to the job. Only those that would change something now are shown."""
 
     def __init__(self, view: View, id: str) -> None:
         self._view, self._id = view, id

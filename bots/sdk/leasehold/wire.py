@@ -35,6 +35,8 @@ LEAST_BODY = 16 * 1024 * 1024
 MAX_BATCH = 10_000
 #: Jobs in one page of a list, and ids in one request.
 MAX_LIST = 1000
+#: Short names of jobs in one request: each may read the ids of more than a minute from the index.
+MAX_NAMES = 50
 #: Bytes of a cron expression, and its fields.
 MAX_CRON, CRON_FIELDS = 200, "minute, hour, day of the month, month, day of the week"
 #: What a schedule does after an outage about the ticks that were missed.

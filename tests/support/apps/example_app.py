@@ -217,6 +217,12 @@ pool.periodic("0 6 * * *", name="morning", args=("all",), overlap="skip")(greet.
 
 
 @pool.task
+def unannotated(value):  # type: ignore[no-untyped-def]
+    """Return what it is given, of whatever type."""
+    return value
+
+
+@pool.task
 def add_all(parts: list[Decimal], more: Decimal = Decimal(0)) -> Decimal:
     """Add what other calls have returned."""
     return sum(parts, more)

@@ -25,10 +25,10 @@ from leasehold.wire import (
 
 
 class Again(Exception):
-    """A task raises it to be run again in so many seconds: no failure, and no attempt that counts.
+    """Raised by a task that asks to be run again later. It is no failure, and the attempt does not count.
 
-    seconds: 0 to a year. A job may do so 1,000 times, and is dead after that. A command says the same by the exit code
-    75 and the result `{"again": SECONDS}`. Raises ValueError for other seconds.
+    seconds: until then, 0 to a year. A job may do so 1,000 times, and is dead after that. A command says the same by
+    the exit code 75 and the result `{"again": SECONDS}`. Raises ValueError for other seconds.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -66,6 +66,7 @@ class Attempt:
         self.deadline = None if limit is None else datetime.now(UTC) + timedelta(seconds=float(limit))
         self._result = environment.get("LEASEHOLD_RESULT")
         self._checkpoint = environment.get("LEASEHOLD_CHECKPOINT")
+        self._inputs = environment.get("LEASEHOLD_INPUTS")
         self._progress: Any = None
         self._last: Any = None
         self._has_read = False
@@ -117,7 +118,7 @@ class Attempt:
         """Tell how far the work has come, for those who look at the job; `leasehold show` prints it.
 
         share: of the whole work, from 0 to 1. text: what is being done, at most 200 characters. The bot sends the
-        latest one to the pool, at most once a second; each call costs some ten microseconds. Raises BadInput.
+        latest one to the pool, at most once a second; each call costs some twenty microseconds. Raises BadInput.
         """
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
             raise BadInput("share", f"is a number from 0 to 1, not {escaped(share, 40)}")
@@ -156,6 +157,13 @@ class Attempt:
             return Path(self._checkpoint).read_text(encoding="utf-8")
         except FileNotFoundError:
             return None
+
+    def read_inputs(self) -> Mapping[str, Any]:
+        """Return the results of other nodes that the bot has read for this attempt, by number. Raises BadInput."""
+        if self._inputs is None:
+            raise BadInput("inputs", "names nodes, and only a bot reads their results")
+        found: Mapping[str, Any] = json.loads(Path(self._inputs).read_text(encoding="utf-8"))
+        return found
 
     def store_result(self, document: str) -> None:
         """Store the result of the job, a JSON document. A bot that stores no results names no file for it."""

@@ -134,7 +134,9 @@ class TaskCall:
         task = self._pool.tasks.get(self._name)
         if task is None:
             raise UnknownTask(f"'{self._name}' is not one of the tasks that this bot has imported")
-        args, kwargs = decode_call(task.function, self._pool.serialiser, self._stdin, self._fetch)
+        args, kwargs = decode_call(
+            task.function, self._pool.serialiser, self._stdin, results=self._attempt.read_inputs, fetch=self._fetch
+        )
         return task, args, kwargs
 
     def _fetch(self, reference: Any) -> Any:

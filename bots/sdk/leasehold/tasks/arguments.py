@@ -15,7 +15,7 @@ from typing import Any, get_type_hints
 from leasehold import wire
 from leasehold.errors import BadInput
 from leasehold.tasks.codecs import Codec, codec_of
-from leasehold.tasks.node_results import Inputs, with_placeholders
+from leasehold.tasks.node_results import Inputs, numbers_of, with_placeholders
 from leasehold.tasks.options import Unique
 from leasehold.transport import Record
 from leasehold.wire import JsonSerialiser, Serialiser, check_json
@@ -88,16 +88,19 @@ def encode_call(
     nodes: set[int] = set()
 
     def encoded(place: int | str, name: str, codec: Codec | None, value: Any) -> Any:
+        of_value: set[int] = set()
         try:
-            of_value: set[int] = set()
             filled = with_placeholders(value, of_value) if in_graph else value
             if of_value:
+                if type(serialiser) is not JsonSerialiser:
+                    raise ValueError("cannot be the result of a node in a pool with a serialiser of its own")
                 # What else it holds is JSON, because a codec takes no value that is not there yet.
                 nodes.update(of_value)
                 codec, value = None, filled
             found, by_codec = encode_value(serialiser, codec, value)
         except (TypeError, ValueError) as error:
             unread = f"; its annotation cannot be read: {form.problem}" if form.problem else ""
+            unread = "; beside the result of a node an argument holds only JSON" if of_value else unread
             raise BadInput(name, (str(error) or type(error).__name__) + unread) from None
         if by_codec:
             typed.append(place)
@@ -121,47 +124,51 @@ def decode_call(
     function: Callable[..., Any],
     serialiser: Serialiser,
     stdin: str,
+    *,
+    results: Callable[[], Mapping[str, Any]] | None = None,
     fetch: Callable[[Any], Record] | None = None,
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Return the arguments of which `encode_call` made this standard input. Raises BadInput.
+    """Return the arguments that a standard input holds, which `encode_call` made of them. Raises BadInput.
 
-    fetch: returns the result that holds a large value of another call.
+    results: reads the results of nodes that the call takes. fetch: returns the result that holds a large value of
+    another call. None: there are no such results here.
     """
     try:
         document = json.loads(stdin)
         args, kwargs = list(document["args"]), dict(document["kwargs"])
-        typed = document.get("typed", ())
+        typed = list(document.get("typed", ()))
         asked = document.get("inputs")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadInput("stdin", f"is no JSON object with args and kwargs: {error}") from None
-    if asked and fetch is not None:
-        typed = [*typed, *_fill(function, args, kwargs, Inputs(asked, fetch))]
+    if asked is not None and results is not None and fetch is not None and numbers_of(asked):
+        typed += _fill(args, kwargs, Inputs(results(), fetch))
     if not typed:
         decode = serialiser.decode
         return [decode(each) for each in args], {name: decode(each) for name, each in kwargs.items()}
     form = form_of(function)
     names = list(form.names(len(args)))
     for place in typed:
-        if isinstance(place, int):
+        if type(place) is int and 0 <= place < len(names):
             name, codec = names[place]
             args[place] = _decoded(form, name, codec, args[place])
-        else:
+        elif isinstance(place, str) and place in kwargs:
             kwargs[place] = _decoded(form, place, form.codec(place), kwargs[place])
+        else:
+            raise BadInput("stdin", "names in `typed` what is no argument of the call")
     return args, kwargs
 
 
-def _fill(function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any], inputs: Inputs) -> Iterator[int | str]:
-    """Put the results of other calls into the arguments; yield those that a codec of this function has to decode."""
-    form = form_of(function)
-    for place, (_, codec) in enumerate(form.names(len(args))):
+def _fill(args: list[Any], kwargs: dict[str, Any], inputs: Inputs) -> Iterator[int | str]:
+    """Put the results of other calls into the arguments; yield those that a codec has encoded."""
+    for place, value in enumerate(args):
         inputs.typed = False
-        args[place] = inputs.fill(args[place])
-        if inputs.typed and codec is not None:
+        args[place] = inputs.fill(value)
+        if inputs.typed:
             yield place
-    for name in kwargs:
+    for name, value in kwargs.items():
         inputs.typed = False
-        kwargs[name] = inputs.fill(kwargs[name])
-        if inputs.typed and form.codec(name) is not None:
+        kwargs[name] = inputs.fill(value)
+        if inputs.typed:
             yield name
 
 
@@ -172,7 +179,7 @@ def encode_result(function: Callable[..., Any], serialiser: Serialiser, value: A
 
 
 def decode_result(function: Callable[..., Any], serialiser: Serialiser, document: Record) -> Any:
-    """Return the value of which `encode_result` made this. Raises BadInput if the function's annotation is another."""
+    """Return the value that a result of `encode_result` stands for. Raises BadInput if the annotation is another."""
     if not document.get("typed"):
         return serialiser.decode(document["ok"])
     form = form_of(function)
@@ -208,7 +215,7 @@ def _decoded(form: CallForm, name: str, codec: Codec | None, found: Any) -> Any:
         raise BadInput(name, f"cannot be read by the annotation of this process: {reason}")
     try:
         return codec.decode(found)
-    except (ValueError, KeyError, TypeError, AttributeError, NameError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, NameError, ArithmeticError) as error:
         raise BadInput(name, f"cannot be read by the annotation of this process: {error}") from None
 
 

@@ -167,7 +167,11 @@ class Model:
         # Of a derived class more would be stored than comes back.
         if type(value) is not self.cls:
             raise _refuse(value, self.cls.__name__)
-        return value.model_dump(mode="json", by_alias=True, round_trip=True)
+        found = value.model_dump(mode="json", by_alias=True, round_trip=True)
+        # A secret is dumped as asterisks, and a field may be left out of what is dumped.
+        if self.decode(found) != value:
+            raise ValueError(f"does not come back equal from the JSON of '{self.cls.__name__}': a field is kept back")
+        return found
 
     def decode(self, found: Any) -> Any:
         # From text, as a strict model takes a date from a text of JSON alone.
@@ -361,6 +365,8 @@ class OneOf:
     def decode(self, found: Any) -> Any:
         if found is None:
             return None
+        if not isinstance(found, dict):
+            raise ValueError("does not tell which type of the union it has")
         return self._codecs[found["type"]].decode(found["value"]) if "type" in found else found["value"]
 
 

@@ -25,7 +25,11 @@ class LargeResults(Protocol):
         """
 
     def fetch(self, reference: Any) -> bytes:
-        """Return the document that `keep` has returned this reference for."""
+        """Return the document that `keep` has returned this reference for.
+
+        The reference comes from the result of a job, and so from whoever wrote its command: refuse what `keep` would
+        not return.
+        """
 
 
 class ResultFiles:

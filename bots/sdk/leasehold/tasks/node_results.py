@@ -1,10 +1,11 @@
 """What the call of one node of a graph has returned, as an argument of a later one.
 
 In the standard input such an argument is `{"leasehold.result": NUMBER}`, anywhere in `args` and `kwargs`, and `inputs`
-lists the numbers. When the call starts, its bot has put the state and the result of each node in the place of `inputs`.
+lists the numbers. The bot of the call reads the state and the result of each node before the start. They come to the
+task beside the standard input, which a submitter writes and which therefore can name nodes only.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,13 +35,22 @@ def with_placeholders(value: Any, nodes: set[int]) -> Any:
     return value
 
 
-class Inputs:
-    """The results that a bot has put into the standard input of a call. fetch: of large values; see LargeResults."""
+def numbers_of(asked: Any) -> list[int]:
+    """Return the numbers of the field `inputs` of a standard input, each once. Raises BadInput."""
+    if not isinstance(asked, list) or any(type(each) is not int for each in asked):
+        raise BadInput("inputs", "lists the numbers of nodes")
+    return sorted(set(asked))
 
-    def __init__(self, results: Any, fetch: Callable[[Any], Record]) -> None:
-        if not isinstance(results, dict):
-            raise BadInput("inputs", "are the numbers of nodes still: only a bot of a pool puts their results there")
+
+class Inputs:
+    """The results that a call takes.
+
+    results: as a bot has read them, by the number of the node. fetch: see `LargeResults`.
+    """
+
+    def __init__(self, results: Mapping[str, Any], fetch: Callable[[Any], Record]) -> None:
         self._results, self._fetch = results, fetch
+        self._documents: dict[int, Any] = {}
         #: A codec has encoded one of the values that `fill` has met.
         self.typed = False
 
@@ -53,9 +63,20 @@ class Inputs:
         return [self.fill(each) for each in value] if isinstance(value, list) else value
 
     def _value(self, node: Any) -> Any:
+        if type(node) is not int:
+            raise BadInput("inputs", f"'{RESULT_OF}' is the number of a node")
+        if node not in self._documents:
+            self._documents[node] = self._document(node)
+        document = self._documents[node]
+        if document is None:
+            return None
+        self.typed = self.typed or bool(document.get("typed"))
+        return document["ok"]
+
+    def _document(self, node: int) -> Any:
         found = self._results.get(str(node))
         if found is None:
-            raise BadInput("inputs", f"this node does not depend on node {node}, so that there is no result of it")
+            raise BadInput("inputs", f"this node does not depend on node {node}, or that is no longer stored")
         if found["state"] != "succeeded":
             return None
         document = found["result"]
@@ -63,5 +84,4 @@ class Inputs:
             document = self._fetch(document["kept"])
         if not isinstance(document, dict) or "ok" not in document:
             raise BadInput("inputs", f'node {node} has succeeded without a result of the form {{"ok": VALUE}}')
-        self.typed = self.typed or bool(document.get("typed"))
-        return document["ok"]
+        return document
