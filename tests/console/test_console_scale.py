@@ -1,6 +1,8 @@
 """The console before many jobs and bots: every list opens, and an act on thousands of jobs can be stopped."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -51,6 +53,17 @@ def rows(large: Console, statement: str) -> list[Any]:
     return large.served.database.run(lambda connection: list(connection.execute(Statement(statement))))
 
 
+@contextmanager
+def held_half_way(large: Console) -> Iterator[None]:
+    """Have whoever acts on the jobs of the act wait for one in their middle, until the block is left."""
+    acted = f"(SELECT id FROM instances WHERE name = '{ACTED}')"
+    middle = f"SELECT id FROM jobs WHERE instance = {acted} ORDER BY id LIMIT 1 OFFSET {MANY // 2} FOR UPDATE"
+    with large.served.database.begin() as connection:
+        connection.execute(Statement("SET LOCAL idle_in_transaction_session_timeout = 0"))
+        assert len(list(connection.execute(Statement(middle)))) == 1
+        yield
+
+
 def test_every_list_opens_and_shows_what_it_should(person: Person, large: Console) -> None:
     (job,) = rows(large, "SELECT public_id FROM jobs WHERE state = 'running' ORDER BY id LIMIT 1")[0]
     person.log_in(large.operator)
@@ -75,14 +88,16 @@ def test_an_act_on_many_jobs_is_stopped_and_goes_on_and_changes_each_once(person
     for verb, asked in (("Stop", r"Hold 5,000\+ jobs\?"), ("", r"Hold [0-9,]+\+? jobs?\?")):
         person.page.click(".acts > button:text-is('Hold')")
         person.page.locator(".question p").filter(has_text=re.compile(asked)).wait_for()
-        person.page.click(".question .agree")
         if verb:
-            person.page.wait_for_selector("text=changed so far")
-            person.page.click("button:text-is('Stop')")
+            with held_half_way(large):
+                person.page.click(".question .agree")
+                person.page.wait_for_selector("text=changed so far")
+                person.page.click("button:text-is('Stop')")
             told = person.page.wait_for_selector("text=/hold: stopped; .* are changed and stay so/").inner_text()
             changed.append(int(re.sub(r"\D", "", told)))
             assert rows(large, "SELECT count(*) FROM jobs WHERE state = 'parked'")[0][0] == changed[0]
         else:
+            person.page.click(".question .agree")
             told = person.page.wait_for_selector("text=/hold: [0-9,]+ changed$/").inner_text()
             changed.append(int(re.sub(r"\D", "", told)))
     assert 0 < changed[0] < MANY
