@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from bots.cli import output
 from bots.cli.caller import Caller, caller_options
 from bots.cli.output import Record
+from bots.cli.waiting import graph_progress
 from schema import readable, validation
 from schema.readable import Column, Group, table
 from schema.requests import GraphRequest
@@ -197,7 +198,8 @@ def _read(file: IO[bytes], *options: Mapping[str, Any]) -> dict[str, Any]:
 
 def finish(client: Client, graph: str, instance: str | None, *, caller: Caller, timeout: float | None) -> None:
     """Wait until no node of the graph can run any more, and print it. Raises LeaseholdError unless all succeeded."""
-    found = client.graphs.wait(graph, instance=instance, timeout=timeout)
+    with graph_progress() as told:
+        found = client.graphs.wait(graph, instance=instance, timeout=timeout, told=told)
     output.print_json(found) if caller.json else _print_graph(found)
     # A callback that had nothing to do is cancelled; nothing is wrong with that.
     needless = found.get("callback") == "failed" and found["callback_outcome"] == "cancelled"

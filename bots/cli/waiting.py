@@ -15,7 +15,7 @@ import click
 from leasehold import wire
 from leasehold.client import Client
 from leasehold.errors import LeaseholdError, TimedOut
-from leasehold.states import JobState
+from leasehold.states import FINAL, JobState
 
 from bots.cli import output
 from bots.cli.caller import Caller
@@ -128,11 +128,12 @@ def exit_code(job: Record) -> int:
 
 
 class Tally:
-    """Ended jobs by state, of `total`, since this object was made."""
+    """Ended jobs by state, of `total`. ended: those that had ended before, which do not count for the rate."""
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, ended: Counter[str] | None = None) -> None:
         self.total = total
-        self.ended: Counter[str] = Counter()
+        self.ended = Counter[str](ended)
+        self._before = self.ended.total()
         #: What running jobs say of their progress, by id, the latest last.
         self.told: dict[str, Record] = {}
         self._began = clock.monotonic()
@@ -162,8 +163,8 @@ class Tally:
         """The counts, the mean rate so far, and the time that is left at this rate."""
         states = ", ".join(f"{number:,} {name}" for name, number in self.ended.most_common())
         told = f"{self.done:,} of {self.total:,} jobs ended" + (f": {states}" if states else "")
-        rate = self.done / max(self.seconds, 0.001)
-        if not self.done:
+        rate = (self.done - self._before) / max(self.seconds, 0.001)
+        if not rate:
             return f"{told}; {output.seconds(self.seconds)}{self._latest}"
         if self.done == self.total:
             return f"{told}; in {output.seconds(self.seconds)}, {rate:.1f} a second"
@@ -286,6 +287,35 @@ def finish_file(client: Client, ids: Sequence[str], *, caller: Caller, quiet: bo
             click.echo(f"and {len(bad) - NAMED:,} more that did not succeed", err=True)
         click.echo(str(tally), err=True)
     _require_success(ended)
+
+
+@contextmanager
+def graph_progress() -> Iterator[Callable[[Record], None]]:
+    """Show how many nodes of a graph have ended; gives what takes the graph each time that it was looked at.
+
+    On Ctrl-C, says that the graph goes on; raises click's Abort then.
+    """
+    seen: list[tuple[Record, Tally, Display]] = []
+
+    def told(graph: Record) -> None:
+        ended = Counter({state: graph[state] for state in map(str, FINAL) if graph[state]})
+        if not seen:
+            tally = Tally(graph["nodes"], ended)
+            seen.append((graph, tally, Bar(tally) if output.terminal() else Lines(tally)))
+        for _, tally, display in seen:
+            tally.ended = ended
+            display.update()
+
+    try:
+        yield told
+    except KeyboardInterrupt:
+        for graph, _, _ in seen:
+            id = graph["id"]
+            click.echo(f"\ngraph {id} goes on: `leasehold graph wait {id}`, or `leasehold graph cancel {id}`", err=True)
+        raise click.Abort from None
+    finally:
+        for _, _, display in seen:
+            display.close()
 
 
 def _require_success(ended: Sequence[Record]) -> None:

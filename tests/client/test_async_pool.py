@@ -11,6 +11,7 @@ import psycopg
 import pytest
 from leasehold.async_pool import AsyncPool
 from leasehold.errors import BadInput, NoAnswer, NotFound, TaskFailed, TimedOut
+from leasehold.graphs import GraphState
 from leasehold.jobs import JobRequest, Result
 from leasehold.pool import Pool
 from leasehold.states import JobState
@@ -64,8 +65,10 @@ def test_the_calls_of_a_pool_are_coroutines(served: Served) -> None:
         graph = pool.graph("release")
         graph.add(["tell"], after=[graph.add(["make"])])
         taken = await graph.submit()
+        seen: list[GraphState] = []
         with pytest.raises(TimedOut):
-            await taken.wait(timeout=0.1)
+            await taken.wait(timeout=0.1, on_progress=seen.append)
+        assert [state.blocked for state in seen] == [1], "a state is told once"
         assert await taken.cancel() == 2
         assert (await taken.wait()).state == "cancelled"
         assert {result.state for result in (await taken.results()).values()} == {JobState.CANCELLED}

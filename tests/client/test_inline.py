@@ -28,6 +28,7 @@ def test_every_example_tells_the_same_in_this_process_and_on_a_pool(tmp_path: Pa
         told = example_app.results(here)
     assert told["classes"][-1] == {date(2026, 1, 2): an_order(), date(2026, 1, 3): b"\0"}
     assert len(told["large"][-1]) == 70_000
+    assert told["steps"][-1][3] == "ps", "each step ran once"
     with running_pool(bots=0, app="tests.support.apps.example_app:pool"):
         assert told == example_app.results(there)
         assert see_progress(there / "seen")

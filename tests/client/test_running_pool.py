@@ -7,6 +7,7 @@ from pathlib import Path
 import leasehold
 import pytest
 from leasehold.errors import LeaseholdError
+from leasehold.graphs import GraphState
 from leasehold.pool import Pool
 from leasehold.states import JobState
 
@@ -32,7 +33,10 @@ def test_a_graph_runs_in_its_order(leasehold_pool: Pool) -> None:
     build = graph.add(["false"])
     tell = graph.add(["echo", "told"], after=[build], on_failure="run")
     taken = graph.submit()
-    state = taken.wait(ENDS)
+    seen: list[GraphState] = []
+    state = taken.wait(ENDS, on_progress=seen.append)
+    assert (seen[-1], len(seen)) == (state, len(set(seen))), "each state is told once"
+    assert repr(taken) == f"SubmittedGraph(name='build', id='{taken.id}', nodes=2)"
     assert (state.state, state.succeeded, state.failed, state.all_succeeded) == ("finished", 1, 1, False)
     assert taken.results()[tell].text == "told\n"
 

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from leasehold.runtime.attempt import Attempt as Attempt
     from leasehold.runtime.attempt import Cancelled as Cancelled
     from leasehold.runtime.attempt import current as current
+    from leasehold.runtime.steps import step as step
     from leasehold.states import FINAL as FINAL
     from leasehold.states import JobState as JobState
     from leasehold.tasks.large_results import ResultFiles as ResultFiles
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
 _EXPORTS = {
     "async_pool": ("AsyncPool",),
     "runtime.attempt": ("Again", "Attempt", "Cancelled", "current"),
+    "runtime.steps": ("step",),
     "client": ("Client", "Job"),
     "errors": (
         *("BadInput", "Conflict", "Forbidden", "LeaseholdError", "NoAnswer", "NotFound", "NotInline", "NotReady"),

@@ -13,9 +13,10 @@ from types import TracebackType
 from typing import Any, ClassVar, Literal, ParamSpec, Self, TypeVar, Unpack, overload
 
 from leasehold.async_calls import AsyncCalls, on_thread
+from leasehold.calls.graphs import is_unfinished
 from leasehold.client import LONG_POLL, MAX_IDS, PROGRESS_POLL, Client, Job, Output
 from leasehold.errors import LeaseholdError, TaskFailed, TimedOut
-from leasehold.graphs import GraphRequest, GraphState, Node, OnFailure, SubmittedGraph
+from leasehold.graphs import Changes, GraphRequest, GraphState, Node, OnFailure, SubmittedGraph
 from leasehold.jobs import (
     AnyJob,
     CancelledJob,
@@ -317,24 +318,32 @@ class AsyncSubmittedGraph:
         self.id, self.name, self.created = graph.id, graph.name, graph.created
         self.jobs, self.warnings = graph.jobs, graph.warnings
 
+    def __repr__(self) -> str:
+        return f"Async{self._graph!r}"
+
     async def state(self) -> GraphState:
         """See `SubmittedGraph.state`."""
         return await self._pool.call(self._graph.state)
 
-    async def wait(self, timeout: float | None = None) -> GraphState:
-        """See `SubmittedGraph.wait`."""
+    async def wait(
+        self, timeout: float | None = None, *, on_progress: Callable[[GraphState], object] | None = None
+    ) -> GraphState:
+        """See `SubmittedGraph.wait`. The function is called in the event loop."""
         loop = asyncio.get_running_loop()
         deadline = math.inf if timeout is None else loop.time() + timeout
         rest = 0.05
+        tell = None if on_progress is None else Changes(on_progress)
         while True:  # no thread is kept between two looks
-            try:
-                return await self._pool.call(self._graph.wait, 0.0)
-            except TimedOut as going:
-                left = deadline - loop.time()
-                if left <= 0:
-                    raise TimedOut(going.pending, timeout or 0.0) from None
-                await asyncio.sleep(min(left, rest))
-                rest = min(1.0, 2 * rest)
+            found = await self._pool.call(self._graph.look)
+            if tell is not None:
+                tell(found)
+            if not is_unfinished(found):
+                return GraphState.of(found)
+            left = deadline - loop.time()
+            if left <= 0:
+                raise TimedOut([self.id], timeout or 0.0)
+            await asyncio.sleep(min(left, rest))
+            rest = min(1.0, 2 * rest)
 
     async def results(self) -> Mapping[Node, Result]:
         """See `SubmittedGraph.results`."""

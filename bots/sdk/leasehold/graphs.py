@@ -1,7 +1,7 @@
 """Graphs of jobs that depend on each other: put together here, submitted whole or not at all."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeAlias, Unpack
 
@@ -143,13 +143,26 @@ class SubmittedGraph:
         }
         self.warnings: Sequence[str] = tuple(answer["warnings"])
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(name={self.name!r}, id={self.id!r}, nodes={len(self.jobs)})"
+
+    def look(self) -> Record:
+        """Return the graph as the gateway shows it, without its nodes."""
+        return self._client.graphs.show(self.id)
+
     def state(self) -> GraphState:
         """Return how many nodes are in each state."""
-        return GraphState.of(self._client.graphs.show(self.id))
+        return GraphState.of(self.look())
 
-    def wait(self, timeout: float | None = None) -> GraphState:
-        """Wait until no node can run any more. Raises TimedOut after `timeout` seconds; the graph goes on."""
-        return GraphState.of(self._client.graphs.wait(self.id, timeout=timeout))
+    def wait(
+        self, timeout: float | None = None, *, on_progress: Callable[[GraphState], object] | None = None
+    ) -> GraphState:
+        """Wait until no node can run any more. Raises TimedOut after `timeout` seconds; the graph goes on.
+
+        on_progress: called with the state of the graph each time that it has changed, at most once a second.
+        """
+        watch = None if on_progress is None else Changes(on_progress)
+        return GraphState.of(self._client.graphs.wait(self.id, timeout=timeout, told=watch))
 
     def results(self) -> Mapping[Node, Result]:
         """Return the state of every node, and how it ended if it has. Raises NotFound if a job was deleted.
@@ -175,6 +188,20 @@ class SubmittedGraph:
     def cancel(self) -> int:
         """Cancel waiting nodes and stop running ones; return how many."""
         return int(self._client.graphs.cancel(self.id)["jobs"])
+
+
+class Changes:
+    """Hands the states of a graph on to a function, each once."""
+
+    def __init__(self, on_progress: Callable[[GraphState], object]) -> None:
+        self._tell = on_progress
+        self._last: GraphState | None = None
+
+    def __call__(self, found: Record) -> None:
+        state = GraphState.of(found)
+        if state != self._last:
+            self._last = state
+            self._tell(state)
 
 
 def _edge(parent: Node, on_failure: OnFailure | None) -> int | dict[str, Any]:

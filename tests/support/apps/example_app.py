@@ -60,6 +60,38 @@ def come_through(file: str, failures: int) -> list[Any]:
     return [before, leasehold.current().attempt]
 
 
+@pool.task(retries=2)
+async def go_on(file: str) -> list[Any]:
+    """Fail after each of two recorded steps, then tell what they have returned, and how often each ran."""
+    log = Path(file)
+    here = leasehold.current()
+
+    def price(cents: int) -> Decimal:
+        log.write_text(log.read_text() + "p")
+        return Decimal(cents) / 100
+
+    async def send(to: str) -> tuple[str, int]:
+        log.write_text(log.read_text() + "s")
+        return to, here.attempt
+
+    if here.attempt == 1:
+        log.write_text("")
+    cost = leasehold.step("price", price, 250)
+    here.checkpoint({"attempt": here.attempt, "before": here.last_checkpoint})
+    if here.attempt == 1:
+        leasehold.step("wrong", divide.function, 1, 0)
+    sent = await leasehold.step("send", send, to="Ada")
+    if here.attempt == 2:
+        raise OSError("not yet")
+    told = [
+        refused(lambda: leasehold.step("price", price, 1)),
+        refused(lambda: leasehold.step("", price, 1)),
+        refused(lambda: leasehold.step("set", lambda: {1})),
+        refused(lambda: leasehold.step("large", lambda: "x" * 70_000)),
+    ]
+    return [str(cost), type(cost).__name__, sent, log.read_text(), here.last_checkpoint, sorted(here.steps), told]
+
+
 @pool.task
 def come_again(file: str, times: int) -> int:
     """Ask so many times to be run again, then tell the attempt."""
@@ -180,7 +212,8 @@ def results(scratch: Path) -> dict[str, Any]:
     greeted = greet.batch([("Ada",), ("Ada",), {"name": "Bob"}])
     keyed = [divide.using(key="half", label="sums").defer(1.0) for _ in range(2)]
     ended = {job.id: job for job in greeted}
-    first, second, third, fourth = (str(scratch / name) for name in ("first", "second", "third", "fourth"))
+    names = ("first", "second", "third", "fourth", "fifth")
+    first, second, third, fourth, fifth = (str(scratch / name) for name in names)
     return {
         "value": ending(divide.defer(7, right=2)),
         "coroutine": ending(double.using(timeout=9000.0, instance="shop").defer("ab"))[:6],
@@ -188,6 +221,7 @@ def results(scratch: Path) -> dict[str, Any]:
         "later": ending(come_through.defer(first, 2)),
         "never": ending(come_through.defer(second, 9)),
         "gave up": [ending(give_up.using(retries=tries).defer()) for tries in (0, 1)],
+        "steps": ending(go_on.defer(fifth)),
         "again": ending(come_again.defer(third, 3)),
         "by policy": ending(choose.defer(fourth)),
         "large": ending(make.defer(70_000)),

@@ -73,25 +73,43 @@ class Graphs:
         body = {"graph": graph} | ({} if instance is None else {"instance": instance})
         return self._transport.call("POST", "/v1/graphs/cancel", body=body)
 
-    def wait(self, graph: str, *, instance: str | None = None, timeout: float | None = None) -> Record:
-        """Wait until no node of the graph can run any more, and return the graph as `show` does. Raises TimedOut."""
+    def wait(
+        self,
+        graph: str,
+        *,
+        instance: str | None = None,
+        timeout: float | None = None,
+        told: Callable[[Record], object] | None = None,
+    ) -> Record:
+        """Wait until no node of the graph can run any more, and return the graph as `show` does.
+
+        told: called with the graph each time that it is looked at, up to once a second. Raises TimedOut after `timeout`
+        seconds.
+        """
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         pause = 0.05
-        while _is_unfinished(found := self.show(graph, instance=instance)):
+        while True:
+            found = self.show(graph, instance=instance)
+            if told is not None:
+                told(found)
+            if not is_unfinished(found):
+                return found
             left = deadline - time.monotonic()
             if left <= 0:
                 raise TimedOut([found["id"]], timeout or 0.0)
             self._transport.rest(min(left, pause))
             pause = min(1.0, 2 * pause)
-        return found
 
     def _show(self, graph: str, query: Mapping[str, str | int | None]) -> Record:
         given = {name: value for name, value in query.items() if value is not None}
         return self._transport.call("GET", _path(graph), query=given)
 
 
-def _is_unfinished(found: Record) -> bool:
-    """True if a node may still start or has not ended yet. What waits for a failed node may be blocked for ever."""
+def is_unfinished(found: Mapping[str, Any]) -> bool:
+    """Return True if a node of a shown graph may still start, or has not ended.
+
+    What waits for a failed node may be blocked for ever.
+    """
     return bool(found["state"] == "active" or found["queued"] or found["active"])
 
 

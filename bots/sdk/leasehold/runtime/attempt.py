@@ -6,6 +6,7 @@ files.
 
 import json
 import os
+import threading
 import time
 from collections.abc import Mapping
 from contextvars import ContextVar
@@ -22,6 +23,9 @@ from leasehold.wire import (
     check_json,
     escaped,
 )
+
+#: The field of a stored checkpoint that holds the recorded steps.
+STEPS = "leasehold.steps"
 
 
 class Again(Exception):
@@ -68,8 +72,12 @@ class Attempt:
         self._checkpoint = environment.get("LEASEHOLD_CHECKPOINT")
         self._inputs = environment.get("LEASEHOLD_INPUTS")
         self._progress: Any = None
-        self._last: Any = None
-        self._has_read = False
+        #: The checkpoint and the recorded steps, as stored together; None: not read yet.
+        self._kept: dict[str, Any] | None = None
+        #: Threads and coroutines of the attempt record steps side by side.
+        self._recording = threading.Lock()
+        #: The names of steps that have begun in this attempt; see `leasehold.step`.
+        self.begun_steps: set[str] = set()
         #: The attempt has been asked to end.
         self.cancelled = False
 
@@ -89,30 +97,54 @@ class Attempt:
     @property
     def last_checkpoint(self) -> Any:
         """The latest checkpoint of this attempt or an earlier one of the job; None if there is none."""
-        if not self._has_read:
-            text = self.read_checkpoint()
-            self._last = None if text is None else json.loads(text)
-        self._has_read = True
-        return self._last
+        return self._read()["checkpoint"]
 
     def checkpoint(self, data: Any) -> None:
         """Store how far the work has come, for the next attempt if this one is lost.
 
-        data: a JSON value of at most 64 KiB; it replaces the one before. The bot sends it to the pool soon after.
-        Raises BadInput for any other value, and LeaseholdError if the bot stores no checkpoints.
+        data: a JSON value; it replaces the one before. It and the recorded steps have at most 64 KiB. The bot sends it
+        to the pool soon after. Raises BadInput for any other value, LeaseholdError if the bot stores no checkpoints.
         """
         try:
             check_json(data)
         except ValueError as error:
             raise BadInput("checkpoint", str(error)) from None
-        text = json.dumps(data, allow_nan=False)
+        if isinstance(data, dict) and STEPS in data:
+            raise BadInput("checkpoint", f"has the key '{STEPS}', under which steps are recorded")
+        with self._recording:
+            self._keep({**self._read(), "checkpoint": data}, "checkpoint")
+
+    @property
+    def steps(self) -> Mapping[str, Any]:
+        """What this attempt and earlier ones of the job have recorded, by the names of the steps."""
+        steps: Mapping[str, Any] = self._read()[STEPS]
+        return steps
+
+    def record_step(self, name: str, record: Any) -> None:
+        """Keep what a step has returned, JSON, for the next attempt. Raises as `checkpoint`."""
+        with self._recording:
+            kept = self._read()
+            self._keep({**kept, STEPS: {**kept[STEPS], name: record}}, f"step '{name}'")
+
+    def _read(self) -> dict[str, Any]:
+        kept = self._kept
+        if kept is None:
+            text = self.read_checkpoint()
+            found = None if text is None else json.loads(text)
+            kept = found if isinstance(found, dict) and STEPS in found else {STEPS: {}, "checkpoint": found}
+            self._kept = kept
+        return kept
+
+    def _keep(self, kept: dict[str, Any], what: str) -> None:
+        # A job without steps has its checkpoint alone.
+        text = json.dumps(kept if kept[STEPS] else kept["checkpoint"], allow_nan=False)
         if len(text) > MAX_CHECKPOINT_BYTES:
-            raise BadInput(
-                "checkpoint", f"has {len(text)} bytes as JSON, and at most {MAX_CHECKPOINT_BYTES} are stored"
-            )
+            beside = " with what is kept already" if kept[STEPS] else ""
+            most = f"at most {MAX_CHECKPOINT_BYTES} are stored"
+            raise BadInput(what, f"has {len(text)} bytes as JSON{beside}, and {most}")
         self.store_checkpoint(text)
-        # A copy, so that later changes of `data` do not seem to be stored.
-        self._last, self._has_read = json.loads(text), True
+        # A copy, so that later changes of a value do not seem to be stored.
+        self._kept = {**kept, **json.loads(text)} if kept[STEPS] else {**kept, "checkpoint": json.loads(text)}
 
     def progress(self, share: float, text: str = "") -> None:
         """Tell how far the work has come, for those who look at the job; `leasehold show` prints it.
