@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from datetime import UTC, date, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import get_type_hints
 
@@ -28,6 +29,9 @@ def test_every_example_tells_the_same_in_this_process_and_on_a_pool(tmp_path: Pa
         told = example_app.results(here)
     assert told["classes"][-1] == {date(2026, 1, 2): an_order(), date(2026, 1, 3): b"\0"}
     assert len(told["large"][-1]) == 70_000
+    graph = told["graph"]
+    assert graph["ends"] == [{"ok": "4.5", "typed": True}, {"ok": {"none": None}}]
+    assert (graph["chained"], graph["summed"], graph["failing"]) == ([1.0, 0.5], Decimal(16), "TaskFailed")
     assert told["steps"][-1][3] == "ps", "each step ran once"
     with running_pool(bots=0, app="tests.support.apps.example_app:pool"):
         assert told == example_app.results(there)
@@ -123,6 +127,10 @@ def test_what_waits_for_a_time_runs_when_the_test_says_so_and_its_equals_join_it
     assert [job.result() for job in (later, soon, past)] == ["Hello Ada", "Hello Bob", "Hello Eve"]
     ended = [leasehold_inline.jobs[job.id].finished_at for job in (past, dropped, soon, later)]
     assert ended == sorted(ended)
+    chained = leasehold.chain(divide.after(60).s(8), divide.s(2)).defer()
+    with pytest.raises(leasehold.LeaseholdError, match="waits for its time"):
+        chained.result()
+    assert (leasehold_inline.run_delayed(), chained.result()) == (1, 2.0)
 
 
 def test_every_option_of_a_task_is_known_here() -> None:

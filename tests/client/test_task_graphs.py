@@ -10,32 +10,9 @@ from leasehold.errors import BadInput
 from leasehold.graphs import GraphRequest
 from leasehold.tasks.arguments import decode_call, encode_call
 from leasehold.tasks.node_results import NodeResult
-from leasehold.testing import running_pool
 from leasehold.wire import JsonSerialiser
 
 from tests.support.apps import example_app, task_app
-
-pytest_plugins = ["leasehold.testing"]
-
-
-def test_calls_of_a_graph_take_what_others_have_returned() -> None:
-    with running_pool(bots=0, app="tests.support.apps.example_app:pool"):
-        graph = example_app.pool.graph("sums")
-        first = graph.add(example_app.add_all, [], Decimal("1.5"))
-        second = graph.add(example_app.add_all, [first.result, first.result])
-        seen = graph.add(example_app.add_all, [second.result], named={"more": first.result})
-        taken = graph.submit()
-        taken.wait(example_app.ENDS)
-        (ended,) = example_app.pool.client.results([taken.jobs[seen].id])
-        add, half = example_app.add_all, example_app.divide
-        chained = leasehold.chain(half.s(8), half.s(2), leasehold.group(half.s(2), half.s(4))).defer()
-        assert chained.result(example_app.ENDS) == [1.0, 0.5]
-        summed = leasehold.chord([add.s([Decimal(n)]) for n in (1, 2, 3)], add.s(Decimal(10))).defer()
-        assert summed.result(example_app.ENDS) == Decimal(16)
-        failing = leasehold.chain(half.s(8, 0), half.s(2)).defer()
-        with pytest.raises(leasehold.TaskFailed, match="division by zero"):
-            failing.result(example_app.ENDS)
-    assert ended["result"] == {"ok": "4.5", "typed": True}, ended
 
 
 def test_calls_that_cannot_be_put_together_are_refused() -> None:

@@ -238,8 +238,36 @@ def results(scratch: Path) -> dict[str, Any]:
         "no argument": refused(lambda: divide.defer({1, 2})),  # type: ignore[arg-type]
         "cancelled late": refused(keyed[0].cancel)[0],
         "no such job": refused(lambda: pool.result("0196f0a0-0000-7000-8000-000000000001"))[0],
+        "graph": of_graphs(),
         "schedules": [(each.name, each.outcome) for _ in range(2) for each in pool.apply_schedules()][1:],
         "ran": ending(_of(greet, pool.client.schedules.run_now("morning"))),
+    }
+
+
+def of_graphs() -> dict[str, Any]:
+    """Let calls take what others have returned, and tell what became of each."""
+    add, half = add_all, divide
+    graph = pool.graph("sums")
+    first = graph.add(add, [], Decimal("1.5"))
+    second = graph.add(add, [first.result, first.result])
+    seen = graph.add(add, [second.result], named={"more": first.result})
+    none = graph.add(half, 1, 0)
+    told = graph.add(unannotated, {"none": none.result}, after={none: "run"})
+    graph.add(half, none.result)
+    graph.add(half, 3, after=[none], on_failure="cancel")
+    taken = graph.submit()
+    state = taken.wait(ENDS)
+    ends = pool.client.results([taken.jobs[node].id for node in (seen, told)])
+    chained = leasehold.chain(half.s(8), half.s(2), leasehold.group(half.s(2), half.s(4))).defer()
+    summed = leasehold.chord([add.s([Decimal(n)]) for n in (1, 2, 3)], add.s(Decimal(10))).defer()
+    failing = leasehold.chain(half.s(8, 0), half.s(2)).defer()
+    return {
+        "state": {**vars(state), "id": ""},
+        "ends": [each["result"] for each in ends],
+        "nodes": [(each["node"], each["state"]) for each in pool.client.graphs.nodes(taken.id)],
+        "chained": chained.result(ENDS),
+        "summed": summed.result(ENDS),
+        "failing": refused(lambda: failing.result(ENDS))[0],
     }
 
 

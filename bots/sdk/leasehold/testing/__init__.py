@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from leasehold.testing.fixtures import leasehold_inline as leasehold_inline
     from leasehold.testing.fixtures import leasehold_pool as leasehold_pool
-    from leasehold.testing.inline_jobs import InlineJob as InlineJob
+    from leasehold.testing.inline_job import InlineJob as InlineJob
     from leasehold.testing.inline_jobs import InlineJobs as InlineJobs
     from leasehold.testing.inline_jobs import inline as inline
     from leasehold.testing.running import running_pool as running_pool
 
 _MODULES = {
     **dict.fromkeys(("leasehold_inline", "leasehold_pool"), "fixtures"),
-    **dict.fromkeys(("InlineJob", "InlineJobs", "inline"), "inline_jobs"),
+    "InlineJob": "inline_job",
+    **dict.fromkeys(("InlineJobs", "inline"), "inline_jobs"),
     "running_pool": "running",
 }
 

@@ -6,7 +6,6 @@ left out is the pool: nothing decides when and where a job may start, so each st
 
 import asyncio
 import contextvars
-import json
 import random
 import re
 import sys
@@ -15,9 +14,8 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from urllib.parse import unquote
 
 from leasehold.client import Client
 from leasehold.errors import Conflict, LeaseholdError, NotFound, NotInline
@@ -25,9 +23,11 @@ from leasehold.runtime import attempt as attempts
 from leasehold.runtime import retries
 from leasehold.runtime.attempt import Attempt
 from leasehold.runtime.task_runner import CANCELLED, DONE, TaskCall, load
-from leasehold.states import FINAL, JobState
+from leasehold.states import JobState
 from leasehold.tasks.periodic import AppRegistry
 from leasehold.tasks.task import module_name
+from leasehold.testing.inline_graphs import InlineGraphs
+from leasehold.testing.inline_job import InlineAttempt, InlineJob
 from leasehold.transport import Record, Transport
 from leasehold.wire import COMMAND, MAX_AGAINS, PROPERTY
 
@@ -44,118 +44,20 @@ _WITHOUT_EFFECT = frozenset(
         *("priority", "job_class", "user_priority", "graph_priority", "estimated_seconds", "max_lost"),
     }
 )
+#: Fields of a node beside those of its job.
+_OF_NODES = frozenset({"node", "after"})
 #: What the calls are about that only a pool can answer, by their paths.
 _FEATURES = (
     (r"/v1/jobs/[^/]+/output", "the output of a job"),
     (r"/v1/jobs/[^/]+/explain", "explain"),
     (r"/v1/jobs/(hold|release|requeue|priority|reschedule)", "what is done to waiting jobs"),
     (r"/v1/jobs", "a list of jobs"),
-    (r"/v1/graphs.*", "graphs"),
+    (r"/v1/graphs/.*", "what is done to graphs that were submitted"),
+    (r"/v1/graphs", "a list of graphs"),
     (r"/v1/bots.*", "bots"),
     (r"/v1/quotas.*", "quotas"),
     (r"/v1/schedules.*", "what is done to schedules besides `apply` and `run_now`"),
 )
-
-
-@dataclass
-class InlineJob:
-    """A job of `inline`, as it is now.
-
-    request: what was submitted. result: the JSON document that the task has left; None without one.
-    """
-
-    id: str
-    request: Record
-    state: JobState = JobState.QUEUED
-    attempts: int = 0
-    exit_code: int | None = None
-    reason: str | None = None
-    result: Any = None
-    seconds: float | None = None
-    created_at: datetime = field(default_factory=lambda: datetime.now(UTC))
-    #: It waits for `InlineJobs.run_delayed`, because it is not to start before this time.
-    due: datetime | None = None
-    started_at: datetime | None = None
-    finished_at: datetime | None = None
-    checkpoint: str | None = None
-    #: `share`, `text` and `at` of what it has told last.
-    progress: Record | None = None
-    call: "InlineCall | None" = field(default=None, repr=False)
-    #: The thread that runs it.
-    thread: int | None = field(default=None, repr=False)
-
-    @property
-    def is_final(self) -> bool:
-        return self.state in FINAL
-
-    @property
-    def instance(self) -> str:
-        return str(self.request.get("instance") or "default")
-
-    def told(self, submission: str) -> Record:
-        """Return what a gateway tells of the job to those who wait for it under the id of this submission."""
-        ending = {"exit_code": self.exit_code, "seconds": self.seconds, "reason": self.reason}
-        return {
-            "id": submission,
-            "joined": None if submission == self.id else self.id,
-            "state": str(self.state),
-            "reason": self.reason,
-            "attempts": self.attempts,
-            "created_at": self.created_at.isoformat(),
-            "started_at": None if self.started_at is None else self.started_at.isoformat(),
-            "finished_at": None if self.finished_at is None else self.finished_at.isoformat(),
-            "result": ending if self.is_final and self.exit_code is not None else None,
-        }
-
-    def shown(self, submission: str) -> Record:
-        """Return what a gateway tells of the job by itself. It has no events: nothing has moved it but this process."""
-        asked = self.request
-        return {
-            **self.told(submission),
-            "instance": self.instance,
-            "label": asked.get("label", ""),
-            "priority": asked.get("priority", 0),
-            "units": 1,
-            "max_attempts": asked.get("max_attempts", 5),
-            "queued_at": self.created_at.isoformat(),
-            "schedule_after": None if self.due is None else self.due.isoformat(),
-            "bot": None,
-            "metadata": asked.get("metadata", {}),
-            "properties": {name: [value] for name, value in asked["properties"].items()},
-            "payload": {"command": asked["command"]},
-            "has_result": self.result is not None,
-            "progress": self.progress,
-            "events": [],
-        }
-
-
-class InlineAttempt(Attempt):
-    """An attempt that keeps its result and its checkpoint in its job, and not in files."""
-
-    def __init__(self, job: InlineJob) -> None:
-        limit = job.request.get("timeout_seconds")
-        super().__init__(
-            {
-                "LEASEHOLD_JOB": job.id,
-                "LEASEHOLD_ATTEMPT": str(job.attempts),
-                "LEASEHOLD_FENCE": str(job.attempts),
-                "LEASEHOLD_INSTANCE": job.instance,
-                **({} if limit is None else {"LEASEHOLD_TIMEOUT": str(limit)}),
-            }
-        )
-        self._of = job
-
-    def store_result(self, document: str) -> None:
-        self._of.result = json.loads(document)
-
-    def store_checkpoint(self, text: str) -> None:
-        self._of.checkpoint = text
-
-    def store_progress(self, share: float, text: str) -> None:
-        self._of.progress = {"share": share, "text": text, "at": datetime.now(UTC).isoformat()}
-
-    def read_checkpoint(self) -> str | None:
-        return self._of.checkpoint
 
 
 class InlineCall(TaskCall):
@@ -213,6 +115,7 @@ class InlineJobs(Transport):
         #: The newest job with each deduplication key.
         self._unique: dict[tuple[str, str], InlineJob] = {}
         self._changed = threading.Condition()
+        self._graphs = InlineGraphs(self._new, self._start)
         # Ids in the order of their making, as a pool's are.
         self._ids = (uuid.UUID(int=number | 0x7000_8000_0000_0000_0000) for number in range(1, 2**48))
 
@@ -220,14 +123,17 @@ class InlineJobs(Transport):
         """Nothing is open."""
 
     def rest(self, seconds: float) -> None:
-        """Go on at once: what a caller would wait for has happened."""
+        """Rest, if another thread runs a job. Raises LeaseholdError if not: nothing would happen meanwhile."""
+        if all(job.thread in (None, threading.get_ident()) for job in list(self.jobs.values())):
+            raise LeaseholdError("what is waited for waits for its time, or for itself: see run_delayed() of inline()")
+        time.sleep(seconds)
 
     def call(
         self,
         method: str,
         path: str,
         *,
-        query: Mapping[str, str | int | float] | None = None,  # noqa: ARG002
+        query: Mapping[str, str | int | float] | None = None,
         body: Record | bytes | None = None,
         held: float = 0.0,  # noqa: ARG002
     ) -> Record:
@@ -248,6 +154,10 @@ class InlineJobs(Transport):
                 if (found := self._job(job)).result is None:
                     raise NotFound(f"job {job} has no result")
                 return {"result": found.result, "fence": found.attempts}
+            case "POST", ["v1", "graphs"]:
+                return self._submit_graph(asked)
+            case "GET", ["v1", "graphs", graph]:
+                return self._graphs.show(unquote(graph), query or {})
             case "POST", ["v1", "schedules", "apply"]:
                 return {"schedules": self._apply(asked)}
             case "POST", ["v1", "schedules", name, "run"]:
@@ -271,9 +181,28 @@ class InlineJobs(Transport):
             if created:
                 new.append(self.jobs[id])
         for job in new:
-            if job.due is None:
-                self._run(job)
+            self._start(job)
         return answers
+
+    def _submit_graph(self, graph: Record) -> Record:
+        for name in sorted(graph.keys() & {"callback"} - self._ignored):
+            raise NotInline(f"the {name} of a graph")
+        for node in graph["nodes"]:
+            self._check(node, _OF_NODES)
+        return self._graphs.submit(graph)
+
+    def _new(self, request: Record) -> InlineJob:
+        """Make a job that waits."""
+        with self._changed:
+            id = str(next(self._ids))
+            job = self.jobs[id] = InlineJob(id, request)
+        return job
+
+    def _start(self, job: InlineJob) -> None:
+        """Run a job, or let it wait for its time."""
+        job.state, job.due = JobState.QUEUED, _due(job.request, datetime.now(UTC))
+        if job.due is None:
+            self._run(job)
 
     def run_delayed(self) -> int:
         """Run the jobs that wait for a time, in the order of their times, as if these had come; return how many.
@@ -286,10 +215,10 @@ class InlineJobs(Transport):
             self._run(job)
         return len(waiting)
 
-    def _check(self, request: Record) -> None:
+    def _check(self, request: Record, known: frozenset[str] = frozenset()) -> None:
         if request["command"][0] != COMMAND:
             raise NotInline("a command, which a bot runs; `inline` runs tasks")
-        for name in sorted(request.keys() - _HEEDED - _WITHOUT_EFFECT - self._ignored):
+        for name in sorted(request.keys() - _HEEDED - _WITHOUT_EFFECT - known - self._ignored):
             raise NotInline(name)
         more = sorted(request["properties"].keys() - {PROPERTY})
         if more and "properties" not in self._ignored:
@@ -312,7 +241,6 @@ class InlineJobs(Transport):
             self._joined[id] = before
             return id, False
         job = self.jobs[id] = InlineJob(id, request)
-        job.due = _due(request, job.created_at)
         if joins is not None:
             self._unique[joins] = job
         return id, True
@@ -322,6 +250,7 @@ class InlineJobs(Transport):
         place, name = job.request["command"][1:]
         pool = _pool_at(place)
         task = pool.tasks.get(name)
+        job.inputs = self._graphs.inputs_of(job)
         most = job.request.get("max_attempts", 5) if job.request.get("retry_failed") else 1
         again = 0
         while not job.is_final:
@@ -329,9 +258,10 @@ class InlineJobs(Transport):
                 job.state, job.attempts = JobState.RUNNING, job.attempts + 1
                 job.started_at, job.thread = datetime.now(UTC), threading.get_ident()
                 attempt = InlineAttempt(job)
-                job.call, job.result = InlineCall(pool, name, job.request["stdin"], attempt), None
+                call = job.call = InlineCall(pool, name, job.request["stdin"], attempt)
+                job.result = None
             begun = time.monotonic()
-            code = job.call.run_here(attempt, is_async=task is not None and task.is_async)
+            code = call.run_here(attempt, is_async=task is not None and task.is_async)
             job.exit_code, job.seconds = code, time.monotonic() - begun
             cancelling = attempt.cancelled
             asked = retries.asks_again(code, job.result)
@@ -341,14 +271,14 @@ class InlineJobs(Transport):
             retried = retries.is_retried(job.request.get("retry", {}), exit_code=code, result=job.result)
             if code != DONE and job.attempts < most and retried and not cancelling:
                 continue
+            state = JobState.SUCCEEDED if code == DONE else JobState.FAILED
             with self._changed:
-                job.finished_at = datetime.now(UTC)
-                job.state = JobState.SUCCEEDED if code == DONE else JobState.FAILED
-                if code == CANCELLED and cancelling:
-                    job.state = JobState.CANCELLED
-                job.reason = None if code == DONE else f"exit code {code}"
-                job.call = job.thread = None
+                job.end(
+                    JobState.CANCELLED if code == CANCELLED and cancelling else state,
+                    None if code == DONE else f"exit code {code}",
+                )
                 self._changed.notify_all()
+        self._graphs.ended(job)
 
     def _job(self, job: str) -> InlineJob:
         found = self.jobs.get(job) or self._joined.get(job)
@@ -391,7 +321,8 @@ class InlineJobs(Transport):
                 job.state = JobState.CANCELLING
                 job.call.mark_cancelled()
             elif job is not None and job.due is not None:
-                job.state, job.due, job.finished_at = JobState.CANCELLED, None, datetime.now(UTC)
+                job.end(JobState.CANCELLED, None)
+                self._graphs.ended(job)
             answers.append({"id": id, "state": None if job is None else str(job.state), "changed": changed})
         return answers
 

@@ -1,0 +1,148 @@
+"""Graphs of `inline`: their nodes run in this process, each once those that it waits for have ended."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from leasehold.errors import Conflict, NotFound
+from leasehold.states import FINAL, JobState
+from leasehold.testing.inline_job import InlineJob
+from leasehold.transport import Record
+
+_BAD = FINAL - {JobState.SUCCEEDED}
+
+
+@dataclass
+class InlineGraph:
+    """A graph, its jobs by the numbers of their nodes, and for each node those it waits for, with what if they fail."""
+
+    id: str
+    request: Record
+    jobs: dict[int, InlineJob]
+    after: Mapping[int, Mapping[int, str]]
+
+    @property
+    def waiting(self) -> Sequence[int]:
+        """The nodes that have not ended."""
+        return [node for node, job in self.jobs.items() if not job.is_final]
+
+    def shown(self, nodes: Sequence[int]) -> Record:
+        """Return what a gateway tells of the graph and of these nodes."""
+        counts = Counter(job.state for job in self.jobs.values())
+        stuck = [node for node in self.waiting if self.jobs[node].state is JobState.BLOCKED and self._is_stuck(node)]
+        left = len(self.waiting)
+        state = "finished" if not left else "stalled" if len(stuck) == left else "active"
+        told = {str(each): counts[each] for each in (*FINAL, JobState.BLOCKED, JobState.QUEUED, JobState.PARKED)}
+        return {
+            "id": self.id,
+            "name": self.request["name"],
+            "state": state,
+            "nodes": len(self.jobs),
+            "blocked_forever": len(stuck),
+            "active": sum(job.thread is not None for job in self.jobs.values()),
+            **told,
+            "page": [{"node": node, "job": self.jobs[node].id, "state": str(self.jobs[node].state)} for node in nodes],
+        }
+
+    def _is_stuck(self, node: int) -> bool:
+        return any(
+            self.jobs[parent].state in _BAD
+            if what == "block"
+            else self.jobs[parent].state is JobState.BLOCKED and self._is_stuck(parent)
+            for parent, what in self.after[node].items()
+        )
+
+    def next_state(self, node: int) -> JobState | None:
+        """Return what a blocked node is to become: queued or cancelled; None if it stays blocked."""
+        steps = {self._of(self.jobs[parent].state, what) for parent, what in self.after[node].items()}
+        if JobState.CANCELLED in steps:
+            return JobState.CANCELLED
+        return None if None in steps else JobState.QUEUED
+
+    @staticmethod
+    def _of(parent: JobState, what: str) -> JobState | None:
+        if parent is JobState.SUCCEEDED or (parent in _BAD and what == "run"):
+            return JobState.QUEUED
+        return JobState.CANCELLED if parent in _BAD and what == "cancel" else None
+
+
+class InlineGraphs:
+    """The graphs that were submitted, by id in their order.
+
+    make: returns the job of a request. start: runs a job to its end, unless it is to start later.
+    """
+
+    def __init__(self, make: Callable[[Record], InlineJob], start: Callable[[InlineJob], None]) -> None:
+        self._make, self._start = make, start
+        self._graphs: dict[str, InlineGraph] = {}
+        self._keys: dict[str, InlineGraph] = {}
+        #: The graph and the number of each node, by the id of its job.
+        self._of: dict[str, tuple[InlineGraph, int]] = {}
+
+    def submit(self, request: Record) -> Record:
+        """Run a graph as far as it goes."""
+        if (first := self._keys.get(request["key"])) is not None:
+            if first.request != request:
+                raise Conflict("key_reused", f"key: '{request['key']}' was used before for a different request")
+            return self._told(first, created=False)
+        jobs: dict[int, InlineJob] = {}
+        after: dict[int, dict[int, str]] = {}
+        default = request.get("on_failure", "block")
+        for node in request["nodes"]:
+            edges: list[Record] = [{"node": each} if isinstance(each, int) else each for each in node.get("after", ())]
+            after[node["node"]] = {edge["node"]: edge.get("on_failure") or default for edge in edges}
+            own = {name: node[name] for name in node.keys() - {"node", "after"}}
+            jobs[node["node"]] = self._make(own | ({"instance": request["instance"]} if "instance" in request else {}))
+        graph = InlineGraph(next(iter(jobs.values())).id, request, jobs, after)
+        self._graphs[graph.id] = self._keys[request["key"]] = graph
+        for node, job in jobs.items():
+            job.state = JobState.BLOCKED
+            self._of[job.id] = graph, node
+        self._go_on(graph)
+        return self._told(graph, created=True)
+
+    def show(self, graph: str, query: Mapping[str, Any]) -> Record:
+        """Return a graph, by its id or name, and a page of its nodes."""
+        found = self._found(graph)
+        after, limit = int(query.get("after", -1)), int(query.get("limit", 0))
+        return found.shown([node for node in sorted(found.jobs) if node > after][:limit])
+
+    def ended(self, job: InlineJob) -> None:
+        """Let the graph of a job that has ended go on, if it has one."""
+        if job.id in self._of:
+            self._go_on(self._of[job.id][0])
+
+    def inputs_of(self, job: InlineJob) -> Mapping[str, Any]:
+        """Return the results of the nodes that a job waits for."""
+        if job.id not in self._of:
+            return {}
+        graph, node = self._of[job.id]
+        parents = {parent: graph.jobs[parent] for parent in graph.after[node]}
+        return {str(parent): {"state": str(each.state), "result": each.result} for parent, each in parents.items()}
+
+    def _go_on(self, graph: InlineGraph) -> None:
+        """Run what may run, until nothing more can."""
+        is_moving = True
+        while is_moving:
+            is_moving = False
+            for node in graph.waiting:
+                job = graph.jobs[node]
+                if job.state is not JobState.BLOCKED or (state := graph.next_state(node)) is None:
+                    continue
+                is_moving = True
+                if state is JobState.QUEUED:
+                    self._start(job)
+                else:
+                    job.end(state, "a node that it waits for did not succeed")
+
+    def _found(self, graph: str) -> InlineGraph:
+        named = [each for each in self._graphs.values() if graph in (each.id, each.request["name"])]
+        if not named:
+            raise NotFound(f"graph '{graph}' does not exist")
+        return named[-1]
+
+    @staticmethod
+    def _told(graph: InlineGraph, *, created: bool) -> Record:
+        nodes = [{"node": node, "id": job.id} for node, job in sorted(graph.jobs.items())]
+        return {"id": graph.id, "name": graph.request["name"], "created": created, "nodes": nodes, "warnings": []}
