@@ -13,7 +13,7 @@ from typing import get_type_hints
 import leasehold
 import pytest
 from leasehold.jobs import JobRequest
-from leasehold.testing import InlineJobs, inline, inline_jobs, running_pool
+from leasehold.testing import InlineJobs, inline, inline_jobs, running, running_pool
 
 from tests.support.apps import example_app
 from tests.support.apps.example_app import an_order, divide, double, greet
@@ -22,7 +22,10 @@ pytest_plugins = ["leasehold.testing"]
 pool = example_app.pool
 
 
-def test_every_example_tells_the_same_in_this_process_and_on_a_pool(tmp_path: Path) -> None:
+def test_every_example_tells_the_same_in_this_process_and_on_a_pool(
+    tmp_path: Path, leasehold: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "_program", lambda: leasehold)
     (here := tmp_path / "here").mkdir()
     (there := tmp_path / "there").mkdir()
     with inline():

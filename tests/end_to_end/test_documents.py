@@ -137,7 +137,7 @@ def pool(leasehold: Path) -> Iterator[Pool]:
         "COLUMNS": "200",
     }
     up = subprocess.Popen(
-        [programs / "leasehold", "up", "--json", "--port", "0", "--bots", "2", "--assigners", "1"],
+        [leasehold, "up", "--json", "--port", "0", "--bots", "2", "--assigners", "1"],
         cwd=data,
         env=environment,
         stdin=subprocess.DEVNULL,

@@ -57,8 +57,8 @@ class Home:
         return Up(popen, found["url"], found["processes"], line)
 
     def up_for_people(self, *options: str) -> Up:
-        """Start a pool without such a bot; its output is for people."""
-        popen = self._started("--bots", "0", *options)
+        """Start a pool without such a bot, of forked processes; its output is for people."""
+        popen = self._started("--bots", "0", *options, program=self.program)
         assert popen.stdout is not None
         told = ""
         while "\nCtrl-C" not in told:
@@ -68,9 +68,9 @@ class Home:
         processes = {name: int(pid) for name, pid in re.findall(r"^  (\S+) +process (\d+)$", told, re.M)}
         return Up(popen, re.findall(r"is up at (\S+),", told)[0], processes, told)
 
-    def _started(self, *options: str) -> subprocess.Popen[str]:
+    def _started(self, *options: str, program: Path | str = LEASEHOLD) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [LEASEHOLD, "up", "--port", "0", "--assigners", "1", *options],
+            [program, "up", "--port", "0", "--assigners", "1", *options],
             cwd=self.data, env=self.environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=(self.data / "said").open("w"), text=True,
         )  # fmt: skip
@@ -221,7 +221,8 @@ def test_console_and_app_are_processes_of_the_pool_that_are_started_again_when_t
     refusal = "shop.py changed, and shop:pool cannot be imported; its bot stays as it is: ModuleNotFoundError"
     eventually(lambda: any(line.startswith(refusal) for line in home.said()), STARTS_WITHIN)
     (home.data / "shop.py").write_text(APP.replace("charged", "paid in full"))
-    eventually(lambda: charged("paid in full"), STARTS_WITHIN)
+    eventually(lambda: "app-1 runs again" in home.said()[-1:], STARTS_WITHIN)
+    assert charged("paid in full")
     assert "shop.py changed; starting the bot of shop:pool again" in home.said()
     assert not any(line.startswith("gateway") for line in home.said()), "nothing else was started again"
     port = console.rpartition(":")[2]

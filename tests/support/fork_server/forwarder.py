@@ -1,8 +1,8 @@
 """A program `leasehold` that hands its command line to a fork server, and ends as the command there ends.
 
 The fork server copies this file into a directory of its own, which tests put in front of PATH. It passes arguments,
-directory, environment and the three standard streams on, and forwards SIGINT and SIGTERM. A command that starts
-processes of its own is run by the real console script instead.
+directory, environment and the three standard streams on, and forwards SIGINT and SIGTERM. The processes of
+`leasehold up` are forked too. `leasehold demo` is run by the real console script instead.
 """
 
 # `_signal` and `_socket` are the modules below `signal` and `socket`, which take as long to import as all else here.
@@ -11,8 +11,8 @@ import _socket
 import os
 import sys
 
-#: Commands that start a whole pool.
-POOLS = {"up", "demo"}
+#: Commands that start a whole pool of real processes.
+POOLS = {"demo"}
 #: Global options that have a value.
 VALUED = {"--data", "--config"}
 

@@ -24,7 +24,7 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 from pkgutil import walk_packages
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, NoReturn
 
 from tests.support.patience import MINUTE
@@ -49,7 +49,7 @@ def fork_server() -> Iterator[Path]:
         listener.bind(str(directory / "socket"))
         listener.listen(64)
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.fork_server.server", str(listener.fileno())],
+            [sys.executable, "-m", "tests.support.fork_server.server", str(listener.fileno()), str(directory)],
             cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
             pass_fds=[listener.fileno()], start_new_session=True,
         )  # fmt: skip
@@ -78,17 +78,19 @@ def stop() -> None:
 class ForkedProcess:
     """A command of the fork server with the methods of `subprocess.Popen` that tests use, without a program between.
 
-    Standard input is a pipe; output goes to the file `output`.
+    Standard input is a pipe; output goes to the file `output`. directory: of the fork server; None = the shared one.
     """
 
-    def __init__(self, arguments: Sequence[str], *, output: int, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, arguments: Sequence[str], *, output: int, environment: Mapping[str, str], directory: Path | None = None
+    ) -> None:
         reading, writing = os.pipe()
         self.args, self.stdin = ["leasehold", *arguments], os.fdopen(writing, "wb", buffering=0)
         self.returncode: int | None = None
         variables = [f"{name}={value}" for name, value in environment.items()]
         request = "\0".join([os.getcwd(), str(len(arguments)), *arguments, *variables]).encode()
         self._connection = socket.socket(socket.AF_UNIX)
-        self._connection.connect(str(shared_program().parent / "socket"))
+        self._connection.connect(str((directory or shared_program().parent) / "socket"))
         try:
             socket.send_fds(self._connection, [len(request).to_bytes(4, "little")], [reading, output, output])
             self._connection.sendall(request)
@@ -262,6 +264,21 @@ def become(request: Request) -> None:
     sys.stderr = os.fdopen(2, "w", encoding=encoding, errors="backslashreplace", buffering=1, closefd=False)
 
 
+def fork_children(directory: Path) -> None:
+    """Have the pool that this process starts fork its processes too, by the fork server of that directory."""
+
+    def start(command: Sequence[str], **options: Any) -> Any:
+        if tuple(command[:3]) != (sys.executable, "-m", "assigner.cli.main"):
+            return subprocess.Popen(command, **options)
+        return ForkedProcess(
+            command[3:], output=options["stdout"].fileno(), environment=options["env"], directory=directory
+        )
+
+    vars(import_module("assigner.process.children"))["subprocess"] = SimpleNamespace(
+        Popen=start, PIPE=subprocess.PIPE, TimeoutExpired=subprocess.TimeoutExpired
+    )
+
+
 def run(main: Callable[[], None]) -> NoReturn:
     """Run the function as the interpreter runs a program, and end this process with its exit code.
 
@@ -306,16 +323,21 @@ def load() -> ModuleType:
 
 
 def main() -> None:
-    """Serve on the inherited socket whose number is the argument, and run the command of each child."""
+    """Serve on the inherited socket whose number is the first argument, and run the command of each child.
+
+    The second argument is the directory of the fork server.
+    """
+    number, directory = sys.argv[1:]
     loaded = load()
     assert threading.active_count() == 1
     gc.collect()
     gc.freeze()
     with ExitStack() as stack:
-        listener = stack.enter_context(socket.socket(fileno=int(sys.argv[1])))
+        listener = stack.enter_context(socket.socket(fileno=int(number)))
         request = Server(listener).run()
     if request is not None:
         become(request)
+        fork_children(Path(directory))
         run(loaded.main)
 
 
