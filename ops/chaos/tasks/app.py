@@ -28,6 +28,7 @@ TABLES = (
     "CREATE SEQUENCE places",
     "CREATE TABLE attempts (id bigint DEFAULT nextval('places'), job uuid, fence bigint)",
     "CREATE TABLE effects (id bigint DEFAULT nextval('places'), job uuid, fence bigint, step integer, cents integer)",
+    "CREATE TABLE failures (node integer, job uuid)",
 )
 _BEGUN = "INSERT INTO attempts (job, fence) VALUES (%s, %s)"
 _EFFECT = "INSERT INTO effects (job, fence, step, cents) VALUES (%s, %s, %s, %s)"
@@ -102,3 +103,20 @@ async def pay_beside(cents: list[int], pause: float) -> int:
                 await connection.execute(_EFFECT, [here.job, here.fence, number, amount])
     say("end")
     return sum(cents)
+
+
+@pool.task
+def stumble(node: int, failures: int, pause: float) -> int:
+    """Work for `pause` seconds as a node of a graph; fail in each of its first `failures` jobs."""
+    say("start")
+    here = leasehold.current()
+    time.sleep(pause)
+    with psycopg.connect(**_settings()) as connection:
+        (earlier,) = connection.execute(
+            "SELECT count(DISTINCT job) FROM failures WHERE node = %s AND job <> %s", [node, here.job]
+        ).fetchone() or (0,)
+        if earlier < failures:
+            connection.execute("INSERT INTO failures VALUES (%s, %s)", [node, here.job])
+            raise OSError(f"node {node} stumbles")
+    say("end")
+    return node
