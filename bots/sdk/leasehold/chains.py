@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from leasehold.client import Client
-from leasehold.errors import BadInput, TimedOut
+from leasehold.errors import BadInput
 from leasehold.graphs import GraphRequest, Node, SubmittedGraph
 from leasehold.tasks.task import Signature, TaskJob
 from leasehold.transport import Record
@@ -106,7 +106,4 @@ class DeferredCalls(SubmittedGraph):
         Raises TaskFailed for the first call that failed, TimedOut after `timeout` seconds.
         """
         self.wait(timeout)
-        nodes = list(self._client.graphs.nodes(self.id))
-        if any(each["state"] == "parked" for each in nodes):
-            raise TimedOut([each["job"] for each in nodes if each["state"] == "parked"], timeout or 0.0)
-        return self._calls.value(self._client, nodes)
+        return self._calls.value(self._client, list(self._client.graphs.nodes(self.id)))

@@ -253,7 +253,7 @@ def of_graphs() -> dict[str, Any]:
     seen = graph.add(add, [second.result], named={"more": first.result})
     none = graph.add(half, 1, 0)
     told = graph.add(unannotated, {"none": none.result}, after={none: "run"})
-    graph.add(half, none.result)
+    graph.add(half, graph.add(half, none.result).result)
     graph.add(half, 3, after=[none], on_failure="cancel")
     taken = graph.submit()
     state = taken.wait(ENDS)

@@ -30,7 +30,7 @@ class InlineGraph:
     def shown(self, nodes: Sequence[int]) -> Record:
         """Return what a gateway tells of the graph and of these nodes."""
         counts = Counter(job.state for job in self.jobs.values())
-        stuck = [node for node in self.waiting if self.jobs[node].state is JobState.BLOCKED and self._is_stuck(node)]
+        stuck = self._stuck()
         left = len(self.waiting)
         state = "finished" if not left else "stalled" if len(stuck) == left else "active"
         told = {str(each): counts[each] for each in (*FINAL, JobState.BLOCKED, JobState.QUEUED, JobState.PARKED)}
@@ -45,13 +45,18 @@ class InlineGraph:
             "page": [{"node": node, "job": self.jobs[node].id, "state": str(self.jobs[node].state)} for node in nodes],
         }
 
-    def _is_stuck(self, node: int) -> bool:
-        return any(
-            self.jobs[parent].state in _BAD
-            if what == "block"
-            else self.jobs[parent].state is JobState.BLOCKED and self._is_stuck(parent)
-            for parent, what in self.after[node].items()
-        )
+    def _stuck(self) -> set[int]:
+        """Return the nodes that can never run: those that wait for a failed one, and whatever waits for these."""
+        stuck: set[int] = set()
+        blocked = [node for node in self.waiting if self.jobs[node].state is JobState.BLOCKED]
+        while more := {node for node in blocked if self._barring(node) or self.after[node].keys() & stuck} - stuck:
+            stuck |= more
+        return stuck
+
+    def _barring(self, node: int) -> set[int]:
+        return {
+            parent for parent, what in self.after[node].items() if what == "block" and self.jobs[parent].state in _BAD
+        }
 
     def next_state(self, node: int) -> JobState | None:
         """Return what a blocked node is to become: queued or cancelled; None if it stays blocked."""
