@@ -261,10 +261,17 @@ def progress(job: Record) -> str | None:
 
 
 def _result(ended: Record, left: Sequence[object]) -> str | None:
-    """Return the beginning of a job's result. Where it has none, a bot may say why in the reason of a success."""
+    """Return the beginning of a job's result, of a task that failed its error.
+
+    Where a job has none, a bot may say why in the reason of a success.
+    """
     if not left:
         return ended.get("reason") if ended.get("exit_code") == 0 else None
-    return _cut(json.dumps(left[0], ensure_ascii=False), MAX_SHOWN_RESULT)
+    match left[0]:
+        case {"error": {"type": str(kind), "message": str(message), "traceback": str()}}:  # of a task
+            return _cut(f"{kind}: {message}", MAX_SHOWN_RESULT)
+        case document:
+            return _cut(json.dumps(document, ensure_ascii=False), MAX_SHOWN_RESULT)
 
 
 def _preferred(job: Record) -> str | None:

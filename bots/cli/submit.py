@@ -78,9 +78,13 @@ def submit(
         jobs = [_one_job(command, options)]
     with caller.client() as client:
         try:
-            taken = client.submit(jobs)
+            taken = client.submit(jobs) if file else [client.submit_one(jobs[0])]
         except BadInput as refused:
-            raise (option_helpers.place_in_file(refused, lines, name=file.name) if file else _plain(refused)) from None
+            raise (
+                option_helpers.place_in_file(refused, lines, name=file.name)
+                if file
+                else option_helpers.as_option(refused)
+            ) from None
         for job in taken:
             if file is None and jobs[0].get("schedule_after") and not caller.json:
                 click.echo(f"starts at {jobs[0]['schedule_after']} at the earliest", err=True)
@@ -138,9 +142,3 @@ def _one_job(command: tuple[str, ...], options: dict[str, Any]) -> option_helper
         return option_helpers.check({option_helpers.COMMAND: list(command), **option_helpers.asked(options)})
     except BadInput as refused:
         raise option_helpers.as_option(refused) from None
-
-
-def _plain(refused: BadInput) -> BadInput:
-    """Return the refusal of the only job without its place in the request."""
-    field = refused.field.removeprefix("jobs.0").removeprefix(".").removeprefix("jobs.")
-    return option_helpers.as_option(BadInput(field or "job", refused.reason))

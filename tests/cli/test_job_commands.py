@@ -112,13 +112,17 @@ def test_cancel_tells_what_became_of_each_and_asks_for_all_submissions_only_if_i
 
 def test_show_prints_the_beginning_of_the_result(stands: Gateway, capsys: pytest.CaptureFixture[str]) -> None:
     ended = STORY | {"state": "succeeded", "waiting": None, "has_result": True}
-    stands.script = in_turn(Answer(ended), Answer({"result": {"answer": ["x" * 3000]}, "fence": 1}))
+    error = {"type": "ValueError", "message": "no", "traceback": "", "bases": []}
+    results = [{"result": each, "fence": 1} for each in ({"answer": ["x" * 3000]}, {"error": error})]
+    stands.script = in_turn(*(Answer(each) for result in results for each in (ended, result)))
     call("show", JOB_COMMANDING)
     assert stands.paths() == [f"GET /v1/jobs/{JOB_COMMANDING}", f"GET /v1/jobs/{JOB_COMMANDING}/result"]
     (shown,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("result ")]
     assert shown.endswith("xxx…")
     assert shown.split(maxsplit=1)[1].startswith('{"answer": ["xxx')
     assert len(shown) < 2100
+    call("show", JOB_COMMANDING)
+    assert " ValueError: no\n" in capsys.readouterr().out, "the error of a task is told as Python tells it"
 
 
 def test_show_says_why_a_job_that_succeeded_has_no_result(stands: Gateway, capsys: pytest.CaptureFixture[str]) -> None:

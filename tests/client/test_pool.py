@@ -54,6 +54,15 @@ def test_the_fields_of_a_request_are_those_of_the_gateway() -> None:
     assert set(get_type_hints(JobFilter)) == set(filters.JobFilter.model_fields)
 
 
+def test_a_refusal_of_one_job_names_its_field_alone() -> None:
+    refusals = [problem(400, "", field=field) for field in ("jobs.0.retry.base", "jobs[0]", "body")]
+    with gateway(in_turn(*refusals)) as stands, Pool(stands.url, TOKEN) as pool:
+        for field in ("retry.base", "job", "body"):
+            with pytest.raises(BadInput) as refused:
+                pool.submit(["x"])
+            assert refused.value.field == field
+
+
 def test_a_submit_sends_the_fields_and_gives_the_job() -> None:
     with gateway(accept) as stands, Pool(stands.url, TOKEN) as pool:
         job = pool.submit(("make", "test"), label="a", key="mine", properties={"os": "linux"})

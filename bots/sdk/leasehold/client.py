@@ -249,6 +249,15 @@ class Client:
                 ]
         return answers
 
+    def submit_one(self, job: Mapping[str, Any]) -> Job:
+        """Submit one job request. Raises as `submit` does; a BadInput names the field of the job alone."""
+        try:
+            return self.submit([job])[0]
+        except BadInput as refused:
+            place = _PLACE.match(refused.field)
+            field = refused.field if place is None else refused.field[place.end() :].lstrip(".") or "job"
+            raise type(refused)(field, refused.reason) from refused.__cause__
+
     def submit_with_callback(
         self,
         jobs: Iterable[Mapping[str, Any]],

@@ -160,8 +160,7 @@ class Pool(AppRegistry):
         Without a `key` the client draws a random one, so that its own retries make no second job. Raises BadInput with
         the name of the field; Conflict `key_reused` for a key that another request used; QueueFull.
         """
-        (job,) = self.client.submit([request(command, fields)])
-        return job
+        return self.client.submit_one(request(command, fields))
 
     def submit_many(self, jobs: Iterable[JobRequest], *, key: str | None = None) -> list[Job]:
         """Submit job requests; the answers have their order.

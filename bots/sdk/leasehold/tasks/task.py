@@ -266,7 +266,7 @@ class Task(Generic[P, R]):
         then nothing has been sent. Raises what `Client.submit` raises; RuntimeError for a task of an `AsyncPool`.
         """
         self._refuse_to_block("defer")
-        (submitted,) = self.registry.client.submit([self.request(*args, **kwargs)])
+        submitted = self.registry.client.submit_one(self.request(*args, **kwargs))
         return TaskJob(submitted.id, submitted.created, task=self)
 
     @overload
@@ -304,7 +304,7 @@ class Task(Generic[P, R]):
     async def defer_async(self, *args: P.args, **kwargs: P.kwargs) -> "AsyncTaskJob[R]":
         """Submit a call as a job, from a coroutine, whichever kind of pool the task has. Raises as `defer` does."""
         pool = self.registry.of_loop()
-        (submitted,) = await pool.call(pool.client.submit, [self.request(*args, **kwargs)])
+        submitted = await pool.call(pool.client.submit_one, self.request(*args, **kwargs))
         return AsyncTaskJob(submitted.id, submitted.created, task=self)
 
     @overload
