@@ -14,6 +14,10 @@ Model = TypeVar("Model", bound=BaseModel)
 
 #: A name as a field of a model.
 Name = Annotated[str, Field(pattern=f"^{validation.NAME.pattern}$")]
+#: A name, or the begin of one and a star. A star alone is refused.
+NameOrPattern = Annotated[str, Field(pattern=rf"^({validation.NAME.pattern}|[a-z0-9][a-z0-9._-]{{0,61}}\*)$")]
+#: A lock that a job names, and the slots that it has where no operator has set any: `NAME` or `NAME:SLOTS`.
+JobLock = Annotated[str, Field(pattern=rf"^{validation.NAME.pattern}(:[1-9][0-9]{{0,8}})?$")]
 #: The name of a time zone as a field of a model.
 Zone = Annotated[str, AfterValidator(lambda name: validation.load_zone(name).key)]
 #: A time as a field of a model: a text with an offset, kept in UTC.

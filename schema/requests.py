@@ -17,7 +17,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_core import PydanticCustomError
 
 from schema import validation
-from schema.fields import Moment, Name, Need, Zone
+from schema.fields import JobLock, Moment, Name, Need, Zone
 
 #: Most attempts that a request may allow.
 MAX_TRIES = 100
@@ -218,10 +218,11 @@ class JobRequest(Payload):
         description="Deduplication key: join the unfinished job of the instance that has the same key, even if its "
         "request differs, instead of making another. At most 200 bytes.",
     )
-    locks: list[Name] = Field(
+    locks: list[JobLock] = Field(
         default_factory=list,
         max_length=MAX_LOCKS,
-        description="Locks of the instance that the job holds while it runs; no two running jobs hold the same one.",
+        description="Locks of the instance that the job holds while it runs; no two running jobs hold the same one. "
+        "NAME:SLOTS lets so many hold it, unless an operator has set its slots.",
     )
     estimated_cost: float | None = Field(
         default=None,
@@ -399,6 +400,13 @@ class JobRequest(Payload):
             raise BadInput("dedup_key", "goes with a priority, not with a job_class or a service_level")
         return None if not is_given and (has_class or self.service_level is not None) else self.priority
 
+    def _distinct_locks(self) -> list[str]:
+        """The locks in their order, each once. Raises BadInput for one with two numbers of slots."""
+        locks = sorted(set(self.locks))
+        if len({lock.partition(":")[0] for lock in locks}) < len(locks):
+            raise BadInput("locks", "names a lock twice, with different slots")
+        return locks
+
     def _constraints(self) -> dict[str, Any] | None:
         """The constraints, which the job shares with others of its queue; None if it has none. Raises BadInput."""
         if self.model is not None and self.resource_class is None:
@@ -406,7 +414,7 @@ class JobRequest(Payload):
         if "preferred_zone" in self.model_fields_set and not self.preferred_hours:
             raise BadInput("preferred_zone", "means nothing without preferred_hours")
         shared = {
-            "locks": sorted(set(self.locks)),
+            "locks": self._distinct_locks(),
             "resource_class": self.resource_class,
             "model": self.model,
             "graph_priority": self.graph_priority,

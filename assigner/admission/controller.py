@@ -279,6 +279,7 @@ class AdmissionController:
             return set()
         drawn = {queue: rates.bucket_names(queue.constraints) for queue in {head.queue for head in admitted.heads}}
         known = sorted({name for names in drawn.values() for name in names} & admitted.state.rates.keys())
+        rates.make_buckets(connection, [name for name in known if admitted.state.rates[name].missing])
         locked = rates.lock_buckets(connection, known, wait=wait)
         left = {name: locked[name].tokens if name in locked else 0.0 for name in known}
         without = set[int]()
@@ -296,7 +297,12 @@ class AdmissionController:
         taken: pairs of a job's id and its amounts. If a limit was reached meanwhile, raises psycopg.Error, so that
         `Database.run` repeats the transaction.
         """
-        counters.take(connection, [amounts for _, amounts in taken], may_overshoot=not self._rules.fair.budget_reserve)
+        counters.take(
+            connection,
+            [amounts for _, amounts in taken],
+            may_overshoot=not self._rules.fair.budget_reserve,
+            numbers={} if admitted.state is None else admitted.state.lock_numbers,
+        )
         ids = {job_id for job_id, _ in taken}
         started = [head for head in admitted.heads if head.job.id in ids]
         starts = Counter([head.queue for head in started])

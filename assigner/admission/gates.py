@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from assigner.admission.graph_share import ALL_GRAPHS, graph_counter, graph_of
 from assigner.admission.state import POOL_COST, POOL_JOBS, AdmissionState
 from schema import graphs as graph_reads
-from schema.accounting import class_reserves
+from schema.accounting import class_reserves, limit_patterns
 from schema.accounting import rates as rate_rows
 from schema.accounting.counters import Counter as UsageCounter
 from schema.accounting.counters import instance_counter, lock_counter
@@ -168,21 +168,36 @@ class BudgetGate(Gate):
 
 
 class LocksGate(Gate):
-    """Named locks of an instance. A lock is held by one job at a time, or by as many as it has slots."""
+    """Named locks of an instance. A lock is held by one job at a time, or by as many as it has slots.
+
+    An operator gives it slots by its name or by a pattern. If none has, the jobs do, as in `customer-7:2`.
+    """
 
     name = "locks"
     requirement = "the locks that it names are free"
     only_counts = True
 
     def closed_for_queue(self, queue: ConstrainedQueue, state: AdmissionState) -> str | None:
-        for lock in queue.constraints.get("locks", ()):
-            counter = state.of(lock_counter(queue.instance_name, lock))
+        for name in lock_numbers(queue):
+            counter = state.of(name)
             if not counter.leaves(1.0):
-                return f"lock '{lock}' is held {counter.used:g} times of {counter.most:g}"
+                lock, whose = name.rpartition(":")[2], _of_pattern(counter.limited_by)
+                return f"lock '{lock}' is held {counter.used:g} times of {counter.most:g}{whose}"
         return None
 
     def charges(self, queue: ConstrainedQueue) -> Mapping[str, float | None]:
-        return {lock_counter(queue.instance_name, lock): 1.0 for lock in queue.constraints.get("locks", ())}
+        return dict.fromkeys(lock_numbers(queue), 1.0)
+
+
+def lock_numbers(queue: ConstrainedQueue) -> dict[str, float]:
+    """Return the counters of the locks that a job of the queue takes, with the slots that it gives them itself: 1, or
+    the number behind the colon of a lock."""
+    named = [lock.partition(":") for lock in queue.constraints.get("locks", ())]
+    return {lock_counter(queue.instance_name, lock): float(number or 1) for lock, _, number in named}
+
+
+def _of_pattern(limited_by: str | None) -> str:
+    return f", the limit of '{limit_patterns.pattern_of(limited_by)}'" if limited_by else ""
 
 
 class SlotsGate(Gate):
@@ -389,7 +404,8 @@ class RateGate(Gate):
         for name, bucket in self._empty(queue, state):
             wait = (1.0 - bucket.tokens) / bucket.rate
             used = name.removeprefix(rate_rows.PREFIX)
-            return f"'{used}' may start {bucket.rate:g} jobs per second, the next one in {wait:.2f} s"
+            of_pattern = _of_pattern(bucket.limited_by)
+            return f"'{used}' may start {bucket.rate:g} jobs per second{of_pattern}, the next one in {wait:.2f} s"
         return None
 
     def tokens(self, queue: ConstrainedQueue) -> Iterable[str]:
@@ -499,9 +515,10 @@ class QueueCharges:
     taken: the amounts of both.
     beside_shares: names of the counters that are not read together with the share of the instance.
     gates: the gates that can be closed for jobs of the queue.
+    numbers: the slots that its jobs themselves give the locks that they take.
     """
 
-    __slots__ = ("_amounts", "beside_shares", "counters", "gates", "taken", "tokens")
+    __slots__ = ("_amounts", "beside_shares", "counters", "gates", "numbers", "taken", "tokens")
 
     def __init__(self, queue: ConstrainedQueue) -> None:
         self.counters: dict[str, float | None] = {}
@@ -511,6 +528,7 @@ class QueueCharges:
         self.taken = (*self.counters.items(), *[(name, 1.0) for name in self.tokens])
         self.beside_shares = tuple(name for name in self.counters if not name.startswith("instance:"))
         self.gates = frozenset(gate for gate in GATES if gate.concerns(queue))
+        self.numbers = lock_numbers(queue)
         self._amounts: dict[float, Mapping[str, float]] = {}
 
     def amounts(self, estimate: float) -> Mapping[str, float]:
@@ -522,6 +540,15 @@ class QueueCharges:
             found = {name: estimate if amount is None else amount for name, amount in self.counters.items()}
             self._amounts[estimate] = found
         return found
+
+
+def smallest_numbers(charged: Iterable[QueueCharges]) -> dict[str, float]:
+    """Return the smallest number of slots that one of these queues gives a lock, by counter."""
+    found: dict[str, float] = {}
+    for charges in charged:
+        for name, number in charges.numbers.items():
+            found[name] = min(number, found.get(name, number))
+    return found
 
 
 def queue_charges(queue: ConstrainedQueue, state: AdmissionState) -> QueueCharges:

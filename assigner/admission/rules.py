@@ -73,6 +73,9 @@ def read_admission_state(
     charged = [gates.queue_charges(queue, admission_state) for queue in queues]
     taken = {each.beside_shares if admission_state.shares else tuple(each.counters) for each in charged}
     admission_state.counters |= counters.read(connection, [*of_classes.union(*taken)])
+    admission_state.lock_numbers = numbers = gates.smallest_numbers(charged)
+    if numbers:
+        counters.read_locks(connection, admission_state.counters, numbers)
     if pressed:
         admission_state.advice = rates.read_advice(connection)
     if rules.ordering.kind == "graph":

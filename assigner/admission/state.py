@@ -31,6 +31,8 @@ class AdmissionState:
     reserve: bool = True
     #: Buckets of rates, by name.
     rates: dict[str, Bucket] = field(default_factory=dict)
+    #: The smallest number of slots that waiting jobs give a lock themselves, by counter.
+    lock_numbers: Mapping[str, float] = field(default_factory=dict)
     #: Resources that a checker refuses, with the reason.
     refused: dict[str, str] = field(default_factory=dict)
     #: Advice of backpressure, and the seconds that are left of its pauses, by resource class.
@@ -59,8 +61,8 @@ class AdmissionState:
     standing: tuple[Shares | None, Any] = (None, None)
 
     def of(self, name: str) -> Counter:
-        """Return the counter of that name. One that does not exist has no limit, or the limit 1 if it is a lock."""
-        return self.counters.get(name) or Counter(0.0, 1.0 if name.startswith("lock:") else None)
+        """Return the counter of that name. One that does not exist has no limit."""
+        return self.counters.get(name) or Counter()
 
     def counter(self, name: str) -> Counter:
         """Return the same counter, to count in it."""

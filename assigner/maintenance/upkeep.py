@@ -18,7 +18,7 @@ from assigner.maintenance.overflow import OverflowController
 from assigner.maintenance.webhooks import Webhooks
 from assigner.queries import status
 from schema import graphs
-from schema.accounting import counters, fair_share, pool_samples, quotas
+from schema.accounting import counters, fair_share, limit_patterns, pool_samples, quotas
 from schema.accounting.fair_share import FairShareSettings
 from schema.clock import Monotonic
 from schema.diagnostics.tracing import AttemptTracer
@@ -234,6 +234,7 @@ class Upkeep(Rounds):
             "old lost attempts": partial(retention_moves.delete_old_lost_attempts, age=DAY, limit=LIMIT),
             "old audit": partial(retention_moves.delete_old_audit, age=settings.keep_audit, limit=LIMIT),
             "old usage": partial(retention_moves.delete_old_usage, age=settings.keep_usage, limit=LIMIT),
+            "idle locks and rates of patterns": partial(limit_patterns.delete_idle, age=DAY, limit=LIMIT),
             "idle counters of graphs": partial(graphs.delete_idle_counters, limit=LIMIT),
             "unused constraint sets": partial(retention_moves.delete_unused_constraint_sets, age=HOUR, limit=LIMIT),
             "unused requirement sets": partial(retention_moves.delete_unused_platforms, age=HOUR, limit=LIMIT),

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Any
 
+from leasehold.errors import NotFound
+from leasehold.wire import escaped
 from pydantic import AwareDatetime, ConfigDict, Field
 
 from assigner.operator_resources.declaration import (
@@ -23,7 +25,7 @@ from assigner.operator_resources.declaration import (
     given,
     one_of,
 )
-from schema.accounting import accounts, counters, rates
+from schema.accounting import accounts, counters, limit_patterns, rates
 from schema.accounting.accounts import PoolLimits
 from schema.policy import meters, queue_limits, time_windows
 from schema.policy.time_windows import WindowTerms
@@ -90,23 +92,55 @@ class LockRequest(Request):
 class Lock(Row):
     instance: str
     lock: str
-    used: float = given(unit="jobs", help="jobs that hold it now")
+    used: float = given(unit="jobs", help="jobs that hold it now, or a lock of the pattern")
     slots: float | None = given(unit="jobs", help="jobs that may hold it at once; 1 unless set")
+    keys: int | None = given(
+        None, unit="locks", help="locks of a pattern that are in use or were lately; null = a name"
+    )
+    pattern: str | None = Field(default=None, description="the pattern that gives it its slots; unset = none does")
 
 
 def _locks(connection: Connection, _: Page) -> list[Lock]:
-    found = counters.limits(connection, counters.SLOTS_OF_LOCK)
-    return [Lock(instance=each.names[0], lock=each.names[1], used=each.used, slots=each.most) for each in found]
+    """Locks that are set or used by name, and patterns, without the locks that have their slots from a pattern."""
+    found = [_lock(each) for each in counters.limits(connection, counters.SLOTS_OF_LOCK)]
+    found += [
+        Lock(instance=each.instance, lock=each.pattern, used=each.used, slots=each.slots, keys=each.keys)
+        for each in limit_patterns.lock_patterns(connection)
+    ]
+    return sorted(found, key=lambda lock: (lock.instance, lock.lock))
+
+
+def _lock(found: counters.CounterLimit) -> Lock:
+    pattern = limit_patterns.pattern_of(found.limited_by) if found.limited_by else None
+    return Lock(instance=found.names[0], lock=found.names[1], used=found.used, slots=found.most, pattern=pattern)
+
+
+def _show_lock(connection: Connection, keys: Keys, page: Page) -> Lock:
+    if limit_patterns.is_pattern(keys[1]):
+        found = [each for each in _locks(connection, page) if [each.instance, each.lock] == list(keys)]
+    else:
+        found = [_lock(each) for each in counters.limits(connection, counters.SLOTS_OF_LOCK, names=keys)]
+    if not found:
+        raise NotFound(f"lock: there is no lock '{escaped('/'.join(keys), 127)}'")
+    return found[0]
 
 
 LOCKS = Resource(
     name="lock",
     plural="locks",
-    help="How many jobs of an instance may hold a lock at once: one, unless set.",
-    keys=(Key("instance", "INSTANCE", instance=True), Key("lock", "LOCK")),
+    help="How many jobs of an instance may hold a lock at once: one, unless set. A name such as 'customer-*' sets it "
+    "for every lock whose name begins so; a whole name wins, then the longest pattern.",
+    keys=(Key("instance", "INSTANCE", instance=True), Key("lock", "LOCK", check=limit_patterns.check)),
     row=Lock,
     rows=_locks,
-    columns=(("instance", "instance"), ("lock", "lock"), ("held by jobs", "used"), ("slots (jobs)", "slots")),
+    show=_show_lock,
+    columns=(
+        ("instance", "instance"),
+        ("lock", "lock"),
+        ("held by jobs", "used"),
+        ("slots (jobs)", "slots"),
+        ("locks of pattern", "keys"),
+    ),
     set=Setting(
         help="Set how many jobs of an instance may hold a lock at once. A smaller number stops no running job.",
         model=LockRequest,
@@ -117,9 +151,9 @@ LOCKS = Resource(
     ),
     printed=lambda done: f"{done['slots']} jobs of {done['instance']} may hold {done['lock']} at once",
     remove=Removal(
-        help="Give a lock its default again: one slot.",
+        help="Give a lock its default again: the slots of a pattern, or else one. Remove a pattern.",
         apply=lambda connection, keys, by: counters.remove_limit(connection, counters.SLOTS_OF_LOCK, keys, **by),
-        printed="one job of {instance} may hold {lock} at a time",
+        printed="{lock} of {instance} has the slots of a pattern, or else one",
     ),
     section="[[instances]]",
 )
@@ -133,10 +167,32 @@ class RateRequest(Request):
 
 
 class Rate(Row):
-    resource: str = Field(description="CLASS or CLASS/MODEL")
+    resource: str = Field(description="CLASS, CLASS/MODEL, or a pattern")
     per_second: float = given(unit="jobs per second", help="starts in the long run")
     burst: int = given(unit="jobs", help="jobs that may start at once after a pause")
-    tokens: float = given(unit="jobs", help="jobs that may start at once now")
+    tokens: float | None = given(unit="jobs", help="jobs that may start at once now; null = a pattern")
+    keys: int | None = given(None, unit="rates", help="rates that the pattern has made and that were used lately")
+    pattern: str | None = Field(default=None, description="the pattern that gives it its rate; unset = none does")
+
+
+def _rates(connection: Connection, _: Page) -> list[Rate]:
+    """Rates that are set by name, and patterns, without the rates that patterns have made."""
+    found = [Rate.model_validate(each) for each in rates.rates(connection)]
+    found += [
+        Rate(resource=each.pattern, per_second=each.per_second, burst=each.burst, tokens=None, keys=each.keys)
+        for each in limit_patterns.rate_patterns(connection)
+    ]
+    return sorted(found, key=lambda rate: rate.resource)
+
+
+def _show_rate(connection: Connection, keys: Keys, page: Page) -> Rate:
+    named = _rates(connection, page) + [
+        Rate.model_validate(each) for each in rates.rates(connection, used=keys[0]) if each.pattern
+    ]
+    for each in named:
+        if each.resource == keys[0]:
+            return each
+    raise NotFound(f"rate: there is no rate '{escaped(keys[0], 127)}'")
 
 
 def _set_rate(connection: Connection, keys: Keys, body: RateRequest, by: By) -> None:
@@ -146,15 +202,19 @@ def _set_rate(connection: Connection, keys: Keys, body: RateRequest, by: By) -> 
 RATES = Resource(
     name="rate",
     plural="rates",
-    help="How many jobs of a resource class, or of one model of it, may start per second.",
+    help="How many jobs of a resource class, or of one model of it, may start per second. A name such as 'api-*' or "
+    "'api/*' gives every class, or model, whose name begins so a rate of its own; a whole name wins, then the longest "
+    "pattern.",
     keys=(Key("resource", "CLASS[/MODEL]", check=rates.check_resource, slashes=True),),
     row=Rate,
-    rows=lambda connection, _: rates.rates(connection),
+    rows=_rates,
+    show=_show_rate,
     columns=(
         ("resource", "resource"),
         ("per second", "per_second"),
         ("burst (jobs)", "burst"),
-        ("now (jobs)", lambda row: f"{row['tokens']:.1f}"),
+        ("now (jobs)", lambda row: None if row["tokens"] is None else f"{row['tokens']:.1f}"),
+        ("rates of pattern", "keys"),
     ),
     set=Setting(
         help="Set a rate: in any S seconds, at most BURST + PER_SECOND x S jobs start in the whole pool.",

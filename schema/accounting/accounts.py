@@ -13,9 +13,9 @@ from leasehold.wire import escaped
 from pydantic import BaseModel, ConfigDict, Field
 
 from schema import audit
-from schema.accounting import counters
+from schema.accounting import counters, limit_patterns
 from schema.accounting.counters import instance_counter, lock_counter
-from schema.fields import Name
+from schema.fields import Name, NameOrPattern
 from schema.postgres.connection import Connection
 from schema.postgres.notify import wake
 from schema.postgres.statements import Statement
@@ -82,7 +82,8 @@ class Account(PoolLimits):
     unit: what its budget counts: `cost`, or any unit that its jobs report. For `seconds`, the measured run time counts,
         or what they report if that is more.
     slots: the number of its slots. Each running job occupies one; null = unlimited.
-    locks: for each named lock, how many jobs may hold it at once. A lock that is not named allows 1.
+    locks: for each named lock, how many jobs may hold it at once. A lock that is not named allows 1. A pattern such as
+        `customer-*` stands for every lock whose name begins so.
     """
 
     weight: float | None = Field(
@@ -94,7 +95,7 @@ class Account(PoolLimits):
     slots: int | None = Field(
         default=None, ge=0, le=MAX_JOBS, description="slots in which its jobs work, one each; null = unlimited"
     )
-    locks: dict[Name, Annotated[int, Field(ge=0, le=MAX_JOBS)]] = Field(
+    locks: dict[NameOrPattern, Annotated[int, Field(ge=0, le=MAX_JOBS)]] = Field(
         default={}, max_length=MAX_LOCKS, description="how many jobs may hold each of these locks at once"
     )
 
@@ -195,15 +196,28 @@ def declare(connection: Connection, wanted: Mapping[str, Account], *, actor: str
 
 def _limit(connection: Connection, limits: Mapping[str, float | None]) -> dict[str, float | None]:
     """Set the limits that differ from the stored ones, in the order of counter names; returns these."""
+    patterns = sorted(name for name in limits if limit_patterns.is_pattern(name))
     known = counters.read(connection, sorted({counters.stored_counter(name) for name in limits}))
     changed = {
         name: most
         for name, most in sorted(limits.items())
-        if (name not in known and (most is not None)) or (name in known and known[name].most != most)
+        if name not in patterns
+        and (known[name].most != most or _is_due_to_pattern(known[name], name) if name in known else most is not None)
     }
-    for name, most in changed.items():
-        counters.limit(connection, name, most)
+    # Whoever changes patterns waits for others, so that comes before any lock of a row.
+    for name in patterns:
+        most = limits[name]
+        if most is not None and limit_patterns.lock_slots(connection, name) != most:
+            limit_patterns.put_lock(connection, name, most, actor="", note=False)
+            changed[name] = most
+    for name in [each for each in changed if each not in patterns]:
+        counters.limit(connection, name, changed[name])
     return changed
+
+
+def _is_due_to_pattern(counter: counters.Counter, name: str) -> bool:
+    """Return whether a lock has its limit by chance, and not because an operator has set it by its name."""
+    return name.startswith("lock:") and counter.limited_by != limit_patterns.BY_NAME
 
 
 # Usage as bots reported it, in every unit, for as long as it is kept.

@@ -10,16 +10,18 @@ one of its GPUs. Counters are locked after quotas, in the order of their names.
 import json
 from collections import Counter as Tally
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass
 from decimal import Decimal
 from functools import lru_cache
 from operator import itemgetter
+from types import MappingProxyType
 
 from leasehold.errors import BadInput, NotFound
 from leasehold.wire import escaped
 
 from schema import audit
+from schema.accounting import limit_patterns
 from schema.postgres.connection import Connection
 from schema.postgres.notify import wake
 from schema.postgres.statements import Statement
@@ -29,13 +31,16 @@ from schema.validation import MAX_GPUS, WHOLE_GPU, check_name
 from schema.validation import Kind as ResourceKind
 
 READ = Statement("""
-SELECT name, used::double precision, most::double precision, slots::double precision
+SELECT name, used::double precision, most::double precision, slots::double precision, limited_by
 FROM counters WHERE name = ANY (CAST(:names AS text[]))
 """)
-TAKE = Statement("SELECT charge(CAST(:names AS text[]), CAST(:amounts AS numeric[]), :may_overshoot)")
+TAKE = Statement("""
+SELECT charge(CAST(:names AS text[]), CAST(:amounts AS numeric[]), :may_overshoot, CAST(:numbers AS numeric[]))
+""")
 SETTLE = Statement("SELECT settle(CAST(:spent AS jsonb))")
 LIMIT = Statement("""
-INSERT INTO counters (name, most) VALUES (:name, :most) ON CONFLICT (name) DO UPDATE SET most = :most
+INSERT INTO counters (name, most, limited_by) VALUES (:name, :most, :limited_by)
+ON CONFLICT (name) DO UPDATE SET most = :most, limited_by = :limited_by
 """)
 SLOTS = Statement("""
 INSERT INTO counters (name, slots) VALUES (:name, :most) ON CONFLICT (name) DO UPDATE SET slots = :most
@@ -82,13 +87,20 @@ _DECLARE_RESOURCES = Statement("""
 INSERT INTO counters (name, most) SELECT * FROM unnest(CAST(:names AS text[]), CAST(:amounts AS numeric[])) AS d (n, a)
 """)
 
+#: No jobs give a number of slots.
+NO_NUMBERS: Mapping[str, float] = MappingProxyType({})
+
 
 @dataclass(slots=True)
 class Counter:
-    """An amount in use and its limit, None = unlimited. Callers also use it as a working copy."""
+    """An amount in use and its limit, None = unlimited. Callers also use it as a working copy.
+
+    limited_by: of a lock, whence it has its limit: "" = set by its name, a prefix = by that pattern, None = by jobs.
+    """
 
     used: float = 0.0
     most: float | None = None
+    limited_by: str | None = None
 
     def leaves(self, amount: float) -> bool:
         """True if `amount` more may be taken. A limit that is reached refuses even an amount of 0."""
@@ -188,15 +200,38 @@ def read(connection: Connection, names: Sequence[str]) -> dict[str, Counter]:
     if not names:
         return {}
     found = dict[str, Counter]()
-    for name, used, most, slots in connection.execute(READ, {"names": list(names)}):
-        found[name] = Counter(used, most)
+    for name, used, most, slots, limited_by in connection.execute(READ, {"names": list(names)}):
+        found[name] = Counter(used, most, limited_by)
         if slots is not None:
             found[f"{name.removesuffix('jobs')}slots"] = Counter(used, slots)
     return found
 
 
-def take(connection: Connection, amounts: Sequence[Mapping[str, float]], *, may_overshoot: bool = False) -> None:
+def read_locks(connection: Connection, found: MutableMapping[str, Counter], numbers: Mapping[str, float]) -> None:
+    """Give the counters of locks among `found` their limits, and add those of locks that have none yet.
+
+    numbers: by counter name, the smallest number of slots that the waiting jobs themselves give the lock. It counts
+    where no operator has set a limit, by name or by pattern. Of jobs that hold the lock, the smallest number counts.
+    """
+    by_pattern = limit_patterns.lock_limits(connection, [name for name in numbers if name not in found])
+    for name, number in numbers.items():
+        counter = found.get(name)
+        if counter is None:
+            counter = found[name] = Counter(0.0, *by_pattern.get(name, (number, None)))
+        elif counter.limited_by is None:
+            counter.most = number if counter.used == 0 or counter.most is None else min(counter.most, number)
+
+
+def take(
+    connection: Connection,
+    amounts: Sequence[Mapping[str, float]],
+    *,
+    may_overshoot: bool = False,
+    numbers: Mapping[str, float] = NO_NUMBERS,
+) -> None:
     """Charge to their counters the amounts that leases take, given for each lease by counter name; all or nothing.
+
+    numbers: the slots that jobs themselves give the locks among them; see `read_locks`.
 
     With `may_overshoot`, the last charge may exceed a cost limit that was not yet reached. If a limit was reached since
     it was read, raises psycopg.Error with the SQLSTATE of a serialization failure, so that `Database.run` repeats the
@@ -218,7 +253,8 @@ def take(connection: Connection, amounts: Sequence[Mapping[str, float]], *, may_
         # In the order in which the function locks them, so that it need not sort and sum them.
         names, totals = zip(*sorted(parts, key=itemgetter(0)), strict=True)
         values = {"names": list(names), "amounts": [str(total) for total in totals], "may_overshoot": may_overshoot}
-        connection.execute(TAKE, values)
+        own = [str(_exact(numbers[name])) if name in numbers else None for name in names] if numbers else None
+        connection.execute(TAKE, {**values, "numbers": own})
 
 
 @lru_cache(1024)
@@ -240,7 +276,11 @@ def settle(connection: Connection, spent: Sequence[Settlement]) -> None:
 def limit(connection: Connection, name: str, most: float | None) -> None:
     """Set the limit of a counter, None = unlimited. An amount in use above the limit stays."""
     stored = stored_counter(name)
-    connection.execute(LIMIT if stored == name else SLOTS, {"name": stored, "most": most})
+    if stored != name:
+        connection.execute(SLOTS, {"name": stored, "most": most})
+        return
+    limited_by = limit_patterns.BY_NAME if name.startswith("lock:") else None
+    connection.execute(LIMIT, {"name": name, "most": most, "limited_by": limited_by})
 
 
 def roll(connection: Connection, *, window: float, limit: int) -> int:
@@ -262,10 +302,17 @@ MAX_COST, MAX_JOBS = 1e12, 1_000_000_000
 
 # Names contain no colon, so a counter's name splits into the names that an operator gave.
 _LIST = Statement("""
-SELECT name, used::double precision, most::double precision FROM counters
-WHERE name LIKE :pattern AND (most IS NOT NULL OR :unlimited) ORDER BY name COLLATE "C"
+SELECT name, used::double precision, most::double precision, limited_by FROM counters
+WHERE CASE WHEN CAST(:name AS text) IS NOT NULL THEN name = :name
+    ELSE name LIKE :pattern AND (most IS NOT NULL OR :unlimited) AND coalesce(limited_by, '') = '' END
+ORDER BY name COLLATE "C"
 """)
-_HELD = Statement("SELECT most::double precision FROM counters WHERE name = :name FOR NO KEY UPDATE")
+_HELD = Statement("SELECT most::double precision, limited_by FROM counters WHERE name = :name FOR NO KEY UPDATE")
+# Without a limit of its own the lock has that of a pattern, or the smallest number of the jobs that hold it.
+_RELEASE_LOCK = Statement("""
+UPDATE counters SET most = coalesce((limit_pattern(name)).most, 1), limited_by = (limit_pattern(name)).prefix
+WHERE name = :name
+""")
 _CLASS_EXISTS = Statement("SELECT EXISTS (SELECT FROM job_classes WHERE name = :name)")
 # Jobs that name no instance belong to `default`, which has no row before the first of them.
 _INSTANCE_EXISTS = Statement("SELECT :name = 'default' OR EXISTS (SELECT FROM instances WHERE name = :name)")
@@ -306,18 +353,23 @@ SLOTS_OF_LOCK = Kind("lock", "lock", 2, unnamed=1.0)
 
 @dataclass(frozen=True)
 class CounterLimit:
-    """The amount in use, including what is reserved for running jobs, and the limit `most`; None = unlimited."""
+    """The amount in use, including what is reserved for running jobs, and the limit `most`; None = unlimited.
+
+    limited_by: see `Counter`.
+    """
 
     names: tuple[str, ...]
     used: float
     most: float | None
+    limited_by: str | None
 
 
-def limits(connection: Connection, kind: Kind) -> list[CounterLimit]:
-    """Every limit of a kind, ordered by name. Locks that jobs have used are listed even without a limit."""
-    pattern = kind.counter(["%"] * kind.names)
-    rows = connection.execute(_LIST, {"pattern": pattern, "unlimited": kind.unnamed is not None})
-    return [CounterLimit(kind.named(row.name), row.used, row.most) for row in rows]
+def limits(connection: Connection, kind: Kind, *, names: Sequence[str] | None = None) -> list[CounterLimit]:
+    """Every limit of a kind, ordered by name. Locks that jobs have used are listed even without a limit, but for those
+    that have it from a pattern. names: only that one, wherever it has its limit from."""
+    values = {"pattern": kind.counter(["%"] * kind.names), "unlimited": kind.unnamed is not None}
+    rows = connection.execute(_LIST, {**values, "name": None if names is None else kind.counter(names)})
+    return [CounterLimit(kind.named(row.name), row.used, row.most, row.limited_by) for row in rows]
 
 
 def set_limit(
@@ -328,25 +380,39 @@ def set_limit(
     Raises BadInput, and NotFound for a class or an instance that does not exist: the limit of a misspelt name would
     hold for no job.
     """
-    for name in names:
+    *owner, last = names
+    for name in owner:
         check_name("name", name)
+    (limit_patterns.check if kind is SLOTS_OF_LOCK else check_name)("name", last)
     if most is not None and not 0 <= most <= MAX_COST:
         raise BadInput("limit", f"must be between 0 and {MAX_COST:g}")
     if not connection.execute(kind.owner_exists, {"name": names[0]}).scalar_one():
         raise NotFound(f"{kind.owner}: there is no {kind.owner} '{names[0]}'")
-    _write(connection, kind.counter(names), most, "limit.set", actor=actor, reason=reason)
+    counter = kind.counter(names)
+    if limit_patterns.is_pattern(counter):
+        limit_patterns.put_lock(connection, counter, 1.0 if most is None else most, actor=actor, reason=reason)
+    else:
+        _write(connection, counter, most, "limit.set", actor=actor, reason=reason)
 
 
 def remove_limit(connection: Connection, kind: Kind, names: Sequence[str], *, actor: str, reason: str = "") -> None:
     """Remove a limit by its names; the default of its kind applies again. Raises NotFound if none was set."""
     counter = kind.counter(names)
+    if limit_patterns.is_pattern(counter):
+        limit_patterns.remove_lock(connection, counter, actor=actor, reason=reason)
+        return
+    is_lock = kind is SLOTS_OF_LOCK
+    if is_lock:
+        connection.execute(limit_patterns.CHANGE_LOCKS)
     held = connection.execute(_HELD, {"name": counter}).one_or_none()
-    if held is None or held.most == kind.unnamed:
+    if held is None or (held.limited_by != limit_patterns.BY_NAME if is_lock else held.most is None):
         raise NotFound(f"{kind.noun}: '{escaped('/'.join(names), 127)}' has no limit")
     _write(connection, counter, kind.unnamed, "limit.rm", actor=actor, reason=reason)
 
 
 def _write(connection: Connection, counter: str, most: float | None, action: str, *, actor: str, reason: str) -> None:
     limit(connection, counter, most)
+    if action == "limit.rm" and counter.startswith("lock:"):
+        connection.execute(_RELEASE_LOCK, {"name": counter})
     audit.write(connection, action, actor=actor, subject=counter, details={"most": most, "reason": reason})
     wake(connection, "jobs")

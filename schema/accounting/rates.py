@@ -19,6 +19,7 @@ from leasehold.wire import escaped
 from pydantic import BaseModel, ConfigDict, Field
 
 from schema import audit, declarations
+from schema.accounting import limit_patterns
 from schema.postgres.connection import Connection
 from schema.postgres.notify import wake
 from schema.postgres.statements import Row, Statement
@@ -30,28 +31,52 @@ MAX_RATE, MAX_BURST = 1e6, 1_000_000
 GATHER_SECONDS = 0.1
 
 PREFIX = "rate:"
+_BEGIN = "[a-z0-9][a-z0-9._-]{0,61}"
 
 _FILLED = "least(burst, tokens + rate * extract(epoch FROM now() - refilled_at))"
+# A bucket that a pattern will make is full. Without any pattern, none is looked for.
 READ_BUCKETS = Statement(f"""
-SELECT name, rate, burst, {_FILLED} AS tokens FROM rate_buckets WHERE name = ANY (CAST(:names AS text[]))
+SELECT name, rate, burst, {_FILLED} AS tokens, limited_by, false AS missing
+FROM rate_buckets WHERE name = ANY (CAST(:names AS text[]))
+UNION ALL
+SELECT w.name, (w.found).rate, (w.found).burst, (w.found).burst, (w.found).prefix, true
+FROM (SELECT name, limit_pattern(name) AS found FROM unnest(CAST(:names AS text[])) AS n (name)
+    WHERE EXISTS (SELECT FROM limit_patterns WHERE rate IS NOT NULL)
+        AND NOT EXISTS (SELECT FROM rate_buckets b WHERE b.name = n.name) OFFSET 0) w
+WHERE (w.found).rate IS NOT NULL
+""")
+# It is full at the begin of this transaction, at which jobs that start count as started.
+_MAKE_BUCKETS = Statement("""
+INSERT INTO rate_buckets (name, rate, burst, tokens, refilled_at, limited_by)
+SELECT w.name, (w.found).rate, (w.found).burst, (w.found).burst, now(), (w.found).prefix
+FROM (SELECT name, limit_pattern(name) AS found FROM unnest(CAST(:names AS text[])) AS n (name)
+    WHERE NOT EXISTS (SELECT FROM rate_buckets b WHERE b.name = n.name) OFFSET 0) w
+WHERE (w.found).rate IS NOT NULL
+ORDER BY w.name COLLATE "C" ON CONFLICT (name) DO NOTHING
 """)
 _LOCK_BUCKETS = f"""
-SELECT name, rate, burst, {_FILLED} AS tokens FROM rate_buckets WHERE name = ANY (CAST(:names AS text[]))
+SELECT name, rate, burst, {_FILLED} AS tokens, limited_by, false AS missing
+FROM rate_buckets WHERE name = ANY (CAST(:names AS text[]))
 ORDER BY name COLLATE "C" FOR NO KEY UPDATE"""
 LOCK_BUCKETS = {True: Statement(_LOCK_BUCKETS), False: Statement(f"{_LOCK_BUCKETS} SKIP LOCKED")}
 DRAW_TOKENS = Statement("SELECT draw(CAST(:names AS text[]), CAST(:jobs AS integer[]))")
-_FOUND_RATE = Statement("SELECT rate, burst FROM rate_buckets WHERE name = :name FOR NO KEY UPDATE")
+_FOUND_RATE = Statement("""
+SELECT rate, burst, limited_by FROM rate_buckets WHERE name = :name FOR NO KEY UPDATE
+""")
 # A new bucket is full. A changed bucket keeps its tokens, up to the smaller burst.
 _PUT_RATE = Statement("""
 INSERT INTO rate_buckets AS b (name, rate, burst, tokens) VALUES (:name, :rate, :burst, :burst)
 ON CONFLICT (name) DO UPDATE SET rate = EXCLUDED.rate, burst = EXCLUDED.burst,
     tokens = least(EXCLUDED.burst, b.burst,
         b.tokens + b.rate * greatest(extract(epoch FROM clock_timestamp() - b.refilled_at), 0)),
-    refilled_at = greatest(b.refilled_at, clock_timestamp())
+    refilled_at = greatest(b.refilled_at, clock_timestamp()), limited_by = NULL
 """)
-_REMOVE_RATE = Statement("DELETE FROM rate_buckets WHERE name = :name RETURNING rate, burst")
+_REMOVE_RATE = Statement("""
+DELETE FROM rate_buckets WHERE name = :name AND limited_by IS NULL RETURNING rate, burst
+""")
 _LIST_RATES = Statement(f"""
-SELECT name, rate, burst, greatest({_FILLED}, 0) AS tokens FROM rate_buckets ORDER BY name COLLATE "C"
+SELECT name, rate, burst, greatest({_FILLED}, 0) AS tokens, limited_by FROM rate_buckets
+WHERE limited_by IS NULL OR name = :name ORDER BY name COLLATE "C"
 """)
 
 
@@ -59,12 +84,15 @@ SELECT name, rate, burst, greatest({_FILLED}, 0) AS tokens FROM rate_buckets ORD
 class Bucket:
     """The state of a token bucket.
 
-    rate: tokens per second. burst: the most tokens it holds. tokens: what it holds now.
+    rate: tokens per second. burst: the most tokens it holds. tokens: what it holds now. limited_by: the prefix of the
+    pattern that gives it its rate; None = it has it by its name. missing: the pattern has to make it first.
     """
 
     rate: float
     burst: int
     tokens: float
+    limited_by: str | None = None
+    missing: bool = False
 
     def minus(self, tokens: float) -> "Bucket":
         """The bucket after `tokens` have been taken out."""
@@ -90,18 +118,23 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Rate:
-    """One rate as an operator sees it: jobs per second, burst in jobs, and the tokens it holds now."""
+    """One rate as an operator sees it: jobs per second, burst in jobs, and the tokens it holds now.
+
+    pattern: that gives it its rate; None = it is set by its name.
+    """
 
     resource: str
     per_second: float
     burst: int
     tokens: float
+    pattern: str | None = None
 
 
 class RateSettings(BaseModel):
     """How fast jobs of one resource class, or of one model of it, may start.
 
-    resource: CLASS or CLASS/MODEL. Jobs of a model also count for its class.
+    resource: CLASS or CLASS/MODEL. Jobs of a model also count for its class. A pattern such as `api-*` or `api/*`
+        stands for every class, or model of a class, whose name begins so; each has a rate of its own.
     per_second: average starts per second; unset removes the rate. Doubling it doubles throughput.
     burst: starts at once after a quiet time. Doubling it doubles the number of starts that one second may have beyond
         the rate.
@@ -109,7 +142,9 @@ class RateSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    resource: str = Field(pattern=f"^{NAME.pattern}(/{NAME.pattern})?$")
+    resource: str = Field(
+        pattern=rf"^({NAME.pattern}(/{NAME.pattern})?|({NAME.pattern}/)?{_BEGIN}\*|{NAME.pattern}/\*)$"
+    )
     per_second: float | None = Field(default=None, gt=0, le=MAX_RATE)
     burst: int = Field(default=1, ge=1, le=MAX_BURST)
 
@@ -130,7 +165,7 @@ def bucket_names(constraints: Mapping[str, Any]) -> list[str]:
 
 
 def read_buckets(connection: Connection, wanted: Sequence[str]) -> dict[str, Bucket]:
-    """The wanted buckets that exist, by name, filled up to the start of this transaction."""
+    """The wanted buckets that exist, or that a pattern will make, by name, as they are when this transaction begins."""
     if not wanted:
         return {}
     return _buckets(connection.execute(READ_BUCKETS, {"names": list(wanted)}))
@@ -146,7 +181,14 @@ def lock_buckets(connection: Connection, wanted: Sequence[str], *, wait: bool) -
 
 
 def _buckets(rows: Iterable[Row]) -> dict[str, Bucket]:
-    return {row.name: Bucket(row.rate, row.burst, float(row.tokens)) for row in rows}
+    return {row.name: Bucket(row.rate, row.burst, float(row.tokens), row.limited_by, row.missing) for row in rows}
+
+
+def make_buckets(connection: Connection, missing: Sequence[str]) -> None:
+    """Make these buckets, if patterns give them a rate. It waits for nobody: none is made while an operator changes a
+    rate, or while another assigner makes some. Then the caller finds them missing when it locks them."""
+    if missing and connection.execute(limit_patterns.TRY_MAKE_BUCKETS).scalar_one():
+        connection.execute(_MAKE_BUCKETS, {"names": list(missing)})
 
 
 def draw_tokens(connection: Connection, wanted: Mapping[str, int]) -> None:
@@ -162,7 +204,8 @@ def draw_tokens(connection: Connection, wanted: Mapping[str, int]) -> None:
 def set_rate(connection: Connection, used: str, *, per_second: float, burst: int, actor: str, reason: str = "") -> None:
     """Limit the starts of jobs of `used` (CLASS or CLASS/MODEL) to this rate, with at most `burst` at once.
 
-    Raises BadInput for a malformed name or a value out of range.
+    A pattern such as `api-*` limits each class, or each model of a class, whose name begins so. Raises BadInput for a
+    malformed name or a value out of range.
     """
     check_resource("resource", used)
     if not 0 < per_second <= MAX_RATE:
@@ -170,6 +213,10 @@ def set_rate(connection: Connection, used: str, *, per_second: float, burst: int
     if not 1 <= burst <= MAX_BURST:
         raise BadInput("burst", f"must be between 1 and {MAX_BURST}")
     name = PREFIX + used
+    if limit_patterns.is_pattern(used):
+        limit_patterns.put_rate(connection, name, per_second=per_second, burst=burst, actor=actor, reason=reason)
+        return
+    connection.execute(limit_patterns.CHANGE_RATES)
     before = connection.execute(_FOUND_RATE, {"name": name}).one_or_none()
     connection.execute(_PUT_RATE, {"name": name, "rate": per_second, "burst": burst})
     audit.write(
@@ -178,7 +225,9 @@ def set_rate(connection: Connection, used: str, *, per_second: float, burst: int
         actor=actor,
         subject=name,
         details={
-            "before": None if before is None else {"per_second": before.rate, "burst": before.burst},
+            "before": None
+            if before is None or before.limited_by
+            else {"per_second": before.rate, "burst": before.burst},
             "after": {"per_second": per_second, "burst": burst},
             "reason": reason,
         },
@@ -187,7 +236,10 @@ def set_rate(connection: Connection, used: str, *, per_second: float, burst: int
 
 
 def remove_rate(connection: Connection, used: str, *, actor: str, reason: str = "") -> None:
-    """Remove the rate of `used`. Raises NotFound if it has none."""
+    """Remove the rate of `used`, a name or a pattern. Raises NotFound if it has none."""
+    if limit_patterns.is_pattern(used):
+        limit_patterns.remove_rate(connection, PREFIX + used, actor=actor, reason=reason)
+        return
     before = connection.execute(_REMOVE_RATE, {"name": PREFIX + used}).one_or_none()
     if before is None:
         raise NotFound(f"rate: '{escaped(used, 127)}' has none")
@@ -196,18 +248,26 @@ def remove_rate(connection: Connection, used: str, *, actor: str, reason: str = 
     wake(connection, "jobs")
 
 
-def rates(connection: Connection) -> list[Rate]:
-    """Every rate, ordered by name."""
+def rates(connection: Connection, *, used: str | None = None) -> list[Rate]:
+    """Every rate that is set by name, ordered by name, and with them that of `used`, which may be of a pattern."""
     return [
-        Rate(row.name.removeprefix(PREFIX), row.rate, row.burst, round(float(row.tokens), 3))
-        for row in connection.execute(_LIST_RATES)
+        Rate(
+            row.name.removeprefix(PREFIX),
+            row.rate,
+            row.burst,
+            round(float(row.tokens), 3),
+            None if row.limited_by is None else limit_patterns.pattern_of(row.limited_by),
+        )
+        for row in connection.execute(_LIST_RATES, {"name": None if used is None else PREFIX + used})
     ]
 
 
 def declare(connection: Connection, wanted: Sequence[RateSettings], *, actor: str) -> None:
     """Store the rates of the configuration. Other resources keep theirs."""
     declarations.replace(connection, "rate", (each.resource for each in wanted))
+    patterns = limit_patterns.rate_patterns(connection)
     known = {each.resource: (each.per_second, each.burst) for each in rates(connection)}
+    known |= {each.pattern: (each.per_second, each.burst) for each in patterns}
     for each in sorted(wanted, key=lambda one: one.resource):
         if each.per_second is None:
             if each.resource in known:
@@ -224,11 +284,14 @@ def declare(connection: Connection, wanted: Sequence[RateSettings], *, actor: st
 
 
 def check_resource(field: str, used: str) -> None:
-    """Raise BadInput unless `used` is CLASS or CLASS/MODEL."""
+    """Raise BadInput unless `used` is CLASS, CLASS/MODEL, or the begin of one and a star."""
     of_class, slash, model = used.partition("/")
+    if not slash:
+        limit_patterns.check(field, of_class)
+        return
     check_name(field, of_class)
-    if slash:
-        check_name(field, model)
+    if model != limit_patterns.STAR:
+        limit_patterns.check(field, model)
 
 
 # Backpressure.

@@ -71,6 +71,9 @@ counters = Table(
     Column("slots", AMOUNT),
     # When a lease last took of it.
     Column("charged_at", TIME),
+    # Of a lock: whence `most` comes. '' = an operator has set it by the lock's name; a text = by a pattern with this
+    # prefix; null = from the jobs that hold it.
+    Column("limited_by", Text),
     PrimaryKeyConstraint("name"),
     CheckConstraint("used >= 0 AND used <> 'NaN'", name="counters_used_positive"),
     CheckConstraint("most >= 0 AND most <> 'NaN'", name="counters_most_positive"),
@@ -118,6 +121,29 @@ accounts = Table(
 
 
 _NAME = "[a-z0-9][a-z0-9._-]{0,62}"
+#: The begin of a name.
+_BEGIN = "[a-z0-9][a-z0-9._-]{0,61}"
+
+# Limits of locks and rates whose names begin with a prefix. `prefix` is that of the name of the counter or the bucket.
+limit_patterns = Table(
+    "limit_patterns",
+    metadata,
+    Column("prefix", Text, nullable=False),
+    Column("most", AMOUNT),
+    Column("rate", Double),
+    Column("burst", Integer),
+    PrimaryKeyConstraint("prefix"),
+    CheckConstraint(
+        f"prefix ~ '^(lock:{_NAME}:{_BEGIN}|rate:({_BEGIN}|{_NAME}/({_BEGIN})?))$'", name="limit_patterns_prefix_form"
+    ),
+    CheckConstraint("most >= 0 AND most <> 'NaN'", name="limit_patterns_most_positive"),
+    CheckConstraint("rate > 0 AND rate <= 1e6 AND burst BETWEEN 1 AND 1000000", name="limit_patterns_rate_range"),
+    CheckConstraint(
+        "CASE WHEN prefix LIKE 'lock:%' THEN most IS NOT NULL AND num_nonnulls(rate, burst) = 0"
+        " ELSE most IS NULL AND num_nulls(rate, burst) = 0 END",
+        name="limit_patterns_limit_given",
+    ),
+)
 
 # Token buckets. Now a bucket has `tokens` plus `rate` for each second since `refilled_at`, at most `burst`.
 rate_buckets = Table(
@@ -128,6 +154,8 @@ rate_buckets = Table(
     Column("burst", Integer, nullable=False),
     Column("tokens", Double, nullable=False),
     Column("refilled_at", TIME, nullable=False, server_default=func.clock_timestamp()),
+    # The prefix of the pattern by which it was made; null = an operator has set its rate by its name.
+    Column("limited_by", Text),
     PrimaryKeyConstraint("name"),
     CheckConstraint(f"name ~ '^rate:{_NAME}(/{_NAME})?$'", name="rate_buckets_name_form"),
     CheckConstraint("rate > 0 AND rate <= 1e6", name="rate_buckets_rate_range"),

@@ -314,7 +314,7 @@ def test_a_lock_that_nobody_has_set_has_one_slot(good: Callable[[str], str], ope
     pool.bot(capacity=5)
     pool.assigner().run_once()
     assert sorted(pool.job(job).state for job in jobs) == ["leased", "leased", "queued"]
-    assert good("lock rm default tree") == "one job of default may hold tree at a time\n"
+    assert good("lock rm default tree") == "tree of default has the slots of a pattern, or else one\n"
     (lock,) = json.loads(good("lock list --json"))
     assert (lock["used"], lock["slots"]) == (2, 1)
     assert operate("lock", "rm", "default", "tree")[0] == 2

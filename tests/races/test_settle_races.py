@@ -216,7 +216,7 @@ def test_a_charge_whose_new_counter_somebody_else_locks_starts_again_and_never_w
 
 def test_a_charge_counts_names_in_any_order_and_each_as_often_as_it_is_given(pool: Pool) -> None:
     def charge(names: list[str], amounts: list[int]) -> None:
-        values = {"names": names, "amounts": list(map(str, amounts)), "may_overshoot": False}
+        values = {"names": names, "amounts": list(map(str, amounts)), "may_overshoot": False, "numbers": None}
         pool.database.run(lambda connection: connection.execute(counters.TAKE, values))
 
     def used() -> list[str]:

@@ -8,12 +8,18 @@
 -- Callers mostly give counters that exist, each once and in the order of their names. Such rows are changed by their
 -- places, which takes two thirds of the time. Otherwise amounts are summed and missing counters created, and the lock of
 -- a counter is then not waited for, because whoever holds it may wait for one that was created here.
-CREATE OR REPLACE FUNCTION charge(wanted_names text[], wanted_amounts numeric[], may_overshoot boolean DEFAULT false)
+--
+-- `wanted_numbers` has, for each name, the slots that the jobs themselves give a lock; null for everything else. They
+-- count only where no operator has set the limit. Of a lock that is held the smallest number stays until it is free.
+-- Nobody may create a lock while an operator changes a pattern: it could keep the limit from before.
+CREATE OR REPLACE FUNCTION charge(wanted_names text[], wanted_amounts numeric[], may_overshoot boolean DEFAULT false,
+    wanted_numbers numeric[] DEFAULT NULL)
 RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     sum_names text[] := wanted_names;
     sum_amounts numeric[] := wanted_amounts;
     last_amounts numeric[] := wanted_amounts;
+    least_numbers numeric[] := wanted_numbers;
     locked_names text[];
     places tid[];
     changed integer;
@@ -22,13 +28,20 @@ BEGIN
         SELECT c.name, c.ctid AS place FROM counters c WHERE c.name = ANY (sum_names)
         ORDER BY c.name COLLATE "C" FOR NO KEY UPDATE) l;
     IF locked_names IS DISTINCT FROM sum_names THEN
-        SELECT array_agg(w.name), array_agg(w.amount), array_agg(w.latest)
-            INTO sum_names, sum_amounts, last_amounts FROM (
-            SELECT u.name, sum(u.amount) AS amount, (array_agg(u.amount ORDER BY u.nth DESC))[1] AS latest
-            FROM unnest(wanted_names, wanted_amounts) WITH ORDINALITY AS u (name, amount, nth)
+        SELECT array_agg(w.name), array_agg(w.amount), array_agg(w.latest), array_agg(w.number)
+            INTO sum_names, sum_amounts, last_amounts, least_numbers FROM (
+            SELECT u.name, sum(u.amount) AS amount, (array_agg(u.amount ORDER BY u.nth DESC))[1] AS latest,
+                min(u.number) AS number
+            FROM unnest(wanted_names, wanted_amounts, wanted_numbers) WITH ORDINALITY AS u (name, amount, number, nth)
             GROUP BY u.name ORDER BY u.name COLLATE "C") w;
-        INSERT INTO counters (name, most)
-            SELECT w.name, CASE WHEN w.name LIKE 'lock:%' THEN 1 END FROM unnest(sum_names) AS w (name)
+        IF EXISTS (SELECT FROM unnest(sum_names) AS w (name) WHERE w.name LIKE 'lock:%')
+                AND NOT pg_try_advisory_xact_lock_shared(hashtext('leasehold.lock_patterns')) THEN
+            RAISE EXCEPTION 'limits of locks are being changed' USING ERRCODE = 'serialization_failure';
+        END IF;
+        INSERT INTO counters (name, most, limited_by)
+            SELECT w.name, CASE WHEN w.name LIKE 'lock:%' THEN coalesce(p.most, w.number, 1) END, p.prefix
+            FROM unnest(sum_names, least_numbers) AS w (name, number) LEFT JOIN LATERAL (
+                SELECT (l.found).* FROM (SELECT limit_pattern(w.name) AS found OFFSET 0) l) p ON w.name LIKE 'lock:%'
             WHERE NOT EXISTS (SELECT FROM counters c WHERE c.name = w.name)
             ORDER BY w.name COLLATE "C" ON CONFLICT (name) DO NOTHING;
         SELECT array_agg(l.name), array_agg(l.place) INTO locked_names, places FROM (
@@ -38,11 +51,16 @@ BEGIN
             RAISE EXCEPTION 'another transaction has just created a counter' USING ERRCODE = 'serialization_failure';
         END IF;
     END IF;
-    UPDATE counters c SET used = c.used + w.amount, charged_at = now()
-        FROM unnest(places, sum_names, sum_amounts, last_amounts) AS w (place, name, amount, latest)
+    UPDATE counters c SET used = c.used + w.amount, charged_at = now(), most = CASE
+            WHEN w.number IS NULL OR c.limited_by IS NOT NULL THEN c.most
+            WHEN c.used = 0 THEN w.number ELSE least(c.most, w.number) END
+        FROM unnest(places, sum_names, sum_amounts, last_amounts, least_numbers)
+            AS w (place, name, amount, latest, number)
         WHERE c.ctid = w.place
             AND (c.slots IS NULL OR c.used + w.amount <= c.slots)
-            AND (c.most IS NULL OR c.used + w.amount <= c.most OR w.amount <= 0
+            AND (c.most IS NULL OR w.amount <= 0 OR c.used + w.amount <= CASE
+                WHEN w.number IS NULL OR c.limited_by IS NOT NULL THEN c.most
+                WHEN c.used = 0 THEN w.number ELSE least(c.most, w.number) END
             OR may_overshoot AND w.name LIKE '%:cost' AND c.used + w.amount - w.latest < c.most);
     GET DIAGNOSTICS changed = ROW_COUNT;
     IF changed < cardinality(sum_names) THEN

@@ -42,7 +42,7 @@ BEGIN
                 (11, 'timeout_seconds', 'positive', true, NULL, 31536000),
                 (12, 'queue_timeout_seconds', 'positive', true, NULL, 31536000),
                 (13, 'dedup_key', 'text', true, 1, 200),
-                (14, 'locks', 'names', false, NULL, 16),
+                (14, 'locks', 'locks', false, NULL, 16),
                 (15, 'estimated_cost', 'number', true, 0, 1000000000000),
                 (16, 'resource_class', 'name', true, NULL, NULL),
                 (17, 'model', 'name', true, NULL, NULL),
@@ -164,6 +164,9 @@ BEGIN
                     WHEN is_node AND f->>'dedup_key' IS NOT NULL THEN
                         'dedup_key: belongs to the graph and not to one of its nodes'
                     WHEN f->>'model' IS NOT NULL AND f->>'resource_class' IS NULL THEN 'model: needs a resource_class'
+                    WHEN (SELECT count(DISTINCT l) > count(DISTINCT split_part(l, ':', 1))
+                            FROM jsonb_array_elements_text(coalesce(f->'locks', '[]')) l) THEN
+                        'locks: names a lock twice, with different slots'
                     WHEN f->>'prefer_seconds' IS NOT NULL AND coalesce(f->'preferred_properties', '{}') = '{}' THEN
                         'prefer_seconds: means nothing without preferred_properties'
                     WHEN f->>'retry' IS NOT NULL AND coalesce(f->'retry_failed', 'false') = 'false' THEN

@@ -25,11 +25,13 @@ BEGIN
         ELSIF kind = 'positive' AND content::numeric <= 0 THEN
             RETURN ': input should be greater than 0';
         END IF;
-    WHEN 'text', 'name', 'zone', 'time' THEN
+    WHEN 'text', 'name', 'lock', 'zone', 'time' THEN
         IF given_type <> 'string' THEN
             RETURN ': input should be a valid string';
         ELSIF kind = 'name' AND content !~ '^[a-z0-9][a-z0-9._-]{0,62}$' THEN
             RETURN ': string should match pattern ''^[a-z0-9][a-z0-9._-]{0,62}$''';
+        ELSIF kind = 'lock' AND content !~ '^[a-z0-9][a-z0-9._-]{0,62}(:[1-9][0-9]{0,8})?$' THEN
+            RETURN ': string should match pattern ''^[a-z0-9][a-z0-9._-]{0,62}(:[1-9][0-9]{0,8})?$''';
         ELSIF kind = 'zone' AND content <> 'UTC' AND NOT EXISTS (
                 SELECT FROM pg_timezone_names z WHERE z.name = content AND z.name !~ '^(posix|right)') THEN
             RETURN format(': ''%s'' is not a time zone: use a name such as ''UTC'' or ''Europe/Berlin''',
@@ -69,7 +71,7 @@ BEGIN
                 '.on_failure' || refusal('on_failure', NULL, NULL, given->'on_failure') END,
             (SELECT format('.%s: extra inputs are not permitted', regexp_replace(left(k, 60), '[^ -~]', '?', 'g'))
              FROM jsonb_object_keys(given) k WHERE k NOT IN ('node', 'on_failure') LIMIT 1));
-    WHEN 'command', 'names', 'hours', 'texts', 'codes', 'parents', 'nodes' THEN
+    WHEN 'command', 'locks', 'hours', 'texts', 'codes', 'parents', 'nodes' THEN
         IF given_type <> 'array' THEN
             RETURN ': input should be a valid list';
         END IF;
@@ -81,13 +83,13 @@ BEGIN
         END IF;
         IF kind = 'command' AND octet_length(given::text) <= 262144 AND given->>0 <> ''
                 AND NOT jsonb_path_exists(given, 'strict $[*] ? (@.type() <> "string")')
-            OR kind = 'names' AND NOT jsonb_path_exists(given,
-                'strict $[*] ? (@.type() <> "string" || !(@ like_regex "^[a-z0-9][a-z0-9._-]{0,62}$"))') THEN
+            OR kind = 'locks' AND NOT jsonb_path_exists(given, 'strict $[*] ? (@.type() <> "string"
+                || !(@ like_regex "^[a-z0-9][a-z0-9._-]{0,62}(:[1-9][0-9]{0,8})?$"))') THEN
             RETURN NULL;
         END IF;
         SELECT '.' || c.nth || c.refused INTO found FROM (
             SELECT e.nth - 1 AS nth, CASE kind WHEN 'command' THEN refusal('text', NULL, NULL, e.value)
-                WHEN 'names' THEN refusal('name', NULL, NULL, e.value)
+                WHEN 'locks' THEN refusal('lock', NULL, NULL, e.value)
                 WHEN 'hours' THEN refusal('integer', 0, 23, e.value)
                 WHEN 'texts' THEN refusal('text', NULL, NULL, e.value)
                 WHEN 'codes' THEN refusal('integer', 1, 255, e.value)

@@ -16,9 +16,9 @@ from leasehold import wire
 from leasehold.errors import BadInput
 from leasehold.tasks.codecs import Codec, codec_of
 from leasehold.tasks.node_results import Inputs, numbers_of, with_placeholders
-from leasehold.tasks.options import Unique
+from leasehold.tasks.options import Concurrency, Unique, parameters_of
 from leasehold.transport import Record
-from leasehold.wire import JsonSerialiser, Serialiser, check_json
+from leasehold.wire import JsonSerialiser, Serialiser, check_json, check_name
 
 #: The arguments of one call: by their places, or by their names.
 Arguments = tuple[Any, ...] | Mapping[str, Any]
@@ -228,3 +228,38 @@ def dedup_key(task: str, unique: Unique, args: tuple[Any, ...], kwargs: Mapping[
     if unique is not True and len(plain.encode()) <= wire.MAX_DEDUP_KEY_BYTES:
         return plain
     return f"{task[:100]}:{hashlib.sha256(plain.encode()).hexdigest()}"
+
+
+def concurrency_lock(
+    function: Callable[..., Any], concurrency: Concurrency, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> str:
+    """Return the lock that a call takes, `KEY:NUMBER`. Raises BadInput if the key of these arguments is no name."""
+    key, number = concurrency
+    if isinstance(key, str):
+        bound = form_of(function).signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        try:
+            made: Any = key.format(**bound.arguments)
+        except (LookupError, AttributeError, ValueError, TypeError) as error:
+            said = f"'{wire.escaped(key, 80)}' cannot be made of these arguments: {type(error).__name__}: {error}"
+            raise BadInput("concurrency", said) from None
+    else:
+        made = key(*args, **kwargs)
+        if not isinstance(made, str):
+            raise BadInput("concurrency", f"returned a '{type(made).__name__}', not a text")
+    return f"{check_name('concurrency', made)}:{number}"
+
+
+def check_parameters(function: Callable[..., Any], concurrency: Concurrency | None) -> None:
+    """Raise BadInput if the key of a `concurrency` names an argument that the function does not have."""
+    if concurrency is None:
+        return
+    # Its annotations are not read yet: they may name what follows it.
+    parameters = inspect.signature(function).parameters
+    for name in parameters_of(concurrency[0]):
+        if name not in parameters:
+            raise BadInput(
+                "concurrency",
+                f"'{wire.escaped(name, 60)}' is no argument of '{function.__qualname__}'"
+                + wire.suggestion(name, parameters),
+            )

@@ -1,6 +1,8 @@
 """The options of a task: those of its own, those that are fields of a job request, and what is wrong with them."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
+from string import Formatter
 from typing import Any
 
 from leasehold import wire
@@ -11,6 +13,10 @@ from leasehold.wire import PROPERTY
 
 #: How calls are told apart by `unique`: by all arguments, or by a text that is made of them.
 Unique = bool | Callable[..., str]
+#: A key, with names of arguments in braces or made of them by a function, and how many calls with one key run at once.
+Concurrency = tuple[str | Callable[..., str], int]
+#: The largest number of a `concurrency`.
+MAX_CONCURRENCY = 999_999_999
 
 
 class TaskOptions(TaskFields, total=False):
@@ -21,6 +27,7 @@ class TaskOptions(TaskFields, total=False):
     properties: Mapping[str, str | Sequence[str]] | None
     priority: int | None
     unique: Unique
+    concurrency: Concurrency | None
     instance: str
     key: str
 
@@ -39,6 +46,7 @@ def request_fields(
     properties: Mapping[str, str | Sequence[str]] | None = None,
     priority: int | None = None,
     unique: Unique = False,
+    concurrency: Concurrency | None = None,
     **more: Any,
 ) -> Record:
     """Return the fields of a request that follow from the options of its task.
@@ -58,6 +66,8 @@ def request_fields(
         raise BadInput("retries", f"is a number of at least 0, not {wire.escaped(retries, 40)}")
     if not (isinstance(unique, bool) or callable(unique)):
         raise BadInput("unique", "is true, false, or a function of the arguments that returns a text")
+    if concurrency is not None:
+        check_concurrency(concurrency)
     if PROPERTY in (properties or {}):
         raise BadInput("properties", f"'{PROPERTY}' is the app of the pool")
     given = {
@@ -71,6 +81,27 @@ def request_fields(
     return {name: value for name, value in {**more, **given}.items() if value is not None}
 
 
+def check_concurrency(given: Any) -> None:
+    """Raise BadInput unless this is a key and the number of calls with that key that may run at once."""
+    match given:
+        case [str() | Callable(), int(number)] if isinstance(given, tuple) and not isinstance(number, bool):
+            if not 1 <= number <= MAX_CONCURRENCY:
+                raise BadInput("concurrency", f"lets 1 to {MAX_CONCURRENCY} calls run at once, not {number}")
+        case _:
+            raise BadInput("concurrency", f"is such as ('customer-{{customer}}', 2), not {wire.escaped(given, 60)}")
+
+
+def parameters_of(key: str | Callable[..., str]) -> list[str]:
+    """Return the names of the arguments that a key holds in braces. Raises BadInput if its braces mean nothing."""
+    if not isinstance(key, str):
+        return []
+    try:
+        fields = [field for _, field, _, _ in Formatter().parse(key) if field is not None]
+    except ValueError as error:
+        raise BadInput("concurrency", f"'{wire.escaped(key, 80)}': {error}") from None
+    return [re.split(r"[.\[]", field, maxsplit=1)[0] for field in fields]
+
+
 def _refuse_unknown(options: Mapping[str, Any]) -> None:
     """Raise BadInput for the first of these names that is no field of a request, or that a task has for itself."""
     fields = JobFields.__required_keys__ | JobFields.__optional_keys__
@@ -79,5 +110,5 @@ def _refuse_unknown(options: Mapping[str, Any]) -> None:
             instead = f"; use `{_INSTEAD[name]}`" if name in _INSTEAD else ""
             raise BadInput(name, f"is made from the task; it is not an option of one{instead}")
         if name not in fields:
-            own = ("name", "label", "retries", "timeout", "properties", "priority", "unique")
+            own = ("name", "label", "retries", "timeout", "properties", "priority", "unique", "concurrency")
             raise BadInput(name, "is not an option of a task" + wire.suggestion(name, [*own, *sorted(fields - _OWN)]))

@@ -31,7 +31,14 @@ from typing import (
 
 from leasehold.client import Client, Job
 from leasehold.errors import BadInput, TaskFailed, TimedOut
-from leasehold.tasks.arguments import Arguments, decode_result, dedup_key, encode_call
+from leasehold.tasks.arguments import (
+    Arguments,
+    check_parameters,
+    concurrency_lock,
+    decode_result,
+    dedup_key,
+    encode_call,
+)
 from leasehold.tasks.large_results import LargeResults
 from leasehold.tasks.options import TaskOptions, request_fields
 from leasehold.transport import Record
@@ -110,7 +117,9 @@ class TaskRegistry:
         old one here. label: of its jobs, 64 bytes. retries: how often a call that failed is tried again; 0 = never. A
         call whose bot was lost is tried again in any case. timeout: seconds of run time. properties: what the bot must
         offer in addition to the app. priority: lower = more urgent. unique: while a call is unfinished, an equal one
-        joins it; a function of the arguments returns the text by which they are compared. Any other field of a job
+        joins it; a function of the arguments returns the text by which they are compared. concurrency: a key and how
+        many calls with one key run at once, such as ("customer-{customer}", 2); the key is a lock of the instance, and
+        an operator who has set its slots decides instead of the number. Any other field of a job
         request may be given as well, such as `locks` or `metadata`. Raises BadInput, also for an option that there is
         not.
         """
@@ -233,6 +242,7 @@ class Task(Generic[P, R]):
         #: The function is an `async def`.
         self.is_async = inspect.iscoroutinefunction(function)
         request_fields(**self._options)
+        check_parameters(function, self._options.get("concurrency"))
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         returned: R = self.function(*args, **kwargs)
@@ -413,6 +423,8 @@ class Task(Generic[P, R]):
         }
         if unique:
             request["dedup_key"] = dedup_key(self.name, unique, args, kwargs, stdin)
+        if concurrency := self._options.get("concurrency"):
+            request["locks"] = [*fields.get("locks", ()), concurrency_lock(self.function, concurrency, args, kwargs)]
         return request
 
 
