@@ -88,6 +88,10 @@ max_queued = 5
 resource = "cli/opus"
 per_second = 2.0
 
+[[rates]]
+resource = "api-*"
+per_second = 2.0
+
 [[windows]]
 name = "night"
 start = 20
@@ -96,7 +100,7 @@ end = 8
 [[instances]]
 name = "ci"
 pool = "builds"
-locks = { tree = 2 }
+locks = { tree = 2, "customer-*" = 3 }
 """
 
 
@@ -115,6 +119,8 @@ DECLARED = [
     ("instance set ci --weight 3", "[[instances]]"),
     ("instance set ci --no-share", "[[instances]]"),
     ("lock set ci tree 9", "[[instances]]"),
+    ("lock rm ci customer-*", "[[instances]]"),
+    ("rate set api-* --per-second 1", "[[rates]]"),
 ]
 
 
@@ -318,6 +324,18 @@ def test_a_lock_that_nobody_has_set_has_one_slot(good: Callable[[str], str], ope
     (lock,) = json.loads(good("lock list --json"))
     assert (lock["used"], lock["slots"]) == (2, 1)
     assert operate("lock", "rm", "default", "tree")[0] == 2
+    good("lock set default t* 3")
+    good("rate set api-* --per-second 5 --burst 2")
+    assert [lock["lock"] for lock in json.loads(good("lock list --json"))] == ["t*"], "a pattern stands for its locks"
+    lock = json.loads(good("lock show default tree --json"))
+    assert (lock["slots"], lock["pattern"]) == (3, "t*")
+    assert json.loads(good("lock show default t* --json"))["keys"] == 1
+    assert json.loads(good("rate list --json")) == [json.loads(good("rate show api-* --json"))]
+    for wrong in (["lock", "set", "default", "*", "2"], ["rate", "set", "a*b", "--per-second", "1"]):
+        code, said = operate(*wrong)
+        assert (code, said.count("\n")) == (2, 1), said
+    good("lock rm default t*")
+    good("rate rm api-*")
 
 
 def test_a_window_that_an_operator_makes_closes_the_pool_to_other_classes(pool: Pool) -> None:

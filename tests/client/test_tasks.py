@@ -105,6 +105,19 @@ def test_equal_calls_of_a_unique_task_have_one_deduplication_key(program: Gatewa
         task_app.echo.defer(5)
 
 
+def test_calls_take_the_lock_that_their_arguments_make(program: Gateway) -> None:
+    limited = task_app.add.using(concurrency=("of-{left}-{right}", 2), locks=["tree"])
+    limited.defer(1, right=2)
+    limited.using(concurrency=(lambda left, right: f"sum-{left + right}", 3)).defer(1, 2)
+    assert [asked.body["jobs"][0]["locks"] for asked in program.asked] == [["tree", "of-1-2:2"], ["tree", "sum-3:3"]]
+    for wrong in (("a", 0), ("a", True), "a", ("of-{lef}", 2), ("{", 2), ("{}", 2), ["a", 2]):
+        with pytest.raises(BadInput, match=r"^concurrency: "):
+            task_app.add.using(concurrency=wrong)
+    for key in ("Of {left}", "{left.x}"):
+        with pytest.raises(BadInput, match=r"^concurrency: "):
+            task_app.add.using(concurrency=(key, 2)).defer(1, 2)
+
+
 def numbers() -> Iterator[int]:
     yield 1
 

@@ -45,7 +45,7 @@ TAKEN: Mapping[str, list[dict[str, Any]]] = {
     "timeout_seconds": [{"timeout_seconds": None}, {"timeout_seconds": 60}, {"timeout_seconds": 0.25}],
     "queue_timeout_seconds": [{"queue_timeout_seconds": 3600}, {"queue_timeout_seconds": 1e-5}],
     "dedup_key": [{"dedup_key": None}, {"dedup_key": "d"}],
-    "locks": [{"locks": []}, {"locks": ["b", "a.c", "a-c", "b"]}],
+    "locks": [{"locks": []}, {"locks": ["b", "a.c", "a-c", "b", "c:2"]}],
     "estimated_cost": [{"estimated_cost": 0}, {"estimated_cost": 1e12}, {"estimated_cost": 1.50}],
     "resource_class": [{"resource_class": "gpu"}],
     "model": [{"resource_class": "gpu", "model": "large"}],
@@ -126,7 +126,10 @@ REFUSED: Mapping[str, list[dict[str, Any]]] = {
     "timeout_seconds": [{"timeout_seconds": bad} for bad in ("1", True, 0, -1.5, 31_536_001)],
     "queue_timeout_seconds": [{"queue_timeout_seconds": bad} for bad in (0, 1e300)],
     "dedup_key": [{"dedup_key": ""}, {"dedup_key": "d", "job_class": "random"}, {"dedup_key": "d" * 201}],
-    "locks": [{"locks": bad} for bad in (None, "a", ["A"], [1], [["a"]], [f"a{n}" for n in range(17)])],
+    "locks": [
+        {"locks": bad}
+        for bad in (None, "a", ["A"], [1], [["a"]], [f"a{n}" for n in range(17)], ["a:0"], ["a:1", "a:2"], ["a", "a:1"])
+    ],
     "estimated_cost": [{"estimated_cost": -0.5}, {"estimated_cost": 1e13}],
     "resource_class": [{"resource_class": "Ü"}],
     "model": [{"model": "m"}],

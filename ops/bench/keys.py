@@ -1,0 +1,85 @@
+"""Measure starts per second of jobs that each have one of many keys, beside jobs without any.
+
+Keys are locks that have their slots from a pattern, and resource classes that have their rate from one. No limit is
+ever reached, so that what differs is the cost of keys. Two assigner processes place jobs as in `run.py`, on bots that
+have room for all of them. The contenders take turns; one run of each before them is not counted.
+
+    python -m ops.bench.keys [--keys 10000] [--jobs 30000] [--runs 3] [--json]
+"""
+
+import json
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from ops.bench.fixtures import FILL, Shape, empty, fill, opened, request, server, settle
+from ops.bench.measure import Stretch, checked
+from ops.bench.workers import Assigning, run
+from schema.accounting import counters, rates
+from schema.moves import submit as submit_moves
+from schema.postgres.engine import Database
+
+#: More than all jobs together.
+MANY = 1_000_000
+PROCESSES = 2
+#: The constraints of a job by its key, for each contender; None = it has none.
+CONTENDERS: dict[str, Callable[[int], dict[str, Any]] | None] = {
+    "no keys": None,
+    "locks": lambda key: {"locks": [f"customer-{key}"]},
+    "rates": lambda key: {"resource_class": f"api-{key}"},
+}
+
+
+def filled(database: Database, contender: str, *, keys: int, jobs: int) -> None:
+    """Make the bots, the patterns and the jobs of a contender."""
+    shape = Shape(bots=100, capacity=2 * jobs // 100, quotas=False)
+    fill(database, shape)
+    named = ["default", "customer-*"]
+    database.run(lambda c: counters.set_limit(c, counters.SLOTS_OF_LOCK, named, MANY, actor="bench"))
+    database.run(lambda c: rates.set_rate(c, "api-*", per_second=1e6, burst=MANY, actor="bench"))
+    terms = CONTENDERS[contender]
+    for first in range(0, jobs, FILL):
+        wanted = [
+            {**request(number, shape), "instance": "default"} | ({"terms": terms(number % keys)} if terms else {})
+            for number in range(first, min(first + FILL, jobs))
+        ]
+        database.run(lambda connection, wanted=wanted: submit_moves.submit(connection, wanted, actor="bench"))
+    settle(database)
+
+
+def starts(url: str, contender: str, *, keys: int, jobs: int) -> Stretch:
+    """Place nine of ten jobs of a contender in a fresh database."""
+    with empty(url, "bench") as name, opened(name) as database:
+        filled(database, contender, keys=keys, jobs=jobs)
+        stretch = run(name, Assigning(), processes=PROCESSES, jobs=jobs * 9 // 10)
+        checked(database)
+    return stretch
+
+
+@click.command(help=__doc__.split("\n\n")[0] if __doc__ else None)
+@click.option("--keys", type=click.IntRange(1), default=10_000, show_default=True, help="Distinct keys.")
+@click.option("--jobs", type=click.IntRange(1000), default=30_000, show_default=True, help="Queued jobs.")
+@click.option("--runs", type=click.IntRange(1, 100), default=3, show_default=True, help="Runs of each contender.")
+@click.option("--only", multiple=True, type=click.Choice(list(CONTENDERS)), help="Measure only these.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of lines.")
+def main(keys: int, jobs: int, runs: int, *, only: tuple[str, ...], as_json: bool) -> None:
+    found: dict[str, list[float]] = {name: [] for name in only or CONTENDERS}
+    with server() as url:
+        for turn in range(runs + 1):
+            for name, each in found.items():
+                rate = starts(url, name, keys=keys, jobs=jobs).rate
+                each.extend([rate] if turn else [])
+    medians = {name: statistics.median(each) for name, each in found.items()}
+    if as_json:
+        click.echo(json.dumps({"starts_per_second": found, "medians": medians}))
+        return
+    base = medians.get("no keys")
+    for name, each in found.items():
+        ratio = "" if base is None else f", {medians[name] / base:.2f} of those without keys"
+        click.echo(f"{name}: {medians[name]:,.0f} starts/s ({min(each):,.0f} to {max(each):,.0f}){ratio}")
+
+
+if __name__ == "__main__":
+    main()
