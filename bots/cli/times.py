@@ -1,7 +1,9 @@
 """Times and durations as people give them to a command: `10:00`, `2026-12-01 10:00`, `90m`."""
 
+import os
 import re
 from datetime import UTC, datetime, time, timedelta
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from leasehold.errors import BadInput
 from leasehold.wire import escaped
@@ -9,6 +11,8 @@ from leasehold.wire import escaped
 from schema import clock
 
 _SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+#: A zone given by its rules, as CET-1CEST.
+_RULE = re.compile(r"(<[^>]{3,}>|[A-Za-z]{3,})[+-]?\d")
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*(min|[smhd])\s*")
 
 
@@ -48,7 +52,19 @@ def _moment(text: str) -> datetime:
     return found if found.tzinfo is not None else _here(found)
 
 
+def _check_zone() -> None:
+    """Raise _Unclear if this machine's zone is one that nobody knows, which the C library takes for UTC."""
+    name = os.environ.get("TZ", "").removeprefix(":")
+    if not name or name.startswith("/") or _RULE.match(name):
+        return
+    try:
+        ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError):
+        raise _Unclear(f"needs an offset, because TZ names no known zone: '{escaped(name, 60)}'") from None
+
+
 def _here(naive: datetime) -> datetime:
+    _check_zone()
     first, second = naive.astimezone(), naive.replace(fold=1).astimezone()
     if first.astimezone(UTC).astimezone().replace(tzinfo=None, fold=0) != naive:
         raise _Unclear("is skipped by a change of the clock here")

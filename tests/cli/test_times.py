@@ -55,3 +55,14 @@ def test_a_time_is_one_of_this_machines_zone_unless_it_has_an_offset(berlin: Non
 def test_a_time_that_there_is_not_or_twice_is_refused(berlin: None, given: str, why: str) -> None:
     with pytest.raises(BadInput, match=f"--at: '{given}' {why}"):
         times.moment(given, option="--at")
+
+
+@pytest.mark.parametrize("zone", ["Europ/Berlin", "nowhere"])
+def test_a_zone_that_nobody_knows_is_not_taken_for_utc(zone: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(os.environ, "TZ", zone)
+    with pytest.raises(BadInput, match=f"'10:00' needs an offset, because TZ names no known zone: '{zone}'"):
+        times.moment("10:00", option="--at")
+    assert times.moment("2026-07-01T10:00Z", option="--at") == "2026-07-01T10:00:00+00:00"
+    for known in ("", "UTC", ":Europe/Berlin", "CET-1CEST", "/etc/localtime"):
+        monkeypatch.setitem(os.environ, "TZ", known)
+        assert times.moment("10:00", option="--at")
