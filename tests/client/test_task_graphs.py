@@ -25,6 +25,8 @@ def test_calls_that_cannot_be_put_together_are_refused() -> None:
         leasehold.chain(leasehold.group())
     with pytest.raises(BadInput, match="is one of another"):
         leasehold.chain(example_app.divide.s(1), task_app.add.s(2))
+    with pytest.raises(BadInput, match=r"value: a dict with the key 'leasehold.result' alone stands for the result"):
+        leasehold.chain(example_app.unannotated.s([{"leasehold.result": 1}]))
     named = leasehold.chain(example_app.divide.s(1), name="halves").request()
     assert (named["name"], [node["node"] for node in named["nodes"]]) == ("halves", [0])
 

@@ -24,13 +24,18 @@ class NodeResult:
 
 
 def with_placeholders(value: Any, nodes: set[int]) -> Any:
-    """Return the value with an object for each result of a node in its lists and dicts, and note those nodes."""
+    """Return the value with an object for each result of a node in its lists and dicts, and note those nodes.
+
+    Raises ValueError for a dict that would be taken for such an object.
+    """
     if isinstance(value, NodeResult):
         nodes.add(value.node)
         return {RESULT_OF: value.node}
     if type(value) in (list, tuple):
         return [with_placeholders(each, nodes) for each in value]
     if type(value) is dict:
+        if value.keys() == {RESULT_OF}:
+            raise ValueError(f"a dict with the key '{RESULT_OF}' alone stands for the result of a node")
         return {name: with_placeholders(each, nodes) for name, each in value.items()}
     return value
 
