@@ -35,6 +35,7 @@ from schema.policy.schedule_changes import MAX_SCHEDULES
 from schema.policy.time_windows import WindowSettings
 from schema.postgres import embedded, migrate, urls
 from schema.postgres.engine import Database, DatabaseSettings
+from schema.postgres.standby import StandbyReads
 from schema.tenancy.cohorts import CohortSettings
 from schema.tenancy.instances import InstanceSettings
 from schema.timing import Timing
@@ -108,7 +109,8 @@ class PoolSettings(ConfigModel):
     def _urls_are_postgresql(cls, settings: DatabaseSettings) -> DatabaseSettings:
         if settings.pooler == "transaction" and settings.url.get_secret_value() == "embedded":
             raise ValueError('pooler = "transaction" needs a url that leads to the pooler, not "embedded"')
-        for name, value in {"url": settings.url, "listen_url": settings.listen_url}.items():
+        named = {"url": settings.url, "listen_url": settings.listen_url, "read_url": settings.read_url}
+        for name, value in named.items():
             if value is None or (name == "url" and value.get_secret_value() == "embedded"):
                 continue
             mistake = urls.find_mistake(value.get_secret_value())
@@ -180,6 +182,20 @@ class Installation:
         with self.database(role) as database:
             _require_ready(database)
             yield database
+
+    @contextmanager
+    def standby_reads(self, role: str, primary: Database) -> Iterator[StandbyReads | None]:
+        """Give the reads from the configured standby until the context ends; None if there is none."""
+        settings = self.settings.database
+        if settings.read_url is None:
+            yield None
+            return
+        url = settings.read_url.get_secret_value()
+        standby = Database(url, settings, role=f"leasehold-{role}-read", chance=random.SystemRandom())
+        try:
+            yield StandbyReads(primary, standby, max_lag=settings.read_max_lag)
+        finally:
+            standby.close()
 
     @contextmanager
     def command_database(self, role: str, *, ready: bool = True) -> Iterator[Database]:

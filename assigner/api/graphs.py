@@ -154,7 +154,7 @@ async def list_graphs(
         rows = job_queries.graph_page(connection, instances=caller.instances, filters=filters)
         return GraphList(graphs=[GraphRow.model_validate(row) for row in rows])
 
-    found: GraphList = await request.app.state.run(work)
+    found: GraphList = await request.app.state.read(work)
     return found
 
 

@@ -161,7 +161,7 @@ async def list_jobs(
         told = [models.ListedJob.model_validate(row | {"why": explanation.in_few_words(row)}) for row in rows]
         return models.JobList(jobs=told, next=found.next)
 
-    found: models.JobList = await request.app.state.run(work)
+    found: models.JobList = await request.app.state.read(work)
     return found
 
 
@@ -322,12 +322,16 @@ async def output(
 async def status(request: Request, caller: Caller) -> models.PoolStatus:
     """Show the state of the pool."""
     state = request.app.state
-    found = await state.run(
+    found = await state.read(
         lambda connection: status_queries.pool_status(
             connection, instances=caller.instances, cooldown=state.sync_service.cooldown
         )
     )
-    return models.status_answer(found)
+    standby = state.standby if caller.instances is None else None
+    reads = standby and models.Reads(
+        standby=not standby.trouble, lag_seconds=standby.lag, reason=standby.trouble or None
+    )
+    return models.status_answer(found, reads)
 
 
 @router.get("/bots", responses=problems(400), openapi_extra=OPERATORS)
@@ -336,7 +340,7 @@ async def bots(
 ) -> models.BotList:
     """List every bot that the pool knows, by name."""
     validation.check_text("after", after, 63)
-    rows = await request.app.state.run(lambda connection: job_queries.bots(connection, after=after, limit=limit))
+    rows = await request.app.state.read(lambda connection: job_queries.bots(connection, after=after, limit=limit))
     return models.BotList(bots=[models.Bot.model_validate(row) for row in rows])
 
 

@@ -56,7 +56,7 @@ async def summary(
         row = metadata_queries.summary(connection, wanted, instances=caller.instances, instance=instance)
         return Summary.model_validate(row)
 
-    found: Summary = await request.app.state.run(work)
+    found: Summary = await request.app.state.read(work)
     return found
 
 
@@ -88,5 +88,5 @@ async def values(
         )
         return Values(values=found, next=following)
 
-    answer: Values = await request.app.state.run(work)
+    answer: Values = await request.app.state.read(work)
     return answer

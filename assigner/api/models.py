@@ -425,6 +425,14 @@ class Waits(BaseModel):
     p99: float | None
 
 
+class Reads(BaseModel):
+    """Where the gateway reads lists and reports, this answer too, if it has a standby for that."""
+
+    standby: bool = Field(description="from the standby; false = from the primary, for the reason")
+    lag_seconds: float | None = Field(description="how far the standby is behind at most; unset = not known")
+    reason: str | None
+
+
 class PoolStatus(BaseModel):
     """The state of the pool. A caller of one instance sees only that instance's jobs and bots."""
 
@@ -447,9 +455,10 @@ class PoolStatus(BaseModel):
     rates: Rates
     waits: Waits
     quotas: list[Quota]
+    reads: Reads | None = Field(description="unset without a standby, and for a caller of one instance")
 
 
-def status_answer(found: Mapping[str, Any]) -> PoolStatus:
+def status_answer(found: Mapping[str, Any], reads: Reads | None = None) -> PoolStatus:
     """Make the answer from what `assigner.queries.status.pool_status` found."""
     jobs: dict[str, int] = {}
     instances: dict[str, dict[str, int]] = {}
@@ -477,6 +486,7 @@ def status_answer(found: Mapping[str, Any]) -> PoolStatus:
         quotas=[Quota.model_validate(quota) for quota in found["quotas"]],
         rates=_rates(found["rates"]),
         waits=_waits(found["rates"]),
+        reads=reads,
     )
 
 

@@ -189,7 +189,7 @@ async def list_usage(
     request: Request, hours: Annotated[float, Query(ge=0, le=accounts.MAX_HOURS, allow_inf_nan=False)] = 24.0
 ) -> UsageList:
     """List the usage that bots reported for constrained jobs within the last `hours`, by instance and unit."""
-    found = await request.app.state.run(lambda connection: accounts.reported_usage(connection, hours=hours))
+    found = await request.app.state.read(lambda connection: accounts.reported_usage(connection, hours=hours))
     return UsageList(usage=[Reported(**asdict(each)) for each in found])
 
 
@@ -199,7 +199,7 @@ async def show_report(
     window: Annotated[float, Query(ge=1, le=report.MAX_WINDOW, description="seconds back from now")] = 86400.0,
 ) -> report.Report:
     """Report on the pool: waits, throughput, fairness, efficiency, utilisation, usage, estimates, concentration."""
-    found: report.Report = await request.app.state.run(lambda connection: report.report(connection, window=window))
+    found: report.Report = await request.app.state.read(lambda connection: report.report(connection, window=window))
     return found
 
 
@@ -268,14 +268,14 @@ async def list_preemptions(
     limit: Annotated[int, Query(ge=1, le=wire.MAX_LIST)] = 100,
 ) -> PreemptionList:
     """List the jobs that preemption has evicted, with its receipts, newest first."""
-    found = await request.app.state.run(lambda connection: preemptions(connection, before=before, limit=limit))
+    found = await request.app.state.read(lambda connection: preemptions(connection, before=before, limit=limit))
     return PreemptionList(preemptions=found)
 
 
 @router.get("/class-report", responses=problems(), openapi_extra=OPERATORS)
 async def show_class_report(request: Request) -> ClassReportList:
     """Compare estimated with actual run times, for the latest ended jobs of each class."""
-    return ClassReportList(classes=await request.app.state.run(priority_classes.accuracy))
+    return ClassReportList(classes=await request.app.state.read(priority_classes.accuracy))
 
 
 @router.get("/meters/{name}/pattern", responses=problems(400, 404), openapi_extra=OPERATORS)

@@ -92,7 +92,7 @@ async def list_samples(
         now = connection.now()
         return PoolSampleList(scope=shown, now=now, samples=[PoolSample.model_validate(row) for row in found])
 
-    answer: PoolSampleList = await request.app.state.run(work)
+    answer: PoolSampleList = await request.app.state.read(work)
     return answer
 
 
@@ -105,7 +105,7 @@ async def list_fairness(request: Request, hours: Hours = 1.0) -> FairnessList:
         now = connection.now()
         return FairnessList(now=now, samples=[FairnessSample.model_validate(row) for row in found])
 
-    answer: FairnessList = await request.app.state.run(work)
+    answer: FairnessList = await request.app.state.read(work)
     return answer
 
 

@@ -278,6 +278,7 @@ def gateway_command(installation: "Installation") -> int:
         wakeups.start()
         stack.callback(wakeups.stop)
         sync_service = _sync_service(database, settings, stack)
+        standby = stack.enter_context(installation.standby_reads("gateway", database))
         app = app_gateway.build(
             database,
             sync_service,
@@ -288,6 +289,7 @@ def gateway_command(installation: "Installation") -> int:
             estimate=settings.estimates.estimate,
             default_level=settings.service_levels.default,
             advise=None if factor is None else RunTimeAdvice(database, factor).advise,
+            standby=standby,
         )
         app.state.rules = rules_from(settings)
         serving = Server(app, settings.gateway, on_ready=on_ready)
@@ -315,11 +317,14 @@ def _tell_operators(
     file = None if installation.config is None else str(installation.config.absolute())
     configuration = Configuration(file, {section: shown[section] for section in TOLD_BY_GATEWAYS})
     presence = GatewayPresence(database, app.state.metrics, url=url, configuration=configuration, now=clock.monotonic)
-    loop = Loop("presence", presence.run_once, chance=random.Random())
     stack.callback(presence.end)
-    stack.callback(loop.stop, STOP_WITHIN)
     app.state.standing = standing
-    loop.start()
+    loops = [Loop("presence", presence.run_once, chance=random.Random())]
+    if app.state.standby is not None:
+        loops.append(Loop("standby", app.state.standby.run_once, chance=random.Random()))
+    for loop in loops:
+        stack.callback(loop.stop, STOP_WITHIN)
+        loop.start()
 
 
 def _sync_service(database: "Database", settings: Any, stack: ExitStack) -> "SyncService":

@@ -497,6 +497,15 @@ def show_status(found: Record) -> None:
     for tick in found["upkeep"]:
         grace = ", in grace" if tick["grace"] else ""
         click.echo(f"upkeep    {plain(tick['name'])} {seconds(tick['age_seconds'])} ago{grace}")
+    if reads := found.get("reads"):
+        click.echo(f"reads     {reads_in_words(reads)}")
+
+
+def reads_in_words(reads: Record) -> str:
+    """Say where a gateway with a standby reads lists and reports."""
+    if not reads["standby"]:
+        return f"of lists go to the primary: {plain(reads['reason'])}"
+    return f"of lists go to the standby, at most {seconds(reads['lag_seconds'])} behind"
 
 
 def _swarm(swarm: Sequence[Record]) -> None:

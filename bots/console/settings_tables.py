@@ -7,7 +7,7 @@ from typing import Any
 
 from leasehold.client import Client
 
-from bots.cli.output import seconds
+from bots.cli.output import reads_in_words, seconds
 from bots.console.parts import Cell, Facts, Table, node
 from bots.console.view import SLOW, View
 from bots.console.words import ago, text
@@ -98,8 +98,11 @@ class Upkeep(Table):
         super().__init__("Upkeep", ("duty", "last done", ""), empty="Upkeep has never run.")
 
     def show_status(self, status: Record) -> None:
-        """Show the duties of a pool's status."""
-        self.show([(tick["name"], _duty(tick)) for tick in status["upkeep"]])
+        """Show the duties of a pool's status, and where lists are read if there is a standby for that."""
+        rows = [(tick["name"], _duty(tick)) for tick in status["upkeep"]]
+        if reads := status.get("reads"):
+            rows.append(("reads", [Cell("reads"), Cell(""), Cell(reads_in_words(reads))]))
+        self.show(rows)
 
 
 def _duty(tick: Record) -> list[Cell]:

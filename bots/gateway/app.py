@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import anyio.to_thread
@@ -25,6 +26,7 @@ from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
 from schema.postgres.failures import describe_outage, find_exhausted, is_outage
 from schema.postgres.notify import Wakeups
+from schema.postgres.standby import StandbyReads
 from schema.postgres.statements import Statement
 from schema.timing import Timing
 
@@ -51,8 +53,8 @@ async def healthz() -> dict[str, str]:
 
 @health_router.get("/readyz", responses=problems.documented(), openapi_extra=_OPEN)
 async def readyz(request: Request) -> Response:
-    """Answer 200 if the database takes writes within a second and has the schema that this version needs, and the
-    gateway's loop `presence`, its only one, does not stand still."""
+    """Answer 200 if the database takes writes within a second and has the schema that this version needs, and none of
+    the gateway's loops, `presence` and `standby`, stands still."""
     state = request.app.state
     standing = state.standing()
     found = f"loops of this process stand still: {', '.join(standing)}" if standing else await state.probe.trouble()
@@ -161,6 +163,7 @@ def build(
     estimate: Callable[[Mapping[str, Any]], float] | None = None,
     default_level: str | None = None,
     advise: Callable[[Sequence[Mapping[str, Any]]], Mapping[int, str]] | None = None,
+    standby: StandbyReads | None = None,
 ) -> FastAPI:
     """Build the application.
 
@@ -169,19 +172,21 @@ def build(
     estimate: computes the expected cost of a job whose request does not name one.
     default_level: service level of jobs that name neither a level nor a class.
     advise: returns advice on the run times that requests state, by index; None = no advice.
+    standby: where lists and reports are read; None = on the primary.
 
-    Handlers find in `app.state`: run (work in a transaction, on a thread), polls (long polls by topic), timing,
-    max_wait (seconds), database, estimate, default_level, advise.
+    Handlers find in `app.state`: run (work in a transaction, on a thread), read (such work that writes nothing and may
+    see an older state), polls (long polls by topic), timing, max_wait (seconds), database, and what is given here.
     """
     counted = GatewayMetrics()
     pools = worker_pools(database, queue=settings.queue)
     polls = LongPolls(wakeups=wakeups, poll=timing.poll, metrics=counted)
     held_sessions = HeldSessions(database, pools.bots, ttl=timing.ttl, metrics=counted)
     opener = SessionOpener(database, pools.bots, queue=settings.queue, timing=timing, tracer=sync_service.tracer)
-    counted.watch(
-        queue=lambda: pools.callers.slots.taken + pools.bots.slots.taken + opener.slots.taken,
-        connected=lambda: _connected(wakeups),
-    )
+
+    def queue() -> float:
+        return pools.callers.slots.taken + pools.bots.slots.taken + opener.slots.taken
+
+    counted.watch(queue=queue, connected=lambda: _connected(wakeups), standby=standby)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -203,16 +208,14 @@ def build(
     app.state.readers = {
         (entry.path, method): entry.reader for entry in rules for method in entry.methods if entry.reader is not None
     }
+    cache = TokenCache(seconds=settings.token_cache_seconds)
     app.state.request_middleware = RequestMiddleware(
-        app.inside,
-        entries=rules,
-        token_cache=TokenCache(seconds=settings.token_cache_seconds),
-        worker_pools=pools,
-        metrics=counted,
+        app.inside, entries=rules, token_cache=cache, worker_pools=pools, metrics=counted
     )
     app.state.database, app.state.sync_service = database, sync_service
     app.state.timing, app.state.wakeups, app.state.opener, app.state.standing = timing, wakeups, opener, list[str]
     app.state.bots, app.state.callers, app.state.run = pools.bots, pools.callers, pools.callers.run
+    app.state.read, app.state.standby = partial(pools.callers.run, on=standby), standby
     app.state.polls, app.state.metrics, app.state.held_sessions = polls, counted, held_sessions
     app.state.batches = Batcher[Call, bytes | HeldCall](
         sync_service.answer, pools.bots, observe=counted.batches.observe

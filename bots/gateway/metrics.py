@@ -1,11 +1,14 @@
 """The gateway's metrics. Labels have few values: route templates, status classes, topics, reasons."""
 
+import math
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+from schema.postgres.standby import StandbyReads
 
 #: Media type of the text that `GatewayMetrics.text` returns.
 MEDIA_TYPE = CONTENT_TYPE_LATEST
@@ -82,6 +85,10 @@ class GatewayMetrics:
         self.connections_refused = counter(
             "leasehold_connections_refused", "Connections refused, or ended because of a limit, by reason.", ["reason"]
         )
+        self._add_watched(gauge)
+
+    def _add_watched(self, gauge: Callable[..., Gauge]) -> None:
+        """Make the gauges that `watch` reads from elsewhere."""
         self._queue = gauge(
             "leasehold_work_queue",
             "Pieces of work, on the database or on bodies, that wait for a thread or run in one.",
@@ -90,11 +97,24 @@ class GatewayMetrics:
             "leasehold_wakeups_connected",
             "Whether wake-ups arrive: 1, or 0 while long polls rely on the fallback poll.",
         )
+        self._from_standby = gauge(
+            "leasehold_standby_used",
+            "Whether lists and reports are read from the standby of `database.read_url`: 1, or 0 while they are not.",
+        )
+        self._lag = gauge(
+            "leasehold_standby_lag_seconds",
+            "Seconds that this standby is behind at most. 0 without one; not a number if that is not known.",
+        )
 
-    def watch(self, *, queue: Callable[[], float], connected: Callable[[], float]) -> None:
-        """Read the gauges of the work queue and of wake-ups from these functions at every scrape."""
+    def watch(
+        self, *, queue: Callable[[], float], connected: Callable[[], float], standby: StandbyReads | None = None
+    ) -> None:
+        """Read the gauges of the work queue, of wake-ups and of the standby from these at every scrape."""
         self._queue.set_function(queue)
         self._connected.set_function(connected)
+        if standby is not None:
+            self._lag.set_function(lambda: math.nan if standby.lag is None else standby.lag)
+            self._from_standby.set_function(lambda: float(not standby.trouble))
 
     def levels(self) -> dict[str, float]:
         """Return the length of the work queue, and 1 if wake-ups arrive, else 0."""

@@ -25,6 +25,7 @@ from schema import clock
 from schema.diagnostics.tracing import AttemptTracer
 from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
+from schema.postgres.standby import StandbyReads
 from schema.timing import Timing
 
 T = TypeVar("T")
@@ -83,10 +84,14 @@ class WorkerPool:
         #: Work that waits for a thread, or has one.
         self.slots = Slots(threads + queue)
 
-    async def run(self, work: Callable[[Connection], T], *, kept_plans: bool = False) -> T:
-        """Run `work` in one transaction on a thread. kept_plans: as of `Database.run`. Raises Busy if too much work
-        waits.
+    async def run(
+        self, work: Callable[[Connection], T], *, kept_plans: bool = False, on: StandbyReads | None = None
+    ) -> T:
+        """Run `work` in one transaction on a thread. kept_plans: as of `Database.run`. on: where to read, None = on the
+        primary. Raises Busy if too much work waits.
         """
+        if on is not None:
+            return await self.call(lambda: on.run(work, kept_plans=kept_plans))
         return await self.call(lambda: self._database.run(work, urgent=self._urgent, kept_plans=kept_plans))
 
     async def call(self, function: Callable[[], T]) -> T:

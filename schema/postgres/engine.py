@@ -49,6 +49,8 @@ class DatabaseSettings(BaseModel):
 
     url: `embedded`, or a URL as libpq takes it (`postgresql://user@host/database`), also with several hosts.
     listen_url: a direct URL for LISTEN when `url` goes through a transaction pooler.
+    read_url: URL of a standby, from which gateways read what may be a little old. read_max_lag: seconds that it may be
+        behind.
     pooler: `transaction` if `url` goes through a pooler that may give each transaction another session.
     pool: connections that a process may hold for its work.
     reserve: connections that are kept for heartbeats and upkeep, in addition to `pool`.
@@ -59,6 +61,8 @@ class DatabaseSettings(BaseModel):
 
     url: SecretStr = SecretStr("embedded")
     listen_url: SecretStr | None = None
+    read_url: SecretStr | None = None
+    read_max_lag: float = Field(default=10.0, ge=1, le=3600)
     pooler: Literal["none", "transaction"] = "none"
     pool: int = Field(default=8, ge=1, le=500)
     reserve: int = Field(default=2, ge=1, le=50)

@@ -39,6 +39,7 @@ from schema.postgres import embedded
 from schema.postgres.connection import Connection
 from schema.postgres.engine import Database, DatabaseSettings, libpq_url
 from schema.postgres.notify import Wakeups
+from schema.postgres.standby import StandbyReads
 from schema.postgres.statements import Statement
 from schema.tenancy import tokens
 from schema.timing import Timing
@@ -334,12 +335,15 @@ def application(
     *,
     wakeups: Wakeups | None = None,
     settings: server_gateway.GatewaySettings | None = None,
+    standby: StandbyReads | None = None,
 ) -> Any:
     """A gateway's application with all routes, for a server or for calls by ASGI."""
     sync_service = SyncService(database, timing=timing, fetch=FetchSettings(), now=clock.monotonic)
     chosen = settings or server_gateway.GatewaySettings(port=0)
     routers = [*jobs.ROUTERS, backlog.router]
-    return app_gateway.build(database, sync_service, chosen, timing=timing, wakeups=wakeups, routers=routers)
+    return app_gateway.build(
+        database, sync_service, chosen, timing=timing, wakeups=wakeups, routers=routers, standby=standby
+    )
 
 
 @contextmanager
@@ -350,12 +354,13 @@ def serving(
     wakeups: bool = True,
     settings: server_gateway.GatewaySettings | None = None,
     limits: ConnectionLimits | None = None,
+    standby: StandbyReads | None = None,
 ) -> Iterator[Served]:
     """Run a gateway inside the block."""
     source = Wakeups(database, enabled=wakeups)
     source.start()
     chosen = settings or server_gateway.GatewaySettings(port=0)
-    app = application(database, timing, wakeups=source, settings=chosen)
+    app = application(database, timing, wakeups=source, settings=chosen, standby=standby)
     ready = threading.Event()
     found: list[str] = []
 

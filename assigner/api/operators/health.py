@@ -228,5 +228,5 @@ async def list_audit(
     limit: Annotated[int, Query(ge=1, le=wire.MAX_LIST)] = 100,
 ) -> AuditList:
     """List what operators did and read, newest first."""
-    found = await request.app.state.run(lambda connection: audit.rows(connection, before=before, limit=limit))
+    found = await request.app.state.read(lambda connection: audit.rows(connection, before=before, limit=limit))
     return AuditList(audit=[AuditRow(**asdict(each)) for each in found])

@@ -146,7 +146,7 @@ async def list_decisions(
     limit: Annotated[int, Query(ge=1, le=MAX_DECISIONS)] = 20,
 ) -> DecisionList:
     """List sampled decisions, newest first. Each assigner process samples one in ten seconds and keeps the last 20."""
-    found = await request.app.state.run(lambda connection: processes.decisions(connection, before=before, limit=limit))
+    found = await request.app.state.read(lambda connection: processes.decisions(connection, before=before, limit=limit))
     return DecisionList(decisions=[_shown(row) for row in found])
 
 
