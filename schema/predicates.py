@@ -36,6 +36,13 @@ BACKOFF = Predicate(
     "{job}schedule_after IS NULL",
     "its earliest start is past, and neither it nor its queue rests after a failure",
 )
+#: Some label or task is paused. Inside a statement it is asked once.
+ANY_PAUSE = "EXISTS (SELECT FROM pauses WHERE kind IN ('label', 'task'))"
+PAUSE = Predicate(
+    "pause",
+    f"(NOT {ANY_PAUSE} OR (pause_of({{job}}id, {{job}}label, {{job}}instance)).kind IS NULL)",
+    "neither its label nor its task is paused",
+)
 DRAIN = Predicate("drain", "NOT {instance}draining", "its instance is not being drained")
 QUOTA = Predicate(
     "quota", "({headroom} IS NULL OR {job}units <= {headroom})", "its instance's quota leaves enough units"
@@ -101,6 +108,10 @@ STILL_READY = f"{STATE.of(job='')} AND coalesce(schedule_after, '-infinity') = '
 #: A job that waits until it may be tried again; the end of that wait. A cycle makes due jobs ready before it picks.
 AT_REST = f"{STATE.of(job='')} AND schedule_after IS NOT NULL"
 DUE = "schedule_after <= now()"
+#: Until when a paused job is set aside, so that no pick reads it: for ever. A job whose pause is over is made ready.
+PAUSED_UNTIL = "timestamptz '9999-01-01 00:00:00+00'"
+#: A job that has been set aside because of a pause.
+IS_SET_ASIDE = f"{AT_REST} AND schedule_after = {PAUSED_UNTIL}"
 #: Some job with constraints is ready.
 ANY_CONSTRAINED_READY = f"EXISTS (SELECT FROM jobs WHERE {READY_CONSTRAINED})"
 

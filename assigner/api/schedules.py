@@ -97,6 +97,7 @@ class ScheduleRow(BaseModel):
     set_by: str
     declared_by: str | None = Field(description="its owner: `config`, or `app:` and the app's name; null: a command")
     created_at: datetime
+    paused: str | None = Field(description="why it is disabled, maybe empty; null: it is enabled, or nobody said why")
 
 
 class Schedule(ScheduleRow):

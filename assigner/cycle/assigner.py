@@ -1,4 +1,7 @@
-"""One assigner: in each cycle it picks jobs, reads candidate bots, chooses, and grants."""
+"""One assigner: in each cycle it picks jobs, reads candidate bots, chooses, and grants.
+
+One module because a cycle is one transaction, whose steps share what the steps before them have found.
+"""
 
 import random
 from collections import Counter
@@ -26,6 +29,7 @@ from assigner.preemption.reclaim import BATCH, reclaim, reclaim_admitted
 from schema.clock import Monotonic
 from schema.moves.grant import PREEMPTION, Amounts, Granted, Placement, grant, lock_bots
 from schema.moves.waiting.backoff import promote, rest_queues, stop_preferring, wake_queues
+from schema.moves.waiting.pause import set_aside
 from schema.picking import queues, ready
 from schema.picking.constrained import QueueHead
 from schema.picking.pick import Order, ReadyJob
@@ -47,6 +51,9 @@ class CycleResult:
     granted: list[Granted] = field(default_factory=list)
     #: Queues that rest now.
     rested: int = 0
+    #: A label or a task is paused; jobs that were set aside because of that.
+    paused: bool = False
+    set_aside: int = 0
     #: Jobs for which a bot was chosen that others were faster to fill.
     lost: int = 0
     #: Jobs that were asked to stop for an instance below its minimum.
@@ -170,7 +177,7 @@ class PriorityAgeAssigner:
             evicted=cycle.evicted,
             strategy=self._settings.strategy.chooser[1],
         )
-        busy = bool(cycle.granted or cycle.lost or cycle.evicted)
+        busy = bool(cycle.granted or cycle.lost or cycle.evicted or cycle.set_aside)
         returns = None if cycle.admitted is None else cycle.admitted.returns
         pause = self._memory.pace.pause(self._settings, busy=busy, failed=bool(cycle.rested), returns=returns)
         if cycle.rest_seconds is not None:
@@ -179,7 +186,7 @@ class PriorityAgeAssigner:
 
     def _cycle(self, connection: Connection) -> CycleResult:
         settings, pending = self._settings, queues.pending_work(connection, quiet=self._memory.chosen <= FEW)
-        cycle = CycleResult(kept_units=pending.kept_units)
+        cycle = CycleResult(kept_units=pending.kept_units, paused=pending.paused)
         if pending.rest_seconds is not None and not pending.has_rested:
             cycle.rest_seconds = pending.rest_seconds
         if not (pending.plain or pending.constrained or pending.has_rested or pending.preference_elapsed):
@@ -231,6 +238,10 @@ class PriorityAgeAssigner:
         most = BATCH + cycle.kept_units
         heads = self._admission.pick_below_minimum(connection, scope, most=most, delay=quotas.preemption_delay)
         ids = [head.job.id for head in heads]
+        if ids and cycle.paused:
+            paused = set_aside(connection, ids)
+            cycle.set_aside += len(paused)
+            ids = [each for each in ids if each not in paused]
         if ids:
             sync, actor = self._timing.sync, self.name
             cycle.evicted = reclaim_admitted(
@@ -294,6 +305,13 @@ class PriorityAgeAssigner:
             cycle.picked += len(jobs) + len(heads)
             if not jobs and not heads:
                 return
+            if cycle.paused:
+                paused = set_aside(connection, [*(job.id for job in jobs), *(head.job.id for head in heads)])
+                cycle.set_aside += len(paused)
+                jobs = [job for job in jobs if job.id not in paused]
+                heads = [head for head in heads if head.job.id not in paused]
+                if not jobs and not heads:
+                    continue
             cycle.quotas = QuotaCopy.of([*jobs, *(head.job for head in heads)])
             before = cycle.rested
             self._place_merged(connection, jobs, heads, cycle, by_age=order is Order.AGE)

@@ -301,11 +301,14 @@ def in_few_words(row: Row) -> str | None:
             return f"held: {row['reason']}" if row["reason"] else "held"
         case JobState.DEFERRED:
             return "too many jobs wait"
+        case JobState.QUEUED if row["paused"] is not None:
+            what = f"{row['paused']} '{row['paused_name']}' is paused"
+            return f"{what}: {row['pause_reason']}" if row["pause_reason"] else what
         case JobState.QUEUED if row["starts_in"] > 0:
             at = f"{row['queued_at'].astimezone(UTC):{'%H:%M' if row['starts_in'] < 86_400 else '%Y-%m-%d %H:%M'}}"
             return f"starts in {duration(row['starts_in'])}, at {at} UTC"
         case JobState.QUEUED if row["draining"]:
-            return "its instance is drained"
+            return "its instance is drained" + (f": {row['drain_reason']}" if row["drain_reason"] else "")
         case JobState.QUEUED if (row["retry_seconds"] or 0) > 0:
             begun = "tried again" if row["attempts"] else "may start"
             return f"{begun} in {duration(row['retry_seconds'])}"

@@ -63,7 +63,7 @@ def judge_gates(found: Evidence, asked: Sequence[GateVerdict] = ()) -> list[Gate
 def judge_job(job: JobEvidence) -> list[GateVerdict]:
     """Return the gates on the job itself, its instance and its quota, which no bot can open."""
     before = [] if job.node is None else [_dependencies(job, job.node)]
-    return [*before, _state(job), _backoff(job), _drain(job), _quota(job)]
+    return [*before, _state(job), _pause(job), _backoff(job), _drain(job), _quota(job)]
 
 
 def _dependencies(job: JobEvidence, node: NodeEvidence) -> GateVerdict:
@@ -104,6 +104,16 @@ def _state(job: JobEvidence) -> GateVerdict:
     return _verdict(job, predicates.STATE, sentence, remedy="release it", state=job.state, reason=job.reason)
 
 
+def _pause(job: JobEvidence) -> GateVerdict:
+    what = f"{job.paused} '{escaped(job.paused_name or '', 127)}'"
+    why = f": {escaped(job.pause_reason)}" if job.pause_reason else ""
+    sentence = "neither its label nor its task is paused" if job.paused is None else f"{what} is paused{why}"
+    remedy = f"resume {what}"
+    since = None if job.paused_at is None else job.paused_at.astimezone(UTC).isoformat()
+    facts = {"paused": job.paused, "name": job.paused_name, "reason": job.pause_reason, "since": since}
+    return _verdict(job, predicates.PAUSE, sentence, remedy=remedy, **facts)
+
+
 def _backoff(job: JobEvidence) -> GateVerdict:
     rest = None if job.rest is None else max(0.0, round(float(job.rest), 3))
     looks = f"{_plural(job.considered, 'look')} without a place"
@@ -136,6 +146,8 @@ def _drain(job: JobEvidence) -> GateVerdict:
     sentence = f"instance '{name}' " + (
         "starts jobs" if _open(job, predicates.DRAIN) else "is drained: it starts nothing"
     )
+    if job.drain_reason and not _open(job, predicates.DRAIN):
+        sentence += f" ({escaped(job.drain_reason)})"
     remedy = f"end the drain of instance '{name}'"
     return _verdict(job, predicates.DRAIN, sentence, remedy=remedy, instance=name, deadline_seconds=left)
 

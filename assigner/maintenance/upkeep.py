@@ -31,6 +31,7 @@ from schema.moves.graphs import cancel_left_over, finish_graphs
 from schema.moves.preempt import release_kept_units
 from schema.moves.reassign import add_constraints, remove_constraints
 from schema.moves.sessions import close_overdue, expire
+from schema.moves.waiting import pause
 from schema.moves.waiting.backoff import wake_queues
 from schema.moves.waiting.priority import review_waiting
 from schema.moves.waiting.timeouts import age_out, stop_drained, stop_over_ceiling, time_out
@@ -177,6 +178,7 @@ class Upkeep(Rounds):
         self.duties = [
             *self._duties_of_sessions(),
             *self._duties_of_jobs(),
+            *self._duties_of_pauses(),
             *self._duties_of_totals(),
             *self._duties_of_cleaning(),
         ]
@@ -203,6 +205,11 @@ class Upkeep(Rounds):
         yield Duty("dead ends of graphs", 0, self._dead_ends)
         yield Duty("waiting jobs", 0, self._waiting_jobs)
         yield Duty("overflow", 0, self._overflow.run_once)
+
+    def _duties_of_pauses(self) -> Iterator[Duty]:
+        """What sets jobs aside that are paused, and makes them ready again."""
+        yield Duty("resumed jobs", 0.0, self._in_batches(partial(pause.make_ready, limit=LIMIT)))
+        yield Duty("paused jobs", 10.0, self._in_batches(partial(pause.set_aside_ready, limit=LIMIT)))
 
     def _duties_of_totals(self) -> Iterator[Duty]:
         """What compares totals with what they count, and counts what is shown."""

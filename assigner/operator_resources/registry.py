@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from assigner.operator_resources import limits, priorities, submit_limits, tenancy
+from assigner.operator_resources import limits, pauses, priorities, submit_limits, tenancy
 from assigner.operator_resources.declaration import Resource
 
 RESOURCES: tuple[Resource[Any], ...] = (
@@ -10,6 +10,7 @@ RESOURCES: tuple[Resource[Any], ...] = (
     *limits.RESOURCES,
     *submit_limits.RESOURCES,
     *priorities.RESOURCES,
+    *pauses.RESOURCES,
 )
 
 

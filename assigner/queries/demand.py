@@ -30,10 +30,11 @@ from assigner.admission.state import AdmissionState
 from schema.accounting.quotas import EVICTION_COOLDOWN, HEADROOM, Cooldown
 from schema.fleet import kinds
 from schema.fleet.kinds import Offer, Wanted
+from schema.moves.waiting import pause
 from schema.picking.constrained import ConstrainedQueue, usable
 from schema.postgres.connection import Connection
 from schema.postgres.statements import Row, Statement
-from schema.predicates import AT_REST, DRAIN, HEALTHY, ready_in, ready_queues
+from schema.predicates import AT_REST, DRAIN, HEALTHY, PAUSE, PAUSED_UNTIL, ready_in, ready_queues
 from schema.validation import Properties
 
 #: The most queues that are read; and the most jobs counted in all of them together, and of each queue at least.
@@ -43,11 +44,14 @@ MAX_GROUPS, MAX_LINKS = 2_000, 100_000
 #: The most units that a bot may be said to have, and the most bots that may be suggested.
 MAX_UNITS, MAX_BOTS = 1_000_000, 1_000_000
 
-QUEUES = Statement(f"""
+
+def _queues(unpaused: str) -> str:
+    return f"""
 WITH RECURSIVE {ready_queues("plain")}, {ready_queues("needy", constrained=True)}, retrying AS MATERIALIZED (
     SELECT j.queue, count(*) AS jobs, min(j.queued_at) AS oldest, bool_or(j.more) AS more
     FROM (SELECT first.*, count(*) OVER () > :most AS more
-          FROM (SELECT queue, queued_at FROM jobs WHERE {AT_REST} ORDER BY schedule_after LIMIT :most + 1) first) j
+          FROM (SELECT queue, queued_at FROM jobs WHERE {AT_REST} AND schedule_after < {PAUSED_UNTIL}
+                ORDER BY schedule_after LIMIT :most + 1) first) j
     WHERE j.queued_at <= now() GROUP BY j.queue
 ), held AS MATERIALIZED (
     SELECT k.*, greatest(CAST(:least AS bigint), CAST(:most AS bigint) / count(*) OVER ()) AS share FROM queues k
@@ -64,9 +68,15 @@ LEFT JOIN cohorts c ON c.id = k.cohort LEFT JOIN constraint_sets t ON t.id = k.c
 LEFT JOIN quotas q ON q.cohort = k.cohort AND q.instance = k.instance LEFT JOIN retrying r ON r.queue = k.id
 CROSS JOIN LATERAL (
     SELECT count(*) AS jobs, min(queued_at) AS oldest FROM (
-        SELECT queued_at FROM jobs WHERE {ready_in("k")} ORDER BY queue, rank, queued_at, id LIMIT k.share) counted) n
+        SELECT queued_at FROM jobs WHERE {ready_in("k")}{unpaused}
+        ORDER BY queue, rank, queued_at, id LIMIT k.share) counted) n
+WHERE n.jobs > 0 OR r.jobs > 0
 ORDER BY k.id
-""")
+"""
+
+
+# By whether something is paused: to look at each job for that takes its row, and not the entry of an index alone.
+QUEUES = {True: Statement(_queues(f" AND {PAUSE.of(job='')}")), False: Statement(_queues(""))}
 
 # Healthy bots that are alike. A bot on probation takes one lease at a time; units that are kept are for one instance.
 BOTS = Statement(f"""
@@ -256,7 +266,7 @@ class _Reading:
 
 def _read(connection: Connection, *, cooldown: Cooldown = EVICTION_COOLDOWN, rules: Rules) -> _Reading:
     values = {"most": MAX_COUNTED, "least": LEAST_COUNTED, "queues": MAX_QUEUES, **cooldown.values()}
-    rows = connection.execute(QUEUES, values).all()
+    rows = connection.execute(QUEUES[pause.any_pause(connection)], values).all()
     groups = connection.execute(BOTS, {"most": MAX_GROUPS}).all()
     queues = _within_limits(connection, rows[:MAX_QUEUES], rules)
     return _Reading(queues, groups[:MAX_GROUPS], len(rows) > MAX_QUEUES, len(groups) > MAX_GROUPS)

@@ -24,7 +24,7 @@ from schema.postgres.fragments import (
     WITHDRAWN_SUBMISSIONS,
 )
 from schema.postgres.statements import Statement
-from schema.predicates import HEALTHY, UNITS, can_take
+from schema.predicates import ANY_PAUSE, HEALTHY, PAUSED_UNTIL, UNITS, can_take
 
 Rows = list[dict[str, Any]]
 
@@ -88,11 +88,14 @@ SELECT j.id AS row_id, w.command, j.constrained, i.draining,
     greatest(0, CAST(extract(epoch FROM coalesce(j.started_at, j.finished_at, now()) - j.queued_at) AS float8))
         AS waited_seconds, CAST(extract(epoch FROM j.queued_at - now()) AS double precision) AS starts_in,
     CAST(extract(epoch FROM coalesce(j.finished_at, now()) - j.started_at) AS double precision) AS ran_seconds,
-    CAST(extract(epoch FROM j.schedule_after - now()) AS double precision) AS retry_seconds,
+    CAST(extract(epoch FROM nullif(j.schedule_after, {PAUSED_UNTIL}) - now()) AS double precision) AS retry_seconds,
+    z.kind AS paused, (SELECT reason FROM pauses WHERE kind = 'instance' AND name = i.name) AS drain_reason,
+    z.name AS paused_name, z.reason AS pause_reason,
     k.schedule_after > now() AS queue_rests,
     EXISTS (SELECT FROM quotas u WHERE u.cohort = j.cohort AND u.instance = j.instance
         AND u.usage + j.units > u.max_quota) AS over_quota
 FROM jobs j JOIN instances i ON i.id = j.instance JOIN queues k ON k.id = j.queue
+LEFT JOIN LATERAL pause_of(j.id, j.label, j.instance) z ON {ANY_PAUSE} AND j.state = 'queued'
 CROSS JOIN LATERAL (SELECT ARRAY(
     SELECT left(word, {LETTERS}) FROM job_payloads p
     CROSS JOIN LATERAL jsonb_array_elements_text(p.payload->'command') WITH ORDINALITY c (word, nth)

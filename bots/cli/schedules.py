@@ -192,7 +192,7 @@ def list_schedules(caller: Caller, /, instance: str | None) -> None:
                 each["name"],
                 each["cron"],
                 each["zone"],
-                output.moment(each["next_tick"]) if each["next_tick"] else "disabled",
+                output.moment(each["next_tick"]) if each["next_tick"] else _disabled(each),
                 output.moment(each["last_tick"]),
                 *readable.short_ids([each["last_job"] or "-"]),
                 output.state(each["last_state"]) if each["last_state"] else "-",
@@ -301,3 +301,8 @@ def _told(caller: Caller, done: Record, verb: str) -> None:
         return
     following = f"; the next tick is {output.moment(done['next_tick'])}" if done["next_tick"] else ", disabled"
     click.echo(output.plain(f"{done['name']} is {verb}{following if verb != 'disabled' else ''}"))
+
+
+def _disabled(schedule: output.Record) -> str:
+    """Say that a schedule makes no jobs, and why if somebody has said so."""
+    return f"disabled: {output.plain(schedule['paused'])}" if schedule.get("paused") else "disabled"

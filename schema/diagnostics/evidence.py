@@ -1,7 +1,7 @@
 """Evidence for `explain`: the state of each gate of one job, read without locks.
 
 The gates are the same SQL expressions that pick and grant jobs. Every query is bounded, so the cost does not grow with
-the queue or the fleet.
+the queue or the fleet. One module because each answer needs the reads of all gates of a job.
 """
 
 import json
@@ -25,6 +25,8 @@ from schema.predicates import (
     DEPENDENCIES,
     DRAIN,
     HEALTHY,
+    PAUSE,
+    PAUSED_UNTIL,
     PROBATION,
     QUEUE_DEADLINE,
     QUOTA,
@@ -58,7 +60,8 @@ WITH job AS MATERIALIZED (
     SELECT j.*, i.name AS instance_name, i.pool, i.drain_deadline, {DRAIN.of(instance="i")} AS undrained,
         coalesce(c.name, 'default') AS cohort_name, c.labels AS cohort_labels, p.properties, k.looks,
         k.required, w.until AS prefer_until,
-        greatest(j.schedule_after, k.schedule_after) AS rests_until
+        greatest(nullif(j.schedule_after, {PAUSED_UNTIL}), k.schedule_after) AS rests_until,
+        (SELECT reason FROM pauses WHERE kind = 'instance' AND name = i.name) AS drain_reason
     FROM jobs j JOIN instances i ON i.id = j.instance
     JOIN queues k ON k.id = j.queue JOIN platforms p ON p.id = j.platform
     LEFT JOIN preference_waits w ON w.job_id = j.id
@@ -83,6 +86,8 @@ SELECT j.id AS row_id, j.state, j.label, j.priority, j.rank, j.units, j.queued_a
     g.public_id AS graph, g.name AS graph_name, n.node_no, n.pending_deps, n.missing,
     {DEPENDENCIES.of(job="j")} AS "open_{DEPENDENCIES.name}",
     {STATE.of(job="j")} AS "open_{STATE.name}",
+    z.kind IS NULL AS "open_{PAUSE.name}", z.kind AS paused, z.name AS paused_name, z.reason AS pause_reason,
+    z.actor AS paused_by, z.at AS paused_at, j.drain_reason,
     coalesce(j.rests_until <= now(), true) AS "open_{BACKOFF.name}",
     j.undrained AS "open_{DRAIN.name}",
     {QUOTA.of(job="j", headroom="h.headroom")} AS "open_{QUOTA.name}",
@@ -93,6 +98,7 @@ CROSS JOIN LATERAL (SELECT {HEADROOM} AS headroom) h
 CROSS JOIN LATERAL ceiling_of(j.instance, j.label) l
 LEFT JOIN graph_nodes n ON n.job_id = j.id
 LEFT JOIN graphs g ON g.id = n.graph
+LEFT JOIN LATERAL pause_of(j.id, j.label, j.instance) z ON true
 """)
 
 _WANT = """
@@ -290,6 +296,14 @@ class JobEvidence:
     rest: Decimal | None
     patience: Decimal | None
     drain_left: Decimal | None
+    #: What of it is paused (label or task), its name, why, by whom and since when; None if nothing is. And why its
+    #: instance is drained.
+    paused: str | None
+    paused_name: str | None
+    pause_reason: str | None
+    paused_by: str | None
+    paused_at: datetime | None
+    drain_reason: str | None
     #: Jobs of the instance that were lately evicted, which lower its maximum: always, or while others wait.
     evicted_lately: int
     literal_cooldown: bool
@@ -401,7 +415,7 @@ class Evidence:
 
 
 #: The gates on the job itself, which the query of the job judges.
-_OWN_GATES = tuple(gate.name for gate in (DEPENDENCIES, STATE, BACKOFF, DRAIN, QUOTA, QUEUE_DEADLINE))
+_OWN_GATES = tuple(gate.name for gate in (DEPENDENCIES, STATE, PAUSE, BACKOFF, DRAIN, QUOTA, QUEUE_DEADLINE))
 
 
 def job(connection: Connection, job_id: int, *, cooldown: Cooldown) -> JobEvidence:

@@ -16,10 +16,11 @@ locked rows.
     queued -> deferred: hold.defer                      deferred -> queued: hold.return_deferred
     queued -> parked: hold.park, hold.skip              parked -> queued: hold.unpark, hold.requeue
     queued -> dead: timeouts.time_out, timeouts.age_out blocked -> queued, cancelled: dependencies.unblock_due
-    queued -> queued: backoff.promote, priority.review_waiting, priority.reprice, reschedule.reschedule
+    queued -> queued: pause.set_aside, pause.set_aside_ready, pause.make_ready, backoff.promote
+    queued -> queued: priority.review_waiting, priority.reprice, reschedule.reschedule
     rests of queues: backoff.rest_queues, backoff.wake_queues, backoff.wake_queues_for_bots
 
-`backoff`, `hold`, `priority`, `reschedule` and `timeouts` are in `waiting/`.
+`backoff`, `hold`, `pause`, `priority`, `reschedule` and `timeouts` are in `waiting/`.
 
 It imports `schema.picking`, `schema.fleet`, `schema.accounting`, `schema.policy` and what these import. Read first:
 grant.py and end.py.

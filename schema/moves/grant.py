@@ -12,7 +12,7 @@ from schema.postgres import fragments
 from schema.postgres.connection import Connection
 from schema.postgres.fragments import newest_quota, newest_version
 from schema.postgres.statements import Statement
-from schema.predicates import DRAIN, HEALTHY, REQUIREMENTS, STATE, serves
+from schema.predicates import DRAIN, HEALTHY, PAUSE, REQUIREMENTS, STATE, serves
 from schema.states import LeaseState
 
 #: The strategy of a lease for which preemption has freed the units (BuildGrid).
@@ -87,7 +87,8 @@ WITH wanted AS MATERIALIZED (
                 CAST(:taking AS integer[]))
         WITH ORDINALITY AS w (job_id, bot_id, actor, decision, taking, nth)
     CROSS JOIN LATERAL (
-        SELECT ctid, units, cohort, instance, platform, fence FROM jobs WHERE id = w.job_id AND {queued} OFFSET 0) j
+        SELECT ctid, units, cohort, instance, platform, fence FROM jobs
+        WHERE id = w.job_id AND {queued} AND {unpaused} OFFSET 0) j
     JOIN instances i ON i.id = j.instance AND {undrained}
 ), room AS MATERIALIZED (
     SELECT b.id, b.epoch, b.cohort, b.instance, b.pool, b.kind,
@@ -195,6 +196,7 @@ def _grant(*, again: bool, held: bool = False, covered: bool = False) -> Stateme
         _GRANT.format(
             decisions=fragments.json_array("decisions"),
             queued=STATE.of(job="jobs"),
+            unpaused=PAUSE.of(job="jobs"),
             still_queued=STATE.of(job="j"),
             undrained=DRAIN.of(instance="i"),
             bot=f"{newest_version('bots', 'id', 'r.id', columns='*, ctid')} b" if held else _LOCKED_BOT,

@@ -10,7 +10,7 @@ from schema.picking.ready import Scope
 from schema.postgres.connection import Connection
 from schema.postgres.fragments import newest_leases
 from schema.postgres.statements import Statement
-from schema.predicates import DRAIN, HEALTHY, PROBATION, READY_PLAIN, REQUIREMENTS, UNITS
+from schema.predicates import DRAIN, HEALTHY, PAUSE, PROBATION, READY_PLAIN, REQUIREMENTS, UNITS
 from schema.timing import KILL_ALLOWANCE
 
 #: Bots looked at for victims of one job.
@@ -144,6 +144,7 @@ WITH {_BELOW}, heads AS MATERIALIZED (
     LIMIT :limit + (SELECT coalesce(sum(kept), 0) FROM below)
 ), wanting AS MATERIALIZED (
     SELECT * FROM jobs WHERE id = ANY (ARRAY(SELECT id FROM heads)) AND state = 'queued'
+        AND {PAUSE.of(job="jobs")}
 ), {_KEEPING}
 {_FOUND}ORDER BY j.rank, j.queued_at, j.id
 """)
@@ -152,6 +153,7 @@ WITH {_BELOW}, heads AS MATERIALIZED (
 STARVED_AMONG = Statement(f"""
 WITH {_BELOW}, wanting AS MATERIALIZED (
     SELECT * FROM jobs WHERE id = ANY (CAST(:job_ids AS bigint[])) AND state = 'queued'
+        AND {PAUSE.of(job="jobs")}
         AND {IN_TIME.format(deadline="queue_deadline", grace=_LEAST)}
 ), {_KEEPING}
 {_FOUND}WHERE b.short > 0 AND j.queued_at <= clock_timestamp() - make_interval(secs => :delay)

@@ -14,6 +14,7 @@ from schema.postgres.connection import Connection
 from schema.postgres.statements import Statement
 from schema.predicates import (
     ANY_CONSTRAINED_READY,
+    ANY_PAUSE,
     AT_REST,
     DRAIN,
     IN_FRONT,
@@ -87,7 +88,7 @@ SELECT (SELECT CAST(extract(epoch FROM schedule_after - now()) AS float8) FROM j
     EXISTS ({_BELOW_MINIMUM.format(which=CONSTRAINED)}) AS constrained_below_minimum,
     g.constrained,
     CASE WHEN g.constrained OR :quiet THEN EXISTS (SELECT FROM jobs WHERE {IN_FRONT}) ELSE true END AS plain,
-    (SELECT coalesce(sum(kept_units), 0)::integer FROM bots WHERE kept_units > 0) AS kept_units
+    (SELECT coalesce(sum(kept_units), 0)::integer FROM bots WHERE kept_units > 0) AS kept_units, {ANY_PAUSE} AS paused
 FROM (SELECT {ANY_CONSTRAINED_READY} AS constrained OFFSET 0) g
 """)
 
@@ -104,6 +105,7 @@ class PendingWork:
     constrained: there are ready constrained jobs.
     plain: there are ready plain jobs; true without a look if there are no constrained ones and the pool is not quiet.
     kept_units: units that bots keep for instances below their minimum.
+    paused: a label or a task is paused.
     """
 
     rest_seconds: float | None
@@ -113,6 +115,7 @@ class PendingWork:
     constrained: bool
     plain: bool
     kept_units: int = 0
+    paused: bool = False
 
     @property
     def has_rested(self) -> bool:
@@ -135,6 +138,7 @@ def pending_work(connection: Connection, *, quiet: bool) -> PendingWork:
         row.constrained,
         row.plain,
         row.kept_units,
+        row.paused,
     )
 
 

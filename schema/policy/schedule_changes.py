@@ -16,7 +16,7 @@ from leasehold.errors import BadInput, Conflict
 from leasehold.wire import escaped
 
 from schema import audit
-from schema.policy import new_instances
+from schema.policy import new_instances, pauses
 from schema.policy.schedules import FIELDS, TOPIC, ScheduleTerms, not_found, terms_of
 from schema.postgres.connection import Connection
 from schema.postgres.notify import wake
@@ -135,18 +135,23 @@ def put_schedule(connection: Connection, instance: str, name: str, terms: Schedu
     return False
 
 
-def enable_schedule(connection: Connection, instance: str, name: str, *, enabled: bool, actor: str) -> None:
-    """Enable or disable a schedule. What it missed while disabled is not made up for. Raises NotFound."""
+def enable_schedule(
+    connection: Connection, instance: str, name: str, *, enabled: bool, actor: str, reason: str = ""
+) -> None:
+    """Enable or disable a schedule, for a reason. What it missed while disabled is not made up for. Raises NotFound."""
     found = _held(connection, instance, name)
     if found is None:
         raise not_found(name)
     terms = terms_of(found)
+    if not enabled:
+        pauses.put(connection, "schedule", name, instance=instance, reason=reason, actor=actor)
     if terms.enabled == enabled:
         return
     terms = replace(terms, enabled=enabled)
     author = Author(actor, found.priority_ceiling, found.declared_by)
     _store(connection, found, terms, author, next_tick=terms.next_tick(found.after))
-    _changed(connection, "schedule.enable" if enabled else "schedule.disable", instance, name, terms, author)
+    action = "schedule.enable" if enabled else "schedule.disable"
+    _changed(connection, action, instance, name, terms, author, reason=reason)
 
 
 def remove_schedule(connection: Connection, instance: str, name: str, *, author: Author) -> None:
@@ -310,6 +315,7 @@ def _store(
 
 def _remove(connection: Connection, found: Row, instance: str, name: str, author: Author) -> None:
     connection.execute(_REMOVE, {"id": found.id})
+    pauses.remove(connection, "schedule", name, instance=instance)
     audit.write(connection, "schedule.rm", actor=author.actor, subject=f"{instance}/{name}")
     wake(connection, TOPIC)
 
@@ -320,10 +326,22 @@ def _values(terms: ScheduleTerms, author: Author) -> dict[str, Any]:
 
 
 def _changed(
-    connection: Connection, action: str, instance: str, name: str, terms: ScheduleTerms, author: Author
+    connection: Connection,
+    action: str,
+    instance: str,
+    name: str,
+    terms: ScheduleTerms,
+    author: Author,
+    *,
+    reason: str = "",
 ) -> None:
-    """Audit the change, without the job, and wake the processes that look at schedules."""
-    details = {key: value for key, value in asdict(terms).items() if key != "request"}
+    """Audit the change, without the job, and wake the processes that look at schedules. What is enabled is not
+    paused."""
+    if terms.enabled:
+        pauses.remove(connection, "schedule", name, instance=instance)
+    details = {key: value for key, value in asdict(terms).items() if key != "request"} | (
+        {"reason": reason} if reason else {}
+    )
     if author.source is not None:
         details["declared_by"] = author.source
     audit.write(connection, action, actor=author.actor, subject=f"{instance}/{name}", details=details)

@@ -35,9 +35,9 @@ FIELDS = "cron, zone, catch_up, catch_up_most, catch_up_seconds, overlap, enable
 _LIST = f"""
 SELECT i.name AS instance, s.name, {FIELDS}, s.next_tick, s.due_at, s.last_tick, j.public_id::text AS last_job,
     j.state AS last_state, s.left_out, s.left_out_since, s.failures, s.last_error, s.failed_at, s.priority_ceiling,
-    s.set_by, s.declared_by,
-    s.created_at
+    s.set_by, s.declared_by, s.created_at, z.reason AS paused
 FROM schedules s JOIN instances i ON i.id = s.instance LEFT JOIN jobs j ON j.id = s.last_job
+LEFT JOIN pauses z ON z.kind = 'schedule' AND z.name = s.name AND z.instance = i.name
 WHERE (CAST(:instances AS text[]) IS NULL OR i.name = ANY (CAST(:instances AS text[])))"""
 _PAGE = Statement(f"""{_LIST} AND (CAST(:after AS text) IS NULL OR (i.name, s.name) > (:after_instance, :after))
 ORDER BY i.name, s.name LIMIT :limit""")

@@ -16,6 +16,7 @@ from typing import Any
 
 from pydantic_core import to_json
 
+from schema.predicates import PAUSED_UNTIL
 from schema.sql import NOT_OVER
 from schema.timing import KILL_ALLOWANCE
 
@@ -99,17 +100,19 @@ SUBMISSIONS = """
     SELECT public_id, job_id, cancelled_at, true
     FROM job_followers WHERE public_id = ANY (CAST(:ids AS uuid[]))"""
 
+#: When the rest of job `j` itself is over. A job that is set aside because of a pause does not rest.
+_UNTIL = f"nullif(j.schedule_after, {PAUSED_UNTIL})"
 #: Why job `j` is in its state or rests, and until when it rests: a queued job rests with its queue.
-JOB_REASON = """
+JOB_REASON = f"""
     CASE WHEN j.state = 'queued' THEN (
-            SELECT CASE WHEN schedule_after > greatest(j.schedule_after, now()) THEN reason
+            SELECT CASE WHEN schedule_after > greatest({_UNTIL}, now()) THEN reason
                 ELSE coalesce(j.reason, reason) END
             FROM queues WHERE id = j.queue)
         ELSE j.reason END"""
-JOB_RESTS_UNTIL = """
+JOB_RESTS_UNTIL = f"""
     CASE WHEN j.state = 'queued'
-        THEN greatest(j.schedule_after, (SELECT schedule_after FROM queues WHERE id = j.queue))
-        ELSE j.schedule_after END"""
+        THEN greatest({_UNTIL}, (SELECT schedule_after FROM queues WHERE id = j.queue))
+        ELSE {_UNTIL} END"""
 
 #: State, reason, end and job of submission `s` of job `j`, as its caller sees them.
 SUBMISSION_STATE = "CASE WHEN s.withdrawn_at IS NULL THEN j.state ELSE 'cancelled' END"

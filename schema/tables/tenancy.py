@@ -314,6 +314,21 @@ ticks = Table(
     PrimaryKeyConstraint("name"),
 )
 
+# What starts no further jobs: jobs with a label, calls of a task, an instance (which is drained), a schedule (which is
+# disabled). `instance`: of a label or a task only the jobs of that instance, '' = all; of a schedule its own.
+pauses = Table(
+    "pauses",
+    metadata,
+    Column("kind", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("instance", Text, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("actor", Text, nullable=False),
+    Column("at", TIME, nullable=False, server_default=NOW),
+    PrimaryKeyConstraint("kind", "name", "instance"),
+    CheckConstraint("kind IN ('label', 'task', 'instance', 'schedule')", name="pauses_kind_known"),
+)
+
 # Gateways insert a row here and undo that, to learn whether the server takes writes. It is always empty.
 write_probes = Table(
     "write_probes",

@@ -15,6 +15,7 @@ from leasehold.wire import escaped
 
 from schema import audit
 from schema.accounting.quotas import LOCK_LEASES
+from schema.policy import pauses
 from schema.postgres.connection import Connection
 from schema.postgres.notify import wake
 from schema.postgres.statements import Statement
@@ -92,6 +93,10 @@ def drain_instance(
     where = {"name": name, "draining": draining, "deadline": deadline}
     if connection.execute(_INSTANCE, where).one_or_none() is None:
         raise unknown(connection, name)
+    if draining:
+        pauses.put(connection, "instance", name, instance=pauses.EVERYWHERE, reason=reason, actor=actor)
+    else:
+        pauses.remove(connection, "instance", name, instance=pauses.EVERYWHERE)
     details = {"reason": reason} | ({"deadline": deadline} if deadline is not None else {})
     action = "instance.drain" if draining else "instance.undrain"
     audit.write(connection, action, actor=actor, subject=f"instance:{name}", details=details)

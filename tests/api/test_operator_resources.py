@@ -11,6 +11,7 @@ from typing import Any
 import click
 import httpx
 import pytest
+from leasehold.client import Client
 from leasehold.errors import BadInput, Conflict
 
 from assigner.cli.main import cli
@@ -70,6 +71,7 @@ ROUND_TRIPS: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "class-limit": ("set random 2", "random", {"name": "random", "jobs": 2.0}, "limit (jobs)"),
     "class-reserve": ("set random 2", "random", {"name": "random", "jobs": 2, "running": 0.0}, "kept (jobs)"),
     "service-level": ("set slow --points -10 --timeout 2h", "slow", {"timeout_seconds": 7200.0}, "timeout (s)"),
+    "pause": ("set label a/b", "label a/b", {"kind": "label", "name": "a/b", "reason": "why"}, "since"),
     "scheduling": ("set --starvation 30m", "", {"starvation_seconds": 1800.0, "high": 40}, "starvation (s)"),
 }
 FILE = """
@@ -397,3 +399,15 @@ def test_an_instance_is_made_by_its_own_command_or_where_it_is_asked_for(
     made = [row for row in acts(pool) if row.action == "instance.set"]
     assert len(made) == number + 3
     assert {row.details["reason"] for row in made[1:-1]} == {"why"}
+
+
+def test_a_program_of_an_operator_pauses_and_resumes(operate: Answer, pool: Pool, served: Served) -> None:
+    with Client(served.url, served.token("operator"), chance=pool.chance) as client:
+        client.operators.pause("label", "a/b.c d", reason="full")
+        client.operators.pause("task", "shop.charge", instance="default")
+        found = [(each["kind"], each["name"], each["instance"], each["reason"]) for each in client.operators.pauses()]
+        assert found == [("label", "a/b.c d", "*", "full"), ("task", "shop.charge", "default", "")]
+        client.operators.resume("label", "a/b.c d")
+    for wrong in ("set job 7", "set schedule nightly", "set label a --instance nobody", "rm label a", "set label"):
+        code, said = operate("pause", *wrong.split())
+        assert (code, "error: " in said or "Error: " in said) == (2, True), said

@@ -98,7 +98,8 @@ OF_OPERATORS = """
 instances, cohorts/{name}, quotas, owner-quotas/{instance}/{owner}, project-quotas/{instance}/{project},
 locks/{instance}/{lock}, rates/{resource}, backpressure/{resource_class}, meters/{name}, queue-limits/{label},
 windows/{name}, instance-queue-limits/{instance}, ceilings/{instance}/{label}, submit-rules/{instance},
-report-ceilings/{instance}/{unit}, classes/{name}, class-limits/{name}, class-reserves/{name}, service-levels/{name}
+report-ceilings/{instance}/{unit}, classes/{name}, class-limits/{name}, class-reserves/{name}, service-levels/{name},
+pauses/{kind}/{instance}/{name}
 """
 #: Callers whose tokens have the right form, so that only the database knows that they are none.
 ASKED_OF_THE_DATABASE = {"with an unknown token", "with a revoked token", "with an expired token"}

@@ -5,7 +5,8 @@ WITH wanted AS MATERIALIZED (
                 CAST(:taking AS integer[]))
         WITH ORDINALITY AS w (job_id, bot_id, actor, decision, taking, nth)
     CROSS JOIN LATERAL (
-        SELECT ctid, units, cohort, instance, platform, fence FROM jobs WHERE id = w.job_id AND jobs.state = 'queued' OFFSET 0) j
+        SELECT ctid, units, cohort, instance, platform, fence FROM jobs
+        WHERE id = w.job_id AND jobs.state = 'queued' AND (NOT EXISTS (SELECT FROM pauses WHERE kind IN ('label', 'task')) OR (pause_of(jobs.id, jobs.label, jobs.instance)).kind IS NULL) OFFSET 0) j
     JOIN instances i ON i.id = j.instance AND NOT i.draining
 ), room AS MATERIALIZED (
     SELECT b.id, b.epoch, b.cohort, b.instance, b.pool, b.kind,

@@ -27,6 +27,7 @@ WITH below AS MATERIALIZED (
     LIMIT :limit + (SELECT coalesce(sum(kept), 0) FROM below)
 ), wanting AS MATERIALIZED (
     SELECT * FROM jobs WHERE id = ANY (ARRAY(SELECT id FROM heads)) AND state = 'queued'
+        AND (NOT EXISTS (SELECT FROM pauses WHERE kind IN ('label', 'task')) OR (pause_of(jobs.id, jobs.label, jobs.instance)).kind IS NULL)
 ), keeping AS MATERIALIZED (
     SELECT g.*, k.bots FROM (
         SELECT DISTINCT w.cohort, w.instance, w.platform, w.units

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, TypedDict, cast
+from urllib.parse import quote
 
 from leasehold import wire
 from leasehold.transport import Transport
@@ -129,6 +130,17 @@ class Scores(TypedDict):
     candidates: list[Scored]
 
 
+class Pause(TypedDict):
+    """What starts no further job. kind: label, task, instance or schedule. instance: * = the jobs of all instances."""
+
+    kind: str
+    name: str
+    instance: str
+    reason: str
+    actor: str
+    at: str
+
+
 class Operators:
     """The client's calls on the health of the pool and on its settings. They need the token of an operator."""
 
@@ -168,6 +180,22 @@ class Operators:
                 return
             before = page[-1]["id"]
 
+    def pauses(self) -> list[Pause]:
+        """List what is paused, by kind and name."""
+        return cast(list[Pause], self._transport.call("GET", "/v1/pauses")["pauses"])
+
+    def pause(self, kind: str, name: str, *, instance: str = "*", reason: str = "") -> None:
+        """Start no further job of a label, task, instance or schedule; running ones go on.
+
+        instance: of a label or a task, only its jobs, * = all; a schedule needs it. reason: everybody sees it who sees
+        a job that waits for it. Raises BadInput, NotFound.
+        """
+        self._transport.call("PUT", _path_of_pause(kind, name, instance), body={"reason": reason})
+
+    def resume(self, kind: str, name: str, *, instance: str = "*", reason: str = "") -> None:
+        """Let jobs start again that `pause` has kept. Raises NotFound for what is not paused."""
+        self._transport.call("DELETE", _path_of_pause(kind, name, instance), query={"reason": reason})
+
     def settings(self) -> list[SettingsInForce]:
         """List the settings that live processes use; several of a kind mean that its processes do not agree."""
         return cast(list[SettingsInForce], self._transport.call("GET", "/v1/settings")["settings"])
@@ -192,3 +220,8 @@ class Operators:
         given = {"decision": decision, "capacity_term": capacity_term, "load_power": load_power}
         body = {"weights": dict(weights or {})} | {name: value for name, value in given.items() if value is not None}
         return cast(Scores, self._transport.call("POST", "/v1/scores", body=body))
+
+
+def _path_of_pause(kind: str, name: str, instance: str) -> str:
+    parts = (quote(part, safe="/*" if part is name else "*").replace(".", "%2E") for part in (kind, instance, name))
+    return f"/v1/pauses/{'/'.join(parts)}"

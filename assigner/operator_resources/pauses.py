@@ -1,0 +1,89 @@
+"""The declaration of pauses: of which label, task, instance or schedule no further job starts."""
+
+from datetime import datetime
+from typing import Any, cast
+
+from pydantic import Field
+
+from assigner.operator_resources.declaration import (
+    ALL,
+    By,
+    Key,
+    Keys,
+    Page,
+    Removal,
+    Request,
+    Resource,
+    Row,
+    Setting,
+    check_scope,
+)
+from schema.policy import pauses
+from schema.policy.pauses import EVERYWHERE, Kind
+from schema.postgres.connection import Connection
+from schema.tenancy import pausing
+
+
+class PauseRequest(Request):
+    """Nothing but the reason, which everybody sees who sees a job that waits for it."""
+
+
+class Pause(Row):
+    kind: str = Field(description="label, task, instance or schedule")
+    name: str
+    instance: str = Field(description="of a label or a task only the jobs of that instance, * = all")
+    reason: str
+    actor: str = Field(description="who has paused it")
+    at: datetime = Field(description="since when")
+
+
+def _pauses(connection: Connection, _: Page) -> list[Pause]:
+    return [Pause.model_validate(vars(each) | {"instance": each.instance or ALL}) for each in pauses.pauses(connection)]
+
+
+def _scope(keys: Keys) -> dict[str, Any]:
+    return {"instance": EVERYWHERE if keys[1] == ALL else keys[1]}
+
+
+def _pause(connection: Connection, keys: Keys, _: PauseRequest, by: By) -> None:
+    pausing.pause(connection, cast("Kind", keys[0]), keys[2], **_scope(keys), **by)
+
+
+def _resume(connection: Connection, keys: Keys, by: By) -> None:
+    pausing.resume(connection, cast("Kind", keys[0]), keys[2], **_scope(keys), **by)
+
+
+PAUSES = Resource(
+    name="pause",
+    plural="pauses",
+    help="Labels, tasks, instances and schedules that are paused: their queued jobs stay queued, running ones go on.",
+    keys=(
+        Key("kind", "KIND", check=pausing.check_kind),
+        Key("instance", "NAME", option="--instance", default=ALL, check=check_scope),
+        Key("name", "NAME", check=pausing.check_any, slashes=True),
+    ),
+    row=Pause,
+    rows=_pauses,
+    columns=(
+        ("kind", "kind"),
+        ("instance", "instance"),
+        ("name", "name"),
+        ("reason", "reason"),
+        ("by", "actor"),
+        ("since", "at"),
+    ),
+    set=Setting(
+        help="Pause a label, a task, an instance or a schedule. KIND is one of these words. Jobs that wait show the "
+        "--reason. --instance: only the jobs of that instance; a schedule needs it.",
+        model=PauseRequest,
+        apply=_pause,
+    ),
+    printed=lambda done: f"{done['kind']} {done['name']} is paused",
+    remove=Removal(
+        help="Resume what is paused: its jobs start at the next look of the assigners.",
+        apply=_resume,
+        printed="{kind} {name} is resumed",
+    ),
+)
+
+RESOURCES: tuple[Resource[Any], ...] = (PAUSES,)

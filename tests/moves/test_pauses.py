@@ -1,0 +1,136 @@
+"""Pauses: queued jobs of what is paused stay queued, say why, and start once it is resumed."""
+
+from typing import Any
+
+import pytest
+from leasehold.errors import BadInput, NotFound
+
+from assigner.admission.rules import RULES
+from assigner.explain.answer import in_few_words
+from assigner.queries import demand, jobs
+from schema.moves.waiting.pause import make_ready, set_aside_ready
+from schema.policy import pauses
+from schema.tenancy import pausing
+from tests.support.explain import closed, explained
+from tests.support.pool import Pool, completed
+from tests.support.race import Race
+
+CALL = {"command": ["leasehold-task", "shop:pool", "shop.charge"]}
+
+
+def pause(pool: Pool, kind: Any, name: str, *, instance: str = "", reason: str = "disk full") -> None:
+    pool.database.run(lambda c: pausing.pause(c, kind, name, instance=instance, reason=reason, actor="ann"))
+
+
+def resume(pool: Pool, kind: Any, name: str, *, instance: str = "") -> None:
+    pool.database.run(lambda c: pausing.resume(c, kind, name, instance=instance, actor="ann"))
+
+
+def leased(pool: Pool) -> set[str]:
+    return {str(row.public_id) for row in pool.rows("SELECT public_id FROM jobs WHERE state = 'leased'")}
+
+
+def wanted(pool: Pool) -> int:
+    return sum(
+        each.queued for each in pool.database.run(lambda c: demand.demand(c, demand.Scale(), rules=RULES)).demand
+    )
+
+
+@pytest.mark.parametrize("terms", [None, {"locks": ["a:99"]}])
+@pytest.mark.parametrize("kind", ["label", "task"])
+def test_paused_jobs_stay_queued_while_others_pass_them_and_start_once_they_are_resumed(
+    pool: Pool, kind: str, terms: Any
+) -> None:
+    fields: dict[str, Any] = {"label": "nightly"} if kind == "label" else {"payload": CALL}
+    name = "nightly" if kind == "label" else "shop.charge"
+    pause(pool, kind, name)
+    paused = pool.submit(30, priority=-5, **fields, **({"terms": terms} if terms else {}))
+    (free,) = pool.submit()
+    assert wanted(pool) == 1, "paused jobs ask for no bot"
+    pool.bot(capacity=3)
+    pool.assigner(batch=5).run_once()
+    assert leased(pool) == {free}
+    assert {pool.job(job).state for job in paused} == {"queued"}
+    told = explained(pool, paused[0])
+    assert closed(told) == ["pause"]
+    assert told.sentence == f"it does not run because {kind} '{name}' is paused: disk full"
+    row = pool.database.run(lambda c: jobs.job(c, paused[0], instances=None))
+    assert row is not None
+    assert row["schedule_after"] is None
+    pool.database.run(lambda c: set_aside_ready(c, limit=100))
+    pool.bot("bot-2", capacity=40)
+    pool.assigner().run_once()
+    assert (leased(pool), wanted(pool)) == ({free}, 0)
+    resume(pool, kind, name)
+    pool.assigner().run_once()
+    assert leased(pool) == {free, *paused}
+
+
+def test_a_bot_that_asks_for_more_is_given_no_paused_job(pool: Pool) -> None:
+    bot = pool.bot(capacity=1)
+    pool.submit(2, label="nightly")
+    (lease,) = pool.given(bot)
+    pause(pool, "label", "nightly", instance="default")
+    assert bot.sync(completed(lease))["leases"] == []
+    pause(pool, "label", "nightly", instance="")
+    resume(pool, "label", "nightly", instance="default")
+    assert pool.given(bot) == [], "it is paused everywhere, too"
+    resume(pool, "label", "nightly")
+    assert len(pool.given(bot)) == 1
+
+
+def test_a_job_that_is_set_aside_while_its_pause_ends_is_made_ready(pool: Pool, race: Race) -> None:
+    pause(pool, "label", "nightly")
+    (job,) = pool.submit(label="nightly")
+    pool.bot()
+    with race.first() as assigner:
+        assigner.assigner().run_once()
+        late = race.second(lambda: resume(pool, "label", "nightly"), behind=assigner)
+        assigner.commit()
+        late.result()
+    pool.assigner().run_once()
+    assert leased(pool) == {job}
+    pause(pool, "label", "nightly")
+    (other,) = pool.submit(label="nightly")
+    pool.database.run(lambda c: set_aside_ready(c, limit=9))
+    pool.change("DELETE FROM pauses")
+    assert pool.database.run(lambda c: make_ready(c, limit=9)) == 1, "upkeep does what was left undone"
+    assert pool.row("SELECT schedule_after FROM jobs WHERE public_id = CAST(:id AS uuid)", id=other)[0] is None
+
+
+def test_an_instance_is_paused_by_its_drain_and_a_schedule_by_being_disabled(pool: Pool) -> None:
+    (job,) = pool.submit()
+    pause(pool, "instance", "default")
+    pool.bot()
+    pool.assigner().run_once()
+    assert explained(pool, job).sentence.endswith("instance 'default' is drained: it starts nothing (disk full)")
+    row = {"row_id": pool.job(job).id, "state": "queued", "reason": None}
+    (listed,) = pool.database.run(lambda c: jobs.listed(c, [row]))
+    assert in_few_words(listed) == "its instance is drained: disk full"
+    assert [(each.kind, each.name) for each in pool.database.run(pauses.pauses)] == [("instance", "default")]
+    resume(pool, "instance", "default")
+    pool.assigner().run_once()
+    assert leased(pool) == {job}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "instance", "refused"),
+    [
+        ("job", "a", "", "kind: 'job' cannot be paused: name a label, task, instance or schedule"),
+        ("label", "", "", "name: must not be empty"),
+        ("task", "", "", "name: must not be empty"),
+        ("label", "a", "nobody", "instance: there is no instance 'nobody'"),
+        ("instance", "default", "default", "instance: is the name itself"),
+        ("schedule", "a", "", "instance: names the instance of a schedule"),
+        ("schedule", "a", "default", "schedule: there is no 'a'"),
+        ("instance", "nobody", "", "instance: there is no instance 'nobody'"),
+    ],
+)
+def test_what_cannot_be_paused_is_refused(pool: Pool, kind: Any, name: str, instance: str, refused: str) -> None:
+    with pytest.raises((BadInput, NotFound), match=f"^{refused}"):
+        pause(pool, kind, name, instance=instance)
+
+
+def test_what_is_not_paused_cannot_be_resumed(pool: Pool) -> None:
+    with pytest.raises(NotFound, match="pause: label 'nightly' is not paused"):
+        resume(pool, "label", "nightly")
