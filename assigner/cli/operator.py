@@ -25,7 +25,7 @@ from schema.sql import SCHEMA
 from schema.tenancy import instances, roles, tokens
 
 #: Folders of `ops/` whose files operators copy and change. pyproject.toml puts the same ones into the wheel.
-EXAMPLE_FOLDERS = ("prometheus", "grafana", "systemd", "container", "haproxy")
+EXAMPLE_FOLDERS = ("prometheus", "grafana", "systemd", "container", "haproxy", "kubernetes")
 
 pass_installation = click.make_pass_decorator(Installation)
 
