@@ -37,6 +37,9 @@ MAX_USER_PRIORITY = 10
 Values = Annotated[list[str], Field(fail_fast=True)]
 
 
+#: What a submit does if its deduplication key is taken.
+OnConflict = Literal["join", "replace", "refuse"]
+
 #: The fields of a request in the order and under the headings of the help of `submit`.
 GROUPS: Mapping[str, Sequence[str]] = {
     "What to run": ("command", "env", "stdin", "label", "metadata"),
@@ -60,7 +63,7 @@ GROUPS: Mapping[str, Sequence[str]] = {
     "Retries and time-outs": (
         *("timeout_seconds", "queue_timeout_seconds", "max_attempts", "retry_failed", "retry", "max_lost"),
     ),
-    "Repeated submits": ("key", "dedup_key"),
+    "Repeated submits": ("key", "dedup_key", "on_conflict", "unique_for", "debounce", "debounce_max"),
     "Tenancy": ("instance", "owner", "project"),
 }
 
@@ -341,6 +344,33 @@ class JobRequest(Payload):
         "have ended.",
     )
 
+    on_conflict: OnConflict | None = Field(
+        default=None,
+        description="What happens if the dedup_key is taken: `join` that job; `replace` it with this one if it still "
+        "waits, and make another if a bot has it; `refuse` this one. Unset: join, or replace with debounce.",
+    )
+    unique_for: float | None = Field(
+        default=None,
+        gt=0,
+        le=validation.MAX_TIMEOUT,
+        description="Seconds after the submit for which the job keeps its dedup_key, also once it has succeeded: who "
+        "submits the key again gets this job. Unset: until the job ends.",
+    )
+    debounce: float | None = Field(
+        default=None,
+        gt=0,
+        le=validation.MAX_TIMEOUT,
+        description="Seconds before the start, which begin anew with each submit of the dedup_key. Each replaces the "
+        "job that waits.",
+    )
+    debounce_max: float | None = Field(
+        default=None,
+        gt=0,
+        le=validation.MAX_TIMEOUT,
+        description="Longest that debounce puts the start off, in seconds after the first submit of the job. Unset: "
+        "without end.",
+    )
+
     def normal(self, *, instance: str = DEFAULT_INSTANCE) -> dict[str, Any]:
         """The nested form, for `moves.submit`; `instance` is used if the request names none. Raises BadInput."""
         if self.schedule_after is not None and self.delay is not None:
@@ -349,6 +379,7 @@ class JobRequest(Payload):
             raise BadInput("prefer_seconds", "means nothing without preferred_properties")
         if self.retry is not None and not self.retry_failed:
             raise BadInput("retry", "means nothing without retry_failed")
+        self._check_conflict()
         # A key is stored with the digest of its request, so a newer field is in it only if it is given.
         later = {
             "dedup_key": _short("dedup_key", self.dedup_key, MAX_DEDUP_KEY_BYTES),
@@ -365,6 +396,10 @@ class JobRequest(Payload):
             "metadata": validation.check_metadata("metadata", self.metadata) or None,
             "schedule_after": self.schedule_after,
             "delay": self.delay,
+            "on_conflict": self.on_conflict,
+            "unique_for": self.unique_for,
+            "debounce": self.debounce,
+            "debounce_max": self.debounce_max,
         }
         return {
             "instance": self.instance or instance,
@@ -390,6 +425,23 @@ class JobRequest(Payload):
         if priority is not None and "priority" not in self.model_fields_set:
             added["priority"] = priority
         return self.model_copy(update=added)
+
+    def _check_conflict(self) -> None:
+        """Raise BadInput for fields that say what becomes of an equal dedup_key and do not go together."""
+        if self.dedup_key is None:
+            for field in ("on_conflict", "unique_for", "debounce"):
+                if getattr(self, field) is not None:
+                    raise BadInput(field, "means nothing without dedup_key")
+        if self.debounce_max is not None and self.debounce is None:
+            raise BadInput("debounce_max", "means nothing without debounce")
+        if self.debounce is None:
+            return
+        if self.debounce_max is not None and self.debounce_max < self.debounce:
+            raise BadInput("debounce_max", "must be at least debounce")
+        if self.on_conflict not in (None, "replace"):
+            raise BadInput("debounce", "replaces the job that waits: give on_conflict replace, or none")
+        if self.schedule_after is not None or self.delay is not None:
+            raise BadInput("debounce", "says when the job starts, as schedule_after and delay do: give one of them")
 
     def _priority(self) -> int | None:
         """The priority that the request gives; None if its service level or class decides. Raises BadInput."""

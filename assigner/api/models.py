@@ -105,6 +105,7 @@ class Job(JobRow):
     )
     submissions: int = Field(description="submissions that share the job and were not cancelled")
     dedup_key: str | None
+    dedup_key_until: datetime | None = Field(description="until then it keeps the key, also once it has succeeded")
     queue_deadline: datetime | None = Field(description="if the job still waits then, it becomes dead")
     properties: dict[str, list[str]]
     preferred_properties: dict[str, list[str]] = Field(description="beside the required ones; empty = none")

@@ -16,7 +16,7 @@ from assigner.maintenance.duties import Duty, Rounds
 from assigner.maintenance.upkeep import UpkeepSettings
 from schema.clock import Monotonic
 from schema.moves.graphs import BEGINNING, delete_graph
-from schema.moves.retention import Deleted, delete_finished, delete_keys
+from schema.moves.retention import Deleted, delete_finished, delete_keys, delete_unique_keys
 from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
 
@@ -64,6 +64,7 @@ class Retention(Rounds):
         }
         old["old keys"] = partial(delete_keys, of_clients=False, age=settings.keep_keys)
         old["old keys of clients"] = partial(delete_keys, of_clients=True, age=KEEP_KEYS_OF_CLIENTS)
+        old["deduplication keys"] = delete_unique_keys
         for name, delete in old.items():
             rows = OldRows(self._database, name, delete, now=self._now)
             yield Duty(name, settings.retention_interval, rows.run_once)

@@ -191,6 +191,11 @@ RETRY = "base, factor, cap, jitter, exception or exit_code"
 AT = "10:00 is the next one; without an offset: of this machine's zone"
 IN = "such as 90m or 1h30m; a number alone is seconds"
 
+
+def _duration(option: str) -> Spelling:
+    return Spelling(option, "DURATION", click.STRING, read=partial(times.seconds, option=option), note=IN)
+
+
 _SPELLINGS: Mapping[str, Spelling] = {
     "env": Spelling(metavar="KEY=VALUE", type=click.STRING, multiple=True, read=_variables),
     "stdin": Spelling("--stdin-file", "FILENAME", click.File("rb"), read=read_text, note="- reads standard input"),
@@ -208,7 +213,11 @@ _SPELLINGS: Mapping[str, Spelling] = {
     "estimated_cost": Spelling(metavar="COST"),
     "retry": Spelling("--retry-policy", "KEY=VALUE", click.STRING, multiple=True, read=retry_policy, note=RETRY),
     "schedule_after": Spelling("--at", "TIME", click.STRING, read=partial(times.moment, option="--at"), note=AT),
-    "delay": Spelling("--in", "DURATION", click.STRING, read=partial(times.seconds, option="--in"), note=IN),
+    "delay": _duration("--in"),
+    "on_conflict": Spelling(metavar="join|replace|refuse", type=click.Choice(["join", "replace", "refuse"])),
+    "unique_for": _duration("--unique-for"),
+    "debounce": _duration("--debounce"),
+    "debounce_max": _duration("--debounce-max"),
 }
 
 

@@ -546,7 +546,9 @@ def _cut(text: str, limit: int = 200) -> str:
 def _sharing(job: Record) -> str | None:
     if job.get("dedup_key") is None:
         return None
-    return f"{job['submissions']} want it, with the deduplication key '{plain(job['dedup_key'])}'"
+    until = job.get("dedup_key_until")
+    kept = f", which it keeps until {moment(until)}, also once it has succeeded" if until else ""
+    return f"{job['submissions']} want it, with the deduplication key '{plain(job['dedup_key'])}'{kept}"
 
 
 def _constraints_text(terms: Record) -> str:

@@ -17,7 +17,7 @@ locked rows.
     queued -> parked: hold.park, hold.skip              parked -> queued: hold.unpark, hold.requeue
     queued -> dead: timeouts.time_out, timeouts.age_out blocked -> queued, cancelled: dependencies.unblock_due
     queued -> queued: pause.set_aside, pause.set_aside_ready, pause.make_ready, backoff.promote
-    queued -> queued: priority.review_waiting, priority.reprice, reschedule.reschedule
+    queued -> queued: priority.review_waiting, priority.reprice, reschedule.reschedule, submit.submit
     rests of queues: backoff.rest_queues, backoff.wake_queues, backoff.wake_queues_for_bots
 
 `backoff`, `hold`, `pause`, `priority`, `reschedule` and `timeouts` are in `waiting/`.

@@ -16,7 +16,7 @@ from schema.sql import OF_CLIENTS
 # One state at a time, so that what is kept of one does not stand in front of what is due of another. Ids go into each
 # part as one array, which leaves the planner nothing but an index on them. The lower bound steps over the entries of
 # jobs that were deleted just before: they stay in the index until vacuum has removed them, and longer beside an old
-# snapshot.
+# snapshot. The row of a key that a submit holds is left: it gets the name of the job that the submit makes.
 DELETE_FINISHED = Statement("""
 WITH old AS MATERIALIZED (
     SELECT id, finished_at FROM jobs
@@ -34,6 +34,9 @@ terms AS (DELETE FROM job_constraints WHERE job_id = ANY (ARRAY(SELECT id FROM o
 followers AS (DELETE FROM job_followers WHERE job_id = ANY (ARRAY(SELECT id FROM old))),
 history AS (DELETE FROM stored_events WHERE job_id = ANY (ARRAY(SELECT id FROM old))),
 grants AS (DELETE FROM leases WHERE job_id = ANY (ARRAY(SELECT id FROM old))),
+freed AS (DELETE FROM unique_keys WHERE ctid = ANY (ARRAY(
+    SELECT ctid FROM unique_keys WHERE :state <> 'succeeded' AND job_id = ANY (ARRAY(SELECT id FROM old))
+    FOR UPDATE SKIP LOCKED))),
 gone AS (DELETE FROM jobs WHERE id = ANY (ARRAY(SELECT id FROM old)) RETURNING id)
 SELECT (SELECT count(*) FROM gone) AS jobs, max(finished_at) AS last,
     coalesce(extract(epoch FROM now() - min(finished_at))::double precision - :age, 0) AS late
@@ -87,6 +90,28 @@ def delete_keys(
     """
     values = {"of_clients": of_clients, "age": age, "limit": limit, "since": since}
     row = connection.execute(DELETE_KEYS, values).one()
+    return Deleted(row.keys, row.last, row.late)
+
+
+# The key is free already: a submit that holds the row makes it that of another job.
+DELETE_UNIQUE_KEYS = Statement("""
+WITH old AS MATERIALIZED (
+    SELECT ctid FROM unique_keys
+    WHERE until < now() AND until >= coalesce(CAST(:since AS timestamptz), '-infinity')
+    ORDER BY until LIMIT :limit FOR UPDATE SKIP LOCKED
+), gone AS (DELETE FROM unique_keys WHERE ctid = ANY (ARRAY(SELECT ctid FROM old)) RETURNING until)
+SELECT count(*) AS keys, max(until) AS last,
+    coalesce(extract(epoch FROM now() - min(until))::double precision, 0) AS late
+FROM gone
+""")
+
+
+def delete_unique_keys(connection: Connection, *, limit: int, since: datetime | None = None) -> Deleted:
+    """Delete up to `limit` deduplication keys that their jobs do not keep any more, the oldest first.
+
+    since: pass over those that were kept until an earlier time.
+    """
+    row = connection.execute(DELETE_UNIQUE_KEYS, {"limit": limit, "since": since}).one()
     return Deleted(row.keys, row.last, row.late)
 
 

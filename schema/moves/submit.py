@@ -26,9 +26,9 @@ FROM submit_many(CAST(:requests AS jsonb), :actor)
 SUBMIT_ALONE = b"SELECT submit_alone($1, $2)"
 SUBMIT_AT_ONCE = b"SELECT job_ids, public_ids, created FROM submit_many($1, $2, true)"
 SUBMIT_ALIKE = b"SELECT job_ids, public_ids, created FROM submit_many($1, $4, true, common => $2, keys => $3)"
-#: What the functions raise when a queue is full, when a request breaks a limit that operators have set, and when a key
-#: was used for a different request.
-QUEUE_FULL, BEYOND_LIMIT, KEY_REUSED = "LH001", "LH004", "LH005"
+#: What the functions raise when a queue is full, when a request breaks a limit that operators have set, when a key was
+#: used for a different request, and when a deduplication key is taken by a job that a request must not join or replace.
+QUEUE_FULL, BEYOND_LIMIT, KEY_REUSED, KEY_TAKEN = "LH001", "LH004", "LH005", "LH008"
 
 
 class Submitted(NamedTuple):
@@ -49,9 +49,10 @@ def submit(connection: Connection, requests: Sequence[Mapping[str, Any]], *, act
     Requests are in the form of `JobRequest.normal`; fields that are absent have their defaults. A request whose key was
     used before in its instance is answered with the earlier job, even if that job is not kept any more.
 
-    Raises Conflict `key_reused` if that key was used for a different request, QueueFull if a label or an instance has
-    no room for all of its new jobs, and BadInput if a class or a service level is not known or a new job would break a
-    limit that operators have set.
+    Raises Conflict `key_reused` if that key was used for a different request, Conflict `key_taken` if a job has the
+    deduplication key of a request that refuses it or cannot replace it, QueueFull if a label or an instance has no room
+    for all of its new jobs, and BadInput if a class or a service level is not known or a new job would break a limit
+    that operators have set.
     """
     values = {"requests": to_json(list(requests)).decode(), "actor": actor}
     if not requests:
@@ -165,6 +166,8 @@ def _refused(error: psycopg.Error, requests: Mapping[str, Mapping[str, Any]]) ->
         case code if code == KEY_REUSED:
             index = int(error.diag.message_detail or 0)
             return _key_conflict(index, requests[f"jobs.{index}"])
+        case code if code == KEY_TAKEN:
+            return Conflict("key_taken", escaped(error.diag.message_primary or "", 400))
         case code if code == BEYOND_LIMIT:
             return BadInput(error.diag.column_name or "jobs", escaped(error.diag.message_detail or "", 300))
         case code if code == UNKNOWN_POINTS:

@@ -273,6 +273,22 @@ submit_keys = Table(
     Index("submit_keys_by_age", text(OF_CLIENTS), "created_at"),
 )
 
+# A deduplication key that a job keeps until a time, also when it has succeeded. `public_id` is what its submit has
+# answered. Retention deletes the row when the time is over, or with a job that has not succeeded.
+unique_keys = Table(
+    "unique_keys",
+    metadata,
+    Column("instance", Integer, nullable=False),
+    Column("dedup_key", Text, nullable=False),
+    Column("job_id", BigInteger, nullable=False),
+    Column("public_id", UUID(as_uuid=True), nullable=False),
+    Column("until", TIME, nullable=False),
+    PrimaryKeyConstraint("instance", "dedup_key"),
+    CheckConstraint("octet_length(dedup_key) BETWEEN 1 AND 200", name="unique_keys_key_bounded"),
+    Index("unique_keys_until", "until"),
+    Index("unique_keys_of_job", "job_id"),
+)
+
 # What has happened to jobs and is not told by the rows of jobs and leases: the view `job_events` has the whole history.
 stored_events = Table(
     "stored_events",

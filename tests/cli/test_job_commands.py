@@ -76,6 +76,7 @@ def test_a_wait_on_a_terminal_shows_what_a_job_says_of_its_progress(
 
 def test_show_tells_who_shares_the_job_and_why_it_waits(stands: Gateway, capsys: pytest.CaptureFixture[str]) -> None:
     shared = {"joined": OTHER, "submissions": 3, "dedup_key": "all\x1b", "queue_deadline": f"{AT}9Z"}
+    shared["dedup_key_until"] = f"{AT}9Z"
     shared["progress"] = {"share": 0.4, "text": "loading\x1b", "at": f"{AT}9Z"}
     stands.script = in_turn(Answer(STORY | shared))
     call("show", JOB_COMMANDING)
@@ -86,7 +87,7 @@ def test_show_tells_who_shares_the_job_and_why_it_waits(stands: Gateway, capsys:
         "bot=b1 score.total=6 score.locality=5",
         "progress 40% loading\\x1b",
         f"joined {OTHER}",
-        "submissions 3 want it, with the deduplication key 'all\\x1b'",
+        f"submissions 3 want it, with the deduplication key 'all\\x1b', which it keeps until {AT}9Z",
         f"queue timeout 9.0 s, until {AT}9Z",
     ):
         assert expected in "\n".join(told)

@@ -177,3 +177,16 @@ def test_it_starts_without_a_pool_and_without_pytest_and_ends_with_its_block(no_
     )
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert said.splitlines() == ["2.0 True False", "BadInput"]
+
+
+def test_equal_calls_are_kept_refused_replaced_and_put_off_as_in_a_pool() -> None:
+    with inline() as jobs:
+        kept = greet.using(unique_for=60)
+        assert kept.defer("a").id == kept.defer("a").id
+        with pytest.raises(leasehold.Conflict, match="which is succeeded"):
+            greet.using(on_conflict="refuse").defer("a")
+        late = greet.using(unique=lambda _: "one", debounce=30, debounce_max=60)
+        first, second = late.defer("b"), late.defer("c")
+        assert (first.id, second.created, jobs.run_delayed(), first.result()) == (second.id, False, 1, "Hello c")
+    with pytest.raises(leasehold.BadInput, match="debounce: means nothing without unique"):
+        greet.using(unique=False, debounce=5).defer("a")

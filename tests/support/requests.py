@@ -95,6 +95,10 @@ TAKEN: Mapping[str, list[dict[str, Any]]] = {
         *({"schedule_after": f"{SOON:%Y-%m-%dT%H:%M:%S}{end}", "queue_timeout_seconds": 60} for end in SAME_MOMENT),
     ],
     "delay": [{"delay": 0}, {"delay": 3600}, {"delay": 90.5, "queue_timeout_seconds": 60}],
+    "on_conflict": [{"on_conflict": None}, *({"dedup_key": "d", "on_conflict": way} for way in ("join", "refuse"))],
+    "unique_for": [{"unique_for": None}, {"dedup_key": "d", "unique_for": 3600, "on_conflict": "replace"}],
+    "debounce": [{"debounce": None}, {"dedup_key": "d", "debounce": 2.5, "on_conflict": "replace"}],
+    "debounce_max": [{"debounce_max": None}, {"dedup_key": "d", "debounce": 5, "debounce_max": 5}],
 }
 #: Field → refused samples.
 REFUSED: Mapping[str, list[dict[str, Any]]] = {
@@ -178,6 +182,14 @@ REFUSED: Mapping[str, list[dict[str, Any]]] = {
     ],
     "delay": [{"delay": bad} for bad in (-1, "1", True, 31_536_001)]
     + [{"delay": 1, "schedule_after": "2026-12-01T10:00Z"}],
+    "on_conflict": [{"on_conflict": "join"}, *({"dedup_key": "d", "on_conflict": bad} for bad in (1, "", "skip"))],
+    "unique_for": [{"unique_for": 5}, *({"dedup_key": "d", "unique_for": bad} for bad in (0, "1h", 31_536_001))],
+    "debounce": [
+        {"debounce": 5},
+        *({"dedup_key": "d", "debounce": 5} | more for more in ({"delay": 1}, {"on_conflict": "join"})),
+        *({"dedup_key": "d", "debounce": bad} for bad in (0, True)),
+    ],
+    "debounce_max": [{"dedup_key": "d", "debounce_max": 5}, {"dedup_key": "d", "debounce": 5, "debounce_max": 4}],
     "comand": [{"comand": ["true"]}],
     "payload": [{"payload": {}}],
 }

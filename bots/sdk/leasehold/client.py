@@ -223,7 +223,8 @@ class Client:
         A job without a key gets a random one, so that no retry can submit it twice. More than 10,000 jobs or 8 MB are
         sent in parts, and in smaller parts if a proxy accepts less. If a later part is refused, the earlier parts stay
         submitted, and `submitted` of the error holds their ids. Raises BadInput with the job's place in `jobs`;
-        Conflict `key_reused` for a key that another request used; QueueFull.
+        Conflict `key_reused` for a key that another request used, `key_taken` for a deduplication key of a job that the
+        request refuses or cannot replace; QueueFull.
         """
         keyed = [dict(job) if job.get("key") is not None else {**job, "key": self._key()} for job in jobs]
         answers: list[Job] = []

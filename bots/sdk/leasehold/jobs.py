@@ -26,6 +26,10 @@ class TaskFields(TypedDict, total=False):
     metadata: Mapping[str, str]
     schedule_after: str
     delay: float
+    on_conflict: Literal["join", "replace", "refuse"]
+    unique_for: float
+    debounce: float
+    debounce_max: float
     retry: Mapping[str, Any]
     max_lost: int
     preferred_properties: Mapping[str, str | Sequence[str]]

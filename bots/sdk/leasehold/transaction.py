@@ -125,6 +125,8 @@ def _refusal(code: str | None, said: str, submitted: int) -> LeaseholdError | No
             return QueueFull(said)
         case "LH007":
             return BadInput("instance", said)
+        case "LH008":
+            return Conflict("key_taken", said)
         case "3F000" | "42883":
             return NotReady(f"the database of this connection holds no pool: {said}")
         case "42501":

@@ -65,8 +65,12 @@ BEGIN
                 (35, 'metadata', 'metadata', false, NULL, 16),
                 (36, 'schedule_after', 'time', true, NULL, NULL),
                 (37, 'delay', 'number', true, 0, 31536000),
-                (38, 'node', 'integer', false, 0, 2147483647),
-                (39, 'after', 'parents', false, NULL, 100000)
+                (38, 'on_conflict', 'on_conflict', true, NULL, NULL),
+                (39, 'unique_for', 'positive', true, NULL, 31536000),
+                (40, 'debounce', 'positive', true, NULL, 31536000),
+                (41, 'debounce_max', 'positive', true, NULL, 31536000),
+                (42, 'node', 'integer', false, 0, 2147483647),
+                (43, 'after', 'parents', false, NULL, 100000)
             ) AS f (nth, name, kind, nullable, at_least, at_most)
                 ON f.name = g.key AND (is_node OR f.name NOT IN ('node', 'after'))
         ) c
@@ -107,7 +111,8 @@ BEGIN
             coalesce((SELECT jsonb_object_agg(t.key, t.value::double precision::text::numeric + 0.0)
                 FROM jsonb_each_text(r.value) t
                 WHERE t.value IS NOT NULL AND t.key IN ('timeout_seconds', 'queue_timeout_seconds', 'estimated_cost',
-                    'deadline_seconds', 'estimated_seconds', 'prefer_seconds', 'delay')), '{}') AS numbers
+                    'deadline_seconds', 'estimated_seconds', 'prefer_seconds', 'delay', 'unique_for', 'debounce',
+                    'debounce_max')), '{}') AS numbers
         FROM (
             SELECT e.ordinality - 1 AS n, e.value AS request, is_flat(e.value) AS is_flat,
                 CASE WHEN is_flat(e.value) THEN e.value ELSE '{}' END AS value
@@ -143,7 +148,7 @@ BEGIN
             -- Newer fields are in it only if they are given, so that digests stored with keys still match.
             || numbers - 'timeout_seconds'
             || jsonb_strip_nulls(jsonb_build_object(
-                'dedup_key', f->'dedup_key', 'own', own, 'metadata', nullif(f->'metadata', '{}'),
+                'dedup_key', f->'dedup_key', 'on_conflict', f->'on_conflict', 'own', own, 'metadata', nullif(f->'metadata', '{}'),
                 'schedule_after', to_char((f->>'schedule_after')::timestamptz AT TIME ZONE 'UTC',
                     'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"'),
                 'preferred_properties',
@@ -173,6 +178,19 @@ BEGIN
                         'retry: means nothing without retry_failed'
                     WHEN f->>'schedule_after' IS NOT NULL AND f->>'delay' IS NOT NULL THEN
                         'delay: and schedule_after are two words for one thing: give one of them'
+                    WHEN f->>'dedup_key' IS NULL
+                        AND coalesce(f->>'on_conflict', f->>'unique_for', f->>'debounce') IS NOT NULL THEN (
+                        SELECT format('%s: means nothing without dedup_key', w.name)
+                        FROM unnest('{on_conflict,unique_for,debounce}'::text[]) WITH ORDINALITY w (name, nth)
+                        WHERE f->>w.name IS NOT NULL ORDER BY w.nth LIMIT 1)
+                    WHEN f->>'debounce_max' IS NOT NULL AND f->>'debounce' IS NULL THEN
+                        'debounce_max: means nothing without debounce'
+                    WHEN (f->>'debounce_max')::double precision < (f->>'debounce')::double precision THEN
+                        'debounce_max: must be at least debounce'
+                    WHEN f->>'debounce' IS NOT NULL AND f->>'on_conflict' <> 'replace' THEN
+                        'debounce: replaces the job that waits: give on_conflict replace, or none'
+                    WHEN f->>'debounce' IS NOT NULL AND (f->>'schedule_after' IS NOT NULL OR f->>'delay' IS NOT NULL) THEN
+                        'debounce: says when the job starts, as schedule_after and delay do: give one of them'
                     WHEN f ? 'preferred_zone' AND coalesce(f->'preferred_hours', '[]') = '[]' THEN
                         'preferred_zone: means nothing without preferred_hours'
                     WHEN f->>'user_priority' IS NOT NULL AND f->>'job_class' IS NULL THEN

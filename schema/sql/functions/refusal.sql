@@ -51,10 +51,11 @@ BEGIN
             RETURN format(': is %s bytes long, at most %s are allowed', octet_length(content), at_most);
         END IF;
         RETURN NULL;
-    WHEN 'on_failure', 'on_phantom' THEN
+    WHEN 'on_failure', 'on_phantom', 'on_conflict' THEN
         IF given_type <> 'string' OR content <> ALL (CASE kind WHEN 'on_failure' THEN '{block,run,cancel}'::text[]
-                ELSE '{warn,reject,ignore}' END) THEN
+                WHEN 'on_conflict' THEN '{join,replace,refuse}' ELSE '{warn,reject,ignore}' END) THEN
             RETURN CASE kind WHEN 'on_failure' THEN ': input should be ''block'', ''run'' or ''cancel'''
+                WHEN 'on_conflict' THEN ': input should be ''join'', ''replace'' or ''refuse'''
                 ELSE ': input should be ''warn'', ''reject'' or ''ignore''' END;
         END IF;
         RETURN NULL;

@@ -57,7 +57,7 @@ BEGIN
     END IF;
     -- What makes one job together has one identity.
     WITH new AS MATERIALIZED (
-        SELECT a.request->>'label' AS label, a.instance_name, CASE
+        SELECT a.request->>'label' AS label, a.instance_name, a.replaced_label, CASE
                 WHEN a.request->>'dedup_key' IS NOT NULL
                     THEN jsonb_build_array(a.instance_name, 'dedup', a.request->'dedup_key')
                 WHEN a.request->>'key' IS NOT NULL THEN jsonb_build_array(a.instance_name, 'key', a.request->'key')
@@ -67,8 +67,10 @@ BEGIN
         SELECT * FROM unnest(labels, names, mosts, waits) WITH ORDINALITY AS l (label, instance_name, most, waiting, nth)
     ), added AS (
         SELECT l.nth, n.identity FROM limits l JOIN new n ON n.label = l.label
+        WHERE n.replaced_label IS DISTINCT FROM n.label
         UNION ALL
         SELECT l.nth, n.identity FROM limits l JOIN new n ON n.instance_name = l.instance_name
+        WHERE n.replaced_label IS NULL
     )
     SELECT l.label, l.instance_name, l.most, count(DISTINCT a.identity) AS adding INTO beyond
     FROM limits l JOIN added a ON a.nth = l.nth

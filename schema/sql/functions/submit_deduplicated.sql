@@ -41,8 +41,19 @@ BEGIN
         )
         SELECT * FROM numbered o ORDER BY o.instance, o.request->>'dedup_key', o.nth
     LOOP
-        SELECT * INTO made
-        FROM submit_or_join(asked.request, asked.instance, asked.platform, actor, asked.new_id);
+        IF on_conflict(asked.request) = 'join' THEN
+            SELECT * INTO made
+            FROM submit_or_join(asked.request, asked.instance, asked.platform, actor, asked.new_id);
+        ELSE
+            BEGIN
+                SELECT * INTO made
+                FROM submit_or_join(asked.request, asked.instance, asked.platform, actor, asked.new_id);
+            EXCEPTION WHEN SQLSTATE 'LH008' THEN
+                RAISE EXCEPTION 'jobs.%.dedup_key: ''%'' %', asked.n,
+                    regexp_replace(left(asked.request->>'dedup_key', 80), '[^ -~]', '?', 'g'), SQLERRM
+                    USING ERRCODE = 'LH008', DETAIL = asked.n, HINT = SQLERRM;
+            END;
+        END IF;
         UPDATE submit_keys k SET job_id = made.job, public_id = made.answer
         WHERE k.instance = asked.instance AND k.key = asked.key;
         RETURN QUERY SELECT asked.n, made.job, made.answer, NOT made.joined, true;

@@ -1,4 +1,8 @@
--- Join the unfinished job with the deduplication key of the request, or make a new one, with the id `new_id`.
+-- Join or replace the job that has the deduplication key of the request, or make a new one, with the id `new_id`.
+--
+-- The key is that of an unfinished job, or is kept by one that has succeeded (`kept_key`). Where the request asks for it,
+-- a job that has not ended is replaced (`replace_held`), unless it has a bot while the key is kept for it: then it is
+-- joined. If the request refuses a taken key this raises LH008, whose message is the reason.
 --
 -- A job that is joined becomes as urgent as the request, and starts as soon as the request may, if that is more or sooner.
 -- The insert waits for another submit of an equal deduplication key, and for the end of the job that has it. The job
@@ -14,7 +18,17 @@ DECLARE
     of_required integer;
     wanted_start timestamptz := greatest(now(), (request->>'schedule_after')::timestamptz,
         now() + make_interval(secs => (request->>'delay')::double precision));
+    of_key text := request->>'dedup_key';
+    way text := on_conflict(request);
+    kept_until timestamptz := now() + make_interval(secs => (request->>'unique_for')::double precision);
+    kept record;
+    held jobs;
+    first_at timestamptz;
 BEGIN
+    IF request ? 'debounce' THEN
+        request := request || jsonb_build_object('delay', request->'debounce');
+        wanted_start := now() + make_interval(secs => (request->>'debounce')::double precision);
+    END IF;
     IF request->'preferred_properties' IS NOT NULL THEN
         SELECT p.preferring, p.platform INTO of_preferred, platform_id
         FROM intern_preferred(coalesce(request->'properties', '{}'), request->'preferred_properties') p;
@@ -27,6 +41,22 @@ BEGIN
         of_constraint_set := intern_constraint_set(coalesce(request->'terms', '{}'));
     END IF;
     LOOP
+        IF kept_until IS NOT NULL THEN
+            -- The name of the job is not known yet; nobody sees it before it is.
+            INSERT INTO unique_keys AS u (instance, dedup_key, job_id, public_id, until)
+            VALUES (instance_id, of_key, new_id, gen_random_uuid(), kept_until)
+            ON CONFLICT (instance, dedup_key) DO UPDATE SET until = u.until;
+        END IF;
+        SELECT k.* INTO kept FROM kept_key(instance_id, of_key) k WHERE k.job <> new_id;
+        IF FOUND THEN
+            IF way = 'refuse' THEN
+                RAISE EXCEPTION 'is kept for job %, which has succeeded', kept.public_id USING ERRCODE = 'LH008';
+            END IF;
+            job := kept.job;
+            answer := kept.public_id;
+            joined := true;
+            RETURN;
+        END IF;
         INSERT INTO jobs AS j ({JOB_COLUMNS})
         SELECT {JOB_COLUMNS} FROM (
             SELECT r.*, new_id AS id, new_public_id(new_id) AS public_id, c.cohort, instance_id AS instance,
@@ -43,6 +73,15 @@ BEGIN
             WHERE dedup_key IS NOT NULL AND state IN ('queued', 'parked', 'leased', 'running') DO NOTHING
         RETURNING j.id, j.public_id, false INTO job, answer, joined;
         IF FOUND THEN
+            IF kept_until IS NOT NULL THEN
+                UPDATE unique_keys SET job_id = job, public_id = answer, until = kept_until
+                WHERE instance = instance_id AND dedup_key = of_key;
+            ELSIF EXISTS (SELECT FROM kept_key(instance_id, of_key)) THEN
+                RAISE EXCEPTION 'a job that keeps the key has succeeded meanwhile' USING ERRCODE = 'LH006';
+            END IF;
+            IF first_at IS NOT NULL THEN
+                UPDATE jobs SET created_at = first_at WHERE id = job;
+            END IF;
             IF of_constraint_set IS NOT NULL AND has_own_constraints(request) THEN
                 INSERT INTO job_constraints (job_id, estimate, seconds, deadline, priority_inputs)
                 SELECT job, w.* FROM own_constraints(request) w;
@@ -60,11 +99,48 @@ BEGIN
                 VALUES (job, request->'payload', actor, origin_of(request));
             RETURN;
         END IF;
+        IF kept_until IS NOT NULL THEN
+            DELETE FROM unique_keys u
+            WHERE u.instance = instance_id AND u.dedup_key = of_key AND u.job_id = new_id;
+        END IF;
+        IF way <> 'join' THEN
+            SELECT j.* INTO held FROM jobs j
+            WHERE j.instance = instance_id AND j.dedup_key = of_key
+                AND j.state IN ('queued', 'parked', 'leased', 'running') FOR NO KEY UPDATE SKIP LOCKED;
+            IF FOUND AND way = 'refuse' THEN
+                RAISE EXCEPTION 'is that of job %, which is %', held.public_id, held.state USING ERRCODE = 'LH008';
+            ELSIF FOUND AND NOT (held.state IN ('leased', 'running') AND EXISTS (
+                    SELECT FROM unique_keys u WHERE u.instance = instance_id AND u.dedup_key = of_key
+                        AND u.job_id = held.id AND u.until > now())) THEN
+                IF request ? 'debounce' AND held.state IN ('queued', 'parked') THEN
+                    first_at := held.created_at;
+                    wanted_start := greatest(now(), least(wanted_start, first_at
+                        + make_interval(secs => (request->>'debounce_max')::double precision)));
+                    request := request || jsonb_build_object('delay', extract(epoch FROM wanted_start - now()));
+                END IF;
+                IF replace_held(request, held, (
+                        SELECT intern_queue(c.cohort, instance_id, platform_id, r.units, of_constraint_set, of_preferred,
+                            of_required)
+                        FROM read_requests(jsonb_build_array(request)) r
+                        CROSS JOIN LATERAL (SELECT cohort_of(r.label) AS cohort) c),
+                        of_constraint_set IS NOT NULL, of_required IS NOT NULL, wanted_start, actor) THEN
+                    INSERT INTO unique_keys AS u (instance, dedup_key, job_id, public_id, until)
+                    SELECT instance_id, of_key, held.id, held.public_id, kept_until WHERE kept_until IS NOT NULL
+                    ON CONFLICT (instance, dedup_key) DO UPDATE
+                        SET job_id = EXCLUDED.job_id, public_id = EXCLUDED.public_id, until = EXCLUDED.until;
+                    job := held.id;
+                    answer := held.public_id;
+                    joined := true;
+                    RETURN;
+                END IF;
+                CONTINUE;
+            END IF;
+        END IF;
         WITH same AS MATERIALIZED (
             -- A job that has had a bot rests for a reason of its own, which nobody who joins it can know.
             SELECT j.id, j.state, j.fence, j.priority, j.queued_at, j.state IN ('queued', 'parked') AND j.fence = 0
                 AND j.schedule_after = j.queued_at AND j.queued_at > wanted_start AS hastens FROM jobs j
-            WHERE j.instance = instance_id AND j.dedup_key = request->>'dedup_key'
+            WHERE j.instance = instance_id AND j.dedup_key = of_key
                 AND j.state IN ('queued', 'parked', 'leased', 'running') FOR NO KEY UPDATE SKIP LOCKED
         ), raised AS (
             UPDATE jobs j SET priority = least(s.priority, wanted_priority),
@@ -88,7 +164,7 @@ BEGIN
         IF FOUND THEN
             RETURN;
         END IF;
-        IF EXISTS (SELECT FROM jobs j WHERE j.instance = instance_id AND j.dedup_key = request->>'dedup_key'
+        IF EXISTS (SELECT FROM jobs j WHERE j.instance = instance_id AND j.dedup_key = of_key
                 AND j.state IN ('queued', 'parked', 'leased', 'running')) THEN
             RAISE EXCEPTION 'somebody else holds the job to be joined' USING ERRCODE = 'LH006';
         END IF;

@@ -34,6 +34,8 @@ class TaskOptions(TaskFields, total=False):
 
 #: Fields of a request that a task has for itself.
 _OWN = frozenset({"command", "stdin", "payload", "timeout_seconds", "max_attempts", "retry_failed", "dedup_key"})
+#: Fields that say what becomes of equal calls.
+OF_UNIQUE = ("on_conflict", "unique_for", "debounce", "debounce_max")
 #: What to use instead of some of them.
 _INSTEAD = {"timeout_seconds": "timeout", "max_attempts": "retries", "retry_failed": "retries", "dedup_key": "unique"}
 
@@ -66,6 +68,9 @@ def request_fields(
         raise BadInput("retries", f"is a number of at least 0, not {wire.escaped(retries, 40)}")
     if not (isinstance(unique, bool) or callable(unique)):
         raise BadInput("unique", "is true, false, or a function of the arguments that returns a text")
+    for option in OF_UNIQUE:
+        if not unique and more.get(option) is not None:
+            raise BadInput(option, "means nothing without unique")
     if concurrency is not None:
         check_concurrency(concurrency)
     if PROPERTY in (properties or {}):

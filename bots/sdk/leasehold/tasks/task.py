@@ -40,7 +40,7 @@ from leasehold.tasks.arguments import (
     encode_call,
 )
 from leasehold.tasks.large_results import LargeResults
-from leasehold.tasks.options import TaskOptions, request_fields
+from leasehold.tasks.options import OF_UNIQUE, TaskOptions, request_fields
 from leasehold.transport import Record
 from leasehold.wire import COMMAND, PROPERTY, JsonSerialiser, Serialiser
 
@@ -250,7 +250,10 @@ class Task(Generic[P, R]):
 
     def using(self, **options: Unpack[TaskOptions]) -> Self:
         """Return the same task with other options for its calls: those of the decorator, and `key`. Raises BadInput."""
-        return type(self)(self.registry, self.function, self.name, {**self._options, **options})
+        own = self._options
+        if not options.get("unique", True):
+            own = {name: value for name, value in own.items() if name not in OF_UNIQUE}
+        return type(self)(self.registry, self.function, self.name, {**own, **options})
 
     def at(self, time: datetime) -> Self:
         """Return the same task, whose calls start at this time at the earliest. Raises BadInput for one without a zone.

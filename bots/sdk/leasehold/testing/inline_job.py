@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from leasehold.runtime.attempt import Attempt
@@ -30,6 +30,8 @@ class InlineJob:
     created_at: datetime = field(default_factory=lambda: datetime.now(UTC))
     #: It waits for `InlineJobs.run_delayed`, because it is not to start before this time.
     due: datetime | None = None
+    #: Until then it keeps its deduplication key, also once it has succeeded.
+    kept_until: datetime | None = None
     started_at: datetime | None = None
     finished_at: datetime | None = None
     checkpoint: str | None = None
@@ -44,6 +46,18 @@ class InlineJob:
     @property
     def is_final(self) -> bool:
         return self.state in FINAL
+
+    def keep_key(self, request: Record) -> None:
+        """Keep the deduplication key for as long as this submit says."""
+        if "unique_for" in request:
+            self.kept_until = datetime.now(UTC) + timedelta(seconds=request["unique_for"])
+
+    @property
+    def keeps_key(self) -> bool:
+        """True while the key is kept, however long the job runs; a job that failed or was cancelled keeps none."""
+        if self.is_final and self.state is not JobState.SUCCEEDED:
+            return False
+        return self.kept_until is not None and self.kept_until > datetime.now(UTC)
 
     def end(self, state: JobState, reason: str | None) -> None:
         """Make it final."""

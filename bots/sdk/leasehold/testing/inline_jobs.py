@@ -35,7 +35,7 @@ from leasehold.wire import COMMAND, MAX_AGAINS, PROPERTY
 _HEEDED = frozenset(
     {
         *("command", "stdin", "instance", "key", "dedup_key", "max_attempts", "retry_failed", "retry", "properties"),
-        *("schedule_after", "delay"),
+        *("schedule_after", "delay", "on_conflict", "unique_for", "debounce", "debounce_max"),
     }
 )
 _WITHOUT_EFFECT = frozenset(
@@ -178,8 +178,9 @@ class InlineJobs(Transport):
             with self._changed:
                 id, created = self._made(number, request)
             answers.append({"id": id, "created": created})
-            if created:
-                new.append(self.jobs[id])
+            job = self._job(id)
+            if created or (job.state is JobState.QUEUED and job.due is None and job not in new):
+                new.append(job)
         for job in new:
             self._start(job)
         return answers
@@ -233,17 +234,43 @@ class InlineJobs(Transport):
             if first != request:
                 raise Conflict("key_reused", f"jobs[{number}].key: '{key[1]}' was used before for a different request")
             return id, False
-        id = str(next(self._ids))
-        self._keys[key] = id, request
         joins = (instance, request["dedup_key"]) if "dedup_key" in request else None
         before = None if joins is None else self._unique.get(joins)
-        if before is not None and not before.is_final:
-            self._joined[id] = before
-            return id, False
-        job = self.jobs[id] = InlineJob(id, request)
-        if joins is not None:
-            self._unique[joins] = job
-        return id, True
+        taken = None if before is None else self._taken(number, before, request)
+        id = taken or str(next(self._ids))
+        if taken is None:
+            self.jobs[id] = InlineJob(id, request)
+            if joins is not None:
+                self._unique[joins] = self.jobs[id]
+                self.jobs[id].keep_key(request)
+        self._keys[key] = id, request
+        return id, taken is None
+
+    def _taken(self, number: int, job: InlineJob, request: Record) -> str | None:
+        """Return the id of a submission that the job with its deduplication key takes; None if a new one is made.
+
+        It is joined, replaced or in the way as in a pool. Raises Conflict `key_taken`.
+        """
+        if job.is_final and not job.keeps_key:
+            return None
+        way = request.get("on_conflict") or ("replace" if "debounce" in request else "join")
+        is_shared = job in self._joined.values()
+        if way == "refuse" or (way == "replace" and is_shared and not job.is_final):
+            said = f"job {job.id}, which " + ("several submissions share" if way == "replace" else f"is {job.state}")
+            raise Conflict("key_taken", f"jobs.{number}.dedup_key: '{request['dedup_key']}' is that of {said}")
+        if job.is_final:
+            return job.id
+        if way == "replace" and job.due is not None:
+            job.request, job.due = request, _due(request, datetime.now(UTC))
+            if job.due is not None and "debounce_max" in request:
+                job.due = min(job.due, job.created_at + timedelta(seconds=request["debounce_max"]))
+            job.keep_key(request)
+            return job.id
+        if way == "replace" and not job.keeps_key:
+            return None
+        id = str(next(self._ids))
+        self._joined[id] = job
+        return id
 
     def _run(self, job: InlineJob) -> None:
         """Run a job to its end: once, and again while it fails and has tries left, without a pause between them."""
@@ -367,7 +394,8 @@ def _due(request: Record, now: datetime) -> datetime | None:
     if "schedule_after" in request:
         due = datetime.fromisoformat(request["schedule_after"])
         return due if due > now else None
-    return now + timedelta(seconds=request["delay"]) if request.get("delay") else None
+    seconds = request.get("delay") or request.get("debounce")
+    return now + timedelta(seconds=seconds) if seconds else None
 
 
 def _pool_at(place: str) -> AppRegistry:
