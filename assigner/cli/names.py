@@ -52,6 +52,7 @@ MEANT: Mapping[str, str] = {
     **dict.fromkeys(("kill", "stop", "abort", "delete", "rm"), "cancel"),
     **dict.fromkeys(("retry", "rerun", "resubmit"), "requeue"),
     **dict.fromkeys(("run", "exec", "enqueue"), "submit"),
+    **dict.fromkeys([f"pause {kind}" for kind in ("label", "task", "instance", "schedule")], "pause set"),
     "suspend": "pause set",
     "resume": "pause rm",
     "unhold": "release",

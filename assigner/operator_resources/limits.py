@@ -125,6 +125,12 @@ def _show_lock(connection: Connection, keys: Keys, page: Page) -> Lock:
     return found[0]
 
 
+def _of_pattern(row: Mapping[str, Any], noun: str) -> str | None:
+    """Return the pattern of a key, or how many keys a pattern has."""
+    keys: int | None = row["keys"]
+    return row["pattern"] if keys is None else f"of {keys} {noun}{'' if keys == 1 else 's'}"
+
+
 LOCKS = Resource(
     name="lock",
     plural="locks",
@@ -139,7 +145,7 @@ LOCKS = Resource(
         ("lock", "lock"),
         ("held by jobs", "used"),
         ("slots (jobs)", "slots"),
-        ("locks of pattern", "keys"),
+        ("pattern", lambda row: _of_pattern(row, "lock")),
     ),
     set=Setting(
         help="Set how many jobs of an instance may hold a lock at once. A smaller number stops no running job.",
@@ -214,7 +220,7 @@ RATES = Resource(
         ("per second", "per_second"),
         ("burst (jobs)", "burst"),
         ("now (jobs)", lambda row: None if row["tokens"] is None else f"{row['tokens']:.1f}"),
-        ("rates of pattern", "keys"),
+        ("pattern", lambda row: _of_pattern(row, "rate")),
     ),
     set=Setting(
         help="Set a rate: in any S seconds, at most BURST + PER_SECOND x S jobs start in the whole pool.",

@@ -289,6 +289,8 @@ def check_resource(field: str, used: str) -> None:
     if not slash:
         limit_patterns.check(field, of_class)
         return
+    if limit_patterns.is_pattern(of_class):
+        raise BadInput(field, f"'{escaped(used, 80)}' has a '*' that is not its end: a pattern is such as 'api/*'")
     check_name(field, of_class)
     if model != limit_patterns.STAR:
         limit_patterns.check(field, model)
