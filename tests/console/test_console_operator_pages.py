@@ -91,11 +91,7 @@ def test_health_shows_alerts_with_what_to_do_checks_processes_and_the_audit(page
     assert "3 in work" in row_of(page, "g1:7411")
     assert "ok" in row_of(page, "schema")
     assert "before max 1" in row_of(page, HOSTILE)
-
-
-def test_the_invariants_are_checked_when_somebody_asks_for_it(page: Any, shown: Console) -> None:
-    page.goto(shown.url + "/health")
-    row_of(page, "schema")
+    # The invariants are checked when somebody asks for it.
     page.get_by_role("button", name="Check the invariants").focus()
     page.keyboard.press("Enter")
     page.get_by_text("invariants hold").wait_for()
@@ -130,23 +126,21 @@ def test_alerts_are_on_the_page_of_the_pool_too_but_not_for_submitters(person: P
     person.log_in(shown.theirs, "/")
     person.page.wait_for_selector(".tile .value:not(:has-text('…'))")
     assert "LeaseholdUpkeepStands" not in person.page.inner_text("main")
-    for path in ("/health", "/policy?decision=1"):
-        person.go(path)
-        person.page.wait_for_selector(".problem:has-text('for operators')")
-        assert "warm" not in person.page.inner_text("main")
+    with shown.client(shown.theirs) as http:
+        for path in ("/health", "/policy?decision=1", "/bots"):
+            answer = http.get(path).text
+            assert "for operators" in answer
+            assert "warm" not in answer
 
 
-def test_policy_shows_the_weights_in_force_their_file_and_why_a_change_was_refused(page: Any, shown: Console) -> None:
+def test_policy_shows_weights_in_force_and_why_a_change_was_refused_and_tries_others(page: Any, shown: Console) -> None:
     page.goto(shown.url + "/policy")
     told = row_of(page, "/etc/leasehold/leasehold.toml")
     assert HOSTILE in told
     assert "5.25" in row_of(page, "assigner-7: [[assigners]] 0, priority-age")
     page.get_by_text("All settings").click()
     assert "30.5" in row_of(page, "timing.ttl")
-
-
-def test_weights_are_tried_on_a_sampled_decision_and_shown_as_bars(page: Any, shown: Console) -> None:
-    page.goto(shown.url + "/policy")
+    # Weights are tried on a sampled decision and shown as bars.
     page.get_by_text("With these weights the job goes to warm too.").wait_for()
     assert page.get_attribute("input[data-field=locality]", "placeholder") == "5"
     assert page.locator(".bars svg").count() == 3

@@ -16,8 +16,8 @@ from tests.support.screens.console import Console, Person
 
 #: Instances i-0 to i-19 share the queued and ended jobs, and as many run as there are bots. i-20 has the jobs for the
 #: act, more than the console counts.
-INSTANCES, QUEUED, ENDED, BOTS, MANY = 20, 10_000, 2_000, 150, 20_000
-PIECE = 2_000
+INSTANCES, QUEUED, ENDED, BOTS, MANY = 20, 2_000, 1_000, 150, 6_000
+PIECE = 1_000
 ACTED = f"i-{INSTANCES}"
 
 

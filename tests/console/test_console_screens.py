@@ -1,6 +1,6 @@
-"""Every page on a telephone and on a large screen: nothing overflows, no word breaks, axe-core does not complain."""
+"""Every page on a telephone and on a large screen: keys lead to it, nothing overflows, axe-core does not complain."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -47,25 +47,27 @@ def paths(shown: Console) -> dict[str, str]:
         )
         nodes = [{"node": n, "command": ["make", f"part-{n}"], "after": [n - 1] if n > 1 else []} for n in range(1, 6)]
         graph = http.post("/v1/graphs", json={"name": "nightly", "nodes": nodes}).json()["id"]
+        http.put("/v1/schedules/s", json={"cron": "0 3 * * *", "job": {"command": ["true"]}})
     with shown.served.client(shown.operator) as http:
         http.put("/v1/quotas/default/ours?create=true", json={"min": 3, "max": 2_147_483_647})
         http.put("/v1/rates/compiler", json={"per_second": 12.5, "burst": 19})
     Bot(shown.served)
     return {
-        "/": "td a",
-        "/jobs": "tbody tr",
+        "/": "td a:text-is('ours')",
+        "/jobs": "tbody tr:nth-child(2)",
+        "/graphs": "td a:text-is('nightly')",
+        "/schedules": "text='0 3 * * * UTC'",
+        "/bots": "td a:text-is('b1')",
+        "/tenants": "td a:text-is('ours')",
+        "/preemptions": ".empty:text-is('There are none.')",
+        "/limits": "tbody :text-is('19')",
+        "/policy": "tbody :text-is('serious_project')",
+        "/health": ".empty:text-is('No assigner process and no gateway has run.')",
         "/jobs?label=none&state=failed": ".empty:visible",
         f"/jobs/{held}": ".badge",
         f"/jobs/{failed}": ".badge",
-        "/graphs": "tbody tr",
-        f"/graphs/{graph}": "tbody tr",
-        "/bots": "tbody tr",
         "/bots/b1": "dd",
-        "/tenants": "tbody tr",
-        "/preemptions": ".empty:visible",
-        "/limits": "tbody tr",
-        "/policy": "tbody tr",
-        "/health": "tbody tr",
+        f"/graphs/{graph}": ".drawing .box >> nth=4",
     }
 
 
@@ -74,24 +76,54 @@ def watched(chromium: Any, shown: Console) -> Iterator[Person]:
     """A person in whose browser axe-core may change styles for a moment, which the policy of the pages forbids."""
     context = chromium.new_context(bypass_csp=True)
     context.set_default_timeout(MINUTE * 1000)
+    context.add_init_script(pytest.importorskip("axe_playwright_python.base").AXE_SCRIPT)
     yield Person(context, shown)
     context.close()
 
 
-def test_every_page_fits_a_telephone_and_a_screen(watched: Person, shown: Console, paths: dict[str, str]) -> None:
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+def judge(person: Person, path: str, looks: Sequence[tuple[int, str, list[str]]]) -> Iterator[str]:
+    """Look at the open page with each width and theme, and give what is wrong by the page itself or these rules."""
+    page = person.page
+    for width, theme, rules in looks:
+        page.set_viewport_size({"width": width, "height": 900})
+        page.evaluate("theme => {document.documentElement.dataset.theme = theme}", theme)
+        wide, broken = page.evaluate("document.documentElement.scrollWidth"), page.evaluate(BROKEN)
+        options = {"runOnly": rules, "resultTypes": ["violations"]}
+        judged = page.evaluate("options => axe.run(options)", options)["violations"]
+        said = [f"{one['id']}: {each['html'][:120]}" for one in judged for each in one["nodes"][:3]]
+        if wide > width or broken or said:
+            yield f"{path} at {width}, {theme}: {wide} wide; broken: {broken}; {said}"
+
+
+def test_every_page_is_reached_with_keys_and_fits_a_telephone_and_a_screen_in_light_and_dark(
+    watched: Person, shown: Console, paths: dict[str, str]
+) -> None:
     page, faults = watched.page, []
-    watched.log_in(shown.operator)
+    watched.log_in(shown.operator, "/")
+    assert watched.sees("Theme: system")
+    page.keyboard.press("?")
+    keys = [told.split() for told in page.locator("dialog[open] dt").all_inner_texts() if told.startswith("g ")]
+    page.keyboard.press("Escape")
+    page.wait_for_selector("dialog[open]", state="detached")
+    names = page.locator("nav.top a").all_inner_texts()
+    assert len(keys) == len(names) == len({letter for _, letter in keys})
     for path, there in paths.items():
         page.set_viewport_size({"width": TELEPHONE, "height": 900})
-        watched.go(path)
+        if keys:
+            for key in keys.pop(0):
+                page.keyboard.press(key)
+            page.wait_for_selector(f"h1:has-text('{names.pop(0)}')")
+            page.wait_for_url(shown.url + path)
+        else:
+            watched.go(path)
         page.locator(there).first.wait_for()
-        for width, rules in ((TELEPHONE, RULES), (SCREEN, CONTRAST)):
-            page.set_viewport_size({"width": width, "height": 900})
-            wide, broken = page.evaluate("document.documentElement.scrollWidth"), page.evaluate(BROKEN)
-            judged = axe.run(page, options={"runOnly": rules, "resultTypes": ["violations"]}).response["violations"]
-            said = [f"{one['id']}: {each['html'][:120]}" for one in judged for each in one["nodes"][:3]]
-            if wide > width or broken or said:
-                faults.append(f"{path} at {width}: {wide} wide; broken: {broken}; {said}")
+        assert page.inner_text(".problem") == ""
+        faults += judge(watched, path, ((TELEPHONE, "light", RULES), (SCREEN, "dark", CONTRAST)))
+    assert page.locator(".drawing .state-blocked + title").last.text_content() == "node 5: blocked\nmake part-5"
+    watched.log_in(shown.ours)
+    for path in ("/", "/jobs", next(path for path in paths if path.startswith("/jobs/"))):
+        watched.go(path)
+        page.locator(paths[path]).first.wait_for()
+        faults += judge(watched, f"a submitter's {path}", ((TELEPHONE, "dark", RULES), (SCREEN, "light", CONTRAST)))
     assert not faults, "\n".join(faults)
     assert watched.complaints == []

@@ -2,9 +2,8 @@
 
 import os
 import random
+import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +15,8 @@ import pytest
 from leasehold.client import Client
 
 from schema.timing import Timing
-from tests.support.patience import MINUTE
+from tests.support.fork_server.server import ForkedProcess
+from tests.support.patience import MINUTE, eventually
 from tests.support.servers import Databases, Served, opened, serving
 
 #: Programs that show web pages, by their names on Debian and elsewhere.
@@ -27,7 +27,7 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 class Console:
     """A console that listens at `url`, the gateway behind it, and tokens of an operator and of two submitters.
 
-    log: what it has written to standard error.
+    log: what it has written.
     """
 
     url: str
@@ -72,16 +72,20 @@ def console(databases: Databases, template: str, log: Path) -> Iterator[Console]
     timing = Timing(sync=0.5, ttl=30, reap=0.2, ack=15, poll=0.1)
     try:
         with serving(database, timing) as served:
-            command = [sys.executable, "-m", "assigner.cli.main", "console", "--url", served.url, "--port", "0"]
             environ = {name: value for name, value in os.environ.items() if not name.startswith("LEASEHOLD_")}
-            with log.open("w") as errors:
-                process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environ)
-            assert process.stdout is not None
+            with log.open("w") as output:
+                # The import of the framework takes seconds. The fork server has done it for all consoles of a worker.
+                command = ["console", "--url", served.url, "--port", "0"]
+                process = ForkedProcess(command, output=output.fileno(), environment=environ)
             try:
-                said = process.stdout.readline()
-                assert " listens at " in said, f"the console did not start: {said!r} {log.read_text()}"
+
+                def listens() -> str | None:
+                    assert process.poll() is None, f"the console did not start: {log.read_text()}"
+                    found = re.search(r" listens at (\S+)\n", log.read_text())
+                    return found and found[1]
+
                 yield Console(
-                    said.rpartition(" ")[2].strip(),
+                    eventually(listens),
                     log,
                     served,
                     served.token("operator"),
@@ -90,9 +94,8 @@ def console(databases: Databases, template: str, log: Path) -> Iterator[Console]
                 )
             finally:
                 process.terminate()
-                process.wait(60)
-                process.stdout.close()
-            assert process.returncode == 0
+                process.stdin.close()
+                assert process.wait(MINUTE) == 0
     finally:
         database.close()
         databases.give_back(url)
@@ -105,7 +108,13 @@ def browser() -> Iterator[Any]:
     if program is None:
         pytest.skip(f"none of the browsers {', '.join(BROWSERS)} is installed (Debian: apt install chromium)")
     playwright = pytest.importorskip("playwright.sync_api", reason="the test drives a browser with playwright")
-    options = ["--disable-gpu", "--disable-dev-shm-usage", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
+    # A process of its own for drawing costs a fifth of the time of each page.
+    options = [
+        "--disable-gpu",
+        "--in-process-gpu",
+        "--disable-dev-shm-usage",
+        *(["--no-sandbox"] if os.geteuid() == 0 else []),
+    ]
     with playwright.sync_playwright() as driver:
         running = driver.chromium.launch(executable_path=str(Path(program)), args=options)
         try:
