@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime, tzinfo
 from itertools import pairwise
 from typing import Any
 
@@ -53,10 +53,10 @@ class Chart:
                     node("span", f"— {name}", f"line-{COLOURS[field]}")
             self._place = node("svg", viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=title)
 
-    def show(self, samples: Sequence[Record], *, start: float, end: float) -> None:
+    def show(self, samples: Sequence[Record], *, start: float, end: float, zone: tzinfo) -> None:
         """Draw samples between two times, in seconds since 1970, from the first minute that was sampled.
 
-        Nothing is drawn where no minute was sampled.
+        Nothing is drawn where no minute was sampled. zone: in which the times are told.
         """
         start = begun(samples, start=start, end=end)
         lines = {field: points(samples, field, start=start, end=end) for field in self._fields}
@@ -75,17 +75,19 @@ class Chart:
                 if mark % 2 == 0:
                     node("text", f"{most * mark / MARKS:,g}", x=LEFT - 4, y=y + 4, text_anchor="end")
             for mark in range(MARKS):
-                told = _clock(start + (end - start) * mark / MARKS, long=end - start > 172_800)
+                told = _clock(start + (end - start) * mark / MARKS, zone, long=end - start > 172_800)
                 node("text", told, x=LEFT + (WIDTH - LEFT) * mark / MARKS, y=HEIGHT - 6)
-            node("text", "UTC", x=WIDTH - 4, y=HEIGHT - 6, text_anchor="end")
+            node("text", zone_name(end, zone), x=WIDTH - 4, y=HEIGHT - 6, text_anchor="end")
             widest = max((sample["span"] for sample in samples), default=60) / (end - start)
             for field, line in lines.items():
                 for part in parts(line, gap=3 * max(widest, 1 / MAX_POINTS)):
                     drawn = " ".join(f"{LEFT + x * (WIDTH - LEFT):.1f},{_y(value / most):.1f}" for x, value in part)
                     node("polyline", kind=f"line-{COLOURS[field]}", points=drawn)
-            self._strips(lines, start=start, end=end)
+            self._strips(lines, start=start, end=end, zone=zone)
 
-    def _strips(self, lines: Mapping[str, Sequence[tuple[float, float]]], *, start: float, end: float) -> None:
+    def _strips(
+        self, lines: Mapping[str, Sequence[tuple[float, float]]], *, start: float, end: float, zone: tzinfo
+    ) -> None:
         """Put areas over the chart that tell its values to who points at them."""
         values: dict[float, list[str]] = {}
         for field, line in lines.items():
@@ -93,12 +95,13 @@ class Chart:
                 values.setdefault(x, []).append(f"{self._fields[field]} {value:,.3g}")
         places = sorted(values)[:: max(1, -(-len(values) // MAX_STRIPS))]
         for x, after in pairwise([*places, 1.0]):
-            at = _clock(start + (end - start) * x, long=False)
-            day = f"{_clock(start + (end - start) * x, long=True)} " if end - start > 86_400 else ""
+            moment = start + (end - start) * x
+            day = f"{_clock(moment, zone, long=True)} " if end - start > 86_400 else ""
+            at = f"{day}{_clock(moment, zone, long=False)} {zone_name(moment, zone)}"
             width = f"{max(0.0, after - x) * (WIDTH - LEFT):.1f}"
             left = f"{LEFT + x * (WIDTH - LEFT):.1f}"
             with node("rect", kind="strip", x=left, y=6, width=width, height=HEIGHT - BELOW):
-                node("title", f"{day}{at} UTC: {', '.join(values[x])}")
+                node("title", f"{at}: {', '.join(values[x])}")
 
     def _told(self, lines: Mapping[str, Sequence[tuple[float, float]]]) -> str:
         last = [f"{self._fields[field]} {line[-1][1]:,g}" for field, line in lines.items() if line]
@@ -159,5 +162,11 @@ def epoch(moment: str) -> float:
     return datetime.fromisoformat(moment).timestamp()
 
 
-def _clock(epoch: float, *, long: bool) -> str:
-    return datetime.fromtimestamp(epoch, UTC).strftime("%m-%d" if long else "%H:%M")
+def _clock(epoch: float, zone: tzinfo, *, long: bool) -> str:
+    return datetime.fromtimestamp(epoch, zone).strftime("%m-%d" if long else "%H:%M")
+
+
+def zone_name(epoch: float, zone: tzinfo) -> str:
+    """Return how a zone is called at a time: `CET`, or `UTC+03` where it has no letters of its own."""
+    name = datetime.fromtimestamp(epoch, zone).strftime("%Z")
+    return name if name[:1].isalpha() else f"UTC{name}"

@@ -110,7 +110,7 @@ def show_history(view: View, tiles: Tiles) -> None:
         found = await view.ask(lambda client: client.samples(hours=hours))
         samples, end = found["samples"], epoch(found["now"])
         for chart in charts:
-            chart.show(samples, start=end - hours * 3600, end=end)
+            chart.show(samples, start=end - hours * 3600, end=end, zone=view.zone)
         start = begun(samples, start=end - hours * 3600, end=end)
         for name, field in SPARKS.items():
             tiles.spark(name, points(samples, field, start=start, end=end))
@@ -144,7 +144,9 @@ def figures(found: Record) -> dict[str, tuple[str, str]]:
         "units in use": (f"{found['in_use']:,}", f"of {found['capacity']:,}"),
         "wait for a bot": (
             seconds(waits["p50"]) if waits["jobs"] else "none",
-            f"median; 95 % {seconds(waits['p95'])}, 99 % {seconds(waits['p99'])}, of {waits['jobs']:,} jobs",
+            f"median; 95 % {seconds(waits['p95'])}, 99 % {seconds(waits['p99'])}, of {waits['jobs']:,} jobs"
+            if waits["jobs"]
+            else "of 0 jobs",
         ),
     }
 

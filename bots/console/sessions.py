@@ -6,6 +6,7 @@ import secrets
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import UTC, tzinfo
 
 from leasehold.client import Client
 from leasehold.errors import Forbidden, LeaseholdError, Unauthorised
@@ -40,6 +41,7 @@ class Session:
     """A person who is logged in. Times are seconds of the monotonic clock.
 
     owner: a digest of the token. is_operator: the token's kind is operator, not submitter. theme: one of `THEMES`.
+    zone: of the times on charts, which the browser tells.
     """
 
     client: Client
@@ -48,6 +50,7 @@ class Session:
     opened: float
     used: float
     theme: str = THEMES[0]
+    zone: tzinfo = UTC
     id: str = field(default_factory=lambda: secrets.token_urlsafe(ID_BYTES), repr=False)
 
 

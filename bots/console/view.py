@@ -4,10 +4,12 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import tzinfo
 from typing import Any, TypeVar
 
 from leasehold.client import Client
 from leasehold.errors import LeaseholdError, Unauthorised
+from leasehold.wire import load_zone
 from nicegui import ui
 from nicegui.elements.mixins.text_element import TextElement
 
@@ -57,6 +59,7 @@ class View:
         self._session: str = state.session
         make_room(self._session, ui.context.client)
         self.is_operator = self._sessions.find(self._session).is_operator
+        ui.on("zone", self._choose_zone)
         self._looks: list[Callable[[], Awaitable[None]]] = []
         self._problems: dict[Callable[[], Awaitable[None]] | None, str] = {}
         self.heading, self._problem, self.body = self._frame(title, links, of or title)
@@ -107,6 +110,23 @@ class View:
                 button.text = f"Theme: {event.args}"
 
         ui.on("theme", choose)
+
+    @property
+    def zone(self) -> tzinfo:
+        """The zone of the reader's browser; UTC until it has told it. Raises SessionOver."""
+        return self._sessions.find(self._session, use=False).zone
+
+    async def _choose_zone(self, event: Any) -> None:
+        """Take the zone of the reader, and show times in it at once. A page may send anything."""
+        try:
+            chosen = load_zone(str(event.args))
+        except ValueError:
+            return
+        session = self._sessions.find(self._session, use=False)
+        if session.zone != chosen:
+            session.zone = chosen
+            for look in self._looks:
+                await look()
 
     def refuse(self) -> None:
         """Say that the page is not for this person. The gateway would refuse its calls."""

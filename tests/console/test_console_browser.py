@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from schema import readable
 from tests.support.http import submitted
 from tests.support.patience import eventually
 from tests.support.screens.console import Console, Person
@@ -48,11 +49,14 @@ def test_a_wrong_token_is_refused_and_a_right_one_shows_the_pool(person: Person,
 
 def test_a_label_that_is_a_script_stays_text(person: Person, shown: Console, jobs: dict[str, str]) -> None:
     person.log_in(shown.operator)
-    for path in (f"/jobs/{jobs['ours']}", "/jobs?instance=ours"):
+    short = readable.short_ids([jobs["ours"]])[0]
+    for path in (f"/jobs/{jobs['ours']}", "/jobs?instance=ours", f"/jobs?q={short}"):
         person.go(path)
         assert person.sees(HOSTILE)
         assert person.page.locator("img").count() == 0
         assert person.page.title() in ("Job – Leasehold", "Jobs – Leasehold")
+    # An id in short leads to its job.
+    person.page.wait_for_url(f"**/jobs/{jobs['ours']}")
 
 
 def test_a_submitter_sees_its_own_instance_only(person: Person, shown: Console, jobs: dict[str, str]) -> None:

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import httpx
 import pytest
@@ -205,6 +206,18 @@ def test_a_check_of_the_invariants_is_one_sentence(pages: Any) -> None:
         each: Any = [{"id": "S1", "rows": 0}, {"id": "S2", "rows": rows}]
         found: Any = {"finished": finished, "seconds": 0.5, "invariants": each if finished else []}
         assert pages.health.verdict(found).startswith(said)
+
+
+def test_an_alert_leads_to_its_jobs_and_times_of_charts_are_of_a_zone_with_its_name(pages: Any) -> None:
+    for name, subject, path in (
+        ("InstanceAtMaximum", "gpu/a b", "/jobs?state=running&state=leased&cohort=gpu&instance=a%20b"),
+        ("InstanceAtMaximum", "", "/tenants"),
+        ("JobsWaitLong", "", "/jobs?state=queued&sort=queued&order=asc"),
+        ("UpkeepStands", "", None),
+    ):
+        assert pages.health.place({"name": f"Leasehold{name}", "subject": subject}) == path
+    zones = {"UTC": "UTC", "Europe/Berlin": "CET", "America/Sao_Paulo": "UTC-03"}
+    assert {zone: pages.charts.zone_name(1772366400, ZoneInfo(zone)) for zone in zones} == zones
 
 
 def test_settings_are_flat_and_a_mapping_is_shown_with_what_it_holds(pages: Any) -> None:

@@ -49,16 +49,17 @@ def paths(shown: Console) -> dict[str, str]:
         graph = http.post("/v1/graphs", json={"name": "nightly", "nodes": nodes}).json()["id"]
         http.put("/v1/schedules/s", json={"cron": "0 3 * * *", "job": {"command": ["true"]}})
     with shown.served.client(shown.operator) as http:
-        http.put("/v1/quotas/default/ours?create=true", json={"min": 3, "max": 2_147_483_647})
+        answer = http.put("/v1/quotas/default/ours?create=true", json={"min": 3, "max": 17})
+        assert answer.status_code == 200, answer.text
         http.put("/v1/rates/compiler", json={"per_second": 12.5, "burst": 19})
     Bot(shown.served)
     return {
-        "/": "td a:text-is('ours')",
+        "/": "main:has(td a:text-is('ours')):has(.chart text:text-is('JST'))",
         "/jobs": "tbody tr:nth-child(2)",
         "/graphs": "td a:text-is('nightly')",
         "/schedules": "text='0 3 * * * UTC'",
         "/bots": "td a:text-is('b1')",
-        "/tenants": "td a:text-is('ours')",
+        "/tenants": "tr:has(td a:text-is('ours')):has-text('17')",
         "/preemptions": ".empty:text-is('There are none.')",
         "/limits": "tbody :text-is('19')",
         "/policy": "tbody :text-is('serious_project')",
@@ -74,7 +75,7 @@ def paths(shown: Console) -> dict[str, str]:
 @pytest.fixture
 def watched(chromium: Any, shown: Console) -> Iterator[Person]:
     """A person in whose browser axe-core may change styles for a moment, which the policy of the pages forbids."""
-    context = chromium.new_context(bypass_csp=True)
+    context = chromium.new_context(bypass_csp=True, timezone_id="Asia/Tokyo")
     context.set_default_timeout(MINUTE * 1000)
     context.add_init_script(pytest.importorskip("axe_playwright_python.base").AXE_SCRIPT)
     yield Person(context, shown)

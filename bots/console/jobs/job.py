@@ -81,7 +81,7 @@ class Page:
         with self._waiting:
             node("h2", "What keeps it waiting")
             self._why = node("p")
-            self._gates = Table("", ("gate", "", "evidence"), empty="")
+            self._gates = Table("", ("gate", "is", "evidence"), empty="")
             self._change = node("p", kind="note")
         node("h2", "Output of the newest attempt")
         with node("div", kind="output", tabindex="0", role="region", aria_label="Output") as self._frame:

@@ -5,8 +5,10 @@ from typing import Any
 
 from leasehold.client import Client
 from leasehold.errors import BadInput
+from nicegui import ui
 from starlette.responses import RedirectResponse, Response
 
+from bots.cli.caller import whole_id
 from bots.cli.output import in_words, seconds
 from bots.console.jobs.acts import Acts
 from bots.console.jobs.searched import JOB_ID, ORDERS, Lists, Tabs, address, asked, form, written
@@ -25,17 +27,21 @@ COLUMNS = ("job", "state", "instance", "label", "submitted", "waited", "ran", "p
 
 
 def show(view: View) -> Response | None:
-    """Put the page for the query of the URL into `view`; a search leads to the page whose URL has its filter."""
+    """Put the page for the query of the URL into `view`; a search leads to the page whose URL has its filter.
+
+    The id of a job leads to its page. One in short has to be looked up, so this page is shown until it is found.
+    """
     search, cursor = view.query.get("q"), view.query.get("cursor")
     where, refused = asked(view.query), None
     if search is not None:
         try:
             if JOB_ID.fullmatch(search.strip().lower()):
                 return RedirectResponse(f"/jobs/{search.strip().lower()}", 303)
-            return RedirectResponse(address(written(search)), 303)
+            if not readable.is_name_of_job(search.strip()):
+                return RedirectResponse(address(written(search)), 303)
         except BadInput as error:
             refused = error
-    form(where, None if refused is None else search)
+    form(where, search)
     tabs, lists = Tabs(where), Lists(where)
     acts = Acts(view, {name: value for name, value in where.items() if name not in ORDERS})
     table = Table("", COLUMNS, empty="No job passes the filter on this page.", on_choice=lambda: acts.chosen_are(table))
@@ -64,6 +70,12 @@ def show(view: View) -> Response | None:
         if view.is_operator:
             lists.show("bot", [bot["name"] for bot in await view.ask(Client.bots)])
 
+    async def find() -> None:
+        id = await view.ask(lambda client: whole_id(client, (search or "").strip()))
+        ui.navigate.to(f"/jobs/{id}")
+
+    if search is not None and refused is None:
+        view.once(find)
     view.live(refresh, seconds=SLOW)
     view.live(refresh_lists, seconds=SLOW * 2)
     return None

@@ -57,7 +57,7 @@ def show_bots(view: View) -> None:
     node("h2", "Bots")
     table = Table("By name", ("cohort", *COLUMNS), empty="There are no bots with later names.")
     with node("nav", kind="acts", aria_label="Pages of the list"):
-        node("a", "First page", data_key="f", href="/bots")
+        node("a", "First page", data_key="f", href="/bots").set_visibility(bool(after))
         following = node("a", "Next page", data_key="n")
         following.set_visibility(False)
 

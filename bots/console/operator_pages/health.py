@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 from leasehold.calls.operators import Alert, AuditRow, Check, Gateway, Invariants
 from leasehold.client import Client
@@ -30,19 +30,19 @@ KINDS = {
 }  # fmt: skip
 
 
-#: Pages that show what an alert is about, by its name without the prefix.
+#: Pages that show what an alert is about, by its name without the prefix; in braces, parts of its subject.
 PLACES = {
     "BotsAreFull": "/bots",
     "BotsFailOften": "/bots",
     "BotsOnProbation": "/bots",
     "WorkIsConcentrated": "/bots",
-    "JobsWaitLong": "/jobs?state=queued",
-    "BacklogGrows": "/jobs?state=queued",
+    "JobsWaitLong": "/jobs?state=queued&sort=queued&order=asc",
+    "BacklogGrows": "/jobs?state=queued&sort=submitted&order=desc",
     "JobsThatNobodyCanRun": "/jobs?state=queued",
     "JobsAreParked": "/jobs?state=parked",
     "NodesAreBlockedForEver": "/graphs?open=1",
-    "MinimumCannotBeMet": "/tenants",
-    "InstanceAtMaximum": "/tenants",
+    "MinimumCannotBeMet": "/jobs?state=queued&cohort={cohort}&instance={instance}",
+    "InstanceAtMaximum": "/jobs?state=running&state=leased&cohort={cohort}&instance={instance}",
     "EvictionsRepeat": "/preemptions",
     "ConfigurationIsRefused": "/policy",
     "SchedulesFail": "/schedules",
@@ -71,10 +71,19 @@ class Alerts:
 def _alert(alert: Alert) -> list[Cell]:
     return [
         Cell(alert["severity"], kind=KINDS[alert["severity"]]),
-        Cell(text(alert["summary"]), PLACES.get(alert["name"].removeprefix("Leasehold"))),
+        Cell(text(alert["summary"]), place(alert)),
         Cell(text(alert["action"])),
         Cell(alert["name"], kind="id"),
     ]
+
+
+def place(alert: Alert) -> str | None:
+    """Return the path of the page with what an alert is about; None if no page has it."""
+    path = PLACES.get(alert["name"].removeprefix("Leasehold"))
+    cohort, _, instance = alert["subject"].partition("/")
+    if path is None or ("{" in path and not instance):  # the last of many says only how many more there are
+        return path and "/tenants"
+    return path.format(cohort=quote(cohort, safe=""), instance=quote(instance, safe=""))
 
 
 def show_health(view: View) -> None:

@@ -104,7 +104,7 @@ def history(view: View) -> None:
     async def refresh() -> None:
         found = await view.ask(lambda client: client.call("GET", "/v1/samples/fairness", query={"hours": hours}))
         end = epoch(found["now"])
-        chart.show(found["samples"], start=end - hours * 3600, end=end)
+        chart.show(found["samples"], start=end - hours * 3600, end=end, zone=view.zone)
 
     view.live(refresh, seconds=HISTORY)
 

@@ -14,6 +14,9 @@ document.addEventListener("input", (event) => {
   if (field) tell("field", { field, value: event.target.value });
 });
 
+// The zone of this reader, in which charts tell times. The page connects only after this script was read.
+document.addEventListener("DOMContentLoaded", () => tell("zone", Intl.DateTimeFormat().resolvedOptions().timeZone));
+
 // Light, dark, or as the system: shown at once, and kept in the session.
 function nextTheme() {
   const themes = ["system", "light", "dark"];
