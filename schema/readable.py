@@ -24,6 +24,22 @@ if TYPE_CHECKING:
 
 #: The units of durations of a minute and more, the largest first: seconds in one, and the abbreviation.
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+#: What the figures of an instance are, by their names in the answer about the effect of a change.
+FIGURES = {
+    "min": "minimum, units",
+    "max": "maximum, units",
+    "effective_max": "maximum less recent evictions, units",
+    "room": "may still be given, units",
+    "over": "in use above the maximum, units: nothing starts until they are given back",
+    "opportunistic": "in use above the minimum, units: others may take them for theirs",
+    "reclaimable": "may take from others for its minimum, units",
+    "capacity_gap": "of its minimum, could not be had at all, units",
+    "weight": "weight",
+    "share": "share that is due",
+    "budget": "budget",
+    "max_concurrent": "jobs at once",
+    "slots": "slots",
+}
 
 
 def duration(seconds: float) -> str:

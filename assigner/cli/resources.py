@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 
 from assigner.cli.output import Caller, Calling, Record, print_json, reason_option, seconds
 from assigner.operator_resources.declaration import ALL, SECONDS, Irremovable, Key, Keys, Resource, Setting
-from schema.readable import Column, Group, table
+from schema.readable import FIGURES, Column, Group, table
 
 if TYPE_CHECKING:
     from leasehold.client import Client
@@ -94,17 +94,21 @@ def set_command(resource: Resource[Any], calling: Calling) -> click.Command:
     """Make `set`, which sets one item."""
     setting = resource.set
 
-    def command(caller: Caller, /, reason: str, create: bool = False, **options: Any) -> None:
+    def command(caller: Caller, /, reason: str, create: bool = False, plan: bool = False, **options: Any) -> None:
         keys = _keys(resource, options)
         body = _body(setting, options)
         sent = body.model_dump(mode="json", exclude_unset=True) | ({"reason": reason} if reason else {})
         held = LONG if setting.then is not None else 0.0
+        method, path = ("POST", f"{_path(resource, keys)}/effect") if plan else (setting.method, _path(resource, keys))
         with caller.client() as gateway:
             try:
                 query = {"create": "true"} if create else None
-                answer = gateway.call(setting.method, _path(resource, keys), query=query, body=sent, held=held)
+                answer = gateway.call(method, path, query=query, body=sent, held=held)
             except BadInput as refused:
                 raise _as_asked(refused, setting) from None
+        if plan:
+            _print_effect(caller, answer)
+            return
         shown = body.model_dump(mode="json", exclude={"reason"}, exclude_unset=setting.partial)
         done = _named(resource, keys) | shown | {key: value for key, value in answer.items() if key != "name"}
         if caller.json:
@@ -115,7 +119,33 @@ def set_command(resource: Resource[Any], calling: Calling) -> click.Command:
     described = _optioned(setting, reason_option(calling(command)))
     if resource.of_instance:
         described = click.option("--create", is_flag=True, help="Make the instance if it is not there.")(described)
+    if resource.effect is not None:
+        told = "Change nothing; tell what would change for which instance."
+        described = click.option("--plan", is_flag=True, help=told)(described)
     return click.command("set", cls=Command, help=setting.help)(_keyed(resource, described))
+
+
+def _print_effect(caller: Caller, answer: Record) -> None:
+    """Print what a change would do, in the words of the console's preview."""
+    if caller.json:
+        print_json(answer)
+        return
+    found = answer["affected"]
+    if found:
+        rows = [[one["instance"], one["cohort"] or "", FIGURES[one["field"]], *_figures(one)] for one in found]
+        table(["instance", "cohort", "what", "now", "then"], rows)
+    more = f", and {answer['left_out']:,} figures more" if answer["left_out"] else ""
+    number = len({one["instance"] for one in found})
+    click.echo(f"{number:,} instance{'' if number == 1 else 's'} would be affected{more}; nothing was changed")
+    for one in found:
+        if one["field"] == "over" and one["after"]:
+            click.echo(f"{one['instance']} would start nothing until {one['after']:g} units are back")
+
+
+def _figures(one: Record) -> list[str]:
+    """Return a figure now and then."""
+    form = ".1%" if one["field"] == "share" else ".15g"
+    return ["none" if one[at] is None else f"{one[at]:{form}}" for at in ("before", "after")]
 
 
 def remove_command(resource: Resource[Any], calling: Calling) -> click.Command:

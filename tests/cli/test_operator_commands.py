@@ -99,6 +99,9 @@ REFUSED = [
     ("quota set team-a", "give at least one of: --min, --max"),
     ("quota set team-a --min -1", "--min: must be greater than or equal to 0"),
     ("quota set team-a --create --min 1 --max 0", "--min: must not be more than the maximum of 0"),
+    ("quota set team-a --create --min 1 --max 0 --plan", "--min: must not be more than the maximum of 0"),
+    ("quota set team-a --plan", "give at least one of: --min, --max"),
+    ("cohort set linux --plan", "No such option '--plan'"),
     ("quota set team-a --max many", "--max: 'many' is neither a whole number nor 'none'"),
     ("quota set team-a --max 9999999999", "--max: must be less than or equal to 1000000000"),
     ("quota set Team --min 1", "instance: 'Team' is not a name"),
@@ -141,6 +144,23 @@ REFUSED = [
     ("class set Random 5", "name: 'Random' is not a name"),
     *((f"{it} --reason {'x' * 501}", "--reason: is 501 bytes long") for it in ("cohort rm x", "quota rm x")),
 ]
+
+
+def test_a_plan_tells_whom_a_change_would_affect_and_changes_nothing(
+    pool: Pool, good: Callable[[str], str]
+) -> None:
+    good("quota set vision --create --min 1 --max 5")
+    pool.submit(3, instance="vision")
+    pool.bot(capacity=9)
+    pool.assigner().run_once()
+    told = good("quota set vision --min 0 --max 1 --plan")
+    assert "in use above the maximum, units: nothing starts until they are given back" in told
+    assert "vision would start nothing until 2 units are back" in told
+    assert "1 instance would be affected; nothing was changed" in told
+    assert good("quota list").split()[-4:] == ["3", "1", "5", "5"]
+    assert "share that is due" in good("instance set vision --weight 2 --plan")
+    assert json.loads(good("quota set vision --min 1 --plan --json"))["affected"] == []
+    assert json.loads(good("instance list --json"))[0]["weight"] is None
 
 
 def submitted(pool: Pool, **fields: Any) -> str:

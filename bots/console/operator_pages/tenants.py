@@ -14,6 +14,7 @@ from bots.console.pool import HISTORY, STRETCHES
 from bots.console.settings_tables import MAX_ROWS
 from bots.console.view import SLOW, View
 from bots.console.words import text
+from schema.readable import FIGURES
 
 Record = Mapping[str, Any]
 
@@ -24,22 +25,6 @@ QUOTA, SHARE = ("min", "max"), ("weight", "budget", "max_concurrent")
 HINTS = {"min": "units", "max": "units; empty: no maximum", "weight": "empty: no share"} | dict.fromkeys(
     ("budget", "max_concurrent"), "empty: any"
 )
-#: What the figures of an effect mean.
-TOLD = {
-    "min": "minimum, units",
-    "max": "maximum, units",
-    "effective_max": "maximum less recent evictions, units",
-    "room": "may still be given, units",
-    "over": "in use above the maximum, units: nothing starts until they are given back",
-    "opportunistic": "in use above the minimum, units: others may take them for theirs",
-    "reclaimable": "may take from others for its minimum, units",
-    "capacity_gap": "of its minimum, could not be had at all, units",
-    "weight": "weight",
-    "share": "share that is due",
-    "budget": "budget",
-    "max_concurrent": "jobs at once",
-    "slots": "slots",
-}
 
 
 def show(view: View) -> None:
@@ -282,7 +267,7 @@ def effect_cells(one: Record) -> list[Cell]:
     return [
         Cell(text(one["instance"])),
         Cell(text(one["cohort"])),
-        Cell(TOLD[one["field"]]),
+        Cell(FIGURES[one["field"]]),
         *(Cell(f"{one[at]:.1%}" if shares and one[at] is not None else _told(one[at])) for at in ("before", "after")),
     ]
 
