@@ -5,15 +5,17 @@ the type of the handler's parameter `body`. The handlers use `app.state`: `run` 
 `callers` (calls and reads on a thread), `polls` (long polls by topic) and `timing`.
 """
 
+import random
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from leasehold import wire
-from leasehold.errors import Forbidden
+from leasehold.errors import BadInput, Forbidden
 from leasehold.states import FINAL, JobState
-from pydantic import ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from starlette.responses import Response
 
 from assigner.admission.rules import RULES, Rules
@@ -34,6 +36,7 @@ from assigner.api.routing import CALLERS, IDS, OPERATORS, Caller, JobId, Read, p
 from assigner.api.selection import Selection, audited, select
 from assigner.api.submission import RequestModel, SubmitRequest
 from assigner.explain import answer as explanation
+from assigner.explain import planned
 from assigner.queries import job_names, listing
 from assigner.queries import jobs as job_queries
 from assigner.queries import status as status_queries
@@ -42,7 +45,10 @@ from schema.accounting.quotas import Cooldown
 from schema.checkpoints import read_progress
 from schema.filters import Direction, JobFilter, Sort
 from schema.moves import cancel as cancel_moves
+from schema.moves import submit as submit_moves
+from schema.moves.submit import Submitted
 from schema.postgres.connection import Connection
+from schema.tenancy.tokens import Principal
 
 #: Longest wait a caller may ask for, seconds.
 MAX_WAIT = 60.0
@@ -86,17 +92,39 @@ class FindRequest(RequestModel):
     )
 
 
+class PlanAnswer(BaseModel):
+    """What a submit of these jobs would do, in their order. Nothing is stored."""
+
+    jobs: list[planned.PlannedJob]
+
+
 router = APIRouter(prefix="/v1", tags=["callers"])
 
 
+#: `?plan` alone means true.
+Plan = Annotated[
+    bool,
+    BeforeValidator(lambda given: given == "" or given),
+    Query(description=f"true: store nothing, and tell what would become of up to {planned.MAX_PLANNED} jobs"),
+]
+
+
 @router.post("/jobs", responses=problems(400, 408, 409, 413, 415), openapi_extra=CALLERS)
-async def submit(request: Request, body: Annotated[SubmitRequest, Read], caller: Caller) -> models.SubmitAnswer:
+async def submit(
+    request: Request, body: Annotated[SubmitRequest, Read], caller: Caller, plan: Plan = False
+) -> models.SubmitAnswer | PlanAnswer:
     """Submit a batch, all or nothing. The answer comes once the jobs are durable; a key makes a repeat harmless.
 
     409 `key_reused` if a key was used before for another request. 409 `queue_full` if a label or an instance would have
-    more queued jobs than its limit: the same request may be taken later.
+    more queued jobs than its limit: the same request may be taken later. 409 `key_taken` if a job has the dedup_key
+    that must not be joined or replaced. With `plan` errors are the same, and the answer tells of each job what a submit
+    would do: whether it joins another one, which bot would take it now, or what it waits for.
     """
     state = request.app.state
+    if plan:
+        if len(body.jobs) > planned.MAX_PLANNED:
+            raise BadInput("jobs", f"are {len(body.jobs)}, and at most {planned.MAX_PLANNED} are planned at once")
+        return PlanAnswer(jobs=await state.callers.call(partial(_planned, state, body, caller)))
 
     def work() -> models.SubmitAnswer:
         requests = submission.normalised_requests(
@@ -111,6 +139,24 @@ async def submit(request: Request, body: Annotated[SubmitRequest, Read], caller:
         )
 
     found: models.SubmitAnswer = await state.callers.call(work)
+    return found
+
+
+def _planned(state: Any, body: SubmitRequest, caller: Principal) -> list[planned.PlannedJob]:
+    requests = submission.normalised_requests(
+        body.jobs, caller=caller, estimate=state.estimate, default_level=state.default_level
+    )
+
+    def taken(connection: Connection) -> list[Submitted]:
+        submission.check_points(connection, requests, caller)
+        return submit_moves.submit(connection, requests, actor=caller.actor)
+
+    planning = replace(getattr(state, "planning", planned.Planning()), sync=state.timing.sync)
+    found: list[planned.PlannedJob] = state.database.run(
+        lambda connection: planned.plan(
+            connection, taken, instances=caller.instances, planning=planning, chance=random.SystemRandom()
+        )
+    )
     return found
 
 

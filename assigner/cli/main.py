@@ -250,6 +250,7 @@ def gateway_command(installation: "Installation") -> int:
     from assigner.api import backlog
     from assigner.api import jobs as job_routes
     from assigner.estimation import RunTimeAdvice
+    from assigner.explain.planned import Planning
     from assigner.loops import exit_within
     from assigner.process.threads import rules_from
     from bots.gateway import app as app_gateway
@@ -292,6 +293,7 @@ def gateway_command(installation: "Installation") -> int:
             standby=standby,
         )
         app.state.rules = rules_from(settings)
+        app.state.planning = Planning(tuple(settings.assigners), settings.quotas, app.state.rules)
         serving = Server(app, settings.gateway, on_ready=on_ready)
         serving.serve_until_stopped()
     return 130 if serving.stopped_by is signal.SIGINT else 0

@@ -215,13 +215,9 @@ class Receipt(BaseModel):
     sentence: str
 
 
-class Explanation(BaseModel):
-    """Why a job runs where it runs, or why it does not run.
+class Explained(BaseModel):
+    """Why a job runs where it runs, or why it does not run."""
 
-    A cancelled submission shows only that it is cancelled.
-    """
-
-    id: UUID
     state: str
     instance: str
     cohort: str
@@ -234,6 +230,15 @@ class Explanation(BaseModel):
     order: Order | None = Field(description="jobs before a waiting job")
     attempts: list[Attempt] = Field(description="the newest attempts, oldest first")
     receipts: list[Receipt]
+
+
+class Explanation(Explained):
+    """Why a job runs where it runs, or why it does not run.
+
+    A cancelled submission shows only that it is cancelled.
+    """
+
+    id: UUID
 
 
 def explain(

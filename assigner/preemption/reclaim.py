@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from assigner.preemption.plan import QuotaSettings, plan
+from assigner.preemption.plan import Eviction, QuotaSettings, plan
 from schema.fleet import candidates
 from schema.fleet.candidates import CandidateRequest
 from schema.moves.preempt import preempt
@@ -110,6 +110,20 @@ def _reclaim_for(
         # An eviction that came to nothing has locked quotas, too.
         again = True
     return evicted
+
+
+def foreseen(
+    connection: Connection, scope: Scope, job_id: int, settings: QuotaSettings, *, sync: float
+) -> Eviction | None:
+    """Return what would be evicted for a job that has waited long enough; None if nothing would. Evicts nothing."""
+    waiting, now = preemption.starved_among(connection, scope, [job_id], delay=0.0, sync=sync)
+    for job in waiting:
+        assert now is not None
+        if _covering(job, Counter(), Counter()) is None and job.units <= job.short:
+            patience = sync + KILL_ALLOWANCE + settings.reservation
+            occupied = preemption.occupied_bots(connection, job, patience=patience, sync=sync)
+            return plan(job, occupied, settings, now=now)
+    return None
 
 
 def _covering(job: StarvedJob, used: Counter[int], wanting: Counter[int]) -> int | None:

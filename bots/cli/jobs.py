@@ -39,9 +39,31 @@ def explain(caller: Caller, /, id: str, every: bool) -> None:
     output.print_json(found) if caller.json else print_explanation(found, every=every)
 
 
+OUTCOMES = {
+    "new": "a job would be made",
+    "join": "job {job} would be joined",
+    "replace": "job {job} would be replaced",
+    "known": "job {job} would be the answer, because it has the key",
+}
+
+
+def print_plan(found: Record, *, every: bool = False) -> None:
+    """Print what would become of one request, and why its job would wait."""
+    output.line("outcome ", OUTCOMES[found["outcome"]].format(**found))
+    if found["explanation"] is not None:
+        print_explanation(found["explanation"], every=every)
+    if found["bot"] is not None:
+        output.line("bot     ", found["bot"]["sentence"])
+    if found["eviction"] is not None:
+        output.line("evicts  ", found["eviction"]["sentence"])
+        for job in found["eviction"]["jobs"]:
+            output.line("        ", f"job {job}")
+
+
 def print_explanation(found: Record, *, every: bool) -> None:
     """Print the explaining sentence, then its evidence: closed gates or all, order, changes, attempts and receipts."""
-    output.line("job     ", found["id"])
+    if "id" in found:
+        output.line("job     ", found["id"])
     output.line("state   ", output.state(found["state"]))
     output.line("cohort  ", f"{found['cohort']}, instance {found['instance']}")
     output.line("why     ", found["sentence"])
@@ -53,7 +75,8 @@ def print_explanation(found: Record, *, every: bool) -> None:
         rows = ((gate["gate"], _mark(gate["open"]), gate["sentence"]) for gate in shown)
         table(("gate", "", Column("evidence", folds=True)), rows)
     if left:
-        click.echo(f"{_plural(left, 'further gate')} {'is' if left == 1 else 'are'} not closed: --all shows them")
+        hint = ": --all shows them" if "id" in found else ""
+        click.echo(f"{_plural(left, 'further gate')} {'is' if left == 1 else 'are'} not closed{hint}")
     if found["order"] is not None:
         click.echo()
         order = found["order"]

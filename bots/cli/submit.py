@@ -1,6 +1,7 @@
 """The command `submit`, whose options `bots/cli/options.py` derives from the model of a request."""
 
 import sys
+from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
 import click
@@ -9,6 +10,7 @@ from leasehold.errors import BadInput
 from bots.cli import options as option_helpers
 from bots.cli import output
 from bots.cli.caller import Caller, caller_options
+from bots.cli.jobs import print_plan
 from bots.cli.waiting import NAMED, finish_file, follow_command
 
 
@@ -34,6 +36,12 @@ from bots.cli.waiting import NAMED, finish_file, follow_command
     help="Wait until all jobs are final. A command's output is written, and its exit code is that of `submit`; with "
     "--file, exit 0 only if all succeeded.",
 )
+@click.option(
+    "--plan",
+    is_flag=True,
+    help="Submit nothing; tell what would become of the job, or of up to 100 jobs of a file: whether it joins another, "
+    "which bot would take it now, or what it would wait for.",
+)
 @click.option("-q", "--quiet", is_flag=True, help="With --wait: neither the command's output nor progress.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @caller_options
@@ -43,6 +51,7 @@ def submit(
     file: IO[bytes] | None,
     then_on: str | None,
     wait: bool,
+    plan: bool,
     quiet: bool,
     command: tuple[str, ...],
     **options: Any,
@@ -57,6 +66,8 @@ def submit(
     leasehold submit --file jobs.jsonl --wait
     leasehold submit --file jobs.jsonl --then-on failed -- ./tell-somebody
     """
+    if plan and (wait or then_on is not None):
+        raise BadInput("--plan", "submits nothing: it goes with neither --wait nor --then-on")
     if then_on is not None:
         if file is None or not command:
             raise click.UsageError("--then-on needs both --file and a command after --")
@@ -78,12 +89,15 @@ def submit(
         jobs = [_one_job(command, options)]
     with caller.client() as client:
         try:
+            if plan:
+                _print_plans(client.plan(jobs), lines, caller=caller)
+                return 0
             taken = client.submit(jobs) if file else [client.submit_one(jobs[0])]
         except BadInput as refused:
             raise (
                 option_helpers.place_in_file(refused, lines, name=file.name)
                 if file
-                else option_helpers.as_option(refused)
+                else option_helpers.as_option(option_helpers.of_one_job(refused))
             ) from None
         for job in taken:
             if file is None and jobs[0].get("schedule_after") and not caller.json:
@@ -100,6 +114,19 @@ def submit(
         if wait:
             finish_file(client, list(dict.fromkeys(ids)), caller=caller, quiet=quiet)
     return 0
+
+
+def _print_plans(found: Sequence[Mapping[str, Any]], lines: Sequence[int], *, caller: Caller) -> None:
+    """Print what would become of the jobs; lines: of the file that holds them, empty for one job."""
+    if caller.json:
+        output.print_json(found)
+        return
+    for nth, each in enumerate(found):
+        if lines:
+            output.line("line    ", str(lines[nth]))
+        print_plan(each)
+        click.echo()
+    click.echo("nothing was submitted")
 
 
 def _with_callback(

@@ -11,13 +11,14 @@ from typing import Any
 from schema.accounting.quotas import EVICTION_COOLDOWN, Cooldown
 from schema.fleet.candidates import FREE_KINDS, IS_FREE_KIND, able_bots
 from schema.picking.head_cursor import HeadCursor
-from schema.picking.pick import Asker, Order, Pick, ReadyJob, pick_jobs
+from schema.picking.pick import COLUMNS, Asker, Order, Pick, ReadyJob, pick_jobs
 from schema.picking.queues import AWAKE, PLAIN, open_queues
 from schema.postgres.connection import Connection
 from schema.postgres.statements import Statement
 from schema.predicates import (
     COHORT,
     REQUIREMENTS,
+    STILL_READY,
     healthy_or_new,
     ready_queues,
     room_for,
@@ -80,6 +81,10 @@ _ASSIGNER = Asker(
 PICK = {order: Statement(str(Pick(_ASSIGNER, "queues", order))) for order in Order}
 PICK_FROM_FRONT = Statement(str(Pick(_ASSIGNER, "front")))
 
+ONE = Statement(f"""
+SELECT {COLUMNS}, false AS tried, preferred, NULL::integer AS headroom, queued_at FROM jobs
+WHERE id = :id AND {STILL_READY}
+""")
 INSTANCES = Statement("""
 SELECT id FROM instances WHERE name = ANY (CAST(:names AS text[]))
     OR pool IN (SELECT pool FROM instances WHERE name = ANY (CAST(:names AS text[])))
@@ -161,3 +166,9 @@ LIMIT :limit
 def unserved_queues(connection: Connection, scope: Scope, *, limit: int) -> list[int]:
     """Return the ids of queues that hold ready jobs for which no healthy bot is suitable, free or full."""
     return list(connection.execute(UNSERVED_QUEUES, {**scope.values(), "limit": limit}).scalars())
+
+
+def one(connection: Connection, job_id: int) -> ReadyJob | None:
+    """Read one plain job as a pick would, without a lock; None if it is not ready."""
+    row = connection.execute(ONE, {"id": job_id}).one_or_none()
+    return None if row is None else ReadyJob(*row)

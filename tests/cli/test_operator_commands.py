@@ -146,9 +146,7 @@ REFUSED = [
 ]
 
 
-def test_a_plan_tells_whom_a_change_would_affect_and_changes_nothing(
-    pool: Pool, good: Callable[[str], str]
-) -> None:
+def test_a_plan_tells_whom_a_change_would_affect_and_changes_nothing(pool: Pool, good: Callable[[str], str]) -> None:
     good("quota set vision --create --min 1 --max 5")
     pool.submit(3, instance="vision")
     pool.bot(capacity=9)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from leasehold.graphs import Node as Node
     from leasehold.jobs import CancelledJob as CancelledJob
     from leasehold.jobs import Explanation as Explanation
+    from leasehold.jobs import JobPlan as JobPlan
     from leasehold.jobs import JobRequest as JobRequest
     from leasehold.jobs import ListedJob as ListedJob
     from leasehold.jobs import Progress as Progress
@@ -65,7 +66,7 @@ _EXPORTS = {
     ),
     "chains": ("chain", "chord", "group"),
     "graphs": ("Node",),
-    "jobs": ("CancelledJob", "Explanation", "JobRequest", "ListedJob", "Progress", "Result", "ShownJob"),
+    "jobs": ("CancelledJob", "Explanation", "JobPlan", "JobRequest", "ListedJob", "Progress", "Result", "ShownJob"),
     "tasks.large_results": ("ResultFiles",),
     "tasks.periodic": ("AppliedSchedule",),
     "pool": ("Pool",),

@@ -23,6 +23,7 @@ from leasehold.jobs import (
     Explanation,
     JobFields,
     JobFilter,
+    JobPlan,
     JobRequest,
     ListedJob,
     Progress,
@@ -134,6 +135,10 @@ class AsyncPool(AppRegistry):
     async def submit(self, command: Sequence[str], **fields: Unpack[JobFields]) -> Job:
         """See `Pool.submit`."""
         return await self.call(self._pool.submit, command, **fields)
+
+    async def plan(self, command: Sequence[str], **fields: Unpack[JobFields]) -> JobPlan:
+        """See `Pool.plan`."""
+        return await self.call(self._pool.plan, command, **fields)
 
     async def submit_many(self, jobs: Iterable[JobRequest], *, key: str | None = None) -> list[Job]:
         """See `Pool.submit_many`. `jobs` is read on a thread."""

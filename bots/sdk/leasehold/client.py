@@ -250,6 +250,12 @@ class Client:
                 ]
         return answers
 
+    def plan(self, jobs: Iterable[Mapping[str, Any]]) -> Records:
+        """Return what a submit of up to 100 job requests would do, and submit nothing. Raises what `submit` raises."""
+        body = {"jobs": [dict(job) for job in jobs]}
+        answer = self._transport.call("POST", "/v1/jobs", query={"plan": "true"}, body=body, held=SUBMIT_TIME)
+        return answer["jobs"]  # type: ignore[no-any-return]
+
     def submit_one(self, job: Mapping[str, Any]) -> Job:
         """Submit one job request. Raises as `submit` does; a BadInput names the field of the job alone."""
         try:

@@ -309,6 +309,33 @@ class Explanation:
     record: Record = field(repr=False, compare=False)
 
 
+@dataclass(frozen=True, kw_only=True)
+class JobPlan:
+    """What a submit would do, which has not been made.
+
+    outcome: `new`, `join`, `replace`, or `known` = the job with the key would be the answer. job: the id of the job
+    that is there already. sentence: why the job would run or wait; None if it is not kept any more. bot: the bot that
+    would take it now, which only operators see. record: the gateway's whole answer.
+    """
+
+    outcome: Literal["new", "join", "replace", "known"]
+    job: str | None
+    sentence: str | None
+    bot: str | None
+    record: Record = field(repr=False, compare=False)
+
+    @classmethod
+    def of(cls, record: Record) -> Self:
+        explanation, bot = record["explanation"], record["bot"]
+        return cls(
+            outcome=record["outcome"],
+            job=record["job"],
+            sentence=None if explanation is None else explanation["sentence"],
+            bot=None if bot is None else bot["name"],
+            record=record,
+        )
+
+
 #: Whatever names a job; the job of a task is a `Job` too.
 AnyJob: TypeAlias = str | Job | ListedJob | Result
 

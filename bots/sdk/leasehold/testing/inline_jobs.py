@@ -140,6 +140,8 @@ class InlineJobs(Transport):
         """Answer a call as a gateway would. Raises NotInline for one that needs a pool, and what a Client raises."""
         asked: Record = body if isinstance(body, dict) else {}
         match method, path.strip("/").split("/"):
+            case "POST", ["v1", "jobs"] if query:
+                raise NotInline("a plan of jobs")
             case "POST", ["v1", "jobs"]:
                 return {"jobs": self._submit(asked["jobs"])}
             case "POST", ["v1", "jobs", "wait"]:
