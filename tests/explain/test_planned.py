@@ -54,7 +54,7 @@ def test_a_plan_tells_the_bot_or_what_is_missing_and_stores_nothing(
     assert bot.sync()["leases"] == []
     with leasehold.Pool(served.url, token=served.token("operator")) as app:
         assert (app.plan(["true"], units=2).bot, app.plan(["true"], units=3).bot) == ("bot-1", None)
-        with pytest.raises(leasehold.BadInput, match="^units: "):
+        with pytest.raises(leasehold.BadInput, match=r"^units: "):
             app.plan(["true"], units=0)
 
 
