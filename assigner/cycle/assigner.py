@@ -51,8 +51,6 @@ class CycleResult:
     granted: list[Granted] = field(default_factory=list)
     #: Queues that rest now.
     rested: int = 0
-    #: Seconds that it took to read constrained queues and their limits, however few jobs start.
-    reading: float = 0.0
     #: A label or a task is paused; jobs that were set aside because of that.
     paused: bool = False
     set_aside: int = 0
@@ -170,9 +168,7 @@ class PriorityAgeAssigner:
         seconds = self._now() - began
         was_full = cycle.picked >= self._memory.batch.size(self._settings.batch)
         self._memory.chosen = len(cycle.granted) + cycle.lost
-        self._memory.batch.learn(
-            chosen=self._memory.chosen, seconds=seconds, reading=cycle.reading, limit=self._settings.batch
-        )
+        self._memory.batch.learn(chosen=self._memory.chosen, seconds=seconds, limit=self._settings.batch)
         metrics.observe_cycle(
             seconds=seconds,
             granted=len(cycle.granted),
@@ -293,7 +289,6 @@ class PriorityAgeAssigner:
         urgent_first = self._chance.randint(1, 100) <= settings.priority_percentage
         order = Order.PRIORITY if urgent_first else Order.AGE
         heads: Sequence[QueueHead] = ()
-        began = self._now()
         if constrained:
             found = self._admission.read_queues(connection, scope, batch=batch)
             lacking = resources.lacking_by_queue(connection, self._memory.fleet, found.queues, chance=self._chance)
@@ -303,7 +298,6 @@ class PriorityAgeAssigner:
                 connection, found, lacking=lacking, batch=batch, pace=settings.interval
             )
             heads, cycle.amounts = cycle.admitted.heads, self._admission.amounts(cycle.admitted)
-            cycle.reading = self._now() - began
         for _ in range(MAX_PICKS):
             jobs: Sequence[ReadyJob] = ()
             if plain:

@@ -81,20 +81,16 @@ class Batch:
         """Return whether there has been much to place lately."""
         return self._size > LEAST
 
-    def learn(self, *, chosen: int, seconds: float, limit: int, reading: float = 0.0) -> None:
+    def learn(self, *, chosen: int, seconds: float, limit: int) -> None:
         """Adapt the size to a cycle. chosen: the number of jobs for which it chose bots. seconds: how long it took.
-
-        reading: seconds of these for the read of constrained queues, which a smaller batch would need as well. With
-        thousands of queues, small batches would spend nearly all of their time on that, so a batch may take as long.
 
         Placements that were lost to other assigners count. A batch that shrank by them would have no part of the fleet
         to itself any more, and would lose the next race as well.
         """
         size = self.size(limit)
-        placing = seconds - reading
-        if placing > max(SLOW, reading) or chosen <= size // 4:
+        if seconds > SLOW or chosen <= size // 4:
             self._size = max(LEAST, size // 2)
-        elif chosen > size // 2 and placing < max(QUICK, reading):
+        elif chosen > size // 2 and seconds < QUICK:
             self._size = size * 2
 
 

@@ -193,11 +193,11 @@ LIMIT = 5000
 GROWN = [(100, 0.0), (200, 0.0)]
 
 
-def after(*cycles: tuple[float, ...], limit: int = LIMIT) -> int:
-    """The size after cycles that chose bots for so many jobs, each in so many seconds, some of them for reading."""
+def after(*cycles: tuple[int, float], limit: int = LIMIT) -> int:
+    """The size after cycles that chose bots for so many jobs, each in so many seconds."""
     batch = Batch()
-    for chosen, seconds, *reading in cycles:
-        batch.learn(chosen=int(chosen), seconds=seconds, limit=limit, reading=sum(reading))
+    for chosen, seconds in cycles:
+        batch.learn(chosen=chosen, seconds=seconds, limit=limit)
     return batch.size(limit)
 
 
@@ -211,9 +211,6 @@ def after(*cycles: tuple[float, ...], limit: int = LIMIT) -> int:
         ([(LEAST, QUICK)], LIMIT, LEAST),
         ([(LEAST, SLOW)], LIMIT, LEAST),
         ([(LEAST, SLOW + 1)], LIMIT, LEAST),
-        ([(LEAST, SLOW + 1, SLOW)], LIMIT, LEAST),
-        ([(LEAST, 2 * SLOW - 0.01, SLOW)], LIMIT, 2 * LEAST),
-        ([*GROWN, (400, 2 * SLOW + 0.1, SLOW)], LIMIT, 200),
         ([(0, 0.01)], LIMIT, LEAST),
         ([*GROWN, (400, SLOW + 0.01)], LIMIT, 200),
         ([*GROWN, (100, 0.01)], LIMIT, 200),
