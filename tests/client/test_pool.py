@@ -55,12 +55,15 @@ def test_the_fields_of_a_request_are_those_of_the_gateway() -> None:
 
 
 def test_a_refusal_of_one_job_names_its_field_alone() -> None:
-    refusals = [problem(400, "", field=field) for field in ("jobs.0.retry.base", "jobs[0]", "body")]
+    refusals = [problem(400, f"{at}: no", field=at) for at in ("jobs.0.retry.base", "jobs[0]", "body")]
+    refusals.append(problem(409, "jobs.0.dedup_key: is taken", code="dedup_key_taken"))
     with gateway(in_turn(*refusals)) as stands, Pool(stands.url, TOKEN) as pool:
         for field in ("retry.base", "job", "body"):
             with pytest.raises(BadInput) as refused:
                 pool.submit(["x"])
-            assert refused.value.field == field
+            assert (refused.value.field, str(refused.value)) == (field, f"{field}: no")
+        with pytest.raises(Conflict, match=r"^dedup_key: is taken"):
+            pool.submit(["x"])
 
 
 def test_a_submit_sends_the_fields_and_gives_the_job() -> None:

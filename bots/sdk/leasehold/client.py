@@ -257,13 +257,14 @@ class Client:
         return answer["jobs"]  # type: ignore[no-any-return]
 
     def submit_one(self, job: Mapping[str, Any]) -> Job:
-        """Submit one job request. Raises as `submit` does; a BadInput names the field of the job alone."""
+        """Submit one job request. Raises as `submit` does; errors name the fields of the job alone."""
         try:
             return self.submit([job])[0]
-        except BadInput as refused:
-            place = _PLACE.match(refused.field)
-            field = refused.field if place is None else refused.field[place.end() :].lstrip(".") or "job"
-            raise type(refused)(field, refused.reason) from refused.__cause__
+        except LeaseholdError as refused:
+            refused.args = (_without_place(str(refused)),)
+            if isinstance(refused, BadInput):
+                refused.field = _without_place(refused.field)
+            raise
 
     def submit_with_callback(
         self,
@@ -633,6 +634,15 @@ def _after(answers: Sequence[Job], refused: E) -> E:
 def _end(job: Record) -> datetime:
     ended = job.get("finished_at")
     return datetime.max.replace(tzinfo=UTC) if ended is None else datetime.fromisoformat(ended)
+
+
+def _without_place(text: str) -> str:
+    """Return what is said of the only job of a request without its place there."""
+    place = _PLACE.match(text)
+    if place is None:
+        return text
+    rest = text[place.end() :].removeprefix(".")
+    return rest if rest and not rest.startswith(":") else f"job{rest}"
 
 
 def moved(field: str, offset: int) -> str:
