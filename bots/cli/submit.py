@@ -1,11 +1,12 @@
 """The command `submit`, whose options `bots/cli/options.py` derives from the model of a request."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import IO, Any
 
 import click
-from leasehold.errors import BadInput
+from leasehold.errors import KEY_TAKEN, BadInput, Conflict
 
 from bots.cli import options as option_helpers
 from bots.cli import output
@@ -88,17 +89,11 @@ def submit(
     else:
         jobs = [_one_job(command, options)]
     with caller.client() as client:
-        try:
+        with _refusals(lines, file):
             if plan:
                 _print_plans(client.plan(jobs), lines, caller=caller)
                 return 0
             taken = client.submit(jobs) if file else [client.submit_one(jobs[0])]
-        except BadInput as refused:
-            raise (
-                option_helpers.place_in_file(refused, lines, name=file.name)
-                if file
-                else option_helpers.as_option(option_helpers.of_one_job(refused))
-            ) from None
         for job in taken:
             if file is None and jobs[0].get("schedule_after") and not caller.json:
                 click.echo(f"starts at {jobs[0]['schedule_after']} at the earliest", err=True)
@@ -114,6 +109,26 @@ def submit(
         if wait:
             finish_file(client, list(dict.fromkeys(ids)), caller=caller, quiet=quiet)
     return 0
+
+
+@contextmanager
+def _refusals(lines: Sequence[int], file: IO[bytes] | None) -> Iterator[None]:
+    """Name the option, or the line of the file, where a refusal of the gateway names the place in the request."""
+    try:
+        yield
+    except BadInput as refused:
+        raise _named(refused, lines, file) from None
+    except Conflict as refused:
+        if refused.code != KEY_TAKEN:
+            raise
+        field, _, reason = str(refused).partition(": ")
+        raise Conflict(refused.code, str(_named(BadInput(field, reason), lines, file))) from None
+
+
+def _named(refused: BadInput, lines: Sequence[int], file: IO[bytes] | None) -> BadInput:
+    if file is None:
+        return option_helpers.as_option(option_helpers.of_one_job(refused))
+    return option_helpers.place_in_file(refused, lines, name=file.name)
 
 
 def _print_plans(found: Sequence[Mapping[str, Any]], lines: Sequence[int], *, caller: Caller) -> None:

@@ -5,6 +5,7 @@ from itertools import repeat
 from typing import Any, NamedTuple
 
 import psycopg
+from leasehold import errors
 from leasehold.errors import BadInput, Conflict, LeaseholdError, QueueFull
 from leasehold.wire import escaped
 from pydantic_core import to_json
@@ -167,7 +168,7 @@ def _refused(error: psycopg.Error, requests: Mapping[str, Mapping[str, Any]]) ->
             index = int(error.diag.message_detail or 0)
             return _key_conflict(index, requests[f"jobs.{index}"])
         case code if code == KEY_TAKEN:
-            return Conflict("key_taken", escaped(error.diag.message_primary or "", 400))
+            return Conflict(errors.KEY_TAKEN, escaped(error.diag.message_primary or "", 400))
         case code if code == BEYOND_LIMIT:
             return BadInput(error.diag.column_name or "jobs", escaped(error.diag.message_detail or "", 300))
         case code if code == UNKNOWN_POINTS:

@@ -125,3 +125,10 @@ def test_the_command_prints_the_plan_of_one_job_and_of_a_file(
     assert operate("submit", "--plan", "--wait", "--", "true")[1].startswith("error: --plan: submits nothing")
     assert operate("submit", "--plan", "--job-class", "absent", "--", "true")[1].startswith("error: --job-class:")
     assert pool.rows("SELECT FROM jobs") == []
+    (job,) = pool.submit(dedup_key="d")
+    refuse = ("submit", "--dedup-key", "d", "--on-conflict", "refuse")
+    for more in ((), ("--plan",)):
+        code, said = operate(*refuse, *more, "--", "true")
+        assert (code, said) == (2, f"error: --dedup-key: 'd' is that of job {job}, which is queued\n")
+    jobs.write_text('{"command": ["true"]}\n\n{"command": ["true"], "dedup_key": "d", "on_conflict": "refuse"}\n')
+    assert operate("submit", "--file", str(jobs))[1].startswith(f"error: {jobs}:3: dedup_key: 'd' is that of")

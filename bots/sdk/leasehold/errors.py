@@ -38,6 +38,10 @@ class Conflict(LeaseholdError):
         self.code = code
 
 
+#: Code of a conflict: a job has the deduplication key of a request that refuses it or cannot replace it.
+KEY_TAKEN = "key_taken"
+
+
 class QueueFull(Conflict):
     """A queue limit is reached. The same request may be accepted later."""
 

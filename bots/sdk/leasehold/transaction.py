@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from leasehold.client import Client, in_parts, moved
-from leasehold.errors import BadInput, Conflict, Forbidden, LeaseholdError, NotReady, QueueFull
+from leasehold.errors import KEY_TAKEN, BadInput, Conflict, Forbidden, LeaseholdError, NotReady, QueueFull
 from leasehold.transport import Record
 
 T = TypeVar("T")
@@ -126,7 +126,7 @@ def _refusal(code: str | None, said: str, submitted: int) -> LeaseholdError | No
         case "LH007":
             return BadInput("instance", said)
         case "LH008":
-            return Conflict("key_taken", said)
+            return Conflict(KEY_TAKEN, said)
         case "3F000" | "42883":
             return NotReady(f"the database of this connection holds no pool: {said}")
         case "42501":

@@ -18,7 +18,7 @@ from datetime import UTC, datetime, timedelta
 from urllib.parse import unquote
 
 from leasehold.client import Client
-from leasehold.errors import Conflict, LeaseholdError, NotFound, NotInline
+from leasehold.errors import KEY_TAKEN, Conflict, LeaseholdError, NotFound, NotInline
 from leasehold.runtime import attempt as attempts
 from leasehold.runtime import retries
 from leasehold.runtime.attempt import Attempt
@@ -259,7 +259,7 @@ class InlineJobs(Transport):
         is_shared = job in self._joined.values()
         if way == "refuse" or (way == "replace" and is_shared and not job.is_final):
             said = f"job {job.id}, which " + ("several submissions share" if way == "replace" else f"is {job.state}")
-            raise Conflict("key_taken", f"jobs.{number}.dedup_key: '{request['dedup_key']}' is that of {said}")
+            raise Conflict(KEY_TAKEN, f"jobs.{number}.dedup_key: '{request['dedup_key']}' is that of {said}")
         if job.is_final:
             return job.id
         if way == "replace" and job.due is not None:
