@@ -84,6 +84,11 @@ def seconds(value: float | None) -> str:
     return "-" if value is None else readable.duration(value)
 
 
+def expiry(value: float | None) -> str:
+    """Format the time until something expires, or since it has."""
+    return f"{seconds(-value)} ago" if value is not None and value < 0 else seconds(value)
+
+
 def moment(value: str | None) -> str:
     """Format a time: on a terminal in the zone of this machine, otherwise as the gateway gives it, in UTC."""
     return "-" if value is None else readable.moment(value)
@@ -364,7 +369,7 @@ def show_bot(bot: Record) -> None:
         ("cohort", bot["cohort"]),
         ("properties", properties(bot["properties"])),
         ("exclusive", " ".join(bot["exclusive"])),
-        ("expires in", seconds(bot["expires_in"])),
+        ("expires in", expiry(bot["expires_in"])),
         ("probation", seconds(bot["probation"])),
         ("success", _share(bot["success_rate"])),
         ("latency", _latency(bot)),
@@ -427,7 +432,7 @@ def list_bots(bots: Sequence[Record]) -> None:
                 bot["pool"],
                 " ".join(bot["labels"]),
                 bot["priority"],
-                seconds(bot["expires_in"]),
+                expiry(bot["expires_in"]),
             )
             for bot in bots
         ),

@@ -243,7 +243,11 @@ BOT = {
 
 
 def test_status_and_bots_are_shown(stands: Gateway, capsys: pytest.CaptureFixture[str]) -> None:
-    stands.script = in_turn(Answer(STATUS), Answer({"bots": [BOT]}), Answer({"name": "b1", "draining": True}))
+    stands.script = in_turn(
+        Answer(STATUS),
+        Answer({"bots": [BOT, BOT | {"name": "b2", "expires_in": -64.0}]}),
+        Answer({"name": "b1", "draining": True}),
+    )
     call("status")
     told = capsys.readouterr().out
     for expected in (
@@ -261,7 +265,7 @@ def test_status_and_bots_are_shown(stands: Gateway, capsys: pytest.CaptureFixtur
         assert expected in told
     call("bots", "list")
     told = capsys.readouterr().out
-    assert all(word in told for word in ("draining", "gpus", "builds"))
+    assert all(word in told for word in ("draining", "gpus", "builds", "29.0 s", "1 min 4 s ago"))
     call("bots", "drain", "b1", "--reason", "disk")
     assert capsys.readouterr().out == "b1 takes no more work\n"
 

@@ -6,7 +6,7 @@ from urllib.parse import quote, urlencode
 
 from leasehold.client import Client
 
-from bots.cli.output import properties, seconds
+from bots.cli.output import expiry, properties, seconds
 from bots.console.jobs import job_list
 from bots.console.parts import Cell, Facts, Table, node
 from bots.console.view import SLOW, View
@@ -99,7 +99,7 @@ def bot_cells(bot: Record) -> list[Cell]:
         Cell(text(bot["pool"])),
         Cell(text(bot["priority"])),
         Cell(text(properties(bot["properties"]))),
-        Cell(seconds(bot["expires_in"])),
+        Cell(expiry(bot["expires_in"])),
     ]
 
 
@@ -135,7 +135,7 @@ def show_bot(view: View, name: str) -> None:
             "properties": properties(bot["properties"]),
             "exclusive": " ".join(bot["exclusive"]),
             "labels": " ".join(bot["labels"]),
-            "expires in": seconds(bot["expires_in"]),
+            "expires in": expiry(bot["expires_in"]),
             "probation left": seconds(bot["probation"]),
         }
         facts.show(
