@@ -1,8 +1,9 @@
 """Measure starts per second of jobs that each have one of many keys, beside jobs without any.
 
-Keys are locks that have their slots from a pattern, and resource classes that have their rate from one. No limit is
-ever reached, so that what differs is the cost of keys. Two assigner processes place jobs as in `run.py`, on bots that
-have room for all of them. The contenders take turns; one run of each before them is not counted.
+Keys are locks that have their slots from a pattern, and resource classes that have their rate from one. One lock that
+all jobs hold shows what a lock costs without many keys. No limit is ever reached, so that what differs is the cost of
+keys. Two assigner processes place jobs as in `run.py`, on bots that have room for all of them. The contenders take
+turns; one run of each before them is not counted.
 
     python -m ops.bench.keys [--keys 10000] [--jobs 30000] [--runs 3] [--json]
 """
@@ -27,6 +28,7 @@ PROCESSES = 2
 #: The constraints of a job by its key, for each contender; None = it has none.
 CONTENDERS: dict[str, Callable[[int], dict[str, Any]] | None] = {
     "no keys": None,
+    "one lock": lambda _: {"locks": ["customer-all"]},
     "locks": lambda key: {"locks": [f"customer-{key}"]},
     "rates": lambda key: {"resource_class": f"api-{key}"},
 }
