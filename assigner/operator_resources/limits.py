@@ -155,11 +155,14 @@ LOCKS = Resource(
         ),
         arguments=("slots",),
     ),
-    printed=lambda done: f"{done['slots']} jobs of {done['instance']} may hold {done['lock']} at once",
+    printed=lambda done: (
+        f"{done['lock']} of {done['instance']} may be held by {done['slots']} "
+        f"{'job' if done['slots'] == 1 else 'jobs'} at once"
+    ),
     remove=Removal(
         help="Give a lock its default again: the slots of a pattern, or else one. Remove a pattern.",
         apply=lambda connection, keys, by: counters.remove_limit(connection, counters.SLOTS_OF_LOCK, keys, **by),
-        printed="{lock} of {instance} has the slots of a pattern, or else one",
+        printed="what was set for {lock} of {instance} is removed",
     ),
     section="[[instances]]",
 )

@@ -41,7 +41,8 @@ log = structlog.get_logger()
 class StandbyReads:
     """Reads of one process, on the standby or, while that is away or too far behind, on the primary.
 
-    max_lag: seconds that an answer may be old. `run_once` is for a loop; until it has run, the primary is read.
+    max_lag: seconds that the standby may be behind at a look, and that may pass until the next one. `run_once`, which
+    looks, is for a loop; until it has run, the primary is read.
     """
 
     def __init__(
@@ -56,10 +57,24 @@ class StandbyReads:
         #: When the primary was at which position, the oldest first, from the last one that the standby has replayed on.
         self._positions: deque[tuple[float, int]] = deque()
         self._lock = threading.Lock()
-        #: Seconds that the standby is behind at most, as of the last look; None = not known.
-        self.lag: float | None = None
-        #: Why the primary is read; "" while the standby is.
-        self.trouble = "the standby has not been looked at yet"
+        #: Seconds that the standby was behind at most at the last look, and when that was.
+        self._lag: float | None = None
+        self._looked_at = monotonic()
+        self._trouble = "the standby has not been looked at yet"
+
+    @property
+    def lag(self) -> float | None:
+        """Seconds that the standby is behind at most; None = not known, because the last look was too long ago."""
+        return None if self._is_outdated else self._lag
+
+    @property
+    def trouble(self) -> str:
+        """Why the primary is read; "" while the standby is."""
+        return self._trouble or ("the primary does not say how far it is" if self._is_outdated else "")
+
+    @property
+    def _is_outdated(self) -> bool:
+        return self._now() > self._looked_at + self._max_lag
 
     def run(self, work: Callable[[Connection], T], *, kept_plans: bool = False) -> T:
         """Run `work`, which only reads, in one transaction. Raises as `Database.run` does."""
@@ -81,14 +96,14 @@ class StandbyReads:
         try:
             standby = self._standby.run(lambda connection: connection.execute(STANDBY).one(), urgent=True, repeat=False)
         except (psycopg.Error, NotReady) as error:
-            self.lag = None
+            self._lag = None
             self._tell(f"the standby: {describe_outage(error)}")
             return INTERVAL
         if not standby.is_standby:
-            self.lag = None
+            self._lag = None
             self._tell("the server at read_url is no standby: it takes writes")
         elif (standby.server, standby.database) != (primary.server, primary.database):
-            self.lag = None
+            self._lag = None
             self._tell("the server at read_url is a standby of another server, or has another database")
         else:
             self._measure(at, primary.position, standby.position)
@@ -102,19 +117,20 @@ class StandbyReads:
             while len(self._positions) > 1 and self._positions[1][1] <= replayed:
                 self._positions.popleft()
             passed = self._positions[0]
-            self.lag = (0.0 if replayed >= position else at - passed[0]) if passed[1] <= replayed else None
-        if self.lag is None:
+            self._looked_at = at
+            self._lag = (0.0 if replayed >= position else at - passed[0]) if passed[1] <= replayed else None
+        if self._lag is None:
             self._tell("the standby has not caught up yet")
-        elif self.lag > self._max_lag:
-            self._tell(f"the standby is {self.lag:.0f} s behind, more than {self._max_lag:g} s")
+        elif self._lag > self._max_lag:
+            self._tell(f"the standby is {self._lag:.0f} s behind, more than {self._max_lag:g} s")
         else:
             self._tell("")
 
     def _tell(self, trouble: str) -> None:
         """Note why the primary is read. The log has each change between the servers."""
-        before, self.trouble = self.trouble, trouble
+        before, self._trouble = self._trouble, trouble
         if bool(before) != bool(trouble):
             if trouble:
                 log.warning("reads go to the primary", reason=trouble)
             else:
-                log.info("reads go to the standby", lag_seconds=self.lag)
+                log.info("reads go to the standby", lag_seconds=self._lag)

@@ -257,7 +257,7 @@ def test_windows_of_operators_outlast_the_configuration(good: Callable[[str], st
 
 def test_the_limits_of_the_default_instance_may_be_set_before_its_first_job(good: Callable[[str], str]) -> None:
     assert good("limit owner set default bob 5") == "owner bob of default may cost 5\n"
-    assert good("lock set default tree 2") == "2 jobs of default may hold tree at once\n"
+    assert good("lock set default tree 2") == "tree of default may be held by 2 jobs at once\n"
 
 
 def test_the_list_of_instances_is_whole_however_many_there_are(good: Callable[[str], str], pool: Pool) -> None:
@@ -322,7 +322,7 @@ def test_a_lock_that_nobody_has_set_has_one_slot(good: Callable[[str], str], ope
     pool.bot(capacity=5)
     pool.assigner().run_once()
     assert sorted(pool.job(job).state for job in jobs) == ["leased", "leased", "queued"]
-    assert good("lock rm default tree") == "tree of default has the slots of a pattern, or else one\n"
+    assert good("lock rm default tree") == "what was set for tree of default is removed\n"
     (lock,) = json.loads(good("lock list --json"))
     assert (lock["used"], lock["slots"]) == (2, 1)
     assert operate("lock", "rm", "default", "tree")[0] == 2

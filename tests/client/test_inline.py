@@ -130,6 +130,11 @@ def test_what_waits_for_a_time_runs_when_the_test_says_so_and_its_equals_join_it
     assert [job.result() for job in (later, soon, past)] == ["Hello Ada", "Hello Bob", "Hello Eve"]
     ended = [leasehold_inline.jobs[job.id].finished_at for job in (past, dropped, soon, later)]
     assert ended == sorted(ended)
+    long = pool.graph("long")
+    first = long.add(divide, 8)
+    for _ in range(400):
+        first = long.add(divide, 8, after=[first])
+    assert long.submit().wait().all_succeeded, "a long chain needs no deep stack"
     chained = leasehold.chain(divide.after(60).s(8), divide.s(2)).defer()
     with pytest.raises(leasehold.LeaseholdError, match="waits for its time"):
         chained.result()

@@ -21,6 +21,7 @@ from django.db.utils import ConnectionHandler
 from leasehold.async_pool import AsyncPool
 from leasehold.client import Client
 from leasehold.errors import BadInput, Conflict, Forbidden, NotReady, TaskFailed, TimedOut
+from leasehold.graphs import GraphRequest
 from leasehold.jobs import job_ids
 from leasehold.pool import Pool
 from leasehold.tasks.task import TaskJob
@@ -110,12 +111,27 @@ def test_calls_take_the_lock_that_their_arguments_make(program: Gateway) -> None
     limited.defer(1, right=2)
     limited.using(concurrency=(lambda left, right: f"sum-{left + right}", 3)).defer(1, 2)
     assert [asked.body["jobs"][0]["locks"] for asked in program.asked] == [["tree", "of-1-2:2"], ["tree", "sum-3:3"]]
-    for wrong in (("a", 0), ("a", True), "a", ("of-{lef}", 2), ("{", 2), ("{}", 2), ["a", 2]):
+    for wrong in (
+        ("a", 0),
+        ("a", True),
+        "a",
+        ("of-{lef}", 2),
+        ("{", 2),
+        ("{}", 2),
+        ["a", 2],
+        ("{left!z}", 2),
+        ("{left:{wide}}", 2),
+    ):
         with pytest.raises(BadInput, match=r"^concurrency: "):
             task_app.add.using(concurrency=wrong)
     for key in ("Of {left}", "{left.x}"):
         with pytest.raises(BadInput, match=r"^concurrency: "):
             task_app.add.using(concurrency=(key, 2)).defer(1, 2)
+    graph = GraphRequest("sums", {})
+    first = graph.add(task_app.add, 1, 2)
+    for given in ("of-{right}", lambda left, right: f"{left}-{right}"):
+        with pytest.raises(BadInput, match=r"^concurrency: takes 'right', which is the result of a node"):
+            graph.add(task_app.add.using(concurrency=(given, 2)), 1, first.result)
 
 
 def numbers() -> Iterator[int]:

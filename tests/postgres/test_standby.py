@@ -109,6 +109,9 @@ def test_reads_go_to_a_standby_while_it_keeps_up_and_otherwise_to_the_primary(
             assert [job.label for job in pool.jobs()] == ["late"]
         asked(standby, "SELECT pg_wal_replay_resume()")
         eventually(looked(reads, ""))
+        clock.at += 10.5
+        assert (where(reads), reads.lag) == ("primary", None), "nobody has looked for as long as it may be behind"
+        eventually(looked(reads, ""))
         asked(standby, "SELECT pg_promote()")
         eventually(looked(reads, "the server at read_url is no standby: it takes writes"))
         assert where(reads) == "primary"
@@ -121,6 +124,6 @@ def test_a_standby_that_is_away_or_of_another_server_is_not_read(
     reads = StandbyReads(database, away, max_lag=10)
     reads.run_once()
     assert (reads.trouble, reads.lag, where(reads)) == ("the standby: the database cannot be reached", None, "primary")
-    reads.trouble = ""
+    reads._trouble = ""
     assert (where(reads), reads.trouble) == ("primary", "the standby: the database cannot be reached")
     away.close()

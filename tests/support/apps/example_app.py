@@ -79,7 +79,12 @@ async def go_on(file: str) -> list[Any]:
     cost = leasehold.step("price", price, 250)
     here.checkpoint({"attempt": here.attempt, "before": here.last_checkpoint})
     if here.attempt == 1:
-        leasehold.step("wrong", divide.function, 1, 0)
+        for right in (0, 0):  # an error uses up no name
+            try:
+                leasehold.step("wrong", divide.function, 1, right)
+            except ZeroDivisionError:
+                failed = right
+        leasehold.step("wrong", divide.function, 1, failed)
     sent = await leasehold.step("send", send, to="Ada")
     if here.attempt == 2:
         raise OSError("not yet")

@@ -120,6 +120,13 @@ class Attempt:
         steps: Mapping[str, Any] = self._read()[STEPS]
         return steps
 
+    def begin_step(self, name: str) -> bool:
+        """Note that a step begins; return False if one of its name has begun already."""
+        with self._recording:
+            is_new = name not in self.begun_steps
+            self.begun_steps.add(name)
+        return is_new
+
     def record_step(self, name: str, record: Any) -> None:
         """Keep what a step has returned, JSON, for the next attempt. Raises as `checkpoint`."""
         with self._recording:

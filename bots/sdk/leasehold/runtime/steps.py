@@ -5,7 +5,8 @@ The records are kept with the checkpoint, so they are as fenced as it is, and sh
 
 import asyncio
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
 from leasehold.errors import BadInput
@@ -26,39 +27,51 @@ def step(name: str, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwar
 
     name: of the step, 1 to 200 characters, once in an attempt. For an `async def` the step is to be awaited. The value
     is JSON, or of the type that the function is annotated with, as the result of a task; all records of a job have
-    64 KiB at most, with its checkpoint. An error records nothing.
+    64 KiB at most, with its checkpoint. An error records nothing, and the step may be tried again.
 
     The bot takes note of a record within its `output_interval`, half a second, and at the end of the attempt. If it is
     killed before, the step runs again: it runs at least once, and once where nothing is killed. Raises BadInput for a
     name that has been used, and for a value that cannot be recorded; LeaseholdError outside of an attempt.
     """
     here = current()
-    _begin(here, name)
+    _check(name)
     if inspect.iscoroutinefunction(function):
         return _awaited(here, name, function, *args, **kwargs)  # type: ignore[return-value]
-    value: R = (
-        _value(here, name, function) if name in here.steps else _record(here, name, function, function(*args, **kwargs))
-    )
+    with _begun(here, name):
+        is_known = name in here.steps
+        value: R = (
+            _value(here, name, function) if is_known else _record(here, name, function, function(*args, **kwargs))
+        )
     return value
 
 
 async def _awaited(here: Attempt, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    if name in here.steps:
-        await asyncio.sleep(0)  # one that is cancelled ends here too
-        return _value(here, name, function)
-    return _record(here, name, function, await function(*args, **kwargs))
+    with _begun(here, name):
+        if name in here.steps:
+            await asyncio.sleep(0)  # one that is cancelled ends here too
+            return _value(here, name, function)
+        return _record(here, name, function, await function(*args, **kwargs))
 
 
-def _begin(here: Attempt, name: str) -> None:
+def _check(name: str) -> None:
     if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
         raise BadInput("step", f"has a name of 1 to {MAX_NAME} characters, not {escaped(name, 40)}")
     try:
         check_json(name)
     except ValueError as error:
         raise BadInput("step", str(error)) from None
-    if name in here.begun_steps:
+
+
+@contextmanager
+def _begun(here: Attempt, name: str) -> Iterator[None]:
+    """Use up the name for this attempt, unless the block raises: what has failed may be tried again."""
+    if not here.begin_step(name):
         raise BadInput("step", f"'{name}' has begun in this attempt already: give each step a name of its own")
-    here.begun_steps.add(name)
+    try:
+        yield
+    except BaseException:
+        here.begun_steps.discard(name)
+        raise
 
 
 def _record(here: Attempt, name: str, function: Callable[..., Any], value: Any) -> Any:

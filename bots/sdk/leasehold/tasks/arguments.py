@@ -235,9 +235,13 @@ def concurrency_lock(
 ) -> str:
     """Return the lock that a call takes, `KEY:NUMBER`. Raises BadInput if the key of these arguments is no name."""
     key, number = concurrency
+    bound = form_of(function).signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    for name in parameters_of(key) if isinstance(key, str) else bound.arguments:
+        with_placeholders(bound.arguments.get(name), nodes := set[int]())
+        if nodes:
+            raise BadInput("concurrency", f"takes '{name}', which is the result of a node and not known yet")
     if isinstance(key, str):
-        bound = form_of(function).signature.bind(*args, **kwargs)
-        bound.apply_defaults()
         try:
             made: Any = key.format(**bound.arguments)
         except (LookupError, AttributeError, ValueError, TypeError) as error:

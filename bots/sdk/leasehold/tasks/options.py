@@ -101,10 +101,20 @@ def parameters_of(key: str | Callable[..., str]) -> list[str]:
     if not isinstance(key, str):
         return []
     try:
-        fields = [field for _, field, _, _ in Formatter().parse(key) if field is not None]
+        parts = [part for part in Formatter().parse(key) if part[1] is not None]
     except ValueError as error:
         raise BadInput("concurrency", f"'{wire.escaped(key, 80)}': {error}") from None
-    return [re.split(r"[.\[]", field, maxsplit=1)[0] for field in fields]
+    names: list[str] = []
+    for _, field, form, conversion in parts:
+        name = re.split(r"[.\[]", field or "", maxsplit=1)[0]
+        if not name or conversion not in (None, *"rsa"):
+            what = (
+                "names no argument in a pair of braces" if not name else f"has the unknown conversion '!{conversion}'"
+            )
+            raise BadInput("concurrency", f"'{wire.escaped(key, 80)}' {what}")
+        # A form may name further arguments.
+        names += [name, *parameters_of(form or "")]
+    return names
 
 
 def _refuse_unknown(options: Mapping[str, Any]) -> None:

@@ -21,6 +21,8 @@ class InlineGraph:
     request: Record
     jobs: dict[int, InlineJob]
     after: Mapping[int, Mapping[int, str]]
+    #: Its nodes are being run: what ends meanwhile is seen by the loop that runs them.
+    is_moving: bool = False
 
     @property
     def waiting(self) -> Sequence[int]:
@@ -128,18 +130,28 @@ class InlineGraphs:
 
     def _go_on(self, graph: InlineGraph) -> None:
         """Run what may run, until nothing more can."""
-        is_moving = True
-        while is_moving:
-            is_moving = False
-            for node in graph.waiting:
-                job = graph.jobs[node]
-                if job.state is not JobState.BLOCKED or (state := graph.next_state(node)) is None:
-                    continue
-                is_moving = True
-                if state is JobState.QUEUED:
-                    self._start(job)
-                else:
-                    job.end(state, "a node that it waits for did not succeed")
+        if graph.is_moving:
+            return
+        graph.is_moving = True
+        try:
+            while self._moved(graph):
+                pass
+        finally:
+            graph.is_moving = False
+
+    def _moved(self, graph: InlineGraph) -> bool:
+        """Run or cancel each node that may; return whether there was one."""
+        has_moved = False
+        for node in graph.waiting:
+            job = graph.jobs[node]
+            if job.state is not JobState.BLOCKED or (state := graph.next_state(node)) is None:
+                continue
+            has_moved = True
+            if state is JobState.QUEUED:
+                self._start(job)
+            else:
+                job.end(state, "a node that it waits for did not succeed")
+        return has_moved
 
     def _found(self, graph: str) -> InlineGraph:
         named = [each for each in self._graphs.values() if graph in (each.id, each.request["name"])]

@@ -221,7 +221,9 @@ class InlineJobs(Transport):
     def _check(self, request: Record, known: frozenset[str] = frozenset()) -> None:
         if request["command"][0] != COMMAND:
             raise NotInline("a command, which a bot runs; `inline` runs tasks")
-        for name in sorted(request.keys() - _HEEDED - _WITHOUT_EFFECT - known - self._ignored):
+        # The lock of a task's `concurrency` names its slots. Here nothing runs at once.
+        of_concurrency = {"locks"} if all(":" in lock for lock in request.get("locks", ())) else set[str]()
+        for name in sorted(request.keys() - of_concurrency - _HEEDED - _WITHOUT_EFFECT - known - self._ignored):
             raise NotInline(name)
         more = sorted(request["properties"].keys() - {PROPERTY})
         if more and "properties" not in self._ignored:
