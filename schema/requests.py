@@ -219,7 +219,7 @@ class JobRequest(Payload):
         default=None,
         min_length=1,
         description="Deduplication key: join the unfinished job of the instance that has the same key, even if its "
-        "request differs, instead of making another. At most 200 bytes.",
+        "request differs, instead of making another. That job starts as early as either asks. At most 200 bytes.",
     )
     locks: list[JobLock] = Field(
         default_factory=list,
@@ -347,7 +347,8 @@ class JobRequest(Payload):
     on_conflict: OnConflict | None = Field(
         default=None,
         description="What happens if the dedup_key is taken: `join` that job; `replace` it with this one if it still "
-        "waits, and make another if a bot has it; `refuse` this one. Unset: join, or replace with debounce.",
+        "waits and nobody else has joined it, and make another if a bot has it; `refuse` this one. Unset: join, or "
+        "replace with debounce.",
     )
     unique_for: float | None = Field(
         default=None,

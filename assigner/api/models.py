@@ -434,6 +434,15 @@ class Reads(BaseModel):
     reason: str | None
 
 
+class Paused(BaseModel):
+    """A label, task, instance or schedule of which no further job starts."""
+
+    kind: str
+    name: str
+    instance: str = Field(description="only the jobs of that instance; empty = of all")
+    reason: str
+
+
 class PoolStatus(BaseModel):
     """The state of the pool. A caller of one instance sees only that instance's jobs and bots."""
 
@@ -456,6 +465,7 @@ class PoolStatus(BaseModel):
     rates: Rates
     waits: Waits
     quotas: list[Quota]
+    paused: list[Paused] = Field(description="empty for a caller of one instance")
     reads: Reads | None = Field(description="unset without a standby, and for a caller of one instance")
 
 
@@ -487,6 +497,7 @@ def status_answer(found: Mapping[str, Any], reads: Reads | None = None) -> PoolS
         quotas=[Quota.model_validate(quota) for quota in found["quotas"]],
         rates=_rates(found["rates"]),
         waits=_waits(found["rates"]),
+        paused=[Paused.model_validate(vars(each)) for each in found["paused"]],
         reads=reads,
     )
 

@@ -403,7 +403,10 @@ def hold_data_directory(data: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise Conflict("pool_running", f"a pool already runs in {data}; stop it, or give another --data") from None
+            raise Conflict(
+                "pool_running",
+                f"a pool already runs in {data}; stop it, or give another directory: leasehold --data DIRECTORY up",
+            ) from None
         yield
 
 

@@ -21,6 +21,7 @@ from schema.accounting.quotas import EVICTION_COOLDOWN, Cooldown
 from schema.fleet import success
 from schema.fleet.candidates import able_bots
 from schema.picking.queues import ready_ranks
+from schema.policy import pauses
 from schema.postgres.connection import Connection
 from schema.postgres.statements import Statement
 from schema.predicates import AT_REST, READY_PLAIN, ready_in, ready_queues
@@ -42,6 +43,8 @@ RATE_JOBS = (1_000, 10_000, 25_000)
 #: The most jobs, those that ended last, read for the other rates. It and the last of RATE_JOBS suffice for 400 jobs per
 #: second; above that the rates cover less than a minute.
 MAX_ENDED = 25_000
+#: The most pauses that are told.
+MAX_PAUSES = 100
 #: The most grants whose waits are read, the newest.
 MAX_WAITS = 5_000
 
@@ -288,6 +291,7 @@ def pool_status(
         "bots": _rows(connection, BOT_COUNTS, where),
         "swarm": [asdict(one) for one in success.swarms(connection)] if instances is None else [],
         "ticks": _rows(connection, TICKS, {}),
+        "paused": pauses.pauses(connection)[:MAX_PAUSES] if instances is None else [],
         "quotas": [asdict(quota) for quota in held if instances is None or quota.instance in instances],
         "rates": _rates(connection, instances=instances),
     }

@@ -5,6 +5,7 @@ They import no model of requests or filters, which takes longer than the rest of
 
 import base64
 import sys
+from contextlib import nullcontext
 from dataclasses import asdict
 
 import click
@@ -14,7 +15,7 @@ from leasehold.errors import BadInput, LeaseholdError
 from bots.cli import output
 from bots.cli.caller import Caller, caller_options, whole_id, whole_ids
 from bots.cli.output import Record
-from bots.cli.waiting import finish
+from bots.cli.waiting import finish, interruptible
 from bots.cli.watching import shown, watch_option
 from schema import clock, validation
 from schema.readable import Column, Group, table
@@ -197,12 +198,13 @@ def logs(caller: Caller, /, id: str, follow: bool) -> None:
     """
     with caller.client() as client:
         job = whole_id(client, id)
-        for piece in client.follow(job) if follow else client.written(job):
-            if caller.json:
-                output.print_json(asdict(piece) | {"data": base64.b64encode(piece.data).decode()})
-            else:
-                sys.stdout.buffer.write(piece.data)
-            sys.stdout.flush()
+        with interruptible([job]) if follow else nullcontext():
+            for piece in client.follow(job) if follow else client.written(job):
+                if caller.json:
+                    output.print_json(asdict(piece) | {"data": base64.b64encode(piece.data).decode()})
+                else:
+                    sys.stdout.buffer.write(piece.data)
+                sys.stdout.flush()
 
 
 @click.command()

@@ -502,6 +502,10 @@ def show_status(found: Record) -> None:
     for tick in found["upkeep"]:
         grace = ", in grace" if tick["grace"] else ""
         click.echo(f"upkeep    {plain(tick['name'])} {seconds(tick['age_seconds'])} ago{grace}")
+    for each in found.get("paused", ()):
+        where = f" of {each['instance']}" if each["instance"] and each["kind"] != "instance" else ""
+        why = f": {each['reason']}" if each["reason"] else ""
+        click.echo(f"paused    {plain(each['kind'] + ' ' + each['name'] + where + why)}")
     if reads := found.get("reads"):
         click.echo(f"reads     {reads_in_words(reads)}")
 

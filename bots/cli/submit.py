@@ -97,6 +97,8 @@ def submit(
         for job in taken:
             if file is None and jobs[0].get("schedule_after") and not caller.json:
                 click.echo(f"starts at {jobs[0]['schedule_after']} at the earliest", err=True)
+            if file is None and not job.created and jobs[0].get("dedup_key") and not caller.json:
+                click.echo(f"no new job: a job with this key is there already; leasehold show {job.id}", err=True)
             if job.advice is not None:
                 click.echo(f"advice: job {output.plain(job.id)}: {output.plain(job.advice)}", err=True)
         ids = [job.id for job in taken]

@@ -19,7 +19,8 @@ EVERYWHERE = ""
 
 _PUT = Statement("""
 INSERT INTO pauses (kind, name, instance, reason, actor) VALUES (:kind, :name, :instance, :reason, :actor)
-ON CONFLICT (kind, name, instance) DO UPDATE SET reason = EXCLUDED.reason, actor = EXCLUDED.actor
+ON CONFLICT (kind, name, instance) DO UPDATE
+    SET reason = coalesce(nullif(EXCLUDED.reason, ''), pauses.reason), actor = EXCLUDED.actor
 """)
 _REMOVE = Statement("DELETE FROM pauses WHERE kind = :kind AND name = :name AND instance = :instance")
 _LIST = Statement("SELECT kind, name, instance, reason, actor, at FROM pauses ORDER BY kind, name, instance")
@@ -38,7 +39,7 @@ class Pause:
 
 
 def put(connection: Connection, kind: Kind, name: str, *, instance: str, reason: str, actor: str) -> None:
-    """Store a pause, or another reason for it."""
+    """Store a pause, or another reason for it; without one it keeps its reason."""
     connection.execute(_PUT, {**_named(kind, name, instance), "reason": reason, "actor": actor})
 
 

@@ -231,6 +231,7 @@ STATUS = {
     "rates": dict.fromkeys(RATES, 0.0) | {"submitted": 1.5, "failed": 0.25, "span": 12.5},
     "waits": {"jobs": 9, "p50": 0.004, "p95": 1.25, "p99": 200.0}, "at_least": ["queued", "unmatchable"],
     "finished_estimate": 1_200_000,
+    "paused": [{"kind": "label", "name": "nightly", "instance": "ci", "reason": "disk full"}],
     "quotas": [
         {"cohort": "default", "instance": "ci", "usage": 1, "min_quota": 1, "max_quota": 7, "effective_max": 6},
     ],
@@ -261,6 +262,7 @@ def test_status_and_bots_are_shown(stands: Gateway, capsys: pytest.CaptureFixtur
         "9 jobs: p50 4 ms, p95 1.2 s, p99 3 min 20 s",
         "oldest queued job: 1 min 30 s",
         "effective max",
+        "paused    label nightly of ci: disk full",
     ):
         assert expected in told
     call("bots", "list")

@@ -7,13 +7,14 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, LiteralString
 from zoneinfo import ZoneInfo
 
 import django
+import leasehold
 import psycopg
 import pytest
 from django.conf import settings
@@ -104,6 +105,23 @@ def test_equal_calls_of_a_unique_task_have_one_deduplication_key(program: Gatewa
     assert len(key(task_app.echo, "x" * 300).encode()) <= 200
     with pytest.raises(BadInput, match=r"unique: returned a 'int', not a text"):
         task_app.echo.defer(5)
+
+
+def test_what_other_libraries_call_it_is_told_in_the_words_of_this_one(program: Gateway) -> None:
+    add = task_app.add
+    with pytest.raises(BadInput, match=r"^retry_policy: is not an option of a task; use `retry`$"):
+        add.using(retry_policy={})  # type: ignore[call-arg]
+    with pytest.raises(AttributeError, match=r"a task has no 'delay': task.defer\(…\) submits a call"):
+        getattr(add, "delay")  # noqa: B009
+    for given in ("5m", -1, True):
+        with pytest.raises(BadInput, match=r"^after: takes a number of seconds"):
+            add.after(given)  # type: ignore[arg-type]
+    for wrong in (lambda: leasehold.chain(add), lambda: leasehold.group(add.s(1, 2), add).defer()):  # type: ignore[arg-type]
+        with pytest.raises(BadInput, match=r"^calls: are such as task.s\(1\), and this is a 'Task'"):
+            wrong()
+    add.using(retry={"exceptions": [KeyError, "OSError"]}).after(timedelta(minutes=1)).defer(1, 2)
+    (sent,) = [asked.body["jobs"][0] for asked in program.asked]
+    assert (sent["retry"], sent["delay"]) == ({"exceptions": ["KeyError", "OSError"]}, 60.0)
 
 
 def test_calls_take_the_lock_that_their_arguments_make(program: Gateway) -> None:
@@ -248,7 +266,7 @@ def test_a_job_that_ended_without_a_result_says_why(program: Gateway) -> None:
     with pytest.raises(TaskFailed, match=r"task '.*' failed: killed by SIGKILL"):
         job.result()
     program.script = ended("cancelled")
-    with pytest.raises(TaskFailed, match=r"task '.*' cancelled: no reason is stored"):
+    with pytest.raises(TaskFailed, match=r"task '.*' cancelled: nobody gave a reason"):
         job.result()
     program.script = ended("running")
     with pytest.raises(TimedOut, match=f"not final after 0.01 s: {A_JOB}") as going:

@@ -140,7 +140,8 @@ def test_a_pool_runs_jobs_stops_on_ctrl_c_goes_on_later_and_dies_with_its_parent
         assert connection.execute("SELECT state FROM leasehold.jobs").fetchall() == [("succeeded",)]
     second = home.run("up", "--port", "0")
     assert (second.returncode, second.stderr) == (
-        2, f"error: a pool already runs in {home.data}; stop it, or give another --data\n"
+        2, f"error: a pool already runs in {home.data}; stop it, or give another directory: "
+        "leasehold --data DIRECTORY up\n",
     )  # fmt: skip
 
     # Ctrl-C in the middle of a job: it goes back to the queue, and the next `up` runs it again.

@@ -18,6 +18,7 @@ from schema.fleet.success import Swarm
 from schema.moves.waiting.priority import set_priority
 from schema.postgres.connection import Connection
 from schema.postgres.notify import Wakeups
+from schema.tenancy import pausing
 from tests.support import filling
 from tests.support.explain import cohort
 from tests.support.http import JOB, call, submitted
@@ -141,7 +142,11 @@ def test_a_quiet_pool_has_rates_of_zero_and_no_waits(pool: Pool) -> None:
     found = status(pool)
     assert found.rates.finished == found.rates.submitted == 0
     assert (found.waits.jobs, found.waits.p50) == (0, None)
-    assert (found.jobs, found.oldest_queued_seconds) == ({}, None)
+    assert (found.jobs, found.oldest_queued_seconds, found.paused) == ({}, None, [])
+    for reason in ("disk full", ""):  # a pause that is repeated without a reason keeps it
+        pool.database.run(lambda c, why=reason: pausing.pause(c, "label", "a", instance="", reason=why, actor="op"))
+    assert [(each.kind, each.name, each.reason) for each in status(pool).paused] == [("label", "a", "disk full")]
+    assert status(pool, instances=["a"]).paused == []
     backlog = pool.database.run(status_queries.count_backlog)
     assert (set(backlog.jobs.values()), backlog.oldest, backlog.unmatchable) == ({0}, 0, 0)
 

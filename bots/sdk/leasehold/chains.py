@@ -20,6 +20,14 @@ class Group(tuple[Signature, ...]):
 
     __slots__ = ()
 
+    def defer(self) -> "DeferredCalls":
+        """Submit these calls alone; their result is the list of their values. As `chain(group).defer()`."""
+        return CallGraph((self,), None).defer()
+
+    async def defer_async(self) -> "DeferredCalls":
+        """Submit these calls alone, from a coroutine."""
+        return await CallGraph((self,), None).defer_async()
+
 
 #: A step of a chain: one call, or several side by side.
 Step: TypeAlias = Signature | Group
@@ -55,7 +63,7 @@ class CallGraph(GraphRequest):
         groups = [step if isinstance(step, Group) else Group([step]) for step in steps]
         if not groups or not all(groups):
             raise BadInput("calls", "are at least one: chain(task.s(1), other.s())")
-        self._registry = groups[0][0].task.registry
+        self._registry = _checked(groups[0][0]).task.registry
         self._calls: dict[Node, Signature] = {}
         before: tuple[Any, ...] = ()
         for step, calls in zip(steps, groups, strict=True):
@@ -65,7 +73,7 @@ class CallGraph(GraphRequest):
         self._is_group = isinstance(steps[-1], Group)
 
     def _call(self, call: Signature, before: tuple[Any, ...]) -> Node:
-        if call.task.registry is not self._registry:
+        if _checked(call).task.registry is not self._registry:
             raise BadInput("calls", f"are tasks of one pool, and '{call.task.name}' is one of another")
         node = self.add(call.task, *before, *call.args, named=call.kwargs)
         self._calls[node] = call
@@ -91,6 +99,13 @@ class CallGraph(GraphRequest):
             (ended,) = client.results([job.id])
             values.append(job.value(ended))
         return values if self._is_group else values[0]
+
+
+def _checked(call: Any) -> Signature:
+    """Return the call. Raises BadInput for a task without arguments, and for anything else."""
+    if not isinstance(call, Signature):
+        raise BadInput("calls", f"are such as task.s(1), and this is a '{type(call).__name__}'")
+    return call
 
 
 class DeferredCalls(SubmittedGraph):

@@ -272,6 +272,7 @@ def of_graphs() -> dict[str, Any]:
         "nodes": [(each["node"], each["state"]) for each in pool.client.graphs.nodes(taken.id)],
         "chained": chained.result(ENDS),
         "summed": summed.result(ENDS),
+        "alone": leasehold.group(half.s(2), half.s(4)).defer().result(ENDS),
         "failing": refused(lambda: failing.result(ENDS))[0],
     }
 

@@ -42,7 +42,8 @@ class ResultFiles:
         self.directory = Path(directory)
 
     def keep(self, name: str, document: bytes) -> str:
-        """Write a file that is complete and on the disk once it is there. Raises OSError."""
+        """Write a file that is complete and on the disk once it is there. Makes the directory. Raises OSError."""
+        self.directory.mkdir(parents=True, exist_ok=True)
         place = self.directory / f"{name}.json"
         unfinished = place.with_suffix(".new")
         with unfinished.open("wb") as file:

@@ -38,6 +38,15 @@ _OWN = frozenset({"command", "stdin", "payload", "timeout_seconds", "max_attempt
 OF_UNIQUE = ("on_conflict", "unique_for", "debounce", "debounce_max")
 #: What to use instead of some of them.
 _INSTEAD = {"timeout_seconds": "timeout", "max_attempts": "retries", "retry_failed": "retries", "dedup_key": "unique"}
+#: What other libraries call an option → what to use here.
+_ELSEWHERE = {
+    **dict.fromkeys(("retry_policy", "autoretry_for", "retry_backoff", "backoff"), "retry"),
+    **dict.fromkeys(("max_retries", "attempts"), "retries"),
+    **dict.fromkeys(("countdown", "schedule_in"), "task.after(seconds)"),
+    **dict.fromkeys(("eta", "schedule_at", "scheduled_at"), "task.at(time)"),
+    **dict.fromkeys(("queue", "queue_name"), "label"),
+    **dict.fromkeys(("lock", "queueing_lock"), "unique` or `locks"),
+}
 
 
 def request_fields(
@@ -56,6 +65,8 @@ def request_fields(
     Raises BadInput for the first option that there is not, or that has no value of its kind.
     """
     _refuse_unknown(more)
+    if isinstance(retry := more.get("retry"), Mapping) and isinstance(retry.get("exceptions"), list | tuple):
+        more["retry"] = {**retry, "exceptions": [_class_name(each) for each in retry["exceptions"]]}
     if not isinstance(label, str | None):
         raise BadInput("label", f"is a text, not a '{type(label).__name__}'")
     if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, int | float) or timeout <= 0):
@@ -84,6 +95,11 @@ def request_fields(
         "retry_failed": True if retries else None,
     }
     return {name: value for name, value in {**more, **given}.items() if value is not None}
+
+
+def _class_name(given: Any) -> Any:
+    """Return the name of an exception's class, by which it is compared, and anything else as it is."""
+    return given.__name__ if isinstance(given, type) and issubclass(given, BaseException) else given
 
 
 def check_concurrency(given: Any) -> None:
@@ -124,6 +140,8 @@ def _refuse_unknown(options: Mapping[str, Any]) -> None:
         if name in _OWN:
             instead = f"; use `{_INSTEAD[name]}`" if name in _INSTEAD else ""
             raise BadInput(name, f"is made from the task; it is not an option of one{instead}")
+        if name in _ELSEWHERE:
+            raise BadInput(name, f"is not an option of a task; use `{_ELSEWHERE[name]}`")
         if name not in fields:
             own = ("name", "label", "retries", "timeout", "properties", "priority", "unique", "concurrency")
             raise BadInput(name, "is not an option of a task" + wire.suggestion(name, [*own, *sorted(fields - _OWN)]))

@@ -12,7 +12,7 @@ import json
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import (
     TYPE_CHECKING,
@@ -248,6 +248,15 @@ class Task(Generic[P, R]):
         returned: R = self.function(*args, **kwargs)
         return returned
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name in ("delay", "apply_async", "enqueue", "send"):
+                raise AttributeError(
+                    f"a task has no '{name}': task.defer(…) submits a call, task.after(60).defer(…) later"
+                )
+            raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+
     def using(self, **options: Unpack[TaskOptions]) -> Self:
         """Return the same task with other options for its calls: those of the decorator, and `key`. Raises BadInput."""
         own = self._options
@@ -264,9 +273,15 @@ class Task(Generic[P, R]):
             raise BadInput("time", f"{time.isoformat()} has no zone: use datetime(…, tzinfo=ZoneInfo('Europe/Berlin'))")
         return self._starting(schedule_after=time.isoformat())
 
-    def after(self, seconds: float) -> Self:
-        """Return the same task, whose calls start so many seconds after their submit at the earliest."""
-        return self._starting(delay=seconds)
+    def after(self, seconds: float | timedelta) -> Self:
+        """Return the same task, whose calls start so many seconds after their submit at the earliest.
+
+        Raises BadInput for what is no number of at least 0.
+        """
+        wait = seconds.total_seconds() if isinstance(seconds, timedelta) else seconds
+        if isinstance(wait, bool) or not isinstance(wait, int | float) or not wait >= 0:
+            raise BadInput("after", f"takes a number of seconds of at least 0, or a timedelta, not {seconds!r:.40}")
+        return self._starting(delay=wait)
 
     def _starting(self, **start: str | float) -> Self:
         others = {name: value for name, value in self._options.items() if name not in ("schedule_after", "delay")}
@@ -471,7 +486,7 @@ class SubmittedCall(Job, Generic[R]):
                 return value
             case {"error": {"type": str(kind), "message": str(message), "traceback": str(trace)}} if state == "failed":
                 raise TaskFailed(self.id, task=self.task.name, state=state, kind=kind, message=message, traceback=trace)
-        reason = ended["reason"] or ("without a result" if state == "succeeded" else "no reason is stored")
+        reason = ended["reason"] or ("without a result" if state == "succeeded" else "nobody gave a reason")
         raise TaskFailed(self.id, task=self.task.name, state=state, message=reason)
 
 
