@@ -24,6 +24,10 @@ ON CONFLICT (kind, name, instance) DO UPDATE
 """)
 _REMOVE = Statement("DELETE FROM pauses WHERE kind = :kind AND name = :name AND instance = :instance")
 _LIST = Statement("SELECT kind, name, instance, reason, actor, at FROM pauses ORDER BY kind, name, instance")
+_FIND = Statement("""
+SELECT kind, name, instance, reason, actor, at FROM pauses
+WHERE kind = :kind AND name = :name AND instance = :instance
+""")
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,12 @@ class Pause:
 def put(connection: Connection, kind: Kind, name: str, *, instance: str, reason: str, actor: str) -> None:
     """Store a pause, or another reason for it; without one it keeps its reason."""
     connection.execute(_PUT, {**_named(kind, name, instance), "reason": reason, "actor": actor})
+
+
+def find(connection: Connection, kind: Kind, name: str, *, instance: str) -> Pause | None:
+    """Return a pause, None if there is none."""
+    row = connection.execute(_FIND, _named(kind, name, instance)).one_or_none()
+    return None if row is None else Pause(**row._asdict())
 
 
 def remove(connection: Connection, kind: Kind, name: str, *, instance: str) -> bool:

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 import psycopg
-from leasehold.errors import BadInput, Conflict
+from leasehold.errors import BadInput, Conflict, Forbidden
 from leasehold.wire import escaped
 
 from schema import audit
@@ -138,12 +138,15 @@ def put_schedule(connection: Connection, instance: str, name: str, terms: Schedu
 def enable_schedule(
     connection: Connection, instance: str, name: str, *, enabled: bool, actor: str, reason: str = ""
 ) -> None:
-    """Enable or disable a schedule, for a reason. What it missed while disabled is not made up for. Raises NotFound."""
+    """Enable or disable a schedule, for a reason. What it missed while disabled is not made up for.
+
+    Raises NotFound; Forbidden for a submitter who would enable what an operator has paused.
+    """
     found = _held(connection, instance, name)
     if found is None:
         raise not_found(name)
     terms = terms_of(found)
-    if not enabled:
+    if not enabled and (terms.enabled or reason):
         pauses.put(connection, "schedule", name, instance=instance, reason=reason, actor=actor)
     if terms.enabled == enabled:
         return
@@ -152,6 +155,13 @@ def enable_schedule(
     _store(connection, found, terms, author, next_tick=terms.next_tick(found.after))
     action = "schedule.enable" if enabled else "schedule.disable"
     _changed(connection, action, instance, name, terms, author, reason=reason)
+
+
+def _refuse_to_lift(pause: pauses.Pause | None, author: Author) -> None:
+    """Raise Forbidden for a submitter who would end the pause of an operator."""
+    if pause is not None and author.actor.startswith("submitter:") and pause.actor.startswith("operator:"):
+        why = f": {pause.reason}" if pause.reason else ""
+        raise Forbidden(f"schedule: an operator has paused '{pause.name}'{why}")
 
 
 def remove_schedule(connection: Connection, instance: str, name: str, *, author: Author) -> None:
@@ -338,6 +348,7 @@ def _changed(
     """Audit the change, without the job, and wake the processes that look at schedules. What is enabled is not
     paused."""
     if terms.enabled:
+        _refuse_to_lift(pauses.find(connection, "schedule", name, instance=instance), author)
         pauses.remove(connection, "schedule", name, instance=instance)
     details = {key: value for key, value in asdict(terms).items() if key != "request"} | (
         {"reason": reason} if reason else {}

@@ -203,7 +203,8 @@ def test_wait_goes_on_until_no_node_can_run(stands: Gateway, file: Path, capsys:
     )
     call("graph", "submit", str(file), "--wait")
     told = capsys.readouterr()
-    assert told.err == "warning: no node 9\n"
+    assert told.err.splitlines()[0] == "warning: no node 9"
+    assert "2 of 3 jobs ended" in told.err, "who waits sees how far it is"
     assert "finished" in told.out
     assert len(stands.asked) == 3
     stalled = Answer(shown | {"state": "stalled", "succeeded": 1, "failed": 1, "blocked": 1, "blocked_forever": 1})

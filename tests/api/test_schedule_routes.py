@@ -11,7 +11,7 @@ import pytest
 from assigner.maintenance.schedules import Schedules
 from schema.diagnostics import checks
 from schema.diagnostics.checks import Verdict
-from schema.policy import schedule_changes
+from schema.policy import pauses, schedule_changes
 from tests.support.http import audited
 from tests.support.pool import Pool
 from tests.support.servers import Served
@@ -54,6 +54,28 @@ def test_a_schedule_is_set_shown_listed_disabled_run_and_removed(operator: httpx
     assert [each for each in audited(pool.database) if each.startswith("schedule")] == [
         "schedule.set", "schedule.read", "schedule.disable", "schedule.run", "schedule.run", "schedule.rm"
     ]  # fmt: skip
+
+
+def test_a_submitter_ends_no_pause_of_an_operator_and_takes_no_reason_away(
+    operator: httpx.Client, served: Served, pool: Pool
+) -> None:
+    with served.client(served.token("submitter", instance="default")) as submitter:
+        submitter.put("/v1/schedules/nightly", json=NIGHTLY)
+        assert operator.put("/v1/pauses/schedule/default/nightly", json={"reason": "disk full"}).status_code == 200
+        assert submitter.patch("/v1/schedules/nightly", json={"enabled": False}).status_code == 200
+        for refused in (
+            submitter.patch("/v1/schedules/nightly", json={"enabled": True}),
+            submitter.put("/v1/schedules/nightly", json=NIGHTLY),
+        ):
+            assert (refused.status_code, refused.json()["detail"]) == (
+                403, "schedule: an operator has paused 'nightly': disk full"
+            )  # fmt: skip
+        (found,) = pool.database.run(pauses.pauses)
+        assert (found.reason, found.actor.partition(":")[0]) == ("disk full", "operator")
+        assert operator.patch("/v1/schedules/nightly", json={"enabled": True}).json()["enabled"]
+        for enabled in (False, True):
+            done = submitter.patch("/v1/schedules/nightly", json={"enabled": enabled})
+            assert done.json()["enabled"] is enabled, "what a submitter has disabled it may enable"
 
 
 def test_schedules_are_listed_in_pages_by_instance_and_name(operator: httpx.Client) -> None:

@@ -286,7 +286,7 @@ def test_a_job_without_a_value_and_one_that_goes_on_are_told_as_of_a_pool(app: A
 
     async def work() -> None:
         cancelled, running = await app.add.batch_async([(1,), (2,)])
-        with pytest.raises(TaskFailed, match=r"task '.*add' cancelled: no reason is stored"):
+        with pytest.raises(TaskFailed, match=r"task '.*add' cancelled: nobody gave a reason"):
             await cancelled.result()
         with pytest.raises(TimedOut) as going:
             await running.result(timeout=0.05)
@@ -304,7 +304,7 @@ def test_many_results_are_read_together(app: App, stands: Gateway) -> None:
         async with AsyncPool(stands.url, "lh_operator_x_y", patience=0.0) as pool:
             values = await pool.gather([*jobs, jobs[0]], return_errors=True)
             assert [str(value) for value in values] == [
-                "1", f"task '{app.add.name}' failed: no reason is stored", "3", "1"
+                "1", f"task '{app.add.name}' failed: nobody gave a reason", "3", "1"
             ]  # fmt: skip
             assert [asked.path for asked in stands.asked[before:]] == ["/v1/jobs/wait", "/v1/results"]
             with pytest.raises(TaskFailed):

@@ -15,13 +15,13 @@ def shown(databases: Databases, template: str, tmp_path_factory: pytest.TempPath
         yield running
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
     with browser() as running:
         yield running
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def context(chromium: Any) -> Iterator[Any]:
     with kept_files(chromium) as opened:
         yield opened

@@ -1,5 +1,6 @@
 """Pauses: queued jobs of what is paused stay queued, say why, and start once it is resumed."""
 
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -8,7 +9,9 @@ from leasehold.errors import BadInput, NotFound
 from assigner.admission.rules import RULES
 from assigner.explain.answer import in_few_words
 from assigner.queries import demand, jobs
+from schema.moves.submit import submit
 from schema.moves.waiting.pause import make_ready, set_aside_ready
+from schema.moves.waiting.reschedule import reschedule
 from schema.policy import pauses
 from schema.tenancy import pausing
 from tests.support.explain import closed, explained
@@ -64,6 +67,35 @@ def test_paused_jobs_stay_queued_while_others_pass_them_and_start_once_they_are_
     resume(pool, kind, name)
     pool.assigner().run_once()
     assert leased(pool) == {free, *paused}
+
+
+@pytest.mark.parametrize("how", ["reschedule", "replace"])
+def test_a_job_that_is_set_aside_after_a_lost_attempt_starts_when_it_is_told_and_not_at_the_end_of_its_pause(
+    pool: Pool, how: str
+) -> None:
+    (job,) = pool.submit(dedup_key="d", label="nightly")
+    pool.given(pool.bot())
+    pool.bot()  # of the same name: its job is queued again
+    pool.change("UPDATE jobs SET schedule_after = NULL")
+    pause(pool, "label", "nightly")
+    assert pool.database.run(lambda c: set_aside_ready(c, limit=9)) == 1
+    if how == "replace":
+        asked = {
+            "instance": "default",
+            "properties": {},
+            "payload": {"command": ["x"]},
+            "label": "nightly",
+            "delay": 3600.0,
+        }
+        again = asked | {"dedup_key": "d", "on_conflict": "replace"}
+        pool.database.run(lambda c: submit(c, [again], actor="test"))
+    else:
+        pool.database.run(lambda c: reschedule(c, [job], delay=3600.0, instances=None, reason=None, actor="test"))
+    resume(pool, "label", "nightly")
+    pool.database.run(lambda c: make_ready(c, limit=9))
+    start = pool.job(job).schedule_after
+    assert start is not None
+    assert timedelta(minutes=50) < start - datetime.now(UTC) < timedelta(minutes=70)
 
 
 def test_a_bot_that_asks_for_more_is_given_no_paused_job(pool: Pool) -> None:

@@ -36,4 +36,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Do nothing: the version before leaves the table alone."""
+    """Remove the function that takes a row of jobs. The version before leaves the table alone."""
+    op.execute("DROP FUNCTION IF EXISTS replace_held(jsonb, jobs, integer, boolean, boolean, timestamptz, text)")

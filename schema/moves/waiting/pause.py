@@ -24,7 +24,8 @@ WITH {_KEPT}, found AS MATERIALIZED (
     SELECT j.id FROM (SELECT id, label, instance FROM jobs
         WHERE id = ANY (CAST(:ids AS bigint[])) AND {STILL_READY}) j{_PAUSED_BY_KEPT}
 )
-UPDATE jobs SET schedule_after = {PAUSED_UNTIL} WHERE id = ANY (ARRAY(SELECT id FROM found)) RETURNING id
+UPDATE jobs SET schedule_after = {PAUSED_UNTIL} WHERE id = ANY (ARRAY(SELECT id FROM found)) AND {STILL_READY}
+RETURNING id
 """)
 # A task is known by the payload alone, so with paused tasks every ready job is looked at.
 SET_ASIDE_READY = Statement(f"""

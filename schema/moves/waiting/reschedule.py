@@ -10,6 +10,7 @@ from schema.moves import cancel
 from schema.postgres.connection import Connection
 from schema.postgres.fragments import WANTED_SUBMISSIONS
 from schema.postgres.statements import Statement
+from schema.predicates import PAUSED_UNTIL
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ WITH found AS MATERIALIZED (
             SELECT coalesce((
                 SELECT CAST(e.details->>'not_before' AS timestamptz) FROM stored_events e
                 WHERE e.job_id = j.id AND e.move = 'reschedule' AND e.fence = j.fence AND e.details ? 'not_before'
-                ORDER BY e.id DESC LIMIT 1), j.schedule_after) FROM (
+                ORDER BY e.id DESC LIMIT 1), nullif(j.schedule_after, {PAUSED_UNTIL})) FROM (
                 SELECT verdict FROM leases l WHERE l.job_id = j.id ORDER BY l.fence DESC LIMIT 1) last
             WHERE last.verdict = 'lost') END AS not_before,
         (SELECT n.schedule_after FROM graph_nodes n WHERE n.job_id = j.id AND j.state = 'blocked') AS of_node

@@ -9,6 +9,8 @@ CREATE OR REPLACE FUNCTION replace_held(request jsonb, held jobs, of_queue integ
     is_insisting boolean, wanted_start timestamptz, actor text) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
+    -- What a pause has set aside has no start of its own.
+    held_until timestamptz := nullif(held.schedule_after, timestamptz '9999-01-01 00:00:00+00');
     queues_at timestamptz;
     starts_at timestamptz;
     asked record;
@@ -37,7 +39,7 @@ BEGIN
     FROM read_requests(jsonb_build_array(request)) r CROSS JOIN queues q WHERE q.id = of_queue;
     -- As when it is rescheduled: what may start at once keeps its age, and a wait after an attempt stays.
     queues_at := CASE WHEN wanted_start > now() THEN wanted_start ELSE least(held.queued_at, now()) END;
-    starts_at := nullif(greatest(wanted_start, CASE WHEN held.fence > 0 THEN held.schedule_after END), now());
+    starts_at := nullif(greatest(wanted_start, CASE WHEN held.fence > 0 THEN held_until END), now());
     UPDATE jobs SET queue = of_queue, cohort = asked.cohort, platform = asked.platform, preferred = asked.preferred,
         units = asked.units, label = asked.label, priority = asked.priority,
         rank = CASE WHEN of_constrained THEN rank_of(request) ELSE asked.priority END, constrained = of_constrained,
@@ -66,6 +68,6 @@ BEGIN
     INSERT INTO stored_events (job_id, move, from_state, to_state, fence, actor, details)
     VALUES (held.id, 'replace', held.state, held.state, held.fence, replace_held.actor,
         jsonb_strip_nulls(jsonb_build_object('priority', asked.priority, 'priority_before', held.priority,
-            'starts_at', starts_at, 'starts_at_before', held.schedule_after)));
+            'starts_at', starts_at, 'starts_at_before', held_until)));
     RETURN true;
 END $$;
