@@ -324,6 +324,8 @@ def _store(
 
 
 def _remove(connection: Connection, found: Row, instance: str, name: str, author: Author) -> None:
+    # Who has removed it might make it anew.
+    _refuse_to_lift(pauses.find(connection, "schedule", name, instance=instance), author)
     connection.execute(_REMOVE, {"id": found.id})
     pauses.remove(connection, "schedule", name, instance=instance)
     audit.write(connection, "schedule.rm", actor=author.actor, subject=f"{instance}/{name}")

@@ -66,6 +66,7 @@ def test_a_submitter_ends_no_pause_of_an_operator_and_takes_no_reason_away(
         for refused in (
             submitter.patch("/v1/schedules/nightly", json={"enabled": True}),
             submitter.put("/v1/schedules/nightly", json=NIGHTLY),
+            submitter.delete("/v1/schedules/nightly"),
         ):
             assert (refused.status_code, refused.json()["detail"]) == (
                 403, "schedule: an operator has paused 'nightly': disk full"
