@@ -435,7 +435,7 @@ class Reads(BaseModel):
 
 
 class Paused(BaseModel):
-    """A label, task, instance or schedule of which no further job starts."""
+    """A paused label, task, instance or schedule: none of its further jobs starts."""
 
     kind: str
     name: str

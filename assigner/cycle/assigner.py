@@ -358,9 +358,8 @@ class PriorityAgeAssigner:
                 found,
                 strategy.sampled,
                 chance=self._chance,
-                with_all=Input.RESOURCES in strategy.inputs,
+                inputs=strategy.inputs,
             )
-            seen = samples.with_rates(connection, seen) if Input.SUCCESS in strategy.inputs else seen
             left = self._commit(connection, seen, cycle, round_number=1, needy=found)
             done |= {head.job.id for head in found} - {job.id for job in left}
 
@@ -388,8 +387,7 @@ class PriorityAgeAssigner:
                 fleet=self._memory.fleet,
                 part=cycle.part,
                 chance=self._chance,
-                with_warm=Input.WARM in strategy.inputs,
-                with_success=Input.SUCCESS in strategy.inputs,
+                inputs=strategy.inputs,
             )
             jobs = self._commit(connection, seen, cycle, round_number=attempt)
             if not jobs:
@@ -399,9 +397,7 @@ class PriorityAgeAssigner:
                 attempts += 1  # a lost race tells nothing of the fleet, and any bot would not be as likely as any other
         if cycle.lost or hopeless or not sampling.enabled:
             if Input.TURNS not in strategy.inputs:
-                seen = samples.healthy_snapshot(
-                    connection, jobs, of_all=not sampling.enabled, with_success=Input.SUCCESS in strategy.inputs
-                )
+                seen = samples.healthy_snapshot(connection, jobs, of_all=not sampling.enabled, inputs=strategy.inputs)
                 hopeless = hopeless if sampling.enabled else samples.without_candidates(seen)
                 jobs = self._commit(connection, seen, cycle, round_number=0)
             stuck = {job.id for job in jobs}

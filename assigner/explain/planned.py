@@ -20,7 +20,7 @@ from assigner.explain.answer import Explained, Explanation, explain, placement_s
 from assigner.placement import resources
 from assigner.placement import sampling as samples
 from assigner.placement.fleet import Fleet
-from assigner.placement.strategy import Input, Snapshot
+from assigner.placement.strategy import Snapshot
 from assigner.preemption.plan import QuotaSettings
 from assigner.preemption.reclaim import foreseen
 from schema import predicates
@@ -160,9 +160,8 @@ def _bot(
         name = PREEMPTION
     elif head is not None and resources.need_of(head[0].queue):
         seen: Snapshot = resources.read_resource_snapshot(
-            connection, Fleet(), [head[0]], policy.sampled, chance=chance, with_all=Input.RESOURCES in policy.inputs
+            connection, Fleet(), [head[0]], policy.sampled, chance=chance, inputs=policy.inputs
         )
-        seen = samples.with_rates(connection, seen) if Input.SUCCESS in policy.inputs else seen
     else:
         seen = samples.sample_snapshot(
             connection,
@@ -170,8 +169,7 @@ def _bot(
             sample_size=policy.sampled.sample_size,
             fleet=Fleet(),
             chance=chance,
-            with_warm=Input.WARM in policy.inputs,
-            with_success=Input.SUCCESS in policy.inputs,
+            inputs=policy.inputs,
         )
     if not placements:
         placements = seen.chosen_by(strategy, policy, how={"strategy": name, "round": 1})

@@ -208,7 +208,8 @@ class Upkeep(Rounds):
 
     def _duties_of_pauses(self) -> Iterator[Duty]:
         """What sets jobs aside that are paused, and makes them ready again."""
-        yield Duty("resumed jobs", 0.0, self._in_batches(partial(pause.make_ready, limit=LIMIT)))
+        # Who resumes makes jobs ready at once. This looks at each job that is set aside.
+        yield Duty("resumed jobs", 10.0, self._in_batches(partial(pause.make_ready, limit=LIMIT)))
         yield Duty("paused jobs", 10.0, self._in_batches(partial(pause.set_aside_ready, limit=LIMIT)))
 
     def _duties_of_totals(self) -> Iterator[Duty]:

@@ -1,4 +1,4 @@
-"""The declaration of pauses: of which label, task, instance or schedule no further job starts."""
+"""The declaration of pauses, by which operators keep the jobs of a label, task, instance or schedule from starting."""
 
 from datetime import datetime
 from typing import Any, cast

@@ -24,6 +24,7 @@ from assigner.placement.room import (
 )
 from assigner.placement.strategy import (
     Group,
+    Input,
     Policy,
     QuotaCopy,
     SamplingSettings,
@@ -186,10 +187,10 @@ def read_resource_snapshot(
     settings: SamplingSettings,
     *,
     chance: random.Random,
-    with_all: bool = False,
+    inputs: Collection[Input] = (),
 ) -> ResourceSnapshot:
-    """Read, without locks, bots on which each of the jobs fits by itself, and what is left there of the resources that
-    the jobs take. `with_all`: of all resources."""
+    """Read, without locks, bots on which each of the jobs fits by itself, what is left there of the resources that the
+    jobs take, and what the strategy goes by beside them."""
     alike: dict[tuple[object, ...], list[QueueHead]] = defaultdict(list)
     for head in heads:
         alike[head.queue.id, head.job.units].append(head)
@@ -201,12 +202,14 @@ def read_resource_snapshot(
     needs = [need_of(some[0].queue) for some in alike.values()]
     wanted = [group.wanted(MAX_BOTS_READ) for group in groups]
     roomy = sampling.sample(connection, fleet, wanted, sample_size=MAX_BOTS_READ, chance=chance, will_place=False)
-    fitting, declared = _fitting(connection, roomy, wanted, needs, kinds=KINDS if with_all else _kinds(needs))
+    fitting, declared = _fitting(
+        connection, roomy, wanted, needs, kinds=KINDS if Input.RESOURCES in inputs else _kinds(needs)
+    )
     size = settings.sample_size if settings.enabled else MAX_BOTS_READ
     found = [bots[: group.wanted(size).count] for group, bots in zip(groups, fitting, strict=True)]
     bot_ids = sorted({bot.id for bots in found for bot in bots})
     hints = sorted({head.job.locality_hint for head in heads if head.job.locality_hint is not None})
-    return ResourceSnapshot(
+    seen = ResourceSnapshot(
         [head.job for head in heads],
         groups,
         found,
@@ -215,6 +218,7 @@ def read_resource_snapshot(
         declared=declared,
         batched=frozenset(head.job.id for head in heads if "batch_key" in head.queue.constraints),
     )
+    return sampling.with_rates(connection, seen) if Input.SUCCESS in inputs else seen
 
 
 def as_preferring(heads: Sequence[QueueHead]) -> list[QueueHead]:

@@ -12,7 +12,7 @@ from math import ceil, sqrt
 from typing import TypeVar
 
 from assigner.placement.fleet import Cell, Domain, Fleet, Part, joined, shuffled
-from assigner.placement.strategy import Group, Snapshot, group_jobs, preference, with_phase
+from assigner.placement.strategy import Group, Input, Snapshot, group_jobs, preference, with_phase
 from schema.fleet import candidates, success
 from schema.fleet.candidates import CandidateRequest, FreeBot
 from schema.fleet.members import Service
@@ -404,11 +404,9 @@ def sample_snapshot(
     fleet: Fleet,
     chance: random.Random,
     part: Part | None = None,
-    with_warm: bool = False,
-    with_success: bool = False,
+    inputs: Collection[Input] = (),
 ) -> Snapshot:
-    """Candidates for every group of the jobs, read without locks; `with_warm` adds bots that hold the jobs' hints,
-    `with_success` the rates at which the candidates have succeeded with jobs of the same labels.
+    """Candidates for every group of the jobs, read without locks, and what the strategy goes by beside them.
 
     `fleet` is what the caller remembers of this pool's bots; it is brought up to date.
     """
@@ -428,14 +426,14 @@ def sample_snapshot(
         # Jobs that prefer some bots are in two groups. The second one hides nothing from others.
         reserving={nth for nth, group in enumerate(looked_for) if group.preferred is None},
     )
-    if with_warm:
+    if Input.WARM in inputs:
         found = _with_warm(connection, looked_for, found)
     seen = _with_hits(connection, jobs, groups, found)
-    return with_rates(connection, seen) if with_success else seen
+    return with_rates(connection, seen) if Input.SUCCESS in inputs else seen
 
 
 def healthy_snapshot(
-    connection: Connection, jobs: Sequence[ReadyJob], *, of_all: bool = False, with_success: bool = False
+    connection: Connection, jobs: Sequence[ReadyJob], *, of_all: bool = False, inputs: Collection[Input] = ()
 ) -> Snapshot:
     """Lock as many free bots for each group as it has jobs: the first ones that nobody else has locked.
 
@@ -444,7 +442,7 @@ def healthy_snapshot(
     groups = group_jobs(jobs)
     found = [candidates.any_free(connection, group.wanted(1), of_all=of_all) for group in _with_preferred(groups)]
     seen = _with_hits(connection, jobs, groups, found)
-    return with_rates(connection, seen) if with_success else seen
+    return with_rates(connection, seen) if Input.SUCCESS in inputs else seen
 
 
 def _with_preferred(groups: Sequence[Group]) -> list[Group]:

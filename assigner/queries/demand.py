@@ -7,7 +7,7 @@ the queues and not with the jobs. A row whose count was cut short says so.
 Limits are judged as an assigner judges them: the quota and the drain of the instance, and the gates on constrained
 jobs, in the order of the queues' ids. What the jobs of one queue would take of a limit is not left for the next. Two
 things are not judged: resources other than units, because only a bot that is there tells what it has, and costs that
-are charged by a job's own estimate, each of which counts as 1.
+are charged by a job's own estimate. Each such job counts as 1.
 
 A job that starts later is no demand yet.
 """

@@ -66,12 +66,6 @@ def line_numbers(source: Iterable[bytes]) -> list[int]:
     return [number for number, raw in enumerate(source, start=1) if raw.strip()]
 
 
-def of_one_job(refused: BadInput) -> BadInput:
-    """Turn the gateway's refusal of the only job into one that names its field alone."""
-    found = _JOB.match(refused.field)
-    return refused if found is None else BadInput(refused.field[found.end() :] or "job", refused.reason)
-
-
 def place_in_file(refused: BadInput, numbers: Sequence[int], *, name: str) -> BadInput:
     """Turn the gateway's refusal into one that names file and line instead of the place in the request."""
     found = _JOB.match(refused.field)

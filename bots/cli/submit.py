@@ -91,7 +91,7 @@ def submit(
     with caller.client() as client:
         with _refusals(lines, file):
             if plan:
-                _print_plans(client.plan(jobs), lines, caller=caller)
+                _print_plans(client.plan(jobs) if file else [client.plan_one(jobs[0])], lines, caller=caller)
                 return 0
             taken = client.submit(jobs) if file else [client.submit_one(jobs[0])]
         for job in taken:
@@ -129,7 +129,7 @@ def _refusals(lines: Sequence[int], file: IO[bytes] | None) -> Iterator[None]:
 
 def _named(refused: BadInput, lines: Sequence[int], file: IO[bytes] | None) -> BadInput:
     if file is None:
-        return option_helpers.as_option(option_helpers.of_one_job(refused))
+        return option_helpers.as_option(refused)
     return option_helpers.place_in_file(refused, lines, name=file.name)
 
 

@@ -204,7 +204,7 @@ def _limit(connection: Connection, limits: Mapping[str, float | None]) -> dict[s
         if name not in patterns
         and (known[name].most != most or _is_due_to_pattern(known[name], name) if name in known else most is not None)
     }
-    # Whoever changes patterns waits for others, so that comes before any lock of a row.
+    # A change of patterns waits for other changes. It comes first, because nobody may wait so while it holds a row.
     for name in patterns:
         most = limits[name]
         if most is not None and limit_patterns.lock_slots(connection, name) != most:

@@ -22,12 +22,11 @@ INSERT INTO pauses (kind, name, instance, reason, actor) VALUES (:kind, :name, :
 ON CONFLICT (kind, name, instance) DO UPDATE
     SET reason = coalesce(nullif(EXCLUDED.reason, ''), pauses.reason), actor = EXCLUDED.actor
 """)
-_REMOVE = Statement("DELETE FROM pauses WHERE kind = :kind AND name = :name AND instance = :instance")
-_LIST = Statement("SELECT kind, name, instance, reason, actor, at FROM pauses ORDER BY kind, name, instance")
-_FIND = Statement("""
-SELECT kind, name, instance, reason, actor, at FROM pauses
-WHERE kind = :kind AND name = :name AND instance = :instance
+_REMOVE = Statement("""
+DELETE FROM pauses WHERE kind = :kind AND name = :name AND instance = :instance
+RETURNING kind, name, instance, reason, actor, at
 """)
+_LIST = Statement("SELECT kind, name, instance, reason, actor, at FROM pauses ORDER BY kind, name, instance")
 
 
 @dataclass(frozen=True)
@@ -47,15 +46,10 @@ def put(connection: Connection, kind: Kind, name: str, *, instance: str, reason:
     connection.execute(_PUT, {**_named(kind, name, instance), "reason": reason, "actor": actor})
 
 
-def find(connection: Connection, kind: Kind, name: str, *, instance: str) -> Pause | None:
-    """Return a pause, None if there is none."""
-    row = connection.execute(_FIND, _named(kind, name, instance)).one_or_none()
+def remove(connection: Connection, kind: Kind, name: str, *, instance: str) -> Pause | None:
+    """Forget a pause and return it; None if there was none."""
+    row = connection.execute(_REMOVE, _named(kind, name, instance)).one_or_none()
     return None if row is None else Pause(**row._asdict())
-
-
-def remove(connection: Connection, kind: Kind, name: str, *, instance: str) -> bool:
-    """Forget a pause; returns whether there was one."""
-    return connection.execute(_REMOVE, _named(kind, name, instance)).rowcount > 0
 
 
 def pauses(connection: Connection) -> list[Pause]:

@@ -137,28 +137,32 @@ def put_schedule(connection: Connection, instance: str, name: str, terms: Schedu
 
 def enable_schedule(
     connection: Connection, instance: str, name: str, *, enabled: bool, actor: str, reason: str = ""
-) -> None:
-    """Enable or disable a schedule, for a reason. What it missed while disabled is not made up for.
+) -> bool:
+    """Enable or disable a schedule, for a reason; returns whether it was not so already.
 
-    Raises NotFound; Forbidden for a submitter who would enable what an operator has paused.
+    What it missed while disabled is not made up for. Raises NotFound; Forbidden for a submitter who would enable what
+    an operator has paused.
     """
     found = _held(connection, instance, name)
     if found is None:
         raise not_found(name)
     terms = terms_of(found)
-    if not enabled and (terms.enabled or reason):
+    was_so = terms.enabled == enabled
+    if was_so and (enabled or not reason):
+        return False
+    if not enabled:
         pauses.put(connection, "schedule", name, instance=instance, reason=reason, actor=actor)
-    if terms.enabled == enabled:
-        return
     terms = replace(terms, enabled=enabled)
     author = Author(actor, found.priority_ceiling, found.declared_by)
     _store(connection, found, terms, author, next_tick=terms.next_tick(found.after))
     action = "schedule.enable" if enabled else "schedule.disable"
     _changed(connection, action, instance, name, terms, author, reason=reason)
+    return not was_so
 
 
-def _refuse_to_lift(pause: pauses.Pause | None, author: Author) -> None:
-    """Raise Forbidden for a submitter who would end the pause of an operator."""
+def _end_pause(connection: Connection, instance: str, name: str, author: Author) -> None:
+    """Forget why a schedule was paused. Raises Forbidden for a submitter, if an operator has paused it."""
+    pause = pauses.remove(connection, "schedule", name, instance=instance)
     if pause is not None and author.actor.startswith("submitter:") and pause.actor.startswith("operator:"):
         why = f": {pause.reason}" if pause.reason else ""
         raise Forbidden(f"schedule: an operator has paused '{pause.name}'{why}")
@@ -325,9 +329,8 @@ def _store(
 
 def _remove(connection: Connection, found: Row, instance: str, name: str, author: Author) -> None:
     # Who has removed it might make it anew.
-    _refuse_to_lift(pauses.find(connection, "schedule", name, instance=instance), author)
+    _end_pause(connection, instance, name, author)
     connection.execute(_REMOVE, {"id": found.id})
-    pauses.remove(connection, "schedule", name, instance=instance)
     audit.write(connection, "schedule.rm", actor=author.actor, subject=f"{instance}/{name}")
     wake(connection, TOPIC)
 
@@ -350,8 +353,7 @@ def _changed(
     """Audit the change, without the job, and wake the processes that look at schedules. What is enabled is not
     paused."""
     if terms.enabled:
-        _refuse_to_lift(pauses.find(connection, "schedule", name, instance=instance), author)
-        pauses.remove(connection, "schedule", name, instance=instance)
+        _end_pause(connection, instance, name, author)
     details = {key: value for key, value in asdict(terms).items() if key != "request"} | (
         {"reason": reason} if reason else {}
     )

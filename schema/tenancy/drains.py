@@ -26,9 +26,10 @@ from schema.timing import DEAD_AFTER
 MAX_DEADLINE = 31_536_000.0
 
 _INSTANCE = Statement("""
-UPDATE instances SET draining = :draining,
+UPDATE instances i SET draining = :draining,
     drain_deadline = CASE WHEN :draining THEN now() + make_interval(secs => CAST(:deadline AS double precision)) END
-WHERE name = :name RETURNING id
+FROM (SELECT id, draining FROM instances WHERE name = :name FOR NO KEY UPDATE) before
+WHERE i.id = before.id RETURNING before.draining AS was_draining
 """)
 _HELD = Statement("""
 SELECT i.draining, (
@@ -84,14 +85,15 @@ def check_deadline(field: str, deadline: float | None, *, draining: bool) -> Non
 
 def drain_instance(
     connection: Connection, name: str, *, draining: bool, actor: str, reason: str = "", deadline: float | None = None
-) -> None:
-    """Close the instance's queues, or open them again.
+) -> bool:
+    """Close the instance's queues, or open them again; returns whether they were not so already.
 
     Running jobs continue. They are asked to stop `deadline` seconds from now; with None they may take any time. Raises
     NotFound.
     """
     where = {"name": name, "draining": draining, "deadline": deadline}
-    if connection.execute(_INSTANCE, where).one_or_none() is None:
+    before = connection.execute(_INSTANCE, where).one_or_none()
+    if before is None:
         raise unknown(connection, name)
     if draining:
         pauses.put(connection, "instance", name, instance=pauses.EVERYWHERE, reason=reason, actor=actor)
@@ -101,6 +103,7 @@ def drain_instance(
     action = "instance.drain" if draining else "instance.undrain"
     audit.write(connection, action, actor=actor, subject=f"instance:{name}", details=details)
     wake(connection, "jobs")
+    return bool(before.was_draining != draining)
 
 
 def instance_leases(connection: Connection, name: str) -> int | None:

@@ -57,19 +57,21 @@ def pause(connection: Connection, kind: Kind, name: str, *, instance: str, actor
 def resume(connection: Connection, kind: Kind, name: str, *, instance: str, actor: str, reason: str = "") -> None:
     """Let jobs of this label, task, instance or schedule start again. Raises BadInput; NotFound if it is not paused."""
     _check(connection, kind, name, instance=instance)
-    if not any((each.kind, each.name, each.instance) == (kind, name, instance) for each in pauses.pauses(connection)):
-        raise NotFound(f"pause: {kind} '{escaped(name, 127)}' is not paused")
-    details = {"reason": reason}
     match kind:
         case "instance":
-            drains.drain_instance(connection, name, draining=False, actor=actor, reason=reason)
+            was_paused = drains.drain_instance(connection, name, draining=False, actor=actor, reason=reason)
         case "schedule":
-            schedule_changes.enable_schedule(connection, instance, name, enabled=True, actor=actor, reason=reason)
+            was_paused = schedule_changes.enable_schedule(
+                connection, instance, name, enabled=True, actor=actor, reason=reason
+            )
         case "label" | "task":
-            pauses.remove(connection, kind, name, instance=instance)
+            was_paused = pauses.remove(connection, kind, name, instance=instance) is not None
             make_ready(connection, limit=AT_ONCE)
-            audit.write(connection, "pause.rm", actor=actor, subject=_subject(kind, name, instance), details=details)
+            subject = _subject(kind, name, instance)
+            audit.write(connection, "pause.rm", actor=actor, subject=subject, details={"reason": reason})
             wake(connection, "jobs")
+    if not was_paused:
+        raise NotFound(f"pause: {kind} '{escaped(name, 127)}' is not paused")
 
 
 def _check(connection: Connection, kind: Kind, name: str, *, instance: str) -> None:

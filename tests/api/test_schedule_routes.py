@@ -73,6 +73,8 @@ def test_a_submitter_ends_no_pause_of_an_operator_and_takes_no_reason_away(
             )  # fmt: skip
         (found,) = pool.database.run(pauses.pauses)
         assert (found.reason, found.actor.partition(":")[0]) == ("disk full", "operator")
+        operator.put("/v1/pauses/schedule/default/nightly", json={"reason": "still full"})
+        assert [each for each in audited(pool.database) if each == "schedule.disable"] == ["schedule.disable"] * 2
         assert operator.patch("/v1/schedules/nightly", json={"enabled": True}).json()["enabled"]
         for enabled in (False, True):
             done = submitter.patch("/v1/schedules/nightly", json={"enabled": enabled})

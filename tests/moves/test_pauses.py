@@ -79,6 +79,8 @@ def test_a_job_that_is_set_aside_after_a_lost_attempt_starts_when_it_is_told_and
     pool.change("UPDATE jobs SET schedule_after = NULL")
     pause(pool, "label", "nightly")
     assert pool.database.run(lambda c: set_aside_ready(c, limit=9)) == 1
+    told = pool.database.run(lambda c: reschedule(c, [job], delay=0.0, instances=None, reason=None, actor="test"))
+    assert told[0].starts_at is None, "the time of the pause is nobody's"
     if how == "replace":
         asked = {
             "instance": "default",
@@ -140,7 +142,10 @@ def test_an_instance_is_paused_by_its_drain_and_a_schedule_by_being_disabled(poo
     (listed,) = pool.database.run(lambda c: jobs.listed(c, [row]))
     assert in_few_words(listed) == "its instance is drained: disk full"
     assert [(each.kind, each.name) for each in pool.database.run(pauses.pauses)] == [("instance", "default")]
+    pool.change("DELETE FROM pauses")  # as if it had been drained before there were such rows
     resume(pool, "instance", "default")
+    with pytest.raises(NotFound, match="instance 'default' is not paused"):
+        resume(pool, "instance", "default")
     pool.assigner().run_once()
     assert leased(pool) == {job}
 

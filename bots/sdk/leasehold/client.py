@@ -258,13 +258,13 @@ class Client:
 
     def submit_one(self, job: Mapping[str, Any]) -> Job:
         """Submit one job request. Raises as `submit` does; errors name the fields of the job alone."""
-        try:
+        with _alone():
             return self.submit([job])[0]
-        except LeaseholdError as refused:
-            refused.args = (_without_place(str(refused)),)
-            if isinstance(refused, BadInput):
-                refused.field = _without_place(refused.field)
-            raise
+
+    def plan_one(self, job: Mapping[str, Any]) -> Record:
+        """Return what `submit_one` would do, and submit nothing. Raises as it does."""
+        with _alone():
+            return self.plan([job])[0]
 
     def submit_with_callback(
         self,
@@ -634,6 +634,18 @@ def _after(answers: Sequence[Job], refused: E) -> E:
 def _end(job: Record) -> datetime:
     ended = job.get("finished_at")
     return datetime.max.replace(tzinfo=UTC) if ended is None else datetime.fromisoformat(ended)
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Let errors name the fields of the only job of a request without its place there."""
+    try:
+        yield
+    except LeaseholdError as refused:
+        refused.args = (_without_place(str(refused)),)
+        if isinstance(refused, BadInput):
+            refused.field = _without_place(refused.field)
+        raise
 
 
 def _without_place(text: str) -> str:

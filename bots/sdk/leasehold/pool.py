@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 from leasehold.client import Client, Job
 from leasehold.credentials import Credentials
-from leasehold.errors import BadInput, TaskFailed, TimedOut
+from leasehold.errors import TaskFailed, TimedOut
 from leasehold.jobs import (
     AnyJob,
     CancelledJob,
@@ -165,11 +165,7 @@ class Pool(AppRegistry):
 
     def plan(self, command: Sequence[str], **fields: Unpack[JobFields]) -> JobPlan:
         """Tell what `submit` would do, and submit nothing. Raises as it does."""
-        try:
-            (found,) = self.client.plan([request(command, fields)])
-        except BadInput as refused:
-            raise BadInput(refused.field.removeprefix("jobs.0."), refused.reason) from None
-        return JobPlan.of(found)
+        return JobPlan.of(self.client.plan_one(request(command, fields)))
 
     def submit_many(self, jobs: Iterable[JobRequest], *, key: str | None = None) -> list[Job]:
         """Submit job requests; the answers have their order.

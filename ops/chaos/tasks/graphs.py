@@ -18,7 +18,7 @@ from schema.diagnostics import invariants
 
 #: The most earlier nodes that a node depends on, and among how many before it these are drawn.
 PARENTS, NEAR = 3, 40
-#: One of so many nodes fails, and how often; the seconds of work of one.
+#: Every tenth node fails, on average; how often a failing node fails; the seconds that a node works.
 FAILING, FAILURES, PAUSE = 10, (1, 4), (0.0, 0.3)
 #: Seconds within which the graph must come to a standstill.
 STILL_WITHIN = 600.0
@@ -54,7 +54,7 @@ class Report:
 
 
 def submitted(pool: TaskPool, chance: random.Random, *, nodes: int, rounds: int) -> SubmittedGraph:
-    """Submit a graph of which one node fails `rounds` times, and some others fewer times."""
+    """Submit a graph. One of its nodes fails `rounds` times, and some others fail fewer times."""
     graph = pool.caller.graph("stumbling")
     made: list[Any] = []
     for number in range(nodes):

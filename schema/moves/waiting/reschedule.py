@@ -28,7 +28,7 @@ class Rescheduled:
 # starts before that time is over. A node of a graph that is blocked keeps its time with the graph.
 CHANGE = Statement(f"""
 WITH found AS MATERIALIZED (
-    SELECT j.id, j.state, j.fence, j.queued_at, j.schedule_after,
+    SELECT j.id, j.state, j.fence, j.queued_at, nullif(j.schedule_after, {PAUSED_UNTIL}) AS schedule_after,
         greatest(now(), CAST(:schedule_after AS timestamptz),
             now() + make_interval(secs => CAST(:delay AS double precision))) AS wanted,
         CASE WHEN j.fence > 0 THEN (
@@ -72,7 +72,8 @@ WITH found AS MATERIALIZED (
 )
 SELECT j.id, j.state, c.id IS NOT NULL AS changed, (SELECT count(*) FROM told) AS woken,
     CASE WHEN c.id IS NOT NULL THEN c.after
-        WHEN j.state = 'blocked' THEN d.of_node WHEN j.state IN ('queued', 'parked') THEN j.schedule_after END
+        WHEN j.state = 'blocked' THEN d.of_node
+        WHEN j.state IN ('queued', 'parked') THEN nullif(j.schedule_after, {PAUSED_UNTIL}) END
         AS starts_at
 FROM jobs j LEFT JOIN judged d ON d.id = j.id LEFT JOIN changed c ON c.id = j.id
 WHERE j.id = ANY (CAST(:ids AS bigint[]))

@@ -27,8 +27,8 @@ class LargeResults(Protocol):
     def fetch(self, reference: Any) -> bytes:
         """Return the document that `keep` has returned this reference for.
 
-        The reference comes from the result of a job, and so from whoever wrote its command: refuse what `keep` would
-        not return.
+        The reference comes from the result of a job. Whoever wrote the job's command may have made it up: refuse what
+        `keep` would not return.
         """
 
 

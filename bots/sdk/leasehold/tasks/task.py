@@ -274,7 +274,7 @@ class Task(Generic[P, R]):
         return self._starting(schedule_after=time.isoformat())
 
     def after(self, seconds: float | timedelta) -> Self:
-        """Return the same task, whose calls start so many seconds after their submit at the earliest.
+        """Return the same task with a delay: each call starts at the earliest these seconds after its submit.
 
         Raises BadInput for what is no number of at least 0.
         """
