@@ -103,6 +103,8 @@ READY_PLAIN, READY_CONSTRAINED = f"NOT constrained AND {READY}", f"constrained A
 #: A ready job without constraints, as the index `jobs_front` states it: for reads of a whole cohort in its order. No
 #: priority is lower: the words keep this index from reads of one queue.
 IN_FRONT = f"{STATE.of(job='')} AND {BACKOFF.of(job='')} AND NOT constrained AND priority >= -1000"
+#: The same of jobs with constraints, as the index `jobs_constrained_front` states it.
+IN_CONSTRAINED_FRONT = f"{STATE.of(job='')} AND {BACKOFF.of(job='')} AND constrained AND priority >= -1000"
 #: READY in an expression that matches no index, so that the planner must use the primary key.
 STILL_READY = f"{STATE.of(job='')} AND coalesce(schedule_after, '-infinity') = '-infinity'"
 #: A job that waits until it may be tried again; the end of that wait. A cycle makes due jobs ready before it picks.

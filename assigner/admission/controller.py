@@ -26,6 +26,8 @@ from schema.moves.grant import Amounts
 from schema.moves.waiting.hold import SkippedJob, delete_skips, skip
 from schema.picking import constrained
 from schema.picking.constrained import ConstrainedQueue, QueueHead, QueueId, QueueScan
+from schema.picking.constrained_front import Front, read_front
+from schema.picking.head_cursor import HeadCursor
 from schema.picking.ready import Scope
 from schema.policy import meters
 from schema.postgres.connection import Connection
@@ -40,6 +42,10 @@ FEW_MORE, MANY_ALIKE = 2, 100
 #: The most constraint sets that an assigner remembers, and the most pairs of constraint set and instance whose charges
 #: it remembers.
 MAX_REMEMBERED = 20_000
+#: Queues up to which all of them are read. Where there were more, the front is read, if it serves.
+FEW_QUEUES = 100
+#: Jobs of the front that are locked for each that is wanted, if some were refused the last time.
+MOST_SPARE = 2
 #: Seconds for which an assigner does not check whether the demand of an instance has to be recorded again.
 DEMAND_RECHECK = DEMAND_INTERVAL / 2
 
@@ -50,6 +56,10 @@ class AdmissionMemory:
 
     #: The queue at which the last walk ended.
     after: QueueId = constrained.FIRST_QUEUE
+    #: How many queues the last read has found.
+    queues: int = 0
+    #: Jobs of the front that are locked for each that is wanted: more if some were refused the last time.
+    spare: int = 1
     #: When the pauses end that backpressure advises, by resource class.
     paused_until: dict[str, float] = field(default_factory=dict)
     #: When the demand of an instance may have to be recorded again.
@@ -107,15 +117,52 @@ class AdmissionController:
         memory = self._memory
         memory.bound()
         found = constrained.queues(connection, scope, batch=batch, after=memory.after, terms=memory.terms)
-        memory.after = found.last
+        memory.after, memory.queues = found.last, len(found.queues)
         return found
 
+    def read_front(self, connection: Connection, scope: Scope, cursor: HeadCursor, *, batch: int) -> Front | None:
+        """Lock the first jobs, where so many queues hold jobs that it costs less than to read the queues.
+
+        None if the order does not follow from rank and age alone, or if most of the front cannot start.
+        """
+        memory, policy = self._memory, self._ordering_policy
+        by_rank = policy.within is None and policy.ageing is None and not self._rules.checkers.checks_limits
+        if memory.queues <= FEW_QUEUES or not by_rank or not cursor.is_worthwhile():
+            return None
+        memory.bound()
+        front = read_front(connection, scope, cursor, batch=batch, spare=memory.spare, terms=memory.terms)
+        if front is None or any(queue.managed for queue in front.scan.queues) or _is_out_of_order(front):
+            cursor.disable_for_a_while()
+            return None
+        if not front.is_cut:
+            memory.queues = len(front.scan.queues)
+        return front
+
+    def suffices(self, front: Front, cursor: HeadCursor, admitted: AdmissionResult) -> bool:
+        """Return whether so many jobs of the front may start that no queues have to be read."""
+        wanted, memory = front.scan.free_units, self._memory
+        is_short = front.is_cut and len(admitted.heads) < wanted
+        if is_short and (memory.spare > 1 or 2 * len(admitted.heads) < wanted):
+            cursor.disable_for_a_while()
+            memory.spare = 1
+            return False
+        memory.spare = MOST_SPARE if is_short or admitted.closed_queues or admitted.closed_jobs else 1
+        return True
+
     def pick(
-        self, connection: Connection, found: QueueScan, *, lacking: Mapping[QueueId, str], batch: int, pace: float
+        self,
+        connection: Connection,
+        found: QueueScan,
+        *,
+        lacking: Mapping[QueueId, str],
+        batch: int,
+        pace: float,
+        heads: Sequence[QueueHead] | None = None,
     ) -> AdmissionResult:
         """Lock up to `batch` jobs of these queues whose gates are open and for which a bot has room.
 
         found: the answer of `read_queues`. Of instances with one rank, those whose queues come first are looked at.
+        heads: the jobs of the front, already locked, if it was read.
         lacking: the resource that no bot has left, by queue. pace: seconds in which a job's failed checks count once.
         """
         if found.now is None or not found.queues or not found.free_units:
@@ -143,7 +190,17 @@ class AdmissionController:
             )
             admission_state.queue_admissions.clear()
         closed = Counter[str]()
-        admitted = self._admit(connection, queues, admission_state, free_units=found.free_units, closed=closed)
+        if heads is None:
+            admitted = self._admit(connection, queues, admission_state, free_units=found.free_units, closed=closed)
+        else:
+            opened = {queue.id for queue in _open(queues, admission_state)}
+            admitted = admit.admit(
+                [head for head in heads if head.queue.id in opened],
+                admission_state,
+                free_units=found.free_units,
+                ordering=self._ordering_policy.ordering,
+                closed=closed,
+            ).heads
         admitted = _spaced(admitted, pauses)
         closed_queues = Counter(
             queue_admission.shut.name
@@ -279,7 +336,7 @@ class AdmissionController:
             return set()
         drawn = {queue: rates.bucket_names(queue.constraints) for queue in {head.queue for head in admitted.heads}}
         known = sorted({name for names in drawn.values() for name in names} & admitted.state.rates.keys())
-        rates.make_buckets(connection, [name for name in known if admitted.state.rates[name].missing])
+        rates.make_buckets(connection, [name for name in known if admitted.state.rates[name].missing], wait=wait)
         locked = rates.lock_buckets(connection, known, wait=wait)
         left = {name: locked[name].tokens if name in locked else 0.0 for name in known}
         without = set[int]()
@@ -402,6 +459,11 @@ def _spaced(admitted: list[QueueHead], pauses: Mapping[str, float]) -> list[Queu
             begun |= of_job
             found.append(head)
     return found
+
+
+def _is_out_of_order(front: Front) -> bool:
+    """Return whether jobs behind the heads may come before them: deadlines change the order of one rank."""
+    return front.is_cut and any(head.deadline is not None for head in front.heads)
 
 
 def _class_of(queue: ConstrainedQueue) -> str:

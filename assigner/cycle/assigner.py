@@ -31,7 +31,7 @@ from schema.moves.grant import PREEMPTION, Amounts, Granted, Placement, grant, l
 from schema.moves.waiting.backoff import promote, rest_queues, stop_preferring, wake_queues
 from schema.moves.waiting.pause import set_aside
 from schema.picking import queues, ready
-from schema.picking.constrained import QueueHead
+from schema.picking.constrained import QueueHead, QueueScan
 from schema.picking.pick import Order, ReadyJob
 from schema.picking.ready import Scope
 from schema.postgres import advisory
@@ -205,7 +205,7 @@ class PriorityAgeAssigner:
         if is_below and may_charge and self._quotas.preemption and self._now() >= self._memory.admitted_reclaim_due:
             self._memory.admitted_reclaim_due = self._now() + settings.interval
             self._reclaim_admitted(connection, scope, cycle)
-        self._pick_and_place(connection, scope, cycle, plain=has_plain, constrained=may_charge)
+        self._pick_and_place(connection, scope, cycle, plain=has_plain, constrained=may_charge, minimums=is_below)
         if not cycle.picked and advisory.try_block_new_sessions(connection) and self._memory.unserved.try_begin():
             began = self._now()
             unserved = ready.unserved_queues(connection, scope, limit=settings.batch)
@@ -281,7 +281,14 @@ class PriorityAgeAssigner:
         )
 
     def _pick_and_place(
-        self, connection: Connection, scope: Scope, cycle: CycleResult, *, plain: bool, constrained: bool
+        self,
+        connection: Connection,
+        scope: Scope,
+        cycle: CycleResult,
+        *,
+        plain: bool,
+        constrained: bool,
+        minimums: bool,
     ) -> None:
         """Pick and place until something is placed, or until a pick finds no further queue that has to rest."""
         settings = self._settings
@@ -290,13 +297,7 @@ class PriorityAgeAssigner:
         order = Order.PRIORITY if urgent_first else Order.AGE
         heads: Sequence[QueueHead] = ()
         if constrained:
-            found = self._admission.read_queues(connection, scope, batch=batch)
-            lacking = resources.lacking_by_queue(connection, self._memory.fleet, found.queues, chance=self._chance)
-            # Of instances that are equal in the order chance decides which ones are looked at.
-            found = replace(found, queues=self._chance.sample(found.queues, len(found.queues)))
-            cycle.admitted = self._admission.pick(
-                connection, found, lacking=lacking, batch=batch, pace=settings.interval
-            )
+            cycle.admitted = self._admit(connection, scope, batch=batch, minimums=minimums)
             heads, cycle.amounts = cycle.admitted.heads, self._admission.amounts(cycle.admitted)
         for _ in range(MAX_PICKS):
             jobs: Sequence[ReadyJob] = ()
@@ -320,6 +321,30 @@ class PriorityAgeAssigner:
             heads = ()
         if cycle.admitted is not None and cycle.taken:
             self._admission.charge(connection, cycle.admitted, cycle.taken)
+
+    def _admit(self, connection: Connection, scope: Scope, *, batch: int, minimums: bool) -> AdmissionResult:
+        """Lock constrained jobs that may start: of the front if enough of it may, otherwise of all queues in turn.
+
+        minimums: an instance is below its minimum, so that its jobs come before the front.
+        """
+        admission, cursor = self._admission, self._memory.constrained_cursor
+        front = None if minimums else admission.read_front(connection, scope, cursor, batch=batch)
+        if front is not None:
+            admitted = self._pick_of(connection, front.scan, batch=batch, heads=front.heads)
+            if admission.suffices(front, cursor, admitted):
+                return admitted
+        found = admission.read_queues(connection, scope, batch=batch)
+        return self._pick_of(connection, found, batch=batch)
+
+    def _pick_of(
+        self, connection: Connection, found: QueueScan, *, batch: int, heads: Sequence[QueueHead] | None = None
+    ) -> AdmissionResult:
+        lacking = resources.lacking_by_queue(connection, self._memory.fleet, found.queues, chance=self._chance)
+        if heads is None:
+            # Of instances that are equal in the order chance decides which ones are looked at.
+            found = replace(found, queues=self._chance.sample(found.queues, len(found.queues)))
+        pace = self._settings.interval
+        return self._admission.pick(connection, found, lacking=lacking, batch=batch, pace=pace, heads=heads)
 
     def _place_merged(
         self,

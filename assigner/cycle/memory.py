@@ -38,6 +38,8 @@ class Memory:
     conflicts: ConflictBackoff = field(init=False)
     #: Where in the index the first ready jobs without constraints of each cohort begin.
     head_cursor: HeadCursor = field(init=False)
+    #: The same of jobs with constraints.
+    constrained_cursor: HeadCursor = field(init=False)
     #: When queues that no bot can serve were last looked for.
     unserved: Throttle = field(init=False)
     #: When the assigner may evict again for plain jobs, and for constrained ones.
@@ -55,4 +57,5 @@ class Memory:
     def undone(self) -> None:
         """Forget what an undone transaction saw of its own writes, and the turns that it gave to bots."""
         self.rotation.undo()
-        self.head_cursor, self.unserved = HeadCursor(self.now), Throttle(self.now)
+        self.head_cursor, self.constrained_cursor = HeadCursor(self.now), HeadCursor(self.now)
+        self.unserved = Throttle(self.now)

@@ -29,7 +29,11 @@ KEPT = 86_400.0
 
 CHANGE_LOCKS = Statement("SELECT pg_advisory_xact_lock(hashtext('leasehold.lock_patterns'))")
 CHANGE_RATES = Statement("SELECT pg_advisory_xact_lock(hashtext('leasehold.rate_patterns'))")
-TRY_MAKE_BUCKETS = Statement("SELECT pg_try_advisory_xact_lock(hashtext('leasehold.rate_patterns'))")
+#: Whether buckets may be made: beside others who make some, whom one then waits for, or alone.
+TRY_MAKE_BUCKETS = {
+    True: Statement("SELECT pg_try_advisory_xact_lock_shared(hashtext('leasehold.rate_patterns'))"),
+    False: Statement("SELECT pg_try_advisory_xact_lock(hashtext('leasehold.rate_patterns'))"),
+}
 
 _FIND = Statement("SELECT most::double precision AS most, rate, burst FROM limit_patterns WHERE prefix = :prefix")
 _PUT = Statement("""
@@ -69,9 +73,8 @@ DELETE FROM rate_buckets b USING found f WHERE b.name = f.name AND f.prefix IS N
 """)
 
 LOCK_LIMITS = Statement("""
-SELECT w.name, (w.found).most::double precision AS most, (w.found).prefix
-FROM (SELECT name, limit_pattern(name) AS found FROM unnest(CAST(:names AS text[])) AS n (name) OFFSET 0) w
-WHERE (w.found).prefix IS NOT NULL
+SELECT n.name, p.most::double precision AS most, p.prefix
+FROM unnest(CAST(:names AS text[])) AS n (name) CROSS JOIN LATERAL matching_pattern(n.name) p
 """)
 
 _OF_LOCKS = Statement("""

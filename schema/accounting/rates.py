@@ -35,24 +35,25 @@ _BEGIN = "[a-z0-9][a-z0-9._-]{0,61}"
 
 _FILLED = "least(burst, tokens + rate * extract(epoch FROM now() - refilled_at))"
 # A bucket that a pattern will make is full. Without any pattern, none is looked for.
+# What is there already is sorted out by a hash, because the planner would compare each name with each bucket.
 READ_BUCKETS = Statement(f"""
-SELECT name, rate, burst, {_FILLED} AS tokens, limited_by, false AS missing
-FROM rate_buckets WHERE name = ANY (CAST(:names AS text[]))
+WITH found AS MATERIALIZED (
+    SELECT name, rate, burst, {_FILLED} AS tokens, limited_by, false AS missing
+    FROM rate_buckets WHERE name = ANY (CAST(:names AS text[]))
+)
+SELECT * FROM found
 UNION ALL
-SELECT w.name, (w.found).rate, (w.found).burst, (w.found).burst, (w.found).prefix, true
-FROM (SELECT name, limit_pattern(name) AS found FROM unnest(CAST(:names AS text[])) AS n (name)
-    WHERE EXISTS (SELECT FROM limit_patterns WHERE rate IS NOT NULL)
-        AND NOT EXISTS (SELECT FROM rate_buckets b WHERE b.name = n.name) OFFSET 0) w
-WHERE (w.found).rate IS NOT NULL
+SELECT n.name, p.rate, p.burst, p.burst, p.prefix, true
+FROM unnest(CAST(:names AS text[])) AS n (name) CROSS JOIN LATERAL matching_pattern(n.name) p
+WHERE (n.name IN (SELECT name FROM found)) IS NOT TRUE AND p.rate IS NOT NULL
 """)
 # It is full at the begin of this transaction, at which jobs that start count as started.
 _MAKE_BUCKETS = Statement("""
 INSERT INTO rate_buckets (name, rate, burst, tokens, refilled_at, limited_by)
-SELECT w.name, (w.found).rate, (w.found).burst, (w.found).burst, now(), (w.found).prefix
-FROM (SELECT name, limit_pattern(name) AS found FROM unnest(CAST(:names AS text[])) AS n (name)
-    WHERE NOT EXISTS (SELECT FROM rate_buckets b WHERE b.name = n.name) OFFSET 0) w
-WHERE (w.found).rate IS NOT NULL
-ORDER BY w.name COLLATE "C" ON CONFLICT (name) DO NOTHING
+SELECT n.name, p.rate, p.burst, p.burst, now(), p.prefix
+FROM unnest(CAST(:names AS text[])) AS n (name) CROSS JOIN LATERAL matching_pattern(n.name) p
+WHERE p.rate IS NOT NULL
+ORDER BY n.name COLLATE "C" ON CONFLICT (name) DO NOTHING
 """)
 _LOCK_BUCKETS = f"""
 SELECT name, rate, burst, {_FILLED} AS tokens, limited_by, false AS missing
@@ -184,10 +185,14 @@ def _buckets(rows: Iterable[Row]) -> dict[str, Bucket]:
     return {row.name: Bucket(row.rate, row.burst, float(row.tokens), row.limited_by, row.missing) for row in rows}
 
 
-def make_buckets(connection: Connection, missing: Sequence[str]) -> None:
-    """Make these buckets, if patterns give them a rate. It waits for nobody: none is made while an operator changes a
-    rate, or while another assigner makes some. Then the caller finds them missing when it locks them."""
-    if missing and connection.execute(limit_patterns.TRY_MAKE_BUCKETS).scalar_one():
+def make_buckets(connection: Connection, missing: Sequence[str], *, wait: bool) -> None:
+    """Make these buckets, if patterns give them a rate. None is made while an operator changes a rate, and without
+    `wait` while another assigner makes some. Then the caller finds them missing when it locks them.
+
+    wait: wait for buckets that others are making. All make them in the order of names, before they lock any, so that
+    nobody who waits here keeps them waiting.
+    """
+    if missing and connection.execute(limit_patterns.TRY_MAKE_BUCKETS[wait]).scalar_one():
         connection.execute(_MAKE_BUCKETS, {"names": list(missing)})
 
 

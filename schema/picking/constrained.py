@@ -4,7 +4,7 @@ Jobs with the same constraints that are alike for the choice of a bot wait in on
 for all of them. Within a queue jobs are ordered by rank.
 """
 
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from types import MappingProxyType
@@ -38,7 +38,8 @@ WINDOW, MOST_IN_WINDOWS = 1000, 10_000
 #: The queue id behind which a walk over all queues begins; the walk goes backwards.
 FIRST_QUEUE: QueueId = 2**31 - 1
 
-_AWAKE, _MORE = f"{CONSTRAINED} AND {AWAKE}", ", k.constraint_set, w.name, w.managed, w.below_minimum"
+#: A condition on the row `k` of an awake queue, and further columns of its constraints and of its instance `w`.
+AWAKE_CONSTRAINED, MORE = f"{CONSTRAINED} AND {AWAKE}", ", k.constraint_set, w.name, w.managed, w.below_minimum"
 # One step along the index for each queue, however many jobs it holds. The walk goes backwards, because the entries of
 # jobs that have just started are in front of a queue.
 _STEP = f"SELECT queue FROM jobs WHERE {READY_CONSTRAINED} AND queue < {{before}} ORDER BY queue DESC LIMIT 1"
@@ -49,7 +50,7 @@ WITH RECURSIVE waiting AS (
     SELECT ({_STEP.format(before=":after")}) AS queue, 1 AS nth
     UNION ALL
     SELECT ({_STEP.format(before="g.queue")}), g.nth + 1 FROM waiting g WHERE g.queue IS NOT NULL AND g.nth < :queues
-), {queues_in_scope(_AWAKE, more=_MORE)}, {ROOM}, walk AS MATERIALIZED (
+), {queues_in_scope(AWAKE_CONSTRAINED, more=MORE)}, {ROOM}, walk AS MATERIALIZED (
     SELECT CASE WHEN max(nth) = :queues THEN min(queue) END AS last FROM waiting
 )
 SELECT w.queue, w.cohort, w.instance, w.platform, w.constraint_set, w.name, w.headroom,
@@ -58,7 +59,7 @@ SELECT w.queue, w.cohort, w.instance, w.platform, w.constraint_set, w.name, w.he
     CASE WHEN row_number() OVER (ORDER BY w.queue DESC) = 1 THEN statement_timestamp() END AS now,
     (SELECT jobs FROM room) AS free_units, k.last, {rates.ANY_ADVICE} AS pressed,
     {class_reserves.ANY_RESERVE} AS reserved, w.queue IS NOT NULL OR EXISTS (
-        SELECT FROM queues k WHERE k.id = ANY (ARRAY(SELECT queue FROM waiting)) AND {_AWAKE}) AS any
+        SELECT FROM queues k WHERE k.id = ANY (ARRAY(SELECT queue FROM waiting)) AND {AWAKE_CONSTRAINED}) AS any
 FROM walk k LEFT JOIN (
     wanted w
     LEFT JOIN ({BEING_FREED}) f ON f.cohort = w.cohort AND f.instance = w.instance) ON true
@@ -89,27 +90,27 @@ def usable(terms: Any) -> Mapping[str, Any]:
 
 TERMS = Statement("SELECT id, terms FROM constraint_sets WHERE id = ANY (CAST(:ids AS integer[]))")
 
-# What else is known of a job is the same for its whole queue.
-_JOB = "id, public_id::text AS public_id, priority, units, locality_hint, preferred, rank, queued_at, attempts"
-#: The columns of a job `j` with its constraints `t`, in the order in which `_head` takes them.
-_HEAD = f"""{", ".join(f"j.{column}" for column in _JOB.split(", "))},
+#: Columns of a job; what else is known of it is the same for its whole queue.
+JOB_COLUMNS = "id, public_id::text AS public_id, priority, units, locality_hint, preferred, rank, queued_at, attempts"
+#: The columns of a job `j` with its constraints `t`, in the order in which `head` takes them.
+HEAD = f"""{", ".join(f"j.{column}" for column in JOB_COLUMNS.split(", "))},
     CAST(t.estimate AS double precision), t.seconds, t.deadline, t.priority_inputs"""
-# A look-up for each job, because the planner estimates their number wrongly.
-_CONSTRAINTS = "LEFT JOIN LATERAL (SELECT * FROM job_constraints WHERE job_id = j.id OFFSET 0) t ON true"
+#: The constraints `t` of a job `j`: a look-up for each job, because the planner estimates their number wrongly.
+CONSTRAINTS = "LEFT JOIN LATERAL (SELECT * FROM job_constraints WHERE job_id = j.id OFFSET 0) t ON true"
 _LOCKED = "FOR NO KEY UPDATE{of} SKIP LOCKED"
 _HEADS = f"""
-SELECT {_HEAD}, w.nth
+SELECT {HEAD}, w.nth
 FROM unnest(
     CAST(:ids AS integer[]), CAST(:limits AS integer[]),
     CAST(:ranks AS double precision[]), CAST(:times AS timestamptz[]), CAST(:jobs AS bigint[])
 ) WITH ORDINALITY AS w (queue, most, rank, queued_at, job, nth)
 CROSS JOIN LATERAL (
-    SELECT {_JOB} FROM jobs
+    SELECT {JOB_COLUMNS} FROM jobs
     WHERE queue = w.queue AND {READY_CONSTRAINED} AND (rank, queued_at, id)
         > (coalesce(w.rank, '-infinity'), coalesce(w.queued_at, '-infinity'), coalesce(w.job, 0))
     ORDER BY queue, rank, queued_at, id
     LIMIT w.most {{locked}}) j
-{_CONSTRAINTS}
+{CONSTRAINTS}
 ORDER BY w.nth, j.rank, j.queued_at, j.id
 """
 HEADS = Statement(_HEADS.format(locked=_LOCKED.format(of="")))
@@ -120,11 +121,11 @@ WINDOW_OF_HEADS = Statement(_HEADS.format(locked=""))
 # locked some, so twice as many as are wanted are read.
 _RANK = f"SELECT rank FROM jobs WHERE queue = w.queue AND {READY_CONSTRAINED}"
 _AGED = f"""
-SELECT {_HEAD}, w.nth
+SELECT {HEAD}, w.nth
 FROM unnest(CAST(:ids AS integer[]), CAST(:limits AS integer[]), CAST(:skips AS integer[])) WITH ORDINALITY
     AS w (queue, most, skip, nth)
 CROSS JOIN LATERAL (
-    SELECT {_JOB} FROM (
+    SELECT {JOB_COLUMNS} FROM (
         WITH RECURSIVE ranks AS (
             SELECT first.rank, 1 AS step FROM ({_RANK} ORDER BY queue, rank LIMIT 1) first
             UNION ALL
@@ -141,7 +142,7 @@ CROSS JOIN LATERAL (
     JOIN jobs ON jobs.id = best.job_id AND {STILL_READY}
     ORDER BY best.effective, best.since, best.job_id
     LIMIT w.most OFFSET w.skip {{locked}}) j
-{_CONSTRAINTS}
+{CONSTRAINTS}
 ORDER BY w.nth, j.rank, j.queued_at, j.id
 """
 AGED = Statement(_AGED.format(read="2 * w.most", locked=_LOCKED.format(of=" OF jobs")))
@@ -155,7 +156,7 @@ ORDER BY c.place LIMIT :most FOR NO KEY UPDATE OF jobs SKIP LOCKED
 
 # One job, and what the gates need to know of its queue.
 JOB = Statement(f"""
-SELECT {_HEAD}, q.id AS queue, q.cohort, q.instance, q.platform, q.constraint_set, i.name, g.terms, i.managed,
+SELECT {HEAD}, q.id AS queue, q.cohort, q.instance, q.platform, q.constraint_set, i.name, g.terms, i.managed,
     q.looks > 0 AS tried, statement_timestamp() AS now
 FROM jobs j JOIN queues q ON q.id = j.queue
 JOIN constraint_sets g ON g.id = q.constraint_set
@@ -257,8 +258,7 @@ def queues(
     seen = rows[0]
     if seen.queue is None:
         rows = []
-    if unknown := {row[4] for row in rows} - terms.keys():
-        terms.update((key, usable(value)) for key, value in connection.execute(TERMS, {"ids": sorted(unknown)}))
+    add_terms(connection, {row[4] for row in rows}, terms)
     served, below_minimum = list[ConstrainedQueue](), list[ConstrainedQueue]()
     # Columns are taken by position. Names would take half of the time, once for each queue.
     for row in rows:
@@ -280,6 +280,12 @@ def queues(
         seen.pressed,
         seen.reserved,
     )
+
+
+def add_terms(connection: Connection, ids: Collection[int], terms: Terms) -> None:
+    """Read the constraint sets that `terms` lacks, and add them."""
+    if unknown := {*ids} - terms.keys():
+        terms.update((key, usable(value)) for key, value in connection.execute(TERMS, {"ids": sorted(unknown)}))
 
 
 def heads(
@@ -310,7 +316,7 @@ def heads(
         aged = {"rate": ageing.rate, "cap": ageing.cap, "now": now, "ranks": MAX_RANKS}
         skips = [each.jobs for each in before] or [0] * len(queues)
         rows = connection.execute(AGED if lock else WINDOW_OF_AGED, wanted | aged | {"skips": skips})
-    return [_head(row, queues[row[-1] - 1]) for row in rows.all()]
+    return [head(row, queues[row[-1] - 1]) for row in rows.all()]
 
 
 def lock_first(connection: Connection, job_ids: Sequence[int], *, most: int) -> set[int]:
@@ -325,14 +331,15 @@ def job(connection: Connection, job_id: int) -> tuple[QueueHead, datetime] | Non
         return None
     place = (row.queue, row.cohort, row.instance, row.platform, row.constraint_set)
     queue = ConstrainedQueue(*place, row.name, usable(row.terms), None, 0, row.managed, row.tried)
-    return _head(row, queue), row.now
+    return head(row, queue), row.now
 
 
 def _without_minimum(queue: ConstrainedQueue) -> ConstrainedQueue:
     return replace(queue, missing_units=0) if queue.missing_units else queue
 
 
-def _head(row: Row, queue: ConstrainedQueue) -> QueueHead:
+def head(row: Row, queue: ConstrainedQueue) -> QueueHead:
+    """Return the job of a row that begins with the columns `HEAD`."""
     # Columns are taken by position. Names would take a third of the time, once for each job.
     values: Sequence[Any] = row
     job_id, public_id, priority, units, hint, preferred, rank, queued_at, attempts, estimate = values[:10]

@@ -1,4 +1,5 @@
-"""The front of a cohort: its first ready jobs without constraints, of whatever queue, read in their order.
+"""The front of a cohort: its first ready jobs, of whatever queue, read in their order; those without constraints, or
+those with some.
 
 Where most of them can be placed, which is the rule, a pick needs no look into each queue. An index keeps an entry of a
 job that is ready no more for as long as somebody holds an old snapshot, and a walk from its beginning has to step over
@@ -62,9 +63,10 @@ SCANNED = """
     FROM front"""
 
 
-def head_jobs(*, cohorts: str, limit: str) -> str:
-    """The CTE `front`: up to `limit` ready jobs, the first ones of the cohorts `c` for which the condition holds."""
-    return _HEAD_JOBS.format(cohorts=cohorts, limit=limit, ready=IN_FRONT, least=_LEAST_RANK, beyond=_BEYOND)
+def head_jobs(*, cohorts: str, limit: str, ready: str = IN_FRONT) -> str:
+    """The CTE `front`: up to `limit` ready jobs, the first ones of the cohorts `c` for which the condition holds.
+    ready: what is ready, in the words of the index."""
+    return _HEAD_JOBS.format(cohorts=cohorts, limit=limit, ready=ready, least=_LEAST_RANK, beyond=_BEYOND)
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,7 @@ def _load_checks(_: object, connection: Connection, **__: Any) -> None:
 QUEUED = "state = 'queued'"
 READY = f"{QUEUED} AND schedule_after IS NULL AND units >= 1"
 FRONT = f"{QUEUED} AND schedule_after IS NULL AND NOT constrained AND priority >= -1000"
+CONSTRAINED_FRONT = f"{QUEUED} AND schedule_after IS NULL AND constrained AND priority >= -1000"
 SHARED = "dedup_key IS NOT NULL AND state IN ('queued', 'parked', 'leased', 'running')"
 BACKOFF = f"{QUEUED} AND schedule_after IS NOT NULL"
 
@@ -152,6 +153,12 @@ jobs = Table(
         "cohort", "rank", "queued_at", "id",
         postgresql_include=["queue"],
         postgresql_where=text(FRONT),
+    ),
+    Index(
+        "jobs_constrained_front",
+        "cohort", "rank", "queued_at", "id",
+        postgresql_include=["queue"],
+        postgresql_where=text(CONSTRAINED_FRONT),
     ),
     Index("jobs_retry_due", "schedule_after", postgresql_where=text(BACKOFF)),
     Index("jobs_queue_deadline", "queue_deadline", postgresql_where=text(f"{QUEUED} AND queue_deadline IS NOT NULL")),

@@ -11,13 +11,14 @@ import pytest
 
 from schema.moves.end import END
 from schema.moves.grant import GRANT, GRANT_LOCKED
-from schema.picking import constrained, for_bot, preemption, ready
+from schema.picking import constrained, constrained_front, for_bot, preemption, ready
 from schema.picking.pick import Order
 
 HOUSE = Path(__file__).parent.parent.parent
 RENDERED = Path(__file__).parent / "rendered"
 STATEMENTS = {
     "aged": constrained.AGED,
+    "constrained_front": constrained_front.FRONT,
     "end": END[True],
     "grant": GRANT[False],
     "grant_locked": GRANT_LOCKED[False],

@@ -7,7 +7,8 @@
 --
 -- Callers mostly give counters that exist, each once and in the order of their names. Such rows are changed by their
 -- places, which takes two thirds of the time. Otherwise amounts are summed and missing counters created, and the lock of
--- a counter is then not waited for, because whoever holds it may wait for one that was created here.
+-- a counter is then not waited for, because whoever holds it may wait for one that was created here. Which ones are
+-- missing follows from those that were locked: a look for each could compare it with all that there are.
 --
 -- `wanted_numbers` has, for each name, the slots that the jobs themselves give a lock; null for everything else. They
 -- count only where no operator has set the limit. Of a lock that is held the smallest number stays until it is free.
@@ -40,9 +41,9 @@ BEGIN
         END IF;
         INSERT INTO counters (name, most, limited_by)
             SELECT w.name, CASE WHEN w.name LIKE 'lock:%' THEN coalesce(p.most, w.number, 1) END, p.prefix
-            FROM unnest(sum_names, least_numbers) AS w (name, number) LEFT JOIN LATERAL (
-                SELECT (l.found).* FROM (SELECT limit_pattern(w.name) AS found OFFSET 0) l) p ON w.name LIKE 'lock:%'
-            WHERE NOT EXISTS (SELECT FROM counters c WHERE c.name = w.name)
+            FROM unnest(sum_names, least_numbers) AS w (name, number)
+            LEFT JOIN LATERAL matching_pattern(w.name) p ON w.name LIKE 'lock:%'
+            WHERE (w.name IN (SELECT unnest(locked_names))) IS NOT TRUE
             ORDER BY w.name COLLATE "C" ON CONFLICT (name) DO NOTHING;
         SELECT array_agg(l.name), array_agg(l.place) INTO locked_names, places FROM (
             SELECT c.name, c.ctid AS place FROM counters c WHERE c.name = ANY (sum_names)

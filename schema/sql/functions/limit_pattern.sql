@@ -1,8 +1,4 @@
--- Return the pattern that gives a lock or a rate its limit: the one with the longest prefix; a row of nulls if none does.
---
--- The `*` of a pattern stands for no slash, so that `api-*` holds for classes and not for their models.
+-- Return the pattern that gives a lock or a rate its limit, as one value; null if none does.
 CREATE OR REPLACE FUNCTION limit_pattern(wanted_name text) RETURNS limit_patterns LANGUAGE sql STABLE AS $$
-    SELECT p FROM limit_patterns p
-    WHERE starts_with(wanted_name, p.prefix) AND strpos(substr(wanted_name, length(p.prefix) + 1), '/') = 0
-    ORDER BY length(p.prefix) DESC LIMIT 1
+    SELECT p FROM matching_pattern(wanted_name) p
 $$;
