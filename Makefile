@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-pooler wheels losses even order fuzz check bench bench-peers bench-scale bench-targets chaos chaos-tasks chaos-graph \
-  starts storms ha format man clean
+  life starts storms ha format man clean
 
 help:
 	@echo "make demo    run the whole pool on real work, verify every result, stop"
@@ -29,6 +29,7 @@ help:
 	@echo "make chaos   random faults on a whole pool under load; MINUTES=10 SEED=1 choose how long and which"
 	@echo "make chaos-tasks   kill processes under 5,000 tasks with effects; SEED=1 chooses which; ten minutes"
 	@echo "make chaos-graph   kill processes under a graph of 500 nodes that fails and goes on ten times; some minutes"
+	@echo "make life    a year of a small pool on a virtual clock, with faults and changes; YEARS=1 SEED=1; an hour"
 	@echo "make starts  50 times four tasks on a bot of four: the longest delay from defer to start; two minutes"
 	@echo "make storms  30 jobs that stop whatever they may signal, by each kind of account; as root, two minutes"
 	@echo "make ha      break the primary of a replicated database under load; as root, a quarter of an hour"
@@ -93,6 +94,9 @@ chaos-tasks: $(STAMP)
 
 chaos-graph: $(STAMP)
 	$(BIN)/python -m ops.chaos.tasks.graphs $(if $(SEED),--seed $(SEED))
+
+life: $(STAMP)
+	$(BIN)/python -m ops.life --days $$((365 * $(or $(YEARS),1))) $(if $(SEED),--seed $(SEED))
 
 starts: $(STAMP)
 	LEASEHOLD_TEST_STARTS=$(or $(ROUNDS),50) $(BIN)/python -m pytest -n 0 -s --timeout 0 tests/agent/test_task_launcher.py -k one_by_one

@@ -1,20 +1,41 @@
 """The only module that reads a clock of the host: monotonic time, sleeping, waiting, throttling.
 
 Stored times come from the database (`now()` inside the statements). Processes measure durations on the monotonic clock.
-No other module may ask for the time; a test on the syntax tree enforces this.
+No other module may ask for the time; a test on the syntax tree enforces this. So one replacement here puts a whole
+process on another clock.
 """
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 #: A source of monotonic seconds; classes take one as an argument so that a test can drive it.
 Monotonic = Callable[[], float]
 
 
+_monotonic: Monotonic = time.monotonic
+_wall: Monotonic = time.time
+
+
+@contextmanager
+def replaced(source: Monotonic) -> Iterator[None]:
+    """Within the block `monotonic` and `wall` return what `source` returns: seconds since 1970 that never go back.
+
+    For a process that does nothing else. Pauses (`sleep`, `wait`) still take the host's time.
+    """
+    global _monotonic, _wall
+    before = _monotonic, _wall
+    _monotonic = _wall = source
+    try:
+        yield
+    finally:
+        _monotonic, _wall = before
+
+
 def monotonic() -> float:
     """Seconds on a clock that never goes back; only differences mean anything."""
-    return time.monotonic()
+    return _monotonic()
 
 
 def sleep(seconds: float) -> None:
@@ -29,7 +50,7 @@ def wait(event: threading.Event, seconds: float) -> bool:
 
 def wall() -> float:
     """Seconds since 1970 on this host's clock. Only to compare with the database's clock, or to tell people."""
-    return time.time()
+    return _wall()
 
 
 #: Seconds up to which a run of a throttled operation counts as quick by default.

@@ -7,8 +7,9 @@ must therefore be safe to repeat, which fenced moves are.
 """
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Literal, Self, TypeVar
 
 import psycopg
@@ -78,11 +79,32 @@ class DatabaseSettings(BaseModel):
         return self
 
 
+@dataclass(frozen=True)
+class OtherSessions:
+    """How the sessions of a database differ from the usual ones: for a pool that has a clock of its own.
+
+    settings: of each session, beside or in place of the usual ones. opened: called with each new session of the pools.
+    lent: called with a session before each use of it, outside of a transaction.
+    """
+
+    settings: Mapping[str, str]
+    opened: Callable[[Session], None]
+    lent: Callable[[Session], None]
+
+
 class Database:
     """The connections of one process to one database: a pool for work, and a small one for heartbeats and upkeep."""
 
-    def __init__(self, url: str, settings: DatabaseSettings, *, role: str, chance: random.Random) -> None:
-        self.url = url
+    def __init__(
+        self,
+        url: str,
+        settings: DatabaseSettings,
+        *,
+        role: str,
+        chance: random.Random,
+        other: OtherSessions | None = None,
+    ) -> None:
+        self.url, self._other = url, other
         self.listen_url = settings.listen_url.get_secret_value() if settings.listen_url else url
         self.is_pooled = settings.pooler == "transaction"
         self._settings = settings
@@ -167,6 +189,8 @@ class Database:
     def _lent(self, pool: ConnectionPool) -> Iterator[Session]:
         with pool.lend() as session:
             try:
+                if self._other is not None:
+                    self._other.lent(session)
                 yield session
             except psycopg.Error as error:
                 # What has cut one off may have cut off all. Where no writes are taken, another server may take them.
@@ -279,7 +303,8 @@ class Database:
 
     def _arguments(self, role: str) -> dict[str, Any]:
         """As of `connect_arguments`; through a pooler each transaction begins with the settings of the session."""
-        arguments = connect_arguments(self._settings, role=role)
+        changed = {} if self._other is None else self._other.settings
+        arguments = connect_arguments(self._settings, role=role, changed=changed)
         return arguments | {"options": ""} if self.is_pooled else arguments
 
     def close(self) -> None:
@@ -306,6 +331,8 @@ class Database:
                 made.began = clock.monotonic()
             register_adapters(made)
             made.watch(self._settings.statement_timeout * PATIENCE)
+            if self._other is not None:
+                self._other.opened(made)
             return made
 
         return ConnectionPool(connect, size=size)
@@ -343,9 +370,13 @@ def session_settings(settings: DatabaseSettings) -> dict[str, str]:
     }
 
 
-def connect_arguments(settings: DatabaseSettings, *, role: str) -> dict[str, Any]:
-    """libpq parameters: the settings of the session, and keepalives that notice a dead peer in seconds."""
-    options = {name: value.replace(" ", r"\ ") for name, value in session_settings(settings).items()}
+def connect_arguments(
+    settings: DatabaseSettings, *, role: str, changed: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """libpq parameters: the settings of the session, some of them `changed`, and keepalives that notice a dead peer in
+    seconds."""
+    wanted = session_settings(settings) | dict(changed or {})
+    options = {name: value.replace(" ", r"\ ") for name, value in wanted.items()}
     return {
         "application_name": role[:63],
         "client_encoding": "utf8",

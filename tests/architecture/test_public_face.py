@@ -79,7 +79,7 @@ def test_the_figure_of_layers_is_that_of_the_contracts() -> None:
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     layers = {each["containers"][0]: each["layers"] for each in contracts if each["type"] == "layers"}
     shown: dict[str, list[str]] = {}
-    (figure,) = re.findall(r"^```text\n(assigner   .*?)^```", PAGE.read_text(), re.M | re.S)
+    (figure,) = re.findall(r"^```text\n(assigner +\d.*?)^```", PAGE.read_text(), re.M | re.S)
     for package, number, names in re.findall(r"^(\w*) +(\d+)  (.+)$", figure, re.M):
         rows = shown.setdefault(package, []) if package else shown[[*shown][-1]]
         rows.append(f"{number}: {names.replace(', ', ' | ')}")

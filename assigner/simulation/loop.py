@@ -1,0 +1,233 @@
+"""The loop of a simulated pool: what the processes of a pool do, in one thread, from one event to the next.
+
+At each instant callers act first, then bots whose calls are due, then upkeep; and until nothing more is announced, held
+calls that have news are answered and the assigners run. Then the clock jumps to the next time at which anything can
+happen. Nothing takes virtual time but the runs of jobs and the pauses of loops.
+"""
+
+import heapq
+import math
+import random
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from assigner.cycle.assigner import PriorityAgeAssigner
+from assigner.maintenance.retention import Retention
+from assigner.maintenance.schedules import POLL_INTERVAL, Schedules
+from assigner.maintenance.upkeep import Upkeep
+from assigner.process.assign import declare
+from assigner.process.threads import rules_from
+from assigner.settings import PoolSettings
+from assigner.simulation.clock import TOPICS, VirtualClock, VirtualSessions
+from schema.picking.queues import pending_work
+from schema.postgres.engine import Database
+from schema.postgres.notify import Channel
+from schema.postgres.statements import Statement
+from schema.sql import LIVE
+from schema.tenancy.drains import tick
+
+HOUR, FOR_EVER = 3600.0, 1e9
+#: The most rounds of one instant. A pool that announces something for ever has a defect.
+MOST_ROUNDS = 10_000
+
+# The earliest time at which a duty of upkeep has something to do, as far as a row says when; and at which a schedule is
+# due. Each is found in an index. What was due long before the last round has been looked at, and is left as it is: such
+# as the deadline of a drain whose bot is idle.
+_DUE = {
+    "leases": ("due_at", f"{LIVE} AND due_at IS NOT NULL"),
+    "jobs": ("queue_deadline", "state = 'queued' AND queue_deadline IS NOT NULL"),
+    "job_constraints": ("watch_at", "watch_at IS NOT NULL"),
+    "bots b": ("kept_until", "kept_units > 0"),
+    "bots d": ("drain_deadline", "draining AND drain_deadline IS NOT NULL"),
+    "bots p": ("probation_until", "probation_until IS NOT NULL"),
+    "instances": ("drain_deadline", "draining AND drain_deadline IS NOT NULL"),
+}
+_NEXT = Statement(
+    "SELECT extract(epoch FROM least("
+    + ", ".join(
+        f"(SELECT min({column}) FROM {table} WHERE {among} AND {column} > to_timestamp(:since))"
+        for table, (column, among) in _DUE.items()
+    )
+    + "))::double precision AS upkeep,"
+    " (SELECT extract(epoch FROM min(due_at)) FROM schedules WHERE due_at IS NOT NULL)::double precision AS schedules"
+)
+#: Rounds of upkeep that a row gets, once it is due.
+TRIES = 5
+
+
+class Bots(Protocol):
+    """The bots of a simulated pool."""
+
+    @property
+    def next_at(self) -> float:
+        """The virtual time of their next call."""
+
+    @property
+    def expires_at(self) -> float:
+        """When the next session of a lost bot expires."""
+
+    def keep_alive(self) -> None:
+        """Renew the sessions of living bots, if that is due."""
+
+    def step(self, news: Collection[str] | None) -> bool:
+        """Make the calls that are due, and those that news brings; returns whether any was made."""
+
+
+@dataclass
+class Counts:
+    """What the loop has done: events of callers, cycles of assigners, rounds of upkeep, and jumps of the clock."""
+
+    events: int = 0
+    cycles: int = 0
+    rounds: int = 0
+    jumps: int = 0
+
+
+@dataclass
+class _Assigner:
+    assigner: PriorityAgeAssigner
+    due: float
+
+
+@dataclass
+class SimulatedPool:
+    """A pool on a virtual clock. `bots` are set before `run`, because they need the database as well.
+
+    upkeep_every: seconds between two rounds of upkeep while no row says that one is due earlier. The pool's own
+        `timing.reap` is the most faithful; an hour lets months pass in seconds.
+    """
+
+    database: Database
+    clock: VirtualClock
+    sessions: VirtualSessions
+    settings: PoolSettings
+    seed: int
+    upkeep_every: float
+    bots: Bots = field(init=False)
+    counts: Counts = field(default_factory=Counts)
+
+    def __post_init__(self) -> None:
+        settings, now = self.settings, self.clock
+        self._events: list[tuple[float, int, Callable[[], object]]] = []
+        self._serial = 0
+        self._assigners = [
+            _Assigner(
+                PriorityAgeAssigner(
+                    self.database,
+                    each,
+                    timing=settings.timing,
+                    chance=random.Random(f"{self.seed} assigner {nth}"),
+                    name=f"simulated/{nth}",
+                    now=now,
+                    quotas=settings.quotas,
+                    rules=rules_from(settings),
+                ),
+                now(),
+            )
+            for nth, each in enumerate(settings.assigners)
+        ]
+        self._upkeep = Upkeep(
+            self.database,
+            settings.upkeep,
+            timing=settings.timing,
+            name="simulated",
+            now=now,
+            fair=settings.fair_share,
+        )
+        self._retention = Retention(self.database, settings.upkeep, now=now)
+        level, estimate = settings.service_levels.default, settings.estimates.estimate
+        self._schedules = Schedules(self.database, level=level, estimate=estimate)
+        self._upkeep_at = self._retention_at = self._schedules_at = now()
+        self._upkeep_ran = -math.inf
+        # Nobody would be woken if nobody slept.
+        self._flags = self.database.listen()
+        for topic in TOPICS:
+            Channel(self._flags).raise_flag(topic)
+        declare(self.database, settings)
+
+    def close(self) -> None:
+        """Close its connections."""
+        self._flags.close()
+        self.database.close()
+
+    def at(self, time: float, act: Callable[[], object]) -> None:
+        """Let a caller or an operator act at a virtual time, in seconds since 1970, after those of the same time."""
+        self._serial += 1
+        heapq.heappush(self._events, (time, self._serial, act))
+
+    def run(self, until: float) -> None:
+        """Let the pool live until a virtual time. Raises what an act or a part of the pool raises."""
+        while True:
+            self._instant()
+            at = self._next_time()
+            if at > until:
+                self.clock.advance(until)
+                return
+            self.clock.advance(max(at, self.clock.now))
+            self.counts.jumps += 1
+
+    def _next_time(self) -> float:
+        since = {"since": max(0.0, self._upkeep_ran - TRIES * self.settings.timing.reap)}
+        row = self.database.run(lambda connection: connection.execute(_NEXT, since).one())
+        due = min(math.inf if row.upkeep is None else row.upkeep, self.bots.expires_at)
+        if due < math.inf:
+            self._upkeep_at = min(self._upkeep_at, max(due + 1e-3, self._upkeep_ran + self.settings.timing.reap))
+        if row.schedules is not None:
+            self._schedules_at = min(self._schedules_at, max(row.schedules, self.clock.now + 1e-3))
+        times = [self._upkeep_at, self._retention_at, self._schedules_at, self.bots.next_at]
+        times += [each.due for each in self._assigners]
+        if self._events:
+            times.append(self._events[0][0])
+        return min(times)
+
+    def _instant(self) -> None:
+        """Do all that is due now, and what follows from it now."""
+        self.bots.keep_alive()
+        now = self.clock.now
+        while self._events and self._events[0][0] <= now:
+            heapq.heappop(self._events)[2]()
+            self.counts.events += 1
+        for _ in range(MOST_ROUNDS):
+            if not self._round(now):
+                return
+        raise RuntimeError(f"the pool does not come to rest at {now}")
+
+    def _round(self, now: float) -> bool:
+        news = self.sessions.news().topics
+        moved, acted = self.bots.step(news.get("bots")), False
+        if self._upkeep_at <= now:
+            self._keep_up(now)
+            moved = True
+        if self._schedules_at <= now or "schedules" in news:
+            pause = self._schedules.run_once()
+            self._schedules_at = now + pause if 0 < pause < POLL_INTERVAL else math.inf
+            moved = True
+        if self._retention_at <= now:
+            self._retention_at = now + max(self._retention.run_once(), self.upkeep_every)
+        for each in self._assigners:
+            if each.due <= now or "jobs" in news:
+                each.due = now + max(each.assigner.run_once(), 1e-3)
+                self.counts.cycles += 1
+                moved = acted = True
+        if acted:
+            self._let_rest(now)
+        return moved
+
+    def _keep_up(self, now: float) -> None:
+        """Run upkeep once. The rounds that were left out because they had nothing to do would have left a tick."""
+        self.database.run(lambda connection: tick(connection, "reaper", gap=FOR_EVER, grace=0.0))
+        self._upkeep.run_once()
+        self._upkeep_ran, self._upkeep_at = now, now + self.upkeep_every
+        self.counts.rounds += 1
+
+    def _let_rest(self, now: float) -> None:
+        """Let the assigners sleep until a wake-up, or until a job has rested, while no job is ready.
+
+        Their polls would find nothing: they are for lost wake-ups, of which there are none here.
+        """
+        pending = self.database.run(lambda connection: pending_work(connection, quiet=True))
+        if not (pending.plain or pending.constrained or pending.has_rested or pending.preference_elapsed):
+            rest = math.inf if pending.rest_seconds is None else now + pending.rest_seconds
+            for each in self._assigners:
+                each.due = max(rest, now + 1e-3)

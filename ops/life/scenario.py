@@ -1,0 +1,389 @@
+"""A small pool with everything in it: three tenants, schedules in eight zones, windows, limits, graphs, faults.
+
+Each job tells in its command how it will go: `run SECONDS` succeeds, `fail SECONDS` fails. Each day has a calm: from
+02:00 to 05:00 UTC nobody submits, operators undo what holds jobs back, and lost bots return. So at 05:00 nothing may
+wait but what must.
+"""
+
+import random
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
+from zoneinfo import ZoneInfo
+
+from assigner.settings import PoolSettings
+from assigner.simulation.clock import count_escaped, find_escapes
+from assigner.simulation.loop import HOUR
+from bots.protocol import OpenSession, Work
+from bots.simulation.bots import Run
+from ops.life.pool import living
+from schema import clock
+from schema.accounting import quotas
+from schema.diagnostics import invariants
+from schema.moves.cancel import cancel
+from schema.moves.graphs import submit_graph
+from schema.moves.sessions import drain
+from schema.moves.submit import submit
+from schema.moves.waiting.hold import park, unpark
+from schema.moves.waiting.reschedule import reschedule
+from schema.postgres.connection import Connection
+from schema.requests import GraphRequest, JobRequest
+from schema.tenancy import pausing
+
+DAY = 24 * HOUR
+#: Hours of the calm, UTC.
+CALM_FROM, CALM_UNTIL = 2, 5
+ACTOR = "life"
+#: Zones whose clocks change at different days and hours, or not at all, by hours or half an hour.
+ZONES = (
+    "Europe/Berlin", "America/New_York", "America/St_Johns", "Australia/Lord_Howe", "Africa/Cairo", "America/Santiago",
+    "Asia/Kathmandu", "Pacific/Auckland",
+)  # fmt: skip
+#: Slots of the lock that jobs of a tenant take, and the rate of a resource class: starts a second, and at once.
+SLOTS, RATE, BURST = 2, 1 / 60, 3
+#: Hours of the window of the class `night`, and its zone.
+OPENS, CLOSES, WINDOW_ZONE = 22, 6, "America/New_York"
+TENANTS = ("red", "green", "blue")
+#: The most units that `green` may use.
+GREEN_MOST = 4
+
+SETTINGS = PoolSettings.model_validate(
+    {
+        "assigners": [{"minimums_first": True, "interval": 1800.0, "jitter": 0.0}],
+        "quotas": {"preemption": True, "preemption_delay": 30.0},
+        "instances": [{"name": name} for name in TENANTS],
+        "rates": [{"resource": "api", "per_second": RATE, "burst": BURST}],
+        "windows": [{"name": "night", "start": OPENS, "end": CLOSES, "zone": WINDOW_ZONE, "types": ["night"]}],
+        "schedules": [
+            {"name": f"noon-{nth}", "instance": "red", "cron": "30 12 * * *", "zone": zone,
+             "job": {"command": ["run", "60"]}}
+            for nth, zone in enumerate(ZONES)
+        ],
+    }
+)  # fmt: skip
+
+
+@dataclass
+class Told:
+    """What the scenario knows of one job, to judge its start by."""
+
+    earliest: float = 0.0
+    night: bool = False
+    api: bool = False
+
+
+@dataclass
+class Life:
+    """One life, in the empty database of `url`.
+
+    start: its first midnight, UTC. jobs_a_day: on average, beside graphs and schedules. verified_every: hours between
+    two checks of the invariants. upkeep_every: as of `SimulatedPool`. wrong: a sentence for each thing that must not
+    have happened, the first 20 of them. done: how often callers, operators and bots did what. digest: of all leases
+    that are kept at the end; equal for equal seeds.
+    """
+
+    url: str
+    seed: int
+    start: datetime
+    jobs_a_day: float = 200.0
+    verified_every: int = 1
+    upkeep_every: float = HOUR
+    wrong: list[str] = field(default_factory=list)
+    done: Counter[str] = field(default_factory=Counter)
+    digest: str = ""
+
+    def __post_init__(self) -> None:
+        self.chance = random.Random(f"{self.seed} life")
+        self.told: dict[str, Told] = {}
+        self.open: list[str] = []
+        self.ticks: dict[str, list[datetime]] = {}
+        self.of_rate: deque[float] = deque(maxlen=BURST + 1)
+
+    def run(self, days: int) -> None:
+        """Live for so many days, and check what was lived through."""
+        began, real = self.start.timestamp(), clock.wall()
+        every = self.upkeep_every
+        with living(self.url, SETTINGS, self._begin, start=began, seed=self.seed, upkeep_every=every) as (pool, bots):
+            self.pool, self.bots = pool, bots
+            self._do = pool.database.run
+            self._do(self._set_up)
+            bots.open(*[OpenSession(bot=f"bot-{nth}", capacity=2, properties=_offer(nth)) for nth in range(4)])
+            for day in range(days):
+                self._plan(began + day * DAY)
+                pool.run(began + (day + 1) * DAY)
+            self._judge_ticks(days)
+            self._judge_clock(real)
+            self.digest = self._do(_leases)
+
+    def _plan(self, midnight: float) -> None:
+        """Plan one day: its arrivals, its faults, what operators do, its calm and its checks."""
+        at, chance = self.pool.at, self.chance
+        busy = (*range(CALM_FROM), *range(CALM_UNTIL, 24))
+        acts: list[tuple[float, Callable[[], object]]] = [
+            (self.jobs_a_day, self._submit), (2.0, self._graph), (2.0, self._cancel), (1.0, self._reschedule),
+            (1.0, self._hold), (0.7, self._kill), (0.4, self._leave), (0.4, self._drain), (0.3, self._pause),
+            (0.5, self._quota),
+        ]  # fmt: skip
+        for often, act in acts:
+            for _ in range(_drawn(chance, often)):
+                at(midnight + HOUR * (chance.choice(busy) + chance.random()), self._noted(act))
+        at(midnight + CALM_FROM * HOUR, self._heal)
+        at(midnight + CALM_UNTIL * HOUR - 1.0, self._judge_calm)
+        for hour in range(0, 24, self.verified_every):
+            at(midnight + hour * HOUR + 1800.0, self._verify)
+
+    def _noted(self, act: Callable[[], object]) -> Callable[[], object]:
+        def noted() -> None:
+            self.done[act.__name__.strip("_")] += 1
+            act()
+
+        return noted
+
+    @property
+    def now(self) -> float:
+        """The virtual time."""
+        return self.pool.clock.now
+
+    # Callers
+
+    def _job(self) -> dict[str, object]:
+        chance = self.chance
+        seconds = round(chance.expovariate(1 / 600), 1)
+        verb = "fail" if chance.random() < 0.1 else "run"
+        job: dict[str, object] = {
+            "command": [verb, str(seconds)],
+            "priority": chance.choice((-5, 0, 0, 0, 10)),
+            "instance": chance.choice(TENANTS),
+            "max_attempts": chance.choice((1, 3)),
+            "retry_failed": True,
+        }
+        kind = chance.random()
+        if kind < 0.12:
+            job["delay"] = round(chance.uniform(60, 30 * HOUR), 1)
+        elif kind < 0.24:
+            job["locks"] = [f"press:{SLOTS}"]
+        elif kind < 0.32:
+            job["resource_class"] = "api"
+        elif kind < 0.40:
+            job["job_class"] = "night"
+        elif kind < 0.48:
+            job["dedup_key"] = f"key-{chance.randrange(4)}"
+        elif kind < 0.56:
+            job["properties"] = {"os": chance.choice(("linux", "bsd"))}
+        elif kind < 0.60:
+            job["queue_timeout_seconds"] = 120.0
+        elif kind < 0.64:
+            job["timeout_seconds"] = 300.0
+        return job
+
+    def _submit(self) -> None:
+        job = self._job()
+        (made,) = self._do(lambda c: submit(c, [JobRequest.model_validate(job).normal()], actor=ACTOR))
+        if made.created:
+            delay = float(job.get("delay", 0.0))  # type: ignore[arg-type]
+            told = Told(self.now + delay, night=job.get("job_class") == "night", api="resource_class" in job)
+            self.told[made.public_id] = told
+            self.open.append(made.public_id)
+
+    def _graph(self) -> None:
+        chance = self.chance
+        nodes = []
+        for node in range(chance.randint(2, 8)):
+            job = {"command": ["fail" if chance.random() < 0.1 else "run", str(round(chance.uniform(1, 900), 1))]}
+            after = sorted(chance.sample(range(node), min(node, chance.randint(0, 2))))
+            nodes.append({**job, "node": node, "after": after})
+        given = {"name": f"graph-{chance.randrange(10**9)}", "instance": chance.choice(TENANTS), "nodes": nodes,
+                 "on_failure": chance.choice(("cancel", "run"))}  # fmt: skip
+        request = GraphRequest.model_validate(given).normal()
+        self._do(lambda c: submit_graph(c, request, sync=SETTINGS.timing.sync, actor=ACTOR))
+
+    def _some(self) -> list[str]:
+        self.open = self.open[-200:]
+        return [self.chance.choice(self.open)] if self.open else []
+
+    def _cancel(self) -> None:
+        ids = self._some()
+        self._do(lambda c: cancel(c, ids, instances=None, sync=SETTINGS.timing.sync, actor=ACTOR))
+
+    def _reschedule(self) -> None:
+        ids, delay = self._some(), round(self.chance.uniform(0, 10 * HOUR), 1)
+        found = self._do(lambda c: reschedule(c, ids, delay=delay, instances=None, reason=None, actor=ACTOR))
+        for each in found:
+            if each.changed:
+                self.told[each.public_id].earliest = self.now + delay
+
+    def _hold(self) -> None:
+        ids = self._some()
+        self._do(lambda c: park(c, ids, instances=None, reason="a look", actor=ACTOR))
+
+    # Bots and operators
+
+    def _kill(self) -> None:
+        self._gone(self.bots.kill)
+
+    def _leave(self) -> None:
+        self._gone(self.bots.leave)
+
+    def _gone(self, end: Callable[[str], None]) -> None:
+        """Let a bot end, and come back some minutes or hours later."""
+        living = self.bots.living
+        if len(living) > 1:
+            name = self.chance.choice(living)
+            end(name)
+            self.pool.at(self.now + self.chance.uniform(5.0, 5 * HOUR), lambda: self._return(name))
+
+    def _return(self, name: str) -> None:
+        if name not in self.bots.living:
+            self.bots.open(self.bots.bots[name].opening)
+
+    def _drain(self) -> None:
+        name = self.chance.choice(list(self.bots.bots))
+        deadline = self.chance.choice((None, 600.0))
+        self._do(lambda c: drain(c, name, draining=True, actor=ACTOR, reason="repair", deadline=deadline))
+
+    def _pause(self) -> None:
+        tenant = self.chance.choice(TENANTS)
+        self._do(lambda c: pausing.pause(c, "instance", tenant, instance="", actor=ACTOR, reason="a look"))
+
+    def _quota(self) -> None:
+        minimum = self.chance.choice((0, 1, 2))
+        self._do(lambda c: quotas.set_quota(c, "default", "red", minimum=minimum, maximum=None, actor=ACTOR))
+
+    def _set_up(self, connection: Connection) -> None:
+        quotas.set_quota(connection, "default", "green", minimum=0, maximum=GREEN_MOST, actor=ACTOR)
+
+    def _heal(self) -> None:
+        """Undo what holds jobs back."""
+        for name in self.bots.bots:
+            self._return(name)
+            self._do(lambda c, name=name: drain(c, name, draining=False, actor=ACTOR, reason="", deadline=None))
+        for tenant in TENANTS:
+            self._do(lambda c, tenant=tenant: _resume(c, tenant))
+        held = self._do(
+            lambda c: [row.id for row in c.execute_sql("SELECT public_id AS id FROM jobs WHERE state = 'parked'")]
+        )
+        self._do(lambda c: unpark(c, [str(each) for each in held], instances=None, reason=None, actor=ACTOR))
+
+    # Judgements
+
+    def _begin(self, work: Work, _chance: random.Random) -> Run:
+        """Judge the start of an attempt, and say how it will go."""
+        assert work.payload is not None, "a new lease has its payload"
+        self.done["starts"] += 1
+        told = self.told.get(work.job)
+        if told is not None:
+            if self.now < told.earliest - 1e-3:
+                self._find(f"job {work.job} starts {told.earliest - self.now:.3f} s too early")
+            if told.night and not _is_open(self.now):
+                self._find(f"job {work.job} starts outside of its window")
+            if told.api:
+                self.of_rate.append(self.now)
+                if len(self.of_rate) > BURST and (self.now - self.of_rate[0]) * RATE < 1.0 - 1e-3:
+                    self._find(f"{BURST + 1} starts of the rate within {self.now - self.of_rate[0]:.3f} s")
+        environment = work.payload.get("env", {})
+        if "LEASEHOLD_TICK" in environment and work.attempt == 1:
+            tick = datetime.fromisoformat(environment["LEASEHOLD_TICK"])
+            self.ticks.setdefault(environment["LEASEHOLD_SCHEDULE"], []).append(tick)
+        verb, seconds = work.payload["command"]
+        return Run(float(seconds), "failed" if verb == "fail" else "succeeded")
+
+    def _find(self, wrong: str) -> None:
+        if len(self.wrong) < 20:
+            self.wrong.append(f"{datetime.fromtimestamp(self.now, UTC):%Y-%m-%d %H:%M:%S}: {wrong}")
+
+    def _verify(self) -> None:
+        for finding in invariants.verify(self.pool.database):
+            if finding.rows:
+                self._find(f"{finding.id} {finding.title}: {finding.sample}")
+        for row in self._do(_overfull):
+            self._find(row)
+
+    def _judge_calm(self) -> None:
+        """After three hours without arrivals and faults nothing may wait but for a time, a window or another node."""
+        for row in self._do(_waiting):
+            told = self.told.get(str(row.id))
+            if not (told is not None and told.night and not _is_open(self.now)):
+                self._find(f"job {row.id} ({row.state}) waits although nothing holds it back")
+
+    def _judge_clock(self, real: float) -> None:
+        """Nothing has told the time by another clock than the virtual one, which is years from the host's."""
+        for place in self._do(find_escapes):
+            self._find(f"{place} has a clock of its own")
+        for column, count in self._do(lambda c: count_escaped(c, since=real - DAY, until=real + DAY)).items():
+            self._find(f"{count} times in {column} are of another clock")
+
+    def _judge_ticks(self, days: int) -> None:
+        """A schedule for a time that each local day has once submits one job on each of them."""
+        for nth, zone in enumerate(ZONES):
+            ticks = self.ticks.get(f"noon-{nth}", [])
+            local = [tick.astimezone(ZoneInfo(zone)) for tick in ticks]
+            if any((each.hour, each.minute) != (12, 30) for each in local):
+                self._find(f"a tick of noon-{nth} in {zone} is not at 12:30")
+            wanted = _days(self.start, self.start + timedelta(days=days), zone)
+            if missing := sorted(wanted - {each.date() for each in local}):
+                self._find(f"noon-{nth} in {zone} left out {missing}")
+            if len(local) > len({each.date() for each in local}):
+                self._find(f"noon-{nth} in {zone} came twice on a day")
+
+
+def _offer(nth: int) -> dict[str, str | list[str]]:
+    return {"os": "bsd" if nth == 3 else "linux"}
+
+
+def _drawn(chance: random.Random, often: float) -> int:
+    """A number of independent events that happen `often` times a day on average (Poisson)."""
+    count, left = 0, chance.expovariate(1.0)
+    while left < often:
+        count, left = count + 1, left + chance.expovariate(1.0)
+    return count
+
+
+def _is_open(at: float) -> bool:
+    hour = datetime.fromtimestamp(at, ZoneInfo(WINDOW_ZONE)).hour
+    return hour >= OPENS or hour < CLOSES
+
+
+def _days(start: datetime, end: datetime, zone: str) -> set[date]:
+    """The local days whose 12:30 lies between both times, an hour before the end at the latest."""
+    found = set[date]()
+    day = start.astimezone(ZoneInfo(zone)).date() - timedelta(days=1)
+    while day <= end.astimezone(ZoneInfo(zone)).date():
+        noon = datetime(day.year, day.month, day.day, 12, 30, tzinfo=ZoneInfo(zone))
+        if start < noon <= end - timedelta(hours=6):
+            found.add(day)
+        day += timedelta(days=1)
+    return found
+
+
+def _resume(connection: Connection, tenant: str) -> None:
+    paused = connection.execute_sql(f"SELECT FROM instances WHERE name = '{tenant}' AND draining").all()
+    if paused:
+        pausing.resume(connection, "instance", tenant, instance="", actor=ACTOR)
+
+
+def _waiting(connection: Connection) -> list[object]:
+    return list(
+        connection.execute_sql(
+            "SELECT public_id AS id, state FROM jobs WHERE state NOT IN ('succeeded', 'failed', 'dead', 'cancelled')"
+            " AND state <> 'running' AND queued_at < now() - interval '2 hours'"
+            " AND (schedule_after IS NULL OR schedule_after < now() - interval '2 hours')"
+        )
+    )
+
+
+def _overfull(connection: Connection) -> list[str]:
+    held = connection.execute_sql(
+        "SELECT i.name, sum(l.units)::integer AS units FROM leases l JOIN instances i ON i.id = l.instance"
+        " WHERE l.state IN ('pending', 'active', 'cancelling') GROUP BY i.name"
+    )
+    return [f"{row.name} uses {row.units} units" for row in held if row.name == "green" and row.units > GREEN_MOST]
+
+
+def _leases(connection: Connection) -> str:
+    """A digest of all leases that are kept, in the order of their jobs."""
+    rows = connection.execute_sql(
+        "SELECT md5(string_agg(concat_ws(' ', job_id, fence, bot_id, granted_at, ended_at, verdict), ','"
+        " ORDER BY job_id, fence)) AS digest FROM leases"
+    )
+    return str(rows.one().digest)
