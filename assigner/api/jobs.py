@@ -192,6 +192,8 @@ async def list_jobs(
     A page may hold fewer jobs than `limit` and still have a `next`: it has looked at many jobs that did not pass. 400
     for an order in which no index has the jobs, if a filter leaves more than 10,000 of them.
     """
+    cooldown: Cooldown = request.app.state.sync_service.cooldown
+    rules: Rules = getattr(request.app.state, "rules", RULES)
 
     def work(connection: Connection) -> models.JobList:
         before = None
@@ -204,7 +206,10 @@ async def list_jobs(
         )
         found = listing.page(connection, wanted, instances=caller.instances)
         rows = job_queries.listed(connection, found.jobs)
-        told = [models.ListedJob.model_validate(row | {"why": explanation.in_few_words(row)}) for row in rows]
+        whys = explanation.why_in_few_words(
+            connection, rows, everything=caller.instances is None, cooldown=cooldown, rules=rules
+        )
+        told = [models.ListedJob.model_validate(row | {"why": why}) for row, why in zip(rows, whys, strict=True)]
         return models.JobList(jobs=told, next=found.next)
 
     found: models.JobList = await request.app.state.read(work)
@@ -332,30 +337,34 @@ async def output(
     caller: Caller,
     start: Annotated[int, Query(ge=0, le=validation.MAX_OUTPUT_BYTES)] = 0,
     wait: Annotated[float, Query(ge=0, le=MAX_WAIT)] = 0.0,
+    attempt: Annotated[int | None, Query(ge=1, le=2**31 - 1)] = None,
 ) -> models.OutputAnswer | Response:
-    """Return output from offset `start`. Waits up to `wait` seconds for output or the end of the job."""
+    """Return output from offset `start`. Waits up to `wait` seconds for output or the end of the job.
+
+    attempt: number of the attempt, from 1; without it the newest. 404 if there is none of that number.
+    """
     state = request.app.state
     job = routing.job_id(id)
     if wait == 0:
         found: models.OutputAnswer
-        _, found = await state.run(routing.read_output(job, caller, start, noted=True))
+        _, found = await state.run(routing.read_output(job, caller, start, attempt=attempt, noted=True))
         return found
     deadline = clock.monotonic() + min(wait, state.max_wait)
     async with _progress(state).watch(request) as watch:
-        attempt: int | None = None
+        seen: int | None = None
         over = routing.any_final({job})
 
         def news(now: routing.Progress) -> bool:
-            return over(now) or now.written > start or now.attempt != attempt
+            return over(now) or now.written > start or now.attempt != seen
 
         while True:
             shared, found = await state.run(
-                routing.read_output(job, caller, start, noted=attempt is None), kept_plans=True
+                routing.read_output(job, caller, start, attempt=attempt, noted=seen is None), kept_plans=True
             )
             if shared not in watch.keys:
                 watch.add(shared, news)
-            restarted = attempt is not None and found.attempt != attempt
-            attempt = found.attempt
+            restarted = seen is not None and found.attempt != seen
+            seen = found.attempt
             left = deadline - clock.monotonic()
             if found.data or found.final or restarted or left <= 0 or state.polls.stopping:
                 return found

@@ -234,14 +234,15 @@ class WaitAnswer(BaseModel):
 
 
 class OutputAnswer(BaseModel):
-    """Output of the newest attempt from offset `start`. Ask again with `next`; a new `attempt` starts at 0."""
+    """Output of an attempt from offset `start`. Ask again with `next`; a new `attempt` starts at 0."""
 
     start: int
     data: str = Field(description="base64")
     next: int
     state: str
     attempt: int = Field(description="number of the attempt, from 1; 0 = none yet")
-    final: bool = Field(description="true: the job has ended and no output follows")
+    final: bool = Field(description="true: the job, or the attempt that was asked for, has ended; no output follows")
+    lost: bool = Field(description="true: the bot was lost before the end; what it had not sent by then is missing")
 
 
 class ResultAnswer(BaseModel):

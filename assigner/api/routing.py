@@ -98,15 +98,17 @@ def read_states(
 
 
 def read_output(
-    job: str, caller: Principal, start: int, *, noted: bool
+    job: str, caller: Principal, start: int, *, attempt: int | None = None, noted: bool
 ) -> Callable[[Connection], tuple[str, models.OutputAnswer]]:
     """Return the work that reads output: it gives the own id of the submission's job, and the answer."""
 
     def work(connection: Connection) -> tuple[str, models.OutputAnswer]:
-        where = {"ids": [job], "instances": caller.instances}
+        where = {"ids": [job], "instances": caller.instances, "attempt": attempt}
         row = connection.execute(jobs.ATTEMPT, where).one_or_none()
         if row is None:
             raise not_found(job)
+        if attempt is not None and row.fence is None:
+            raise NotFound(f"attempt: job '{job}' has no attempt {attempt}")
         data = b""
         if row.fence is not None:
             data = outputs.read(connection, row.row_id, fence=row.fence, start=start, limit=OUTPUT_BYTES)
@@ -119,6 +121,7 @@ def read_output(
             state=row.state,
             attempt=row.attempt,
             final=row.final and len(data) < OUTPUT_BYTES,
+            lost=row.lost,
         )
         return str(row.job), answer
 

@@ -15,7 +15,6 @@ from leasehold.wire import escaped
 from pydantic import BaseModel, Field
 
 from assigner.admission.rules import RULES, Rules
-from assigner.cycle.assigner import NO_BOT, NO_ROOM
 from assigner.explain import gates as explained_gates
 from assigner.queries import jobs as job_queries
 from schema.accounting.quotas import EVICTION_COOLDOWN, Cooldown
@@ -294,11 +293,39 @@ def blocking_reason(connection: Connection, job_id: int, *, cooldown: Cooldown) 
     return next((one.sentence for one in judged if one.is_open is False), None)
 
 
-def in_few_words(row: Row) -> str | None:
-    """Return why a job of a list waits, from the facts of `assigner.queries.jobs.listed`; its reason if it is over.
+#: Of the jobs of one list that nothing of their own holds up: the most whose constraints are judged, and the most
+#: queues for which bots are counted.
+MAX_JUDGED, MAX_QUEUES_JUDGED = 200, 20
+ITS_TURN, NOT_JUDGED = "its turn", "a bot, a limit or its turn"
 
-    A closed gate on its constraints is not among these facts: `explain` judges them.
+
+def why_in_few_words(
+    connection: Connection, rows: Sequence[Row], *, everything: bool, cooldown: Cooldown, rules: Rules
+) -> list[str | None]:
+    """Return why each job of a list waits, from the facts of `assigner.queries.jobs.listed`; its reason if it is over.
+
+    What these facts leave open is judged by the gates of `explain`: quota and bots once for all jobs of a queue, which
+    are alike in this, constraints for each job. External checkers are not asked.
     """
+    asked = [row for row in rows if in_few_words(row) == ITS_TURN][:MAX_JUDGED]
+    first = {row["queue"]: row["row_id"] for row in reversed(asked)}
+    found: dict[int, Evidence] = {}
+    for queue in [*dict.fromkeys(row["queue"] for row in asked)][:MAX_QUEUES_JUDGED]:
+        job = evidence_reads.job(connection, first[queue], cooldown=cooldown)
+        found[queue] = evidence_reads.gather(connection, job, everything=everything, briefly=True)
+    asked = [row for row in asked if row["queue"] in found]
+    constrained_jobs = [row["row_id"] for row in asked if row["constrained"]]
+    own = explained_gates.judge_each_constraints(connection, constrained_jobs, rules)
+    judged = {
+        row["row_id"]: explained_gates.judge_gates(found[row["queue"]], own.get(row["row_id"], ())) for row in asked
+    }
+    whys = {row_id: explained_gates.in_few_words(each) or ITS_TURN for row_id, each in judged.items()}
+    told = ((row["row_id"], in_few_words(row)) for row in rows)
+    return [whys.get(row_id, NOT_JUDGED if why == ITS_TURN else why) for row_id, why in told]
+
+
+def in_few_words(row: Row) -> str | None:
+    """Return what the facts of `listed` alone tell: what holds a job itself up, or else that it is its turn."""
     match row["state"]:
         case JobState.BLOCKED:
             return "other nodes of its graph"
@@ -312,17 +339,13 @@ def in_few_words(row: Row) -> str | None:
         case JobState.QUEUED if row["starts_in"] > 0:
             at = f"{row['queued_at'].astimezone(UTC):{'%H:%M' if row['starts_in'] < 86_400 else '%Y-%m-%d %H:%M'}}"
             return f"starts in {duration(row['starts_in'])}, at {at} UTC"
-        case JobState.QUEUED if row["draining"]:
-            return "its instance is drained" + (f": {row['drain_reason']}" if row["drain_reason"] else "")
         case JobState.QUEUED if (row["retry_seconds"] or 0) > 0:
             begun = "tried again" if row["attempts"] else "may start"
             return f"{begun} in {duration(row['retry_seconds'])}"
-        case JobState.QUEUED if row["over_quota"]:
-            return "its quota is used up"
-        case JobState.QUEUED if row["queue_rests"]:
-            return {NO_BOT: "no such bot", NO_ROOM: "no bot has room"}.get(row["reason"], row["reason"])
+        case JobState.QUEUED if row["draining"]:
+            return "its instance is drained" + (f": {row['drain_reason']}" if row["drain_reason"] else "")
         case JobState.QUEUED:
-            return "a limit or its turn" if row["constrained"] else "its turn"
+            return ITS_TURN
         case _:
             return str(row["reason"]) if row["reason"] else None
 

@@ -9,7 +9,7 @@ One module because the gates are one list, in the order in which they are asked.
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC
+from datetime import UTC, datetime
 from typing import Any
 
 from leasehold.wire import escaped
@@ -18,12 +18,14 @@ from assigner.admission import rules as admission_rules
 from assigner.admission.checkers import FAILURES
 from assigner.admission.gates import GATES
 from assigner.admission.rules import Rules
+from assigner.admission.state import AdmissionState
 from assigner.placement import resources
 from schema import predicates
 from schema.accounting import rates
 from schema.diagnostics.evidence import MAX_BOTS_COUNTED, NAMES, Clause, Evidence, JobEvidence, NodeEvidence
 from schema.fleet.kinds import TASK
 from schema.picking import constrained
+from schema.picking.constrained import ConstrainedQueue, QueueHead
 from schema.postgres.connection import Connection
 from schema.predicates import Predicate
 from schema.readable import duration
@@ -415,21 +417,75 @@ def judge_constraints(connection: Connection, job_id: int, rules: Rules) -> list
     if found is None:
         return []
     head, now = found
-    missing = resources.lacking(connection, head.queue, look=MAX_BOTS_COUNTED)
-    lacking = {} if missing is None else {head.queue.id: missing}
-    admission_state = admission_rules.read_admission_state(
-        connection, [head.queue], now=now, rules=rules, lacking=lacking
-    )
+    admission_state = _admission_state(connection, [head.queue], now, rules)
     if (used := rates.resource_of(head.queue.constraints)) is not None:
         admission_state.refused.update(rules.checkers.ask_limits([used]).refused)
     with suppress(*FAILURES):  # the assigners go on then, too
         rules.checkers.add_pressure(admission_state.advice)
+    return _judge_head(head, admission_state)
+
+
+def judge_each_constraints(
+    connection: Connection, job_ids: Sequence[int], rules: Rules
+) -> Mapping[int, list[GateVerdict]]:
+    """Return the same of each of these jobs that is constrained. Checkers are not asked: a list must not wait for them.
+
+    The state of counters is read once for all of them.
+    """
+    found = {job_id: one for job_id in job_ids if (one := constrained.job(connection, job_id)) is not None}
+    if not found:
+        return {}
+    queues = {head.queue.id: head.queue for head, _ in found.values()}
+    admission_state = _admission_state(connection, [*queues.values()], max(now for _, now in found.values()), rules)
+    return {job_id: _judge_head(head, admission_state) for job_id, (head, _) in found.items()}
+
+
+def _admission_state(
+    connection: Connection, queues: Sequence[ConstrainedQueue], now: datetime, rules: Rules
+) -> AdmissionState:
+    missing = {queue.id: resources.lacking(connection, queue, look=MAX_BOTS_COUNTED) for queue in queues}
+    lacking = {queue: name for queue, name in missing.items() if name is not None}
+    return admission_rules.read_admission_state(connection, queues, now=now, rules=rules, lacking=lacking)
+
+
+def _judge_head(head: QueueHead, admission_state: AdmissionState) -> list[GateVerdict]:
     judged = []
     for gate in GATES:
         why = gate.closed_for_queue(head.queue, admission_state) or gate.closed_for_job(head, admission_state)
         remedy = f"wait until {gate.requirement}"
         judged.append(GateVerdict(gate.name, gate.requirement, why is None, why or gate.requirement, {}, remedy))
     return judged
+
+
+# The cause in the few words of a list
+
+
+def in_few_words(judged: Sequence[GateVerdict]) -> str | None:
+    """Return why a job waits, by the first closed gate in the order of causes; None if every gate is open."""
+    cause = next(iter(by_cause(judged)), None)
+    if cause is None:
+        return None
+    match cause.name:
+        case predicates.COHORT.name:
+            return "no bot of its cohort takes work" if cause.evidence["present"] else "no bot in its cohort"
+        case predicates.BACKOFF.name:
+            return f"looked at again in {duration(cause.evidence['rest_seconds'] or 0)}"
+        case predicates.HEALTHY.name if cause.evidence["draining"]:
+            return "each such bot is drained or leaves"
+        case name:
+            return _FEW_WORDS.get(name, cause.sentence)
+
+
+_FEW_WORDS = {
+    predicates.QUOTA.name: "its quota is used up",
+    predicates.REQUIREMENTS.name: "no such bot",
+    predicates.SERVES.name: "each such bot is for others",
+    predicates.HEALTHY.name: "no such bot is healthy",
+    predicates.UNITS.name: "no such bot is large enough",
+    predicates.PROBATION.name: "each such bot is on probation",
+    predicates.ROOM.name: "no bot has room",
+    predicates.ASSIGNERS.name: "no assigner is at work",
+}
 
 
 # What would start a waiting job: one concrete change for each closed gate.

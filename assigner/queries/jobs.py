@@ -85,17 +85,14 @@ WHERE {VISIBLE}
 WORDS, LETTERS = 12, 80
 # What a list tells of each job beside its row: what it runs, how long it has waited and run, what holds it up.
 LISTED = Statement(f"""
-SELECT j.id AS row_id, w.command, j.constrained, i.draining,
+SELECT j.id AS row_id, j.queue, w.command, j.constrained, i.draining,
     greatest(0, CAST(extract(epoch FROM coalesce(j.started_at, j.finished_at, now()) - j.queued_at) AS float8))
         AS waited_seconds, CAST(extract(epoch FROM j.queued_at - now()) AS double precision) AS starts_in,
     CAST(extract(epoch FROM coalesce(j.finished_at, now()) - j.started_at) AS double precision) AS ran_seconds,
     CAST(extract(epoch FROM nullif(j.schedule_after, {PAUSED_UNTIL}) - now()) AS double precision) AS retry_seconds,
     z.kind AS paused, (SELECT reason FROM pauses WHERE kind = 'instance' AND name = i.name) AS drain_reason,
-    z.name AS paused_name, z.reason AS pause_reason,
-    k.schedule_after > now() AS queue_rests,
-    EXISTS (SELECT FROM quotas u WHERE u.cohort = j.cohort AND u.instance = j.instance
-        AND u.usage + j.units > u.max_quota) AS over_quota
-FROM jobs j JOIN instances i ON i.id = j.instance JOIN queues k ON k.id = j.queue
+    z.name AS paused_name, z.reason AS pause_reason
+FROM jobs j JOIN instances i ON i.id = j.instance
 LEFT JOIN LATERAL pause_of(j.id, j.label, j.instance) z ON {ANY_PAUSE} AND j.state = 'queued'
 CROSS JOIN LATERAL (SELECT ARRAY(
     SELECT left(word, {LETTERS}) FROM job_payloads p
@@ -161,12 +158,17 @@ SELECT id, state, CASE WHEN state = ANY (:final) THEN reason END AS reason, exit
 FROM asked ORDER BY nth
 """)
 
-# The newest attempt of a job, for its output. Attempts are numbered by leases, including those that cost no attempt.
+# One attempt of a job, for its output; null = the newest. Attempts are numbered by leases, including those that cost no
+# attempt. No fence: there is no such attempt.
 ATTEMPT = Statement(f"""
-SELECT j.id AS row_id, j.public_id AS job, {SUBMISSION_STATE} AS state,
-    {SUBMISSION_FINISHED_AT} IS NOT NULL AS final, l.fence, l.attempt
+SELECT j.id AS row_id, j.public_id AS job, {SUBMISSION_STATE} AS state, l.fence, coalesce(l.attempt, 0) AS attempt,
+    {SUBMISSION_FINISHED_AT} IS NOT NULL OR CAST(:attempt AS integer) IS NOT NULL AND l.ended_at IS NOT NULL AS final,
+    coalesce(l.verdict = 'lost', false) AS lost
 FROM {_NAMED}
-CROSS JOIN LATERAL (SELECT max(fence) AS fence, count(*) AS attempt FROM leases WHERE job_id = j.id) l
+LEFT JOIN LATERAL (
+    SELECT * FROM (
+        SELECT fence, ended_at, verdict, row_number() OVER (ORDER BY fence) AS attempt FROM leases WHERE job_id = j.id
+    ) n WHERE coalesce(n.attempt = CAST(:attempt AS integer), true) ORDER BY fence DESC LIMIT 1) l ON true
 WHERE {VISIBLE}
 """)
 

@@ -15,7 +15,7 @@ from leasehold.errors import BadInput, LeaseholdError
 from bots.cli import output
 from bots.cli.caller import Caller, caller_options, whole_id, whole_ids
 from bots.cli.output import Record
-from bots.cli.waiting import finish, interruptible
+from bots.cli.waiting import as_written, finish, interruptible
 from bots.cli.watching import shown, watch_option
 from schema import clock, validation
 from schema.readable import Column, Group, table
@@ -183,28 +183,40 @@ def result(caller: Caller, /, id: str) -> None:
 @click.command()
 @click.argument("id")
 @click.option("-f", "--follow", is_flag=True, help="Go on until the job is final.")
+@click.option(
+    "--attempt",
+    type=click.IntRange(1),
+    metavar="N",
+    help="The output of this attempt, the first is 1 [default: the newest].",
+)
 @caller_options
-def logs(caller: Caller, /, id: str, follow: bool) -> None:
+def logs(caller: Caller, /, id: str, follow: bool, attempt: int | None) -> None:
     """Write the job's output, byte for byte.
+
+    If the bot was lost before the end, what it had sent by then is kept, and standard error says so.
 
     Of more than 1 MiB the first and the last 512 KiB are kept, with a line in between. What comes after the first
     512 KiB is there once the attempt has ended.
 
     With --json each piece of output is one object on one line: `data` in base64, `start` and `next` (the offset of its
-    first byte and of the byte after it, counted from 0 in each attempt), `attempt`, the job's `state`, and `final`,
-    which is true if no output follows. The last line may have no data.
+    first byte and of the byte after it, counted from 0 in each attempt), `attempt`, the job's `state`, `final`, which
+    is true if no output follows, and `lost`, if the bot was lost before the end. The last line may have no data.
 
     ID: whole, or in short as lists show it, or @last or @failed.
     """
+    if follow and attempt is not None:
+        raise BadInput("--attempt", "does not go with --follow, which follows the newest attempt")
     with caller.client() as client:
-        job = whole_id(client, id)
+        job, last = whole_id(client, id), None
         with interruptible([job]) if follow else nullcontext():
-            for piece in client.follow(job) if follow else client.written(job):
+            pieces = client.follow(job) if follow else client.written(job, attempt=attempt)
+            for last in pieces if caller.json else as_written(job, pieces):
                 if caller.json:
-                    output.print_json(asdict(piece) | {"data": base64.b64encode(piece.data).decode()})
-                else:
-                    sys.stdout.buffer.write(piece.data)
-                sys.stdout.flush()
+                    output.print_json(asdict(last) | {"data": base64.b64encode(last.data).decode()})
+                    sys.stdout.flush()
+    if last is not None and last.attempt > 1 and attempt is None and not caller.json:
+        hint = f"`leasehold logs {id} --attempt {last.attempt - 1}` shows that of the attempt before"
+        click.echo(f"this is the output of attempt {last.attempt}; {hint}", err=True)
 
 
 @click.command()

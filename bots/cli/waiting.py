@@ -6,14 +6,14 @@ standard error, so that `$(leasehold submit --wait -- COMMAND)` is the output of
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import click
 from leasehold import wire
-from leasehold.client import Client
+from leasehold.client import Client, Output
 from leasehold.errors import LeaseholdError, TimedOut
 from leasehold.states import FINAL, JobState
 
@@ -103,15 +103,24 @@ class Reasons:
 def _stream(client: Client, id: str, reasons: Reasons) -> None:
     if output.terminal() and client.output(id, wait=HINT_AFTER).state in _UNPLACED:
         reasons.tell(id, at_once=True)
-    attempt = 0
-    for piece in client.follow(id, poll=SILENCE, idle=True):
-        if attempt not in (0, piece.attempt):
-            click.echo(f"job {id} runs again, attempt {piece.attempt}", err=True)
-        attempt = piece.attempt
-        sys.stdout.buffer.write(piece.data)
-        sys.stdout.flush()
+    for piece in as_written(id, client.follow(id, poll=SILENCE, idle=True)):
         if not piece.data and piece.state in _UNPLACED:
             reasons.tell(id)
+
+
+def as_written(id: str, pieces: Iterable[Output]) -> Iterator[Output]:
+    """Write each piece of a job's output and yield it. Say on standard error what a new attempt or a lost bot means."""
+    attempt, lost = 0, False
+    for piece in pieces:
+        if attempt not in (0, piece.attempt):
+            click.echo(f"job {id} runs again, attempt {piece.attempt}", err=True)
+        attempt, lost = piece.attempt, piece.lost
+        sys.stdout.buffer.write(piece.data)
+        sys.stdout.flush()
+        yield piece
+    if lost:
+        said = "its bot was lost before the end; what the bot had sent by then is all there is"
+        click.echo(f"job {id}, attempt {attempt}: {said}", err=True)
 
 
 def exit_code(job: Record) -> int:

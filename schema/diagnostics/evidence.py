@@ -435,8 +435,11 @@ def job(connection: Connection, job_id: int, *, cooldown: Cooldown) -> JobEviden
     )
 
 
-def gather(connection: Connection, job: JobEvidence, *, everything: bool) -> Evidence:
-    """Read all evidence on a waiting job. Without `everything`, only bots that serve its instance are counted."""
+def gather(connection: Connection, job: JobEvidence, *, everything: bool, briefly: bool = False) -> Evidence:
+    """Read all evidence on a waiting job. Without `everything`, only bots that serve its instance are counted.
+
+    briefly: only what decides which gates are open; clauses, exclusive bots and the jobs ahead are left out.
+    """
     want: Row = {
         "cohort": job.cohort,
         "instance": job.instance,
@@ -447,7 +450,7 @@ def gather(connection: Connection, job: JobEvidence, *, everything: bool) -> Evi
     }
     looked = want | {"look": MAX_BOTS_COUNTED}
     bots = BotsEvidence(**_row(connection, MATCHING, looked))
-    has_few = bots.matching <= FEW
+    has_few = bots.matching <= FEW and not briefly
     return Evidence(
         job,
         CohortEvidence(**_row(connection, COHORT_BOTS, looked)),
@@ -455,7 +458,7 @@ def gather(connection: Connection, job: JobEvidence, *, everything: bool) -> Evi
         _clauses(connection, job.properties, want) if has_few else [],
         ExclusiveEvidence(**_row(connection, EXCLUSIVE_BOTS, looked)) if has_few else ExclusiveEvidence(),
         AssignersEvidence(**_row(connection, POOL, looked | {"cohort_name": job.cohort_name})),
-        *_ahead(connection, job),
+        *((JobsAhead(0, True), JobsAhead(0, True)) if briefly else _ahead(connection, job)),
     )
 
 

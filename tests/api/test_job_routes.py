@@ -10,8 +10,10 @@ import httpx
 import pytest
 
 from assigner.api import submission
+from bots.sync import sessions
 from schema import clock, outputs, requests
 from schema.postgres.engine import Database
+from schema.postgres.statements import Statement
 from schema.tenancy import tokens
 from schema.timing import Timing
 from tests.support.explain import preempted
@@ -356,7 +358,7 @@ def test_output_is_followed_under_every_id_until_it_is_over(either: Served, data
     http = either.client(either.token("operator"))
     bot = Bot(either)
     job, joined, left = submitted(http, SHARED, SHARED, SHARED)
-    nothing = {"start": 0, "data": "", "next": 0, "state": "queued", "attempt": 0, "final": False}
+    nothing = {"start": 0, "data": "", "next": 0, "state": "queued", "attempt": 0, "final": False, "lost": False}
     assert http.get(f"/v1/jobs/{job}/output").json() == nothing
     row, fence = granted(database, timing, job)
     report = {**bot.identity, "job": job, "fence": fence, "output": [{"start": 0, "data": "aGkK"}]}
@@ -382,6 +384,31 @@ def test_output_is_followed_under_every_id_until_it_is_over(either: Served, data
     assert (shown["state"], shown["bot"], shown["result"]["exit_code"]) == ("failed", "b1", 3)
     assert [event["to"] for event in shown["events"] if event["from"] != event["to"]] == ["queued", "leased", "failed"]
     assert database.run(lambda c: outputs.read(c, row, fence=fence, start=0, limit=100)) == b"hi\n"
+
+
+def test_what_a_lost_bot_had_sent_can_be_read_when_the_job_runs_again(
+    served: Served, operator: httpx.Client, database: Database, timing: Timing
+) -> None:
+    (job,) = submitted(operator, JOB)
+    bot = Bot(served)
+    _, fence = granted(database, timing, job)
+    bot.sync(leases=[{"job": job, "fence": fence, "state": "active"}])
+    report = {**bot.identity, "job": job, "fence": fence, "output": [{"start": 0, "data": "aGkK"}]}
+    assert bot.http.post("/v1/output", json=report).status_code == 204
+
+    def read(**query: int) -> tuple[Any, ...]:
+        found = operator.get(f"/v1/jobs/{job}/output", params=query)
+        return tuple(found.json().get(each) for each in ("attempt", "data", "final", "lost"))
+
+    assert read(attempt=1) == read() == (1, "aGkK", False, False)
+    Bot(served, dead_session=sessions.digest(bot.identity["secret"]).hex())  # the agent was killed and begins anew
+    assert read() == (1, "aGkK", False, True)
+    database.run(lambda c: c.execute(Statement("UPDATE jobs SET schedule_after = NULL")))
+    granted(database, timing, job)
+    assert read() == (2, "", False, False)
+    assert read(attempt=1, wait=60) == (1, "aGkK", True, True)
+    absent = operator.get(f"/v1/jobs/{job}/output?attempt=3")
+    assert (absent.status_code, absent.json()["detail"]) == (404, f"attempt: job '{job}' has no attempt 3")
 
 
 def test_a_cancelled_submission_is_shown_so_while_the_job_goes_on(operator: httpx.Client, database: Database) -> None:

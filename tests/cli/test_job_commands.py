@@ -210,12 +210,15 @@ def test_logs_writes_the_bytes_as_they_are_and_as_json_one_line_for_each_piece(
     def script(asked: ReceivedRequest) -> Answer:
         start = int(asked.query["start"])
         data = base64.b64encode(written[start : start + 100]).decode()
-        rest = {"state": "succeeded", "attempt": 2, "final": start + 100 > len(written)}
+        rest = {"state": "succeeded", "attempt": 2, "final": start + 100 > len(written), "lost": True}
         return Answer({"start": start, "data": data, "next": min(start + 100, len(written))} | rest)
 
     stands.script = script
     call("logs", *options, JOB_COMMANDING)
-    assert capfdbinary.readouterr().out == written
+    told = capfdbinary.readouterr()
+    assert (told.out, told.err.count(b"\n")) == (written, 2)
+    assert b"attempt 2: its bot was lost before the end" in told.err
+    assert f"`leasehold logs {JOB_COMMANDING} --attempt 1` shows" in told.err.decode()
     call("logs", "--json", *options, JOB_COMMANDING)
     pieces = [json.loads(line) for line in capfdbinary.readouterr().out.splitlines()]
     assert b"".join(base64.b64decode(piece["data"]) for piece in pieces) == written

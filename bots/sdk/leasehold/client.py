@@ -146,9 +146,10 @@ class Listed:
 
 @dataclass(frozen=True)
 class Output:
-    """Bytes of the current attempt's output from offset `start`.
+    """Bytes of an attempt's output from offset `start`.
 
-    next: the offset for the next call. final: the job has ended and no output follows `data`.
+    next: the offset for the next call. final: the job, or the attempt that was asked for, has ended and no output
+    follows `data`. lost: the bot was lost before the end, so what it had not sent by then is missing.
     """
 
     start: int
@@ -157,6 +158,7 @@ class Output:
     state: str
     attempt: int
     final: bool
+    lost: bool = False
 
 
 class Client:
@@ -433,10 +435,14 @@ class Client:
         found = {job["id"]: job for part in slices(jobs) for job in self.read_states(part)}
         return [found[job_id(job)] for job in jobs]
 
-    def output(self, job: str, *, start: int = 0, wait: float = 0.0) -> Output:
-        """Return output from offset `start`; wait up to `wait` seconds for some unless the job is final."""
+    def output(self, job: str, *, start: int = 0, wait: float = 0.0, attempt: int | None = None) -> Output:
+        """Return output from offset `start`; wait up to `wait` seconds for some unless the job is final.
+
+        attempt: number of the attempt, from 1; None = the newest. Raises NotFound if there is none of that number.
+        """
+        asked: dict[str, float] = {} if attempt is None else {"attempt": attempt}
         answer = self._transport.call(
-            "GET", _job_path(job) + "/output", query={"start": start, "wait": wait}, held=wait
+            "GET", _job_path(job) + "/output", query={"start": start, "wait": wait} | asked, held=wait
         )
         return Output(
             start=answer["start"],
@@ -445,13 +451,14 @@ class Client:
             state=answer["state"],
             attempt=answer["attempt"],
             final=answer["final"],
+            lost=answer.get("lost", False),  # older gateways do not say
         )
 
-    def written(self, job: str) -> Iterator[Output]:
-        """Yield the output that the current attempt has so far, in pieces; the last piece is empty."""
+    def written(self, job: str, *, attempt: int | None = None) -> Iterator[Output]:
+        """Yield the output that an attempt, None = the newest, has so far, in pieces; the last piece is empty."""
         start = 0
         while True:
-            piece = self.output(job, start=start)
+            piece = self.output(job, start=start, attempt=attempt)
             yield piece
             if not piece.data:
                 return
