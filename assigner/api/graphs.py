@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field
 from assigner.api import routing, submission
 from assigner.api.routing import CALLERS, IDS, Caller, Read, problems
 from assigner.estimation import Estimator, with_estimate
+from assigner.queries import job_names
 from assigner.queries import jobs as job_queries
 from schema import audit, validation
 from schema.moves import graphs as graph_moves
@@ -311,7 +312,8 @@ def _find_graph(
     connection: Connection, given: str, caller: Principal, *, instance: str | None = None, event: str | None = None
 ) -> tuple[int, str]:
     wanted = None if instance is None else validation.check_name("instance", instance)
-    found = job_queries.find_graph(
+    by_word = job_names.find_graph(connection, given, instances=caller.instances, actor=caller.actor)
+    found = by_word or job_queries.find_graph(
         connection,
         public_id=routing.uuid_or_none(given),
         name=validation.check_text("id", given, 200),

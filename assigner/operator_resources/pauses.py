@@ -1,5 +1,6 @@
 """The declaration of pauses, by which operators keep the jobs of a label, task, instance or schedule from starting."""
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, cast
 
@@ -8,6 +9,7 @@ from pydantic import Field
 from assigner.operator_resources.declaration import (
     ALL,
     By,
+    Fields,
     Key,
     Keys,
     Page,
@@ -33,8 +35,8 @@ class Pause(Row):
     name: str
     instance: str = Field(description="of a label or a task only the jobs of that instance, * = all")
     reason: str
-    actor: str = Field(description="who has paused it")
-    at: datetime = Field(description="since when")
+    actor: str = Field(description="who has paused it; empty: it was drained or disabled without being noted here")
+    at: datetime | None = Field(description="since when")
 
 
 def _pauses(connection: Connection, _: Page) -> list[Pause]:
@@ -45,8 +47,25 @@ def _scope(keys: Keys) -> dict[str, Any]:
     return {"instance": EVERYWHERE if keys[1] == ALL else keys[1]}
 
 
-def _pause(connection: Connection, keys: Keys, _: PauseRequest, by: By) -> None:
-    pausing.pause(connection, cast("Kind", keys[0]), keys[2], **_scope(keys), **by)
+def _pause(connection: Connection, keys: Keys, _: PauseRequest, by: By) -> Fields:
+    kind = cast("Kind", keys[0])
+    pausing.pause(connection, kind, keys[2], **_scope(keys), **by)
+    return vars(pauses.stopped(connection, kind, keys[2], **_scope(keys))) if kind in ("label", "task") else None
+
+
+def _paused(done: Mapping[str, Any]) -> str:
+    """Say what is paused, and of a label or a task how much it stops: its name may be misspelt."""
+    told = f"{done['kind']} {done['name']} is paused"
+    if "jobs" not in done:
+        return told
+    jobs, schedules = done["jobs"], done["schedules"]
+    if not jobs and not schedules:
+        return f"{told}; no queued job and no schedule has this {done['kind']} now"
+    at_least = "at least " if jobs >= pauses.COUNTED else ""
+    waiting = f"{at_least}{jobs:,} queued {'job waits' if jobs == 1 else 'jobs wait'}"
+    return f"{told}; {waiting}" + (
+        f", {schedules} {'schedule' if schedules == 1 else 'schedules'}" if schedules else ""
+    )
 
 
 def _resume(connection: Connection, keys: Keys, by: By) -> None:
@@ -78,7 +97,7 @@ PAUSES = Resource(
         model=PauseRequest,
         apply=_pause,
     ),
-    printed=lambda done: f"{done['kind']} {done['name']} is paused",
+    printed=_paused,
     remove=Removal(
         help="Resume what is paused: its jobs start at the next look of the assigners.",
         apply=_resume,

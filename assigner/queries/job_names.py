@@ -102,6 +102,37 @@ def find(
     return answer
 
 
+# The newest graph of the actor, and the newest with a node that failed or died.
+_GRAPHS = f"""
+SELECT g.id, CAST(g.public_id AS text) AS public_id FROM (SELECT * FROM graphs ORDER BY id DESC LIMIT :newest) g
+WHERE g.actor = :actor AND g.instance = ANY (ARRAY(SELECT i.id FROM instances i WHERE {VISIBLE})) {{}}
+ORDER BY g.id DESC LIMIT 1"""
+_WORDS_OF_GRAPHS: Mapping[str, Statement] = {
+    LAST: Statement(_GRAPHS.format("")),
+    FAILED: Statement(
+        _GRAPHS.format("""
+        AND EXISTS (SELECT FROM graph_nodes n WHERE n.graph = g.id AND n.outcome IN ('failed', 'dead'))""")
+    ),
+}
+
+
+def find_graph(
+    connection: Connection, name: str, *, instances: Sequence[str] | None, actor: str
+) -> tuple[int, str] | None:
+    """Return the row id and the id of the graph that @last or @failed stands for; None if the name is no such word.
+
+    Raises NotFound for a word that stands for none.
+    """
+    if name not in _WORDS_OF_GRAPHS:
+        return None
+    values = {"newest": NEWEST, "instances": instances, "actor": actor}
+    found = connection.execute(_WORDS_OF_GRAPHS[name], values).one_or_none()
+    if found is None:
+        done = {LAST: "submitted", FAILED: "submitted and of which a node has failed"}[name]
+        raise NotFound(f"id: {name}: there is no graph that this token has {done}")
+    return found.id, found.public_id
+
+
 def _by_word(connection: Connection, word: str, *, instances: Sequence[str] | None, actor: str) -> str:
     query, done = _WORDS[word]
     values = {"newest": NEWEST, "instances": instances, "actor": actor}

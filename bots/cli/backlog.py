@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
-from leasehold.errors import LeaseholdError, NotFound
+from leasehold.errors import Conflict, LeaseholdError, NotFound
+from leasehold.states import JobState
 
 from bots.cli import output, times
 from bots.cli.caller import Caller, caller_options
@@ -13,6 +14,8 @@ from bots.cli.output import Record
 from bots.cli.waiting import finish
 from schema import validation
 
+#: The states of jobs that these commands change, or have changed before.
+WAITING = frozenset({JobState.BLOCKED, JobState.QUEUED, JobState.PARKED, JobState.DEFERRED})
 _reason = click.option("--reason", metavar="TEXT", help="Kept in the jobs' history and the audit log.")
 
 
@@ -79,6 +82,7 @@ def requeue(caller: Caller, /, chosen: Chosen, key: str | None, reason: str | No
         if not wait:
             _print_results(caller, answers, _successor)
             return
+        _refuse_if_over(answers)
         if not caller.json:
             _print(answers, _successor)
         _refuse_absent(answers)
@@ -143,12 +147,15 @@ def _print_results(caller: Caller, answers: Sequence[Record], story: Callable[[R
     """Print each job's answer; raise NotFound if a job does not exist."""
     if caller.json:
         output.print_json(answers)
-    else:
+    _refuse_if_over(answers)
+    if not caller.json:
         _print(answers, story)
     _refuse_absent(answers)
 
 
 def _print(answers: Sequence[Record], story: Callable[[Record], str]) -> None:
+    if not answers:
+        click.echo("no job that this could change passes the filter", err=True)
     for job in answers:
         if job["state"] is not None:
             click.echo(f"{job['id']} {story(job)}")
@@ -158,6 +165,15 @@ def _refuse_absent(answers: Sequence[Record]) -> None:
     absent = [job["id"] for job in answers if job["state"] is None]
     if absent:
         raise NotFound(f"id: there is no job '{absent[0]}'")
+
+
+def _refuse_if_over(answers: Sequence[Record]) -> None:
+    """Raise Conflict if all the jobs exist, none waits and so none was changed. A repeat of a change is no conflict."""
+    rest = [job for job in answers if job["state"] in (None, *WAITING) or job["changed"] or job.get("job")]
+    if answers and not rest:
+        first = f"job '{answers[0]['id']}' is {answers[0]['state']}"
+        others = f", and the other {len(answers) - 1} do not wait either" if len(answers) > 1 else ""
+        raise Conflict("already_final", f"{first}, it does not wait{others}; nothing was changed")
 
 
 def _state(job: Record) -> str:

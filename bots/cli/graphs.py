@@ -7,7 +7,7 @@ import click
 from leasehold import wire
 from leasehold.calls.graphs import MAX_GRAPHS, MAX_NODES
 from leasehold.client import Client
-from leasehold.errors import BadInput, LeaseholdError
+from leasehold.errors import BadInput, Conflict, LeaseholdError
 from pydantic import ValidationError
 
 from bots.cli import output
@@ -15,7 +15,7 @@ from bots.cli.caller import Caller, caller_options
 from bots.cli.output import Record
 from bots.cli.waiting import graph_progress
 from schema import readable, validation
-from schema.readable import Column, Group, table
+from schema.readable import FAILED, LAST, Column, Group, table
 from schema.requests import GraphRequest
 
 _COUNTS = (
@@ -77,7 +77,7 @@ def submit(caller: Caller, /, file: IO[bytes], key: str | None, fair_share: bool
 def wait(caller: Caller, /, id: str, instance: str | None, timeout: float | None) -> None:
     """Wait until no node of the graph can run any more. Exit 0 only if all nodes succeeded."""
     with caller.client() as client:
-        finish(client, id, instance, caller=caller, timeout=timeout)
+        finish(client, _whole(client, id), instance, caller=caller, timeout=timeout)
 
 
 @graph.command()
@@ -88,9 +88,13 @@ def wait(caller: Caller, /, id: str, instance: str | None, timeout: float | None
 )
 @caller_options
 def show(caller: Caller, /, id: str, instance: str | None, nodes: int) -> None:
-    """Show one graph, by its id or name, and its nodes."""
+    """Show one graph, by its id or name, and its nodes.
+
+    @last is the graph that this token has submitted last, @failed the last of these with a node that failed or died.
+    The other commands on a graph know these words, too.
+    """
     with caller.client() as client:
-        found = client.graphs.show(id, instance=instance, nodes=nodes)
+        found = client.graphs.show(id, instance=instance, nodes=nodes)  # the gateway knows @last, too
     if caller.json:
         output.print_json(found)
         return
@@ -146,12 +150,19 @@ def retry(
 ) -> None:
     """Let a graph go on: what failed, died or was cancelled gets new jobs, and what is blocked waits for these.
 
-    Nodes that succeeded stay. With --node, nodes that were cancelled because of it run again as well.
+    Nodes that succeeded stay. With --node, nodes that were cancelled because of it run again as well. Exits with 2 if
+    nothing has failed and the graph is over.
     """
     if nodes and from_failed:
         raise click.UsageError("give either --node or --from-failed")
     with caller.client() as client:
-        done = client.graphs.retry(id, nodes=nodes or None, instance=instance)
+        done = client.graphs.retry(_whole(client, id), nodes=nodes or None, instance=instance)
+        if not done["nodes"]:
+            state = client.graphs.show(done["id"])["state"]
+            what = f"{'none of these nodes' if nodes else 'no node of it'} has failed"
+            if state != "active":
+                raise Conflict("nothing_failed", f"graph '{done['id']}' is {state}, {what}; nothing runs again")
+            click.echo(f"{done['id']} (unchanged): {what}, and it goes on", err=wait or caller.json)
         if wait:
             finish(client, done["id"], None, caller=caller, timeout=None)
         elif caller.json:
@@ -159,9 +170,6 @@ def retry(
         else:
             for node in done["nodes"]:
                 click.echo(f"node {node['node']} again as {node['id']}")
-            if not done["nodes"]:
-                what = "none of these nodes" if nodes else "no node of it"
-                click.echo(f"{done['id']} (unchanged): {what} has failed")
 
 
 @graph.command()
@@ -171,11 +179,18 @@ def retry(
 def cancel(caller: Caller, /, id: str, instance: str | None) -> None:
     """Cancel a graph: waiting jobs at once, running ones by stopping them on their bot."""
     with caller.client() as client:
-        done = client.graphs.cancel(id, instance=instance)
+        done = client.graphs.cancel(_whole(client, id), instance=instance)
     if caller.json:
         output.print_json(done)
     else:
         click.echo(f"{done['id']} {done['state']}, {done['jobs']} jobs cancelled or asked to stop")
+    if not done["jobs"] and done["state"] in ("finished", "replaced"):
+        raise Conflict("already_final", f"graph '{done['id']}' is {done['state']} already; results are kept")
+
+
+def _whole(client: Client, graph: str) -> str:
+    """Return the id that a word stands for: while a command goes on, the word may come to mean another graph."""
+    return str(client.graphs.show(graph)["id"]) if graph in (LAST, FAILED) else graph
 
 
 def _read(file: IO[bytes], *options: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
-from leasehold.errors import BadInput, LeaseholdError, NotFound
+from leasehold.errors import BadInput, Conflict, LeaseholdError, NotFound
 from structlog.testing import capture_logs
 
 from tests.support.http import Answer, Gateway, call, in_turn
@@ -185,6 +185,13 @@ def test_the_commands_submit_show_list_and_cancel(file: Path, capsys: pytest.Cap
     call("graph", "list", "--open", "--json")
     (listed,) = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (listed["id"], listed["blocked"], listed["state"]) == (graph, 2, "active")
+    call("graph", "retry", "@last")
+    assert f"{graph} (unchanged): no node of it has failed, and it goes on\n" in capsys.readouterr().out
+    with pytest.raises(NotFound, match="@failed: there is no graph that this token has submitted and of which a node"):
+        call("graph", "show", "@failed")
+    pool.change("UPDATE graphs SET actor = actor || 'x'")
+    with pytest.raises(NotFound, match="@last"):
+        call("graph", "wait", "@last")
     call("graph", "cancel", "build")
     assert f"{graph} cancelled, 3 jobs cancelled or asked to stop\n" in capsys.readouterr().out
     with pytest.raises(LeaseholdError, match="3 of 3 nodes did not succeed"):
@@ -214,6 +221,14 @@ def test_wait_goes_on_until_no_node_can_run(stands: Gateway, file: Path, capsys:
     stands.script = in_turn(going)
     with pytest.raises(LeaseholdError, match="not final after 0 s: g"):
         call("graph", "wait", "g", "--timeout", "0")
+    over = {"id": "g", "name": "build", "state": "finished"}
+    for command, answer, why in (
+        ("retry", over | {"nodes": []}, "graph 'g' is finished, no node of it has failed; nothing runs again"),
+        ("cancel", over | {"jobs": 0}, "graph 'g' is finished already; results are kept"),
+    ):
+        stands.script = in_turn(Answer(answer), Answer(over))
+        with pytest.raises(Conflict, match=why):
+            call("graph", command, "g")
 
 
 @pytest.mark.usefixtures("commanding")

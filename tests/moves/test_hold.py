@@ -146,6 +146,15 @@ def test_commands_tell_what_became(
     assert capsys.readouterr().out == f"{ONE} {state}\n{OTHER} running (unchanged)\n"
     assert stands.paths() == [f"POST /v1/jobs/{command}"]
     assert stands.asked[0].body == {"ids": [ONE, OTHER], "reason": "why"}
+    stands.script = in_turn(Answer({"jobs": [answers[0] | {"changed": False}]}))
+    call(command, ONE)  # a repeat is no conflict
+    stands.script = in_turn(Answer({"jobs": [answers[1], answers[1] | {"id": ONE, "state": "failed"}]}))
+    with pytest.raises(Conflict, match=f"job '{OTHER}' is running, it does not wait, and the other 1 do not wait"):
+        call(command, OTHER, ONE)
+    stands.script = in_turn(Answer({"jobs": [], "next": None}))
+    capsys.readouterr()
+    call(command, "--all", "--label", "nightly")
+    assert "no job that this could change" in capsys.readouterr().err
 
 
 # Jobs that are queued again: a held one as itself, a final one as a new job that names it.
@@ -316,5 +325,5 @@ def test_the_command_tells_the_new_ids_and_waits_for_them_if_there_are_any(
     assert stands.asked[1].body["key"] == "k"
     for state, error in (("succeeded", LeaseholdError), (None, NotFound)):
         stands.script = in_turn(Answer({"jobs": [{"id": ONE, "state": state, "changed": False, "job": None}]}))
-        with pytest.raises(error, match="nothing to wait for" if state else "."):
+        with pytest.raises(error, match="it does not wait; nothing was changed" if state else "."):
             call("requeue", ONE, "--wait")

@@ -49,6 +49,9 @@ def test_paused_jobs_stay_queued_while_others_pass_them_and_start_once_they_are_
     pause(pool, kind, name)
     paused = pool.submit(30, priority=-5, **fields, **({"terms": terms} if terms else {}))
     (free,) = pool.submit()
+    for instance, count in (("", 30), ("default", 30), ("other", 0)):
+        stopped = pool.database.run(lambda c, i=instance: pauses.stopped(c, kind, name, instance=i))  # type: ignore[misc]
+        assert (stopped.jobs, stopped.schedules) == (count, 0)
     assert wanted(pool) == 1, "paused jobs ask for no bot"
     pool.bot(capacity=3)
     pool.assigner(batch=5).run_once()
@@ -143,6 +146,9 @@ def test_an_instance_is_paused_by_its_drain_and_a_schedule_by_being_disabled(poo
     assert in_few_words(listed) == "its instance is drained: disk full"
     assert [(each.kind, each.name) for each in pool.database.run(pauses.pauses)] == [("instance", "default")]
     pool.change("DELETE FROM pauses")  # as if it had been drained before there were such rows
+    assert [(each.kind, each.name, each.at) for each in pool.database.run(pauses.pauses)] == [
+        ("instance", "default", None)
+    ]
     resume(pool, "instance", "default")
     with pytest.raises(NotFound, match="instance 'default' is not paused"):
         resume(pool, "instance", "default")

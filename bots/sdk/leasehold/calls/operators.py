@@ -131,14 +131,17 @@ class Scores(TypedDict):
 
 
 class Pause(TypedDict):
-    """What starts no further job. kind: label, task, instance or schedule. instance: * = the jobs of all instances."""
+    """What starts no further job. kind: label, task, instance or schedule. instance: * = the jobs of all instances.
+
+    at: since when, unset if it was drained or disabled without being noted.
+    """
 
     kind: str
     name: str
     instance: str
     reason: str
     actor: str
-    at: str
+    at: str | None
 
 
 class Operators:
