@@ -8,7 +8,8 @@ bot lists every lease that it holds, and the answer lists every lease that the b
 Bots and gateways may have different versions. A bot ignores fields of answers that it does not know. A gateway refuses
 fields of requests that it does not know, because to ignore one could break what the bot relies on, such as a property
 that it keeps exclusive. So a bot leaves out what equals its default: it can then use every gateway that knows what the
-bot really asks for. A default that has been released therefore never changes.
+bot really asks for. A default that has been released therefore never changes. What it tells only for people it leaves
+out once a gateway has refused it (`ONLY_TOLD`).
 """
 
 import json
@@ -26,6 +27,10 @@ from schema.timing import KILL_GRACE
 
 #: A name of a machine: printable ASCII without spaces.
 HOST = r"^[!-~]{1,253}$"
+#: A version of the agent's software: printable ASCII without spaces.
+VERSION = r"^[!-~]{1,64}$"
+#: Fields of OpenSession without which a session works too. An agent whose gateway is too old for them leaves them out.
+ONLY_TOLD = ("version",)
 #: The largest number that the database's counters can hold.
 MAX_COUNT = 2**63 - 1
 #: Exit codes that some system has: negative for signals, and 32 bits without a sign on Windows.
@@ -134,6 +139,9 @@ class OpenSession(Message):
     )
     pid: int | None = Field(
         default=None, ge=1, le=2**31 - 1, description="the agent's process id there, for people. Unset = not told"
+    )
+    version: str | None = Field(
+        default=None, pattern=VERSION, description="version of the agent's software, for people. Unset = not told"
     )
 
     kill_grace: float = Field(

@@ -395,8 +395,13 @@ async def bots(
 ) -> models.BotList:
     """List every bot that the pool knows, by name."""
     validation.check_text("after", after, 63)
-    rows = await request.app.state.read(lambda connection: job_queries.bots(connection, after=after, limit=limit))
-    return models.BotList(bots=[models.Bot.model_validate(row) for row in rows])
+
+    def read(connection: Connection) -> models.BotList:
+        rows = job_queries.bots(connection, after=after, limit=limit)
+        return models.BotList.model_validate({"bots": rows, "versions": job_queries.bot_versions(connection)})
+
+    found: models.BotList = await request.app.state.read(read)
+    return found
 
 
 @router.get("/jobs/{id}/explain", responses=problems(404), openapi_extra=CALLERS)

@@ -287,6 +287,7 @@ class Bot(BaseModel):
     opened_at: datetime | None
     host: str | None = Field(description="machine of its agent; unset = the agent did not tell it")
     pid: int | None = Field(description="process id of its agent there; unset = the agent did not tell it")
+    version: str | None = Field(description="version of its software; unset = not known: the agent did not tell it")
     expires_in: float | None = Field(description="seconds until its session expires without a sync")
     probation: float | None = Field(
         description="seconds of probation left unless a job succeeds: one lease at a time; unset = not on probation"
@@ -317,10 +318,18 @@ class ShownBot(Bot):
     )
 
 
+class BotVersion(BaseModel):
+    version: str | None = Field(description="unset = not known")
+    bots: int
+
+
 class BotList(BaseModel):
     """Bots by name; the next page is `after` the last."""
 
     bots: list[Bot]
+    versions: list[BotVersion] = Field(
+        description="versions of all bots that have a session, whatever the page; the most frequent first, at most 100"
+    )
 
 
 class DrainAnswer(BaseModel):

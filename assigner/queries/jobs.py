@@ -30,6 +30,8 @@ Rows = list[dict[str, Any]]
 
 #: The most events shown of a job; the newest are kept.
 MAX_EVENTS = 1000
+#: The most versions of bots that are told.
+MAX_VERSIONS = 100
 
 # A caller sees only the instances given, null = all. A job of another instance looks like an absent job.
 VISIBLE = "(CAST(:instances AS text[]) IS NULL OR i.name = ANY (CAST(:instances AS text[])))"
@@ -188,7 +190,7 @@ WHERE j.public_id = ANY (CAST(:ids AS uuid[]))
 _BOTS = f"""
 SELECT b.name, b.status, b.draining, i.name AS instance, b.pool, b.labels, c.name AS cohort, b.priority, b.capacity,
     b.in_use, coalesce(k.properties, '{{}}') - '{TASK}' AS properties, coalesce(k.exclusive, '{{}}') AS exclusive,
-    b.epoch, b.opened_at, b.host, b.pid,
+    b.epoch, b.opened_at, b.host, b.pid, b.version,
     extract(epoch FROM b.expires_at - now()) AS expires_in, b.held AS leases,
     extract(epoch FROM b.probation_until - now()) AS probation, s.success_rate, s.avg_latency_ms
 FROM bots b JOIN cohorts c ON c.id = b.cohort LEFT JOIN instances i ON i.id = b.instance
@@ -200,6 +202,11 @@ LEFT JOIN LATERAL (
 """
 BOTS = Statement(f"{_BOTS} WHERE b.name > :after ORDER BY b.name LIMIT :limit")
 BOT = Statement(f"{_BOTS} WHERE b.name = :name")
+# How many of the bots that have a session tell which version. The most frequent versions come first.
+BOT_VERSIONS = Statement("""
+SELECT version, count(*) AS bots FROM bots WHERE status <> 'gone' GROUP BY version
+ORDER BY bots DESC, version LIMIT :most
+""")
 
 # The success statistics of one bot by label, the latest first.
 BOT_SUCCESS = Statement(f"""
@@ -264,6 +271,11 @@ def results(
 def bots(connection: Connection, *, after: str, limit: int) -> Rows:
     """One page of bots ordered by name, from the first name after `after`."""
     return [dict(row) for row in connection.execute(BOTS, {"after": after, "limit": limit}).mappings()]
+
+
+def bot_versions(connection: Connection) -> Rows:
+    """The versions of the bots that have a session, at most `MAX_VERSIONS`, with the number of bots of each."""
+    return [dict(row) for row in connection.execute(BOT_VERSIONS, {"most": MAX_VERSIONS}).mappings()]
 
 
 def bot(connection: Connection, name: str) -> dict[str, Any] | None:

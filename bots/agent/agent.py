@@ -4,6 +4,7 @@ One module because the settings of a bot are what its agent is made of.
 """
 
 import hashlib
+import importlib.metadata
 import json
 import os
 import re
@@ -24,7 +25,7 @@ from typing import Annotated, Literal, Self
 import structlog
 from leasehold import wire
 from leasehold.errors import BadInput, LeaseholdError
-from leasehold.transport import Transport
+from leasehold.transport import Record, Transport
 from leasehold.wire import PROPERTY, check_place
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
@@ -40,7 +41,17 @@ from bots.agent.session import AgentCommands, AgentSession, SessionEnd, SessionO
 from bots.agent.task_launcher import TaskLauncher
 from bots.agent.warm_children import App, ChildLimits
 from bots.agent.workspace import Workspace
-from bots.protocol import HOST, MAX_LEASES, MAX_TASK, MAX_TASKS, MAX_TASKS_BYTES, OpenSession, Session
+from bots.protocol import (
+    HOST,
+    MAX_LEASES,
+    MAX_TASK,
+    MAX_TASKS,
+    MAX_TASKS_BYTES,
+    ONLY_TOLD,
+    VERSION,
+    OpenSession,
+    Session,
+)
 from schema import clock, validation
 from schema.fields import Label, Name, Supply
 from schema.gc_tuning import infrequent_gc
@@ -450,6 +461,7 @@ class Agent:
             cut_off=self._cut_off,
             host=host if re.fullmatch(HOST, host := socket.gethostname()) else None,
             pid=os.getpid(),
+            version=_version(),
             kill_grace=settings.kill_grace,
             tasks=self._tasks,
         )
@@ -457,7 +469,7 @@ class Agent:
         try:
             caller = GatewayCaller(transport, self._commands.waker, self._chance)
             body = request.model_dump(mode="json", exclude_defaults=True)
-            session = Session.model_validate(caller.call("/v1/sessions", body, check=self._check))
+            session = Session.model_validate(self._ask_for_session(caller, body))
             # Remembered before the first sync, and so before the session has any command that a restart could clear.
             workplace.remember(_digest(session.secret))
             return _Opened(sent_at=caller.sent_at, session=session)
@@ -469,6 +481,17 @@ class Agent:
             raise SessionOver(SessionEnd.REFUSED, str(refused)) from None
         finally:
             transport.close()
+
+    def _ask_for_session(self, caller: GatewayCaller, body: Record) -> Record:
+        """Call with `body`; once more without ONLY_TOLD if the gateway is older than these fields."""
+        try:
+            return caller.call("/v1/sessions", body, check=self._check)
+        except BadInput as refused:
+            if refused.field not in ONLY_TOLD:
+                raise
+        _log.info("the gateway is too old to be told everything", bot=self._settings.bot, left_out=ONLY_TOLD)
+        told = {name: value for name, value in body.items() if name not in ONLY_TOLD}
+        return caller.call("/v1/sessions", told, check=self._check)
 
     def _transport(self, timeout: float) -> Transport:
         return Transport(self._url, self._token, chance=self._chance, timeout=timeout, patience=0.0)
@@ -514,6 +537,15 @@ class Agent:
             writer.close()
             thread.join()
             reader.close()
+
+
+def _version() -> str | None:
+    """Return the version of this software; None for a tree that is not installed."""
+    try:
+        found = importlib.metadata.version("leasehold")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    return found if re.fullmatch(VERSION, found) else None
 
 
 def _nothing(_number: int, _frame: FrameType | None) -> None:

@@ -360,11 +360,17 @@ def _process(bot: Record) -> str:
     return "not told" if bot["pid"] is None else f"{bot['pid']} on {plain(bot['host'] or 'an unknown host')}"
 
 
+def version(told: str | None) -> str:
+    """Tell the version of a bot's software. Older bots tell none."""
+    return "not known" if told is None else plain(told)
+
+
 def show_bot(bot: Record) -> None:
     """Print one bot."""
     facts = (
         ("status", state(_bot_status(bot))),
         ("process", _process(bot)),
+        ("version", version(bot.get("version"))),
         ("units", f"{bot['in_use']} of {bot['capacity']} in use, {bot['leases']} leases"),
         ("cohort", bot["cohort"]),
         ("properties", properties(bot["properties"])),
@@ -402,6 +408,7 @@ _BOTS = (
     Column("status"),
     Column("host"),
     Column("pid"),
+    Column("version", leaves=10),
     Column("units in use", leaves=9),
     Column("leases", leaves=8),
     Column("cohort", leaves=7),
@@ -424,6 +431,7 @@ def list_bots(bots: Sequence[Record]) -> None:
                 state(_bot_status(bot)),
                 bot.get("host"),
                 bot.get("pid"),
+                version(bot.get("version")),
                 f"{bot['in_use']} of {bot['capacity']}",
                 bot["leases"],
                 bot["cohort"],

@@ -101,5 +101,6 @@ def _opening(request: OpenSession, secret: str) -> SessionOpening:
         cut_off=request.cut_off,
         host=request.host,
         pid=request.pid,
+        version=request.version,
         kill_grace=request.kill_grace,
     )

@@ -58,17 +58,17 @@ OPEN = Statement(f"""
 UPDATE bots b SET epoch = b.epoch + 1, session = o.session, sync_seq = 0, status = 'ok', closing = false,
     kept_units = 0, instance = o.instance, pool = o.pool, labels = o.labels, cohort = cohort_of(o.labels),
     priority = o.priority, capacity = o.capacity, kind = o.kind, host = o.host, pid = o.pid,
-    kill_grace = o.kill_grace, opened_at = now(),
+    version = o.version, kill_grace = o.kill_grace, opened_at = now(),
     expires_at = now() + make_interval(secs => :ttl)
 FROM (
     SELECT id, session, instance, pool, ARRAY(SELECT jsonb_array_elements_text(labels)) AS labels, priority, capacity,
-        kind, host, pid, kill_grace
+        kind, host, pid, version, kill_grace
     FROM unnest(
         CAST(:ids AS bigint[]), CAST(:sessions AS bytea[]), CAST(:instances AS integer[]), CAST(:pools AS text[]),
         {json_array("labels")}, CAST(:priorities AS integer[]), CAST(:capacities AS integer[]),
         CAST(:bot_kinds AS integer[]), CAST(:hosts AS text[]), CAST(:pids AS integer[]),
-        CAST(:graces AS double precision[]))
-        AS o (id, session, instance, pool, labels, priority, capacity, kind, host, pid, kill_grace)
+        CAST(:versions AS text[]), CAST(:graces AS double precision[]))
+        AS o (id, session, instance, pool, labels, priority, capacity, kind, host, pid, version, kill_grace)
 ) o
 WHERE b.id = o.id RETURNING b.name, b.id, b.epoch
 """)
@@ -198,7 +198,7 @@ class SessionOpening:
         granted again at once. Jobs of any other older session wait until that session would have expired.
     cut_off: the bot lived on and lost the session `dead` because no gateway answered it. Its jobs are not charged with
         a lost bot; a charge that its expiry has made is taken back. This happens at most ten times for each job.
-    host, pid: the agent's machine and its process id there, for people; None = not told.
+    host, pid, version: the agent's machine, its process id there and its version, for people; None = not told.
     kill_grace: seconds that the bot gives a job between SIGTERM and SIGKILL, at most 600.
     """
 
@@ -216,6 +216,7 @@ class SessionOpening:
     cut_off: bool = False
     host: str | None = None
     pid: int | None = None
+    version: str | None = None
     kill_grace: float = KILL_GRACE
 
 
@@ -279,6 +280,7 @@ def open_sessions(connection: Connection, openings: Sequence[SessionOpening], *,
             "bot_kinds": [kinds[_kind_key(each)] for each in new],
             "hosts": [each.host for each in new],
             "pids": [each.pid for each in new],
+            "versions": [each.version for each in new],
             "graces": [each.kill_grace for each in new],
             "ttl": ttl,
         },

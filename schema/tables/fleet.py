@@ -76,9 +76,11 @@ bots = Table(
     Column("held", Integer, nullable=False, server_default=text("0")),
     Column("kind", Integer),
     Column("probation_until", TIME),
-    # The agent's machine and process id there, as the agent of the latest session has told them. Only people read them.
+    # The agent's machine, its process id there and the version of its software, as the agent of the latest session has
+    # told them. Only people read them.
     Column("host", Text),
     Column("pid", Integer),
+    Column("version", Text),
     # Seconds that the agent gives a job between SIGTERM and SIGKILL.
     Column("kill_grace", Double, nullable=False, server_default=text("2")),
     Column(
@@ -105,6 +107,7 @@ bots = Table(
     CheckConstraint("kept_units = 0 OR kept_for IS NOT NULL AND kept_until IS NOT NULL", name="bots_kept_for_somebody"),
     CheckConstraint("held >= 0", name="bots_held_positive"),
     CheckConstraint("pid > 0", name="bots_pid_positive"),
+    CheckConstraint("length(version) BETWEEN 1 AND 64", name="bots_version_length"),
     CheckConstraint("kill_grace >= 0 AND kill_grace <= 600", name="bots_kill_grace_range"),
     Index("bots_kept", "kept_for", postgresql_where=text("kept_units > 0")),
     Index("bots_probation", "id", postgresql_where=text("probation_until IS NOT NULL")),

@@ -4,6 +4,7 @@ import hashlib
 import os
 import threading
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from random import Random
 from typing import Any, ClassVar, cast
@@ -263,6 +264,18 @@ def test_an_agent_ignores_what_a_newer_gateway_adds_and_leaves_out_what_equals_i
     assert (pool.outcomes[done]["verdict"], pool.outcomes[stopped]["verdict"]) == ("succeeded", "stopped")
     assert len(pool.opened) == 1
     # A bot without an app has no tasks to tell.
-    assert pool.keys["/v1/sessions"] == {"bot", "secret", "host", "pid", "kill_grace"}
+    assert pool.keys["/v1/sessions"] == {"bot", "secret", "host", "pid", "version", "kill_grace"}
+    assert pool.opened[0].version == version("leasehold")
     assert [each.pid for each in pool.opened] == [os.getpid()]
     assert pool.keys["/v1/sync"] <= {"bot", "epoch", "secret", "seq", "status", "leases", "wait"}
+
+
+def test_an_agent_leaves_out_its_version_for_a_gateway_that_does_not_know_it(tmp_path: Path) -> None:
+    pool = NewerPool()
+    pool.instead = lambda asked: (
+        problem(400, "is not known", field="version", reason="is not known") if "version" in asked.body else None
+    )
+    with serving(pool, tmp_path):
+        done = pool.grant("true")
+        pool.until(lambda: done in pool.outcomes)
+    assert [(each.version, each.pid) for each in pool.opened] == [(None, os.getpid())]

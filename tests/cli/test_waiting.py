@@ -202,6 +202,7 @@ def test_each_look_has_its_time_and_survives_an_outage(stands: Gateway, capsys: 
     lines = said.out.splitlines()
     assert [line[:4] for line in lines] == ["--- ", "bot ", "bot-", "--- ", "bot ", "bot-"]
     assert "build-7" in lines[2]
+    assert "not known" in lines[2], "the gateway is older than versions of bots"
     assert lines[-1].startswith("bot-two")
     assert "\x1b" not in said.out
     assert said.err.strip().endswith("the database is not there; trying again")

@@ -53,12 +53,13 @@ def paths(shown: Console) -> dict[str, str]:
         assert answer.status_code == 200, answer.text
         http.put("/v1/rates/compiler", json={"per_second": 12.5, "burst": 19})
     Bot(shown.served)
+    Bot(shown.served, "b2", version="0.1.9")
     return {
         "/": "main:has(td a:text-is('ours')):has(.chart text:text-is('JST'))",
         "/jobs": "tbody tr:nth-child(2)",
         "/graphs": "td a:text-is('nightly')",
         "/schedules": "text='0 3 * * * UTC'",
-        "/bots": "td a:text-is('b1')",
+        "/bots": "main:has(td a:text-is('b1')) p:text-is('2 versions: 0.1.9 (1), not known (1)')",
         "/tenants": "tr:has(td a:text-is('ours')):has-text('17')",
         "/preemptions": ".empty:text-is('There are none.')",
         "/limits": "tbody :text-is('19')",

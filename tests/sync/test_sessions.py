@@ -51,12 +51,23 @@ def granted(pool: Pool) -> int:
     return len(pool.rows(LIVE))
 
 
-def test_the_latest_session_says_where_the_agent_runs_or_that_this_is_not_known(pool: Pool) -> None:
-    pool.bot(host="build-7", pid=4711)
-    assert pool.row("SELECT host, pid FROM bots") == ("build-7", 4711)
+def test_the_latest_session_says_where_and_in_which_version_the_agent_runs_or_that_this_is_not_known(
+    pool: Pool,
+) -> None:
+    pool.bot(host="build-7", pid=4711, version="0.2.0")
+    assert pool.row("SELECT host, pid, version FROM bots") == ("build-7", 4711, "0.2.0")
     anew(pool)
-    assert pool.row("SELECT host, pid FROM bots") == (None, None)
-    for wrong in ({"host": "a b"}, {"host": ""}, {"host": "x" * 254}, {"host": "\x1b[2J"}, {"pid": 0}, {"pid": 2**31}):
+    assert pool.row("SELECT host, pid, version FROM bots") == (None, None, None)
+    for wrong in (
+        {"host": "a b"},
+        {"host": ""},
+        {"host": "x" * 254},
+        {"host": "\x1b[2J"},
+        {"pid": 0},
+        {"pid": 2**31},
+        {"version": "1 0"},
+        {"version": "x" * 65},
+    ):
         with pytest.raises(ValidationError):
             anew(pool, **wrong)
 

@@ -1,12 +1,12 @@
 """The pages of bots: their load by cohort, probation and drains; one bot with its success by label."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote, urlencode
 
 from leasehold.client import Client
 
-from bots.cli.output import expiry, properties, seconds
+from bots.cli.output import expiry, properties, seconds, version
 from bots.console.jobs import job_list
 from bots.console.parts import Cell, Facts, Table, node
 from bots.console.view import SLOW, View
@@ -22,6 +22,7 @@ COLUMNS = (
     "bot",
     "status",
     "host",
+    "version",
     "load",
     "leases",
     "success",
@@ -55,18 +56,20 @@ def show_bots(view: View) -> None:
         empty="There are no bots.",
     )
     node("h2", "Bots")
+    versions = node("p", kind="note")
     table = Table("By name", ("cohort", *COLUMNS), empty="There are no bots with later names.")
     with node("nav", kind="acts", aria_label="Pages of the list"):
         node("a", "First page", data_key="f", href="/bots").set_visibility(bool(after))
         following = node("a", "Next page", data_key="n")
         following.set_visibility(False)
 
-    def read(client: Client) -> tuple[Record, list[Record]]:
-        bots = client.call("GET", "/v1/bots", query={"limit": PAGE, "after": after})["bots"]
-        return client.status(), bots
+    def read(client: Client) -> tuple[Record, Record]:
+        return client.status(), client.call("GET", "/v1/bots", query={"limit": PAGE, "after": after})
 
     async def refresh() -> None:
-        found, bots = await view.ask(read)
+        found, listed = await view.ask(read)
+        bots = listed["bots"]
+        versions.text = told_versions(listed["versions"])
         cohorts.show([(one["cohort"], cohort_cells(one)) for one in found["swarm"]])
         table.show(
             [(bot["name"], bot_cells(bot)) for bot in sorted(bots, key=lambda bot: (bot["cohort"], bot["name"]))]
@@ -76,6 +79,14 @@ def show_bots(view: View) -> None:
             following.props["href"] = f"/bots?{urlencode({'after': max(bot['name'] for bot in bots)})}"
 
     view.live(refresh, seconds=SLOW)
+
+
+def told_versions(versions: Sequence[Record]) -> str:
+    """Tell the versions of the bots that have a session, with the number of bots of each if there are several."""
+    if len(versions) < 2:
+        return "".join(f"Version {version(one['version'])}" for one in versions)
+    each = ", ".join(f"{version(one['version'])} ({one['bots']:,})" for one in versions)
+    return f"{len(versions)} versions: {each}"
 
 
 def cohort_cells(one: Record) -> list[Cell]:
@@ -92,6 +103,7 @@ def bot_cells(bot: Record) -> list[Cell]:
         Cell(text(bot["name"]), f"/bots/{quote(bot['name'], safe='')}"),
         status(bot),
         Cell(text(bot["host"]), kind="id"),
+        Cell(version(bot["version"])),
         load(bot["in_use"], bot["capacity"]),
         Cell(text(bot["leases"])),
         Cell(text(bot["success_rate"])),
@@ -130,6 +142,7 @@ def show_bot(view: View, name: str) -> None:
         shown = status(bot)
         known = {
             "process": bot["pid"] and f"{bot['pid']} on {bot['host'] or 'an unknown host'}",
+            "version": version(bot["version"]),
             "cohort": bot["cohort"],
             "leases": bot["leases"],
             "properties": properties(bot["properties"]),
