@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,7 +67,7 @@ class AdmissionMemory:
     #: Constraint sets, which never change, by their ids.
     terms: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     #: What jobs of a constraint set and an instance are charged.
-    charges: dict[tuple[int, int], QueueCharges] = field(default_factory=dict)
+    charges: dict[Hashable, QueueCharges] = field(default_factory=dict)
 
     def bound(self) -> None:
         """Forget charges or constraint sets if there are too many of them."""
@@ -209,7 +209,8 @@ class AdmissionController:
         )
         empty = None if admitted or closed or closed_queues else "others have them"
         room = found.free_units if found.free_units < batch else None
-        times = gates.release_times(queues, admission_state)
+        # After a whole batch the next cycle comes at once, and does not wait for any of them.
+        times = gates.release_times(queues, admission_state) if len(admitted) < found.free_units else ()
         returns = min(times, key=lambda each: each.due, default=None)
         return AdmissionResult(
             admitted, closed_queues, closed, empty, returns, room, admission_state, pauses, demand_due

@@ -10,9 +10,9 @@ One module because the gates are one list, in which each takes a few lines.
 """
 
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from assigner.admission.graph_share import ALL_GRAPHS, graph_counter, graph_of
 from assigner.admission.state import POOL_COST, POOL_JOBS, AdmissionState
@@ -418,10 +418,10 @@ class RateGate(Gate):
         state: AdmissionState,  # noqa: ARG002
     ) -> None:
         """Take the tokens out of the buckets, which the controller has locked."""
-        wanted = Counter[str]()
+        wanted = defaultdict[str, int](int)
         for queue, jobs in starts.items():
-            if self.concerns(queue):
-                wanted.update(dict.fromkeys(self.tokens(queue), jobs))
+            for name in self.tokens(queue):
+                wanted[name] += jobs
         rate_rows.draw_tokens(connection, wanted)
 
     def release_time(self, queue: ConstrainedQueue, state: AdmissionState) -> ReleaseTime | None:
@@ -498,6 +498,9 @@ GATES: tuple[Gate, ...] = (
     BackpressureGate(),
     RateGate(),
 )
+#: The constraints that are keys: each job may have others. Only the gates of keys ask for them.
+KEYS = frozenset(("locks", "resource_class", "model"))
+OF_KEYS = tuple(gate for gate in GATES if isinstance(gate, LocksGate | RateGate))
 #: Those that time alone may open.
 TIMED = tuple(gate for gate in GATES if type(gate).release_time is not Gate.release_time)
 
@@ -512,24 +515,34 @@ class QueueCharges:
     counters: amounts by counter; None stands for the job's estimate.
     tokens: names of further counters. Each start takes 1 of each in the working copy; gates write them themselves. A
         token without a counter has no limit.
-    taken: the amounts of both.
+    others: what it takes beside its keys, the same object for all queues that take the same. own: the amounts of both
+        that it takes beyond that.
     beside_shares: names of the counters that are not read together with the share of the instance.
     gates: the gates that can be closed for jobs of the queue.
     numbers: the slots that its jobs themselves give the locks that they take.
     """
 
-    __slots__ = ("_amounts", "beside_shares", "counters", "gates", "numbers", "taken", "tokens")
+    __slots__ = ("_amounts", "beside_shares", "counters", "gates", "numbers", "others", "own", "tokens")
 
-    def __init__(self, queue: ConstrainedQueue) -> None:
-        self.counters: dict[str, float | None] = {}
-        for gate in GATES:
-            self.counters.update(gate.charges(queue))
-        self.tokens = frozenset(name for gate in GATES for name in gate.tokens(queue))
-        self.taken = (*self.counters.items(), *[(name, 1.0) for name in self.tokens])
-        self.beside_shares = tuple(name for name in self.counters if not name.startswith("instance:"))
-        self.gates = frozenset(gate for gate in GATES if gate.concerns(queue))
-        self.numbers = lock_numbers(queue)
+    def __init__(self, queue: ConstrainedQueue, others: "QueueCharges | None" = None) -> None:
+        """Ask all gates. others: what is known of a queue of the instance that has the same constraints without keys:
+        then only the gates of keys are asked."""
         self._amounts: dict[float, Mapping[str, float]] = {}
+        self.others = self if others is None else others
+        asked = GATES if others is None else OF_KEYS
+        own: dict[str, float | None] = {}
+        for gate in asked:
+            own.update(gate.charges(queue))
+        tokens = frozenset(name for gate in asked for name in gate.tokens(queue))
+        gates = frozenset(gate for gate in asked if gate.concerns(queue))
+        beside = tuple(name for name in own if not name.startswith("instance:"))
+        self.own = (*own.items(), *[(name, 1.0) for name in tokens])
+        self.numbers = lock_numbers(queue)
+        if others is None:
+            self.counters, self.tokens, self.gates, self.beside_shares = own, tokens, gates, beside
+        else:
+            self.counters, self.tokens = {**others.counters, **own}, others.tokens | tokens
+            self.gates, self.beside_shares = others.gates | gates, others.beside_shares + beside
 
     def amounts(self, estimate: float) -> Mapping[str, float]:
         """Return what a job with this estimate takes of counters; mostly the same object for equal estimates."""
@@ -556,8 +569,43 @@ def queue_charges(queue: ConstrainedQueue, state: AdmissionState) -> QueueCharge
     key = queue.constraint_set, queue.instance
     found: QueueCharges | None = state.charges.get(key)
     if found is None:
-        found = state.charges[key] = QueueCharges(queue)
+        found = state.charges[key] = QueueCharges(queue, _without_keys(queue, state))
     return found
+
+
+def _without_keys(queue: ConstrainedQueue, state: AdmissionState) -> QueueCharges | None:
+    """Return what jobs take that have the same constraints but for keys; None if the queue has no keys, or constraints
+    that cannot be looked up."""
+    rest = {name: value for name, value in queue.constraints.items() if name not in KEYS}
+    if len(rest) == len(queue.constraints):
+        return None
+    try:
+        key = queue.instance, frozenset(rest.items())
+        found: QueueCharges | None = state.charges.get(key)
+    except TypeError:
+        return None
+    if found is None:
+        found = state.charges[key] = QueueCharges(replace(queue, constraints=rest))
+    return found
+
+
+#: Counters of the working copy that a job takes of, each with the amount; None stands for the job's estimate.
+Taken = list[tuple[UsageCounter, float | None]]
+
+
+def _counters(charges: QueueCharges, state: AdmissionState) -> tuple[Taken, Taken]:
+    """Return the counters that a job takes of with its `own` amounts, and those of them that have a limit."""
+    found, limited, known = Taken(), Taken(), state.counters
+    for name, amount in charges.own:
+        counter = known.get(name)
+        if counter is None:
+            if name in charges.tokens:
+                continue
+            counter = state.counter(name)
+        found.append((counter, amount))
+        if counter.most is not None:
+            limited.append((counter, amount))
+    return found, limited
 
 
 class QueueAdmission:
@@ -571,23 +619,19 @@ class QueueAdmission:
     __slots__ = ("_limited", "counters", "shut", "units")
 
     def __init__(self, queue: ConstrainedQueue, state: AdmissionState) -> None:
-        # Written out, because it runs once for each queue of a cycle: calls would double its time.
-        charges, known = queue_charges(queue, state), state.counters
+        charges = queue_charges(queue, state)
         self.units = state.given_units(queue)
-        self.counters: list[tuple[UsageCounter, float | None]] = []
-        self._limited: list[tuple[UsageCounter, float | None]] = []
+        common: tuple[Taken, Taken] | None = state.common.get(charges.others)
+        if common is None:
+            common = state.common[charges.others] = _counters(charges.others, state)
+        self.counters, self._limited = common
+        if charges.others is not charges:
+            counters, limited = _counters(charges, state)
+            self.counters, self._limited = self.counters + counters, self._limited + limited
         asked: Sequence[Gate] = state.asked_gates or _may_close(state)
-        for name, amount in charges.taken:
-            counter = known.get(name)
-            if counter is None:
-                if name in charges.tokens:
-                    continue
-                counter = state.counter(name)
-            self.counters.append((counter, amount))
-            if counter.most is not None:
-                self._limited.append((counter, amount))
-                if counter.used + (amount or 0.0) > counter.most or counter.used >= counter.most:
-                    asked = GATES
+        for counter, amount in self._limited:
+            if not counter.leaves(amount or 0.0):
+                asked = GATES
         self.shut: Gate | None = None
         for gate in asked:
             if gate in charges.gates and gate.closed_for_queue(queue, state) is not None:

@@ -1,6 +1,6 @@
 """The configured rules for constrained jobs, and the read of the state by which their gates are judged."""
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Hashable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from types import MappingProxyType
@@ -42,7 +42,7 @@ def read_admission_state(
     lacking: Mapping[QueueId, str] = MappingProxyType({}),
     pressed: bool = True,
     reserved: bool = True,
-    charges: MutableMapping[tuple[int, int], QueueCharges] | None = None,
+    charges: MutableMapping[Hashable, QueueCharges] | None = None,
 ) -> AdmissionState:
     """Read the state by which the gates of these queues are judged.
 

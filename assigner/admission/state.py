@@ -1,6 +1,6 @@
 """What the gates on constrained jobs are judged by: a working copy of what is counted, at one moment."""
 
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -50,9 +50,10 @@ class AdmissionState:
     lacking: Mapping[QueueId, str] = field(default_factory=dict)
     #: Jobs that are kept for each class.
     reserves: Mapping[str, int] = field(default_factory=dict)
-    #: What the functions `queue_admission` and `queue_charges` have found out.
+    #: What the functions `queue_admission` and `queue_charges` have found out, and what queues have in common of it.
     queue_admissions: dict[ConstrainedQueue, Any] = field(default_factory=dict)
-    charges: MutableMapping[tuple[int, int], Any] = field(default_factory=dict)
+    common: dict[Any, Any] = field(default_factory=dict)
+    charges: MutableMapping[Hashable, Any] = field(default_factory=dict)
     #: Gates that may be closed for a queue none of whose counters is used up; empty until they are needed.
     asked_gates: Sequence[Any] = ()
     #: What instances had used before anything started, in the fair share mode `literal`.

@@ -239,10 +239,13 @@ def take(
     """
     # Equal amounts mostly are one object.
     kinds = {id(each): each for each in amounts}
-    sums = defaultdict[str, Decimal](Decimal)
+    counted = defaultdict[tuple[str, float], int](int)
     for kind, times in Tally(map(id, amounts)).items():
-        for name, amount in kinds[kind].items():
-            sums[name] += times * _exact(amount)
+        for item in kinds[kind].items():
+            counted[item] += times
+    sums = defaultdict[str, Decimal](Decimal)
+    for (name, amount), times in counted.items():
+        sums[name] += times * _exact(amount)
     last: dict[str, Decimal] = {}
     if may_overshoot:
         # The last charge is passed on its own, because only it may exceed a limit.

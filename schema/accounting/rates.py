@@ -158,11 +158,10 @@ def resource_of(constraints: Mapping[str, Any]) -> str | None:
 
 def bucket_names(constraints: Mapping[str, Any]) -> list[str]:
     """The names of the buckets that jobs with these constraints draw from, if they exist."""
-    used = resource_of(constraints)
-    if used is None:
+    of_class, model = constraints.get("resource_class"), constraints.get("model")
+    if of_class is None:
         return []
-    of_class, _, model = used.partition("/")
-    return [PREFIX + of_class, PREFIX + used] if model else [PREFIX + of_class]
+    return [PREFIX + of_class] if not model else [PREFIX + of_class, f"{PREFIX}{of_class}/{model}"]
 
 
 def read_buckets(connection: Connection, wanted: Sequence[str]) -> dict[str, Bucket]:

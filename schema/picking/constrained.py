@@ -38,8 +38,8 @@ WINDOW, MOST_IN_WINDOWS = 1000, 10_000
 #: The queue id behind which a walk over all queues begins; the walk goes backwards.
 FIRST_QUEUE: QueueId = 2**31 - 1
 
-#: A condition on the row `k` of an awake queue, and further columns of its constraints and of its instance `w`.
-AWAKE_CONSTRAINED, MORE = f"{CONSTRAINED} AND {AWAKE}", ", k.constraint_set, w.name, w.managed, w.below_minimum"
+#: Further columns of the constraints of queue `k` and of its instance `w`.
+_AWAKE, MORE = f"{CONSTRAINED} AND {AWAKE}", ", k.constraint_set, w.name, w.managed, w.below_minimum"
 # One step along the index for each queue, however many jobs it holds. The walk goes backwards, because the entries of
 # jobs that have just started are in front of a queue.
 _STEP = f"SELECT queue FROM jobs WHERE {READY_CONSTRAINED} AND queue < {{before}} ORDER BY queue DESC LIMIT 1"
@@ -50,7 +50,7 @@ WITH RECURSIVE waiting AS (
     SELECT ({_STEP.format(before=":after")}) AS queue, 1 AS nth
     UNION ALL
     SELECT ({_STEP.format(before="g.queue")}), g.nth + 1 FROM waiting g WHERE g.queue IS NOT NULL AND g.nth < :queues
-), {queues_in_scope(AWAKE_CONSTRAINED, more=MORE)}, {ROOM}, walk AS MATERIALIZED (
+), {queues_in_scope(_AWAKE, more=MORE)}, {ROOM}, walk AS MATERIALIZED (
     SELECT CASE WHEN max(nth) = :queues THEN min(queue) END AS last FROM waiting
 )
 SELECT w.queue, w.cohort, w.instance, w.platform, w.constraint_set, w.name, w.headroom,
@@ -59,7 +59,7 @@ SELECT w.queue, w.cohort, w.instance, w.platform, w.constraint_set, w.name, w.he
     CASE WHEN row_number() OVER (ORDER BY w.queue DESC) = 1 THEN statement_timestamp() END AS now,
     (SELECT jobs FROM room) AS free_units, k.last, {rates.ANY_ADVICE} AS pressed,
     {class_reserves.ANY_RESERVE} AS reserved, w.queue IS NOT NULL OR EXISTS (
-        SELECT FROM queues k WHERE k.id = ANY (ARRAY(SELECT queue FROM waiting)) AND {AWAKE_CONSTRAINED}) AS any
+        SELECT FROM queues k WHERE k.id = ANY (ARRAY(SELECT queue FROM waiting)) AND {_AWAKE}) AS any
 FROM walk k LEFT JOIN (
     wanted w
     LEFT JOIN ({BEING_FREED}) f ON f.cohort = w.cohort AND f.instance = w.instance) ON true

@@ -4,6 +4,7 @@ Jobs that hold many different keys wait in as many queues. Where each of few job
 first jobs costs much less than to read the queues. Nearly always the gates of most of them are open.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from schema.accounting import class_reserves, rates
@@ -11,6 +12,7 @@ from schema.picking import constrained, head_cursor
 from schema.picking.constrained import FIRST_QUEUE, ConstrainedQueue, QueueHead, QueueId, QueueScan, Terms
 from schema.picking.head_cursor import HeadCursor
 from schema.picking.pick import WIDTHS
+from schema.picking.queues import AWAKE, CONSTRAINED
 from schema.picking.ready import ROOM, SERVED, Scope, queues_in_scope
 from schema.postgres.connection import Connection
 from schema.postgres.statements import Row, Statement
@@ -21,32 +23,33 @@ _FRONT = head_cursor.head_jobs(
     limit="(SELECT jobs FROM room) * :spare * :reach",
     ready=IN_CONSTRAINED_FRONT,
 )
-# What holds for all queues of an instance comes once, with the first row. The queue of each job is looked up, because
-# the planner would compare each job with each queue that is offered.
-_INSTANCES = """
-    SELECT jsonb_agg(jsonb_build_array(cohort, instance, name, headroom, managed)) FROM (
-        SELECT DISTINCT cohort, instance, name, headroom, managed FROM offered) i"""
+# Whether jobs may start is judged for one queue of each kind: what differs between the others is their keys, and
+# whether they rest. These kinds come as one value with the first row, because a join would compare each job with each
+# kind. The queue of a job is looked up.
+_KINDS = """
+    SELECT jsonb_agg(jsonb_build_array(cohort, instance, platform, units, name, headroom, managed)) FROM offered"""
 FRONT = Statement(f"""
-WITH RECURSIVE {ROOM}, {_FRONT}, waiting AS MATERIALIZED (SELECT DISTINCT queue FROM front
-), {queues_in_scope(constrained.AWAKE_CONSTRAINED, more=constrained.MORE)}, offered AS MATERIALIZED (
-    SELECT w.* FROM wanted w WHERE (SELECT jobs FROM room) > 0 AND ({SERVED})
-), heads AS MATERIALIZED (
-    SELECT id FROM front WHERE (queue IN (SELECT queue FROM offered)) IS TRUE
-), picked AS MATERIALIZED (
+WITH RECURSIVE {ROOM}, {_FRONT}, picked AS MATERIALIZED (
     SELECT {constrained.JOB_COLUMNS}, queue, cohort, instance, platform
-    FROM jobs WHERE id = ANY (ARRAY(SELECT id FROM heads)) AND {STILL_READY}
+    FROM jobs WHERE id = ANY (ARRAY(SELECT id FROM front)) AND {STILL_READY}
     ORDER BY rank, queued_at, id LIMIT (SELECT jobs FROM room) * :spare FOR NO KEY UPDATE SKIP LOCKED
+), waiting AS MATERIALIZED (SELECT min(queue) AS queue FROM picked GROUP BY cohort, instance, platform, units
+), {queues_in_scope(CONSTRAINED, more=constrained.MORE)}, offered AS MATERIALIZED (
+    SELECT w.* FROM wanted w WHERE (SELECT jobs FROM room) > 0 AND ({SERVED})
 )
-SELECT {constrained.HEAD}, j.queue, j.cohort, j.instance, j.platform, k.constraint_set, k.looks > 0 AS tried,
-    CASE WHEN row_number() OVER () = 1 THEN ({head_cursor.SCANNED}) END AS scan,
-    CASE WHEN row_number() OVER () = 1 THEN ({_INSTANCES}) END AS instances,
-    (SELECT jobs FROM room) AS free_units, (SELECT count(*) FROM heads) AS heads, statement_timestamp() AS now,
-    {rates.ANY_ADVICE} AS pressed, {class_reserves.ANY_RESERVE} AS reserved
+SELECT {constrained.HEAD}, j.queue, j.cohort, j.instance, j.platform, q.constraint_set, q.tried, q.awake,
+    CASE WHEN row_number() OVER () = 1 THEN statement_timestamp() END AS now,
+    CASE WHEN row_number() OVER () = 1 THEN jsonb_build_array(
+        ({head_cursor.SCANNED}), ({_KINDS}), (SELECT jobs FROM room), {rates.ANY_ADVICE}, {class_reserves.ANY_RESERVE}
+    ) END AS seen
 FROM (SELECT) nothing LEFT JOIN picked j ON true
-LEFT JOIN LATERAL (SELECT constraint_set, looks FROM queues WHERE id = j.queue OFFSET 0) k ON true
+LEFT JOIN LATERAL (
+    SELECT k.constraint_set, k.looks > 0 AS tried, {AWAKE} AS awake FROM queues k WHERE k.id = j.queue OFFSET 0
+) q ON true
 {constrained.CONSTRAINTS}
-ORDER BY j.rank, j.queued_at, j.id
 """)
+#: Where a row has the queue of the job.
+_QUEUE = 13
 
 
 class Front(NamedTuple):
@@ -73,33 +76,41 @@ def read_front(
     for reach in WIDTHS:
         scan = cursor.begin()
         rows = connection.execute(FRONT, {**values, **scan.values(), "reach": reach}).all()
-        seen = rows[0]
-        wanted = seen.free_units * spare
-        walked = cursor.learn(scan, seen.scan, limit=wanted * reach)
-        found = [row for row in rows if row[0] is not None]
-        if len(found) == wanted or walked < wanted * reach:
+        scanned, kinds, free_units, pressed, reserved = rows[0].seen
+        wanted = free_units * spare
+        walked = cursor.learn(scan, scanned, limit=wanted * reach)
+        picked = [row for row in rows if row[0] is not None]
+        is_cut = walked >= wanted * reach
+        if len(picked) == wanted or not is_cut:
             break
-        if 2 * seen.heads < walked:
-            return None
-    return _front(connection, found, seen, terms, is_cut=walked >= wanted * reach or len(found) < seen.heads)
+    heads = _heads(connection, picked, {(*each[:4],): each[4:] for each in kinds or ()}, terms)
+    is_cut = is_cut or len(picked) < walked
+    if is_cut and 2 * len(heads) < len(picked):
+        return None
+    queues = [*dict.fromkeys(head.queue for head in heads)]
+    now = rows[0].now if picked or is_cut else None
+    return Front(QueueScan(queues, [], free_units, now, FIRST_QUEUE, pressed, reserved), heads, is_cut)
 
 
-def _front(connection: Connection, rows: list[Row], seen: Row, terms: Terms, *, is_cut: bool) -> Front:
-    constrained.add_terms(connection, {row[17] for row in rows}, terms)
-    instances = {(each[0], each[1]): each[2:] for each in seen.instances or ()}
-    queues, heads = dict[QueueId, ConstrainedQueue](), list[QueueHead]()
+def _heads(
+    connection: Connection, rows: list[Row], kinds: dict[tuple[int, ...], list[Any]], terms: Terms
+) -> list[QueueHead]:
+    """Return the jobs whose queues are awake and of one of these kinds, in their order."""
+    constrained.add_terms(connection, {row[_QUEUE + 4] for row in rows}, terms)
+    queues, found = dict[QueueId, ConstrainedQueue](), list[QueueHead]()
     # Columns are taken by position. Names would take half of the time, once for each job.
     for row in rows:
-        values: tuple[Any, ...] = row[13:19]
-        queue_id, cohort, instance, platform, constraint_set, tried = values
+        values: Sequence[Any] = row
+        queue_id, cohort, instance, platform, constraint_set, tried, is_awake = values[_QUEUE : _QUEUE + 7]
+        kind = kinds.get((cohort, instance, platform, values[3]))
+        if kind is None or not is_awake:
+            continue
         queue = queues.get(queue_id)
         if queue is None:
-            name, headroom, managed = instances[cohort, instance]
+            name, headroom, managed = kind
             known = terms[constraint_set]
             queue = queues[queue_id] = ConstrainedQueue(
                 queue_id, cohort, instance, platform, constraint_set, name, known, headroom, 0, managed, tried
             )
-        heads.append(constrained.head(row, queue))
-    now = seen.now if rows or is_cut else None
-    scan = QueueScan([*queues.values()], [], seen.free_units, now, FIRST_QUEUE, seen.pressed, seen.reserved)
-    return Front(scan, heads, is_cut)
+        found.append(constrained.head(row, queue))
+    return found

@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import pytest
 
-from assigner.admission import controller
+from assigner.admission import controller, gates
 from assigner.admission.controller import AdmissionController
 from schema.accounting import counters
-from tests.support.pool import Pool
+from tests.support.pool import Pool, queue
 from tests.support.tenancy import share
 
 Setup = Callable[[Pool], object]
@@ -66,3 +66,12 @@ def test_the_first_jobs_with_a_free_key_start(pool: Pool, monkeypatch: pytest.Mo
     assert {*pool.granted()} <= {*in_order[:10]}
     assigner.run_once()
     assert {lease["job"] for lease in other.take()} == {*in_order[4:10]}
+
+
+def test_only_the_gates_of_keys_look_at_keys() -> None:
+    """Others are asked once for all jobs that differ only in their keys."""
+    rest = {"owner": "ann", "job_class": "build", "graph": "g", "preferred_hours": [1]}
+    without, held = queue(**rest), queue(**rest, locks=["door"], resource_class="api", model="m")
+    for gate in {*gates.GATES} - {*gates.OF_KEYS}:
+        seen = [(gate.charges(each), {*gate.tokens(each)}, gate.concerns(each)) for each in (without, held)]
+        assert seen[0] == seen[1], f"{gate.name} is not among OF_KEYS"

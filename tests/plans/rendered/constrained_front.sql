@@ -33,7 +33,11 @@ stretches AS MATERIALIZED (
             AND rank < s.until AND state = 'queued' AND schedule_after IS NULL AND constrained AND priority >= -1000
         ORDER BY cohort, rank, queued_at, id LIMIT (SELECT jobs FROM room) * :spare * :reach) h
     ORDER BY h.rank, h.queued_at, h.id LIMIT (SELECT jobs FROM room) * :spare * :reach
-), waiting AS MATERIALIZED (SELECT DISTINCT queue FROM front
+), picked AS MATERIALIZED (
+    SELECT id, public_id::text AS public_id, priority, units, locality_hint, preferred, rank, queued_at, attempts, queue, cohort, instance, platform
+    FROM jobs WHERE id = ANY (ARRAY(SELECT id FROM front)) AND state = 'queued' AND coalesce(schedule_after, '-infinity') = '-infinity'
+    ORDER BY rank, queued_at, id LIMIT (SELECT jobs FROM room) * :spare FOR NO KEY UPDATE SKIP LOCKED
+), waiting AS MATERIALIZED (SELECT min(queue) AS queue FROM picked GROUP BY cohort, instance, platform, units
 ), wanted AS MATERIALIZED (
 
     SELECT k.id AS queue, w.cohort, w.instance, k.platform, k.units, k.preferred, k.looks, w.pool, w.headroom, k.constraint_set, w.name, w.managed, w.below_minimum
@@ -45,7 +49,7 @@ stretches AS MATERIALIZED (
                 AND e.at > now() - make_interval(secs => :cooldown) OFFSET 0) e)) END) - q.usage AS headroom, i.name, i.managed,
             q.min_quota - q.usage AS below_minimum
         FROM (SELECT k.cohort, k.instance, array_agg(k) AS members FROM queues k
-              WHERE k.id = ANY (ARRAY(SELECT queue FROM waiting)) AND k.constraint_set IS NOT NULL AND (k.schedule_after IS NULL OR k.schedule_after <= now())
+              WHERE k.id = ANY (ARRAY(SELECT queue FROM waiting)) AND k.constraint_set IS NOT NULL
               GROUP BY k.cohort, k.instance) g
         JOIN instances i ON i.id = g.instance AND NOT i.draining
         LEFT JOIN quotas q ON q.cohort = g.cohort AND q.instance = g.instance
@@ -71,27 +75,21 @@ stretches AS MATERIALIZED (
  UNION ALL (SELECT * FROM bots WHERE free AND capacity - in_use - CASE WHEN kept_for = w.instance AND kept_units <= capacity - in_use THEN 0 ELSE kept_units END > 0 AND cohort = w.cohort AND instance = w.instance AND pool IS NULL ORDER BY cohort, kind, instance, pool LIMIT ALL)
  UNION ALL (SELECT * FROM bots WHERE free AND capacity - in_use - CASE WHEN kept_for = w.instance AND kept_units <= capacity - in_use THEN 0 ELSE kept_units END > 0 AND cohort = w.cohort AND instance IS NULL AND pool = w.pool ORDER BY cohort, kind, instance, pool LIMIT ALL)) b
     WHERE NOT (SELECT count(*) <= 1000 FROM (SELECT FROM kinds LIMIT 1001) n) AND EXISTS (SELECT FROM kind_platforms o WHERE o.platform = w.platform AND o.kind = b.kind OFFSET 0) LIMIT 1) OFFSET 0)))
-), heads AS MATERIALIZED (
-    SELECT id FROM front WHERE (queue IN (SELECT queue FROM offered)) IS TRUE
-), picked AS MATERIALIZED (
-    SELECT id, public_id::text AS public_id, priority, units, locality_hint, preferred, rank, queued_at, attempts, queue, cohort, instance, platform
-    FROM jobs WHERE id = ANY (ARRAY(SELECT id FROM heads)) AND state = 'queued' AND coalesce(schedule_after, '-infinity') = '-infinity'
-    ORDER BY rank, queued_at, id LIMIT (SELECT jobs FROM room) * :spare FOR NO KEY UPDATE SKIP LOCKED
 )
 SELECT j.id, j.public_id::text AS public_id, j.priority, j.units, j.locality_hint, j.preferred, j.rank, j.queued_at, j.attempts,
-    CAST(t.estimate AS double precision), t.seconds, t.deadline, t.priority_inputs, j.queue, j.cohort, j.instance, j.platform, k.constraint_set, k.looks > 0 AS tried,
-    CASE WHEN row_number() OVER () = 1 THEN (
+    CAST(t.estimate AS double precision), t.seconds, t.deadline, t.priority_inputs, j.queue, j.cohort, j.instance, j.platform, q.constraint_set, q.tried, q.awake,
+    CASE WHEN row_number() OVER () = 1 THEN statement_timestamp() END AS now,
+    CASE WHEN row_number() OVER () = 1 THEN jsonb_build_array(
+        (
     SELECT jsonb_build_array(count(*), extract(epoch FROM now()), (
         SELECT jsonb_agg(jsonb_build_array(cohort, rank, extract(epoch FROM queued_at), id))
         FROM (SELECT DISTINCT ON (cohort, rank) cohort, rank, queued_at, id FROM front
               ORDER BY cohort, rank, queued_at, id) lane))
-    FROM front) END AS scan,
-    CASE WHEN row_number() OVER () = 1 THEN (
-    SELECT jsonb_agg(jsonb_build_array(cohort, instance, name, headroom, managed)) FROM (
-        SELECT DISTINCT cohort, instance, name, headroom, managed FROM offered) i) END AS instances,
-    (SELECT jobs FROM room) AS free_units, (SELECT count(*) FROM heads) AS heads, statement_timestamp() AS now,
-    EXISTS (SELECT FROM backpressure) AS pressed, EXISTS (SELECT FROM class_reserves) AS reserved
+    FROM front), (
+    SELECT jsonb_agg(jsonb_build_array(cohort, instance, platform, units, name, headroom, managed)) FROM offered), (SELECT jobs FROM room), EXISTS (SELECT FROM backpressure), EXISTS (SELECT FROM class_reserves)
+    ) END AS seen
 FROM (SELECT) nothing LEFT JOIN picked j ON true
-LEFT JOIN LATERAL (SELECT constraint_set, looks FROM queues WHERE id = j.queue OFFSET 0) k ON true
+LEFT JOIN LATERAL (
+    SELECT k.constraint_set, k.looks > 0 AS tried, (k.schedule_after IS NULL OR k.schedule_after <= now()) AS awake FROM queues k WHERE k.id = j.queue OFFSET 0
+) q ON true
 LEFT JOIN LATERAL (SELECT * FROM job_constraints WHERE job_id = j.id OFFSET 0) t ON true
-ORDER BY j.rank, j.queued_at, j.id
