@@ -1,10 +1,10 @@
 """Types of models' fields whose values are checked as `schema/validation.py` checks them: names, labels, resources."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args
 
 from leasehold.errors import BadInput
-from leasehold.wire import escaped
+from leasehold.wire import escaped, suggestion
 from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
 from schema import validation
@@ -62,6 +62,29 @@ def as_stored(model: type[Model], values: Mapping[str, Any]) -> tuple[Model, str
         return model.model_validate(values), None
     except ValidationError as error:
         return model.model_construct(**values), ": ".join(filter(None, first_error(error)))
+
+
+def misspelt(model: type[BaseModel], error: Mapping[str, Any]) -> str:
+    """The text `; did you mean 'x'?` for an error of pydantic about a field that a part of the model does not have.
+
+    Empty if the error is another one, or if no field of that part has a similar name.
+    """
+    if error["type"] != "extra_forbidden":
+        return ""
+    *place, wrong = error["loc"]
+    part: type[BaseModel] | None = model
+    for step in place:
+        if isinstance(step, str) and part is not None:
+            info = part.model_fields.get(step)
+            part = None if info is None else _model_in(info.annotation)
+    return "" if part is None else suggestion(str(wrong), part.model_fields)
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """The first model in the type of a field, such as that of the items of a list."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next(filter(None, map(_model_in, get_args(annotation))), None)
 
 
 def first_error(error: ValidationError) -> tuple[str, str]:

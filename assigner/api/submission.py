@@ -6,8 +6,8 @@ from typing import Any, TypeVar
 
 import psycopg
 from leasehold import wire
-from leasehold.errors import BadInput, Forbidden, NotReady
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from leasehold.errors import MAX_TOLD, BadInput, Forbidden, NotReady
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from assigner.estimation import Estimator, with_estimate
 from schema import audit
@@ -17,7 +17,7 @@ from schema.policy import priority_classes
 from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
 from schema.postgres.session import Session
-from schema.requests import DEFAULT_INSTANCE, JobRequest, flat_all
+from schema.requests import DEFAULT_INSTANCE, JobRequest, flat, flat_all
 from schema.tenancy.tokens import Principal
 
 T = TypeVar("T")
@@ -35,6 +35,21 @@ class SubmitRequest(RequestModel):
     jobs: list[JobRequest] = Field(min_length=1, max_length=wire.MAX_BATCH, fail_fast=True)
 
     _flat = field_validator("jobs", mode="before")(flat_all)
+
+    @classmethod
+    def each_error(cls, document: Any) -> list[dict[str, Any]]:
+        """Return the first error of each of the first refused jobs of a body, at most `MAX_TOLD`."""
+        jobs = document.get("jobs") if isinstance(document, dict) else None
+        found: list[dict[str, Any]] = []
+        for index, job in enumerate(jobs[: wire.MAX_BATCH] if isinstance(jobs, list) else ()):
+            try:
+                JobRequest.model_validate(flat(job))
+            except ValidationError as error:
+                first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+                found.append({**first, "loc": ("jobs", index, *first["loc"])})
+                if len(found) == MAX_TOLD:
+                    break
+        return found
 
 
 class OutcomeUnknown(NotReady):
@@ -56,11 +71,22 @@ def normalised_requests(
     """Return the requests in the form that `moves.submit` takes.
 
     estimate: estimates the cost of jobs that give none. default_level: service level of jobs without level and class.
-    Raises BadInput or Forbidden with the job and the field.
+    Raises BadInput with the job and the field of up to `MAX_TOLD` of them, Forbidden of the first.
     """
     if default_level is not None:
         jobs = [job.with_service_level(default_level) for job in jobs]
-    return [with_estimate(_normal(f"jobs.{index}", job, caller), estimate) for index, job in enumerate(jobs)]
+    found: list[dict[str, Any]] = []
+    wrong: list[BadInput] = []
+    for index, job in enumerate(jobs):
+        try:
+            found.append(_normal(f"jobs.{index}", job, caller))
+        except BadInput as refused:
+            wrong.append(refused)
+            if len(wrong) == MAX_TOLD:
+                break
+    if wrong:
+        raise BadInput.of(wrong)
+    return [with_estimate(each, estimate) for each in found]
 
 
 def submit(database: Database, requests: Sequence[dict[str, Any]], *, caller: Principal) -> list[Submitted]:

@@ -26,7 +26,10 @@ def run(command: click.Command, arguments: Sequence[str]) -> int:
         return _complain(_click_message(error), code=2)
     except QueueFull as error:
         return _complain(_told(error), code=1)
-    except (BadInput, NotFound, Conflict, Unauthorised) as error:
+    except BadInput as error:
+        _complain(_told(error), code=2)
+        return max((_complain(str(other), code=2) for other in error.others), default=2)
+    except (NotFound, Conflict, Unauthorised) as error:
         return _complain(_told(error), code=2)
     except NotReady as error:
         return _complain(_told(error), code=3)
@@ -53,7 +56,16 @@ def _click_message(error: click.ClickException) -> str:
         return error.format_message()
     option = error.param
     field = option.opts[-1] if isinstance(option, click.Option) else option.human_readable_name
-    return f"{field}: {'is missing' if isinstance(error, click.MissingParameter) else error.message}"
+    if isinstance(error, click.MissingParameter):
+        return f"{field}: is missing{_example(error.ctx)}"
+    return f"{field}: {error.message}"
+
+
+def _example(context: click.Context | None) -> str:
+    """Return the first example of the command's help as a clause; empty if it shows none."""
+    told = ((context and context.command.help) or "").splitlines()
+    found = next((line.strip() for line in told if line.strip().startswith("leasehold ")), None)
+    return "" if found is None else f", as in: {found}"
 
 
 def _complain(text: str, *, code: int) -> int:

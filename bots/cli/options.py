@@ -14,13 +14,14 @@ from typing import IO, Any, TypeVar, Union, get_args, get_origin
 import click
 from annotated_types import Ge, Gt, Le
 from leasehold import wire
-from leasehold.errors import BadInput
+from leasehold.errors import MAX_TOLD, BadInput
 from leasehold.wire import escaped
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from bots.cli import times
 from schema import validation
+from schema.fields import misspelt
 from schema.requests import GROUPS, JobRequest, flat
 from schema.validation import NAME
 
@@ -40,25 +41,38 @@ def check(request: Request) -> Request:
         first = error.errors(include_url=False, include_input=False)[0]
         field = ".".join(wire.escaped(str(part), 60) for part in first["loc"])
         known_as = validation.RENAMED.get(str(first["loc"][-1])) if first["type"] == "extra_forbidden" else None
-        raise BadInput(field, known_as or _reason(first["type"], first["msg"])) from None
+        reason = known_as or _reason(first["type"], first["msg"]) + misspelt(JobRequest, first)
+        raise BadInput(field, reason) from None
     return request
 
 
 def read_lines(source: Iterable[bytes], *, name: str) -> list[Request]:
-    """Read the requests in a file of JSON lines; skip blank lines. Raises BadInput with file and line."""
+    """Read the requests in a file of JSON lines; skip blank lines. Raises BadInput with file and line of up to 10."""
     found: list[Request] = []
+    wrong: list[BadInput] = []
     for number, raw in enumerate(source, start=1):
         if raw.strip():
-            document = validation.parse_json(raw, f"{name}:{number}")
-            if not isinstance(document, dict):
-                raise BadInput(f"{name}:{number}", "is not a JSON object")
             try:
-                found.append(check(document))
+                found.append(_read_line(raw, f"{name}:{number}"))
             except BadInput as refused:
-                raise BadInput(f"{name}:{number}", str(refused)) from None
+                wrong.append(refused)
+                if len(wrong) == MAX_TOLD:
+                    break
+    if wrong:
+        raise BadInput.of(wrong)
     if not found:
         raise BadInput(name, "holds no job")
     return found
+
+
+def _read_line(raw: bytes, place: str) -> Request:
+    document = validation.parse_json(raw, place)
+    if not isinstance(document, dict):
+        raise BadInput(place, "is not a JSON object")
+    try:
+        return check(document)
+    except BadInput as refused:
+        raise BadInput(place, str(refused)) from None
 
 
 def line_numbers(source: Iterable[bytes]) -> list[int]:
@@ -68,6 +82,12 @@ def line_numbers(source: Iterable[bytes]) -> list[int]:
 
 def place_in_file(refused: BadInput, numbers: Sequence[int], *, name: str) -> BadInput:
     """Turn the gateway's refusal into one that names file and line instead of the place in the request."""
+    if not refused.others:
+        return _in_file(refused, numbers, name=name)
+    return BadInput.of([_in_file(each, numbers, name=name) for each in (refused, *refused.others)])
+
+
+def _in_file(refused: BadInput, numbers: Sequence[int], *, name: str) -> BadInput:
     found = _JOB.match(refused.field)
     if found is None or int(found[1]) >= len(numbers):
         return refused

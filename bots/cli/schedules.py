@@ -54,7 +54,12 @@ def _add() -> click.Command:
 
     @click.command("add", cls=job_options.GroupedCommand)
     @click.argument("name")
-    @click.option("--cron", required=True, metavar="EXPRESSION", help="Minute, hour, day, month and day of the week.")
+    @click.option(
+        "--cron",
+        required=True,
+        metavar="EXPRESSION",
+        help="Minute, hour, day, month and day of the week, such as '0 3 * * *'.",
+    )
     @click.option("--zone", metavar="ZONE", help="Time zone of the expression, such as Europe/Berlin [UTC].")
     @click.option(
         "--catch-up",

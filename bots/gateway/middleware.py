@@ -31,13 +31,14 @@ from bots.gateway import problems
 from bots.gateway.metrics import GatewayMetrics
 from bots.gateway.workers import Busy, WorkerPool, WorkerPools
 from schema import clock, validation
+from schema.fields import misspelt
 from schema.tenancy import tokens
 from schema.tenancy.tokens import Kind, Principal
 
 # Bodies
 
 
-#: A body that does not match the route's model. Holds only the first error.
+#: A body that does not match the route's model. Holds the first error, or that of each of the first refused jobs.
 Invalid = RequestValidationError
 
 
@@ -56,8 +57,13 @@ class BodyReader:
         try:
             return self.model.model_validate(document, from_attributes=True)
         except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-            raise Invalid([{**first, "loc": ("body", *first["loc"])}]) from None
+            each_error = getattr(self.model, "each_error", None)
+            found = [] if each_error is None else each_error(document)
+            found = found or error.errors(include_url=False, include_input=False, include_context=False)[:1]
+            raise Invalid([self._placed(each) for each in found]) from None
+
+    def _placed(self, error: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {**error, "loc": ("body", *error["loc"]), "msg": error["msg"] + misspelt(self.model, error)}
 
 
 #: A path parameter with its converter, such as `{id:path}`; an OpenAPI document names only the parameter.

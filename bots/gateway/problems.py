@@ -6,7 +6,7 @@ was raised, but no message of the database, which may quote a payload.
 
 import secrets
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import psycopg
@@ -14,7 +14,7 @@ import structlog
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from leasehold import wire
-from leasehold.errors import BadInput, Conflict, Forbidden, LeaseholdError, NotFound, NotReady, Unauthorised
+from leasehold.errors import MAX_TOLD, BadInput, Conflict, Forbidden, LeaseholdError, NotFound, NotReady, Unauthorised
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
@@ -31,6 +31,11 @@ _CANCELLED = "57014"
 _log = structlog.get_logger(__name__)
 
 
+class RefusedField(BaseModel):
+    field: str = Field(description="the path of a refused value")
+    detail: str
+
+
 class Problem(BaseModel):
     """A problem document (RFC 9457). `field`: the path of the refused value. `code`: a stable word for programs."""
 
@@ -40,6 +45,9 @@ class Problem(BaseModel):
     detail: str
     field: str | None = None
     code: str | None = None
+    errors: list[RefusedField] | None = Field(
+        default=None, description="if several jobs are refused: the first error of each of them, at most 10"
+    )
 
 
 class Refused(LeaseholdError):
@@ -74,9 +82,10 @@ def problem(
     *,
     field: str | None = None,
     code: str | None = None,
+    errors: Sequence[tuple[str, str]] = (),
     headers: dict[str, str] | None = None,
 ) -> Response:
-    """Make a response with one problem document."""
+    """Make a response with one problem document. errors: each refused field with its detail, if there are several."""
     title = _TITLES.get(status, "error")
     body: dict[str, Any] = {
         "type": f"urn:leasehold:{code or title.replace(' ', '-')}",
@@ -88,6 +97,8 @@ def problem(
         body["field"] = field
     if code is not None:
         body["code"] = code
+    if len(errors) > 1:
+        body["errors"] = [{"field": each, "detail": said} for each, said in errors]
     return JSONResponse(body, status_code=status, media_type=MEDIA_TYPE, headers=headers)
 
 
@@ -96,7 +107,8 @@ def from_error(error: BaseException) -> Response | None:
     detail = str(error)
     match error:
         case BadInput():
-            return problem(400, detail, field=error.field)
+            told = [(each.field, str(each)) for each in (error, *error.others)]
+            return problem(400, detail, field=error.field, errors=told)
         case Refused():
             headers = {"Connection": "close"} if error.status == 413 else None
             return problem(error.status, detail, field=error.field, headers=headers)
@@ -174,11 +186,16 @@ def field_of(location: Sequence[int | str]) -> str:
 
 
 def _invalid(errors: Sequence[Any]) -> Response:
-    first = errors[0]
-    field = field_of(first["loc"])
-    said = RENAMED.get(str(first["loc"][-1])) if first["type"] == "extra_forbidden" else None
-    reason = said or wire.escaped(str(first["msg"]).removeprefix("Value error, "))
-    return problem(422, f"{field}: {reason[:1].lower()}{reason[1:]}", field=field)
+    told = [_refusal(each) for each in errors[:MAX_TOLD]]
+    field, detail = told[0]
+    return problem(422, detail, field=field, errors=told)
+
+
+def _refusal(error: Mapping[str, Any]) -> tuple[str, str]:
+    field = field_of(error["loc"])
+    said = RENAMED.get(str(error["loc"][-1])) if error["type"] == "extra_forbidden" else None
+    reason = said or wire.escaped(str(error["msg"]).removeprefix("Value error, "))
+    return field, f"{field}: {reason[:1].lower()}{reason[1:]}"
 
 
 def _database(error: psycopg.Error) -> Response | None:

@@ -47,6 +47,14 @@ def test_over_http_by_the_place_in_the_batch(refusals: Refusals, operator: httpx
     for field, number in (("priority", 10**40), ("timeout_seconds", 10**400), ("units", 2**31)):
         answer = operator.post("/v1/jobs", json={"jobs": [JOB | {field: number}]})
         assert (answer.status_code, answer.json()["field"]) == (422, f"jobs.0.{field}")
+    for wrong, said in (
+        ({"comand": ["a"]}, "comand: extra inputs are not permitted; did you mean 'command'?"),
+        ({"env": {"a=": "1"}}, "env: "),
+    ):
+        told = operator.post("/v1/jobs", json={"jobs": [JOB, *[JOB | wrong] * 12]}).json()
+        assert [each["field"].split(".")[1] for each in told["errors"]] == [str(place) for place in range(1, 11)]
+        assert all(each["detail"].startswith(f"{each['field']}: ") for each in told["errors"])
+        assert said in told["detail"] == told["errors"][0]["detail"]
     assert operator.post("/v1/jobs", json={"jobs": []}).json()["field"] == "jobs"
     assert operator.post("/v1/jobs", json={"jobs": [JOB] * 10_001}).status_code == 422
     assert counts(database) == before
@@ -66,7 +74,7 @@ def test_in_sql_by_the_place_in_the_list(refusals: Refusals, database: Database)
     for name, (flat, said) in refusals.items():
         for batch, place in (([flat], 0), ([complete({}), flat], 1)):
             told = refusal(database, SUBMIT, {"requests": json.dumps(batch)})
-            assert (name, told) == (name, f"jobs.{place}.{said}")
+            assert (name, told) == (name, f"jobs.{place}.{said.partition('; did you mean')[0]}")
 
 
 def test_in_a_graph_by_the_place_of_the_node(refusals: Refusals, operator: httpx.Client, database: Database) -> None:

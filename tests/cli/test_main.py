@@ -78,6 +78,8 @@ WRONG = [
     ("rule windw set", "there is no command 'rule windw'; did you mean 'window'?"),
     ("bot list", "there is no command 'bot list'; did you mean `leasehold bots list`?"),
     ("retry 5", "there is no command 'retry'; did you mean `leasehold requeue`?"),
+    ("schedule set nightly", "there is no command 'schedule set'; did you mean `leasehold schedule add`?"),
+    ("schedule add", "NAME: is missing, as in: leasehold schedule add nightly --cron '0 3 * * *'"),
     ("class-limit set random 2", "'class-limit' is now `leasehold limit class`"),
     ("quota owner ci ann 2", "'quota owner' is now `leasehold limit owner set`"),
     ("help class-limit", "TOPIC: 'class-limit' is now `leasehold limit class`"),

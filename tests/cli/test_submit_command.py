@@ -35,15 +35,23 @@ def test_submit_reads_json_lines(stands: Gateway, tmp_path: Path, capsys: pytest
         ('{"command": ["a"], "timeout_seconds": NaN}', "holds NaN"),
         ('{"command": ["a"], "command": ["b"]}', "repeats the key 'command'"),
         ('{"command": ["\\u0000"]}', "NUL"),
+        ('{"comand": ["a"], "command": ["a"]}', "comand: is not a field of a job; did you mean 'command'?"),
     ],
 )
-def test_a_bad_line_is_named_and_nothing_is_submitted(stands: Gateway, tmp_path: Path, line: str, reason: str) -> None:
+def test_bad_lines_are_named_and_nothing_is_submitted(
+    stands: Gateway, tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, reason: str
+) -> None:
     path = tmp_path / "jobs.jsonl"
     path.write_text('{"command": ["a"]}\n\n' + line + "\n")
     with pytest.raises(BadInput) as caught:
         call("submit", "--file", str(path))
     assert str(caught.value).startswith(f"{path}:3: ")
     assert reason in str(caught.value)
+    path.write_text('{"command": ["a"]}\n' + f"{line}\n" * 12)
+    assert errors.run(cli, ["submit", "--file", str(path)]) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert [each.split(": ")[1] for each in told] == [f"{path}:{number}" for number in range(2, 12)]
+    assert all(reason in each for each in told)
     path.write_text("\n\n")
     with pytest.raises(BadInput, match="holds no job"):
         call("submit", "--file", str(path))
@@ -57,6 +65,14 @@ def test_what_only_the_gateway_refuses_is_told_by_file_and_line(stands: Gateway,
     with pytest.raises(BadInput) as caught:
         call("submit", "--file", str(path))
     assert str(caught.value) == f"{path}:4: env: 'a=' is not the name of a variable"
+    path.write_text('\n{"command": ["a"]}\n\n{"command": ["b"]}\n')
+    refused = [{"field": f"jobs.{nth}.env", "detail": f"jobs.{nth}.env: is wrong"} for nth in (0, 1)]
+    stands.script = in_turn(Answer({**refused[0], "status": 400, "errors": refused}, 400))
+    with pytest.raises(BadInput) as several:
+        call("submit", "--file", str(path))
+    assert [str(each) for each in (several.value, *several.value.others)] == [
+        f"{path}:{line}: env: is wrong" for line in (2, 4)
+    ]
 
 
 def test_a_job_that_is_too_large_for_what_is_on_the_way_is_told_as_such(stands: Gateway, tmp_path: Path) -> None:

@@ -192,9 +192,10 @@ def test_what_cannot_be_sent_is_refused_by_name_before_anything_is(program: Gate
 
 
 def test_a_call_that_python_would_refuse_is_refused_as_python_does(program: Gateway) -> None:
-    with pytest.raises(TypeError, match="too many positional arguments"):
+    said = r"^task '[\w.]+\.add' is called as add\(left: .*\) -> int: too many positional arguments$"
+    with pytest.raises(TypeError, match=said):
         task_app.add.defer(1, 2, 3)  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match="call 1: missing a required argument: 'left'"):
+    with pytest.raises(TypeError, match=r"call 1: task .* missing a required argument: 'left'"):
         task_app.add.batch([(1,), ()])
     assert program.asked == []
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from types import TracebackType
 from typing import Any, ClassVar, Self, TypeVar
 from urllib.parse import quote
@@ -241,7 +242,7 @@ class Client:
                 middle = len(part) // 2
                 left += [part[middle:], part[:middle]]
             except BadInput as refused:
-                raise _after(answers, BadInput(moved(refused.field, len(answers)), refused.reason)) from None
+                raise _after(answers, refused.renamed(partial(moved, offset=len(answers)))) from None
             except LeaseholdError as refused:
                 raise _after(answers, refused) from refused.__cause__
             else:
@@ -302,7 +303,7 @@ class Client:
         try:
             taken = self.graphs.submit(request)
         except BadInput as refused:
-            raise BadInput(re.sub(r"^(?:body\.)?nodes\b", "jobs", refused.field), refused.reason) from None
+            raise refused.renamed(lambda field: re.sub(r"^(?:body\.)?nodes\b", "jobs", field)) from None
         ids = [node["id"] for node in taken["nodes"] if node["id"] != taken["callback"]]
         return {"graph": taken["id"], "jobs": ids, "callback": taken["callback"], "created": taken["created"]}
 

@@ -1,6 +1,6 @@
 """Typed errors that functions of this package raise to their callers. A lost race is never an error."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from leasehold.states import JobState
 
@@ -14,16 +14,31 @@ class LeaseholdError(Exception):
     submitted: tuple[str, ...] = ()
 
 
+#: The most refused values that one answer tells.
+MAX_TOLD = 10
+
+
 class BadInput(LeaseholdError):
     """A value that was refused before anything was written.
 
-    `field`: path of the value in the caller's request. `reason`: one clause without a full stop.
+    `field`: path of the value in the caller's request. `reason`: one clause without a full stop. `others`: what else of
+    the same request was refused, as far as it was looked for; together at most `MAX_TOLD`.
     """
 
-    def __init__(self, field: str, reason: str) -> None:
+    def __init__(self, field: str, reason: str, *, others: Sequence["BadInput"] = ()) -> None:
         super().__init__(f"{field}: {reason}")
         self.field = field
         self.reason = reason
+        self.others = tuple(others)
+
+    @classmethod
+    def of(cls, refused: Sequence["BadInput"]) -> "BadInput":
+        """Make one error of the first `MAX_TOLD` of these."""
+        return cls(refused[0].field, refused[0].reason, others=refused[1:MAX_TOLD])
+
+    def renamed(self, name: Callable[[str], str]) -> "BadInput":
+        """Return the same refusals with other paths."""
+        return BadInput.of([BadInput(name(each.field), each.reason) for each in (self, *self.others)])
 
 
 class NotFound(LeaseholdError):

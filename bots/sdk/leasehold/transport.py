@@ -24,6 +24,7 @@ from urllib.parse import SplitResult, quote, unquote, urlencode, urlsplit
 
 from leasehold import wire
 from leasehold.errors import (
+    MAX_TOLD,
     BadInput,
     Conflict,
     Forbidden,
@@ -459,8 +460,10 @@ def _refusal(answer: Answer) -> LeaseholdError:
         case 413:
             return TooLarge("request", detail.removeprefix(f"{problem['field']}: "))
         case 400 | 415 | 422:
-            field = wire.escaped(str(problem.get("field") or "request"), 200)
-            return BadInput(field, detail.removeprefix(f"{field}: "))
+            errors = problem.get("errors")
+            others = [_refused(each) for each in errors[1:MAX_TOLD]] if isinstance(errors, list) else []
+            first = _refused(problem | {"detail": detail})
+            return BadInput(first.field, first.reason, others=others)
         case 401:
             return Unauthorised(detail)
         case 403:
@@ -475,6 +478,13 @@ def _refusal(answer: Answer) -> LeaseholdError:
             return NotReady(detail, retry_after=answer.retry_after)
         case status:
             return LeaseholdError(f"the gateway answered {status}: {detail}")
+
+
+def _refused(said: Any) -> BadInput:
+    """The refusal of one field, of a problem document or of one of its `errors`."""
+    said = said if isinstance(said, dict) else {}
+    field = wire.escaped(str(said.get("field") or "request"), 200)
+    return BadInput(field, wire.printable(str(said.get("detail")), MAX_DETAIL).removeprefix(f"{field}: "))
 
 
 # Breaking off the requests of another thread

@@ -102,7 +102,7 @@ def check_cron(field: str, value: str) -> str:
     parts = value.split()
     if len(parts) != 5:
         has = f"has {len(parts)} field{'' if len(parts) == 1 else 's'}"
-        raise BadInput(field, f"'{escaped(value, 80)}' {has}, not the five fields {CRON_FIELDS}")
+        raise BadInput(field, f"'{escaped(value, 80)}' {has}, not the five fields {CRON_FIELDS}, such as 0 3 * * *")
     expression = " ".join(parts)
     try:
         _ticks(expression)

@@ -68,21 +68,31 @@ def form_of(function: Callable[..., Any]) -> CallForm:
     return CallForm(signature, codecs, codecs.pop("return", None))
 
 
+#: The most characters of the refusal of a call.
+MAX_SAID = 500
+
+
 def encode_call(
     function: Callable[..., Any],
     serialiser: Serialiser,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     *,
+    called: str = "the task",
     in_graph: bool = False,
 ) -> str:
     """Return the standard input of the job that makes this call.
+
+    called: what the function is called in a refusal.
 
     in_graph: arguments may hold results of nodes; `inputs` of the standard input lists these.
     Raises TypeError if the function cannot be called so, BadInput with the name of an argument that cannot be JSON.
     """
     form = form_of(function)
-    form.signature.bind(*args, **kwargs)
+    try:
+        form.signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"{called} is called as {function.__name__}{form.signature}: {error}"[:MAX_SAID]) from None
     names = list(form.names(len(args)))
     typed: list[int | str] = []
     nodes: set[int] = set()

@@ -430,7 +430,8 @@ class Task(Generic[P, R]):
         unique = self._options.get("unique", False)
         if in_graph and unique:
             raise BadInput("unique", "does not hold for nodes of a graph: use task.using(unique=False)")
-        stdin = encode_call(self.function, self.registry.serialiser, args, kwargs, in_graph=in_graph)
+        called = f"task '{self.name}'"
+        stdin = encode_call(self.function, self.registry.serialiser, args, kwargs, called=called, in_graph=in_graph)
         module = self.function.__module__
         fields = request_fields(**self._options)
         request = {
