@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from assigner.cli.output import Caller, Calling, duration, print_json
 from assigner.queries.demand import MAX_BOTS, MAX_UNITS
-from assigner.queries.report import MAX_WINDOW, Report
+from assigner.queries.report import MAX_WINDOW, EstimateReport, Report
 from schema import readable
 from schema.accounting import accounts
 from schema.policy import time_windows
@@ -66,6 +66,12 @@ def _tell(found: Report) -> None:
             ["meter", "mean (%)", "busiest hour (%)"],
             [(each.name, f"{each.mean:.3g}", f"{each.busiest_hour:.3g}") for each in found.meters],
         )
+    if found.waiting:
+        click.echo("")
+        table(
+            ["instance", "waiting now", "oldest"],
+            [(each.name, f"{each.jobs:,}", readable.duration(each.oldest)) for each in found.waiting],
+        )
     if not found.instances:
         click.echo("no job ended")
         return
@@ -95,14 +101,18 @@ def _tell(found: Report) -> None:
         ],
     )
     if found.estimates.jobs:
-        click.echo(
-            f"\n{found.estimates.jobs} jobs said how long they would run: {_seconds(found.estimates.estimated_mean)} "
-            f"on average, they took {_seconds(found.estimates.actual_mean)}; actual / estimate "
-            f"{_number(found.estimates.ratio_p50)} (p50), {_number(found.estimates.ratio_p95)} (p95)"
-        )
+        _tell_estimates(found.estimates)
     if found.hours:
         click.echo("")
         table(["used", "hour (UTC)", "amount"], [(each.name, each.hour, f"{each.amount:g}") for each in found.hours])
+
+
+def _tell_estimates(found: EstimateReport) -> None:
+    click.echo(
+        f"\n{found.jobs} jobs said how long they would run: {_seconds(found.estimated_mean)} on average, they took "
+        f"{_seconds(found.actual_mean)}; actual / estimate {_number(found.ratio_p50)} (p50), "
+        f"{_number(found.ratio_p95)} (p95)"
+    )
 
 
 def _number(value: float | None) -> str:

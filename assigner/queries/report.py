@@ -1,4 +1,4 @@
-"""The report on a recent period: waits, throughput, fairness, efficiency, utilisation, estimates, concentration.
+"""The report: what waits now, and waits, throughput, fairness, efficiency, utilisation and others of a recent period.
 
 It reads the jobs that ended last, at most `MAX_ENDED`, so its cost does not grow with the history. If that bound
 shortens the period, the report gives the shorter one.
@@ -11,6 +11,7 @@ from datetime import date, datetime
 from schema.accounting import fair_share
 from schema.postgres.connection import Connection
 from schema.postgres.statements import Row, Statement
+from schema.predicates import AT_REST, READY
 from schema.validation import KINDS
 
 #: Longest span that a report may cover, seconds.
@@ -31,6 +32,15 @@ ended AS MATERIALIZED (
         SELECT bot_id, granted_at, ended_at FROM leases
         WHERE job_id = e.id ORDER BY job_id, fence DESC LIMIT 1) l ON true
 )"""
+# Queued jobs whose earliest start is past, of the first that the indexes of queued jobs have.
+WAITING = Statement(f"""
+SELECT i.name, count(*) AS jobs, extract(epoch FROM now() - min(j.queued_at))::float AS oldest
+FROM (
+    (SELECT instance, queued_at FROM jobs WHERE {READY} LIMIT :most) UNION ALL
+    (SELECT instance, queued_at FROM jobs WHERE {AT_REST} LIMIT :most)) j
+JOIN instances i ON i.id = j.instance
+WHERE j.queued_at <= now() GROUP BY i.name ORDER BY i.name
+""")
 SPAN = Statement("""
 SELECT least(:window, coalesce(extract(epoch FROM now() - (
     SELECT min(finished_at) FROM (
@@ -114,6 +124,15 @@ class InstanceReport:
     wait_p95: float | None
     wait_max: float | None
     unit_seconds: float
+
+
+@dataclass(frozen=True)
+class WaitingReport:
+    """Queued jobs of one instance now, of at most 2 * `MAX_ENDED` in all; oldest: seconds that the first has waited."""
+
+    name: str
+    jobs: int
+    oldest: float
 
 
 @dataclass(frozen=True)
@@ -203,6 +222,7 @@ class Report:
     throughput: float
     fairness: float | None
     efficiency: float | None
+    waiting: Sequence[WaitingReport]
     instances: Sequence[InstanceReport]
     days: Sequence[DayReport]
     estimates: EstimateReport
@@ -228,6 +248,7 @@ def report(connection: Connection, *, window: float) -> Report:
         throughput=sum(each.ended for each in instances) / span.seconds,
         fairness=fair_share.jain_index(each.unit_seconds for each in instances),
         efficiency=seen.busy / seen.available if seen.available else None,
+        waiting=[WaitingReport(**row._asdict()) for row in rows(WAITING)],
         instances=instances,
         days=[DayReport(**row._asdict()) for row in rows(DAYS)],
         estimates=EstimateReport(**rows(ESTIMATES)[0]._asdict()),

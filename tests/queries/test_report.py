@@ -64,6 +64,10 @@ def test_a_report_tells_waits_throughput_fairness_and_concentration(pool: Pool) 
     (spread,) = found.concentration
     assert (spread.bots, spread.jobs, spread.busiest_share) == (2, 4, 0.75)
     assert math.isclose(spread.index, 0.75**2 + 0.25**2)
+    assert found.waiting == []
+    pool.submit(2, instance="team-b")
+    pool.change("UPDATE jobs SET queued_at = now() - interval '90 s' WHERE state = 'queued'")
+    assert [(each.name, each.jobs, round(each.oldest)) for each in reported(pool).waiting] == [("team-b", 2, 90)]
 
 
 def test_days_come_newest_first_with_their_mean_wait_and_priority(pool: Pool) -> None:
