@@ -104,6 +104,9 @@ class JobFilter(BaseModel):
     job_class: Name | None = Field(default=None, description="Jobs of this class.")
     owner: Name | None = Field(default=None, description="Jobs of this owner.")
     project: Name | None = Field(default=None, description="Jobs of this project.")
+    unmatchable: bool = Field(
+        default=False, description="Queued jobs that no present bot could run, even if it were idle."
+    )
     bot: Name | None = Field(default=None, description="Jobs that this bot has, or was the last bot to have.")
     min_priority: _Priority | None = Field(
         default=None, description="Jobs with this priority or a higher number, which is less urgent."
@@ -126,7 +129,7 @@ class JobFilter(BaseModel):
 
     def says_nothing(self) -> bool:
         """True if every job passes."""
-        return not any(value not in (None, []) for value in self.filter_fields().values())
+        return not any(value not in (None, []) and value is not False for value in self.filter_fields().values())
 
     def filter_fields(self) -> dict[str, object]:
         """The fields of the filter itself, without those that a subclass adds."""
@@ -134,7 +137,9 @@ class JobFilter(BaseModel):
 
 
 def default_sort(given: JobFilter) -> Sort:
-    """The end if the filter names it, else the submit: an index has the jobs in this order."""
+    """The end if the filter names it, the priority of unmatchable jobs, else the submit: an index has this order."""
+    if given.unmatchable:
+        return Sort.PRIORITY
     return Sort.SUBMITTED if given.ended_after is None and given.ended_before is None else Sort.ENDED
 
 

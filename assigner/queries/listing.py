@@ -23,12 +23,12 @@ from typing import Any
 from leasehold.errors import BadInput
 from leasehold.states import FINAL, JobState
 
-from assigner.queries import cursors
+from assigner.queries import cursors, status
 from assigner.queries.jobs import LAST_BOT, ROW
 from schema.filters import Direction, JobFilter, Sort, default_direction, default_sort, pair
 from schema.postgres.connection import Connection
 from schema.postgres.statements import Statement
-from schema.predicates import AT_REST, ready_in
+from schema.predicates import AT_REST, ready_in, ready_queues
 from schema.sql import LIVE, NOT_OVER
 
 
@@ -78,6 +78,22 @@ WHERE (CAST(:instances AS integer[]) IS NULL OR q.instance = ANY (CAST(:instance
     AND p.properties @> CAST(:properties AS jsonb)
     AND (CAST(:terms AS jsonb) = '{}' OR s.terms @> CAST(:terms AS jsonb))
 """)
+# Of these queues, all of them for null, those with queued jobs that no present bot could run. Queues are alike by what
+# their jobs need, so few of these have to be compared with bots.
+UNMATCHABLE = Statement(f"""
+WITH RECURSIVE {ready_queues("plain")}, {ready_queues("constrained", constrained=True)}, holding AS MATERIALIZED (
+    SELECT k.id, k.cohort, k.instance, i.pool, coalesce(k.required, k.platform) AS platform, k.units
+    FROM queues k JOIN instances i ON i.id = k.instance
+    WHERE k.id = ANY (ARRAY(
+            SELECT queue FROM plain UNION ALL SELECT queue FROM constrained
+            UNION SELECT queue FROM (SELECT queue FROM jobs WHERE {AT_REST} ORDER BY schedule_after LIMIT :most) r))
+        AND (CAST(:queues AS integer[]) IS NULL OR k.id = ANY (CAST(:queues AS integer[])))
+), lacking AS MATERIALIZED (
+    SELECT q.cohort, q.instance, q.platform, q.units
+    FROM (SELECT DISTINCT cohort, instance, pool, platform, units FROM holding) q WHERE {status.UNMATCHABLE}
+)
+SELECT h.id FROM holding h JOIN lacking USING (cohort, instance, platform, units)
+""")
 # The first job whose id was made at this time or later. Ids begin with the time (RFC 9562, version 7).
 FIRST_SINCE = Statement("""
 SELECT id, public_id FROM jobs WHERE public_id >= CAST(:since AS uuid) ORDER BY public_id LIMIT 1
@@ -115,8 +131,10 @@ class Request:
         before: int | None = None,
         cursor: str | None = None,
     ) -> "Request":
-        """Choose the order if none is asked for."""
+        """Choose the order if none is asked for. Jobs that no bot could run are queued, whatever else is asked."""
         sort = sort or default_sort(filters)
+        if filters.unmatchable and JobState.QUEUED in (filters.state or [JobState.QUEUED]):
+            filters = filters.model_copy(update={"state": [JobState.QUEUED]})
         return cls(filters, sort, direction or default_direction(sort), limit, before, cursor)
 
     @property
@@ -184,6 +202,11 @@ def _resolve(connection: Connection, given: JobFilter, instances: Sequence[str] 
     if restricted is not None or cohort is not None or properties or terms:
         values = {"properties": json.dumps(properties), "terms": json.dumps(terms)}
         queues = list(connection.execute(QUEUES, values | {"instances": restricted, "cohort": cohort}).scalars())
+    if given.unmatchable:
+        if given.state != [JobState.QUEUED]:
+            return None
+        wanted = {"queues": queues, "most": status.MAX_COUNTED}
+        queues = list(connection.execute(UNMATCHABLE, wanted).scalars())
     return _Resolved(visible, restricted, cohort, queues, bot) if queues is None or queues else None
 
 
@@ -212,7 +235,7 @@ class _Search:
             "max_priority": ("j.priority <= {}", given.max_priority),
             "before": ("j.id < {}", self.request.before),
         }
-        if given.properties or given.job_class or given.owner or given.project:
+        if given.properties or given.job_class or given.owner or given.project or given.unmatchable:
             tests["queues"] = ("j.queue = ANY (CAST({} AS integer[]))", found.queues)
         for name, column in TIMES.items():
             tests[f"{name}_after"] = (f"j.{column} >= {{}}", getattr(given, f"{name}_after"))

@@ -48,9 +48,12 @@ MAX_PAUSES = 100
 #: The most grants whose waits are read, the newest.
 MAX_WAITS = 5_000
 
+#: The condition that no present bot could run the jobs of a row `q` with cohort, instance, pool, platform and units.
+#: OFFSET 0 keeps the planner from reading every requirement set of every bot to learn that none matches.
+UNMATCHABLE = f"""NOT EXISTS (
+    {able_bots("b.id", "q", which="status <> 'gone' AND capacity >= q.units", limit="1")} OFFSET 0)"""
 # Queued jobs by instance, and how many of them no present bot could run, even if it were idle: of each instance the
-# jobs up to an even share of the bound. OFFSET 0 keeps the planner from reading every requirement set of every bot to
-# learn that none matches.
+# jobs up to an even share of the bound.
 _COUNTED = f"""
 WITH RECURSIVE {ready_queues("plain")}, {ready_queues("constrained", constrained=True)}, holding AS MATERIALIZED (
     SELECT k.* FROM queues k
@@ -68,7 +71,7 @@ WITH RECURSIVE {ready_queues("plain")}, {ready_queues("constrained", constrained
     SELECT s.cohort, s.instance, s.name, s.pool, w.platform, w.units, count(*) AS jobs, min(w.queued_at) AS oldest,
         0 AS later, sum(count(*)) OVER (PARTITION BY s.cohort, s.instance) >= s.share AS more
     FROM seen s CROSS JOIN LATERAL (
-        SELECT h.platform, h.units, j.queued_at FROM holding h CROSS JOIN LATERAL (
+        SELECT coalesce(h.required, h.platform) AS platform, h.units, j.queued_at FROM holding h CROSS JOIN LATERAL (
             SELECT queued_at FROM jobs WHERE {ready_in("h")}
             ORDER BY queue, rank, queued_at, id LIMIT s.share) j
         WHERE h.cohort = s.cohort AND h.instance = s.instance LIMIT s.share) w
@@ -81,9 +84,7 @@ WITH RECURSIVE {ready_queues("plain")}, {ready_queues("constrained", constrained
 """
 WAITING = Statement(f"""{_COUNTED}SELECT q.name AS instance, sum(q.jobs) AS jobs, bool_or(q.more) AS more,
     sum(q.later) AS later, extract(epoch FROM now() - min(q.oldest)) AS oldest_seconds,
-    coalesce(sum(q.jobs) FILTER (WHERE NOT EXISTS (
-        {able_bots("b.id", "q", which="status <> 'gone' AND capacity >= q.units", limit="1")} OFFSET 0)), 0)
-        AS unmatchable
+    coalesce(sum(q.jobs) FILTER (WHERE {UNMATCHABLE}), 0) AS unmatchable
 FROM waiting q GROUP BY q.name ORDER BY q.name
 """)
 

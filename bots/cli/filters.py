@@ -41,6 +41,8 @@ def _option(field: str, info: FieldInfo) -> Callable[[F], F]:
         keywords = {"type": click.INT, "metavar": "N"}
     elif datetime.__name__ in values:
         keywords = {"metavar": "TIME"}
+    elif info.annotation is bool:
+        keywords = {"is_flag": True}
     is_list = values.startswith("list[")
     note = " [repeatable]" if is_list else ""
     return click.option(
@@ -54,9 +56,8 @@ def filter_options(command: F) -> F:
     @wraps(command)
     def with_filter(*args: Any, **options: Any) -> Any:
         given = {field: options.pop(_parameter(field)) for field in JobFilter.model_fields}
-        return command(
-            *args, where=checked({name: value for name, value in given.items() if value not in (None, ())}), **options
-        )
+        said = {name: value for name, value in given.items() if value not in (None, ()) and value is not False}
+        return command(*args, where=checked(said), **options)
 
     found: Any = with_filter
     for field, info in reversed(JobFilter.model_fields.items()):

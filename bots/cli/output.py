@@ -506,7 +506,9 @@ def show_status(found: Record) -> None:
         click.echo(f"{found['later']:,} queued jobs start later, at a time that was given")
     if found["unmatchable"]:
         number = f"{'at least ' if 'unmatchable' in least else ''}{found['unmatchable']}"
-        click.echo(f"{number} queued jobs are unmatchable: no present bot could run them (see show ID)")
+        click.echo(
+            f"{number} queued jobs are unmatchable: no present bot could run them (leasehold list --unmatchable)"
+        )
     for tick in found["upkeep"]:
         grace = ", in grace" if tick["grace"] else ""
         click.echo(f"upkeep    {plain(tick['name'])} {seconds(tick['age_seconds'])} ago{grace}")

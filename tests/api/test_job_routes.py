@@ -185,6 +185,9 @@ def test_a_queued_job_says_why_it_waits(served: Served, operator: httpx.Client, 
     assert waiting(over) == (False, "'full' in cohort 'default' uses 0 of 0, this job needs 1: 0 + 1 > 0")
     assert (waiting(fits)[0], "next assigner cycle" in waiting(fits)[1]) == (False, True)
     assert operator.get("/v1/status").json()["unmatchable"] == 2
+    unmatchable = [job["id"] for job in operator.get("/v1/jobs?unmatchable=true").json()["jobs"]]
+    assert unmatchable == [nobody, large]
+    assert operator.get("/v1/jobs?unmatchable=true&state=parked").json()["jobs"] == []
     operator.post("/v1/bots/b1/drain", json={})
     assert "draining" in waiting(fits)[1]
     pool.change("UPDATE jobs SET schedule_after = now() + interval '1 hour' WHERE label = 'fits'")

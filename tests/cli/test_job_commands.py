@@ -257,7 +257,7 @@ def test_status_and_bots_are_shown(stands: Gateway, capsys: pytest.CaptureFixtur
     for expected in (
         "1 ok; 1 of 4 units in use",
         "1,200 queued jobs start later",
-        "at least 2 queued jobs are unmatchable",
+        "at least 2 queued jobs are unmatchable: no present bot could run them (leasehold list --unmatchable)",
         "3+",
         "about 1,200,000 finished jobs are kept",
         "last 12.5 s: 1.5 submitted",

@@ -212,6 +212,7 @@ def test_an_alert_leads_to_its_jobs_and_times_of_charts_are_of_a_zone_with_its_n
     for name, subject, path in (
         ("InstanceAtMaximum", "gpu/a b", "/jobs?state=running&state=leased&cohort=gpu&instance=a%20b"),
         ("InstanceAtMaximum", "", "/tenants"),
+        ("JobsThatNobodyCanRun", "", "/jobs?unmatchable=true"),
         ("JobsWaitLong", "", "/jobs?state=queued&sort=queued&order=asc"),
         ("UpkeepStands", "", None),
     ):

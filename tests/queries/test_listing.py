@@ -23,7 +23,7 @@ EXAMPLES_VARIABLE = "LEASEHOLD_TEST_EXAMPLES"
 LITTLE = Bounds(few=5, examined=7, of_queue=7)
 EVERYTHING = """
 SELECT CAST(j.public_id AS text) AS id, j.id AS row_id, j.state, i.name AS instance, c.name AS cohort, j.label,
-    j.priority, j.rank, j.created_at, j.queued_at, j.started_at, j.finished_at, p.properties,
+    j.priority, j.rank, j.created_at, j.queued_at, j.started_at, j.finished_at, p.properties, j.units,
     coalesce(s.terms, '{}') AS terms,
     (SELECT coalesce(jsonb_object_agg(key, value), '{}') FROM job_metadata WHERE job_id = j.id) AS metadata,
     (SELECT b.name FROM leases l JOIN bots b ON b.id = l.bot_id
@@ -40,6 +40,8 @@ KEY: Mapping[Sort, Callable[[Any], tuple[Any, ...]]] = {
     Sort.ENDED: lambda row: (row.finished_at, row.row_id),
     Sort.PRIORITY: lambda row: (row.rank, row.queued_at, row.row_id),
 }
+#: Units of each bot: no bot could run a job that needs more.
+BOTS_HAVE = 10
 TIMES = {"submitted": "created_at", "queued": "queued_at", "started": "started_at", "ended": "finished_at"}
 
 
@@ -50,6 +52,7 @@ def fill(pool: Pool, chance: random.Random, jobs: int = 60) -> None:
         own = {"class": "random"} if "job_class" in terms else {}
         pool.submit(
             instance=chance.choice(["ci", "qa"]),
+            units=chance.choice([1] * 5 + [BOTS_HAVE + 1]),
             label=chance.choice(["", "nightly", "weekly"]),
             properties=chance.choice([{}, {"os": "linux"}, {"os": ["linux", "bsd"], "gpu": "a"}]),
             metadata=chance.choice([{}, {"build": "1"}, {"build": "1", "target": "//a"}, {"build": "2"}]),
@@ -60,7 +63,7 @@ def fill(pool: Pool, chance: random.Random, jobs: int = 60) -> None:
     chance.shuffle(ids)
     offered = {"os": ["linux", "bsd"], "gpu": ["a"]}
     for name in ("b1", "b2"):
-        bot = pool.bot(name, capacity=jobs // 6, properties=offered)
+        bot = pool.bot(name, capacity=BOTS_HAVE, properties=offered)
         pool.assigner().run_once()
         works = bot.take()
         over = [completed(work, "failed" if nth % 2 else "succeeded") for nth, work in enumerate(works[: jobs // 10])]
@@ -81,6 +84,7 @@ def passes(row: Any, given: JobFilter) -> bool:
             all(value is None or row.terms.get(name) == value for name, value in terms.items()),
             all(row.metadata.get(pair.partition("=")[0]) == pair.partition("=")[2] for pair in given.metadata),
             all(pair.partition("=")[2] in row.properties.get(pair.partition("=")[0], ()) for pair in given.properties),
+            not given.unmatchable or (row.state == "queued" and row.units > BOTS_HAVE),
             given.min_priority is None or row.priority >= given.min_priority,
             given.max_priority is None or row.priority <= given.max_priority,
             *(_within(getattr(row, column), given, name) for name, column in TIMES.items()),
@@ -137,6 +141,7 @@ def filters(rows: Sequence[Row], chance: random.Random) -> Iterator[JobFilter]:
         "job_class": ["random"],
         "owner": ["ann", "bob"],
         "project": ["alpha"],
+        "unmatchable": [True],
         "bot": ["b1", "b2", "absent"],
         "min_priority": [0],
         "max_priority": [-1],

@@ -38,7 +38,7 @@ PLACES = {
     "WorkIsConcentrated": "/bots",
     "JobsWaitLong": "/jobs?state=queued&sort=queued&order=asc",
     "BacklogGrows": "/jobs?state=queued&sort=submitted&order=desc",
-    "JobsThatNobodyCanRun": "/jobs?state=queued",
+    "JobsThatNobodyCanRun": "/jobs?unmatchable=true",
     "JobsAreParked": "/jobs?state=parked",
     "NodesAreBlockedForEver": "/graphs?open=1",
     "MinimumCannotBeMet": "/jobs?state=queued&cohort={cohort}&instance={instance}",

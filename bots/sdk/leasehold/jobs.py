@@ -93,6 +93,7 @@ class JobFilter(TypedDict, total=False):
     job_class: str
     owner: str
     project: str
+    unmatchable: bool
     bot: str
     min_priority: int
     max_priority: int
