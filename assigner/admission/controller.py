@@ -123,11 +123,13 @@ class AdmissionController:
     def read_front(self, connection: Connection, scope: Scope, cursor: HeadCursor, *, batch: int) -> Front | None:
         """Lock the first jobs, where so many queues hold jobs that it costs less than to read the queues.
 
-        None if the order does not follow from rank and age alone, or if most of the front cannot start.
+        None if the order does not follow from rank and age alone, or if most of the front cannot start. An assigner
+        of some instances would keep the jobs of others from their assigners.
         """
         memory, policy = self._memory, self._ordering_policy
         by_rank = policy.within is None and policy.ageing is None and not self._rules.checkers.checks_limits
-        if memory.queues <= FEW_QUEUES or not by_rank or not cursor.is_worthwhile():
+        few = memory.queues <= FEW_QUEUES or scope.instances is not None
+        if few or not by_rank or not cursor.is_worthwhile():
             return None
         memory.bound()
         front = read_front(connection, scope, cursor, batch=batch, spare=memory.spare, terms=memory.terms)

@@ -27,7 +27,8 @@ MANY, QUICK = 200, 0.005
 #: Picks that go to the queues at once after one that could not use the front.
 ASIDE = 16
 
-_LEAST_RANK, _BEYOND = -1000.0, 1001.0
+#: Below every rank, also those of jobs that are hastened before their deadline; and above.
+_LEAST_RANK, _BEYOND = -1e9, 1001.0
 
 #: Where in a lane a job is: when it was queued, in seconds of the database's clock, and its id.
 Place = tuple[float, int]

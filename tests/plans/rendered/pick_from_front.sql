@@ -28,7 +28,7 @@ WITH RECURSIVE free_kinds AS (
         AND EXISTS (SELECT FROM instances i WHERE i.id = q.instance AND NOT i.draining OFFSET 0)
 ),
 stretches AS MATERIALIZED (
-    SELECT c.id AS cohort, coalesce(m.rank, -1000.0) AS rank, coalesce(m.until, 1001.0) AS until,
+    SELECT c.id AS cohort, coalesce(m.rank, -1000000000.0) AS rank, coalesce(m.until, 1001.0) AS until,
         to_timestamp(coalesce(m.since, '-infinity')) AS since, coalesce(m.first, 0) AS first
     FROM cohorts c
     LEFT JOIN unnest(CAST(:lane_cohorts AS integer[]), CAST(:lane_ranks AS double precision[]),
