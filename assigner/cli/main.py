@@ -29,7 +29,10 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from assigner.settings import Installation, PoolSettings
+    from assigner.simulation.history import Past
+    from assigner.simulation.replay import How
     from bots.agent.agent import AgentSettings
+    from bots.simulation.bots import SimulatedBots
     from bots.sync.settle import SyncService
     from schema.postgres.engine import Database
 
@@ -40,7 +43,7 @@ os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
 CONFIG_PLACES = (Path("leasehold.toml"), Path("/etc/leasehold/leasehold.toml"))
 
 #: The commands that read the configuration; all others call a gateway.
-LOCAL = frozenset({"up", "assign", "config", "db", "token", "demo", "gateway", "bot"})
+LOCAL = frozenset({"up", "assign", "config", "db", "token", "demo", "gateway", "bot", "simulate"})
 
 #: Sections of the configuration that a gateway shows to operators.
 TOLD_BY_GATEWAYS = ("gateway", "timing", "fetch", "quotas", "ordering", "estimates", "service_levels")
@@ -233,6 +236,75 @@ def demo_command(
         demo.run(
             demo.Pool(pool.url, pool.token, pool.data), demo.Options(jobs=jobs, json=as_json, keep=keep), chance=chance
         )
+
+
+def _duration(context: click.Context, option: click.Parameter, value: str) -> float | None:
+    from assigner.cli import output
+
+    return output.duration(context, option, value)
+
+
+@cli.command(name="simulate")
+@click.option("--since", default="24h", show_default=True, metavar="TIME", callback=_duration, help="Span of the past.")
+@click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="A configuration to try on it; may be given several times.",
+)
+@click.option("--seed", type=int, default=1, show_default=True, help="What chance decides follows from it.")
+@as_json
+@click.pass_obj
+def simulate_command(
+    installation: "Installation", since: float, policies: tuple[Path, ...], seed: int, as_json: bool
+) -> None:
+    """Let the pool's past happen again, as it is configured and under other configurations, and compare.
+
+    The jobs arrive on a private pool at the times at which they arrived, and run as long as they ran. Its clock is
+    virtual, so a day takes minutes. The live pool is read once, and nothing is written there.
+    """
+    from assigner.cli import simulate
+
+    simulate.run(installation, since, policies, seed, bots_of=_bots_of_a_past, as_json=as_json)
+
+
+def _bots_of_a_past(
+    database: "Database", *, settings: "PoolSettings", past: "Past", how: "How", seed: int
+) -> "SimulatedBots":
+    """Make simulated bots like those of the past, and open their sessions."""
+    from bots.protocol import OpenSession, Work
+    from bots.simulation.bots import Run, simulated_bots
+    from bots.sync.fetch import FetchSettings
+
+    def runs(work: Work, _chance: random.Random) -> Run:
+        attempt = how((work.payload or {})["command"], work.attempt)
+        return Run(attempt.seconds, attempt.verdict)
+
+    made = simulated_bots(
+        database,
+        timing=settings.timing,
+        fetch=getattr(settings, "fetch", None) or FetchSettings(),
+        cooldown=settings.quotas.of_evictions,
+        runs=runs,
+        seed=seed,
+    )
+    openings = [
+        OpenSession(
+            bot=bot.name,
+            capacity=bot.capacity,
+            priority=bot.priority,
+            properties={key: value for key, value in bot.properties.items() if not key.startswith("leasehold.")},
+            exclusive=list(bot.exclusive),
+            instance=bot.instance,
+            pool=bot.pool,
+            labels=list(bot.labels),
+        )
+        for bot in past.bots
+    ]
+    if openings:
+        made.open(*openings)
+    return made
 
 
 def _given(context: click.Context, name: str) -> bool:

@@ -18,8 +18,8 @@ GROUPS: Mapping[str, Sequence[str]] = {
     "Limits": ("pool-limit", "lock", "rate", "queue-limit", "limit"),
     "Rules": ("class", "scheduling", "rule", "pause"),
     "Pool": (
-        *("up", "demo", "status", "report", "demand", "preemptions", "assigners", "console"),
-        *("config", "db", "gateway", "assign", "completion", "help"),
+        *("up", "demo", "status", "report", "demand", "preemptions", "simulate", "assigners"),
+        *("console", "config", "db", "gateway", "assign", "completion", "help"),
     ),
 }
 #: Earlier name → what it is called now.

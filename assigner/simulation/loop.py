@@ -8,9 +8,10 @@ happen. Nothing takes virtual time but the runs of jobs and the pauses of loops.
 import heapq
 import math
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from assigner.cycle.assigner import PriorityAgeAssigner
 from assigner.maintenance.retention import Retention
@@ -19,8 +20,10 @@ from assigner.maintenance.upkeep import Upkeep
 from assigner.process.assign import declare
 from assigner.process.threads import rules_from
 from assigner.settings import PoolSettings
-from assigner.simulation.clock import TOPICS, VirtualClock, VirtualSessions
+from assigner.simulation.clock import TOPICS, VirtualClock, VirtualSessions, make
+from schema import clock
 from schema.picking.queues import pending_work
+from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
 from schema.postgres.notify import Channel
 from schema.postgres.statements import Statement
@@ -72,6 +75,9 @@ class Bots(Protocol):
 
     def step(self, news: Collection[str] | None) -> bool:
         """Make the calls that are due, and those that news brings; returns whether any was made."""
+
+
+B = TypeVar("B", bound=Bots)
 
 
 @dataclass
@@ -147,9 +153,8 @@ class SimulatedPool:
         declare(self.database, settings)
 
     def close(self) -> None:
-        """Close its connections."""
+        """Close its connections but those of the database."""
         self._flags.close()
-        self.database.close()
 
     def at(self, time: float, act: Callable[[], object]) -> None:
         """Let a caller or an operator act at a virtual time, in seconds since 1970, after those of the same time."""
@@ -231,3 +236,33 @@ class SimulatedPool:
             rest = math.inf if pending.rest_seconds is None else now + pending.rest_seconds
             for each in self._assigners:
                 each.due = max(rest, now + 1e-3)
+
+
+@contextmanager
+def living(
+    url: str,
+    settings: PoolSettings,
+    bots: Callable[[Database], B],
+    *,
+    start: float,
+    seed: int,
+    upkeep_every: float = HOUR,
+    prepare: Callable[[Connection], None] | None = None,
+) -> Iterator[tuple[SimulatedPool, B]]:
+    """Make a pool in the empty database of `url`, and let this process live in its time until the block ends.
+
+    start: the virtual time at first, in seconds since 1970. seed: everything that chance decides follows from it.
+    prepare: fills tables before the configuration is declared. bots: makes the pool's bots.
+    """
+    now = VirtualClock(start)
+    with clock.replaced(now):
+        database, sessions = make(url, now, seed=seed)
+        try:
+            if prepare is not None:
+                database.run(prepare)
+            pool = SimulatedPool(database, now, sessions, settings, seed, upkeep_every)
+            pool.bots = made = bots(database)
+            yield pool, made
+            pool.close()
+        finally:
+            database.close()

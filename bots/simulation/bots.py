@@ -16,8 +16,10 @@ from leasehold.errors import Conflict, LeaseholdError
 from bots.protocol import LeaseReport, OpenSession, Outcome, Session, Sync, SyncAnswer, Work
 from bots.sync import sessions
 from bots.sync.call import Call, HeldCall, NewCall
+from bots.sync.fetch import FetchSettings
 from bots.sync.settle import SyncService
 from schema import clock
+from schema.accounting.quotas import Cooldown
 from schema.moves.sessions import renew
 from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
@@ -284,3 +286,11 @@ class SimulatedBots:
 
 def _ids(connection: Connection, names: list[str]) -> Mapping[str, int]:
     return {row.name: row.id for row in connection.execute(_IDS, {"names": names})}
+
+
+def simulated_bots(
+    database: Database, *, timing: Timing, fetch: FetchSettings, cooldown: Cooldown, runs: Runs, seed: int
+) -> SimulatedBots:
+    """Make the bots of a simulated pool, none at first, with a sync service of their own."""
+    service = SyncService(database, timing=timing, fetch=fetch, now=clock.monotonic, cooldown=cooldown)
+    return SimulatedBots(database, service, timing=timing, runs=runs, chance=random.Random(f"{seed} bots"))

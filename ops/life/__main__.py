@@ -25,7 +25,7 @@ def main(days: int, seed: int | None, jobs: float) -> None:
 
     Exits with 1 if an invariant broke, a job started too early or too late, or a tick was left out.
     """
-    to_stderr("error")
+    to_stderr("ERROR")
     chosen = random.SystemRandom().getrandbits(32) if seed is None else seed
     click.echo(f"seed {chosen}, {days} days from {START:%Y-%m-%d}, about {jobs:g} jobs a day")
     began, data = clock.monotonic(), embedded.scratch("leasehold-life-")

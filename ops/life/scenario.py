@@ -5,19 +5,21 @@ Each job tells in its command how it will go: `run SECONDS` succeeds, `fail SECO
 wait but what must.
 """
 
+import math
 import random
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
+from functools import partial
 from zoneinfo import ZoneInfo
 
 from assigner.settings import PoolSettings
 from assigner.simulation.clock import count_escaped, find_escapes
-from assigner.simulation.loop import HOUR
+from assigner.simulation.loop import HOUR, living
 from bots.protocol import OpenSession, Work
-from bots.simulation.bots import Run
-from ops.life.pool import living
+from bots.simulation.bots import Run, simulated_bots
+from bots.sync.fetch import FetchSettings
 from schema import clock
 from schema.accounting import quotas
 from schema.diagnostics import invariants
@@ -28,6 +30,7 @@ from schema.moves.submit import submit
 from schema.moves.waiting.hold import park, unpark
 from schema.moves.waiting.reschedule import reschedule
 from schema.postgres.connection import Connection
+from schema.postgres.statements import Row
 from schema.requests import GraphRequest, JobRequest
 from schema.tenancy import pausing
 
@@ -35,6 +38,8 @@ DAY = 24 * HOUR
 #: Hours of the calm, UTC.
 CALM_FROM, CALM_UNTIL = 2, 5
 ACTOR = "life"
+#: Seconds within which a job starts for which a bot is free.
+START_WITHIN = 10.0
 #: Zones whose clocks change at different days and hours, or not at all, by hours or half an hour.
 ZONES = (
     "Europe/Berlin", "America/New_York", "America/St_Johns", "Australia/Lord_Howe", "Africa/Cairo", "America/Santiago",
@@ -64,13 +69,24 @@ SETTINGS = PoolSettings.model_validate(
 )  # fmt: skip
 
 
+#: Seconds for which finished jobs are kept, by their state.
+KEPT = {
+    "succeeded": SETTINGS.upkeep.keep_succeeded,
+    "failed": SETTINGS.upkeep.keep_failed,
+    "cancelled": SETTINGS.upkeep.keep_cancelled,
+    "dead": SETTINGS.upkeep.keep_dead,
+}
+
+
 @dataclass
 class Told:
     """What the scenario knows of one job, to judge its start by."""
 
     earliest: float = 0.0
+    latest: float = math.inf
     night: bool = False
     api: bool = False
+    lock: str = ""
 
 
 @dataclass
@@ -97,14 +113,23 @@ class Life:
         self.chance = random.Random(f"{self.seed} life")
         self.told: dict[str, Told] = {}
         self.open: list[str] = []
+        self.empty: set[int] = set()
         self.ticks: dict[str, list[datetime]] = {}
         self.of_rate: deque[float] = deque(maxlen=BURST + 1)
 
     def run(self, days: int) -> None:
         """Live for so many days, and check what was lived through."""
         began, real = self.start.timestamp(), clock.wall()
+        bots_of = partial(
+            simulated_bots,
+            timing=SETTINGS.timing,
+            fetch=FetchSettings(),
+            cooldown=SETTINGS.quotas.of_evictions,
+            runs=self._begin,
+            seed=self.seed,
+        )
         every = self.upkeep_every
-        with living(self.url, SETTINGS, self._begin, start=began, seed=self.seed, upkeep_every=every) as (pool, bots):
+        with living(self.url, SETTINGS, bots_of, start=began, seed=self.seed, upkeep_every=every) as (pool, bots):
             self.pool, self.bots = pool, bots
             self._do = pool.database.run
             self._do(self._set_up)
@@ -121,14 +146,15 @@ class Life:
         at, chance = self.pool.at, self.chance
         busy = (*range(CALM_FROM), *range(CALM_UNTIL, 24))
         acts: list[tuple[float, Callable[[], object]]] = [
-            (self.jobs_a_day, self._submit), (2.0, self._graph), (2.0, self._cancel), (1.0, self._reschedule),
-            (1.0, self._hold), (0.7, self._kill), (0.4, self._leave), (0.4, self._drain), (0.3, self._pause),
-            (0.5, self._quota),
+            (self.jobs_a_day, self._submit), (0.5, self._burst), (2.0, self._graph), (2.0, self._cancel),
+            (1.0, self._reschedule), (1.0, self._hold), (0.7, self._kill), (0.4, self._leave), (0.4, self._drain),
+            (0.3, self._pause), (0.5, self._quota),
         ]  # fmt: skip
         for often, act in acts:
             for _ in range(_drawn(chance, often)):
                 at(midnight + HOUR * (chance.choice(busy) + chance.random()), self._noted(act))
         at(midnight + CALM_FROM * HOUR, self._heal)
+        at(midnight + 1.0, self._judge_graphs)
         at(midnight + CALM_UNTIL * HOUR - 1.0, self._judge_calm)
         for hour in range(0, 24, self.verified_every):
             at(midnight + hour * HOUR + 1800.0, self._verify)
@@ -182,9 +208,26 @@ class Life:
         (made,) = self._do(lambda c: submit(c, [JobRequest.model_validate(job).normal()], actor=ACTOR))
         if made.created:
             delay = float(job.get("delay", 0.0))  # type: ignore[arg-type]
-            told = Told(self.now + delay, night=job.get("job_class") == "night", api="resource_class" in job)
+            latest = self.now + float(job.get("queue_timeout_seconds", math.inf))  # type: ignore[arg-type]
+            told = Told(self.now + delay, latest)
+            told.night, told.api = job.get("job_class") == "night", "resource_class" in job
+            told.lock = str(job["instance"]) if "locks" in job else ""
             self.told[made.public_id] = told
             self.open.append(made.public_id)
+
+    def _burst(self) -> None:
+        """Many jobs of one tenant, which fill all bots for an hour, and then some of `red`, which has a minimum."""
+        tenant = self.chance.choice(("green", "blue"))
+        long = [JobRequest(command=["run", "1500"], instance=tenant, priority=5).normal() for _ in range(16)]
+        short = [JobRequest(command=["run", "60"], instance="red").normal() for _ in range(2)]
+        limited = [
+            JobRequest(command=["run", "5"], instance=tenant, **each).normal()
+            for each in 5 * ({"resource_class": "api"}, {"locks": [f"press:{SLOTS}"]})
+        ]
+        made = self._do(lambda c: submit(c, [*long, *limited], actor=ACTOR))[len(long) :]
+        for each, kind in zip(made, 5 * ("api", "lock"), strict=True):
+            self.told[each.public_id] = Told(api=kind == "api", lock=tenant if kind == "lock" else "")
+        self.pool.at(self.now + 300.0, lambda: self._do(lambda c: submit(c, short, actor=ACTOR)))
 
     def _graph(self) -> None:
         chance = self.chance
@@ -236,6 +279,7 @@ class Life:
     def _return(self, name: str) -> None:
         if name not in self.bots.living:
             self.bots.open(self.bots.bots[name].opening)
+            self.pool.at(self.now + START_WITHIN + 1.0, self._judge_idle)
 
     def _drain(self) -> None:
         name = self.chance.choice(list(self.bots.bots))
@@ -275,6 +319,8 @@ class Life:
         if told is not None:
             if self.now < told.earliest - 1e-3:
                 self._find(f"job {work.job} starts {told.earliest - self.now:.3f} s too early")
+            if self.now > told.latest + SETTINGS.timing.reap and work.attempt == 1:
+                self._find(f"job {work.job} starts {self.now - told.latest:.3f} s after its queue timeout")
             if told.night and not _is_open(self.now):
                 self._find(f"job {work.job} starts outside of its window")
             if told.api:
@@ -296,8 +342,26 @@ class Life:
         for finding in invariants.verify(self.pool.database):
             if finding.rows:
                 self._find(f"{finding.id} {finding.title}: {finding.sample}")
-        for row in self._do(_overfull):
+        holders = Counter(
+            self.told[job].lock for bot in self.bots.bots.values() for job in bot.held if job in self.told
+        )
+        for tenant in TENANTS:
+            if holders[tenant] > SLOTS:
+                self._find(f"{holders[tenant]} jobs of {tenant} hold a lock of {SLOTS} slots")
+        for row in (*self._do(_overfull), *self._do(_kept_too_long)):
             self._find(row)
+
+    def _judge_graphs(self) -> None:
+        """A graph none of whose jobs is kept goes within a day."""
+        empty = self._do(_empty_graphs)
+        if left := self.empty & empty:
+            self._find(f"{len(left)} graphs without a job are kept")
+        self.empty = empty
+
+    def _judge_idle(self) -> None:
+        """No job has waited for longer than the bound while a bot that could take it is free."""
+        for row in self._do(_startable):
+            self._find(f"job {row.id} waits, but a bot that could take it is free")
 
     def _judge_calm(self) -> None:
         """After three hours without arrivals and faults nothing may wait but for a time, a window or another node."""
@@ -305,6 +369,11 @@ class Life:
             told = self.told.get(str(row.id))
             if not (told is not None and told.night and not _is_open(self.now)):
                 self._find(f"job {row.id} ({row.state}) waits although nothing holds it back")
+
+        held = {(job, each.fence) for bot in self.bots.bots.values() for job, each in bot.held.items()}
+        for row in self._do(_live):
+            if (str(row.job), row.fence) not in held:
+                self._find(f"job {row.job} is {row.state}, but no bot has it")
 
     def _judge_clock(self, real: float) -> None:
         """Nothing has told the time by another clock than the virtual one, which is years from the host's."""
@@ -345,12 +414,12 @@ def _is_open(at: float) -> bool:
 
 
 def _days(start: datetime, end: datetime, zone: str) -> set[date]:
-    """The local days whose 12:30 lies between both times, an hour before the end at the latest."""
+    """The local days whose 12:30 lies between both times, a day and a calm before the end at the latest."""
     found = set[date]()
     day = start.astimezone(ZoneInfo(zone)).date() - timedelta(days=1)
     while day <= end.astimezone(ZoneInfo(zone)).date():
         noon = datetime(day.year, day.month, day.day, 12, 30, tzinfo=ZoneInfo(zone))
-        if start < noon <= end - timedelta(hours=6):
+        if start < noon <= end - timedelta(hours=30):
             found.add(day)
         day += timedelta(days=1)
     return found
@@ -362,14 +431,29 @@ def _resume(connection: Connection, tenant: str) -> None:
         pausing.resume(connection, "instance", tenant, instance="", actor=ACTOR)
 
 
-def _waiting(connection: Connection) -> list[object]:
-    return list(
-        connection.execute_sql(
-            "SELECT public_id AS id, state FROM jobs WHERE state NOT IN ('succeeded', 'failed', 'dead', 'cancelled')"
-            " AND state <> 'running' AND queued_at < now() - interval '2 hours'"
-            " AND (schedule_after IS NULL OR schedule_after < now() - interval '2 hours')"
-        )
-    )
+def _waiting(connection: Connection) -> list[Row]:
+    return connection.execute_sql(
+        "SELECT public_id AS id, state FROM jobs WHERE state NOT IN ('succeeded', 'failed', 'dead', 'cancelled')"
+        " AND state <> 'running' AND queued_at < now() - interval '2 hours'"
+        " AND (schedule_after IS NULL OR schedule_after < now() - interval '2 hours')"
+    ).all()
+
+
+def _startable(connection: Connection) -> list[Row]:
+    return connection.execute_sql(
+        "SELECT DISTINCT j.public_id AS id FROM jobs j JOIN instances i ON i.id = j.instance AND NOT i.draining"
+        " JOIN kind_platforms k ON k.platform = j.platform JOIN bots b ON b.kind = k.kind AND b.free"
+        f" AND b.opened_at < now() - interval '{START_WITHIN} s' AND b.capacity - b.in_use - b.kept_units >= j.units"
+        " WHERE j.state = 'queued' AND j.schedule_after IS NULL AND NOT j.constrained AND i.name <> 'green'"
+        f" AND j.queued_at < now() - interval '{START_WITHIN} s'"
+    ).all()
+
+
+def _live(connection: Connection) -> list[Row]:
+    return connection.execute_sql(
+        "SELECT j.public_id AS job, l.fence, l.state FROM leases l JOIN jobs j ON j.id = l.job_id"
+        " WHERE l.state IN ('pending', 'active', 'cancelling') AND l.granted_at < now() - interval '1 hour'"
+    ).all()
 
 
 def _overfull(connection: Connection) -> list[str]:
@@ -378,6 +462,23 @@ def _overfull(connection: Connection) -> list[str]:
         " WHERE l.state IN ('pending', 'active', 'cancelling') GROUP BY i.name"
     )
     return [f"{row.name} uses {row.units} units" for row in held if row.name == "green" and row.units > GREEN_MOST]
+
+
+def _kept_too_long(connection: Connection) -> list[str]:
+    """What retention should have deleted half a day ago."""
+    found = []
+    for state, age in KEPT.items():
+        old = f"FROM jobs WHERE state = '{state}' AND finished_at < now() - make_interval(secs => {age + DAY / 2})"
+        if count := connection.execute_sql(f"SELECT count(*) {old}").scalar_one():
+            found.append(f"{count} {state} jobs are kept too long")
+    return found
+
+
+def _empty_graphs(connection: Connection) -> set[int]:
+    """Graphs that are over for two days and none of whose jobs is kept."""
+    of_it = "SELECT FROM graph_nodes n JOIN jobs j ON j.id = n.job_id WHERE n.graph = g.id"
+    over = f"finished_at < now() - make_interval(secs => {2 * DAY})"
+    return {row.id for row in connection.execute_sql(f"SELECT id FROM graphs g WHERE {over} AND NOT EXISTS ({of_it})")}
 
 
 def _leases(connection: Connection) -> str:

@@ -15,14 +15,12 @@ LOCK_AGAINST_RETENTION = Statement("""
 SELECT id, public_id, state, priority FROM jobs WHERE id = ANY (CAST(:ids AS bigint[])) ORDER BY id FOR KEY SHARE
 """)
 
-# Submitted like any other job, but it joins nobody: the new job has no deduplication key. Its time in the queue begins
-# anew. Which bots have imported the task is found out anew too: nobody may submit that requirement.
-SUBMIT_AGAIN = Statement("""
-WITH old AS MATERIALIZED (
-    SELECT o.nth - 1 AS n, o.name, jsonb_build_object(
-        'from', o.name, 'key', 'requeue:' || CAST(:key AS text) || ':' || o.name,
-        'instance', i.name, 'properties', coalesce(r.properties, p.properties) - 'leasehold.task', 'payload', w.payload,
-        'label', j.label,
+#: A query of the request of job {job}, whose public id is {name}, in the form that `submit_many` takes; without its
+#: payload and its key. Which bots have imported the task is found out anew: nobody may submit that requirement.
+LIKE_JOB = """
+    SELECT jsonb_build_object(
+        'from', {name},
+        'instance', i.name, 'properties', coalesce(r.properties, p.properties) - 'leasehold.task', 'label', j.label,
         'priority', j.priority, 'units', j.units, 'locality_hint', j.locality_hint,
         'timeout_seconds', j.timeout_seconds, 'max_attempts', j.max_attempts, 'retry_failed', j.retry_failed,
         'queue_timeout_seconds', e.queue_timeout_seconds
@@ -32,12 +30,10 @@ WITH old AS MATERIALIZED (
         'own', t.priority_inputs - 'penalty',
         'metadata', (SELECT jsonb_object_agg(m.key, m.value) FROM job_metadata m WHERE m.job_id = j.id)
     )) AS request
-    FROM unnest(CAST(:names AS uuid[]), CAST(:ids AS bigint[])) WITH ORDINALITY AS o (name, id, nth)
-    JOIN jobs j ON j.id = o.id
+    FROM jobs j
     JOIN instances i ON i.id = j.instance
     JOIN queues q ON q.id = j.queue
     JOIN platforms p ON p.id = j.platform
-    JOIN job_payloads w ON w.job_id = j.id
     LEFT JOIN platforms r ON r.id = q.required
     LEFT JOIN platforms f ON f.id = q.preferred
     LEFT JOIN constraint_sets g ON g.id = q.constraint_set
@@ -46,6 +42,17 @@ WITH old AS MATERIALIZED (
         SELECT details->'queue_timeout_seconds' AS queue_timeout_seconds, details->'prefer_seconds' AS prefer_seconds
         FROM job_events
         WHERE job_id = j.id AND move = 'submit' ORDER BY id LIMIT 1) e ON true
+    WHERE j.id = {job}"""
+
+# Submitted like any other job, but it joins nobody: the new job has no deduplication key. Its time in the queue begins
+# anew.
+SUBMIT_AGAIN = Statement(f"""
+WITH old AS MATERIALIZED (
+    SELECT o.nth - 1 AS n, o.name, like_job.request || jsonb_build_object(
+        'payload', w.payload, 'key', 'requeue:' || CAST(:key AS text) || ':' || o.name) AS request
+    FROM unnest(CAST(:names AS uuid[]), CAST(:ids AS bigint[])) WITH ORDINALITY AS o (name, id, nth)
+    JOIN job_payloads w ON w.job_id = o.id
+    CROSS JOIN LATERAL ({LIKE_JOB.format(job="o.id", name="o.name")}) like_job
 )
 SELECT o.name, s.job_id, s.public_id, coalesce(s.created, true) AS created, coalesce(s.same, true) AS same
 FROM submit_many((SELECT jsonb_agg(request ORDER BY n) FROM old), :actor) a

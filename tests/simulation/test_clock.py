@@ -2,14 +2,16 @@
 
 import random
 from datetime import UTC, datetime
+from functools import partial
 
 import pytest
 
 from assigner.settings import PoolSettings
 from assigner.simulation.clock import VirtualClock, count_escaped, find_escapes, make
+from assigner.simulation.loop import living
 from bots.protocol import OpenSession
-from bots.simulation.bots import Run
-from ops.life.pool import living
+from bots.simulation.bots import Run, simulated_bots
+from bots.sync.fetch import FetchSettings
 from schema import clock
 from schema.moves.submit import submit
 from schema.requests import JobRequest
@@ -55,7 +57,9 @@ def test_a_lost_bots_job_runs_again_within_the_bound_of_virtual_time(empty_url: 
         return Run(600.0)
 
     settings = PoolSettings()
-    with living(empty_url, settings, runs, start=START, seed=1) as (pool, bots):
+    fetch, cooldown = FetchSettings(), settings.quotas.of_evictions
+    bots_of = partial(simulated_bots, timing=settings.timing, fetch=fetch, cooldown=cooldown, runs=runs, seed=1)
+    with living(empty_url, settings, bots_of, start=START, seed=1) as (pool, bots):
         bots.open(OpenSession(bot="one"), OpenSession(bot="two"))
         pool.at(START + 5, lambda: pool.database.run(lambda c: submit(c, [JOB], actor="test")))
         pool.run(START + 60)

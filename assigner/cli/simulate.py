@@ -1,0 +1,106 @@
+"""`leasehold simulate`: read the pool's past, replay it under each configuration, and print the comparison."""
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+from leasehold.errors import BadInput
+
+from assigner.cli.output import print_json
+from assigner.config import loading
+from assigner.settings import COMMAND_TIMEOUT, Installation, PoolSettings
+from assigner.simulation import history, report
+from assigner.simulation.replay import BotsOf, replay
+from assigner.simulation.report import Measured
+from schema.postgres import embedded, migrate
+from schema.readable import duration, table
+
+#: The columns of what really happened and of its replay as configured; the name of the rows of the whole pool.
+REAL, NOW, POOL = "real", "replayed", "all"
+
+
+def run(
+    installation: Installation,
+    span: float,
+    policies: Sequence[Path],
+    seed: int,
+    *,
+    bots_of: BotsOf,
+    as_json: bool,
+) -> None:
+    """Simulate the last `span` seconds and print.
+
+    Raises BadInput for a span without jobs or bots, and for a bad configuration.
+    """
+    settings = installation.settings
+    if not 60 <= span <= settings.upkeep.keep_succeeded:
+        kept = duration(settings.upkeep.keep_succeeded)
+        raise BadInput("--since", f"must be from 1 min to {kept}, for which succeeded jobs are kept")
+    tried = {NOW: settings} | {
+        _title(path, policies): loading.load(path, installation.sections, installation.environ) for path in policies
+    }
+    with installation.database("simulate", patience=COMMAND_TIMEOUT) as database:
+        migrate.require(database)
+        past = database.run(lambda connection: history.read(connection, span))
+        real = database.run(lambda c: report.measure(c, since=past.since, until=past.until))
+    if not past.jobs or not past.bots:
+        raise BadInput("--since", f"the pool had no {'bot' if past.jobs else 'job'} in that time")
+    found = {REAL: real} | {name: _replayed(past, each, bots_of, seed) for name, each in tried.items()}
+    error = report.error_of(real, found[NOW])
+    if as_json:
+        runs = {name: asdict(each) for name, each in found.items()}
+        print_json({"since": past.since, "until": past.until, "jobs": len(past.jobs), "guessed": past.guessed,
+                    "error": error, "runs": runs})  # fmt: skip
+        return
+    _print(past, found, error)
+
+
+def _title(path: Path, policies: Sequence[Path]) -> str:
+    """The name of a configuration in the table: that of its file, with its directory where that is not enough."""
+    return path.name if sum(each.name == path.name for each in policies) == 1 else str(path)
+
+
+def _replayed(past: history.Past, settings: PoolSettings, bots_of: BotsOf, seed: int) -> Measured:
+    """Replay on a private server, which is gone afterwards."""
+    data = embedded.scratch("leasehold-simulate-")
+    try:
+        with embedded.serve(data, durable=False) as server:
+            return replay(past, settings, server.url, bots_of, seed=seed)
+    finally:
+        shutil.rmtree(data, ignore_errors=True)
+
+
+def _print(past: history.Past, found: dict[str, Measured], error: float) -> None:
+    since, until = (datetime.fromtimestamp(each, UTC) for each in (past.since, past.until))
+    click.echo(
+        f"{len(past.jobs):,} jobs on {len(past.bots):,} bots, {since:%Y-%m-%d %H:%M} to {until:%Y-%m-%d %H:%M} UTC"
+        + (f"; {past.guessed:,} of them never ended a run, and get a usual run time" if past.guessed else "")
+    )
+    click.echo(
+        f"The replay's waits differ from the real ones by up to {error:.0%}. '=': a change of no more than that."
+    )
+    columns, base = ["instance", "wait", *found], found[NOW]
+    rows: list[list[str]] = []
+    for name in report.instances_of([*found.values()]):
+        for title, figure in (("median", "p50"), ("95 %", "p95"), ("longest", "most")):
+            rows.append([name, title])
+            for run, measured in found.items():
+                waits = measured.waits.get(name)
+                rows[-1].append("-" if waits is None else _wait(getattr(waits, figure), run, base, name, figure, error))
+    for title, figure in (("starts", "starts"), ("evictions", "evictions")):
+        rows.append([POOL, title, *(f"{getattr(each, figure):,}" for each in found.values())])
+    rows.append([POOL, "in use", *(f"{each.utilisation:.1%}" for each in found.values())])
+    waiting = [sum(each.waiting for each in measured.waits.values()) for measured in found.values()]
+    rows.append([POOL, "unstarted", *(f"{each:,}" for each in waiting)])
+    table(columns, rows)
+
+
+def _wait(value: float, run: str, base: Measured, name: str, figure: str, error: float) -> str:
+    """A wait in words; under a tried configuration, with a mark if it is no other than in the replay."""
+    if run in (REAL, NOW) or name not in base.waits:
+        return duration(value)
+    before = float(getattr(base.waits[name], figure))
+    return duration(value) if report.is_told(before, value, error=error) else f"= {duration(value)}"

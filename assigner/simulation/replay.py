@@ -1,0 +1,73 @@
+"""Replay of a past: the jobs of a real pool arrive again on a simulated one, at their own times, under some policy."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import groupby
+from typing import Protocol
+
+from assigner.settings import PoolSettings
+from assigner.simulation.history import Attempt, Past, PastJob
+from assigner.simulation.loop import Bots, SimulatedPool, living
+from assigner.simulation.report import Measured, measure
+from schema.moves.cancel import cancel
+from schema.moves.in_force import put_in_force
+from schema.moves.submit import submit
+from schema.postgres.engine import Database
+
+ACTOR = "simulation"
+#: The word with which the command of a replayed job begins; its number follows.
+PROGRAM = "simulated"
+#: Seconds between two rounds of upkeep while nothing is due earlier.
+UPKEEP_EVERY = 60.0
+
+#: Says how the attempt of a command goes, counted from 1.
+How = Callable[[Sequence[str], int], Attempt]
+
+
+class BotsOf(Protocol):
+    """Makes bots like those of a past in the database of a simulated pool."""
+
+    def __call__(self, database: Database, *, settings: PoolSettings, past: Past, how: How, seed: int) -> Bots: ...
+
+
+def replay(past: Past, settings: PoolSettings, url: str, bots_of: BotsOf, *, seed: int) -> Measured:
+    """Let the past happen again under `settings`, in the empty database of `url`, and measure it.
+
+    The limits that operators had set by commands stay in force; what the settings declare comes on top of them.
+    """
+    bots = partial(bots_of, settings=settings, past=past, how=partial(_how, past), seed=seed)
+    prepare = partial(put_in_force, kept=past.rows)
+    with living(url, settings, bots, start=past.since, seed=seed, upkeep_every=UPKEEP_EVERY, prepare=prepare) as (
+        pool,
+        _,
+    ):
+        numbered = enumerate(past.jobs)
+        for arrived, together in groupby(numbered, key=lambda each: each[1].arrived):
+            pool.at(arrived, partial(_arrive, pool, [*together]))
+        pool.run(past.until)
+        return pool.database.run(lambda connection: measure(connection, since=past.since, until=past.until))
+
+
+def _how(past: Past, command: Sequence[str], attempt: int) -> Attempt:
+    attempts = past.jobs[int(command[1])].attempts
+    return attempts[min(attempt, len(attempts)) - 1]
+
+
+def _arrive(pool: SimulatedPool, together: Sequence[tuple[int, PastJob]]) -> None:
+    """Submit the jobs, and plan the cancels of those that were cancelled before they ran."""
+    requests = [_request(number, job) for number, job in together]
+    made = pool.database.run(lambda connection: submit(connection, requests, actor=ACTOR))
+    for (_, job), each in zip(together, made, strict=True):
+        if job.cancelled is not None:
+            pool.at(job.cancelled, partial(_cancel, pool, each.public_id))
+
+
+def _request(number: int, job: PastJob) -> dict[str, object]:
+    """The request of the job, whose command tells its number."""
+    own = {name: value for name, value in job.request.items() if name != "from"}
+    return {**own, "payload": {"command": [PROGRAM, str(number)]}}
+
+
+def _cancel(pool: SimulatedPool, public_id: str) -> None:
+    sync = pool.settings.timing.sync
+    pool.database.run(lambda c: cancel(c, [public_id], instances=None, sync=sync, actor=ACTOR))
