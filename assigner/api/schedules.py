@@ -4,6 +4,7 @@ A schedule belongs to an instance. Operators may use all of them, a submitter th
 """
 
 from datetime import datetime
+from itertools import islice
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -20,7 +21,7 @@ from assigner.maintenance.schedules import request_of
 from schema import validation
 from schema.fields import Name
 from schema.moves.submit import submit
-from schema.policy import schedule_changes, schedules
+from schema.policy import cron, schedule_changes, schedules
 from schema.policy.schedule_changes import APP, MAX_APP, MAX_SCHEDULES, Author, DeclaredSchedule, Outcome
 from schema.postgres.connection import Connection
 from schema.requests import DEFAULT_INSTANCE
@@ -28,6 +29,8 @@ from schema.tenancy.tokens import Principal
 
 #: Longest key of a run, bytes.
 MAX_RUN_KEY = 100
+#: How many ticks a plan tells.
+TICKS = 5
 
 ScheduleName = Annotated[str, Path(max_length=200, description="name of the schedule, unique in its instance")]
 TakeOver = Annotated[bool, Query(description="remove a schedule that an app declares, too")]
@@ -118,6 +121,13 @@ class SetSchedule(BaseModel):
     next_tick: datetime | None
 
 
+class PlannedSchedule(BaseModel):
+    name: str
+    instance: str
+    exists: bool = Field(description="true: PUT would replace it")
+    ticks: list[datetime] = Field(description=f"the next {TICKS} ticks from now on, also of one that is not enabled")
+
+
 class AppliedRow(BaseModel):
     name: str
     instance: str
@@ -197,6 +207,27 @@ async def put(
 
     done: SetSchedule = await state.run(work)
     return done
+
+
+@router.post("/schedules/{name}/plan", responses=problems(400, 408, 413, 415), openapi_extra=CALLERS)
+async def plan(
+    request: Request, name: ScheduleName, body: Annotated[ScheduleRequest, Read], caller: Caller
+) -> PlannedSchedule:
+    """Tell when a schedule would be due, and refuse what PUT refuses of its terms and its job. Stores nothing."""
+    validation.check_name("name", name)
+    of, state = _instance(body.instance, caller), request.app.state
+    terms = body.terms(enabled=True)
+
+    def work(connection: Connection) -> PlannedSchedule:
+        sample = _request(terms.request, of, name, caller, state, key=f"schedule:{name}:0", place="job.")
+        submission.check_points(connection, [sample], caller, place="job")
+        now = schedule_changes.read_now(connection)
+        terms.next_tick(now)
+        ticks = list(islice(cron.ticks_after(terms.cron, terms.zone, now), TICKS))
+        return PlannedSchedule(name=name, instance=of, exists=schedules.exists(connection, of, name), ticks=ticks)
+
+    found: PlannedSchedule = await state.run(work)
+    return found
 
 
 @router.patch("/schedules/{name}", responses=problems(400, 404, 408, 413, 415), openapi_extra=CALLERS)

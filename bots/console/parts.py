@@ -217,8 +217,11 @@ def field_of(event: Any) -> tuple[Any, Any]:
 class Typed:
     """What a person has typed into some fields beside the buttons that use it."""
 
-    def __init__(self, fields: Mapping[str, tuple[str, str]], hints: Mapping[str, str]) -> None:
-        """Put the fields on the page. fields: name → label and what stands there at first."""
+    def __init__(
+        self, fields: Mapping[str, tuple[str, str]], hints: Mapping[str, str], *, most: int = MAX_TYPED
+    ) -> None:
+        """Put the fields on the page. fields: name → label and what stands there at first. most: characters of each."""
+        self._most = most
         self._values = {name: value for name, (_, value) in fields.items()}
         for name, (label, value) in fields.items():
             with node("label", f"{label} "):
@@ -229,7 +232,7 @@ class Typed:
                     defaultValue=value,
                     placeholder=hints.get(name),
                     autocomplete="off",
-                    maxlength=MAX_TYPED,
+                    maxlength=most,
                 )
         ui.on("field", self._type)
 
@@ -239,7 +242,7 @@ class Typed:
     def _type(self, event: Any) -> None:
         name, value = field_of(event)
         if isinstance(name, str) and name in self._values and isinstance(value, str):
-            self._values[name] = value[:MAX_TYPED]
+            self._values[name] = value[: self._most]
 
 
 class Facts:

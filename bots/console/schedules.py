@@ -1,13 +1,16 @@
-"""The page of schedules: when each one is due, how its last job went, and pause, resume and run now for chosen ones."""
+"""The page of schedules: when each is due and how its last job went; run, pause and resume them, or make one."""
 
+import shlex
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import datetime
 from functools import partial
 from typing import Any
 
 from leasehold.client import Client
-from leasehold.errors import LeaseholdError
+from leasehold.errors import BadInput, LeaseholdError
+from leasehold.wire import load_zone
 
-from bots.console.parts import Cell, Table, node
+from bots.console.parts import Cell, Table, Typed, node
 from bots.console.view import SLOW, View
 from bots.console.words import ago, text
 
@@ -15,8 +18,76 @@ Record = Mapping[str, Any]
 
 #: Schedules on the page.
 PAGE = 500
+#: The most characters of a field of a new schedule.
+MAX_FIELD = 4000
+#: Fields of a new schedule, each with what stands there at first and an example.
+FIELDS = {
+    "name": ("", "nightly"),
+    "cron": ("", "0 3 * * *"),
+    "time zone": ("UTC", "Europe/Berlin"),
+    "instance": ("", "of the token, or default"),
+    "command": ("", "make nightly"),
+}
 COLUMNS = ("schedule", "instance", "when", "state", "next", "last", "last job", "left out", "problem")
-EMPTY = "There is no schedule. leasehold schedule add NAME '0 3 * * *' -- COMMAND makes one."
+EMPTY = "There is no schedule. + schedule above makes one."
+
+
+class NewSchedule:
+    """The form that makes a schedule: it shows the next instants, and tells errors as the command does."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        with node("details"):
+            node("summary", "+ schedule")
+            with node("div", kind="acts"):
+                labels = {name: (name, value) for name, (value, _) in FIELDS.items()}
+                self._typed = Typed(labels, {name: hint for name, (_, hint) in FIELDS.items()}, most=MAX_FIELD)
+                node("button", "Preview", type="button").on("click", self._preview, [])
+                view.confirmed("Make the schedule", self._question, self._make)
+            self._told = node("p", kind="note", aria_live="polite")
+            self._ticks = Table("The next instants", ("in the zone of the schedule", "from now"), empty="")
+
+    def _call(self, verb: str, client: Client) -> Record:
+        """Make the schedule (`put`), or tell when it would be due (`plan`). Raises BadInput."""
+        try:
+            command = shlex.split(self._typed["command"])
+        except ValueError:
+            raise BadInput("command", "a quotation mark is not closed") from None
+        for field in ("name", "cron", "command"):
+            if not self._typed[field]:
+                raise BadInput(field, "is needed")
+        call = client.schedules.put if verb == "put" else client.schedules.plan
+        terms = {"zone": self._typed["time zone"] or None, "instance": self._typed["instance"] or None}
+        try:
+            return call(self._typed["name"], self._typed["cron"], {"command": command}, **terms)
+        except BadInput as refused:
+            field = refused.field.removeprefix("job.")
+            raise BadInput("time zone" if field == "zone" else field, refused.reason) from None
+
+    async def _plan(self) -> Record:
+        found = await self._view.ask(partial(self._call, "plan"))
+        zone = load_zone(self._typed["time zone"] or "UTC")
+        ticks = [(at, datetime.fromisoformat(at).astimezone(zone)) for at in found["ticks"]]
+        self._ticks.show([(at, [Cell(f"{local:%a %Y-%m-%d %H:%M %Z}"), ago(at)]) for at, local in ticks])
+        exists = f"It replaces the schedule of this name in {found['instance']}." if found["exists"] else ""
+        self._told.text = exists or f"It is new in {found['instance']}."
+        return found
+
+    async def _preview(self) -> None:
+        async def work() -> None:
+            await self._plan()
+
+        await self._view.doing(work)
+
+    async def _question(self) -> str:
+        found = await self._plan()
+        verb = "Replace" if found["exists"] else "Make"
+        return f"{verb} the schedule {found['name']} of {found['instance']}? See when it is due first."
+
+    async def _make(self) -> None:
+        done = await self._view.ask(partial(self._call, "put"))
+        self._ticks.show([])
+        self._told.text = f"{done['name']} is {'made' if done['created'] else 'set'}."
 
 
 class Page:
@@ -24,6 +95,7 @@ class Page:
 
     def __init__(self, view: View) -> None:
         self._view = view
+        NewSchedule(view)
         with node("section", kind="bar", aria_label="Acts on schedules"), node("div", kind="acts"):
             self._scope = node("strong", "Choose schedules")
             for name, verb in (("Run now", run), ("Pause", partial(enable, enabled=False)), ("Resume", enable)):

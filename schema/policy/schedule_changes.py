@@ -135,6 +135,12 @@ def put_schedule(connection: Connection, instance: str, name: str, terms: Schedu
     return False
 
 
+def read_now(connection: Connection) -> datetime:
+    """The time by which a schedule that is set now has its next tick."""
+    now: datetime = connection.execute(_NOW).scalar_one()
+    return now
+
+
 def enable_schedule(
     connection: Connection, instance: str, name: str, *, enabled: bool, actor: str, reason: str = ""
 ) -> bool:

@@ -162,6 +162,12 @@ def schedule(connection: Connection, instance: str, name: str) -> dict[str, Any]
     return dict(row)
 
 
+def exists(connection: Connection, instance: str, name: str) -> bool:
+    """True if the instance has a schedule of this name."""
+    where = {"instances": None, "instance": instance, "name": name}
+    return connection.execute(_SHOW, where).one_or_none() is not None
+
+
 def due_schedules(connection: Connection, *, limit: int) -> list[int]:
     """Ids of up to `limit` schedules that are due, those that have waited longest first."""
     return list(connection.execute(_DUE, {"limit": limit}).scalars())

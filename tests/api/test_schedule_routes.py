@@ -30,7 +30,12 @@ def apply(http: httpx.Client, *schedules: dict[str, Any], app: str = "shop", **h
 
 
 def test_a_schedule_is_set_shown_listed_disabled_run_and_removed(operator: httpx.Client, pool: Pool) -> None:
+    plan = operator.post("/v1/schedules/nightly/plan", json=NIGHTLY)
+    assert (plan.status_code, plan.json()["exists"], len(plan.json()["ticks"])) == (200, False, 5)
+    assert operator.get("/v1/schedules/nightly").status_code == 404
     made = operator.put("/v1/schedules/nightly", json=NIGHTLY)
+    assert made.json()["next_tick"] == plan.json()["ticks"][0]
+    assert operator.post("/v1/schedules/nightly/plan", json=NIGHTLY).json()["exists"]
     assert made.status_code == 200, made.text
     assert (made.json()["created"], made.json()["instance"]) == (True, "default")
     again = operator.put("/v1/schedules/nightly", json=NIGHTLY).json()

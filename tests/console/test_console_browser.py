@@ -224,10 +224,28 @@ def test_an_operator_drains_a_bot_and_a_submitter_sees_none(person: Person, show
     assert "b1" not in person.page.inner_text("main")
 
 
-def test_a_chosen_schedule_is_run_and_paused(person: Person, shown: Console) -> None:
+def test_a_schedule_is_made_and_a_chosen_one_is_run_and_paused(person: Person, shown: Console) -> None:
     with shown.served.client(shown.ours) as http:
         http.put("/v1/schedules/nightly", json={"cron": "0 3 * * *", "job": {"command": ["true"], "label": "by hand"}})
         person.log_in(shown.ours, "/schedules")
+        person.page.click("summary:text-is('+ schedule')")
+        typed = {"name": "weekly", "cron": "0 3 * * 9", "time zone": "Asia/Tokyo", "command": "make 'a b'"}
+        for field, value in typed.items():
+            person.page.fill(f"input[data-field='{field}']", value)
+        person.page.click("button:text-is('Preview')")
+        person.page.wait_for_selector(".problem:has-text('cron: ')")
+        person.page.fill("input[data-field=cron]", "0 3 * * 1")
+        person.page.click("button:text-is('Preview')")
+        person.page.wait_for_selector("details tbody tr:nth-child(5) td:has-text('03:00 JST')")
+        person.page.click(".acts > button:text-is('Make the schedule')")
+        person.page.wait_for_selector(".question p:has-text('Make the schedule weekly of ours?')")
+        person.page.click(".question .agree")
+        person.page.wait_for_selector("text=weekly is made.")
+        made = http.get("/v1/schedules/weekly").json()
+        assert (made["zone"], made["job"]) == ("Asia/Tokyo", {"command": ["make", "a b"]})
+        http.delete("/v1/schedules/weekly")
+        person.go("/schedules")
+        person.page.wait_for_selector("text='0 3 * * * UTC'")
         person.page.check("tbody tr input")
         for button, told in (("Run now", "td .badge:text-is('queued')"), ("Pause", ".badge:text-is('paused')")):
             person.page.click(f".acts > button:text-is('{button}')")

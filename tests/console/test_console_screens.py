@@ -120,6 +120,8 @@ def test_every_page_is_reached_with_keys_and_fits_a_telephone_and_a_screen_in_li
             watched.go(path)
         page.locator(there).first.wait_for()
         assert page.inner_text(".problem") == ""
+        if path == "/schedules":
+            page.click("summary:text-is('+ schedule')")
         faults += judge(watched, path, ((TELEPHONE, "light", RULES), (SCREEN, "dark", CONTRAST)))
     assert page.locator(".drawing .state-blocked + title").last.text_content() == "node 5: blocked\nmake part-5"
     watched.log_in(shown.ours)

@@ -53,6 +53,7 @@ POST                    /v1/graphs/cancel                 submitter operator
 GET                     /v1/schedules                     submitter operator
 GET PUT PATCH DELETE    /v1/schedules/{name}              submitter operator
 POST                    /v1/schedules/{name}/run          submitter operator
+POST                    /v1/schedules/{name}/plan         submitter operator
 POST                    /v1/schedules/apply               submitter operator
 GET                     /v1/metadata                      submitter operator
 GET                     /v1/metadata/summary              submitter operator
@@ -335,6 +336,7 @@ FOREIGN: tuple[tuple[str, str, dict[str, Any] | None], ...] = (
     ("GET", "/v1/schedules?instance={instance}", None),
     ("GET", "/v1/schedules/ours?instance={instance}", None),
     ("PUT", "/v1/schedules/ours", {"instance": "{instance}", **SCHEDULE}),
+    ("POST", "/v1/schedules/ours/plan", {"instance": "{instance}", **SCHEDULE}),
     ("PATCH", "/v1/schedules/ours?instance={instance}", {"enabled": False}),
     ("DELETE", "/v1/schedules/ours?instance={instance}", None),
     ("POST", "/v1/schedules/ours/run?instance={instance}", {"key": "k"}),

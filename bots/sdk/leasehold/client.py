@@ -53,9 +53,14 @@ class Schedules:
         terms: zone, catch_up, catch_up_most, catch_up_seconds, overlap, enabled, instance, take_over: replace one that
         an app declares, too. Raises BadInput, Conflict `declared`.
         """
-        given = {key: value for key, value in terms.items() if value is not None}
-        body = {"cron": cron, "job": dict(job), **given}
-        return self._transport.call("PUT", _schedule_path(name), body=body)
+        return self._transport.call("PUT", _schedule_path(name), body=_schedule(cron, job, terms))
+
+    def plan(self, name: str, cron: str, job: Mapping[str, Any], **terms: str | int | float | bool | None) -> Record:
+        """Return the next five `ticks` of the schedule that `put` would make, and if it `exists`. Stores nothing.
+
+        Raises BadInput as `put` does.
+        """
+        return self._transport.call("POST", _schedule_path(name) + "/plan", body=_schedule(cron, job, terms))
 
     def show(self, name: str, *, instance: str | None = None) -> Record:
         """Return one schedule with its job, its next tick and its last error."""
@@ -104,6 +109,10 @@ class Schedules:
 
 def _of(instance: str | None) -> dict[str, str | int | float] | None:
     return None if instance is None else {"instance": instance}
+
+
+def _schedule(cron: str, job: Mapping[str, Any], terms: Mapping[str, Any]) -> Record:
+    return {"cron": cron, "job": dict(job)} | {key: value for key, value in terms.items() if value is not None}
 
 
 def _schedule_path(name: str) -> str:
