@@ -389,6 +389,15 @@ async def status(request: Request, caller: Caller) -> models.PoolStatus:
     return models.status_answer(found, reads)
 
 
+@router.get("/labels", responses=problems(), openapi_extra=CALLERS)
+async def labels(request: Request, caller: Caller) -> models.LabelList:
+    """List the labels of the caller's queued and parked jobs, of the first 500 labels in the pool."""
+    found = await request.app.state.read(
+        lambda connection: job_queries.waiting_labels(connection, instances=caller.instances)
+    )
+    return models.LabelList(labels=found)
+
+
 @router.get("/bots", responses=problems(400), openapi_extra=OPERATORS)
 async def bots(
     request: Request, after: str = "", limit: Annotated[int, Query(ge=1, le=wire.MAX_BATCH)] = 1000

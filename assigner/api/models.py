@@ -332,6 +332,12 @@ class BotList(BaseModel):
     )
 
 
+class LabelList(BaseModel):
+    """Labels of waiting jobs, in their order."""
+
+    labels: list[str]
+
+
 class DrainAnswer(BaseModel):
     name: str
     draining: bool

@@ -30,6 +30,8 @@ Rows = list[dict[str, Any]]
 
 #: The most events shown of a job; the newest are kept.
 MAX_EVENTS = 1000
+#: The most labels of waiting jobs that are looked at.
+MAX_LABELS = 500
 #: The most versions of bots that are told.
 MAX_VERSIONS = 100
 
@@ -214,6 +216,31 @@ SELECT s.label, s.successes, s.failures, s.returned, {success_rate("s")} AS succ
     1000 * s.seconds / nullif(s.finished, 0) AS avg_latency_ms, s.at
 FROM bot_success s JOIN bots b ON b.id = s.bot_id WHERE b.name = :name ORDER BY s.at DESC, s.label
 """)
+
+
+# Labels of waiting jobs, in their order: a loose index scan, one step for each label, however many jobs have it.
+_LABELLED = "state IN ('queued', 'parked') AND label <> ''"
+WAITING_LABELS = Statement(f"""
+WITH RECURSIVE walk AS (
+    (SELECT label, 1 AS nth FROM jobs WHERE {_LABELLED} ORDER BY label LIMIT 1)
+    UNION ALL
+    SELECT n.label, w.nth + 1 FROM walk w
+    CROSS JOIN LATERAL (SELECT label FROM jobs WHERE {_LABELLED} AND label > w.label ORDER BY label LIMIT 1) n
+    WHERE w.nth < :most
+)
+SELECT label FROM walk w
+WHERE CAST(:instances AS text[]) IS NULL OR EXISTS (
+    SELECT FROM instances i CROSS JOIN unnest(ARRAY['queued', 'parked']) s (state)
+    CROSS JOIN LATERAL (
+        SELECT FROM jobs WHERE {_LABELLED} AND label = w.label AND state = s.state AND instance = i.id LIMIT 1) j
+    WHERE {VISIBLE})
+ORDER BY label
+""")
+
+
+def waiting_labels(connection: Connection, *, instances: Sequence[str] | None) -> list[str]:
+    """The labels of the queued and parked jobs of these instances, of the first `MAX_LABELS` that any jobs have."""
+    return list(connection.execute(WAITING_LABELS, {"most": MAX_LABELS, "instances": instances}).scalars())
 
 
 def job_row_id(connection: Connection, job: str, *, instances: Sequence[str] | None) -> int | None:

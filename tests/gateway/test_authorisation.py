@@ -58,6 +58,7 @@ POST                    /v1/schedules/apply               submitter operator
 GET                     /v1/metadata                      submitter operator
 GET                     /v1/metadata/summary              submitter operator
 GET                     /v1/status                        submitter operator
+GET                     /v1/labels                        submitter operator
 GET                     /v1/samples                       submitter operator
 GET                     /v1/samples/fairness              operator
 
@@ -346,9 +347,9 @@ FOREIGN: tuple[tuple[str, str, dict[str, Any] | None], ...] = (
     ("GET", "/v1/metadata/summary?metadata=team%3Dours&instance={instance}", None),
 )
 #: Routes of submitters that name no job, graph or instance by its id or name. Short forms have a test of their own.
-GENERAL = {("GET", "/v1/status"), ("POST", "/v1/jobs/find")}
+GENERAL = {("GET", "/v1/status"), ("GET", "/v1/labels"), ("POST", "/v1/jobs/find")}
 #: What a submitter lists without saying of which instance.
-LISTS = ("/v1/jobs", "/v1/graphs", "/v1/schedules", "/v1/metadata?key=team")
+LISTS = ("/v1/jobs", "/v1/graphs", "/v1/schedules", "/v1/metadata?key=team", "/v1/labels")
 
 
 def alike(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from leasehold.errors import BadInput
 
+from assigner.queries import jobs as job_queries
 from assigner.queries import listing
 from assigner.queries import metadata as metadata_queries
 from assigner.queries.listing import Bounds, Request
@@ -146,7 +147,13 @@ def test_a_summary_and_a_page_of_values_read_what_has_the_value(full: Database) 
             values, _ = metadata_queries.values(
                 connection, "build", contains=None, after=None, limit=1000, instances=None, instance=None
             )
+        with watching(connection) as named:
+            everywhere = job_queries.waiting_labels(connection, instances=None)
+            assert job_queries.waiting_labels(connection, instances=["absent"]) == []
         connection.rollback()
+    assert "rare" in everywhere
+    assert not named.whole_scans() & {"jobs"}
+    assert named.touched <= 20 * len(everywhere), named
     assert "job_metadata_of_value" in watch.indexes() & looked.indexes()
     assert not (watch.whole_scans() | looked.whole_scans()) & {"jobs", "job_metadata", "leases"}
     assert watch.touched <= 20 * sum(found["jobs"].values()), watch

@@ -67,6 +67,8 @@ def show(view: View) -> Response | None:
         found = await view.ask(Client.status)
         tabs.show(found)
         lists.show("instance", found["instances"])
+        known = await view.ask(lambda client: client.call("GET", "/v1/labels"))
+        lists.show("label", known["labels"])
         if view.is_operator:
             lists.show("bot", [bot["name"] for bot in await view.ask(Client.bots)])
 

@@ -69,7 +69,7 @@ def show_bots(view: View) -> None:
     async def refresh() -> None:
         found, listed = await view.ask(read)
         bots = listed["bots"]
-        versions.text = told_versions(listed["versions"])
+        versions.text = told_versions(listed.get("versions", ()))
         cohorts.show([(one["cohort"], cohort_cells(one)) for one in found["swarm"]])
         table.show(
             [(bot["name"], bot_cells(bot)) for bot in sorted(bots, key=lambda bot: (bot["cohort"], bot["name"]))]
@@ -103,7 +103,7 @@ def bot_cells(bot: Record) -> list[Cell]:
         Cell(text(bot["name"]), f"/bots/{quote(bot['name'], safe='')}"),
         status(bot),
         Cell(text(bot["host"]), kind="id"),
-        Cell(version(bot["version"])),
+        Cell(version(bot.get("version"))),
         load(bot["in_use"], bot["capacity"]),
         Cell(text(bot["leases"])),
         Cell(text(bot["success_rate"])),
@@ -142,7 +142,7 @@ def show_bot(view: View, name: str) -> None:
         shown = status(bot)
         known = {
             "process": bot["pid"] and f"{bot['pid']} on {bot['host'] or 'an unknown host'}",
-            "version": version(bot["version"]),
+            "version": version(bot.get("version")),
             "cohort": bot["cohort"],
             "leases": bot["leases"],
             "properties": properties(bot["properties"]),
