@@ -276,6 +276,7 @@ def _bots_of_a_past(
     from bots.protocol import OpenSession, Work
     from bots.simulation.bots import Run, simulated_bots
     from bots.sync.fetch import FetchSettings
+    from schema.fleet.kinds import TASK
 
     def runs(work: Work, _chance: random.Random) -> Run:
         attempt = how((work.payload or {})["command"], work.attempt)
@@ -294,7 +295,8 @@ def _bots_of_a_past(
             bot=bot.name,
             capacity=bot.capacity,
             priority=bot.priority,
-            properties={key: value for key, value in bot.properties.items() if not key.startswith("leasehold.")},
+            properties={key: value for key, value in bot.properties.items() if key != TASK},
+            tasks=bot.properties.get(TASK),
             exclusive=list(bot.exclusive),
             instance=bot.instance,
             pool=bot.pool,

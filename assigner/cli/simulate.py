@@ -45,11 +45,10 @@ def run(
     with installation.database("simulate", patience=COMMAND_TIMEOUT) as database:
         migrate.require(database)
         past = database.run(lambda connection: history.read(connection, span))
-        real = database.run(lambda c: report.measure(c, since=past.since, until=past.until))
     if not past.jobs or not past.bots:
         raise BadInput("--since", f"the pool had no {'bot' if past.jobs else 'job'} in that time")
-    found = {REAL: real} | {name: _replayed(past, each, bots_of, seed) for name, each in tried.items()}
-    error = report.error_of(real, found[NOW])
+    found = {REAL: past.measured} | {name: _replayed(past, each, bots_of, seed) for name, each in tried.items()}
+    error = report.error_of(past.measured, found[NOW])
     if as_json:
         runs = {name: asdict(each) for name, each in found.items()}
         print_json({"since": past.since, "until": past.until, "jobs": len(past.jobs), "guessed": past.guessed,
@@ -73,15 +72,20 @@ def _replayed(past: history.Past, settings: PoolSettings, bots_of: BotsOf, seed:
         shutil.rmtree(data, ignore_errors=True)
 
 
-def _print(past: history.Past, found: dict[str, Measured], error: float) -> None:
+def _print(past: history.Past, found: dict[str, Measured], error: float | None) -> None:
     since, until = (datetime.fromtimestamp(each, UTC) for each in (past.since, past.until))
     click.echo(
-        f"{len(past.jobs):,} jobs on {len(past.bots):,} bots, {since:%Y-%m-%d %H:%M} to {until:%Y-%m-%d %H:%M} UTC"
+        f"{_plural(past.jobs, 'job')} on {_plural(past.bots, 'bot')}, "
+        f"{since:%Y-%m-%d %H:%M} to {until:%Y-%m-%d %H:%M} UTC"
         + (f"; {past.guessed:,} of them never ended a run, and get a usual run time" if past.guessed else "")
     )
-    click.echo(
-        f"The replay's waits differ from the real ones by up to {error:.0%}. '=': a change of no more than that."
-    )
+    if error is None:
+        click.echo(f"No instance has {report.LEAST_JOBS} jobs, so nobody knows how far the replay is from what was.")
+    else:
+        click.echo(
+            f"Median and 95 % waits of the replay differ from the real ones by up to {error:.0%}, of instances with "
+            f"{report.LEAST_JOBS} jobs.\n'=': a change of no more than that."
+        )
     columns, base = ["instance", "wait", *found], found[NOW]
     rows: list[list[str]] = []
     for name in report.instances_of([*found.values()]):
@@ -98,7 +102,11 @@ def _print(past: history.Past, found: dict[str, Measured], error: float) -> None
     table(columns, rows)
 
 
-def _wait(value: float, run: str, base: Measured, name: str, figure: str, error: float) -> str:
+def _plural(things: Sequence[object], noun: str) -> str:
+    return f"{len(things):,} {noun}{'' if len(things) == 1 else 's'}"
+
+
+def _wait(value: float, run: str, base: Measured, name: str, figure: str, error: float | None) -> str:
     """A wait in words; under a tried configuration, with a mark if it is no other than in the replay."""
     if run in (REAL, NOW) or name not in base.waits:
         return duration(value)

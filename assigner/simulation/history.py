@@ -2,8 +2,8 @@
 
 Everything is read in one snapshot, and nothing is written. Payloads, results, tokens and the output of jobs are not
 read. A job that never ran gets the median run time of its instance's jobs. Nodes of graphs arrive when their parents
-had ended, so a simulation does not move them. Bots are those of now. An attempt lasts from its grant to its end, and so
-with the time that bots and gateways take. Simulated ones take none.
+had ended, so a simulation does not move them. Bots are those of now. The time of an attempt is that of its lease, which
+includes the delays of bots and gateways; simulated bots add none.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,33 +11,52 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+from leasehold.errors import BadInput
+
+from assigner.simulation.report import Measured, measure
+from schema.diagnostics.invariants import SNAPSHOT
 from schema.moves.in_force import read_in_force
 from schema.moves.submit_again import LIKE_JOB
 from schema.postgres.connection import Connection
 from schema.postgres.statements import Row, Statement
 
-SNAPSHOT = Statement("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+#: The most jobs of a past. Each takes some kilobytes of memory, and some look-ups of the live database.
+MOST_JOBS = 200_000
+#: Seconds that a statement of the read may take, and that the transaction may wait for this program in between.
+READ_WITHIN = 120.0
 
-# A job arrives when it was queued, at the begin if that was before.
-_JOBS = Statement(f"""
-WITH past AS MATERIALIZED (
-    SELECT j.id, j.public_id, greatest(j.queued_at, now() - make_interval(secs => :seconds)) AS arrived,
-        CASE WHEN j.state = 'cancelled' THEN j.finished_at END AS cancelled
-    FROM jobs j
+# What waited, ran or ended within the span. A job that was cancelled before it was ready never waited for a bot.
+_PAST = """
+    SELECT j.id FROM jobs j
     WHERE j.state NOT IN ('blocked', 'parked', 'deferred') AND j.queued_at <= now()
         AND (j.finished_at IS NULL OR j.finished_at >= now() - make_interval(secs => :seconds))
-    ORDER BY j.queued_at, j.id
+        AND (j.state <> 'cancelled' OR EXISTS (SELECT FROM leases l WHERE l.job_id = j.id)
+            OR EXISTS (SELECT FROM stored_events e WHERE e.job_id = j.id AND e.to_state = 'cancelled'
+                AND e.from_state = 'queued'))"""
+_COUNT = Statement(f"SELECT count(*) FROM ({_PAST} LIMIT :most) p")
+# A job arrives when it was queued, at the begin if that was before. Of what ran at the begin only the rest is repeated.
+_JOBS = Statement(f"""
+WITH past AS MATERIALIZED (
+    SELECT j.id, j.public_id, j.queued_at, j.finished_at, j.state,
+        greatest(j.queued_at, now() - make_interval(secs => :seconds)) AS arrived
+    FROM ({_PAST}) p JOIN jobs j ON j.id = p.id
 )
 SELECT past.id, extract(epoch FROM past.arrived)::double precision AS arrived,
-    extract(epoch FROM past.cancelled)::double precision AS cancelled, like_job.request AS request,
-    (SELECT coalesce(jsonb_agg(jsonb_build_array(extract(epoch FROM l.ended_at - l.granted_at), l.verdict)
-        ORDER BY l.fence), '[]') FROM leases l
-     WHERE l.job_id = past.id AND l.ended_at IS NOT NULL AND l.acknowledged_at IS NOT NULL
-        AND l.verdict IN ('succeeded', 'failed', 'error')) AS attempts,
-    (SELECT max(extract(epoch FROM coalesce(l.ended_at, now()) - l.granted_at)) FROM leases l
-     WHERE l.job_id = past.id AND l.acknowledged_at IS NOT NULL)::double precision AS at_least
-FROM past CROSS JOIN LATERAL ({LIKE_JOB.format(job="past.id", name="past.public_id")}) like_job
-ORDER BY past.arrived, past.id
+    CASE WHEN past.state = 'cancelled' THEN extract(epoch FROM past.finished_at) END::double precision AS cancelled,
+    past.finished_at IS NOT NULL AS is_over, ran.begun, ran.attempts, ran.at_least, like_job.request
+FROM past
+CROSS JOIN LATERAL (
+    SELECT coalesce(bool_or(l.granted_at < past.arrived), false) AS begun,
+        coalesce(jsonb_agg(jsonb_build_array(
+            extract(epoch FROM l.ended_at - greatest(l.granted_at, past.arrived)), l.verdict) ORDER BY l.fence)
+            FILTER (WHERE l.ended_at > past.arrived AND l.verdict IN ('succeeded', 'failed', 'error')), '[]')
+            AS attempts,
+        max(extract(epoch FROM coalesce(l.ended_at, now()) - greatest(l.granted_at, past.arrived)))::double precision
+            AS at_least
+    FROM leases l WHERE l.job_id = past.id
+) ran
+CROSS JOIN LATERAL ({LIKE_JOB.format(job="past.id", name="past.public_id")}) like_job
+ORDER BY past.queued_at, past.id
 """)
 _BOTS = Statement("""
 SELECT b.name, b.capacity, b.priority, k.properties, k.exclusive, b.labels, i.name AS instance, b.pool
@@ -56,11 +75,17 @@ class Attempt:
 
 @dataclass(frozen=True)
 class PastJob:
-    """One job. arrived, cancelled: seconds since 1970; cancelled: None if it was not. request: as it was submitted,
-    without its payload. attempts: those that ended by themselves, the first one first; never empty."""
+    """One job.
+
+    arrived, cancelled: seconds since 1970; cancelled: None unless it was cancelled before it ran. begun: it had started
+    before the span. is_over: it has ended. request: as it was submitted, without its payload. attempts: those that
+    ended by themselves, the first one first; never empty.
+    """
 
     arrived: float
     cancelled: float | None
+    begun: bool
+    is_over: bool
     request: Mapping[str, Any]
     attempts: Sequence[Attempt]
 
@@ -81,49 +106,60 @@ class PastBot:
 
 @dataclass(frozen=True)
 class Past:
-    """The past of a pool from `since` to `until`, in seconds since 1970. guessed: jobs whose run times nobody knows.
+    """The past of a pool from `since` to `until`, in seconds since 1970.
 
-    rows: what operators have set, as of `read_in_force`.
+    guessed: jobs whose run times nobody knows. measured: what the pool did. in_force: as of `read_in_force`.
     """
 
     since: float
     until: float
     jobs: Sequence[PastJob]
     bots: Sequence[PastBot]
-    rows: Mapping[str, str] = field(repr=False)
-    guessed: int = 0
+    guessed: int
+    measured: Measured
+    in_force: Mapping[str, str] = field(repr=False)
 
 
 def read(connection: Connection, seconds: float) -> Past:
-    """Read the last `seconds` of the pool. The transaction must not have begun yet."""
+    """Read the last `seconds` of the pool. The transaction must not have begun yet.
+
+    Raises BadInput if there are more than MOST_JOBS jobs.
+    """
+    connection.allow(READ_WITHIN)
     connection.execute(SNAPSHOT)
+    for setting in ("statement_timeout", "idle_in_transaction_session_timeout"):
+        connection.execute_sql(f"SET LOCAL {setting} = '{READ_WITHIN:g}s'")
     until = connection.now().timestamp()
-    found = connection.execute(_JOBS, {"seconds": seconds}).all()
+    span = {"seconds": seconds}
+    if connection.execute(_COUNT, {**span, "most": MOST_JOBS + 1}).scalar_one() > MOST_JOBS:
+        raise BadInput("--since", f"the pool had more than {MOST_JOBS:,} jobs in that time: choose a shorter one")
+    found = connection.execute(_JOBS, span).all()
     usual = _usual(found)
-    jobs = [_job(row, usual) for row in found]
-    bots = [PastBot(*row) for row in connection.execute(_BOTS)]
-    rows = read_in_force(connection)
-    guessed = sum(not row.attempts for row in found)
-    return Past(until - seconds, until, jobs, bots, rows, guessed)
+    return Past(
+        until - seconds,
+        until,
+        [_job(row, usual) for row in found],
+        [PastBot(*row) for row in connection.execute(_BOTS)],
+        sum(not row.attempts for row in found),
+        measure(connection, since=until - seconds, until=until),
+        read_in_force(connection),
+    )
 
 
 def _usual(found: Sequence[Row]) -> Mapping[str, float]:
     """The median run time of each instance, and under '' that of all; a minute if nothing has run."""
     runs: dict[str, list[float]] = {"": []}
     for row in found:
-        for seconds, _ in row.attempts:
+        for seconds, _ in () if row.begun else row.attempts:
             runs.setdefault(row.request["instance"], []).append(float(seconds))
             runs[""].append(float(seconds))
     return {name: median(each) if each else 60.0 for name, each in runs.items()}
 
 
 def _job(row: Row, usual: Mapping[str, float]) -> PastJob:
-    attempts = [
-        Attempt(max(0.0, float(seconds)), "failed" if verdict == "error" else verdict)
-        for seconds, verdict in row.attempts
-    ]
-    if not attempts:
+    attempts = [Attempt(max(0.0, float(seconds)), verdict) for seconds, verdict in row.attempts]
+    if not attempts or not row.is_over:
         guess = usual.get(row.request["instance"], usual[""])
-        attempts = [Attempt(max(guess, row.at_least or 0.0), "succeeded")]
+        attempts.append(Attempt(max(guess, row.at_least or 0.0), "succeeded"))
     cancelled = row.cancelled if row.at_least is None else None
-    return PastJob(row.arrived, cancelled, row.request, attempts)
+    return PastJob(row.arrived, cancelled, row.begun, row.is_over, row.request, attempts)

@@ -261,8 +261,10 @@ def living(
             if prepare is not None:
                 database.run(prepare)
             pool = SimulatedPool(database, now, sessions, settings, seed, upkeep_every)
-            pool.bots = made = bots(database)
-            yield pool, made
-            pool.close()
+            try:
+                pool.bots = made = bots(database)
+                yield pool, made
+            finally:
+                pool.close()
         finally:
             database.close()

@@ -5,6 +5,7 @@ from functools import partial
 from itertools import groupby
 from typing import Protocol
 
+from assigner.admission.checkers import CheckerSettings
 from assigner.settings import PoolSettings
 from assigner.simulation.history import Attempt, Past, PastJob
 from assigner.simulation.loop import Bots, SimulatedPool, living
@@ -19,6 +20,8 @@ ACTOR = "simulation"
 PROGRAM = "simulated"
 #: Seconds between two rounds of upkeep while nothing is due earlier.
 UPKEEP_EVERY = 60.0
+#: The most jobs of one submit.
+TOGETHER = 1000
 
 #: Says how the attempt of a command goes, counted from 1.
 How = Callable[[Sequence[str], int], Attempt]
@@ -33,19 +36,38 @@ class BotsOf(Protocol):
 def replay(past: Past, settings: PoolSettings, url: str, bots_of: BotsOf, *, seed: int) -> Measured:
     """Let the past happen again under `settings`, in the empty database of `url`, and measure it.
 
-    The limits that operators had set by commands stay in force; what the settings declare comes on top of them.
+    The limits that operators had set by commands stay in force; what the settings declare takes the place of what the
+    configuration had declared.
     """
-    bots = partial(bots_of, settings=settings, past=past, how=partial(_how, past), seed=seed)
-    prepare = partial(put_in_force, kept=past.rows)
-    with living(url, settings, bots, start=past.since, seed=seed, upkeep_every=UPKEEP_EVERY, prepare=prepare) as (
+    wanted = _as_simulated(settings, past)
+    bots = partial(bots_of, settings=wanted, past=past, how=partial(_how, past), seed=seed)
+    prepare = partial(put_in_force, kept=past.in_force)
+    begun: list[str] = []
+    with living(url, wanted, bots, start=past.since, seed=seed, upkeep_every=UPKEEP_EVERY, prepare=prepare) as (
         pool,
         _,
     ):
-        numbered = enumerate(past.jobs)
-        for arrived, together in groupby(numbered, key=lambda each: each[1].arrived):
-            pool.at(arrived, partial(_arrive, pool, [*together]))
+        for arrived, together in groupby(enumerate(past.jobs), key=lambda each: each[1].arrived):
+            jobs = [*together]
+            for first in range(0, len(jobs), TOGETHER):
+                pool.at(arrived, partial(_arrive, pool, jobs[first : first + TOGETHER], begun))
         pool.run(past.until)
-        return pool.database.run(lambda connection: measure(connection, since=past.since, until=past.until))
+        span = {"since": past.since, "until": past.until}
+        return pool.database.run(lambda connection: measure(connection, **span, without=begun))
+
+
+def _as_simulated(settings: PoolSettings, past: Past) -> PoolSettings:
+    """The settings without what submits anything, refuses submits, asks others, or forgets jobs within the span."""
+    kept = {name: past.until - past.since + value for name, value in settings.upkeep if name.startswith("keep_")}
+    windows = tuple(each.model_copy(update={"meter": None, "usage_threshold": None}) for each in settings.windows)
+    return settings.model_copy(
+        update={
+            **dict.fromkeys(("schedules", "queues", "meters", "webhooks"), ()),
+            "checkers": CheckerSettings(),
+            "windows": windows,
+            "upkeep": settings.upkeep.model_copy(update=kept),
+        }
+    )
 
 
 def _how(past: Past, command: Sequence[str], attempt: int) -> Attempt:
@@ -53,19 +75,22 @@ def _how(past: Past, command: Sequence[str], attempt: int) -> Attempt:
     return attempts[min(attempt, len(attempts)) - 1]
 
 
-def _arrive(pool: SimulatedPool, together: Sequence[tuple[int, PastJob]]) -> None:
-    """Submit the jobs, and plan the cancels of those that were cancelled before they ran."""
+def _arrive(pool: SimulatedPool, together: Sequence[tuple[int, PastJob]], begun: list[str]) -> None:
+    """Submit the jobs, note which had begun before, and plan the cancels of those that never ran."""
     requests = [_request(number, job) for number, job in together]
     made = pool.database.run(lambda connection: submit(connection, requests, actor=ACTOR))
     for (_, job), each in zip(together, made, strict=True):
+        if job.begun:
+            begun.append(each.public_id)
         if job.cancelled is not None:
             pool.at(job.cancelled, partial(_cancel, pool, each.public_id))
 
 
 def _request(number: int, job: PastJob) -> dict[str, object]:
-    """The request of the job, whose command tells its number."""
-    own = {name: value for name, value in job.request.items() if name != "from"}
-    return {**own, "payload": {"command": [PROGRAM, str(number)]}}
+    """The request of the job, whose command tells its number. It is tried as often as it was, without a time-out."""
+    own = {name: value for name, value in job.request.items() if name not in ("from", "timeout_seconds", "metadata")}
+    tries = {"retry_failed": True, "max_attempts": len(job.attempts)} if job.is_over else {}
+    return {**own, **tries, "payload": {"command": [PROGRAM, str(number)]}}
 
 
 def _cancel(pool: SimulatedPool, public_id: str) -> None:

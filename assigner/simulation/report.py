@@ -7,18 +7,19 @@ from dataclasses import dataclass
 from schema.postgres.connection import Connection
 from schema.postgres.statements import Statement
 
-# Of each job that became ready in the span: the seconds until its first start; until the end of the span if there was
-# none ("at least").
+# Of each job that became ready in the span: the seconds until its first start; if there was none, until it was given up
+# or the span ended ("at least"). Who cancelled a job that waited knows why; it does not count.
 _WAITS = Statement("""
 SELECT i.name AS instance, count(*)::integer AS jobs, count(*) FILTER (WHERE s.granted_at IS NULL)::integer AS waiting,
     percentile_cont(ARRAY[0.5, 0.95, 1.0]) WITHIN GROUP (ORDER BY extract(epoch FROM
-        greatest(coalesce(s.granted_at, to_timestamp(:until)) - greatest(j.queued_at, to_timestamp(:since)),
-            interval '0'))::double precision) AS waits
+        greatest(coalesce(s.granted_at, j.finished_at, to_timestamp(:until))
+            - greatest(j.queued_at, to_timestamp(:since)), interval '0'))::double precision) AS waits
 FROM jobs j JOIN instances i ON i.id = j.instance
 LEFT JOIN LATERAL (SELECT min(l.granted_at) AS granted_at FROM leases l WHERE l.job_id = j.id) s ON true
 WHERE j.state NOT IN ('blocked', 'parked', 'deferred') AND j.queued_at <= to_timestamp(:until)
+    AND (j.finished_at IS NULL OR j.finished_at >= to_timestamp(:since))
     AND (s.granted_at IS NULL OR s.granted_at >= to_timestamp(:since))
-    AND (s.granted_at IS NOT NULL OR j.finished_at IS NULL)
+    AND (s.granted_at IS NOT NULL OR j.state <> 'cancelled') AND j.public_id <> ALL (CAST(:without AS uuid[]))
 GROUP BY i.name ORDER BY i.name
 """)
 _USE = Statement("""
@@ -35,9 +36,9 @@ WHERE granted_at <= to_timestamp(:until) AND (ended_at IS NULL OR ended_at >= to
 
 @dataclass(frozen=True)
 class Waits:
-    """Of one instance: jobs that became ready, those of them that never started, and waits in seconds until the start.
+    """Of one instance: jobs that became ready, those of them that have not started, and waits for the start in seconds.
 
-    A job that never started counts with its wait until the end, which is the least that it can be.
+    A job that has not started counts with its wait until it was given up or the span ended: the least that it can be.
     """
 
     jobs: int
@@ -57,35 +58,37 @@ class Measured:
     utilisation: float
 
 
-def measure(connection: Connection, *, since: float, until: float) -> Measured:
-    """Return what the pool did from `since` to `until`, in seconds since 1970."""
+def measure(connection: Connection, *, since: float, until: float, without: Sequence[str] = ()) -> Measured:
+    """Return what the pool did from `since` to `until`, in seconds since 1970. The waits are those of other jobs than
+    `without`."""
     span = {"since": since, "until": until}
-    waits = {row.instance: Waits(row.jobs, row.waiting, *row.waits) for row in connection.execute(_WAITS, span)}
+    found = connection.execute(_WAITS, {**span, "without": list(without)})
+    waits = {row.instance: Waits(row.jobs, row.waiting, *row.waits) for row in found}
     use = connection.execute(_USE, span).one()
     whole = use.units * (until - since)
     return Measured(waits, use.starts, use.evictions, use.unit_seconds / whole if whole else 0.0)
-
-
-def error_of(real: Measured, replayed: Measured) -> float:
-    """Return by which part the replayed median and 95 % waits differ from the real ones: the largest over instances
-    with at least 20 jobs. Waits below a second count as one."""
-    found = [0.0]
-    for name, there in real.waits.items():
-        here = replayed.waits.get(name)
-        if here is not None and there.jobs >= LEAST_JOBS:
-            pairs = ((there.p50, here.p50), (there.p95, here.p95))
-            found += [abs(max(1.0, b) / max(1.0, a) - 1.0) for a, b in pairs]
-    return max(found)
 
 
 #: Jobs of an instance, from which on its waits say something about the replay.
 LEAST_JOBS = 20
 
 
-def is_told(before: float, after: float, *, error: float) -> bool:
+def error_of(real: Measured, replayed: Measured) -> float | None:
+    """Return by which part the replayed median and 95 % waits differ from the real ones: the largest over instances
+    with at least LEAST_JOBS jobs; None if there is none. Waits below a second count as one."""
+    found = []
+    for name, there in real.waits.items():
+        here = replayed.waits.get(name)
+        if here is not None and there.jobs >= LEAST_JOBS:
+            pairs = ((there.p50, here.p50), (there.p95, here.p95))
+            found += [abs(max(1.0, b) / max(1.0, a) - 1.0) for a, b in pairs]
+    return max(found, default=None)
+
+
+def is_told(before: float, after: float, *, error: float | None) -> bool:
     """Return whether a wait has changed by more than the error of the replay; differences below a second are none."""
     low, high = sorted((max(1.0, before), max(1.0, after)))
-    return high - low >= 1.0 and high / low - 1.0 > error
+    return high - low >= 1.0 and high / low - 1.0 > (error or 0.0)
 
 
 def instances_of(measured: Sequence[Measured]) -> list[str]:

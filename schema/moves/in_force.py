@@ -28,9 +28,9 @@ IN_FORCE: Mapping[str, Mapping[str, Any]] = {
     "service_levels": {},
     "scheduling": {},
     "windows": {},
-    "queue_limits": {},
-    "ceilings": {},
     "success_policy": {},
+    # So a configuration can remove what another one has declared.
+    "declarations": {},
 }
 #: Which rows of a table are read. Other counters are made by the jobs that use them.
 _AMONG = {"counters": "most IS NOT NULL OR slots IS NOT NULL"}
