@@ -34,6 +34,13 @@ IN_FORCE: Mapping[str, Mapping[str, Any]] = {
 }
 #: Which rows of a table are read. Other counters are made by the jobs that use them.
 _AMONG = {"counters": "most IS NOT NULL OR slots IS NOT NULL"}
+_READ = {
+    table: Statement(
+        f"SELECT coalesce(jsonb_agg(to_jsonb(t) || CAST(:reset AS jsonb)), '[]')::text FROM {table} t"
+        f" WHERE {_AMONG.get(table, 'true')}"
+    )
+    for table in IN_FORCE
+}
 _COLUMNS = Statement("""
 SELECT string_agg(quote_ident(attname), ', ' ORDER BY attnum) FROM pg_attribute
 WHERE attrelid = CAST(:name AS regclass) AND attnum > 0 AND NOT attisdropped AND attgenerated = ''
@@ -46,7 +53,10 @@ WHERE c.relnamespace = '{SCHEMA}'::regnamespace AND c.relname = ANY (CAST(:names
 
 def read_in_force(connection: Connection) -> dict[str, str]:
     """Return the rows of the tables of what operators have set, as JSON by the name of the table."""
-    return {table: _rows(connection, table, reset) for table, reset in IN_FORCE.items()}
+    return {
+        table: str(connection.execute(_READ[table], {"reset": to_json(dict(reset)).decode()}).scalar_one())
+        for table, reset in IN_FORCE.items()
+    }
 
 
 def put_in_force(connection: Connection, kept: Mapping[str, str]) -> None:
@@ -64,10 +74,3 @@ def put_in_force(connection: Connection, kept: Mapping[str, str]) -> None:
         name, column = row.table_name, row.column_name
         sequence, following = f"pg_get_serial_sequence('{name}', '{column}')", f"SELECT max({column}) + 1 FROM {name}"
         connection.execute_sql(f"SELECT setval({sequence}, ({following}), false)")
-
-
-def _rows(connection: Connection, table: str, reset: Mapping[str, Any]) -> str:
-    among = _AMONG.get(table, "true")
-    query = f"""
-        SELECT coalesce(jsonb_agg(to_jsonb(t) || CAST(:reset AS jsonb)), '[]')::text FROM {table} t WHERE {among}"""
-    return str(connection.execute(Statement(query), {"reset": to_json(dict(reset)).decode()}).scalar_one())

@@ -15,6 +15,7 @@ LOCK_AGAINST_RETENTION = Statement("""
 SELECT id, public_id, state, priority FROM jobs WHERE id = ANY (CAST(:ids AS bigint[])) ORDER BY id FOR KEY SHARE
 """)
 
+# It is not joined with what asks for it (OFFSET 0): each job is found by its id.
 #: A query of the request of job {job}, whose public id is {name}, in the form that `submit_many` takes; without its
 #: payload and its key. Which bots have imported the task is found out anew: nobody may submit that requirement.
 LIKE_JOB = """
@@ -42,16 +43,16 @@ LIKE_JOB = """
         SELECT details->'queue_timeout_seconds' AS queue_timeout_seconds, details->'prefer_seconds' AS prefer_seconds
         FROM job_events
         WHERE job_id = j.id AND move = 'submit' ORDER BY id LIMIT 1) e ON true
-    WHERE j.id = {job}"""
+    WHERE j.id = {job} OFFSET 0"""
 
 # Submitted like any other job, but it joins nobody: the new job has no deduplication key. Its time in the queue begins
 # anew.
 SUBMIT_AGAIN = Statement(f"""
 WITH old AS MATERIALIZED (
     SELECT o.nth - 1 AS n, o.name, like_job.request || jsonb_build_object(
-        'payload', w.payload, 'key', 'requeue:' || CAST(:key AS text) || ':' || o.name) AS request
+        'payload', (SELECT w.payload FROM job_payloads w WHERE w.job_id = o.id),
+        'key', 'requeue:' || CAST(:key AS text) || ':' || o.name) AS request
     FROM unnest(CAST(:names AS uuid[]), CAST(:ids AS bigint[])) WITH ORDINALITY AS o (name, id, nth)
-    JOIN job_payloads w ON w.job_id = o.id
     CROSS JOIN LATERAL ({LIKE_JOB.format(job="o.id", name="o.name")}) like_job
 )
 SELECT o.name, s.job_id, s.public_id, coalesce(s.created, true) AS created, coalesce(s.same, true) AS same

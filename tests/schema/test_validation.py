@@ -241,7 +241,10 @@ def test_a_bad_value_is_refused_with_the_same_words_in_both_forms() -> None:
         ({"payload": ["true"]}, "payload: is not an object"),
         ({"terms": "x"}, "terms: is not an object"),
         ({"payload": None}, "command: is missing"),
-        ({"payload": {"command": ["a"], "priority": 1}}, "payload.priority: is not a field of a job"),
+        (
+            {"payload": {"command": ["a"], "priority": 1}},
+            "payload.priority: is not a field of a job; did you mean 'priority'?",
+        ),
         ({"terms": {"class": "x"}}, "terms.class: is not a field of a job"),
         ({"terms": {"own": "x"}}, "terms.own: is not a field of a job"),
         ({"command": ["b"]}, "payload: is not a field of a job"),

@@ -39,6 +39,7 @@ def downgrade() -> None:
     """Remove the patterns. Locks and rates that have their limit from one keep it."""
     op.execute("DROP FUNCTION IF EXISTS charge(text[], numeric[], boolean, numeric[])")
     op.execute("DROP FUNCTION IF EXISTS limit_pattern(text)")
+    op.execute("DROP FUNCTION IF EXISTS matching_pattern(text)")
     op.execute("DROP TABLE IF EXISTS limit_patterns")
     op.execute("ALTER TABLE counters DROP COLUMN IF EXISTS limited_by")
     op.execute("ALTER TABLE rate_buckets DROP COLUMN IF EXISTS limited_by")
