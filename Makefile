@@ -29,7 +29,7 @@ help:
 	@echo "make chaos   random faults on a whole pool under load; MINUTES=10 SEED=1 choose how long and which"
 	@echo "make chaos-tasks   kill processes under 5,000 tasks with effects; SEED=1 chooses which; ten minutes"
 	@echo "make chaos-graph   kill processes under a graph of 500 nodes that fails and goes on ten times; some minutes"
-	@echo "make life    a year of a small pool on a virtual clock, with faults and changes; YEARS=1 SEED=1; an hour"
+	@echo "make life    a year of a small pool on a virtual clock, with faults and changes; YEARS=1 SEED=1; some hours"
 	@echo "make starts  50 times four tasks on a bot of four: the longest delay from defer to start; two minutes"
 	@echo "make storms  30 jobs that stop whatever they may signal, by each kind of account; as root, two minutes"
 	@echo "make ha      break the primary of a replicated database under load; as root, a quarter of an hour"

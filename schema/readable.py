@@ -82,6 +82,11 @@ def number(value: float, *, digits: int = 6) -> str:
     return f"{value:.12f}".rstrip("0").rstrip(".")
 
 
+def plural(number: int, noun: str) -> str:
+    """Return a number of things, such as `1 job` or `1,200 jobs`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 #: The short form of a job's id: which minute, and how the id ends.
 SHORT_ID = re.compile(r"([0-9a-f]{4})-([0-9a-f]{6,12})")
 #: What also stands for a job: the newest one of the token, and the one of its jobs that failed last.

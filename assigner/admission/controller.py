@@ -121,10 +121,10 @@ class AdmissionController:
         return found
 
     def read_front(self, connection: Connection, scope: Scope, cursor: HeadCursor, *, batch: int) -> Front | None:
-        """Lock the first jobs, where so many queues hold jobs that it costs less than to read the queues.
+        """Lock the first jobs of all queues together. With many queues this costs less than to read each of them.
 
-        None if the order does not follow from rank and age alone, or if most of the front cannot start. An assigner
-        of some instances would keep the jobs of others from their assigners.
+        None if there are few queues, if the order does not follow from rank and age alone, or if most of these jobs
+        cannot start. None for an assigner of some instances too: it would lock the jobs of others.
         """
         memory, policy = self._memory, self._ordering_policy
         by_rank = policy.within is None and policy.ageing is None and not self._rules.checkers.checks_limits
@@ -141,7 +141,7 @@ class AdmissionController:
         return front
 
     def suffices(self, front: Front, cursor: HeadCursor, admitted: AdmissionResult) -> bool:
-        """Return whether so many jobs of the front may start that no queues have to be read."""
+        """Return whether enough jobs of the front may start. Otherwise the caller reads the queues."""
         wanted, memory = front.scan.free_units, self._memory
         is_short = front.is_cut and len(admitted.heads) < wanted
         if is_short and (memory.spare > 1 or 2 * len(admitted.heads) < wanted):

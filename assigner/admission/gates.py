@@ -498,7 +498,7 @@ GATES: tuple[Gate, ...] = (
     BackpressureGate(),
     RateGate(),
 )
-#: The constraints that are keys: each job may have others. Only the gates of keys ask for them.
+#: The constraints that are keys: each job may have others. What a job takes for them, only the gates of keys say.
 KEYS = frozenset(("locks", "resource_class", "model"))
 OF_KEYS = tuple(gate for gate in GATES if isinstance(gate, LocksGate | RateGate))
 #: Those that time alone may open.

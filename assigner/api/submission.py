@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import psycopg
 from leasehold import wire
-from leasehold.errors import MAX_TOLD, BadInput, Forbidden, NotReady
+from leasehold.errors import MAX_TOLD, BadInput, Forbidden, NotReady, check_each
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from assigner.estimation import Estimator, with_estimate
@@ -75,17 +75,7 @@ def normalised_requests(
     """
     if default_level is not None:
         jobs = [job.with_service_level(default_level) for job in jobs]
-    found: list[dict[str, Any]] = []
-    wrong: list[BadInput] = []
-    for index, job in enumerate(jobs):
-        try:
-            found.append(_normal(f"jobs.{index}", job, caller))
-        except BadInput as refused:
-            wrong.append(refused)
-            if len(wrong) == MAX_TOLD:
-                break
-    if wrong:
-        raise BadInput.of(wrong)
+    found = check_each(lambda each: _normal(f"jobs.{each[0]}", each[1], caller), enumerate(jobs))
     return [with_estimate(each, estimate) for each in found]
 
 

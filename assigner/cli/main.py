@@ -261,8 +261,8 @@ def simulate_command(
 ) -> None:
     """Let the pool's past happen again, as it is configured and under other configurations, and compare.
 
-    The jobs arrive on a private pool at the times at which they arrived, and run as long as they ran. Its clock is
-    virtual, so a day takes minutes. The live pool is read once, and nothing is written there.
+    The jobs arrive on a private pool at the times at which they arrived, and run as long as they ran. Its clock
+    is virtual: it jumps from one event to the next. The live pool is read once, and nothing is written there.
     """
     from assigner.cli import simulate
 

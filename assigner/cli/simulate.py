@@ -1,6 +1,5 @@
 """`leasehold simulate`: read the pool's past, replay it under each configuration, and print the comparison."""
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -16,7 +15,7 @@ from assigner.simulation import history, report
 from assigner.simulation.replay import BotsOf, replay
 from assigner.simulation.report import Measured
 from schema.postgres import embedded, migrate
-from schema.readable import duration, table
+from schema.readable import duration, plural, table
 
 #: The columns of what really happened and of its replay as configured; the name of the rows of the whole pool.
 REAL, NOW, POOL = "real", "replayed", "all"
@@ -64,18 +63,14 @@ def _title(path: Path, policies: Sequence[Path]) -> str:
 
 def _replayed(past: history.Past, settings: PoolSettings, bots_of: BotsOf, seed: int) -> Measured:
     """Replay on a private server, which is gone afterwards."""
-    data = embedded.scratch("leasehold-simulate-")
-    try:
-        with embedded.serve(data, durable=False) as server:
-            return replay(past, settings, server.url, bots_of, seed=seed)
-    finally:
-        shutil.rmtree(data, ignore_errors=True)
+    with embedded.serve_for_now("leasehold-simulate-") as server:
+        return replay(past, settings, server.url, bots_of, seed=seed)
 
 
 def _print(past: history.Past, found: dict[str, Measured], error: float | None) -> None:
     since, until = (datetime.fromtimestamp(each, UTC) for each in (past.since, past.until))
     click.echo(
-        f"{_plural(past.jobs, 'job')} on {_plural(past.bots, 'bot')}, "
+        f"{plural(len(past.jobs), 'job')} on {plural(len(past.bots), 'bot')}, "
         f"{since:%Y-%m-%d %H:%M} to {until:%Y-%m-%d %H:%M} UTC"
         + (f"; {past.guessed:,} of them never ended a run, and get a usual run time" if past.guessed else "")
     )
@@ -100,10 +95,6 @@ def _print(past: history.Past, found: dict[str, Measured], error: float | None) 
     waiting = [sum(each.waiting for each in measured.waits.values()) for measured in found.values()]
     rows.append([POOL, "unstarted", *(f"{each:,}" for each in waiting)])
     table(columns, rows)
-
-
-def _plural(things: Sequence[object], noun: str) -> str:
-    return f"{len(things):,} {noun}{'' if len(things) == 1 else 's'}"
 
 
 def _wait(value: float, run: str, base: Measured, name: str, figure: str, error: float | None) -> str:

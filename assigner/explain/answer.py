@@ -23,7 +23,7 @@ from schema.diagnostics.evidence import Evidence, JobEvidence, JobsAhead
 from schema.moves.grant import PREFERRED, REQUIRED
 from schema.picking import constrained
 from schema.postgres.connection import Connection
-from schema.readable import duration
+from schema.readable import duration, plural
 
 Row = Mapping[str, Any]
 
@@ -379,7 +379,7 @@ def _waiting_sentence(found: Evidence, judged: Sequence[explained_gates.GateVerd
 
 
 def _ahead(order: JobsAhead) -> str:
-    return f"more than {order.jobs:,} jobs" if order.more else _plural(order.jobs, "job")
+    return f"more than {order.jobs:,} jobs" if order.more else plural(order.jobs, "job")
 
 
 def _past_sentence(job: JobEvidence, tried: Sequence[Mapping[str, Any]]) -> str:
@@ -397,7 +397,3 @@ def _gate_answer(one: explained_gates.GateVerdict, *, everything: bool) -> GateA
 
 def _count(order: JobsAhead) -> Count:
     return Count(jobs=order.jobs, more=order.more)
-
-
-def _plural(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

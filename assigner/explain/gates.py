@@ -28,7 +28,7 @@ from schema.picking import constrained
 from schema.picking.constrained import ConstrainedQueue, QueueHead
 from schema.postgres.connection import Connection
 from schema.predicates import Predicate
-from schema.readable import duration
+from schema.readable import duration, plural
 from schema.timing import DEAD_AFTER
 
 
@@ -79,7 +79,7 @@ def _dependencies(job: JobEvidence, node: NodeEvidence) -> GateVerdict:
         told.append(f"no node has the number {', '.join(map(str, missing[:NAMES]))}")
     left = node.pending_deps - len(unmet) - len(missing)
     told += [f"and {left} more"] if left > 0 else []
-    sentence = f"{name} waits for {_plural(node.pending_deps, 'node')}: {', '.join(told)}"
+    sentence = f"{name} waits for {plural(node.pending_deps, 'node')}: {', '.join(told)}"
     if node.hopeless is not None:
         because = "" if node.hopeless == node.node_no else f", because of node {node.hopeless}"
         sentence = f"BLOCKED_FOREVER: {sentence}; it can never run{because}"
@@ -118,7 +118,7 @@ def _pause(job: JobEvidence) -> GateVerdict:
 
 def _backoff(job: JobEvidence) -> GateVerdict:
     rest = None if job.rest is None else max(0.0, round(float(job.rest), 3))
-    looks = f"{_plural(job.considered, 'look')} without a place"
+    looks = f"{plural(job.considered, 'look')} without a place"
     if job.starts_in > 0:
         starts_in, at = round(float(job.starts_in), 3), job.queued_at.astimezone(UTC)
         sentence = f"it starts at {at:%Y-%m-%d %H:%M:%S} UTC at the earliest, in {duration(starts_in)}"
@@ -127,7 +127,7 @@ def _backoff(job: JobEvidence) -> GateVerdict:
     if _open(job, predicates.BACKOFF):
         sentence = "it does not rest" if not job.considered else f"its rest after {looks} is over"
     else:
-        after = looks if job.considered else f"{_plural(job.attempts, 'attempt')}"
+        after = looks if job.considered else f"{plural(job.attempts, 'attempt')}"
         why = f": {escaped(job.reason)}" if job.reason else ""
         sentence = f"it rests for another {duration(rest or 0)} after {after}{why}{_insisting(job)}"
     return _verdict(
@@ -184,7 +184,7 @@ def _cohort(found: Evidence) -> GateVerdict:
     belongs = f"its {label} belongs" if job.label else "without a label it belongs"
     if job.label and job.label not in (job.cohort_labels or ()):
         belongs = f"no cohort has its {label}, so it belongs"
-    bots = f"{cohort.healthy} of {_plural(cohort.present, 'bot')} healthy"
+    bots = f"{cohort.healthy} of {plural(cohort.present, 'bot')} healthy"
     if cohort.more:
         bots += " among those looked at"
     return _on_bots(
@@ -208,7 +208,7 @@ def _requirements(found: Evidence) -> GateVerdict:
     kept = ""
     if found.exclusive.bots:
         evidence |= {"exclusive_bots": found.exclusive.bots, "exclusive": found.exclusive.names}
-        others = _plural(found.exclusive.bots, "further bot" if is_open else "bot")
+        others = plural(found.exclusive.bots, "further bot" if is_open else "bot")
         names = escaped(", ".join(found.exclusive.names), 300)
         verb = "is" if found.exclusive.bots == 1 else "are"
         kept = f"; {others} offering it {verb} kept for jobs that ask for {names}"
@@ -219,7 +219,7 @@ def _requirements(found: Evidence) -> GateVerdict:
     sentence = f"{matching if is_open else 'no bot'} of cohort '{found.job.cohort_name}' {verb} {wanted}"
     if not is_open and (task := next((each for each in found.clauses if each.name == TASK and each.others), None)):
         evidence["task"] = task.value
-        rest = f"{_plural(task.others, 'bot')} of cohort '{found.job.cohort_name}' with all the rest"
+        rest = f"{plural(task.others, 'bot')} of cohort '{found.job.cohort_name}' with all the rest"
         sentence = f"no bot has imported the task '{escaped(task.value, 200)}'; {rest}"
     elif found.clauses:
         scarce = scarcest(found)
@@ -228,7 +228,7 @@ def _requirements(found: Evidence) -> GateVerdict:
             for clause in found.clauses
         ]
         evidence["scarcest"] = str(scarce)
-        sentence += f"; {_escaped(scarce)} leaves the fewest: {_plural(scarce.alone, 'bot')} with it"
+        sentence += f"; {_escaped(scarce)} leaves the fewest: {plural(scarce.alone, 'bot')} with it"
         if len(found.clauses) > 1:
             sentence += f", {scarce.others} with all the rest"
     sentence += kept
@@ -270,7 +270,7 @@ def _healthy(found: Evidence) -> GateVerdict:
 def _units(found: Evidence) -> GateVerdict:
     bots, units = found.bots, found.job.units
     healthy = counted_bots(found, bots.healthy, "healthy matching bot")
-    sentence = f"{bots.large} of {healthy} with {_plural(units, 'unit')}"
+    sentence = f"{bots.large} of {healthy} with {plural(units, 'unit')}"
     if not bots.large:
         sentence += f" or more: the largest has {bots.largest}"
     evidence = {"units": units, "large_enough": bots.large, "largest": bots.largest}
@@ -296,7 +296,7 @@ def _room(found: Evidence) -> GateVerdict:
         sentence = f"{counted_bots(found, bots.able, 'bot')} with room for it now"
     else:
         trusted = counted_bots(found, bots.trusted, "bot")
-        sentence = f"none of {trusted} has {_plural(units, 'free unit')}: the most is {bots.roomiest}"
+        sentence = f"none of {trusted} has {plural(units, 'free unit')}: the most is {bots.roomiest}"
     evidence: dict[str, Any] = {
         "free_bots": bots.able,
         "units": units,
@@ -305,15 +305,13 @@ def _room(found: Evidence) -> GateVerdict:
     }
     if bots.kept:
         evidence |= {"kept_units": bots.kept, "kept_seconds": _kept_seconds(found)}
-        sentence += (
-            f"; {_plural(bots.kept, 'unit')} kept for its instance, for at most {duration(_kept_seconds(found))}"
-        )
+        sentence += f"; {plural(bots.kept, 'unit')} kept for its instance, for at most {duration(_kept_seconds(found))}"
     if bots.kept_for_others and not bots.able:
         evidence["kept_for_others"] = bots.kept_for_others
-        sentence += f"; {_plural(bots.kept_for_others, 'unit')} kept for other instances"
+        sentence += f"; {plural(bots.kept_for_others, 'unit')} kept for other instances"
     if bots.of_other_cohorts and not bots.able:
         evidence["units_of_other_cohorts"] = bots.of_other_cohorts
-        held = _plural(bots.of_other_cohorts, "unit")
+        held = plural(bots.of_other_cohorts, "unit")
         sentence += f"; {held} held by jobs that started while their bot was in another cohort"
     return _on_bots(found, predicates.ROOM, bots.able > 0, sentence, evidence)
 
@@ -335,7 +333,7 @@ def _assigners(found: Evidence) -> GateVerdict:
     }
     if pool.known:
         is_open = pool.working > 0
-        sentence = f"{_plural(pool.working, 'assigner')} at work"
+        sentence = f"{plural(pool.working, 'assigner')} at work"
         if elsewhere:
             sentence += f" for {where}, {elsewhere} only for others"
         if pool.draining:
@@ -398,11 +396,7 @@ def _escaped(clause: Clause) -> str:
 
 def counted_bots(found: Evidence, number: int, noun: str) -> str:
     """Format a number of matching bots, with "at least" if not all of them were counted."""
-    return ("at least " if found.bots.more else "") + _plural(number, noun)
-
-
-def _plural(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    return ("at least " if found.bots.more else "") + plural(number, noun)
 
 
 # Gates of constrained jobs: those that the assigner cycle asks.

@@ -23,6 +23,7 @@ from schema import clock, gc_tuning
 from schema.postgres import embedded, migrate
 from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
+from schema.readable import plural
 from schema.tenancy import tokens
 
 #: Seconds until the gateway must be ready, including the start of an embedded PostgreSQL on a slow machine.
@@ -110,12 +111,12 @@ class LocalPool:
         url_file = self.data / "gateway.url"
         url_file.unlink(missing_ok=True)
         try:
-            self._steps(f"starting {_plural(self._assigners, 'assigner')} and the gateway")
+            self._steps(f"starting {plural(self._assigners, 'assigner')} and the gateway")
             for n in range(1, self._assigners + 1):
                 self._start(f"assigner-{n}", Role.ASSIGNER, "assign", "--name", f"assigner-{n}")
             self._start("gateway", Role.GATEWAY, "gateway", environment=self._gateway_environment)
             self.url = self._wait_for_gateway(url_file)
-            self._steps(f"the gateway answers at {self.url}; starting {_plural(len(self._bots), 'bot')}")
+            self._steps(f"the gateway answers at {self.url}; starting {plural(len(self._bots), 'bot')}")
             for bot in self._bots:
                 if bot.app is not None:
                     self._apply_schedules(bot.app)
@@ -177,7 +178,7 @@ class LocalPool:
             lines = done.stderr.strip().splitlines() or [f"the command ended with {done.returncode}"]
             raise LeaseholdError(f"the schedules of {app} were not applied: {lines[-1].removeprefix('error: ')}")
         if count := len(json.loads(done.stdout)):
-            self._steps(f"{_plural(count, 'schedule')} of {app} applied")
+            self._steps(f"{plural(count, 'schedule')} of {app} applied")
 
     def _start_bot(self, bot: LocalBot) -> None:
         arguments = ["bot", "--name", bot.name, "--url", self.url, "--token-file", str(self.data / BOT_TOKEN)]
@@ -213,10 +214,6 @@ class LocalPool:
                     return url
             self._rest(0.05)
         raise LeaseholdError(f"the gateway was not ready within {READY_WITHIN:.0f} s; see {self.data / 'log'}")
-
-
-def _plural(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def answers(url: str, page: str) -> bool:

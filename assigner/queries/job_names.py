@@ -128,7 +128,7 @@ def find_graph(
     values = {"newest": NEWEST, "instances": instances, "actor": actor}
     found = connection.execute(_WORDS_OF_GRAPHS[name], values).one_or_none()
     if found is None:
-        done = {LAST: "submitted", FAILED: "submitted and of which a node has failed"}[name]
+        done = {LAST: "submitted", FAILED: "submitted and that has a failed node"}[name]
         raise NotFound(f"id: {name}: there is no graph that this token has {done}")
     return found.id, found.public_id
 

@@ -10,7 +10,6 @@ What tells the time in another way escapes the virtual clock. `find_escapes` fin
 """
 
 import random
-from dataclasses import dataclass
 
 import sqlalchemy
 
@@ -110,16 +109,6 @@ class VirtualClock:
         self.now = until
 
 
-@dataclass(frozen=True)
-class News:
-    """What wake-ups have told since the last look: topic → keys; an empty set of keys means every key."""
-
-    topics: dict[str, frozenset[str]]
-
-    def __bool__(self) -> bool:
-        return bool(self.topics)
-
-
 class VirtualSessions:
     """Puts each session of a database on the virtual clock, seeds its chance, and listens on it.
 
@@ -135,13 +124,11 @@ class VirtualSessions:
     @property
     def other(self) -> OtherSessions:
         """What the database has to be told."""
-        # Statements would take longer to plan than to execute.
-        kept_plans = {"plan_cache_mode": "force_generic_plan"}
-        settings = {"search_path": SEARCH_PATH, SETTING: repr(self._clock.now), **kept_plans}
+        settings = {"search_path": SEARCH_PATH, SETTING: repr(self._clock.now)}
         return OtherSessions(settings, self._open, self._tell)
 
-    def news(self) -> News:
-        """Take what was announced since the last call."""
+    def news(self) -> dict[str, frozenset[str]]:
+        """Take what was announced since the last call: topic → keys; an empty set means every key."""
         found: dict[str, set[str]] = {}
         every = set[str]()
         for session in self._opened:
@@ -152,7 +139,7 @@ class VirtualSessions:
                     found.setdefault(topic, set()).update(keys.split(",") if keys else ())
                     if not keys:
                         every.add(topic)
-        return News({topic: frozenset() if topic in every else frozenset(keys) for topic, keys in found.items()})
+        return {topic: frozenset() if topic in every else frozenset(keys) for topic, keys in found.items()}
 
     def _open(self, session: Session) -> None:
         chance = random.Random(f"{self._seed} {len(self._opened)}")

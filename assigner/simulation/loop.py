@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 from assigner.cycle.assigner import PriorityAgeAssigner
 from assigner.maintenance.retention import Retention
 from assigner.maintenance.schedules import POLL_INTERVAL, Schedules
-from assigner.maintenance.upkeep import Upkeep
+from assigner.maintenance.upkeep import EVER, HOUR, Upkeep
 from assigner.process.assign import declare
 from assigner.process.threads import rules_from
 from assigner.settings import PoolSettings
@@ -28,9 +28,9 @@ from schema.postgres.engine import Database
 from schema.postgres.notify import Channel
 from schema.postgres.statements import Statement
 from schema.sql import LIVE
+from schema.tenancy.cohorts import cohorts
 from schema.tenancy.drains import tick
 
-HOUR, FOR_EVER = 3600.0, 1e9
 #: The most rounds of one instant. A pool that announces something for ever has a defect.
 MOST_ROUNDS = 10_000
 
@@ -117,22 +117,8 @@ class SimulatedPool:
         settings, now = self.settings, self.clock
         self._events: list[tuple[float, int, Callable[[], object]]] = []
         self._serial = 0
-        self._assigners = [
-            _Assigner(
-                PriorityAgeAssigner(
-                    self.database,
-                    each,
-                    timing=settings.timing,
-                    chance=random.Random(f"{self.seed} assigner {nth}"),
-                    name=f"simulated/{nth}",
-                    now=now,
-                    quotas=settings.quotas,
-                    rules=rules_from(settings),
-                ),
-                now(),
-            )
-            for nth, each in enumerate(settings.assigners)
-        ]
+        declare(self.database, settings)
+        self._assigners = [*self._made()]
         self._upkeep = Upkeep(
             self.database,
             settings.upkeep,
@@ -150,7 +136,29 @@ class SimulatedPool:
         self._flags = self.database.listen()
         for topic in TOPICS:
             Channel(self._flags).raise_flag(topic)
-        declare(self.database, settings)
+
+    def _made(self) -> Iterator[_Assigner]:
+        """Make one assigner for each entry of the settings, or for each cohort of an entry that has one for each.
+
+        The threads of an entry are one here: nothing that they would do at once takes time.
+        """
+        found = self.database.run(cohorts)
+        for nth, entry in enumerate(self.settings.assigners):
+            served = [each.id for each in found if entry.cohorts is None or each.name in entry.cohorts]
+            for cohort in served if entry.kind == "cohort" else [None]:
+                name = f"simulated/{nth}" if cohort is None else f"simulated/{nth}.{cohort}"
+                assigner = PriorityAgeAssigner(
+                    self.database,
+                    entry,
+                    timing=self.settings.timing,
+                    chance=random.Random(f"{self.seed} {name}"),
+                    name=name,
+                    now=self.clock,
+                    quotas=self.settings.quotas,
+                    cohort=cohort,
+                    rules=rules_from(self.settings),
+                )
+                yield _Assigner(assigner, self.clock.now)
 
     def close(self) -> None:
         """Close its connections but those of the database."""
@@ -199,7 +207,7 @@ class SimulatedPool:
         raise RuntimeError(f"the pool does not come to rest at {now}")
 
     def _round(self, now: float) -> bool:
-        news = self.sessions.news().topics
+        news = self.sessions.news()
         moved, acted = self.bots.step(news.get("bots")), False
         if self._upkeep_at <= now:
             self._keep_up(now)
@@ -221,7 +229,7 @@ class SimulatedPool:
 
     def _keep_up(self, now: float) -> None:
         """Run upkeep once. The rounds that were left out because they had nothing to do would have left a tick."""
-        self.database.run(lambda connection: tick(connection, "reaper", gap=FOR_EVER, grace=0.0))
+        self.database.run(lambda connection: tick(connection, "reaper", gap=EVER, grace=0.0))
         self._upkeep.run_once()
         self._upkeep_ran, self._upkeep_at = now, now + self.upkeep_every
         self.counts.rounds += 1
@@ -229,7 +237,7 @@ class SimulatedPool:
     def _let_rest(self, now: float) -> None:
         """Let the assigners sleep until a wake-up, or until a job has rested, while no job is ready.
 
-        Their polls would find nothing: they are for lost wake-ups, of which there are none here.
+        The polls of a real assigner find work whose wake-up was lost. No wake-up is lost here.
         """
         pending = self.database.run(lambda connection: pending_work(connection, quiet=True))
         if not (pending.plain or pending.constrained or pending.has_rested or pending.preference_elapsed):

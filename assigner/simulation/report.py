@@ -19,7 +19,8 @@ LEFT JOIN LATERAL (SELECT min(l.granted_at) AS granted_at FROM leases l WHERE l.
 WHERE j.state NOT IN ('blocked', 'parked', 'deferred') AND j.queued_at <= to_timestamp(:until)
     AND (j.finished_at IS NULL OR j.finished_at >= to_timestamp(:since))
     AND (s.granted_at IS NULL OR s.granted_at >= to_timestamp(:since))
-    AND (s.granted_at IS NOT NULL OR j.state <> 'cancelled') AND j.public_id <> ALL (CAST(:without AS uuid[]))
+    AND (s.granted_at IS NOT NULL OR j.state <> 'cancelled')
+    AND (j.public_id IN (SELECT unnest(CAST(:without AS uuid[])))) IS NOT TRUE
 GROUP BY i.name ORDER BY i.name
 """)
 _USE = Statement("""

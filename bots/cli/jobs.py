@@ -18,7 +18,7 @@ from bots.cli.output import Record
 from bots.cli.waiting import as_written, finish, interruptible
 from bots.cli.watching import shown, watch_option
 from schema import clock, validation
-from schema.readable import Column, Group, table
+from schema.readable import Column, Group, plural, table
 
 # The command `explain`
 
@@ -77,7 +77,7 @@ def print_explanation(found: Record, *, every: bool) -> None:
         table(("gate", "", Column("evidence", folds=True)), rows)
     if left:
         hint = ": --all shows them" if "id" in found else ""
-        click.echo(f"{_plural(left, 'further gate')} {'is' if left == 1 else 'are'} not closed{hint}")
+        click.echo(f"{plural(left, 'further gate')} {'is' if left == 1 else 'are'} not closed{hint}")
     if found["order"] is not None:
         click.echo()
         order = found["order"]
@@ -116,11 +116,7 @@ def _mark(is_open: bool | None) -> object:
 
 
 def _jobs(count: Record) -> str:
-    return f"more than {count['jobs']:,} jobs" if count["more"] else _plural(count["jobs"], "job")
-
-
-def _plural(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    return f"more than {count['jobs']:,} jobs" if count["more"] else plural(count["jobs"], "job")
 
 
 #: Seconds between two looks at a draining bot.

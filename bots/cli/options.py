@@ -14,7 +14,7 @@ from typing import IO, Any, TypeVar, Union, get_args, get_origin
 import click
 from annotated_types import Ge, Gt, Le
 from leasehold import wire
-from leasehold.errors import MAX_TOLD, BadInput
+from leasehold.errors import BadInput, check_each
 from leasehold.wire import escaped
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
@@ -48,18 +48,8 @@ def check(request: Request) -> Request:
 
 def read_lines(source: Iterable[bytes], *, name: str) -> list[Request]:
     """Read the requests in a file of JSON lines; skip blank lines. Raises BadInput with file and line of up to 10."""
-    found: list[Request] = []
-    wrong: list[BadInput] = []
-    for number, raw in enumerate(source, start=1):
-        if raw.strip():
-            try:
-                found.append(_read_line(raw, f"{name}:{number}"))
-            except BadInput as refused:
-                wrong.append(refused)
-                if len(wrong) == MAX_TOLD:
-                    break
-    if wrong:
-        raise BadInput.of(wrong)
+    lines = ((number, raw) for number, raw in enumerate(source, start=1) if raw.strip())
+    found = check_each(lambda line: _read_line(line[1], f"{name}:{line[0]}"), lines)
     if not found:
         raise BadInput(name, "holds no job")
     return found

@@ -114,7 +114,6 @@ class SimulatedBots:
         self._renewed_at = -1.0
         #: When the sessions of lost bots expire, earliest first.
         self._expiries: list[float] = []
-        self.starts = self.ends = 0
 
     def open(self, *openings: OpenSession) -> None:
         """Open sessions for these bots, which may have had one before and lost it."""
@@ -245,7 +244,6 @@ class SimulatedBots:
         wanted = {work.job: work for work in answer.leases}
         for job, held in list(bot.held.items()):
             if job not in wanted or wanted[job].fence != held.fence:
-                self.ends += held.outcome is not None
                 del bot.held[job]
         is_news = answer.drain and bot.status == "ok"
         if answer.drain != (bot.status == "draining"):
@@ -257,7 +255,6 @@ class SimulatedBots:
                 seconds = run.seconds if work.timeout is None else min(run.seconds, work.timeout)
                 verdict = run.verdict if seconds == run.seconds else "failed"
                 held_now = bot.held[job] = Held(work.fence, now + seconds, seconds, verdict)
-                self.starts += 1
                 is_news = True
             if work.state == "cancelling" and held_now.outcome is None:
                 held_now.outcome = Outcome(verdict="stopped")

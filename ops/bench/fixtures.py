@@ -1,7 +1,6 @@
 """Pools to measure: a private server with its default durability, and databases filled through the real moves."""
 
 import random
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -53,12 +52,8 @@ class Shape:
 @contextmanager
 def server() -> Iterator[str]:
     """Start a private server, with fsync and synchronous_commit on; yields its URL."""
-    data = embedded.scratch("leasehold-bench-")
-    try:
-        with embedded.serve(data) as running:
-            yield running.url
-    finally:
-        shutil.rmtree(data, ignore_errors=True)
+    with embedded.serve_for_now("leasehold-bench-", durable=True) as running:
+        yield running.url
 
 
 @contextmanager

@@ -1,7 +1,6 @@
 """`python -m ops.life`: let a small pool live for days or years on a virtual clock, and judge what it did."""
 
 import random
-import shutil
 import sys
 from datetime import UTC, datetime, timedelta
 
@@ -28,13 +27,10 @@ def main(days: int, seed: int | None, jobs: float) -> None:
     to_stderr("ERROR")
     chosen = random.SystemRandom().getrandbits(32) if seed is None else seed
     click.echo(f"seed {chosen}, {days} days from {START:%Y-%m-%d}, about {jobs:g} jobs a day")
-    began, data = clock.monotonic(), embedded.scratch("leasehold-life-")
-    try:
-        with embedded.serve(data, durable=False) as server:
-            life = Life(server.url, chosen, START, jobs_a_day=jobs)
-            life.run(days)
-    finally:
-        shutil.rmtree(data, ignore_errors=True)
+    began = clock.monotonic()
+    with embedded.serve_for_now("leasehold-life-") as server:
+        life = Life(server.url, chosen, START, jobs_a_day=jobs)
+        life.run(days)
     took = clock.monotonic() - began
     speed = timedelta(days=days).total_seconds() / took
     click.echo(f"{took:.0f} s, {speed:,.0f} times real time; {life.pool.counts}")

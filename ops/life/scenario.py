@@ -14,9 +14,10 @@ from datetime import UTC, date, datetime, timedelta
 from functools import partial
 from zoneinfo import ZoneInfo
 
+from assigner.maintenance.upkeep import DAY, HOUR
 from assigner.settings import PoolSettings
 from assigner.simulation.clock import count_escaped, find_escapes
-from assigner.simulation.loop import HOUR, living
+from assigner.simulation.loop import living
 from bots.protocol import OpenSession, Work
 from bots.simulation.bots import Run, simulated_bots
 from bots.sync.fetch import FetchSettings
@@ -34,7 +35,6 @@ from schema.postgres.statements import Row
 from schema.requests import GraphRequest, JobRequest
 from schema.tenancy import pausing
 
-DAY = 24 * HOUR
 #: Hours of the calm, UTC.
 CALM_FROM, CALM_UNTIL = 2, 5
 ACTOR = "life"
@@ -118,7 +118,7 @@ class Life:
         self.of_rate: deque[float] = deque(maxlen=BURST + 1)
 
     def run(self, days: int) -> None:
-        """Live for so many days, and check what was lived through."""
+        """Let the pool live so many days, and judge what it did."""
         began, real = self.start.timestamp(), clock.wall()
         bots_of = partial(
             simulated_bots,

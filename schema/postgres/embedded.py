@@ -599,3 +599,14 @@ def scratch(prefix: str) -> Path:
     if os.geteuid() == 0:
         directory.chmod(0o711)
     return directory
+
+
+@contextmanager
+def serve_for_now(prefix: str, *, durable: bool = False) -> Iterator[Server]:
+    """Run a server in a new temporary directory, and leave nothing of it. Raises NotReady if it cannot be run."""
+    data = scratch(prefix)
+    try:
+        with serve(data, durable=durable) as server:
+            yield server
+    finally:
+        shutil.rmtree(data, ignore_errors=True)

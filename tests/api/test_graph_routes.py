@@ -187,7 +187,9 @@ def test_the_commands_submit_show_list_and_cancel(file: Path, capsys: pytest.Cap
     assert (listed["id"], listed["blocked"], listed["state"]) == (graph, 2, "active")
     call("graph", "retry", "@last")
     assert f"{graph} (unchanged): no node of it has failed, and it goes on\n" in capsys.readouterr().out
-    with pytest.raises(NotFound, match="@failed: there is no graph that this token has submitted and of which a node"):
+    with pytest.raises(
+        NotFound, match="@failed: there is no graph that this token has submitted and that has a failed"
+    ):
         call("graph", "show", "@failed")
     pool.change("UPDATE graphs SET actor = actor || 'x'")
     with pytest.raises(NotFound, match="@last"):

@@ -11,7 +11,7 @@ START = datetime(2033, 10, 15, tzinfo=UTC)
 
 
 def lived(days: int, *, seed: int) -> Life:
-    """A life of so many days, on a server of its own: what other databases do decides which ids transactions get."""
+    """A life of so many days, on a server of its own. On a shared one other databases use up ids of transactions."""
     with serving_in_memory() as url:
         life = Life(url, seed, START, jobs_a_day=6.0, verified_every=12, upkeep_every=6 * 3600.0)
         life.run(days)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from leasehold.client import Client
-from leasehold.errors import BadInput
+from leasehold.errors import BadInput, NotFound
 from nicegui import ui
 from starlette.responses import RedirectResponse, Response
 
@@ -67,8 +67,7 @@ def show(view: View) -> Response | None:
         found = await view.ask(Client.status)
         tabs.show(found)
         lists.show("instance", found["instances"])
-        known = await view.ask(lambda client: client.call("GET", "/v1/labels"))
-        lists.show("label", known["labels"])
+        lists.show("label", await view.ask(known_labels))
         if view.is_operator:
             lists.show("bot", [bot["name"] for bot in await view.ask(Client.bots)])
 
@@ -123,3 +122,11 @@ def row(job: Record, short: str) -> list[Cell]:
         Cell(text(job["bot"]), kind="id"),
         Cell(text(job["why"]), kind="long"),
     ]
+
+
+def known_labels(client: Client) -> list[str]:
+    """Return the labels of waiting jobs; none from a gateway that is too old to list them."""
+    try:
+        return list(client.call("GET", "/v1/labels")["labels"])
+    except NotFound:
+        return []

@@ -1,6 +1,7 @@
 """Typed errors that functions of this package raise to their callers. A lost race is never an error."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 from leasehold.states import JobState
 
@@ -39,6 +40,26 @@ class BadInput(LeaseholdError):
     def renamed(self, name: Callable[[str], str]) -> "BadInput":
         """Return the same refusals with other paths."""
         return BadInput.of([BadInput(name(each.field), each.reason) for each in (self, *self.others)])
+
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+
+def check_each(check: Callable[[A], B], given: Iterable[A]) -> list[B]:
+    """Return what `check` makes of each. Raises one BadInput of those that it refuses, the first `MAX_TOLD` of them."""
+    found: list[B] = []
+    refused: list[BadInput] = []
+    for each in given:
+        try:
+            found.append(check(each))
+        except BadInput as error:
+            refused.append(error)
+            if len(refused) == MAX_TOLD:
+                break
+    if refused:
+        raise BadInput.of(refused)
+    return found
 
 
 class NotFound(LeaseholdError):
