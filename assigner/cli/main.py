@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from assigner.settings import Installation, PoolSettings
     from assigner.simulation.history import Past
-    from assigner.simulation.replay import How
+    from assigner.simulation.replay import How, Plan
     from bots.agent.agent import AgentSettings
     from bots.simulation.bots import SimulatedBots
     from bots.sync.settle import SyncService
@@ -270,9 +270,9 @@ def simulate_command(
 
 
 def _bots_of_a_past(
-    database: "Database", *, settings: "PoolSettings", past: "Past", how: "How", seed: int
+    database: "Database", *, settings: "PoolSettings", past: "Past", how: "How", seed: int, plan: "Plan"
 ) -> "SimulatedBots":
-    """Make simulated bots like those of the past, and open their sessions."""
+    """Make simulated bots like those of the past, whose sessions begin and end as they did."""
     from bots.protocol import OpenSession, Work
     from bots.simulation.bots import Run, simulated_bots
     from bots.sync.fetch import FetchSettings
@@ -291,21 +291,30 @@ def _bots_of_a_past(
         seed=seed,
     )
     openings = [
-        OpenSession(
-            bot=bot.name,
-            capacity=bot.capacity,
-            priority=bot.priority,
-            properties={key: value for key, value in bot.properties.items() if key != TASK},
-            tasks=bot.properties.get(TASK),
-            exclusive=list(bot.exclusive),
-            instance=bot.instance,
-            pool=bot.pool,
-            labels=list(bot.labels),
+        (
+            bot,
+            OpenSession(
+                bot=bot.name,
+                capacity=bot.capacity,
+                priority=bot.priority,
+                properties={key: value for key, value in bot.properties.items() if key != TASK},
+                tasks=bot.properties.get(TASK),
+                exclusive=list(bot.exclusive),
+                instance=bot.instance,
+                pool=bot.pool,
+                labels=list(bot.labels),
+            ),
         )
         for bot in past.bots
     ]
-    if openings:
-        made.open(*openings)
+    present = [opening for bot, opening in openings if bot.opened <= past.since]
+    if present:
+        made.open(*present)
+    for bot, opening in openings:
+        if bot.ended is not None:
+            plan(bot.ended, partial(made.leave, bot.name))
+        if bot.opened > past.since:
+            plan(bot.opened, partial(made.open, opening))
     return made
 
 

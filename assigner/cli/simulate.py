@@ -35,9 +35,9 @@ def run(
     Raises BadInput for a span without jobs or bots, and for a bad configuration.
     """
     settings = installation.settings
-    if not 60 <= span <= settings.upkeep.keep_succeeded:
-        kept = duration(settings.upkeep.keep_succeeded)
-        raise BadInput("--since", f"must be from 1 min to {kept}, for which succeeded jobs are kept")
+    longest = max(settings.upkeep.keep_succeeded, settings.upkeep.keep_journal)
+    if not 60 <= span <= longest:
+        raise BadInput("--since", f"must be from 1 min to {duration(longest)}, for which the pool knows its jobs")
     tried = {NOW: settings} | {
         _title(path, policies): loading.load(path, installation.sections, installation.environ) for path in policies
     }
@@ -53,7 +53,7 @@ def run(
         print_json({"since": past.since, "until": past.until, "jobs": len(past.jobs), "guessed": past.guessed,
                     "error": error, "runs": runs})  # fmt: skip
         return
-    _print(past, found, error)
+    _print(past, found, error, kept=settings.upkeep.keep_succeeded)
 
 
 def _title(path: Path, policies: Sequence[Path]) -> str:
@@ -67,13 +67,17 @@ def _replayed(past: history.Past, settings: PoolSettings, bots_of: BotsOf, seed:
         return replay(past, settings, server.url, bots_of, seed=seed)
 
 
-def _print(past: history.Past, found: dict[str, Measured], error: float | None) -> None:
+def _print(past: history.Past, found: dict[str, Measured], error: float | None, *, kept: float) -> None:
     since, until = (datetime.fromtimestamp(each, UTC) for each in (past.since, past.until))
     click.echo(
-        f"{plural(len(past.jobs), 'job')} on {plural(len(past.bots), 'bot')}, "
+        f"{plural(len(past.jobs), 'job')} on {plural(len({bot.name for bot in past.bots}), 'bot')}, "
         f"{since:%Y-%m-%d %H:%M} to {until:%Y-%m-%d %H:%M} UTC"
         + (f"; {past.guessed:,} of them never ended a run, and get a usual run time" if past.guessed else "")
     )
+    known_since = past.until - kept if past.journal_begins is None else min(past.until - kept, past.journal_begins)
+    if past.since < known_since:
+        known = datetime.fromtimestamp(known_since, UTC)
+        click.echo(f"Of jobs that ended before {known:%Y-%m-%d %H:%M} UTC the journal has nothing.")
     if error is None:
         click.echo(f"No instance has {report.LEAST_JOBS} jobs, so nobody knows how far the replay is from what was.")
     else:

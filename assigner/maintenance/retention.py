@@ -1,5 +1,7 @@
 """Retention: finished jobs, graphs and keys of submits leave when their time is over, as fast as the pool makes them.
 
+What is kept of a job for longer is written to the journal by the statement that deletes it.
+
 Every assigner process does so in a loop of its own, so that it may delete without a pause while nothing else waits for
 it.
 """
@@ -16,12 +18,14 @@ from assigner.maintenance.duties import Duty, Rounds
 from assigner.maintenance.upkeep import UpkeepSettings
 from schema.clock import Monotonic
 from schema.moves.graphs import BEGINNING, delete_graph
-from schema.moves.retention import Deleted, delete_finished, delete_keys, delete_unique_keys
+from schema.moves.retention import Deleted, delete_finished, delete_keys, delete_unique_keys, keep_journal_days
 from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
 
 #: Seconds between two rounds while nothing is overdue.
 PAUSE = 1.0
+#: Seconds between two looks whether the journal has the days that are needed: today and tomorrow are made ahead.
+JOURNAL_INTERVAL = 3600.0
 #: The most batches of one duty in one round.
 BATCHES = 10
 #: Rows of one batch: the least, and the most. Batches become smaller if one takes longer than `LONG` seconds, so that
@@ -52,6 +56,8 @@ class Retention(Rounds):
         self.duties = [*self._duties(settings)]
 
     def _duties(self, settings: UpkeepSettings) -> Iterator[Duty]:
+        keep_days = partial(keep_journal_days, age=settings.keep_journal)
+        yield Duty("days of the journal", JOURNAL_INTERVAL, lambda: self._database.run(keep_days))
         yield Duty("old graphs", settings.retention_interval, self._delete_graphs)
         ages = {
             JobState.SUCCEEDED: settings.keep_succeeded,
@@ -60,7 +66,8 @@ class Retention(Rounds):
             JobState.DEAD: settings.keep_dead,
         }
         old: dict[str, Delete] = {
-            f"old {state} jobs": partial(delete_finished, state=state, age=age) for state, age in ages.items()
+            f"old {state} jobs": partial(delete_finished, state=state, age=age, journal=settings.keep_journal)
+            for state, age in ages.items()
         }
         old["old keys"] = partial(delete_keys, of_clients=False, age=settings.keep_keys)
         old["old keys of clients"] = partial(delete_keys, of_clients=True, age=KEEP_KEYS_OF_CLIENTS)

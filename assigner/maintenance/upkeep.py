@@ -123,6 +123,8 @@ class UpkeepSettings(BaseModel):
     keep_keys: keys that callers gave their submits, from the submit on. Those that clients made are kept for an hour.
     keep_gone_bots: bots without a session, counted from the start of their last one; drained bots are kept.
     keep_audit: audit rows.
+    keep_journal: what is kept of deleted jobs, for `leasehold simulate` and forecasts, counted from the end of the job;
+        and sessions of bots, from their end. 0 = nothing is kept.
     keep_usage: usage of instances, counted at the earliest from when it left the rolling window.
     retention_interval: seconds between two looks for jobs that may be deleted; none while some are left.
     predictor: how the run time of a class's jobs is predicted: `quantiles` of the latest runs, or the name of an entry
@@ -138,6 +140,7 @@ class UpkeepSettings(BaseModel):
     keep_keys: float = Field(default=7 * DAY, ge=0, le=3650 * DAY)
     keep_gone_bots: float = Field(default=30 * DAY, ge=0, le=3650 * DAY)
     keep_audit: float = Field(default=365 * DAY, ge=0, le=3650 * DAY)
+    keep_journal: float = Field(default=90 * DAY, ge=0, le=3650 * DAY)
     keep_usage: float = Field(default=30 * DAY, ge=0, le=3650 * DAY)
     retention_interval: float = Field(default=5.0, gt=0, le=DAY)
     predictor: str = estimation.QUANTILES
@@ -242,6 +245,14 @@ class Upkeep(Rounds):
             "old lost attempts": partial(retention_moves.delete_old_lost_attempts, age=DAY, limit=LIMIT),
             "old audit": partial(retention_moves.delete_old_audit, age=settings.keep_audit, limit=LIMIT),
             "old usage": partial(retention_moves.delete_old_usage, age=settings.keep_usage, limit=LIMIT),
+            **{
+                f"old {name}": partial(retention_moves.delete_old_journal, table=table, age=age, limit=LIMIT)
+                for name, table, age in (
+                    # They may have been used a day longer than they say, and the day is kept a day longer.
+                    ("queues of the journal", "journal_queues", settings.keep_journal + 2 * DAY),
+                    ("sessions of bots", "bot_sessions", settings.keep_journal),
+                )
+            },
             "idle locks and rates of patterns": partial(limit_patterns.delete_idle, age=DAY, limit=LIMIT),
             "idle counters of graphs": partial(graphs.delete_idle_counters, limit=LIMIT),
             "unused constraint sets": partial(retention_moves.delete_unused_constraint_sets, age=HOUR, limit=LIMIT),

@@ -1,9 +1,10 @@
-"""The past of a pool, as its tables tell it: what arrived, how it ran, which bots there were, and what was in force.
+"""The past of a pool, as its tables and its journal tell it: what arrived, how it ran, which bots there were, and what
+was in force.
 
-Everything is read in one snapshot, and nothing is written. Payloads, results, tokens and the output of jobs are not
-read. A job that never ran gets the median run time of its instance's jobs. Nodes of graphs arrive when their parents
-had ended, so a simulation does not move them. Bots are those of now. The time of an attempt is that of its lease, which
-includes the delays of bots and gateways; simulated bots add none.
+Everything is read in one snapshot, in which a job is in the tables or in the journal, and nothing is written. Payloads,
+results, tokens and the output of jobs are not read. A job that never ran gets the median run time of its instance's
+jobs. Nodes of graphs arrive when their parents had ended, so a simulation does not move them. The time of an attempt is
+that of its lease, which includes the delays of bots and gateways; simulated bots add none.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,7 @@ from leasehold.errors import BadInput
 from assigner.simulation.report import Measured, measure
 from schema.diagnostics.invariants import SNAPSHOT
 from schema.moves.in_force import read_in_force
+from schema.moves.retention import USUAL_ATTEMPTS
 from schema.moves.submit_again import LIKE_JOB
 from schema.postgres.connection import Connection
 from schema.postgres.statements import Row, Statement
@@ -33,7 +35,14 @@ _PAST = """
         AND (j.state <> 'cancelled' OR EXISTS (SELECT FROM leases l WHERE l.job_id = j.id)
             OR EXISTS (SELECT FROM stored_events e WHERE e.job_id = j.id AND e.to_state = 'cancelled'
                 AND e.from_state = 'queued'))"""
-_COUNT = Statement(f"SELECT count(*) FROM ({_PAST} LIMIT :most) p")
+_JOURNAL = """
+    SELECT * FROM journal
+    WHERE finished_at >= now() - make_interval(secs => :seconds) AND queued_at <= now()
+        AND (state <> 'cancelled' OR fence > 0 OR withdrawn)"""
+_COUNT = Statement(f"""
+SELECT count(*) FROM (
+    SELECT FROM ({_PAST} LIMIT :most) p UNION ALL SELECT FROM ({_JOURNAL} AND is_last LIMIT :most) k) past
+""")
 # A job arrives when it was queued, at the begin if that was before. Of what ran at the begin only the rest is repeated.
 _JOBS = Statement(f"""
 WITH past AS MATERIALIZED (
@@ -41,9 +50,10 @@ WITH past AS MATERIALIZED (
         greatest(j.queued_at, now() - make_interval(secs => :seconds)) AS arrived
     FROM ({_PAST}) p JOIN jobs j ON j.id = p.id
 )
-SELECT past.id, extract(epoch FROM past.arrived)::double precision AS arrived,
+SELECT extract(epoch FROM past.arrived)::double precision AS arrived,
     CASE WHEN past.state = 'cancelled' THEN extract(epoch FROM past.finished_at) END::double precision AS cancelled,
-    past.finished_at IS NOT NULL AS is_over, ran.begun, ran.attempts, ran.at_least, like_job.request
+    past.finished_at IS NOT NULL AS is_over, ran.begun, ran.attempts, ran.at_least,
+    like_job.request - '{{from,metadata}}'::text[] AS request, past.queued_at, past.id
 FROM past
 CROSS JOIN LATERAL (
     SELECT coalesce(bool_or(l.granted_at < past.arrived), false) AS begun,
@@ -56,13 +66,44 @@ CROSS JOIN LATERAL (
     FROM leases l WHERE l.job_id = past.id
 ) ran
 CROSS JOIN LATERAL ({LIKE_JOB.format(job="past.id", name="past.public_id")}) like_job
-ORDER BY past.queued_at, past.id
 """)
+# The same of jobs that are gone.
+_JOBS_OF_JOURNAL = Statement(f"""
+WITH past AS MATERIALIZED (
+    SELECT k.*, greatest(k.queued_at, now() - make_interval(secs => :seconds)) AS arrived FROM ({_JOURNAL}) k
+), ran AS MATERIALIZED (
+    SELECT job_id, coalesce(bool_or(granted_at < arrived), false) AS begun,
+        coalesce(jsonb_agg(jsonb_build_array(extract(epoch FROM ended_at - greatest(granted_at, arrived)), verdict)
+            ORDER BY fence)
+            FILTER (WHERE ended_at > arrived AND verdict IN ('succeeded', 'failed', 'error')), '[]') AS attempts,
+        max(extract(epoch FROM ended_at - greatest(granted_at, arrived)))::double precision AS at_least
+    FROM past GROUP BY job_id
+)
+SELECT extract(epoch FROM past.arrived)::double precision AS arrived,
+    CASE WHEN past.state = 'cancelled' THEN extract(epoch FROM past.finished_at) END::double precision AS cancelled,
+    true AS is_over, ran.begun, ran.attempts, ran.at_least,
+    jsonb_build_object(
+        'instance', q.instance, 'properties', q.properties, 'label', past.label, 'priority', past.priority,
+        'units', past.units, 'locality_hint', NULL, 'timeout_seconds', NULL, 'max_attempts', {USUAL_ATTEMPTS},
+        'retry_failed', false, 'queue_timeout_seconds', NULL)
+        || jsonb_strip_nulls(jsonb_build_object('preferred_properties', q.preferred_properties, 'terms', q.terms))
+        || coalesce(past.job, '{{}}') AS request, past.queued_at, past.job_id AS id
+FROM past JOIN ran ON ran.job_id = past.job_id JOIN journal_queues q ON q.queue = past.queue
+WHERE past.is_last
+""")
+# Present bots, and sessions that ended in the span.
 _BOTS = Statement("""
-SELECT b.name, b.capacity, b.priority, k.properties, k.exclusive, b.labels, i.name AS instance, b.pool
+SELECT b.name, b.capacity, b.priority, k.properties, k.exclusive, b.labels, i.name AS instance, b.pool,
+    extract(epoch FROM b.opened_at)::double precision AS opened, NULL::double precision AS ended
 FROM bots b JOIN kinds k ON k.id = b.kind LEFT JOIN instances i ON i.id = b.instance
-WHERE b.status <> 'gone' ORDER BY b.name
+WHERE b.status <> 'gone'
+UNION ALL
+SELECT bot, capacity, priority, properties, exclusive, labels, instance, pool,
+    extract(epoch FROM opened_at)::double precision, extract(epoch FROM ended_at)::double precision
+FROM bot_sessions WHERE ended_at > now() - make_interval(secs => :seconds)
+ORDER BY opened, name
 """)
+_BEGIN = Statement("SELECT extract(epoch FROM min(finished_at))::double precision FROM journal")
 
 
 @dataclass(frozen=True)
@@ -92,7 +133,10 @@ class PastJob:
 
 @dataclass(frozen=True)
 class PastBot:
-    """One bot: what it offers, and whom it serves."""
+    """One session of a bot: what it offered, whom it served, and when.
+
+    opened, ended: seconds since 1970; ended: None if the session goes on.
+    """
 
     name: str
     capacity: int
@@ -102,13 +146,16 @@ class PastBot:
     labels: Sequence[str]
     instance: str | None
     pool: str | None
+    opened: float
+    ended: float | None
 
 
 @dataclass(frozen=True)
 class Past:
     """The past of a pool from `since` to `until`, in seconds since 1970.
 
-    guessed: jobs whose run times nobody knows. measured: what the pool did. in_force: as of `read_in_force`.
+    guessed: jobs whose run times nobody knows. journal_begins: when the first job of the journal ended, None if it is
+    empty. measured: what the pool did. in_force: as of `read_in_force`.
     """
 
     since: float
@@ -116,6 +163,7 @@ class Past:
     jobs: Sequence[PastJob]
     bots: Sequence[PastBot]
     guessed: int
+    journal_begins: float | None
     measured: Measured
     in_force: Mapping[str, str] = field(repr=False)
 
@@ -133,14 +181,16 @@ def read(connection: Connection, seconds: float) -> Past:
     span = {"seconds": seconds}
     if connection.execute(_COUNT, {**span, "most": MOST_JOBS + 1}).scalar_one() > MOST_JOBS:
         raise BadInput("--since", f"the pool had more than {MOST_JOBS:,} jobs in that time: choose a shorter one")
-    found = connection.execute(_JOBS, span).all()
+    found = [row for each in (_JOBS, _JOBS_OF_JOURNAL) for row in connection.execute(each, span)]
+    found.sort(key=lambda row: (row.queued_at, row.id))
     usual = _usual(found)
     return Past(
         until - seconds,
         until,
         [_job(row, usual) for row in found],
-        [PastBot(*row) for row in connection.execute(_BOTS)],
+        [PastBot(*row) for row in connection.execute(_BOTS, span)],
         sum(not row.attempts for row in found),
+        connection.execute(_BEGIN).scalar_one(),
         measure(connection, since=until - seconds, until=until),
         read_in_force(connection),
     )

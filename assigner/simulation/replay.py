@@ -27,10 +27,16 @@ TOGETHER = 1000
 How = Callable[[Sequence[str], int], Attempt]
 
 
-class BotsOf(Protocol):
-    """Makes bots like those of a past in the database of a simulated pool."""
+#: Takes what bots do at a virtual time.
+Plan = Callable[[float, Callable[[], object]], None]
 
-    def __call__(self, database: Database, *, settings: PoolSettings, past: Past, how: How, seed: int) -> Bots: ...
+
+class BotsOf(Protocol):
+    """Makes bots like those of a past in the database of a simulated pool, and plans which come and leave later."""
+
+    def __call__(
+        self, database: Database, *, settings: PoolSettings, past: Past, how: How, seed: int, plan: Plan
+    ) -> Bots: ...
 
 
 def replay(past: Past, settings: PoolSettings, url: str, bots_of: BotsOf, *, seed: int) -> Measured:
@@ -40,13 +46,17 @@ def replay(past: Past, settings: PoolSettings, url: str, bots_of: BotsOf, *, see
     configuration had declared.
     """
     wanted = _as_simulated(settings, past)
-    bots = partial(bots_of, settings=wanted, past=past, how=partial(_how, past), seed=seed)
+    later: list[tuple[float, Callable[[], object]]] = []
+    plan: Plan = lambda at, act: later.append((at, act))  # noqa: E731
+    bots = partial(bots_of, settings=wanted, past=past, how=partial(_how, past), seed=seed, plan=plan)
     prepare = partial(put_in_force, kept=past.in_force)
     begun: list[str] = []
     with living(url, wanted, bots, start=past.since, seed=seed, upkeep_every=UPKEEP_EVERY, prepare=prepare) as (
         pool,
         _,
     ):
+        for at, act in later:
+            pool.at(at, act)
         for arrived, together in groupby(enumerate(past.jobs), key=lambda each: each[1].arrived):
             jobs = [*together]
             for first in range(0, len(jobs), TOGETHER):

@@ -10,17 +10,22 @@ from schema.postgres.statements import Statement
 # Of each job that became ready in the span: the seconds until its first start; if there was none, until it was given up
 # or the span ended ("at least"). Who cancelled a job that waited knows why; it does not count.
 _WAITS = Statement("""
-SELECT i.name AS instance, count(*)::integer AS jobs, count(*) FILTER (WHERE s.granted_at IS NULL)::integer AS waiting,
+SELECT i.name AS instance, count(*)::integer AS jobs, count(*) FILTER (WHERE j.granted_at IS NULL)::integer AS waiting,
     percentile_cont(ARRAY[0.5, 0.95, 1.0]) WITHIN GROUP (ORDER BY extract(epoch FROM
-        greatest(coalesce(s.granted_at, j.finished_at, to_timestamp(:until))
+        greatest(coalesce(j.granted_at, j.finished_at, to_timestamp(:until))
             - greatest(j.queued_at, to_timestamp(:since)), interval '0'))::double precision) AS waits
-FROM jobs j JOIN instances i ON i.id = j.instance
-LEFT JOIN LATERAL (SELECT min(l.granted_at) AS granted_at FROM leases l WHERE l.job_id = j.id) s ON true
+FROM (
+    SELECT o.instance, o.state, o.queued_at, o.finished_at, s.granted_at FROM jobs o
+    LEFT JOIN LATERAL (SELECT min(l.granted_at) AS granted_at FROM leases l WHERE l.job_id = o.id) s ON true
+    WHERE (o.public_id IN (SELECT unnest(CAST(:without AS uuid[])))) IS NOT TRUE
+    UNION ALL
+    SELECT min(instance), min(state), min(queued_at), finished_at, min(granted_at) FROM journal
+    WHERE finished_at >= to_timestamp(:since) GROUP BY finished_at, job_id
+) j JOIN instances i ON i.id = j.instance
 WHERE j.state NOT IN ('blocked', 'parked', 'deferred') AND j.queued_at <= to_timestamp(:until)
     AND (j.finished_at IS NULL OR j.finished_at >= to_timestamp(:since))
-    AND (s.granted_at IS NULL OR s.granted_at >= to_timestamp(:since))
-    AND (s.granted_at IS NOT NULL OR j.state <> 'cancelled')
-    AND (j.public_id IN (SELECT unnest(CAST(:without AS uuid[])))) IS NOT TRUE
+    AND (j.granted_at IS NULL OR j.granted_at >= to_timestamp(:since))
+    AND (j.granted_at IS NOT NULL OR j.state <> 'cancelled')
 GROUP BY i.name ORDER BY i.name
 """)
 _USE = Statement("""
@@ -30,7 +35,11 @@ SELECT count(*) FILTER (WHERE granted_at >= to_timestamp(:since))::integer AS st
     (SELECT count(*) FROM evictions
      WHERE at BETWEEN to_timestamp(:since) AND to_timestamp(:until))::integer AS evictions,
     (SELECT coalesce(sum(capacity), 0) FROM bots WHERE status <> 'gone')::integer AS units
-FROM leases
+FROM (
+    SELECT units, granted_at, ended_at FROM leases
+    UNION ALL
+    SELECT units, granted_at, ended_at FROM journal WHERE finished_at >= to_timestamp(:since) AND fence > 0
+) l
 WHERE granted_at <= to_timestamp(:until) AND (ended_at IS NULL OR ended_at >= to_timestamp(:since))
 """)
 

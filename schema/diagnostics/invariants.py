@@ -352,6 +352,21 @@ SAMPLES_DO_NOT_OVERLAP = Invariant(
        WHERE s.following < s.at + make_interval(secs => s.span)""",
 )
 
+# Of the journal, which may be much larger than all other tables together, the last day is looked at.
+JOURNAL_TAKES_OVER = Invariant(
+    "S30",
+    "jobs that are in the journal although they are still kept, and jobs of the journal's last day without one last"
+    " attempt, or whose queue it does not know",
+    """SELECT k.job_id AS id FROM jobs j JOIN journal k ON k.finished_at = j.finished_at AND k.job_id = j.id
+       UNION
+       SELECT k.job_id
+       FROM journal k LEFT JOIN journal_queues q ON q.queue = k.queue
+       WHERE k.finished_at >= (SELECT max(finished_at) - interval '1 day' FROM journal)
+       GROUP BY k.finished_at, k.job_id
+       HAVING count(*) FILTER (WHERE k.is_last) <> 1 OR min(k.fence) = 0 AND count(*) > 1
+           OR bool_or(q.queue IS NULL)""",
+)
+
 INVARIANTS = (
     ONE_LIVE_LEASE,
     JOB_AND_LEASE_AGREE,
@@ -378,6 +393,7 @@ INVARIANTS = (
     LEFT_BY_THEIR_ATTEMPTS,
     SCHEDULES_ARE_SOUND,
     SAMPLES_DO_NOT_OVERLAP,
+    JOURNAL_TAKES_OVER,
 )
 
 

@@ -7,6 +7,7 @@ from datetime import datetime
 from leasehold.states import JobState
 
 from schema.accounting.counters import OF_BOTS
+from schema.fleet.kinds import TASK
 from schema.postgres.advisory import try_block_new_sessions
 from schema.postgres.connection import Connection
 from schema.postgres.statements import Statement
@@ -17,7 +18,7 @@ from schema.sql import OF_CLIENTS
 # part as one array, which leaves the planner nothing but an index on them. The lower bound steps over the entries of
 # jobs that were deleted just before: they stay in the index until vacuum has removed them, and longer beside an old
 # snapshot. The row of a key that a submit holds is left: it gets the name of the job that the submit makes.
-DELETE_FINISHED = Statement("""
+_DELETE_FINISHED = """
 WITH old AS MATERIALIZED (
     SELECT id, finished_at FROM jobs
     WHERE state = :state AND finished_at IS NOT NULL AND finished_at < now() - make_interval(secs => :age)
@@ -37,11 +38,68 @@ grants AS (DELETE FROM leases WHERE job_id = ANY (ARRAY(SELECT id FROM old))),
 freed AS (DELETE FROM unique_keys WHERE ctid = ANY (ARRAY(
     SELECT ctid FROM unique_keys WHERE :state <> 'succeeded' AND job_id = ANY (ARRAY(SELECT id FROM old))
     FOR UPDATE SKIP LOCKED))),
-gone AS (DELETE FROM jobs WHERE id = ANY (ARRAY(SELECT id FROM old)) RETURNING id)
+gone AS (DELETE FROM jobs WHERE id = ANY (ARRAY(SELECT id FROM old)) RETURNING {gone}){journal}
 SELECT (SELECT count(*) FROM gone) AS jobs, max(finished_at) AS last,
     coalesce(extract(epoch FROM now() - min(finished_at))::double precision - :age, 0) AS late
 FROM old
-""")
+"""
+#: Attempts of a job that asks for no other number. The journal leaves them out.
+USUAL_ATTEMPTS = 5
+# Each part of a statement sees the rows as they were before the others deleted them. What belongs to a job is found by
+# its id (OFFSET 0), because the planner does not know how many jobs there are.
+_JOURNAL = f""", kept AS MATERIALIZED (
+    SELECT * FROM gone WHERE finished_at >= now() - make_interval(secs => :journal)
+), of_queues AS (
+    INSERT INTO journal_queues (queue, instance, cohort, properties, preferred_properties, terms, used_at)
+    SELECT q.id, i.name, coalesce(c.name, ''), coalesce(r.properties, p.properties) - '{TASK}',
+        f.properties - '{TASK}', g.terms, k.used_at
+    FROM (SELECT queue, max(finished_at) AS used_at FROM kept GROUP BY queue) k
+    JOIN queues q ON q.id = k.queue
+    JOIN instances i ON i.id = q.instance
+    LEFT JOIN cohorts c ON c.id = q.cohort
+    JOIN platforms p ON p.id = q.platform
+    LEFT JOIN platforms r ON r.id = q.required
+    LEFT JOIN platforms f ON f.id = q.preferred
+    LEFT JOIN constraint_sets g ON g.id = q.constraint_set
+    WHERE NOT EXISTS (
+        SELECT FROM journal_queues o WHERE o.queue = q.id AND o.used_at >= k.used_at - interval '1 day')
+    ORDER BY q.id
+    ON CONFLICT (queue) DO UPDATE SET used_at = greatest(journal_queues.used_at, excluded.used_at)
+), written AS (
+    INSERT INTO journal (finished_at, job_id, fence, queued_at, granted_at, ended_at, seconds, queue, cohort, instance,
+        units, priority, bot_kind, is_last, withdrawn, state, label, class, owner, verdict, stop_reason, bot, job)
+    SELECT k.finished_at, k.id, coalesce(l.fence, 0), k.queued_at, l.granted_at, greatest(l.ended_at, l.granted_at),
+        l.seconds, k.queue, coalesce(l.cohort, k.cohort), k.instance, k.units, k.priority, l.kind,
+        coalesce(l.is_last, true), e.withdrawn, k.state, k.label, g.class, g.owner, l.verdict, l.stop_reason,
+        l.bot, CASE WHEN coalesce(l.is_last, true) THEN nullif(jsonb_strip_nulls(jsonb_build_object(
+            'locality_hint', k.locality_hint, 'timeout_seconds', k.timeout_seconds,
+            'max_attempts', nullif(k.max_attempts, {USUAL_ATTEMPTS}), 'retry_failed', nullif(k.retry_failed, false),
+            'queue_timeout_seconds', e.told->'queue_timeout_seconds', 'prefer_seconds', e.told->'prefer_seconds',
+            'estimated_cost', t.estimate, 'estimated_seconds', t.seconds, 'own', t.own)), '{{}}') END
+    FROM kept k
+    LEFT JOIN LATERAL (
+        SELECT l.fence, l.granted_at, l.ended_at, l.cohort, b.kind, b.name AS bot, l.verdict, l.stop_reason,
+            CAST(l.report->>'seconds' AS double precision) AS seconds,
+            row_number() OVER (ORDER BY l.fence DESC) = 1 AS is_last
+        FROM leases l LEFT JOIN bots b ON b.id = l.bot_id WHERE l.job_id = k.id OFFSET 0) l ON true
+    LEFT JOIN LATERAL (
+        SELECT estimate, seconds, priority_inputs - 'penalty' AS own FROM job_constraints
+        WHERE job_id = k.id OFFSET 0) t ON true
+    LEFT JOIN LATERAL (
+        SELECT g.terms->>'job_class' AS class, g.terms->>'owner' AS owner
+        FROM queues q JOIN constraint_sets g ON g.id = q.constraint_set
+        WHERE q.id = k.queue AND k.constrained OFFSET 0) g ON true
+    CROSS JOIN LATERAL (
+        SELECT coalesce(bool_or(s.to_state = 'cancelled' AND s.from_state = 'queued'), false) AS withdrawn,
+            coalesce((SELECT p.origin FROM job_payloads p WHERE p.job_id = k.id AND p.submitted_by IS NOT NULL),
+                min(s.details::text) FILTER (WHERE s.move = 'submit')::jsonb) AS told
+        FROM stored_events s WHERE s.job_id = k.id OFFSET 0) e
+)"""
+#: By whether the jobs are written to the journal.
+DELETE_FINISHED = {
+    False: Statement(_DELETE_FINISHED.format(gone="id", journal="")),
+    True: Statement(_DELETE_FINISHED.format(gone="*", journal=_JOURNAL)),
+}
 
 
 @dataclass(frozen=True)
@@ -55,15 +113,48 @@ class Deleted:
 
 
 def delete_finished(
-    connection: Connection, state: JobState, *, age: float, limit: int, since: datetime | None = None
+    connection: Connection,
+    state: JobState,
+    *,
+    age: float,
+    limit: int,
+    since: datetime | None = None,
+    journal: float = 0.0,
 ) -> Deleted:
     """Delete up to `limit` jobs that have been in this final state for `age` seconds, the oldest first.
 
-    since: pass over jobs that ended earlier.
+    since: pass over jobs that ended earlier. journal: write those that ended within so many seconds to the journal,
+    whose days are there (`keep_journal_days`).
     """
     values = {"state": state.value, "age": age, "limit": limit, "since": since}
-    row = connection.execute(DELETE_FINISHED, values).one()
+    if journal:
+        values["journal"] = journal
+    row = connection.execute(DELETE_FINISHED[journal > 0], values).one()
     return Deleted(row.jobs, row.last, row.late)
+
+
+# The journal leaves day by day, and what it names in batches.
+KEEP_JOURNAL_DAYS = Statement("SELECT keep_journal_days(:age)")
+OLD_JOURNAL = {
+    table: Statement(f"""
+DELETE FROM {table} WHERE {column} < now() - make_interval(secs => :age) AND {key} = ANY (ARRAY(
+    SELECT {key} FROM {table} ORDER BY {column} LIMIT :limit FOR UPDATE SKIP LOCKED))
+""")
+    for table, key, column in (("journal_queues", "queue", "used_at"), ("bot_sessions", "id", "ended_at"))
+}
+
+
+def keep_journal_days(connection: Connection, *, age: float) -> bool:
+    """Make the days of the journal that are needed and drop one older than `age` seconds; 0 keeps none.
+
+    Returns whether some are left to the next call.
+    """
+    return bool(connection.execute(KEEP_JOURNAL_DAYS, {"age": age}).scalar_one())
+
+
+def delete_old_journal(connection: Connection, table: str, *, age: float, limit: int) -> int:
+    """Delete rows of `journal_queues` or `bot_sessions` older than `age` seconds among the `limit` oldest."""
+    return connection.execute(OLD_JOURNAL[table], {"age": age, "limit": limit}).rowcount
 
 
 # Keys of submits, which outlive their jobs or not.

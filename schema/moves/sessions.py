@@ -54,7 +54,17 @@ INTERN_KINDS = Statement(f"""
 SELECT nth, intern_kind(properties, ARRAY(SELECT jsonb_array_elements_text(exclusive))) AS id
 FROM unnest({json_array("properties")}, {json_array("exclusive")}) WITH ORDINALITY AS k (properties, exclusive, nth)
 """)
+# Each session that ends is told by a row: here the row of the bot is what it was before the statement.
+_SESSIONS_END = """WITH told AS (
+    INSERT INTO bot_sessions (bot, opened_at, ended_at, kind, properties, exclusive, labels, instance, pool, priority,
+        capacity)
+    SELECT b.name, b.opened_at, greatest(now(), b.opened_at), b.kind, k.properties, k.exclusive, b.labels, i.name,
+        b.pool, b.priority, b.capacity
+    FROM bots b JOIN kinds k ON k.id = b.kind LEFT JOIN instances i ON i.id = b.instance
+    WHERE b.id = ANY (CAST(:ids AS bigint[])) AND b.session IS NOT NULL
+)"""
 OPEN = Statement(f"""
+{_SESSIONS_END}
 UPDATE bots b SET epoch = b.epoch + 1, session = o.session, sync_seq = 0, status = 'ok', closing = false,
     kept_units = 0, instance = o.instance, pool = o.pool, labels = o.labels, cohort = cohort_of(o.labels),
     priority = o.priority, capacity = o.capacity, kind = o.kind, host = o.host, pid = o.pid,
@@ -121,9 +131,10 @@ SELECT m.id, 'forgive', m.state, m.state, m.fence, e.actor,
     jsonb_build_object('reason', 'its bot was only cut off', 'lost_fence', e.lost)
 FROM moved m CROSS JOIN unnest(m.lost, m.actors) AS e (lost, actor)
 """)
-CLOSE = Statement("""
+CLOSE = Statement(f"""
+{_SESSIONS_END}
 UPDATE bots SET epoch = epoch + 1, session = NULL, status = 'gone', expires_at = NULL, closing = false, kept_units = 0
-WHERE id = ANY (CAST(:bot_ids AS bigint[]))
+WHERE id = ANY (CAST(:ids AS bigint[]))
 """)
 # Starts from the overdue leases, of which there are few, and finds their bots by id.
 CLOSE_OVERDUE = Statement("""
@@ -450,7 +461,7 @@ def _end_sessions(
     connection: Connection, bot_ids: Sequence[int], *, verdict: Verdict, actor: str, reason: str
 ) -> list[EndedAttempt]:
     ended = _end_all(connection, dict.fromkeys(bot_ids, _SessionEnd(verdict, actor, reason)))
-    connection.execute(CLOSE, {"bot_ids": list(bot_ids)})
+    connection.execute(CLOSE, {"ids": list(bot_ids)})
     wake(connection, "jobs")
     return ended
 

@@ -4,7 +4,18 @@ It imports only the ground modules of `schema`. Read first: jobs.py and admissio
 """
 
 from schema.sql import SCHEMA
-from schema.tables import admission, fleet, graphs, jobs, pool_samples, success, tenancy
+from schema.tables import admission, fleet, graphs, jobs, journal, pool_samples, success, tenancy
 from schema.tables.columns import metadata
 
-__all__ = ["SCHEMA", "admission", "fleet", "graphs", "jobs", "metadata", "pool_samples", "success", "tenancy"]
+__all__ = [
+    "SCHEMA",
+    "admission",
+    "fleet",
+    "graphs",
+    "jobs",
+    "journal",
+    "metadata",
+    "pool_samples",
+    "success",
+    "tenancy",
+]

@@ -169,6 +169,13 @@ BROKEN = [
                UPDATE stored_events SET actor = 'schedule:s' WHERE move = 'submit'""", ["job 2"]),
     ("S29", """INSERT INTO pool_samples (at, scope, span)
                VALUES ('2026-01-01T00:00Z', 'pool', 600), ('2026-01-01T00:09Z', 'pool', 60)""", ["pool/"]),
+    ("S30", """SELECT keep_journal_days(86400);
+               INSERT INTO journal (finished_at, job_id, fence, queued_at, queue, cohort, instance, units, priority,
+                   is_last, withdrawn, state, label)
+               SELECT coalesce(finished_at, now()), id, 0, queued_at, queue, 0, 1, 1, 0, id <> 3, false, 'dead', ''
+               FROM jobs WHERE id IN (3, 5);
+               INSERT INTO journal_queues (queue, instance, cohort, properties, used_at)
+               SELECT id, '', '', '{}', now() FROM queues""", ["3", "5"]),
     ("S20", "INSERT INTO counters (name, used, most) VALUES ('bot:1:cpu_milli', 2, 1)", ["bot:1:cpu_milli"]),
     ("S20", """INSERT INTO counters (name, used, most) VALUES ('bot:2:cpu_milli', 1, 2);
                UPDATE jobs SET queue = 4, constrained = true WHERE id = 3;
@@ -202,7 +209,7 @@ def test_a_sound_database_has_no_findings_but_names_every_invariant(database: Da
     findings = invariants.verify(database)
     assert [finding.id for finding in findings] == [
         "S1", "S2", "S3", "S4", "S6", "S7", "S8", "S9", "S10", "S11", "S13", "S14", "S16", "S26", "S18", "S19", "S20",
-        "S23", "S21", "S22", "S24", "S25", "S27", "S28", "S29",
+        "S23", "S21", "S22", "S24", "S25", "S27", "S28", "S29", "S30",
     ]  # fmt: skip
     assert [(finding.rows, finding.sample) for finding in findings] == [(0, [])] * len(findings)
     assert all(finding.title for finding in findings)

@@ -1,12 +1,16 @@
 """`leasehold simulate` replays what a pool did, and tells how far the replay is from it."""
 
 import re
+from itertools import chain, repeat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from assigner.simulation import history
 from schema.postgres.engine import Database
-from tests.support.pool import Pool, completed
+from tests.support.pool import Pool, active, completed
+from tests.support.race import cancel
 from tests.support.servers import Console
 
 #: Puts the runs behind each other in the past: each took 2 s, and all had been queued together.
@@ -15,7 +19,8 @@ UPDATE jobs SET queued_at = now() - interval '200 s', created_at = now() - inter
 UPDATE leases l SET granted_at = now() - interval '200 s' + n.nth * interval '2 s',
     acknowledged_at = now() - interval '200 s' + n.nth * interval '2 s',
     ended_at = now() - interval '198 s' + n.nth * interval '2 s'
-FROM (SELECT job_id, row_number() OVER (ORDER BY job_id) - 1 AS nth FROM leases) n WHERE n.job_id = l.job_id
+FROM (SELECT job_id, row_number() OVER (ORDER BY job_id) - 1 AS nth FROM leases) n WHERE n.job_id = l.job_id;
+UPDATE bots SET opened_at = now() - interval '1 h'
 """
 
 
@@ -27,7 +32,7 @@ def console(tmp_path: Path, leasehold: Path, database: Database) -> Console:
 def test_a_past_is_replayed_and_compared_with_what_was(pool: Pool, console: Console, tmp_path: Path) -> None:
     assert "the pool had no job in that time" in console.refused("simulate", "--since", "5m")
     assert "'x' is not a duration" in console.refused("simulate", "--since", "x")
-    assert console.refused("simulate", "--since", "30d").startswith("--since: must be from 1 min to 1 d")
+    assert console.refused("simulate", "--since", "91d").startswith("--since: must be from 1 min to 90 d")
     (tmp_path / "bad.toml").write_text("[assigners")
     assert console.refused("simulate", "--policy", "bad.toml").startswith("bad.toml:1: is not TOML")
     jobs = pool.submit(24, instance="red", label="nightly", locality_hint="here", timeout_seconds=60.0)
@@ -55,3 +60,42 @@ def test_a_past_is_replayed_and_compared_with_what_was(pool: Pool, console: Cons
     assert found["all", "starts"] == ["24", "24", "24"]
     assert pool.rows("SELECT * FROM jobs ORDER BY id") == before, "nothing is written in the live pool"
     assert max(map(len, text.splitlines())) <= 120
+
+
+def test_jobs_that_retention_has_deleted_are_replayed_from_the_journal_as_they_were_from_the_tables(pool: Pool) -> None:
+    """All kinds of ends: at a second attempt, cancelled while it waited and ran, lost with a bot that started anew."""
+    own = {"estimated_cost": 2, "own": {"class": "random"}, "terms": {"job_class": "random", "owner": "ann"}}
+    pool.submit(3, instance="red", label="nightly", locality_hint="here", priority=3, queue_timeout_seconds=900)
+    pool.submit(retry_failed=True, max_attempts=7, properties={"os": ["linux"]}, **own)
+    pool.submit(preferred_properties={"os": ["linux"]}, prefer_seconds=60, timeout_seconds=5.0)
+    cancel(pool, *pool.submit())
+    (stopped,) = pool.submit(units=2)
+    offers: dict[str, Any] = {"capacity": 9, "properties": {"os": ["linux"]}}
+    bot, assigner = pool.bot(**offers), pool.assigner()
+    verdicts = chain(["failed"], repeat("succeeded"))
+    for round_number in range(4):
+        assigner.run_once()
+        given = bot.take()
+        if round_number == 0:
+            bot = pool.restarted(bot, **offers)
+            continue
+        cancel(pool, stopped)
+        stops = {each["job"] for each in bot.sync(*map(active, given))["leases"] if each["state"] == "cancelling"}
+        bot.sync(
+            *[completed(each, "stopped" if each["job"] in stops else next(verdicts), seconds=0.5) for each in given]
+        )
+        pool.change("UPDATE jobs SET schedule_after = NULL WHERE state = 'queued'")
+    before = pool.database.run(lambda connection: history.read(connection, 3600))
+    assert len(before.jobs) == 7
+    pool.retention(keep_succeeded=0, keep_failed=0, keep_cancelled=0, keep_dead=0).run_once()
+    assert pool.rows("SELECT FROM jobs UNION ALL SELECT FROM leases") == []
+    after = pool.database.run(lambda connection: history.read(connection, 3600))
+    assert (after.jobs, after.bots, after.measured.waits) == (before.jobs, before.bots, before.measured.waits)
+    assert (after.measured.starts, after.guessed) == (before.measured.starts, before.guessed)
+    row = pool.row(
+        "SELECT min(class) AS of_class, min(owner) AS owner, min(seconds) AS seconds, count(*) AS n FROM journal"
+    )
+    assert (row.of_class, row.owner, row.seconds, row.n) == ("random", "ann", 0.5, before.measured.starts + 1)
+    assert pool.rows("SELECT bot FROM bot_sessions") == [("bot-1",)]
+    pool.retention(keep_journal=0).run_once()
+    assert pool.rows("SELECT FROM journal") == []
