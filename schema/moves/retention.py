@@ -71,16 +71,18 @@ _JOURNAL = f""", kept AS MATERIALIZED (
     SELECT k.finished_at, k.id, coalesce(l.fence, 0), k.queued_at, l.granted_at, greatest(l.ended_at, l.granted_at),
         l.seconds, k.queue, coalesce(l.cohort, k.cohort), k.instance, k.units, k.priority, l.kind,
         coalesce(l.is_last, true), e.withdrawn, k.state, k.label, g.class, g.owner, l.verdict, l.stop_reason,
-        l.bot, CASE WHEN coalesce(l.is_last, true) THEN nullif(jsonb_strip_nulls(jsonb_build_object(
-            'locality_hint', k.locality_hint, 'timeout_seconds', k.timeout_seconds,
-            'max_attempts', nullif(k.max_attempts, {USUAL_ATTEMPTS}), 'retry_failed', nullif(k.retry_failed, false),
-            'queue_timeout_seconds', e.told->'queue_timeout_seconds', 'prefer_seconds', e.told->'prefer_seconds',
-            'estimated_cost', t.estimate, 'estimated_seconds', t.seconds, 'own', t.own)), '{{}}') END
+        l.bot, CASE WHEN coalesce(l.is_last, true) AND (k.max_attempts <> {USUAL_ATTEMPTS} OR k.retry_failed
+                OR num_nonnulls(k.locality_hint, k.timeout_seconds, e.told, t.estimate) > 0)
+            THEN nullif(jsonb_strip_nulls(jsonb_build_object(
+                'locality_hint', k.locality_hint, 'timeout_seconds', k.timeout_seconds,
+                'max_attempts', nullif(k.max_attempts, {USUAL_ATTEMPTS}), 'retry_failed', nullif(k.retry_failed, false),
+                'queue_timeout_seconds', e.told->'queue_timeout_seconds', 'prefer_seconds', e.told->'prefer_seconds',
+                'estimated_cost', t.estimate, 'estimated_seconds', t.seconds, 'own', t.own)), '{{}}') END
     FROM kept k
     LEFT JOIN LATERAL (
         SELECT l.fence, l.granted_at, l.ended_at, l.cohort, b.kind, b.name AS bot, l.verdict, l.stop_reason,
             CAST(l.report->>'seconds' AS double precision) AS seconds,
-            row_number() OVER (ORDER BY l.fence DESC) = 1 AS is_last
+            NOT EXISTS (SELECT FROM leases n WHERE n.job_id = k.id AND n.fence > l.fence) AS is_last
         FROM leases l LEFT JOIN bots b ON b.id = l.bot_id WHERE l.job_id = k.id OFFSET 0) l ON true
     LEFT JOIN LATERAL (
         SELECT estimate, seconds, priority_inputs - 'penalty' AS own FROM job_constraints
