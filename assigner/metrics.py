@@ -206,6 +206,7 @@ LOOP_ERRORS = Counter(
     "Runs of a background loop of this process that ended with an error.",
     ["loop"],
 )
+POLICY = Gauge("leasehold_policy_version", "Version of the policy by which this process works; 0 while there is none.")
 LOOP_AGE = Gauge(
     "leasehold_loop_age_seconds",
     "Seconds since a background loop of this process last completed a run without an error.",

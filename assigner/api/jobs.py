@@ -31,7 +31,7 @@ from assigner.api import (
     schedules,
     submission,
 )
-from assigner.api.operators import health, policy
+from assigner.api.operators import health, policies, policy
 from assigner.api.routing import CALLERS, IDS, OPERATORS, Caller, JobId, Read, problems
 from assigner.api.selection import Selection, audited, select
 from assigner.api.submission import RequestModel, SubmitRequest
@@ -446,5 +446,6 @@ ROUTERS = (
     operations.router,
     health.router,
     policy.router,
+    policies.router,
     resources.router,
 )

@@ -120,6 +120,7 @@ class Job(JobRow):
     considered: int = Field(
         description="times in a row that an assigner looked into its queue and found no bot for any job of it"
     )
+    policy: int | None = Field(description="version of the policy by which its newest attempt began; unset = none")
     payload: dict[str, Any] | None
     result: dict[str, Any] | None = Field(description="how it ended, as its bot reported it: exit_code, seconds, …")
     has_result: bool = Field(description="true: its command left a result, which `/v1/jobs/{id}/result` returns")

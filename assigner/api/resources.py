@@ -4,7 +4,8 @@ The gateway mounts these routes. Its middleware admits only operators and has re
 `app.state`: `run` (work in a transaction, on a thread), `callers` (calls on a thread), `database` and `sync_service`.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from inspect import Parameter, Signature
 from typing import Annotated, Any
 
@@ -18,6 +19,7 @@ from assigner.api.routing import MAX_REASON_BYTES, OPERATORS, Caller, Read, prob
 from assigner.operator_resources.declaration import ALL, By, Irremovable, Keys, Page, Removal, Resource, Setting
 from assigner.operator_resources.registry import RESOURCES
 from schema import declarations, validation
+from schema.policy import versions
 from schema.postgres.connection import Connection
 from schema.tenancy import instances
 from schema.tenancy.tokens import Principal
@@ -117,9 +119,10 @@ def _add_setting(router: APIRouter, resource: Resource[Any], setting: Setting[An
         by: By = {"actor": caller.actor, "reason": validation.check_text("reason", body.reason, MAX_REASON_BYTES)}
 
         def work(connection: Connection) -> Mapping[str, Any]:
-            _refuse_declared(connection, resource, resource.claims(setting, keys, body))
-            _require_instance(connection, resource, keys, by, create=create)
-            return setting.apply(connection, keys, body, by) or {}
+            with _as_version(connection, resource, by):
+                _refuse_declared(connection, resource, resource.claims(setting, keys, body))
+                _require_instance(connection, resource, keys, by, create=create)
+                return setting.apply(connection, keys, body, by) or {}
 
         fields: Mapping[str, Any] = await request.app.state.run(work)
         if setting.then is not None:
@@ -217,9 +220,21 @@ def _add_removal(router: APIRouter, resource: Resource[Any], path: str) -> None:
 def _remove(
     connection: Connection, resource: Resource[Any], removal: Removal, keys: Keys, caller: Principal, reason: str
 ) -> None:
-    _refuse_declared(connection, resource, resource.claims(None, keys, None))
     by: By = {"actor": caller.actor, "reason": validation.check_text("reason", reason, MAX_REASON_BYTES)}
-    removal.apply(connection, keys, by)
+    with _as_version(connection, resource, by):
+        _refuse_declared(connection, resource, resource.claims(None, keys, None))
+        removal.apply(connection, keys, by)
+
+
+@contextmanager
+def _as_version(connection: Connection, resource: Resource[Any], by: By) -> Iterator[None]:
+    """Let changes of what decides take turns, and make a version of what has changed."""
+    if resource.name not in versions.DECIDING:
+        yield
+        return
+    versions.hold(connection)
+    yield
+    versions.note_change(connection, **by)
 
 
 def _refuse_declared(connection: Connection, resource: Resource[Any], claims: Mapping[str, Iterable[str]]) -> None:

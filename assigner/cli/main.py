@@ -28,6 +28,7 @@ from schema.readable import Group
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
+    from assigner.process.policies import InForce
     from assigner.settings import Installation, PoolSettings
     from assigner.simulation.history import Past
     from assigner.simulation.replay import How, Plan
@@ -333,9 +334,8 @@ def gateway_command(installation: "Installation") -> int:
     from assigner.api import backlog
     from assigner.api import jobs as job_routes
     from assigner.estimation import RunTimeAdvice
-    from assigner.explain.planned import Planning
     from assigner.loops import exit_within
-    from assigner.process.threads import rules_from
+    from assigner.process.policies import Follower
     from bots.gateway import app as app_gateway
     from bots.gateway import server
     from schema.policy import priority_classes
@@ -375,11 +375,23 @@ def gateway_command(installation: "Installation") -> int:
             advise=None if factor is None else RunTimeAdvice(database, factor).advise,
             standby=standby,
         )
-        app.state.rules = rules_from(settings)
-        app.state.planning = Planning(tuple(settings.assigners), settings.quotas, app.state.rules)
+        app.state.policy = Follower(database, settings, partial(_work_by, app, sync_service))
+        app.state.policy.run_once()
         serving = Server(app, settings.gateway, on_ready=on_ready)
         serving.serve_until_stopped()
     return 130 if serving.stopped_by is signal.SIGINT else 0
+
+
+def _work_by(app: "FastAPI", sync_service: "SyncService", policy: "InForce") -> None:
+    """Let the gateway work by this version of the policy."""
+    from assigner.explain.planned import Planning
+    from assigner.process.threads import rules_from
+
+    now: Any = policy.settings
+    sync_service.reconfigure(now.fetch, now.quotas.of_evictions, policy=policy.version)
+    app.state.rules = rules_from(now)
+    app.state.planning = Planning(tuple(now.assigners), now.quotas, app.state.rules)
+    app.state.metrics.policy.set(policy.version or 0)
 
 
 def _keep_url(installation: "Installation", url: str) -> None:
@@ -398,13 +410,27 @@ def _tell_operators(
     from bots.gateway.presence import GatewayPresence
     from schema.tenancy.processes import Configuration
 
-    shown = masked(installation.settings)
     file = None if installation.config is None else str(installation.config.absolute())
-    configuration = Configuration(file, {section: shown[section] for section in TOLD_BY_GATEWAYS})
-    presence = GatewayPresence(database, app.state.metrics, url=url, configuration=configuration, now=clock.monotonic)
+
+    def configuration() -> Configuration:
+        policy = app.state.policy.policy
+        shown = masked(policy.settings)
+        return Configuration(file, {each: shown[each] for each in TOLD_BY_GATEWAYS}, policy.error, policy.version)
+
+    presence = GatewayPresence(database, app.state.metrics, url=url, configuration=configuration(), now=clock.monotonic)
     stack.callback(presence.end)
     app.state.standing = standing
-    loops = [Loop("presence", presence.run_once, chance=random.Random())]
+    telling = Loop("presence", presence.run_once, chance=random.Random())
+
+    def follow_policy() -> float:
+        before = app.state.policy.policy
+        delay: float = app.state.policy.run_once()
+        if app.state.policy.policy is not before:
+            presence.configured(configuration())
+            telling.wake()
+        return delay
+
+    loops = [telling, Loop("policy", follow_policy, chance=random.Random())]
     if app.state.standby is not None:
         loops.append(Loop("standby", app.state.standby.run_once, chance=random.Random()))
     for loop in loops:

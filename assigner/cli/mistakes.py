@@ -1,21 +1,30 @@
-"""Settings that are valid but probably a mistake, as `config check` finds them.
+"""Settings that are valid but probably a mistake, and what of them is not in force, as `config check` finds it.
 
-It reads the settings alone, neither the database nor a gateway.
+Mistakes are found in the settings alone, without the database and a gateway.
 """
 
+import random
 import shutil
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 
+import psycopg
 from leasehold import wire
+from leasehold.errors import NotReady
 from pydantic import BaseModel
 
 from assigner.config.keys import KeyPath
 from assigner.placement import strategy
 from assigner.placement.registry import CAPACITY
-from assigner.settings import PoolSettings
+from assigner.process.policies import unlike_file
+from assigner.settings import Installation, PoolSettings
+from schema.policy import versions
 from schema.policy.priority_classes import FIRST_CLASSES, FIRST_LEVELS
 from schema.policy.time_windows import ALL, WindowSettings
+from schema.postgres import embedded, migrate
+from schema.postgres.engine import Database
+from schema.readable import cell
 
 
 @dataclass(frozen=True)
@@ -146,3 +155,43 @@ def _of_service_levels(settings: PoolSettings) -> Iterator[Mistake]:
             f"'{level}' is no service level of a new pool, and gateways start only after "
             f"`leasehold rule service-level set {level}`" + wire.suggestion(level, FIRST_LEVELS),
         )
+
+
+# What a configuration file says beside the version in force.
+
+
+#: Values that `config check` names at most.
+MAX_TOLD = 20
+
+
+def told_of_file(installation: Installation, file: PoolSettings) -> list[str]:
+    """Return in lines how the version in force differs from a file; none if they agree, or there is no pool yet."""
+    url = file.database.url.get_secret_value()
+    if url == "embedded":
+        if not (embedded.directory_of(installation.data) / "postmaster.pid").exists():
+            return []
+        url = embedded.Cluster.find(installation.data).url
+    settings = file.database.model_copy(update={"outage_seconds": 0.0})
+    with closing(Database(url, settings, role="leasehold-check", chance=random.SystemRandom())) as database:
+        try:
+            migrate.require(database)
+            found = database.run(versions.in_force)
+        except (NotReady, psycopg.Error):
+            return ["policy: no database of this version answers, so nothing tells whether another policy is in force"]
+    if found is None or found.content is None:
+        return []
+    unlike = unlike_file(file, found.content)
+    if not unlike:
+        return []
+    return [
+        f"policy: version {found.id} is in force, and this file says otherwise; it counts when it is changed:",
+        *(
+            f"  {each.what} {each.field}: {_said(each.before)} here, {_said(each.after)} in force"
+            for each in unlike[:MAX_TOLD]
+        ),
+        *([f"  and {len(unlike) - MAX_TOLD:,} more"] if len(unlike) > MAX_TOLD else []),
+    ]
+
+
+def _said(value: object) -> str:
+    return "none" if value is None else cell(value)

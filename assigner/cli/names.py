@@ -16,7 +16,7 @@ GROUPS: Mapping[str, Sequence[str]] = {
     "Bots": ("bots", "bot"),
     "Tenants": ("instance", "cohort", "quota", "token"),
     "Limits": ("pool-limit", "lock", "rate", "queue-limit", "limit"),
-    "Rules": ("class", "scheduling", "rule", "pause"),
+    "Rules": ("class", "scheduling", "rule", "pause", "policy"),
     "Pool": (
         *("up", "demo", "status", "report", "demand", "preemptions", "simulate", "assigners"),
         *("console", "config", "db", "gateway", "assign", "completion", "help"),
@@ -65,6 +65,7 @@ MEANT: Mapping[str, str] = {
     **dict.fromkeys(("schedule set", "schedule put", "schedule create", "schedule new"), "schedule add"),
     "schedule pause": "schedule disable",
     "schedule resume": "schedule enable",
+    "rollback": "policy rollback",
     "server": "gateway",
     **dict.fromkeys(("evictions", "preempted"), "preemptions list"),
     "tenant": "instance",

@@ -8,7 +8,7 @@ import click
 from leasehold.errors import LeaseholdError
 from leasehold.wire import escaped
 
-from assigner.cli import reports
+from assigner.cli import policies, reports
 from assigner.cli.output import Caller, Calling, duration, print_json, reason_option
 from assigner.cli.resources import group
 from assigner.operator_resources.declaration import Resource
@@ -194,6 +194,7 @@ EXTRAS: Mapping[str, Sequence[Callable[[Calling], click.Command]]] = {
 COMMANDS: Mapping[str, Callable[[Calling], click.Command]] = {
     "assigners": assigners,
     "demand": reports.demand,
+    "policy": policies.policy,
     "preemptions": reports.preemptions,
     "report": reports.report,
 }

@@ -43,7 +43,7 @@ def check_config(installation: Installation, file: Path | None, as_json: bool) -
     """Check the environment and FILE, or the file that commands would use, without starting anything.
 
     Each problem is a line. What is probably a mistake is a warning. Exit 2 for what is not valid, and if jobs would
-    wait for ever.
+    wait for ever. Where the pool's database answers, it is told how the policy in force differs from the file.
     """
     path = file or installation.config
     try:
@@ -51,6 +51,7 @@ def check_config(installation: Installation, file: Path | None, as_json: bool) -
     except loading.InvalidConfiguration as invalid:
         return _told_problems([f"{where}: {reason}" for where, reason in invalid.problems])
     found, notes = mistakes.mistakes(loaded.settings), mistakes.dominance(loaded.settings)
+    notes = [*notes, *mistakes.told_of_file(installation, loaded.settings)]
     told, fatal = (
         [f"{loaded.source.named(each.path)}: {each.reason}" for each in found if each.is_fatal is is_fatal]
         for is_fatal in (False, True)

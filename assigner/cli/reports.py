@@ -183,10 +183,22 @@ def preemptions(calling: Calling) -> click.Command:
             print_json(found)
             return
         ids = readable.short_ids([each["job"] or "deleted" for each in found])
-        columns = ("id", "at", "job", "instance", "for", "minimum", Column("bot", 2), Column("cohort", 1), "rule")
+        columns = (
+            "id",
+            "at",
+            "job",
+            "instance",
+            "for",
+            "minimum",
+            Column("bot", 2),
+            Column("cohort", 1),
+            Column("policy", 1),
+            "rule",
+        )
         rows = (
             (each["id"], readable.moment(each["at"]), short, each["instance"], each["preemptor_instance"],
-             _minimum(each["receipt"]), each["bot"], each["cohort"], each["rule"])
+             _minimum(each["receipt"]), each["bot"], each["cohort"],
+             each["receipt"].get("policy"), each["rule"])
             for each, short in zip(found, ids, strict=True)
         )  # fmt: skip
         table(columns, rows)

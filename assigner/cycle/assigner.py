@@ -131,8 +131,9 @@ class PriorityAgeAssigner:
         cohort: int | None = None,
         rules: Rules = RULES,
         recorder: DecisionRecorder | None = None,
+        policy: int | None = None,
     ) -> None:
-        self.name, self._recorder = name, recorder
+        self.name, self._recorder, self._policy = name, recorder, policy
         self._database, self._settings, self._timing = database, settings, timing
         self._quotas = quotas or QuotaSettings()
         self._cohorts = None if cohort is None else (cohort,)
@@ -140,9 +141,11 @@ class PriorityAgeAssigner:
         self._memory = Memory(now, chance)
         self._admission = AdmissionController(rules, self._memory.admission, name=name, now=now)
 
-    def reconfigure(self, settings: AssignerSettings, quotas: QuotaSettings, rules: Rules = RULES) -> None:
-        """Use other settings from the next cycle on."""
-        self._settings, self._quotas = settings, quotas
+    def reconfigure(
+        self, settings: AssignerSettings, quotas: QuotaSettings, rules: Rules = RULES, *, policy: int | None = None
+    ) -> None:
+        """Use other settings from the next cycle on. policy: the version that they are of, which leases name."""
+        self._settings, self._quotas, self._policy = settings, quotas, policy
         self._admission.reconfigure(rules)
 
     def run_once(self) -> float:
@@ -222,6 +225,7 @@ class PriorityAgeAssigner:
                 actor=self.name,
                 again=cycle.holds_quotas,
                 used=cycle.used_kept,
+                policy=self._policy,
             )
         if cycle.granted and not cycle.evicted:
             # Before a bot is told, the gateway's commit waits for the disk. A crash earlier leaves the job queued.
@@ -245,7 +249,7 @@ class PriorityAgeAssigner:
         if ids:
             sync, actor = self._timing.sync, self.name
             cycle.evicted = reclaim_admitted(
-                connection, scope, ids, quotas, sync=sync, actor=actor, used=cycle.used_kept
+                connection, scope, ids, quotas, sync=sync, actor=actor, used=cycle.used_kept, policy=self._policy
             )
             cycle.holds_quotas = True
 
@@ -509,6 +513,7 @@ class PriorityAgeAssigner:
             cooldown=self._quotas.of_evictions,
             taken=amounts,
             on_kept=on_kept,
+            policy=self._policy,
         )
         cycle.taken += [(lease.job_id, taken) for lease in granted if (taken := amounts.get(lease.job_id))]
         cycle.holds_quotas = True

@@ -43,6 +43,7 @@ def attempt_rows(leases: Sequence[Row], events: Sequence[Row]) -> list[dict[str,
             "bot": lease["bot"],
             "assigner": lease["assigner"],
             "strategy": lease["strategy"],
+            "policy": lease["policy"],
             "granted_at": lease["granted_at"],
             "started_at": lease["acknowledged_at"],
             "ended_at": lease["ended_at"],
@@ -198,6 +199,7 @@ class Attempt(BaseModel):
     bot: str | None = Field(description="bot that has or had the job")
     assigner: str
     strategy: str
+    policy: int | None = Field(description="version by which the process worked that decided; unset = none yet")
     granted_at: datetime
     started_at: datetime | None
     ended_at: datetime | None

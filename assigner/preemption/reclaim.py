@@ -28,14 +28,16 @@ def reclaim(
     actor: str,
     again: bool,
     used: Counter[int],
+    policy: int | None = None,
 ) -> int:
     """Evict for jobs that have waited for `preemption_delay` seconds; returns the number of victims that were asked.
 
     A job for which some bot has room is left to the next pick. again: this transaction has granted leases. used: kept
     units of each bot that cover jobs which were looked at before. The units that cover these jobs are added to it.
+    policy: the version by which it is decided, which evictions name.
     """
     waiting, now = preemption.starved_jobs(connection, scope, delay=settings.preemption_delay, sync=sync, limit=BATCH)
-    return _reclaim_for(connection, waiting, now, settings, sync, actor, again=again, used=used)
+    return _reclaim_for(connection, waiting, now, settings, sync, actor, again=again, used=used, policy=policy)
 
 
 def reclaim_admitted(
@@ -47,10 +49,11 @@ def reclaim_admitted(
     sync: float,
     actor: str,
     used: Counter[int],
+    policy: int | None = None,
 ) -> int:
     """Evict as `reclaim` does, for constrained jobs whose gates are open and whose rows are locked."""
     waiting, now = preemption.starved_among(connection, scope, job_ids, delay=settings.preemption_delay, sync=sync)
-    return _reclaim_for(connection, waiting, now, settings, sync, actor, again=False, used=used)
+    return _reclaim_for(connection, waiting, now, settings, sync, actor, again=False, used=used, policy=policy)
 
 
 def _reclaim_for(
@@ -63,6 +66,7 @@ def _reclaim_for(
     *,
     again: bool,
     used: Counter[int],
+    policy: int | None,
 ) -> int:
     """Evict for these jobs, most urgent first. Jobs that are covered by kept units of their instance are left out."""
     freed: Counter[tuple[int, int]] = Counter()
@@ -98,7 +102,7 @@ def _reclaim_for(
             bot_id=eviction.bot.id,
             victims=[(victim.job_id, victim.fence) for victim in eviction.victims],
             rule=eviction.rule,
-            receipt=eviction.receipt,
+            receipt={**eviction.receipt, "policy": policy},
             sync=sync,
             patience=patience,
             actor=actor,

@@ -1,13 +1,11 @@
 """One assigner process: every configured assigner thread, upkeep, and the configuration kept current.
 
-The process writes what the configuration declares (cohorts, queues, success, tenancy, instances and their shares,
-rates, windows, schedules) into the database when it starts and after each reload.
+When it starts, and after each reload, the process writes what the configuration declares into the database. What of
+it decides makes a version of the policy, if the file has changed. Each second it looks which version is in force.
 """
 
 import random
 import re
-from collections.abc import Sequence
-from functools import partial
 
 import structlog
 from leasehold.errors import BadInput, Conflict
@@ -21,57 +19,36 @@ from assigner.maintenance.retention import Retention
 from assigner.maintenance.schedules import Schedules
 from assigner.maintenance.upkeep import Upkeep
 from assigner.maintenance.webhooks import Webhooks
+from assigner.process import policies
+from assigner.process.policies import ACTOR, LOOK_EVERY, InForce
 from assigner.process.threads import AssignerThreads, Presence, seeded
 from assigner.settings import PoolSettings
-from schema import clock, declarations
-from schema.accounting import accounts, quotas, rates
-from schema.accounting.accounts import PoolLimits
+from schema import clock
+from schema.accounting import quotas
 from schema.accounting.quotas import QuotaUses
 from schema.diagnostics.tracing import AttemptTracer
-from schema.fleet import success
-from schema.policy import new_instances, queue_limits, schedules, time_windows
+from schema.policy import new_instances, schedules
 from schema.policy.schedule_changes import owner_in_words
-from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
 from schema.postgres.notify import Wakeups
-from schema.tenancy import cohorts, instances
-from schema.tenancy.instances import InstanceSettings
 from schema.tenancy.processes import Configuration
-
-#: Actor and reason of declared changes in the audit.
-ACTOR = "config"
-REASON = "configuration"
 
 log = structlog.get_logger()
 
 
 def declare(database: Database, settings: PoolSettings) -> None:
-    """Write what the configuration declares into the database; what is stored already is not written again.
+    """Write what the configuration declares into the database, and put its policy into force.
 
-    Cohorts, queues, success, tenancy, rates and windows take one transaction each, and so does each instance. An
-    instance that cannot change its pool now is logged and tried again at the next start or reload. Operators cannot
-    change by command what is declared here.
+    Operators cannot change by command what is declared here.
     """
-    database.run(lambda connection: cohorts.declare(connection, settings.cohorts, actor=ACTOR))
-    database.run(lambda connection: queue_limits.declare(connection, settings.queues, actor=ACTOR))
-    database.run(lambda connection: success.declare(connection, settings.success, actor=ACTOR))
+    database.run(lambda connection: policies.declare(connection, settings))
+    declare_others(database, settings)
+
+
+def declare_others(database: Database, settings: PoolSettings) -> None:
+    """Write what is declared and is no part of the policy; what is stored already is not written again."""
     database.run(lambda connection: new_instances.declare(connection, settings.tenancy, actor=ACTOR))
-    database.run(lambda connection: rates.declare(connection, settings.rates, actor=ACTOR))
-    database.run(lambda connection: time_windows.declare(connection, settings.windows, actor=ACTOR))
-    for each in database.run(lambda connection: instances.changed_instances(connection, settings.instances)):
-        try:
-            database.run(partial(instances.put_instance, name=each.name, pool=each.pool, actor=ACTOR, reason=REASON))
-        except Conflict as error:
-            log.error("an instance cannot be as configured now", instance=each.name, error=str(error))
     _declare_schedules(database, settings)
-    is_given = settings.fair_share.model_dump(include=set(PoolLimits.model_fields), exclude_none=True)
-    database.run(lambda connection: _note(connection, settings.instances, limits=list(is_given)))
-    shares = {each.name: each for each in settings.instances if each.is_given}
-    if shares:
-        database.run(lambda connection: accounts.declare(connection, shares, actor=ACTOR, reason=REASON))
-    if is_given:
-        limits = PoolLimits.model_validate(is_given)
-        database.run(lambda connection: accounts.limit_pool(connection, limits, actor=ACTOR, reason=REASON))
 
 
 def _declare_schedules(database: Database, settings: PoolSettings) -> None:
@@ -90,14 +67,6 @@ def _declare_schedules(database: Database, settings: PoolSettings) -> None:
         )
 
 
-def _note(connection: Connection, named: Sequence[InstanceSettings], *, limits: Sequence[str]) -> None:
-    """Record which instances, shares, locks and pool limits the configuration declares."""
-    declarations.replace(connection, "instance", (each.name for each in named))
-    declarations.replace(connection, "account", (each.name for each in named if each.is_given))
-    declarations.replace(connection, "lock", (f"{each.name}/{lock}" for each in named for lock in each.locks))
-    declarations.replace(connection, "pool-limit", limits)
-
-
 #: Sections that an assigner process tells to operators. Others declare what can be listed, or may hold secrets.
 TOLD = (
     "assigners", "timing", "quotas", "tenancy", "fair_share", "ordering", "upkeep", "success", "estimates",
@@ -108,7 +77,7 @@ TOLD = (
 #: Which settings processes read at their start alone. The number and the kinds of assigners and threads are fixed.
 NEED_RESTART = {
     "assigners": re.compile(r"(database|timing|tracing|log)\b|assigners$|assigners\[\d+\]\.(kind|threads)$"),
-    "gateways": re.compile(r"(database|timing|tracing|log|gateway|fetch|quotas|ordering|estimates|service_levels)\b"),
+    "gateways": re.compile(r"(database|timing|tracing|log|gateway|estimates|service_levels)\b"),
     "bots": re.compile(r"(bot|log)\b"),
 }
 
@@ -126,7 +95,8 @@ class AssignerProcess:
         self, database: Database, reloader: Reloader[PoolSettings], *, name: str, chance: random.Random
     ) -> None:
         settings = reloader.current
-        self._database, self._reloader, self._in_force = database, reloader, settings
+        self._database, self._reloader, self._name = database, reloader, name
+        self._file, self._policy = settings, InForce(settings)
         self._wakeups = Wakeups(database, chance=seeded(chance))
         self._presence = Presence(database, name, interval=settings.timing.reap)
         self._webhooks = Webhooks(database, settings.webhooks, chance=seeded(chance))
@@ -172,8 +142,9 @@ class AssignerProcess:
             self._loops.insert(0, self._cohort_loop)
 
     def start(self) -> None:
+        self._put_file(self._file, before=None)
+        self._follow_policy()
         self._tell_configuration()
-        declare(self._database, self._reloader.current)
         self._presence.begin()
         self._wakeups.start()
         self._assigner_threads.start()
@@ -201,7 +172,7 @@ class AssignerProcess:
 
     def _quota_uses(self) -> QuotaUses:
         """Read what metrics say of quotas. It is not repeated after an error, because a scrape has a deadline."""
-        settings = self._in_force.quotas
+        settings = self._policy.settings.quotas
         return self._database.run(
             lambda connection: quotas.quota_uses(
                 connection, most=settings.metric_pairs, cooldown=settings.of_evictions
@@ -212,22 +183,46 @@ class AssignerProcess:
     def _look_at_configuration(self) -> float:
         error = self._reloader.error
         delay = self._reloader.run_once()
-        before, now = self._in_force, self._reloader.current
-        if now is not before:
-            self._reconfigure(before, now)
+        before, file = self._file, self._reloader.current
+        if file is not before:
+            self._put_file(file, before=policies.file_digest(before))
+            self._warn_of_restarts(before, file)
             # Set last: if the database fails above, the next look tries again.
-            self._in_force = now
-        if now is not before or self._reloader.error != error:
+            self._file = file
+        has_followed = self._follow_policy()
+        if has_followed or self._reloader.error != error:
             self._tell_configuration()
-        return delay
+        return min(delay, LOOK_EVERY)
+
+    def _put_file(self, file: PoolSettings, *, before: bytes | None) -> None:
+        """Put the file into force, unless that has been done since it was changed; write what it declares besides."""
+        self._database.run(lambda c: policies.put_file(c, file, process=self._name, before=before))
+        declare_others(self._database, file)
+
+    def _follow_policy(self) -> bool:
+        """Work by the version in force, if it or the file is another one now; return whether that was so."""
+        known = self._policy if self._policy.file is self._file else None
+        found = self._database.run(lambda connection: policies.look(connection, self._file, known))
+        if found is self._policy:
+            return False
+        for name in set(found.absent) - set(self._policy.absent):
+            log.info("an entry is as the file says: the policy in force has none of its name", entry=name)
+        self._reconfigure(found)
+        self._policy = found
+        return True
 
     def _tell_configuration(self) -> None:
-        shown = masked(self._reloader.current)
+        policy = self._policy
+        shown = masked(policy.settings)
         told = {section: shown[section] for section in TOLD}
-        self._presence.configured(Configuration(self._reloader.file, told, self._reloader.error))
+        error = self._reloader.error or policy.error
+        digest = policies.file_digest(self._file)
+        self._presence.configured(Configuration(self._reloader.file, told, error, policy.version, digest))
 
-    def _reconfigure(self, before: PoolSettings, now: PoolSettings) -> None:
-        self._assigner_threads.reconfigure(now)
+    def _reconfigure(self, policy: InForce) -> None:
+        now = policy.settings
+        metrics.POLICY.set(policy.version or 0)
+        self._assigner_threads.reconfigure(now, policy.version)
         if self._cohort_loop is not None:
             self._cohort_loop.wake()
         self._upkeep.reconfigure(now.upkeep, now.fair_share)
@@ -235,8 +230,9 @@ class AssignerProcess:
         self._polling.reconfigure(now.meters)
         self._webhooks.reconfigure(now.webhooks)
         self._schedules.reconfigure(level=now.service_levels.default, estimate=now.estimates.estimate)
+
+    def _warn_of_restarts(self, before: PoolSettings, now: PoolSettings) -> None:
         changed = changed_keys(before, now)
         for processes, read_at_start in NEED_RESTART.items():
             if found := [key for key in changed if read_at_start.match(key)]:
                 log.warning("changed keys need a restart", of=processes, keys=", ".join(found))
-        declare(self._database, now)

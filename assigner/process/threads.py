@@ -170,6 +170,7 @@ class AssignerThreads:
         self._groups: dict[int, SignalGroup] = {}
         self._missing: set[str] = set()
         self._over = False
+        self._policy: int | None = None
         self._filters = [_filters(each) for each in settings.assigners]
         presence.serves(list(self._filters))
 
@@ -194,13 +195,14 @@ class AssignerThreads:
                 self._match(found)
         return COHORTS_INTERVAL
 
-    def reconfigure(self, settings: PoolSettings) -> None:
-        """Use other settings from each thread's next cycle on. The number and the kinds of entries do not change."""
+    def reconfigure(self, settings: PoolSettings, policy: int | None = None) -> None:
+        """Use other settings, of this version of the policy, from each thread's next cycle on. The number and the kinds
+        of entries do not change."""
         with self._lock:
-            self._settings = settings
+            self._settings, self._policy = settings, policy
             for role, held in self._held.items():
                 if (entry := self._entry(role.entry)) is not None:
-                    held.assigner.reconfigure(entry, settings.quotas, rules_from(settings))
+                    held.assigner.reconfigure(entry, settings.quotas, rules_from(settings), policy=policy)
                     held.loop.on_error_delay = entry.interval
             for number in range(len(self._kinds)):
                 if (entry := self._entry(number)) is not None:
@@ -261,6 +263,7 @@ class AssignerThreads:
             cohort=role.cohort,
             rules=rules_from(self._settings),
             recorder=self._presence.recorder,
+            policy=self._policy,
         )
         signal = self._signal(role)
         loop = Loop(

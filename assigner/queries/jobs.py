@@ -55,7 +55,7 @@ _NAMED = f"({SUBMISSIONS}) s JOIN jobs j ON j.id = s.job_id JOIN instances i ON 
 
 LAST_BOT = """
 LEFT JOIN LATERAL (
-    SELECT b.name AS bot, l.fence FROM leases l JOIN bots b ON b.id = l.bot_id
+    SELECT b.name AS bot, l.fence, l.policy FROM leases l JOIN bots b ON b.id = l.bot_id
     WHERE l.job_id = j.id ORDER BY l.fence DESC LIMIT 1) last ON true
 """
 
@@ -66,7 +66,7 @@ SELECT {_SUBMISSION}, {_JOB_COLUMNS}, coalesce(r.properties, p.properties) AS pr
     j.locality_hint, j.retry_failed, j.kills, k.looks AS considered, greatest(0,
     extract(epoch FROM {JOB_RESTS_UNTIL} - now())) AS backoff, extract(epoch FROM j.queued_at - now()) AS starts_in,
     j.dedup_key, (SELECT u.until FROM unique_keys u WHERE u.job_id = j.id) AS dedup_key_until, j.queue_deadline,
-    {WANTED_SUBMISSIONS} AS submissions,
+    {WANTED_SUBMISSIONS} AS submissions, last.policy,
     (SELECT coalesce(jsonb_object_agg(key, value), '{{}}') FROM job_metadata WHERE job_id = j.id) AS metadata,
     t.terms, CAST(t.estimate AS double precision) AS estimated_cost, t.service_level, n.graph,
     w.payload, CASE WHEN s.withdrawn_at IS NULL AND j.finished_at IS NOT NULL THEN {JOB_RESULT} END AS result,

@@ -93,6 +93,7 @@ def print_explanation(found: Record, *, every: bool) -> None:
                 "bot",
                 Column("by", leaves=3),
                 Column("strategy", leaves=2),
+                Column("policy", leaves=1),
                 Column("how it went", folds=True),
             ),
             (
@@ -102,6 +103,7 @@ def print_explanation(found: Record, *, every: bool) -> None:
                     each["bot"],
                     each["assigner"],
                     each["strategy"],
+                    each["policy"],
                     each["sentence"],
                 )
                 for each in found["attempts"]

@@ -243,6 +243,7 @@ def print_job(job: Record, left: Sequence[object] = ()) -> None:
         ("queue timeout", _queue_timeout(job)),
         ("attempts", f"{job['attempts']} of {job['max_attempts']}"),
         ("bot", job["bot"]),
+        ("policy", job.get("policy") and f"version {job['policy']}"),
         ("why it waits", _waits(job)),
         ("progress", progress(job)),
         ("reason", job["reason"]),

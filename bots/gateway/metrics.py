@@ -105,6 +105,10 @@ class GatewayMetrics:
             "leasehold_standby_lag_seconds",
             "Seconds that this standby is behind at most. 0 without one; not a number if that is not known.",
         )
+        self.policy = gauge(
+            "leasehold_gateway_policy_version",
+            "Version of the policy by which this gateway works; 0 while there is none.",
+        )
 
     def watch(
         self, *, queue: Callable[[], float], connected: Callable[[], float], standby: StandbyReads | None = None

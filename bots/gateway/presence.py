@@ -39,21 +39,25 @@ class GatewayPresence:
     ) -> None:
         """Begin to count."""
         self._database, self._metrics, self._url, self._configuration = database, metrics, url, configuration
-        self._now, self._starts = now, True
+        self._now, self._starts, self._written = now, True, False
         self._counted: deque[tuple[float, Mapping[str, float]]] = deque([(now(), metrics.totals())])
         self.name = gateway_name(url)
 
+    def configured(self, configuration: Configuration) -> None:
+        """Set what the process says of its configuration, which is written with the next sign of life."""
+        self._configuration, self._written = configuration, False
+
     def run_once(self) -> float:
-        """Write a sign of life, with the settings the first time. Returns the seconds until the next call."""
-        figures = self._figures()
+        """Write a sign of life, with the settings if they are new. Returns the seconds until the next call."""
+        figures, configuration, is_new = self._figures(), self._configuration, not self._written
 
         def work(connection: Connection) -> None:
             processes.record_gateway_alive(connection, self.name, url=self._url, figures=figures, starts=self._starts)
-            if self._starts:
-                processes.record_configuration(connection, Kind.GATEWAY, self.name, self._configuration)
+            if is_new:
+                processes.record_configuration(connection, Kind.GATEWAY, self.name, configuration)
 
         self._database.run(work, urgent=True)
-        self._starts = False
+        self._starts, self._written = False, configuration is self._configuration
         return INTERVAL
 
     def end(self) -> None:

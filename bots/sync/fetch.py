@@ -99,11 +99,13 @@ def fetch(
     ack: float,
     cooldown: Cooldown,
     head_cursors: HeadCursors,
+    policy: int | None = None,
 ) -> list[FetchedLease]:
     """Grant the bots the most urgent jobs that they may have. Bots that are alike are served together.
 
     The caller has locked the bots, writes their rows later from `capacities`, and the quotas from `returned`, and tells
     the bots before the transaction ends. head_cursors: what the process remembers of the front of each cohort.
+    policy: the version of the policy by which it works.
     """
     alike: dict[tuple[object, ...], list[FetchAllowance]] = {}
     for request in requests:
@@ -125,6 +127,7 @@ def fetch(
         ack=ack,
         cooldown=cooldown,
         head_cursors=head_cursors,
+        policy=policy,
     )
     for seats in alike.values():
         left_over = fill(seats)
@@ -146,6 +149,7 @@ def _fill(
     ack: float,
     cooldown: Cooldown,
     head_cursors: HeadCursors,
+    policy: int | None,
 ) -> list[FetchAllowance]:
     """Pick as for one bot with the room of the largest of these, grant, and add the leases to `fetched`.
 
@@ -192,6 +196,7 @@ def _fill(
         strategy=STRATEGY,
         ack=ack,
         cooldown=cooldown,
+        policy=policy,
     )
     fetched += granted
     started = {lease.job_id for lease in granted}
@@ -231,6 +236,7 @@ def fetch_after_sync(
     cooldown: Cooldown,
     head_cursors: HeadCursors,
     returned: ReturnedUnits,
+    policy: int | None = None,
 ) -> None:
     """Fetch for each bot, unless its call leaves the room to constrained jobs. The caller tells the bots of their
     leases.
@@ -246,7 +252,15 @@ def fetch_after_sync(
         connection, settings, [sync_call for sync_call in free if not sync_call.constrained_first]
     )
     fetched = fetch(
-        connection, settings, requests, capacities, returned, ack=ack, cooldown=cooldown, head_cursors=head_cursors
+        connection,
+        settings,
+        requests,
+        capacities,
+        returned,
+        ack=ack,
+        cooldown=cooldown,
+        head_cursors=head_cursors,
+        policy=policy,
     )
     by_bot = {sync_call.bot.id: sync_call for sync_call in free}
     for lease in fetched:

@@ -82,7 +82,12 @@ class SyncService:
         self.tracer = tracer
         self._database, self._timing, self._fetch, self._now = database, timing, fetch, now
         self.cooldown = cooldown
+        self._policy: int | None = None
         self._fronts = HeadCursors(now)
+
+    def reconfigure(self, fetch: FetchSettings, cooldown: Cooldown, *, policy: int | None) -> None:
+        """Use other settings from the next call on. policy: the version that they are of, which leases name."""
+        self._fetch, self.cooldown, self._policy = fetch, cooldown, policy
 
     def answer(self, calls: Sequence[Call]) -> list[Answer | LeaseholdError]:
         """Settle calls of different bots together, in one transaction.
@@ -184,6 +189,7 @@ class SyncService:
             cooldown=self.cooldown,
             head_cursors=self._fronts,
             returned=returned,
+            policy=self._policy,
         )
         renewed = self._sync(connection, settled)
         self._reply(connection, settled, found, renewed)

@@ -232,7 +232,7 @@ FROM (SELECT * FROM assigners ORDER BY name LIMIT :look) a CROSS JOIN w
 """)
 
 LEASES_OF = Statement("""
-SELECT l.fence, l.state, l.assigner, l.strategy, l.stop_reason, l.granted_at, l.acknowledged_at, l.ended_at,
+SELECT l.fence, l.state, l.assigner, l.strategy, l.policy, l.stop_reason, l.granted_at, l.acknowledged_at, l.ended_at,
     b.name AS bot
 FROM leases l LEFT JOIN bots b ON b.id = l.bot_id
 WHERE l.job_id = :job_id ORDER BY l.fence DESC LIMIT :limit

@@ -118,10 +118,10 @@ WITH wanted AS MATERIALIZED (
         f.decision, f.taking, f.taken_of_kept, f.nth, j.attempts, j.timeout_seconds, f.last_fence, f.instance_name
 {bot_update}), leased AS (
     INSERT INTO leases (job_id, fence, bot_id, bot_epoch, cohort, instance, units, assigner, strategy, due_at,
-                        delivered_at, taken, granted_event, decision)
+                        delivered_at, taken, granted_event, decision, policy)
     SELECT id, fence, bot_id, epoch, cohort, instance, units, actor,
         :strategy, now() + make_interval(secs => :ack), CASE WHEN NOT :tell THEN clock_timestamp() END,
-        CAST(:takings AS jsonb) -> taking, nextval('stored_events_id_seq'), decision
+        CAST(:takings AS jsonb) -> taking, nextval('stored_events_id_seq'), decision, CAST(:policy AS integer)
     FROM moved ORDER BY nth
 {quota_update}{result} FROM moved
 """
@@ -239,6 +239,7 @@ def grant(
     cooldown: Cooldown = EVICTION_COOLDOWN,
     taken: Mapping[int, Amounts] = NO_AMOUNTS,
     on_kept: bool = False,
+    policy: int | None = None,
 ) -> list[Granted]:
     """Grant the placements that are still possible; the others have lost a race, and their jobs are unchanged.
 
@@ -253,6 +254,7 @@ def grant(
         wait for them out of order could deadlock.
     taken: amounts of counters that the leases of constrained jobs take, by job. The caller charges the counters.
     on_kept: the placements use units that bots keep for the instances of the jobs.
+    policy: the version of the policy by which the caller works.
     """
     if not placements:
         return []
@@ -260,6 +262,7 @@ def grant(
         **_values(placements, assigner=assigner, strategy=strategy, ack=ack, notify=notify, taken=taken),
         **cooldown.values(),
         "on_kept": on_kept,
+        "policy": policy,
     }
     rooms = sorted(set(values["bot_ids"]))
     rows = connection.execute(GRANT[again], {**values, "rooms": rooms, "unused": [], "kept": []}).all()
@@ -278,6 +281,7 @@ def grant_locked(
     strategy: str,
     ack: float,
     cooldown: Cooldown,
+    policy: int | None = None,
 ) -> list[FetchedLease]:
     """Grant as `grant` does, with `again` and without `notify`, for bots of a cohort whose calls are being settled.
 
@@ -294,6 +298,7 @@ def grant_locked(
     values = {
         **_values(placements, assigner=assigner, strategy=strategy, ack=ack, notify=False, taken=NO_AMOUNTS),
         **cooldown.values(),
+        "policy": policy,
     }
     bots = sorted(set(values["bot_ids"]))
     left = {

@@ -4,7 +4,7 @@ It imports only the ground modules of `schema`. Read first: jobs.py and admissio
 """
 
 from schema.sql import SCHEMA
-from schema.tables import admission, fleet, graphs, jobs, journal, pool_samples, success, tenancy
+from schema.tables import admission, fleet, graphs, jobs, journal, policies, pool_samples, success, tenancy
 from schema.tables.columns import metadata
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "jobs",
     "journal",
     "metadata",
+    "policies",
     "pool_samples",
     "success",
     "tenancy",

@@ -171,6 +171,8 @@ leases = Table(
     Column("decision", JSONB),
     # The amounts of counters that the lease takes, by counter name; null for a job without constraints.
     Column("taken", JSONB),
+    # The version of the policy by which the assigner, or the gateway, worked.
+    Column("policy", Integer),
     Column("delivered_at", TIME),
     Column("state", Text, nullable=False, server_default="pending"),
     Column("stop_reason", Text),

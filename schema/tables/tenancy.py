@@ -235,12 +235,15 @@ schedules = Table(
 )
 
 # `settings`, `config_file`, `config_error`: what a process says of its configuration, in force since `settings_at`. A
-# changed file that was refused is an error; the settings before it stay.
+# changed file that was refused is an error; the settings before it stay. `policy`: the version that it works by.
+# `policy_file`: the digest of what decides in its file.
 REPORTED = (
     ("config_file", Text),
     ("config_error", Text),
     ("settings", JSONB),
     ("settings_at", TIME),
+    ("policy", Integer),
+    ("policy_file", LargeBinary),
 )
 
 assigners = Table(

@@ -32,7 +32,8 @@ class Kind(StrEnum):
 
 
 # `settings_at` stays as it is if a process writes the same settings again, also after a restart.
-_SET_CONFIGURATION = """p SET config_file = :file, config_error = :error, settings = n.settings,
+_SET_CONFIGURATION = """p SET config_file = :file, config_error = :error, settings = n.settings, policy = :policy,
+    policy_file = :policy_file,
     settings_at = CASE WHEN p.settings IS DISTINCT FROM n.settings OR p.config_file IS DISTINCT FROM :file
         THEN clock_timestamp() ELSE p.settings_at END
 FROM (SELECT CAST(:settings AS jsonb) AS settings) n WHERE p.name = :name
@@ -90,12 +91,15 @@ class Configuration:
     """The configuration of a process.
 
     file: None = defaults. settings: those in force, as JSON values without secrets. error: why a changed file was
-    refused; None if it was not.
+    refused; None if it was not. policy: the version by which it works. policy_file: digest of what its file says of
+    the policy.
     """
 
     file: str | None
     settings: Mapping[str, Any]
     error: str | None = None
+    policy: int | None = None
+    policy_file: bytes | None = None
 
 
 @dataclass(frozen=True)
@@ -144,6 +148,8 @@ def record_configuration(connection: Connection, kind: Kind, name: str, configur
         "file": configuration.file,
         "settings": json.dumps(configuration.settings),
         "error": None if error is None else error[:MAX_ERROR],
+        "policy": configuration.policy,
+        "policy_file": configuration.policy_file,
     }
     connection.execute(_CONFIGURED[kind], values)
 

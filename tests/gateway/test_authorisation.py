@@ -75,6 +75,11 @@ GET                     /v1/invariants                    operator
 GET                     /v1/gateways                      operator
 GET                     /v1/audit                         operator
 GET                     /v1/settings                      operator
+GET                     /v1/policies                      operator
+GET                     /v1/policies/{number}             operator
+GET                     /v1/policies/{number}/diff        operator
+POST                    /v1/policies/{number}/activate    operator
+POST                    /v1/policies/rollback             operator
 GET                     /v1/decisions                     operator
 POST                    /v1/scores                        operator
 GET                     /v1/usage                         operator

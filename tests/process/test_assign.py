@@ -10,7 +10,7 @@ import pytest
 from leasehold.errors import BadInput, NotReady, QueueFull
 
 from assigner.config import loading
-from assigner.process import assign
+from assigner.process import policies
 from assigner.settings import PoolSettings
 from schema.tenancy import instances
 from schema.timing import Timing
@@ -62,10 +62,11 @@ def test_a_changed_configuration_is_taken_and_a_wrong_one_refused_as_a_scrape_sh
         assert "leasehold_quota_pairs_left_out 0.0" in page()
 
         text = processes.config.read_text().replace("[quotas]\n", "[quotas]\nmetric_pairs = 0\n")
-        processes.config.write_text(text + "[[assigners]]\nbatch = 7\nthreads = 3\n")
+        more = "[[assigners]]\nbatch = 7\nthreads = 3\n[gateway]\nqueue = 999\n"
+        processes.config.write_text(text + more)
         eventually(lambda: "changed keys need a restart" in assigner.said())
         assert "configuration reloaded" in assigner.said()
-        for told in ("of=assigners keys=assigners[0].threads\n", "of=gateways keys=quotas.metric_pairs\n"):
+        for told in ("of=assigners keys=assigners[0].threads\n", "of=gateways keys=gateway.queue\n"):
             assert f'"changed keys need a restart" {told}' in assigner.said()
         eventually(lambda: "leasehold_quota_pairs_left_out 1.0" in page())
         assert pair not in page()
@@ -179,15 +180,15 @@ def test_an_instance_that_cannot_change_its_pool_keeps_nobody_else_from_it(pool:
 def test_a_reload_that_the_database_could_not_take_is_tried_again(
     pool: Pool, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    declare, calls = assign.declare, iter(range(100))
+    put_file, calls = policies.put_file, iter(range(100))
 
-    def away_once(*arguments: Any) -> None:
+    def away_once(*arguments: Any, **more: Any) -> bool:
         if next(calls) == 0:
             raise NotReady("the database cannot be reached")
-        declare(*arguments)
+        return put_file(*arguments, **more)
 
     with assigner_process(pool, file) as (_, logs):
-        monkeypatch.setattr(assign, "declare", away_once)
+        monkeypatch.setattr(policies, "put_file", away_once)
         file.write_text(FILE.replace("max_queued = 1", "max_queued = 2"))
         eventually(lambda: declared_rows(pool)["queues"] == [("gpu", 2)])
         assert [line["event"] for line in logs].count("configuration reloaded") == 1

@@ -588,10 +588,10 @@ class Console:
 
 
 @contextmanager
-def assigner_process(pool: Pool, file: Path) -> Iterator[tuple[AssignerProcess, list[Any]]]:
+def assigner_process(pool: Pool, file: Path, name: str = "host") -> Iterator[tuple[AssignerProcess, list[Any]]]:
     """Run an assigner process with this configuration file inside the block; gives it and its log entries."""
     reloader = Reloader(file, PoolSettings, {}, current=loading.load(file, PoolSettings, {}), poll=0.1)
-    made = AssignerProcess(pool.database, reloader, name="host", chance=random.Random(1))
+    made = AssignerProcess(pool.database, reloader, name=name, chance=random.Random(1))
     with capture_logs() as logs:
         try:
             made.start()

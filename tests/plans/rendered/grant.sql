@@ -73,10 +73,10 @@ WITH wanted AS MATERIALIZED (
     WHERE b.ctid = s.ctid
 ), leased AS (
     INSERT INTO leases (job_id, fence, bot_id, bot_epoch, cohort, instance, units, assigner, strategy, due_at,
-                        delivered_at, taken, granted_event, decision)
+                        delivered_at, taken, granted_event, decision, policy)
     SELECT id, fence, bot_id, epoch, cohort, instance, units, actor,
         :strategy, now() + make_interval(secs => :ack), CASE WHEN NOT :tell THEN clock_timestamp() END,
-        CAST(:takings AS jsonb) -> taking, nextval('stored_events_id_seq'), decision
+        CAST(:takings AS jsonb) -> taking, nextval('stored_events_id_seq'), decision, CAST(:policy AS integer)
     FROM moved ORDER BY nth
 ), counted AS (
     UPDATE quotas q SET usage = q.usage + s.units

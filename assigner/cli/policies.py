@@ -1,0 +1,133 @@
+"""`leasehold policy`: the versions of what decides who starts when, and which one is in force."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+from leasehold.errors import BadInput
+from leasehold.wire import escaped
+
+from assigner.cli.output import Caller, Calling, print_json, reason_option
+from schema.policy import versions
+from schema.readable import Column, Group, moment, plural, table
+
+#: Stands for the version in force.
+ACTIVE = "active"
+#: The most versions of one list, as at the gateway.
+MAX_LISTED = 200
+
+
+def policy(calling: Calling) -> click.Command:
+    """Make the group `policy`."""
+
+    @click.group("policy", cls=Group)
+    def group() -> None:
+        """Versions of what decides which job starts when: what changed, by whom, and which one is in force."""
+
+    @group.command("list")
+    @click.option(
+        "--limit", type=click.IntRange(1, MAX_LISTED), default=20, show_default=True, help="The most versions."
+    )
+    @click.option("--before", type=click.IntRange(1), metavar="VERSION", help="Only those with lower numbers.")
+    @calling
+    def listing(caller: Caller, /, limit: int, before: int | None) -> None:
+        """List the versions, the newest first, and which live processes work by another one than that in force."""
+        query = {"limit": limit} | ({} if before is None else {"before": before})
+        with caller.client() as gateway:
+            found = gateway.call("GET", "/v1/policies", query=query)
+            active = None if before is None else gateway.call("GET", f"/v1/policies/{ACTIVE}")["id"]
+        if caller.json:
+            print_json(found)
+            return
+        columns = ("version", "in force", "made", Column("author", 1, least=12), "changes", Column("reason", least=10))
+        table(columns, [[each["id"], each["in_force"] or None, moment(each["made_at"]), each["author"],
+                         each["changed"], each["reason"]] for each in found["policies"]])  # fmt: skip
+        active = next((each["id"] for each in found["policies"] if each["in_force"]), active)
+        _tell_runners(found["processes"], active)
+
+    @group.command("show")
+    @click.argument("version", metavar="[VERSION]", default=ACTIVE, callback=_number)
+    @calling
+    def show(caller: Caller, /, version: str) -> None:
+        """Show a version, the one in force unless another is given: what it changed, and all that it says."""
+        with caller.client() as gateway:
+            found = gateway.call("GET", f"/v1/policies/{version}")
+        if caller.json:
+            print_json(found)
+            return
+        told = ("id", "digest", "in_force", "made_at", "author", "reason", "parent")
+        table(("of the version", "value"), [(name.replace("_", " "), found[name]) for name in told])
+        if found["changes"]:
+            click.echo(f"\n{plural(found['changed'], 'change')} from version {found['parent']}:")
+            _print(found["changes"], "before", "after")
+        click.echo("\nWhat it says:")
+        said = versions.differences({}, found["content"])
+        table(("what", "field", "value"), [(each.what, each.field, each.after) for each in said])
+
+    @group.command("diff")
+    @click.argument("version", callback=_number)
+    @click.argument("other", metavar="[OTHER]", default=ACTIVE, callback=_number)
+    @calling
+    def diff(caller: Caller, /, version: str, other: str) -> None:
+        """Tell what differs between a version and another one, which is the one in force unless it is given."""
+        with caller.client() as gateway:
+            found = gateway.call("GET", f"/v1/policies/{version}/diff", query={"other": other})
+        if caller.json:
+            print_json(found)
+        elif not found["changes"]:
+            click.echo(f"versions {found['before']} and {found['after']} say the same")
+        else:
+            _print(found["changes"], f"version {found['before']}", f"version {found['after']}")
+            if found["left_out"]:
+                click.echo(f"and {found['left_out']:,} more")
+
+    @group.command("activate")
+    @click.argument("version", callback=_number)
+    @reason_option
+    @calling
+    def activate(caller: Caller, /, version: str, reason: str) -> None:
+        """Put a version into force: limits become as they were, and every process works by it within 2 seconds."""
+        _put_in_force(caller, f"{version}/activate", reason)
+
+    @group.command("rollback")
+    @reason_option
+    @calling
+    def rollback(caller: Caller, /, reason: str) -> None:
+        """Put the version into force that was so before the present one was made."""
+        _put_in_force(caller, "rollback", reason)
+
+    return group
+
+
+def _number(_context: click.Context, _argument: click.Parameter, value: str) -> str:
+    if value != ACTIVE and not (value.isascii() and value.isdigit() and 1 <= int(value) < 2**31):
+        raise BadInput("VERSION", f"must be the number of a version, or '{ACTIVE}', not '{escaped(value, 40)}'")
+    return value
+
+
+def _put_in_force(caller: Caller, path: str, reason: str) -> None:
+    with caller.client() as gateway:
+        done = gateway.call("POST", f"/v1/policies/{path}", body={"reason": reason})
+    if caller.json:
+        print_json(done)
+        return
+    click.echo(f"version {done['id']} is in force; all processes work by it within 2 seconds")
+    for each in done["kept"]:
+        click.echo(f"stays as it is: {each}")
+
+
+def _print(changes: Sequence[Mapping[str, Any]], before: str, after: str) -> None:
+    table(("what", "field", before, after), [[each[name] for name in ("what", "field", "before", "after")]
+                                             for each in changes])  # fmt: skip
+
+
+def _tell_runners(processes: Sequence[Mapping[str, Any]], active: int | None) -> None:
+    """Tell who works by the version in force, and name everybody who does not."""
+    others = [each for each in processes if each["policy"] != active]
+    if processes:
+        click.echo(
+            f"\nThe version in force is that of {len(processes) - len(others)} of {len(processes)} live processes."
+        )
+    for each in others:
+        by = "no version yet" if each["policy"] is None else f"version {each['policy']}"
+        click.echo(f"{each['kind']} {each['name']} works by {by}")

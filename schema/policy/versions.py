@@ -1,0 +1,324 @@
+"""Versions of the policy: what decides who starts when, as it was after each change, and which one is in force.
+
+A version is a row that never changes. Its content has three parts. `settings` is what the configuration tells assigners
+and gateways, by section. `limits` is what operators set, by resource and name, without what is in use of it. `declared`
+is which of that the configuration names. Each change of the policy locks the row of the version in force first, and
+makes a version in its own transaction.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from hashlib import sha256
+from typing import Any
+
+from leasehold.errors import NotFound
+
+from schema import audit
+from schema.postgres.connection import Connection
+from schema.postgres.notify import wake
+from schema.postgres.statements import Statement
+
+#: Versions that are kept, the newest; the one in force is kept too.
+KEPT = 1000
+#: The first changes of a version that are stored with it. All others follow from its content and its parent's.
+STORED_CHANGES = 100
+
+Content = Mapping[str, Mapping[str, Any]]
+
+# For each resource the name of every item, and its terms as an operator would set them.
+_LIMITS = {
+    "instance": "SELECT name, jsonb_build_object('pool', pool) FROM instances WHERE pool IS NOT NULL",
+    "account": """
+        SELECT i.name, jsonb_build_object('weight', a.credit_weight, 'unit', a.unit, 'budget', c.most::float8,
+            'max_concurrent', j.most::float8, 'slots', j.slots::float8)
+        FROM accounts a JOIN instances i ON i.id = a.instance
+        LEFT JOIN counters c ON c.name = 'instance:' || i.name || '\\:cost'
+        LEFT JOIN counters j ON j.name = 'instance:' || i.name || '\\:jobs'""",
+    "pool-limit": """
+        SELECT '', jsonb_build_object(
+            'max_concurrent', (SELECT most::float8 FROM counters WHERE name = 'pool\\:jobs'),
+            'budget', (SELECT most::float8 FROM counters WHERE name = 'pool\\:cost'))""",
+    "lock": """
+        SELECT replace(substr(name, 6), '\\:', '/'), jsonb_build_object('slots', most::float8)
+        FROM counters WHERE name LIKE 'lock\\:%' AND limited_by = '' AND most IS NOT NULL
+        UNION ALL
+        SELECT replace(substr(prefix, 6), '\\:', '/') || '*', jsonb_build_object('slots', most::float8)
+        FROM limit_patterns WHERE prefix LIKE 'lock\\:%'""",
+    "rate": """
+        SELECT substr(name, 6), jsonb_build_object('per_second', rate, 'burst', burst)
+        FROM rate_buckets WHERE limited_by IS NULL
+        UNION ALL
+        SELECT substr(prefix, 6) || '*', jsonb_build_object('per_second', rate, 'burst', burst)
+        FROM limit_patterns WHERE prefix LIKE 'rate\\:%'""",
+    "cohort": """
+        SELECT name, jsonb_build_object('reclaim_min', reclaim_min) || CASE WHEN id = 0 THEN '{}'
+            ELSE jsonb_build_object('labels', labels, 'position', position) END FROM cohorts""",
+    "quota": """
+        SELECT c.name || '/' || i.name, jsonb_build_object('min', q.min_quota, 'max', q.max_quota)
+        FROM quotas q JOIN cohorts c ON c.id = q.cohort JOIN instances i ON i.id = q.instance""",
+    "owner-quota": """
+        SELECT split_part(name, '\\:', 2) || '/' || split_part(name, '\\:', 3), jsonb_build_object('cost', most::float8)
+        FROM counters WHERE name LIKE 'owner\\:%\\:cost' AND most IS NOT NULL""",
+    "project-quota": """
+        SELECT split_part(name, '\\:', 2) || '/' || split_part(name, '\\:', 3), jsonb_build_object('cost', most::float8)
+        FROM counters WHERE name LIKE 'project\\:%\\:cost' AND most IS NOT NULL""",
+    "queue-limit": """
+        SELECT label, jsonb_build_object('max_queued', max_queued) FROM queue_limits WHERE label IS NOT NULL""",
+    "instance-queue-limit": """
+        SELECT coalesce(i.name, '*'), jsonb_build_object('max_queued', q.max_queued)
+        FROM queue_limits q LEFT JOIN instances i ON i.id = q.instance WHERE q.label IS NULL""",
+    "ceiling": """
+        SELECT coalesce(i.name, '*') || '/' || coalesce(c.label, '*'), jsonb_build_object(
+            'default_timeout', c.default_timeout, 'max_timeout', c.max_timeout, 'max_queue_age', c.max_queue_age)
+        FROM ceilings c LEFT JOIN instances i ON i.id = c.instance""",
+    "submit-rule": """
+        SELECT coalesce(i.name, '*'), jsonb_build_object('property_keys', r.property_keys, 'commands', r.commands,
+            'owner_cost', r.owner_cost::float8, 'owner_penalty', r.owner_penalty)
+        FROM submit_rules r LEFT JOIN instances i ON i.id = r.instance""",
+    "report-ceiling": """
+        SELECT i.name || '/' || c.key, jsonb_build_object('amount', c.value)
+        FROM instances i CROSS JOIN LATERAL jsonb_each(i.report_ceilings) c""",
+    "window": """
+        SELECT name, jsonb_build_object('start', starts, 'end', ends, 'zone', zone, 'types', types, 'exempt_types',
+            exempt_types, 'match', match, 'meter', meter, 'usage_threshold', usage_threshold, 'meter_max_age',
+            meter_max_age) FROM windows""",
+    "class": "SELECT name, jsonb_build_object('points', points) FROM job_classes",
+    "class-limit": """
+        SELECT split_part(name, '\\:', 2), jsonb_build_object('jobs', most::float8)
+        FROM counters WHERE name LIKE 'class\\:%\\:jobs' AND most IS NOT NULL""",
+    "class-reserve": "SELECT name, jsonb_build_object('jobs', jobs) FROM class_reserves",
+    "service-level": """
+        SELECT name, jsonb_build_object('points', points, 'timeout_seconds', timeout_seconds) FROM service_levels""",
+    "scheduling": "SELECT '', to_jsonb(s) - 'one' FROM scheduling s",
+}
+#: The resources that decide; a version has what operators set of them.
+DECIDING = frozenset(_LIMITS)
+_READ = Statement(f"""
+SELECT jsonb_build_object({", ".join(
+    f"'{name}', (SELECT coalesce(jsonb_object_agg(name, terms), '{{}}') FROM ({items}) AS t (name, terms))"
+    for name, items in _LIMITS.items()
+)}) AS limits,
+    (SELECT coalesce(jsonb_object_agg(kind, names), '{{}}') FROM (
+        SELECT kind, jsonb_object_agg(name, true) AS names FROM declarations GROUP BY kind) d) AS declared
+""")  # fmt: skip
+# Two statements: one that has waited for the lock would not see the version that was made meanwhile.
+_HOLD = Statement("SELECT id FROM policy_in_force FOR NO KEY UPDATE")
+_CONTENT = Statement("SELECT content FROM policies WHERE id = :id")
+_MAKE = Statement("""
+WITH made AS (
+    INSERT INTO policies (digest, author, reason, parent, changed, changes, content)
+    VALUES (:digest, :author, :reason, :parent, :changed, CAST(:changes AS jsonb), CAST(:content AS jsonb))
+    RETURNING id
+), forgotten AS (
+    DELETE FROM policies p USING made WHERE p.id <= made.id - :kept AND p.id IS DISTINCT FROM :parent
+)
+SELECT id FROM made
+""")
+_PUT_IN_FORCE = Statement("UPDATE policy_in_force SET id = :id, since = clock_timestamp()")
+_COLUMNS = "p.id, encode(p.digest, 'hex') AS digest, p.made_at, p.author, p.reason, p.parent, p.changed, p.changes"
+_LIST = Statement(f"""
+SELECT {_COLUMNS}, NULL AS content, p.id = f.id AS in_force FROM policies p CROSS JOIN policy_in_force f
+WHERE CAST(:before AS integer) IS NULL OR p.id < :before ORDER BY p.id DESC LIMIT :limit
+""")
+_ONE = Statement(f"""
+SELECT {_COLUMNS}, p.content, p.id IS NOT DISTINCT FROM f.id AS in_force
+FROM policies p CROSS JOIN policy_in_force f WHERE p.id = coalesce(CAST(:id AS integer), f.id)
+""")
+# What a process asks each second: the content comes only if the number is another one than it knows.
+LOOK = Statement("""
+SELECT f.id, CASE WHEN f.id IS DISTINCT FROM CAST(:known AS integer)
+    THEN (SELECT content -> 'settings' FROM policies p WHERE p.id = f.id) END AS settings
+FROM policy_in_force f
+""")
+_RAN_BY = Statement("""
+SELECT kind, name, policy FROM (
+    SELECT 'assigner' AS kind, name, policy, seen_at, stopped_at FROM assigners
+    UNION ALL SELECT 'gateway', name, policy, seen_at, stopped_at FROM gateways) p
+WHERE stopped_at IS NULL AND seen_at >= clock_timestamp() - make_interval(secs => :dead_after) ORDER BY kind, name
+""")
+
+
+@dataclass(frozen=True)
+class Change:
+    """A value that differs. what: a resource and the item's name, or a section. before, after: None = there is none."""
+
+    what: str
+    field: str
+    before: Any
+    after: Any
+
+
+@dataclass(frozen=True)
+class Version:
+    """One version. parent: the one that was in force before; None = there was none. changed: how many values differ
+    from it, and `changes` the first of them. content: None in lists."""
+
+    id: int
+    digest: str
+    made_at: datetime
+    author: str
+    reason: str
+    parent: int | None
+    changed: int
+    changes: Sequence[Change]
+    content: Content | None
+    in_force: bool
+
+
+@dataclass(frozen=True)
+class Runner:
+    """A live process and the version by which it works; None = it has told none yet."""
+
+    kind: str
+    name: str
+    policy: int | None
+
+
+def read(connection: Connection, settings: Mapping[str, Any]) -> Content:
+    """Return what decides now: these settings, what operators have set, and what is declared."""
+    row = connection.execute(_READ).one()
+    return {"settings": settings, "limits": row.limits, "declared": row.declared}
+
+
+def hold(connection: Connection) -> tuple[int | None, Content]:
+    """Lock the policy against other changes until this transaction ends; return the version in force and its content.
+
+    Come here before any other lock. Without a version, the content is empty.
+    """
+    held: int | None = connection.execute(_HOLD).scalar_one()
+    if held is None:
+        return None, {}
+    return held, connection.execute(_CONTENT, {"id": held}).scalar_one()
+
+
+def note_change(
+    connection: Connection, *, actor: str, reason: str, settings: Mapping[str, Any] | None = None
+) -> int | None:
+    """Make a version of what decides now and put it into force, if it differs from the one in force; return its number.
+
+    The caller has called `hold` in this transaction, and has made the changes. settings: None = as in force.
+    """
+    parent, before = hold(connection)
+    content = read(connection, before.get("settings", {}) if settings is None else settings)
+    if content == before:
+        return None
+    changes = [] if parent is None else differences(before, content)
+    row = {
+        "digest": sha256(canonical(content)).digest(),
+        "author": actor,
+        "reason": reason,
+        "parent": parent,
+        "changed": len(changes),
+        "changes": json.dumps([vars(each) for each in changes[:STORED_CHANGES]]),
+        "content": json.dumps(content),
+        "kept": KEPT,
+    }
+    made: int = connection.execute(_MAKE, row).scalar_one()
+    connection.execute(_PUT_IN_FORCE, {"id": made})
+    return made
+
+
+def put_in_force(connection: Connection, version: Version, *, actor: str, reason: str, kept: Sequence[str]) -> None:
+    """Let this version be in force, and audit it. The caller holds the policy, and has brought everything into the
+    state of the version but for what `kept` tells."""
+    connection.execute(_PUT_IN_FORCE, {"id": version.id})
+    details = {"reason": reason, "kept": list(kept)}
+    audit.write(connection, "policy.activate", actor=actor, subject=f"policy:{version.id}", details=details)
+    wake(connection, "jobs")
+
+
+def versions(connection: Connection, *, before: int | None = None, limit: int) -> list[Version]:
+    """Return up to `limit` versions, newest first; `before`: only those with a lower number."""
+    return [_version(row._asdict()) for row in connection.execute(_LIST, {"before": before, "limit": limit})]
+
+
+def version(connection: Connection, id: int | None) -> Version:
+    """Return the version with this number, or the one in force for None. Raises NotFound."""
+    row = connection.execute(_ONE, {"id": id}).one_or_none()
+    if row is None:
+        raise NotFound("policy: there is no version yet" if id is None else f"policy: version {id} is not kept")
+    return _version(row._asdict())
+
+
+def in_force(connection: Connection) -> Version | None:
+    """Return the version in force; None if there is none yet."""
+    row = connection.execute(_ONE, {"id": None}).one_or_none()
+    return None if row is None else _version(row._asdict())
+
+
+def runners(connection: Connection, *, dead_after: float) -> list[Runner]:
+    """Return the live assigner and gateway processes, each with the version by which it works."""
+    return [Runner(**row._asdict()) for row in connection.execute(_RAN_BY, {"dead_after": dead_after})]
+
+
+def _version(row: dict[str, Any]) -> Version:
+    return Version(**{**row, "changes": [Change(**each) for each in row["changes"]]})
+
+
+def canonical(content: object) -> bytes:
+    """Return JSON that is equal for equal contents."""
+    return json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+
+
+def differences(before: Content, after: Content) -> list[Change]:
+    """Return what differs between two contents, in the order of names."""
+    one, other = dict(_leaves(before)), dict(_leaves(after))
+    return [
+        Change(*key, one.get(key), other.get(key)) for key in sorted({*one, *other}) if one.get(key) != other.get(key)
+    ]
+
+
+def _leaves(content: Content) -> Iterator[tuple[tuple[str, str], Any]]:
+    """Yield every value, by what it belongs to and its name there. No value and none at all are the same."""
+    for section, found in content.get("settings", {}).items():
+        if section == "assigners":
+            for entry, terms in found.items():
+                yield from ((("assigner " + entry, path), value) for path, value in _flat(terms))
+        else:
+            yield from ((("[" + section + "]", path), value) for path, value in _flat(found))
+    for resource, items in content.get("limits", {}).items():
+        for name, terms in items.items():
+            what = f"{resource} {name}".rstrip()
+            yield from (((what, path), value) for path, value in _flat(terms))
+    for kind, names in content.get("declared", {}).items():
+        yield from ((("in the file", f"{kind} {name}"), True) for name in names)
+
+
+def _flat(terms: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in terms.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{above}{name}.")
+        else:
+            yield above + name, value
+
+
+# Configuration files
+
+
+_FILE = Statement("""
+SELECT EXISTS (SELECT FROM policy_files WHERE digest = :digest) AS known,
+    (SELECT digest FROM policy_files ORDER BY at DESC LIMIT 1) = :digest AS newest,
+    (SELECT policy_file FROM assigners WHERE name = :process) AS before
+""")
+_NOTE_FILE = Statement("""
+INSERT INTO policy_files (digest) VALUES (:digest) ON CONFLICT (digest) DO UPDATE SET at = clock_timestamp()
+""")
+
+
+def is_file_done(connection: Connection, digest: bytes, *, process: str, before: bytes | None) -> bool:
+    """Return whether a process leaves its file aside, because it has been put into force since it was changed.
+
+    before: the digest of the file that the process had before; None = the process has just started, and its row tells.
+    A file that the process did not have before is a change, even if it was in force earlier, unless it is the file that
+    was put into force last: by another process that has the same one.
+    """
+    row = connection.execute(_FILE, {"digest": digest, "process": process}).one()
+    known = before if before is not None or row.before is None else bytes(row.before)
+    return bool(row.known if known in (None, digest) else row.newest)
+
+
+def note_file(connection: Connection, digest: bytes) -> None:
+    """Note that a file has been put into force."""
+    connection.execute(_NOTE_FILE, {"digest": digest})

@@ -1,0 +1,167 @@
+"""Versions of the policy: who makes one, what a rollback brings back, which file counts, and who names them."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from leasehold.errors import Conflict
+
+from assigner.cli import errors
+from assigner.cli.main import cli
+from assigner.operator_resources import versions as activation
+from assigner.operator_resources.registry import RESOURCES
+from schema.accounting import rates
+from schema.policy import versions
+from schema.postgres.connection import Connection
+from schema.tenancy import processes
+from tests.support.patience import eventually
+from tests.support.pool import Pool
+from tests.support.race import Race
+from tests.support.servers import assigner_process
+
+#: What operators set before and after a version, by the path of a request.
+SET: dict[str, dict[str, Any]] = {
+    "instances/ci": {"pool": "builds", "weight": 2.0, "budget": 9.5, "slots": 3, "locks": {"tree": 2, "c-*": 4}},
+    "cohorts/gpus": {"labels": ["gpu"], "reclaim_min": "any"},
+    "quotas/gpus/ci": {"min": 1, "max": 4},
+    "owner-quotas/ci/ann": {"cost": 2.5},
+    "project-quotas/ci/site": {"cost": 3},
+    "limits": {"max_concurrent": 8},
+    "rates/cli/opus": {"per_second": 0.5, "burst": 2},
+    "rates/api-*": {"per_second": 1.5},
+    "queue-limits/a/b": {"max_queued": 5},
+    "instance-queue-limits/*": {"max_queued": 7},
+    "ceilings/ci/a": {"max_timeout": 60.5},
+    "submit-rules/ci": {"commands": ["make"], "owner_cost": 10},
+    "report-ceilings/ci/tokens": {"amount": 1000.5},
+    "windows/night": {"start": 20, "end": 8, "types": ["nightly"]},
+    "classes/nightly": {"points": -5},
+    "class-limits/nightly": {"jobs": 2},
+    "class-reserves/nightly": {"jobs": 1},
+    "service-levels/slow": {"points": -10, "timeout_seconds": 7200},
+    "scheduling": {"starvation_seconds": 1800, "high": 41},
+}
+PATCHED = ("instances/ci", "quotas/gpus/ci")
+
+
+def limits(pool: Pool) -> Any:
+    return pool.database.run(lambda c: versions.read(c, {}))["limits"]
+
+
+def test_each_change_makes_a_version_and_any_version_can_be_in_force_again(operator: httpx.Client, pool: Pool) -> None:
+    before = limits(pool)
+    for path, body in SET.items():
+        method = "PATCH" if path in PATCHED else "PUT"
+        answer = operator.request(method, f"/v1/{path}", json={**body, "reason": "why"})
+        assert answer.status_code == 200, (path, answer.text)
+    after = limits(pool)
+    assert set(after) == versions.DECIDING == {each.name for each in RESOURCES} - {"backpressure", "meter", "pause"}
+    assert all(after[name] != before[name] for name in after), "each has something to restore"
+    (last, *_, first) = operator.get("/v1/policies", params={"limit": 200}).json()["policies"]
+    assert (last["id"], last["in_force"], last["reason"]) == (len(SET), True, "why")
+    assert (last["parent"], first["parent"], first["changes"]) == (len(SET) - 1, None, [])
+    assert {"what": "scheduling", "field": "high", "before": 40, "after": 41} in last["changes"]
+    pool.submit(instance="ci", payload={"command": ["make"]})
+
+    assert operator.post("/v1/policies/1/activate", json={"reason": "back"}).json() == {"id": 1, "kept": []}
+    assert limits(pool) == operator.get("/v1/policies/1").json()["content"]["limits"]
+    told = operator.get("/v1/policies/1/diff", params={"other": last["id"]}).json()
+    assert {"what": "quota gpus/ci", "field": "max", "before": None, "after": 4} in told["changes"]
+    answer = operator.post(f"/v1/policies/{last['id']}/activate", json={})
+    assert answer.json() == {"id": last["id"], "kept": []}
+    assert limits(pool) == after
+    assert operator.post("/v1/policies/rollback", json={}).json()["id"] == last["id"] - 1
+    assert operator.get("/v1/policies/active").json()["id"] == last["id"] - 1
+    again = operator.post(f"/v1/policies/{last['id'] - 1}/activate", json={})
+    assert (again.status_code, again.json()["code"]) == (409, "policy_in_force")
+    acts = [row.subject for row in pool.rows("SELECT subject FROM audit WHERE action = 'policy.activate' ORDER BY id")]
+    assert acts == [f"policy:{id}" for id in (1, last["id"], last["id"] - 1)]
+
+
+FILE = """
+[quotas]
+preemption_delay = {delay}
+[[rates]]
+resource = "cli"
+per_second = {rate}
+[[assigners]]
+[assigners.strategy.weights]
+priority = -2.0
+[[instances]]
+name = "ci"
+weight = 2.0
+"""
+
+
+def written(file: Path, delay: float, rate: float) -> None:
+    file.write_text(FILE.format(delay=delay, rate=rate))
+
+
+def history(pool: Pool) -> list[tuple[int, str, bool]]:
+    found = pool.database.run(lambda c: versions.versions(c, limit=20))
+    return [(each.id, each.author, each.in_force) for each in reversed(found)]
+
+
+def rolled_back(pool: Pool) -> int:
+    return pool.database.run(lambda c: activation.roll_back(c, actor="ann", reason="worse"))[0].id
+
+
+def test_a_changed_file_counts_once_and_a_rollback_outlasts_restarts(
+    pool: Pool, tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LEASEHOLD_DATABASE_URL", database_url)
+    file, other = tmp_path / "leasehold.toml", tmp_path / "other.toml"
+    written(file, 3, 2)
+    with assigner_process(pool, file) as (process, _), assigner_process(pool, file, "host-2"):
+        assert history(pool) == [(1, "config", True)]
+        written(file, 5, 4)
+        process.reload()
+        eventually(lambda: history(pool) == [(1, "config", False), (2, "config", True)])
+        assert rolled_back(pool) == 1
+        # Both processes follow within two seconds and say so, and leases name the version.
+        eventually(lambda: {row.policy for row in pool.rows("SELECT policy FROM assigners")} == {1})
+        (told,) = pool.database.run(lambda c: processes.settings_in_force(c, limit=9))
+        assert told.settings["quotas"]["preemption_delay"] == 3
+        job, bot = pool.submit()[0], pool.bot()
+        eventually(lambda: pool.job(job).state == "leased")
+        assert pool.row("SELECT policy FROM leases").policy == 1
+        bot.take()
+    other.write_text('[quotas]\npreemption_delay = 7\n[[assigners]]\nkind = "cohort"\n')
+    with assigner_process(pool, file) as (process, _):
+        assert history(pool) == [(1, "config", True), (2, "config", False)]
+        assert limits(pool)["rate"] == {"cli": {"per_second": 2, "burst": 1}}
+        assert errors.run(cli, ["--config", str(file), "config", "check"]) == 0
+        said = capsys.readouterr().out
+        assert "policy: version 1 is in force" in said
+        assert "  [quotas] preemption_delay: 5 here, 3 in force\n  rate cli per_second: 4 here, 2 in force\n" in said
+        # Another host's file counts once too, and leaves the entries that it does not name.
+        with assigner_process(pool, other, "host-2"):
+            pass
+        with assigner_process(pool, file), assigner_process(pool, other, "host-2"):
+            assert history(pool)[2:] == [(3, "config", True)]
+        content = pool.database.run(versions.in_force)
+        assert set(content.content["settings"]["assigners"]) == {"priority-age", "cohort"}
+        # The text that the file once had is a change, too.
+        written(file, 3, 2)
+        process.reload()
+        eventually(lambda: history(pool)[3:] == [(4, "config", True)])
+
+
+def rate(connection: Connection, resource: str) -> None:
+    versions.hold(connection)
+    rates.set_rate(connection, resource, per_second=1, burst=1, actor="ann")
+    versions.note_change(connection, actor="ann", reason=resource)
+
+
+def test_changes_take_turns_and_each_version_follows_from_the_one_before(pool: Pool, race: Race) -> None:
+    pool.database.run(lambda c: rate(c, "a"))
+    race.in_turn(lambda ahead: rate(ahead.connection, "b"), lambda: pool.database.run(lambda c: rate(c, "c")))
+    two, three = (pool.database.run(partial(versions.version, id=id)) for id in (2, 3))
+    assert [(each.what, each.field) for each in three.changes] == [("rate c", "burst"), ("rate c", "per_second")]
+    assert (two.parent, three.parent, two.changed, three.in_force) == (1, 2, 2, True)
+    with pytest.raises(Conflict, match="no version before"):
+        race.in_turn(
+            lambda ahead: activation.activate(ahead.connection, 1, actor="ann", reason=""), lambda: rolled_back(pool)
+        )
