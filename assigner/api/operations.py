@@ -53,6 +53,7 @@ class Assigner(BaseModel):
     started_at: datetime
     seen_at: datetime
     stopped_at: datetime | None
+    policy: int | None = Field(description="version of the policy by which it works; unset = it has told none")
 
 
 class InstanceDrain(BaseModel):

@@ -251,8 +251,8 @@ def _duration(context: click.Context, option: click.Parameter, value: str) -> fl
     "--policy",
     "policies",
     multiple=True,
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="A configuration to try on it; may be given several times.",
+    type=click.Path(path_type=Path),
+    help="A configuration to try on it, or the number of a version of the policy; may be given several times.",
 )
 @click.option("--seed", type=int, default=1, show_default=True, help="What chance decides follows from it.")
 @as_json

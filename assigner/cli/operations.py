@@ -163,9 +163,10 @@ def _list_assigners(caller: Caller) -> None:
         print_json(found)
         return
     rows = [
-        (each["name"], each["state"], *(moment(each[time]) for time in ("started_at", "seen_at"))) for each in found
+        (each["name"], each["state"], each["policy"], *(moment(each[time]) for time in ("started_at", "seen_at")))
+        for each in found
     ]
-    table(["name", "state", "started", "seen"], rows)
+    table(["name", "state", "policy", "started", "seen"], rows)
 
 
 def _assigner(name: str) -> str:

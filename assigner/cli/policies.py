@@ -45,6 +45,12 @@ def policy(calling: Calling) -> click.Command:
         active = next((each["id"] for each in found["policies"] if each["in_force"]), active)
         _tell_runners(found["processes"], active)
 
+    _add_readers(group, calling)
+    _add_writers(group, calling)
+    return group
+
+
+def _add_readers(group: click.Group, calling: Calling) -> None:
     @group.command("show")
     @click.argument("version", metavar="[VERSION]", default=ACTIVE, callback=_number)
     @calling
@@ -81,6 +87,8 @@ def policy(calling: Calling) -> click.Command:
             if found["left_out"]:
                 click.echo(f"and {found['left_out']:,} more")
 
+
+def _add_writers(group: click.Group, calling: Calling) -> None:
     @group.command("activate")
     @click.argument("version", callback=_number)
     @reason_option
@@ -95,8 +103,6 @@ def policy(calling: Calling) -> click.Command:
     def rollback(caller: Caller, /, reason: str) -> None:
         """Put the version into force that was so before the present one was made."""
         _put_in_force(caller, "rollback", reason)
-
-    return group
 
 
 def _number(_context: click.Context, _argument: click.Parameter, value: str) -> str:

@@ -1,20 +1,27 @@
 """`leasehold simulate`: read the pool's past, replay it under each configuration, and print the comparison."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import click
 from leasehold.errors import BadInput
+from pydantic import ValidationError
 
 from assigner.cli.output import print_json
 from assigner.config import loading
+from assigner.process.policies import DECLARED, merged
 from assigner.settings import COMMAND_TIMEOUT, Installation, PoolSettings
 from assigner.simulation import history, report
 from assigner.simulation.replay import BotsOf, replay
 from assigner.simulation.report import Measured
+from schema.accounting.accounts import PoolLimits
+from schema.policy import versions
+from schema.policy.versions import Content
 from schema.postgres import embedded, migrate
+from schema.postgres.engine import Database
 from schema.readable import duration, plural, table
 
 #: The columns of what really happened and of its replay as configured; the name of the rows of the whole pool.
@@ -38,12 +45,20 @@ def run(
     longest = max(settings.upkeep.keep_succeeded, settings.upkeep.keep_journal)
     if not 60 <= span <= longest:
         raise BadInput("--since", f"must be from 1 min to {duration(longest)}, for which the pool knows its jobs")
-    tried = {NOW: settings} | {
-        _title(path, policies): loading.load(path, installation.sections, installation.environ) for path in policies
+    files = {
+        path: loading.load(path, installation.sections, installation.environ)
+        for path in policies
+        if not _is_number(path)
     }
     with installation.database("simulate", patience=COMMAND_TIMEOUT) as database:
         migrate.require(database)
         past = database.run(lambda connection: history.read(connection, span))
+        tried = {NOW: _of_version(database, settings, None)} | {
+            _title(path, policies): Tried(files[path])
+            if path in files
+            else _of_version(database, settings, int(str(path)))
+            for path in policies
+        }
     if not past.jobs or not past.bots:
         raise BadInput("--since", f"the pool had no {'bot' if past.jobs else 'job'} in that time")
     found = {REAL: past.measured} | {name: _replayed(past, each, bots_of, seed) for name, each in tried.items()}
@@ -56,15 +71,43 @@ def run(
     _print(past, found, error, kept=settings.upkeep.keep_succeeded)
 
 
+@dataclass(frozen=True)
+class Tried:
+    """What is tried: the settings, and the limits of a version; None = those in force, and what settings declare."""
+
+    settings: PoolSettings
+    content: Content | None = None
+
+
+def _is_number(path: Path) -> bool:
+    return str(path).isdecimal() and not path.exists()
+
+
+def _of_version(database: Database, file: PoolSettings, id: int | None) -> Tried:
+    """The settings of a version, or of the one in force for None, with its limits. Raises BadInput, and NotFound."""
+    found = database.run(partial(versions.version, id=id) if id is not None else versions.in_force)
+    if found is None or found.content is None:
+        return Tried(file)
+    try:
+        wanted = merged(file, found.id, found.content["settings"]).settings
+    except ValidationError as error:
+        raise BadInput("--policy", f"version {found.id} cannot be used here: {error.errors()[0]['msg']}") from None
+    # What the file declares is among the limits of the version, as it was then.
+    fair = wanted.fair_share.model_copy(update=dict.fromkeys(PoolLimits.model_fields))
+    return Tried(wanted.model_copy(update={**dict.fromkeys(DECLARED, ()), "fair_share": fair}), found.content)
+
+
 def _title(path: Path, policies: Sequence[Path]) -> str:
-    """The name of a configuration in the table: that of its file, with its directory where that is not enough."""
+    """The name of what is tried in the table: of a file its name, with its directory where that is not enough."""
+    if _is_number(path):
+        return f"version {path}"
     return path.name if sum(each.name == path.name for each in policies) == 1 else str(path)
 
 
-def _replayed(past: history.Past, settings: PoolSettings, bots_of: BotsOf, seed: int) -> Measured:
+def _replayed(past: history.Past, tried: Tried, bots_of: BotsOf, seed: int) -> Measured:
     """Replay on a private server, which is gone afterwards."""
     with embedded.serve_for_now("leasehold-simulate-") as server:
-        return replay(past, settings, server.url, bots_of, seed=seed)
+        return replay(past, tried.settings, server.url, bots_of, seed=seed, limits=tried.content)
 
 
 def _print(past: history.Past, found: dict[str, Measured], error: float | None, *, kept: float) -> None:

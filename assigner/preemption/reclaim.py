@@ -66,7 +66,7 @@ def _reclaim_for(
     *,
     again: bool,
     used: Counter[int],
-    policy: int | None,
+    policy: int | None = None,
 ) -> int:
     """Evict for these jobs, most urgent first. Jobs that are covered by kept units of their instance are left out."""
     freed: Counter[tuple[int, int]] = Counter()

@@ -6,6 +6,7 @@ from itertools import groupby
 from typing import Protocol
 
 from assigner.admission.checkers import CheckerSettings
+from assigner.operator_resources.versions import restore
 from assigner.settings import PoolSettings
 from assigner.simulation.history import Attempt, Past, PastJob
 from assigner.simulation.loop import Bots, SimulatedPool, living
@@ -13,6 +14,8 @@ from assigner.simulation.report import Measured, measure
 from schema.moves.cancel import cancel
 from schema.moves.in_force import put_in_force
 from schema.moves.submit import submit
+from schema.policy.versions import Content
+from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
 
 ACTOR = "simulation"
@@ -22,6 +25,11 @@ PROGRAM = "simulated"
 UPKEEP_EVERY = 60.0
 #: The most jobs of one submit.
 TOGETHER = 1000
+
+#: Resources that only refuse what is submitted; the past was submitted.
+OF_SUBMITS = frozenset({"queue-limit", "instance-queue-limit", "ceiling", "submit-rule", "report-ceiling"})
+#: No meter is read in a simulation.
+NO_METER = {"meter": None, "usage_threshold": None}
 
 #: Says how the attempt of a command goes, counted from 1.
 How = Callable[[Sequence[str], int], Attempt]
@@ -39,17 +47,19 @@ class BotsOf(Protocol):
     ) -> Bots: ...
 
 
-def replay(past: Past, settings: PoolSettings, url: str, bots_of: BotsOf, *, seed: int) -> Measured:
+def replay(
+    past: Past, settings: PoolSettings, url: str, bots_of: BotsOf, *, seed: int, limits: Content | None = None
+) -> Measured:
     """Let the past happen again under `settings`, in the empty database of `url`, and measure it.
 
-    The limits that operators had set by commands stay in force; what the settings declare takes the place of what the
-    configuration had declared.
+    The limits that operators had set by commands stay in force, or those of a version of the policy are; what the
+    settings declare takes the place of what the configuration had declared.
     """
     wanted = _as_simulated(settings, past)
     later: list[tuple[float, Callable[[], object]]] = []
     plan: Plan = lambda at, act: later.append((at, act))  # noqa: E731
     bots = partial(bots_of, settings=wanted, past=past, how=partial(_how, past), seed=seed, plan=plan)
-    prepare = partial(put_in_force, kept=past.in_force)
+    prepare = partial(_put_limits, past=past, limits=limits)
     begun: list[str] = []
     with living(url, wanted, bots, start=past.since, seed=seed, upkeep_every=UPKEEP_EVERY, prepare=prepare) as (
         pool,
@@ -66,10 +76,20 @@ def replay(past: Past, settings: PoolSettings, url: str, bots_of: BotsOf, *, see
         return pool.database.run(lambda connection: measure(connection, **span, without=begun))
 
 
+def _put_limits(connection: Connection, past: Past, limits: Content | None) -> None:
+    """Put the limits of the past into force, and of a version all that does not only refuse what is submitted."""
+    put_in_force(connection, past.in_force)
+    if limits is not None:
+        kept = {name: terms for name, terms in limits["limits"].items() if name not in OF_SUBMITS}
+        kept["window"] = {name: {**terms, **NO_METER} for name, terms in kept.get("window", {}).items()}
+        # As if a file had declared nothing: the settings declare nothing either, and must not remove what is there.
+        restore(connection, {**limits, "limits": kept, "declared": {}}, actor=ACTOR, reason="")
+
+
 def _as_simulated(settings: PoolSettings, past: Past) -> PoolSettings:
     """The settings without what submits anything, refuses submits, asks others, or forgets jobs within the span."""
     kept = {name: past.until - past.since + value for name, value in settings.upkeep if name.startswith("keep_")}
-    windows = tuple(each.model_copy(update={"meter": None, "usage_threshold": None}) for each in settings.windows)
+    windows = tuple(each.model_copy(update=NO_METER) for each in settings.windows)
     return settings.model_copy(
         update={
             **dict.fromkeys(("schedules", "queues", "meters", "webhooks"), ()),

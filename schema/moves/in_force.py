@@ -27,7 +27,7 @@ IN_FORCE: Mapping[str, Mapping[str, Any]] = {
     "class_reserves": {},
     "service_levels": {},
     "scheduling": {},
-    "windows": {},
+    "windows": {"meter": None, "usage_threshold": None},
     "success_policy": {},
     # So a configuration can remove what another one has declared.
     "declarations": {},

@@ -53,7 +53,7 @@ _ASSIGNERS = Statement("""
 SELECT name, CASE WHEN stopped_at IS NOT NULL THEN 'stopped'
         WHEN seen_at < clock_timestamp() - make_interval(secs => :dead_after) THEN 'dead'
         WHEN NOT draining THEN 'running' WHEN drained_at IS NULL THEN 'draining' ELSE 'drained' END AS state,
-    draining, started_at, seen_at, stopped_at
+    draining, started_at, seen_at, stopped_at, policy
 FROM assigners WHERE CAST(:name AS text) IS NULL OR name = :name ORDER BY name
 """)
 
@@ -65,6 +65,7 @@ class AssignerProcess:
     state: running, draining (a drain was requested and is not yet in effect), drained, stopped, or dead (not seen for
         a minute).
     draining: true if an operator requested a drain. The request survives a restart of the process.
+    policy: the version of the policy by which it works; None = it has told none.
     """
 
     name: str
@@ -73,6 +74,7 @@ class AssignerProcess:
     started_at: datetime
     seen_at: datetime
     stopped_at: datetime | None
+    policy: int | None
 
 
 def check_deadline(field: str, deadline: float | None, *, draining: bool) -> None:

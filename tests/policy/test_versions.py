@@ -1,5 +1,6 @@
 """Versions of the policy: who makes one, what a rollback brings back, which file counts, and who names them."""
 
+import signal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,20 @@ from assigner.cli import errors
 from assigner.cli.main import cli
 from assigner.operator_resources import versions as activation
 from assigner.operator_resources.registry import RESOURCES
+from assigner.preemption.plan import QuotaSettings
+from bots.sync.fetch import FetchSettings
 from schema.accounting import rates
+from schema.accounting.quotas import EVICTION_COOLDOWN
 from schema.policy import versions
 from schema.postgres.connection import Connection
 from schema.tenancy import processes
+from schema.timing import Timing
+from tests.support.explain import explained
 from tests.support.patience import eventually
-from tests.support.pool import Pool
+from tests.support.pool import Pool, active, completed
 from tests.support.race import Race
-from tests.support.servers import assigner_process
+from tests.support.servers import Processes, assigner_process
+from tests.support.tenancy import Tenancy
 
 #: What operators set before and after a version, by the path of a request.
 SET: dict[str, dict[str, Any]] = {
@@ -165,3 +172,43 @@ def test_changes_take_turns_and_each_version_follows_from_the_one_before(pool: P
         race.in_turn(
             lambda ahead: activation.activate(ahead.connection, 1, actor="ann", reason=""), lambda: rolled_back(pool)
         )
+
+
+def test_what_is_granted_fetched_and_evicted_names_the_version_that_decided(pool: Pool, tenancy: Tenancy) -> None:
+    tenancy.quota("team-a", minimum=1)
+    pool.submit(2, instance="team-b", priority=10)
+    bot, first = pool.bot(), pool.assigner(policy=3)
+    first.run_once()
+    bot.sync_service.reconfigure(FetchSettings(), EVICTION_COOLDOWN, policy=4)
+    (work,) = bot.sync(completed(*bot.take()))["leases"]
+    bot.sync(active(work))
+    pool.submit(instance="team-a")
+    pool.assigner(quotas=QuotaSettings(preemption_delay=0), policy=5).run_once()
+    bot.sync(active(work))
+    bot.sync(completed(work, "stopped"))
+    assert [row.policy for row in pool.rows("SELECT policy FROM leases ORDER BY granted_at")] == [3, 4]
+    assert pool.row("SELECT details FROM evictions").details["policy"] == 5
+    (attempt,) = explained(pool, work["job"]).attempts
+    assert attempt.policy == 4
+
+
+@pytest.mark.conflicts
+def test_processes_follow_within_two_seconds_although_one_of_them_was_killed(
+    pool: Pool, scratch: Path, database_url: str, timing: Timing
+) -> None:
+    with Processes(scratch, database_url, timing, config="[quotas]\npreemption_delay = 3\n") as running:
+        dead = running.assigner("assigner-1")
+        running.assigner("assigner-2")
+        running.gateway()
+        told = "SELECT policy FROM assigners WHERE name <> 'assigner-1' UNION ALL SELECT policy FROM gateways"
+        dead.signal(signal.SIGKILL)
+        headers = {"Authorization": f"Bearer {running.operator_token}"}
+        with httpx.Client(base_url=running.url, headers=headers, trust_env=False) as operator:
+            assert operator.put("/v1/rates/cli", json={"per_second": 1}).status_code == 200
+            eventually(lambda: [row.policy for row in pool.rows(told)] == [2, 2])
+            assert operator.post("/v1/policies/1/activate", json={}).json() == {"id": 1, "kept": []}
+            eventually(lambda: [row.policy for row in pool.rows(told)] == [1, 1])
+            found = operator.get("/v1/policies").json()["processes"]
+            assert {each["name"]: each["policy"] for each in found if each["kind"] == "assigner"}["assigner-2"] == 1
+            text = operator.get("/metrics").text
+    assert "leasehold_gateway_policy_version 1.0" in text

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from assigner.simulation import history
+from schema.policy import versions
 from schema.postgres.engine import Database
 from tests.support.pool import Pool, active, completed
 from tests.support.race import cancel
@@ -48,16 +49,18 @@ def test_a_past_is_replayed_and_compared_with_what_was(pool: Pool, console: Cons
         "name = 'often'\ncron = '* * * * *'\njob = {command = ['true']}\n"
         "[[queues]]\nlabel = 'nightly'\nmax_queued = 1\n"
     )
-    text = console.good("simulate", "--since", "5m", "--policy", "other.toml")
+    pool.database.run(lambda c: versions.note_change(c, actor="ann", reason=""))
+    assert console.refused("simulate", "--policy", "7") == "policy: version 7 is not kept"
+    text = console.good("simulate", "--since", "5m", "--policy", "other.toml", "--policy", "1")
     head, error, _, columns, *rows = text.splitlines()
     assert head.startswith("24 jobs on 1 bot, ")
-    assert columns.split() == ["instance", "wait", "real", "replayed", "other.toml"]
+    assert columns.split() == ["instance", "wait", "real", "replayed", "other.toml", "version", "1"]
     assert int(re.search(r"by up to (\d+)%", error)[1]) <= 5  # type: ignore[index]
     found = {tuple(row.split()[:2]): row.split()[2:] for row in rows}
     real, unit, replayed, *_ = found["red", "longest"]
     assert unit == "s"
     assert [float(real), float(replayed)] == pytest.approx([46.0, 46.0], abs=1.0), "as fast as it was"
-    assert found["all", "starts"] == ["24", "24", "24"]
+    assert found["all", "starts"] == ["24"] * 4
     assert pool.rows("SELECT * FROM jobs ORDER BY id") == before, "nothing is written in the live pool"
     assert max(map(len, text.splitlines())) <= 120
 
