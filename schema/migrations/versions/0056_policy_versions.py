@@ -5,7 +5,7 @@ from alembic import op
 from schema import sql
 
 revision = "0056"
-down_revision = "0052"
+down_revision = "0053"
 branch_labels = None
 depends_on = None
 
