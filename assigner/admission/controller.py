@@ -14,7 +14,7 @@ from assigner.admission import ordering as orders
 from assigner.admission import rules as admission_rules
 from assigner.admission.admit import Rank
 from assigner.admission.checkers import FAILURES
-from assigner.admission.gates import QueueCharges, ReleaseTime, queue_admission
+from assigner.admission.gates import ReleaseTime, queue_admission
 from assigner.admission.heads import Heads
 from assigner.admission.rules import Rules
 from assigner.admission.state import POOL_JOBS, AdmissionState
@@ -67,7 +67,7 @@ class AdmissionMemory:
     #: Constraint sets, which never change, by their ids.
     terms: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     #: What jobs of a constraint set and an instance are charged.
-    charges: dict[Hashable, QueueCharges] = field(default_factory=dict)
+    charges: dict[Hashable, Any] = field(default_factory=dict)
 
     def bound(self) -> None:
         """Forget charges or constraint sets if there are too many of them."""
@@ -190,7 +190,7 @@ class AdmissionController:
             self._check(
                 connection, _open(queues, admission_state), admission_state, free_units=found.free_units, pace=pace
             )
-            admission_state.queue_admissions.clear()
+            admission_state.judge_again()
         closed = Counter[str]()
         if heads is None:
             admitted = self._admit(connection, queues, admission_state, free_units=found.free_units, closed=closed)
@@ -337,18 +337,21 @@ class AdmissionController:
         because other assigners have used up the rate since it was read. wait: see `rates.lock_buckets`."""
         if admitted.state is None or not admitted.state.rates:
             return set()
-        drawn = {queue: rates.bucket_names(queue.constraints) for queue in {head.queue for head in admitted.heads}}
-        known = sorted({name for names in drawn.values() for name in names} & admitted.state.rates.keys())
-        rates.make_buckets(connection, [name for name in known if admitted.state.rates[name].missing], wait=wait)
-        locked = rates.lock_buckets(connection, known, wait=wait)
-        left = {name: locked[name].tokens if name in locked else 0.0 for name in known}
+        state, known = admitted.state, admitted.state.rates
+        drawn = [
+            (head.job.id, [name for name in queue_admission(head.queue, state).charges.tokens if name in known])
+            for head in admitted.heads
+        ]
+        wanted = sorted({name for _, names in drawn for name in names})
+        missing = [name for name in wanted if known[name].missing]
+        left = rates.lock_buckets(connection, wanted, missing=missing, wait=wait)
         without = set[int]()
-        for head in admitted.heads:
-            needed = [name for name in drawn[head.queue] if name in left]
-            if any(left[name] < 1.0 for name in needed):
-                without.add(head.job.id)
+        for job_id, needed in drawn:
+            if any(left.get(name, 0.0) < 1.0 for name in needed):
+                without.add(job_id)
             else:
-                left.update((name, left[name] - 1.0) for name in needed)
+                for name in needed:
+                    left[name] -= 1.0
         return without
 
     def charge(self, connection: Connection, admitted: AdmissionResult, taken: Sequence[tuple[int, Amounts]]) -> None:
@@ -365,11 +368,12 @@ class AdmissionController:
         )
         ids = {job_id for job_id, _ in taken}
         started = [head for head in admitted.heads if head.job.id in ids]
-        starts = Counter([head.queue for head in started])
+        starts = Counter(head.queue for head in started)
         if admitted.state is not None:
             for gate in gates.GATES:
                 gate.started(connection, starts, admitted.state)
-        for each in {key for queue in starts for key in rates.advised_as(_class_of(queue))} & admitted.pauses.keys():
+        used = {key for queue in starts for key in rates.advised_as(_class_of(queue))} if admitted.pauses else set()
+        for each in used & admitted.pauses.keys():
             self._memory.paused_until[each] = self._now() + admitted.pauses[each]
         of_graphs = {queue for queue in starts if graph_share.graph_of(queue.constraints) is not None}
         admitted.started_graph_jobs = [head for head in started if head.queue in of_graphs] if of_graphs else ()

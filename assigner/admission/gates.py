@@ -11,8 +11,9 @@ One module because the gates are one list, in which each takes a few lines.
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from assigner.admission.graph_share import ALL_GRAPHS, graph_counter, graph_of
 from assigner.admission.state import POOL_COST, POOL_JOBS, AdmissionState
@@ -192,8 +193,10 @@ class LocksGate(Gate):
 def lock_numbers(queue: ConstrainedQueue) -> dict[str, float]:
     """Return the counters of the locks that a job of the queue takes, with the slots that it gives them itself: 1, or
     the number behind the colon of a lock."""
-    named = [lock.partition(":") for lock in queue.constraints.get("locks", ())]
-    return {lock_counter(queue.instance_name, lock): float(number or 1) for lock, _, number in named}
+    locks, name = queue.constraints.get("locks"), queue.instance_name
+    if not locks:
+        return {}
+    return {lock_counter(name, lock): float(number or 1) for lock, _, number in [each.partition(":") for each in locks]}
 
 
 def _of_pattern(limited_by: str | None) -> str:
@@ -408,19 +411,17 @@ class RateGate(Gate):
             return f"'{used}' may start {bucket.rate:g} jobs per second{of_pattern}, the next one in {wait:.2f} s"
         return None
 
+    def may_close(self, state: AdmissionState) -> bool:
+        return bool(state.refused)
+
     def tokens(self, queue: ConstrainedQueue) -> Iterable[str]:
         return rate_rows.bucket_names(queue.constraints)
 
-    def started(
-        self,
-        connection: Connection,
-        starts: Mapping[ConstrainedQueue, int],
-        state: AdmissionState,  # noqa: ARG002
-    ) -> None:
+    def started(self, connection: Connection, starts: Mapping[ConstrainedQueue, int], state: AdmissionState) -> None:
         """Take the tokens out of the buckets, which the controller has locked."""
         wanted = defaultdict[str, int](int)
         for queue, jobs in starts.items():
-            for name in self.tokens(queue):
+            for name in queue_admission(queue, state).charges.tokens:
                 wanted[name] += jobs
         rate_rows.draw_tokens(connection, wanted)
 
@@ -509,40 +510,24 @@ TIMED = tuple(gate for gate in GATES if type(gate).release_time is not Gate.rele
 MAX_ESTIMATES = 8
 
 
-class QueueCharges:
+class Charges:
     """What each job of a queue takes, which depends on its instance and its constraints alone.
 
-    counters: amounts by counter; None stands for the job's estimate.
-    tokens: names of further counters. Each start takes 1 of each in the working copy; gates write them themselves. A
-        token without a counter has no limit.
-    others: what it takes beside its keys, the same object for all queues that take the same. own: the amounts of both
-        that it takes beyond that.
-    beside_shares: names of the counters that are not read together with the share of the instance.
-    gates: the gates that can be closed for jobs of the queue.
+    own: amounts by counter that it takes for its keys; None stands for the job's estimate. tokens: names of further
+        counters of its keys. Each start takes 1 of each in the working copy; gates write them themselves. A token
+        without a counter has no limit.
+    others: what it takes beside its keys, the same object for all queues that take the same.
     numbers: the slots that its jobs themselves give the locks that they take.
     """
 
-    __slots__ = ("_amounts", "beside_shares", "counters", "gates", "numbers", "others", "own", "tokens")
+    __slots__ = ("_amounts", "numbers", "others", "own", "tokens")
 
-    def __init__(self, queue: ConstrainedQueue, others: "QueueCharges | None" = None) -> None:
-        """Ask all gates. others: what is known of a queue of the instance that has the same constraints without keys:
-        then only the gates of keys are asked."""
-        self._amounts: dict[float, Mapping[str, float]] = {}
-        self.others = self if others is None else others
-        asked = GATES if others is None else OF_KEYS
-        own: dict[str, float | None] = {}
-        for gate in asked:
-            own.update(gate.charges(queue))
-        tokens = frozenset(name for gate in asked for name in gate.tokens(queue))
-        gates = frozenset(gate for gate in asked if gate.concerns(queue))
-        beside = tuple(name for name in own if not name.startswith("instance:"))
-        self.own = (*own.items(), *[(name, 1.0) for name in tokens])
+    def __init__(self, queue: ConstrainedQueue, others: "ChargesBesideKeys") -> None:
+        self.others, self.own, self._amounts = others, dict[str, float | None](), dict[float, Mapping[str, float]]()
+        for gate in OF_KEYS:
+            self.own.update(gate.charges(queue))
+        self.tokens = tuple([name for gate in OF_KEYS for name in gate.tokens(queue)])
         self.numbers = lock_numbers(queue)
-        if others is None:
-            self.counters, self.tokens, self.gates, self.beside_shares = own, tokens, gates, beside
-        else:
-            self.counters, self.tokens = {**others.counters, **own}, others.tokens | tokens
-            self.gates, self.beside_shares = others.gates | gates, others.beside_shares + beside
 
     def amounts(self, estimate: float) -> Mapping[str, float]:
         """Return what a job with this estimate takes of counters; mostly the same object for equal estimates."""
@@ -550,12 +535,43 @@ class QueueCharges:
         if found is None:
             if len(self._amounts) >= MAX_ESTIMATES:
                 self._amounts.clear()
-            found = {name: estimate if amount is None else amount for name, amount in self.counters.items()}
-            self._amounts[estimate] = found
+            found = self._amounts[estimate] = self.others.amounts(estimate) | _estimated(self.own, estimate)
         return found
 
 
-def smallest_numbers(charged: Iterable[QueueCharges]) -> dict[str, float]:
+class ChargesBesideKeys:
+    """What jobs take beside their keys.
+
+    counters, tokens: as of `Charges`. beside_shares: names of the counters that are not read together with the share of
+    the instance. gates: the gates that can be closed for such jobs.
+    """
+
+    __slots__ = ("_amounts", "beside_shares", "counters", "gates", "tokens")
+
+    def __init__(self, queue: ConstrainedQueue) -> None:
+        """Ask all gates about a queue without keys."""
+        self.counters, self._amounts = dict[str, float | None](), dict[float, dict[str, float]]()
+        for gate in GATES:
+            self.counters.update(gate.charges(queue))
+        self.tokens = tuple({name: None for gate in GATES for name in gate.tokens(queue)})
+        self.gates = frozenset(gate for gate in GATES if gate.concerns(queue))
+        self.beside_shares = tuple(name for name in self.counters if not name.startswith("instance:"))
+
+    def amounts(self, estimate: float) -> dict[str, float]:
+        """Return what a job with this estimate takes of these counters."""
+        found = self._amounts.get(estimate)
+        if found is None:
+            if len(self._amounts) >= MAX_ESTIMATES:
+                self._amounts.clear()
+            found = self._amounts[estimate] = _estimated(self.counters, estimate)
+        return found
+
+
+def _estimated(counters: Mapping[str, float | None], estimate: float) -> dict[str, float]:
+    return {name: estimate if amount is None else amount for name, amount in counters.items()}
+
+
+def smallest_numbers(charged: Iterable[Charges]) -> dict[str, float]:
     """Return the smallest number of slots that one of these queues gives a lock, by counter."""
     found: dict[str, float] = {}
     for charges in charged:
@@ -564,28 +580,26 @@ def smallest_numbers(charged: Iterable[QueueCharges]) -> dict[str, float]:
     return found
 
 
-def queue_charges(queue: ConstrainedQueue, state: AdmissionState) -> QueueCharges:
-    """Return what jobs of the queue take. It is found once for each instance and constraint set."""
+def queue_charges(queue: ConstrainedQueue, known: MutableMapping[Hashable, Any]) -> Charges:
+    """Return what jobs of the queue take, found once for each instance and constraint set, and kept in `known`."""
     key = queue.constraint_set, queue.instance
-    found: QueueCharges | None = state.charges.get(key)
+    found: Charges | None = known.get(key)
     if found is None:
-        found = state.charges[key] = QueueCharges(queue, _without_keys(queue, state))
+        found = known[key] = Charges(queue, _beside_keys(queue, known))
     return found
 
 
-def _without_keys(queue: ConstrainedQueue, state: AdmissionState) -> QueueCharges | None:
-    """Return what jobs take that have the same constraints but for keys; None if the queue has no keys, or constraints
-    that cannot be looked up."""
+def _beside_keys(queue: ConstrainedQueue, known: MutableMapping[Hashable, Any]) -> ChargesBesideKeys:
+    """Return what jobs of the queue take beside their keys, found once for all that have the same other constraints,
+    if these can be looked up."""
     rest = {name: value for name, value in queue.constraints.items() if name not in KEYS}
-    if len(rest) == len(queue.constraints):
-        return None
     try:
         key = queue.instance, frozenset(rest.items())
-        found: QueueCharges | None = state.charges.get(key)
+        found: ChargesBesideKeys | None = known.get(key)
     except TypeError:
-        return None
+        return ChargesBesideKeys(replace(queue, constraints=rest))
     if found is None:
-        found = state.charges[key] = QueueCharges(replace(queue, constraints=rest))
+        found = known[key] = ChargesBesideKeys(replace(queue, constraints=rest))
     return found
 
 
@@ -593,50 +607,53 @@ def _without_keys(queue: ConstrainedQueue, state: AdmissionState) -> QueueCharge
 Taken = list[tuple[UsageCounter, float | None]]
 
 
-def _counters(charges: QueueCharges, state: AdmissionState) -> tuple[Taken, Taken]:
-    """Return the counters that a job takes of with its `own` amounts, and those of them that have a limit."""
-    found, limited, known = Taken(), Taken(), state.counters
-    for name, amount in charges.own:
-        counter = known.get(name)
-        if counter is None:
-            if name in charges.tokens:
-                continue
-            counter = state.counter(name)
-        found.append((counter, amount))
-        if counter.most is not None:
-            limited.append((counter, amount))
-    return found, limited
+class InCommon:
+    """What queues that differ only in their keys are judged by.
+
+    counters: those that a job takes of. limited: those of them that have a limit. gates: those that may be closed
+    although no counter is used up. asks_keys: a gate of keys may be closed so too.
+    """
+
+    __slots__ = ("asks_keys", "counters", "gates", "limited")
+
+    def __init__(self, charges: ChargesBesideKeys, state: AdmissionState) -> None:
+        tokens = [(name, 1.0) for name in charges.tokens if name in state.counters]
+        self.counters: Taken = [(state.counter(name), amount) for name, amount in (*charges.counters.items(), *tokens)]
+        self.limited = _limited(self.counters)
+        asked = _may_close(state)
+        self.gates = tuple(gate for gate in asked if gate in charges.gates)
+        self.asks_keys = any(gate in OF_KEYS for gate in asked)
+
+
+def _limited(counters: Taken) -> Taken:
+    return [each for each in counters if each[0].most is not None]
 
 
 class QueueAdmission:
     """What each job of a queue is judged by, found once for all of them.
 
-    shut: the gate that closed the queue as a whole before any job started. units: units that its instance has been
-    given since. counters: the counters that a job takes of, each with the amount; None stands for the job's estimate.
+    charges: what it takes. shut: the gate that closed the queue as a whole before any job started. units: units that
+    its instance has been given since.
     """
 
     # A reference back to the state would make a cycle of references, which only the garbage collector frees.
-    __slots__ = ("_limited", "counters", "shut", "units")
+    __slots__ = ("_counters", "_limited", "charges", "shut", "units")
 
     def __init__(self, queue: ConstrainedQueue, state: AdmissionState) -> None:
-        charges = queue_charges(queue, state)
+        self.charges = charges = queue_charges(queue, state.charges)
         self.units = state.given_units(queue)
-        common: tuple[Taken, Taken] | None = state.common.get(charges.others)
+        common: InCommon | None = state.common.get(charges.others)
         if common is None:
-            common = state.common[charges.others] = _counters(charges.others, state)
-        self.counters, self._limited = common
-        if charges.others is not charges:
-            counters, limited = _counters(charges, state)
-            self.counters, self._limited = self.counters + counters, self._limited + limited
-        asked: Sequence[Gate] = state.asked_gates or _may_close(state)
+            common = state.common[charges.others] = InCommon(charges.others, state)
+        own: Taken = [(state.counter(name), amount) for name, amount in charges.own.items()]
+        own += [(state.counters[name], 1.0) for name in charges.tokens if name in state.counters]
+        self._counters = common.counters, own
+        self._limited = [*common.limited, *_limited(own)]
+        asked: Sequence[Gate] = GATES if common.asks_keys else common.gates
         for counter, amount in self._limited:
             if not counter.leaves(amount or 0.0):
                 asked = GATES
-        self.shut: Gate | None = None
-        for gate in asked:
-            if gate in charges.gates and gate.closed_for_queue(queue, state) is not None:
-                self.shut = gate
-                break
+        self.shut = closing_gate(queue, state, asked) if asked else None
 
     def closed(self, head: QueueHead, state: AdmissionState) -> tuple[Gate, str] | None:
         """Return the first gate that is closed for the job, and why; None if all are open."""
@@ -670,13 +687,18 @@ class QueueAdmission:
     def take(self, head: QueueHead) -> None:
         """Count what the job takes, because it starts."""
         self.units.used += head.job.units
-        for counter, amount in self.counters:
-            counter.used += head.estimate if amount is None else amount
+        self.charge(1, estimate=head.estimate)
+
+    def charge(self, jobs: float, *, estimate: float) -> None:
+        """Count what so many jobs take of counters."""
+        for counters in self._counters:
+            for counter, amount in counters:
+                counter.used += jobs * (estimate if amount is None else amount)
 
 
 def job_charges(head: QueueHead, state: AdmissionState) -> Mapping[str, float]:
     """Return what the job takes of counters while it runs; mostly the same object for equal jobs."""
-    return queue_charges(head.queue, state).amounts(head.estimate)
+    return queue_admission(head.queue, state).charges.amounts(head.estimate)
 
 
 def first_closed_gate(head: QueueHead, state: AdmissionState) -> tuple[Gate, str] | None:

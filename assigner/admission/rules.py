@@ -4,10 +4,10 @@ from collections.abc import Hashable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from types import MappingProxyType
+from typing import Any
 
 from assigner.admission import gates
 from assigner.admission.checkers import CheckerSettings
-from assigner.admission.gates import QueueCharges
 from assigner.admission.ordering import OrderingSettings
 from assigner.admission.state import POOL_JOBS, AdmissionState
 from schema import graphs
@@ -42,7 +42,7 @@ def read_admission_state(
     lacking: Mapping[QueueId, str] = MappingProxyType({}),
     pressed: bool = True,
     reserved: bool = True,
-    charges: MutableMapping[Hashable, QueueCharges] | None = None,
+    charges: MutableMapping[Hashable, Any] | None = None,
 ) -> AdmissionState:
     """Read the state by which the gates of these queues are judged.
 
@@ -52,11 +52,10 @@ def read_admission_state(
     """
     reserves = class_reserves.read(connection) if reserved else {}
     of_classes = {class_reserves.running_counter(name) for name in reserves}
-    sets = {queue.constraint_set: queue.constraints for queue in queues}.values()
-    buckets = rates.read_buckets(
-        connection, sorted({name for constraints in sets for name in rates.bucket_names(constraints)})
-    )
-    classes = sorted({constraints["job_class"] for constraints in sets if "job_class" in constraints})
+    known = {} if charges is None else charges
+    charged = [gates.queue_charges(queue, known) for queue in queues]
+    buckets = rates.read_buckets(connection, sorted({name for each in charged for name in each.tokens}))
+    classes = sorted({queue.constraints["job_class"] for queue in queues if "job_class" in queue.constraints})
     admission_state = AdmissionState(
         now,
         {name: Counter(0.0, bucket.tokens) for name, bucket in buckets.items()},
@@ -66,13 +65,14 @@ def read_admission_state(
         openings=time_windows.read(connection) if any(map(gates.waits_for_windows, queues)) else WindowSchedule(),
         lacking=lacking,
         reserves=reserves,
-        charges={} if charges is None else charges,
+        charges=known,
     )
     if any(queue.managed for queue in queues):
         read_shares(connection, queues, admission_state, rules)
-    charged = [gates.queue_charges(queue, admission_state) for queue in queues]
-    taken = {each.beside_shares if admission_state.shares else tuple(each.counters) for each in charged}
-    admission_state.counters |= counters.read(connection, [*of_classes.union(*taken)])
+    of_keys = [name for each in charged for name in each.own]
+    others = {each.others for each in charged}
+    taken = [each.beside_shares if admission_state.shares else each.counters for each in others]
+    admission_state.counters |= counters.read(connection, [*of_classes.union(of_keys, *taken)])
     admission_state.lock_numbers = numbers = gates.smallest_numbers(charged)
     if numbers:
         counters.read_locks(connection, admission_state.counters, numbers)

@@ -61,6 +61,12 @@ class AdmissionState:
     #: What the instances with these shares have had; see `fair_share`.
     standing: tuple[Shares | None, Any] = (None, None)
 
+    def judge_again(self) -> None:
+        """Forget what queues were judged by, because gates may have been closed since."""
+        self.queue_admissions.clear()
+        self.common.clear()
+        self.asked_gates = ()
+
     def of(self, name: str) -> Counter:
         """Return the counter of that name. One that does not exist has no limit."""
         return self.counters.get(name) or Counter()

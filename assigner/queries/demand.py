@@ -223,8 +223,7 @@ def _within_limits(connection: Connection, rows: Sequence[Row], rules: Rules) ->
         if (queue := constrained.get(row.id)) is not None:
             admission = queue_admission(queue, state)
             jobs = 0 if admission.shut is not None else min(jobs, max(0.0, gates.max_starts(queue, state) // 1))
-            for counter, amount in admission.counters:
-                counter.used += jobs * (1.0 if amount is None else amount)
+            admission.charge(jobs, estimate=1.0)
         left[place] = units - jobs * row.units
         found.append(WaitingQueue(row, int(jobs)))
     return found

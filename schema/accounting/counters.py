@@ -9,11 +9,11 @@ one of its GPUs. Counters are locked after quotas, in the order of their names.
 
 import json
 from collections import Counter as Tally
-from collections import defaultdict
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass
 from decimal import Decimal
 from functools import lru_cache
+from itertools import chain
 from operator import itemgetter
 from types import MappingProxyType
 
@@ -237,15 +237,9 @@ def take(
     it was read, raises psycopg.Error with the SQLSTATE of a serialization failure, so that `Database.run` repeats the
     transaction.
     """
-    # Equal amounts mostly are one object.
-    kinds = {id(each): each for each in amounts}
-    counted = defaultdict[tuple[str, float], int](int)
-    for kind, times in Tally(map(id, amounts)).items():
-        for item in kinds[kind].items():
-            counted[item] += times
-    sums = defaultdict[str, Decimal](Decimal)
-    for (name, amount), times in counted.items():
-        sums[name] += times * _exact(amount)
+    sums: dict[str, Decimal] = {}
+    for (name, amount), times in Tally(chain.from_iterable([each.items() for each in amounts])).items():
+        sums[name] = sums.get(name, 0) + times * _exact(amount)
     last: dict[str, Decimal] = {}
     if may_overshoot:
         # The last charge is passed on its own, because only it may exceed a limit.

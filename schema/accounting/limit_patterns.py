@@ -73,8 +73,7 @@ DELETE FROM rate_buckets b USING found f WHERE b.name = f.name AND f.prefix IS N
 """)
 
 LOCK_LIMITS = Statement("""
-SELECT n.name, p.most::double precision AS most, p.prefix
-FROM unnest(CAST(:names AS text[])) AS n (name) CROSS JOIN LATERAL matching_pattern(n.name) p
+SELECT name, most::double precision, prefix FROM matching_patterns(CAST(:names AS text[]))
 """)
 
 _OF_LOCKS = Statement("""
@@ -220,7 +219,7 @@ def lock_limits(connection: Connection, names: Sequence[str]) -> dict[str, tuple
     """Return the slots and the prefix of the pattern for those of these counters of locks that a pattern gives them."""
     if not names:
         return {}
-    return {row.name: (row.most, row.prefix) for row in connection.execute(LOCK_LIMITS, {"names": list(names)})}
+    return {name: (most, prefix) for name, most, prefix in connection.execute(LOCK_LIMITS, {"names": list(names)})}
 
 
 def lock_patterns(connection: Connection) -> list[LockPattern]:

@@ -9,10 +9,10 @@ Backpressure is advice of an operator: start no constrained jobs, or pause betwe
 class or to all constrained jobs, and it may end after a given time.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from leasehold.errors import BadInput, NotFound
 from leasehold.wire import escaped
@@ -22,7 +22,7 @@ from schema import audit, declarations
 from schema.accounting import limit_patterns
 from schema.postgres.connection import Connection
 from schema.postgres.notify import wake
-from schema.postgres.statements import Row, Statement
+from schema.postgres.statements import Statement
 from schema.validation import NAME, check_name
 
 #: The largest rate, jobs per second, and the largest burst, jobs.
@@ -43,21 +43,18 @@ WITH found AS MATERIALIZED (
 )
 SELECT * FROM found
 UNION ALL
-SELECT n.name, p.rate, p.burst, p.burst, p.prefix, true
-FROM unnest(CAST(:names AS text[])) AS n (name) CROSS JOIN LATERAL matching_pattern(n.name) p
-WHERE (n.name IN (SELECT name FROM found)) IS NOT TRUE AND p.rate IS NOT NULL
+SELECT name, rate, burst, burst, prefix, true FROM matching_patterns(ARRAY(
+    SELECT n.name FROM unnest(CAST(:names AS text[])) AS n (name)
+    WHERE (n.name IN (SELECT name FROM found)) IS NOT TRUE)) WHERE rate IS NOT NULL
 """)
 # It is full at the begin of this transaction, at which jobs that start count as started.
 _MAKE_BUCKETS = Statement("""
 INSERT INTO rate_buckets (name, rate, burst, tokens, refilled_at, limited_by)
-SELECT n.name, p.rate, p.burst, p.burst, now(), p.prefix
-FROM unnest(CAST(:names AS text[])) AS n (name) CROSS JOIN LATERAL matching_pattern(n.name) p
-WHERE p.rate IS NOT NULL
-ORDER BY n.name COLLATE "C" ON CONFLICT (name) DO NOTHING
+SELECT name, rate, burst, burst, now(), prefix FROM matching_patterns(CAST(:names AS text[])) WHERE rate IS NOT NULL
+ORDER BY name COLLATE "C" ON CONFLICT (name) DO NOTHING RETURNING name, tokens
 """)
 _LOCK_BUCKETS = f"""
-SELECT name, rate, burst, {_FILLED} AS tokens, limited_by, false AS missing
-FROM rate_buckets WHERE name = ANY (CAST(:names AS text[]))
+SELECT name, {_FILLED} AS tokens FROM rate_buckets WHERE name = ANY (CAST(:names AS text[]))
 ORDER BY name COLLATE "C" FOR NO KEY UPDATE"""
 LOCK_BUCKETS = {True: Statement(_LOCK_BUCKETS), False: Statement(f"{_LOCK_BUCKETS} SKIP LOCKED")}
 DRAW_TOKENS = Statement("SELECT draw(CAST(:names AS text[]), CAST(:jobs AS integer[]))")
@@ -81,8 +78,7 @@ WHERE limited_by IS NULL OR name = :name ORDER BY name COLLATE "C"
 """)
 
 
-@dataclass(frozen=True)
-class Bucket:
+class Bucket(NamedTuple):
     """The state of a token bucket.
 
     rate: tokens per second. burst: the most tokens it holds. tokens: what it holds now. limited_by: the prefix of the
@@ -97,7 +93,7 @@ class Bucket:
 
     def minus(self, tokens: float) -> "Bucket":
         """The bucket after `tokens` have been taken out."""
-        return replace(self, tokens=self.tokens - tokens)
+        return self._replace(tokens=self.tokens - tokens)
 
     @property
     def due(self) -> float:
@@ -168,31 +164,31 @@ def read_buckets(connection: Connection, wanted: Sequence[str]) -> dict[str, Buc
     """The wanted buckets that exist, or that a pattern will make, by name, as they are when this transaction begins."""
     if not wanted:
         return {}
-    return _buckets(connection.execute(READ_BUCKETS, {"names": list(wanted)}))
+    rows = connection.execute(READ_BUCKETS, {"names": list(wanted)})
+    return {
+        name: Bucket(rate, burst, float(tokens), limited_by, missing)
+        for name, rate, burst, tokens, limited_by, missing in rows
+    }
 
 
-def lock_buckets(connection: Connection, wanted: Sequence[str], *, wait: bool) -> dict[str, Bucket]:
-    """Lock the wanted buckets that exist until this transaction ends, and return them as `read_buckets` does.
+def lock_buckets(
+    connection: Connection, wanted: Sequence[str], *, missing: Sequence[str], wait: bool
+) -> dict[str, float]:
+    """Lock the wanted buckets that exist until this transaction ends; returns what each holds now, in tokens.
 
-    wait: wait for buckets that another transaction has locked. Without it they are left out, which is right for a
-    transaction that may hold locks on quotas, because to wait out of order could deadlock.
+    missing: those of them that a pattern has to make first. None is made while an operator changes a rate, and without
+    `wait` while another assigner makes some.
+    wait: wait for buckets that another transaction has locked or is making. Without it they are left out, which is
+    right for a transaction that may hold locks on quotas, because to wait out of order could deadlock. All make buckets
+    in the order of names, before they lock any, so that nobody who waits for one keeps its maker waiting.
     """
-    return _buckets(connection.execute(LOCK_BUCKETS[wait], {"names": list(wanted)})) if wanted else {}
-
-
-def _buckets(rows: Iterable[Row]) -> dict[str, Bucket]:
-    return {row.name: Bucket(row.rate, row.burst, float(row.tokens), row.limited_by, row.missing) for row in rows}
-
-
-def make_buckets(connection: Connection, missing: Sequence[str], *, wait: bool) -> None:
-    """Make these buckets, if patterns give them a rate. None is made while an operator changes a rate, and without
-    `wait` while another assigner makes some. Then the caller finds them missing when it locks them.
-
-    wait: wait for buckets that others are making. All make them in the order of names, before they lock any, so that
-    nobody who waits here keeps them waiting.
-    """
+    made: dict[str, float] = {}
     if missing and connection.execute(limit_patterns.TRY_MAKE_BUCKETS[wait]).scalar_one():
-        connection.execute(_MAKE_BUCKETS, {"names": list(missing)})
+        made = dict(connection.execute(_MAKE_BUCKETS, {"names": list(missing)}).all())
+    # Nobody else sees what this transaction has made.
+    others = [name for name in wanted if name not in made]
+    found = connection.execute(LOCK_BUCKETS[wait], {"names": others}).all() if others else []
+    return made | {name: float(tokens) for name, tokens in found}
 
 
 def draw_tokens(connection: Connection, wanted: Mapping[str, int]) -> None:

@@ -120,7 +120,7 @@ accounts = Table(
 # How fast jobs may start: rates of resource classes, advice of operators, failed checks
 
 
-_NAME = "[a-z0-9][a-z0-9._-]{0,62}"
+_NAME, _ANY_LENGTH = "[a-z0-9][a-z0-9._-]{0,62}", "[a-z0-9][a-z0-9._-]*"
 #: The begin of a name.
 _BEGIN = "[a-z0-9][a-z0-9._-]{0,61}"
 
@@ -157,7 +157,13 @@ rate_buckets = Table(
     # The prefix of the pattern by which it was made; null = an operator has set its rate by its name.
     Column("limited_by", Text),
     PrimaryKeyConstraint("name"),
-    CheckConstraint(f"name ~ '^rate:{_NAME}(/{_NAME})?$'", name="rate_buckets_name_form"),
+    # Two names of at most 63 characters each. The check is made whenever tokens are drawn, and an expression that tells
+    # the lengths itself takes three times as long.
+    CheckConstraint(
+        f"name ~ '^rate:{_ANY_LENGTH}(/{_ANY_LENGTH})?$'"
+        " AND length(split_part(name, '/', 1)) <= 68 AND length(split_part(name, '/', 2)) <= 63",
+        name="rate_buckets_name_form",
+    ),
     CheckConstraint("rate > 0 AND rate <= 1e6", name="rate_buckets_rate_range"),
     CheckConstraint("burst BETWEEN 1 AND 1000000", name="rate_buckets_burst_range"),
     CheckConstraint("tokens >= 0 AND tokens <= burst", name="rate_buckets_tokens_range"),
