@@ -30,10 +30,11 @@ if TYPE_CHECKING:
 
     from assigner.process.policies import InForce
     from assigner.settings import Installation, PoolSettings
-    from assigner.simulation.history import Past
-    from assigner.simulation.replay import How, Plan
+    from assigner.simulation.past import Past
+    from assigner.simulation.replay import BotsOf, How, Plan
     from bots.agent.agent import AgentSettings
     from bots.simulation.bots import SimulatedBots
+    from bots.sync.fetch import FetchSettings
     from bots.sync.settle import SyncService
     from schema.postgres.engine import Database
 
@@ -245,8 +246,17 @@ def _duration(context: click.Context, option: click.Parameter, value: str) -> fl
     return output.duration(context, option, value)
 
 
+_FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
+
+
 @cli.command(name="simulate")
-@click.option("--since", default="24h", show_default=True, metavar="TIME", callback=_duration, help="Span of the past.")
+@click.option("--since", metavar="TIME", callback=_duration, help="Repeat so much of the past. By default 24h.")
+@click.option(
+    "--from-now", metavar="TIME", callback=_duration, help="Go on with what waits and runs now, and arrivals as lately."
+)
+@click.option("--trace", type=_FILE, help="Repeat a recorded load: SWF, Google 2019, Alibaba 2018 or openb, also .gz.")
+@click.option("--span", metavar="TIME", callback=_duration, help="Only so much of the trace, from its first job.")
+@click.option("--generate", type=_FILE, help="Draw the load that this file describes.")
 @click.option(
     "--policy",
     "policies",
@@ -254,12 +264,21 @@ def _duration(context: click.Context, option: click.Parameter, value: str) -> fl
     type=click.Path(path_type=Path),
     help="A configuration to try on it, or the number of a version of the policy; may be given several times.",
 )
+@click.option(
+    "--bots", metavar="FILE|±N[:NAME]", help="The bots to try: those of a file, or N more or fewer, like bot NAME."
+)
+@click.option("--shake", type=click.IntRange(0, 100), default=0, help="Replay so often with shaken arrivals and times.")
 @click.option("--seed", type=int, default=1, show_default=True, help="What chance decides follows from it.")
+@click.option(
+    "--step",
+    metavar="TIME",
+    callback=_duration,
+    help="What happens within it is done together. By default at most 1 s.",
+)
+@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write the report with charts there.")
 @as_json
 @click.pass_obj
-def simulate_command(
-    installation: "Installation", since: float, policies: tuple[Path, ...], seed: int, as_json: bool
-) -> None:
+def simulate_command(installation: "Installation", /, as_json: bool, **options: Any) -> None:
     """Let the pool's past happen again, as it is configured and under other configurations, and compare.
 
     The jobs arrive on a private pool at the times at which they arrived, and run as long as they ran. Its clock
@@ -267,16 +286,35 @@ def simulate_command(
     """
     from assigner.cli import simulate
 
-    simulate.run(installation, since, policies, seed, bots_of=_bots_of_a_past, as_json=as_json)
+    sources = [name for name in ("since", "from_now", "trace", "generate") if options[name] is not None]
+    if len(sources) > 1:
+        one, other = (f"--{name.replace('_', '-')}" for name in sources[:2])
+        raise click.UsageError(f"{one} and {other} do not go together.")
+    if options["span"] is not None and options["trace"] is None:
+        raise click.UsageError("--span is a part of a trace: give --trace.")
+    simulate.run(installation, simulate.Asked(**options), bots_of=_bots_of, as_json=as_json)
+
+
+def _bots_of(settings: "PoolSettings") -> "BotsOf":
+    """Return what makes simulated bots, with the fetches that the configuration says."""
+    from bots.sync.fetch import FetchSettings
+
+    return partial(_bots_of_a_past, fetch=getattr(settings, "fetch", None) or FetchSettings())
 
 
 def _bots_of_a_past(
-    database: "Database", *, settings: "PoolSettings", past: "Past", how: "How", seed: int, plan: "Plan"
+    database: "Database",
+    *,
+    settings: "PoolSettings",
+    past: "Past",
+    how: "How",
+    seed: int,
+    plan: "Plan",
+    fetch: "FetchSettings",
 ) -> "SimulatedBots":
     """Make simulated bots like those of the past, whose sessions begin and end as they did."""
     from bots.protocol import OpenSession, Work
     from bots.simulation.bots import Run, simulated_bots
-    from bots.sync.fetch import FetchSettings
     from schema.fleet.kinds import TASK
 
     def runs(work: Work, _chance: random.Random) -> Run:
@@ -286,7 +324,7 @@ def _bots_of_a_past(
     made = simulated_bots(
         database,
         timing=settings.timing,
-        fetch=getattr(settings, "fetch", None) or FetchSettings(),
+        fetch=fetch,
         cooldown=settings.quotas.of_evictions,
         runs=runs,
         seed=seed,

@@ -1,6 +1,8 @@
-"""`leasehold simulate`: read the pool's past, replay it under each configuration, and print the comparison."""
+"""`leasehold simulate`: find the past that is repeated, replay it under each policy, and print the comparison."""
 
-from collections.abc import Sequence
+import re
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -10,65 +12,84 @@ import click
 from leasehold.errors import BadInput
 from pydantic import ValidationError
 
+from assigner.cli import simulation_text
 from assigner.cli.output import print_json
 from assigner.config import loading
 from assigner.process.policies import DECLARED, merged
 from assigner.settings import COMMAND_TIMEOUT, Installation, PoolSettings
-from assigner.simulation import history, report
-from assigner.simulation.replay import BotsOf, replay
-from assigner.simulation.report import Measured
+from assigner.simulation import generated, history, plot, report, traces
+from assigner.simulation.past import Past, PastBot, onwards, with_more
+from assigner.simulation.records import Records
+from assigner.simulation.replay import BotsOf, measured_of, step_of
+from assigner.simulation.runs import Trial, run_all
 from schema.accounting.accounts import PoolLimits
 from schema.policy import versions
 from schema.policy.versions import Content
-from schema.postgres import embedded, migrate
+from schema.postgres import migrate
 from schema.postgres.engine import Database
-from schema.readable import duration, plural, table
+from schema.readable import duration
 
-#: The columns of what really happened and of its replay as configured; the name of the rows of the whole pool.
-REAL, NOW, POOL = "real", "replayed", "all"
+#: What `--bots` is if it is not a file: a number of bots more or fewer, and the name of one that they are like.
+_MORE = re.compile(r"([+-]\d{1,5})(?::(.+))?")
 
 
-def run(
-    installation: Installation,
-    span: float,
-    policies: Sequence[Path],
-    seed: int,
-    *,
-    bots_of: BotsOf,
-    as_json: bool,
-) -> None:
-    """Simulate the last `span` seconds and print.
+@dataclass(frozen=True)
+class Asked:
+    """The options of a call. One of `since`, `from_now`, `trace` and `generate` is set, or none, which means 24 hours.
 
-    Raises BadInput for a span without jobs or bots, and for a bad configuration.
+    since, from_now, span, step: seconds. bots: a file, or bots that are added or leave, as `+5` or `-2:NAME`.
     """
-    settings = installation.settings
-    longest = max(settings.upkeep.keep_succeeded, settings.upkeep.keep_journal)
-    if not 60 <= span <= longest:
-        raise BadInput("--since", f"must be from 1 min to {duration(longest)}, for which the pool knows its jobs")
-    files = {
-        path: loading.load(path, installation.sections, installation.environ)
-        for path in policies
-        if not _is_number(path)
-    }
-    with installation.database("simulate", patience=COMMAND_TIMEOUT) as database:
-        migrate.require(database)
-        past = database.run(lambda connection: history.read(connection, span))
-        tried = {NOW: _of_version(database, settings, None)} | {
-            _title(path, policies): Tried(files[path])
-            if path in files
-            else _of_version(database, settings, int(str(path)))
-            for path in policies
-        }
+
+    since: float | None
+    from_now: float | None
+    trace: Path | None
+    span: float | None
+    generate: Path | None
+    policies: Sequence[Path]
+    bots: str | None
+    shake: int
+    seed: int
+    step: float | None
+    html: Path | None
+
+
+def run(installation: Installation, asked: Asked, *, bots_of: Callable[[PoolSettings], BotsOf], as_json: bool) -> None:
+    """Simulate and print. Raises BadInput for wrong options, files and spans without jobs or bots."""
+    if asked.html is not None:
+        plot.require()
+    # A wrong file is told before the pool is asked.
+    files = {path: _loaded(installation, path) for path in asked.policies if not _is_number(path)}
+    past, tried = _read(installation, asked, files)
     if not past.jobs or not past.bots:
         raise BadInput("--since", f"the pool had no {'bot' if past.jobs else 'job'} in that time")
-    found = {REAL: past.measured} | {name: _replayed(past, each, bots_of, seed) for name, each in tried.items()}
-    error = report.error_of(past.measured, found[NOW])
+    trials = _trials(tried, asked, past, bots_of)
+    outcomes = dict(
+        zip(
+            (trial.name for trial in trials),
+            run_all(
+                past, trials, seed=asked.seed, step=asked.step or step_of(past), shakes=asked.shake, told=_tell_progress
+            ),
+            strict=True,
+        )
+    )
+    real = None if past.records is None else measured_of(past, past.records)
+    base = trials[0].name
+    error = None if real is None else report.error_of(real, outcomes[base].replayed.measured)
+    lost = {
+        name: report.losers(outcomes[base].replayed.records, outcome.replayed.records)
+        for name, outcome in outcomes.items()
+        if name != base
+    }
+    result = simulation_text.Result(
+        past, real, outcomes, base, error, lost, known_since=_known_since(installation.settings, past)
+    )
+    text = simulation_text.text(result)
+    if asked.html is not None:
+        _write(asked.html, text, past, {name: each.replayed.records for name, each in outcomes.items()})
     if as_json:
-        runs = {name: asdict(each) for name, each in found.items()}
-        print_json({"since": past.since, "until": past.until, "jobs": len(past.jobs), "guessed": past.guessed,
-                    "error": error, "runs": runs})  # fmt: skip
-        return
-    _print(past, found, error, kept=settings.upkeep.keep_succeeded)
+        print_json(_document(result))
+    else:
+        click.echo(text)
 
 
 @dataclass(frozen=True)
@@ -97,56 +118,118 @@ def _of_version(database: Database, file: PoolSettings, id: int | None) -> Tried
     return Tried(wanted.model_copy(update={**dict.fromkeys(DECLARED, ()), "fair_share": fair}), found.content)
 
 
-def _title(path: Path, policies: Sequence[Path]) -> str:
+def _loaded(installation: Installation, path: Path) -> PoolSettings:
+    return loading.load(path, installation.sections, installation.environ)
+
+
+def _read(
+    installation: Installation, asked: Asked, files: Mapping[Path, PoolSettings]
+) -> tuple[Past, dict[str, Tried]]:
+    """The past that is repeated, and what is tried: first what is in force.
+
+    A recorded and a generated load need no database unless a version is tried. What is in force is the configuration
+    then.
+    """
+    settings, other = installation.settings, _other(asked)
+    base = simulation_text.CONFIGURED if other else simulation_text.NOW
+    if other and len(files) == len(asked.policies):
+        return other, {base: Tried(settings)} | {_title(path, files): Tried(each) for path, each in files.items()}
+    with installation.database("simulate", patience=COMMAND_TIMEOUT) as database:
+        migrate.require(database)
+        past = other or _of_pool(database, settings, asked)
+        tried = {base: Tried(settings) if other else _of_version(database, settings, None)}
+        for path in asked.policies:
+            number = int(str(path)) if path not in files else None
+            title = _title(path, asked.policies)
+            tried[title] = Tried(files[path]) if number is None else _of_version(database, settings, number)
+    return past, tried
+
+
+def _other(asked: Asked) -> Past | None:
+    """The past that is not this pool's, if one was asked for."""
+    if asked.generate is not None:
+        return generated.generate(asked.generate, seed=asked.seed)
+    if asked.trace is None:
+        return None
+    # A trace rarely tells its bots. Then those of a file are not tried: there are no others.
+    given = None if asked.bots is None or _MORE.fullmatch(asked.bots) else generated.read_bots(Path(asked.bots))
+    return traces.read_trace(asked.trace, given, span=asked.span)
+
+
+def _of_pool(database: Database, settings: PoolSettings, asked: Asked) -> Past:
+    option, span = ("--from-now", asked.from_now) if asked.from_now is not None else ("--since", asked.since or 86400.0)
+    longest = max(settings.upkeep.keep_succeeded, settings.upkeep.keep_journal)
+    if not 60 <= span <= longest:
+        raise BadInput(option, f"must be from 1 min to {duration(longest)}, for which the pool knows its jobs")
+    past = database.run(lambda connection: history.read(connection, span))
+    return onwards(past) if asked.from_now is not None else past
+
+
+def _known_since(settings: PoolSettings, past: Past) -> float:
+    """Since when the pool knows its jobs that have ended, in seconds since 1970."""
+    if past.records is None:
+        return past.since
+    kept = past.until - settings.upkeep.keep_succeeded
+    return kept if past.journal_begins is None else min(kept, past.journal_begins)
+
+
+def _trials(
+    tried: Mapping[str, Tried], asked: Asked, past: Past, bots_of: Callable[[PoolSettings], BotsOf]
+) -> list[Trial]:
+    """What each column is about. Other bots are for what is tried; with no other policy, for what is in force again."""
+    base, *others = tried.items()
+    changed = _bots(past, asked.bots)
+    if changed is not past.bots and not others:
+        others = [(f"bots {asked.bots}", base[1])]
+    return [
+        Trial(name, each.settings, each.content, bots, bots_of(each.settings))
+        for bots, group in ((past.bots, [base]), (changed, others))
+        for name, each in group
+    ]
+
+
+def _bots(past: Past, bots: str | None) -> Sequence[PastBot]:
+    """The bots to try; the past's own if no others are asked for."""
+    if bots is None:
+        return past.bots
+    more = _MORE.fullmatch(bots)
+    other = generated.read_bots(Path(bots)) if more is None else with_more(past, int(more[1]), more[2]).bots
+    return past.bots if other == past.bots else other
+
+
+def _title(path: Path, policies: Collection[Path]) -> str:
     """The name of what is tried in the table: of a file its name, with its directory where that is not enough."""
     if _is_number(path):
         return f"version {path}"
     return path.name if sum(each.name == path.name for each in policies) == 1 else str(path)
 
 
-def _replayed(past: history.Past, tried: Tried, bots_of: BotsOf, seed: int) -> Measured:
-    """Replay on a private server, which is gone afterwards."""
-    with embedded.serve_for_now("leasehold-simulate-") as server:
-        return replay(past, tried.settings, server.url, bots_of, seed=seed, limits=tried.content)
+def _tell_progress(done: int, of: int) -> None:
+    """Tell a person how far it is."""
+    if sys.stderr.isatty():
+        click.echo(f"\r{done} of {of} replays" + ("\n" if done == of else ""), err=True, nl=False)
 
 
-def _print(past: history.Past, found: dict[str, Measured], error: float | None, *, kept: float) -> None:
-    since, until = (datetime.fromtimestamp(each, UTC) for each in (past.since, past.until))
-    click.echo(
-        f"{plural(len(past.jobs), 'job')} on {plural(len({bot.name for bot in past.bots}), 'bot')}, "
-        f"{since:%Y-%m-%d %H:%M} to {until:%Y-%m-%d %H:%M} UTC"
-        + (f"; {past.guessed:,} of them never ended a run, and get a usual run time" if past.guessed else "")
-    )
-    known_since = past.until - kept if past.journal_begins is None else min(past.until - kept, past.journal_begins)
-    if past.since < known_since:
-        known = datetime.fromtimestamp(known_since, UTC)
-        click.echo(f"Of jobs that ended before {known:%Y-%m-%d %H:%M} UTC the journal has nothing.")
-    if error is None:
-        click.echo(f"No instance has {report.LEAST_JOBS} jobs, so nobody knows how far the replay is from what was.")
-    else:
-        click.echo(
-            f"Median and 95 % waits of the replay differ from the real ones by up to {error:.0%}, of instances with "
-            f"{report.LEAST_JOBS} jobs.\n'=': a change of no more than that."
-        )
-    columns, base = ["instance", "wait", *found], found[NOW]
-    rows: list[list[str]] = []
-    for name in report.instances_of([*found.values()]):
-        for title, figure in (("median", "p50"), ("95 %", "p95"), ("longest", "most")):
-            rows.append([name, title])
-            for run, measured in found.items():
-                waits = measured.waits.get(name)
-                rows[-1].append("-" if waits is None else _wait(getattr(waits, figure), run, base, name, figure, error))
-    for title, figure in (("starts", "starts"), ("evictions", "evictions")):
-        rows.append([POOL, title, *(f"{getattr(each, figure):,}" for each in found.values())])
-    rows.append([POOL, "in use", *(f"{each.utilisation:.1%}" for each in found.values())])
-    waiting = [sum(each.waiting for each in measured.waits.values()) for measured in found.values()]
-    rows.append([POOL, "unstarted", *(f"{each:,}" for each in waiting)])
-    table(columns, rows)
+def _write(path: Path, text: str, past: Past, runs: Mapping[str, Records]) -> None:
+    named = {**({simulation_text.REAL: past.records} if past.records is not None else {}), **runs}
+    begin = datetime.fromtimestamp(past.since, UTC)
+    try:
+        path.write_text(plot.page(f"Simulation from {begin:%Y-%m-%d %H:%M} UTC", text, named))
+    except OSError as error:
+        raise BadInput("--html", f"cannot be written: {error.strerror}") from None
 
 
-def _wait(value: float, run: str, base: Measured, name: str, figure: str, error: float | None) -> str:
-    """A wait in words; under a tried configuration, with a mark if it is no other than in the replay."""
-    if run in (REAL, NOW) or name not in base.waits:
-        return duration(value)
-    before = float(getattr(base.waits[name], figure))
-    return duration(value) if report.is_told(before, value, error=error) else f"= {duration(value)}"
+def _document(result: "simulation_text.Result") -> dict[str, object]:
+    past = result.past
+    real = {} if result.real is None else {simulation_text.REAL: asdict(result.real)}
+    return {
+        "since": past.since,
+        "until": past.until,
+        "jobs": len(past.jobs),
+        "guessed": past.guessed,
+        "left_out": dict(past.left_out),
+        "error": result.error,
+        "runs": real | {name: asdict(each.replayed.measured) for name, each in result.outcomes.items()},
+        "shaken": {name: [asdict(one) for one in each.shaken] for name, each in result.outcomes.items()},
+        "losers": {name: [asdict(one) for one in lost] for name, lost in result.lost.items()},
+    }

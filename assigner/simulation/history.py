@@ -8,13 +8,12 @@ that of its lease, which includes the delays of bots and gateways; simulated bot
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
 
 from leasehold.errors import BadInput
 
-from assigner.simulation.report import Measured, measure
+from assigner.simulation.past import Attempt, Past, PastBot, PastJob
+from assigner.simulation.records import read_records
 from schema.diagnostics.invariants import SNAPSHOT
 from schema.moves.in_force import read_in_force
 from schema.moves.retention import USUAL_ATTEMPTS
@@ -22,8 +21,8 @@ from schema.moves.submit_again import LIKE_JOB
 from schema.postgres.connection import Connection
 from schema.postgres.statements import Row, Statement
 
-#: The most jobs of a past. Each takes some kilobytes of memory, and some look-ups of the live database.
-MOST_JOBS = 200_000
+#: The most jobs that are read. Each takes some kilobytes of memory, and some look-ups of the live database.
+MOST_READ = 200_000
 #: Seconds that a statement of the read may take, and that the transaction may wait for this program in between.
 READ_WITHIN = 120.0
 
@@ -53,7 +52,10 @@ WITH past AS MATERIALIZED (
 SELECT extract(epoch FROM past.arrived)::double precision AS arrived,
     CASE WHEN past.state = 'cancelled' THEN extract(epoch FROM past.finished_at) END::double precision AS cancelled,
     past.finished_at IS NOT NULL AS is_over, ran.begun, ran.attempts, ran.at_least,
-    like_job.request - '{{from,metadata}}'::text[] AS request, past.queued_at, past.id
+    like_job.request - '{{from,metadata}}'::text[] || coalesce((
+        SELECT jsonb_build_object('deadline_seconds', greatest(1.0, extract(epoch FROM t.deadline - past.arrived)))
+        FROM job_constraints t WHERE t.job_id = past.id AND t.deadline IS NOT NULL), '{{}}') AS request,
+    past.queued_at, past.id, past.public_id
 FROM past
 CROSS JOIN LATERAL (
     SELECT coalesce(bool_or(l.granted_at < past.arrived), false) AS begun,
@@ -87,7 +89,8 @@ SELECT extract(epoch FROM past.arrived)::double precision AS arrived,
         'units', past.units, 'locality_hint', NULL, 'timeout_seconds', NULL, 'max_attempts', {USUAL_ATTEMPTS},
         'retry_failed', false, 'queue_timeout_seconds', NULL)
         || jsonb_strip_nulls(jsonb_build_object('preferred_properties', q.preferred_properties, 'terms', q.terms))
-        || coalesce(past.job, '{{}}') AS request, past.queued_at, past.job_id AS id
+        || coalesce(past.job, '{{}}') AS request, past.queued_at, past.job_id AS id,
+    NULL AS public_id
 FROM past JOIN ran ON ran.job_id = past.job_id JOIN journal_queues q ON q.queue = past.queue
 WHERE past.is_last
 """)
@@ -106,72 +109,10 @@ ORDER BY opened, name
 _BEGIN = Statement("SELECT extract(epoch FROM min(finished_at))::double precision FROM journal")
 
 
-@dataclass(frozen=True)
-class Attempt:
-    """How one attempt went: it ran for `seconds`, and ended with `verdict`."""
-
-    seconds: float
-    verdict: str
-
-
-@dataclass(frozen=True)
-class PastJob:
-    """One job.
-
-    arrived, cancelled: seconds since 1970; cancelled: None unless it was cancelled before it ran. begun: it had started
-    before the span. is_over: it has ended. request: as it was submitted, without its payload. attempts: those that
-    ended by themselves, the first one first; never empty.
-    """
-
-    arrived: float
-    cancelled: float | None
-    begun: bool
-    is_over: bool
-    request: Mapping[str, Any]
-    attempts: Sequence[Attempt]
-
-
-@dataclass(frozen=True)
-class PastBot:
-    """One session of a bot: what it offered, whom it served, and when.
-
-    opened, ended: seconds since 1970; ended: None if the session goes on.
-    """
-
-    name: str
-    capacity: int
-    priority: int
-    properties: Mapping[str, Any]
-    exclusive: Sequence[str]
-    labels: Sequence[str]
-    instance: str | None
-    pool: str | None
-    opened: float
-    ended: float | None
-
-
-@dataclass(frozen=True)
-class Past:
-    """The past of a pool from `since` to `until`, in seconds since 1970.
-
-    guessed: jobs whose run times nobody knows. journal_begins: when the first job of the journal ended, None if it is
-    empty. measured: what the pool did. in_force: as of `read_in_force`.
-    """
-
-    since: float
-    until: float
-    jobs: Sequence[PastJob]
-    bots: Sequence[PastBot]
-    guessed: int
-    journal_begins: float | None
-    measured: Measured
-    in_force: Mapping[str, str] = field(repr=False)
-
-
 def read(connection: Connection, seconds: float) -> Past:
     """Read the last `seconds` of the pool. The transaction must not have begun yet.
 
-    Raises BadInput if there are more than MOST_JOBS jobs.
+    Raises BadInput if there are more than MOST_READ jobs.
     """
     connection.allow(READ_WITHIN)
     connection.execute(SNAPSHOT)
@@ -179,8 +120,8 @@ def read(connection: Connection, seconds: float) -> Past:
         connection.execute_sql(f"SET LOCAL {setting} = '{READ_WITHIN:g}s'")
     until = connection.now().timestamp()
     span = {"seconds": seconds}
-    if connection.execute(_COUNT, {**span, "most": MOST_JOBS + 1}).scalar_one() > MOST_JOBS:
-        raise BadInput("--since", f"the pool had more than {MOST_JOBS:,} jobs in that time: choose a shorter one")
+    if connection.execute(_COUNT, {**span, "most": MOST_READ + 1}).scalar_one() > MOST_READ:
+        raise BadInput("--since", f"the pool had more than {MOST_READ:,} jobs in that time: choose a shorter one")
     found = [row for each in (_JOBS, _JOBS_OF_JOURNAL) for row in connection.execute(each, span)]
     found.sort(key=lambda row: (row.queued_at, row.id))
     usual = _usual(found)
@@ -190,9 +131,9 @@ def read(connection: Connection, seconds: float) -> Past:
         [_job(row, usual) for row in found],
         [PastBot(*row) for row in connection.execute(_BOTS, span)],
         sum(not row.attempts for row in found),
-        connection.execute(_BEGIN).scalar_one(),
-        measure(connection, since=until - seconds, until=until),
+        read_records(connection, since=until - seconds, until=until),
         read_in_force(connection),
+        journal_begins=connection.execute(_BEGIN).scalar_one(),
     )
 
 
@@ -212,4 +153,5 @@ def _job(row: Row, usual: Mapping[str, float]) -> PastJob:
         guess = usual.get(row.request["instance"], usual[""])
         attempts.append(Attempt(max(guess, row.at_least or 0.0), "succeeded"))
     cancelled = row.cancelled if row.at_least is None else None
-    return PastJob(row.arrived, cancelled, row.begun, row.is_over, row.request, attempts)
+    public_id = None if row.public_id is None else str(row.public_id)
+    return PastJob(str(row.id), row.arrived, cancelled, row.begun, row.is_over, row.request, attempts, public_id)

@@ -102,6 +102,8 @@ class SimulatedPool:
 
     upkeep_every: seconds between two rounds of upkeep while no row says that one is due earlier. The pool's own
         `timing.reap` is the most faithful; an hour lets months pass in seconds.
+    step: the clock jumps to multiples of so many seconds, so that what happens within a step is done together; 0 = to
+        the time of each event.
     """
 
     database: Database
@@ -110,6 +112,7 @@ class SimulatedPool:
     settings: PoolSettings
     seed: int
     upkeep_every: float
+    step: float = 0.0
     bots: Bots = field(init=False)
     counts: Counts = field(default_factory=Counts)
 
@@ -174,6 +177,8 @@ class SimulatedPool:
         while True:
             self._instant()
             at = self._next_time()
+            if self.step and at < math.inf:
+                at = max(at, math.ceil(at / self.step - 1e-6) * self.step)
             if at > until:
                 self.clock.advance(until)
                 return
@@ -255,6 +260,7 @@ def living(
     start: float,
     seed: int,
     upkeep_every: float = HOUR,
+    step: float = 0.0,
     prepare: Callable[[Connection], None] | None = None,
 ) -> Iterator[tuple[SimulatedPool, B]]:
     """Make a pool in the empty database of `url`, and let this process live in its time until the block ends.
@@ -268,7 +274,7 @@ def living(
         try:
             if prepare is not None:
                 database.run(prepare)
-            pool = SimulatedPool(database, now, sessions, settings, seed, upkeep_every)
+            pool = SimulatedPool(database, now, sessions, settings, seed, upkeep_every, step)
             try:
                 pool.bots = made = bots(database)
                 yield pool, made

@@ -1,15 +1,20 @@
 """Replay of a past: the jobs of a real pool arrive again on a simulated one, at their own times, under some policy."""
 
+import math
+import random
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
+from statistics import median
 from typing import Protocol
 
 from assigner.admission.checkers import CheckerSettings
 from assigner.operator_resources.versions import restore
 from assigner.settings import PoolSettings
-from assigner.simulation.history import Attempt, Past, PastJob
 from assigner.simulation.loop import Bots, SimulatedPool, living
+from assigner.simulation.past import Attempt, Past, PastJob
+from assigner.simulation.records import Records, read_records
 from assigner.simulation.report import Measured, measure
 from schema.moves.cancel import cancel
 from schema.moves.in_force import put_in_force
@@ -47,33 +52,57 @@ class BotsOf(Protocol):
     ) -> Bots: ...
 
 
+@dataclass(frozen=True)
+class Replayed:
+    """What a replay did, and its figures. The jobs have their names of the past."""
+
+    records: Records
+    measured: Measured
+
+
 def replay(
-    past: Past, settings: PoolSettings, url: str, bots_of: BotsOf, *, seed: int, limits: Content | None = None
-) -> Measured:
+    past: Past,
+    settings: PoolSettings,
+    url: str,
+    bots_of: BotsOf,
+    *,
+    seed: int,
+    step: float,
+    limits: Content | None = None,
+) -> Replayed:
     """Let the past happen again under `settings`, in the empty database of `url`, and measure it.
 
     The limits that operators had set by commands stay in force, or those of a version of the policy are; what the
-    settings declare takes the place of what the configuration had declared.
+    settings declare takes the place of what the configuration had declared. step: seconds, as of `SimulatedPool`. A run
+    takes a multiple of it, the one above or the one below its time by chance: so runs are right on average.
     """
     wanted = _as_simulated(settings, past)
     later: list[tuple[float, Callable[[], object]]] = []
     plan: Plan = lambda at, act: later.append((at, act))  # noqa: E731
-    bots = partial(bots_of, settings=wanted, past=past, how=partial(_how, past), seed=seed, plan=plan)
+    how = partial(_how, past, seed, step)
+    bots = partial(bots_of, settings=wanted, past=past, how=how, seed=seed, plan=plan)
     prepare = partial(_put_limits, past=past, limits=limits)
-    begun: list[str] = []
-    with living(url, wanted, bots, start=past.since, seed=seed, upkeep_every=UPKEEP_EVERY, prepare=prepare) as (
-        pool,
-        _,
-    ):
+    names: dict[str, str] = {}
+    how_often = {"upkeep_every": UPKEEP_EVERY, "step": step}
+    with living(url, wanted, bots, start=past.since, seed=seed, prepare=prepare, **how_often) as (pool, _):
         for at, act in later:
             pool.at(at, act)
         for arrived, together in groupby(enumerate(past.jobs), key=lambda each: each[1].arrived):
             jobs = [*together]
             for first in range(0, len(jobs), TOGETHER):
-                pool.at(arrived, partial(_arrive, pool, jobs[first : first + TOGETHER], begun))
+                pool.at(arrived, partial(_arrive, pool, jobs[first : first + TOGETHER], names))
         pool.run(past.until)
         span = {"since": past.since, "until": past.until}
-        return pool.database.run(lambda connection: measure(connection, **span, without=begun))
+        found = pool.database.run(lambda connection: read_records(connection, **span))
+    jobs_found = [replace(job, name=names[job.name]) for job in found.jobs]
+    leases = [replace(lease, job=names[lease.job]) for lease in found.leases]
+    records = replace(found, jobs=jobs_found, leases=leases)
+    return Replayed(records, measured_of(past, records))
+
+
+def measured_of(past: Past, records: Records) -> Measured:
+    """Return the figures of what a pool did with this past. Jobs that ran at the begin did not wait in it."""
+    return measure(records, without={job.name for job in past.jobs if job.begun})
 
 
 def _put_limits(connection: Connection, past: Past, limits: Content | None) -> None:
@@ -100,18 +129,25 @@ def _as_simulated(settings: PoolSettings, past: Past) -> PoolSettings:
     )
 
 
-def _how(past: Past, command: Sequence[str], attempt: int) -> Attempt:
+def step_of(past: Past) -> float:
+    """Return the seconds of a step that change no wait that matters: a twentieth of the median run time, at most 1."""
+    runs = [job.attempts[-1].seconds for job in past.jobs]
+    return min(1.0, max(0.001, median(runs) / 20.0)) if runs else 1.0
+
+
+def _how(past: Past, seed: int, step: float, command: Sequence[str], attempt: int) -> Attempt:
     attempts = past.jobs[int(command[1])].attempts
-    return attempts[min(attempt, len(attempts)) - 1]
+    real = attempts[min(attempt, len(attempts)) - 1]
+    chance = random.Random(f"{seed} {command[1]} {attempt}")
+    return Attempt(math.floor(real.seconds / step + chance.random()) * step, real.verdict)
 
 
-def _arrive(pool: SimulatedPool, together: Sequence[tuple[int, PastJob]], begun: list[str]) -> None:
-    """Submit the jobs, note which had begun before, and plan the cancels of those that never ran."""
+def _arrive(pool: SimulatedPool, together: Sequence[tuple[int, PastJob]], names: dict[str, str]) -> None:
+    """Submit the jobs, note their names, and plan the cancels of those that never ran."""
     requests = [_request(number, job) for number, job in together]
     made = pool.database.run(lambda connection: submit(connection, requests, actor=ACTOR))
     for (_, job), each in zip(together, made, strict=True):
-        if job.begun:
-            begun.append(each.public_id)
+        names[str(each.job_id)] = job.name
         if job.cancelled is not None:
             pool.at(job.cancelled, partial(_cancel, pool, each.public_id))
 

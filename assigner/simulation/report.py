@@ -1,52 +1,21 @@
-"""What a pool did in a span of time: waits, starts, evictions and use of its bots, asked of a real and a simulated pool
-by the same statements."""
+"""What a pool did in a span of time, in figures: computed alike of a real and of a simulated pool."""
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 
-from schema.postgres.connection import Connection
-from schema.postgres.statements import Statement
+from assigner.simulation.records import JobRecord, LeaseRecord, Records
 
-# Of each job that became ready in the span: the seconds until its first start; if there was none, until it was given up
-# or the span ended ("at least"). Who cancelled a job that waited knows why; it does not count.
-_WAITS = Statement("""
-SELECT i.name AS instance, count(*)::integer AS jobs, count(*) FILTER (WHERE j.granted_at IS NULL)::integer AS waiting,
-    percentile_cont(ARRAY[0.5, 0.95, 1.0]) WITHIN GROUP (ORDER BY extract(epoch FROM
-        greatest(coalesce(j.granted_at, j.finished_at, to_timestamp(:until))
-            - greatest(j.queued_at, to_timestamp(:since)), interval '0'))::double precision) AS waits
-FROM (
-    SELECT o.instance, o.state, o.queued_at, o.finished_at, s.granted_at FROM jobs o
-    LEFT JOIN LATERAL (SELECT min(l.granted_at) AS granted_at FROM leases l WHERE l.job_id = o.id) s ON true
-    WHERE (o.public_id IN (SELECT unnest(CAST(:without AS uuid[])))) IS NOT TRUE
-    UNION ALL
-    SELECT min(instance), min(state), min(queued_at), finished_at, min(granted_at) FROM journal
-    WHERE finished_at >= to_timestamp(:since) GROUP BY finished_at, job_id
-) j JOIN instances i ON i.id = j.instance
-WHERE j.state NOT IN ('blocked', 'parked', 'deferred') AND j.queued_at <= to_timestamp(:until)
-    AND (j.finished_at IS NULL OR j.finished_at >= to_timestamp(:since))
-    AND (j.granted_at IS NULL OR j.granted_at >= to_timestamp(:since))
-    AND (j.granted_at IS NOT NULL OR j.state <> 'cancelled')
-GROUP BY i.name ORDER BY i.name
-""")
-_USE = Statement("""
-SELECT count(*) FILTER (WHERE granted_at >= to_timestamp(:since))::integer AS starts,
-    coalesce(sum(units * extract(epoch FROM least(coalesce(ended_at, to_timestamp(:until)), to_timestamp(:until))
-        - greatest(granted_at, to_timestamp(:since)))), 0)::double precision AS unit_seconds,
-    (SELECT count(*) FROM evictions
-     WHERE at BETWEEN to_timestamp(:since) AND to_timestamp(:until))::integer AS evictions,
-    (SELECT coalesce(sum(capacity), 0) FROM bots WHERE status <> 'gone')::integer AS units
-FROM (
-    SELECT units, granted_at, ended_at FROM leases
-    UNION ALL
-    SELECT units, granted_at, ended_at FROM journal WHERE finished_at >= to_timestamp(:since) AND fence > 0
-) l
-WHERE granted_at <= to_timestamp(:until) AND (ended_at IS NULL OR ended_at >= to_timestamp(:since))
-""")
+#: Verdicts of attempts whose work counts.
+USEFUL = frozenset({"succeeded", "failed"})
+#: Jobs of an instance, from which on its waits say something about the replay.
+LEAST_JOBS = 20
 
 
 @dataclass(frozen=True)
 class Waits:
-    """Of one instance: jobs that became ready, those of them that have not started, and waits for the start in seconds.
+    """Of some jobs: how many became ready, those of them that have not started, and waits for the start in seconds.
 
     A job that has not started counts with its wait until it was given up or the span ended: the least that it can be.
     """
@@ -60,27 +29,169 @@ class Waits:
 
 @dataclass(frozen=True)
 class Measured:
-    """What a pool did. utilisation: the part of the bots' units that leases took, 0 to 1."""
+    """What a pool did.
+
+    waits: by instance. classes: waits by job class, of jobs that have one. starts: leases that began in the span.
+    utilisation: the part of the bots' units that leases took, 0 to 1. lost: the part of these unit-seconds whose work
+    did not count, because the attempt was stopped, lost or in error. unmet: by instance, the seconds in which it was
+    below its minimum in a cohort while a job of it waited there. fairness: Jain's index of the service of the
+    instances, see `fairness_of`; None with fewer than two of them. late: jobs that missed their deadline, of `due`.
+    near: starts on a bot that had run a job with the same locality hint within the span, of `hinted`.
+    """
 
     waits: Mapping[str, Waits]
+    classes: Mapping[str, Waits]
     starts: int
     evictions: int
     utilisation: float
+    lost: float
+    unmet: Mapping[str, float]
+    fairness: float | None
+    late: int
+    due: int
+    near: int
+    hinted: int
 
 
-def measure(connection: Connection, *, since: float, until: float, without: Sequence[str] = ()) -> Measured:
-    """Return what the pool did from `since` to `until`, in seconds since 1970. The waits are those of other jobs than
-    `without`."""
-    span = {"since": since, "until": until}
-    found = connection.execute(_WAITS, {**span, "without": list(without)})
-    waits = {row.instance: Waits(row.jobs, row.waiting, *row.waits) for row in found}
-    use = connection.execute(_USE, span).one()
-    whole = use.units * (until - since)
-    return Measured(waits, use.starts, use.evictions, use.unit_seconds / whole if whole else 0.0)
+def measure(records: Records, *, without: Collection[str] = ()) -> Measured:
+    """Compute the figures of a pool. The waits are those of other jobs than `without`, by name."""
+    jobs = [job for job in records.jobs if job.name not in without and _is_judged(job, records)]
+    began = [lease for lease in records.leases if lease.granted >= records.since]
+    used = sum(lease.units * _seconds(lease, records) for lease in records.leases)
+    lost = sum(
+        lease.units * _seconds(lease, records)
+        for lease in records.leases
+        if lease.ended is not None and lease.verdict not in USEFUL
+    )
+    whole = records.units * (records.until - records.since)
+    due = [job for job in records.jobs if job.deadline is not None and records.since <= job.deadline <= records.until]
+    near, hinted = _near(records)
+    return Measured(
+        _waits(jobs, records, lambda job: job.instance),
+        _waits(jobs, records, lambda job: job.job_class),
+        len(began),
+        records.evictions,
+        used / whole if whole else 0.0,
+        lost / used if used else 0.0,
+        _unmet(records),
+        fairness_of(records),
+        sum(job.finished is None or job.finished > (job.deadline or 0.0) for job in due),
+        len(due),
+        near,
+        hinted,
+    )
 
 
-#: Jobs of an instance, from which on its waits say something about the replay.
-LEAST_JOBS = 20
+def _is_judged(job: JobRecord, records: Records) -> bool:
+    """Whether its wait tells something: it started in the span, or waited in it and nobody took it back."""
+    return job.state != "cancelled" if job.started is None else job.started >= records.since
+
+
+def wait_of(job: JobRecord, records: Records) -> float:
+    """Return the seconds within the span for which the job waited for its first start, at least."""
+    ends = (job.started, job.finished, records.until)
+    return max(0.0, next(each for each in ends if each is not None) - max(job.queued, records.since))
+
+
+def _waits(jobs: Iterable[JobRecord], records: Records, group: Callable[[JobRecord], str | None]) -> dict[str, Waits]:
+    found: dict[str, list[JobRecord]] = defaultdict(list)
+    for job in jobs:
+        name = group(job)
+        if name is not None:
+            found[name].append(job)
+    return {name: _of(found[name], records) for name in sorted(found)}
+
+
+def _of(jobs: Sequence[JobRecord], records: Records) -> Waits:
+    waits = sorted(wait_of(job, records) for job in jobs)
+    waiting = sum(job.started is None for job in jobs)
+    return Waits(len(jobs), waiting, quantile(waits, 0.5), quantile(waits, 0.95), waits[-1])
+
+
+def quantile(ordered: Sequence[float], part: float) -> float:
+    """Return the least value that at least this part of the ordered values does not exceed."""
+    return ordered[max(0, ceil(part * len(ordered)) - 1)]
+
+
+def _seconds(lease: LeaseRecord, records: Records) -> float:
+    """The seconds of the lease within the span."""
+    ended = records.until if lease.ended is None else min(lease.ended, records.until)
+    return max(0.0, ended - max(lease.granted, records.since))
+
+
+def _spans_of_waiting(records: Records) -> Iterator[tuple[JobRecord, float, float]]:
+    """Each span in which a job was ready and had no lease: before its first one, and between two of them."""
+    leases: dict[str, list[LeaseRecord]] = defaultdict(list)
+    for lease in records.leases:
+        leases[lease.job].append(lease)
+    for job in records.jobs:
+        free: float | None = job.queued
+        for lease in leases.get(job.name, ()):
+            if free is not None and lease.granted > free:
+                yield job, max(free, records.since), lease.granted
+            free = lease.ended
+        end = records.until if job.finished is None else min(job.finished, records.until)
+        if free is not None and end > free:
+            yield job, max(free, records.since), end
+
+
+def _unmet(records: Records) -> dict[str, float]:
+    """By instance with a minimum: the seconds below it in some cohort, while a job of it waited there."""
+    found: dict[str, float] = {}
+    for (cohort, instance), minimum in records.minimums.items():
+        changes = [
+            (at, step, 0)
+            for job, start, end in _spans_of_waiting(records)
+            if (job.cohort, job.instance) == (cohort, instance)
+            for at, step in ((start, 1), (end, -1))
+        ]
+        for lease in records.leases:
+            if (lease.cohort, lease.instance) == (cohort, instance):
+                changes.append((max(lease.granted, records.since), 0, lease.units))
+                if lease.ended is not None:
+                    changes.append((lease.ended, 0, -lease.units))
+        waiting, used, last = 0, 0, records.since
+        for at, step, units in sorted(changes):
+            if waiting > 0 and used < minimum:
+                found[instance] = found.get(instance, 0.0) + at - last
+            waiting, used, last = waiting + step, used + units, at
+        found.setdefault(instance, 0.0)
+    return found
+
+
+def fairness_of(records: Records) -> float | None:
+    """Return Jain's index of the instances' service: 1 if all are served alike, 1/n if one of n gets everything.
+
+    The service of an instance is the part of its jobs' time in the pool, waiting or running, in which they ran. The
+    index of x₁…xₙ is (Σx)² ÷ (n Σx²): R. Jain, D. Chiu, W. Hawe, "A quantitative measure of fairness and discrimination
+    for resource allocation in shared computer systems", 1984.
+    """
+    ran: dict[str, float] = defaultdict(float)
+    for lease in records.leases:
+        ran[lease.instance] += _seconds(lease, records)
+    waited: dict[str, float] = defaultdict(float)
+    for job, start, end in _spans_of_waiting(records):
+        waited[job.instance] += end - start
+    service = [ran[name] / (ran[name] + waited[name]) for name in {*ran, *waited} if ran[name] + waited[name] > 0.0]
+    squares = sum(each * each for each in service)
+    return sum(service) ** 2 / (len(service) * squares) if len(service) > 1 and squares else None
+
+
+def _near(records: Records) -> tuple[int, int]:
+    """Starts on a bot that had run a job with the same hint within the span, and starts of jobs whose hint was known
+    somewhere."""
+    hints = {job.name: job.hint for job in records.jobs if job.hint is not None}
+    bots: dict[str, set[str | None]] = defaultdict(set)
+    near = known = 0
+    for lease in records.leases:
+        hint = hints.get(lease.job)
+        if hint is None:
+            continue
+        if bots[hint]:
+            known += 1
+            near += lease.bot in bots[hint]
+        bots[hint].add(lease.bot)
+    return near, known
 
 
 def error_of(real: Measured, replayed: Measured) -> float | None:
@@ -101,6 +212,24 @@ def is_told(before: float, after: float, *, error: float | None) -> bool:
     return high - low >= 1.0 and high / low - 1.0 > (error or 0.0)
 
 
-def instances_of(measured: Sequence[Measured]) -> list[str]:
-    """Return the names of all instances with jobs."""
-    return sorted({name for each in measured for name in each.waits})
+@dataclass(frozen=True)
+class Loser:
+    """A job that waits longer under a tried policy: seconds before and then. waits: it has not started then."""
+
+    name: str
+    instance: str
+    before: float
+    after: float
+    waits: bool
+
+
+def losers(before: Records, after: Records, *, most: int = 10) -> list[Loser]:
+    """Return the jobs whose first start comes the most seconds later than before, the one that lost most first."""
+    waits = {job.name: wait_of(job, before) for job in before.jobs if job.state != "cancelled"}
+    found = [
+        Loser(job.name, job.instance, waits[job.name], wait_of(job, after), job.started is None)
+        for job in after.jobs
+        if job.name in waits
+    ]
+    found.sort(key=lambda each: (each.before - each.after, each.name))
+    return [each for each in found[:most] if each.after - each.before >= 1.0]

@@ -23,6 +23,7 @@ from leasehold.errors import BadInput
 
 from assigner.cli.main import sections
 from assigner.config import loading
+from assigner.simulation.generated import Spec
 from schema.postgres import embedded
 from schema.postgres.engine import libpq_url
 from tests.support.patience import eventually
@@ -256,7 +257,7 @@ def test_every_configuration_that_a_document_shows_passes_the_check(tmp_path: Pa
     for number, (document, block) in enumerate(found):
         (file := tmp_path / f"{number}.toml").write_text(block.body)
         try:
-            loading.load(file, sections(), {})
+            loading.load(file, Spec if "[[load]]" in block.body else sections(), {})
         except BadInput as error:
             pytest.fail(f"{name(document)}, line {block.line}: {error}")
 

@@ -1,5 +1,6 @@
 """`leasehold simulate` replays what a pool did, and tells how far the replay is from it."""
 
+import dataclasses
 import re
 from itertools import chain, repeat
 from pathlib import Path
@@ -49,20 +50,26 @@ def test_a_past_is_replayed_and_compared_with_what_was(pool: Pool, console: Cons
         "name = 'often'\ncron = '* * * * *'\njob = {command = ['true']}\n"
         "[[queues]]\nlabel = 'nightly'\nmax_queued = 1\n"
     )
+    options = ("--bots", "+1", "--shake", "1", "--html", "o.html")
     pool.database.run(lambda c: versions.note_change(c, actor="ann", reason=""))
     assert console.refused("simulate", "--policy", "7") == "policy: version 7 is not kept"
-    text = console.good("simulate", "--since", "5m", "--policy", "other.toml", "--policy", "1")
-    head, error, _, columns, *rows = text.splitlines()
+    text = console.good("simulate", "--since", "5m", "--policy", "other.toml", "--policy", "1", *options)
+    head, error, _, shaken, columns, *rows = text.splitlines()
     assert head.startswith("24 jobs on 1 bot, ")
-    assert columns.split() == ["instance", "wait", "real", "replayed", "other.toml", "version", "1"]
+    assert "1 replay with shaken arrivals" in shaken
+    assert columns.split() == ["instance", "figure", "real", "replayed", "other.toml", "version", "1"]
     assert int(re.search(r"by up to (\d+)%", error)[1]) <= 5  # type: ignore[index]
     found = {tuple(row.split()[:2]): row.split()[2:] for row in rows}
     real, unit, replayed, *_ = found["red", "longest"]
     assert unit == "s"
+    assert found["red", "longest"][-1] != replayed, "a second bot halves the wait"
     assert [float(real), float(replayed)] == pytest.approx([46.0, 46.0], abs=1.0), "as fast as it was"
     assert found["all", "starts"] == ["24"] * 4
     assert pool.rows("SELECT * FROM jobs ORDER BY id") == before, "nothing is written in the live pool"
     assert max(map(len, text.splitlines())) <= 120
+    page = (tmp_path / "o.html").read_text()
+    assert page.count("<svg") == 8, "units and waits of what was, of the replay and of two policies"
+    assert text.rstrip() in page.replace("&#x27;", "'").replace("&lt;", "<")
 
 
 def test_jobs_that_retention_has_deleted_are_replayed_from_the_journal_as_they_were_from_the_tables(pool: Pool) -> None:
@@ -93,12 +100,15 @@ def test_jobs_that_retention_has_deleted_are_replayed_from_the_journal_as_they_w
     pool.retention(keep_succeeded=0, keep_failed=0, keep_cancelled=0, keep_dead=0).run_once()
     assert pool.rows("SELECT FROM jobs UNION ALL SELECT FROM leases") == []
     after = pool.database.run(lambda connection: history.read(connection, 3600))
-    assert (after.jobs, after.bots, after.measured.waits) == (before.jobs, before.bots, before.measured.waits)
-    assert (after.measured.starts, after.guessed) == (before.measured.starts, before.guessed)
+    assert (after.jobs, after.bots, after.guessed) == (before.jobs, before.bots, before.guessed)
+    assert before.records is not None
+    assert after.records is not None
+    span = {"since": before.since, "until": before.until}
+    assert dataclasses.replace(after.records, **span) == before.records
     row = pool.row(
         "SELECT min(class) AS of_class, min(owner) AS owner, min(seconds) AS seconds, count(*) AS n FROM journal"
     )
-    assert (row.of_class, row.owner, row.seconds, row.n) == ("random", "ann", 0.5, before.measured.starts + 1)
+    assert (row.of_class, row.owner, row.seconds, row.n) == ("random", "ann", 0.5, len(before.records.leases) + 1)
     assert pool.rows("SELECT bot FROM bot_sessions") == [("bot-1",)]
     pool.retention(keep_journal=0).run_once()
     assert pool.rows("SELECT FROM journal") == []

@@ -1,0 +1,158 @@
+"""The comparison of simulated policies in words and tables."""
+
+import io
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from assigner.simulation import report
+from assigner.simulation.past import Past
+from assigner.simulation.report import Loser, Measured, Waits
+from assigner.simulation.runs import Outcome
+from schema.readable import duration, plural, table
+
+#: The columns of what really happened and of its replay as configured; of a load that never was, as configured; and the
+#: name of the rows of the whole pool.
+REAL, NOW, CONFIGURED, POOL = "real", "replayed", "configured", "all"
+#: Parts of the shaken replays that an interval leaves out on each side.
+TAIL = 0.05
+
+
+@dataclass(frozen=True)
+class Result:
+    """What was simulated. base: the name of the outcome with which others are compared. real: None if nothing was.
+
+    error: as of `report.error_of`. lost: by name, the jobs that wait longer than under `base`.
+    known_since: since when jobs that have ended are known.
+    """
+
+    past: Past
+    real: Measured | None
+    outcomes: Mapping[str, Outcome]
+    base: str
+    error: float | None
+    lost: Mapping[str, Sequence[Loser]]
+    known_since: float
+
+
+#: Takes a figure from what a pool did; None if it has none.
+Figure = Callable[[Measured], float | None]
+
+
+def text(result: Result) -> str:
+    """Return the whole report."""
+    written = io.StringIO()
+    with redirect_stdout(written):
+        print("\n".join(_head(result)))
+        shown = {**({REAL: result.real} if result.real else {})}
+        shown |= {name: each.replayed.measured for name, each in result.outcomes.items()}
+        rows = [[*title, *(_cell(result, run, figure, told) for run in shown)] for title, figure, told in _rows(shown)]
+        table(["instance", "figure", *shown], rows)
+        for name, lost in result.lost.items():
+            if lost:
+                print(f"\nJobs that wait longest more under {name}:")
+                ids = {job.name: job.public_id or job.name for job in result.past.jobs}
+                table(["job", "instance", "before", "then"], [_loser(each, ids) for each in lost])
+    return written.getvalue().rstrip("\n")
+
+
+def _head(result: Result) -> Iterator[str]:
+    past = result.past
+    since, until = (datetime.fromtimestamp(each, UTC) for each in (past.since, past.until))
+    yield (
+        f"{plural(len(past.jobs), 'job')} on {plural(len({bot.name for bot in past.bots}), 'bot')}, "
+        f"{since:%Y-%m-%d %H:%M} to {until:%Y-%m-%d %H:%M} UTC"
+        + (f"; {past.guessed:,} of them never ended a run, and get a usual run time" if past.guessed else "")
+    )
+    for why, number in past.left_out.items():
+        yield f"Left out: {plural(number, 'job')} that {why}."
+    if past.since < result.known_since:
+        known = datetime.fromtimestamp(result.known_since, UTC)
+        yield f"Of jobs that ended before {known:%Y-%m-%d %H:%M} UTC the journal has nothing."
+    if result.real is None:
+        yield "Nobody knows how far this is from what a pool would do: nothing of it has happened on one."
+    elif result.error is None:
+        yield f"No instance has {report.LEAST_JOBS} jobs, so nobody knows how far the replay is from what was."
+    else:
+        yield (
+            f"Median and 95 % waits of the replay differ from the real ones by up to {result.error:.0%}, of instances "
+            f"with {report.LEAST_JOBS} jobs.\n'=': a change of no more than that."
+        )
+    shaken = len(result.outcomes[result.base].shaken)
+    if shaken:
+        yield f"In brackets: what 90 % of {plural(shaken, 'replay')} with shaken arrivals and run times lie between."
+
+
+def _rows(shown: Mapping[str, Measured]) -> Iterator[tuple[tuple[str, str], Figure, Callable[[float], str]]]:
+    """Each row: its titles, its figure, and how that is told."""
+    measured = [*shown.values()]
+    for group in ("waits", "classes"):
+        for name in sorted({name for each in measured for name in getattr(each, group)}):
+            for title, field in (("median", "p50"), ("95 %", "p95"), ("longest", "most")):
+                yield (name, title), _of_waits(group, name, field), duration
+    for name in sorted({name for each in measured for name in each.unmet}):
+        yield (name, "below minimum"), lambda each, name=name: each.unmet.get(name), duration  # type: ignore[misc]
+    yield (POOL, "starts"), lambda each: each.starts, _whole
+    yield (POOL, "evictions"), lambda each: each.evictions, _whole
+    yield (POOL, "in use"), lambda each: each.utilisation, _part
+    yield (POOL, "of it lost"), lambda each: each.lost, _part
+    yield (POOL, "unstarted"), lambda each: sum(waits.waiting for waits in each.waits.values()), _whole
+    if any(each.fairness is not None for each in measured):
+        yield (POOL, "fairness"), lambda each: each.fairness, lambda value: f"{value:.3f}"
+    if any(each.due for each in measured):
+        yield (POOL, "late"), lambda each: each.late, _whole
+    if any(each.hinted for each in measured):
+        yield (POOL, "near"), lambda each: each.near / each.hinted if each.hinted else None, _part
+
+
+def _of_waits(group: str, name: str, field: str) -> Figure:
+    def figure(measured: Measured) -> float | None:
+        waits: Waits | None = getattr(measured, group).get(name)
+        return None if waits is None else float(getattr(waits, field))
+
+    return figure
+
+
+def _whole(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def _part(value: float) -> str:
+    return f"{value:.1%}"
+
+
+def _cell(result: Result, run: str, figure: Figure, told: Callable[[float], str]) -> str:
+    """A figure in words, with its interval; under a tried policy, with a mark if it is no other than in the replay."""
+    if run == REAL:
+        value = figure(result.real) if result.real else None
+        return "-" if value is None else told(value)
+    outcome, base = result.outcomes[run], result.outcomes[result.base]
+    value, before = figure(outcome.replayed.measured), figure(base.replayed.measured)
+    if value is None:
+        return "-"
+    words = told(value)
+    shaken = sorted(each for each in map(figure, outcome.shaken) if each is not None)
+    if shaken:
+        low, high = (told(report.quantile(shaken, part)) for part in (TAIL, 1 - TAIL))
+        words += "" if low == high == words else f" ({low} to {high})"
+    if run != result.base and before is not None and told is duration and not _is_changed(result, run, figure):
+        words = f"= {words}"
+    return words
+
+
+def _is_changed(result: Result, run: str, figure: Figure) -> bool:
+    """Whether a wait is another than under the base: by more than the error, and in nearly all shaken pasts alike."""
+    base, tried = result.outcomes[result.base], result.outcomes[run]
+    before, after = figure(base.replayed.measured) or 0.0, figure(tried.replayed.measured) or 0.0
+    if not report.is_told(before, after, error=result.error):
+        return False
+    pairs = ((figure(one), figure(two)) for one, two in zip(base.shaken, tried.shaken, strict=True))
+    changes = sorted(two - one for one, two in pairs if one is not None and two is not None)
+    low, high = (report.quantile(changes, part) if changes else after - before for part in (TAIL, 1 - TAIL))
+    return (low > 0 and after > before) or (high < 0 and after < before)
+
+
+def _loser(loser: Loser, ids: Mapping[str, str]) -> list[str]:
+    after = f"at least {duration(loser.after)}" if loser.waits else duration(loser.after)
+    return [ids[loser.name], loser.instance, duration(loser.before), after]

@@ -1,0 +1,114 @@
+"""A page with the charts of a simulation: units in use and waits over time, by instance and policy."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from html import escape
+from importlib.util import find_spec
+from typing import Any
+
+from leasehold.errors import NotReady
+
+from assigner.simulation.records import Records
+from assigner.simulation.report import quantile, wait_of
+
+#: Parts of the span: each is a point of a chart.
+POINTS = 60
+#: The most instances that a chart names. The others are one line together.
+MOST_LINES = 8
+OTHERS = "others"
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem; color: #1d2430 }
+pre { overflow-x: auto; background: #f4f5f7; padding: 1rem; border-radius: 6px }
+figure { margin: 1.5rem 0 } svg { width: 100%; height: auto }
+"""
+
+
+def require() -> None:
+    """Raise NotReady if the library that draws charts is not installed."""
+    if find_spec("pygal") is None:
+        raise NotReady("Charts need a library: pip install 'leasehold[plots]'.")
+
+
+def page(title: str, text: str, runs: Mapping[str, Records]) -> str:
+    """Return a page of HTML with this text and the charts of each run. It loads nothing from anywhere."""
+    parts = [f"<h1>{escape(title)}</h1>", f"<pre>{escape(text)}</pre>"]
+    names = _largest(runs.values())
+    top = max((records.units for records in runs.values()), default=1)
+    for name, records in runs.items():
+        parts.append(f"<h2>{escape(name)}</h2>")
+        parts.append(_chart("units in use", records, units_in_use(records, names), stacked=True, top=top))
+        parts.append(_chart("95 % of the waits of jobs that start then, seconds", records, waits(records, names)))
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+        f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head>'
+        f"<body>{''.join(parts)}</body></html>\n"
+    )
+
+
+def _largest(runs: Any) -> list[str]:
+    """The instances with the most work, in the order of their names."""
+    used: dict[str, float] = defaultdict(float)
+    for records in runs:
+        for lease in records.leases:
+            used[lease.instance] += lease.units
+    return sorted(sorted(used, key=lambda name: -used[name])[:MOST_LINES])
+
+
+def _group(instance: str, names: Sequence[str]) -> str:
+    return instance if instance in names else OTHERS
+
+
+def units_in_use(records: Records, names: Sequence[str]) -> dict[str, list[float]]:
+    """Return the mean units in use in each part of the span, by instance."""
+    size = (records.until - records.since) / POINTS
+    found: dict[str, list[float]] = defaultdict(lambda: [0.0] * POINTS)
+    for lease in records.leases:
+        start = max(lease.granted, records.since)
+        end = min(records.until if lease.ended is None else lease.ended, records.until)
+        line = found[_group(lease.instance, names)]
+        for part in range(int((start - records.since) / size), POINTS):
+            begin = records.since + part * size
+            if begin >= end:
+                break
+            line[part] += lease.units * (min(end, begin + size) - max(start, begin)) / size
+    return dict(sorted(found.items()))
+
+
+def waits(records: Records, names: Sequence[str]) -> dict[str, list[float | None]]:
+    """Return the 95 % quantile of the waits of the jobs that started in each part of the span, by instance."""
+    size = (records.until - records.since) / POINTS
+    parts: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for job in records.jobs:
+        if job.started is not None and records.since <= job.started < records.until:
+            part = int((job.started - records.since) / size)
+            parts[_group(job.instance, names)][part].append(wait_of(job, records))
+    return {
+        name: [quantile(sorted(found[part]), 0.95) if part in found else None for part in range(POINTS)]
+        for name, found in sorted(parts.items())
+    }
+
+
+def _chart(
+    title: str,
+    records: Records,
+    lines: Mapping[str, Sequence[float | None]],
+    *,
+    stacked: bool = False,
+    top: float | None = None,
+) -> str:
+    import pygal  # type: ignore[import-untyped]
+    from pygal.style import CleanStyle  # type: ignore[import-untyped]
+
+    chart = (pygal.StackedLine if stacked else pygal.Line)(
+        title=title, style=CleanStyle, height=320, width=1000, show_dots=False, fill=stacked, js=[],
+        disable_xml_declaration=True, show_minor_x_labels=False, x_labels_major_every=10, truncate_legend=24,
+        range=None if top is None else (0, top), no_data_text="nothing", value_formatter=lambda value: f"{value:,.4g}",
+        interpolate=None,
+    )  # fmt: skip
+    size = (records.until - records.since) / POINTS
+    form = "%H:%M" if records.until - records.since <= 86400.0 else "%d %b %H:%M"
+    chart.x_labels = [f"{datetime.fromtimestamp(records.since + part * size, UTC):{form}}" for part in range(POINTS)]
+    for name, values in lines.items():
+        chart.add(name, list(values))
+    return f"<figure>{chart.render(is_unicode=True)}</figure>"

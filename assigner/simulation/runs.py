@@ -1,0 +1,98 @@
+"""Replays of a past under several policies, each in a process and on a server of its own, as many at once as there are
+processors."""
+
+import multiprocessing
+import os
+import random
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from itertools import product
+
+from assigner.settings import PoolSettings
+from assigner.simulation.past import Past, PastBot, shaken
+from assigner.simulation.replay import BotsOf, Replayed, replay
+from assigner.simulation.report import Measured
+from schema.policy.versions import Content
+from schema.postgres import embedded
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A policy to try: its name, its settings, its bots, and what makes them.
+
+    limits: those of a version; None = those that operators had set, and what the settings declare.
+    """
+
+    name: str
+    settings: PoolSettings
+    limits: Content | None
+    bots: Sequence[PastBot]
+    bots_of: BotsOf
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a policy did with the past, and with each shaken one. The shaken pasts are the same for all policies."""
+
+    replayed: Replayed
+    shaken: Sequence[Measured]
+
+
+# What a worker process repeats. It is set once, when the process begins, because a past is large.
+_work: tuple[Past, Sequence[Trial], int, float]
+
+
+def run_all(
+    past: Past, trials: Sequence[Trial], *, seed: int, step: float, shakes: int, told: Callable[[int, int], object]
+) -> list[Outcome]:
+    """Replay the past under each policy, once as it was and `shakes` times shaken.
+
+    told: is called with the number of finished replays and that of all. Raises what a replay raises.
+    """
+    tasks = [*product(range(len(trials)), range(shakes + 1))]
+    workers = min(len(tasks), os.cpu_count() or 1)
+    found: dict[tuple[int, int], Replayed | Measured] = {}
+    # The settings are models of this program alone, which another process may not know: it gets the sections that it
+    # needs.
+    plain = [replace(trial, settings=_plain(trial.settings)) for trial in trials]
+    with ProcessPoolExecutor(
+        workers, multiprocessing.get_context("spawn"), initializer=_begin, initargs=((past, plain, seed, step),)
+    ) as pool:
+        waiting = {pool.submit(_run, *task): task for task in tasks}
+        try:
+            for done in as_completed(waiting):
+                found[waiting[done]] = done.result()
+                told(len(found), len(tasks))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    outcomes = []
+    for trial in range(len(trials)):
+        first, *others = (found[trial, shake] for shake in range(shakes + 1))
+        assert isinstance(first, Replayed)
+        outcomes.append(Outcome(first, [each for each in others if isinstance(each, Measured)]))
+    return outcomes
+
+
+def _plain(settings: PoolSettings) -> PoolSettings:
+    return PoolSettings.model_construct(**{name: getattr(settings, name) for name in PoolSettings.model_fields})
+
+
+def _begin(work: tuple[Past, Sequence[Trial], int, float]) -> None:
+    global _work
+    _work = work
+
+
+def _run(trial: int, shake: int) -> Replayed | Measured:
+    """Replay under a policy: the past as it was for shake 0."""
+    past, trials, seed, step = _work
+    tried = trials[trial]
+    if shake:
+        past = shaken(past, random.Random(f"{seed} shake {shake}"))
+    past = replace(past, bots=tried.bots)
+    with embedded.serve_for_now("leasehold-simulate-") as server:
+        done = replay(
+            past, tried.settings, server.url, tried.bots_of, seed=seed + shake, step=step, limits=tried.limits
+        )
+    return done.measured if shake else done
