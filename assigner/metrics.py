@@ -13,6 +13,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from schema import clock
+from schema.accounting.forecasts import SOME, Judged
 from schema.accounting.quotas import QuotaUse, QuotaUses
 from schema.fleet.success import Swarm
 
@@ -189,6 +190,28 @@ RETENTION_LATE = Gauge(
     "leasehold_retention_late_seconds",
     "Seconds for which the oldest rows of a duty have outlived their age at the last deletion; 0 = all left.",
     ["duty"],
+)
+FORECAST_COVERAGE = Gauge(
+    "leasehold_forecast_coverage_ratio",
+    "The part of jobs that started within the time promised in the last day, 0 to 1; 0.9 is meant. NaN without any.",
+)
+FORECAST_COVERAGE_OF = Gauge(
+    "leasehold_forecast_instance_coverage_ratio",
+    "The same of an instance with 200 judged jobs in the last day or more; of at most 100 instances.",
+    ["instance"],
+)
+FORECASTS_JUDGED = Gauge("leasehold_forecasts_judged", "Forecasts of the last day whose promise could be judged.")
+FORECASTS_KNOWN = Gauge(
+    "leasehold_forecast_known_ratio",
+    "The part of waiting jobs that got a time, among those with 200 earlier forecasts or more; NaN without any.",
+)
+FORECAST_WIDTH = Gauge(
+    "leasehold_forecast_width_seconds",
+    "The median of the times within which jobs were promised to start in the last day; NaN without any.",
+)
+FORECAST_ERROR = Gauge(
+    "leasehold_forecast_error_seconds",
+    "The median difference between the time that was told and the real one, of the last day; NaN without any.",
 )
 DUTY_FAILURES = Gauge(
     "leasehold_upkeep_duty_failures",
@@ -389,6 +412,28 @@ class QuotaCollector(Collector):
         if found is not None:
             left_out.add_metric([], found.left_out)
         yield left_out
+
+
+#: The most instances whose coverage is told.
+MOST_COVERAGES = 100
+
+
+def observe_forecasts(found: Sequence[Judged]) -> None:
+    """Tell what became of the forecasts of the last day, of the pool and of instances."""
+    of_pool = next(each for each in found if not each.instance)
+    figures = {
+        FORECAST_COVERAGE: of_pool.coverage,
+        FORECASTS_KNOWN: of_pool.told / of_pool.with_past if of_pool.with_past else None,
+        FORECAST_WIDTH: of_pool.width,
+        FORECAST_ERROR: of_pool.error,
+    }
+    for gauge, value in figures.items():
+        gauge.set(math.nan if value is None else value)
+    FORECASTS_JUDGED.set(of_pool.jobs)
+    FORECAST_COVERAGE_OF.clear()
+    most = sorted((each for each in found if each.instance and each.jobs >= SOME), key=lambda each: -each.jobs)
+    for each in most[:MOST_COVERAGES]:
+        FORECAST_COVERAGE_OF.labels(instance=each.instance).set(each.kept / each.jobs)
 
 
 QUOTAS = QuotaCollector()

@@ -12,6 +12,7 @@ One module because the gates are one list, in which each takes a few lines.
 import math
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -77,6 +78,15 @@ class Gate:
 
     def release_time(self, queue: ConstrainedQueue, state: AdmissionState) -> ReleaseTime | None:  # noqa: ARG002
         """Return when the closed gate opens for the queue, if time alone opens it and the assigner knows when."""
+        return None
+
+    def opens_in(self, queue: ConstrainedQueue, state: AdmissionState) -> float | None:
+        """Return the seconds until the closed gate opens for the queue; None if nobody knows."""
+        time = self.release_time(queue, state)
+        return None if time is None else time.due
+
+    def pace(self, queue: ConstrainedQueue, state: AdmissionState) -> float | None:  # noqa: ARG002
+        """Return how many jobs of the queue a second the gate lets through at most in the long run; None for any."""
         return None
 
 
@@ -302,6 +312,10 @@ class WindowsGate(Gate):
         job_class = queue.constraints.get("job_class")
         return None if job_class is None else state.openings.closed_for_class(job_class, state.now)
 
+    def opens_in(self, queue: ConstrainedQueue, state: AdmissionState) -> float | None:
+        opens = state.openings.opens_for_class(queue.constraints["job_class"], state.now)
+        return None if opens is None else (opens - state.now).total_seconds()
+
 
 class PreferredHoursGate(Gate):
     """The hours of the day at which the job prefers to start."""
@@ -325,6 +339,13 @@ class PreferredHoursGate(Gate):
             return "none of the hours that it prefers ever comes"
         when = time_windows.local_time(opens, preferred.zone)
         return f"it may start from {when} on, at the next of the hours that it prefers"
+
+    def opens_in(self, queue: ConstrainedQueue, state: AdmissionState) -> float | None:
+        with suppress(ValueError):
+            preferred = _preferred_hours(queue)
+            opens = None if preferred is None else preferred.opens(state.now)
+            return None if opens is None else (opens - state.now).total_seconds()
+        return None
 
 
 def waits_for_windows(queue: ConstrainedQueue) -> bool:
@@ -431,6 +452,9 @@ class RateGate(Gate):
             return None
         slowest = max(empty, key=lambda bucket: bucket.due)
         return ReleaseTime(slowest.due, slowest.slack)
+
+    def pace(self, queue: ConstrainedQueue, state: AdmissionState) -> float | None:
+        return min((state.rates[name].rate for name in self.tokens(queue) if name in state.rates), default=None)
 
     def _empty(self, queue: ConstrainedQueue, state: AdmissionState) -> Iterator[tuple[str, rate_rows.Bucket]]:
         """Yield the buckets that have less than a token left after the starts of the working copy."""

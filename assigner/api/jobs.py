@@ -36,7 +36,7 @@ from assigner.api.routing import CALLERS, IDS, OPERATORS, Caller, JobId, Read, p
 from assigner.api.selection import Selection, audited, select
 from assigner.api.submission import RequestModel, SubmitRequest
 from assigner.explain import answer as explanation
-from assigner.explain import planned
+from assigner.explain import forecast, planned
 from assigner.queries import job_names, listing
 from assigner.queries import jobs as job_queries
 from assigner.queries import status as status_queries
@@ -175,7 +175,16 @@ async def show(request: Request, id: JobId, caller: Caller) -> models.Job:
         held_up = explanation.blocking_reason(
             connection, row["row_id"], cooldown=request.app.state.sync_service.cooldown
         )
-        return models.job(row | {"events": events, "held_up": held_up})
+        cooldown, rules = request.app.state.sync_service.cooldown, getattr(request.app.state, "rules", RULES)
+        told = forecast.of_job(
+            connection,
+            row["row_id"],
+            row["state"],
+            everything=caller.instances is None,
+            cooldown=cooldown,
+            rules=rules,
+        )
+        return models.job(row | {"events": events, "held_up": held_up, "forecast": told})
 
     found: models.Job = await request.app.state.run(work)
     return found

@@ -13,6 +13,7 @@ from leasehold.states import FINAL
 from leasehold.states import JobState as JobStates
 from pydantic import BaseModel, Field
 
+from assigner.explain.forecast import StartForecast
 from assigner.operator_resources.tenancy import Quota
 from schema.states import HELD
 
@@ -127,6 +128,7 @@ class Job(JobRow):
     progress: JobProgress | None = Field(default=None, description="unset = its newest attempt has told none")
     events: list[Event]
     waiting: WaitingFor | None = None
+    forecast: StartForecast | None = Field(default=None, description="unset = it does not wait")
     graph: NodeOf | None = Field(default=None, description="graph that contains the job")
 
 

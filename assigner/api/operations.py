@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -14,13 +15,16 @@ from assigner.admission.rules import RULES
 from assigner.api import models
 from assigner.api.routing import MAX_REASON_BYTES, OPERATORS, Caller, Read, problems
 from assigner.api.submission import RequestModel
+from assigner.explain import forecast as start_forecast
+from assigner.explain.forecast import StartForecast
 from assigner.maintenance import meters
 from assigner.operator_resources.declaration import given
 from assigner.queries import demand, report
 from assigner.queries import jobs as job_queries
 from assigner.queries.preemptions import Preemption, preemptions
 from schema import validation
-from schema.accounting import accounts
+from schema.accounting import accounts, forecasts
+from schema.diagnostics.invariants import SNAPSHOT
 from schema.filters import pair
 from schema.fleet.kinds import Offer, clauses
 from schema.moves.sessions import drain
@@ -30,6 +34,35 @@ from schema.postgres.connection import Connection
 from schema.tenancy import drains
 from schema.tenancy.cohorts import DEFAULT
 from schema.validation import load_zone
+
+#: The most groups of waiting jobs whose start is foreseen at once.
+MAX_FORECASTS = 50
+
+
+class ForecastOfGroup(BaseModel):
+    """Waiting jobs of a cohort, an instance and a class, and when the last of them will start."""
+
+    cohort: str
+    instance: str
+    job_class: str = Field(description="empty: those without a class")
+    jobs: int = Field(description="ready jobs, counted up to a bound")
+    forecast: StartForecast
+
+
+class ForecastsKept(BaseModel):
+    """What became of the forecasts of the last day, of an instance; of the pool with an empty name."""
+
+    instance: str
+    jobs: int = Field(description="forecasts whose promise could be judged")
+    kept: int = Field(description="those of them whose job started within the promised time")
+    coverage: float | None = Field(description="their part; 0.9 is meant")
+    error: float | None = Field(description="median difference between the told and the real time, seconds")
+    width: float | None = Field(description="median of the promised times, seconds")
+
+
+class ForecastList(BaseModel):
+    waiting: list[ForecastOfGroup]
+    kept: list[ForecastsKept] = Field(description="of the pool first")
 
 
 class DrainRequest(RequestModel):
@@ -320,6 +353,30 @@ async def show_forecast(
         return Forecast(now=start.at == now, **asdict(start), zone=zone)
 
     found: Forecast = await request.app.state.run(work)
+    return found
+
+
+@router.get("/forecasts", responses=problems(), openapi_extra=OPERATORS)
+async def list_forecasts(request: Request) -> ForecastList:
+    """Tell when the last of the waiting jobs of each instance and class will start, and how good such forecasts were.
+
+    At most 50 groups, those with the most waiting jobs first.
+    """
+    state = request.app.state
+    foreseen = partial(
+        start_forecast.foresee, cooldown=state.sync_service.cooldown, rules=getattr(state, "rules", RULES)
+    )
+
+    def work(connection: Connection) -> ForecastList:
+        connection.execute(SNAPSHOT)
+        groups = [
+            ForecastOfGroup(**asdict(each), forecast=StartForecast.of(foreseen(connection, each.last).forecast))
+            for each in forecasts.waiting(connection, limit=MAX_FORECASTS)
+        ]
+        kept = [ForecastsKept(**asdict(each), coverage=each.coverage) for each in forecasts.judged(connection)]
+        return ForecastList(waiting=groups, kept=kept)
+
+    found: ForecastList = await state.read(work)
     return found
 
 

@@ -195,6 +195,7 @@ EXTRAS: Mapping[str, Sequence[Callable[[Calling], click.Command]]] = {
 COMMANDS: Mapping[str, Callable[[Calling], click.Command]] = {
     "assigners": assigners,
     "demand": reports.demand,
+    "forecast": reports.forecasts,
     "policy": policies.policy,
     "preemptions": reports.preemptions,
     "report": reports.report,

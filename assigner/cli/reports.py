@@ -163,6 +163,42 @@ def demand(calling: Calling) -> click.Command:
     return command
 
 
+def forecasts(calling: Calling) -> click.Command:
+    """Make the command `forecast`."""
+
+    @click.command("forecast")
+    @calling
+    def command(caller: Caller, /) -> None:
+        """Show when waiting jobs will start, by instance and class, and how good forecasts of the last day were."""
+        with caller.client() as gateway:
+            found = gateway.call("GET", "/v1/forecasts", held=LONG)
+        if caller.json:
+            print_json(found)
+            return
+        rows = [
+            (each["instance"], each["job_class"] or None, each["cohort"], f"{each['jobs']:,}",
+             each["forecast"]["sentence"])
+            for each in found["waiting"]
+        ]  # fmt: skip
+        columns = ("instance", "class", Column("cohort", 1), "waiting", Column("the last of them", folds=True))
+        table(columns, rows) if rows else click.echo("no job is ready and waits")
+        judged = [each for each in found["kept"] if each["jobs"]]
+        click.echo("")
+        if not judged:
+            click.echo("no forecast of the last day can be judged yet")
+            return
+        table(
+            ["instance", "judged", "in time", "median error", "median promise"],
+            [
+                (each["instance"] or "all", f"{each['jobs']:,}", f"{each['coverage']:.1%}", _seconds(each["error"]),
+                 _seconds(each["width"]))
+                for each in judged
+            ],
+        )  # fmt: skip
+
+    return command
+
+
 def preemptions(calling: Calling) -> click.Command:
     """Make the group `preemptions`."""
 

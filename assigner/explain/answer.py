@@ -16,6 +16,7 @@ from pydantic import BaseModel, Field
 
 from assigner.admission.rules import RULES, Rules
 from assigner.explain import gates as explained_gates
+from assigner.explain.forecast import StartForecast, foresee
 from assigner.queries import jobs as job_queries
 from schema.accounting.quotas import EVICTION_COOLDOWN, Cooldown
 from schema.diagnostics import evidence as evidence_reads
@@ -226,6 +227,7 @@ class Explained(BaseModel):
     priority: int
     units: int
     sentence: str
+    forecast: StartForecast | None = Field(default=None, description="of a waiting job: when it will start")
     change: list[str] = Field(description="the smallest changes that together would start a waiting job")
     gates: list[GateAnswer] = Field(description="gates of a waiting job")
     order: Order | None = Field(description="jobs before a waiting job")
@@ -275,9 +277,11 @@ def explain(
     judged = [] if found is None else explained_gates.judge_gates(found, constraints)
     kind = rules.ordering.chosen_kind if constraints else None
     change = [] if found is None else explained_gates.changes(judged)
+    foreseen = None if found is None else foresee(connection, row_id, judged, cooldown=cooldown, rules=rules)
     return Explanation(
         **_facts(public_id, job, state=job.state),
         sentence=_past_sentence(job, tried) if found is None else _waiting_sentence(found, judged, kind=kind),
+        forecast=None if foreseen is None else StartForecast.of(foreseen.forecast),
         change=change,
         gates=[_gate_answer(one, everything=everything) for one in judged],
         order=None if found is None else Order(in_queue=_count(found.in_queue), in_instance=_count(found.in_instance)),

@@ -447,7 +447,10 @@ def _judge_head(head: QueueHead, admission_state: AdmissionState) -> list[GateVe
     for gate in GATES:
         why = gate.closed_for_queue(head.queue, admission_state) or gate.closed_for_job(head, admission_state)
         remedy = f"wait until {gate.requirement}"
-        judged.append(GateVerdict(gate.name, gate.requirement, why is None, why or gate.requirement, {}, remedy))
+        opens_in = None if why is None else gate.opens_in(head.queue, admission_state)
+        known = {"opens_in_seconds": opens_in, "per_second": gate.pace(head.queue, admission_state)}
+        evidence = {name: value for name, value in known.items() if value is not None}
+        judged.append(GateVerdict(gate.name, gate.requirement, why is None, why or gate.requirement, evidence, remedy))
     return judged
 
 

@@ -12,13 +12,15 @@ import structlog
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from assigner import estimation, metrics
-from assigner.maintenance import unnamed_rows
+from assigner.maintenance import forecasts, unnamed_rows
 from assigner.maintenance.duties import Duty, Rounds
+from assigner.maintenance.forecasts import Forecasts, Foresee
 from assigner.maintenance.overflow import OverflowController
 from assigner.maintenance.webhooks import Webhooks
 from assigner.queries import status
 from schema import graphs
 from schema.accounting import counters, fair_share, limit_patterns, pool_samples, quotas
+from schema.accounting import forecasts as forecast_rows
 from schema.accounting.fair_share import FairShareSettings
 from schema.clock import Monotonic
 from schema.diagnostics.tracing import AttemptTracer
@@ -166,7 +168,9 @@ class Upkeep(Rounds):
         fair: FairShareSettings | None = None,
         webhooks: Webhooks | None = None,
         tracer: AttemptTracer | None = None,
+        foresee: Foresee | None = None,
     ) -> None:
+        self._forecasts = None if foresee is None else Forecasts(database, foresee)
         self.name, self._tracer = name, tracer
         super().__init__(pause=timing.reap, now=now)
         self._database, self._timing = database, timing
@@ -183,6 +187,7 @@ class Upkeep(Rounds):
             *self._duties_of_jobs(),
             *self._duties_of_pauses(),
             *self._duties_of_totals(),
+            *self._duties_of_forecasts(),
             *self._duties_of_cleaning(),
         ]
 
@@ -233,6 +238,12 @@ class Upkeep(Rounds):
         yield Duty("notifications", BACKLOG_INTERVAL, lambda: metrics.NOTIFICATIONS.set(run(notify.queue_usage)))
         yield Duty("samples", SAMPLE_INTERVAL, self._doing(sample_minute))
 
+    def _duties_of_forecasts(self) -> Iterator[Duty]:
+        """What makes forecasts and judges them."""
+        if self._forecasts is not None:
+            yield Duty("forecasts", forecasts.INTERVAL, self._forecasts.run_once)
+            yield Duty("errors of forecasts", RECONCILE_INTERVAL, self._forecasts.measure)
+
     def _duties_of_cleaning(self) -> Iterator[Duty]:
         """What deletes old rows."""
         settings = self._settings
@@ -258,6 +269,7 @@ class Upkeep(Rounds):
             "unused constraint sets": partial(retention_moves.delete_unused_constraint_sets, age=HOUR, limit=LIMIT),
             "unused requirement sets": partial(retention_moves.delete_unused_platforms, age=HOUR, limit=LIMIT),
             "unused kinds of bots": partial(retention_moves.delete_unused_kinds, age=HOUR, limit=LIMIT),
+            "old forecasts": partial(forecast_rows.forget, limit=LIMIT),
             "old samples": partial(pool_samples.forget, limit=LIMIT),
         }
         for name, batch in batches.items():

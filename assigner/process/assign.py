@@ -6,12 +6,15 @@ it decides makes a version of the policy, if the file has changed. Each second i
 
 import random
 import re
+from collections.abc import Sequence
+from functools import partial
 
 import structlog
 from leasehold.errors import BadInput, Conflict
 
 from assigner import metrics
 from assigner.config.loading import Reloader, changed_keys, masked
+from assigner.explain.forecast import foresee
 from assigner.loops import Loop
 from assigner.maintenance import schedule_forms
 from assigner.maintenance.meters import MeterPoller
@@ -21,14 +24,17 @@ from assigner.maintenance.upkeep import Upkeep
 from assigner.maintenance.webhooks import Webhooks
 from assigner.process import policies
 from assigner.process.policies import ACTOR, LOOK_EVERY, InForce
-from assigner.process.threads import AssignerThreads, Presence, seeded
+from assigner.process.threads import AssignerThreads, Presence, rules_from, seeded
 from assigner.settings import PoolSettings
 from schema import clock
 from schema.accounting import quotas
+from schema.accounting.forecasts import Stored
 from schema.accounting.quotas import QuotaUses
+from schema.diagnostics.evidence import Evidence
 from schema.diagnostics.tracing import AttemptTracer
 from schema.policy import new_instances, schedules
 from schema.policy.schedule_changes import owner_in_words
+from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
 from schema.postgres.notify import Wakeups
 from schema.tenancy.processes import Configuration
@@ -88,6 +94,13 @@ GARBAGE = (50_000, 10, 10)
 STOP_WITHIN = 10.0
 
 
+def foreseen(connection: Connection, jobs: Sequence[int], settings: PoolSettings) -> list[Stored]:
+    """Foresee the starts of jobs as the gates are configured."""
+    seen: dict[int, Evidence] = {}
+    how = partial(foresee, connection, seen=seen, cooldown=settings.quotas.of_evictions, rules=rules_from(settings))
+    return [how(job).stored for job in jobs]
+
+
 class AssignerProcess:
     """The loops of one assigner process. `start` and `stop` may be called once each; `reload` after a SIGHUP."""
 
@@ -110,6 +123,7 @@ class AssignerProcess:
             fair=settings.fair_share,
             webhooks=self._webhooks,
             tracer=self._tracer,
+            foresee=lambda connection, jobs: foreseen(connection, jobs, self._policy.settings),
         )
         self._retention = Retention(database, settings.upkeep, now=clock.monotonic)
         self._polling = MeterPoller(database, settings.meters)

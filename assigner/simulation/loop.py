@@ -17,7 +17,7 @@ from assigner.cycle.assigner import PriorityAgeAssigner
 from assigner.maintenance.retention import Retention
 from assigner.maintenance.schedules import POLL_INTERVAL, Schedules
 from assigner.maintenance.upkeep import EVER, HOUR, Upkeep
-from assigner.process.assign import declare
+from assigner.process.assign import declare, foreseen
 from assigner.process.threads import rules_from
 from assigner.settings import PoolSettings
 from assigner.simulation.clock import TOPICS, VirtualClock, VirtualSessions, make
@@ -129,6 +129,7 @@ class SimulatedPool:
             name="simulated",
             now=now,
             fair=settings.fair_share,
+            foresee=lambda connection, jobs: foreseen(connection, jobs, settings),
         )
         self._retention = Retention(self.database, settings.upkeep, now=now)
         level, estimate = settings.service_levels.default, settings.estimates.estimate

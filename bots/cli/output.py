@@ -245,6 +245,7 @@ def print_job(job: Record, left: Sequence[object] = ()) -> None:
         ("bot", job["bot"]),
         ("policy", job.get("policy") and f"version {job['policy']}"),
         ("why it waits", _waits(job)),
+        ("forecast", (job.get("forecast") or {}).get("sentence")),
         ("progress", progress(job)),
         ("reason", job["reason"]),
         ("exit", None if result.get("exit_code") is None else _exit(result["exit_code"])),

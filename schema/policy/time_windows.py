@@ -257,6 +257,13 @@ class WindowSchedule:
         wrong = [f"window '{each.settings.name}' cannot be used: {each.wrong}" for each in taking if each.wrong]
         return "; ".join([*(why for why in found if why), *wrong, self._following(taking, at)])
 
+    def opens_for_class(self, job_class: str, at: datetime) -> datetime | None:
+        """Return when the next window for the class opens; None if one is open, or if none ever does."""
+        taking = [window for window in self.windows if window.settings.admits(job_class)]
+        if any(window.open_at(at) for window in taking):
+            return None
+        return min((opens for each in taking if (opens := each.opens(at)) is not None), default=None)
+
     def spare(self, job_class: str, at: datetime) -> float:
         """Largest unused share of a meter's threshold among the open windows of the class, 0 to 1; 1 without windows.
 

@@ -4,13 +4,14 @@ It imports only the ground modules of `schema`. Read first: jobs.py and admissio
 """
 
 from schema.sql import SCHEMA
-from schema.tables import admission, fleet, graphs, jobs, journal, policies, pool_samples, success, tenancy
+from schema.tables import admission, fleet, forecasts, graphs, jobs, journal, policies, pool_samples, success, tenancy
 from schema.tables.columns import metadata
 
 __all__ = [
     "SCHEMA",
     "admission",
     "fleet",
+    "forecasts",
     "graphs",
     "jobs",
     "journal",

@@ -90,6 +90,7 @@ GET                     /v1/demand                        operator
 GET                     /v1/demand/value                  operator
 GET                     /v1/meters/{name}/pattern         operator
 GET                     /v1/forecast                      operator
+GET                     /v1/forecasts                     operator
 GET PUT PATCH DELETE    /v1/instances/{name}              operator
 GET PUT DELETE          /v1/instances/{name}/account      operator
 POST                    /v1/instances/{name}/effect       operator

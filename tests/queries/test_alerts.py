@@ -205,6 +205,7 @@ def test_prometheus_takes_every_query_of_a_dashboard(tmp_path: Path) -> None:
 ONLY_PROMETHEUS = {
     "LeaseholdQuotasWithoutMetrics", "LeaseholdQuotasUnread", "LeaseholdWebhookGivesUp", "LeaseholdLoopFails",
     "LeaseholdCountersDrift", "LeaseholdUpkeepDutyFails", "LeaseholdLoopStands", "LeaseholdRetentionIsLate",
+    "LeaseholdForecastsAreOff", "LeaseholdForecastsOfInstanceAreOff",
 }  # fmt: skip
 
 

@@ -251,6 +251,7 @@ def fact_rows(job: Record) -> dict[str, Cell]:
         "id": job["id"],
         "joined": job["joined"],
         "why it waits": waiting and waiting["sentence"],
+        "forecast": job.get("forecast") and job["forecast"]["sentence"],
         "ran for": None if result.get("seconds") is None else seconds(result["seconds"]),
         "bot": job["bot"],
         "attempts": f"{job['attempts']} of {job['max_attempts']}",

@@ -1,0 +1,344 @@
+"""What forecasts are made from, and what became of them: places in the order, times of leases, past forecasts."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+
+from schema.postgres.connection import Connection
+from schema.postgres.statements import Row, Statement
+from schema.predicates import (
+    HEALTHY,
+    IN_CONSTRAINED_FRONT,
+    IN_FRONT,
+    PAUSED_UNTIL,
+    SERVES,
+    ready_in,
+    ready_queues,
+)
+
+#: The most jobs ahead that are counted.
+MOST_AHEAD = 10_000
+#: The most queues in which waiting jobs are looked for.
+MOST_QUEUES = 1000
+#: The newest ended jobs from which times of leases are taken, and seconds for which a time is used without new ones.
+NEWEST, USED_FOR = 2000, 7 * 86400.0
+#: The most past forecasts that one is made from; the newest jobs among which a pass looks for waiting ones; and the
+#: forecasts whose jobs have not started, above which no further ones are stored.
+MOST_PAST, LOOKED_AT, MOST_OPEN = 400, 2000, 2000
+#: Seconds for which stored forecasts are kept, and of which the coverage is told.
+KEPT, TOLD = 3 * 86400.0, 86400.0
+#: Judged jobs from which on the coverage of an instance says something, and earlier forecasts from which on there ought
+#: to be a time.
+SOME = 200
+
+PLACE = Statement("""
+SELECT j.id, j.queue, j.cohort, j.instance, j.platform, j.units, j.rank, j.queued_at, i.pool, q.max_quota,
+    coalesce(q.usage, 0) AS usage, coalesce(g.terms->>'job_class', '') AS class,
+    extract(epoch FROM t.deadline - now())::double precision AS deadline, coalesce(t.seconds, c.seconds) AS runs
+FROM jobs j JOIN instances i ON i.id = j.instance JOIN queues k ON k.id = j.queue
+LEFT JOIN constraint_sets g ON g.id = k.constraint_set
+LEFT JOIN job_constraints t ON t.job_id = j.id
+LEFT JOIN job_classes c ON c.name = g.terms->>'job_class'
+LEFT JOIN quotas q ON q.cohort = j.cohort AND q.instance = j.instance
+WHERE j.id = :id
+""")
+_AHEAD = """
+(SELECT queue FROM jobs WHERE cohort = :cohort AND {front}
+    AND (rank, queued_at, id) < (:rank, CAST(:queued_at AS timestamptz), :id)
+ ORDER BY cohort, rank, queued_at, id LIMIT :most + 1)"""
+# By instance, jobs ahead in queues that share a kind of bots with the job's. Instances that start nothing are left out.
+AHEAD = Statement(f"""
+WITH counted AS MATERIALIZED (
+    SELECT queue, count(*) AS jobs FROM ({_AHEAD.format(front=IN_FRONT)}
+        UNION ALL {_AHEAD.format(front=IN_CONSTRAINED_FRONT)}) front GROUP BY queue
+)
+SELECT k.instance, sum(c.jobs)::integer AS jobs, min(q.max_quota) AS most
+FROM counted c JOIN queues k ON k.id = c.queue JOIN instances i ON i.id = k.instance AND NOT i.draining
+LEFT JOIN quotas q ON q.cohort = k.cohort AND q.instance = k.instance
+WHERE k.platform = :platform OR EXISTS (
+    SELECT FROM kind_platforms a JOIN kind_platforms b ON b.kind = a.kind
+    WHERE a.platform = :platform AND b.platform = k.platform)
+GROUP BY k.instance ORDER BY k.instance
+""")
+ROOM = Statement(f"""
+SELECT coalesce(sum(b.capacity), 0)::integer AS units, coalesce(sum(b.capacity - b.in_use), 0)::integer AS free
+FROM (SELECT CAST(:instance AS integer) AS instance, CAST(:pool AS text) AS pool) w, kind_platforms o
+JOIN bots b ON b.kind = o.kind AND b.cohort = :cohort
+WHERE o.platform = :platform AND {HEALTHY.of(bot="b")} AND {SERVES.of(bot="b", want="w")} AND b.capacity >= :units
+""")
+TIMES = Statement("SELECT instance, leases, seconds, work FROM lease_times WHERE cohort = :cohort")
+MEASURE_TIMES = Statement("""
+WITH newest AS MATERIALIZED (
+    SELECT id FROM jobs WHERE finished_at IS NOT NULL ORDER BY finished_at DESC LIMIT :newest
+), measured AS (
+    SELECT l.cohort, l.instance, count(*)::integer AS leases, avg(l.seconds) AS seconds,
+        avg(l.seconds * l.units) AS work
+    FROM newest n CROSS JOIN LATERAL (
+        SELECT cohort, instance, units, extract(epoch FROM ended_at - granted_at)::double precision AS seconds
+        FROM leases WHERE job_id = n.id AND verdict IN ('succeeded', 'failed', 'error') OFFSET 0) l
+    GROUP BY l.cohort, l.instance
+), forgotten AS (
+    DELETE FROM lease_times WHERE at < now() - make_interval(secs => :used_for)
+)
+INSERT INTO lease_times (cohort, instance, leases, seconds, work)
+SELECT cohort, instance, leases, greatest(seconds, 0), greatest(work, 0) FROM measured ORDER BY cohort, instance
+ON CONFLICT (cohort, instance) DO UPDATE
+SET leases = excluded.leases, seconds = excluded.seconds, work = excluded.work, at = excluded.at
+""")
+# Of a job that has not started and is late already, the time until now counts: it is the least that it can be. Without
+# such jobs, those that wait long would be missing.
+_PAST = """
+SELECT predicted, scale, coalesce(waited, extract(epoch FROM now() - at)::double precision) AS waited, class
+FROM forecasts
+WHERE cohort = :cohort AND {among} predicted IS NOT NULL
+    AND (waited IS NOT NULL OR at < now() - make_interval(secs => predicted))
+ORDER BY at DESC LIMIT :most
+"""
+PAST = {
+    of_instance: Statement(_PAST.format(among="instance = :instance AND" if of_instance else ""))
+    for of_instance in (True, False)
+}
+# The queues with ready jobs, and of each the last of them in the order.
+WAITING = Statement(f"""
+WITH RECURSIVE {ready_queues("plain")}, {ready_queues("gated", constrained=True)}
+SELECT c.name AS cohort, i.name AS instance, coalesce(g.terms->>'job_class', '') AS job_class, w.jobs, l.id AS last,
+    l.rank, l.queued_at
+FROM (SELECT queue FROM plain UNION ALL SELECT queue FROM gated) o
+JOIN queues k ON k.id = o.queue
+JOIN cohorts c ON c.id = k.cohort JOIN instances i ON i.id = k.instance
+LEFT JOIN constraint_sets g ON g.id = k.constraint_set
+CROSS JOIN LATERAL (SELECT count(*) AS jobs FROM (
+    SELECT FROM jobs WHERE {ready_in("k")} LIMIT :most) ready) w
+CROSS JOIN LATERAL (
+    SELECT id, rank, queued_at FROM jobs WHERE {ready_in("k")}
+    ORDER BY queue DESC, rank DESC, queued_at DESC, id DESC LIMIT 1) l
+LIMIT :queues
+""")
+WITHOUT = Statement("""
+SELECT j.id FROM (SELECT id, state, schedule_after FROM jobs ORDER BY id DESC LIMIT :looked_at) j
+WHERE j.state = 'queued' AND j.schedule_after IS NULL AND NOT EXISTS (SELECT FROM forecasts f WHERE f.job_id = j.id)
+    AND (SELECT count(*) FROM (
+        SELECT FROM forecasts WHERE waited IS NULL AND predicted IS NOT NULL LIMIT :open) o) < :open
+ORDER BY hashint8(j.id), j.id LIMIT :limit
+""")
+STORE = Statement("""
+INSERT INTO forecasts (job_id, cohort, instance, class, past, predicted, scale, seconds, upper, reason)
+VALUES (:id, :cohort, :instance, :job_class, :past, :predicted, :scale, :seconds, :upper, :reason)
+ON CONFLICT (job_id) DO NOTHING
+""")
+# A job that an operator has held or paused, or that ended without a start, says nothing about its forecast.
+JUDGE = Statement(f"""
+WITH page AS MATERIALIZED (
+    SELECT job_id, at FROM forecasts WHERE waited IS NULL AND predicted IS NOT NULL AND job_id > :after
+    ORDER BY job_id LIMIT :limit FOR UPDATE SKIP LOCKED
+), looked AS MATERIALIZED (
+    SELECT p.job_id, p.at, coalesce(j.waits, false) AS waits, (
+        SELECT min(granted_at) FROM leases WHERE job_id = p.job_id AND granted_at >= p.at) AS granted_at
+    FROM page p LEFT JOIN LATERAL (
+        SELECT state = 'queued' AND schedule_after IS DISTINCT FROM {PAUSED_UNTIL} AS waits
+        FROM jobs WHERE id = p.job_id OFFSET 0) j ON true
+), started AS (
+    UPDATE forecasts f SET waited = extract(epoch FROM l.granted_at - l.at)
+    FROM looked l WHERE f.job_id = l.job_id AND l.granted_at IS NOT NULL
+), void AS (
+    DELETE FROM forecasts f USING looked l WHERE f.job_id = l.job_id AND l.granted_at IS NULL AND NOT l.waits
+)
+SELECT count(*) AS rows, max(job_id) AS last FROM page
+""")
+FORGET = Statement("""
+DELETE FROM forecasts WHERE job_id = ANY (ARRAY(
+    SELECT job_id FROM forecasts WHERE at < now() - make_interval(secs => :age)
+    ORDER BY at LIMIT :limit FOR UPDATE SKIP LOCKED))
+""")
+# By instance, and '' for the pool. A promise is judged by its start, or when its time is over.
+JUDGED = Statement("""
+SELECT coalesce(i.name, '') AS instance, count(*) FILTER (WHERE judged)::integer AS jobs,
+    count(*) FILTER (WHERE judged AND waited <= upper)::integer AS kept,
+    count(*) FILTER (WHERE past >= :some)::integer AS with_past,
+    count(*) FILTER (WHERE past >= :some AND upper IS NOT NULL)::integer AS told,
+    percentile_cont(0.5) WITHIN GROUP (ORDER BY upper) AS width,
+    percentile_cont(0.5) WITHIN GROUP (ORDER BY abs(waited - seconds)) AS error
+FROM (SELECT *, upper IS NOT NULL AND (waited IS NOT NULL OR at < now() - make_interval(secs => upper)) AS judged
+      FROM forecasts WHERE at > now() - make_interval(secs => :seconds)) f
+LEFT JOIN instances i ON i.id = f.instance
+GROUP BY GROUPING SETS ((), (i.name)) ORDER BY 1
+""")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A waiting job: where it stands and what it asks for.
+
+    usage, max_quota: units of its instance. job_class: '' without one. deadline: seconds until it must have ended.
+    runs: seconds that it is expected to run; None if nobody knows.
+    """
+
+    id: int
+    queue: int
+    cohort: int
+    instance: int
+    platform: int
+    units: int
+    rank: float
+    queued_at: datetime
+    pool: str | None
+    max_quota: int | None
+    usage: int
+    job_class: str
+    deadline: float | None
+    runs: float | None
+
+
+@dataclass(frozen=True)
+class Times:
+    """What the newest leases of an instance took: their number, and the mean of their seconds and unit-seconds."""
+
+    leases: int
+    seconds: float
+    work: float
+
+
+@dataclass(frozen=True)
+class Past:
+    """An earlier forecast: what the formula said, its scale, and the seconds that the job has waited since."""
+
+    predicted: float
+    scale: float
+    waited: float
+    job_class: str
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A forecast to be stored. predicted, scale: None if a gate was closed. reason: why no time is told."""
+
+    id: int
+    cohort: int
+    instance: int
+    job_class: str
+    past: int
+    predicted: float | None
+    scale: float | None
+    seconds: float | None
+    upper: float | None
+    reason: str | None
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Ready jobs of a cohort, instance and class ('' without one): how many, and the id of the last in the order."""
+
+    cohort: str
+    instance: str
+    job_class: str
+    jobs: int
+    last: int
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What became of the forecasts of the last day, of an instance, or of the pool with the instance ''.
+
+    jobs: those whose promise can be judged. kept: of them, those that started within the promised time. with_past: jobs
+    with at least SOME earlier forecasts. told: of them, those that got a time. width: the median of promised times.
+    error: the median difference between the told and the real time until the start; seconds, None without any.
+    """
+
+    instance: str
+    jobs: int
+    kept: int
+    with_past: int
+    told: int
+    width: float | None
+    error: float | None
+
+    @property
+    def coverage(self) -> float | None:
+        """The part of jobs that started within the promised time."""
+        return self.kept / self.jobs if self.jobs else None
+
+
+def place(connection: Connection, job_id: int) -> Place:
+    """Read where a job stands."""
+    return Place(*connection.execute(PLACE, {"id": job_id}).one())
+
+
+def ahead(connection: Connection, of: Place) -> Mapping[int, tuple[int, int | None]] | None:
+    """Count the ready jobs ahead that compete for bots with it: by instance, their number and its maximum of units.
+
+    None if there are more than MOST_AHEAD.
+    """
+    values = {name: getattr(of, name) for name in ("id", "cohort", "platform", "rank", "queued_at")}
+    found = {row.instance: (row.jobs, row.most) for row in connection.execute(AHEAD, values | {"most": MOST_AHEAD})}
+    return None if sum(jobs for jobs, _ in found.values()) > MOST_AHEAD else found
+
+
+def room(connection: Connection, of: Place) -> tuple[int, int]:
+    """Return the units of all healthy bots that could run the job, and those of them that are free."""
+    values = {name: getattr(of, name) for name in ("cohort", "instance", "platform", "units", "pool")}
+    row = connection.execute(ROOM, values).one()
+    return row.units, row.free
+
+
+def times(connection: Connection, cohort: int) -> Mapping[int, Times]:
+    """Return what leases of the cohort lately took, by instance."""
+    rows = connection.execute(TIMES, {"cohort": cohort})
+    return {row.instance: Times(row.leases, row.seconds, row.work) for row in rows}
+
+
+def past(connection: Connection, of: Place, *, of_instance: bool) -> list[Past]:
+    """Return the newest earlier forecasts that have come true or are late, of its instance or of its cohort."""
+    values = {"cohort": of.cohort, "instance": of.instance, "most": MOST_PAST}
+    if not of_instance:
+        del values["instance"]
+    return [Past(*row) for row in connection.execute(PAST[of_instance], values)]
+
+
+def waiting(connection: Connection, *, limit: int) -> list[Waiting]:
+    """Return up to `limit` groups of ready jobs, those with the most jobs first, of at most MOST_QUEUES queues."""
+    rows = connection.execute(WAITING, {"most": MOST_AHEAD, "queues": MOST_QUEUES}).all()
+    groups: dict[tuple[str, str, str], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row.cohort, row.instance, row.job_class), []).append(row)
+    found = [
+        Waiting(*group, sum(row.jobs for row in of), max(of, key=lambda row: (row.rank, row.queued_at, row.last)).last)
+        for group, of in groups.items()
+    ]
+    return sorted(found, key=lambda each: (-each.jobs, each.cohort, each.instance, each.job_class))[:limit]
+
+
+def store(connection: Connection, found: Sequence[Stored]) -> None:
+    """Store forecasts of jobs that have none yet."""
+    for each in found:
+        connection.execute(STORE, asdict(each))
+
+
+def measure_times(connection: Connection) -> None:
+    """Store how long leases of the newest ended jobs took, by cohort and instance."""
+    connection.execute(MEASURE_TIMES, {"newest": NEWEST, "used_for": USED_FOR})
+
+
+def jobs_without(connection: Connection, *, limit: int) -> Sequence[int]:
+    """Return up to `limit` of the newest jobs that wait and have no stored forecast."""
+    values = {"looked_at": LOOKED_AT, "open": MOST_OPEN, "limit": limit}
+    return list(connection.execute(WITHOUT, values).scalars())
+
+
+def judge(connection: Connection, *, after: int, limit: int) -> int | None:
+    """Note which of up to `limit` forecasts of jobs with an id above `after` have come true or not.
+
+    Returns where the next page begins, None after the last one.
+    """
+    row = connection.execute(JUDGE, {"after": after, "limit": limit}).one()
+    return row.last if row.rows == limit else None
+
+
+def judged(connection: Connection) -> list[Judged]:
+    """Return what became of the forecasts of the last day: of the pool first, then of each instance with any."""
+    rows = connection.execute(JUDGED, {"some": SOME, "seconds": TOLD})
+    return [Judged(*row) for row in rows]
+
+
+def forget(connection: Connection, *, limit: int) -> int:
+    """Delete up to `limit` forecasts that are too old to say anything; return how many."""
+    return connection.execute(FORGET, {"age": KEPT, "limit": limit}).rowcount

@@ -1,0 +1,71 @@
+"""When a waiting job will start, as `show`, `explain`, a plan and `leasehold forecast` tell it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+
+from assigner.explain.forecast import foresee
+from schema.accounting import forecasts
+from tests.support.pool import Pool, completed
+
+#: Thirty forecasts: twenty came true, ten were twice as late. Five of another class are of jobs that are gone.
+PAST = """
+INSERT INTO forecasts (job_id, at, cohort, instance, class, past, predicted, scale, seconds, upper, waited)
+SELECT -n, now() - interval '1 h', 0, (SELECT instance FROM jobs LIMIT 1), CASE WHEN n > 30 THEN 'random' ELSE '' END,
+    200, 60, 60, 60, 100, CASE WHEN n <= 20 THEN 60 WHEN n <= 30 THEN 120 END
+FROM generate_series(1, 35) n
+"""
+
+
+def test_a_waiting_job_tells_when_it_will_start_or_why_nobody_knows(
+    pool: Pool, operator: httpx.Client, good: Callable[[str], str]
+) -> None:
+    _, bot, work = pool.running()
+    bot.sync(completed(work))
+    pool.change("UPDATE leases SET granted_at = now() - interval '30 s', ended_at = now()")
+    (running,) = pool.submit()
+    pool.assigner().run_once()
+    waiting, last = pool.submit(), pool.submit(retry_failed=True)
+
+    def told(job: str, of: str = "") -> dict[str, Any]:
+        found: dict[str, Any] = operator.get(f"/v1/jobs/{job}{of}").json()["forecast"]
+        return found
+
+    assert told(last[0])["reason"] == "no lease like its own has ended lately"
+    pool.database.run(forecasts.measure_times)
+    assert told(last[0])["sentence"] == "not known, because too few jobs like it have started lately"
+    pool.change(PAST)
+    assert told(running) is None
+    first, second = (told(job) for job in (*waiting, *last))
+    assert (round(first["seconds"]), round(second["seconds"])) == (30, 60)
+    # Nine of ten were off by no more than their scale, which is here 60 s + 30 s of its own + 1 s.
+    assert round(second["upper_seconds"]) == 60 + 91
+    assert told(last[0], "/explain") == second
+    assert "starts in about 1 min" in good(f"show {last[0]}")
+    assert "forecastnot" not in good(f"explain {last[0]}").replace(" ", "")
+    (plan,) = operator.post("/v1/jobs?plan", json={"jobs": [{"command": ["true"], "deadline_seconds": 80}]}).json()[
+        "jobs"
+    ]
+    assert plan["explanation"]["forecast"]["misses_deadline"], "it would start after 90 s"
+    assert "would miss its deadline" in plan["explanation"]["forecast"]["sentence"]
+
+    # Upkeep stores what it foresees of some, and judges it when they start. An operator's hold is nobody's error.
+    ids = pool.database.run(lambda c: forecasts.jobs_without(c, limit=10))
+    assert sorted(ids) == [pool.job(job).id for job in (*waiting, *last)]
+    pool.database.run(lambda c: forecasts.store(c, [foresee(c, each).stored for each in ids]))
+    good(f"hold {last[0]}")
+    assert told(last[0])["reason"] == "it is parked (held)"
+    bot.sync()
+    bot.sync(*[completed(each) for each in bot.take()])
+    pool.assigner().run_once()
+    pool.database.run(lambda c: forecasts.judge(c, after=-100, limit=100))
+    (row,) = pool.rows("SELECT job_id, waited FROM forecasts WHERE job_id > 0")
+    assert row.job_id == pool.job(waiting[0]).id
+    assert 0 <= row.waited < 30
+    of_pool = pool.database.run(forecasts.judged)[0]
+    assert (of_pool.jobs, of_pool.kept, of_pool.with_past, of_pool.told) == (31, 21, 30, 30)
+    good(f"release {last[0]}")
+    text = good("forecast")
+    assert "starts in about" in text
+    assert "67.7%" in text

@@ -1,0 +1,47 @@
+"""The formula of forecasts and what is promised after its past errors."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from assigner import forecasting
+from assigner.forecasting import Ahead, Forecast, Prediction, Standing, predict, promise, score
+
+#: Ten units, all busy; ten jobs of its own instance ahead; each takes one unit for a minute.
+FULL = Standing(units=10, free=0, own=Ahead(10, 60.0), others=(), work=60.0, seconds=60.0)
+
+
+@pytest.mark.parametrize(
+    ("changed", "seconds"),
+    [
+        ({}, 66),
+        ({"units": 20}, 33),
+        ({"free": 11}, 0),
+        ({"free": 5}, 36),
+        ({"own": Ahead(0, 60.0), "earliest": 90.0}, 90),
+        ({"others": (Ahead(10, 120.0),)}, 186),
+        # A thousand jobs of an instance that may use five units take those five meanwhile, not all ten.
+        ({"others": (Ahead(1000, 60.0, 5),)}, 132),
+        # Its own instance may use two units, which are in use.
+        ({"own": Ahead(10, 60.0, 2), "used": 2}, 330),
+    ],
+)  # fmt: skip
+def test_a_job_starts_when_what_is_ahead_has_got_its_units(changed: dict[str, object], seconds: float) -> None:
+    assert predict(replace(FULL, **changed)).seconds == pytest.approx(seconds, rel=0.01)
+
+
+def test_nine_of_ten_jobs_start_within_the_promised_time_and_nothing_is_promised_after_too_few(
+    chance: random.Random,
+) -> None:
+    predictions = [Prediction(seconds, seconds + 5.0) for seconds in (chance.uniform(0, 600) for _ in range(3000))]
+    waits = [each.seconds + chance.expovariate(1 / each.scale) for each in predictions]
+    scores = [*map(score, predictions, waits)]
+    told = [promise(each, scores[:400]) for each in predictions[400:]]
+    kept = sum(waited <= (each.upper or 0) for each, waited in zip(told, waits[400:], strict=True))
+    assert 0.85 < kept / len(told) < 0.95
+    few = promise(predictions[0], scores[: forecasting.ENOUGH - 1])
+    assert few == Forecast(reason=forecasting.TOO_LITTLE_PAST)
+    assert few.sentence == "not known, because too few jobs like it have started lately"
+    late = promise(Prediction(240.0, 300.0), [0.0] * 15 + [1.4] * 15, deadline=100.0)
+    assert late.sentence == ("starts in about 7 min 30 s, within 11 min in 9 of 10 cases; it would miss its deadline")
