@@ -45,7 +45,7 @@ os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
 CONFIG_PLACES = (Path("leasehold.toml"), Path("/etc/leasehold/leasehold.toml"))
 
 #: The commands that read the configuration; all others call a gateway.
-LOCAL = frozenset({"up", "assign", "config", "db", "token", "demo", "gateway", "bot", "simulate"})
+LOCAL = frozenset({"up", "assign", "config", "db", "token", "demo", "gateway", "bot", "simulate", "tune"})
 
 #: Sections of the configuration that a gateway shows to operators.
 TOLD_BY_GATEWAYS = ("gateway", "timing", "fetch", "quotas", "ordering", "estimates", "service_levels")
@@ -293,6 +293,48 @@ def simulate_command(installation: "Installation", /, as_json: bool, **options: 
     if options["span"] is not None and options["trace"] is None:
         raise click.UsageError("--span is a part of a trace: give --trace.")
     simulate.run(installation, simulate.Asked(**options), bots_of=_bots_of, as_json=as_json)
+
+
+@cli.command(name="tune")
+@click.option("--since", metavar="TIME", callback=_duration, help="Use so much of the past. By default 24h.")
+@click.option("--trace", type=_FILE, help="Use a recorded load: SWF, Google 2019, Alibaba 2018 or openb, also .gz.")
+@click.option("--span", metavar="TIME", callback=_duration, help="Only so much of the trace, from its first job.")
+@click.option("--generate", type=_FILE, help="Use the load that this file describes.")
+@click.option("--bots", type=click.Path(exists=True, dir_okay=False), help="With --trace: a file of the bots.")
+@click.option(
+    "--objective", default="p95_wait", show_default=True, help="What to better, such as p95_wait:class=serious."
+)
+@click.option("--keep", "keeps", multiple=True, help="What must hold, such as 'jain>=0.9' or 'evictions<=now'.")
+@click.option("--parameter", "parameters", multiple=True, help="Only parameters whose names have this word in them.")
+@click.option("--quotas", "with_quotas", is_flag=True, help="Also change quotas.")
+@click.option("--candidates", type=click.IntRange(3, 500), default=18, show_default=True, help="Policies to draw.")
+@click.option("--shake", type=click.IntRange(1, 100), default=5, show_default=True, help="Shaken replays at the end.")
+@click.option("--seed", type=int, default=1, show_default=True, help="What chance decides follows from it.")
+@click.option(
+    "--step",
+    metavar="TIME",
+    callback=_duration,
+    help="What happens within it is done together. By default at most 1 s.",
+)
+@as_json
+@click.pass_obj
+def tune_command(installation: "Installation", /, as_json: bool, **options: Any) -> int:
+    """Search for better values of what decides, by simulations of the pool's past.
+
+    Candidates are chosen by the first four fifths of the past and judged by the last fifth. The proposal is kept as a
+    draft version of the policy, which is not in force. Exit code 2: nothing is proposed.
+    """
+    from assigner.cli import simulate, tune
+    from assigner.simulation.tuning import Wish, term
+
+    wish = Wish(
+        term("--objective", options["objective"], bounded=False),
+        [term("--keep", text, bounded=True) for text in options["keeps"]],
+    )
+    own = ("since", "trace", "span", "generate", "bots", "seed", "step")
+    asked = simulate.Asked(**{name: options[name] for name in own}, from_now=None, policies=(), shake=0, html=None)
+    search = tune.Search(wish, options["parameters"], options["with_quotas"], options["candidates"], options["shake"])
+    return tune.run(installation, asked, search, bots_of=_bots_of, as_json=as_json)
 
 
 def _bots_of(settings: "PoolSettings") -> "BotsOf":

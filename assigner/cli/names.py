@@ -18,7 +18,7 @@ GROUPS: Mapping[str, Sequence[str]] = {
     "Limits": ("pool-limit", "lock", "rate", "queue-limit", "limit"),
     "Rules": ("class", "scheduling", "rule", "pause", "policy"),
     "Pool": (
-        *("up", "demo", "status", "report", "forecast", "demand", "preemptions", "simulate", "assigners"),
+        *("up", "demo", "status", "report", "forecast", "demand", "preemptions", "simulate", "tune", "assigners"),
         *("console", "config", "db", "gateway", "assign", "completion", "help"),
     ),
 }

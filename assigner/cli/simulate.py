@@ -59,7 +59,7 @@ def run(installation: Installation, asked: Asked, *, bots_of: Callable[[PoolSett
         plot.require()
     # A wrong file is told before the pool is asked.
     files = {path: _loaded(installation, path) for path in asked.policies if not _is_number(path)}
-    past, tried = _read(installation, asked, files)
+    past, tried = read(installation, asked, files)
     if not past.jobs or not past.bots:
         raise BadInput("--since", f"the pool had no {'bot' if past.jobs else 'job'} in that time")
     trials = _trials(tried, asked, past, bots_of)
@@ -67,7 +67,7 @@ def run(installation: Installation, asked: Asked, *, bots_of: Callable[[PoolSett
         zip(
             (trial.name for trial in trials),
             run_all(
-                past, trials, seed=asked.seed, step=asked.step or step_of(past), shakes=asked.shake, told=_tell_progress
+                past, trials, seed=asked.seed, step=asked.step or step_of(past), shakes=asked.shake, told=tell_progress
             ),
             strict=True,
         )
@@ -122,10 +122,8 @@ def _loaded(installation: Installation, path: Path) -> PoolSettings:
     return loading.load(path, installation.sections, installation.environ)
 
 
-def _read(
-    installation: Installation, asked: Asked, files: Mapping[Path, PoolSettings]
-) -> tuple[Past, dict[str, Tried]]:
-    """The past that is repeated, and what is tried: first what is in force.
+def read(installation: Installation, asked: Asked, files: Mapping[Path, PoolSettings]) -> tuple[Past, dict[str, Tried]]:
+    """Return the past that is repeated, and what is tried: first what is in force.
 
     A recorded and a generated load need no database unless a version is tried. What is in force is the configuration
     then.
@@ -204,7 +202,7 @@ def _title(path: Path, policies: Collection[Path]) -> str:
     return path.name if sum(each.name == path.name for each in policies) == 1 else str(path)
 
 
-def _tell_progress(done: int, of: int) -> None:
+def tell_progress(done: int, of: int) -> None:
     """Tell a person how far it is."""
     if sys.stderr.isatty():
         click.echo(f"\r{done} of {of} replays" + ("\n" if done == of else ""), err=True, nl=False)

@@ -81,6 +81,7 @@ class Past:
     guessed: jobs whose run times nobody knows. records: what the pool did; None if it is another scheduler's past, or
     nobody's. in_force: as of `read_in_force`; empty for what a new pool has. left_out: how many jobs are not in it, by
     what is wrong with them. journal_begins: when the first job of the journal ended, None if it is empty.
+    judged_from: when what is judged begins, what was before only leads there; None = at the begin.
     """
 
     since: float
@@ -92,6 +93,7 @@ class Past:
     in_force: Mapping[str, str] = field(default_factory=dict, repr=False)
     left_out: Mapping[str, int] = field(default_factory=dict)
     journal_begins: float | None = None
+    judged_from: float | None = None
 
 
 def shaken(past: Past, chance: random.Random) -> Past:
@@ -154,6 +156,12 @@ def with_more(past: Past, number: int, like: str | None) -> Past:
     new = (name for nth in count(1) if (name := f"added-{nth}") not in names)
     added = [replace(model, name=next(new), opened=0.0) for _ in range(number)]
     return replace(past, bots=[*(bot for bot in past.bots if bot.name not in leave), *added])
+
+
+def first_part(past: Past, part: float) -> Past:
+    """Return the past until this part of its span, 0 to 1."""
+    until = past.since + part * (past.until - past.since)
+    return replace(past, until=until, jobs=[job for job in past.jobs if job.arrived < until], records=None)
 
 
 def onwards(past: Past) -> Past:

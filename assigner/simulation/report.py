@@ -31,14 +31,16 @@ class Waits:
 class Measured:
     """What a pool did.
 
-    waits: by instance. classes: waits by job class, of jobs that have one. starts: leases that began in the span.
-    utilisation: the part of the bots' units that leases took, 0 to 1. lost: the part of these unit-seconds whose work
-    did not count, because the attempt was stopped, lost or in error. unmet: by instance, the seconds in which it was
-    below its minimum in a cohort while a job of it waited there. fairness: Jain's index of the service of the
-    instances, see `fairness_of`; None with fewer than two of them. late: jobs that missed their deadline, of `due`.
-    near: starts on a bot that had run a job with the same locality hint within the span, of `hinted`.
+    overall: waits of all jobs; None if there was none. waits: by instance. classes: waits by job class, of jobs that
+    have one. starts: leases that began in the span. utilisation: the part of the bots' units that leases took, 0 to 1.
+    lost: the part of these unit-seconds whose work did not count, because the attempt was stopped, lost or in error.
+    unmet: by instance, the seconds in which it was below its minimum in a cohort while a job of it waited there.
+    fairness: Jain's index of the service of the instances, see `fairness_of`; None with fewer than two of them. late:
+    jobs that missed their deadline, of `due`. near: starts on a bot that had run a job with the same locality hint
+    within the span, of `hinted`.
     """
 
+    overall: Waits | None
     waits: Mapping[str, Waits]
     classes: Mapping[str, Waits]
     starts: int
@@ -67,6 +69,7 @@ def measure(records: Records, *, without: Collection[str] = ()) -> Measured:
     due = [job for job in records.jobs if job.deadline is not None and records.since <= job.deadline <= records.until]
     near, hinted = _near(records)
     return Measured(
+        _of(jobs, records) if jobs else None,
         _waits(jobs, records, lambda job: job.instance),
         _waits(jobs, records, lambda job: job.job_class),
         len(began),

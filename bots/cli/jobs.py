@@ -105,7 +105,7 @@ def print_explanation(found: Record, *, every: bool) -> None:
                     each["bot"],
                     each["assigner"],
                     each["strategy"],
-                    each["policy"],
+                    each.get("policy"),
                     each["sentence"],
                 )
                 for each in found["attempts"]

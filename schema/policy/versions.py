@@ -204,6 +204,22 @@ def note_change(
     content = read(connection, before.get("settings", {}) if settings is None else settings)
     if content == before:
         return None
+    made = _make(connection, content, parent=parent, before=before, actor=actor, reason=reason)
+    connection.execute(_PUT_IN_FORCE, {"id": made})
+    return made
+
+
+def draft(connection: Connection, content: Content, *, actor: str, reason: str) -> int:
+    """Make a version that is not in force, audit it, and return its number. Who activates it puts it into force."""
+    parent, before = hold(connection)
+    made = _make(connection, content, parent=parent, before=before, actor=actor, reason=reason)
+    audit.write(connection, "policy.draft", actor=actor, subject=f"policy:{made}", details={"reason": reason})
+    return made
+
+
+def _make(
+    connection: Connection, content: Content, *, parent: int | None, before: Content, actor: str, reason: str
+) -> int:
     changes = [] if parent is None else differences(before, content)
     row = {
         "digest": sha256(canonical(content)).digest(),
@@ -216,7 +232,6 @@ def note_change(
         "kept": KEPT,
     }
     made: int = connection.execute(_MAKE, row).scalar_one()
-    connection.execute(_PUT_IN_FORCE, {"id": made})
     return made
 
 

@@ -86,6 +86,13 @@ def test_each_change_makes_a_version_and_any_version_can_be_in_force_again(opera
     acts = [row.subject for row in pool.rows("SELECT subject FROM audit WHERE action = 'policy.activate' ORDER BY id")]
     assert acts == [f"policy:{id}" for id in (1, last["id"], last["id"] - 1)]
 
+    other = operator.get(f"/v1/policies/{last['id']}").json()["content"]
+    other["limits"]["quota"]["gpus/ci"]["max"] = 3
+    draft = pool.database.run(lambda c: versions.draft(c, other, actor="tune", reason="better"))
+    assert [each["in_force"] for each in operator.get("/v1/policies").json()["policies"][:2]] == [False, False]
+    operator.post(f"/v1/policies/{draft}/activate", json={})
+    assert limits(pool)["quota"]["gpus/ci"]["max"] == 3
+
 
 FILE = """
 [quotas]

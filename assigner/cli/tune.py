@@ -1,0 +1,195 @@
+"""`leasehold tune`: search for a better policy by simulations of the pool's past, and keep it as a draft version."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import click
+from leasehold.errors import BadInput
+from pydantic import ValidationError
+
+from assigner.cli.output import print_json
+from assigner.cli.simulate import Asked, Tried, read, tell_progress
+from assigner.process.policies import deciding, merged
+from assigner.settings import COMMAND_TIMEOUT, Installation, PoolSettings
+from assigner.simulation import report
+from assigner.simulation.past import Past
+from assigner.simulation.replay import BotsOf, measured_of, step_of
+from assigner.simulation.runs import Trial, run_all
+from assigner.simulation.tuning import Parameter, Tuned, Values, Wish, changed, parameters_of, tune
+from schema.policy import versions
+from schema.readable import duration, number, plural, table
+
+ACTOR = "tune"
+
+
+@dataclass(frozen=True)
+class Search:
+    """What is searched for, and how. parameters: words of their names; none = all."""
+
+    wish: Wish
+    parameters: Sequence[str]
+    with_quotas: bool
+    candidates: int
+    shakes: int
+
+
+def run(
+    installation: Installation,
+    asked: Asked,
+    search: Search,
+    *,
+    bots_of: Callable[[PoolSettings], BotsOf],
+    as_json: bool,
+) -> int:
+    """Search and print. Returns the exit code: 2 if nothing is proposed. Raises BadInput."""
+    past, tried = read(installation, asked, {})
+    if not past.jobs or not past.bots:
+        raise BadInput("--since", f"the pool had no {'bot' if past.jobs else 'job'} in that time")
+    (base,) = tried.values()
+    content = base.content or {"settings": deciding(base.settings), "limits": {}, "declared": {}}
+    parameters = parameters_of(content, wanted=search.parameters, with_quotas=search.with_quotas)
+    step = asked.step or step_of(past)
+    make = partial(_trial, content, parameters, base, past, bots_of)
+    replays = partial(run_all, seed=asked.seed, step=step, told=tell_progress)
+    error = 0.0
+    if past.records is not None:
+        (now,) = replays(past, [make(tuple(each.now for each in parameters))], shakes=0)
+        error = report.error_of(measured_of(past, past.records), now.replayed.measured) or 0.0
+    found = tune(
+        past,
+        parameters,
+        search.wish,
+        trial=make,
+        run=lambda part, trials, shakes: replays(part, trials, shakes=shakes),
+        candidates=search.candidates,
+        shakes=search.shakes,
+        chance=random.Random(f"{asked.seed} tune"),
+    )
+    refusal = _refusal(found, search.wish, error)
+    version = None
+    if refusal is None and base.content is not None:
+        version = _draft(installation, changed(content, parameters, found.values), search.wish, found)
+    if as_json:
+        print_json(_document(found, parameters, error, refusal, version))
+    else:
+        _print(found, parameters, search.wish, error, refusal, version)
+    return 0 if refusal is None else 2
+
+
+def _trial(
+    content: versions.Content,
+    parameters: Sequence[Parameter],
+    base: Tried,
+    past: Past,
+    bots_of: Callable[[PoolSettings], BotsOf],
+    values: Values,
+) -> Trial:
+    """The policy of some values. Raises BadInput if it is none."""
+    wanted = changed(content, parameters, values)
+    try:
+        settings = merged(base.settings, 0, wanted["settings"]).settings
+    except ValidationError as error:
+        raise BadInput("--parameter", error.errors()[0]["msg"]) from None
+    limits = None if base.content is None else wanted
+    return Trial("tried", settings, limits, past.bots, bots_of(settings))
+
+
+def _refusal(found: Tuned, wish: Wish, error: float) -> str | None:
+    """Why nothing is proposed; None if the proposal is good."""
+    median, low, _ = found.interval()
+    if not found.without:
+        return "no candidate was better than what is in force"
+    broken = [each.text for each in wish.keeps if each.excess(found.after, found.before) > 0]
+    if broken:
+        return f"on jobs that it had not seen the best candidate breaks {', '.join(broken)}"
+    if low <= 0:
+        return (
+            f"on jobs that it had not seen the best candidate is not always better: by {median:.1%}, at least {low:.1%}"
+        )
+    if median <= error:
+        return f"the gain of {median:.1%} is less than the error of the simulation, {error:.1%}"
+    return None
+
+
+def _draft(installation: Installation, content: versions.Content, wish: Wish, found: Tuned) -> int:
+    reason = f"{wish.objective.text} better by {found.interval()[0]:.0%} on unseen jobs"
+    with installation.database("tune", patience=COMMAND_TIMEOUT) as database:
+        return database.run(lambda connection: versions.draft(connection, content, actor=ACTOR, reason=reason))
+
+
+def _document(
+    found: Tuned, parameters: Sequence[Parameter], error: float, refusal: str | None, version: int | None
+) -> dict[str, object]:
+    median, low, high = found.interval()
+    return {
+        "version": version,
+        "refused": refusal,
+        "error": error,
+        "replays": found.tried,
+        "gain": {"median": median, "low": low, "high": high},
+        "seen": {"before": found.seen[0], "after": found.seen[1]},
+        "parameters": [
+            {
+                "name": each.name,
+                "before": each.now,
+                "after": found.values[nth],
+                "seen_without": found.without.get(nth),
+            }
+            for nth, each in enumerate(parameters)
+        ],
+        "waits": {
+            name: {"before": waits.p95, "after": found.after.waits[name].p95}
+            for name, waits in found.before.waits.items()
+            if name in found.after.waits
+        },
+    }
+
+
+def _print(
+    found: Tuned,
+    parameters: Sequence[Parameter],
+    wish: Wish,
+    error: float,
+    refusal: str | None,
+    version: int | None,
+) -> None:
+    told = _figure(wish)
+    click.echo(
+        f"{plural(len(parameters), 'parameter')}, {plural(found.tried, 'replay')}; error of the simulation {error:.1%}"
+    )
+    if found.without:
+        rows = [
+            [each.name, number(each.now), number(found.values[nth]), told(found.without[nth])]
+            for nth, each in enumerate(parameters)
+            if nth in found.without
+        ]
+        table(["parameter", "now", "then", f"{wish.objective.text} without it"], rows)
+        median, low, high = found.interval()
+        click.echo(f"{wish.objective.text}, seen part: {told(found.seen[0])} now, {told(found.seen[1])} then.")
+        click.echo(f"Unseen part: better by {median:.1%}, in 90 % of the replays by {low:.1%} to {high:.1%}.")
+        names = [name for name in found.before.waits if name in found.after.waits]
+        if names:
+            click.echo("95 % of the waits there, by instance:")
+            table(
+                ["instance", "now", "then"],
+                [
+                    [name, duration(found.before.waits[name].p95), duration(found.after.waits[name].p95)]
+                    for name in names
+                ],
+            )
+    if refusal is not None:
+        click.echo(f"Nothing is proposed: {refusal}.")
+    elif version is not None:
+        click.echo(
+            f"Version {version} of the policy has these values. Put it into force: leasehold policy activate {version}"
+        )
+    else:
+        click.echo("The load is not this pool's, so no version was made.")
+
+
+def _figure(wish: Wish) -> Callable[[float], str]:
+    if wish.objective.figure.endswith("_wait") or wish.objective.figure == "unmet":
+        return duration
+    return lambda cost: number(abs(cost), digits=4)

@@ -1,0 +1,342 @@
+"""Search for better values of what decides, by simulations: successive halving, and a judgement on unseen jobs.
+
+Candidates are drawn by chance. All of them are replayed on the first part of the history, the best third of them on
+twice as much, and so on: K. Jamieson, A. Talwalkar, "Non-stochastic best arm identification and hyperparameter
+optimization", 2016. The best one is judged on the last fifth of the history, which no candidate was chosen by, and on
+shaken copies of it.
+"""
+
+import math
+import random
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from leasehold.errors import BadInput
+from leasehold.wire import escaped
+
+from assigner.simulation.past import Past, first_part
+from assigner.simulation.report import Measured, Waits, quantile
+from assigner.simulation.runs import Outcome, Trial
+
+#: The most parameters of a search.
+MOST_PARAMETERS = 12
+#: The part of the history by which candidates are chosen, and the parts of that which the rungs replay.
+SEEN, RUNGS = 0.8, (0.25, 0.5, 1.0)
+#: Of a rung, one in so many candidates goes on.
+KEPT_OF = 3
+#: A change without which the objective is worse by less than this part is not proposed.
+WORTH = 0.01
+#: The chance that a candidate leaves a parameter as it is.
+LEFT = 0.4
+#: A range that spans more than this factor is drawn from on a logarithmic scale.
+WIDE = 20.0
+
+# Of each section of a version's settings: the path of a value, its range, and whether it is a whole number.
+_OF_ASSIGNERS = (
+    ("strategy.weights.priority", -20.0, 20.0, False),
+    ("strategy.weights.locality", -20.0, 20.0, False),
+    ("strategy.weights.capacity", -20.0, 20.0, False),
+    ("strategy.weights.success", -20.0, 20.0, False),
+    ("strategy.sampling.sample_size", 1.0, 200.0, True),
+    ("priority_percentage", 0.0, 100.0, True),
+)
+_OF_SECTIONS = (
+    ("quotas", "preemption_delay", 1.0, 600.0, False),
+    ("quotas", "eviction_cooldown", 1.0, 3600.0, False),
+    ("ordering", "ageing_rate", 0.0, 20.0, False),
+    ("fair_share", "rolling_window_hours", 0.1, 168.0, False),
+    ("fair_share", "min_task_guarantee", 0.0, 20.0, True),
+)
+#: The factor by which a weight of an account, or a quota, is raised or lowered at most.
+FACTOR = 8.0
+
+#: A value of each parameter.
+Values = tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A number that decides. path: where a version has it. now: its value in force."""
+
+    path: tuple[str, ...]
+    low: float
+    high: float
+    whole: bool
+    now: float
+
+    @property
+    def name(self) -> str:
+        """What people call it: as `policy diff` does."""
+        section, *others = self.path[1:]
+        return f"{section} {'.'.join(others)}" if self.path[0] == "settings" else f"{section} {' '.join(others)}"
+
+    def draw(self, chance: random.Random) -> float:
+        """Draw a value from the range."""
+        if self.low > 0 and self.high / self.low > WIDE:
+            value = math.exp(chance.uniform(math.log(self.low), math.log(self.high)))
+        else:
+            value = chance.uniform(self.low, self.high)
+        return float(round(value)) if self.whole else float(f"{value:.3g}")
+
+
+def parameters_of(content: Mapping[str, Any], *, wanted: Sequence[str], with_quotas: bool) -> list[Parameter]:
+    """Return the parameters of a version's content: all, or those whose names contain one of `wanted`.
+
+    Raises BadInput `--parameter` for a word that no parameter has, and if there are more than MOST_PARAMETERS.
+    """
+    found = [*_parameters(content, with_quotas=with_quotas)]
+    for word in wanted:
+        if not any(word in each.name for each in found):
+            raise BadInput("--parameter", f"no parameter is called '{escaped(word, 64)}'")
+    chosen = [each for each in found if not wanted or any(word in each.name for word in wanted)]
+    if len(chosen) > MOST_PARAMETERS:
+        names = ", ".join(each.name for each in chosen)
+        raise BadInput("--parameter", f"choose at most {MOST_PARAMETERS} of: {names}")
+    return chosen
+
+
+def _parameters(content: Mapping[str, Any], *, with_quotas: bool) -> Iterator[Parameter]:
+    settings, limits = content["settings"], content.get("limits", {})
+    for entry in settings.get("assigners", {}):
+        for path, low, high, whole in _OF_ASSIGNERS:
+            yield _parameter(content, ("settings", "assigners", entry, *path.split(".")), low, high, whole=whole)
+    for section, field, low, high, whole in _OF_SECTIONS:
+        if field in settings.get(section, {}):
+            yield _parameter(content, ("settings", section, field), low, high, whole=whole)
+    of_limits = {"account": ("weight",), **({"quota": ("min", "max")} if with_quotas else {})}
+    for resource, fields in of_limits.items():
+        for name in sorted(limits.get(resource, {})):
+            for field in fields:
+                now = limits[resource][name].get(field)
+                if now:
+                    whole = resource == "quota"
+                    yield _parameter(
+                        content, ("limits", resource, name, field), now / FACTOR, now * FACTOR, whole=whole
+                    )
+
+
+def _parameter(content: Mapping[str, Any], path: tuple[str, ...], low: float, high: float, *, whole: bool) -> Parameter:
+    value: Any = content
+    for name in path:
+        value = value[name]
+    return Parameter(path, min(low, value), max(high, value), whole, float(value))
+
+
+def changed(content: Mapping[str, Any], parameters: Sequence[Parameter], values: Values) -> dict[str, Any]:
+    """Return a content with these values. What is left as it is stays the same number."""
+    found = dict(content)
+    for parameter, value in zip(parameters, values, strict=True):
+        if value == parameter.now:
+            continue
+        inner = found
+        for name in parameter.path[:-1]:
+            inner[name] = dict(inner[name])
+            inner = inner[name]
+        inner[parameter.path[-1]] = int(value) if parameter.whole else value
+    return found
+
+
+# Figures that people ask for
+
+
+_TERM = re.compile(
+    r"(?P<figure>[a-z0-9_]+)(?::(?P<kind>instance|class)=(?P<name>[^<>=\s]+))?"
+    r"(?:(?P<way><=|>=)(?P<bound>now|[0-9.]+x?))?"
+)
+_OF_WAITS = {"p50_wait": "p50", "p95_wait": "p95", "max_wait": "most", "unstarted": "waiting"}
+_OF_POOL: Mapping[str, Callable[[Measured], float | None]] = {
+    "evictions": lambda each: each.evictions,
+    "starts": lambda each: each.starts,
+    "in_use": lambda each: each.utilisation,
+    "lost": lambda each: each.lost,
+    "jain": lambda each: each.fairness,
+    "late": lambda each: each.late,
+    "near": lambda each: each.near / each.hinted if each.hinted else None,
+}
+#: Figures of which more is better.
+MORE = frozenset({"starts", "in_use", "jain", "near"})
+
+
+@dataclass(frozen=True)
+class Term:
+    """A figure, of the pool, an instance or a class; and a bound on it: a value, or a factor of what it is now."""
+
+    text: str
+    figure: str
+    kind: str | None
+    name: str | None
+    way: str | None
+    bound: str | None
+
+    def of(self, measured: Measured) -> float | None:
+        """Return the figure of what a pool did; None if it has none."""
+        if self.figure == "unmet":
+            found = measured.unmet
+            return sum(found.values()) if self.name is None else found.get(self.name)
+        if self.figure in _OF_POOL:
+            return _OF_POOL[self.figure](measured)
+        waits: Waits | None = measured.overall
+        if self.name is not None:
+            waits = (measured.classes if self.kind == "class" else measured.waits).get(self.name)
+        return None if waits is None else float(getattr(waits, _OF_WAITS[self.figure]))
+
+    def excess(self, measured: Measured, now: Measured) -> float:
+        """Return by how much a bound is broken, as a part of it: 0 if it is kept."""
+        value, before = self.of(measured), self.of(now)
+        if value is None or self.bound is None:
+            return 0.0
+        if self.bound == "now" or self.bound.endswith("x"):
+            factor = 1.0 if self.bound == "now" else float(self.bound[:-1])
+            limit = factor * (0.0 if before is None else before)
+        else:
+            limit = float(self.bound)
+        over = value - limit if self.way == "<=" else limit - value
+        return max(0.0, over) / max(abs(limit), 1e-9)
+
+
+def term(field: str, text: str, *, bounded: bool) -> Term:
+    """Parse a figure such as `p95_wait:class=serious`, or a bound such as `jain>=0.9`, `evictions<=now`,
+    `p95_wait<=1.2x`. Raises BadInput that names the option `field`."""
+    found = _TERM.fullmatch(text.replace(" ", ""))
+    figures = sorted({*_OF_WAITS, *_OF_POOL, "unmet"})
+    if found is None or found["figure"] not in figures:
+        raise BadInput(field, f"'{escaped(text, 64)}' is no figure: there are {', '.join(figures)}")
+    if (found["way"] is not None) != bounded:
+        wanted = "needs a bound, such as evictions<=now" if bounded else "has a bound, which only --keep takes"
+        raise BadInput(field, f"'{escaped(text, 64)}' {wanted}")
+    if found["kind"] is not None and found["figure"] in _OF_POOL:
+        raise BadInput(field, f"{found['figure']} is a figure of the whole pool")
+    return Term(text, **found.groupdict())
+
+
+# The search
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What is wanted: an objective, and bounds that must hold."""
+
+    objective: Term
+    keeps: Sequence[Term]
+
+    def cost(self, measured: Measured) -> float:
+        """The objective, so that less is better."""
+        value = self.objective.of(measured)
+        if value is None:
+            return math.inf
+        return -value if self.objective.figure in MORE else value
+
+    def rank(self, measured: Measured, now: Measured) -> tuple[float, float]:
+        """What candidates are ordered by: what they break, and what they cost."""
+        return sum(each.excess(measured, now) for each in self.keeps), self.cost(measured)
+
+    def gain(self, before: Measured, after: Measured) -> float:
+        """The part by which the objective is better, negative if it is worse. Waits below a second count as one."""
+        one, two = self.cost(before), self.cost(after)
+        floor = 1.0 if self.objective.figure.endswith("_wait") else 1e-9
+        return (max(one, floor) - max(two, floor)) / max(one, floor) if one >= 0 else (one - two) / max(-one, 1e-9)
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The result of a search.
+
+    values: of the proposal, as `parameters`. without: for each parameter that it changes, the objective on the seen
+    part if that one is left as it is; `seen` is the objective before and with all changes. before, after: what the
+    pool did on the unseen part. gains: of it, on each replay. tried: replays that were made.
+    """
+
+    values: Values
+    seen: tuple[float, float]
+    without: Mapping[int, float]
+    before: Measured
+    after: Measured
+    gains: Sequence[float]
+    tried: int
+
+    def interval(self) -> tuple[float, float, float]:
+        """The median gain, and what 90 % of the gains lie between."""
+        ordered = sorted(self.gains)
+        return quantile(ordered, 0.5), quantile(ordered, 0.05), quantile(ordered, 0.95)
+
+
+#: Replays a past under policies, shaken so often.
+Run = Callable[[Past, Sequence[Trial], int], list[Outcome]]
+
+
+def tune(
+    past: Past,
+    parameters: Sequence[Parameter],
+    wish: Wish,
+    *,
+    trial: Callable[[Values], Trial],
+    run: Run,
+    candidates: int,
+    shakes: int,
+    chance: random.Random,
+) -> Tuned:
+    """Search for values that serve the wish better.
+
+    trial: makes the policy of some values; raises BadInput for values that go together with nothing. candidates: how
+    many are drawn. shakes: shaken replays of the unseen part.
+    """
+    now = tuple(each.now for each in parameters)
+    left = [now, *_drawn(parameters, trial, candidates, chance)]
+    seen, tried = first_part(past, SEEN), 0
+    found: dict[Values, Measured] = {}
+    for rung in RUNGS:
+        outcomes = run(first_part(seen, rung), [trial(each) for each in left], 0)
+        tried += len(left)
+        found = {values: each.replayed.measured for values, each in zip(left, outcomes, strict=True)}
+        order = sorted(left[1:], key=lambda values: wish.rank(found[values], found[now]))
+        left = [now, *order[: max(1, len(order) // KEPT_OF)]]
+    best = left[1]
+    changes = [nth for nth, each in enumerate(parameters) if best[nth] != each.now]
+    reverted = [tuple(now[at] if at == nth else value for at, value in enumerate(best)) for nth in changes]
+    outcomes = run(seen, [trial(each) for each in reverted], 0) if reverted else []
+    tried += len(reverted)
+    without = dict(zip(changes, (each.replayed.measured for each in outcomes), strict=True))
+    cost = wish.cost(found[best])
+    idle = {
+        nth
+        for nth, each in without.items()
+        if wish.cost(each) <= cost + WORTH * abs(cost) and wish.rank(each, found[now])[0] == 0.0
+    }
+    proposed = tuple(now[nth] if nth in idle else value for nth, value in enumerate(best))
+    begin = past.since + SEEN * (past.until - past.since)
+    base, after = run(replace(past, records=None, judged_from=begin), [trial(now), trial(proposed)], shakes)
+    tried += 2 * (shakes + 1)
+    pairs = [
+        (base.replayed.measured, after.replayed.measured),
+        *zip(base.shaken, after.shaken, strict=True),
+    ]
+    return Tuned(
+        proposed,
+        (wish.cost(found[now]), cost),
+        {nth: wish.cost(each) for nth, each in without.items() if nth not in idle},
+        base.replayed.measured,
+        after.replayed.measured,
+        [wish.gain(*pair) for pair in pairs],
+        tried,
+    )
+
+
+def _drawn(
+    parameters: Sequence[Parameter], trial: Callable[[Values], Trial], candidates: int, chance: random.Random
+) -> list[Values]:
+    """Draw different candidates that are valid policies."""
+    found: dict[Values, None] = {}
+    for _ in range(candidates * 20):
+        values = tuple(each.now if chance.random() < LEFT else each.draw(chance) for each in parameters)
+        if all(value == each.now for value, each in zip(values, parameters, strict=True)) or values in found:
+            continue
+        try:
+            trial(values)
+        except BadInput:
+            continue
+        found[values] = None
+        if len(found) == candidates:
+            break
+    return [*found]
