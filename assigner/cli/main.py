@@ -284,7 +284,7 @@ def simulate_command(installation: "Installation", /, as_json: bool, **options: 
     The jobs arrive on a private pool at the times at which they arrived, and run as long as they ran. Its clock
     is virtual: it jumps from one event to the next. The live pool is read once, and nothing is written there.
     """
-    from assigner.cli import simulate
+    from assigner.cli.simulations import simulate
 
     sources = [name for name in ("since", "from_now", "trace", "generate") if options[name] is not None]
     if len(sources) > 1:
@@ -324,7 +324,7 @@ def tune_command(installation: "Installation", /, as_json: bool, **options: Any)
     Candidates are chosen by the first four fifths of the past and judged by the last fifth. The proposal is kept as a
     draft version of the policy, which is not in force. Exit code 2: nothing is proposed.
     """
-    from assigner.cli import simulate, tune
+    from assigner.cli.simulations import simulate, tune
     from assigner.simulation.tuning import Wish, term
 
     wish = Wish(

@@ -12,8 +12,8 @@ import click
 from leasehold.errors import BadInput
 from pydantic import ValidationError
 
-from assigner.cli import simulation_text
 from assigner.cli.output import print_json
+from assigner.cli.simulations import comparison
 from assigner.config import loading
 from assigner.process.policies import DECLARED, merged
 from assigner.settings import COMMAND_TIMEOUT, Installation, PoolSettings
@@ -80,10 +80,10 @@ def run(installation: Installation, asked: Asked, *, bots_of: Callable[[PoolSett
         for name, outcome in outcomes.items()
         if name != base
     }
-    result = simulation_text.Result(
+    result = comparison.Result(
         past, real, outcomes, base, error, lost, known_since=_known_since(installation.settings, past)
     )
-    text = simulation_text.text(result)
+    text = comparison.text(result)
     if asked.html is not None:
         _write(asked.html, text, past, {name: each.replayed.records for name, each in outcomes.items()})
     if as_json:
@@ -129,7 +129,7 @@ def read(installation: Installation, asked: Asked, files: Mapping[Path, PoolSett
     then.
     """
     settings, other = installation.settings, _other(asked)
-    base = simulation_text.CONFIGURED if other else simulation_text.NOW
+    base = comparison.CONFIGURED if other else comparison.NOW
     if other and len(files) == len(asked.policies):
         return other, {base: Tried(settings)} | {_title(path, files): Tried(each) for path, each in files.items()}
     with installation.database("simulate", patience=COMMAND_TIMEOUT) as database:
@@ -209,7 +209,7 @@ def tell_progress(done: int, of: int) -> None:
 
 
 def _write(path: Path, text: str, past: Past, runs: Mapping[str, Records]) -> None:
-    named = {**({simulation_text.REAL: past.records} if past.records is not None else {}), **runs}
+    named = {**({comparison.REAL: past.records} if past.records is not None else {}), **runs}
     begin = datetime.fromtimestamp(past.since, UTC)
     try:
         path.write_text(plot.page(f"Simulation from {begin:%Y-%m-%d %H:%M} UTC", text, named))
@@ -217,9 +217,9 @@ def _write(path: Path, text: str, past: Past, runs: Mapping[str, Records]) -> No
         raise BadInput("--html", f"cannot be written: {error.strerror}") from None
 
 
-def _document(result: "simulation_text.Result") -> dict[str, object]:
+def _document(result: "comparison.Result") -> dict[str, object]:
     past = result.past
-    real = {} if result.real is None else {simulation_text.REAL: asdict(result.real)}
+    real = {} if result.real is None else {comparison.REAL: asdict(result.real)}
     return {
         "since": past.since,
         "until": past.until,

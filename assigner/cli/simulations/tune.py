@@ -10,7 +10,7 @@ from leasehold.errors import BadInput
 from pydantic import ValidationError
 
 from assigner.cli.output import print_json
-from assigner.cli.simulate import Asked, Tried, read, tell_progress
+from assigner.cli.simulations.simulate import Asked, Tried, read, tell_progress
 from assigner.process.policies import deciding, merged
 from assigner.settings import COMMAND_TIMEOUT, Installation, PoolSettings
 from assigner.simulation import report
