@@ -39,9 +39,12 @@ def policy(calling: Calling) -> click.Command:
         if caller.json:
             print_json(found)
             return
-        columns = ("version", "in force", "made", Column("author", 1, least=12), "changes", Column("reason", least=10))
-        table(columns, [[each["id"], each["in_force"] or None, moment(each["made_at"]), each["author"],
-                         each["changed"], each["reason"]] for each in found["policies"]])  # fmt: skip
+        columns = ("version", "made", Column("author", 1, least=12), "changes", Column("reason", least=10))
+        rows = (
+            (_numbered(each), moment(each["made_at"]), each["author"], each["changed"], each["reason"])
+            for each in found["policies"]
+        )
+        table(columns, rows)
         active = next((each["id"] for each in found["policies"] if each["in_force"]), active)
         _tell_runners(found["processes"], active)
 
@@ -105,6 +108,10 @@ def _add_writers(group: click.Group, calling: Calling) -> None:
         _put_in_force(caller, "rollback", reason)
 
 
+def _numbered(version: Mapping[str, Any]) -> str:
+    return f"{version['id']} in force" if version["in_force"] else str(version["id"])
+
+
 def _number(_context: click.Context, _argument: click.Parameter, value: str) -> str:
     if value != ACTIVE and not (value.isascii() and value.isdigit() and 1 <= int(value) < 2**31):
         raise BadInput("VERSION", f"must be the number of a version, or '{ACTIVE}', not '{escaped(value, 40)}'")
@@ -131,9 +138,8 @@ def _tell_runners(processes: Sequence[Mapping[str, Any]], active: int | None) ->
     """Tell who works by the version in force, and name everybody who does not."""
     others = [each for each in processes if each["policy"] != active]
     if processes:
-        click.echo(
-            f"\nThe version in force is that of {len(processes) - len(others)} of {len(processes)} live processes."
-        )
+        follow = len(processes) - len(others)
+        click.echo(f"\n{follow} of {len(processes)} live processes work by the version in force.")
     for each in others:
         by = "no version yet" if each["policy"] is None else f"version {each['policy']}"
         click.echo(f"{each['kind']} {each['name']} works by {by}")

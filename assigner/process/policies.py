@@ -105,11 +105,11 @@ def put_file(connection: Connection, settings: PoolSettings, *, process: str, be
     versions.hold(connection)
     if versions.is_file_done(connection, file_digest(settings), process=process, before=before):
         return False
-    declare(connection, settings)
+    declare(connection, settings, reason=f"{REASON} of {process}")
     return True
 
 
-def declare(connection: Connection, settings: PoolSettings) -> None:
+def declare(connection: Connection, settings: PoolSettings, *, reason: str = REASON) -> None:
     """Write what the file says of the policy, and make a version if anything differs.
 
     An instance that cannot change its pool now is logged; then the file counts as changed at the next start or reload.
@@ -125,7 +125,7 @@ def declare(connection: Connection, settings: PoolSettings) -> None:
     told = deciding(settings)
     # Entries of other hosts stay. Of a section that both have, the file that changed last decides.
     kept = {**before, **told, "assigners": {**before.get("assigners", {}), **told["assigners"]}}
-    versions.note_change(connection, actor=ACTOR, reason=REASON, settings=kept)
+    versions.note_change(connection, actor=ACTOR, reason=reason, settings=kept)
     if is_whole:
         versions.note_file(connection, file_digest(settings))
 
