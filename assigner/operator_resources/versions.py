@@ -28,7 +28,7 @@ PRICED_BY = frozenset({"class", "service-level", "scheduling"})
 
 def roll_back(connection: Connection, *, actor: str, reason: str) -> tuple[Version, list[str]]:
     """Put the version into force that was so before the present one was made, as `activate` does."""
-    parent = versions.version(connection, versions.hold(connection)[0]).parent
+    parent = versions.version(connection, versions.hold(connection)).parent
     if parent is None:
         raise Conflict(IN_FORCE, "policy: there was no version before the one in force")
     return activate(connection, parent, actor=actor, reason=reason)
@@ -39,7 +39,7 @@ def activate(connection: Connection, id: int, *, actor: str, reason: str) -> tup
 
     Raises NotFound, and Conflict if it is in force already.
     """
-    now, _ = versions.hold(connection)
+    now = versions.hold(connection)
     wanted = versions.version(connection, id)
     if id == now:
         raise Conflict(IN_FORCE, f"policy: version {id} is in force already")

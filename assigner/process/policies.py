@@ -6,7 +6,7 @@ once. After that the version in force decides, whatever the file says, so that a
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any
 
@@ -50,13 +50,14 @@ class InForce:
     """The settings by which a process works, and the version that they are of; None = there is none yet.
 
     file: what the process's file says. absent: entries of the file that the version does not have, which are as the
-    file says. error: why the settings of the version cannot be used here, so that those before stay.
+    file says. refused: a version that is in force and cannot be used here, so that the one before stays; error: why.
     """
 
     file: PoolSettings
     changed: PoolSettings | None = None
     version: int | None = None
     absent: tuple[str, ...] = ()
+    refused: int | None = None
     error: str | None = None
 
     @property
@@ -104,6 +105,10 @@ def put_file(connection: Connection, settings: PoolSettings, *, process: str, be
     """
     versions.hold(connection)
     if versions.is_file_done(connection, file_digest(settings), process=process, before=before):
+        found = versions.in_force(connection)
+        if found is not None and found.content is not None and (unlike := unlike_file(settings, found.content)):
+            log.warning("the file is not put into force, because that was done before", policy=found.id,
+                        other_values=len(unlike), tells="leasehold config check")  # fmt: skip
         return False
     declare(connection, settings, reason=f"{REASON} of {process}")
     return True
@@ -114,7 +119,7 @@ def declare(connection: Connection, settings: PoolSettings, *, reason: str = REA
 
     An instance that cannot change its pool now is logged; then the file counts as changed at the next start or reload.
     """
-    _, content = versions.hold(connection)
+    _, content = versions.hold_content(connection)
     cohorts.declare(connection, settings.cohorts, actor=ACTOR)
     queue_limits.declare(connection, settings.queues, actor=ACTOR)
     success.declare(connection, settings.success, actor=ACTOR)
@@ -156,9 +161,9 @@ def _declare_instances(connection: Connection, settings: PoolSettings) -> bool:
 def look(connection: Connection, file: PoolSettings, known: InForce | None) -> InForce:
     """Return the settings of the version in force for a process with this file; `known`, if they are the same.
 
-    A version that this process cannot use changes nothing but `error`, until another one is in force.
+    A version that this process cannot use changes nothing but `refused`, until another one is in force.
     """
-    has = None if known is None else known.version
+    has = None if known is None else known.refused or known.version
     row = connection.execute(versions.LOOK, {"known": has}).one()
     if known is not None and row.id == has:
         return known
@@ -170,7 +175,7 @@ def look(connection: Connection, file: PoolSettings, known: InForce | None) -> I
         first = error.errors(include_url=False)[0]
         reason = f"policy {row.id} cannot be used here: {'.'.join(map(str, first['loc']))}: {first['msg']}"
         log.error("a policy cannot be used here, the one before stays", policy=row.id, error=reason)
-        return InForce(file, None if known is None else known.changed, row.id, error=reason)
+        return replace(known or InForce(file), refused=row.id, error=reason)
 
 
 class Follower:
@@ -218,7 +223,8 @@ def unlike_file(file: PoolSettings, content: Content) -> list[Change]:
     Of each, `before` is what the file says, and `after` what the version has.
     """
     told, settings = deciding(file), content["settings"]
-    has = {**settings, "assigners": {name: settings["assigners"].get(name) for name in told["assigners"]}}
+    entries = settings.get("assigners", {})
+    has = {**settings, "assigners": {name: entries.get(name) for name in told["assigners"]}}
     said = _declared_limits(file)
     limits = {
         resource: {

@@ -14,6 +14,7 @@ from hashlib import sha256
 from typing import Any
 
 from leasehold.errors import NotFound
+from pydantic_core import to_json
 
 from schema import audit
 from schema.postgres.connection import Connection
@@ -182,15 +183,19 @@ def read(connection: Connection, settings: Mapping[str, Any]) -> Content:
     return {"settings": settings, "limits": row.limits, "declared": row.declared}
 
 
-def hold(connection: Connection) -> tuple[int | None, Content]:
-    """Lock the policy against other changes until this transaction ends; return the version in force and its content.
+def hold(connection: Connection) -> int | None:
+    """Lock the policy against other changes until this transaction ends; return the version in force, if there is one.
 
-    Come here before any other lock. Without a version, the content is empty.
+    Come here before any other lock.
     """
     held: int | None = connection.execute(_HOLD).scalar_one()
-    if held is None:
-        return None, {}
-    return held, connection.execute(_CONTENT, {"id": held}).scalar_one()
+    return held
+
+
+def hold_content(connection: Connection) -> tuple[int | None, Content]:
+    """Lock the policy as `hold` does; return the version in force and its content, which is empty without a version."""
+    held = hold(connection)
+    return held, {} if held is None else connection.execute(_CONTENT, {"id": held}).scalar_one()
 
 
 def note_change(
@@ -200,7 +205,7 @@ def note_change(
 
     The caller has called `hold` in this transaction, and has made the changes. settings: None = as in force.
     """
-    parent, before = hold(connection)
+    parent, before = hold_content(connection)
     content = read(connection, before.get("settings", {}) if settings is None else settings)
     if content == before:
         return None
@@ -222,13 +227,14 @@ def _make(
 ) -> int:
     changes = [] if parent is None else differences(before, content)
     row = {
-        "digest": sha256(canonical(content)).digest(),
+        # The server has sorted the keys of all but the settings.
+        "digest": sha256(canonical(content["settings"]) + to_json([content["limits"], content["declared"]])).digest(),
         "author": actor,
         "reason": reason,
         "parent": parent,
         "changed": len(changes),
         "changes": json.dumps([vars(each) for each in changes[:STORED_CHANGES]]),
-        "content": json.dumps(content),
+        "content": to_json(content).decode(),
         "kept": KEPT,
     }
     made: int = connection.execute(_MAKE, row).scalar_one()
@@ -279,10 +285,23 @@ def canonical(content: object) -> bytes:
 
 def differences(before: Content, after: Content) -> list[Change]:
     """Return what differs between two contents, in the order of names."""
-    one, other = dict(_leaves(before)), dict(_leaves(after))
+    one, other = dict(_leaves(_without(before, after))), dict(_leaves(_without(after, before)))
     return [
         Change(*key, one.get(key), other.get(key)) for key in sorted({*one, *other}) if one.get(key) != other.get(key)
     ]
+
+
+def _without(content: Content, other: Content) -> Content:
+    """Return a content without what the other has in the same way: a pool may have many thousands of items."""
+    return {
+        part: {
+            section: {name: terms for name, terms in items.items() if terms != (found.get(section) or {}).get(name)}
+            for section, items in sections.items()
+            if items != found.get(section)
+        }
+        for part, sections in content.items()
+        for found in [other.get(part, {})]
+    }
 
 
 def _leaves(content: Content) -> Iterator[tuple[tuple[str, str], Any]]:

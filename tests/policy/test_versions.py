@@ -14,6 +14,8 @@ from assigner.cli.main import cli
 from assigner.operator_resources import versions as activation
 from assigner.operator_resources.registry import RESOURCES
 from assigner.preemption.plan import QuotaSettings
+from assigner.process.policies import Follower, InForce
+from assigner.settings import PoolSettings
 from bots.sync.fetch import FetchSettings
 from schema.accounting import rates
 from schema.accounting.quotas import EVICTION_COOLDOWN
@@ -219,3 +221,20 @@ def test_processes_follow_within_two_seconds_although_one_of_them_was_killed(
             assert {each["name"]: each["policy"] for each in found if each["kind"] == "assigner"}["assigner-2"] == 1
             text = operator.get("/metrics").text
     assert "leasehold_gateway_policy_version 1.0" in text
+
+
+def test_a_version_that_a_process_cannot_use_changes_nothing_there(pool: Pool) -> None:
+    pool.database.run(lambda c: rate(c, "a"))
+    seen: list[InForce] = []
+    follower = Follower(pool.database, PoolSettings(), seen.append)
+    follower.run_once()
+    wrong = {"quotas": {"preemption_delay": -1}}
+    pool.database.run(lambda c: versions.note_change(c, actor="ann", reason="", settings=wrong))
+    for _ in range(2):
+        follower.run_once()
+    assert rolled_back(pool) == 1
+    follower.run_once()
+    assert [(each.version, each.refused, each.absent) for each in seen] == [
+        (None, None, ()), (1, None, ("priority-age",)), (1, 2, ("priority-age",)), (1, None, ("priority-age",)),
+    ]  # fmt: skip
+    assert (seen[2].error or "").startswith("policy 2 cannot be used here: preemption_delay: ")

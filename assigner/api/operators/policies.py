@@ -171,7 +171,7 @@ async def _activated(
     state = request.app.state
 
     def work(connection: Connection) -> tuple[Activated, bool]:
-        _, before = versions.hold(connection)
+        _, before = versions.hold_content(connection)
         wanted, kept = act(connection, actor=caller.actor, reason=reason)
         assert wanted.content is not None
         return Activated(id=wanted.id, kept=kept), activation.are_prices_changed(before, wanted.content)
