@@ -3,6 +3,7 @@
 import json
 import shlex
 import sys
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -76,12 +77,20 @@ def _add() -> click.Command:
         help="What to do about a tick while the previous job has not ended [allow].",
     )
     @click.option("--disabled", is_flag=True, help="Do not enable it yet.")
+    @click.option("--plan", is_flag=True, help="Only tell its next ticks and its job, or why it is refused.")
     @_take_over
     @job_options.asking
     @click.argument("command", nargs=-1, type=click.UNPROCESSED, required=True)
     @caller_options
     def add(
-        caller: Caller, /, name: str, disabled: bool, take_over: bool, command: tuple[str, ...], **options: Any
+        caller: Caller,
+        /,
+        name: str,
+        disabled: bool,
+        plan: bool,
+        take_over: bool,
+        command: tuple[str, ...],
+        **options: Any,
     ) -> None:
         """Make the schedule NAME, or replace it (-- COMMAND…). The options in groups are those of `submit`.
 
@@ -97,18 +106,32 @@ def _add() -> click.Command:
         terms = {field: options[field] for field in TERMS if field != "cron"}
         terms |= {"take_over": True} if take_over else {}
         with caller.client() as client:
+            call = client.schedules.plan if plan else client.schedules.put
             try:
-                done = client.schedules.put(
-                    name, options["cron"], job, **terms, enabled=not disabled, instance=instance
-                )
+                done = call(name, options["cron"], job, **terms, enabled=not disabled, instance=instance)
             except BadInput as refused:
                 field = refused.field.removeprefix("job.")
                 if field in TERMS:
                     raise BadInput(TERMS[field], refused.reason) from None
                 raise job_options.as_option(BadInput(field, refused.reason)) from None
-        _told(caller, done, "made" if done["created"] else "set")
+        if plan:
+            _planned(caller, done, job)
+        else:
+            _told(caller, done, "made" if done["created"] else "set")
 
     return add
+
+
+def _planned(caller: Caller, found: Record, job: Record) -> None:
+    """Print what `schedule add` would make."""
+    if caller.json:
+        output.print_json({**found, "job": job})
+        return
+    would = "would be replaced" if found["exists"] else "would be made"
+    output.line(f"{found['name']} of {found['instance']} {would}; its next ticks: ", "")
+    for tick in found["ticks"]:
+        output.line("  ", output.moment(tick))
+    _print_facts(_job_facts(job))
 
 
 @schedule.command()
@@ -227,7 +250,14 @@ def show(caller: Caller, /, name: str, instance: str | None) -> None:
     facts = [
         (field.replace("_", " "), _fact(field, value)) for field, value in found.items() if value not in (None, "")
     ]
-    facts += [(f"job: {field.replace('_', ' ')}", _fact(field, value)) for field, value in job.items()]
+    _print_facts([*facts, *_job_facts(job)])
+
+
+def _job_facts(job: Record) -> list[tuple[str, str]]:
+    return [(f"job: {field.replace('_', ' ')}", _fact(field, value)) for field, value in job.items()]
+
+
+def _print_facts(facts: Sequence[tuple[str, str]]) -> None:
     width = max(len(title) for title, _ in facts)
     for title, value in facts:
         output.line(f"{title:<{width}}  ", value)

@@ -26,8 +26,21 @@ FIELDS = {
     "cron": ("", "0 3 * * *"),
     "time zone": ("UTC", "Europe/Berlin"),
     "instance": ("", "of the token, or default"),
+    "overlap": ("", "allow, or skip while the last job runs"),
+    "catch up": ("", "missed ticks: skip (the newest), all or none"),
+    "most of all": ("", "10"),
+    "oldest seconds of skip": ("", "86400"),
     "command": ("", "make nightly"),
 }
+#: Those that are terms of the schedule, as the gateway calls them.
+TERMS = {
+    "zone": "time zone",
+    "overlap": "overlap",
+    "catch_up": "catch up",
+    "catch_up_most": "most of all",
+    "catch_up_seconds": "oldest seconds of skip",
+}
+NUMBERS = ("catch_up_most", "catch_up_seconds")
 COLUMNS = ("schedule", "instance", "when", "state", "next", "last", "last job", "left out", "problem")
 EMPTY = "There is no schedule. + schedule above makes one."
 
@@ -57,12 +70,18 @@ class NewSchedule:
             if not self._typed[field]:
                 raise BadInput(field, "is needed")
         call = client.schedules.put if verb == "put" else client.schedules.plan
-        terms = {"zone": self._typed["time zone"] or None, "instance": self._typed["instance"] or None}
+        terms: dict[str, str | int | None] = {term: self._typed[field] or None for term, field in TERMS.items()}
+        for term in NUMBERS:
+            given = self._typed[TERMS[term]]
+            if given and not given.isdecimal():
+                raise BadInput(TERMS[term], "is no whole number")
+            terms[term] = int(given) if given else None
+        instance = self._typed["instance"] or None
         try:
-            return call(self._typed["name"], self._typed["cron"], {"command": command}, **terms)
+            return call(self._typed["name"], self._typed["cron"], {"command": command}, **terms, instance=instance)
         except BadInput as refused:
             field = refused.field.removeprefix("job.")
-            raise BadInput("time zone" if field == "zone" else field, refused.reason) from None
+            raise BadInput(TERMS.get(field, field), refused.reason) from None
 
     async def _plan(self) -> Record:
         found = await self._view.ask(partial(self._call, "plan"))

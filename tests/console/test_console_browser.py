@@ -233,6 +233,7 @@ def test_a_schedule_is_made_and_a_chosen_one_is_run_and_paused(person: Person, s
         person.log_in(shown.ours, "/schedules")
         person.page.click("summary:text-is('+ schedule')")
         typed = {"name": "weekly", "cron": "0 3 * * 9", "time zone": "Asia/Tokyo", "command": "make 'a b'"}
+        typed |= {"overlap": "skip", "catch up": "all", "most of all": "3"}
         for field, value in typed.items():
             person.page.fill(f"input[data-field='{field}']", value)
         person.page.click("button:text-is('Preview')")
@@ -246,6 +247,7 @@ def test_a_schedule_is_made_and_a_chosen_one_is_run_and_paused(person: Person, s
         person.page.wait_for_selector("text=weekly is made.")
         made = http.get("/v1/schedules/weekly").json()
         assert (made["zone"], made["job"]) == ("Asia/Tokyo", {"command": ["make", "a b"]})
+        assert (made["overlap"], made["catch_up"], made["catch_up_most"]) == ("skip", "all", 3)
         http.delete("/v1/schedules/weekly")
         person.go("/schedules")
         person.page.wait_for_selector("text='0 3 * * * UTC'")
