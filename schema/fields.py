@@ -1,9 +1,9 @@
-"""Types of models' fields whose values are checked as `schema/validation.py` checks them: names, labels, resources."""
+"""Types of models' fields whose values are checked as `schema/validation.py` checks them, and the errors of models."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, TypeVar, get_args
 
-from leasehold.errors import BadInput
+from leasehold.errors import MAX_TOLD, BadInput
 from leasehold.wire import escaped, suggestion
 from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
@@ -92,3 +92,21 @@ def first_error(error: ValidationError) -> tuple[str, str]:
     first = error.errors(include_url=False, include_input=False)[0]
     field = ".".join(escaped(str(part), 60) for part in first["loc"])
     return field, first["msg"].removeprefix("Value error, ")
+
+
+def first_errors(document: Any, place: str, most: int, validate: Callable[[Any], object]) -> list[dict[str, Any]]:
+    """Return the first error of each of the first wrong items of a list of the document, at most `MAX_TOLD`.
+
+    place: the name of the list, of which `most` items are looked at. validate: raises ValidationError for a wrong item.
+    """
+    given = document.get(place) if isinstance(document, dict) else None
+    found: list[dict[str, Any]] = []
+    for index, each in enumerate(given[:most] if isinstance(given, list) else ()):
+        try:
+            validate(each)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+            found.append({**first, "loc": (place, index, *first["loc"])})
+            if len(found) == MAX_TOLD:
+                break
+    return found

@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from leasehold import wire
-from leasehold.errors import BadInput
+from leasehold.errors import BadInput, check_each
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 from pydantic_core import PydanticCustomError
 
 from schema import validation
-from schema.fields import JobLock, Moment, Name, Need, Zone
+from schema.fields import JobLock, Moment, Name, Need, Zone, first_errors
 
 #: Most attempts that a request may allow.
 MAX_TRIES = 100
@@ -732,6 +732,11 @@ class GraphRequest(BaseModel):
         callback = self.callback and self.callback.with_service_level(level, priority=priority)
         return self.model_copy(update={"nodes": nodes, "callback": callback})
 
+    @classmethod
+    def each_error(cls, document: Any) -> list[dict[str, Any]]:
+        """Return the first error of each of the first wrong nodes of a graph, at most `MAX_TOLD`."""
+        return first_errors(document, "nodes", MAX_GRAPH_NODES, lambda each: NodeRequest.model_validate(flat(each)))
+
     @property
     def callback_node(self) -> int | None:
         """The number of the callback, None without one."""
@@ -751,7 +756,7 @@ class GraphRequest(BaseModel):
             "priority": self.priority,
             "on_failure": self.on_failure,
             "on_phantom": self.on_phantom,
-            "nodes": [_placed(index, node) for index, node in enumerate(self.nodes)],
+            "nodes": check_each(lambda each: _placed(*each), enumerate(self.nodes)),
         }
         if self.callback is not None and self.callback_node is not None:
             try:

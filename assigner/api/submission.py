@@ -6,11 +6,12 @@ from typing import Any, TypeVar
 
 import psycopg
 from leasehold import wire
-from leasehold.errors import MAX_TOLD, BadInput, Forbidden, NotReady, check_each
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from leasehold.errors import BadInput, Forbidden, NotReady, check_each
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from assigner.estimation import Estimator, with_estimate
 from schema import audit
+from schema.fields import first_errors
 from schema.moves import submit as submit_moves
 from schema.moves.submit import Submitted, submit_at_once
 from schema.policy import priority_classes
@@ -39,17 +40,7 @@ class SubmitRequest(RequestModel):
     @classmethod
     def each_error(cls, document: Any) -> list[dict[str, Any]]:
         """Return the first error of each of the first refused jobs of a body, at most `MAX_TOLD`."""
-        jobs = document.get("jobs") if isinstance(document, dict) else None
-        found: list[dict[str, Any]] = []
-        for index, job in enumerate(jobs[: wire.MAX_BATCH] if isinstance(jobs, list) else ()):
-            try:
-                JobRequest.model_validate(flat(job))
-            except ValidationError as error:
-                first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-                found.append({**first, "loc": ("jobs", index, *first["loc"])})
-                if len(found) == MAX_TOLD:
-                    break
-        return found
+        return first_errors(document, "jobs", wire.MAX_BATCH, lambda each: JobRequest.model_validate(flat(each)))
 
 
 class OutcomeUnknown(NotReady):

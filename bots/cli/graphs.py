@@ -1,6 +1,6 @@
 """The commands on graphs: submit, show, list, retry, cancel and wait."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
 import click
@@ -203,12 +203,21 @@ def _read(file: IO[bytes], *options: Mapping[str, Any]) -> dict[str, Any]:
     try:
         GraphRequest.model_validate(document).normal()
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        field = ".".join(wire.escaped(str(part), 60) for part in first["loc"])
-        raise BadInput(f"{file.name}: {field}", str(first["msg"][:1]).lower() + first["msg"][1:]) from None
+        found = GraphRequest.each_error(document) or error.errors(include_url=False, include_input=False)[:1]
+        raise BadInput.of([_wrong(document, each["loc"], each["msg"], file=file.name) for each in found]) from None
     except BadInput as refused:
-        raise BadInput(f"{file.name}: {refused.field}", refused.reason) from None
+        wrong = [(each.field.split("."), each.reason) for each in (refused, *refused.others)]
+        raise BadInput.of([_wrong(document, place, said, file=file.name) for place, said in wrong]) from None
     return document
+
+
+def _wrong(document: dict[str, Any], place: Sequence[int | str], said: str, *, file: str) -> BadInput:
+    """One error of a graph in a file, with its place there and the number of its node."""
+    field = ".".join(wire.escaped(str(part), 60) for part in place)
+    if place[0] == "nodes" and len(place) > 2:
+        node = document["nodes"][int(place[1])].get("node")
+        field += f" (node {node})" if isinstance(node, int) else ""
+    return BadInput(f"{file}: {field}", said[:1].lower() + said[1:])
 
 
 def finish(client: Client, graph: str, instance: str | None, *, caller: Caller, timeout: float | None) -> None:
