@@ -1,7 +1,7 @@
 """Decide which constrained jobs may start now and in which order, and merge them with plain jobs. Pure."""
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Container, Iterator, MutableMapping, Sequence
+from collections.abc import Collection, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -27,7 +27,7 @@ class Ordering(Protocol):
         admission_state: AdmissionState,
         *,
         until: Rank | None = None,
-        cut: Container[QueueId] = (),
+        cut: Collection[QueueId] = (),
     ) -> Iterator[QueueHead | None]:
         """Yield each head once, or None and end if the next job may be one of a `cut` queue that has not been read.
 
@@ -66,13 +66,13 @@ class InstanceOrder:
         admission_state: AdmissionState,
         *,
         until: Rank | None = None,  # noqa: ARG002
-        cut: Container[QueueId] = (),
+        cut: Collection[QueueId] = (),
     ) -> Iterator[QueueHead | None]:
         return until_used_up(self._sequence(heads, admission_state), heads, cut)
 
     def _sequence(self, heads: Sequence[QueueHead], admission_state: AdmissionState) -> Iterator[QueueHead]:
         lanes = list(self.lanes(heads, admission_state).values())
-        while lanes:
+        while len(lanes) > 1:
             first = min(
                 lanes,
                 key=lambda lane: (
@@ -83,6 +83,8 @@ class InstanceOrder:
             yield first.pop()
             if not first:
                 lanes.remove(first)
+        for lane in lanes:
+            yield from reversed(lane)
 
     def ranked(
         self,
@@ -102,9 +104,12 @@ class InstanceOrder:
 
 
 def until_used_up(
-    sequence: Iterator[QueueHead], heads: Sequence[QueueHead], cut: Container[QueueId]
+    sequence: Iterator[QueueHead], heads: Sequence[QueueHead], cut: Collection[QueueId]
 ) -> Iterator[QueueHead | None]:
     """Yield these heads until all of a cut queue have been asked, whose next job may then come before all others."""
+    if not cut:
+        yield from sequence
+        return
     left = Counter(head.queue.id for head in heads)
     for head in sequence:
         yield head

@@ -9,7 +9,7 @@ which the cycle began. Limits are charged at once in every mode.
 import heapq
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
@@ -30,7 +30,7 @@ class DeficitOrder(InstanceOrder):
         admission_state: AdmissionState,
         *,
         until: Rank | None = None,
-        cut: Container[QueueId] = (),
+        cut: Collection[QueueId] = (),
     ) -> Iterator[QueueHead | None]:
         if admission_state.shares is None:
             yield from super().sequence(heads, admission_state, cut=cut)

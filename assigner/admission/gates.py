@@ -203,10 +203,11 @@ class LocksGate(Gate):
 def lock_numbers(queue: ConstrainedQueue) -> dict[str, float]:
     """Return the counters of the locks that a job of the queue takes, with the slots that it gives them itself: 1, or
     the number behind the colon of a lock."""
-    locks, name = queue.constraints.get("locks"), queue.instance_name
-    if not locks:
-        return {}
-    return {lock_counter(name, lock): float(number or 1) for lock, _, number in [each.partition(":") for each in locks]}
+    found: dict[str, float] = {}
+    for each in queue.constraints.get("locks", ()):
+        lock, _, number = each.partition(":")
+        found[lock_counter(queue.instance_name, lock)] = float(number or 1)
+    return found
 
 
 def _of_pattern(limited_by: str | None) -> str:

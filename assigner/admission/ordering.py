@@ -2,7 +2,7 @@
 
 import heapq
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter, itemgetter
@@ -155,7 +155,7 @@ class GraphOrder:
         admission_state: AdmissionState,
         *,
         until: Rank | None = None,  # noqa: ARG002
-        cut: Container[QueueId] = (),
+        cut: Collection[QueueId] = (),
     ) -> Iterator[QueueHead | None]:
         return until_used_up(self._sequence(heads, admission_state), heads, cut)
 

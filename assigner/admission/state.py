@@ -80,7 +80,11 @@ class AdmissionState:
 
     def given_units(self, queue: ConstrainedQueue) -> Counter:
         """Return the units that the queue's instance has been given in its cohort, to count in them."""
-        return self.units.setdefault((queue.cohort, queue.instance), Counter(0.0, queue.headroom))
+        place = queue.cohort, queue.instance
+        found = self.units.get(place)
+        if found is None:
+            found = self.units[place] = Counter(0.0, queue.headroom)
+        return found
 
     def expected(self, head: QueueHead) -> float | None:
         """Return the seconds for which the job is expected to run; None if that is unknown."""

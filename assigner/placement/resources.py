@@ -176,8 +176,8 @@ def split_by_resources(jobs: Iterable[ReadyJob | QueueHead]) -> tuple[list[Queue
 
 def need_of(queue: ConstrainedQueue) -> Need:
     """Return what each job of the queue takes of resources, by kind."""
-    wanted = queue.constraints.get("resources") or {}
-    return {kind: wanted[kind] for kind in KINDS if kind in wanted}
+    wanted = queue.constraints.get("resources")
+    return {kind: wanted[kind] for kind in KINDS if kind in wanted} if wanted else {}
 
 
 def read_resource_snapshot(

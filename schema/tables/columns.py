@@ -52,6 +52,7 @@ STORAGE: Mapping[str, Mapping[str, float]] = {
     "bot_success": {"fillfactor": 50, "autovacuum_vacuum_scale_factor": 0.01},
     "counters": {"autovacuum_vacuum_scale_factor": 0.01, "fillfactor": 25},
     "quotas": {"fillfactor": 50, "autovacuum_vacuum_scale_factor": 0.01},
+    "rate_buckets": {"fillfactor": 50, "autovacuum_vacuum_scale_factor": 0.01},
     "graph_nodes": {"fillfactor": 70, "autovacuum_vacuum_scale_factor": 0.01},
 }
 
