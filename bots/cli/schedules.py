@@ -3,8 +3,8 @@
 import json
 import shlex
 import sys
-from collections.abc import Sequence
-from contextlib import redirect_stdout
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,44 +82,43 @@ def _add() -> click.Command:
     @job_options.asking
     @click.argument("command", nargs=-1, type=click.UNPROCESSED, required=True)
     @caller_options
-    def add(
-        caller: Caller,
-        /,
-        name: str,
-        disabled: bool,
-        plan: bool,
-        take_over: bool,
-        command: tuple[str, ...],
-        **options: Any,
-    ) -> None:
+    def add(caller: Caller, /, name: str, plan: bool, command: tuple[str, ...], **options: Any) -> None:
         """Make the schedule NAME, or replace it (-- COMMAND…). The options in groups are those of `submit`.
 
         \b
         leasehold schedule add nightly --cron '0 3 * * *' --zone Europe/Berlin -- make nightly
         """
+        terms = {"enabled": not options.pop("disabled")} | ({"take_over": True} if options.pop("take_over") else {})
         try:
             fields = job_options.asked(options)
             instance = fields.pop("instance", None)
             job = job_options.check({job_options.COMMAND: list(command), **fields})
         except BadInput as refused:
             raise job_options.as_option(refused) from None
-        terms = {field: options[field] for field in TERMS if field != "cron"}
-        terms |= {"take_over": True} if take_over else {}
-        with caller.client() as client:
+        terms |= {field: options[field] for field in TERMS if field != "cron"}
+        with caller.client() as client, _by_option():
             call = client.schedules.plan if plan else client.schedules.put
-            try:
-                done = call(name, options["cron"], job, **terms, enabled=not disabled, instance=instance)
-            except BadInput as refused:
-                field = refused.field.removeprefix("job.")
-                if field in TERMS:
-                    raise BadInput(TERMS[field], refused.reason) from None
-                raise job_options.as_option(BadInput(field, refused.reason)) from None
+            done = call(name, options["cron"], job, **terms, instance=instance)
         if plan:
             _planned(caller, done, job)
         else:
             _told(caller, done, "made" if done["created"] else "set")
 
     return add
+
+
+@contextmanager
+def _by_option() -> Iterator[None]:
+    """Name the option of a term, or of the job, that the gateway refuses."""
+    from bots.cli import options as job_options
+
+    try:
+        yield
+    except BadInput as refused:
+        field = refused.field.removeprefix("job.")
+        if field in TERMS:
+            raise BadInput(TERMS[field], refused.reason) from None
+        raise job_options.as_option(BadInput(field, refused.reason)) from None
 
 
 def _planned(caller: Caller, found: Record, job: Record) -> None:
