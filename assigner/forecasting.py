@@ -26,6 +26,8 @@ PROMISED = 0.9
 ENOUGH = 20
 #: Seconds that are added to the scale of errors: what starts at once still waits for a call of a bot.
 AT_ONCE = 1.0
+#: The newest past forecasts, which count by themselves as well.
+RECENT = 100
 TOO_LITTLE_PAST = "too few jobs like it have started lately"
 #: Steps after which the time of all that is ahead is near enough.
 STEPS = 50
@@ -126,16 +128,32 @@ def score(prediction: Prediction, waited: float) -> float:
 
 
 def promise(prediction: Prediction, scores: Sequence[float], *, deadline: float | None = None) -> Forecast:
-    """Return the forecast after the scores of past predictions. deadline: the latest start that is in time, in seconds.
+    """Return the forecast after the scores of past predictions, the newest first.
 
-    With fewer than ENOUGH scores it is not known.
+    deadline: the latest start that is in time, in seconds. With fewer than ENOUGH scores it is not known. Of all scores
+    and the newest ones, those count that promise less: so a promise is soon longer when waits become longer.
     """
     if len(scores) < ENOUGH:
         return Forecast(reason=TOO_LITTLE_PAST)
+    bound = max(_bound(scores), _bound(scores[:RECENT]))
+    upper = max(0.0, prediction.seconds + bound * prediction.scale)
+    seconds = max(0.0, prediction.seconds + _bias(scores) * prediction.scale)
+    seconds = min(seconds, upper)
+    return Forecast(seconds, upper, None, deadline is not None and seconds > deadline)
+
+
+def _bound(scores: Sequence[float]) -> float:
+    """The score below which the next one is in nine of ten cases."""
     rank = math.ceil((len(scores) + 1) * PROMISED)
-    upper = prediction.seconds + sorted(scores)[min(rank, len(scores)) - 1] * prediction.scale
-    seconds = max(0.0, prediction.seconds + median(scores) * prediction.scale)
-    return Forecast(seconds, max(0.0, upper), None, deadline is not None and seconds > deadline)
+    return sorted(scores)[min(rank, len(scores)) - 1]
+
+
+def _bias(scores: Sequence[float]) -> float:
+    """What half of the scores are below, if to take it off the older half would have made the newer half better."""
+    newer, older = scores[: len(scores) // 2], scores[len(scores) // 2 :]
+    found = median(older)
+    is_better = median(abs(each - found) for each in newer) < median(map(abs, newer))
+    return median(scores) if is_better else 0.0
 
 
 def shares(times: Mapping[int, tuple[int, float]]) -> float:

@@ -161,12 +161,12 @@ def _opens_in(gate: GateVerdict) -> float | None:
 
 def _standing(connection: Connection, place: Place, judged: Sequence[GateVerdict]) -> Standing | str:
     """Where the job stands, or why that is not known."""
-    ahead = forecasts.ahead(connection, place)
-    if ahead is None:
-        return f"more than {MOST_AHEAD:,} jobs are ahead of it"
     times = forecasts.times(connection, place.cohort)
     if not times:
         return NO_LEASES
+    ahead = forecasts.ahead(connection, place)
+    if ahead is None:
+        return f"more than {MOST_AHEAD:,} jobs are ahead of it"
     units, free = forecasts.room(connection, place)
     if units < place.units:
         return "no such bot takes work"

@@ -18,6 +18,8 @@ from schema.predicates import (
 
 #: The most jobs ahead that are counted.
 MOST_AHEAD = 10_000
+#: The most bots whose units are counted.
+MOST_BOTS = 2000
 #: The most queues in which waiting jobs are looked for.
 MOST_QUEUES = 1000
 #: The newest ended jobs from which times of leases are taken, and seconds for which a time is used without new ones.
@@ -46,25 +48,33 @@ _AHEAD = """
 (SELECT queue FROM jobs WHERE cohort = :cohort AND {front}
     AND (rank, queued_at, id) < (:rank, CAST(:queued_at AS timestamptz), :id)
  ORDER BY cohort, rank, queued_at, id LIMIT :most + 1)"""
-# By instance, jobs ahead in queues that share a kind of bots with the job's. Instances that start nothing are left out.
+# All jobs ahead, as instance 0, and by instance those in queues that share a kind of bots with the job's. Instances
+# that start nothing are left out.
 AHEAD = Statement(f"""
 WITH counted AS MATERIALIZED (
     SELECT queue, count(*) AS jobs FROM ({_AHEAD.format(front=IN_FRONT)}
         UNION ALL {_AHEAD.format(front=IN_CONSTRAINED_FRONT)}) front GROUP BY queue
 )
-SELECT k.instance, sum(c.jobs)::integer AS jobs, min(q.max_quota) AS most
+SELECT 0 AS instance, coalesce(sum(jobs), 0)::integer AS jobs, NULL AS most FROM counted
+UNION ALL
+SELECT k.instance, sum(c.jobs)::integer, min(q.max_quota)
 FROM counted c JOIN queues k ON k.id = c.queue JOIN instances i ON i.id = k.instance AND NOT i.draining
 LEFT JOIN quotas q ON q.cohort = k.cohort AND q.instance = k.instance
 WHERE k.platform = :platform OR EXISTS (
     SELECT FROM kind_platforms a JOIN kind_platforms b ON b.kind = a.kind
     WHERE a.platform = :platform AND b.platform = k.platform)
-GROUP BY k.instance ORDER BY k.instance
+GROUP BY k.instance ORDER BY 1
 """)
 ROOM = Statement(f"""
-SELECT coalesce(sum(b.capacity), 0)::integer AS units, coalesce(sum(b.capacity - b.in_use), 0)::integer AS free
-FROM (SELECT CAST(:instance AS integer) AS instance, CAST(:pool AS text) AS pool) w, kind_platforms o
-JOIN bots b ON b.kind = o.kind AND b.cohort = :cohort
-WHERE o.platform = :platform AND {HEALTHY.of(bot="b")} AND {SERVES.of(bot="b", want="w")} AND b.capacity >= :units
+SELECT coalesce(sum(capacity), 0)::integer AS units, coalesce(sum(capacity - in_use), 0)::integer AS free
+FROM (
+    SELECT b.capacity, b.in_use
+    FROM (SELECT CAST(:instance AS integer) AS instance, CAST(:pool AS text) AS pool) w
+    CROSS JOIN kind_platforms o
+    CROSS JOIN LATERAL (
+        SELECT capacity, in_use FROM bots c WHERE c.status <> 'gone' AND c.cohort = :cohort AND c.kind = o.kind
+            AND {HEALTHY.of(bot="c")} AND {SERVES.of(bot="c", want="w")} AND c.capacity >= :units LIMIT :most) b
+    WHERE o.platform = :platform LIMIT :most) able
 """)
 TIMES = Statement("SELECT instance, leases, seconds, work FROM lease_times WHERE cohort = :cohort")
 MEASURE_TIMES = Statement("""
@@ -266,17 +276,21 @@ def place(connection: Connection, job_id: int) -> Place:
 def ahead(connection: Connection, of: Place) -> Mapping[int, tuple[int, int | None]] | None:
     """Count the ready jobs ahead that compete for bots with it: by instance, their number and its maximum of units.
 
-    None if there are more than MOST_AHEAD.
+    None if more than MOST_AHEAD jobs of the cohort are ahead.
     """
     values = {name: getattr(of, name) for name in ("id", "cohort", "platform", "rank", "queued_at")}
     found = {row.instance: (row.jobs, row.most) for row in connection.execute(AHEAD, values | {"most": MOST_AHEAD})}
-    return None if sum(jobs for jobs, _ in found.values()) > MOST_AHEAD else found
+    every, _ = found.pop(0)
+    return None if every > MOST_AHEAD else found
 
 
 def room(connection: Connection, of: Place) -> tuple[int, int]:
-    """Return the units of all healthy bots that could run the job, and those of them that are free."""
+    """Return the units of the healthy bots that could run the job, and those of them that are free.
+
+    At most MOST_BOTS are counted. What a larger fleet does faster is in the errors of past forecasts.
+    """
     values = {name: getattr(of, name) for name in ("cohort", "instance", "platform", "units", "pool")}
-    row = connection.execute(ROOM, values).one()
+    row = connection.execute(ROOM, values | {"most": MOST_BOTS}).one()
     return row.units, row.free
 
 

@@ -44,4 +44,4 @@ def test_nine_of_ten_jobs_start_within_the_promised_time_and_nothing_is_promised
     assert few == Forecast(reason=forecasting.TOO_LITTLE_PAST)
     assert few.sentence == "not known, because too few jobs like it have started lately"
     late = promise(Prediction(240.0, 300.0), [0.0] * 15 + [1.4] * 15, deadline=100.0)
-    assert late.sentence == ("starts in about 7 min 30 s, within 11 min in 9 of 10 cases; it would miss its deadline")
+    assert late.sentence == ("starts in about 4 min, within 11 min in 9 of 10 cases; it would miss its deadline")
