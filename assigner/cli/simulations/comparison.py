@@ -51,7 +51,7 @@ def text(result: Result) -> str:
         table(["instance", "figure", *shown], rows)
         for name, lost in result.lost.items():
             if lost:
-                print(f"\nJobs that wait longest more under {name}:")
+                print(f"\nJobs that lose most under {name}:")
                 ids = {job.name: job.public_id or job.name for job in result.past.jobs}
                 table(["job", "instance", "before", "then"], [_loser(each, ids) for each in lost])
     return written.getvalue().rstrip("\n")
