@@ -83,7 +83,7 @@ def print_explanation(found: Record, *, every: bool) -> None:
         order = found["order"]
         output.line("ahead   ", f"{_jobs(order['in_queue'])} like it, {_jobs(order['in_instance'])} of its instance")
     if found.get("forecast") is not None:
-        output.line("forecast", found["forecast"]["sentence"])
+        output.line("when    ", found["forecast"]["sentence"])
     for nth, change in enumerate(found["change"]):
         output.line("starts  " if nth == 0 else "  and   ", change)
     if found["attempts"]:
