@@ -216,7 +216,7 @@ def note_change(
 
 def draft(connection: Connection, content: Content, *, actor: str, reason: str) -> int:
     """Make a version that is not in force, audit it, and return its number. Who activates it puts it into force."""
-    parent, before = hold(connection)
+    parent, before = hold_content(connection)
     made = _make(connection, content, parent=parent, before=before, actor=actor, reason=reason)
     audit.write(connection, "policy.draft", actor=actor, subject=f"policy:{made}", details={"reason": reason})
     return made
@@ -227,8 +227,7 @@ def _make(
 ) -> int:
     changes = [] if parent is None else differences(before, content)
     row = {
-        # The server has sorted the keys of all but the settings.
-        "digest": sha256(canonical(content["settings"]) + to_json([content["limits"], content["declared"]])).digest(),
+        "digest": sha256(canonical(content)).digest(),
         "author": actor,
         "reason": reason,
         "parent": parent,
