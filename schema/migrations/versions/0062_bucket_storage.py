@@ -2,7 +2,7 @@
 
 from alembic import op
 
-revision = "0060"
+revision = "0062"
 down_revision = "0061"
 branch_labels = None
 depends_on = None
