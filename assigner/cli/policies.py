@@ -64,7 +64,7 @@ def _add_readers(group: click.Group, calling: Calling) -> None:
         if caller.json:
             print_json(found)
             return
-        told = ("id", "digest", "in_force", "made_at", "author", "reason", "parent")
+        told = ("id", "digest", "in_force", "drafted", "made_at", "author", "reason", "parent")
         table(("of the version", "value"), [(name.replace("_", " "), found[name]) for name in told])
         if found["changes"]:
             click.echo(f"\n{plural(found['changed'], 'change')} from version {found['parent']}:")
@@ -94,18 +94,25 @@ def _add_readers(group: click.Group, calling: Calling) -> None:
 def _add_writers(group: click.Group, calling: Calling) -> None:
     @group.command("activate")
     @click.argument("version", callback=_number)
+    @click.option("--stale", is_flag=True, help="Also a draft made while another version was in force.")
     @reason_option
     @calling
-    def activate(caller: Caller, /, version: str, reason: str) -> None:
+    def activate(caller: Caller, /, version: str, stale: bool, reason: str) -> None:
         """Put a version into force: limits become as they were, and every process works by it within 2 seconds."""
-        _put_in_force(caller, f"{version}/activate", reason)
+        with caller.client() as gateway:
+            body = {"reason": reason, **({"stale": True} if stale else {})}
+            done = gateway.call("POST", f"/v1/policies/{version}/activate", body=body)
+        _tell(caller, done)
 
     @group.command("rollback")
     @reason_option
     @calling
     def rollback(caller: Caller, /, reason: str) -> None:
-        """Put the version into force that was so before the present one was made."""
-        _put_in_force(caller, "rollback", reason)
+        """Put the version into force that was so before the present one."""
+        with caller.client() as gateway:
+            now = gateway.call("GET", f"/v1/policies/{ACTIVE}")["id"]
+            done = gateway.call("POST", "/v1/policies/rollback", body={"reason": reason, "from": now})
+        _tell(caller, done)
 
 
 def _numbered(version: Mapping[str, Any]) -> str:
@@ -118,9 +125,7 @@ def _number(_context: click.Context, _argument: click.Parameter, value: str) -> 
     return value
 
 
-def _put_in_force(caller: Caller, path: str, reason: str) -> None:
-    with caller.client() as gateway:
-        done = gateway.call("POST", f"/v1/policies/{path}", body={"reason": reason})
+def _tell(caller: Caller, done: Mapping[str, Any]) -> None:
     if caller.json:
         print_json(done)
         return

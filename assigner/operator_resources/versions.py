@@ -4,7 +4,9 @@ What is in use of a limit is no part of a version, and stays. So do instances an
 such as a class that is to go and that waiting jobs have, stays too, and is told.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from leasehold.errors import BadInput, Conflict, NotFound
@@ -17,36 +19,79 @@ from schema import declarations
 from schema.fleet import success
 from schema.fleet.success import SuccessSettings
 from schema.policy import versions
-from schema.policy.versions import Content, Version
+from schema.policy.versions import Content, Origin, Version
 from schema.postgres.connection import Connection
 
-#: Error code for a version that is in force already.
-IN_FORCE = "policy_in_force"
+#: Error codes: no version was before the one in force; another one is in force; another one was when a draft was made.
+IN_FORCE, OTHER, STALE = "policy_in_force", "other_policy_in_force", "stale_draft"
+#: Raises Conflict if a version cannot be used by the process that is to put it into force.
+Check = Callable[[Version], None]
 #: The resources by whose values waiting jobs have their priorities.
 PRICED_BY = frozenset({"class", "service-level", "scheduling"})
+_REFUSALS = (BadInput, Conflict, NotFound, ValidationError)
 
 
-def roll_back(connection: Connection, *, actor: str, reason: str) -> tuple[Version, list[str]]:
-    """Put the version into force that was so before the present one was made, as `activate` does."""
-    parent = versions.version(connection, versions.hold(connection)).parent
-    if parent is None:
-        raise Conflict(IN_FORCE, "policy: there was no version before the one in force")
-    return activate(connection, parent, actor=actor, reason=reason)
+@dataclass(frozen=True)
+class Activated:
+    """A version is in force. id: its number, which is another one than was wanted if anything was `kept`: what could
+    not be as it was, each with the reason. is_repriced: waiting jobs get other priorities."""
+
+    id: int
+    kept: Sequence[str] = ()
+    is_repriced: bool = False
 
 
-def activate(connection: Connection, id: int, *, actor: str, reason: str) -> tuple[Version, list[str]]:
-    """Put the version into force. Returns it, and what could not be as it was, each with the reason.
+def roll_back(
+    connection: Connection, *, of: int | None, actor: str, reason: str, check: Check = lambda _: None
+) -> Activated:
+    """Put the version into force that was so before the present one, as `activate` does.
 
-    Raises NotFound, and Conflict if it is in force already.
+    of: the version that the caller believes in force; None = whichever is. A caller who has not seen the answer may ask
+    again, and gets it once more. Raises Conflict if another one is in force, or none was before. After a rollback the
+    one before is that from which the version was made, so that further rollbacks go further back.
     """
-    now = versions.hold(connection)
-    wanted = versions.version(connection, id)
+    now, origin = versions.hold(connection), versions.origin(connection)
+    if now is not None and of is not None and of != now:
+        if of == origin.undid:
+            return Activated(now, origin.kept)
+        raise Conflict(OTHER, f"policy: version {of} is not in force, but version {now}")
+    if origin.before is None:
+        raise Conflict(IN_FORCE, "policy: there was no version before the one in force")
+    wanted = versions.version(connection, origin.before)
+    return _put(connection, wanted, Origin(wanted.parent, undid=now), check, actor=actor, reason=reason)
+
+
+def activate(
+    connection: Connection, id: int, *, actor: str, reason: str, stale: bool = False, check: Check = lambda _: None
+) -> Activated:
+    """Put the version into force; nothing happens if it is so already.
+
+    stale: also a draft that was made while another version was in force, whose changes since are then taken back.
+    check: called with the version; raises Conflict if it cannot be used here. Raises NotFound, and Conflict.
+    """
+    now, wanted = versions.hold(connection), versions.version(connection, id)
     if id == now:
-        raise Conflict(IN_FORCE, f"policy: version {id} is in force already")
+        return Activated(id)
+    if wanted.drafted and wanted.parent != now and not stale:
+        raise Conflict(
+            STALE,
+            f"policy: draft {id} was made of version {wanted.parent}, and version {now} is in force, whose changes it "
+            f"would take back: see `policy diff {id}`, make the draft again, or activate it with --stale (over HTTP "
+            "stale=true)",
+        )
+    return _put(connection, wanted, Origin(now), check, actor=actor, reason=reason)
+
+
+def _put(
+    connection: Connection, wanted: Version, origin: Origin, check: Check, *, actor: str, reason: str
+) -> Activated:
+    check(wanted)
     assert wanted.content is not None
-    kept = restore(connection, wanted.content, actor=actor, reason=f"policy {id}" + (f": {reason}" if reason else ""))
-    versions.put_in_force(connection, wanted, actor=actor, reason=reason, kept=kept)
-    return wanted, kept
+    _, before = versions.hold_content(connection)
+    why = f"policy {wanted.id}" + (f": {reason}" if reason else "")
+    kept = restore(connection, wanted.content, actor=actor, reason=why)
+    put = versions.put_in_force(connection, wanted, replace(origin, kept=kept), actor=actor, reason=reason)
+    return Activated(put, kept, are_prices_changed(before, wanted.content))
 
 
 def are_prices_changed(before: Content, after: Content) -> bool:
@@ -59,30 +104,35 @@ def restore(connection: Connection, wanted: Content, *, actor: str, reason: str)
     by: By = {"actor": actor, "reason": reason[:500]}
     kept: list[str] = []
 
-    def tried(resource: Resource[Any], name: str, act: Callable[[], object]) -> None:
+    def tried(resource: str, acts: Mapping[str, Callable[[], object]]) -> None:
+        """Act in one savepoint, and if that is refused in one for each half: there may be many thousands of items."""
         try:
             with connection.savepoint():
-                act()
-        except (BadInput, Conflict, NotFound) as error:
-            kept.append(f"{resource.name} {name}".rstrip() + f": {error}")
-        except ValidationError as error:
-            kept.append(f"{resource.name} {name}".rstrip() + f": {error.errors()[0]['msg']}")
+                for act in acts.values():
+                    act()
+        except _REFUSALS as error:
+            names = list(acts)
+            if len(names) > 1:
+                for half in (names[: len(names) // 2], names[len(names) // 2 :]):
+                    tried(resource, {name: acts[name] for name in half})
+                return
+            said = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
+            kept.append(f"{resource} {names[0]}".rstrip() + f": {said}")
 
     now = versions.read(connection, {})["limits"]
     there = {each.name: (now[each.name], wanted["limits"][each.name]) for each in _deciding(wanted)}
     # What is removed may stand on what is removed later, and what is set on what was set before.
     for resource in reversed(_deciding(wanted)):
         present, target = there[resource.name]
-        for name in sorted(present.keys() - target.keys()):
-            tried(resource, name, lambda resource=resource, name=name: _remove(connection, resource, name, by))  # type: ignore[misc]
+        gone = sorted(present.keys() - target.keys())
+        tried(resource.name, {name: partial(_remove, connection, resource, name, by) for name in gone})
     for resource in _deciding(wanted):
         present, target = there[resource.name]
-        for name in sorted(target):
-            if present.get(name) != target[name]:
-                terms = target[name]
-                tried(resource, name, lambda r=resource, n=name, t=terms: _set(connection, r, n, t, by))  # type: ignore[misc]
+        unlike = [name for name in sorted(target) if present.get(name) != target[name]]
+        tried(resource.name, {name: partial(_set, connection, resource, name, target[name], by) for name in unlike})
     if (counted := wanted["settings"].get("success")) is not None:
-        success.declare(connection, SuccessSettings.model_validate(counted), actor=actor)
+        tried("success", {"": lambda: success.declare(
+            connection, SuccessSettings.model_validate(counted), actor=actor)})  # fmt: skip
     kinds = {*versions.read(connection, {})["declared"], *wanted["declared"]}
     for kind in kinds:
         declarations.replace(connection, kind, wanted["declared"].get(kind, ()))

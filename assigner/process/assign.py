@@ -198,14 +198,16 @@ class AssignerProcess:
         error = self._reloader.error
         delay = self._reloader.run_once()
         before, file = self._file, self._reloader.current
-        if file is not before:
-            self._put_file(file, before=policies.file_digest(before))
-            self._warn_of_restarts(before, file)
-            # Set last: if the database fails above, the next look tries again.
-            self._file = file
-        has_followed = self._follow_policy()
-        if has_followed or self._reloader.error != error:
-            self._tell_configuration()
+        try:
+            if file is not before:
+                self._put_file(file, before=policies.file_digest(before))
+                self._warn_of_restarts(before, file)
+                # Set last: if it fails above, the next look tries again.
+                self._file = file
+        finally:  # a file that cannot be written keeps nobody from following the version in force
+            has_followed = self._follow_policy()
+            if has_followed or self._reloader.error != error:
+                self._tell_configuration()
         return min(delay, LOOK_EVERY)
 
     def _put_file(self, file: PoolSettings, *, before: bytes | None) -> None:

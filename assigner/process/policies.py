@@ -22,7 +22,7 @@ from schema.accounting import accounts, rates
 from schema.accounting.accounts import PoolLimits
 from schema.fleet import success
 from schema.policy import queue_limits, time_windows, versions
-from schema.policy.versions import Change, Content
+from schema.policy.versions import Change, Content, Version
 from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
 from schema.tenancy import cohorts, instances
@@ -172,10 +172,14 @@ def look(connection: Connection, file: PoolSettings, known: InForce | None) -> I
     try:
         return merged(file, row.id, row.settings)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        reason = f"policy {row.id} cannot be used here: {'.'.join(map(str, first['loc']))}: {first['msg']}"
+        reason = _unusable(row.id, error)
         log.error("a policy cannot be used here, the one before stays", policy=row.id, error=reason)
         return replace(known or InForce(file), refused=row.id, error=reason)
+
+
+def _unusable(version: int, error: ValidationError) -> str:
+    first = error.errors(include_url=False)[0]
+    return f"policy {version} cannot be used here: {'.'.join(map(str, first['loc']))}: {first['msg']}"
 
 
 class Follower:
@@ -188,6 +192,14 @@ class Follower:
         self._database, self._apply = database, apply
         self.policy = InForce(file)
         apply(self.policy)
+
+    def check(self, wanted: Version) -> None:
+        """Raise Conflict if this process cannot use a version, before it is put into force."""
+        assert wanted.content is not None
+        try:
+            merged(self.policy.file, wanted.id, wanted.content["settings"])
+        except ValidationError as error:
+            raise Conflict("policy_unusable", _unusable(wanted.id, error)) from None
 
     def run_once(self) -> float:
         """Look which version is in force. Returns the seconds until the next look."""

@@ -7,7 +7,7 @@ makes a version in its own transaction.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
@@ -25,6 +25,8 @@ from schema.postgres.statements import Statement
 KEPT = 1000
 #: The first changes of a version that are stored with it. All others follow from its content and its parent's.
 STORED_CHANGES = 100
+#: Seconds for which a change waits for another one; less than a statement may take.
+HELD_WITHIN = 8.0
 
 Content = Mapping[str, Mapping[str, Any]]
 
@@ -106,19 +108,33 @@ SELECT jsonb_build_object({", ".join(
 """)  # fmt: skip
 # Two statements: one that has waited for the lock would not see the version that was made meanwhile.
 _HOLD = Statement("SELECT id FROM policy_in_force FOR NO KEY UPDATE")
+# Who activates a version of a pool with many instances holds it for longer than others wait for rows.
+_WAIT_LONGER = Statement(f"""
+SELECT set_config('leasehold.lock_timeout', current_setting('lock_timeout'), true),
+    set_config('lock_timeout', '{HELD_WITHIN:.0f}s', true)
+""")
+_WAIT_AS_USUAL = Statement("SELECT set_config('lock_timeout', current_setting('leasehold.lock_timeout'), true)")
 _CONTENT = Statement("SELECT content FROM policies WHERE id = :id")
 _MAKE = Statement("""
 WITH made AS (
-    INSERT INTO policies (digest, author, reason, parent, changed, changes, content)
-    VALUES (:digest, :author, :reason, :parent, :changed, CAST(:changes AS jsonb), CAST(:content AS jsonb))
+    INSERT INTO policies (digest, author, reason, parent, changed, changes, content, drafted)
+    VALUES (:digest, :author, :reason, :parent, :changed, CAST(:changes AS jsonb), CAST(:content AS jsonb), :drafted)
     RETURNING id
 ), forgotten AS (
-    DELETE FROM policies p USING made WHERE p.id <= made.id - :kept AND p.id IS DISTINCT FROM :parent
+    DELETE FROM policies p USING made, policy_in_force f WHERE p.id <= made.id - :kept
+        AND p.id IS DISTINCT FROM :parent AND p.id IS DISTINCT FROM CAST(f.origin ->> 'before' AS integer)
 )
 SELECT id FROM made
 """)
-_PUT_IN_FORCE = Statement("UPDATE policy_in_force SET id = :id, since = clock_timestamp()")
-_COLUMNS = "p.id, encode(p.digest, 'hex') AS digest, p.made_at, p.author, p.reason, p.parent, p.changed, p.changes"
+_PUT_IN_FORCE = Statement("""
+UPDATE policy_in_force SET id = :id, since = clock_timestamp(), origin = CAST(:origin AS jsonb)
+""")
+_ORIGIN = Statement("""
+SELECT f.origin ->> 'of' IS NOT DISTINCT FROM CAST(f.id AS text) AS is_told, f.origin, p.parent
+FROM policy_in_force f JOIN policies p ON p.id = f.id
+""")
+_COLUMNS = """
+p.id, encode(p.digest, 'hex') AS digest, p.made_at, p.author, p.reason, p.parent, p.changed, p.changes, p.drafted"""
 _LIST = Statement(f"""
 SELECT {_COLUMNS}, NULL AS content, p.id = f.id AS in_force FROM policies p CROSS JOIN policy_in_force f
 WHERE CAST(:before AS integer) IS NULL OR p.id < :before ORDER BY p.id DESC LIMIT :limit
@@ -154,7 +170,8 @@ class Change:
 @dataclass(frozen=True)
 class Version:
     """One version. parent: the one that was in force before; None = there was none. changed: how many values differ
-    from it, and `changes` the first of them. content: None in lists."""
+    from it, and `changes` the first of them. drafted: it was made without being put into force. content: None in
+    lists."""
 
     id: int
     digest: str
@@ -164,8 +181,22 @@ class Version:
     parent: int | None
     changed: int
     changes: Sequence[Change]
+    drafted: bool
     content: Content | None
     in_force: bool
+
+
+@dataclass(frozen=True)
+class Origin:
+    """How the version in force came to be so.
+
+    before: the version that a rollback puts into force; None = there is none. undid: the version that a rollback took
+    back; None = it was no rollback. kept: what could not be as in the version that was wanted.
+    """
+
+    before: int | None
+    undid: int | None = None
+    kept: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -186,9 +217,11 @@ def read(connection: Connection, settings: Mapping[str, Any]) -> Content:
 def hold(connection: Connection) -> int | None:
     """Lock the policy against other changes until this transaction ends; return the version in force, if there is one.
 
-    Come here before any other lock.
+    Come here before any other lock. It is waited for up to HELD_WITHIN seconds.
     """
+    connection.execute_later(_WAIT_LONGER)
     held: int | None = connection.execute(_HOLD).scalar_one()
+    connection.execute_later(_WAIT_AS_USUAL)
     return held
 
 
@@ -210,20 +243,30 @@ def note_change(
     if content == before:
         return None
     made = _make(connection, content, parent=parent, before=before, actor=actor, reason=reason)
-    connection.execute(_PUT_IN_FORCE, {"id": made})
+    _put_in_force(connection, made, Origin(parent))
     return made
 
 
-def draft(connection: Connection, content: Content, *, actor: str, reason: str) -> int:
-    """Make a version that is not in force, audit it, and return its number. Who activates it puts it into force."""
+def draft(connection: Connection, change: Callable[[Content], Content], *, actor: str, reason: str) -> int:
+    """Make a version that is not in force, audit it, and return its number. Who activates it puts it into force.
+
+    change: makes its content of that in force now, so that the draft has what operators have changed meanwhile.
+    """
     parent, before = hold_content(connection)
-    made = _make(connection, content, parent=parent, before=before, actor=actor, reason=reason)
+    made = _make(connection, change(before), parent=parent, before=before, actor=actor, reason=reason, drafted=True)
     audit.write(connection, "policy.draft", actor=actor, subject=f"policy:{made}", details={"reason": reason})
     return made
 
 
 def _make(
-    connection: Connection, content: Content, *, parent: int | None, before: Content, actor: str, reason: str
+    connection: Connection,
+    content: Content,
+    *,
+    parent: int | None,
+    before: Content,
+    actor: str,
+    reason: str,
+    drafted: bool = False,
 ) -> int:
     changes = [] if parent is None else differences(before, content)
     row = {
@@ -235,18 +278,43 @@ def _make(
         "changes": json.dumps([vars(each) for each in changes[:STORED_CHANGES]]),
         "content": to_json(content).decode(),
         "kept": KEPT,
+        "drafted": drafted,
     }
     made: int = connection.execute(_MAKE, row).scalar_one()
     return made
 
 
-def put_in_force(connection: Connection, version: Version, *, actor: str, reason: str, kept: Sequence[str]) -> None:
-    """Let this version be in force, and audit it. The caller holds the policy, and has brought everything into the
-    state of the version but for what `kept` tells."""
-    connection.execute(_PUT_IN_FORCE, {"id": version.id})
-    details = {"reason": reason, "kept": list(kept)}
-    audit.write(connection, "policy.activate", actor=actor, subject=f"policy:{version.id}", details=details)
+def put_in_force(connection: Connection, wanted: Version, origin: Origin, *, actor: str, reason: str) -> int:
+    """Let this version be in force, and audit it; return the number of the version that is in force.
+
+    The caller holds the policy, and has brought everything into the state of the version as far as it could. If
+    something is otherwise, a version of what really decides is put into force, so that nobody else is blamed for it.
+    """
+    parent, before = hold_content(connection)
+    assert wanted.content is not None
+    content, put = read(connection, wanted.content["settings"]), wanted.id
+    if content != wanted.content:
+        if content == before and parent is not None:
+            return parent
+        why = f"as version {wanted.id}, except {'; '.join(origin.kept) or 'what it does not know'}"
+        put = _make(connection, content, parent=parent, before=before, actor=actor, reason=why[:500])
+    _put_in_force(connection, put, origin)
+    details = {"reason": reason, "kept": list(origin.kept), "wanted": wanted.id}
+    audit.write(connection, "policy.activate", actor=actor, subject=f"policy:{put}", details=details)
     wake(connection, "jobs")
+    return put
+
+
+def _put_in_force(connection: Connection, id: int, origin: Origin) -> None:
+    connection.execute(_PUT_IN_FORCE, {"id": id, "origin": json.dumps({"of": id, **vars(origin)})})
+
+
+def origin(connection: Connection) -> Origin:
+    """Return how the version in force came to be so. The caller holds the policy."""
+    row = connection.execute(_ORIGIN).one_or_none()
+    if row is None or not row.is_told:
+        return Origin(None if row is None else row.parent)
+    return Origin(row.origin["before"], row.origin["undid"], row.origin["kept"])
 
 
 def versions(connection: Connection, *, before: int | None = None, limit: int) -> list[Version]:

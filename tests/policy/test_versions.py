@@ -7,7 +7,6 @@ from typing import Any
 
 import httpx
 import pytest
-from leasehold.errors import Conflict
 
 from assigner.cli import errors
 from assigner.cli.main import cli
@@ -21,12 +20,13 @@ from schema.accounting import rates
 from schema.accounting.quotas import EVICTION_COOLDOWN
 from schema.policy import versions
 from schema.postgres.connection import Connection
+from schema.requests import JobRequest
 from schema.tenancy import processes
 from schema.timing import Timing
 from tests.support.explain import explained
 from tests.support.patience import eventually
 from tests.support.pool import Pool, active, completed
-from tests.support.race import Race
+from tests.support.race import Race, outcome
 from tests.support.servers import Processes, assigner_process
 from tests.support.tenancy import Tenancy
 
@@ -81,19 +81,44 @@ def test_each_change_makes_a_version_and_any_version_can_be_in_force_again(opera
     answer = operator.post(f"/v1/policies/{last['id']}/activate", json={})
     assert answer.json() == {"id": last["id"], "kept": []}
     assert limits(pool) == after
-    assert operator.post("/v1/policies/rollback", json={}).json()["id"] == last["id"] - 1
-    assert operator.get("/v1/policies/active").json()["id"] == last["id"] - 1
-    again = operator.post(f"/v1/policies/{last['id'] - 1}/activate", json={})
-    assert (again.status_code, again.json()["code"]) == (409, "policy_in_force")
+    # A repeated request changes nothing more, and a rollback after an activation goes to what was in force before it.
+    for _ in range(2):
+        assert operator.post("/v1/policies/rollback", json={"from": last["id"]}).json() == {"id": 1, "kept": []}
+        assert operator.post("/v1/policies/1/activate", json={}).json() == {"id": 1, "kept": []}
+    assert operator.get("/v1/policies/active").json()["id"] == 1
     acts = [row.subject for row in pool.rows("SELECT subject FROM audit WHERE action = 'policy.activate' ORDER BY id")]
-    assert acts == [f"policy:{id}" for id in (1, last["id"], last["id"] - 1)]
+    assert acts == [f"policy:{id}" for id in (1, last["id"], 1)]
+    operator.put("/v1/rates/cli", json={"per_second": 1})
+    for asked, code in (({"from": last["id"]}, "other_policy_in_force"), ({}, None), ({}, "policy_in_force")):
+        assert operator.post("/v1/policies/rollback", json=asked).json().get("code") == code
 
-    other = operator.get(f"/v1/policies/{last['id']}").json()["content"]
-    other["limits"]["quota"]["gpus/ci"]["max"] = 3
-    draft = pool.database.run(lambda c: versions.draft(c, other, actor="tune", reason="better"))
-    assert [each["in_force"] for each in operator.get("/v1/policies").json()["policies"][:2]] == [False, False]
-    operator.post(f"/v1/policies/{draft}/activate", json={})
-    assert limits(pool)["quota"]["gpus/ci"]["max"] == 3
+
+def test_a_draft_and_what_cannot_be_as_it_was_blame_nobody_else(operator: httpx.Client, pool: Pool) -> None:
+    operator.put("/v1/limits", json={"max_concurrent": 8})
+    operator.put("/v1/classes/nightly", json={"points": -5})
+    operator.put("/v1/rates/cli", json={"per_second": 1})
+    pool.submit(**JobRequest(command=["true"], job_class="nightly").normal())
+    for _ in range(2):
+        done = operator.post("/v1/policies/1/activate", json={}).json()
+        assert done == {"id": 4, "kept": ["class nightly: class 'nightly' is used by unfinished jobs"]}
+    made = operator.get("/v1/policies/4").json()
+    assert (made["in_force"], made["reason"]) == (True, f"as version 1, except {done['kept'][0]}")
+    assert {each["what"] for each in made["changes"]} == {"rate cli"}
+    operator.put("/v1/limits", json={"max_concurrent": 7})
+    assert [each["what"] for each in operator.get("/v1/policies/active").json()["changes"]] == ["pool-limit"]
+
+    def changed(content: versions.Content) -> versions.Content:
+        return {**content, "settings": {"success": {"memory": 0}}, "limits": {**content["limits"], "class": {}}}
+
+    draft = pool.database.run(lambda c: versions.draft(c, changed, actor="tune", reason="better"))
+    assert [each["drafted"] for each in operator.get("/v1/policies").json()["policies"][:2]] == [True, False]
+    operator.put("/v1/limits", json={"max_concurrent": 6})
+    refused = operator.post(f"/v1/policies/{draft}/activate", json={})
+    assert (refused.status_code, refused.json()["code"], limits(pool)["pool-limit"][""]["max_concurrent"]) == (
+        409, "stale_draft", 6)  # fmt: skip
+    done = operator.post(f"/v1/policies/{draft}/activate", json={"stale": True}).json()
+    assert [each.partition(":")[0] for each in done["kept"]] == ["class nightly", "success"]
+    assert limits(pool)["pool-limit"][""]["max_concurrent"] == 7
 
 
 FILE = """
@@ -121,7 +146,7 @@ def history(pool: Pool) -> list[tuple[int, str, bool]]:
 
 
 def rolled_back(pool: Pool) -> int:
-    return pool.database.run(lambda c: activation.roll_back(c, actor="ann", reason="worse"))[0].id
+    return pool.database.run(lambda c: activation.roll_back(c, of=None, actor="ann", reason="worse")).id
 
 
 def test_a_changed_file_counts_once_and_a_rollback_outlasts_restarts(
@@ -135,8 +160,9 @@ def test_a_changed_file_counts_once_and_a_rollback_outlasts_restarts(
         written(file, 5, 4)
         process.reload()
         eventually(lambda: history(pool) == [(1, "config", False), (2, "config", True)])
-        assert rolled_back(pool) == 1
         # Both processes follow within two seconds and say so, and leases name the version.
+        eventually(lambda: {row.policy for row in pool.rows("SELECT policy FROM assigners")} == {2})
+        assert rolled_back(pool) == 1
         eventually(lambda: {row.policy for row in pool.rows("SELECT policy FROM assigners")} == {1})
         (told,) = pool.database.run(lambda c: processes.settings_in_force(c, limit=9))
         assert told.settings["quotas"]["preemption_delay"] == 3
@@ -177,10 +203,11 @@ def test_changes_take_turns_and_each_version_follows_from_the_one_before(pool: P
     two, three = (pool.database.run(partial(versions.version, id=id)) for id in (2, 3))
     assert [(each.what, each.field) for each in three.changes] == [("rate c", "burst"), ("rate c", "per_second")]
     assert (two.parent, three.parent, two.changed, three.in_force) == (1, 2, 2, True)
-    with pytest.raises(Conflict, match="no version before"):
-        race.in_turn(
-            lambda ahead: activation.activate(ahead.connection, 1, actor="ann", reason=""), lambda: rolled_back(pool)
-        )
+    with race.first() as ahead:
+        activation.activate(ahead.connection, 1, actor="ann", reason="")
+        late = race.second(lambda: rolled_back(pool), behind=ahead)
+        ahead.commit()
+        assert outcome(late) == 3
 
 
 def test_what_is_granted_fetched_and_evicted_names_the_version_that_decided(pool: Pool, tenancy: Tenancy) -> None:
@@ -220,6 +247,10 @@ def test_processes_follow_within_two_seconds_although_one_of_them_was_killed(
             found = operator.get("/v1/policies").json()["processes"]
             assert {each["name"]: each["policy"] for each in found if each["kind"] == "assigner"}["assigner-2"] == 1
             text = operator.get("/metrics").text
+            wrong: versions.Content = {"settings": {"quotas": {"preemption_delay": -1}}, "limits": {}, "declared": {}}
+            draft = pool.database.run(lambda c: versions.draft(c, lambda _: wrong, actor="tune", reason=""))
+            refused = operator.post(f"/v1/policies/{draft}/activate", json={})
+            assert (refused.status_code, refused.json()["code"]) == (409, "policy_unusable")
     assert "leasehold_gateway_policy_version 1.0" in text
 
 

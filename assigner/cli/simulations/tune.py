@@ -70,7 +70,7 @@ def run(
     refusal = _refusal(found, search.wish, error)
     version = None
     if refusal is None and base.content is not None:
-        version = _draft(installation, changed(content, parameters, found.values), search.wish, found)
+        version = _draft(installation, parameters, search.wish, found)
     if as_json:
         print_json(_document(found, parameters, error, refusal, version))
     else:
@@ -113,10 +113,18 @@ def _refusal(found: Tuned, wish: Wish, error: float) -> str | None:
     return None
 
 
-def _draft(installation: Installation, content: versions.Content, wish: Wish, found: Tuned) -> int:
+def _draft(installation: Installation, parameters: Sequence[Parameter], wish: Wish, found: Tuned) -> int:
+    """Make a draft of the version that is in force now, with the values found. Raises BadInput."""
     reason = f"{wish.objective.text} better by {found.interval()[0]:.0%} on unseen jobs"
+
+    def tuned(content: versions.Content) -> versions.Content:
+        try:
+            return changed(content, parameters, found.values)
+        except KeyError as missing:
+            raise BadInput("--parameter", f"{missing} is in the policy in force no more: search again") from None
+
     with installation.database("tune", patience=COMMAND_TIMEOUT) as database:
-        return database.run(lambda connection: versions.draft(connection, content, actor=ACTOR, reason=reason))
+        return database.run(lambda connection: versions.draft(connection, tuned, actor=ACTOR, reason=reason))
 
 
 def _document(
