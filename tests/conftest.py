@@ -65,6 +65,24 @@ sys.dont_write_bytecode = False
 gc_tuning.collect_rarely_at_start()
 
 
+#: Files that take longest, longest first. A worker that begins one of them late leaves the others idle at the end.
+LONGEST = (
+    "simulation/test_life", "end_to_end/test_documents", "faults/test_chaos", "console/test_console_browser",
+    "end_to_end/test_up", "console/test_console_screens", "console/test_console_operator_pages",
+    "console/test_console_scale", "postgres/test_embedded", "faults/test_task_kills", "agent/test_task_sessions",
+    "gateway/test_middleware", "process/test_start_order", "sync/test_settle", "client/test_inline",
+    "performance/test_scale", "plans/test_plans", "histories/test_soaks", "gateway/test_fuzz", "histories/test_history",
+    "explain/test_explain_property", "simulation/test_replay", "faults/test_failover",
+)  # fmt: skip
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the longest files first, and leave the order otherwise as it is."""
+    places = {Path(__file__).parent / f"{name}.py": nth for nth, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path, len(LONGEST)))
+
+
 def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
