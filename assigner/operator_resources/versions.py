@@ -15,12 +15,14 @@ from pydantic_core import to_json
 
 from assigner.operator_resources.declaration import By, Removal, Resource
 from assigner.operator_resources.registry import RESOURCES
+from assigner.operator_resources.tenancy import COHORTS
 from schema import declarations
 from schema.fleet import success
 from schema.fleet.success import SuccessSettings
 from schema.policy import versions
 from schema.policy.versions import Content, Origin, Version
 from schema.postgres.connection import Connection
+from schema.tenancy import lock_order
 
 #: Error codes: no version was before the one in force; another one is in force; another one was when a draft was made.
 IN_FORCE, OTHER, STALE = "policy_in_force", "other_policy_in_force", "stale_draft"
@@ -119,17 +121,23 @@ def restore(connection: Connection, wanted: Content, *, actor: str, reason: str)
             said = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
             kept.append(f"{resource} {names[0]}".rstrip() + f": {said}")
 
-    now = versions.read(connection, {})["limits"]
-    there = {each.name: (now[each.name], wanted["limits"][each.name]) for each in _deciding(wanted)}
-    # What is removed may stand on what is removed later, and what is set on what was set before.
-    for resource in reversed(_deciding(wanted)):
-        present, target = there[resource.name]
-        gone = sorted(present.keys() - target.keys())
-        tried(resource.name, {name: partial(_remove, connection, resource, name, by) for name in gone})
-    for resource in _deciding(wanted):
-        present, target = there[resource.name]
+    def set_all(resource: Resource[Any]) -> None:
+        present, target = now[resource.name], wanted["limits"][resource.name]
         unlike = [name for name in sorted(target) if present.get(name) != target[name]]
         tried(resource.name, {name: partial(_set, connection, resource, name, target[name], by) for name in unlike})
+
+    now = versions.read(connection, {})["limits"]
+    # Cohorts come first, because bots and jobs that move are locked before all else.
+    resources = sorted(_deciding(wanted), key=lambda each: each is not COHORTS)
+    for resource in resources[:1]:
+        set_all(resource)
+    lock_order.take(connection, now, {each.name: wanted["limits"][each.name] for each in resources})
+    # What is removed may stand on what is removed later, and what is set on what was set before.
+    for resource in reversed(resources):
+        gone = sorted(now[resource.name].keys() - wanted["limits"][resource.name].keys())
+        tried(resource.name, {name: partial(_remove, connection, resource, name, by) for name in gone})
+    for resource in resources[1:]:
+        set_all(resource)
     if (counted := wanted["settings"].get("success")) is not None:
         tried("success", {"": lambda: success.declare(
             connection, SuccessSettings.model_validate(counted), actor=actor)})  # fmt: skip

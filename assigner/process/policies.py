@@ -25,7 +25,7 @@ from schema.policy import queue_limits, time_windows, versions
 from schema.policy.versions import Change, Content, Version
 from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
-from schema.tenancy import cohorts, instances
+from schema.tenancy import cohorts, instances, lock_order
 
 #: Actor and reason of declared changes in the audit and in versions.
 ACTOR = "config"
@@ -121,6 +121,11 @@ def declare(connection: Connection, settings: PoolSettings, *, reason: str = REA
     """
     _, content = versions.hold_content(connection)
     cohorts.declare(connection, settings.cohorts, actor=ACTOR)
+    now = versions.read(connection, {})["limits"]
+    lock_order.take(connection, now, {
+        resource: {**now[resource], **{name: {**now[resource].get(name, {}), **terms} for name, terms in items.items()}}
+        for resource, items in _declared_limits(settings).items()
+    })  # fmt: skip
     queue_limits.declare(connection, settings.queues, actor=ACTOR)
     success.declare(connection, settings.success, actor=ACTOR)
     rates.declare(connection, settings.rates, actor=ACTOR)

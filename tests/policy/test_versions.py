@@ -1,6 +1,7 @@
 """Versions of the policy: who makes one, what a rollback brings back, which file counts, and who names them."""
 
 import signal
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,15 +14,18 @@ from assigner.cli.main import cli
 from assigner.operator_resources import versions as activation
 from assigner.operator_resources.registry import RESOURCES
 from assigner.preemption.plan import QuotaSettings
-from assigner.process.policies import Follower, InForce
+from assigner.process.policies import Follower, InForce, declare
 from assigner.settings import PoolSettings
 from bots.sync.fetch import FetchSettings
 from schema.accounting import rates
 from schema.accounting.quotas import EVICTION_COOLDOWN
+from schema.moves.preempt import WRITES_LEASES
 from schema.policy import versions
 from schema.postgres.connection import Connection
+from schema.postgres.statements import Statement
 from schema.requests import JobRequest
 from schema.tenancy import processes
+from schema.tenancy.instances import InstanceSettings
 from schema.timing import Timing
 from tests.support.explain import explained
 from tests.support.patience import eventually
@@ -208,6 +212,42 @@ def test_changes_take_turns_and_each_version_follows_from_the_one_before(pool: P
         late = race.second(lambda: rolled_back(pool), behind=ahead)
         ahead.commit()
         assert outcome(late) == 3
+
+
+#: What a cycle of an assigner locks, in its order: tokens, leases, counters.
+DRAWS = Statement("UPDATE rate_buckets SET tokens = 0")
+COUNTS = [
+    Statement(f"UPDATE counters SET used = 0 WHERE name = '{name}'") for name in ("instance:ci\\:jobs", "lock:a\\:x")
+]
+
+
+@pytest.mark.conflicts
+@pytest.mark.parametrize("locked", [(DRAWS, WRITES_LEASES, *COUNTS), COUNTS])
+def test_a_change_of_many_limits_and_a_cycle_lock_in_one_order(
+    operator: httpx.Client, pool: Pool, race: Race, locked: Sequence[Statement]
+) -> None:
+    operator.patch("/v1/instances/a", json={"locks": {"x": 1}})
+    operator.put("/v1/rates/cli", json={"per_second": 1})
+    operator.patch("/v1/instances/ci", json={"pool": "builds", "max_concurrent": 5})
+    operator.patch("/v1/instances/ci", json={"pool": "other", "max_concurrent": 6})
+    operator.put("/v1/rates/cli", json={"per_second": 2})
+    a, ci = (InstanceSettings(name="a", locks={"x": 2}), InstanceSettings(name="ci", max_concurrent=7))
+
+    def change(connection: Connection) -> None:
+        if locked is COUNTS:
+            declare(connection, PoolSettings(instances=(a, ci)))
+        else:
+            activation.activate(connection, 3, actor="ann", reason="")
+
+    with race.first() as ahead:
+        ahead.connection.execute(locked[0])
+        late = race.second(lambda: pool.database.run(change), behind=ahead)
+        for each in locked[1:]:
+            ahead.connection.execute(each)
+        ahead.commit()
+        outcome(late)
+    assert race.errors == []
+    assert limits(pool)["account"]["ci"]["max_concurrent"] == (7 if locked is COUNTS else 5)
 
 
 def test_what_is_granted_fetched_and_evicted_names_the_version_that_decided(pool: Pool, tenancy: Tenancy) -> None:
