@@ -5,7 +5,8 @@ once. After that the version in force decides, whatever the file says, so that a
 `[[assigners]]` entries a process runs, and with how many threads, only its file says.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any
@@ -26,6 +27,7 @@ from schema.policy.versions import Change, Content, Version
 from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
 from schema.tenancy import cohorts, instances, lock_order
+from schema.tenancy.instances import InstanceSettings
 
 #: Actor and reason of declared changes in the audit and in versions.
 ACTOR = "config"
@@ -142,14 +144,7 @@ def declare(connection: Connection, settings: PoolSettings, *, reason: str = REA
 
 def _declare_instances(connection: Connection, settings: PoolSettings) -> bool:
     """Write instances, shares, locks and the limits of the pool; return whether all could be."""
-    is_whole = True
-    for each in instances.changed_instances(connection, settings.instances):
-        try:
-            with connection.savepoint():
-                instances.put_instance(connection, name=each.name, pool=each.pool, actor=ACTOR, reason=REASON)
-        except Conflict as error:
-            is_whole = False
-            log.error("an instance cannot be as configured now", instance=each.name, error=str(error))
+    is_whole = _put_instances(connection, instances.changed_instances(connection, settings.instances))
     limits = settings.fair_share.model_dump(include=set(_POOL_LIMITS), exclude_none=True)
     named = settings.instances
     declarations.replace(connection, "instance", (each.name for each in named))
@@ -163,10 +158,26 @@ def _declare_instances(connection: Connection, settings: PoolSettings) -> bool:
     return is_whole
 
 
+def _put_instances(connection: Connection, wanted: Sequence[InstanceSettings]) -> bool:
+    """Put instances into their pools, in one savepoint, and if that is refused in one for each half."""
+    try:
+        with connection.savepoint():
+            for each in wanted:
+                instances.put_instance(connection, name=each.name, pool=each.pool, actor=ACTOR, reason=REASON)
+    except Conflict as error:
+        if (half := len(wanted) // 2) > 0:
+            done = [_put_instances(connection, part) for part in (wanted[:half], wanted[half:])]
+            return all(done)
+        log.error("an instance cannot be as configured now", instance=wanted[0].name, error=str(error))
+        return False
+    return True
+
+
 def look(connection: Connection, file: PoolSettings, known: InForce | None) -> InForce:
     """Return the settings of the version in force for a process with this file; `known`, if they are the same.
 
-    A version that this process cannot use changes nothing but `refused`, until another one is in force.
+    A version that this process cannot use changes nothing but `refused`, until another one is in force. A process that
+    has just started, or has another file now, then works by the version before it, or else by the newest usable one.
     """
     has = None if known is None else known.refused or known.version
     row = connection.execute(versions.LOOK, {"known": has}).one()
@@ -179,7 +190,14 @@ def look(connection: Connection, file: PoolSettings, known: InForce | None) -> I
     except ValidationError as error:
         reason = _unusable(row.id, error)
         log.error("a policy cannot be used here, the one before stays", policy=row.id, error=reason)
-        return replace(known or InForce(file), refused=row.id, error=reason)
+        return replace(known or _newest_usable(connection, file, row.id), refused=row.id, error=reason)
+
+
+def _newest_usable(connection: Connection, file: PoolSettings, refused: int) -> InForce:
+    for row in connection.execute(versions.OTHERS, {"refused": refused}):
+        with suppress(ValidationError):
+            return merged(file, row.id, row.settings)
+    return InForce(file)
 
 
 def _unusable(version: int, error: ValidationError) -> str:

@@ -149,6 +149,16 @@ SELECT f.id, CASE WHEN f.id IS DISTINCT FROM CAST(:known AS integer)
     THEN (SELECT content -> 'settings' FROM policies p WHERE p.id = f.id) END AS settings
 FROM policy_in_force f
 """)
+# What a process may work by that cannot use the version in force: the one before it first, then the newest.
+OTHERS = Statement("""
+SELECT id, settings FROM (
+    SELECT 0 AS nth, p.id, p.content -> 'settings' AS settings
+    FROM policy_in_force f JOIN policies p ON p.id = CAST(f.origin ->> 'before' AS integer)
+    UNION ALL
+    SELECT 1, n.* FROM (
+        SELECT id, content -> 'settings' FROM policies WHERE id <> :refused AND NOT drafted ORDER BY id DESC LIMIT 10) n
+) o ORDER BY nth, id DESC
+""")
 _RAN_BY = Statement("""
 SELECT kind, name, policy FROM (
     SELECT 'assigner' AS kind, name, policy, seen_at, stopped_at FROM assigners

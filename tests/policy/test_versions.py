@@ -14,7 +14,7 @@ from assigner.cli.main import cli
 from assigner.operator_resources import versions as activation
 from assigner.operator_resources.registry import RESOURCES
 from assigner.preemption.plan import QuotaSettings
-from assigner.process.policies import Follower, InForce, declare
+from assigner.process.policies import Follower, InForce, declare, look
 from assigner.settings import PoolSettings
 from bots.sync.fetch import FetchSettings
 from schema.accounting import rates
@@ -303,6 +303,9 @@ def test_a_version_that_a_process_cannot_use_changes_nothing_there(pool: Pool) -
     pool.database.run(lambda c: versions.note_change(c, actor="ann", reason="", settings=wrong))
     for _ in range(2):
         follower.run_once()
+    # So does a process that starts now, or whose file is another one.
+    begun = pool.database.run(lambda c: look(c, PoolSettings(), None))
+    assert (begun.version, begun.refused) == (1, 2)
     assert rolled_back(pool) == 1
     follower.run_once()
     assert [(each.version, each.refused, each.absent) for each in seen] == [
