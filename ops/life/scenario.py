@@ -327,6 +327,8 @@ class Life:
                 self.of_rate.append(self.now)
                 if len(self.of_rate) > BURST and (self.now - self.of_rate[0]) * RATE < 1.0 - 1e-3:
                     self._find(f"{BURST + 1} starts of the rate within {self.now - self.of_rate[0]:.3f} s")
+            if told.lock and self._holders(told.lock) >= SLOTS:
+                self._find(f"job {work.job} of {told.lock} starts beside {SLOTS} holders of its lock")
         environment = work.payload.get("env", {})
         if "LEASEHOLD_TICK" in environment and work.attempt == 1:
             tick = datetime.fromisoformat(environment["LEASEHOLD_TICK"])
@@ -342,14 +344,14 @@ class Life:
         for finding in invariants.verify(self.pool.database):
             if finding.rows:
                 self._find(f"{finding.id} {finding.title}: {finding.sample}")
-        holders = Counter(
-            self.told[job].lock for bot in self.bots.bots.values() for job in bot.held if job in self.told
-        )
-        for tenant in TENANTS:
-            if holders[tenant] > SLOTS:
-                self._find(f"{holders[tenant]} jobs of {tenant} hold a lock of {SLOTS} slots")
-        for row in (*self._do(_overfull), *self._do(_kept_too_long)):
+        self._judge_idle()
+        for row in (*self._do(_overfull), *self._do(_kept_too_long), *self._do(_lowered)):
             self._find(row)
+
+    def _holders(self, tenant: str) -> int:
+        """The jobs that hold the lock of a tenant."""
+        held = (job for bot in self.bots.bots.values() for job in bot.held)
+        return sum(job in self.told and self.told[job].lock == tenant for job in held)
 
     def _judge_graphs(self) -> None:
         """A graph none of whose jobs is kept goes within a day."""
@@ -462,6 +464,18 @@ def _overfull(connection: Connection) -> list[str]:
         " WHERE l.state IN ('pending', 'active', 'cancelling') GROUP BY i.name"
     )
     return [f"{row.name} uses {row.units} units" for row in held if row.name == "green" and row.units > GREEN_MOST]
+
+
+def _lowered(connection: Connection) -> list[str]:
+    """Maximums that are lowered for evictions, although none was in the time of the cooldown."""
+    lost = {row.name for row in connection.execute_sql(
+        "SELECT DISTINCT i.name FROM evictions e JOIN instances i ON i.id = e.instance"
+        f" WHERE e.at > now() - interval '{quotas.EVICTION_COOLDOWN.seconds} s'")}  # fmt: skip
+    return [
+        f"{each.instance} has a maximum of {each.effective_max}, although nothing was taken from it lately"
+        for each in quotas.quotas(connection)
+        if each.max_quota is not None and each.effective_max != each.max_quota and each.instance not in lost
+    ]
 
 
 def _kept_too_long(connection: Connection) -> list[str]:
