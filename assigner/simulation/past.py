@@ -147,7 +147,7 @@ def with_more(past: Past, number: int, like: str | None) -> Past:
             raise BadInput("--bots", f"there is no bot '{escaped(like, 64)}'")
         model = found
     if kinds[model.kind] + number < 0:
-        raise BadInput("--bots", f"only {kinds[model.kind]} bots are like '{escaped(model.name, 64)}'")
+        raise BadInput("--bots", f"of bots like '{escaped(model.name, 64)}' there are only {kinds[model.kind]}")
     if len(past.bots) + number > MOST_BOTS:
         raise BadInput("--bots", f"a simulation has at most {MOST_BOTS:,} bots")
     alike = [bot for bot in present if bot.kind == model.kind and bot is not model]

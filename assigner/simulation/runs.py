@@ -4,10 +4,12 @@ processors."""
 import multiprocessing
 import os
 import random
+import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from itertools import product
+from threading import Thread
 
 from assigner.settings import PoolSettings
 from assigner.simulation.past import Past, PastBot, shaken
@@ -82,6 +84,15 @@ def _plain(settings: PoolSettings) -> PoolSettings:
 def _begin(work: tuple[Past, Sequence[Trial], int, float]) -> None:
     global _work
     _work = work
+    Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """Interrupt this process when its parent is gone, so that its server ends as with Ctrl-C."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGINT)
 
 
 def _run(trial: int, shake: int) -> Replayed | Measured:

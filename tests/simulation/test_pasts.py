@@ -128,7 +128,7 @@ def test_a_past_is_shaken_gets_other_bots_and_goes_on() -> None:
 
     assert [bot.capacity for bot in with_more(past, 2, None).bots] == [2, 2, 4, 2, 2]
     assert [bot.name for bot in with_more(past, -1, "a").bots] == ["a", "c"]
-    for number, like, reason in ((-2, "c", "only 1 bots are like"), (1, "x", "there is no bot 'x'")):
+    for number, like, reason in ((-2, "c", "of bots like 'c' there are only 1"), (1, "x", "there is no bot 'x'")):
         with pytest.raises(BadInput, match=reason):
             with_more(past, number, like)
 

@@ -57,6 +57,7 @@ def run(installation: Installation, asked: Asked, *, bots_of: Callable[[PoolSett
     """Simulate and print. Raises BadInput for wrong options, files and spans without jobs or bots."""
     if asked.html is not None:
         plot.require()
+        _write(asked.html, "")  # so that a wrong path is told now
     # A wrong file is told before the pool is asked.
     files = {path: _loaded(installation, path) for path in asked.policies if not _is_number(path)}
     past, tried = read(installation, asked, files)
@@ -85,7 +86,7 @@ def run(installation: Installation, asked: Asked, *, bots_of: Callable[[PoolSett
     )
     text = comparison.text(result)
     if asked.html is not None:
-        _write(asked.html, text, past, {name: each.replayed.records for name, each in outcomes.items()})
+        _write(asked.html, _page(text, past, {name: each.replayed.records for name, each in outcomes.items()}))
     if as_json:
         print_json(_document(result))
     else:
@@ -208,11 +209,15 @@ def tell_progress(done: int, of: int) -> None:
         click.echo(f"\r{done} of {of} replays" + ("\n" if done == of else ""), err=True, nl=False)
 
 
-def _write(path: Path, text: str, past: Past, runs: Mapping[str, Records]) -> None:
+def _page(text: str, past: Past, runs: Mapping[str, Records]) -> str:
     named = {**({comparison.REAL: past.records} if past.records is not None else {}), **runs}
     begin = datetime.fromtimestamp(past.since, UTC)
+    return plot.page(f"Simulation from {begin:%Y-%m-%d %H:%M} UTC", text, named)
+
+
+def _write(path: Path, page: str) -> None:
     try:
-        path.write_text(plot.page(f"Simulation from {begin:%Y-%m-%d %H:%M} UTC", text, named))
+        path.write_text(page)
     except OSError as error:
         raise BadInput("--html", f"cannot be written: {error.strerror}") from None
 
