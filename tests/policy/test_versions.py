@@ -5,15 +5,18 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import pytest
+from leasehold.errors import BadInput
 
 from assigner.cli import errors
 from assigner.cli.main import cli
 from assigner.operator_resources import versions as activation
 from assigner.operator_resources.registry import RESOURCES
 from assigner.preemption.plan import QuotaSettings
+from assigner.process import policies
 from assigner.process.policies import Follower, InForce, declare, look
 from assigner.settings import PoolSettings
 from bots.sync.fetch import FetchSettings
@@ -193,6 +196,13 @@ def test_a_changed_file_counts_once_and_a_rollback_outlasts_restarts(
         written(file, 3, 2)
         process.reload()
         eventually(lambda: history(pool)[3:] == [(4, "config", True)])
+        # A file that cannot be written keeps no process from following the version in force.
+        monkeypatch.setattr(policies, "put_file", Mock(side_effect=BadInput("file", "cannot be written")))
+        written(file, 8, 8)
+        process.reload()
+        eventually(lambda: policies.put_file.called)  # type: ignore[attr-defined]
+        assert rolled_back(pool) == 3
+        eventually(lambda: pool.row("SELECT policy FROM assigners WHERE name = 'host'").policy == 3)
 
 
 def rate(connection: Connection, resource: str) -> None:
