@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from itertools import product
-from threading import Thread
+from threading import Event, Thread
 
 from assigner.settings import PoolSettings
 from assigner.simulation.past import Past, PastBot, shaken
@@ -43,6 +43,9 @@ class Outcome:
 
 # What a worker process repeats. It is set once, when the process begins, because a past is large.
 _work: tuple[Past, Sequence[Trial], int, float]
+#: Set while no replay runs in this process.
+_rests = Event()
+_rests.set()
 
 
 def run_all(
@@ -88,15 +91,26 @@ def _begin(work: tuple[Past, Sequence[Trial], int, float]) -> None:
 
 
 def _end_with_parent() -> None:
-    """Interrupt this process when its parent is gone, so that its server ends as with Ctrl-C."""
+    """End this process when its parent is gone: its replay is interrupted, and its server ends, as with Ctrl-C."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
-        os.kill(os.getpid(), signal.SIGINT)
+        if not _rests.is_set():
+            os.kill(os.getpid(), signal.SIGINT)
+        _rests.wait()
+        os._exit(1)
 
 
 def _run(trial: int, shake: int) -> Replayed | Measured:
     """Replay under a policy: the past as it was for shake 0."""
+    _rests.clear()
+    try:
+        return _replayed(trial, shake)
+    finally:
+        _rests.set()
+
+
+def _replayed(trial: int, shake: int) -> Replayed | Measured:
     past, trials, seed, step = _work
     tried = trials[trial]
     if shake:
