@@ -6,11 +6,12 @@ Every assigner process does so in a loop of its own, so that it may delete witho
 it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from functools import partial
 from typing import Protocol
 
+import psycopg
 from leasehold.states import JobState
 
 from assigner import metrics
@@ -26,6 +27,8 @@ from schema.postgres.engine import Database
 PAUSE = 1.0
 #: Seconds between two looks whether the journal has the days that are needed: today and tomorrow are made ahead.
 JOURNAL_INTERVAL = 3600.0
+#: The most calls that make the days which the journal lacks; each makes some.
+MOST_CALLS = 20
 #: The most batches of one duty in one round.
 BATCHES = 10
 #: Rows of one batch: the least, and the most. Batches become smaller if one takes longer than `LONG` seconds, so that
@@ -74,7 +77,22 @@ class Retention(Rounds):
         old["deduplication keys"] = delete_unique_keys
         for name, delete in old.items():
             rows = OldRows(self._database, name, delete, now=self._now)
-            yield Duty(name, settings.retention_interval, rows.run_once)
+            yield Duty(name, settings.retention_interval, partial(self._with_days, rows.run_once, keep_days))
+
+    def _with_days(self, run: Callable[[], bool], keep_days: Callable[[Connection], bool]) -> bool:
+        """Run a duty; if the journal lacks a day that it needs, make the days and run it once more.
+
+        Days lack after the journal has become longer, or where another process keeps a shorter one.
+        """
+        try:
+            return run()
+        except psycopg.errors.CheckViolation as error:
+            if error.diag.table_name != "journal":
+                raise
+        for _ in range(MOST_CALLS):
+            if not self._database.run(keep_days):
+                break
+        return run()
 
     def _delete_graphs(self) -> bool:
         """Delete finished graphs, as far as a few looks go; the next run goes on where this one ended.

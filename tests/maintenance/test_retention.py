@@ -190,3 +190,21 @@ def test_keys_that_clients_made_are_kept_for_an_hour_and_others_for_a_week_howev
     pool.retention().run_once()
     assert {row.key for row in pool.rows("SELECT key FROM submit_keys")} == {"auto:1", "order"}
     assert len(pool.rows("SELECT FROM jobs")) == 4
+
+
+def test_jobs_leave_also_when_the_journal_lacks_their_day(pool: Pool) -> None:
+    """The journal has become longer by a reload, or another host keeps a shorter one."""
+    days = "SELECT FROM pg_inherits WHERE inhparent = 'journal'::regclass"
+    duties = pool.retention(keep_journal=90 * DAY, keep_cancelled=0).duties
+    (delete,) = (each.run for each in duties if each.name == "old cancelled jobs")
+    for age in (40, 3, 0):
+        shorter = pool.retention(keep_journal=0).duties[0]
+        while shorter.run():
+            pass
+        assert pool.rows(days) == []
+        cancel(pool, *pool.submit())
+        old = f"queued_at = now() - interval '{age + 1} d', finished_at = now() - interval '{age} d'"
+        pool.change(f"UPDATE jobs SET {old} WHERE finished_at > now() - interval '1 min'")
+        delete()
+        assert pool.rows("SELECT FROM jobs") == []
+        assert len(pool.rows("SELECT FROM journal")) == 1
