@@ -28,7 +28,7 @@ PAUSE = 1.0
 #: Seconds between two looks whether the journal has the days that are needed: today and tomorrow are made ahead.
 JOURNAL_INTERVAL = 3600.0
 #: The most calls that make the days which the journal lacks; each makes some.
-MOST_CALLS = 20
+MOST_CALLS = 50
 #: The most batches of one duty in one round.
 BATCHES = 10
 #: Rows of one batch: the least, and the most. Batches become smaller if one takes longer than `LONG` seconds, so that

@@ -27,7 +27,8 @@ from schema.tables.columns import TIME, identity, metadata
 # `job` is null but in the row of the last attempt, which `is_last` marks: there it has what the request of the job said
 # besides its queue and the columns, without what is usual. `seconds` is the run time of the command, as the bot told
 # it; the rest of the time from `granted_at` to `ended_at` is the overhead of the lease. `withdrawn`: it was cancelled
-# while it waited. `class` and `owner` are those of the constraints. `bot_kind` is the id of the bot's kind of then.
+# while it waited. `class` and `owner` are those of the constraints. `bot_kind` is the id of the kind
+# that the bot had when the job was deleted.
 journal = Table(
     "journal",
     metadata,
