@@ -17,10 +17,13 @@ POINTS = 60
 #: The most instances that a chart names. The others are one line together.
 MOST_LINES = 8
 OTHERS = "others"
+#: Colours that also people with a weak sense of them tell apart (M. Okabe, K. Ito, "Color universal design", 2008).
+COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#999999", "#000000")
 _STYLE = """
+h1 { font-size: 1.6rem }
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem; color: #1d2430 }
 pre { overflow-x: auto; background: #f4f5f7; padding: 1rem; border-radius: 6px }
-figure { margin: 1.5rem 0 } svg { width: 100%; height: auto }
+figure { margin: 1.5rem 0; overflow-x: auto } svg { width: 100%; min-width: 40rem; height: auto }
 """
 
 
@@ -98,13 +101,17 @@ def _chart(
     top: float | None = None,
 ) -> str:
     import pygal  # type: ignore[import-untyped]
-    from pygal.style import CleanStyle  # type: ignore[import-untyped]
+    from pygal.style import DefaultStyle  # type: ignore[import-untyped]
 
+    style = DefaultStyle(
+        colors=COLOURS, background="white", plot_background="white", opacity=".7", font_family="system-ui, sans-serif",
+        title_font_size=20, label_font_size=14, major_label_font_size=14, legend_font_size=14,
+    )  # fmt: skip
     chart = (pygal.StackedLine if stacked else pygal.Line)(
-        title=title, style=CleanStyle, height=320, width=1000, show_dots=False, fill=stacked, js=[],
-        disable_xml_declaration=True, show_minor_x_labels=False, x_labels_major_every=10, truncate_legend=24,
+        title=title, style=style, height=360, width=1000, show_dots=not stacked, dots_size=2, fill=stacked, js=[],
+        disable_xml_declaration=True, show_minor_x_labels=False, x_labels_major_every=10, truncate_label=-1,
+        truncate_legend=24, legend_at_bottom=True, legend_at_bottom_columns=4, allow_interruptions=True, margin_bottom=24,
         range=None if top is None else (0, top), no_data_text="nothing", value_formatter=lambda value: f"{value:,.4g}",
-        interpolate=None,
     )  # fmt: skip
     size = (records.until - records.since) / POINTS
     form = "%H:%M" if records.until - records.since <= 86400.0 else "%d %b %H:%M"
