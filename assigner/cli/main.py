@@ -286,12 +286,6 @@ def simulate_command(installation: "Installation", /, as_json: bool, **options: 
     """
     from assigner.cli.simulations import simulate
 
-    sources = [name for name in ("since", "from_now", "trace", "generate") if options[name] is not None]
-    if len(sources) > 1:
-        one, other = (f"--{name.replace('_', '-')}" for name in sources[:2])
-        raise click.UsageError(f"{one} and {other} do not go together.")
-    if options["span"] is not None and options["trace"] is None:
-        raise click.UsageError("--span is a part of a trace: give --trace.")
     simulate.run(installation, simulate.Asked(**options), bots_of=_bots_of, as_json=as_json)
 
 
@@ -331,6 +325,8 @@ def tune_command(installation: "Installation", /, as_json: bool, **options: Any)
         term("--objective", options["objective"], bounded=False),
         [term("--keep", text, bounded=True) for text in options["keeps"]],
     )
+    if options["bots"] is not None and options["trace"] is None:
+        raise BadInput("--bots", "says what ran a trace: give --trace")
     own = ("since", "trace", "span", "generate", "bots", "seed", "step")
     asked = simulate.Asked(**{name: options[name] for name in own}, from_now=None, policies=(), shake=0, html=None)
     search = tune.Search(wish, options["parameters"], options["with_quotas"], options["candidates"], options["shake"])

@@ -54,7 +54,7 @@ SELECT extract(epoch FROM past.arrived)::double precision AS arrived,
     past.finished_at IS NOT NULL AS is_over, ran.begun, ran.attempts, ran.at_least,
     like_job.request - '{{from,metadata}}'::text[] || coalesce((
         SELECT jsonb_build_object('deadline_seconds', greatest(1.0, extract(epoch FROM t.deadline - past.arrived)))
-        FROM job_constraints t WHERE t.job_id = past.id AND t.deadline IS NOT NULL), '{{}}') AS request,
+        FROM job_constraints t WHERE t.job_id = past.id AND t.deadline > past.arrived), '{{}}') AS request,
     past.queued_at, past.id, past.public_id
 FROM past
 CROSS JOIN LATERAL (

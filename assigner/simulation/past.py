@@ -179,9 +179,15 @@ def onwards(past: Past) -> Past:
         if job.name in begun:
             ran = past.until - max(begun[job.name], past.since)
             before, last = [], Attempt(max(1.0, last.seconds - ran), last.verdict)
-        left.append(replace(job, arrived=past.until, begun=job.name in begun, attempts=[*before, last]))
+        request = {**job.request}
+        for name in ("deadline_seconds", "queue_timeout_seconds"):
+            if request.get(name) is not None:
+                request[name] = max(1.0, request[name] - (past.until - job.arrived))
+        left.append(
+            replace(job, request=request, arrived=past.until, begun=job.name in begun, attempts=[*before, last])
+        )
     again = [
-        replace(job, name=f"{job.name}+", arrived=job.arrived + span,
+        replace(job, name=f"{job.name}+", public_id=None, arrived=job.arrived + span,
                 cancelled=None if job.cancelled is None else job.cancelled + span)
         for job in past.jobs
         if job.arrived > past.since

@@ -110,7 +110,8 @@ def _chart(
     chart = (pygal.StackedLine if stacked else pygal.Line)(
         title=title, style=style, height=360, width=1000, show_dots=not stacked, dots_size=2, fill=stacked, js=[],
         disable_xml_declaration=True, show_minor_x_labels=False, x_labels_major_every=10, truncate_label=-1,
-        truncate_legend=24, legend_at_bottom=True, legend_at_bottom_columns=4, allow_interruptions=True, margin_bottom=24,
+        truncate_legend=24, legend_at_bottom=True, legend_at_bottom_columns=4, allow_interruptions=True,
+        margin_bottom=24,
         range=None if top is None else (0, top), no_data_text="nothing", value_formatter=lambda value: f"{value:,.4g}",
     )  # fmt: skip
     size = (records.until - records.since) / POINTS

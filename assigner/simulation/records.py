@@ -3,6 +3,7 @@ statements."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from schema.postgres.connection import Connection
 from schema.postgres.statements import Statement
@@ -49,7 +50,16 @@ WHERE q.min_quota > 0 ORDER BY q.cohort, i.name
 """)
 _TOTALS = Statement("""
 SELECT (SELECT count(*) FROM evictions WHERE at BETWEEN to_timestamp(:since) AND to_timestamp(:until))::integer
-    AS evictions, (SELECT coalesce(sum(capacity), 0) FROM bots WHERE status <> 'gone')::integer AS units
+    AS evictions
+""")
+# Sessions of bots that are there, and of those that ended in the span.
+_CAPACITY = Statement("""
+SELECT capacity, greatest(extract(epoch FROM opened_at)::double precision, :since) AS begun,
+    least(coalesce(extract(epoch FROM ended_at)::double precision, :until), :until) AS ended
+FROM (
+    SELECT capacity, opened_at, NULL AS ended_at FROM bots WHERE status <> 'gone'
+    UNION ALL SELECT capacity, opened_at, ended_at FROM bot_sessions WHERE ended_at > to_timestamp(:since)
+) s WHERE opened_at < to_timestamp(:until) ORDER BY 2, 3
 """)
 
 
@@ -95,7 +105,8 @@ class Records:
     """What a pool did from `since` to `until`, in seconds since 1970.
 
     jobs: in the order in which they were queued. leases: in the order in which they began. minimums: (cohort, instance)
-    → units of the instance's minimum there. units: of all bots.
+    → units of the instance's minimum there. units: the most that bots had at once; unit_seconds: of all bots in the
+    span. waits_from: when waits begin to count, before what is judged.
     """
 
     since: float
@@ -105,18 +116,32 @@ class Records:
     minimums: Mapping[tuple[int, str], int]
     evictions: int
     units: int
+    unit_seconds: float
+    waits_from: float
 
 
-def read_records(connection: Connection, *, since: float, until: float) -> Records:
-    """Read what the pool of this database did from `since` to `until`, in seconds since 1970."""
+def read_records(connection: Connection, *, since: float, until: float, waits_from: float | None = None) -> Records:
+    """Read what the pool of this database did from `since` to `until`, in seconds since 1970.
+
+    waits_from: when waits begin to count; None = at `since`.
+    """
     span = {"since": since, "until": until}
-    totals = connection.execute(_TOTALS, span).one()
+    bots = [(row.capacity, row.begun, row.ended) for row in connection.execute(_CAPACITY, span)]
     return Records(
         since,
         until,
         [JobRecord(*row) for row in connection.execute(_JOBS, span)],
         [LeaseRecord(*row) for row in connection.execute(_LEASES, span)],
         {(row.cohort, row.instance): row.min_quota for row in connection.execute(_MINIMUMS)},
-        totals.evictions,
-        totals.units,
+        connection.execute(_TOTALS, span).one().evictions,
+        _most_at_once(bots),
+        sum(capacity * max(0.0, ended - begun) for capacity, begun, ended in bots),
+        since if waits_from is None else waits_from,
     )
+
+
+def _most_at_once(bots: Sequence[tuple[int, float, float]]) -> int:
+    changes = sorted(
+        (at, units) for capacity, begun, ended in bots for at, units in ((begun, capacity), (ended, -capacity))
+    )
+    return max(accumulate(units for _, units in changes), default=0)

@@ -92,7 +92,7 @@ def replay(
             for first in range(0, len(jobs), TOGETHER):
                 pool.at(arrived, partial(_arrive, pool, jobs[first : first + TOGETHER], names))
         pool.run(past.until)
-        span = {"since": past.judged_from or past.since, "until": past.until}
+        span = {"since": past.judged_from or past.since, "until": past.until, "waits_from": past.since}
         found = pool.database.run(lambda connection: read_records(connection, **span))
     jobs_found = [replace(job, name=names[job.name]) for job in found.jobs]
     leases = [replace(lease, job=names[lease.job]) for lease in found.leases]

@@ -56,16 +56,16 @@ class Measured:
 
 
 def measure(records: Records, *, without: Collection[str] = ()) -> Measured:
-    """Compute the figures of a pool. The waits are those of other jobs than `without`, by name."""
+    """Compute the figures of a pool. Waits and starts are those of other jobs than `without`, by name."""
     jobs = [job for job in records.jobs if job.name not in without and _is_judged(job, records)]
-    began = [lease for lease in records.leases if lease.granted >= records.since]
+    began = [lease for lease in records.leases if lease.granted >= records.since and lease.job not in without]
+    waiting = [*_spans_of_waiting(records)]
     used = sum(lease.units * _seconds(lease, records) for lease in records.leases)
     lost = sum(
         lease.units * _seconds(lease, records)
         for lease in records.leases
         if lease.ended is not None and lease.verdict not in USEFUL
     )
-    whole = records.units * (records.until - records.since)
     due = [job for job in records.jobs if job.deadline is not None and records.since <= job.deadline <= records.until]
     near, hinted = _near(records)
     return Measured(
@@ -74,10 +74,10 @@ def measure(records: Records, *, without: Collection[str] = ()) -> Measured:
         _waits(jobs, records, lambda job: job.job_class),
         len(began),
         records.evictions,
-        used / whole if whole else 0.0,
+        used / records.unit_seconds if records.unit_seconds else 0.0,
         lost / used if used else 0.0,
-        _unmet(records),
-        fairness_of(records),
+        _unmet(records, waiting),
+        fairness_of(records, waiting),
         sum(job.finished is None or job.finished > (job.deadline or 0.0) for job in due),
         len(due),
         near,
@@ -91,9 +91,9 @@ def _is_judged(job: JobRecord, records: Records) -> bool:
 
 
 def wait_of(job: JobRecord, records: Records) -> float:
-    """Return the seconds within the span for which the job waited for its first start, at least."""
+    """Return the seconds for which the job waited for its first start, at least: from `waits_from` on."""
     ends = (job.started, job.finished, records.until)
-    return max(0.0, next(each for each in ends if each is not None) - max(job.queued, records.since))
+    return max(0.0, next(each for each in ends if each is not None) - max(job.queued, records.waits_from))
 
 
 def _waits(jobs: Iterable[JobRecord], records: Records, group: Callable[[JobRecord], str | None]) -> dict[str, Waits]:
@@ -122,7 +122,11 @@ def _seconds(lease: LeaseRecord, records: Records) -> float:
     return max(0.0, ended - max(lease.granted, records.since))
 
 
-def _spans_of_waiting(records: Records) -> Iterator[tuple[JobRecord, float, float]]:
+#: A job, and from when to when it was ready and had no lease.
+Waiting = tuple[JobRecord, float, float]
+
+
+def _spans_of_waiting(records: Records) -> Iterator[Waiting]:
     """Each span in which a job was ready and had no lease: before its first one, and between two of them."""
     leases: dict[str, list[LeaseRecord]] = defaultdict(list)
     for lease in records.leases:
@@ -130,39 +134,37 @@ def _spans_of_waiting(records: Records) -> Iterator[tuple[JobRecord, float, floa
     for job in records.jobs:
         free: float | None = job.queued
         for lease in leases.get(job.name, ()):
-            if free is not None and lease.granted > free:
+            if free is not None and lease.granted > max(free, records.since):
                 yield job, max(free, records.since), lease.granted
             free = lease.ended
         end = records.until if job.finished is None else min(job.finished, records.until)
-        if free is not None and end > free:
+        if free is not None and end > max(free, records.since):
             yield job, max(free, records.since), end
 
 
-def _unmet(records: Records) -> dict[str, float]:
+def _unmet(records: Records, waiting: Iterable[Waiting]) -> dict[str, float]:
     """By instance with a minimum: the seconds below it in some cohort, while a job of it waited there."""
-    found: dict[str, float] = {}
+    changes: dict[tuple[int, str], list[tuple[float, int, int]]] = {place: [] for place in records.minimums}
+    for job, start, end in waiting:
+        if (job.cohort, job.instance) in changes:
+            changes[job.cohort, job.instance] += [(start, 1, 0), (end, -1, 0)]
+    for lease in records.leases:
+        if (lease.cohort, lease.instance) in changes:
+            ended = records.until if lease.ended is None else min(lease.ended, records.until)
+            changes[lease.cohort, lease.instance] += [
+                (max(lease.granted, records.since), 0, lease.units), (ended, 0, -lease.units)
+            ]  # fmt: skip
+    found = dict.fromkeys((instance for _, instance in records.minimums), 0.0)
     for (cohort, instance), minimum in records.minimums.items():
-        changes = [
-            (at, step, 0)
-            for job, start, end in _spans_of_waiting(records)
-            if (job.cohort, job.instance) == (cohort, instance)
-            for at, step in ((start, 1), (end, -1))
-        ]
-        for lease in records.leases:
-            if (lease.cohort, lease.instance) == (cohort, instance):
-                changes.append((max(lease.granted, records.since), 0, lease.units))
-                if lease.ended is not None:
-                    changes.append((lease.ended, 0, -lease.units))
-        waiting, used, last = 0, 0, records.since
-        for at, step, units in sorted(changes):
-            if waiting > 0 and used < minimum:
-                found[instance] = found.get(instance, 0.0) + at - last
-            waiting, used, last = waiting + step, used + units, at
-        found.setdefault(instance, 0.0)
+        jobs, used, last = 0, 0, records.since
+        for at, step, units in sorted(changes[cohort, instance]):
+            if jobs > 0 and used < minimum:
+                found[instance] += at - last
+            jobs, used, last = jobs + step, used + units, at
     return found
 
 
-def fairness_of(records: Records) -> float | None:
+def fairness_of(records: Records, waiting: Iterable[Waiting]) -> float | None:
     """Return Jain's index of the instances' service: 1 if all are served alike, 1/n if one of n gets everything.
 
     The service of an instance is the part of its jobs' time in the pool, waiting or running, in which they ran. The
@@ -173,22 +175,24 @@ def fairness_of(records: Records) -> float | None:
     for lease in records.leases:
         ran[lease.instance] += _seconds(lease, records)
     waited: dict[str, float] = defaultdict(float)
-    for job, start, end in _spans_of_waiting(records):
+    for job, start, end in waiting:
         waited[job.instance] += end - start
-    service = [ran[name] / (ran[name] + waited[name]) for name in {*ran, *waited} if ran[name] + waited[name] > 0.0]
+    service = [
+        ran[name] / (ran[name] + waited[name]) for name in sorted({*ran, *waited}) if ran[name] + waited[name] > 0.0
+    ]
     squares = sum(each * each for each in service)
     return sum(service) ** 2 / (len(service) * squares) if len(service) > 1 and squares else None
 
 
 def _near(records: Records) -> tuple[int, int]:
-    """Starts on a bot that had run a job with the same hint within the span, and starts of jobs whose hint was known
-    somewhere."""
+    """First starts on a bot that had run a job with the same hint within the span, and those of jobs whose hint was
+    known somewhere."""
     hints = {job.name: job.hint for job in records.jobs if job.hint is not None}
-    bots: dict[str, set[str | None]] = defaultdict(set)
+    bots: dict[str, set[str]] = defaultdict(set)
     near = known = 0
     for lease in records.leases:
-        hint = hints.get(lease.job)
-        if hint is None:
+        hint = hints.pop(lease.job, None)
+        if hint is None or lease.bot is None:
             continue
         if bots[hint]:
             known += 1
@@ -198,21 +202,25 @@ def _near(records: Records) -> tuple[int, int]:
 
 
 def error_of(real: Measured, replayed: Measured) -> float | None:
-    """Return by which part the replayed median and 95 % waits differ from the real ones: the largest over instances
-    with at least LEAST_JOBS jobs; None if there is none. Waits below a second count as one."""
+    """Return by which part the replayed median and 95 % waits differ from the real ones, as `apart`: the largest over
+    instances with at least LEAST_JOBS jobs; None if there is none."""
     found = []
     for name, there in real.waits.items():
         here = replayed.waits.get(name)
         if here is not None and there.jobs >= LEAST_JOBS:
-            pairs = ((there.p50, here.p50), (there.p95, here.p95))
-            found += [abs(max(1.0, b) / max(1.0, a) - 1.0) for a, b in pairs]
+            found += [apart(there.p50, here.p50), apart(there.p95, here.p95)]
     return max(found, default=None)
+
+
+def apart(one: float, other: float) -> float:
+    """Return by which part the longer of two waits is longer than the shorter. Waits below a second count as one."""
+    low, high = sorted((max(1.0, one), max(1.0, other)))
+    return high / low - 1.0
 
 
 def is_told(before: float, after: float, *, error: float | None) -> bool:
     """Return whether a wait has changed by more than the error of the replay; differences below a second are none."""
-    low, high = sorted((max(1.0, before), max(1.0, after)))
-    return high - low >= 1.0 and high / low - 1.0 > (error or 0.0)
+    return abs(max(1.0, before) - max(1.0, after)) >= 1.0 and apart(before, after) > (error or 0.0)
 
 
 @dataclass(frozen=True)

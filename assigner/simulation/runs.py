@@ -5,11 +5,15 @@ import multiprocessing
 import os
 import random
 import signal
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from itertools import product
 from threading import Event, Thread
+
+from leasehold.errors import NotReady
 
 from assigner.settings import PoolSettings
 from assigner.simulation.past import Past, PastBot, shaken
@@ -69,7 +73,12 @@ def run_all(
             for done in as_completed(waiting):
                 found[waiting[done]] = done.result()
                 told(len(found), len(tasks))
+        except BrokenProcessPool:
+            raise NotReady("A process that replayed was killed, perhaps for want of memory.") from None
         except BaseException:
+            # What a worker has taken already cannot be cancelled: each ends when its server has stopped.
+            for worker in multiprocessing.active_children():
+                os.kill(worker.pid or 0, signal.SIGINT)
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     outcomes = []
@@ -87,6 +96,7 @@ def _plain(settings: PoolSettings) -> PoolSettings:
 def _begin(work: tuple[Past, Sequence[Trial], int, float]) -> None:
     global _work
     _work = work
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that its server ends with it
     Thread(target=_end_with_parent, daemon=True).start()
 
 
@@ -106,6 +116,8 @@ def _run(trial: int, shake: int) -> Replayed | Measured:
     _rests.clear()
     try:
         return _replayed(trial, shake)
+    except (KeyboardInterrupt, SystemExit):
+        os._exit(130)
     finally:
         _rests.set()
 

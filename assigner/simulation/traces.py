@@ -8,6 +8,7 @@ left out too.
 import csv
 import gzip
 import math
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,9 +18,10 @@ from pathlib import Path
 from typing import IO
 
 from leasehold.errors import BadInput
+from pydantic import ValidationError
 
-from assigner.simulation.generated import BEGIN
-from assigner.simulation.past import MOST_JOBS, Attempt, Past, PastBot, PastJob
+from assigner.simulation.generated import BEGIN, MOST_SECONDS
+from assigner.simulation.past import MOST_BOTS, MOST_JOBS, Attempt, Past, PastBot, PastJob
 from schema.requests import JobRequest
 
 #: Why jobs of a trace are left out.
@@ -60,17 +62,18 @@ def read_trace(path: Path, bots: Sequence[PastBot] | None, *, span: float | None
             read = _reader(head)
             told = bots if bots is not None else _told_bots(head)
             found, left_out = _first(read(chain(head, file)), span, max(bot.capacity for bot in told))
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+            later = _begin(head, found[0].arrived) - found[0].arrived if found else 0.0
+            jobs = [_job(each, later) for each in found]
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise BadInput(str(path), f"cannot be read: {error}") from None
-    except (ValueError, KeyError, IndexError) as error:
-        raise BadInput(str(path), f"is not such a trace as its first line says: {error}") from None
-    if not found:
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError, csv.Error) as error:
+        said = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
+        raise BadInput(str(path), f"is not such a trace as its first line says: {said}") from None
+    if not jobs:
         others = "".join(f"; {number:,} {why}" for why, number in left_out.items())
         raise BadInput(str(path), f"has no job that can be repeated{others}")
-    since = _begin(head, found[0].arrived)
-    later = since - found[0].arrived
-    until = since + span if span is not None else found[-1].arrived + later + 1.0
-    return Past(since, until, [_job(each, later) for each in found], told, left_out=left_out)
+    since, last = jobs[0].arrived, max(job.arrived + job.attempts[-1].seconds for job in jobs)
+    return Past(since, last if span is None else since + span, jobs, told, left_out=left_out)
 
 
 @contextmanager
@@ -95,8 +98,8 @@ def _reader(head: Sequence[str]) -> Reader:
 
 def _begin(head: Sequence[str], first: float) -> float:
     """When the first job arrives, in seconds since 1970. Many traces count from a time that they do not tell."""
-    at = first + _header(head).get("UnixStartTime", 0)
-    return at if at > 1e9 else BEGIN
+    begin = _header(head).get("UnixStartTime", 0)
+    return first + begin if begin > 0 else BEGIN
 
 
 def _header(head: Sequence[str]) -> dict[str, int]:
@@ -116,30 +119,44 @@ def _told_bots(head: Sequence[str]) -> list[PastBot]:
     if processors < 1:
         raise BadInput("--bots", "is needed, because the trace does not say which machines there were")
     nodes = max(1, told.get("MaxNodes", 1))
+    if nodes > MOST_BOTS:
+        raise BadInput(
+            "--bots", f"is needed: the trace has {nodes:,} nodes, and a simulation at most {MOST_BOTS:,} bots"
+        )
     capacity = max(1, processors // nodes)
     return [PastBot(f"node-{nth}", capacity) for nth in range(1, nodes + 1)]
 
 
 def _first(traced: Iterator[Traced | str], span: float | None, largest: int) -> tuple[list[Traced], dict[str, int]]:
-    """The jobs of the first `span` seconds in order, and how many others there were, by what is wrong with them."""
+    """The jobs of the first `span` seconds in order, and how many others the trace has, by what is wrong with them.
+
+    Raises BadInput if there are too many.
+    """
     left_out = Counter[str]()
-    found = []
+    found: list[Traced] = []
+    first = math.inf
     for job in traced:
         if isinstance(job, str):
             left_out[job] += 1
+        elif not (math.isfinite(job.arrived) and 0.0 <= job.seconds <= MOST_SECONDS):
+            left_out[NO_TIME] += 1
         elif job.units > largest:
             left_out[TOO_LARGE] += 1
-        else:
+        elif span is None or job.arrived < first + span:
+            first = min(first, job.arrived)
             found.append(job)
-            if len(found) > 2 * MOST_JOBS:
-                raise ValueError(f"more than {2 * MOST_JOBS:,} jobs")
+        if len(found) > 2 * MOST_JOBS:
+            found = _within(found, first, span)
+    found = _within(found, first, span)
     found.sort(key=lambda job: (job.arrived, job.name))
-    if found and span is not None:
-        end = found[0].arrived + span
-        found = [job for job in found if job.arrived < end]
-    if len(found) > MOST_JOBS:
-        raise ValueError(f"more than {MOST_JOBS:,} jobs: choose a shorter span")
     return found, dict(left_out)
+
+
+def _within(found: list[Traced], first: float, span: float | None) -> list[Traced]:
+    kept = found if span is None else [job for job in found if job.arrived < first + span]
+    if len(kept) > MOST_JOBS:
+        raise BadInput("--span", f"more than {MOST_JOBS:,} jobs arrive: choose a shorter span")
+    return kept
 
 
 def _job(traced: Traced, later: float) -> PastJob:
@@ -162,6 +179,8 @@ def _swf(lines: Iterable[str]) -> Iterator[Traced | str]:
         fields = line.split()
         if not fields or line.startswith(";"):
             continue
+        if fields[10] in ("2", "3", "4"):
+            continue  # a part of the run of a job that has a line of its own
         number, submitted, seconds = fields[0], float(fields[1]), float(fields[3])
         units = next((int(fields[n]) for n in (7, 4) if int(fields[n]) > 0), 0)
         if seconds < 0:
@@ -183,23 +202,34 @@ _TIERS = ((360, "monitoring"), (120, "production"), (116, "mid"), (110, "best-ef
 def _google(lines: Iterable[str]) -> Iterator[Traced | str]:
     """Rows of `instance_events` of Google's clusters of 2019: M. Tirmazi and others, "Borg: the next generation", 2020.
 
-    One job for each instance that was submitted and ended: it ran from its last start. Tiers are instances, and the
-    processors that were asked for are units of a thousandth of the largest machine. Times are in microseconds; 0 means
-    before the trace.
+    One job for each time that an instance was submitted and ended: it arrives at the first submit, also if it was
+    evicted in between, and runs from its last start. Tiers are instances, and the processors that were asked for are
+    units of a thousandth of the largest machine. Times are in microseconds; 0 means before the trace, and 2^63 - 1
+    after it. The rows must be in the order of their times.
     """
     waiting: dict[tuple[str, str], tuple[float, int, str, int]] = {}
     running: dict[tuple[str, str], float] = {}
+    runs = Counter[tuple[str, str]]()
+    latest = 0.0
     for row in csv.DictReader(lines):
         key, kind, at = (row["collection_id"], row["instance_index"]), int(row["type"]), int(row["time"]) / 1e6
+        if at > MOST_SECONDS:
+            continue
+        if at < latest:
+            raise ValueError("its rows are not in the order of their times")
+        latest = at
+        if kind == _SUBMIT and key in waiting:
+            continue
         if kind == _SUBMIT:
             cores = float(row.get("resource_request.cpus") or row.get("cpus") or 0.0)
-            priority = int(row["priority"] or 0)
+            priority = max(0, int(row["priority"] or 0))
             tier = next(name for least, name in _TIERS if priority >= least)
             waiting[key] = (at, math.ceil(cores * UNITS_OF_MACHINE), tier, priority)
         elif kind == _SCHEDULE:
             running[key] = at
         elif kind in (_FAIL, _FINISH, _KILL, _LOST) and key in waiting:
             arrived, units, tier, priority = waiting.pop(key)
+            runs[key] += 1
             started = running.pop(key, None)
             if started is None:
                 yield NEVER_RAN
@@ -209,7 +239,8 @@ def _google(lines: Iterable[str]) -> Iterator[Traced | str]:
                 yield NO_UNITS
             else:
                 verdict = "failed" if kind == _FAIL else "succeeded"
-                yield Traced("-".join(key), arrived, at - started, units, tier, "", -priority, verdict)
+                name = "-".join(key) + (f"-{runs[key]}" if runs[key] > 1 else "")
+                yield Traced(name, arrived, at - started, units, tier, "", -priority, verdict)
     yield from (NEVER_RAN for _ in waiting)
 
 

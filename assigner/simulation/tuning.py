@@ -78,7 +78,7 @@ class Parameter:
             value = math.exp(chance.uniform(math.log(self.low), math.log(self.high)))
         else:
             value = chance.uniform(self.low, self.high)
-        return float(round(value)) if self.whole else float(f"{value:.3g}")
+        return max(float(math.ceil(self.low)), float(round(value))) if self.whole else float(f"{value:.3g}")
 
 
 def parameters_of(content: Mapping[str, Any], *, wanted: Sequence[str], with_quotas: bool) -> list[Parameter]:
@@ -143,7 +143,7 @@ def changed(content: Mapping[str, Any], parameters: Sequence[Parameter], values:
 
 _TERM = re.compile(
     r"(?P<figure>[a-z0-9_]+)(?::(?P<kind>instance|class)=(?P<name>[^<>=\s]+))?"
-    r"(?:(?P<way><=|>=)(?P<bound>now|[0-9.]+x?))?"
+    r"(?:(?P<way><=|>=)(?P<bound>now|\d+(?:\.\d+)?x?))?"
 )
 _OF_WAITS = {"p50_wait": "p50", "p95_wait": "p95", "max_wait": "most", "unstarted": "waiting"}
 _OF_POOL: Mapping[str, Callable[[Measured], float | None]] = {
@@ -155,6 +155,8 @@ _OF_POOL: Mapping[str, Callable[[Measured], float | None]] = {
     "late": lambda each: each.late,
     "near": lambda each: each.near / each.hinted if each.hinted else None,
 }
+#: Figures that are parts, 0 to 1.
+_PARTS = frozenset({"in_use", "lost", "jain", "near"})
 #: Figures of which more is better.
 MORE = frozenset({"starts", "in_use", "jain", "near"})
 
@@ -183,17 +185,19 @@ class Term:
         return None if waits is None else float(getattr(waits, _OF_WAITS[self.figure]))
 
     def excess(self, measured: Measured, now: Measured) -> float:
-        """Return by how much a bound is broken, as a part of it: 0 if it is kept."""
+        """Return by how much a bound is broken, as a part of it: 0 if it is kept, infinite without a value."""
         value, before = self.of(measured), self.of(now)
-        if value is None or self.bound is None:
+        if self.bound is None:
             return 0.0
+        if value is None:
+            return math.inf
         if self.bound == "now" or self.bound.endswith("x"):
             factor = 1.0 if self.bound == "now" else float(self.bound[:-1])
             limit = factor * (0.0 if before is None else before)
         else:
             limit = float(self.bound)
         over = value - limit if self.way == "<=" else limit - value
-        return max(0.0, over) / max(abs(limit), 1e-9)
+        return max(0.0, over) / max(abs(limit), 1.0 if self.figure not in _PARTS else 0.01)
 
 
 def term(field: str, text: str, *, bounded: bool) -> Term:
@@ -208,6 +212,8 @@ def term(field: str, text: str, *, bounded: bool) -> Term:
         raise BadInput(field, f"'{escaped(text, 64)}' {wanted}")
     if found["kind"] is not None and found["figure"] in _OF_POOL:
         raise BadInput(field, f"{found['figure']} is a figure of the whole pool")
+    if found["kind"] == "class" and found["figure"] == "unmet":
+        raise BadInput(field, "unmet is a figure of instances")
     return Term(text, **found.groupdict())
 
 
@@ -232,32 +238,40 @@ class Wish:
         """What candidates are ordered by: what they break, and what they cost."""
         return sum(each.excess(measured, now) for each in self.keeps), self.cost(measured)
 
-    def gain(self, before: Measured, after: Measured) -> float:
-        """The part by which the objective is better, negative if it is worse. Waits below a second count as one."""
-        one, two = self.cost(before), self.cost(after)
-        floor = 1.0 if self.objective.figure.endswith("_wait") else 1e-9
-        return (max(one, floor) - max(two, floor)) / max(one, floor) if one >= 0 else (one - two) / max(-one, 1e-9)
+    def gain(self, before: Measured, after: Measured) -> float | None:
+        """The part of the objective now by which it is better, negative if it is worse; None if either has no value.
+
+        Less than a second, one, or a hundredth of a part counts as that.
+        """
+        one, two = self.objective.of(before), self.objective.of(after)
+        if one is None or two is None:
+            return None
+        floor = 0.01 if self.objective.figure in _PARTS else 1.0
+        better = two - one if self.objective.figure in MORE else max(one, floor) - max(two, floor)
+        return better / max(one, floor)
 
 
 @dataclass(frozen=True)
 class Tuned:
     """The result of a search.
 
-    values: of the proposal, as `parameters`. without: for each parameter that it changes, the objective on the seen
-    part if that one is left as it is; `seen` is the objective before and with all changes. before, after: what the
-    pool did on the unseen part. gains: of it, on each replay. tried: replays that were made.
+    values: of the proposal, as `parameters`. seen: the objective on the seen part, now and with the proposal; without:
+    for each parameter that it changes, with that one left as it is. before, after: what the pool did on the unseen
+    part. gains: of it, on each replay where the objective has values. tried: replays that were made.
     """
 
     values: Values
-    seen: tuple[float, float]
-    without: Mapping[int, float]
+    seen: tuple[float | None, float | None]
+    without: Mapping[int, float | None]
     before: Measured
     after: Measured
     gains: Sequence[float]
     tried: int
 
     def interval(self) -> tuple[float, float, float]:
-        """The median gain, and what 90 % of the gains lie between."""
+        """The median gain, and what 90 % of the gains lie between; zeros if there is no gain."""
+        if not self.gains:
+            return 0.0, 0.0, 0.0
         ordered = sorted(self.gains)
         return quantile(ordered, 0.5), quantile(ordered, 0.05), quantile(ordered, 0.95)
 
@@ -292,33 +306,39 @@ def tune(
         found = {values: each.replayed.measured for values, each in zip(left, outcomes, strict=True)}
         order = sorted(left[1:], key=lambda values: wish.rank(found[values], found[now]))
         left = [now, *order[: max(1, len(order) // KEPT_OF)]]
-    best = left[1]
-    changes = [nth for nth, each in enumerate(parameters) if best[nth] != each.now]
-    reverted = [tuple(now[at] if at == nth else value for at, value in enumerate(best)) for nth in changes]
-    outcomes = run(seen, [trial(each) for each in reverted], 0) if reverted else []
-    tried += len(reverted)
-    without = dict(zip(changes, (each.replayed.measured for each in outcomes), strict=True))
-    cost = wish.cost(found[best])
-    idle = {
-        nth
-        for nth, each in without.items()
-        if wish.cost(each) <= cost + WORTH * abs(cost) and wish.rank(each, found[now])[0] == 0.0
-    }
-    proposed = tuple(now[nth] if nth in idle else value for nth, value in enumerate(best))
+    best, measured, base = left[1], found[left[1]], found[now]
+    without: dict[int, Measured] = {}
+    while best != now:
+        changes = [nth for nth, value in enumerate(best) if value != now[nth]]
+        back = [tuple(now[at] if at == nth else value for at, value in enumerate(best)) for nth in changes]
+        if back == [now]:
+            without = {changes[0]: base}
+        else:
+            outcomes = run(seen, [trial(each) for each in back], 0)
+            tried += len(back)
+            without = {nth: each.replayed.measured for nth, each in zip(changes, outcomes, strict=True)}
+        least = min(changes, key=lambda nth: wish.rank(without[nth], base))
+        cost = wish.cost(measured)
+        if wish.rank(without[least], base) > (0.0, cost + WORTH * abs(cost)):
+            break
+        best = tuple(now[at] if at == least else value for at, value in enumerate(best))
+        measured = without.pop(least)
     begin = past.since + SEEN * (past.until - past.since)
-    base, after = run(replace(past, records=None, judged_from=begin), [trial(now), trial(proposed)], shakes)
+    before, after = run(replace(past, records=None, judged_from=begin), [trial(now), trial(best)], shakes)
     tried += 2 * (shakes + 1)
     pairs = [
-        (base.replayed.measured, after.replayed.measured),
-        *zip(base.shaken, after.shaken, strict=True),
+        (before.replayed.measured, after.replayed.measured),
+        *zip(before.shaken, after.shaken, strict=True),
     ]
+    gains = [wish.gain(*pair) for pair in pairs]
+    value = wish.objective.of
     return Tuned(
-        proposed,
-        (wish.cost(found[now]), cost),
-        {nth: wish.cost(each) for nth, each in without.items() if nth not in idle},
-        base.replayed.measured,
+        best,
+        (value(base), value(measured)),
+        {nth: value(each) for nth, each in without.items() if best[nth] != now[nth]},
+        before.replayed.measured,
         after.replayed.measured,
-        [wish.gain(*pair) for pair in pairs],
+        [each for each in gains if each is not None],
         tried,
     )
 

@@ -20,13 +20,17 @@ SWF = """; MaxNodes: 2
 1 0 5 100 4 -1 -1 4 -1 -1 1 7 1 -1 0 -1 -1 -1
 2 10 5 60 1 -1 -1 -1 -1 -1 0 8 1 -1 2 -1 -1 -1
 3 20 5 60 8 -1 -1 8 -1 -1 1 8 1 -1 2 -1 -1 -1
+1 5 5 40 4 -1 -1 4 -1 -1 2 7 1 -1 0 -1 -1 -1
 4 30 5 -1 1 -1 -1 1 -1 -1 5 8 1 -1 2 -1 -1 -1
 5 9000 5 60 1 -1 -1 1 -1 -1 1 8 1 -1 2 -1 -1 -1
 """
 GOOGLE = """time,type,collection_id,priority,instance_index,resource_request.cpus
 5000000,0,17,200,0,0.0015
-8000000,3,17,200,0,0.0015
 6000000,0,18,25,1,0.5
+7000000,3,17,200,0,0.0015
+7500000,4,17,200,0,0.0015
+7600000,0,17,200,0,0.0015
+8000000,3,17,200,0,0.0015
 68000000,6,17,200,0,0.0015
 """
 ALIBABA = """M1,2,j_1,1,Terminated,100,160,150,0.5
@@ -70,11 +74,14 @@ def test_what_is_no_trace_and_no_load_is_refused_in_one_line(tmp_path: Path) -> 
         "a,b\n": "is none of SWF",
         "; MaxProcs: 1\n1 0 0 -1 1 1 1 1 1 1 1 1 1 1 1 1 1 1\n": "has no job that can be repeated; 1 never ran",
         "; MaxProcs: 1\n1 0 zero\n": "is not such a trace",
+        "; MaxProcs: 1\n1 nan 0 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1\n": "1 have no time",
+        "time,type,collection_id,instance_index\n9,0,1,1\n": "is not such a trace",
+        f"{OPENB.partition(chr(10))[0]}\na,1,1,1,9,,L S,x,1,2,1\n": "is not such a trace",
     }
     for text, reason in cases.items():
         path.write_text(text)
         with pytest.raises(BadInput, match=reason):
-            read_trace(path, None, span=None)
+            read_trace(path, None if text.startswith(";") else [PastBot("b", 9)], span=None)
     path.write_text("[[bots]]\ncount = 1\n[[load]]\nper_hour = 3\nseconds = 1\njob = {units = 'x'}\n")
     with pytest.raises(BadInput, match=r"load\.1\.job\.units: "):
         generate(path, seed=1)
@@ -114,7 +121,7 @@ def test_a_past_is_shaken_gets_other_bots_and_goes_on() -> None:
     waits_on = replace(job("w", 90.0), is_over=False)
     bots = [PastBot("a", 2), PastBot("b", 2), PastBot("c", 4)]
     lease = LeaseRecord("b", "red", 0, 1, "b1", 70.0, None, None)
-    records = Records(0.0, 100.0, [], [lease], {}, 0, 8)
+    records = Records(0.0, 100.0, [], [lease], {}, 0, 8, 800.0, 0.0)
     past = Past(0.0, 100.0, [begin, *(job(str(n), n, float(n)) for n in range(1, 40)), waits_on], bots, 0, records)
 
     other = shaken(past, random.Random(1))
@@ -155,7 +162,7 @@ def test_the_figures_say_what_was_lost_unmet_unfair_late_and_near() -> None:
         LeaseRecord("5", "blue", 0, 1, "b2", 0.0, 100.0, "lost"),
         LeaseRecord("2", "red", 0, 2, "b1", 40.0, 50.0, "succeeded"),
     ]  # fmt: skip
-    records = Records(0.0, 100.0, jobs, leases, {(0, "red"): 2, (0, "blue"): 1}, 3, 4)
+    records = Records(0.0, 100.0, jobs, leases, {(0, "red"): 2, (0, "blue"): 1}, 3, 4, 400.0, 0.0)
     found = measure(records)
     assert found.waits["red"].jobs == 3
     assert found.waits["red"].waiting == 1
@@ -167,6 +174,13 @@ def test_the_figures_say_what_was_lost_unmet_unfair_late_and_near() -> None:
     red = 20 / (20 + 40 + 50 + 10)
     assert found.fairness == pytest.approx((red + 1) ** 2 / (2 * (red**2 + 1)))
     assert (found.late, found.due, found.near, found.hinted) == (1, 1, 1, 1)
+    # What was before the span, and before what is judged: a job that waited and ran then, and a bot that left.
+    early = [of("9", -50, -10, "blue"), of("8", -40, 5, "red")]
+    begun = LeaseRecord("9", "blue", 0, 1, "b2", -10.0, 100.0, None)
+    before = replace(records, jobs=early, leases=[begun, replace(begun, job="8", instance="red", granted=5.0)])
+    assert measure(before).fairness == pytest.approx((1 + 0.95) ** 2 / (2 * (1 + 0.95**2)))
+    assert (measure(before).waits["red"].most, measure(replace(before, waits_from=-45.0)).waits["red"].most) == (5, 45)
+    assert measure(before, without={"9", "8"}).starts == 0
     later = replace(records, jobs=[of("1", 0, 30), *jobs[1:]])
     assert [(each.name, each.before, each.after) for each in losers(records, later)] == [("1", 0.0, 30.0)]
     assert sum(units_in_use(records, ["red"])["red"]) == pytest.approx(40 / (100 / 60))

@@ -23,7 +23,7 @@ CONTENT = {
     "limits": {"account": {"red": {"weight": 2.0}}, "quota": {"/red": {"min": 4, "max": None}}},
     "declared": {},
 }
-NOTHING = Records(0.0, 100.0, [], [], {}, 0, 1)
+NOTHING = Records(0.0, 100.0, [], [], {}, 0, 1, 100.0, 0.0)
 
 
 def did(p95: float, evictions: int = 0) -> Measured:
@@ -103,6 +103,31 @@ def test_the_best_candidate_is_judged_on_what_it_has_not_seen_and_changes_only_w
     assert [judged for _, judged, _ in tried.spans] == [None] * 4 + [80.0]
     assert [count for _, _, count in tried.spans][:3] == [13, 5, 2]
     assert len(found.gains) == 4
+
+
+def test_of_two_changes_of_which_either_is_enough_one_stays() -> None:
+    parameters = parameters_of(CONTENT, wanted=("weights.priority", "weights.success"), with_quotas=False)
+    now = tuple(each.now for each in parameters)
+    tried = Tried(lambda values: did(100.0 if values == now else 10.0))
+    wish = Wish(Term("p95_wait", "p95_wait", None, None, None, None), [])
+    for seed in range(5):
+        found = tune(
+            PAST, parameters, wish, trial=tried.trial, run=tried.run, candidates=6, shakes=1, chance=random.Random(seed)
+        )
+        assert len(found.without) == 1
+        assert (found.seen, [*found.without.values()]) == ((100.0, 10.0), [100.0])
+
+
+def test_gains_have_a_sign_and_a_floor_and_none_without_values() -> None:
+    def gain(figure: str, before: Measured, after: Measured) -> float | None:
+        return Wish(Term(figure, figure, None, None, None, None), []).gain(before, after)
+
+    one, two = did(30.0), did(60.0, evictions=2)
+    assert (gain("p95_wait", one, two), gain("p95_wait", two, one)) == (-1.0, 0.5)
+    assert gain("evictions", one, two) == -1.0
+    assert gain("near", replace(one, near=0, hinted=4), replace(two, near=2, hinted=4)) == 50.0
+    assert gain("p95_wait", replace(one, overall=None), two) is None
+    assert term("--keep", "p95_wait:class=serius<=60", bounded=True).excess(one, one) == float("inf")
 
 
 def test_nothing_is_proposed_where_nothing_helps() -> None:

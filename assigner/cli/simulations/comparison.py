@@ -90,7 +90,7 @@ def _rows(shown: Mapping[str, Measured]) -> Iterator[tuple[tuple[str, str], Figu
     for group in ("waits", "classes"):
         for name in sorted({name for each in measured for name in getattr(each, group)}):
             for title, field in (("median", "p50"), ("95 %", "p95"), ("longest", "most")):
-                yield (name, title), _of_waits(group, name, field), duration
+                yield (f"class {name}" if group == "classes" else name, title), _of_waits(group, name, field), duration
     for name in sorted({name for each in measured for name in each.unmet}):
         yield (name, "below minimum"), lambda each, name=name: each.unmet.get(name), duration  # type: ignore[misc]
     yield (POOL, "starts"), lambda each: each.starts, _whole

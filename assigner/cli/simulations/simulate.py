@@ -1,5 +1,7 @@
 """`leasehold simulate`: find the past that is repeated, replay it under each policy, and print the comparison."""
 
+import math
+import os
 import re
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -29,6 +31,8 @@ from schema.postgres import migrate
 from schema.postgres.engine import Database
 from schema.readable import duration
 
+#: The options that say what is repeated.
+SOURCES = ("since", "from_now", "trace", "generate")
 #: What `--bots` is if it is not a file: a number of bots more or fewer, and the name of one that they are like.
 _MORE = re.compile(r"([+-]\d{1,5})(?::(.+))?")
 
@@ -52,17 +56,34 @@ class Asked:
     step: float | None
     html: Path | None
 
+    def __post_init__(self) -> None:
+        """Raise BadInput for options that mean nothing together."""
+        given = [f"--{name.replace('_', '-')}" for name in SOURCES if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise BadInput(given[0], f"does not go together with {given[1]}")
+        if self.span is not None and self.trace is None:
+            raise BadInput("--span", "is a part of a trace: give --trace")
+        for name in ("span", "step"):
+            if (value := getattr(self, name)) is not None and not 0 < value < math.inf:
+                raise BadInput(f"--{name}", "must be above 0")
+
+    @property
+    def source(self) -> str:
+        """The option that says what is repeated."""
+        return next((f"--{n.replace('_', '-')}" for n in SOURCES if getattr(self, n) is not None), "--since")
+
 
 def run(installation: Installation, asked: Asked, *, bots_of: Callable[[PoolSettings], BotsOf], as_json: bool) -> None:
     """Simulate and print. Raises BadInput for wrong options, files and spans without jobs or bots."""
     if asked.html is not None:
         plot.require()
-        _write(asked.html, "")  # so that a wrong path is told now
+        if not os.access(asked.html.absolute().parent, os.W_OK) or asked.html.is_dir():
+            raise BadInput("--html", "cannot be written there")
     # A wrong file is told before the pool is asked.
     files = {path: _loaded(installation, path) for path in asked.policies if not _is_number(path)}
     past, tried = read(installation, asked, files)
     if not past.jobs or not past.bots:
-        raise BadInput("--since", f"the pool had no {'bot' if past.jobs else 'job'} in that time")
+        raise BadInput(asked.source, f"there was no {'bot' if past.jobs else 'job'} in that time")
     trials = _trials(tried, asked, past, bots_of)
     outcomes = dict(
         zip(
@@ -156,10 +177,10 @@ def _other(asked: Asked) -> Past | None:
 
 
 def _of_pool(database: Database, settings: PoolSettings, asked: Asked) -> Past:
-    option, span = ("--from-now", asked.from_now) if asked.from_now is not None else ("--since", asked.since or 86400.0)
+    span = asked.from_now if asked.from_now is not None else 86400.0 if asked.since is None else asked.since
     longest = max(settings.upkeep.keep_succeeded, settings.upkeep.keep_journal)
     if not 60 <= span <= longest:
-        raise BadInput(option, f"must be from 1 min to {duration(longest)}, for which the pool knows its jobs")
+        raise BadInput(asked.source, f"must be from 1 min to {duration(longest)}, for which the pool knows its jobs")
     past = database.run(lambda connection: history.read(connection, span))
     return onwards(past) if asked.from_now is not None else past
 
@@ -200,7 +221,9 @@ def _title(path: Path, policies: Collection[Path]) -> str:
     """The name of what is tried in the table: of a file its name, with its directory where that is not enough."""
     if _is_number(path):
         return f"version {path}"
-    return path.name if sum(each.name == path.name for each in policies) == 1 else str(path)
+    is_alone = sum(each.name == path.name for each in policies) == 1
+    taken = (comparison.REAL, comparison.NOW, comparison.CONFIGURED)
+    return path.name if is_alone and path.name not in taken else str(path.absolute())
 
 
 def tell_progress(done: int, of: int) -> None:
@@ -217,7 +240,7 @@ def _page(text: str, past: Past, runs: Mapping[str, Records]) -> str:
 
 def _write(path: Path, page: str) -> None:
     try:
-        path.write_text(page)
+        path.write_text(page, encoding="utf-8")
     except OSError as error:
         raise BadInput("--html", f"cannot be written: {error.strerror}") from None
 

@@ -1,5 +1,6 @@
 """`leasehold tune`: search for a better policy by simulations of the pool's past, and keep it as a draft version."""
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,6 +8,7 @@ from functools import partial
 
 import click
 from leasehold.errors import BadInput
+from leasehold.wire import escaped
 from pydantic import ValidationError
 
 from assigner.cli.output import print_json
@@ -16,6 +18,7 @@ from assigner.settings import COMMAND_TIMEOUT, Installation, PoolSettings
 from assigner.simulation import report
 from assigner.simulation.past import Past
 from assigner.simulation.replay import BotsOf, measured_of, step_of
+from assigner.simulation.report import Measured
 from assigner.simulation.runs import Trial, run_all
 from assigner.simulation.tuning import Parameter, Tuned, Values, Wish, changed, parameters_of, tune
 from schema.policy import versions
@@ -46,17 +49,18 @@ def run(
     """Search and print. Returns the exit code: 2 if nothing is proposed. Raises BadInput."""
     past, tried = read(installation, asked, {})
     if not past.jobs or not past.bots:
-        raise BadInput("--since", f"the pool had no {'bot' if past.jobs else 'job'} in that time")
+        raise BadInput(asked.source, f"there was no {'bot' if past.jobs else 'job'} in that time")
     (base,) = tried.values()
     content = base.content or {"settings": deciding(base.settings), "limits": {}, "declared": {}}
     parameters = parameters_of(content, wanted=search.parameters, with_quotas=search.with_quotas)
     step = asked.step or step_of(past)
     make = partial(_trial, content, parameters, base, past, bots_of)
     replays = partial(run_all, seed=asked.seed, step=step, told=tell_progress)
-    error = 0.0
+    (now,) = replays(past, [make(tuple(each.now for each in parameters))], shakes=0)
+    _require_values(search.wish, now.replayed.measured)
+    error = None
     if past.records is not None:
-        (now,) = replays(past, [make(tuple(each.now for each in parameters))], shakes=0)
-        error = report.error_of(measured_of(past, past.records), now.replayed.measured) or 0.0
+        error = report.error_of(measured_of(past, past.records), now.replayed.measured)
     found = tune(
         past,
         parameters,
@@ -67,7 +71,7 @@ def run(
         shakes=search.shakes,
         chance=random.Random(f"{asked.seed} tune"),
     )
-    refusal = _refusal(found, search.wish, error)
+    refusal = _refusal(found, search.wish, error, search.shakes + 1)
     version = None
     if refusal is None and base.content is not None:
         version = _draft(installation, parameters, search.wish, found)
@@ -92,15 +96,27 @@ def _trial(
         settings = merged(base.settings, 0, wanted["settings"]).settings
     except ValidationError as error:
         raise BadInput("--parameter", error.errors()[0]["msg"]) from None
+    for name, quota in wanted.get("limits", {}).get("quota", {}).items():
+        if quota["max"] is not None and quota["max"] < quota["min"]:
+            raise BadInput("--parameter", f"quota {name}: its maximum is below its minimum")
     limits = None if base.content is None else wanted
     return Trial("tried", settings, limits, past.bots, bots_of(settings))
 
 
-def _refusal(found: Tuned, wish: Wish, error: float) -> str | None:
+def _require_values(wish: Wish, now: Measured) -> None:
+    """Raise BadInput for a figure of which the past tells nothing, such as one of a class that no job has."""
+    for option, each in (("--objective", wish.objective), *(("--keep", keep) for keep in wish.keeps)):
+        if each.of(now) is None:
+            raise BadInput(option, f"{escaped(each.text, 64)} has no value in this past")
+
+
+def _refusal(found: Tuned, wish: Wish, error: float | None, replays: int) -> str | None:
     """Why nothing is proposed; None if the proposal is good."""
     median, low, _ = found.interval()
     if not found.without:
         return "no candidate was better than what is in force"
+    if len(found.gains) < replays:
+        return f"the jobs that it had not seen tell nothing of {wish.objective.text}"
     broken = [each.text for each in wish.keeps if each.excess(found.after, found.before) > 0]
     if broken:
         return f"on jobs that it had not seen the best candidate breaks {', '.join(broken)}"
@@ -108,9 +124,14 @@ def _refusal(found: Tuned, wish: Wish, error: float) -> str | None:
         return (
             f"on jobs that it had not seen the best candidate is not always better: by {median:.1%}, at least {low:.1%}"
         )
-    if median <= error:
+    if error is not None and _apart(median) <= error:
         return f"the gain of {median:.1%} is less than the error of the simulation, {error:.1%}"
     return None
+
+
+def _apart(gain: float) -> float:
+    """The gain on the scale of the error: by which part the larger of both values is larger than the smaller."""
+    return gain / (1.0 - gain) if gain < 1.0 else math.inf
 
 
 def _draft(installation: Installation, parameters: Sequence[Parameter], wish: Wish, found: Tuned) -> int:
@@ -128,7 +149,7 @@ def _draft(installation: Installation, parameters: Sequence[Parameter], wish: Wi
 
 
 def _document(
-    found: Tuned, parameters: Sequence[Parameter], error: float, refusal: str | None, version: int | None
+    found: Tuned, parameters: Sequence[Parameter], error: float | None, refusal: str | None, version: int | None
 ) -> dict[str, object]:
     median, low, high = found.interval()
     return {
@@ -159,13 +180,14 @@ def _print(
     found: Tuned,
     parameters: Sequence[Parameter],
     wish: Wish,
-    error: float,
+    error: float | None,
     refusal: str | None,
     version: int | None,
 ) -> None:
     told = _figure(wish)
+    known = "unknown: nothing of it has happened on a pool" if error is None else f"{error:.1%}"
     click.echo(
-        f"{plural(len(parameters), 'parameter')}, {plural(found.tried, 'replay')}; error of the simulation {error:.1%}"
+        f"{plural(len(parameters), 'parameter')}, {plural(found.tried, 'replay')}; error of the simulation {known}"
     )
     if found.without:
         rows = [
@@ -197,7 +219,10 @@ def _print(
         click.echo("The load is not this pool's, so no version was made.")
 
 
-def _figure(wish: Wish) -> Callable[[float], str]:
-    if wish.objective.figure.endswith("_wait") or wish.objective.figure == "unmet":
-        return duration
-    return lambda cost: number(abs(cost), digits=4)
+def _figure(wish: Wish) -> Callable[[float | None], str]:
+    told = duration if wish.objective.figure.endswith("_wait") or wish.objective.figure == "unmet" else _number
+    return lambda value: "-" if value is None else told(value)
+
+
+def _number(value: float) -> str:
+    return number(value, digits=4)
