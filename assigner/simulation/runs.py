@@ -78,7 +78,7 @@ def run_all(
         except BaseException:
             # What a worker has taken already cannot be cancelled: each ends when its server has stopped.
             for worker in multiprocessing.active_children():
-                os.kill(worker.pid or 0, signal.SIGINT)
+                worker.terminate()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     outcomes = []
@@ -106,7 +106,7 @@ def _end_with_parent() -> None:
     if parent is not None:
         parent.join()
         if not _rests.is_set():
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGTERM)
         _rests.wait()
         os._exit(1)
 

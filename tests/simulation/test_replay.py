@@ -32,7 +32,7 @@ def console(tmp_path: Path, leasehold: Path, database: Database) -> Console:
 
 
 def test_a_past_is_replayed_and_compared_with_what_was(pool: Pool, console: Console, tmp_path: Path) -> None:
-    assert "the pool had no job in that time" in console.refused("simulate", "--since", "5m")
+    assert "--since: there was no job in that time" in console.refused("simulate", "--since", "5m")
     assert "'x' is not a duration" in console.refused("simulate", "--since", "x")
     assert console.refused("simulate", "--since", "91d").startswith("--since: must be from 1 min to 90 d")
     (tmp_path / "bad.toml").write_text("[assigners")
@@ -103,8 +103,8 @@ def test_jobs_that_retention_has_deleted_are_replayed_from_the_journal_as_they_w
     assert (after.jobs, after.bots, after.guessed) == (before.jobs, before.bots, before.guessed)
     assert before.records is not None
     assert after.records is not None
-    span = {"since": before.since, "until": before.until}
-    assert dataclasses.replace(after.records, **span) == before.records
+    times = {name: getattr(before.records, name) for name in ("since", "until", "waits_from", "unit_seconds")}
+    assert dataclasses.replace(after.records, **times) == before.records
     row = pool.row(
         "SELECT min(class) AS of_class, min(owner) AS owner, min(seconds) AS seconds, count(*) AS n FROM journal"
     )
