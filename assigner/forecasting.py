@@ -157,6 +157,6 @@ def _bias(scores: Sequence[float]) -> float:
 
 
 def shares(times: Mapping[int, tuple[int, float]]) -> float:
-    """Return the mean of values that are each given with the number of jobs of which it is the mean; 0 without any."""
+    """Return the mean over all jobs; 0 without any. times: the number of jobs and their mean, by instance."""
     jobs = sum(number for number, _ in times.values())
     return sum(number * value for number, value in times.values()) / jobs if jobs else 0.0

@@ -715,7 +715,7 @@ class QueueAdmission:
         self.charge(1, estimate=head.estimate)
 
     def charge(self, jobs: float, *, estimate: float) -> None:
-        """Count what so many jobs take of counters."""
+        """Add to the counters what this number of jobs takes of them."""
         for counters in self._counters:
             for counter, amount in counters:
                 counter.used += jobs * (estimate if amount is None else amount)

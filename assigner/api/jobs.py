@@ -6,7 +6,7 @@ the type of the handler's parameter `body`. The handlers use `app.state`: `run` 
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
@@ -161,7 +161,14 @@ def _planned(state: Any, body: SubmitRequest, caller: Principal) -> list[planned
 
 
 @router.get("/jobs/{id}", responses=problems(404), openapi_extra=CALLERS)
-async def show(request: Request, id: JobId, caller: Caller) -> models.Job:
+async def show(
+    request: Request,
+    id: JobId,
+    caller: Caller,
+    with_forecast: Annotated[
+        bool, Query(alias="forecast", description="tell of a waiting job when it will start, which takes some reads")
+    ] = False,
+) -> models.Job:
     """Show everything about one job, and for a waiting job why it does not run."""
 
     def work(connection: Connection) -> models.Job:
@@ -175,19 +182,22 @@ async def show(request: Request, id: JobId, caller: Caller) -> models.Job:
         held_up = explanation.blocking_reason(
             connection, row["row_id"], cooldown=request.app.state.sync_service.cooldown
         )
-        cooldown, rules = request.app.state.sync_service.cooldown, getattr(request.app.state, "rules", RULES)
-        told = forecast.of_job(
-            connection,
-            row["row_id"],
-            row["state"],
-            everything=caller.instances is None,
-            cooldown=cooldown,
-            rules=rules,
-        )
+        told = _forecast(request, connection, row, caller) if with_forecast else None
         return models.job(row | {"events": events, "held_up": held_up, "forecast": told})
 
     found: models.Job = await request.app.state.run(work)
     return found
+
+
+def _forecast(request: Request, connection: Connection, row: Mapping[str, Any], caller: Principal) -> Any:
+    return forecast.of_job(
+        connection,
+        row["row_id"],
+        row["state"],
+        everything=caller.instances is None,
+        cooldown=request.app.state.sync_service.cooldown,
+        rules=getattr(request.app.state, "rules", RULES),
+    )
 
 
 @router.get("/jobs", responses=problems(400, 404), openapi_extra=CALLERS)

@@ -128,7 +128,7 @@ class Job(JobRow):
     progress: JobProgress | None = Field(default=None, description="unset = its newest attempt has told none")
     events: list[Event]
     waiting: WaitingFor | None = None
-    forecast: StartForecast | None = Field(default=None, description="unset = it does not wait")
+    forecast: StartForecast | None = Field(default=None, description="unset = it does not wait, or was not asked for")
     graph: NodeOf | None = Field(default=None, description="graph that contains the job")
 
 

@@ -8,7 +8,7 @@ import random
 import shutil
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache, partial
@@ -247,16 +247,35 @@ def _duration(context: click.Context, option: click.Parameter, value: str) -> fl
 
 
 _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
+_OF_A_PAST = (
+    click.option("--since", metavar="TIME", callback=_duration, help="Take so much of the past. By default 24h."),
+    click.option(
+        "--trace", type=_FILE, help="Take a recorded load: SWF, Google 2019, Alibaba 2018 or openb, also .gz."
+    ),
+    click.option("--span", metavar="TIME", callback=_duration, help="Only so much of the trace, from its first job."),
+    click.option("--generate", type=_FILE, help="Take the load that this file describes."),
+    click.option("--seed", type=int, default=1, show_default=True, help="What chance decides follows from it."),
+    click.option(
+        "--step",
+        metavar="TIME",
+        callback=_duration,
+        help="What happens within it is done together. By default at most 1 s.",
+    ),
+)
+
+
+def _of_a_past(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command that simulates the options that say what happens and how it is replayed."""
+    for option in reversed(_OF_A_PAST):
+        command = option(command)
+    return command
 
 
 @cli.command(name="simulate")
-@click.option("--since", metavar="TIME", callback=_duration, help="Repeat so much of the past. By default 24h.")
+@_of_a_past
 @click.option(
     "--from-now", metavar="TIME", callback=_duration, help="Go on with what waits and runs now, and arrivals as lately."
 )
-@click.option("--trace", type=_FILE, help="Repeat a recorded load: SWF, Google 2019, Alibaba 2018 or openb, also .gz.")
-@click.option("--span", metavar="TIME", callback=_duration, help="Only so much of the trace, from its first job.")
-@click.option("--generate", type=_FILE, help="Draw the load that this file describes.")
 @click.option(
     "--policy",
     "policies",
@@ -268,13 +287,6 @@ _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
     "--bots", metavar="FILE|±N[:NAME]", help="The bots to try: those of a file, or N more or fewer, like bot NAME."
 )
 @click.option("--shake", type=click.IntRange(0, 100), default=0, help="Replay so often with shaken arrivals and times.")
-@click.option("--seed", type=int, default=1, show_default=True, help="What chance decides follows from it.")
-@click.option(
-    "--step",
-    metavar="TIME",
-    callback=_duration,
-    help="What happens within it is done together. By default at most 1 s.",
-)
 @click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write the report with charts there.")
 @as_json
 @click.pass_obj
@@ -290,10 +302,7 @@ def simulate_command(installation: "Installation", /, as_json: bool, **options: 
 
 
 @cli.command(name="tune")
-@click.option("--since", metavar="TIME", callback=_duration, help="Use so much of the past. By default 24h.")
-@click.option("--trace", type=_FILE, help="Use a recorded load: SWF, Google 2019, Alibaba 2018 or openb, also .gz.")
-@click.option("--span", metavar="TIME", callback=_duration, help="Only so much of the trace, from its first job.")
-@click.option("--generate", type=_FILE, help="Use the load that this file describes.")
+@_of_a_past
 @click.option("--bots", type=click.Path(exists=True, dir_okay=False), help="With --trace: a file of the bots.")
 @click.option(
     "--objective", default="p95_wait", show_default=True, help="What to better, such as p95_wait:class=serious."
@@ -303,13 +312,6 @@ def simulate_command(installation: "Installation", /, as_json: bool, **options: 
 @click.option("--quotas", "with_quotas", is_flag=True, help="Also change quotas.")
 @click.option("--candidates", type=click.IntRange(3, 500), default=18, show_default=True, help="Policies to draw.")
 @click.option("--shake", type=click.IntRange(1, 100), default=5, show_default=True, help="Shaken replays at the end.")
-@click.option("--seed", type=int, default=1, show_default=True, help="What chance decides follows from it.")
-@click.option(
-    "--step",
-    metavar="TIME",
-    callback=_duration,
-    help="What happens within it is done together. By default at most 1 s.",
-)
 @as_json
 @click.pass_obj
 def tune_command(installation: "Installation", /, as_json: bool, **options: Any) -> int:

@@ -163,7 +163,7 @@ def _list_assigners(caller: Caller) -> None:
         print_json(found)
         return
     rows = [
-        (each["name"], each["state"], each["policy"], *(moment(each[time]) for time in ("started_at", "seen_at")))
+        (each["name"], each["state"], each.get("policy"), *(moment(each[time]) for time in ("started_at", "seen_at")))
         for each in found
     ]
     table(["name", "state", "policy", "started", "seen"], rows)

@@ -5,7 +5,7 @@ about. One that time opens delays the start. Any other keeps the start unknown.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from leasehold.states import JobState
 from pydantic import BaseModel, Field
@@ -28,7 +28,6 @@ from schema.accounting import forecasts
 from schema.accounting.forecasts import MOST_AHEAD, Place, Stored, Times
 from schema.accounting.quotas import EVICTION_COOLDOWN, Cooldown
 from schema.diagnostics import evidence as evidence_reads
-from schema.diagnostics.evidence import Evidence
 from schema.postgres.connection import Connection
 
 #: Gates that open when leases end.
@@ -46,8 +45,8 @@ NO_LEASES = "no lease like its own has ended lately"
 class StartForecast(BaseModel):
     """When a waiting job will start. Without a time, `reason` says why."""
 
-    seconds: float | None = Field(description="half of the jobs like it start within so many seconds from now")
-    upper_seconds: float | None = Field(description="it starts within so many seconds in 9 of 10 cases")
+    seconds: float | None = Field(description="seconds from now until half of the jobs like it have started")
+    upper_seconds: float | None = Field(description="seconds from now until 9 of 10 of the jobs like it have started")
     reason: str | None = Field(description="why no time is known")
     misses_deadline: bool = Field(description="true: it would end after its deadline")
     sentence: str
@@ -97,21 +96,17 @@ def foresee(
     judged: Sequence[GateVerdict] | None = None,
     *,
     everything: bool = True,
-    seen: dict[int, Evidence] | None = None,
     cooldown: Cooldown = EVICTION_COOLDOWN,
     rules: Rules = RULES,
 ) -> Foreseen:
     """Foresee the start of a waiting job.
 
     judged: its gates; otherwise they are read, without asking checkers, and without `everything` only bots that serve
-    its instance are told of. seen: what was read of the bots for other jobs of the same queues; it is added to.
+    its instance are told of.
     """
     if judged is None:
         job = evidence_reads.job(connection, job_id, cooldown=cooldown)
-        seen = {} if seen is None else seen
-        if job.queue not in seen:
-            seen[job.queue] = evidence_reads.gather(connection, job, everything=everything, briefly=True)
-        found = replace(seen[job.queue], job=job)
+        found = evidence_reads.gather(connection, job, everything=everything, briefly=True)
         own = explained_gates.judge_each_constraints(connection, [job_id], rules).get(job_id, ())
         judged = explained_gates.judge_gates(found, own)
     place = forecasts.place(connection, job_id)

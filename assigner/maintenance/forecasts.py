@@ -4,7 +4,10 @@ A submit stores none, because it must cost nothing: a pass finds some of the new
 became of them. What foresees a job is handed in by the process, which knows the rules.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
+
+import structlog
 
 from assigner import metrics
 from schema.accounting import forecasts
@@ -13,14 +16,16 @@ from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
 from schema.postgres.statements import Statement
 
+log = structlog.get_logger()
+
 SNAPSHOT = Statement("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
 #: Seconds between two passes, and the most jobs of one.
 INTERVAL, SAMPLED = 10.0, 5
 #: Forecasts that a pass looks at to judge them; the next one goes on behind them.
 JUDGED = 500
 
-#: Foresees the starts of the jobs with these ids.
-Foresee = Callable[[Connection, Sequence[int]], Sequence[Stored]]
+#: Foresees the start of the job with this id; None if it does not wait any more.
+Foresee = Callable[[Connection, int], Stored | None]
 
 
 class Forecasts:
@@ -28,20 +33,25 @@ class Forecasts:
 
     def __init__(self, database: Database, foresee: Foresee) -> None:
         self._database, self._foresee = database, foresee
-        self._after = 0
+        self._after, self._pass = 0, 0
 
     def run_once(self) -> None:
         """Judge some forecasts and make some."""
         after, run = self._after, self._database.run
         self._after = run(lambda connection: forecasts.judge(connection, after=after, limit=JUDGED)) or 0
-        run(self._make)
+        self._pass += 1
+        for job in run(lambda connection: forecasts.jobs_without(connection, limit=SAMPLED, nth=self._pass)):
+            try:
+                run(partial(self._make, job=job))
+            except Exception:
+                log.exception("the start of a job could not be foreseen", job=job)
 
-    def _make(self, connection: Connection) -> None:
-        """Foresee some jobs, all in one snapshot, in which they wait."""
+    def _make(self, connection: Connection, job: int) -> None:
+        """Foresee a job and store that, in one snapshot, in which it waits."""
         connection.execute(SNAPSHOT)
-        jobs = forecasts.jobs_without(connection, limit=SAMPLED)
-        if jobs:
-            forecasts.store(connection, self._foresee(connection, jobs))
+        found = self._foresee(connection, job)
+        if found is not None:
+            forecasts.store(connection, [found])
 
     def measure(self) -> None:
         """Measure how long leases take, and tell what became of the forecasts of the last day."""

@@ -6,8 +6,6 @@ it decides makes a version of the policy, if the file has changed. Each second i
 
 import random
 import re
-from collections.abc import Sequence
-from functools import partial
 
 import structlog
 from leasehold.errors import BadInput, Conflict
@@ -27,10 +25,9 @@ from assigner.process.policies import ACTOR, LOOK_EVERY, InForce
 from assigner.process.threads import AssignerThreads, Presence, rules_from, seeded
 from assigner.settings import PoolSettings
 from schema import clock
-from schema.accounting import quotas
+from schema.accounting import forecasts, quotas
 from schema.accounting.forecasts import Stored
 from schema.accounting.quotas import QuotaUses
-from schema.diagnostics.evidence import Evidence
 from schema.diagnostics.tracing import AttemptTracer
 from schema.policy import new_instances, schedules
 from schema.policy.schedule_changes import owner_in_words
@@ -94,11 +91,12 @@ GARBAGE = (50_000, 10, 10)
 STOP_WITHIN = 10.0
 
 
-def foreseen(connection: Connection, jobs: Sequence[int], settings: PoolSettings) -> list[Stored]:
-    """Foresee the starts of jobs as the gates are configured."""
-    seen: dict[int, Evidence] = {}
-    how = partial(foresee, connection, seen=seen, cooldown=settings.quotas.of_evictions, rules=rules_from(settings))
-    return [how(job).stored for job in jobs]
+def foreseen(connection: Connection, job: int, settings: PoolSettings) -> Stored | None:
+    """Foresee the start of a job as the gates are configured; None if it does not wait any more."""
+    if not forecasts.still_waits(connection, job):
+        return None
+    rules = rules_from(settings)
+    return foresee(connection, job, cooldown=settings.quotas.of_evictions, rules=rules).stored
 
 
 class AssignerProcess:
@@ -123,7 +121,7 @@ class AssignerProcess:
             fair=settings.fair_share,
             webhooks=self._webhooks,
             tracer=self._tracer,
-            foresee=lambda connection, jobs: foreseen(connection, jobs, self._policy.settings),
+            foresee=lambda connection, job: foreseen(connection, job, self._policy.settings),
         )
         self._retention = Retention(database, settings.upkeep, now=clock.monotonic)
         self._polling = MeterPoller(database, settings.meters)

@@ -102,8 +102,8 @@ class SimulatedPool:
 
     upkeep_every: seconds between two rounds of upkeep while no row says that one is due earlier. The pool's own
         `timing.reap` is the most faithful; an hour lets months pass in seconds.
-    step: the clock jumps to multiples of so many seconds, so that what happens within a step is done together; 0 = to
-        the time of each event.
+    step: seconds. The clock stops only at multiples of it, and what happens in between is done together. 0 = it stops
+        at each event.
     """
 
     database: Database

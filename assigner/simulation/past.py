@@ -128,7 +128,7 @@ def _alike(job: PastJob) -> tuple[object, ...]:
 
 
 def with_more(past: Past, number: int, like: str | None) -> Past:
-    """Return the past with so many more bots, or fewer if the number is negative.
+    """Return the past with `number` more bots, or fewer if it is negative.
 
     They are there from the begin. like: the name of a bot; the new ones are like it, and those that leave are of its
     kind, it the last of them. None = bots of the most frequent kind. Raises BadInput `--bots` if there is no such bot,

@@ -85,9 +85,9 @@ class JobRecord:
 
 @dataclass(frozen=True, slots=True)
 class LeaseRecord:
-    """One lease: of which job, how many units of which bot, from when to when. ended: None while it is live.
+    """One lease of a job: `units` of a bot, from `granted` to `ended`, in seconds since 1970.
 
-    bot: its name; None if it is gone.
+    bot: its name; None if it is gone. ended: None while the lease is live.
     """
 
     job: str

@@ -78,7 +78,10 @@ def replay(
     """
     wanted = _as_simulated(settings, past)
     later: list[tuple[float, Callable[[], object]]] = []
-    plan: Plan = lambda at, act: later.append((at, act))  # noqa: E731
+
+    def plan(at: float, act: Callable[[], object]) -> None:
+        later.append((at, act))
+
     how = partial(_how, past, seed, step)
     bots = partial(bots_of, settings=wanted, past=past, how=how, seed=seed, plan=plan)
     prepare = partial(_put_limits, past=past, limits=limits)

@@ -24,7 +24,7 @@ from assigner.simulation.runs import Outcome, Trial
 MOST_PARAMETERS = 12
 #: The part of the history by which candidates are chosen, and the parts of that which the rungs replay.
 SEEN, RUNGS = 0.8, (0.25, 0.5, 1.0)
-#: Of a rung, one in so many candidates goes on.
+#: One of this many candidates goes on from a rung to the next.
 KEPT_OF = 3
 #: A change without which the objective is worse by less than this part is not proposed.
 WORTH = 0.01
@@ -157,7 +157,7 @@ _OF_POOL: Mapping[str, Callable[[Measured], float | None]] = {
 }
 #: Figures that are parts, 0 to 1.
 _PARTS = frozenset({"in_use", "lost", "jain", "near"})
-#: Figures of which more is better.
+#: Figures that are better when they are larger.
 MORE = frozenset({"starts", "in_use", "jain", "near"})
 
 
@@ -227,6 +227,12 @@ class Wish:
     objective: Term
     keeps: Sequence[Term]
 
+    def require_values(self, now: Measured) -> None:
+        """Raise BadInput if a wanted figure has no value, as those of a class without jobs."""
+        for option, each in (("--objective", self.objective), *(("--keep", keep) for keep in self.keeps)):
+            if each.of(now) is None:
+                raise BadInput(option, f"{escaped(each.text, 64)} has no value in this past")
+
     def cost(self, measured: Measured) -> float:
         """The objective, so that less is better."""
         value = self.objective.of(measured)
@@ -257,7 +263,7 @@ class Tuned:
 
     values: of the proposal, as `parameters`. seen: the objective on the seen part, now and with the proposal; without:
     for each parameter that it changes, with that one left as it is. before, after: what the pool did on the unseen
-    part. gains: of it, on each replay where the objective has values. tried: replays that were made.
+    part. gains: of it, on each replay; None where the objective has no value. tried: replays that were made.
     """
 
     values: Values
@@ -265,15 +271,30 @@ class Tuned:
     without: Mapping[int, float | None]
     before: Measured
     after: Measured
-    gains: Sequence[float]
+    gains: Sequence[float | None]
     tried: int
 
     def interval(self) -> tuple[float, float, float]:
-        """The median gain, and what 90 % of the gains lie between; zeros if there is no gain."""
-        if not self.gains:
-            return 0.0, 0.0, 0.0
-        ordered = sorted(self.gains)
+        """The median gain, and what 90 % of the gains lie between; a gain without a value counts as none."""
+        ordered = sorted(each or 0.0 for each in self.gains)
         return quantile(ordered, 0.5), quantile(ordered, 0.05), quantile(ordered, 0.95)
+
+    def refusal(self, wish: Wish, error: float | None) -> str | None:
+        """Return why nothing is proposed; None if the proposal is good. error: as of `error_of`; None = unknown."""
+        median, low, _ = self.interval()
+        if not self.without:
+            return "no candidate was better than what is in force"
+        if None in self.gains:
+            return f"the jobs that it had not seen tell nothing of {wish.objective.text}"
+        broken = [each.text for each in wish.keeps if each.excess(self.after, self.before) > 0]
+        if broken:
+            return f"on jobs that it had not seen the best candidate breaks {', '.join(broken)}"
+        if low <= 0:
+            return f"on jobs that it had not seen the gain was {median:.1%}, and in some replays only {low:.1%}"
+        # The error says by which part the longer of two waits is longer, the gain by which the shorter is shorter.
+        if error is not None and median < 1.0 and median / (1.0 - median) <= error:
+            return f"the gain of {median:.1%} is less than the error of the simulation, {error:.1%}"
+        return None
 
 
 #: Replays a past under policies, shaken so often.
@@ -330,7 +351,6 @@ def tune(
         (before.replayed.measured, after.replayed.measured),
         *zip(before.shaken, after.shaken, strict=True),
     ]
-    gains = [wish.gain(*pair) for pair in pairs]
     value = wish.objective.of
     return Tuned(
         best,
@@ -338,7 +358,7 @@ def tune(
         {nth: value(each) for nth, each in without.items() if best[nth] != now[nth]},
         before.replayed.measured,
         after.replayed.measured,
-        [each for each in gains if each is not None],
+        [wish.gain(*pair) for pair in pairs],
         tried,
     )
 

@@ -160,7 +160,7 @@ def show(caller: Caller, /, id: str, watch: float | None) -> None:
     def look(client: Client) -> None:
         # The first look says which job the others show: @last may stand for another one by then.
         whole[:] = whole or [whole_id(client, id)]
-        job = client.show(*whole)
+        job = client.show(*whole, forecast=True)
         left = [client.result(*whole)] if job["has_result"] and not caller.json else []
         output.print_json(job) if caller.json else output.print_job(job, left)
 

@@ -29,10 +29,15 @@ NEWEST, USED_FOR = 2000, 7 * 86400.0
 MOST_PAST, LOOKED_AT, MOST_OPEN = 400, 2000, 2000
 #: Seconds for which stored forecasts are kept, and of which the coverage is told.
 KEPT, TOLD = 3 * 86400.0, 86400.0
+#: The longest promise that is judged, in seconds: those that are longer are forgotten before all of a day are known.
+LONGEST = KEPT - TOLD
+#: Jobs of a queue that are counted for the list of what waits.
+COUNTED = 1000
 #: Judged jobs from which on the coverage of an instance says something, and earlier forecasts from which on there ought
 #: to be a time.
 SOME = 200
 
+STILL_WAITS = Statement("SELECT EXISTS (SELECT FROM jobs WHERE id = :id AND state = 'queued')")
 PLACE = Statement("""
 SELECT j.id, j.queue, j.cohort, j.instance, j.platform, j.units, j.rank, j.queued_at, i.pool, q.max_quota,
     coalesce(q.usage, 0) AS usage, coalesce(g.terms->>'job_class', '') AS class,
@@ -129,7 +134,7 @@ SELECT j.id FROM (SELECT id, state, schedule_after FROM jobs ORDER BY id DESC LI
 WHERE j.state = 'queued' AND j.schedule_after IS NULL AND NOT EXISTS (SELECT FROM forecasts f WHERE f.job_id = j.id)
     AND (SELECT count(*) FROM (
         SELECT FROM forecasts WHERE waited IS NULL AND predicted IS NOT NULL LIMIT :open) o) < :open
-ORDER BY hashint8(j.id), j.id LIMIT :limit
+ORDER BY hashint8extended(j.id, :nth), j.id LIMIT :limit
 """)
 STORE = Statement("""
 INSERT INTO forecasts (job_id, cohort, instance, class, past, predicted, scale, seconds, upper, reason)
@@ -160,16 +165,20 @@ DELETE FROM forecasts WHERE job_id = ANY (ARRAY(
     SELECT job_id FROM forecasts WHERE at < now() - make_interval(secs => :age)
     ORDER BY at LIMIT :limit FOR UPDATE SKIP LOCKED))
 """)
-# By instance, and '' for the pool. A promise is judged by its start, or when its time is over.
+# By instance, and '' for the pool. A promise is judged when its time is over, also if it came true before: if early
+# starts counted at once and misses only then, the coverage would be told too high.
 JUDGED = Statement("""
 SELECT coalesce(i.name, '') AS instance, count(*) FILTER (WHERE judged)::integer AS jobs,
     count(*) FILTER (WHERE judged AND waited <= upper)::integer AS kept,
-    count(*) FILTER (WHERE past >= :some)::integer AS with_past,
-    count(*) FILTER (WHERE past >= :some AND upper IS NOT NULL)::integer AS told,
-    percentile_cont(0.5) WITHIN GROUP (ORDER BY upper) AS width,
-    percentile_cont(0.5) WITHIN GROUP (ORDER BY abs(waited - seconds)) AS error
-FROM (SELECT *, upper IS NOT NULL AND (waited IS NOT NULL OR at < now() - make_interval(secs => upper)) AS judged
-      FROM forecasts WHERE at > now() - make_interval(secs => :seconds)) f
+    count(*) FILTER (WHERE recent AND past >= :some)::integer AS with_past,
+    count(*) FILTER (WHERE recent AND past >= :some AND upper IS NOT NULL)::integer AS told,
+    percentile_cont(0.5) WITHIN GROUP (ORDER BY upper) FILTER (WHERE recent) AS width,
+    percentile_cont(0.5) WITHIN GROUP (ORDER BY abs(waited - seconds)) FILTER (WHERE judged) AS error
+FROM (
+    SELECT instance, past, seconds, upper, waited, at > now() - make_interval(secs => :seconds) AS recent,
+        coalesce(age BETWEEN upper AND upper + :seconds AND upper <= :longest, false) AS judged
+    FROM forecasts CROSS JOIN LATERAL (SELECT extract(epoch FROM now() - at)::double precision AS age) a
+) f
 LEFT JOIN instances i ON i.id = f.instance
 GROUP BY GROUPING SETS ((), (i.name)) ORDER BY 1
 """)
@@ -236,7 +245,10 @@ class Stored:
 
 @dataclass(frozen=True)
 class Waiting:
-    """Ready jobs of a cohort, instance and class ('' without one): how many, and the id of the last in the order."""
+    """Ready jobs of a cohort, instance and class ('' without one): how many, and the id of the last in the order.
+
+    Of each queue at most COUNTED jobs are counted.
+    """
 
     cohort: str
     instance: str
@@ -249,9 +261,10 @@ class Waiting:
 class Judged:
     """What became of the forecasts of the last day, of an instance, or of the pool with the instance ''.
 
-    jobs: those whose promise can be judged. kept: of them, those that started within the promised time. with_past: jobs
-    with at least SOME earlier forecasts. told: of them, those that got a time. width: the median of promised times.
-    error: the median difference between the told and the real time until the start; seconds, None without any.
+    jobs: those whose promised time was over within the day. kept: of them, those that started within the promised time.
+    with_past: jobs with at least SOME earlier forecasts. told: of them, those that got a time. width: the median of
+    promised times. error: the median difference between the told and the real time until the start; seconds, None
+    without any.
     """
 
     instance: str
@@ -266,6 +279,11 @@ class Judged:
     def coverage(self) -> float | None:
         """The part of jobs that started within the promised time."""
         return self.kept / self.jobs if self.jobs else None
+
+
+def still_waits(connection: Connection, job_id: int) -> bool:
+    """Return whether the job is queued."""
+    return bool(connection.execute(STILL_WAITS, {"id": job_id}).scalar_one())
 
 
 def place(connection: Connection, job_id: int) -> Place:
@@ -310,7 +328,7 @@ def past(connection: Connection, of: Place, *, of_instance: bool) -> list[Past]:
 
 def waiting(connection: Connection, *, limit: int) -> list[Waiting]:
     """Return up to `limit` groups of ready jobs, those with the most jobs first, of at most MOST_QUEUES queues."""
-    rows = connection.execute(WAITING, {"most": MOST_AHEAD, "queues": MOST_QUEUES}).all()
+    rows = connection.execute(WAITING, {"most": COUNTED, "queues": MOST_QUEUES}).all()
     groups: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
         groups.setdefault((row.cohort, row.instance, row.job_class), []).append(row)
@@ -332,9 +350,12 @@ def measure_times(connection: Connection) -> None:
     connection.execute(MEASURE_TIMES, {"newest": NEWEST, "used_for": USED_FOR})
 
 
-def jobs_without(connection: Connection, *, limit: int) -> Sequence[int]:
-    """Return up to `limit` of the newest jobs that wait and have no stored forecast."""
-    values = {"looked_at": LOOKED_AT, "open": MOST_OPEN, "limit": limit}
+def jobs_without(connection: Connection, *, limit: int, nth: int = 0) -> Sequence[int]:
+    """Return up to `limit` of the newest jobs that wait and have no stored forecast.
+
+    nth: another number gives others, so that none which cannot be foreseen keeps the rest from it.
+    """
+    values = {"looked_at": LOOKED_AT, "open": MOST_OPEN, "limit": limit, "nth": nth}
     return list(connection.execute(WITHOUT, values).scalars())
 
 
@@ -349,7 +370,7 @@ def judge(connection: Connection, *, after: int, limit: int) -> int | None:
 
 def judged(connection: Connection) -> list[Judged]:
     """Return what became of the forecasts of the last day: of the pool first, then of each instance with any."""
-    rows = connection.execute(JUDGED, {"some": SOME, "seconds": TOLD})
+    rows = connection.execute(JUDGED, {"some": SOME, "seconds": TOLD, "longest": LONGEST})
     return [Judged(*row) for row in rows]
 
 

@@ -355,9 +355,9 @@ SAMPLES_DO_NOT_OVERLAP = Invariant(
 # Of the journal, which may be much larger than all other tables together, the last day is looked at.
 JOURNAL_TAKES_OVER = Invariant(
     "S30",
-    "jobs that are in the journal although they are still kept, and jobs of the journal's last day without one last"
-    " attempt, or whose queue it does not know",
+    "jobs of the journal's last day that are still kept, or have not one last attempt, or whose queue it does not know",
     """SELECT k.job_id AS id FROM jobs j JOIN journal k ON k.finished_at = j.finished_at AND k.job_id = j.id
+       WHERE k.finished_at >= (SELECT max(finished_at) - interval '1 day' FROM journal)
        UNION
        SELECT k.job_id
        FROM journal k LEFT JOIN journal_queues q ON q.queue = k.queue

@@ -1,12 +1,15 @@
 """When a waiting job will start, as `show`, `explain`, a plan and `leasehold forecast` tell it."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import httpx
 
 from assigner.explain.forecast import foresee
+from assigner.maintenance.forecasts import Forecasts
 from schema.accounting import forecasts
+from schema.postgres.connection import Connection
 from tests.support.pool import Pool, completed
 
 #: Thirty forecasts: twenty came true, ten were twice as late. Five of another class are of jobs that are gone.
@@ -28,7 +31,7 @@ def test_a_waiting_job_tells_when_it_will_start_or_why_nobody_knows(
     pool.assigner().run_once()
     waiting, last = pool.submit(), pool.submit(retry_failed=True)
 
-    def told(job: str, of: str = "") -> dict[str, Any]:
+    def told(job: str, of: str = "?forecast=true") -> dict[str, Any]:
         found: dict[str, Any] = operator.get(f"/v1/jobs/{job}{of}").json()["forecast"]
         return found
 
@@ -37,6 +40,7 @@ def test_a_waiting_job_tells_when_it_will_start_or_why_nobody_knows(
     assert told(last[0])["sentence"] == "not known, because too few jobs like it have started lately"
     pool.change(PAST)
     assert told(running) is None
+    assert told(last[0], "") is None, "nobody asked for it"
     first, second = (told(job) for job in (*waiting, *last))
     assert (round(first["seconds"]), round(second["seconds"])) == (30, 60)
     # Nine of ten were off by no more than their scale, which is here 60 s + 30 s of its own + 1 s.
@@ -64,8 +68,23 @@ def test_a_waiting_job_tells_when_it_will_start_or_why_nobody_knows(
     assert row.job_id == pool.job(waiting[0]).id
     assert 0 <= row.waited < 30
     of_pool = pool.database.run(forecasts.judged)[0]
-    assert (of_pool.jobs, of_pool.kept, of_pool.with_past, of_pool.told) == (31, 21, 30, 30)
+    assert (of_pool.jobs, of_pool.kept, of_pool.with_past, of_pool.told) == (30, 20, 30, 30)
     good(f"release {last[0]}")
     text = good("forecast")
     assert "starts in about" in text
-    assert "67.7%" in text
+    assert "66.7%" in text
+
+
+def test_a_job_that_cannot_be_foreseen_keeps_no_other_from_it(pool: Pool) -> None:
+    bad, good = (pool.job(*pool.submit()).id for _ in range(2))
+
+    def foreseen(connection: Connection, job: int) -> forecasts.Stored:
+        if job == bad:
+            connection.execute_sql("SELECT 1 / 0")
+        return foresee(connection, job).stored
+
+    Forecasts(pool.database, foreseen).run_once()
+    assert [row.job_id for row in pool.rows("SELECT job_id FROM forecasts")] == [good]
+    pool.submit(3)
+    first = {pool.database.run(partial(forecasts.jobs_without, limit=1, nth=nth))[0] for nth in range(20)}
+    assert len(first) > 1, "the others have their turns"

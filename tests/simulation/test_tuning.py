@@ -99,6 +99,10 @@ def test_the_best_candidate_is_judged_on_what_it_has_not_seen_and_changes_only_w
     assert found.after.overall.p95 < found.seen[0] == 90.0
     assert found.without[0] == 90.0
     assert found.interval()[1] > 0
+    assert found.refusal(wish, None) is found.refusal(wish, 0.05) is None
+    assert "is less than the error" in str(found.refusal(wish, 99.0))
+    assert "tell nothing of p95_wait" in str(replace(found, gains=[0.5, None]).refusal(wish, None))
+    assert "only -10.0%" in str(replace(found, gains=[0.5, -0.1]).refusal(wish, None))
     assert [round(until) for until, _, _ in tried.spans] == [20, 40, 80, 80, 100]
     assert [judged for _, judged, _ in tried.spans] == [None] * 4 + [80.0]
     assert [count for _, _, count in tried.spans][:3] == [13, 5, 2]
@@ -139,3 +143,4 @@ def test_nothing_is_proposed_where_nothing_helps() -> None:
     )
     assert found.without == {}
     assert found.values == tuple(each.now for each in parameters)
+    assert found.refusal(wish, None) == "no candidate was better than what is in force"

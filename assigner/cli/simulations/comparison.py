@@ -1,10 +1,10 @@
 """The comparison of simulated policies in words and tables."""
 
-import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import redirect_stdout
 from dataclasses import dataclass
 from datetime import UTC, datetime
+
+import click
 
 from assigner.simulation import report
 from assigner.simulation.past import Past
@@ -40,21 +40,19 @@ class Result:
 Figure = Callable[[Measured], float | None]
 
 
-def text(result: Result) -> str:
-    """Return the whole report."""
-    written = io.StringIO()
-    with redirect_stdout(written):
-        print("\n".join(_head(result)))
-        shown = {**({REAL: result.real} if result.real else {})}
-        shown |= {name: each.replayed.measured for name, each in result.outcomes.items()}
-        rows = [[*title, *(_cell(result, run, figure, told) for run in shown)] for title, figure, told in _rows(shown)]
-        table(["instance", "figure", *shown], rows)
-        for name, lost in result.lost.items():
-            if lost:
-                print(f"\nJobs that lose most under {name}:")
-                ids = {job.name: job.public_id or job.name for job in result.past.jobs}
-                table(["job", "instance", "before", "then"], [_loser(each, ids) for each in lost])
-    return written.getvalue().rstrip("\n")
+def show(result: Result) -> None:
+    """Print the whole report."""
+    for line in _head(result):
+        click.echo(line)
+    shown = {**({REAL: result.real} if result.real else {})}
+    shown |= {name: each.replayed.measured for name, each in result.outcomes.items()}
+    rows = [[*title, *(_cell(result, run, figure, told) for run in shown)] for title, figure, told in _rows(shown)]
+    table(["instance", "figure", *shown], rows)
+    ids = {job.name: job.public_id or job.name for job in result.past.jobs}
+    for name, lost in result.lost.items():
+        if lost:
+            click.echo(f"\nJobs that lose most under {name}:")
+            table(["job", "instance", "before", "then"], [_loser(each, ids) for each in lost])
 
 
 def _head(result: Result) -> Iterator[str]:

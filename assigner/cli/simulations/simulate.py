@@ -1,10 +1,12 @@
 """`leasehold simulate`: find the past that is repeated, replay it under each policy, and print the comparison."""
 
+import io
 import math
 import os
 import re
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -105,13 +107,15 @@ def run(installation: Installation, asked: Asked, *, bots_of: Callable[[PoolSett
     result = comparison.Result(
         past, real, outcomes, base, error, lost, known_since=_known_since(installation.settings, past)
     )
-    text = comparison.text(result)
     if asked.html is not None:
-        _write(asked.html, _page(text, past, {name: each.replayed.records for name, each in outcomes.items()}))
+        with redirect_stdout(io.StringIO()) as written:
+            comparison.show(result)
+        runs = {name: each.replayed.records for name, each in outcomes.items()}
+        _write(asked.html, _page(written.getvalue(), past, runs))
     if as_json:
         print_json(_document(result))
     else:
-        click.echo(text)
+        comparison.show(result)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """`leasehold tune`: search for a better policy by simulations of the pool's past, and keep it as a draft version."""
 
-import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,7 +7,6 @@ from functools import partial
 
 import click
 from leasehold.errors import BadInput
-from leasehold.wire import escaped
 from pydantic import ValidationError
 
 from assigner.cli.output import print_json
@@ -18,7 +16,6 @@ from assigner.settings import COMMAND_TIMEOUT, Installation, PoolSettings
 from assigner.simulation import report
 from assigner.simulation.past import Past
 from assigner.simulation.replay import BotsOf, measured_of, step_of
-from assigner.simulation.report import Measured
 from assigner.simulation.runs import Trial, run_all
 from assigner.simulation.tuning import Parameter, Tuned, Values, Wish, changed, parameters_of, tune
 from schema.policy import versions
@@ -57,7 +54,7 @@ def run(
     make = partial(_trial, content, parameters, base, past, bots_of)
     replays = partial(run_all, seed=asked.seed, step=step, told=tell_progress)
     (now,) = replays(past, [make(tuple(each.now for each in parameters))], shakes=0)
-    _require_values(search.wish, now.replayed.measured)
+    search.wish.require_values(now.replayed.measured)
     error = None
     if past.records is not None:
         error = report.error_of(measured_of(past, past.records), now.replayed.measured)
@@ -71,7 +68,7 @@ def run(
         shakes=search.shakes,
         chance=random.Random(f"{asked.seed} tune"),
     )
-    refusal = _refusal(found, search.wish, error, search.shakes + 1)
+    refusal = found.refusal(search.wish, error)
     version = None
     if refusal is None and base.content is not None:
         version = _draft(installation, parameters, search.wish, found)
@@ -101,37 +98,6 @@ def _trial(
             raise BadInput("--parameter", f"quota {name}: its maximum is below its minimum")
     limits = None if base.content is None else wanted
     return Trial("tried", settings, limits, past.bots, bots_of(settings))
-
-
-def _require_values(wish: Wish, now: Measured) -> None:
-    """Raise BadInput for a figure of which the past tells nothing, such as one of a class that no job has."""
-    for option, each in (("--objective", wish.objective), *(("--keep", keep) for keep in wish.keeps)):
-        if each.of(now) is None:
-            raise BadInput(option, f"{escaped(each.text, 64)} has no value in this past")
-
-
-def _refusal(found: Tuned, wish: Wish, error: float | None, replays: int) -> str | None:
-    """Why nothing is proposed; None if the proposal is good."""
-    median, low, _ = found.interval()
-    if not found.without:
-        return "no candidate was better than what is in force"
-    if len(found.gains) < replays:
-        return f"the jobs that it had not seen tell nothing of {wish.objective.text}"
-    broken = [each.text for each in wish.keeps if each.excess(found.after, found.before) > 0]
-    if broken:
-        return f"on jobs that it had not seen the best candidate breaks {', '.join(broken)}"
-    if low <= 0:
-        return (
-            f"on jobs that it had not seen the best candidate is not always better: by {median:.1%}, at least {low:.1%}"
-        )
-    if error is not None and _apart(median) <= error:
-        return f"the gain of {median:.1%} is less than the error of the simulation, {error:.1%}"
-    return None
-
-
-def _apart(gain: float) -> float:
-    """The gain on the scale of the error: by which part the larger of both values is larger than the smaller."""
-    return gain / (1.0 - gain) if gain < 1.0 else math.inf
 
 
 def _draft(installation: Installation, parameters: Sequence[Parameter], wish: Wish, found: Tuned) -> int:

@@ -113,7 +113,7 @@ class Page:
         ended = verdict(job)
         self._verdict.text = ended
         self._verdict.classes(replace=f"verdict state-{job['state']}")
-        self._facts.show(fact_rows(job))
+        self._facts.show(fact_rows({**job, "forecast": explained.get("forecast")}))
         self._why.text = explained["sentence"][:1].upper() + explained["sentence"][1:]
         closed_first = sorted(explained["gates"], key=lambda one: one["open"] is not False)
         self._gates.show([(one["gate"], gate(one)) for one in closed_first])

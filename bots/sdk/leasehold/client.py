@@ -316,9 +316,12 @@ class Client:
         ids = [node["id"] for node in taken["nodes"] if node["id"] != taken["callback"]]
         return {"graph": taken["id"], "jobs": ids, "callback": taken["callback"], "created": taken["created"]}
 
-    def show(self, job: str) -> Record:
-        """Return one job with its request, state, result and history. Raises NotFound."""
-        return self._transport.call("GET", _job_path(job))
+    def show(self, job: str, *, forecast: bool = False) -> Record:
+        """Return one job with its request, state, result and history. Raises NotFound.
+
+        forecast: also when it will start, if it waits; that costs the pool some reads.
+        """
+        return self._transport.call("GET", _job_path(job), query={"forecast": "true"} if forecast else None)
 
     def result(self, job: str) -> Any:
         """Return the JSON that the job's command left as its result. Raises NotFound if it left none, or none yet."""
