@@ -196,13 +196,14 @@ def build(
             held_sessions.close()
             await polls.close()
 
-    # A redirect would lead to the host that the request names, with the token.
-    app = Application(
-        title="Leasehold", version="1", lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False
-    )
     parts = [routes.router, health_router, *routers]
-    for router in parts:
-        app.include_router(router)
+    # The routes as they are: an included router builds each of them once more, all while a first request waits. And a
+    # redirect would lead to the host that the request names, with the token.
+    own = [route for router in parts for route in router.routes]
+    app = Application(
+        title="Leasehold", version="1", lifespan=lifespan, routes=own, redirect_slashes=False, docs_url=None,
+        redoc_url=None,
+    )  # fmt: skip
     problems.install(app)
     rules = route_rules(parts, max_body=settings.max_body)
     app.state.readers = {
