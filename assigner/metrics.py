@@ -230,6 +230,10 @@ LOOP_ERRORS = Counter(
     ["loop"],
 )
 POLICY = Gauge("leasehold_policy_version", "Version of the policy by which this process works; 0 while there is none.")
+CANARIES_RETURNED = Counter(
+    "leasehold_policy_canaries_returned_total",
+    "Trials of a version of the policy that this process has taken back, because a guard did not hold.",
+)
 LOOP_AGE = Gauge(
     "leasehold_loop_age_seconds",
     "Seconds since a background loop of this process last completed a run without an error.",

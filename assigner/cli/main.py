@@ -164,7 +164,9 @@ class Root(Group):
 def cli(context: click.Context, data: Path | None, config: Path | None) -> None:
     """A worker pool whose only moving part is PostgreSQL."""
     if context.invoked_subcommand not in LOCAL:
-        return  # the command calls a gateway, which reads the configuration
+        # The command calls a gateway, which reads the configuration. One of them reads a file that is not in force.
+        context.meta[names.SECTIONS] = sections
+        return
     from leasehold.credentials import default_data
 
     from assigner import logs

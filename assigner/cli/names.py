@@ -5,6 +5,8 @@ An earlier name is refused with the one that took its place. Nothing is imported
 
 from collections.abc import Mapping, Sequence
 
+#: In the `meta` of a command's context: what returns the model of a whole configuration file.
+SECTIONS = "leasehold.sections"
 #: The groups of `--help`, in its order. A test says that each command is in one of them.
 GROUPS: Mapping[str, Sequence[str]] = {
     "Jobs": (

@@ -8,8 +8,9 @@ import click
 from leasehold.errors import LeaseholdError
 from leasehold.wire import escaped
 
-from assigner.cli import policies, reports
+from assigner.cli import reports
 from assigner.cli.output import Caller, Calling, duration, print_json, reason_option
+from assigner.cli.policy import versions
 from assigner.cli.resources import group
 from assigner.operator_resources.declaration import Resource
 from assigner.operator_resources.registry import RESOURCES
@@ -196,7 +197,7 @@ COMMANDS: Mapping[str, Callable[[Calling], click.Command]] = {
     "assigners": assigners,
     "demand": reports.demand,
     "forecast": reports.forecasts,
-    "policy": policies.policy,
+    "policy": versions.policy,
     "preemptions": reports.preemptions,
     "report": reports.report,
 }

@@ -111,8 +111,8 @@ class PriorityAgeAssigner:
     With `minimums_first`, jobs that an instance needs to reach its minimum come first. This is the only difference
     between BuildGrid's cohort assigner and its priority-age assigner.
 
-    Any number of assigners may run in any number of processes. An assigner with a `cohort` serves the bots and jobs of
-    that cohort alone. Cohorts share neither bots nor queues, so that such assigners do not compete.
+    Any number of assigners may run in any number of processes. An assigner with `cohorts` serves the bots and jobs of
+    these alone. Cohorts share neither bots nor queues, so that assigners of different ones do not compete.
 
     An assigner holds one connection at a time. Between cycles it has nothing but its `Memory`, so that a kill at any
     moment loses nothing.
@@ -128,7 +128,7 @@ class PriorityAgeAssigner:
         name: str,
         now: Monotonic,
         quotas: QuotaSettings | None = None,
-        cohort: int | None = None,
+        cohorts: Sequence[int] | None = None,
         rules: Rules = RULES,
         recorder: DecisionRecorder | None = None,
         policy: int | None = None,
@@ -136,21 +136,31 @@ class PriorityAgeAssigner:
         self.name, self._recorder, self._policy = name, recorder, policy
         self._database, self._settings, self._timing = database, settings, timing
         self._quotas = quotas or QuotaSettings()
-        self._cohorts = None if cohort is None else (cohort,)
+        self._cohorts = self._next_cohorts = cohorts
         self._chance, self._now = chance, now
         self._memory = Memory(now, chance)
         self._admission = AdmissionController(rules, self._memory.admission, name=name, now=now)
 
     def reconfigure(
-        self, settings: AssignerSettings, quotas: QuotaSettings, rules: Rules = RULES, *, policy: int | None = None
+        self,
+        settings: AssignerSettings,
+        quotas: QuotaSettings,
+        rules: Rules = RULES,
+        *,
+        policy: int | None = None,
+        cohorts: Sequence[int] | None = None,
     ) -> None:
         """Use other settings from the next cycle on. policy: the version that they are of, which leases name."""
-        self._settings, self._quotas, self._policy = settings, quotas, policy
+        self._settings, self._quotas, self._policy, self._next_cohorts = settings, quotas, policy, cohorts
         self._admission.reconfigure(rules)
 
     def run_once(self) -> float:
         """Run one cycle; returns the seconds to sleep before the next one."""
         began = self._now()
+        if self._cohorts != self._next_cohorts:
+            # What it remembers of the fronts is of the cohorts that it served.
+            self._cohorts = self._next_cohorts
+            self._memory.undone()
         cycle = self._memory.conflicts.run(
             self._database, self._cycle, undone=self._memory.undone, kept_plans=self._memory.chosen <= FEW
         ) or CycleResult(lost=1)

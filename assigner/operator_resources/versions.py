@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from leasehold.errors import BadInput, Conflict, NotFound
+from leasehold.wire import escaped
 from pydantic import ValidationError
 from pydantic_core import to_json
 
@@ -19,13 +20,14 @@ from assigner.operator_resources.tenancy import COHORTS
 from schema import declarations
 from schema.fleet import success
 from schema.fleet.success import SuccessSettings
-from schema.policy import versions
+from schema.policy import canaries, versions
 from schema.policy.versions import Content, Origin, Version
 from schema.postgres.connection import Connection
 from schema.tenancy import lock_order
 
-#: Error codes: no version was before the one in force; another one is in force; another one was when a draft was made.
-IN_FORCE, OTHER, STALE = "policy_in_force", "other_policy_in_force", "stale_draft"
+#: Error codes: no version was before the one in force; another one is in force; another one was when a draft was made;
+#: a trial is running, or the version is a step of one.
+IN_FORCE, OTHER, STALE, TRIAL = "policy_in_force", "other_policy_in_force", "stale_draft", "canary_running"
 #: Raises Conflict if a version cannot be used by the process that is to put it into force.
 Check = Callable[[Version], None]
 #: The resources by whose values waiting jobs have their priorities.
@@ -59,6 +61,10 @@ def roll_back(
         raise Conflict(OTHER, f"policy: version {of} is not in force, but version {now}")
     if origin.before is None:
         raise Conflict(IN_FORCE, "policy: there was no version before the one in force")
+    if (trial := canaries.running(connection)) is not None:
+        raise Conflict(
+            TRIAL, f"policy: a canary of version {trial.policy} is running: `policy canary --stop` takes it back"
+        )
     wanted = versions.version(connection, origin.before)
     return _put(connection, wanted, Origin(wanted.parent, undid=now), check, actor=actor, reason=reason)
 
@@ -69,19 +75,82 @@ def activate(
     """Put the version into force; nothing happens if it is so already.
 
     stale: also a draft that was made while another version was in force, whose changes since are then taken back.
-    check: called with the version; raises Conflict if it cannot be used here. Raises NotFound, and Conflict.
+    A trial that is running ends with it. check: called with the version; raises Conflict if it cannot be used here.
+    Raises NotFound, and Conflict.
     """
     now, wanted = versions.hold(connection), versions.version(connection, id)
     if id == now:
         return Activated(id)
-    if wanted.drafted and wanted.parent != now and not stale:
+    refuse_trial(wanted)
+    trial = canaries.running(connection)
+    if wanted.drafted and wanted.parent not in (now, trial and trial.base) and not stale:
         raise Conflict(
             STALE,
             f"policy: draft {id} was made of version {wanted.parent}, and version {now} is in force, whose changes it "
             f"would take back: see `policy diff {id}`, make the draft again, or activate it with --stale (over HTTP "
             "stale=true)",
         )
-    return _put(connection, wanted, Origin(now), check, actor=actor, reason=reason)
+    before = now
+    if trial is not None:
+        before = trial.base
+        canaries.end(connection, "activated" if id == trial.policy else "replaced", f"{actor} activated version {id}")
+    return _put(connection, wanted, Origin(before), check, actor=actor, reason=reason)
+
+
+def draft(
+    connection: Connection,
+    settings: Mapping[str, Mapping[str, Any]],
+    limits: Mapping[str, Mapping[str, Mapping[str, Any]]],
+    *,
+    actor: str,
+    reason: str,
+) -> int:
+    """Make a version that is not in force: the one in force, but for these sections and limits; return its number.
+
+    Of `assigners` the entries that are not named stay, and of a limit the values. Raises BadInput.
+    """
+    known = {each.name: each for each in RESOURCES if each.name in versions.DECIDING}
+    if unknown := sorted(limits.keys() - known.keys()):
+        raise BadInput("limits", f"there is no resource '{escaped(unknown[0], 60)}' that decides")
+    if unknown := sorted(settings.keys() - versions.SECTIONS):
+        raise BadInput("settings", f"there is no section '{escaped(unknown[0], 60)}' that decides")
+
+    def changed(content: Content) -> Content:
+        if not content:
+            raise Conflict(IN_FORCE, "policy: there is no version yet")
+        before = content["settings"]
+        entries = {**before.get("assigners", {}), **settings.get("assigners", {})}
+        found = {**content["limits"]}
+        for resource, items in limits.items():
+            present = found.get(resource, {})
+            found[resource] = {**present, **{name: _terms(known[resource], name, present, items) for name in items}}
+        return {**content, "settings": {**before, **settings, "assigners": entries}, "limits": found}
+
+    return versions.draft(connection, changed, actor=actor, reason=reason)
+
+
+def _terms(
+    resource: Resource[Any], name: str, present: Mapping[str, Any], items: Mapping[str, Mapping[str, Any]]
+) -> Mapping[str, Any]:
+    """Return the values of a limit with those that are given. Raises BadInput if they are not what it may have."""
+    terms = {**present.get(name, {}), **items[name]}
+    try:
+        resource.set.model.model_validate_json(to_json(terms))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, ("limits", resource.name, name, *first["loc"])))
+        raise BadInput(where, first["msg"]) from None
+    return terms
+
+
+def refuse_trial(wanted: Version) -> None:
+    """Raise Conflict if the version is a step of a trial, of which others would take no notice."""
+    if wanted.content is not None and (trial := canaries.of(wanted.content)) is not None:
+        raise Conflict(
+            TRIAL,
+            f"policy: version {wanted.id} is a step of a canary: name version {trial['policy']}, which was tried, or "
+            f"version {trial['base']}, which was in force before",
+        )
 
 
 def _put(

@@ -20,6 +20,7 @@ from assigner.maintenance.retention import Retention
 from assigner.maintenance.schedules import Schedules
 from assigner.maintenance.upkeep import Upkeep
 from assigner.maintenance.webhooks import Webhooks
+from assigner.operator_resources import canaries
 from assigner.process import policies
 from assigner.process.policies import ACTOR, LOOK_EVERY, InForce
 from assigner.process.threads import AssignerThreads, Presence, rules_from, seeded
@@ -139,6 +140,7 @@ class AssignerProcess:
             Loop("upkeep", self._upkeep.run_once, chance=seeded(chance)),
             Loop("retention", self._retention.run_once, chance=seeded(chance)),
             Loop("meters", self._polling.run_once, chance=seeded(chance)),
+            Loop("canary", self._watch_canary, chance=seeded(chance)),
             Loop("webhooks", self._webhooks.run_once, chance=seeded(chance)),
             Loop(
                 "schedules",
@@ -236,7 +238,7 @@ class AssignerProcess:
     def _reconfigure(self, policy: InForce) -> None:
         now = policy.settings
         metrics.POLICY.set(policy.version or 0)
-        self._assigner_threads.reconfigure(now, policy.version)
+        self._assigner_threads.reconfigure(now, policy.version, policy.trial)
         if self._cohort_loop is not None:
             self._cohort_loop.wake()
         self._upkeep.reconfigure(now.upkeep, now.fair_share)
@@ -244,6 +246,11 @@ class AssignerProcess:
         self._polling.reconfigure(now.meters)
         self._webhooks.reconfigure(now.webhooks)
         self._schedules.reconfigure(level=now.service_levels.default, estimate=now.estimates.estimate)
+
+    def _watch_canary(self) -> float:
+        """Look at a trial of a version, if there is one and it is time."""
+        canaries.watch(self._database)
+        return canaries.LOOK_EVERY
 
     def _warn_of_restarts(self, before: PoolSettings, now: PoolSettings) -> None:
         changed = changed_keys(before, now)

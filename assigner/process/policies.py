@@ -34,8 +34,8 @@ ACTOR = "config"
 REASON = "configuration"
 #: Seconds between two looks which version is in force.
 LOOK_EVERY = 1.0
-#: Sections that decide. Those that only `bots` know are there if the model of the file has them.
-SECTIONS = ("quotas", "fair_share", "ordering", "checkers", "success", "fetch")
+#: Sections that decide, beside the entries. Those that only `bots` know are there if the model of the file has them.
+SECTIONS = tuple(sorted(versions.SECTIONS - {"assigners"}))
 #: Lists of the file whose items become rows.
 DECLARED = ("cohorts", "queues", "instances", "rates", "windows")
 #: Keys of an entry that are its name, and those that only its host decides.
@@ -48,11 +48,21 @@ log = structlog.get_logger()
 
 
 @dataclass(frozen=True)
+class Trial:
+    """Other settings that decide in some cohorts. cohorts, others: their ids, and those of all others."""
+
+    cohorts: Sequence[int]
+    others: Sequence[int]
+    settings: PoolSettings
+
+
+@dataclass(frozen=True)
 class InForce:
     """The settings by which a process works, and the version that they are of; None = there is none yet.
 
     file: what the process's file says. absent: entries of the file that the version does not have, which are as the
     file says. refused: a version that is in force and cannot be used here, so that the one before stays; error: why.
+    trial: None = the settings decide everywhere.
     """
 
     file: PoolSettings
@@ -61,6 +71,7 @@ class InForce:
     absent: tuple[str, ...] = ()
     refused: int | None = None
     error: str | None = None
+    trial: Trial | None = None
 
     @property
     def settings(self) -> PoolSettings:
@@ -126,7 +137,7 @@ def declare(connection: Connection, settings: PoolSettings, *, reason: str = REA
     now = versions.read(connection, {})["limits"]
     lock_order.take(connection, now, {
         resource: {**now[resource], **{name: {**now[resource].get(name, {}), **terms} for name, terms in items.items()}}
-        for resource, items in _declared_limits(settings).items()
+        for resource, items in declared_limits(settings).items()
     })  # fmt: skip
     queue_limits.declare(connection, settings.queues, actor=ACTOR)
     success.declare(connection, settings.success, actor=ACTOR)
@@ -186,11 +197,26 @@ def look(connection: Connection, file: PoolSettings, known: InForce | None) -> I
     if row.settings is None:
         return InForce(file)
     try:
-        return merged(file, row.id, row.settings)
+        found = merged(file, row.id, row.settings)
+        return replace(found, trial=_trial(connection, found, row.settings.get(versions.TRIAL)))
     except ValidationError as error:
         reason = _unusable(row.id, error)
         log.error("a policy cannot be used here, the one before stays", policy=row.id, error=reason)
         return replace(known or _newest_usable(connection, file, row.id), refused=row.id, error=reason)
+
+
+def _trial(connection: Connection, found: InForce, mark: Mapping[str, Any] | None) -> Trial | None:
+    """Return where other settings decide; None if they do nowhere. Raises ValidationError if they cannot be used here.
+
+    A cohort that is new, or gone, makes a version, so that this is asked again.
+    """
+    if mark is None or "cohorts" not in mark:
+        return None
+    row = connection.execute(versions.TRIED, {"policy": mark["policy"], "names": mark["cohorts"]}).one()
+    tried = merged(found.file, mark["policy"], row.settings).settings
+    if tried == found.settings or row.tried is None:
+        return None
+    return Trial(tuple(row.tried), tuple(row.others or ()), tried)
 
 
 def _newest_usable(connection: Connection, file: PoolSettings, refused: int) -> InForce:
@@ -260,7 +286,7 @@ def unlike_file(file: PoolSettings, content: Content) -> list[Change]:
     told, settings = deciding(file), content["settings"]
     entries = settings.get("assigners", {})
     has = {**settings, "assigners": {name: entries.get(name) for name in told["assigners"]}}
-    said = _declared_limits(file)
+    said = declared_limits(file)
     limits = {
         resource: {
             name: {field: content["limits"].get(resource, {}).get(name, {}).get(field) for field in terms}
@@ -273,7 +299,7 @@ def unlike_file(file: PoolSettings, content: Content) -> list[Change]:
     return versions.differences({"settings": told, "limits": said}, {"settings": has, "limits": limits})
 
 
-def _declared_limits(file: PoolSettings) -> dict[str, dict[str, dict[str, Any]]]:
+def declared_limits(file: PoolSettings) -> dict[str, dict[str, dict[str, Any]]]:
     """Return the rows that the file declares, as versions have them, with the fields that it gives."""
     shares = {
         each.name: each.model_dump(mode="json", include=set(PoolLimits.model_fields) | {"weight", "unit", "slots"},

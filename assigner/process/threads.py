@@ -15,6 +15,7 @@ from assigner.cycle.assigner import PriorityAgeAssigner
 from assigner.cycle.settings import AssignerSettings
 from assigner.loops import Loop
 from assigner.placement.decision_sample import DecisionRecorder, stored
+from assigner.process.policies import Trial
 from assigner.settings import PoolSettings
 from schema import clock
 from schema.postgres.engine import Database
@@ -120,6 +121,8 @@ class Presence:
 
 #: Seconds between two reads of the cohorts.
 COHORTS_INTERVAL = 3.0
+#: The place of a thread that serves the cohorts in which other settings are tried.
+CANARY = "canary"
 #: Seconds that the thread of a removed cohort gets to end its cycle before the next read.
 STOP_WITHIN = 2.0
 
@@ -131,8 +134,8 @@ class ThreadRole:
     """What one thread is for.
 
     entry: number of its `[[assigners]]` entry.
-    place: number of the thread, or `cohort-` and the cohort's name.
-    cohort: id of the cohort, None for a thread with a number.
+    place: number of the thread, or `cohort-` and the cohort's name, or CANARY.
+    cohort: id of the cohort; None for a thread with a number, and for one that serves the cohorts of a trial.
     """
 
     entry: int
@@ -165,12 +168,14 @@ class AssignerThreads:
         self._database, self._settings, self._name = database, settings, name
         self._wakeups, self._presence, self._chance = wakeups, presence, chance
         self._kinds = [each.kind for each in settings.assigners]
+        self._threads = [each.threads for each in settings.assigners]
         self._lock = threading.Lock()
         self._held: dict[ThreadRole, RunningThread] = {}
         self._groups: dict[int, SignalGroup] = {}
         self._missing: set[str] = set()
-        self._over = False
+        self._started = self._over = False
         self._policy: int | None = None
+        self._trial: Trial | None = None
         self._filters = [_filters(each) for each in settings.assigners]
         presence.serves(list(self._filters))
 
@@ -180,12 +185,10 @@ class AssignerThreads:
         return "cohort" in self._kinds
 
     def start(self) -> None:
-        """Start the threads whose number is fixed."""
+        """Start the threads that serve no single cohort."""
         with self._lock:
-            for entry, settings in enumerate(self._settings.assigners):
-                if settings.kind != "cohort":
-                    for thread in range(settings.threads):
-                        self._start_thread(ThreadRole(entry, str(thread)))
+            self._started = True
+            self._match_numbered()
 
     def run_once(self) -> float:
         """Start and stop threads so that each cohort has one. Returns the seconds until the next call."""
@@ -195,15 +198,23 @@ class AssignerThreads:
                 self._match(found)
         return COHORTS_INTERVAL
 
-    def reconfigure(self, settings: PoolSettings, policy: int | None = None) -> None:
-        """Use other settings, of this version of the policy, from each thread's next cycle on. The number and the kinds
-        of entries do not change."""
+    def reconfigure(self, settings: PoolSettings, policy: int | None = None, trial: Trial | None = None) -> None:
+        """Use other settings, of this version of the policy, from each thread's next cycle on; in the cohorts of the
+        trial those of the trial. The number and the kinds of entries do not change."""
         with self._lock:
-            self._settings, self._policy = settings, policy
+            self._settings, self._policy, self._trial = settings, policy, trial
             for role, held in self._held.items():
-                if (entry := self._entry(role.entry)) is not None:
-                    held.assigner.reconfigure(entry, settings.quotas, rules_from(settings), policy=policy)
+                if (entry := self._entry(role.entry, self._of_role(role))) is not None:
+                    held.assigner.reconfigure(
+                        entry,
+                        self._of_role(role).quotas,
+                        rules_from(self._of_role(role)),
+                        policy=policy,
+                        cohorts=self._cohorts_of(role),
+                    )
                     held.loop.on_error_delay = entry.interval
+            if self._started and not self._over:
+                self._match_numbered()
             for number in range(len(self._kinds)):
                 if (entry := self._entry(number)) is not None:
                     self._filters[number] = _filters(entry)
@@ -218,12 +229,43 @@ class AssignerThreads:
             while self._groups:
                 self._groups.popitem()[1].close()
 
-    def _entry(self, entry: int) -> AssignerSettings | None:
+    def _entry(self, entry: int, settings: PoolSettings | None = None) -> AssignerSettings | None:
         """Return the entry's current settings, or None if it is gone or now of another kind."""
-        if entry >= min(len(self._settings.assigners), len(self._kinds)):
+        entries = (settings or self._settings).assigners
+        if entry >= min(len(entries), len(self._kinds)):
             return None
-        found = self._settings.assigners[entry]
+        found = entries[entry]
         return found if found.kind == self._kinds[entry] else None
+
+    def _is_tried(self, role: ThreadRole) -> bool:
+        """Whether the thread serves cohorts in which other settings are tried."""
+        trial = self._trial
+        return trial is not None and (role.place == CANARY if role.cohort is None else role.cohort in trial.cohorts)
+
+    def _of_role(self, role: ThreadRole) -> PoolSettings:
+        return self._trial.settings if self._trial is not None and self._is_tried(role) else self._settings
+
+    def _cohorts_of(self, role: ThreadRole) -> Sequence[int] | None:
+        if role.cohort is not None:
+            return (role.cohort,)
+        if self._trial is None:
+            return None
+        return self._trial.cohorts if role.place == CANARY else self._trial.others
+
+    def _match_numbered(self) -> None:
+        """Start the threads that serve no single cohort; for a trial one more of each entry, which ends with it."""
+        places = [[str(number) for number in range(threads)] for threads in self._threads]
+        wanted = {
+            ThreadRole(entry, place)
+            for entry, kind in enumerate(self._kinds)
+            if kind != "cohort"
+            for place in [*places[entry], *([] if self._trial is None else [CANARY])]
+        }
+        numbered = {role for role in self._held if role.cohort is None}
+        for role in numbered - wanted:
+            self._stop_thread(role, STOP_WITHIN)
+        for role in sorted(wanted - numbered, key=lambda role: (role.entry, role.place)):
+            self._start_thread(role)
 
     def _match(self, found: Sequence[Cohort]) -> None:
         wanted = {role for entry, kind in enumerate(self._kinds) if kind == "cohort" for role in self._of(entry, found)}
@@ -251,17 +293,18 @@ class AssignerThreads:
         self._missing = missing
 
     def _start_thread(self, role: ThreadRole) -> None:
-        settings = self._settings.assigners[role.entry]
+        settings = self._of_role(role)
+        entry = self._entry(role.entry, settings) or settings.assigners[role.entry]
         assigner = PriorityAgeAssigner(
             self._database,
-            settings,
-            timing=self._settings.timing,
+            entry,
+            timing=settings.timing,
             chance=seeded(self._chance),
             name=f"{self._name}/{role.entry}.{role.place}",
             now=clock.monotonic,
-            quotas=self._settings.quotas,
-            cohort=role.cohort,
-            rules=rules_from(self._settings),
+            quotas=settings.quotas,
+            cohorts=self._cohorts_of(role),
+            rules=rules_from(settings),
             recorder=self._presence.recorder,
             policy=self._policy,
         )
@@ -272,7 +315,7 @@ class AssignerThreads:
             chance=seeded(self._chance),
             signal=signal,
             idle=lambda: self._wakeups.idle("jobs"),
-            on_error_delay=settings.interval,
+            on_error_delay=entry.interval,
         )
         self._held[role] = RunningThread(assigner, loop, signal)
         loop.start()

@@ -159,7 +159,7 @@ class SimulatedPool:
                     name=name,
                     now=self.clock,
                     quotas=self.settings.quotas,
-                    cohort=cohort,
+                    cohorts=None if cohort is None else (cohort,),
                     rules=rules_from(self.settings),
                 )
                 yield _Assigner(assigner, self.clock.now)

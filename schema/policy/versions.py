@@ -25,6 +25,10 @@ from schema.postgres.statements import Statement
 KEPT = 1000
 #: The first changes of a version that are stored with it. All others follow from its content and its parent's.
 STORED_CHANGES = 100
+#: Sections of the configuration that decide.
+SECTIONS = frozenset({"assigners", "quotas", "fair_share", "ordering", "checkers", "success", "fetch"})
+#: The key of the settings that names a trial: the version that is tried, as `policy`, and where.
+TRIAL = "canary"
 #: Seconds for which a change waits for another one; less than a statement may take.
 HELD_WITHIN = 8.0
 
@@ -123,6 +127,7 @@ WITH made AS (
 ), forgotten AS (
     DELETE FROM policies p USING made, policy_in_force f WHERE p.id <= made.id - :kept
         AND p.id IS DISTINCT FROM :parent AND p.id IS DISTINCT FROM CAST(f.origin ->> 'before' AS integer)
+        AND NOT EXISTS (SELECT FROM policy_canaries c WHERE c.ended_at IS NULL AND p.id = c.policy)
 )
 SELECT id FROM made
 """)
@@ -148,6 +153,12 @@ LOOK = Statement("""
 SELECT f.id, CASE WHEN f.id IS DISTINCT FROM CAST(:known AS integer)
     THEN (SELECT content -> 'settings' FROM policies p WHERE p.id = f.id) END AS settings
 FROM policy_in_force f
+""")
+#: The settings of the version that a trial tries, and the ids of its cohorts and of all others.
+TRIED = Statement("""
+SELECT (SELECT content -> 'settings' FROM policies WHERE id = :policy) AS settings,
+    (SELECT array_agg(id ORDER BY id) FILTER (WHERE name = ANY (CAST(:names AS text[]))) FROM cohorts) AS tried,
+    (SELECT array_agg(id ORDER BY id) FILTER (WHERE name <> ALL (CAST(:names AS text[]))) FROM cohorts) AS others
 """)
 # What a process may work by that cannot use the version in force: the one before it first, then the newest.
 OTHERS = Statement("""
@@ -242,18 +253,24 @@ def hold_content(connection: Connection) -> tuple[int | None, Content]:
 
 
 def note_change(
-    connection: Connection, *, actor: str, reason: str, settings: Mapping[str, Any] | None = None
+    connection: Connection,
+    *,
+    actor: str,
+    reason: str,
+    settings: Mapping[str, Any] | None = None,
+    origin: Origin | None = None,
 ) -> int | None:
     """Make a version of what decides now and put it into force, if it differs from the one in force; return its number.
 
-    The caller has called `hold` in this transaction, and has made the changes. settings: None = as in force.
+    The caller has called `hold` in this transaction, and has made the changes. settings: None = as in force. origin:
+    None = a rollback goes to the version in force.
     """
     parent, before = hold_content(connection)
     content = read(connection, before.get("settings", {}) if settings is None else settings)
     if content == before:
         return None
     made = _make(connection, content, parent=parent, before=before, actor=actor, reason=reason)
-    _put_in_force(connection, made, Origin(parent))
+    _put_in_force(connection, made, origin or Origin(parent))
     return made
 
 
@@ -263,7 +280,9 @@ def draft(connection: Connection, change: Callable[[Content], Content], *, actor
     change: makes its content of that in force now, so that the draft has what operators have changed meanwhile.
     """
     parent, before = hold_content(connection)
-    made = _make(connection, change(before), parent=parent, before=before, actor=actor, reason=reason, drafted=True)
+    settings = {name: terms for name, terms in before.get("settings", {}).items() if name != TRIAL}
+    content = change({**before, "settings": settings})
+    made = _make(connection, content, parent=parent, before=before, actor=actor, reason=reason, drafted=True)
     audit.write(connection, "policy.draft", actor=actor, subject=f"policy:{made}", details={"reason": reason})
     return made
 

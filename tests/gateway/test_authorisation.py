@@ -78,6 +78,10 @@ GET                     /v1/settings                      operator
 GET                     /v1/policies                      operator
 GET                     /v1/policies/{number}             operator
 GET                     /v1/policies/{number}/diff        operator
+POST                    /v1/policies                      operator
+GET                     /v1/policies/canary               operator
+POST                    /v1/policies/canary/stop          operator
+POST                    /v1/policies/{number}/canary      operator
 POST                    /v1/policies/{number}/activate    operator
 POST                    /v1/policies/rollback             operator
 GET                     /v1/decisions                     operator

@@ -51,7 +51,7 @@ def assigning(
             name=f"{name}/{nth}",
             now=clock.monotonic,
             quotas=quotas,
-            cohort=cohort,
+            cohorts=None if cohort is None else (cohort,),
         )
         waits: dict[str, Any] = (
             {"signal": source.signal("jobs"), "idle": lambda: source.idle("jobs")} if wakeups else {}

@@ -118,7 +118,7 @@ def slow_clock() -> float:
 
 
 #: What an assigner and upkeep are made of beside their settings.
-ASSIGNER_PARTS = ("chance", "name", "now", "quotas", "cohort", "rules", "recorder", "policy")
+ASSIGNER_PARTS = ("chance", "name", "now", "quotas", "cohorts", "rules", "recorder", "policy")
 UPKEEP_PARTS = ("now", "webhooks", "tracer")
 
 

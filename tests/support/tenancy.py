@@ -114,7 +114,7 @@ class Tenancy:
 
     def cohort_assigner(self, cohort: int = 0, quotas: QuotaSettings | None = None) -> PriorityAgeAssigner:
         """A cohort assigner for one cohort."""
-        return self.pool.assigner(kind="cohort", cohort=cohort, quotas=quotas)
+        return self.pool.assigner(kind="cohort", cohorts=(cohort,), quotas=quotas)
 
 
 def contested(pool: Pool, tenancy: Tenancy, **fields: Any) -> tuple[str, str, Bot, dict[str, Any]]:

@@ -111,6 +111,19 @@ class Activation(RequestModel):
     )
 
 
+class Draft(RequestModel):
+    """What a draft says otherwise than the version in force."""
+
+    settings: dict[str, dict[str, Any]] = Field(
+        default={},
+        description="sections of the configuration that decide, whole; of `assigners` entries by name, whole",
+    )
+    limits: dict[str, dict[str, dict[str, Any]]] = Field(
+        default={}, description="what operators set, by resource and name; values that are not named stay"
+    )
+    reason: str = Field(default="", description="kept with the version; at most 500 bytes")
+
+
 class Activated(BaseModel):
     """A version is in force. Processes work by it within 2 seconds."""
 
@@ -140,10 +153,25 @@ async def list_policies(
     return answer
 
 
+@router.post("", responses=problems(408, 409, 413, 415), openapi_extra=OPERATORS)
+async def draft_policy(request: Request, body: Annotated[Draft, Read], caller: Caller) -> PolicyVersion:
+    """Make a version that is not in force: the one in force, with what the request says otherwise."""
+    reason = validation.check_text("reason", body.reason, MAX_REASON_BYTES)
+    check = usable(request)
+
+    def work(connection: Connection) -> Version:
+        made = activation.draft(connection, body.settings, body.limits, actor=caller.actor, reason=reason)
+        found = versions.version(connection, made)
+        check(found)
+        return found
+
+    return PolicyVersion.model_validate(await request.app.state.run(work))
+
+
 @router.get("/{number}", responses=problems(404), openapi_extra=OPERATORS)
 async def show_policy(request: Request, number: Number) -> PolicyContent:
     """Show one version with its content."""
-    id = _id(number)
+    id = numbered(number)
     found = await request.app.state.run(lambda connection: versions.version(connection, id))
     return PolicyContent.model_validate(found)
 
@@ -158,7 +186,7 @@ async def compare_policies(
     """Tell what differs between this version and another one."""
 
     def work(connection: Connection) -> Differences:
-        one, two = (versions.version(connection, _id(each)) for each in (number, other))
+        one, two = (versions.version(connection, numbered(each)) for each in (number, other))
         found = _differences(one, two)
         shown = [Change.model_validate(each) for each in found[:MAX_CHANGES]]
         return Differences(before=one.id, after=two.id, changes=shown, left_out=len(found) - len(shown))
@@ -172,7 +200,7 @@ async def activate_policy(
     request: Request, number: Number, body: Annotated[Activation, Read], caller: Caller
 ) -> Activated:
     """Put a version into force: what operators set becomes as it was, and processes work by it within 2 seconds."""
-    id = _id(number)
+    id = numbered(number)
     if id is None:
         raise BadInput("number", "must be the number of a version")
     return await _activated(request, partial(activation.activate, id=id, stale=body.stale), body.reason, caller)
@@ -188,16 +216,22 @@ async def _activated(
     request: Request, act: Callable[..., activation.Activated], reason: str, caller: Principal
 ) -> Activated:
     reason = validation.check_text("reason", reason, MAX_REASON_BYTES)
-    state = request.app.state
-    follower = getattr(state, "policy", None)  # a gateway of the tests follows none
-    usable = {} if follower is None else {"check": follower.check}
-    done = await state.run(lambda connection: act(connection, actor=caller.actor, reason=reason, **usable))
+    state, check = request.app.state, usable(request)
+    done = await state.run(lambda connection: act(connection, actor=caller.actor, reason=reason, check=check))
     if done.is_repriced:
         await state.callers.call(lambda: priorities.reprice(state.database, actor=caller.actor))
     return Activated.model_validate(done)
 
 
-def _id(number: str) -> int | None:
+def usable(request: Request) -> activation.Check:
+    """Return what raises Conflict for a version that the gateway cannot use."""
+    follower = getattr(request.app.state, "policy", None)  # a gateway of the tests follows none
+    check: activation.Check = (lambda _: None) if follower is None else follower.check
+    return check
+
+
+def numbered(number: str) -> int | None:
+    """Return the number of a version; None for the one in force. Raises BadInput."""
     if number == ACTIVE:
         return None
     if not (number.isascii() and number.isdigit() and 1 <= int(number) <= 2**31 - 1):

@@ -1,13 +1,18 @@
 """`leasehold policy`: the versions of what decides who starts when, and which one is in force."""
 
+import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
 from leasehold.errors import BadInput
 from leasehold.wire import escaped
+from pydantic_core import to_jsonable_python
 
+from assigner.cli import names
 from assigner.cli.output import Caller, Calling, print_json, reason_option
+from assigner.cli.policy import canary
 from schema.policy import versions
 from schema.readable import Column, Group, moment, plural, table
 
@@ -50,6 +55,8 @@ def policy(calling: Calling) -> click.Command:
 
     _add_readers(group, calling)
     _add_writers(group, calling)
+    _add_draft(group, calling)
+    canary.add(group, calling)
     return group
 
 
@@ -113,6 +120,36 @@ def _add_writers(group: click.Group, calling: Calling) -> None:
             now = gateway.call("GET", f"/v1/policies/{ACTIVE}")["id"]
             done = gateway.call("POST", "/v1/policies/rollback", body={"reason": reason, "from": now})
         _tell(caller, done)
+
+
+def _add_draft(group: click.Group, calling: Calling) -> None:
+    @group.command("draft")
+    @click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+    @reason_option
+    @calling
+    def draft(caller: Caller, /, file: Path, reason: str) -> None:
+        """Make a version of what FILE says that is not in force: to try it, to compare, or to activate it later.
+
+        FILE is a configuration. What it does not say of limits stays as it is in force.
+        """
+        from assigner.config import loading
+        from assigner.process.policies import deciding, declared_limits
+
+        sections = click.get_current_context().meta[names.SECTIONS]()
+        try:
+            settings = loading.load(file, sections, os.environ)
+        except loading.InvalidConfiguration as invalid:
+            where, why = invalid.problems[0]
+            raise BadInput(where, why) from None
+        limits = {name: items for name, items in declared_limits(settings).items() if items}
+        body = {"settings": to_jsonable_python(deciding(settings)), "limits": limits, "reason": reason}
+        with caller.client() as gateway:
+            made = gateway.call("POST", "/v1/policies", body=body)
+        if caller.json:
+            print_json(made)
+            return
+        click.echo(f"version {made['id']} is a draft with {plural(made['changed'], 'change')}: "
+                   f"`leasehold policy diff {made['id']}` shows them")  # fmt: skip
 
 
 def _numbered(version: Mapping[str, Any]) -> str:

@@ -1,0 +1,125 @@
+"""`leasehold policy canary`: a version of the policy tried on some cohorts or instances first."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import click
+from leasehold.errors import BadInput
+from leasehold.wire import escaped
+
+from assigner.cli.output import Caller, Calling, duration, print_json, reason_option
+from schema.readable import duration as in_words
+from schema.readable import moment, plural, table
+
+_FIGURES = (
+    ("sample", "waits known"), ("starts", "starts"), ("fetched", "fetched by bots"), ("p50_wait", "median wait"),
+    ("p95_wait", "95 % wait"), ("max_wait", "longest wait"), ("evictions", "evictions, of 1,000 starts"),
+    ("failures", "failures, of 1,000 ended"),
+)  # fmt: skip
+
+
+def add(group: click.Group, calling: Calling) -> None:
+    """Add the command `canary` to the group `policy`."""
+
+    @group.command("canary")
+    @click.argument("version", required=False)
+    @click.option("--on", multiple=True, metavar="cohort:A,B|instance:A,B", help="Where it is tried, in this order.")
+    @click.option("--steps", default="25,50,100", show_default=True, metavar="PERCENT,…", help="Of the named ones.")
+    @click.option("--every", default="30m", callback=duration, show_default=True, metavar="TIME", help="For each step.")
+    @click.option(
+        "--guard", "guards", multiple=True, metavar="GUARD", help="Such as 'p95_wait<=1.2x', 'evictions<=20'."
+    )
+    @click.option("--least", type=click.IntRange(1, 100_000), default=50, show_default=True,
+                  help="Jobs below which nothing is judged.")  # fmt: skip
+    @click.option("--stop", is_flag=True, help="Take back the one that is running.")
+    @reason_option
+    @calling
+    def canary(
+        caller: Caller, /, version: str | None, on: tuple[str, ...], guards: tuple[str, ...], stop: bool, reason: str,
+        **terms: Any,
+    ) -> None:  # fmt: skip
+        """Try VERSION on some cohorts or instances first, or show the trial that is running.
+
+        The version decides for the first of the named ones, and after each step for more of them. When a guard does
+        not hold, everything is as before by itself. A guard with x is a factor of what was before.
+        """
+        if version is None and not stop:
+            if on or guards:
+                raise BadInput("VERSION", "is missing: the number of the version to try")
+            with caller.client() as gateway:
+                found = gateway.call("GET", "/v1/policies/canary")
+        elif stop:
+            with caller.client() as gateway:
+                found = gateway.call("POST", "/v1/policies/canary/stop", body={"reason": reason})
+        else:
+            body = {"on": _on(on), "guards": list(guards), "reason": reason, **_terms(terms)}
+            with caller.client() as gateway:
+                found = gateway.call("POST", f"/v1/policies/{_number(version or '')}/canary", body=body)
+        if caller.json:
+            print_json(found)
+        else:
+            _print(found)
+
+
+def _number(version: str) -> str:
+    if not (version.isascii() and version.isdigit() and 1 <= int(version) < 2**31):
+        raise BadInput("VERSION", f"must be the number of a version, not '{escaped(version, 40)}'")
+    return version
+
+
+def _on(given: tuple[str, ...]) -> list[str]:
+    """Return each name with its sort: `cohort:a,b` names two."""
+    found = []
+    for each in given:
+        kind, _, names = each.partition(":")
+        found += [f"{kind}:{name.strip()}" for name in names.split(",")]
+    if not found:
+        raise BadInput("--on", "says where it is tried, such as cohort:gpu or instance:web")
+    return found
+
+
+def _terms(terms: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        steps = [int(each.strip().removesuffix("%")) for each in terms["steps"].split(",")]
+    except ValueError:
+        raise BadInput(
+            "--steps", f"'{escaped(terms['steps'], 40)}' is no list of percentages such as 25,50,100"
+        ) from None
+    return {**terms, "steps": steps}
+
+
+def _print(found: Mapping[str, Any]) -> None:
+    reached, names, kind = found["reached"], found["names"], found["kind"]
+    click.echo(f"version {found['policy']} on {len(reached)} of {plural(len(names), kind)}: {_short(reached)}")
+    if found["outcome"] is None:
+        since = f"step {found['step'] + 1} of {len(found['steps'])} since {moment(found['step_at'])}"
+        last = found["step"] + 1 == len(found["steps"])
+        then = f"; it stays so: `leasehold policy activate {found['policy']}` lets it decide everywhere" if last else (
+            f", for at least {in_words(found['every'])}")  # fmt: skip
+        click.echo(since + then)
+    else:
+        click.echo(f"{found['outcome']} {moment(found['ended_at'])}: {found['why']}")
+    for each in found["untried"]:
+        click.echo(f"not tried: {each}")
+    click.echo()
+    held = {True: "holds", False: "BROKEN", None: f"not known: fewer than {found['least']} jobs, or nothing before"}
+    table(
+        ("guard", "now", "at most", ""),
+        [(each["guard"], _figure(each["value"]), _figure(each["limit"]), held[each["holds"]])
+         for each in found["guards"]],
+    )  # fmt: skip
+    click.echo()
+    now, before = found["now"] or {}, found["before"]
+    table(
+        ("where it is tried", "since the step began", "in the hour before"),
+        [(words, _figure(now.get(name)), _figure(before[name])) for name, words in _FIGURES],
+    )
+
+
+def _short(names: list[str]) -> str:
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return ", ".join(names[:5]) + more
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.4g}" if isinstance(value, float) else f"{value:,}"

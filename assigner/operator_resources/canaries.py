@@ -1,0 +1,360 @@
+"""A version of the policy tried on some cohorts or instances first: its steps, its guards, and its return.
+
+Whoever looks at a trial may die at any moment: the trial is a row and a part of the version in force, and another
+process takes the next look.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import ceil
+from typing import Any
+
+import structlog
+from leasehold.errors import BadInput, Conflict, NotFound
+from leasehold.wire import escaped
+
+from assigner import metrics
+from assigner.operator_resources import versions as activation
+from assigner.operator_resources.versions import Check
+from schema import audit
+from schema.policy import canaries, versions
+from schema.policy.canaries import Arms, Canary, Figures, Kind, Limits, Looked
+from schema.policy.versions import TRIAL, Content, Origin
+from schema.postgres.connection import Connection
+from schema.postgres.engine import Database
+from schema.postgres.notify import wake
+
+#: Error codes: a trial is running; none is; the version has nothing for the named ones; it is in force already.
+RUNNING, NONE, NOTHING, IN_FORCE = "canary_running", "no_canary", "nothing_to_try", "policy_in_force"
+#: The actor of what a trial does by itself.
+ACTOR = "canary"
+#: What a look says that has let a trial rise or return.
+ACTED = "acted"
+#: Seconds between two looks at a trial.
+LOOK_EVERY = 5.0
+#: Seconds before the trial that its figures are compared with.
+BEFORE = 3600.0
+#: The most names, steps and guards of a trial, and the most differences told that it does not try.
+MOST_NAMES, MOST_STEPS, MOST_GUARDS, MOST_UNTRIED = 1000, 10, 10, 20
+#: Sections of the settings that may differ by cohort. Others are of whole processes, such as gateways.
+BY_COHORT = ("assigners", "quotas", "fair_share", "ordering", "checkers")
+#: Below so many seconds, or of 1,000, a figure counts as that: a wait of 20 ms is not ten times worse than one of 2 ms.
+LEAST_VALUE = 1.0
+#: Where the name of an instance or cohort stands in the name of an item, by resource; None = it is the whole name.
+_PLACES: Mapping[Kind, Mapping[str, int | None]] = {
+    "cohort": {"cohort": None, "quota": 0},
+    "instance": {
+        "instance": None, "account": None, "instance-queue-limit": None, "submit-rule": None, "quota": 1, "lock": 0,
+        "ceiling": 0, "report-ceiling": 0, "owner-quota": 0, "project-quota": 0,
+    },
+}  # fmt: skip
+log = structlog.get_logger()
+_FIGURES = ("p50_wait", "p95_wait", "max_wait", "evictions", "failures")
+_GUARD = re.compile(r"(?P<others>others:)?(?P<figure>[a-z0-9_]+)<=(?P<bound>\d{1,9}(?:\.\d{1,9})?)(?P<times>x?)")
+
+
+# Guards
+
+
+@dataclass(frozen=True)
+class Guard:
+    """A bound on a figure. of_others: of all that the trial does not reach. times: the bound is a factor of what the
+    figure would be without the trial."""
+
+    text: str
+    figure: str
+    bound: float
+    times: bool
+    of_others: bool
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A guard and what was found. value: None = nothing was measured. limit: what the value may be; None = nothing is
+    known of before. holds: None = too little is known to say so."""
+
+    guard: str
+    value: float | None
+    limit: float | None
+    holds: bool | None
+
+
+def guard(text: str) -> Guard:
+    """Parse a guard such as `p95_wait<=1.2x`, `evictions<=20`, `others:p95_wait<=2x`. Raises BadInput."""
+    found = _GUARD.fullmatch(text.replace(" ", ""))
+    if found is None or found["figure"] not in _FIGURES:
+        raise BadInput("guard", f"'{escaped(text, 60)}' is no guard such as p95_wait<=1.2x: a figure of "
+                                f"{', '.join(_FIGURES)}, <=, and a factor or a value")  # fmt: skip
+    return Guard(found[0], found["figure"], float(found["bound"]), bool(found["times"]), found["others"] is not None)
+
+
+def judge(each: Guard, now: Arms, before: Arms, *, least: int) -> Judged:
+    """Compare what is measured with what would be so without the trial.
+
+    What was before stands for that. If others are worse off now than before, by some factor, as much more is expected
+    of those under trial: work comes and goes. Fewer than `least` waits on either side say nothing.
+    """
+    one, was = (now.others, before.others) if each.of_others else (now.tried, before.tried)
+    value = _value(one, each.figure)
+    if not each.times:
+        is_known = one.sample >= least and value is not None
+        return Judged(each.text, value, each.bound, value <= each.bound if is_known and value is not None else None)
+    if (expected := _value(was, each.figure)) is None or was.sample < least:
+        return Judged(each.text, value, None, None)
+    limit = each.bound * max(expected, LEAST_VALUE)
+    if not each.of_others and min(now.others.sample, before.others.sample) >= least:
+        ours, theirs = _value(now.others, each.figure), _value(before.others, each.figure)
+        if ours is not None and theirs is not None:
+            limit *= max(1.0, max(ours, LEAST_VALUE) / max(theirs, LEAST_VALUE))
+    if value is None or one.sample < least:
+        return Judged(each.text, value, limit, None)
+    return Judged(each.text, value, limit, value <= limit)
+
+
+def _value(figures: Figures, name: str) -> float | None:
+    found: float | None = getattr(figures, name)
+    return found
+
+
+# The begin
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a trial is to be. on: `cohort:NAME` or `instance:NAME`, all of one sort, in the order in which they are
+    reached. steps: percent of these, rising. every: seconds that each step takes at least. least: as of `judge`."""
+
+    on: Sequence[str]
+    steps: Sequence[int]
+    every: float
+    guards: Sequence[str]
+    least: int
+
+    def checked(self) -> tuple[Kind, list[str], list[int]]:
+        """Return the sort, the names, and how many of them each step reaches. Raises BadInput."""
+        kind, names = _names(self.on)
+        if not self.steps or len(self.steps) > MOST_STEPS or any(not 1 <= each <= 100 for each in self.steps):
+            raise BadInput("steps", f"must be 1 to {MOST_STEPS} percentages from 1 to 100")
+        if list(self.steps) != sorted(set(self.steps)):
+            raise BadInput("steps", "must rise, such as 25,50,100")
+        if not self.guards or len(self.guards) > MOST_GUARDS:
+            raise BadInput("guard", f"must be given 1 to {MOST_GUARDS} times, such as p95_wait<=1.2x")
+        for each in self.guards:
+            guard(each)
+        return kind, names, sorted({ceil(each * len(names) / 100) for each in self.steps})
+
+
+def _names(on: Sequence[str]) -> tuple[Kind, list[str]]:
+    found: list[tuple[Kind, str]] = []
+    for each in on:
+        kind, _, name = each.partition(":")
+        if kind not in ("cohort", "instance") or not name:
+            raise BadInput("on", f"'{escaped(each, 60)}' is neither cohort:NAME nor instance:NAME")
+        found.append(("cohort" if kind == "cohort" else "instance", name))
+    if not 1 <= len(found) <= MOST_NAMES:
+        raise BadInput("on", f"must name 1 to {MOST_NAMES} cohorts or instances")
+    if len({kind for kind, _ in found}) > 1:
+        raise BadInput("on", "cohorts and instances cannot be mixed")
+    if len(set(found)) < len(found):
+        raise BadInput("on", "names one twice")
+    return found[0][0], [name for _, name in found]
+
+
+def begin(connection: Connection, id: int, plan: Plan, *, actor: str, reason: str, check: Check) -> Canary:
+    """Try the version on the first of the named ones.
+
+    Raises BadInput, NotFound, and Conflict: if a trial is running, if the version says nothing else for the named ones,
+    or if it cannot be used here (`check`).
+    """
+    kind, names, steps = plan.checked()
+    known = canaries.ids(connection, kind, names)
+    if missing := [name for name in names if name not in known]:
+        raise NotFound(f"on: there is no {kind} '{escaped(missing[0], 100)}'")
+    of_steps = [[known[name] for name in names[:reached]] for reached in steps]
+    before = [canaries.figures(connection, kind, found, seconds=BEFORE) for found in of_steps]
+    base, content = versions.hold_content(connection)
+    wanted = versions.version(connection, id)
+    assert wanted.content is not None
+    if (found := canaries.running(connection)) is not None:
+        raise Conflict(RUNNING, f"policy: a canary of version {found.policy} is running: see `policy canary`")
+    if base is None or id == base:
+        raise Conflict(IN_FORCE, f"policy: version {id} is in force already")
+    activation.refuse_trial(wanted)
+    check(wanted)
+    tried, undo = _of_names(kind, names, content, wanted.content), _of_names(kind, names, wanted.content, content)
+    whole = _with(content, tried)
+    if kind == "cohort":
+        theirs = {name: wanted.content["settings"][name] for name in BY_COHORT if name in wanted.content["settings"]}
+        whole = {**whole, "settings": {**whole["settings"], **theirs}}
+    if not versions.differences(content, whole):
+        hint = "" if kind == "cohort" else "; what assigners do is tried by cohort"
+        raise Conflict(NOTHING, f"policy: version {id} says nothing else for the named {kind}s{hint}")
+    left = [f"{each.what} {each.field}" for each in versions.differences(whole, wanted.content)]
+    untried = left[:MOST_UNTRIED] + ([f"and {len(left) - MOST_UNTRIED} more"] if len(left) > MOST_UNTRIED else [])
+    canaries.insert(
+        connection, policy=id, base=base, kind=kind, names=names, steps=steps, every=plan.every,
+        guards=list(plan.guards), least=plan.least, author=actor, reason=reason,
+        before=[canaries.told(each) for each in before], tried=tried, undo=undo, untried=untried,
+    )  # fmt: skip
+    begun = canaries.running(connection)
+    assert begun is not None
+    _reach(connection, begun, content, actor=actor)
+    audit.write(connection, "policy.canary", actor=actor, subject=f"policy:{id}",
+                details={"reason": reason, "on": list(plan.on), "guards": list(plan.guards)})  # fmt: skip
+    return begun
+
+
+def _of_names(kind: Kind, names: Sequence[str], base: Content, other: Content) -> dict[str, dict[str, Any]]:
+    """Return the limits of these names that are otherwise in `other`, as they are there; None = there is none."""
+    wanted, found = set(names), {}
+    for resource, place in _PLACES[kind].items():
+        one, two = base["limits"].get(resource, {}), other["limits"].get(resource, {})
+        unlike = {
+            item: two.get(item)
+            for item in {*one, *two}
+            if (item if place is None else _part(item, place)) in wanted and one.get(item) != two.get(item)
+        }
+        if unlike:
+            found[resource] = unlike
+    return found
+
+
+def _part(item: str, place: int) -> str:
+    """Return a part of an item's name. Names of instances and cohorts have no slash."""
+    first, _, rest = item.partition("/")
+    return rest if place else first
+
+
+def _with(content: Content, items: Limits) -> Content:
+    """Return a content in which these limits are so; None = there is none."""
+    limits = dict(content["limits"])
+    for resource, found in items.items():
+        now = {**limits.get(resource, {}), **found}
+        limits[resource] = {name: terms for name, terms in now.items() if terms is not None}
+    return {**content, "limits": limits}
+
+
+def _restricted(canary: Canary, items: Limits) -> dict[str, dict[str, Any]]:
+    """Return those of the limits that belong to what the present step has reached."""
+    places, reached = _PLACES[canary.kind], set(canary.reached)
+    return {
+        resource: {item: terms for item, terms in found.items()
+                   if (item if (place := places[resource]) is None else _part(item, place)) in reached}
+        for resource, found in items.items()
+    }  # fmt: skip
+
+
+def _reach(connection: Connection, canary: Canary, content: Content, *, actor: str) -> None:
+    """Let the version decide where the present step of the trial has reached."""
+    mark = {"id": canary.id, "policy": canary.policy, "base": canary.base, canary.kind + "s": list(canary.reached)}
+    why = f"canary of version {canary.policy} on {len(canary.reached)} of {len(canary.names)} {canary.kind}s"
+    _put(connection, canary, _with(content, _restricted(canary, canary.tried)), {TRIAL: mark}, actor=actor, reason=why)
+
+
+def _put(
+    connection: Connection, canary: Canary, wanted: Content, mark: Mapping[str, Any], *, actor: str, reason: str
+) -> None:
+    activation.restore(connection, wanted, actor=actor, reason=reason)
+    settings = {**canaries.without(wanted)["settings"], **mark}
+    versions.note_change(connection, actor=actor, reason=reason, settings=settings, origin=Origin(canary.base))
+    wake(connection, "jobs")
+
+
+# The end
+
+
+def stop(connection: Connection, *, actor: str, reason: str) -> Canary:
+    """End the trial that is running, and let everything be as before it. Raises Conflict if there is none."""
+    versions.hold(connection)
+    if (canary := canaries.running(connection)) is None:
+        raise Conflict(NONE, "policy: no canary is running")
+    _return(connection, canary, "stopped", reason or f"stopped by {actor}", actor=actor)
+    return canary
+
+
+def _return(connection: Connection, canary: Canary, outcome: canaries.Outcome, why: str, *, actor: str) -> None:
+    """Let everything be as before the trial, but for what somebody else has changed meanwhile."""
+    _, content = versions.hold_content(connection)
+    limits = content["limits"]
+    undone = {
+        resource: {item: canary.undo[resource][item] for item, terms in items.items()
+                   if limits.get(resource, {}).get(item) == terms}
+        for resource, items in _restricted(canary, canary.tried).items()
+    }  # fmt: skip
+    reason = f"canary of version {canary.policy} {outcome}: {why}"[:500]
+    _put(connection, canary, _with(content, undone), {}, actor=actor, reason=reason)
+    canaries.end(connection, outcome, why)
+    audit.write(connection, f"policy.canary.{outcome}", actor=actor, subject=f"policy:{canary.policy}",
+                details={"reason": why})  # fmt: skip
+
+
+# The looks
+
+
+def watch(database: Database, *, pause: float = LOOK_EVERY) -> str | None:
+    """Look at the trial, if it is time: measure, and let it rise or return. Returns what was done, in words.
+
+    Any process may do so. Measuring, judging and acting are transactions of their own, so that what is measured is seen
+    even if acting is refused.
+    """
+    looked = database.run(lambda connection: canaries.claim(connection, pause=pause))
+    if looked is None:
+        return None
+    if not looked.is_in_force:
+        database.run(_end_replaced)
+        return "replaced"
+    now = database.run(lambda connection: _measure(connection, looked))
+    judged = judge_all(looked.canary, now)
+    told = {**canaries.told(now), "guards": [asdict(each) for each in judged]}
+    database.run(lambda connection: canaries.note_measured(connection, looked.canary, told))
+    if broken := [each for each in judged if each.holds is False]:
+        why = "; ".join(f"{each.guard}: {each.value:.4g}, at most {each.limit:.4g}" for each in broken)
+        done = _act(database, looked.canary, lambda c, canary: _return(c, canary, "returned", why, actor=ACTOR))
+        if done == ACTED:
+            metrics.CANARIES_RETURNED.inc()
+            log.warning("a canary is taken back: a guard does not hold", policy=looked.canary.policy, why=why)
+        return done
+    is_over = looked.lasted >= looked.canary.every and all(each.holds for each in judged)
+    if not is_over or looked.canary.is_last:
+        return "looked"
+    return _act(database, looked.canary, _rise)
+
+
+def judge_all(canary: Canary, now: Arms) -> list[Judged]:
+    """Judge all guards of a trial by what is measured now."""
+    before = canaries.read_arms(canary.before[canary.step])
+    return [judge(guard(each), now, before, least=canary.least) for each in canary.guards]
+
+
+def _measure(connection: Connection, looked: Looked) -> Arms:
+    canary = looked.canary
+    found = list(canaries.ids(connection, canary.kind, canary.reached).values())
+    return canaries.figures(connection, canary.kind, found, seconds=min(looked.lasted, canary.every))
+
+
+def _act(database: Database, looked: Canary, act: Callable[[Connection, Canary], object]) -> str:
+    """Act on the trial unless it has moved on since it was looked at."""
+
+    def work(connection: Connection) -> str:
+        versions.hold(connection)
+        canary = canaries.running(connection)
+        if canary is None or (canary.id, canary.step) != (looked.id, looked.step):
+            return "moved on"
+        act(connection, canary)
+        return ACTED
+
+    return database.run(work)
+
+
+def _rise(connection: Connection, canary: Canary) -> None:
+    _, content = versions.hold_content(connection)
+    canaries.note_step(connection, canary, canary.step + 1)
+    risen = canaries.running(connection)
+    assert risen is not None
+    _reach(connection, risen, content, actor=ACTOR)
+
+
+def _end_replaced(connection: Connection) -> None:
+    versions.hold(connection)
+    canaries.end(connection, "replaced", "another version was put into force")

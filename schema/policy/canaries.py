@@ -1,0 +1,266 @@
+"""Trials of a version of the policy on some cohorts or instances: their rows, and what is measured of the jobs there.
+
+A trial is a part of the version in force: its settings have a `canary`, with the version that is tried and the names
+that it has reached. So processes follow a step as they follow any change, and taking a trial back is one change too.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any, Literal
+
+from pydantic_core import to_json
+
+from schema.policy.versions import TRIAL, Content
+from schema.postgres.connection import Connection
+from schema.postgres.statements import Statement
+from schema.predicates import READY
+
+Kind = Literal["cohort", "instance"]
+Outcome = Literal["activated", "returned", "stopped", "replaced"]
+#: The most jobs of each sort that a look reads: ended ones, the newest first; running ones; and waiting ones.
+MOST = 20_000
+#: How the lease of a job is marked that a bot has fetched itself, by which no weights count.
+FETCHED = "proactive"
+
+Limits = Mapping[str, Mapping[str, Any]]
+
+_COLUMNS = """id, policy, base, kind, names, steps, step, every, guards, least, author, reason, before, tried, undo,
+    untried, measured, begun_at, step_at, ended_at, outcome, why"""
+_RUNNING = Statement(f"SELECT {_COLUMNS} FROM policy_canaries WHERE ended_at IS NULL FOR NO KEY UPDATE")
+_LAST = Statement(f"SELECT {_COLUMNS} FROM policy_canaries ORDER BY id DESC LIMIT 1")
+# One process looks at a time. If it dies, another one does so after :pause seconds.
+_CLAIM = Statement(f"""
+UPDATE policy_canaries SET looked_at = clock_timestamp()
+WHERE id IN (
+    SELECT id FROM policy_canaries
+    WHERE ended_at IS NULL AND (looked_at IS NULL OR looked_at <= clock_timestamp() - make_interval(secs => :pause))
+    FOR NO KEY UPDATE SKIP LOCKED)
+RETURNING {_COLUMNS}, extract(epoch FROM clock_timestamp() - step_at)::double precision AS lasted,
+    (SELECT CAST(p.content -> 'settings' -> '{TRIAL}' ->> 'id' AS integer)
+     FROM policy_in_force f JOIN policies p ON p.id = f.id) IS NOT DISTINCT FROM policy_canaries.id AS is_in_force
+""")
+_INSERT = Statement("""
+INSERT INTO policy_canaries (policy, base, kind, names, steps, every, guards, least, author, reason, before, tried,
+    undo, untried)
+VALUES (:policy, :base, :kind, CAST(:names AS jsonb), CAST(:steps AS jsonb), :every, CAST(:guards AS jsonb), :least,
+    :author, :reason, CAST(:before AS jsonb), CAST(:tried AS jsonb), CAST(:undo AS jsonb), CAST(:untried AS jsonb))
+RETURNING id
+""")
+_MEASURED = Statement("""
+UPDATE policy_canaries SET measured = CAST(:measured AS jsonb) WHERE id = :id AND step = :step AND ended_at IS NULL
+""")
+_STEP = Statement("""
+UPDATE policy_canaries SET step = :step, step_at = clock_timestamp(), measured = NULL
+WHERE id = :id AND ended_at IS NULL
+""")
+_END = Statement("""
+UPDATE policy_canaries SET ended_at = clock_timestamp(), outcome = :outcome, why = :why WHERE ended_at IS NULL
+""")
+_IDS = {
+    "cohort": Statement("SELECT id, name FROM cohorts WHERE name = ANY (CAST(:names AS text[]))"),
+    "instance": Statement("SELECT id, name FROM instances WHERE name = ANY (CAST(:names AS text[]))"),
+}
+_IS_TRIED = "CASE :kind WHEN 'cohort' THEN cohort ELSE instance END = ANY (CAST(:ids AS integer[]))"
+_WAITING = f"""
+    (SELECT j.* FROM (
+        SELECT id, constraint_set IS NOT NULL AS constrained FROM queues WHERE {{which}} ({_IS_TRIED})) q
+     CROSS JOIN LATERAL (
+        SELECT cohort, instance, extract(epoch FROM clock_timestamp() - queued_at)::double precision AS wait FROM jobs
+        WHERE queue = q.id AND constrained = q.constrained AND {READY} AND queued_at <= clock_timestamp()
+        LIMIT :most) j
+     LIMIT :most)"""
+# Of jobs that started in the last :seconds, the first start counts. Those that wait count with their wait until now:
+# under a policy that starts nothing there is nothing else.
+_FIGURES = Statement(f"""
+WITH ended AS MATERIALIZED (
+    SELECT id, cohort, instance, queued_at, state FROM jobs
+    WHERE finished_at >= clock_timestamp() - make_interval(secs => :seconds) ORDER BY finished_at DESC LIMIT :most
+), running AS MATERIALIZED (
+    SELECT job_id FROM leases WHERE state IN ('pending', 'active', 'cancelling') LIMIT :most
+), started AS MATERIALIZED (
+    SELECT j.cohort, j.instance, s.strategy,
+        greatest(0, extract(epoch FROM s.granted_at - j.queued_at))::double precision AS wait
+    FROM (SELECT id, cohort, instance, queued_at FROM ended
+        UNION SELECT id, cohort, instance, queued_at FROM jobs WHERE id IN (SELECT job_id FROM running)) j
+    CROSS JOIN LATERAL (
+        SELECT granted_at, strategy FROM leases WHERE job_id = j.id ORDER BY job_id, fence LIMIT 1) s
+    WHERE s.granted_at >= clock_timestamp() - make_interval(secs => :seconds)
+), waiting AS MATERIALIZED ({_WAITING.format(which="")} UNION ALL {_WAITING.format(which="NOT")}
+), figures AS (
+    SELECT cohort, instance, wait, 1 AS started, (strategy = '{FETCHED}')::integer AS fetched, 0 AS evicted, 0 AS ended,
+        0 AS failed FROM started
+    UNION ALL SELECT cohort, instance, wait, 0, 0, 0, 0, 0 FROM waiting
+    UNION ALL SELECT cohort, instance, NULL, 0, 0, 1, 0, 0 FROM evictions
+        WHERE at >= clock_timestamp() - make_interval(secs => :seconds)
+    UNION ALL SELECT cohort, instance, NULL, 0, 0, 0, 1, (state IN ('failed', 'dead'))::integer FROM ended
+)
+SELECT count(wait) AS sample, coalesce(sum(started), 0) AS starts, coalesce(sum(fetched), 0) AS fetched,
+    percentile_cont(0.5) WITHIN GROUP (ORDER BY wait) AS p50_wait,
+    percentile_cont(0.95) WITHIN GROUP (ORDER BY wait) AS p95_wait, max(wait) AS max_wait,
+    1000.0 * sum(evicted) / nullif(sum(started), 0) AS evictions,
+    1000.0 * sum(failed) / nullif(sum(ended), 0) AS failures, {_IS_TRIED} AS is_tried
+FROM figures GROUP BY is_tried
+""")
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What was measured of some jobs.
+
+    sample: waits that are known, of jobs that have started and of those that still wait. fetched: starts that bots
+    fetched themselves. …_wait: seconds. evictions: of 1,000 starts. failures: of 1,000 jobs that ended.
+    """
+
+    sample: int = 0
+    starts: int = 0
+    fetched: int = 0
+    p50_wait: float | None = None
+    p95_wait: float | None = None
+    max_wait: float | None = None
+    evictions: float | None = None
+    failures: float | None = None
+
+
+@dataclass(frozen=True)
+class Arms:
+    """What was measured where a version is tried, and of all others."""
+
+    tried: Figures
+    others: Figures
+
+
+@dataclass(frozen=True)
+class Canary:
+    """A trial. base: the version that was in force before it. steps: how many of the names each step reaches; step: the
+    present one, from 0. every: seconds that a step takes at least. least: waits below which nothing is judged."""
+
+    id: int
+    policy: int
+    base: int
+    kind: Kind
+    names: Sequence[str]
+    steps: Sequence[int]
+    step: int
+    every: float
+    guards: Sequence[str]
+    least: int
+    author: str
+    reason: str
+    before: Sequence[Mapping[str, Any]]
+    tried: Limits
+    undo: Limits
+    untried: Sequence[str]
+    measured: Mapping[str, Any] | None
+    begun_at: datetime
+    step_at: datetime
+    ended_at: datetime | None
+    outcome: Outcome | None
+    why: str | None
+
+    @property
+    def reached(self) -> Sequence[str]:
+        """The names where the version decides now."""
+        return self.names[: self.steps[self.step]]
+
+    @property
+    def is_last(self) -> bool:
+        """Whether there is no further step."""
+        return self.step + 1 >= len(self.steps)
+
+
+@dataclass(frozen=True)
+class Looked:
+    """A trial at which this process looks now. lasted: seconds since its step began. is_in_force: the version in force
+    still has it."""
+
+    canary: Canary
+    lasted: float
+    is_in_force: bool
+
+
+def of(content: Content) -> Mapping[str, Any] | None:
+    """Return the trial that a content has; None if it has none."""
+    found: Mapping[str, Any] | None = content.get("settings", {}).get(TRIAL)
+    return found
+
+
+def without(content: Content) -> Content:
+    """Return a content without the mark of its trial. The limits that the trial has changed stay."""
+    settings = {name: terms for name, terms in content.get("settings", {}).items() if name != TRIAL}
+    return {**content, "settings": settings}
+
+
+def running(connection: Connection) -> Canary | None:
+    """Return the trial that is running, with its row locked; None if there is none. The caller holds the policy."""
+    row = connection.execute(_RUNNING).one_or_none()
+    return None if row is None else Canary(**row._asdict())
+
+
+def last(connection: Connection) -> Canary | None:
+    """Return the newest trial, running or not; None if there never was one."""
+    row = connection.execute(_LAST).one_or_none()
+    return None if row is None else Canary(**row._asdict())
+
+
+def claim(connection: Connection, *, pause: float) -> Looked | None:
+    """Take the next look at the trial, unless somebody has looked within `pause` seconds, or there is none."""
+    row = connection.execute(_CLAIM, {"pause": pause}).one_or_none()
+    if row is None:
+        return None
+    found = row._asdict()
+    lasted, is_in_force = found.pop("lasted"), found.pop("is_in_force")
+    return Looked(Canary(**found), lasted, is_in_force)
+
+
+def insert(connection: Connection, **terms: Any) -> int:
+    """Store a trial that begins now; return its number."""
+    written = {name: _json(value) if isinstance(value, Sequence | Mapping) and not isinstance(value, str) else value
+               for name, value in terms.items()}  # fmt: skip
+    made: int = connection.execute(_INSERT, written).scalar_one()
+    return made
+
+
+def note_measured(connection: Connection, canary: Canary, measured: Mapping[str, Any]) -> None:
+    """Store what the last look found, unless the trial has moved on."""
+    connection.execute(_MEASURED, {"id": canary.id, "step": canary.step, "measured": _json(measured)})
+
+
+def note_step(connection: Connection, canary: Canary, step: int) -> None:
+    """Store that a step begins. The caller holds the policy."""
+    connection.execute(_STEP, {"id": canary.id, "step": step})
+
+
+def end(connection: Connection, outcome: Outcome, why: str) -> None:
+    """Store that the trial has ended, if one is running. The caller holds the policy."""
+    connection.execute(_END, {"outcome": outcome, "why": why})
+
+
+def ids(connection: Connection, kind: Kind, names: Sequence[str]) -> dict[str, int]:
+    """Return the ids of the cohorts or instances with these names, by name; those that do not exist are missing."""
+    return {row.name: row.id for row in connection.execute(_IDS[kind], {"names": list(names)})}
+
+
+def figures(connection: Connection, kind: Kind, ids: Sequence[int], *, seconds: float) -> Arms:
+    """Measure the last `seconds` in these cohorts or instances, and in all others; of each sort up to MOST jobs."""
+    values = {"kind": kind, "ids": list(ids), "seconds": seconds, "most": MOST}
+    found = {}
+    for row in connection.execute(_FIGURES, values):
+        parts = (row.p50_wait, row.p95_wait, row.max_wait, row.evictions, row.failures)
+        measured = (None if each is None else float(each) for each in parts)
+        found[bool(row.is_tried)] = Figures(int(row.sample), int(row.starts), int(row.fetched), *measured)
+    return Arms(found.get(True, Figures()), found.get(False, Figures()))
+
+
+def told(arms: Arms) -> dict[str, Any]:
+    """Return what was measured as JSON has it."""
+    return asdict(arms)
+
+
+def read_arms(stored: Mapping[str, Any]) -> Arms:
+    """Return what `told` has made JSON of."""
+    return Arms(Figures(**stored["tried"]), Figures(**stored["others"]))
+
+
+def _json(value: object) -> str:
+    return to_json(value).decode()

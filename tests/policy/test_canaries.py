@@ -1,0 +1,244 @@
+"""A version tried on some cohorts first: its steps, its guards, where its settings decide, and its return."""
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from assigner.operator_resources import canaries as trials
+from assigner.operator_resources.canaries import guard, judge
+from schema.policy import canaries, versions
+from schema.policy.canaries import Arms, Figures
+from schema.timing import Timing
+from tests.support.patience import eventually
+from tests.support.pool import Pool, completed
+from tests.support.servers import Processes, assigner_process
+from tests.support.tenancy import Tenancy, put_cohort
+
+GUARDS = ["p95_wait <= 60", "evictions<=1.5x"]
+
+
+def maximums(pool: Pool) -> dict[str, int | None]:
+    """The maximum of instance `ci` in each cohort."""
+    found = pool.database.run(lambda c: versions.read(c, {}))["limits"]["quota"]
+    return {name.partition("/")[0]: terms["max"] for name, terms in found.items()}
+
+
+def mark(pool: Pool) -> Any:
+    """What the version in force says of the trial."""
+    return canaries.of(pool.database.run(versions.in_force).content)  # type: ignore[union-attr, arg-type]
+
+
+def begun(pool: Pool, tenancy: Tenancy, operator: httpx.Client, on: str = "cohort:a cohort:b cohort:c") -> int:
+    """Begin the trial of a version with other maximums in all cohorts; returns the number of the version."""
+    for name in "abcd":
+        put_cohort(pool, name, name)
+        tenancy.quota("ci", cohort=name, maximum=9)
+    operator.put("/v1/rates/cli", json={"per_second": 1})
+    limits = {"quota": {f"{name}/ci": {"max": 2} for name in "abcd"}, "rate": {"cli": {"per_second": 3}}}
+    draft = operator.post("/v1/policies", json={"limits": limits, "reason": "fewer"}).json()
+    assert (draft["drafted"], draft["in_force"], draft["changed"]) == (True, False, 5)
+    asked = {"on": on.split(), "steps": [30, 60], "every": 10, "guards": GUARDS, "least": 2}
+    answer = operator.post(f"/v1/policies/{draft['id']}/canary", json=asked)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["untried"] == ["quota d/ci max", "rate cli per_second"]
+    return int(draft["id"])
+
+
+def judged(pool: Pool, *, after: float = 0.0) -> tuple[str | None, dict[str, bool | None]]:
+    """Look at the trial as if its step had begun `after` seconds earlier: what was done, and which guards hold."""
+    pool.change("UPDATE policy_canaries SET step_at = step_at - make_interval(secs => :after)", after=after)
+    done = trials.watch(pool.database, pause=0.0)
+    measured = pool.row("SELECT measured FROM policy_canaries ORDER BY id DESC LIMIT 1").measured
+    return done, {each["guard"]: each["holds"] for each in (measured or {"guards": ()})["guards"]}
+
+
+def test_a_trial_rises_by_steps_and_returns_when_a_guard_breaks(
+    operator: httpx.Client, pool: Pool, tenancy: Tenancy
+) -> None:
+    tried = begun(pool, tenancy, operator)
+    assert maximums(pool) == {"a": 2, "b": 9, "c": 9, "d": 9}
+    base = operator.get("/v1/policies/canary").json()["base"]
+    assert mark(pool) == {"id": 1, "policy": tried, "base": base, "cohorts": ["a"]}
+    for path, asked in (
+        (f"{tried}/canary", {"on": ["cohort:a"], "guards": GUARDS}),
+        ("rollback", {}),
+    ):
+        assert operator.post(f"/v1/policies/{path}", json=asked).json()["code"] == "canary_running"
+
+    # Too little is known, so it neither rises nor falls, however long it lasts.
+    assert judged(pool, after=60) == ("looked", {"p95_wait<=60": None, "evictions<=1.5x": None})
+    pool.submit(3, instance="ci", label="a")
+    bot = pool.bot(labels=["a"], capacity=3)
+    pool.assigner().run_once()
+    bot.sync(*[completed(work) for work in bot.take()])
+    # Nothing was there before, so that no factor of it can be judged; the operator takes another guard.
+    assert judged(pool, after=60)[1] == {"p95_wait<=60": True, "evictions<=1.5x": None}
+    pool.change("UPDATE policy_canaries SET guards = '[\"p95_wait<=60\"]'")
+    assert judged(pool, after=-5) == ("acted", {})
+    assert maximums(pool) == {"a": 2, "b": 2, "c": 9, "d": 9}
+    assert mark(pool)["cohorts"] == ["a", "b"]
+    # At the last step it stays, and is still guarded.
+    pool.submit(3, instance="ci", label="b")
+    assert judged(pool, after=60) == ("looked", {"p95_wait<=60": True})
+
+    # What an operator changes meanwhile stays.
+    assert operator.patch("/v1/quotas/b/ci", json={"max": 5}).status_code == 200
+    assert mark(pool)["cohorts"] == ["a", "b"]
+    pool.change("UPDATE jobs SET queued_at = queued_at - interval '2 minutes' WHERE state = 'queued'")
+    assert judged(pool)[0] == "acted"
+    assert maximums(pool) == {"a": 9, "b": 5, "c": 9, "d": 9}
+    assert mark(pool) is None
+    state = operator.get("/v1/policies/canary").json()
+    assert (state["outcome"], state["reached"], state["guards"][0]["holds"]) == ("returned", ["a", "b"], False)
+    assert state["why"].startswith("p95_wait<=60: 12")
+    assert judged(pool)[0] is None
+    assert operator.post("/v1/policies/canary/stop", json={}).json()["code"] == "no_canary"
+    # A rollback goes to what was in force before the trial, not to one of its steps.
+    assert operator.post("/v1/policies/rollback", json={}).json()["id"] == base
+    acts = [row.action for row in pool.rows("SELECT action FROM audit WHERE action LIKE 'policy.canary%' ORDER BY id")]
+    assert acts == ["policy.canary", "policy.canary.returned"]
+
+
+def test_a_trial_ends_when_its_version_or_another_one_is_activated(
+    operator: httpx.Client, pool: Pool, tenancy: Tenancy
+) -> None:
+    tried = begun(pool, tenancy, operator)
+    base = operator.get("/v1/policies/canary").json()["base"]
+    assert operator.post(f"/v1/policies/{tried}/activate", json={}).json()["id"] == tried
+    assert (maximums(pool)["d"], mark(pool)) == (2, None)
+    assert operator.get("/v1/policies/canary").json()["outcome"] == "activated"
+    assert operator.post("/v1/policies/rollback", json={}).json()["id"] == base
+    asked = {"on": ["instance:ci"], "guards": ["others:p50_wait<=2x"], "steps": [100]}
+    assert operator.post(f"/v1/policies/{tried}/canary", json=asked).json()["reached"] == ["ci"]
+    assert set(maximums(pool).values()) == {2}
+    # A process of the release before puts another version into force and knows nothing of trials.
+    pool.database.run(lambda c: versions.note_change(c, actor="old", reason="", settings={}))
+    assert judged(pool)[0] == "replaced"
+    assert operator.get("/v1/policies/canary").json()["outcome"] == "replaced"
+
+
+def test_a_guard_compares_with_what_would_be_so_without_the_trial() -> None:
+    def waits(p95: float | None, sample: int = 50) -> Figures:
+        return Figures(sample, sample, 0, None, p95)
+
+    cases: list[tuple[str, Figures, Figures, Figures, Figures, float | None, bool | None]] = [
+        # guard, tried now and before, others now and before, limit, holds
+        ("p95_wait<=1.2x", waits(12), waits(10), waits(5), waits(5), 12, True),
+        ("p95_wait<=1.2x", waits(12.1), waits(10), waits(5), waits(5), 12, False),
+        ("p95_wait<=1.2x", waits(20), waits(10), waits(10), waits(5), 24, True),  # work has come to all
+        (
+            "p95_wait<=1.2x",
+            waits(13),
+            waits(10),
+            waits(2),
+            waits(5),
+            12,
+            False,
+        ),  # others are better off
+        ("p95_wait<=2x", waits(1.9), waits(0.1), waits(1), waits(1), 2, True),  # below a second counts as that
+        ("p95_wait<=1.2x", waits(99, 4), waits(10), waits(5), waits(5), 12, None),
+        ("p95_wait<=1.2x", waits(99), waits(10, 4), waits(5), waits(5), None, None),
+        ("p95_wait<=1.2x", waits(13), waits(10), waits(10, 4), waits(5), 12, False),
+        ("others:p95_wait<=2x", waits(1), waits(1), waits(11), waits(5), 10, False),
+        ("p95_wait<=30", waits(31), waits(None, 0), waits(5), waits(5), 30, False),
+    ]
+    for text, now, before, others, others_before, limit, holds in cases:
+        found = judge(guard(text), Arms(now, others), Arms(before, others_before), least=5)
+        assert (found.limit, found.holds) == (limit, holds), text
+
+
+CONFIG = '[[assigners]]\nkind = "{kind}"\n[assigners.strategy]\nkind = "{strategy}"\n'
+
+
+@pytest.mark.parametrize("kind", ["priority-age", "cohort"])
+def test_the_settings_of_the_version_decide_in_the_named_cohorts_alone(
+    pool: Pool, tmp_path: Path, operate: Callable[..., tuple[int, str]], operator: httpx.Client, kind: str
+) -> None:
+    file, other = tmp_path / "leasehold.toml", tmp_path / "other.toml"
+    file.write_text(CONFIG.format(kind=kind, strategy="capacity"))
+    other.write_text(CONFIG.format(kind=kind, strategy="pack"))
+    for name in "ab":
+        put_cohort(pool, name, name)
+        pool.bot(name, labels=[name], capacity=9)
+
+    def strategies() -> dict[str, str]:
+        jobs = {name: pool.submit(label=name)[0] for name in "ab"}
+        eventually(lambda: all(pool.job(job).state == "leased" for job in jobs.values()))
+        asked = "SELECT strategy FROM leases l JOIN jobs j ON j.id = l.job_id WHERE j.public_id = CAST(:id AS uuid)"
+        return {name: pool.row(asked, id=job).strategy for name, job in jobs.items()}
+
+    with assigner_process(pool, file):
+        code, said = operate("policy", "draft", str(other))
+        assert (code, said.split()[:5]) == (0, ["version", "2", "is", "a", "draft"])
+        assert strategies() == {"a": "capacity", "b": "capacity"}
+        code, said = operate("policy", "canary", "2", "--on", "cohort:a", "--guard", "p95_wait<=1.2x")
+        assert code == 0
+        assert said.startswith("version 2 on 1 of 1 cohort: a\nstep 1 of 1 since ")
+        eventually(lambda: pool.row("SELECT policy FROM assigners").policy == 3)
+        assert strategies() == {"a": "pack", "b": "capacity"}
+        # A cohort that is made meanwhile is served, and not by the trial.
+        assert operator.put("/v1/cohorts/c", json={"labels": ["c"]}).status_code == 200
+        pool.bot("c", labels=["c"])
+        job = pool.submit(label="c")[0]
+        eventually(lambda: pool.job(job).state == "leased")
+        code, said = operate("policy", "canary", "--stop", "--reason", "enough")
+        assert (code, "\nstopped " in said, ": enough\n" in said) == (0, True, True)
+        eventually(lambda: pool.row("SELECT policy FROM assigners").policy == 5)
+        assert strategies() == {"a": "capacity", "b": "capacity"}
+
+
+def test_wrong_trials_are_refused(
+    operate: Callable[..., tuple[int, str]], operator: httpx.Client, pool: Pool, tenancy: Tenancy
+) -> None:
+    operator.post("/v1/policies/canary/stop", json={})
+    begun(pool, tenancy, operator)
+    operator.post("/v1/policies/canary/stop", json={})
+    version, on, guarded = ["6"], ["--on", "cohort:a"], ["--guard", "p95_wait<=1.2x"]
+    version = [str(operator.get("/v1/policies/canary").json()["policy"])]
+    for arguments, said in (
+        ([*version, *guarded], "error: --on: says where it is tried, such as cohort:gpu or instance:web"),
+        ([*version, *on], "error: guard: must be given 1 to 10 times, such as p95_wait<=1.2x"),
+        ([*version, *on, "--guard", "jain>=0.9"], "error: guard: 'jain>=0.9' is no guard such as p95_wait<=1.2x"),
+        ([*version, *on, *guarded, "--on", "instance:ci"], "error: on: cohorts and instances cannot be mixed"),
+        ([*version, "--on", "cohort:z", *guarded], "error: on: there is no cohort 'z'"),
+        ([*version, *on, *guarded, "--steps", "50,25"], "error: steps: must rise, such as 25,50,100"),
+        ([*version, *on, *guarded, "--steps", "half"], "error: --steps: 'half' is no list of percentages"),
+        ([*version, *on, *guarded, "--every", "1"], "error: every: "),
+        ([*version, "--on", "instance:team-b", *guarded], "error: on: there is no instance 'team-b'"),
+        (["x", *on, *guarded], "error: VERSION: must be the number of a version, not 'x'"),
+        (["999", *on, *guarded], "error: policy: version 999 is not kept"),
+        (on, "error: VERSION: is missing: the number of the version to try"),
+    ):
+        code, told = operate("policy", "canary", *arguments)
+        assert code != 0, arguments
+        assert told.startswith(said), arguments
+    assert mark(pool) is None
+    for body, field in (
+        ({"limits": {"nothing": {}}}, "limits"),
+        ({"settings": {"bot": {}}}, "settings"),
+        ({"limits": {"quota": {"a/ci": {"max": "many"}}}}, "limits.quota.a/ci.max"),
+    ):
+        answer = operator.post("/v1/policies", json=body)
+        assert (answer.status_code, field in answer.text) == (400, True), answer.text
+
+
+@pytest.mark.conflicts
+def test_a_trial_returns_although_the_process_that_watched_it_was_killed(
+    pool: Pool, tenancy: Tenancy, scratch: Path, database_url: str, timing: Timing
+) -> None:
+    with Processes(scratch, database_url, timing, config="") as running:
+        watchers = [running.assigner(f"assigner-{number}") for number in (1, 2)]
+        running.gateway()
+        headers = {"Authorization": f"Bearer {running.operator_token}"}
+        with httpx.Client(base_url=running.url, headers=headers, trust_env=False) as operator:
+            begun(pool, tenancy, operator)
+            eventually(lambda: pool.row("SELECT measured FROM policy_canaries").measured is not None)
+            watchers[0].signal(signal.SIGKILL)
+            pool.submit(3, instance="ci", label="a")
+            pool.change("UPDATE jobs SET queued_at = queued_at - interval '2 minutes'")
+            eventually(lambda: maximums(pool)["a"] == 9, within=60.0)
+            assert operator.get("/v1/policies/canary").json()["outcome"] == "returned"
