@@ -116,8 +116,6 @@ def draft(
         raise BadInput("settings", f"there is no section '{escaped(unknown[0], 60)}' that decides")
 
     def changed(content: Content) -> Content:
-        if not content:
-            raise Conflict(IN_FORCE, "policy: there is no version yet")
         before = content["settings"]
         entries = {**before.get("assigners", {}), **settings.get("assigners", {})}
         found = {**content["limits"]}

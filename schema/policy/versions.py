@@ -277,9 +277,12 @@ def note_change(
 def draft(connection: Connection, change: Callable[[Content], Content], *, actor: str, reason: str) -> int:
     """Make a version that is not in force, audit it, and return its number. Who activates it puts it into force.
 
-    change: makes its content of that in force now, so that the draft has what operators have changed meanwhile.
+    change: makes its content of that in force now, so that the draft has what operators have changed meanwhile. Raises
+    NotFound if none is in force yet.
     """
     parent, before = hold_content(connection)
+    if parent is None:
+        raise NotFound("policy: there is no version yet")
     settings = {name: terms for name, terms in before.get("settings", {}).items() if name != TRIAL}
     content = change({**before, "settings": settings})
     made = _make(connection, content, parent=parent, before=before, actor=actor, reason=reason, drafted=True)

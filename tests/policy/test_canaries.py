@@ -39,7 +39,7 @@ def begun(pool: Pool, tenancy: Tenancy, operator: httpx.Client, on: str = "cohor
         tenancy.quota("ci", cohort=name, maximum=9)
     operator.put("/v1/rates/cli", json={"per_second": 1})
     limits = {"quota": {f"{name}/ci": {"max": 2} for name in "abcd"}, "rate": {"cli": {"per_second": 3}}}
-    draft = operator.post("/v1/policies", json={"limits": limits, "reason": "fewer"}).json()
+    draft = operator.post("/v1/policies", json={"settings": {}, "limits": limits, "reason": "fewer"}).json()
     assert (draft["drafted"], draft["in_force"], draft["changed"]) == (True, False, 5)
     asked = {"on": on.split(), "steps": [30, 60], "every": 10, "guards": GUARDS, "least": 2}
     answer = operator.post(f"/v1/policies/{draft['id']}/canary", json=asked)
@@ -218,9 +218,9 @@ def test_wrong_trials_are_refused(
         assert told.startswith(said), arguments
     assert mark(pool) is None
     for body, field in (
-        ({"limits": {"nothing": {}}}, "limits"),
+        ({"settings": {}, "limits": {"nothing": {}}}, "limits"),
         ({"settings": {"bot": {}}}, "settings"),
-        ({"limits": {"quota": {"a/ci": {"max": "many"}}}}, "limits.quota.a/ci.max"),
+        ({"settings": {}, "limits": {"quota": {"a/ci": {"max": "many"}}}}, "limits.quota.a/ci.max"),
     ):
         answer = operator.post("/v1/policies", json=body)
         assert (answer.status_code, field in answer.text) == (400, True), answer.text

@@ -115,7 +115,6 @@ class Draft(RequestModel):
     """What a draft says otherwise than the version in force."""
 
     settings: dict[str, dict[str, Any]] = Field(
-        default={},
         description="sections of the configuration that decide, whole; of `assigners` entries by name, whole",
     )
     limits: dict[str, dict[str, dict[str, Any]]] = Field(
@@ -153,7 +152,7 @@ async def list_policies(
     return answer
 
 
-@router.post("", responses=problems(408, 409, 413, 415), openapi_extra=OPERATORS)
+@router.post("", responses=problems(404, 408, 409, 413, 415), openapi_extra=OPERATORS)
 async def draft_policy(request: Request, body: Annotated[Draft, Read], caller: Caller) -> PolicyVersion:
     """Make a version that is not in force: the one in force, with what the request says otherwise."""
     reason = validation.check_text("reason", body.reason, MAX_REASON_BYTES)
