@@ -161,8 +161,9 @@ class Databases:
             return url
         name = f"leasehold_test_{uuid4().hex}"
         source = f'TEMPLATE "{original}"' if original else "TEMPLATE template0 ENCODING 'UTF8'"
+        # By files: through the write-ahead log it takes ten times as long.
         with self._connect() as connection:
-            connection.execute(f'CREATE DATABASE "{name}" {source}')
+            connection.execute(f'CREATE DATABASE "{name}" {source} STRATEGY FILE_COPY')
         if original is not None:
             self._clones[name] = original
             if original not in self._templates:
