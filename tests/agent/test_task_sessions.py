@@ -51,7 +51,7 @@ class TaskPool(Pool):
         return json.loads(self.outcomes[key]["result"])["ok"]
 
     def warm_up(self) -> None:
-        """Let the bot see that tasks are short. It would forget that if it gave calls back while its processes start."""
+        """Let the bot see that tasks are short. If it gave calls back while its processes start it would forget."""
         with pytest.MonkeyPatch.context() as patient:
             patient.setattr(task_launcher, "GIVE_BACK_AFTER", MINUTE)
             assert set(self.verdicts(*self.adds(100))) == {"succeeded"}

@@ -1,11 +1,15 @@
 """A fork server: a process that has imported the whole command line and forks a child for each command.
 
 The console script spends most of its time on imports. A test that runs it only to see output and exit code puts the
-directory of `fork_server()` in front of PATH: the program `leasehold` there forwards to this process. A child runs what
-the console script runs, as a fresh process would. Tests about a process itself start the console script.
+directory of `shared_program()` in front of PATH: the program `leasehold` there forwards to this process. A child runs
+what the console script runs, as a fresh process would. Tests about a process itself start the console script.
+
+All workers of a run share one fork server. Each holds the pipe `users` in its directory open, and the fork server ends
+when nobody does.
 """
 
 import atexit
+import fcntl
 import gc
 import os
 import selectors
@@ -17,8 +21,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -38,41 +42,69 @@ NOT_IMPORTED = "schema.migrations"
 LATE = ("encodings.idna", "encodings.unicode_escape", "httpcore", "importlib.resources.readers", "tzdata")
 
 
-@contextmanager
-def fork_server() -> Iterator[Path]:
-    """Run a fork server inside the block; gives its program `leasehold`, alone in a directory for PATH."""
-    directory = Path(tempfile.mkdtemp(prefix="leasehold-fork-server-"))
-    program = directory / "leasehold"
-    program.write_text(f"#!{sys.executable} -IS\n{FORWARDER.read_text()}")
-    program.chmod(0o700)
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(directory / "socket"))
-        listener.listen(64)
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.fork_server.server", str(listener.fileno()), str(directory)],
-            cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
-            pass_fds=[listener.fileno()], start_new_session=True,
-        )  # fmt: skip
-    try:
-        yield program
-    finally:
-        process.communicate(timeout=MINUTE)
-        shutil.rmtree(directory)
+#: Names in the directory of a fork server: what workers hold open while they may use it, and the lock of its start.
+USERS, START = "users", "start"
+#: What all workers of one run have, and no other run.
+RUN_VARIABLE = "PYTEST_XDIST_TESTRUNUID"
+_users: list[int] = []
+_started: list[subprocess.Popen[bytes]] = []
 
 
-_shared = ExitStack()
+@cache
+def _directory() -> Path:
+    """The directory of the fork server of this run, in which each worker of the run has said that it may use it."""
+    directory = Path(tempfile.gettempdir()) / f"leasehold-fork-server-{os.environ.get(RUN_VARIABLE) or os.getpid()}"
+    directory.mkdir(mode=0o700, exist_ok=True)
+    with suppress(FileExistsError):
+        os.mkfifo(directory / USERS)
+    _users.append(os.open(directory / USERS, os.O_RDWR | os.O_CLOEXEC))
+    fcntl.flock(_users[0], fcntl.LOCK_SH)
+    return directory
+
+
+def announce() -> None:
+    """Let the fork server of this run, if it is started, go on until this process stops or ends."""
+    _directory()
 
 
 @cache
 def shared_program() -> Path:
-    """The program of the fork server of this test process, which starts with the first use and ends with `stop`."""
-    return _shared.enter_context(fork_server())
+    """The program of the fork server of this run, which starts with the first use by any worker."""
+    directory = _directory()
+    program = directory / "leasehold"
+    with (directory / START).open("w") as start:
+        fcntl.flock(start, fcntl.LOCK_EX)
+        if not program.exists():
+            _started.append(_start(directory))
+            program.write_text(f"#!{sys.executable} -IS\n{FORWARDER.read_text()}")
+            program.chmod(0o700)
+    return program
+
+
+def _start(directory: Path) -> "subprocess.Popen[bytes]":
+    with socket.socket(socket.AF_UNIX) as listener, open(os.open(directory / USERS, os.O_RDONLY), "rb") as users:
+        listener.bind(str(directory / "socket"))
+        listener.listen(64)
+        return subprocess.Popen(
+            [sys.executable, "-m", "tests.support.fork_server.server", str(listener.fileno()), str(directory)],
+            cwd=ROOT, stdin=users, stdout=subprocess.DEVNULL,
+            pass_fds=[listener.fileno()], start_new_session=True,
+        )  # fmt: skip
 
 
 def stop() -> None:
-    """End the fork server of this test process, and what is left of its commands."""
+    """End the fork server and what is left of its commands, unless another worker of this run may use it."""
+    directory, users = _directory(), _users.pop()
+    if not (directory / "leasehold").exists():
+        with suppress(BlockingIOError):
+            fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(directory)
+    os.close(users)
+    if RUN_VARIABLE not in os.environ:
+        for process in _started:
+            process.wait(MINUTE)
     shared_program.cache_clear()
-    _shared.close()
+    _directory.cache_clear()
 
 
 class ForkedProcess:
@@ -335,7 +367,9 @@ def main() -> None:
     with ExitStack() as stack:
         listener = stack.enter_context(socket.socket(fileno=int(number)))
         request = Server(listener).run()
-    if request is not None:
+    if request is None:
+        shutil.rmtree(directory)
+    else:
         become(request)
         fork_children(Path(directory))
         run(loaded.main)
