@@ -5,6 +5,7 @@ instances, whose number is not bounded, at most `quotas.metric_pairs` have serie
 """
 
 import math
+from collections import Counter as TotalCounter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import structlog
@@ -234,6 +235,17 @@ CANARIES_RETURNED = Counter(
     "leasehold_policy_canaries_returned_total",
     "Trials of a version of the policy that this process has taken back, because a guard did not hold.",
 )
+SHADOW_DECISIONS = Counter(
+    "leasehold_shadow_decisions_total",
+    "Decisions of this process with which a shadow was compared, by what was decided and the result: bots, orders or "
+    "victims; same or other.",
+    ["decided", "result"],
+)
+SHADOW_CYCLES = Counter(
+    "leasehold_shadow_cycles_total",
+    "Cycles of this process that a shadow was to look at, by the result: compared, skipped or failed.",
+    ["result"],
+)
 LOOP_AGE = Gauge(
     "leasehold_loop_age_seconds",
     "Seconds since a background loop of this process last completed a run without an error.",
@@ -259,6 +271,19 @@ def observe_cycle(*, seconds: float, granted: int, rested: int, lost: int, evict
         RACES_LOST.labels(kind="grant").inc(lost)
     if evicted:
         PREEMPTIONS.inc(evicted)
+
+
+def observe_shadow(jobs: Mapping[tuple[int, str], int], cycles: Mapping[str, int]) -> None:
+    """Count what shadows of this process have compared: by instance and the names of `schema.policy.shadows`."""
+    sums = TotalCounter[str]()
+    for (_, name), count in jobs.items():
+        sums[name] += count
+    for decided in ("bots", "orders", "victims"):
+        other = sums[f"other_{decided}"]
+        SHADOW_DECISIONS.labels(decided=decided, result="other").inc(other)
+        SHADOW_DECISIONS.labels(decided=decided, result="same").inc(sums[decided] - other)
+    for result, count in cycles.items():
+        SHADOW_CYCLES.labels(result=result).inc(count)
 
 
 def observe_scores(scores: Iterable[float]) -> None:

@@ -48,6 +48,11 @@ def wait(event: threading.Event, seconds: float) -> bool:
     return event.wait(max(0.0, seconds))
 
 
+def thread_processor() -> float:
+    """Seconds of processor time that the calling thread has used so far."""
+    return time.thread_time()
+
+
 def wall() -> float:
     """Seconds since 1970 on this host's clock. Only to compare with the database's clock, or to tell people."""
     return _wall()

@@ -3,6 +3,7 @@
 from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Protocol
 
 from assigner.admission.gates import queue_admission
@@ -129,6 +130,12 @@ def queue_below_minimum(queue: ConstrainedQueue, admission_state: AdmissionState
     return bool(queue.missing_units) and queue.missing_units > admission_state.given_units(queue).used
 
 
+def place_of(job: ReadyJob, *, by_age: bool) -> tuple[bool, float, datetime, int]:
+    """Return the key by which plain jobs are picked: lower is sooner. by_age: only the age counts."""
+    assert job.queued_at is not None
+    return job.beyond, 0.0 if by_age else job.priority, job.queued_at, job.id
+
+
 def merge(plain: Sequence[ReadyJob], heads: Sequence[QueueHead], *, by_age: bool) -> list[ReadyJob | QueueHead]:
     """Merge plain jobs and heads that may start; each kind keeps its own order.
 
@@ -142,9 +149,8 @@ def merge(plain: Sequence[ReadyJob], heads: Sequence[QueueHead], *, by_age: bool
         job, head = jobs[0], admitted[0]
         instance = head.job.cohort, head.job.instance
         beyond = given[instance] >= head.queue.missing_units
-        assert job.queued_at is not None
-        ranks = (0.0, 0.0) if by_age else (job.priority, head.rank)
-        if (beyond, ranks[1], head.queued_at, head.job.id) < (job.beyond, ranks[0], job.queued_at, job.id):
+        rank = 0.0 if by_age else head.rank
+        if (beyond, rank, head.queued_at, head.job.id) < place_of(job, by_age=by_age):
             found.append(admitted.popleft())
             given[instance] += head.job.units
         else:
@@ -162,6 +168,20 @@ class Admission:
     left: list[QueueHead]
     #: The walk ended because the next job may be one that has not been read.
     is_blocked: bool
+
+
+@dataclass(frozen=True)
+class AdmissionInput:
+    """What an admission was made from, so that it can be made once more: the heads that were read, and the state before
+    any of them was counted."""
+
+    heads: Sequence[QueueHead]
+    state: AdmissionState
+    free_units: int
+
+    def again(self, ordering: Ordering) -> list[QueueHead]:
+        """Return the heads that may start in this order, as often as it is asked for."""
+        return admit(self.heads, self.state.copy(), free_units=self.free_units, ordering=ordering).heads
 
 
 def admit(

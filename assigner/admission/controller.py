@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ from assigner import metrics
 from assigner.admission import admit, fair_share, gates, graph_share
 from assigner.admission import ordering as orders
 from assigner.admission import rules as admission_rules
-from assigner.admission.admit import Rank
+from assigner.admission.admit import Admission, AdmissionInput, Rank
 from assigner.admission.checkers import FAILURES
 from assigner.admission.gates import ReleaseTime, queue_admission
 from assigner.admission.heads import Heads
@@ -48,6 +48,10 @@ FEW_QUEUES = 100
 MOST_SPARE = 2
 #: Seconds for which an assigner does not check whether the demand of an instance has to be recorded again.
 DEMAND_RECHECK = DEMAND_INTERVAL / 2
+
+
+#: Copies a state of admission.
+Keep = Callable[[AdmissionState], AdmissionState]
 
 
 @dataclass
@@ -97,6 +101,8 @@ class AdmissionResult:
     pauses: Mapping[str, float] = field(default_factory=dict)
     #: When the demand that was recorded may have to be recorded again; empty if none was.
     demand_due: Mapping[int, float] = field(default_factory=dict)
+    #: What the heads were chosen from; None unless it was to be kept.
+    made_from: AdmissionInput | None = None
     #: Jobs of graphs that have been given a lease.
     started_graph_jobs: Sequence[QueueHead] = ()
 
@@ -160,12 +166,14 @@ class AdmissionController:
         batch: int,
         pace: float,
         heads: Sequence[QueueHead] | None = None,
+        keep: Keep | None = None,
     ) -> AdmissionResult:
         """Lock up to `batch` jobs of these queues whose gates are open and for which a bot has room.
 
         found: the answer of `read_queues`. Of instances with one rank, those whose queues come first are looked at.
         heads: the jobs of the front, already locked, if it was read.
         lacking: the resource that no bot has left, by queue. pace: seconds in which a job's failed checks count once.
+        keep: copies the state before anything is counted in it, to tell what the heads were chosen from.
         """
         if found.now is None or not found.queues or not found.free_units:
             return AdmissionResult(empty="empty queue" if found.now is None else "no room")
@@ -191,19 +199,15 @@ class AdmissionController:
                 connection, _open(queues, admission_state), admission_state, free_units=found.free_units, pace=pace
             )
             admission_state.judge_again()
-        closed = Counter[str]()
+        closed, before = Counter[str](), None if keep is None else keep(admission_state)
         if heads is None:
-            admitted = self._admit(connection, queues, admission_state, free_units=found.free_units, closed=closed)
+            done = self._admit(connection, queues, admission_state, free_units=found.free_units, closed=closed)
         else:
-            opened = {queue.id for queue in _open(queues, admission_state)}
-            admitted = admit.admit(
-                [head for head in heads if head.queue.id in opened],
-                admission_state,
-                free_units=found.free_units,
-                ordering=self._ordering_policy.ordering,
-                closed=closed,
-            ).heads
-        admitted = _spaced(admitted, pauses)
+            done = self._admit_front(heads, queues, admission_state, free_units=found.free_units, closed=closed)
+        made_from = None
+        if before is not None:
+            made_from = AdmissionInput([*done.heads, *done.left], before, found.free_units)
+        admitted = _spaced(done.heads, pauses)
         closed_queues = Counter(
             queue_admission.shut.name
             for queue_admission in admission_state.queue_admissions.values()
@@ -215,7 +219,7 @@ class AdmissionController:
         times = gates.release_times(queues, admission_state) if len(admitted) < found.free_units else ()
         returns = min(times, key=lambda each: each.due, default=None)
         return AdmissionResult(
-            admitted, closed_queues, closed, empty, returns, room, admission_state, pauses, demand_due
+            admitted, closed_queues, closed, empty, returns, room, admission_state, pauses, demand_due, made_from
         )
 
     def _record_demand(
@@ -270,7 +274,7 @@ class AdmissionController:
         *,
         free_units: int,
         closed: Counter[str],
-    ) -> list[QueueHead]:
+    ) -> Admission:
         """Admit heads of one lot of queues after another; read further heads where the next job may not be read yet."""
         reader = Heads(connection, self._ordering_policy, admission_state, free_units=free_units)
         admitted, left, refused = list[QueueHead](), list[QueueHead](), Counter[QueueId]()
@@ -296,7 +300,26 @@ class AdmissionController:
                 left += reader.more(left, started=_by_queue(admitted), refused=refused)
             if len(admitted) == free_units:
                 break
-        return admitted
+        return Admission(admitted, left, is_blocked=False)
+
+    def _admit_front(
+        self,
+        heads: Sequence[QueueHead],
+        queues: Sequence[ConstrainedQueue],
+        admission_state: AdmissionState,
+        *,
+        free_units: int,
+        closed: Counter[str],
+    ) -> Admission:
+        """Admit heads of the front whose queues are open."""
+        opened = {queue.id for queue in _open(queues, admission_state)}
+        return admit.admit(
+            [head for head in heads if head.queue.id in opened],
+            admission_state,
+            free_units=free_units,
+            ordering=self._ordering_policy.ordering,
+            closed=closed,
+        )
 
     def pick_below_minimum(self, connection: Connection, scope: Scope, *, most: int, delay: float) -> list[QueueHead]:
         """Lock up to `most` jobs of instances below their minimum quota whose gates are open.

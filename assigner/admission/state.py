@@ -1,7 +1,7 @@
 """What the gates on constrained jobs are judged by: a working copy of what is counted, at one moment."""
 
 from collections.abc import Hashable, Iterable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -60,6 +60,20 @@ class AdmissionState:
     first_used: dict[int, float] = field(default_factory=dict)
     #: What the instances with these shares have had; see `fair_share`.
     standing: tuple[Shares | None, Any] = (None, None)
+
+    def copy(self) -> "AdmissionState":
+        """Return a working copy of its own, in which other jobs may start. Nothing has started in this one yet."""
+        return replace(
+            self,
+            counters={name: Counter(each.used, each.most, each.limited_by) for name, each in self.counters.items()},
+            units={},
+            scores={},
+            queue_admissions={},
+            common={},
+            asked_gates=(),
+            first_used={},
+            standing=(None, None),
+        )
 
     def judge_again(self) -> None:
         """Forget what queues were judged by, because gates may have been closed since."""

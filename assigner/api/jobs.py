@@ -31,7 +31,7 @@ from assigner.api import (
     schedules,
     submission,
 )
-from assigner.api.operators import canaries, health, policies, policy
+from assigner.api.operators import canaries, health, policies, policy, shadows
 from assigner.api.routing import CALLERS, IDS, OPERATORS, Caller, JobId, Read, problems
 from assigner.api.selection import Selection, audited, select
 from assigner.api.submission import RequestModel, SubmitRequest
@@ -465,7 +465,9 @@ ROUTERS = (
     operations.router,
     health.router,
     policy.router,
+    # These two come before policies, which take any word for a number.
     canaries.router,
+    shadows.router,
     policies.router,
     resources.router,
 )

@@ -11,11 +11,12 @@ from math import ceil
 
 from assigner import metrics
 from assigner.admission.admit import merge
-from assigner.admission.controller import AdmissionController, AdmissionResult
+from assigner.admission.controller import AdmissionController, AdmissionResult, Keep
 from assigner.admission.rules import RULES, Rules
 from assigner.cycle.memory import Memory
 from assigner.cycle.pacing import concurrent_batches
 from assigner.cycle.settings import AssignerSettings
+from assigner.cycle.shadow import Decider, Shadow, Trace
 from assigner.loops import Again, More
 from assigner.placement import resources
 from assigner.placement import sampling as samples
@@ -25,7 +26,7 @@ from assigner.placement.registry import SUCCESS
 from assigner.placement.room import WaitingKinds
 from assigner.placement.strategy import Group, Input, QuotaCopy, Snapshot
 from assigner.preemption.plan import QuotaSettings
-from assigner.preemption.reclaim import BATCH, reclaim, reclaim_admitted
+from assigner.preemption.reclaim import BATCH, OnPlan, reclaim, reclaim_admitted
 from schema.clock import Monotonic
 from schema.moves.grant import PREEMPTION, Amounts, Granted, Placement, grant, lock_bots
 from schema.moves.waiting.backoff import promote, rest_queues, stop_preferring, wake_queues
@@ -80,6 +81,13 @@ class CycleResult:
     without_token: set[int] | None = None
     #: One of its decisions, for operators.
     sample: DecisionSample | None = None
+    #: All of its decisions, for a shadow; None if no shadow looks at this cycle.
+    trace: Trace | None = None
+
+    @property
+    def on_plan(self) -> OnPlan | None:
+        """What is told of each plan of an eviction."""
+        return None if self.trace is None else self.trace.planned
 
     def may_still_start(self, job: ReadyJob) -> bool:
         """Return whether the quota of its instance and its rates still let the job start, on another bot."""
@@ -135,7 +143,8 @@ class PriorityAgeAssigner:
     ) -> None:
         self.name, self._recorder, self._policy = name, recorder, policy
         self._database, self._settings, self._timing = database, settings, timing
-        self._quotas = quotas or QuotaSettings()
+        self._quotas, self._ordering = quotas or QuotaSettings(), rules.ordering
+        self._shadow: Shadow | None = None
         self._cohorts = self._next_cohorts = cohorts
         self._chance, self._now = chance, now
         self._memory = Memory(now, chance)
@@ -151,8 +160,13 @@ class PriorityAgeAssigner:
         cohorts: Sequence[int] | None = None,
     ) -> None:
         """Use other settings from the next cycle on. policy: the version that they are of, which leases name."""
-        self._settings, self._quotas, self._policy, self._next_cohorts = settings, quotas, policy, cohorts
+        self._settings, self._quotas, self._ordering = settings, quotas, rules.ordering
+        self._policy, self._next_cohorts = policy, cohorts
         self._admission.reconfigure(rules)
+
+    def shadow_by(self, shadow: Shadow | None) -> None:
+        """Let this shadow look at cycles from the next one on; None = no shadow any more."""
+        self._shadow = shadow
 
     def run_once(self) -> float:
         """Run one cycle; returns the seconds to sleep before the next one."""
@@ -190,6 +204,8 @@ class PriorityAgeAssigner:
             evicted=cycle.evicted,
             strategy=self._settings.strategy.chooser[1],
         )
+        if cycle.trace is not None and cycle.trace.decider.settings is self._settings:  # not reconfigured meanwhile
+            cycle.trace.compare()
         busy = bool(cycle.granted or cycle.lost or cycle.evicted or cycle.set_aside)
         returns = None if cycle.admitted is None else cycle.admitted.returns
         pause = self._memory.pace.pause(self._settings, busy=busy, failed=bool(cycle.rested), returns=returns)
@@ -206,6 +222,8 @@ class PriorityAgeAssigner:
             return cycle
         if not self._take_slot(connection, cycle):
             return cycle
+        if (shadow := self._shadow) is not None:
+            cycle.trace = shadow.begin(Decider(settings, self._quotas, self._ordering))
         has_plain, has_constrained, is_below = pending.plain, pending.constrained, pending.constrained_below_minimum
         if pending.has_rested or pending.preference_elapsed:
             # Jobs that are ready again may be of an instance below its minimum. The search for such jobs finds out.
@@ -236,6 +254,7 @@ class PriorityAgeAssigner:
                 again=cycle.holds_quotas,
                 used=cycle.used_kept,
                 policy=self._policy,
+                on_plan=cycle.on_plan,
             )
         if cycle.granted and not cycle.evicted:
             # Before a bot is told, the gateway's commit waits for the disk. A crash earlier leaves the job queued.
@@ -259,7 +278,15 @@ class PriorityAgeAssigner:
         if ids:
             sync, actor = self._timing.sync, self.name
             cycle.evicted = reclaim_admitted(
-                connection, scope, ids, quotas, sync=sync, actor=actor, used=cycle.used_kept, policy=self._policy
+                connection,
+                scope,
+                ids,
+                quotas,
+                sync=sync,
+                actor=actor,
+                used=cycle.used_kept,
+                policy=self._policy,
+                on_plan=cycle.on_plan,
             )
             cycle.holds_quotas = True
 
@@ -307,11 +334,14 @@ class PriorityAgeAssigner:
         """Pick and place until something is placed, or until a pick finds no further queue that has to rest."""
         settings = self._settings
         batch = self._memory.batch.size(settings.batch)
-        urgent_first = self._chance.randint(1, 100) <= settings.priority_percentage
-        order = Order.PRIORITY if urgent_first else Order.AGE
+        roll = self._chance.randint(1, 100)
+        order = settings.order(roll)
+        if cycle.trace is not None:
+            cycle.trace.roll = roll
         heads: Sequence[QueueHead] = ()
         if constrained:
-            cycle.admitted = self._admit(connection, scope, batch=batch, minimums=minimums)
+            keep = None if cycle.trace is None else cycle.trace.copy
+            cycle.admitted = self._admit(connection, scope, batch=batch, minimums=minimums, keep=keep)
             heads, cycle.amounts = cycle.admitted.heads, self._admission.amounts(cycle.admitted)
         for _ in range(MAX_PICKS):
             jobs: Sequence[ReadyJob] = ()
@@ -336,29 +366,38 @@ class PriorityAgeAssigner:
         if cycle.admitted is not None and cycle.taken:
             self._admission.charge(connection, cycle.admitted, cycle.taken)
 
-    def _admit(self, connection: Connection, scope: Scope, *, batch: int, minimums: bool) -> AdmissionResult:
+    def _admit(
+        self, connection: Connection, scope: Scope, *, batch: int, minimums: bool, keep: Keep | None
+    ) -> AdmissionResult:
         """Lock constrained jobs that may start: of the front if enough of it may, otherwise of all queues in turn.
 
-        minimums: an instance is below its minimum, so that its jobs come before the front.
+        minimums: an instance is below its minimum, so that its jobs come before the front. keep: copies what it
+        is made from, which is then told.
         """
         admission, cursor = self._admission, self._memory.constrained_cursor
         front = None if minimums else admission.read_front(connection, scope, cursor, batch=batch)
         if front is not None:
-            admitted = self._pick_of(connection, front.scan, batch=batch, heads=front.heads)
+            admitted = self._pick_of(connection, front.scan, batch=batch, heads=front.heads, keep=keep)
             if admission.suffices(front, cursor, admitted):
                 return admitted
         found = admission.read_queues(connection, scope, batch=batch)
-        return self._pick_of(connection, found, batch=batch)
+        return self._pick_of(connection, found, batch=batch, keep=keep)
 
     def _pick_of(
-        self, connection: Connection, found: QueueScan, *, batch: int, heads: Sequence[QueueHead] | None = None
+        self,
+        connection: Connection,
+        found: QueueScan,
+        *,
+        batch: int,
+        keep: Keep | None,
+        heads: Sequence[QueueHead] | None = None,
     ) -> AdmissionResult:
         lacking = resources.lacking_by_queue(connection, self._memory.fleet, found.queues, chance=self._chance)
         if heads is None:
             # Of instances that are equal in the order chance decides which ones are looked at.
             found = replace(found, queues=self._chance.sample(found.queues, len(found.queues)))
         pace = self._settings.interval
-        return self._admission.pick(connection, found, lacking=lacking, batch=batch, pace=pace, heads=heads)
+        return self._admission.pick(connection, found, lacking=lacking, batch=batch, pace=pace, heads=heads, keep=keep)
 
     def _place_merged(
         self,
@@ -371,6 +410,8 @@ class PriorityAgeAssigner:
     ) -> None:
         """Place plain jobs and constrained jobs that may start, in one order, and no more jobs than there are free
         units."""
+        if cycle.trace is not None:
+            cycle.trace.merges(jobs, cycle.admitted.made_from if heads and cycle.admitted else None)
         if not heads or cycle.admitted is None:
             self._place(connection, jobs, cycle)
             return
@@ -463,6 +504,10 @@ class PriorityAgeAssigner:
         if Input.WAITING in policy.inputs:
             seen = replace(seen, waiting=self._waiting_kinds(connection))
         placements = chosen = seen.chosen_by(strategy, policy, how={"strategy": name, "round": round_number})
+        if cycle.trace is not None:
+            # Quotas and turns go on to change in this cycle.
+            kept = replace(seen, headrooms=dict(seen.headrooms), turns=dict(seen.turns))
+            cycle.trace.chose(kept, chosen)
         amounts = cycle.amounts
         if needy:
             placements = lock_bots(connection, chosen)

@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from assigner.placement.registry import StrategySettings
+from schema.picking.pick import Order
 from schema.validation import NAME
 
 
@@ -51,6 +52,10 @@ class AssignerSettings(BaseModel):
     instances: tuple[str, ...] | None = Field(default=None, min_length=1)
     cohorts: tuple[str, ...] | None = Field(default=None, min_length=1)
     strategy: StrategySettings = Field(default_factory=StrategySettings)
+
+    def order(self, roll: int) -> Order:
+        """Return the order of a cycle's plain jobs. roll: a number that was drawn from 1 to 100."""
+        return Order.PRIORITY if roll <= self.priority_percentage else Order.AGE
 
     @property
     def serves_minimums_first(self) -> bool:

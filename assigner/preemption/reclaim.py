@@ -1,7 +1,7 @@
 """Preemption in a cycle: find waiting jobs of instances below their minimum, plan, and ask bots to stop jobs."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
 from assigner.preemption.plan import Eviction, QuotaSettings, plan
@@ -9,7 +9,7 @@ from schema.fleet import candidates
 from schema.fleet.candidates import CandidateRequest
 from schema.moves.preempt import preempt
 from schema.picking import preemption
-from schema.picking.preemption import StarvedJob
+from schema.picking.preemption import OccupiedBot, StarvedJob
 from schema.picking.ready import Scope
 from schema.postgres.connection import Connection
 from schema.timing import KILL_ALLOWANCE
@@ -17,6 +17,8 @@ from schema.timing import KILL_ALLOWANCE
 #: The most jobs of instances below their minimum for which one cycle evicts.
 BATCH = 20
 _NEVER = datetime.max.replace(tzinfo=UTC)
+#: Told of each plan: the job, the bots and the moment that it was made from, and what came of it.
+OnPlan = Callable[[StarvedJob, Sequence[OccupiedBot], datetime, Eviction | None], None]
 
 
 def reclaim(
@@ -29,15 +31,18 @@ def reclaim(
     again: bool,
     used: Counter[int],
     policy: int | None = None,
+    on_plan: OnPlan | None = None,
 ) -> int:
     """Evict for jobs that have waited for `preemption_delay` seconds; returns the number of victims that were asked.
 
     A job for which some bot has room is left to the next pick. again: this transaction has granted leases. used: kept
     units of each bot that cover jobs which were looked at before. The units that cover these jobs are added to it.
-    policy: the version by which it is decided, which evictions name.
+    policy: the version by which it is decided, which evictions name. on_plan: called with each plan.
     """
     waiting, now = preemption.starved_jobs(connection, scope, delay=settings.preemption_delay, sync=sync, limit=BATCH)
-    return _reclaim_for(connection, waiting, now, settings, sync, actor, again=again, used=used, policy=policy)
+    return _reclaim_for(
+        connection, waiting, now, settings, sync, actor, again=again, used=used, policy=policy, on_plan=on_plan
+    )
 
 
 def reclaim_admitted(
@@ -50,10 +55,13 @@ def reclaim_admitted(
     actor: str,
     used: Counter[int],
     policy: int | None = None,
+    on_plan: OnPlan | None = None,
 ) -> int:
     """Evict as `reclaim` does, for constrained jobs whose gates are open and whose rows are locked."""
     waiting, now = preemption.starved_among(connection, scope, job_ids, delay=settings.preemption_delay, sync=sync)
-    return _reclaim_for(connection, waiting, now, settings, sync, actor, again=False, used=used, policy=policy)
+    return _reclaim_for(
+        connection, waiting, now, settings, sync, actor, again=False, used=used, policy=policy, on_plan=on_plan
+    )
 
 
 def _reclaim_for(
@@ -67,6 +75,7 @@ def _reclaim_for(
     again: bool,
     used: Counter[int],
     policy: int | None = None,
+    on_plan: OnPlan | None = None,
 ) -> int:
     """Evict for these jobs, most urgent first. Jobs that are covered by kept units of their instance are left out."""
     freed: Counter[tuple[int, int]] = Counter()
@@ -89,6 +98,8 @@ def _reclaim_for(
             continue
         occupied = preemption.occupied_bots(connection, job, patience=patience, sync=sync)
         eviction = plan(job, occupied, settings, now=now)
+        if on_plan is not None:
+            on_plan(job, occupied, now, eviction)
         if eviction is None:
             hopeless[wanted] = deadline
             continue

@@ -23,6 +23,7 @@ from assigner.maintenance.webhooks import Webhooks
 from assigner.operator_resources import canaries
 from assigner.process import policies
 from assigner.process.policies import ACTOR, LOOK_EVERY, InForce
+from assigner.process.shadows import Shadowing
 from assigner.process.threads import AssignerThreads, Presence, rules_from, seeded
 from assigner.settings import PoolSettings
 from schema import clock
@@ -133,6 +134,7 @@ class AssignerProcess:
         self._assigner_threads = AssignerThreads(
             database, settings, name=name, wakeups=self._wakeups, presence=self._presence, chance=seeded(chance)
         )
+        self._shadowing = Shadowing(database, name)
         self._config_loop = Loop("config", self._look_at_configuration, chance=seeded(chance))
         self._loops = [
             self._config_loop,
@@ -183,6 +185,7 @@ class AssignerProcess:
         self._presence.end()
         if self._tracer is not None:
             self._tracer.close()
+        self._shadowing.run_once(last=True)
 
     def _quota_uses(self) -> QuotaUses:
         """Read what metrics say of quotas. It is not repeated after an error, because a scrape has a deadline."""
@@ -208,6 +211,7 @@ class AssignerProcess:
             has_followed = self._follow_policy()
             if has_followed or self._reloader.error != error:
                 self._tell_configuration()
+        self._shadowing.run_once()
         return min(delay, LOOK_EVERY)
 
     def _put_file(self, file: PoolSettings, *, before: bytes | None) -> None:
@@ -224,6 +228,9 @@ class AssignerProcess:
         for name in set(found.absent) - set(self._policy.absent):
             log.info("an entry is as the file says: the policy in force has none of its name", entry=name)
         self._reconfigure(found)
+        is_other, comparison = self._shadowing.follow(found)
+        if is_other:
+            self._assigner_threads.compare(comparison)
         self._policy = found
         return True
 

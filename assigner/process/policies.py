@@ -26,6 +26,7 @@ from schema.policy import queue_limits, time_windows, versions
 from schema.policy.versions import Change, Content, Version
 from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
+from schema.postgres.statements import Row
 from schema.tenancy import cohorts, instances, lock_order
 from schema.tenancy.instances import InstanceSettings
 
@@ -60,9 +61,9 @@ class Trial:
 class InForce:
     """The settings by which a process works, and the version that they are of; None = there is none yet.
 
-    file: what the process's file says. absent: entries of the file that the version does not have, which are as the
-    file says. refused: a version that is in force and cannot be used here, so that the one before stays; error: why.
-    trial: None = the settings decide everywhere.
+    file: what the process's file says. shadow: a version that decides beside it. absent: entries of the file that the
+    version does not have, which are as the file says. refused: a version that is in force and cannot be used here, so
+    that the one before stays; error: why. trial: None = the settings decide everywhere.
     """
 
     file: PoolSettings
@@ -72,11 +73,23 @@ class InForce:
     refused: int | None = None
     error: str | None = None
     trial: Trial | None = None
+    shadow: "Candidate | None" = None
 
     @property
     def settings(self) -> PoolSettings:
         """The settings: those of the file, with what decides as the version has it."""
         return self.file if self.changed is None else self.changed
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A version that decides beside the one in force. id: the number of the shadow. share: of the cycles, 0 to 1.
+    stored: its settings as the version has them."""
+
+    id: int
+    version: int
+    share: float
+    stored: Mapping[str, Any]
 
 
 def entry_names(settings: PoolSettings) -> list[str]:
@@ -191,7 +204,16 @@ def look(connection: Connection, file: PoolSettings, known: InForce | None) -> I
     has just started, or has another file now, then works by the version before it, or else by the newest usable one.
     """
     has = None if known is None else known.refused or known.version
-    row = connection.execute(versions.LOOK, {"known": has}).one()
+    before = None if known is None else known.shadow
+    row = connection.execute(versions.LOOK, {"known": has, "shadow": before and before.id}).one()
+    if before is None or row.shadow != before.id:
+        before = row.shadow and Candidate(row.shadow, row.candidate, row.share, row.candidate_settings)
+    found = _in_force(connection, file, known, row, has)
+    return found if found.shadow is before else replace(found, shadow=before)
+
+
+def _in_force(connection: Connection, file: PoolSettings, known: InForce | None, row: Row, has: int | None) -> InForce:
+    """Return the settings of the version in force, as `look` has read it. has: the version that `known` knows."""
     if known is not None and row.id == has:
         return known
     if row.settings is None:
@@ -200,7 +222,7 @@ def look(connection: Connection, file: PoolSettings, known: InForce | None) -> I
         found = merged(file, row.id, row.settings)
         return replace(found, trial=_trial(connection, found, row.settings.get(versions.TRIAL)))
     except ValidationError as error:
-        reason = _unusable(row.id, error)
+        reason = unusable(row.id, error)
         log.error("a policy cannot be used here, the one before stays", policy=row.id, error=reason)
         return replace(known or _newest_usable(connection, file, row.id), refused=row.id, error=reason)
 
@@ -226,7 +248,8 @@ def _newest_usable(connection: Connection, file: PoolSettings, refused: int) -> 
     return InForce(file)
 
 
-def _unusable(version: int, error: ValidationError) -> str:
+def unusable(version: int, error: ValidationError) -> str:
+    """Return why a process cannot use a version."""
     first = error.errors(include_url=False)[0]
     return f"policy {version} cannot be used here: {'.'.join(map(str, first['loc']))}: {first['msg']}"
 
@@ -248,7 +271,7 @@ class Follower:
         try:
             merged(self.policy.file, wanted.id, wanted.content["settings"])
         except ValidationError as error:
-            raise Conflict("policy_unusable", _unusable(wanted.id, error)) from None
+            raise Conflict("policy_unusable", unusable(wanted.id, error)) from None
 
     def run_once(self) -> float:
         """Look which version is in force. Returns the seconds until the next look."""

@@ -13,9 +13,11 @@ import structlog
 from assigner.admission.rules import Rules
 from assigner.cycle.assigner import PriorityAgeAssigner
 from assigner.cycle.settings import AssignerSettings
+from assigner.cycle.shadow import Shadow
 from assigner.loops import Loop
 from assigner.placement.decision_sample import DecisionRecorder, stored
 from assigner.process.policies import Trial
+from assigner.process.shadows import Comparison
 from assigner.settings import PoolSettings
 from schema import clock
 from schema.postgres.engine import Database
@@ -176,6 +178,7 @@ class AssignerThreads:
         self._started = self._over = False
         self._policy: int | None = None
         self._trial: Trial | None = None
+        self._comparison: Comparison | None = None
         self._filters = [_filters(each) for each in settings.assigners]
         presence.serves(list(self._filters))
 
@@ -219,6 +222,20 @@ class AssignerThreads:
                 if (entry := self._entry(number)) is not None:
                     self._filters[number] = _filters(entry)
             self._presence.serves(list(self._filters))
+
+    def compare(self, comparison: Comparison | None) -> None:
+        """Let each thread compare its decisions from its next cycle on; None = no more."""
+        with self._lock:
+            self._comparison = comparison
+            for role, held in self._held.items():
+                held.assigner.shadow_by(self._shadow(role.entry))
+
+    def _shadow(self, entry: int) -> Shadow | None:
+        compared = self._comparison
+        if compared is None or (decider := compared.decider(entry)) is None:
+            return None
+        chance, processor = seeded(self._chance), clock.thread_processor
+        return Shadow(decider, share=compared.share, tally=compared.tally, chance=chance, processor=processor)
 
     def stop(self, deadline: float) -> None:
         """Let every thread end its cycle, at most until `deadline`, in seconds on the monotonic clock."""
@@ -308,6 +325,7 @@ class AssignerThreads:
             recorder=self._presence.recorder,
             policy=self._policy,
         )
+        assigner.shadow_by(self._shadow(role.entry))
         signal = self._signal(role)
         loop = Loop(
             f"assigner-{role.entry}-{role.place}",

@@ -131,7 +131,12 @@ WITH made AS (
 )
 SELECT id FROM made
 """)
+# A version that was the shadow has shown what there was to see.
 _PUT_IN_FORCE = Statement("""
+WITH ended AS (
+    UPDATE policy_shadows SET ended_at = clock_timestamp(), ended = 'its version came into force'
+    WHERE policy = :id AND ended_at IS NULL AND ends_at > clock_timestamp()
+)
 UPDATE policy_in_force SET id = :id, since = clock_timestamp(), origin = CAST(:origin AS jsonb)
 """)
 _ORIGIN = Statement("""
@@ -148,11 +153,17 @@ _ONE = Statement(f"""
 SELECT {_COLUMNS}, p.content, p.id IS NOT DISTINCT FROM f.id AS in_force
 FROM policies p CROSS JOIN policy_in_force f WHERE p.id = coalesce(CAST(:id AS integer), f.id)
 """)
-# What a process asks each second: the content comes only if the number is another one than it knows.
+# What a process asks each second: a content comes only if the number is another one than it knows.
 LOOK = Statement("""
 SELECT f.id, CASE WHEN f.id IS DISTINCT FROM CAST(:known AS integer)
-    THEN (SELECT content -> 'settings' FROM policies p WHERE p.id = f.id) END AS settings
-FROM policy_in_force f
+    THEN (SELECT content -> 'settings' FROM policies p WHERE p.id = f.id) END AS settings,
+    s.id AS shadow, s.policy AS candidate, s.share, CASE WHEN s.id IS DISTINCT FROM CAST(:shadow AS integer)
+    THEN (SELECT content -> 'settings' FROM policies p WHERE p.id = s.policy) END AS candidate_settings
+FROM policy_in_force f LEFT JOIN LATERAL (
+    SELECT s.id, s.policy, s.share FROM policy_shadows s
+    WHERE s.ended_at IS NULL AND s.ends_at > clock_timestamp() AND s.policy IS DISTINCT FROM f.id
+        AND EXISTS (SELECT FROM policies p WHERE p.id = s.policy)
+    ORDER BY s.id DESC LIMIT 1) s ON true
 """)
 #: The settings of the version that a trial tries, and the ids of its cohorts and of all others.
 TRIED = Statement("""

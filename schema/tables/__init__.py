@@ -4,7 +4,19 @@ It imports only the ground modules of `schema`. Read first: jobs.py and admissio
 """
 
 from schema.sql import SCHEMA
-from schema.tables import admission, fleet, forecasts, graphs, jobs, journal, policies, pool_samples, success, tenancy
+from schema.tables import (
+    admission,
+    fleet,
+    forecasts,
+    graphs,
+    jobs,
+    journal,
+    policies,
+    policy_shadows,
+    pool_samples,
+    success,
+    tenancy,
+)
 from schema.tables.columns import metadata
 
 __all__ = [
@@ -17,6 +29,7 @@ __all__ = [
     "journal",
     "metadata",
     "policies",
+    "policy_shadows",
     "pool_samples",
     "success",
     "tenancy",

@@ -84,6 +84,9 @@ POST                    /v1/policies/canary/stop          operator
 POST                    /v1/policies/{number}/canary      operator
 POST                    /v1/policies/{number}/activate    operator
 POST                    /v1/policies/rollback             operator
+GET                     /v1/policies/shadow               operator
+POST                    /v1/policies/shadow/stop          operator
+POST                    /v1/policies/{number}/shadow      operator
 GET                     /v1/decisions                     operator
 POST                    /v1/scores                        operator
 GET                     /v1/usage                         operator

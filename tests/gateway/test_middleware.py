@@ -198,7 +198,7 @@ GARBAGE = [
 ]
 NO_REQUEST = [b"[]", b"null", b'"text"', b"{}", b'{"surprise": 1}']
 #: Routes that take a body in which nothing is given.
-OF_DEFAULTS = ("/drain", "/v1/scores", "/effect", "/activate", "/rollback", "/canary/stop")
+OF_DEFAULTS = ("/drain", "/v1/scores", "/effect", "/activate", "/rollback", "/shadow", "/stop")
 #: Routes that act on jobs given by their ids or by a filter.
 SELECTING = {f"/v1/jobs/{act}" for act in ("cancel", "hold", "release", "requeue", "reschedule")}
 

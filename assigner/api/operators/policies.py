@@ -9,12 +9,14 @@ from fastapi import APIRouter, Path, Query, Request
 from leasehold.errors import BadInput
 from pydantic import BaseModel, ConfigDict, Field
 
+from assigner.api.operators.shadows import Shadow
+from assigner.api.operators.shadows import told as shadow_told
 from assigner.api.routing import MAX_REASON_BYTES, OPERATORS, Caller, Read, problems
 from assigner.api.submission import RequestModel
 from assigner.operator_resources import priorities
 from assigner.operator_resources import versions as activation
 from schema import validation
-from schema.policy import versions
+from schema.policy import shadows, versions
 from schema.policy.versions import Version
 from schema.postgres.connection import Connection
 from schema.tenancy.tokens import Principal
@@ -60,6 +62,7 @@ class PolicyContent(PolicyVersion):
     """A version with its content."""
 
     content: dict[str, Any] = Field(description="settings by section, limits by resource and name, names declared")
+    shadow: Shadow | None = Field(default=None, description="its last shadow; unset = it was none lately")
 
 
 class Runner(BaseModel):
@@ -171,8 +174,15 @@ async def draft_policy(request: Request, body: Annotated[Draft, Read], caller: C
 async def show_policy(request: Request, number: Number) -> PolicyContent:
     """Show one version with its content."""
     id = numbered(number)
-    found = await request.app.state.run(lambda connection: versions.version(connection, id))
-    return PolicyContent.model_validate(found)
+
+    def work(connection: Connection) -> PolicyContent:
+        found = versions.version(connection, id)
+        shadow = shadows.newest(connection, policy=found.id)
+        told = None if shadow is None else shadow_told(connection, shadow)
+        return PolicyContent.model_validate(found).model_copy(update={"shadow": told})
+
+    answer: PolicyContent = await request.app.state.run(work)
+    return answer
 
 
 @router.get("/{number}/diff", responses=problems(404), openapi_extra=OPERATORS)

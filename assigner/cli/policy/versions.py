@@ -13,6 +13,7 @@ from pydantic_core import to_jsonable_python
 from assigner.cli import names
 from assigner.cli.output import Caller, Calling, print_json, reason_option
 from assigner.cli.policy import canary
+from assigner.cli.policy.shadow import add_shadow, tell
 from schema.policy import versions
 from schema.readable import Column, Group, moment, plural, table
 
@@ -57,6 +58,7 @@ def policy(calling: Calling) -> click.Command:
     _add_writers(group, calling)
     _add_draft(group, calling)
     canary.add(group, calling)
+    add_shadow(group, calling)
     return group
 
 
@@ -73,6 +75,9 @@ def _add_readers(group: click.Group, calling: Calling) -> None:
             return
         told = ("id", "digest", "in_force", "drafted", "made_at", "author", "reason", "parent")
         table(("of the version", "value"), [(name.replace("_", " "), found[name]) for name in told])
+        if found.get("shadow") is not None:
+            click.echo()
+            tell(found["shadow"])
         if found["changes"]:
             click.echo(f"\n{plural(found['changed'], 'change')} from version {found['parent']}:")
             _print(found["changes"], "before", "after")
