@@ -196,7 +196,13 @@ def test_operators_start_read_and_stop_a_shadow_of_all_processes_and_it_ends_by_
         eventually(lambda: counted("host") and counted("host-2"))
         assert f"policy {unusable} cannot be used here: strategy" in good("policy shadow")
         good("policy shadow --stop")
+        good(f"policy shadow {drafted()} --share 100%")  # says the same as the version in force
+        eventually(lambda: pool.submit() and counted("host") and counted("host-2"))
+        total = operator.get("/v1/policies/shadow").json()["shadow"]["total"]
+        assert total["bots"] > 0
+        assert (total["other_bots"], total["other_orders"]) == (0, 0)
+        good("policy shadow --stop")
         good(f"policy shadow {other} --for 1h")
         good(f"policy activate {other}")
         assert "when its version came into force" in good(f"policy show {other}")
-        assert pool.row("SELECT count(*) AS n FROM audit WHERE action LIKE 'policy.%shadow'").n == 5
+        assert pool.row("SELECT count(*) AS n FROM audit WHERE action LIKE 'policy.%shadow'").n == 7
