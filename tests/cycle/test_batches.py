@@ -155,7 +155,7 @@ def placed_by(pool: Pool, cohort: str, numbers: dict[str, int], *, batch: int, k
             "SELECT j.public_id::text AS job, e.details ->> 'bot' AS bot FROM job_events e"
             " JOIN jobs j ON j.id = e.job_id"
             " WHERE e.move = 'grant' AND j.cohort = :cohort ORDER BY e.id",
-            cohorts=(row.id,),
+            cohort=row.id,
         )
     return [(numbers[event.job], int(event.bot.rsplit("-", 1)[1])) for event in events]  # type: ignore[attr-defined]
 
