@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-pooler wheels losses even order fuzz check bench bench-peers bench-scale bench-targets chaos chaos-tasks chaos-graph \
-  life starts storms ha format man clean
+  life starts storms ha format protos man clean
 
 help:
 	@echo "make demo    run the whole pool on real work, verify every result, stop"
@@ -34,6 +34,7 @@ help:
 	@echo "make storms  30 jobs that stop whatever they may signal, by each kind of account; as root, two minutes"
 	@echo "make ha      break the primary of a replicated database under load; as root, a quarter of an hour"
 	@echo "make format  put the code into its canonical form"
+	@echo "make protos  generate the messages of the farm door from their definitions; needs a package index"
 	@echo "make man     write the man page build/leasehold.1, the table of all commands, and the documented metrics"
 	@echo "make clean   remove .venv and the caches"
 
@@ -124,6 +125,13 @@ $(STAMP): pyproject.toml bots/sdk/pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e bots/sdk -e '.[dev,embedded,tracing]' -c constraints.txt
 	@touch $@
+
+# Generated code runs with newer versions of protobuf only, so an old one of the compiler is taken.
+protos: $(STAMP)
+	$(PYTHON) -m venv build/protos
+	build/protos/bin/python -m pip install --quiet grpcio-tools==1.76.0 googleapis-common-protos==1.76.0
+	build/protos/bin/python -m grpc_tools.protoc -I. -I$$(echo build/protos/lib/python*/site-packages) \
+	  --python_out=. --pyi_out=. bots/farm/protos/*.proto
 
 man: $(STAMP)
 	$(BIN)/python -m ops.manual commands

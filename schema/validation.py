@@ -7,7 +7,7 @@ It does not import pydantic, which takes a third of the time of a command that o
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import chain
 from typing import Any, Literal, Never, get_args
@@ -52,6 +52,12 @@ MAX_FORGIVEN = 10
 MAX_OUTPUT_BYTES = 1024 * 1024
 #: Bytes of JSON text of a job's result, and of its checkpoint.
 MAX_RESULT_BYTES, MAX_CHECKPOINT_BYTES = wire.MAX_RESULT_BYTES, wire.MAX_CHECKPOINT_BYTES
+
+#: The property of bots that run actions of the farm door, and its value; and what the deduplication keys of actions begin
+#: with. Results of actions are kept for everybody who asks for the same action, so a job that could pass for one of the
+#: door's would decide what others get. Nobody else may say them.
+FARM, OF_FARM = "leasehold.farm", "action"
+ACTION_KEY = "a:"
 
 #: Longest time-out of a job, and longest time until its earliest start, in seconds (a year).
 MAX_TIMEOUT = 31_536_000.0
@@ -138,6 +144,18 @@ def normal_properties(field: str, raw: Mapping[str, str | Sequence[str]]) -> Pro
         check_text(f"{field}.{escaped(key, 60)}", key + "".join(values), MAX_PROPERTY_BYTES)
         normal[key] = sorted(set(values))
     return normal
+
+
+def check_unreserved(field: str, names: Iterable[str]) -> None:
+    """Raise BadInput, naming `field`, if a request asks for the property that only the farm door may ask for."""
+    if FARM in names:
+        raise BadInput(f"{field}.{FARM}", "is only for actions, which come through the farm door")
+
+
+def check_dedup_key(field: str, key: str | None) -> None:
+    """Raise BadInput, naming `field`, for a deduplication key that only the farm door may use."""
+    if key is not None and key.startswith(ACTION_KEY):
+        raise BadInput(field, f"begins with '{ACTION_KEY}', which is only for actions, which come through the farm door")
 
 
 def check_json(field: str, raw: bytes, limit: int) -> str:

@@ -321,7 +321,7 @@ async def wait(request: Request, body: Annotated[WaitRequest, Read], caller: Cal
     found: dict[str, dict[str, Any]] = {}
     asked: Sequence[str] = ids
     pending: dict[str, set[str]] = {}  # submissions by job: news come by job
-    async with _progress(state).watch(request) as watch:
+    async with _progress(state).watch(request.state.hang_up) as watch:
         while True:
             found |= await state.run(routing.read_states(asked, caller, noted=not found), kept_plans=True)
             for each in asked:
@@ -369,7 +369,7 @@ async def output(
         _, found = await state.run(routing.read_output(job, caller, start, attempt=attempt, noted=True))
         return found
     deadline = clock.monotonic() + min(wait, state.max_wait)
-    async with _progress(state).watch(request) as watch:
+    async with _progress(state).watch(request.state.hang_up) as watch:
         seen: int | None = None
         over = routing.any_final({job})
 

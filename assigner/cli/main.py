@@ -15,18 +15,21 @@ from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 import click
 from click.shell_completion import CompletionItem
-from leasehold.errors import BadInput
+from leasehold.errors import BadInput, LeaseholdError
 
 from assigner.cli import completion, errors, names
 from schema import clock, gc_tuning
 from schema.readable import Group
 
+S = TypeVar("S", bound="BaseModel")
+
 if TYPE_CHECKING:
     from fastapi import FastAPI
+    from pydantic import BaseModel
 
     from assigner.process.policies import InForce
     from assigner.settings import Installation, PoolSettings
@@ -36,7 +39,10 @@ if TYPE_CHECKING:
     from bots.simulation.bots import SimulatedBots
     from bots.sync.fetch import FetchSettings
     from bots.sync.settle import SyncService
+    from schema.moves.submit import Submitted
     from schema.postgres.engine import Database
+    from schema.requests import JobRequest
+    from schema.tenancy.tokens import Principal
 
 # To look for plug-ins of pydantic, which extend no model of ours, takes a tenth of the time of a caller's command.
 os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
@@ -45,7 +51,7 @@ os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
 CONFIG_PLACES = (Path("leasehold.toml"), Path("/etc/leasehold/leasehold.toml"))
 
 #: The commands that read the configuration; all others call a gateway.
-LOCAL = frozenset({"up", "assign", "config", "db", "token", "demo", "gateway", "bot", "simulate", "tune"})
+LOCAL = frozenset({"up", "assign", "config", "db", "token", "demo", "gateway", "bot", "simulate", "tune", "farm"})
 
 #: Sections of the configuration that a gateway shows to operators.
 TOLD_BY_GATEWAYS = ("gateway", "timing", "fetch", "quotas", "ordering", "estimates", "service_levels")
@@ -63,6 +69,7 @@ def sections() -> "type[PoolSettings]":
     from assigner.settings import PoolSettings
     from bots.agent.agent import AgentSettings
     from bots.agent.isolation import job_accounts
+    from bots.farm.settings import FarmSettings
     from bots.gateway.settings import GatewaySettings
     from bots.sync.fetch import FetchSettings
 
@@ -70,6 +77,7 @@ def sections() -> "type[PoolSettings]":
         fetch: FetchSettings = Field(default_factory=FetchSettings)
         gateway: GatewaySettings = Field(default_factory=GatewaySettings)
         bot: AgentSettings = Field(default_factory=AgentSettings)
+        farm: FarmSettings = Field(default_factory=FarmSettings)
 
         @property
         def job_reach(self) -> str | None:
@@ -432,7 +440,7 @@ def gateway_command(installation: "Installation") -> int:
             super().handle_exit(sig, frame)
 
     def on_ready(url: str) -> None:
-        _keep_url(installation, url)
+        _keep(installation.data / "gateway.url", url)
         structlog.get_logger().info("gateway listens", url=url, using=installation.described)
         _tell_operators(installation, database, app, stack, url=url)
 
@@ -462,6 +470,61 @@ def gateway_command(installation: "Installation") -> int:
     return 130 if serving.stopped_by is signal.SIGINT else 0
 
 
+@cli.group(name="farm", invoke_without_command=True)
+@click.option(
+    "--cas", metavar="ADDRESS", help="The server that keeps blobs and results: grpc://HOST:PORT or unix:PATH."
+)
+@click.option("--port", type=click.IntRange(0, 65535), help="Port of the door; 0 = any free one [as configured: 8980].")
+@click.option("--anonymous", metavar="INSTANCE", help="Take callers without a token, for this instance.")
+@click.pass_context
+def farm_group(context: click.Context, /, **given: Any) -> int | None:
+    """Run one door for build clients: Bazel, Pants, recc. Its options override the [farm] section."""
+    if context.invoked_subcommand is not None:
+        return None
+    import structlog
+
+    from assigner import logs
+
+    installation: Installation = context.obj
+    settings: Any = installation.settings
+    logs.to_stderr(settings.log.level.upper())
+    try:
+        from bots.farm import server
+    except ModuleNotFoundError as error:
+        raise LeaseholdError(f"the farm door needs {error.name}: pip install 'leasehold[farm]'") from None
+    from schema.postgres.notify import Wakeups
+
+    own = _overridden(settings.farm, {name: value for name, value in given.items() if value is not None})
+
+    def on_ready(address: str) -> None:
+        _keep(installation.data / "farm.url", address)
+        structlog.get_logger().info("the farm door listens", address=address, using=installation.described)
+
+    with installation.ready_database("farm") as database, ExitStack() as stack:
+        wakeups = Wakeups(database)
+        wakeups.start()
+        stack.callback(wakeups.stop)
+        submit = partial(_submit_action, database, settings)
+        door = server.Door(database, own, timing=settings.timing, wakeups=wakeups, submit=submit)
+        gc_tuning.collect_as_usual()
+        number = server.run(door, on_ready)
+    return 130 if number is signal.SIGINT else 0
+
+
+def _submit_action(
+    database: "Database",
+    settings: Any,
+    job: "JobRequest",
+    caller: "Principal",
+    complete: Callable[[dict[str, Any]], dict[str, Any]],
+) -> "Submitted":
+    """Store the job of an action for a caller of the farm door, with what only the door may say."""
+    from assigner.api import submission
+
+    (normal,) = submission.normalised_requests([job], caller=caller, estimate=settings.estimates.estimate)
+    return submission.submit(database, [complete(normal)], caller=caller)[0]
+
+
 def _work_by(app: "FastAPI", sync_service: "SyncService", policy: "InForce") -> None:
     """Let the gateway work by this version of the policy."""
     from assigner.explain.planned import Planning
@@ -474,11 +537,11 @@ def _work_by(app: "FastAPI", sync_service: "SyncService", policy: "InForce") -> 
     app.state.metrics.policy.set(policy.version or 0)
 
 
-def _keep_url(installation: "Installation", url: str) -> None:
+def _keep(path: Path, url: str) -> None:
     from assigner.process.local_pool import write_file
 
-    installation.data.mkdir(parents=True, exist_ok=True)
-    write_file(installation.data / "gateway.url", url + "\n", mode=0o644)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_file(path, url + "\n", mode=0o644)
 
 
 def _tell_operators(
@@ -635,7 +698,7 @@ def _count_tasks(settings: "AgentSettings", given: dict[str, Any]) -> dict[str, 
     return {"capacity": "concurrency"}
 
 
-def _overridden(settings: "AgentSettings", given: Mapping[str, Any], **options: str) -> "AgentSettings":
+def _overridden(settings: S, given: Mapping[str, Any], **options: str) -> S:
     """Return the settings with `given` in place of their own. options: by setting, its option if that has another name.
 
     Raises BadInput.

@@ -21,7 +21,7 @@ GROUPS: Mapping[str, Sequence[str]] = {
     "Rules": ("class", "scheduling", "rule", "pause", "policy"),
     "Pool": (
         *("up", "demo", "status", "report", "forecast", "demand", "preemptions", "simulate", "tune", "assigners"),
-        *("console", "config", "db", "gateway", "assign", "completion", "help"),
+        *("console", "config", "db", "gateway", "farm", "assign", "completion", "help"),
     ),
 }
 #: Earlier name → what it is called now.

@@ -20,7 +20,6 @@ from typing import Any, Self
 import anyio
 import anyio.to_thread
 import structlog
-from starlette.requests import Request
 from uvicorn.protocols.http.flow_control import FlowControl
 
 from bots.gateway.metrics import GatewayMetrics
@@ -95,9 +94,8 @@ class HangUp:
 class LongPoll:
     """One long poll, for the duration of its `async with` block. `gone` is True once the client has hung up."""
 
-    def __init__(self, topic: "PollTopic", request: Request) -> None:
-        self._topic = topic
-        self._hang_up: HangUp = request.state.hang_up
+    def __init__(self, topic: "PollTopic", hang_up: HangUp | None) -> None:
+        self._topic, self._hang_up = topic, hang_up
         self._since = topic.moment
         self._noticed: set[str] = set()
         #: True if the next wait returns at once. `_waiting`: what a wait that is under way waits for.
@@ -107,7 +105,8 @@ class LongPoll:
         self.gone = False
 
     async def __aenter__(self) -> Self:
-        self._hang_up.tell(self._hung_up)
+        if self._hang_up is not None:
+            self._hang_up.tell(self._hung_up)
         try:
             await self._topic.enter(self)
         except BaseException:
@@ -117,7 +116,8 @@ class LongPoll:
 
     async def __aexit__(self, *_: object) -> None:
         # Without the reference from the connection, this object is freed without a garbage collection.
-        self._hang_up.forget()
+        if self._hang_up is not None:
+            self._hang_up.forget()
         self._topic.leave(self)
 
     def add(self, key: str, news: News) -> None:
@@ -186,9 +186,12 @@ class PollTopic:
     def stopping(self) -> bool:
         return self._owner.stopping
 
-    def watch(self, request: Request) -> LongPoll:
-        """Begin a long poll for this request. Enter it before reading the state, so that no change is missed."""
-        return LongPoll(self, request)
+    def watch(self, hang_up: HangUp | None) -> LongPoll:
+        """Begin a long poll. Enter it before reading the state, so that no change is missed.
+
+        hang_up: that of its connection; None = the poll is cancelled when its client hangs up.
+        """
+        return LongPoll(self, hang_up)
 
     async def enter(self, watch: LongPoll) -> None:
         """Add a long poll; the first one starts the listening and the periodic query."""

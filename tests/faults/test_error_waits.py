@@ -5,7 +5,6 @@ import json
 import random
 import threading
 from collections.abc import Mapping
-from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -76,18 +75,10 @@ def test_a_gateway_renews_the_sessions_of_held_calls_in_each_round_whatever_fail
 def test_long_polls_look_for_news_at_each_interval_whatever_failed_before() -> None:
     away = Away()
 
-    class Staying:
-        """The connection of a client that does not hang up."""
-
-        def tell(self, _: object) -> None: ...
-        def forget(self) -> None: ...
-
-    request = SimpleNamespace(state=SimpleNamespace(hang_up=Staying()))
-
     async def wait() -> None:
         polls = LongPolls(wakeups=None, poll=0.001, metrics=GatewayMetrics())
         topic = polls.topic("bots", lambda *_: {}, run=away.run)
-        async with topic.watch(request) as watch:  # type: ignore[arg-type]
+        async with topic.watch(None) as watch:
             watch.add("1", bool)
             with anyio.fail_after(MINUTE):
                 await away.back.wait()

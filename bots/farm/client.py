@@ -1,0 +1,200 @@
+"""A small client of the Remote Execution API, for the demo, for tests, and for results that bots store themselves."""
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import grpc
+from google.longrunning.operations_proto_pb2 import CancelOperationRequest, Operation
+from google.protobuf.empty_pb2 import Empty
+from leasehold.errors import LeaseholdError
+
+from bots.farm.protos import remote_execution_pb2
+from bots.farm.storage.upstream import ACTION_CACHE, API, CAS, CHANNEL_OPTIONS, Digest
+
+#: Bytes of blobs in one call.
+BATCH = 3 * 1024 * 1024
+#: Seconds that a call for blobs may take; it waits so long for a door that is away.
+ANSWER_WITHIN = 60.0
+
+
+class Storage:
+    """Calls for blobs, of a door or of the storage itself. address: `grpc://HOST:PORT` or `unix:PATH`."""
+
+    def __init__(self, address: str) -> None:
+        self.channel = grpc.insecure_channel(address.removeprefix("grpc://"), options=list(CHANNEL_OPTIONS))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self.channel.close()
+
+    def call(self, method: str, request: Any, answer: Any, *, within: float = ANSWER_WITHIN) -> Any:
+        """Make one call. Raises grpc.RpcError."""
+        made = self.channel.unary_unary(
+            method, request_serializer=type(request).SerializeToString, response_deserializer=answer.FromString
+        )
+        return made(request, timeout=within, wait_for_ready=True)
+
+    def upload(self, blobs: Iterable[bytes]) -> list[Digest]:
+        """Store those of these blobs that the storage does not have, and return their digests. Raises grpc.RpcError."""
+        named = {Digest.of(data): data for data in blobs}
+        asked = remote_execution_pb2.FindMissingBlobsRequest(blob_digests=[each.message for each in named])
+        found = self.call(CAS + "FindMissingBlobs", asked, remote_execution_pb2.FindMissingBlobsResponse)
+        wanted = [Digest(each.hash, each.size_bytes) for each in found.missing_blob_digests]
+        for group in _groups(wanted):
+            one = remote_execution_pb2.BatchUpdateBlobsRequest.Request
+            asked = remote_execution_pb2.BatchUpdateBlobsRequest(
+                requests=[one(digest=each.message, data=named[each]) for each in group]
+            )
+            answer = self.call(CAS + "BatchUpdateBlobs", asked, remote_execution_pb2.BatchUpdateBlobsResponse)
+            for each in answer.responses:
+                if each.status.code:
+                    raise LeaseholdError(f"a blob was not stored: {each.status.message}")
+        return list(named)
+
+    def download(self, digest: Digest) -> bytes:
+        """Return a blob. Raises LeaseholdError if the storage does not have it, grpc.RpcError."""
+        asked = remote_execution_pb2.BatchReadBlobsRequest(digests=[digest.message])
+        found = self.call(CAS + "BatchReadBlobs", asked, remote_execution_pb2.BatchReadBlobsResponse).responses[0]
+        if found.status.code or Digest.of(found.data) != digest:
+            raise LeaseholdError(f"the storage does not have {digest}")
+        return bytes(found.data)
+
+
+class Work(NamedTuple):
+    """What an action does: a command with inputs by path, and the paths of its outputs.
+
+    properties: of the bot. timeout: seconds. salt: makes an action another one. legacy: name outputs as old clients do.
+    """
+
+    arguments: Sequence[str]
+    inputs: Mapping[str, bytes] = {}
+    outputs: Sequence[str] = ()
+    properties: Mapping[str, str] = {}
+    timeout: float | None = None
+    do_not_cache: bool = False
+    salt: bytes = b""
+    legacy: bool = False
+
+    def blobs(self) -> list[bytes]:
+        """Return the action, its command and its inputs as blobs; the action is the first."""
+        messages = remote_execution_pb2
+        command = messages.Command(arguments=self.arguments)
+        (command.output_files if self.legacy else command.output_paths).extend(sorted(self.outputs))
+        command.environment_variables.add(name="PATH", value="/usr/bin:/bin")
+        for name, value in sorted(self.properties.items()):
+            command.platform.properties.add(name=name, value=value)
+        root, *below = _directories(self.inputs)
+        action = messages.Action(do_not_cache=self.do_not_cache, salt=self.salt)
+        if self.timeout is not None:
+            action.timeout.FromNanoseconds(int(self.timeout * 1e9))
+        data = command.SerializeToString(deterministic=True)
+        action.command_digest.CopyFrom(Digest.of(data).message)
+        action.input_root_digest.CopyFrom(Digest.of(root).message)
+        return [action.SerializeToString(deterministic=True), data, root, *below, *self.inputs.values()]
+
+
+class Client(Storage):
+    """Calls for actions. token: a token of the pool; None where the door takes callers without one."""
+
+    def __init__(self, address: str, *, instance: str = "", token: str | None = None) -> None:
+        super().__init__(address)
+        self._instance, self._metadata = instance, None if token is None else (("authorization", f"Bearer {token}"),)
+
+    def execute(self, action: Digest, *, priority: int = 0, skip_cache: bool = False) -> Iterator[Any]:
+        """Yield operations until the action is over. Raises grpc.RpcError."""
+        asked = remote_execution_pb2.ExecuteRequest(
+            instance_name=self._instance, action_digest=action.message, skip_cache_lookup=skip_cache
+        )
+        asked.execution_policy.priority = priority
+        yield from self._stream("Execute", asked)
+
+    def wait(self, name: str) -> Iterator[Any]:
+        """Yield operations of an action that was begun before. Raises grpc.RpcError."""
+        yield from self._stream("WaitExecution", remote_execution_pb2.WaitExecutionRequest(name=name))
+
+    def cancel(self, name: str) -> None:
+        """Cancel an operation. Raises grpc.RpcError."""
+        made = self.channel.unary_unary(
+            "/google.longrunning.Operations/CancelOperation",
+            request_serializer=CancelOperationRequest.SerializeToString,
+            response_deserializer=Empty.FromString,
+        )
+        made(CancelOperationRequest(name=name), timeout=ANSWER_WITHIN, metadata=self._metadata)
+
+    def run(self, work: Work, *, skip_cache: bool = False) -> Any:
+        """Upload what an action needs, wait until it is over, and return its ExecuteResponse.
+
+        Waits again by the operation's name when the door is away. Raises grpc.RpcError for every other error.
+        """
+        digest = self.upload(work.blobs())[0]
+        name = None
+        while True:
+            try:
+                stream = self.execute(digest, skip_cache=skip_cache) if name is None else self.wait(name)
+                for operation in stream:
+                    name = operation.name
+                    if operation.done:
+                        return response_of(operation)
+            except grpc.RpcError as error:
+                if error.code() is grpc.StatusCode.NOT_FOUND and name is not None:
+                    name = None
+                elif error.code() is not grpc.StatusCode.UNAVAILABLE:
+                    raise
+
+    def cached(self, action: Digest) -> Any:
+        """Return the cached result of an action; None if there is none. Raises grpc.RpcError."""
+        asked = remote_execution_pb2.GetActionResultRequest(action_digest=action.message)
+        try:
+            return self.call(ACTION_CACHE + "GetActionResult", asked, remote_execution_pb2.ActionResult)
+        except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.NOT_FOUND:
+                return None
+            raise
+
+    def _stream(self, method: str, request: Any) -> Iterator[Any]:
+        made = self.channel.unary_stream(
+            f"/{API}.Execution/{method}",
+            request_serializer=type(request).SerializeToString,
+            response_deserializer=Operation.FromString,
+        )
+        yield from made(request, wait_for_ready=True, metadata=self._metadata)
+
+
+def response_of(operation: Any) -> Any:
+    """Return the ExecuteResponse of an operation that is done."""
+    found = remote_execution_pb2.ExecuteResponse()
+    operation.response.Unpack(found)
+    return found
+
+
+def _groups(digests: Sequence[Digest]) -> Iterator[list[Digest]]:
+    group: list[Digest] = []
+    for each in digests:
+        if group and sum(one.size for one in group) + each.size > BATCH:
+            yield group
+            group = []
+        group.append(each)
+    if group:
+        yield group
+
+
+def _directories(inputs: Mapping[str, bytes]) -> list[bytes]:
+    """The directories of inputs as blobs; the first is the root."""
+    below: dict[str, dict[str, bytes]] = {}
+    root = remote_execution_pb2.Directory()
+    for path, data in sorted(inputs.items()):
+        first, _, rest = path.partition(os.sep)
+        if rest:
+            below.setdefault(first, {})[rest] = data
+        else:
+            root.files.add(name=first, digest=Digest.of(data).message, is_executable=data.startswith(b"#!"))
+    found = []
+    for name, inner in sorted(below.items()):
+        made = _directories(inner)
+        root.directories.add(name=name, digest=Digest.of(made[0]).message)
+        found += made
+    return [root.SerializeToString(deterministic=True), *found]

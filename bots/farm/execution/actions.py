@@ -1,0 +1,132 @@
+"""From an action to the job that runs it, and back: which action a job runs is derived from the job alone. Pure.
+
+The job's command is `leasehold-action`, which gets the action itself, since it is small. Old clients name output files
+and directories apart, which newer runners ignore: their command is rewritten to one list of output paths. Answers and
+the cache go by the digest of the action that the client knows; so what becomes of a job's result depends on this
+module, and `runs` derives the job's action anew before the result is stored for it.
+"""
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from leasehold.errors import BadInput
+
+from bots.farm.protos import remote_execution_pb2
+from bots.farm.settings import FarmSettings
+from bots.farm.storage.upstream import Digest, parsed
+from schema.requests import JobRequest
+from schema.validation import ACTION_KEY, FARM, OF_FARM
+
+PROGRAM = "leasehold-action"
+#: Exit code with which `leasehold-action` says that it could not run the action, so that another try may help.
+NOT_RUN = 70
+#: Seconds before another try of an action that could not be run.
+TRY_AGAIN = 1.0
+#: Nothing of an action's environment decides its priority or where it runs, so its job has one label.
+LABEL = "farm"
+
+
+@dataclass(frozen=True)
+class Runnable:
+    """An action as a runner takes it.
+
+    digest: that by which the client and the cache know it. action: its bytes, with the rewritten command if there is
+    one. command: the bytes of that command if it is not the client's own, which the storage must get; None = it has it.
+    """
+
+    digest: Digest
+    action: bytes
+    command: bytes | None
+    properties: Mapping[str, Sequence[str]]
+    seconds: float | None
+    cacheable: bool
+
+
+def runnable(digest: Digest, action: bytes, command: bytes) -> Runnable:
+    """Return the action of this digest as a runner takes it. Raises BadInput."""
+    asked = parsed(remote_execution_pb2.Action, action, "action")
+    wanted = parsed(remote_execution_pb2.Command, command, "command")
+    if not wanted.arguments:
+        raise BadInput("command.arguments", "must name a program")
+    rewritten = None
+    if not wanted.output_paths and (wanted.output_files or wanted.output_directories):
+        wanted.output_paths.extend(sorted({*wanted.output_files, *wanted.output_directories}))
+        del wanted.output_files[:]
+        del wanted.output_directories[:]
+        rewritten = wanted.SerializeToString(deterministic=True)
+        asked.command_digest.CopyFrom(Digest.of(rewritten).message)
+        action = asked.SerializeToString(deterministic=True)
+    return Runnable(
+        digest,
+        action,
+        rewritten,
+        _properties(asked.platform if asked.HasField("platform") else wanted.platform),
+        _seconds(asked),
+        not asked.do_not_cache,
+    )
+
+
+def request(wanted: Runnable, settings: FarmSettings, *, address: str, instance: str, priority: int) -> JobRequest:
+    """Return the job that runs an action, without what is reserved for the door. Raises ValidationError.
+
+    address: of the door, by which bots reach it.
+    """
+    timeout = None if wanted.seconds is None else wanted.seconds + settings.staging_seconds
+    return JobRequest(
+        command=command(wanted, settings, address=address),
+        instance=instance,
+        properties={name: list(values) for name, values in wanted.properties.items()},
+        priority=priority,
+        label=LABEL,
+        timeout_seconds=timeout,
+        max_attempts=settings.max_attempts,
+        retry_failed=True,
+        retry={"exit_codes": [NOT_RUN], "base": TRY_AGAIN},  # type: ignore[arg-type]  # pydantic makes it a RetryPolicy
+    )
+
+
+def command(wanted: Runnable, settings: FarmSettings, *, address: str) -> list[str]:
+    """Return the command line of the job that runs an action."""
+    mounts = [f"--mount={each}" for each in settings.mounts]
+    text = base64.b64encode(wanted.action).decode()
+    return [PROGRAM, str(wanted.digest), f"--cas={address}", *mounts, f"--action={text}"]
+
+
+def reserved(normal: dict[str, Any], wanted: Runnable) -> dict[str, Any]:
+    """Return a request in normal form with what only the door may say: the property, and the key of the action."""
+    named = dict(sorted({**normal["properties"], FARM: [OF_FARM]}.items()))
+    key = {"dedup_key": f"{ACTION_KEY}{wanted.digest}"} if wanted.cacheable else {}
+    return normal | {"properties": named} | key
+
+
+def digest_of(words: Sequence[str]) -> Digest | None:
+    """Return the digest of the action that a command line claims to run; None if it is not one of the door."""
+    try:
+        return Digest.parse(words[1]) if words[0] == PROGRAM else None
+    except (IndexError, ValueError):
+        return None
+
+
+def runs(words: Sequence[str], wanted: Runnable) -> bool:
+    """Return whether a job with this command line runs that action, and nothing else under its name."""
+    given = [each.removeprefix("--action=") for each in words[2:] if each.startswith("--action=")]
+    return digest_of(words) == wanted.digest and given == [base64.b64encode(wanted.action).decode()]
+
+
+def _properties(platform: Any) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for each in platform.properties:
+        found.setdefault(each.name, []).append(each.value)
+    return found
+
+
+def _seconds(action: Any) -> float | None:
+    """The time-out of an action, None if it has none. Raises BadInput for one that is not positive."""
+    if not action.HasField("timeout"):
+        return None
+    seconds: float = action.timeout.seconds + action.timeout.nanos / 1e9
+    if seconds < 0:
+        raise BadInput("action.timeout", "is negative")
+    return seconds or None

@@ -1,0 +1,147 @@
+"""The ends of actions: what a job has left becomes the client's answer, and the cached result of its action.
+
+A door watches each job of which it was told by a client until the job is over, whether that client stays or not. It
+keeps nothing: a door that was restarted learns of a job again when its client waits for it again.
+"""
+
+import asyncio
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import grpc.aio
+import structlog
+from leasehold.errors import BadInput
+
+from bots.farm.execution import actions, outcome
+from bots.farm.execution.jobs import Ended, News, read_end, read_news
+from bots.farm.execution.outcome import Left
+from bots.farm.protos import remote_execution_pb2
+from bots.farm.refusals import Stopping
+from bots.farm.storage.upstream import Digest, Missing, Upstream, parsed
+from bots.gateway.long_poll import LongPolls, PollTopic
+from bots.gateway.workers import WorkerPool
+
+#: Seconds between two looks at a job whose wake-up may be lost, beside those of the topic.
+LOOK_AGAIN = 600.0
+
+_log = structlog.get_logger(__name__)
+
+
+class Gone(Exception):
+    """The job is not kept any more."""
+
+
+class Endings:
+    """Watches jobs until they are over; one watch for each job, whoever waits. Only the event loop may use it."""
+
+    def __init__(self, upstream: Upstream, workers: WorkerPool, polls: LongPolls) -> None:
+        self._upstream, self._workers, self._polls = upstream, workers, polls
+        self._watched: dict[str, asyncio.Task[Any]] = {}
+
+    @property
+    def topic(self) -> PollTopic:
+        """Where news of jobs arrive."""
+        return self._polls.topic("done", read_news, run=partial(self._workers.run, kept_plans=True))
+
+    @property
+    def watched(self) -> int:
+        """How many jobs are watched."""
+        return len(self._watched)
+
+    async def news(self, job: str) -> News:
+        """Return how a job stands. Raises Gone."""
+        found = (await self._workers.run(lambda connection: read_news(connection, [job]), kept_plans=True))[job]
+        if found is None:
+            raise Gone
+        return found
+
+    async def response(self, job: str) -> Any:
+        """Return the ExecuteResponse of a job, once it is over. Raises Gone, and Stopping when the door stops."""
+        return await asyncio.shield(self.watch(job))
+
+    def watch(self, job: str) -> asyncio.Task[Any]:
+        """Watch a job until it is over, and keep its result; return the task, whose result is the ExecuteResponse."""
+        task = self._watched.get(job)
+        if task is None:
+            task = self._watched[job] = asyncio.create_task(self._until_over(job))
+            task.add_done_callback(lambda done: self._forget(job, done))
+        return task
+
+    async def close(self) -> None:
+        """Watch nothing any more."""
+        for task in list(self._watched.values()):
+            task.cancel()
+        await asyncio.gather(*self._watched.values(), return_exceptions=True)
+
+    def _forget(self, job: str, done: "asyncio.Task[Any]") -> None:
+        self._watched.pop(job, None)
+        if not done.cancelled() and (error := done.exception()) and not isinstance(error, (Gone, Stopping)):
+            _log.warning("the end of an action was not seen", job=job, kind=type(error).__name__)
+
+    async def _until_over(self, job: str) -> Any:
+        topic = self.topic
+        async with topic.watch(None) as watch:
+            watch.add(job, lambda news: news.is_final)
+            while not (await self.news(job)).is_final:
+                await watch.wait(LOOK_AGAIN)
+                if topic.stopping:
+                    raise Stopping
+        ended = await self._workers.run(lambda connection: read_end(connection, job))
+        if ended is None:
+            raise Gone
+        return await self._answer(job, ended)
+
+    async def _answer(self, job: str, ended: Ended) -> Any:
+        told = outcome.left(ended.result)
+        if told.stored is not None:
+            told = await self._fetched(told, told.stored)
+        if told.result is not None and ended.bot is not None:
+            told.result.execution_metadata.worker = ended.bot
+        if outcome.is_cached(ended.state, told, cacheable=True):
+            await self._keep(job, ended, told.result)
+        return outcome.response(ended.state, ended.reason, told, job=job)
+
+    async def _fetched(self, told: Left, digest: Digest) -> Left:
+        try:
+            data = await self._upstream.read(digest)
+            return replace(told, result=parsed(remote_execution_pb2.ActionResult, data, "result"))
+        except (Missing, BadInput) as error:
+            return Left(message=str(error))
+
+    async def _keep(self, job: str, ended: Ended, result: Any) -> None:
+        """Store the result of the action that the job has really run. What cannot be stored runs again next time."""
+        try:
+            wanted = await self.derived(ended)
+            if wanted is None:
+                _log.error("a job does not run the action that it names, so its result is not kept", job=job)
+            elif wanted.cacheable and not await self._upstream.missing(_blobs(result)):
+                await self._upstream.store(wanted.digest, result)
+        except (Missing, BadInput, grpc.aio.AioRpcError) as error:
+            _log.warning("the result of an action is not kept", job=job, reason=str(error)[:300])
+
+    async def derived(self, ended: Ended) -> actions.Runnable | None:
+        """Return the action that a job names, as it is in the storage; None if the job runs something else.
+
+        Raises Missing, BadInput, grpc.aio.AioRpcError.
+        """
+        digest = actions.digest_of(ended.command)
+        if digest is None:
+            return None
+        wanted = await read_action(self._upstream, digest)
+        return wanted if actions.runs(ended.command, wanted) else None
+
+
+async def read_action(upstream: Upstream, digest: Digest) -> actions.Runnable:
+    """Read an action and its command from the storage. Raises Missing, BadInput, grpc.aio.AioRpcError."""
+    action = await upstream.read(digest)
+    command = Digest.read(parsed(remote_execution_pb2.Action, action, "action").command_digest, "action.command_digest")
+    return actions.runnable(digest, action, await upstream.read(command))
+
+
+def _blobs(result: Any) -> list[Digest]:
+    """The blobs that a client will ask for when it gets this result."""
+    named = [each.digest for each in result.output_files]
+    named += [each.tree_digest for each in result.output_directories if each.HasField("tree_digest")]
+    named += [getattr(result, field) for field in ("stdout_digest", "stderr_digest") if result.HasField(field)]
+    return [Digest(each.hash, each.size_bytes) for each in named if each.size_bytes]

@@ -1,0 +1,104 @@
+"""What a client is told of an action, by what became of its job: one table. Pure.
+
+A failing command is a result like another, which is not cached. What a bot's loss, a drain or a preemption does to a
+job is not told: the client sees that the action waits again.
+"""
+
+import base64
+import binascii
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from google.rpc import code_pb2
+from leasehold.errors import BadInput
+from leasehold.states import JobState
+
+from bots.farm.protos import remote_execution_pb2
+from bots.farm.storage.upstream import Digest, parsed
+
+_STAGE = remote_execution_pb2.ExecutionStage
+#: The stage that a client is told of a job in each state.
+STAGES: Mapping[JobState, int] = {
+    **dict.fromkeys(
+        (JobState.BLOCKED, JobState.QUEUED, JobState.PARKED, JobState.DEFERRED, JobState.LEASED), _STAGE.QUEUED
+    ),
+    **dict.fromkeys((JobState.RUNNING, JobState.CANCELLING), _STAGE.EXECUTING),
+    **dict.fromkeys((JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED, JobState.DEAD), _STAGE.COMPLETED),
+}
+
+#: Reasons of dead jobs, as the database words them, and what they mean to a client: code of google.rpc.Code. A client
+#: tries again what is UNAVAILABLE or INTERNAL, and not what has a failed precondition.
+TIMED_OUT, WAITED_TOO_LONG, KILLS_BOTS = "ran longer than", "waited longer than its queue timeout", "its bot was lost"
+
+
+@dataclass(frozen=True)
+class Left:
+    """What `leasehold-action` has left of an action.
+
+    code: of google.rpc.Code; 0 if the command ended by itself, whatever its exit code. message: what went wrong.
+    result: the ActionResult. stored: the digest of one that is too large for the result of a job, which the storage
+    has.
+    """
+
+    code: int = code_pb2.INTERNAL
+    message: str = ""
+    result: Any = None
+    stored: Digest | None = None
+
+
+def left(text: str | None) -> Left:
+    """Read the result of a job. What is not one of `leasehold-action` says nothing."""
+    try:
+        found = json.loads(text or "null")
+        code, message = int(found["code"]), str(found.get("message", ""))
+        if "stored" in found:
+            return Left(code, message, stored=Digest.parse(found["stored"]))
+        if "result" not in found:
+            return Left(code or code_pb2.INTERNAL, message)
+        data = base64.b64decode(found["result"], validate=True)
+        return Left(code, message, parsed(remote_execution_pb2.ActionResult, data, "result"))
+    except (KeyError, TypeError, ValueError, AttributeError, binascii.Error, BadInput):
+        return Left()
+
+
+def response(state: JobState, reason: str | None, told: Left, *, job: str) -> Any:
+    """Return the ExecuteResponse of a job that is over. job: its id, by which `leasehold show` tells more."""
+    code, message = _verdict(state, reason or "", told)
+    found = remote_execution_pb2.ExecuteResponse(message=f"job {job}")
+    found.status.code = code
+    found.status.message = message
+    if told.result is not None and code in (code_pb2.OK, code_pb2.DEADLINE_EXCEEDED):
+        found.result.CopyFrom(told.result)
+    return found
+
+
+def _verdict(state: JobState, reason: str, told: Left) -> tuple[int, str]:
+    """Code and message for a job in a final state."""
+    if state is JobState.CANCELLED:
+        return code_pb2.CANCELLED, reason or "cancelled"
+    if state is JobState.SUCCEEDED and told.code == code_pb2.OK and told.result is None:
+        return code_pb2.INTERNAL, "the action has left no result"
+    if state in (JobState.SUCCEEDED, JobState.FAILED) and told.code == code_pb2.OK:
+        return code_pb2.OK, ""
+    if told.code != code_pb2.INTERNAL:
+        return told.code, told.message or reason
+    if TIMED_OUT in reason:
+        return code_pb2.DEADLINE_EXCEEDED, reason
+    if WAITED_TOO_LONG in reason:
+        return code_pb2.UNAVAILABLE, reason
+    if KILLS_BOTS in reason:
+        return code_pb2.FAILED_PRECONDITION, reason
+    return code_pb2.INTERNAL, ": ".join(each for each in (reason, told.message) if each) or "it was not run"
+
+
+def is_cached(state: JobState, told: Left, *, cacheable: bool) -> bool:
+    """Return whether a job's result is kept for others: only if the command has succeeded and the action allows it."""
+    return (
+        cacheable
+        and state is JobState.SUCCEEDED
+        and told.code == code_pb2.OK
+        and told.result is not None
+        and told.result.exit_code == 0
+    )

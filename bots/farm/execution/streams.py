@@ -1,0 +1,187 @@
+"""Execute and WaitExecution: a client learns how its action stands until the action is over.
+
+The name of an operation is that of a submission in the database. So a client that has lost its door waits again by the
+name, at the same door after a restart or at any other.
+"""
+
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Any
+
+import grpc.aio
+from google.longrunning.operations_proto_pb2 import Operation
+from google.rpc import code_pb2
+from leasehold.errors import BadInput, Conflict, Forbidden
+
+from bots.farm.execution import actions
+from bots.farm.execution.endings import Endings, Gone, read_action
+from bots.farm.execution.jobs import Found, News, Submit, find
+from bots.farm.execution.outcome import STAGES
+from bots.farm.identity import DoorCaller, Identity, no_operation, operation_name, submission_of
+from bots.farm.protos import remote_execution_pb2
+from bots.farm.refusals import Stopping
+from bots.farm.settings import FarmSettings
+from bots.farm.storage.upstream import Digest, Upstream, parsed
+from bots.gateway.workers import WorkerPool
+from schema.moves import cancel as cancel_moves
+from schema.validation import PRIORITY_MAX, PRIORITY_MIN
+
+#: A reason for the end of a submission that its caller has withdrawn from a job which goes on for others.
+WITHDRAWN = "cancelled; the job goes on for others who share it"
+
+
+class Execution:
+    """The calls of the service Execution, and of Operations for its operations.
+
+    address: of this door, by which bots reach it. sync: the bots' sync period, seconds.
+    """
+
+    def __init__(
+        self,
+        upstream: Upstream,
+        endings: Endings,
+        workers: WorkerPool,
+        submit: Submit,
+        identity: Identity,
+        settings: FarmSettings,
+        *,
+        address: str,
+        sync: float,
+    ) -> None:
+        self._upstream, self._endings, self._workers, self._submit = upstream, endings, workers, submit
+        self._identity, self._settings, self._address, self._sync = identity, settings, address, sync
+
+    async def execute(self, request: bytes, context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
+        """Answer Execute: from the cache, or by a job that is new or runs already."""
+        caller = await self._identity.caller(context)
+        asked = parsed(remote_execution_pb2.ExecuteRequest, request, "request")
+        instance = self._identity.instance(caller, asked.instance_name)
+        digest = Digest.read(asked.action_digest, "action_digest")
+        priority = asked.execution_policy.priority
+        if not PRIORITY_MIN <= priority <= PRIORITY_MAX:
+            raise BadInput("execution_policy.priority", f"must be from {PRIORITY_MIN} to {PRIORITY_MAX}")
+        wanted = await read_action(self._upstream, digest)
+        if wanted.cacheable and not asked.skip_cache_lookup:
+            result = await self._upstream.cached(_lookup(asked))
+            if result is not None:
+                response = remote_execution_pb2.ExecuteResponse(result=result, cached_result=True)
+                yield _operation(operation_name(instance, f"cached-{digest.hash}"), digest, None, response)
+                return
+        found = await self._submitted(caller, wanted, instance=instance, priority=priority)
+        async for each in self._watched(found, digest):
+            yield each
+
+    async def wait(self, request: bytes, context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
+        """Answer WaitExecution, whichever door has begun the operation."""
+        caller = await self._identity.caller(context)
+        name = parsed(remote_execution_pb2.WaitExecutionRequest, request, "request").name
+        found = await self._found(caller, name)
+        async for each in self._watched(found, None):
+            yield each
+
+    async def get(self, name: str, caller: DoorCaller) -> bytes:
+        """Return an operation as it stands. Raises NotFound."""
+        found = await self._found(caller, name)
+        try:
+            return await self._now(found, None, await self._endings.news(found.job))
+        except Gone:
+            raise no_operation(name) from None
+
+    async def cancel(self, name: str, caller: DoorCaller) -> None:
+        """Cancel a submission; its job ends if nobody else wants it. Raises NotFound."""
+        found = await self._found(caller, name)
+        await self._workers.run(
+            lambda connection: cancel_moves.cancel(
+                connection, [found.id], instances=caller.instances, sync=self._sync, actor=caller.actor
+            )
+        )
+
+    async def _submitted(self, caller: DoorCaller, wanted: actions.Runnable, *, instance: str, priority: int) -> Found:
+        """Submit the job of an action, or join the one that runs it already."""
+        if not caller.may_use_priority(priority):
+            raise Forbidden(
+                f"execution_policy.priority: this token may not be more urgent than {caller.priority_ceiling}"
+            )
+        if wanted.command is not None:
+            await self._upstream.write(wanted.command)
+        job = actions.request(wanted, self._settings, address=self._address, instance=instance, priority=priority)
+        complete = partial(actions.reserved, wanted=wanted)
+        taken = await self._workers.call(lambda: self._submit(job, caller, complete))
+        found = await self._workers.run(lambda connection: find(connection, taken.public_id, instances=None))
+        if found is None:
+            raise Conflict("not_of_the_door", "a job that the door has not submitted has the key of this action")
+        return found
+
+    async def _found(self, caller: DoorCaller, name: str) -> Found:
+        submission = submission_of(name)
+        found = await self._workers.run(
+            lambda connection: find(connection, submission, instances=caller.instances), kept_plans=True
+        )
+        if found is None:
+            raise no_operation(name)
+        return found
+
+    async def _watched(self, found: Found, digest: Digest | None) -> AsyncIterator[bytes]:
+        """Yield the operation at once, when it has changed, again after a while, and when it is done."""
+        topic, told = self._endings.topic, None
+        self._endings.watch(found.job)
+        try:
+            async with topic.watch(None) as watch:
+                watch.add(found.job, lambda news: _shown(news, found) != told)
+                while True:
+                    news = await self._endings.news(found.job)
+                    told = _shown(news, found)
+                    yield await self._now(found, digest, news)
+                    if told is None:
+                        return
+                    while _shown(news, found) == told and not topic.stopping:
+                        if not await watch.wait(self._settings.repeat_seconds):
+                            break
+                        news = await self._endings.news(found.job)
+                    if topic.stopping:
+                        raise Stopping
+        except Gone:
+            raise no_operation(operation_name(found.instance, found.id)) from None
+
+    async def _now(self, found: Found, digest: Digest | None, news: News) -> bytes:
+        name = operation_name(found.instance, found.id)
+        if found.id in news.withdrawn:
+            response = remote_execution_pb2.ExecuteResponse(message=f"job {found.job}")
+            response.status.code, response.status.message = code_pb2.CANCELLED, WITHDRAWN
+            return _operation(name, digest, news, response)
+        if news.is_final:
+            return _operation(name, digest, news, await self._endings.response(found.job))
+        return _operation(name, digest, news, None)
+
+
+def _shown(news: News, found: Found) -> int | None:
+    """The stage that a client is told; None once its operation is done."""
+    return None if news.is_final or found.id in news.withdrawn else STAGES[news.state]
+
+
+def _lookup(asked: Any) -> Any:
+    """The look-up in the cache that goes with a request."""
+    return remote_execution_pb2.GetActionResultRequest(
+        action_digest=asked.action_digest,
+        inline_stdout=asked.inline_stdout,
+        inline_stderr=asked.inline_stderr,
+        inline_output_files=asked.inline_output_files,
+    )
+
+
+def _operation(name: str, digest: Digest | None, news: News | None, response: Any) -> bytes:
+    """An operation as a message; with a response it is done."""
+    told = remote_execution_pb2.ExecuteOperationMetadata()
+    if digest is not None:
+        told.action_digest.CopyFrom(digest.message)
+    if news is not None:
+        told.partial_execution_metadata.queued_timestamp.FromDatetime(news.queued_at)
+        told.partial_execution_metadata.worker = news.bot or ""
+        told.stage = STAGES[news.state]  # type: ignore[assignment]  # the enum's values are numbers
+    found = Operation(name=name, done=response is not None)
+    if response is not None:
+        told.stage = remote_execution_pb2.ExecutionStage.COMPLETED
+        found.response.Pack(response)
+    found.metadata.Pack(told)
+    data: bytes = found.SerializeToString()
+    return data

@@ -1,0 +1,141 @@
+"""The door's server: one process that answers build clients until it is asked to stop."""
+
+import asyncio
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+from google.longrunning.operations_proto_pb2 import CancelOperationRequest, GetOperationRequest
+from google.protobuf.empty_pb2 import Empty
+from leasehold.errors import BadInput
+
+from bots.farm.execution.endings import Endings
+from bots.farm.execution.jobs import Submit
+from bots.farm.execution.streams import Execution
+from bots.farm.identity import Identity
+from bots.farm.refusals import answering, streaming
+from bots.farm.settings import FarmSettings
+from bots.farm.storage import capabilities, passthrough
+from bots.farm.storage.upstream import API, CAPABILITIES, CHANNEL_OPTIONS, Upstream, open_channel, parsed
+from bots.gateway.long_poll import LongPolls
+from bots.gateway.metrics import GatewayMetrics
+from bots.gateway.middleware import TokenCache
+from bots.gateway.workers import worker_pools
+from schema.postgres.engine import Database
+from schema.postgres.notify import Wakeups
+from schema.timing import Timing
+
+EXECUTION, OPERATIONS = f"/{API}.Execution/", "/google.longrunning.Operations/"
+#: Seconds within which calls under way must end when the door stops. Streams are told at once to wait elsewhere.
+STOP_WITHIN = 5.0
+#: Pieces of database work that may wait, and seconds for which a verified token is remembered.
+QUEUE, REMEMBER_TOKENS = 10_000, 5.0
+
+
+class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
+    """The handlers of all methods by their names; a method without one is not implemented."""
+
+    def __init__(self, handlers: dict[str, grpc.RpcMethodHandler]) -> None:
+        self._handlers = handlers
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+        return self._handlers.get(handler_call_details.method)
+
+
+class Door:
+    """The door of one pool. It holds no state that a restart would miss: caches, and the calls that wait.
+
+    wakeups: that bring news of jobs. submit: see `Submit`.
+    """
+
+    def __init__(
+        self, database: Database, settings: FarmSettings, *, timing: Timing, wakeups: Wakeups, submit: Submit
+    ) -> None:
+        self._database, self._settings, self._timing = database, settings, timing
+        self._wakeups, self._submit = wakeups, submit
+
+    async def serve(self, on_ready: Callable[[str], None]) -> signal.Signals:
+        """Serve until SIGTERM or SIGINT; return the number of the signal.
+
+        on_ready: told the address once the door answers. Raises BadInput if it cannot listen there.
+        """
+        settings = self._settings
+        stopped: asyncio.Future[signal.Signals] = asyncio.get_running_loop().create_future()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, _note, stopped, number)
+        if settings.cas is None:
+            raise BadInput("farm.cas", "is not set: name the server that keeps blobs, such as grpc://127.0.0.1:8981")
+        channel = open_channel(settings.cas)
+        server = grpc.aio.server(options=[*CHANNEL_OPTIONS, ("grpc.so_reuseport", 0)])
+        try:
+            port = server.add_insecure_port(f"{settings.host}:{settings.port}")
+        except RuntimeError:
+            raise BadInput("farm.port", f"cannot listen on {settings.host}:{settings.port}") from None
+        address = f"grpc://{settings.host}:{port}"
+        polls, endings, handlers = self._parts(channel, settings.bots_reach or address)
+        server.add_generic_rpc_handlers((handlers,))
+        await server.start()
+        on_ready(address)
+        number = await stopped
+        polls.end()
+        await server.stop(STOP_WITHIN)
+        await endings.close()
+        await polls.close()
+        await channel.close()
+        return number
+
+    def _parts(self, channel: grpc.aio.Channel, address: str) -> tuple[LongPolls, Endings, Handlers]:
+        workers = worker_pools(self._database, queue=QUEUE).callers
+        upstream = Upstream(channel, instance=self._settings.cas_instance)
+        identity = Identity(TokenCache(seconds=REMEMBER_TOKENS), workers, anonymous=self._settings.anonymous)
+        polls = LongPolls(wakeups=self._wakeups, poll=self._timing.poll, metrics=GatewayMetrics())
+        endings = Endings(upstream, workers, polls)
+        execution = Execution(
+            upstream,
+            endings,
+            workers,
+            self._submit,
+            identity,
+            self._settings,
+            address=address,
+            sync=self._timing.sync,
+        )
+        found = passthrough.handlers(channel) | _own_handlers(execution, identity, upstream)
+        return polls, endings, Handlers(found)
+
+
+def _own_handlers(execution: Execution, identity: Identity, upstream: Upstream) -> dict[str, grpc.RpcMethodHandler]:
+    """The methods that the door answers itself."""
+
+    async def get(request: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        asked = parsed(GetOperationRequest, request, "request")
+        return await execution.get(asked.name, await identity.caller(context))
+
+    async def cancel(request: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        asked = parsed(CancelOperationRequest, request, "request")
+        await execution.cancel(asked.name, await identity.caller(context))
+        return bytes(Empty().SerializeToString())
+
+    async def tell(_: bytes, context: grpc.aio.ServicerContext) -> Any:
+        return (await capabilities.answer(upstream, context)).SerializeToString()
+
+    single, stream = grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler
+    return {
+        f"{EXECUTION}Execute": stream(streaming(execution.execute)),
+        f"{EXECUTION}WaitExecution": stream(streaming(execution.wait)),
+        f"{OPERATIONS}GetOperation": single(answering(get)),
+        f"{OPERATIONS}CancelOperation": single(answering(cancel)),
+        f"{CAPABILITIES}GetCapabilities": single(answering(tell)),
+    }
+
+
+def _note(stopped: "asyncio.Future[signal.Signals]", number: signal.Signals) -> None:
+    if not stopped.done():
+        stopped.set_result(number)
+
+
+def run(door: Door, on_ready: Callable[[str], None]) -> signal.Signals:
+    """Serve in this thread, which must be the main one; see `Door.serve`."""
+    return asyncio.run(door.serve(on_ready))

@@ -1,0 +1,49 @@
+"""What the door tells clients that it can do: its own versions and actions, and the bounds of the storage."""
+
+from typing import Any
+
+import grpc.aio
+
+from bots.farm.protos import remote_execution_pb2, semver_pb2
+from bots.farm.storage.passthrough import passed_on
+from bots.farm.storage.upstream import Upstream
+from schema.validation import PRIORITY_MAX, PRIORITY_MIN
+
+#: The oldest and the newest version of the protocol that the door speaks. Bazel up to 7 speaks 2.0 only, which some
+#: storage servers do not announce.
+LOWEST, HIGHEST = semver_pb2.SemVer(major=2), semver_pb2.SemVer(major=2, minor=3)
+SHA256 = remote_execution_pb2.DigestFunction.SHA256
+
+
+async def answer(upstream: Upstream, context: grpc.aio.ServicerContext) -> Any:
+    """Return the capabilities, or end the call if the storage does not tell its own."""
+    try:
+        told = (await upstream.capabilities()).cache_capabilities
+    except grpc.aio.AioRpcError as error:
+        await passed_on(error, context)
+    return described(told)
+
+
+def described(told: Any) -> Any:
+    """Return the capabilities of a door before storage with these ones."""
+    cache = remote_execution_pb2.CacheCapabilities()
+    cache.CopyFrom(told)
+    # Other functions are not checked by the door, and no client may store results.
+    del cache.digest_functions[:]
+    cache.digest_functions.append(SHA256)
+    cache.action_cache_update_capabilities.update_enabled = False
+    range_ = remote_execution_pb2.PriorityCapabilities.PriorityRange(
+        min_priority=PRIORITY_MIN, max_priority=PRIORITY_MAX
+    )
+    priorities = remote_execution_pb2.PriorityCapabilities(priorities=[range_])
+    return remote_execution_pb2.ServerCapabilities(
+        cache_capabilities=cache,
+        execution_capabilities=remote_execution_pb2.ExecutionCapabilities(
+            digest_function=SHA256,
+            digest_functions=[SHA256],
+            exec_enabled=True,
+            execution_priority_capabilities=priorities,
+        ),
+        low_api_version=LOWEST,
+        high_api_version=HIGHEST,
+    )

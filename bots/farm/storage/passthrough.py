@@ -1,0 +1,90 @@
+"""Calls for blobs and cached results, passed on to the storage as they are: nothing of them is read or kept.
+
+Results are stored by the door alone, after an action has run: a client that could store one would decide what all
+others get for that action.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import NoReturn
+
+import grpc
+import grpc.aio
+from grpc import StatusCode
+
+from bots.farm.storage.upstream import ACTION_CACHE, BYTESTREAM, CAS
+
+#: Methods whose request and answer are one message each.
+SINGLE = (
+    *(f"{CAS}{name}" for name in ("FindMissingBlobs", "BatchUpdateBlobs", "BatchReadBlobs")),
+    f"{ACTION_CACHE}GetActionResult",
+    f"{BYTESTREAM}QueryWriteStatus",
+)
+#: Methods that answer with many messages, and the one that takes many.
+ANSWERED_IN_PIECES = (f"{CAS}GetTree", f"{BYTESTREAM}Read")
+TAKEN_IN_PIECES = f"{BYTESTREAM}Write"
+#: The method that no client may call.
+REFUSED = f"{ACTION_CACHE}UpdateActionResult"
+WHY_REFUSED = "results of actions are stored by the farm itself, after it has run them"
+
+
+def handlers(channel: grpc.aio.Channel) -> dict[str, grpc.RpcMethodHandler]:
+    """Return the handlers of these methods by their names. channel: to the storage."""
+    found = {name: grpc.unary_unary_rpc_method_handler(_single(channel, name)) for name in SINGLE}
+    for name in ANSWERED_IN_PIECES:
+        found[name] = grpc.unary_stream_rpc_method_handler(_answered_in_pieces(channel, name))
+    found[TAKEN_IN_PIECES] = grpc.stream_unary_rpc_method_handler(_taken_in_pieces(channel))
+    found[REFUSED] = grpc.unary_unary_rpc_method_handler(_refuse)
+    return found
+
+
+async def passed_on(error: grpc.aio.AioRpcError, context: grpc.aio.ServicerContext) -> NoReturn:
+    """End a call with the error of the storage."""
+    details = error.details() or ""
+    if error.code() is StatusCode.UNAVAILABLE:
+        details = f"the storage cannot be reached: {details}"
+    await context.abort(error.code(), details, tuple(error.trailing_metadata() or ()))
+    raise AssertionError("abort raises")
+
+
+async def _refuse(_: bytes, context: grpc.aio.ServicerContext) -> bytes:
+    await context.abort(StatusCode.PERMISSION_DENIED, WHY_REFUSED)
+    raise AssertionError("abort raises")
+
+
+def _single(channel: grpc.aio.Channel, name: str) -> Callable[..., Awaitable[bytes]]:
+    call = channel.unary_unary(name)
+
+    async def handle(request: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        try:
+            found: bytes = await call(request, timeout=context.time_remaining())
+            return found
+        except grpc.aio.AioRpcError as error:
+            await passed_on(error, context)
+
+    return handle
+
+
+def _answered_in_pieces(channel: grpc.aio.Channel, name: str) -> Callable[..., AsyncIterator[bytes]]:
+    call = channel.unary_stream(name)
+
+    async def handle(request: bytes, context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
+        try:
+            async for piece in call(request, timeout=context.time_remaining()):
+                yield piece
+        except grpc.aio.AioRpcError as error:
+            await passed_on(error, context)
+
+    return handle
+
+
+def _taken_in_pieces(channel: grpc.aio.Channel) -> Callable[..., Awaitable[bytes]]:
+    call = channel.stream_unary(TAKEN_IN_PIECES)
+
+    async def handle(pieces: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> bytes:
+        try:
+            found: bytes = await call(pieces, timeout=context.time_remaining())
+            return found
+        except grpc.aio.AioRpcError as error:
+            await passed_on(error, context)
+
+    return handle
