@@ -381,6 +381,9 @@ class JobRequest(Payload):
         if self.retry is not None and not self.retry_failed:
             raise BadInput("retry", "means nothing without retry_failed")
         self._check_conflict()
+        for field in ("properties", "preferred_properties"):
+            validation.check_unreserved(field, getattr(self, field))
+        validation.check_dedup_key("dedup_key", self.dedup_key)
         # A key is stored with the digest of its request, so a newer field is in it only if it is given.
         later = {
             "dedup_key": _short("dedup_key", self.dedup_key, MAX_DEDUP_KEY_BYTES),

@@ -53,9 +53,9 @@ MAX_OUTPUT_BYTES = 1024 * 1024
 #: Bytes of JSON text of a job's result, and of its checkpoint.
 MAX_RESULT_BYTES, MAX_CHECKPOINT_BYTES = wire.MAX_RESULT_BYTES, wire.MAX_CHECKPOINT_BYTES
 
-#: The property of bots that run actions of the farm door, and its value; and what the deduplication keys of actions begin
-#: with. Results of actions are kept for everybody who asks for the same action, so a job that could pass for one of the
-#: door's would decide what others get. Nobody else may say them.
+#: The property of bots that run actions, and its value; and what the deduplication keys of actions begin with. Only the
+#: farm door may say them in a request. Results of actions are kept for everybody who asks for the same action, so a job
+#: that could pass for one of the door's would decide what others get.
 FARM, OF_FARM = "leasehold.farm", "action"
 ACTION_KEY = "a:"
 
@@ -149,13 +149,13 @@ def normal_properties(field: str, raw: Mapping[str, str | Sequence[str]]) -> Pro
 def check_unreserved(field: str, names: Iterable[str]) -> None:
     """Raise BadInput, naming `field`, if a request asks for the property that only the farm door may ask for."""
     if FARM in names:
-        raise BadInput(f"{field}.{FARM}", "is only for actions, which come through the farm door")
+        raise BadInput(field, f"names '{FARM}', as only requests of the farm door do")
 
 
 def check_dedup_key(field: str, key: str | None) -> None:
     """Raise BadInput, naming `field`, for a deduplication key that only the farm door may use."""
     if key is not None and key.startswith(ACTION_KEY):
-        raise BadInput(field, f"begins with '{ACTION_KEY}', which is only for actions, which come through the farm door")
+        raise BadInput(field, f"begins with '{ACTION_KEY}', as only those of the farm door do")
 
 
 def check_json(field: str, raw: bytes, limit: int) -> str:

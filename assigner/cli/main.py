@@ -504,14 +504,14 @@ def farm_group(context: click.Context, /, **given: Any) -> int | None:
         wakeups = Wakeups(database)
         wakeups.start()
         stack.callback(wakeups.stop)
-        submit = partial(_submit_action, database, settings)
+        submit = partial(submit_action, database, settings)
         door = server.Door(database, own, timing=settings.timing, wakeups=wakeups, submit=submit)
         gc_tuning.collect_as_usual()
         number = server.run(door, on_ready)
     return 130 if number is signal.SIGINT else 0
 
 
-def _submit_action(
+def submit_action(
     database: "Database",
     settings: Any,
     job: "JobRequest",

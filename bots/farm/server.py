@@ -2,8 +2,8 @@
 
 import asyncio
 import signal
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
@@ -27,21 +27,12 @@ from schema.postgres.engine import Database
 from schema.postgres.notify import Wakeups
 from schema.timing import Timing
 
+T = TypeVar("T")
 EXECUTION, OPERATIONS = f"/{API}.Execution/", "/google.longrunning.Operations/"
 #: Seconds within which calls under way must end when the door stops. Streams are told at once to wait elsewhere.
 STOP_WITHIN = 5.0
 #: Pieces of database work that may wait, and seconds for which a verified token is remembered.
 QUEUE, REMEMBER_TOKENS = 10_000, 5.0
-
-
-class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
-    """The handlers of all methods by their names; a method without one is not implemented."""
-
-    def __init__(self, handlers: dict[str, grpc.RpcMethodHandler]) -> None:
-        self._handlers = handlers
-
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
-        return self._handlers.get(handler_call_details.method)
 
 
 class Door:
@@ -56,15 +47,12 @@ class Door:
         self._database, self._settings, self._timing = database, settings, timing
         self._wakeups, self._submit = wakeups, submit
 
-    async def serve(self, on_ready: Callable[[str], None]) -> signal.Signals:
-        """Serve until SIGTERM or SIGINT; return the number of the signal.
+    async def serve(self, on_ready: Callable[[str], None], *, until: Awaitable[T]) -> T:
+        """Serve until something has happened, and return it.
 
         on_ready: told the address once the door answers. Raises BadInput if it cannot listen there.
         """
         settings = self._settings
-        stopped: asyncio.Future[signal.Signals] = asyncio.get_running_loop().create_future()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, _note, stopped, number)
         if settings.cas is None:
             raise BadInput("farm.cas", "is not set: name the server that keeps blobs, such as grpc://127.0.0.1:8981")
         channel = open_channel(settings.cas)
@@ -75,23 +63,25 @@ class Door:
             raise BadInput("farm.port", f"cannot listen on {settings.host}:{settings.port}") from None
         address = f"grpc://{settings.host}:{port}"
         polls, endings, handlers = self._parts(channel, settings.bots_reach or address)
-        server.add_generic_rpc_handlers((handlers,))
+        server.add_generic_rpc_handlers(_by_service(handlers))
         await server.start()
         on_ready(address)
-        number = await stopped
+        happened = await until
         polls.end()
         await server.stop(STOP_WITHIN)
         await endings.close()
         await polls.close()
         await channel.close()
-        return number
+        return happened
 
-    def _parts(self, channel: grpc.aio.Channel, address: str) -> tuple[LongPolls, Endings, Handlers]:
+    def _parts(
+        self, channel: grpc.aio.Channel, address: str
+    ) -> tuple[LongPolls, Endings, dict[str, grpc.RpcMethodHandler]]:
         workers = worker_pools(self._database, queue=QUEUE).callers
         upstream = Upstream(channel, instance=self._settings.cas_instance)
         identity = Identity(TokenCache(seconds=REMEMBER_TOKENS), workers, anonymous=self._settings.anonymous)
         polls = LongPolls(wakeups=self._wakeups, poll=self._timing.poll, metrics=GatewayMetrics())
-        endings = Endings(upstream, workers, polls)
+        endings = Endings(upstream, workers, polls, self._settings, address=address)
         execution = Execution(
             upstream,
             endings,
@@ -102,8 +92,16 @@ class Door:
             address=address,
             sync=self._timing.sync,
         )
-        found = passthrough.handlers(channel) | _own_handlers(execution, identity, upstream)
-        return polls, endings, Handlers(found)
+        return polls, endings, passthrough.handlers(channel) | _own_handlers(execution, identity, upstream)
+
+
+def _by_service(handlers: Mapping[str, grpc.RpcMethodHandler]) -> list[grpc.GenericRpcHandler]:
+    """The handlers of all methods, given by names such as `/SERVICE/METHOD`; others are not implemented."""
+    found: dict[str, dict[str, grpc.RpcMethodHandler]] = {}
+    for name, handler in handlers.items():
+        _, service, method = name.split("/")
+        found.setdefault(service, {})[method] = handler
+    return [grpc.method_handlers_generic_handler(service, methods) for service, methods in found.items()]
 
 
 def _own_handlers(execution: Execution, identity: Identity, upstream: Upstream) -> dict[str, grpc.RpcMethodHandler]:
@@ -131,11 +129,13 @@ def _own_handlers(execution: Execution, identity: Identity, upstream: Upstream) 
     }
 
 
-def _note(stopped: "asyncio.Future[signal.Signals]", number: signal.Signals) -> None:
-    if not stopped.done():
-        stopped.set_result(number)
-
-
 def run(door: Door, on_ready: Callable[[str], None]) -> signal.Signals:
-    """Serve in this thread, which must be the main one; see `Door.serve`."""
-    return asyncio.run(door.serve(on_ready))
+    """Serve in the main thread until SIGTERM or SIGINT, and return which. Raises BadInput as `Door.serve` does."""
+
+    async def serve() -> signal.Signals:
+        loop, stopped = asyncio.get_running_loop(), asyncio.Queue[signal.Signals]()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stopped.put_nowait, number)
+        return await door.serve(on_ready, until=stopped.get())
+
+    return asyncio.run(serve())

@@ -74,7 +74,8 @@ async def sync(request: Request, body: Annotated[Sync, _Read], caller: Caller) -
     if body.wait == 0 or body.leases:
         return _synced(state.metrics, await _answered(state, asked), "at_once")
     held_sessions: HeldSessions = state.held_sessions
-    async with state.polls.topic("bots", held_sessions.read_facts, run=state.bots.run).watch(request.state.hang_up) as watch:
+    topic = state.polls.topic("bots", held_sessions.read_facts, run=state.bots.run)
+    async with topic.watch(request.state.hang_up) as watch:
         answer = await state.batches.answer(asked, bot=body.bot)
         if isinstance(answer, bytes):
             return _synced(state.metrics, answer, "at_once")

@@ -16,7 +16,7 @@ from schema.policy.new_instances import refusal, refused_instances
 from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
 from schema.timing import Timing
-from schema.validation import normal_properties
+from schema.validation import FARM, normal_properties
 
 
 def digest(secret: str) -> bytes:
@@ -83,6 +83,8 @@ def _opening(request: OpenSession, secret: str) -> SessionOpening:
     for name in request.exclusive:
         if name not in properties:
             raise BadInput("exclusive", f"'{escaped(name, 60)}' is not one of the bot's properties")
+    if FARM in properties and FARM not in request.exclusive:
+        raise BadInput("exclusive", f"must name '{FARM}': bots that run actions run nothing else")
     if request.tasks is not None:
         # Hundreds of bots of one version tell the same: they are of one kind, which has the list once.
         properties[TASK] = sorted(set(request.tasks))

@@ -131,6 +131,11 @@ class Principal:
 
     def _check_properties(self, properties: Mapping[str, Sequence[str] | str]) -> None:
         if self.properties is None:
+            # Results of actions are for everybody, so whoever runs them was named by an operator.
+            if validation.FARM in properties:
+                raise Forbidden(
+                    f"properties.{validation.FARM}: this token does not name it, so its bots run no actions"
+                )
             return
         for key, given in properties.items():
             allowed = self.properties.get(key, ())

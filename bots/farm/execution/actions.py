@@ -3,7 +3,7 @@
 The job's command is `leasehold-action`, which gets the action itself, since it is small. Old clients name output files
 and directories apart, which newer runners ignore: their command is rewritten to one list of output paths. Answers and
 the cache go by the digest of the action that the client knows; so what becomes of a job's result depends on this
-module, and `runs` derives the job's action anew before the result is stored for it.
+module, and what a job should run is derived anew, and compared by `runs`, before its result is stored.
 """
 
 import base64
@@ -16,7 +16,7 @@ from leasehold.errors import BadInput
 from bots.farm.protos import remote_execution_pb2
 from bots.farm.settings import FarmSettings
 from bots.farm.storage.upstream import Digest, parsed
-from schema.requests import JobRequest
+from schema.requests import DEFAULT_INSTANCE, JobRequest
 from schema.validation import ACTION_KEY, FARM, OF_FARM
 
 PROGRAM = "leasehold-action"
@@ -32,8 +32,8 @@ LABEL = "farm"
 class Runnable:
     """An action as a runner takes it.
 
-    digest: that by which the client and the cache know it. action: its bytes, with the rewritten command if there is
-    one. command: the bytes of that command if it is not the client's own, which the storage must get; None = it has it.
+    digest: that by which the client and the cache know it. action: its bytes, with what the runner needs changed.
+    command: the bytes of its command if they are not the client's, which the storage must get; None = it has them.
     """
 
     digest: Digest
@@ -57,18 +57,23 @@ def runnable(digest: Digest, action: bytes, command: bytes) -> Runnable:
         del wanted.output_directories[:]
         rewritten = wanted.SerializeToString(deterministic=True)
         asked.command_digest.CopyFrom(Digest.of(rewritten).message)
-        action = asked.SerializeToString(deterministic=True)
+    seconds = _seconds(asked)
+    if asked.timeout.nanos:
+        # Runners take whole seconds only, and less than one for no limit.
+        asked.timeout.seconds, asked.timeout.nanos = asked.timeout.seconds + 1, 0
     return Runnable(
         digest,
-        action,
+        asked.SerializeToString(deterministic=True),
         rewritten,
         _properties(asked.platform if asked.HasField("platform") else wanted.platform),
-        _seconds(asked),
+        seconds,
         not asked.do_not_cache,
     )
 
 
-def request(wanted: Runnable, settings: FarmSettings, *, address: str, instance: str, priority: int) -> JobRequest:
+def request(
+    wanted: Runnable, settings: FarmSettings, *, address: str, instance: str = DEFAULT_INSTANCE, priority: int = 0
+) -> JobRequest:
     """Return the job that runs an action, without what is reserved for the door. Raises ValidationError.
 
     address: of the door, by which bots reach it.
@@ -101,18 +106,22 @@ def reserved(normal: dict[str, Any], wanted: Runnable) -> dict[str, Any]:
     return normal | {"properties": named} | key
 
 
-def digest_of(words: Sequence[str]) -> Digest | None:
-    """Return the digest of the action that a command line claims to run; None if it is not one of the door."""
+def digest_of(payload: Mapping[str, Any]) -> Digest | None:
+    """Return the digest of the action that a job claims to run; None if it does not."""
     try:
-        return Digest.parse(words[1]) if words[0] == PROGRAM else None
-    except (IndexError, ValueError):
+        program, digest = payload["command"][:2]
+        return Digest.parse(digest) if program == PROGRAM else None
+    except (KeyError, TypeError, ValueError):
         return None
 
 
-def runs(words: Sequence[str], wanted: Runnable) -> bool:
-    """Return whether a job with this command line runs that action, and nothing else under its name."""
-    given = [each.removeprefix("--action=") for each in words[2:] if each.startswith("--action=")]
-    return digest_of(words) == wanted.digest and given == [base64.b64encode(wanted.action).decode()]
+def runs(payload: Mapping[str, Any], expected: JobRequest) -> bool:
+    """Return whether a job has exactly the payload that the door gives to an action.
+
+    A single word more, such as a variable of the environment, could make the runner do something else.
+    """
+    given = expected.normal()["payload"]
+    return {**payload} == given
 
 
 def _properties(platform: Any) -> dict[str, list[str]]:

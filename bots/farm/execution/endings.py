@@ -18,6 +18,7 @@ from bots.farm.execution.jobs import Ended, News, read_end, read_news
 from bots.farm.execution.outcome import Left
 from bots.farm.protos import remote_execution_pb2
 from bots.farm.refusals import Stopping
+from bots.farm.settings import FarmSettings
 from bots.farm.storage.upstream import Digest, Missing, Upstream, parsed
 from bots.gateway.long_poll import LongPolls, PollTopic
 from bots.gateway.workers import WorkerPool
@@ -35,8 +36,12 @@ class Gone(Exception):
 class Endings:
     """Watches jobs until they are over; one watch for each job, whoever waits. Only the event loop may use it."""
 
-    def __init__(self, upstream: Upstream, workers: WorkerPool, polls: LongPolls) -> None:
+    def __init__(
+        self, upstream: Upstream, workers: WorkerPool, polls: LongPolls, settings: FarmSettings, *, address: str
+    ) -> None:
+        """Make watches of one door. address: by which bots reach it."""
         self._upstream, self._workers, self._polls = upstream, workers, polls
+        self._settings, self._address = settings, address
         self._watched: dict[str, asyncio.Task[Any]] = {}
 
     @property
@@ -125,11 +130,12 @@ class Endings:
 
         Raises Missing, BadInput, grpc.aio.AioRpcError.
         """
-        digest = actions.digest_of(ended.command)
+        digest = actions.digest_of(ended.payload)
         if digest is None:
             return None
         wanted = await read_action(self._upstream, digest)
-        return wanted if actions.runs(ended.command, wanted) else None
+        expected = actions.request(wanted, self._settings, address=self._address)
+        return wanted if actions.runs(ended.payload, expected) else None
 
 
 async def read_action(upstream: Upstream, digest: Digest) -> actions.Runnable:

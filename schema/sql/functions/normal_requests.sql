@@ -21,6 +21,10 @@ BEGIN
                 WHEN f.name IS NULL AND g.key = 'urgency' THEN ': is now `priority`, which is 100 - urgency'
                 WHEN f.name IS NULL AND is_node THEN ': extra inputs are not permitted'
                 WHEN f.name IS NULL THEN ': is not a field of a job'
+                WHEN f.kind = 'properties' AND jsonb_typeof(g.value) = 'object' AND g.value ? 'leasehold.farm' THEN
+                    ': names ''leasehold.farm'', as only requests of the farm door do'
+                WHEN f.name = 'dedup_key' AND g.value #>> '{}' LIKE 'a:%' THEN
+                    ': begins with ''a:'', as only those of the farm door do'
                 WHEN f.kind = 'zone' AND zones ? (g.value #>> '{}') THEN NULL
                 WHEN NOT f.nullable OR jsonb_typeof(g.value) <> 'null' THEN
                     refusal(f.kind, f.at_least, f.at_most, g.value) END AS refused

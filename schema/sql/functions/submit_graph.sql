@@ -50,6 +50,10 @@ BEGIN
         RAISE EXCEPTION 'a graph has a name and nodes, each with node, payload.command and no key of its own'
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
+    IF jsonb_path_exists(request->'nodes', '$[*].*."leasehold.farm"') THEN
+        RAISE EXCEPTION 'nodes: names ''leasehold.farm'', as only requests of the farm door do'
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
     PERFORM pg_advisory_xact_lock(hashtext('leasehold.graphs'), hashtext(instance_name || '/' || job_name));
     RETURN QUERY SELECT g.id, g.public_id, false, g.request_hash = hash, NULL::bigint
         FROM graphs g JOIN instances i ON i.id = g.instance

