@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.farm import CASD, Farm, storage
+from tests.support.farm.doors import CASD, Farm, storage
 from tests.support.pool import Pool
 
 

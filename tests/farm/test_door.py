@@ -14,7 +14,7 @@ from bots.farm.client import Client, Work
 from bots.farm.execution.run_action import program
 from bots.farm.protos import remote_execution_pb2
 from bots.farm.storage.upstream import CAPABILITIES, Digest
-from tests.support.farm import Farm, executes, finish, left
+from tests.support.farm.doors import Farm, executes, finish, left
 from tests.support.patience import MINUTE, eventually
 from tests.support.servers import Served
 

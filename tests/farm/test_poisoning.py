@@ -19,7 +19,7 @@ from bots.protocol import OpenSession
 from bots.sync import sessions
 from schema.postgres.statements import Statement
 from schema.tenancy.tokens import Kind, Principal
-from tests.support.farm import FARM_BOT, Farm, finish, left
+from tests.support.farm.doors import FARM_BOT, Farm, finish, left
 from tests.support.patience import MINUTE, eventually
 from tests.support.servers import Served
 
