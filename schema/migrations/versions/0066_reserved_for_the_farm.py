@@ -5,7 +5,7 @@ from alembic import op
 from schema import sql
 
 revision = "0066"
-down_revision = "0063"
+down_revision = "0065"
 branch_labels = None
 depends_on = None
 
