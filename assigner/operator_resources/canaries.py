@@ -93,13 +93,13 @@ def judge(each: Guard, now: Arms, before: Arms, *, least: int) -> Judged:
     """Compare what is measured with what would be so without the trial.
 
     What was before stands for that. If others are worse off now than before, by some factor, as much more is expected
-    of those under trial: work comes and goes. Fewer than `least` waits on either side say nothing.
+    of those under trial: work comes and goes. Fewer than `least` waits on either side say nothing. A guard is broken
+    only if so few jobs would hardly show it by chance.
     """
     one, was = (now.others, before.others) if each.of_others else (now.tried, before.tried)
     value = _value(one, each.figure)
     if not each.times:
-        is_known = one.sample >= least and value is not None
-        return Judged(each.text, value, each.bound, value <= each.bound if is_known and value is not None else None)
+        return Judged(each.text, value, each.bound, _holds(one, each.figure, each.bound, least=least))
     if (expected := _value(was, each.figure)) is None or was.sample < least:
         return Judged(each.text, value, None, None)
     limit = each.bound * max(expected, LEAST_VALUE)
@@ -107,9 +107,16 @@ def judge(each: Guard, now: Arms, before: Arms, *, least: int) -> Judged:
         ours, theirs = _value(now.others, each.figure), _value(before.others, each.figure)
         if ours is not None and theirs is not None:
             limit *= max(1.0, max(ours, LEAST_VALUE) / max(theirs, LEAST_VALUE))
-    if value is None or one.sample < least:
-        return Judged(each.text, value, limit, None)
-    return Judged(each.text, value, limit, value <= limit)
+    return Judged(each.text, value, limit, _holds(one, each.figure, limit, least=least))
+
+
+def _holds(now: Figures, figure: str, limit: float, *, least: int) -> bool | None:
+    value, low = _value(now, figure), _value(now, f"{figure}_low")
+    if value is None or low is None or now.sample < least:
+        return None
+    if value <= limit:
+        return True
+    return False if low > limit else None
 
 
 def _value(figures: Figures, name: str) -> float | None:

@@ -4,6 +4,7 @@ A trial is a part of the version in force: its settings have a `canary`, with th
 that it has reached. So processes follow a step as they follow any change, and taking a trial back is one change too.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -13,13 +14,19 @@ from pydantic_core import to_json
 
 from schema.policy.versions import TRIAL, Content
 from schema.postgres.connection import Connection
-from schema.postgres.statements import Statement
+from schema.postgres.statements import Row, Statement
 from schema.predicates import READY
 
 Kind = Literal["cohort", "instance"]
 Outcome = Literal["activated", "returned", "stopped", "replaced"]
 #: The most jobs of each sort that a look reads: ended ones, the newest first; running ones; and waiting ones.
 MOST = 20_000
+#: Into so many parts waits are divided to find any quantile of them.
+QUANTILES = 200
+#: How improbable it is that chance alone puts a figure above its `…_low`.
+CHANCE = 0.01
+#: The same in standard deviations of a normal distribution, and the samples above which that is used.
+DEVIATIONS, _EXACT = 2.33, 500
 #: How the lease of a job is marked that a bot has fetched itself, by which no weights count.
 FETCHED = "proactive"
 
@@ -96,10 +103,9 @@ WITH ended AS MATERIALIZED (
     UNION ALL SELECT cohort, instance, NULL, 0, 0, 0, 1, (state IN ('failed', 'dead'))::integer FROM ended
 )
 SELECT count(wait) AS sample, coalesce(sum(started), 0) AS starts, coalesce(sum(fetched), 0) AS fetched,
-    percentile_cont(0.5) WITHIN GROUP (ORDER BY wait) AS p50_wait,
-    percentile_cont(0.95) WITHIN GROUP (ORDER BY wait) AS p95_wait, max(wait) AS max_wait,
-    1000.0 * sum(evicted) / nullif(sum(started), 0) AS evictions,
-    1000.0 * sum(failed) / nullif(sum(ended), 0) AS failures, {_IS_TRIED} AS is_tried
+    percentile_disc(ARRAY(SELECT g / CAST({QUANTILES} AS double precision) FROM generate_series(0, {QUANTILES}) g))
+        WITHIN GROUP (ORDER BY wait) AS waits,
+    sum(evicted) AS evicted, sum(ended) AS ended, sum(failed) AS failed, {_IS_TRIED} AS is_tried
 FROM figures GROUP BY is_tried
 """)
 
@@ -109,7 +115,8 @@ class Figures:
     """What was measured of some jobs.
 
     sample: waits that are known, of jobs that have started and of those that still wait. fetched: starts that bots
-    fetched themselves. …_wait: seconds. evictions: of 1,000 starts. failures: of 1,000 jobs that ended.
+    fetched themselves. …_wait: seconds. evictions: of 1,000 starts. failures: of 1,000 jobs that ended. …_low: what the
+    figure is at least, but for a chance of CHANCE that so few jobs show more than is so.
     """
 
     sample: int = 0
@@ -120,6 +127,11 @@ class Figures:
     max_wait: float | None = None
     evictions: float | None = None
     failures: float | None = None
+    p50_wait_low: float | None = None
+    p95_wait_low: float | None = None
+    max_wait_low: float | None = None
+    evictions_low: float | None = None
+    failures_low: float | None = None
 
 
 @dataclass(frozen=True)
@@ -244,12 +256,55 @@ def ids(connection: Connection, kind: Kind, names: Sequence[str]) -> dict[str, i
 def figures(connection: Connection, kind: Kind, ids: Sequence[int], *, seconds: float) -> Arms:
     """Measure the last `seconds` in these cohorts or instances, and in all others; of each sort up to MOST jobs."""
     values = {"kind": kind, "ids": list(ids), "seconds": seconds, "most": MOST}
-    found = {}
-    for row in connection.execute(_FIGURES, values):
-        parts = (row.p50_wait, row.p95_wait, row.max_wait, row.evictions, row.failures)
-        measured = (None if each is None else float(each) for each in parts)
-        found[bool(row.is_tried)] = Figures(int(row.sample), int(row.starts), int(row.fetched), *measured)
+    found = {bool(row.is_tried): _figures(row) for row in connection.execute(_FIGURES, values)}
     return Arms(found.get(True, Figures()), found.get(False, Figures()))
+
+
+def _figures(row: Row) -> Figures:
+    sample, starts, ended, waits = int(row.sample), int(row.starts), int(row.ended), row.waits
+    most = _quantile(waits, 1.0)
+    return Figures(
+        sample=sample,
+        starts=starts,
+        fetched=int(row.fetched),
+        p50_wait=_quantile(waits, 0.5),
+        p95_wait=_quantile(waits, 0.95),
+        max_wait=most,
+        evictions=_of_thousand(row.evicted, starts),
+        failures=_of_thousand(row.failed, ended),
+        p50_wait_low=_quantile(waits, low_quantile(sample, 0.5)),
+        p95_wait_low=_quantile(waits, low_quantile(sample, 0.95)),
+        max_wait_low=most,
+        evictions_low=_of_thousand(low_count(row.evicted), starts),
+        failures_low=_of_thousand(low_count(row.failed), ended),
+    )
+
+
+def _of_thousand(count: float, of: int) -> float | None:
+    return 1000.0 * float(count) / of if of else None
+
+
+def _quantile(waits: Sequence[float] | None, part: float) -> float | None:
+    return None if not waits else waits[int(part * QUANTILES)]
+
+
+def low_quantile(sample: int, part: float) -> float:
+    """Return the quantile of a sample that is above the quantile `part` of what it was drawn from with a probability of
+    at most CHANCE: more values would be above that than the binomial distribution allows."""
+    if sample > _EXACT:
+        return part - DEVIATIONS * math.sqrt(part * (1.0 - part) / sample)
+    above, chance, at_least = 0, part**sample, 1.0
+    while at_least > CHANCE and above < sample:
+        at_least -= chance
+        above += 1
+        chance *= (sample - above + 1) / above * (1.0 - part) / part
+    return 0.0 if at_least > CHANCE else (sample - above) / sample
+
+
+def low_count(count: int) -> float:
+    """Return what a count of rare events is at least, but for CHANCE: Anscombe's root of a Poisson count has a standard
+    deviation of a half."""
+    return max(0.0, math.sqrt(count + 0.375) - DEVIATIONS / 2) ** 2 if count else 0.0
 
 
 def told(arms: Arms) -> dict[str, Any]:

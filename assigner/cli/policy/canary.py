@@ -102,7 +102,7 @@ def _print(found: Mapping[str, Any]) -> None:
     for each in found["untried"]:
         click.echo(f"not tried: {each}")
     click.echo()
-    held = {True: "holds", False: "BROKEN", None: f"not known: fewer than {found['least']} jobs, or nothing before"}
+    held = {True: "holds", False: "BROKEN", None: "not known: too few jobs, now or before"}
     table(
         ("guard", "now", "at most", ""),
         [(each["guard"], _figure(each["value"]), _figure(each["limit"]), held[each["holds"]])
