@@ -95,6 +95,11 @@ class Tally:
             self.jobs, self.cycles, self.seconds = Counter(), Counter(), 0.0
         return taken
 
+    def forget_reasons(self) -> None:
+        """Forget why something could not be compared, because the version in force is another one now."""
+        with self._lock:
+            self.reasons.clear()
+
     def give_back(self, taken: "Tally") -> None:
         """Count once more what could not be stored."""
         with self._lock:

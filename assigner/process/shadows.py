@@ -46,12 +46,16 @@ class Shadowing:
         self._database, self._name, self._now = database, name, now
         self._known: tuple[Candidate | None, PoolSettings | None] = (None, None)
         self._counted: list[tuple[int, Tally]] = []
+        self._compares = False
         self._due = now()
 
     def follow(self, policy: InForce) -> tuple[bool, Comparison | None]:
         """Return whether there is another shadow now, or another file, and what the assigners are to compare with."""
         if self._known[0] is policy.shadow and self._known[1] is policy.file:
+            if self._compares:
+                self._counted[-1][1].forget_reasons()
             return False, None
+        self._compares = False
         self._known, candidate = (policy.shadow, policy.file), policy.shadow
         self._due = self._now()  # what the last one counted, and what this one cannot use, is told at once
         if candidate is None:
@@ -65,6 +69,7 @@ class Shadowing:
             log.error("a shadow cannot be used here", policy=candidate.version, error=reason)
             tally.reasons[reason] = None
             return True, None
+        self._compares = True
         return True, Comparison(settings, candidate.share, tally)
 
     def run_once(self, *, last: bool = False) -> None:

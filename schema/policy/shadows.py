@@ -22,7 +22,7 @@ SHARE = 0.01
 #: Error codes: another shadow goes on; none does.
 ANOTHER, NONE = "shadow_running", "no_shadow"
 #: Shadows that are kept, the newest.
-KEPT = 100
+KEPT = 20
 #: Starts, those of the newest jobs, of which is told how many were fetches.
 STARTS = 10_000
 #: The most instances of which is told, those with the most differences.
