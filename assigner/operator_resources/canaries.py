@@ -42,10 +42,11 @@ BY_COHORT = ("assigners", "quotas", "fair_share", "ordering", "checkers")
 #: Below so many seconds, or of 1,000, a figure counts as that: a wait of 20 ms is not ten times worse than one of 2 ms.
 LEAST_VALUE = 1.0
 #: Where the name of an instance or cohort stands in the name of an item, by resource; None = it is the whole name.
+#: Which bots and jobs a cohort has, and which pool an instance, is nothing to try: that would move them.
 _PLACES: Mapping[Kind, Mapping[str, int | None]] = {
-    "cohort": {"cohort": None, "quota": 0},
+    "cohort": {"quota": 0},
     "instance": {
-        "instance": None, "account": None, "instance-queue-limit": None, "submit-rule": None, "quota": 1, "lock": 0,
+        "account": None, "instance-queue-limit": None, "submit-rule": None, "quota": 1, "lock": 0,
         "ceiling": 0, "report-ceiling": 0, "owner-quota": 0, "project-quota": 0,
     },
 }  # fmt: skip
