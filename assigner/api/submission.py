@@ -108,6 +108,18 @@ def submit(database: Database, requests: Sequence[dict[str, Any]], *, caller: Pr
     return run_keyed(database, work, keyed=keyed)
 
 
+def submit_completed(
+    database: Database,
+    estimate: Estimator | None,
+    job: JobRequest,
+    caller: Principal,
+    complete: Callable[[dict[str, Any]], dict[str, Any]],
+) -> Submitted:
+    """Store a job with what `complete` adds to its normal form, which no caller may say. Raises what `submit` does."""
+    (normal,) = normalised_requests([job], caller=caller, estimate=estimate)
+    return submit(database, [complete(normal)], caller=caller)[0]
+
+
 def run_keyed(database: Database, work: Callable[[Connection], T], *, keyed: bool) -> T:
     """Run a submit in one transaction and return once it is durable. Raises OutcomeUnknown as `submit` does.
 

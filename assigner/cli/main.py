@@ -36,13 +36,11 @@ if TYPE_CHECKING:
     from assigner.simulation.past import Past
     from assigner.simulation.replay import BotsOf, How, Plan
     from bots.agent.agent import AgentSettings
+    from bots.farm.settings import FarmSettings
     from bots.simulation.bots import SimulatedBots
     from bots.sync.fetch import FetchSettings
     from bots.sync.settle import SyncService
-    from schema.moves.submit import Submitted
     from schema.postgres.engine import Database
-    from schema.requests import JobRequest
-    from schema.tenancy.tokens import Principal
 
 # To look for plug-ins of pydantic, which extend no model of ours, takes a tenth of the time of a caller's command.
 os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
@@ -257,6 +255,7 @@ def _duration(context: click.Context, option: click.Parameter, value: str) -> fl
 
 
 _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
+_DIRECTORY = click.Path(path_type=Path, file_okay=False)
 _OF_A_PAST = (
     click.option("--since", metavar="TIME", callback=_duration, help="Take so much of the past. By default 24h."),
     click.option(
@@ -474,55 +473,60 @@ def gateway_command(installation: "Installation") -> int:
 @click.option(
     "--cas", metavar="ADDRESS", help="The server that keeps blobs and results: grpc://HOST:PORT or unix:PATH."
 )
+@click.option("--storage", type=_DIRECTORY, help="Run storage, and keep blobs and results in this directory.")
 @click.option("--port", type=click.IntRange(0, 65535), help="Port of the door; 0 = any free one [as configured: 8980].")
 @click.option("--anonymous", metavar="INSTANCE", help="Take callers without a token, for this instance.")
 @click.pass_context
-def farm_group(context: click.Context, /, **given: Any) -> int | None:
-    """Run one door for build clients: Bazel, Pants, recc. Its options override the [farm] section."""
+def farm_group(context: click.Context, /, storage: Path | None, **given: Any) -> int | None:
+    """Run one door for build clients: Bazel, recc and others. Options override the [farm] section."""
     if context.invoked_subcommand is not None:
         return None
+    installation: Installation = context.obj
+    own = _overridden(
+        cast(Any, installation.settings).farm, {name: each for name, each in given.items() if each is not None}
+    )
+    with ExitStack() as stack:
+        return _run_door(installation, own, storage, stack)
+
+
+def _run_door(installation: "Installation", own: "FarmSettings", storage: Path | None, stack: ExitStack) -> int:
+    """Run the farm door until a signal comes. storage: the directory of storage of its own; None = that of `own`."""
     import structlog
 
     from assigner import logs
-
-    installation: Installation = context.obj
-    settings: Any = installation.settings
-    logs.to_stderr(settings.log.level.upper())
-    try:
-        from bots.farm import server
-    except ModuleNotFoundError as error:
-        raise LeaseholdError(f"the farm door needs {error.name}: pip install 'leasehold[farm]'") from None
+    from assigner.api import submission
     from schema.postgres.notify import Wakeups
 
-    own = _overridden(settings.farm, {name: value for name, value in given.items() if value is not None})
+    settings: Any = installation.settings
+    logs.to_stderr(settings.log.level.upper())
+    server, programs = _farm_module("server"), _farm_module("storage.programs")
+    beside = None
+    if storage is not None:
+        if own.cas is not None:
+            raise BadInput("--storage", "is in place of --cas: give one of them")
+        address, beside = stack.enter_context(programs.running(storage.absolute()))
+        own = own.model_copy(update={"cas": address})
 
     def on_ready(address: str) -> None:
         _keep(installation.data / "farm.url", address)
         structlog.get_logger().info("the farm door listens", address=address, using=installation.described)
 
-    with installation.ready_database("farm") as database, ExitStack() as stack:
-        wakeups = Wakeups(database)
-        wakeups.start()
-        stack.callback(wakeups.stop)
-        submit = partial(submit_action, database, settings)
-        door = server.Door(database, own, timing=settings.timing, wakeups=wakeups, submit=submit)
-        gc_tuning.collect_as_usual()
-        number = server.run(door, on_ready)
-    return 130 if number is signal.SIGINT else 0
+    database = stack.enter_context(installation.ready_database("farm"))
+    wakeups = Wakeups(database)
+    wakeups.start()
+    stack.callback(wakeups.stop)
+    submit = partial(submission.submit_completed, database, settings.estimates.estimate)
+    door = server.Door(database, own, timing=settings.timing, wakeups=wakeups, submit=submit)
+    gc_tuning.collect_as_usual()
+    return 130 if server.run(door, on_ready, beside=beside) is signal.SIGINT else 0
 
 
-def submit_action(
-    database: "Database",
-    settings: Any,
-    job: "JobRequest",
-    caller: "Principal",
-    complete: Callable[[dict[str, Any]], dict[str, Any]],
-) -> "Submitted":
-    """Store the job of an action for a caller of the farm door, with what only the door may say."""
-    from assigner.api import submission
-
-    (normal,) = submission.normalised_requests([job], caller=caller, estimate=settings.estimates.estimate)
-    return submission.submit(database, [complete(normal)], caller=caller)[0]
+def _farm_module(name: str) -> Any:
+    """Import a module of the farm door, which needs an extra. Raises LeaseholdError without it."""
+    try:
+        return import_module(f"bots.farm.{name}")
+    except ModuleNotFoundError as error:
+        raise LeaseholdError(f"the farm door needs {error.name}: pip install 'leasehold[farm]'") from None
 
 
 def _work_by(app: "FastAPI", sync_service: "SyncService", policy: "InForce") -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import subprocess
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
@@ -9,7 +10,7 @@ import grpc
 import grpc.aio
 from google.longrunning.operations_proto_pb2 import CancelOperationRequest, GetOperationRequest
 from google.protobuf.empty_pb2 import Empty
-from leasehold.errors import BadInput
+from leasehold.errors import BadInput, LeaseholdError
 
 from bots.farm.execution.endings import Endings
 from bots.farm.execution.jobs import Submit
@@ -31,6 +32,8 @@ T = TypeVar("T")
 EXECUTION, OPERATIONS = f"/{API}.Execution/", "/google.longrunning.Operations/"
 #: Seconds within which calls under way must end when the door stops. Streams are told at once to wait elsewhere.
 STOP_WITHIN = 5.0
+#: Seconds between two looks whether the storage of this door still runs.
+LOOK_EVERY = 0.5
 #: Pieces of database work that may wait, and seconds for which a verified token is remembered.
 QUEUE, REMEMBER_TOKENS = 10_000, 5.0
 
@@ -129,13 +132,31 @@ def _own_handlers(execution: Execution, identity: Identity, upstream: Upstream) 
     }
 
 
-def run(door: Door, on_ready: Callable[[str], None]) -> signal.Signals:
-    """Serve in the main thread until SIGTERM or SIGINT, and return which. Raises BadInput as `Door.serve` does."""
+def run(
+    door: Door, on_ready: Callable[[str], None], *, beside: "subprocess.Popen[bytes] | None" = None
+) -> signal.Signals:
+    """Serve in the main thread until SIGTERM or SIGINT, and return which.
+
+    beside: a process of storage without which the door cannot serve. Raises LeaseholdError when it has ended, and
+    BadInput as `Door.serve` does.
+    """
 
     async def serve() -> signal.Signals:
-        loop, stopped = asyncio.get_running_loop(), asyncio.Queue[signal.Signals]()
+        loop, stopped = asyncio.get_running_loop(), asyncio.Queue[signal.Signals | None]()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stopped.put_nowait, number)
-        return await door.serve(on_ready, until=stopped.get())
+        watching = loop.create_task(_until_ended(beside, stopped))
+        found = await door.serve(on_ready, until=stopped.get())
+        watching.cancel()
+        if found is None:
+            raise LeaseholdError("the storage has ended, see its messages; start the door again")
+        return found
 
     return asyncio.run(serve())
+
+
+async def _until_ended(process: "subprocess.Popen[bytes] | None", told: "asyncio.Queue[signal.Signals | None]") -> None:
+    while process is not None and process.poll() is None:
+        await asyncio.sleep(LOOK_EVERY)
+    if process is not None:
+        told.put_nowait(None)

@@ -11,8 +11,8 @@ import pytest
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 from bots.farm.client import Client, Work
-from bots.farm.execution.run_action import program
 from bots.farm.protos import remote_execution_pb2
+from bots.farm.storage.programs import program
 from bots.farm.storage.upstream import CAPABILITIES, Digest
 from tests.support.farm.doors import Farm, executes, finish, left
 from tests.support.patience import MINUTE, eventually

