@@ -54,7 +54,7 @@ POOLED = 4
 # pytest keeps of failed tests stays on the disk.
 os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
 if in_memory():
-    tempfile.tempdir = str(MEMORY)
+    tempfile.tempdir = os.environ["TMPDIR"] = str(MEMORY)
 
 # Half of the start of a process of the pool is the compilation of our modules. Each worker and each process of a test
 # would do it again where the environment says that bytecode is not to be kept, as in many containers.

@@ -41,6 +41,7 @@ _FUNCTIONS = f"CREATE SCHEMA {TIME_SCHEMA};\n" + "\n".join(
         ("clock_timestamp", "VOLATILE"),
     )
 )
+_HAS_FUNCTIONS = f"SELECT to_regnamespace('{TIME_SCHEMA}') IS NOT NULL"
 _SET = f"SELECT set_config('{SETTING}', $1, false)".encode()
 _SEED = b"SELECT setseed($1)"
 # Autovacuum runs when it likes, and then a kept plan is made anew.
@@ -156,7 +157,7 @@ class VirtualSessions:
 
 
 def make(url: str, clock: VirtualClock, *, seed: int) -> tuple[Database, VirtualSessions]:
-    """Make the pool's tables in the empty database of `url`, on the virtual clock.
+    """Make the pool's tables in the database of `url`, on the virtual clock. It is empty, or a copy of one made so.
 
     The caller closes the database. Raises psycopg.Error, and NotReady if the server cannot be reached or is too old.
     """
@@ -164,7 +165,8 @@ def make(url: str, clock: VirtualClock, *, seed: int) -> tuple[Database, Virtual
     settings = DatabaseSettings(statement_timeout=3600, lock_timeout=60, idle_in_transaction_timeout=3600)
     database = Database(url, settings, role="simulation", chance=random.Random(seed), other=sessions.other)
     with migrate.begin(database) as connection:
-        connection.exec_driver_sql(_FUNCTIONS)
+        if not connection.exec_driver_sql(_HAS_FUNCTIONS).scalar_one():
+            connection.exec_driver_sql(_FUNCTIONS)
     migrate.upgrade(database)
     with migrate.begin(database) as connection:
         connection.execute(sqlalchemy.text(_NO_AUTOVACUUM))

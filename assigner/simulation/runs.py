@@ -1,26 +1,36 @@
 """Replays of a past under several policies, each in a process and on a server of its own, as many at once as there are
-processors."""
+processors.
+
+The first to begin makes a cluster with the pool's tables, of which all have copies.
+"""
 
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import product
+from pathlib import Path
 from threading import Event, Thread
 
 from leasehold.errors import NotReady
 
 from assigner.settings import PoolSettings
+from assigner.simulation.clock import VirtualClock, make
 from assigner.simulation.past import Past, PastBot, shaken
 from assigner.simulation.replay import BotsOf, Replayed, replay
 from assigner.simulation.report import Measured
+from schema import clock
 from schema.policy.versions import Content
 from schema.postgres import embedded
+
+PREFIX = "leasehold-simulate-"
 
 
 @dataclass(frozen=True)
@@ -45,8 +55,19 @@ class Outcome:
     shaken: Sequence[Measured]
 
 
+@dataclass(frozen=True)
+class _Work:
+    """What there is to repeat. like: the data directory of the cluster that all copy; None = there is one replay."""
+
+    past: Past
+    trials: Sequence[Trial]
+    seed: int
+    step: float
+    like: Path | None
+
+
 # What a worker process repeats. It is set once, when the process begins, because a past is large.
-_work: tuple[Past, Sequence[Trial], int, float]
+_work: "_Work"
 #: Set while no replay runs in this process.
 _rests = Event()
 _rests.set()
@@ -65,9 +86,13 @@ def run_all(
     # The settings are models of this program alone, which another process may not know: it gets the sections that it
     # needs.
     plain = [replace(trial, settings=_plain(trial.settings)) for trial in trials]
-    with ProcessPoolExecutor(
-        workers, multiprocessing.get_context("spawn"), initializer=_begin, initargs=((past, plain, seed, step),)
-    ) as pool:
+    work = _Work(past, plain, seed, step, embedded.scratch(PREFIX) if len(tasks) > 1 else None)
+    with (
+        _removed(work.like),
+        ProcessPoolExecutor(
+            workers, multiprocessing.get_context("spawn"), initializer=_begin, initargs=(work,)
+        ) as pool,
+    ):
         waiting = {pool.submit(_run, *task): task for task in tasks}
         try:
             for done in as_completed(waiting):
@@ -93,7 +118,16 @@ def _plain(settings: PoolSettings) -> PoolSettings:
     return PoolSettings.model_construct(**{name: getattr(settings, name) for name in PoolSettings.model_fields})
 
 
-def _begin(work: tuple[Past, Sequence[Trial], int, float]) -> None:
+@contextmanager
+def _removed(directory: Path | None) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        if directory is not None:
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def _begin(work: _Work) -> None:
     global _work
     _work = work
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that its server ends with it
@@ -108,6 +142,8 @@ def _end_with_parent() -> None:
         if not _rests.is_set():
             os.kill(os.getpid(), signal.SIGTERM)
         _rests.wait()
+        if _work.like is not None:
+            shutil.rmtree(_work.like, ignore_errors=True)
         os._exit(1)
 
 
@@ -123,13 +159,24 @@ def _run(trial: int, shake: int) -> Replayed | Measured:
 
 
 def _replayed(trial: int, shake: int) -> Replayed | Measured:
-    past, trials, seed, step = _work
-    tried = trials[trial]
+    tried, past, seed = _work.trials[trial], _work.past, _work.seed
     if shake:
         past = shaken(past, random.Random(f"{seed} shake {shake}"))
     past = replace(past, bots=tried.bots)
-    with embedded.serve_for_now("leasehold-simulate-") as server:
+    if _work.like is not None:
+        make_once(_work.like, _work.past.since)
+    with embedded.serve_for_now(PREFIX, like=_work.like) as server:
         done = replay(
-            past, tried.settings, server.url, tried.bots_of, seed=seed + shake, step=step, limits=tried.limits
+            past, tried.settings, server.url, tried.bots_of, seed=seed + shake, step=_work.step, limits=tried.limits
         )
     return done.measured if shake else done
+
+
+def make_once(data: Path, since: float) -> None:
+    """Make the pool's tables in the cluster of this directory, and stop its server, unless another process has."""
+    with embedded.exclusive_lock(data / "made.lock") as made:
+        if os.fstat(made.fileno()).st_size == 0:
+            with embedded.serve(data, durable=False) as server, clock.replaced(now := VirtualClock(since)):
+                database, _ = make(server.url, now, seed=0)
+                database.close()
+            made.write(b"made")

@@ -603,10 +603,18 @@ def scratch(prefix: str) -> Path:
 
 
 @contextmanager
-def serve_for_now(prefix: str, *, durable: bool = False) -> Iterator[Server]:
-    """Run a server in a new temporary directory, and leave nothing of it. Raises NotReady if it cannot be run."""
+def serve_for_now(prefix: str, *, durable: bool = False, like: Path | None = None) -> Iterator[Server]:
+    """Run a server in a new temporary directory, and leave nothing of it. Raises NotReady if it cannot be run.
+
+    like: a data directory whose server is stopped. The new one begins with a copy of its cluster, which takes a quarter
+    of the time of making it and a pool's tables.
+    """
     data = scratch(prefix)
     try:
+        if like is not None:
+            copied = subprocess.run(["cp", "-a", directory_of(like), data], capture_output=True, text=True, check=False)
+            if copied.returncode != 0:
+                raise NotReady(f"the database cluster cannot be copied to {data}: {_last_line(copied.stderr)}")
         with serve(data, durable=durable) as server:
             yield server
     finally:
