@@ -72,7 +72,10 @@ LONGEST = (
     "console/test_console_scale", "postgres/test_embedded", "faults/test_task_kills", "agent/test_task_sessions",
     "gateway/test_middleware", "process/test_start_order", "sync/test_settle", "client/test_inline",
     "performance/test_scale", "plans/test_plans", "histories/test_soaks", "gateway/test_fuzz", "histories/test_history",
-    "explain/test_explain_property", "simulation/test_replay", "faults/test_failover",
+    "explain/test_explain_property", "simulation/test_replay", "simulation/test_forecasts", "faults/test_failover",
+    "accounting/test_fair_share", "agent/test_agent", "agent/test_containment", "agent/test_task_launcher",
+    "faults/test_server_faults", "policy/test_versions", "gateway/test_authorisation", "gateway/test_long_poll",
+    "placement/test_even_placement", "client/test_running_pool",
 )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
@@ -47,8 +48,13 @@ def lines(file: Path) -> int:
     return len(file.read_text().splitlines())
 
 
+@cache
+def parsed(file: Path) -> ast.Module:
+    return ast.parse(file.read_text())
+
+
 def docstring(file: Path) -> str:
-    return ast.get_docstring(ast.parse(file.read_text())) or ""
+    return ast.get_docstring(parsed(file)) or ""
 
 
 def length(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
@@ -89,7 +95,7 @@ def test_functions_are_short_enough_to_read_at_once() -> None:
     long = {
         f"{named(file)}: {node.name}": length(node)
         for file in MODULES
-        for node in ast.walk(ast.parse(file.read_text()))
+        for node in ast.walk(parsed(file))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and length(node) > MOST_FUNCTION_LINES
     }
     assert long == {}

@@ -13,7 +13,6 @@ from bots.sync.fetch import FetchSettings
 from schema.moves.submit import submit
 from schema.postgres.statements import Statement
 from schema.requests import JobRequest
-from tests.support.servers import serving_in_memory
 
 SETTINGS = PoolSettings.model_validate({"assigners": [{"interval": 1800.0, "jitter": 0.0}]})
 #: Seconds since 1970 at the begin, of the whole, and that a job runs on average; units of the pool.
@@ -34,14 +33,11 @@ def runs(work: Work, _chance: random.Random) -> Run:
     return Run(float((work.payload or {})["command"][1]))
 
 
-def test_nine_of_ten_jobs_start_within_the_promised_time() -> None:
+def test_nine_of_ten_jobs_start_within_the_promised_time(empty_url: str) -> None:
     chance = random.Random(1)
     bots_of = partial(simulated_bots, timing=SETTINGS.timing, fetch=FetchSettings(), runs=runs, seed=1,
                       cooldown=SETTINGS.quotas.of_evictions)  # fmt: skip
-    with (
-        serving_in_memory() as url,
-        living(url, SETTINGS, bots_of, start=START, seed=1, upkeep_every=40.0) as (pool, bots),
-    ):
+    with living(empty_url, SETTINGS, bots_of, start=START, seed=1, upkeep_every=40.0) as (pool, bots):
 
         def arrive(jobs: int) -> None:
             commands = (["run", f"{chance.uniform(0.2, 1.8) * RUNS:.1f}"] for _ in range(jobs))

@@ -73,6 +73,10 @@ def serving_in_memory() -> Iterator[str]:
         data.chmod(0o711)  # for the account that runs the server
     try:
         with embedded.serve(data, durable=False) as server:
+            # It would look at each database in turn all the time, and analyze some of them, which changes their plans.
+            with psycopg.connect(server.url, autocommit=True) as connection:
+                connection.execute("ALTER SYSTEM SET autovacuum_naptime = '1 d'")
+                connection.execute("SELECT pg_reload_conf()")
             yield server.url
     finally:
         shutil.rmtree(data)
