@@ -135,8 +135,13 @@ def test_alerts_are_on_the_page_of_the_pool_too_but_not_for_submitters(person: P
 
 
 def test_policy_shows_weights_in_force_and_why_a_change_was_refused_and_tries_others(page: Any, shown: Console) -> None:
+    for reason in (HOSTILE, "slower"):
+        with httpx.Client(base_url=shown.served.url, headers={"Authorization": f"Bearer {shown.operator}"}) as http:
+            body = {"per_second": len(reason), "reason": reason}
+            assert http.put("/v1/rates/cli", json=body).status_code == 200
     page.goto(shown.url + "/policy")
     told = row_of(page, "/etc/leasehold/leasehold.toml")
+    assert row_of(page, "slower").split()[:3] == ["2", "in", "force"]
     assert HOSTILE in told
     assert "5.25" in row_of(page, "assigner-7: [[assigners]] 0, priority-age")
     page.get_by_text("All settings").click()
@@ -176,6 +181,20 @@ def pages() -> SimpleNamespace:
         "graph_drawing": "graph_drawing",
     }
     return SimpleNamespace(**{name: import_module(f"bots.console.{place}") for name, place in names.items()})
+
+
+def test_a_trial_is_told_in_a_sentence(pages: SimpleNamespace) -> None:
+    trial: dict[str, Any] = {
+        "policy": 8, "kind": "cohort", "names": ["a", "b"], "reached": ["a"], "step": 0, "steps": [1, 2],
+        "step_at": "2026-01-01T00:00:00Z", "outcome": None, "guards": [{"guard": "p95_wait<=1.2x", "holds": None}],
+    }  # fmt: skip
+    told = pages.policy.told_of_canary
+    assert told(trial) == (
+        "Version 8 is tried on 1 of 2 cohorts, step 1 of 2 since 2026-01-01 00:00:00 UTC: "
+        "p95_wait<=1.2x is not known yet."
+    )
+    ended = {**trial, "outcome": "returned", "why": "p95_wait<=1.2x: 9, at most 2"}
+    assert told(ended) == "Version 8 was tried on 1 of 2 cohorts, and returned: p95_wait<=1.2x: 9, at most 2."
 
 
 def terms(**given: float) -> Terms:

@@ -1,9 +1,9 @@
-"""The page of policy: settings in force with their file, weights that are tried, and what operators have set."""
+"""The page of policy: settings in force, versions of them, weights that are tried, and what operators have set."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from leasehold.calls.operators import Decision, Scores, SettingsInForce, Terms
+from leasehold.calls.operators import Canary, Decision, PolicyVersion, Scores, SettingsInForce, Terms
 from leasehold.client import Client
 from leasehold.errors import BadInput, NotFound
 from nicegui import ui
@@ -13,6 +13,9 @@ from bots.console.settings_tables import Source, show_tables
 from bots.console.view import SLOW, View
 from bots.console.words import ago, text, time
 
+#: The most versions on the page; and words for a guard that holds, is broken, or is not known.
+MAX_VERSIONS = 10
+HELD = {True: "holds", False: "is broken", None: "is not known yet"}
 #: The most sampled decisions, and candidates of one of them, on the page.
 MAX_DECISIONS, MAX_CANDIDATES = 20, 30
 #: The terms of a score, with the number of their colour.
@@ -35,6 +38,7 @@ RESOURCES = (
 def show_policy(view: View) -> None:
     """Put the page into `view`; the URL names the decision on which weights are tried."""
     _show_settings(view)
+    _show_versions(view)
     Trial(view)
     show_tables(view, sources=RESOURCES)
 
@@ -68,6 +72,46 @@ def _show_settings(view: View) -> None:
         everything.show(rows)
 
     view.live(refresh, seconds=SLOW * 2)
+
+
+def _show_versions(view: View) -> None:
+    node("h2", "Versions")
+    trial = node("p", kind="note")
+    table = Table(
+        "What changed it, newest first; leasehold policy tells more, takes versions back and tries them on a part",
+        ("version", "state", "made", "by", "values changed", "reason"),
+        empty="There is no version yet.",
+    )
+
+    async def refresh() -> None:
+        found = await view.ask(lambda client: client.operators.policies(limit=MAX_VERSIONS))
+        table.show([(str(each["id"]), _version(each)) for each in found])
+        canary = await view.ask(lambda client: client.operators.canary())
+        trial.set_text("" if canary is None else told_of_canary(canary))
+
+    view.live(refresh, seconds=SLOW)
+
+
+def _version(each: PolicyVersion) -> list[Cell]:
+    state = "in force" if each["in_force"] else "draft" if each["drafted"] else ""
+    return [
+        Cell(str(each["id"])),
+        Cell(state, kind="state-succeeded" if each["in_force"] else ""),
+        ago(each["made_at"]),
+        Cell(text(each["author"])),
+        Cell(str(each["changed"])),
+        Cell(text(each["reason"])),
+    ]
+
+
+def told_of_canary(canary: Canary) -> str:
+    """Tell in a sentence how the trial of a version goes, or went."""
+    where = f"{len(canary['reached'])} of {len(canary['names'])} {canary['kind']}s"
+    if canary["outcome"] is not None:
+        return f"Version {canary['policy']} was tried on {where}, and {canary['outcome']}: {canary['why']}."
+    guards = ", ".join(f"{each['guard']} {HELD[each['holds']]}" for each in canary["guards"])
+    step = f"step {canary['step'] + 1} of {len(canary['steps'])}"
+    return f"Version {canary['policy']} is tried on {where}, {step} since {time(canary['step_at'])}: {guards}."
 
 
 def _in_force(each: SettingsInForce) -> list[Cell]:

@@ -1,10 +1,12 @@
 """The client's calls of operators: what is wrong, what is in force, and what other weights would choose."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any, Literal, TypedDict, cast
 from urllib.parse import quote
 
 from leasehold import wire
+from leasehold.errors import NotFound
 from leasehold.transport import Transport
 
 #: Rows in one answer of the audit.
@@ -80,6 +82,34 @@ class SettingsInForce(TypedDict):
     error: str | None
     changed_at: str
     settings: dict[str, Any]
+
+
+class PolicyVersion(TypedDict):
+    """A version of what decides: who made it and why, and how many values differ from the version before it."""
+
+    id: int
+    made_at: str
+    author: str
+    reason: str
+    changed: int
+    drafted: bool
+    in_force: bool
+
+
+class Canary(TypedDict):
+    """The trial of a version on some cohorts or instances (`kind`). outcome: None while it runs; why: how it ended."""
+
+    policy: int
+    kind: Literal["cohort", "instance"]
+    names: list[str]
+    reached: list[str]
+    step: int
+    steps: list[int]
+    step_at: str
+    ended_at: str | None
+    outcome: str | None
+    why: str | None
+    guards: list[dict[str, Any]]
 
 
 class Decision(TypedDict):
@@ -202,6 +232,17 @@ class Operators:
     def settings(self) -> list[SettingsInForce]:
         """List the settings that live processes use; several of a kind mean that its processes do not agree."""
         return cast(list[SettingsInForce], self._transport.call("GET", "/v1/settings")["settings"])
+
+    def policies(self, *, limit: int = 20) -> list[PolicyVersion]:
+        """List up to `limit` (200) versions of the policy, newest first."""
+        found = self._transport.call("GET", "/v1/policies", query={"limit": limit})
+        return cast(list[PolicyVersion], found["policies"])
+
+    def canary(self) -> Canary | None:
+        """Return the trial of a version that is running, or else the last one; None if there never was one."""
+        with suppress(NotFound):
+            return cast(Canary, self._transport.call("GET", "/v1/policies/canary"))
+        return None
 
     def decisions(self, *, before: int | None = None, limit: int = 20) -> list[Decision]:
         """List up to `limit` (200) sampled decisions, newest first; `before`: only those with a lower id."""
