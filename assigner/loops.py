@@ -90,6 +90,11 @@ class Loop:
         return thread is not None and thread.is_alive()
 
     @property
+    def stopping(self) -> bool:
+        """True if the loop was told to stop: it runs no more after its current run."""
+        return self._stopping.is_set()
+
+    @property
     def age(self) -> float:
         """Seconds since a run last succeeded, or since the start; NaN before the start."""
         return self._monotonic() - self._ended_well

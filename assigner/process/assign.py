@@ -211,6 +211,7 @@ class AssignerProcess:
             has_followed = self._follow_policy()
             if has_followed or self._reloader.error != error:
                 self._tell_configuration()
+        self._assigner_threads.tend()
         self._shadowing.run_once()
         return min(delay, LOOK_EVERY)
 

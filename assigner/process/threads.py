@@ -216,12 +216,19 @@ class AssignerThreads:
                         cohorts=self._cohorts_of(role),
                     )
                     held.loop.on_error_delay = entry.interval
+                    held.loop.wake()  # the wake-up of the change has come before it was read
             if self._started and not self._over:
                 self._match_numbered()
             for number in range(len(self._kinds)):
                 if (entry := self._entry(number)) is not None:
                     self._filters[number] = _filters(entry)
             self._presence.serves(list(self._filters))
+
+    def tend(self) -> None:
+        """Start threads for which `reconfigure` has waited in vain, because the one before was in a cycle."""
+        with self._lock:
+            if self._started and not self._over:
+                self._match_numbered(within=0.0)
 
     def compare(self, comparison: Comparison | None) -> None:
         """Let each thread compare its decisions from its next cycle on; None = no more."""
@@ -269,8 +276,11 @@ class AssignerThreads:
             return None
         return self._trial.cohorts if role.place == CANARY else self._trial.others
 
-    def _match_numbered(self) -> None:
-        """Start the threads that serve no single cohort; for a trial one more of each entry, which ends with it."""
+    def _match_numbered(self, within: float = STOP_WITHIN) -> None:
+        """Start the threads that serve no single cohort; for a trial one more of each entry, which ends with it.
+
+        One that was to stop and is still in a cycle has no successor until that has ended.
+        """
         places = [[str(number) for number in range(threads)] for threads in self._threads]
         wanted = {
             ThreadRole(entry, place)
@@ -278,10 +288,11 @@ class AssignerThreads:
             if kind != "cohort"
             for place in [*places[entry], *([] if self._trial is None else [CANARY])]
         }
-        numbered = {role for role in self._held if role.cohort is None}
-        for role in numbered - wanted:
-            self._stop_thread(role, STOP_WITHIN)
-        for role in sorted(wanted - numbered, key=lambda role: (role.entry, role.place)):
+        numbered = {role: held for role, held in self._held.items() if role.cohort is None}
+        for role, held in numbered.items():
+            if held.loop.stopping or role not in wanted:
+                self._stop_thread(role, within)
+        for role in sorted(wanted - self._held.keys(), key=lambda role: (role.entry, role.place)):
             self._start_thread(role)
 
     def _match(self, found: Sequence[Cohort]) -> None:
@@ -341,8 +352,9 @@ class AssignerThreads:
             log.info("a cohort has an assigner", assigner=assigner.name)
 
     def _signal(self, role: ThreadRole) -> Signal:
-        """Return the signal of a thread. A wake-up wakes one of an entry's threads, or that of each cohort."""
-        if role.cohort is not None:
+        """Return the signal of a thread. A wake-up wakes one of an entry's threads, that of a trial, and that of each
+        cohort: those that serve other jobs cannot stand in for it."""
+        if role.cohort is not None or role.place == CANARY:
             return self._wakeups.signal("jobs")
         if role.entry not in self._groups:
             self._groups[role.entry] = self._wakeups.group("jobs")

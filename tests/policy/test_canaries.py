@@ -155,7 +155,8 @@ def test_a_guard_compares_with_what_would_be_so_without_the_trial() -> None:
     assert [round(low_count(count), 1) for count in (0, 1, 9, 100)] == [0, 0, 3.6, 78.4]
 
 
-CONFIG = '[[assigners]]\nkind = "{kind}"\n[assigners.strategy]\nkind = "{strategy}"\n'
+# Between two cycles only a wake-up counts.
+CONFIG = '[[assigners]]\nkind = "{kind}"\ninterval = 600\n[assigners.strategy]\nkind = "{strategy}"\n'
 
 
 @pytest.mark.parametrize("kind", ["priority-age", "cohort"])
@@ -170,8 +171,10 @@ def test_the_settings_of_the_version_decide_in_the_named_cohorts_alone(
         pool.bot(name, labels=[name], capacity=9)
 
     def strategies() -> dict[str, str]:
-        jobs = {name: pool.submit(label=name)[0] for name in "ab"}
-        eventually(lambda: all(pool.job(job).state == "leased" for job in jobs.values()))
+        jobs = {}
+        for name in "ab":
+            jobs[name] = job = pool.submit(label=name)[0]
+            eventually(lambda job=job: pool.job(job).state == "leased")
         asked = "SELECT strategy FROM leases l JOIN jobs j ON j.id = l.job_id WHERE j.public_id = CAST(:id AS uuid)"
         return {name: pool.row(asked, id=job).strategy for name, job in jobs.items()}
 

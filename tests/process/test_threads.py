@@ -11,7 +11,9 @@ import structlog
 import structlog.testing
 
 from assigner.config.loading import Reloader
+from assigner.cycle.assigner import PriorityAgeAssigner
 from assigner.process.assign import AssignerProcess
+from assigner.process.policies import Trial
 from assigner.process.threads import AssignerThreads, Presence
 from assigner.settings import PoolSettings
 from schema import clock
@@ -220,3 +222,19 @@ def test_a_process_tells_what_its_assigners_serve_and_tells_it_anew_after_a_relo
     assigner_threads.reconfigure(second)
     presence.run_once()
     assert pool.row(told).serves == [{"instances": ["ci", "qa"], "cohorts": None}, everything]
+
+
+def test_a_trial_that_begins_while_the_thread_of_the_last_one_is_in_a_cycle_gets_its_own_thread(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("assigner.process.threads.STOP_WITHIN", 0.0)
+    monkeypatch.setattr(PriorityAgeAssigner, "run_once", lambda _: 600.0 if goes_on.wait(60) else 0.0)
+    chosen, goes_on = settings(pool, {"threads": 1}), threading.Event()
+    with staffed(pool, chosen) as assigner_threads:
+        for trial in (Trial((1,), (0,), chosen), None, Trial((1,), (0,), chosen)):
+            assigner_threads.reconfigure(chosen, trial=trial)
+        (old,) = [each for each in threading.enumerate() if each.name == "assigner-0-canary"]
+        goes_on.set()
+        old.join(60)
+        assigner_threads.tend()
+        assert at_work() == ["assigner-0-0", "assigner-0-canary"]
