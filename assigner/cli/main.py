@@ -8,8 +8,8 @@ import random
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cache, partial
 from importlib import import_module
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
     from pydantic import BaseModel
 
+    from assigner.process.local_pool import LocalBot, LocalPool
     from assigner.process.policies import InForce
     from assigner.settings import Installation, PoolSettings
     from assigner.simulation.past import Past
@@ -205,9 +206,36 @@ def demo_command(
 
     It runs in a temporary directory and without a configuration file, unless --data or --config say otherwise.
     """
+    from assigner.process.local_pool import LocalBot
+    from bots.demo import demo
+
+    wanted = [
+        LocalBot(name=bot.name, capacity=bot.capacity, priority=bot.priority, properties=bot.properties)
+        for bot in demo.bots_wanted()
+    ]
+    with ExitStack() as stack:
+        environ = {"LEASEHOLD_QUOTAS_PREEMPTION_DELAY": f"{demo.PREEMPTION_DELAY}"}
+        pool = stack.enter_context(_demo_pool(context, installation, environ, bots=wanted, assigners=assigners))
+        own = demo.Pool(pool.url, pool.token, pool.data)
+        demo.run(own, demo.Options(jobs=jobs, json=as_json, keep=keep), chance=random.SystemRandom())
+
+
+@contextmanager
+def _demo_pool(
+    context: click.Context,
+    installation: "Installation",
+    environ: Mapping[str, str],
+    *,
+    bots: Sequence["LocalBot"],
+    **pool: Any,
+) -> Iterator["LocalPool"]:
+    """Run a pool in a temporary directory and without a configuration, unless options say otherwise; it is kept up.
+
+    environ: settings that hold unless a configuration is given.
+    """
     from assigner.loops import Loop
-    from assigner.process.local_pool import LocalBot, local_pool
-    from bots.demo import demo, workload
+    from assigner.process.local_pool import local_pool
+    from bots.demo import workload
     from schema.postgres import embedded
 
     chance = random.SystemRandom()
@@ -217,7 +245,7 @@ def demo_command(
             stack.callback(shutil.rmtree, data, ignore_errors=True)
             installation = replace(installation, data=data)
         if not _given(context, "config"):
-            environ = {**installation.environ, "LEASEHOLD_QUOTAS_PREEMPTION_DELAY": f"{demo.PREEMPTION_DELAY}"}
+            environ = {**installation.environ, **environ}
             if not workload.runs_under_other_accounts():
                 click.echo(
                     f"other accounts cannot run {sys.executable}, so the demo's jobs run as root "
@@ -226,26 +254,12 @@ def demo_command(
                 )
                 environ = {"LEASEHOLD_BOT_JOB_USER": "agent", **environ}
             installation = replace(installation, config=None, environ=environ)
-        wanted = [
-            LocalBot(name=bot.name, capacity=bot.capacity, priority=bot.priority, properties=bot.properties)
-            for bot in demo.bots_wanted()
-        ]
-        pool = stack.enter_context(
-            local_pool(
-                installation,
-                assigners=assigners,
-                bots=wanted,
-                report=partial(click.echo, err=True),
-                chance=chance,
-                port=0,
-            )
-        )
-        keeper = Loop("pool", pool.run_once, chance=random.Random(chance.getrandbits(64)))
+        report = partial(click.echo, err=True)
+        found = stack.enter_context(local_pool(installation, bots=bots, report=report, chance=chance, port=0, **pool))
+        keeper = Loop("pool", found.run_once, chance=random.Random(chance.getrandbits(64)))
         keeper.start()
         stack.callback(keeper.stop)
-        demo.run(
-            demo.Pool(pool.url, pool.token, pool.data), demo.Options(jobs=jobs, json=as_json, keep=keep), chance=chance
-        )
+        yield found
 
 
 def _duration(context: click.Context, option: click.Parameter, value: str) -> float | None:
@@ -489,6 +503,46 @@ def farm_group(context: click.Context, /, storage: Path | None, **given: Any) ->
         return _run_door(installation, own, storage, stack)
 
 
+@farm_group.command(name="clients")
+@click.option(
+    "--address", metavar="ADDRESS", help="The door, grpc://HOST:PORT [that of farm.url in the data directory]."
+)
+@click.pass_obj
+def farm_clients(installation: "Installation", address: str | None) -> None:
+    """Print what build clients and bots need: lines for .bazelrc, recc.conf, pants.toml, and a bot's command."""
+    from bots.farm import clients
+
+    own, kept = cast(Any, installation.settings).farm, installation.data / "farm.url"
+    address = address or (kept.read_text().strip() if kept.is_file() else f"grpc://{own.host}:{own.port}")
+    click.echo(clients.lines(address, needs_token=own.anonymous is None))
+
+
+@farm_group.command(name="demo")
+@as_json
+@click.pass_obj
+@click.pass_context
+def farm_demo(context: click.Context, installation: "Installation", as_json: bool) -> None:
+    """Build a program of 12 C files twice on a pool of its own, while a bot and the door are killed.
+
+    It runs in a temporary directory and without a configuration file, unless --data or --config say otherwise.
+    """
+    from assigner.cli import up
+    from bots.farm.storage import programs
+
+    demo = _farm_module("demo")
+    programs.require(programs.STORAGE, programs.RUNNER, programs.BUBBLEWRAP)
+    bots = [up.farm_bot(f"farm-{n}", capacity=2) for n in (1, 2)]
+    port = up.free_port(0, "--port")
+    with ExitStack() as stack:
+        pool = stack.enter_context(_demo_pool(context, installation, {}, bots=bots, assigners=1, farm=port))
+        demo.run(
+            pool.farm_url,
+            lambda name: os.kill(pool.processes()[name], signal.SIGKILL),
+            victims=("farm-1", "farm"),
+            as_json=as_json,
+        )
+
+
 def _run_door(installation: "Installation", own: "FarmSettings", storage: Path | None, stack: ExitStack) -> int:
     """Run the farm door until a signal comes. storage: the directory of storage of its own; None = that of `own`."""
     import structlog
@@ -523,6 +577,8 @@ def _run_door(installation: "Installation", own: "FarmSettings", storage: Path |
 
 def _farm_module(name: str) -> Any:
     """Import a module of the farm door, which needs an extra. Raises LeaseholdError without it."""
+    # This process makes others by exec alone, about which gRPC would write a line each time.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     try:
         return import_module(f"bots.farm.{name}")
     except ModuleNotFoundError as error:

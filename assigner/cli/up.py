@@ -22,10 +22,13 @@ from assigner.process.assign import GARBAGE, STOP_WITHIN, AssignerProcess
 from assigner.process.local_pool import CONSOLE_HOST, OPERATOR_TOKEN, LocalBot, LocalPool, check_app, local_pool
 from assigner.settings import Installation
 from schema.gc_tuning import infrequent_gc
+from schema.validation import FARM, OF_FARM
 
 #: Port of the console unless another is given; `leasehold console` has the same.
 CONSOLE_PORT = 7412
 
+#: Port of the farm door unless another is given; the section [farm] has the same.
+FARM_PORT = 8980
 #: Seconds after a signal in which an assigner process ends: its loops, and then its last sign of life.
 END_WITHIN = STOP_WITHIN + 5.0
 
@@ -46,6 +49,14 @@ log = structlog.get_logger()
     flag_value=CONSOLE_PORT,
     help=f"Also run the web console, on this port of {CONSOLE_HOST}; 0 = any free one [{CONSOLE_PORT}].",
 )
+@click.option(
+    "--farm",
+    type=click.IntRange(0, 65535),
+    metavar="[PORT]",
+    is_flag=False,
+    flag_value=FARM_PORT,
+    help=f"Also run a farm door on this port of {CONSOLE_HOST} [{FARM_PORT}], storage, and a bot farm-1 for actions.",
+)
 @click.option("--app", metavar="MODULE:POOL", help="Also run the tasks of this pool, by one bot named app-1.")
 @click.option(
     "--concurrency", type=click.IntRange(min=1), metavar="N", help="With --app: tasks at once [one per core]."
@@ -59,6 +70,7 @@ def up(
     assigners: int,
     port: int | None,
     console: int | None,
+    farm: int | None,
     app: str | None,
     concurrency: int | None,
     reload: bool,
@@ -66,12 +78,14 @@ def up(
 ) -> int:
     """Run a whole pool on this machine until Ctrl-C: PostgreSQL, assigners, gateway and bots."""
     logs.to_stderr("WARNING")
-    console = None if console is None else _free_for_console(console)
+    console = None if console is None else _free_for("console", console, module="nicegui", of="NiceGUI")
+    farm = None if farm is None else _free_for("farm", farm, module="grpc", of="gRPC")
     if concurrency is not None and app is None:
         raise BadInput("--concurrency", "means nothing without --app")
     if reload and app is None:
         raise BadInput("--reload", "means nothing without --app")
     names = [LocalBot(name=f"bot-{n}") for n in range(1, bots + 1)]
+    names += [] if farm is None else [farm_bot("farm-1", capacity=os.cpu_count() or 1)]
     if app is not None:
         names.append(LocalBot(name="app-1", app=app, concurrency=concurrency or os.cpu_count() or 1))
     report = partial(click.echo, err=True)
@@ -92,12 +106,13 @@ def up(
                 chance=random.SystemRandom(),
                 port=port,
                 console=console,
+                farm=farm,
                 rest=rest,
             ) as pool:
                 if as_json:
-                    with_console = {} if pool.console_url is None else {"console": pool.console_url}
+                    parts = {"console": pool.console_url, "farm": pool.farm_url}
                     found = {"url": pool.url, "data": pool.data, "processes": pool.processes()}
-                    print_json(found | with_console)
+                    print_json(found | {name: url for name, url in parts.items() if url is not None})
                 else:
                     click.echo(_welcome(pool, installation, commands=bots > 0, app=app))
                 environ = installation.environ
@@ -111,19 +126,28 @@ def up(
             return 130 if stopped.number is signal.SIGINT else 0
 
 
-def _free_for_console(port: int) -> int:
-    """Return the port, or a free one for 0. Raises LeaseholdError without NiceGUI, and BadInput if it is taken."""
-    if find_spec("nicegui") is None:
-        raise LeaseholdError("the console needs NiceGUI: pip install 'leasehold[console]'")
+def farm_bot(name: str, *, capacity: int) -> LocalBot:
+    """Return a bot that runs actions of the farm door, and nothing else. capacity: how many at once."""
+    return LocalBot(name=name, capacity=capacity, properties={FARM: OF_FARM}, exclusive=(FARM,))
+
+
+def free_port(port: int, option: str) -> int:
+    """Return the port, or a free one for 0. Raises BadInput, naming the option, if it is taken."""
     with socket.socket() as tried:
         tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             tried.bind((CONSOLE_HOST, port))
         except OSError as error:
-            raise BadInput(
-                "--console", f"cannot listen on {CONSOLE_HOST}:{port}: {error.strerror}; give another port, 0 = any"
-            ) from None
+            reason = f"cannot listen on {CONSOLE_HOST}:{port}: {error.strerror}; give another port, 0 = any"
+            raise BadInput(option, reason) from None
         return int(tried.getsockname()[1])
+
+
+def _free_for(extra: str, port: int, *, module: str, of: str) -> int:
+    """Return the port of an optional part. Raises LeaseholdError without its package, and BadInput if it is taken."""
+    if find_spec(module) is None:
+        raise LeaseholdError(f"the {extra} needs {of}: pip install 'leasehold[{extra}]'")
+    return free_port(port, f"--{extra}")
 
 
 class Stopped(Exception):
@@ -140,6 +164,8 @@ def _welcome(pool: LocalPool, installation: Installation, *, commands: bool, app
     lines = [f"The pool is up at {pool.url}, its data and logs are in {pool.data}.", *lines, ""]
     if pool.console_url is not None:
         lines += [f"Its console is at {pool.console_url}; log in with the token in {pool.data / OPERATOR_TOKEN}.", ""]
+    if pool.farm_url is not None:
+        lines += [f"Build clients reach it at {pool.farm_url}; `leasehold farm clients` prints what they need.", ""]
     lines.append("In another terminal:")
     if not installation.at_home:
         lines.append(f"  export LEASEHOLD_DATA={pool.data}")

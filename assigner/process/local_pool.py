@@ -24,6 +24,7 @@ from schema.postgres import embedded, migrate
 from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
 from schema.readable import plural
+from schema.requests import DEFAULT_INSTANCE
 from schema.tenancy import tokens
 
 #: Seconds until the gateway must be ready, including the start of an embedded PostgreSQL on a slow machine.
@@ -45,13 +46,15 @@ _NOT_FOR_CHILDREN = frozenset({"LEASEHOLD_URL", "LEASEHOLD_TOKEN", "LEASEHOLD_CO
 class LocalBot:
     """One bot process. Fields that are None come from the `[bot]` section of the configuration.
 
-    app: `MODULE:POOL`, of which it runs the tasks and nothing else. concurrency: how many of them at once.
+    exclusive: properties that it keeps for jobs that ask for them. app: `MODULE:POOL`, of which it runs the tasks and
+    nothing else. concurrency: how many of them at once.
     """
 
     name: str
     capacity: int | None = None
     priority: int | None = None
     properties: Mapping[str, str | Sequence[str]] = field(default_factory=dict)
+    exclusive: Sequence[str] = ()
     app: str | None = None
     concurrency: int | None = None
 
@@ -74,6 +77,7 @@ class LocalPool:
     steps: receives each step of the start.
     port: the gateway's port; None = as configured, 0 = any free one.
     console: the console's port; None = no console.
+    farm: the port of a farm door with storage of its own, and callers without a token; None = no door.
     rest: waits for some seconds while the gateway and the console start; it may raise to give up.
     """
 
@@ -90,6 +94,7 @@ class LocalPool:
         steps: Callable[[str], None] = lambda _: None,
         port: int | None = None,
         console: int | None = None,
+        farm: int | None = None,
         rest: Callable[[float], object] = clock.sleep,
         restart: bool = True,
         keeper: "ServerKeeper | None" = None,
@@ -97,10 +102,14 @@ class LocalPool:
         self.data, self._server = data, keeper
         self._bots, self._assigners, self._rest, self._steps, self._report = bots, assigners, rest, steps, report
         self._environ = {name: value for name, value in environ.items() if name not in _NOT_FOR_CHILDREN}
+        if farm is not None:
+            # Bots start `leasehold-action`, which is beside this program.
+            self._environ["PATH"] = f"{environ.get('PATH', os.defpath)}:{os.path.dirname(sys.executable)}"
         self._global = ["--data", str(data), "--config", str((config or Path(os.devnull)).absolute())]
         self._gateway_environment = {} if port is None else {"LEASEHOLD_GATEWAY_PORT": str(port)}
         self._children = Children(data / "log", self._environ, report=report, chance=chance, restart=restart)
         self.url = ""
+        self.farm_url = None if farm is None else f"grpc://{CONSOLE_HOST}:{farm}"
         self.console_url = None if console is None else f"http://{CONSOLE_HOST}:{console}"
 
     def start(self) -> None:
@@ -121,6 +130,8 @@ class LocalPool:
                 if bot.app is not None:
                     self._apply_schedules(bot.app)
                 self._start_bot(bot)
+            if self.farm_url is not None:
+                self._start_farm(self.farm_url)
             if self.console_url is not None:
                 self._start_console(self.console_url)
         except BaseException:
@@ -188,10 +199,27 @@ class LocalPool:
         for option, number in numbers.items():
             if number is not None:
                 arguments += [option, str(number)]
+        arguments += [word for each in bot.exclusive for word in ("--exclusive", each)]
         for key, value in bot.properties.items():
             for each in [value] if isinstance(value, str) else value:
                 arguments += ["--property", f"{key}={each}"]
         self._start(bot.name, Role.BOT, *arguments)
+
+    def _start_farm(self, url: str) -> None:
+        url_file = self.data / "farm.url"
+        url_file.unlink(missing_ok=True)
+        host, _, port = url.removeprefix("grpc://").rpartition(":")
+        arguments = ["--storage", str(self.data / "farm"), "--anonymous", DEFAULT_INSTANCE, "--port", port]
+        self._start("farm", Role.GATEWAY, "farm", *arguments, environment={"LEASEHOLD_FARM_HOST": host})
+        deadline = clock.monotonic() + READY_WITHIN
+        while not url_file.exists():
+            self._children.check()
+            if clock.monotonic() > deadline:
+                raise LeaseholdError(
+                    f"the farm door was not ready within {READY_WITHIN:.0f} s; see {self.data / 'log'}"
+                )
+            self._rest(0.1)
+        self._steps(f"the farm door answers at {url}")
 
     def _start_console(self, url: str) -> None:
         port = url.rpartition(":")[2]
@@ -294,6 +322,7 @@ def local_pool(
     chance: random.Random,
     port: int | None = None,
     console: int | None = None,
+    farm: int | None = None,
     rest: Callable[[float], object] = clock.sleep,
 ) -> Iterator[LocalPool]:
     """Run a local pool until the context ends, with a migrated database and tokens in the data directory.
@@ -326,6 +355,7 @@ def local_pool(
             steps=steps,
             port=port,
             console=console,
+            farm=farm,
             rest=rest,
             keeper=keeper,
         )

@@ -78,8 +78,6 @@ def _verdict(state: JobState, reason: str, told: Left) -> tuple[int, str]:
     """Code and message for a job in a final state."""
     if state is JobState.CANCELLED:
         return code_pb2.CANCELLED, reason or "cancelled"
-    if state is JobState.SUCCEEDED and told.code == code_pb2.OK and told.result is None:
-        return code_pb2.INTERNAL, "the action has left no result"
     if state in (JobState.SUCCEEDED, JobState.FAILED) and told.code == code_pb2.OK:
         return code_pb2.OK, ""
     if told.code != code_pb2.INTERNAL:

