@@ -33,8 +33,6 @@ ACTOR = "canary"
 ACTED = "acted"
 #: Seconds between two looks at a trial.
 LOOK_EVERY = 5.0
-#: Seconds before the trial that its figures are compared with.
-BEFORE = 3600.0
 #: The most names, steps and guards of a trial, and the most differences told that it does not try.
 MOST_NAMES, MOST_STEPS, MOST_GUARDS, MOST_UNTRIED = 1000, 10, 10, 20
 #: Sections of the settings that may differ by cohort. Others are of whole processes, such as gateways.
@@ -52,7 +50,7 @@ _PLACES: Mapping[Kind, Mapping[str, int | None]] = {
 }  # fmt: skip
 log = structlog.get_logger()
 _FIGURES = ("p50_wait", "p95_wait", "max_wait", "evictions", "failures")
-_GUARD = re.compile(r"(?P<others>others:)?(?P<figure>[a-z0-9_]+)<=(?P<bound>\d{1,9}(?:\.\d{1,9})?)(?P<times>x?)")
+_GUARD = re.compile(r"(?P<others>others:)?(?P<figure>[a-z0-9_]+)<=(?P<bound>[0-9]{1,9}(?:\.[0-9]{1,9})?)(?P<times>x?)")
 
 
 # Guards
@@ -180,7 +178,7 @@ def begin(connection: Connection, id: int, plan: Plan, *, actor: str, reason: st
     if missing := [name for name in names if name not in known]:
         raise NotFound(f"on: there is no {kind} '{escaped(missing[0], 100)}'")
     of_steps = [[known[name] for name in names[:reached]] for reached in steps]
-    before = [canaries.figures(connection, kind, found, seconds=BEFORE) for found in of_steps]
+    before = [canaries.figures(connection, kind, found, seconds=canaries.BEFORE) for found in of_steps]
     base, content = versions.hold_content(connection)
     wanted = versions.version(connection, id)
     assert wanted.content is not None
@@ -338,7 +336,8 @@ def judge_all(canary: Canary, now: Arms) -> list[Judged]:
 def _measure(connection: Connection, looked: Looked) -> Arms:
     canary = looked.canary
     found = list(canaries.ids(connection, canary.kind, canary.reached).values())
-    return canaries.figures(connection, canary.kind, found, seconds=min(looked.lasted, canary.every))
+    before, seconds = canaries.read_arms(canary.before[canary.step]), min(looked.lasted, canary.every)
+    return canaries.figures(connection, canary.kind, found, seconds=seconds, before=before)
 
 
 def _act(database: Database, looked: Canary, act: Callable[[Connection, Canary], object]) -> str:

@@ -21,6 +21,10 @@ Kind = Literal["cohort", "instance"]
 Outcome = Literal["activated", "returned", "stopped", "replaced"]
 #: The most jobs of each sort that a look reads: ended ones, the newest first; running ones; and waiting ones.
 MOST = 20_000
+#: Seconds before a trial that its figures are compared with.
+BEFORE = 3600.0
+#: So many starts are to be expected before it counts that there is none: chance alone hardly lets none happen.
+EXPECTED = 5.0
 #: Into so many parts waits are divided to find any quantile of them.
 QUANTILES = 200
 #: How improbable it is that chance alone puts a figure above its `…_low`.
@@ -29,6 +33,8 @@ CHANCE = 0.01
 DEVIATIONS, _EXACT = 2.33, 500
 #: How the lease of a job is marked that a bot has fetched itself, by which no weights count.
 FETCHED = "proactive"
+#: Seconds that a lease may be from before its job was queued: both have the time at which their transactions began.
+APART = 10
 
 Limits = Mapping[str, Mapping[str, Any]]
 
@@ -69,20 +75,26 @@ _IDS = {
     "instance": Statement("SELECT id, name FROM instances WHERE name = ANY (CAST(:names AS text[]))"),
 }
 _IS_TRIED = "CASE :kind WHEN 'cohort' THEN cohort ELSE instance END = ANY (CAST(:ids AS integer[]))"
+_PARTS = f"ARRAY(SELECT g / CAST({QUANTILES} AS double precision) FROM generate_series(0, {QUANTILES}) g)"
 _WAITING = f"""
     (SELECT j.* FROM (
         SELECT id, constraint_set IS NOT NULL AS constrained FROM queues WHERE {{which}} ({_IS_TRIED})) q
      CROSS JOIN LATERAL (
         SELECT cohort, instance, extract(epoch FROM clock_timestamp() - queued_at)::double precision AS wait FROM jobs
-        WHERE queue = q.id AND constrained = q.constrained AND {READY} AND queued_at <= clock_timestamp()
+        WHERE queue = q.id AND constrained = q.constrained AND {READY} AND queued_at <= clock_timestamp() AND fence = 0
         LIMIT :most) j
      LIMIT :most)"""
-# Of jobs that started in the last :seconds, the first start counts. Those that wait count with their wait until now:
-# under a policy that starts nothing there is nothing else.
+# Of jobs that started in the last :seconds, the first start counts since they were queued, which a job is anew that has
+# asked for it. Jobs that were queued in this time and wait for their first start count with their wait until now. Those
+# that were queued earlier (`waited`) do so only under a policy that starts nothing: however rare, they pile up, and of
+# a few seconds they would be most. If not all ended jobs are read, all is counted since the first of them has ended.
 _FIGURES = Statement(f"""
 WITH ended AS MATERIALIZED (
-    SELECT id, cohort, instance, queued_at, state FROM jobs
+    SELECT id, cohort, instance, queued_at, state, finished_at FROM jobs
     WHERE finished_at >= clock_timestamp() - make_interval(secs => :seconds) ORDER BY finished_at DESC LIMIT :most
+), began AS MATERIALIZED (
+    SELECT CASE WHEN count(*) < :most THEN clock_timestamp() - make_interval(secs => :seconds)
+        ELSE min(finished_at) END AS at FROM ended
 ), running AS MATERIALIZED (
     SELECT job_id FROM leases WHERE state IN ('pending', 'active', 'cancelling') LIMIT :most
 ), started AS MATERIALIZED (
@@ -91,20 +103,20 @@ WITH ended AS MATERIALIZED (
     FROM (SELECT id, cohort, instance, queued_at FROM ended
         UNION SELECT id, cohort, instance, queued_at FROM jobs WHERE id IN (SELECT job_id FROM running)) j
     CROSS JOIN LATERAL (
-        SELECT granted_at, strategy FROM leases WHERE job_id = j.id ORDER BY job_id, fence LIMIT 1) s
-    WHERE s.granted_at >= clock_timestamp() - make_interval(secs => :seconds)
+        SELECT granted_at, strategy FROM leases
+        WHERE job_id = j.id AND granted_at >= j.queued_at - interval '{APART} s' ORDER BY job_id, fence LIMIT 1) s
+    WHERE s.granted_at >= (SELECT at FROM began)
 ), waiting AS MATERIALIZED ({_WAITING.format(which="")} UNION ALL {_WAITING.format(which="NOT")}
 ), figures AS (
-    SELECT cohort, instance, wait, 1 AS started, (strategy = '{FETCHED}')::integer AS fetched, 0 AS evicted, 0 AS ended,
-        0 AS failed FROM started
-    UNION ALL SELECT cohort, instance, wait, 0, 0, 0, 0, 0 FROM waiting
-    UNION ALL SELECT cohort, instance, NULL, 0, 0, 1, 0, 0 FROM evictions
-        WHERE at >= clock_timestamp() - make_interval(secs => :seconds)
-    UNION ALL SELECT cohort, instance, NULL, 0, 0, 0, 1, (state IN ('failed', 'dead'))::integer FROM ended
+    SELECT cohort, instance, wait, NULL AS waited, 1 AS started, (strategy = '{FETCHED}')::integer AS fetched,
+        0 AS evicted, 0 AS ended, 0 AS failed FROM started
+    UNION ALL SELECT cohort, instance, CASE WHEN wait <= :seconds THEN wait END, wait, 0, 0, 0, 0, 0 FROM waiting
+    UNION ALL SELECT cohort, instance, NULL, NULL, 0, 0, 1, 0, 0 FROM evictions WHERE at >= (SELECT at FROM began)
+    UNION ALL SELECT cohort, instance, NULL, NULL, 0, 0, 0, 1, (state IN ('failed', 'dead'))::integer FROM ended
 )
-SELECT count(wait) AS sample, coalesce(sum(started), 0) AS starts, coalesce(sum(fetched), 0) AS fetched,
-    percentile_disc(ARRAY(SELECT g / CAST({QUANTILES} AS double precision) FROM generate_series(0, {QUANTILES}) g))
-        WITHIN GROUP (ORDER BY wait) AS waits,
+SELECT coalesce(sum(started), 0) AS starts, coalesce(sum(fetched), 0) AS fetched,
+    count(wait) AS sample, percentile_disc({_PARTS}) WITHIN GROUP (ORDER BY wait) AS waits,
+    count(waited) AS waiting, percentile_disc({_PARTS}) WITHIN GROUP (ORDER BY waited) AS all_waiting,
     sum(evicted) AS evicted, sum(ended) AS ended, sum(failed) AS failed, {_IS_TRIED} AS is_tried
 FROM figures GROUP BY is_tried
 """)
@@ -253,15 +265,29 @@ def ids(connection: Connection, kind: Kind, names: Sequence[str]) -> dict[str, i
     return {row.name: row.id for row in connection.execute(_IDS[kind], {"names": list(names)})}
 
 
-def figures(connection: Connection, kind: Kind, ids: Sequence[int], *, seconds: float) -> Arms:
-    """Measure the last `seconds` in these cohorts or instances, and in all others; of each sort up to MOST jobs."""
+def figures(
+    connection: Connection, kind: Kind, ids: Sequence[int], *, seconds: float, before: Arms | None = None
+) -> Arms:
+    """Measure the last `seconds` in these cohorts or instances, and in all others; of each sort up to MOST jobs.
+
+    before: what was measured in the BEFORE seconds before the trial, by which it is judged that nothing starts.
+    """
     values = {"kind": kind, "ids": list(ids), "seconds": seconds, "most": MOST}
-    found = {bool(row.is_tried): _figures(row) for row in connection.execute(_FIGURES, values)}
-    return Arms(found.get(True, Figures()), found.get(False, Figures()))
+    found = {bool(row.is_tried): row for row in connection.execute(_FIGURES, values)}
+    was = before or Arms(Figures(), Figures())
+
+    def of(row: Row | None, was: Figures) -> Figures:
+        if row is None:
+            return Figures()
+        expects = before is not None and (was.starts == 0 or was.starts * seconds / BEFORE >= EXPECTED)
+        stands = expects and int(row.starts) == 0
+        return _figures(row, *((row.waiting, row.all_waiting) if stands else (row.sample, row.waits)))
+
+    return Arms(of(found.get(True), was.tried), of(found.get(False), was.others))
 
 
-def _figures(row: Row) -> Figures:
-    sample, starts, ended, waits = int(row.sample), int(row.starts), int(row.ended), row.waits
+def _figures(row: Row, sample: int, waits: Sequence[float] | None) -> Figures:
+    starts, ended = int(row.starts), int(row.ended)
     most = _quantile(waits, 1.0)
     return Figures(
         sample=sample,

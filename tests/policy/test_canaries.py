@@ -89,7 +89,8 @@ def test_a_trial_rises_by_steps_and_returns_when_a_guard_breaks(
     assert operator.patch("/v1/quotas/b/ci", json={"max": 5}).status_code == 200
     assert mark(pool)["cohorts"] == ["a", "b"]
     pool.change("UPDATE jobs SET queued_at = queued_at - interval '2 minutes' WHERE state = 'queued'")
-    assert judged(pool)[0] == "acted"
+    pool.change("UPDATE policy_canaries SET every = 600")
+    assert judged(pool, after=120)[0] == "acted"
     assert maximums(pool) == {"a": 9, "b": 5, "c": 9, "d": 9}
     assert mark(pool) is None
     state = operator.get("/v1/policies/canary").json()
@@ -153,6 +154,34 @@ def test_a_guard_compares_with_what_would_be_so_without_the_trial() -> None:
     # Of 20 jobs 4 in the slowest 5 % may be chance, once in 60 looks; 5 are not, once in 400.
     assert [round(low_quantile(sample, 0.95) * sample) for sample in (1, 2, 20, 1000)] == [0, 0, 15, 934]
     assert [round(low_count(count), 1) for count in (0, 1, 9, 100)] == [0, 0, 3.6, 78.4]
+
+
+def test_jobs_that_have_long_waited_count_only_when_nothing_starts_any_more(
+    operator: httpx.Client, pool: Pool, tenancy: Tenancy
+) -> None:
+    put_cohort(pool, "a", "a")
+    pool.submit(20, instance="ci", label="a", properties={"gpu": "none has it"})
+    pool.change("UPDATE jobs SET queued_at = queued_at - interval '1 day'")
+    bot = pool.bot(labels=["a"], capacity=60)
+
+    def start(count: int) -> None:
+        pool.submit(count, instance="ci", label="a")
+        pool.assigner().run_once()
+        bot.sync(*[completed(work) for work in bot.take()])
+
+    start(40)
+    begun(pool, tenancy, operator)
+    pool.change("UPDATE policy_canaries SET guards = '[\"p50_wait<=2x\"]', every = 3600")
+    start(2)
+    pool.change("UPDATE leases SET granted_at = granted_at - interval '1 hour' WHERE fence > 0 AND job_id <= 60")
+    pool.change("UPDATE jobs SET queued_at = queued_at - interval '1 hour' WHERE id BETWEEN 21 AND 60")
+    assert judged(pool, after=60) == ("looked", {"p50_wait<=2x": True})
+    pool.change("UPDATE leases SET granted_at = granted_at - interval '1 hour'")
+    pool.change("UPDATE jobs SET queued_at = queued_at - interval '1 hour' WHERE state <> 'queued'")
+    assert judged(pool, after=60)[1] == {"p50_wait<=2x": None}, "in two minutes one or two starts are usual"
+    assert judged(pool, after=600)[0] == "acted"
+    state = operator.get("/v1/policies/canary").json()
+    assert (state["why"].startswith("p50_wait<=2x: 8"), state["now"]["sample"]) == (True, 20)
 
 
 # Between two cycles only a wake-up counts.
