@@ -18,9 +18,10 @@ from assigner import metrics
 from assigner.operator_resources import versions as activation
 from assigner.operator_resources.versions import Check
 from schema import audit
-from schema.policy import canaries, versions
-from schema.policy.canaries import Arms, Canary, Figures, Kind, Limits, Looked
-from schema.policy.versions import TRIAL, Content, Origin
+from schema.policy import canaries, trials, versions
+from schema.policy.canaries import Arms, Canary, Figures, Looked
+from schema.policy.trials import PLACES, TRIAL, Kind, is_of, restricted, with_limits
+from schema.policy.versions import Content, Origin
 from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
 from schema.postgres.notify import wake
@@ -39,15 +40,6 @@ MOST_NAMES, MOST_STEPS, MOST_GUARDS, MOST_UNTRIED = 1000, 10, 10, 20
 BY_COHORT = ("assigners", "quotas", "fair_share", "ordering", "checkers")
 #: Below so many seconds, or of 1,000, a figure counts as that: a wait of 20 ms is not ten times worse than one of 2 ms.
 LEAST_VALUE = 1.0
-#: Where the name of an instance or cohort stands in the name of an item, by resource; None = it is the whole name.
-#: Which bots and jobs a cohort has, and which pool an instance, is nothing to try: that would move them.
-_PLACES: Mapping[Kind, Mapping[str, int | None]] = {
-    "cohort": {"quota": 0},
-    "instance": {
-        "account": None, "instance-queue-limit": None, "submit-rule": None, "quota": 1, "lock": 0,
-        "ceiling": 0, "report-ceiling": 0, "owner-quota": 0, "project-quota": 0,
-    },
-}  # fmt: skip
 log = structlog.get_logger()
 _FIGURES = ("p50_wait", "p95_wait", "max_wait", "evictions", "failures")
 _GUARD = re.compile(r"(?P<others>others:)?(?P<figure>[a-z0-9_]+)<=(?P<bound>[0-9]{1,9}(?:\.[0-9]{1,9})?)(?P<times>x?)")
@@ -179,7 +171,7 @@ def begin(connection: Connection, id: int, plan: Plan, *, actor: str, reason: st
         raise NotFound(f"on: there is no {kind} '{escaped(missing[0], 100)}'")
     of_steps = [[known[name] for name in names[:reached]] for reached in steps]
     before = [canaries.figures(connection, kind, found, seconds=canaries.BEFORE) for found in of_steps]
-    base, content = versions.hold_content(connection)
+    base, content = _present(connection)
     wanted = versions.version(connection, id)
     assert wanted.content is not None
     if (found := canaries.running(connection)) is not None:
@@ -189,7 +181,7 @@ def begin(connection: Connection, id: int, plan: Plan, *, actor: str, reason: st
     activation.refuse_trial(wanted)
     check(wanted)
     tried, undo = _of_names(kind, names, content, wanted.content), _of_names(kind, names, wanted.content, content)
-    whole = _with(content, tried)
+    whole = with_limits(content, tried)
     if kind == "cohort":
         theirs = {name: wanted.content["settings"][name] for name in BY_COHORT if name in wanted.content["settings"]}
         whole = {**whole, "settings": {**whole["settings"], **theirs}}
@@ -214,57 +206,41 @@ def begin(connection: Connection, id: int, plan: Plan, *, actor: str, reason: st
 def _of_names(kind: Kind, names: Sequence[str], base: Content, other: Content) -> dict[str, dict[str, Any]]:
     """Return the limits of these names that are otherwise in `other`, as they are there; None = there is none."""
     wanted, found = set(names), {}
-    for resource, place in _PLACES[kind].items():
+    for resource in PLACES[kind]:
         one, two = base["limits"].get(resource, {}), other["limits"].get(resource, {})
         unlike = {
             item: two.get(item)
             for item in {*one, *two}
-            if (item if place is None else _part(item, place)) in wanted and one.get(item) != two.get(item)
+            if is_of(kind, resource, item, wanted) and one.get(item) != two.get(item)
         }
         if unlike:
             found[resource] = unlike
     return found
 
 
-def _part(item: str, place: int) -> str:
-    """Return a part of an item's name. Names of instances and cohorts have no slash."""
-    first, _, rest = item.partition("/")
-    return rest if place else first
-
-
-def _with(content: Content, items: Limits) -> Content:
-    """Return a content in which these limits are so; None = there is none."""
-    limits = dict(content["limits"])
-    for resource, found in items.items():
-        now = {**limits.get(resource, {}), **found}
-        limits[resource] = {name: terms for name, terms in now.items() if terms is not None}
-    return {**content, "limits": limits}
-
-
-def _restricted(canary: Canary, items: Limits) -> dict[str, dict[str, Any]]:
-    """Return those of the limits that belong to what the present step has reached."""
-    places, reached = _PLACES[canary.kind], set(canary.reached)
-    return {
-        resource: {item: terms for item, terms in found.items()
-                   if (item if (place := places[resource]) is None else _part(item, place)) in reached}
-        for resource, found in items.items()
-    }  # fmt: skip
+def _present(connection: Connection) -> tuple[int | None, Content]:
+    """Lock the policy; return the version in force, and what decides now, also what was changed without a version."""
+    held, content = versions.hold_content(connection)
+    return held, versions.read(connection, content.get("settings", {}))
 
 
 def _reach(connection: Connection, canary: Canary, content: Content, *, actor: str) -> None:
     """Let the version decide where the present step of the trial has reached."""
     mark = {"id": canary.id, "policy": canary.policy, "base": canary.base, canary.kind + "s": list(canary.reached)}
     why = f"canary of version {canary.policy} on {len(canary.reached)} of {len(canary.names)} {canary.kind}s"
-    _put(connection, canary, _with(content, _restricted(canary, canary.tried)), {TRIAL: mark}, actor=actor, reason=why)
+    tried = restricted(canary.kind, canary.reached, canary.tried)
+    _put(connection, canary, with_limits(content, tried), {TRIAL: mark}, actor=actor, reason=why)
 
 
 def _put(
     connection: Connection, canary: Canary, wanted: Content, mark: Mapping[str, Any], *, actor: str, reason: str
-) -> None:
-    activation.restore(connection, wanted, actor=actor, reason=reason)
-    settings = {**canaries.without(wanted)["settings"], **mark}
+) -> Sequence[str]:
+    """Put this into force; return what stays otherwise, with the reasons."""
+    kept = activation.restore(connection, wanted, actor=actor, reason=reason)
+    settings = {**trials.without(wanted)["settings"], **mark}
     versions.note_change(connection, actor=actor, reason=reason, settings=settings, origin=Origin(canary.base))
     wake(connection, "jobs")
+    return kept
 
 
 # The end
@@ -281,15 +257,12 @@ def stop(connection: Connection, *, actor: str, reason: str) -> Canary:
 
 def _return(connection: Connection, canary: Canary, outcome: canaries.Outcome, why: str, *, actor: str) -> None:
     """Let everything be as before the trial, but for what somebody else has changed meanwhile."""
-    _, content = versions.hold_content(connection)
-    limits = content["limits"]
-    undone = {
-        resource: {item: canary.undo[resource][item] for item, terms in items.items()
-                   if limits.get(resource, {}).get(item) == terms}
-        for resource, items in _restricted(canary, canary.tried).items()
-    }  # fmt: skip
+    _, content = _present(connection)
     reason = f"canary of version {canary.policy} {outcome}: {why}"[:500]
-    _put(connection, canary, _with(content, undone), {}, actor=actor, reason=reason)
+    kept = _put(connection, canary, trials.settled(connection, content), {}, actor=actor, reason=reason)
+    if kept:
+        why = f"{why}; stays as it was tried: {'; '.join(kept)}"
+        log.error("what a canary has tried could not all be taken back", policy=canary.policy, kept=kept)
     canaries.end(connection, outcome, why)
     audit.write(connection, f"policy.canary.{outcome}", actor=actor, subject=f"policy:{canary.policy}",
                 details={"reason": why})  # fmt: skip
@@ -355,7 +328,7 @@ def _act(database: Database, looked: Canary, act: Callable[[Connection, Canary],
 
 
 def _rise(connection: Connection, canary: Canary) -> None:
-    _, content = versions.hold_content(connection)
+    _, content = _present(connection)
     canaries.note_step(connection, canary, canary.step + 1)
     risen = canaries.running(connection)
     assert risen is not None
@@ -363,5 +336,7 @@ def _rise(connection: Connection, canary: Canary) -> None:
 
 
 def _end_replaced(connection: Connection) -> None:
-    versions.hold(connection)
-    canaries.end(connection, "replaced", "another version was put into force")
+    _, content = versions.hold_content(connection)
+    canary, mark = canaries.running(connection), trials.of(content)
+    if canary is not None and (mark is None or mark["id"] != canary.id):
+        canaries.end(connection, "replaced", "another version was put into force")

@@ -20,7 +20,7 @@ from assigner.operator_resources.tenancy import COHORTS
 from schema import declarations
 from schema.fleet import success
 from schema.fleet.success import SuccessSettings
-from schema.policy import canaries, versions
+from schema.policy import canaries, trials, versions
 from schema.policy.versions import Content, Origin, Version
 from schema.postgres.connection import Connection
 from schema.tenancy import lock_order
@@ -74,7 +74,7 @@ def activate(
 ) -> Activated:
     """Put the version into force; nothing happens if it is so already.
 
-    stale: also a draft that was made while another version was in force, whose changes since are then taken back.
+    stale: also a draft since which something was changed, which is then taken back.
     A trial that is running ends with it. check: called with the version; raises Conflict if it cannot be used here.
     Raises NotFound, and Conflict.
     """
@@ -83,7 +83,7 @@ def activate(
         return Activated(id)
     refuse_trial(wanted)
     trial = canaries.running(connection)
-    if wanted.drafted and wanted.parent not in (now, trial and trial.base) and not stale:
+    if not stale and versions.is_stale(connection, wanted):
         raise Conflict(
             STALE,
             f"policy: draft {id} was made of version {wanted.parent}, and version {now} is in force, whose changes it "
@@ -143,7 +143,7 @@ def _terms(
 
 def refuse_trial(wanted: Version) -> None:
     """Raise Conflict if the version is a step of a trial, of which others would take no notice."""
-    if wanted.content is not None and (trial := canaries.of(wanted.content)) is not None:
+    if wanted.content is not None and (trial := trials.of(wanted.content)) is not None:
         raise Conflict(
             TRIAL,
             f"policy: version {wanted.id} is a step of a canary: name version {trial['policy']}, which was tried, or "

@@ -23,6 +23,7 @@ from schema.accounting import accounts, rates
 from schema.accounting.accounts import PoolLimits
 from schema.fleet import success
 from schema.policy import queue_limits, time_windows, versions
+from schema.policy.trials import TRIAL
 from schema.policy.versions import Change, Content, Version
 from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
@@ -220,7 +221,7 @@ def _in_force(connection: Connection, file: PoolSettings, known: InForce | None,
         return InForce(file)
     try:
         found = merged(file, row.id, row.settings)
-        return replace(found, trial=_trial(connection, found, row.settings.get(versions.TRIAL)))
+        return replace(found, trial=_trial(connection, found, row.settings.get(TRIAL)))
     except ValidationError as error:
         reason = unusable(row.id, error)
         log.error("a policy cannot be used here, the one before stays", policy=row.id, error=reason)

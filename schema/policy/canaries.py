@@ -12,12 +12,11 @@ from typing import Any, Literal
 
 from pydantic_core import to_json
 
-from schema.policy.versions import TRIAL, Content
+from schema.policy.trials import TRIAL, Kind, Limits
 from schema.postgres.connection import Connection
 from schema.postgres.statements import Row, Statement
 from schema.predicates import READY
 
-Kind = Literal["cohort", "instance"]
 Outcome = Literal["activated", "returned", "stopped", "replaced"]
 #: The most jobs of each sort that a look reads: ended ones, the newest first; running ones; and waiting ones.
 MOST = 20_000
@@ -35,8 +34,6 @@ DEVIATIONS, _EXACT = 2.33, 500
 FETCHED = "proactive"
 #: Seconds that a lease may be from before its job was queued: both have the time at which their transactions began.
 APART = 10
-
-Limits = Mapping[str, Mapping[str, Any]]
 
 _COLUMNS = """id, policy, base, kind, names, steps, step, every, guards, least, author, reason, before, tried, undo,
     untried, measured, begun_at, step_at, ended_at, outcome, why"""
@@ -201,18 +198,6 @@ class Looked:
     canary: Canary
     lasted: float
     is_in_force: bool
-
-
-def of(content: Content) -> Mapping[str, Any] | None:
-    """Return the trial that a content has; None if it has none."""
-    found: Mapping[str, Any] | None = content.get("settings", {}).get(TRIAL)
-    return found
-
-
-def without(content: Content) -> Content:
-    """Return a content without the mark of its trial. The limits that the trial has changed stay."""
-    settings = {name: terms for name, terms in content.get("settings", {}).items() if name != TRIAL}
-    return {**content, "settings": settings}
 
 
 def running(connection: Connection) -> Canary | None:

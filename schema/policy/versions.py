@@ -17,6 +17,7 @@ from leasehold.errors import NotFound
 from pydantic_core import to_json
 
 from schema import audit
+from schema.policy import trials
 from schema.postgres.connection import Connection
 from schema.postgres.notify import wake
 from schema.postgres.statements import Statement
@@ -27,12 +28,10 @@ KEPT = 1000
 STORED_CHANGES = 100
 #: Sections of the configuration that decide.
 SECTIONS = frozenset({"assigners", "quotas", "fair_share", "ordering", "checkers", "success", "fetch"})
-#: The key of the settings that names a trial: the version that is tried, as `policy`, and where.
-TRIAL = "canary"
 #: Seconds for which a change waits for another one; less than a statement may take.
 HELD_WITHIN = 8.0
 
-Content = Mapping[str, Mapping[str, Any]]
+Content = trials.Content
 
 # For each resource the name of every item, and its terms as an operator would set them.
 _LIMITS = {
@@ -127,7 +126,7 @@ WITH made AS (
 ), forgotten AS (
     DELETE FROM policies p USING made, policy_in_force f WHERE p.id <= made.id - :kept
         AND p.id IS DISTINCT FROM :parent AND p.id IS DISTINCT FROM CAST(f.origin ->> 'before' AS integer)
-        AND NOT EXISTS (SELECT FROM policy_canaries c WHERE c.ended_at IS NULL AND p.id = c.policy)
+        AND NOT EXISTS (SELECT FROM policy_canaries c WHERE c.ended_at IS NULL AND p.id IN (c.policy, c.base))
 )
 SELECT id FROM made
 """)
@@ -288,17 +287,30 @@ def note_change(
 def draft(connection: Connection, change: Callable[[Content], Content], *, actor: str, reason: str) -> int:
     """Make a version that is not in force, audit it, and return its number. Who activates it puts it into force.
 
-    change: makes its content of that in force now, so that the draft has what operators have changed meanwhile. Raises
-    NotFound if none is in force yet.
+    change: makes its content of that in force now, so that the draft has what operators have changed meanwhile, and
+    nothing of a trial that is running. Raises NotFound if none is in force yet.
     """
     parent, before = hold_content(connection)
     if parent is None:
         raise NotFound("policy: there is no version yet")
-    settings = {name: terms for name, terms in before.get("settings", {}).items() if name != TRIAL}
-    content = change({**before, "settings": settings})
-    made = _make(connection, content, parent=parent, before=before, actor=actor, reason=reason, drafted=True)
+    bare = trials.settled(connection, before)
+    made = _make(connection, change(bare), parent=parent, before=bare, actor=actor, reason=reason, drafted=True)
     audit.write(connection, "policy.draft", actor=actor, subject=f"policy:{made}", details={"reason": reason})
     return made
+
+
+def is_stale(connection: Connection, wanted: Version) -> bool:
+    """Return whether this is a draft, and something was changed since it was made; what trials change does not count.
+
+    The caller holds the policy.
+    """
+    if not wanted.drafted:
+        return False
+    then = connection.execute(_CONTENT, {"id": wanted.parent}).scalar_one_or_none()
+    if then is None:
+        return True
+    _, now = hold_content(connection)
+    return trials.settled(connection, then) != trials.settled(connection, now)
 
 
 def _make(

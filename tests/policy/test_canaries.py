@@ -8,9 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
-from assigner.operator_resources import canaries as trials
+from assigner.operator_resources import canaries as watching
 from assigner.operator_resources.canaries import guard, judge
-from schema.policy import canaries, versions
+from schema.policy import trials, versions
 from schema.policy.canaries import Arms, Figures, low_count, low_quantile
 from schema.timing import Timing
 from tests.support.patience import eventually
@@ -29,7 +29,7 @@ def maximums(pool: Pool) -> dict[str, int | None]:
 
 def mark(pool: Pool) -> Any:
     """What the version in force says of the trial."""
-    return canaries.of(pool.database.run(versions.in_force).content)  # type: ignore[union-attr, arg-type]
+    return trials.of(pool.database.run(versions.in_force).content)  # type: ignore[union-attr, arg-type]
 
 
 def begun(pool: Pool, tenancy: Tenancy, operator: httpx.Client, on: str = "cohort:a cohort:b cohort:c") -> int:
@@ -51,7 +51,7 @@ def begun(pool: Pool, tenancy: Tenancy, operator: httpx.Client, on: str = "cohor
 def judged(pool: Pool, *, after: float = 0.0) -> tuple[str | None, dict[str, bool | None]]:
     """Look at the trial as if its step had begun `after` seconds earlier: what was done, and which guards hold."""
     pool.change("UPDATE policy_canaries SET step_at = step_at - make_interval(secs => :after)", after=after)
-    done = trials.watch(pool.database, pause=0.0)
+    done = watching.watch(pool.database, pause=0.0)
     measured = pool.row("SELECT measured FROM policy_canaries ORDER BY id DESC LIMIT 1").measured
     return done, {each["guard"]: each["holds"] for each in (measured or {"guards": ()})["guards"]}
 
@@ -120,6 +120,25 @@ def test_a_trial_ends_when_its_version_or_another_one_is_activated(
     pool.database.run(lambda c: versions.note_change(c, actor="old", reason="", settings={}))
     assert judged(pool)[0] == "replaced"
     assert operator.get("/v1/policies/canary").json()["outcome"] == "replaced"
+
+
+def test_drafts_have_nothing_of_a_trial_and_take_back_no_changes_that_were_made_since(
+    operator: httpx.Client, pool: Pool, tenancy: Tenancy
+) -> None:
+    tried = begun(pool, tenancy, operator)
+    draft = operator.post("/v1/policies", json={"settings": {}, "limits": {"rate": {"cli": {"per_second": 7}}}}).json()
+    assert [each["what"] for each in draft["changes"]] == ["rate cli"]
+    # What an operator changes during a trial makes the tried version stale, and its step does not.
+    operator.put("/v1/rates/cli", json={"per_second": 2})
+    assert operator.post(f"/v1/policies/{tried}/activate", json={}).json()["code"] == "stale_draft"
+    operator.put("/v1/rates/cli", json={"per_second": 1})
+    # What no version has, of a process of the release before, stays too.
+    pool.change("UPDATE quotas SET max_quota = 7 WHERE cohort = (SELECT id FROM cohorts WHERE name = 'd')")
+    assert operator.post("/v1/policies/canary/stop", json={}).json()["outcome"] == "stopped"
+    assert maximums(pool) == {"a": 9, "b": 9, "c": 9, "d": 7}
+    operator.patch("/v1/quotas/d/ci", json={"max": 9})
+    assert operator.post(f"/v1/policies/{draft['id']}/activate", json={}).json()["id"] == draft["id"]
+    assert maximums(pool) == {"a": 9, "b": 9, "c": 9, "d": 9}
 
 
 def test_a_guard_compares_with_what_would_be_so_without_the_trial() -> None:
