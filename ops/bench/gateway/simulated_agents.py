@@ -77,14 +77,15 @@ class NotingTransport(Transport):
         path: str,
         *,
         query: Mapping[str, str | int | float] | None = None,
-        body: Record | None = None,
+        body: Record | bytes | None = None,
         held: float = 0.0,
     ) -> Record:
         assert body is not None
+        message: Record = json.loads(body) if isinstance(body, bytes) else body
         began, outcome, done = clock.monotonic(), "failed", None
         try:
             answer = super().call(method, path, query=query, body=body, held=held)
-            outcome, done = "closed" if body.get("status") == "gone" else "ok", self._settled(body, answer)
+            outcome, done = "closed" if message.get("status") == "gone" else "ok", self._settled(message, answer)
             return answer
         except NotReady:
             outcome = "refused"
@@ -93,8 +94,8 @@ class NotingTransport(Transport):
             outcome = "conflict"
             raise
         finally:
-            call = (body.get("epoch", 0), body.get("seq", 0))
-            self._notes.append(Noted(body["bot"], path, call, held > 0, began, clock.monotonic(), outcome, done))
+            call = (message.get("epoch", 0), message.get("seq", 0))
+            self._notes.append(Noted(message["bot"], path, call, held > 0, began, clock.monotonic(), outcome, done))
 
     def _settled(self, body: Record, answer: Record) -> float | None:
         """Note the jobs that came, and return when the latest came of those that are done."""
