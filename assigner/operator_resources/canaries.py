@@ -225,10 +225,15 @@ def _present(connection: Connection) -> tuple[int | None, Content]:
 
 
 def _reach(connection: Connection, canary: Canary, content: Content, *, actor: str) -> None:
-    """Let the version decide where the present step of the trial has reached."""
+    """Let the version decide where the present step of the trial has reached, but for limits that somebody else has
+    changed since the trial began."""
     mark = {"id": canary.id, "policy": canary.policy, "base": canary.base, canary.kind + "s": list(canary.reached)}
     why = f"canary of version {canary.policy} on {len(canary.reached)} of {len(canary.names)} {canary.kind}s"
-    tried = restricted(canary.kind, canary.reached, canary.tried)
+    tried = {
+        resource: {item: terms for item, terms in items.items()
+                   if content["limits"].get(resource, {}).get(item) == canary.undo[resource][item]}
+        for resource, items in restricted(canary.kind, canary.reached, canary.tried).items()
+    }  # fmt: skip
     _put(connection, canary, with_limits(content, tried), {TRIAL: mark}, actor=actor, reason=why)
 
 

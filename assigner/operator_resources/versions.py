@@ -32,6 +32,8 @@ IN_FORCE, OTHER, STALE, TRIAL = "policy_in_force", "other_policy_in_force", "sta
 Check = Callable[[Version], None]
 #: The resources by whose values waiting jobs have their priorities.
 PRICED_BY = frozenset({"class", "service-level", "scheduling"})
+#: Resources with names of several parts, of which the last has no slash either.
+_WITHOUT_SLASH = frozenset({"quota", "lock"})
 _REFUSALS = (BadInput, Conflict, NotFound, ValidationError)
 
 
@@ -131,6 +133,9 @@ def _terms(
     resource: Resource[Any], name: str, present: Mapping[str, Any], items: Mapping[str, Mapping[str, Any]]
 ) -> Mapping[str, Any]:
     """Return the values of a limit with those that are given. Raises BadInput if they are not what it may have."""
+    parts, wanted = name.count("/") + bool(name), len(resource.keys)
+    if parts < wanted or (parts > wanted and (wanted == 0 or resource.name in _WITHOUT_SLASH)):
+        raise BadInput(f"limits.{resource.name}", f"'{escaped(name, 60)}' is not the name of one")
     terms = {**present.get(name, {}), **items[name]}
     try:
         resource.set.model.model_validate_json(to_json(terms))

@@ -78,20 +78,21 @@ def test_a_trial_rises_by_steps_and_returns_when_a_guard_breaks(
     # Nothing was there before, so that no factor of it can be judged; the operator takes another guard.
     assert judged(pool, after=60)[1] == {"p95_wait<=60": True, "evictions<=1.5x": None}
     pool.change("UPDATE policy_canaries SET guards = '[\"p95_wait<=60\"]'")
+    # What an operator changes meanwhile stays, also at the next step.
+    assert operator.patch("/v1/quotas/a/ci", json={"max": 4}).status_code == 200
     assert judged(pool, after=-5) == ("acted", {})
-    assert maximums(pool) == {"a": 2, "b": 2, "c": 9, "d": 9}
+    assert maximums(pool) == {"a": 4, "b": 2, "c": 9, "d": 9}
     assert mark(pool)["cohorts"] == ["a", "b"]
     # At the last step it stays, and is still guarded.
     pool.submit(6, instance="ci", label="b")
     assert judged(pool, after=60) == ("looked", {"p95_wait<=60": True})
 
-    # What an operator changes meanwhile stays.
     assert operator.patch("/v1/quotas/b/ci", json={"max": 5}).status_code == 200
     assert mark(pool)["cohorts"] == ["a", "b"]
     pool.change("UPDATE jobs SET queued_at = queued_at - interval '2 minutes' WHERE state = 'queued'")
     pool.change("UPDATE policy_canaries SET every = 600")
     assert judged(pool, after=120)[0] == "acted"
-    assert maximums(pool) == {"a": 9, "b": 5, "c": 9, "d": 9}
+    assert maximums(pool) == {"a": 4, "b": 5, "c": 9, "d": 9}
     assert mark(pool) is None
     state = operator.get("/v1/policies/canary").json()
     assert (state["outcome"], state["reached"], state["guards"][0]["holds"]) == ("returned", ["a", "b"], False)
@@ -276,6 +277,9 @@ def test_wrong_trials_are_refused(
         ({"settings": {}, "limits": {"nothing": {}}}, "limits"),
         ({"settings": {"bot": {}}}, "settings"),
         ({"settings": {}, "limits": {"quota": {"a/ci": {"max": "many"}}}}, "limits.quota.a/ci.max"),
+        ({"settings": {}, "limits": {"quota": {"a": {"max": 1}}}}, "limits.quota"),
+        ({"settings": {}, "limits": {"lock": {"ci/a/b": {"slots": 1}}}}, "limits.lock"),
+        ({"settings": {}, "limits": {"pool-limit": {"x": {"budget": 1}}}}, "limits.pool-limit"),
     ):
         answer = operator.post("/v1/policies", json=body)
         assert (answer.status_code, field in answer.text) == (400, True), answer.text
