@@ -267,6 +267,7 @@ def test_wrong_trials_are_refused(
         ([*version, "--on", "instance:team-b", *guarded], "error: on: there is no instance 'team-b'"),
         (["x", *on, *guarded], "error: VERSION: must be the number of a version, not 'x'"),
         (["999", *on, *guarded], "error: policy: version 999 is not kept"),
+        ([*version, "--stop"], "error: --stop: goes alone"),
         (on, "error: VERSION: is missing: the number of the version to try"),
     ):
         code, told = operate("policy", "canary", *arguments)

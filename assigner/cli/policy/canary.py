@@ -49,6 +49,8 @@ def add(group: click.Group, calling: Calling) -> None:
             with caller.client() as gateway:
                 found = gateway.call("GET", "/v1/policies/canary")
         elif stop:
+            if version is not None or on or guards:
+                raise BadInput("--stop", "goes alone: it takes back the trial that is running, whichever it is")
             with caller.client() as gateway:
                 found = gateway.call("POST", "/v1/policies/canary/stop", body={"reason": reason})
         else:
