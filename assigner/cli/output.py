@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 import click
+from leasehold.errors import BadInput
 from leasehold.wire import escaped
 from pydantic_core import to_jsonable_python
 
@@ -30,6 +31,20 @@ def seconds(value: str) -> float:
         return float(number) * unit
     except ValueError:
         raise click.BadParameter(f"'{escaped(value, 40)}' is not a duration such as 90, 15m, 12h or 30d") from None
+
+
+def is_version(value: str) -> bool:
+    """Return whether a text is the number of a version of the policy."""
+    return value.isascii() and value.isdigit() and len(value) <= 10 and 1 <= int(value) < 2**31
+
+
+def version_number(_context: click.Context, _argument: click.Parameter, value: str | None) -> int | None:
+    """Parse an argument that is the number of a version, or is not given. Raises BadInput."""
+    if value is None:
+        return None
+    if not is_version(value):
+        raise BadInput("VERSION", f"must be the number of a version, not '{escaped(value, 40)}'")
+    return int(value)
 
 
 def _reason(_context: click.Context, _option: click.Parameter, value: str) -> str:

@@ -13,7 +13,7 @@ from assigner.api.routing import MAX_REASON_BYTES, OPERATORS, Caller, Read, prob
 from assigner.api.submission import RequestModel
 from assigner.cycle import shadow as shadowing
 from schema import validation
-from schema.policy import shadows, versions
+from schema.policy import shadows, trials, versions
 from schema.policy.shadows import Counts, Report
 from schema.postgres.connection import Connection
 
@@ -174,7 +174,7 @@ def _not_compared(connection: Connection, policy: int) -> Sequence[str]:
         assert other.content is not None
         return [
             f"{each.what}: {each.field}"
-            for each in versions.differences(other.content, one.content)
+            for each in versions.differences(trials.without(other.content), one.content)
             if not shadowing.is_compared(each.what, each.field)
         ]
     return []

@@ -7,7 +7,7 @@ import click
 from leasehold.errors import BadInput
 from leasehold.wire import escaped
 
-from assigner.cli.output import Caller, Calling, duration, print_json, reason_option
+from assigner.cli.output import Caller, Calling, duration, print_json, reason_option, version_number
 from schema.readable import duration as in_words
 from schema.readable import moment, plural, table
 
@@ -22,7 +22,7 @@ def add(group: click.Group, calling: Calling) -> None:
     """Add the command `canary` to the group `policy`."""
 
     @group.command("canary")
-    @click.argument("version", required=False)
+    @click.argument("version", required=False, callback=version_number)
     @click.option("--on", multiple=True, metavar="cohort:A,B|instance:A,B", help="Where it is tried, in this order.")
     @click.option("--steps", default="25,50,100", show_default=True, metavar="PERCENT,…", help="Of the named ones.")
     @click.option("--every", default="30m", callback=duration, show_default=True, metavar="TIME", help="For each step.")
@@ -35,7 +35,7 @@ def add(group: click.Group, calling: Calling) -> None:
     @reason_option
     @calling
     def canary(
-        caller: Caller, /, version: str | None, on: tuple[str, ...], guards: tuple[str, ...], stop: bool, reason: str,
+        caller: Caller, /, version: int | None, on: tuple[str, ...], guards: tuple[str, ...], stop: bool, reason: str,
         **terms: Any,
     ) -> None:  # fmt: skip
         """Try VERSION on some cohorts or instances first, or show the trial that is running.
@@ -56,17 +56,11 @@ def add(group: click.Group, calling: Calling) -> None:
         else:
             body = {"on": _on(on), "guards": list(guards), "reason": reason, **_terms(terms)}
             with caller.client() as gateway:
-                found = gateway.call("POST", f"/v1/policies/{_number(version or '')}/canary", body=body)
+                found = gateway.call("POST", f"/v1/policies/{version}/canary", body=body)
         if caller.json:
             print_json(found)
         else:
             _print(found)
-
-
-def _number(version: str) -> str:
-    if not (version.isascii() and version.isdigit() and 1 <= int(version) < 2**31):
-        raise BadInput("VERSION", f"must be the number of a version, not '{escaped(version, 40)}'")
-    return version
 
 
 def _on(given: tuple[str, ...]) -> list[str]:

@@ -8,7 +8,7 @@ import click
 from leasehold.errors import BadInput
 from leasehold.wire import escaped
 
-from assigner.cli.output import Caller, Calling, duration, print_json, reason_option
+from assigner.cli.output import Caller, Calling, duration, print_json, reason_option, version_number
 from schema.readable import Column, moment, plural, table
 from schema.readable import duration as in_words
 
@@ -22,7 +22,7 @@ def add_shadow(group: click.Group, calling: Calling) -> None:
     """Add the command to the group `policy`."""
 
     @group.command("shadow")
-    @click.argument("version", metavar="[VERSION]", required=False, callback=_number)
+    @click.argument("version", metavar="[VERSION]", required=False, callback=version_number)
     @click.option("--share", metavar="PERCENT", callback=_share, help="Of the cycles, such as 0.5%. By default 1%.")
     @click.option("--for", "time", metavar="TIME", callback=duration, help="It ends by itself then. By default 24h.")
     @click.option("--stop", is_flag=True, help="End the shadow; what it has counted stays.")
@@ -95,14 +95,6 @@ def tell(shadow: Mapping[str, Any]) -> None:
 def _part(counts: Mapping[str, Any], kind: str) -> str:
     of, other = counts[kind], counts[f"other_{kind}"]
     return f"{other:,} of {of:,}" + (f" ({other / of:.1%})" if of else "")
-
-
-def _number(_context: click.Context, _argument: click.Parameter, value: str | None) -> int | None:
-    if value is None:
-        return None
-    if not (value.isascii() and value.isdigit() and 1 <= int(value) < 2**31):
-        raise BadInput("VERSION", f"must be the number of a version, not '{escaped(value, 40)}'")
-    return int(value)
 
 
 def _share(_context: click.Context, _option: click.Parameter, value: str | None) -> float | None:

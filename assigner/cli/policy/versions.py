@@ -11,7 +11,7 @@ from leasehold.wire import escaped
 from pydantic_core import to_jsonable_python
 
 from assigner.cli import names
-from assigner.cli.output import Caller, Calling, print_json, reason_option
+from assigner.cli.output import Caller, Calling, is_version, print_json, reason_option
 from assigner.cli.policy import canary
 from assigner.cli.policy.shadow import add_shadow, tell
 from schema.policy import versions
@@ -162,7 +162,7 @@ def _numbered(version: Mapping[str, Any]) -> str:
 
 
 def _number(_context: click.Context, _argument: click.Parameter, value: str) -> str:
-    if value != ACTIVE and not (value.isascii() and value.isdigit() and 1 <= int(value) < 2**31):
+    if value != ACTIVE and not is_version(value):
         raise BadInput("VERSION", f"must be the number of a version, or '{ACTIVE}', not '{escaped(value, 40)}'")
     return value
 
