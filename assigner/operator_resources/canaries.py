@@ -159,11 +159,14 @@ def _names(on: Sequence[str]) -> tuple[Kind, list[str]]:
     return found[0][0], [name for _, name in found]
 
 
-def begin(connection: Connection, id: int, plan: Plan, *, actor: str, reason: str, check: Check) -> Canary:
+def begin(
+    connection: Connection, id: int, plan: Plan, *, actor: str, reason: str, check: Check, stale: bool = False
+) -> Canary:
     """Try the version on the first of the named ones.
 
-    Raises BadInput, NotFound, and Conflict: if a trial is running, if the version says nothing else for the named ones,
-    or if it cannot be used here (`check`).
+    stale: also a draft since which something was changed, which is then taken back there. Raises BadInput, NotFound,
+    and Conflict: if a trial is running, if the version says nothing else for the named ones, if it is a stale draft, or
+    if it cannot be used here (`check`).
     """
     kind, names, steps = plan.checked()
     known = canaries.ids(connection, kind, names)
@@ -179,6 +182,8 @@ def begin(connection: Connection, id: int, plan: Plan, *, actor: str, reason: st
     if base is None or id == base:
         raise Conflict(IN_FORCE, f"policy: version {id} is in force already")
     activation.refuse_trial(wanted)
+    if not stale:
+        activation.refuse_stale(connection, wanted)
     check(wanted)
     tried, undo = _of_names(kind, names, content, wanted.content), _of_names(kind, names, wanted.content, content)
     whole = with_limits(content, tried)

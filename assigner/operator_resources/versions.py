@@ -85,18 +85,24 @@ def activate(
         return Activated(id)
     refuse_trial(wanted)
     trial = canaries.running(connection)
-    if not stale and versions.is_stale(connection, wanted):
-        raise Conflict(
-            STALE,
-            f"policy: draft {id} was made of version {wanted.parent}, and version {now} is in force, whose changes it "
-            f"would take back: see `policy diff {id}`, make the draft again, or activate it with --stale (over HTTP "
-            "stale=true)",
-        )
+    if not stale:
+        refuse_stale(connection, wanted)
     before = now
     if trial is not None:
         before = trial.base
         canaries.end(connection, "activated" if id == trial.policy else "replaced", f"{actor} activated version {id}")
     return _put(connection, wanted, Origin(before), check, actor=actor, reason=reason)
+
+
+def refuse_stale(connection: Connection, wanted: Version) -> None:
+    """Raise Conflict if the version is a draft since which something was changed, which it would take back."""
+    if versions.is_stale(connection, wanted):
+        raise Conflict(
+            STALE,
+            f"policy: something was changed since draft {wanted.id} was made of version {wanted.parent}, and the draft "
+            f"would take that back: see `policy diff {wanted.id}`, make the draft again, or give --stale (over HTTP "
+            "stale=true)",
+        )
 
 
 def draft(

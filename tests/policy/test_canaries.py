@@ -273,6 +273,9 @@ def test_wrong_trials_are_refused(
         code, told = operate("policy", "canary", *arguments)
         assert code != 0, arguments
         assert told.startswith(said), arguments
+    operator.put("/v1/rates/cli", json={"per_second": 2})
+    code, told = operate("policy", "canary", *version, *on, *guarded)
+    assert (code, told.startswith("error: policy: something was changed since draft")) == (2, True), told
     assert mark(pool) is None
     for body, field in (
         ({"settings": {}, "limits": {"nothing": {}}}, "limits"),

@@ -40,6 +40,9 @@ class CanaryRequest(RequestModel):
     )
     least: int = Field(default=LEAST, ge=1, le=100_000, description="waits below which nothing is judged")
     reason: str = Field(default="", description="for the audit; at most 500 bytes")
+    stale: bool = Field(
+        default=False, description="true = also a draft since which something was changed, taking that back there"
+    )
 
 
 class CanaryStop(RequestModel):
@@ -141,7 +144,9 @@ async def begin_canary(
     plan = Plan(body.on, body.steps, body.every, body.guards, body.least)
 
     def work(connection: Connection) -> CanaryState:
-        return _state(trials.begin(connection, id, plan, actor=caller.actor, reason=reason, check=check))
+        return _state(
+            trials.begin(connection, id, plan, actor=caller.actor, reason=reason, check=check, stale=body.stale)
+        )
 
     begun: CanaryState = await request.app.state.run(work)
     return begun

@@ -31,6 +31,7 @@ def add(group: click.Group, calling: Calling) -> None:
     )
     @click.option("--least", type=click.IntRange(1, 100_000), default=50, show_default=True,
                   help="Jobs below which nothing is judged.")  # fmt: skip
+    @click.option("--stale", is_flag=True, help="Also a draft since which something was changed.")
     @click.option("--stop", is_flag=True, help="Take back the one that is running.")
     @reason_option
     @calling
