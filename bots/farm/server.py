@@ -60,11 +60,12 @@ class Door:
             raise BadInput("farm.cas", "is not set: name the server that keeps blobs, such as grpc://127.0.0.1:8981")
         channel = open_channel(settings.cas)
         server = grpc.aio.server(options=[*CHANNEL_OPTIONS, ("grpc.so_reuseport", 0)])
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
         try:
-            port = server.add_insecure_port(f"{settings.host}:{settings.port}")
+            port = server.add_insecure_port(f"{host}:{settings.port}")
         except RuntimeError:
-            raise BadInput("farm.port", f"cannot listen on {settings.host}:{settings.port}") from None
-        address = f"grpc://{settings.host}:{port}"
+            raise BadInput("farm.port", f"cannot listen on {host}:{settings.port}") from None
+        address = f"grpc://{host}:{port}"
         polls, endings, handlers = self._parts(channel, settings.bots_reach or address)
         server.add_generic_rpc_handlers(_by_service(handlers))
         await server.start()
@@ -119,8 +120,8 @@ def _own_handlers(execution: Execution, identity: Identity, upstream: Upstream) 
         await execution.cancel(asked.name, await identity.caller(context))
         return bytes(Empty().SerializeToString())
 
-    async def tell(_: bytes, context: grpc.aio.ServicerContext) -> Any:
-        return (await capabilities.answer(upstream, context)).SerializeToString()
+    async def tell(_: bytes, __: grpc.aio.ServicerContext) -> Any:
+        return (await capabilities.answer(upstream)).SerializeToString()
 
     single, stream = grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler
     return {

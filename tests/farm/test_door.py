@@ -13,10 +13,12 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 from bots.farm.client import Client, Work
 from bots.farm.protos import remote_execution_pb2
+from bots.farm.storage import upstream
 from bots.farm.storage.programs import program
 from bots.farm.storage.upstream import CAPABILITIES, Digest
 from tests.support.farm.doors import Farm, executes, finish, left
 from tests.support.patience import MINUTE, eventually
+from tests.support.pool import Pool
 from tests.support.servers import Served
 
 
@@ -121,12 +123,16 @@ def test_what_cannot_be_run_is_refused_with_the_reason(farm: Farm, served: Serve
         there = client.upload(work(properties={"leasehold.farm": "action"}).blobs())[0]
         good = client.upload(work().blobs())[0]
         lonely = client.upload([action])[0]
+        large, long = (client.upload(each.blobs())[0] for each in (work(salt=b"x" * 98_300), work(timeout=4e7)))
         code = grpc.StatusCode
         for call, expected, reason in (
             (lambda: client.execute(Digest("0" * 63, 1)), code.INVALID_ARGUMENT, "is not a digest"),
             (lambda: client.execute(Digest("0" * 64, 1)), code.FAILED_PRECONDITION, "does not have"),
             (lambda: client.execute(lonely), code.FAILED_PRECONDITION, str(Digest.of(command))),
             (lambda: client.execute(there), code.INVALID_ARGUMENT, "leasehold.farm"),
+            # No program starts with a longer word: the bots would try in vain, and be put on probation.
+            (lambda: client.execute(large), code.INVALID_ARGUMENT, "action: has 9"),
+            (lambda: client.execute(long), code.INVALID_ARGUMENT, "action.timeout: is more than"),
             (lambda: client.execute(good, priority=1001), code.INVALID_ARGUMENT, "from -1000 to 1000"),
             (lambda: limited.execute(good, priority=-1), code.PERMISSION_DENIED, "more urgent"),
             (lambda: Client(farm.address, instance="other", token=token).execute(good), code.PERMISSION_DENIED, "'ci'"),
@@ -144,6 +150,16 @@ def test_what_cannot_be_run_is_refused_with_the_reason(farm: Farm, served: Serve
                 failure = error_details_pb2.PreconditionFailure.FromString(detail.value)
                 assert [each.type for each in failure.violations] == ["MISSING"]
     assert states(farm) == []
+
+
+def test_clients_try_again_when_the_storage_of_a_door_is_away(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upstream, "ANSWER_WITHIN", 0.2)
+    farm = Farm(pool, "grpc://127.0.0.1:1", host="::1")
+    with farm.client() as client, pytest.raises(grpc.RpcError) as refused:
+        list(client.execute(Digest("0" * 64, 1)))
+    farm.stop()
+    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert "the storage cannot be reached" in refused.value.details()
 
 
 def makes_sandboxes() -> bool:

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 from google.rpc import code_pb2
+from leasehold.errors import BadInput
 from leasehold.states import FINAL, JobState
 
-from bots.farm.execution import outcome
+from bots.farm.execution import outcome, run_action
 from bots.farm.protos import remote_execution_pb2
 from bots.farm.storage import capabilities, programs
 from tests.support.farm.doors import left
@@ -30,6 +31,8 @@ def test_every_state_has_a_stage_and_every_end_a_code() -> None:
         (F, "exit code 70", NOT_RUN, (code.INTERNAL, False, "left no result", False)),
         (F, "command not found", None, (code.INTERNAL, False, "command not found", False)),
         (S, None, None, (code.INTERNAL, False, "was not run", False)),
+        (S, None, '{"code": 99999999999}', (code.INTERNAL, False, "was not run", False)),
+        (S, None, '{"code": 0, "stored": "%s/-9999999999999999999"}' % ("0" * 64), (code.INTERNAL, False, "", False)),
         (S, None, '{"code": 0, "result": "?"}', (code.INTERNAL, False, "was not run", False)),
         (D, "ran longer than its timeout", None, (code.DEADLINE_EXCEEDED, False, "ran longer", False)),
         (D, "waited longer than its queue timeout", None, (code.UNAVAILABLE, False, "waited", False)),
@@ -74,3 +77,15 @@ def test_commands_say_what_clients_need_and_what_is_missing(
         monkeypatch.setenv("LEASEHOLD_FARM_HOST", environ)
         code, said = operate(*data, *arguments)
         assert (code != 0, refusal in said, said.count("\n")) == (True, True, 1), said
+
+
+def test_what_this_machine_lacks_is_told_before_it_does_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No rights of a directory of somebody's are changed, and an action that could not be kept is tried again."""
+    for module in (programs, run_action):
+        monkeypatch.setattr(module, "program", lambda _: "/bin/true")
+    tmp_path.chmod(0o755)
+    with pytest.raises(BadInput, match="chmod 700"), programs.running(tmp_path):
+        pass
+    assert tmp_path.stat().st_mode & 0o777 == 0o755
+    monkeypatch.setenv("LEASEHOLD_RESULT", str(tmp_path / "gone" / "result"))
+    assert run_action.main([f"{'0' * 64}/1", "--cas=grpc://127.0.0.1:1", "--action="]) == run_action.NOT_RUN

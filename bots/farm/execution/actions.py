@@ -17,13 +17,16 @@ from bots.farm.protos import remote_execution_pb2
 from bots.farm.settings import FarmSettings
 from bots.farm.storage.upstream import Digest, parsed
 from schema.requests import DEFAULT_INSTANCE, JobRequest
-from schema.validation import ACTION_KEY, FARM, OF_FARM
+from schema.validation import ACTION_KEY, FARM, MAX_TIMEOUT, OF_FARM
 
 PROGRAM = "leasehold-action"
 #: Exit code with which `leasehold-action` says that it could not run the action, so that another try may help.
 NOT_RUN = 70
 #: Seconds before another try of an action that could not be run.
 TRY_AGAIN = 1.0
+#: Bytes of an action that a job takes: its command line has it in base64, and Linux starts no program with a word of
+#: more than 128 KiB. A bot would only try in vain.
+MOST_ACTION = 96 * 1024 - 64
 #: Nothing of an action's environment decides its priority or where it runs, so its job has one label.
 LABEL = "farm"
 
@@ -61,9 +64,12 @@ def runnable(digest: Digest, action: bytes, command: bytes) -> Runnable:
     if asked.timeout.nanos:
         # Runners take whole seconds only, and less than one for no limit.
         asked.timeout.seconds, asked.timeout.nanos = asked.timeout.seconds + 1, 0
+    changed = asked.SerializeToString(deterministic=True)
+    if len(changed) > MOST_ACTION:
+        raise BadInput("action", f"has {len(changed)} bytes, at most {MOST_ACTION} are allowed")
     return Runnable(
         digest,
-        asked.SerializeToString(deterministic=True),
+        changed,
         rewritten,
         _properties(asked.platform if asked.HasField("platform") else wanted.platform),
         seconds,
@@ -131,10 +137,12 @@ def _properties(platform: Any) -> dict[str, list[str]]:
 
 
 def _seconds(action: Any) -> float | None:
-    """The time-out of an action, None if it has none. Raises BadInput for one that is not positive."""
+    """The time-out of an action, None if it has none. Raises BadInput for a negative one, or of over a year."""
     if not action.HasField("timeout"):
         return None
     seconds: float = action.timeout.seconds + action.timeout.nanos / 1e9
     if seconds < 0:
         raise BadInput("action.timeout", "is negative")
+    if seconds > MAX_TIMEOUT:
+        raise BadInput("action.timeout", f"is more than {MAX_TIMEOUT:.0f} seconds")
     return seconds or None

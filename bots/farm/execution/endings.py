@@ -49,11 +49,6 @@ class Endings:
         """Where news of jobs arrive."""
         return self._polls.topic("done", read_news, run=partial(self._workers.run, kept_plans=True))
 
-    @property
-    def watched(self) -> int:
-        """How many jobs are watched."""
-        return len(self._watched)
-
     async def news(self, job: str) -> News:
         """Return how a job stands. Raises Gone."""
         found = (await self._workers.run(lambda connection: read_news(connection, [job]), kept_plans=True))[job]

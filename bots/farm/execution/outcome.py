@@ -53,6 +53,7 @@ def left(text: str | None) -> Left:
     try:
         found = json.loads(text or "null")
         code, message = int(found["code"]), str(found.get("message", ""))
+        code_pb2.Code.Name(code)
         if "stored" in found:
             return Left(code, message, stored=Digest.parse(found["stored"]))
         if "result" not in found:

@@ -29,8 +29,6 @@ RETRIES, RETRY_MS = 8, 250
 MOST_LEFT = 56 * 1024
 #: Exit code of a command that the runner has killed because of the action's time-out.
 KILLED = 137
-#: Seconds for which the runner may exceed the action's time-out, to fetch inputs and to store outputs.
-LONGER = 3600.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -48,8 +46,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {missing}", file=sys.stderr)
         return NOT_RUN
     work = Path(where).parent
-    (work / "action").write_bytes(base64.b64decode(given.action))
-    return _ended(_run(runner, given, work), given, work, Path(where))
+    try:
+        (work / "action").write_bytes(base64.b64decode(given.action))
+        return _ended(_run(runner, given, work), given, work, Path(where))
+    except Exception as error:
+        # A full disk, or storage that went away while it took a large result, is no end of the action.
+        print(f"error: {type(error).__name__}: {error}", file=sys.stderr)
+        return NOT_RUN
 
 
 def _run(runner: str, given: argparse.Namespace, work: Path) -> int:

@@ -2,10 +2,7 @@
 
 from typing import Any
 
-import grpc.aio
-
 from bots.farm.protos import remote_execution_pb2, semver_pb2
-from bots.farm.storage.passthrough import passed_on
 from bots.farm.storage.upstream import Upstream
 from schema.validation import PRIORITY_MAX, PRIORITY_MIN
 
@@ -15,13 +12,9 @@ LOWEST, HIGHEST = semver_pb2.SemVer(major=2), semver_pb2.SemVer(major=2, minor=3
 SHA256 = remote_execution_pb2.DigestFunction.SHA256
 
 
-async def answer(upstream: Upstream, context: grpc.aio.ServicerContext) -> Any:
-    """Return the capabilities, or end the call if the storage does not tell its own."""
-    try:
-        told = (await upstream.capabilities()).cache_capabilities
-    except grpc.aio.AioRpcError as error:
-        await passed_on(error, context)
-    return described(told)
+async def answer(upstream: Upstream) -> Any:
+    """Return the capabilities. Raises grpc.aio.AioRpcError if the storage does not tell its own."""
+    return described((await upstream.capabilities()).cache_capabilities)
 
 
 def described(told: Any) -> Any:

@@ -39,10 +39,11 @@ def handlers(channel: grpc.aio.Channel) -> dict[str, grpc.RpcMethodHandler]:
 
 async def passed_on(error: grpc.aio.AioRpcError, context: grpc.aio.ServicerContext) -> NoReturn:
     """End a call with the error of the storage."""
-    details = error.details() or ""
-    if error.code() is StatusCode.UNAVAILABLE:
-        details = f"the storage cannot be reached: {details}"
-    await context.abort(error.code(), details, tuple(error.trailing_metadata() or ()))
+    code, details = error.code(), error.details() or ""
+    # Some clients do not try again what has exceeded a deadline, and this one was not theirs.
+    if code in (StatusCode.UNAVAILABLE, StatusCode.DEADLINE_EXCEEDED):
+        code, details = StatusCode.UNAVAILABLE, f"the storage cannot be reached: {details}"
+    await context.abort(code, details, tuple(error.trailing_metadata() or ()))
     raise AssertionError("abort raises")
 
 

@@ -52,15 +52,17 @@ class OwnStorage(NamedTuple):
 def running(directory: Path) -> Iterator[OwnStorage]:
     """Run storage that keeps its blobs and results in a directory, until the context ends, or this process does.
 
-    It listens on a socket in a directory that only this account can enter, so that no job reaches it.
-    Raises LeaseholdError if the program is not there, and BadInput if the directory cannot be used.
+    It listens on a socket in a directory that only this account can enter, so no job of another account reaches it.
+    Raises LeaseholdError if the program is not there, and BadInput if the directory cannot be used, or others can.
     """
     require(STORAGE)
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        directory.chmod(0o700)
+        mode = directory.stat().st_mode
     except OSError as error:
         raise BadInput("--storage", f"{directory} cannot be used: {error.strerror}") from None
+    if mode & 0o077:
+        raise BadInput("--storage", f"{directory} is open to other accounts: chmod 700 it, or name a new one")
     # The path of a socket may have 107 bytes only, so it is not in the data directory.
     with tempfile.TemporaryDirectory(prefix="leasehold-farm-") as private:
         address = f"unix:{private}/socket"

@@ -1,6 +1,7 @@
 """The door's own calls to the server that keeps blobs and cached results: read, write, look up, store."""
 
 import hashlib
+import re
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Self, TypeVar
@@ -38,6 +39,7 @@ CHANNEL_OPTIONS: Sequence[tuple[str, int]] = (
 )
 
 M = TypeVar("M", bound=Message)
+_DIGEST = re.compile(r"[0-9a-f]{64}/[0-9]{1,18}")
 
 
 class Digest(NamedTuple):
@@ -54,14 +56,16 @@ class Digest(NamedTuple):
     @classmethod
     def read(cls, given: "remote_execution_pb2.Digest", field: str) -> Self:
         """Return the digest of a message. Raises BadInput, naming `field`, unless it is one of SHA-256."""
-        found = cls(given.hash, given.size_bytes)
-        if len(found.hash) != 64 or set(found.hash) - set("0123456789abcdef") or found.size < 0:
-            raise BadInput(field, "is not a digest of SHA-256")
-        return found
+        try:
+            return cls.parse(f"{given.hash}/{given.size_bytes}")
+        except ValueError:
+            raise BadInput(field, "is not a digest of SHA-256") from None
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return the digest that a text such as `HASH/SIZE` names. Raises ValueError."""
+        """Return the digest of SHA-256 that a text such as `HASH/SIZE` names. Raises ValueError."""
+        if not _DIGEST.fullmatch(text):
+            raise ValueError("is not a digest of SHA-256")
         name, _, size = text.partition("/")
         return cls(name, int(size))
 
