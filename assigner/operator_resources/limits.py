@@ -170,7 +170,7 @@ LOCKS = Resource(
 
 class RateRequest(Request):
     per_second: float = given(
-        unit="jobs per second", help="starts in the long run; may be below 1", gt=0, le=rates.MAX_RATE
+        unit="jobs per second", help="starts in the long run; may be below 1", ge=rates.MIN_RATE, le=rates.MAX_RATE
     )
     burst: int = given(1, unit="jobs", help="jobs that may start at once after a pause", ge=1, le=rates.MAX_BURST)
 

@@ -27,6 +27,8 @@ from schema.validation import NAME, check_name
 
 #: The largest rate, jobs per second, and the largest burst, jobs.
 MAX_RATE, MAX_BURST = 1e6, 1_000_000
+#: The lowest rate, one start in 31 years: PostgreSQL refuses products of doubles that are too small to be told from 0.
+MIN_RATE = 1e-9
 #: Seconds for which tokens may gather, so that a fast bucket is not read for each single token.
 GATHER_SECONDS = 0.1
 
@@ -142,7 +144,7 @@ class RateSettings(BaseModel):
     resource: str = Field(
         pattern=rf"^({NAME.pattern}(/{NAME.pattern})?|({NAME.pattern}/)?{_BEGIN}\*|{NAME.pattern}/\*)$"
     )
-    per_second: float | None = Field(default=None, gt=0, le=MAX_RATE)
+    per_second: float | None = Field(default=None, ge=MIN_RATE, le=MAX_RATE)
     burst: int = Field(default=1, ge=1, le=MAX_BURST)
 
 
@@ -208,8 +210,8 @@ def set_rate(connection: Connection, used: str, *, per_second: float, burst: int
     malformed name or a value out of range.
     """
     check_resource("resource", used)
-    if not 0 < per_second <= MAX_RATE:
-        raise BadInput("per_second", f"must be above 0 and at most {MAX_RATE:.0f}")
+    if not MIN_RATE <= per_second <= MAX_RATE:
+        raise BadInput("per_second", f"must be from {MIN_RATE:g} to {MAX_RATE:.0f}")
     if not 1 <= burst <= MAX_BURST:
         raise BadInput("burst", f"must be between 1 and {MAX_BURST}")
     name = PREFIX + used

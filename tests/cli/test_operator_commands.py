@@ -129,7 +129,7 @@ REFUSED = [
     # Rates and advice
     ("rate set Claude --per-second 1", "resource: 'Claude' is not a name"),
     ("rate set claude/ --per-second 1", "resource: '' is not a name"),
-    ("rate set claude --per-second 0", "--per-second: must be greater than 0"),
+    ("rate set claude --per-second 0", "--per-second: must be greater than or equal to 0.000000001"),
     ("rate set claude --per-second nan", "--per-second: must be a finite number"),
     ("rate set claude --per-second 1 --burst 0", "--burst: must be greater than or equal to 1"),
     ("rate rm claude", "rate: 'claude' has none"),
