@@ -65,8 +65,8 @@ FROM ran GROUP BY 1 ORDER BY 1 DESC
 ESTIMATES = Statement(f"""
 WITH {_ENDED}
 SELECT count(*) AS jobs, avg(t.seconds) AS estimated_mean, avg(r.seconds) AS actual_mean,
-    percentile_cont(0.5) WITHIN GROUP (ORDER BY r.seconds / t.seconds) AS ratio_p50,
-    percentile_cont(0.95) WITHIN GROUP (ORDER BY r.seconds / t.seconds) AS ratio_p95
+    percentile_cont(0.5) WITHIN GROUP (ORDER BY r.seconds / greatest(t.seconds, 0.001)) AS ratio_p50,
+    percentile_cont(0.95) WITHIN GROUP (ORDER BY r.seconds / greatest(t.seconds, 0.001)) AS ratio_p95
 FROM ran r JOIN job_constraints t ON t.job_id = r.id
 WHERE t.seconds IS NOT NULL AND r.seconds IS NOT NULL AND r.state = 'succeeded'
 """)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from leasehold.errors import BadInput, NotFound
 from leasehold.wire import escaped
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from schema import audit
 from schema.accounting import counters, limit_patterns
@@ -22,6 +22,8 @@ from schema.postgres.statements import Statement
 from schema.validation import check_name
 
 MAX_WEIGHT, MAX_BUDGET, MAX_JOBS = 1e6, 1e12, 1_000_000_000
+#: The lowest weight above 0: usage is divided by weights, and PostgreSQL fails on what is too large for a double.
+MIN_WEIGHT = 1e-9
 #: The instance of jobs that name none; it has no row before the first of them.
 DEFAULT_INSTANCE = "default"
 #: The most locks of one instance in one request.
@@ -98,6 +100,13 @@ class Account(PoolLimits):
     locks: dict[NameOrPattern, Annotated[int, Field(ge=0, le=MAX_JOBS)]] = Field(
         default={}, max_length=MAX_LOCKS, description="how many jobs may hold each of these locks at once"
     )
+
+    @field_validator("weight")
+    @classmethod
+    def _weight_can_divide(cls, weight: float | None) -> float | None:
+        if weight is not None and 0 < weight < MIN_WEIGHT:
+            raise ValueError(f"must be 0, or at least {MIN_WEIGHT:g}")
+        return weight
 
     @property
     def is_given(self) -> bool:

@@ -316,7 +316,8 @@ WHERE c.name = w.name AND (c.seconds, c.seconds_high) IS DISTINCT FROM (w.second
 # Of the newest finished jobs, those that have a class.
 ACCURACY = Statement("""
 SELECT g.terms->>'job_class' AS name, count(*) AS jobs, count(t.seconds) AS estimated,
-    round((percentile_cont(0.5) WITHIN GROUP (ORDER BY extract(epoch FROM j.finished_at - j.started_at) / t.seconds)
+    round((percentile_cont(0.5) WITHIN GROUP (ORDER BY extract(epoch FROM j.finished_at - j.started_at)
+            / greatest(t.seconds, 0.001))
         FILTER (WHERE t.seconds IS NOT NULL AND j.started_at IS NOT NULL))::numeric, 3)::float8 AS ratio,
     count(t.deadline) AS dated, count(*) FILTER (WHERE j.finished_at > t.deadline) AS late
 FROM (SELECT id, queue, started_at, finished_at FROM jobs WHERE finished_at IS NOT NULL

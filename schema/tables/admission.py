@@ -111,7 +111,9 @@ accounts = Table(
     # The weight for which the lift was stored.
     Column("lift_weight", Double, nullable=False, server_default=text("1")),
     PrimaryKeyConstraint("instance"),
-    CheckConstraint("credit_weight >= 0 AND credit_weight <= 1e6", name="accounts_credit_weight_range"),
+    CheckConstraint(
+        "credit_weight = 0 OR credit_weight >= 1e-9 AND credit_weight <= 1e6", name="accounts_credit_weight_range"
+    ),
     CheckConstraint(name_form("unit"), name="accounts_unit_form"),
     CheckConstraint("lift > '-infinity' AND lift < 'infinity'", name="accounts_lift_range"),
 )
@@ -137,7 +139,7 @@ limit_patterns = Table(
         f"prefix ~ '^(lock:{_NAME}:{_BEGIN}|rate:({_BEGIN}|{_NAME}/({_BEGIN})?))$'", name="limit_patterns_prefix_form"
     ),
     CheckConstraint("most >= 0 AND most <> 'NaN'", name="limit_patterns_most_positive"),
-    CheckConstraint("rate > 0 AND rate <= 1e6 AND burst BETWEEN 1 AND 1000000", name="limit_patterns_rate_range"),
+    CheckConstraint("rate >= 1e-9 AND rate <= 1e6 AND burst BETWEEN 1 AND 1000000", name="limit_patterns_rate_range"),
     CheckConstraint(
         "CASE WHEN prefix LIKE 'lock:%' THEN most IS NOT NULL AND num_nonnulls(rate, burst) = 0"
         " ELSE most IS NULL AND num_nulls(rate, burst) = 0 END",
@@ -164,7 +166,7 @@ rate_buckets = Table(
         " AND length(split_part(name, '/', 1)) <= 68 AND length(split_part(name, '/', 2)) <= 63",
         name="rate_buckets_name_form",
     ),
-    CheckConstraint("rate > 0 AND rate <= 1e6", name="rate_buckets_rate_range"),
+    CheckConstraint("rate >= 1e-9 AND rate <= 1e6", name="rate_buckets_rate_range"),
     CheckConstraint("burst BETWEEN 1 AND 1000000", name="rate_buckets_burst_range"),
     CheckConstraint("tokens >= 0 AND tokens <= burst", name="rate_buckets_tokens_range"),
 )

@@ -239,8 +239,9 @@ def test_what_the_configuration_declares_is_changed_there_alone(
     assert len(acts(pool)) == before
     refused = operator.put("/v1/rates/cli/opus", json={"per_second": 1})
     assert (refused.status_code, refused.json()["code"]) == (409, "declared")
-    # A rate that PostgreSQL cannot tell from 0 would fail each cycle that draws its tokens.
+    # A cycle that draws tokens of such a rate would fail, or one that divides by such a weight.
     assert operator.put("/v1/rates/tiny", json={"per_second": 5e-324}).status_code == 422
+    assert operator.patch("/v1/instances/tiny", json={"weight": 5e-324}).status_code in (400, 422)
     assert operator.put("/v1/instances/ci", json={"pool": None}).status_code == 409
     for line in FREE:
         good(line)

@@ -4,12 +4,14 @@ import json
 import math
 from collections.abc import Callable
 
+import httpx
 import pytest
 
 from assigner.queries import report
 from assigner.queries.report import Report
 from schema.accounting import counters, fair_share
 from schema.policy import meters
+from schema.requests import JobRequest
 from tests.support.pool import Pool, completed
 
 HOUR = 3600.0
@@ -140,3 +142,15 @@ def test_the_command_prints_a_report_and_refuses_a_bad_window(
     assert (code, json.loads(told)["instances"][0]["name"]) == (0, "team-a")
     code, told = operate("report", "--window", "0")
     assert (code, told.startswith("error: --window: must be between")) == (2, True)
+
+
+def test_one_job_with_an_estimate_that_nothing_can_be_divided_by_leaves_the_reports(
+    pool: Pool, operator: httpx.Client
+) -> None:
+    operator.put("/v1/classes/nightly", json={"points": 1})
+    pool.submit(**JobRequest(command=["true"], job_class="nightly", estimated_seconds=5e-324).normal())
+    bot = pool.bot()
+    pool.assigner().run_once()
+    bot.sync(*map(completed, bot.take()))
+    for path in ("report", "class-report"):
+        assert operator.get(f"/v1/{path}").status_code == 200, path
