@@ -27,6 +27,9 @@ class BotStatus(StrEnum):
     GONE = "gone"
 
 
+#: The strategy of a lease that a bot has fetched itself when it had room: nobody compared it with other bots.
+FETCHED = "proactive"
+
 HELD = frozenset({JobState.LEASED, JobState.RUNNING, JobState.CANCELLING})
 LIVE = frozenset({LeaseState.PENDING, LeaseState.ACTIVE, LeaseState.CANCELLING})
 

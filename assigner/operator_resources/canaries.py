@@ -1,10 +1,9 @@
 """A version of the policy tried on some cohorts or instances first: its steps, its guards, and its return.
 
-Whoever looks at a trial may die at any moment: the trial is a row and a part of the version in force, and another
-process takes the next look.
+A trial is a row, and a part of the version in force. Each assigner process may look at it. If one dies, another takes
+the next look.
 """
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import ceil
@@ -15,19 +14,21 @@ from leasehold.errors import BadInput, Conflict, NotFound
 from leasehold.wire import escaped
 
 from assigner import metrics
+from assigner.operator_resources import guards
 from assigner.operator_resources import versions as activation
+from assigner.operator_resources.guards import Arms, Judged, guard, judge
 from assigner.operator_resources.versions import Check
 from schema import audit
 from schema.policy import canaries, trials, versions
-from schema.policy.canaries import Arms, Canary, Figures, Looked
+from schema.policy.canaries import Canary, Looked
 from schema.policy.trials import PLACES, TRIAL, Kind, is_of, restricted, with_limits
 from schema.policy.versions import Content, Origin
 from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
 from schema.postgres.notify import wake
 
-#: Error codes: a trial is running; none is; the version has nothing for the named ones; it is in force already.
-RUNNING, NONE, NOTHING, IN_FORCE = "canary_running", "no_canary", "nothing_to_try", "policy_in_force"
+#: Error codes: no trial is running; the version has nothing for the named ones.
+NONE, NOTHING = "no_canary", "nothing_to_try"
 #: The actor of what a trial does by itself.
 ACTOR = "canary"
 #: What a look says that has let a trial rise or return.
@@ -36,83 +37,13 @@ ACTED = "acted"
 LOOK_EVERY = 5.0
 #: The most names, steps and guards of a trial, and the most differences told that it does not try.
 MOST_NAMES, MOST_STEPS, MOST_GUARDS, MOST_UNTRIED = 1000, 10, 10, 20
+#: Defaults of a trial: percent of the named ones, seconds of a step, and waits below which nothing is judged.
+STEPS, EVERY, LEAST = (25, 50, 100), 1800.0, 50
+#: The least and the most seconds of a step.
+LEAST_EVERY, MOST_EVERY = 10.0, 7 * 86400.0
 #: Sections of the settings that may differ by cohort. Others are of whole processes, such as gateways.
 BY_COHORT = ("assigners", "quotas", "fair_share", "ordering", "checkers")
-#: Below so many seconds, or of 1,000, a figure counts as that: a wait of 20 ms is not ten times worse than one of 2 ms.
-LEAST_VALUE = 1.0
 log = structlog.get_logger()
-_FIGURES = ("p50_wait", "p95_wait", "max_wait", "evictions", "failures")
-_GUARD = re.compile(r"(?P<others>others:)?(?P<figure>[a-z0-9_]+)<=(?P<bound>[0-9]{1,9}(?:\.[0-9]{1,9})?)(?P<times>x?)")
-
-
-# Guards
-
-
-@dataclass(frozen=True)
-class Guard:
-    """A bound on a figure. of_others: of all that the trial does not reach. times: the bound is a factor of what the
-    figure would be without the trial."""
-
-    text: str
-    figure: str
-    bound: float
-    times: bool
-    of_others: bool
-
-
-@dataclass(frozen=True)
-class Judged:
-    """A guard and what was found. value: None = nothing was measured. limit: what the value may be; None = nothing is
-    known of before. holds: None = too little is known to say so."""
-
-    guard: str
-    value: float | None
-    limit: float | None
-    holds: bool | None
-
-
-def guard(text: str) -> Guard:
-    """Parse a guard such as `p95_wait<=1.2x`, `evictions<=20`, `others:p95_wait<=2x`. Raises BadInput."""
-    found = _GUARD.fullmatch(text.replace(" ", ""))
-    if found is None or found["figure"] not in _FIGURES:
-        raise BadInput("guard", f"'{escaped(text, 60)}' is no guard such as p95_wait<=1.2x: a figure of "
-                                f"{', '.join(_FIGURES)}, <=, and a factor or a value")  # fmt: skip
-    return Guard(found[0], found["figure"], float(found["bound"]), bool(found["times"]), found["others"] is not None)
-
-
-def judge(each: Guard, now: Arms, before: Arms, *, least: int) -> Judged:
-    """Compare what is measured with what would be so without the trial.
-
-    What was before stands for that. If others are worse off now than before, by some factor, as much more is expected
-    of those under trial: work comes and goes. Fewer than `least` waits on either side say nothing. A guard is broken
-    only if so few jobs would hardly show it by chance.
-    """
-    one, was = (now.others, before.others) if each.of_others else (now.tried, before.tried)
-    value = _value(one, each.figure)
-    if not each.times:
-        return Judged(each.text, value, each.bound, _holds(one, each.figure, each.bound, least=least))
-    if (expected := _value(was, each.figure)) is None or was.sample < least:
-        return Judged(each.text, value, None, None)
-    limit = each.bound * max(expected, LEAST_VALUE)
-    if not each.of_others and min(now.others.sample, before.others.sample) >= least:
-        ours, theirs = _value(now.others, each.figure), _value(before.others, each.figure)
-        if ours is not None and theirs is not None:
-            limit *= max(1.0, max(ours, LEAST_VALUE) / max(theirs, LEAST_VALUE))
-    return Judged(each.text, value, limit, _holds(one, each.figure, limit, least=least))
-
-
-def _holds(now: Figures, figure: str, limit: float, *, least: int) -> bool | None:
-    value, low = _value(now, figure), _value(now, f"{figure}_low")
-    if value is None or low is None or now.sample < least:
-        return None
-    if value <= limit:
-        return True
-    return False if low > limit else None
-
-
-def _value(figures: Figures, name: str) -> float | None:
-    found: float | None = getattr(figures, name)
-    return found
 
 
 # The begin
@@ -173,14 +104,14 @@ def begin(
     if missing := [name for name in names if name not in known]:
         raise NotFound(f"on: there is no {kind} '{escaped(missing[0], 100)}'")
     of_steps = [[known[name] for name in names[:reached]] for reached in steps]
-    before = [canaries.figures(connection, kind, found, seconds=canaries.BEFORE) for found in of_steps]
+    before = [guards.measured(canaries.count(connection, kind, found, seconds=guards.BEFORE)) for found in of_steps]
     base, content = _present(connection)
     wanted = versions.version(connection, id)
     assert wanted.content is not None
     if (found := canaries.running(connection)) is not None:
-        raise Conflict(RUNNING, f"policy: a canary of version {found.policy} is running: see `policy canary`")
+        raise Conflict(activation.TRIAL, f"policy: a canary of version {found.policy} is running: see `policy canary`")
     if base is None or id == base:
-        raise Conflict(IN_FORCE, f"policy: version {id} is in force already")
+        raise Conflict(activation.IN_FORCE, f"policy: version {id} is in force already")
     activation.refuse_trial(wanted)
     if not stale:
         activation.refuse_stale(connection, wanted)
@@ -198,7 +129,7 @@ def begin(
     canaries.insert(
         connection, policy=id, base=base, kind=kind, names=names, steps=steps, every=plan.every,
         guards=list(plan.guards), least=plan.least, author=actor, reason=reason,
-        before=[canaries.told(each) for each in before], tried=tried, undo=undo, untried=untried,
+        before=[guards.told(each) for each in before], tried=tried, undo=undo, untried=untried,
     )  # fmt: skip
     begun = canaries.running(connection)
     assert begun is not None
@@ -295,7 +226,7 @@ def watch(database: Database, *, pause: float = LOOK_EVERY) -> str | None:
         return "replaced"
     now = database.run(lambda connection: _measure(connection, looked))
     judged = judge_all(looked.canary, now)
-    told = {**canaries.told(now), "guards": [asdict(each) for each in judged]}
+    told = {**guards.told(now), "guards": [asdict(each) for each in judged]}
     database.run(lambda connection: canaries.note_measured(connection, looked.canary, told))
     if broken := [each for each in judged if each.holds is False]:
         why = "; ".join(f"{each.guard}: {each.value:.4g}, at most {each.limit:.4g}" for each in broken)
@@ -312,15 +243,16 @@ def watch(database: Database, *, pause: float = LOOK_EVERY) -> str | None:
 
 def judge_all(canary: Canary, now: Arms) -> list[Judged]:
     """Judge all guards of a trial by what is measured now."""
-    before = canaries.read_arms(canary.before[canary.step])
+    before = guards.read_arms(canary.before[canary.step])
     return [judge(guard(each), now, before, least=canary.least) for each in canary.guards]
 
 
 def _measure(connection: Connection, looked: Looked) -> Arms:
     canary = looked.canary
     found = list(canaries.ids(connection, canary.kind, canary.reached).values())
-    before, seconds = canaries.read_arms(canary.before[canary.step]), min(looked.lasted, canary.every)
-    return canaries.figures(connection, canary.kind, found, seconds=seconds, before=before)
+    before, seconds = guards.read_arms(canary.before[canary.step]), min(looked.lasted, canary.every)
+    counted = canaries.count(connection, canary.kind, found, seconds=seconds)
+    return guards.measured(counted, seconds=seconds, before=before)
 
 
 def _act(database: Database, looked: Canary, act: Callable[[Connection, Canary], object]) -> str:

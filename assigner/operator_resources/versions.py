@@ -32,7 +32,7 @@ IN_FORCE, OTHER, STALE, TRIAL = "policy_in_force", "other_policy_in_force", "sta
 Check = Callable[[Version], None]
 #: The resources by whose values waiting jobs have their priorities.
 PRICED_BY = frozenset({"class", "service-level", "scheduling"})
-#: Resources with names of several parts, of which the last has no slash either.
+#: Resources whose names have as many parts as keys: no part has a slash in it.
 _WITHOUT_SLASH = frozenset({"quota", "lock"})
 _REFUSALS = (BadInput, Conflict, NotFound, ValidationError)
 
@@ -153,7 +153,7 @@ def _terms(
 
 
 def refuse_trial(wanted: Version) -> None:
-    """Raise Conflict if the version is a step of a trial, of which others would take no notice."""
+    """Raise Conflict if the version is a step of a trial. By itself it would be a trial without guards."""
     if wanted.content is not None and (trial := trials.of(wanted.content)) is not None:
         raise Conflict(
             TRIAL,

@@ -46,8 +46,8 @@ _NOT_FOR_CHILDREN = frozenset({"LEASEHOLD_URL", "LEASEHOLD_TOKEN", "LEASEHOLD_CO
 class LocalBot:
     """One bot process. Fields that are None come from the `[bot]` section of the configuration.
 
-    exclusive: properties that it keeps for jobs that ask for them. app: `MODULE:POOL`, of which it runs the tasks and
-    nothing else. concurrency: how many of them at once.
+    exclusive: properties that it keeps for jobs that ask for them. app: `MODULE:POOL`; the bot runs the tasks of that
+    pool and nothing else. concurrency: how many tasks at once.
     """
 
     name: str

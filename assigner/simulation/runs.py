@@ -1,7 +1,7 @@
 """Replays of a past under several policies, each in a process and on a server of its own, as many at once as there are
 processors.
 
-The first to begin makes a cluster with the pool's tables, of which all have copies.
+The first replay makes a cluster with the pool's tables. Each replay begins with a copy of it.
 """
 
 import multiprocessing

@@ -20,8 +20,8 @@ class FarmSettings(BaseModel):
     """Settings of the farm door: its address, its storage, and how actions run.
 
     host, port: the TCP address. Only this machine may reach it: `host` is a loopback address.
-    cas: the server that keeps blobs and cached results, `grpc://HOST:PORT` or `unix:/PATH`. Only the door may reach it:
-        whoever can write there decides what others get for their actions.
+    cas: the server that keeps blobs and cached results, `grpc://HOST:PORT` or `unix:/PATH`. Only the door may reach it.
+        A program that writes there decides which results all callers get.
     cas_instance: what that server calls its instance.
     anonymous: the instance to which callers without a token submit. Unset: every caller needs a token.
     bots_reach: the address by which bots reach the door. Unset: its own address.

@@ -23,8 +23,7 @@ from schema.picking.head_cursor import HeadCursors
 from schema.picking.pick import ReadyJob
 from schema.postgres.connection import Connection
 from schema.postgres.notify import wake
-
-STRATEGY = "proactive"
+from schema.states import FETCHED
 
 
 class FetchSettings(BaseModel):
@@ -193,7 +192,7 @@ def _fill(
         cohort=cohort,
         wanted=wanted,
         assigner=[f"bot:{bot.name}" for _, bot in seated],
-        strategy=STRATEGY,
+        strategy=FETCHED,
         ack=ack,
         cooldown=cooldown,
         policy=policy,
@@ -206,7 +205,7 @@ def _fill(
 
 def _placement(job: ReadyJob, bot: FetchingBot) -> Placement:
     phase = {} if job.preferred is None else {"phase": PREFERRED}
-    return Placement(job.id, bot.id, {"bot": bot.name, "strategy": STRATEGY} | phase)
+    return Placement(job.id, bot.id, {"bot": bot.name, "strategy": FETCHED} | phase)
 
 
 def _assign_bots(jobs: Sequence[ReadyJob], seats: Sequence[FetchAllowance]) -> list[tuple[ReadyJob, FetchingBot]]:

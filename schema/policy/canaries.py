@@ -1,12 +1,11 @@
-"""Trials of a version of the policy on some cohorts or instances: their rows, and what is measured of the jobs there.
+"""Trials of a version of the policy on some cohorts or instances: their rows, and what is counted of the jobs there.
 
 A trial is a part of the version in force: its settings have a `canary`, with the version that is tried and the names
 that it has reached. So processes follow a step as they follow any change, and taking a trial back is one change too.
 """
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
@@ -16,22 +15,13 @@ from schema.policy.trials import TRIAL, Kind, Limits
 from schema.postgres.connection import Connection
 from schema.postgres.statements import Row, Statement
 from schema.predicates import READY
+from schema.states import FETCHED
 
 Outcome = Literal["activated", "returned", "stopped", "replaced"]
 #: The most jobs of each sort that a look reads: ended ones, the newest first; running ones; and waiting ones.
 MOST = 20_000
-#: Seconds before a trial that its figures are compared with.
-BEFORE = 3600.0
-#: So many starts are to be expected before it counts that there is none: chance alone hardly lets none happen.
-EXPECTED = 5.0
 #: Into so many parts waits are divided to find any quantile of them.
 QUANTILES = 200
-#: How improbable it is that chance alone puts a figure above its `…_low`.
-CHANCE = 0.01
-#: The same in standard deviations of a normal distribution, and the samples above which that is used.
-DEVIATIONS, _EXACT = 2.33, 500
-#: How the lease of a job is marked that a bot has fetched itself, by which no weights count.
-FETCHED = "proactive"
 #: Seconds that a lease may be from before its job was queued: both have the time at which their transactions began.
 APART = 10
 
@@ -120,35 +110,23 @@ FROM figures GROUP BY is_tried
 
 
 @dataclass(frozen=True)
-class Figures:
-    """What was measured of some jobs.
+class Counted:
+    """What was counted of some jobs in a span of time.
 
-    sample: waits that are known, of jobs that have started and of those that still wait. fetched: starts that bots
-    fetched themselves. …_wait: seconds. evictions: of 1,000 starts. failures: of 1,000 jobs that ended. …_low: what the
-    figure is at least, but for a chance of CHANCE that so few jobs show more than is so.
+    waits: quantiles of the waits in seconds, of jobs that started and of those that were queued in this time and still
+    wait, `sample` in all; none without any. all_waiting: the same of all `waiting` jobs, however long they have waited.
+    fetched: starts that bots fetched themselves, by which no weights count. ended, failed: jobs.
     """
 
     sample: int = 0
+    waits: Sequence[float] = ()
+    waiting: int = 0
+    all_waiting: Sequence[float] = ()
     starts: int = 0
     fetched: int = 0
-    p50_wait: float | None = None
-    p95_wait: float | None = None
-    max_wait: float | None = None
-    evictions: float | None = None
-    failures: float | None = None
-    p50_wait_low: float | None = None
-    p95_wait_low: float | None = None
-    max_wait_low: float | None = None
-    evictions_low: float | None = None
-    failures_low: float | None = None
-
-
-@dataclass(frozen=True)
-class Arms:
-    """What was measured where a version is tried, and of all others."""
-
-    tried: Figures
-    others: Figures
+    evicted: int = 0
+    ended: int = 0
+    failed: int = 0
 
 
 @dataclass(frozen=True)
@@ -250,82 +228,26 @@ def ids(connection: Connection, kind: Kind, names: Sequence[str]) -> dict[str, i
     return {row.name: row.id for row in connection.execute(_IDS[kind], {"names": list(names)})}
 
 
-def figures(
-    connection: Connection, kind: Kind, ids: Sequence[int], *, seconds: float, before: Arms | None = None
-) -> Arms:
-    """Measure the last `seconds` in these cohorts or instances, and in all others; of each sort up to MOST jobs.
-
-    before: what was measured in the BEFORE seconds before the trial, by which it is judged that nothing starts.
-    """
+def count(connection: Connection, kind: Kind, ids: Sequence[int], *, seconds: float) -> tuple[Counted, Counted]:
+    """Count what happened in the last `seconds` in these cohorts or instances, and in all others; of each sort up to
+    MOST jobs."""
     values = {"kind": kind, "ids": list(ids), "seconds": seconds, "most": MOST}
-    found = {bool(row.is_tried): row for row in connection.execute(_FIGURES, values)}
-    was = before or Arms(Figures(), Figures())
-
-    def of(row: Row | None, was: Figures) -> Figures:
-        if row is None:
-            return Figures()
-        expects = before is not None and (was.starts == 0 or was.starts * seconds / BEFORE >= EXPECTED)
-        stands = expects and int(row.starts) == 0
-        return _figures(row, *((row.waiting, row.all_waiting) if stands else (row.sample, row.waits)))
-
-    return Arms(of(found.get(True), was.tried), of(found.get(False), was.others))
+    found = {bool(row.is_tried): _counted(row) for row in connection.execute(_FIGURES, values)}
+    return found.get(True, Counted()), found.get(False, Counted())
 
 
-def _figures(row: Row, sample: int, waits: Sequence[float] | None) -> Figures:
-    starts, ended = int(row.starts), int(row.ended)
-    most = _quantile(waits, 1.0)
-    return Figures(
-        sample=sample,
-        starts=starts,
+def _counted(row: Row) -> Counted:
+    return Counted(
+        sample=row.sample,
+        waits=row.waits or (),
+        waiting=row.waiting,
+        all_waiting=row.all_waiting or (),
+        starts=int(row.starts),
         fetched=int(row.fetched),
-        p50_wait=_quantile(waits, 0.5),
-        p95_wait=_quantile(waits, 0.95),
-        max_wait=most,
-        evictions=_of_thousand(row.evicted, starts),
-        failures=_of_thousand(row.failed, ended),
-        p50_wait_low=_quantile(waits, low_quantile(sample, 0.5)),
-        p95_wait_low=_quantile(waits, low_quantile(sample, 0.95)),
-        max_wait_low=most,
-        evictions_low=_of_thousand(low_count(row.evicted), starts),
-        failures_low=_of_thousand(low_count(row.failed), ended),
+        evicted=int(row.evicted),
+        ended=int(row.ended),
+        failed=int(row.failed),
     )
-
-
-def _of_thousand(count: float, of: int) -> float | None:
-    return 1000.0 * float(count) / of if of else None
-
-
-def _quantile(waits: Sequence[float] | None, part: float) -> float | None:
-    return None if not waits else waits[int(part * QUANTILES)]
-
-
-def low_quantile(sample: int, part: float) -> float:
-    """Return the quantile of a sample that is above the quantile `part` of what it was drawn from with a probability of
-    at most CHANCE: more values would be above that than the binomial distribution allows."""
-    if sample > _EXACT:
-        return part - DEVIATIONS * math.sqrt(part * (1.0 - part) / sample)
-    above, chance, at_least = 0, part**sample, 1.0
-    while at_least > CHANCE and above < sample:
-        at_least -= chance
-        above += 1
-        chance *= (sample - above + 1) / above * (1.0 - part) / part
-    return 0.0 if at_least > CHANCE else (sample - above) / sample
-
-
-def low_count(count: int) -> float:
-    """Return what a count of rare events is at least, but for CHANCE: Anscombe's root of a Poisson count has a standard
-    deviation of a half."""
-    return max(0.0, math.sqrt(count + 0.375) - DEVIATIONS / 2) ** 2 if count else 0.0
-
-
-def told(arms: Arms) -> dict[str, Any]:
-    """Return what was measured as JSON has it."""
-    return asdict(arms)
-
-
-def read_arms(stored: Mapping[str, Any]) -> Arms:
-    """Return what `told` has made JSON of."""
-    return Arms(Figures(**stored["tried"]), Figures(**stored["others"]))
 
 
 def _json(value: object) -> str:

@@ -14,6 +14,7 @@ from schema import audit
 from schema.policy import versions
 from schema.postgres.connection import Connection
 from schema.postgres.statements import Statement
+from schema.states import FETCHED
 
 #: Seconds for which a shadow goes on unless it is told otherwise, and the most.
 SECONDS, MOST_SECONDS = 86400.0, 7 * 86400.0
@@ -61,9 +62,9 @@ _PROCESSES = Statement("""
 SELECT process, at, compared, skipped, failed, seconds, reason FROM policy_shadow_processes
 WHERE shadow = :id ORDER BY process
 """)
-_STARTS = Statement("""
-SELECT count(*) AS starts, count(*) FILTER (WHERE assigner LIKE 'bot:%') AS fetched
-FROM (SELECT assigner, granted_at FROM leases ORDER BY job_id DESC LIMIT :most) l
+_STARTS = Statement(f"""
+SELECT count(*) AS starts, count(*) FILTER (WHERE strategy = '{FETCHED}') AS fetched
+FROM (SELECT strategy, granted_at FROM leases ORDER BY job_id DESC LIMIT :most) l
 WHERE granted_at BETWEEN :began AND coalesce(CAST(:ended AS timestamptz), clock_timestamp())
 """)
 _ADD = Statement(f"""

@@ -9,9 +9,8 @@ import httpx
 import pytest
 
 from assigner.operator_resources import canaries as watching
-from assigner.operator_resources.canaries import guard, judge
+from assigner.operator_resources.guards import Arms, Figures, guard, judge, low_count, low_quantile
 from schema.policy import trials, versions
-from schema.policy.canaries import Arms, Figures, low_count, low_quantile
 from schema.timing import Timing
 from tests.support.patience import eventually
 from tests.support.pool import Pool, completed

@@ -11,14 +11,11 @@ from assigner.api.operators.policies import Number, numbered, usable
 from assigner.api.routing import MAX_REASON_BYTES, OPERATORS, Caller, Read, problems
 from assigner.api.submission import RequestModel
 from assigner.operator_resources import canaries as trials
+from assigner.operator_resources import guards
 from assigner.operator_resources.canaries import MOST_GUARDS, MOST_NAMES, MOST_STEPS, Plan
 from schema import validation
 from schema.policy import canaries
-from schema.policy.canaries import Arms
 from schema.postgres.connection import Connection
-
-#: The least and the most seconds of a step, and waits below which nothing is judged, unless a request says otherwise.
-LEAST_EVERY, MOST_EVERY, LEAST = 10.0, 7 * 86400.0, 50
 
 
 class CanaryRequest(RequestModel):
@@ -28,17 +25,20 @@ class CanaryRequest(RequestModel):
         max_length=MOST_NAMES, description="`cohort:NAME` or `instance:NAME`, all of one sort, in the order of steps"
     )
     steps: list[int] = Field(
-        default=[25, 50, 100], max_length=MOST_STEPS, description="percent of these, rising; one name has one step"
+        default=[*trials.STEPS], max_length=MOST_STEPS, description="percent of these, rising; one name has one step"
     )
     every: float = Field(
-        default=1800.0, ge=LEAST_EVERY, le=MOST_EVERY, description="seconds that a step takes at least"
+        default=trials.EVERY,
+        ge=trials.LEAST_EVERY,
+        le=trials.MOST_EVERY,
+        description="seconds that a step takes at least",
     )
     guards: list[str] = Field(
         max_length=MOST_GUARDS,
         description="such as `p95_wait<=1.2x`, `evictions<=20`, `others:p95_wait<=2x`; the first that does not hold "
         "ends the trial",
     )
-    least: int = Field(default=LEAST, ge=1, le=100_000, description="waits below which nothing is judged")
+    least: int = Field(default=trials.LEAST, ge=1, le=100_000, description="waits below which nothing is judged")
     reason: str = Field(default="", description="for the audit; at most 500 bytes")
     stale: bool = Field(
         default=False, description="true = also a draft since which something was changed, taking that back there"
@@ -157,7 +157,7 @@ def _state(canary: canaries.Canary | None) -> CanaryState:
         raise NotFound("policy: there was no canary yet")
     measured = canary.measured
     unknown = [{"guard": each, "value": None, "limit": None, "holds": None} for each in canary.guards]
-    before: Arms = canaries.read_arms(canary.before[canary.step])
+    before = guards.read_arms(canary.before[canary.step])
     return CanaryState.model_validate({
         **vars(canary),
         "reached": canary.reached,

@@ -8,6 +8,7 @@ from leasehold.errors import BadInput
 from leasehold.wire import escaped
 
 from assigner.cli.output import Caller, Calling, duration, print_json, reason_option, version_number
+from assigner.operator_resources.canaries import EVERY, LEAST, STEPS
 from schema.readable import duration as in_words
 from schema.readable import moment, plural, table
 
@@ -24,12 +25,21 @@ def add(group: click.Group, calling: Calling) -> None:
     @group.command("canary")
     @click.argument("version", required=False, callback=version_number)
     @click.option("--on", multiple=True, metavar="cohort:A,B|instance:A,B", help="Where it is tried, in this order.")
-    @click.option("--steps", default="25,50,100", show_default=True, metavar="PERCENT,…", help="Of the named ones.")
-    @click.option("--every", default="30m", callback=duration, show_default=True, metavar="TIME", help="For each step.")
+    @click.option(
+        "--steps", default=",".join(map(str, STEPS)), show_default=True, metavar="PERCENT,…", help="Of the named ones."
+    )
+    @click.option(
+        "--every",
+        default=f"{EVERY / 60:.0f}m",
+        callback=duration,
+        show_default=True,
+        metavar="TIME",
+        help="For each step.",
+    )
     @click.option(
         "--guard", "guards", multiple=True, metavar="GUARD", help="Such as 'p95_wait<=1.2x', 'evictions<=20'."
     )
-    @click.option("--least", type=click.IntRange(1, 100_000), default=50, show_default=True,
+    @click.option("--least", type=click.IntRange(1, 100_000), default=LEAST, show_default=True,
                   help="Jobs below which nothing is judged.")  # fmt: skip
     @click.option("--stale", is_flag=True, help="Also a draft since which something was changed.")
     @click.option("--stop", is_flag=True, help="Take back the one that is running.")

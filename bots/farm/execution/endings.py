@@ -1,7 +1,7 @@
 """The ends of actions: what a job has left becomes the client's answer, and the cached result of its action.
 
-A door watches each job of which it was told by a client until the job is over, whether that client stays or not. It
-keeps nothing: a door that was restarted learns of a job again when its client waits for it again.
+A client tells the door of its job. The door watches the job until it is over, also if the client leaves. It stores
+nothing: after a restart the door learns of a job when the client waits for it again.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ class Gone(Exception):
 
 
 class Endings:
-    """Watches jobs until they are over; one watch for each job, whoever waits. Only the event loop may use it."""
+    """Watches jobs until they are over. Each job has one watch for all who wait. Only the event loop may use it."""
 
     def __init__(
         self, upstream: Upstream, workers: WorkerPool, polls: LongPolls, settings: FarmSettings, *, address: str

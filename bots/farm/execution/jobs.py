@@ -47,8 +47,8 @@ WHERE {_OWN} AND j.public_id = CAST(:id AS uuid)
 """)
 
 
-#: Stores the job of a caller in one transaction, with what the last argument adds to its normal form. Whoever starts
-#: the door gives it, since only the part of the program that serves callers knows what they may do.
+#: Stores the job of a caller in one transaction. The last argument adds what only the door may say to its normal form.
+#: The program that starts the door hands this in: what callers may do is known there.
 Submit = Callable[[JobRequest, Principal, Callable[[dict[str, Any]], dict[str, Any]]], Submitted]
 
 
