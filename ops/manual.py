@@ -155,7 +155,7 @@ def defined() -> dict[str, tuple[str | None, click.Command]]:
         assert made is not None
         found[name] = (None, made)
     names = [f"{each.__name__}.{info.name}" for each in _COMMANDS for info in iter_modules(each.__path__)]
-    for module in map(import_module, [*names, "bots.console.command"]):
+    for module in map(import_module, [*names, "bots.console.command", "bots.farm.command"]):
         here = {
             attribute: value
             for attribute, value in vars(module).items()

@@ -9,7 +9,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import cache, partial
 from importlib import import_module
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 import click
 from click.shell_completion import CompletionItem
-from leasehold.errors import BadInput, LeaseholdError
+from leasehold.errors import BadInput
 
 from assigner.cli import completion, errors, names
 from schema import clock, gc_tuning
@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from assigner.simulation.past import Past
     from assigner.simulation.replay import BotsOf, How, Plan
     from bots.agent.agent import AgentSettings
-    from bots.farm.settings import FarmSettings
+    from bots.farm.command import Parts as PartsOfFarm
+    from bots.farm.execution.jobs import Submit
     from bots.simulation.bots import SimulatedBots
     from bots.sync.fetch import FetchSettings
     from bots.sync.settle import SyncService
@@ -190,6 +191,10 @@ def cli(context: click.Context, data: Path | None, config: Path | None) -> None:
         environ=os.environ,
         at_home=data is None,
     )
+    if context.invoked_subcommand == "farm":
+        from bots.farm.command import PARTS
+
+        context.meta[PARTS] = _parts_of_farm(context, context.obj)
 
 
 @cli.command(name="demo")
@@ -483,106 +488,21 @@ def gateway_command(installation: "Installation") -> int:
     return 130 if serving.stopped_by is signal.SIGINT else 0
 
 
-@cli.group(name="farm", invoke_without_command=True)
-@click.option(
-    "--cas", metavar="ADDRESS", help="The server that keeps blobs and results: grpc://HOST:PORT or unix:PATH."
-)
-@click.option("--storage", type=_DIRECTORY, help="Run storage, and keep blobs and results in this directory.")
-@click.option("--port", type=click.IntRange(0, 65535), help="Port of the door; 0 = any free one [as configured: 8980].")
-@click.option("--anonymous", metavar="INSTANCE", help="Take callers without a token, for this instance.")
-@click.pass_context
-def farm_group(context: click.Context, /, storage: Path | None, **given: Any) -> int | None:
-    """Run one door for build clients: Bazel, recc and others. Options override the [farm] section."""
-    if context.invoked_subcommand is not None:
-        return None
-    installation: Installation = context.obj
-    own = _overridden(
-        cast(Any, installation.settings).farm, {name: each for name, each in given.items() if each is not None}
-    )
-    with ExitStack() as stack:
-        return _run_door(installation, own, storage, stack)
-
-
-@farm_group.command(name="clients")
-@click.option(
-    "--address", metavar="ADDRESS", help="The door, grpc://HOST:PORT [that of farm.url in the data directory]."
-)
-@click.pass_obj
-def farm_clients(installation: "Installation", address: str | None) -> None:
-    """Print what build clients and bots need: lines for .bazelrc, recc.conf, pants.toml, and a bot's command."""
-    from bots.farm import clients
-
-    own, kept = cast(Any, installation.settings).farm, installation.data / "farm.url"
-    address = address or (kept.read_text().strip() if kept.is_file() else f"grpc://{own.host}:{own.port}")
-    click.echo(clients.lines(address, needs_token=own.anonymous is None))
-
-
-@farm_group.command(name="demo")
-@as_json
-@click.pass_obj
-@click.pass_context
-def farm_demo(context: click.Context, installation: "Installation", as_json: bool) -> None:
-    """Build a program of 12 C files twice on a pool of its own, while a bot and the door are killed.
-
-    It runs in a temporary directory and without a configuration file, unless --data or --config say otherwise.
-    """
-    from assigner.cli import up
-    from bots.farm.storage import programs
-
-    demo = _farm_module("demo")
-    programs.require(programs.STORAGE, programs.RUNNER, programs.BUBBLEWRAP)
-    bots = [up.farm_bot(f"farm-{n}", capacity=2) for n in (1, 2)]
-    port = up.free_port(0, "--port")
-    with ExitStack() as stack:
-        pool = stack.enter_context(_demo_pool(context, installation, {}, bots=bots, assigners=1, farm=port))
-        demo.run(
-            pool.farm_url,
-            lambda name: os.kill(pool.processes()[name], signal.SIGKILL),
-            victims=("farm-1", "farm"),
-            as_json=as_json,
-        )
-
-
-def _run_door(installation: "Installation", own: "FarmSettings", storage: Path | None, stack: ExitStack) -> int:
-    """Run the farm door until a signal comes. storage: the directory of storage of its own; None = that of `own`."""
-    import structlog
-
+def _parts_of_farm(context: click.Context, installation: "Installation") -> "PartsOfFarm":
+    """Return what the commands of the farm door need of the assigner."""
     from assigner import logs
     from assigner.api import submission
-    from schema.postgres.notify import Wakeups
+    from assigner.cli import up
+    from bots.farm.command import Parts
 
-    settings: Any = installation.settings
-    logs.to_stderr(settings.log.level.upper())
-    server, programs = _farm_module("server"), _farm_module("storage.programs")
-    beside = None
-    if storage is not None:
-        if own.cas is not None:
-            raise BadInput("--storage", "is in place of --cas: give one of them")
-        address, beside = stack.enter_context(programs.running(storage.absolute()))
-        own = own.model_copy(update={"cas": address})
+    def submit(database: "Database") -> "Submit":
+        return partial(submission.submit_completed, database, installation.settings.estimates.estimate)
 
-    def on_ready(address: str) -> None:
-        _keep(installation.data / "farm.url", address)
-        structlog.get_logger().info("the farm door listens", address=address, using=installation.described)
+    def demo_pool(bots: Sequence[str]) -> AbstractContextManager["LocalPool"]:
+        wanted = [up.farm_bot(name, capacity=2) for name in bots]
+        return _demo_pool(context, installation, {}, bots=wanted, assigners=1, farm=up.free_port(0, "--port"))
 
-    database = stack.enter_context(installation.ready_database("farm"))
-    wakeups = Wakeups(database)
-    wakeups.start()
-    stack.callback(wakeups.stop)
-    submit = partial(submission.submit_completed, database, settings.estimates.estimate)
-    door = server.Door(database, own, timing=settings.timing, wakeups=wakeups, submit=submit)
-    gc_tuning.collect_as_usual()
-    return 130 if server.run(door, on_ready, beside=beside) is signal.SIGINT else 0
-
-
-def _farm_module(name: str) -> Any:
-    """Import a module of the farm door, which needs an extra. Raises LeaseholdError without it."""
-    # This process makes others by exec alone, about which gRPC would write a line each time.
-    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-    try:
-        return import_module(f"bots.farm.{name}")
-    except ModuleNotFoundError as error:
-        raise LeaseholdError(f"the farm door needs {error.name}: pip install 'leasehold[farm]'") from None
+    return Parts(log_to_stderr=logs.to_stderr, overridden=_overridden, submit=submit, keep=_keep, demo_pool=demo_pool)
 
 
 def _work_by(app: "FastAPI", sync_service: "SyncService", policy: "InForce") -> None:
