@@ -242,6 +242,7 @@ def token_group() -> None:
 )
 @click.option("--pool", metavar="NAME", help="The only pool the bot may serve [a limited bot: none].")
 @click.option("--expires-in", callback=duration, metavar="TIME", help="Lifetime: seconds, or 12h, 30d [never].")
+@click.option("--note", metavar="TEXT", help="Who holds it, or what it is for; the list shows it.")
 @as_json
 @pass_installation
 def create_token(
@@ -255,6 +256,7 @@ def create_token(
     labels: tuple[str, ...],
     pool: str | None,
     expires_in: float | None,
+    note: str | None,
     as_json: bool,
 ) -> None:
     """Make a token and print it. It cannot be shown again: only its digest is stored."""
@@ -273,6 +275,7 @@ def create_token(
             labels=labels or None,
             pool=pool,
             expires_in=expires_in,
+            note=note,
         )
 
     with installation.command_database("token") as database:
@@ -293,7 +296,7 @@ def list_tokens(installation: Installation, as_json: bool) -> None:
     if as_json:
         print_json([asdict(token) for token in found])
         return
-    columns = ["id", "kind", "instance", "bot", "created", "expires", "revoked"]
+    columns = ["id", "kind", "instance", "bot", "created", "expires", "revoked", "note"]
     table(
         columns,
         [
@@ -303,6 +306,7 @@ def list_tokens(installation: Installation, as_json: bool) -> None:
                 each.instance,
                 each.bot,
                 *map(_short, (each.created_at, each.expires_at, each.revoked_at)),
+                each.note,
             )
             for each in found
         ],

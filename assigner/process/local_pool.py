@@ -411,7 +411,7 @@ def _keep_token(database: Database, path: Path, *, kind: tokens.Kind, bot: str |
                 return None
         except (FileNotFoundError, UnicodeDecodeError, Unauthorised):
             pass
-        return tokens.create(connection, kind, bot=bot)
+        return tokens.create(connection, kind, bot=bot, note=f"the local pool's {path.name}")
 
     made = database.run(work)
     if made is not None:

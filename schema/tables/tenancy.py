@@ -304,6 +304,7 @@ tokens = Table(
     Column("revoked_at", TIME),
     Column("labels", ARRAY(Text)),
     Column("pool", Text),
+    Column("note", Text),
     PrimaryKeyConstraint("id"),
     CheckConstraint("kind IN ('submitter', 'bot', 'operator')", name="tokens_kind_known"),
 )

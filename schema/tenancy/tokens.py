@@ -146,6 +146,8 @@ class Principal:
 
 #: Longest life a token may be given, seconds (a year).
 MAX_LIFE = 31_536_000.0
+#: Longest note of a token, bytes of UTF-8.
+MAX_NOTE = 200
 
 _FORM = re.compile(r"lh_(submitter|bot|operator)_([0-9a-f]{12})_([0-9a-f]{64})([0-9a-f]{8})")
 _ID = re.compile(r"[0-9a-f]{12}")
@@ -168,6 +170,7 @@ class StoredToken:
     revoked_at: datetime | None
     labels: Sequence[str] | None
     pool: str | None
+    note: str | None
 
 
 # One token by its id. The database decides whether it has expired, because `expires_at` is the database's time.
@@ -176,8 +179,8 @@ SELECT *, revoked_at IS NOT NULL AS revoked, coalesce(expires_at <= now(), false
 FROM tokens WHERE id = :token_id
 """)
 _CREATE = Statement("""
-INSERT INTO tokens (id, kind, digest, instance, bot, priority_ceiling, properties, labels, pool, expires_at)
-VALUES (:id, :kind, :digest, :instance, :bot, :priority_ceiling, CAST(:properties AS jsonb), :labels, :pool,
+INSERT INTO tokens (id, kind, digest, instance, bot, priority_ceiling, properties, labels, pool, note, expires_at)
+VALUES (:id, :kind, :digest, :instance, :bot, :priority_ceiling, CAST(:properties AS jsonb), :labels, :pool, :note,
     now() + make_interval(secs => :expires_in))
 """)
 
@@ -200,19 +203,22 @@ def create(
     labels: Sequence[str] | None = None,
     pool: str | None = None,
     expires_in: float | None = None,
+    note: str | None = None,
     actor: str = "local",
 ) -> str:
     """Store a new token and return its text. The text cannot be read again later.
 
     A submitter may have an instance and a priority ceiling (-1000…1000). A bot must have a name or prefix; it may have
     an instance or a pool, and lists of allowed properties and labels. An operator has none of these. `expires_in` is
-    in seconds, at most a year. Raises BadInput that names the argument.
+    in seconds, at most a year. `note` tells operators who holds it or what it is for: one line of at most 200 bytes.
+    Raises BadInput that names the argument.
     """
     chosen = _kind(kind)
     _check_scope(chosen, instance=instance, bot=bot, ceiling=priority_ceiling)
     _check_declared(chosen, properties=properties, labels=labels, pool=pool, instance=instance)
     if expires_in is not None and not 0 < expires_in <= MAX_LIFE:
         raise BadInput("expires_in", f"must be more than 0 and at most {MAX_LIFE:.0f} seconds")
+    _check_note(note)
     allowed = None if properties is None else validation.normal_properties("properties", properties)
     identity = secrets.token_hex(6)
     body = f"lh_{chosen}_{identity}_{secrets.token_hex(32)}"
@@ -227,6 +233,7 @@ def create(
         "properties": None if allowed is None else json.dumps(allowed),
         "labels": None if labels is None else sorted(set(labels)),
         "pool": pool,
+        "note": note,
         "expires_in": expires_in,
     }
     connection.execute(_CREATE, row)
@@ -237,6 +244,7 @@ def create(
         "pool": pool,
         "labels": row["labels"],
         "expires_in": expires_in,
+        "note": note,
     }
     audit.write(connection, "token.create", actor=actor, subject=identity, details=scope)
     return token
@@ -306,6 +314,14 @@ def _kind(kind: Kind | str) -> Kind:
         return Kind(kind)
     except ValueError:
         raise BadInput("kind", f"'{wire.escaped(kind, 40)}' is not one of submitter, bot, operator") from None
+
+
+def _check_note(note: str | None) -> None:
+    if note is None:
+        return
+    validation.check_text("note", note, MAX_NOTE)
+    if not (note.strip() and note.isprintable()):
+        raise BadInput("note", "must be one line of printable text")
 
 
 def _check_scope(kind: Kind, *, instance: str | None, bot: str | None, ceiling: int | None) -> None:

@@ -53,14 +53,14 @@ def test_a_revoked_or_expired_token_is_refused(database: Database) -> None:
     database.run(lambda c: tokens.revoke(c, tokens.parse(revoked), actor="operator:y"))
     with pytest.raises(Unauthorised, match="revoked"):
         database.run(lambda c: tokens.verify(c, revoked))
-    expired = database.run(lambda c: tokens.create(c, "operator", expires_in=0.000001))
+    expired = database.run(lambda c: tokens.create(c, "operator", expires_in=0.000001, note="Ann's laptop"))
     with pytest.raises(Unauthorised, match="expired"):
         database.run(lambda c: tokens.verify(c, expired))
     assert ("operator:y", "token.revoke", tokens.parse(revoked)) in audited(database)
     listed = database.run(tokens.list_tokens)
-    assert {one.id: one.revoked_at is not None for one in listed} == {
-        tokens.parse(revoked): True,
-        tokens.parse(expired): False,
+    assert {one.id: (one.revoked_at is not None, one.note) for one in listed} == {
+        tokens.parse(revoked): (True, None),
+        tokens.parse(expired): (False, "Ann's laptop"),
     }
 
 
@@ -89,6 +89,7 @@ SENSELESS: list[tuple[str, dict[str, Any]]] = [
     ("pool", {"kind": "bot", "bot": "b1", "pool": "No"}),
     ("pool", {"kind": "bot", "bot": "b1", "pool": "blue", "instance": "ci"}),
     ("properties.os", {"kind": "bot", "bot": "b1", "properties": {"os": []}}),
+    *(("note", {"kind": "operator", "note": note}) for note in ("", " ", "two\nlines", "\x00", "\ud800", "é" * 101)),
 ]
 
 
