@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -19,11 +20,40 @@ BATCH = 3 * 1024 * 1024
 ANSWER_WITHIN = 60.0
 
 
-class Storage:
-    """Calls for blobs, of a door or of the storage itself. address: `grpc://HOST:PORT` or `unix:PATH`."""
+class Keys(NamedTuple):
+    """By what a client knows a door, and is known to it.
 
-    def __init__(self, address: str) -> None:
-        self.channel = grpc.insecure_channel(address.removeprefix("grpc://"), options=list(CHANNEL_OPTIONS))
+    token: a token of the pool. ca: PEM file of the authorities of the door's certificate, None = those that gRPC knows.
+    cert, key: PEM files of a certificate of the client.
+    """
+
+    token: str | None = None
+    ca: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
+
+    def credentials(self) -> grpc.ChannelCredentials:
+        """Return the credentials of a channel. Raises OSError if a file cannot be read."""
+        ca, cert, key = (None if each is None else each.read_bytes() for each in self[1:])
+        return grpc.ssl_channel_credentials(ca, key, cert)
+
+
+NO_KEYS = Keys()
+
+
+class Storage:
+    """Calls for blobs, of a door or of the storage itself.
+
+    address: `grpc://HOST:PORT`, `grpcs://HOST:PORT` with TLS, or `unix:PATH`.
+    """
+
+    def __init__(self, address: str, keys: Keys = NO_KEYS) -> None:
+        options, (scheme, _, host) = list(CHANNEL_OPTIONS), address.partition("://")
+        if scheme == "grpcs":
+            self.channel = grpc.secure_channel(host, keys.credentials(), options=options)
+        else:
+            self.channel = grpc.insecure_channel(address.removeprefix("grpc://"), options=options)
+        self._metadata = None if keys.token is None else (("authorization", f"Bearer {keys.token}"),)
 
     def __enter__(self) -> Self:
         return self
@@ -36,7 +66,7 @@ class Storage:
         made = self.channel.unary_unary(
             method, request_serializer=type(request).SerializeToString, response_deserializer=answer.FromString
         )
-        return made(request, timeout=within, wait_for_ready=True)
+        return made(request, timeout=within, wait_for_ready=True, metadata=self._metadata)
 
     def upload(self, blobs: Iterable[bytes]) -> list[Digest]:
         """Store those of these blobs that the storage does not have, and return their digests. Raises grpc.RpcError."""
@@ -98,11 +128,11 @@ class Work(NamedTuple):
 
 
 class Client(Storage):
-    """Calls for actions. token: a token of the pool; None where the door takes callers without one."""
+    """Calls for actions."""
 
-    def __init__(self, address: str, *, instance: str = "", token: str | None = None) -> None:
-        super().__init__(address)
-        self._instance, self._metadata = instance, None if token is None else (("authorization", f"Bearer {token}"),)
+    def __init__(self, address: str, keys: Keys = NO_KEYS, *, instance: str = "") -> None:
+        super().__init__(address, keys)
+        self._instance = instance
 
     def execute(self, action: Digest, *, priority: int = 0, skip_cache: bool = False) -> Iterator[Any]:
         """Yield operations until the action is over. Raises grpc.RpcError."""
@@ -118,12 +148,7 @@ class Client(Storage):
 
     def cancel(self, name: str) -> None:
         """Cancel an operation. Raises grpc.RpcError."""
-        made = self.channel.unary_unary(
-            "/google.longrunning.Operations/CancelOperation",
-            request_serializer=CancelOperationRequest.SerializeToString,
-            response_deserializer=Empty.FromString,
-        )
-        made(CancelOperationRequest(name=name), timeout=ANSWER_WITHIN, metadata=self._metadata)
+        self.call("/google.longrunning.Operations/CancelOperation", CancelOperationRequest(name=name), Empty)
 
     def run(self, work: Work, *, skip_cache: bool = False) -> Any:
         """Upload what an action needs, wait until it is over, and return its ExecuteResponse.

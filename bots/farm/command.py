@@ -97,7 +97,9 @@ def farm(context: click.Context, /, storage: Path | None, **given: Any) -> int |
 
 @farm.command(name="clients")
 @click.option(
-    "--address", metavar="ADDRESS", help="The door, grpc://HOST:PORT [that of farm.url in the data directory]."
+    "--address",
+    metavar="ADDRESS",
+    help="The door, grpc://HOST:PORT or grpcs:// [that of farm.url in the data directory].",
 )
 @click.pass_obj
 def clients(installation: Installation, address: str | None) -> None:
@@ -108,8 +110,8 @@ def clients(installation: Installation, address: str | None) -> None:
     from bots.farm import clients
 
     own, kept = installation.settings.farm, installation.data / "farm.url"
-    address = address or (kept.read_text().strip() if kept.is_file() else f"grpc://{own.host}:{own.port}")
-    click.echo(clients.lines(address, needs_token=own.anonymous is None))
+    configured = own.bots_reach or f"{'grpc' if own.tls_cert is None else 'grpcs'}://{own.host}:{own.port}"
+    click.echo(clients.lines(address or (kept.read_text().strip() if kept.is_file() else configured), own))
 
 
 @farm.command(name="demo")

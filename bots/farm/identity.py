@@ -4,9 +4,10 @@ import uuid
 from dataclasses import dataclass
 
 import grpc.aio
-from leasehold.errors import Forbidden, NotFound
+from leasehold.errors import Forbidden, NotFound, Unauthorised
 from leasehold.wire import escaped
 
+from bots.farm.settings import CertificateScope, FarmSettings
 from bots.gateway.middleware import TokenCache
 from bots.gateway.workers import WorkerPool
 from schema.requests import DEFAULT_INSTANCE
@@ -32,20 +33,41 @@ class DoorCaller(Principal):
 
 
 class Identity:
-    """Finds out who calls. anonymous: the instance of callers without a token; None = there are none."""
+    """Finds out who calls: by a token, else by the certificate, else nobody by name where the settings permit it."""
 
-    def __init__(self, tokens: TokenCache, workers: WorkerPool, *, anonymous: str | None) -> None:
-        self._tokens, self._workers, self._anonymous = tokens, workers, anonymous
+    def __init__(self, tokens: TokenCache, workers: WorkerPool, settings: FarmSettings) -> None:
+        self._tokens, self._workers, self._settings = tokens, workers, settings
+        self._certified = {name: _holder(name, scope) for name, scope in settings.certificates.items()}
+
+    async def principal(self, context: grpc.aio.ServicerContext) -> Principal:
+        """Return who calls. Raises Unauthorised."""
+        given = [str(value) for name, value in context.invocation_metadata() or () if name == "authorization"]
+        if given:
+            return await self._tokens.principal(given, self._workers)
+        names = _common_names(context)
+        if len(names) == 1 and names[0] in self._certified:
+            return self._certified[names[0]]
+        if self._settings.anonymous is not None:
+            return Principal(kind=Kind.SUBMITTER, id="anonymous", instance=self._settings.anonymous)
+        if names:
+            named = escaped(", ".join(names), 80)
+            raise Unauthorised(f"the certificate of '{named}' stands for nobody here: farm.certificates names others")
+        return await self._tokens.principal(given, self._workers)
 
     async def caller(self, context: grpc.aio.ServicerContext) -> DoorCaller:
-        """Return who calls. Raises Unauthorised, and Forbidden for bots, which have no actions to run."""
-        given = [str(value) for name, value in context.invocation_metadata() or () if name == "authorization"]
-        if not given and self._anonymous is not None:
-            return DoorCaller(kind=Kind.SUBMITTER, id="anonymous", instance=self._anonymous)
-        found = await self._tokens.principal(given, self._workers)
+        """Return who calls for actions. Raises Unauthorised, and Forbidden for bots, which have none to run."""
+        found = await self.principal(context)
         if found.kind is Kind.BOT:
             raise Forbidden("token: is for bots, which neither submit nor cancel actions")
         return DoorCaller.of(found)
+
+    async def admit(self, context: grpc.aio.ServicerContext) -> None:
+        """Let everybody of this machine, and who is known, use blobs and cached results. Raises Unauthorised.
+
+        They are of no instance: who names a blob by its digest knows what is in it, or has been told of it.
+        """
+        if not self._settings.is_local:
+            await self.principal(context)
 
     @staticmethod
     def instance(caller: Principal, given: str) -> str:
@@ -72,3 +94,18 @@ def submission_of(name: str) -> str:
 def no_operation(name: str) -> NotFound:
     """Return the error for a name that no operation has, at which clients send the action again."""
     return NotFound(f"name: there is no operation '{escaped(name, 120)}'")
+
+
+def _holder(name: str, scope: CertificateScope) -> Principal:
+    return Principal(
+        kind=Kind(scope.kind),
+        id=f"certificate {name}",
+        instance=scope.instance,
+        bot=scope.bot,
+        priority_ceiling=scope.priority_ceiling,
+    )
+
+
+def _common_names(context: grpc.aio.ServicerContext) -> list[str]:
+    """The common names of the caller's certificate, which gRPC has verified; none if it has shown none."""
+    return [name.decode(errors="replace") for name in context.auth_context().get("x509_common_name", ())]

@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import ssl
 import subprocess
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
@@ -16,7 +17,7 @@ from bots.farm.execution.endings import Endings
 from bots.farm.execution.jobs import Submit
 from bots.farm.execution.streams import Execution
 from bots.farm.identity import Identity
-from bots.farm.refusals import answering, streaming
+from bots.farm.refusals import answering, end, streaming
 from bots.farm.settings import FarmSettings
 from bots.farm.storage import capabilities, passthrough
 from bots.farm.storage.upstream import API, CAPABILITIES, CHANNEL_OPTIONS, Upstream, open_channel, parsed
@@ -60,16 +61,11 @@ class Door:
             raise BadInput("farm.cas", "is not set: name the server that keeps blobs, such as grpc://127.0.0.1:8981")
         channel = open_channel(settings.cas)
         server = grpc.aio.server(options=[*CHANNEL_OPTIONS, ("grpc.so_reuseport", 0)])
-        host = f"[{settings.host}]" if ":" in settings.host else settings.host
-        try:
-            port = server.add_insecure_port(f"{host}:{settings.port}")
-        except RuntimeError:
-            raise BadInput("farm.port", f"cannot listen on {host}:{settings.port}") from None
-        address = f"grpc://{host}:{port}"
+        address = listen(server, settings)
         polls, endings, handlers = self._parts(channel, settings.bots_reach or address)
         server.add_generic_rpc_handlers(_by_service(handlers))
         await server.start()
-        on_ready(address)
+        on_ready(settings.bots_reach if settings.is_everywhere and settings.bots_reach else address)
         happened = await until
         polls.end()
         await server.stop(STOP_WITHIN)
@@ -83,7 +79,7 @@ class Door:
     ) -> tuple[LongPolls, Endings, dict[str, grpc.RpcMethodHandler]]:
         workers = worker_pools(self._database, queue=QUEUE).callers
         upstream = Upstream(channel, instance=self._settings.cas_instance)
-        identity = Identity(TokenCache(seconds=REMEMBER_TOKENS), workers, anonymous=self._settings.anonymous)
+        identity = Identity(TokenCache(seconds=REMEMBER_TOKENS), workers, self._settings)
         polls = LongPolls(wakeups=self._wakeups, poll=self._timing.poll, metrics=GatewayMetrics())
         endings = Endings(upstream, workers, polls, self._settings, address=address)
         execution = Execution(
@@ -96,7 +92,48 @@ class Door:
             address=address,
             sync=self._timing.sync,
         )
-        return polls, endings, passthrough.handlers(channel) | _own_handlers(execution, identity, upstream)
+
+        async def admit(context: grpc.aio.ServicerContext) -> None:
+            try:
+                await identity.admit(context)
+            except Exception as error:
+                await end(error, context)
+
+        return polls, endings, passthrough.handlers(channel, admit) | _own_handlers(execution, identity, upstream)
+
+
+def listen(server: grpc.aio.Server, settings: FarmSettings) -> str:
+    """Let a server listen where the settings say, and return its address.
+
+    Raises BadInput if it cannot listen there, or a file for TLS cannot be used.
+    """
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    secure = _credentials(settings)
+    try:
+        if secure is None:
+            return f"grpc://{host}:{server.add_insecure_port(f'{host}:{settings.port}')}"
+        return f"grpcs://{host}:{server.add_secure_port(f'{host}:{settings.port}', secure)}"
+    except RuntimeError:
+        raise BadInput("farm.port", f"cannot listen on {host}:{settings.port}") from None
+
+
+def _credentials(settings: FarmSettings) -> grpc.ServerCredentials | None:
+    """Read the files for TLS; None without."""
+    if settings.tls_cert is None or settings.tls_key is None:
+        return None
+    # gRPC takes what is no certificate, and then refuses every connection.
+    tried = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    field = "tls_cert"
+    try:
+        tried.load_cert_chain(settings.tls_cert, settings.tls_key)
+        field = "tls_client_ca"
+        if settings.tls_client_ca is not None:
+            tried.load_verify_locations(settings.tls_client_ca)
+        authorities = None if settings.tls_client_ca is None else settings.tls_client_ca.read_bytes()
+        pair = (settings.tls_key.read_bytes(), settings.tls_cert.read_bytes())
+    except (OSError, ssl.SSLError) as error:
+        raise BadInput(f"farm.{field}", f"cannot be used: {error.strerror or error}") from None
+    return grpc.ssl_server_credentials([pair], authorities, require_client_auth=authorities is not None)
 
 
 def _by_service(handlers: Mapping[str, grpc.RpcMethodHandler]) -> list[grpc.GenericRpcHandler]:
@@ -121,6 +158,7 @@ def _own_handlers(execution: Execution, identity: Identity, upstream: Upstream) 
         return bytes(Empty().SerializeToString())
 
     async def tell(_: bytes, __: grpc.aio.ServicerContext) -> Any:
+        # Bazel 2 asks this without the token that it sends with all other calls.
         return (await capabilities.answer(upstream)).SerializeToString()
 
     single, stream = grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler

@@ -3,28 +3,63 @@
 Every process of the pool reads the whole configuration, so this module imports nothing of gRPC.
 """
 
-from typing import Annotated, Self
+from collections.abc import Mapping
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from bots.gateway.settings import is_loopback
 from schema.fields import Name
-from schema.validation import MAX_TIMEOUT
+from schema.validation import MAX_TIMEOUT, PRIORITY_MAX, PRIORITY_MIN
 
 #: The port of the door unless another is given, and the name of the socket or server that keeps blobs.
 PORT = 8980
 _ADDRESS = r"^(grpc://[^/\s]+:[0-9]{1,5}|unix:/\S+)$"
+_DOOR = r"^grpcs?://[^/\s]+:[0-9]{1,5}$"
+_PATH = r"^/\S+$"
+
+
+class CertificateScope(BaseModel):
+    """What the holders of certificates with one common name may do: the same as the holder of a token.
+
+    kind: the kind of that token. instance, priority_ceiling: of a submitter, and `bot` of a bot, as of tokens.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    kind: Literal["submitter", "bot", "operator"] = "submitter"
+    instance: Name | None = None
+    priority_ceiling: int | None = Field(default=None, ge=PRIORITY_MIN, le=PRIORITY_MAX)
+    bot: str | None = Field(default=None, min_length=1, max_length=64)
+
+    @model_validator(mode="after")
+    def _fits_its_kind(self) -> Self:
+        if (self.kind == "bot") != (self.bot is not None):
+            raise ValueError("bot: a name, or a prefix that ends in '*', belongs to kind = \"bot\" and to no other")
+        if self.kind != "submitter" and self.priority_ceiling is not None:
+            raise ValueError(f'priority_ceiling: means nothing for kind = "{self.kind}"')
+        if self.kind == "operator" and self.instance is not None:
+            raise ValueError('instance: means nothing for kind = "operator"')
+        return self
 
 
 class FarmSettings(BaseModel):
     """Settings of the farm door: its address, its storage, and how actions run.
 
-    host, port: the TCP address. Only this machine may reach it: `host` is a loopback address.
+    host, port: the TCP address. Unless `host` is a loopback address, the door needs TLS, and its callers are known.
+    tls_cert, tls_key: PEM files. Unset: no TLS, and only this machine may reach the door.
+    tls_client_ca: PEM file of the authorities whose certificates callers must have. Unset: callers have tokens.
+    certificates: common name of a caller's certificate → what its holder may do if it sends no token.
     cas: the server that keeps blobs and cached results, `grpc://HOST:PORT` or `unix:/PATH`. Only the door may reach it.
         A program that writes there decides which results all callers get.
     cas_instance: what that server calls its instance.
-    anonymous: the instance to which callers without a token submit. Unset: every caller needs a token.
+    anonymous: the instance to which callers without a token submit. Unset: every caller needs a token, or a
+        certificate that is named.
     bots_reach: the address by which bots reach the door. Unset: its own address.
+    bots_ca, bots_token_file, bots_cert, bots_key: files on the bots' machines by which actions' runners know the door
+        and are known to it, where the door asks for that. Accounts that run jobs must be able to read them.
     mounts: directories of a bot's machine that every action sees, as far as they are there.
     max_attempts: how often an action is tried if bots cannot run it or are lost. A failing command is not tried again.
     staging_seconds: seconds that an action may take beside its own time-out, to fetch its inputs and store its outputs.
@@ -36,10 +71,20 @@ class FarmSettings(BaseModel):
 
     host: str = Field(default="127.0.0.1", min_length=1, max_length=255)
     port: int = Field(default=PORT, ge=0, le=65535)
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    tls_client_ca: Path | None = None
+    certificates: Mapping[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@ -]{0,63}$")], CertificateScope] = (
+        Field(default_factory=dict)
+    )
     cas: str | None = Field(default=None, pattern=_ADDRESS)
     cas_instance: str = Field(default="", max_length=255)
     anonymous: Name | None = None
-    bots_reach: str | None = Field(default=None, pattern=_ADDRESS)
+    bots_reach: str | None = Field(default=None, pattern=_DOOR)
+    bots_ca: str | None = Field(default=None, pattern=_PATH)
+    bots_token_file: str | None = Field(default=None, pattern=_PATH)
+    bots_cert: str | None = Field(default=None, pattern=_PATH)
+    bots_key: str | None = Field(default=None, pattern=_PATH)
     mounts: tuple[Annotated[str, Field(pattern=r"^/[^:\s]*$")], ...] = (
         *("/usr", "/bin", "/lib", "/lib64", "/etc/alternatives"),
     )
@@ -48,7 +93,34 @@ class FarmSettings(BaseModel):
     repeat_seconds: float = Field(default=30.0, gt=0, le=3600)
 
     @model_validator(mode="after")
-    def _stays_on_this_machine(self) -> Self:
-        if not is_loopback(self.host):
-            raise ValueError(f"host '{self.host}' can be reached from other machines: the door has no TLS yet")
+    def _relations(self) -> Self:
+        for one, other in (("tls_cert", "tls_key"), ("bots_cert", "bots_key")):
+            if (getattr(self, one) is None) != (getattr(self, other) is None):
+                raise ValueError(f"{one} and {other} belong together: give both or neither")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise ValueError("tls_client_ca means nothing without tls_cert")
+        if self.certificates and self.tls_client_ca is None:
+            raise ValueError("certificates mean nothing without tls_client_ca")
+        if self.is_local:
+            return self
+        reached = f"host '{self.host}' can be reached from other machines"
+        if self.tls_cert is None:
+            raise ValueError(f"{reached}: give tls_cert and tls_key")
+        if self.anonymous is not None and self.tls_client_ca is None:
+            raise ValueError(f"{reached}: callers without a token (anonymous) need certificates (tls_client_ca)")
+        if self.is_everywhere and self.bots_reach is None:
+            raise ValueError(f"host '{self.host}' is no address for bots: set bots_reach")
         return self
+
+    @property
+    def is_local(self) -> bool:
+        """True if only this machine can reach the door."""
+        return is_loopback(self.host)
+
+    @property
+    def is_everywhere(self) -> bool:
+        """True if the door listens on all addresses of this machine."""
+        try:
+            return ip_address(self.host).is_unspecified
+        except ValueError:
+            return False

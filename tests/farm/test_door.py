@@ -11,12 +11,13 @@ import grpc
 import pytest
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
-from bots.farm.client import Client, Work
+from bots.farm.client import Work
 from bots.farm.protos import remote_execution_pb2
 from bots.farm.storage import upstream
 from bots.farm.storage.programs import program
 from bots.farm.storage.upstream import CAPABILITIES, Digest
-from tests.support.farm.doors import Farm, executes, finish, left
+from tests.support.farm.certificates import Authority
+from tests.support.farm.doors import Farm, executes, finish, left, reachable
 from tests.support.patience import MINUTE, eventually
 from tests.support.pool import Pool
 from tests.support.servers import Served
@@ -135,7 +136,7 @@ def test_what_cannot_be_run_is_refused_with_the_reason(farm: Farm, served: Serve
             (lambda: client.execute(long), code.INVALID_ARGUMENT, "action.timeout: is more than"),
             (lambda: client.execute(good, priority=1001), code.INVALID_ARGUMENT, "from -1000 to 1000"),
             (lambda: limited.execute(good, priority=-1), code.PERMISSION_DENIED, "more urgent"),
-            (lambda: Client(farm.address, instance="other", token=token).execute(good), code.PERMISSION_DENIED, "'ci'"),
+            (lambda: farm.client(instance="other", token=token).execute(good), code.PERMISSION_DENIED, "'ci'"),
             (lambda: farm.client(token=served.token("bot", bot="*")).execute(good), code.PERMISSION_DENIED, "bots"),
             (lambda: farm.client(token="lh_no").execute(good), code.UNAUTHENTICATED, "token"),
         ):
@@ -174,9 +175,12 @@ def makes_sandboxes() -> bool:
     program("buildbox-run") is None or not makes_sandboxes(), reason="no buildbox-run, or no sandbox by bubblewrap"
 )
 def test_the_program_of_the_job_runs_actions_of_new_and_old_clients(
-    farm: Farm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pool: Pool, cas: str, served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Outputs of both, a failure with its output, a time-out, and a result that is too large for the job."""
+    """Outputs of both, a failure with its output, a time-out, and a result that is too large for the job; with TLS."""
+    authority, file = Authority(tmp_path), tmp_path / "farm-blobs.token"
+    file.write_text(served.token("bot", bot="farm-blobs", pool="none") + "\n")
+    farm = reachable(pool, cas, authority, bots_ca=str(authority.ca), bots_token_file=str(file))
     bot, many = farm.bot(), [f"{'x' * 200}-{n}" for n in range(150)]
     write = "mkdir -p out/in && cat src/a.txt > out/in/b.txt"
     cases: list[tuple[Work, int, int]] = [
@@ -186,7 +190,8 @@ def test_the_program_of_the_job_runs_actions_of_new_and_old_clients(
         (work(arguments=["/bin/sh", "-c", "echo so far; exec sleep 60"], timeout=0.5), code_pb2.DEADLINE_EXCEEDED, 137),
         (work(arguments=["/usr/bin/touch", *many], outputs=many), 0, 0),
     ]
-    with ThreadPoolExecutor() as crew, farm.client() as client:
+    keys = {"token": served.token("submitter"), "ca": authority.ca}
+    with ThreadPoolExecutor() as crew, farm.client(**keys) as client:
         for wanted, code, exit_code in cases:
             call = crew.submit(client.run, wanted)
             (given,) = eventually(lambda: farm.given(bot))
@@ -201,3 +206,4 @@ def test_the_program_of_the_job_runs_actions_of_new_and_old_clients(
                 () if exit_code else wanted.outputs
             )
         assert client.cached(Digest.of(cases[-1][0].blobs()[0])) is not None
+    farm.stop()

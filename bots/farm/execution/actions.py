@@ -101,8 +101,15 @@ def request(
 def command(wanted: Runnable, settings: FarmSettings, *, address: str) -> list[str]:
     """Return the command line of the job that runs an action."""
     mounts = [f"--mount={each}" for each in settings.mounts]
+    files = {
+        "--ca": settings.bots_ca,
+        "--token-file": settings.bots_token_file,
+        "--cert": settings.bots_cert,
+        "--key": settings.bots_key,
+    }
+    keys = [f"{option}={file}" for option, file in files.items() if file is not None]
     text = base64.b64encode(wanted.action).decode()
-    return [PROGRAM, str(wanted.digest), f"--cas={address}", *mounts, f"--action={text}"]
+    return [PROGRAM, str(wanted.digest), f"--cas={address}", *keys, *mounts, f"--action={text}"]
 
 
 def reserved(normal: dict[str, Any], wanted: Runnable) -> dict[str, Any]:

@@ -34,7 +34,11 @@ KILLED = 137
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one action; see the module."""
     parser = argparse.ArgumentParser(prog="leasehold-action", description="Run an action of the farm door.")
-    parser.add_argument("--cas", required=True, help="where the action's blobs are: grpc://HOST:PORT")
+    parser.add_argument("--cas", required=True, help="where the action's blobs are: grpc://HOST:PORT, or grpcs://")
+    parser.add_argument("--ca", help="PEM file of the authorities of that server's certificate")
+    parser.add_argument("--token-file", help="file with a token for that server")
+    parser.add_argument("--cert", help="PEM file of a certificate for that server")
+    parser.add_argument("--key", help="PEM file of the certificate's key")
     parser.add_argument("--action", required=True, help="the action, in base64")
     parser.add_argument("--mount", action="append", default=[], help="a directory that the action sees; repeatable")
     parser.add_argument("digest", help="the digest by which clients know the action")
@@ -47,6 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return NOT_RUN
     work = Path(where).parent
     try:
+        for file in _files(given).values():
+            # The runner says of a file that it cannot read only that the storage does not answer.
+            Path(file).read_bytes()
         (work / "action").write_bytes(base64.b64decode(given.action))
         return _ended(_run(runner, given, work), given, work, Path(where))
     except Exception as error:
@@ -60,7 +67,8 @@ def _run(runner: str, given: argparse.Namespace, work: Path) -> int:
     mounts = [f"--bind-mount={each}:{each}" for each in given.mount if os.path.isdir(each)]
     command = [
         runner,
-        f"--remote={given.cas.replace('grpc://', 'http://')}",
+        f"--remote={given.cas.replace('grpc', 'http', 1)}",
+        *(f"{option}={file}" for option, file in _files(given).items()),
         "--disable-localcas",
         f"--retry-limit={RETRIES}",
         f"--retry-delay={RETRY_MS}",
@@ -73,6 +81,17 @@ def _run(runner: str, given: argparse.Namespace, work: Path) -> int:
     # A directory of PATH that cannot be read makes the runner abort.
     environ = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(work), "TMPDIR": os.environ.get("TMPDIR", str(work))}
     return subprocess.run(command, env=environ, stdin=subprocess.DEVNULL, check=False).returncode
+
+
+def _files(given: argparse.Namespace) -> dict[str, str]:
+    """The files by which the runner knows the storage and is known to it, by the runner's options."""
+    files = {
+        "--server-cert": given.ca,
+        "--access-token": given.token_file,
+        "--client-cert": given.cert,
+        "--client-key": given.key,
+    }
+    return {option: file for option, file in files.items() if file is not None}
 
 
 def _ended(code: int, given: argparse.Namespace, work: Path, where: Path) -> int:
@@ -89,7 +108,7 @@ def _ended(code: int, given: argparse.Namespace, work: Path, where: Path) -> int
         told["message"] = "the action ran longer than its timeout"
     text = base64.b64encode(data).decode()
     if len(text) > MOST_LEFT:
-        _leave(where, **told, stored=_stored(given.cas, data))
+        _leave(where, **told, stored=_stored(given, data))
     else:
         _leave(where, **told, result=text)
     return 0 if result.exit_code == 0 and not timed_out else 1
@@ -110,11 +129,13 @@ def _took_too_long(action: str, result: Any) -> bool:
     return bool(took >= limit.ToNanoseconds() * 0.99)
 
 
-def _stored(cas: str, data: bytes) -> str:
+def _stored(given: argparse.Namespace, data: bytes) -> str:
     """Write a result that is too large into the storage, and return its digest."""
-    from bots.farm.client import Storage
+    from bots.farm.client import Keys, Storage
 
-    with Storage(cas) as storage:
+    token = None if given.token_file is None else Path(given.token_file).read_text().strip()
+    files = [None if each is None else Path(each) for each in (given.ca, given.cert, given.key)]
+    with Storage(given.cas, Keys(token, *files)) as storage:
         return str(storage.upload([data])[0])
 
 

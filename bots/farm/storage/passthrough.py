@@ -27,13 +27,17 @@ REFUSED = f"{ACTION_CACHE}UpdateActionResult"
 WHY_REFUSED = "results of actions are stored by the farm itself, after it has run them"
 
 
-def handlers(channel: grpc.aio.Channel) -> dict[str, grpc.RpcMethodHandler]:
+#: Ends a call whose caller may not use blobs and results.
+Admit = Callable[[grpc.aio.ServicerContext], Awaitable[None]]
+
+
+def handlers(channel: grpc.aio.Channel, admit: Admit) -> dict[str, grpc.RpcMethodHandler]:
     """Return the handlers of these methods by their names. channel: to the storage."""
-    found = {name: grpc.unary_unary_rpc_method_handler(_single(channel, name)) for name in SINGLE}
+    found = {name: grpc.unary_unary_rpc_method_handler(_single(channel, name, admit)) for name in SINGLE}
     for name in ANSWERED_IN_PIECES:
-        found[name] = grpc.unary_stream_rpc_method_handler(_answered_in_pieces(channel, name))
-    found[TAKEN_IN_PIECES] = grpc.stream_unary_rpc_method_handler(_taken_in_pieces(channel))
-    found[REFUSED] = grpc.unary_unary_rpc_method_handler(_refuse)
+        found[name] = grpc.unary_stream_rpc_method_handler(_answered_in_pieces(channel, name, admit))
+    found[TAKEN_IN_PIECES] = grpc.stream_unary_rpc_method_handler(_taken_in_pieces(channel, admit))
+    found[REFUSED] = grpc.unary_unary_rpc_method_handler(_refusing(admit))
     return found
 
 
@@ -47,15 +51,20 @@ async def passed_on(error: grpc.aio.AioRpcError, context: grpc.aio.ServicerConte
     raise AssertionError("abort raises")
 
 
-async def _refuse(_: bytes, context: grpc.aio.ServicerContext) -> bytes:
-    await context.abort(StatusCode.PERMISSION_DENIED, WHY_REFUSED)
-    raise AssertionError("abort raises")
+def _refusing(admit: Admit) -> Callable[..., Awaitable[bytes]]:
+    async def handle(_: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        await admit(context)
+        await context.abort(StatusCode.PERMISSION_DENIED, WHY_REFUSED)
+        raise AssertionError("abort raises")
+
+    return handle
 
 
-def _single(channel: grpc.aio.Channel, name: str) -> Callable[..., Awaitable[bytes]]:
+def _single(channel: grpc.aio.Channel, name: str, admit: Admit) -> Callable[..., Awaitable[bytes]]:
     call = channel.unary_unary(name)
 
     async def handle(request: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        await admit(context)
         try:
             found: bytes = await call(request, timeout=context.time_remaining())
             return found
@@ -65,10 +74,11 @@ def _single(channel: grpc.aio.Channel, name: str) -> Callable[..., Awaitable[byt
     return handle
 
 
-def _answered_in_pieces(channel: grpc.aio.Channel, name: str) -> Callable[..., AsyncIterator[bytes]]:
+def _answered_in_pieces(channel: grpc.aio.Channel, name: str, admit: Admit) -> Callable[..., AsyncIterator[bytes]]:
     call = channel.unary_stream(name)
 
     async def handle(request: bytes, context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
+        await admit(context)
         try:
             async for piece in call(request, timeout=context.time_remaining()):
                 yield piece
@@ -78,10 +88,11 @@ def _answered_in_pieces(channel: grpc.aio.Channel, name: str) -> Callable[..., A
     return handle
 
 
-def _taken_in_pieces(channel: grpc.aio.Channel) -> Callable[..., Awaitable[bytes]]:
+def _taken_in_pieces(channel: grpc.aio.Channel, admit: Admit) -> Callable[..., Awaitable[bytes]]:
     call = channel.stream_unary(TAKEN_IN_PIECES)
 
     async def handle(pieces: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> bytes:
+        await admit(context)
         try:
             found: bytes = await call(pieces, timeout=context.time_remaining())
             return found

@@ -14,13 +14,15 @@ from typing import Any
 import pytest
 
 from assigner.api.submission import submit_completed
+from assigner.cli.up import free_port
 from assigner.settings import PoolSettings
-from bots.farm.client import Client, Storage
+from bots.farm.client import Client, Keys, Storage
 from bots.farm.protos import remote_execution_pb2
 from bots.farm.server import Door
 from bots.farm.settings import FarmSettings
 from bots.farm.storage.programs import STORAGE, program, running
 from schema.postgres.notify import Wakeups
+from tests.support.farm.certificates import Authority
 from tests.support.patience import MINUTE
 from tests.support.pool import Bot, Pool, completed
 
@@ -65,8 +67,9 @@ class Farm:
         self.stop, (self.address,) = stop, said
         self.settings = self.settings.model_copy(update={"port": int(said[0].rpartition(":")[2])})
 
-    def client(self, **given: Any) -> Client:
-        return Client(self.address, **given)
+    def client(self, *, instance: str = "", **keys: Any) -> Client:
+        """keys: as of `Keys`."""
+        return Client(self.address, Keys(**keys), instance=instance)
 
     def bot(self, name: str = "w1") -> Bot:
         """A bot that runs actions as the test says."""
@@ -97,3 +100,12 @@ def executes(directory: Path, command: list[str], monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("LEASEHOLD_RESULT", str(directory / "result"))
     code = main(command[1:])
     return code, (directory / "result").read_text()
+
+
+def reachable(pool: Pool, cas: str, authority: Authority, **settings: Any) -> Farm:
+    """A door on all addresses of this machine."""
+    port = free_port(0, "port")
+    files = {f"tls_{name}": path for name, path in authority.pair("door").items()}
+    reach = f"grpcs://127.0.0.1:{port}"
+    given = {"host": "0.0.0.0", "port": port, "anonymous": None, "bots_reach": reach, **files, **settings}
+    return Farm(pool, cas, **given)
