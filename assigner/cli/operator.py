@@ -4,7 +4,6 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import click
 from leasehold.errors import BadInput, LeaseholdError
@@ -15,12 +14,13 @@ from assigner.cli.completion import Named
 from assigner.cli.output import as_json, duration, print_json
 from assigner.config import loading
 from assigner.settings import Installation, require_safe_way
+from schema import clock, readable
 from schema.diagnostics import doctor, invariants
 from schema.diagnostics.checks import Check, Verdict
 from schema.postgres import embedded, migrate
 from schema.postgres.connection import Connection
 from schema.postgres.urls import libpq_url
-from schema.readable import Group, moment, table
+from schema.readable import Column, Group, moment, table
 from schema.sql import SCHEMA
 from schema.tenancy import instances, roles, tokens
 
@@ -296,21 +296,23 @@ def list_tokens(installation: Installation, as_json: bool) -> None:
     if as_json:
         print_json([asdict(token) for token in found])
         return
-    columns = ["id", "kind", "instance", "bot", "created", "expires", "revoked", "note"]
+    columns = ("id", "kind", "instance", "bot", "ends", Column("created", leaves=1), Column("note", folds=True))
     table(
         columns,
         [
-            (
-                each.id,
-                each.kind,
-                each.instance,
-                each.bot,
-                *map(_short, (each.created_at, each.expires_at, each.revoked_at)),
-                each.note,
-            )
+            (each.id, each.kind, each.instance, each.bot, _end(each), moment(each.created_at), each.note)
             for each in found
         ],
     )
+
+
+def _end(token: tokens.StoredToken) -> str:
+    if token.revoked_at is not None:
+        return "revoked"
+    if token.expires_at is None:
+        return "never"
+    left = token.expires_at.timestamp() - clock.wall()
+    return f"in {readable.duration(left)}" if left > 0 else "expired"
 
 
 @token_group.command("revoke")
@@ -336,10 +338,6 @@ def pairs(texts: Iterable[str], *, option: str) -> dict[str, list[str]]:
             raise BadInput(option, f"'{escaped(text, 80)}' is not KEY=VALUE")
         found.setdefault(key, []).append(value)
     return found
-
-
-def _short(time: Any) -> str | None:
-    return None if time is None else moment(time)
 
 
 _COLOURS = {Verdict.OK: "green", Verdict.UNKNOWN: "cyan", Verdict.WARNING: "yellow", Verdict.BAD: "red"}
