@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from bots.agent.agent import AgentSettings
     from bots.farm.command import Parts as PartsOfFarm
     from bots.farm.execution.jobs import Submit
+    from bots.gateway.middleware import SignedTokens
     from bots.simulation.bots import SimulatedBots
     from bots.sync.fetch import FetchSettings
     from bots.sync.settle import SyncService
@@ -70,12 +71,14 @@ def sections() -> "type[PoolSettings]":
     from bots.agent.agent import AgentSettings
     from bots.agent.isolation import job_accounts
     from bots.farm.settings import FarmSettings
+    from bots.gateway.identity.settings import IdentitySettings
     from bots.gateway.settings import GatewaySettings
     from bots.sync.fetch import FetchSettings
 
     class Settings(PoolSettings):
         fetch: FetchSettings = Field(default_factory=FetchSettings)
         gateway: GatewaySettings = Field(default_factory=GatewaySettings)
+        identity: IdentitySettings = Field(default_factory=IdentitySettings)
         bot: AgentSettings = Field(default_factory=AgentSettings)
         farm: FarmSettings = Field(default_factory=FarmSettings)
 
@@ -480,6 +483,7 @@ def gateway_command(installation: "Installation") -> int:
             default_level=settings.service_levels.default,
             advise=None if factor is None else RunTimeAdvice(database, factor).advise,
             standby=standby,
+            signed=_signed_tokens(settings),
         )
         app.state.policy = Follower(database, settings, partial(_work_by, app, sync_service))
         app.state.policy.run_once()
@@ -559,6 +563,15 @@ def _tell_operators(
     for loop in loops:
         stack.callback(loop.stop, STOP_WITHIN)
         loop.start()
+
+
+def _signed_tokens(settings: Any) -> "SignedTokens | None":
+    """Return what verifies the tokens of the configured issuers; None without any."""
+    if not settings.identity.issuers:
+        return None
+    from bots.gateway.identity.issuers import Issuers
+
+    return Issuers(settings.identity)
 
 
 def _sync_service(database: "Database", settings: Any, stack: ExitStack) -> "SyncService":

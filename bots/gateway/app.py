@@ -1,7 +1,7 @@
 """The gateway's application: it joins routes, middleware, long polls and workers, and holds no state of the pool."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -16,7 +16,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from bots.gateway import middleware, problems, routes
 from bots.gateway.long_poll import HeldSessions, LongPolls
 from bots.gateway.metrics import MEDIA_TYPE, GatewayMetrics
-from bots.gateway.middleware import ANYONE, KINDS, RequestMiddleware, TokenCache, route_rules
+from bots.gateway.middleware import (
+    ANYONE,
+    KINDS,
+    BodyReader,
+    RequestMiddleware,
+    RouteRules,
+    SignedTokens,
+    TokenCache,
+    route_rules,
+)
 from bots.gateway.settings import GatewaySettings
 from bots.gateway.workers import Batcher, SessionOpener, worker_pools
 from bots.sync.call import Call, HeldCall
@@ -164,6 +173,7 @@ def build(
     default_level: str | None = None,
     advise: Callable[[Sequence[Mapping[str, Any]]], Mapping[int, str]] | None = None,
     standby: StandbyReads | None = None,
+    signed: SignedTokens | None = None,
 ) -> FastAPI:
     """Build the application.
 
@@ -173,6 +183,7 @@ def build(
     default_level: service level of jobs that name neither a level nor a class.
     advise: returns advice on the run times that requests state, by index; None = no advice.
     standby: where lists and reports are read; None = on the primary.
+    signed: verifies tokens of other issuers; None = there are none.
 
     Handlers find in `app.state`: run (work in a transaction, on a thread), read (such work that writes nothing and may
     see an older state), polls (long polls by topic), timing, max_wait (seconds), database, and what is given here.
@@ -206,10 +217,8 @@ def build(
     )  # fmt: skip
     problems.install(app)
     rules = route_rules(parts, max_body=settings.max_body)
-    app.state.readers = {
-        (entry.path, method): entry.reader for entry in rules for method in entry.methods if entry.reader is not None
-    }
-    cache = TokenCache(seconds=settings.token_cache_seconds)
+    app.state.readers = _readers(rules)
+    cache = TokenCache(seconds=settings.token_cache_seconds, signed=signed)
     app.state.request_middleware = RequestMiddleware(
         app.inside, entries=rules, token_cache=cache, worker_pools=pools, metrics=counted
     )
@@ -224,6 +233,10 @@ def build(
     app.state.max_wait, app.state.probe = settings.max_wait, Probe(database)
     app.state.estimate, app.state.default_level, app.state.advise = estimate, default_level, advise
     return app
+
+
+def _readers(rules: Iterable[RouteRules]) -> dict[tuple[str, str], BodyReader]:
+    return {(rule.path, method): rule.reader for rule in rules for method in rule.methods if rule.reader is not None}
 
 
 def _connected(wakeups: Wakeups | None) -> float:

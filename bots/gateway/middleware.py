@@ -13,7 +13,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, get_type_hints
+from typing import Any, Protocol, get_type_hints
 
 from fastapi import APIRouter
 from fastapi.exceptions import RequestValidationError
@@ -162,14 +162,27 @@ def route_rules(routers: Iterable[APIRouter], *, max_body: int) -> list[RouteRul
     return found
 
 
+class SignedTokens(Protocol):
+    """Verifies tokens that other issuers have signed; see `bots.gateway.identity.issuers`."""
+
+    def may_be(self, token: str, /) -> bool:
+        """True if it has the form of a signed token."""
+        ...
+
+    async def holder(self, token: str, /) -> tuple[Principal, float]:
+        """Return its holder, and for how many seconds it is valid. Raises Unauthorised, Forbidden and NotReady."""
+        ...
+
+
 class TokenCache:
     """Verifies tokens and remembers each verified one for `seconds`.
 
-    A token may therefore work for up to that time after its revocation or expiry.
+    A token may therefore work for up to that time after its revocation or expiry; a signed one not after its expiry.
+    signed: verifies tokens of other issuers; None = there are none.
     """
 
-    def __init__(self, *, seconds: float) -> None:
-        self._seconds = seconds
+    def __init__(self, *, seconds: float, signed: SignedTokens | None = None) -> None:
+        self._seconds, self._signed = seconds, signed
         self._known: OrderedDict[bytes, tuple[Principal, float]] = OrderedDict()
         self._asked: dict[bytes, asyncio.Task[Principal]] = {}
 
@@ -185,8 +198,12 @@ class TokenCache:
         known = self._known.get(digest)
         if known is not None and clock.monotonic() < known[1]:
             return known[0]
-        tokens.parse(token)
         self._known.pop(digest, None)
+        if self._signed is not None and self._signed.may_be(token):
+            principal, valid = await self._signed.holder(token)
+            self._keep(digest, principal, clock.monotonic() + min(self._seconds, valid))
+            return principal
+        tokens.parse(token)
         if self._seconds == 0:
             return await workers.run(lambda connection: tokens.verify(connection, token))
         # Bots share tokens: when hundreds of them come at once, one query answers for all.
@@ -201,10 +218,13 @@ class TokenCache:
             principal = await workers.run(lambda connection: tokens.verify(connection, token))
         finally:
             del self._asked[digest]
-        self._known[digest] = (principal, asked_at + self._seconds)
+        self._keep(digest, principal, asked_at + self._seconds)
+        return principal
+
+    def _keep(self, digest: bytes, principal: Principal, until: float) -> None:
+        self._known[digest] = (principal, until)
         while len(self._known) > REMEMBERED_TOKENS:
             self._known.popitem(last=False)
-        return principal
 
 
 class RequestMiddleware:

@@ -214,8 +214,9 @@ def create(
     Raises BadInput that names the argument.
     """
     chosen = _kind(kind)
-    _check_scope(chosen, instance=instance, bot=bot, ceiling=priority_ceiling)
-    _check_declared(chosen, properties=properties, labels=labels, pool=pool, instance=instance)
+    check_scope(
+        chosen, instance=instance, bot=bot, ceiling=priority_ceiling, properties=properties, labels=labels, pool=pool
+    )
     if expires_in is not None and not 0 < expires_in <= MAX_LIFE:
         raise BadInput("expires_in", f"must be more than 0 and at most {MAX_LIFE:.0f} seconds")
     _check_note(note)
@@ -324,7 +325,22 @@ def _check_note(note: str | None) -> None:
         raise BadInput("note", "must be one line of printable text")
 
 
-def _check_scope(kind: Kind, *, instance: str | None, bot: str | None, ceiling: int | None) -> None:
+def check_scope(
+    kind: Kind,
+    *,
+    instance: str | None,
+    bot: str | None,
+    ceiling: int | None,
+    properties: Mapping[str, str | Sequence[str]] | None,
+    labels: Sequence[str] | None,
+    pool: str | None,
+) -> None:
+    """Raise BadInput unless a token of this kind may have these limits."""
+    _check_names(kind, instance=instance, bot=bot, ceiling=ceiling)
+    _check_declared(kind, properties=properties, labels=labels, pool=pool, instance=instance)
+
+
+def _check_names(kind: Kind, *, instance: str | None, bot: str | None, ceiling: int | None) -> None:
     if instance is not None:
         validation.check_name("instance", instance)
     match kind:

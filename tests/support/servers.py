@@ -31,6 +31,7 @@ from assigner.settings import PoolSettings
 from bots.gateway import app as app_gateway
 from bots.gateway import server as server_gateway
 from bots.gateway.connection_limits import ConnectionLimits
+from bots.gateway.middleware import SignedTokens
 from bots.sync.fetch import FetchSettings
 from bots.sync.settle import SyncService
 from schema import clock
@@ -341,13 +342,14 @@ def application(
     wakeups: Wakeups | None = None,
     settings: server_gateway.GatewaySettings | None = None,
     standby: StandbyReads | None = None,
+    signed: SignedTokens | None = None,
 ) -> Any:
     """A gateway's application with all routes, for a server or for calls by ASGI."""
     sync_service = SyncService(database, timing=timing, fetch=FetchSettings(), now=clock.monotonic)
     chosen = settings or server_gateway.GatewaySettings(port=0)
     routers = [*jobs.ROUTERS, backlog.router]
     return app_gateway.build(
-        database, sync_service, chosen, timing=timing, wakeups=wakeups, routers=routers, standby=standby
+        database, sync_service, chosen, timing=timing, wakeups=wakeups, routers=routers, standby=standby, signed=signed
     )
 
 
@@ -360,12 +362,13 @@ def serving(
     settings: server_gateway.GatewaySettings | None = None,
     limits: ConnectionLimits | None = None,
     standby: StandbyReads | None = None,
+    signed: SignedTokens | None = None,
 ) -> Iterator[Served]:
     """Run a gateway inside the block."""
     source = Wakeups(database, enabled=wakeups)
     source.start()
     chosen = settings or server_gateway.GatewaySettings(port=0)
-    app = application(database, timing, wakeups=source, settings=chosen, standby=standby)
+    app = application(database, timing, wakeups=source, settings=chosen, standby=standby, signed=signed)
     ready = threading.Event()
     found: list[str] = []
 
