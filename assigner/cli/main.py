@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from bots.agent.agent import AgentSettings
     from bots.farm.command import Parts as PartsOfFarm
     from bots.farm.execution.jobs import Submit
-    from bots.gateway.middleware import SignedTokens
     from bots.simulation.bots import SimulatedBots
     from bots.sync.fetch import FetchSettings
     from bots.sync.settle import SyncService
@@ -447,6 +446,7 @@ def gateway_command(installation: "Installation") -> int:
     from assigner.process.policies import Follower
     from bots.gateway import app as app_gateway
     from bots.gateway import server
+    from bots.gateway.identity import verifier
     from schema.policy import priority_classes
     from schema.postgres.notify import Wakeups
 
@@ -483,7 +483,7 @@ def gateway_command(installation: "Installation") -> int:
             default_level=settings.service_levels.default,
             advise=None if factor is None else RunTimeAdvice(database, factor).advise,
             standby=standby,
-            signed=_signed_tokens(settings),
+            signed=verifier(settings.identity),
         )
         app.state.policy = Follower(database, settings, partial(_work_by, app, sync_service))
         app.state.policy.run_once()
@@ -563,15 +563,6 @@ def _tell_operators(
     for loop in loops:
         stack.callback(loop.stop, STOP_WITHIN)
         loop.start()
-
-
-def _signed_tokens(settings: Any) -> "SignedTokens | None":
-    """Return what verifies the tokens of the configured issuers; None without any."""
-    if not settings.identity.issuers:
-        return None
-    from bots.gateway.identity.issuers import Issuers
-
-    return Issuers(settings.identity)
 
 
 def _sync_service(database: "Database", settings: Any, stack: ExitStack) -> "SyncService":

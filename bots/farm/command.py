@@ -137,6 +137,7 @@ def _run_door(
     installation: Installation, parts: Parts, own: "FarmSettings", storage: Path | None, stack: ExitStack
 ) -> int:
     """Run the farm door until a signal comes. storage: the directory of storage of its own; None = that of `own`."""
+    from bots.gateway.identity import verifier
     from schema.postgres.notify import Wakeups
 
     settings = installation.settings
@@ -157,7 +158,14 @@ def _run_door(
     wakeups = Wakeups(database)
     wakeups.start()
     stack.callback(wakeups.stop)
-    door = server.Door(database, own, timing=settings.timing, wakeups=wakeups, submit=parts.submit(database))
+    door = server.Door(
+        database,
+        own,
+        timing=settings.timing,
+        wakeups=wakeups,
+        submit=parts.submit(database),
+        signed=verifier(settings.identity),
+    )
     gc_tuning.collect_as_usual()
     return 130 if server.run(door, on_ready, beside=beside) is signal.SIGINT else 0
 

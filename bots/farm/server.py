@@ -23,7 +23,7 @@ from bots.farm.storage import capabilities, passthrough
 from bots.farm.storage.upstream import API, CAPABILITIES, CHANNEL_OPTIONS, Upstream, open_channel, parsed
 from bots.gateway.long_poll import LongPolls
 from bots.gateway.metrics import GatewayMetrics
-from bots.gateway.middleware import TokenCache
+from bots.gateway.middleware import SignedTokens, TokenCache
 from bots.gateway.workers import worker_pools
 from schema.postgres.engine import Database
 from schema.postgres.notify import Wakeups
@@ -42,14 +42,22 @@ QUEUE, REMEMBER_TOKENS = 10_000, 5.0
 class Door:
     """The door of one pool. It holds no state that a restart would miss: caches, and the calls that wait.
 
-    wakeups: that bring news of jobs. submit: see `Submit`.
+    wakeups: that bring news of jobs. submit: see `Submit`. signed: verifies tokens of other issuers; None = there are
+    none.
     """
 
     def __init__(
-        self, database: Database, settings: FarmSettings, *, timing: Timing, wakeups: Wakeups, submit: Submit
+        self,
+        database: Database,
+        settings: FarmSettings,
+        *,
+        timing: Timing,
+        wakeups: Wakeups,
+        submit: Submit,
+        signed: SignedTokens | None = None,
     ) -> None:
         self._database, self._settings, self._timing = database, settings, timing
-        self._wakeups, self._submit = wakeups, submit
+        self._wakeups, self._submit, self._signed = wakeups, submit, signed
 
     async def serve(self, on_ready: Callable[[str], None], *, until: Awaitable[T]) -> T:
         """Serve until something has happened, and return it.
@@ -79,7 +87,7 @@ class Door:
     ) -> tuple[LongPolls, Endings, dict[str, grpc.RpcMethodHandler]]:
         workers = worker_pools(self._database, queue=QUEUE).callers
         upstream = Upstream(channel, instance=self._settings.cas_instance)
-        identity = Identity(TokenCache(seconds=REMEMBER_TOKENS), workers, self._settings)
+        identity = Identity(TokenCache(seconds=REMEMBER_TOKENS, signed=self._signed), workers, self._settings)
         polls = LongPolls(wakeups=self._wakeups, poll=self._timing.poll, metrics=GatewayMetrics())
         endings = Endings(upstream, workers, polls, self._settings, address=address)
         execution = Execution(
