@@ -12,7 +12,8 @@ from google.protobuf.empty_pb2 import Empty
 from leasehold.errors import LeaseholdError
 
 from bots.farm.protos import remote_execution_pb2
-from bots.farm.storage.upstream import ACTION_CACHE, API, CAS, CHANNEL_OPTIONS, Digest
+from bots.farm.storage import trees
+from bots.farm.storage.upstream import ACTION_CACHE, API, CAS, CHANNEL_OPTIONS, Digest, read_blobs
 
 #: Bytes of blobs in one call.
 BATCH = 3 * 1024 * 1024
@@ -71,10 +72,7 @@ class Storage:
     def upload(self, blobs: Iterable[bytes]) -> list[Digest]:
         """Store those of these blobs that the storage does not have, and return their digests. Raises grpc.RpcError."""
         named = {Digest.of(data): data for data in blobs}
-        asked = remote_execution_pb2.FindMissingBlobsRequest(blob_digests=[each.message for each in named])
-        found = self.call(CAS + "FindMissingBlobs", asked, remote_execution_pb2.FindMissingBlobsResponse)
-        wanted = [Digest(each.hash, each.size_bytes) for each in found.missing_blob_digests]
-        for group in _groups(wanted):
+        for group in trees.groups(self.missing(list(named)), BATCH):
             one = remote_execution_pb2.BatchUpdateBlobsRequest.Request
             asked = remote_execution_pb2.BatchUpdateBlobsRequest(
                 requests=[one(digest=each.message, data=named[each]) for each in group]
@@ -87,11 +85,32 @@ class Storage:
 
     def download(self, digest: Digest) -> bytes:
         """Return a blob. Raises LeaseholdError if the storage does not have it, grpc.RpcError."""
-        asked = remote_execution_pb2.BatchReadBlobsRequest(digests=[digest.message])
-        found = self.call(CAS + "BatchReadBlobs", asked, remote_execution_pb2.BatchReadBlobsResponse).responses[0]
-        if found.status.code or Digest.of(found.data) != digest:
+        found = self.read_all([digest])
+        if digest not in found:
             raise LeaseholdError(f"the storage does not have {digest}")
-        return bytes(found.data)
+        return found[digest]
+
+    def read_all(self, digests: Sequence[Digest]) -> dict[Digest, bytes]:
+        """Return those of these blobs, of a few MB together, that are there. Raises grpc.RpcError."""
+        asked = remote_execution_pb2.BatchReadBlobsRequest(digests=[each.message for each in digests])
+        return read_blobs(self.call(CAS + "BatchReadBlobs", asked, remote_execution_pb2.BatchReadBlobsResponse))
+
+    def missing(self, digests: Sequence[Digest]) -> list[Digest]:
+        """Return those of these blobs that are not there. Raises grpc.RpcError."""
+        asked = remote_execution_pb2.FindMissingBlobsRequest(blob_digests=[each.message for each in digests])
+        found = self.call(CAS + "FindMissingBlobs", asked, remote_execution_pb2.FindMissingBlobsResponse)
+        return [Digest(each.hash, each.size_bytes) for each in found.missing_blob_digests]
+
+    def look(self, look: trees.Look) -> list[Digest]:
+        """Return what a look has found. Raises BadInput, grpc.RpcError."""
+        try:
+            wish = next(look)
+            while True:
+                ask = self.read_all if isinstance(wish, trees.Read) else self.missing
+                wish = look.send(ask(wish.digests))
+        except StopIteration as ended:
+            found: list[Digest] = ended.value
+            return found
 
 
 class Work(NamedTuple):
@@ -194,17 +213,6 @@ def response_of(operation: Any) -> Any:
     found = remote_execution_pb2.ExecuteResponse()
     operation.response.Unpack(found)
     return found
-
-
-def _groups(digests: Sequence[Digest]) -> Iterator[list[Digest]]:
-    group: list[Digest] = []
-    for each in digests:
-        if group and sum(one.size for one in group) + each.size > BATCH:
-            yield group
-            group = []
-        group.append(each)
-    if group:
-        yield group
 
 
 def _directories(inputs: Mapping[str, bytes]) -> list[bytes]:

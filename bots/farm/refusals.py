@@ -1,7 +1,7 @@
 """How calls that the door refuses end: the status of gRPC that each error means to clients, with its details."""
 
 import functools
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, NoReturn
 
 import grpc.aio
@@ -13,7 +13,8 @@ from leasehold.errors import BadInput, Conflict, Forbidden, LeaseholdError, NotF
 from pydantic import ValidationError
 
 from bots.farm.storage.passthrough import passed_on
-from bots.farm.storage.upstream import Missing
+from bots.farm.storage.trees import MOST_TOLD
+from bots.farm.storage.upstream import Digest, Missing
 
 #: Trailing metadata in which an error's details travel.
 DETAILS = "grpc-status-details-bin"
@@ -74,18 +75,17 @@ async def end(error: Exception, context: grpc.aio.ServicerContext) -> NoReturn:
     raise AssertionError("abort raises")
 
 
+def violations(missing: Sequence[Digest]) -> error_details_pb2.PreconditionFailure:
+    """Return the detail of an error that names missing blobs, at which clients upload them and try again."""
+    one = error_details_pb2.PreconditionFailure.Violation
+    named = [one(type="MISSING", subject=f"blobs/{each}") for each in missing[:MOST_TOLD]]
+    return error_details_pb2.PreconditionFailure(violations=named)
+
+
 def _status(error: Exception) -> tuple[StatusCode, str, Any]:
     match error:
         case Missing():
-            violations = [
-                error_details_pb2.PreconditionFailure.Violation(type="MISSING", subject=f"blobs/{each}")
-                for each in error.digests
-            ]
-            return (
-                StatusCode.FAILED_PRECONDITION,
-                str(error),
-                error_details_pb2.PreconditionFailure(violations=violations),
-            )
+            return StatusCode.FAILED_PRECONDITION, str(error), violations(error.digests)
         case ValidationError():
             first = error.errors(include_url=False, include_input=False)[0]
             return StatusCode.INVALID_ARGUMENT, f"{'.'.join(map(str, first['loc']))}: {first['msg']}", None

@@ -11,11 +11,11 @@ import grpc
 import pytest
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
-from bots.farm.client import Work
+from bots.farm.client import Storage, Work, response_of
 from bots.farm.protos import remote_execution_pb2
 from bots.farm.storage import upstream
 from bots.farm.storage.programs import program
-from bots.farm.storage.upstream import CAPABILITIES, Digest
+from bots.farm.storage.upstream import ACTION_CACHE, CAPABILITIES, Digest
 from tests.support.farm.certificates import Authority
 from tests.support.farm.doors import Farm, executes, finish, left, reachable
 from tests.support.patience import MINUTE, eventually
@@ -163,6 +163,19 @@ def test_clients_try_again_when_the_storage_of_a_door_is_away(pool: Pool, monkey
     assert "the storage cannot be reached" in refused.value.details()
 
 
+def test_a_cached_result_whose_outputs_are_gone_is_none(farm: Farm) -> None:
+    wanted = work()
+    lost = remote_execution_pb2.OutputFile(path="a", digest=Digest.of(uuid4().bytes).message)
+    result = remote_execution_pb2.ActionResult(output_files=[lost])
+    assert farm.settings.cas is not None
+    with farm.client() as client, Storage(farm.settings.cas) as storage:
+        digest = client.upload(wanted.blobs())[0]
+        asked = remote_execution_pb2.UpdateActionResultRequest(action_digest=digest.message, action_result=result)
+        storage.call(ACTION_CACHE + "UpdateActionResult", asked, remote_execution_pb2.ActionResult)
+        assert not next(client.execute(digest)).done
+    assert states(farm) == ["queued"]
+
+
 def makes_sandboxes() -> bool:
     """Whether this machine lets bubblewrap make a sandbox: some containers do not."""
     bwrap = which("bwrap")
@@ -206,4 +219,18 @@ def test_the_program_of_the_job_runs_actions_of_new_and_old_clients(
                 () if exit_code else wanted.outputs
             )
         assert client.cached(Digest.of(cases[-1][0].blobs()[0])) is not None
+        # An input that was never there: nobody tries again, and the client is told which.
+        wanted = work(inputs={"in/a": uuid4().bytes})
+        stream = client.execute(client.upload(wanted.blobs()[:-1])[0])
+        next(stream)
+        (given,) = farm.given(bot)
+        (place := tmp_path / given["job"]).mkdir()
+        ended, result = executes(place, words(farm, given), monkeypatch)
+        assert ended == 1
+        finish(bot, given, verdict="failed", exit_code=1, result=result)
+        (*_, last) = stream
+        status, failure = response_of(last).status, error_details_pb2.PreconditionFailure()
+        assert (status.code, status.details[0].Unpack(failure)) == (code_pb2.FAILED_PRECONDITION, True)
+        subject = f"blobs/{Digest.of(wanted.inputs['in/a'])}"
+        assert [(each.type, each.subject) for each in failure.violations] == [("MISSING", subject)]
     farm.stop()

@@ -1,10 +1,11 @@
 """The table of what a client is told, the lines for clients, and what the commands refuse."""
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from google.rpc import code_pb2
+from google.rpc import code_pb2, error_details_pb2
 from leasehold.errors import BadInput
 from leasehold.states import FINAL, JobState
 from pydantic import ValidationError
@@ -13,7 +14,8 @@ from bots.farm import server
 from bots.farm.execution import outcome, run_action
 from bots.farm.protos import remote_execution_pb2
 from bots.farm.settings import FarmSettings
-from bots.farm.storage import capabilities, programs
+from bots.farm.storage import capabilities, programs, trees, upstream
+from bots.farm.storage.upstream import Digest
 from tests.support.farm.doors import left
 
 S, F, C, D = JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED, JobState.DEAD
@@ -49,6 +51,57 @@ def test_every_state_has_a_stage_and_every_end_a_code() -> None:
         seen = (found.status.code, found.HasField("result"), expected[2] in found.status.message, kept)
         assert seen == (*expected[:2], True, expected[3]), (state, reason, found)
         assert not outcome.is_cached(state, told, cacheable=False)
+
+
+def test_missing_inputs_are_named_and_those_that_have_come_meanwhile_are_a_reason_to_try_again() -> None:
+    gone = [Digest("0" * 64, size) for size in range(1, 1500)]
+    lacking = outcome.left('{"code": 9, "message": "the storage does not have 2 of its inputs"}')
+    for state, told, missing, code in (
+        (F, lacking, gone, code_pb2.FAILED_PRECONDITION),
+        (F, lacking, [], code_pb2.UNAVAILABLE),
+        (D, outcome.left(None), gone, code_pb2.FAILED_PRECONDITION),
+    ):
+        assert outcome.is_suspect(state, told)
+        found = outcome.response(state, "exit code 1", told, job="1", missing=missing).status
+        failure = error_details_pb2.PreconditionFailure()
+        assert (found.code, len(found.details)) == (code, bool(missing))
+        if missing:
+            found.details[0].Unpack(failure)
+            assert {each.type for each in failure.violations} == {"MISSING"}
+            assert failure.violations[0].subject == f"blobs/{gone[0]}"
+            assert len(failure.violations) == trees.MOST_TOLD, "an answer has bounds"
+    assert not outcome.is_suspect(C, outcome.left(None))
+    assert not outcome.is_suspect(F, outcome.left(left(exit_code=1)))
+
+
+def test_a_look_at_a_tree_asks_for_each_blob_once_and_ends() -> None:
+    """A directory that is twice there, one that is not, an empty one, an empty file, and a tree that has no end."""
+    node, empty = remote_execution_pb2.DirectoryNode, Digest.of(b"")
+    files = [remote_execution_pb2.FileNode(digest=each.message) for each in (empty, Digest.of(b"a"), Digest.of(b"b"))]
+    twice = remote_execution_pb2.Directory(files=files).SerializeToString()
+    below = [node(digest=each.message) for each in (Digest.of(twice), Digest.of(twice), empty, Digest.of(b"gone"))]
+    top = remote_execution_pb2.Directory(directories=below, files=files[1:]).SerializeToString()
+    blobs, asked = {Digest.of(each): each for each in (twice, top)}, list[Digest]()
+
+    class Told(upstream.Upstream):
+        def __init__(self) -> None: ...
+
+        async def read_all(self, digests: Sequence[Digest]) -> dict[Digest, bytes]:
+            asked.extend(digests)
+            return {each: blobs[each] for each in digests if each in blobs}
+
+        async def missing(self, digests: Sequence[Digest]) -> list[Digest]:
+            asked.extend(digests)
+            return list(digests[1:])
+
+    found = asyncio.run(trees.looked(Told(), trees.missing_inputs(Digest.of(top))))
+    assert found == [Digest.of(b"gone"), Digest.of(b"b")]
+    assert len(asked) == len({*asked}) == 5
+    names = [remote_execution_pb2.FileNode(digest=Digest("0" * 64, n).message) for n in range(trees.MOST_NODES)]
+    wide = remote_execution_pb2.Directory(files=names).SerializeToString()
+    blobs[Digest.of(wide)] = wide
+    with pytest.raises(BadInput, match="more than"):
+        asyncio.run(trees.looked(Told(), trees.missing_inputs(Digest.of(wide))))
 
 
 def test_digest_functions_that_the_door_does_not_check_are_not_announced() -> None:

@@ -157,12 +157,17 @@ def test_the_door_keeps_a_result_only_for_the_action_that_the_job_has_run(farm: 
 def test_only_successes_whose_outputs_are_there_are_kept(farm: Farm) -> None:
     lost = remote_execution_pb2.OutputFile(path="a", digest=Digest.of(b"not uploaded").message)
     bot = farm.bot()
+    root = remote_execution_pb2.Directory(files=[{"name": "a", "digest": lost.digest}])
+    tree = remote_execution_pb2.Tree(root=root).SerializeToString()
+    hollow = remote_execution_pb2.OutputDirectory(path="a", tree_digest=Digest.of(tree).message)
     with farm.client() as client, ThreadPoolExecutor() as crew:
+        client.upload([tree])
         for wanted, verdict, result in (
             (work(), "failed", left(exit_code=1)),
             (work(), "failed", left(4, exit_code=137)),
             (work(), "succeeded", left(exit_code=1)),
             (work(), "succeeded", left(output_files=[lost])),
+            (work(), "succeeded", left(output_directories=[hollow])),
             (work(), "succeeded", '{"code": 0, "result": "AAA"}'),
             (work(), "succeeded", "[1]"),
             (work(do_not_cache=True), "succeeded", left()),

@@ -37,11 +37,13 @@ class Runnable:
 
     digest: that by which the client and the cache know it. action: its bytes, with what the runner needs changed.
     command: the bytes of its command if they are not the client's, which the storage must get; None = it has them.
+    root: the directory of its inputs.
     """
 
     digest: Digest
     action: bytes
     command: bytes | None
+    root: Digest
     properties: Mapping[str, Sequence[str]]
     seconds: float | None
     cacheable: bool
@@ -71,6 +73,7 @@ def runnable(digest: Digest, action: bytes, command: bytes) -> Runnable:
         digest,
         changed,
         rewritten,
+        Digest.read(asked.input_root_digest, "action.input_root_digest"),
         _properties(asked.platform if asked.HasField("platform") else wanted.platform),
         seconds,
         not asked.do_not_cache,

@@ -5,6 +5,7 @@ nothing: after a restart the door learns of a job when the client waits for it a
 """
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -19,6 +20,7 @@ from bots.farm.execution.outcome import Left
 from bots.farm.protos import remote_execution_pb2
 from bots.farm.refusals import Stopping
 from bots.farm.settings import FarmSettings
+from bots.farm.storage import trees
 from bots.farm.storage.upstream import Digest, Missing, Upstream, parsed
 from bots.gateway.long_poll import LongPolls, PollTopic
 from bots.gateway.workers import WorkerPool
@@ -100,7 +102,19 @@ class Endings:
             told.result.execution_metadata.worker = ended.bot
         if outcome.is_cached(ended.state, told, cacheable=True):
             await self._keep(job, ended, told.result)
-        return outcome.response(ended.state, ended.reason, told, job=job)
+        missing = await self._missing(job, ended) if outcome.is_suspect(ended.state, told) else ()
+        return outcome.response(ended.state, ended.reason, told, job=job, missing=missing)
+
+    async def _missing(self, job: str, ended: Ended) -> Sequence[Digest]:
+        """Return the inputs of the action that the storage does not have. Nothing if it does not tell."""
+        try:
+            wanted = await self.derived(ended)
+            return () if wanted is None else await trees.looked(self._upstream, trees.missing_inputs(wanted.root))
+        except Missing as error:
+            return error.digests
+        except (BadInput, grpc.aio.AioRpcError) as error:
+            _log.warning("the inputs of an action were not looked at", job=job, reason=str(error)[:300])
+            return ()
 
     async def _fetched(self, told: Left, digest: Digest) -> Left:
         try:
@@ -115,7 +129,9 @@ class Endings:
             wanted = await self.derived(ended)
             if wanted is None:
                 _log.error("a job does not run the action that it names, so its result is not kept", job=job)
-            elif wanted.cacheable and not await self._upstream.missing(_blobs(result)):
+            elif wanted.cacheable:
+                if absent := await trees.looked(self._upstream, trees.missing_outputs(result)):
+                    raise Missing(*absent[:3])
                 await self._upstream.store(wanted.digest, result)
         except (Missing, BadInput, grpc.aio.AioRpcError) as error:
             _log.warning("the result of an action is not kept", job=job, reason=str(error)[:300])
@@ -133,16 +149,19 @@ class Endings:
         return wanted if actions.runs(ended.payload, expected) else None
 
 
+async def cached_result(upstream: Upstream, lookup: Any) -> Any:
+    """Return the cached result of an action whose outputs are there; None without. Raises grpc.aio.AioRpcError."""
+    found = await upstream.cached(lookup)
+    try:
+        if found is None or await trees.looked(upstream, trees.missing_outputs(found)):
+            return None
+    except BadInput:
+        return None
+    return found
+
+
 async def read_action(upstream: Upstream, digest: Digest) -> actions.Runnable:
     """Read an action and its command from the storage. Raises Missing, BadInput, grpc.aio.AioRpcError."""
     action = await upstream.read(digest)
     command = Digest.read(parsed(remote_execution_pb2.Action, action, "action").command_digest, "action.command_digest")
     return actions.runnable(digest, action, await upstream.read(command))
-
-
-def _blobs(result: Any) -> list[Digest]:
-    """The blobs that a client will ask for when it gets this result."""
-    named = [each.digest for each in result.output_files]
-    named += [each.tree_digest for each in result.output_directories if each.HasField("tree_digest")]
-    named += [getattr(result, field) for field in ("stdout_digest", "stderr_digest") if result.HasField(field)]
-    return [Digest(each.hash, each.size_bytes) for each in named if each.size_bytes]

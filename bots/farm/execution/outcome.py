@@ -7,7 +7,7 @@ job is not told: the client sees that the action waits again.
 import base64
 import binascii
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from leasehold.errors import BadInput
 from leasehold.states import JobState
 
 from bots.farm.protos import remote_execution_pb2
+from bots.farm.refusals import violations
 from bots.farm.storage.upstream import Digest, parsed
 
 _STAGE = remote_execution_pb2.ExecutionStage
@@ -64,23 +65,37 @@ def left(text: str | None) -> Left:
         return Left()
 
 
-def response(state: JobState, reason: str | None, told: Left, *, job: str) -> Any:
-    """Return the ExecuteResponse of a job that is over. job: its id, by which `leasehold show` tells more."""
-    code, message = _verdict(state, reason or "", told)
+def is_suspect(state: JobState, told: Left) -> bool:
+    """Return whether an action could not be run, maybe for lack of inputs, so that the door looks for them."""
+    return state is not JobState.CANCELLED and told.code in (code_pb2.FAILED_PRECONDITION, code_pb2.INTERNAL)
+
+
+def response(state: JobState, reason: str | None, told: Left, *, job: str, missing: Sequence[Digest] = ()) -> Any:
+    """Return the ExecuteResponse of a job that is over.
+
+    job: its id, by which `leasehold show` tells more. missing: inputs that the storage does not have.
+    """
+    code, message = _verdict(state, reason or "", told, len(missing))
     found = remote_execution_pb2.ExecuteResponse(message=f"job {job}")
     found.status.code = code
     found.status.message = message
+    if missing and code == code_pb2.FAILED_PRECONDITION:
+        found.status.details.add().Pack(violations(missing))
     if told.result is not None and code in (code_pb2.OK, code_pb2.DEADLINE_EXCEEDED):
         found.result.CopyFrom(told.result)
     return found
 
 
-def _verdict(state: JobState, reason: str, told: Left) -> tuple[int, str]:
-    """Code and message for a job in a final state."""
+def _verdict(state: JobState, reason: str, told: Left, missing: int) -> tuple[int, str]:
+    """Code and message for a job in a final state. missing: inputs that the storage does not have."""
     if state is JobState.CANCELLED:
         return code_pb2.CANCELLED, reason or "cancelled"
     if state in (JobState.SUCCEEDED, JobState.FAILED) and told.code == code_pb2.OK:
         return code_pb2.OK, ""
+    if missing:
+        return code_pb2.FAILED_PRECONDITION, f"the storage does not have {missing} of the action's inputs"
+    if told.code == code_pb2.FAILED_PRECONDITION:
+        return code_pb2.UNAVAILABLE, f"{told.message}; it has all of them now"
     if told.code != code_pb2.INTERNAL:
         return told.code, told.message or reason
     if TIMED_OUT in reason:

@@ -1,8 +1,9 @@
 """`leasehold-action`, the command of the job that runs an action: it starts a runner and leaves the result.
 
-It runs on a bot, as an ordinary job. It imports neither the database nor gRPC unless a result is too large to be left
-with the job. Exit code 0: the action has succeeded. 1: it has ended otherwise, and its result is left. 70: it could not
-be run, so that the job is tried again.
+It runs on a bot, as an ordinary job. It imports neither the database nor gRPC, unless a result is too large to be left
+with the job, or an action could not be run. Exit code 0: the action has succeeded. 1: it has ended otherwise, and its
+result is left, or the storage does not have its inputs, which another try would not change. 70: it could not be run, so
+that the job is tried again.
 """
 
 import argparse
@@ -13,15 +14,18 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bots.farm.protos import remote_execution_pb2
 from bots.farm.storage.programs import RUNNER, program
 
+if TYPE_CHECKING:
+    from bots.farm.client import Storage
+
 #: See `bots.farm.execution.actions`, which this program does not import.
 NOT_RUN = 70
 #: Codes of google.rpc.Code.
-OK, DEADLINE_EXCEEDED, INTERNAL = 0, 4, 13
+OK, DEADLINE_EXCEEDED, FAILED_PRECONDITION, INTERNAL = 0, 4, 9, 13
 #: How often the runner repeats a call that the storage does not answer, and the milliseconds before the first time. The
 #: waits grow, and together they last longer than a door takes to come back.
 RETRIES, RETRY_MS = 8, 250
@@ -99,6 +103,9 @@ def _ended(code: int, given: argparse.Namespace, work: Path, where: Path) -> int
     try:
         data = (work / "action-result").read_bytes()
     except FileNotFoundError:
+        if missing := _missing(given):
+            _leave(where, code=FAILED_PRECONDITION, message=f"the storage does not have {missing} of its inputs")
+            return 1
         _leave(where, code=INTERNAL, message=f"{RUNNER} ended with {code} and left no result")
         return NOT_RUN
     result = remote_execution_pb2.ActionResult.FromString(data)
@@ -131,12 +138,27 @@ def _took_too_long(action: str, result: Any) -> bool:
 
 def _stored(given: argparse.Namespace, data: bytes) -> str:
     """Write a result that is too large into the storage, and return its digest."""
+    with _storage(given) as storage:
+        return str(storage.upload([data])[0])
+
+
+def _missing(given: argparse.Namespace) -> int:
+    """Return how many inputs the storage does not have."""
+    from bots.farm.storage import trees
+    from bots.farm.storage.upstream import Digest
+
+    action = remote_execution_pb2.Action.FromString(base64.b64decode(given.action))
+    root = Digest.read(action.input_root_digest, "input_root_digest")
+    with _storage(given) as storage:
+        return len(storage.look(trees.missing_inputs(root)))
+
+
+def _storage(given: argparse.Namespace) -> "Storage":
     from bots.farm.client import Keys, Storage
 
     token = None if given.token_file is None else Path(given.token_file).read_text().strip()
     files = [None if each is None else Path(each) for each in (given.ca, given.cert, given.key)]
-    with Storage(given.cas, Keys(token, *files)) as storage:
-        return str(storage.upload([data])[0])
+    return Storage(given.cas, Keys(token, *files))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from google.rpc import code_pb2
 from leasehold.errors import BadInput, Conflict, Forbidden
 
 from bots.farm.execution import actions
-from bots.farm.execution.endings import Endings, Gone, read_action
+from bots.farm.execution.endings import Endings, Gone, cached_result, read_action
 from bots.farm.execution.jobs import Found, News, Submit, find
 from bots.farm.execution.outcome import STAGES
 from bots.farm.identity import DoorCaller, Identity, no_operation, operation_name, submission_of
@@ -62,7 +62,7 @@ class Execution:
             raise BadInput("execution_policy.priority", f"must be from {PRIORITY_MIN} to {PRIORITY_MAX}")
         wanted = await read_action(self._upstream, digest)
         if wanted.cacheable and not asked.skip_cache_lookup:
-            result = await self._upstream.cached(_lookup(asked))
+            result = await cached_result(self._upstream, _lookup(asked))
             if result is not None:
                 response = remote_execution_pb2.ExecuteResponse(result=result, cached_result=True)
                 yield _operation(operation_name(instance, f"cached-{digest.hash}"), digest, None, response)

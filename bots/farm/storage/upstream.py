@@ -95,6 +95,16 @@ def parsed(kind: type[M], data: bytes, field: str) -> M:
     return found
 
 
+def read_blobs(answer: "remote_execution_pb2.BatchReadBlobsResponse") -> dict[Digest, bytes]:
+    """Return the blobs of an answer by their digests. Bytes that do not have the digest count as missing."""
+    found = {Digest(each.digest.hash, each.digest.size_bytes): each for each in answer.responses}
+    return {
+        digest: each.data
+        for digest, each in found.items()
+        if each.status.code == 0 and (digest.size == 0 or Digest.of(each.data) == digest)
+    }
+
+
 def open_channel(address: str) -> grpc.aio.Channel:
     """Return a channel to a server. address: `grpc://HOST:PORT`, or `unix:PATH`."""
     return grpc.aio.insecure_channel(address.removeprefix("grpc://"), options=list(CHANNEL_OPTIONS))
@@ -126,6 +136,13 @@ class Upstream:
             raise Missing(digest)
         self._remember(digest, data)
         return data
+
+    async def read_all(self, digests: Sequence[Digest]) -> dict[Digest, bytes]:
+        """Return those of these blobs that are there, together of at most `MOST_READ` bytes. Raises AioRpcError."""
+        wanted = [each.message for each in digests]
+        asked = remote_execution_pb2.BatchReadBlobsRequest(instance_name=self._instance, digests=wanted)
+        answer = await self._call(CAS + "BatchReadBlobs", asked, remote_execution_pb2.BatchReadBlobsResponse)
+        return read_blobs(answer)
 
     async def write(self, data: bytes) -> Digest:
         """Store a small blob and return its digest. Raises grpc.aio.AioRpcError if it cannot be stored."""
