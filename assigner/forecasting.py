@@ -3,20 +3,26 @@
 All functions are pure: what the pool has, what lies ahead and what past forecasts were off by are arguments, and times
 are seconds from now.
 
-The formula is that of a server with many places which are all busy: what is ahead takes as many unit-seconds as its
-jobs usually do, and the bots that could run the job give as many units a second as they have. What an instance may not
-use at once because of its maximum is taken by others meanwhile, so of an instance ahead no more counts than its maximum
-lets it use until then.
+The formula is that of a tank which drains: what is ahead takes as many unit-seconds as its jobs usually do, the bots
+that could run the job give as many units a second as they have, and jobs of better rank that come meanwhile take their
+part of that. What an instance may not use at once because of its maximum is taken by others, so of an instance no more
+counts than its maximum lets it use until then.
+
+Work comes and goes in jobs, so the time at which the tank is empty is that at which a Brownian motion with drift is
+first at zero: it has an inverse Gaussian distribution (Cox and Miller 1965). Its median is the answer: where few jobs
+are ahead and most of the capacity goes to others, that is much less than its mean. Its standard deviation, and a part
+of the answer because nobody knows how many jobs will come, are the scale of errors.
 
 The interval is that of split conformal prediction (Vovk, Gammerman and Shafer 2005; Lei et al. 2018): of n past
 forecasts the k-th smallest error, k = ceil((n + 1) * 0.9), is an upper bound for the next one in nine of ten cases, if
 it is like them. Errors count in units of the forecast's own scale, so that those of long and short waits are alike.
+Jobs that wait at the same time are late together, so some errors count as one, and k is greater. The answer itself is
+not corrected by past errors: when the load changes they are those of another load.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 
 from schema.readable import duration
 
@@ -29,18 +35,25 @@ AT_ONCE = 1.0
 #: The newest past forecasts, which count by themselves as well.
 RECENT = 100
 TOO_LITTLE_PAST = "too few jobs like it have started lately"
-#: Steps after which the time of all that is ahead is near enough.
-STEPS = 50
+#: Forecasts of one time that count as one.
+ALIKE = 4
+#: The part of the units that jobs which come later never take for ever, and of a time by which it may be wrong because
+#: other jobs come than lately.
+NOT_TAKEN, UNCERTAIN = 0.1, 0.25
+#: Halvings after which a median is near enough; and a ratio of the squared mean to the variance above which it is the
+#: mean within 2 %.
+HALVINGS, NARROW = 30, 25.0
 
 
 @dataclass(frozen=True)
 class Ahead:
     """Jobs of one instance ahead of a job. work: unit-seconds that one of them takes. most: units that the instance may
-    use at once; None = any."""
+    use at once; None = any. later: jobs a second that come later and are ahead of it all the same."""
 
     jobs: int
     work: float
     most: int | None = None
+    later: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -93,33 +106,92 @@ class Forecast:
         return f"starts in about {duration(self.seconds)}, within {duration(self.upper)} in 9 of 10 cases{late}"
 
 
+@dataclass(frozen=True)
+class _Tank:
+    """Unit-seconds that have to be done, and how many more are done than come in a second; always positive."""
+
+    work: float
+    drift: float
+
+    @property
+    def seconds(self) -> float:
+        """The seconds after which it is empty on average."""
+        return max(0.0, self.work / self.drift)
+
+
 def predict(standing: Standing) -> Prediction:
     """Return when the job gets a place by the formula. `units` are positive.
 
-    Twice as many jobs ahead take twice as long, twice as many units half as long.
+    Twice as many jobs ahead take twice as long, twice as many units half as long, if none come later.
     """
-    own = standing.own.jobs * standing.own.work + standing.work - standing.free * standing.seconds
-    found = _spent(own, standing.others, standing.units)
-    if standing.own.most is not None:
-        left = standing.own.most - standing.used
-        of_quota = standing.own.jobs * standing.own.work + standing.work - left * standing.seconds
-        found = max(found, of_quota / max(1, standing.own.most))
-    found = max(0.0, found, standing.earliest)
-    return Prediction(found, found + standing.work / standing.units + AT_ONCE)
+    own, units = standing.own, standing.units
+    before = own.jobs * own.work + standing.work
+    capacity = units
+    tank = _drained(before - standing.free * standing.seconds, own, standing.others, units)
+    if own.most is not None:
+        most = max(1, own.most)
+        left = own.most - standing.used
+        drift = max(NOT_TAKEN * most, most - own.later * own.work)
+        of_quota = _Tank(before - left * standing.seconds, drift)
+        if of_quota.seconds > tank.seconds:
+            tank, capacity = of_quota, most
+    counts = [(each.jobs + each.later * tank.seconds, each.work) for each in (own, *standing.others)]
+    jobs = sum(number for number, _ in counts)
+    size = sum(number * work for number, work in counts) / jobs if jobs else standing.work
+    middle, deviation = _first_empty(tank, capacity, size)
+    found = max(middle, standing.earliest)
+    return Prediction(found, UNCERTAIN * found + deviation + standing.work / units + AT_ONCE)
 
 
-def _spent(own: float, others: Sequence[Ahead], units: int) -> float:
-    """The seconds in which `units` do the own work and what the others may do meanwhile: the largest solution."""
-    found = (own + sum(each.jobs * each.work for each in others)) / units
-    for _ in range(STEPS):
-        meanwhile = sum(
-            each.jobs * each.work if each.most is None else min(each.jobs * each.work, each.most * max(0.0, found))
-            for each in others
-        )
-        before, found = found, (own + meanwhile) / units
-        if before - found < 1e-3 * before:
+def _drained(own: float, of_own: Ahead, others: Sequence[Ahead], units: int) -> _Tank:
+    """What `units` have to do: the own work, that of the others, and what comes until then; of each time the latest."""
+    comes = sum(each.later * each.work for each in (of_own, *others))
+    part = min(1.0, (1.0 - NOT_TAKEN) * units / comes) if comes else 1.0
+    found, until = _Tank(0.0, units), math.inf
+    # What is found from a time that is too late is earlier, but not too early; in each step more of the others are at
+    # their maximum.
+    for _ in range(len(others) + 1):
+        work, drift = own, units - part * of_own.later * of_own.work
+        for each in others:
+            ahead, rate = each.jobs * each.work, part * each.later * each.work
+            if each.most is not None and ahead > (each.most - rate) * until:
+                drift -= each.most
+            else:
+                work, drift = work + ahead, drift - rate
+        if work <= 0.0:
+            return _Tank(0.0, units)
+        if not work < drift * until:
             break
+        found = _Tank(work, drift)
+        until = found.seconds
     return found
+
+
+def _first_empty(tank: _Tank, capacity: float, size: float) -> tuple[float, float]:
+    """The median and the standard deviation of the time at which it is empty, if work comes and goes in jobs.
+
+    size: unit-seconds of a job. capacity: unit-seconds that are done in a second.
+    """
+    mean = tank.seconds
+    if mean == 0.0 or size == 0.0:
+        return mean, 0.0
+    noise = (2.0 * capacity - tank.drift) * size
+    shape = tank.work * tank.drift / noise
+    deviation = mean / math.sqrt(shape)
+    if shape > NARROW:
+        return mean, deviation
+    low, high = 0.0, 1.0
+    for _ in range(HALVINGS):
+        at = (low + high) / 2.0
+        root = math.sqrt(shape / at)
+        before = _normal(root * (at - 1.0)) + math.exp(2.0 * shape) * _normal(-root * (at + 1.0))
+        low, high = (at, high) if before < 0.5 else (low, at)
+    return mean * high, deviation
+
+
+def _normal(value: float) -> float:
+    """The part of a standard normal distribution below a value."""
+    return math.erfc(-value / math.sqrt(2.0)) / 2.0
 
 
 def score(prediction: Prediction, waited: float) -> float:
@@ -135,25 +207,16 @@ def promise(prediction: Prediction, scores: Sequence[float], *, deadline: float 
     """
     if len(scores) < ENOUGH:
         return Forecast(reason=TOO_LITTLE_PAST)
-    bound = max(_bound(scores), _bound(scores[:RECENT]))
+    bound = max(_bound(scores, len(scores) / ALIKE), _bound(scores[:RECENT], min(len(scores), RECENT)))
     upper = max(0.0, prediction.seconds + bound * prediction.scale)
-    seconds = max(0.0, prediction.seconds + _bias(scores) * prediction.scale)
-    seconds = min(seconds, upper)
+    seconds = min(prediction.seconds, upper)
     return Forecast(seconds, upper, None, deadline is not None and seconds > deadline)
 
 
-def _bound(scores: Sequence[float]) -> float:
-    """The score below which the next one is in nine of ten cases."""
-    rank = math.ceil((len(scores) + 1) * PROMISED)
+def _bound(scores: Sequence[float], number: float) -> float:
+    """The score below which the next one is in nine of ten cases, if they are as good as this number of scores."""
+    rank = math.ceil((number + 1) * PROMISED / number * len(scores))
     return sorted(scores)[min(rank, len(scores)) - 1]
-
-
-def _bias(scores: Sequence[float]) -> float:
-    """What half of the scores are below, if to take it off the older half would have made the newer half better."""
-    newer, older = scores[: len(scores) // 2], scores[len(scores) // 2 :]
-    found = median(older)
-    is_better = median(abs(each - found) for each in newer) < median(map(abs, newer))
-    return median(scores) if is_better else 0.0
 
 
 def shares(times: Mapping[int, tuple[int, float]]) -> float:

@@ -172,17 +172,18 @@ def _standing(connection: Connection, place: Place, judged: Sequence[GateVerdict
     )
     mine = times.get(place.instance, every)
     own, _ = ahead.get(place.instance, (0, None))
+    later = forecasts.later(connection, place)
+    rivals = {name: most for found in (ahead, later) for name, (_, most) in found.items() if name != place.instance}
     earliest = max((_opens_in(gate) or 0.0 for gate in judged if gate.is_open is False), default=0.0)
     paces = [gate.evidence["per_second"] for gate in judged if "per_second" in gate.evidence]
     seconds = place.runs or mine.seconds
     return Standing(
         units=units,
         free=free,
-        own=Ahead(own, mine.work, place.max_quota),
+        own=Ahead(own, mine.work, place.max_quota, later.get(place.instance, (0.0, None))[0]),
         others=[
-            Ahead(jobs, times.get(name, every).work, most)
-            for name, (jobs, most) in ahead.items()
-            if name != place.instance
+            Ahead(ahead.get(name, (0, None))[0], times.get(name, every).work, most, later.get(name, (0.0, None))[0])
+            for name, most in rivals.items()
         ],
         work=place.units * seconds,
         seconds=seconds,

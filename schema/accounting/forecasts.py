@@ -18,6 +18,9 @@ from schema.predicates import (
 
 #: The most jobs ahead that are counted.
 MOST_AHEAD = 10_000
+#: The newest jobs from which it is told how many come, and seconds after which one counts a third of a new one. A pool
+#: that is younger than LEAST_PAST is taken for one of that age.
+ARRIVED, MEMORY, LEAST_PAST = 5000, 300.0, 60.0
 #: The most bots whose units are counted.
 MOST_BOTS = 2000
 #: The most queues in which waiting jobs are looked for.
@@ -53,6 +56,9 @@ _AHEAD = """
 (SELECT queue FROM jobs WHERE cohort = :cohort AND {front}
     AND (rank, queued_at, id) < (:rank, CAST(:queued_at AS timestamptz), :id)
  ORDER BY cohort, rank, queued_at, id LIMIT :most + 1)"""
+_RIVALS = """k.platform = :platform OR EXISTS (
+    SELECT FROM kind_platforms a JOIN kind_platforms b ON b.kind = a.kind
+    WHERE a.platform = :platform AND b.platform = k.platform)"""
 # All jobs ahead, as instance 0, and by instance those in queues that share a kind of bots with the job's. Instances
 # that start nothing are left out.
 AHEAD = Statement(f"""
@@ -65,9 +71,26 @@ UNION ALL
 SELECT k.instance, sum(c.jobs)::integer, min(q.max_quota)
 FROM counted c JOIN queues k ON k.id = c.queue JOIN instances i ON i.id = k.instance AND NOT i.draining
 LEFT JOIN quotas q ON q.cohort = k.cohort AND q.instance = k.instance
-WHERE k.platform = :platform OR EXISTS (
-    SELECT FROM kind_platforms a JOIN kind_platforms b ON b.kind = a.kind
-    WHERE a.platform = :platform AND b.platform = k.platform)
+WHERE {_RIVALS}
+GROUP BY k.instance ORDER BY 1
+""")
+# The jobs a second of better rank that have come lately, of the same rivals: newer ones count more. Ids tell roughly
+# which jobs are the newest, so that no index is needed. One that has ended without a start took nothing from others.
+LATER = Statement(f"""
+WITH newest AS MATERIALIZED (
+    SELECT cohort, instance, platform, rank,
+        state NOT IN ('blocked', 'parked', 'deferred') AND (finished_at IS NULL OR fence > 0) AS works,
+        extract(epoch FROM now() - queued_at)::double precision AS age
+    FROM jobs ORDER BY id DESC LIMIT :arrived
+), come AS MATERIALIZED (
+    SELECT instance, platform, sum(exp(-age / :memory)) AS weight FROM newest
+    WHERE works AND cohort = :cohort AND rank < :rank AND age BETWEEN 0 AND 10 * :memory GROUP BY 1, 2
+)
+SELECT k.instance, min(q.max_quota) AS most, sum(k.weight)
+    / (:memory * (1 - exp(-least(600, greatest(:least_past, (SELECT max(age) FROM newest)) / :memory)))) AS jobs
+FROM come k JOIN instances i ON i.id = k.instance AND NOT i.draining
+LEFT JOIN quotas q ON q.cohort = :cohort AND q.instance = k.instance
+WHERE {_RIVALS}
 GROUP BY k.instance ORDER BY 1
 """)
 ROOM = Statement(f"""
@@ -300,6 +323,17 @@ def ahead(connection: Connection, of: Place) -> Mapping[int, tuple[int, int | No
     found = {row.instance: (row.jobs, row.most) for row in connection.execute(AHEAD, values | {"most": MOST_AHEAD})}
     every, _ = found.pop(0)
     return None if every > MOST_AHEAD else found
+
+
+def later(connection: Connection, of: Place) -> Mapping[int, tuple[float, int | None]]:
+    """Return how many jobs a second come that are ahead of it although they come later: by instance, with its maximum.
+
+    They are taken to come as they have come lately. Of the newest jobs ARRIVED are looked at, as far as retention has
+    left them.
+    """
+    values = {name: getattr(of, name) for name in ("cohort", "platform", "rank")}
+    rows = connection.execute(LATER, values | {"arrived": ARRIVED, "memory": MEMORY, "least_past": LEAST_PAST})
+    return {row.instance: (row.jobs, row.most) for row in rows}
 
 
 def room(connection: Connection, of: Place) -> tuple[int, int]:

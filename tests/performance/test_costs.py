@@ -27,8 +27,8 @@ JOBS, BOTS = 9_000, 5_000
 #: Jobs that are counted ahead of one, at most: fewer than a queue has here, as the default is than deep ones have.
 AHEAD = 1_000
 #: Jobs that are counted, bots that are looked at with their requirement sets, and a few rows of everything else. And of
-#: the forecast: jobs in the order, and bots.
-BOUND = AHEAD + 3 * evidence.MAX_BOTS_COUNTED + evidence.COMPARISONS + 200 + 3 * AHEAD
+#: the forecast: jobs in the order, the newest jobs, and bots.
+BOUND = AHEAD + 3 * evidence.MAX_BOTS_COUNTED + evidence.COMPARISONS + 200 + 4 * AHEAD
 LAST = Statement("""
 SELECT j.public_id FROM jobs j JOIN platforms p ON p.id = j.platform
 WHERE j.state = 'queued' AND p.properties @> jsonb_build_object('kind', jsonb_build_array(CAST(:kind AS text)))
@@ -65,6 +65,7 @@ def cost(database: Database, kind: str, *, instances: list[str] | None) -> tuple
 def test_explain_reads_few_rows_behind_thousands_of_jobs(filled: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evidence, "AHEAD", AHEAD)
     monkeypatch.setattr(forecasts, "MOST_AHEAD", AHEAD)
+    monkeypatch.setattr(forecasts, "ARRIVED", AHEAD)
     monkeypatch.setattr(forecasts, "MOST_BOTS", AHEAD)
     filled.run(lambda connection: connection.execute(Statement("INSERT INTO lease_times VALUES (0, 1, 1, 1, 1)")))
     for analysed in (False, True):
