@@ -506,7 +506,36 @@ def _parts_of_farm(context: click.Context, installation: "Installation") -> "Par
         wanted = [up.farm_bot(name, capacity=2) for name in bots]
         return _demo_pool(context, installation, {}, bots=wanted, assigners=1, farm=up.free_port(0, "--port"))
 
-    return Parts(log_to_stderr=logs.to_stderr, overridden=_overridden, submit=submit, keep=_keep, demo_pool=demo_pool)
+    def sync_service(database: "Database", stack: ExitStack) -> "SyncService":
+        return _followed(database, installation.settings, stack)
+
+    return Parts(
+        log_to_stderr=logs.to_stderr,
+        overridden=_overridden,
+        submit=submit,
+        sync_service=sync_service,
+        keep=_keep,
+        demo_pool=demo_pool,
+    )
+
+
+def _followed(database: "Database", settings: Any, stack: ExitStack) -> "SyncService":
+    """Return a service that answers calls of bots, and works by the policy in force until the stack closes."""
+    from assigner.loops import Loop
+    from assigner.process.policies import Follower
+
+    service = _sync_service(database, settings, stack)
+
+    def work_by(policy: "InForce") -> None:
+        now: Any = policy.settings
+        service.reconfigure(now.fetch, now.quotas.of_evictions, policy=policy.version)
+
+    follower = Follower(database, settings, work_by)
+    follower.run_once()
+    loop = Loop("policy", follower.run_once, chance=random.Random())
+    stack.callback(loop.stop, STOP_WITHIN)
+    loop.start()
+    return service
 
 
 def _work_by(app: "FastAPI", sync_service: "SyncService", policy: "InForce") -> None:

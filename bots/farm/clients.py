@@ -55,6 +55,12 @@ _TOKEN: Mapping[str, str] = {
     "recc": "access_token_path=token.txt",
     "Pants": 'remote_oauth_bearer_token_path = "token.txt"',
 }
+#: The command of a worker of the Remote Workers API.
+WORKER = """buildbox-worker --bots-remote=http{s}://{host} --cas-remote=http{s}://{host} \\
+  --buildbox-run=/usr/bin/buildbox-run-bubblewrap --runner-arg=--disable-localcas \\
+  --runner-arg=--bind-mount=/usr:/usr --runner-arg=--bind-mount=/bin:/bin --runner-arg=--bind-mount=/lib:/lib \\
+  --runner-arg=--bind-mount=/lib64:/lib64 --platform=OSFamily=linux --platform=ISA=x86-64 --concurrent-jobs=4 \\
+  --bots-retry-limit=12 --cas-retry-limit=12{keys} w1"""
 
 
 def lines(address: str, settings: FarmSettings) -> str:
@@ -93,3 +99,22 @@ def _parts(address: str, settings: FarmSettings) -> Iterator[str]:
     if not settings.is_local and needs_token and settings.bots_token_file is None:
         told.insert(1, "# Its runner is not known to this door: set farm.bots_token_file.")
     yield "\n".join(told)
+    yield _worker(settings, host=host, secure=secure)
+
+
+def _worker(settings: FarmSettings, *, host: str, secure: bool) -> str:
+    told = ["# A worker of the Remote Workers API instead. Give its service Restart=always."]
+    keys = ""
+    if secure and settings.tls_client_ca is not None:
+        keys = "".join(f" --{each}-client-cert=w.crt --{each}-client-key=w.key" for each in ("bots", "cas"))
+    elif secure:
+        told.append("# worker.txt: what `leasehold token create bot --bot 'w*'` prints.")
+        keys = "".join(f" --{each}-access-token=worker.txt" for each in ("bots", "cas"))
+    elif not settings.anonymous_workers:
+        told.append(
+            "# It sends a token with TLS only. On the door's machine, farm.anonymous_workers takes it without one."
+        )
+    if secure:
+        keys += "".join(f" --{each}-server-cert=ca.pem" for each in ("bots", "cas"))
+    told.append(WORKER.format(host=host, s="s" if secure else "", keys=keys))
+    return "\n".join(told)

@@ -22,6 +22,7 @@ from schema import gc_tuning
 if TYPE_CHECKING:
     from bots.farm.execution.jobs import Submit
     from bots.farm.settings import FarmSettings
+    from bots.sync.settle import SyncService
     from schema.postgres.engine import Database
 
 #: In the `meta` of a command's context: the `Parts`.
@@ -61,13 +62,14 @@ class Parts:
     """What the composition root hands in, because nothing here may import the assigner.
 
     log_to_stderr: begins to write lines of a level and above. overridden: puts given values in place of settings.
-    submit: what submits jobs. keep: writes an address to a file. demo_pool: runs a pool with bots of these names for
-    actions, and a door.
+    submit: what submits jobs. sync_service: what settles calls of workers, until the stack closes. keep: writes an
+    address to a file. demo_pool: runs a pool with bots of these names for actions, and a door.
     """
 
     log_to_stderr: Callable[[str], None]
     overridden: Callable[["FarmSettings", Mapping[str, Any]], "FarmSettings"]
     submit: Callable[["Database"], "Submit"]
+    sync_service: Callable[["Database", ExitStack], "SyncService"]
     keep: Callable[[Path, str], None]
     demo_pool: Callable[[Sequence[str]], AbstractContextManager[DemoPool]]
 
@@ -83,6 +85,7 @@ class Parts:
 )
 @click.option("--port", type=click.IntRange(0, 65535), help="Port of the door; 0 = any free one [as configured: 8980].")
 @click.option("--anonymous", metavar="INSTANCE", help="Take callers without a token, for this instance.")
+@click.option("--anonymous-workers", is_flag=True, default=None, help="Take workers without a token.")
 @click.pass_context
 def farm(context: click.Context, /, storage: Path | None, **given: Any) -> int | None:
     """Run one door for build clients: Bazel, recc and others. Options override the [farm] section."""
@@ -165,6 +168,7 @@ def _run_door(
         wakeups=wakeups,
         submit=parts.submit(database),
         signed=verifier(settings.identity),
+        sync_service=parts.sync_service(database, stack),
     )
     gc_tuning.collect_as_usual()
     return 130 if server.run(door, on_ready, beside=beside) is signal.SIGINT else 0

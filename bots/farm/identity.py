@@ -41,7 +41,7 @@ class Identity:
 
     async def principal(self, context: grpc.aio.ServicerContext) -> Principal:
         """Return who calls. Raises Unauthorised."""
-        given = [str(value) for name, value in context.invocation_metadata() or () if name == "authorization"]
+        given = _tokens(context)
         if given:
             return await self._tokens.principal(given, self._workers)
         names = _common_names(context)
@@ -68,6 +68,15 @@ class Identity:
         """
         if not self._settings.is_local:
             await self.principal(context)
+
+    async def worker(self, context: grpc.aio.ServicerContext) -> Principal:
+        """Return which worker calls. Raises Unauthorised, and Forbidden for who is no bot."""
+        if self._settings.anonymous_workers and not (_tokens(context) or _common_names(context)):
+            return Principal(kind=Kind.BOT, id="anonymous", bot="*")
+        found = await self.principal(context)
+        if found.kind is not Kind.BOT:
+            raise Forbidden("token: is not for bots, and only they run actions")
+        return found
 
     @staticmethod
     def instance(caller: Principal, given: str) -> str:
@@ -109,3 +118,7 @@ def _holder(name: str, scope: CertificateScope) -> Principal:
 def _common_names(context: grpc.aio.ServicerContext) -> list[str]:
     """The common names of the caller's certificate, which gRPC has verified; none if it has shown none."""
     return [name.decode(errors="replace") for name in context.auth_context().get("x509_common_name", ())]
+
+
+def _tokens(context: grpc.aio.ServicerContext) -> list[str]:
+    return [str(value) for name, value in context.invocation_metadata() or () if name == "authorization"]

@@ -21,10 +21,13 @@ from bots.farm.refusals import answering, end, streaming
 from bots.farm.settings import FarmSettings
 from bots.farm.storage import capabilities, passthrough
 from bots.farm.storage.upstream import API, CAPABILITIES, CHANNEL_OPTIONS, Upstream, open_channel, parsed
+from bots.farm.workers import bot_sessions
+from bots.farm.workers.bot_sessions import BotSessions
 from bots.gateway.long_poll import LongPolls
 from bots.gateway.metrics import GatewayMetrics
 from bots.gateway.middleware import SignedTokens, TokenCache
 from bots.gateway.workers import worker_pools
+from bots.sync.settle import SyncService
 from schema.postgres.engine import Database
 from schema.postgres.notify import Wakeups
 from schema.timing import Timing
@@ -42,8 +45,8 @@ QUEUE, REMEMBER_TOKENS = 10_000, 5.0
 class Door:
     """The door of one pool. It holds no state that a restart would miss: caches, and the calls that wait.
 
-    wakeups: that bring news of jobs. submit: see `Submit`. signed: verifies tokens of other issuers; None = there are
-    none.
+    wakeups: that bring news of jobs and bots. submit: see `Submit`. sync_service: settles the calls of workers. signed:
+    verifies tokens of other issuers; None = there are none.
     """
 
     def __init__(
@@ -54,10 +57,11 @@ class Door:
         timing: Timing,
         wakeups: Wakeups,
         submit: Submit,
+        sync_service: SyncService,
         signed: SignedTokens | None = None,
     ) -> None:
         self._database, self._settings, self._timing = database, settings, timing
-        self._wakeups, self._submit, self._signed = wakeups, submit, signed
+        self._wakeups, self._submit, self._sync_service, self._signed = wakeups, submit, sync_service, signed
 
     async def serve(self, on_ready: Callable[[str], None], *, until: Awaitable[T]) -> T:
         """Serve until something has happened, and return it.
@@ -70,7 +74,7 @@ class Door:
         channel = open_channel(settings.cas)
         server = grpc.aio.server(options=[*CHANNEL_OPTIONS, ("grpc.so_reuseport", 0)])
         address = listen(server, settings)
-        polls, endings, handlers = self._parts(channel, settings.bots_reach or address)
+        polls, endings, sessions, handlers = self._parts(channel, settings.bots_reach or address)
         server.add_generic_rpc_handlers(_by_service(handlers))
         await server.start()
         on_ready(settings.bots_reach if settings.is_everywhere and settings.bots_reach else address)
@@ -78,17 +82,19 @@ class Door:
         polls.end()
         await server.stop(STOP_WITHIN)
         await endings.close()
+        sessions.close()
         await polls.close()
         await channel.close()
         return happened
 
     def _parts(
         self, channel: grpc.aio.Channel, address: str
-    ) -> tuple[LongPolls, Endings, dict[str, grpc.RpcMethodHandler]]:
-        workers = worker_pools(self._database, queue=QUEUE).callers
+    ) -> tuple[LongPolls, Endings, BotSessions, dict[str, grpc.RpcMethodHandler]]:
+        pools, timing, metrics = worker_pools(self._database, queue=QUEUE), self._timing, GatewayMetrics()
+        workers, bots = pools.callers, pools.bots
         upstream = Upstream(channel, instance=self._settings.cas_instance)
         identity = Identity(TokenCache(seconds=REMEMBER_TOKENS, signed=self._signed), workers, self._settings)
-        polls = LongPolls(wakeups=self._wakeups, poll=self._timing.poll, metrics=GatewayMetrics())
+        polls = LongPolls(wakeups=self._wakeups, poll=timing.poll, metrics=metrics)
         endings = Endings(upstream, workers, polls, self._settings, address=address)
         execution = Execution(
             upstream,
@@ -98,7 +104,7 @@ class Door:
             identity,
             self._settings,
             address=address,
-            sync=self._timing.sync,
+            sync=timing.sync,
         )
 
         async def admit(context: grpc.aio.ServicerContext) -> None:
@@ -107,7 +113,11 @@ class Door:
             except Exception as error:
                 await end(error, context)
 
-        return polls, endings, passthrough.handlers(channel, admit) | _own_handlers(execution, identity, upstream)
+        sessions = BotSessions(
+            identity, upstream, self._database, bots, self._sync_service, polls, metrics, timing=timing
+        )
+        own = _own_handlers(execution, identity, upstream) | bot_sessions.handlers(sessions, answering)
+        return polls, endings, sessions, passthrough.handlers(channel, admit) | own
 
 
 def listen(server: grpc.aio.Server, settings: FarmSettings) -> str:

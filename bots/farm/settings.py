@@ -57,6 +57,8 @@ class FarmSettings(BaseModel):
     cas_instance: what that server calls its instance.
     anonymous: the instance to which callers without a token submit. Unset: every caller needs a token, or a
         certificate that is named.
+    anonymous_workers: whether workers of the Remote Workers API need neither. Whoever reaches the door can then run
+        actions, and so decides which results all callers get.
     bots_reach: the address by which bots reach the door. Unset: its own address.
     bots_ca, bots_token_file, bots_cert, bots_key: files on the bots' machines by which actions' runners know the door
         and are known to it, where the door asks for that. Accounts that run jobs must be able to read them.
@@ -80,6 +82,7 @@ class FarmSettings(BaseModel):
     cas: str | None = Field(default=None, pattern=_ADDRESS)
     cas_instance: str = Field(default="", max_length=255)
     anonymous: Name | None = None
+    anonymous_workers: bool = False
     bots_reach: str | None = Field(default=None, pattern=_DOOR)
     bots_ca: str | None = Field(default=None, pattern=_PATH)
     bots_token_file: str | None = Field(default=None, pattern=_PATH)
@@ -108,6 +111,8 @@ class FarmSettings(BaseModel):
             raise ValueError(f"{reached}: give tls_cert and tls_key")
         if self.anonymous is not None and self.tls_client_ca is None:
             raise ValueError(f"{reached}: callers without a token (anonymous) need certificates (tls_client_ca)")
+        if self.anonymous_workers:
+            raise ValueError(f"{reached}: there workers need tokens or certificates (anonymous_workers)")
         if self.is_everywhere and self.bots_reach is None:
             raise ValueError(f"host '{self.host}' is no address for bots: set bots_reach")
         return self

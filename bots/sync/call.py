@@ -5,7 +5,7 @@ import base64
 import binascii
 import hmac
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, NamedTuple
 
 from leasehold.errors import BadInput, Conflict
@@ -114,10 +114,15 @@ def _details(outcome: Outcome) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class NewCall:
-    """A new call. `began`: the monotonic time at which it came."""
+    """A new call. `began`: the monotonic time at which it came.
+
+    of_worker: the bot is a worker of another protocol. It numbers no calls, so each gets the number after the last one.
+        Its call may be held while it runs jobs, if nothing has changed for them.
+    """
 
     sync: Sync
     began: float
+    of_worker: bool = False
 
 
 @dataclass(frozen=True)
@@ -242,6 +247,16 @@ class SyncCall:
         )
 
     @property
+    def changes_nothing(self) -> bool:
+        """Return whether the bot runs just the leases that it lists as active, and did so before this call."""
+        sync = self.sync
+        if sync is None or self.account.started:
+            return False
+        listed = {(report.job, report.fence) for report in sync.leases if report.state == "active"}
+        due = {(str(lease.public_id), lease.fence) for lease in self.due if lease.state == LeaseState.ACTIVE}
+        return listed == due and len(due) == len(self.due) == len(sync.leases)
+
+    @property
     def constrained_first(self) -> bool:
         """Return whether this call leaves the bot's room to constrained jobs, which only assigners place.
 
@@ -297,6 +312,8 @@ def check_call(nth: int, call: Call, bot: LockedBot | None, *, asked_at: float) 
     """
     if isinstance(call, NewCall):
         bot = check_session(bot, epoch=call.sync.epoch, secret=call.sync.secret)
+        if call.of_worker:
+            call = replace(call, sync=call.sync.model_copy(update={"seq": bot.sync_seq + 1}))
         late = call.sync.seq < bot.sync_seq
     else:
         bot = _check_epoch(bot, epoch=call.epoch)
@@ -329,6 +346,22 @@ def _check_epoch(bot: LockedBot | None, *, epoch: int) -> LockedBot:
     if bot.epoch != epoch:
         raise Conflict("session_superseded", "a newer session of this bot is open")
     return bot
+
+
+@dataclass(frozen=True)
+class Due:
+    """What a worker of another protocol is told: its leases, and for how many seconds from its call its session lasts.
+
+    The fields are those of `answer_message`.
+    """
+
+    leases: Sequence[Row | FetchedLease]
+    _: KW_ONLY
+    seq: int
+    expires_in: float
+    sync_in: float
+    drain: bool = False
+    unlisted: int = 0
 
 
 # Answers are written without the models `SyncAnswer` and `Work`, and payloads as the database's text of them, which the

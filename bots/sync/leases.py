@@ -80,6 +80,13 @@ LEFT JOIN job_payloads p ON p.job_id = l.job_id AND l.state = 'pending'
 ORDER BY l.job_id
 """)
 
+# The payloads of live leases, by what the answers call a job and its fence.
+PAYLOADS = Statement(f"""
+SELECT l.job_id, l.fence, p.payload
+FROM unnest(CAST(:job_ids AS bigint[]), CAST(:fences AS bigint[])) AS k (job, fence)
+JOIN leases l ON l.job_id = k.job AND l.fence = k.fence AND l.{NOT_OVER} JOIN job_payloads p ON p.job_id = l.job_id
+""")
+
 Known = Iterable[tuple[object, int]]
 
 
@@ -116,6 +123,13 @@ def read_due_leases(connection: Connection, sync_calls: Sequence[SyncCall]) -> N
     for sync_call in sync_calls:
         if sync_call.fetched:
             sync_call.due.sort(key=attrgetter("job_id"))
+
+
+def read_payloads(connection: Connection, leases: Iterable[tuple[int, int]]) -> dict[tuple[int, int], Any]:
+    """Return the payloads of those of these leases that are live, given and returned by job and fence."""
+    keys = list(leases)
+    asked = {"job_ids": [job for job, _ in keys], "fences": [fence for _, fence in keys]}
+    return {(row.job_id, row.fence): row.payload for row in connection.execute(PAYLOADS, asked)}
 
 
 def _reported(sync_call: SyncCall) -> Known:

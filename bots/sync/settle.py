@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 import structlog
@@ -13,6 +13,7 @@ from leasehold.wire import escaped
 from bots.protocol import MAX_TASK, AskInputs, LeaseReport, OutputReport
 from bots.sync.call import (
     Call,
+    Due,
     HeldCall,
     LockedBot,
     NewCall,
@@ -48,6 +49,8 @@ from schema.states import BotStatus, LeaseState
 from schema.timing import Timing
 
 Answer = bytes | HeldCall
+#: What a call is answered with, unless it is held.
+A = TypeVar("A")
 
 _log = structlog.get_logger(__name__)
 
@@ -90,7 +93,7 @@ class SyncService:
         self._fetch, self.cooldown, self._policy = fetch, cooldown, policy
 
     def answer(self, calls: Sequence[Call]) -> list[Answer | LeaseholdError]:
-        """Settle calls of different bots together, in one transaction.
+        """Settle calls of different bots together, in one transaction; return JSON, or the call if it may be held.
 
         A call that was held is answered. A new call is answered too, or held if there is no news and the bot is willing
         to wait. The report of a repeated call is ignored, because it has been applied; the answer says what the bot
@@ -101,11 +104,19 @@ class SyncService:
         name is open) or `stale_seq` (a later call has been answered), and BadInput for output that is not base64.
         Raises ValueError for two calls of one bot.
         """
+        return self._answered(calls, answer_message)
+
+    def tell(self, calls: Sequence[Call]) -> list[Due | HeldCall | LeaseholdError]:
+        """Settle calls as `answer` does, for workers of another protocol: the answers are no JSON."""
+        return self._answered(calls, Due)
+
+    def _answered(self, calls: Sequence[Call], form: Callable[..., A]) -> list[A | HeldCall | LeaseholdError]:
+        """Settle calls. form: makes an answer of the arguments of `answer_message`."""
         names = [bot_name(call) for call in calls]
         if len(set(names)) < len(names):
             raise ValueError("two calls of one bot cannot be settled together")
         return self._database.run(
-            lambda connection: self._settle(connection, calls, names),
+            lambda connection: self._settle(connection, calls, names, form),
             urgent=True,
             undone=self._fronts.forget,
             kept_plans=True,
@@ -163,14 +174,14 @@ class SyncService:
         return self._database.run(work)
 
     def _settle(
-        self, connection: Connection, calls: Sequence[Call], names: Sequence[str]
-    ) -> list[Answer | LeaseholdError]:
+        self, connection: Connection, calls: Sequence[Call], names: Sequence[str], form: Callable[..., A]
+    ) -> list[A | HeldCall | LeaseholdError]:
         """Settle the calls in this transaction, which may be run again."""
         fetches = self._fetch.to_capacity or any(ends_something(call) for call in calls)
         asked = {"names": list(names), "fetches": fetches and self._fetch.enabled}
         asked_at = self._now()
         bots = {bot.name: bot for bot in map(LockedBot._make, connection.execute(LOCK_BOTS, asked))}
-        found: dict[int, Answer | LeaseholdError] = {}
+        found: dict[int, A | HeldCall | LeaseholdError] = {}
         settled: list[SyncCall] = []
         for nth, (call, name) in enumerate(zip(calls, names, strict=True)):
             try:
@@ -180,7 +191,7 @@ class SyncService:
         settled = self._compared(connection, settled, found)
         returned = ReturnedUnits()
         self._apply(connection, settled, returned)
-        settled = self._without_leaving(connection, settled, found, returned)
+        settled = self._without_leaving(connection, settled, found, returned, form)
         fetch_after_sync(
             connection,
             settled,
@@ -192,12 +203,12 @@ class SyncService:
             policy=self._policy,
         )
         renewed = self._sync(connection, settled)
-        self._reply(connection, settled, found, renewed)
+        self._reply(connection, settled, found, renewed, form)
         returned.write(connection)
         return [found[nth] for nth in range(len(calls))]
 
     def _compared(
-        self, connection: Connection, settled: list[SyncCall], found: dict[int, Answer | LeaseholdError]
+        self, connection: Connection, settled: list[SyncCall], found: dict[int, A | HeldCall | LeaseholdError]
     ) -> list[SyncCall]:
         """Compare the report of each bot with its live leases; return the calls that are not refused by that.
 
@@ -269,8 +280,9 @@ class SyncService:
         self,
         connection: Connection,
         settled: list[SyncCall],
-        found: dict[int, Answer | LeaseholdError],
+        found: dict[int, A | HeldCall | LeaseholdError],
         returned: ReturnedUnits,
+        form: Callable[..., A],
     ) -> list[SyncCall]:
         if any(sync_call.leaves for sync_call in settled):
             returned.write(connection)
@@ -280,7 +292,7 @@ class SyncService:
                 released = close(connection, sync_call.bot.id, actor=sync_call.actor)
                 if self.tracer is not None:
                     self.tracer.trace(connection, released)
-                found[sync_call.nth] = answer_message([], seq=sync_call.seq, expires_in=0.0, sync_in=0.0)
+                found[sync_call.nth] = form([], seq=sync_call.seq, expires_in=0.0, sync_in=0.0)
         return [sync_call for sync_call in settled if not sync_call.leaves]
 
     def _sync(self, connection: Connection, settled: Sequence[SyncCall]) -> Callable[[], Mapping[int, float]]:
@@ -306,15 +318,16 @@ class SyncService:
         self,
         connection: Connection,
         settled: Sequence[SyncCall],
-        found: dict[int, Answer | LeaseholdError],
+        found: dict[int, A | HeldCall | LeaseholdError],
         renewed: Callable[[], Mapping[int, float]],
+        form: Callable[..., A],
     ) -> None:
         """Answer each call with the leases that its bot should have now, or hold it if there is no news."""
         read_due_leases(connection, settled)
         remaining = renewed()
         for sync_call in settled:
             sync_call.remaining = remaining.get(sync_call.bot.id, sync_call.remaining)
-        answers = {sync_call.nth: self._reply_to(sync_call) for sync_call in settled}
+        answers = {sync_call.nth: self._reply_to(sync_call, form) for sync_call in settled}
         deliver(
             connection,
             [
@@ -326,15 +339,12 @@ class SyncService:
         )
         found.update(answers)
 
-    def _reply_to(self, sync_call: SyncCall) -> Answer:
+    def _reply_to(self, sync_call: SyncCall, form: Callable[..., A]) -> A | HeldCall:
         """Return the answer to one call. The bot counts `expires_in` from the sending of its call."""
         call = sync_call.call
-        if isinstance(call, NewCall) and call.sync.wait > 0:
-            has_leases = call.sync.leases or call.sync.unlisted or sync_call.due
-            told_to_drain = sync_call.bot.draining and call.sync.status == BotStatus.OK.value
-            if not (has_leases or told_to_drain):
-                return _held_call(sync_call, call)
-        return answer_message(
+        if isinstance(call, NewCall) and call.sync.wait > 0 and _may_be_held(sync_call, call):
+            return _held_call(sync_call, call)
+        return form(
             sync_call.due,
             seq=sync_call.seq,
             unlisted=sync_call.left_out,
@@ -348,6 +358,15 @@ def _tell_unknown(bot: str, reports: Sequence[LeaseReport]) -> None:
     """Log reports of the end of leases that the bot does not hold: it has lost them, or has reported the end before."""
     for report in reports:
         _log.debug("leasehold.mark_complete_unknown_job", job=escaped(report.job, 80), fence=report.fence, bot=bot)
+
+
+def _may_be_held(sync_call: SyncCall, call: NewCall) -> bool:
+    """Return whether there is no news for the bot of this call."""
+    if call.of_worker:
+        return sync_call.changes_nothing
+    has_leases = call.sync.leases or call.sync.unlisted or sync_call.due
+    told_to_drain = sync_call.bot.draining and call.sync.status == BotStatus.OK.value
+    return not (has_leases or told_to_drain)
 
 
 def _held_call(sync_call: SyncCall, call: NewCall) -> HeldCall:

@@ -35,6 +35,8 @@ google.bytestream.ByteStream/Write                                             +
 google.bytestream.ByteStream/QueryWriteStatus                                  + + + +
 build.bazel.remote.execution.v2.ActionCache/GetActionResult                    + + + +
 build.bazel.remote.execution.v2.ActionCache/UpdateActionResult                 - - - -
+google.devtools.remoteworkers.v1test2.Bots/CreateBotSession                    - - + -
+google.devtools.remoteworkers.v1test2.Bots/UpdateBotSession                    - - ? -
 """
 CODE = grpc.StatusCode
 NAMED = {"-": CODE.PERMISSION_DENIED, "?": CODE.NOT_FOUND}

@@ -131,6 +131,16 @@ def digest_of(payload: Mapping[str, Any]) -> Digest | None:
         return None
 
 
+def action_of(payload: Mapping[str, Any]) -> bytes | None:
+    """Return the action that a job gives to its runner; None if it does not run `leasehold-action`."""
+    try:
+        program, *_, last = payload["command"]
+        flag, _, text = last.partition("=")
+        return base64.b64decode(text, validate=True) if (program, flag) == (PROGRAM, "--action") else None
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None
+
+
 def runs(payload: Mapping[str, Any], expected: JobRequest) -> bool:
     """Return whether a job has exactly the payload that the door gives to an action.
 

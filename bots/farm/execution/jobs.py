@@ -36,10 +36,11 @@ FROM jobs j LEFT JOIN LATERAL (
     WHERE l.job_id = j.id ORDER BY l.fence DESC LIMIT 1) last ON true
 WHERE j.public_id = ANY (CAST(:ids AS uuid[]))
 """)
+# A dead job has no result that counts, but its last attempt, of the fence before, may have left why it was not run.
 END = Statement(f"""
 SELECT j.state, {JOB_REASON} AS reason, w.payload, CAST(r.result AS text) AS result, n.bot
 FROM jobs j JOIN platforms p ON p.id = j.platform JOIN job_payloads w ON w.job_id = j.id
-LEFT JOIN job_results r ON r.job_id = j.id AND r.fence = j.result_fence
+LEFT JOIN job_results r ON r.job_id = j.id AND r.fence = coalesce(j.result_fence, j.fence - 1)
 LEFT JOIN LATERAL (
     SELECT b.name AS bot FROM leases l JOIN bots b ON b.id = l.bot_id
     WHERE l.job_id = j.id AND l.fence = j.result_fence) n ON true

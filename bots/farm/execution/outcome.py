@@ -75,6 +75,8 @@ def response(state: JobState, reason: str | None, told: Left, *, job: str, missi
 
     job: its id, by which `leasehold show` tells more. missing: inputs that the storage does not have.
     """
+    if state is JobState.DEAD:
+        told = Left(message=told.message)
     code, message = _verdict(state, reason or "", told, len(missing))
     found = remote_execution_pb2.ExecuteResponse(message=f"job {job}")
     found.status.code = code

@@ -52,7 +52,14 @@ class Farm:
         until, wakeups = loop.create_future(), Wakeups(self.pool.database)
         wakeups.start()
         submit = partial(submit_completed, self.pool.database, PoolSettings().estimates.estimate)
-        door = Door(self.pool.database, self.settings, timing=self.pool.timing, wakeups=wakeups, submit=submit)
+        door = Door(
+            self.pool.database,
+            self.settings,
+            timing=self.pool.timing,
+            wakeups=wakeups,
+            submit=submit,
+            sync_service=self.pool.sync_service(),
+        )
         serve = partial(door.serve, lambda address: (said.append(address), ready.set()), until=until)
         thread = threading.Thread(target=lambda: loop.run_until_complete(serve()), daemon=True)
         thread.start()
