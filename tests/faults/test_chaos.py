@@ -25,6 +25,8 @@ LONG = {
 }
 SMALL = Shape(gateways=1, assigners=1, bots=2, callers=1, backlog=10)
 
+pytestmark = pytest.mark.usefixtures("forked_members")
+
 
 def sound(report: Report) -> None:
     """Assert that nothing was violated; otherwise the directory with all logs stays."""

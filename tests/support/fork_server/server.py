@@ -296,19 +296,22 @@ def become(request: Request) -> None:
     sys.stderr = os.fdopen(2, "w", encoding=encoding, errors="backslashreplace", buffering=1, closefd=False)
 
 
-def fork_children(directory: Path) -> None:
-    """Have the pool that this process starts fork its processes too, by the fork server of that directory."""
+def forking(directory: Path) -> SimpleNamespace:
+    """Return what stands for the module `subprocess` where processes of this tree are to be forked, not started."""
 
     def start(command: Sequence[str], **options: Any) -> Any:
-        if tuple(command[:3]) != (sys.executable, "-m", "assigner.cli.main"):
+        if tuple(command[:3]) != (sys.executable, "-m", "assigner.cli.main") or options.get("cwd", ROOT) != ROOT:
             return subprocess.Popen(command, **options)
         return ForkedProcess(
             command[3:], output=options["stdout"].fileno(), environment=options["env"], directory=directory
         )
 
-    vars(import_module("assigner.process.children"))["subprocess"] = SimpleNamespace(
-        Popen=start, PIPE=subprocess.PIPE, TimeoutExpired=subprocess.TimeoutExpired
-    )
+    return SimpleNamespace(Popen=start, PIPE=subprocess.PIPE, TimeoutExpired=subprocess.TimeoutExpired)
+
+
+def fork_children(directory: Path) -> None:
+    """Have the pool that this process starts fork its processes too, by the fork server of that directory."""
+    vars(import_module("assigner.process.children"))["subprocess"] = forking(directory)
 
 
 def run(main: Callable[[], None]) -> NoReturn:
