@@ -497,6 +497,7 @@ def _parts_of_farm(context: click.Context, installation: "Installation") -> "Par
     from assigner import logs
     from assigner.api import submission
     from assigner.cli import up
+    from assigner.explain.answer import why_it_waited
     from bots.farm.command import Parts
 
     def submit(database: "Database") -> "Submit":
@@ -513,6 +514,7 @@ def _parts_of_farm(context: click.Context, installation: "Installation") -> "Par
         log_to_stderr=logs.to_stderr,
         overridden=_overridden,
         submit=submit,
+        why=why_it_waited,
         sync_service=sync_service,
         keep=_keep,
         demo_pool=demo_pool,

@@ -18,6 +18,7 @@ from assigner.admission.rules import RULES, Rules
 from assigner.explain import gates as explained_gates
 from assigner.explain.forecast import StartForecast, foresee
 from assigner.queries import jobs as job_queries
+from schema import predicates
 from schema.accounting.quotas import EVICTION_COOLDOWN, Cooldown
 from schema.diagnostics import evidence as evidence_reads
 from schema.diagnostics.evidence import Evidence, JobEvidence, JobsAhead
@@ -166,6 +167,8 @@ def _preemption(move: str, receipt: Row, *, instance: str, everything: bool) -> 
     return f"{told}{numbers}, {rule}: its instance was {below}, and it had waited {waited}"
 
 
+#: Gates that the end of a job closes, so they do not tell why it waited.
+_OF_THE_END = (predicates.STATE.name, predicates.QUEUE_DEADLINE.name)
 _WAITING = (JobState.BLOCKED, JobState.QUEUED, JobState.PARKED, JobState.DEFERRED)
 
 
@@ -291,6 +294,22 @@ def explain(
             for one in receipt_rows(history, instance=job.instance_name, everything=everything)
         ],
     )
+
+
+def why_it_waited(connection: Connection, public_id: str, *, cooldown: Cooldown = EVICTION_COOLDOWN) -> str | None:
+    """Return what would keep a job waiting that has just ended without a start, as its tenant is told; None if nothing.
+
+    public_id: of any submission of the job, whoever may see it. Constraints are not judged.
+    """
+    row_id = job_queries.job_row_id(connection, public_id, instances=None)
+    if row_id is None:
+        return None
+    found = evidence_reads.gather(
+        connection, evidence_reads.job(connection, row_id, cooldown=cooldown), everything=False
+    )
+    judged = [one for one in explained_gates.judge_gates(found) if one.name not in _OF_THE_END]
+    closed = explained_gates.by_cause(judged)
+    return closed[0].sentence if closed else None
 
 
 def blocking_reason(connection: Connection, job_id: int, *, cooldown: Cooldown) -> str | None:

@@ -54,7 +54,10 @@ class Storage:
             self.channel = grpc.secure_channel(host, keys.credentials(), options=options)
         else:
             self.channel = grpc.insecure_channel(address.removeprefix("grpc://"), options=options)
-        self._metadata = None if keys.token is None else (("authorization", f"Bearer {keys.token}"),)
+        #: Sent with all calls.
+        self.headers: tuple[tuple[str, str | bytes], ...] = ()
+        if keys.token is not None:
+            self.headers += (("authorization", f"Bearer {keys.token}"),)
 
     def __enter__(self) -> Self:
         return self
@@ -67,7 +70,7 @@ class Storage:
         made = self.channel.unary_unary(
             method, request_serializer=type(request).SerializeToString, response_deserializer=answer.FromString
         )
-        return made(request, timeout=within, wait_for_ready=True, metadata=self._metadata)
+        return made(request, timeout=within, wait_for_ready=True, metadata=self.headers)
 
     def upload(self, blobs: Iterable[bytes]) -> list[Digest]:
         """Store those of these blobs that the storage does not have, and return their digests. Raises grpc.RpcError."""
@@ -205,7 +208,7 @@ class Client(Storage):
             request_serializer=type(request).SerializeToString,
             response_deserializer=Operation.FromString,
         )
-        yield from made(request, wait_for_ready=True, metadata=self._metadata)
+        yield from made(request, wait_for_ready=True, metadata=self.headers)
 
 
 def response_of(operation: Any) -> Any:

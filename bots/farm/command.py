@@ -20,7 +20,7 @@ from leasehold.errors import BadInput, LeaseholdError
 from schema import gc_tuning
 
 if TYPE_CHECKING:
-    from bots.farm.execution.jobs import Submit
+    from bots.farm.execution.jobs import Submit, Why
     from bots.farm.settings import FarmSettings
     from bots.sync.settle import SyncService
     from schema.postgres.engine import Database
@@ -62,13 +62,14 @@ class Parts:
     """What the composition root hands in, because nothing here may import the assigner.
 
     log_to_stderr: begins to write lines of a level and above. overridden: puts given values in place of settings.
-    submit: what submits jobs. sync_service: what settles calls of workers, until the stack closes. keep: writes an
-    address to a file. demo_pool: runs a pool with bots of these names for actions, and a door.
+    submit: what submits jobs. why: tells why one waits. sync_service: what settles calls of workers, until the stack
+    closes. keep: writes an address to a file. demo_pool: runs a pool with bots of these names for actions, and a door.
     """
 
     log_to_stderr: Callable[[str], None]
     overridden: Callable[["FarmSettings", Mapping[str, Any]], "FarmSettings"]
     submit: Callable[["Database"], "Submit"]
+    why: "Why"
     sync_service: Callable[["Database", ExitStack], "SyncService"]
     keep: Callable[[Path, str], None]
     demo_pool: Callable[[Sequence[str]], AbstractContextManager[DemoPool]]
@@ -167,6 +168,7 @@ def _run_door(
         timing=settings.timing,
         wakeups=wakeups,
         submit=parts.submit(database),
+        why=parts.why,
         signed=verifier(settings.identity),
         sync_service=parts.sync_service(database, stack),
     )

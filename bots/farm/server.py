@@ -14,7 +14,7 @@ from google.protobuf.empty_pb2 import Empty
 from leasehold.errors import BadInput, LeaseholdError
 
 from bots.farm.execution.endings import Endings
-from bots.farm.execution.jobs import Submit
+from bots.farm.execution.jobs import Submit, Why
 from bots.farm.execution.streams import Execution
 from bots.farm.identity import Identity
 from bots.farm.refusals import answering, end, streaming
@@ -38,6 +38,12 @@ EXECUTION, OPERATIONS = f"/{API}.Execution/", "/google.longrunning.Operations/"
 STOP_WITHIN = 5.0
 #: Seconds between two looks whether the storage of this door still runs.
 LOOK_EVERY = 0.5
+#: Clients send batches of at most `capabilities.MOST_BATCH`, so larger messages only take memory.
+SERVER_OPTIONS = (
+    *(each for each in CHANNEL_OPTIONS if each[0] != "grpc.max_receive_message_length"),
+    ("grpc.max_receive_message_length", 2 * capabilities.MOST_BATCH),
+    ("grpc.so_reuseport", 0),
+)
 #: Pieces of database work that may wait, and seconds for which a verified token is remembered.
 QUEUE, REMEMBER_TOKENS = 10_000, 5.0
 
@@ -45,8 +51,8 @@ QUEUE, REMEMBER_TOKENS = 10_000, 5.0
 class Door:
     """The door of one pool. It holds no state that a restart would miss: caches, and the calls that wait.
 
-    wakeups: that bring news of jobs and bots. submit: see `Submit`. sync_service: settles the calls of workers. signed:
-    verifies tokens of other issuers; None = there are none.
+    wakeups: that bring news of jobs and bots. submit, why: see `Submit` and `Why`. sync_service: settles the calls of
+    workers. signed: verifies tokens of other issuers; None = there are none.
     """
 
     def __init__(
@@ -57,11 +63,13 @@ class Door:
         timing: Timing,
         wakeups: Wakeups,
         submit: Submit,
+        why: Why,
         sync_service: SyncService,
         signed: SignedTokens | None = None,
     ) -> None:
         self._database, self._settings, self._timing = database, settings, timing
-        self._wakeups, self._submit, self._sync_service, self._signed = wakeups, submit, sync_service, signed
+        self._wakeups, self._submit, self._why = wakeups, submit, why
+        self._sync_service, self._signed = sync_service, signed
 
     async def serve(self, on_ready: Callable[[str], None], *, until: Awaitable[T]) -> T:
         """Serve until something has happened, and return it.
@@ -72,7 +80,7 @@ class Door:
         if settings.cas is None:
             raise BadInput("farm.cas", "is not set: name the server that keeps blobs, such as grpc://127.0.0.1:8981")
         channel = open_channel(settings.cas)
-        server = grpc.aio.server(options=[*CHANNEL_OPTIONS, ("grpc.so_reuseport", 0)])
+        server = grpc.aio.server(options=SERVER_OPTIONS)
         address = listen(server, settings)
         polls, endings, sessions, handlers = self._parts(channel, settings.bots_reach or address)
         server.add_generic_rpc_handlers(_by_service(handlers))
@@ -95,7 +103,7 @@ class Door:
         upstream = Upstream(channel, instance=self._settings.cas_instance)
         identity = Identity(TokenCache(seconds=REMEMBER_TOKENS, signed=self._signed), workers, self._settings)
         polls = LongPolls(wakeups=self._wakeups, poll=timing.poll, metrics=metrics)
-        endings = Endings(upstream, workers, polls, self._settings, address=address)
+        endings = Endings(upstream, workers, polls, self._settings, address=address, why=self._why)
         execution = Execution(
             upstream,
             endings,
@@ -117,7 +125,8 @@ class Door:
             identity, upstream, self._database, bots, self._sync_service, polls, metrics, timing=timing
         )
         own = _own_handlers(execution, identity, upstream) | bot_sessions.handlers(sessions, answering)
-        return polls, endings, sessions, passthrough.handlers(channel, admit) | own
+        passed = passthrough.handlers(channel, admit, most=self._settings.blob_calls)
+        return polls, endings, sessions, passed | own
 
 
 def listen(server: grpc.aio.Server, settings: FarmSettings) -> str:

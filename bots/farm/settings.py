@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from bots.gateway.settings import is_loopback
 from schema.fields import Name
-from schema.validation import MAX_TIMEOUT, PRIORITY_MAX, PRIORITY_MIN
+from schema.validation import MAX_TIMEOUT, PRIORITY_MAX, PRIORITY_MIN, Kind
 
 #: The port of the door unless another is given, and the name of the socket or server that keeps blobs.
 PORT = 8980
@@ -45,6 +45,48 @@ class CertificateScope(BaseModel):
         return self
 
 
+class Amount(BaseModel):
+    """What the number of a property stands for: so many times the unit of a resource.
+
+    kind: the resource. times: its units for each 1 of the property, such as 1000 for cores in cpu_milli.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    kind: Kind
+    times: float = Field(default=1.0, gt=0, le=1_000_000_000)
+
+
+class PropertyPolicy(BaseModel):
+    """What the platform properties of actions mean. Each name is in one place at most.
+
+    match: a bot must offer them. wildcard: they are for the runner, and decide nothing about the bot.
+    preferred: a bot that offers them is looked for first, for `prefer_seconds` before any other may take the action.
+    label: the one whose value is the job's label, which decides its cohort. units: the one whose value is the number of
+        units of a bot. resources: those whose values are amounts.
+    unknown: what others mean: as `match`, nothing, or that the action is refused.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    match: tuple[str, ...] = ()
+    wildcard: tuple[str, ...] = ()
+    preferred: tuple[str, ...] = ()
+    prefer_seconds: float = Field(default=5.0, gt=0, le=MAX_TIMEOUT)
+    label: str | None = None
+    units: str | None = None
+    resources: Mapping[str, Amount] = Field(default_factory=dict)
+    unknown: Literal["match", "ignore", "refuse"] = "match"
+
+    @model_validator(mode="after")
+    def _names_each_once(self) -> Self:
+        single = [each for each in (self.label, self.units) if each is not None]
+        names = [*self.match, *self.wildcard, *self.preferred, *single, *self.resources]
+        if twice := sorted({each for each in names if names.count(each) > 1}):
+            raise ValueError(f"'{twice[0]}' is named twice: a property means one thing")
+        return self
+
+
 class FarmSettings(BaseModel):
     """Settings of the farm door: its address, its storage, and how actions run.
 
@@ -65,6 +107,12 @@ class FarmSettings(BaseModel):
     mounts: directories of a bot's machine that every action sees, as far as they are there.
     max_attempts: how often an action is tried if bots cannot run it or are lost. A failing command is not tried again.
     staging_seconds: seconds that an action may take beside its own time-out, to fetch its inputs and store its outputs.
+    queue_seconds: seconds that an action may wait for a bot; then its client is told why none has taken it. Unset: it
+        waits for ever, unless operators set a ceiling.
+    metadata: which of the build's facts that clients tell are kept with each job, to find and cancel all of a build.
+    blob_calls: calls for blobs and results that are passed on at once; more wait. Doubling it doubles the memory that
+        they may need, at most 8 MiB each.
+    properties: what the properties of actions' platforms mean.
     repeat_seconds: seconds after which a waiting client is told again how its action stands. Doubling it halves the
         messages; connections over which nothing comes are cut by some balancers after 60 s.
     """
@@ -93,6 +141,12 @@ class FarmSettings(BaseModel):
     )
     max_attempts: int = Field(default=3, ge=1, le=100)
     staging_seconds: float = Field(default=60.0, gt=0, le=MAX_TIMEOUT)
+    queue_seconds: float | None = Field(default=None, gt=0, le=MAX_TIMEOUT)
+    metadata: tuple[Literal["invocation", "correlated", "target", "mnemonic", "tool"], ...] = (
+        *("invocation", "correlated", "target", "mnemonic", "tool"),
+    )
+    blob_calls: int = Field(default=128, ge=1, le=100_000)
+    properties: PropertyPolicy = Field(default_factory=PropertyPolicy)
     repeat_seconds: float = Field(default=30.0, gt=0, le=3600)
 
     @model_validator(mode="after")

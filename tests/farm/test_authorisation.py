@@ -53,7 +53,7 @@ def token(pool: Pool, kind: str, **scope: Any) -> str:
 
 def answer(client: Client, method: str, request: bytes) -> grpc.StatusCode:
     """The code of a call, or OK once it has been answered once. A stream is the same as one message on the wire."""
-    call = client.channel.stream_stream(f"/{method}")(iter([request]), metadata=client._metadata, timeout=20)
+    call = client.channel.stream_stream(f"/{method}")(iter([request]), metadata=client.headers, timeout=20)
     try:
         next(call)
     except StopIteration:

@@ -1,5 +1,6 @@
 """Actions through the door: they run once, their ends reach the clients, and no restart of a door loses one."""
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from shutil import which
@@ -12,7 +13,9 @@ import pytest
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 from bots.farm.client import Storage, Work, response_of
+from bots.farm.execution.request_metadata import HEADERS
 from bots.farm.protos import remote_execution_pb2
+from bots.farm.settings import PropertyPolicy
 from bots.farm.storage import upstream
 from bots.farm.storage.programs import program
 from bots.farm.storage.upstream import ACTION_CACHE, CAPABILITIES, Digest
@@ -161,6 +164,32 @@ def test_clients_try_again_when_the_storage_of_a_door_is_away(pool: Pool, monkey
     farm.stop()
     assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
     assert "the storage cannot be reached" in refused.value.details()
+
+
+def test_an_action_that_no_bot_takes_ends_with_the_reason_and_a_build_is_found_by_its_metadata(
+    pool: Pool, cas: str, operate: Callable[..., tuple[int, str]]
+) -> None:
+    rules = PropertyPolicy(wildcard=("container-image",), preferred=("size",))
+    farm = Farm(pool, cas, queue_seconds=60, properties=rules)
+    farm.bot()
+    told = remote_execution_pb2.RequestMetadata(tool_invocation_id="build-7", target_id="//a:b").SerializeToString()
+    asked = {"OSFamily": "plan9", "container-image": "docker://x", "size": "small"}
+    with farm.client() as client:
+        digest = client.upload(work(properties=asked).blobs())[0]
+        client.headers += ((HEADERS[0], told),)
+        streams = [client.execute(digest), client.execute(client.upload(work().blobs())[0])]
+        name, _ = [next(each).name for each in streams]
+        assert operate("list", "--meta", "invocation=build-7", "--json")[1].count("//a:b") == 2
+        late = "UPDATE jobs SET queue_deadline = now() WHERE public_id = CAST(:id AS uuid)"
+        pool.change(late, id=name.rpartition("/")[2])
+        pool.upkeep().run_once()
+        (*_, last) = streams[0]
+        status = response_of(last).status
+        assert (status.code, "OSFamily=plan9" in status.message) == (code_pb2.UNAVAILABLE, True), status.message
+        assert operate("cancel", "--all", "--meta", "invocation=build-7")[0] == 0
+        (*_, last) = streams[1]
+        assert response_of(last).status.code == code_pb2.CANCELLED
+    farm.stop()
 
 
 def test_a_cached_result_whose_outputs_are_gone_is_none(farm: Farm) -> None:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import grpc
 import pytest
 from google.rpc import code_pb2, error_details_pb2
 from leasehold.errors import BadInput
@@ -12,10 +13,14 @@ from pydantic import ValidationError
 
 from bots.farm import server
 from bots.farm.execution import outcome, run_action
+from bots.farm.execution.properties import Placement, placement
+from bots.farm.execution.request_metadata import HEADERS, metadata
 from bots.farm.protos import remote_execution_pb2
-from bots.farm.settings import FarmSettings
+from bots.farm.settings import Amount, FarmSettings, PropertyPolicy
 from bots.farm.storage import capabilities, programs, trees, upstream
+from bots.farm.storage.passthrough import WAITING, Places
 from bots.farm.storage.upstream import Digest
+from schema.requests import JobRequest
 from tests.support.farm.doors import left
 
 S, F, C, D = JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED, JobState.DEAD
@@ -102,6 +107,83 @@ def test_a_look_at_a_tree_asks_for_each_blob_once_and_ends() -> None:
     blobs[Digest.of(wide)] = wide
     with pytest.raises(BadInput, match="more than"):
         asyncio.run(trees.looked(Told(), trees.missing_inputs(Digest.of(wide))))
+
+
+def test_properties_of_actions_mean_what_the_policy_says() -> None:
+    policy = PropertyPolicy(
+        match=("OSFamily",),
+        wildcard=("container-image",),
+        preferred=("size",),
+        label="pool",
+        units="slots",
+        resources={"cores": Amount(kind="cpu_milli", times=1000), "ram": Amount(kind="memory_mib", times=0.001)},
+        unknown="refuse",
+    )
+    given = {
+        "OSFamily": ["linux"], "container-image": ["docker://x"], "size": ["small"], "pool": ["fast"],
+        "slots": ["2"], "cores": ["1.5"], "ram": ["1500.5"],
+    }  # fmt: skip
+    assert placement(given, policy) == Placement(
+        {"OSFamily": ["linux"]}, {"size": ["small"]}, "fast", 2, {"cpu_milli": 1500, "memory_mib": 2}
+    )
+    other = {"ISA": ["x86", "avx"]}
+    assert placement(other, PropertyPolicy()) == Placement(other)
+    assert placement(other, PropertyPolicy(unknown="ignore")) == Placement()
+    for wrong, refusal in (
+        (other, "ISA: is not a property that this farm knows"),
+        ({"pool": ["a", "b"]}, "pool: must have one value"),
+        *(({"cores": [text]}, "cores: .* is not a number above 0") for text in ("x", "0", "-1", "nan", "inf", "1e99")),
+    ):
+        with pytest.raises(BadInput, match=refusal):
+            placement(wrong, policy)
+    with pytest.raises(ValidationError, match="'a' is named twice"):
+        PropertyPolicy(match=("a",), label="a")
+
+
+def test_what_clients_tell_of_a_build_becomes_metadata_whatever_it_holds() -> None:
+    tool = remote_execution_pb2.ToolDetails(tool_name="bazel", tool_version="7")
+    told = remote_execution_pb2.RequestMetadata(
+        tool_details=tool, tool_invocation_id="i", correlated_invocations_id="c\n", target_id="é" * 300
+    ).SerializeToString()
+    every, found = ("invocation", "correlated", "target", "mnemonic", "tool"), {}
+    for name in HEADERS:
+        found = metadata([("other", "x"), (name, told)], every)
+        assert found == {"tool": "bazel 7", "invocation": "i", "correlated": "c?", "target": "é" * 128}
+    assert JobRequest(command=["true"], metadata=found).metadata == found
+    assert metadata([(HEADERS[0], told)], ("tool",)) == {"tool": "bazel 7"}
+    assert metadata([(HEADERS[0], b"\xff"), (HEADERS[1], "text")], every) == {}
+
+
+def test_calls_for_blobs_wait_for_a_place_and_too_many_are_asked_to_come_again() -> None:
+    class Full(Exception): ...
+
+    class Context:
+        async def abort(self, code: grpc.StatusCode, _: str) -> None:
+            raise Full(code)
+
+    async def run() -> None:
+        async def admit(_: object) -> None: ...
+
+        places, context, at_once, seen, go_on = Places(admit, 2), Context(), 0, list[int](), asyncio.Event()
+
+        async def call() -> None:
+            nonlocal at_once
+            async with places.place(context):  # type: ignore[arg-type]
+                at_once += 1
+                seen.append(at_once)
+                await go_on.wait()
+                at_once -= 1
+
+        tasks = [asyncio.create_task(call()) for _ in range(2 * (1 + WAITING))]
+        await asyncio.sleep(0)
+        with pytest.raises(Full, match="UNAVAILABLE"):
+            await call()
+        go_on.set()
+        await asyncio.gather(*tasks)
+        await call()
+        assert (max(seen), len(seen)) == (2, len(tasks) + 1)
+
+    asyncio.run(run())
 
 
 def test_digest_functions_that_the_door_does_not_check_are_not_announced() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from leasehold.errors import BadInput
 
+from bots.farm.execution import properties
 from bots.farm.protos import remote_execution_pb2
 from bots.farm.settings import FarmSettings
 from bots.farm.storage.upstream import Digest, parsed
@@ -27,8 +28,6 @@ TRY_AGAIN = 1.0
 #: Bytes of an action that a job takes: its command line has it in base64, and Linux starts no program with a word of
 #: more than 128 KiB. A bot would only try in vain.
 MOST_ACTION = 96 * 1024 - 64
-#: Nothing of an action's environment decides its priority or where it runs, so its job has one label.
-LABEL = "farm"
 
 
 @dataclass(frozen=True)
@@ -74,27 +73,40 @@ def runnable(digest: Digest, action: bytes, command: bytes) -> Runnable:
         changed,
         rewritten,
         Digest.read(asked.input_root_digest, "action.input_root_digest"),
-        _properties(asked.platform if asked.HasField("platform") else wanted.platform),
+        properties.asked(asked.platform if asked.HasField("platform") else wanted.platform),
         seconds,
         not asked.do_not_cache,
     )
 
 
 def request(
-    wanted: Runnable, settings: FarmSettings, *, address: str, instance: str = DEFAULT_INSTANCE, priority: int = 0
+    wanted: Runnable,
+    settings: FarmSettings,
+    *,
+    address: str,
+    instance: str = DEFAULT_INSTANCE,
+    priority: int = 0,
+    metadata: Mapping[str, str] | None = None,
 ) -> JobRequest:
-    """Return the job that runs an action, without what is reserved for the door. Raises ValidationError.
+    """Return the job that runs an action, without what is reserved for the door. Raises BadInput, ValidationError.
 
     address: of the door, by which bots reach it.
     """
     timeout = None if wanted.seconds is None else wanted.seconds + settings.staging_seconds
+    place = properties.placement(wanted.properties, settings.properties)
     return JobRequest(
         command=command(wanted, settings, address=address),
         instance=instance,
-        properties={name: list(values) for name, values in wanted.properties.items()},
+        properties={name: list(values) for name, values in place.required.items()},
+        preferred_properties={name: list(values) for name, values in place.preferred.items()},
+        prefer_seconds=settings.properties.prefer_seconds if place.preferred else None,
+        label=place.label,
+        units=place.units,
+        resources=dict(place.resources),  # type: ignore[arg-type]  # the settings name kinds only
         priority=priority,
-        label=LABEL,
+        metadata=dict(metadata or {}),
         timeout_seconds=timeout,
+        queue_timeout_seconds=settings.queue_seconds,
         max_attempts=settings.max_attempts,
         retry_failed=True,
         retry={"exit_codes": [NOT_RUN], "base": TRY_AGAIN},  # type: ignore[arg-type]  # pydantic makes it a RetryPolicy
@@ -147,13 +159,6 @@ def runs(payload: Mapping[str, Any], expected: JobRequest) -> bool:
     A single word more, such as a variable of the environment, could make the runner do something else.
     """
     return bool(payload == expected.normal()["payload"])
-
-
-def _properties(platform: Any) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for each in platform.properties:
-        found.setdefault(each.name, []).append(each.value)
-    return found
 
 
 def _seconds(action: Any) -> float | None:

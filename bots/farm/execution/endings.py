@@ -15,7 +15,7 @@ import structlog
 from leasehold.errors import BadInput
 
 from bots.farm.execution import actions, outcome
-from bots.farm.execution.jobs import Ended, News, read_end, read_news
+from bots.farm.execution.jobs import Ended, News, Why, read_end, read_news
 from bots.farm.execution.outcome import Left
 from bots.farm.protos import remote_execution_pb2
 from bots.farm.refusals import Stopping
@@ -39,10 +39,17 @@ class Endings:
     """Watches jobs until they are over. Each job has one watch for all who wait. Only the event loop may use it."""
 
     def __init__(
-        self, upstream: Upstream, workers: WorkerPool, polls: LongPolls, settings: FarmSettings, *, address: str
+        self,
+        upstream: Upstream,
+        workers: WorkerPool,
+        polls: LongPolls,
+        settings: FarmSettings,
+        *,
+        address: str,
+        why: Why,
     ) -> None:
         """Make watches of one door. address: by which bots reach it."""
-        self._upstream, self._workers, self._polls = upstream, workers, polls
+        self._upstream, self._workers, self._polls, self._why = upstream, workers, polls, why
         self._settings, self._address = settings, address
         self._watched: dict[str, asyncio.Task[Any]] = {}
 
@@ -102,8 +109,13 @@ class Endings:
             told.result.execution_metadata.worker = ended.bot
         if outcome.is_cached(ended.state, told, cacheable=True):
             await self._keep(job, ended, told.result)
-        missing = await self._missing(job, ended) if outcome.is_suspect(ended.state, told) else ()
-        return outcome.response(ended.state, ended.reason, told, job=job, missing=missing)
+        reason, missing = ended.reason, tuple[Digest, ...]()
+        if outcome.has_waited_too_long(ended.state, reason):
+            why = await self._workers.run(lambda connection: self._why(connection, job))
+            reason = reason if why is None else f"{reason}; it did not run because {why}"
+        elif outcome.is_suspect(ended.state, told):
+            missing = tuple(await self._missing(job, ended))
+        return outcome.response(ended.state, reason, told, job=job, missing=missing)
 
     async def _missing(self, job: str, ended: Ended) -> Sequence[Digest]:
         """Return the inputs of the action that the storage does not have. Nothing if it does not tell."""

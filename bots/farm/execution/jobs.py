@@ -52,6 +52,9 @@ WHERE {_OWN} AND j.public_id = CAST(:id AS uuid)
 #: The program that starts the door hands this in: what callers may do is known there.
 Submit = Callable[[JobRequest, Principal, Callable[[dict[str, Any]], dict[str, Any]]], Submitted]
 
+#: Tells what keeps the job with this id waiting, or did until it was given up; None if nothing does.
+Why = Callable[[Connection, str], str | None]
+
 
 @dataclass(frozen=True)
 class Found:

@@ -65,6 +65,11 @@ def left(text: str | None) -> Left:
         return Left()
 
 
+def has_waited_too_long(state: JobState, reason: str | None) -> bool:
+    """Return whether an action was given up because no bot has taken it in time."""
+    return state is JobState.DEAD and WAITED_TOO_LONG in (reason or "")
+
+
 def is_suspect(state: JobState, told: Left) -> bool:
     """Return whether an action could not be run, maybe for lack of inputs, so that the door looks for them."""
     return state is not JobState.CANCELLED and told.code in (code_pb2.FAILED_PRECONDITION, code_pb2.INTERNAL)

@@ -17,6 +17,7 @@ from bots.farm.execution import actions
 from bots.farm.execution.endings import Endings, Gone, cached_result, read_action
 from bots.farm.execution.jobs import Found, News, Submit, find
 from bots.farm.execution.outcome import STAGES
+from bots.farm.execution.request_metadata import metadata
 from bots.farm.identity import DoorCaller, Identity, no_operation, operation_name, submission_of
 from bots.farm.protos import remote_execution_pb2
 from bots.farm.refusals import Stopping
@@ -24,6 +25,7 @@ from bots.farm.settings import FarmSettings
 from bots.farm.storage.upstream import Digest, Upstream, parsed
 from bots.gateway.workers import WorkerPool
 from schema.moves import cancel as cancel_moves
+from schema.requests import JobRequest
 from schema.validation import PRIORITY_MAX, PRIORITY_MIN
 
 #: A reason for the end of a submission that its caller has withdrawn from a job which goes on for others.
@@ -67,7 +69,11 @@ class Execution:
                 response = remote_execution_pb2.ExecuteResponse(result=result, cached_result=True)
                 yield _operation(operation_name(instance, f"cached-{digest.hash}"), digest, None, response)
                 return
-        found = await self._submitted(caller, wanted, instance=instance, priority=priority)
+        told = metadata(context.invocation_metadata() or (), self._settings.metadata)
+        job = actions.request(
+            wanted, self._settings, address=self._address, instance=instance, priority=priority, metadata=told
+        )
+        found = await self._submitted(caller, wanted, job)
         async for each in self._watched(found, digest):
             yield each
 
@@ -96,15 +102,14 @@ class Execution:
             )
         )
 
-    async def _submitted(self, caller: DoorCaller, wanted: actions.Runnable, *, instance: str, priority: int) -> Found:
+    async def _submitted(self, caller: DoorCaller, wanted: actions.Runnable, job: JobRequest) -> Found:
         """Submit the job of an action, or join the one that runs it already."""
-        if not caller.may_use_priority(priority):
+        if not caller.may_use_priority(job.priority):
             raise Forbidden(
                 f"execution_policy.priority: this token may not be more urgent than {caller.priority_ceiling}"
             )
         if wanted.command is not None:
             await self._upstream.write(wanted.command)
-        job = actions.request(wanted, self._settings, address=self._address, instance=instance, priority=priority)
         complete = partial(actions.reserved, wanted=wanted)
         taken = await self._workers.call(lambda: self._submit(job, caller, complete))
         found = await self._workers.run(lambda connection: find(connection, taken.public_id, instances=None))

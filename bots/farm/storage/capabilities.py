@@ -9,6 +9,8 @@ from schema.validation import PRIORITY_MAX, PRIORITY_MIN
 #: The oldest and the newest version of the protocol that the door speaks. Bazel up to 7 speaks 2.0 only, which some
 #: storage servers do not announce.
 LOWEST, HIGHEST = semver_pb2.SemVer(major=2), semver_pb2.SemVer(major=2, minor=3)
+#: Largest batch of blobs in bytes; it fits into a message with room for digests.
+MOST_BATCH = 4 * 1024 * 1024
 SHA256 = remote_execution_pb2.DigestFunction.SHA256
 
 
@@ -25,6 +27,8 @@ def described(told: Any) -> Any:
     del cache.digest_functions[:]
     cache.digest_functions.append(SHA256)
     cache.action_cache_update_capabilities.update_enabled = False
+    # 0 is no bound, but the door has one.
+    cache.max_batch_total_size_bytes = min(told.max_batch_total_size_bytes or MOST_BATCH, MOST_BATCH)
     range_ = remote_execution_pb2.PriorityCapabilities.PriorityRange(
         min_priority=PRIORITY_MIN, max_priority=PRIORITY_MAX
     )

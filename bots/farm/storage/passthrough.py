@@ -4,7 +4,9 @@ Results are stored by the door alone, after an action has run: a client that cou
 others get for that action.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import NoReturn
 
 import grpc
@@ -29,14 +31,44 @@ WHY_REFUSED = "results of actions are stored by the farm itself, after it has ru
 
 #: Ends a call whose caller may not use blobs and results.
 Admit = Callable[[grpc.aio.ServicerContext], Awaitable[None]]
+#: How many calls may wait, for each one that may be passed on; more are asked to try again.
+WAITING = 3
 
 
-def handlers(channel: grpc.aio.Channel, admit: Admit) -> dict[str, grpc.RpcMethodHandler]:
-    """Return the handlers of these methods by their names. channel: to the storage."""
-    found = {name: grpc.unary_unary_rpc_method_handler(_single(channel, name, admit)) for name in SINGLE}
+class Places:
+    """How many calls are passed on at once, since each may need the memory of one of the largest messages.
+
+    admit: asked before a call gets a place.
+    """
+
+    def __init__(self, admit: Admit, most: int) -> None:
+        self._admit, self._free = admit, asyncio.Semaphore(most)
+        self._room = most * (WAITING + 1)
+
+    @asynccontextmanager
+    async def place(self, context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
+        """Give a place as soon as one is free. Ends the call if its caller may not have one, or too many wait."""
+        await self._admit(context)
+        if self._room == 0:
+            await context.abort(StatusCode.UNAVAILABLE, "too many calls for blobs and results wait: try again")
+        self._room -= 1
+        try:
+            async with self._free:
+                yield
+        finally:
+            self._room += 1
+
+
+def handlers(channel: grpc.aio.Channel, admit: Admit, *, most: int) -> dict[str, grpc.RpcMethodHandler]:
+    """Return the handlers of these methods by their names.
+
+    channel: to the storage. most: calls of single messages at once, and of streams.
+    """
+    single, streams = Places(admit, most), Places(admit, most)
+    found = {name: grpc.unary_unary_rpc_method_handler(_single(channel, name, single)) for name in SINGLE}
     for name in ANSWERED_IN_PIECES:
-        found[name] = grpc.unary_stream_rpc_method_handler(_answered_in_pieces(channel, name, admit))
-    found[TAKEN_IN_PIECES] = grpc.stream_unary_rpc_method_handler(_taken_in_pieces(channel, admit))
+        found[name] = grpc.unary_stream_rpc_method_handler(_answered_in_pieces(channel, name, streams))
+    found[TAKEN_IN_PIECES] = grpc.stream_unary_rpc_method_handler(_taken_in_pieces(channel, streams))
     found[REFUSED] = grpc.unary_unary_rpc_method_handler(_refusing(admit))
     return found
 
@@ -60,13 +92,13 @@ def _refusing(admit: Admit) -> Callable[..., Awaitable[bytes]]:
     return handle
 
 
-def _single(channel: grpc.aio.Channel, name: str, admit: Admit) -> Callable[..., Awaitable[bytes]]:
+def _single(channel: grpc.aio.Channel, name: str, places: Places) -> Callable[..., Awaitable[bytes]]:
     call = channel.unary_unary(name)
 
     async def handle(request: bytes, context: grpc.aio.ServicerContext) -> bytes:
-        await admit(context)
         try:
-            found: bytes = await call(request, timeout=context.time_remaining())
+            async with places.place(context):
+                found: bytes = await call(request, timeout=context.time_remaining())
             return found
         except grpc.aio.AioRpcError as error:
             await passed_on(error, context)
@@ -74,27 +106,27 @@ def _single(channel: grpc.aio.Channel, name: str, admit: Admit) -> Callable[...,
     return handle
 
 
-def _answered_in_pieces(channel: grpc.aio.Channel, name: str, admit: Admit) -> Callable[..., AsyncIterator[bytes]]:
+def _answered_in_pieces(channel: grpc.aio.Channel, name: str, places: Places) -> Callable[..., AsyncIterator[bytes]]:
     call = channel.unary_stream(name)
 
     async def handle(request: bytes, context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
-        await admit(context)
         try:
-            async for piece in call(request, timeout=context.time_remaining()):
-                yield piece
+            async with places.place(context):
+                async for piece in call(request, timeout=context.time_remaining()):
+                    yield piece
         except grpc.aio.AioRpcError as error:
             await passed_on(error, context)
 
     return handle
 
 
-def _taken_in_pieces(channel: grpc.aio.Channel, admit: Admit) -> Callable[..., Awaitable[bytes]]:
+def _taken_in_pieces(channel: grpc.aio.Channel, places: Places) -> Callable[..., Awaitable[bytes]]:
     call = channel.stream_unary(TAKEN_IN_PIECES)
 
     async def handle(pieces: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> bytes:
-        await admit(context)
         try:
-            found: bytes = await call(pieces, timeout=context.time_remaining())
+            async with places.place(context):
+                found: bytes = await call(pieces, timeout=context.time_remaining())
             return found
         except grpc.aio.AioRpcError as error:
             await passed_on(error, context)

@@ -15,6 +15,7 @@ import pytest
 
 from assigner.api.submission import submit_completed
 from assigner.cli.up import free_port
+from assigner.explain.answer import why_it_waited
 from assigner.settings import PoolSettings
 from bots.farm.client import Client, Keys, Storage
 from bots.farm.protos import remote_execution_pb2
@@ -58,6 +59,7 @@ class Farm:
             timing=self.pool.timing,
             wakeups=wakeups,
             submit=submit,
+            why=why_it_waited,
             sync_service=self.pool.sync_service(),
         )
         serve = partial(door.serve, lambda address: (said.append(address), ready.set()), until=until)
