@@ -37,6 +37,13 @@ def run(work: Callable[[AsyncPool], Awaitable[Any]], url: str, token: str = "lh_
     return asyncio.run(main())
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _frozen() -> None:
+    """Keep what earlier tests have left out of the collections of `threads`, each of which would take a second."""
+    gc.collect()
+    gc.freeze()
+
+
 def threads() -> list[str]:
     """The threads of pools that are open."""
     gc.collect()  # the event loop, with which those of a `Pool` end
