@@ -16,6 +16,7 @@ from leasehold.errors import BadInput, LeaseholdError
 from bots.farm.execution.endings import Endings
 from bots.farm.execution.jobs import Submit, Why
 from bots.farm.execution.streams import Execution
+from bots.farm.execution.watches import Watches
 from bots.farm.identity import Identity
 from bots.farm.refusals import answering, end, streaming
 from bots.farm.settings import FarmSettings
@@ -82,11 +83,14 @@ class Door:
         channel = open_channel(settings.cas)
         server = grpc.aio.server(options=SERVER_OPTIONS)
         address = listen(server, settings)
-        polls, endings, sessions, handlers = self._parts(channel, settings.bots_reach or address)
+        polls, endings, watches, sessions, handlers = self._parts(channel, settings.bots_reach or address)
         server.add_generic_rpc_handlers(_by_service(handlers))
         await server.start()
         on_ready(settings.bots_reach if settings.is_everywhere and settings.bots_reach else address)
+        watching = None if watches is None else asyncio.create_task(watches.run())
         happened = await until
+        if watching is not None:
+            watching.cancel()
         polls.end()
         await server.stop(STOP_WITHIN)
         await endings.close()
@@ -97,13 +101,15 @@ class Door:
 
     def _parts(
         self, channel: grpc.aio.Channel, address: str
-    ) -> tuple[LongPolls, Endings, BotSessions, dict[str, grpc.RpcMethodHandler]]:
+    ) -> tuple[LongPolls, Endings, Watches | None, BotSessions, dict[str, grpc.RpcMethodHandler]]:
         pools, timing, metrics = worker_pools(self._database, queue=QUEUE), self._timing, GatewayMetrics()
         workers, bots = pools.callers, pools.bots
         upstream = Upstream(channel, instance=self._settings.cas_instance)
         identity = Identity(TokenCache(seconds=REMEMBER_TOKENS, signed=self._signed), workers, self._settings)
         polls = LongPolls(wakeups=self._wakeups, poll=timing.poll, metrics=metrics)
         endings = Endings(upstream, workers, polls, self._settings, address=address, why=self._why)
+        abandoned = self._settings.abandoned_seconds
+        watches = None if abandoned is None else Watches(workers, seconds=abandoned, sync=timing.sync)
         execution = Execution(
             upstream,
             endings,
@@ -111,6 +117,7 @@ class Door:
             self._submit,
             identity,
             self._settings,
+            watches=watches,
             address=address,
             sync=timing.sync,
         )
@@ -126,7 +133,7 @@ class Door:
         )
         own = _own_handlers(execution, identity, upstream) | bot_sessions.handlers(sessions, answering)
         passed = passthrough.handlers(channel, admit, most=self._settings.blob_calls)
-        return polls, endings, sessions, passed | own
+        return polls, endings, watches, sessions, passed | own
 
 
 def listen(server: grpc.aio.Server, settings: FarmSettings) -> str:

@@ -109,6 +109,9 @@ class FarmSettings(BaseModel):
     staging_seconds: seconds that an action may take beside its own time-out, to fetch its inputs and store its outputs.
     queue_seconds: seconds that an action may wait for a bot; then its client is told why none has taken it. Unset: it
         waits for ever, unless operators set a ceiling.
+    abandoned_seconds: seconds after which an action is withdrawn whose client has gone, such as Bazel at Ctrl-C. A
+        client that has only lost its connection comes back sooner. It goes on for others who want it. Unset: it goes
+        on.
     metadata: which of the build's facts that clients tell are kept with each job, to find and cancel all of a build.
     blob_calls: calls for blobs and results that are passed on at once; more wait. Doubling it doubles the memory that
         they may need, at most 8 MiB each.
@@ -142,6 +145,7 @@ class FarmSettings(BaseModel):
     max_attempts: int = Field(default=3, ge=1, le=100)
     staging_seconds: float = Field(default=60.0, gt=0, le=MAX_TIMEOUT)
     queue_seconds: float | None = Field(default=None, gt=0, le=MAX_TIMEOUT)
+    abandoned_seconds: float | None = Field(default=None, ge=10, le=86_400)
     metadata: tuple[Literal["invocation", "correlated", "target", "mnemonic", "tool"], ...] = (
         *("invocation", "correlated", "target", "mnemonic", "tool"),
     )

@@ -324,3 +324,13 @@ job_followers = Table(
     PrimaryKeyConstraint("public_id"),
     Index("job_followers_of_job", "job_id"),
 )
+
+# Until when submissions count that do so only while a client watches them.
+submission_watches = Table(
+    "submission_watches",
+    metadata,
+    Column("submission", UUID(as_uuid=True), nullable=False),
+    Column("watched_until", TIME, nullable=False),
+    PrimaryKeyConstraint("submission"),
+    Index("submission_watches_until", "watched_until"),
+)

@@ -9,6 +9,7 @@ from typing import Any
 from uuid import uuid4
 
 import grpc
+import psycopg
 import pytest
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
@@ -19,6 +20,8 @@ from bots.farm.settings import PropertyPolicy
 from bots.farm.storage import upstream
 from bots.farm.storage.programs import program
 from bots.farm.storage.upstream import ACTION_CACHE, CAPABILITIES, Digest
+from schema.moves.waiting import abandon
+from schema.postgres.engine import libpq_url
 from tests.support.farm.certificates import Authority
 from tests.support.farm.doors import Farm, executes, finish, left, reachable
 from tests.support.patience import MINUTE, eventually
@@ -263,3 +266,48 @@ def test_the_program_of_the_job_runs_actions_of_new_and_old_clients(
         subject = f"blobs/{Digest.of(wanted.inputs['in/a'])}"
         assert [(each.type, each.subject) for each in failure.violations] == [("MISSING", subject)]
     farm.stop()
+
+
+def test_an_action_that_no_client_watches_any_more_is_withdrawn_unless_others_want_it(pool: Pool, cas: str) -> None:
+    farm = Farm(pool, cas)
+    farm.stop()
+    farm.settings = farm.settings.model_copy(update={"abandoned_seconds": 0.9})
+    farm.start()
+    alone, shared = work(), work()
+    with ThreadPoolExecutor() as crew, farm.client() as second:
+        with farm.client() as first:
+            names = []
+            for each in (alone, shared):
+                digest = first.upload(each.blobs())[0]
+                names.append(next(first.execute(digest)).name)
+            kept = crew.submit(second.run, shared)
+            eventually(lambda: farm.pool.rows("SELECT FROM job_followers"))
+            eventually(lambda: len(farm.pool.rows("SELECT FROM submission_watches")) == 3)
+            assert states(farm) == ["queued", "queued"], "a client watches each"
+        eventually(lambda: states(farm) == ["cancelled", "queued"])
+        eventually(lambda: len(farm.pool.rows("SELECT FROM submission_watches")) == 1)
+        for name in names:
+            assert response_of(next(second.wait(name))).status.code == code_pb2.CANCELLED
+        bot = farm.bot()
+        (given,) = farm.given(bot)
+        finish(bot, given, exit_code=0, result=left())
+        assert kept.result(MINUTE).status.code == code_pb2.OK
+    eventually(lambda: not farm.pool.rows("SELECT FROM submission_watches"))
+    farm.stop()
+
+
+def test_what_one_door_writes_of_a_submission_another_does_not_withdraw(pool: Pool) -> None:
+    (id,) = pool.submit(1)
+
+    def withdrawn() -> list[str]:
+        found = pool.database.run(lambda connection: abandon.withdraw(connection, most=9, sync=1.0, actor="farm:x"))
+        return [each.public_id for each in found]
+
+    pool.database.run(lambda connection: abandon.watch(connection, [id], seconds=-1.0))
+    with psycopg.connect(libpq_url(pool.database.url)) as other:
+        other.execute("UPDATE leasehold.submission_watches SET watched_until = now() + interval '1 h'")
+        assert withdrawn() == []
+    assert withdrawn() == []
+    pool.change("UPDATE submission_watches SET watched_until = now() - interval '1 s'")
+    assert [withdrawn(), withdrawn()] == [[id], []]
+    assert [row.state for row in pool.rows("SELECT state FROM jobs")] == ["cancelled"]

@@ -5,6 +5,7 @@ name, at the same door after a restart or at any other.
 """
 
 from collections.abc import AsyncIterator
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -18,6 +19,7 @@ from bots.farm.execution.endings import Endings, Gone, cached_result, read_actio
 from bots.farm.execution.jobs import Found, News, Submit, find
 from bots.farm.execution.outcome import STAGES
 from bots.farm.execution.request_metadata import metadata
+from bots.farm.execution.watches import Watches
 from bots.farm.identity import DoorCaller, Identity, no_operation, operation_name, submission_of
 from bots.farm.protos import remote_execution_pb2
 from bots.farm.refusals import Stopping
@@ -35,7 +37,8 @@ WITHDRAWN = "cancelled; the job goes on for others who share it"
 class Execution:
     """The calls of the service Execution, and of Operations for its operations.
 
-    address: of this door, by which bots reach it. sync: the bots' sync period, seconds.
+    watches: None = what nobody watches goes on. address: of this door, by which bots reach it. sync: the bots' sync
+    period, seconds.
     """
 
     def __init__(
@@ -47,10 +50,12 @@ class Execution:
         identity: Identity,
         settings: FarmSettings,
         *,
+        watches: Watches | None,
         address: str,
         sync: float,
     ) -> None:
         self._upstream, self._endings, self._workers, self._submit = upstream, endings, workers, submit
+        self._watches = watches
         self._identity, self._settings, self._address, self._sync = identity, settings, address, sync
 
     async def execute(self, request: bytes, context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
@@ -74,7 +79,7 @@ class Execution:
             wanted, self._settings, address=self._address, instance=instance, priority=priority, metadata=told
         )
         found = await self._submitted(caller, wanted, job)
-        async for each in self._watched(found, digest):
+        async for each in self._followed(found, digest):
             yield each
 
     async def wait(self, request: bytes, context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
@@ -82,7 +87,7 @@ class Execution:
         caller = await self._identity.caller(context)
         name = parsed(remote_execution_pb2.WaitExecutionRequest, request, "request").name
         found = await self._found(caller, name)
-        async for each in self._watched(found, None):
+        async for each in self._followed(found, None):
             yield each
 
     async def get(self, name: str, caller: DoorCaller) -> bytes:
@@ -125,6 +130,14 @@ class Execution:
         if found is None:
             raise no_operation(name)
         return found
+
+    async def _followed(self, found: Found, digest: Digest | None) -> AsyncIterator[bytes]:
+        """Yield what `_watched` does, and let the submission count meanwhile."""
+        with nullcontext() if self._watches is None else self._watches.watching(found.id):
+            async for each in self._watched(found, digest):
+                yield each
+        if self._watches is not None:
+            self._watches.end(found.id)
 
     async def _watched(self, found: Found, digest: Digest | None) -> AsyncIterator[bytes]:
         """Yield the operation at once, when it has changed, again after a while, and when it is done."""

@@ -1,0 +1,92 @@
+"""What becomes of an action whose client has gone: after a while its submission is withdrawn.
+
+Clients that end, such as Bazel at Ctrl-C, cancel nothing. One that has only lost its door comes back in seconds, to any
+door. So the database has until when each submission counts: every door writes that, some times in that period, for
+those that its clients watch, and withdraws those of which the time is over.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import structlog
+
+from bots.gateway.workers import WorkerPool
+from schema import clock
+from schema.moves.cancel import Cancelled
+from schema.moves.waiting import abandon
+from schema.postgres.connection import Connection
+
+#: How often in the period a door writes what its clients watch.
+LOOKS = 3
+#: The most submissions that one transaction withdraws.
+MOST = 200
+#: The name of those who withdraw, in events.
+ACTOR = "farm:abandoned"
+
+_log = structlog.get_logger(__name__)
+
+
+class Watches:
+    """The submissions that clients of one door watch. Only the event loop may use it.
+
+    seconds: for how long one counts that nobody watches. sync: the bots' sync period, seconds.
+    """
+
+    def __init__(self, workers: WorkerPool, *, seconds: float, sync: float) -> None:
+        self._workers, self._seconds, self._sync = workers, seconds, sync
+        self._watched: Counter[str] = Counter()
+        #: Watched since the last look, although perhaps not any more, and ended since then.
+        self._begun: set[str] = set()
+        self._ended: set[str] = set()
+        # Clients of a door that was away need time to come back before others judge them.
+        self._withdraws_from = clock.monotonic() + seconds
+
+    @contextmanager
+    def watching(self, submission: str) -> Iterator[None]:
+        """Let the submission count while the block runs, and for a while after it."""
+        self._watched[submission] += 1
+        self._begun.add(submission)
+        try:
+            yield
+        finally:
+            self._watched[submission] -= 1
+            if not self._watched[submission]:
+                del self._watched[submission]
+
+    def end(self, submission: str) -> None:
+        """Note that the submission is over: nobody needs to watch it."""
+        self._ended.add(submission)
+
+    async def run(self) -> None:
+        """Look again and again, until it is cancelled."""
+        while True:
+            await asyncio.sleep(self._seconds / LOOKS)
+            try:
+                for each in await self.look():
+                    _log.info("an action is withdrawn that no client watches", id=each.public_id)
+            except Exception as error:
+                _log.warning("it was not written which actions clients watch", kind=type(error).__name__)
+
+    async def look(self) -> list[Cancelled]:
+        """Write what is watched, and withdraw what is not; return what was withdrawn."""
+        begun, self._begun = self._begun, set()
+        ended, self._ended = self._ended, set()
+        counts, withdraws = (begun | set(self._watched)) - ended, clock.monotonic() >= self._withdraws_from
+
+        def work(connection: Connection) -> list[Cancelled]:
+            if counts:
+                abandon.watch(connection, counts, seconds=self._seconds)
+            if ended:
+                abandon.forget(connection, ended)
+            if not withdraws:
+                return []
+            return abandon.withdraw(connection, most=MOST, sync=self._sync, actor=ACTOR)
+
+        try:
+            return await self._workers.run(work)
+        except BaseException:
+            self._begun |= begun
+            self._ended |= ended
+            raise
