@@ -114,7 +114,7 @@ class FarmSettings(BaseModel):
         on.
     metadata: which of the build's facts that clients tell are kept with each job, to find and cancel all of a build.
     blob_calls: calls for blobs and results that are passed on at once; more wait. Doubling it doubles the memory that
-        they may need, at most 8 MiB each.
+        they may need, at most 6 MiB each.
     properties: what the properties of actions' platforms mean.
     repeat_seconds: seconds after which a waiting client is told again how its action stands. Doubling it halves the
         messages; connections over which nothing comes are cut by some balancers after 60 s.

@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from shutil import which
-from subprocess import run
 from typing import Any
 from uuid import uuid4
 
@@ -18,11 +16,11 @@ from bots.farm.execution.request_metadata import HEADERS
 from bots.farm.protos import remote_execution_pb2
 from bots.farm.settings import PropertyPolicy
 from bots.farm.storage import upstream
-from bots.farm.storage.programs import program
 from bots.farm.storage.upstream import ACTION_CACHE, CAPABILITIES, Digest
 from schema.moves.waiting import abandon
 from schema.postgres.engine import libpq_url
 from tests.support.farm.certificates import Authority
+from tests.support.farm.conformance import runs_actions
 from tests.support.farm.doors import Farm, executes, finish, left, reachable
 from tests.support.patience import MINUTE, eventually
 from tests.support.pool import Pool
@@ -208,17 +206,7 @@ def test_a_cached_result_whose_outputs_are_gone_is_none(farm: Farm) -> None:
     assert states(farm) == ["queued"]
 
 
-def makes_sandboxes() -> bool:
-    """Whether this machine lets bubblewrap make a sandbox: some containers do not."""
-    bwrap = which("bwrap")
-    return (
-        bwrap is not None and run([bwrap, "--unshare-all", "--ro-bind", "/", "/", "true"], check=False).returncode == 0
-    )
-
-
-@pytest.mark.skipif(
-    program("buildbox-run") is None or not makes_sandboxes(), reason="no buildbox-run, or no sandbox by bubblewrap"
-)
+@pytest.mark.skipif(not runs_actions(), reason="no buildbox-run, or no sandbox by bubblewrap")
 def test_the_program_of_the_job_runs_actions_of_new_and_old_clients(
     pool: Pool, cas: str, served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

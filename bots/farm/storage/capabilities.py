@@ -9,8 +9,9 @@ from schema.validation import PRIORITY_MAX, PRIORITY_MIN
 #: The oldest and the newest version of the protocol that the door speaks. Bazel up to 7 speaks 2.0 only, which some
 #: storage servers do not announce.
 LOWEST, HIGHEST = semver_pb2.SemVer(major=2), semver_pb2.SemVer(major=2, minor=3)
-#: Largest batch of blobs in bytes; it fits into a message with room for digests.
-MOST_BATCH = 4 * 1024 * 1024
+#: Largest batch of blobs in bytes. With the digests it has to fit into the 4 MiB that servers of gRPC take by default,
+#: such as storage which announces all of them for blobs.
+MOST_BATCH = 3 * 1024 * 1024
 SHA256 = remote_execution_pb2.DigestFunction.SHA256
 
 
