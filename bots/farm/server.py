@@ -133,7 +133,9 @@ class Door:
             identity, upstream, self._database, bots, self._sync_service, polls, metrics, timing=timing
         )
         own = _own_handlers(execution, identity, upstream) | bot_sessions.handlers(sessions, answering)
-        passed = passthrough.handlers(channel, admit, most=self._settings.blob_calls)
+        passed = passthrough.handlers(
+            channel, admit, instance=self._settings.cas_instance, most=self._settings.blob_calls
+        )
         return polls, endings, watches, sessions, passed | own
 
 

@@ -13,13 +13,13 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 from leasehold.errors import Forbidden
 
 from assigner.api.submission import submit_completed
-from bots.farm.client import Storage, Work, response_of
+from bots.farm.client import Work, response_of
 from bots.farm.execution.request_metadata import HEADERS
 from bots.farm.identity import DoorCaller
 from bots.farm.protos import remote_execution_pb2
 from bots.farm.settings import PropertyPolicy
 from bots.farm.storage import upstream
-from bots.farm.storage.upstream import ACTION_CACHE, CAPABILITIES, Digest
+from bots.farm.storage.upstream import CAPABILITIES, Digest
 from schema.moves.waiting import abandon
 from schema.postgres.engine import libpq_url
 from schema.requests import JobRequest
@@ -197,19 +197,6 @@ def test_an_action_that_no_bot_takes_ends_with_the_reason_and_a_build_is_found_b
         (*_, last) = streams[1]
         assert response_of(last).status.code == code_pb2.CANCELLED
     farm.stop()
-
-
-def test_a_cached_result_whose_outputs_are_gone_is_none(farm: Farm) -> None:
-    wanted = work()
-    lost = remote_execution_pb2.OutputFile(path="a", digest=Digest.of(uuid4().bytes).message)
-    result = remote_execution_pb2.ActionResult(output_files=[lost])
-    assert farm.settings.cas is not None
-    with farm.client() as client, Storage(farm.settings.cas) as storage:
-        digest = client.upload(wanted.blobs())[0]
-        asked = remote_execution_pb2.UpdateActionResultRequest(action_digest=digest.message, action_result=result)
-        storage.call(ACTION_CACHE + "UpdateActionResult", asked, remote_execution_pb2.ActionResult)
-        assert not next(client.execute(digest)).done
-    assert states(farm) == ["queued"]
 
 
 @pytest.mark.skipif(not runs_actions(), reason="no buildbox-run, or no sandbox by bubblewrap")
