@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from bots.sync.fetch import FetchSettings
     from bots.sync.settle import SyncService
     from schema.postgres.engine import Database
+    from schema.timing import Timing
 
 # To look for plug-ins of pydantic, which extend no model of ours, takes a tenth of the time of a caller's command.
 os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
@@ -470,7 +471,7 @@ def gateway_command(installation: "Installation") -> int:
         wakeups = Wakeups(database)
         wakeups.start()
         stack.callback(wakeups.stop)
-        sync_service = _sync_service(database, settings, stack)
+        sync_service = _sync_service(database, settings, settings.timing, stack)
         standby = stack.enter_context(installation.standby_reads("gateway", database))
         app = app_gateway.build(
             database,
@@ -507,8 +508,8 @@ def _parts_of_farm(context: click.Context, installation: "Installation") -> "Par
         wanted = [up.farm_bot(name, capacity=2) for name in bots]
         return _demo_pool(context, installation, {}, bots=wanted, assigners=1, farm=up.free_port(0, "--port"))
 
-    def sync_service(database: "Database", stack: ExitStack) -> "SyncService":
-        return _followed(database, installation.settings, stack)
+    def sync_service(database: "Database", timing: "Timing", stack: ExitStack) -> "SyncService":
+        return _followed(database, installation.settings, timing, stack)
 
     return Parts(
         log_to_stderr=logs.to_stderr,
@@ -521,12 +522,12 @@ def _parts_of_farm(context: click.Context, installation: "Installation") -> "Par
     )
 
 
-def _followed(database: "Database", settings: Any, stack: ExitStack) -> "SyncService":
+def _followed(database: "Database", settings: Any, timing: "Timing", stack: ExitStack) -> "SyncService":
     """Return a service that answers calls of bots, and works by the policy in force until the stack closes."""
     from assigner.loops import Loop
     from assigner.process.policies import Follower
 
-    service = _sync_service(database, settings, stack)
+    service = _sync_service(database, settings, timing, stack)
 
     def work_by(policy: "InForce") -> None:
         now: Any = policy.settings
@@ -596,7 +597,7 @@ def _tell_operators(
         loop.start()
 
 
-def _sync_service(database: "Database", settings: Any, stack: ExitStack) -> "SyncService":
+def _sync_service(database: "Database", settings: Any, timing: "Timing", stack: ExitStack) -> "SyncService":
     """Return the service that answers the calls of bots. Tracing spans that wait are sent when the stack closes."""
     from bots.sync.settle import SyncService
     from schema.diagnostics.tracing import AttemptTracer
@@ -606,7 +607,7 @@ def _sync_service(database: "Database", settings: Any, stack: ExitStack) -> "Syn
         stack.callback(tracer.close)
     return SyncService(
         database,
-        timing=settings.timing,
+        timing=timing,
         fetch=settings.fetch,
         now=clock.monotonic,
         cooldown=settings.quotas.of_evictions,

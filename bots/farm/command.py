@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from bots.farm.settings import FarmSettings
     from bots.sync.settle import SyncService
     from schema.postgres.engine import Database
+    from schema.timing import Timing
 
 #: In the `meta` of a command's context: the `Parts`.
 PARTS = "leasehold.farm"
@@ -70,7 +71,7 @@ class Parts:
     overridden: Callable[["FarmSettings", Mapping[str, Any]], "FarmSettings"]
     submit: Callable[["Database"], "Submit"]
     why: "Why"
-    sync_service: Callable[["Database", ExitStack], "SyncService"]
+    sync_service: Callable[["Database", "Timing", ExitStack], "SyncService"]
     keep: Callable[[Path, str], None]
     demo_pool: Callable[[Sequence[str]], AbstractContextManager[DemoPool]]
 
@@ -141,6 +142,7 @@ def _run_door(
     installation: Installation, parts: Parts, own: "FarmSettings", storage: Path | None, stack: ExitStack
 ) -> int:
     """Run the farm door until a signal comes. storage: the directory of storage of its own; None = that of `own`."""
+    from bots.farm.settings import timing_of_workers
     from bots.gateway.identity import verifier
     from schema.postgres.notify import Wakeups
 
@@ -170,7 +172,7 @@ def _run_door(
         submit=parts.submit(database),
         why=parts.why,
         signed=verifier(settings.identity),
-        sync_service=parts.sync_service(database, stack),
+        sync_service=parts.sync_service(database, timing_of_workers(settings.timing), stack),
     )
     gc_tuning.collect_as_usual()
     return 130 if server.run(door, on_ready, beside=beside) is signal.SIGINT else 0

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from bots.gateway.settings import is_loopback
 from schema.fields import Name
+from schema.timing import Timing
 from schema.validation import MAX_TIMEOUT, PRIORITY_MAX, PRIORITY_MIN, Kind
 
 #: The port of the door unless another is given, and the name of the socket or server that keeps blobs.
@@ -19,6 +20,16 @@ PORT = 8980
 _ADDRESS = r"^(grpc://[^/\s]+:[0-9]{1,5}|unix:/\S+)$"
 _DOOR = r"^grpcs?://[^/\s]+:[0-9]{1,5}$"
 _PATH = r"^/\S+$"
+
+
+#: How often a worker's session lasts as long as a bot's. Before each new try at a door that is away, buildbox-worker
+#: waits 1.6 times as long: after a door has been away for 25 seconds, it may come back only after 40.
+LASTS = 2
+
+
+def timing_of_workers(timing: Timing) -> Timing:
+    """Return the times that the door and its workers agree on."""
+    return timing.model_copy(update={"ttl": timing.ttl * LASTS})
 
 
 class CertificateScope(BaseModel):

@@ -398,10 +398,22 @@ class KnownState:
 
 
 class HeldSessions:
-    """The bots whose calls are held. Only the event loop's thread may use it, except for `read_facts`."""
+    """The bots whose calls are held. Only the event loop's thread may use it, except for `read_facts`.
 
-    def __init__(self, database: Database, workers: WorkerPool, *, ttl: float, metrics: GatewayMetrics) -> None:
-        self._database, self._worker_pool, self._ttl, self._metrics = database, workers, ttl, metrics
+    below: their sessions are renewed when less than this part of `ttl` seconds is left.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        workers: WorkerPool,
+        *,
+        ttl: float,
+        metrics: GatewayMetrics,
+        below: float = HELD_RENEWED_BELOW,
+    ) -> None:
+        self._database, self._worker_pool, self._metrics = database, workers, metrics
+        self._ttl, self._below = ttl, below
         self._held: dict[KnownState, None] = {}
         self._watcher: asyncio.Task[None] | None = None
 
@@ -443,7 +455,7 @@ class HeldSessions:
         while self._held:
             await asyncio.sleep(self._ttl / ROUNDS)
             turn += 1
-            soon = clock.monotonic() + self._ttl * HELD_RENEWED_BELOW
+            soon = clock.monotonic() + self._ttl * self._below
             due = [told for told in self._held if turn % ALL_IN == 0 or told.expires < soon]
             try:
                 for start in range(0, len(due), CHUNK):
@@ -455,7 +467,7 @@ class HeldSessions:
         sessions = {(told.bot_id, told.epoch) for told in due}
 
         def work(connection: Connection) -> set[tuple[int, int]]:
-            return renew(connection, sessions, ttl=self._ttl)
+            return renew(connection, sessions, ttl=self._ttl, below=self._below)
 
         asked_at = clock.monotonic()
         renewed = await self._worker_pool.run_unbounded(lambda: self._database.run(work, urgent=True))

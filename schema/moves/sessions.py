@@ -169,12 +169,12 @@ WHERE b.ctid = s.ctid
 RETURNING b.id, extract(epoch FROM b.expires_at - clock_timestamp()) AS remaining
 """)
 # Rows that others have locked are left for the next round.
-RENEW_HELD = Statement(f"""
+RENEW_HELD = Statement("""
 WITH due AS MATERIALIZED (
     SELECT b.id FROM unnest(CAST(:ids AS bigint[]), CAST(:epochs AS bigint[])) AS held (id, epoch)
     JOIN bots b ON b.id = held.id AND b.epoch = held.epoch
     WHERE NOT b.closing AND b.status <> 'gone'
-        AND b.expires_at < now() + make_interval(secs => :ttl * {HELD_RENEWED_BELOW})
+        AND b.expires_at < now() + make_interval(secs => :ttl * :below)
     ORDER BY b.id FOR NO KEY UPDATE OF b SKIP LOCKED
 )
 UPDATE bots b SET expires_at = now() + make_interval(secs => :ttl) FROM due WHERE b.id = due.id
@@ -502,14 +502,18 @@ def limit_spared(connection: Connection, endings: Sequence[AttemptEnd]) -> list[
     ]
 
 
-def renew(connection: Connection, held: Iterable[tuple[int, int]], *, ttl: float) -> set[tuple[int, int]]:
+def renew(
+    connection: Connection, held: Iterable[tuple[int, int]], *, ttl: float, below: float = HELD_RENEWED_BELOW
+) -> set[tuple[int, int]]:
     """Renew the sessions of bots whose calls are held, given as (bot id, epoch); returns those that were renewed.
 
-    Renewed are sessions that have used half of their `ttl` seconds, are not closing and have not been superseded.
+    Renewed are sessions that have less than the part `below` of their `ttl` seconds left, are not closing and have not
+    been superseded.
     Bots whose rows others have locked are skipped.
     """
     found = sorted(held)
     parameters = {"ids": [bot for bot, _ in found], "epochs": [epoch for _, epoch in found], "ttl": ttl}
+    parameters["below"] = below
     return {(row.id, int(row.epoch)) for row in connection.execute(RENEW_HELD, parameters)}
 
 

@@ -31,6 +31,9 @@ from schema.timing import Timing
 
 #: A call without news is held for this part of the time that the worker gives it, and for at most so many seconds.
 SHARE, MOST_HELD = 0.8, 50.0
+#: The session of a held call is renewed when less than this part of it is left: its worker may run actions, and a door
+#: that is killed must leave it time to find another one.
+RENEWED_BELOW = 5 / 6
 #: Sessions that may wait to be opened.
 OPENINGS = 10_000
 
@@ -61,7 +64,7 @@ class BotSessions:
     ) -> None:
         self._identity, self._upstream = identity, upstream
         self._opener = SessionOpener(database, bots, queue=OPENINGS, timing=timing, tracer=sync_service.tracer)
-        self._held_sessions = HeldSessions(database, bots, ttl=timing.ttl, metrics=metrics)
+        self._held_sessions = HeldSessions(database, bots, ttl=timing.ttl, metrics=metrics, below=RENEWED_BELOW)
         self._payloads = Payloads(upstream, bots)
         self._batches = Batcher[Call, Due | HeldCall](sync_service.tell, bots)
         self._topic = polls.topic("bots", self._held_sessions.read_facts, run=bots.run)

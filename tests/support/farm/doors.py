@@ -20,7 +20,7 @@ from assigner.settings import PoolSettings
 from bots.farm.client import Client, Keys, Storage
 from bots.farm.protos import remote_execution_pb2
 from bots.farm.server import Door
-from bots.farm.settings import FarmSettings
+from bots.farm.settings import FarmSettings, timing_of_workers
 from bots.farm.storage.programs import STORAGE, program, running
 from schema.postgres.notify import Wakeups
 from tests.support.farm.certificates import Authority
@@ -60,7 +60,7 @@ class Farm:
             wakeups=wakeups,
             submit=submit,
             why=why_it_waited,
-            sync_service=self.pool.sync_service(),
+            sync_service=Pool(self.pool.database, timing_of_workers(self.pool.timing), self.pool.chance).sync_service(),
         )
         serve = partial(door.serve, lambda address: (said.append(address), ready.set()), until=until)
         thread = threading.Thread(target=lambda: loop.run_until_complete(serve()), daemon=True)
