@@ -1,12 +1,12 @@
 """Submits: what the caller's token allows, and the one transaction that stores the jobs."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import psycopg
 from leasehold import wire
-from leasehold.errors import BadInput, Forbidden, NotReady, check_each
+from leasehold.errors import BadInput, Forbidden, LeaseholdError, NotReady, check_each
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from assigner.estimation import Estimator, with_estimate
@@ -108,16 +108,57 @@ def submit(database: Database, requests: Sequence[dict[str, Any]], *, caller: Pr
     return run_keyed(database, work, keyed=keyed)
 
 
+#: A job, its caller, and what adds to its normal form what no caller may say.
+ToComplete = tuple[JobRequest, Principal, Callable[[dict[str, Any]], dict[str, Any]]]
+
+
 def submit_completed(
-    database: Database,
-    estimate: Estimator | None,
-    job: JobRequest,
-    caller: Principal,
-    complete: Callable[[dict[str, Any]], dict[str, Any]],
-) -> Submitted:
-    """Store a job with what `complete` adds to its normal form, which no caller may say. Raises what `submit` does."""
-    (normal,) = normalised_requests([job], caller=caller, estimate=estimate)
-    return submit(database, [complete(normal)], caller=caller)[0]
+    database: Database, estimate: Estimator | None, wanted: Sequence[ToComplete]
+) -> list[Submitted | Exception]:
+    """Store jobs of several callers, those of one caller together; return for each what `submit` returns or raises.
+
+    One that is refused fails no other. Equal jobs share one, also if they come together.
+    """
+    found: list[Submitted | Exception] = []
+    groups: list[tuple[Principal, dict[int, dict[str, Any]]]] = []
+    for place, (job, caller, complete) in enumerate(wanted):
+        found.append(NotReady("the job is not stored yet"))
+        try:
+            normal = complete(normalised_requests([job], caller=caller, estimate=estimate)[0])
+        except LeaseholdError as error:
+            found[place] = error
+            continue
+        for of, group in groups:
+            if of == caller and not _is_among(normal.get("dedup_key"), group.values()):
+                group[place] = normal
+                break
+        else:
+            groups.append((caller, {place: normal}))
+    for caller, group in groups:
+        for place, done in _submit_apart(database, group, caller).items():
+            found[place] = done
+    return found
+
+
+def _is_among(dedup_key: str | None, jobs: Iterable[Mapping[str, Any]]) -> bool:
+    return dedup_key is not None and any(each.get("dedup_key") == dedup_key for each in jobs)
+
+
+def _submit_apart(
+    database: Database, group: Mapping[int, dict[str, Any]], caller: Principal
+) -> Mapping[int, Submitted | Exception]:
+    """Store the jobs together, or one by one if one of them is refused."""
+    try:
+        return dict(zip(group, submit(database, list(group.values()), caller=caller), strict=True))
+    except (NotReady, psycopg.OperationalError) as error:
+        return dict.fromkeys(group, error)
+    except (LeaseholdError, psycopg.Error) as error:
+        if len(group) == 1:
+            return dict.fromkeys(group, error)
+    alone: dict[int, Submitted | Exception] = {}
+    for place, normal in group.items():
+        alone |= _submit_apart(database, {place: normal}, caller)
+    return alone
 
 
 def run_keyed(database: Database, work: Callable[[Connection], T], *, keyed: bool) -> T:

@@ -28,8 +28,6 @@ ACTOR = "simulation"
 PROGRAM = "simulated"
 #: Seconds between two rounds of upkeep while nothing is due earlier.
 UPKEEP_EVERY = 60.0
-#: The most jobs of one submit.
-TOGETHER = 1000
 
 #: Resources that only refuse what is submitted; the past was submitted.
 OF_SUBMITS = frozenset({"queue-limit", "instance-queue-limit", "ceiling", "submit-rule", "report-ceiling"})
@@ -90,10 +88,9 @@ def replay(
     with living(url, wanted, bots, start=past.since, seed=seed, prepare=prepare, **how_often) as (pool, _):
         for at, act in later:
             pool.at(at, act)
-        for arrived, together in groupby(enumerate(past.jobs), key=lambda each: each[1].arrived):
-            jobs = [*together]
-            for first in range(0, len(jobs), TOGETHER):
-                pool.at(arrived, partial(_arrive, pool, jobs[first : first + TOGETHER], names))
+        take = partial(_arrive, pool, names)
+        for number, job in enumerate(past.jobs):
+            pool.arrive(job.arrived, ((number, job),), take)
         pool.run(past.until)
         span = {"since": past.judged_from or past.since, "until": past.until, "waits_from": past.since}
         found = pool.database.run(lambda connection: read_records(connection, **span))
@@ -145,14 +142,20 @@ def _how(past: Past, seed: int, step: float, command: Sequence[str], attempt: in
     return Attempt(math.floor(real.seconds / step + chance.random()) * step, real.verdict)
 
 
-def _arrive(pool: SimulatedPool, together: Sequence[tuple[int, PastJob]], names: dict[str, str]) -> None:
-    """Submit the jobs, note their names, and plan the cancels of those that never ran."""
-    requests = [_request(number, job) for number, job in together]
-    made = pool.database.run(lambda connection: submit(connection, requests, actor=ACTOR))
-    for (_, job), each in zip(together, made, strict=True):
-        names[str(each.job_id)] = job.name
-        if job.cancelled is not None:
-            pool.at(job.cancelled, partial(_cancel, pool, each.public_id))
+def _arrive(pool: SimulatedPool, names: dict[str, str], arrived: Sequence[tuple[int, PastJob]]) -> None:
+    """Submit the jobs, note their names, and plan the cancels of those that never ran.
+
+    Jobs with a deduplication key are submitted one by one, because one may join or replace another.
+    """
+    for is_alone, group in groupby(arrived, key=lambda each: each[1].request.get("dedup_key") is not None):
+        together = [*group]
+        for part in [[each] for each in together] if is_alone else [together]:
+            requests = [_request(number, job) for number, job in part]
+            made = pool.database.run(partial(submit, requests=requests, actor=ACTOR))
+            for (_, job), each in zip(part, made, strict=True):
+                names[str(each.job_id)] = job.name
+                if job.cancelled is not None:
+                    pool.at(job.cancelled, partial(_cancel, pool, each.public_id))
 
 
 def _request(number: int, job: PastJob) -> dict[str, object]:

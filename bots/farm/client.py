@@ -45,10 +45,11 @@ NO_KEYS = Keys()
 class Storage:
     """Calls for blobs, of a door or of the storage itself.
 
-    address: `grpc://HOST:PORT`, `grpcs://HOST:PORT` with TLS, or `unix:PATH`.
+    address: `grpc://HOST:PORT`, `grpcs://HOST:PORT` with TLS, or `unix:PATH`. instance: named by all calls.
     """
 
-    def __init__(self, address: str, keys: Keys = NO_KEYS) -> None:
+    def __init__(self, address: str, keys: Keys = NO_KEYS, *, instance: str = "") -> None:
+        self.instance = instance
         options, (scheme, _, host) = list(CHANNEL_OPTIONS), address.partition("://")
         if scheme == "grpcs":
             self.channel = grpc.secure_channel(host, keys.credentials(), options=options)
@@ -67,6 +68,8 @@ class Storage:
 
     def call(self, method: str, request: Any, answer: Any, *, within: float = ANSWER_WITHIN) -> Any:
         """Make one call. Raises grpc.RpcError."""
+        if self.instance and "instance_name" in request.DESCRIPTOR.fields_by_name:
+            request.instance_name = self.instance
         made = self.channel.unary_unary(
             method, request_serializer=type(request).SerializeToString, response_deserializer=answer.FromString
         )
@@ -152,14 +155,10 @@ class Work(NamedTuple):
 class Client(Storage):
     """Calls for actions."""
 
-    def __init__(self, address: str, keys: Keys = NO_KEYS, *, instance: str = "") -> None:
-        super().__init__(address, keys)
-        self._instance = instance
-
     def execute(self, action: Digest, *, priority: int = 0, skip_cache: bool = False) -> Iterator[Any]:
         """Yield operations until the action is over. Raises grpc.RpcError."""
         asked = remote_execution_pb2.ExecuteRequest(
-            instance_name=self._instance, action_digest=action.message, skip_cache_lookup=skip_cache
+            instance_name=self.instance, action_digest=action.message, skip_cache_lookup=skip_cache
         )
         asked.execution_policy.priority = priority
         yield from self._stream("Execute", asked)

@@ -14,7 +14,7 @@ from google.protobuf.empty_pb2 import Empty
 from leasehold.errors import BadInput, LeaseholdError
 
 from bots.farm.execution.endings import Endings
-from bots.farm.execution.jobs import Submit, Why
+from bots.farm.execution.jobs import Jobs, Submit, Why
 from bots.farm.execution.streams import Execution
 from bots.farm.execution.watches import Watches
 from bots.farm.identity import Identity
@@ -107,14 +107,15 @@ class Door:
         upstream = Upstream(channel, instance=self._settings.cas_instance)
         identity = Identity(TokenCache(seconds=REMEMBER_TOKENS, signed=self._signed), workers, self._settings)
         polls = LongPolls(wakeups=self._wakeups, poll=timing.poll, metrics=metrics)
-        endings = Endings(upstream, workers, polls, self._settings, address=address, why=self._why)
+        jobs = Jobs(self._database, workers, self._submit)
+        endings = Endings(upstream, workers, jobs, polls, self._settings, address=address, why=self._why)
         abandoned = self._settings.abandoned_seconds
         watches = None if abandoned is None else Watches(workers, seconds=abandoned, sync=timing.sync)
         execution = Execution(
             upstream,
             endings,
             workers,
-            self._submit,
+            jobs,
             identity,
             self._settings,
             watches=watches,
@@ -139,7 +140,9 @@ class Door:
             timing=timing_of_workers(timing),
         )
         own = _own_handlers(execution, identity, upstream) | bot_sessions.handlers(sessions, answering)
-        passed = passthrough.handlers(channel, admit, most=self._settings.blob_calls)
+        passed = passthrough.handlers(
+            channel, admit, instance=self._settings.cas_instance, most=self._settings.blob_calls
+        )
         return polls, endings, watches, sessions, passed | own
 
 

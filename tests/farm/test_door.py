@@ -10,15 +10,21 @@ import grpc
 import psycopg
 import pytest
 from google.rpc import code_pb2, error_details_pb2, status_pb2
+from leasehold.errors import Forbidden
 
-from bots.farm.client import Storage, Work, response_of
+from assigner.api.submission import submit_completed
+from bots.farm.client import Work, response_of
 from bots.farm.execution.request_metadata import HEADERS
+from bots.farm.identity import DoorCaller
 from bots.farm.protos import remote_execution_pb2
 from bots.farm.settings import PropertyPolicy
 from bots.farm.storage import upstream
-from bots.farm.storage.upstream import ACTION_CACHE, CAPABILITIES, Digest
+from bots.farm.storage.upstream import CAPABILITIES, Digest
 from schema.moves.waiting import abandon
 from schema.postgres.engine import libpq_url
+from schema.requests import JobRequest
+from schema.tenancy import instances
+from schema.tenancy.tokens import Kind
 from tests.support.farm.certificates import Authority
 from tests.support.farm.conformance import runs_actions
 from tests.support.farm.doors import Farm, executes, finish, left, reachable
@@ -193,19 +199,6 @@ def test_an_action_that_no_bot_takes_ends_with_the_reason_and_a_build_is_found_b
     farm.stop()
 
 
-def test_a_cached_result_whose_outputs_are_gone_is_none(farm: Farm) -> None:
-    wanted = work()
-    lost = remote_execution_pb2.OutputFile(path="a", digest=Digest.of(uuid4().bytes).message)
-    result = remote_execution_pb2.ActionResult(output_files=[lost])
-    assert farm.settings.cas is not None
-    with farm.client() as client, Storage(farm.settings.cas) as storage:
-        digest = client.upload(wanted.blobs())[0]
-        asked = remote_execution_pb2.UpdateActionResultRequest(action_digest=digest.message, action_result=result)
-        storage.call(ACTION_CACHE + "UpdateActionResult", asked, remote_execution_pb2.ActionResult)
-        assert not next(client.execute(digest)).done
-    assert states(farm) == ["queued"]
-
-
 @pytest.mark.skipif(not runs_actions(), reason="no buildbox-run, or no sandbox by bubblewrap")
 def test_the_program_of_the_job_runs_actions_of_new_and_old_clients(
     pool: Pool, cas: str, served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -299,3 +292,27 @@ def test_what_one_door_writes_of_a_submission_another_does_not_withdraw(pool: Po
     pool.change("UPDATE submission_watches SET watched_until = now() - interval '1 s'")
     assert [withdrawn(), withdrawn()] == [[id], []]
     assert [row.state for row in pool.rows("SELECT state FROM jobs")] == ["cancelled"]
+
+
+def test_actions_that_come_together_are_stored_together_and_a_refused_one_fails_no_other(pool: Pool) -> None:
+    one, two = (DoorCaller(kind=Kind.SUBMITTER, id=each, instance=each) for each in ("a", "b"))
+    pool.database.run(lambda connection: [instances.require(connection, each, create=True, actor="t") for each in "ab"])
+
+    def job(instance: str) -> JobRequest:
+        return JobRequest(instance=instance, command=["true"])
+
+    def keyed(normal: dict[str, Any]) -> dict[str, Any]:
+        return normal | {"dedup_key": "a:x"}
+
+    def bad(normal: dict[str, Any]) -> dict[str, Any]:
+        return normal | {"units": -1}
+
+    wanted = [
+        (job("a"), one, keyed), (job("a"), one, bad), (job("a"), one, keyed), (job("b"), two, dict),
+        (job("b"), one, dict), (job("a"), one, dict), (job("a"), one, dict),
+    ]  # fmt: skip
+    first, refused, joined, other, forbidden, *alike = submit_completed(pool.database, None, wanted)
+    assert [each.created for each in (first, joined, other, *alike)] == [True, False, True, True, True]  # type: ignore[union-attr]
+    assert isinstance(refused, psycopg.errors.CheckViolation)
+    assert isinstance(forbidden, Forbidden)
+    assert len(pool.rows("SELECT FROM jobs")) == 4

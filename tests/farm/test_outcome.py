@@ -3,22 +3,24 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
+from google.longrunning.operations_proto_pb2 import GetOperationRequest
 from google.rpc import code_pb2, error_details_pb2
 from leasehold.errors import BadInput
 from leasehold.states import FINAL, JobState
 from pydantic import ValidationError
 
 from bots.farm import server
-from bots.farm.execution import outcome, run_action
+from bots.farm.execution import endings, outcome, run_action
 from bots.farm.execution.properties import Placement, placement
 from bots.farm.execution.request_metadata import HEADERS, metadata
 from bots.farm.protos import remote_execution_pb2
 from bots.farm.settings import Amount, FarmSettings, PropertyPolicy
 from bots.farm.storage import capabilities, programs, trees, upstream
-from bots.farm.storage.passthrough import WAITING, Places
+from bots.farm.storage.passthrough import WAITING, Places, of_message, of_stream
 from bots.farm.storage.upstream import Digest
 from schema.requests import JobRequest
 from tests.support.farm.doors import left
@@ -109,6 +111,35 @@ def test_a_look_at_a_tree_asks_for_each_blob_once_and_ends() -> None:
         asyncio.run(trees.looked(Told(), trees.missing_inputs(Digest.of(wide))))
 
 
+def test_a_cached_result_counts_only_while_its_outputs_are_there() -> None:
+    """Storage may tell of outputs that it has lost; a tree that is none counts as lost."""
+    output = remote_execution_pb2.OutputFile(path="a", digest=Digest("0" * 64, 1).message)
+    directory = remote_execution_pb2.OutputDirectory(path="d", tree_digest=Digest.of(b"\xff").message)
+
+    class Told(upstream.Upstream):
+        def __init__(self, result: Any, *there: Digest) -> None:
+            self.result, self.there = result, there
+
+        async def cached(self, _: Any) -> Any:
+            return self.result
+
+        async def read_all(self, digests: Sequence[Digest]) -> dict[Digest, bytes]:
+            return dict.fromkeys(digests, b"\xff")
+
+        async def missing(self, digests: Sequence[Digest]) -> list[Digest]:
+            return [each for each in digests if each not in self.there]
+
+    for result, there, counts in (
+        (remote_execution_pb2.ActionResult(output_files=[output]), [Digest("0" * 64, 1)], True),
+        (remote_execution_pb2.ActionResult(output_files=[output]), [], False),
+        (remote_execution_pb2.ActionResult(stdout_digest=output.digest), [], False),
+        (remote_execution_pb2.ActionResult(output_directories=[directory]), [], False),
+        (None, [], False),
+    ):
+        found = asyncio.run(endings.cached_result(Told(result, *there), None))
+        assert (found is not None) == counts, result
+
+
 def test_properties_of_actions_mean_what_the_policy_says() -> None:
     policy = PropertyPolicy(
         match=("OSFamily",),
@@ -184,6 +215,25 @@ def test_calls_for_blobs_wait_for_a_place_and_too_many_are_asked_to_come_again()
         assert (max(seen), len(seen)) == (2, len(tasks) + 1)
 
     asyncio.run(run())
+
+
+def test_the_storage_is_told_its_own_instance_whatever_a_client_names() -> None:
+    asked = remote_execution_pb2.FindMissingBlobsRequest(instance_name="ci", blob_digests=[Digest.of(b"a").message])
+    for instance in ("", "main"):
+        found = remote_execution_pb2.FindMissingBlobsRequest.FromString(
+            of_message(asked.SerializeToString(), instance=instance)
+        )
+        assert (found.instance_name, found.blob_digests) == (instance, asked.blob_digests)
+        prefix = f"{instance}/" if instance else ""
+        for name, expected in (
+            ("ci/blobs/0/1", f"{prefix}blobs/0/1"),
+            ("a/b/uploads/u/blobs/0/1/x", f"{prefix}uploads/u/blobs/0/1/x"),
+            ("blobs/0/1", f"{prefix}blobs/0/1"),
+            ("nonsense", "nonsense"),
+        ):
+            request = GetOperationRequest(name=name).SerializeToString() + b"\x52\x02ab"
+            renamed = GetOperationRequest.FromString(of_stream(request, instance=instance))
+            assert (renamed.name, b"\x52\x02ab" in renamed.SerializeToString()) == (expected, True)
 
 
 def test_digest_functions_that_the_door_does_not_check_are_not_announced() -> None:

@@ -15,7 +15,7 @@ import structlog
 from leasehold.errors import BadInput
 
 from bots.farm.execution import actions, outcome
-from bots.farm.execution.jobs import Ended, News, Why, read_end, read_news
+from bots.farm.execution.jobs import Ended, Jobs, News, Why, read_news
 from bots.farm.execution.outcome import Left
 from bots.farm.protos import remote_execution_pb2
 from bots.farm.refusals import Stopping
@@ -42,6 +42,7 @@ class Endings:
         self,
         upstream: Upstream,
         workers: WorkerPool,
+        jobs: Jobs,
         polls: LongPolls,
         settings: FarmSettings,
         *,
@@ -49,7 +50,8 @@ class Endings:
         why: Why,
     ) -> None:
         """Make watches of one door. address: by which bots reach it."""
-        self._upstream, self._workers, self._polls, self._why = upstream, workers, polls, why
+        self._upstream, self._workers, self._jobs = upstream, workers, jobs
+        self._polls, self._why = polls, why
         self._settings, self._address = settings, address
         self._watched: dict[str, asyncio.Task[Any]] = {}
 
@@ -60,7 +62,7 @@ class Endings:
 
     async def news(self, job: str) -> News:
         """Return how a job stands. Raises Gone."""
-        found = (await self._workers.run(lambda connection: read_news(connection, [job]), kept_plans=True))[job]
+        found = await self._jobs.news(job)
         if found is None:
             raise Gone
         return found
@@ -96,7 +98,7 @@ class Endings:
                 await watch.wait(LOOK_AGAIN)
                 if topic.stopping:
                     raise Stopping
-        ended = await self._workers.run(lambda connection: read_end(connection, job))
+        ended = await self._jobs.end(job)
         if ended is None:
             raise Gone
         return await self._answer(job, ended)

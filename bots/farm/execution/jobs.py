@@ -1,4 +1,4 @@
-"""What the door asks of the pool: how its jobs stand. It writes nothing itself.
+"""What the door asks of the pool: its jobs, and how they stand. It writes nothing but what it submits.
 
 Only jobs that the door has submitted are seen here, by two marks that nobody else can set: the actor, whose name begins
 like that of no token, and the reserved property. Who names another job's id is told that there is no such operation.
@@ -7,13 +7,17 @@ like that of no token, and the reserved property. Who names another job's id is 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import count
 from typing import Any
 
+from leasehold.errors import Conflict
 from leasehold.states import FINAL, JobState
 
 from bots.farm.identity import ACTOR
+from bots.gateway.workers import Batcher, WorkerPool
 from schema.moves.submit import Submitted
 from schema.postgres.connection import Connection
+from schema.postgres.engine import Database
 from schema.postgres.fragments import JOB_REASON, SUBMISSIONS, WITHDRAWN_SUBMISSIONS
 from schema.postgres.statements import Statement
 from schema.requests import JobRequest
@@ -38,19 +42,21 @@ WHERE j.public_id = ANY (CAST(:ids AS uuid[]))
 """)
 # A dead job has no result that counts, but its last attempt, of the fence before, may have left why it was not run.
 END = Statement(f"""
-SELECT j.state, {JOB_REASON} AS reason, w.payload, CAST(r.result AS text) AS result, n.bot
+SELECT j.public_id AS id, j.state, {JOB_REASON} AS reason, w.payload, CAST(r.result AS text) AS result, n.bot
 FROM jobs j JOIN platforms p ON p.id = j.platform JOIN job_payloads w ON w.job_id = j.id
 LEFT JOIN job_results r ON r.job_id = j.id AND r.fence = coalesce(j.result_fence, j.fence - 1)
 LEFT JOIN LATERAL (
     SELECT b.name AS bot FROM leases l JOIN bots b ON b.id = l.bot_id
     WHERE l.job_id = j.id AND l.fence = j.result_fence) n ON true
-WHERE {_OWN} AND j.public_id = CAST(:id AS uuid)
+WHERE {_OWN} AND j.public_id = ANY (CAST(:ids AS uuid[]))
 """)
 
 
-#: Stores the job of a caller in one transaction. The last argument adds what only the door may say to its normal form.
-#: The program that starts the door hands this in: what callers may do is known there.
-Submit = Callable[[JobRequest, Principal, Callable[[dict[str, Any]], dict[str, Any]]], Submitted]
+#: A job, its caller, and what adds to its normal form what only the door may say.
+Wanted = tuple[JobRequest, Principal, Callable[[dict[str, Any]], dict[str, Any]]]
+#: Stores jobs, and returns for each its submission or why it is refused. The program that starts the door hands this
+#: in: what callers may do is known there.
+Submit = Callable[[Sequence[Wanted]], Sequence[Submitted | Exception]]
 
 #: Tells what keeps the job with this id waiting, or did until it was given up; None if nothing does.
 Why = Callable[[Connection, str], str | None]
@@ -91,10 +97,65 @@ class Ended:
     bot: str | None
 
 
-def find(connection: Connection, submission: str, *, instances: Sequence[str] | None) -> Found | None:
-    """Return the submission with this id, a UUID; None unless the door made it and the caller may see it."""
-    row = connection.execute(FIND, {"ids": [submission], "instances": instances}).one_or_none()
-    return None if row is None else Found(str(row.id), str(row.job), row.instance)
+class Jobs:
+    """The jobs of one door, for its event loop. What many clients ask at the same time takes one transaction.
+
+    submit: see `Submit`.
+    """
+
+    def __init__(self, database: Database, workers: WorkerPool, submit: Submit) -> None:
+        self._database, self._workers, self._store = database, workers, submit
+        self._numbers = count()
+        self._submits = Batcher[Wanted, Found](self._submitted, workers)
+        self._news = Batcher[str, News | None](self._told, workers)
+        self._ends = Batcher[str, Ended | None](self._ended, workers)
+
+    async def submit(self, job: JobRequest, caller: Principal, complete: Callable[[Any], Any]) -> Found:
+        """Submit a job, or join the one that does the same. Raises what refuses it, and Conflict."""
+        return await self._submits.answer((job, caller, complete), bot=self._number())
+
+    async def news(self, job: str) -> News | None:
+        """Return how a job stands, by its own id; None if it is not kept any more."""
+        return await self._news.answer(job, bot=self._number())
+
+    async def end(self, job: str) -> Ended | None:
+        """Return what became of a job, by its own id; None if the door has no such job, or it is not over."""
+        return await self._ends.answer(job, bot=self._number())
+
+    async def find(self, submission: str, *, instances: Sequence[str] | None) -> Found | None:
+        """Return the submission with this id, a UUID; None unless the door made it and the caller may see it."""
+        found = await self._workers.run(
+            lambda connection: find(connection, [submission], instances=instances), kept_plans=True
+        )
+        return found.get(submission)
+
+    def _number(self) -> str:
+        """A batch takes at most one call of each name, and these may all be taken together."""
+        return str(next(self._numbers))
+
+    def _submitted(self, wanted: Sequence[Wanted]) -> Sequence[Found | Exception]:
+        taken = self._store(wanted)
+        ids = [each.public_id for each in taken if not isinstance(each, Exception)]
+        found = self._database.run(lambda connection: find(connection, ids, instances=None)) if ids else {}
+        return [each if isinstance(each, Exception) else found.get(each.public_id) or _not_ours() for each in taken]
+
+    def _told(self, jobs: Sequence[str]) -> Sequence[News | None]:
+        found = self._database.run(lambda connection: read_news(connection, jobs), kept_plans=True)
+        return [found[job] for job in jobs]
+
+    def _ended(self, jobs: Sequence[str]) -> Sequence[Ended | None]:
+        found = self._database.run(lambda connection: read_ends(connection, jobs), kept_plans=True)
+        return [found.get(job) for job in jobs]
+
+
+def _not_ours() -> Conflict:
+    return Conflict("not_of_the_door", "a job that the door has not submitted has the key of this action")
+
+
+def find(connection: Connection, submissions: Sequence[str], *, instances: Sequence[str] | None) -> Mapping[str, Found]:
+    """Return submissions by their ids, UUIDs, as far as the door made them and the caller may see them."""
+    rows = connection.execute(FIND, {"ids": list(submissions), "instances": instances})
+    return {str(row.id): Found(str(row.id), str(row.job), row.instance) for row in rows}
 
 
 def read_news(connection: Connection, jobs: Sequence[str]) -> Mapping[str, News | None]:
@@ -106,9 +167,11 @@ def read_news(connection: Connection, jobs: Sequence[str]) -> Mapping[str, News 
     }
 
 
-def read_end(connection: Connection, job: str) -> Ended | None:
-    """Return what became of a job of the door, by its own id; None if there is none, or it is not over."""
-    row = connection.execute(END, {"id": job}).one_or_none()
-    if row is None or row.state not in FINAL:
-        return None
-    return Ended(JobState(row.state), row.reason, row.payload, row.result, row.bot)
+def read_ends(connection: Connection, jobs: Sequence[str]) -> Mapping[str, Ended]:
+    """Return what became of jobs of the door, by their own ids; of those that are over."""
+    rows = connection.execute(END, {"ids": list(jobs)})
+    return {
+        str(row.id): Ended(JobState(row.state), row.reason, row.payload, row.result, row.bot)
+        for row in rows
+        if row.state in FINAL
+    }

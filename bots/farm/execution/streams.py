@@ -12,11 +12,11 @@ from typing import Any
 import grpc.aio
 from google.longrunning.operations_proto_pb2 import Operation
 from google.rpc import code_pb2
-from leasehold.errors import BadInput, Conflict, Forbidden
+from leasehold.errors import BadInput, Forbidden
 
 from bots.farm.execution import actions
 from bots.farm.execution.endings import Endings, Gone, cached_result, read_action
-from bots.farm.execution.jobs import Found, News, Submit, find
+from bots.farm.execution.jobs import Found, Jobs, News
 from bots.farm.execution.outcome import STAGES
 from bots.farm.execution.request_metadata import metadata
 from bots.farm.execution.watches import Watches
@@ -46,7 +46,7 @@ class Execution:
         upstream: Upstream,
         endings: Endings,
         workers: WorkerPool,
-        submit: Submit,
+        jobs: Jobs,
         identity: Identity,
         settings: FarmSettings,
         *,
@@ -54,7 +54,7 @@ class Execution:
         address: str,
         sync: float,
     ) -> None:
-        self._upstream, self._endings, self._workers, self._submit = upstream, endings, workers, submit
+        self._upstream, self._endings, self._workers, self._jobs = upstream, endings, workers, jobs
         self._watches = watches
         self._identity, self._settings, self._address, self._sync = identity, settings, address, sync
 
@@ -115,18 +115,11 @@ class Execution:
             )
         if wanted.command is not None:
             await self._upstream.write(wanted.command)
-        complete = partial(actions.reserved, wanted=wanted)
-        taken = await self._workers.call(lambda: self._submit(job, caller, complete))
-        found = await self._workers.run(lambda connection: find(connection, taken.public_id, instances=None))
-        if found is None:
-            raise Conflict("not_of_the_door", "a job that the door has not submitted has the key of this action")
-        return found
+        return await self._jobs.submit(job, caller, partial(actions.reserved, wanted=wanted))
 
     async def _found(self, caller: DoorCaller, name: str) -> Found:
         submission = submission_of(name)
-        found = await self._workers.run(
-            lambda connection: find(connection, submission, instances=caller.instances), kept_plans=True
-        )
+        found = await self._jobs.find(submission, instances=caller.instances)
         if found is None:
             raise no_operation(name)
         return found

@@ -1,16 +1,22 @@
-"""Calls for blobs and cached results, passed on to the storage as they are: nothing of them is read or kept.
+"""Calls for blobs and cached results, passed on to the storage: nothing of them is read or kept but the instance.
+
+Clients name instances of the pool, of which the storage knows nothing. So its own instance takes their place.
 
 Results are stored by the door alone, after an action has run: a client that could store one would decide what all
 others get for that action.
 """
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import NoReturn
 
 import grpc
 import grpc.aio
+from google.longrunning.operations_proto_pb2 import GetOperationRequest
+from google.protobuf.message import DecodeError
 from grpc import StatusCode
 
 from bots.farm.storage.upstream import ACTION_CACHE, BYTESTREAM, CAS
@@ -29,6 +35,13 @@ REFUSED = f"{ACTION_CACHE}UpdateActionResult"
 WHY_REFUSED = "results of actions are stored by the farm itself, after it has run them"
 
 
+#: Field 1 with an empty text, and as it begins.
+_NO_NAME = b"\x0a\x00"
+#: Where in a resource's name the instance ends.
+_RESOURCE = re.compile(r"(^|/)(uploads|blobs|compressed-blobs)/")
+
+#: Puts the storage's instance into a request.
+Rename = Callable[[bytes], bytes]
 #: Ends a call whose caller may not use blobs and results.
 Admit = Callable[[grpc.aio.ServicerContext], Awaitable[None]]
 #: How many calls may wait, for each one that may be passed on; more are asked to try again.
@@ -59,18 +72,41 @@ class Places:
             self._room += 1
 
 
-def handlers(channel: grpc.aio.Channel, admit: Admit, *, most: int) -> dict[str, grpc.RpcMethodHandler]:
+def handlers(channel: grpc.aio.Channel, admit: Admit, *, instance: str, most: int) -> dict[str, grpc.RpcMethodHandler]:
     """Return the handlers of these methods by their names.
 
-    channel: to the storage. most: calls of single messages at once, and of streams.
+    channel: to the storage. instance: of the storage. most: calls of single messages at once, and of streams.
     """
     single, streams = Places(admit, most), Places(admit, most)
-    found = {name: grpc.unary_unary_rpc_method_handler(_single(channel, name, single)) for name in SINGLE}
-    for name in ANSWERED_IN_PIECES:
-        found[name] = grpc.unary_stream_rpc_method_handler(_answered_in_pieces(channel, name, streams))
-    found[TAKEN_IN_PIECES] = grpc.stream_unary_rpc_method_handler(_taken_in_pieces(channel, streams))
+    found = {}
+    for name in (*SINGLE, *ANSWERED_IN_PIECES):
+        rename = partial(of_stream if name.startswith(BYTESTREAM) else of_message, instance=instance)
+        if name in SINGLE:
+            found[name] = grpc.unary_unary_rpc_method_handler(_single(channel, name, single, rename))
+        else:
+            found[name] = grpc.unary_stream_rpc_method_handler(_answered_in_pieces(channel, name, streams, rename))
+    found[TAKEN_IN_PIECES] = grpc.stream_unary_rpc_method_handler(_taken_in_pieces(channel, streams, instance))
     found[REFUSED] = grpc.unary_unary_rpc_method_handler(_refusing(admit))
     return found
+
+
+def of_message(request: bytes, *, instance: str) -> bytes:
+    """Return a request with this instance. Its name is field 1 of all these messages, whose last value counts."""
+    return request + (GetOperationRequest(name=instance).SerializeToString() or _NO_NAME)
+
+
+def of_stream(request: bytes, *, instance: str) -> bytes:
+    """Return a request of ByteStream with this instance in the resource's name, which is field 1 too."""
+    try:
+        name = GetOperationRequest.FromString(request).name
+    except DecodeError:
+        return request
+    found = _RESOURCE.search(name)
+    if found is None:
+        return request
+    below = name[found.start() :].removeprefix("/")
+    renamed = GetOperationRequest(name=f"{instance}/{below}" if instance else below)
+    return request + bytes(renamed.SerializeToString())
 
 
 async def passed_on(error: grpc.aio.AioRpcError, context: grpc.aio.ServicerContext) -> NoReturn:
@@ -92,13 +128,13 @@ def _refusing(admit: Admit) -> Callable[..., Awaitable[bytes]]:
     return handle
 
 
-def _single(channel: grpc.aio.Channel, name: str, places: Places) -> Callable[..., Awaitable[bytes]]:
+def _single(channel: grpc.aio.Channel, name: str, places: Places, rename: Rename) -> Callable[..., Awaitable[bytes]]:
     call = channel.unary_unary(name)
 
     async def handle(request: bytes, context: grpc.aio.ServicerContext) -> bytes:
         try:
             async with places.place(context):
-                found: bytes = await call(request, timeout=context.time_remaining())
+                found: bytes = await call(rename(request), timeout=context.time_remaining())
             return found
         except grpc.aio.AioRpcError as error:
             await passed_on(error, context)
@@ -106,13 +142,15 @@ def _single(channel: grpc.aio.Channel, name: str, places: Places) -> Callable[..
     return handle
 
 
-def _answered_in_pieces(channel: grpc.aio.Channel, name: str, places: Places) -> Callable[..., AsyncIterator[bytes]]:
+def _answered_in_pieces(
+    channel: grpc.aio.Channel, name: str, places: Places, rename: Rename
+) -> Callable[..., AsyncIterator[bytes]]:
     call = channel.unary_stream(name)
 
     async def handle(request: bytes, context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
         try:
             async with places.place(context):
-                async for piece in call(request, timeout=context.time_remaining()):
+                async for piece in call(rename(request), timeout=context.time_remaining()):
                     yield piece
         except grpc.aio.AioRpcError as error:
             await passed_on(error, context)
@@ -120,13 +158,20 @@ def _answered_in_pieces(channel: grpc.aio.Channel, name: str, places: Places) ->
     return handle
 
 
-def _taken_in_pieces(channel: grpc.aio.Channel, places: Places) -> Callable[..., Awaitable[bytes]]:
+def _taken_in_pieces(channel: grpc.aio.Channel, places: Places, instance: str) -> Callable[..., Awaitable[bytes]]:
     call = channel.stream_unary(TAKEN_IN_PIECES)
+
+    async def renamed(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        first = True
+        async for piece in pieces:
+            # The name stands in the first piece, and first in it. Others may repeat it.
+            yield of_stream(piece, instance=instance) if first or piece.startswith(_NO_NAME[:1]) else piece
+            first = False
 
     async def handle(pieces: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> bytes:
         try:
             async with places.place(context):
-                found: bytes = await call(pieces, timeout=context.time_remaining())
+                found: bytes = await call(renamed(pieces), timeout=context.time_remaining())
             return found
         except grpc.aio.AioRpcError as error:
             await passed_on(error, context)

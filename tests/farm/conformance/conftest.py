@@ -26,7 +26,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
         pool = Pool(database, Timing(sync=0.5, ttl=60, reap=0.2, ack=15, poll=0.1), random.Random(0))
         farm = Farm(pool, cas)
         runner = Runner(farm)
-        yield Server(farm.address, runner=runner, runs=runs_actions())
+        yield Server(farm.address, instance="default", runner=runner, runs=runs_actions())
         runner.stop()
         farm.stop()
     findings = databases.findings(url)

@@ -130,8 +130,6 @@ class Server:
         return self.client.upload(blobs)
 
     def call(self, method: str, request: Any, answer: Any) -> Any:
-        if any(field.name == "instance_name" for field in request.DESCRIPTOR.fields):
-            request.instance_name = self.instance
         return self.client.call(method, request, answer, within=WITHIN)
 
     def stream(self, method: str, requests: Sequence[Any], answer: Any) -> list[Any]:
