@@ -68,7 +68,7 @@ def test_missing_inputs_are_named_and_those_that_have_come_meanwhile_are_a_reaso
         (F, lacking, [], code_pb2.UNAVAILABLE),
         (D, outcome.left(None), gone, code_pb2.FAILED_PRECONDITION),
     ):
-        assert outcome.is_suspect(state, told)
+        assert outcome.is_suspect(state, "exit code 1", told)
         found = outcome.response(state, "exit code 1", told, job="1", missing=missing).status
         failure = error_details_pb2.PreconditionFailure()
         assert (found.code, len(found.details)) == (code, bool(missing))
@@ -77,8 +77,13 @@ def test_missing_inputs_are_named_and_those_that_have_come_meanwhile_are_a_reaso
             assert {each.type for each in failure.violations} == {"MISSING"}
             assert failure.violations[0].subject == f"blobs/{gone[0]}"
             assert len(failure.violations) == trees.MOST_TOLD, "an answer has bounds"
-    assert not outcome.is_suspect(C, outcome.left(None))
-    assert not outcome.is_suspect(F, outcome.left(left(exit_code=1)))
+    for state, reason, result in (
+        (C, "cancelled", None),
+        (F, "exit code 1", left(exit_code=1)),
+        (D, "ran longer than its timeout", None),
+        (D, "its bot was lost three times", None),
+    ):
+        assert not outcome.is_suspect(state, reason, outcome.left(result)), reason
 
 
 def test_a_look_at_a_tree_asks_for_each_blob_once_and_ends() -> None:

@@ -115,7 +115,7 @@ class Endings:
         if outcome.has_waited_too_long(ended.state, reason):
             why = await self._workers.run(lambda connection: self._why(connection, job))
             reason = reason if why is None else f"{reason}; it did not run because {why}"
-        elif outcome.is_suspect(ended.state, told):
+        elif outcome.is_suspect(ended.state, reason, told):
             missing = tuple(await self._missing(job, ended))
         return outcome.response(ended.state, reason, told, job=job, missing=missing)
 

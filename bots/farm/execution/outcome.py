@@ -70,9 +70,12 @@ def has_waited_too_long(state: JobState, reason: str | None) -> bool:
     return state is JobState.DEAD and WAITED_TOO_LONG in (reason or "")
 
 
-def is_suspect(state: JobState, told: Left) -> bool:
+def is_suspect(state: JobState, reason: str | None, told: Left) -> bool:
     """Return whether an action could not be run, maybe for lack of inputs, so that the door looks for them."""
-    return state is not JobState.CANCELLED and told.code in (code_pb2.FAILED_PRECONDITION, code_pb2.INTERNAL)
+    if state is JobState.CANCELLED:
+        return False
+    code, _ = _verdict(state, reason or "", told, 0)
+    return bool(told.code == code_pb2.FAILED_PRECONDITION or code == code_pb2.INTERNAL)
 
 
 def response(state: JobState, reason: str | None, told: Left, *, job: str, missing: Sequence[Digest] = ()) -> Any:
