@@ -23,6 +23,7 @@ from assigner.cli.main import cli
 from assigner.cli.manual import topics
 from assigner.process import assign
 from bots.cli.caller import caller_options
+from bots.farm.metrics import DoorMetrics
 from bots.gateway.metrics import GatewayMetrics
 
 #: Packages whose modules define commands. Of the console one module does.
@@ -140,7 +141,9 @@ def with_metrics(page: str) -> str:
     assert assign, "the module imports all others of the assigner that have metrics"
     own = [("assigner", each) for each in REGISTRY.collect() if each.name.startswith("leasehold_")]
     rows = []
-    for served_by, each in [*own, *(("gateway", each) for each in GatewayMetrics().registry.collect())]:
+    own += [("gateway", each) for each in GatewayMetrics().registry.collect()]
+    own += [("farm door", each) for each in DoorMetrics().registry.collect()]
+    for served_by, each in own:
         name = f"{each.name}_total" if each.type == "counter" else each.name
         rows.append(f"| `{name}` | {each.type} | {served_by} | {each.documentation} |")
     above, *others = re.split(r"^(?:\| `leasehold_.*\n)+", page, flags=re.MULTILINE)

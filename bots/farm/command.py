@@ -87,9 +87,10 @@ class Parts:
 )
 @click.option("--port", type=click.IntRange(0, 65535), help="Port of the door; 0 = any free one [as configured: 8980].")
 @click.option("--anonymous", metavar="INSTANCE", help="Take callers without a token, for this instance.")
+@click.option("--metrics-port", type=click.IntRange(1, 65535), help="Serve Prometheus metrics on 127.0.0.1.")
 @click.option("--anonymous-workers", is_flag=True, default=None, help="Take workers without a token.")
 @click.pass_context
-def farm(context: click.Context, /, storage: Path | None, **given: Any) -> int | None:
+def farm(context: click.Context, /, storage: Path | None, metrics_port: int | None, **given: Any) -> int | None:
     """Run one door for build clients: Bazel, recc and others. Options override the [farm] section."""
     if context.invoked_subcommand is not None:
         return None
@@ -97,7 +98,7 @@ def farm(context: click.Context, /, storage: Path | None, **given: Any) -> int |
     parts: Parts = context.meta[PARTS]
     own = parts.overridden(installation.settings.farm, {name: each for name, each in given.items() if each is not None})
     with ExitStack() as stack:
-        return _run_door(installation, parts, own, storage, stack)
+        return _run_door(installation, parts, own, storage, metrics_port, stack)
 
 
 @farm.command(name="clients")
@@ -139,7 +140,12 @@ def demo(parts: Parts, /, as_json: bool) -> None:
 
 
 def _run_door(
-    installation: Installation, parts: Parts, own: "FarmSettings", storage: Path | None, stack: ExitStack
+    installation: Installation,
+    parts: Parts,
+    own: "FarmSettings",
+    storage: Path | None,
+    metrics_port: int | None,
+    stack: ExitStack,
 ) -> int:
     """Run the farm door until a signal comes. storage: the directory of storage of its own; None = that of `own`."""
     from bots.farm.settings import timing_of_workers
@@ -174,6 +180,11 @@ def _run_door(
         signed=verifier(settings.identity),
         sync_service=parts.sync_service(database, timing_of_workers(settings.timing), stack),
     )
+    if metrics_port is not None:
+        try:
+            door.metrics.serve(metrics_port)
+        except OSError as error:
+            raise BadInput("--metrics-port", f"cannot listen on 127.0.0.1:{metrics_port}: {error.strerror}") from None
     gc_tuning.collect_as_usual()
     return 130 if server.run(door, on_ready, beside=beside) is signal.SIGINT else 0
 

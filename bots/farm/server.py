@@ -18,6 +18,7 @@ from bots.farm.execution.jobs import Jobs, Submit, Why
 from bots.farm.execution.streams import Execution
 from bots.farm.execution.watches import Watches
 from bots.farm.identity import Identity
+from bots.farm.metrics import DoorMetrics
 from bots.farm.refusals import answering, end, streaming
 from bots.farm.settings import FarmSettings, timing_of_workers
 from bots.farm.storage import capabilities, passthrough
@@ -71,6 +72,7 @@ class Door:
         self._database, self._settings, self._timing = database, settings, timing
         self._wakeups, self._submit, self._why = wakeups, submit, why
         self._sync_service, self._signed = sync_service, signed
+        self.metrics = DoorMetrics()
 
     async def serve(self, on_ready: Callable[[str], None], *, until: Awaitable[T]) -> T:
         """Serve until something has happened, and return it.
@@ -108,7 +110,9 @@ class Door:
         identity = Identity(TokenCache(seconds=REMEMBER_TOKENS, signed=self._signed), workers, self._settings)
         polls = LongPolls(wakeups=self._wakeups, poll=timing.poll, metrics=metrics)
         jobs = Jobs(self._database, workers, self._submit)
-        endings = Endings(upstream, workers, jobs, polls, self._settings, address=address, why=self._why)
+        endings = Endings(
+            upstream, workers, jobs, polls, self._settings, metrics=self.metrics, address=address, why=self._why
+        )
         abandoned = self._settings.abandoned_seconds
         watches = None if abandoned is None else Watches(workers, seconds=abandoned, sync=timing.sync)
         execution = Execution(
@@ -119,6 +123,7 @@ class Door:
             identity,
             self._settings,
             watches=watches,
+            metrics=self.metrics,
             address=address,
             sync=timing.sync,
         )
@@ -139,6 +144,7 @@ class Door:
             metrics,
             timing=timing_of_workers(timing),
         )
+        self.metrics.watch(lambda: sessions.held)
         own = _own_handlers(execution, identity, upstream) | bot_sessions.handlers(sessions, answering)
         passed = passthrough.handlers(
             channel, admit, instance=self._settings.cas_instance, most=self._settings.blob_calls

@@ -16,6 +16,7 @@ from assigner.api.submission import submit_completed
 from bots.farm.client import Work, response_of
 from bots.farm.execution.request_metadata import HEADERS
 from bots.farm.identity import DoorCaller
+from bots.farm.metrics import MOST, DoorMetrics
 from bots.farm.protos import remote_execution_pb2
 from bots.farm.settings import PropertyPolicy
 from bots.farm.storage import upstream
@@ -275,6 +276,25 @@ def test_an_action_that_no_client_watches_any_more_is_withdrawn_unless_others_wa
         assert kept.result(MINUTE).status.code == code_pb2.OK
     eventually(lambda: not farm.pool.rows("SELECT FROM submission_watches"))
     farm.stop()
+
+
+def test_the_door_counts_actions_by_what_clients_tell_and_ends_by_status() -> None:
+    metrics = DoorMetrics()
+    with metrics.waiting():
+        for nth in range(MOST + 9):
+            metrics.answered("new", {"tool": "bazel 7.1", "mnemonic": f"Kind{nth}"})()
+    metrics.answered("cached", {})
+    for code in (0, 4, 999):
+        metrics.ended(code)
+
+    def value(name: str, **labels: str) -> float | None:
+        return metrics.registry.get_sample_value(f"leasehold_farm_{name}", labels)
+
+    assert value("actions_total", answer="new", tool="bazel", mnemonic="Kind0") == 1
+    assert value("actions_total", answer="new", tool="bazel", mnemonic="other") == 9
+    assert value("actions_total", answer="cached", tool="other", mnemonic="other") == 1
+    assert [value("jobs_ended_total", code=each) for each in ("OK", "DEADLINE_EXCEEDED", "other")] == [1, 1, 1]
+    assert (value("streams"), value("action_seconds_count", answer="new")) == (0, MOST + 9)
 
 
 def test_what_one_door_writes_of_a_submission_another_does_not_withdraw(pool: Pool) -> None:

@@ -23,6 +23,7 @@ from assigner.config import loading
 from assigner.queries import alerts
 from assigner.queries.alerts import Reading
 from assigner.queries.status import Backlog
+from bots.farm.metrics import DoorMetrics
 from bots.gateway.metrics import GatewayMetrics
 from schema.accounting.quotas import QuotaUse
 from schema.fleet.success import Swarm
@@ -49,7 +50,7 @@ def registered() -> dict[str, frozenset[str]]:
     """Series → labels of all that assigners and gateways serve."""
     assert loading.RELOADS is not None  # the import registers it
     found = dict[str, frozenset[str]]()
-    for registry in (REGISTRY, GatewayMetrics().registry):
+    for registry in (REGISTRY, GatewayMetrics().registry, DoorMetrics().registry):
         for collector in dict.fromkeys(_collectors(registry)):
             for family in collector.describe():
                 labels = {*getattr(collector, "_labelnames", ())}
@@ -152,7 +153,7 @@ def test_every_panel_asks_for_metrics_that_there_are_and_says_what_it_shows(file
 
 def test_dashboards_can_be_imported_side_by_side() -> None:
     found = [json.loads(file.read_text()) for file in DASHBOARDS]
-    assert {file.stem for file in DASHBOARDS} == {"pool", "tenants", "bots", "database"}
+    assert {file.stem for file in DASHBOARDS} == {"pool", "tenants", "bots", "database", "farm"}
     assert len({each["uid"] for each in found}) == len({each["title"] for each in found}) == len(found)
     for each in found:
         assert len({panel["id"] for panel in each["panels"]}) == len(each["panels"])

@@ -17,6 +17,7 @@ from leasehold.errors import BadInput
 from bots.farm.execution import actions, outcome
 from bots.farm.execution.jobs import Ended, Jobs, News, Why, read_news
 from bots.farm.execution.outcome import Left
+from bots.farm.metrics import DoorMetrics
 from bots.farm.protos import remote_execution_pb2
 from bots.farm.refusals import Stopping
 from bots.farm.settings import FarmSettings
@@ -46,10 +47,12 @@ class Endings:
         polls: LongPolls,
         settings: FarmSettings,
         *,
+        metrics: DoorMetrics,
         address: str,
         why: Why,
     ) -> None:
         """Make watches of one door. address: by which bots reach it."""
+        self._metrics = metrics
         self._upstream, self._workers, self._jobs = upstream, workers, jobs
         self._polls, self._why = polls, why
         self._settings, self._address = settings, address
@@ -117,7 +120,9 @@ class Endings:
             reason = reason if why is None else f"{reason}; it did not run because {why}"
         elif outcome.is_suspect(ended.state, reason, told):
             missing = tuple(await self._missing(job, ended))
-        return outcome.response(ended.state, reason, told, job=job, missing=missing)
+        response = outcome.response(ended.state, reason, told, job=job, missing=missing)
+        self._metrics.ended(response.status.code)
+        return response
 
     async def _missing(self, job: str, ended: Ended) -> Sequence[Digest]:
         """Return the inputs of the action that the storage does not have. Nothing if it does not tell."""

@@ -64,11 +64,15 @@ Why = Callable[[Connection, str], str | None]
 
 @dataclass(frozen=True)
 class Found:
-    """A submission of the door: its id, the own id of its job, and the instance."""
+    """A submission of the door: its id, the own id of its job, and the instance. created: it has made the job."""
 
     id: str
     job: str
     instance: str
+
+    @property
+    def created(self) -> bool:
+        return self.id == self.job
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """What clients say of the builds that their calls belong to, as metadata of jobs."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -15,8 +15,8 @@ HEADERS = (
 )
 
 
-def metadata(headers: Iterable[tuple[str, Any]], wanted: Sequence[str]) -> dict[str, str]:
-    """Return the metadata of a job by the headers of a call. wanted: its keys; what is not told is left out.
+def metadata(headers: Iterable[tuple[str, Any]]) -> dict[str, str]:
+    """Return the metadata of a job by the headers of a call; what is not told is left out.
 
     It decides nothing, so a header that cannot be read says nothing.
     """
@@ -26,7 +26,7 @@ def metadata(headers: Iterable[tuple[str, Any]], wanted: Sequence[str]) -> dict[
                 told = remote_execution_pb2.RequestMetadata.FromString(value)
             except (DecodeError, TypeError):
                 continue
-            found = {key: _fitting(value) for key, value in _told(told).items() if key in wanted}
+            found = {key: _fitting(value) for key, value in _told(told).items()}
             return {key: value for key, value in found.items() if value}
     return {}
 

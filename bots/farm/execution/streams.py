@@ -4,7 +4,7 @@ The name of an operation is that of a submission in the database. So a client th
 name, at the same door after a restart or at any other.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -21,6 +21,7 @@ from bots.farm.execution.outcome import STAGES
 from bots.farm.execution.request_metadata import metadata
 from bots.farm.execution.watches import Watches
 from bots.farm.identity import DoorCaller, Identity, no_operation, operation_name, submission_of
+from bots.farm.metrics import DoorMetrics
 from bots.farm.protos import remote_execution_pb2
 from bots.farm.refusals import Stopping
 from bots.farm.settings import FarmSettings
@@ -51,11 +52,12 @@ class Execution:
         settings: FarmSettings,
         *,
         watches: Watches | None,
+        metrics: DoorMetrics,
         address: str,
         sync: float,
     ) -> None:
         self._upstream, self._endings, self._workers, self._jobs = upstream, endings, workers, jobs
-        self._watches = watches
+        self._watches, self._metrics = watches, metrics
         self._identity, self._settings, self._address, self._sync = identity, settings, address, sync
 
     async def execute(self, request: bytes, context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
@@ -67,20 +69,24 @@ class Execution:
         priority = asked.execution_policy.priority
         if not PRIORITY_MIN <= priority <= PRIORITY_MAX:
             raise BadInput("execution_policy.priority", f"must be from {PRIORITY_MIN} to {PRIORITY_MAX}")
-        wanted = await read_action(self._upstream, digest)
+        wanted, told = await read_action(self._upstream, digest), metadata(context.invocation_metadata() or ())
         if wanted.cacheable and not asked.skip_cache_lookup:
             result = await cached_result(self._upstream, _lookup(asked))
             if result is not None:
+                self._metrics.answered("cached", told)
                 response = remote_execution_pb2.ExecuteResponse(result=result, cached_result=True)
                 yield _operation(operation_name(instance, f"cached-{digest.hash}"), digest, None, response)
                 return
-        told = metadata(context.invocation_metadata() or (), self._settings.metadata)
+        wanted_keys: Sequence[str] = self._settings.metadata
+        kept = {key: value for key, value in told.items() if key in wanted_keys}
         job = actions.request(
-            wanted, self._settings, address=self._address, instance=instance, priority=priority, metadata=told
+            wanted, self._settings, address=self._address, instance=instance, priority=priority, metadata=kept
         )
         found = await self._submitted(caller, wanted, job)
+        is_over = self._metrics.answered("new" if found.created else "joined", told)
         async for each in self._followed(found, digest):
             yield each
+        is_over()
 
     async def wait(self, request: bytes, context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
         """Answer WaitExecution, whichever door has begun the operation."""
@@ -126,7 +132,8 @@ class Execution:
 
     async def _followed(self, found: Found, digest: Digest | None) -> AsyncIterator[bytes]:
         """Yield what `_watched` does, and let the submission count meanwhile."""
-        with nullcontext() if self._watches is None else self._watches.watching(found.id):
+        watching = nullcontext() if self._watches is None else self._watches.watching(found.id)
+        with self._metrics.waiting(), watching:
             async for each in self._watched(found, digest):
                 yield each
         if self._watches is not None:

@@ -71,6 +71,11 @@ class BotSessions:
         #: The newest call of each session, by the session's name.
         self._newest: dict[str, LongPoll] = {}
 
+    @property
+    def held(self) -> int:
+        """How many calls of workers are here at the moment."""
+        return len(self._newest)
+
     def close(self) -> None:
         """Renew no sessions any more."""
         self._held_sessions.close()
