@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from operator import itemgetter
 from typing import NamedTuple, TypeVar
 
 from schema import clock
@@ -116,7 +117,8 @@ class Fleet:
             self._learn_kinds(dict.fromkeys(new, kinds.Offer(frozenset())) | kinds.offers(connection, new))
         if changes.bots:
             self._all.clear()
-        for bot_id, member in changes.bots.items():
+        # Rows come in an order that the server's pages decide; by their ids, equal chances draw equal bots.
+        for bot_id, member in sorted(changes.bots.items(), key=itemgetter(0)):
             self._file(bot_id, member)
         self._refreshes += 1
         self._snapshot, self._seen_at = changes.snapshot, seen_at

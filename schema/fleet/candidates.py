@@ -7,6 +7,7 @@ know the fleet and draw from it in memory which bots to read.
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import NamedTuple
 
 from schema.postgres.connection import Connection
@@ -175,8 +176,9 @@ def free_among(connection: Connection, bot_ids: Collection[int]) -> list[FreeBot
 
 
 def all_free(connection: Connection, cohorts: Collection[int]) -> list[FreeBot]:
-    """All free bots of these cohorts, read without locks."""
-    return [FreeBot._make(row) for row in connection.execute(ALL_FREE, {"cohorts": list(cohorts)}).all()]
+    """All free bots of these cohorts, in the order of their ids, read without locks."""
+    rows = connection.execute(ALL_FREE, {"cohorts": list(cohorts)}).all()
+    return sorted(map(FreeBot._make, rows), key=itemgetter(0))
 
 
 def any_free(connection: Connection, want: CandidateRequest, *, of_all: bool = False) -> list[FreeBot]:

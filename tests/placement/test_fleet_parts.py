@@ -139,6 +139,16 @@ def test_free_bots_without_room_for_others_are_no_room_however_large_the_sample_
     pool.change("UPDATE bots SET in_use = 0")
 
 
+def test_equal_chances_draw_equal_bots_wherever_the_server_keeps_their_rows(many: Pool) -> None:
+    for pool in ("'x'", "NULL"):  # their rows are behind the others then
+        many.change(f"UPDATE bots SET pool = {pool} WHERE id % 3 = 0")
+    fleet = Fleet()
+    many.database.run(fleet.refresh)
+    cell = fleet.cell_of(1)
+    assert cell is not None
+    assert cell.ids == sorted(cell.ids)
+
+
 def test_after_a_crash_of_the_server_all_bots_are_read_again(pool: Pool) -> None:
     """Numbers of transactions that the crash has lost are used again, and an older snapshot takes them as seen."""
     fleet = Fleet()
