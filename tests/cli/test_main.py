@@ -227,7 +227,7 @@ def test_the_sample_is_the_defaults_and_names_every_setting(console: Console) ->
     assert loading.load(SAMPLE, sections(), {}) == sections()()
     assert console.good("config", "check", str(SAMPLE)).splitlines()[-1] == f"{SAMPLE}: ok"
     # Keys that are unset stand in the sample as comments: set them, and all must be there.
-    text = re.sub(r"^# (?=[a-z_]+ = |\[\[[a-z]+\]\]$)", "", SAMPLE.read_text(), flags=re.MULTILINE)
+    text = re.sub(r"^# (?=[a-z_]+ = |\[\[[a-z.]+\]\]$)", "", SAMPLE.read_text(), flags=re.MULTILINE)
     named = {tuple(step for step in path if isinstance(step, str)) for path in keys.lines(text)}
     assert set(settings_of(sections())) - named == set()
 

@@ -86,7 +86,7 @@ def test_missing_inputs_are_named_and_those_that_have_come_meanwhile_are_a_reaso
         assert not outcome.is_suspect(state, reason, outcome.left(result)), reason
 
 
-def test_a_look_at_a_tree_asks_for_each_blob_once_and_ends() -> None:
+def test_a_look_at_a_tree_asks_for_each_blob_once_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """A directory that is twice there, one that is not, an empty one, an empty file, and a tree that has no end."""
     node, empty = remote_execution_pb2.DirectoryNode, Digest.of(b"")
     files = [remote_execution_pb2.FileNode(digest=each.message) for each in (empty, Digest.of(b"a"), Digest.of(b"b"))]
@@ -109,6 +109,7 @@ def test_a_look_at_a_tree_asks_for_each_blob_once_and_ends() -> None:
     found = asyncio.run(trees.looked(Told(), trees.missing_inputs(Digest.of(top))))
     assert found == [Digest.of(b"gone"), Digest.of(b"b")]
     assert len(asked) == len({*asked}) == 5
+    monkeypatch.setattr(trees, "MOST_NODES", 10)
     names = [remote_execution_pb2.FileNode(digest=Digest("0" * 64, n).message) for n in range(trees.MOST_NODES)]
     wide = remote_execution_pb2.Directory(files=names).SerializeToString()
     blobs[Digest.of(wide)] = wide
