@@ -43,6 +43,7 @@ from assigner.queries import status as status_queries
 from schema import clock, validation
 from schema.accounting.quotas import Cooldown
 from schema.checkpoints import read_progress
+from schema.diagnostics.invariants import SNAPSHOT
 from schema.filters import Direction, JobFilter, Sort
 from schema.moves import cancel as cancel_moves
 from schema.moves import submit as submit_moves
@@ -58,6 +59,10 @@ HUNG_UP = 499
 CANCELLABLE = frozenset(JobState) - FINAL - {JobState.CANCELLING}
 
 
+#: The most jobs of a page of which it is told when they will start.
+MOST_FORESEEN = 50
+
+
 class ListQuery(JobFilter):
     model_config = ConfigDict(defer_build=False)
 
@@ -68,6 +73,10 @@ class ListQuery(JobFilter):
     limit: int = Field(default=100, ge=1, le=wire.MAX_LIST)
     cursor: str | None = Field(default=None, max_length=500, description="`next` of the page before")
     before: str | None = Field(default=None, max_length=200, description="only jobs submitted before this one")
+    forecast: bool = Field(
+        default=False,
+        description=f"tell of the first {MOST_FORESEEN} waiting jobs of the page when they will start; some reads each",
+    )
 
 
 class CancelRequest(Selection):
@@ -216,6 +225,8 @@ async def list_jobs(
 
     def work(connection: Connection) -> models.JobList:
         before = None
+        if asked.forecast:
+            connection.execute(SNAPSHOT)  # a job that waits at first does so until its start is foreseen
         if asked.before is not None:
             before = job_queries.job_row_id(connection, routing.job_id(asked.before), instances=caller.instances)
             if before is None:
@@ -228,7 +239,12 @@ async def list_jobs(
         whys = explanation.why_in_few_words(
             connection, rows, everything=caller.instances is None, cooldown=cooldown, rules=rules
         )
-        told = [models.ListedJob.model_validate(row | {"why": why}) for row, why in zip(rows, whys, strict=True)]
+        waiting = [row for row in rows if asked.forecast and row["state"] in forecast.WAITING][:MOST_FORESEEN]
+        starts = {row["row_id"]: _forecast(request, connection, row, caller) for row in waiting}
+        told = [
+            models.ListedJob.model_validate(row | {"why": why, "forecast": starts.get(row["row_id"])})
+            for row, why in zip(rows, whys, strict=True)
+        ]
         return models.JobList(jobs=told, next=found.next)
 
     found: models.JobList = await request.app.state.read(work)

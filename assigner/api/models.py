@@ -139,6 +139,7 @@ class ListedJob(JobRow):
     waited_seconds: float = Field(description="from when it was queued to its last start, or so far")
     ran_seconds: float | None = Field(description="from its last start to its end, or so far; unset = not started")
     why: str | None = Field(description="in few words, why it waits or how it ended; unset = nothing is to be said")
+    forecast: StartForecast | None = Field(default=None, description="unset = it does not wait, or was not asked for")
 
 
 class JobList(BaseModel):

@@ -39,6 +39,8 @@ _CONTENDED = frozenset(
             ClassLimitGate, ClassReserveGate, ConcurrencyGate, LocksGate, ResourcesGate, SlotsGate)),
     )
 )  # fmt: skip
+#: States of jobs that wait.
+WAITING = (JobState.BLOCKED, JobState.QUEUED, JobState.PARKED, JobState.DEFERRED)
 NO_LEASES = "no lease like its own has ended lately"
 
 
@@ -126,7 +128,7 @@ def of_job(
     connection: Connection, job_id: int, state: str, *, everything: bool, cooldown: Cooldown, rules: Rules
 ) -> StartForecast | None:
     """Return the forecast of a job in this state; None if it does not wait."""
-    if state not in (JobState.BLOCKED, JobState.QUEUED, JobState.PARKED, JobState.DEFERRED):
+    if state not in WAITING:
         return None
     found = foresee(connection, job_id, everything=everything, cooldown=cooldown, rules=rules)
     return StartForecast.of(found.forecast)

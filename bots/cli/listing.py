@@ -28,10 +28,19 @@ from schema.filters import Direction, Sort
 @click.option("--limit", type=click.IntRange(1, wire.MAX_LIST), default=50, show_default=True)
 @click.option("--before", metavar="ID", help="Jobs submitted before this one.")
 @click.option("--cursor", metavar="TEXT", help="The next page: what the one before printed on standard error.")
+@click.option("--forecast", is_flag=True, help="Also tell when waiting jobs will start, 50 of each page at most.")
 @watch_option
 @caller_options
 def list_jobs(
-    caller: Caller, /, *, where: Record, limit: int, cursor: str | None, watch: float | None, **asked: str | None
+    caller: Caller,
+    /,
+    *,
+    where: Record,
+    limit: int,
+    cursor: str | None,
+    forecast: bool,
+    watch: float | None,
+    **asked: str | None,
 ) -> None:
     """List the jobs that pass all filters, by default the newest first.
 
@@ -45,7 +54,8 @@ def list_jobs(
     def look(client: Client) -> None:
         if asked["before"] is not None:
             asked["before"] = whole_id(client, asked["before"])
-        found = client.list(limit=limit, cursor=cursor, **where, **asked)
+        foreseen = {"forecast": "true"} if forecast else {}
+        found = client.list(limit=limit, cursor=cursor, **where, **asked, **foreseen)
         output.print_json(found.jobs) if caller.json else output.list_jobs(found.jobs)
         if found.next is not None and watch is None:
             click.echo(f"next page: --cursor {found.next}", err=True)

@@ -305,10 +305,15 @@ _JOBS = (
 )
 
 
+#: What is told beside it if it was asked for.
+_STARTS = Column("starts", least=16)
+
+
 def list_jobs(jobs: Sequence[Record]) -> None:
-    """Print one line for each job."""
+    """Print one line for each job, with its forecast if any has one."""
+    has_forecasts = any(job.get("forecast") for job in jobs)
     table(
-        _JOBS,
+        (*_JOBS[:6], _STARTS, *_JOBS[6:]) if has_forecasts else _JOBS,
         (
             (
                 short,
@@ -317,6 +322,7 @@ def list_jobs(jobs: Sequence[Record]) -> None:
                 seconds(job["waited_seconds"]),
                 seconds(job["ran_seconds"]),
                 job["why"],
+                *([_starts(job.get("forecast"))] if has_forecasts else []),
                 job["bot"],
                 job["instance"],
                 job["label"],
@@ -326,6 +332,15 @@ def list_jobs(jobs: Sequence[Record]) -> None:
             for short, job in zip(readable.short_ids([job["id"] for job in jobs]), jobs, strict=True)
         ),
     )
+
+
+def _starts(forecast: Record | None) -> str | None:
+    """A forecast in few words."""
+    if forecast is None:
+        return None
+    if forecast["seconds"] is None:
+        return "not known"
+    return f"in {seconds(forecast['seconds'])}, 90% within {seconds(forecast['upper_seconds'])}"
 
 
 def in_words(command: Sequence[str]) -> str:

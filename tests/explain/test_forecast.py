@@ -1,5 +1,6 @@
 """When a waiting job will start, as `show`, `explain`, a plan and `leasehold forecast` tell it."""
 
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -52,6 +53,10 @@ def test_a_waiting_job_tells_when_it_will_start_or_why_nobody_knows(
     assert round(told(last[0])["seconds"]) == 48, "it has taken nothing"
     assert told(last[0], "/explain") == second
     assert "starts in about 4" in good(f"show {last[0]}")
+    assert re.search(
+        r"in 20\.\d s, 90% within .*in 48\.\d s, 90% within 2 min", good("list --forecast --order asc"), re.S
+    )
+    assert "90%" not in good("list")
     assert "forecastnot" not in good(f"explain {last[0]}").replace(" ", "")
     (plan,) = operator.post("/v1/jobs?plan", json={"jobs": [{"command": ["true"], "deadline_seconds": 80}]}).json()[
         "jobs"
