@@ -237,7 +237,7 @@ class Connections:
     def __init__(self, address: Address, *, timeout: float) -> None:
         self._address, self._timeout = address, timeout
         self._proxy = _proxy(address)
-        self._trusted = trusted_certificates() if address.scheme == "https" else None
+        self._trusted = _trusted() if address.scheme == "https" else None
         self._lock = threading.Lock()
         self._idle: list[HTTPConnection] = []
         self._busy: set[HTTPConnection] = set()
@@ -367,7 +367,7 @@ def _proxy(address: Address) -> _Proxy | None:
     return _Proxy(parts.hostname, parts.port or 80, headers)
 
 
-def trusted_certificates() -> ssl.SSLContext:
+def _trusted() -> ssl.SSLContext:
     """Return the certificates to trust. To read them takes longer than most commands, and only TLS needs them."""
     if os.environ.get("SSL_CERT_FILE") or os.environ.get("SSL_CERT_DIR"):
         return ssl.create_default_context()
