@@ -9,13 +9,14 @@ from typing import Any
 
 import grpc.aio
 import structlog
-from leasehold.errors import Conflict, LeaseholdError, NotFound, NotReady
+from leasehold.errors import BadInput, Conflict, LeaseholdError, NotFound, NotReady
 from pydantic import ValidationError
 
 from bots.farm.identity import Identity
-from bots.farm.protos import remote_workers_pb2
+from bots.farm.protos import remote_execution_pb2, remote_workers_pb2
 from bots.farm.refusals import Stopping
-from bots.farm.storage.upstream import Upstream, parsed
+from bots.farm.storage import trees
+from bots.farm.storage.upstream import Digest, Missing, Upstream, parsed
 from bots.farm.workers import leases
 from bots.farm.workers.leases import SessionName
 from bots.farm.workers.payloads import Payloads
@@ -106,13 +107,14 @@ class BotSessions:
         caller.check_bot(name.bot)
         left = context.time_remaining()
         large = {each: await self._upstream.write(data) for each, data in leases.large(said).items()}
+        absent = {each: await self._absent(action) for each, action in leases.not_run(said).items()}
         sync = Sync(
             bot=name.bot,
             epoch=name.epoch,
             secret=name.secret,
             seq=1,
             status=leases.status(said),  # type: ignore[arg-type]  # one of the words that Sync names
-            leases=leases.reports(said, large),
+            leases=leases.reports(said, large, absent),
             wait=MOST_HELD if left is None else max(0.0, min(left * SHARE, MOST_HELD)),
         )
         async with self._topic.watch(None) as watch:
@@ -130,6 +132,15 @@ class BotSessions:
                     del self._newest[asked.name]
         data: bytes = leases.answer(said, name, told, digests, now=clock.wall()).SerializeToString()
         return data
+
+    async def _absent(self, digest: Digest) -> int:
+        """Return how many inputs of an action the storage does not have; 0 if it does not tell."""
+        try:
+            action = parsed(remote_execution_pb2.Action, await self._upstream.read(digest), "action")
+            root = Digest.read(action.input_root_digest, "input_root")
+            return len(await trees.looked(self._upstream, trees.missing_inputs(root)))
+        except (Missing, BadInput, grpc.aio.AioRpcError):
+            return 0
 
     async def _told(self, key: str, sync: Sync, watch: LongPoll) -> Due:
         """Settle a call, and hold it if there is no news. Raises NewerCall, Stopping, Conflict, NotFound."""

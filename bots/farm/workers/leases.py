@@ -118,10 +118,26 @@ def large(session: Any) -> dict[str, bytes]:
     }
 
 
-def reports(session: Any, stored: Mapping[str, Digest]) -> list[LeaseReport]:
+def not_run(session: Any) -> dict[str, Digest]:
+    """Return the actions that a worker could not run, as it says, by the ids of their leases.
+
+    Workers do not say that inputs are missing, so the door looks for them. What it tells of that it finds itself.
+    """
+    found, digest = {}, remote_execution_pb2.Digest()
+    for lease in session.leases:
+        if lease.state == _LEASE.COMPLETED and lease.status.code == code_pb2.INTERNAL:
+            try:
+                lease.payload.Unpack(digest)
+                found[lease.id] = Digest.read(digest, "payload")
+            except (BadInput, DecodeError):
+                continue
+    return found
+
+
+def reports(session: Any, stored: Mapping[str, Digest], absent: Mapping[str, int]) -> list[LeaseReport]:
     """Return what a bot would report of the leases that a worker lists. One that no door has named is left out.
 
-    stored: the digests of large results, which the storage has.
+    stored: the digests of large results, which the storage has. absent: how many inputs of actions it does not have.
     """
     leaves = session.status == _BOT.BOT_TERMINATING
     found = []
@@ -130,7 +146,7 @@ def reports(session: Any, stored: Mapping[str, Digest]) -> list[LeaseReport]:
         if not (JOB_ID.fullmatch(job) and fence.isascii() and fence.isdecimal() and len(fence) < 19):
             continue
         if lease.state in _ENDED:
-            ended = outcome(lease, leaves=leaves, stored=stored.get(lease.id))
+            ended = outcome(lease, leaves=leaves, stored=stored.get(lease.id), absent=absent.get(lease.id, 0))
             found.append(LeaseReport(job=job, fence=int(fence), state="completed", outcome=ended))
         else:
             active = lease.state == _LEASE.ACTIVE
@@ -138,13 +154,19 @@ def reports(session: Any, stored: Mapping[str, Digest]) -> list[LeaseReport]:
     return found
 
 
-def outcome(lease: Any, *, leaves: bool, stored: Digest | None = None) -> Outcome:
-    """Return how the attempt of a lease ended, by what its worker says. leaves: the worker ends."""
+def outcome(lease: Any, *, leaves: bool, stored: Digest | None = None, absent: int = 0) -> Outcome:
+    """Return how the attempt of a lease ended, by what its worker says. leaves: the worker ends.
+
+    With absent inputs the action ends at once: no worker could run it, and this one has done nothing wrong.
+    """
     code, message = lease.status.code, escaped(lease.status.message, 300)
     if lease.state == _LEASE.CANCELLED or code == code_pb2.CANCELLED:
         return Outcome(verdict="stopped")
     if code == code_pb2.UNAVAILABLE and leaves:
         return Outcome(verdict="released", reason="its worker ended")
+    if absent:
+        lost = {"code": code_pb2.FAILED_PRECONDITION, "message": f"the storage does not have {absent} of its inputs"}
+        return Outcome(verdict="failed", exit_code=1, final=True, result=json.dumps(lost))
     exit_code = _exit_code(lease.result) if code in (code_pb2.OK, code_pb2.DEADLINE_EXCEEDED) else None
     if exit_code is None and code != code_pb2.DEADLINE_EXCEEDED:
         word = code_pb2.Code.Name(code) if code in code_pb2.Code.values() else f"code {code}"

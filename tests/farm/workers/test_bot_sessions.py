@@ -174,6 +174,17 @@ def test_a_worker_that_ends_or_cannot_run_an_action_gives_it_to_others(farm: Far
             broken.starts()
             broken.ends(code_pb2.INTERNAL, "the disk is full")
             assert broken.update() == []
+        lacking = work(inputs={"a": uuid4().bytes})
+        digest = client.upload(lacking.blobs()[:-1])[0]
+        second = client.execute(digest)
+        next(second)
+        call = broken.create().calling()
+        place(farm)
+        broken.session = call.result(MINUTE)
+        broken.starts()
+        broken.ends(code_pb2.INTERNAL)
+        assert broken.update() == []
+        assert answer(second).status.code == code_pb2.FAILED_PRECONDITION, "the client uploads it and tries again"
         found = answer(stream)
         assert (found.status.code, "INTERNAL: the disk is full" in found.status.message) == (code_pb2.INTERNAL, True), (
             found

@@ -54,6 +54,7 @@ def test_each_end_of_a_lease_is_one_of_an_attempt() -> None:
         assert (left and left.code, bool(left and left.result)) == (code, kept), one
         state = JobState.SUCCEEDED if verdict == "succeeded" else JobState.FAILED
         assert outcome.is_cached(state, left or outcome.Left(), cacheable=True) is (verdict == "succeeded")
+    assert outcome.left(leases.outcome(lease(C.INTERNAL), leaves=False, absent=2).result).code == C.FAILED_PRECONDITION
     stored = Digest.of(b"x")
     assert outcome.left(leases.outcome(lease(C.OK, **RESULT), leaves=False, stored=stored).result).stored == stored
     longest = leases.outcome(lease(C.OK, stdout_raw=b"x" * (leases.MOST_LEFT - 6)), leaves=False)
