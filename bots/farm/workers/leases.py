@@ -15,7 +15,7 @@ from leasehold.errors import BadInput, NotFound
 from leasehold.wire import escaped
 
 from bots.farm.protos import remote_execution_pb2, remote_workers_pb2
-from bots.farm.storage.upstream import Digest
+from bots.farm.storage.upstream import MOST_READ, Digest
 from bots.protocol import MAX_REASON, LeaseReport, OpenSession, Outcome
 from bots.sync.call import Due
 from bots.sync.leases import JOB_ID
@@ -114,7 +114,9 @@ def large(session: Any) -> dict[str, bytes]:
     return {
         lease.id: lease.result.value
         for lease in session.leases
-        if lease.state in _ENDED and lease.result.type_url == RESULT and len(lease.result.value) > MOST_LEFT
+        if lease.state in _ENDED
+        and lease.result.type_url == RESULT
+        and MOST_LEFT < len(lease.result.value) <= MOST_READ
     }
 
 
@@ -165,8 +167,9 @@ def outcome(lease: Any, *, leaves: bool, stored: Digest | None = None, absent: i
     if code == code_pb2.UNAVAILABLE and leaves:
         return Outcome(verdict="released", reason="its worker ended")
     if absent:
-        lost = {"code": code_pb2.FAILED_PRECONDITION, "message": f"the storage does not have {absent} of its inputs"}
-        return Outcome(verdict="failed", exit_code=1, final=True, result=json.dumps(lost))
+        return _given_up(code_pb2.FAILED_PRECONDITION, f"the storage does not have {absent} of its inputs")
+    if len(lease.result.value) > MOST_READ:
+        return _given_up(code_pb2.INTERNAL, f"its result has more than {MOST_READ} bytes")
     exit_code = _exit_code(lease.result) if code in (code_pb2.OK, code_pb2.DEADLINE_EXCEEDED) else None
     if exit_code is None and code != code_pb2.DEADLINE_EXCEEDED:
         word = code_pb2.Code.Name(code) if code in code_pb2.Code.values() else f"code {code}"
@@ -184,6 +187,11 @@ def outcome(lease: Any, *, leaves: bool, stored: Digest | None = None, absent: i
         return Outcome(verdict="succeeded", exit_code=0, result=json.dumps(left))
     # The action's own exit code is in its result; here some would say that it was not run.
     return Outcome(verdict="failed", exit_code=1, final=True, result=json.dumps(left))
+
+
+def _given_up(code: int, message: str) -> Outcome:
+    told = json.dumps({"code": code, "message": message})
+    return Outcome(verdict="failed", exit_code=1, final=True, reason=message, result=told)
 
 
 def _exit_code(result: Any) -> int | None:

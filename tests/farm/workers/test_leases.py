@@ -10,7 +10,7 @@ from leasehold.states import JobState
 
 from bots.farm.execution import outcome
 from bots.farm.protos import remote_execution_pb2, remote_workers_pb2
-from bots.farm.storage.upstream import Digest
+from bots.farm.storage.upstream import MOST_READ, Digest
 from bots.farm.workers import leases
 from bots.protocol import Outcome
 from tests.support.farm.workers import State, Status
@@ -44,6 +44,7 @@ def test_each_end_of_a_lease_is_one_of_an_attempt() -> None:
         (lease(999), False, "error", C.INTERNAL, False),
         (lease(C.UNAVAILABLE), True, "released", None, False),
         (lease(C.OK, **RESULT), True, "succeeded", C.OK, True),
+        (lease(C.OK, stdout_raw=b"x" * MOST_READ), False, "failed", C.INTERNAL, False),
         (lease(C.CANCELLED), False, "stopped", None, False),
         (lease(C.OK, state=State.CANCELLED, **RESULT), False, "stopped", None, False),
     ):
