@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
+import uvloop
 from google.longrunning.operations_proto_pb2 import CancelOperationRequest, GetOperationRequest
 from google.protobuf.empty_pb2 import Empty
 from leasehold.errors import BadInput, LeaseholdError
@@ -241,7 +242,8 @@ def run(
             raise LeaseholdError("the storage has ended, see its messages; start the door again")
         return found
 
-    return asyncio.run(serve())
+    # It takes a quarter less processor time for an action than the loop of asyncio.
+    return uvloop.run(serve())
 
 
 async def _until_ended(process: "subprocess.Popen[bytes] | None", told: "asyncio.Queue[signal.Signals | None]") -> None:
