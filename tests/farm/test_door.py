@@ -30,7 +30,7 @@ from tests.support.farm.certificates import Authority
 from tests.support.farm.conformance import runs_actions
 from tests.support.farm.doors import Farm, executes, finish, left, reachable
 from tests.support.patience import MINUTE, eventually
-from tests.support.pool import Pool
+from tests.support.pool import Pool, completed
 from tests.support.servers import Served
 
 
@@ -276,6 +276,18 @@ def test_an_action_that_no_client_watches_any_more_is_withdrawn_unless_others_wa
         assert kept.result(MINUTE).status.code == code_pb2.OK
     eventually(lambda: not farm.pool.rows("SELECT FROM submission_watches"))
     farm.stop()
+
+
+def test_an_action_that_a_bot_cannot_start_is_tried_again(farm: Farm) -> None:
+    bot = farm.bot()
+    with ThreadPoolExecutor() as crew, farm.client() as client:
+        call = crew.submit(client.run, work())
+        eventually(lambda: states(farm) == ["queued"])
+        (given,) = farm.given(bot)
+        bot.sync(completed(given, "failed", exit_code=127))
+        assert states(farm) == ["queued"]
+        finish(bot, *eventually(lambda: farm.given(bot)), exit_code=0, result=left())
+        assert call.result(MINUTE).status.code == code_pb2.OK
 
 
 def test_the_door_counts_actions_by_what_clients_tell_and_ends_by_status() -> None:

@@ -23,6 +23,8 @@ from schema.validation import ACTION_KEY, FARM, MAX_TIMEOUT, OF_FARM
 PROGRAM = "leasehold-action"
 #: Exit code with which `leasehold-action` says that it could not run the action, so that another try may help.
 NOT_RUN = 70
+#: Exit codes of a bot that cannot start `leasehold-action`, where it is not installed as it should be.
+NOT_STARTED = (126, 127)
 #: Seconds before another try of an action that could not be run.
 TRY_AGAIN = 1.0
 #: Bytes of an action that a job takes: its command line has it in base64, and Linux starts no program with a word of
@@ -109,7 +111,7 @@ def request(
         queue_timeout_seconds=settings.queue_seconds,
         max_attempts=settings.max_attempts,
         retry_failed=True,
-        retry={"exit_codes": [NOT_RUN], "base": TRY_AGAIN},  # type: ignore[arg-type]  # pydantic makes it a RetryPolicy
+        retry={"exit_codes": [NOT_RUN, *NOT_STARTED], "base": TRY_AGAIN},  # type: ignore[arg-type]  # pydantic makes it a RetryPolicy
     )
 
 
