@@ -1,8 +1,10 @@
 """Actions through the door: they run once, their ends reach the clients, and no restart of a door loses one."""
 
+import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
@@ -10,11 +12,12 @@ import grpc
 import psycopg
 import pytest
 from google.rpc import code_pb2, error_details_pb2, status_pb2
-from leasehold.errors import Forbidden
+from leasehold.errors import Forbidden, NotReady
 
 from assigner.api.submission import submit_completed
 from bots.farm.client import Work, response_of
 from bots.farm.execution.request_metadata import HEADERS
+from bots.farm.execution.watches import Watches
 from bots.farm.identity import DoorCaller
 from bots.farm.metrics import MOST, DoorMetrics
 from bots.farm.protos import remote_execution_pb2
@@ -348,3 +351,33 @@ def test_actions_that_come_together_are_stored_together_and_a_refused_one_fails_
     assert isinstance(refused, psycopg.errors.CheckViolation)
     assert isinstance(forbidden, Forbidden)
     assert len(pool.rows("SELECT FROM jobs")) == 4
+
+
+def test_after_an_outage_a_door_lets_the_clients_of_other_doors_be_seen_before_it_withdraws(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody could write who watches what: the first door that can must not judge the clients of the others."""
+    (id,) = pool.submit(1)
+    now, reached = [0.0], [True]
+
+    class Workers:
+        async def run(self, work: Any) -> Any:
+            if not reached[0]:
+                raise NotReady("no database")
+            return pool.database.run(work)
+
+    def looks_at(second: float) -> list[str]:
+        now[0] = second
+        return [each.public_id for each in asyncio.run(watches.look())]
+
+    monkeypatch.setattr("bots.farm.execution.watches.clock", SimpleNamespace(monotonic=lambda: now[0]))
+    watches = Watches(Workers(), seconds=60.0, sync=1.0)  # type: ignore[arg-type]
+    assert [looks_at(second) for second in (20, 40)] == [[], []]
+    pool.database.run(lambda connection: abandon.watch(connection, [id], seconds=-1.0))
+    reached[0] = False
+    with pytest.raises(NotReady):
+        looks_at(60)
+    reached[0] = True
+    assert [looks_at(second) for second in (80, 100)] == [[], []], "others get as long as after a start"
+    assert looks_at(170) == [], "nor does one that has stood still"
+    assert [looks_at(second) for second in (190, 210, 230)] == [[], [], [id]]

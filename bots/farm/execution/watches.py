@@ -2,7 +2,8 @@
 
 Clients that end, such as Bazel at Ctrl-C, cancel nothing. One that has only lost its door comes back in seconds, to any
 door. So the database has until when each submission counts: every door writes that, some times in that period, for
-those that its clients watch, and withdraws those of which the time is over.
+those that its clients watch, and withdraws those of which the time is over. A door that could not write so often
+withdraws nothing for a while: perhaps no door could, and clients of all of them wait.
 """
 
 import asyncio
@@ -40,8 +41,9 @@ class Watches:
         #: Watched since the last look, although perhaps not any more, and ended since then.
         self._begun: set[str] = set()
         self._ended: set[str] = set()
+        self._looked_at = clock.monotonic()
         # Clients of a door that was away need time to come back before others judge them.
-        self._withdraws_from = clock.monotonic() + seconds
+        self._withdraws_from = self._looked_at + seconds
 
     @contextmanager
     def watching(self, submission: str) -> Iterator[None]:
@@ -64,8 +66,12 @@ class Watches:
         while True:
             await asyncio.sleep(self._seconds / LOOKS)
             try:
-                for each in await self.look():
-                    _log.info("an action is withdrawn that no client watches", id=each.public_id)
+                while True:
+                    found = await self.look()
+                    for each in found:
+                        _log.info("an action is withdrawn that no client watches", id=each.public_id)
+                    if len(found) < MOST:
+                        break
             except Exception as error:
                 _log.warning("it was not written which actions clients watch", kind=type(error).__name__)
 
@@ -73,7 +79,10 @@ class Watches:
         """Write what is watched, and withdraw what is not; return what was withdrawn."""
         begun, self._begun = self._begun, set()
         ended, self._ended = self._ended, set()
-        counts, withdraws = (begun | set(self._watched)) - ended, clock.monotonic() >= self._withdraws_from
+        counts, now = (begun | set(self._watched)) - ended, clock.monotonic()
+        if now > self._looked_at + 2 * self._seconds / LOOKS:
+            self._withdraws_from = now + self._seconds
+        self._looked_at, withdraws = now, now >= self._withdraws_from
 
         def work(connection: Connection) -> list[Cancelled]:
             if counts:
@@ -89,4 +98,5 @@ class Watches:
         except BaseException:
             self._begun |= begun
             self._ended |= ended
+            self._withdraws_from = clock.monotonic() + self._seconds
             raise
