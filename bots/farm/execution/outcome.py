@@ -53,7 +53,8 @@ def left(text: str | None) -> Left:
     """Read the result of a job. What is not one of `leasehold-action` says nothing."""
     try:
         found = json.loads(text or "null")
-        code, message = int(found["code"]), str(found.get("message", ""))
+        # A lone surrogate is allowed in JSON, and in no message.
+        code, message = int(found["code"]), str(found.get("message", "")).encode(errors="replace").decode()
         code_pb2.Code.Name(code)
         if "stored" in found:
             return Left(code, message, stored=Digest.parse(found["stored"]))
@@ -61,7 +62,7 @@ def left(text: str | None) -> Left:
             return Left(code or code_pb2.INTERNAL, message)
         data = base64.b64decode(found["result"], validate=True)
         return Left(code, message, parsed(remote_execution_pb2.ActionResult, data, "result"))
-    except (KeyError, TypeError, ValueError, AttributeError, binascii.Error, BadInput):
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError, binascii.Error, BadInput):
         return Left()
 
 
