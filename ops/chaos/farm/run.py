@@ -31,7 +31,7 @@ from schema import clock
 PARTS = {"door": " farm ", "storage": "buildbox-casd ", "assigner": " assign ", "gateway": " gateway", "bot": " bot "}
 CLIENTS, WORKERS = 40, 6
 #: Seconds between two kills, and after which a client asks again.
-PAUSE, AGAIN = (2.0, 6.0), 0.5
+PAUSE, AGAIN = (5.0, 15.0), 0.5
 #: Seconds within which the pool is up, in which the last results are stored, and in which all ends: at least and each.
 UP_WITHIN, STORED_WITHIN, DONE_WITHIN, DONE_WITHIN_EACH = 120.0, 60.0, 300.0, 1.0
 #: Each action is wanted by so many clients.
