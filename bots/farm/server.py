@@ -235,9 +235,12 @@ def run(
         loop, stopped = asyncio.get_running_loop(), asyncio.Queue[signal.Signals | None]()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stopped.put_nowait, number)
-        watching = loop.create_task(_until_ended(beside, stopped))
-        found = await door.serve(on_ready, until=stopped.get())
-        watching.cancel()
+        watching, until = loop.create_task(_until_ended(beside, stopped)), loop.create_task(stopped.get())
+        try:
+            found = await door.serve(on_ready, until=until)
+        finally:
+            watching.cancel()
+            until.cancel()
         if found is None:
             raise LeaseholdError("the storage has ended, see its messages; start the door again")
         return found

@@ -1,6 +1,7 @@
 """Actions through the door: they run once, their ends reach the clients, and no restart of a door loses one."""
 
 import asyncio
+import gc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,7 +13,7 @@ import grpc
 import psycopg
 import pytest
 from google.rpc import code_pb2, error_details_pb2, status_pb2
-from leasehold.errors import Forbidden, NotReady
+from leasehold.errors import BadInput, Forbidden, NotReady
 
 from assigner.api.submission import submit_completed
 from bots.farm.client import Work, response_of
@@ -21,6 +22,7 @@ from bots.farm.execution.watches import Watches
 from bots.farm.identity import DoorCaller
 from bots.farm.metrics import MOST, DoorMetrics
 from bots.farm.protos import remote_execution_pb2
+from bots.farm.server import run
 from bots.farm.settings import PropertyPolicy
 from bots.farm.storage import upstream
 from bots.farm.storage.upstream import CAPABILITIES, Digest
@@ -381,3 +383,14 @@ def test_after_an_outage_a_door_lets_the_clients_of_other_doors_be_seen_before_i
     assert [looks_at(second) for second in (80, 100)] == [[], []], "others get as long as after a start"
     assert looks_at(170) == [], "nor does one that has stood still"
     assert [looks_at(second) for second in (190, 210, 230)] == [[], [], [id]]
+
+
+def test_a_door_that_cannot_listen_says_so_and_nothing_else(recwarn: pytest.WarningsRecorder) -> None:
+    class Busy:
+        async def serve(self, *_: Any, **__: Any) -> None:
+            raise BadInput("farm.port", "cannot listen")
+
+    with pytest.raises(BadInput):
+        run(Busy(), print)  # type: ignore[arg-type]
+    gc.collect()
+    assert [str(each.message) for each in recwarn] == []
