@@ -114,6 +114,7 @@ def test_only_a_token_counts_that_the_issuer_has_signed_for_this_pool_and_for_no
     holder, valid = asyncio.run(issuers.holder(good))
     assert holder.is_operator
     assert 300 <= valid <= 330
+    assert asyncio.run(issuers.holder(signed(groups="admins", exp=10**3000)))[1] > 300
     assert not Issuers(IdentitySettings()).may_be(good)
 
 
@@ -144,6 +145,13 @@ def test_keys_are_exchanged_and_outlast_an_issuer_that_is_away(monkeypatch: pyte
         await asyncio.sleep(0)
         with pytest.raises(Unauthorised):
             await keys.key("a")
+        served.append(document(c=OTHER))
+        at += 2 * key_sets.REFRESH
+        with pytest.raises(Unauthorised):  # nobody has asked meanwhile, so it is not known whether it still counts
+            await keys.key("b")
+        served.append(document(b=OTHER))
+        at += key_sets.AGAIN
+        assert (await keys.key("b"))["kid"] == "b"
         served.append(b"")
         at += key_sets.OLDEST - 1
         assert (await keys.key("b"))["kid"] == "b"

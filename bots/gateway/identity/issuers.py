@@ -16,6 +16,8 @@ from schema.tenancy.tokens import Principal
 MAX_TOKEN, MAX_SUBJECT = 8192, 150
 #: Seconds by which the clock of an issuer may differ.
 LEEWAY = 30.0
+#: An end that no clock reaches, seconds since 1970. Integers of JSON have no bounds.
+END = 2**53
 #: What a token must say beside its signature.
 REQUIRED = ["iss", "aud", "sub", "exp"]
 
@@ -53,7 +55,7 @@ class Issuers:
         name = header.get("kid")
         key = await keys.key(name if isinstance(name, str) else None)
         claims = verified(token, issuer, key, header["alg"])
-        return principal(issuer, claims), int(claims["exp"]) + LEEWAY - clock.wall()
+        return principal(issuer, claims), min(int(claims["exp"]), END) + LEEWAY - clock.wall()
 
 
 def verified(token: str, issuer: Issuer, key: Key, algorithm: str) -> Mapping[str, Any]:

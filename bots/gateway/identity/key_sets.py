@@ -15,7 +15,8 @@ from schema import clock
 
 #: Seconds after which keys may be read again that could not be read, or that did not have a key that a token names.
 AGAIN = 30.0
-#: Seconds after which keys are read again: for so long a key works that its issuer has withdrawn.
+#: Seconds after which keys are read again, while the present ones are used. After twice as long without a try they are
+#: read first: for so long at most a key works that its issuer has withdrawn, unless its keys cannot be read.
 REFRESH = 600.0
 #: Seconds for which keys stay in use that cannot be read again.
 OLDEST = 86_400.0
@@ -44,11 +45,13 @@ class KeySet:
     async def key(self, name: str | None) -> Key:
         """Return the key with that name, or the only one for None. Raises Unauthorised, and NotReady without any keys.
 
-        Keys that are due are read again while the present ones are used.
+        Keys that are due are read again while the present ones are used, unless nobody has asked for long.
         """
         now = clock.monotonic()
         if not self._keys or now >= self._read_at + OLDEST:
             await self._refreshed()
+        elif now >= self._tried_at + 2 * REFRESH:
+            await asyncio.shield(self._begin())
         elif now >= self._read_at + REFRESH and self._may_try(now):
             self._begin()
         found = self._find(name)
