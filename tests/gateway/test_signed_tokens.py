@@ -223,6 +223,8 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
             {"claims": {}, "kind": "operator"},
             {"claims": {"sub": "*"}, "kind": "submitter"},
             {"claims": {"sub": []}, "kind": "submitter"},
+            {"claims": {"sub": ["x", "*"]}, "kind": "submitter"},
+            {"claims": {"realm_access": {"roles": "*"}}, "kind": "submitter"},
             {"claims": {"sub": "x"}, "kind": "bot"},
             {"claims": {"sub": "x"}, "kind": "operator", "instance_claim": "project"},
             {"claims": {"sub": "x"}, "kind": "submitter", "instance": "a", "instance_claim": "project"},

@@ -58,7 +58,7 @@ class Holder(BaseModel):
     @classmethod
     def _is_told_apart(cls, given: dict[str, Wanted]) -> dict[str, Wanted]:
         for name, wanted in given.items():
-            if wanted in ("*", "", (), {}):
+            if not _tells_apart(wanted):
                 raise ValueError(f"{name}: must be a value that not every token has")
         return given
 
@@ -83,6 +83,17 @@ class Holder(BaseModel):
         except BadInput as error:
             raise ValueError(str(error)) from None
         return self
+
+
+def _tells_apart(wanted: Wanted) -> bool:
+    """True if not every token that has such a claim fits."""
+    match wanted:
+        case dict():
+            return any(_tells_apart(each) for each in wanted.values())
+        case tuple():
+            return bool(wanted) and all(_tells_apart(each) for each in wanted)
+        case _:
+            return wanted not in ("*", "")
 
 
 class Issuer(BaseModel):
