@@ -217,6 +217,8 @@ def _wrong(document: dict[str, Any], place: Sequence[int | str], said: str, *, f
     if place[0] == "nodes" and len(place) > 2:
         node = document["nodes"][int(place[1])].get("node")
         field += f" (node {node})" if isinstance(node, int) else ""
+    if said == "Field required":
+        said = "is missing: each node has a number of its own" if place[-1] == "node" else "is missing"
     return BadInput(f"{file}: {field}", said[:1].lower() + said[1:])
 
 

@@ -91,6 +91,8 @@ def test_a_call_may_start_later(program: Gateway) -> None:
     assert (second["schedule_after"], "delay" in second) == ("2026-12-01T10:00:00+01:00", False)
     with pytest.raises(BadInput, match="time: 2026-12-01T10:00:00 has no zone"):
         later.at(at.replace(tzinfo=None))
+    with pytest.raises(BadInput, match="time: must be a datetime with a zone, not '10:00'"):
+        later.at("10:00")  # type: ignore[arg-type]
 
 
 def test_equal_calls_of_a_unique_task_have_one_deduplication_key(program: Gateway) -> None:

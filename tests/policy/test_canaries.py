@@ -256,7 +256,7 @@ def test_wrong_trials_are_refused(
     version = [str(operator.get("/v1/policies/canary").json()["policy"])]
     for arguments, said in (
         ([*version, *guarded], "error: --on: says where it is tried, such as cohort:gpu or instance:web"),
-        ([*version, *on], "error: guard: must be given 1 to 10 times, such as p95_wait<=1.2x"),
+        ([*version, *on], "error: --guard: is missing"),
         ([*version, *on, "--guard", "jain>=0.9"], "error: guard: 'jain>=0.9' is no guard such as p95_wait<=1.2x"),
         ([*version, *on, *guarded, "--on", "instance:ci"], "error: on: cohorts and instances cannot be mixed"),
         ([*version, "--on", "cohort:z", *guarded], "error: on: there is no cohort 'z'"),

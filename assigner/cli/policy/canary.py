@@ -64,6 +64,8 @@ def add(group: click.Group, calling: Calling) -> None:
                 raise BadInput("--stop", "goes alone: it takes back the trial that is running, whichever it is")
             with caller.client() as gateway:
                 found = gateway.call("POST", "/v1/policies/canary/stop", body={"reason": reason})
+        elif not guards:
+            raise BadInput("--guard", "is missing: what must hold meanwhile, such as 'p95_wait<=1.2x'")
         else:
             body = {"on": _on(on), "guards": list(guards), "reason": reason, **_terms(terms)}
             with caller.client() as gateway:

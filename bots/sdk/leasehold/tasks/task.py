@@ -265,10 +265,14 @@ class Task(Generic[P, R]):
         return type(self)(self.registry, self.function, self.name, {**own, **options})
 
     def at(self, time: datetime) -> Self:
-        """Return the same task, whose calls start at this time at the earliest. Raises BadInput for one without a zone.
+        """Return the same task, whose calls start at this time at the earliest.
+
+        Raises BadInput for what is no time, or a time without a zone.
 
         A time that is past lets them start at once; one of over a year ahead is refused where the call is submitted.
         """
+        if not isinstance(time, datetime):
+            raise BadInput("time", f"must be a datetime with a zone, not {time!r:.60}")
         if time.tzinfo is None:
             raise BadInput("time", f"{time.isoformat()} has no zone: use datetime(…, tzinfo=ZoneInfo('Europe/Berlin'))")
         return self._starting(schedule_after=time.isoformat())
