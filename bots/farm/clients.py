@@ -23,7 +23,7 @@ build --strategy=CppCompile=remote --strategy=CppLink=remote --strategy=Javac=re
 build --remote_retries=10""",
     ),
     "recc": (
-        "recc.conf",
+        "~/.recc/recc.conf",
         """server=http{s}://{host}
 cas_server=http{s}://{host}
 action_cache_server=http{s}://{host}""",

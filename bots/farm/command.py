@@ -58,6 +58,10 @@ class DemoPool(Protocol):
         """Return the processes by their names."""
 
 
+#: The file of the data directory that has the instance to which the last door's callers without a token submit.
+ANONYMOUS = "farm.anonymous"
+
+
 @dataclass(frozen=True)
 class Parts:
     """What the composition root hands in, because nothing here may import the assigner.
@@ -115,7 +119,9 @@ def clients(installation: Installation, address: str | None) -> None:
     """
     from bots.farm import clients
 
-    own, kept = installation.settings.farm, installation.data / "farm.url"
+    own, kept, anonymous = (installation.settings.farm, *(installation.data / each for each in ("farm.url", ANONYMOUS)))
+    if address is None and kept.is_file() and anonymous.is_file():
+        own = own.model_copy(update={"anonymous": anonymous.read_text().strip()})
     configured = own.bots_reach or f"{'grpc' if own.tls_cert is None else 'grpcs'}://{own.host}:{own.port}"
     click.echo(clients.lines(address or (kept.read_text().strip() if kept.is_file() else configured), own))
 
@@ -164,6 +170,10 @@ def _run_door(
 
     def on_ready(address: str) -> None:
         parts.keep(installation.data / "farm.url", address)
+        if own.anonymous is None:
+            (installation.data / ANONYMOUS).unlink(missing_ok=True)
+        else:
+            parts.keep(installation.data / ANONYMOUS, own.anonymous)
         structlog.get_logger().info("the farm door listens", address=address, using=installation.described)
 
     database = stack.enter_context(installation.ready_database("farm"))

@@ -262,6 +262,10 @@ def test_commands_say_what_clients_need_and_what_is_missing(
     data = ("--data", str(tmp_path))
     code, said = operate(*data, "farm", "clients", "--address", "grpc://127.0.0.1:1")
     assert (code, "--remote_executor=grpc://127.0.0.1:1\n" in said, "lh_…" in said) == (0, True, True)
+    for name, text in (("farm.url", "grpc://127.0.0.1:2"), ("farm.anonymous", "default")):
+        (tmp_path / name).write_text(text + "\n")
+    code, said = operate(*data, "farm", "clients")
+    assert (code, "--remote_executor=grpc://127.0.0.1:2\n" in said, "lh_…" in said) == (0, True, False), said
     monkeypatch.setattr(programs, "program", lambda _: None)
     monkeypatch.setenv("LEASEHOLD_FARM_HOST", "0.0.0.0")
     for environ, arguments, refusal in (
