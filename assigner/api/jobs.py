@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from leasehold import wire
 from leasehold.errors import BadInput, Forbidden
-from leasehold.states import FINAL, JobState
+from leasehold.states import FINAL, WAITING, JobState
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from starlette.responses import Response
 
@@ -59,7 +59,7 @@ HUNG_UP = 499
 CANCELLABLE = frozenset(JobState) - FINAL - {JobState.CANCELLING}
 
 
-#: The most jobs of a page of which it is told when they will start.
+#: The most jobs of one page for which the answer has a forecast.
 MOST_FORESEEN = 50
 
 
@@ -239,7 +239,7 @@ async def list_jobs(
         whys = explanation.why_in_few_words(
             connection, rows, everything=caller.instances is None, cooldown=cooldown, rules=rules
         )
-        waiting = [row for row in rows if asked.forecast and row["state"] in forecast.WAITING][:MOST_FORESEEN]
+        waiting = [row for row in rows if asked.forecast and row["state"] in WAITING][:MOST_FORESEEN]
         starts = {row["row_id"]: _forecast(request, connection, row, caller) for row in waiting}
         told = [
             models.ListedJob.model_validate(row | {"why": why, "forecast": starts.get(row["row_id"])})

@@ -529,16 +529,18 @@ def _followed(database: "Database", settings: Any, timing: "Timing", stack: Exit
 
     service = _sync_service(database, settings, timing, stack)
 
-    def work_by(policy: "InForce") -> None:
-        now: Any = policy.settings
-        service.reconfigure(now.fetch, now.quotas.of_evictions, policy=policy.version)
-
-    follower = Follower(database, settings, work_by)
+    follower = Follower(database, settings, partial(_settle_by, service))
     follower.run_once()
     loop = Loop("policy", follower.run_once, chance=random.Random())
     stack.callback(loop.stop, STOP_WITHIN)
     loop.start()
     return service
+
+
+def _settle_by(service: "SyncService", policy: "InForce") -> None:
+    """Let the service answer calls of bots by this version of the policy."""
+    now: Any = policy.settings
+    service.reconfigure(now.fetch, now.quotas.of_evictions, policy=policy.version)
 
 
 def _work_by(app: "FastAPI", sync_service: "SyncService", policy: "InForce") -> None:
@@ -547,7 +549,7 @@ def _work_by(app: "FastAPI", sync_service: "SyncService", policy: "InForce") -> 
     from assigner.process.threads import rules_from
 
     now: Any = policy.settings
-    sync_service.reconfigure(now.fetch, now.quotas.of_evictions, policy=policy.version)
+    _settle_by(sync_service, policy)
     app.state.rules = rules_from(now)
     app.state.planning = Planning(tuple(now.assigners), now.quotas, app.state.rules)
     app.state.metrics.policy.set(policy.version or 0)

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
-from leasehold.states import JobState
+from leasehold.states import WAITING, JobState
 from leasehold.wire import escaped
 from pydantic import BaseModel, Field
 
@@ -169,7 +169,6 @@ def _preemption(move: str, receipt: Row, *, instance: str, everything: bool) -> 
 
 #: Gates that the end of a job closes, so they do not tell why it waited.
 _OF_THE_END = (predicates.STATE.name, predicates.QUEUE_DEADLINE.name)
-_WAITING = (JobState.BLOCKED, JobState.QUEUED, JobState.PARKED, JobState.DEFERRED)
 
 
 class GateAnswer(BaseModel):
@@ -275,7 +274,7 @@ def explain(
     events = connection.execute(job_queries.EVENTS, {"job_id": row_id, "limit": job_queries.MAX_EVENTS})
     history = [dict(event) for event in events.mappings()]
     tried = attempt_rows(evidence_reads.leases(connection, row_id), history)
-    found = evidence_reads.gather(connection, job, everything=everything) if job.state in _WAITING else None
+    found = evidence_reads.gather(connection, job, everything=everything) if job.state in WAITING else None
     constraints = [] if found is None else explained_gates.judge_constraints(connection, row_id, rules)
     judged = [] if found is None else explained_gates.judge_gates(found, constraints)
     kind = rules.ordering.chosen_kind if constraints else None
@@ -299,7 +298,8 @@ def explain(
 def why_it_waited(connection: Connection, public_id: str, *, cooldown: Cooldown = EVICTION_COOLDOWN) -> str | None:
     """Return what would keep a job waiting that has just ended without a start, as its tenant is told; None if nothing.
 
-    public_id: of any submission of the job, whoever may see it. Constraints are not judged.
+    public_id: that of any submission of the job. The caller has to check who may see it. Gates of constraints, such as
+    locks and rates, are left out.
     """
     row_id = job_queries.job_row_id(connection, public_id, instances=None)
     if row_id is None:

@@ -7,7 +7,7 @@ about. One that time opens delays the start. Any other keeps the start unknown.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from leasehold.states import JobState
+from leasehold.states import WAITING
 from pydantic import BaseModel, Field
 
 from assigner import forecasting
@@ -39,8 +39,6 @@ _CONTENDED = frozenset(
             ClassLimitGate, ClassReserveGate, ConcurrencyGate, LocksGate, ResourcesGate, SlotsGate)),
     )
 )  # fmt: skip
-#: States of jobs that wait.
-WAITING = (JobState.BLOCKED, JobState.QUEUED, JobState.PARKED, JobState.DEFERRED)
 NO_LEASES = "no lease like its own has ended lately"
 
 

@@ -62,7 +62,7 @@ class Arms:
 
 
 def measured(counted: tuple[Counted, Counted], *, seconds: float = BEFORE, before: Arms | None = None) -> Arms:
-    """Return the figures of what was counted in so many seconds, where a version is tried and of all others.
+    """Return the figures of a count over some seconds: of the names under trial, and of all others.
 
     before: those of the BEFORE seconds before the trial. They tell how many starts were to be expected. If there was
     none of them, all waiting jobs count, however long they have waited.

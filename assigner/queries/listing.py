@@ -21,7 +21,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from leasehold.errors import BadInput
-from leasehold.states import FINAL, JobState
+from leasehold.states import FINAL, WAITING, JobState
 
 from assigner.queries import cursors, status
 from assigner.queries.jobs import LAST_BOT, ROW
@@ -271,8 +271,6 @@ class _Search:
 # Few jobs, by one condition of the filter
 
 
-#: States of jobs that no bot has.
-_WAITING = frozenset({JobState.BLOCKED, JobState.QUEUED, JobState.PARKED, JobState.DEFERRED})
 #: The jobs in a state that is not final, from an index that has no others.
 _IN_STATE: Mapping[JobState, str] = {
     JobState.BLOCKED: "SELECT job_id AS id FROM graph_nodes WHERE outcome IS NULL",
@@ -327,7 +325,7 @@ def _has_walk(request: Request) -> bool:
 
 
 def _in_states(search: _Search, states: AbstractSet[JobState]) -> list[str]:
-    if search.found.bot is not None and not states & _WAITING:
+    if search.found.bot is not None and states.isdisjoint(WAITING):
         return [_HELD_BY]
     parts = set()
     for state in states:

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 from leasehold.errors import Conflict, LeaseholdError, NotFound
-from leasehold.states import JobState
+from leasehold.states import WAITING
 
 from bots.cli import output, times
 from bots.cli.caller import Caller, caller_options
@@ -14,8 +14,6 @@ from bots.cli.output import Record
 from bots.cli.waiting import finish
 from schema import validation
 
-#: The states of jobs that these commands change, or have changed before.
-WAITING = frozenset({JobState.BLOCKED, JobState.QUEUED, JobState.PARKED, JobState.DEFERRED})
 _reason = click.option("--reason", metavar="TEXT", help="Kept in the jobs' history and the audit log.")
 
 

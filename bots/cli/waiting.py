@@ -15,7 +15,7 @@ import click
 from leasehold import wire
 from leasehold.client import Client, Output
 from leasehold.errors import LeaseholdError, TimedOut
-from leasehold.states import FINAL, JobState
+from leasehold.states import FINAL, WAITING, JobState
 
 from bots.cli import output
 from bots.cli.caller import Caller
@@ -32,8 +32,6 @@ HINT_AFTER = 2.0
 SILENCE = 10.0
 #: The most jobs without success that are named after the progress of many.
 NAMED = 20
-#: States of a job that no bot has yet.
-_UNPLACED = (JobState.BLOCKED, JobState.QUEUED, JobState.PARKED, JobState.DEFERRED)
 
 
 @contextmanager
@@ -94,17 +92,17 @@ class Reasons:
             found = self._client.explain(id)
         except LeaseholdError:
             return  # what is waited for is told of anyway, by the call that waits
-        if found["state"] in _UNPLACED:
+        if found["state"] in WAITING:
             starts = f"; what would start it: {', '.join(found['change'])}" if found["change"] else ""
             waited = output.seconds(now - self._began)
             self._say(output.plain(f"job {id} is {found['state']}, for {waited} now: {found['sentence']}{starts}"))
 
 
 def _stream(client: Client, id: str, reasons: Reasons) -> None:
-    if output.terminal() and client.output(id, wait=HINT_AFTER).state in _UNPLACED:
+    if output.terminal() and client.output(id, wait=HINT_AFTER).state in WAITING:
         reasons.tell(id, at_once=True)
     for piece in as_written(id, client.follow(id, poll=SILENCE, idle=True)):
-        if not piece.data and piece.state in _UNPLACED:
+        if not piece.data and piece.state in WAITING:
             reasons.tell(id)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from leasehold.client import Client
+from leasehold.states import WAITING
 
 from bots.cli.output import seconds
 from bots.console.charts import Chart, begun, epoch, points
@@ -11,7 +12,7 @@ from bots.console.operator_pages.health import Alerts
 from bots.console.parts import Cell, Table, node
 from bots.console.settings_tables import Upkeep
 from bots.console.view import FAST, View
-from bots.console.words import ALL, ENDED, HELD, WAITING, count
+from bots.console.words import ALL, ENDED, HELD, count
 
 Record = Mapping[str, Any]
 

@@ -5,15 +5,14 @@ from datetime import datetime
 from typing import Any
 
 from leasehold import wire
-from leasehold.states import JobState
+from leasehold.states import WAITING, JobState
 
 from bots.console.parts import Cell
 from schema import clock
 
 Record = Mapping[str, Any]
 
-#: States of jobs that have not begun, that are with a bot, and that have ended, each in the order of a job's life.
-WAITING = (JobState.BLOCKED, JobState.QUEUED, JobState.PARKED, JobState.DEFERRED)
+#: States of jobs that are with a bot, and of those that have ended, each in the order of a job's life.
 HELD = (JobState.LEASED, JobState.RUNNING, JobState.CANCELLING)
 ENDED = (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED, JobState.DEAD)
 ALL = (*WAITING, *HELD, *ENDED)

@@ -8,10 +8,12 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
+from leasehold.errors import BadInput
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from bots.gateway.settings import is_loopback
 from schema.fields import Name
+from schema.tenancy import tokens
 from schema.timing import Timing
 from schema.validation import MAX_TIMEOUT, PRIORITY_MAX, PRIORITY_MIN, Kind
 
@@ -47,17 +49,23 @@ class CertificateScope(BaseModel):
 
     @model_validator(mode="after")
     def _fits_its_kind(self) -> Self:
-        if (self.kind == "bot") != (self.bot is not None):
-            raise ValueError("bot: a name, or a prefix that ends in '*', belongs to kind = \"bot\" and to no other")
-        if self.kind != "submitter" and self.priority_ceiling is not None:
-            raise ValueError(f'priority_ceiling: means nothing for kind = "{self.kind}"')
-        if self.kind == "operator" and self.instance is not None:
-            raise ValueError('instance: means nothing for kind = "operator"')
+        try:
+            tokens.check_scope(
+                tokens.Kind(self.kind),
+                instance=self.instance,
+                bot=self.bot,
+                ceiling=self.priority_ceiling,
+                properties=None,
+                labels=None,
+                pool=None,
+            )
+        except BadInput as error:
+            raise ValueError(str(error)) from None
         return self
 
 
 class Amount(BaseModel):
-    """What the number of a property stands for: so many times the unit of a resource.
+    """The amount of a resource that a property asks for by a number.
 
     kind: the resource. times: its units for each 1 of the property, such as 1000 for cores in cpu_milli.
     """
@@ -110,8 +118,8 @@ class FarmSettings(BaseModel):
     cas_instance: what that server calls its instance.
     anonymous: the instance to which callers without a token submit. Unset: every caller needs a token, or a
         certificate that is named.
-    anonymous_workers: whether workers of the Remote Workers API need neither. Whoever reaches the door can then run
-        actions, and so decides which results all callers get.
+    anonymous_workers: true if workers of the Remote Workers API need neither a token nor a certificate. Then everybody
+        who reaches the door can run actions, and so decides which results all callers get.
     bots_reach: the address by which bots reach the door. Unset: its own address.
     bots_ca, bots_token_file, bots_cert, bots_key: files on the bots' machines by which actions' runners know the door
         and are known to it, where the door asks for that. Accounts that run jobs must be able to read them.

@@ -4,9 +4,10 @@ import asyncio
 import gc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 from uuid import uuid4
 
 import grpc
@@ -17,6 +18,7 @@ from leasehold.errors import BadInput, Forbidden, NotReady
 
 from assigner.api.submission import submit_completed
 from bots.farm.client import Work, response_of
+from bots.farm.execution.jobs import Jobs
 from bots.farm.execution.request_metadata import HEADERS
 from bots.farm.execution.watches import Watches
 from bots.farm.identity import DoorCaller
@@ -26,6 +28,7 @@ from bots.farm.server import run
 from bots.farm.settings import PropertyPolicy
 from bots.farm.storage import upstream
 from bots.farm.storage.upstream import CAPABILITIES, Digest
+from bots.gateway.workers import WorkerPool
 from schema.moves.waiting import abandon
 from schema.postgres.engine import libpq_url
 from schema.requests import JobRequest
@@ -353,6 +356,28 @@ def test_actions_that_come_together_are_stored_together_and_a_refused_one_fails_
     assert isinstance(refused, psycopg.errors.CheckViolation)
     assert isinstance(forbidden, Forbidden)
     assert len(pool.rows("SELECT FROM jobs")) == 4
+
+
+def test_actions_that_were_stored_together_are_not_stored_again_if_they_cannot_be_looked_at(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def fails(*_: Any, **__: Any) -> NoReturn:
+        asked.append("find")
+        raise psycopg.errors.InternalError_("broken")
+
+    async def submits() -> list[Any]:
+        jobs = Jobs(
+            pool.database, WorkerPool(pool.database, threads=1, queue=9), partial(submit_completed, pool.database, None)
+        )
+        caller = DoorCaller(kind=Kind.SUBMITTER, id="a", instance="default")
+        calls = [jobs.submit(JobRequest(command=["true"]), caller, dict) for _ in range(2)]
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    monkeypatch.setattr("bots.farm.execution.jobs.find", fails)
+    assert [type(each) for each in asyncio.run(submits())] == [psycopg.errors.InternalError_] * 2
+    assert (len(asked), len(pool.rows("SELECT FROM jobs"))) == (1, 2)
 
 
 def test_after_an_outage_a_door_lets_the_clients_of_other_doors_be_seen_before_it_withdraws(

@@ -289,7 +289,7 @@ def test_settings_that_would_open_the_door_to_unknown_callers_are_refused(tmp_pa
         ({**pair, "host": "::"}, "set bots_reach"),
         ({"tls_client_ca": "a"}, "nothing without tls_cert"),
         ({**pair, "certificates": {"a": {}}}, "nothing without tls_client_ca"),
-        ({"certificates": {"a": {"kind": "bot"}}}, "belongs to kind"),
+        ({"certificates": {"a": {"kind": "bot"}}}, "needs a bot name"),
         ({"certificates": {"a": {"kind": "operator", "instance": "ci"}}}, "means nothing"),
         ({"certificates": {"\n": {}}}, "match pattern"),
     ):

@@ -7,14 +7,14 @@ from urllib.parse import urlencode
 
 from leasehold.client import Client, Output
 from leasehold.errors import BadInput, LeaseholdError
-from leasehold.states import FINAL, JobState
+from leasehold.states import FINAL, WAITING, JobState
 from nicegui import ui
 from nicegui.elements.mixins.text_element import TextElement
 
 from bots.cli.output import between, evidence, in_words, properties, seconds
 from bots.console.parts import Cell, Facts, Line, Table, Typed, node
 from bots.console.view import FAST, View
-from bots.console.words import ALL, WAITING, ago, cut, state, text
+from bots.console.words import ALL, ago, cut, state, text
 
 Record = Mapping[str, Any]
 

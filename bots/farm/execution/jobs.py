@@ -140,7 +140,11 @@ class Jobs:
     def _submitted(self, wanted: Sequence[Wanted]) -> Sequence[Found | Exception]:
         taken = self._store(wanted)
         ids = [each.public_id for each in taken if not isinstance(each, Exception)]
-        found = self._database.run(lambda connection: find(connection, ids, instances=None)) if ids else {}
+        try:
+            found = self._database.run(lambda connection: find(connection, ids, instances=None)) if ids else {}
+        except Exception as error:
+            # They are stored: if this went further, the batcher would have each of them stored once more.
+            return [each if isinstance(each, Exception) else error for each in taken]
         return [each if isinstance(each, Exception) else found.get(each.public_id) or _not_ours() for each in taken]
 
     def _told(self, jobs: Sequence[str]) -> Sequence[News | None]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from google.rpc import code_pb2
 from leasehold.errors import BadInput
-from leasehold.states import JobState
+from leasehold.states import FINAL, WAITING, JobState
 
 from bots.farm.protos import remote_execution_pb2
 from bots.farm.refusals import violations
@@ -22,11 +22,9 @@ from bots.farm.storage.upstream import Digest, parsed
 _STAGE = remote_execution_pb2.ExecutionStage
 #: The stage that a client is told of a job in each state.
 STAGES: Mapping[JobState, int] = {
-    **dict.fromkeys(
-        (JobState.BLOCKED, JobState.QUEUED, JobState.PARKED, JobState.DEFERRED, JobState.LEASED), _STAGE.QUEUED
-    ),
+    **dict.fromkeys((*WAITING, JobState.LEASED), _STAGE.QUEUED),
     **dict.fromkeys((JobState.RUNNING, JobState.CANCELLING), _STAGE.EXECUTING),
-    **dict.fromkeys((JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED, JobState.DEAD), _STAGE.COMPLETED),
+    **dict.fromkeys(FINAL, _STAGE.COMPLETED),
 }
 
 #: Reasons of dead jobs, as the database words them, and what they mean to a client: code of google.rpc.Code. A client

@@ -1,9 +1,9 @@
 """What becomes of an action whose client has gone: after a while its submission is withdrawn.
 
 Clients that end, such as Bazel at Ctrl-C, cancel nothing. One that has only lost its door comes back in seconds, to any
-door. So the database has until when each submission counts: every door writes that, some times in that period, for
-those that its clients watch, and withdraws those of which the time is over. A door that could not write so often
-withdraws nothing for a while: perhaps no door could, and clients of all of them wait.
+door. So the database has, for each submission, the time until which it counts. Every door moves that time ahead for the
+submissions that its clients watch, and withdraws submissions whose time is over. A door that could not write for a
+while withdraws nothing at first: perhaps no door could write, while clients waited at each of them.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """Calls for blobs and cached results, passed on to the storage: nothing of them is read or kept but the instance.
 
-Clients name instances of the pool, of which the storage knows nothing. So its own instance takes their place.
+Clients name an instance of the pool, which the storage does not have. The door replaces it by that of the storage.
 
 Results are stored by the door alone, after an action has run: a client that could store one would decide what all
 others get for that action.

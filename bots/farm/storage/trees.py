@@ -95,7 +95,7 @@ def missing_outputs(result: Any) -> Look:
 
 
 def groups(digests: Iterable[Digest], most: int) -> Iterator[list[Digest]]:
-    """Yield these blobs in groups that together have at most so many bytes, or are one blob."""
+    """Yield the blobs in groups of at most so many bytes; a larger blob is a group of its own."""
     group: list[Digest] = []
     size = 0
     for each in digests:

@@ -30,7 +30,7 @@ from schema import clock
 from schema.postgres.engine import Database
 from schema.timing import Timing
 
-#: A call without news is held for this part of the time that the worker gives it, and for at most so many seconds.
+#: The part of its deadline for which a call without news is held, and the most seconds.
 SHARE, MOST_HELD = 0.8, 50.0
 #: The session of a held call is renewed when less than this part of it is left: its worker may run actions, and a door
 #: that is killed must leave it time to find another one.

@@ -121,13 +121,12 @@ def _limits(holder: Holder, claims: Mapping[str, Any]) -> dict[str, Any]:
             instance = validation.check_name(holder.instance_claim, named if isinstance(named, str) else "")
         except BadInput as error:
             raise Forbidden(f"token: the claim {error}") from None
-    properties = None if holder.properties is None else validation.normal_properties("properties", holder.properties)
     return {
         "kind": holder.kind,
         "instance": instance,
         "bot": holder.bot,
         "priority_ceiling": holder.priority_ceiling,
-        "properties": properties,
+        "properties": holder.properties,
         "labels": holder.labels,
         "pool": holder.pool,
     }

@@ -80,7 +80,7 @@ class KeySet:
         """Read the keys, if that is not forbidden for a while. Raises NotReady if there are none to be used then."""
         underway = self._reading is not None and not self._reading.done()
         if underway or self._may_try(clock.monotonic()):
-            # Whoever hangs up must not end what others wait for.
+            # A caller that hangs up is cancelled; the read goes on for the others.
             await asyncio.shield(self._begin())
         if clock.monotonic() >= self._read_at + OLDEST:
             raise NotReady(f"the keys of issuer '{self._issuer.name}' cannot be read; the log of this process says why")

@@ -5,7 +5,7 @@ Every process of the pool reads the whole configuration, so this module imports 
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 from urllib.parse import urlsplit
 
 from leasehold.errors import BadInput
@@ -50,7 +50,7 @@ class Holder(BaseModel):
     instance_claim: Annotated[str, Field(min_length=1, max_length=200)] | None = None
     bot: str | None = None
     priority_ceiling: int | None = None
-    properties: dict[str, str | tuple[str, ...]] | None = None
+    properties: dict[str, str | list[str]] | None = None
     labels: tuple[str, ...] | None = None
     pool: str | None = None
 
@@ -61,6 +61,14 @@ class Holder(BaseModel):
             if not _tells_apart(wanted):
                 raise ValueError(f"{name}: must be a value that not every token has")
         return given
+
+    @field_validator("properties")
+    @classmethod
+    def _are_properties(cls, given: Any) -> Any:
+        try:
+            return None if given is None else validation.normal_properties("properties", given)
+        except BadInput as error:
+            raise ValueError(error.reason) from None
 
     @model_validator(mode="after")
     def _makes_sense(self) -> Self:
@@ -78,8 +86,6 @@ class Holder(BaseModel):
                 labels=self.labels,
                 pool=self.pool,
             )
-            if self.properties is not None:
-                validation.normal_properties("properties", self.properties)
         except BadInput as error:
             raise ValueError(str(error)) from None
         return self

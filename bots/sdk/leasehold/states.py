@@ -19,5 +19,7 @@ class JobState(StrEnum):
     DEAD = "dead"  # decided by the server: attempts used up, time-out, or it kept killing its bots
 
 
+#: The states of a job that no bot has, in the order in which people are shown them.
+WAITING = (JobState.BLOCKED, JobState.QUEUED, JobState.PARKED, JobState.DEFERRED)
 #: The states that a job never leaves.
 FINAL = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED, JobState.DEAD})

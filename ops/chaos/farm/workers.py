@@ -74,14 +74,9 @@ class Worker(threading.Thread):
 
     def _call(self, storage: Storage, method: str, asked: Any) -> Any:
         """Call until the answer comes, or an error that would end buildbox-worker."""
-        made = storage.channel.unary_unary(
-            SERVICE + method,
-            request_serializer=type(asked).SerializeToString,
-            response_deserializer=remote_workers_pb2.BotSession.FromString,
-        )
         while True:
             try:
-                return made(asked, timeout=HELD, wait_for_ready=True)
+                return storage.call(SERVICE + method, asked, remote_workers_pb2.BotSession, within=HELD)
             except grpc.RpcError as error:
                 if error.code() not in PASSES or self._over.is_set():
                     raise

@@ -34,12 +34,12 @@ RETURNING submission
 
 def watch(connection: Connection, submissions: Collection[str], *, seconds: float) -> None:
     """Let these submissions, by their UUIDs, count for `seconds` more at least."""
-    connection.execute(_WATCH, {"submissions": sorted(submissions), "seconds": seconds})
+    connection.execute(_WATCH, {"submissions": list(submissions), "seconds": seconds})
 
 
 def forget(connection: Connection, submissions: Collection[str]) -> None:
     """Watch these submissions no more, and let them count."""
-    connection.execute(_FORGET, {"submissions": sorted(submissions)})
+    connection.execute(_FORGET, {"submissions": list(submissions)})
 
 
 def withdraw(connection: Connection, *, most: int, sync: float, actor: str) -> list[Cancelled]:
