@@ -61,11 +61,12 @@ def missing_inputs(root: Digest) -> Look:
                 continue
             directory = parsed(remote_execution_pb2.Directory, found[each], "input_root")
             files.update(dict.fromkeys(_digests(directory.files)))
-            below += [one for one in _digests(directory.directories) if one not in seen]
-            seen.update(below)
+            new = dict.fromkeys(one for one in _digests(directory.directories) if one not in seen)
+            seen.update(new)
+            below += new
         if len(seen) + len(files) > MOST_NODES:
             raise BadInput("input_root", f"has more than {MOST_NODES} directories and files, so it is not looked at")
-        level = list(dict.fromkeys(below))
+        level = below
     absent += yield from _missing(list(files))
     return absent
 
