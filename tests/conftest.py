@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 import structlog
+from hypothesis import HealthCheck, settings
 
 from assigner.cli import errors
 from assigner.cli.main import cli
@@ -42,6 +43,10 @@ def log_configuration() -> Iterator[None]:
     yield
     structlog.configure(**before)
 
+
+# A busy machine is slow, which says nothing of a property.
+settings.register_profile("leasehold", deadline=None, database=None, suppress_health_check=list(HealthCheck))
+settings.load_profile("leasehold")
 
 DSN_VARIABLE = "LEASEHOLD_TEST_DSN"
 SEED_VARIABLE = "LEASEHOLD_TEST_SEED"

@@ -10,7 +10,7 @@ from typing import Any, NewType, TypedDict
 from uuid import UUID
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from leasehold.errors import BadInput
 from leasehold.tasks.arguments import decode_call, decode_result, encode_call, encode_result
@@ -83,7 +83,6 @@ ANNOTATED = st.recursive(st.sampled_from(LEAVES), combined, max_leaves=3).flatma
 )
 
 
-@settings(deadline=None)
 @given(ANNOTATED)
 def test_a_value_comes_back_equal_and_of_its_type(annotated: tuple[Any, Any]) -> None:
     annotation, value = annotated

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, note, settings
+from hypothesis import Phase, given, note, settings
 from hypothesis import strategies as st
 
 from schema.accounting import counters, rates
@@ -238,9 +238,6 @@ def test_a_job_is_granted_if_and_only_if_no_gate_is_closed(pool: Pool) -> None:
 
     @settings(
         max_examples=int(os.environ.get(EXAMPLES_VARIABLE) or EXAMPLES),
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-        database=None,
         derandomize=not asked,
         phases=tuple(Phase) if asked else (Phase.explicit, Phase.generate),
     )

@@ -24,7 +24,7 @@ ASKED = ["not_a_server_error", "status_code_conformance", "content_type_conforma
 def test_generated_calls_are_answered_as_the_document_says(served: Served, chance: random.Random) -> None:
     # Loaded here, for no other test needs them and they take seconds.
     import schemathesis
-    from hypothesis import HealthCheck, Phase, given, seed, settings
+    from hypothesis import Phase, given, seed, settings
     from hypothesis import strategies as st
     from schemathesis.checks import CHECKS, load_all_checks
 
@@ -33,10 +33,7 @@ def test_generated_calls_are_answered_as_the_document_says(served: Served, chanc
     served.app.state.max_wait = 0.1  # else a call that asks for it is held for up to a minute
     described = schemathesis.openapi.from_dict(served.client().get("/openapi.json").json())
     every = [found.ok() for found in described.get_all_operations()]
-    bounds = settings(
-        max_examples=CALLS, database=None, deadline=None, phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
+    bounds = settings(max_examples=CALLS, phases=[Phase.generate])
 
     def answered(bot: Bot | None, token: str | None) -> Callable[[Any], None]:
         def answer(case: Any) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -398,10 +398,7 @@ def test_any_history_leaves_the_books_in_order(pool: Pool) -> None:
         settings=settings(
             max_examples=int(longer or 12),
             stateful_step_count=STEPS,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
             print_blob=True,
-            database=None,
             # Making a failure smaller takes minutes; it is done where somebody asks for a longer look.
             phases=tuple(Phase) if longer else (Phase.explicit, Phase.generate),
         ),

@@ -318,7 +318,7 @@ def test_disabled_wake_ups_hold_no_connection_and_no_flag(database: Database, on
 
 
 def test_stop_joins_the_thread_and_closes_the_connection(database: Database, onlooker: psycopg.Connection) -> None:
-    wakeups = Wakeups(database)
+    wakeups, before = Wakeups(database), set(threading.enumerate())
     for _ in range(2):
         wakeups.start()
         wakeups.start()
@@ -326,7 +326,7 @@ def test_stop_joins_the_thread_and_closes_the_connection(database: Database, onl
         wakeups.stop()
         wakeups.stop()
         assert not wakeups.connected
-        assert not [thread for thread in threading.enumerate() if thread.name == "leasehold-wakeups"]
+        assert "leasehold-wakeups" not in {thread.name for thread in set(threading.enumerate()) - before}
         eventually(lambda: not onlooker.execute(LISTENERS).fetchall())
 
 

@@ -78,7 +78,8 @@ class Runner:
     """A bot that runs the actions of a door as its agent would, one after another, until it is stopped."""
 
     def __init__(self, farm: Farm) -> None:
-        self._farm, self._bot, self._over = farm, farm.bot(), threading.Event()
+        # With room for one: a call that reports the end of one action says of others that the bot does not run them.
+        self._farm, self._bot, self._over = farm, farm.bot(capacity=1), threading.Event()
         #: Held while an action runs, and by tests that want actions to wait.
         self.turn = threading.Lock()
         self._thread = threading.Thread(target=self._serve, daemon=True)

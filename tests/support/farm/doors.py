@@ -63,7 +63,14 @@ class Farm:
             sync_service=Pool(self.pool.database, timing_of_workers(self.pool.timing), self.pool.chance).sync_service(),
         )
         serve = partial(door.serve, lambda address: (said.append(address), ready.set()), until=until)
-        thread = threading.Thread(target=lambda: loop.run_until_complete(serve()), daemon=True)
+
+        def run() -> None:
+            try:
+                loop.run_until_complete(serve())
+            finally:
+                loop.close()
+
+        thread = threading.Thread(target=run, daemon=True)
         thread.start()
         assert ready.wait(MINUTE), "the door did not come up"
 
@@ -80,9 +87,9 @@ class Farm:
         """keys: as of `Keys`."""
         return Client(self.address, Keys(**keys), instance=instance)
 
-    def bot(self, name: str = "w1") -> Bot:
+    def bot(self, name: str = "w1", *, capacity: int = 10) -> Bot:
         """A bot that runs actions as the test says."""
-        return self.pool.bot(name, capacity=10, **FARM_BOT)
+        return self.pool.bot(name, capacity=capacity, **FARM_BOT)
 
     def given(self, bot: Bot) -> list[dict[str, Any]]:
         """The actions that the bot has been given, and now runs."""
