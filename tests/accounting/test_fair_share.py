@@ -339,6 +339,7 @@ class Tenants:
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.long
 def test_shares_follow_the_weights_through_four_assigners_while_one_returns_and_one_is_reweighed(
     pool: Pool, chance: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:

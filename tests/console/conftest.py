@@ -9,6 +9,14 @@ from tests.support.screens.console import Console, Person, browser, console, kep
 from tests.support.servers import Databases
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What needs a browser is left to the long tests."""
+    for item in items:
+        if isinstance(item, pytest.Function) and "chromium" in item.fixturenames:
+            item.add_marker(pytest.mark.long)
+
+
 @pytest.fixture(scope="module")
 def shown(databases: Databases, template: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
     with console(databases, template, tmp_path_factory.mktemp("console") / "log") as running:

@@ -174,6 +174,7 @@ def test_a_pool_runs_jobs_stops_on_ctrl_c_goes_on_later_and_dies_with_its_parent
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.long
 def test_console_and_app_are_processes_of_the_pool_that_are_started_again_when_they_are_killed(home: Home) -> None:
     pytest.importorskip("nicegui", reason="the console needs the extra leasehold[console]")
     (home.data / "shop.py").write_text(APP)

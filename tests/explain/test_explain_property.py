@@ -230,6 +230,7 @@ def build(pool: Pool, world: World) -> str:
     return job
 
 
+@pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_a_job_is_granted_if_and_only_if_no_gate_is_closed(pool: Pool) -> None:
     """Small pools at random, with one job that waits; `LEASEHOLD_TEST_EXAMPLES=2000` tries so many."""

@@ -116,6 +116,7 @@ def swarm(pool: Pool, chance: random.Random) -> Iterator[Swarm]:
         yield swarm
 
 
+@pytest.mark.long
 def test_kills_of_one_or_all_of_three_assigners_lose_nothing_and_double_nothing(
     pool: Pool, swarm: Swarm, scratch: Path, database_url: str, timing: Timing, chance: random.Random
 ) -> None:

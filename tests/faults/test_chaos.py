@@ -35,6 +35,7 @@ def sound(report: Report) -> None:
     print(told(report))
 
 
+@pytest.mark.long
 def test_random_faults_lose_nothing_double_nothing_and_leave_nothing_running() -> None:
     kinds = [kind for name, kind in FAULTS.items() if name not in LONG]
     with chaos_pool(random.Random(SEED), shape=SMALL) as pool:
@@ -43,6 +44,7 @@ def test_random_faults_lose_nothing_double_nothing_and_leave_nothing_running() -
         assert len(report.injections) >= 2
 
 
+@pytest.mark.long
 def test_processes_of_the_version_before_and_of_this_one_work_side_by_side() -> None:
     """All start in the version before; then some of each role run this one, then all of them."""
     try:

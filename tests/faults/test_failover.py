@@ -75,6 +75,7 @@ def backend(pool: Pool) -> int:
     return int(pool.row("SELECT pg_backend_pid() AS pid").pid)
 
 
+@pytest.mark.long
 def test_a_server_that_takes_no_writes_is_an_outage_and_once_promoted_it_repeats_no_fence(pair: Pair) -> None:
     before = pair.first()
     migrate.upgrade(before.database)

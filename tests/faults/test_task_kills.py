@@ -50,6 +50,7 @@ def stop_past_its_session(pool: TaskPool, call: Call) -> None:
 
 
 @NEEDS_PROC
+@pytest.mark.long
 @pytest.mark.usefixtures("forked_members")
 def test_every_effect_of_tasks_whose_processes_are_stopped_and_killed_happens_once() -> None:
     with task_pool(bots=3) as pool:

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
+import pytest
+
 from schema import clock
 from tests.support.patience import MINUTE
 from tests.support.servers import Bot, Served
@@ -21,6 +23,7 @@ KINDS = ("nobody", "submitter", "bot", "operator")
 ASKED = ["not_a_server_error", "status_code_conformance", "content_type_conformance", "response_schema_conformance"]
 
 
+@pytest.mark.long
 def test_generated_calls_are_answered_as_the_document_says(served: Served, chance: random.Random) -> None:
     # Loaded here, for no other test needs them and they take seconds.
     import schemathesis

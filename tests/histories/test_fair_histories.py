@@ -3,6 +3,8 @@
 import random
 from collections import Counter
 
+import pytest
+
 from schema.moves.cancel import cancel
 from schema.tenancy.drains import drain_instance
 from tests.support.pool import Pool, completed
@@ -86,6 +88,7 @@ class History:
         return f"{what} {name}"
 
 
+@pytest.mark.long
 def test_after_any_disturbance_those_that_want_everything_share_by_their_weights(pool: Pool) -> None:
     chance = random.Random(0)
     history, told = History(pool, chance), list[str]()

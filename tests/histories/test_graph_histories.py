@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import pytest
+
 from schema.moves.graphs import SubmittedGraph
 from tests.support.pool import Bot, Pool, completed, graph_of, layered, states, submitted, taken
 from tests.support.race import Race
@@ -51,6 +53,7 @@ def work(pool: Pool, bot: Bot, verdicts: Verdicts) -> None:
         pool.assigner(batch=200).run_once()
 
 
+@pytest.mark.long
 def test_graphs_at_random_end_as_their_edges_say(pool: Pool, chance: random.Random) -> None:
     requests = [at_random(chance, f"graph-{nth}") for nth in range(GRAPHS)]
     graphs: list[SubmittedGraph] = [taken(pool, request) for request in requests]

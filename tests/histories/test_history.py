@@ -387,6 +387,7 @@ def _refused(worker: Worker, *codes: str) -> None:
     assert refused.value.code in codes
 
 
+@pytest.mark.long
 @pytest.mark.timeout(3600)  # a history that fails is shortened, which takes some minutes
 def test_any_history_leaves_the_books_in_order(pool: Pool) -> None:
     """Some short histories; `LEASEHOLD_TEST_EXAMPLES=2000` runs that number for a longer look."""

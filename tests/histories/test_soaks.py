@@ -160,6 +160,7 @@ class QuotaWatcher:
         self._below = still
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_eight_assigners_keep_quotas_while_they_change(pool: Pool, database_url: str, chance: random.Random) -> None:
     """`LEASEHOLD_TEST_SOAK=60` goes on for a minute."""
@@ -254,6 +255,7 @@ def worked(bot: Bot, held: list[dict[str, object]], chance: random.Random) -> li
     return [work for work in answer["leases"] if not work.get("stop")]
 
 
+@pytest.mark.long
 def test_all_at_once_every_job_comes_to_its_end(pool: Pool) -> None:
     chance = random.Random(0)
     pool.database.run(lambda c: counters.limit(c, "owner:default:ann:cost", 12))

@@ -58,6 +58,7 @@ def test_thousands_of_urgent_jobs_that_nobody_can_run_do_not_delay_the_one_behin
     assert pool.job(job).state == "leased"
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_hundreds_of_jobs_are_each_finished_exactly_once(pool: Pool, database_url: str) -> None:
     """400 of them; `LEASEHOLD_TEST_JOBS=20000` takes a longer look."""

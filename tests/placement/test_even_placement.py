@@ -44,6 +44,7 @@ def assert_even(found: Counter[str], names: Collection[str]) -> None:
     assert chi_square(found, len(names)) < BOUNDS[len(names) - 1], found
 
 
+@pytest.mark.long
 def test_equal_bots_share_the_jobs_evenly_after_restarts_and_while_bots_come_and_go(pool: Pool) -> None:
     alone = {"batch": 1, "strategy": {"sampling": {"sample_size": 1}}}
     bots: dict[str, Bot] = {name: pool.bot(name, capacity=2000) for name in (f"bot-{number}" for number in range(BOTS))}
@@ -67,6 +68,7 @@ BURSTS, BURST, LIKELY = 8, 50, 29.9
 RUNS_VARIABLE = "LEASEHOLD_TEST_RUNS"
 
 
+@pytest.mark.long
 def test_bursts_are_spread_evenly_over_a_small_fleet(pool: Pool, chance: random.Random) -> None:
     """`LEASEHOLD_TEST_RUNS=10` makes more runs."""
     bots = [pool.bot(f"bot-{number}", capacity=300) for number in range(BOTS)]

@@ -57,6 +57,7 @@ def worked_off(bot: Bot, jobs: int) -> None:
         bot.sync(completed(work))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kinds", "processes"),
     [

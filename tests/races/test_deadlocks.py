@@ -181,6 +181,7 @@ def crowd(database_url: str, timing: Timing, chance: random.Random) -> Iterator[
 
 
 @pytest.mark.parametrize("counting", [False, True], ids=["plain", "counting"])
+@pytest.mark.long
 def test_mixed_calls_on_the_same_few_bots_never_deadlock(crowd: Pool, chance: random.Random, counting: bool) -> None:
     count(crowd, statistics=counting, probation_failures=1)
     turns, over = Counter[str](), threading.Event()

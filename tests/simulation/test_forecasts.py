@@ -5,6 +5,8 @@ from functools import partial
 from statistics import median
 from typing import Any
 
+import pytest
+
 from assigner.settings import PoolSettings
 from assigner.simulation.loop import living
 from bots.protocol import OpenSession, Work
@@ -16,7 +18,7 @@ from schema.requests import JobRequest
 
 SETTINGS = PoolSettings.model_validate({"assigners": [{"interval": 1800.0, "jitter": 0.0}]})
 #: Seconds since 1970 at the begin, of the whole, and that a job runs on average; units of the pool.
-START, SPAN, RUNS, UNITS = 2e9, 2400.0, 60.0, 4
+START, SPAN, RUNS, UNITS = 2e9, 1500.0, 60.0, 4
 JUDGED = Statement("""
 SELECT f.job_id, f.seconds, f.upper, f.waited, extract(epoch FROM f.at)::double precision AS at,
     extract(epoch FROM j.queued_at)::double precision AS queued
@@ -33,11 +35,12 @@ def runs(work: Work, _chance: random.Random) -> Run:
     return Run(float((work.payload or {})["command"][1]))
 
 
+@pytest.mark.long
 def test_nine_of_ten_jobs_start_within_the_promised_time(empty_url: str) -> None:
     chance = random.Random(1)
     bots_of = partial(simulated_bots, timing=SETTINGS.timing, fetch=FetchSettings(), runs=runs, seed=1,
                       cooldown=SETTINGS.quotas.of_evictions)  # fmt: skip
-    with living(empty_url, SETTINGS, bots_of, start=START, seed=1, upkeep_every=40.0) as (pool, bots):
+    with living(empty_url, SETTINGS, bots_of, start=START, seed=1, upkeep_every=20.0) as (pool, bots):
 
         def arrive(jobs: int) -> None:
             commands = (["run", f"{chance.uniform(0.2, 1.8) * RUNS:.1f}"] for _ in range(jobs))

@@ -33,6 +33,7 @@ def lived(days: int, like: Path, *, seed: int) -> Life:
     return life
 
 
+@pytest.mark.long
 def test_a_month_of_a_pool_breaks_nothing(made: Path) -> None:
     life = lived(30, made, seed=1)
     assert life.wrong == []
@@ -40,6 +41,7 @@ def test_a_month_of_a_pool_breaks_nothing(made: Path) -> None:
     assert clock.wall() < START.timestamp(), "the host's clock is back"
 
 
+@pytest.mark.long
 def test_equal_seeds_live_equal_lives(made: Path) -> None:
     first, again = (lived(2, made, seed=2) for _ in range(2))
     assert first.digest == again.digest
