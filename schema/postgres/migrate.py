@@ -21,8 +21,12 @@ if TYPE_CHECKING:
     import sqlalchemy
     from alembic.config import Config
 
-# A long step must not be cancelled by the time-outs of normal work.
-_NO_TIMEOUTS = "SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = 0"
+# A long step must not be cancelled by the time-outs of normal work. Between two statements this program may stand still
+# for seconds on a busy machine; one that is gone must not hold its locks for ever.
+_PATIENT = (
+    "SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = 0;"
+    " SET LOCAL idle_in_transaction_session_timeout = '5min'"
+)
 _MIGRATION_LOCK = "SELECT pg_advisory_xact_lock(hashtext('leasehold.migrate'))"
 _SERVER = "SELECT CAST(current_setting('server_version_num') AS integer), current_setting('server_version')"
 #: The last revision before the baseline, with the same schema, and the baseline.
@@ -96,14 +100,17 @@ def upgrade(database: Database) -> Version:
 
 @contextmanager
 def begin(database: Database) -> Iterator["sqlalchemy.Connection"]:
-    """A transaction on a connection of SQLAlchemy, which Alembic and the tables' metadata need; without time-outs."""
+    """A transaction on a connection of SQLAlchemy, which Alembic and the tables' metadata need.
+
+    Its statements have no time-outs, and it may rest for five minutes.
+    """
     import sqlalchemy
 
     engine = sqlalchemy.create_engine(
         "postgresql+psycopg://", creator=database.connect_for_steps, poolclass=sqlalchemy.NullPool
     )
     with engine.begin() as connection:
-        for setting in (*database.settings_for_steps(), _NO_TIMEOUTS):
+        for setting in (*database.settings_for_steps(), _PATIENT):
             connection.exec_driver_sql(setting)
         yield connection
 

@@ -91,6 +91,13 @@ def test_an_upgrade_is_not_killed_by_the_timeouts_of_everyday_work(empty: Databa
     assert shown == "100ms"
 
 
+def test_an_upgrade_whose_program_stands_still_for_a_while_goes_on(empty_url: str) -> None:
+    impatient = DatabaseSettings(idle_in_transaction_timeout=0.05)
+    with migrate.begin(Database(empty_url, impatient, role="test", chance=random.Random(0))) as connection:
+        clock.sleep(0.2)
+        assert connection.exec_driver_sql("SELECT 1").scalar_one() == 1
+
+
 def test_an_upgrade_that_fails_leaves_nothing(empty: Database) -> None:
     empty.run(lambda connection: connection.execute_sql("CREATE SCHEMA leasehold; CREATE TABLE leasehold.audit ()"))
     with pytest.raises(psycopg.ProgrammingError, match="audit"):
