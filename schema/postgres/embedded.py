@@ -459,7 +459,7 @@ class Cluster:
                 case unknown:
                     assert_never(unknown)
             clock.sleep(_POLL)
-        said = _last_line(self.log.read_text(errors="replace"))
+        said = _last_words(self.log.read_text(errors="replace"), child.pid)
         raise NotReady(f"PostgreSQL does not start: {said} (see {self.log})")
 
     def _await_free(self, lock: IO[bytes], *, seconds: float) -> None:
@@ -525,6 +525,17 @@ def _sync(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _last_words(log: str, pid: int) -> str:
+    """What this process of PostgreSQL wrote last that was fatal, with its details; else the last line of the log."""
+    told = [re.split(rf"\[{pid}\] +", line, maxsplit=1)[1] for line in log.splitlines() if f"[{pid}]" in line]
+    fatal = [nth for nth, line in enumerate(told) if line.startswith(("FATAL:", "PANIC:"))]
+    if not fatal:
+        return _last_line(log)
+    first, *details = told[fatal[-1] :]
+    more = [line for line in details if line.startswith(("DETAIL:", "HINT:"))]
+    return " ".join(" ".join(line.split()) for line in (first.partition(":")[2], *more))
 
 
 def _last_line(output: str) -> str:

