@@ -273,8 +273,9 @@ class ServerKeeper:
         if clock.monotonic() < self._next:
             return
         try:
-            before, self._server = self._server, embedded.serve(self._data)
-            before.close()
+            if not self._server.is_ready:
+                before, self._server = self._server, embedded.serve(self._data)
+                before.close()
             if self._server.pid != self._pid:
                 self._pid = self._server.pid
                 self._report("PostgreSQL had died and runs again")

@@ -555,6 +555,11 @@ class Server:
         """Process id of the server. Raises NotReady if it does not run."""
         return self._cluster.pid
 
+    @property
+    def is_ready(self) -> bool:
+        """True if the server takes connections to the database."""
+        return _probe(self.url) is ProbeResult.READY
+
     def close(self) -> None:
         """End this use, and stop the server with a checkpoint if it was the last one. Idempotent.
 

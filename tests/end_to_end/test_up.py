@@ -47,9 +47,9 @@ class Home:
         self.environ = {**kept, "LEASEHOLD_DATA": str(data), "LEASEHOLD_TIMING_TTL": "6", "LEASEHOLD_TIMING_SYNC": "1"}
         self.environ["LEASEHOLD_BOT_DRAIN_SECONDS"] = "1"
 
-    def up(self, *options: str) -> Up:
+    def up(self, *, program: Path | str = LEASEHOLD) -> Up:
         """Start a pool with a bot that runs commands; its output is JSON."""
-        popen = self._started("--json", "--bots", "1", *options)
+        popen = self._started("--json", "--bots", "1", program=program)
         assert popen.stdout is not None
         line = popen.stdout.readline()
         assert line, f"`leasehold up` ended with {popen.wait()}"
@@ -121,7 +121,7 @@ def home(leasehold: Path) -> Iterator[Home]:
 
 @pytest.mark.timeout(600)
 def test_a_pool_runs_jobs_stops_on_ctrl_c_goes_on_later_and_dies_with_its_parent(home: Home) -> None:
-    up = home.up()
+    up = home.up(program=home.program)
     assert set(up.processes) == {"assigner-1", "gateway", "bot-1"}
     gateway = f"the gateway answers at {up.url}; starting 1 bot"
     start = ["starting PostgreSQL", "starting 1 assigner and the gateway", gateway]
