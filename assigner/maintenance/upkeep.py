@@ -12,9 +12,10 @@ import structlog
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from assigner import estimation, metrics
-from assigner.maintenance import forecasts, unnamed_rows
+from assigner.maintenance import forecasts, needs, unnamed_rows
 from assigner.maintenance.duties import Duty, Rounds
 from assigner.maintenance.forecasts import Forecasts, Foresee
+from assigner.maintenance.needs import Needs
 from assigner.maintenance.overflow import OverflowController
 from assigner.maintenance.webhooks import Webhooks
 from assigner.queries import status
@@ -28,11 +29,11 @@ from schema.fleet import success
 from schema.fleet.kinds import link_missed
 from schema.moves import retention as retention_moves
 from schema.moves.cancel import ask_stop
-from schema.moves.dependencies import any_open_graph, count_dead_ends, unblock_due
+from schema.moves.dependencies import count_dead_ends, unblock_due
 from schema.moves.graphs import cancel_left_over, finish_graphs
 from schema.moves.preempt import release_kept_units
 from schema.moves.reassign import add_constraints, remove_constraints
-from schema.moves.sessions import close_overdue, expire
+from schema.moves.sessions import close_overdue, expire, is_any_expired
 from schema.moves.waiting import pause
 from schema.moves.waiting.backoff import wake_queues
 from schema.moves.waiting.priority import review_waiting
@@ -104,14 +105,9 @@ EVER = 1e9
 #: The most nodes of graphs counted that can never run.
 MAX_DEAD_ENDS = 100_000
 
-# The lower bound on `due_at` matters while an old snapshot is open: then the index keeps every lease that ended since,
-# and most of these were due by now. Locked leases are skipped while reading, so that those in front keep no others
-# waiting.
-OVERDUE = Statement("""
-SELECT job_id, fence, state FROM leases
-WHERE state IN ('pending', 'active', 'cancelling') AND due_at < now()
-    AND due_at >= now() - make_interval(secs => :since)
-    AND NOT (state = 'cancelling' AND EXISTS (SELECT FROM bots b WHERE b.id = leases.bot_id AND b.closing))
+# Locked leases are skipped while reading, so that those in front keep no others waiting.
+OVERDUE = Statement(f"""
+SELECT job_id, fence, state FROM leases WHERE {needs.OVERDUE}
 ORDER BY due_at LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
 """)
 
@@ -155,7 +151,10 @@ class UpkeepSettings(BaseModel):
 
 
 class Upkeep(Rounds):
-    """Carries out the duties of upkeep."""
+    """Carries out the duties of upkeep.
+
+    A duty of each round runs only if there is anything for it: see `Needs`.
+    """
 
     def __init__(
         self,
@@ -175,7 +174,8 @@ class Upkeep(Rounds):
         super().__init__(pause=timing.reap, now=now)
         self._database, self._timing = database, timing
         self._overflow = OverflowController(database, name=name, now=now, webhooks=webhooks)
-        self._any_open_graph = True
+        self._needs = Needs(database, now, since=LOOK_BACK * timing.reap)
+        self._question = Duty("needs", 0, self._needs.ask)
         self.reconfigure(settings, fair or FairShareSettings())
         metrics.observe_tick()
 
@@ -191,28 +191,43 @@ class Upkeep(Rounds):
             *self._duties_of_cleaning(),
         ]
 
+    def run_once(self) -> float:
+        """Run the duties that are due and have something to do; returns the seconds until the next round."""
+        self._needs.begin()
+        return super().run_once()
+
+    def _by_need(self, name: str, what: str, run: Callable[[], bool | None]) -> Duty:
+        """Return a duty of each round that runs if there is anything to do of what `NEEDS` calls so."""
+        return Duty(name, 0, lambda: run() if self._is_needed(what) else None)
+
+    def _is_needed(self, what: str) -> bool:
+        """Return whether there may be anything to do of this, after what the duties before it have done."""
+        if self._needs.is_outdated(what):
+            self._run(self._question)
+        return self._needs.are_there(what)
+
     def _duties_of_sessions(self) -> Iterator[Duty]:
         """What keeps bots and leases alive or ends them; first, because other things wait for it."""
         yield Duty("sessions", 0, self._sessions)
-        yield Duty("overdue leases", 0, partial(self._overdue, since=LOOK_BACK * self._timing.reap))
+        yield self._question
+        yield self._by_need("overdue leases", "overdue", partial(self._overdue, since=LOOK_BACK * self._timing.reap))
         yield Duty("all overdue leases", THOROUGH_INTERVAL, partial(self._overdue, since=EVER))
-        yield Duty("drains", 0, self._drained)
-        yield Duty("ceilings of run times", 0, self._ceilings)
+        yield self._by_need("drains", "drained", self._drained)
+        yield self._by_need("ceilings of run times", "ceilings", self._ceilings)
         yield Duty("ceilings of waits", AGE_INTERVAL, self._age_out)
-        yield Duty("kept units", 0, self._kept_units)
-        yield Duty("probation", 0, self._probation)
+        yield self._by_need("kept units", "kept", self._kept_units)
+        yield self._by_need("probation", "probation", self._probation)
 
     def _duties_of_jobs(self) -> Iterator[Duty]:
         """What moves jobs that wait, and graphs."""
-        yield Duty("queue timeouts", 0, self._time_out)
-        yield Duty("missed links", 0, self._in_batches(self._link, full=LINKS))
-        yield Duty("open graphs", 0, self._open_graphs)
-        yield Duty("graph nodes", 0, self._graph_nodes)
-        yield Duty("cancelled graphs", 0, self._cancelled_graphs)
-        yield Duty("finished graphs", 0, self._finished_graphs)
+        yield self._by_need("queue timeouts", "late", self._time_out)
+        yield self._by_need("missed links", "unlinked", self._in_batches(self._link, full=LINKS))
+        yield self._by_need("graph nodes", "graphs", self._graph_nodes)
+        yield self._by_need("cancelled graphs", "graphs", self._cancelled_graphs)
+        yield self._by_need("finished graphs", "graphs", self._finished_graphs)
         yield Duty("dead ends of graphs", 0, self._dead_ends)
-        yield Duty("waiting jobs", 0, self._waiting_jobs)
-        yield Duty("overflow", 0, self._overflow.run_once)
+        yield self._by_need("waiting jobs", "watched", self._waiting_jobs)
+        yield self._by_need("overflow", "overflow", self._overflow.run_once)
 
     def _duties_of_pauses(self) -> Iterator[Duty]:
         """What sets jobs aside that are paused, and makes them ready again."""
@@ -303,10 +318,12 @@ class Upkeep(Rounds):
 
     def _sessions(self) -> None:
         """Close expired sessions, unless upkeep has paused: then bots have a session's time to come back."""
-        in_grace = self._database.run(
-            lambda c: drains.tick(c, "reaper", gap=self._timing.ttl / 2, grace=self._timing.ttl), urgent=True
-        )
-        if not in_grace:
+
+        def look(connection: Connection) -> bool:
+            ttl = self._timing.ttl
+            return not drains.tick(connection, "reaper", gap=ttl / 2, grace=ttl) and is_any_expired(connection)
+
+        if self._database.run(look, urgent=True):
             self._expire()
         metrics.observe_tick()
 
@@ -383,23 +400,15 @@ class Upkeep(Rounds):
             log.info("a bot's probation is over", bot=name)
         metrics.observe_reaped("probation", len(found.begun))
 
-    def _open_graphs(self) -> None:
-        """Look once a round whether the duties of graphs have anything to do."""
-        self._any_open_graph = self._database.run(any_open_graph)
-
     def _graph_nodes(self) -> None:
         """Queue or cancel nodes whose jobs were locked when they were due."""
-        if self._any_open_graph:
-            settled = self._database.run(lambda c: unblock_due(c, LIMIT))
-            metrics.observe_reaped("graph", settled.queued + settled.cancelled)
+        settled = self._database.run(lambda c: unblock_due(c, LIMIT))
+        metrics.observe_reaped("graph", settled.queued + settled.cancelled)
 
     def _cancelled_graphs(self) -> None:
         """Cancel the jobs left over in graphs that were cancelled or replaced."""
-        if self._any_open_graph:
-            cancelled = self._database.run(
-                lambda c: cancel_left_over(c, LIMIT, sync=self._timing.sync, actor=self.name)
-            )
-            metrics.observe_reaped("graph", cancelled)
+        cancelled = self._database.run(lambda c: cancel_left_over(c, LIMIT, sync=self._timing.sync, actor=self.name))
+        metrics.observe_reaped("graph", cancelled)
 
     @staticmethod
     def _link(connection: Connection) -> int:
@@ -410,12 +419,12 @@ class Upkeep(Rounds):
         return found.sets
 
     def _finished_graphs(self) -> None:
-        if self._any_open_graph:
-            self._database.run(lambda c: finish_graphs(c, LIMIT))
+        self._database.run(lambda c: finish_graphs(c, LIMIT))
 
     def _dead_ends(self) -> None:
         """Set the gauge of nodes that can never run."""
-        found = self._database.run(lambda c: count_dead_ends(c, MAX_DEAD_ENDS)) if self._any_open_graph else 0
+        any_graph = self._is_needed("graphs")
+        found = self._database.run(lambda c: count_dead_ends(c, MAX_DEAD_ENDS)) if any_graph else 0
         metrics.BLOCKED_FOREVER.set(found)
 
     def _waiting_jobs(self) -> None:

@@ -27,10 +27,12 @@ LINKS = """
 platforms p LEFT JOIN platforms f ON f.id = p.preferred JOIN kinds k
     ON is_open_to(k.properties, k.exclusive, p.properties) OR is_open_to(k.properties, k.exclusive, f.properties)"""
 
-ANY_UNLINKED = Statement("SELECT EXISTS (SELECT FROM platforms WHERE NOT linked)")
+#: The condition of a requirement set that is not linked yet.
+UNLINKED = "NOT linked"
+ANY_UNLINKED = Statement(f"SELECT EXISTS (SELECT FROM platforms WHERE {UNLINKED})")
 LINK_MISSED = Statement(f"""
 WITH new AS MATERIALIZED (
-    SELECT id FROM platforms WHERE NOT linked ORDER BY id LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
+    SELECT id FROM platforms WHERE {UNLINKED} ORDER BY id LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
 ), made AS (
     INSERT INTO kind_platforms (platform, kind)
     SELECT p.id, k.id FROM {LINKS} WHERE p.id = ANY (ARRAY(SELECT id FROM new))

@@ -118,17 +118,27 @@ WITH due AS MATERIALIZED (
 )
 UPDATE blames SET bot_id = NULL WHERE job_id = ANY (ARRAY(SELECT job_id FROM given))
 """)
-REVIEW_PROBATION = Statement("""
+_SUSPECTS = """SELECT bot_id FROM blames WHERE upheld_at IS NOT NULL AND bot_id IS NOT NULL
+    GROUP BY bot_id HAVING count(*) >= (SELECT probation_failures FROM success_policy WHERE probation_failures > 0)"""
+_PROBATION_IS_OVER = """probation_until IS NOT NULL
+    AND (probation_until < now() OR NOT EXISTS (SELECT FROM success_policy))"""
+#: Whether anything is left for `review_probation`, by the indexes of such rows. A charge counts only as long as its job
+#: and its bot are kept.
+ANY_REVIEW = f"""coalesce(
+    (SELECT id FROM bots WHERE {_PROBATION_IS_OVER} ORDER BY id LIMIT 1),
+    (SELECT x.bot_id FROM blames x CROSS JOIN LATERAL (SELECT FROM bots WHERE id = x.bot_id OFFSET 0) b
+     CROSS JOIN LATERAL (SELECT FROM jobs WHERE id = x.job_id OFFSET 0) j
+     WHERE x.returned_at IS NOT NULL AND x.bot_id IS NOT NULL ORDER BY x.bot_id LIMIT 1),
+    ({_SUSPECTS} ORDER BY bot_id LIMIT 1)) IS NOT NULL"""
+REVIEW_PROBATION = Statement(f"""
 WITH suspects AS MATERIALIZED (
-    SELECT bot_id FROM blames WHERE upheld_at IS NOT NULL AND bot_id IS NOT NULL
-    GROUP BY bot_id HAVING count(*) >= (SELECT probation_failures FROM success_policy WHERE probation_failures > 0)
+    {_SUSPECTS}
 ), held AS MATERIALIZED (
     SELECT id, name, id = ANY (ARRAY(SELECT bot_id FROM suspects)) AS suspect FROM bots
     WHERE id = ANY (ARRAY(
         SELECT bot_id FROM suspects
         UNION ALL
-        SELECT id FROM bots WHERE probation_until IS NOT NULL
-            AND (probation_until < now() OR NOT EXISTS (SELECT FROM success_policy))))
+        SELECT id FROM bots WHERE {_PROBATION_IS_OVER}))
     ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
 ), told AS (
     UPDATE bots b SET probation_until = CASE WHEN h.suspect

@@ -161,7 +161,6 @@ SELECT (SELECT count(*) FROM queued) AS queued,
      FROM events) AS events
 """)
 
-OPEN = Statement(f"SELECT {ANY_OPEN_GRAPH}")
 DEAD_ENDS = Statement("""
 SELECT count(*) FROM (SELECT FROM graph_nodes WHERE dead_ends > 0 AND outcome IS NULL ORDER BY graph LIMIT :limit) stuck
 """)
@@ -218,11 +217,6 @@ def unblock_due(connection: Connection, limit: int) -> UnblockResult:
     connection.execute(JOBS_FIRST)
     due = [row.job_id for row in connection.execute(DUE, {"limit": limit})]
     return unblock(connection, {}, due=due) if due else UnblockResult()
-
-
-def any_open_graph(connection: Connection) -> bool:
-    """Whether there is a graph that is not over."""
-    return bool(connection.execute(OPEN).scalar_one())
 
 
 def count_dead_ends(connection: Connection, limit: int) -> int:

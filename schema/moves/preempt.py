@@ -100,12 +100,13 @@ UPDATE bots SET kept_for = :instance, kept_units = kept_units + :units,
 WHERE id = :bot_id
 """)
 
-_OVER = f"kept_units > 0 AND (kept_until < clock_timestamp() OR NOT ({HEALTHY.of(bot='')}))"
+#: The condition of a bot whose kept units are for everybody again.
+UNUSED = f"kept_units > 0 AND (kept_until < clock_timestamp() OR NOT ({HEALTHY.of(bot='')}))"
 # Room of bots that take no work, or whose time is over, is for everybody. Somebody who holds the row is at work there.
 # Bots are found in the order of the index of those that keep units.
 RELEASE = Statement(f"""
 WITH over AS MATERIALIZED (
-    SELECT id, kept_units FROM bots WHERE {_OVER} ORDER BY kept_for LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
+    SELECT id, kept_units FROM bots WHERE {UNUSED} ORDER BY kept_for LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
 )
 UPDATE bots b SET kept_units = 0 FROM over o WHERE b.id = o.id
 RETURNING b.id, b.name, (SELECT name FROM instances WHERE id = b.kept_for) AS instance, o.kept_units,

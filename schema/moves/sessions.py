@@ -82,8 +82,10 @@ FROM (
 ) o
 WHERE b.id = o.id RETURNING b.name, b.id, b.epoch
 """)
-EXPIRED = Statement("""
-SELECT id, session FROM bots WHERE status <> 'gone' AND expires_at < clock_timestamp() AND id > :after
+_IS_EXPIRED = "status <> 'gone' AND expires_at < clock_timestamp()"
+ANY_EXPIRED = Statement(f"SELECT EXISTS (SELECT FROM bots WHERE {_IS_EXPIRED})")
+EXPIRED = Statement(f"""
+SELECT id, session FROM bots WHERE {_IS_EXPIRED} AND id > :after
 ORDER BY id LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
 """)
 # How often a lost attempt of this job was not counted, or taken back. The limit is for a job that cuts its bot off.
@@ -381,6 +383,12 @@ def record_syncs(
         },
     )
     return lambda: {bot_id: float(remaining) for bot_id, remaining in asked.result()}
+
+
+def is_any_expired(connection: Connection) -> bool:
+    """Return whether there is anything for `expire`. Reads every bot: no index has when sessions expire."""
+    found: bool = connection.execute(ANY_EXPIRED).scalar_one()
+    return found
 
 
 def expire(connection: Connection, *, after: int, limit: int, actor: str) -> tuple[list[int], list[EndedAttempt]]:

@@ -58,11 +58,16 @@ def test_every_field_of_a_job_has_an_option_and_a_flat_form_in_sql() -> None:
 
 def test_every_duty_of_upkeep_is_described() -> None:
     source = "".join((HOUSE / f"assigner/maintenance/{name}.py").read_text() for name in ("upkeep", "retention"))
-    names = re.findall(r'yield Duty\("([^"]+)"|^            "([a-z ]+)": partial\(', source, re.MULTILINE)
+    names = re.findall(
+        r'(?:yield|=) (?:Duty|self._by_need)\("([^"]+)"|^            "([a-z ]+)": partial\(', source, re.MULTILINE
+    )
     document = " ".join((HOUSE / OPERATIONS).read_text().split())
     missing = [name for each in names for name in each if name and f"`{name}`" not in document]
     assert len(names) > 30
     assert missing == [], f"{OPERATIONS} has no {', '.join(missing)}"
+    always = re.findall(r'Duty\("([^"]+)", 0,', source)
+    hint = "a duty of each round is made by `_by_need`, with its entry of NEEDS in assigner/maintenance/needs.py"
+    assert always == ["needs", "sessions", "dead ends of graphs"], hint
 
 
 def test_every_sql_file_is_in_a_folder_that_is_loaded() -> None:

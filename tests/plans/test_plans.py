@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 from leasehold.states import JobState
 
-from assigner.maintenance import upkeep
+from assigner.maintenance import needs, upkeep
 from assigner.queries import jobs as job_queries
 from bots.gateway import long_poll
 from bots.sync.leases import DUE_LEASES, HELD_LEASES
@@ -157,6 +157,7 @@ ACTS: dict[str, Act] = {
     ).all(),
     "renew": lambda known, c: renew(c, [each[2:4] for each in known.held], ttl=1e9),
     "overdue leases": lambda _, c: c.execute(upkeep.OVERDUE, {"limit": BATCH, "since": upkeep.EVER}).all(),
+    "needs of upkeep": lambda _, c: c.execute(needs.NEEDED, {"since": upkeep.EVER}).all(),
     "time out": lambda _, c: time_out(c, BATCH, actor="plan"),
     "stop drained": lambda _, c: stop_drained(c, BATCH, sync=1.0, actor="plan"),
     "forget evictions": lambda _, c: retention.delete_old_evictions(c, age=0, limit=BATCH),
@@ -235,6 +236,8 @@ BOUNDS = {
 }
 #: A few rows of each of the small tables, and those of the batch in each of the tables that a move writes.
 BOUND = 20 * BATCH
+#: Tables that never have more than a few rows, and are read whole.
+WHOLE = {"needs of upkeep": {"ceilings", "scheduling"}}
 
 
 @dataclass(frozen=True)
@@ -316,7 +319,7 @@ def test_a_statement_reads_rows_in_proportion_to_its_batch_only(measured: Measur
     for size, knowledge in product(SIZES, KNOWLEDGE):
         watch = measured[size, knowledge, name]
         assert watch.plans, "it was not executed"
-        assert not watch.whole_scans(), f"{size}, {knowledge}: {watch}"
+        assert watch.whole_scans() <= WHOLE.get(name, set()), f"{size}, {knowledge}: {watch}"
         assert watch.touched <= BOUNDS.get(name, BOUND), f"{size}, {knowledge}: {watch}"
 
 

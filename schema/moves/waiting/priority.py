@@ -236,6 +236,8 @@ def reprice(connection: Connection, after: tuple[object, ...] = BEGINNING, *, li
 
 #: A job is hastened when its slack is less than this part of the time that remains.
 SLACK = 0.2
+#: The condition that a job is to be looked at.
+WATCHED = "watch_at IS NOT NULL AND watch_at <= now()"
 #: Seconds after which a job that neither waits nor is over is looked at again.
 LATER = 600
 
@@ -247,7 +249,7 @@ REVIEW_WAITING = Statement(f"""
 WITH held AS MATERIALIZED (
     SELECT j.id, j.public_id, j.state, j.fence, j.rank, j.queued_at, j.queue, j.constrained, j.finished_at
     FROM job_constraints t JOIN jobs j ON j.id = t.job_id
-    WHERE t.watch_at IS NOT NULL AND t.watch_at <= now()
+    WHERE {WATCHED}
     ORDER BY t.watch_at LIMIT :limit FOR NO KEY UPDATE OF j SKIP LOCKED
 ), known AS MATERIALIZED (
     SELECT h.*, t.deadline, t.promoted_at, t.at_risk, s.critical, s.high, s.normal,

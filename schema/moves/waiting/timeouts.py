@@ -11,12 +11,13 @@ from schema.postgres.fragments import kill_seconds, newest_leases
 from schema.postgres.statements import Statement
 from schema.predicates import ready_in
 
+#: The condition of a job that has waited too long.
+LATE = "state = 'queued' AND queue_deadline IS NOT NULL AND queue_deadline < now()"
 # Judged on the locked rows: what somebody else is about to grant, to park or to cancel is left to them.
 TIME_OUT = Statement(f"""
 WITH late AS MATERIALIZED (
     SELECT id FROM jobs
-    WHERE state = 'queued' AND queue_deadline IS NOT NULL AND queue_deadline < now()
-    ORDER BY queue_deadline LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
+    WHERE {LATE} ORDER BY queue_deadline LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
 ), moved AS (
     UPDATE jobs j SET state = 'dead', finished_at = clock_timestamp(), schedule_after = NULL,
         reason = 'waited longer than its queue timeout'
@@ -139,27 +140,35 @@ def _stop(reason: str, details: str, of: str, where: str) -> Statement:
     return Statement(_STOP.format(reason=reason, details=details, of=of, where=where, seconds=kill_seconds("l.bot_id")))
 
 
-_OF_BOT = newest_leases("d.id", "d.held", columns="job_id")
+_DRAIN_IS_OVER = "d.draining AND d.drain_deadline IS NOT NULL AND d.drain_deadline < now()"
+_GOING_ON = "state IN ('pending', 'active')"
+_OF_BOTS = f"""SELECT n.job_id FROM bots d
+    CROSS JOIN LATERAL {newest_leases("d.id", "d.held", columns="job_id, state")} n
+    WHERE {_DRAIN_IS_OVER} AND d.held > 0 AND n.{_GOING_ON}"""
+_OF_INSTANCE = (
+    f"SELECT job_id FROM leases WHERE instance >= d.id AND instance <= d.id AND {_GOING_ON} ORDER BY instance"
+)
+#: Whether anything is left for `stop_drained`, by the deadlines of drains.
+ANY_DRAINED = f"""coalesce(
+    ({_OF_BOTS} ORDER BY d.drain_deadline LIMIT 1),
+    (SELECT n.job_id FROM instances d CROSS JOIN LATERAL ({_OF_INSTANCE} LIMIT 1) n
+     WHERE {_DRAIN_IS_OVER} ORDER BY d.drain_deadline LIMIT 1)) IS NOT NULL"""
 # Arrays of ids leave the planner nothing but the leases of these jobs; and a range of one instance in the order of
 # instances nothing but their index. The arrays have all of them, so that locked ones are skipped before the limit.
 STOP_OF_BOTS = _stop(
     "drain",
     "'drained', 'bot:' || b.name",
     "JOIN bots b ON b.id = l.bot_id",
-    f"l.job_id = ANY (ARRAY(SELECT n.job_id FROM bots d CROSS JOIN LATERAL {_OF_BOT} n"
-    " WHERE d.draining AND d.drain_deadline IS NOT NULL AND d.drain_deadline < now() AND d.held > 0))",
+    f"l.job_id = ANY (ARRAY({_OF_BOTS}))",
 )
 STOP_OF_INSTANCES = _stop(
     "drain",
     "'drained', 'instance:' || i.name",
     "JOIN instances i ON i.id = l.instance",
-    "l.job_id = ANY (ARRAY(SELECT n.job_id FROM unnest(CAST(:instances AS integer[])) AS d (id) CROSS JOIN LATERAL ("
-    "SELECT job_id FROM leases WHERE instance >= d.id AND instance <= d.id AND state IN ('pending', 'active')"
-    " ORDER BY instance) n))",
+    "l.job_id = ANY (ARRAY(SELECT n.job_id FROM unnest(CAST(:instances AS integer[])) AS d (id)"
+    f" CROSS JOIN LATERAL ({_OF_INSTANCE}) n))",
 )
-INSTANCES_OVER = Statement(
-    "SELECT id FROM instances WHERE draining AND drain_deadline IS NOT NULL AND drain_deadline < now()"
-)
+INSTANCES_OVER = Statement(f"SELECT d.id FROM instances d WHERE {_DRAIN_IS_OVER}")
 
 
 def stop_drained(connection: Connection, limit: int, *, sync: float, actor: str) -> int:
@@ -177,11 +186,12 @@ def stop_drained(connection: Connection, limit: int, *, sync: float, actor: str)
 
 # running -> (asked to stop) -> dead: what runs longer than the ceiling of its timeout, whenever it was submitted. A job
 # whose own timeout keeps the ceiling is left to its bot, which stops it first.
+ANY_CEILING = "EXISTS (SELECT FROM ceilings WHERE max_timeout IS NOT NULL)"
 STOP_OVER_CEILING = _stop(
     "ceiling",
     "'max_timeout', c.max_timeout",
     "CROSS JOIN LATERAL ceiling_of(j.instance, j.label) c",
-    "EXISTS (SELECT FROM ceilings WHERE max_timeout IS NOT NULL) AND l.state = 'active'"
+    f"{ANY_CEILING} AND l.state = 'active'"
     " AND (j.timeout_seconds IS NULL OR j.timeout_seconds > c.max_timeout)"
     " AND l.acknowledged_at < now() - make_interval(secs => c.max_timeout)",
 )
