@@ -233,7 +233,9 @@ class SyncService:
         endings = [(ending, sync_call.actor) for sync_call in spoken for ending in sync_call.account.endings]
         leaving = sum(sync_call.leaves for sync_call in spoken)
         if bool(starts) + bool(endings) + leaving > 1:
-            lock_for_moves(connection, [lease.job_id for sync_call in spoken for lease in sync_call.held])
+            moved = [start.job_id for start in starts] + [ending.job_id for ending, _ in endings]
+            given_back = [lease.job_id for sync_call in spoken if sync_call.leaves for lease in sync_call.held]
+            lock_for_moves(connection, [*moved, *given_back])
         outputs.append(connection, [chunk for sync_call in spoken for chunk in sync_call.account.output])
         checkpoints = [each for sync_call in spoken for each in sync_call.account.checkpoints]
         store_checkpoints(connection, checkpoints)

@@ -9,6 +9,7 @@ import pytest
 from bots.sync.settle import SyncService
 from schema.accounting import counters
 from schema.postgres.engine import Database, DatabaseSettings
+from schema.postgres.statements import Statement
 from schema.timing import Timing
 from tests.support.patience import eventually
 from tests.support.pool import Bot, Pool, active, completed
@@ -17,6 +18,7 @@ from tests.support.sync import alone, crew, new_calls, offered, plain, together
 from tests.support.tenancy import Tenancy, assign, contested, grown_too_far, watch_maxima
 
 ROUNDS, CREWS, CREW = 40, 3, 4
+LOCK_JOB = Statement("SELECT FROM jobs WHERE public_id = CAST(:job AS uuid) FOR NO KEY UPDATE")
 LOCK_QUOTA = """
 SELECT q.usage FROM quotas q JOIN instances i ON i.id = q.instance WHERE i.name = :instance
 FOR NO KEY UPDATE OF q"""
@@ -78,6 +80,20 @@ def test_a_batch_that_waits_for_one_bot_sees_what_became_of_it(pool: Pool, race:
     assert answers[1] == "stale_seq"
     assert [pool.job(work["job"]).state for work in works] == ["succeeded", "failed", "succeeded"]
     assert race.errors == []
+
+
+def test_a_job_that_goes_on_keeps_no_call_waiting_that_ends_and_starts_others(pool: Pool, race: Race) -> None:
+    bot = pool.bot(capacity=3)
+    pool.submit(3)
+    pool.assigner().run_once()
+    goes_on, ends, starts = bot.sync()["leases"]
+    bot.sync(active(goes_on), active(ends))
+    with race.first() as first:
+        first.connection.execute(LOCK_JOB, {"job": goes_on["job"]})
+        call = bot.message(active(goes_on), completed(ends), active(starts))
+        (told,) = race.unhindered(lambda: together(bot.sync_service, call), by=first)
+    assert [(lease["job"], lease["state"]) for lease in told["leases"]] == [
+        (goes_on["job"], "active"), (starts["job"], "active")]  # fmt: skip
 
 
 def test_two_batches_with_some_bots_in_common_answer_a_repeated_call_once_and_alike(pool: Pool, race: Race) -> None:
