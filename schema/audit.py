@@ -16,6 +16,12 @@ from schema.postgres.statements import Statement
 _WRITE = Statement("""
 INSERT INTO audit (actor, action, subject, details) VALUES (:actor, :action, :subject, CAST(:details AS jsonb))
 """)
+_WRITE_ALL = Statement("""
+INSERT INTO audit (actor, action, subject, details)
+SELECT :actor, :action, n.subject, CAST(n.details AS jsonb)
+FROM unnest(CAST(:subjects AS text[]), CAST(:details AS text[])) WITH ORDINALITY AS n (subject, details, nth)
+ORDER BY n.nth
+""")
 # Two reads at the same moment may both be recorded.
 _WRITE_ACCESS = Statement("""
 INSERT INTO audit (actor, action, subject, details)
@@ -56,6 +62,12 @@ def write(
     """
     noted = None if details is None else json.dumps(dict(details))
     connection.execute(_WRITE, {"actor": actor, "action": action, "subject": subject, "details": noted})
+
+
+def write_all(connection: Connection, action: str, noted: Mapping[str, Mapping[str, Any]], *, actor: str) -> None:
+    """Record that `actor` did the same to several subjects, each with its details: a row for each, in their order."""
+    values = {"subjects": list(noted), "details": [json.dumps(dict(each)) for each in noted.values()]}
+    connection.execute(_WRITE_ALL, {"actor": actor, "action": action, **values})
 
 
 def write_access(

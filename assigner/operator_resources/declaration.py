@@ -106,6 +106,8 @@ class Setting(Generic[Body]):
 
     help: description of the route and of the command.
     apply: makes the change, in one transaction.
+    apply_all: makes many changes in one transaction, in a number of statements that does not grow with theirs; None =
+        they are made one by one. An item is named once.
     partial: fields that are not given keep their values.
     then: work that follows in transactions of its own, a batch each; returns further fields of the answer.
     claims: the declared names that the change concerns, by kind, if they are not just the item's own name.
@@ -120,6 +122,7 @@ class Setting(Generic[Body]):
     help: str
     model: type[Body]
     apply: Callable[[Connection, Keys, Body, By], Fields]
+    apply_all: Callable[[Connection, Sequence[tuple[Keys, Body]], By], None] | None = None
     method: str = "PUT"
     partial: bool = False
     then: Callable[[Database, str], Mapping[str, Any]] | None = None
@@ -134,11 +137,13 @@ class Setting(Generic[Body]):
 
 @dataclass(frozen=True)
 class Removal:
-    """How an item is removed. `printed`: the sentence that the command prints, with the names of keys in braces."""
+    """How an item is removed. `printed`: the sentence that the command prints, with the names of keys in braces.
+    `apply_all`: removes many, as that of `Setting` changes many."""
 
     help: str
     apply: Callable[[Connection, Keys, By], None]
     printed: str
+    apply_all: Callable[[Connection, Sequence[Keys], By], None] | None = None
 
 
 @dataclass(frozen=True)

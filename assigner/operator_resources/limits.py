@@ -153,6 +153,9 @@ LOCKS = Resource(
         apply=lambda connection, keys, body, by: counters.set_limit(
             connection, counters.SLOTS_OF_LOCK, keys, body.slots, **by
         ),
+        apply_all=lambda connection, wanted, by: counters.set_limits(
+            connection, counters.SLOTS_OF_LOCK, {tuple(keys): body.slots for keys, body in wanted}, **by
+        ),
         arguments=("slots",),
     ),
     printed=lambda done: (
@@ -162,6 +165,7 @@ LOCKS = Resource(
     remove=Removal(
         help="Give a lock its default again: the slots of a pattern, or else one. Remove a pattern.",
         apply=lambda connection, keys, by: counters.remove_limit(connection, counters.SLOTS_OF_LOCK, keys, **by),
+        apply_all=lambda connection, names, by: counters.remove_limits(connection, counters.SLOTS_OF_LOCK, names, **by),
         printed="what was set for {lock} of {instance} is removed",
     ),
     section="[[instances]]",

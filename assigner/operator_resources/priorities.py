@@ -149,6 +149,9 @@ CLASS_LIMITS = Resource(
         help="Set how many jobs of a class may run at once, so that other classes have room; none = any number.",
         model=ClassLimitRequest,
         apply=_set_class_limit,
+        apply_all=lambda connection, wanted, by: counters.set_limits(
+            connection, JOBS_OF_CLASS, {tuple(keys): body.jobs for keys, body in wanted}, **by
+        ),
         arguments=("jobs",),
     ),
     printed=lambda done: (
@@ -157,6 +160,7 @@ CLASS_LIMITS = Resource(
     remove=Removal(
         help="Let any number of jobs of a class run at once.",
         apply=lambda connection, keys, by: counters.remove_limit(connection, JOBS_OF_CLASS, keys, **by),
+        apply_all=lambda connection, names, by: counters.remove_limits(connection, JOBS_OF_CLASS, names, **by),
         printed="{name} may run any number of jobs at once",
     ),
 )

@@ -25,6 +25,7 @@ from assigner.operator_resources.declaration import (
 from schema.accounting import accounts, counters, quotas
 from schema.accounting.accounts import Account
 from schema.accounting.counters import COST_OF_OWNER, COST_OF_PROJECT, MAX_COST, Kind
+from schema.accounting.quotas import QuotaChange
 from schema.fields import Name
 from schema.postgres.connection import Connection
 from schema.tenancy import cohorts, instances
@@ -82,6 +83,15 @@ def _change_instance(connection: Connection, keys: Keys, body: InstanceChange, b
         accounts.put_account(connection, keys[0], body, **by)
 
 
+def _change_instances(connection: Connection, wanted: Sequence[tuple[Keys, InstanceChange]], by: By) -> None:
+    """Change instances. Where only the pool is given, the instances are changed together."""
+    pools = {keys[0]: body.pool for keys, body in wanted if body.model_fields_set == {"pool"}}
+    instances.put_instances(connection, pools, **by)
+    for keys, body in wanted:
+        if keys[0] not in pools:
+            _change_instance(connection, keys, body, by)
+
+
 def _put_instance(connection: Connection, keys: Keys, body: InstanceRequest, by: By) -> None:
     instances.put_instance(connection, keys[0], pool=body.pool, **by)
 
@@ -132,6 +142,7 @@ INSTANCES = Resource(
         help="Make an instance, or change its pool or its share; fields that are not given stay.",
         model=InstanceChange,
         apply=_change_instance,
+        apply_all=_change_instances,
         method="PATCH",
         partial=True,
         claims=_claimed_by_change,
@@ -169,6 +180,10 @@ def _set_account(connection: Connection, keys: Keys, body: AccountRequest, by: B
     accounts.put_account(connection, keys[0], body, **by)
 
 
+def _set_accounts(connection: Connection, wanted: Sequence[tuple[Keys, AccountRequest]], by: By) -> None:
+    accounts.put_accounts(connection, {keys[0]: body for keys, body in wanted}, **by)
+
+
 ACCOUNTS = Resource(
     name="account",
     command="",
@@ -192,6 +207,7 @@ ACCOUNTS = Resource(
         help="Give an instance a share of the pool, or change it. Fields not given stay; null removes a limit.",
         model=AccountRequest,
         apply=_set_account,
+        apply_all=_set_accounts,
         partial=True,
         claims=_claimed_share,
         options=_SHARE_OPTIONS,
@@ -200,6 +216,7 @@ ACCOUNTS = Resource(
     remove=Removal(
         help="Remove an instance's share and its limits: it is no longer managed.",
         apply=lambda connection, keys, by: accounts.remove_account(connection, keys[0], **by),
+        apply_all=lambda connection, names, by: accounts.remove_accounts(connection, [keys[0] for keys in names], **by),
         printed="{name} has no share",
     ),
     section="[[instances]]",
@@ -282,12 +299,21 @@ def _put_quota(connection: Connection, keys: Keys, body: QuotaRequest, by: By) -
 
 
 def _change_quota(connection: Connection, keys: Keys, body: QuotaRequest, by: By) -> Fields:
+    (done,) = quotas.change_quotas(connection, [_quota_change(keys, body)], **by)
+    return done
+
+
+def _change_quotas(connection: Connection, wanted: Sequence[tuple[Keys, QuotaRequest]], by: By) -> None:
+    quotas.change_quotas(connection, [_quota_change(keys, body) for keys, body in wanted], **by)
+
+
+def _quota_change(keys: Keys, body: QuotaRequest) -> QuotaChange:
     cohort, instance = keys
-    least, most = quotas.limits_of(connection, cohort, instance)
-    least = body.min if "min" in body.model_fields_set else least
-    most = body.max if "max" in body.model_fields_set else most
-    quotas.set_quota(connection, cohort, instance, minimum=least, maximum=most, **by)
-    return {"min": least, "max": most}
+    return QuotaChange(cohort, instance, body.model_dump(include={"min", "max"}, exclude_unset=True))
+
+
+def _remove_quotas(connection: Connection, names: Sequence[Keys], by: By) -> None:
+    quotas.remove_quotas(connection, [(cohort, instance) for cohort, instance in names], **by)
 
 
 def _told_of_quota(done: Mapping[str, Any]) -> str:
@@ -317,6 +343,7 @@ QUOTAS = Resource(
         help="Change an instance's quota; fields not given stay. A maximum below its usage stops no running job.",
         model=QuotaRequest,
         apply=_change_quota,
+        apply_all=_change_quotas,
         method="PATCH",
         partial=True,
     ),
@@ -331,6 +358,7 @@ QUOTAS = Resource(
     remove=Removal(
         help="Let an instance have any number of units in a cohort.",
         apply=lambda connection, keys, by: quotas.remove_quota(connection, *keys, **by),
+        apply_all=_remove_quotas,
         printed="{instance} has no quota in {cohort}",
     ),
     effect=lambda connection, page, change: effects.of_quota(connection, change, cooldown=page.cooldown),
@@ -366,6 +394,10 @@ def _set_cost(connection: Connection, keys: Keys, body: CostRequest, by: By, *, 
     counters.set_limit(connection, kind, keys, body.cost, **by)
 
 
+def _set_costs(connection: Connection, wanted: Sequence[tuple[Keys, CostRequest]], by: By, *, kind: Kind) -> None:
+    counters.set_limits(connection, kind, {tuple(keys): body.cost for keys, body in wanted}, **by)
+
+
 def _remove_cost(connection: Connection, keys: Keys, by: By, *, kind: Kind) -> None:
     counters.remove_limit(connection, kind, keys, **by)
 
@@ -395,12 +427,14 @@ def _cost_resource(kind: Kind, row: type[Row]) -> Resource[Any]:
             help=f"Set how much the jobs of one {noun} may cost within the window; none = any amount.",
             model=CostRequest,
             apply=partial(_set_cost, kind=kind),
+            apply_all=partial(_set_costs, kind=kind),
             arguments=("cost",),
         ),
         printed=printed,
         remove=Removal(
             help=f"Let the jobs of a {noun} cost any amount.",
             apply=partial(_remove_cost, kind=kind),
+            apply_all=lambda connection, names, by: counters.remove_limits(connection, kind, names, **by),
             printed=f"{noun} {{{noun}}} of {{instance}} may cost any amount",
         ),
     )

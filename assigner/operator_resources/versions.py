@@ -184,17 +184,17 @@ def restore(connection: Connection, wanted: Content, *, actor: str, reason: str)
     by: By = {"actor": actor, "reason": reason[:500]}
     kept: list[str] = []
 
-    def tried(resource: str, acts: Mapping[str, Callable[[], object]]) -> None:
+    def tried(resource: str, names: Sequence[str], act: Callable[[Sequence[str]], object]) -> None:
         """Act in one savepoint, and if that is refused in one for each half: there may be many thousands of items."""
+        if not names:
+            return
         try:
             with connection.savepoint():
-                for act in acts.values():
-                    act()
+                act(names)
         except _REFUSALS as error:
-            names = list(acts)
             if len(names) > 1:
                 for half in (names[: len(names) // 2], names[len(names) // 2 :]):
-                    tried(resource, {name: acts[name] for name in half})
+                    tried(resource, half, act)
                 return
             said = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
             kept.append(f"{resource} {names[0]}".rstrip() + f": {said}")
@@ -202,7 +202,8 @@ def restore(connection: Connection, wanted: Content, *, actor: str, reason: str)
     def set_all(resource: Resource[Any]) -> None:
         present, target = now[resource.name], wanted["limits"][resource.name]
         unlike = [name for name in sorted(target) if present.get(name) != target[name]]
-        tried(resource.name, {name: partial(_set, connection, resource, name, target[name], by) for name in unlike})
+        tried(resource.name, unlike, lambda names: _set(
+            connection, resource, {name: target[name] for name in names}, by))  # fmt: skip
 
     now = versions.read(connection, {})["limits"]
     # Cohorts come first, because bots and jobs that move are locked before all else.
@@ -213,12 +214,12 @@ def restore(connection: Connection, wanted: Content, *, actor: str, reason: str)
     # What is removed may stand on what is removed later, and what is set on what was set before.
     for resource in reversed(resources):
         gone = sorted(now[resource.name].keys() - wanted["limits"][resource.name].keys())
-        tried(resource.name, {name: partial(_remove, connection, resource, name, by) for name in gone})
+        tried(resource.name, gone, partial(_remove, connection, resource, by=by))
     for resource in resources[1:]:
         set_all(resource)
     if (counted := wanted["settings"].get("success")) is not None:
-        tried("success", {"": lambda: success.declare(
-            connection, SuccessSettings.model_validate(counted), actor=actor)})  # fmt: skip
+        tried("success", [""], lambda _: success.declare(
+            connection, SuccessSettings.model_validate(counted), actor=actor))  # fmt: skip
     kinds = {*versions.read(connection, {})["declared"], *wanted["declared"]}
     for kind in kinds:
         declarations.replace(connection, kind, wanted["declared"].get(kind, ()))
@@ -233,13 +234,23 @@ def _keys(resource: Resource[Any], name: str) -> list[str]:
     return name.split("/", len(resource.keys) - 1) if resource.keys else []
 
 
-def _set(connection: Connection, resource: Resource[Any], name: str, terms: Mapping[str, Any], by: By) -> None:
-    body = resource.set.model.model_validate_json(to_json(terms))
-    resource.set.apply(connection, _keys(resource, name), body, by)
+def _set(connection: Connection, resource: Resource[Any], wanted: Mapping[str, Mapping[str, Any]], by: By) -> None:
+    """Set these items, by name, as these terms say."""
+    model = resource.set.model
+    found = [(_keys(resource, name), model.model_validate_json(to_json(terms))) for name, terms in wanted.items()]
+    if resource.set.apply_all is not None:
+        resource.set.apply_all(connection, found, by)
+        return
+    for keys, body in found:
+        resource.set.apply(connection, keys, body, by)
 
 
-def _remove(connection: Connection, resource: Resource[Any], name: str, by: By) -> None:
-    if isinstance(resource.remove, Removal):
-        resource.remove.apply(connection, _keys(resource, name), by)
-    else:  # an instance stays, and only has no pool any more
-        _set(connection, resource, name, {"pool": None}, by)
+def _remove(connection: Connection, resource: Resource[Any], names: Sequence[str], *, by: By) -> None:
+    removal = resource.remove
+    if not isinstance(removal, Removal):  # an instance stays, and only has no pool any more
+        _set(connection, resource, {name: {"pool": None} for name in names}, by)
+    elif removal.apply_all is not None:
+        removal.apply_all(connection, [_keys(resource, name) for name in names], by)
+    else:
+        for name in names:
+            removal.apply(connection, _keys(resource, name), by)

@@ -187,8 +187,7 @@ def _put_instances(connection: Connection, wanted: Sequence[InstanceSettings]) -
     """Put instances into their pools, in one savepoint, and if that is refused in one for each half."""
     try:
         with connection.savepoint():
-            for each in wanted:
-                instances.put_instance(connection, name=each.name, pool=each.pool, actor=ACTOR, reason=REASON)
+            instances.put_instances(connection, {each.name: each.pool for each in wanted}, actor=ACTOR, reason=REASON)
     except Conflict as error:
         if (half := len(wanted) // 2) > 0:
             done = [_put_instances(connection, part) for part in (wanted[:half], wanted[half:])]

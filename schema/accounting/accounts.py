@@ -4,7 +4,7 @@ An instance with an account is *managed*: all its jobs are constrained jobs. Whe
 being so, its waiting jobs change queue in batches (schema/moves/reassign.py) and may start meanwhile.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -33,16 +33,27 @@ OF_INSTANCE = {"max_concurrent": "jobs", "budget": "cost", "slots": "slots"}
 OF_POOL = {"max_concurrent": "pool:jobs", "budget": "pool:cost"}
 
 _INTERN = Statement("SELECT intern_instance(:name)")
-_HOLD = Statement("SELECT managed FROM instances WHERE id = :instance FOR NO KEY UPDATE")
-_KNOWN = Statement("SELECT credit_weight AS weight, unit FROM accounts WHERE instance = :instance")
+_INTERN_ALL = Statement("SELECT name, intern_instance(name) AS id FROM unnest(CAST(:names AS text[])) AS w (name)")
+_HOLD = Statement("""
+SELECT id, managed FROM instances WHERE id = ANY (CAST(:ids AS integer[])) ORDER BY id FOR NO KEY UPDATE
+""")
+_KNOWN = Statement("""
+SELECT instance, credit_weight AS weight, unit FROM accounts WHERE instance = ANY (CAST(:ids AS integer[]))
+""")
 _PUT = Statement("""
 INSERT INTO accounts (instance, credit_weight, lift_weight, unit)
-VALUES (:instance, :weight, :weight, :unit)
-ON CONFLICT (instance) DO UPDATE SET credit_weight = :weight, unit = :unit
+SELECT w.instance, w.weight, w.weight, w.unit
+FROM unnest(CAST(:ids AS integer[]), CAST(:weights AS double precision[]), CAST(:units AS text[]))
+    AS w (instance, weight, unit)
+ON CONFLICT (instance) DO UPDATE SET credit_weight = EXCLUDED.credit_weight, unit = EXCLUDED.unit
 """)
-_MANAGED = Statement("UPDATE instances SET managed = :managed WHERE id = :instance AND managed <> :managed")
-_FIND = Statement("SELECT id FROM instances WHERE name = :name AND managed FOR NO KEY UPDATE")
-_REMOVE = Statement("DELETE FROM accounts WHERE instance = :instance")
+_MANAGED = Statement("""
+UPDATE instances SET managed = :managed WHERE id = ANY (CAST(:ids AS integer[])) AND managed <> :managed
+""")
+_FIND = Statement("""
+SELECT id, name FROM instances WHERE name = ANY (CAST(:names AS text[])) AND managed ORDER BY id FOR NO KEY UPDATE
+""")
+_REMOVE = Statement("DELETE FROM accounts WHERE instance = ANY (CAST(:ids AS integer[]))")
 _LIST = Statement("""
 SELECT i.name, a.credit_weight AS weight, a.unit,
     cost.used::double precision AS used, cost.most::double precision AS budget,
@@ -147,39 +158,73 @@ def accounts(connection: Connection) -> list[Share]:
 
 
 def put_account(connection: Connection, name: str, account: Account, *, actor: str, reason: str = "") -> None:
-    """Give the instance a share of the pool, or change it. Creates the instance; writes only what differs."""
-    check_name("name", name)
-    instance = connection.execute(_INTERN, {"name": name}).scalar_one()
-    managed = connection.execute(_HOLD, {"instance": instance}).scalar_one()
-    known = connection.execute(_KNOWN, {"instance": instance}).one_or_none()
-    before: dict[str, Any] = {} if known is None else dict(known._asdict())
-    after = {
+    """Give the instance a share of the pool, or change it, as `put_accounts` does."""
+    put_accounts(connection, {name: account}, actor=actor, reason=reason)
+
+
+def put_accounts(connection: Connection, wanted: Mapping[str, Account], *, actor: str, reason: str = "") -> None:
+    """Give instances, by name, a share of the pool, or change it. Creates the instances; writes only what differs.
+
+    It takes as many statements for many as for one, but that each changed pattern of locks has its own.
+    """
+    if not wanted:
+        return
+    for name in wanted:
+        check_name("name", name)
+    ids = {row.name: row.id for row in connection.execute(_INTERN_ALL, {"names": sorted(wanted)})}
+    managed = {row.id for row in connection.execute(_HOLD, {"ids": list(ids.values())}) if row.managed}
+    known = {row.instance: {"weight": row.weight, "unit": row.unit}
+             for row in connection.execute(_KNOWN, {"ids": list(ids.values())})}  # fmt: skip
+    before = {name: known.get(id) for name, id in ids.items()}
+    after = {name: _terms(before[name] or {}, wanted[name]) for name in ids}
+    if unlike := {name: after[name] for name in ids if before[name] != after[name]}:
+        connection.execute(_PUT, {
+            "ids": [ids[name] for name in unlike],
+            "weights": [terms["weight"] for terms in unlike.values()],
+            "units": [terms["unit"] for terms in unlike.values()],
+        })  # fmt: skip
+    if new := [id for id in ids.values() if id not in managed]:
+        connection.execute(_MANAGED, {"ids": new, "managed": True})
+    limits = {name: wanted[name].limits_of(name) for name in ids}
+    changed = _limit(connection, {name: most for each in limits.values() for name, most in each.items()})
+    noted = {}
+    for name, id in ids.items():
+        of_it = {counter: changed[counter] for counter in sorted(limits[name]) if counter in changed}
+        if name in unlike or id not in managed or of_it:
+            details = {"before": before[name], "after": after[name], "limits": of_it, "reason": reason}
+            noted[f"instance:{name}"] = details
+    if noted:
+        audit.write_all(connection, "account.set", noted, actor=actor)
+        wake(connection, "jobs")
+
+
+def _terms(before: Mapping[str, Any], account: Account) -> dict[str, Any]:
+    """Return weight and unit of an account that was so, and is to be changed."""
+    return {
         "weight": before.get("weight", 1.0) if account.weight is None else account.weight,
         "unit": account.unit or before.get("unit", "cost"),
     }
-    if before != after:
-        connection.execute(_PUT, {"instance": instance, **after})
-    connection.execute(_MANAGED, {"instance": instance, "managed": True})
-    changed = _limit(connection, account.limits_of(name))
-    if before == after and managed and not changed:
-        return
-    details = {"before": before or None, "after": after, "limits": changed, "reason": reason}
-    audit.write(connection, "account.set", actor=actor, subject=f"instance:{name}", details=details)
-    wake(connection, "jobs")
 
 
 def remove_account(connection: Connection, name: str, *, actor: str, reason: str = "") -> None:
-    """Remove the instance's account: it is no longer managed, and its limits except those of locks are removed.
+    """Remove the instance's account, as `remove_accounts` does."""
+    remove_accounts(connection, [name], actor=actor, reason=reason)
 
-    Raises NotFound if it has no account.
+
+def remove_accounts(connection: Connection, names: Sequence[str], *, actor: str, reason: str = "") -> None:
+    """Remove the accounts of instances: they are no longer managed, and their limits except those of locks are removed.
+
+    Raises NotFound if one of them has no account.
     """
-    instance = connection.execute(_FIND, {"name": name}).scalar_one_or_none()
-    if instance is None:
-        raise NotFound(f"instance: '{name}' has no share of the pool")
-    connection.execute(_REMOVE, {"instance": instance})
-    connection.execute(_MANAGED, {"instance": instance, "managed": False})
-    _limit(connection, {instance_counter(name, ending): None for ending in OF_INSTANCE.values()})
-    audit.write(connection, "account.remove", actor=actor, subject=f"instance:{name}", details={"reason": reason})
+    ids = {row.name: row.id for row in connection.execute(_FIND, {"names": list(names)})}
+    for name in names:
+        if name not in ids:
+            raise NotFound(f"instance: '{name}' has no share of the pool")
+    connection.execute(_REMOVE, {"ids": list(ids.values())})
+    connection.execute(_MANAGED, {"ids": list(ids.values()), "managed": False})
+    _limit(connection, {instance_counter(name, ending): None for name in names for ending in OF_INSTANCE.values()})
+    noted = {f"instance:{name}": {"reason": reason} for name in names}
+    audit.write_all(connection, "account.remove", noted, actor=actor)
     wake(connection, "jobs")
 
 
@@ -199,8 +244,7 @@ def pool_limits(connection: Connection) -> dict[str, counters.Counter]:
 
 def declare(connection: Connection, wanted: Mapping[str, Account], *, actor: str, reason: str) -> None:
     """Store the accounts of the configuration. Other instances, and fields that it omits, keep their values."""
-    for name in sorted(wanted):
-        put_account(connection, name, wanted[name], actor=actor, reason=reason)
+    put_accounts(connection, wanted, actor=actor, reason=reason)
 
 
 def _limit(connection: Connection, limits: Mapping[str, float | None]) -> dict[str, float | None]:
@@ -210,7 +254,7 @@ def _limit(connection: Connection, limits: Mapping[str, float | None]) -> dict[s
     changed = {
         name: most
         for name, most in sorted(limits.items())
-        if name not in patterns
+        if not limit_patterns.is_pattern(name)
         and (known[name].most != most or _is_due_to_pattern(known[name], name) if name in known else most is not None)
     }
     # A change of patterns waits for other changes. It comes first, because nobody may wait so while it holds a row.
@@ -219,8 +263,9 @@ def _limit(connection: Connection, limits: Mapping[str, float | None]) -> dict[s
         if most is not None and limit_patterns.lock_slots(connection, name) != most:
             limit_patterns.put_lock(connection, name, most, actor="", note=False)
             changed[name] = most
-    for name in [each for each in changed if each not in patterns]:
-        counters.limit(connection, name, changed[name])
+    counters.limit_all(
+        connection, {name: most for name, most in changed.items() if not limit_patterns.is_pattern(name)}
+    )
     return changed
 
 

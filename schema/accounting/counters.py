@@ -38,12 +38,19 @@ TAKE = Statement("""
 SELECT charge(CAST(:names AS text[]), CAST(:amounts AS numeric[]), :may_overshoot, CAST(:numbers AS numeric[]))
 """)
 SETTLE = Statement("SELECT settle(CAST(:spent AS jsonb))")
-LIMIT = Statement("""
-INSERT INTO counters (name, most, limited_by) VALUES (:name, :most, :limited_by)
-ON CONFLICT (name) DO UPDATE SET most = :most, limited_by = :limited_by
+# Each row is made or locked, in the order in which all lock them. This is one statement: a row that is there for one
+# may be deleted before the next one locks it. Of a row that is there nothing is changed.
+_HOLD = Statement("""
+INSERT INTO counters AS c (name) SELECT name FROM unnest(CAST(:names AS text[])) AS w (name) ORDER BY name COLLATE "C"
+ON CONFLICT (name) DO UPDATE SET used = c.used WHERE false
 """)
-SLOTS = Statement("""
-INSERT INTO counters (name, slots) VALUES (:name, :most) ON CONFLICT (name) DO UPDATE SET slots = :most
+_LIMIT = Statement("""
+UPDATE counters c SET most = w.most, limited_by = CASE WHEN starts_with(c.name, 'lock:') THEN '' END
+FROM unnest(CAST(:names AS text[]), CAST(:mosts AS numeric[])) AS w (name, most) WHERE c.name = w.name
+""")
+_SLOTS = Statement("""
+UPDATE counters c SET slots = w.most
+FROM unnest(CAST(:names AS text[]), CAST(:mosts AS numeric[])) AS w (name, most) WHERE c.name = w.name
 """)
 ROLL = Statement("SELECT roll_usage(:window, :limit)")
 
@@ -272,12 +279,22 @@ def settle(connection: Connection, spent: Sequence[Settlement]) -> None:
 
 def limit(connection: Connection, name: str, most: float | None) -> None:
     """Set the limit of a counter, None = unlimited. An amount in use above the limit stays."""
-    stored = stored_counter(name)
-    if stored != name:
-        connection.execute(SLOTS, {"name": stored, "most": most})
+    limit_all(connection, {name: most})
+
+
+def limit_all(connection: Connection, wanted: Mapping[str, float | None]) -> None:
+    """Set the limits of counters as `limit` does, in as many statements for many as for one."""
+    if not wanted:
         return
-    limited_by = limit_patterns.BY_NAME if name.startswith("lock:") else None
-    connection.execute(LIMIT, {"name": name, "most": most, "limited_by": limited_by})
+    stored = sorted({stored_counter(name) for name in wanted})
+    connection.execute_later(_HOLD, {"names": stored})
+    for statement, is_slots in ((_LIMIT, False), (_SLOTS, True)):
+        among = {
+            stored_counter(name): most for name, most in wanted.items() if (stored_counter(name) != name) is is_slots
+        }
+        if among:
+            mosts = [None if most is None else str(most) for most in among.values()]
+            connection.execute(statement, {"names": list(among), "mosts": mosts})
 
 
 def roll(connection: Connection, *, window: float, limit: int) -> int:
@@ -304,15 +321,20 @@ WHERE CASE WHEN CAST(:name AS text) IS NOT NULL THEN name = :name
     ELSE name LIKE :pattern AND (most IS NOT NULL OR :unlimited) AND coalesce(limited_by, '') = '' END
 ORDER BY name COLLATE "C"
 """)
-_HELD = Statement("SELECT most::double precision, limited_by FROM counters WHERE name = :name FOR NO KEY UPDATE")
-# Without a limit of its own the lock has that of a pattern, or the smallest number of the jobs that hold it.
-_RELEASE_LOCK = Statement("""
-UPDATE counters SET most = coalesce((limit_pattern(name)).most, 1), limited_by = (limit_pattern(name)).prefix
-WHERE name = :name
+_HELD = Statement("""
+SELECT name, most::double precision, limited_by FROM counters WHERE name = ANY (CAST(:names AS text[]))
+ORDER BY name COLLATE "C" FOR NO KEY UPDATE
 """)
-_CLASS_EXISTS = Statement("SELECT EXISTS (SELECT FROM job_classes WHERE name = :name)")
+# Without a limit of its own a lock has that of a pattern, or the smallest number of the jobs that hold it.
+_RELEASE_LOCKS = Statement("""
+UPDATE counters SET most = coalesce((limit_pattern(name)).most, 1), limited_by = (limit_pattern(name)).prefix
+WHERE name = ANY (CAST(:names AS text[]))
+""")
+_KNOWN_CLASSES = Statement("SELECT name FROM job_classes WHERE name = ANY (CAST(:names AS text[]))")
 # Jobs that name no instance belong to `default`, which has no row before the first of them.
-_INSTANCE_EXISTS = Statement("SELECT :name = 'default' OR EXISTS (SELECT FROM instances WHERE name = :name)")
+_KNOWN_INSTANCES = Statement("""
+SELECT name FROM instances WHERE name = ANY (CAST(:names AS text[])) UNION SELECT 'default'
+""")
 
 
 @dataclass(frozen=True)
@@ -320,15 +342,15 @@ class Kind:
     """A kind of limited thing: class, owner, project or lock.
 
     noun: its word in messages. first, last: the parts of the counter's name before and after the operator's names.
-    names: how many names an operator gives. owner, owner_exists: what the first of these names, and the query that
-    tells whether it exists. unnamed: the limit where none is set; None = unlimited.
+    names: how many names an operator gives. owner, known_owners: what the first of these names, and the query that
+    tells which of them exist. unnamed: the limit where none is set; None = unlimited.
     """
 
     noun: str
     first: str
     names: int
     owner: str = "instance"
-    owner_exists: Statement = _INSTANCE_EXISTS
+    known_owners: Statement = _KNOWN_INSTANCES
     last: str = ""
     unnamed: float | None = None
 
@@ -341,7 +363,7 @@ class Kind:
         return tuple(counter.split(":")[1 : 1 + self.names])
 
 
-JOBS_OF_CLASS = Kind("class", "class", 1, owner="class", owner_exists=_CLASS_EXISTS, last="jobs")
+JOBS_OF_CLASS = Kind("class", "class", 1, owner="class", known_owners=_KNOWN_CLASSES, last="jobs")
 COST_OF_OWNER = Kind("owner", "owner", 2, last="cost")
 COST_OF_PROJECT = Kind("project", "project", 2, last="cost")
 #: A lock has one slot unless an operator sets another number.
@@ -372,44 +394,77 @@ def limits(connection: Connection, kind: Kind, *, names: Sequence[str] | None = 
 def set_limit(
     connection: Connection, kind: Kind, names: Sequence[str], most: float | None, *, actor: str, reason: str = ""
 ) -> None:
-    """Set a limit by its names; None = unlimited. An amount in use above the limit stays.
+    """Set a limit by its names, as `set_limits` does."""
+    set_limits(connection, kind, {tuple(names): most}, actor=actor, reason=reason)
+
+
+def set_limits(
+    connection: Connection,
+    kind: Kind,
+    wanted: Mapping[tuple[str, ...], float | None],
+    *,
+    actor: str,
+    reason: str = "",
+) -> None:
+    """Set limits by their names; None = unlimited. An amount in use above its limit stays. It takes as many statements
+    for many as for one, but that each pattern has its own.
 
     Raises BadInput, and NotFound for a class or an instance that does not exist: the limit of a misspelt name would
     hold for no job.
     """
-    *owner, last = names
-    for name in owner:
-        check_name("name", name)
-    (limit_patterns.check if kind is SLOTS_OF_LOCK else check_name)("name", last)
-    if most is not None and not 0 <= most <= MAX_COST:
-        raise BadInput("limit", f"must be between 0 and {MAX_COST:g}")
-    if not connection.execute(kind.owner_exists, {"name": names[0]}).scalar_one():
-        raise NotFound(f"{kind.owner}: there is no {kind.owner} '{names[0]}'")
-    counter = kind.counter(names)
-    if limit_patterns.is_pattern(counter):
+    for (*owner, last), most in wanted.items():
+        for name in owner:
+            check_name("name", name)
+        (limit_patterns.check if kind is SLOTS_OF_LOCK else check_name)("name", last)
+        if most is not None and not 0 <= most <= MAX_COST:
+            raise BadInput("limit", f"must be between 0 and {MAX_COST:g}")
+    owners = sorted({names[0] for names in wanted})
+    known = set(connection.execute(kind.known_owners, {"names": owners}).scalars())
+    for name in owners:
+        if name not in known:
+            raise NotFound(f"{kind.owner}: there is no {kind.owner} '{name}'")
+    counters = {kind.counter(names): most for names, most in wanted.items()}
+    # A change of patterns waits for other changes. It comes first, because nobody may wait so while it holds a row.
+    for counter in [name for name in counters if limit_patterns.is_pattern(name)]:
+        most = counters.pop(counter)
         limit_patterns.put_lock(connection, counter, 1.0 if most is None else most, actor=actor, reason=reason)
-    else:
-        _write(connection, counter, most, "limit.set", actor=actor, reason=reason)
+    if counters:
+        limit_all(connection, counters)
+        _note(connection, "limit.set", counters, actor=actor, reason=reason)
 
 
 def remove_limit(connection: Connection, kind: Kind, names: Sequence[str], *, actor: str, reason: str = "") -> None:
-    """Remove a limit by its names; the default of its kind applies again. Raises NotFound if none was set."""
-    counter = kind.counter(names)
-    if limit_patterns.is_pattern(counter):
+    """Remove a limit by its names, as `remove_limits` does."""
+    remove_limits(connection, kind, [names], actor=actor, reason=reason)
+
+
+def remove_limits(
+    connection: Connection, kind: Kind, wanted: Sequence[Sequence[str]], *, actor: str, reason: str = ""
+) -> None:
+    """Remove limits by their names; the default of their kind applies again. Raises NotFound if one was not set."""
+    named = {kind.counter(names): "/".join(names) for names in wanted}
+    for counter in [name for name in named if limit_patterns.is_pattern(name)]:
+        del named[counter]
         limit_patterns.remove_lock(connection, counter, actor=actor, reason=reason)
+    if not named:
         return
     is_lock = kind is SLOTS_OF_LOCK
     if is_lock:
         connection.execute(limit_patterns.CHANGE_LOCKS)
-    held = connection.execute(_HELD, {"name": counter}).one_or_none()
-    if held is None or (held.limited_by != limit_patterns.BY_NAME if is_lock else held.most is None):
-        raise NotFound(f"{kind.noun}: '{escaped('/'.join(names), 127)}' has no limit")
-    _write(connection, counter, kind.unnamed, "limit.rm", actor=actor, reason=reason)
+    rows = connection.execute(_HELD, {"names": sorted(named)})
+    held = {row.name for row in rows
+            if (row.limited_by == limit_patterns.BY_NAME if is_lock else row.most is not None)}  # fmt: skip
+    for counter, name in named.items():
+        if counter not in held:
+            raise NotFound(f"{kind.noun}: '{escaped(name, 127)}' has no limit")
+    removed = dict.fromkeys(named, kind.unnamed)
+    limit_all(connection, removed)
+    if is_lock:
+        connection.execute(_RELEASE_LOCKS, {"names": sorted(named)})
+    _note(connection, "limit.rm", removed, actor=actor, reason=reason)
 
 
-def _write(connection: Connection, counter: str, most: float | None, action: str, *, actor: str, reason: str) -> None:
-    limit(connection, counter, most)
-    if action == "limit.rm" and counter.startswith("lock:"):
-        connection.execute(_RELEASE_LOCK, {"name": counter})
-    audit.write(connection, action, actor=actor, subject=counter, details={"most": most, "reason": reason})
+def _note(connection: Connection, action: str, limits: Mapping[str, float | None], *, actor: str, reason: str) -> None:
+    noted = {counter: {"most": most, "reason": reason} for counter, most in limits.items()}
+    audit.write_all(connection, action, noted, actor=actor)
     wake(connection, "jobs")

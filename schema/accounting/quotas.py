@@ -10,7 +10,7 @@ wherever a lease begins or ends. A total that is too high leaves a bot idle. One
 it can hold, or hides its oldest lease from it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from schema import audit
 from schema.postgres.connection import Connection
 from schema.postgres.fragments import newest_quota
 from schema.postgres.notify import wake
-from schema.postgres.statements import Row, Statement
+from schema.postgres.statements import Statement
 from schema.validation import check_name
 
 
@@ -146,24 +146,41 @@ def reconcile_quotas(connection: Connection) -> list[QuotaDrift]:
 #: The largest quota, in units.
 MAX_QUOTA = 1_000_000_000
 
-_INSTANCE = Statement("SELECT intern_instance(:instance)")
-_COHORT = Statement("SELECT id FROM cohorts WHERE name = :cohort FOR KEY SHARE")
-_FOUND = Statement(
-    "SELECT min_quota, max_quota FROM quotas WHERE cohort = :cohort AND instance = :instance FOR NO KEY UPDATE"
-)
-_CHANGE = Statement("""
-UPDATE quotas SET min_quota = :minimum, max_quota = :maximum WHERE cohort = :cohort AND instance = :instance
+# Rows are locked in the order in which all lock them.
+_COHORTS = Statement("""
+SELECT id, name FROM cohorts WHERE name = ANY (CAST(:names AS text[])) ORDER BY id FOR KEY SHARE
 """)
-_CREATE = Statement("""
+_INSTANCES = Statement("SELECT name, intern_instance(name) AS id FROM unnest(CAST(:names AS text[])) AS w (name)")
+_FOUND = Statement("""
+SELECT q.cohort, q.instance, q.min_quota, q.max_quota
+FROM unnest(CAST(:cohorts AS integer[]), CAST(:instances AS integer[])) AS w (cohort, instance)
+JOIN quotas q ON q.cohort = w.cohort AND q.instance = w.instance
+ORDER BY q.cohort, q.instance FOR NO KEY UPDATE OF q
+""")
+_WANTED = """unnest(CAST(:cohorts AS integer[]), CAST(:instances AS integer[]), CAST(:minimums AS integer[]),
+    CAST(:maximums AS integer[])) AS w (cohort, instance, min_quota, max_quota)"""
+_CHANGE = Statement(f"""
+UPDATE quotas q SET min_quota = w.min_quota, max_quota = w.max_quota FROM {_WANTED}
+WHERE q.cohort = w.cohort AND q.instance = w.instance
+""")
+_CREATE = Statement(f"""
 INSERT INTO quotas (cohort, instance, min_quota, max_quota, usage)
-SELECT :cohort, :instance, :minimum, :maximum, coalesce(sum(l.units), 0) FROM leases l
-WHERE l.cohort = :cohort AND l.instance = :instance AND l.state IN ('pending', 'active', 'cancelling')
+SELECT w.cohort, w.instance, w.min_quota, w.max_quota, coalesce(l.units, 0) FROM {_WANTED}
+LEFT JOIN (
+    SELECT cohort, instance, sum(units) AS units FROM leases
+    WHERE instance = ANY (CAST(:instances AS integer[])) AND state IN ('pending', 'active', 'cancelling')
+    GROUP BY cohort, instance) l ON l.cohort = w.cohort AND l.instance = w.instance
 """)
 _REMOVE = Statement("""
-DELETE FROM quotas
-WHERE cohort = (SELECT id FROM cohorts WHERE name = :cohort)
-    AND instance = (SELECT id FROM instances WHERE name = :instance)
-RETURNING min_quota, max_quota
+WITH held AS MATERIALIZED (
+    SELECT q.cohort, q.instance, c.name AS cohort_name, i.name AS instance_name
+    FROM unnest(CAST(:cohorts AS text[]), CAST(:instances AS text[])) AS w (cohort, instance)
+    JOIN cohorts c ON c.name = w.cohort JOIN instances i ON i.name = w.instance
+    JOIN quotas q ON q.cohort = c.id AND q.instance = i.id
+    ORDER BY q.cohort, q.instance FOR UPDATE OF q
+)
+DELETE FROM quotas q USING held h WHERE q.cohort = h.cohort AND q.instance = h.instance
+RETURNING h.cohort_name AS cohort, h.instance_name AS instance, q.min_quota, q.max_quota
 """)
 _LIST = Statement(f"""
 SELECT c.name AS cohort, i.name AS instance, q.min_quota, q.max_quota, q.usage, ({EFFECTIVE_MAX}) AS effective_max
@@ -187,6 +204,21 @@ class Quota:
     effective_max: int | None
 
 
+@dataclass(frozen=True)
+class QuotaChange:
+    """What the quota of an instance in a cohort is to be. terms: `min` and `max`, in units; a `max` of None means no
+    maximum. What is not among them stays; a new quota has a minimum of 0 and no maximum."""
+
+    cohort: str
+    instance: str
+    terms: Mapping[str, int | None]
+
+    @property
+    def name(self) -> str:
+        """Its name in versions and in the audit."""
+        return f"{self.cohort}/{self.instance}"
+
+
 def set_quota(
     connection: Connection,
     cohort: str,
@@ -197,54 +229,63 @@ def set_quota(
     actor: str,
     reason: str = "",
 ) -> None:
-    """Set the instance's minimum and maximum in the cohort, in units; a maximum of None means no maximum.
+    """Set the instance's minimum and maximum in the cohort, as `change_quotas` does."""
+    wanted = QuotaChange(cohort, instance, {"min": minimum, "max": maximum})
+    change_quotas(connection, [wanted], actor=actor, reason=reason)
 
-    The change applies to the next grant, except where a call of a bot that is being settled has returned units and
-    takes them again. A maximum below the usage stops no job: no job starts until the usage has fallen below it. The
-    first quota of an instance in a cohort waits until every transaction that has written leases has ended, because its
-    usage starts at the units of the live leases. Raises NotFound for an unknown cohort, and BadInput for a minimum
-    above the maximum or a value out of range.
+
+def change_quotas(
+    connection: Connection, wanted: Sequence[QuotaChange], *, actor: str, reason: str = ""
+) -> list[dict[str, int | None]]:
+    """Set quotas, each named once, and return the `min` and `max` that each has now. It takes as many statements for
+    ten thousand of them as for one.
+
+    A change applies to the next grant, except where a call of a bot that is being settled has returned units and takes
+    them again. A maximum below the usage stops no job: no job starts until the usage has fallen below it. The first
+    quota of an instance in a cohort waits until every transaction that has written leases has ended, because its usage
+    starts at the units of the live leases. Raises NotFound for an unknown cohort, and BadInput for a minimum above the
+    maximum or a value out of range.
     """
-    _check(minimum, maximum)
-    key = _key(connection, cohort, instance)
-    before = _held(connection, key)
-    values = {**key, "minimum": minimum, "maximum": maximum}
-    connection.execute(_CREATE if before is None else _CHANGE, values)
-    audit.write(
-        connection,
-        "quota.set",
-        actor=actor,
-        subject=f"quota:{cohort}/{instance}",
-        details={
-            "before": None if before is None else {"min": before.min_quota, "max": before.max_quota},
-            "after": {"min": minimum, "max": maximum},
-            "reason": reason,
-        },
-    )
+    keys = _keys(connection, wanted)
+    before = _held(connection, keys)
+    after = [{"min": 0, "max": None, **(before.get(key) or {}), **each.terms}
+             for key, each in zip(keys, wanted, strict=True)]  # fmt: skip
+    for each in after:
+        _check(each["min"], each["max"])
+    rows = [(*key, each["min"], each["max"]) for key, each in zip(keys, after, strict=True)]
+    for statement, is_new in ((_CHANGE, False), (_CREATE, True)):
+        if among := [row for row in rows if (row[:2] not in before) is is_new]:
+            columns = map(list, zip(*among, strict=True))
+            connection.execute(
+                statement, dict(zip(("cohorts", "instances", "minimums", "maximums"), columns, strict=True))
+            )
+    noted = {
+        f"quota:{each.name}": {"before": before.get(key), "after": now, "reason": reason}
+        for key, each, now in zip(keys, wanted, after, strict=True)
+    }
+    audit.write_all(connection, "quota.set", noted, actor=actor)
     wake(connection, "jobs")
-
-
-def limits_of(connection: Connection, cohort: str, instance: str) -> tuple[int, int | None]:
-    """The minimum and maximum of the instance in the cohort, locked until this transaction ends.
-
-    Without a quota they are 0 and None. Raises NotFound for an unknown cohort.
-    """
-    found = _held(connection, _key(connection, cohort, instance))
-    return (0, None) if found is None else (found.min_quota, found.max_quota)
+    return after
 
 
 def remove_quota(connection: Connection, cohort: str, instance: str, *, actor: str, reason: str = "") -> None:
     """Remove the quota of the instance in the cohort. Raises NotFound if it has none there."""
-    before = connection.execute(_REMOVE, {"cohort": cohort, "instance": instance}).one_or_none()
-    if before is None:
-        raise NotFound(f"quota: '{escaped(instance, 63)}' has none in cohort '{escaped(cohort, 63)}'")
-    audit.write(
-        connection,
-        "quota.rm",
-        actor=actor,
-        subject=f"quota:{cohort}/{instance}",
-        details={"before": {"min": before.min_quota, "max": before.max_quota}, "after": None, "reason": reason},
-    )
+    remove_quotas(connection, [(cohort, instance)], actor=actor, reason=reason)
+
+
+def remove_quotas(connection: Connection, names: Sequence[tuple[str, str]], *, actor: str, reason: str = "") -> None:
+    """Remove the quotas of these cohorts and instances. Raises NotFound if one of them has none."""
+    cohorts, instances = map(list, zip(*names, strict=True))
+    found = connection.execute(_REMOVE, {"cohorts": cohorts, "instances": instances})
+    before = {(row.cohort, row.instance): {"min": row.min_quota, "max": row.max_quota} for row in found}
+    for cohort, instance in names:
+        if (cohort, instance) not in before:
+            raise NotFound(f"quota: '{escaped(instance, 63)}' has none in cohort '{escaped(cohort, 63)}'")
+    noted = {
+        f"quota:{cohort}/{instance}": {"before": before[cohort, instance], "after": None, "reason": reason}
+        for cohort, instance in names
+    }
+    audit.write_all(connection, "quota.rm", noted, actor=actor)
     wake(connection, "jobs")
 
 
@@ -354,29 +395,40 @@ def quota_uses(connection: Connection, *, most: int, cooldown: Cooldown) -> Quot
     return QuotaUses(pairs, rows[0].pairs - len(pairs))
 
 
-def _check(minimum: int, maximum: int | None) -> None:
+def _check(minimum: int | None, maximum: int | None) -> None:
     for field, value in (("min", minimum), ("max", maximum)):
         if value is not None and not 0 <= value <= MAX_QUOTA:
             raise BadInput(field, f"must be between 0 and {MAX_QUOTA}")
-    if maximum is not None and minimum > maximum:
+    if maximum is not None and (minimum or 0) > maximum:
         raise BadInput("min", f"must not be more than the maximum of {maximum}")
 
 
-def _held(connection: Connection, key: dict[str, int]) -> Row | None:
-    """Read and lock the quota. If there is none, returns None, and no other transaction can create it meanwhile."""
-    before = connection.execute(_FOUND, key).one_or_none()
-    if before is None:
+_Key = tuple[int, int]
+
+
+def _held(connection: Connection, keys: Sequence[_Key]) -> dict[_Key, dict[str, int | None]]:
+    """Read and lock the quotas that there are. If one is missing, no other transaction can create it meanwhile."""
+    cohorts, instances = map(list, zip(*keys, strict=True))
+    values = {"cohorts": cohorts, "instances": instances}
+    rows = connection.execute(_FOUND, values).all()
+    if len(rows) < len(keys):
         connection.execute(LOCK_LEASES)
-        before = connection.execute(_FOUND, key).one_or_none()
-    return before
+        rows = connection.execute(_FOUND, values).all()
+    return {(row.cohort, row.instance): {"min": row.min_quota, "max": row.max_quota} for row in rows}
 
 
-def _key(connection: Connection, cohort: str, instance: str) -> dict[str, int]:
-    found = connection.execute(_COHORT, {"cohort": cohort}).scalar_one_or_none()
-    if found is None:
-        raise NotFound(f"cohort: no cohort '{escaped(cohort, 63)}'")
-    check_name("instance", instance)
-    return {"cohort": found, "instance": connection.execute(_INSTANCE, {"instance": instance}).scalar_one()}
+def _keys(connection: Connection, wanted: Sequence[QuotaChange]) -> list[_Key]:
+    """Return the ids of the cohort and the instance of each. Makes instances that are new."""
+    rows = connection.execute(_COHORTS, {"names": sorted({each.cohort for each in wanted})})
+    cohorts = {row.name: row.id for row in rows}
+    for each in wanted:
+        if each.cohort not in cohorts:
+            raise NotFound(f"cohort: no cohort '{escaped(each.cohort, 63)}'")
+    names = sorted({each.instance for each in wanted})
+    for name in names:
+        check_name("instance", name)
+    instances = {row.name: row.id for row in connection.execute(_INSTANCES, {"names": names})}
+    return [(cohorts[each.cohort], instances[each.instance]) for each in wanted]
 
 
 # The totals on the rows of bots.

@@ -1,6 +1,6 @@
 """Instances: the tenants that share the bots. An instance may belong to one pool of instances served together."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from leasehold.errors import Conflict, NotFound
@@ -19,16 +19,27 @@ from schema.validation import check_name
 #: The most jobs counted for one instance and state. A larger number is shown as this one.
 MAX_COUNTED = 10_000
 
-_MAKE = Statement("INSERT INTO instances (name) VALUES (:name) ON CONFLICT (name) DO NOTHING")
-_HOLD = Statement("SELECT id, pool FROM instances WHERE name = :name FOR NO KEY UPDATE")
-_PUT = Statement("UPDATE instances SET pool = :pool WHERE id = :id")
+_MAKE = Statement("""
+INSERT INTO instances (name) SELECT name FROM unnest(CAST(:names AS text[])) AS w (name) ORDER BY name
+ON CONFLICT (name) DO NOTHING
+""")
+_HOLD = Statement("""
+SELECT id, name, pool FROM instances WHERE name = ANY (CAST(:names AS text[])) ORDER BY id FOR NO KEY UPDATE
+""")
+_PUT = Statement("""
+UPDATE instances i SET pool = w.pool FROM unnest(CAST(:names AS text[]), CAST(:pools AS text[])) AS w (name, pool)
+WHERE i.name = w.name
+""")
 _KNOWN = Statement("SELECT pool FROM instances WHERE name = :name")
 _NAMES = Statement("SELECT name FROM instances ORDER BY name LIMIT 10000")
 _POOLS = Statement("SELECT name, pool FROM instances WHERE name = ANY (CAST(:names AS text[]))")
+# Of these instances, the first one that has jobs on bots which serve a pool.
 _ON_POOLS = Statement("""
-SELECT EXISTS (
+SELECT i.name FROM instances i
+WHERE i.name = ANY (CAST(:names AS text[])) AND EXISTS (
     SELECT FROM leases l JOIN bots b ON b.id = l.bot_id
-    WHERE l.instance = :id AND l.state IN ('pending', 'active', 'cancelling') AND b.pool IS NOT NULL)
+    WHERE l.instance = i.id AND l.state IN ('pending', 'active', 'cancelling') AND b.pool IS NOT NULL)
+ORDER BY i.name LIMIT 1
 """)
 # OFFSET 0 keeps the planner from joining, and so reading, the whole table of jobs. For leases, the range of one
 # instance in index order does the same. Of the jobs that are to be tried again, only the first are counted, for all
@@ -102,28 +113,39 @@ class Instance:
 
 
 def put_instance(connection: Connection, name: str, *, pool: str | None, actor: str, reason: str = "") -> None:
-    """Create the instance if it is new, and put it into the pool; None = into no pool.
+    """Create the instance if it is new, and put it into the pool, as `put_instances` does."""
+    put_instances(connection, {name: pool}, actor=actor, reason=reason)
 
-    Raises Conflict `instance_in_use` if bots that serve a pool run its jobs. After the change these bots would run jobs
-    that they do not serve.
+
+def put_instances(connection: Connection, pools: Mapping[str, str | None], *, actor: str, reason: str = "") -> None:
+    """Create the instances, by name, that are new, and put each into its pool; None = into no pool. It takes as many
+    statements for many as for one.
+
+    Raises Conflict `instance_in_use` if bots that serve a pool run jobs of one. After the change these bots would run
+    jobs that they do not serve.
     """
-    check_name("name", name)
-    if pool is not None:
-        check_name("pool", pool)
-    is_new = connection.execute(_KNOWN, {"name": name}).one_or_none() is None
-    if is_new:
-        connection.execute(_MAKE, {"name": name})
-    instance, before = connection.execute(_HOLD, {"name": name}).one()
-    if before == pool and not is_new:
-        return
-    if before != pool:
-        connection.execute(_PUT, {"id": instance, "pool": pool})
+    for name, pool in pools.items():
+        check_name("name", name)
+        if pool is not None:
+            check_name("pool", pool)
+    names = sorted(pools)
+    known = {row.name for row in connection.execute(_POOLS, {"names": names})}
+    if missing := [name for name in names if name not in known]:
+        connection.execute(_MAKE, {"names": missing})
+    before = {row.name: row.pool for row in connection.execute(_HOLD, {"names": names})}
+    if moved := [name for name in names if before[name] != pools[name]]:
+        connection.execute(_PUT, {"names": moved, "pools": [pools[name] for name in moved]})
         connection.execute(LOCK_LEASES)
-        if connection.execute(_ON_POOLS, {"id": instance}).scalar_one():
-            raise Conflict("instance_in_use", f"bots that serve a pool run jobs of instance '{name}': drain it first")
-    details = {"before": before, "after": pool, "reason": reason}
-    audit.write(connection, "instance.set", actor=actor, subject=f"instance:{name}", details=details)
-    wake(connection, "jobs")
+        if (found := connection.execute(_ON_POOLS, {"names": moved}).scalar_one_or_none()) is not None:
+            raise Conflict("instance_in_use", f"bots that serve a pool run jobs of instance '{found}': drain it first")
+    noted = {
+        f"instance:{name}": {"before": before[name], "after": pools[name], "reason": reason}
+        for name in names
+        if name not in known or before[name] != pools[name]
+    }
+    if noted:
+        audit.write_all(connection, "instance.set", noted, actor=actor)
+        wake(connection, "jobs")
 
 
 def require(

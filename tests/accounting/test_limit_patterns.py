@@ -8,6 +8,7 @@ from leasehold.errors import BadInput, NotFound
 from psycopg.errors import SerializationFailure
 
 from schema.accounting import counters, limit_patterns, rates
+from schema.postgres.statements import Statement
 from tests.support.explain import explained
 from tests.support.pool import Pool, completed
 from tests.support.race import Race, outcome
@@ -161,3 +162,21 @@ def test_what_nothing_has_used_for_a_day_goes_and_what_a_job_begins_to_use_stays
         outcome(late)
     assert counter(pool) == (1, 2, OF_PATTERN)
     pool.change("UPDATE counters SET used = 0 WHERE name = :name", name=LOCK)
+
+
+def test_a_limit_that_is_set_while_upkeep_deletes_its_idle_counter_holds(pool: Pool, race: Race) -> None:
+    names = [LOCK, "lock:default:customer-8"]
+    pool.database.run(lambda c: counters.take(c, [dict.fromkeys(names, 1.0)]))
+    pool.change("UPDATE counters SET used = 0")
+    days_pass(pool)
+    wanted: dict[tuple[str, ...], float | None] = {("default", "customer-7"): 3.0, ("default", "customer-8"): 4.0}
+    with race.first() as other:
+        other.connection.execute(Statement("SELECT FROM counters WHERE name = :name FOR UPDATE"), {"name": LOCK})
+        late = race.second(
+            lambda: pool.database.run(lambda c: counters.set_limits(c, counters.SLOTS_OF_LOCK, wanted, actor="t")),
+            behind=other,
+        )
+        assert forget(pool) == 1, "the other one is held"
+        other.commit()
+        outcome(late)
+    assert [counter(pool, name) for name in names] == [(0, 3, ""), (0, 4, "")]

@@ -30,6 +30,7 @@ from schema.requests import JobRequest
 from schema.tenancy import processes
 from schema.tenancy.instances import InstanceSettings
 from schema.timing import Timing
+from tests.support import plans
 from tests.support.explain import explained
 from tests.support.patience import eventually
 from tests.support.pool import Pool, active, completed
@@ -126,6 +127,47 @@ def test_a_draft_and_what_cannot_be_as_it_was_blame_nobody_else(operator: httpx.
     done = operator.post(f"/v1/policies/{draft}/activate", json={"stale": True}).json()
     assert [each.partition(":")[0] for each in done["kept"]] == ["class nightly", "success"]
     assert limits(pool)["pool-limit"][""]["max_concurrent"] == 7
+
+
+def many(count: int) -> dict[str, dict[str, dict[str, Any]]]:
+    """Limits with this number of items of each resource that may have thousands of them."""
+    names = [f"i{nth}" for nth in range(count)]
+    share = {"weight": 2.0, "unit": "cost", "budget": 9.5, "max_concurrent": 3, "slots": 4}
+    return {
+        "instance": {name: {"pool": "builds"} for name in names},
+        "account": dict.fromkeys(names, share),
+        "lock": {f"{name}/tree": {"slots": 2} for name in names},
+        "quota": {f"default/{name}": {"min": 1, "max": nth + 1} for nth, name in enumerate(names)},
+        "owner-quota": {f"{name}/ann": {"cost": 2.5} for name in names},
+        "project-quota": {f"{name}/site": {"cost": 3.0} for name in names},
+    }
+
+
+def test_many_limits_become_as_they_were_in_as_many_statements_as_few(operator: httpx.Client, pool: Pool) -> None:
+    operator.put("/v1/limits", json={"max_concurrent": 8})
+    pool.running(instance="i0")
+    before, told = limits(pool), []
+    for count in (2, 60):
+        draft = pool.database.run(lambda c, n=count: activation.draft(c, {}, many(n), actor="ann", reason=""))
+        with plans.statements() as set_all:
+            pool.database.run(lambda c, id=draft: activation.activate(c, id, actor="ann", reason=""))
+        assert limits(pool) == {**before, **many(count)}
+        assert pool.row("SELECT usage FROM quotas ORDER BY instance LIMIT 1").usage == 1
+        with plans.statements() as removed_all:
+            assert rolled_back(pool) == 1
+        assert limits(pool) == before
+        told.append((len(set_all), len(removed_all)))
+    assert told[0] == told[1]
+    noted = pool.rows("SELECT action, count(*) AS times FROM audit GROUP BY action ORDER BY action")
+    assert {row.action: row.times for row in noted if row.action.startswith(("quota.", "account.", "limit."))} == {
+        "account.set": 62, "account.remove": 62, "limit.set": 186, "limit.rm": 186, "quota.set": 62, "quota.rm": 62,
+    }  # fmt: skip
+
+    wrong = {"quota": {**many(20)["quota"], "gone/i1": {"min": 1, "max": None}}, "instance": many(20)["instance"]}
+    draft = pool.database.run(lambda c: activation.draft(c, {}, wrong, actor="ann", reason=""))
+    done = pool.database.run(lambda c: activation.activate(c, draft, actor="ann", reason=""))
+    assert done.kept == ["quota gone/i1: cohort: no cohort 'gone'"]
+    assert limits(pool)["quota"] == many(20)["quota"]
 
 
 FILE = """

@@ -11,6 +11,7 @@ from assigner.cycle.assigner import PriorityAgeAssigner
 from assigner.cycle.pacing import CAREFUL, ConflictBackoff
 from assigner.cycle.settings import AssignerSettings
 from schema.accounting import quotas
+from schema.accounting.quotas import QuotaChange
 from schema.moves import preempt as preempt_moves
 from schema.postgres.connection import Connection
 from schema.postgres.statements import Statement
@@ -366,16 +367,12 @@ def test_a_cohort_is_not_removed_behind_a_quota_that_is_being_set(pool: Pool, ra
 
 
 def test_two_operators_who_set_one_half_each_of_a_new_quota_both_get_it(pool: Pool, race: Race) -> None:
-    def change(at: Pool, *, minimum: int | None = None, maximum: int | None = None) -> None:
-        def work(connection: Any) -> None:
-            least, most = quotas.limits_of(connection, "default", "team-a")
-            least, most = least if minimum is None else minimum, most if maximum is None else maximum
-            quotas.set_quota(connection, "default", "team-a", minimum=least, maximum=most, actor="test")
-
-        at.database.run(work)
+    def change(at: Pool, **terms: int) -> None:
+        wanted = [QuotaChange("default", "team-a", terms)]
+        at.database.run(lambda connection: quotas.change_quotas(connection, wanted, actor="test"))
 
     pool.submit(instance="team-a")
-    race.in_turn(lambda first: change(first, minimum=2), lambda: change(pool, maximum=5))
+    race.in_turn(lambda first: change(first, min=2), lambda: change(pool, max=5))
     assert tuple(pool.row("SELECT min_quota, max_quota FROM quotas")) == (2, 5)
 
 
