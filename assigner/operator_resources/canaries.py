@@ -224,18 +224,21 @@ def watch(database: Database, *, pause: float = LOOK_EVERY) -> str | None:
     if not looked.is_in_force:
         database.run(_end_replaced)
         return "replaced"
-    now = database.run(lambda connection: _measure(connection, looked))
+    now, undecided = database.run(lambda connection: _measure(connection, looked))
     judged = judge_all(looked.canary, now)
-    told = {**guards.told(now), "guards": [asdict(each) for each in judged]}
+    told = {**guards.told(now), "guards": [asdict(each) for each in judged], "undecided": undecided}
     database.run(lambda connection: canaries.note_measured(connection, looked.canary, told))
     if broken := [each for each in judged if each.holds is False]:
         why = "; ".join(f"{each.guard}: {each.value:.4g}, at most {each.limit:.4g}" for each in broken)
+        if undecided:
+            why += f"; no assigner decided by the version in {', '.join(undecided)}"
         done = _act(database, looked.canary, lambda c, canary: _return(c, canary, "returned", why, actor=ACTOR))
         if done == ACTED:
             metrics.CANARIES_RETURNED.inc()
             log.warning("a canary is taken back: a guard does not hold", policy=looked.canary.policy, why=why)
         return done
-    is_over = looked.lasted >= looked.canary.every and all(each.holds for each in judged)
+    # What nobody has decided by the version says nothing of it, such as starts that bots fetch.
+    is_over = looked.lasted >= looked.canary.every and all(each.holds for each in judged) and not undecided
     if not is_over or looked.canary.is_last:
         return "looked"
     return _act(database, looked.canary, _rise)
@@ -247,12 +250,18 @@ def judge_all(canary: Canary, now: Arms) -> list[Judged]:
     return [judge(guard(each), now, before, least=canary.least) for each in canary.guards]
 
 
-def _measure(connection: Connection, looked: Looked) -> Arms:
+def _measure(connection: Connection, looked: Looked) -> tuple[Arms, list[str]]:
+    """Return the figures, and the cohorts where only assigners could try the version and none does."""
     canary = looked.canary
     found = list(canaries.ids(connection, canary.kind, canary.reached).values())
     before, seconds = guards.read_arms(canary.before[canary.step]), min(looked.lasted, canary.every)
     counted = canaries.count(connection, canary.kind, found, seconds=seconds)
-    return guards.measured(counted, seconds=seconds, before=before)
+    of_assigners = []
+    if canary.kind == "cohort":
+        quotas = [name.partition("/")[0] for name in canary.tried.get("quota", {})]
+        of_assigners = [name for name in canary.reached if name not in quotas]
+    undecided = canaries.undecided(connection, canary, of_assigners, sections=BY_COHORT) if of_assigners else []
+    return guards.measured(counted, seconds=seconds, before=before), undecided
 
 
 def _act(database: Database, looked: Canary, act: Callable[[Connection, Canary], object]) -> str:

@@ -7,6 +7,7 @@ import random
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import structlog
 
@@ -39,7 +40,7 @@ class Presence:
         self._database, self._name, self._interval = database, name, interval
         self._lock = threading.Lock()
         self._draining, self._at_work = False, 0
-        self._serves: Sequence[Mapping[str, Sequence[str] | None]] | None = None
+        self._serves: Sequence[Mapping[str, Any]] | None = None
         self._configuration: Configuration | None = None
         self._written: Configuration | None = None
         #: Samples of the process's decisions, written with its signs of life.
@@ -50,10 +51,11 @@ class Presence:
         with self._lock:
             self._configuration = configuration
 
-    def serves(self, entries: Sequence[Mapping[str, Sequence[str] | None]]) -> None:
+    def serves(self, entries: Sequence[Mapping[str, Any]]) -> None:
         """Set what each of the process's assigners serves, written with the next sign of life.
 
-        entries: for each assigner the names of its `instances` and `cohorts`; None = all.
+        entries: for each assigner the names of its `instances` and `cohorts`, None = all; and once the process works by
+            a version, `tries`: whether it decides otherwise where another version is tried.
         """
         with self._lock:
             self._serves = entries
@@ -222,7 +224,7 @@ class AssignerThreads:
             for number in range(len(self._kinds)):
                 if (entry := self._entry(number)) is not None:
                     self._filters[number] = _filters(entry)
-            self._presence.serves(list(self._filters))
+            self._presence.serves([{**each, "tries": self._tries(nth)} for nth, each in enumerate(self._filters)])
 
     def tend(self) -> None:
         """Start threads for which `reconfigure` has waited in vain, because the one before was in a cycle."""
@@ -260,6 +262,17 @@ class AssignerThreads:
             return None
         found = entries[entry]
         return found if found.kind == self._kinds[entry] else None
+
+    def _tries(self, entry: int) -> bool:
+        """Return whether an entry decides otherwise in the cohorts of a trial.
+
+        It does not if the version has no entry of its name, or has it as it is.
+        """
+        if self._trial is None:
+            return False
+        now, tried = self._settings, self._trial.settings
+        same = self._entry(entry) == self._entry(entry, tried) and now.quotas == tried.quotas
+        return not (same and rules_from(now) == rules_from(tried))
 
     def _is_tried(self, role: ThreadRole) -> bool:
         """Whether the thread serves cohorts in which other settings are tried."""

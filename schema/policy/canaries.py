@@ -14,7 +14,7 @@ from pydantic_core import to_json
 from schema.policy.trials import TRIAL, Kind, Limits
 from schema.postgres.connection import Connection
 from schema.postgres.statements import Row, Statement
-from schema.predicates import READY
+from schema.predicates import READY, assigner_is_placing
 from schema.states import FETCHED
 
 Outcome = Literal["activated", "returned", "stopped", "replaced"]
@@ -61,6 +61,24 @@ _IDS = {
     "cohort": Statement("SELECT id, name FROM cohorts WHERE name = ANY (CAST(:names AS text[]))"),
     "instance": Statement("SELECT id, name FROM instances WHERE name = ANY (CAST(:names AS text[]))"),
 }
+# What a version says in these sections. It may lack any of them. Null: the version is not kept.
+_SECTIONS = """(
+    SELECT coalesce((
+        SELECT jsonb_object_agg(key, value) FROM jsonb_each(p.content -> 'settings')
+        WHERE key = ANY (CAST(:sections AS text[]))), '{{}}')
+    FROM policies p WHERE p.id = {id})"""
+# If one of two versions is not kept, they count as unlike. A process tells its version only once it has told what its
+# entries try of it. A process of an earlier release does not tell what they try.
+_UNDECIDED = Statement(f"""
+SELECT w.name FROM unnest(CAST(:names AS text[])) WITH ORDINALITY AS w (name, nth)
+WHERE ({_SECTIONS.format(id=":policy")} = {_SECTIONS.format(id=":base")}) IS NOT TRUE
+AND NOT EXISTS (
+    SELECT FROM assigners a JOIN policy_in_force f ON f.id = a.policy
+    CROSS JOIN LATERAL jsonb_array_elements(a.serves) e
+    WHERE {assigner_is_placing("a")} AND coalesce(CAST(e -> 'tries' AS boolean), true)
+        AND (coalesce(e -> 'cohorts', 'null') = 'null' OR e -> 'cohorts' ? w.name))
+ORDER BY w.nth
+""")
 _IS_TRIED = "CASE :kind WHEN 'cohort' THEN cohort ELSE instance END = ANY (CAST(:ids AS integer[]))"
 _PARTS = f"ARRAY(SELECT g / CAST({QUANTILES} AS double precision) FROM generate_series(0, {QUANTILES}) g)"
 _WAITING = f"""
@@ -226,6 +244,15 @@ def end(connection: Connection, outcome: Outcome, why: str) -> None:
 def ids(connection: Connection, kind: Kind, names: Sequence[str]) -> dict[str, int]:
     """Return the ids of the cohorts or instances with these names, by name; those that do not exist are missing."""
     return {row.name: row.id for row in connection.execute(_IDS[kind], {"names": list(names)})}
+
+
+def undecided(connection: Connection, canary: Canary, cohorts: Sequence[str], *, sections: Sequence[str]) -> list[str]:
+    """Return those of these cohorts, by name, in which no assigner at work decides by the version that is tried.
+
+    None, if it has the same settings in these sections as the version before the trial, which may be none at all.
+    """
+    values = {"names": list(cohorts), "policy": canary.policy, "base": canary.base, "sections": list(sections)}
+    return list(connection.execute(_UNDECIDED, values).scalars())
 
 
 def count(connection: Connection, kind: Kind, ids: Sequence[int], *, seconds: float) -> tuple[Counted, Counted]:

@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from leasehold.errors import BadInput, NotFound
 from leasehold.wire import escaped
@@ -128,13 +129,13 @@ def record_assigner_alive(
     *,
     starts: bool = False,
     idle: bool = False,
-    serves: Sequence[Mapping[str, Sequence[str] | None]] | None = None,
+    serves: Sequence[Mapping[str, Any]] | None = None,
 ) -> bool:
     """Record that the process is alive; returns whether an operator wants it drained.
 
     starts: the process has just started. idle: it places no jobs because of a drain.
-    serves: for each of its assigners the names of the `instances` and `cohorts` that it serves, None = all; unset
-        keeps what is stored, or everything for a new process.
+    serves: for each of its assigners the names of the `instances` and `cohorts` that it serves, None = all, and
+        whether it `tries` another version; unset keeps what is stored, or everything for a new process.
     """
     serves_json = None if serves is None else json.dumps([dict(each) for each in serves])
     where = {"name": name, "starts": starts, "idle": idle, "serves": serves_json}

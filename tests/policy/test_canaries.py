@@ -2,15 +2,18 @@
 
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from leasehold.client import Client
 
 from assigner.operator_resources import canaries as watching
 from assigner.operator_resources.guards import Arms, Figures, guard, judge, low_count, low_quantile
-from schema.policy import trials, versions
+from schema.policy import canaries, trials, versions
+from schema.postgres.connection import Connection
 from schema.timing import Timing
 from tests.support.patience import eventually
 from tests.support.pool import Pool, completed
@@ -244,6 +247,84 @@ def test_the_settings_of_the_version_decide_in_the_named_cohorts_alone(
         assert (code, "\nstopped " in said, ": enough\n" in said) == (0, True, True)
         eventually(lambda: pool.row("SELECT policy FROM assigners").policy == 5)
         assert strategies() == {"a": "capacity", "b": "capacity"}
+
+
+#: What the host's file says where a version changes an entry that the host does not have.
+OTHER_ENTRY = '[[assigners]]\nkind = "cohort"\ncohorts = ["a", "b"]\ninterval = 600\n'
+
+
+@pytest.mark.parametrize("config", [CONFIG.format(kind="priority-age", strategy="capacity"), OTHER_ENTRY])
+def test_a_trial_rises_only_where_an_assigner_at_work_decides_by_its_version(
+    pool: Pool, tmp_path: Path, operate: Callable[..., tuple[int, str]], operator: httpx.Client, config: str
+) -> None:
+    file, other = tmp_path / "leasehold.toml", tmp_path / "other.toml"
+    file.write_text(config)
+    other.write_text(CONFIG.format(kind="priority-age", strategy="pack"))
+    for name in "ab":
+        put_cohort(pool, name, name)
+    bot = pool.bot("a", labels=["a"], capacity=1)
+    (first,) = pool.submit(label="a")
+    with assigner_process(pool, file):
+        eventually(lambda: pool.job(first).state == "leased")
+        assert operate("policy", "draft", str(other))[0] == 0
+        asked = {"on": ["cohort:a", "cohort:b"], "steps": [50, 100], "every": 10, "guards": GUARDS[:1], "least": 2}
+        assert operator.post("/v1/policies/2/canary", json=asked).status_code == 200
+        eventually(lambda: pool.row("SELECT policy FROM assigners").policy == 3)
+        if config != OTHER_ENTRY:
+            assert operate("assigners", "drain", "host", "--wait")[0] == 0
+        # What the bot fetches starts all the same, and a guard holds for it.
+        pool.submit(3, label="a")
+        works = bot.take()
+        for _ in range(3):
+            works = bot.sync(completed(works[0]))["leases"]
+        eventually(lambda: judged(pool, after=60.0)[1] == {"p95_wait<=60": True})
+        state = operator.get("/v1/policies/canary").json()
+        assert (state["step"], state["undecided"]) == (0, ["a"])
+        assert "no assigner at work decides by it in a, so that it does not rise" in operate("policy", "canary")[1]
+        if config != OTHER_ENTRY:
+            assert operate("assigners", "undrain", "host")[0] == 0
+            eventually(lambda: judged(pool, after=60.0) and operator.get("/v1/policies/canary").json()["step"] == 1)
+            eventually(lambda: judged(pool, after=60.0) and not operator.get("/v1/policies/canary").json()["undecided"])
+
+
+def test_a_version_with_settings_and_one_without_any_are_unlike(
+    pool: Pool, operator: httpx.Client, operate: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in "ab":
+        put_cohort(pool, name, name)
+    operator.put("/v1/rates/cli", json={"per_second": 1})
+    wanted = {"settings": {"quotas": {"preemption_delay": 7}}, "limits": {}, "reason": "later"}
+    tried = operator.post("/v1/policies", json=wanted).json()["id"]
+    asked = {"on": ["cohort:a", "cohort:b"], "steps": [50, 100], "every": 10, "guards": GUARDS[:1], "least": 2}
+    assert operator.post(f"/v1/policies/{tried}/canary", json=asked).status_code == 200
+    bot = pool.bot(labels=["a"], capacity=3)
+    pool.submit(3, label="a")
+    pool.assigner().run_once()
+    bot.sync(*[completed(work) for work in bot.take()])
+    assert judged(pool, after=60) == ("looked", {"p95_wait<=60": True})
+    state = operator.get("/v1/policies/canary").json()
+    assert (state["step"], state["undecided"]) == (0, ["a"])
+
+    def undecided(**versions: Any) -> list[str]:
+        def work(connection: Connection) -> list[str]:
+            canary = canaries.last(connection)
+            assert canary is not None
+            return canaries.undecided(connection, replace(canary, **versions), ["a"], sections=watching.BY_COHORT)
+
+        return pool.database.run(work)
+
+    assert undecided(policy=state["base"], base=tried) == undecided(base=99) == ["a"], "also the other way round"
+    assert undecided(policy=state["base"]) == undecided(base=tried) == []
+
+    assert "decides by it in a, so" in operate("policy", "canary")[1]
+    whole = Client.call
+
+    def of_an_earlier_release(*asked: Any, **how: Any) -> dict[str, Any]:
+        return {name: value for name, value in whole(*asked, **how).items() if name != "undecided"}
+
+    monkeypatch.setattr(Client, "call", of_an_earlier_release)
+    code, said = operate("policy", "canary")
+    assert (code, "decides by it" in said) == (0, False)
 
 
 def test_wrong_trials_are_refused(

@@ -221,7 +221,8 @@ def test_a_process_tells_what_its_assigners_serve_and_tells_it_anew_after_a_relo
     assert pool.row(told).serves == [{"instances": ["ci"], "cohorts": None}, everything]
     assigner_threads.reconfigure(second)
     presence.run_once()
-    assert pool.row(told).serves == [{"instances": ["ci", "qa"], "cohorts": None}, everything]
+    again = [{"instances": ["ci", "qa"], "cohorts": None}, everything]
+    assert pool.row(told).serves == [{**each, "tries": False} for each in again]
 
 
 def test_a_trial_that_begins_while_the_thread_of_the_last_one_is_in_a_cycle_gets_its_own_thread(

@@ -100,6 +100,10 @@ class CanaryState(BaseModel):
     untried: list[str] = Field(
         description="what the version says otherwise and the trial does not try, the first of it"
     )
+    undecided: list[str] = Field(
+        description="cohorts that are reached and where no assigner at work decides by the version, as the last look "
+        "found: their hosts are drained or stopped, or have other entries. Meanwhile the trial does not rise"
+    )
     guards: list[JudgedGuard]
     now: Measured | None = Field(description="where it is tried, since its step began; unset = not looked at yet")
     before: Measured = Field(description="the same before the trial")
@@ -162,6 +166,7 @@ def _state(canary: canaries.Canary | None) -> CanaryState:
         **vars(canary),
         "reached": canary.reached,
         "guards": unknown if measured is None else measured["guards"],
+        "undecided": () if measured is None else measured.get("undecided", ()),
         "now": None if measured is None else measured["tried"],
         "before": vars(before.tried),
     })  # fmt: skip

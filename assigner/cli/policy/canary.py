@@ -110,6 +110,9 @@ def _print(found: Mapping[str, Any]) -> None:
         click.echo(f"{found['outcome']} {moment(found['ended_at'])}: {found['why']}")
     for each in found["untried"]:
         click.echo(f"not tried: {each}")
+    if undecided := found.get("undecided"):  # a gateway of an earlier release does not tell
+        click.echo(f"no assigner at work decides by it in {_short(undecided)}, so that it does not rise: "
+                   "hosts are drained or stopped, or have other entries")  # fmt: skip
     click.echo()
     held = {True: "holds", False: "BROKEN", None: "not known: too few jobs, now or before"}
     table(
