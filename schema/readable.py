@@ -7,6 +7,7 @@ columns that may leave do so in their stated order, and the texts that may be cu
 or a name, is never cut.
 """
 
+import json
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,7 +15,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from leasehold.wire import escaped, printable, suggestion
@@ -87,6 +88,37 @@ def plural(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+#: How the standard input of a task's call begins.
+_ARGUMENTS = '{"args": ['
+
+
+def call_arguments(stdin: str, limit: int = 200) -> str:
+    """Return the arguments of a task's call as they are written in a call: `7, cents=1250`.
+
+    stdin: the JSON that the call is given, whose arguments are cut in the middle, or its beginning, which ends in `…`.
+    """
+    try:
+        document = json.loads(stdin)
+        parts = [_argument(each) for each in document["args"]]
+        parts += [f"{name}={_argument(each)}" for name, each in document["kwargs"].items()]
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        # Its end is unknown, so the text ends where the arguments go on.
+        return f"{stdin.removeprefix(_ARGUMENTS)[: limit - 1]}…"
+    return without_middle(", ".join(parts), limit)
+
+
+def _is_result(value: Any) -> bool:
+    return isinstance(value, dict) and list(value) == ["leasehold.result"]
+
+
+def _argument(value: Any) -> str:
+    if _is_result(value):
+        return f"the result of node {value['leasehold.result']}"
+    if isinstance(value, list) and len(value) > 1 and all(map(_is_result, value)):
+        return f"[the results of {len(value)} nodes]"
+    return json.dumps(value, ensure_ascii=False)
+
+
 #: The short form of a job's id: which minute, and how the id ends.
 SHORT_ID = re.compile(r"([0-9a-f]{4})-([0-9a-f]{6,12})")
 #: What also stands for a job: the newest one of the token, and the one of its jobs that failed last.
@@ -128,13 +160,15 @@ class Column:
     """A column of a table.
 
     leaves: the column with the lowest number leaves first; 0 = it stays. least: characters to which its texts may be
-    cut; 0 = they never are. folds: its texts go on in the next line instead; for the last column.
+    cut; 0 = they never are. folds: its texts go on in the next line instead; for the last column. middle: what is cut
+    out is the middle, because texts that begin alike end differently.
     """
 
     title: str
     leaves: int = 0
     least: int = 0
     folds: bool = False
+    middle: bool = False
 
 
 #: True while the lines of tables are as wide as the terminal, and never wider.
@@ -181,6 +215,14 @@ def table(columns: Sequence[str | Column], rows: Iterable[Sequence[object]]) -> 
             console.print(each, soft_wrap=True)
 
 
+def without_middle(text: str, limit: int) -> str:
+    """Return a text of at most `limit` characters: its beginning and its end, with … in between if it was longer."""
+    if len(text) <= limit:
+        return text
+    end = (limit - 1) // 2
+    return text[: limit - 1 - end] + "…" + text[len(text) - end :]
+
+
 def fitted(
     columns: Sequence[Column], rows: Sequence[Sequence["Text"]], width: int
 ) -> tuple[list[Column], list[list["Text"]]]:
@@ -208,7 +250,9 @@ def fitted(
     for row in rows:
         cells.append([row[nth].copy() for nth in kept])
         for nth, each in zip(kept, cells[-1], strict=True):
-            if not columns[nth].folds:
+            if columns[nth].middle and each.cell_len == len(each) > limits[nth]:
+                each.plain = without_middle(each.plain, limits[nth])
+            elif not columns[nth].folds:
                 each.truncate(limits[nth], overflow="ellipsis")
     return [columns[nth] for nth in kept], cells
 

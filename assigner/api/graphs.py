@@ -92,7 +92,10 @@ class Node(BaseModel):
     callback: str | None = Field(description="of a callback, when it runs: done, succeeded or failed")
     label: str | None = Field(description="null: its job was deleted")
     after: list[int] = Field(description="numbers of the nodes that it depends on")
-    command: list[str] = Field(description="the first words of what it runs, each cut; empty = no longer stored")
+    command: list[str] = Field(
+        description="the first and last words of what it runs, each cut in its middle; empty = no longer stored"
+    )
+    arguments: str | None = Field(default=None, description="of a task's call, cut; unset = it calls no task")
 
 
 class Graph(GraphRow):

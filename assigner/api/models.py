@@ -135,7 +135,12 @@ class Job(JobRow):
 class ListedJob(JobRow):
     """A job in a list, with what people ask of it first."""
 
-    command: list[str] = Field(description="the first words of what it runs, each cut; empty = no longer stored")
+    command: list[str] = Field(
+        description="the first and last words of what it runs, each cut in its middle; empty = no longer stored"
+    )
+    arguments: str | None = Field(
+        default=None, description="of a task's call, cut in their middle: `7, cents=1250`; unset = it calls no task"
+    )
     waited_seconds: float = Field(description="from when it was queued to its last start, or so far")
     ran_seconds: float | None = Field(description="from its last start to its end, or so far; unset = not started")
     why: str | None = Field(description="in few words, why it waits or how it ended; unset = nothing is to be said")

@@ -5,7 +5,7 @@ from typing import Any
 
 from leasehold.errors import BadInput
 from leasehold.states import FINAL
-from leasehold.wire import escaped
+from leasehold.wire import COMMAND, escaped
 
 from schema.fleet.candidates import able_bots
 from schema.fleet.kinds import TASK
@@ -25,6 +25,7 @@ from schema.postgres.fragments import (
 )
 from schema.postgres.statements import Statement
 from schema.predicates import ANY_PAUSE, HEALTHY, PAUSED_UNTIL, UNITS, can_take
+from schema.readable import call_arguments
 
 Rows = list[dict[str, Any]]
 
@@ -85,11 +86,23 @@ LEFT JOIN job_payloads w ON w.job_id = j.id {LAST_BOT}
 WHERE {VISIBLE}
 """)
 
-#: The most words of a command, and the most characters of each, that a list tells.
+#: The most words of a command, and the most characters of each, that a list tells: of more, as many first as last ones.
 WORDS, LETTERS = 12, 80
+#: The most characters that are read of the arguments of a task's call.
+ARGUMENTS = 2000
+# What a list tells of what a job runs, by its payload `p`.
+_COMMAND = f"""ARRAY(
+        SELECT CASE WHEN length(word) <= {LETTERS} THEN word
+            ELSE left(word, {LETTERS // 2}) || '…' || right(word, {LETTERS // 2 - 1}) END
+        FROM (SELECT CASE WHEN jsonb_array_length(p.payload->'command') > {WORDS} AND nth = {WORDS // 2} + 1
+            THEN '…' ELSE word END AS word, nth
+            FROM jsonb_array_elements_text(p.payload->'command') WITH ORDINALITY c (word, nth)) w
+        WHERE nth <= {WORDS // 2} + 1 OR nth > jsonb_array_length(p.payload->'command') - {WORDS // 2 - 1}
+        ORDER BY nth) AS command,
+    CASE WHEN p.payload->'command'->>0 = '{COMMAND}' THEN left(p.payload->>'stdin', {ARGUMENTS}) END AS arguments"""
 # What a list tells of each job beside its row: what it runs, how long it has waited and run, what holds it up.
 LISTED = Statement(f"""
-SELECT j.id AS row_id, j.queue, w.command, j.constrained, i.draining,
+SELECT j.id AS row_id, j.queue, coalesce(w.command, '{{}}') AS command, w.arguments, j.constrained, i.draining,
     greatest(0, CAST(extract(epoch FROM coalesce(j.started_at, j.finished_at, now()) - j.queued_at) AS float8))
         AS waited_seconds, CAST(extract(epoch FROM j.queued_at - now()) AS double precision) AS starts_in,
     CAST(extract(epoch FROM coalesce(j.finished_at, now()) - j.started_at) AS double precision) AS ran_seconds,
@@ -98,10 +111,7 @@ SELECT j.id AS row_id, j.queue, w.command, j.constrained, i.draining,
     z.name AS paused_name, z.reason AS pause_reason
 FROM jobs j JOIN instances i ON i.id = j.instance
 LEFT JOIN LATERAL pause_of(j.id, j.label, j.instance) z ON {ANY_PAUSE} AND j.state = 'queued'
-CROSS JOIN LATERAL (SELECT ARRAY(
-    SELECT left(word, {LETTERS}) FROM job_payloads p
-    CROSS JOIN LATERAL jsonb_array_elements_text(p.payload->'command') WITH ORDINALITY c (word, nth)
-    WHERE p.job_id = j.id AND nth <= {WORDS} ORDER BY nth) AS command) w
+LEFT JOIN LATERAL (SELECT {_COMMAND} FROM job_payloads p WHERE p.job_id = j.id) w ON true
 WHERE j.id = ANY (CAST(:ids AS bigint[]))
 """)
 
@@ -272,7 +282,7 @@ def job(connection: Connection, job: str, *, instances: Sequence[str] | None) ->
 def listed(connection: Connection, rows: Sequence[dict[str, Any]]) -> Rows:
     """The rows of a list, each with what a list tells beside it."""
     found = connection.execute(LISTED, {"ids": [row["row_id"] for row in rows]}).mappings()
-    more = {row["row_id"]: dict(row) for row in found}
+    more = {row["row_id"]: _called(row) for row in found}
     return [row | more[row["row_id"]] for row in rows if row["row_id"] in more]
 
 
@@ -349,15 +359,14 @@ WITH page AS MATERIALIZED (
 {_GRAPH_COLUMNS} WHERE s.graph = ANY (ARRAY(SELECT id FROM page)) ORDER BY s.graph DESC
 """)
 # One page of a graph's nodes, by number. A node without a job ended so long ago that its job was deleted.
-NODES = Statement("""
+NODES = Statement(f"""
 SELECT n.node_no AS node, j.public_id AS job, coalesce(j.state, n.outcome) AS state, n.depth, j.priority,
     n.callback, n.pending_deps AS waits_for, n.missing, j.reason, n.dead_ends > 0 AND n.outcome IS NULL AS dead_end,
     j.label, ARRAY(SELECT p.node_no FROM graph_edges e JOIN graph_nodes p ON p.job_id = e.parent
         WHERE e.child = n.job_id ORDER BY p.node_no) AS after,
-    ARRAY(SELECT left(word, :letters) FROM job_payloads p
-        CROSS JOIN LATERAL jsonb_array_elements_text(p.payload->'command') WITH ORDINALITY c (word, nth)
-        WHERE p.job_id = n.job_id AND nth <= :words ORDER BY nth) AS command
-FROM graph_nodes n LEFT JOIN LATERAL (SELECT * FROM jobs WHERE id = n.job_id OFFSET 0) j ON true
+    coalesce(w.command, '{{}}') AS command, w.arguments
+FROM graph_nodes n LEFT JOIN LATERAL (SELECT {_COMMAND} FROM job_payloads p WHERE p.job_id = n.job_id) w ON true
+LEFT JOIN LATERAL (SELECT * FROM jobs WHERE id = n.job_id OFFSET 0) j ON true
 WHERE n.graph = :graph AND n.node_no > :after ORDER BY n.node_no LIMIT :limit
 """)
 
@@ -387,8 +396,14 @@ def graph(connection: Connection, row_id: int) -> dict[str, Any]:
 
 def nodes(connection: Connection, row_id: int, *, after: int, limit: int) -> Rows:
     """One page of a graph's nodes by number, from the first after `after`."""
-    where = {"graph": row_id, "after": after, "limit": limit, "words": WORDS, "letters": LETTERS}
-    return [dict(row) for row in connection.execute(NODES, where).mappings()]
+    where = {"graph": row_id, "after": after, "limit": limit}
+    return [_called(row) for row in connection.execute(NODES, where).mappings()]
+
+
+def _called(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row with the arguments of the task that its job calls in words."""
+    arguments = row["arguments"]
+    return {**row, "arguments": None if arguments is None else call_arguments(arguments)}
 
 
 def graph_page(connection: Connection, *, instances: Sequence[str] | None, filters: Mapping[str, Any]) -> Rows:

@@ -255,14 +255,15 @@ def _print_graph(found: Record) -> None:
 def _list_nodes(nodes: list[Record]) -> None:
     table(
         (
-            *("node", "state", "job", Column("depth", leaves=1), Column("waits for", leaves=3)),
-            *(Column("missing", leaves=2), Column("reason", folds=True)),
+            *("node", "state", "job", Column("command", least=16, middle=True), Column("depth", leaves=1)),
+            *(Column("waits for", leaves=3), Column("missing", leaves=2), Column("reason", folds=True)),
         ),
         (
             (
                 each["node"],
                 output.state("blocked for ever" if each["dead_end"] else each["state"]),
                 short,
+                readable.without_middle(output.plain(output.in_words(each["command"], each.get("arguments"))), 100),
                 each["depth"],
                 each["waits_for"] or "-",
                 ", ".join(map(str, each["missing"])) or "-",

@@ -2,15 +2,37 @@
 
 import click
 from leasehold import wire
-from leasehold.client import Client
+from leasehold.client import Client, Listed
+from leasehold.errors import BadInput
 
 from bots.cli import output
 from bots.cli.caller import Caller, caller_options, whole_id
 from bots.cli.filters import filter_options
 from bots.cli.output import Record
 from bots.cli.watching import shown, watch_option
-from schema import validation
+from schema import readable, validation
 from schema.filters import Direction, Sort
+
+
+def _next(found: Listed, limit: int, where: Record, asked: Record) -> str:
+    """Return the option that leads to the next page.
+
+    A full page in the order of submits goes on before its last job, which is shorter than a cursor.
+    """
+    is_by_submit = asked["sort"] in (None, Sort.SUBMITTED) and asked["order"] in (None, Direction.DESCENDING)
+    if len(found.jobs) < limit or not is_by_submit or where.keys() & {"ended_after", "ended_before"}:
+        return f"--cursor {found.next}"
+    return f"--before {readable.short_ids([job['id'] for job in found.jobs])[-1]}"
+
+
+def _columns(_context: click.Context, _option: click.Parameter, value: str | None) -> list[str]:
+    """Parse the names of columns. Raises BadInput for a name that there is not."""
+    found = [] if value is None else [name.strip().lower() for name in value.split(",")]
+    for name in found:
+        if name not in output.COLUMNS:
+            meant = wire.suggestion(name, output.COLUMNS) or f": take of {', '.join(output.COLUMNS)}"
+            raise BadInput("--columns", f"there is no column '{wire.escaped(name, 40)}'{meant}")
+    return list(dict.fromkeys(found))
 
 
 @click.command("list")
@@ -26,9 +48,15 @@ from schema.filters import Direction, Sort
     help="[default: the newest, or the most urgent, first].",
 )
 @click.option("--limit", type=click.IntRange(1, wire.MAX_LIST), default=50, show_default=True)
-@click.option("--before", metavar="ID", help="Jobs submitted before this one.")
-@click.option("--cursor", metavar="TEXT", help="The next page: what the one before printed on standard error.")
+@click.option("--before", metavar="ID", help="Jobs submitted before this one: mostly the next page.")
+@click.option("--cursor", metavar="TEXT", help="The next page, if the one before has printed this on standard error.")
 @click.option("--forecast", is_flag=True, help="Also tell when waiting jobs will start, 50 of each page at most.")
+@click.option(
+    "--columns",
+    metavar="NAME,…",
+    callback=_columns,
+    help=f"Show these columns, in this order, and commands whole: {', '.join(output.COLUMNS)}.",
+)
 @watch_option
 @caller_options
 def list_jobs(
@@ -39,6 +67,7 @@ def list_jobs(
     limit: int,
     cursor: str | None,
     forecast: bool,
+    columns: list[str],
     watch: float | None,
     **asked: str | None,
 ) -> None:
@@ -49,16 +78,17 @@ def list_jobs(
     \b
     leasehold list --state running --sort started --order asc
     leasehold list --meta build=1234 --state failed
+    leasehold list --columns id,state,command,label
     """
 
     def look(client: Client) -> None:
         if asked["before"] is not None:
             asked["before"] = whole_id(client, asked["before"])
-        foreseen = {"forecast": "true"} if forecast else {}
+        foreseen = {"forecast": "true"} if forecast or "starts" in columns else {}
         found = client.list(limit=limit, cursor=cursor, **where, **asked, **foreseen)
-        output.print_json(found.jobs) if caller.json else output.list_jobs(found.jobs)
+        output.print_json(found.jobs) if caller.json else output.list_jobs(found.jobs, columns)
         if found.next is not None and watch is None:
-            click.echo(f"next page: --cursor {found.next}", err=True)
+            click.echo(f"next page: {_next(found, limit, where, asked)}", err=True)
 
     shown(caller, watch, look)
 

@@ -7,6 +7,7 @@ import json
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -230,6 +231,7 @@ def print_job(job: Record, left: Sequence[object] = ()) -> None:
         ("instance", job["instance"]),
         ("label", job["label"]),
         ("command", _cut(shlex.join((job.get("payload") or {}).get("command", [])))),
+        ("arguments", arguments_of(job.get("payload") or {})),
         ("needs", properties(job["properties"])),
         ("prefers", _preferred(job)),
         ("metadata", properties(job.get("metadata"))),
@@ -293,7 +295,7 @@ def _preferred(job: Record) -> str | None:
 _JOBS = (
     Column("id"),
     Column("state"),
-    Column("command", least=20),
+    Column("command", least=20, middle=True),
     Column("waited"),
     Column("ran"),
     Column("reason", least=16),
@@ -303,35 +305,57 @@ _JOBS = (
     Column("priority", leaves=2),
     Column("attempts", leaves=1),
 )
-
-
-#: What is told beside it if it was asked for.
+#: What is told beside it if it was asked for, and what a list shows only if it is chosen.
 _STARTS = Column("starts", least=16)
+_CHOSEN = (_STARTS, Column("submitted"), Column("metadata", least=16), Column("units"))
+#: The names by which columns of a list of jobs are chosen.
+COLUMNS = tuple(each.title for each in (*_JOBS, *_CHOSEN))
 
 
-def list_jobs(jobs: Sequence[Record]) -> None:
-    """Print one line for each job, with its forecast if any has one."""
-    has_forecasts = any(job.get("forecast") for job in jobs)
-    table(
-        (*_JOBS[:6], _STARTS, *_JOBS[6:]) if has_forecasts else _JOBS,
-        (
-            (
-                short,
-                state(job["state"]),
-                _cut(in_words(job["command"]), 100),
-                seconds(job["waited_seconds"]),
-                seconds(job["ran_seconds"]),
-                job["why"],
-                *([_starts(job.get("forecast"))] if has_forecasts else []),
-                job["bot"],
-                job["instance"],
-                job["label"],
-                job["priority"],
-                f"{job['attempts']} of {job['max_attempts']}",
-            )
-            for short, job in zip(readable.short_ids([job["id"] for job in jobs]), jobs, strict=True)
-        ),
-    )
+def list_jobs(jobs: Sequence[Record], chosen: Sequence[str] = ()) -> None:
+    """Print one line for each job: the columns that are chosen, else the usual ones, and forecasts if any has one."""
+    shown = [each for each in (*_JOBS, *_CHOSEN) if each.title in chosen] if chosen else [*_JOBS]
+    if chosen:
+        # What was asked for stays, and a long command is told whole where there is room.
+        shown = [replace(each, leaves=0) for each in sorted(shown, key=lambda each: chosen.index(each.title))]
+    elif any(job.get("forecast") for job in jobs):
+        shown.insert(6, _STARTS)
+    ids = readable.short_ids([job["id"] for job in jobs])
+    rows = [_row(short, job, limit=None if chosen else 100) for short, job in zip(ids, jobs, strict=True)]
+    table(shown, [[row[each.title] for each in shown] for row in rows])
+
+
+def _row(short: str, job: Record, *, limit: int | None) -> Record:
+    """What a list shows of a job, by column. limit: the most characters of its command."""
+    command = plain(in_words(job["command"], job.get("arguments")))
+    return {
+        "id": short,
+        "state": state(job["state"]),
+        "command": command if limit is None else readable.without_middle(command, limit),
+        "waited": None if _starts_later(job) else seconds(job["waited_seconds"]),
+        "ran": seconds(job["ran_seconds"]),
+        "reason": _few_words(job),
+        "starts": _starts(job.get("forecast")),
+        "bot": job["bot"],
+        "instance": job["instance"],
+        "label": job["label"],
+        "priority": job["priority"],
+        "attempts": f"{job['attempts']} of {job['max_attempts']}",
+        "submitted": moment(job["created_at"]),
+        "metadata": properties(job.get("metadata")),
+        "units": job["units"],
+    }
+
+
+def _starts_later(job: Record) -> bool:
+    """True if a job has not been ready for a moment yet."""
+    return not job["waited_seconds"] and job["started_at"] is None
+
+
+def _few_words(job: Record) -> str | None:
+    """Return why a job waits or how it ended, without what its state says already."""
+    why: str | None = job["why"]
+    return why.removeprefix(f"{job['state']} ") if why else why
 
 
 def _starts(forecast: Record | None) -> str | None:
@@ -343,9 +367,19 @@ def _starts(forecast: Record | None) -> str | None:
     return f"in {seconds(forecast['seconds'])}, 90% within {seconds(forecast['upper_seconds'])}"
 
 
-def in_words(command: Sequence[str]) -> str:
-    """Return a command as a shell takes it, or the name of the task that it calls."""
-    return command[2] if len(command) == 3 and command[0] == wire.COMMAND else shlex.join(command)
+def in_words(command: Sequence[str], arguments: str | None = None) -> str:
+    """Return a command as a shell takes it, or the task that it calls, with its arguments if they are known."""
+    if len(command) != 3 or command[0] != wire.COMMAND:
+        return shlex.join(command)
+    return command[2] if arguments is None else f"{command[2]}({arguments})"
+
+
+def arguments_of(payload: Record) -> str | None:
+    """Return the arguments of a task's call in words, cut in their middle; None for another command."""
+    command, stdin = payload.get("command"), payload.get("stdin")
+    if not isinstance(command, list) or not isinstance(stdin, str) or command[:1] != [wire.COMMAND]:
+        return None
+    return readable.call_arguments(stdin)
 
 
 def show_summary(found: Record) -> None:

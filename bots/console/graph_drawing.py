@@ -65,7 +65,7 @@ class Drawing:
 
 def name_of(one: Record) -> str:
     """Return what a node runs, or its label."""
-    return in_words(one["command"]) if one["command"] else one["label"] or "(no longer stored)"
+    return in_words(one["command"], one.get("arguments")) if one["command"] else one["label"] or "(no longer stored)"
 
 
 def _short(name: str) -> str:

@@ -101,9 +101,12 @@ def test_a_list_tells_what_runs_how_long_it_waits_and_why(
 ) -> None:
     for name in ("linux", "mac"):
         pool.bot(name, properties={"os": [name]}).sync()
-    submitted(operator, {"command": ["echo", "x" * 500, *"y" * 100], **wanted})
+    submitted(operator, {"command": ["echo", "x" * 250 + "z" * 250, *"y" * 99, "end"], **wanted})
     pool.database.run(lambda connection: connection.execute_sql(held))
     (job,) = operator.get("/v1/jobs").json()["jobs"]
-    assert (job["command"], job["ran_seconds"]) == (["echo", "x" * 80, *"y" * 10], None)
+    assert (job["command"], job["ran_seconds"]) == (
+        ["echo", f"{'x' * 40}…{'z' * 39}", *"yyyy…yyyy", "end"],
+        None,
+    )
     assert 0 <= job["waited_seconds"] < 3600
     assert job["why"].startswith(why)

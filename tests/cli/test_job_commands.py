@@ -149,16 +149,22 @@ LISTED = STORY | {"command": ["make", "a b\x1b"], "waited_seconds": 3.0, "ran_se
 
 
 def test_list_shows_one_line_for_each_job(stands: Gateway, capsys: pytest.CaptureFixture[str]) -> None:
-    task = {"id": SEVENTH, "command": ["leasehold-task", "shop:pool", "shop.mail"], "ran_seconds": 61.0}
+    command = ["leasehold-task", "shop:pool", "shop.mail"]
+    task = {"id": SEVENTH, "command": command, "arguments": "7, cents=5", "ran_seconds": 61.0}
     stands.script = in_turn(Answer({"jobs": [LISTED, LISTED | task]}))
     call("list", "--instance", "ci", "--limit", "2")
     heading, *lines = (" ".join(line.split()) for line in capsys.readouterr().out.splitlines())
     assert heading == "id state command waited ran reason bot instance label priority attempts"
     assert lines == [
         f"{JOB_COMMANDING} queued make 'a b\\x1b' 3.0 s - no such bot b1 ci nightly -3 1 of 5",
-        "2c8a-6789ab queued shop.mail 3.0 s 1 min 1 s no such bot b1 ci nightly -3 1 of 5",
+        "2c8a-6789ab queued shop.mail(7, cents=5) 3.0 s 1 min 1 s no such bot b1 ci nightly -3 1 of 5",
     ]
     assert stands.asked[0].query == {"instance": "ci", "limit": "2"}
+    stands.script = in_turn(Answer({"jobs": [LISTED | task], "next": "c"}))
+    call("list", "--columns", "command,id", "--limit", "1")
+    told = capsys.readouterr()
+    assert told.out.split() == ["command", "id", "shop.mail(7,", "cents=5)", "2c8a-6789ab"]
+    assert told.err == "next page: --before 2c8a-6789ab\n"
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,13 @@
 """Durations, times and numbers as people read them."""
 
+import json
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import pytest
 
-from schema.readable import duration, moment, number
+from schema.readable import call_arguments, duration, moment, number
 
 
 @pytest.mark.parametrize(
@@ -32,6 +33,24 @@ from schema.readable import duration, moment, number
 )
 def test_a_duration_has_at_most_two_units(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("stdin", "said"),
+    [
+        ({"args": [7], "kwargs": {"cents": 1250}}, "7, cents=1250"),
+        ({"args": [{"leasehold.result": 3}], "kwargs": {}}, "the result of node 3"),
+        ({"args": [[{"leasehold.result": 0}, {"leasehold.result": 1}]], "kwargs": {}}, "[the results of 2 nodes]"),
+        ({"args": ["x" * 300], "kwargs": {}}, f'"{"x" * 99}…{"x" * 98}"'),
+    ],
+)
+def test_the_arguments_of_a_call_are_told_as_in_a_call(stdin: object, said: str) -> None:
+    assert call_arguments(json.dumps(stdin)) == said
+
+
+def test_arguments_of_which_only_the_beginning_is_known_end_where_they_go_on() -> None:
+    beginning = json.dumps({"args": [[f"/srv/{number}" for number in range(500)]], "kwargs": {}})[:2000]
+    assert call_arguments(beginning, limit=40) == '["/srv/0", "/srv/1", "/srv/2", "/srv/3"…'
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from leasehold.states import FINAL, WAITING, JobState
 from nicegui import ui
 from nicegui.elements.mixins.text_element import TextElement
 
-from bots.cli.output import between, evidence, in_words, properties, seconds
+from bots.cli.output import arguments_of, between, evidence, in_words, properties, seconds
 from bots.console.parts import Cell, Facts, Line, Table, Typed, node
 from bots.console.view import FAST, View
 from bots.console.words import ALL, ago, cut, state, text
@@ -143,8 +143,11 @@ def lead(job: Record) -> list[Cell]:
 
 def command_of(job: Record) -> str:
     """Return what a job runs, on one line; empty if that is no longer stored."""
-    command = (job["payload"] or {}).get("command")
-    return cut(in_words([*map(str, command)])) if isinstance(command, list) and command else ""
+    payload = job["payload"] or {}
+    command = payload.get("command")
+    if not isinstance(command, list) or not command:
+        return ""
+    return cut(in_words([*map(str, command)], arguments_of(payload)))
 
 
 def verdict(job: Record) -> str:

@@ -108,7 +108,7 @@ def rows(jobs: Sequence[Record]) -> list[tuple[str, list[Cell]]]:
 
 def row(job: Record, short: str) -> list[Cell]:
     """Return the cells of one job."""
-    command = text(in_words(job["command"])) if job["command"] else "(no longer stored)"
+    command = text(in_words(job["command"], job.get("arguments"))) if job["command"] else "(no longer stored)"
     return [
         Cell(command, f"/jobs/{job['id']}", "command", more=short, title=job["id"]),
         state(job["state"]),
