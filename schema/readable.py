@@ -21,6 +21,7 @@ import click
 from leasehold.wire import escaped, printable, suggestion
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.text import Text
 
 #: The units of durations of a minute and more, the largest first: seconds in one, and the abbreviation.
@@ -83,9 +84,11 @@ def number(value: float, *, digits: int = 6) -> str:
     return f"{value:.12f}".rstrip("0").rstrip(".")
 
 
-def plural(number: int, noun: str) -> str:
-    """Return a number of things, such as `1 job` or `1,200 jobs`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+def plural(number: float, noun: str) -> str:
+    """Return a number of things, such as `1 job`, `1,200 jobs` or `0.5 jobs`."""
+    many = f"{noun[:-1]}ies" if noun.endswith("y") and noun[-2] not in "aeiou" else f"{noun}s"
+    told = f"{number:,}" if isinstance(number, int) else f"{number:g}"
+    return f"{told} {noun if number == 1 else many}"
 
 
 #: How the standard input of a task's call begins.
@@ -154,6 +157,9 @@ def short_ids(ids: Sequence[str]) -> list[str]:
 #: Characters between two columns; the least width of a text that folds beside the others, and its indent below them.
 GAP, FOLDED, INDENT = 2, 24, 4
 
+#: Characters that a text keeps if even the columns that stay are together wider than the terminal.
+SHORTEST = 8
+
 
 @dataclass(frozen=True)
 class Column:
@@ -185,34 +191,98 @@ def on_a_screen() -> Iterator[None]:
         _ON_A_SCREEN.reset(token)
 
 
-def table(columns: Sequence[str | Column], rows: Iterable[Sequence[object]]) -> None:
-    """Print a plain table."""
+def table(columns: Sequence[str | Column], rows: Iterable[Sequence[object]], *, empty: str = "There are none.") -> None:
+    """Print a plain table. A person at a terminal is told `empty` in the place of one without rows."""
     from rich.console import Console
     from rich.text import Text
 
     of = [each if isinstance(each, Column) else Column(each) for each in columns]
     cells = [[each if isinstance(each, Text) else Text(cell(each)) for each in row] for row in rows]
     console = Console(highlight=False, markup=False)
-    if console.is_terminal:
-        of, cells = fitted(of, cells, console.width)
+    if not cells and console.is_terminal:
+        click.echo(empty)
+        return
     widths = [_width(column, [row[nth] for row in cells]) for nth, column in enumerate(of)]
+    if console.is_terminal:
+        of, cells, widths = fitted(of, cells, console.width)
     indent = sum(widths[:-1]) + GAP * (len(of) - 1)
     folds = console.is_terminal and of[-1].folds and not _ON_A_SCREEN.get()
     is_below = folds and console.width - indent < min(FOLDED, widths[-1])
     if is_below:
         indent = INDENT
-    for row in [[Text(column.title, style="bold") for column in of], *cells]:
+    titles = [_lines(column.title, width) for column, width in zip(of, widths, strict=True)]
+    heads = [
+        [Text(lines[nth] if nth < len(lines) else "", style="bold") for lines in titles]
+        for nth in range(max(map(len, titles)))
+    ]
+    for nth, row in enumerate([*heads, *cells]):
         for each, width in zip(row, widths[:-1], strict=False):
             each.pad_right(width + GAP - each.cell_len)
         room = max(console.width - indent, INDENT)
         parts = [*row[-1].wrap(console, room)] if folds else [row[-1]]
-        if is_below:
+        if is_below and (nth == 0 or nth >= len(heads)):
             parts = [Text(), *parts] if row[-1].plain != "-" else [Text()]
         first, *rest = parts or [Text()]
         # A row that is too wide goes on in the next line of the terminal, where it can be copied as one.
         for each in (Text.assemble(*row[:-1], first), *(Text(" " * indent) + each for each in rest)):
             each.rstrip()
             console.print(each, soft_wrap=True)
+
+
+def print_line(start: "str | Text", value: "str | Text") -> None:
+    """Print a line that begins with `start`. On a terminal that is too narrow, it goes on below, between two words."""
+    if isinstance(start, str) and isinstance(value, str) and not sys.stdout.isatty():
+        click.echo(start + printable(value))  # to import what measures texts takes longer
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False, markup=False)
+    text = value if isinstance(value, Text) else Text(_kept_durations(printable(value)))
+    parts = [text]
+    if console.is_terminal and not _ON_A_SCREEN.get():
+        parts = [*text.wrap(console, max(console.width - len(start), INDENT))] or parts
+    for nth, each in enumerate(parts):
+        each.rstrip()
+        if not isinstance(value, Text):
+            each.plain = each.plain.replace(_KEPT, " ")
+        begin = start if nth == 0 else " " * len(start)
+        console.print((begin if isinstance(begin, Text) else Text(begin)) + each, soft_wrap=True)
+
+
+#: A command in a sentence, and what stands for its spaces while the sentence is divided.
+_COMMAND, _KEPT = re.compile(r"`[^`\n]*`"), "\ue000"
+#: A duration, whose numbers stay beside their units.
+_DURATION = re.compile(r"(?<!\S)\d[\d.,]* (?:ms|s|min|h|d)\b(?: \d+ (?:s|min|h)\b)?")
+
+
+def _kept_durations(text: str) -> str:
+    return _DURATION.sub(lambda found: found[0].replace(" ", _KEPT), text)
+
+
+def tell(text: str) -> None:
+    """Print a sentence to standard error. On a terminal that is too narrow, it goes on below, between two words.
+
+    A command in backticks stays on one line if it fits there, so that it can be copied.
+    """
+    if not sys.stderr.isatty():
+        click.echo(text, err=True)  # to import what measures texts takes longer
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(stderr=True, highlight=False, markup=False)
+    for line in divided(text, console):
+        console.print(Text(line), soft_wrap=True)
+
+
+def divided(text: str, console: "Console") -> Iterator[str]:
+    """Give the lines of a sentence for a terminal, divided between words. A longer word is left to the terminal."""
+    width = max(console.width, INDENT)
+    whole = _COMMAND.sub(lambda found: found[0].replace(" ", _KEPT) if len(found[0]) <= width - 2 else found[0], text)
+    whole = _kept_durations(whole)
+    for line in whole.split("\n"):
+        yield from (part.rstrip().replace(_KEPT, " ") for part in _lines(line, width))
 
 
 def without_middle(text: str, limit: int) -> str:
@@ -223,29 +293,60 @@ def without_middle(text: str, limit: int) -> str:
     return text[: limit - 1 - end] + "…" + text[len(text) - end :]
 
 
+def _lines(title: str, width: int) -> list[str]:
+    """Return a title in lines of this width, divided between words. A word that is longer has a line of its own."""
+    from rich.cells import cell_len
+
+    first, *words = title.split(" ")
+    lines = [first]
+    for word in words:
+        joined = f"{lines[-1]} {word}"
+        if cell_len(joined) <= width or not lines[-1].strip():
+            lines[-1] = joined
+        else:
+            lines.append(word)
+    return lines
+
+
 def fitted(
     columns: Sequence[Column], rows: Sequence[Sequence["Text"]], width: int
-) -> tuple[list[Column], list[list["Text"]]]:
-    """Return the columns that stay in this width, and their cells, cut where they may be.
+) -> tuple[list[Column], list[list["Text"]], list[int]]:
+    """Return the columns that stay in this width, their cells, cut where they may be, and their widths.
 
-    Texts are cut only as far as it takes, the later columns first, and never below their least; columns leave if that
-    is not enough.
+    Titles of several words take several lines. Texts are cut only as far as it takes, the later columns first. Columns
+    without a value leave before any text is cut, others before a text has less than its least. If none is left to
+    leave, the texts that may be cut have less.
     """
     natural = [_width(column, [row[nth] for row in rows]) for nth, column in enumerate(columns)]
-    narrowest = [
-        min(whole, max(column.least, len(column.title))) if column.least else min(whole, width // 3)
-        if column.folds else whole
-        for column, whole in zip(columns, natural, strict=True)
-    ]  # fmt: skip
+    narrowest = []
+    for nth, (column, whole) in enumerate(zip(columns, natural, strict=True)):
+        word = max(map(len, column.title.split(" ")))
+        if column.least:
+            narrowest.append(min(whole, max(column.least, word)))
+        elif column.folds:
+            narrowest.append(min(whole, width // 3))
+        else:
+            narrowest.append(max([word, *(row[nth].cell_len for row in rows)]))
     kept = list(range(len(columns)))
     leaving = sorted((nth for nth in kept if columns[nth].leaves), key=lambda nth: columns[nth].leaves)
+    if sum(natural) + GAP * (len(columns) - 1) > width:
+        empty = [nth for nth in leaving if all(row[nth].plain == "-" for row in rows)]
+        kept, leaving = ([nth for nth in each if nth not in empty] for each in (kept, leaving))
     while leaving and sum(narrowest[nth] + GAP for nth in kept) - GAP > width:
         kept.remove(leaving.pop(0))
+    too_wide = sum(narrowest[nth] + GAP for nth in kept) - GAP - width
+    for nth in reversed(kept):
+        if columns[nth].least and too_wide > 0:
+            less = min(too_wide, max(0, narrowest[nth] - max(SHORTEST, len(columns[nth].title))))
+            narrowest[nth] -= less
+            too_wide -= less
     spare = max(0, width + GAP - sum(narrowest[nth] + GAP for nth in kept))
-    limits = {}
-    for nth in kept:
-        limits[nth] = min(natural[nth], narrowest[nth] + spare)
-        spare -= limits[nth] - narrowest[nth]
+    limits = {nth: narrowest[nth] for nth in kept}
+    for enough in (FOLDED, width):  # each text has its first words before one has all of them
+        for nth in kept:
+            more = min(spare, max(0, min(natural[nth], enough) - limits[nth]))
+            limits[nth] += more
+            spare -= more
     cells = []
     for row in rows:
         cells.append([row[nth].copy() for nth in kept])
@@ -254,7 +355,11 @@ def fitted(
                 each.plain = without_middle(each.plain, limits[nth])
             elif not columns[nth].folds:
                 each.truncate(limits[nth], overflow="ellipsis")
-    return [columns[nth] for nth in kept], cells
+    return (
+        [columns[nth] for nth in kept],
+        cells,
+        [natural[nth] if columns[nth].folds else limits[nth] for nth in kept],
+    )
 
 
 def _width(column: Column, cells: Iterable["Text"]) -> int:

@@ -1,4 +1,4 @@
-"""Running a command: errors become one line on standard error and an exit code."""
+"""Running a command: errors become one sentence on standard error and an exit code."""
 
 import os
 import sys
@@ -8,6 +8,7 @@ import click
 from leasehold.errors import BadInput, Conflict, LeaseholdError, NotFound, NotReady, QueueFull, Unauthorised
 
 from assigner.cli.names import RENAMED_OPTIONS
+from schema.readable import tell
 
 
 def run(command: click.Command, arguments: Sequence[str]) -> int:
@@ -69,7 +70,10 @@ def _example(context: click.Context | None) -> str:
 
 
 def _complain(text: str, *, code: int) -> int:
-    """Print the error in one line. Help, which click raises if no command is given, is printed as it is."""
+    """Print the error as one sentence. Help, which click raises if no command is given, is printed as it is."""
     is_help = text.startswith("Usage:")
-    click.echo(text if is_help else "error: " + " ".join(text.split("\n")).strip(), err=True)
+    if is_help:
+        click.echo(text, err=True)
+    else:
+        tell("error: " + " ".join(text.split("\n")).strip())
     return code

@@ -23,7 +23,7 @@ from leasehold.errors import BadInput
 
 from assigner.cli import completion, errors, names
 from schema import clock, gc_tuning
-from schema.readable import Group
+from schema.readable import Group, tell
 
 S = TypeVar("S", bound="BaseModel")
 
@@ -255,15 +255,13 @@ def _demo_pool(
         if not _given(context, "config"):
             environ = {**installation.environ, **environ}
             if not workload.runs_under_other_accounts():
-                click.echo(
+                tell(
                     f"other accounts cannot run {sys.executable}, so the demo's jobs run as root "
-                    "(LEASEHOLD_BOT_JOB_USER=agent)",
-                    err=True,
+                    "(LEASEHOLD_BOT_JOB_USER=agent)"
                 )
                 environ = {"LEASEHOLD_BOT_JOB_USER": "agent", **environ}
             installation = replace(installation, config=None, environ=environ)
-        report = partial(click.echo, err=True)
-        found = stack.enter_context(local_pool(installation, bots=bots, report=report, chance=chance, port=0, **pool))
+        found = stack.enter_context(local_pool(installation, bots=bots, report=tell, chance=chance, port=0, **pool))
         keeper = Loop("pool", found.run_once, chance=random.Random(chance.getrandbits(64)))
         keeper.start()
         stack.callback(keeper.stop)

@@ -15,7 +15,7 @@ from assigner.cli.resources import group
 from assigner.operator_resources.declaration import Resource
 from assigner.operator_resources.registry import RESOURCES
 from schema import clock
-from schema.readable import Group, moment, table
+from schema.readable import Column, Group, moment, table
 from schema.tenancy import drains
 from schema.validation import check_name
 
@@ -167,7 +167,7 @@ def _list_assigners(caller: Caller) -> None:
         (each["name"], each["state"], each.get("policy"), *(moment(each[time]) for time in ("started_at", "seen_at")))
         for each in found
     ]
-    table(["name", "state", "policy", "started", "seen"], rows)
+    table(["name", "state", Column("policy", leaves=2), Column("started", leaves=1), "seen"], rows)
 
 
 def _assigner(name: str) -> str:

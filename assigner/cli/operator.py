@@ -1,6 +1,5 @@
 """The operator's commands that need no gateway: configuration, database, tokens."""
 
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -20,7 +19,7 @@ from schema.diagnostics.checks import Check, Verdict
 from schema.postgres import embedded, migrate
 from schema.postgres.connection import Connection
 from schema.postgres.urls import libpq_url
-from schema.readable import Column, Group, moment, table
+from schema.readable import Column, Group, moment, print_line, table, tell
 from schema.sql import SCHEMA
 from schema.tenancy import instances, roles, tokens
 
@@ -58,14 +57,14 @@ def check_config(installation: Installation, file: Path | None, as_json: bool) -
     )
     if not as_json or fatal:
         for warning in told:
-            click.echo(f"warning: {warning}", err=True)
+            tell(f"warning: {warning}")
     if fatal:
         return _told_problems(fatal)
     if as_json:
         print_json({"file": None if path is None else str(path), "ok": True, "warnings": told, "notes": notes})
         return 0
     for note in notes:
-        click.echo(note)
+        print_line("", note)
     click.echo(f"{path or 'the defaults'}: ok")
     return 0
 
@@ -73,7 +72,7 @@ def check_config(installation: Installation, file: Path | None, as_json: bool) -
 def _told_problems(problems: Sequence[str]) -> int:
     """Print one line for each problem; return the exit code."""
     for problem in problems:
-        click.echo(f"error: {problem}", err=True)
+        tell(f"error: {problem}")
     return 2
 
 
@@ -208,8 +207,13 @@ def verify_database(installation: Installation, as_json: bool) -> None:
         print_json({finding.id: asdict(finding) for finding in findings})
     else:
         click.echo(installation.described)
-        rows = [(each.id, each.rows, each.title, " ".join(each.sample) or None) for each in findings]
-        table(["invariant", "rows", "counts", "for example"], rows)
+        has_samples = any(each.sample for each in findings)
+        rows = [
+            (each.id, each.rows, *([" ".join(each.sample) or None] if has_samples else []), each.title)
+            for each in findings
+        ]
+        example = [Column("for example", least=16)] if has_samples else []
+        table(["invariant", "rows", *example, Column("counts", folds=True)], rows)
     broken = [finding.id for finding in findings if finding.rows]
     if broken:
         raise LeaseholdError(f"{len(broken)} of {len(findings)} invariants do not hold: {', '.join(broken)}")
@@ -364,10 +368,10 @@ def examine_database(installation: Installation, as_json: bool) -> None:
 
 
 def _print(checks: Sequence[Check]) -> None:
+    from rich.text import Text
+
     width = max(len(check.name) for check in checks)
     for check in checks:
-        colour = None if os.environ.get("NO_COLOR") else _COLOURS[check.verdict]
-        verdict = click.style(f"{check.verdict:<7}", fg=colour)
-        click.echo(f"{verdict}  {check.name:<{width}}  {check.found}")
+        print_line(Text(f"{check.verdict:<7}", _COLOURS[check.verdict]) + f"  {check.name:<{width}}  ", check.found)
         if check.remedy is not None:
-            click.echo(f"{'':7}  {'':{width}}  do: {check.remedy}")
+            print_line(f"{'':7}  {'':{width}}  do: ", check.remedy)

@@ -88,7 +88,7 @@ def _tell(found: Report) -> None:
     table(
         ["day", "wait mean", "scheduled", "completed", "priority mean"],
         [
-            (each.day, _seconds(each.wait_mean), each.scheduled, each.completed, f"{each.priority_mean:.1f}")
+            (each.day, _seconds(each.wait_mean), each.scheduled, each.completed, _mean(each.priority_mean))
             for each in found.days
         ],
     )
@@ -113,6 +113,10 @@ def _tell_estimates(found: EstimateReport) -> None:
         f"{_seconds(found.actual_mean)}; actual / estimate {_number(found.ratio_p50)} (p50), "
         f"{_number(found.ratio_p95)} (p95)"
     )
+
+
+def _mean(value: float) -> str:
+    return f"{round(value, 1) or 0.0:.1f}"  # which is never -0.0
 
 
 def _number(value: float | None) -> str:
@@ -155,8 +159,10 @@ def demand(calling: Calling) -> click.Command:
         if not rows:
             click.echo("no job is queued")
             return
+        leaving = {"units": 1, "retrying": 2, "limited": 3, "oldest": 4}
         columns = ["cohort", "requires", "queued", "ready", "limited", "retrying", "units", "oldest", "bots"]
-        table([*columns, "free units", "start with one more bot", "suggested bots"], rows)
+        columns += ["free units", "start with one more bot", "suggested bots"]
+        table([Column(each, leaving.get(each, 0)) for each in columns], rows)
         if found["at_least"]:
             click.echo("more queues wait than were read")
 

@@ -4,7 +4,6 @@ import os
 import random
 import signal
 import socket
-from functools import partial
 from importlib.util import find_spec
 
 import click
@@ -22,6 +21,7 @@ from assigner.process.assign import GARBAGE, STOP_WITHIN, AssignerProcess
 from assigner.process.local_pool import CONSOLE_HOST, OPERATOR_TOKEN, LocalBot, LocalPool, check_app, local_pool
 from assigner.settings import Installation
 from schema.gc_tuning import infrequent_gc
+from schema.readable import tell
 from schema.validation import FARM, OF_FARM
 
 #: Port of the console unless another is given; `leasehold console` has the same.
@@ -88,7 +88,6 @@ def up(
     names += [] if farm is None else [farm_bot("farm-1", capacity=os.cpu_count() or 1)]
     if app is not None:
         names.append(LocalBot(name="app-1", app=app, concurrency=concurrency or os.cpu_count() or 1))
-    report = partial(click.echo, err=True)
     with Signals(signal.SIGTERM, signal.SIGINT) as signals:
 
         def rest(seconds: float) -> None:
@@ -102,7 +101,7 @@ def up(
                 installation,
                 assigners=assigners,
                 bots=names,
-                report=report,
+                report=tell,
                 chance=random.SystemRandom(),
                 port=port,
                 console=console,
@@ -116,13 +115,13 @@ def up(
                 else:
                     click.echo(_welcome(pool, installation, commands=bots > 0, app=app))
                 environ = installation.environ
-                files = AppFiles(app, environ, report=report, rest=rest) if reload and app is not None else None
+                files = AppFiles(app, environ, report=tell, rest=rest) if reload and app is not None else None
                 while True:
                     rest(pool.run_once())
                     if files is not None and files.run_once():
                         pool.reload_app()
         except Stopped as stopped:
-            report("everything has stopped; no job is lost, and `leasehold up` continues with them")
+            tell("everything has stopped; no job is lost, and `leasehold up` continues with them")
             return 130 if stopped.number is signal.SIGINT else 0
 
 

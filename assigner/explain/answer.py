@@ -101,11 +101,13 @@ def placement_sentence(attempt: Mapping[str, Any]) -> str:
     if "candidates" not in decision:
         return f"{where} was chosen by the strategy '{escaped(strategy, 63)}'"
     score = decision.get("score") or {}
-    parts = ", ".join(f"{part} {score[part]:+g}" for part in _PARTS if isinstance(score.get(part), int | float))
-    best = f" with {score['total']:g} points ({parts})" if "total" in score else ""
+    parts = ", ".join(f"{part} {score[part] + 0.0:+g}" for part in _PARTS if isinstance(score.get(part), int | float))
+    best = ""
+    if "total" in score:
+        best = f" with {score['total']:g} point{'' if score['total'] == 1 else 's'} ({parts})"
     which = {PREFERRED: " with what it prefers", REQUIRED: ", as none with what it prefers had room"}
     kind = which.get(decision.get("phase", ""), "")
-    found = f"{where} was the best of {decision['candidates']} candidates{kind}{best}"
+    found = f"{where} was the best of {plural(decision['candidates'], 'candidate')}{kind}{best}"
     match decision.get("round"):
         case 0:
             return f"{found}, of all that were free, after a sample had left it without one"
@@ -151,7 +153,7 @@ def _ended(lease: Row, ending: Row | None) -> str:
 
 def _preemption(move: str, receipt: Row, *, instance: str, everything: bool) -> str:
     preemptor, victims = receipt.get("preemptor") or {}, receipt.get("victims") or []
-    below = f"below its minimum of {preemptor.get('min_quota')} with {preemptor.get('usage')} units"
+    below = f"below its minimum of {preemptor.get('min_quota')} with {plural(preemptor.get('usage') or 0, 'unit')}"
     rule = f"by the rule {receipt.get('rule')}"
     if move == "preempted":
         if not everything and preemptor.get("instance") != instance:
@@ -160,10 +162,10 @@ def _preemption(move: str, receipt: Row, *, instance: str, everything: bool) -> 
         return f"it was asked to stop for {who}, which was {below}, {rule}"
     where = f" on bot '{receipt.get('bot')}'" if everything else ""
     freed = sum(each.get("units", 0) for each in victims)
-    jobs = f"{len(victims)} {'job was' if len(victims) == 1 else 'jobs were'} asked to stop"
+    jobs = f"{plural(len(victims), 'job')} {'was' if len(victims) == 1 else 'were'} asked to stop"
     told = f"{jobs}{where} for it" if everything else "room was made for it"
     waited = duration(float(preemptor.get("waited_seconds") or 0))
-    numbers = f", {freed} units" if everything else ""
+    numbers = f", {plural(freed, 'unit')}" if everything else ""
     return f"{told}{numbers}, {rule}: its instance was {below}, and it had waited {waited}"
 
 

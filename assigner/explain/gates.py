@@ -162,7 +162,7 @@ def _quota(job: JobEvidence) -> GateVerdict:
     usage, units, limit = quota.usage, job.units, quota.effective_max
     numbers = asdict(quota) | {"units": units, "evicted_lately": job.evicted_lately}
     if limit is None or quota.max_quota is None:
-        return _verdict(job, predicates.QUOTA, f"{where} uses {usage} units and has no maximum", **numbers)
+        return _verdict(job, predicates.QUOTA, f"{where} uses {plural(usage, 'unit')} and has no maximum", **numbers)
     lowered = quota.max_quota - limit
     of = f"{limit}"
     if lowered:

@@ -30,6 +30,7 @@ from schema.picking import constrained, ready
 from schema.picking.ready import Scope
 from schema.postgres.connection import Connection
 from schema.postgres.statements import Statement
+from schema.readable import plural
 
 #: The most jobs of one plan: each is explained on its own.
 MAX_PLANNED = 100
@@ -191,12 +192,12 @@ def _eviction(
         return None
     number, units = len(found.victims), sum(each.units for each in found.victims)
     where = f" on bot '{found.bot.name}'" if everything else ""
-    jobs = f"{number} {'job' if number == 1 else 'jobs'} of {units} units"
+    jobs = f"{plural(number, 'job')} of {plural(units, 'unit')}"
     return PlannedEviction(
         jobs=[each.public_id for each in found.victims] if everything else [],
         number=number,
         units=units,
         sentence=f"{jobs} would be asked to stop{where}, by the rule {found.rule}, once it has waited "
         f"{planning.quotas.preemption_delay:g} s: instance '{told.instance}' is below its minimum of "
-        f"{found.preemptor.min_quota} with {found.preemptor.usage} units",
+        f"{found.preemptor.min_quota} with {plural(found.preemptor.usage, 'unit')}",
     )

@@ -30,6 +30,7 @@ from schema.accounting.accounts import PoolLimits
 from schema.policy import meters, queue_limits, time_windows
 from schema.policy.time_windows import WindowTerms
 from schema.postgres.connection import Connection
+from schema.readable import plural
 
 
 class PoolLimitsRequest(PoolLimits):
@@ -234,7 +235,9 @@ RATES = Resource(
         model=RateRequest,
         apply=_set_rate,
     ),
-    printed=lambda done: f"{done['resource']} starts {done['per_second']:g} jobs per second, {done['burst']} at once",
+    printed=lambda done: (
+        f"{done['resource']} starts {plural(done['per_second'], 'job')} per second, {done['burst']} at once"
+    ),
     remove=Removal(
         help="Remove a rate: jobs may then start at any rate.",
         apply=lambda connection, keys, by: rates.remove_rate(connection, keys[0], **by),
@@ -400,7 +403,7 @@ QUEUE_LIMITS = Resource(
         apply=_set_queue_limit,
         arguments=("max_queued",),
     ),
-    printed=lambda done: f"{done['max_queued']} jobs with the label {done['label']} may wait",
+    printed=lambda done: f"{plural(done['max_queued'], 'job')} with the label {done['label']} may wait",
     remove=Removal(
         help="Let any number of jobs with a label wait.",
         apply=lambda connection, keys, by: queue_limits.remove_queue_limit(connection, keys[0], **by),

@@ -29,6 +29,7 @@ from schema.moves.waiting.priority import BEGINNING
 from schema.policy import priority_classes
 from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
+from schema.readable import plural
 from schema.validation import MAX_TIMEOUT
 
 #: Jobs repriced in one transaction.
@@ -106,7 +107,7 @@ CLASSES = Resource(
         then=_reprice,
         arguments=("points",),
     ),
-    printed=lambda done: f"{done['name']} has {done['points']} points: priority {100 - done['points']}",
+    printed=lambda done: f"{done['name']} has {plural(done['points'], 'point')}: priority {100 - done['points']}",
     remove=Removal(
         help="Remove a class that no unfinished job uses.",
         apply=lambda connection, keys, by: priority_classes.remove_class(connection, keys[0], **by),
@@ -155,7 +156,8 @@ CLASS_LIMITS = Resource(
         arguments=("jobs",),
     ),
     printed=lambda done: (
-        f"{done['name']} may run {'any number of' if done['jobs'] is None else done['jobs']} jobs at once"
+        f"{done['name']} may run "
+        f"{'any number of jobs' if done['jobs'] is None else plural(done['jobs'], 'job')} at once"
     ),
     remove=Removal(
         help="Let any number of jobs of a class run at once.",
@@ -227,7 +229,7 @@ def _set_level(connection: Connection, keys: Keys, body: LevelRequest, by: By) -
 
 def _told_of_level(done: Mapping[str, Any]) -> str:
     points, timeout = done["points"], done["timeout_seconds"]
-    return f"{done['name']} has {points} points: priority {100 - points}, timeout {timeout:g} s"
+    return f"{done['name']} has {plural(points, 'point')}: priority {100 - points}, timeout {timeout:g} s"
 
 
 SERVICE_LEVELS = Resource(

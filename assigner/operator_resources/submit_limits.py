@@ -27,6 +27,7 @@ from schema.policy import ceilings, queue_limits, submit_rules
 from schema.policy.ceilings import CeilingTerms
 from schema.policy.submit_rules import SubmitRuleTerms
 from schema.postgres.connection import Connection
+from schema.readable import plural
 
 
 class InstanceQueueLimit(Row):
@@ -58,7 +59,7 @@ INSTANCE_QUEUE_LIMITS = Resource(
         apply=_set_instance_queue_limit,
         arguments=("max_queued",),
     ),
-    printed=lambda done: f"{done['max_queued']} jobs of {_whose_jobs(done)} may wait",
+    printed=lambda done: f"{plural(done['max_queued'], 'job')} of {_whose_jobs(done)} may wait",
     remove=Removal(
         help="Remove the limit of an instance, for which the default then holds, or the default.",
         apply=lambda connection, keys, by: queue_limits.remove_instance_queue_limit(connection, one_of(keys[0]), **by),

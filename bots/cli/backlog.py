@@ -1,5 +1,6 @@
 """The commands that act on jobs given by ids or a filter: cancel, hold, release, requeue, priority, reschedule."""
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +13,8 @@ from bots.cli.caller import Caller, caller_options
 from bots.cli.filters import Chosen, choosing
 from bots.cli.output import Record
 from bots.cli.waiting import finish
-from schema import validation
+from schema import readable, validation
+from schema.readable import plural, tell
 
 _reason = click.option("--reason", metavar="TEXT", help="Kept in the jobs' history and the audit log.")
 
@@ -110,7 +112,7 @@ def priority(caller: Caller, /, number: int, chosen: Chosen, reason: str | None)
     if caller.json:
         output.print_json({"changed": changed})
     else:
-        click.echo(f"{changed} jobs now have the priority {number}")
+        click.echo(f"{plural(changed, 'job')} now {'has' if changed == 1 else 'have'} the priority {number}")
 
 
 @click.command()
@@ -153,10 +155,13 @@ def _print_results(caller: Caller, answers: Sequence[Record], story: Callable[[R
 
 def _print(answers: Sequence[Record], story: Callable[[Record], str]) -> None:
     if not answers:
-        click.echo("no job that this could change passes the filter", err=True)
-    for job in answers:
-        if job["state"] is not None:
-            click.echo(f"{job['id']} {story(job)}")
+        tell("no job that this could change passes the filter")
+    told = [job for job in answers if job["state"] is not None]
+    names = [job["id"] for job in told]
+    if story is _successor and sys.stdout.isatty():
+        names = readable.short_ids(names)  # so that two ids have room in a line
+    for name, job in zip(names, told, strict=True):
+        output.line("", f"{name} {story(job)}")
 
 
 def _refuse_absent(answers: Sequence[Record]) -> None:

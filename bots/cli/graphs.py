@@ -15,7 +15,7 @@ from bots.cli.caller import Caller, caller_options
 from bots.cli.output import Record
 from bots.cli.waiting import graph_progress
 from schema import readable, validation
-from schema.readable import FAILED, LAST, Column, Group, table
+from schema.readable import FAILED, LAST, Column, Group, plural, table, tell
 from schema.requests import GraphRequest
 
 _COUNTS = (
@@ -54,13 +54,14 @@ def submit(caller: Caller, /, file: IO[bytes], key: str | None, fair_share: bool
     {"name": "build", "nodes": [
         {"node": 1, "command": ["make", "lib"]},
         {"node": 2, "command": ["make", "test"], "after": [1]},
-        {"node": 3, "command": ["notify"], "after": [{"node": 2, "on_failure": "run"}]}]}
+        {"node": 3, "command": ["notify"],
+         "after": [{"node": 2, "on_failure": "run"}]}]}
     """
     request = _read(file, {"key": key} if key is not None else {}, {"fair_share": True} if fair_share else {})
     with caller.client() as client:
         taken = client.graphs.submit(request)
         for warning in taken["warnings"]:
-            click.echo(f"warning: {output.plain(warning)}", err=True)
+            tell(f"warning: {output.plain(warning)}")
         if wait:
             finish(client, taken["id"], None, caller=caller, timeout=None)
         elif caller.json:
@@ -121,7 +122,9 @@ def list_graphs(caller: Caller, /, **filters: str | int | bool | None) -> None:
         output.print_json(found)
         return
     counts = (Column(name.replace("_", " "), leaves=1 + _LEAVING.index(name)) for name in _COUNTS)
-    columns: list[str | Column] = ["id", "state", Column("instance", leaves=len(_COUNTS) + 1), "name", "nodes", *counts]
+    columns: list[str | Column] = ["id", "state", Column("instance", leaves=len(_COUNTS) + 1)]
+    # Beside the id, which stays whole, a name may be cut: that of chains is as long as an id.
+    columns += [Column("name", least=20, middle=True), "nodes", *counts]
     rows = (
         (
             each["id"],
@@ -183,7 +186,7 @@ def cancel(caller: Caller, /, id: str, instance: str | None) -> None:
     if caller.json:
         output.print_json(done)
     else:
-        click.echo(f"{done['id']} {done['state']}, {done['jobs']} jobs cancelled or asked to stop")
+        output.line("", f"{done['id']} {done['state']}, {plural(done['jobs'], 'job')} cancelled or asked to stop")
     if not done["jobs"] and done["state"] in ("finished", "replaced"):
         raise Conflict("already_final", f"graph '{done['id']}' is {done['state']} already; results are kept")
 
@@ -231,7 +234,7 @@ def finish(client: Client, graph: str, instance: str | None, *, caller: Caller, 
     needless = found.get("callback") == "failed" and found["callback_outcome"] == "cancelled"
     bad = found["nodes"] - found["succeeded"] - needless
     if bad:
-        raise LeaseholdError(f"{bad} of {found['nodes']} nodes did not succeed")
+        raise LeaseholdError(f"{bad:,} of {plural(found['nodes'], 'node')} did not succeed")
 
 
 def _print_graph(found: Record) -> None:
@@ -241,7 +244,7 @@ def _print_graph(found: Record) -> None:
         ("name", found["name"]),
         ("state", output.state(found["state"])),
         ("instance", found["instance"]),
-        ("nodes", f"{found['nodes']}, with {found['edges']} dependencies"),
+        ("nodes", f"{found['nodes']:,}, with {plural(found['edges'], 'dependency')}"),
         ("callback", callback and f"if {callback}: {found['callback_outcome'] or 'waits'}"),
         ("missing", ", ".join(map(str, found["missing"][:20]))),
         *((name.replace("_", " "), found[name] or None) for name in _COUNTS),

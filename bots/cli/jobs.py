@@ -18,7 +18,7 @@ from bots.cli.output import Record
 from bots.cli.waiting import as_written, finish, interruptible
 from bots.cli.watching import shown, watch_option
 from schema import clock, validation
-from schema.readable import Column, Group, plural, table
+from schema.readable import Column, Group, plural, table, tell
 
 # The command `explain`
 
@@ -216,7 +216,7 @@ def logs(caller: Caller, /, id: str, follow: bool, attempt: int | None) -> None:
                     sys.stdout.flush()
     if last is not None and last.attempt > 1 and attempt is None and not caller.json:
         hint = f"`leasehold logs {id} --attempt {last.attempt - 1}` shows that of the attempt before"
-        click.echo(f"this is the output of attempt {last.attempt}; {hint}", err=True)
+        tell(f"this is the output of attempt {last.attempt}; {hint}")
 
 
 @click.command()

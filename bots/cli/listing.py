@@ -12,6 +12,7 @@ from bots.cli.output import Record
 from bots.cli.watching import shown, watch_option
 from schema import readable, validation
 from schema.filters import Direction, Sort
+from schema.readable import tell
 
 
 def _next(found: Listed, limit: int, where: Record, asked: Record) -> str:
@@ -110,7 +111,7 @@ def metadata(caller: Caller, /, key: str, contains: str | None, instance: str | 
         for value in found:
             click.echo(output.plain(value))
     if len(found) == limit:
-        click.echo("there may be more values: give a larger --limit, or --contains", err=True)
+        tell("there may be more values: give a larger --limit, or --contains")
 
 
 COMMANDS: tuple[click.Command, ...] = (list_jobs, metadata)

@@ -16,7 +16,7 @@ from leasehold import wire
 from leasehold.states import JobState
 
 from schema import readable
-from schema.readable import Column, table
+from schema.readable import Column, plural, table
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -73,11 +73,9 @@ def styled(text: str, style: str) -> "Text":
 
 def line(start: str, value: object) -> None:
     """Print one line: a heading and a value. A state keeps its colour."""
-    from rich.console import Console
     from rich.text import Text
 
-    text = value if isinstance(value, Text) else Text(plain(value))
-    Console(highlight=False, markup=False).print(Text(start), text, sep="", soft_wrap=True)
+    readable.print_line(start, value if isinstance(value, Text) else str(value))
 
 
 def seconds(value: float | None) -> str:
@@ -147,7 +145,9 @@ def _receipt(move: str, receipt: Record) -> str:
         whom = f"job {preemptor['job']} of {preemptor['instance']}" if preemptor else "a job of another instance"
         parts.append(f"asked to stop for {whom}")
     else:
-        stopped = ", ".join(f"{each['job']} of {each['instance']} ({each['units']} units)" for each in victims)
+        stopped = ", ".join(
+            f"{each['job']} of {each['instance']} ({plural(each['units'], 'unit')})" for each in victims
+        )
         parts.append(f"asked to stop: {stopped}" if stopped else "room is being made for it")
     if receipt.get("bot"):
         parts.append(f"on {receipt['bot']}")
@@ -322,7 +322,7 @@ def list_jobs(jobs: Sequence[Record], chosen: Sequence[str] = ()) -> None:
         shown.insert(6, _STARTS)
     ids = readable.short_ids([job["id"] for job in jobs])
     rows = [_row(short, job, limit=None if chosen else 100) for short, job in zip(ids, jobs, strict=True)]
-    table(shown, [[row[each.title] for each in shown] for row in rows])
+    table(shown, [[row[each.title] for each in shown] for row in rows], empty="No job passes the filter.")
 
 
 def _row(short: str, job: Record, *, limit: int | None) -> Record:
@@ -385,7 +385,9 @@ def arguments_of(payload: Record) -> str | None:
 def show_summary(found: Record) -> None:
     """Print the sum of jobs with the same metadata."""
     unknown = found["unestimated"]
-    left = seconds(found["remaining_seconds"]) + (f", and {unknown:,} jobs without an estimate" if unknown else "")
+    left = seconds(found["remaining_seconds"]) + (
+        f", and {plural(unknown, 'job')} without an estimate" if unknown else ""
+    )
     facts = (
         ("jobs", f"{sum(found['jobs'].values()):,}{' of the newest; there are more' if found['more'] else ''}"),
         *((f"  {name}", f"{number:,}") for name, number in sorted(found["jobs"].items())),
@@ -422,10 +424,10 @@ def show_bot(bot: Record) -> None:
         ("status", state(_bot_status(bot))),
         ("process", _process(bot)),
         ("version", version(bot.get("version"))),
-        ("units", f"{bot['in_use']} of {bot['capacity']} in use, {bot['leases']} leases"),
+        ("units", f"{bot['in_use']} of {bot['capacity']} in use, {plural(bot['leases'], 'lease')}"),
         ("cohort", bot["cohort"]),
         ("properties", properties(bot["properties"])),
-        ("exclusive", " ".join(bot["exclusive"])),
+        ("exclusive", " ".join(bot["exclusive"]) or "-"),
         ("expires in", expiry(bot["expires_in"])),
         ("probation", seconds(bot["probation"])),
         ("success", _share(bot["success_rate"])),
@@ -538,10 +540,10 @@ def show_status(found: Record) -> None:
     if least & set(states):
         kept = found["finished_estimate"]
         about = "" if kept is None else f"; about {kept:,} finished jobs are kept"
-        click.echo(f"+ at least: not all of them were counted{about}")
+        line("", f"+ at least: not all of them were counted{about}")
     click.echo()
     bots = ", ".join(f"{seen['bots']} {status}" for status, seen in found["bots"].items()) or "none"
-    click.echo(f"bots      {bots}; {found['in_use']} of {found['capacity']} units in use")
+    line("bots      ", f"{bots}; {found['in_use']} of {plural(found['capacity'], 'unit')} in use")
     if len(found["swarm"]) > 1 or any(one["avg_success_rate"] is not None for one in found["swarm"]):
         click.echo()
         _swarm(found["swarm"])
@@ -552,23 +554,23 @@ def show_status(found: Record) -> None:
     _pace(found["rates"], found["waits"])
     if found["oldest_queued_seconds"] is not None:
         oldest = seconds(found["oldest_queued_seconds"])
-        click.echo(f"oldest queued job: {'at least ' if 'oldest_queued_seconds' in least else ''}{oldest}")
+        line("", f"oldest queued job: {'at least ' if 'oldest_queued_seconds' in least else ''}{oldest}")
     if found["later"]:
-        click.echo(f"{found['later']:,} queued jobs start later, at a time that was given")
+        start = "starts" if found["later"] == 1 else "start"
+        line("", f"{readable.plural(found['later'], 'queued job')} {start} later, at a time that was given")
     if found["unmatchable"]:
-        number = f"{'at least ' if 'unmatchable' in least else ''}{found['unmatchable']}"
-        click.echo(
-            f"{number} queued jobs are unmatchable: no present bot could run them (leasehold list --unmatchable)"
-        )
+        number = f"{'at least ' if 'unmatchable' in least else ''}{readable.plural(found['unmatchable'], 'queued job')}"
+        are, them = ("is", "it") if found["unmatchable"] == 1 else ("are", "them")
+        line("", f"{number} {are} unmatchable: no present bot could run {them} (leasehold list --unmatchable)")
     for tick in found["upkeep"]:
         grace = ", in grace" if tick["grace"] else ""
-        click.echo(f"upkeep    {plain(tick['name'])} {seconds(tick['age_seconds'])} ago{grace}")
+        line("upkeep    ", f"{tick['name']} {seconds(tick['age_seconds'])} ago{grace}")
     for each in found.get("paused", ()):
         where = f" of {each['instance']}" if each["instance"] and each["kind"] != "instance" else ""
         why = f": {each['reason']}" if each["reason"] else ""
-        click.echo(f"paused    {plain(each['kind'] + ' ' + each['name'] + where + why)}")
+        line("paused    ", each["kind"] + " " + each["name"] + where + why)
     if reads := found.get("reads"):
-        click.echo(f"reads     {reads_in_words(reads)}")
+        line("reads     ", reads_in_words(reads))
 
 
 def reads_in_words(reads: Record) -> str:
@@ -596,16 +598,14 @@ def _swarm(swarm: Sequence[Record]) -> None:
 def _pace(rates: Record, waits: Record) -> None:
     """Print the rates of submits, grants, starts and ends, and how long jobs waited for a bot."""
     when = "minute" if rates["span"] >= 60 else seconds(rates["span"])
-    click.echo(
-        f"per second, last {when}: {rates['submitted']:g} submitted, {rates['granted']:g} granted, "
-        f"{rates['started']:g} started, {rates['finished']:g} finished"
-    )
+    paces = ", ".join(f"{rates[name]:g} {name}" for name in ("submitted", "granted", "started", "finished"))
+    line(f"per second, last {when}: ", paces)
     parts = [f"{rates[name]:g} {name}" for name in ("succeeded", "failed", "cancelled", "dead") if rates[name]]
     if parts:
-        click.echo(f"by outcome: {', '.join(parts)}")
+        line("by outcome: ", ", ".join(parts))
     if waits["jobs"]:
         told = ", ".join(f"{name} {seconds(waits[name])}" for name in ("p50", "p95", "p99"))
-        click.echo(f"from the queue to a bot, {waits['jobs']} jobs: {told}")
+        line(f"from the queue to a bot, {readable.plural(waits['jobs'], 'job')}: ", told)
 
 
 def _cut(text: str, limit: int = 200) -> str:

@@ -86,7 +86,7 @@ def _add() -> click.Command:
         """Make the schedule NAME, or replace it (-- COMMAND…). The options in groups are those of `submit`.
 
         \b
-        leasehold schedule add nightly --cron '0 3 * * *' --zone Europe/Berlin -- make nightly
+        leasehold schedule add nightly --cron '0 3 * * *' -- make nightly
         """
         terms = {"enabled": not options.pop("disabled")} | ({"take_over": True} if options.pop("take_over") else {})
         try:

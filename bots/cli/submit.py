@@ -13,6 +13,7 @@ from bots.cli import output
 from bots.cli.caller import Caller, caller_options
 from bots.cli.jobs import print_plan
 from bots.cli.waiting import NAMED, finish_file, follow_command
+from schema.readable import tell
 
 
 @click.command(cls=option_helpers.GroupedCommand, context_settings={"allow_interspersed_args": False})
@@ -96,11 +97,11 @@ def submit(
             taken = client.submit(jobs) if file else [client.submit_one(jobs[0])]
         for job in taken:
             if file is None and jobs[0].get("schedule_after") and not caller.json:
-                click.echo(f"starts at {jobs[0]['schedule_after']} at the earliest", err=True)
+                tell(f"starts at {jobs[0]['schedule_after']} at the earliest")
             if file is None and not job.created and jobs[0].get("dedup_key") and not caller.json:
-                click.echo(f"no new job: a job with this key is there already; leasehold show {job.id}", err=True)
+                tell(f"no new job: a job with this key is there already: `leasehold show {job.id}`")
             if job.advice is not None:
-                click.echo(f"advice: job {output.plain(job.id)}: {output.plain(job.advice)}", err=True)
+                tell(f"advice: job {output.plain(job.id)}: {output.plain(job.advice)}")
         ids = [job.id for job in taken]
         if wait and file is None:
             return follow_command(client, ids[0], caller=caller, quiet=quiet)

@@ -8,7 +8,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import click
@@ -21,6 +20,7 @@ from bots.cli import output
 from bots.cli.caller import Caller
 from bots.cli.output import Record
 from schema import clock
+from schema.readable import divided, plural, tell
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -47,7 +47,7 @@ def interruptible(ids: Sequence[str]) -> Iterator[None]:
                 f"{len(ids):,} jobs go on, from {ids[0]} to {ids[-1]}: `leasehold list --limit {len(ids)}` shows them, "
                 "`leasehold wait ID…` waits again, `leasehold cancel ID…` cancels"
             )
-        click.echo(f"\n{hint}", err=True)
+        tell(f"\n{hint}")
         raise click.Abort from None
 
 
@@ -71,7 +71,7 @@ def follow_command(client: Client, id: str, *, caller: Caller, quiet: bool) -> i
     else:
         more = ", output cut" if (job.get("result") or {}).get("output_truncated") else ""
         more += f"; `leasehold show {id}` tells more" if job["state"] == JobState.DEAD else ""
-        click.echo(output.ending(job) + more, err=True)
+        tell(output.ending(job) + more)
     return exit_code(job)
 
 
@@ -79,7 +79,7 @@ class Reasons:
     """Tells on standard error what a job waits for, while no bot has it."""
 
     def __init__(self, client: Client, say: Callable[[str], object] | None = None) -> None:
-        self._client, self._say = client, say or partial(click.echo, err=True)
+        self._client, self._say = client, say or tell
         self._began = self._said = clock.monotonic()
 
     def tell(self, id: str, *, at_once: bool = False) -> None:
@@ -111,14 +111,14 @@ def as_written(id: str, pieces: Iterable[Output]) -> Iterator[Output]:
     attempt, lost = 0, False
     for piece in pieces:
         if attempt not in (0, piece.attempt):
-            click.echo(f"job {id} runs again, attempt {piece.attempt}", err=True)
+            tell(f"job {id} runs again, attempt {piece.attempt}")
         attempt, lost = piece.attempt, piece.lost
         sys.stdout.buffer.write(piece.data)
         sys.stdout.flush()
         yield piece
     if lost:
         said = "its bot was lost before the end; what the bot had sent by then is all there is"
-        click.echo(f"job {id}, attempt {attempt}: {said}", err=True)
+        tell(f"job {id}, attempt {attempt}: {said}")
 
 
 def exit_code(job: Record) -> int:
@@ -169,13 +169,22 @@ class Tally:
     def __str__(self) -> str:
         """The counts, the mean rate so far, and the time that is left at this rate."""
         states = ", ".join(f"{number:,} {name}" for name, number in self.ended.most_common())
-        told = f"{self.done:,} of {self.total:,} jobs ended" + (f": {states}" if states else "")
+        told = f"{self.done:,} of {plural(self.total, 'job')} ended" + (f": {states}" if states else "")
+        return f"{told}; {self._pace(' a second')}"
+
+    def brief(self) -> str:
+        """The same in fewer words, for a narrow terminal: of the states only what is not well."""
+        others = [each for each in self.ended.most_common() if each[0] != JobState.SUCCEEDED]
+        told = f"{self.done:,} of {self.total:,}" + "".join(f", {number:,} {name}" for name, number in others)
+        return f"{told}; {self._pace('/s')}"
+
+    def _pace(self, a_second: str) -> str:
         rate = (self.done - self._before) / max(self.seconds, 0.001)
         if not rate:
-            return f"{told}; {output.seconds(self.seconds)}{self._latest}"
+            return f"{output.seconds(self.seconds)}{self._latest}"
         if self.done == self.total:
-            return f"{told}; in {output.seconds(self.seconds)}, {rate:.1f} a second"
-        return f"{told}; {rate:.1f} a second, {output.seconds((self.total - self.done) / rate)} left{self._latest}"
+            return f"in {output.seconds(self.seconds)}, {rate:.1f}{a_second}"
+        return f"{rate:.1f}{a_second}, {output.seconds((self.total - self.done) / rate)} left{self._latest}"
 
 
 class Display(Protocol):
@@ -187,8 +196,15 @@ class Display(Protocol):
     def say(self, text: str) -> None:
         """Tell something beside the tally."""
 
+    def put(self, text: str) -> None:
+        """Write a line to standard output, as the command does without a display."""
+
     def close(self) -> None:
         """Leave what was shown as it is."""
+
+
+#: Columns of a bar.
+BAR = 20
 
 
 class Bar:
@@ -198,19 +214,33 @@ class Bar:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn
 
-        columns = (BarColumn(20), TextColumn("{task.description}", markup=False))
+        columns = (BarColumn(BAR), TextColumn("{task.description}", markup=False))
         self._tally = tally
         self._progress: Progress = Progress(*columns, console=Console(stderr=True), transient=True)
-        self._task: TaskID = self._progress.add_task(str(tally), total=tally.total)
+        self._task: TaskID = self._progress.add_task(self._told(), total=tally.total)
         self.update()
 
     def update(self) -> None:
         if self._tally.total > 1 or self._tally.told:
             self._progress.start()
-        self._progress.update(self._task, completed=self._tally.share, description=str(self._tally))
+        self._progress.update(self._task, completed=self._tally.share, description=self._told())
+
+    def _told(self) -> str:
+        """What stands beside the bar: all of it, or what is brief enough for this terminal."""
+        told = str(self._tally)
+        return told if len(told) < self._progress.console.width - BAR else self._tally.brief()
 
     def say(self, text: str) -> None:
-        self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        console = self._progress.console
+        for line in divided(text, console):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def put(self, text: str) -> None:
+        # The cursor stands behind the bar.
+        if sys.stdout.isatty():
+            self._progress.stop()
+        click.echo(text)
+        self.update()
 
     def close(self) -> None:
         self._progress.stop()
@@ -231,10 +261,13 @@ class Lines:
         if tenths == self._tenths:
             self._silence *= 2
         self._tenths, self._said = tenths, clock.monotonic()
-        click.echo(str(self._tally), err=True)
+        tell(str(self._tally))
 
     def say(self, text: str) -> None:
-        click.echo(text, err=True)
+        tell(text)
+
+    def put(self, text: str) -> None:
+        click.echo(text)
 
     def close(self) -> None:
         pass
@@ -248,6 +281,9 @@ class Silent:
 
     def say(self, text: str) -> None:
         pass
+
+    def put(self, text: str) -> None:
+        click.echo(text)
 
     def close(self) -> None:
         pass
@@ -265,7 +301,7 @@ def finish(client: Client, ids: Sequence[str], *, caller: Caller, timeout: float
         for job in _ended(client, ids, tally=tally, display=display, timeout=timeout):
             ended.append(job)
             if not caller.json:
-                click.echo(output.ending(job))
+                display.put(output.ending(job))
     if caller.json:
         output.print_json(ended)
     known = {job["id"] for job in ended}
@@ -289,10 +325,10 @@ def finish_file(client: Client, ids: Sequence[str], *, caller: Caller, quiet: bo
     else:
         bad = [job for job in ended if job["state"] != JobState.SUCCEEDED]
         for job in bad[:NAMED]:
-            click.echo(output.ending(job), err=True)
+            tell(output.ending(job))
         if len(bad) > NAMED:
-            click.echo(f"and {len(bad) - NAMED:,} more that did not succeed", err=True)
-        click.echo(str(tally), err=True)
+            tell(f"and {len(bad) - NAMED:,} more that did not succeed")
+        tell(str(tally))
     _require_success(ended)
 
 
@@ -318,7 +354,7 @@ def graph_progress() -> Iterator[Callable[[Record], None]]:
     except KeyboardInterrupt:
         for graph, _, _ in seen:
             id = graph["id"]
-            click.echo(f"\ngraph {id} goes on: `leasehold graph wait {id}`, or `leasehold graph cancel {id}`", err=True)
+            tell(f"\ngraph {id} goes on: `leasehold graph wait {id}`, or `leasehold graph cancel {id}`")
         raise click.Abort from None
     finally:
         for _, _, display in seen:
@@ -327,8 +363,12 @@ def graph_progress() -> Iterator[Callable[[Record], None]]:
 
 def _require_success(ended: Sequence[Record]) -> None:
     bad = [job for job in ended if job["state"] != JobState.SUCCEEDED]
+    if len(ended) == 1 == len(bad):
+        raise LeaseholdError("the job did not succeed")
     if bad:
-        raise LeaseholdError(f"{len(bad)} of {len(ended)} jobs did not succeed; the first: {output.ending(bad[0])}")
+        raise LeaseholdError(
+            f"{len(bad):,} of {plural(len(ended), 'job')} did not succeed; the first: {output.ending(bad[0])}"
+        )
 
 
 def _ended(

@@ -15,6 +15,7 @@ from leasehold.wire import escaped
 
 from bots.cli.caller import Caller
 from schema import clock, readable
+from schema.readable import tell
 
 R = TypeVar("R")
 
@@ -96,7 +97,7 @@ def _as_json(every: float, show: Callable[[], None]) -> None:
     while True:
         problem = _look(show, is_first=is_first)
         if problem is not None:
-            click.echo(f"{_now()}: {problem}; trying again", err=True)
+            tell(f"{_now()}: {problem}; trying again")
         sys.stdout.flush()
         is_first = False
         clock.sleep(every)

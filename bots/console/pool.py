@@ -13,6 +13,7 @@ from bots.console.parts import Cell, Table, node
 from bots.console.settings_tables import Upkeep
 from bots.console.view import FAST, View
 from bots.console.words import ALL, ENDED, HELD, count
+from schema.readable import plural
 
 Record = Mapping[str, Any]
 
@@ -145,7 +146,7 @@ def figures(found: Record) -> dict[str, tuple[str, str]]:
         "units in use": (f"{found['in_use']:,}", f"of {found['capacity']:,}"),
         "wait for a bot": (
             seconds(waits["p50"]) if waits["jobs"] else "none",
-            f"median; 95 % {seconds(waits['p95'])}, 99 % {seconds(waits['p99'])}, of {waits['jobs']:,} jobs"
+            f"median; 95 % {seconds(waits['p95'])}, 99 % {seconds(waits['p99'])}, of {plural(waits['jobs'], 'job')}"
             if waits["jobs"]
             else "of 0 jobs",
         ),

@@ -5,7 +5,7 @@ import base64
 import io
 import json
 import re
-from contextlib import redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 from leasehold.errors import BadInput, LeaseholdError, NotFound
 from rich.text import Text
 
-from schema.readable import Column, fitted, table
+from schema.readable import Column, fitted, table, tell
 from tests.support.http import (
     AT,
     JOB_COMMANDING,
@@ -197,14 +197,40 @@ def test_columns_leave_and_texts_are_cut_on_a_narrow_terminal_but_no_id_is() -> 
     rows = [[Text("2c8a-6789ab"), Text("make everything"), Text("b1"), Text("0")]]
 
     def shown(width: int) -> list[str]:
-        of, (cells,) = fitted(columns, rows, width)
+        of, (cells,), _ = fitted(columns, rows, width)
         return [f"{column.title}={each}" for column, each in zip(of, cells, strict=True)]
 
     whole = ["id=2c8a-6789ab", "command=make everything", "bot=b1", "priority=0"]
     assert shown(43) == whole
     assert shown(40) == ["id=2c8a-6789ab", "command=make everyt…", "bot=b1", "priority=0"]
     assert shown(36) == whole[:3]
-    assert shown(23) == shown(5) == ["id=2c8a-6789ab", "command=make ever…"]
+    assert shown(23) == ["id=2c8a-6789ab", "command=make ever…"]
+    assert shown(21) == shown(5) == ["id=2c8a-6789ab", "command=make ev…"]
+
+
+def test_a_column_without_a_value_leaves_before_a_text_is_cut() -> None:
+    columns = [Column("id"), Column("reason", least=6), Column("bot", leaves=2), Column("label", leaves=1)]
+    rows = [[Text("2c8a-6789ab"), Text("no bot has room"), Text(bot), Text("a")] for bot in ("-", "-")]
+    for width, titles in ((40, ["id", "reason", "bot", "label"]), (35, ["id", "reason", "label"])):
+        of, (first, _), _ = fitted(columns, rows, width)
+        assert ([column.title for column in of], first[1].plain) == (titles, "no bot has room")
+    rows[1][2] = Text("b1")
+    of, (first, _), _ = fitted(columns, rows, 35)
+    assert ([column.title for column in of], first[1].plain) == (["id", "reason", "bot", "label"], "no bot ha…")
+
+
+def test_no_row_is_wider_than_the_terminal_because_several_texts_have_their_least() -> None:
+    columns = [Column("id"), Column("command", least=20, middle=True), Column("ran"), Column("reason", least=16)]
+    row = [
+        Text("263a-b06d7a"),
+        Text('shop.flaky("/srv/missing")'),
+        Text("9 min 53 s"),
+        Text("FileNotFoundError: [Errno 2]"),
+    ]
+    for width in range(45, 100):
+        _, (cells,), widths = fitted(columns, [row], width)
+        assert sum(widths) + 2 * 3 <= width
+        assert all(each.cell_len <= wide for each, wide in zip(cells, widths, strict=True))
 
 
 @pytest.mark.parametrize("options", [[], ["-f"]])
@@ -341,7 +367,7 @@ def test_show_prints_every_move_also_one_it_does_not_know(stands: Gateway, capsy
     call("show", JOB_COMMANDING)
     told = capsys.readouterr().out
     for expected in (
-        "asked to stop: V of qa (1 units); on b1; rule any; usage 0 below the minimum of 2; waited 21.5 s",
+        "asked to stop: V of qa (1 unit); on b1; rule any; usage 0 below the minimum of 2; waited 21.5 s",
         "asked to stop for job P of ci; on b1; rule any",
         "asked to stop for a job of another instance; rule any",
         "priority=-1 priority_before=0",
@@ -371,6 +397,21 @@ def test_a_long_text_folds_beside_the_other_columns_or_below_them(
     with redirect_stdout(Terminal()) as shown:
         table(["gate", Column("details", folds=True)], [["room", "no bot has room for it at all and none will"]])
     assert re.sub(r"\x1b\[\d*m", "", shown.getvalue()).splitlines() == lines
+
+
+def test_a_sentence_for_a_person_goes_on_between_two_words_and_for_a_file_it_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    monkeypatch.setenv("TERM", "xterm")
+    sentence = "error: [no] bot of cohort 'default' offers gpu=a100"
+    tell(sentence)
+    assert capsys.readouterr().err == sentence + "\n"
+    with redirect_stderr(Terminal()) as shown:
+        tell(f"{sentence}\n\nnext: `leasehold wait --timeout 5`, or `leasehold cancel`")
+    lines = ["error: [no] bot of cohort", "'default' offers gpu=a100", ""]
+    lines += ["next:", "`leasehold wait --timeout 5`,", "or `leasehold cancel`"]
+    assert shown.getvalue().splitlines() == lines
 
 
 # The pool and the token

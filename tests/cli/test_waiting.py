@@ -10,6 +10,7 @@ import pytest
 
 from assigner.cli import errors
 from assigner.cli.main import cli
+from bots.cli import waiting
 from tests.support.http import JOB_COMMANDING, OTHER, Answer, Gateway, ReceivedRequest, final, in_turn, problem
 from tests.support.patience import wait_instead
 from tests.support.screens.terminal import on_a_terminal
@@ -223,6 +224,38 @@ def test_what_is_final_ends_a_watch(stands: Gateway, capsys: pytest.CaptureFixtu
         stands.script = in_turn(*script)
         assert errors.run(cli, ["bots", "list", "--watch"]) == 2
         assert capsys.readouterr().err.startswith("error: the")
+
+
+@pytest.mark.parametrize(
+    ("width", "said"), [(80, "1,848 of 10,000, 107 failed; "), (200, "1,848 of 10,000 jobs ended: ")]
+)
+def test_the_line_beside_a_bar_is_brief_enough_for_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, width: int, said: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    now = [0.0]
+    monkeypatch.setattr("bots.cli.waiting.clock.monotonic", lambda: now[0])
+    tally = waiting.Tally(10_000)
+    now[0] = 9.7
+    tally.ended.update({"succeeded": 1741, "failed": 107})
+    told = waiting.Bar(tally)._progress.tasks[0].description
+    assert told.startswith(said)
+    assert told.endswith(" left")
+    assert len(told) + waiting.BAR < width
+
+
+def test_how_a_job_ended_has_a_line_of_its_own_beside_a_bar(stands: Gateway) -> None:
+    def answer(asked: ReceivedRequest) -> Answer:
+        if len(stands.asked) == 1:
+            return Answer({"jobs": [{"id": each, "state": "running"} for each in asked.body["ids"]], "done": False})
+        return Answer({"jobs": [final(each, "succeeded") for each in asked.body["ids"]], "done": True})
+
+    stands.script = answer
+    code, text = on_a_terminal(stands, "wait", JOB_COMMANDING, OTHER)
+    told = [line for line in text.split("\n") if JOB_COMMANDING in line or OTHER in line]
+    assert (code, len(told)) == (0, 2)
+    for line in told:
+        assert "of 2 jobs" not in line.rpartition("\x1b[2K")[2], "the bar has been erased from this line"
 
 
 def test_a_terminal_shows_the_latest_answer_in_one_place_also_during_an_outage(stands: Gateway) -> None:

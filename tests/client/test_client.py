@@ -163,7 +163,7 @@ def test_an_act_that_is_refused_midway_tells_what_was_done_before(jobs: Any) -> 
     with gateway(script) as stands, client_for(stands.url) as client:
         with pytest.raises(QueueFull) as caught:
             client.backlog.requeue(jobs, key="again")
-        assert caught.value.__notes__ == ["1 jobs were changed before, with the key again"]
+        assert caught.value.__notes__ == ["1 job was changed before, with the key again"]
         with pytest.raises(QueueFull) as caught:
             client.backlog.requeue(jobs, key="again")
         assert not hasattr(caught.value, "__notes__"), "nothing was done before the first call"

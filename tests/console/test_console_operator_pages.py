@@ -281,8 +281,8 @@ def test_a_quota_is_changed_after_a_preview_of_whom_it_affects(person: Person, s
         assert person.sees("2 instances would be affected.")
         assert quotas(http) == {"ours": (0, 5), "theirs": (9, None)}, "a preview changes nothing"
         person.page.locator("button:has-text('Change')").first.click()
-        person.page.wait_for_selector(".question:has-text('Set min 1, max 1? 1 other instances are affected')")
-        assert "ours starts nothing until 1 units are back" in person.page.inner_text(".question")
+        person.page.wait_for_selector(".question:has-text('Set min 1, max 1? 1 other instance is affected')")
+        assert "ours starts nothing until 1 unit is back" in person.page.inner_text(".question")
         person.page.click(".question .agree")
         assert person.sees("The change is made.")
         assert quotas(http) == {"ours": (1, 1), "theirs": (9, None)}

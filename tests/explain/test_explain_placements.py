@@ -35,7 +35,7 @@ def test_a_final_job_tells_every_attempt_and_how_it_ended(pool: Pool) -> None:
     found = explained(pool, job)
     assert found.state == "succeeded"
     assert [each.sentence for each in found.attempts] == ["failed with exit 3, and it was queued again", "succeeded"]
-    assert found.sentence.startswith("it ran there because bot 'bot-1' was the best of 1 candidates")
+    assert found.sentence.startswith("it ran there because bot 'bot-1' was the best of 1 candidate")
 
 
 def test_a_job_given_back_by_a_lost_bot_says_so_while_it_waits(pool: Pool) -> None:
@@ -69,7 +69,7 @@ def test_a_job_that_lost_its_first_choice_tells_in_which_round_it_was_placed(poo
         other.rollback()
     found = explained(pool, job)
     assert found.attempts[0].decision["round"] == 0
-    assert found.sentence.startswith("it runs there because bot 'bot-2' was the best of 1 candidates with")
+    assert found.sentence.startswith("it runs there because bot 'bot-2' was the best of 1 candidate with")
     assert found.sentence.endswith("of all that were free, after a sample had left it without one")
 
 
@@ -87,7 +87,7 @@ def test_a_job_cancelled_before_it_ran_never_had_a_place(pool: Pool) -> None:
 def test_both_jobs_of_a_preemption_keep_its_receipt(pool: Pool, tenancy: Tenancy) -> None:
     job, victim = preempted(pool, tenancy)
     gained, suffered = explained(pool, job), explained(pool, victim)
-    assert gained.receipts[0].sentence.startswith("1 job was asked to stop on bot 'bot-1' for it, 1 units, by the rule")
+    assert gained.receipts[0].sentence.startswith("1 job was asked to stop on bot 'bot-1' for it, 1 unit, by the rule")
     assert "its instance was below its minimum of 1 with 0 units" in gained.receipts[0].sentence
     assert gained.receipts[0].receipt["victims"][0]["job"] == victim
     assert suffered.receipts[0].sentence == (

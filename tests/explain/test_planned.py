@@ -40,7 +40,7 @@ def test_a_plan_tells_the_bot_or_what_is_missing_and_stores_nothing(
         (free, other), (large,) = planned(operator, {}, new), planned(operator, {"units": 3}, query="plan=true")
         assert list(listener.notifies(timeout=0)) == []
     assert (free["outcome"], free["job"], free["bot"]["name"]) == ("new", None, "bot-1")
-    assert "bot 'bot-1' was the best of 1 candidates" in free["bot"]["sentence"]
+    assert "bot 'bot-1' was the best of 1 candidate" in free["bot"]["sentence"]
     assert free["explanation"]["order"]["in_queue"] == {"jobs": 0, "more": False}
     closed = [gate["gate"] for gate in large["explanation"]["gates"] if gate["open"] is False]
     assert (closed, large["bot"]) == (["units"], None)
@@ -104,7 +104,7 @@ def test_a_plan_tells_what_would_be_stopped_for_a_minimum(pool: Pool, operator: 
     (found,) = planned(operator, {"instance": "vision"})
     assert found["eviction"]["jobs"] == [victim]
     assert (
-        "1 job of 1 units would be asked to stop on bot 'bot-1', by the rule lower_priority_only"
+        "1 job of 1 unit would be asked to stop on bot 'bot-1', by the rule lower_priority_only"
         in (found["eviction"]["sentence"])
     )
     assert pool.job(victim).state == "running"

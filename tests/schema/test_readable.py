@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import pytest
+from rich.console import Console
 
-from schema.readable import call_arguments, duration, moment, number
+from schema.readable import call_arguments, divided, duration, moment, number, plural
 
 
 @pytest.mark.parametrize(
@@ -80,3 +81,24 @@ def test_a_number_has_no_exponent(value: float, text: str) -> None:
     assert number(value) == text
     assert number(1234567.25, digits=12) == "1234567.25"
     assert number(1e-30) == "1e-30"
+
+
+def test_things_are_counted_in_the_singular_and_the_plural() -> None:
+    told = [plural(number, noun) for number, noun in ((1, "job"), (0, "job"), (1200, "job"), (1, "dependency"))]
+    assert told == ["1 job", "0 jobs", "1,200 jobs", "1 dependency"]
+    assert [plural(2, "dependency"), plural(2, "day"), plural(0.5, "job")] == ["2 dependencies", "2 days", "0.5 jobs"]
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("error: a sentence goes on below", ["error: a sentence", "goes on below"]),
+        ("error: /srv/a/path/longer/than/that is gone", ["error:", "/srv/a/path/longer/than/that", "is gone"]),
+        ("now say `leasehold show` to see", ["now say", "`leasehold show` to", "see"]),
+        ("two\nlines", ["two", "lines"]),
+        ("it has waited 3 min 18 s", ["it has waited", "3 min 18 s"]),
+        ("中文字中文字中 a word", ["中文字中文字中 a", "word"]),
+    ],
+)
+def test_a_sentence_is_divided_between_words_only(text: str, lines: list[str]) -> None:
+    assert list(divided(text, Console(width=20))) == lines

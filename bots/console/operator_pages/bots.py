@@ -11,6 +11,7 @@ from bots.console.jobs import job_list
 from bots.console.parts import Cell, Facts, Table, node
 from bots.console.view import SLOW, View
 from bots.console.words import HELD, ago, text
+from schema.readable import plural
 
 Record = Mapping[str, Any]
 
@@ -165,7 +166,9 @@ def _drain_button(view: View, name: str, verb: str, *, draining: bool) -> None:
     async def question() -> str:
         leases = (await view.ask(lambda client: client.bot(name)))["leases"]
         if draining:
-            return f"Give {name} no more jobs? Its {leases} leases end as usual."
+            return (
+                f"Give {name} no more jobs? Its {plural(leases, 'lease')} {'ends' if leases == 1 else 'end'} as usual."
+            )
         return f"Give {name} jobs again?"
 
     async def act() -> None:

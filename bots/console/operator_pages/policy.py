@@ -12,6 +12,7 @@ from bots.console.parts import Cell, Table, field_of, node
 from bots.console.settings_tables import Source, show_tables
 from bots.console.view import SLOW, View
 from bots.console.words import ago, text, time
+from schema.readable import plural
 
 #: The most versions on the page; and words for a guard that holds, is broken, or is not known.
 MAX_VERSIONS = 10
@@ -251,7 +252,7 @@ def about(found: Scores) -> str:
     """Return one sentence on the decision, and one if its strategy does not go by these scores."""
     decision = found["decision"]
     said = (
-        f"Job {decision['job']} went to {decision['bot']}, of {decision['candidates']:,} candidates, "
+        f"Job {decision['job']} went to {decision['bot']}, of {plural(decision['candidates'], 'candidate')}, "
         f"at {time(decision['at'])}. A field left empty stands for what it was decided by."
     )
     if not found["by_weights"]:

@@ -14,7 +14,7 @@ from bots.console.pool import HISTORY, STRETCHES
 from bots.console.settings_tables import MAX_ROWS
 from bots.console.view import SLOW, View
 from bots.console.words import text
-from schema.readable import FIGURES
+from schema.readable import FIGURES, plural
 
 Record = Mapping[str, Any]
 
@@ -237,7 +237,7 @@ class Part:
         found = answer["affected"]
         self._table.show([(str(place), effect_cells(one)) for place, one in enumerate(found)])
         more = f", and {answer['left_out']:,} figures more" if answer["left_out"] else ""
-        self._told.text = f"{len({one['instance'] for one in found}):,} instances would be affected{more}."
+        self._told.text = f"{plural(len({one['instance'] for one in found}), 'instance')} would be affected{more}."
         return answer
 
     async def _question(self) -> str:
@@ -248,10 +248,9 @@ class Part:
         )
         others = {one["instance"] for one in found} - {self._path.rpartition("/")[2]}
         over = [one for one in found if one["field"] == "over" and one["after"]]
-        stops = "".join(
-            f" {one['instance']} starts nothing until {_told(one['after'])} units are back." for one in over
-        )
-        return f"Set {set_to}? {len(others):,} other instances are affected: see the list.{stops}"
+        stops = "".join(f" {one['instance']} starts nothing until {_back(one['after'])} back." for one in over)
+        told = f"{plural(len(others), 'other instance')} {'is' if len(others) == 1 else 'are'} affected"
+        return f"Set {set_to}? {told}: see the list.{stops}"
 
     async def _change(self) -> None:
         body = self._body()
@@ -274,6 +273,10 @@ def effect_cells(one: Record) -> list[Cell]:
 
 def _told(value: object) -> str:
     return "none" if value is None else text(value)
+
+
+def _back(units: int) -> str:
+    return f"{plural(units, 'unit')} {'is' if units == 1 else 'are'}"
 
 
 def _typed(value: float | None) -> str:

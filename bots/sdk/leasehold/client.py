@@ -647,7 +647,7 @@ def _after(answers: Sequence[Job], refused: E) -> E:
     """Return the refusal of a part, which says what the parts before it have made."""
     if answers:
         refused.submitted = tuple(job.id for job in answers)
-        refused.add_note(f"{len(answers)} jobs were submitted before")
+        refused.add_note(f"{len(answers)} {'job was' if len(answers) == 1 else 'jobs were'} submitted before")
     return refused
 
 

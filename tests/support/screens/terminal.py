@@ -14,8 +14,11 @@ from tests.support.patience import MINUTE, eventually
 ROOT = Path(__file__).parent.parent.parent
 
 
-def on_a_terminal(stands: Gateway, *arguments: str, until: Callable[[], object]) -> tuple[int, str]:
-    """Run a command against the gateway, and press Ctrl-C when `until` is true. Returns its exit code and its text."""
+def on_a_terminal(stands: Gateway, *arguments: str, until: Callable[[], object] | None = None) -> tuple[int, str]:
+    """Run a command against the gateway. Returns its exit code and its text.
+
+    until: when Ctrl-C is pressed; None = never, it ends by itself.
+    """
     ours, theirs = pty.openpty()
     popen = subprocess.Popen(
         [sys.executable, "-m", "assigner.cli.main", *arguments],
@@ -24,8 +27,9 @@ def on_a_terminal(stands: Gateway, *arguments: str, until: Callable[[], object])
         stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
     )  # fmt: skip
     os.close(theirs)
-    eventually(until, 5 * MINUTE)
-    popen.send_signal(signal.SIGINT)
+    if until is not None:
+        eventually(until, 5 * MINUTE)
+        popen.send_signal(signal.SIGINT)
     text = b""
     while True:
         try:

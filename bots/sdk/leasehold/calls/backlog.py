@@ -64,7 +64,7 @@ class Backlog:
             # The calls before it were transactions of their own.
             if changed := sum(job["changed"] for job in answers):
                 key = f", with the key {given['key']}" if "key" in given else ""
-                error.add_note(f"{changed} jobs were changed before{key}")
+                error.add_note(f"{changed} {'job was' if changed == 1 else 'jobs were'} changed before{key}")
             raise
         return answers
 
