@@ -10,7 +10,7 @@ from leasehold.client import Client
 from leasehold.errors import BadInput, Conflict, LeaseholdError
 from pydantic import ValidationError
 
-from bots.cli import output
+from bots.cli import output, times
 from bots.cli.caller import Caller, caller_options
 from bots.cli.output import Record
 from bots.cli.waiting import graph_progress
@@ -30,9 +30,9 @@ _instance = click.option(
 )
 _timeout = click.option(
     "--timeout",
-    type=click.FloatRange(0, validation.MAX_TIMEOUT),
-    metavar="SECONDS",
-    help="Give up after this time [default: never].",
+    type=times.Duration(0, validation.MAX_TIMEOUT),
+    metavar="DURATION",
+    help="Give up after this time: seconds, or such as 90m [default: never].",
 )
 
 

@@ -12,7 +12,7 @@ import click
 from leasehold.client import Client
 from leasehold.errors import BadInput, LeaseholdError
 
-from bots.cli import output
+from bots.cli import output, times
 from bots.cli.caller import Caller, caller_options, whole_id, whole_ids
 from bots.cli.output import Record
 from bots.cli.waiting import as_written, finish, interruptible
@@ -131,9 +131,9 @@ DRAIN_LOOK = 0.5
 @click.argument("ids", metavar="ID…", nargs=-1, required=True)
 @click.option(
     "--timeout",
-    type=click.FloatRange(0, validation.MAX_TIMEOUT),
-    metavar="SECONDS",
-    help="Give up after this time [default: never].",
+    type=times.Duration(0, validation.MAX_TIMEOUT),
+    metavar="DURATION",
+    help="Give up after this time: seconds, or such as 90m [default: never].",
 )
 @caller_options
 def wait(caller: Caller, /, ids: tuple[str, ...], timeout: float | None) -> None:
@@ -283,9 +283,9 @@ def show_bot(caller: Caller, /, name: str) -> None:
 @click.option("--undo", is_flag=True, help="End the drain: the bot takes work again.")
 @click.option(
     "--deadline",
-    type=click.FloatRange(0, validation.MAX_TIMEOUT),
-    metavar="SECONDS",
-    help="Stop running jobs after this time [default: never].",
+    type=times.Duration(0, validation.MAX_TIMEOUT),
+    metavar="DURATION",
+    help="Stop running jobs after this time: seconds, or such as 90m [default: never].",
 )
 @click.option("--wait", is_flag=True, help="Wait until the bot holds no lease; Ctrl-C ends only the wait.")
 @click.option("--reason", metavar="TEXT", help="Kept in the audit log.")

@@ -316,6 +316,9 @@ def _option(field: str, group: str) -> Callable[[F], F]:
         keywords["type"] = spelling.type
     elif kind is int:
         keywords["type"] = click.IntRange(values.low, values.high)
+    elif kind is float and field.endswith("_seconds"):
+        keywords |= {"type": times.Duration(values.low, values.high, min_open=values.is_open), "metavar": "DURATION"}
+        spelling = replace(spelling, note=IN)
     elif kind is float:
         keywords["type"] = click.FloatRange(values.low, values.high, min_open=values.is_open)
     elif kind is not str:

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from typing import IO, Any
 
 import click
@@ -13,6 +14,7 @@ from bots.cli import output
 from bots.cli.caller import Caller, caller_options
 from bots.cli.jobs import print_plan
 from bots.cli.waiting import NAMED, finish_file, follow_command
+from schema import clock
 from schema.readable import tell
 
 
@@ -97,7 +99,7 @@ def submit(
             taken = client.submit(jobs) if file else [client.submit_one(jobs[0])]
         for job in taken:
             if file is None and jobs[0].get("schedule_after") and not caller.json:
-                tell(f"starts at {jobs[0]['schedule_after']} at the earliest")
+                tell(_told_of_start(jobs[0]["schedule_after"]))
             if file is None and not job.created and jobs[0].get("dedup_key") and not caller.json:
                 tell(f"no new job: a job with this key is there already: `leasehold show {job.id}`")
             if job.advice is not None:
@@ -132,6 +134,11 @@ def _named(refused: BadInput, lines: Sequence[int], file: IO[bytes] | None) -> B
     if file is None:
         return option_helpers.as_option(refused)
     return option_helpers.place_in_file(refused, lines, name=file.name)
+
+
+def _told_of_start(at: str) -> str:
+    is_past = datetime.fromisoformat(at).timestamp() < clock.wall()
+    return f"{at} is past: the job may start at once" if is_past else f"starts at {at} at the earliest"
 
 
 def _print_plans(found: Sequence[Mapping[str, Any]], lines: Sequence[int], *, caller: Caller) -> None:

@@ -3,8 +3,10 @@
 import os
 import re
 from datetime import UTC, datetime, time, timedelta
+from typing import Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
+import click
 from leasehold.errors import BadInput
 from leasehold.wire import escaped
 
@@ -16,9 +18,23 @@ _RULE = re.compile(r"(<[^>]{3,}>|[A-Za-z]{3,})[+-]?\d")
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*(min|[smhd])\s*")
 
 
+class Duration(click.FloatRange):
+    """The type of an option that is a duration, as seconds or such as `90m`, within bounds in seconds."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, str):
+            try:
+                value = seconds(value, option="")
+            except BadInput as refused:
+                self.fail(refused.reason, param, ctx)
+        return float(super().convert(value, param, ctx))
+
+
 def seconds(text: str, *, option: str) -> float:
     """Return the seconds of a duration such as `90m`, `1h30m`, `2 d`; a number alone is seconds. Raises BadInput."""
-    if re.fullmatch(r"\d+(\.\d+)?", text):
+    if re.fullmatch(r"\d*\.?\d+(e-\d+)?", text):
         return float(text)
     parts = _PART.findall(text)
     if not parts or _PART.sub("", text):

@@ -166,5 +166,5 @@ def test_help_shows_each_group_with_its_options_defaults_and_ranges(capsys: pyte
     assert "--file" in sections["What to run"]
     assert "--wait" in sections["Options"]
     assert "occupies. [default: 1; 1 to 1,000,000]" in sections["Where it may run"]
-    assert "[above 0, at most 31,536,000]" in sections["Retries and time-outs"]
+    assert "[above 0, at most 31,536,000; such as 90m or 1h30m" in sections["Retries and time-outs"]
     assert "[0 to 23; repeatable]" in sections["When and how urgently"]
