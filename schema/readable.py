@@ -402,5 +402,6 @@ class Group(click.Group):
         name = args[0]
         if not ctx.resilient_parsing and not name.startswith("-") and self.get_command(ctx, name) is None:
             path = f"{ctx.command_path} {escaped(name, 40)}".partition(" ")[2]
-            raise click.UsageError(f"there is no command '{path}'{suggestion(name, self.list_commands(ctx))}", ctx)
+            hint = suggestion(name, self.list_commands(ctx)) or f": `{ctx.command_path} --help` lists them"
+            raise click.UsageError(f"there is no command '{path}'{hint}", ctx)
         return super().resolve_command(ctx, args)

@@ -1,13 +1,15 @@
 """Running a command: errors become one sentence on standard error and an exit code."""
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 
 import click
+from leasehold import wire
 from leasehold.errors import BadInput, Conflict, LeaseholdError, NotFound, NotReady, QueueFull, Unauthorised
 
-from assigner.cli.names import RENAMED_OPTIONS
+from assigner.cli.names import NEEDLESS_OPTIONS, RENAMED_OPTIONS
 from schema.readable import tell
 
 
@@ -51,22 +53,60 @@ def _told(error: LeaseholdError) -> str:
 
 def _click_message(error: click.ClickException) -> str:
     """Return click's message in the form `field: reason`."""
-    if isinstance(error, click.NoSuchOption) and error.option_name in RENAMED_OPTIONS:
-        return f"{error.option_name}: {RENAMED_OPTIONS[error.option_name]}"
+    if isinstance(error, click.NoSuchOption):
+        return _no_such_option(error)
+    if isinstance(error, click.UsageError) and (found := _TOO_MANY.search(error.message)):
+        return _too_many(found[1], error.ctx)
     if not isinstance(error, click.BadParameter) or error.param is None:
         return error.format_message()
     option = error.param
     field = option.opts[-1] if isinstance(option, click.Option) else option.human_readable_name
     if isinstance(error, click.MissingParameter):
         return f"{field}: is missing{_example(error.ctx)}"
-    return f"{field}: {error.message}"
+    return f"{field}: {_told_of_value(error.message, option)}"
+
+
+#: How click says that there are more arguments than the command takes, and that a value is none of its type.
+_TOO_MANY = re.compile(r"^Got unexpected extra arguments? \((.*)\)$", re.DOTALL)
+_OF_TYPE = re.compile(r" is not a valid (integer|float)( range)?\.$")
+
+
+def _no_such_option(error: click.NoSuchOption) -> str:
+    """Say that there is no such option, with the one that is alike; the dashes, which all have, do not count."""
+    given, command = error.option_name, error.ctx and error.ctx.command
+    if given in RENAMED_OPTIONS:
+        return f"{given}: {RENAMED_OPTIONS[given]}"
+    path = error.ctx.command_path.partition(" ")[2] if error.ctx else ""
+    if (path, given) in NEEDLESS_OPTIONS:
+        return f"{given}: {NEEDLESS_OPTIONS[path, given]}"
+    options = [each for each in (command.params if command else ()) if isinstance(each, click.Option)]
+    known = {name.lstrip("-"): name for each in options for name in each.opts if name.startswith("--")}
+    begun = [name for name in known if name.startswith(given.lstrip("-")) and len(given.lstrip("-")) > 1]
+    alike = begun[0] if len(begun) == 1 else wire.meant(given.lstrip("-"), known)
+    hint = "" if alike is None else f"; did you mean '{known[alike]}'?"
+    return f"there is no option '{wire.escaped(given, 60)}'{hint}"
+
+
+def _too_many(words: str, context: click.Context | None) -> str:
+    told = f"'{wire.escaped(words, 80)}' is more than this command takes"
+    if context is not None and context.command.name == "list" and context.parent is context.find_root():
+        told += ": filters are options, such as --label build --state failed"
+    return told
+
+
+def _told_of_value(message: str, option: click.Parameter) -> str:
+    """Return click's sentence on a value, in words that name no type of a program."""
+    if isinstance(option.type, click.Choice):
+        given, *choices = re.findall(r"'((?:[^'\\]|\\.)*)'", message)
+        message = message.removesuffix(".") + wire.suggestion(given, choices)
+    return _OF_TYPE.sub(lambda found: f" is not a {'whole ' if found[1] == 'integer' else ''}number", message)
 
 
 def _example(context: click.Context | None) -> str:
     """Return the first example of the command's help as a clause; empty if it shows none."""
     told = ((context and context.command.help) or "").splitlines()
     found = next((line.strip() for line in told if line.strip().startswith("leasehold ")), None)
-    return "" if found is None else f", as in: {found}"
+    return "" if found is None else f", as in: `{found}`"
 
 
 def _complain(text: str, *, code: int) -> int:

@@ -730,7 +730,7 @@ def _overridden(settings: S, given: Mapping[str, Any], **options: str) -> S:
                 str(details["loc"][0]), str(details["loc"][0]).replace("_", "-")
             )
             if details["loc"]
-            else "pool"
+            else next((name.replace("_", "-") for name in given if name in details["msg"].split()), "pool")
         )
         raise BadInput(
             f"--{field}", details["msg"].replace("Input should", "must").removeprefix("Value error, ")

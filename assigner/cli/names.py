@@ -1,9 +1,12 @@
 """What commands are called: the groups of `--help`, earlier names of commands, and what people say instead of them.
 
-An earlier name is refused with the one that took its place. Nothing is imported here, because every command reads it.
+An earlier name is refused with the one that took its place. Hardly anything is imported here, because every command
+reads it.
 """
 
 from collections.abc import Mapping, Sequence
+
+from leasehold.states import JobState
 
 #: In the `meta` of a command's context: what returns the model of a whole configuration file.
 SECTIONS = "leasehold.sections"
@@ -46,33 +49,56 @@ RENAMED: Mapping[str, str] = {
 }
 #: Earlier option → what takes its place.
 RENAMED_OPTIONS: Mapping[str, str] = {"--urgency": "is now --priority, which is 100 - urgency"}
+#: Command and option that it does not have → why it needs none.
+NEEDLESS_OPTIONS: Mapping[tuple[str, str], str] = {
+    ("instance set", "--create"): "is not needed: this command makes an instance that is not there",
+    ("cohort set", "--create"): "is not needed: this command makes a cohort that is not there",
+}
 #: What other programs call it → the command that is probably meant.
 MEANT: Mapping[str, str] = {
     **{f"bot {each}": f"bots {each}" for each in ("list", "show", "drain")},
-    **dict.fromkeys(("jobs", "ls", "ps"), "list"),
-    **dict.fromkeys(("job", "info", "describe", "get"), "show"),
-    **dict.fromkeys(("kill", "stop", "abort", "delete", "rm"), "cancel"),
+    "bots undrain": "bots drain --undo",
+    **dict.fromkeys(("jobs", "ls", "ps", "tasks"), "list"),
+    **{state: f"list --state {state}" for state in map(str, JobState)},
+    **dict.fromkeys(("ready", "pending", "waiting", "queue", "queues"), "list --state queued"),
+    **dict.fromkeys(("active", "executing"), "list --state running"),
+    **dict.fromkeys(("top", "watch", "monitor"), "status --watch"),
+    **dict.fromkeys(("history", "events"), "show"),
+    **dict.fromkeys(("job", "info", "describe", "get", "inspect"), "show"),
+    **dict.fromkeys(("kill", "stop", "abort", "delete", "rm", "remove", "revoke", "clear", "purge"), "cancel"),
     **dict.fromkeys(("retry", "rerun", "resubmit"), "requeue"),
-    **dict.fromkeys(("run", "exec", "enqueue"), "submit"),
-    **dict.fromkeys([f"pause {kind}" for kind in ("label", "task", "instance", "schedule")], "pause set"),
+    **dict.fromkeys(("run", "exec", "enqueue", "defer"), "submit"),
+    **{f"pause {kind}": f"pause set {kind}" for kind in ("label", "task", "instance", "schedule")},
+    **{f"resume {kind}": f"pause rm {kind}" for kind in ("label", "task", "instance", "schedule")},
+    **dict.fromkeys(("pause clear", "pause remove", "pause delete"), "pause rm"),
     "suspend": "pause set",
-    "resume": "pause rm",
+    **dict.fromkeys(("resume", "unpause"), "pause rm"),
     "unhold": "release",
     **dict.fromkeys(("output", "tail"), "logs"),
     **dict.fromkeys(("worker", "workers"), "bots"),
-    **dict.fromkeys(("drain", "undrain"), "bots drain"),
+    "drain": "bots drain",
+    "undrain": "bots drain --undo",
     **dict.fromkeys(("init", "migrate"), "db upgrade"),
     "why": "explain",
-    "cron": "schedule",
+    **dict.fromkeys(("cron", "beat", "periodic"), "schedule"),
+    "start": "up",
     **dict.fromkeys(("schedule set", "schedule put", "schedule create", "schedule new"), "schedule add"),
     "schedule pause": "schedule disable",
     "schedule resume": "schedule enable",
     "rollback": "policy rollback",
     "server": "gateway",
     **dict.fromkeys(("evictions", "preempted"), "preemptions list"),
-    "tenant": "instance",
+    **dict.fromkeys(("tenant", "tenants", "team", "teams"), "instance"),
     "verify": "db verify",
-    "doctor": "db doctor",
+    **dict.fromkeys(("doctor", "health"), "db doctor"),
+    "check": "config check",
+}
+#: What people look for that no command shows → what shows it.
+SHOWN_ELSEWHERE: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("audit", "audits", "auditlog", "audit-log"),
+        "the audit is on the console's page Health and in GET /v1/audit; `leasehold help operations` has a query",
+    ),
 }
 
 
@@ -81,6 +107,8 @@ def instead(words: Sequence[str]) -> str | None:
     for said in (" ".join(words[:2]), *words[:1]):
         if said in RENAMED:
             return f"'{said}' is now `leasehold {RENAMED[said]}`"
+        if said in SHOWN_ELSEWHERE:
+            return f"there is no command '{said}': {SHOWN_ELSEWHERE[said]}"
         if said in MEANT:
             return f"there is no command '{said}'; did you mean `leasehold {MEANT[said]}`?"
     return None

@@ -157,7 +157,7 @@ def demand(calling: Calling) -> click.Command:
             for each in found["demand"]
         ]  # fmt: skip
         if not rows:
-            click.echo("no job is queued")
+            click.echo("no job waits for a bot")
             return
         leaving = {"units": 1, "retrying": 2, "limited": 3, "oldest": 4}
         columns = ["cohort", "requires", "queued", "ready", "limited", "retrying", "units", "oldest", "bots"]

@@ -348,8 +348,17 @@ def _body(setting: Setting[Any], options: Mapping[str, Any]) -> BaseModel:
 
 def _as_asked(refused: BadInput, setting: Setting[Any]) -> BadInput:
     """Return the gateway's refusal of a field as one of the option or argument that set it."""
-    asked = {each.name: each.asked for each in _fields(setting)}
-    return BadInput(asked.get(refused.field, refused.field), refused.reason)
+    fields = _fields(setting)
+    asked = {each.name: each.asked for each in fields}
+    return BadInput(asked.get(refused.field, refused.field), _named_as_options(refused.reason, fields))
+
+
+def _named_as_options(reason: str, fields: Sequence[_Field]) -> str:
+    """Return a reason with the options of the fields that it names, of those whose names are no words."""
+    for each in fields:
+        if "_" in each.name:
+            reason = re.sub(rf"\b{each.name}\b", each.asked, reason)
+    return reason
 
 
 def _checked(model: type[BaseModel], values: Mapping[str, Any], fields: Sequence[_Field]) -> BaseModel:

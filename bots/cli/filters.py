@@ -36,7 +36,7 @@ def _option(field: str, info: FieldInfo) -> Callable[[F], F]:
     values = str(info.annotation)
     keywords: dict[str, Any] = {"metavar": _METAVARS.get(field, "NAME")}
     if field == "state":
-        keywords = {"type": click.Choice([state.value for state in JobState])}
+        keywords = {"type": click.Choice([state.value for state in JobState]), "metavar": "STATE"}
     elif "int" in values:
         keywords = {"type": click.INT, "metavar": "N"}
     elif datetime.__name__ in values:
@@ -45,6 +45,8 @@ def _option(field: str, info: FieldInfo) -> Callable[[F], F]:
         keywords = {"is_flag": True}
     is_list = values.startswith("list[")
     note = " [repeatable]" if is_list else ""
+    if field == "state":
+        note = f" [{', '.join(JobState)}; repeatable]"
     return click.option(
         option_name(field), _parameter(field), multiple=is_list, help=f"{info.description}{note}", **keywords
     )

@@ -189,13 +189,17 @@ def retry_policy(given: Iterable[str]) -> dict[str, Any]:
                 found["exceptions"] = values
             elif key == "exit_code":
                 found["exit_codes"] = [int(value) for value in values]
-            else:
+            elif key in _RETRY:
                 found[key] = float(values[-1])
+            else:
+                hint = wire.suggestion(key, (*_RETRY, "exception", "exit_code")) or f": take {RETRY}"
+                raise BadInput("--retry-policy", f"there is no '{escaped(key, 60)}'{hint}")
         except ValueError:
             raise BadInput("--retry-policy", f"'{escaped(values[-1], 60)}' is not a number") from None
     return found
 
 
+_RETRY = ("base", "factor", "cap", "jitter")
 RETRY = "base, factor, cap, jitter, exception or exit_code"
 #: What a time and a duration of a command may look like.
 AT = "10:00 is the next one; without an offset: of this machine's zone"
@@ -274,6 +278,10 @@ def parameter(field: str) -> str:
 FIELDS = tuple(field for fields in GROUPS.values() for field in fields if field != COMMAND)
 
 
+#: Fields whose names are no words of a sentence.
+_NAMED = re.compile(rf"\b({'|'.join(field for field in FIELDS if '_' in field)})\b")
+
+
 def asking(command: F) -> F:
     """Add the options of all fields to a command."""
     for group, fields in reversed([*GROUPS.items()]):
@@ -293,8 +301,11 @@ def asked(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_option(refused: BadInput) -> BadInput:
-    """Return the refusal of a request's field as one of the option that sets it."""
-    return BadInput(option_name(refused.field), refused.reason) if refused.field in FIELDS else refused
+    """Return the refusal of a request's field as one of the option that sets it, also of fields that it names."""
+    if refused.field not in FIELDS:
+        return refused
+    reason = _NAMED.sub(lambda found: option_name(found[0]), refused.reason)
+    return BadInput(option_name(refused.field), reason)
 
 
 def is_given(value: object) -> bool:

@@ -289,7 +289,7 @@ def test_jobs_and_their_callback_are_submitted_by_one_command(
     jobs.write_text('{"command": ["true"]}\n{"command": ["true"], "key": "own"}\n')
     with pytest.raises(BadInput, match=r"jobs.jsonl:2: key: belongs to the graph"):
         call("submit", "--file", str(jobs), "--then-on", "done", "--", "tell")
-    with pytest.raises(BadInput, match=r"--model: needs a resource_class"):
+    with pytest.raises(BadInput, match=r"--model: needs a --resource-class"):
         call("submit", "--file", str(jobs), "--then-on", "done", "--model", "m", "--", "tell")
 
 

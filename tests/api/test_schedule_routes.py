@@ -159,7 +159,7 @@ def test_a_wrong_option_is_named(operate: Operate) -> None:
         ("0 3 * *", "", "error: --cron: '0 3 * *' has 4 fields"),
         ("0 3 * * *", "--zone Mars", "error: --zone: 'Mars' is not a time zone"),
         ("0 3 * * *", "--key k", "error: --key: belongs to the schedule"),
-        ("0 3 * * *", "--model m", "error: --model: needs a resource_class"),
+        ("0 3 * * *", "--model m", "error: --model: needs a --resource-class"),
     ):
         code, told = operate("schedule", "add", "nightly", "--cron", cron, *options.split(), "--", "true")
         assert (code, said in told) == (2, True), told

@@ -234,7 +234,9 @@ def test_help_has_each_command_in_one_group_and_names_only_commands_that_are_the
     for said, meant in [*names.RENAMED.items(), *names.MEANT.items()]:
         found: click.Command | None = cli
         for word in meant.split():
-            found = found.get_command(context, word) if isinstance(found, click.Group) else None
+            if not isinstance(found, click.Group):
+                break  # what follows are the options and arguments of the command
+            found = found.get_command(context, word)
         assert found is not None, f"{said}: there is no command '{meant}'"
 
 

@@ -32,10 +32,10 @@ SELECT (SELECT count(*) FROM audit) AS acts, (SELECT count(*) FROM quotas) AS qu
 
 # What is refused, and what the one line says.
 REFUSED = [
-    ("class set nightly --pionts", "No such option '--pionts'"),
-    ("class set nightly -5 --pionts", "unexpected extra argument"),
-    ("class set --pionts -5", "No such option '--pionts'"),
-    ("class set -x 5", "No such option '-x'"),
+    ("class set nightly --pionts", "there is no option '--pionts'; did you mean '--points'?"),
+    ("class set nightly -5 --pionts", "'--pionts' is more than this command takes"),
+    ("class set --pionts -5", "there is no option '--pionts'"),
+    ("class set -x 5", "there is no option '-x'"),
     ("class set nightly -1000", "POINTS: must be greater than or equal to -900"),
     ("class set nightly -5.5", "POINTS: '-5.5' is not a whole number"),
     ("class set nightly none", "POINTS: 'none' is not a whole number"),
@@ -53,7 +53,7 @@ REFUSED = [
     ("limit ceiling set --max-timeout 1m --default-timeout 61s", "--default-timeout: must be at most 60"),
     ("limit ceiling set --max-queue-age 1m --instance nosuch", "instance: there is no instance 'nosuch'"),
     ("limit ceiling rm --label quick", "ceiling: label:quick has none"),
-    ("rule submit set --owner-penalty 5", "--owner-penalty: means nothing without owner_cost"),
+    ("rule submit set --owner-penalty 5", "--owner-penalty: means nothing without --owner-cost"),
     ("rule submit set --owner-cost -1", "--owner-cost: must be greater than or equal to 0"),
     ("rule submit set --any-command --command sh", "give at most one of: --command, --any-command"),
     ("rule submit rm --instance default", "submit-rule: 'default' has none"),
@@ -101,7 +101,7 @@ REFUSED = [
     ("quota set team-a --create --min 1 --max 0", "--min: must not be more than the maximum of 0"),
     ("quota set team-a --create --min 1 --max 0 --plan", "--min: must not be more than the maximum of 0"),
     ("quota set team-a --plan", "give at least one of: --min, --max"),
-    ("cohort set linux --plan", "No such option '--plan'"),
+    ("cohort set linux --plan", "there is no option '--plan'"),
     ("quota set team-a --max many", "--max: 'many' is neither a whole number nor 'none'"),
     ("quota set team-a --max 9999999999", "--max: must be less than or equal to 1000000000"),
     ("quota set Team --min 1", "instance: 'Team' is not a name"),
