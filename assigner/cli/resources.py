@@ -5,7 +5,7 @@ The options of `set` are the fields of the request; its model checks them before
 
 import re
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
 from urllib.parse import quote
 
@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 
 from assigner.cli.output import Caller, Calling, Record, print_json, reason_option, seconds
 from assigner.operator_resources.declaration import ALL, SECONDS, Irremovable, Key, Keys, Resource, Setting
-from schema.readable import FIGURES, Column, Group, table
+from schema.readable import FIGURES, Column, Group, plural, table, tell
 
 if TYPE_CHECKING:
     from leasehold.client import Client
@@ -30,7 +30,46 @@ NONE = "none"
 _NEGATIVE = re.compile(r"-(\d+\.?\d*|\.\d+)")
 
 
-class Command(click.Command):
+#: A kind and a name in one word, and a rate in one word.
+_KIND_AND_NAME = re.compile(r"(label|task|instance|schedule):(.+)")
+_RATE = re.compile(r"(\d+(?:\.\d+)?)/(s|min|h)")
+
+
+def _pause_apart(args: list[str]) -> list[str]:
+    """Take `label:nightly` for `label nightly`."""
+    found = _KIND_AND_NAME.fullmatch(args[0]) if args else None
+    return args if found is None else [found[1], found[2], *args[1:]]
+
+
+def _rate_as_option(args: list[str]) -> list[str]:
+    """Take `5/s` or `300/min` for `--per-second 5`."""
+    found = _RATE.fullmatch(args[1]) if len(args) > 1 else None
+    if found is None:
+        return args
+    return [args[0], "--per-second", f"{float(found[1]) / {'s': 1, 'min': 60, 'h': 3600}[found[2]]:.12g}", *args[2:]]
+
+
+#: Name of a resource → other ways to write the arguments of its commands.
+_SPELLINGS: Mapping[str, Callable[[list[str]], list[str]]] = {"pause": _pause_apart, "rate": _rate_as_option}
+
+#: Name of a resource → what the help of its `set` says of these.
+_SPELT: Mapping[str, str] = {
+    "pause": "`leasehold pause set label:nightly` is `label nightly`.",
+    "rate": "`leasehold rate set api 5/s` is `--per-second 5`; `300/min` and `9000/h` are understood too.",
+}
+
+
+class Keyed(click.Command):
+    """Command on one item, whose arguments may be written in other ways."""
+
+    resource = ""
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        spell = _SPELLINGS.get(self.resource)
+        return super().parse_args(context, args if spell is None else spell(args))
+
+
+class Command(Keyed):
     """Command that takes negative numbers as arguments and refuses other unknown options."""
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
@@ -52,6 +91,8 @@ def group(resource: Resource[Any], calling: Calling) -> click.Group:
         set_command(resource, calling),
         remove_command(resource, calling),
     ):
+        if isinstance(command, Keyed):
+            command.resource = resource.name
         made.add_command(command)
     return made
 
@@ -87,7 +128,7 @@ def show_command(resource: Resource[Any], calling: Calling) -> click.Command:
         with caller.client() as gateway:
             _print_one(caller, resource, gateway.call("GET", _path(resource, keys)))
 
-    return click.command("show", help=f"Show one. {resource.help}")(_keyed(resource, calling(command)))
+    return click.command("show", cls=Keyed, help=f"Show one. {resource.help}")(_keyed(resource, calling(command)))
 
 
 def set_command(resource: Resource[Any], calling: Calling) -> click.Command:
@@ -103,6 +144,8 @@ def set_command(resource: Resource[Any], calling: Calling) -> click.Command:
         with caller.client() as gateway:
             try:
                 query = {"create": "true"} if create else None
+                if not plan and setting.foreseen and sent.keys() & setting.foreseen:
+                    _warn_of_effect(gateway.call("POST", f"{_path(resource, keys)}/effect", query=query, body=sent))
                 answer = gateway.call(method, path, query=query, body=sent, held=held)
             except BadInput as refused:
                 raise _as_asked(refused, setting) from None
@@ -115,6 +158,9 @@ def set_command(resource: Resource[Any], calling: Calling) -> click.Command:
             print_json(done)
         else:
             click.echo(resource.printed(done) + _repriced(answer))
+        for name, told in setting.stops.items():
+            if sent.get(name) == 0:
+                tell(f"warning: {told}")
 
     described = _optioned(setting, reason_option(calling(command)))
     if resource.of_instance:
@@ -122,7 +168,8 @@ def set_command(resource: Resource[Any], calling: Calling) -> click.Command:
     if resource.effect is not None:
         told = "Change nothing; tell what would change for which instance."
         described = click.option("--plan", is_flag=True, help=told)(described)
-    return click.command("set", cls=Command, help=setting.help)(_keyed(resource, described))
+    told = " ".join(filter(None, (setting.help, _SPELT.get(resource.name))))
+    return click.command("set", cls=Command, help=told)(_keyed(resource, described))
 
 
 def _print_effect(caller: Caller, answer: Record) -> None:
@@ -140,6 +187,16 @@ def _print_effect(caller: Caller, answer: Record) -> None:
     for one in found:
         if one["field"] == "over" and one["after"]:
             click.echo(f"{one['instance']} would start nothing until {one['after']:g} units are back")
+
+
+def _warn_of_effect(answer: Record) -> None:
+    """Warn of a minimum that the pool could not give now."""
+    for one in answer["affected"]:
+        if one["field"] == "capacity_gap" and one["after"]:
+            tell(
+                f"warning: {plural(one['after'], 'unit')} of the minimum of {one['instance']} cannot be given now: "
+                f"cohort {one['cohort']} has too few healthy bots for its minimums"
+            )
 
 
 def _figures(one: Record) -> list[str]:
@@ -163,7 +220,7 @@ def remove_command(resource: Resource[Any], calling: Calling) -> click.Command:
 
     removal = resource.remove
     description = f"Refused: {removal.reason}." if isinstance(removal, Irremovable) else removal.help
-    return click.command("rm", help=description)(_keyed(resource, reason_option(calling(command))))
+    return click.command("rm", cls=Keyed, help=description)(_keyed(resource, reason_option(calling(command))))
 
 
 def _rows(gateway: "Client", resource: Resource[Any]) -> Iterator[Record]:
@@ -246,13 +303,17 @@ class _Field:
         extra = info.json_schema_extra
         unit = extra.get("unit") if isinstance(extra, dict) else None
         self.is_time = unit == SECONDS
-        self.metavar = name.upper() if self.is_argument else "TIME" if self.is_time else _metavar(kinds[0])
+        self.shape = "TIME" if self.is_time else _metavar(kinds[0])
+        self.metavar = name.upper() if self.is_argument else self.shape
         self.asked = f"{name.upper()}" if self.is_argument else self.option
 
     def add(self, command: Any, *, partial: bool) -> Any:
         """Add the option or argument to a command."""
         if self.is_argument:
-            return click.argument(self.name, metavar=self.metavar)(command)
+            # The option says the same for those who look for one.
+            told = f"{_sentence(self.info.description or self.name)} The same as {self.metavar}."
+            command = click.option(self.option, f"option_{self.name}", metavar=self.shape, help=told)(command)
+            return click.argument(self.name, metavar=f"[{self.metavar}]", required=False)(command)
         default = "" if partial or self.info.is_required() or self.info.default in (None, {}, ()) else self.info.default
         shown = f" [{' '.join(map(str, default)) if isinstance(default, tuple) else default}]" if default != "" else ""
         return click.option(
@@ -261,7 +322,7 @@ class _Field:
             required=self.info.is_required() and not partial,
             multiple=self.is_list or self.is_map,
             metavar=self.metavar,
-            help=f"{(self.info.description or self.name).rstrip('.')}{shown}.".replace("null = ", "none = "),
+            help=_sentence(self.info.description or self.name, shown),
         )(command)
 
     def read(self, given: Any) -> Any:
@@ -284,6 +345,12 @@ class _Field:
                 raise BadInput(self.asked, f"names '{escaped(name, 80)}' twice")
             found[name] = int(amount)
         return found
+
+
+def _sentence(text: str, more: str = "") -> str:
+    """Return a description as a sentence of `--help`, where `null` is the word of a request."""
+    told = f"{text[:1].upper()}{text[1:].rstrip('.')}{more}."
+    return told.replace("null = ", "none = ").replace("unset = ", "none = ")
 
 
 def _members(annotation: Any) -> list[Any]:
@@ -315,20 +382,28 @@ def _optioned(setting: Setting[Any], command: Any) -> Any:
     """Add the options and arguments of the request."""
     for option, (field, value) in reversed(list(setting.switches.items())):
         description = setting.model.model_fields[field].description or field
-        help_text = (
-            f"{field.replace('_', ' ')}: none."
-            if value in (None, [])
-            else f"{field.replace('_', ' ')}: no ({description})."
-        )
+        meant = description.partition("false = ")[2] if value is False else ""
+        help_text = _sentence(meant or f"No {field.replace('_', ' ')}")
         command = click.option(option, _switch(option), is_flag=True, help=help_text)(command)
     for each in reversed(_fields(setting)):
         command = each.add(command, partial=setting.partial)
     return command
 
 
+def _either(field: _Field, options: Mapping[str, Any]) -> Any:
+    """Return the value of an argument, which may also be given by its option. Raises BadInput and UsageError."""
+    values = [value for value in (options[field.name], options[f"option_{field.name}"]) if value is not None]
+    if len(values) > 1:
+        raise click.UsageError(f"give at most one of: {field.metavar}, {field.option}")
+    if not values and field.info.is_required():
+        raise BadInput(field.metavar, "is missing")
+    return values[0] if values else None
+
+
 def _body(setting: Setting[Any], options: Mapping[str, Any]) -> BaseModel:
     """Make the request. Raises BadInput with the option, and UsageError for options that contradict each other."""
     fields = _fields(setting)
+    options = {**options, **{each.name: _either(each, options) for each in fields if each.is_argument}}
     given = {each.name: each for each in fields if options[each.name] not in (None, ())}
     switched = [option for option in setting.switches if options[_switch(option)]]
     asked = [each.option for each in given.values()] + switched

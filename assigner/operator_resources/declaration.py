@@ -117,6 +117,8 @@ class Setting(Generic[Body]):
     exactly_one: options of which the command takes exactly one.
     preset: values that the command sends unless an option changes them.
     may_be_empty: True if a `partial` request without any field is valid.
+    stops: fields of which a 0 stops jobs, which is probably a mistake, with what the command says of it then.
+    foreseen: fields of which the command first asks for the effect, to warn of a minimum that could not be had.
     """
 
     help: str
@@ -133,6 +135,8 @@ class Setting(Generic[Body]):
     exactly_one: Sequence[str] = ()
     preset: Mapping[str, Any] = field(default_factory=dict)
     may_be_empty: bool = False
+    stops: Mapping[str, str] = field(default_factory=dict)
+    foreseen: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -79,8 +79,16 @@ POOL_LIMITS = Resource(
         apply=_set_pool_limits,
         partial=True,
         claims=_pool_limits_given,
+        stops={
+            "max_concurrent": "no constrained job starts while the pool may run 0",
+            "budget": "no job of an instance with a share starts while they may cost 0",
+        },
     ),
-    printed=lambda _: "the pool's limits are set",
+    printed=lambda done: "; ".join(
+        f"all instances with a share together {what} {'any number' if done[name] is None else f'{done[name]:g}'}"
+        for name, what in (("max_concurrent", "run at most"), ("budget", "cost at most"))
+        if name in done
+    ),
     remove=Irremovable("the pool always has these limits; set them to none"),
     section="[fair_share]",
 )
@@ -158,6 +166,7 @@ LOCKS = Resource(
             connection, counters.SLOTS_OF_LOCK, {tuple(keys): body.slots for keys, body in wanted}, **by
         ),
         arguments=("slots",),
+        stops={"slots": "no job that asks for this lock starts while it has 0 slots"},
     ),
     printed=lambda done: (
         f"{done['lock']} of {done['instance']} may be held by {done['slots']} "
@@ -402,6 +411,7 @@ QUEUE_LIMITS = Resource(
         model=QueueLimitRequest,
         apply=_set_queue_limit,
         arguments=("max_queued",),
+        stops={"max_queued": "every submit with this label is refused"},
     ),
     printed=lambda done: f"{plural(done['max_queued'], 'job')} with the label {done['label']} may wait",
     remove=Removal(

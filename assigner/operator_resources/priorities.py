@@ -154,6 +154,7 @@ CLASS_LIMITS = Resource(
             connection, JOBS_OF_CLASS, {tuple(keys): body.jobs for keys, body in wanted}, **by
         ),
         arguments=("jobs",),
+        stops={"jobs": "no job of this class starts while it may run 0"},
     ),
     printed=lambda done: (
         f"{done['name']} may run "

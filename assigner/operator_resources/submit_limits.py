@@ -58,6 +58,7 @@ INSTANCE_QUEUE_LIMITS = Resource(
         model=QueueLimitRequest,
         apply=_set_instance_queue_limit,
         arguments=("max_queued",),
+        stops={"max_queued": "every submit to which this applies is refused"},
     ),
     printed=lambda done: f"{plural(done['max_queued'], 'job')} of {_whose_jobs(done)} may wait",
     remove=Removal(

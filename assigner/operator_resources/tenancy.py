@@ -105,12 +105,19 @@ def _claimed_by_change(keys: Keys, body: InstanceChange) -> Mapping[str, Sequenc
     return pool | (_claimed_share(keys, body) if _parts(body) or not body.share else {})
 
 
+def _told(value: object) -> str:
+    if isinstance(value, dict):
+        return " and ".join(f"{name} {slots}" for name, slots in value.items()) or "none"
+    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def _told_of_instance(done: Mapping[str, Any]) -> str:
     said = [f"{done['name']} is of {'pool ' + done['pool'] if done['pool'] else 'no pool'}"] if "pool" in done else []
     if done.get("share") is False:
         said.append(f"{done['name']} has no share")
-    elif done.keys() & _SHARE:
-        said.append(f"the share of {done['name']} is set")
+    elif given := [name for name in done if name in _SHARE]:
+        values = ", ".join(f"{name.replace('_', ' ')} {_told(done[name])}" for name in given)
+        said.append(f"the share of {done['name']} is set: {values}")
     return "\n".join(said) or f"instance {done['name']} is there"
 
 
@@ -149,6 +156,12 @@ INSTANCES = Resource(
         may_be_empty=True,
         options=_SHARE_OPTIONS,
         switches={"--no-pool": ("pool", None), "--no-share": ("share", False)},
+        stops={
+            "max_concurrent": "none of its jobs starts while it may run 0",
+            "budget": "none of its jobs starts while they may cost 0",
+            "slots": "none of its jobs starts while it has 0 slots",
+            "weight": "a weight of 0 leaves it what other instances do not want",
+        },
     ),
     older=(Setting(help="Make an instance, or change its pool.", model=InstanceRequest, apply=_put_instance),),
     printed=_told_of_instance,
@@ -346,6 +359,8 @@ QUOTAS = Resource(
         apply_all=_change_quotas,
         method="PATCH",
         partial=True,
+        stops={"max": "none of its jobs starts in this cohort while its maximum is 0"},
+        foreseen=frozenset({"min"}),
     ),
     older=(
         Setting(
@@ -429,6 +444,7 @@ def _cost_resource(kind: Kind, row: type[Row]) -> Resource[Any]:
             apply=partial(_set_cost, kind=kind),
             apply_all=partial(_set_costs, kind=kind),
             arguments=("cost",),
+            stops={"cost": "none of these jobs starts while they may cost 0"},
         ),
         printed=printed,
         remove=Removal(

@@ -240,6 +240,15 @@ def test_help_has_each_command_in_one_group_and_names_only_commands_that_are_the
         assert found is not None, f"{said}: there is no command '{meant}'"
 
 
+def test_the_help_of_a_command_tells_the_short_form_that_it_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    for command, form in (
+        ("rate set", "`leasehold rate set api 5/s` is `--per-second 5`"),
+        ("pause set", "label:nightly"),
+    ):
+        assert errors.run(cli, [*command.split(), "--help"]) == 0
+        assert form in " ".join(capsys.readouterr().out.split())
+
+
 def test_help_and_completion_tell_of_each_command_what_its_own_help_tells() -> None:
     context = click.Context(cli)
     own = {name: cli.get_command(context, name) for name in cli.list_commands(context)}
