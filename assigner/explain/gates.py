@@ -228,14 +228,17 @@ def _requirements(found: Evidence) -> GateVerdict:
             for clause in found.clauses
         ]
         evidence["scarcest"] = str(scarce)
-        sentence += f"; {_escaped(scarce)} leaves the fewest: {plural(scarce.alone, 'bot')} with it"
         if len(found.clauses) > 1:
-            sentence += f", {scarce.others} with all the rest"
+            sentence += f"; {_offer(scarce.alone)} {_escaped(scarce)}, and {_offer(scarce.others)} all the rest"
     sentence += kept
     sentence += _insisting(found.job)
     if found.job.insists:
         evidence["prefer_seconds_left"] = _prefer_left(found.job)
     return _on_bots(found, predicates.REQUIREMENTS, is_open, sentence, evidence)
+
+
+def _offer(bots: int) -> str:
+    return "no bot offers" if not bots else f"{plural(bots, 'bot')} {'offers' if bots == 1 else 'offer'}"
 
 
 def _insisting(job: JobEvidence) -> str:
@@ -292,11 +295,7 @@ def _probation(found: Evidence) -> GateVerdict:
 
 def _room(found: Evidence) -> GateVerdict:
     bots, units = found.bots, found.job.units
-    if bots.able:
-        sentence = f"{counted_bots(found, bots.able, 'bot')} with room for it now"
-    else:
-        trusted = counted_bots(found, bots.trusted, "bot")
-        sentence = f"none of {trusted} has {plural(units, 'free unit')}: the most is {bots.roomiest}"
+    sentence = f"{counted_bots(found, bots.able, 'bot')} with room for it now" if bots.able else _full(found)
     evidence: dict[str, Any] = {
         "free_bots": bots.able,
         "units": units,
@@ -314,6 +313,20 @@ def _room(found: Evidence) -> GateVerdict:
         held = plural(bots.of_other_cohorts, "unit")
         sentence += f"; {held} held by jobs that started while their bot was in another cohort"
     return _on_bots(found, predicates.ROOM, bots.able > 0, sentence, evidence)
+
+
+def _full(found: Evidence) -> str:
+    """Say that no bot has room, and how much the one has that has most. Units that are kept for others are not free."""
+    bots, units = found.bots, found.job.units
+    if bots.trusted == 1 and not bots.more:
+        has = plural(bots.roomiest, "free unit") if bots.roomiest > 0 else "no free unit"
+        return f"the only bot that could run it has {has}" + (f", and it takes {units}" if units > 1 else "")
+    all_of = f"none of the {bots.trusted} bots that could run it has"
+    if bots.more:
+        all_of = f"none of at least {plural(bots.trusted, 'bot')} that could run it has"
+    if bots.roomiest <= 0:
+        return f"{all_of} a free unit" + (f", and it takes {units}" if units > 1 else "")
+    return f"{all_of} more than {plural(bots.roomiest, 'free unit')}, and it takes {units}"
 
 
 def _kept_seconds(found: Evidence) -> float:

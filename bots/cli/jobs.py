@@ -50,24 +50,24 @@ OUTCOMES = {
 
 def print_plan(found: Record, *, every: bool = False) -> None:
     """Print what would become of one request, and why its job would wait."""
-    output.line("outcome ", OUTCOMES[found["outcome"]].format(**found))
+    output.line("outcome  ", OUTCOMES[found["outcome"]].format(**found))
     if found["explanation"] is not None:
         print_explanation(found["explanation"], every=every)
     if found["bot"] is not None:
-        output.line("bot     ", found["bot"]["sentence"])
+        output.line("bot      ", found["bot"]["sentence"])
     if found["eviction"] is not None:
-        output.line("evicts  ", found["eviction"]["sentence"])
+        output.line("evicts   ", found["eviction"]["sentence"])
         for job in found["eviction"]["jobs"]:
-            output.line("        ", f"job {job}")
+            output.line("         ", f"job {job}")
 
 
 def print_explanation(found: Record, *, every: bool) -> None:
     """Print the explaining sentence, then its evidence: closed gates or all, order, changes, attempts and receipts."""
     if "id" in found:
-        output.line("job     ", found["id"])
-    output.line("state   ", output.state(found["state"]))
-    output.line("cohort  ", f"{found['cohort']}, instance {found['instance']}")
-    output.line("why     ", found["sentence"])
+        output.line("job      ", found["id"])
+    output.line("state    ", output.state(found["state"]))
+    output.line("cohort   ", f"{found['cohort']}, instance {found['instance']}")
+    output.line("why      ", found["sentence"])
     shown = [gate for gate in found["gates"] if every or gate["open"] is False]
     left = len(found["gates"]) - len(shown)
     if found["gates"]:
@@ -77,15 +77,16 @@ def print_explanation(found: Record, *, every: bool) -> None:
         table(("gate", "", Column("evidence", folds=True)), rows)
     if left:
         hint = ": --all shows them" if "id" in found else ""
-        click.echo(f"{plural(left, 'further gate')} {'is' if left == 1 else 'are'} not closed{hint}")
+        further = "further gate" if shown else "gate"
+        click.echo(f"{plural(left, further)} {'is' if left == 1 else 'are'} not closed{hint}")
     if found["order"] is not None:
         click.echo()
         order = found["order"]
-        output.line("ahead   ", f"{_jobs(order['in_queue'])} like it, {_jobs(order['in_instance'])} of its instance")
+        output.line("ahead    ", f"{_jobs(order['in_queue'])} like it, {_jobs(order['in_instance'])} of its instance")
     if found.get("forecast") is not None:
-        output.line("when    ", found["forecast"]["sentence"])
+        output.line("when     ", found["forecast"]["sentence"])
     for nth, change in enumerate(found["change"]):
-        output.line("starts  " if nth == 0 else "  and   ", change)
+        output.line("starts   " if nth == 0 else "  and    ", change)
     if found["attempts"]:
         click.echo()
         table(

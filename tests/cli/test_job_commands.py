@@ -310,7 +310,7 @@ def test_status_and_bots_are_shown(stands: Gateway, capsys: pytest.CaptureFixtur
 EXPLAINED: dict[str, Any] = {
     "id": JOB_COMMANDING, "state": "queued", "instance": "ci", "cohort": "linux", "label": "gpu", "priority": 0,
     "units": 1,
-    "sentence": "it does not run because none of 1 bot has 1 free unit: the most is 0",
+    "sentence": "it does not run because the only bot that could run it has no free unit",
     "change": ["release it", "1 more free unit on a matching bot"],
     "gates": [
         {"gate": "quota", "asks": "?", "open": True, "sentence": "any number of units", "evidence": {}},
@@ -336,7 +336,7 @@ def test_explain_prints_gates_and_what_would_start_the_job(stands: Gateway, caps
     assert [line for line in lines if line[1:2] == ["open"]] == []
     assert "2 further gates are not closed: --all shows them\n" in told
     assert "1 job like it, more than 10,000 jobs of its instance" in told
-    assert "starts  release it\n  and   1 more free unit on a matching bot\n" in told
+    assert "starts   release it\n  and    1 more free unit on a matching bot\n" in told
     assert "was lost with its bot" in told
     assert "it was asked to stop" in told
     assert "\x1b" not in told

@@ -147,7 +147,7 @@ def test_a_job_whose_instance_a_bot_is_being_freed_for_waits_for_that_bot(pool: 
     assert change == f"wait at most {gate.evidence['kept_seconds']:.1f} s for what is being freed for its instance"
     found = explained(pool, other)
     assert (closed(found), found.change) == (["room"], ["1 more free unit on a matching bot"])
-    said = "none of 1 bot has 1 free unit: the most is 0; 1 unit kept for other instances"
+    said = "the only bot that could run it has no free unit; 1 unit kept for other instances"
     assert gates_of(found)["room"].sentence == said
 
 
@@ -294,8 +294,7 @@ def test_the_clause_that_leaves_the_fewest_bots_is_named(pool: Pool) -> None:
     ]
     assert gate.evidence["scarcest"] == "gpu=a100"
     assert gate.sentence == (
-        "no bot of cohort 'default' offers gpu=a100, os=linux; gpu=a100 leaves the fewest: 0 bots with it, "
-        "3 with all the rest"
+        "no bot of cohort 'default' offers gpu=a100, os=linux; no bot offers gpu=a100, and 3 bots offer all the rest"
     )
     assert found.change == ["a bot with gpu=a100 and os=linux"]
     pool.bot("bot-4", properties={"gpu": "a100"})
@@ -328,8 +327,28 @@ def test_a_job_larger_than_every_bot_or_than_the_room_of_each_names_the_largest(
     pool.assigner().run_once()
     found = explained(pool, waiting)
     assert closed(found) == ["room"]
-    assert gates_of(found)["room"].sentence == "none of 1 bot has 3 free units: the most is 0"
+    said = "the only bot that could run it has no free unit, and it takes 3"
+    assert gates_of(found)["room"].sentence == said
     assert found.change == ["3 more free units on a matching bot"]
+
+
+def test_a_job_that_finds_too_little_room_is_told_how_much_the_bot_has_that_has_most(pool: Pool) -> None:
+    pool.submit(units=1)
+    pool.bot("bot-1", capacity=3)
+    pool.assigner().run_once()
+    (waiting,) = pool.submit(units=3)
+
+    def said() -> str:
+        return gates_of(explained(pool, waiting))["room"].sentence
+
+    assert said() == "the only bot that could run it has 2 free units, and it takes 3"
+    pool.bot("bot-2", capacity=3)
+    pool.submit(2, units=2, priority=-1)
+    pool.assigner().run_once()
+    assert said() == "none of the 2 bots that could run it has more than 1 free unit, and it takes 3"
+    pool.submit(2, units=1, priority=-1)
+    pool.assigner().run_once()
+    assert said() == "none of the 2 bots that could run it has a free unit, and it takes 3"
 
 
 # What `explain` and `show` say of a job that waits for other jobs.
