@@ -336,10 +336,10 @@ def why_in_few_words(
     """
     asked = [row for row in rows if in_few_words(row) == ITS_TURN][:MAX_JUDGED]
     first = {row["queue"]: row["row_id"] for row in reversed(asked)}
-    found: dict[int, Evidence] = {}
-    for queue in [*dict.fromkeys(row["queue"] for row in asked)][:MAX_QUEUES_JUDGED]:
-        job = evidence_reads.job(connection, first[queue], cooldown=cooldown)
-        found[queue] = evidence_reads.gather(connection, job, everything=everything, briefly=True)
+    queues = [*dict.fromkeys(row["queue"] for row in asked)][:MAX_QUEUES_JUDGED]
+    jobs = evidence_reads.jobs(connection, [first[queue] for queue in queues], cooldown=cooldown) if queues else []
+    gathered = evidence_reads.gather_briefly(connection, jobs, everything=everything) if jobs else []
+    found = {job.queue: evidence for job, evidence in zip(jobs, gathered, strict=True)}
     asked = [row for row in asked if row["queue"] in found]
     constrained_jobs = [row["row_id"] for row in asked if row["constrained"]]
     own = explained_gates.judge_each_constraints(connection, constrained_jobs, rules)

@@ -106,7 +106,7 @@ def foresee(
     """
     if judged is None:
         job = evidence_reads.job(connection, job_id, cooldown=cooldown)
-        found = evidence_reads.gather(connection, job, everything=everything, briefly=True)
+        [found] = evidence_reads.gather_briefly(connection, [job], everything=everything)
         own = explained_gates.judge_each_constraints(connection, [job_id], rules).get(job_id, ())
         judged = explained_gates.judge_gates(found, own)
     place = forecasts.place(connection, job_id)

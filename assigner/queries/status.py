@@ -68,14 +68,16 @@ WITH RECURSIVE {ready_queues("plain")}, {ready_queues("constrained", constrained
           WHERE {AT_REST} AND {VISIBLE} ORDER BY j.schedule_after LIMIT :most + 1) j
     GROUP BY j.queue
 ), waiting AS MATERIALIZED (
-    SELECT s.cohort, s.instance, s.name, s.pool, w.platform, w.units, count(*) AS jobs, min(w.queued_at) AS oldest,
-        0 AS later, sum(count(*)) OVER (PARTITION BY s.cohort, s.instance) >= s.share AS more
+    SELECT s.cohort, s.instance, s.name, s.pool, w.platform, w.units, w.jobs, w.oldest, 0 AS later,
+        w.seen >= s.share AS more
     FROM seen s CROSS JOIN LATERAL (
-        SELECT coalesce(h.required, h.platform) AS platform, h.units, j.queued_at FROM holding h CROSS JOIN LATERAL (
-            SELECT queued_at FROM jobs WHERE {ready_in("h")}
-            ORDER BY queue, rank, queued_at, id LIMIT s.share) j
-        WHERE h.cohort = s.cohort AND h.instance = s.instance LIMIT s.share) w
-    GROUP BY s.cohort, s.instance, s.name, s.pool, s.share, w.platform, w.units
+        SELECT platform, units, count(*) AS jobs, min(queued_at) AS oldest, sum(count(*)) OVER () AS seen FROM (
+            SELECT coalesce(h.required, h.platform) AS platform, h.units, j.queued_at
+            FROM holding h CROSS JOIN LATERAL (
+                SELECT queued_at FROM jobs WHERE {ready_in("h")}
+                ORDER BY queue, rank, queued_at, id LIMIT s.share) j
+            WHERE h.cohort = s.cohort AND h.instance = s.instance LIMIT s.share) first
+        GROUP BY platform, units) w
     UNION ALL
     SELECT k.cohort, k.instance, i.name, i.pool, coalesce(k.required, k.platform) AS platform, k.units, r.jobs,
         r.oldest, r.later, r.more

@@ -22,8 +22,9 @@ Record = Mapping[str, Any]
 
 #: The most calls to the gateway at once, of all pages.
 THREADS = 16
-#: Seconds between two looks of a visible page at what changes fast, and at what changes slowly.
-FAST, SLOW = 2.0, 5.0
+#: Seconds between two looks of a visible page at what changes fast, at what changes slowly, and at what costs the pool
+#: most of all, such as counts of all its jobs.
+FAST, SLOW, RARE = 2.0, 5.0, 30.0
 
 #: What keys do on every page, beside those of the links at the top. static/console.js does it.
 KEYS = {

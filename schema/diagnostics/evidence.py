@@ -55,7 +55,7 @@ CLAUSES, NAMES, LEASES = 64, 5, 50
 
 Row = dict[str, Any]
 
-JOB = Statement(f"""
+JOBS = Statement(f"""
 WITH job AS MATERIALIZED (
     SELECT j.*, i.name AS instance_name, i.pool, i.drain_deadline, {DRAIN.of(instance="i")} AS undrained,
         coalesce(c.name, 'default') AS cohort_name, c.labels AS cohort_labels, p.properties, k.looks,
@@ -66,7 +66,7 @@ WITH job AS MATERIALIZED (
     JOIN queues k ON k.id = j.queue JOIN platforms p ON p.id = j.platform
     LEFT JOIN preference_waits w ON w.job_id = j.id
     LEFT JOIN cohorts c ON c.id = j.cohort
-    WHERE j.id = :id
+    WHERE j.id = ANY(CAST(:ids AS bigint[]))
 )
 SELECT j.id AS row_id, j.state, j.label, j.priority, j.rank, j.units, j.queued_at, j.looks AS considered,
     {JOB_REASON} AS reason,
@@ -126,17 +126,21 @@ SELECT count(*) AS present, count(*) FILTER (WHERE {HEALTHY.of(bot="b")}) AS hea
 FROM present b
 """)
 
+# In a cohort with more bots than are looked at, those of the kinds that offer what the job requires are looked at too.
+_OFFERING = f"""
+offering AS MATERIALIZED (
+    SELECT b.* FROM w JOIN kind_platforms o ON o.platform = w.platform CROSS JOIN LATERAL (
+        SELECT * FROM bots WHERE status <> 'gone' AND cohort = w.cohort AND kind = o.kind
+        ORDER BY {candidates.BOTS_ORDER} LIMIT :look + 1) b
+    WHERE (SELECT count(*) FROM present) > :look LIMIT :look + 1
+)"""
+
 # The bots that match the job's requirements, and how many of them pass one gate after the other.
 MATCHING = Statement(f"""
-WITH {_WANT}, {_PRESENT}, offering AS MATERIALIZED (
-    SELECT b.id FROM kind_platforms o CROSS JOIN LATERAL (
-        SELECT id FROM bots WHERE status <> 'gone' AND cohort = :cohort AND kind = o.kind
-        ORDER BY {candidates.BOTS_ORDER} LIMIT :look + 1) b
-    WHERE o.platform = :platform LIMIT :look + 1
-), near AS MATERIALIZED (
+WITH {_WANT}, {_PRESENT}, {_OFFERING}, near AS MATERIALIZED (
     SELECT id FROM offering
     UNION
-    SELECT b.id FROM present b CROSS JOIN w WHERE {_SERVES} AND {REQUIREMENTS.of(bot="b", want="w")}
+    SELECT b.id FROM present b CROSS JOIN w WHERE {REQUIREMENTS.of(bot="b", want="w")}
 ), matching AS MATERIALIZED (
     SELECT b.name, b.status, b.draining, b.closing, b.sync_seq, b.capacity, {room_for("b", "w")} AS room,
         CASE WHEN b.kept_for = w.instance THEN b.kept_units ELSE 0 END AS kept,
@@ -153,7 +157,7 @@ WITH {_WANT}, {_PRESENT}, offering AS MATERIALIZED (
         AND (CAST(:everything AS boolean) OR {_SERVES})
 )
 SELECT count(*) AS matching,
-    (SELECT count(*) FROM offering) > :look AND (SELECT count(*) FROM present) > :look AS more,
+    (SELECT count(*) FROM offering) > :look AS more,
     count(*) FILTER (WHERE serving) AS serving,
     count(*) FILTER (WHERE serving AND healthy) AS healthy,
     count(*) FILTER (WHERE serving AND (draining OR closing OR status = 'draining')) AS leaving,
@@ -169,6 +173,33 @@ SELECT count(*) AS matching,
     max(kept_seconds) FILTER (WHERE serving AND kept > 0) AS kept_seconds,
     (array_agg(name ORDER BY able DESC, serving AND healthy AND large DESC, room DESC, name))[1:{NAMES}] AS names
 FROM matching
+""")
+
+# Whether some bot passes one gate after the other, for each of several jobs: a condition stops at the first one.
+PASSING = Statement(f"""
+SELECT p.* FROM unnest(CAST(:cohorts AS integer[]), CAST(:instances AS integer[]), CAST(:pools AS text[]),
+    CAST(:platforms AS integer[]), CAST(:sizes AS integer[])) WITH ORDINALITY
+    AS wants (cohort, instance, pool, platform, units, nth)
+CROSS JOIN LATERAL (
+    WITH w AS MATERIALIZED (SELECT wants.*), {_PRESENT}, {_OFFERING}, matching AS MATERIALIZED (
+        SELECT b.* FROM (SELECT * FROM present UNION ALL SELECT * FROM offering) b CROSS JOIN w
+        WHERE {REQUIREMENTS.of(bot="b", want="w")} AND (CAST(:everything AS boolean) OR {_SERVES})
+    ), serving AS MATERIALIZED (
+        SELECT b.* FROM matching b CROSS JOIN w WHERE {_SERVES}
+    ), large AS MATERIALIZED (
+        SELECT b.* FROM serving b CROSS JOIN w WHERE {HEALTHY.of(bot="b")} AND {UNITS.of(bot="b", want="w")}
+    )
+    SELECT (SELECT count(*) FROM present) AS present,
+        (SELECT count(*) FROM present b WHERE {HEALTHY.of(bot="b")}) AS present_healthy,
+        (SELECT count(*) > :look FROM offering) AS more,
+        EXISTS (SELECT FROM matching) AS matching,
+        EXISTS (SELECT FROM serving) AS serving,
+        EXISTS (SELECT FROM serving b WHERE {HEALTHY.of(bot="b")}) AS healthy,
+        EXISTS (SELECT FROM serving WHERE draining OR closing OR status = 'draining') AS leaving,
+        EXISTS (SELECT FROM large) AS large,
+        EXISTS (SELECT FROM large b WHERE {PROBATION.of(bot="b")}) AS trusted,
+        EXISTS (SELECT FROM large b CROSS JOIN w WHERE {can_take("b", "w")}) AS able
+) p ORDER BY wants.nth
 """)
 
 # For each clause of the requirements, the bots of the cohort that match it, and those that match all other clauses.
@@ -358,26 +389,28 @@ class BotsEvidence:
     more: bool
     serving: int
     healthy: int
-    #: Of those that serve its instance: draining or closing, unhealthy, and without a first sync.
+    #: Of those that serve its instance: draining or closing.
     leaving: int
-    unhealthy: int
-    new: int
-    #: Healthy ones that have enough units; the most units that a healthy one has.
+    #: Healthy ones that have enough units.
     large: int
-    largest: int | None
-    #: Of these, those that may be given a further lease; the most units that one of them has free.
+    #: Of these, those that may be given a further lease.
     trusted: int
-    roomiest: int
     #: Those that could take the job now.
     able: int
+    #: Of those that serve its instance: unhealthy, and without a first sync.
+    unhealthy: int = 0
+    new: int = 0
+    #: The most units that a healthy one has, and the most that one has free which may be given a further lease.
+    largest: int | None = None
+    roomiest: int = 0
     #: Units that they keep for its instance, for how many seconds more at most, and units kept for other instances.
-    kept: int | None
-    kept_seconds: Decimal | None
-    kept_for_others: int | None
+    kept: int | None = None
+    kept_seconds: Decimal | None = None
+    kept_for_others: int | None = None
     #: Units held by jobs that started while their bot was in another cohort.
-    of_other_cohorts: int | None
+    of_other_cohorts: int | None = None
     #: Names of some of them.
-    names: Sequence[str] | None
+    names: Sequence[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -420,13 +453,23 @@ _OWN_GATES = tuple(gate.name for gate in (DEPENDENCIES, STATE, PAUSE, BACKOFF, D
 
 def job(connection: Connection, job_id: int, *, cooldown: Cooldown) -> JobEvidence:
     """Read the job with its instance, its quota, and which of its own gates are open."""
-    row = _row(connection, JOB, {"id": job_id, **cooldown.values()})
+    [found] = jobs(connection, [job_id], cooldown=cooldown)
+    return found
+
+
+def jobs(connection: Connection, job_ids: Sequence[int], *, cooldown: Cooldown) -> list[JobEvidence]:
+    """Read the same of each of these jobs, in no order."""
+    rows = connection.execute(JOBS, {"ids": [*job_ids], **cooldown.values()}).mappings()
+    return [_job(connection, dict(row)) for row in rows]
+
+
+def _job(connection: Connection, row: Row) -> JobEvidence:
     opened = {name: row.pop(f"open_{name}") for name in _OWN_GATES}
     open_gates = frozenset(name for name, is_open in opened.items() if is_open)
     quota = {each.name: row.pop(each.name) for each in fields(QuotaEvidence)}
     node = {name: row.pop(name) for name in ("graph", "graph_name", "node_no", "pending_deps", "missing")}
     if DEPENDENCIES.name not in open_gates:
-        node |= graphs.unmet_dependencies(connection, job_id, limit=NAMES)
+        node |= graphs.unmet_dependencies(connection, row["row_id"], limit=NAMES)
     return JobEvidence(
         **row,
         quota=QuotaEvidence(**quota) if quota["usage"] is not None else None,
@@ -435,11 +478,8 @@ def job(connection: Connection, job_id: int, *, cooldown: Cooldown) -> JobEviden
     )
 
 
-def gather(connection: Connection, job: JobEvidence, *, everything: bool, briefly: bool = False) -> Evidence:
-    """Read all evidence on a waiting job. Without `everything`, only bots that serve its instance are counted.
-
-    briefly: only what decides which gates are open; clauses, exclusive bots and the jobs ahead are left out.
-    """
+def gather(connection: Connection, job: JobEvidence, *, everything: bool) -> Evidence:
+    """Read all evidence on a waiting job. Without `everything`, only bots that serve its instance are counted."""
     want: Row = {
         "cohort": job.cohort,
         "instance": job.instance,
@@ -450,16 +490,59 @@ def gather(connection: Connection, job: JobEvidence, *, everything: bool, briefl
     }
     looked = want | {"look": MAX_BOTS_COUNTED}
     bots = BotsEvidence(**_row(connection, MATCHING, looked))
-    has_few = bots.matching <= FEW and not briefly
+    has_few = bots.matching <= FEW
     return Evidence(
         job,
         CohortEvidence(**_row(connection, COHORT_BOTS, looked)),
         bots,
         _clauses(connection, job.properties, want) if has_few else [],
         ExclusiveEvidence(**_row(connection, EXCLUSIVE_BOTS, looked)) if has_few else ExclusiveEvidence(),
-        AssignersEvidence(**_row(connection, POOL, looked | {"cohort_name": job.cohort_name})),
-        *((JobsAhead(0, True), JobsAhead(0, True)) if briefly else _ahead(connection, job)),
+        _assigners(connection, job),
+        *_ahead(connection, job),
     )
+
+
+def gather_briefly(connection: Connection, jobs: Sequence[JobEvidence], *, everything: bool) -> list[Evidence]:
+    """Read of each of these waiting jobs only what decides which gates are open, in their order.
+
+    Of the bots that pass a gate one is counted, and clauses, exclusive bots and the jobs ahead are left out.
+    """
+    found = connection.execute(
+        PASSING,
+        {
+            "cohorts": [job.cohort for job in jobs],
+            "instances": [job.instance for job in jobs],
+            "pools": [job.pool for job in jobs],
+            "platforms": [job.platform for job in jobs],
+            "sizes": [job.units for job in jobs],
+            "everything": everything,
+            "look": MAX_BOTS_COUNTED,
+        },
+    )
+    assigners = {(job.cohort, job.instance): job for job in jobs}
+    known = {key: _assigners(connection, job) for key, job in assigners.items()}
+    return [
+        Evidence(
+            job,
+            CohortEvidence(row.present, row.present_healthy, row.present > MAX_BOTS_COUNTED),
+            BotsEvidence(
+                matching=row.matching,
+                more=row.more,
+                serving=row.serving,
+                healthy=row.healthy,
+                leaving=row.leaving,
+                large=row.large,
+                trusted=row.trusted,
+                able=row.able,
+            ),
+            [],
+            ExclusiveEvidence(),
+            known[job.cohort, job.instance],
+            JobsAhead(0, True),
+            JobsAhead(0, True),
+        )
+        for job, row in zip(jobs, found.all(), strict=True)
+    ]
 
 
 def leases(connection: Connection, job_id: int) -> list[Row]:
@@ -470,6 +553,11 @@ def leases(connection: Connection, job_id: int) -> list[Row]:
 
 def _row(connection: Connection, query: Statement, where: Mapping[str, Any]) -> Row:
     return dict(connection.execute(query, where).mappings().one())
+
+
+def _assigners(connection: Connection, job: JobEvidence) -> AssignersEvidence:
+    want = {"cohort": job.cohort, "cohort_name": job.cohort_name, "instance": job.instance, "pool": job.pool}
+    return AssignersEvidence(**_row(connection, POOL, want | {"look": MAX_BOTS_COUNTED}))
 
 
 def _clauses(connection: Connection, properties: Properties, want: Row) -> list[Clause]:

@@ -1,5 +1,6 @@
 """The page of jobs: a filter, kept in the URL, and pages of the jobs that pass it, with acts on them."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from bots.cli.output import in_words, seconds
 from bots.console.jobs.acts import Acts
 from bots.console.jobs.searched import JOB_ID, ORDERS, Lists, Tabs, address, asked, form, written
 from bots.console.parts import Cell, Table, node
-from bots.console.view import SLOW, View
+from bots.console.view import RARE, SLOW, View
 from bots.console.words import ago, state, text
 from schema import readable
 
@@ -51,7 +52,16 @@ def show(view: View) -> Response | None:
         following = node("a", "Next page", data_key="n", href=None)
         following.set_visibility(False)
 
+    # Counts of all jobs take the database longer than the jobs of a page, which a person waits for.
+    has_looked = asyncio.Event()
+
     async def refresh() -> None:
+        try:
+            await refresh_jobs()
+        finally:
+            has_looked.set()
+
+    async def refresh_jobs() -> None:
         if refused is not None:
             raise refused
         found = await view.ask(lambda client: read(client, where, cursor))
@@ -64,6 +74,7 @@ def show(view: View) -> Response | None:
             following.props["href"] = address(where, cursor=found["next"])
 
     async def refresh_lists() -> None:
+        await has_looked.wait()
         found = await view.ask(Client.status)
         tabs.show(found)
         lists.show("instance", found["instances"])
@@ -78,7 +89,7 @@ def show(view: View) -> Response | None:
     if search is not None and refused is None:
         view.once(find)
     view.live(refresh, seconds=SLOW)
-    view.live(refresh_lists, seconds=SLOW * 2)
+    view.live(refresh_lists, seconds=RARE)
     return None
 
 

@@ -10,13 +10,11 @@ from leasehold.client import Client
 from bots.cli.output import seconds
 from bots.console.parts import Cell, Facts, Table, node
 from bots.console.settings_tables import Upkeep
-from bots.console.view import SLOW, View
+from bots.console.view import RARE, SLOW, View
 from bots.console.words import ago, text
 
 Record = Mapping[str, Any]
 
-#: Seconds between two looks at what changes slowly or costs the database more.
-SELDOM = SLOW * 4
 #: Seconds of the report.
 REPORTED = 3600
 #: Rows of the audit on one page.
@@ -144,7 +142,7 @@ def _show_checks(view: View) -> None:
         found = await view.ask(lambda client: client.operators.doctor())
         table.show([(each["name"], _check(each)) for each in found])
 
-    view.live(refresh, seconds=SELDOM)
+    view.live(refresh, seconds=RARE)
 
 
 def _check(check: Check) -> list[Cell]:
@@ -227,7 +225,7 @@ def _show_report(view: View) -> None:
             }
         )
 
-    view.live(refresh, seconds=SELDOM)
+    view.live(refresh, seconds=RARE)
 
 
 def _show_audit(view: View) -> None:
