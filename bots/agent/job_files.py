@@ -20,7 +20,7 @@ from leasehold.errors import BadInput
 from leasehold.runtime import retries
 from pydantic import TypeAdapter, ValidationError
 
-from bots.protocol import Outcome, Progress, Usage
+from bots.protocol import MAX_REASON, Outcome, Progress, Usage
 from schema import clock, validation
 from schema.validation import check_json, parse_json
 
@@ -266,6 +266,7 @@ def with_retries(
 ) -> Outcome:
     """Return the outcome of a failed attempt with what its command, or its job's retry policy, says of the next one.
 
+    The reason of a task's failure is its error.
     stopped: the command was stopped, so that it has nothing to ask for. attempt: counted from 1. chance: from 0 to 1.
     """
     if outcome.verdict != "failed" or outcome.exit_code is None:
@@ -275,6 +276,11 @@ def with_retries(
     if seconds is not None and not stopped:
         told: dict[str, Any] = {"again": seconds, "reason": f"asks to be run again in {seconds:g} s", "result": None}
         return outcome.model_copy(update={"verdict": "released", **told})
+    code, error = f"exit code {outcome.exit_code}", retries.error_in_words(result)
+    if error is not None and outcome.reason is not None and outcome.reason.startswith(code):
+        # That the process of a task ended with 1 tells nobody why.
+        reason = wire.printable(error + outcome.reason.removeprefix(code), MAX_REASON)
+        outcome = outcome.model_copy(update={"reason": reason})
     policy = (payload or {}).get("retry")
     if policy is None:
         return outcome

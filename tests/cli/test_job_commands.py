@@ -56,7 +56,7 @@ def test_wait_succeeds_if_all_did_or_fails_in_one_line(stands: Gateway, capsys: 
         call("wait", JOB_COMMANDING, OTHER)
     assert len(capsys.readouterr().out.splitlines()) == 2
     stands.script = in_turn(Answer({"jobs": [{"id": JOB_COMMANDING, "state": "running"}], "done": False}))
-    with pytest.raises(LeaseholdError, match=rf"not final after 0\.01 s: {JOB_COMMANDING}$"):
+    with pytest.raises(LeaseholdError, match=rf"not final after 0\.01 s: {JOB_COMMANDING}\n"):
         call("wait", JOB_COMMANDING, "--timeout", "0.01")
 
 

@@ -169,6 +169,11 @@ def test_what_needs_a_pool_is_refused_by_name_and_runs_if_that_is_ignored(leaseh
         with pytest.raises(leasehold.NotInline) as caught:
             call()
         assert caught.value.feature == feature
+        ignorable = feature.partition(",")[0]
+        hint = (
+            f"; inline(ignore=['{ignorable}']) passes it over" if ignorable in ("locks", "units", "properties") else ""
+        )
+        assert str(caught.value) == f"needs a pool, which inline() is not: {feature}{hint}"
     with inline(ignore=["locks", "properties"]):
         assert divide.using(locks=["till"], properties={"gpu": "a100"}).defer(1).result() == 0.5
 

@@ -126,7 +126,7 @@ def test_jobs_come_in_the_order_of_their_ends_and_progress_counts_them() -> None
 def test_a_wait_whose_time_is_over_names_what_is_not_final() -> None:
     script = in_turn(Answer({"jobs": [state(JOB, "succeeded"), state(OTHER, "queued")]}))
     with gateway(script) as stands, Pool(stands.url, TOKEN) as pool:
-        with pytest.raises(TimedOut, match=f"not final after 0 s: {OTHER}$") as over:
+        with pytest.raises(TimedOut, match=f"not final after 0 s: {OTHER}\n") as over:
             pool.wait([JOB, OTHER], timeout=0)
         assert over.value.pending == (OTHER,)
         with pytest.raises(TimedOut):

@@ -95,7 +95,11 @@ def test_an_unknown_task_an_app_that_cannot_be_imported_and_a_process_without_a_
     assert result(tmp_path)["error"]["type"] == "UnknownTask"
     (tmp_path / "shop.py").write_text("import leasehold\n\ndef charge(:\n")
     for environment, said in (
-        ({}, "error: this process runs no attempt of a job: 'LEASEHOLD_JOB' is not set by a bot\n"),
+        (
+            {},
+            "error: this process runs no attempt of a job: 'LEASEHOLD_JOB' is not set by a bot; "
+            "leasehold.testing.inline() runs tasks without one\n",
+        ),
         (attempt | {"PYTHONPATH": str(tmp_path)}, f"SyntaxError: invalid syntax ({tmp_path / 'shop.py'}, line 3)\n"),
     ):
         done = subprocess.run(
@@ -104,6 +108,23 @@ def test_an_unknown_task_an_app_that_cannot_be_imported_and_a_process_without_a_
         )  # fmt: skip
         assert done.returncode == 1
         assert done.stderr.endswith(said)
+
+
+def test_an_app_that_fails_inside_the_library_or_python_is_told_with_its_own_line(
+    attempt: dict[str, str], tmp_path: Path
+) -> None:
+    defers = "@pool.task\ndef hello(): pass\n\nhello.defer()\n"
+    for text, said, line in (
+        (defers, "no gateway is known", 7),
+        ("import json\njson.loads('')\n", "JSONDecodeError", 5),
+    ):
+        (tmp_path / "early.py").write_text(f"import leasehold\n\npool = leasehold.Pool.from_env()\n{text}")
+        done = subprocess.run(
+            [*PROGRAM, "early:pool", "t"], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL,
+            env=attempt | {"PYTHONPATH": str(tmp_path), "LEASEHOLD_DATA": str(tmp_path)}, cwd=tmp_path,
+        )  # fmt: skip
+        assert said in done.stderr
+        assert done.stderr.endswith(f"({tmp_path / 'early.py'}, line {line})\n")
 
 
 @pytest.mark.parametrize("mode", [None, "def", "async"])

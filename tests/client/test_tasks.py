@@ -275,6 +275,7 @@ def test_a_job_that_ended_without_a_result_says_why(program: Gateway) -> None:
     with pytest.raises(TimedOut, match=f"not final after 0.01 s: {A_JOB}") as going:
         job.result(timeout=0.01)
     assert isinstance(going.value, TimeoutError), "a caller may catch it as it catches others of Python"
+    assert going.value.__notes__ == [f"`leasehold explain {A_JOB}` says how it stands"]
 
 
 def test_the_results_of_many_jobs_come_together_in_the_order_of_the_jobs(program: Gateway) -> None:

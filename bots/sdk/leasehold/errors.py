@@ -103,12 +103,16 @@ class NoAnswer(LeaseholdError):
 
 
 class TimedOut(LeaseholdError, TimeoutError):
-    """The time of a wait was over before all jobs were final. `pending`: ids of those that were not; they go on."""
+    """The time of a wait was over before all jobs were final. `pending`: ids of those that were not; they go on.
 
-    def __init__(self, pending: Sequence[str], timeout: float) -> None:
+    look: the command that says how the first of them stands; it is told in a note.
+    """
+
+    def __init__(self, pending: Sequence[str], timeout: float, *, look: str = "explain") -> None:
         others = f" and {len(pending) - 1} more" if len(pending) > 1 else ""
         super().__init__(f"not final after {timeout:g} s: {pending[0]}{others}")
         self.pending = tuple(pending)
+        self.add_note(f"`leasehold {look} {pending[0]}` says how it stands")
 
 
 class NotSucceeded(LeaseholdError):
@@ -152,6 +156,7 @@ class TaskFailed(LeaseholdError):
 class NotInline(LeaseholdError):
     """`testing.inline` was asked for something that only a pool can do. `feature`: what that is, in words."""
 
-    def __init__(self, feature: str) -> None:
-        super().__init__(f"needs a pool, which inline() is not: {feature}")
+    def __init__(self, feature: str, *, ignored_as: str | None = None) -> None:
+        hint = "" if ignored_as is None else f"; inline(ignore=['{ignored_as}']) passes it over"
+        super().__init__(f"needs a pool, which inline() is not: {feature}{hint}")
         self.feature = feature

@@ -96,7 +96,7 @@ class Graphs:
                 return found
             left = deadline - time.monotonic()
             if left <= 0:
-                raise TimedOut([found["id"]], timeout or 0.0)
+                raise TimedOut([found["id"]], timeout or 0.0, look="graph show")
             self._transport.rest(min(left, pause))
             pause = min(1.0, 2 * pause)
 

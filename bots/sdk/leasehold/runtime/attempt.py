@@ -64,7 +64,8 @@ class Attempt:
             self.fence = int(environment["LEASEHOLD_FENCE"])
             self.instance = environment["LEASEHOLD_INSTANCE"]
         except (KeyError, ValueError) as error:
-            raise LeaseholdError(f"this process runs no attempt of a job: {error} is not set by a bot") from None
+            hint = "; leasehold.testing.inline() runs tasks without one"
+            raise LeaseholdError(f"this process runs no attempt of a job: {error} is not set by a bot{hint}") from None
         limit = environment.get("LEASEHOLD_TIMEOUT")
         self._ends = None if limit is None else time.monotonic() + float(limit)
         self.deadline = None if limit is None else datetime.now(UTC) + timedelta(seconds=float(limit))

@@ -6,7 +6,7 @@ A policy is the field `retry` of a request, whose values have been checked there
 from collections.abc import Mapping
 from typing import Any
 
-from leasehold.wire import AGAIN, MAX_AGAIN
+from leasehold.wire import AGAIN, MAX_AGAIN, printable
 
 #: What holds where a policy says nothing: seconds, a factor, and a part of a wait.
 BASE, FACTOR, CAP, JITTER = 1.0, 2.0, 60.0, 0.0
@@ -34,6 +34,19 @@ def is_retried(policy: Mapping[str, Any], *, exit_code: int | None, result: Any)
     error = result.get("error") if isinstance(result, dict) else None
     bases = error.get("bases") if isinstance(error, dict) else None
     return exit_code in (codes or ()) or (isinstance(bases, list) and any(each in bases for each in exceptions or ()))
+
+
+def error_in_words(result: Any) -> str | None:
+    """Return the error of a task that failed, on one line of at most 300 characters: `ValueError: no such order`.
+
+    None if the result is no error of a task.
+    """
+    match result:
+        case {"error": {"type": str(kind), "message": str(message), "traceback": str()}}:
+            first = message.strip().partition("\n")[0]
+            return printable(f"{kind}: {first}" if first else kind, 300)
+        case _:
+            return None
 
 
 def wait(policy: Mapping[str, Any], *, attempt: int, chance: float) -> float:

@@ -235,7 +235,14 @@ def import_failure(error: BaseException) -> str:
     # What called `load` says nothing of the app.
     loaded = next((place for place, frame in enumerate(trace) if frame.filename == __file__), 0)
     frames = [frame for frame in trace[loaded:] if not frame.filename.startswith((ours, importer, "<"))]
-    return f"{said} ({frames[-1].filename}, line {frames[-1].lineno})" if frames else said
+    # Nobody looks for a mistake in Python's own modules, which an app or this library calls.
+    own = [frame for frame in frames if not _is_of_python(frame.filename)] or frames
+    return f"{said} ({own[-1].filename}, line {own[-1].lineno})" if own else said
+
+
+def _is_of_python(filename: str) -> bool:
+    is_installed = "site-packages" in filename or "dist-packages" in filename
+    return filename.startswith(str(Path(importlib.__file__).parent.parent)) and not is_installed
 
 
 def _last_line(error: BaseException) -> str:

@@ -189,7 +189,7 @@ class InlineJobs(Transport):
 
     def _submit_graph(self, graph: Record) -> Record:
         for name in sorted(graph.keys() & {"callback"} - self._ignored):
-            raise NotInline(f"the {name} of a graph")
+            raise NotInline(f"the {name} of a graph", ignored_as=name)
         for node in graph["nodes"]:
             self._check(node, _OF_NODES)
         return self._graphs.submit(graph)
@@ -224,10 +224,10 @@ class InlineJobs(Transport):
         # The lock of a task's `concurrency` names its slots. Here nothing runs at once.
         of_concurrency = {"locks"} if all(":" in lock for lock in request.get("locks", ())) else set[str]()
         for name in sorted(request.keys() - of_concurrency - _HEEDED - _WITHOUT_EFFECT - known - self._ignored):
-            raise NotInline(name)
+            raise NotInline(name, ignored_as=name)
         more = sorted(request["properties"].keys() - {PROPERTY})
         if more and "properties" not in self._ignored:
-            raise NotInline(f"properties, such as '{more[0]}'")
+            raise NotInline(f"properties, such as '{more[0]}'", ignored_as="properties")
 
     def _made(self, number: int, request: Record) -> tuple[str, bool]:
         """Return the id of the submission, and whether it has made a new job."""
@@ -306,7 +306,7 @@ class InlineJobs(Transport):
             with self._changed:
                 job.end(
                     JobState.CANCELLED if code == CANCELLED and cancelling else state,
-                    None if code == DONE else f"exit code {code}",
+                    None if code == DONE else retries.error_in_words(job.result) or f"exit code {code}",
                 )
                 self._changed.notify_all()
         self._graphs.ended(job)
