@@ -9,7 +9,7 @@ Bots and gateways may have different versions. A bot ignores fields of answers t
 fields of requests that it does not know, because to ignore one could break what the bot relies on, such as a property
 that it keeps exclusive. So a bot leaves out what equals its default: it can then use every gateway that knows what the
 bot really asks for. A default that has been released therefore never changes. What it tells only for people it leaves
-out once a gateway has refused it (`ONLY_TOLD`).
+out once a gateway has refused it (`ONLY_TOLD`, and the progress that comes with the end of an attempt).
 """
 
 import json
@@ -243,6 +243,19 @@ class Outcome(Message):
     )
 
 
+class Progress(Message):
+    """How far a command says that it is, or that it was when it ended."""
+
+    share: float = Field(ge=0, le=1, description="0 = nothing is done, 1 = everything")
+    text: str = Field(default="", max_length=wire.MAX_PROGRESS_TEXT, description="what is being done, in words")
+    number: int = Field(
+        default=0,
+        ge=0,
+        le=MAX_COUNT,
+        description="counts what the attempt has told: a late call replaces no later one",
+    )
+
+
 class LeaseReport(Message):
     """The bot's report on one lease that it holds."""
 
@@ -261,6 +274,9 @@ class LeaseReport(Message):
         ge=0,
         le=MAX_COUNT,
         description="counts the checkpoints of this attempt: a late call with an earlier one replaces no later one",
+    )
+    progress: Progress | None = Field(
+        default=None, description="the last one of a command that has ended, if it was not sent before"
     )
 
 
@@ -362,19 +378,6 @@ class SyncAnswer(Answer):
     drain: bool = Field(default=False, description="an operator asks the bot to take no more work")
     expires_in: float = Field(description="seconds after the request by which the bot must have killed its commands")
     sync_in: float
-
-
-class Progress(Message):
-    """How far a running command says that it is."""
-
-    share: float = Field(ge=0, le=1, description="0 = nothing is done, 1 = everything")
-    text: str = Field(default="", max_length=wire.MAX_PROGRESS_TEXT, description="what is being done, in words")
-    number: int = Field(
-        default=0,
-        ge=0,
-        le=MAX_COUNT,
-        description="counts what the attempt has told: a late call replaces no later one",
-    )
 
 
 class OutputReport(Message):

@@ -4,7 +4,7 @@ They are stored as the text that the command wrote, up to `validation.MAX_CHECKP
 by the statement that ends their attempts.
 
 Beside them is the progress of a job: how far its command says that it is, a share and a text. It is told at most once a
-second for a job, and a job that tells none has no row.
+second for a job, and with its end; a job that tells none has no row.
 """
 
 from collections.abc import Mapping, Sequence
@@ -83,11 +83,15 @@ class Told:
 # attempt has told later: a call that was given up may arrive after the next one.
 STORE_PROGRESS = Statement("""
 INSERT INTO job_progress AS p (job_id, fence, number, share, text)
-SELECT j.id, l.fence, :number, :share, :text
-FROM (SELECT id FROM jobs WHERE public_id = CAST(:job AS uuid)) j
+SELECT j.id, l.fence, t.number, t.share, t.text
+FROM unnest(CAST(:bot_ids AS bigint[]), CAST(:epochs AS bigint[]), CAST(:jobs AS uuid[]), CAST(:fences AS bigint[]),
+            CAST(:numbers AS bigint[]), CAST(:shares AS double precision[]), CAST(:texts AS text[]))
+    AS t (bot_id, bot_epoch, job, fence, number, share, text)
+CROSS JOIN LATERAL (SELECT id FROM jobs WHERE public_id = t.job OFFSET 0) j
 CROSS JOIN LATERAL (
-    SELECT fence, bot_id, bot_epoch, ended_at FROM leases WHERE job_id = j.id AND fence = :fence OFFSET 0) l
-WHERE l.bot_id = :bot_id AND l.bot_epoch = :bot_epoch AND l.ended_at IS NULL
+    SELECT fence, bot_id, bot_epoch, ended_at FROM leases WHERE job_id = j.id AND fence = t.fence OFFSET 0) l
+WHERE l.bot_id = t.bot_id AND l.bot_epoch = t.bot_epoch AND l.ended_at IS NULL
+ORDER BY j.id
 ON CONFLICT (job_id) DO UPDATE SET fence = EXCLUDED.fence, number = EXCLUDED.number, share = EXCLUDED.share,
     text = EXCLUDED.text, at = EXCLUDED.at
     WHERE (EXCLUDED.fence, EXCLUDED.number) >= (p.fence, p.number)
@@ -100,9 +104,23 @@ WHERE j.public_id = ANY (CAST(:jobs AS uuid[]))
 """)
 
 
-def store_progress(connection: Connection, told: Told) -> None:
-    """Store the progress of a live lease. The caller has locked the bot, so that its lease does not end meanwhile."""
-    connection.execute(STORE_PROGRESS, vars(told))
+def store_progress(connection: Connection, told: Sequence[Told]) -> None:
+    """Store the progress of live leases, one for each lease. The caller has locked the bots, so that none of their
+    leases ends meanwhile."""
+    if not told:
+        return
+    connection.execute(
+        STORE_PROGRESS,
+        {
+            "bot_ids": [each.bot_id for each in told],
+            "epochs": [each.bot_epoch for each in told],
+            "jobs": [each.job for each in told],
+            "fences": [each.fence for each in told],
+            "numbers": [each.number for each in told],
+            "shares": [each.share for each in told],
+            "texts": [each.text for each in told],
+        },
+    )
 
 
 def read_progress(connection: Connection, jobs: Sequence[str]) -> Mapping[str, dict[str, Any]]:

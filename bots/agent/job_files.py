@@ -206,35 +206,49 @@ class Checkpoint:
 class ProgressFile:
     """How far the command of one attempt says that it is. The gateway is told at most once a second.
 
-    The thread that sends output looks at it and sends it.
+    The thread that sends output looks at it and sends it, while the command runs. What it has written last is told with
+    its end.
     """
 
     def __init__(self) -> None:
         self._path: str | None = None
         self._owner: int | None = None
         self._sent_at = -math.inf
-        self._told: Progress | None = None
-        #: The latest, unless the gateway has it, or has had one within the last second.
-        self.unsent: Progress | None = None
+        self._latest: Progress | None = None
+        self._sent = 0
+        #: Guards the three above: the end of the command may be noticed while an earlier progress is under way.
+        self._lock = threading.Lock()
 
     def place(self, path: str, account: tuple[int, int] | None) -> None:
         """Say where the file is, of a command that has not started. account: see `Checkpoint.place`."""
         self._path, self._owner = path, None if account is None else account[0]
 
-    def look(self) -> None:
-        """Take note of what the command has written. What is no progress, or is being written, is left alone."""
-        if self._path is None or clock.monotonic() < self._sent_at + TELL_EVERY or not os.path.lexists(self._path):
+    def look(self, *, last: bool = False) -> None:
+        """Take note of what the command has written. What is no progress, or is being written, is left alone.
+
+        last: the command has ended, and what it has written last is told without delay.
+        """
+        if self._path is None or not os.path.lexists(self._path):
             return
-        with suppress(BadInput, ValidationError, TypeError):
+        with self._lock, suppress(BadInput, ValidationError, TypeError):
+            if not last and clock.monotonic() < self._sent_at + TELL_EVERY:
+                return
             raw = read_bytes(self._path, "progress", limit=wire.MAX_PROGRESS_BYTES, owner=self._owner)
-            number = 1 if self._told is None else self._told.number + 1
+            number = 1 if self._latest is None else self._latest.number + 1
             found = Progress.model_validate({**parse_json(raw or b"", "progress"), "number": number})
-            if self._told is None or (found.share, found.text) != (self._told.share, self._told.text):
-                self.unsent = found
+            if self._latest is None or (found.share, found.text) != (self._latest.share, self._latest.text):
+                self._latest = found
+
+    @property
+    def unsent(self) -> Progress | None:
+        """The latest that was noted, unless the gateway has it."""
+        with self._lock:
+            return None if self._latest is None or self._latest.number <= self._sent else self._latest
 
     def sent(self, told: Progress) -> None:
         """Record that the gateway has this one."""
-        self._told, self._sent_at, self.unsent = told, clock.monotonic(), None
+        with self._lock:
+            self._sent, self._sent_at = max(self._sent, told.number), clock.monotonic()
 
 
 @contextmanager

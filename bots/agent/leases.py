@@ -1,11 +1,13 @@
 """The leases of one session: running ones, and ended ones that the server does not know of yet."""
 
+import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import structlog
+from leasehold import wire
 from pydantic_core import to_json
 
 from bots.agent.inputs import InputReader, wanted
@@ -13,16 +15,18 @@ from bots.agent.job_files import Unsent
 from bots.agent.run import Assignment, AttemptRun, Run, RunContext, StopReason, as_json
 from bots.agent.task_launcher import TaskLauncher
 from bots.agent.warm_children import TaskRun
-from bots.protocol import Outcome, Work
+from bots.protocol import Outcome, Progress, Work
 from schema import clock, validation
 
 _log = structlog.get_logger("leasehold.agent")
 
 #: The most bytes of output in one sync. The output of one ended job always fits; further jobs wait for the next sync.
 SYNC_OUTPUT_BYTES = validation.MAX_OUTPUT_BYTES
-#: The most bytes of results and checkpoints in one sync, escaped as in its body. JSON text grows less than threefold
-#: when it is escaped, so that those of one ended job always fit.
-SYNC_JSON_BYTES = 3 * (validation.MAX_RESULT_BYTES + validation.MAX_CHECKPOINT_BYTES)
+#: The most bytes that the progress of an attempt takes: a character has at most six, beside its share and its number.
+PROGRESS_BYTES = 6 * wire.MAX_PROGRESS_TEXT + 100
+#: The most bytes of results, checkpoints and progress in one sync, escaped as in its body. JSON text grows less than
+#: threefold when it is escaped, so that those of one ended job always fit.
+SYNC_JSON_BYTES = 3 * (validation.MAX_RESULT_BYTES + validation.MAX_CHECKPOINT_BYTES) + PROGRESS_BYTES
 #: The most leases that are remembered after their end.
 REMEMBERED = 10_000
 #: The most leases that the log names one by one for each answer: a line for each of many short tasks would take an
@@ -54,8 +58,9 @@ class HeldLease:
         self.told: str | None = None
         #: Offset at which the output in the current sync ends.
         self.carried = 0
-        #: The checkpoint in the current sync.
+        #: The checkpoint and the progress in the current sync.
         self.checkpoint: Unsent | None = None
+        self.progress: Progress | None = None
         #: True once the server has asked to stop it.
         self.stopping = False
         #: True if the last sync left it out, so that the server takes it for pending.
@@ -119,6 +124,8 @@ class AgentLeases:
         self._watched = True
         #: The news of tasks since the last report, and how many of them the syncing thread waits for.
         self._told_times, self.enough = 0, 0
+        #: False for a gateway that takes no progress with the end of an attempt, because it is older.
+        self.tells_progress = True
         #: How many results were dropped before the server knew them.
         self.undelivered = 0
 
@@ -201,9 +208,10 @@ class AgentLeases:
                 continue
             if state == "completed" and held.run is not None:
                 unsent, held.checkpoint = held.run.output.unsent, self.unsent_checkpoint(held.run)
+                held.progress = held.run.progress.unsent
                 texts = self._escaped_size(held)
                 if unsent > room or texts > json_room:
-                    state, unsent, held.checkpoint = "active", 0, None
+                    state, unsent, held.checkpoint, held.progress = "active", 0, None, None
                 else:
                     room, json_room = room - unsent, json_room - texts
             held.told = state
@@ -229,6 +237,8 @@ class AgentLeases:
                     held.run.output.sent(held.carried)
                 if held.checkpoint is not None:
                     held.run.checkpoint.sent(held.checkpoint.number)
+                if held.progress is not None:
+                    held.run.progress.sent(held.progress)
             if key not in listed:
                 gone[key] = held
         self._forget(gone)
@@ -291,9 +301,11 @@ class AgentLeases:
         return all(run.over.is_set() for run in runs)
 
     def _escaped_size(self, held: HeldLease) -> int:
-        """Return the bytes that the result and the checkpoint of an ended run take in the body of a sync."""
+        """Return the bytes that an ended run's result, checkpoint and progress take in the body of a sync."""
         outcome = held.outcome
         size = 0 if held.checkpoint is None else len(to_json(held.checkpoint.text))
+        if held.progress is not None and self.tells_progress:
+            size += len(as_json(held.progress))
         if outcome is not None and outcome.result is not None:
             size += len(to_json(outcome.result))
         return size
@@ -307,6 +319,8 @@ class AgentLeases:
             pending = held.run.output.pending()
             held.carried = pending.end
             report += b',"output":' + to_json(pending.chunks)
+        if held.progress is not None and self.tells_progress:
+            report += b',"progress":' + as_json(held.progress)
         return report + b"}" if held.checkpoint is None else b"%b,%b" % (report, to_json(held.checkpoint.fields)[1:])
 
     def _settled(self, key: LeaseKey, work: Work, *, accept: bool) -> Outcome | None:
@@ -375,6 +389,11 @@ class AgentLeases:
             for key, held in ended
         )
         _log_each("lease ended", told, count=len(ended))
+
+
+def without_progress(report: bytes) -> bytes:
+    """Return a report without the progress that a command has told last."""
+    return to_json({name: value for name, value in json.loads(report).items() if name != "progress"})
 
 
 def _log_each(event: str, leases: Iterable[Mapping[str, Any]], *, count: int) -> None:

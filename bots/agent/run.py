@@ -43,7 +43,7 @@ from bots.agent.job_files import (
 )
 from bots.agent.launcher import Launcher, read_messages
 from bots.agent.workspace import MARK, Workspace
-from bots.protocol import MAX_REASON, Chunk, Outcome
+from bots.protocol import MAX_REASON, Chunk, Message, Outcome
 from schema import clock, validation
 from schema.requests import Payload
 from schema.timing import STUCK_AFTER
@@ -334,9 +334,9 @@ def complaining(outcome: Outcome, complaint: str) -> Outcome:
     return outcome.model_copy(update={"reason": wire.printable(reason, MAX_REASON)})
 
 
-def as_json(outcome: Outcome) -> bytes:
-    """Return the outcome as JSON without defaults."""
-    return outcome.model_dump_json(exclude_defaults=True).encode()
+def as_json(message: Message) -> bytes:
+    """Return a message of a bot as JSON without defaults."""
+    return message.model_dump_json(exclude_defaults=True).encode()
 
 
 class StopReason(Enum):
@@ -528,6 +528,7 @@ class AttemptRun(ABC):
                 outcome = outcome.model_copy(update={"result": found})
             except BadInput as error:
                 outcome = complaining(outcome, f"no result is stored, because it {error.reason}")
+        self.progress.look(last=True)
         return self._with_checkpoint(outcome)
 
     def _with_usage(self, outcome: Outcome, path: Path, owner: int | None) -> Outcome:

@@ -17,7 +17,7 @@ from bots.agent.capacity import TOGETHER, Sizing
 from bots.agent.gateway_calls import GatewayCaller, Heartbeat, Unanswered
 from bots.agent.inputs import InputReader
 from bots.agent.launcher import Launcher
-from bots.agent.leases import NO_NEW_WORK, AgentLeases
+from bots.agent.leases import NO_NEW_WORK, AgentLeases, without_progress
 from bots.agent.run import RunContext, StopReason
 from bots.agent.task_launcher import TaskLauncher
 from bots.protocol import MAX_LEASES, OutputReport, Session, Sync, SyncAnswer
@@ -300,12 +300,7 @@ class AgentSession:
 
     def _post(self, sync: Record, reports: Sequence[bytes], *, check: Callable[[], None]) -> SyncAnswer:
         try:
-            held = sync.get("wait", 0.0)
-            body = to_json(sync)
-            if reports:
-                body = b'%b,"leases":[%b]}' % (body[:-1], b",".join(reports))
-            answer = self._caller.call("/v1/sync", body, check=check, held=held, meanwhile=self._leases.begin)
-            return SyncAnswer.model_validate(answer)
+            return SyncAnswer.model_validate(self._told(sync, reports, check))
         except ValidationError:
             raise SessionOver(SessionEnd.REFUSED, "the gateway's answer to a sync cannot be understood") from None
         except Conflict as conflict:
@@ -315,6 +310,25 @@ class AgentSession:
             raise
         except LeaseholdError as refused:
             raise SessionOver(SessionEnd.REFUSED, str(refused)) from None
+
+    def _told(self, sync: Record, reports: Sequence[bytes], check: Callable[[], None]) -> Record:
+        """Call with these reports; once more without the last progress if the gateway is older than that."""
+        held = sync.get("wait", 0.0)
+
+        def call(reports: Sequence[bytes]) -> Record:
+            body = to_json(sync)
+            if reports:
+                body = b'%b,"leases":[%b]}' % (body[:-1], b",".join(reports))
+            return self._caller.call("/v1/sync", body, check=check, held=held, meanwhile=self._leases.begin)
+
+        try:
+            return call(reports)
+        except BadInput as refused:
+            if not refused.field.endswith(".progress"):
+                raise
+        _log.info("the gateway is too old to be told the last progress with the end", bot=self._session.bot)
+        self._leases.tells_progress = False
+        return call([without_progress(report) for report in reports])
 
     def _message(self, status: str, *, wait: float = 0.0) -> tuple[Record, list[bytes]]:
         """Return the message `Sync` as JSON without defaults, but for its reports, which are written already."""

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 from leasehold.errors import BadInput, Conflict
 from pydantic_core import to_json
 
-from bots.protocol import Chunk, LeaseReport, Outcome, Sync
+from bots.protocol import Chunk, LeaseReport, Outcome, Progress, Sync
 from bots.sync.sessions import digest
 from schema.accounting.units import BotCapacity
-from schema.checkpoints import Checkpoint
+from schema.checkpoints import Checkpoint, Told
 from schema.moves.acknowledge import Start
 from schema.moves.end import VERDICTS, AttemptEnd, EndedAttempt, Verdict
 from schema.moves.grant import FetchedLease
@@ -31,13 +31,16 @@ COMPLETED = frozenset({Verdict.SUCCEEDED, Verdict.FAILED, Verdict.ERROR})
 
 @dataclass
 class ReportOutcome:
-    """The consequences of one report: leases that have begun, leases that have ended, output and checkpoints. unknown:
-    reports of the end of leases that the bot does not hold, which change nothing."""
+    """The consequences of one report: leases that have begun, leases that have ended, output, checkpoints, progress.
+
+    unknown: reports of the end of leases that the bot does not hold, which change nothing.
+    """
 
     started: list[Start] = field(default_factory=list)
     endings: list[AttemptEnd] = field(default_factory=list)
     output: list[Written] = field(default_factory=list)
     checkpoints: list[Checkpoint] = field(default_factory=list)
+    told: list[Told] = field(default_factory=list)
     unknown: list[LeaseReport] = field(default_factory=list)
 
 
@@ -86,12 +89,19 @@ def compare(
 
 
 def _note_left(account: ReportOutcome, report: LeaseReport, bot_id: int, epoch: int) -> None:
-    """Take note of the output and the checkpoint of one report."""
+    """Take note of the output, the checkpoint and the progress of one report."""
     if report.output:
         account.output += decode_output(bot_id, epoch, report.job, report.fence, report.output)
     if report.checkpoint is not None:
         number, found = report.checkpoint_number, report.checkpoint
         account.checkpoints.append(Checkpoint(bot_id, epoch, report.job, report.fence, number, found))
+    if report.progress is not None:
+        account.told.append(told(bot_id, epoch, report.job, report.fence, report.progress))
+
+
+def told(bot_id: int, epoch: int, job: str, fence: int, progress: Progress) -> Told:
+    """Return the progress of an attempt as it is stored."""
+    return Told(bot_id, epoch, job, fence, progress.number, progress.share, progress.text)
 
 
 def decode_output(bot_id: int, epoch: int, job: str, fence: int, chunks: Sequence[Chunk]) -> list[Written]:

@@ -24,6 +24,7 @@ from bots.sync.call import (
     check_session,
     decode_output,
     ends_something,
+    told,
 )
 from bots.sync.fetch import FetchSettings, fetch_after_sync
 from bots.sync.inputs import read_inputs
@@ -31,7 +32,7 @@ from bots.sync.leases import read_due_leases, read_held_leases
 from schema import outputs
 from schema.accounting.quotas import EVICTION_COOLDOWN, Cooldown
 from schema.accounting.units import ReturnedUnits
-from schema.checkpoints import Checkpoint, Told, store_checkpoints, store_progress
+from schema.checkpoints import Checkpoint, store_checkpoints, store_progress
 from schema.clock import Monotonic
 from schema.diagnostics.tracing import AttemptTracer
 from schema.moves.acknowledge import acknowledge, deliver, lock_for_moves
@@ -152,9 +153,7 @@ class SyncService:
                 checkpoint = Checkpoint(bot.id, bot.epoch, report.job, report.fence, number, found)
                 store_checkpoints(connection, [checkpoint])
             if report.progress is not None:
-                told = report.progress
-                place = (bot.id, bot.epoch, report.job, report.fence, told.number)
-                store_progress(connection, Told(*place, share=told.share, text=told.text))
+                store_progress(connection, [told(bot.id, bot.epoch, report.job, report.fence, report.progress)])
             chunks = decode_output(bot.id, bot.epoch, report.job, report.fence, report.output)
             count = outputs.append(connection, chunks)
             if count:
@@ -227,7 +226,7 @@ class SyncService:
         return [sync_call for sync_call in settled if sync_call.nth not in found]
 
     def _apply(self, connection: Connection, settled: Sequence[SyncCall], returned: ReturnedUnits) -> None:
-        """Apply acknowledgements, ends, output and checkpoints. The units of ended leases go into `returned`."""
+        """Apply acknowledgements, ends and what commands have left. The units of ended leases go into `returned`."""
         spoken = [sync_call for sync_call in settled if sync_call.sync is not None]
         starts = [start for sync_call in spoken for start in sync_call.account.started]
         endings = [(ending, sync_call.actor) for sync_call in spoken for ending in sync_call.account.endings]
@@ -239,6 +238,7 @@ class SyncService:
         outputs.append(connection, [chunk for sync_call in spoken for chunk in sync_call.account.output])
         checkpoints = [each for sync_call in spoken for each in sync_call.account.checkpoints]
         store_checkpoints(connection, checkpoints)
+        store_progress(connection, [each for sync_call in spoken for each in sync_call.account.told])
         acknowledge(connection, starts, sync=self._timing.sync)
         ended = end(
             connection,

@@ -4,10 +4,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from structlog.testing import capture_logs
 
-from bots.agent.leases import SYNC_JSON_BYTES, AgentLeases
-from bots.agent.run import CHUNK_BYTES, RunContext, StopReason
+from bots.agent.leases import PROGRESS_BYTES, SYNC_JSON_BYTES, AgentLeases
+from bots.agent.run import CHUNK_BYTES, RunContext, StopReason, as_json
 from bots.protocol import Work
 from schema import validation
 from tests.support.agents import NEEDS_PROC, Pool, processes, serving
@@ -177,6 +178,31 @@ def test_checkpoints_that_do_not_fit_into_a_report_travel_with_a_later_one(tmp_p
         assert {state for state, _ in sent} <= {"completed"}
         assert sum(len(json.dumps(checkpoint)) for _, checkpoint in sent) <= SYNC_JSON_BYTES
     assert sum(lease.checkpoint == text for sync in pool.syncs for lease in sync.leases) >= len(keys)
+
+
+def test_progress_that_comes_with_an_end_counts_toward_the_size_of_a_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most = 2 * PROGRESS_BYTES
+    monkeypatch.setattr("bots.agent.leases.SYNC_JSON_BYTES", most)
+    pool = Pool()
+    jobs = [f"job-{number}" for number in range(12)]
+
+    def instead(asked: ReceivedRequest) -> Answer | None:
+        ended = all((tmp_path / job).exists() for job in jobs)
+        has_ends = any(lease["state"] == "completed" for lease in asked.body.get("leases", []))
+        return problem(503, "busy") if asked.path == "/v1/output" or (has_ends and not ended) else None
+
+    pool.instead = instead
+    told = json.dumps({"share": 1, "text": "é" * 200}, ensure_ascii=False)
+    command = f"printf %s '{told}' > $LEASEHOLD_CHECKPOINT.progress; touch {tmp_path}/$LEASEHOLD_JOB"
+    with serving(pool, tmp_path / "bot", capacity=len(jobs)):
+        keys = [pool.grant("sh", "-c", command, job=job) for job in jobs]
+        pool.until(lambda: set(keys) <= set(pool.outcomes))
+    carried = [[as_json(each.progress) for each in sync.leases if each.progress is not None] for sync in pool.syncs]
+    assert all(sum(map(len, each)) <= most for each in carried)
+    told_of = {each.job for sync in pool.syncs for each in sync.leases if each.progress is not None}
+    assert told_of == set(jobs), "each comes with the end of its attempt"
 
 
 def test_nothing_starts_or_is_held_once_the_session_is_lost(place: RunContext, tmp_path: Path) -> None:

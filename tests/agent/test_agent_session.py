@@ -279,3 +279,25 @@ def test_an_agent_leaves_out_its_version_for_a_gateway_that_does_not_know_it(tmp
         done = pool.grant("true")
         pool.until(lambda: done in pool.outcomes)
     assert [(each.version, each.pid) for each in pool.opened] == [(None, os.getpid())]
+
+
+def test_what_a_command_tells_last_comes_with_its_end_and_is_left_out_for_an_older_gateway(tmp_path: Path) -> None:
+    pool, ended, older = Pool(sync_in=0.1), list[dict[str, Any]](), threading.Event()
+
+    def instead(asked: ReceivedRequest) -> Answer | None:
+        reports = asked.body.get("leases", []) if asked.path == "/v1/sync" else []
+        ended.extend(report for report in reports if report["state"] == "completed")
+        if older.is_set() and any("progress" in report for report in reports):
+            return problem(400, "is not known", field="leases.0.progress", reason="is not known")
+        return None
+
+    pool.instead = instead
+    command = ("sh", "-c", 'printf %s \'{"share": 1, "text": "done"}\' > "$LEASEHOLD_CHECKPOINT.progress"')
+    with serving(pool, tmp_path, output_interval=60):
+        for job in ("job-1", "job-2", "job-3"):
+            key = pool.grant(*command, job=job)
+            assert pool.until(lambda key=key: pool.outcomes.get(key))["verdict"] == "succeeded"
+            older.set()
+    told = dict.fromkeys((report["job"], report.get("progress", {}).get("text")) for report in ended)
+    assert list(told) == [("job-1", "done"), ("job-2", "done"), ("job-2", None), ("job-3", None)]
+    assert len(pool.opened) == 1

@@ -108,6 +108,25 @@ def test_progress_is_told_once_a_second_and_what_is_none_is_left_alone(
     now += 1.0
     progress.look()
     assert progress.unsent == Progress(share=0.6, number=2)
+    progress.sent(progress.unsent)
+    path.write_text('{"share": 1}')
+    progress.look()
+    assert progress.unsent is None
+    progress.look(last=True)
+    assert progress.unsent == Progress(share=1.0, number=3), "the command has ended, and nothing looks again"
+
+
+def test_a_progress_that_comes_while_an_earlier_one_is_under_way_is_told_too(tmp_path: Path) -> None:
+    progress, path = ProgressFile(), tmp_path / FILES.progress
+    progress.place(str(path), None)
+    path.write_text('{"share": 0.87}')
+    progress.look()
+    under_way = progress.unsent
+    path.write_text('{"share": 1}')
+    progress.look(last=True)
+    assert under_way is not None
+    progress.sent(under_way)
+    assert progress.unsent == Progress(share=1.0, number=2)
 
 
 def continued(place: RunContext, script: str, checkpoint: str | None) -> Run:

@@ -206,6 +206,23 @@ def test_results_and_checkpoints_are_deleted_with_their_jobs(pool: Pool) -> None
     assert (results(pool), checkpoints(pool)) == ([], [])
 
 
+def ended(work: dict[str, Any], progress: Progress) -> LeaseReport:
+    """The report of an attempt that has told something last."""
+    return completed(work).model_copy(update={"progress": progress})
+
+
+def test_the_last_progress_comes_with_the_end_and_replaces_no_later_one(pool: Pool) -> None:
+    _, bot, work = pool.running()
+    told(bot, work, 0.5, number=1)
+    bot.sync(ended(work, Progress(share=1.0, text="done", number=2)))
+    assert shown(pool, work) == [(1.0, "done")]
+    pool.submit()
+    work = again(pool, bot)
+    told(bot, work, 1.0, number=3)
+    bot.sync(ended(work, Progress(share=0.25, text="late", number=2)))
+    assert shown(pool, work) == [(1.0, "step 3")]
+
+
 def test_progress_is_that_of_the_live_attempt_and_the_latest_that_it_told(pool: Pool) -> None:
     _, bot, work = pool.running()
     for number in (1, 3, 2):
