@@ -96,10 +96,13 @@ ON CONFLICT (job_id) DO UPDATE SET fence = EXCLUDED.fence, number = EXCLUDED.num
     text = EXCLUDED.text, at = EXCLUDED.at
     WHERE (EXCLUDED.fence, EXCLUDED.number) >= (p.fence, p.number)
 """)
-# What an attempt has told that is over counts no more: the fence of its job has grown, unless it has ended the job.
-READ_PROGRESS = Statement("""
+#: The join of job `j` with its progress `p`: what the attempt has told that runs, or that has ended the job. What any
+#: other attempt has told does not count. The fence of a job grows at its end too, unless it succeeded or failed.
+PROGRESS_OF_JOB = """p.job_id = j.id AND (p.fence = j.fence OR (j.finished_at IS NOT NULL
+    AND EXISTS (SELECT FROM leases l WHERE l.job_id = j.id AND l.fence = p.fence AND l.ended_to = j.state)))"""
+READ_PROGRESS = Statement(f"""
 SELECT CAST(j.public_id AS text) AS job, p.share, p.text, p.at
-FROM jobs j JOIN job_progress p ON p.job_id = j.id AND p.fence = j.fence
+FROM jobs j JOIN job_progress p ON {PROGRESS_OF_JOB}
 WHERE j.public_id = ANY (CAST(:jobs AS uuid[]))
 """)
 

@@ -10,7 +10,7 @@ or a name, is never cut.
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -60,6 +60,20 @@ def duration(seconds: float) -> str:
         return f"1 {larger[1]}"  # rounded up to one of the next unit
     rest = whole % size // smaller
     return f"{whole // size:,} {unit}" + (f" {rest} {smaller_unit}" if rest else "")
+
+
+def run_time(job: Mapping[str, Any]) -> str | None:
+    """Return how long a job ran, from its last start to its end, as a list of jobs tells it; None before its end.
+
+    The time that its bot has measured, of the command or the call alone, stands beside it if it reads otherwise.
+    """
+    measured = (job.get("result") or {}).get("seconds")
+    began, ended = job.get("started_at"), job.get("finished_at")
+    alone = None if measured is None else duration(measured)
+    if began is None or ended is None:
+        return alone
+    whole = duration((datetime.fromisoformat(ended) - datetime.fromisoformat(began)).total_seconds())
+    return whole if alone in (None, whole) else f"{whole}, {alone} of it by the clock of its bot"
 
 
 def moment(time: str | datetime, *, local: bool | None = None) -> str:

@@ -7,6 +7,7 @@ from leasehold.errors import BadInput
 from leasehold.states import FINAL
 from leasehold.wire import COMMAND, escaped
 
+from schema.checkpoints import PROGRESS_OF_JOB
 from schema.fleet.candidates import able_bots
 from schema.fleet.kinds import TASK
 from schema.fleet.success import PRIOR, success_rate
@@ -123,9 +124,9 @@ SELECT move, "from", "to", at, actor, fence, details FROM (
 ORDER BY id
 """)
 
-# How far the newest attempt of a job has told that it is. The fence of a job that is queued again has grown.
-PROGRESS_TOLD = Statement("""
-SELECT p.share, p.text, p.at FROM job_progress p JOIN jobs j ON j.id = p.job_id AND j.fence = p.fence
+# How far the attempt of a job has told that it is that runs, or that has ended the job.
+PROGRESS_TOLD = Statement(f"""
+SELECT p.share, p.text, p.at FROM jobs j JOIN job_progress p ON {PROGRESS_OF_JOB}
 WHERE p.job_id = :job_id
 """)
 

@@ -4,6 +4,7 @@ One module because all commands share the table, the cut of long texts and the w
 """
 
 import json
+import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -45,6 +46,8 @@ _COLOURS = {
 }
 
 
+#: A time with an offset among the details of a move.
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)")
 #: Characters of a job's result that `show` prints; `result` prints all.
 MAX_SHOWN_RESULT = 2000
 
@@ -191,6 +194,8 @@ def _value(value: object) -> str:
             return "-"
         case True | False:
             return "yes" if value else "no"
+        case str() if _TIME.fullmatch(value):
+            return moment(value)
         case _:
             return str(value)
 
@@ -250,8 +255,8 @@ def print_job(job: Record, left: Sequence[object] = ()) -> None:
         ("forecast", (job.get("forecast") or {}).get("sentence")),
         ("progress", progress(job)),
         ("reason", job["reason"]),
-        ("exit", None if result.get("exit_code") is None else _exit(result["exit_code"])),
-        ("ran for", None if result.get("seconds") is None else seconds(result["seconds"])),
+        ("exit", None if result.get("exit_code") is None else _exit(result["exit_code"]).removeprefix("exit ")),
+        ("ran for", readable.run_time(job)),
         ("output", _output(result)),
         ("result", _result(result, left)),
     ]
@@ -265,7 +270,7 @@ def print_job(job: Record, left: Sequence[object] = ()) -> None:
 
 def progress(job: Record) -> str | None:
     """Return how far a job says that it is, with its text; None if it says nothing."""
-    told = job.get("progress")
+    told = job.get("progress") if job["state"] != JobState.SUCCEEDED else None
     return None if told is None else f"{told['share']:.0%} {wire.printable(told['text'])}".rstrip()
 
 

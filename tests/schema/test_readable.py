@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import pytest
 from rich.console import Console
 
-from schema.readable import call_arguments, divided, duration, moment, number, plural
+from schema.readable import call_arguments, divided, duration, moment, number, plural, run_time
 
 
 @pytest.mark.parametrize(
@@ -34,6 +34,16 @@ from schema.readable import call_arguments, divided, duration, moment, number, p
 )
 def test_a_duration_has_at_most_two_units(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_how_long_a_job_ran_is_told_as_in_a_list_and_what_its_bot_measured_beside_it() -> None:
+    whole = {"started_at": "2026-07-01T12:00:00Z", "finished_at": "2026-07-01T12:00:00.462000Z"}
+    said = "462 ms, <1 ms of it by the clock of its bot"
+    assert run_time(whole | {"result": {"seconds": 0.0002}}) == said
+    assert run_time(whole | {"result": {"seconds": 0.4621}}) == "462 ms"
+    assert run_time(whole | {"result": None}) == "462 ms"
+    assert run_time({"started_at": whole["started_at"], "finished_at": None, "result": None}) is None
+    assert run_time({"started_at": None, "finished_at": whole["finished_at"]}) is None, "it never ran"
 
 
 @pytest.mark.parametrize(

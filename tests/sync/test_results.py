@@ -223,6 +223,25 @@ def test_the_last_progress_comes_with_the_end_and_replaces_no_later_one(pool: Po
     assert shown(pool, work) == [(1.0, "step 3")]
 
 
+def test_the_progress_of_a_job_that_was_stopped_is_that_of_the_attempt_that_ended_it(pool: Pool) -> None:
+    _, bot, work = pool.running()
+    told(bot, work, 0.5, number=1)
+    pool.database.run(lambda c: cancel(c, [work["job"]], instances=None, sync=pool.timing.sync, actor="test"))
+    assert shown(pool, work) == [(0.5, "step 1")]
+    bot.sync(completed(work, "stopped"))
+    assert shown(pool, work) == [(0.5, "step 1")], "the fence of a cancelled job has grown"
+    assert pool.rows("SELECT state, fence FROM jobs") == [("cancelled", work["fence"] + 1)]
+
+
+def test_a_job_that_was_cancelled_between_two_attempts_has_no_progress(pool: Pool) -> None:
+    _, bot, work = pool.running()
+    told(bot, work, 0.5, number=1)
+    bot.sync(completed(work, "released"))
+    pool.database.run(lambda c: cancel(c, [work["job"]], instances=None, sync=pool.timing.sync, actor="test"))
+    assert pool.rows("SELECT state FROM jobs") == [("cancelled",)]
+    assert shown(pool, work) == [], "that attempt has not ended the job"
+
+
 def test_progress_is_that_of_the_live_attempt_and_the_latest_that_it_told(pool: Pool) -> None:
     _, bot, work = pool.running()
     for number in (1, 3, 2):

@@ -15,6 +15,7 @@ from bots.cli.output import arguments_of, between, evidence, in_words, propertie
 from bots.console.parts import Cell, Facts, Line, Table, Typed, node
 from bots.console.view import FAST, View
 from bots.console.words import ALL, ago, cut, state, text
+from schema.readable import run_time
 
 Record = Mapping[str, Any]
 
@@ -153,16 +154,18 @@ def command_of(job: Record) -> str:
 def verdict(job: Record) -> str:
     """Return one sentence on how a job ended otherwise than well, or on what it says of its progress."""
     result, progress = job["result"] or {}, job.get("progress")
+    share, doing = (f"{progress['share']:.0%}", text(progress["text"] or "")) if progress else ("", "")
     if job["state"] in FINAL - {JobState.SUCCEEDED}:
         code = result.get("exit_code")
         told = [
             f"exit code {code}" if code is not None and f"exit code {code}" not in (job["reason"] or "") else "",
             job["reason"] or "",
             f"after {seconds(result['seconds'])}" if result.get("seconds") is not None else "",
+            f"at {share}{f' ({doing})' if doing else ''}" if progress else "",
         ]
         return f"{job['state'].capitalize()}: {', '.join(filter(None, told)) or 'no reason was told'}"
-    if progress and job["state"] == JobState.RUNNING:
-        return f"{progress['share']:.0%} done{': ' if progress['text'] else ''}{text(progress['text'] or '')}"
+    if progress and job["state"] in (JobState.RUNNING, JobState.CANCELLING):
+        return f"{share} done{': ' if doing else ''}{doing}"
     return ""
 
 
@@ -248,14 +251,14 @@ class Acts:
 
 def fact_rows(job: Record) -> dict[str, Cell]:
     """Return what is known of a job, as names and values; what it does not have is left out."""
-    result, waiting, graph = job["result"] or {}, job["waiting"], job["graph"]
+    waiting, graph = job["waiting"], job["graph"]
     times = {name: job[field] for name, field in TIMES.items() if job[field]}
     found: dict[str, Any] = {
         "id": job["id"],
         "joined": job["joined"],
         "why it waits": waiting and waiting["sentence"],
         "forecast": job.get("forecast") and job["forecast"]["sentence"],
-        "ran for": None if result.get("seconds") is None else seconds(result["seconds"]),
+        "ran for": run_time(job),
         "bot": job["bot"],
         "attempts": f"{job['attempts']} of {job['max_attempts']}",
         "priority": job["priority"],
