@@ -84,6 +84,10 @@ class PoolSettings(ConfigModel):
         """The same of tasks, whose processes have one account; None where no bots are configured."""
         return None
 
+    def seen_by_tasks(self, environ: Mapping[str, str]) -> Mapping[str, str]:
+        """Return the variables of this environment that tasks of this machine's bots see; all where there are none."""
+        return environ
+
     @field_validator("cohorts", "queues", "instances", "rates", "windows", "meters", "webhooks")
     @classmethod
     def _names_are_unique(cls, settings: tuple[BaseModel, ...]) -> tuple[BaseModel, ...]:

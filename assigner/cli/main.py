@@ -88,7 +88,11 @@ def sections() -> "type[PoolSettings]":
 
         @property
         def task_reach(self) -> str | None:
-            return job_accounts.reach(self.bot.job_user or job_accounts.AGENT, boxed=False)
+            return job_accounts.reach(self.bot.job_user or job_accounts.AGENT, boxed=False, what="tasks")
+
+        def seen_by_tasks(self, environ: Mapping[str, str]) -> Mapping[str, str]:
+            seen = {*self.bot.env_allow, "PYTHONPATH"}
+            return {name: value for name, value in environ.items() if name in seen}
 
     return Settings
 

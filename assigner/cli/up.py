@@ -19,7 +19,7 @@ from assigner.loops import Signals, exit_within
 from assigner.process.app_files import AppFiles
 from assigner.process.assign import GARBAGE, STOP_WITHIN, AssignerProcess
 from assigner.process.local_pool import CONSOLE_HOST, OPERATOR_TOKEN, LocalBot, LocalPool, check_app, local_pool
-from assigner.settings import Installation
+from assigner.settings import Installation, PoolSettings
 from schema.gc_tuning import infrequent_gc
 from schema.readable import tell
 from schema.validation import FARM, OF_FARM
@@ -88,6 +88,7 @@ def up(
     names += [] if farm is None else [farm_bot("farm-1", capacity=os.cpu_count() or 1)]
     if app is not None:
         names.append(LocalBot(name="app-1", app=app, concurrency=concurrency or os.cpu_count() or 1))
+    seen = installation.settings.seen_by_tasks(installation.environ)
     with Signals(signal.SIGTERM, signal.SIGINT) as signals:
 
         def rest(seconds: float) -> None:
@@ -96,7 +97,7 @@ def up(
 
         try:
             if app is not None:
-                check_app(app, installation.environ, rest=rest)
+                check_app(app, seen, unseen=installation.environ.keys() - seen.keys(), rest=rest)
             with local_pool(
                 installation,
                 assigners=assigners,
@@ -114,8 +115,7 @@ def up(
                     print_json(found | {name: url for name, url in parts.items() if url is not None})
                 else:
                     click.echo(_welcome(pool, installation, commands=bots > 0, app=app))
-                environ = installation.environ
-                files = AppFiles(app, environ, report=tell, rest=rest) if reload and app is not None else None
+                files = AppFiles(app, seen, report=tell, rest=rest) if reload and app is not None else None
                 while True:
                     rest(pool.run_once())
                     if files is not None and files.run_once():
@@ -172,16 +172,21 @@ def _welcome(pool: LocalPool, installation: Installation, *, commands: bool, app
     lines += [*tries, "  leasehold status", "  leasehold bots list", ""]
     if app is not None:
         lines += [f"Programs call the tasks of {app} by `defer`; see `leasehold help tasks`.", ""]
-    settings = installation.settings
-    if commands and settings.job_reach is not None:
-        lines += [f"{settings.job_reach}; see `leasehold help security`", ""]
-    if app is not None and settings.task_reach is not None:
-        lines += [f"tasks of {app}: {settings.task_reach}; see `leasehold help security`", ""]
+    lines += _reach(installation.settings, commands=commands, tasks=app is not None)
     url = installation.settings.database.url.get_secret_value()
     where = "PostgreSQL with it" if url == "embedded" else "not the database"
     return "\n".join(
         [*lines, f"Ctrl-C stops everything, {where}; running jobs get 10 s, then they go back to the queue."]
     )
+
+
+def _reach(settings: PoolSettings, *, commands: bool, tasks: bool) -> list[str]:
+    """Say what jobs can reach on this machine: once if it is the same for commands and for tasks."""
+    of_jobs, of_tasks = settings.job_reach if commands else None, settings.task_reach if tasks else None
+    if of_jobs is not None and of_tasks is not None and of_tasks.removeprefix("tasks") == of_jobs.removeprefix("jobs"):
+        of_tasks = None
+    told = [each for each in (of_jobs, of_tasks) if each is not None]
+    return [line for each in told for line in (f"{each}; see `leasehold help security`", "")]
 
 
 @click.command()

@@ -9,13 +9,13 @@ import select
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from leasehold.errors import BadInput, Conflict, LeaseholdError, NotReady, Unauthorised
-from leasehold.wire import check_place
+from leasehold.wire import check_place, withheld
 
 from assigner.process.children import Child, Children, Role
 from assigner.settings import Installation, require_safe_way
@@ -288,9 +288,12 @@ class ServerKeeper:
         self._server.close()
 
 
-def check_app(place: str, environ: Mapping[str, str], *, rest: Callable[[float], object]) -> None:
+def check_app(
+    place: str, environ: Mapping[str, str], *, rest: Callable[[float], object], unseen: Collection[str] = ()
+) -> None:
     """Import an app in a process of its own, as a bot's process does. Raises BadInput with the reason if that fails.
 
+    environ: the variables that tasks see. unseen: the names of those that they do not, for the reason.
     rest: waits for some seconds meanwhile; it may raise to give up.
     """
     check_place(place)
@@ -310,7 +313,7 @@ def check_app(place: str, environ: Mapping[str, str], *, rest: Callable[[float],
             process.wait()
     failed = json.loads(said).get("failed") if said else "its process ended without a word"
     if failed is not None:
-        raise BadInput("--app", f"'{place}' cannot be used: {failed}")
+        raise BadInput("--app", f"'{place}' cannot be used: {failed}{withheld(failed, unseen)}")
 
 
 @contextmanager

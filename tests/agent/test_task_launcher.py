@@ -362,6 +362,16 @@ def test_an_app_that_cannot_be_imported_ends_the_bot_with_one_line(tmp_path: Pat
         assert not list((tmp_path / "work" / "bot-1").iterdir())
 
 
+def test_an_app_that_reads_a_variable_of_its_bot_is_told_how_tasks_come_to_see_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "wants_more.py").write_text("import os\n\nos.environ['SHOP_URL']\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setenv("SHOP_URL", "postgresql://shop")
+    with pytest.raises(LeaseholdError, match=r"KeyError: 'SHOP_URL' .*ENV_ALLOW='\[\"PATH\", \"SHOP_URL\"\]'$"):
+        Agent(settings(tmp_path, app="wants_more:pool"), "http://127.0.0.1:1", "t").run()
+
+
 def test_short_tasks_run_once_while_some_that_wait_are_cancelled(works: Works, monkeypatch: pytest.MonkeyPatch) -> None:
     left_out, settle = list[int](), AgentLeases.settle
 

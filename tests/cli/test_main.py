@@ -9,7 +9,8 @@ import subprocess
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NoReturn
+from types import SimpleNamespace
+from typing import NoReturn, cast
 
 import click
 import pytest
@@ -18,7 +19,7 @@ from leasehold.errors import BadInput, Conflict, Forbidden, LeaseholdError, NotF
 from leasehold.wire import escaped
 from pydantic import BaseModel
 
-from assigner.cli import errors, mistakes, operator
+from assigner.cli import errors, mistakes, operator, up
 from assigner.cli.main import cli, sections
 from assigner.config import keys, loading
 from assigner.settings import Installation, PoolSettings
@@ -235,6 +236,24 @@ def test_check_says_which_term_can_dominate_and_warns_when_capacity_can_outweigh
         ({"assigners": [{"strategy": {"capacity_term": "normalised", "weights": {"capacity": 11.0}}}]}, 1),
     ):
         assert len(mistakes.mistakes(sections().model_validate(settings))) == warnings
+
+
+@pytest.mark.parametrize(
+    ("commands", "tasks", "said"),
+    [
+        ("jobs run as root", "tasks run as root", ["jobs run as root"]),
+        ("each job has an account", "tasks run as root", ["each job has an account", "tasks run as root"]),
+        (None, "tasks run as root", ["tasks run as root"]),
+        ("jobs run as root", None, ["jobs run as root"]),
+        (None, None, []),
+    ],
+)
+def test_up_says_once_what_commands_and_tasks_alike_can_reach(
+    commands: str | None, tasks: str | None, said: list[str]
+) -> None:
+    settings = SimpleNamespace(job_reach=commands, task_reach=tasks)
+    told = up._reach(cast(PoolSettings, settings), commands=True, tasks=True)
+    assert told == [line for each in said for line in (f"{each}; see `leasehold help security`", "")]
 
 
 def test_the_sample_is_the_defaults_and_names_every_setting(console: Console) -> None:

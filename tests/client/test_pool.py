@@ -299,7 +299,7 @@ def test_a_token_is_not_sent_in_clear_to_another_machine(monkeypatch: pytest.Mon
         _ = Pool.from_env().client
 
 
-def test_what_is_missing_or_open_to_others_is_named(data: Path) -> None:
+def test_what_is_missing_or_open_to_others_is_named(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (data / "operator.token").chmod(0o640)
     with pytest.raises(BadInput, match=r"^token_file: .*operator.token can be read by others: chmod 600"):
         _ = Pool.from_env(data=data).client
@@ -308,6 +308,11 @@ def test_what_is_missing_or_open_to_others_is_named(data: Path) -> None:
         _ = Pool.from_env(data=data).client
     (data / "gateway.url").unlink()
     with pytest.raises(BadInput, match=r"^url: no gateway is known in .*: start `leasehold up`, or give url or data$"):
+        _ = Pool.from_env(data=data).client
+    monkeypatch.setenv("LEASEHOLD_JOB", "a-job")
+    with pytest.raises(
+        BadInput, match=r"is known in .*: a job has none of its bot's; give data, see `leasehold help tas"
+    ):
         _ = Pool.from_env(data=data).client
 
 

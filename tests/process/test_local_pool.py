@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from leasehold.errors import BadInput, Conflict, LeaseholdError
 
+from assigner.cli.main import sections
 from assigner.process.children import MAX_LOG_BYTES, Child, Children, Role
 from assigner.process.local_pool import LocalBot, LocalPool, check_app, hold_data_directory, write_file
 from schema import clock
@@ -198,6 +199,23 @@ def test_an_app_of_many_coroutines_is_as_good_as_a_small_one(tmp_path: Path) -> 
     check_app("many_tasks:pool", environ, rest=clock.sleep)
     with pytest.raises(BadInput, match="has no 'pol'; its pool is 'pool'"):
         check_app("many_tasks:pol", environ, rest=clock.sleep)
+
+
+def test_an_app_that_reads_a_variable_which_tasks_do_not_see_is_told_how_they_come_to_see_it(tmp_path: Path) -> None:
+    source = "import os\nfrom leasehold import Pool\n\npool = Pool.from_env()\nurl = os.environ['SHOP_URL']\n"
+    source += "\n@pool.task\ndef look() -> str:\n    return url\n"
+    (tmp_path / "wants_more.py").write_text(source)
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path), "SHOP_URL": "x", "LEASEHOLD_TOKEN": "y"}
+    allowed = sections()().seen_by_tasks(environ)
+    assert allowed.keys() == environ.keys() & {"PATH", "LANG", "LC_ALL", "TZ", "PYTHONPATH"}
+    with pytest.raises(BadInput) as refused:
+        check_app("wants_more:pool", allowed, rest=clock.sleep, unseen=environ.keys() - allowed.keys())
+    assert str(refused.value).endswith(
+        f"KeyError: 'SHOP_URL' ({tmp_path}/wants_more.py, line 5); tasks see the variables of bot.env_allow only: give "
+        """it those that they see now and SHOP_URL, such as LEASEHOLD_BOT_ENV_ALLOW='["PATH", "SHOP_URL"]'"""
+    )
+    bot = {"env_allow": ["PATH", "SHOP_URL"]}
+    check_app("wants_more:pool", sections().model_validate({"bot": bot}).seen_by_tasks(environ), rest=clock.sleep)
 
 
 def test_a_pool_whose_process_ends_at_once_says_why_and_leaves_nothing(tmp_path: Path) -> None:

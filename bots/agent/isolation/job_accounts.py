@@ -383,19 +383,21 @@ def kind_of(job_user: str | None) -> str:
     return job_user or (DYNAMIC if os.geteuid() == 0 else AGENT)
 
 
-def reach(job_user: str | None, *, boxed: bool) -> str:
-    """Say in one line what commands can reach with this setting. `boxed`: they run in a sandbox."""
+def reach(job_user: str | None, *, boxed: bool, what: str = "jobs") -> str:
+    """Say in one line what commands can reach with this setting. `boxed`: they run in a sandbox. what: who is meant."""
     kind = kind_of(job_user)
     if kind == DYNAMIC:
         said = "each job runs under an account of its own: it reaches neither the agent nor other jobs"
     elif kind != AGENT:
-        said = f"jobs run as '{kind}': they do not reach the agent, but each other"
+        said = f"{what} run as '{kind}': they do not reach the agent, but each other"
     elif boxed:
-        said = f"jobs run as the agent's account, uid {os.geteuid()}, in a sandbox: they can read this account's files"
+        said = (
+            f"{what} run as the agent's account, uid {os.geteuid()}, in a sandbox: they can read this account's files"
+        )
     else:
         who = "root" if os.geteuid() == 0 else f"the agent's account, uid {os.geteuid()}"
         said = (
-            f"jobs run as {who}: they can read its files and tokens, use an embedded database, and kill its processes"
+            f"{what} run as {who}: they can read its files and tokens, use an embedded database, and kill its processes"
         )
     return said + (", and see the machine's files read-only" if boxed and kind != AGENT else "")
 

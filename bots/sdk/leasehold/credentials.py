@@ -59,6 +59,8 @@ class Credentials:
             return (self._directory() / "gateway.url").read_text()
         except (OSError, UnicodeDecodeError):
             ways = f"start `leasehold up`, or give {self._named('url')} or {self._named('data')}"
+            if "LEASEHOLD_JOB" in os.environ:
+                ways = f"a job has none of its bot's; give {self._named('data')}, see `leasehold help tasks`"
             raise BadInput(self._named("url"), f"no gateway is known in {self._directory()}: {ways}") from None
 
     def _read_token(self, path: Path) -> str:

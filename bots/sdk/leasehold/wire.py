@@ -221,3 +221,19 @@ def suggestion(wrong: str, known: Iterable[str]) -> str:
     """The text `; did you mean 'x'?` with the most similar known name; empty if none is similar."""
     close = meant(wrong, known)
     return "" if close is None else f"; did you mean '{close}'?"
+
+
+def withheld(said: str, names: Iterable[str]) -> str:
+    """The text that tells how tasks come to see a variable that `said` names, of the `names` of those that they do not.
+
+    Empty if it names none. Those of the program itself stay unseen, because they may hold a token.
+    """
+    words = set(re.findall(r"\w+", said))
+    found = sorted(each for each in names if each in words and not each.startswith("LEASEHOLD_"))
+    if not found:
+        return ""
+    allow = ", ".join(f'"{name}"' for name in ("PATH", *found))
+    return (
+        "; tasks see the variables of bot.env_allow only: give it those that they see now and "
+        f"{' and '.join(found)}, such as LEASEHOLD_BOT_ENV_ALLOW='[{allow}]'"
+    )
