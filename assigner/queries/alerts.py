@@ -386,7 +386,7 @@ RULES: Sequence[Rule] = (
         "LeaseholdNodesAreBlockedForEver",
         "info",
         0,
-        "leasehold graph show GRAPH counts them; cancel these graphs, or submit them anew.",
+        "leasehold graph show GRAPH counts them; leasehold graph retry GRAPH lets one go on, graph cancel ends it.",
         _blocked_forever,
     ),
     Rule(

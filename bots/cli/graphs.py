@@ -8,6 +8,7 @@ from leasehold import wire
 from leasehold.calls.graphs import MAX_GRAPHS, MAX_NODES
 from leasehold.client import Client
 from leasehold.errors import BadInput, Conflict, LeaseholdError
+from leasehold.graphs import GraphState
 from pydantic import ValidationError
 
 from bots.cli import output, times
@@ -230,9 +231,8 @@ def finish(client: Client, graph: str, instance: str | None, *, caller: Caller, 
     with graph_progress() as told:
         found = client.graphs.wait(graph, instance=instance, timeout=timeout, told=told)
     output.print_json(found) if caller.json else _print_graph(found)
-    # A callback that had nothing to do is cancelled; nothing is wrong with that.
-    needless = found.get("callback") == "failed" and found["callback_outcome"] == "cancelled"
-    bad = found["nodes"] - found["succeeded"] - needless
+    state = GraphState.of(found)
+    bad = state.nodes - state.succeeded - state.needless
     if bad:
         raise LeaseholdError(f"{bad:,} of {plural(found['nodes'], 'node')} did not succeed")
 

@@ -1,17 +1,21 @@
 """Graphs of calls of tasks, which take what earlier calls have returned."""
 
 import json
+import uuid
 from decimal import Decimal
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import leasehold
 import pytest
+from leasehold.client import Client
 from leasehold.errors import BadInput
-from leasehold.graphs import GraphRequest
+from leasehold.graphs import GraphRequest, GraphState, Node
 from leasehold.tasks.arguments import decode_call, encode_call
 from leasehold.tasks.node_results import NodeResult
 from leasehold.wire import JsonSerialiser
 
+from schema.requests import GraphRequest as StoredGraph
 from tests.support.apps import example_app, task_app
 
 
@@ -29,6 +33,50 @@ def test_calls_that_cannot_be_put_together_are_refused() -> None:
         leasehold.chain(example_app.unannotated.s([{"leasehold.result": 1}]))
     named = leasehold.chain(example_app.divide.s(1), name="halves").request()
     assert (named["name"], [node["node"] for node in named["nodes"]]) == ("halves", [0])
+
+
+def test_a_call_runs_once_all_others_have_ended_if_one_has_failed() -> None:
+    divide = example_app.divide
+    calls = leasehold.chain(divide.s(1), divide.s(2)).then(divide.s(3), on="failed")
+    request = calls.request()
+    callback = request["callback"]
+    assert (callback["on"], callback["command"][-1], json.loads(callback["stdin"])["args"]) == (
+        "failed", request["nodes"][0]["command"][-1], [3]
+    )  # fmt: skip
+    taken = StoredGraph.model_validate(request)
+    assert (taken.on_failure, taken.callback_node) == ("cancel", 2), "a node that stays blocked would be refused"
+    command = GraphRequest("report", {"on_failure": "run"}).then(["echo", "over"], label="tell")
+    assert command.request() == {
+        "name": "report", "on_failure": "run", "nodes": [],
+        "callback": {"command": ["echo", "over"], "label": "tell", "on": "done"},
+    }  # fmt: skip
+    with pytest.raises(BadInput, match="callback: is there already: a graph has one"):
+        calls.then(divide.s(4))
+    other = leasehold.chain(divide.s(1))
+    with pytest.raises(BadInput, match="callback: takes no result of a node"):
+        other.then(example_app.add_all.s([Node(0).result]))
+    with pytest.raises(BadInput, match=r"label: is an option of the task: use task.using"):
+        other.then(divide.s(3), label="tell")
+    with pytest.raises(BadInput, match=r"callback: is a call such as divide.s\(1\), not the task"):
+        other.then(divide)  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match="add' is one of another"):
+        other.then(task_app.add.s(1, 2))
+
+
+def test_a_callback_that_had_nothing_to_do_is_no_call_that_failed() -> None:
+    calls = leasehold.chain(example_app.divide.s(1)).then(example_app.divide.s(3), on="failed")
+    result = {"state": "succeeded", "result": {"ok": 0.5}, "reason": None}
+    client = SimpleNamespace(results=lambda ids: [result | {"id": id} for id in ids])
+    ids = [str(uuid.UUID(int=number)) for number in range(2)]
+    nodes = [{"node": 0, "job": ids[0], "state": "succeeded"}, {"node": 1, "job": ids[1], "state": "cancelled"}]
+    assert calls.value(cast(Client, client), nodes) == 0.5
+    counts = dict.fromkeys(("blocked", "blocked_forever", "queued", "parked", "active", "failed", "dead"), 0)
+    shown = {"id": ids[0], "name": "a", "state": "finished", "nodes": 2, "succeeded": 1, "cancelled": 1, **counts}
+    told = {outcome: GraphState.of(shown | {"callback": "failed", "callback_outcome": outcome}) for outcome in (
+        "cancelled", "succeeded")}  # fmt: skip
+    assert (told["cancelled"].needless, told["cancelled"].all_succeeded) == (1, True)
+    assert not told["succeeded"].all_succeeded, "another node was cancelled"
+    assert not GraphState.of(shown | {"callback": None}).all_succeeded
 
 
 class Own:

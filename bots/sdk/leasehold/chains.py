@@ -6,11 +6,12 @@ be tried again by `leasehold graph retry`, and the others go on from there.
 
 import uuid
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias, Unpack
 
 from leasehold.client import Client
 from leasehold.errors import BadInput
-from leasehold.graphs import GraphRequest, Node, SubmittedGraph
+from leasehold.graphs import CallbackOn, GraphRequest, Node, SubmittedGraph
+from leasehold.jobs import NodeFields
 from leasehold.tasks.task import Signature, TaskJob
 from leasehold.transport import Record
 
@@ -72,9 +73,20 @@ class CallGraph(GraphRequest):
             before = (results,) if isinstance(step, Group) else (results[0],)
         self._is_group = isinstance(steps[-1], Group)
 
-    def _call(self, call: Signature, before: tuple[Any, ...]) -> Node:
-        if _checked(call).task.registry is not self._registry:
+    def then(
+        self, command: Sequence[str] | Signature, *, on: CallbackOn = "done", **fields: Unpack[NodeFields]
+    ) -> Self:
+        """Do as `GraphRequest.then`. Raises BadInput also for the call of a task of another pool."""
+        if isinstance(command, Signature):
+            self._require_own(command)
+        return super().then(command, on=on, **fields)
+
+    def _require_own(self, call: Signature) -> None:
+        if call.task.registry is not self._registry:
             raise BadInput("calls", f"are tasks of one pool, and '{call.task.name}' is one of another")
+
+    def _call(self, call: Signature, before: tuple[Any, ...]) -> Node:
+        self._require_own(_checked(call))
         node = self.add(call.task, *before, *call.args, named=call.kwargs)
         self._calls[node] = call
         return node
@@ -92,7 +104,8 @@ class CallGraph(GraphRequest):
     def value(self, client: Client, nodes: Sequence[Record]) -> Any:
         """Return the value of the last step, from the nodes of the graph. Raises TaskFailed if one has failed."""
         jobs = {Node(each["node"]): each["job"] for each in nodes}
-        bad = [Node(each["node"]) for each in nodes if each["state"] in _ENDED_BADLY]
+        # The callback is no call of these, and ends as cancelled if it has nothing to do.
+        bad = [node for each in nodes if (node := Node(each["node"])) in self._calls and each["state"] in _ENDED_BADLY]
         values = []
         for node in bad[:1] or self._last:
             job = TaskJob[Any](jobs[node], created=True, task=self._calls[node].task)
@@ -116,7 +129,7 @@ class DeferredCalls(SubmittedGraph):
         self._calls = calls
 
     def result(self, timeout: float | None = None) -> Any:
-        """Wait until the last call has ended, and return its value; of a group, the list of their values.
+        """Wait until all calls have ended, a callback too, and return the last one's value; of a group, their values.
 
         Raises TaskFailed for the first call that failed, TimedOut after `timeout` seconds.
         """

@@ -3,17 +3,19 @@
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal, TypeAlias, Unpack
+from typing import Any, Literal, Self, TypeAlias, Unpack
 
 from leasehold import jobs
 from leasehold.client import Client, Job
 from leasehold.errors import BadInput
 from leasehold.jobs import NodeFields, Record, Result
 from leasehold.tasks.node_results import NodeResult
-from leasehold.tasks.task import Task
+from leasehold.tasks.task import Signature, Task
 
 #: What a node does if one that it depends on does not succeed: stay blocked, run, or be cancelled.
 OnFailure: TypeAlias = Literal["block", "run", "cancel"]
+#: When the callback of a graph runs: whatever became of the nodes, if all succeeded, or if at least one did not.
+CallbackOn: TypeAlias = Literal["done", "succeeded", "failed"]
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,8 @@ class GraphState:
     """How many nodes of a graph are in each state.
 
     state: `active`; `stalled`, if no node can run any more; `finished`, `cancelled` or `replaced`.
-    blocked_forever: blocked nodes that can never run. active: nodes that are leased to bots or running.
+    blocked_forever: blocked nodes that can never run. active: nodes that are leased to bots or running. needless: among
+    the cancelled ones, callbacks for failures of a graph in which there was none: 0 or 1.
     """
 
     id: str
@@ -49,15 +52,19 @@ class GraphState:
     failed: int
     cancelled: int
     dead: int
+    needless: int = 0
 
     @property
     def all_succeeded(self) -> bool:
-        """True if every node has succeeded."""
-        return self.succeeded == self.nodes
+        """True if every node has succeeded, but for a needless callback."""
+        return self.succeeded + self.needless == self.nodes
 
     @classmethod
     def of(cls, record: Record) -> "GraphState":
-        return cls(**{each.name: record[each.name] for each in fields(cls)})
+        """Return the state of a graph as the gateway shows it."""
+        needless = record.get("callback") == "failed" and record["callback_outcome"] == "cancelled"
+        counts = {each.name: record[each.name] for each in fields(cls) if each.name != "needless"}
+        return cls(**counts, needless=int(needless))
 
 
 class GraphRequest:
@@ -104,6 +111,32 @@ class GraphRequest:
         edges = [_edge(parent, own or on_failure) for parent, own in parents.items()]
         self._nodes.append({**request, "node": node.number} | ({"after": edges} if edges else {}))
         return node
+
+    def then(
+        self, command: "Sequence[str] | Signature", *, on: CallbackOn = "done", **fields: Unpack[NodeFields]
+    ) -> Self:
+        """Let a command, or a call such as `task.s(1)`, run once all nodes have ended; return the graph.
+
+        on: `done` = whatever became of them, `succeeded` = if all succeeded, `failed` = if at least one failed, died or
+        was cancelled. Otherwise the callback is cancelled. A graph with a callback cancels a node if one before it does
+        not succeed, unless it says otherwise: a node that stays blocked would hold up the callback for ever.
+
+        Raises BadInput for a second callback, and for a call that takes the result of a node, which it may not have.
+        """
+        if "callback" in self._request:
+            raise BadInput("callback", "is there already: a graph has one, which may submit more")
+        if isinstance(command, Task):
+            raise BadInput("callback", f"is a call such as {command.name.rpartition('.')[2]}.s(1), not the task")
+        if isinstance(command, Signature):
+            if fields:
+                raise BadInput(min(fields), "is an option of the task: use task.using(…)")
+            request = command.task.node_request(command.args, command.kwargs)
+            if json.loads(request["stdin"]).get("inputs"):
+                raise BadInput("callback", "takes no result of a node: some may have none")
+        else:
+            request = jobs.request(command, fields)
+        self._request = {"on_failure": "cancel", **self._request, "callback": {**request, "on": on}}
+        return self
 
     def request(self) -> dict[str, Any]:
         """Return the graph in the form in which it is submitted."""
