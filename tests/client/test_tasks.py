@@ -113,8 +113,16 @@ def test_what_other_libraries_call_it_is_told_in_the_words_of_this_one(program: 
     add = task_app.add
     with pytest.raises(BadInput, match=r"^retry_policy: is not an option of a task; use `retry`$"):
         add.using(retry_policy={})  # type: ignore[call-arg]
+    for option, instead in (
+        ("soft_time_limit", "`timeout`"),
+        ("rate_limit", "`resource_class` and `leasehold rate set`"),
+    ):
+        with pytest.raises(BadInput, match=f"^{option}: is not an option of a task; use {instead}$"):
+            add.using(**{option: 1})  # type: ignore[misc]
     with pytest.raises(AttributeError, match=r"a task has no 'delay': task.defer\(…\) submits a call"):
         getattr(add, "delay")  # noqa: B009
+    with pytest.raises(AttributeError, match=r"a task has no 'AsyncResult': task.job\(ID\) is the job of an earlier"):
+        getattr(add, "AsyncResult")  # noqa: B009
     for given in ("5m", -1, True):
         with pytest.raises(BadInput, match=r"^after: takes a number of seconds"):
             add.after(given)  # type: ignore[arg-type]
@@ -263,6 +271,20 @@ def test_the_result_of_a_job_is_what_the_function_returned_or_its_error(program:
     assert failed.value.__notes__ == ["The remote traceback:\nTraceback …"]
 
 
+def test_the_value_of_an_earlier_call_is_read_by_the_id_of_its_job(program: Gateway) -> None:
+    program.script = ended("succeeded", {"ok": 3})
+    job = task_app.add.job(A_JOB.upper())
+    assert (job, job.created, job.result()) == (TaskJob(A_JOB, False, task=task_app.add), False, 3)
+    assert task_app.pool.gather([task_app.add.job(job)]) == [3]
+
+    async def value() -> int:
+        return await task_app.add.job_async(A_JOB).result()
+
+    assert asyncio.run(value()) == 3
+    with pytest.raises(BadInput, match=r"^id: 'seven' is not the id of a job"):
+        task_app.add.job("seven")
+
+
 def test_a_job_that_ended_without_a_result_says_why(program: Gateway) -> None:
     job = TaskJob(A_JOB, True, task=task_app.add)
     program.script = ended("failed", reason="killed by SIGKILL")
@@ -312,7 +334,8 @@ def test_gather_says_what_it_takes(program: Gateway) -> None:
         (TaskJob(A_JOB, True, task=task_app.add), r"jobs: are many, and this is one: gather\(\[job\]\), or"),
         (A_JOB, "jobs: are a list of jobs of tasks, not a 'str'"),
         (7, "jobs: are a list of jobs of tasks, not a 'int'"),
-        ([A_JOB], "jobs.0: is a 'str', not the job of a task"),
+        ([A_JOB], r"jobs.0: is a 'str', not the job of a task; task.job\(ID\) is the job of an earlier call"),
+        ([7], "jobs.0: is a 'int', not the job of a task$"),
     ]
     for jobs, reason in wrong:
         with pytest.raises(BadInput, match=reason):

@@ -42,6 +42,12 @@ _INSTEAD = {"timeout_seconds": "timeout", "max_attempts": "retries", "retry_fail
 _ELSEWHERE = {
     **dict.fromkeys(("retry_policy", "autoretry_for", "retry_backoff", "backoff"), "retry"),
     **dict.fromkeys(("max_retries", "attempts"), "retries"),
+    "default_retry_delay": "retry",
+    **dict.fromkeys(("time_limit", "soft_time_limit"), "timeout"),
+    "expires": "queue_timeout_seconds",
+    "rate_limit": "resource_class` and `leasehold rate set",
+    "bind": "leasehold.current()",
+    "task_id": "key",
     **dict.fromkeys(("countdown", "schedule_in"), "task.after(seconds)"),
     **dict.fromkeys(("eta", "schedule_at", "scheduled_at"), "task.at(time)"),
     **dict.fromkeys(("queue", "queue_name"), "label"),

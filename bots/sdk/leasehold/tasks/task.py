@@ -31,6 +31,7 @@ from typing import (
 
 from leasehold.client import Client, Job
 from leasehold.errors import BadInput, TaskFailed, TimedOut
+from leasehold.jobs import AnyJob, ListedJob, job_id
 from leasehold.tasks.arguments import (
     Arguments,
     check_parameters,
@@ -255,6 +256,8 @@ class Task(Generic[P, R]):
                 raise AttributeError(
                     f"a task has no '{name}': task.defer(…) submits a call, task.after(60).defer(…) later"
                 )
+            if name == "AsyncResult":
+                raise AttributeError("a task has no 'AsyncResult': task.job(ID) is the job of an earlier call")
             raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
 
     def using(self, **options: Unpack[TaskOptions]) -> Self:
@@ -399,6 +402,17 @@ class Task(Generic[P, R]):
 
         return submit_in(connection, requests, jobs)
 
+    def job(self, job: AnyJob) -> "TaskJob[R]":
+        """Return the job of an earlier call of this task, by its id or what else names it, such as for its value.
+
+        Nothing is asked before that is used. Raises BadInput for a text that is no id.
+        """
+        return TaskJob(job_id(job), False, task=self)
+
+    def job_async(self, job: AnyJob) -> "AsyncTaskJob[R]":
+        """Return the job of an earlier call, as `job` does, with coroutines."""
+        return AsyncTaskJob(job_id(job), False, task=self)
+
     def s(self, *args: Any, **kwargs: Any) -> "Signature":
         """Return this call, to be made in a chain or a group, which may put the results of others before `args`."""
         return Signature(self, args, kwargs)
@@ -433,7 +447,8 @@ class Task(Generic[P, R]):
     def _request(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, in_graph: bool = False) -> Record:
         unique = self._options.get("unique", False)
         if in_graph and unique:
-            raise BadInput("unique", "does not hold for nodes of a graph: use task.using(unique=False)")
+            instead = f"use {self.function.__name__}.using(unique=False)"
+            raise BadInput("unique", f"does not hold for nodes of a graph, chain or group: {instead}")
         called = f"task '{self.name}'"
         stdin = encode_call(self.function, self.registry.serialiser, args, kwargs, called=called, in_graph=in_graph)
         module = self.function.__module__
@@ -570,6 +585,8 @@ def calls_of(jobs: "Iterable[SubmittedCall[Any]]") -> "list[SubmittedCall[Any]]"
     for number, each in enumerate(given):
         if not isinstance(each, SubmittedCall):
             instead = "; await it first" if inspect.isawaitable(each) else ""
+            if isinstance(each, str | Job | ListedJob):
+                instead = "; task.job(ID) is the job of an earlier call of a task"
             raise BadInput(f"jobs.{number}", f"is a '{type(each).__name__}', not the job of a task{instead}")
     return given
 
