@@ -31,6 +31,8 @@ COLOURS = {
     "oldest_wait": 0,
     "fairness": 1,
 }
+#: What a chart without figures says.
+NOTHING = "No figures of this time."
 #: Fields of which a merged point has the number per minute; of others it has the largest value.
 SUMS = ("succeeded", "failed", "cancelled", "dead")
 
@@ -56,7 +58,7 @@ class Chart:
     def show(self, samples: Sequence[Record], *, start: float, end: float, zone: tzinfo) -> None:
         """Draw samples between two times, in seconds since 1970, from the first minute that was sampled.
 
-        Nothing is drawn where no minute was sampled. zone: in which the times are told.
+        Nothing is drawn where no minute was sampled, and a chart without any says so. zone: in which times are told.
         """
         start = begun(samples, start=start, end=end)
         lines = {field: points(samples, field, start=start, end=end) for field in self._fields}
@@ -68,8 +70,11 @@ class Chart:
         most = self._most or scale(largest)
         self._place.clear()
         self._place.props["aria-label"] = self._told(lines)
+        is_empty = not any(lines.values())
         with self._place:
-            for mark in range(MARKS + 1):
+            if is_empty:
+                node("text", NOTHING, x=(LEFT + WIDTH) / 2, y=_y(0.5) + 4, text_anchor="middle")
+            for mark in range(MARKS + 1 if not is_empty else 1):
                 y = _y(mark / MARKS)
                 node("line", kind="axis", x1=LEFT, x2=WIDTH, y1=y, y2=y)
                 if mark % 2 == 0:

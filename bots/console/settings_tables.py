@@ -88,6 +88,9 @@ def shown(field: str, value: object) -> Cell:
     """Return the cell of a value; a field whose name ends in `_at` or is `until` is a time."""
     if isinstance(value, str) and (field.endswith("_at") or field in ("until", "at")):
         return ago(value)
+    if isinstance(value, dict) and value.keys() == {"used", "most"}:
+        used, most = value["used"], value["most"]
+        return Cell(f"{text(used)} in use, no limit" if most is None else f"{text(used)} of {text(most)} in use")
     return Cell(text(value))
 
 
@@ -95,7 +98,7 @@ class Upkeep(Table):
     """The table that says when each duty of upkeep was last done; the page of the pool has it too."""
 
     def __init__(self) -> None:
-        super().__init__("Upkeep", ("duty", "last done", ""), empty="Upkeep has never run.")
+        super().__init__("Upkeep", ("duty", "last done", "note"), empty="Upkeep has never run.")
 
     def show_status(self, status: Record) -> None:
         """Show the duties of a pool's status, and where lists are read if there is a standby for that."""

@@ -91,8 +91,8 @@ class View:
                 node("button", "Keys", type="button", data_shows="keys", title="keys of this page: ?")
                 with node("form", method="post", action="/logout"):
                     node("button", "Log out", type="submit")
-        # The link at the top can give it the focus.
-        with node("main", id="main", tabindex="-1"):
+        # The link at the top can give it the focus. It stands in the one `main` that the framework makes.
+        with node("div", id="main", tabindex="-1"):
             parts = node("h1", title), node("div", kind="problem", role="alert"), node("div", kind="content")
         with node("dialog", kind="keys", id="keys", aria_label="Keys"), node("dl"):
             for key, told in (KEYS | {f"g {keys[link.name]}": f"the page {link.name}" for link in shown}).items():

@@ -118,7 +118,7 @@ class Page:
         self._why.text = explained["sentence"][:1].upper() + explained["sentence"][1:]
         closed_first = sorted(explained["gates"], key=lambda one: one["open"] is not False)
         self._gates.show([(one["gate"], gate(one)) for one in closed_first])
-        self._change.text = "It starts when: " + "; ".join(explained["change"]) if explained["change"] else ""
+        self._change.text = "What would start it: " + "; ".join(explained["change"]) if explained["change"] else ""
         self._waiting.set_visibility(job["state"] in WAITING)
         self._attempts.show([(str(one["fence"]), attempt(one)) for one in explained["attempts"]])
         self._events.show(event_rows(job["events"]))

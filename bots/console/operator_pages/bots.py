@@ -5,6 +5,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from leasehold.client import Client
+from nicegui.elements.mixins.text_element import TextElement
 
 from bots.cli.output import expiry, properties, seconds, version
 from bots.console.jobs import job_list
@@ -120,8 +121,10 @@ def show_bot(view: View, name: str) -> None:
     """Put the page of one bot into `view`."""
     view.heading.text = name
     with node("section", kind="bar", aria_label="Acts on the bot"), node("div", kind="acts"):
-        for verb, draining in (("Drain", True), ("Undrain", False)):
-            _drain_button(view, name, verb, draining=draining)
+        verbs = {True: "Drain", False: "Undrain"}
+        buttons = {draining: _drain_button(view, name, verb, draining=draining) for draining, verb in verbs.items()}
+        for button in buttons.values():
+            button.set_visibility(False)
         node("a", "Its jobs", href=f"/jobs?{urlencode({'bot': name})}")
     facts = Facts()
     node("h2", "What it runs, and ran last")
@@ -141,6 +144,8 @@ def show_bot(view: View, name: str) -> None:
         bot, had = await view.ask(read)
         jobs.show(job_list.rows(sorted(had, key=lambda job: job["state"] not in HELD)))
         shown = status(bot)
+        for draining, button in buttons.items():
+            button.set_visibility(bot["draining"] != draining)
         known = {
             "process": bot["pid"] and f"{bot['pid']} on {bot['host'] or 'an unknown host'}",
             "version": version(bot.get("version")),
@@ -162,7 +167,9 @@ def show_bot(view: View, name: str) -> None:
     view.live(refresh, seconds=SLOW)
 
 
-def _drain_button(view: View, name: str, verb: str, *, draining: bool) -> None:
+def _drain_button(view: View, name: str, verb: str, *, draining: bool) -> TextElement:
+    """Put a button on the page that drains the bot, or the other way round. It is shown where it changes something."""
+
     async def question() -> str:
         leases = (await view.ask(lambda client: client.bot(name)))["leases"]
         if draining:
@@ -174,4 +181,4 @@ def _drain_button(view: View, name: str, verb: str, *, draining: bool) -> None:
     async def act() -> None:
         await view.ask(lambda client: client.drain(name, draining=draining))
 
-    view.confirmed(verb, question, act)
+    return view.confirmed(verb, question, act)

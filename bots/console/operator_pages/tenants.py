@@ -112,7 +112,7 @@ def quota_cells(one: Record) -> list[Cell]:
         Cell(text(one["cohort"])),
         Cell(text(one["instance"]), link),
         Cell(f"{used:,} {told}".strip(), kind="closed" if told else ""),
-        Cell(bar(used, least, most), kind="bar"),
+        Cell(bar(used, least, most), kind="drawn"),
         Cell(text(least)),
         Cell("none" if one["max_quota"] is None else text(one["max_quota"])),
         Cell("-" if most == one["max_quota"] else text(most)),
@@ -135,7 +135,7 @@ def share_rows(accounts: Sequence[Record]) -> list[tuple[str, list[Cell]]]:
             *(part(one, name) for name in ("weight", "running", "used")),
             Cell(f"{text(one['used'] or 0)} {one['unit']}"),
             Cell("any" if limit is None else text(limit)),
-            Cell("" if limit is None else bar(one["used"] or 0, 0, limit), kind="bar"),
+            Cell("" if limit is None else bar(one["used"] or 0, 0, limit), kind="drawn"),
             Cell(text(one["running"] or 0)),
             Cell("any" if one["max_concurrent"] is None else text(one["max_concurrent"])),
         ]
