@@ -292,7 +292,7 @@ _OF_A_PAST = (
         "--step",
         metavar="TIME",
         callback=_duration,
-        help="What happens within it is done together. By default at most 1 s.",
+        help="What happens within it is done together. By default at most 5 s.",
     ),
 )
 
@@ -382,6 +382,7 @@ def _bots_of_a_past(
     past: "Past",
     how: "How",
     seed: int,
+    step: float,
     plan: "Plan",
     fetch: "FetchSettings",
 ) -> "SimulatedBots":
@@ -401,6 +402,7 @@ def _bots_of_a_past(
         cooldown=settings.quotas.of_evictions,
         runs=runs,
         seed=seed,
+        step=step,
     )
     openings = [
         (

@@ -9,6 +9,7 @@ What tells the time in another way escapes the virtual clock. `find_escapes` fin
 `count_escaped` in rows.
 """
 
+import math
 import random
 
 import sqlalchemy
@@ -17,7 +18,7 @@ from schema.postgres import migrate
 from schema.postgres.connection import Connection
 from schema.postgres.engine import Database, DatabaseSettings, OtherSessions
 from schema.postgres.notify import PREFIX
-from schema.postgres.session import Message, Session
+from schema.postgres.session import BEGIN, Message, Session
 from schema.postgres.statements import Statement
 from schema.sql import SCHEMA
 
@@ -42,7 +43,8 @@ _FUNCTIONS = f"CREATE SCHEMA {TIME_SCHEMA};\n" + "\n".join(
     )
 )
 _HAS_FUNCTIONS = f"SELECT to_regnamespace('{TIME_SCHEMA}') IS NOT NULL"
-_SET = f"SELECT set_config('{SETTING}', $1, false)".encode()
+# Not a SELECT, which would take the snapshot of the transaction that it begins.
+_SET = f"SET {SETTING} = '{{}}'"
 _SEED = b"SELECT setseed($1)"
 # Autovacuum runs when it likes, and then a kept plan is made anew.
 _NO_AUTOVACUUM = """
@@ -119,7 +121,7 @@ class VirtualSessions:
 
     def __init__(self, clock: VirtualClock, *, seed: int) -> None:
         self._clock, self._seed = clock, seed
-        #: Each session that was opened, with the time that it was told last.
+        #: Each session that was opened, with the time that its transactions begin with.
         self._opened: dict[Session, float] = {}
 
     @property
@@ -147,13 +149,14 @@ class VirtualSessions:
         session.send([Message(_SEED, (repr(chance.uniform(-1.0, 1.0)).encode(),))])
         for topic in TOPICS:
             session.execute_script(f"LISTEN {PREFIX}{topic}")
-        self._opened[session] = self._clock.now
+        self._opened[session] = -math.inf
 
     def _tell(self, session: Session) -> None:
-        """Tell the session the time, if it has changed. Not in the transaction, which would have a snapshot then."""
+        """Let each transaction of the session begin with the time, which costs no round trip of its own."""
         if self._opened[session] != self._clock.now:
             self._opened[session] = self._clock.now
-            session.send([Message(_SET, (repr(self._clock.now).encode(),))])
+            time = Message(_SET.format(repr(self._clock.now)).encode(), once=True)
+            session.begins, session.settings = (BEGIN, time), (time,)
 
 
 def make(url: str, clock: VirtualClock, *, seed: int) -> tuple[Database, VirtualSessions]:

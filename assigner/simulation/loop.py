@@ -22,11 +22,11 @@ from assigner.process.threads import rules_from
 from assigner.settings import PoolSettings
 from assigner.simulation.clock import TOPICS, VirtualClock, VirtualSessions, make
 from schema import clock
-from schema.picking.queues import pending_work
+from schema.picking.queues import PendingWork, pending_work
 from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
 from schema.postgres.notify import Channel
-from schema.postgres.statements import Statement
+from schema.postgres.statements import Row, Statement
 from schema.sql import LIVE
 from schema.tenancy.cohorts import cohorts
 from schema.tenancy.drains import tick
@@ -72,9 +72,6 @@ class Bots(Protocol):
     def expires_at(self) -> float:
         """When the next session of a lost bot expires."""
 
-    def keep_alive(self) -> None:
-        """Renew the sessions of living bots, if that is due."""
-
     def step(self, news: Collection[str] | None) -> bool:
         """Make the calls that are due, and those that news brings; returns whether any was made."""
 
@@ -114,6 +111,7 @@ class SimulatedPool:
         `timing.reap` is the most faithful; an hour lets months pass in seconds.
     step: seconds. The clock stops only at multiples of it, and what happens in between is done together. 0 = it stops
         at each event.
+    foresees: tell of waiting jobs when they will start, by which nothing is decided.
     """
 
     database: Database
@@ -123,6 +121,7 @@ class SimulatedPool:
     seed: int
     upkeep_every: float
     step: float = 0.0
+    foresees: bool = True
     bots: Bots = field(init=False)
     counts: Counts = field(default_factory=Counts)
 
@@ -139,13 +138,15 @@ class SimulatedPool:
             name="simulated",
             now=now,
             fair=settings.fair_share,
-            foresee=lambda connection, jobs: foreseen(connection, jobs, settings),
+            foresee=(lambda connection, jobs: foreseen(connection, jobs, settings)) if self.foresees else None,
         )
         self._retention = Retention(self.database, settings.upkeep, now=now)
         level, estimate = settings.service_levels.default, settings.estimates.estimate
         self._schedules = Schedules(self.database, level=level, estimate=estimate)
         self._upkeep_at = self._retention_at = self._schedules_at = now()
         self._upkeep_ran = -math.inf
+        #: An assigner has run since somebody looked whether all may sleep.
+        self._acted = False
         # Nobody would be woken if nobody slept.
         self._flags = self.database.listen()
         for topic in TOPICS:
@@ -206,10 +207,20 @@ class SimulatedPool:
 
     def _next_time(self) -> float:
         since = {"since": max(0.0, self._upkeep_ran - TRIES * self.settings.timing.reap)}
-        row = self.database.run(lambda connection: connection.execute(_NEXT, since).one())
+
+        def look(connection: Connection) -> tuple[Row, PendingWork | None]:
+            row = connection.execute_later(_NEXT, since)
+            pending = pending_work(connection, quiet=True) if self._acted else None
+            return row.result().one(), pending
+
+        row, pending = self.database.run(look, kept_plans=True)
+        if pending is not None:
+            self._let_rest(pending)
+            self._acted = False
         due = min(math.inf if row.upkeep is None else row.upkeep, self.bots.expires_at)
-        if due < math.inf:
-            self._upkeep_at = min(self._upkeep_at, max(due + 1e-3, self._upkeep_ran + self.settings.timing.reap))
+        # What was due may not be any more: such as the acknowledgement of a lease.
+        reap, every = self.settings.timing.reap, max(self.upkeep_every, self.settings.timing.reap)
+        self._upkeep_at = max(self.clock.now, self._upkeep_ran + min(every, max(due + 1e-3 - self._upkeep_ran, reap)))
         if row.schedules is not None:
             self._schedules_at = min(self._schedules_at, max(row.schedules, self.clock.now + 1e-3))
         times = [self._upkeep_at, self._retention_at, self._schedules_at, self.bots.next_at]
@@ -220,7 +231,6 @@ class SimulatedPool:
 
     def _instant(self) -> None:
         """Do all that is due now, and what follows from it now."""
-        self.bots.keep_alive()
         now = self.clock.now
         while self._events and self._events[0][0] <= now:
             act = heapq.heappop(self._events)[2]
@@ -248,7 +258,9 @@ class SimulatedPool:
 
     def _round(self, now: float) -> bool:
         news = self.sessions.news()
-        moved, acted = self.bots.step(news.get("bots")), False
+        moved = self.bots.step(news.get("bots"))
+        # What these calls have announced wakes the assigners together with what callers have.
+        news = {**news, **self.sessions.news()}
         if self._upkeep_at <= now:
             self._keep_up(now)
             moved = True
@@ -257,14 +269,12 @@ class SimulatedPool:
             self._schedules_at = now + pause if 0 < pause < POLL_INTERVAL else math.inf
             moved = True
         if self._retention_at <= now:
-            self._retention_at = now + max(self._retention.run_once(), self.upkeep_every)
+            self._retention_at = now + max(self._retention.run_once(), self.upkeep_every, HOUR)
         for each in self._assigners:
             if each.due <= now or "jobs" in news:
                 each.due = now + max(each.assigner.run_once(), 1e-3)
                 self.counts.cycles += 1
-                moved = acted = True
-        if acted:
-            self._let_rest(now)
+                moved = self._acted = True
         return moved
 
     def _keep_up(self, now: float) -> None:
@@ -274,12 +284,12 @@ class SimulatedPool:
         self._upkeep_ran, self._upkeep_at = now, now + self.upkeep_every
         self.counts.rounds += 1
 
-    def _let_rest(self, now: float) -> None:
+    def _let_rest(self, pending: PendingWork) -> None:
         """Let the assigners sleep until a wake-up, or until a job has rested, while no job is ready.
 
         The polls of a real assigner find work whose wake-up was lost. No wake-up is lost here.
         """
-        pending = self.database.run(lambda connection: pending_work(connection, quiet=True))
+        now = self.clock.now
         if not (pending.plain or pending.constrained or pending.has_rested or pending.preference_elapsed):
             rest = math.inf if pending.rest_seconds is None else now + pending.rest_seconds
             for each in self._assigners:
@@ -296,6 +306,7 @@ def living(
     seed: int,
     upkeep_every: float = HOUR,
     step: float = 0.0,
+    foresees: bool = True,
     prepare: Callable[[Connection], None] | None = None,
 ) -> Iterator[tuple[SimulatedPool, B]]:
     """Make a pool in the empty database of `url`, and let this process live in its time until the block ends.
@@ -309,7 +320,7 @@ def living(
         try:
             if prepare is not None:
                 database.run(prepare)
-            pool = SimulatedPool(database, now, sessions, settings, seed, upkeep_every, step)
+            pool = SimulatedPool(database, now, sessions, settings, seed, upkeep_every, step, foresees)
             try:
                 pool.bots = made = bots(database)
                 yield pool, made

@@ -29,6 +29,9 @@ PROGRAM = "simulated"
 #: Seconds between two rounds of upkeep while nothing is due earlier.
 UPKEEP_EVERY = 60.0
 
+#: The longest step that is taken by default, in seconds.
+LONGEST_STEP = 5.0
+
 #: Resources that only refuse what is submitted; the past was submitted.
 OF_SUBMITS = frozenset({"queue-limit", "instance-queue-limit", "ceiling", "submit-rule", "report-ceiling"})
 #: No meter is read in a simulation.
@@ -46,7 +49,7 @@ class BotsOf(Protocol):
     """Makes bots like those of a past in the database of a simulated pool, and plans which come and leave later."""
 
     def __call__(
-        self, database: Database, *, settings: PoolSettings, past: Past, how: How, seed: int, plan: Plan
+        self, database: Database, *, settings: PoolSettings, past: Past, how: How, seed: int, step: float, plan: Plan
     ) -> Bots: ...
 
 
@@ -81,11 +84,11 @@ def replay(
         later.append((at, act))
 
     how = partial(_how, past, seed, step)
-    bots = partial(bots_of, settings=wanted, past=past, how=how, seed=seed, plan=plan)
+    bots = partial(bots_of, settings=wanted, past=past, how=how, seed=seed, step=step, plan=plan)
     prepare = partial(_put_limits, past=past, limits=limits)
     names: dict[str, str] = {}
-    how_often = {"upkeep_every": UPKEEP_EVERY, "step": step}
-    with living(url, wanted, bots, start=past.since, seed=seed, prepare=prepare, **how_often) as (pool, _):
+    living_so = partial(living, upkeep_every=UPKEEP_EVERY, step=step, foresees=False, prepare=prepare)
+    with living_so(url, wanted, bots, start=past.since, seed=seed) as (pool, _):
         for at, act in later:
             pool.at(at, act)
         take = partial(_arrive, pool, names)
@@ -130,9 +133,9 @@ def _as_simulated(settings: PoolSettings, past: Past) -> PoolSettings:
 
 
 def step_of(past: Past) -> float:
-    """Return the seconds of a step that change no wait that matters: a twentieth of the median run time, at most 1."""
+    """Return the seconds of a step that change no wait that matters: a twentieth of the median run time, at most 5."""
     runs = [job.attempts[-1].seconds for job in past.jobs]
-    return min(1.0, max(0.001, median(runs) / 20.0)) if runs else 1.0
+    return min(LONGEST_STEP, max(0.001, median(runs) / 20.0)) if runs else 1.0
 
 
 def _how(past: Past, seed: int, step: float, command: Sequence[str], attempt: int) -> Attempt:

@@ -1,36 +1,44 @@
 """Bots that call as agents do, at virtual times, and whose jobs end when the simulation says.
 
 An idle agent has a call held until there is news for it. A busy one calls in its period, at once when a job has begun
-or ended, and hears of news at its next call. The calls of a busy bot that would bring no news are left out: what
-changes a bot's leases wakes it by its id, so the call that would have brought the news is known. The sessions of living
-bots are renewed all together, as a gateway renews those of held calls.
+or ended, and hears of news at its next call. The calls that would bring no news, or be held, are left out: what
+changes a bot's leases wakes it by its id, so the call that would have brought the news is known. So are the calls that
+would only renew a session: those of living bots do not expire, and a bot that is lost gets its time to live then.
 """
 
 import heapq
+import json
+import math
 import random
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from leasehold.errors import Conflict, LeaseholdError
 
-from bots.protocol import LeaseReport, OpenSession, Outcome, Session, Sync, SyncAnswer, Work
+from bots.protocol import LeaseReport, OpenSession, Outcome, Session, Sync, Work
 from bots.sync import sessions
-from bots.sync.call import Call, HeldCall, NewCall
+from bots.sync.call import Call, Due, HeldCall, NewCall
 from bots.sync.fetch import FetchSettings
 from bots.sync.settle import SyncService
 from schema import clock
 from schema.accounting.quotas import Cooldown
+from schema.moves.grant import FetchedLease
 from schema.moves.sessions import renew
 from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
-from schema.postgres.statements import Statement
+from schema.postgres.statements import Row, Statement
 from schema.timing import Timing
 
-#: Parts of a session's time to live after which the sessions of living bots are renewed.
-RENEWED_EVERY = 1 / 3
-#: The most calls that are answered in one transaction, as in a gateway.
-TOGETHER = 100
-_EXPIRY = Statement("SELECT extract(epoch FROM expires_at)::double precision FROM bots WHERE id = :id")
+#: Seconds for which the session of a living bot lasts.
+FOR_EVER = 3e9
+#: The part of the time to acknowledge a lease within which the calls that do so are made with those of the next step.
+ACKNOWLEDGED_WITHIN = 0.5
+#: The most calls that are answered in one transaction.
+TOGETHER = 500
+_EXPIRIES = Statement("""
+SELECT extract(epoch FROM expires_at)::double precision AS expiry FROM bots
+WHERE id = ANY (CAST(:ids AS bigint[])) AND expires_at IS NOT NULL
+""")
 _IDS = Statement("SELECT name, id FROM bots WHERE name = ANY (CAST(:names AS text[]))")
 #: The errors after which a bot opens a new session.
 OVER = frozenset({"session_over", "session_superseded"})
@@ -50,13 +58,17 @@ Runs = Callable[[Work, random.Random], Run]
 
 @dataclass
 class Held:
-    """A lease on a simulated bot. outcome: set when its command is over, and not reported yet."""
+    """A lease on a simulated bot. report: what the bot tells of it; completed when its command is over."""
 
     fence: int
     ends_at: float
     seconds: float
     verdict: str
-    outcome: Outcome | None = None
+    report: LeaseReport
+
+    def complete(self, outcome: Outcome) -> None:
+        """Tell this outcome from now on."""
+        self.report = LeaseReport(job=self.report.job, fence=self.fence, state="completed", outcome=outcome)
 
 
 @dataclass
@@ -89,36 +101,45 @@ class SimulatedBot:
             secret=self.session.secret,
             seq=self.seq,
             status=self.status,  # type: ignore[arg-type]
-            leases=[_report(job, held) for job, held in self.held.items()],
+            leases=[held.report for held in self.held.values()],
             wait=0.0 if self.held else sync,
         )
 
 
-def _report(job: str, held: Held) -> LeaseReport:
-    state = "active" if held.outcome is None else "completed"
-    return LeaseReport(job=job, fence=held.fence, state=state, outcome=held.outcome)  # type: ignore[arg-type]
-
-
 class SimulatedBots:
-    """The bots of a simulated pool. `runs` says how each attempt goes; `chance` is its own."""
+    """The bots of a simulated pool. `runs` says how each attempt goes; `chance` is its own.
+
+    step: seconds between two stops of the clock. The start of a job is told at the next one, together with what other
+        bots tell then, unless that is late for it. 0 = at once.
+    """
 
     def __init__(
-        self, database: Database, service: SyncService, *, timing: Timing, runs: Runs, chance: random.Random
+        self,
+        database: Database,
+        service: SyncService,
+        *,
+        timing: Timing,
+        runs: Runs,
+        chance: random.Random,
+        step: float = 0.0,
     ) -> None:
         self._database, self._service, self._timing = database, service, timing
+        self._starts_told_after = step if step <= timing.ack * ACKNOWLEDGED_WITHIN else 0.0
         self._runs, self._chance = runs, chance
         self.bots: dict[str, SimulatedBot] = {}
         self._by_id: dict[int, SimulatedBot] = {}
         #: Entries (time, order, name) of calls. One that is not the bot's `call_at` any more is left out.
         self._calls: list[tuple[float, int, str]] = []
-        self._renewed_at = -1.0
         #: When the sessions of lost bots expire, earliest first.
         self._expiries: list[float] = []
 
     def open(self, *openings: OpenSession) -> None:
         """Open sessions for these bots, which may have had one before and lost it."""
         secrets = [opening.model_copy(update={"secret": self._secret()}) for opening in openings]
-        answers = sessions.open_sessions(self._database, secrets, timing=self._timing)
+        self._let_expire(old for opening in openings if (old := self.bots.get(opening.bot)) is not None)
+        answers = sessions.open_sessions(
+            self._database, secrets, timing=self._timing.model_copy(update={"ttl": FOR_EVER})
+        )
         ids = self._database.run(lambda connection: _ids(connection, [each.bot for each in openings]))
         for opening, answer in zip(openings, answers, strict=True):
             if isinstance(answer, LeaseholdError):
@@ -131,13 +152,22 @@ class SimulatedBots:
     def kill(self, name: str) -> None:
         """Let the bot end without a word. Its session expires, and upkeep gives its jobs to others."""
         bot = self.bots[name]
-        if bot.session is not None:
-            # The calls that were left out would have renewed its session until now.
-            last = [(bot.bot_id, bot.session.epoch)]
-            self._database.run(lambda connection: renew(connection, last, ttl=self._timing.ttl), urgent=True)
-            expiry = self._database.run(lambda c: c.execute(_EXPIRY, {"id": bot.bot_id}).scalar_one())
-            heapq.heappush(self._expiries, expiry or 0.0)
+        for expiry in self._let_expire([bot]):
+            heapq.heappush(self._expiries, expiry)
         self._end(bot)
+
+    def _let_expire(self, bots: Iterable[SimulatedBot]) -> list[float]:
+        """Let living sessions last as long as if their bots called now and never again; return when they expire."""
+        last = [(bot.bot_id, bot.session.epoch) for bot in bots if bot.session is not None]
+        if not last:
+            return []
+
+        def shorten(connection: Connection) -> list[float]:
+            renew(connection, last, ttl=self._timing.ttl, below=2 * FOR_EVER / self._timing.ttl)
+            ids = [bot_id for bot_id, _ in last]
+            return [row.expiry for row in connection.execute(_EXPIRIES, {"ids": ids})]
+
+        return self._database.run(shorten, urgent=True)
 
     def leave(self, name: str) -> None:
         """Let the bot close its session: it gives back what it runs."""
@@ -157,23 +187,14 @@ class SimulatedBots:
         """When the next session of a lost bot expires, infinite if none does."""
         while self._expiries and self._expiries[0] < clock.monotonic():
             heapq.heappop(self._expiries)
-        return self._expiries[0] if self._expiries else float("inf")
+        return self._expiries[0] if self._expiries else math.inf
 
     @property
     def next_at(self) -> float:
         """The time of the next call, infinite if none is planned."""
         while self._calls and not self._is_valid(self._calls[0]):
             heapq.heappop(self._calls)
-        return self._calls[0][0] if self._calls else float("inf")
-
-    def keep_alive(self) -> None:
-        """Renew the sessions of living bots, if that is due."""
-        now = clock.monotonic()
-        if now - self._renewed_at >= self._timing.ttl * RENEWED_EVERY:
-            self._renewed_at = now
-            living = [(bot.bot_id, bot.session.epoch) for bot in self.bots.values() if bot.session is not None]
-            if living:
-                self._database.run(lambda connection: renew(connection, living, ttl=self._timing.ttl), urgent=True)
+        return self._calls[0][0] if self._calls else math.inf
 
     def step(self, news: Collection[str] | None) -> bool:
         """Make the calls that are due, and those that `news` brings: ids of bots, empty for all, None for no news.
@@ -200,7 +221,7 @@ class SimulatedBots:
         for bot in named:
             if not bot.lives:
                 continue
-            if bot.held_call is not None:
+            if bot.held_call is not None or not bot.held:
                 self._call(bot, now)
             else:
                 period = self._timing.sync
@@ -214,18 +235,18 @@ class SimulatedBots:
             name = heapq.heappop(self._calls)[2]
             found[name] = self.bots[name]
         for bot in found.values():
-            bot.call_at = float("inf")
+            bot.call_at = math.inf
         return sorted(found.values(), key=lambda bot: bot.order)
 
     def _answer(self, due: list[SimulatedBot], now: float) -> None:
         calls: list[Call] = []
         for bot in due:
             for held in bot.held.values():
-                if held.outcome is None and held.ends_at <= now:
-                    held.outcome = Outcome(verdict=held.verdict, seconds=held.seconds)  # type: ignore[arg-type]
+                if held.ends_at <= now and held.report.outcome is None:
+                    held.complete(Outcome(verdict=held.verdict, seconds=held.seconds))  # type: ignore[arg-type]
             calls.append(bot.held_call or NewCall(bot.message(self._timing.sync), now))
             bot.held_call = None
-        for bot, answer in zip(due, self._service.answer(calls), strict=True):
+        for bot, answer in zip(due, self._service.tell(calls), strict=True):
             bot.called_at = now
             if isinstance(answer, Conflict) and answer.code in OVER:
                 self._end(bot)
@@ -237,35 +258,52 @@ class SimulatedBots:
             elif bot.status == "gone":
                 self._end(bot)
             else:
-                self._obey(bot, SyncAnswer.model_validate_json(answer), now)
+                self._obey(bot, answer, now)
 
-    def _obey(self, bot: SimulatedBot, answer: SyncAnswer, now: float) -> None:
+    def _obey(self, bot: SimulatedBot, answer: Due, now: float) -> None:
         """Begin what is new, stop what shall stop, forget what is settled, and plan the next call."""
-        wanted = {work.job: work for work in answer.leases}
+        wanted = {str(lease.public_id): lease for lease in answer.leases}
         for job, held in list(bot.held.items()):
             if job not in wanted or wanted[job].fence != held.fence:
                 del bot.held[job]
-        is_news = answer.drain and bot.status == "ok"
-        if answer.drain != (bot.status == "draining"):
+        is_news, is_begun = answer.drain != (bot.status == "draining"), False
+        if is_news:
             bot.status = "draining" if answer.drain else "ok"
-        for job, work in wanted.items():
+        for job, lease in wanted.items():
             held_now = bot.held.get(job)
             if held_now is None:
-                run = self._runs(work, self._chance)
-                seconds = run.seconds if work.timeout is None else min(run.seconds, work.timeout)
-                verdict = run.verdict if seconds == run.seconds else "failed"
-                held_now = bot.held[job] = Held(work.fence, now + seconds, seconds, verdict)
+                held_now = bot.held[job] = self._begin(job, lease, now)
+                is_begun = True
+            if lease.state == "cancelling" and held_now.report.outcome is None:
+                held_now.complete(Outcome(verdict="stopped"))
                 is_news = True
-            if work.state == "cancelling" and held_now.outcome is None:
-                held_now.outcome = Outcome(verdict="stopped")
-                is_news = True
-        if is_news or not bot.held:
+        if is_news:
             self._call(bot, now)
+        elif not bot.held:
+            bot.call_at = math.inf  # its next call would be held until there is news
+        elif is_begun:
+            self._call(bot, min(now + self._starts_told_after, *(held.ends_at for held in bot.held.values())))
         else:
             self._call(bot, min(held.ends_at for held in bot.held.values()))
 
+    def _begin(self, job: str, lease: Row | FetchedLease, now: float) -> Held:
+        work = Work(
+            job=job,
+            fence=lease.fence,
+            state=lease.state,  # type: ignore[arg-type]
+            instance=lease.instance,
+            attempt=lease.attempts,
+            payload=None if lease.payload is None else json.loads(lease.payload),
+        )
+        run, timeout = self._runs(work, self._chance), lease.timeout_seconds
+        seconds = run.seconds if timeout is None else min(run.seconds, timeout)
+        verdict = run.verdict if seconds == run.seconds else "failed"
+        return Held(
+            lease.fence, now + seconds, seconds, verdict, LeaseReport(job=job, fence=lease.fence, state="active")
+        )
+
     def _end(self, bot: SimulatedBot) -> None:
-        bot.session, bot.held_call, bot.call_at = None, None, float("inf")
+        bot.session, bot.held_call, bot.call_at = None, None, math.inf
         bot.held.clear()
 
     def _call(self, bot: SimulatedBot, at: float) -> None:
@@ -286,8 +324,21 @@ def _ids(connection: Connection, names: list[str]) -> Mapping[str, int]:
 
 
 def simulated_bots(
-    database: Database, *, timing: Timing, fetch: FetchSettings, cooldown: Cooldown, runs: Runs, seed: int
+    database: Database,
+    *,
+    timing: Timing,
+    fetch: FetchSettings,
+    cooldown: Cooldown,
+    runs: Runs,
+    seed: int,
+    step: float = 0.0,
 ) -> SimulatedBots:
     """Make the bots of a simulated pool, none at first, with a sync service of their own."""
-    service = SyncService(database, timing=timing, fetch=fetch, now=clock.monotonic, cooldown=cooldown)
-    return SimulatedBots(database, service, timing=timing, runs=runs, chance=random.Random(f"{seed} bots"))
+    service = SyncService(
+        database,
+        timing=timing.model_copy(update={"ttl": FOR_EVER}),
+        fetch=fetch,
+        now=clock.monotonic,
+        cooldown=cooldown,
+    )
+    return SimulatedBots(database, service, timing=timing, runs=runs, chance=random.Random(f"{seed} bots"), step=step)

@@ -37,12 +37,16 @@ _Key: TypeAlias = tuple[bytes, tuple[int, ...] | None]
 
 
 class Message(NamedTuple):
-    """A statement with values in the form in which they are sent. `types`: their types, which a plan depends on."""
+    """A statement with values in the form in which they are sent.
+
+    types: of the values, which a plan depends on. once: its text hardly comes again, so it is not prepared.
+    """
 
     text: bytes
     values: Sequence[Any] = ()
     types: tuple[int, ...] | None = None
     formats: Sequence[int] | None = None
+    once: bool = False
 
 
 BEGIN = Message(b"BEGIN ISOLATION LEVEL READ COMMITTED")
@@ -130,7 +134,7 @@ class Session(WatchedConnection):
             for message in messages:
                 key = message.text, message.types
                 name = self._names.get(key) or coming.get(key)
-                if name is None and self.is_own and len(self._names) + len(coming) < MOST:
+                if name is None and self.is_own and not message.once and len(self._names) + len(coming) < MOST:
                     name = coming[key] = self._next_name()
                     pgconn.send_prepare(name, message.text, message.types)
                     new.append((key, name))

@@ -50,7 +50,7 @@ def test_a_past_is_replayed_and_compared_with_what_was(pool: Pool, console: Cons
         "name = 'often'\ncron = '* * * * *'\njob = {command = ['true']}\n"
         "[[queues]]\nlabel = 'nightly'\nmax_queued = 1\n"
     )
-    options = ("--bots", "+1", "--shake", "1", "--html", "o.html")
+    options = ("--bots", "+1", "--shake", "1", "--html", "o.html", "--step", "1s")
     pool.database.run(lambda c: versions.note_change(c, actor="ann", reason=""))
     assert console.refused("simulate", "--policy", "7") == "policy: version 7 is not kept"
     text = console.good("simulate", "--since", "5m", "--policy", "other.toml", "--policy", "1", *options)
