@@ -1,15 +1,16 @@
 """A small pool with everything in it: three tenants, schedules in eight zones, windows, limits, graphs, faults.
 
 Each job tells in its command how it will go: `run SECONDS` succeeds, `fail SECONDS` fails. Each day has a calm: from
-02:00 to 05:00 UTC nobody submits, operators undo what holds jobs back, and lost bots return. So at 05:00 nothing may
-wait but what must.
+02:00 to 05:00 UTC nobody submits, but for the window of the night. Operators undo what holds jobs back, and lost bots
+return. So at 05:00 nothing may wait but what must.
 """
 
 import math
 import random
-from collections import Counter, deque
+from bisect import insort
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
 from zoneinfo import ZoneInfo
@@ -50,12 +51,18 @@ SLOTS, RATE, BURST = 2, 1 / 60, 3
 #: Hours of the window of the class `night`, and its zone.
 OPENS, CLOSES, WINDOW_ZONE = 22, 6, "America/New_York"
 TENANTS = ("red", "green", "blue")
+#: The only bot of its operating system.
+BSD = "bot-3"
+#: Seconds before it returns at which jobs come that it alone can run. Each look in vain lets their queue rest longer,
+#: and the last rest is not over when it is back.
+BEFORE_RETURN = (400.0, 330.0, 260.0, 190.0, 120.0, 20.0)
 #: The most units that `green` may use.
 GREEN_MOST = 4
 
 SETTINGS = PoolSettings.model_validate(
     {
-        "assigners": [{"minimums_first": True, "interval": 1800.0, "jitter": 0.0}],
+        # Of two starts that need a cycle each, the second comes in time too.
+        "assigners": [{"minimums_first": True, "interval": 1800.0, "busy_sleep_factor": 0.001, "jitter": 0.0}],
         "quotas": {"preemption": True, "preemption_delay": 30.0},
         "instances": [{"name": name} for name in TENANTS],
         "rates": [{"resource": "api", "per_second": RATE, "burst": BURST}],
@@ -115,7 +122,7 @@ class Life:
         self.open: list[str] = []
         self.empty: set[int] = set()
         self.ticks: dict[str, list[datetime]] = {}
-        self.of_rate: deque[float] = deque(maxlen=BURST + 1)
+        self.of_rate: list[float] = []
 
     def run(self, days: int) -> None:
         """Let the pool live so many days, and judge what it did."""
@@ -153,6 +160,9 @@ class Life:
         for often, act in acts:
             for _ in range(_drawn(chance, often)):
                 at(midnight + HOUR * (chance.choice(busy) + chance.random()), self._noted(act))
+        day = datetime.fromtimestamp(midnight, UTC).replace(tzinfo=ZoneInfo(WINDOW_ZONE))
+        for edge in (timedelta(hours=CLOSES, minutes=30), timedelta(hours=OPENS, minutes=-30)):
+            at((day + edge).timestamp(), self._noted(self._night))
         at(midnight + CALM_FROM * HOUR, self._heal)
         at(midnight + 1.0, self._judge_graphs)
         at(midnight + CALM_UNTIL * HOUR - 1.0, self._judge_calm)
@@ -215,19 +225,62 @@ class Life:
             self.told[made.public_id] = told
             self.open.append(made.public_id)
 
+    def _night(self) -> None:
+        """A job that has just missed its window, or comes a little before it opens."""
+        job = JobRequest(command=["run", "60"], instance="red", priority=0, job_class="night").normal()
+        (made,) = self._do(lambda c: submit(c, [job], actor=ACTOR))
+        self.told[made.public_id] = Told(night=True)
+        sync = SETTINGS.timing.sync
+        self.pool.at(
+            self.now + HOUR,
+            lambda: self._do(lambda c: cancel(c, [made.public_id], instances=None, sync=sync, actor=ACTOR)),
+        )
+
+    def _rest(self) -> None:
+        """A job whose queue rests until the only bot that could run it is back."""
+        job = JobRequest(command=["run", "60"], instance="blue", properties={"os": "bsd"}).normal()
+        self._do(lambda c: submit(c, [job], actor=ACTOR))
+
     def _burst(self) -> None:
-        """Many jobs of one tenant, which fill all bots for an hour, and then some of `red`, which has a minimum."""
+        """Jobs that fill all bots for an hour, then some of `red`, for whose minimum the least urgent ones are evicted.
+
+        Those of a tenant with limits come last, when `green` has waiting jobs and bots have room again.
+        """
         tenant = self.chance.choice(("green", "blue"))
-        long = [JobRequest(command=["run", "1500"], instance=tenant, priority=5).normal() for _ in range(16)]
-        short = [JobRequest(command=["run", "60"], instance="red").normal() for _ in range(2)]
+        long = [
+            JobRequest(command=["run", "1200"], instance=name, priority=priority).normal()
+            for name, priority, count in (("blue", 5, 4), ("green", 6, 12), ("blue", 7, 4))
+            for _ in range(count)
+        ]
         limited = [
-            JobRequest(command=["run", "5"], instance=tenant, **each).normal()
+            JobRequest(command=["run", "5"], instance=tenant, priority=8, **each).normal()
             for each in 5 * ({"resource_class": "api"}, {"locks": [f"press:{SLOTS}"]})
         ]
-        made = self._do(lambda c: submit(c, [*long, *limited], actor=ACTOR))[len(long) :]
+        hasty = JobRequest(command=["run", "5"], instance=tenant, priority=9, queue_timeout_seconds=60).normal()
+        made = self._do(lambda c: submit(c, [*long, hasty, *limited], actor=ACTOR))[len(long) + 1 :]
         for each, kind in zip(made, 5 * ("api", "lock"), strict=True):
             self.told[each.public_id] = Told(api=kind == "api", lock=tenant if kind == "lock" else "")
-        self.pool.at(self.now + 300.0, lambda: self._do(lambda c: submit(c, short, actor=ACTOR)))
+        self.pool.at(self.now + 120.0, self._judge_idle)
+        self.pool.at(self.now + 300.0, self._short)
+
+    def _short(self) -> None:
+        """Two jobs of `red`, or none: the second wakes the assigners when the first has waited long enough to evict for
+        it, and by chance both are withdrawn before their victim has gone."""
+        ids: list[str] = []
+        job = JobRequest(command=["run", "60"], instance="red").normal()
+
+        def come() -> None:
+            ids.extend(each.public_id for each in self._do(lambda c: submit(c, [job], actor=ACTOR)))
+
+        def go() -> None:
+            self._do(lambda c: cancel(c, ids, instances=None, sync=SETTINGS.timing.sync, actor=ACTOR))
+
+        come()
+        evicted_at = self.now + SETTINGS.quotas.preemption_delay + 1.0
+        self.pool.at(evicted_at, come)
+        if self.chance.random() < 0.5:
+            self.pool.at(evicted_at + 1.0, go)
+            self.pool.at(evicted_at + 120.0, self._judge_idle)
 
     def _graph(self) -> None:
         chance = self.chance
@@ -250,15 +303,27 @@ class Life:
         self._do(lambda c: cancel(c, ids, instances=None, sync=SETTINGS.timing.sync, actor=ACTOR))
 
     def _reschedule(self) -> None:
-        ids, delay = self._some(), round(self.chance.uniform(0, 10 * HOUR), 1)
+        """Move a job that has come before, and one that has just come."""
+        job = JobRequest(command=["run", "60"], instance="blue").normal()
+        (made,) = self._do(lambda c: submit(c, [job], actor=ACTOR))
+        self.told[made.public_id] = Told()
+        ids, delay = [*self._some(), made.public_id], round(self.chance.uniform(0, 10 * HOUR), 1)
         found = self._do(lambda c: reschedule(c, ids, delay=delay, instances=None, reason=None, actor=ACTOR))
         for each in found:
             if each.changed:
                 self.told[each.public_id].earliest = self.now + delay
 
     def _hold(self) -> None:
-        ids = self._some()
+        """Hold a job until the calm, and one that has just come for an hour."""
+        job = JobRequest(command=["run", "60"], instance="blue").normal()
+        (made,) = self._do(lambda c: submit(c, [job], actor=ACTOR))
+        ids = [*self._some(), made.public_id]
         self._do(lambda c: park(c, ids, instances=None, reason="a look", actor=ACTOR))
+        self.pool.at(self.now + HOUR, lambda: self._release([made.public_id]))
+        self.pool.at(self.now + HOUR + START_WITHIN + 1.0, self._judge_idle)
+
+    def _release(self, ids: list[str]) -> None:
+        self._do(lambda c: unpark(c, ids, instances=None, reason=None, actor=ACTOR))
 
     # Bots and operators
 
@@ -268,13 +333,22 @@ class Life:
     def _leave(self) -> None:
         self._gone(self.bots.leave)
 
+    def _judge_lost(self, name: str) -> None:
+        """What a bot ran that is lost for longer than the pool takes to notice has been given back."""
+        if name not in self.bots.living and (left := self._do(lambda c: _held_by(c, name))):
+            self._find(f"{name} is lost and still has {left} leases")
+
     def _gone(self, end: Callable[[str], None]) -> None:
         """Let a bot end, and come back some minutes or hours later."""
         living = self.bots.living
         if len(living) > 1:
             name = self.chance.choice(living)
             end(name)
-            self.pool.at(self.now + self.chance.uniform(5.0, 5 * HOUR), lambda: self._return(name))
+            self.pool.at(self.now + SETTINGS.timing.detect + START_WITHIN, lambda: self._judge_lost(name))
+            away = self.chance.uniform(5.0, 5 * HOUR)
+            self.pool.at(self.now + away, lambda: self._return(name))
+            for before in BEFORE_RETURN if name == BSD else ():
+                self.pool.at(self.now + max(1.0, away - before), self._noted(self._rest))
 
     def _return(self, name: str) -> None:
         if name not in self.bots.living:
@@ -296,9 +370,11 @@ class Life:
 
     def _set_up(self, connection: Connection) -> None:
         quotas.set_quota(connection, "default", "green", minimum=0, maximum=GREEN_MOST, actor=ACTOR)
+        quotas.set_quota(connection, "default", "red", minimum=1, maximum=None, actor=ACTOR)
 
     def _heal(self) -> None:
-        """Undo what holds jobs back."""
+        """Undo what holds jobs back. What could start now does."""
+        self.pool.at(self.now + START_WITHIN + 1.0, self._judge_idle)
         for name in self.bots.bots:
             self._return(name)
             self._do(lambda c, name=name: drain(c, name, draining=False, actor=ACTOR, reason="", deadline=None))
@@ -307,7 +383,7 @@ class Life:
         held = self._do(
             lambda c: [row.id for row in c.execute_sql("SELECT public_id AS id FROM jobs WHERE state = 'parked'")]
         )
-        self._do(lambda c: unpark(c, [str(each) for each in held], instances=None, reason=None, actor=ACTOR))
+        self._release([str(each) for each in held])
 
     # Judgements
 
@@ -324,9 +400,8 @@ class Life:
             if told.night and not _is_open(self.now):
                 self._find(f"job {work.job} starts outside of its window")
             if told.api:
-                self.of_rate.append(self.now)
-                if len(self.of_rate) > BURST and (self.now - self.of_rate[0]) * RATE < 1.0 - 1e-3:
-                    self._find(f"{BURST + 1} starts of the rate within {self.now - self.of_rate[0]:.3f} s")
+                self.pool.at(self.now + START_WITHIN + 1.0, self._judge_idle)
+                self._judge_rate(self._do(lambda c: _granted(c, work)))
             if told.lock and self._holders(told.lock) >= SLOTS:
                 self._find(f"job {work.job} of {told.lock} starts beside {SLOTS} holders of its lock")
         environment = work.payload.get("env", {})
@@ -335,6 +410,14 @@ class Life:
             self.ticks.setdefault(environment["LEASEHOLD_SCHEDULE"], []).append(tick)
         verb, seconds = work.payload["command"]
         return Run(float(seconds), "failed" if verb == "fail" else "succeeded")
+
+    def _judge_rate(self, granted: float) -> None:
+        """No span of s seconds has more than burst + rate * s grants. Bots hear of some grants later than of others."""
+        insort(self.of_rate, granted)
+        for begin, end in zip(self.of_rate, self.of_rate[BURST:], strict=False):
+            if (end - begin) * RATE < 1.0 - 1e-3:
+                self._find(f"{BURST + 1} grants of the rate within {end - begin:.3f} s")
+        del self.of_rate[: -4 * BURST]
 
     def _find(self, wrong: str) -> None:
         if len(self.wrong) < 20:
@@ -345,7 +428,7 @@ class Life:
             if finding.rows:
                 self._find(f"{finding.id} {finding.title}: {finding.sample}")
         self._judge_idle()
-        for row in (*self._do(_overfull), *self._do(_kept_too_long), *self._do(_lowered)):
+        for row in (*self._do(_overfull), *self._do(_kept_too_long), *self._do(_lowered), *self._do(_unlogged)):
             self._find(row)
 
     def _holders(self, tenant: str) -> int:
@@ -361,9 +444,14 @@ class Life:
         self.empty = empty
 
     def _judge_idle(self) -> None:
-        """No job has waited for longer than the bound while a bot that could take it is free."""
+        """No job has waited for longer than the bound while a bot that could take it is free, or beyond its own time;
+        no bot keeps room for an instance beyond the time of it."""
         for row in self._do(_startable):
             self._find(f"job {row.id} waits, but a bot that could take it is free")
+        for row in self._do(_overdue):
+            self._find(f"job {row.id} waits beyond its queue timeout")
+        for row in self._do(_keeping):
+            self._find(f"{row.name} keeps {row.kept_units} units that nobody has come for")
 
     def _judge_calm(self) -> None:
         """After three hours without arrivals and faults nothing may wait but for a time, a window or another node."""
@@ -399,7 +487,7 @@ class Life:
 
 
 def _offer(nth: int) -> dict[str, str | list[str]]:
-    return {"os": "bsd" if nth == 3 else "linux"}
+    return {"os": "bsd" if f"bot-{nth}" == BSD else "linux"}
 
 
 def _drawn(chance: random.Random, often: float) -> int:
@@ -441,13 +529,41 @@ def _waiting(connection: Connection) -> list[Row]:
     ).all()
 
 
+def _granted(connection: Connection, work: Work) -> float:
+    """When the lease was granted, in seconds since 1970."""
+    found = connection.execute_sql(
+        "SELECT extract(epoch FROM l.granted_at)::double precision FROM leases l JOIN jobs j ON j.id = l.job_id"
+        f" WHERE j.public_id = '{work.job}' AND l.fence = {int(work.fence)}"
+    )
+    return float(found.scalar_one())
+
+
 def _startable(connection: Connection) -> list[Row]:
+    """Jobs that wait although a bot has room, and so has their tenant, from which nothing was taken lately."""
+    lately = f"e.at > now() - interval '{quotas.EVICTION_COOLDOWN.seconds + START_WITHIN} s'"
     return connection.execute_sql(
         "SELECT DISTINCT j.public_id AS id FROM jobs j JOIN instances i ON i.id = j.instance AND NOT i.draining"
         " JOIN kind_platforms k ON k.platform = j.platform JOIN bots b ON b.kind = k.kind AND b.free"
         f" AND b.opened_at < now() - interval '{START_WITHIN} s' AND b.capacity - b.in_use - b.kept_units >= j.units"
-        " WHERE j.state = 'queued' AND j.schedule_after IS NULL AND NOT j.constrained AND i.name <> 'green'"
+        " WHERE j.state = 'queued' AND j.schedule_after IS NULL AND NOT j.constrained"
         f" AND j.queued_at < now() - interval '{START_WITHIN} s'"
+        f" AND (i.name <> 'green' OR NOT EXISTS (SELECT FROM evictions e WHERE e.instance = i.id AND {lately})"
+        "   AND j.units <= (SELECT greatest(0, "
+        f"{GREEN_MOST} - coalesce(sum(l.units), 0)) FROM live l WHERE l.instance = i.id))"
+    ).all()
+
+
+def _overdue(connection: Connection) -> list[Row]:
+    return connection.execute_sql(
+        "SELECT public_id AS id FROM jobs WHERE state = 'queued'"
+        f" AND queue_deadline < now() - interval '{SETTINGS.timing.reap + START_WITHIN} s'"
+    ).all()
+
+
+def _keeping(connection: Connection) -> list[Row]:
+    return connection.execute_sql(
+        "SELECT name, kept_units FROM bots WHERE kept_units > 0"
+        f" AND kept_until < now() - interval '{SETTINGS.timing.reap + START_WITHIN} s'"
     ).all()
 
 
@@ -467,15 +583,34 @@ def _overfull(connection: Connection) -> list[str]:
 
 
 def _lowered(connection: Connection) -> list[str]:
-    """Maximums that are lowered for evictions, although none was in the time of the cooldown."""
-    lost = {row.name for row in connection.execute_sql(
-        "SELECT DISTINCT i.name FROM evictions e JOIN instances i ON i.id = e.instance"
-        f" WHERE e.at > now() - interval '{quotas.EVICTION_COOLDOWN.seconds} s'")}  # fmt: skip
+    """Maximums that are not what is left of them by the evictions within the cooldown, if these count at all."""
+    lost = {row.name: row.taken for row in connection.execute_sql(
+        "SELECT i.name, count(*) AS taken FROM evictions e JOIN instances i ON i.id = e.instance"
+        f" WHERE e.at > now() - interval '{quotas.EVICTION_COOLDOWN.seconds} s' GROUP BY i.name")}  # fmt: skip
     return [
-        f"{each.instance} has a maximum of {each.effective_max}, although nothing was taken from it lately"
-        for each in quotas.quotas(connection)
-        if each.max_quota is not None and each.effective_max != each.max_quota and each.instance not in lost
+        f"{each.instance} has a maximum of {each.effective_max} after {lost.get(each.instance, 0)} evictions"
+        for each in quotas.quotas(connection, cooldown=replace(quotas.EVICTION_COOLDOWN, literal=True))
+        if each.max_quota is not None
+        and each.effective_max != max(each.min_quota, each.max_quota - lost.get(each.instance, 0))
     ]
+
+
+def _unlogged(connection: Connection) -> list[str]:
+    """Evictions of the last day that are not in their log, which lowers maximums."""
+    found = connection.execute_sql(
+        "SELECT count(*) FROM leases l WHERE l.stop_reason = 'preempt' AND l.verdict IN ('stopped', 'released')"
+        f" AND l.ended_to = 'queued' AND l.ended_at > now() - interval '{DAY} s'"
+        " AND NOT EXISTS (SELECT FROM evictions e WHERE e.job_id = l.job_id AND e.fence = l.fence)"
+    ).scalar_one()
+    return [f"{found} evictions are not in their log"] if found else []
+
+
+def _held_by(connection: Connection, bot: str) -> int:
+    return int(
+        connection.execute_sql(
+            f"SELECT count(*) FROM live l JOIN bots b ON b.id = l.bot_id WHERE b.name = '{bot}'"
+        ).scalar_one()
+    )
 
 
 def _kept_too_long(connection: Connection) -> list[str]:

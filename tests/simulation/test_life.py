@@ -3,14 +3,23 @@
 import shutil
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from assigner.settings import PoolSettings
+from assigner.simulation.loop import living
 from assigner.simulation.runs import make_once
+from bots.protocol import OpenSession
+from bots.simulation.bots import Run, simulated_bots
+from bots.sync.fetch import FetchSettings
 from ops.life.scenario import Life
 from schema import clock
+from schema.moves.sessions import drain
+from schema.moves.submit import submit
 from schema.postgres import embedded
+from schema.requests import JobRequest
 
 #: Within the month the clocks change in Cairo, Berlin, New York and Newfoundland.
 START = datetime(2033, 10, 15, tzinfo=UTC)
@@ -46,3 +55,29 @@ def test_equal_seeds_live_equal_lives(made: Path) -> None:
     first, again = (lived(2, made, seed=2) for _ in range(2))
     assert first.digest == again.digest
     assert first.done == again.done
+
+
+def test_an_idle_bot_that_was_drained_for_a_while_runs_jobs_again(made: Path) -> None:
+    settings, began = PoolSettings(), START.timestamp()
+    bots_of = partial(
+        simulated_bots,
+        timing=settings.timing,
+        fetch=FetchSettings(),
+        cooldown=settings.quotas.of_evictions,
+        runs=lambda *_: Run(1.0),
+        seed=1,
+    )
+    with (
+        embedded.serve_for_now("leasehold-test-", like=made) as server,
+        living(server.url, settings, bots_of, start=began, seed=1) as (pool, bots),
+    ):
+        bots.open(OpenSession(bot="bot", capacity=1))
+        for seconds, draining in ((10.0, True), (20.0, False)):
+            pool.run(began + seconds)
+            pool.database.run(partial(drain, name="bot", draining=draining, actor="op", reason=""))
+        pool.run(began + 30.0)
+        job = JobRequest(command=["true"]).normal()
+        pool.database.run(lambda connection: submit(connection, [job], actor="op"))
+        pool.run(began + 60.0)
+        states = pool.database.run(lambda connection: [*connection.execute_sql("SELECT state FROM jobs")])
+    assert [row.state for row in states] == ["succeeded"]
