@@ -50,6 +50,8 @@ QUEUED = "state = 'queued'"
 READY = f"{QUEUED} AND schedule_after IS NULL AND units >= 1"
 FRONT = f"{QUEUED} AND schedule_after IS NULL AND NOT constrained AND priority >= -1000"
 CONSTRAINED_FRONT = f"{QUEUED} AND schedule_after IS NULL AND constrained AND priority >= -1000"
+#: Jobs that have run an action of the farm door, whose keys nobody else may use.
+OF_ACTION = "state = 'succeeded' AND dedup_key LIKE 'a:%'"
 SHARED = "dedup_key IS NOT NULL AND state IN ('queued', 'parked', 'leased', 'running')"
 BACKOFF = f"{QUEUED} AND schedule_after IS NOT NULL"
 
@@ -170,6 +172,7 @@ jobs = Table(
     Index("jobs_parked", "instance", "priority", postgresql_where=text("state = 'parked'")),
     Index("jobs_deferred", *["queued_at", "id", "instance"], postgresql_where=text("state = 'deferred'")),
     Index("jobs_dedup", "instance", "dedup_key", unique=True, postgresql_where=text(SHARED)),
+    Index("jobs_of_action", "dedup_key", "id", postgresql_where=text(OF_ACTION)),
     Index("jobs_finished", "finished_at", postgresql_where=text("finished_at IS NOT NULL")),
     Index("jobs_finished_by_state", "state", "finished_at", postgresql_where=text("finished_at IS NOT NULL")),
 )  # fmt: skip

@@ -92,6 +92,15 @@ def test_a_client_waits_on_at_a_door_that_was_restarted_in_the_middle_of_its_act
     assert (answer.status.code, answer.cached_result, states(farm)) == (0, False, ["succeeded"])
     with farm.client() as client:
         assert client.cached(Digest.of(wanted.blobs()[0])) is not None, "the new door has kept the result"
+        # Nobody waits any more for what ends while no door is there: who asks next gets its result all the same.
+        next(client.execute(client.upload((wanted := work()).blobs())[0]))
+        (given,) = farm.given(bot)
+        farm.stop()
+        finish(bot, given, exit_code=0, result=left())
+        farm.start()
+    with farm.client() as client:
+        assert (client.run(wanted).cached_result, states(farm)) == (True, ["succeeded"] * 2)
+        assert client.cached(Digest.of(wanted.blobs()[0])) is not None
 
 
 def test_a_cancelled_submission_ends_and_the_job_only_with_the_last_of_them(farm: Farm) -> None:

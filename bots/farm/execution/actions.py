@@ -132,8 +132,13 @@ def command(wanted: Runnable, settings: FarmSettings, *, address: str) -> list[s
 def reserved(normal: dict[str, Any], wanted: Runnable) -> dict[str, Any]:
     """Return a request in normal form with what only the door may say: the property, and the key of the action."""
     named = dict(sorted({**normal["properties"], FARM: [OF_FARM]}.items()))
-    key = {"dedup_key": f"{ACTION_KEY}{wanted.digest}"} if wanted.cacheable else {}
+    key = {"dedup_key": key_of(wanted.digest)} if wanted.cacheable else {}
     return normal | {"properties": named} | key
+
+
+def key_of(digest: Digest) -> str:
+    """Return the deduplication key of the jobs that run this action, if its result may be kept."""
+    return f"{ACTION_KEY}{digest}"
 
 
 def digest_of(payload: Mapping[str, Any]) -> Digest | None:

@@ -21,6 +21,7 @@ from schema.postgres.engine import Database
 from schema.postgres.fragments import JOB_REASON, SUBMISSIONS, WITHDRAWN_SUBMISSIONS
 from schema.postgres.statements import Statement
 from schema.requests import JobRequest
+from schema.tables.jobs import OF_ACTION
 from schema.tenancy.tokens import Principal
 from schema.validation import FARM
 
@@ -49,6 +50,13 @@ LEFT JOIN LATERAL (
     SELECT b.name AS bot FROM leases l JOIN bots b ON b.id = l.bot_id
     WHERE l.job_id = j.id AND l.fence = j.result_fence) n ON true
 WHERE {_OWN} AND j.public_id = ANY (CAST(:ids AS uuid[]))
+""")
+
+
+# By the keys of actions: the newest job that has succeeded, of those that are kept.
+SUCCEEDED = Statement(f"""
+SELECT DISTINCT ON (dedup_key) dedup_key, public_id AS id FROM jobs
+WHERE dedup_key = ANY (CAST(:keys AS text[])) AND {OF_ACTION} ORDER BY dedup_key, id DESC
 """)
 
 
@@ -113,6 +121,7 @@ class Jobs:
         self._submits = Batcher[Wanted, Found](self._submitted, workers)
         self._news = Batcher[str, News | None](self._told, workers)
         self._ends = Batcher[str, Ended | None](self._ended, workers)
+        self._succeeded = Batcher[str, str | None](self._that_succeeded, workers)
 
     async def submit(self, job: JobRequest, caller: Principal, complete: Callable[[Any], Any]) -> Found:
         """Submit a job, or join the one that does the same. Raises what refuses it, and Conflict."""
@@ -125,6 +134,10 @@ class Jobs:
     async def end(self, job: str) -> Ended | None:
         """Return what became of a job, by its own id; None if the door has no such job, or it is not over."""
         return await self._ends.answer(job, bot=self._number())
+
+    async def succeeded(self, key: str) -> str | None:
+        """Return the own id of the newest job with the key of an action that has succeeded; None if none is kept."""
+        return await self._succeeded.answer(key, bot=self._number())
 
     async def find(self, submission: str, *, instances: Sequence[str] | None) -> Found | None:
         """Return the submission with this id, a UUID; None unless the door made it and the caller may see it."""
@@ -154,6 +167,13 @@ class Jobs:
     def _ended(self, jobs: Sequence[str]) -> Sequence[Ended | None]:
         found = self._database.run(lambda connection: read_ends(connection, jobs), kept_plans=True)
         return [found.get(job) for job in jobs]
+
+    def _that_succeeded(self, keys: Sequence[str]) -> Sequence[str | None]:
+        rows = self._database.run(
+            lambda connection: connection.execute(SUCCEEDED, {"keys": list(keys)}).all(), kept_plans=True
+        )
+        found = {row.dedup_key: str(row.id) for row in rows}
+        return [found.get(key) for key in keys]
 
 
 def _not_ours() -> Conflict:

@@ -5,7 +5,7 @@ name, at the same door after a restart or at any other.
 """
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -72,6 +72,8 @@ class Execution:
         wanted, told = await read_action(self._upstream, digest), metadata(context.invocation_metadata() or ())
         if wanted.cacheable and not asked.skip_cache_lookup:
             result = await cached_result(self._upstream, _lookup(asked))
+            if result is None:
+                result = await self._stored_late(_lookup(asked), digest)
             if result is not None:
                 self._metrics.answered("cached", told)
                 response = remote_execution_pb2.ExecuteResponse(result=result, cached_result=True)
@@ -112,6 +114,18 @@ class Execution:
                 connection, [found.id], instances=caller.instances, sync=self._sync, actor=caller.actor
             )
         )
+
+    async def _stored_late(self, lookup: Any, digest: Digest) -> Any:
+        """Return the result of an action that is not in the cache although its job has succeeded; None without.
+
+        No door has seen the end of the job, as after a restart: its result is put into the cache first.
+        """
+        job = await self._jobs.succeeded(actions.key_of(digest))
+        if job is None:
+            return None
+        with suppress(Gone):
+            await self._endings.response(job)
+        return await cached_result(self._upstream, lookup)
 
     async def _submitted(self, caller: DoorCaller, wanted: actions.Runnable, job: JobRequest) -> Found:
         """Submit the job of an action, or join the one that runs it already."""
