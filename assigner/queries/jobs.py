@@ -45,8 +45,8 @@ _JOB_COLUMNS = f"""
     j.queued_at, j.started_at, last.bot,
     {JOB_RESTS_UNTIL} AS schedule_after
 """
-#: The columns of job `j` of instance `i` in a list, and the bot that has it or had it last.
-ROW = f"j.public_id AS id, j.state, {JOB_REASON} AS reason, j.finished_at, {_JOB_COLUMNS}"
+#: The columns of job `j` of instance `i` in a list, beside its id, and the bot that has it or had it last.
+ROW = f"j.state, {JOB_REASON} AS reason, j.finished_at, {_JOB_COLUMNS}"
 
 # A submission has a state of its own: several submissions may share a job, and the job of a withdrawn one may continue.
 _SUBMISSION = (
@@ -69,7 +69,8 @@ SELECT {_SUBMISSION}, {_JOB_COLUMNS}, coalesce(r.properties, p.properties) AS pr
     extract(epoch FROM {JOB_RESTS_UNTIL} - now())) AS backoff, extract(epoch FROM j.queued_at - now()) AS starts_in,
     j.dedup_key, (SELECT u.until FROM unique_keys u WHERE u.job_id = j.id) AS dedup_key_until, j.queue_deadline,
     {WANTED_SUBMISSIONS} AS submissions, last.policy,
-    (SELECT coalesce(jsonb_object_agg(key, value), '{{}}') FROM job_metadata WHERE job_id = j.id) AS metadata,
+    coalesce((SELECT jsonb_object_agg(key, value) FROM submission_metadata WHERE submission = s.id),
+        (SELECT jsonb_object_agg(key, value) FROM job_metadata WHERE job_id = j.id), '{{}}') AS metadata,
     t.terms, CAST(t.estimate AS double precision) AS estimated_cost, t.service_level, n.graph,
     w.payload, CASE WHEN s.withdrawn_at IS NULL AND j.finished_at IS NOT NULL THEN {JOB_RESULT} END AS result,
     s.withdrawn_at IS NULL AND EXISTS (SELECT FROM job_results WHERE job_id = j.id) AS has_result

@@ -27,6 +27,7 @@ from assigner.queries import cursors, status
 from assigner.queries.jobs import LAST_BOT, ROW
 from schema.filters import Direction, JobFilter, Sort, default_direction, default_sort, pair
 from schema.postgres.connection import Connection
+from schema.postgres.fragments import DESCRIBED
 from schema.postgres.statements import Statement
 from schema.predicates import AT_REST, ready_in, ready_queues
 from schema.sql import LIVE, NOT_OVER
@@ -243,7 +244,7 @@ class _Search:
         for nth, (key, value) in enumerate(map(pair, given.metadata)):
             self.values[f"key_{nth}"] = key
             described = f"job_id = j.id AND key = :key_{nth} AND value = {{}}"
-            tests[f"value_{nth}"] = (f"EXISTS (SELECT FROM job_metadata WHERE {described} OFFSET 0)", value)
+            tests[f"value_{nth}"] = (f"EXISTS (SELECT FROM {DESCRIBED} d WHERE {described} OFFSET 0)", value)
         asked = {name: test for name, test in tests.items() if test[1] is not None}
         self.values |= {name: value for name, (_, value) in asked.items()}
         return [sql.format(f":{name}") for name, (sql, _) in asked.items()]
@@ -284,10 +285,10 @@ _READY = f"""
     WHERE CAST(:queues AS integer[]) IS NULL OR q.id = ANY (CAST(:queues AS integer[]))"""
 _RESTING = f"SELECT id FROM jobs WHERE {AT_REST}"
 _LABELLED = "SELECT id FROM jobs WHERE label = :label AND label <> '' AND state = '{}'"
-_DESCRIBED = """
+_OF_VALUE = f"""
     SELECT m.id FROM unnest(CAST(:visible AS integer[])) i (id) CROSS JOIN LATERAL (
-        SELECT job_id AS id FROM job_metadata
-        WHERE instance = i.id AND key = :key_{nth} AND value = :value_{nth} LIMIT :few) m"""
+        SELECT job_id AS id FROM {DESCRIBED} d
+        WHERE instance = i.id AND key = :key_{{nth}} AND value = :value_{{nth}} LIMIT :few) m"""
 
 
 def _few(connection: Connection, search: _Search) -> list[int] | None:
@@ -308,7 +309,7 @@ def _selective(search: _Search) -> Iterator[list[str]]:
     """Queries for each condition that an index can answer alone; each row that they read is a job of the answer."""
     given = search.request.filters
     for nth in range(len(given.metadata)):
-        yield [_DESCRIBED.format(nth=nth)]
+        yield [_OF_VALUE.format(nth=nth)]
     states = set(given.state)
     if states and not states & FINAL:
         yield _in_states(search, states)
@@ -378,11 +379,11 @@ def _walk(connection: Connection, search: _Search) -> _Walk:
 
 
 _JOBS = "SELECT {columns} FROM jobs j WHERE {window}"
-_OF_METADATA = """
+_OF_METADATA = f"""
     SELECT m.id FROM unnest(CAST(:visible AS integer[])) i (id) CROSS JOIN LATERAL (
         SELECT j.id FROM (
-            SELECT job_id AS id FROM job_metadata WHERE instance = i.id AND key = :key_0 AND value = :value_0) j
-        WHERE {window} ORDER BY {order} LIMIT CAST(:examined AS bigint)) m"""
+            SELECT job_id AS id FROM {DESCRIBED} d WHERE instance = i.id AND key = :key_0 AND value = :value_0) j
+        WHERE {{window}} ORDER BY {{order}} LIMIT CAST(:examined AS bigint)) m"""
 # What rests is in no index by rank. It is read whole.
 _OF_QUEUES = f"""
     SELECT r.* FROM queues q CROSS JOIN LATERAL (
@@ -444,15 +445,28 @@ def _edge(connection: Connection, search: _Search, walk: _Walk) -> Sequence[Any]
 
 _PAGE = """
 WITH page AS MATERIALIZED (
-    SELECT {key} FROM {jobs} WHERE {conditions} ORDER BY {order} LIMIT :limit
+    SELECT {distinct} {key} FROM {jobs} WHERE {conditions} ORDER BY {order} LIMIT :limit
 )
-SELECT {row}, {named_key}, m.metadata
+SELECT n.id, {row}, {named_key}, coalesce(
+    (SELECT jsonb_object_agg(key, value) FROM {described}), '{{}}') AS metadata
 FROM page k CROSS JOIN LATERAL (SELECT * FROM jobs WHERE id = k.id OFFSET 0) j JOIN instances i ON i.id = j.instance
-CROSS JOIN LATERAL (
-    SELECT coalesce(jsonb_object_agg(key, value), '{{}}') AS metadata FROM job_metadata WHERE job_id = k.id) m
+CROSS JOIN LATERAL ({submission}) n
 {last_bot}
 ORDER BY {page_order}
 """
+_OWN = "SELECT j.public_id AS id", "job_metadata WHERE job_id = k.id"
+# The submission with the asked metadata, one that still counts if there is one: who cancels what is listed means that.
+_OF_SUBMISSION = """
+    SELECT o.id FROM (
+        SELECT j.public_id AS id, j.abandoned_at AS withdrawn_at, 0 AS nth
+        WHERE EXISTS (SELECT FROM job_metadata WHERE job_id = j.id AND key = :key_0 AND value = :value_0)
+        UNION ALL
+        SELECT d.submission, f.cancelled_at, 1 FROM submission_metadata d JOIN job_followers f ON public_id = submission
+        WHERE d.job_id = j.id AND d.key = :key_0 AND d.value = :value_0) o
+    ORDER BY o.withdrawn_at IS NOT NULL, o.nth, o.id LIMIT 1"""
+_ITS_METADATA = """(
+        SELECT key, value FROM job_metadata WHERE job_id = k.id AND n.id = j.public_id
+        UNION ALL SELECT key, value FROM submission_metadata WHERE submission = n.id) d"""
 
 
 def _read(connection: Connection, search: _Search, walk: _Walk, edge: Sequence[Any] | None) -> Page:
@@ -462,14 +476,18 @@ def _read(connection: Connection, search: _Search, walk: _Walk, edge: Sequence[A
     jobs, ordered = f"({query}) j", "j"
     if not walk.reads_jobs:
         jobs, ordered = f"({query}) w CROSS JOIN LATERAL (SELECT * FROM jobs WHERE id = w.id OFFSET 0) j", "w"
+    submission, described = (_OF_SUBMISSION, _ITS_METADATA) if search.request.filters.metadata else _OWN
     has_key = [f"j.{column} IS NOT NULL" for column in search.keys]
     statement = Statement(
         _PAGE.format(
-            key=search.columns("j"),
+            key=search.columns(ordered),
             jobs=jobs,
             conditions=" AND ".join([*has_key, *search.conditions]),
             order=search.order(ordered),
             row=ROW,
+            distinct="DISTINCT" if search.request.filters.metadata else "",
+            submission=submission,
+            described=described,
             named_key=", ".join(f"k.{column} AS key_{nth}" for nth, column in enumerate(search.keys)),
             last_bot=LAST_BOT,
             page_order=search.order("k"),

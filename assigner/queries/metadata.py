@@ -8,6 +8,7 @@ from leasehold.states import FINAL
 
 from assigner.queries.listing import VISIBLE
 from schema.postgres.connection import Connection
+from schema.postgres.fragments import DESCRIBED
 from schema.postgres.statements import Statement
 
 #: The most jobs that a summary reads, the newest of them; the most values that one page looks at.
@@ -15,10 +16,10 @@ MOST_JOBS, MOST_VALUES = 100_000, 1_000
 
 # The run time is that of all attempts, by their leases. The expected run time of a job is the estimate of its request,
 # or what is predicted for its class, or else the average of the jobs here that succeeded.
-SUMMARY = Statement("""
+SUMMARY = Statement(f"""
 WITH named AS MATERIALIZED (
-    SELECT m.job_id FROM unnest(CAST(:visible AS integer[])) i (id) CROSS JOIN LATERAL (
-        SELECT job_id FROM job_metadata WHERE instance = i.id AND key = :key AND value = :value
+    SELECT DISTINCT m.job_id FROM unnest(CAST(:visible AS integer[])) i (id) CROSS JOIN LATERAL (
+        SELECT job_id FROM {DESCRIBED} d WHERE instance = i.id AND key = :key AND value = :value
         ORDER BY job_id DESC LIMIT :most) m
     ORDER BY m.job_id DESC LIMIT :most
 ), found AS MATERIALIZED (
@@ -35,13 +36,13 @@ WITH named AS MATERIALIZED (
         SELECT coalesce(sum(extract(epoch FROM coalesce(ended_at, now()) - acknowledged_at)), 0) AS seconds
         FROM leases WHERE job_id = j.id) ran
     WHERE NOT EXISTS (
-        SELECT FROM jsonb_each_text(CAST(:others AS jsonb)) o LEFT JOIN job_metadata d
-            ON d.job_id = j.id AND d.key = o.key AND d.value = o.value WHERE d.job_id IS NULL)
+        SELECT FROM jsonb_each_text(CAST(:others AS jsonb)) o WHERE NOT EXISTS (
+            SELECT FROM {DESCRIBED} d WHERE d.job_id = j.id AND d.key = o.key AND d.value = o.value OFFSET 0))
 ), usual AS MATERIALIZED (
     SELECT avg(took) AS seconds FROM found
 )
 SELECT (SELECT count(*) FROM named) AS read,
-    (SELECT coalesce(jsonb_object_agg(state, jobs), '{}')
+    (SELECT coalesce(jsonb_object_agg(state, jobs), '{{}}')
      FROM (SELECT state, count(*) AS jobs FROM found GROUP BY state) s) AS jobs,
     count(*) FILTER (WHERE is_open) AS unfinished, min(queued_at) AS first_queued_at, max(finished_at) AS last_ended_at,
     CAST(coalesce(sum(ran), 0) AS float8) AS run_seconds,
@@ -52,9 +53,9 @@ FROM found CROSS JOIN usual
 """)
 
 # A loose index scan: one step for each value, however many jobs have it.
-_NEXT = """
+_NEXT = f"""
     SELECT min(v.value) AS value FROM unnest(CAST(:visible AS integer[])) i (id) CROSS JOIN LATERAL (
-        SELECT value FROM job_metadata WHERE instance = i.id AND key = :key AND {} ORDER BY value LIMIT 1) v"""
+        SELECT value FROM {DESCRIBED} d WHERE instance = i.id AND key = :key AND {{}} ORDER BY value LIMIT 1) v"""
 _VALUES = f"""
 WITH RECURSIVE walk AS (
     ({_NEXT.format("{first}")})

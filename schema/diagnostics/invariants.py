@@ -134,7 +134,8 @@ NO_JOB_IS_DROPPED = Invariant(
        FROM (SELECT job_id FROM job_events UNION SELECT job_id FROM job_payloads UNION SELECT job_id FROM leases
              UNION SELECT job_id FROM job_followers UNION SELECT job_id FROM job_metadata
              UNION SELECT job_id FROM preference_waits UNION SELECT job_id FROM job_results
-             UNION SELECT job_id FROM job_checkpoints UNION SELECT job_id FROM job_progress) o
+             UNION SELECT job_id FROM job_checkpoints UNION SELECT job_id FROM job_progress
+             UNION SELECT job_id FROM submission_metadata) o
        LEFT JOIN jobs j ON j.id = o.job_id
        WHERE j.id IS NULL""",
 )

@@ -30,6 +30,7 @@ results AS (DELETE FROM job_results WHERE job_id = ANY (ARRAY(SELECT id FROM old
 checkpoints AS (DELETE FROM job_checkpoints WHERE job_id = ANY (ARRAY(SELECT id FROM old))),
 progress AS (DELETE FROM job_progress WHERE job_id = ANY (ARRAY(SELECT id FROM old))),
 described AS (DELETE FROM job_metadata WHERE job_id = ANY (ARRAY(SELECT id FROM old))),
+joined AS (DELETE FROM submission_metadata WHERE job_id = ANY (ARRAY(SELECT id FROM old))),
 preferences AS (DELETE FROM preference_waits WHERE job_id = ANY (ARRAY(SELECT id FROM old))),
 terms AS (DELETE FROM job_constraints WHERE job_id = ANY (ARRAY(SELECT id FROM old))),
 followers AS (DELETE FROM job_followers WHERE job_id = ANY (ARRAY(SELECT id FROM old))),

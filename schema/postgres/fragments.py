@@ -100,6 +100,11 @@ SUBMISSIONS = """
     SELECT public_id, job_id, cancelled_at, true
     FROM job_followers WHERE public_id = ANY (CAST(:ids AS uuid[]))"""
 
+#: The metadata of jobs, and of submissions that have joined them: job_id, instance, key, value.
+DESCRIBED = """
+    (SELECT job_id, instance, key, value FROM job_metadata
+     UNION ALL SELECT job_id, instance, key, value FROM submission_metadata)"""
+
 #: When the rest of job `j` itself is over. A job that is set aside because of a pause does not rest.
 _UNTIL = f"nullif(j.schedule_after, {PAUSED_UNTIL})"
 #: Why job `j` is in its state or rests, and until when it rests: a queued job rests with its queue.

@@ -219,6 +219,22 @@ job_metadata = Table(
     Index("job_metadata_of_value", "instance", "key", "value", "job_id"),
 )
 
+# The metadata of submissions that have joined a job.
+submission_metadata = Table(
+    "submission_metadata",
+    metadata,
+    Column("submission", UUID(as_uuid=True), nullable=False),
+    Column("job_id", BigInteger, nullable=False),
+    Column("instance", Integer, nullable=False),
+    Column("key", Text, nullable=False),
+    Column("value", Text, nullable=False),
+    PrimaryKeyConstraint("submission", "key"),
+    CheckConstraint(METADATA_KEY_FORM, name="submission_metadata_key_form"),
+    CheckConstraint("octet_length(value) <= 256", name="submission_metadata_value_bounded"),
+    Index("submission_metadata_of_job", "job_id", "key", "value"),
+    Index("submission_metadata_of_value", "instance", "key", "value", "job_id"),
+)
+
 job_outputs = Table(
     "job_outputs",
     metadata,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from leasehold.errors import BadInput
 
-from assigner.queries import listing
+from assigner.queries import listing, metadata
 from assigner.queries.listing import BOUNDS, Bounds, Request
 from schema.filters import Direction, JobFilter, Sort
 from schema.postgres.statements import Row
@@ -217,6 +217,26 @@ def test_a_caller_lists_only_jobs_of_its_instances(pool: Pool) -> None:
             assert walked(pool, JobFilter(**given), instances=["ci"], bounds=bounds) == [mine]
     assert walked(pool, JobFilter(instance="qa"), instances=["ci"]) == []
     assert walked(pool, JobFilter(), instances=[]) == []
+
+
+def test_a_job_is_listed_for_each_build_that_shares_it_as_that_builds_submission(pool: Pool) -> None:
+    """So what a build cancels by its metadata is its own."""
+    shared: dict[str, Any] = {"dedup_key": "same", "instance": "ci"}
+    builds = [{"build": "1"}, {"build": "2", "target": "//a"}, {"build": "2"}]
+    first, second, again = (pool.submit(**shared, metadata=build)[0] for build in builds)
+    for bounds in (BOUNDS, Bounds(0, 1, 1)):
+        for given, expected in (("build=1", [first]), ("build=2", [min(second, again)]), ("target=//a", [second])):
+            assert walked(pool, JobFilter(metadata=[given]), instances=["ci"], bounds=bounds) == expected
+    cancel(pool, second)
+    assert walked(pool, JobFilter(metadata=["build=2"]), instances=["ci"]) == [again]
+    told = pool.database.run(
+        lambda c: metadata.summary(c, {"build": "2", "target": "//a"}, instances=None, instance=None)
+    )
+    assert told["jobs"] == {"queued": 1}
+    values = pool.database.run(
+        lambda c: metadata.values(c, "build", contains=None, after=None, limit=9, instances=None, instance=None)
+    )
+    assert values == (["1", "2"], None)
 
 
 def test_a_cursor_belongs_to_one_list(pool: Pool) -> None:

@@ -162,6 +162,10 @@ BEGIN
         SELECT s.id, actor, wanted_priority FROM same s
         RETURNING f.job_id, f.public_id, true INTO job, answer, joined;
         IF FOUND THEN
+            IF request ? 'metadata' THEN
+                INSERT INTO submission_metadata (submission, job_id, instance, key, value)
+                SELECT answer, job, instance_id, m.key, m.value FROM jsonb_each_text(request->'metadata') m;
+            END IF;
             RETURN;
         END IF;
         IF EXISTS (SELECT FROM jobs j WHERE j.instance = instance_id AND j.dedup_key = of_key
