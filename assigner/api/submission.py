@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import psycopg
@@ -14,6 +15,7 @@ from schema import audit
 from schema.fields import first_errors
 from schema.moves import submit as submit_moves
 from schema.moves.submit import Submitted, submit_at_once
+from schema.moves.waiting import abandon
 from schema.policy import priority_classes
 from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
@@ -70,8 +72,16 @@ def normalised_requests(
     return [with_estimate(each, estimate) for each in found]
 
 
-def submit(database: Database, requests: Sequence[dict[str, Any]], *, caller: Principal) -> list[Submitted]:
+def submit(
+    database: Database,
+    requests: Sequence[dict[str, Any]],
+    *,
+    caller: Principal,
+    watched_seconds: float | None = None,
+) -> list[Submitted]:
     """Store all requests in one transaction and return once it is durable.
+
+    watched_seconds: seconds for which the submissions count while nobody watches them; None = for ever.
 
     Requests with keys take one round trip, unless an operator sent them or their class must be checked.
 
@@ -95,6 +105,8 @@ def submit(database: Database, requests: Sequence[dict[str, Any]], *, caller: Pr
     def work(connection: Connection) -> list[Submitted]:
         check_points(connection, requests, caller)
         taken = submit_moves.submit(connection, requests, actor=caller.actor)
+        if watched_seconds is not None:
+            abandon.watch(connection, [each.public_id for each in taken], seconds=watched_seconds)
         if caller.is_operator:
             names = sorted({request["instance"] for request in requests})
             created = sum(job.created for job in taken)
@@ -103,7 +115,8 @@ def submit(database: Database, requests: Sequence[dict[str, Any]], *, caller: Pr
         return taken
 
     # Without a key, a separate commit is needed to tell a lost connection before the commit from one during it.
-    if keyed and not caller.is_operator and not _priced_by_class(requests, caller):
+    is_alone = watched_seconds is None and not caller.is_operator
+    if keyed and is_alone and not _priced_by_class(requests, caller):
         return _watched(lambda: database.run_alone(alone), attempt)
     return run_keyed(database, work, keyed=keyed)
 
@@ -113,10 +126,15 @@ ToComplete = tuple[JobRequest, Principal, Callable[[dict[str, Any]], dict[str, A
 
 
 def submit_completed(
-    database: Database, estimate: Estimator | None, wanted: Sequence[ToComplete]
+    database: Database,
+    estimate: Estimator | None,
+    wanted: Sequence[ToComplete],
+    *,
+    watched_seconds: float | None = None,
 ) -> list[Submitted | Exception]:
     """Store jobs of several callers, those of one caller together; return for each what `submit` returns or raises.
 
+    watched_seconds: as of `submit`.
     One that is refused fails no other. Equal jobs share one, also if they come together.
     """
     found: list[Submitted | Exception] = []
@@ -135,7 +153,8 @@ def submit_completed(
         else:
             groups.append((caller, {place: normal}))
     for caller, group in groups:
-        for place, done in _submit_apart(database, group, caller).items():
+        storing = partial(submit, database, caller=caller, watched_seconds=watched_seconds)
+        for place, done in _submit_apart(storing, group).items():
             found[place] = done
     return found
 
@@ -145,11 +164,11 @@ def _is_among(dedup_key: str | None, jobs: Iterable[Mapping[str, Any]]) -> bool:
 
 
 def _submit_apart(
-    database: Database, group: Mapping[int, dict[str, Any]], caller: Principal
+    storing: Callable[[Sequence[dict[str, Any]]], list[Submitted]], group: Mapping[int, dict[str, Any]]
 ) -> Mapping[int, Submitted | Exception]:
     """Store the jobs together, or one by one if one of them is refused."""
     try:
-        return dict(zip(group, submit(database, list(group.values()), caller=caller), strict=True))
+        return dict(zip(group, storing(list(group.values())), strict=True))
     except (NotReady, psycopg.OperationalError) as error:
         return dict.fromkeys(group, error)
     except (LeaseholdError, psycopg.Error) as error:
@@ -157,7 +176,7 @@ def _submit_apart(
             return dict.fromkeys(group, error)
     alone: dict[int, Submitted | Exception] = {}
     for place, normal in group.items():
-        alone |= _submit_apart(database, {place: normal}, caller)
+        alone |= _submit_apart(storing, {place: normal})
     return alone
 
 

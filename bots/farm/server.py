@@ -110,11 +110,11 @@ class Door:
         upstream = Upstream(channel, instance=self._settings.cas_instance)
         identity = Identity(TokenCache(seconds=REMEMBER_TOKENS, signed=self._signed), workers, self._settings)
         polls = LongPolls(wakeups=self._wakeups, poll=timing.poll, metrics=metrics)
-        jobs = Jobs(self._database, workers, self._submit)
+        abandoned = self._settings.abandoned_seconds
+        jobs = Jobs(self._database, workers, self._submit, watched_seconds=abandoned)
         endings = Endings(
             upstream, workers, jobs, polls, self._settings, metrics=self.metrics, address=address, why=self._why
         )
-        abandoned = self._settings.abandoned_seconds
         watches = None if abandoned is None else Watches(workers, seconds=abandoned, sync=timing.sync)
         execution = Execution(
             upstream,

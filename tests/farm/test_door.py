@@ -116,6 +116,13 @@ def test_a_cancelled_submission_ends_and_the_job_only_with_the_last_of_them(farm
             response = remote_execution_pb2.ExecuteResponse.FromString(last.response.value)
             assert (last.done, response.status.code) == (True, code_pb2.CANCELLED)
             assert states(farm) == [after]
+        name = next(client.execute(digest)).name
+        with psycopg.connect(libpq_url(farm.pool.database.url)) as holder, ThreadPoolExecutor() as crew:
+            holder.execute("SELECT FROM leasehold.jobs FOR UPDATE")
+            with farm.client() as leaving:
+                crew.submit(leaving.cancel, name)
+                eventually(lambda: farm.pool.rows("SELECT FROM pg_locks WHERE NOT granted"))
+        eventually(lambda: states(farm) == ["cancelled", "cancelled"])
         for unknown in (f"default/operations/{uuid4()}", "nonsense", f"cached-{digest.hash}"):
             with pytest.raises(grpc.RpcError) as refused:
                 list(client.wait(unknown))
@@ -291,6 +298,15 @@ def test_an_action_that_no_client_watches_any_more_is_withdrawn_unless_others_wa
         (given,) = farm.given(bot)
         finish(bot, given, exit_code=0, result=left())
         assert kept.result(MINUTE).status.code == code_pb2.OK
+        # So is one whose client has gone before it was stored.
+        with psycopg.connect(libpq_url(pool.database.url)) as holder, farm.client() as gone:
+            digest = gone.upload(work().blobs())[0]
+            holder.execute("LOCK TABLE leasehold.jobs IN SHARE MODE")
+            crew.submit(next, gone.execute(digest))
+            eventually(lambda: farm.pool.rows("SELECT FROM pg_locks WHERE NOT granted"))
+            gone.channel.close()
+            assert second.cached(digest) is None
+        eventually(lambda: states(farm) == ["cancelled", "succeeded", "cancelled"])
     eventually(lambda: not farm.pool.rows("SELECT FROM submission_watches"))
     farm.stop()
 
@@ -376,17 +392,20 @@ def test_actions_that_were_stored_together_are_not_stored_again_if_they_cannot_b
         asked.append("find")
         raise psycopg.errors.InternalError_("broken")
 
-    async def submits() -> list[Any]:
+    async def submits(count: int) -> list[Any]:
         jobs = Jobs(
             pool.database, WorkerPool(pool.database, threads=1, queue=9), partial(submit_completed, pool.database, None)
         )
         caller = DoorCaller(kind=Kind.SUBMITTER, id="a", instance="default")
-        calls = [jobs.submit(JobRequest(command=["true"]), caller, dict) for _ in range(2)]
+        job = JobRequest(command=["true"])
+        calls = [jobs.submit(job, caller, lambda normal: {**normal, "dedup_key": "k"}) for _ in range(count)]
         return await asyncio.gather(*calls, return_exceptions=True)
 
     monkeypatch.setattr("bots.farm.execution.jobs.find", fails)
-    assert [type(each) for each in asyncio.run(submits())] == [psycopg.errors.InternalError_] * 2
-    assert (len(asked), len(pool.rows("SELECT FROM jobs"))) == (1, 2)
+    (made,) = asyncio.run(submits(1))
+    assert (made.created, made.instance, asked) == (True, "default", []), "what was just made is not looked at"
+    assert [type(each) for each in asyncio.run(submits(2))] == [psycopg.errors.InternalError_] * 2
+    assert (len(asked), len(pool.rows("SELECT FROM job_followers"))) == (1, 2)
 
 
 def test_after_an_outage_a_door_lets_the_clients_of_other_doors_be_seen_before_it_withdraws(

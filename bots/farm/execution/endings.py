@@ -70,9 +70,14 @@ class Endings:
             raise Gone
         return found
 
-    async def response(self, job: str) -> Any:
-        """Return the ExecuteResponse of a job, once it is over. Raises Gone, and Stopping when the door stops."""
-        return await asyncio.shield(self.watch(job))
+    async def response(self, job: str, watch: asyncio.Task[Any] | None = None) -> Any:
+        """Return the ExecuteResponse of a job, once it is over. Raises Gone, and Stopping when the door stops.
+
+        watch: the caller's earlier one, which may have ended by now; one that has failed is begun anew.
+        """
+        if watch is None or (watch.done() and (watch.cancelled() or watch.exception() is not None)):
+            watch = self.watch(job)
+        return await asyncio.shield(watch)
 
     def watch(self, job: str) -> asyncio.Task[Any]:
         """Watch a job until it is over, and keep its result; return the task, whose result is the ExecuteResponse."""
@@ -97,11 +102,16 @@ class Endings:
         topic = self.topic
         async with topic.watch(None) as watch:
             watch.add(job, lambda news: news.is_final)
-            while not (await self.news(job)).is_final:
+            ended, news = None, await self.news(job)
+            while ended is None and not news.is_final:
                 await watch.wait(LOOK_AGAIN)
                 if topic.stopping:
                     raise Stopping
-        ended = await self._jobs.end(job)
+                # A wake-up nearly always tells of the end: to ask first whether it does would delay the client.
+                ended = await self._jobs.end(job)
+                if ended is None:
+                    news = await self.news(job)
+        ended = ended or await self._jobs.end(job)
         if ended is None:
             raise Gone
         return await self._answer(job, ended)

@@ -7,8 +7,9 @@ like that of no token, and the reserved property. Who names another job's id is 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, Protocol
 
 from leasehold.errors import Conflict
 from leasehold.states import FINAL, JobState
@@ -20,18 +21,19 @@ from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
 from schema.postgres.fragments import JOB_REASON, SUBMISSIONS, WITHDRAWN_SUBMISSIONS
 from schema.postgres.statements import Statement
-from schema.requests import JobRequest
+from schema.requests import DEFAULT_INSTANCE, JobRequest
 from schema.tables.jobs import OF_ACTION
 from schema.tenancy.tokens import Principal
 from schema.validation import FARM
 
-_OWN = f"w.submitted_by LIKE '{ACTOR}%' AND p.properties -> '{FARM}' IS NOT NULL"
+#: The condition on a job, by its platform `p` and its payload `w`.
+OWN = f"w.submitted_by LIKE '{ACTOR}%' AND p.properties -> '{FARM}' IS NOT NULL"
 
 FIND = Statement(f"""
 SELECT s.id, j.public_id AS job, i.name AS instance
 FROM ({SUBMISSIONS}) s JOIN jobs j ON j.id = s.job_id JOIN instances i ON i.id = j.instance
 JOIN platforms p ON p.id = j.platform JOIN job_payloads w ON w.job_id = j.id
-WHERE {_OWN} AND (CAST(:instances AS text[]) IS NULL OR i.name = ANY (CAST(:instances AS text[])))
+WHERE {OWN}
 """)
 # Jobs by their own public ids.
 NEWS = Statement(f"""
@@ -49,7 +51,7 @@ LEFT JOIN job_results r ON r.job_id = j.id AND r.fence = coalesce(j.result_fence
 LEFT JOIN LATERAL (
     SELECT b.name AS bot FROM leases l JOIN bots b ON b.id = l.bot_id
     WHERE l.job_id = j.id AND l.fence = j.result_fence) n ON true
-WHERE {_OWN} AND j.public_id = ANY (CAST(:ids AS uuid[]))
+WHERE {OWN} AND j.public_id = ANY (CAST(:ids AS uuid[]))
 """)
 
 
@@ -62,9 +64,18 @@ WHERE dedup_key = ANY (CAST(:keys AS text[])) AND {OF_ACTION} ORDER BY dedup_key
 
 #: A job, its caller, and what adds to its normal form what only the door may say.
 Wanted = tuple[JobRequest, Principal, Callable[[dict[str, Any]], dict[str, Any]]]
-#: Stores jobs, and returns for each its submission or why it is refused. The program that starts the door hands this
-#: in: what callers may do is known there.
-Submit = Callable[[Sequence[Wanted]], Sequence[Submitted | Exception]]
+
+
+class Submit(Protocol):
+    """Stores jobs. The program that starts the door hands this in: what callers may do is known there."""
+
+    def __call__(self, wanted: Sequence[Wanted], *, watched_seconds: float | None) -> Sequence[Submitted | Exception]:
+        """Return for each job its submission, or why it is refused.
+
+        watched_seconds: seconds for which a submission counts while nobody watches it; None = for ever.
+        """
+        ...
+
 
 #: Tells what keeps the job with this id waiting, or did until it was given up; None if nothing does.
 Why = Callable[[Connection, str], str | None]
@@ -112,13 +123,17 @@ class Ended:
 class Jobs:
     """The jobs of one door, for its event loop. What many clients ask at the same time takes one transaction.
 
-    submit: see `Submit`.
+    submit, watched_seconds: see `Submit`.
     """
 
-    def __init__(self, database: Database, workers: WorkerPool, submit: Submit) -> None:
-        self._database, self._workers, self._store = database, workers, submit
+    def __init__(
+        self, database: Database, workers: WorkerPool, submit: Submit, *, watched_seconds: float | None = None
+    ) -> None:
+        self._database = database
+        self._store = partial(submit, watched_seconds=watched_seconds)
         self._numbers = count()
         self._submits = Batcher[Wanted, Found](self._submitted, workers)
+        self._finds = Batcher[str, Found | None](self._found, workers)
         self._news = Batcher[str, News | None](self._told, workers)
         self._ends = Batcher[str, Ended | None](self._ended, workers)
         self._succeeded = Batcher[str, str | None](self._that_succeeded, workers)
@@ -141,10 +156,8 @@ class Jobs:
 
     async def find(self, submission: str, *, instances: Sequence[str] | None) -> Found | None:
         """Return the submission with this id, a UUID; None unless the door made it and the caller may see it."""
-        found = await self._workers.run(
-            lambda connection: find(connection, [submission], instances=instances), kept_plans=True
-        )
-        return found.get(submission)
+        found = await self._finds.answer(submission, bot=self._number())
+        return found if found is not None and (instances is None or found.instance in instances) else None
 
     def _number(self) -> str:
         """A batch takes at most one call of each name, and these may all be taken together."""
@@ -152,13 +165,20 @@ class Jobs:
 
     def _submitted(self, wanted: Sequence[Wanted]) -> Sequence[Found | Exception]:
         taken = self._store(wanted)
-        ids = [each.public_id for each in taken if not isinstance(each, Exception)]
+        joined = [each.public_id for each in taken if not (isinstance(each, Exception) or each.created)]
+        found: Mapping[str, Found | Exception] = {}
         try:
-            found = self._database.run(lambda connection: find(connection, ids, instances=None)) if ids else {}
+            if joined:
+                found = self._database.run(lambda connection: find(connection, joined))
         except Exception as error:
             # They are stored: if this went further, the batcher would have each of them stored once more.
-            return [each if isinstance(each, Exception) else error for each in taken]
-        return [each if isinstance(each, Exception) else found.get(each.public_id) or _not_ours() for each in taken]
+            found = dict.fromkeys(joined, error)
+        instances = [job.instance or caller.instance or DEFAULT_INSTANCE for job, caller, _ in wanted]
+        return [_taken(each, instance, found) for each, instance in zip(taken, instances, strict=True)]
+
+    def _found(self, submissions: Sequence[str]) -> Sequence[Found | None]:
+        found = self._database.run(lambda connection: find(connection, submissions), kept_plans=True)
+        return [found.get(each) for each in submissions]
 
     def _told(self, jobs: Sequence[str]) -> Sequence[News | None]:
         found = self._database.run(lambda connection: read_news(connection, jobs), kept_plans=True)
@@ -176,13 +196,24 @@ class Jobs:
         return [found.get(key) for key in keys]
 
 
+def _taken(
+    submitted: Submitted | Exception, instance: str, joined: Mapping[str, Found | Exception]
+) -> Found | Exception:
+    """Return what became of a job that the door has submitted. joined: what was found of those that were there."""
+    if isinstance(submitted, Exception):
+        return submitted
+    if submitted.created:
+        return Found(submitted.public_id, submitted.public_id, instance)
+    return joined.get(submitted.public_id) or _not_ours()
+
+
 def _not_ours() -> Conflict:
     return Conflict("not_of_the_door", "a job that the door has not submitted has the key of this action")
 
 
-def find(connection: Connection, submissions: Sequence[str], *, instances: Sequence[str] | None) -> Mapping[str, Found]:
-    """Return submissions by their ids, UUIDs, as far as the door made them and the caller may see them."""
-    rows = connection.execute(FIND, {"ids": list(submissions), "instances": instances})
+def find(connection: Connection, submissions: Sequence[str]) -> Mapping[str, Found]:
+    """Return submissions by their ids, UUIDs, as far as the door made them."""
+    rows = connection.execute(FIND, {"ids": list(submissions)})
     return {str(row.id): Found(str(row.id), str(row.job), row.instance) for row in rows}
 
 

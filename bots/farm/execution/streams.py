@@ -4,6 +4,7 @@ The name of an operation is that of a submission in the database. So a client th
 name, at the same door after a restart or at any other.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
@@ -59,6 +60,7 @@ class Execution:
         self._upstream, self._endings, self._workers, self._jobs = upstream, endings, workers, jobs
         self._watches, self._metrics = watches, metrics
         self._identity, self._settings, self._address, self._sync = identity, settings, address, sync
+        self._cancelling: set[asyncio.Task[None]] = set()
 
     async def execute(self, request: bytes, context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
         """Answer Execute: from the cache, or by a job that is new or runs already."""
@@ -107,7 +109,16 @@ class Execution:
             raise no_operation(name) from None
 
     async def cancel(self, name: str, caller: DoorCaller) -> None:
-        """Cancel a submission; its job ends if nobody else wants it. Raises NotFound."""
+        """Cancel a submission; its job ends if nobody else wants it. Raises NotFound.
+
+        A client that hangs up meanwhile, as it may at Ctrl-C, has cancelled all the same.
+        """
+        cancelling = asyncio.create_task(self._cancelled(name, caller))
+        self._cancelling.add(cancelling)
+        cancelling.add_done_callback(self._cancelling.discard)
+        await asyncio.shield(cancelling)
+
+    async def _cancelled(self, name: str, caller: DoorCaller) -> None:
         found = await self._found(caller, name)
         await self._workers.run(
             lambda connection: cancel_moves.cancel(
@@ -156,33 +167,35 @@ class Execution:
     async def _watched(self, found: Found, digest: Digest | None) -> AsyncIterator[bytes]:
         """Yield the operation at once, when it has changed, again after a while, and when it is done."""
         topic, told = self._endings.topic, None
-        self._endings.watch(found.job)
+        ending = self._endings.watch(found.job)
         try:
             async with topic.watch(None) as watch:
                 watch.add(found.job, lambda news: _shown(news, found) != told)
+                news = await self._endings.news(found.job)
                 while True:
-                    news = await self._endings.news(found.job)
                     told = _shown(news, found)
-                    yield await self._now(found, digest, news)
+                    yield await self._now(found, digest, news, ending)
                     if told is None:
                         return
-                    while _shown(news, found) == told and not topic.stopping:
-                        if not await watch.wait(self._settings.repeat_seconds):
-                            break
+                    is_new = True
+                    while is_new and _shown(news, found) == told:
+                        is_new = bool(await watch.wait(self._settings.repeat_seconds))
+                        if topic.stopping:
+                            raise Stopping
                         news = await self._endings.news(found.job)
-                    if topic.stopping:
-                        raise Stopping
         except Gone:
             raise no_operation(operation_name(found.instance, found.id)) from None
 
-    async def _now(self, found: Found, digest: Digest | None, news: News) -> bytes:
+    async def _now(
+        self, found: Found, digest: Digest | None, news: News, ending: asyncio.Task[Any] | None = None
+    ) -> bytes:
         name = operation_name(found.instance, found.id)
         if found.id in news.withdrawn:
             response = remote_execution_pb2.ExecuteResponse(message=f"job {found.job}")
             response.status.code, response.status.message = code_pb2.CANCELLED, WITHDRAWN
             return _operation(name, digest, news, response)
         if news.is_final:
-            return _operation(name, digest, news, await self._endings.response(found.job))
+            return _operation(name, digest, news, await self._endings.response(found.job, ending))
         return _operation(name, digest, news, None)
 
 
