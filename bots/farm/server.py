@@ -5,6 +5,7 @@ import signal
 import ssl
 import subprocess
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 import grpc
@@ -14,11 +15,12 @@ from google.longrunning.operations_proto_pb2 import CancelOperationRequest, GetO
 from google.protobuf.empty_pb2 import Empty
 from leasehold.errors import BadInput, LeaseholdError
 
+from bots.farm.execution import operations
 from bots.farm.execution.endings import Endings
 from bots.farm.execution.jobs import Jobs, Submit, Why
 from bots.farm.execution.streams import Execution
 from bots.farm.execution.watches import Watches
-from bots.farm.identity import Identity
+from bots.farm.identity import DoorCaller, Identity
 from bots.farm.metrics import DoorMetrics
 from bots.farm.refusals import answering, end, streaming
 from bots.farm.settings import FarmSettings, timing_of_workers
@@ -146,7 +148,8 @@ class Door:
             timing=timing_of_workers(timing),
         )
         self.metrics.watch(lambda: sessions.held)
-        own = _own_handlers(execution, identity, upstream) | bot_sessions.handlers(sessions, answering)
+        listed = partial(operations.answer, identity=identity, workers=workers, endings=endings)
+        own = _own_handlers(execution, identity, upstream, listed) | bot_sessions.handlers(sessions, answering)
         passed = passthrough.handlers(
             channel, admit, instance=self._settings.cas_instance, most=self._settings.blob_calls
         )
@@ -196,8 +199,16 @@ def _by_service(handlers: Mapping[str, grpc.RpcMethodHandler]) -> list[grpc.Gene
     return [grpc.method_handlers_generic_handler(service, methods) for service, methods in found.items()]
 
 
-def _own_handlers(execution: Execution, identity: Identity, upstream: Upstream) -> dict[str, grpc.RpcMethodHandler]:
-    """The methods that the door answers itself."""
+def _own_handlers(
+    execution: Execution,
+    identity: Identity,
+    upstream: Upstream,
+    listed: Callable[[bytes, DoorCaller], Awaitable[bytes]],
+) -> dict[str, grpc.RpcMethodHandler]:
+    """The methods that the door answers itself. listed: answers ListOperations."""
+
+    async def list_all(request: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        return await listed(request, await identity.caller(context))
 
     async def get(request: bytes, context: grpc.aio.ServicerContext) -> bytes:
         asked = parsed(GetOperationRequest, request, "request")
@@ -217,6 +228,7 @@ def _own_handlers(execution: Execution, identity: Identity, upstream: Upstream) 
         f"{EXECUTION}Execute": stream(streaming(execution.execute)),
         f"{EXECUTION}WaitExecution": stream(streaming(execution.wait)),
         f"{OPERATIONS}GetOperation": single(answering(get)),
+        f"{OPERATIONS}ListOperations": single(answering(list_all)),
         f"{OPERATIONS}CancelOperation": single(answering(cancel)),
         f"{CAPABILITIES}GetCapabilities": single(answering(tell)),
     }

@@ -19,6 +19,9 @@ from schema.validation import MAX_TIMEOUT, PRIORITY_MAX, PRIORITY_MIN, Kind
 
 #: The port of the door unless another is given, and the name of the socket or server that keeps blobs.
 PORT = 8980
+#: What clients tell of the build that an action belongs to.
+Told = Literal["invocation", "correlated", "target", "mnemonic", "tool"]
+METADATA: tuple[Told, ...] = ("invocation", "correlated", "target", "mnemonic", "tool")
 _ADDRESS = r"^(grpc://[^/\s]+:[0-9]{1,5}|unix:/\S+)$"
 _DOOR = r"^grpcs?://[^/\s]+:[0-9]{1,5}$"
 _PATH = r"^/\S+$"
@@ -165,9 +168,7 @@ class FarmSettings(BaseModel):
     staging_seconds: float = Field(default=60.0, gt=0, le=MAX_TIMEOUT)
     queue_seconds: float | None = Field(default=None, gt=0, le=MAX_TIMEOUT)
     abandoned_seconds: float | None = Field(default=None, ge=10, le=86_400)
-    metadata: tuple[Literal["invocation", "correlated", "target", "mnemonic", "tool"], ...] = (
-        *("invocation", "correlated", "target", "mnemonic", "tool"),
-    )
+    metadata: tuple[Told, ...] = METADATA
     blob_calls: int = Field(default=128, ge=1, le=100_000)
     properties: PropertyPolicy = Field(default_factory=PropertyPolicy)
     repeat_seconds: float = Field(default=30.0, gt=0, le=3600)

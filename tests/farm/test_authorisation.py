@@ -24,6 +24,7 @@ RULES = """
 build.bazel.remote.execution.v2.Execution/Execute                              + - - +
 build.bazel.remote.execution.v2.Execution/WaitExecution                        + ? - +
 google.longrunning.Operations/GetOperation                                     + ? - +
+google.longrunning.Operations/ListOperations                                   + + - +
 google.longrunning.Operations/CancelOperation                                  + ? - +
 build.bazel.remote.execution.v2.Capabilities/GetCapabilities                   + + + +
 build.bazel.remote.execution.v2.ContentAddressableStorage/FindMissingBlobs     + + + +

@@ -13,6 +13,7 @@ from uuid import uuid4
 import grpc
 import psycopg
 import pytest
+from google.longrunning.operations_proto_pb2 import ListOperationsRequest, ListOperationsResponse
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from leasehold.errors import BadInput, Forbidden, NotReady
 
@@ -24,7 +25,7 @@ from bots.farm.execution.watches import Watches
 from bots.farm.identity import DoorCaller
 from bots.farm.metrics import MOST, DoorMetrics
 from bots.farm.protos import remote_execution_pb2
-from bots.farm.server import run
+from bots.farm.server import OPERATIONS, run
 from bots.farm.settings import PropertyPolicy
 from bots.farm.storage import upstream
 from bots.farm.storage.upstream import CAPABILITIES, Digest
@@ -211,13 +212,23 @@ def test_an_action_that_no_bot_takes_ends_with_the_reason_and_a_build_is_found_b
         client.headers += ((HEADERS[0], told),)
         streams = [client.execute(digest), client.execute(client.upload(work().blobs())[0])]
         name, _ = [next(each).name for each in streams]
+        client.headers = client.headers[:-1]
+        next(other := client.execute(digest))
         assert operate("list", "--meta", "invocation=build-7", "--json")[1].count("//a:b") == 2
+        for text, number in (
+            *(("", 3), ("invocation=build-7 AND done=false", 2), ('invocation = "build-7" AND stage=EXECUTING', 0)),
+            *(("target=//a:b", 2), ("done=true", 0)),
+        ):
+            asked_for = ListOperationsRequest(name="default/operations", filter=text)
+            listed = client.call(OPERATIONS + "ListOperations", asked_for, ListOperationsResponse)
+            assert len(listed.operations) == number, text
         late = "UPDATE jobs SET queue_deadline = now() WHERE public_id = CAST(:id AS uuid)"
         pool.change(late, id=name.rpartition("/")[2])
         pool.upkeep().run_once()
         (*_, last) = streams[0]
         status = response_of(last).status
         assert (status.code, "OSFamily=plan9" in status.message) == (code_pb2.UNAVAILABLE, True), status.message
+        assert response_of([*other][-1]).status.code == code_pb2.UNAVAILABLE
         assert operate("cancel", "--all", "--meta", "invocation=build-7")[0] == 0
         (*_, last) = streams[1]
         assert response_of(last).status.code == code_pb2.CANCELLED

@@ -5,7 +5,7 @@ nothing: after a restart the door learns of a job when the client waits for it a
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -133,6 +133,17 @@ class Endings:
         response = outcome.response(ended.state, reason, told, job=job, missing=missing)
         self._metrics.ended(response.status.code)
         return response
+
+    async def told(self, jobs: Sequence[str]) -> Mapping[str, Any]:
+        """Return the ExecuteResponses of those of these jobs that are over, as bots left them, and keep nothing."""
+        found = {}
+        for job, ended in zip(jobs, await asyncio.gather(*map(self._jobs.end, jobs)), strict=True):
+            if ended is not None:
+                told = outcome.left(ended.result)
+                if told.stored is not None:
+                    told = await self._fetched(told, told.stored)
+                found[job] = outcome.response(ended.state, ended.reason, told, job=job)
+        return found
 
     async def _missing(self, job: str, ended: Ended) -> Sequence[Digest]:
         """Return the inputs of the action that the storage does not have. Nothing if it does not tell."""

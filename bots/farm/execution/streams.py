@@ -79,7 +79,8 @@ class Execution:
             if result is not None:
                 self._metrics.answered("cached", told)
                 response = remote_execution_pb2.ExecuteResponse(result=result, cached_result=True)
-                yield _operation(operation_name(instance, f"cached-{digest.hash}"), digest, None, response)
+                made = _operation(operation_name(instance, f"cached-{digest.hash}"), digest, None, response)
+                yield bytes(made.SerializeToString())
                 return
         wanted_keys: Sequence[str] = self._settings.metadata
         kept = {key: value for key, value in told.items() if key in wanted_keys}
@@ -189,14 +190,9 @@ class Execution:
     async def _now(
         self, found: Found, digest: Digest | None, news: News, ending: asyncio.Task[Any] | None = None
     ) -> bytes:
-        name = operation_name(found.instance, found.id)
-        if found.id in news.withdrawn:
-            response = remote_execution_pb2.ExecuteResponse(message=f"job {found.job}")
-            response.status.code, response.status.message = code_pb2.CANCELLED, WITHDRAWN
-            return _operation(name, digest, news, response)
-        if news.is_final:
-            return _operation(name, digest, news, await self._endings.response(found.job, ending))
-        return _operation(name, digest, news, None)
+        is_over = news.is_final and found.id not in news.withdrawn
+        response = await self._endings.response(found.job, ending) if is_over else None
+        return bytes(operation(found, news, response, digest=digest).SerializeToString())
 
 
 def _shown(news: News, found: Found) -> int | None:
@@ -214,7 +210,15 @@ def _lookup(asked: Any) -> Any:
     )
 
 
-def _operation(name: str, digest: Digest | None, news: News | None, response: Any) -> bytes:
+def operation(found: Found, news: News, response: Any, *, digest: Digest | None = None) -> Operation:
+    """Return a submission as an operation. response: the ExecuteResponse of its job, None while that is not over."""
+    if found.id in news.withdrawn:
+        response = remote_execution_pb2.ExecuteResponse(message=f"job {found.job}")
+        response.status.code, response.status.message = code_pb2.CANCELLED, WITHDRAWN
+    return _operation(operation_name(found.instance, found.id), digest, news, response)
+
+
+def _operation(name: str, digest: Digest | None, news: News | None, response: Any) -> Operation:
     """An operation as a message; with a response it is done."""
     told = remote_execution_pb2.ExecuteOperationMetadata()
     if digest is not None:
@@ -228,5 +232,4 @@ def _operation(name: str, digest: Digest | None, news: News | None, response: An
         told.stage = remote_execution_pb2.ExecutionStage.COMPLETED
         found.response.Pack(response)
     found.metadata.Pack(told)
-    data: bytes = found.SerializeToString()
-    return data
+    return found

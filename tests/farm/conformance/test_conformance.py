@@ -5,10 +5,15 @@ One module because all cases share one door, which costs more than they do.
 """
 
 from collections.abc import Callable
+from typing import Any
 from uuid import uuid4
 
 import pytest
-from google.longrunning.operations_proto_pb2 import CancelOperationRequest
+from google.longrunning.operations_proto_pb2 import (
+    CancelOperationRequest,
+    ListOperationsRequest,
+    ListOperationsResponse,
+)
 from google.protobuf.empty_pb2 import Empty
 from google.rpc import code_pb2
 from grpc import StatusCode
@@ -524,6 +529,11 @@ def a_priority_out_of_range_is_refused(server: Server) -> None:
 # Operations
 
 
+def parent(server: Server) -> str:
+    """What the names of a server's operations begin with."""
+    return str(next(server.begin(server.action("true"))).name.rpartition("/")[0])
+
+
 @rule
 def operations_tell_their_action_and_stage(server: Server) -> None:
     """Each message of a stream is the operation with a name, and ExecuteOperationMetadata with action and stage."""
@@ -570,7 +580,7 @@ def what_is_over_is_told_at_once(server: Server) -> None:
 def an_unknown_operation_is_not_found(server: Server) -> None:
     """WaitExecution on a name that no operation has is NOT_FOUND, at which clients call Execute again."""
     with refused(StatusCode.NOT_FOUND):
-        list(server.wait(server.resource("operations", uuid4())))
+        list(server.wait(f"{parent(server)}/{uuid4()}"))
 
 
 @rule
@@ -582,6 +592,42 @@ def an_operation_can_be_read(server: Server) -> None:
         assert (server.operation(name).name, server.operation(name).done) == (name, False)
     list(stream)
     assert server.operation(name).done
+
+
+def listed(server: Server, **fields: Any) -> Any:
+    asked = ListOperationsRequest(name=parent(server), **fields)
+    return server.call("/google.longrunning.Operations/ListOperations", asked, ListOperationsResponse)
+
+
+@rule
+def operations_are_listed_in_pages(server: Server) -> None:
+    """ListOperations has at most page_size operations, and the next page by the token; all have other names."""
+    with server.waits():
+        streams = [server.begin(server.action("sleep 1")) for _ in range(3)]
+        names, found, token = {next(stream).name for stream in streams}, list[str](), ""
+        while token or not found:
+            page = listed(server, page_size=2, page_token=token)
+            assert len(page.operations) <= 2
+            found += [each.name for each in page.operations]
+            token = page.next_page_token
+    assert len(found) == len({*found})
+    assert {*found} >= names
+    assert all(response_of([*stream][-1]).status.code == 0 for stream in streams)
+
+
+@rule
+def a_listed_operation_that_is_done_has_its_response(server: Server) -> None:
+    """A listed operation is as GetOperation has it: done with a response, or not done."""
+    name = [*server.begin(server.action("exit 3"))][-1].name
+    (found,) = [each for each in listed(server).operations if each.name == name]
+    assert (found.done, response_of(found).result.exit_code) == (True, 3), found
+
+
+@rule
+def a_token_of_no_page_is_refused(server: Server) -> None:
+    """A page token is one that an earlier page gave."""
+    with refused(StatusCode.INVALID_ARGUMENT):
+        listed(server, page_token="nonsense")
 
 
 @rule
