@@ -82,7 +82,9 @@ class Parts:
 
 @click.group(name="farm", invoke_without_command=True)
 @click.option(
-    "--cas", metavar="ADDRESS", help="The server that keeps blobs and results: grpc://HOST:PORT or unix:PATH."
+    "--cas",
+    metavar="ADDRESS",
+    help="The server that keeps blobs and results: grpc://HOST:PORT, grpcs://HOST:PORT with TLS, or unix:PATH.",
 )
 @click.option(
     "--storage",

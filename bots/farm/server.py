@@ -85,7 +85,7 @@ class Door:
         settings = self._settings
         if settings.cas is None:
             raise BadInput("farm.cas", "is not set: name the server that keeps blobs, such as grpc://127.0.0.1:8981")
-        channel = open_channel(settings.cas)
+        channel = open_channel(settings.cas, credentials_of_storage(settings))
         server = grpc.aio.server(options=SERVER_OPTIONS)
         address = listen(server, settings)
         polls, endings, watches, sessions, handlers = self._parts(channel, settings.bots_reach or address)
@@ -175,19 +175,33 @@ def _credentials(settings: FarmSettings) -> grpc.ServerCredentials | None:
     """Read the files for TLS; None without."""
     if settings.tls_cert is None or settings.tls_key is None:
         return None
-    # gRPC takes what is no certificate, and then refuses every connection.
-    tried = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    field = "tls_cert"
+    authorities, cert, key = _files_for_tls(settings, "tls_client_ca", "tls_cert", "tls_key")
+    return grpc.ssl_server_credentials([(key, cert)], authorities, require_client_auth=authorities is not None)
+
+
+def credentials_of_storage(settings: FarmSettings) -> grpc.ChannelCredentials | None:
+    """Read the files for TLS to the storage; None without. Raises BadInput if one cannot be used."""
+    if not (settings.cas or "").startswith("grpcs:"):
+        return None
+    authorities, cert, key = _files_for_tls(settings, "cas_ca", "cas_cert", "cas_key")
+    return grpc.ssl_channel_credentials(authorities, key, cert)
+
+
+def _files_for_tls(settings: FarmSettings, ca: str, cert: str, key: str) -> list[Any]:
+    """Read PEM files by the names of their settings; None for one that is not set. Raises BadInput, naming the setting.
+
+    gRPC takes what is no certificate, and then refuses every connection: so they are tried here.
+    """
+    paths, tried, field = [getattr(settings, each) for each in (ca, cert, key)], ssl.create_default_context(), cert
     try:
-        tried.load_cert_chain(settings.tls_cert, settings.tls_key)
-        field = "tls_client_ca"
-        if settings.tls_client_ca is not None:
-            tried.load_verify_locations(settings.tls_client_ca)
-        authorities = None if settings.tls_client_ca is None else settings.tls_client_ca.read_bytes()
-        pair = (settings.tls_key.read_bytes(), settings.tls_cert.read_bytes())
+        if paths[1] is not None:
+            tried.load_cert_chain(paths[1], paths[2])
+        field = ca
+        if paths[0] is not None:
+            tried.load_verify_locations(paths[0])
+        return [None if path is None else path.read_bytes() for path in paths]
     except (OSError, ssl.SSLError) as error:
         raise BadInput(f"farm.{field}", f"cannot be used: {error.strerror or error}") from None
-    return grpc.ssl_server_credentials([pair], authorities, require_client_auth=authorities is not None)
 
 
 def _by_service(handlers: Mapping[str, grpc.RpcMethodHandler]) -> list[grpc.GenericRpcHandler]:

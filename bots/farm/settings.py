@@ -22,7 +22,7 @@ PORT = 8980
 #: What clients tell of the build that an action belongs to.
 Told = Literal["invocation", "correlated", "target", "mnemonic", "tool"]
 METADATA: tuple[Told, ...] = ("invocation", "correlated", "target", "mnemonic", "tool")
-_ADDRESS = r"^(grpc://[^/\s]+:[0-9]{1,5}|unix:/\S+)$"
+_ADDRESS = r"^(grpcs?://[^/\s]+:[0-9]{1,5}|unix:/\S+)$"
 _DOOR = r"^grpcs?://[^/\s]+:[0-9]{1,5}$"
 _PATH = r"^/\S+$"
 
@@ -116,8 +116,10 @@ class FarmSettings(BaseModel):
     tls_cert, tls_key: PEM files. Unset: no TLS, and only this machine may reach the door.
     tls_client_ca: PEM file of the authorities whose certificates callers must have. Unset: callers have tokens.
     certificates: common name of a caller's certificate → what its holder may do if it sends no token.
-    cas: the server that keeps blobs and cached results, `grpc://HOST:PORT` or `unix:/PATH`. Only the door may reach it.
-        A program that writes there decides which results all callers get.
+    cas: the server that keeps blobs and cached results, `grpc://HOST:PORT`, `grpcs://HOST:PORT` with TLS, or
+        `unix:/PATH`. Only the door may reach it. A program that writes there decides which results all callers get.
+    cas_ca, cas_cert, cas_key: PEM files for TLS to that server: its authorities, unset: those that gRPC knows, and the
+        door's own certificate and key, if the server asks for them.
     cas_instance: what that server calls its instance.
     anonymous: the instance to which callers without a token submit. Unset: every caller needs a token, or a
         certificate that is named.
@@ -153,6 +155,9 @@ class FarmSettings(BaseModel):
         Field(default_factory=dict)
     )
     cas: str | None = Field(default=None, pattern=_ADDRESS)
+    cas_ca: Path | None = None
+    cas_cert: Path | None = None
+    cas_key: Path | None = None
     cas_instance: str = Field(default="", max_length=255)
     anonymous: Name | None = None
     anonymous_workers: bool = False
@@ -175,9 +180,11 @@ class FarmSettings(BaseModel):
 
     @model_validator(mode="after")
     def _relations(self) -> Self:
-        for one, other in (("tls_cert", "tls_key"), ("bots_cert", "bots_key")):
+        for one, other in (("tls_cert", "tls_key"), ("bots_cert", "bots_key"), ("cas_cert", "cas_key")):
             if (getattr(self, one) is None) != (getattr(self, other) is None):
                 raise ValueError(f"{one} and {other} belong together: give both or neither")
+        if (self.cas or "").startswith("grpc:") and any((self.cas_ca, self.cas_cert)):
+            raise ValueError("cas has no TLS: let it begin with grpcs://, or leave cas_ca and cas_cert out")
         if self.tls_client_ca is not None and self.tls_cert is None:
             raise ValueError("tls_client_ca means nothing without tls_cert")
         if self.certificates and self.tls_client_ca is None:

@@ -10,11 +10,11 @@ import pytest
 from google.longrunning.operations_proto_pb2 import CancelOperationRequest
 
 from bots.farm import server
-from bots.farm.client import Client, Keys, Work
+from bots.farm.client import Client, Keys, Work, response_of
 from bots.farm.protos import remote_execution_pb2 as messages
 from schema.tenancy import tokens
-from tests.support.farm.certificates import Authority
-from tests.support.farm.doors import reachable
+from tests.support.farm.certificates import Authority, behind_tls
+from tests.support.farm.doors import Farm, finish, left, reachable
 from tests.support.pool import Pool
 
 #: Method, and what a submitter of the job's instance, one of another instance, a bot and an operator get: + = not
@@ -136,3 +136,21 @@ def test_the_holder_of_a_certificate_may_do_what_its_common_name_may(
         with Client(farm.address, key) as client:
             assert answer(client, "build.bazel.remote.execution.v2.Execution/Execute", asked) is code, key
     farm.stop()
+
+
+def test_a_door_reaches_its_storage_by_tls_and_is_known_by_its_certificate(
+    pool: Pool, cas: str, authority: Authority
+) -> None:
+    wanted = Work(["/bin/true"], salt=uuid4().bytes)
+    own = {f"cas_{name}": path for name, path in authority.pair("door").items()}
+    with behind_tls(cas.removeprefix("unix:"), authority) as place:
+        farm = Farm(pool, f"grpcs://{place}", cas_ca=authority.ca, **own)
+        with farm.client() as client:
+            digest = client.upload(wanted.blobs())[0]
+            stream, bot = client.execute(digest), farm.bot()
+            next(stream)
+            finish(bot, *farm.given(bot), exit_code=0, result=left())
+            (*_, last) = stream
+            assert response_of(last).status.code == 0
+            assert client.cached(digest) is not None
+        farm.stop()

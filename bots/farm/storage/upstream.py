@@ -105,9 +105,12 @@ def read_blobs(answer: "remote_execution_pb2.BatchReadBlobsResponse") -> dict[Di
     }
 
 
-def open_channel(address: str) -> grpc.aio.Channel:
-    """Return a channel to a server. address: `grpc://HOST:PORT`, or `unix:PATH`."""
-    return grpc.aio.insecure_channel(address.removeprefix("grpc://"), options=list(CHANNEL_OPTIONS))
+def open_channel(address: str, credentials: grpc.ChannelCredentials | None = None) -> grpc.aio.Channel:
+    """Return a channel to a server. address: `grpc://HOST:PORT`, or `unix:PATH`. credentials: of `grpcs://HOST:PORT`."""
+    options = list(CHANNEL_OPTIONS)
+    if credentials is not None:
+        return grpc.aio.secure_channel(address.removeprefix("grpcs://"), credentials, options=options)
+    return grpc.aio.insecure_channel(address.removeprefix("grpc://"), options=options)
 
 
 class Upstream:
