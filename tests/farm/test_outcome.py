@@ -1,14 +1,18 @@
 """The table of what a client is told, the lines for clients, and what the commands refuse."""
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import grpc
+import hypothesis
 import pytest
 from google.longrunning.operations_proto_pb2 import GetOperationRequest
 from google.rpc import code_pb2, error_details_pb2
+from hypothesis import strategies as st
 from leasehold.errors import BadInput
 from leasehold.states import FINAL, JobState
 from pydantic import ValidationError
@@ -304,6 +308,28 @@ def test_settings_that_would_open_the_door_to_unknown_callers_are_refused(tmp_pa
         server.listen(None, FarmSettings(tls_cert=tmp_path, tls_key=tmp_path))
     with pytest.raises(BadInput, match=r"farm\.cas_ca: cannot be used"):
         server.credentials_of_storage(FarmSettings(cas="grpcs://a:1", cas_ca=tmp_path))
+
+
+@hypothesis.given(code=st.integers(-(2**31), 2**31 - 1), text=st.binary(max_size=300), size=st.integers(0, 2**40))
+def test_the_program_of_the_job_reads_an_exit_code_as_the_classes_of_the_api_do(
+    code: int, text: bytes, size: int
+) -> None:
+    result = remote_execution_pb2.ActionResult(exit_code=code, stdout_raw=text)
+    result.output_files.add(path="a").digest.size_bytes = size
+    result.execution_metadata.worker = "w1"
+    data = result.SerializeToString()
+    assert run_action.exit_code(data) == code
+    assert run_action.exit_code(b"\x20\x07\xf9\x07" + bytes(8) + b"\xfd\x07" + bytes(4) + data) == (code or 7)
+    for broken in (data[:-1], data + b"\x20", data + b"\x23"):
+        with pytest.raises(ValueError, match="the runner's result is"):
+            run_action.exit_code(broken)
+
+
+def test_the_program_of_the_job_loads_little() -> None:
+    """It is started for each action, where a short compile takes no longer than to load the messages of the API."""
+    code = "import sys; import bots.farm.execution.run_action; print(*sys.modules)"
+    told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    assert {"google.protobuf", "grpc", "psycopg", "pydantic", "asyncio"} & set(told) == set()
 
 
 def test_what_this_machine_lacks_is_told_before_it_does_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,8 @@
 """`leasehold-action`, the command of the job that runs an action: it starts a runner and leaves the result.
 
-It runs on a bot, as an ordinary job. It imports neither the database nor gRPC, unless a result is too large to be left
-with the job, or an action could not be run. Exit code 0: the action has succeeded. 1: it has ended otherwise, and its
+It runs on a bot, as an ordinary job. It is started for each action, so it imports neither the database nor gRPC nor the
+messages of the API, unless a result is too large to be left with the job, or an action has timed out or could not be
+run. Exit code 0: the action has succeeded. 1: it has ended otherwise, and its
 result is left, or the storage does not have its inputs, which another try would not change. 70: it could not be run, so
 that the job is tried again.
 """
@@ -16,7 +17,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bots.farm.protos import remote_execution_pb2
 from bots.farm.storage.programs import RUNNER, program
 
 if TYPE_CHECKING:
@@ -108,8 +108,8 @@ def _ended(code: int, given: argparse.Namespace, work: Path, where: Path) -> int
             return 1
         _leave(where, code=INTERNAL, message=f"{RUNNER} ended with {code} and left no result")
         return NOT_RUN
-    result = remote_execution_pb2.ActionResult.FromString(data)
-    timed_out = result.exit_code == KILLED and _has_timeout(given.action) and _took_too_long(given.action, result)
+    ended_with = exit_code(data)
+    timed_out = ended_with == KILLED and _took_too_long(given.action, data)
     told: dict[str, Any] = {"code": DEADLINE_EXCEEDED if timed_out else OK}
     if timed_out:
         told["message"] = "the action ran longer than its timeout"
@@ -118,22 +118,58 @@ def _ended(code: int, given: argparse.Namespace, work: Path, where: Path) -> int
         _leave(where, **told, stored=_stored(given, data))
     else:
         _leave(where, **told, result=text)
-    return 0 if result.exit_code == 0 and not timed_out else 1
+    return 0 if ended_with == 0 and not timed_out else 1
 
 
 def _leave(where: Path, **told: Any) -> None:
     where.write_text(json.dumps(told))
 
 
-def _has_timeout(action: str) -> bool:
-    return bool(remote_execution_pb2.Action.FromString(base64.b64decode(action)).HasField("timeout"))
+def exit_code(result: bytes) -> int:
+    """Return the exit code in an ActionResult, its field 4. Raises ValueError if the bytes are no message.
+
+    The classes of the API read it too, but to load them takes as much processor time as all else in this program.
+    """
+    found = place = 0
+    while place < len(result):
+        tag, place = _number(result, place)
+        match tag & 7:
+            case 0:
+                value, place = _number(result, place)
+                found = value if tag >> 3 == 4 else found
+            case 1:
+                place += 8
+            case 2:
+                size, place = _number(result, place)
+                place += size
+            case 5:
+                place += 4
+            case _:
+                raise ValueError("the runner's result is no message")
+    if place > len(result):
+        raise ValueError("the runner's result is cut off")
+    return (found & 0xFFFFFFFF ^ 0x80000000) - 0x80000000
 
 
-def _took_too_long(action: str, result: Any) -> bool:
-    limit = remote_execution_pb2.Action.FromString(base64.b64decode(action)).timeout
-    told = result.execution_metadata
+def _number(data: bytes, place: int) -> tuple[int, int]:
+    """The number that begins at a place, of 7 bits a byte with the lowest first, and the place after it."""
+    value = shift = 0
+    while place < len(data):
+        value |= (data[place] & 0x7F) << shift
+        if data[place] < 0x80:
+            return value, place + 1
+        place, shift = place + 1, shift + 7
+    raise ValueError("the runner's result is cut off")
+
+
+def _took_too_long(action: str, data: bytes) -> bool:
+    """Return whether an action has a time-out, and ran so long."""
+    from bots.farm.protos import remote_execution_pb2
+
+    asked = remote_execution_pb2.Action.FromString(base64.b64decode(action))
+    told = remote_execution_pb2.ActionResult.FromString(data).execution_metadata
     took = told.execution_completed_timestamp.ToNanoseconds() - told.execution_start_timestamp.ToNanoseconds()
-    return bool(took >= limit.ToNanoseconds() * 0.99)
+    return asked.HasField("timeout") and bool(took >= asked.timeout.ToNanoseconds() * 0.99)
 
 
 def _stored(given: argparse.Namespace, data: bytes) -> str:
@@ -144,6 +180,7 @@ def _stored(given: argparse.Namespace, data: bytes) -> str:
 
 def _missing(given: argparse.Namespace) -> int:
     """Return how many inputs the storage does not have."""
+    from bots.farm.protos import remote_execution_pb2
     from bots.farm.storage import trees
     from bots.farm.storage.upstream import Digest
 
