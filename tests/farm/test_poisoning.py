@@ -11,8 +11,9 @@ import grpc
 import psycopg
 import pytest
 from leasehold.errors import BadInput, Forbidden
+from structlog.testing import capture_logs
 
-from bots.farm.client import Client, Work
+from bots.farm.client import Client, Work, response_of
 from bots.farm.protos import remote_execution_pb2
 from bots.farm.storage.upstream import ACTION_CACHE, CAS, Digest
 from bots.protocol import OpenSession
@@ -21,6 +22,7 @@ from schema.postgres.statements import Statement
 from schema.tenancy.tokens import Kind, Principal
 from tests.support.farm.doors import FARM_BOT, Farm, finish, left
 from tests.support.patience import MINUTE, eventually
+from tests.support.pool import Pool
 from tests.support.servers import Served
 
 OUTPUT = b"what somebody else wants others to get"
@@ -152,6 +154,37 @@ def test_the_door_keeps_a_result_only_for_the_action_that_the_job_has_run(farm: 
             assert call.result(MINUTE).status.code == 0
             assert (client.cached(Digest.of(wanted.blobs()[0])) is not None, change) == (kept, change)
             assert client.cached(victim) is None, change
+
+
+def test_a_door_says_which_settings_of_another_door_keep_it_from_keeping_a_result(pool: Pool, cas: str) -> None:
+    """The door that made the job has gone, and the one whose client joined it would have made another."""
+    first = Farm(pool, cas)
+    first.stop()
+    bot = first.bot()
+    differing = (
+        f"bots_reach: there {first.address}, here ADDRESS; mounts: there /usr /bin /lib /lib64 /etc/alternatives, "
+    )
+    for settings, said, kept in (
+        ({"mounts": ("/usr",)}, [f"{differing}here /usr"], False),
+        ({"bots_token_file": "/t", "bots_reach": first.address}, ["bots_token_file: there unset, here /t"], False),
+        ({"bots_reach": first.address}, [], True),
+    ):
+        first.start()
+        other = Farm(pool, cas, **settings)
+        with other.client() as client, capture_logs() as logs:
+            digest = client.upload(work().blobs())[0]
+            with first.client() as gone:
+                next(gone.execute(digest))
+            joined = client.execute(digest)
+            next(joined)
+            first.stop()
+            finish(bot, *first.given(bot), exit_code=0, result=forged())
+            (*_, last) = joined
+            assert response_of(last).status.code == 0
+            assert (client.cached(digest) is not None) == kept
+        other.stop()
+        told = [each["differing"] for each in logs if each["event"].startswith("a door with other settings")]
+        assert [each.replace(other.address, "ADDRESS") for each in told] == said
 
 
 def test_only_successes_whose_outputs_are_there_are_kept(farm: Farm) -> None:

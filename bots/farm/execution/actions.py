@@ -21,6 +21,15 @@ from schema.requests import DEFAULT_INSTANCE, JobRequest
 from schema.validation import ACTION_KEY, FARM, MAX_TIMEOUT, OF_FARM
 
 PROGRAM = "leasehold-action"
+#: The options of `leasehold-action` that doors give it, and the settings of the door from which they come.
+SETTINGS = {
+    "--cas": "bots_reach",
+    "--ca": "bots_ca",
+    "--token-file": "bots_token_file",
+    "--cert": "bots_cert",
+    "--key": "bots_key",
+    "--mount": "mounts",
+}
 #: Exit code with which `leasehold-action` says that it could not run the action, so that another try may help.
 NOT_RUN = 70
 #: Exit codes of a bot that cannot start `leasehold-action`, where it is not installed as it should be.
@@ -166,6 +175,39 @@ def runs(payload: Mapping[str, Any], expected: JobRequest) -> bool:
     A single word more, such as a variable of the environment, could make the runner do something else.
     """
     return bool(payload == expected.normal()["payload"])
+
+
+def other_settings(payload: Mapping[str, Any], expected: JobRequest) -> Mapping[str, tuple[str, str]]:
+    """Return the settings in which the door that has made a job differs from this one: by name, its values and ours.
+
+    Nothing if the job differs in more than that: then it is not the job of this action.
+    """
+    ours = expected.normal()["payload"]
+    if _without_options(payload) != _without_options(ours):
+        return {}
+    theirs, own = _options(payload["command"]), _options(ours["command"])
+    differing = [name for name in sorted({*theirs, *own}) if theirs.get(name) != own.get(name)]
+    if not all(name in SETTINGS for name in differing):
+        return {}
+    return {SETTINGS[name]: (_told(theirs, name), _told(own, name)) for name in differing}
+
+
+def _without_options(payload: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A payload whose command has lost what may differ between doors."""
+    command = payload.get("command")
+    return {**payload, "command": [*command[:2], *command[-1:]] if isinstance(command, list) else command}
+
+
+def _options(command: Sequence[str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for word in command[2:-1]:
+        name, _, value = str(word).partition("=")
+        found.setdefault(name, []).append(value)
+    return found
+
+
+def _told(options: Mapping[str, Sequence[str]], name: str) -> str:
+    return " ".join(options.get(name, ())) or "unset"
 
 
 def _seconds(action: Any) -> float | None:

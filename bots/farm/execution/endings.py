@@ -25,6 +25,7 @@ from bots.farm.storage import trees
 from bots.farm.storage.upstream import Digest, Missing, Upstream, parsed
 from bots.gateway.long_poll import LongPolls, PollTopic
 from bots.gateway.workers import WorkerPool
+from schema.requests import JobRequest
 
 #: Seconds between two looks at a job whose wake-up may be lost, beside those of the topic.
 LOOK_AGAIN = 600.0
@@ -166,13 +167,13 @@ class Endings:
     async def _keep(self, job: str, ended: Ended, result: Any) -> None:
         """Store the result of the action that the job has really run. What cannot be stored runs again next time."""
         try:
-            wanted = await self.derived(ended)
-            if wanted is None:
-                _log.error("a job does not run the action that it names, so its result is not kept", job=job)
-            elif wanted.cacheable:
+            found = await self._expected(ended)
+            if found is None or not actions.runs(ended.payload, found[1]):
+                _tell_why_not(job, ended, found)
+            elif found[0].cacheable:
                 if absent := await trees.looked(self._upstream, trees.missing_outputs(result)):
                     raise Missing(*absent[:3])
-                await self._upstream.store(wanted.digest, result)
+                await self._upstream.store(found[0].digest, result)
         except (Missing, BadInput, grpc.aio.AioRpcError) as error:
             _log.warning("the result of an action is not kept", job=job, reason=str(error)[:300])
 
@@ -181,12 +182,31 @@ class Endings:
 
         Raises Missing, BadInput, grpc.aio.AioRpcError.
         """
+        found = await self._expected(ended)
+        return None if found is None or not actions.runs(ended.payload, found[1]) else found[0]
+
+    async def _expected(self, ended: Ended) -> tuple[actions.Runnable, JobRequest] | None:
+        """Return the action that a job names, and the job that this door makes of it; None if it names none."""
         digest = actions.digest_of(ended.payload)
         if digest is None:
             return None
         wanted = await read_action(self._upstream, digest)
-        expected = actions.request(wanted, self._settings, address=self._address)
-        return wanted if actions.runs(ended.payload, expected) else None
+        return wanted, actions.request(wanted, self._settings, address=self._address)
+
+
+def _tell_why_not(job: str, ended: Ended, expected: tuple[actions.Runnable, JobRequest] | None) -> None:
+    """Log why the result of a job is not kept for the action that it names."""
+    differing = {} if expected is None else actions.other_settings(ended.payload, expected[1])
+    if not differing:
+        _log.error("a job does not run the action that it names, so its result is not kept", job=job)
+        return
+    told = "; ".join(f"{name}: there {theirs}, here {ours}" for name, (theirs, ours) in differing.items())
+    _log.warning(
+        "a door with other settings has made this job, so this door does not keep its result: "
+        "give all doors of the pool the same in [farm]",
+        job=job,
+        differing=told,
+    )
 
 
 async def cached_result(upstream: Upstream, lookup: Any) -> Any:
