@@ -43,14 +43,21 @@ EXECUTION, OPERATIONS = f"/{API}.Execution/", "/google.longrunning.Operations/"
 STOP_WITHIN = 5.0
 #: Seconds between two looks whether the storage of this door still runs.
 LOOK_EVERY = 0.5
+#: Calls that may wait until the door begins with them.
+MOST_PENDING = 100_000
 #: Clients send batches of at most `capabilities.MOST_BATCH`, so larger messages only take memory.
 SERVER_OPTIONS = (
     *(each for each in CHANNEL_OPTIONS if each[0] != "grpc.max_receive_message_length"),
     ("grpc.max_receive_message_length", 2 * capabilities.MOST_BATCH),
     ("grpc.so_reuseport", 0),
+    # When a door starts again, all clients call at once. gRPC would end much of what exceeds 1,000 calls, and all that
+    # is not begun after 30 s, with CANCELLED, at which clients give up.
+    ("grpc.server.max_pending_requests", MOST_PENDING),
+    ("grpc.server.max_pending_requests_hard_limit", MOST_PENDING),
+    ("grpc.server_max_unrequested_time_in_server", 300),
 )
 #: Pieces of database work that may wait, and seconds for which a verified token is remembered.
-QUEUE, REMEMBER_TOKENS = 10_000, 5.0
+QUEUE, REMEMBER_TOKENS = 100_000, 5.0
 
 
 class Door:

@@ -20,7 +20,7 @@ from bots.protocol import MAX_REASON, LeaseReport, OpenSession, Outcome
 from bots.sync.call import Due
 from bots.sync.leases import JOB_ID
 from schema.states import LeaseState
-from schema.validation import FARM, OF_FARM, PRIORITY_MAX, PRIORITY_MIN
+from schema.validation import FARM, MAX_UNITS, OF_FARM, PRIORITY_MAX, PRIORITY_MIN
 
 _BOT, _LEASE = remote_workers_pb2.BotStatus, remote_workers_pb2.LeaseState
 #: The type of an action's result and of its digest, in leases.
@@ -83,8 +83,8 @@ def opening(asked: Any, *, instance: str | None) -> OpenSession:
     configs = {each.key: each.value for each in asked.worker.configs}
     return OpenSession(
         bot=asked.bot_id,
-        capacity=_number(configs, "capacity", 1, least=0),
-        priority=max(PRIORITY_MIN, min(_number(configs, "priority", 0, least=None), PRIORITY_MAX)),
+        capacity=_number(configs, "capacity", 1, least=0, most=MAX_UNITS),
+        priority=_number(configs, "priority", 0, least=PRIORITY_MIN, most=PRIORITY_MAX),
         properties=offered | {FARM: [OF_FARM]},
         exclusive=[FARM],
         instance=instance,
@@ -92,13 +92,14 @@ def opening(asked: Any, *, instance: str | None) -> OpenSession:
     )
 
 
-def _number(configs: Mapping[str, str], name: str, default: int, *, least: int | None) -> int:
+def _number(configs: Mapping[str, str], name: str, default: int, *, least: int, most: int) -> int:
     try:
         found = int(configs.get(name, default))
     except ValueError:
-        found = None
-    if found is None or (least is not None and found < least):
-        raise BadInput(f"bot_session.worker.configs.{name}", f"'{escaped(configs[name], 40)}' is no such number")
+        found = least - 1
+    if not least <= found <= most:
+        reason = f"'{escaped(configs[name], 40)}' is no whole number from {least} to {most}"
+        raise BadInput(f"bot_session.worker.configs.{name}", reason)
     return found
 
 

@@ -89,7 +89,7 @@ def test_what_a_worker_offers_is_that_of_its_first_device_and_never_its_own_word
     found = leases.opening(asked, instance=None)
     assert found.properties == {"a": ["2", "1"], "leasehold.farm": ["action"]}
     assert (found.exclusive, found.capacity, found.priority) == (["leasehold.farm"], 1, 0)
-    for key, value in (("capacity", "-1"), ("capacity", "many"), ("priority", "1.5")):
+    for key, value in (("capacity", "-1"), ("capacity", "many"), ("priority", "1.5"), ("priority", "1001")):
         bad = remote_workers_pb2.BotSession(bot_id="w1")
         bad.worker.configs.add(key=key, value=value)
         with pytest.raises(BadInput, match=f"configs.{key}: '{value}'"):
