@@ -29,7 +29,7 @@ help:
 	@echo "make bench-targets   what the documents promise about speed, each beside its contender; 40 minutes"
 	@echo "make chaos   random faults on a whole pool under load; MINUTES=10 SEED=1 choose how long and which"
 	@echo "make chaos-tasks   kill processes under 5,000 tasks with effects; SEED=1 chooses which; ten minutes"
-	@echo "make chaos-farm   kill processes of a farm under 5,000 actions; SEED=1 chooses which"
+	@echo "make chaos-farm   kill processes of a farm under 5,000 actions; ACTIONS=500 SEED=1 choose how many and which"
 	@echo "make chaos-graph   kill processes under a graph of 500 nodes that fails and goes on ten times; some minutes"
 	@echo "make life    a year of a small pool on a virtual clock, with faults and changes; YEARS=1 SEED=1; some hours"
 	@echo "make starts  50 times four tasks on a bot of four: the longest delay from defer to start; two minutes"
@@ -99,7 +99,7 @@ chaos-tasks: $(STAMP)
 	$(BIN)/python -m ops.chaos.tasks.run $(if $(SEED),--seed $(SEED))
 
 chaos-farm: $(STAMP)
-	$(BIN)/python -m ops.chaos.farm.run $(if $(SEED),--seed $(SEED))
+	$(BIN)/python -m ops.chaos.farm.run --actions $(or $(ACTIONS),5000) $(if $(SEED),--seed $(SEED))
 
 chaos-graph: $(STAMP)
 	$(BIN)/python -m ops.chaos.tasks.graphs $(if $(SEED),--seed $(SEED))
