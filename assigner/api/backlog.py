@@ -112,7 +112,8 @@ async def release(request: Request, body: Annotated[HoldRequest, Read], caller: 
 async def requeue(request: Request, body: Annotated[RequeueRequest, Read], caller: Caller) -> models.RequeueAnswer:
     """Release held jobs, and make a new job like each one that failed, died or was cancelled. Others stay.
 
-    A final job does not change; the history of the new job names it. 404 only if none of the ids exists. 409
+    A final job does not change; the history of the new job names it. With `where`, jobs that were requeued before are
+    left out; with `ids` each gets another new job. 404 only if none of the ids exists. 409
     `queue_full` if a label or an instance would have more queued jobs than its limit; this call changes nothing then.
     """
     reason, named = _reason(body.reason), body.named()
@@ -128,6 +129,7 @@ async def requeue(request: Request, body: Annotated[RequeueRequest, Read], calle
                 key=key,
                 reason=reason,
                 actor=caller.actor,
+                repeat=body.where is None,
             )
 
         ids, following = _chosen(connection, caller, body, named, {JobState.PARKED, *REQUEUEABLE})
@@ -135,8 +137,13 @@ async def requeue(request: Request, body: Annotated[RequeueRequest, Read], calle
         jobs = []
         for given in ids:
             job = found.get(given)
-            state, successor, changed = (job.state, job.successor, job.changed) if job else (None, None, False)
-            jobs.append(models.RequeuedJob(id=given, state=state, job=successor, changed=changed))
+            jobs.append(
+                models.RequeuedJob(id=given, state=None, job=None, changed=False)
+                if job is None
+                else models.RequeuedJob(
+                    id=given, state=job.state, job=job.successor, changed=job.changed, left_out=job.left_out
+                )
+            )
         return models.RequeueAnswer(jobs=jobs, next=following)
 
     answer: models.RequeueAnswer = await request.app.state.run(work)

@@ -190,6 +190,7 @@ class RequeuedJob(HeldJob):
     job: str | None = Field(
         description="job that will run now: a new job for a final one, else the same; null = the job succeeded"
     )
+    left_out: bool = Field(default=False, description="true: of a filter, and it was requeued before, as `job`")
 
 
 class RequeueAnswer(SelectedAnswer):

@@ -16,6 +16,8 @@ from bots.cli.waiting import finish
 from schema import readable, validation
 from schema.readable import plural, tell
 
+#: The most lines of which the number is not told after them: all of these are still on the screen.
+SCREEN = 20
 _reason = click.option("--reason", metavar="TEXT", help="Kept in the jobs' history and the audit log.")
 
 
@@ -75,10 +77,14 @@ def release(caller: Caller, /, chosen: Chosen, reason: str | None) -> None:
 def requeue(caller: Caller, /, chosen: Chosen, key: str | None, reason: str | None, wait: bool) -> None:
     """Queue jobs again: release held ones, and submit a copy of each one that failed, died or was cancelled.
 
-    For operators.
+    --all leaves out what was requeued before. For operators.
     """
     with caller.client() as client:
         answers = client.backlog.requeue(chosen.jobs(client), key=key, reason=reason)
+        if left_out := [job for job in answers if job.get("left_out")]:
+            was = "was" if len(left_out) == 1 else "were"
+            again = "`leasehold requeue ID` copies one again"
+            tell(f"{plural(len(left_out), 'job')} {was} left out: requeued before; {again}")
         if not wait:
             _print_results(caller, answers, _successor)
             return
@@ -86,7 +92,7 @@ def requeue(caller: Caller, /, chosen: Chosen, key: str | None, reason: str | No
         if not caller.json:
             _print(answers, _successor)
         _refuse_absent(answers)
-        jobs = [job["job"] for job in answers if job["job"] is not None]
+        jobs = [job["job"] for job in answers if job["job"] is not None and not job.get("left_out")]
         if not jobs:
             raise LeaseholdError("there is nothing to wait for: no job is to be run again")
         finish(client, jobs, caller=caller, timeout=None)
@@ -156,12 +162,14 @@ def _print_results(caller: Caller, answers: Sequence[Record], story: Callable[[R
 def _print(answers: Sequence[Record], story: Callable[[Record], str]) -> None:
     if not answers:
         tell("no job that this could change passes the filter")
-    told = [job for job in answers if job["state"] is not None]
+    told = [job for job in answers if job["state"] is not None and not job.get("left_out")]
     names = [job["id"] for job in told]
     if story is _successor and sys.stdout.isatty():
         names = readable.short_ids(names)  # so that two ids have room in a line
     for name, job in zip(names, told, strict=True):
         output.line("", f"{name} {story(job)}")
+    if len(told) > SCREEN:
+        tell(f"{plural(len(told), 'job')} in all")
 
 
 def _refuse_absent(answers: Sequence[Record]) -> None:

@@ -1,6 +1,6 @@
 """nothing -> queued: a new job like one that is over, which stays what it is."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from leasehold.errors import Conflict, Forbidden
@@ -61,6 +61,30 @@ CROSS JOIN LATERAL unnest(a.job_ids, a.public_ids, a.created, a.same) WITH ORDIN
     AS s (job_id, public_id, created, same, nth)
 JOIN old o ON o.n = s.nth - 1
 """)
+
+
+# The newest job that was made like each of these, by the index of origins; without those that the same key has made.
+COPIES = Statement("""
+SELECT o.name, c.public_id
+FROM unnest(CAST(:names AS uuid[])) AS o (name)
+CROSS JOIN LATERAL (
+    SELECT j.public_id, j.instance FROM job_payloads w JOIN jobs j ON j.id = w.job_id
+    WHERE w.origin->>'from' = CAST(o.name AS text) ORDER BY w.job_id DESC LIMIT 1) c
+WHERE NOT EXISTS (
+    SELECT FROM submit_keys k
+    WHERE k.instance = c.instance AND k.key = 'requeue:' || CAST(:key AS text) || ':' || CAST(o.name AS text))
+""")
+TAKE_TURN = Statement("SELECT pg_advisory_xact_lock(hashtext('leasehold.requeue'))")
+
+
+def copies(connection: Connection, names: Collection[str], *, key: str | None) -> dict[str, str]:
+    """Return the newest job that was made like each of these jobs, by public ids, unless this key has made one.
+
+    Who asks takes turns with others until the end of the transaction, so that none of them makes a copy unseen.
+    """
+    connection.execute(TAKE_TURN)
+    rows = connection.execute(COPIES, {"names": list(names), "key": key})
+    return {str(row.name): str(row.public_id) for row in rows}
 
 
 class Successor(NamedTuple):

@@ -199,6 +199,8 @@ job_payloads = Table(
     Column("submitted_by", Text),
     Column("origin", JSONB),
     PrimaryKeyConstraint("job_id"),
+    # Which job was made like which: few are.
+    Index("job_payloads_like", text("(origin->>'from')"), postgresql_where=text("(origin->>'from') IS NOT NULL")),
 )
 
 #: The condition of a legal key, without a bound on the repetition as in `name_form`.

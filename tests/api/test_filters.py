@@ -195,6 +195,13 @@ def test_what_passes_the_filter_is_changed_and_nothing_else(operator: httpx.Clie
     new = [job["job"] for job in again["jobs"]]
     assert states(operator) == before | {one: "cancelled", two: "cancelled"} | dict.fromkeys(new, "queued")
     assert [operator.get(f"/v1/jobs/{job}").json()["metadata"] for job in new] == [{"build": "1"}] * 2
+    for key, changed, left_out in (("k", [False] * 2, [False] * 2), ("l", [False] * 2, [True] * 2)):
+        (once,) = act(operator, "requeue", where=OF_BUILD, key=key)
+        told = [(job["job"], job["changed"], job["left_out"]) for job in once["jobs"]]
+        assert told == [*zip(new, changed, left_out, strict=True)], "a filter makes no second copy"
+    (copied,) = operator.post("/v1/jobs/requeue", json={"ids": [one]}).json()["jobs"]
+    assert copied["job"] not in (None, *new)
+    assert copied["changed"], "an id does"
 
 
 def test_an_act_takes_bounded_calls_and_no_new_jobs(operator: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -166,10 +166,11 @@ SAME = (
 )  # fmt: skip
 
 
-def requeue(pool: Pool, *jobs: str, key: str | None = None, ceiling: int | None = None) -> list[Requeued]:
-    return pool.database.run(
-        lambda c: hold.requeue(c, jobs, instances=None, ceiling=ceiling, key=key, reason=None, actor="test")
-    )
+def requeue(
+    pool: Pool, *jobs: str, key: str | None = None, ceiling: int | None = None, repeat: bool = True
+) -> list[Requeued]:
+    given: dict[str, Any] = {"instances": None, "ceiling": ceiling, "key": key, "reason": None, "actor": "test"}
+    return pool.database.run(lambda c: hold.requeue(c, jobs, **given, repeat=repeat))
 
 
 def payload(pool: Pool, job: str) -> Any:
@@ -238,13 +239,15 @@ def test_one_key_makes_one_new_job_and_another_key_another(pool: Pool) -> None:
     assert len({job.successor for job in [*first, *requeue(pool, one, key="other"), *requeue(pool, one)]}) == 4
 
 
-@pytest.mark.parametrize("commit", [True, False])
-def test_of_two_requeues_with_one_key_only_one_makes_a_job(pool: Pool, race: Race, commit: bool) -> None:
+@pytest.mark.parametrize(("commit", "repeat"), [(True, True), (False, True), (True, False), (False, False)])
+def test_of_two_requeues_with_one_key_or_by_filters_only_one_makes_a_job(
+    pool: Pool, race: Race, commit: bool, repeat: bool
+) -> None:
     (job,) = pool.submit()
     cancel(pool, job)
     with race.first() as first:
-        (ahead,) = requeue(first, job, key="again")
-        late = race.second(lambda: requeue(pool, job, key="again"), behind=first)
+        (ahead,) = requeue(first, job, key="again", repeat=repeat)
+        late = race.second(lambda: requeue(pool, job, key="again" if repeat else "other", repeat=repeat), behind=first)
         first.decide(commit)
         (found,) = outcome(late)
     assert found.changed is not commit
@@ -297,7 +300,7 @@ def test_requeueing_over_the_wire_is_safe_to_repeat_and_audited(operator: httpx.
     first, again = (operator.post("/v1/jobs/requeue", json=body).json()["jobs"] for _ in range(2))
     assert (first[0]["state"], first[0]["changed"], again[0]["changed"]) == ("cancelled", True, False)
     assert first[0]["job"] == again[0]["job"] != job
-    assert first[1] == {"id": "nonsense", "state": None, "changed": False, "job": None}
+    assert first[1] == {"id": "nonsense", "state": None, "changed": False, "job": None, "left_out": False}
     (event,) = operator.get(f"/v1/jobs/{first[0]['job']}").json()["events"]
     assert event["details"] == {"from": job}
     assert audited(database).count("jobs.requeue") == 2
@@ -323,6 +326,19 @@ def test_the_command_tells_the_new_ids_and_waits_for_them_if_there_are_any(
     assert [job["id"] for job in json.loads(capsys.readouterr().out)] == [OTHER]
     assert [asked.body["ids"] for asked in stands.asked[1:]] == [[ONE], [OTHER]]
     assert stands.asked[1].body["key"] == "k"
+    many = [{"id": ONE, "state": "dead", "changed": True, "job": OTHER}] * 21
+    for answers, said in ((many, "21 jobs in all\n"), (many[:20], "")):
+        stands.script = in_turn(Answer({"jobs": answers}))
+        call("requeue", ONE)
+        assert capsys.readouterr().err == said
+    del stands.asked[:]
+    before = {"id": ONE, "state": "dead", "changed": False, "job": OTHER, "left_out": True}
+    stands.script = in_turn(Answer({"jobs": [before], "next": None}))
+    call("requeue", "--all", "--label", "x")
+    told = capsys.readouterr()
+    assert (told.out, told.err) == (
+        "", "1 job was left out: requeued before; `leasehold requeue ID` copies one again\n"
+    )  # fmt: skip
     for state, error in (("succeeded", LeaseholdError), (None, NotFound)):
         stands.script = in_turn(Answer({"jobs": [{"id": ONE, "state": state, "changed": False, "job": None}]}))
         with pytest.raises(error, match="it does not wait; nothing was changed" if state else "."):

@@ -8,7 +8,7 @@ from leasehold.states import FINAL, JobState
 from schema.moves import cancel
 from schema.moves.cancel import Submission
 from schema.moves.graph_retry import retry_nodes
-from schema.moves.submit_again import LOCK_AGAINST_RETENTION, check_ceiling, submit_again
+from schema.moves.submit_again import LOCK_AGAINST_RETENTION, check_ceiling, copies, submit_again
 from schema.postgres.connection import Connection
 from schema.postgres.statements import Statement
 from schema.predicates import IN_FRONT, READY_CONSTRAINED, STILL_READY
@@ -293,12 +293,14 @@ class Requeued:
 
     `successor` is the job that is to be run now: the new one, or the job itself while it is not over. It is None for a
     job that succeeded. `changed` is false when nothing had to be done, or an earlier call with the same key did it.
+    `left_out`: the job is over and was requeued before, as `successor`, and is not again.
     """
 
     public_id: str
     state: str | None
     successor: str | None
     changed: bool
+    left_out: bool = False
 
 
 def requeue(
@@ -310,15 +312,16 @@ def requeue(
     key: str | None,
     reason: str | None,
     actor: str,
+    repeat: bool = True,
 ) -> list[Requeued]:
     """Release held jobs, and make a new job like each one that failed, died or was cancelled; it stays what it is.
 
     The new job of a node goes on with its graph (`graph_retry`). A node has none while one that it depends on has
     failed and does not run again. Only jobs of `instances` are seen, None means all. The same `key` (at most 150 bytes)
-    makes no second job of the same one. At most 500 answers, in the order of `public_ids`, which must be UUIDs. Raises
-    Forbidden if a new job would be more urgent than `ceiling` (None: any may be), QueueFull if a label or an instance
-    has no room for its new
-    jobs, Conflict `key_reused` if somebody submitted another job with the key that this one makes; nothing is changed
+    makes no second job of the same one. Without `repeat`, jobs that were requeued before are left out. At most 500
+    answers, in the order of `public_ids`, which must be UUIDs. Raises Forbidden if a new job would be more urgent than
+    `ceiling` (None: any may be), QueueFull if a label or an instance has no room for its new jobs, Conflict
+    `key_reused` if somebody submitted another job with the key that this one makes; nothing is changed
     then.
     """
     known = cancel.find_submissions(connection, public_ids, instances=instances)
@@ -330,6 +333,8 @@ def requeue(
         if submission.job_id in kept
     }
     over = {name: known[name].job_id for name, state in states.items() if state in REQUEUEABLE}
+    before = {} if repeat or not over else copies(connection, over, key=key)
+    over = {name: job_id for name, job_id in over.items() if name not in before}
     check_ceiling({name: kept[job_id].priority for name, job_id in over.items()}, ceiling)
     # Submitting comes first: it waits for equal keys and equal new rows, which nobody waits for who has locked jobs.
     again = dict[str, tuple[str | None, bool]](
@@ -339,11 +344,12 @@ def requeue(
     if others:
         made = submit_again(connection, others, key=key, actor=actor)
         again |= {name: (each.public_id, each.created) for name, each in made.items()}
-    waiting = cancel.wanted_job_ids(known[name] for name in states if name not in over)
+    again |= {name: (copy, False) for name, copy in before.items()}
+    waiting = cancel.wanted_job_ids(known[name] for name in states if name not in again)
     held = release_held(connection, waiting, reason=reason, actor=actor)
 
     answers = dict.fromkeys(public_ids, (None, None, False)) | {
-        name: (states[name], *again[name]) if name in over else _kept(name, *held[known[name].job_id])
+        name: (states[name], *again[name], name in before) if name in again else _kept(name, *held[known[name].job_id])
         for name in states
     }
     return [Requeued(public_id, *answers[public_id]) for public_id in public_ids]
