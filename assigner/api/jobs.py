@@ -20,6 +20,7 @@ from starlette.responses import Response
 
 from assigner.admission.rules import RULES, Rules
 from assigner.api import (
+    builds,
     graphs,
     metadata,
     models,
@@ -475,6 +476,7 @@ ROUTERS = (
     router,
     results.router,
     metadata.router,
+    builds.router,
     graphs.router,
     schedules.router,
     pool_samples.router,

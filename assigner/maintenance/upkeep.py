@@ -117,7 +117,7 @@ class UpkeepSettings(BaseModel):
 
     keep_succeeded: succeeded jobs, and finished graphs without any job left.
     keep_failed, keep_cancelled: jobs that ended so.
-    keep_dead: dead jobs, and the log of evictions, which is kept for at least a day.
+    keep_dead: dead jobs, what builds have asked for, and the log of evictions, which is kept for at least a day.
     keep_keys: keys that callers gave their submits, from the submit on. Those that clients made are kept for an hour.
     keep_gone_bots: bots without a session, counted from the start of their last one; drained bots are kept.
     keep_audit: audit rows.
@@ -267,6 +267,7 @@ class Upkeep(Rounds):
             "old evictions": partial(
                 retention_moves.delete_old_evictions, age=max(settings.keep_dead, DAY), limit=LIMIT
             ),
+            "old builds": partial(retention_moves.delete_old_builds, age=settings.keep_dead, limit=LIMIT),
             "old blames": partial(retention_moves.delete_old_blames, age=DAY, limit=LIMIT),
             "old lost attempts": partial(retention_moves.delete_old_lost_attempts, age=DAY, limit=LIMIT),
             "old audit": partial(retention_moves.delete_old_audit, age=settings.keep_audit, limit=LIMIT),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from nicegui import ui
 from starlette.responses import Response
 
-from bots.console import graphs, pool, schedules, settings_tables
+from bots.console import builds, graphs, pool, schedules, settings_tables
 from bots.console.jobs import job, job_list
 from bots.console.operator_pages import bots, health, policy, preemptions, tenants
 from bots.console.view import Link, View
@@ -29,6 +29,7 @@ PAGES = (
     Page("/", "Pool", pool.show),
     Page("/jobs", "Jobs", job_list.show),
     Page("/graphs", "Graphs", graphs.show_graphs),
+    Page("/builds", "Builds", builds.show),
     Page("/schedules", "Schedules", schedules.show),
     Page("/bots", "Bots", bots.show_bots, of_operators=True),
     Page("/tenants", "Tenants", tenants.show, of_operators=True),

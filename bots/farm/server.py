@@ -5,6 +5,7 @@ import signal
 import ssl
 import subprocess
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -16,6 +17,7 @@ from google.protobuf.empty_pb2 import Empty
 from leasehold.errors import BadInput, LeaseholdError
 
 from bots.farm.execution import operations
+from bots.farm.execution.builds import Builds
 from bots.farm.execution.endings import Endings
 from bots.farm.execution.jobs import Jobs, Submit, Why
 from bots.farm.execution.streams import Execution
@@ -95,17 +97,19 @@ class Door:
         channel = open_channel(settings.cas, credentials_of_storage(settings))
         server = grpc.aio.server(options=SERVER_OPTIONS)
         address = listen(server, settings)
-        polls, endings, watches, sessions, handlers = self._parts(channel, settings.bots_reach or address)
+        polls, endings, watches, builds, sessions, handlers = self._parts(channel, settings.bots_reach or address)
         server.add_generic_rpc_handlers(_by_service(handlers))
         await server.start()
         on_ready(settings.bots_reach if settings.is_everywhere and settings.bots_reach else address)
-        watching = None if watches is None else asyncio.create_task(watches.run())
+        loops = [asyncio.create_task(each.run()) for each in (watches, builds) if each is not None]
         happened = await until
-        if watching is not None:
-            watching.cancel()
+        for each in loops:
+            each.cancel()
         polls.end()
         await server.stop(STOP_WITHIN)
         await endings.close()
+        with suppress(Exception):
+            await builds.write()
         sessions.close()
         await polls.close()
         await channel.close()
@@ -113,7 +117,7 @@ class Door:
 
     def _parts(
         self, channel: grpc.aio.Channel, address: str
-    ) -> tuple[LongPolls, Endings, Watches | None, BotSessions, dict[str, grpc.RpcMethodHandler]]:
+    ) -> tuple[LongPolls, Endings, Watches | None, Builds, BotSessions, dict[str, grpc.RpcMethodHandler]]:
         pools, timing, metrics = worker_pools(self._database, queue=QUEUE), self._timing, GatewayMetrics()
         workers, bots = pools.callers, pools.bots
         upstream = Upstream(channel, instance=self._settings.cas_instance)
@@ -125,6 +129,7 @@ class Door:
             upstream, workers, jobs, polls, self._settings, metrics=self.metrics, address=address, why=self._why
         )
         watches = None if abandoned is None else Watches(workers, seconds=abandoned, sync=timing.sync)
+        builds = Builds(workers)
         execution = Execution(
             upstream,
             endings,
@@ -134,6 +139,7 @@ class Door:
             self._settings,
             watches=watches,
             metrics=self.metrics,
+            builds=builds,
             address=address,
             sync=timing.sync,
         )
@@ -160,7 +166,7 @@ class Door:
         passed = passthrough.handlers(
             channel, admit, instance=self._settings.cas_instance, most=self._settings.blob_calls
         )
-        return polls, endings, watches, sessions, passed | own
+        return polls, endings, watches, builds, sessions, passed | own
 
 
 def listen(server: grpc.aio.Server, settings: FarmSettings) -> str:

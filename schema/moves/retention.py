@@ -217,6 +217,11 @@ OLD_EVICTIONS = Statement("""
 DELETE FROM evictions WHERE at < now() - make_interval(secs => :age)
     AND id = ANY (ARRAY(SELECT id FROM evictions ORDER BY id LIMIT :limit FOR UPDATE SKIP LOCKED))
 """)
+OLD_BUILDS = Statement("""
+DELETE FROM builds WHERE (instance, invocation) IN (
+    SELECT instance, invocation FROM builds WHERE seen_at < now() - make_interval(secs => :age)
+    ORDER BY seen_at LIMIT :limit FOR UPDATE SKIP LOCKED)
+""")
 OLD_AUDIT = Statement("""
 DELETE FROM audit WHERE at < now() - make_interval(secs => :age)
     AND id = ANY (ARRAY(SELECT id FROM audit ORDER BY id LIMIT :limit FOR UPDATE SKIP LOCKED))
@@ -417,6 +422,11 @@ def delete_unused_kinds(connection: Connection, *, age: float, limit: int) -> in
 def delete_old_evictions(connection: Connection, *, age: float, limit: int) -> int:
     """Delete evictions older than `age` seconds among the `limit` oldest; returns how many."""
     return connection.execute(OLD_EVICTIONS, {"age": age, "limit": limit}).rowcount
+
+
+def delete_old_builds(connection: Connection, *, age: float, limit: int) -> int:
+    """Delete builds that asked for nothing for `age` seconds, the oldest `limit`; returns how many."""
+    return connection.execute(OLD_BUILDS, {"age": age, "limit": limit}).rowcount
 
 
 def delete_old_audit(connection: Connection, *, age: float, limit: int) -> int:

@@ -346,6 +346,23 @@ job_followers = Table(
     Index("job_followers_of_job", "job_id"),
 )
 
+# What clients of the farm door have asked for, by the invocation that they name: actions answered from the cache, that
+# have joined a job, and that have made one.
+builds = Table(
+    "builds",
+    metadata,
+    Column("instance", Integer, nullable=False),
+    Column("invocation", Text, nullable=False),
+    Column("tool", Text, nullable=False),
+    Column("cached", BigInteger, nullable=False),
+    Column("joined", BigInteger, nullable=False),
+    Column("made", BigInteger, nullable=False),
+    Column("began_at", TIME, nullable=False),
+    Column("seen_at", TIME, nullable=False),
+    PrimaryKeyConstraint("instance", "invocation"),
+    Index("builds_by_age", "seen_at"),
+)
+
 # Until when submissions count that do so only while a client watches them.
 submission_watches = Table(
     "submission_watches",

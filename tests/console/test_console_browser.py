@@ -223,7 +223,7 @@ def test_an_operator_drains_a_bot_and_a_submitter_sees_none(person: Person, show
         person.page.wait_for_selector(f"dd .badge:text-is('{status}')")
         person.page.wait_for_selector(f".acts > button:text-is('{button}')", state="hidden")
     person.log_in(shown.ours, "/bots/b1")
-    assert person.page.locator("nav.top a").all_inner_texts() == ["Pool", "Jobs", "Graphs", "Schedules"]
+    assert person.page.locator("nav.top a").all_inner_texts() == ["Pool", "Jobs", "Graphs", "Builds", "Schedules"]
     assert "for operators" in person.page.inner_text(".problem")
     assert "b1" not in person.page.inner_text("main")
 

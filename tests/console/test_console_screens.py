@@ -5,11 +5,14 @@ from typing import Any
 
 import pytest
 
+from schema.accounting import builds
 from tests.support.http import submitted
 from tests.support.patience import MINUTE
 from tests.support.screens.console import Console, Person
 from tests.support.servers import Bot
 
+#: The invocation of a build.
+BUILD = "146439a8-93c0-47ca-b3cd-f556905a3135"
 #: Widths of the screens, in pixels.
 TELEPHONE, SCREEN = 420, 1400
 #: What axe-core judges: good practice and the rules of WCAG 2.2 in the levels A and AA, and of these again what depends
@@ -48,17 +51,21 @@ def paths(shown: Console) -> dict[str, str]:
         )
         nodes = [{"node": n, "command": ["make", f"part-{n}"], "after": [n - 1] if n > 1 else []} for n in range(1, 6)]
         graph = http.post("/v1/graphs", json={"name": "nightly", "nodes": nodes}).json()["id"]
+        submitted(http, {"command": ["true"], "metadata": {"invocation": BUILD}, "label": "a"})
         http.put("/v1/schedules/s", json={"cron": "0 3 * * *", "job": {"command": ["true"]}})
     with shown.served.client(shown.operator) as http:
         answer = http.put("/v1/quotas/default/ours?create=true", json={"min": 3, "max": 17})
         assert answer.status_code == 200, answer.text
         http.put("/v1/rates/compiler", json={"per_second": 12.5, "burst": 19})
+    asked = builds.Asked("bazel 7.1.0", 0.0, cached=1207, joined=3, made=418)
+    shown.served.database.run(lambda connection: builds.count(connection, [("ours", BUILD, asked)], now=61.0))
     Bot(shown.served)
     Bot(shown.served, "b2", version="0.1.9")
     return {
         "/": "main:has(td a:text-is('ours')):has(.chart text:text-is('JST'))",
         "/jobs": "tbody tr:nth-child(2)",
         "/graphs": "td a:text-is('nightly')",
+        "/builds": "main:has(td a:text-is('bazel 7.1.0')):has(td .badge:text-is('running'))",
         "/schedules": "text='0 3 * * * UTC'",
         "/bots": "main:has(td a:text-is('b1')) p:text-is('2 versions: 0.1.9 (1), not known (1)')",
         "/tenants": "tr:has(td a:text-is('ours')):has(td.drawn:visible):has-text('17')",

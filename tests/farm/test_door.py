@@ -18,6 +18,7 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 from leasehold.errors import BadInput, Forbidden, NotReady
 
 from assigner.api.submission import submit_completed
+from assigner.queries import builds
 from bots.farm.client import Work, response_of
 from bots.farm.execution.jobs import Jobs
 from bots.farm.execution.request_metadata import HEADERS
@@ -233,6 +234,9 @@ def test_an_action_that_no_bot_takes_ends_with_the_reason_and_a_build_is_found_b
         (*_, last) = streams[1]
         assert response_of(last).status.code == code_pb2.CANCELLED
     farm.stop()
+    (build,) = pool.database.run(lambda connection: builds.newest(connection, instances=None, instance=None, limit=9))
+    counted = ("invocation", "cached", "joined", "made", "waiting", "running", "failed", "cancelled", "bots")
+    assert [build[each] for each in counted] == ["build-7", 0, 0, 2, 0, 0, 1, 1, 0]
 
 
 @pytest.mark.skipif(not runs_actions(), reason="no buildbox-run, or no sandbox by bubblewrap")

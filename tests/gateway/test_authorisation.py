@@ -55,6 +55,7 @@ GET PUT PATCH DELETE    /v1/schedules/{name}              submitter operator
 POST                    /v1/schedules/{name}/run          submitter operator
 POST                    /v1/schedules/{name}/plan         submitter operator
 POST                    /v1/schedules/apply               submitter operator
+GET                     /v1/builds                        submitter operator
 GET                     /v1/metadata                      submitter operator
 GET                     /v1/metadata/summary              submitter operator
 GET                     /v1/status                        submitter operator
@@ -356,13 +357,14 @@ FOREIGN: tuple[tuple[str, str, dict[str, Any] | None], ...] = (
     ("POST", "/v1/schedules/ours/run?instance={instance}", {"key": "k"}),
     ("POST", "/v1/schedules/apply", {"app": "a", "schedules": [{"name": "s", "instance": "{instance}", **SCHEDULE}]}),
     ("GET", "/v1/metadata?key=team&instance={instance}", None),
+    ("GET", "/v1/builds?instance={instance}", None),
     ("GET", "/v1/samples?scope=instance:{instance}", None),
     ("GET", "/v1/metadata/summary?metadata=team%3Dours&instance={instance}", None),
 )
 #: Routes of submitters that name no job, graph or instance by its id or name. Short forms have a test of their own.
 GENERAL = {("GET", "/v1/status"), ("GET", "/v1/labels"), ("POST", "/v1/jobs/find")}
 #: What a submitter lists without saying of which instance.
-LISTS = ("/v1/jobs", "/v1/graphs", "/v1/schedules", "/v1/metadata?key=team", "/v1/labels")
+LISTS = ("/v1/jobs", "/v1/graphs", "/v1/schedules", "/v1/metadata?key=team", "/v1/labels", "/v1/builds")
 
 
 def alike(

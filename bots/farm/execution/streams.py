@@ -16,6 +16,7 @@ from google.rpc import code_pb2
 from leasehold.errors import BadInput, Forbidden
 
 from bots.farm.execution import actions
+from bots.farm.execution.builds import Builds
 from bots.farm.execution.endings import Endings, Gone, cached_result, read_action
 from bots.farm.execution.jobs import Found, Jobs, News
 from bots.farm.execution.outcome import STAGES
@@ -54,11 +55,12 @@ class Execution:
         *,
         watches: Watches | None,
         metrics: DoorMetrics,
+        builds: Builds,
         address: str,
         sync: float,
     ) -> None:
         self._upstream, self._endings, self._workers, self._jobs = upstream, endings, workers, jobs
-        self._watches, self._metrics = watches, metrics
+        self._watches, self._metrics, self._builds = watches, metrics, builds
         self._identity, self._settings, self._address, self._sync = identity, settings, address, sync
         self._cancelling: set[asyncio.Task[None]] = set()
 
@@ -78,6 +80,7 @@ class Execution:
                 result = await self._stored_late(_lookup(asked), digest)
             if result is not None:
                 self._metrics.answered("cached", told)
+                self._builds.note(instance, told, "cached")
                 response = remote_execution_pb2.ExecuteResponse(result=result, cached_result=True)
                 made = _operation(operation_name(instance, f"cached-{digest.hash}"), digest, None, response)
                 yield bytes(made.SerializeToString())
@@ -88,7 +91,9 @@ class Execution:
             wanted, self._settings, address=self._address, instance=instance, priority=priority, metadata=kept
         )
         found = await self._submitted(caller, wanted, job)
-        is_over = self._metrics.answered("new" if found.created else "joined", told)
+        answer = "new" if found.created else "joined"
+        is_over = self._metrics.answered(answer, told)
+        self._builds.note(instance, told, answer)
         async for each in self._followed(found, digest):
             yield each
         is_over()

@@ -1,0 +1,55 @@
+"""Builds: what clients of the farm door have asked for, counted by the invocation that they name.
+
+The jobs of a build have the invocation as metadata. What came from the cache has no job, so it is counted here alone.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from schema.postgres.connection import Connection
+from schema.postgres.statements import Statement
+
+# In the order of the key, so that two doors do not lock each other.
+_COUNT = Statement("""
+INSERT INTO builds AS b (instance, invocation, tool, cached, joined, made, began_at, seen_at)
+SELECT i.id, g.invocation, g.tool, g.cached, g.joined, g.made, now() - make_interval(secs => g.age), now()
+FROM unnest(CAST(:instances AS text[]), CAST(:invocations AS text[]), CAST(:tools AS text[]),
+    CAST(:cached AS bigint[]), CAST(:joined AS bigint[]), CAST(:made AS bigint[]), CAST(:ages AS double precision[]))
+    AS g (instance, invocation, tool, cached, joined, made, age)
+JOIN instances i ON i.name = g.instance ORDER BY 1, 2
+ON CONFLICT (instance, invocation) DO UPDATE SET
+    cached = b.cached + excluded.cached, joined = b.joined + excluded.joined, made = b.made + excluded.made,
+    tool = CASE WHEN excluded.tool = '' THEN b.tool ELSE excluded.tool END, seen_at = excluded.seen_at
+""")
+
+
+@dataclass
+class Asked:
+    """What one build has asked for since it was written last. It is filled while clients ask.
+
+    tool: that the client names. began: seconds, by the clock that `count` is told. cached, joined, made: actions that
+    the cache answered, that joined a job, and that made one.
+    """
+
+    tool: str
+    began: float
+    cached: int = 0
+    joined: int = 0
+    made: int = 0
+
+
+def count(connection: Connection, builds: Sequence[tuple[str, str, Asked]], *, now: float) -> None:
+    """Add what builds have asked for; each comes with its instance and invocation. Unknown instances are left out."""
+    each = [asked for _, _, asked in builds]
+    connection.execute(
+        _COUNT,
+        {
+            "instances": [instance for instance, _, _ in builds],
+            "invocations": [invocation for _, invocation, _ in builds],
+            "tools": [asked.tool for asked in each],
+            "cached": [asked.cached for asked in each],
+            "joined": [asked.joined for asked in each],
+            "made": [asked.made for asked in each],
+            "ages": [now - asked.began for asked in each],
+        },
+    )
