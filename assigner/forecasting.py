@@ -16,8 +16,12 @@ of the answer because nobody knows how many jobs will come, are the scale of err
 The interval is that of split conformal prediction (Vovk, Gammerman and Shafer 2005; Lei et al. 2018): of n past
 forecasts the k-th smallest error, k = ceil((n + 1) * 0.9), is an upper bound for the next one in nine of ten cases, if
 it is like them. Errors count in units of the forecast's own scale, so that those of long and short waits are alike.
-Jobs that wait at the same time are late together, so some errors count as one, and k is greater. The answer itself is
-not corrected by past errors: when the load changes they are those of another load.
+Jobs that wait at the same time are late together, so some errors count as one, and k is greater.
+
+What is told as the middle is the mean of three answers: that of the formula, the jobs ahead divided by how fast jobs
+ended lately, and what the last jobs of the instance waited. Each has a weight that is the inverse square of its mean
+error in the past (Bates and Granger 1969), and the formula twice as much. So where a simple guess does better, that one
+counts. None of them is corrected by its past errors: when the load changes these are those of another load.
 """
 
 import math
@@ -40,6 +44,10 @@ ALIKE = 4
 #: The part of the units that jobs which come later never take for ever, and of a time by which it may be wrong because
 #: other jobs come than lately.
 NOT_TAKEN, UNCERTAIN = 0.1, 0.25
+#: Seconds that are added to a wait before an error is divided by it, and the least such error.
+SHORT, LEAST_ERROR = 10.0, 1e-3
+#: The weight of the formula beside an equally good guess: it alone sees what changes.
+OF_FORMULA = 2.0
 #: Halvings after which a median is near enough; and a ratio of the squared mean to the variance above which it is the
 #: mean within 2 %.
 HALVINGS, NARROW = 30, 25.0
@@ -88,17 +96,21 @@ class Forecast:
     """When a job will start: within `upper` seconds in nine of ten cases, half of the time within `seconds`.
 
     If that is not known both are None, and `reason` says why. misses_deadline: it would end later than it has to.
+    earliest: seconds before which it does not start in any case; None = it may start now.
     """
 
     seconds: float | None = None
     upper: float | None = None
     reason: str | None = None
     misses_deadline: bool = False
+    earliest: float | None = None
 
     @property
     def sentence(self) -> str:
         """It in words."""
         if self.seconds is None or self.upper is None:
+            if self.earliest is not None:
+                return f"in {duration(self.earliest)} at the earliest; more is not known, because {self.reason}"
             return f"not known, because {self.reason}"
         late = "; it would miss its deadline" if self.misses_deadline else ""
         if self.upper < AT_ONCE:
@@ -194,22 +206,78 @@ def _normal(value: float) -> float:
     return math.erfc(-value / math.sqrt(2.0)) / 2.0
 
 
+@dataclass(frozen=True)
+class Guesses:
+    """Seconds until a start by three ways: the formula, the rate at which jobs end, and what the last jobs waited.
+
+    by_rate, by_waits: None if nobody knows.
+    """
+
+    formula: float
+    by_rate: float | None
+    by_waits: float | None
+
+    @property
+    def each(self) -> tuple[float | None, ...]:
+        """All three."""
+        return self.formula, self.by_rate, self.by_waits
+
+
+def guess(standing: Standing, formula: float, *, per_second: float, waited: float | None, age: float) -> Guesses:
+    """Return the three guesses for a job.
+
+    per_second: jobs that end a second. waited: seconds for which the last jobs of its instance waited, None if nobody
+    knows. age: seconds for which it has waited itself. A job for which units are free starts at once by all of them.
+    """
+    if formula <= 0.0:
+        return Guesses(0.0, 0.0, 0.0)
+    ahead = standing.own.jobs + sum(each.jobs for each in standing.others)
+    by_rate = (ahead + 1) / per_second if per_second > 0.0 else None
+    by_waits = None if waited is None else max(0.0, waited - age)
+    low = standing.earliest
+    return Guesses(formula, *(None if each is None else max(low, each) for each in (by_rate, by_waits)))
+
+
+def weigh(guesses: Guesses, past: Sequence[tuple[Guesses, float]]) -> float:
+    """Return the mean of the guesses, after the earlier guesses of `past` and the seconds until these starts.
+
+    A guess with fewer than ENOUGH earlier ones has no weight; where no other has any, it is that of the formula.
+    """
+    weights = list[tuple[float, float]]()
+    factor = OF_FORMULA
+    for now, *before in zip(guesses.each, *(each.each for each, _ in past), strict=True):
+        errors = [
+            abs(then - waited) / (waited + SHORT)
+            for then, (_, waited) in zip(before, past, strict=True)
+            if then is not None
+        ]
+        if now is not None and len(errors) >= ENOUGH:
+            weights.append((now, factor * max(sum(errors) / len(errors), LEAST_ERROR) ** -2.0))
+        factor = 1.0
+    if len(weights) < 2:
+        return guesses.formula
+    return sum(each * weight for each, weight in weights) / sum(weight for _, weight in weights)
+
+
 def score(prediction: Prediction, waited: float) -> float:
     """Return how far a prediction was off, in units of its scale; positive if the job started later."""
     return (waited - prediction.seconds) / prediction.scale
 
 
-def promise(prediction: Prediction, scores: Sequence[float], *, deadline: float | None = None) -> Forecast:
+def promise(
+    prediction: Prediction, scores: Sequence[float], *, middle: float | None = None, deadline: float | None = None
+) -> Forecast:
     """Return the forecast after the scores of past predictions, the newest first.
 
-    deadline: the latest start that is in time, in seconds. With fewer than ENOUGH scores it is not known. Of all scores
-    and the newest ones, those count that promise less: so a promise is soon longer when waits become longer.
+    middle: the seconds in which half of such jobs start; None = what the formula says. deadline: the latest start that
+    is in time, in seconds. With fewer than ENOUGH scores it is not known. Of all scores and the newest ones, those
+    count that promise less: so a promise is soon longer when waits become longer.
     """
     if len(scores) < ENOUGH:
         return Forecast(reason=TOO_LITTLE_PAST)
     bound = max(_bound(scores, len(scores) / ALIKE), _bound(scores[:RECENT], min(len(scores), RECENT)))
     upper = max(0.0, prediction.seconds + bound * prediction.scale)
-    seconds = min(prediction.seconds, upper)
+    seconds = min(prediction.seconds if middle is None else middle, upper)
     return Forecast(seconds, upper, None, deadline is not None and seconds > deadline)
 
 

@@ -4,8 +4,8 @@ The gates are those of `explain`. One that opens when leases end, such as bots w
 about. One that time opens delays the start. Any other keeps the start unknown.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from leasehold.states import WAITING
 from pydantic import BaseModel, Field
@@ -22,10 +22,10 @@ from assigner.admission.gates import (
 from assigner.admission.rules import RULES, Rules
 from assigner.explain import gates as explained_gates
 from assigner.explain.gates import GateVerdict
-from assigner.forecasting import Ahead, Forecast, Prediction, Standing
+from assigner.forecasting import Ahead, Forecast, Guesses, Prediction, Standing
 from schema import predicates
 from schema.accounting import forecasts
-from schema.accounting.forecasts import MOST_AHEAD, Place, Stored, Times
+from schema.accounting.forecasts import MOST_AHEAD, Past, Place, Stored, Times
 from schema.accounting.quotas import EVICTION_COOLDOWN, Cooldown
 from schema.diagnostics import evidence as evidence_reads
 from schema.postgres.connection import Connection
@@ -47,6 +47,10 @@ class StartForecast(BaseModel):
 
     seconds: float | None = Field(description="seconds from now until half of the jobs like it have started")
     upper_seconds: float | None = Field(description="seconds from now until 9 of 10 of the jobs like it have started")
+    earliest_seconds: float | None = Field(
+        default=None,
+        description="seconds from now before which it does not start in any case; unset = it may start now",
+    )
     reason: str | None = Field(description="why no time is known")
     misses_deadline: bool = Field(description="true: it would end after its deadline")
     sentence: str
@@ -57,6 +61,7 @@ class StartForecast(BaseModel):
         return cls(
             seconds=told.seconds,
             upper_seconds=told.upper,
+            earliest_seconds=told.earliest,
             reason=told.reason,
             misses_deadline=told.misses_deadline,
             sentence=told.sentence,
@@ -65,17 +70,19 @@ class StartForecast(BaseModel):
 
 @dataclass(frozen=True)
 class Foreseen:
-    """A forecast, with what it was made from: the job's place, the formula's answer, and how many past forecasts."""
+    """A forecast, with what it was made from: the job's place, the formula's answer, all guesses, and how many past
+    forecasts."""
 
     place: Place
     forecast: Forecast
     prediction: Prediction | None = None
+    guesses: Guesses | None = None
     past: int = 0
 
     @property
     def stored(self) -> Stored:
         """What is stored of it."""
-        place, made, told = self.place, self.prediction, self.forecast
+        place, made, told, guesses = self.place, self.prediction, self.forecast, self.guesses
         return Stored(
             id=place.id,
             cohort=place.cohort,
@@ -84,6 +91,8 @@ class Foreseen:
             past=self.past,
             predicted=None if made is None else made.seconds,
             scale=None if made is None else made.scale,
+            by_rate=None if guesses is None else guesses.by_rate,
+            by_waits=None if guesses is None else guesses.by_waits,
             seconds=told.seconds,
             upper=told.upper,
             reason=told.reason,
@@ -110,16 +119,28 @@ def foresee(
         own = explained_gates.judge_each_constraints(connection, [job_id], rules).get(job_id, ())
         judged = explained_gates.judge_gates(found, own)
     place = forecasts.place(connection, job_id)
-    scores = _scores(connection, place)
+    past = _past(connection, place)
+    earliest = max((_opens_in(gate) or 0.0 for gate in judged if gate.is_open is False), default=0.0)
     blocked = [gate for gate in explained_gates.by_cause(judged) if _opens_in(gate) is None]
     if blocked:
-        return Foreseen(place, Forecast(reason=_because(blocked)), past=len(scores))
-    standing = _standing(connection, place, judged)
+        return Foreseen(place, Forecast(reason=_because(blocked), earliest=earliest or None), past=len(past))
+    times = forecasts.times(connection, place.cohort)
+    standing = _standing(connection, place, judged, times, earliest)
     if isinstance(standing, str):
-        return Foreseen(place, Forecast(reason=standing), past=len(scores))
+        return Foreseen(place, Forecast(reason=standing, earliest=earliest or None), past=len(past))
     made = forecasting.predict(standing)
     latest = None if place.deadline is None else place.deadline - standing.seconds
-    return Foreseen(place, forecasting.promise(made, scores, deadline=latest), made, len(scores))
+    guesses = forecasting.guess(
+        standing,
+        made.seconds,
+        per_second=sum(each.per_second for each in times.values()),
+        waited=times[place.instance].waited if place.instance in times else None,
+        age=place.age,
+    )
+    before = [(Guesses(each.predicted, each.by_rate, each.by_waits), each.waited) for each in past]
+    scores = [forecasting.score(Prediction(each.predicted, each.scale), each.waited) for each in past]
+    told = forecasting.promise(made, scores, middle=forecasting.weigh(guesses, before), deadline=latest)
+    return Foreseen(place, replace(told, earliest=earliest or None), made, guesses, len(past))
 
 
 def of_job(
@@ -154,9 +175,10 @@ def _opens_in(gate: GateVerdict) -> float | None:
     return None if opens_in is None else float(opens_in)
 
 
-def _standing(connection: Connection, place: Place, judged: Sequence[GateVerdict]) -> Standing | str:
+def _standing(
+    connection: Connection, place: Place, judged: Sequence[GateVerdict], times: Mapping[int, Times], earliest: float
+) -> Standing | str:
     """Where the job stands, or why that is not known."""
-    times = forecasts.times(connection, place.cohort)
     if not times:
         return NO_LEASES
     ahead = forecasts.ahead(connection, place)
@@ -174,7 +196,6 @@ def _standing(connection: Connection, place: Place, judged: Sequence[GateVerdict
     own, _ = ahead.get(place.instance, (0, None))
     later = forecasts.later(connection, place)
     rivals = {name: most for found in (ahead, later) for name, (_, most) in found.items() if name != place.instance}
-    earliest = max((_opens_in(gate) or 0.0 for gate in judged if gate.is_open is False), default=0.0)
     paces = [gate.evidence["per_second"] for gate in judged if "per_second" in gate.evidence]
     seconds = place.runs or mine.seconds
     return Standing(
@@ -192,10 +213,10 @@ def _standing(connection: Connection, place: Place, judged: Sequence[GateVerdict
     )
 
 
-def _scores(connection: Connection, place: Place) -> list[float]:
-    """The errors of past forecasts of jobs like it: of its instance and class, else its instance, else its cohort."""
+def _past(connection: Connection, place: Place) -> Sequence[Past]:
+    """Past forecasts of jobs like it: of its instance and class, else its instance, else its cohort."""
     found = forecasts.past(connection, place, of_instance=True)
     like = [each for each in found if each.job_class == place.job_class]
-    if len(like) < forecasting.ENOUGH:
-        like = found if len(found) >= forecasting.ENOUGH else forecasts.past(connection, place, of_instance=False)
-    return [forecasting.score(Prediction(each.predicted, each.scale), each.waited) for each in like]
+    if len(like) >= forecasting.ENOUGH:
+        return like
+    return found if len(found) >= forecasting.ENOUGH else forecasts.past(connection, place, of_instance=False)

@@ -122,7 +122,8 @@ def _backoff(job: JobEvidence) -> GateVerdict:
     if job.starts_in > 0:
         starts_in, at = round(float(job.starts_in), 3), job.queued_at.astimezone(UTC)
         sentence = f"it starts at {at:%Y-%m-%d %H:%M:%S} UTC at the earliest, in {duration(starts_in)}"
-        facts = {"rest_seconds": rest, "considered": 0, "attempts": job.attempts, "starts_at": at.isoformat()}
+        # A queue that rests is woken by a bot with room: only the job itself surely waits.
+        facts = {"rest_seconds": starts_in, "considered": 0, "attempts": job.attempts, "starts_at": at.isoformat()}
         return _verdict(job, predicates.BACKOFF, sentence, remedy=f"wait {duration(starts_in)}", **facts)
     if _open(job, predicates.BACKOFF):
         sentence = "it does not rest" if not job.considered else f"its rest after {looks} is over"

@@ -368,7 +368,8 @@ def _starts(forecast: Record | None) -> str | None:
     if forecast is None:
         return None
     if forecast["seconds"] is None:
-        return "not known"
+        earliest = forecast.get("earliest_seconds")
+        return "not known" if earliest is None else f"in {seconds(earliest)} at the earliest"
     return f"in {seconds(forecast['seconds'])}, 90% within {seconds(forecast['upper_seconds'])}"
 
 

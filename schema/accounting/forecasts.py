@@ -27,6 +27,8 @@ MOST_BOTS = 2000
 MOST_QUEUES = 1000
 #: The newest ended jobs from which times of leases are taken, and seconds for which a time is used without new ones.
 NEWEST, USED_FOR = 2000, 7 * 86400.0
+#: Seconds over which it is counted how fast jobs end, and the last jobs of an instance whose waits are told.
+RATE_OF, LAST = 300.0, 10
 #: The most past forecasts that one is made from; the newest jobs among which a pass looks for waiting ones; and the
 #: forecasts whose jobs have not started, above which no further ones are stored.
 MOST_PAST, LOOKED_AT, MOST_OPEN = 400, 2000, 2000
@@ -44,7 +46,8 @@ STILL_WAITS = Statement("SELECT EXISTS (SELECT FROM jobs WHERE id = :id AND stat
 PLACE = Statement("""
 SELECT j.id, j.queue, j.cohort, j.instance, j.platform, j.units, j.rank, j.queued_at, i.pool, q.max_quota,
     coalesce(q.usage, 0) AS usage, coalesce(g.terms->>'job_class', '') AS class,
-    extract(epoch FROM t.deadline - now())::double precision AS deadline, coalesce(t.seconds, c.seconds) AS runs
+    extract(epoch FROM t.deadline - now())::double precision AS deadline, coalesce(t.seconds, c.seconds) AS runs,
+    extract(epoch FROM now() - j.queued_at)::double precision AS age
 FROM jobs j JOIN instances i ON i.id = j.instance JOIN queues k ON k.id = j.queue
 LEFT JOIN constraint_sets g ON g.id = k.constraint_set
 LEFT JOIN job_constraints t ON t.job_id = j.id
@@ -104,29 +107,42 @@ FROM (
             AND {HEALTHY.of(bot="c")} AND {SERVES.of(bot="c", want="w")} AND c.capacity >= :units LIMIT :most) b
     WHERE o.platform = :platform LIMIT :most) able
 """)
-TIMES = Statement("SELECT instance, leases, seconds, work FROM lease_times WHERE cohort = :cohort")
+TIMES = Statement("SELECT instance, leases, seconds, work, per_second, waited FROM lease_times WHERE cohort = :cohort")
 MEASURE_TIMES = Statement("""
 WITH newest AS MATERIALIZED (
-    SELECT id FROM jobs WHERE finished_at IS NOT NULL ORDER BY finished_at DESC LIMIT :newest
+    SELECT id, queued_at, finished_at FROM jobs WHERE finished_at IS NOT NULL ORDER BY finished_at DESC LIMIT :newest
+), known AS (
+    SELECT least(:rate_of, greatest(:least_past, extract(epoch FROM now() - min(finished_at))))::double precision
+        AS seconds FROM newest
 ), measured AS (
-    SELECT l.cohort, l.instance, count(*)::integer AS leases, avg(l.seconds) AS seconds,
-        avg(l.seconds * l.units) AS work
-    FROM newest n CROSS JOIN LATERAL (
-        SELECT cohort, instance, units, extract(epoch FROM ended_at - granted_at)::double precision AS seconds
-        FROM leases WHERE job_id = n.id AND verdict IN ('succeeded', 'failed', 'error') OFFSET 0) l
-    GROUP BY l.cohort, l.instance
+    SELECT cohort, instance, count(*)::integer AS leases, avg(seconds) AS seconds, avg(seconds * units) AS work,
+        count(*) FILTER (WHERE age <= :rate_of) / (SELECT seconds FROM known) AS per_second,
+        greatest(avg(waited) FILTER (WHERE nth <= :last), 0) AS waited
+    FROM (
+        SELECT l.*, extract(epoch FROM now() - n.finished_at) AS age,
+            extract(epoch FROM l.began - n.queued_at)::double precision AS waited,
+            row_number() OVER (PARTITION BY l.cohort, l.instance ORDER BY n.finished_at DESC, n.id DESC) AS nth
+        FROM newest n CROSS JOIN LATERAL (
+            SELECT cohort, instance, units, extract(epoch FROM ended_at - granted_at)::double precision AS seconds,
+                min(granted_at) OVER () AS began
+            FROM leases WHERE job_id = n.id AND verdict IN ('succeeded', 'failed', 'error') OFFSET 0) l
+    ) each_lease
+    GROUP BY cohort, instance
 ), forgotten AS (
     DELETE FROM lease_times WHERE at < now() - make_interval(secs => :used_for)
 )
-INSERT INTO lease_times (cohort, instance, leases, seconds, work)
-SELECT cohort, instance, leases, greatest(seconds, 0), greatest(work, 0) FROM measured ORDER BY cohort, instance
+INSERT INTO lease_times (cohort, instance, leases, seconds, work, per_second, waited)
+SELECT cohort, instance, leases, greatest(seconds, 0), greatest(work, 0), per_second, waited FROM measured
+ORDER BY cohort, instance
 ON CONFLICT (cohort, instance) DO UPDATE
-SET leases = excluded.leases, seconds = excluded.seconds, work = excluded.work, at = excluded.at
+SET leases = excluded.leases, seconds = excluded.seconds, work = excluded.work, per_second = excluded.per_second,
+    waited = excluded.waited, at = excluded.at
 """)
 # Of a job that has not started and is late already, the time until now counts: it is the least that it can be. Without
 # such jobs, those that wait long would be missing.
 _PAST = """
-SELECT predicted, scale, coalesce(waited, extract(epoch FROM now() - at)::double precision) AS waited, class
+SELECT predicted, scale, coalesce(waited, extract(epoch FROM now() - at)::double precision) AS waited, class, by_rate,
+    by_waits
 FROM forecasts
 WHERE cohort = :cohort AND {among} predicted IS NOT NULL
     AND (waited IS NOT NULL OR at < now() - make_interval(secs => predicted))
@@ -160,8 +176,9 @@ WHERE j.state = 'queued' AND j.schedule_after IS NULL AND NOT EXISTS (SELECT FRO
 ORDER BY hashint8extended(j.id, :nth), j.id LIMIT :limit
 """)
 STORE = Statement("""
-INSERT INTO forecasts (job_id, cohort, instance, class, past, predicted, scale, seconds, upper, reason)
-VALUES (:id, :cohort, :instance, :job_class, :past, :predicted, :scale, :seconds, :upper, :reason)
+INSERT INTO forecasts (
+    job_id, cohort, instance, class, past, predicted, scale, by_rate, by_waits, seconds, upper, reason)
+VALUES (:id, :cohort, :instance, :job_class, :past, :predicted, :scale, :by_rate, :by_waits, :seconds, :upper, :reason)
 ON CONFLICT (job_id) DO NOTHING
 """)
 # A job that an operator has held or paused, or that ended without a start, says nothing about its forecast.
@@ -212,7 +229,7 @@ class Place:
     """A waiting job: where it stands and what it asks for.
 
     usage, max_quota: units of its instance. job_class: '' without one. deadline: seconds until it must have ended.
-    runs: seconds that it is expected to run; None if nobody knows.
+    runs: seconds that it is expected to run; None if nobody knows. age: seconds since it was queued.
     """
 
     id: int
@@ -229,30 +246,42 @@ class Place:
     job_class: str
     deadline: float | None
     runs: float | None
+    age: float
 
 
 @dataclass(frozen=True)
 class Times:
-    """What the newest leases of an instance took: their number, and the mean of their seconds and unit-seconds."""
+    """What the newest leases of an instance took: their number, and the mean of their seconds and unit-seconds.
+
+    per_second: how many ended a second lately. waited: seconds for which the last jobs waited; None if nobody knows.
+    """
 
     leases: int
     seconds: float
     work: float
+    per_second: float = 0.0
+    waited: float | None = None
 
 
 @dataclass(frozen=True)
 class Past:
-    """An earlier forecast: what the formula said, its scale, and the seconds that the job has waited since."""
+    """An earlier forecast: what the formula said, its scale, and the seconds that the job has waited since.
+
+    by_rate, by_waits: what the two simple guesses said; None if one said nothing.
+    """
 
     predicted: float
     scale: float
     waited: float
     job_class: str
+    by_rate: float | None
+    by_waits: float | None
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A forecast to be stored. predicted, scale: None if a gate was closed. reason: why no time is told."""
+    """A forecast to be stored. predicted, scale, by_rate, by_waits: None if a gate was closed, or nobody knows. reason:
+    why no time is told."""
 
     id: int
     cohort: int
@@ -261,6 +290,8 @@ class Stored:
     past: int
     predicted: float | None
     scale: float | None
+    by_rate: float | None
+    by_waits: float | None
     seconds: float | None
     upper: float | None
     reason: str | None
@@ -349,7 +380,7 @@ def room(connection: Connection, of: Place) -> tuple[int, int]:
 def times(connection: Connection, cohort: int) -> Mapping[int, Times]:
     """Return what leases of the cohort lately took, by instance."""
     rows = connection.execute(TIMES, {"cohort": cohort})
-    return {row.instance: Times(row.leases, row.seconds, row.work) for row in rows}
+    return {row.instance: Times(row.leases, row.seconds, row.work, row.per_second, row.waited) for row in rows}
 
 
 def past(connection: Connection, of: Place, *, of_instance: bool) -> list[Past]:
@@ -380,8 +411,9 @@ def store(connection: Connection, found: Sequence[Stored]) -> None:
 
 
 def measure_times(connection: Connection) -> None:
-    """Store how long leases of the newest ended jobs took, by cohort and instance."""
-    connection.execute(MEASURE_TIMES, {"newest": NEWEST, "used_for": USED_FOR})
+    """Store how long leases of the newest ended jobs took and their jobs had waited, by cohort and instance."""
+    values = {"newest": NEWEST, "used_for": USED_FOR, "rate_of": RATE_OF, "last": LAST, "least_past": LEAST_PAST}
+    connection.execute(MEASURE_TIMES, values)
 
 
 def jobs_without(connection: Connection, *, limit: int, nth: int = 0) -> Sequence[int]:

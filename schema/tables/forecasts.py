@@ -28,14 +28,16 @@ lease_times = Table(
     Column("leases", Integer, nullable=False),
     Column("seconds", Double, nullable=False),
     Column("work", Double, nullable=False),
+    Column("per_second", Double, nullable=False, server_default=text("0")),
+    Column("waited", Double),
     Column("at", TIME, nullable=False, server_default=NOW),
     PrimaryKeyConstraint("cohort", "instance"),
     CheckConstraint("leases >= 1 AND seconds >= 0 AND work >= 0", name="lease_times_positive"),
 )
 
-# `predicted` and `scale` are what the formula said, null if a gate was closed; `seconds` and `upper` what was promised,
-# null if `reason` says why not. `past` is the number of earlier forecasts that the promise was made from. `waited`:
-# seconds until the start, once there was one.
+# `predicted` and `scale` are what the formula said, null if a gate was closed; `by_rate` and `by_waits` what two simple
+# guesses said, null if nobody knew; `seconds` and `upper` what was promised, null if `reason` says why not. `past` is
+# the number of earlier forecasts that the promise was made from. `waited`: seconds until the start, once there was one.
 forecasts = Table(
     "forecasts",
     metadata,
@@ -47,6 +49,8 @@ forecasts = Table(
     Column("past", Integer, nullable=False),
     Column("predicted", Double),
     Column("scale", Double),
+    Column("by_rate", Double),
+    Column("by_waits", Double),
     Column("seconds", Double),
     Column("upper", Double),
     Column("waited", Double),

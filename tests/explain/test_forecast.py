@@ -38,6 +38,8 @@ def test_a_waiting_job_tells_when_it_will_start_or_why_nobody_knows(
 
     assert told(last[0])["reason"] == "no lease like its own has ended lately"
     pool.database.run(forecasts.measure_times)
+    (times,) = pool.rows("SELECT per_second, waited FROM lease_times")
+    assert (round(times.per_second * 60), 0 <= times.waited < 5) == (1, True), "one job in the first minute"
     assert told(last[0])["sentence"] == "not known, because too few jobs like it have started lately"
     pool.change(PAST)
     assert told(running) is None
@@ -83,6 +85,19 @@ def test_a_waiting_job_tells_when_it_will_start_or_why_nobody_knows(
     text = good("forecast")
     assert "starts in about" in text
     assert "66.7%" in text
+
+
+def test_a_job_that_starts_later_tells_its_earliest_start_although_no_more_is_known(
+    pool: Pool, operator: httpx.Client, good: Callable[[str], str]
+) -> None:
+    (later,) = pool.submit(delay=5400)
+    pool.change("UPDATE queues SET looks = 3, schedule_after = now() + interval '3 h'")
+    found = operator.get(f"/v1/jobs/{later}?forecast=true").json()["forecast"]
+    assert (found["seconds"], 5300 < found["earliest_seconds"] <= 5400) == (None, True)
+    known = r"in 1 h (29|30) min at the earliest"
+    assert re.search(f"forecast +{known}; more is not known, because ", good(f"show {later}"))
+    assert re.search(f"when +{known}; more", good(f"explain {later}"))
+    assert re.search(known, good("list --columns id,starts"))
 
 
 def test_a_job_that_cannot_be_foreseen_keeps_no_other_from_it(pool: Pool) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from assigner import forecasting
-from assigner.forecasting import Ahead, Forecast, Prediction, Standing, predict, promise, score
+from assigner.forecasting import Ahead, Forecast, Guesses, Prediction, Standing, guess, predict, promise, score, weigh
 
 #: Ten units, all busy; ten jobs of its own instance ahead; each takes one unit for a minute.
 FULL = Standing(units=10, free=0, own=Ahead(10, 60.0), others=(), work=60.0, seconds=60.0)
@@ -37,6 +37,19 @@ FULL = Standing(units=10, free=0, own=Ahead(10, 60.0), others=(), work=60.0, sec
 )  # fmt: skip
 def test_half_of_them_start_when_what_is_ahead_has_got_its_units(changed: dict[str, object], seconds: float) -> None:
     assert predict(replace(FULL, **changed)).seconds == pytest.approx(seconds, rel=0.01)
+
+
+def test_the_guess_that_was_near_counts_and_one_without_a_past_does_not() -> None:
+    made = guess(replace(FULL, others=(Ahead(9, 60.0),)), 100.0, per_second=0.5, waited=70.0, age=30.0)
+    assert made == Guesses(100.0, 40.0, 40.0)
+    assert guess(replace(FULL, earliest=50.0), 100.0, per_second=0.0, waited=70.0, age=90.0) == Guesses(
+        100.0, None, 50.0
+    )
+    assert guess(FULL, 0.0, per_second=0.5, waited=70.0, age=0.0) == Guesses(0.0, 0.0, 0.0)
+    of_rate = [(Guesses(100.0, 48.0, None), 40.0)] * 30
+    # Errors of 60 and of 8 s: the weights are as 2 and 56.
+    assert weigh(made, of_rate) == pytest.approx(42.06, abs=0.01)
+    assert weigh(made, [(Guesses(90.0, None, None), 40.0)] * 30) == weigh(made, []) == 100.0
 
 
 def test_nine_of_ten_jobs_start_within_the_promised_time_and_nothing_is_promised_after_too_few(
