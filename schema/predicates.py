@@ -26,6 +26,17 @@ class Predicate:
         return self.sql.format(headroom=headroom, **{kind: f"{row}." if row else "" for kind, row in rows.items()})
 
 
+def offered(*, platform: str, kind: str) -> str:
+    """A query of one row if bots of this kind offer what this requirement set asks for, and are open to it.
+
+    The two are compared as a pair, which fits the primary key and no other index. By its columns the row could be found
+    in the index of kinds too: while statistics are old the planner takes that for equally good, and it holds all
+    requirement sets of the kind.
+    """
+    pair = f"({platform}, {kind})"
+    return f"SELECT FROM kind_platforms o WHERE (o.platform, o.kind) >= {pair} AND (o.platform, o.kind) <= {pair}"
+
+
 # On the job, its instance and its quota. A pick need not test dependencies, because a blocked job is not queued.
 DEPENDENCIES = Predicate(
     "dependencies", "{job}state <> 'blocked'", "what it depends on in its graph has ended as it asks"
@@ -54,7 +65,7 @@ QUOTA = Predicate(
 COHORT = Predicate("cohort", "{bot}cohort IS NOT DISTINCT FROM {want}cohort", "its cohort has healthy bots")
 REQUIREMENTS = Predicate(
     "requirements",
-    "EXISTS (SELECT FROM kind_platforms o WHERE o.platform = {want}platform AND o.kind = {bot}kind OFFSET 0)",
+    f"EXISTS ({offered(platform='{want}platform', kind='{bot}kind')} OFFSET 0)",
     "a bot of the cohort offers what it requires",
 )
 SERVES = Predicate(

@@ -12,6 +12,7 @@ from schema.predicates import (
     IN_FRONT,
     PAUSED_UNTIL,
     SERVES,
+    offered,
     ready_in,
     ready_queues,
 )
@@ -59,9 +60,9 @@ _AHEAD = """
 (SELECT queue FROM jobs WHERE cohort = :cohort AND {front}
     AND (rank, queued_at, id) < (:rank, CAST(:queued_at AS timestamptz), :id)
  ORDER BY cohort, rank, queued_at, id LIMIT :most + 1)"""
-_RIVALS = """k.platform = :platform OR EXISTS (
-    SELECT FROM kind_platforms a JOIN kind_platforms b ON b.kind = a.kind
-    WHERE a.platform = :platform AND b.platform = k.platform)"""
+_RIVALS = f"""k.platform = :platform OR EXISTS (
+    SELECT FROM kind_platforms a
+    WHERE a.platform = :platform AND EXISTS ({offered(platform="k.platform", kind="a.kind")} OFFSET 0))"""
 # All jobs ahead, as instance 0, and by instance those in queues that share a kind of bots with the job's. Instances
 # that start nothing are left out.
 AHEAD = Statement(f"""

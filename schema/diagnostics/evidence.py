@@ -38,6 +38,7 @@ from schema.predicates import (
     assigner_is_placing,
     can_take,
     has_ready_jobs,
+    offered,
     ready_in,
     room_for,
 )
@@ -219,7 +220,7 @@ WITH {_WANT}, {_PRESENT}, kept AS MATERIALIZED (
     SELECT k.exclusive FROM present b JOIN kinds k ON k.id = b.kind
     JOIN (SELECT properties FROM platforms WHERE id = :platform) p
         ON offers(k.properties, p.properties)
-            AND NOT EXISTS (SELECT FROM kind_platforms o WHERE o.platform = :platform AND o.kind = k.id)
+            AND NOT EXISTS ({offered(platform="CAST(:platform AS integer)", kind="k.id")} OFFSET 0)
 )
 SELECT (SELECT count(*) FROM kept) AS bots, ARRAY(
     SELECT DISTINCT name FROM kept, unnest(exclusive) AS name

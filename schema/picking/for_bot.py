@@ -9,7 +9,7 @@ from schema.picking.pick import Asker, Pick, ReadyJob, pick_jobs
 from schema.picking.queues import PLAIN, open_queues
 from schema.postgres.connection import Connection
 from schema.postgres.statements import Statement
-from schema.predicates import COHORT, serves
+from schema.predicates import COHORT, offered, serves
 
 # The bot serves the instance. Its quota leaves the whole capacity of the bot, or this call has just returned some of it
 # (BuildGrid, proactive fetching under quotas).
@@ -33,7 +33,7 @@ _BOT = Asker(
     offered=f"""offered AS MATERIALIZED (
     SELECT q.* FROM ({_OPEN}) q
     WHERE EXISTS (
-        SELECT FROM kind_platforms o WHERE o.platform = coalesce(q.preferred, q.platform) AND o.kind = :kind OFFSET 0)
+        {offered(platform="coalesce(q.preferred, q.platform)", kind="CAST(:kind AS integer)")} OFFSET 0)
 )""",
     cohorts="{cohort} = :cohort",
     instances="(CAST(:instance AS integer) IS NULL OR {instance} = :instance)",

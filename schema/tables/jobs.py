@@ -98,6 +98,10 @@ queues = Table(
         "instance", "cohort", "platform", "units", "constraint_set", "preferred", "required",
         name="queues_key", postgresql_nulls_not_distinct=True,
     ),
+    # By this one alone queues are looked up: see `schema/sql/functions/intern_queue.sql`.
+    Index(
+        "queues_by_key", text("(ARRAY[constraint_set, platform, instance, units, cohort, preferred, required])")
+    ),
     CheckConstraint("required IS NULL OR (preferred IS NOT NULL AND platform = preferred)", name="queues_insist"),
     CheckConstraint("looks >= 0 AND (looks > 0 OR schedule_after IS NULL)", name="queues_rest_after_looks"),
     Index("queues_resting", "schedule_after", postgresql_where=text("schedule_after IS NOT NULL")),

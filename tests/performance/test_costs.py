@@ -153,9 +153,7 @@ def test_ceilings_are_looked_for_in_indexes_and_without_any_nothing_is_read(
 
 def test_for_a_queue_limit_only_the_jobs_of_the_instance_are_counted(of_operators: Database) -> None:
     with undone(of_operators, "INSERT INTO queue_limits (max_queued) VALUES (1000)") as connection:
-        connection.execute(Statement("LOAD 'auto_explain'"))
-        connection.execute(Statement("SET LOCAL auto_explain.log_nested_statements = on"))
-        with watching(connection) as watch:
+        with watching(connection, nested=True) as watch:
             connection.execute(Statement("""SELECT refuse_full_queues('[{"instance": "i-5"}]')"""))
     assert "jobs" not in watch.whole_scans(), str(watch)
     assert EACH <= watch.touched <= 2 * EACH + QUEUED // 10 + 200, str(watch)

@@ -103,8 +103,11 @@ class Watch:
 
 
 @contextmanager
-def watching(connection: Connection) -> Iterator[Watch]:
-    """Record the plan of every statement on this connection. End its transaction after the block."""
+def watching(connection: Connection, *, nested: bool = False) -> Iterator[Watch]:
+    """Record the plan of every statement on this connection. End its transaction after the block.
+
+    nested: also of the statements inside of functions. Their pages count twice then, but not their rows.
+    """
     watch = Watch()
 
     def noticed(diagnostic: psycopg.errors.Diagnostic) -> None:
@@ -113,7 +116,7 @@ def watching(connection: Connection) -> Iterator[Watch]:
         if found:
             watch.plans.append(_plan(json.loads(document)))
 
-    for setting in SETTINGS:
+    for setting in (*SETTINGS, f"SET LOCAL auto_explain.log_nested_statements = {'on' if nested else 'off'}"):
         connection.execute(Statement(setting))
     connection.session.add_notice_handler(noticed)
     try:

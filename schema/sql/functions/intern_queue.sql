@@ -1,6 +1,10 @@
 -- Return the id of a queue. Makes its row if there is none. Without constraints `of_constraint_set` is null. Without
 -- preferred properties `of_preferred` and `of_required` are.
 --
+-- The look-up compares an array, for which there is one index only, `queues_by_key`. By its columns a queue could be found
+-- in five indexes. The planner takes them for equally good while the table is small or its statistics are old, and most
+-- of them hold all queues that are alike in one thing.
+--
 -- Upkeep marks a queue without ready jobs by `idle_since`, and deletes it later if no job has it
 -- (`schema/moves/retention.py`). A transaction that finds the queue unmarked needs no lock on its row, because upkeep
 -- waits for the end of each that may have read the table before it was marked. One that finds it marked holds the row
@@ -14,22 +18,9 @@ DECLARE
     marked boolean;
 BEGIN
     LOOP
-        IF of_preferred IS NOT NULL THEN
-            SELECT q.id, q.idle_since IS NOT NULL INTO queue_id, marked FROM queues q
-            WHERE q.preferred = of_preferred AND q.cohort = of_cohort AND q.instance = of_instance
-                AND q.platform = of_platform AND q.units = of_units
-                AND q.constraint_set IS NOT DISTINCT FROM of_constraint_set
-                AND q.required IS NOT DISTINCT FROM of_required;
-        ELSIF of_constraint_set IS NULL THEN
-            SELECT q.id, q.idle_since IS NOT NULL INTO queue_id, marked FROM queues q
-            WHERE q.cohort = of_cohort AND q.instance = of_instance AND q.platform = of_platform
-                AND q.units = of_units AND q.constraint_set IS NULL AND q.preferred IS NULL AND q.required IS NULL;
-        ELSE
-            SELECT q.id, q.idle_since IS NOT NULL INTO queue_id, marked FROM queues q
-            WHERE q.cohort = of_cohort AND q.instance = of_instance AND q.platform = of_platform
-                AND q.units = of_units AND q.constraint_set = of_constraint_set AND q.preferred IS NULL
-                AND q.required IS NULL;
-        END IF;
+        SELECT q.id, q.idle_since IS NOT NULL INTO queue_id, marked FROM queues q
+        WHERE ARRAY[q.constraint_set, q.platform, q.instance, q.units, q.cohort, q.preferred, q.required]
+            = ARRAY[of_constraint_set, of_platform, of_instance, of_units, of_cohort, of_preferred, of_required];
         IF queue_id IS NOT NULL THEN
             IF NOT marked AND current_setting('transaction_isolation') = 'read committed' THEN
                 RETURN queue_id;

@@ -12,9 +12,11 @@ BEGIN
     PERFORM intern_instance(i.name) FROM (
         SELECT DISTINCT coalesce(r->>'instance', 'default') AS name FROM jsonb_array_elements(requests) r ORDER BY 1) i;
     PERFORM FROM jobs j WHERE j.id = ANY (ARRAY(
-        SELECT (SELECT s.id FROM jobs s WHERE s.instance = i.id AND s.dedup_key = r->>'dedup_key'
-                AND s.dedup_key IS NOT NULL AND s.state IN ('queued', 'parked', 'leased', 'running'))
-        FROM jsonb_array_elements(requests) r JOIN instances i ON i.name = coalesce(r->>'instance', 'default')
+        SELECT (SELECT s.id FROM jobs s
+                WHERE s.instance = (SELECT i.id FROM instances i WHERE i.name = coalesce(r->>'instance', 'default'))
+                    AND s.dedup_key = r->>'dedup_key' AND s.dedup_key IS NOT NULL
+                    AND s.state IN ('queued', 'parked', 'leased', 'running'))
+        FROM jsonb_array_elements(requests) r
         WHERE r->>'dedup_key' IS NOT NULL))
         ORDER BY j.id FOR NO KEY UPDATE;
 END $$;

@@ -13,7 +13,7 @@ LANGUAGE sql STABLE AS $$
         SELECT (r.ordinality - 1)::integer AS n, r.value AS request,
             coalesce(of_instance, r.value->>'instance', 'default') AS name
         FROM jsonb_array_elements(requests) WITH ORDINALITY r) a
-    LEFT JOIN instances i ON i.name = a.name
+    LEFT JOIN LATERAL (SELECT id FROM instances WHERE name = a.name OFFSET 0) i ON true
     LEFT JOIN LATERAL (
         SELECT s.state, s.label FROM jobs s WHERE s.instance = i.id AND s.dedup_key = a.request->>'dedup_key'
             AND s.dedup_key IS NOT NULL AND s.state IN ('queued', 'parked', 'leased', 'running') OFFSET 0) s ON true

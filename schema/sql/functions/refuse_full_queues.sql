@@ -24,8 +24,8 @@ BEGIN
         SELECT q.label, NULL AS instance_name, NULL::integer AS instance, q.max_queued
         FROM queue_limits q WHERE q.label IN (SELECT a.label FROM asked a)
         UNION ALL
-        SELECT NULL, a.name, i.id, queue_limit_of(a.name)
-        FROM (SELECT DISTINCT instance_name AS name FROM asked) a LEFT JOIN instances i ON i.name = a.name
+        SELECT NULL, a.name, (SELECT i.id FROM instances i WHERE i.name = a.name), queue_limit_of(a.name)
+        FROM (SELECT DISTINCT instance_name AS name FROM asked) a
         WHERE queue_limit_of(a.name) IS NOT NULL
         ORDER BY label, instance_name
     LOOP

@@ -19,7 +19,8 @@ BEGIN
             sha256(convert_to(((originals->(r.ordinality - 1)::integer) - 'key')::text, 'UTF8')), -r.ordinality,
             gen_random_uuid()
         FROM jsonb_array_elements(requests) WITH ORDINALITY AS r
-        JOIN instances i ON i.name = coalesce(r.value->>'instance', 'default')
+        CROSS JOIN LATERAL (
+            SELECT id FROM instances WHERE name = coalesce(r.value->>'instance', 'default') OFFSET 0) i
         WHERE r.value->>'dedup_key' IS NOT NULL AND r.value->>'key' IS NOT NULL
         ORDER BY i.id, r.value->>'key', r.ordinality
         ON CONFLICT (instance, key) DO UPDATE SET job_id = k.job_id WHERE false
@@ -31,7 +32,8 @@ BEGIN
             SELECT r.ordinality AS nth, r.value AS request, i.id AS instance, r.value->>'key' AS key,
                 intern_platform(normal_properties(coalesce(r.value->'properties', '{}'))) AS platform
             FROM jsonb_array_elements(requests) WITH ORDINALITY AS r
-            JOIN instances i ON i.name = coalesce(r.value->>'instance', 'default')
+            CROSS JOIN LATERAL (
+                SELECT id FROM instances WHERE name = coalesce(r.value->>'instance', 'default') OFFSET 0) i
             WHERE r.value->>'dedup_key' IS NOT NULL
                 AND (r.value->>'key' IS NULL OR r.ordinality = ANY (claimed))
             ORDER BY r.ordinality
@@ -63,7 +65,8 @@ BEGIN
         SELECT (r.ordinality - 1)::integer, k.job_id, k.public_id, false,
             k.request_hash = sha256(convert_to(((originals->(r.ordinality - 1)::integer) - 'key')::text, 'UTF8'))
         FROM jsonb_array_elements(requests) WITH ORDINALITY AS r
-        JOIN instances i ON i.name = coalesce(r.value->>'instance', 'default')
+        CROSS JOIN LATERAL (
+            SELECT id FROM instances WHERE name = coalesce(r.value->>'instance', 'default') OFFSET 0) i
         CROSS JOIN LATERAL (
             SELECT k.job_id, k.public_id, k.request_hash FROM submit_keys k
             WHERE k.instance = i.id AND k.key = r.value->>'key' OFFSET 0) k

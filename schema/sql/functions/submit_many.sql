@@ -252,7 +252,8 @@ BEGIN
         SELECT u.id, i.id, m.key, m.value
         FROM jsonb_array_elements(requests) WITH ORDINALITY AS r
         JOIN unnest(born_ns, born_ids) AS u (n, id) ON u.n = r.ordinality - 1
-        JOIN instances i ON i.name = coalesce(r.value->>'instance', 'default')
+        CROSS JOIN LATERAL (
+            SELECT id FROM instances WHERE name = coalesce(r.value->>'instance', 'default') OFFSET 0) i
         CROSS JOIN LATERAL jsonb_each_text(r.value->'metadata') m
         WHERE r.value ? 'metadata';
     END IF;
@@ -277,7 +278,8 @@ BEGIN
             SELECT (r.ordinality - 1)::integer, k.job_id, k.public_id, false,
                 k.request_hash = sha256(convert_to((r.value - 'key')::text, 'UTF8'))
             FROM jsonb_array_elements(originals) WITH ORDINALITY AS r
-            JOIN instances i ON i.name = coalesce(r.value->>'instance', 'default')
+            CROSS JOIN LATERAL (
+                SELECT id FROM instances WHERE name = coalesce(r.value->>'instance', 'default') OFFSET 0) i
             CROSS JOIN LATERAL (
                 SELECT k.job_id, k.public_id, k.request_hash FROM submit_keys k
                 WHERE k.instance = i.id AND k.key = r.value->>'key' OFFSET 0) k

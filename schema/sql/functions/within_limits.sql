@@ -61,7 +61,7 @@ BEGIN
             ORDER BY r.ordinality)
         FROM jsonb_array_elements(requests) WITH ORDINALITY r
         CROSS JOIN LATERAL (SELECT coalesce(of_instance, r.value->>'instance', 'default') AS name) n
-        LEFT JOIN instances i ON i.name = n.name
+        LEFT JOIN LATERAL (SELECT id FROM instances WHERE name = n.name OFFSET 0) i ON true
         LEFT JOIN service_levels l ON l.name = r.value->'own'->>'level'
         CROSS JOIN LATERAL ceiling_of(i.id, r.value->>'label') c
         LEFT JOIN LATERAL heavy_use(n.name, r.value->'terms'->>'owner') h

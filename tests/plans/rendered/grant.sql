@@ -22,7 +22,7 @@ WITH wanted AS MATERIALIZED (
     SELECT w.*, r.epoch, r.free, r.kept, r.trusted, sum(w.units) OVER upto AS upto, own.units AS own_units,
         sum(own.units) OVER upto AS own_upto
     FROM wanted w JOIN room r ON r.id = w.bot_id AND r.cohort = w.cohort
-        AND (r.instance IS NULL AND r.pool IS NULL OR r.instance = w.instance OR r.pool = w.pool) AND EXISTS (SELECT FROM kind_platforms o WHERE o.platform = w.platform AND o.kind = r.kind OFFSET 0)
+        AND (r.instance IS NULL AND r.pool IS NULL OR r.instance = w.instance OR r.pool = w.pool) AND EXISTS (SELECT FROM kind_platforms o WHERE (o.platform, o.kind) >= (w.platform, r.kind) AND (o.platform, o.kind) <= (w.platform, r.kind) OFFSET 0)
     CROSS JOIN LATERAL (
         SELECT CASE WHEN CAST(:on_kept AS boolean) AND r.kept_for = w.instance AND r.kept <= r.free
             THEN w.units ELSE 0 END) own (units)

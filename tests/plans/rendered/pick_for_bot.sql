@@ -28,7 +28,7 @@ WITH RECURSIVE room AS MATERIALIZED (SELECT CAST(:limit AS integer) AS jobs), wa
     AND (w.headroom IS NULL OR w.headroom >= :capacity OR w.instance = ANY (CAST(:returned AS integer[])))
     AND (:any OR k.schedule_after >= now() OR NOT :literal AND k.looks = 0)) q
     WHERE EXISTS (
-        SELECT FROM kind_platforms o WHERE o.platform = coalesce(q.preferred, q.platform) AND o.kind = :kind OFFSET 0)
+        SELECT FROM kind_platforms o WHERE (o.platform, o.kind) >= (coalesce(q.preferred, q.platform), CAST(:kind AS integer)) AND (o.platform, o.kind) <= (coalesce(q.preferred, q.platform), CAST(:kind AS integer)) OFFSET 0)
 ), missing AS MATERIALIZED (
     SELECT q.cohort, q.instance, q.min_quota - q.usage - coalesce(k.units, 0) AS units FROM quotas q
     LEFT JOIN (

@@ -49,7 +49,7 @@ SELECT w.queue, w.cohort, w.instance, w.platform, w.constraint_set, w.name, w.he
     EXISTS (
         SELECT FROM (SELECT * FROM roomy LIMIT 2) b
         WHERE b.cohort IS NOT DISTINCT FROM w.cohort AND b.capacity - b.in_use - CASE WHEN b.kept_for = w.instance AND b.kept_units <= b.capacity - b.in_use THEN 0 ELSE b.kept_units END > 0 AND (b.instance IS NULL AND b.pool IS NULL OR b.instance = w.instance OR b.pool = w.pool)
-            AND EXISTS (SELECT FROM kind_platforms o WHERE o.platform = w.platform AND o.kind = b.kind OFFSET 0) OFFSET 0)
+            AND EXISTS (SELECT FROM kind_platforms o WHERE (o.platform, o.kind) >= (w.platform, b.kind) AND (o.platform, o.kind) <= (w.platform, b.kind) OFFSET 0) OFFSET 0)
     OR EXISTS (
     (SELECT b.id FROM (
         SELECT kind AS offered FROM kind_platforms WHERE platform = w.platform AND (SELECT count(*) <= 1000 FROM (SELECT FROM kinds LIMIT 1001) n) AND (kind IN (SELECT f.kind FROM free_kinds f)) IS TRUE OFFSET 0) k
@@ -60,7 +60,7 @@ SELECT w.queue, w.cohort, w.instance, w.platform, w.constraint_set, w.name, w.he
     (SELECT b.id FROM ((SELECT * FROM bots WHERE free AND capacity - in_use - CASE WHEN kept_for = w.instance AND kept_units <= capacity - in_use THEN 0 ELSE kept_units END > 0 AND cohort = w.cohort AND instance IS NULL AND pool IS NULL ORDER BY cohort, kind, instance, pool LIMIT ALL)
  UNION ALL (SELECT * FROM bots WHERE free AND capacity - in_use - CASE WHEN kept_for = w.instance AND kept_units <= capacity - in_use THEN 0 ELSE kept_units END > 0 AND cohort = w.cohort AND instance = w.instance AND pool IS NULL ORDER BY cohort, kind, instance, pool LIMIT ALL)
  UNION ALL (SELECT * FROM bots WHERE free AND capacity - in_use - CASE WHEN kept_for = w.instance AND kept_units <= capacity - in_use THEN 0 ELSE kept_units END > 0 AND cohort = w.cohort AND instance IS NULL AND pool = w.pool ORDER BY cohort, kind, instance, pool LIMIT ALL)) b
-    WHERE NOT (SELECT count(*) <= 1000 FROM (SELECT FROM kinds LIMIT 1001) n) AND EXISTS (SELECT FROM kind_platforms o WHERE o.platform = w.platform AND o.kind = b.kind OFFSET 0) LIMIT 1) OFFSET 0))) AS served,
+    WHERE NOT (SELECT count(*) <= 1000 FROM (SELECT FROM kinds LIMIT 1001) n) AND EXISTS (SELECT FROM kind_platforms o WHERE (o.platform, o.kind) >= (w.platform, b.kind) AND (o.platform, o.kind) <= (w.platform, b.kind) OFFSET 0) LIMIT 1) OFFSET 0))) AS served,
     CASE WHEN row_number() OVER (ORDER BY w.queue DESC) = 1 THEN statement_timestamp() END AS now,
     (SELECT jobs FROM room) AS free_units, k.last, EXISTS (SELECT FROM backpressure) AS pressed,
     EXISTS (SELECT FROM class_reserves) AS reserved, w.queue IS NOT NULL OR EXISTS (

@@ -35,7 +35,7 @@ WITH below AS MATERIALIZED (
     CROSS JOIN LATERAL (
         SELECT jsonb_object_agg(k.id, k.kept_units) AS bots FROM bots k
         WHERE k.kept_units >= g.units AND k.kept_units > 0 AND k.kept_for = g.instance AND k.cohort = g.cohort
-            AND EXISTS (SELECT FROM kind_platforms o WHERE o.platform = g.platform AND o.kind = k.kind OFFSET 0) OFFSET 0) k
+            AND EXISTS (SELECT FROM kind_platforms o WHERE (o.platform, o.kind) >= (g.platform, k.kind) AND (o.platform, o.kind) <= (g.platform, k.kind) OFFSET 0) OFFSET 0) k
 )
 SELECT j.id, j.public_id, j.fence, j.cohort, j.instance, b.name, j.platform, j.priority, j.units, b.usage,
     b.min_quota, b.reclaim_min, extract(epoch FROM clock_timestamp() - j.queued_at) AS waited,
