@@ -32,7 +32,7 @@ from assigner.api import (
     schedules,
     submission,
 )
-from assigner.api.operators import canaries, health, policies, policy, shadows
+from assigner.api.operators import canaries, health, policies, policy, shadows, simulations
 from assigner.api.routing import CALLERS, IDS, OPERATORS, Caller, JobId, Read, problems
 from assigner.api.selection import Selection, audited, select
 from assigner.api.submission import RequestModel, SubmitRequest
@@ -487,5 +487,6 @@ ROUTERS = (
     canaries.router,
     shadows.router,
     policies.router,
+    simulations.router,
     resources.router,
 )

@@ -321,13 +321,15 @@ def _of_a_past(command: Callable[..., Any]) -> Callable[..., Any]:
 )
 @click.option("--shake", type=click.IntRange(0, 100), default=0, help="Replay so often with shaken arrivals and times.")
 @click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write the report with charts there.")
+@click.option("--title", metavar="TEXT", help="Keep the report in the pool, so that the console shows it.")
 @as_json
 @click.pass_obj
 def simulate_command(installation: "Installation", /, as_json: bool, **options: Any) -> None:
     """Let the pool's past happen again, as it is configured and under other configurations, and compare.
 
     The jobs arrive on a private pool at the times at which they arrived, and run as long as they ran. Its clock
-    is virtual: it jumps from one event to the next. The live pool is read once, and nothing is written there.
+    is virtual: it jumps from one event to the next. The live pool is read once, and nothing is written there, but
+    the report with --title.
     """
     from assigner.cli.simulations import simulate
 
@@ -363,7 +365,7 @@ def tune_command(installation: "Installation", /, as_json: bool, **options: Any)
     if options["bots"] is not None and options["trace"] is None:
         raise BadInput("--bots", "says what ran a trace: give --trace")
     own = ("since", "trace", "span", "generate", "bots", "seed", "step")
-    asked = simulate.Asked(**{name: options[name] for name in own}, from_now=None, policies=(), shake=0, html=None)
+    asked = simulate.Asked(**{name: options[name] for name in own})
     search = tune.Search(wish, options["parameters"], options["with_quotas"], options["candidates"], options["shake"])
     return tune.run(installation, asked, search, bots_of=_bots_of, as_json=as_json)
 

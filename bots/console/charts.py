@@ -1,4 +1,4 @@
-"""Line charts of pool samples, drawn as SVG by the page itself: no script and no library draws them."""
+"""Line charts of pool samples and simulations, drawn as SVG by the page itself: no script and no library draws them."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -41,18 +41,26 @@ class Chart:
     """A chart of some fields of samples, with a line for each."""
 
     def __init__(
-        self, title: str, fields: Mapping[str, str], *, most: float | None = None, durations: bool = False
+        self,
+        title: str,
+        fields: Mapping[str, str],
+        *,
+        most: float | None = None,
+        durations: bool = False,
+        colours: Mapping[str, int] = COLOURS,
     ) -> None:
         """fields: field of a sample → its name on the page. most: the figure at the top; None = as the samples need.
 
-        durations: the values are seconds, which are shown in the unit that fits them.
+        durations: the values are seconds, which are shown in the unit that fits them. colours: field → number of the
+        colour of its line.
         """
         self._title, self._fields, self._most, self._durations = title, fields, most, durations
+        self._colours = colours
         with node("figure", kind="chart"):
             self._caption = node("figcaption", title)
             with node("div", kind="key"):
                 for field, name in fields.items():
-                    node("span", f"— {name}", f"line-{COLOURS[field]}")
+                    node("span", f"— {name}", f"line-{colours[field]}")
             self._place = node("svg", viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=title)
 
     def show(self, samples: Sequence[Record], *, start: float, end: float, zone: tzinfo) -> None:
@@ -87,7 +95,7 @@ class Chart:
             for field, line in lines.items():
                 for part in parts(line, gap=3 * max(widest, 1 / MAX_POINTS)):
                     drawn = " ".join(f"{LEFT + x * (WIDTH - LEFT):.1f},{_y(value / most):.1f}" for x, value in part)
-                    node("polyline", kind=f"line-{COLOURS[field]}", points=drawn)
+                    node("polyline", kind=f"line-{self._colours[field]}", points=drawn)
             self._strips(lines, start=start, end=end, zone=zone)
 
     def _strips(
@@ -110,7 +118,7 @@ class Chart:
 
     def _told(self, lines: Mapping[str, Sequence[tuple[float, float]]]) -> str:
         last = [f"{self._fields[field]} {line[-1][1]:,g}" for field, line in lines.items() if line]
-        return f"{self._title}: " + (f"now {', '.join(last)}" if last else "no samples")
+        return f"{self._title}: " + (f"last {', '.join(last)}" if last else "no samples")
 
 
 def begun(samples: Sequence[Record], *, start: float, end: float) -> float:
@@ -122,13 +130,13 @@ def begun(samples: Sequence[Record], *, start: float, end: float) -> float:
 def points(samples: Sequence[Record], field: str, *, start: float, end: float) -> list[tuple[float, float]]:
     """Return the line of a field: the place in time from 0 to 1, and the value, per minute for what ended.
 
-    Samples that share one of `MAX_POINTS` places become one point.
+    Samples that share one of `MAX_POINTS` places become one point. A sample may lack the field.
     """
     width = (end - start) / MAX_POINTS
     merged: dict[int, list[Record]] = {}
     for sample in samples:
         place = math.floor((epoch(sample["at"]) - start) / width)
-        if 0 <= place < MAX_POINTS:
+        if 0 <= place < MAX_POINTS and field in sample:
             merged.setdefault(place, []).append(sample)
     line = []
     for place, together in sorted(merged.items()):

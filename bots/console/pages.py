@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from bots.console import builds, graphs, pool, schedules, settings_tables
 from bots.console.jobs import job, job_list
-from bots.console.operator_pages import bots, health, policy, preemptions, tenants
+from bots.console.operator_pages import bots, health, policy, preemptions, simulations, tenants
 from bots.console.view import Link, View
 
 
@@ -60,6 +60,11 @@ def register() -> None:
     def show_bot(name: str) -> None:
         with View("Bot", LINKS, of="Bots") as view:
             bots.show_bot(view, name) if view.is_operator else view.refuse()
+
+    @ui.page("/simulations/{id}")
+    def show_simulation(id: str) -> None:
+        with View("Simulation", LINKS, of="Policy") as view:
+            simulations.show_simulation(view, id) if view.is_operator else view.refuse()
 
 
 def _register(page: Page) -> None:

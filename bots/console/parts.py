@@ -17,7 +17,9 @@ MAX_TYPED = 200
 #: The most characters of a state that is shown as a badge; longer texts are coloured only.
 MAX_BADGE = 14
 #: A text that is a figure, maybe with its unit: a column of these is aligned at the right.
-FIGURE = re.compile(r"-?[\d,.]+(e[+-]\d+)?\+?( ?(%|/s|units?|(<?[\d,.]+ )?(ms|s|min|h|d)( \d+ (s|min|h))?))?|<1 ms")
+FIGURE = re.compile(
+    r"(= )?-?[\d,.]+(e[+-]\d+)?\+?( ?(%|/s|units?|(<?[\d,.]+ )?(ms|s|min|h|d)( \d+ (s|min|h))?))?|<1 ms"
+)
 #: Texts that say nothing; a narrow screen leaves them out.
 NOTHING = ("", "-", "0")
 

@@ -1,5 +1,5 @@
-"""Tables of policy versions: what decides who starts when, as it was at each change, which one is in force, and trials
-of versions on a part of the pool."""
+"""Tables of policy versions: what decides who starts when, as it was at each change, which one is in force, trials of
+versions on a part of the pool, and reports of simulations."""
 
 from sqlalchemy import (
     Boolean,
@@ -96,4 +96,14 @@ policy_canaries = Table(
         "outcome IN ('activated', 'returned', 'stopped', 'replaced')", name="policy_canaries_outcome_known"
     ),
     Index("policy_canaries_one", text("(ended_at IS NULL)"), unique=True, postgresql_where=text("ended_at IS NULL")),
+)
+
+# Reports of `leasehold simulate` that somebody has kept, as JSON. A row never changes.
+simulations = Table(
+    "simulations",
+    metadata,
+    identity(Integer),
+    Column("made_at", TIME, nullable=False, server_default=NOW),
+    Column("title", Text, nullable=False),
+    Column("report", JSONB, nullable=False),
 )

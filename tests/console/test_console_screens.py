@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from schema.accounting import builds
+from schema.accounting import builds, simulations
 from tests.support.http import submitted
 from tests.support.patience import MINUTE
 from tests.support.screens.console import Console, Person
@@ -35,6 +35,26 @@ BROKEN = """() => {
   }
   return found;
 }"""
+#: A report as `leasehold simulate --title` keeps it.
+SIMULATED = {
+    "head": ["1,035 jobs on 13 bots, 2026-01-05 00:00 to 2026-01-05 02:00 UTC", "'=': a change of no more than that."],
+    "columns": ["instance", "figure", "real", "replayed", "packed.toml"],
+    "rows": [
+        ["big", "95 %", "10 min", "9 min 58 s", "46.0 s"],
+        ["small", "median", "0 s", "0 s", "= 0 s"],
+        ["all", "in use", "45.2%", "45.1%", "45.3%"],
+    ],
+    "losers": {"packed.toml": [["2c5f4e0a1b", "small", "0 s", "at least 30.0 s"]]},
+    "since": 1767571200.0,
+    "until": 1767578400.0,
+    "charts": {
+        name: {
+            "units": {"big": [float(nth % 9) for nth in range(60)], "small": [3.5] * 60},
+            "waits": {"big": [None if nth % 7 == 0 else 600.0 - 9 * nth for nth in range(60)]},
+        }
+        for name in ("real", "replayed", "packed.toml")
+    },
+}
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +79,9 @@ def paths(shown: Console) -> dict[str, str]:
         http.put("/v1/rates/compiler", json={"per_second": 12.5, "burst": 19})
     asked = builds.Asked("bazel 7.1.0", 0.0, cached=1207, joined=3, made=418)
     shown.served.database.run(lambda connection: builds.count(connection, [("ours", BUILD, asked)], now=61.0))
+    simulated = shown.served.database.run(
+        lambda connection: simulations.keep(connection, title="More weight on capacity", report=SIMULATED, actor="test")
+    )
     Bot(shown.served)
     Bot(shown.served, "b2", version="0.1.9")
     return {
@@ -71,12 +94,13 @@ def paths(shown: Console) -> dict[str, str]:
         "/tenants": "tr:has(td a:text-is('ours')):has(td.drawn:visible):has-text('17')",
         "/preemptions": ".empty:text-is('There are none.')",
         "/limits": "main:has(tbody :text-is('19')):has(dd:text-is('0 in use, no limit'))",
-        "/policy": "tbody :text-is('serious_project')",
+        "/policy": "main:has(tbody :text-is('serious_project')):has(td a:text-is('More weight on capacity'))",
         "/health": ".empty:text-is('No assigner process and no gateway has run.')",
         "/jobs?label=none&state=failed": ".empty:visible",
         f"/jobs/{held}": ".badge",
         f"/jobs/{failed}": ".badge",
         "/bots/b1": "dd",
+        f"/simulations/{simulated}": ".chart polyline >> nth=1",
         f"/graphs/{graph}": ".drawing .box >> nth=4",
     }
 

@@ -88,6 +88,8 @@ POST                    /v1/policies/rollback             operator
 GET                     /v1/policies/shadow               operator
 POST                    /v1/policies/shadow/stop          operator
 POST                    /v1/policies/{number}/shadow      operator
+GET                     /v1/simulations                   operator
+GET                     /v1/simulations/{id}              operator
 GET                     /v1/decisions                     operator
 POST                    /v1/scores                        operator
 GET                     /v1/usage                         operator

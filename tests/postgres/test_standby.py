@@ -33,7 +33,7 @@ READ = (
         "samples/fairness",
         "graphs",
     ),
-    *("audit", "decisions", "metadata/summary?metadata=a%3Db", "metadata?key=a", "builds"),
+    *("audit", "decisions", "metadata/summary?metadata=a%3Db", "metadata?key=a", "builds", "simulations"),
 )
 POSITION = "SELECT pg_current_wal_lsn() - CAST('0/0' AS pg_lsn)"
 IN_RECOVERY = Statement("SELECT pg_is_in_recovery()")

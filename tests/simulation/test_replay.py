@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from leasehold.errors import BadInput
 
 from assigner.simulation import history
+from schema.accounting import simulations
 from schema.policy import versions
+from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
 from tests.support.pool import Pool, active, completed
 from tests.support.race import cancel
@@ -24,6 +27,8 @@ UPDATE leases l SET granted_at = now() - interval '200 s' + n.nth * interval '2 
 FROM (SELECT job_id, row_number() OVER (ORDER BY job_id) - 1 AS nth FROM leases) n WHERE n.job_id = l.job_id;
 UPDATE bots SET opened_at = now() - interval '1 h'
 """
+#: The columns of figures of the first test.
+REAL_AND_TRIED = ["real", "replayed", "other.toml", "version 1"]
 
 
 @pytest.fixture
@@ -50,10 +55,13 @@ def test_a_past_is_replayed_and_compared_with_what_was(pool: Pool, console: Cons
         "name = 'often'\ncron = '* * * * *'\njob = {command = ['true']}\n"
         "[[queues]]\nlabel = 'nightly'\nmax_queued = 1\n"
     )
-    options = ("--bots", "+1", "--shake", "1", "--html", "o.html", "--step", "1s")
+    assert console.refused("simulate", "--title", " ") == "title: must be a line of 1 to 200 bytes"
+    options = ("--bots", "+1", "--shake", "1", "--html", "o.html", "--step", "1s", "--title", "A second bot, packed")
     pool.database.run(lambda c: versions.note_change(c, actor="ann", reason=""))
     assert console.refused("simulate", "--policy", "7") == "policy: version 7 is not kept"
-    text = console.good("simulate", "--since", "5m", "--policy", "other.toml", "--policy", "1", *options)
+    done = console.run("simulate", "--since", "5m", "--policy", "other.toml", "--policy", "1", *options)
+    assert (done.returncode, done.stderr) == (0, "Kept as simulation 1, for the console.\n")
+    text = done.stdout
     head, error, _, shaken, columns, *rows = text.splitlines()
     assert head.startswith("24 jobs on 1 bot, ")
     assert "1 replay with shaken arrivals" in shaken
@@ -69,7 +77,38 @@ def test_a_past_is_replayed_and_compared_with_what_was(pool: Pool, console: Cons
     assert max(map(len, text.splitlines())) <= 120
     page = (tmp_path / "o.html").read_text()
     assert page.count("<svg") == 8, "units and waits of what was, of the replay and of two policies"
-    assert text.rstrip() in page.replace("&#x27;", "'").replace("&lt;", "<")
+    printed = text.rstrip()
+    assert printed in page.replace("&#x27;", "'").replace("&lt;", "<")
+    assert "<title>A second bot, packed</title>" in page
+    kept = pool.database.run(lambda connection: simulations.simulation(connection, 1))
+    assert kept is not None
+    assert kept.report is not None
+    assert kept.report["head"] == [head, f"{error}\n{text.splitlines()[2]}", shaken]
+    assert (len(kept.report["rows"]), kept.report["columns"][2:]) == (len(printed.splitlines()) - 5, REAL_AND_TRIED)
+    assert {(name, *sorted(kinds)) for name, kinds in kept.report["charts"].items()} == {
+        (name, "units", "waits") for name in REAL_AND_TRIED
+    }
+    assert pool.row("SELECT actor, action, subject FROM audit WHERE action = 'simulation.keep'") == (
+        "local", "simulation.keep", "1",
+    )  # fmt: skip
+
+
+def test_the_newest_hundred_reports_are_kept_and_no_other_is(pool: Pool) -> None:
+    report = {"head": [], "columns": [], "rows": [], "losers": {}, "since": 0, "until": 1, "charts": {}}
+
+    def kept(connection: Connection) -> int:
+        return simulations.keep(connection, title="a", report=report, actor="test")
+
+    numbers = [pool.database.run(kept) for _ in range(102)]
+    left = pool.database.run(simulations.simulations)
+    assert [each.id for each in left] == [*reversed(numbers)][:100]
+    assert pool.database.run(lambda c: [s.id for s in simulations.simulations(c, before=numbers[-1], limit=1)]) == [
+        numbers[-2]
+    ]
+    with pytest.raises(BadInput, match=r"report: has 4,194,3\d\d bytes, and at most 4,194,304 are kept"):
+        pool.database.run(
+            lambda c: simulations.keep(c, title="a", report={"head": ["x" * simulations.MOST_BYTES]}, actor="test")
+        )
 
 
 def test_jobs_that_retention_has_deleted_are_replayed_from_the_journal_as_they_were_from_the_tables(pool: Pool) -> None:

@@ -1,13 +1,14 @@
 """The comparison of simulated policies in words and tables."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
 import click
 
-from assigner.simulation import report
+from assigner.simulation import charts, report
 from assigner.simulation.past import Past
+from assigner.simulation.records import Records
 from assigner.simulation.report import Loser, Measured, Waits
 from assigner.simulation.runs import Outcome
 from schema.readable import duration, plural, table
@@ -15,6 +16,8 @@ from schema.readable import duration, plural, table
 #: The columns of what really happened and of its replay as configured; of a load that never was, as configured; and the
 #: name of the rows of the whole pool.
 REAL, NOW, CONFIGURED, POOL = "real", "replayed", "configured", "all"
+#: What is above the jobs that lose most under a policy, and their columns.
+OF_LOSERS, LOSERS = "Jobs that lose most under", ("job", "instance", "before", "then")
 #: Parts of the shaken replays that an interval leaves out on each side.
 TAIL = 0.05
 
@@ -40,19 +43,56 @@ class Result:
 Figure = Callable[[Measured], float | None]
 
 
-def show(result: Result) -> None:
-    """Print the whole report."""
-    for line in _head(result):
-        click.echo(line)
-    shown = {**({REAL: result.real} if result.real else {})}
+@dataclass(frozen=True)
+class Told:
+    """The report in words. head: lines above the table. losers: rows by what was tried, which have `LOSERS`."""
+
+    head: Sequence[str]
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    losers: Mapping[str, Sequence[Sequence[str]]]
+
+
+def told(result: Result) -> Told:
+    """Put a result into words."""
+    shown = {} if result.real is None else {REAL: result.real}
     shown |= {name: each.replayed.measured for name, each in result.outcomes.items()}
-    rows = [[*title, *(_cell(result, run, figure, told) for run in shown)] for title, figure, told in _rows(shown)]
-    table(["instance", "figure", *shown], rows)
+    rows = [[*title, *(_cell(result, run, figure, tell) for run in shown)] for title, figure, tell in _rows(shown)]
     ids = {job.name: job.public_id or job.name for job in result.past.jobs}
-    for name, lost in result.lost.items():
-        if lost:
-            click.echo(f"\nJobs that lose most under {name}:")
-            table(["job", "instance", "before", "then"], [_loser(each, ids) for each in lost])
+    losers = {name: [_loser(each, ids) for each in lost] for name, lost in result.lost.items() if lost}
+    return Told([*_head(result)], ["instance", "figure", *shown], rows, losers)
+
+
+def show(report: Told) -> None:
+    """Print the whole report."""
+    for line in report.head:
+        click.echo(line)
+    table(report.columns, report.rows)
+    for name, lost in report.losers.items():
+        click.echo(f"\n{OF_LOSERS} {name}:")
+        table(LOSERS, lost)
+
+
+def kept(report: Told, result: Result) -> dict[str, object]:
+    """Return what is kept of a report: its words, and the points of its charts by run, kind and instance."""
+    past = result.past
+    runs = named_runs(result)
+    names = charts.largest(runs.values())
+    return {
+        **asdict(report),
+        "since": past.since,
+        "until": past.until,
+        "charts": {
+            name: {"units": charts.units_in_use(each, names), "waits": charts.waits(each, names)}
+            for name, each in runs.items()
+        },
+    }
+
+
+def named_runs(result: Result) -> dict[str, Records]:
+    """Return what really happened, if it did, and each replay, by the names of their columns."""
+    real = {} if result.past.records is None else {REAL: result.past.records}
+    return real | {name: each.replayed.records for name, each in result.outcomes.items()}
 
 
 def _head(result: Result) -> Iterator[str]:

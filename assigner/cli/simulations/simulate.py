@@ -5,8 +5,8 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import redirect_stdout
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -23,16 +23,18 @@ from assigner.process.policies import DECLARED, merged
 from assigner.settings import COMMAND_TIMEOUT, Installation, PoolSettings
 from assigner.simulation import generated, history, plot, report, traces
 from assigner.simulation.past import Past, PastBot, onwards, with_more
-from assigner.simulation.records import Records
 from assigner.simulation.replay import BotsOf, measured_of, step_of
 from assigner.simulation.runs import Trial, run_all
+from schema.accounting import simulations
 from schema.accounting.accounts import PoolLimits
 from schema.policy import versions
 from schema.policy.versions import Content
 from schema.postgres import migrate
 from schema.postgres.engine import Database
-from schema.readable import duration
+from schema.readable import duration, tell
 
+#: Who keeps reports, as the audit tells it.
+ACTOR = "local"
 #: The options that say what is repeated.
 SOURCES = ("since", "from_now", "trace", "generate")
 #: What `--bots` is if it is not a file: a number of bots more or fewer, and the name of one that they are like.
@@ -44,19 +46,21 @@ class Asked:
     """The options of a call. One of `since`, `from_now`, `trace` and `generate` is set, or none, which means 24 hours.
 
     since, from_now, span, step: seconds. bots: a file, or bots that are added or leave, as `+5` or `-2:NAME`.
+    title: under which the report is kept in the pool; None = it is not.
     """
 
     since: float | None
-    from_now: float | None
     trace: Path | None
     span: float | None
     generate: Path | None
-    policies: Sequence[Path]
     bots: str | None
-    shake: int
     seed: int
     step: float | None
-    html: Path | None
+    from_now: float | None = None
+    policies: Sequence[Path] = ()
+    shake: int = 0
+    html: Path | None = None
+    title: str | None = None
 
     def __post_init__(self) -> None:
         """Raise BadInput for options that mean nothing together."""
@@ -81,6 +85,10 @@ def run(installation: Installation, asked: Asked, *, bots_of: Callable[[PoolSett
         plot.require()
         if not os.access(asked.html.absolute().parent, os.W_OK) or asked.html.is_dir():
             raise BadInput("--html", "cannot be written there")
+    if asked.title is not None:
+        simulations.require_title(asked.title)
+        with _pool(installation):
+            pass
     # A wrong file is told before the pool is asked.
     files = {path: _loaded(installation, path) for path in asked.policies if not _is_number(path)}
     past, tried = read(installation, asked, files)
@@ -107,15 +115,31 @@ def run(installation: Installation, asked: Asked, *, bots_of: Callable[[PoolSett
     result = comparison.Result(
         past, real, outcomes, base, error, lost, known_since=_known_since(installation.settings, past)
     )
+    told = comparison.told(result)
     if asked.html is not None:
         with redirect_stdout(io.StringIO()) as written:
-            comparison.show(result)
-        runs = {name: each.replayed.records for name, each in outcomes.items()}
-        _write(asked.html, _page(written.getvalue(), past, runs))
-    if as_json:
-        print_json(_document(result))
-    else:
-        comparison.show(result)
+            comparison.show(told)
+        title = asked.title or f"Simulation from {datetime.fromtimestamp(past.since, UTC):%Y-%m-%d %H:%M} UTC"
+        _write(asked.html, plot.page(title, written.getvalue(), comparison.named_runs(result)))
+    # What took so long is told first: it may be that it cannot be kept.
+    print_json(_document(result)) if as_json else comparison.show(told)
+    if asked.title is not None:
+        number = _keep(installation, asked.title, comparison.kept(told, result))
+        tell(f"Kept as simulation {number}, for the console.")
+
+
+@contextmanager
+def _pool(installation: Installation) -> Iterator[Database]:
+    """The live pool's database. Raises NotReady if it cannot be used as it is."""
+    with installation.database("simulate", patience=COMMAND_TIMEOUT) as database:
+        migrate.require(database)
+        yield database
+
+
+def _keep(installation: Installation, title: str, report: Mapping[str, object]) -> int:
+    """Keep a report in the pool. Raises BadInput."""
+    with _pool(installation) as database:
+        return database.run(lambda connection: simulations.keep(connection, title=title, report=report, actor=ACTOR))
 
 
 @dataclass(frozen=True)
@@ -158,8 +182,7 @@ def read(installation: Installation, asked: Asked, files: Mapping[Path, PoolSett
     base = comparison.CONFIGURED if other else comparison.NOW
     if other and len(files) == len(asked.policies):
         return other, {base: Tried(settings)} | {_title(path, files): Tried(each) for path, each in files.items()}
-    with installation.database("simulate", patience=COMMAND_TIMEOUT) as database:
-        migrate.require(database)
+    with _pool(installation) as database:
         past = other or _of_pool(database, settings, asked)
         tried = {base: Tried(settings) if other else _of_version(database, settings, None)}
         for path in asked.policies:
@@ -234,12 +257,6 @@ def tell_progress(done: int, of: int) -> None:
     """Tell a person how far it is."""
     if sys.stderr.isatty():
         click.echo(f"\r{done} of {of} replays" + ("\n" if done == of else ""), err=True, nl=False)
-
-
-def _page(text: str, past: Past, runs: Mapping[str, Records]) -> str:
-    named = {**({comparison.REAL: past.records} if past.records is not None else {}), **runs}
-    begin = datetime.fromtimestamp(past.since, UTC)
-    return plot.page(f"Simulation from {begin:%Y-%m-%d %H:%M} UTC", text, named)
 
 
 def _write(path: Path, page: str) -> None:

@@ -1,4 +1,4 @@
-"""The page of policy: settings in force, versions of them, weights that are tried, and what operators have set."""
+"""The page of policy: settings in force, versions, simulations, weights that are tried, and what operators have set."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -8,6 +8,7 @@ from leasehold.client import Client
 from leasehold.errors import BadInput, NotFound
 from nicegui import ui
 
+from bots.console.operator_pages.simulations import show_reports
 from bots.console.parts import Cell, Table, field_of, node
 from bots.console.settings_tables import Source, show_tables
 from bots.console.view import SLOW, View
@@ -40,6 +41,7 @@ def show_policy(view: View) -> None:
     """Put the page into `view`; the URL names the decision on which weights are tried."""
     _show_settings(view)
     _show_versions(view)
+    show_reports(view)
     Trial(view)
     show_tables(view, sources=RESOURCES)
 

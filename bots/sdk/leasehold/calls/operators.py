@@ -96,6 +96,20 @@ class PolicyVersion(TypedDict):
     in_force: bool
 
 
+class Simulation(TypedDict):
+    """A report of a simulation that was kept under a title. made_at: ISO 8601."""
+
+    id: int
+    made_at: str
+    title: str
+
+
+class SimulationReport(Simulation):
+    """A report with its content, as `GET /v1/simulations/{id}` tells it."""
+
+    report: dict[str, Any]
+
+
 class Canary(TypedDict):
     """The trial of a version on some cohorts or instances (`kind`). outcome: None while it runs; why: how it ended."""
 
@@ -237,6 +251,15 @@ class Operators:
         """List up to `limit` (200) versions of the policy, newest first."""
         found = self._transport.call("GET", "/v1/policies", query={"limit": limit})
         return cast(list[PolicyVersion], found["policies"])
+
+    def simulations(self, *, limit: int = 100) -> list[Simulation]:
+        """List up to `limit` (100) reports of `leasehold simulate --title`, newest first."""
+        found = self._transport.call("GET", "/v1/simulations", query={"limit": limit})
+        return cast(list[Simulation], found["simulations"])
+
+    def simulation(self, id: int) -> SimulationReport:
+        """Return a report with its content. Raises NotFound."""
+        return cast(SimulationReport, self._transport.call("GET", f"/v1/simulations/{id}"))
 
     def canary(self) -> Canary | None:
         """Return the trial of a version that is running, or else the last one; None if there never was one."""
