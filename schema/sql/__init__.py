@@ -26,8 +26,8 @@ NOT_OVER = "state NOT IN ('completed', 'cancelled')"
 #: What begins keys that a client has made for its own repeats, which are kept for a short time only.
 OF_CLIENTS = f"starts_with(key, '{AUTOMATIC}')"
 
-#: The functions that callers call in sessions of their own. Each fixes the search path and forbids compilation. No
-#: other function does, because a setting costs a single submit about as much as writing a row.
+#: The functions that callers call in sessions of their own. Each fixes the search path, and forbids compilation and
+#: reads of whole tables. No other function does: a setting costs a single submit about as much as writing a row.
 OF_CALLERS = ("submit", "submit_graph")
 #: The columns of a job that its submit sets. `{JOB_COLUMNS}` in a file stands for this list. Every function that
 #: inserts jobs makes rows with columns of these names, and inserts them by it.

@@ -187,6 +187,40 @@ def test_a_submit_reads_no_queues_of_others(databases: Databases, template: str,
     assert not found, "\n".join(found)
 
 
+# A caller in SQL, whose session has the settings of the server.
+OF_CALLERS = [Statement(f"SET {each} = on") for each in ("enable_seqscan", "enable_bitmapscan")]
+SUBMIT = Statement("SELECT count(*) FROM submit(CAST(:requests AS jsonb))")
+FLAT: dict[str, Callable[[int], Request]] = {
+    "lock": lambda key: {"command": ["true"], "locks": [f"lock-{key}"]},
+    "instance": lambda key: {"command": ["true"], "instance": f"i-{key}"},
+    "properties": lambda key: {"command": ["true"], "properties": {"kind": f"{key}"}},
+}
+
+
+@pytest.mark.parametrize("name", ["lock", *(
+    pytest.param(each, marks=pytest.mark.long) for each in FLAT if each != "lock")])  # fmt: skip
+def test_a_caller_whose_session_has_small_tables_planned_reads_no_queues_of_others(
+    databases: Databases, template: str, name: str
+) -> None:
+    def call(connection: Connection, first: int) -> None:
+        requests = [FLAT[name](first + nth) for nth in range(BATCH)]
+        connection.execute(SUBMIT, {"requests": json.dumps(requests)}).all()
+
+    with filled(databases, template, TABLES) as database, new_session(database) as caller:
+        for prepare in STATES["analysed with few rows"]:
+            prepare(database)
+        for setting in OF_CALLERS:
+            caller.execute(setting)
+        for nth in range(SETTLED):
+            call(caller, nth * BATCH)
+        caller.commit()
+        fill(database)
+        with watching(caller, nested=True) as watch:
+            call(caller, 2 * QUEUES)
+        caller.rollback()
+    assert watch.touched <= BOUND, f"{watch}"
+
+
 # Many requirement sets that bots of one kind offer.
 
 OFFERED = json.dumps({"kind": [f"{number}" for number in range(QUEUES)]})

@@ -5,7 +5,7 @@
 -- upkeep.
 CREATE OR REPLACE FUNCTION submit_graph(request jsonb, actor text DEFAULT 'sql')
 RETURNS TABLE (graph_id bigint, public_id uuid, created boolean, same boolean, replaced bigint)
-LANGUAGE plpgsql SET search_path FROM CURRENT SET jit = off AS $$
+LANGUAGE plpgsql SET search_path FROM CURRENT SET jit = off SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 #variable_conflict use_column
 DECLARE
     job_name text := request->>'name';
