@@ -14,11 +14,14 @@ from leasehold.errors import LeaseholdError
 from bots.farm.protos import remote_execution_pb2
 from bots.farm.storage import trees
 from bots.farm.storage.upstream import ACTION_CACHE, API, CAS, CHANNEL_OPTIONS, Digest, read_blobs
+from schema import clock
 
 #: Bytes of blobs in one call.
 BATCH = 3 * 1024 * 1024
 #: Seconds that a call for blobs may take; it waits so long for a door that is away.
 ANSWER_WITHIN = 60.0
+#: Seconds before a call is made again that a door did not answer because it, or its storage, went away.
+AGAIN = 0.2
 
 
 class Keys(NamedTuple):
@@ -67,7 +70,7 @@ class Storage:
         self.channel.close()
 
     def call(self, method: str, request: Any, answer: Any, *, within: float = ANSWER_WITHIN) -> Any:
-        """Make one call. Raises grpc.RpcError."""
+        """Make one call, which waits for a door that is away but ends with one that goes away. Raises grpc.RpcError."""
         if self.instance and "instance_name" in request.DESCRIPTOR.fields_by_name:
             request.instance_name = self.instance
         made = self.channel.unary_unary(
@@ -83,7 +86,7 @@ class Storage:
             asked = remote_execution_pb2.BatchUpdateBlobsRequest(
                 requests=[one(digest=each.message, data=named[each]) for each in group]
             )
-            answer = self.call(CAS + "BatchUpdateBlobs", asked, remote_execution_pb2.BatchUpdateBlobsResponse)
+            answer = self._ask(CAS + "BatchUpdateBlobs", asked, remote_execution_pb2.BatchUpdateBlobsResponse)
             for each in answer.responses:
                 if each.status.code:
                     raise LeaseholdError(f"a blob was not stored: {each.status.message}")
@@ -99,12 +102,12 @@ class Storage:
     def read_all(self, digests: Sequence[Digest]) -> dict[Digest, bytes]:
         """Return those of these blobs, of a few MB together, that are there. Raises grpc.RpcError."""
         asked = remote_execution_pb2.BatchReadBlobsRequest(digests=[each.message for each in digests])
-        return read_blobs(self.call(CAS + "BatchReadBlobs", asked, remote_execution_pb2.BatchReadBlobsResponse))
+        return read_blobs(self._ask(CAS + "BatchReadBlobs", asked, remote_execution_pb2.BatchReadBlobsResponse))
 
     def missing(self, digests: Sequence[Digest]) -> list[Digest]:
         """Return those of these blobs that are not there. Raises grpc.RpcError."""
         asked = remote_execution_pb2.FindMissingBlobsRequest(blob_digests=[each.message for each in digests])
-        found = self.call(CAS + "FindMissingBlobs", asked, remote_execution_pb2.FindMissingBlobsResponse)
+        found = self._ask(CAS + "FindMissingBlobs", asked, remote_execution_pb2.FindMissingBlobsResponse)
         return [Digest(each.hash, each.size_bytes) for each in found.missing_blob_digests]
 
     def look(self, look: trees.Look) -> list[Digest]:
@@ -117,6 +120,20 @@ class Storage:
         except StopIteration as ended:
             found: list[Digest] = ended.value
             return found
+
+    def _ask(self, method: str, request: Any, answer: Any) -> Any:
+        """Make a call for blobs or results, and again while the door goes away or its storage is away.
+
+        All such calls may be repeated: a blob is the same whenever it is read or written. Raises grpc.RpcError.
+        """
+        until = clock.monotonic() + ANSWER_WITHIN
+        while True:
+            try:
+                return self.call(method, request, answer, within=until - clock.monotonic())
+            except grpc.RpcError as error:
+                if error.code() is not grpc.StatusCode.UNAVAILABLE or clock.monotonic() + AGAIN >= until:
+                    raise
+            clock.sleep(AGAIN)
 
 
 class Work(NamedTuple):
@@ -190,12 +207,14 @@ class Client(Storage):
                     name = None
                 elif error.code() is not grpc.StatusCode.UNAVAILABLE:
                     raise
+                else:
+                    clock.sleep(AGAIN)
 
     def cached(self, action: Digest) -> Any:
         """Return the cached result of an action; None if there is none. Raises grpc.RpcError."""
         asked = remote_execution_pb2.GetActionResultRequest(action_digest=action.message)
         try:
-            return self.call(ACTION_CACHE + "GetActionResult", asked, remote_execution_pb2.ActionResult)
+            return self._ask(ACTION_CACHE + "GetActionResult", asked, remote_execution_pb2.ActionResult)
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.NOT_FOUND:
                 return None

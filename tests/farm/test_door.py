@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import itertools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -19,7 +20,7 @@ from leasehold.errors import BadInput, Forbidden, NotReady
 
 from assigner.api.submission import submit_completed
 from assigner.queries import builds
-from bots.farm.client import Work, response_of
+from bots.farm.client import Client, Work, response_of
 from bots.farm.execution.jobs import Jobs
 from bots.farm.execution.request_metadata import HEADERS
 from bots.farm.execution.watches import Watches
@@ -198,6 +199,28 @@ def test_clients_try_again_when_the_storage_of_a_door_is_away(pool: Pool, monkey
     farm.stop()
     assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
     assert "the storage cannot be reached" in refused.value.details()
+
+
+def test_a_client_asks_again_for_a_blob_when_the_door_goes_away_before_it_answers() -> None:
+    blob, calls = b"an object", itertools.count()
+    answer = remote_execution_pb2.BatchReadBlobsResponse()
+    answer.responses.add(digest=Digest.of(blob).message, data=blob)
+
+    def once_in_two(_request: bytes, context: grpc.ServicerContext) -> bytes:
+        if next(calls) == 0:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "connection reset by peer")
+        return answer.SerializeToString()
+
+    handler = grpc.method_handlers_generic_handler(
+        upstream.CAS.strip("/"), {"BatchReadBlobs": grpc.unary_unary_rpc_method_handler(once_in_two)}
+    )
+    server = grpc.server(ThreadPoolExecutor(1), handlers=[handler])
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    with Client(f"grpc://127.0.0.1:{port}") as client:
+        assert client.download(Digest.of(blob)) == blob
+    server.stop(None).wait()
+    assert next(calls) == 2
 
 
 def test_an_action_that_no_bot_takes_ends_with_the_reason_and_a_build_is_found_by_its_metadata(
