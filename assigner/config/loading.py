@@ -194,6 +194,10 @@ def _reason(details: ErrorDetails, path: keys.KeyPath, sections: type[ConfigMode
         return "is not a setting" + suggestion(str(path[-1]), siblings)
     if kind == "missing":
         return "is missing"
+    if len(path) == 1 and kind == "model_type" and isinstance(value, list):
+        return f"is one section, [{path[0]}], and not a list of sections, [[{path[0]}]]"
+    if len(path) == 1 and kind == "tuple_type" and isinstance(value, dict):
+        return f"is a list of sections, [[{path[0]}]], and not one section, [{path[0]}]"
     message = details["msg"].removeprefix("Value error, ")
     message = re.sub(r"^Input should be", "must be", message)
     message = re.sub(r"^Input should", "must", message)

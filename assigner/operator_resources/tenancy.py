@@ -376,6 +376,7 @@ QUOTAS = Resource(
         apply_all=_remove_quotas,
         printed="{instance} has no quota in {cohort}",
     ),
+    section="[[instances]]",
     effect=lambda connection, page, change: effects.of_quota(connection, change, cooldown=page.cooldown),
 )
 

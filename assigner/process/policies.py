@@ -19,8 +19,9 @@ from pydantic_core import from_json, to_json
 from assigner.cycle.settings import AssignerSettings
 from assigner.settings import PoolSettings
 from schema import declarations
-from schema.accounting import accounts, rates
+from schema.accounting import accounts, quotas, rates
 from schema.accounting.accounts import PoolLimits
+from schema.accounting.quotas import QuotaChange
 from schema.fleet import success
 from schema.policy import queue_limits, time_windows, versions
 from schema.policy.trials import TRIAL
@@ -30,6 +31,7 @@ from schema.postgres.engine import Database
 from schema.postgres.statements import Row
 from schema.tenancy import cohorts, instances, lock_order
 from schema.tenancy.instances import InstanceSettings
+from schema.tenancy.lock_order import Limits
 
 #: Actor and reason of declared changes in the audit and in versions.
 ACTOR = "config"
@@ -144,7 +146,8 @@ def put_file(connection: Connection, settings: PoolSettings, *, process: str, be
 def declare(connection: Connection, settings: PoolSettings, *, reason: str = REASON) -> None:
     """Write what the file says of the policy, and make a version if anything differs.
 
-    An instance that cannot change its pool now is logged; then the file counts as changed at the next start or reload.
+    An instance that cannot change its pool now, and a quota in a cohort that is not there, are logged; then the file
+    counts as changed at the next start or reload.
     """
     _, content = versions.hold_content(connection)
     cohorts.declare(connection, settings.cohorts, actor=ACTOR)
@@ -157,7 +160,7 @@ def declare(connection: Connection, settings: PoolSettings, *, reason: str = REA
     success.declare(connection, settings.success, actor=ACTOR)
     rates.declare(connection, settings.rates, actor=ACTOR)
     time_windows.declare(connection, settings.windows, actor=ACTOR)
-    is_whole = _declare_instances(connection, settings)
+    is_whole = _declare_instances(connection, settings) & _declare_quotas(connection, settings, now)
     before = content.get("settings", {})
     told = deciding(settings)
     # Entries of other hosts stay. Of a section that both have, the file that changed last decides.
@@ -181,6 +184,24 @@ def _declare_instances(connection: Connection, settings: PoolSettings) -> bool:
     if limits:
         accounts.limit_pool(connection, PoolLimits.model_validate(limits), actor=ACTOR, reason=REASON)
     return is_whole
+
+
+def _declare_quotas(connection: Connection, settings: PoolSettings, now: Limits) -> bool:
+    """Write quotas; return whether all could be. One in a cohort that is not there is logged."""
+    wanted = [
+        QuotaChange(cohort, each.name, terms.model_dump())
+        for each in settings.instances
+        for cohort, terms in each.quotas.items()
+    ]
+    declarations.replace(connection, "quota", (each.name for each in wanted))
+    unlike = [each for each in wanted if now["quota"].get(each.name) != each.terms]
+    known = {cohorts.DEFAULT, *now["cohort"]}
+    for each in unlike:
+        if each.cohort not in known:
+            log.error("a quota is of a cohort that is not there", cohort=each.cohort, instance=each.instance)
+    if there := [each for each in unlike if each.cohort in known]:
+        quotas.change_quotas(connection, there, actor=ACTOR, reason=REASON)
+    return len(there) == len(unlike)
 
 
 def _put_instances(connection: Connection, wanted: Sequence[InstanceSettings]) -> bool:
@@ -333,6 +354,11 @@ def declared_limits(file: PoolSettings) -> dict[str, dict[str, dict[str, Any]]]:
         "pool-limit": {"": file.fair_share.model_dump(include=set(_POOL_LIMITS), exclude_none=True)},
         "instance": {each.name: {"pool": each.pool} for each in file.instances},
         "account": {name: terms for name, terms in shares.items() if terms},
+        "quota": {
+            f"{cohort}/{each.name}": terms.model_dump()
+            for each in file.instances
+            for cohort, terms in each.quotas.items()
+        },
         "lock": {f"{i.name}/{lock}": {"slots": slots} for i in file.instances for lock, slots in i.locks.items()},
         "cohort": {
             each.name: {"labels": sorted(set(each.labels)) or None, "reclaim_min": each.reclaim_min}

@@ -2,13 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from leasehold.errors import Conflict, NotFound
 from leasehold.wire import MAX_LIST, escaped, suggestion
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from schema import audit
 from schema.accounting.accounts import DEFAULT_INSTANCE, Account
-from schema.accounting.quotas import LOCK_LEASES
+from schema.accounting.quotas import LOCK_LEASES, MAX_QUOTA
 from schema.fields import Name
 from schema.postgres.connection import Connection
 from schema.postgres.notify import wake
@@ -74,14 +76,31 @@ _LIST = Statement(_SHOWN.format(which="name > :after ORDER BY name LIMIT :limit"
 _SHOW = Statement(_SHOWN.format(which="name = :name"))
 
 
+class QuotaTerms(BaseModel):
+    """The quota of an instance in one cohort, in units. max: None = no maximum."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    min: int = Field(default=0, ge=0, le=MAX_QUOTA)
+    max: int | None = Field(default=None, ge=0, le=MAX_QUOTA)
+
+    @model_validator(mode="after")
+    def _max_holds_min(self) -> Self:
+        if self.max is not None and self.min > self.max:
+            raise ValueError(f"min is {self.min}, above max, which is {self.max}")
+        return self
+
+
 class InstanceSettings(Account):
     """One instance of the configuration. With any field of an account it becomes managed.
 
     pool: the group of instances it belongs to. Bots of that pool, and assigners of any instance in it, serve them all.
+    quotas: by the name of the cohort.
     """
 
     name: Name
     pool: Name | None = None
+    quotas: dict[Name, QuotaTerms] = Field(default={}, max_length=1000)
 
 
 @dataclass(frozen=True)

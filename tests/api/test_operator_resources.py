@@ -103,6 +103,7 @@ end = 8
 name = "ci"
 pool = "builds"
 locks = { tree = 2, "customer-*" = 3 }
+quotas = { gpus = { min = 1 } }
 """
 
 
@@ -123,6 +124,8 @@ DECLARED = [
     ("lock set ci tree 9", "[[instances]]"),
     ("lock rm ci customer-*", "[[instances]]"),
     ("rate set api-* --per-second 1", "[[rates]]"),
+    ("quota set ci --cohort gpus --max 3", "[[instances]]"),
+    ("quota rm ci --cohort gpus", "[[instances]]"),
 ]
 
 
@@ -246,7 +249,12 @@ def test_what_the_configuration_declares_is_changed_there_alone(
     for line in FREE:
         good(line)
     configured(pool, tmp_path, "")
-    for line in ("rate set cli/opus --per-second 1", "cohort rm gpus", "instance set ci --no-pool"):
+    for line in (
+        "rate set cli/opus --per-second 1",
+        "quota rm ci --cohort gpus",
+        "cohort rm gpus",
+        "instance set ci --no-pool",
+    ):
         good(line)
 
 

@@ -12,7 +12,9 @@ from leasehold.errors import BadInput, NotReady, QueueFull
 from assigner.config import loading
 from assigner.process import policies
 from assigner.settings import PoolSettings
+from schema.accounting.quotas import quotas
 from schema.tenancy import instances
+from schema.tenancy.cohorts import put_cohort
 from schema.timing import Timing
 from tests.support.http import audited
 from tests.support.patience import MINUTE, eventually
@@ -115,6 +117,8 @@ pool = "builds"
 
 [[instances]]
 name = "team-b"
+quotas.gpus = { min = 1, max = 4 }
+quotas.default = { max = 2 }
 """
 
 
@@ -131,13 +135,15 @@ def declared_rows(pool: Pool) -> dict[str, Any]:
         "cohorts": [tuple(row) for row in cohorts],
         "queues": [tuple(row) for row in pool.rows("SELECT label, max_queued FROM queue_limits ORDER BY label")],
         "instances": {row.name: row.pool for row in pool.rows("SELECT name, pool FROM instances")},
+        "quotas": [(each.cohort, each.instance, each.min_quota, each.max_quota) for each in pool.database.run(quotas)],
     }
 
 
-DECLARED = {
+DECLARED: dict[str, Any] = {
     "cohorts": [("gpus", ["gpu"], "any"), ("default", [], "any")],
     "queues": [("gpu", 1)],
     "instances": {"team-a": "builds", "team-b": None},
+    "quotas": [("gpus", "team-b", 1, 4), ("default", "team-b", 0, 2)],
 }
 
 
@@ -145,7 +151,7 @@ def test_what_is_declared_is_so_at_the_start_and_written_once(pool: Pool, file: 
     for _ in range(2):
         with assigner_process(pool, file):
             assert declared_rows(pool) == DECLARED
-    assert audited(pool.database) == ["cohort.set"] * 2 + ["queue.set"] + ["instance.set"] * 2
+    assert audited(pool.database) == ["cohort.set"] * 2 + ["queue.set"] + ["instance.set"] * 2 + ["quota.set"] * 2
     assert {row.actor for row in pool.rows("SELECT actor FROM audit")} == {"config"}
     pool.submit(label="gpu")
     with pytest.raises(QueueFull):
@@ -161,6 +167,19 @@ def test_a_reload_changes_what_it_names_and_leaves_the_rest(pool: Pool, file: Pa
         assert {name for name, _, _ in declared_rows(pool)["cohorts"]} == {"gpus", "cpus", "default"}
         assert declared_rows(pool)["instances"] == DECLARED["instances"] | {"default": None}
         assert pool.row("SELECT c.name FROM jobs j JOIN cohorts c ON c.id = j.cohort").name == "cpus"
+
+
+def test_a_quota_in_a_cohort_that_is_not_there_is_logged_and_keeps_no_other_from_being_set(
+    pool: Pool, file: Path
+) -> None:
+    file.write_text(FILE.replace("quotas.gpus", "quotas.tpus"))
+    with assigner_process(pool, file) as (running_process, logs):
+        assert declared_rows(pool)["quotas"] == [("default", "team-b", 0, 2)]
+        (said,) = [line for line in logs if line["log_level"] == "error"]
+        assert (said["cohort"], said["instance"]) == ("tpus", "team-b")
+        pool.database.run(lambda c: put_cohort(c, "tpus", labels=["tpu"], actor="test"))
+        running_process.reload()
+        eventually(lambda: ("tpus", "team-b", 1, 4) in declared_rows(pool)["quotas"])
 
 
 def test_an_instance_that_cannot_change_its_pool_keeps_nobody_else_from_it(pool: Pool, file: Path) -> None:
@@ -207,6 +226,9 @@ def test_a_reload_that_the_database_could_not_take_is_tried_again(
         ('[[queues]]\nlabel = "a"\nmax_queued = -1\n', "max_queued: must be greater than or equal to 0"),
         ('[[instances]]\nname = "A"\n', "instances[0].name: "),
         ('[[cohorts]]\nname = "a"\nreclaim_min = "some"\n', "cohorts[0].reclaim_min: "),
+        ('[[instances]]\nname = "a"\nquotas.default = { min = 3, max = 2 }\n', "min is 3, above max, which is 2"),
+        ("[[quotas]]\nmin = 1\n", "quotas: is one section, [quotas], and not a list of sections, [[quotas]]"),
+        ('[instances]\nname = "a"\n', "instances: is a list of sections, [[instances]], and not one section"),
     ],
 )
 def test_a_wrong_declaration_is_refused_before_anything_starts(file: Path, text: str, said: str) -> None:
