@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import pytest
 
 from assigner.explain.answer import explain
+from assigner.queries import report as reports
 from schema.accounting import forecasts
 from schema.diagnostics import evidence
 from schema.moves.cancel import cancel
@@ -124,6 +125,21 @@ def test_a_list_of_instances_reads_what_waits_and_what_runs_once(of_operators: D
     assert [one.running for one in found if one.running] == [RUNNING]
     assert not watch.whole_scans() & WHOLE, str(watch)
     assert watch.touched <= QUEUED * 1.1 + RUNNING + 200, str(watch)
+
+
+def test_a_report_tells_what_waits_from_an_index_and_no_more_of_it_than_its_bound(
+    of_operators: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for most, counted in ((100_000, QUEUED + EACH), (100, 100)):
+        monkeypatch.setattr(reports, "MAX_ENDED", most)
+        with undone(of_operators) as connection, watching(connection) as watch:
+            found = reports.report(connection, window=1.0)
+        assert sum(each.jobs for each in found.waiting) == counted
+        (waiting,) = [plan for plan in watch.plans if plan.query == reports.WAITING.query.decode()]
+        (ready,) = [node for node in waiting.nodes if node.index == "jobs_of_queue"]
+        assert (ready.kind, ready.touched) == ("Index Only Scan", counted), str(waiting)
+        assert not waiting.whole_scans() & WHOLE, str(waiting)
+        assert waiting.touched <= counted + 200, str(waiting)
 
 
 def test_a_drained_instance_whose_time_is_over_costs_nothing_of_what_others_run(of_operators: Database) -> None:
