@@ -102,32 +102,32 @@ def success_rates(connection: Connection, bot_ids: Sequence[int], of: Sequence[s
 REVIEW_LIMIT = 500
 
 # A charge may have lost some of its weight meanwhile. Bots that somebody else is at work on are left for the next time,
-# and so are charges that somebody else gives back.
+# and so are charges that somebody else gives back. A charge whose job is gone is dropped: its label is not known, and
+# it would keep those behind it from being given back.
 RETURN_CHARGES = Statement("""
 WITH due AS MATERIALIZED (
     SELECT x.job_id, x.bot_id FROM blames x JOIN bots b ON b.id = x.bot_id
     WHERE x.returned_at IS NOT NULL AND x.bot_id IS NOT NULL
     ORDER BY x.bot_id LIMIT :limit FOR NO KEY UPDATE OF b, x SKIP LOCKED
 ), given AS MATERIALIZED (
-    SELECT d.job_id, d.bot_id, j.label FROM due d
+    SELECT d.bot_id, j.label FROM due d
     CROSS JOIN LATERAL (SELECT label FROM jobs WHERE id = d.job_id OFFSET 0) j
 ), back AS (
     UPDATE bot_success s SET failures = greatest(0, s.failures - g.charges), returned = s.returned + g.charges
     FROM (SELECT bot_id, label, count(*) AS charges FROM given GROUP BY bot_id, label) g
     WHERE s.bot_id = g.bot_id AND s.label = g.label
 )
-UPDATE blames SET bot_id = NULL WHERE job_id = ANY (ARRAY(SELECT job_id FROM given))
+UPDATE blames SET bot_id = NULL WHERE job_id = ANY (ARRAY(SELECT job_id FROM due))
 """)
 _SUSPECTS = """SELECT bot_id FROM blames WHERE upheld_at IS NOT NULL AND bot_id IS NOT NULL
     GROUP BY bot_id HAVING count(*) >= (SELECT probation_failures FROM success_policy WHERE probation_failures > 0)"""
 _PROBATION_IS_OVER = """probation_until IS NOT NULL
     AND (probation_until < now() OR NOT EXISTS (SELECT FROM success_policy))"""
-#: Whether anything is left for `review_probation`, by the indexes of such rows. A charge counts only as long as its job
-#: and its bot are kept.
+#: Whether anything is left for `review_probation`, by the indexes of such rows. A charge counts only as long as its bot
+#: is kept.
 ANY_REVIEW = f"""coalesce(
     (SELECT id FROM bots WHERE {_PROBATION_IS_OVER} ORDER BY id LIMIT 1),
     (SELECT x.bot_id FROM blames x CROSS JOIN LATERAL (SELECT FROM bots WHERE id = x.bot_id OFFSET 0) b
-     CROSS JOIN LATERAL (SELECT FROM jobs WHERE id = x.job_id OFFSET 0) j
      WHERE x.returned_at IS NOT NULL AND x.bot_id IS NOT NULL ORDER BY x.bot_id LIMIT 1),
     ({_SUSPECTS} ORDER BY bot_id LIMIT 1)) IS NOT NULL"""
 REVIEW_PROBATION = Statement(f"""

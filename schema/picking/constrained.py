@@ -367,10 +367,11 @@ def head(row: Row, queue: ConstrainedQueue) -> QueueHead:
 # included.
 
 
+# The counter of each instance is looked up by its name: there may be as many counters as keys.
 UNRECORDED_DEMAND = Statement(f"""
 SELECT a.instance FROM accounts a JOIN instances i ON i.id = a.instance
 WHERE a.demand_at < now() - interval '{DEMAND_INTERVAL:g} s' AND (
-    EXISTS (SELECT FROM counters c WHERE c.name = 'instance:' || i.name || '\\:jobs' AND c.used > 0)
+    EXISTS (SELECT FROM counters c WHERE c.name = 'instance:' || i.name || '\\:jobs' AND c.used > 0 OFFSET 0)
     OR {DRAIN.of(instance="i")} AND EXISTS (
         SELECT FROM (SELECT q.*, i.pool FROM queues q WHERE q.instance = a.instance AND q.constraint_set IS NOT NULL) w
         WHERE {has_ready_jobs("w")}

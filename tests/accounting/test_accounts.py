@@ -260,8 +260,12 @@ def test_the_configuration_declares_shares_and_limits_of_all_once(pool: Pool) ->
 
 
 @pytest.mark.parametrize("known", [False, True])
-def test_what_upkeep_does_for_shares_reads_none_of_the_jobs_that_it_leaves(pool: Pool, known: bool) -> None:
+def test_what_upkeep_does_for_shares_reads_none_of_the_jobs_and_counters_that_it_leaves(
+    pool: Pool, known: bool
+) -> None:
     share(pool, "acme")
+    pool.change("UPDATE accounts SET demand_at = now() - interval '1 h'")
+    pool.change("INSERT INTO counters (name) SELECT 'lock\\:' || n FROM generate_series(1, 2000) n")
     pool.submit(300)
     pool.submit(300, terms={"locks": ["tree"]})
     pool.submit(3, instance="acme")
@@ -276,7 +280,7 @@ def test_what_upkeep_does_for_shares_reads_none_of_the_jobs_that_it_leaves(pool:
         ):
             with watching(connection) as watch:
                 duty(connection)
-            assert "jobs" not in watch.whole_scans(), str(watch)
+            assert not {"jobs", "counters"} & watch.whole_scans(), str(watch)
             assert watch.touched < 60, str(watch)
 
     pool.database.run(work)

@@ -155,6 +155,13 @@ def returned(pool: Pool) -> None:
     pool.change("INSERT INTO blames (job_id, bot_id, returned_at) SELECT j.id, b.id, now() FROM bots b, jobs j")
 
 
+def returned_of_gone_jobs(pool: Pool) -> None:
+    pool.bot()
+    pool.change(
+        "INSERT INTO blames (job_id, bot_id, returned_at) SELECT n, id, now() FROM bots, generate_series(1, 3) n"
+    )
+
+
 def finished_graph(pool: Pool) -> None:
     bot = pool.bot()
     work_off(pool, bot, submitted(pool, {1: []}))
@@ -199,6 +206,7 @@ MADE: dict[str, tuple[str, str, Callable[[Pool], object]]] = {
     "a probation that is over": ("probation", "probation", running(f"UPDATE bots SET probation_until = {PAST}")),
     "failures of a bot": ("probation", "probation", upheld),
     "a charge to give back": ("probation", "probation", returned),
+    "charges of jobs that are gone": ("probation", "probation", returned_of_gone_jobs),
     "a job that waits too long": ("late", "queue timeouts", late),
     "a requirement set": ("unlinked", "missed links", running("UPDATE platforms SET linked = false")),
     "a graph that is over": ("graphs", "finished graphs", finished_graph),
@@ -247,7 +255,7 @@ def test_what_a_setting_needs_is_needed_as_long_as_it_is_set(pool: Pool, what: s
         "UPDATE instances SET " + DRAIN,
         "UPDATE bots SET probation_until = now() + interval '1 h'",
         "INSERT INTO blames (job_id, bot_id, upheld_at) SELECT 1, id, now() FROM bots",
-        "INSERT INTO blames (job_id, bot_id, returned_at) SELECT 1, id, now() FROM bots",
+        "INSERT INTO blames (job_id, bot_id, returned_at) SELECT 1, id + 1, now() FROM bots",
     ],
 )
 def test_what_no_duty_would_change_is_not_needed(pool: Pool, quiet: str) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -83,7 +84,8 @@ def test_explain_reads_few_rows_behind_thousands_of_jobs(filled: Database, monke
 # What operators see of instances costs neither the finished jobs nor what other instances run.
 
 
-OF_OPERATORS, QUEUED, FINISHED, RUNNING = {"instances": 10, "kinds": ("free", "full")}, 500, 20_000, 1_000
+OF_OPERATORS: dict[str, Any] = {"instances": 10, "kinds": ("free", "full")}
+QUEUED, FINISHED, RUNNING = 500, 20_000, 1_000
 EACH = QUEUED // 10
 WHOLE = {"jobs", "leases", "bots"}
 

@@ -357,6 +357,21 @@ def test_a_charge_that_another_review_gives_back_is_left_to_it(pool: Pool, race:
     assert counts(pool, "failures", "returned")["bot-1", ""] == (1, 0)
 
 
+def test_charges_of_jobs_that_are_gone_keep_no_other_from_being_given_back(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(success, "REVIEW_LIMIT", 2)
+    count(pool)
+    first, second, _ = three(pool)
+    pool.change("INSERT INTO blames (job_id, bot_id, returned_at) SELECT -n, 1, now() FROM generate_series(1, 3) n")
+    (job,) = work_off_counting(pool, first, "failed", retry_failed=True)
+    ends(pool, second, job, "failed")
+    for _ in range(2):
+        pool.database.run(success.review_probation)
+    assert counts(pool, "failures", "returned")["bot-1", ""] == (0, 1)
+    assert pool.rows("SELECT FROM blames WHERE bot_id IS NOT NULL AND returned_at IS NOT NULL") == []
+
+
 def test_a_job_that_kills_its_bots_is_to_blame(pool: Pool) -> None:
     """Three bots are lost to it, and none is charged in the end."""
     count(pool)
