@@ -152,6 +152,10 @@ async def submit(
     return found
 
 
+def _planning(state: Any) -> planned.Planning:
+    return replace(getattr(state, "planning", planned.Planning()), sync=state.timing.sync)
+
+
 def _planned(state: Any, body: SubmitRequest, caller: Principal) -> list[planned.PlannedJob]:
     requests = submission.normalised_requests(
         body.jobs, caller=caller, estimate=state.estimate, default_level=state.default_level
@@ -161,7 +165,7 @@ def _planned(state: Any, body: SubmitRequest, caller: Principal) -> list[planned
         submission.check_points(connection, requests, caller)
         return submit_moves.submit(connection, requests, actor=caller.actor)
 
-    planning = replace(getattr(state, "planning", planned.Planning()), sync=state.timing.sync)
+    planning = _planning(state)
     found: list[planned.PlannedJob] = state.database.run(
         lambda connection: planned.plan(
             connection, taken, instances=caller.instances, planning=planning, chance=random.SystemRandom()
@@ -456,12 +460,11 @@ async def explain_job(request: Request, id: JobId, caller: Caller) -> explanatio
     Every caller sees which bots had the job. A submitter sees the names of no other bots and nothing of other tenants;
     only bots that serve its instance are counted. For a cancelled submission, the answer says only that.
     """
-    cooldown: Cooldown = request.app.state.sync_service.cooldown
-    rules: Rules = getattr(request.app.state, "rules", RULES)
+    by = _planning(request.app.state)
 
     def work(connection: Connection) -> explanation.Explanation:
         found = explanation.explain(
-            connection, routing.job_id(id), instances=caller.instances, cooldown=cooldown, rules=rules
+            connection, routing.job_id(id), instances=caller.instances, quotas=by.quotas, sync=by.sync, rules=by.rules
         )
         if found is None:
             raise routing.not_found(id)

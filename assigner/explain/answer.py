@@ -17,6 +17,8 @@ from pydantic import BaseModel, Field
 from assigner.admission.rules import RULES, Rules
 from assigner.explain import gates as explained_gates
 from assigner.explain.forecast import StartForecast, foresee
+from assigner.explain.minimum import Preemption, explain_minimum
+from assigner.preemption.plan import QuotaSettings
 from assigner.queries import jobs as job_queries
 from schema import predicates
 from schema.accounting.quotas import EVICTION_COOLDOWN, Cooldown
@@ -32,6 +34,8 @@ Row = Mapping[str, Any]
 _HELD_STATES = (JobState.LEASED, JobState.RUNNING, JobState.CANCELLING)
 #: Moves whose details are the receipt of a preemption.
 RECEIPTS = ("preempt", "preempted")
+#: What assigners decide by unless they are configured.
+QUOTAS = QuotaSettings()
 _PARTS = ("priority", "capacity", "locality", "success", "success_rate", "load")
 
 
@@ -235,6 +239,9 @@ class Explained(BaseModel):
     change: list[str] = Field(description="the smallest changes that together would start a waiting job")
     gates: list[GateAnswer] = Field(description="gates of a waiting job")
     order: Order | None = Field(description="jobs before a waiting job")
+    preemption: Preemption | None = Field(
+        default=None, description="of a job that waits for room alone, and whose instance is below its minimum"
+    )
     attempts: list[Attempt] = Field(description="the newest attempts, oldest first")
     receipts: list[Receipt]
 
@@ -253,15 +260,17 @@ def explain(
     public_id: str,
     *,
     instances: Sequence[str] | None,
-    cooldown: Cooldown = EVICTION_COOLDOWN,
+    quotas: QuotaSettings = QUOTAS,
+    sync: float = 1.0,
     rules: Rules = RULES,
 ) -> Explanation | None:
     """Explain the job of one submission; None if there is no job that the caller may see.
 
     instances: the caller's instances; None = an operator. Only operators see other tenants, and the names of bots that
         did not have the job.
-    rules: the rules of admission that the assigners use.
+    quotas, rules: what the assigners decide by. sync: the bots' sync period, in seconds.
     """
+    cooldown = quotas.of_evictions
     row_id = job_queries.job_row_id(connection, public_id, instances=instances)
     if row_id is None:
         return None
@@ -281,6 +290,9 @@ def explain(
     judged = [] if found is None else explained_gates.judge_gates(found, constraints)
     kind = rules.ordering.chosen_kind if constraints else None
     change = [] if found is None else explained_gates.changes(judged)
+    stopped = None
+    if job.state == JobState.QUEUED and [one.name for one in judged if one.is_open is False] == [predicates.ROOM.name]:
+        stopped = explain_minimum(connection, row_id, quotas, sync=sync, everything=everything)
     foreseen = None if found is None else foresee(connection, row_id, judged, cooldown=cooldown, rules=rules)
     return Explanation(
         **_facts(public_id, job, state=job.state),
@@ -289,6 +301,7 @@ def explain(
         change=change,
         gates=[_gate_answer(one, everything=everything) for one in judged],
         order=None if found is None else Order(in_queue=_count(found.in_queue), in_instance=_count(found.in_instance)),
+        preemption=stopped,
         attempts=[Attempt.model_validate(one) for one in tried],
         receipts=[
             Receipt.model_validate(one)

@@ -22,15 +22,11 @@ from assigner.placement import sampling as samples
 from assigner.placement.fleet import Fleet
 from assigner.placement.strategy import Snapshot
 from assigner.preemption.plan import QuotaSettings
-from assigner.preemption.reclaim import foreseen
-from schema import predicates
 from schema.moves.grant import PREEMPTION
 from schema.moves.submit import Submitted
 from schema.picking import constrained, ready
-from schema.picking.ready import Scope
 from schema.postgres.connection import Connection
 from schema.postgres.statements import Statement
-from schema.readable import plural
 
 #: The most jobs of one plan: each is explained on its own.
 MAX_PLANNED = 100
@@ -63,15 +59,6 @@ class PlannedBot(BaseModel):
     sentence: str
 
 
-class PlannedEviction(BaseModel):
-    """What would be asked to stop for the job once it has waited for `preemption_delay`."""
-
-    jobs: list[str] = Field(description="ids of the jobs; empty for a submitter")
-    number: int
-    units: int
-    sentence: str
-
-
 class PlannedJob(BaseModel):
     """What would become of one request."""
 
@@ -82,7 +69,6 @@ class PlannedJob(BaseModel):
     job: UUID | None = Field(description="id of the job that is there already; unset for `new`")
     explanation: Explained | None = Field(description="as `explain` tells it; unset if the job is not kept any more")
     bot: PlannedBot | None = Field(description="unset: none would take it now")
-    eviction: PlannedEviction | None = Field(description="unset: nothing would be stopped for it")
 
 
 def plan(
@@ -115,26 +101,28 @@ def _planned(
     planning: Planning,
     chance: random.Random,
 ) -> PlannedJob:
-    everything, cooldown = instances is None, planning.quotas.of_evictions
+    everything = instances is None
     row = connection.execute(MOVE, {"id": taken.job_id}).one_or_none()
     told = (
         None
         if row is None
-        else explain(connection, row.public_id, instances=instances, cooldown=cooldown, rules=planning.rules)
+        else explain(
+            connection,
+            row.public_id,
+            instances=instances,
+            quotas=planning.quotas,
+            sync=planning.sync,
+            rules=planning.rules,
+        )
     )
-    bot = eviction = None
-    if told is not None and told.state == JobState.QUEUED:
-        closed = {gate.gate for gate in told.gates if gate.open is False}
-        if not closed:
-            bot = _bot(connection, taken.job_id, told, planning, everything=everything, chance=chance)
-        elif closed == {predicates.ROOM.name} and planning.quotas.preemption:
-            eviction = _eviction(connection, taken.job_id, told, planning, everything=everything)
+    bot = None
+    if told is not None and told.state == JobState.QUEUED and all(gate.open is not False for gate in told.gates):
+        bot = _bot(connection, taken.job_id, told, planning, everything=everything, chance=chance)
     return PlannedJob(
         outcome="new" if taken.created else (row and row.move) or "known",
         job=None if taken.created else UUID(taken.public_id if row is None else row.public_id),
         explanation=None if told is None else Explained.model_validate(told.model_dump(exclude={"id"})),
         bot=bot,
-        eviction=eviction,
     )
 
 
@@ -181,23 +169,3 @@ def _bot(
     shown: str | None = bot if everything else None
     sentence = placement_sentence({"bot": shown, "strategy": name, "decision": placement.decision})
     return PlannedBot(name=shown, strategy=name, sentence=sentence)
-
-
-def _eviction(
-    connection: Connection, job_id: int, told: Explanation, planning: Planning, *, everything: bool
-) -> PlannedEviction | None:
-    """Plan as a cycle does that finds the job below its minimum after `preemption_delay`."""
-    found = foreseen(connection, Scope(), job_id, planning.quotas, sync=planning.sync)
-    if found is None:
-        return None
-    number, units = len(found.victims), sum(each.units for each in found.victims)
-    where = f" on bot '{found.bot.name}'" if everything else ""
-    jobs = f"{plural(number, 'job')} of {plural(units, 'unit')}"
-    return PlannedEviction(
-        jobs=[each.public_id for each in found.victims] if everything else [],
-        number=number,
-        units=units,
-        sentence=f"{jobs} would be asked to stop{where}, by the rule {found.rule}, once it has waited "
-        f"{planning.quotas.preemption_delay:g} s: instance '{told.instance}' is below its minimum of "
-        f"{found.preemptor.min_quota} with {plural(found.preemptor.usage, 'unit')}",
-    )

@@ -6,6 +6,7 @@ A plan names a bot on which the job fits once its victims have stopped, and woul
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from enum import Enum, auto
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -95,19 +96,33 @@ def plan(
     return Eviction(starved, bot, victims, starved.rule, _receipt(starved, bot, victims, settings))
 
 
-def evictable(starved: StarvedJob, occupant: Occupant, settings: QuotaSettings, *, now: datetime) -> bool:
-    """Return whether the rules allow stopping the occupant for this job.
+class Protection(Enum):
+    """Why the rules do not allow stopping a job for another one."""
 
-    It is of another instance, it is running, and neither its evictions nor its run time protect it. It is less urgent,
-    unless the cohort reclaims minimums from any job.
-    """
-    return (
-        occupant.instance != starved.instance
-        and occupant.running
-        and occupant.evictions < settings.max_evictions
-        and (now - occupant.started_at).total_seconds() >= settings.min_run_time
-        and (starved.rule == ANY or occupant.priority > starved.priority)
-    )
+    OWN = auto()  # it is of the same instance
+    PASSING = auto()  # it only starts, or stops already
+    EVICTED = auto()  # it was evicted `max_evictions` times
+    YOUNG = auto()  # it has run for less than `min_run_time`
+    URGENT = auto()  # it is not less urgent, and the cohort's rule is `lower_priority_only`
+    MINIMUM = auto()  # its instance would fall below its own minimum
+
+
+def protection(
+    starved: StarvedJob, occupant: Occupant, settings: QuotaSettings, *, now: datetime, spare: float
+) -> Protection | None:
+    """Return why the occupant may not be stopped for this job; None if it may. spare: units that its instance has left
+    above its minimum."""
+    if occupant.instance == starved.instance:
+        return Protection.OWN
+    if not occupant.running:
+        return Protection.PASSING
+    if occupant.evictions >= settings.max_evictions:
+        return Protection.EVICTED
+    if (now - occupant.started_at).total_seconds() < settings.min_run_time:
+        return Protection.YOUNG
+    if starved.rule != ANY and occupant.priority <= starved.priority:
+        return Protection.URGENT
+    return Protection.MINIMUM if spare < occupant.units else None
 
 
 def _enough(starved: StarvedJob, bot: OccupiedBot, settings: QuotaSettings, now: datetime) -> tuple[Occupant, ...]:
@@ -122,7 +137,7 @@ def _enough(starved: StarvedJob, bot: OccupiedBot, settings: QuotaSettings, now:
     for occupant in order:
         of = occupant.cohort, occupant.instance
         left = spare.setdefault(of, occupant.spare)
-        if left < occupant.units or not evictable(starved, occupant, settings, now=now):
+        if protection(starved, occupant, settings, now=now, spare=left) is not None:
             continue
         spare[of] = left - occupant.units
         taken.append(occupant)

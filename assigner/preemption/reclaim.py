@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from assigner.preemption.plan import Eviction, QuotaSettings, plan
@@ -127,18 +128,29 @@ def _reclaim_for(
     return evicted
 
 
-def foreseen(
-    connection: Connection, scope: Scope, job_id: int, settings: QuotaSettings, *, sync: float
-) -> Eviction | None:
-    """Return what would be evicted for a job that has waited long enough; None if nothing would. Evicts nothing."""
-    waiting, now = preemption.starved_among(connection, scope, [job_id], delay=0.0, sync=sync)
-    for job in waiting:
-        assert now is not None
-        if _covering(job, Counter(), Counter()) is None and job.units <= job.short:
-            patience = sync + KILL_ALLOWANCE + settings.reservation
-            occupied = preemption.occupied_bots(connection, job, patience=patience, sync=sync)
-            return plan(job, occupied, settings, now=now)
-    return None
+@dataclass(frozen=True)
+class Foreseen:
+    """A job of an instance below its minimum, the bots that it could have, and what would be evicted for it once it has
+    waited long enough; None = nothing."""
+
+    job: StarvedJob
+    bots: Sequence[OccupiedBot]
+    eviction: Eviction | None
+    now: datetime
+
+
+def foresee(connection: Connection, job_id: int, settings: QuotaSettings, *, sync: float) -> Foreseen | None:
+    """Return what would be evicted for a waiting job; None if its instance is not below its minimum, or units are kept
+    for it already. Evicts nothing. sync: the bots' sync period, in seconds."""
+    waiting, now = preemption.starved_among(connection, Scope(), [job_id], delay=0.0, sync=sync)
+    if not waiting or _covering(waiting[0], Counter(), Counter()) is not None:
+        return None
+    assert now is not None
+    (job,) = waiting
+    patience = sync + KILL_ALLOWANCE + settings.reservation
+    occupied = preemption.occupied_bots(connection, job, patience=patience, sync=sync)
+    may = settings.preemption and job.units <= job.short
+    return Foreseen(job, occupied, plan(job, occupied, settings, now=now) if may else None, now)
 
 
 def _covering(job: StarvedJob, used: Counter[int], wanting: Counter[int]) -> int | None:

@@ -55,10 +55,6 @@ def print_plan(found: Record, *, every: bool = False) -> None:
         print_explanation(found["explanation"], every=every)
     if found["bot"] is not None:
         output.line("bot      ", found["bot"]["sentence"])
-    if found["eviction"] is not None:
-        output.line("evicts   ", found["eviction"]["sentence"])
-        for job in found["eviction"]["jobs"]:
-            output.line("         ", f"job {job}")
 
 
 def print_explanation(found: Record, *, every: bool) -> None:
@@ -83,6 +79,10 @@ def print_explanation(found: Record, *, every: bool) -> None:
         click.echo()
         order = found["order"]
         output.line("ahead    ", f"{_jobs(order['in_queue'])} like it, {_jobs(order['in_instance'])} of its instance")
+    if (stopped := found.get("preemption")) is not None:
+        output.line("minimum  ", stopped["sentence"])
+        for job in stopped["jobs"]:
+            output.line("         ", f"job {job}")
     if found.get("forecast") is not None:
         output.line("when     ", found["forecast"]["sentence"])
     for nth, change in enumerate(found["change"]):

@@ -102,11 +102,10 @@ def test_a_plan_tells_what_would_be_stopped_for_a_minimum(pool: Pool, operator: 
     operator.patch("/v1/quotas/default/default?create=true", json={"max": 5})
     operator.patch("/v1/quotas/default/vision?create=true", json={"min": 1})
     (found,) = planned(operator, {"instance": "vision"})
-    assert found["eviction"]["jobs"] == [victim]
-    assert (
-        "1 job of 1 unit would be asked to stop on bot 'bot-1', by the rule lower_priority_only"
-        in (found["eviction"]["sentence"])
-    )
+    stopped = found["explanation"]["preemption"]
+    assert stopped["jobs"] == [victim]
+    said = "1 job of 1 unit would be asked to stop on bot 'bot-1', by the rule lower_priority_only"
+    assert said in stopped["sentence"]
     assert pool.job(victim).state == "running"
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assigner.preemption.plan import Eviction, QuotaSettings, evictable, plan
+from assigner.preemption.plan import Eviction, QuotaSettings, plan, protection
 from schema.picking.preemption import Occupant, OccupiedBot, StarvedJob
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -98,7 +98,8 @@ def test_what_is_evicted_may_be_is_needed_and_suffices(
     lost: Counter[int] = Counter()
     for victim in eviction.victims:
         assert eviction.bot.free_units + freed - victim.units < wanting.units, "without this one it would not fit"
-        assert evictable(wanting, victim, settings, now=NOW)
+        left = victim.spare - lost[victim.instance]
+        assert protection(wanting, victim, settings, now=NOW, spare=left) is None
         lost[victim.instance] += victim.units
         assert lost[victim.instance] <= victim.spare
 
@@ -112,7 +113,7 @@ def test_a_job_of_one_unit_gets_a_bot_whenever_any_rule_allows_it(
     if any(each.free_units >= 1 for each in bots):
         return
     one_is_enough = any(
-        evictable(wanting, each, settings, now=NOW) and each.units <= each.spare and holder.free_units + each.units >= 1
+        protection(wanting, each, settings, now=NOW, spare=each.spare) is None and holder.free_units + each.units >= 1
         for holder in bots
         for each in holder.occupants
     )

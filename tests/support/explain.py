@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from assigner.admission.rules import RULES, Rules
-from assigner.explain.answer import Explanation, GateAnswer, explain
+from assigner.explain.answer import QUOTAS, Explanation, GateAnswer, explain
 from assigner.preemption.plan import QuotaSettings
 from schema.moves.waiting import hold
 from tests.support.pool import Pool
@@ -16,9 +16,18 @@ UPDATE bots SET kept_units = :units, kept_until = now() + make_interval(secs => 
 WHERE name = :bot"""
 
 
-def explained(pool: Pool, job: str, *, instances: list[str] | None = None, rules: Rules = RULES) -> Explanation:
+def explained(
+    pool: Pool,
+    job: str,
+    *,
+    instances: list[str] | None = None,
+    rules: Rules = RULES,
+    quotas: QuotaSettings = QUOTAS,
+) -> Explanation:
     """The explanation for an operator, or with `instances` for a submitter of these instances."""
-    found = pool.database.run(lambda connection: explain(connection, job, instances=instances, rules=rules))
+    found = pool.database.run(
+        lambda connection: explain(connection, job, instances=instances, rules=rules, quotas=quotas)
+    )
     assert found is not None
     return found
 

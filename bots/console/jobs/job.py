@@ -115,7 +115,8 @@ class Page:
         self._verdict.text = ended
         self._verdict.classes(replace=f"verdict state-{job['state']}")
         self._facts.show(fact_rows({**job, "forecast": explained.get("forecast")}))
-        self._why.text = explained["sentence"][:1].upper() + explained["sentence"][1:]
+        said = [explained["sentence"], *([minimum["sentence"]] if (minimum := explained.get("preemption")) else [])]
+        self._why.text = ". ".join(each[:1].upper() + each[1:] for each in said)
         closed_first = sorted(explained["gates"], key=lambda one: one["open"] is not False)
         self._gates.show([(one["gate"], gate(one)) for one in closed_first])
         self._change.text = "What would start it: " + "; ".join(explained["change"]) if explained["change"] else ""
