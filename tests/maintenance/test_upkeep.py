@@ -324,6 +324,7 @@ def test_a_job_that_starves_moves_up_one_level_at_a_time_and_keeps_its_class(poo
         levels.append(pool.row("SELECT level_of(rank) AS level FROM jobs").level)
     assert levels == ["normal", "normal", "high", "critical", "critical"], "however late the first look comes"
     assert (pool.job(job).priority, pool.job(job).rank) == (90, -1000)
+    assert pool.row("SELECT watch_at FROM job_constraints").watch_at is None, "it is not looked at any more"
     assert pool.row("SELECT terms FROM constraint_sets").terms == {"job_class": "background"}
     assert pool.history(job) == ["submit", "promote", "promote", "promote"]
     told = pool.rows("SELECT details FROM job_events WHERE move = 'promote' ORDER BY id")

@@ -278,13 +278,15 @@ WITH held AS MATERIALIZED (
         at_risk = t.at_risk OR r.endangered IS TRUE,
         watch_at = CASE WHEN r.finished_at IS NOT NULL THEN NULL
             WHEN NOT r.waits THEN now() + make_interval(secs => {LATER})
-            ELSE greatest(now() + interval '1 s', least(
-                CASE WHEN r.becomes >= -1000 THEN r.deadline - r.expected / {1 - SLACK} END,
-                CASE WHEN NOT r.at_risk AND r.endangered IS NOT TRUE THEN r.latest END,
-                CASE WHEN r.priced AND r.becomes > r.critical
-                    THEN greatest(r.queued_at, CASE WHEN r.promoted THEN now() ELSE r.promoted_at END) + r.patience
-                END)) END
-    FROM ranked r WHERE t.job_id = r.id
+            WHEN next.at IS NOT NULL THEN greatest(now() + interval '1 s', next.at) END
+    FROM ranked r CROSS JOIN LATERAL (
+        SELECT least(
+            CASE WHEN r.becomes >= -1000 THEN r.deadline - r.expected / {1 - SLACK} END,
+            CASE WHEN NOT r.at_risk AND r.endangered IS NOT TRUE THEN r.latest END,
+            CASE WHEN r.priced AND r.becomes > r.critical
+                THEN greatest(r.queued_at, CASE WHEN r.promoted THEN now() ELSE r.promoted_at END) + r.patience
+            END) AS at) next
+    WHERE t.job_id = r.id
 ), told AS MATERIALIZED (
     SELECT r.id, r.public_id, r.fence, w.move, w.details FROM ranked r CROSS JOIN LATERAL (
         SELECT 'promote' AS move, jsonb_build_object('from', level_of(r.rank), 'to', level_of(r.becomes),
