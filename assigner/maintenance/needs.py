@@ -9,7 +9,7 @@ from schema.fleet.kinds import UNLINKED
 from schema.fleet.success import ANY_REVIEW
 from schema.moves.dependencies import ANY_OPEN_GRAPH
 from schema.moves.preempt import UNUSED
-from schema.moves.waiting.priority import WATCHED
+from schema.moves.waiting.priority import REPRICING, WATCHED
 from schema.moves.waiting.timeouts import ANY_CEILING, ANY_DRAINED, LATE
 from schema.postgres.engine import Database
 from schema.postgres.statements import Row, Statement
@@ -43,6 +43,7 @@ NEEDS = {
     "late": _any("jobs", LATE, order="queue_deadline"),
     "unlinked": _any("platforms", UNLINKED, order="id"),
     "graphs": f"coalesce({ANY_OPEN_GRAPH}, false)",
+    "repricing": f"EXISTS (SELECT FROM policy_in_force WHERE {REPRICING})",
     "watched": _any("job_constraints", WATCHED, order="watch_at"),
     "overflow": "EXISTS (SELECT FROM scheduling WHERE max_queue_size IS NOT NULL) OR "
     + _any("jobs", "state = 'deferred'", order="queued_at"),

@@ -36,7 +36,7 @@ from schema.moves.reassign import add_constraints, remove_constraints
 from schema.moves.sessions import close_overdue, expire, is_any_expired
 from schema.moves.waiting import pause
 from schema.moves.waiting.backoff import wake_queues
-from schema.moves.waiting.priority import review_waiting
+from schema.moves.waiting.priority import reprice, review_waiting
 from schema.moves.waiting.timeouts import age_out, stop_drained, stop_over_ceiling, time_out
 from schema.picking import constrained
 from schema.postgres import notify
@@ -226,6 +226,7 @@ class Upkeep(Rounds):
         yield self._by_need("cancelled graphs", "graphs", self._cancelled_graphs)
         yield self._by_need("finished graphs", "graphs", self._finished_graphs)
         yield Duty("dead ends of graphs", 0, self._dead_ends)
+        yield self._by_need("changed points", "repricing", self._reprice)
         yield self._by_need("waiting jobs", "watched", self._waiting_jobs)
         yield self._by_need("overflow", "overflow", self._overflow.run_once)
 
@@ -427,6 +428,11 @@ class Upkeep(Rounds):
         any_graph = self._is_needed("graphs")
         found = self._database.run(lambda c: count_dead_ends(c, MAX_DEAD_ENDS)) if any_graph else 0
         metrics.BLOCKED_FOREVER.set(found)
+
+    def _reprice(self) -> bool:
+        """Go on with the walk that gives waiting jobs the priority of points that were changed."""
+        batch = partial(reprice, limit=LIMIT, actor=self.name)
+        return all(not self._database.run(batch).is_over for _ in range(DELETIONS))
 
     def _waiting_jobs(self) -> None:
         review_waiting_jobs(self._database, actor=self.name)

@@ -25,7 +25,6 @@ from assigner.operator_resources.declaration import (
 from schema.accounting import class_reserves, counters
 from schema.accounting.counters import JOBS_OF_CLASS
 from schema.moves.waiting import priority as priority_moves
-from schema.moves.waiting.priority import BEGINNING
 from schema.policy import priority_classes
 from schema.postgres.connection import Connection
 from schema.postgres.engine import Database
@@ -37,13 +36,11 @@ BATCH = 500
 
 
 def reprice(database: Database, *, actor: str) -> int:
-    """Recompute the priority of all waiting jobs from their points, a batch at a time. Returns how many changed."""
-    changed = 0
-    after: tuple[object, ...] | None = BEGINNING
-    while after is not None:
-        done = database.run(partial(priority_moves.reprice, after=after, limit=BATCH, actor=actor))
-        changed, after = changed + done.changed, done.after
-    return changed
+    """Give all waiting jobs the priority of their points, a batch at a time, if points were changed. Returns how many
+    jobs the last such change has changed."""
+    while not (done := database.run(partial(priority_moves.reprice, limit=BATCH, actor=actor, wait=True))).is_over:
+        pass
+    return done.changed
 
 
 def _reprice(database: Database, actor: str) -> Mapping[str, Any]:

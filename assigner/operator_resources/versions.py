@@ -30,8 +30,6 @@ from schema.tenancy import lock_order
 IN_FORCE, OTHER, STALE, TRIAL = "policy_in_force", "other_policy_in_force", "stale_draft", "canary_running"
 #: Raises Conflict if a version cannot be used by the process that is to put it into force.
 Check = Callable[[Version], None]
-#: The resources by whose values waiting jobs have their priorities.
-PRICED_BY = frozenset({"class", "service-level", "scheduling"})
 #: Resources whose names have as many parts as keys: no part has a slash in it.
 _WITHOUT_SLASH = frozenset({"quota", "lock"})
 _REFUSALS = (BadInput, Conflict, NotFound, ValidationError)
@@ -40,11 +38,10 @@ _REFUSALS = (BadInput, Conflict, NotFound, ValidationError)
 @dataclass(frozen=True)
 class Activated:
     """A version is in force. id: its number, which is another one than was wanted if anything was `kept`: what could
-    not be as it was, each with the reason. is_repriced: waiting jobs get other priorities."""
+    not be as it was, each with the reason."""
 
     id: int
     kept: Sequence[str] = ()
-    is_repriced: bool = False
 
 
 def roll_back(
@@ -167,16 +164,10 @@ def _put(
 ) -> Activated:
     check(wanted)
     assert wanted.content is not None
-    _, before = versions.hold_content(connection)
     why = f"policy {wanted.id}" + (f": {reason}" if reason else "")
     kept = restore(connection, wanted.content, actor=actor, reason=why)
     put = versions.put_in_force(connection, wanted, replace(origin, kept=kept), actor=actor, reason=reason)
-    return Activated(put, kept, are_prices_changed(before, wanted.content))
-
-
-def are_prices_changed(before: Content, after: Content) -> bool:
-    """Return whether waiting jobs get other priorities by what differs."""
-    return any(before["limits"].get(name) != after["limits"].get(name) for name in PRICED_BY)
+    return Activated(put, kept)
 
 
 def restore(connection: Connection, wanted: Content, *, actor: str, reason: str) -> list[str]:

@@ -48,6 +48,12 @@ SET_POLICY = Statement("""
 UPDATE scheduling SET project_points = :project_points, user_points = :user_points, critical = :critical, high = :high,
     normal = :normal, starvation_seconds = :starvation_seconds, max_queue_size = :max_queue_size
 """)
+# The walk through the waiting jobs that gives them the priority that their points come to now begins anew; see
+# `schema.moves.waiting.priority.reprice`. It is written with the points, so that it outlives the process that does so.
+_BEGIN_WALK = Statement("""
+UPDATE policy_in_force
+SET origin = coalesce(origin, '{}') || '{"repricing": {"after": [-1, "-infinity", "-infinity", -1], "changed": 0}}'
+""")
 # A submit reads its class or service level, and so holds a weak lock on that table until its job is visible.
 LOCK_CLASSES = Statement("LOCK TABLE job_classes IN ACCESS EXCLUSIVE MODE")
 LOCK_LEVELS = Statement("LOCK TABLE service_levels IN ACCESS EXCLUSIVE MODE")
@@ -193,6 +199,7 @@ def put_class(connection: Connection, name: str, *, points: int, actor: str, rea
     """Make a class, or change its points. Waiting jobs keep their priority until `moves.reprice`. Raises BadInput."""
     _check(name, points)
     connection.execute(SET_CLASS, {"name": name, "points": points})
+    connection.execute(_BEGIN_WALK)
     audit.write(connection, "class.set", actor=actor, subject=name, details={"points": points, "reason": reason})
 
 
@@ -225,6 +232,7 @@ def put_service_level(
         raise BadInput(missing, f"is missing: there is no service level '{name}' yet")
     _check(name, points)
     connection.execute(SET_LEVEL, {"name": name, "points": points, "timeout": timeout})
+    connection.execute(_BEGIN_WALK)
     details = {"points": points, "timeout_seconds": timeout, "reason": reason}
     audit.write(connection, "service_level.set", actor=actor, subject=name, details=details)
     return ServiceLevel(name, points, timeout)
@@ -241,6 +249,7 @@ def put_policy(connection: Connection, wanted: Policy, *, actor: str, reason: st
     if not wanted.critical < wanted.high < wanted.normal:
         raise BadInput("levels", "must have critical < high < normal")
     connection.execute(SET_POLICY, vars(wanted))
+    connection.execute(_BEGIN_WALK)
     audit.write(
         connection, "scheduling.set", actor=actor, subject="scheduling", details=vars(wanted) | {"reason": reason}
     )

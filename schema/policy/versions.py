@@ -137,6 +137,7 @@ WITH ended AS (
     WHERE policy = :id AND ended_at IS NULL AND ends_at > clock_timestamp()
 )
 UPDATE policy_in_force SET id = :id, since = clock_timestamp(), origin = CAST(:origin AS jsonb)
+    || CASE WHEN origin ? 'repricing' THEN jsonb_build_object('repricing', origin -> 'repricing') ELSE '{}' END
 """)
 _ORIGIN = Statement("""
 SELECT f.origin ->> 'of' IS NOT DISTINCT FROM CAST(f.id AS text) AS is_told, f.origin, p.parent

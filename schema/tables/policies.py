@@ -37,7 +37,9 @@ policies = Table(
 
 # One row. Who changes what decides locks it first, so that changes take turns. `id` is null before the first version.
 # `origin` tells how the version `of` came into force: `before` it was another one, a rollback `undid` one, and what had
-# to be `kept`. It counts only if `of` is the version in force: a process of the release before does not write it.
+# to be `kept`. It counts only if `of` is the version in force: a process of the release before does not write it. Its
+# `repricing` is where the walk through the waiting jobs is that follows a change of points: `after` which job the next
+# batch begins, null = it is over, and how many jobs it has `changed`.
 policy_in_force = Table(
     "policy_in_force",
     metadata,

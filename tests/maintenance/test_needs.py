@@ -10,6 +10,7 @@ from structlog.testing import capture_logs
 from assigner.maintenance import needs
 from assigner.maintenance.duties import Duty
 from assigner.maintenance.needs import NEEDS, THOROUGH_INTERVAL, Needs
+from assigner.operator_resources.priorities import reprice
 from schema.moves.sessions import ANY_EXPIRED
 from schema.policy import priority_classes
 from schema.policy.priority_classes import Policy
@@ -185,6 +186,11 @@ def limited(pool: Pool) -> None:
     pool.database.run(lambda c: priority_classes.put_policy(c, Policy(max_queue_size=1), actor="test"))
 
 
+def repriced(pool: Pool) -> None:
+    pool.submit()
+    pool.database.run(lambda c: priority_classes.put_class(c, "random", points=9, actor="test"))
+
+
 def running(change: str) -> Callable[[Pool], None]:
     def make(pool: Pool) -> None:
         pool.running()
@@ -210,6 +216,7 @@ MADE: dict[str, tuple[str, str, Callable[[Pool], object]]] = {
     "a job that waits too long": ("late", "queue timeouts", late),
     "a requirement set": ("unlinked", "missed links", running("UPDATE platforms SET linked = false")),
     "a graph that is over": ("graphs", "finished graphs", finished_graph),
+    "other points of a class": ("repricing", "changed points", repriced),
     "a job with a deadline": ("watched", "waiting jobs", watched),
     "a deferred job": ("overflow", "overflow", deferred),
 }
@@ -233,6 +240,8 @@ def test_what_a_duty_finds_is_needed_until_it_has_run(
     make(pool)
     if what != "unlinked":
         linked(pool)
+    if what != "repricing":
+        reprice(pool.database, actor="test")
     assert asked(pool) == {what}
     duty_of(pool, duty).run()
     assert asked(pool) == set()

@@ -243,6 +243,7 @@ def test_other_points_move_waiting_jobs_in_batches_while_the_pool_goes_on(pool: 
     assert {pool.job(job).priority for job in others} == {40}
     assert (pool.job(explicit).priority, pool.job(changed).priority) == (60, -5)
     assert len(bot.take()) + len(pool.rows("SELECT FROM jobs WHERE state = 'queued'")) == len(jobs) + 5
+    pool.database.run(lambda c: priority_classes.put_class(c, "random", points=95, actor="test"))
     assert reprice(pool.database, actor="test") == 0, "what is repeated changes nothing"
 
 

@@ -227,8 +227,8 @@ async def _activated(
     reason = validation.check_text("reason", reason, MAX_REASON_BYTES)
     state, check = request.app.state, usable(request)
     done = await state.run(lambda connection: act(connection, actor=caller.actor, reason=reason, check=check))
-    if done.is_repriced:
-        await state.callers.call(lambda: priorities.reprice(state.database, actor=caller.actor))
+    # Also if nothing was to do: then a process may have died that was about to.
+    await state.callers.call(lambda: priorities.reprice(state.database, actor=caller.actor))
     return Activated.model_validate(done)
 
 

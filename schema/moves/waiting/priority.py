@@ -1,5 +1,6 @@
 """A change of priority while a job waits. Its state stays, its place in the order does not."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -7,6 +8,7 @@ from leasehold.states import JobState
 
 from schema.moves import cancel
 from schema.moves.cancel import Submission
+from schema.policy import versions
 from schema.postgres.connection import Connection
 from schema.postgres.fragments import WANTED_SUBMISSIONS
 from schema.postgres.statements import Statement
@@ -173,8 +175,14 @@ def _prioritised(
 
 
 _ORDER = "queue, rank, queued_at, id"
-#: Before every job.
-BEGINNING = (-1, "-infinity", "-infinity", -1)
+#: The condition that a walk through the waiting jobs is not over.
+REPRICING = "origin -> 'repricing' -> 'after' <> 'null'"
+# Where the walk is. A look at it that waits has the policy locked already.
+_WALK = "SELECT origin -> 'repricing' FROM policy_in_force FOR NO KEY UPDATE"
+_WALKS = {True: Statement(_WALK), False: Statement(f"{_WALK} SKIP LOCKED")}
+_NOTE_WALK = Statement("""
+UPDATE policy_in_force SET origin = origin || jsonb_build_object('repricing', CAST(:walk AS jsonb))
+""")
 
 # One stretch of the index of ready jobs that have constraints. A job whose priority is no longer
 # what its points came to has been given another by somebody, and keeps it. What has been promoted or hastened stays
@@ -213,22 +221,31 @@ FROM (SELECT) one LEFT JOIN LATERAL (
 
 @dataclass(frozen=True)
 class Repriced:
-    """How many jobs a batch changed, and where the next one begins, None after the last."""
+    """How many jobs the walk through the waiting jobs has changed so far, and whether it is over."""
 
     changed: int
-    after: tuple[object, ...] | None
+    is_over: bool
 
 
-def reprice(connection: Connection, after: tuple[object, ...] = BEGINNING, *, limit: int, actor: str) -> Repriced:
-    """Give up to `limit` waiting jobs behind `after` the priority that their points come to now.
+def reprice(connection: Connection, *, limit: int, actor: str, wait: bool = False) -> Repriced:
+    """Give the next `limit` waiting jobs the priority that their points come to now, if points were changed.
 
-    The pool goes on meanwhile; what is repeated changes nothing. A job that rests, is held aside or deferred keeps what
-    it has.
+    All processes go on with one walk, which a change of points begins in its own transaction. So a process that dies
+    leaves no job without its priority. wait: for a change of the policy that is under way; otherwise nothing is done
+    during one. The pool goes on meanwhile. A job that rests, is held aside or deferred keeps what it has.
     """
+    if wait:
+        versions.hold(connection)
+    walk = connection.execute(_WALKS[wait]).scalar_one_or_none() or {"after": None, "changed": 0}
+    if walk["after"] is None:
+        return Repriced(walk["changed"], is_over=True)
     names = ("queue", "rank", "queued_at", "id")
-    values = dict(zip(names, after, strict=True))
+    values = dict(zip(names, walk["after"], strict=True))
     row = connection.execute(REPRICE, {**values, "limit": limit, "actor": actor}).one()
-    return Repriced(row.changed, tuple(getattr(row, name) for name in names) if row.looked == limit else None)
+    after = [row.queue, row.rank, row.queued_at.isoformat(), row.id] if row.looked == limit else None
+    changed = walk["changed"] + row.changed
+    connection.execute(_NOTE_WALK, {"walk": json.dumps({"after": after, "changed": changed})})
+    return Repriced(changed, is_over=after is None)
 
 
 # queued -> queued: promote a job that starves, hasten one whose deadline is near, and say that one will miss it.
