@@ -80,6 +80,7 @@ Property = Annotated[str, _checked(_property_pair)]
 #: A time with its zone, in the form of RFC 3339.
 Moment = Annotated[datetime, BeforeValidator(_moment)]
 _Label = Annotated[str, _checked(lambda given: validation.check_text("label", given, validation.MAX_LABEL))]
+_Task = Annotated[str, _checked(lambda given: validation.check_text("task", given, validation.MAX_PROPERTY_BYTES))]
 _Priority = Annotated[int, Field(ge=validation.PRIORITY_MIN, le=validation.PRIORITY_MAX)]
 
 
@@ -93,6 +94,7 @@ class JobFilter(BaseModel):
     instance: Name | None = Field(default=None, description="Jobs of this instance.")
     cohort: Name | None = Field(default=None, description="Jobs of this cohort.")
     label: _Label | None = Field(default=None, description="Jobs with this label.")
+    task: _Task | None = Field(default=None, description="Calls of this Python task, such as app.charge.")
     metadata: list[Metadata] = Field(
         default=[], max_length=validation.MAX_METADATA, description="Jobs with this value of a key of metadata."
     )

@@ -24,7 +24,7 @@ from leasehold.errors import BadInput
 from leasehold.states import FINAL, WAITING, JobState
 
 from assigner.queries import cursors, status
-from assigner.queries.jobs import LAST_BOT, ROW
+from assigner.queries.jobs import LAST_BOT, ROW, TASK_OF_CALL
 from schema.filters import Direction, JobFilter, Sort, default_direction, default_sort, pair
 from schema.postgres.connection import Connection
 from schema.postgres.fragments import DESCRIBED
@@ -197,8 +197,7 @@ def _resolve(connection: Connection, given: JobFilter, instances: Sequence[str] 
     properties: dict[str, list[str]] = {}
     for key, value in map(pair, given.properties):
         properties.setdefault(key, []).append(value)
-    terms = {"job_class": given.job_class, "owner": given.owner, "project": given.project}
-    terms = {name: value for name, value in terms.items() if value is not None}
+    terms = {name: value for name in ("job_class", "owner", "project") if (value := getattr(given, name)) is not None}
     queues = None
     if restricted is not None or cohort is not None or properties or terms:
         values = {"properties": json.dumps(properties), "terms": json.dumps(terms)}
@@ -232,6 +231,7 @@ class _Search:
             "bot": ("{} = (SELECT bot_id FROM leases WHERE job_id = j.id ORDER BY fence DESC LIMIT 1)", found.bot),
             "states": ("j.state = ANY (CAST({} AS text[]))", [state.value for state in given.state] or None),
             "label": ("j.label = {}", given.label),
+            "task": (f"{TASK_OF_CALL} = {{}}", given.task),
             "min_priority": ("j.priority >= {}", given.min_priority),
             "max_priority": ("j.priority <= {}", given.max_priority),
             "before": ("j.id < {}", self.request.before),

@@ -20,7 +20,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 #: Field → its option, where the name of the field is another one.
 _NAMES = {"metadata": "--meta", "properties": "--property"}
-_METAVARS = {"metadata": "KEY=VALUE", "properties": "KEY=VALUE", "label": "TEXT", "bot": "NAME"}
+_METAVARS = {"metadata": "KEY=VALUE", "properties": "KEY=VALUE", "label": "TEXT"}
 
 
 def option_name(field: str) -> str:

@@ -204,6 +204,16 @@ def test_what_passes_the_filter_is_changed_and_nothing_else(operator: httpx.Clie
     assert copied["changed"], "an id does"
 
 
+def test_lists_and_acts_take_the_calls_of_one_task(operator: httpx.Client) -> None:
+    calls = [["leasehold-task", "app:pool", f"app.{name}"] for name in ("charge", "tell")]
+    charge, tell, other = submitted(operator, *[JOB | {"command": command} for command in (*calls, ["app.charge"])])
+    listed = operator.get("/v1/jobs", params={"task": "app.charge"}).json()
+    assert [job["id"] for job in listed["jobs"]] == [charge]
+    act(operator, "cancel", where={"task": "app.charge"})
+    act(operator, "hold", where={"task": "app.tell"})
+    assert states(operator) == {charge: "cancelled", tell: "parked", other: "queued"}
+
+
 def test_an_act_takes_bounded_calls_and_no_new_jobs(operator: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selection, "MAX_SELECTED", 3)
     jobs = submitted(operator, *[JOB | BUILD for _ in range(8)])

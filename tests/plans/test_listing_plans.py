@@ -33,6 +33,8 @@ SPREAD = (
             * 16 + 7), 13, '0') || substr(gen_random_uuid()::text, 16))::uuid""",
     "UPDATE jobs SET started_at = created_at, finished_at = created_at + interval '1 s' WHERE state = 'succeeded'",
     "UPDATE jobs SET label = 'rare' WHERE id % 1000 = 0",
+    """UPDATE job_payloads SET payload = '{"command": ["leasehold-task", "app:pool", "app.rare"]}'
+        WHERE job_id % 1000 = 0""",
     """INSERT INTO job_metadata (job_id, instance, key, value)
         SELECT id, instance, k.key, k.value FROM jobs
         CROSS JOIN LATERAL (VALUES ('build', (id % 500)::text), ('common', 'yes')) k (key, value)""",
@@ -51,6 +53,9 @@ FILTERS: dict[str, dict[str, Any]] = {
     "cohort": {"cohort": "default"},
     "label": {"label": "rare"},
     "label of queued jobs": {"label": "rare", "state": ["queued"]},
+    "task": {"task": "app.rare"},
+    "task of queued jobs": {"task": "app.rare", "state": ["queued"]},
+    "absent task": {"task": "app.absent"},
     "metadata": {"metadata": ["build=7"]},
     "common metadata": {"metadata": ["common=yes"]},
     "two metadata": {"metadata": ["common=yes", "build=7"]},

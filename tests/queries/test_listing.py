@@ -25,11 +25,12 @@ EVERYTHING = """
 SELECT CAST(j.public_id AS text) AS id, j.id AS row_id, j.state, i.name AS instance, c.name AS cohort, j.label,
     j.priority, j.rank, j.created_at, j.queued_at, j.started_at, j.finished_at, p.properties, j.units,
     coalesce(s.terms, '{}') AS terms,
+    CASE WHEN o.payload->'command'->>0 = 'leasehold-task' THEN o.payload->'command'->>2 END AS task,
     (SELECT coalesce(jsonb_object_agg(key, value), '{}') FROM job_metadata WHERE job_id = j.id) AS metadata,
     (SELECT b.name FROM leases l JOIN bots b ON b.id = l.bot_id
      WHERE l.job_id = j.id ORDER BY fence DESC LIMIT 1) AS bot
 FROM jobs j JOIN instances i ON i.id = j.instance JOIN cohorts c ON c.id = j.cohort
-JOIN platforms p ON p.id = j.platform JOIN queues q ON q.id = j.queue
+JOIN platforms p ON p.id = j.platform JOIN job_payloads o ON o.job_id = j.id JOIN queues q ON q.id = j.queue
 LEFT JOIN constraint_sets s ON s.id = q.constraint_set
 """
 #: Sort → the key of a row in that order.
@@ -40,6 +41,7 @@ KEY: Mapping[Sort, Callable[[Any], tuple[Any, ...]]] = {
     Sort.ENDED: lambda row: (row.finished_at, row.row_id),
     Sort.PRIORITY: lambda row: (row.rank, row.queued_at, row.row_id),
 }
+CALL = ["leasehold-task", "app:pool", "app.charge"]
 #: Units of each bot: no bot could run a job that needs more.
 BOTS_HAVE = 10
 TIMES = {"submitted": "created_at", "queued": "queued_at", "started": "started_at", "ended": "finished_at"}
@@ -54,6 +56,7 @@ def fill(pool: Pool, chance: random.Random, jobs: int = 60) -> None:
             instance=chance.choice(["ci", "qa"]),
             units=chance.choice([1] * 5 + [BOTS_HAVE + 1]),
             label=chance.choice(["", "nightly", "weekly"]),
+            payload={"command": chance.choice([["true"], ["echo", "a", "app.charge"], CALL])},
             properties=chance.choice([{}, {"os": "linux"}, {"os": ["linux", "bsd"], "gpu": "a"}]),
             metadata=chance.choice([{}, {"build": "1"}, {"build": "1", "target": "//a"}, {"build": "2"}]),
             **({"own": own} if own else {"priority": chance.randint(-2, 2)}),
@@ -76,7 +79,7 @@ def fill(pool: Pool, chance: random.Random, jobs: int = 60) -> None:
 def passes(row: Any, given: JobFilter) -> bool:
     """What the words of the filter say."""
     terms = {"job_class": given.job_class, "owner": given.owner, "project": given.project}
-    same = {name: getattr(given, name) for name in ("instance", "cohort", "label", "bot")}
+    same = {name: getattr(given, name) for name in ("instance", "cohort", "label", "task", "bot")}
     return all(
         (
             not given.state or row.state in given.state,
@@ -136,6 +139,7 @@ def filters(rows: Sequence[Row], chance: random.Random) -> Iterator[JobFilter]:
         "instance": ["ci", "qa", "absent"],
         "cohort": ["default", "absent"],
         "label": ["nightly", ""],
+        "task": ["app.charge", "app.absent"],
         "metadata": [["build=1"], ["build=1", "target=//a"], ["build=3"]],
         "properties": [["os=linux"], ["os=bsd", "gpu=a"], ["os=plan9"]],
         "job_class": ["random"],

@@ -98,7 +98,7 @@ def form(where: Record, typed: str | None) -> None:
             type="search",
             name="q",
             defaultValue=in_words(where) if typed is None else typed,
-            placeholder="label:build state:failed meta:build=1234, or a job's id",
+            placeholder="label:build state:failed task:shop.charge, or a job's id",
             aria_label="Filter of the jobs",
             autocomplete="off",
             autocapitalize="none",

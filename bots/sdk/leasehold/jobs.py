@@ -88,6 +88,7 @@ class JobFilter(TypedDict, total=False):
     instance: str
     cohort: str
     label: str
+    task: str
     metadata: Mapping[str, str]
     properties: Mapping[str, str]
     job_class: str
