@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import structlog
 from leasehold.errors import NoAnswer
+from leasehold.states import EndKind, end_kind
 
 from bots.agent import agent
 from bots.agent.guardian import process_tree
@@ -46,6 +47,7 @@ def test_another_exit_code_is_a_failure_and_a_signal_is_negative(place: RunConte
     assert (outcome.verdict, outcome.exit_code, outcome.reason) == ("failed", 3, "exit code 3")
     outcome = finish(start(place, "sh", "-c", "kill -SEGV $$"))
     assert (outcome.verdict, outcome.exit_code, outcome.reason) == ("failed", -11, "killed by SIGSEGV")
+    assert end_kind(outcome.verdict, outcome.reason) is EndKind.KILLED
 
 
 @pytest.mark.parametrize(
@@ -236,6 +238,7 @@ def test_a_timeout_kills_the_whole_tree_also_what_ran_away(place: RunContext) ->
     run = start(place, "sh", "-c", tree, timeout=0.5, env={"RUNAWAY": RUNAWAY})
     outcome = finish(run)
     assert (outcome.verdict, outcome.exit_code, outcome.reason) == ("failed", -9, "timeout after 0.5 s")
+    assert end_kind(outcome.verdict, outcome.reason) is EndKind.TIMEOUT
     assert not sleeping("1001")
 
 

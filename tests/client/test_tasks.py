@@ -21,10 +21,11 @@ from django.conf import settings
 from django.db.utils import ConnectionHandler
 from leasehold.async_pool import AsyncPool
 from leasehold.client import Client
-from leasehold.errors import BadInput, Conflict, Forbidden, NotReady, TaskFailed, TimedOut
+from leasehold.errors import BadInput, Conflict, Forbidden, NotReady, NotSucceeded, TaskFailed, TimedOut
 from leasehold.graphs import GraphRequest
 from leasehold.jobs import job_ids
 from leasehold.pool import Pool
+from leasehold.states import EndKind, JobState
 from leasehold.tasks.task import TaskJob
 from leasehold.transaction import submit_in
 from psycopg.rows import dict_row
@@ -293,6 +294,20 @@ def test_a_job_that_ended_without_a_result_says_why(program: Gateway) -> None:
     program.script = ended("cancelled")
     with pytest.raises(TaskFailed, match=r"task '.*' cancelled: nobody gave a reason"):
         job.result()
+    for state, reason, kind in (
+        ("failed", "timeout after 0.5 s", EndKind.TIMEOUT),
+        ("dead", "ran longer than the ceiling of its timeout", EndKind.TIMEOUT),
+        ("dead", "waited longer than its queue timeout", EndKind.QUEUE_TIMEOUT),
+        ("failed", "killed by SIGKILL; its last checkpoint is not kept", EndKind.KILLED),
+        ("dead", "its bot was lost three times", EndKind.LOST),
+        ("cancelled", None, EndKind.CANCELLED),
+        ("failed", "exit code 3", EndKind.EXIT_CODE),
+        ("succeeded", None, EndKind.NO_RESULT),
+    ):
+        program.script = ended(state, reason=reason)
+        (failed,) = task_app.pool.gather([job], return_errors=True)
+        assert (failed.kind, NotSucceeded(A_JOB, JobState(state), reason).kind) == (kind, kind)
+        assert str(failed).count(kind) <= 1, "it is told once, in the words of the reason"
     program.script = ended("running")
     with pytest.raises(TimedOut, match=f"not final after 0.01 s: {A_JOB}") as going:
         job.result(timeout=0.01)

@@ -53,6 +53,7 @@ def test_every_state_has_a_stage_and_every_end_a_code() -> None:
         (F, None, r'{"code": 13, "message": "\ud800"}', (code.INTERNAL, False, "?", False)),
         (S, None, '{"code": 0, "stored": "%s/-9999999999999999999"}' % ("0" * 64), (code.INTERNAL, False, "", False)),
         (S, None, '{"code": 0, "result": "?"}', (code.INTERNAL, False, "was not run", False)),
+        (F, "timeout after 5 s", None, (code.DEADLINE_EXCEEDED, False, "timeout", False)),
         (D, "ran longer than its timeout", None, (code.DEADLINE_EXCEEDED, False, "ran longer", False)),
         (D, "waited longer than its queue timeout", None, (code.UNAVAILABLE, False, "waited", False)),
         (D, "its bot was lost three times", None, (code.FAILED_PRECONDITION, False, "lost", False)),

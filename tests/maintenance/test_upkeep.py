@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 from leasehold.errors import Conflict, NotReady
+from leasehold.states import EndKind, end_kind
 from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
@@ -85,6 +86,7 @@ def test_a_job_that_outlives_its_timeout_is_stopped_by_the_server_and_dead(pool:
     bot.sync(completed(work, "stopped"))
     row = pool.job(job)
     assert (row.state, row.reason) == ("dead", "ran longer than its timeout")
+    assert end_kind(row.state, row.reason) is EndKind.TIMEOUT
 
 
 def test_a_lease_that_was_missed_when_it_became_overdue_is_found_within_a_minute(pool: Pool) -> None:

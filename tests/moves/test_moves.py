@@ -8,6 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 from leasehold.errors import BadInput, Conflict, QueueFull
+from leasehold.states import EndKind, end_kind
 
 from bots.sync import sessions
 from schema.moves import cancel as cancel_moves
@@ -108,6 +109,7 @@ def test_a_job_outlives_as_many_lost_bots_as_it_asks_for(pool: Pool, most: int) 
     row = pool.job(job)
     times = {1: "once", 5: "5 times"}[most]
     assert (row.state, row.kills, row.reason) == ("dead", most, f"its bot was lost {times}")
+    assert end_kind(row.state, row.reason) is EndKind.LOST
 
 
 def test_a_limit_of_lost_bots_that_nobody_has_checked_holds_up_no_end(pool: Pool) -> None:

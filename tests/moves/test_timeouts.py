@@ -3,6 +3,7 @@
 import queue
 
 import pytest
+from leasehold.states import EndKind, end_kind
 
 from schema.moves.waiting import timeouts
 from schema.postgres.notify import Wakeups
@@ -27,6 +28,7 @@ def test_a_job_that_waited_longer_than_its_queue_timeout_is_dead(pool: Pool) -> 
     pool.upkeep().run_once()
     row = pool.job(waiting)
     assert (row.state, row.reason) == ("dead", "waited longer than its queue timeout")
+    assert end_kind(row.state, row.reason) is EndKind.QUEUE_TIMEOUT
     assert row.finished_at is not None
     assert pool.history(waiting) == ["submit", "time_out"]
     assert pool.job(patient).state == "queued"

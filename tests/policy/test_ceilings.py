@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from leasehold.errors import BadInput, NotFound
+from leasehold.states import EndKind, end_kind
 
 from schema.moves.graphs import submit_graph
 from schema.moves.submit import Submitted, submit
@@ -140,6 +141,7 @@ def test_a_job_that_waits_for_longer_than_the_ceiling_is_dead_whenever_it_was_su
     pool.upkeep().run_once()
     row = pool.job(labelled)
     assert (row.state, row.reason) == ("dead", "waited longer than the ceiling of its queue age")
+    assert end_kind(row.state, row.reason) is EndKind.QUEUE_TIMEOUT
     assert pool.history(labelled) == ["submit", "time_out"]
     event = pool.row("SELECT actor, details FROM job_events WHERE move = 'time_out'")
     assert event.details == {"max_queue_age": 599}
@@ -208,6 +210,7 @@ def test_a_run_that_is_longer_than_the_ceiling_is_ended_whenever_it_was_submitte
     bot.sync(completed(work, "stopped"))
     row = pool.job(job)
     assert (row.state, row.reason) == ("dead", "ran longer than the ceiling of its timeout")
+    assert end_kind(row.state, row.reason) is EndKind.TIMEOUT
     assert pool.history(job) == ["submit", "grant", "acknowledge", "ceiling", "give_up"]
     assert pool.row("SELECT details FROM job_events WHERE move = 'ceiling'").details == {"max_timeout": 599}
 

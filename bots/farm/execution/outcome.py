@@ -13,7 +13,7 @@ from typing import Any
 
 from google.rpc import code_pb2
 from leasehold.errors import BadInput
-from leasehold.states import FINAL, WAITING, JobState
+from leasehold.states import FINAL, WAITING, EndKind, JobState, end_kind
 
 from bots.farm.protos import remote_execution_pb2
 from bots.farm.refusals import violations
@@ -27,9 +27,13 @@ STAGES: Mapping[JobState, int] = {
     **dict.fromkeys(FINAL, _STAGE.COMPLETED),
 }
 
-#: Reasons of dead jobs, as the database words them, and what they mean to a client: code of google.rpc.Code. A client
-#: tries again what is UNAVAILABLE or INTERNAL, and not what has a failed precondition.
-TIMED_OUT, WAITED_TOO_LONG, KILLS_BOTS = "ran longer than", "waited longer than its queue timeout", "its bot was lost"
+#: What the end of a job without a result means to a client: code of google.rpc.Code. A client tries again what is
+#: UNAVAILABLE or INTERNAL, and not what has a failed precondition.
+_CODES: Mapping[EndKind, int] = {
+    EndKind.TIMEOUT: code_pb2.DEADLINE_EXCEEDED,
+    EndKind.QUEUE_TIMEOUT: code_pb2.UNAVAILABLE,
+    EndKind.LOST: code_pb2.FAILED_PRECONDITION,
+}
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,7 @@ def left(text: str | None) -> Left:
 
 def has_waited_too_long(state: JobState, reason: str | None) -> bool:
     """Return whether an action was given up because no bot has taken it in time."""
-    return state is JobState.DEAD and WAITED_TOO_LONG in (reason or "")
+    return state is JobState.DEAD and end_kind(state, reason) is EndKind.QUEUE_TIMEOUT
 
 
 def is_suspect(state: JobState, reason: str | None, told: Left) -> bool:
@@ -107,12 +111,9 @@ def _verdict(state: JobState, reason: str, told: Left, missing: int) -> tuple[in
         return code_pb2.UNAVAILABLE, f"{told.message}; it has all of them now"
     if told.code != code_pb2.INTERNAL:
         return told.code, told.message or reason
-    if TIMED_OUT in reason:
-        return code_pb2.DEADLINE_EXCEEDED, reason
-    if WAITED_TOO_LONG in reason:
-        return code_pb2.UNAVAILABLE, reason
-    if KILLS_BOTS in reason:
-        return code_pb2.FAILED_PRECONDITION, reason
+    code = _CODES.get(end_kind(state, reason))
+    if code is not None:
+        return code, reason
     return code_pb2.INTERNAL, ": ".join(each for each in (reason, told.message) if each) or "it was not run"
 
 

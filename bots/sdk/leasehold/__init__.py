@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from leasehold.runtime.attempt import current as current
     from leasehold.runtime.steps import step as step
     from leasehold.states import FINAL as FINAL
+    from leasehold.states import EndKind as EndKind
     from leasehold.states import JobState as JobState
     from leasehold.tasks.large_results import ResultFiles as ResultFiles
     from leasehold.tasks.periodic import AppliedSchedule as AppliedSchedule
@@ -70,7 +71,7 @@ _EXPORTS = {
     "tasks.large_results": ("ResultFiles",),
     "tasks.periodic": ("AppliedSchedule",),
     "pool": ("Pool",),
-    "states": ("FINAL", "JobState"),
+    "states": ("FINAL", "EndKind", "JobState"),
     "tasks.task": ("AsyncTask", "AsyncTaskJob", "Task", "TaskJob", "TaskRegistry"),
 }
 _MODULES = {name: module for module, names in _EXPORTS.items() for name in names}

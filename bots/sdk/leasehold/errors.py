@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from leasehold.states import JobState
+from leasehold.states import EndKind, JobState, end_kind
 
 
 class LeaseholdError(Exception):
@@ -116,11 +116,15 @@ class TimedOut(LeaseholdError, TimeoutError):
 
 
 class NotSucceeded(LeaseholdError):
-    """A job ended without success. `job`: its id. `state`: how it ended. `reason`: why, if anything is known."""
+    """A job ended without success.
+
+    job: its id. state: the state in which it ended. reason: why, if anything is known. kind: the same in a word.
+    """
 
     def __init__(self, job: str, state: JobState, reason: str | None) -> None:
         super().__init__(f"job {job} is {state}" + (f": {reason}" if reason else ""))
         self.job, self.state, self.reason = job, state, reason
+        self.kind: EndKind = end_kind(state, reason)
 
 
 class NotReady(LeaseholdError):
@@ -137,8 +141,9 @@ class NotReady(LeaseholdError):
 class TaskFailed(LeaseholdError):
     """A task has no value: its function raised an error, or its job ended without a result.
 
-    job: the id of the job. state: the state in which it ended. kind: the name of the class of the remote error, None if
-    there was none. message: what the error said, or why the job ended. traceback: the remote traceback, or nothing.
+    job: the id of the job. state: the state in which it ended. kind: the name of the class of the remote error, such as
+    "ValueError"; if there was none, an `EndKind`, such as "timeout". message: what the error said, or why the job
+    ended. traceback: the remote traceback, or nothing.
     """
 
     def __init__(
@@ -146,9 +151,8 @@ class TaskFailed(LeaseholdError):
     ) -> None:
         said = message if kind is None else f"{kind}: {message}" if message else kind
         super().__init__(f"task '{task}' {state}: {said.partition(chr(10))[0]}")
-        self.job, self.task, self.state, self.kind, self.message, self.traceback = (
-            job, task, state, kind, message, traceback,
-        )  # fmt: skip
+        self.job, self.task, self.state, self.message, self.traceback = job, task, state, message, traceback
+        self.kind: str = kind or end_kind(state, message)
         if traceback:
             self.add_note(f"The remote traceback:\n{traceback}")
 

@@ -1,4 +1,7 @@
-"""States of a job. The strings are stored in the database and are part of the contract of the tables."""
+"""States of a job, and how jobs end that do not succeed.
+
+The strings of the states are stored in the database and are part of the contract of the tables.
+"""
 
 from enum import StrEnum
 
@@ -23,3 +26,33 @@ class JobState(StrEnum):
 WAITING = (JobState.BLOCKED, JobState.QUEUED, JobState.PARKED, JobState.DEFERRED)
 #: The states that a job never leaves.
 FINAL = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED, JobState.DEAD})
+
+
+class EndKind(StrEnum):
+    """How a job ended that has not succeeded, or a task that has no value and raised no error."""
+
+    TIMEOUT = "timeout"  # it ran longer than its timeout, or than the ceiling of timeouts
+    QUEUE_TIMEOUT = "queue_timeout"  # it waited longer than its queue timeout, or than the ceiling of queue ages
+    KILLED = "killed"  # by a signal that nobody in the pool sent for another reason, such as for lack of memory
+    LOST = "lost"  # its bot was lost too often
+    CANCELLED = "cancelled"
+    EXIT_CODE = "exit_code"  # its command ended with an exit code other than 0
+    NO_RESULT = "no_result"  # it was not run, or left nothing, for another reason
+
+
+#: How the reasons of such ends begin, as the database and bots word them.
+_REASONS = {
+    "timeout after ": EndKind.TIMEOUT,
+    "ran longer than ": EndKind.TIMEOUT,
+    "waited longer than ": EndKind.QUEUE_TIMEOUT,
+    "killed ": EndKind.KILLED,
+    "its bot was lost ": EndKind.LOST,
+    "exit code ": EndKind.EXIT_CODE,
+}
+
+
+def end_kind(state: str, reason: str | None) -> EndKind:
+    """Return how a job ended that is in this final state for this reason, and has left nothing that tells more."""
+    if state == JobState.CANCELLED:
+        return EndKind.CANCELLED
+    return next((kind for begin, kind in _REASONS.items() if (reason or "").startswith(begin)), EndKind.NO_RESULT)
