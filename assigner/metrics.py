@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 
 from schema import clock
 from schema.accounting.forecasts import SOME, Judged
-from schema.accounting.quotas import QuotaUse, QuotaUses
+from schema.accounting.quota_uses import QuotaUse, QuotaUses
 from schema.fleet.success import Swarm
 
 log = structlog.get_logger()
@@ -385,9 +385,13 @@ _OF_QUOTAS: tuple[tuple[str, str, Callable[[QuotaUse], int | None]], ...] = (
     ),
     (
         "capacity_gap_units",
-        "Units of the minimum that the cohort cannot give: max(0, min - usage - free - what the other instances use "
-        "above their minimums).",
+        "Units of the minimum that the cohort cannot give: max(0, min - usage - free - what others use above theirs).",
         lambda use: use.capacity_gap,
+    ),
+    (
+        "unmet_units",
+        "Units that the instance lacks of its minimum while the first job of a queue of it has waited for a minute.",
+        lambda use: use.unmet,
     ),
     (
         "recent_evictions",

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from schema.accounting import accounts, quotas
 from schema.accounting.accounts import Share
-from schema.accounting.quotas import QuotaUse
+from schema.accounting.quota_uses import QuotaUse, quota_uses
 from schema.postgres.connection import Connection
 
 T = TypeVar("T")
@@ -44,7 +44,7 @@ def of_quota(connection: Connection, change: Callable[[], object], *, cooldown: 
     """
 
     def read() -> dict[tuple[str, str], QuotaUse]:
-        found = quotas.quota_uses(connection, most=MAX_PAIRS, cooldown=cooldown).pairs
+        found = quota_uses(connection, most=MAX_PAIRS, cooldown=cooldown).pairs
         return {(each.cohort, each.instance): each for each in found}
 
     known, after = _before_and_after(connection, change, read)
@@ -100,7 +100,7 @@ def _above_minimums(uses: Mapping[tuple[str, str], QuotaUse]) -> dict[str, int]:
 
 
 def _figures(use: QuotaUse, above: int) -> dict[str, float | None]:
-    use = replace(use, reclaimable=above - use.opportunistic)
+    use = replace(use, lent=above - use.opportunistic)
     most = use.effective_max
     return {
         "min": use.min_quota,

@@ -27,9 +27,9 @@ from assigner.process.shadows import Shadowing
 from assigner.process.threads import AssignerThreads, Presence, rules_from, seeded
 from assigner.settings import PoolSettings
 from schema import clock
-from schema.accounting import forecasts, quotas
+from schema.accounting import forecasts
 from schema.accounting.forecasts import Stored
-from schema.accounting.quotas import QuotaUses
+from schema.accounting.quota_uses import QuotaUses, quota_uses
 from schema.diagnostics.tracing import AttemptTracer
 from schema.policy import new_instances, schedules
 from schema.policy.schedule_changes import owner_in_words
@@ -191,9 +191,7 @@ class AssignerProcess:
         """Read what metrics say of quotas. It is not repeated after an error, because a scrape has a deadline."""
         settings = self._policy.settings.quotas
         return self._database.run(
-            lambda connection: quotas.quota_uses(
-                connection, most=settings.metric_pairs, cooldown=settings.of_evictions
-            ),
+            lambda connection: quota_uses(connection, most=settings.metric_pairs, cooldown=settings.of_evictions),
             repeat=False,
         )
 

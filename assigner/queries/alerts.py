@@ -12,8 +12,8 @@ from leasehold.states import JobState
 
 from assigner.queries import status
 from assigner.queries.status import Backlog
-from schema.accounting import quotas
-from schema.accounting.quotas import EVICTION_COOLDOWN, Cooldown, QuotaUse
+from schema.accounting.quota_uses import QuotaUse, quota_uses
+from schema.accounting.quotas import EVICTION_COOLDOWN, Cooldown
 from schema.fleet import success
 from schema.fleet.success import Swarm
 from schema.moves.dependencies import count_dead_ends
@@ -21,7 +21,7 @@ from schema.policy.schedules import FAILING, HELD_UP
 from schema.postgres import notify
 from schema.postgres.connection import Connection
 from schema.postgres.statements import Statement
-from schema.readable import duration
+from schema.readable import duration, plural
 from schema.tenancy import processes
 from schema.tenancy.processes import GatewayProcess
 
@@ -100,7 +100,7 @@ def read(connection: Connection, *, cooldown: Cooldown = EVICTION_COOLDOWN) -> R
         swarms=success.swarms(connection),
         backlog=status.count_backlog(connection),
         waiting_before=connection.execute(_BEFORE).scalar_one(),
-        quotas=quotas.quota_uses(connection, most=MAX_PAIRS, cooldown=cooldown).pairs,
+        quotas=quota_uses(connection, most=MAX_PAIRS, cooldown=cooldown).pairs,
         blocked_forever=count_dead_ends(connection, MAX_NODES),
         upkeep_age=None if age is None else float(age),
         schedules_failing=connection.execute(_SCHEDULES).scalar_one(),
@@ -179,11 +179,18 @@ def _parked(reading: Reading, limit: float) -> Found:
         yield "", f"{parked:,} jobs are held aside until an operator releases them."
 
 
-def _minimum_unmet(reading: Reading, limit: float) -> Found:
+def _minimum_lacks_bots(reading: Reading, limit: float) -> Found:
     for use in reading.quotas:
         if use.capacity_gap > limit:
-            told = f"Cohort {use.cohort} lacks {use.capacity_gap:,} units for the minimum of {use.instance}."
+            told = f"Cohort {use.cohort} lacks {plural(use.capacity_gap, 'unit')} for the minimum of {use.instance}."
             yield f"{use.cohort}/{use.instance}", told
+
+
+def _minimum_unmet(reading: Reading, limit: float) -> Found:
+    for use in reading.quotas:
+        if use.unmet > limit and not use.capacity_gap:
+            lacks = f"{use.instance} lacks {plural(use.unmet, 'unit')} of its minimum in cohort {use.cohort}"
+            yield f"{use.cohort}/{use.instance}", f"{lacks}; its jobs wait."
 
 
 def _at_maximum(reading: Reading, limit: float) -> Found:
@@ -328,6 +335,14 @@ RULES: Sequence[Rule] = (
         0,
         "leasehold bots list shows which bots are gone, draining or unhealthy. Bring them back or add bots, "
         "or lower minimums with leasehold quota set.",
+        _minimum_lacks_bots,
+    ),
+    Rule(
+        "LeaseholdMinimumIsNotMet",
+        "warning",
+        0,
+        "leasehold explain JOB, of a job of the instance that waits, tells what protects the running jobs. Give less "
+        "urgent work a larger priority, or let the cohort reclaim minimums from any job (leasehold cohort set).",
         _minimum_unmet,
     ),
     Rule(

@@ -11,9 +11,9 @@ from structlog.testing import capture_logs
 
 from assigner import metrics
 from assigner.preemption.plan import QuotaSettings
-from schema.accounting import quotas
 from schema.accounting import quotas as quotas_accounting
-from schema.accounting.quotas import Cooldown, QuotaDrift, QuotaUse, QuotaUses
+from schema.accounting.quota_uses import QuotaUse, QuotaUses, quota_uses
+from schema.accounting.quotas import Cooldown, QuotaDrift
 from schema.postgres.statements import Statement
 from schema.tenancy import cohorts, instances
 from tests.support.pool import Pool, active, completed
@@ -213,7 +213,7 @@ def test_grants_and_endings_beside_a_repair_are_counted(pool: Pool, tenancy: Ten
 
 def read(pool: Pool, *, most: int = 100, cooldown: float = 600.0) -> QuotaUses:
     return pool.database.run(
-        lambda connection: quotas.quota_uses(connection, most=most, cooldown=Cooldown(cooldown, literal=True))
+        lambda connection: quota_uses(connection, most=most, cooldown=Cooldown(cooldown, literal=True))
     )
 
 
@@ -244,8 +244,8 @@ def test_the_figures_of_a_pair_are_all_of_one_moment(pool: Pool, tenancy: Tenanc
     pool.bot(capacity=6)
     pool.assigner().run_once()
     assert read(pool).pairs == [
-        QuotaUse("default", "team-a", 10, 20, 2, 19, free=1, reclaimable=2, evictions=1),
-        QuotaUse("default", "team-b", 1, 9, 3, 9, free=1, reclaimable=0, evictions=0),
+        QuotaUse("default", "team-a", 10, 20, 2, 19, free=1, lent=2, uncounted=0, evictions=1, unmet=0),
+        QuotaUse("default", "team-b", 1, 9, 3, 9, free=1, lent=0, uncounted=0, evictions=0, unmet=0),
     ]
     first, second = read(pool).pairs
     assert (first.opportunistic, first.capacity_gap) == (0, 10 - 2 - 1 - 2)
@@ -284,6 +284,29 @@ def test_free_units_are_those_that_the_instance_could_have(pool: Pool, tenancy: 
         " kept_for = (SELECT id FROM instances WHERE name = 'team-c') WHERE name = 'everybody'"
     )
     assert {name: use.free for name, use in uses(pool).items()} == {"team-a": 106, "team-b": 1006, "team-c": 10}
+
+
+def test_what_instances_without_a_quota_use_can_be_reclaimed_too(pool: Pool, tenancy: Tenancy) -> None:
+    tenancy.quota("team-a", minimum=3)
+    tenancy.quota("team-b", minimum=1)
+    pool.submit(instance="team-b")
+    pool.submit(2, instance="team-c")
+    pool.bot(capacity=3)
+    pool.assigner().run_once()
+    (first, _) = read(pool).pairs
+    assert (first.lent, first.uncounted, first.capacity_gap) == (0, 2, 1)
+
+
+def test_a_minimum_is_not_met_once_a_job_has_waited_for_a_minute(pool: Pool, tenancy: Tenancy) -> None:
+    tenancy.quota("team-a", minimum=3)
+    assert read(pool).pairs[0].unmet == 0, "none waits"
+    pool.submit(instance="team-a", priority=-5)
+    pool.submit(instance="team-a", units=2)
+    assert read(pool).pairs[0].unmet == 0, "they have come just now"
+    pool.change("UPDATE jobs SET queued_at = queued_at - interval '61 s' WHERE units = 2")
+    assert read(pool).pairs[0].unmet == 3
+    pool.change("UPDATE instances SET draining = true WHERE name = 'team-a'")
+    assert read(pool).pairs[0].unmet == 0, "its instance starts no jobs"
 
 
 def test_pairs_beyond_the_bound_are_counted_and_a_new_one_displaces_none(exposed: Pool, tenancy: Tenancy) -> None:

@@ -25,7 +25,7 @@ from assigner.queries.alerts import Reading
 from assigner.queries.status import Backlog
 from bots.farm.metrics import DoorMetrics
 from bots.gateway.metrics import GatewayMetrics
-from schema.accounting.quotas import QuotaUse
+from schema.accounting.quota_uses import QuotaUse
 from schema.fleet.success import Swarm
 from schema.tenancy.processes import GatewayProcess
 
@@ -229,7 +229,7 @@ QUIET = Reading(
     refused=[],
 )  # fmt: skip
 SWARM = Swarm("gpus", 9, 5, 4, 0, 0, 20, 0.99, 0.5, 0.12, 0.11, None)
-USE = QuotaUse("gpus", "ours", 4, 10, 4, 10, 3, 0, 0)
+USE = QuotaUse("gpus", "ours", 4, 10, 4, 10, free=3, lent=0, uncounted=0, evictions=0, unmet=0)
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 GATEWAY = GatewayProcess("g1", "http://g1", "running", AT, AT, None, {"queue": 0, "wakeups_connected": 1})
 
@@ -256,7 +256,8 @@ CASES: dict[str, tuple[Any, Any]] = {
     "BacklogGrows": ({**backlog(1501), "waiting_before": 1000}, {**backlog(1500), "waiting_before": 1000}),
     "JobsThatNobodyCanRun": (backlog(1, unmatchable=1), backlog(1)),
     "JobsAreParked": (backlog(parked=1), backlog(1000)),
-    "MinimumCannotBeMet": (quota(usage=0), quota(usage=1)),
+    "MinimumCannotBeMet": (quota(usage=0, unmet=4), quota(usage=1)),
+    "MinimumIsNotMet": (quota(usage=2, unmet=2), quota(usage=2)),
     "InstanceAtMaximum": (quota(usage=10), quota(usage=9)),
     "EvictionsRepeat": (quota(evictions=10), quota(evictions=9)),
     "GatewaysFail": (gateway(requests=100, failed=6), gateway(requests=100, failed=5)),

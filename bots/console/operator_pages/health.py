@@ -40,6 +40,7 @@ PLACES = {
     "JobsAreParked": "/jobs?state=parked",
     "NodesAreBlockedForEver": "/graphs?open=1",
     "MinimumCannotBeMet": "/jobs?state=queued&cohort={cohort}&instance={instance}",
+    "MinimumIsNotMet": "/jobs?state=queued&cohort={cohort}&instance={instance}",
     "InstanceAtMaximum": "/jobs?state=running&state=leased&cohort={cohort}&instance={instance}",
     "EvictionsRepeat": "/preemptions",
     "ConfigurationIsRefused": "/policy",

@@ -106,12 +106,12 @@ def bar(used: float, least: float, most: float | None) -> str:
 def quota_cells(one: Record) -> list[Cell]:
     """Return the cells of a quota."""
     used, least, most = one["usage"], one["min_quota"], one["effective_max"]
-    told = "over" if most is not None and used > most else "below its minimum" if used < least else ""
+    told = ", over" if most is not None and used > most else ", below its minimum" if used < least else ""
     link = "/tenants?" + urlencode({"cohort": one["cohort"], "instance": one["instance"]}) + "#change"
     return [
         Cell(text(one["cohort"])),
         Cell(text(one["instance"]), link),
-        Cell(f"{used:,} {told}".strip(), kind="closed" if told else ""),
+        Cell(f"{used:,}{told}", kind="closed" if told else ""),
         Cell(bar(used, least, most), kind="drawn"),
         Cell(text(least)),
         Cell("none" if one["max_quota"] is None else text(one["max_quota"])),
