@@ -27,6 +27,7 @@ from assigner.operator_resources.declaration import (
 )
 from schema.accounting import accounts, counters, limit_patterns, rates
 from schema.accounting.accounts import PoolLimits
+from schema.accounting.rates import RateTerms
 from schema.policy import meters, queue_limits, time_windows
 from schema.policy.time_windows import WindowTerms
 from schema.postgres.connection import Connection
@@ -218,8 +219,9 @@ def _show_rate(connection: Connection, keys: Keys, page: Page) -> Rate:
     raise NotFound(f"rate: there is no rate '{escaped(keys[0], 127)}'")
 
 
-def _set_rate(connection: Connection, keys: Keys, body: RateRequest, by: By) -> None:
-    rates.set_rate(connection, keys[0], per_second=body.per_second, burst=body.burst, **by)
+def _set_rates(connection: Connection, wanted: Sequence[tuple[Keys, RateRequest]], by: By) -> None:
+    terms = {keys[0]: RateTerms(body.per_second, body.burst) for keys, body in wanted}
+    rates.set_rates(connection, terms, **by)
 
 
 RATES = Resource(
@@ -242,14 +244,16 @@ RATES = Resource(
     set=Setting(
         help="Set a rate: in any S seconds, at most BURST + PER_SECOND x S jobs start in the whole pool.",
         model=RateRequest,
-        apply=_set_rate,
+        apply=lambda connection, keys, body, by: _set_rates(connection, [(keys, body)], by),
+        apply_all=_set_rates,
     ),
     printed=lambda done: (
         f"{done['resource']} starts {plural(done['per_second'], 'job')} per second, {done['burst']} at once"
     ),
     remove=Removal(
         help="Remove a rate: jobs may then start at any rate.",
-        apply=lambda connection, keys, by: rates.remove_rate(connection, keys[0], **by),
+        apply=lambda connection, keys, by: rates.remove_rates(connection, [keys[0]], **by),
+        apply_all=lambda connection, names, by: rates.remove_rates(connection, [keys[0] for keys in names], **by),
         printed="{resource} has no rate",
     ),
     section="[[rates]]",
@@ -394,8 +398,8 @@ class QueueLimit(Row):
     max_queued: int = given(unit="jobs", help="jobs that may wait, held jobs included")
 
 
-def _set_queue_limit(connection: Connection, keys: Keys, body: QueueLimitRequest, by: By) -> None:
-    queue_limits.set_queue_limit(connection, keys[0], max_queued=body.max_queued, **by)
+def _set_queue_limits(connection: Connection, wanted: Sequence[tuple[Keys, QueueLimitRequest]], by: By) -> None:
+    queue_limits.set_queue_limits(connection, {keys[0]: body.max_queued for keys, body in wanted}, **by)
 
 
 QUEUE_LIMITS = Resource(
@@ -409,14 +413,18 @@ QUEUE_LIMITS = Resource(
     set=Setting(
         help="Set how many jobs with a label may wait. Submits beyond that are refused; jobs that wait already stay.",
         model=QueueLimitRequest,
-        apply=_set_queue_limit,
+        apply=lambda connection, keys, body, by: _set_queue_limits(connection, [(keys, body)], by),
+        apply_all=_set_queue_limits,
         arguments=("max_queued",),
         stops={"max_queued": "every submit with this label is refused"},
     ),
     printed=lambda done: f"{plural(done['max_queued'], 'job')} with the label {done['label']} may wait",
     remove=Removal(
         help="Let any number of jobs with a label wait.",
-        apply=lambda connection, keys, by: queue_limits.remove_queue_limit(connection, keys[0], **by),
+        apply=lambda connection, keys, by: queue_limits.remove_queue_limits(connection, [keys[0]], **by),
+        apply_all=lambda connection, names, by: queue_limits.remove_queue_limits(
+            connection, [keys[0] for keys in names], **by
+        ),
         printed="any number of jobs with the label {label} may wait",
     ),
     section="[[queues]]",

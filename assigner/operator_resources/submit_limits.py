@@ -1,6 +1,6 @@
 """Declarations of limits on what is submitted and reported: queue limits of instances, ceilings, rules."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import ConfigDict, Field
@@ -24,7 +24,7 @@ from assigner.operator_resources.limits import QueueLimitRequest
 from schema.accounting import accounts
 from schema.accounting.accounts import MAX_BUDGET
 from schema.policy import ceilings, queue_limits, submit_rules
-from schema.policy.ceilings import CeilingTerms
+from schema.policy.ceilings import CeilingTerms, Scope
 from schema.policy.submit_rules import SubmitRuleTerms
 from schema.postgres.connection import Connection
 from schema.readable import plural
@@ -35,8 +35,11 @@ class InstanceQueueLimit(Row):
     max_queued: int = given(unit="jobs", help="jobs that may wait, held jobs included")
 
 
-def _set_instance_queue_limit(connection: Connection, keys: Keys, body: QueueLimitRequest, by: By) -> None:
-    queue_limits.set_instance_queue_limit(connection, one_of(keys[0]), max_queued=body.max_queued, **by)
+def _set_instance_queue_limits(
+    connection: Connection, wanted: Sequence[tuple[Keys, QueueLimitRequest]], by: By
+) -> None:
+    limits = {one_of(keys[0]): body.max_queued for keys, body in wanted}
+    queue_limits.set_instance_queue_limits(connection, limits, **by)
 
 
 def _whose_jobs(done: Mapping[str, Any]) -> str:
@@ -56,14 +59,20 @@ INSTANCE_QUEUE_LIMITS = Resource(
         help="Set how many jobs of an instance, or of each without a limit of its own, may wait. Submits beyond that"
         " are refused; jobs that wait already stay.",
         model=QueueLimitRequest,
-        apply=_set_instance_queue_limit,
+        apply=lambda connection, keys, body, by: _set_instance_queue_limits(connection, [(keys, body)], by),
+        apply_all=_set_instance_queue_limits,
         arguments=("max_queued",),
         stops={"max_queued": "every submit to which this applies is refused"},
     ),
     printed=lambda done: f"{plural(done['max_queued'], 'job')} of {_whose_jobs(done)} may wait",
     remove=Removal(
         help="Remove the limit of an instance, for which the default then holds, or the default.",
-        apply=lambda connection, keys, by: queue_limits.remove_instance_queue_limit(connection, one_of(keys[0]), **by),
+        apply=lambda connection, keys, by: queue_limits.remove_instance_queue_limits(
+            connection, [one_of(keys[0])], **by
+        ),
+        apply_all=lambda connection, names, by: queue_limits.remove_instance_queue_limits(
+            connection, [one_of(keys[0]) for keys in names], **by
+        ),
         printed="the queue limit is removed",
     ),
 )
@@ -88,8 +97,17 @@ def _check_label_scope(field: str, value: str) -> None:
         queue_limits.check_label(field, value)
 
 
+def _scope(keys: Keys) -> Scope:
+    return one_of(keys[0]), one_of(keys[1])
+
+
 def _set_ceiling(connection: Connection, keys: Keys, body: CeilingRequest, by: By) -> Mapping[str, Any]:
-    return ceilings.set_ceiling(connection, one_of(keys[0]), one_of(keys[1]), body, **by)
+    (done,) = ceilings.set_ceilings(connection, {_scope(keys): body}, **by)
+    return done
+
+
+def _set_ceilings(connection: Connection, wanted: Sequence[tuple[Keys, CeilingRequest]], by: By) -> None:
+    ceilings.set_ceilings(connection, {_scope(keys): body for keys, body in wanted}, **by)
 
 
 def _told_of_ceiling(done: Mapping[str, Any]) -> str:
@@ -124,12 +142,14 @@ CEILINGS = Resource(
         help="Set ceilings for the pool, an instance, a label or both; what is not given stays. The tightest holds.",
         model=CeilingRequest,
         apply=_set_ceiling,
+        apply_all=_set_ceilings,
         partial=True,
     ),
     printed=_told_of_ceiling,
     remove=Removal(
         help="Remove the ceilings of the pool, an instance, a label or both.",
-        apply=lambda connection, keys, by: ceilings.remove_ceiling(connection, one_of(keys[0]), one_of(keys[1]), **by),
+        apply=lambda connection, keys, by: ceilings.remove_ceilings(connection, [_scope(keys)], **by),
+        apply_all=lambda connection, names, by: ceilings.remove_ceilings(connection, list(map(_scope, names)), **by),
         printed="the ceiling is removed",
     ),
 )
@@ -150,7 +170,12 @@ class SubmitRule(Row):
 
 
 def _set_submit_rule(connection: Connection, keys: Keys, body: SubmitRuleRequest, by: By) -> Mapping[str, Any]:
-    return submit_rules.set_submit_rule(connection, one_of(keys[0]), body, **by)
+    (done,) = submit_rules.set_submit_rules(connection, {one_of(keys[0]): body}, **by)
+    return done
+
+
+def _set_submit_rules(connection: Connection, wanted: Sequence[tuple[Keys, SubmitRuleRequest]], by: By) -> None:
+    submit_rules.set_submit_rules(connection, {one_of(keys[0]): body for keys, body in wanted}, **by)
 
 
 def _any(value: list[str] | None) -> object:
@@ -176,6 +201,7 @@ SUBMIT_RULES = Resource(
         help="Set the rule of the pool or of an instance; what is not given stays. A job must pass both.",
         model=SubmitRuleRequest,
         apply=_set_submit_rule,
+        apply_all=_set_submit_rules,
         partial=True,
         options={"property_keys": "--property-key", "commands": "--command"},
         switches={"--any-property": ("property_keys", None), "--any-command": ("commands", None)},
@@ -183,7 +209,10 @@ SUBMIT_RULES = Resource(
     printed=lambda done: f"the submit rule of {done['instance'] or 'the pool'} is set",
     remove=Removal(
         help="Remove the rule of the pool or of an instance.",
-        apply=lambda connection, keys, by: submit_rules.remove_submit_rule(connection, one_of(keys[0]), **by),
+        apply=lambda connection, keys, by: submit_rules.remove_submit_rules(connection, [one_of(keys[0])], **by),
+        apply_all=lambda connection, names, by: submit_rules.remove_submit_rules(
+            connection, [one_of(keys[0]) for keys in names], **by
+        ),
         printed="the submit rule is removed",
     ),
 )

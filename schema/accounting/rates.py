@@ -60,19 +60,28 @@ SELECT name, {_FILLED} AS tokens FROM rate_buckets WHERE name = ANY (CAST(:names
 ORDER BY name COLLATE "C" FOR NO KEY UPDATE"""
 LOCK_BUCKETS = {True: Statement(_LOCK_BUCKETS), False: Statement(f"{_LOCK_BUCKETS} SKIP LOCKED")}
 DRAW_TOKENS = Statement("SELECT draw(CAST(:names AS text[]), CAST(:jobs AS integer[]))")
-_FOUND_RATE = Statement("""
-SELECT rate, burst, limited_by FROM rate_buckets WHERE name = :name FOR NO KEY UPDATE
+_FOUND_RATES = Statement("""
+SELECT name, rate, burst FROM rate_buckets WHERE name = ANY (CAST(:names AS text[])) AND limited_by IS NULL
+ORDER BY name COLLATE "C" FOR NO KEY UPDATE
 """)
 # A new bucket is full. A changed bucket keeps its tokens, up to the smaller burst.
-_PUT_RATE = Statement("""
-INSERT INTO rate_buckets AS b (name, rate, burst, tokens) VALUES (:name, :rate, :burst, :burst)
+_PUT_RATES = Statement("""
+INSERT INTO rate_buckets AS b (name, rate, burst, tokens)
+SELECT w.name, w.rate, w.burst, w.burst
+FROM unnest(CAST(:names AS text[]), CAST(:rates AS double precision[]), CAST(:bursts AS integer[]))
+    AS w (name, rate, burst)
+ORDER BY w.name COLLATE "C"
 ON CONFLICT (name) DO UPDATE SET rate = EXCLUDED.rate, burst = EXCLUDED.burst,
     tokens = least(EXCLUDED.burst, b.burst,
         b.tokens + b.rate * greatest(extract(epoch FROM clock_timestamp() - b.refilled_at), 0)),
     refilled_at = greatest(b.refilled_at, clock_timestamp()), limited_by = NULL
 """)
-_REMOVE_RATE = Statement("""
-DELETE FROM rate_buckets WHERE name = :name AND limited_by IS NULL RETURNING rate, burst
+_REMOVE_RATES = Statement("""
+WITH held AS MATERIALIZED (
+    SELECT name FROM rate_buckets WHERE name = ANY (CAST(:names AS text[])) AND limited_by IS NULL
+    ORDER BY name COLLATE "C" FOR UPDATE
+)
+DELETE FROM rate_buckets b USING held h WHERE b.name = h.name RETURNING b.name, b.rate, b.burst
 """)
 _LIST_RATES = Statement(f"""
 SELECT name, rate, burst, greatest({_FILLED}, 0) AS tokens, limited_by FROM rate_buckets
@@ -127,6 +136,13 @@ class Rate:
     burst: int
     tokens: float
     pattern: str | None = None
+
+
+class RateTerms(NamedTuple):
+    """How fast jobs may start: on average per second, and at once after a quiet time."""
+
+    per_second: float
+    burst: int
 
 
 class RateSettings(BaseModel):
@@ -204,49 +220,54 @@ def draw_tokens(connection: Connection, wanted: Mapping[str, int]) -> None:
 
 
 def set_rate(connection: Connection, used: str, *, per_second: float, burst: int, actor: str, reason: str = "") -> None:
-    """Limit the starts of jobs of `used` (CLASS or CLASS/MODEL) to this rate, with at most `burst` at once.
+    """Limit the starts of jobs of `used` to this rate, as `set_rates` does."""
+    set_rates(connection, {used: RateTerms(per_second, burst)}, actor=actor, reason=reason)
 
-    A pattern such as `api-*` limits each class, or each model of a class, whose name begins so. Raises BadInput for a
-    malformed name or a value out of range.
+
+def set_rates(connection: Connection, wanted: Mapping[str, RateTerms], *, actor: str, reason: str = "") -> None:
+    """Limit the starts of jobs of each CLASS or CLASS/MODEL to its rate.
+
+    A pattern such as `api-*` limits each class, or each model of a class, whose name begins so. It takes as many
+    statements for many as for one, but that each pattern has its own. Raises BadInput for a malformed name or a value
+    out of range.
     """
-    check_resource("resource", used)
-    if not MIN_RATE <= per_second <= MAX_RATE:
-        raise BadInput("per_second", f"must be from {MIN_RATE:g} to {MAX_RATE:.0f}")
-    if not 1 <= burst <= MAX_BURST:
-        raise BadInput("burst", f"must be between 1 and {MAX_BURST}")
-    name = PREFIX + used
-    if limit_patterns.is_pattern(used):
-        limit_patterns.put_rate(connection, name, per_second=per_second, burst=burst, actor=actor, reason=reason)
+    for used, terms in wanted.items():
+        check_resource("resource", used)
+        if not MIN_RATE <= terms.per_second <= MAX_RATE:
+            raise BadInput("per_second", f"must be from {MIN_RATE:g} to {MAX_RATE:.0f}")
+        if not 1 <= terms.burst <= MAX_BURST:
+            raise BadInput("burst", f"must be between 1 and {MAX_BURST}")
+    named = {PREFIX + used: terms for used, terms in wanted.items()}
+    for name in filter(limit_patterns.is_pattern, list(named)):
+        limit_patterns.put_rate(connection, name, **named.pop(name)._asdict(), actor=actor, reason=reason)
+    if not named:
         return
     connection.execute(limit_patterns.CHANGE_RATES)
-    before = connection.execute(_FOUND_RATE, {"name": name}).one_or_none()
-    connection.execute(_PUT_RATE, {"name": name, "rate": per_second, "burst": burst})
-    audit.write(
-        connection,
-        "rate.set",
-        actor=actor,
-        subject=name,
-        details={
-            "before": None
-            if before is None or before.limited_by
-            else {"per_second": before.rate, "burst": before.burst},
-            "after": {"per_second": per_second, "burst": burst},
-            "reason": reason,
-        },
-    )
+    before = {row.name: RateTerms(row.rate, row.burst)._asdict()
+              for row in connection.execute(_FOUND_RATES, {"names": list(named)})}  # fmt: skip
+    rates, bursts = zip(*named.values(), strict=True)
+    connection.execute(_PUT_RATES, {"names": list(named), "rates": list(rates), "bursts": list(bursts)})
+    noted = {
+        name: {"before": before.get(name), "after": terms._asdict(), "reason": reason} for name, terms in named.items()
+    }
+    audit.write_all(connection, "rate.set", noted, actor=actor)
     wake(connection, "jobs")
 
 
-def remove_rate(connection: Connection, used: str, *, actor: str, reason: str = "") -> None:
-    """Remove the rate of `used`, a name or a pattern. Raises NotFound if it has none."""
-    if limit_patterns.is_pattern(used):
+def remove_rates(connection: Connection, wanted: Sequence[str], *, actor: str, reason: str = "") -> None:
+    """Remove the rates of these, which are names or patterns. Raises NotFound if one of them has none."""
+    named = [PREFIX + used for used in wanted if not limit_patterns.is_pattern(used)]
+    for used in filter(limit_patterns.is_pattern, wanted):
         limit_patterns.remove_rate(connection, PREFIX + used, actor=actor, reason=reason)
+    if not named:
         return
-    before = connection.execute(_REMOVE_RATE, {"name": PREFIX + used}).one_or_none()
-    if before is None:
-        raise NotFound(f"rate: '{escaped(used, 127)}' has none")
-    details = {"before": {"per_second": before.rate, "burst": before.burst}, "after": None, "reason": reason}
-    audit.write(connection, "rate.rm", actor=actor, subject=PREFIX + used, details=details)
+    before = {row.name: RateTerms(row.rate, row.burst)._asdict()
+              for row in connection.execute(_REMOVE_RATES, {"names": named})}  # fmt: skip
+    for name in named:
+        if name not in before:
+            raise NotFound(f"rate: '{escaped(name.removeprefix(PREFIX), 127)}' has none")
+    noted = {name: {"before": before[name], "after": None, "reason": reason} for name in named}
+    audit.write_all(connection, "rate.rm", noted, actor=actor)
     wake(connection, "jobs")
 
 
@@ -270,19 +291,12 @@ def declare(connection: Connection, wanted: Sequence[RateSettings], *, actor: st
     patterns = limit_patterns.rate_patterns(connection)
     known = {each.resource: (each.per_second, each.burst) for each in rates(connection)}
     known |= {each.pattern: (each.per_second, each.burst) for each in patterns}
-    for each in sorted(wanted, key=lambda one: one.resource):
-        if each.per_second is None:
-            if each.resource in known:
-                remove_rate(connection, each.resource, actor=actor, reason="configuration")
-        elif known.get(each.resource) != (each.per_second, each.burst):
-            set_rate(
-                connection,
-                each.resource,
-                per_second=each.per_second,
-                burst=each.burst,
-                actor=actor,
-                reason="configuration",
-            )
+    terms = {each.resource: each.per_second and RateTerms(each.per_second, each.burst)
+             for each in sorted(wanted, key=lambda one: one.resource)}  # fmt: skip
+    gone = [used for used, rate in terms.items() if rate is None and used in known]
+    remove_rates(connection, gone, actor=actor, reason="configuration")
+    changed = {used: rate for used, rate in terms.items() if rate and known.get(used) != rate}
+    set_rates(connection, changed, actor=actor, reason="configuration")
 
 
 def check_resource(field: str, used: str) -> None:

@@ -5,8 +5,10 @@ holds; the SQL function `ceiling_of` says so. A submit refuses what a request gi
 upkeep ends what was submitted before the ceiling was set (`schema/moves/waiting/timeouts.py`).
 """
 
-from collections.abc import Mapping
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from leasehold.errors import BadInput, NotFound
 from leasehold.wire import escaped
@@ -14,26 +16,41 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from schema import audit
 from schema.postgres.connection import Connection
-from schema.postgres.statements import Statement
+from schema.postgres.statements import Row, Statement
 from schema.validation import MAX_LABEL
 
 #: The largest ceiling, in seconds (a year): the longest time-out of a job.
 MAX_CEILING = 31_536_000.0
 
 _INTERN_DEFAULT = Statement("SELECT intern_instance('default')")
-_INSTANCE = Statement("SELECT id FROM instances WHERE name = :name")
+_INSTANCES = Statement("SELECT id, name FROM instances WHERE name = ANY (CAST(:names AS text[]))")
 _LIST = Statement("""
 SELECT i.name AS instance, c.label, c.default_timeout, c.max_timeout, c.max_queue_age
 FROM ceilings c LEFT JOIN instances i ON i.id = c.instance ORDER BY i.name NULLS FIRST, c.label NULLS FIRST
 """)
-_OF = "c.instance IS NOT DISTINCT FROM CAST(:instance AS integer) AND c.label IS NOT DISTINCT FROM CAST(:label AS text)"
-_MAKE = Statement("INSERT INTO ceilings (instance, label) VALUES (:instance, :label) ON CONFLICT DO NOTHING")
-_HOLD = Statement(f"SELECT default_timeout, max_timeout, max_queue_age FROM ceilings c WHERE {_OF} FOR UPDATE")
-_CHANGE = Statement(f"""
-UPDATE ceilings c SET default_timeout = :default_timeout, max_timeout = :max_timeout, max_queue_age = :max_queue_age
-WHERE {_OF}
+# A comparison that a hash can make, which `IS NOT DISTINCT FROM` is not: there may be many thousands of rows.
+_OF = "coalesce(c.instance, -1) = coalesce(w.instance, -1) AND coalesce(c.label, '') = coalesce(w.label, '')"
+_WANTED = """jsonb_to_recordset(CAST(:wanted AS jsonb)) AS w (instance integer, label text, default_timeout float8,
+    max_timeout float8, max_queue_age float8)"""
+_MAKE = Statement(f"""
+INSERT INTO ceilings (instance, label) SELECT w.instance, w.label FROM {_WANTED} ON CONFLICT DO NOTHING
 """)
-_REMOVE = Statement(f"DELETE FROM ceilings c WHERE {_OF} RETURNING default_timeout, max_timeout, max_queue_age")
+_HOLD = Statement(f"""
+SELECT c.instance, c.label, c.default_timeout, c.max_timeout, c.max_queue_age FROM ceilings c JOIN {_WANTED} ON {_OF}
+ORDER BY c.id FOR UPDATE OF c
+""")
+_CHANGE = Statement(f"""
+UPDATE ceilings c
+SET default_timeout = w.default_timeout, max_timeout = w.max_timeout, max_queue_age = w.max_queue_age
+FROM {_WANTED} WHERE {_OF}
+""")
+_REMOVE = Statement(f"""
+DELETE FROM ceilings c USING {_WANTED} WHERE {_OF}
+RETURNING c.instance, c.label, c.default_timeout, c.max_timeout, c.max_queue_age
+""")
+
+#: An instance and a label; None stands for all of them.
+Scope = tuple[str | None, str | None]
 
 
 class CeilingTerms(BaseModel):
@@ -80,60 +97,80 @@ def ceilings(connection: Connection) -> list[Ceiling]:
     return [Ceiling(**row._asdict()) for row in connection.execute(_LIST)]
 
 
-def instance_id(connection: Connection, name: str) -> int:
-    """The id of an instance that exists; `default` is made if need be. Raises NotFound.
+def instance_ids(connection: Connection, names: Iterable[str | None]) -> dict[str | None, int | None]:
+    """The ids of instances that exist, by name; `default` is made if need be. None stands for no instance, and is kept.
 
-    A limit of a misspelt name would hold for no job.
+    Raises NotFound: a limit of a misspelt name would hold for no job.
     """
-    if name == "default":
-        return int(connection.execute(_INTERN_DEFAULT).scalar_one())
-    found = connection.execute(_INSTANCE, {"name": name}).scalar_one_or_none()
-    if found is None:
-        raise NotFound(f"instance: there is no instance '{escaped(name, 63)}'")
-    return int(found)
+    wanted = sorted({name for name in names if name is not None})
+    if "default" in wanted:
+        connection.execute(_INTERN_DEFAULT)
+    found: dict[str | None, int | None] = {None: None}
+    if wanted:
+        found |= {row.name: row.id for row in connection.execute(_INSTANCES, {"names": wanted})}
+    for name in wanted:
+        if name not in found:
+            raise NotFound(f"instance: there is no instance '{escaped(name, 63)}'")
+    return found
 
 
-def set_ceiling(
-    connection: Connection,
-    instance: str | None,
-    label: str | None,
-    terms: CeilingTerms,
-    *,
-    actor: str,
-    reason: str = "",
-) -> dict[str, float | None]:
-    """Set the given ceilings of the scope, and return all of its ceilings. A scope that is left without any is removed.
+def set_ceilings(
+    connection: Connection, wanted: Mapping[Scope, CeilingTerms], *, actor: str, reason: str = ""
+) -> list[dict[str, float | None]]:
+    """Set the given ceilings of these scopes, and return all ceilings of each. A scope without any is removed.
 
-    Raises BadInput for a default above the longest run time, and NotFound for an instance that does not exist.
+    It takes as many statements for many as for one. Raises BadInput for a default above the longest run time, and
+    NotFound for an instance that does not exist.
     """
-    scope = _scope(connection, instance, label)
-    connection.execute(_MAKE, scope)
-    before = dict(connection.execute(_HOLD, scope).one()._asdict())
-    after = before | terms.model_dump(include=terms.model_fields_set & before.keys())
-    default, most = after["default_timeout"], after["max_timeout"]
-    if default is not None and most is not None and default > most:
-        raise BadInput("default_timeout", f"must be at most {most:g}, the longest run time")
-    if all(value is None for value in after.values()):
-        connection.execute(_REMOVE, scope)
-    elif after != before:
-        connection.execute(_CHANGE, {**scope, **after})
-    if after != before:
-        _note(connection, "ceiling.set", instance, label, before, after, actor=actor, reason=reason)
-    return after
+    rows = _rows(connection, wanted)
+    connection.execute(_MAKE, _values(rows.values()))
+    held = _by_scope(connection.execute(_HOLD, _values(rows.values())), rows)
+    found, noted = {}, {}
+    for scope, terms in wanted.items():
+        before = held[scope]
+        after = found[scope] = before | terms.model_dump(include=terms.model_fields_set & before.keys())
+        default, most = after["default_timeout"], after["max_timeout"]
+        if default is not None and most is not None and default > most:
+            raise BadInput("default_timeout", f"must be at most {most:g}, the longest run time")
+        if after != before:
+            noted[_named(*scope)] = {"before": before, "after": after, "reason": reason}
+    is_left = {scope: any(value is not None for value in after.values()) for scope, after in found.items()}
+    if gone := [rows[scope] for scope in wanted if not is_left[scope]]:
+        connection.execute(_REMOVE, _values(gone))
+    if changed := [rows[scope] | found[scope] for scope in wanted if is_left[scope] and found[scope] != held[scope]]:
+        connection.execute(_CHANGE, _values(changed))
+    if noted:
+        audit.write_all(connection, "ceiling.set", noted, actor=actor)
+    return list(found.values())
 
 
-def remove_ceiling(
-    connection: Connection, instance: str | None, label: str | None, *, actor: str, reason: str = ""
-) -> None:
-    """Remove all ceilings of the scope. Raises NotFound if it has none."""
-    row = connection.execute(_REMOVE, _scope(connection, instance, label)).one_or_none()
-    if row is None:
-        raise NotFound(f"ceiling: {_named(instance, label)} has none")
-    _note(connection, "ceiling.rm", instance, label, dict(row._asdict()), {}, actor=actor, reason=reason)
+def remove_ceilings(connection: Connection, scopes: Sequence[Scope], *, actor: str, reason: str = "") -> None:
+    """Remove all ceilings of these scopes. Raises NotFound if one has none."""
+    rows = _rows(connection, scopes)
+    removed = _by_scope(connection.execute(_REMOVE, _values(rows.values())), rows)
+    for scope in scopes:
+        if scope not in removed:
+            raise NotFound(f"ceiling: {_named(*scope)} has none")
+    noted = {_named(*scope): {"before": removed[scope], "after": None, "reason": reason} for scope in scopes}
+    audit.write_all(connection, "ceiling.rm", noted, actor=actor)
 
 
-def _scope(connection: Connection, instance: str | None, label: str | None) -> dict[str, object]:
-    return {"instance": None if instance is None else instance_id(connection, instance), "label": label}
+def _rows(connection: Connection, scopes: Collection[Scope]) -> dict[Scope, dict[str, Any]]:
+    ids = instance_ids(connection, (instance for instance, _ in scopes))
+    return {(instance, label): {"instance": ids[instance], "label": label} for instance, label in scopes}
+
+
+def _values(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    return {"wanted": json.dumps(list(rows))}
+
+
+def _by_scope(found: Iterable[Row], rows: Mapping[Scope, Mapping[str, Any]]) -> dict[Scope, dict[str, float | None]]:
+    """Return the ceilings of each of these rows, by its scope."""
+    scopes = {(row["instance"], row["label"]): scope for scope, row in rows.items()}
+    return {
+        scopes[row.instance, row.label]: {name: getattr(row, name) for name in CeilingTerms.model_fields}
+        for row in found
+    }
 
 
 def _named(instance: str | None, label: str | None) -> str:
@@ -141,18 +178,3 @@ def _named(instance: str | None, label: str | None) -> str:
     parts = [f"instance:{instance}"] if instance is not None else []
     parts += [f"label:{escaped(label, MAX_LABEL)}"] if label is not None else []
     return ",".join(parts) or "pool"
-
-
-def _note(
-    connection: Connection,
-    action: str,
-    instance: str | None,
-    label: str | None,
-    before: Mapping[str, float | None],
-    after: Mapping[str, float | None],
-    *,
-    actor: str,
-    reason: str,
-) -> None:
-    details = {"before": dict(before), "after": dict(after) or None, "reason": reason}
-    audit.write(connection, action, actor=actor, subject=_named(instance, label), details=details)

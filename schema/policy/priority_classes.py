@@ -51,8 +51,9 @@ UPDATE scheduling SET project_points = :project_points, user_points = :user_poin
 # The walk through the waiting jobs that gives them the priority that their points come to now begins anew; see
 # `schema.moves.waiting.priority.reprice`. It is written with the points, so that it outlives the process that does so.
 _BEGIN_WALK = Statement("""
-UPDATE policy_in_force
-SET origin = coalesce(origin, '{}') || '{"repricing": {"after": [-1, "-infinity", "-infinity", -1], "changed": 0}}'
+UPDATE policy_in_force f SET origin = coalesce(f.origin, '{}') || w.walk
+FROM (SELECT jsonb '{"repricing": {"after": [-1, "-infinity", "-infinity", -1], "changed": 0}}' AS walk) w
+WHERE f.origin @> w.walk IS NOT TRUE
 """)
 # A submit reads its class or service level, and so holds a weak lock on that table until its job is visible.
 LOCK_CLASSES = Statement("LOCK TABLE job_classes IN ACCESS EXCLUSIVE MODE")

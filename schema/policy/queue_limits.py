@@ -5,7 +5,7 @@ of the pool, `max_queue_size` of the scheduling policy, upkeep defers jobs; the 
 million jobs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from leasehold.errors import BadInput, NotFound
@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from schema import audit, declarations
 from schema.fields import Label
-from schema.policy.ceilings import instance_id
+from schema.policy.ceilings import instance_ids
 from schema.postgres.connection import Connection
 from schema.postgres.statements import Statement
 from schema.predicates import AT_REST, READY
@@ -24,20 +24,25 @@ from schema.validation import MAX_LABEL, check_text
 MAX_QUEUED = 100_000
 
 _PUT = Statement("""
-INSERT INTO queue_limits AS q (label, max_queued) VALUES (:label, :max_queued)
+INSERT INTO queue_limits AS q (label, max_queued)
+SELECT w.label, w.max_queued FROM unnest(CAST(:labels AS text[]), CAST(:mosts AS integer[])) AS w (label, max_queued)
+ORDER BY w.label
 ON CONFLICT (label, instance) DO UPDATE SET max_queued = EXCLUDED.max_queued WHERE q.max_queued <> EXCLUDED.max_queued
 RETURNING label
 """)
-_REMOVE = Statement("DELETE FROM queue_limits WHERE label = :label RETURNING label")
+_REMOVE = Statement("DELETE FROM queue_limits WHERE label = ANY (CAST(:labels AS text[])) RETURNING label")
 _LIST = Statement("SELECT label, max_queued FROM queue_limits WHERE label IS NOT NULL ORDER BY label")
-_PUT_INSTANCE = Statement("""
-INSERT INTO queue_limits AS q (instance, max_queued) VALUES (:instance, :max_queued)
+_PUT_INSTANCES = Statement("""
+INSERT INTO queue_limits AS q (instance, max_queued)
+SELECT w.instance, w.max_queued
+FROM unnest(CAST(:instances AS integer[]), CAST(:mosts AS integer[])) AS w (instance, max_queued) ORDER BY w.instance
 ON CONFLICT (label, instance) DO UPDATE SET max_queued = EXCLUDED.max_queued WHERE q.max_queued <> EXCLUDED.max_queued
-RETURNING max_queued
+RETURNING instance
 """)
-_REMOVE_INSTANCE = Statement("""
-DELETE FROM queue_limits q WHERE q.label IS NULL AND q.instance IS NOT DISTINCT FROM CAST(:instance AS integer)
-RETURNING q.max_queued
+_REMOVE_INSTANCES = Statement("""
+DELETE FROM queue_limits q WHERE q.label IS NULL AND (q.instance = ANY (CAST(:instances AS integer[]))
+    OR (q.instance IS NULL AND array_position(CAST(:instances AS integer[]), NULL) IS NOT NULL))
+RETURNING q.instance
 """)
 _LIST_INSTANCES = Statement("""
 SELECT i.name AS instance, q.max_queued FROM queue_limits q LEFT JOIN instances i ON i.id = q.instance
@@ -78,35 +83,50 @@ def check_label(field: str, label: str) -> str:
     return label
 
 
-def set_queue_limit(connection: Connection, label: str, *, max_queued: int, actor: str, reason: str = "") -> None:
-    """Let at most `max_queued` jobs with this label wait. Jobs that wait already stay. Raises BadInput."""
-    check_label("label", label)
-    if not 0 <= max_queued <= MAX_QUEUED:
-        raise BadInput("max_queued", f"must be between 0 and {MAX_QUEUED}")
-    _put(connection, label, max_queued, actor=actor, reason=reason)
+def set_queue_limits(connection: Connection, wanted: Mapping[str, int], *, actor: str, reason: str = "") -> None:
+    """Let at most so many jobs with each of these labels wait. Jobs that wait already stay. Raises BadInput.
+
+    It takes as many statements for many as for one, as all functions here do.
+    """
+    for label, most in wanted.items():
+        check_label("label", label)
+        if not 0 <= most <= MAX_QUEUED:
+            raise BadInput("max_queued", f"must be between 0 and {MAX_QUEUED}")
+    _put(connection, wanted, actor=actor, reason=reason)
 
 
-def remove_queue_limit(connection: Connection, label: str, *, actor: str, reason: str = "") -> None:
-    """Let any number of jobs with this label wait. Raises NotFound if the label has no limit."""
-    if not _put(connection, label, None, actor=actor, reason=reason):
-        raise NotFound(f"queue-limit: label '{escaped(label, MAX_LABEL)}' has none")
+def remove_queue_limits(connection: Connection, labels: Sequence[str], *, actor: str, reason: str = "") -> None:
+    """Let any number of jobs with these labels wait. Raises NotFound if one of them has no limit."""
+    removed = _put(connection, dict.fromkeys(labels), actor=actor, reason=reason)
+    for label in labels:
+        if label not in removed:
+            raise NotFound(f"queue-limit: label '{escaped(label, MAX_LABEL)}' has none")
 
 
 def declare(connection: Connection, wanted: Sequence[QueueSettings], *, actor: str) -> None:
     """Set the limits that the configuration declares. Other labels keep their limits."""
     declarations.replace(connection, "queue-limit", (each.label for each in wanted))
-    for each in sorted(wanted, key=lambda one: one.label):
-        _put(connection, each.label, each.max_queued, actor=actor, reason="configuration")
+    limits = {each.label: each.max_queued for each in sorted(wanted, key=lambda one: one.label)}
+    _put(connection, limits, actor=actor, reason="configuration")
 
 
-def _put(connection: Connection, label: str, max_queued: int | None, *, actor: str, reason: str) -> bool:
-    """Set or remove a limit, and audit it. False, and no audit row, if that changes nothing."""
-    values = {"label": label, "max_queued": max_queued}
-    if connection.execute(_REMOVE if max_queued is None else _PUT, values).one_or_none() is None:
-        return False
-    details = {"max_queued": max_queued, "reason": reason}
-    audit.write(connection, "queue.set", actor=actor, subject=f"label:{label}", details=details)
-    return True
+def _put(connection: Connection, wanted: Mapping[str, int | None], *, actor: str, reason: str) -> set[str]:
+    """Set limits, or remove those that are None, and audit what that changes. Returns the labels of these."""
+    found = set[str]()
+    if gone := [label for label, most in wanted.items() if most is None]:
+        found.update(connection.execute(_REMOVE, {"labels": gone}).scalars())
+    if kept := {label: most for label, most in wanted.items() if most is not None}:
+        values = {"labels": list(kept), "mosts": list(kept.values())}
+        found.update(connection.execute(_PUT, values).scalars())
+    changed = {f"label:{label}": most for label, most in wanted.items() if label in found}
+    _note(connection, changed, actor=actor, reason=reason)
+    return found
+
+
+def _note(connection: Connection, changed: Mapping[str, int | None], *, actor: str, reason: str) -> None:
+    noted = {subject: {"max_queued": most, "reason": reason} for subject, most in changed.items()}
+    if noted:
+        audit.write_all(connection, "queue.set", noted, actor=actor)
 
 
 # Limits of instances
@@ -125,36 +145,34 @@ def instance_queue_limits(connection: Connection) -> list[InstanceQueueLimit]:
     return [InstanceQueueLimit(row.instance, row.max_queued) for row in connection.execute(_LIST_INSTANCES)]
 
 
-def set_instance_queue_limit(
-    connection: Connection, instance: str | None, *, max_queued: int, actor: str, reason: str = ""
+def set_instance_queue_limits(
+    connection: Connection, wanted: Mapping[str | None, int], *, actor: str, reason: str = ""
 ) -> None:
-    """Let at most `max_queued` jobs of the instance wait; None sets the limit of each instance without its own.
+    """Let at most so many jobs of these instances wait; None sets the limit of each instance without its own.
 
     Jobs that wait already stay. Raises NotFound for an instance that does not exist.
     """
-    of = None if instance is None else instance_id(connection, instance)
-    values = {"instance": of, "max_queued": max_queued}
-    if connection.execute(_PUT_INSTANCE, values).one_or_none() is not None:
-        _note_instance(connection, instance, max_queued, actor=actor, reason=reason)
+    ids = instance_ids(connection, wanted)
+    values = {"instances": [ids[name] for name in wanted], "mosts": list(wanted.values())}
+    found = set(connection.execute(_PUT_INSTANCES, values).scalars())
+    changed = {_subject(name): most for name, most in wanted.items() if ids[name] in found}
+    _note(connection, changed, actor=actor, reason=reason)
 
 
-def remove_instance_queue_limit(connection: Connection, instance: str | None, *, actor: str, reason: str = "") -> None:
-    """Remove the limit of an instance, for which the default then holds, or the default. Raises NotFound."""
-    of = None if instance is None else instance_id(connection, instance)
-    if connection.execute(_REMOVE_INSTANCE, {"instance": of}).one_or_none() is None:
-        raise NotFound(
-            "instance-queue-limit: " + ("there is no default" if instance is None else f"'{instance}' has none")
-        )
-    _note_instance(connection, instance, None, actor=actor, reason=reason)
-
-
-def _note_instance(
-    connection: Connection, instance: str | None, max_queued: int | None, *, actor: str, reason: str
+def remove_instance_queue_limits(
+    connection: Connection, names: Sequence[str | None], *, actor: str, reason: str = ""
 ) -> None:
-    subject = "pool" if instance is None else f"instance:{instance}"
-    audit.write(
-        connection, "queue.set", actor=actor, subject=subject, details={"max_queued": max_queued, "reason": reason}
-    )
+    """Remove the limits of instances, for which the default then holds; None removes the default. Raises NotFound."""
+    ids = instance_ids(connection, names)
+    found = set(connection.execute(_REMOVE_INSTANCES, {"instances": [ids[name] for name in names]}).scalars())
+    for name in names:
+        if ids[name] not in found:
+            raise NotFound("instance-queue-limit: " + ("there is no default" if name is None else f"'{name}' has none"))
+    _note(connection, dict.fromkeys(map(_subject, names)), actor=actor, reason=reason)
+
+
+def _subject(instance: str | None) -> str:
+    return "pool" if instance is None else f"instance:{instance}"
 
 
 # The limit of the whole pool

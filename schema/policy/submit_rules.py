@@ -4,7 +4,8 @@ A rule belongs to the whole pool or to an instance, and a job must pass every ru
 `within_limits` judges each way to submit, SQL included. Nothing is refused where no rule is set.
 """
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -13,9 +14,9 @@ from leasehold.wire import escaped
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from schema import audit
-from schema.policy.ceilings import instance_id
+from schema.policy.ceilings import instance_ids
 from schema.postgres.connection import Connection
-from schema.postgres.statements import Statement
+from schema.postgres.statements import Row, Statement
 from schema.validation import MAX_PROPERTY_BYTES, check_text
 
 #: The most entries of one list, the longest program name in bytes, and the largest threshold of an owner's cost.
@@ -28,15 +29,23 @@ _LIST = Statement(f"""
 SELECT i.name AS instance, {_FIELDS} FROM submit_rules r LEFT JOIN instances i ON i.id = r.instance
 ORDER BY i.name NULLS FIRST
 """)
-_OF = "r.instance IS NOT DISTINCT FROM CAST(:instance AS integer)"
-_MAKE = Statement("INSERT INTO submit_rules (instance) VALUES (:instance) ON CONFLICT DO NOTHING")
-_HOLD = Statement(f"SELECT {_FIELDS} FROM submit_rules r WHERE {_OF} FOR UPDATE")
-_CHANGE = Statement(f"""
-UPDATE submit_rules r SET property_keys = :property_keys, commands = :commands, owner_cost = :owner_cost,
-    owner_penalty = :owner_penalty
-WHERE {_OF}
+# A comparison that a hash can make, which `IS NOT DISTINCT FROM` is not: there may be many thousands of rules.
+_OF = "coalesce(r.instance, -1) = coalesce(w.instance, -1)"
+_WANTED = """jsonb_to_recordset(CAST(:wanted AS jsonb)) AS w (instance integer, property_keys text[], commands text[],
+    owner_cost numeric, owner_penalty integer)"""
+_FIELDS_OF_RULE = ", ".join(f"r.{each}" for each in _FIELDS.split(", "))
+_MAKE = Statement(f"INSERT INTO submit_rules (instance) SELECT w.instance FROM {_WANTED} ON CONFLICT DO NOTHING")
+_HOLD = Statement(f"""
+SELECT r.instance, {_FIELDS_OF_RULE} FROM submit_rules r JOIN {_WANTED} ON {_OF} ORDER BY r.id FOR UPDATE OF r
 """)
-_REMOVE = Statement(f"DELETE FROM submit_rules r WHERE {_OF} RETURNING {_FIELDS}")
+_CHANGE = Statement(f"""
+UPDATE submit_rules r SET property_keys = w.property_keys, commands = w.commands, owner_cost = w.owner_cost,
+    owner_penalty = w.owner_penalty
+FROM {_WANTED} WHERE {_OF}
+""")
+_REMOVE = Statement(f"""
+DELETE FROM submit_rules r USING {_WANTED} WHERE {_OF} RETURNING r.instance, {_FIELDS_OF_RULE}
+""")
 
 
 def _text_of(limit: int) -> AfterValidator:
@@ -98,57 +107,60 @@ def submit_rules(connection: Connection) -> list[SubmitRule]:
     return [SubmitRule(**row._asdict()) for row in connection.execute(_LIST)]
 
 
-def set_submit_rule(
-    connection: Connection, instance: str | None, terms: SubmitRuleTerms, *, actor: str, reason: str = ""
-) -> dict[str, Any]:
-    """Set the given parts of a rule, and return all of it. A rule that is left without any part is removed.
+def set_submit_rules(
+    connection: Connection, wanted: Mapping[str | None, SubmitRuleTerms], *, actor: str, reason: str = ""
+) -> list[dict[str, Any]]:
+    """Set the given parts of the rules of instances, None = the pool, and return all of each. A rule that is left
+    without any part is removed.
 
-    Jobs that were submitted before stay as they are. Raises BadInput for a penalty without a threshold, and NotFound
-    for an instance that does not exist.
+    It takes as many statements for many as for one. Jobs that were submitted before stay as they are. Raises BadInput
+    for a penalty without a threshold, and NotFound for an instance that does not exist.
     """
-    scope = _scope(connection, instance)
-    connection.execute(_MAKE, scope)
-    before = dict(connection.execute(_HOLD, scope).one()._asdict())
-    given = terms.model_dump(include=terms.model_fields_set & before.keys())
-    for name in ("property_keys", "commands"):
-        if given.get(name) is not None:
-            given[name] = sorted(set(given[name]))
-    after = before | given
-    if after["owner_penalty"] is not None and after["owner_cost"] is None:
-        raise BadInput("owner_penalty", "means nothing without owner_cost")
-    if all(value is None for value in after.values()):
-        connection.execute(_REMOVE, scope)
-    elif after != before:
-        connection.execute(_CHANGE, {**scope, **after})
-    if after != before:
-        _note(connection, "submit-rule.set", instance, before, after, actor=actor, reason=reason)
-    return after
+    ids = instance_ids(connection, wanted)
+    rows = {name: {"instance": ids[name]} for name in wanted}
+    connection.execute(_MAKE, _values(rows.values()))
+    held = {row.instance: _terms(row) for row in connection.execute(_HOLD, _values(rows.values()))}
+    found, noted = {}, {}
+    for name, terms in wanted.items():
+        before = held[ids[name]]
+        given = terms.model_dump(include=terms.model_fields_set & before.keys())
+        for part in ("property_keys", "commands"):
+            if given.get(part) is not None:
+                given[part] = sorted(set(given[part]))
+        after = found[name] = before | given
+        if after["owner_penalty"] is not None and after["owner_cost"] is None:
+            raise BadInput("owner_penalty", "means nothing without owner_cost")
+        if after != before:
+            noted[_subject(name)] = {"before": before, "after": after, "reason": reason}
+    is_left = {name: any(value is not None for value in after.values()) for name, after in found.items()}
+    if gone := [rows[name] for name in wanted if not is_left[name]]:
+        connection.execute(_REMOVE, _values(gone))
+    if changed := [rows[name] | found[name] for name in wanted if is_left[name] and found[name] != held[ids[name]]]:
+        connection.execute(_CHANGE, _values(changed))
+    if noted:
+        audit.write_all(connection, "submit-rule.set", noted, actor=actor)
+    return list(found.values())
 
 
-def remove_submit_rule(connection: Connection, instance: str | None, *, actor: str, reason: str = "") -> None:
-    """Remove the rule of an instance, or of the pool. Raises NotFound if it has none."""
-    row = connection.execute(_REMOVE, _scope(connection, instance)).one_or_none()
-    if row is None:
-        whose = "the pool" if instance is None else f"'{escaped(instance, 63)}'"
-        raise NotFound(f"submit-rule: {whose} has none")
-    _note(connection, "submit-rule.rm", instance, dict(row._asdict()), None, actor=actor, reason=reason)
+def remove_submit_rules(connection: Connection, names: Sequence[str | None], *, actor: str, reason: str = "") -> None:
+    """Remove the rules of instances, None = that of the pool. Raises NotFound if one has none."""
+    ids = instance_ids(connection, names)
+    found = connection.execute(_REMOVE, _values({"instance": ids[name]} for name in names))
+    removed = {row.instance: _terms(row) for row in found}
+    for name in names:
+        if ids[name] not in removed:
+            raise NotFound(f"submit-rule: {'the pool' if name is None else repr(escaped(name, 63))} has none")
+    noted = {_subject(name): {"before": removed[ids[name]], "after": None, "reason": reason} for name in names}
+    audit.write_all(connection, "submit-rule.rm", noted, actor=actor)
 
 
-def _scope(connection: Connection, instance: str | None) -> dict[str, int | None]:
-    return {"instance": None if instance is None else instance_id(connection, instance)}
+def _values(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    return {"wanted": json.dumps(list(rows))}
 
 
-def _note(
-    connection: Connection,
-    action: str,
-    instance: str | None,
-    before: Mapping[str, Any],
-    after: Mapping[str, Any] | None,
-    *,
-    actor: str,
-    reason: str,
-) -> None:
-    subject = "pool" if instance is None else f"instance:{instance}"
-    audit.write(
-        connection, action, actor=actor, subject=subject, details={"before": before, "after": after, "reason": reason}
-    )
+def _terms(row: Row) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in SubmitRuleTerms.model_fields}
+
+
+def _subject(instance: str | None) -> str:
+    return "pool" if instance is None else f"instance:{instance}"

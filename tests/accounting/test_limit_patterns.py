@@ -101,7 +101,7 @@ def test_a_pattern_of_rates_gives_each_class_a_bucket_of_its_own(pool: Pool) -> 
     (late,) = pool.submit(terms={"resource_class": "api-a"})
     assert "may start 0.001 jobs per second, the limit of 'api-*'" in explained(pool, late).sentence
     rate(pool, "api-*", 1000, 2)
-    pool.database.run(lambda c: rates.remove_rate(c, "api-big/*", actor="t"))
+    pool.database.run(lambda c: rates.remove_rates(c, ["api-big/*"], actor="t"))
     found = pool.rows("SELECT name, rate FROM rate_buckets ORDER BY name")
     assert [tuple(row) for row in found] == [("rate:api-a", 1000), ("rate:api-b", 1000), ("rate:api-big", 0.001)]
 

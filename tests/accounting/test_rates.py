@@ -196,7 +196,7 @@ def test_operators_set_change_and_remove_rates_and_each_is_audited(pool: Pool) -
     rate(pool, "claude_cli", per_second=2, burst=4)
     (found,) = pool.database.run(rates.rates)
     assert (found.resource, found.per_second, found.burst, found.tokens) == ("claude_cli", 2, 4, 4)
-    pool.database.run(lambda c: rates.remove_rate(c, "claude_cli", actor="test", reason="enough"))
+    pool.database.run(lambda c: rates.remove_rates(c, ["claude_cli"], actor="test", reason="enough"))
     assert pool.database.run(rates.rates) == []
     noted = pool.rows("SELECT action, subject, details FROM audit ORDER BY id")
     assert [(row.action, row.subject) for row in noted] == [
@@ -204,7 +204,7 @@ def test_operators_set_change_and_remove_rates_and_each_is_audited(pool: Pool) -
     ]  # fmt: skip
     assert noted[1].details["before"] == {"per_second": 5, "burst": 10}
     with pytest.raises(NotFound, match="'claude_cli' has none"):
-        pool.database.run(lambda c: rates.remove_rate(c, "claude_cli", actor="test"))
+        pool.database.run(lambda c: rates.remove_rates(c, ["claude_cli"], actor="test"))
     for used in ("Claude", "claude/", "a/b/c"):
         with pytest.raises(BadInput):
             rate(pool, used, 1, 1)

@@ -221,7 +221,7 @@ def test_a_schedule_behind_a_job_that_never_starts_counts_and_tells_the_ticks_th
 def test_a_refused_job_is_told_of_and_tried_again_and_keeps_no_other_schedule_waiting(pool: Pool) -> None:
     put(pool, request={"command": ["true"], "label": "full"})
     put(pool, "other")
-    pool.database.run(lambda c: queue_limits.set_queue_limit(c, "full", max_queued=0, actor="test"))
+    pool.database.run(lambda c: queue_limits.set_queue_limits(c, {"full": 0}, actor="test"))
     make_due(pool)
     make_due(pool, name="other")
     tick = month(pool)
@@ -235,7 +235,7 @@ def test_a_refused_job_is_told_of_and_tried_again_and_keeps_no_other_schedule_wa
     looked(pool)
     row = waiting(pool)
     assert (row.failures, 5 < row.wait <= 10) == (2, True)
-    pool.database.run(lambda c: queue_limits.remove_queue_limit(c, "full", actor="test"))
+    pool.database.run(lambda c: queue_limits.remove_queue_limits(c, ["full"], actor="test"))
     due_again(pool)
     looked(pool)
     row = pool.row(ROW)
@@ -282,7 +282,7 @@ def test_a_refusal_that_cannot_be_stored_keeps_no_other_schedule_waiting(
 ) -> None:
     put(pool, request={"command": ["true"], "label": "full"})
     put(pool, "other")
-    pool.database.run(lambda c: queue_limits.set_queue_limit(c, "full", max_queued=0, actor="test"))
+    pool.database.run(lambda c: queue_limits.set_queue_limits(c, {"full": 0}, actor="test"))
     make_due(pool, months=1)
     make_due(pool, name="other")
     monkeypatch.setattr(schedules, "refuse", lambda *_, **__: 1 / 0)

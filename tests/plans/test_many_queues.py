@@ -94,8 +94,8 @@ def graph(connection: Connection, first: int) -> None:
 
 def limited(connection: Connection, first: int) -> None:
     """Submit where operators have set limits."""
-    queue_limits.set_queue_limit(connection, "limited", max_queued=100, actor="test")
-    submit_rules.set_submit_rule(connection, None, SubmitRuleTerms(commands=["true"]), actor="test")
+    queue_limits.set_queue_limits(connection, {"limited": 100}, actor="test")
+    submit_rules.set_submit_rules(connection, {None: SubmitRuleTerms(commands=["true"])}, actor="test")
     batch(lambda key: job(instance=f"i-{key}", key=f"{key}", label="limited"))(connection, first)
 
 

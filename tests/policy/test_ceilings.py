@@ -10,7 +10,7 @@ from schema.moves.graphs import submit_graph
 from schema.moves.submit import Submitted, submit
 from schema.moves.waiting import timeouts
 from schema.moves.waiting.hold import requeue
-from schema.policy.ceilings import CeilingTerms, remove_ceiling, set_ceiling
+from schema.policy.ceilings import CeilingTerms, remove_ceilings, set_ceilings
 from schema.postgres.statements import Statement
 from schema.requests import GraphRequest, JobRequest
 from tests.support.explain import explained, gates_of
@@ -23,7 +23,7 @@ REFUSED = "a ceiling of the pool, of its instance or of its label"
 
 def ceiling(pool: Pool, instance: str | None = None, label: str | None = None, **terms: float | None) -> None:
     pool.change("INSERT INTO instances (name) VALUES ('ci'), ('default') ON CONFLICT DO NOTHING")
-    pool.database.run(lambda c: set_ceiling(c, instance, label, CeilingTerms(**terms), actor="test"))
+    pool.database.run(lambda c: set_ceilings(c, {(instance, label): CeilingTerms(**terms)}, actor="test"))
 
 
 def together(pool: Pool, *jobs: dict[str, Any]) -> list[Submitted]:
@@ -248,9 +248,9 @@ def test_a_submit_looks_at_a_ceiling_that_was_set_while_the_last_other_one_went(
     """Submits ask one table whether there is any limit; whoever takes the last one away must not hide a new one."""
     ceiling(pool, label="old", max_timeout=5)
     with race.first() as first:
-        set_ceiling(first.connection, None, "new", CeilingTerms(max_timeout=9), actor="test")
+        set_ceilings(first.connection, {(None, "new"): CeilingTerms(max_timeout=9)}, actor="test")
         late = race.second(
-            lambda: pool.database.run(lambda c: remove_ceiling(c, None, "old", actor="test")), behind=first
+            lambda: pool.database.run(lambda c: remove_ceilings(c, [(None, "old")], actor="test")), behind=first
         )
         first.decide(commit)
         late.result()

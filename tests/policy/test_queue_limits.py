@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from schema.moves.graphs import submit_graph
 from schema.moves.submit import Submitted, submit
-from schema.policy.queue_limits import QueueSettings, set_instance_queue_limit
+from schema.policy.queue_limits import QueueSettings, set_instance_queue_limits
 from schema.postgres.engine import Database
 from schema.requests import GraphRequest
 from tests.support.http import JOB, submitted
@@ -134,7 +134,7 @@ def test_a_duplicate_of_a_job_that_just_ends_needs_a_place_of_its_own(pool: Pool
 
 def limit_instance(pool: Pool, instance: str | None, most: int) -> None:
     pool.change("INSERT INTO instances (name) VALUES ('ci') ON CONFLICT DO NOTHING")
-    pool.database.run(lambda c: set_instance_queue_limit(c, instance, max_queued=most, actor="test"))
+    pool.database.run(lambda c: set_instance_queue_limits(c, {instance: most}, actor="test"))
 
 
 def test_each_instance_has_its_own_limit_or_the_default(pool: Pool) -> None:

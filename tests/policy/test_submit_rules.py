@@ -22,10 +22,10 @@ from schema.moves.graphs import submit_graph
 from schema.moves.submit import Submitted, submit, submit_alone, submit_at_once
 from schema.moves.waiting.hold import requeue
 from schema.policy import priority_classes
-from schema.policy.ceilings import CeilingTerms, set_ceiling
+from schema.policy.ceilings import CeilingTerms, set_ceilings
 from schema.policy.schedule_changes import Author, put_schedule
 from schema.policy.schedules import ScheduleTerms
-from schema.policy.submit_rules import SubmitRuleTerms, remove_submit_rule, set_submit_rule
+from schema.policy.submit_rules import SubmitRuleTerms, remove_submit_rules, set_submit_rules
 from schema.postgres.engine import Database, libpq_url
 from schema.requests import GraphRequest, JobRequest
 from schema.tenancy import instances
@@ -37,7 +37,7 @@ from tests.support.servers import Served, counts
 
 def rule(pool: Pool, instance: str | None = None, **terms: Any) -> None:
     pool.change("INSERT INTO instances (name) VALUES ('ci'), ('default') ON CONFLICT DO NOTHING")
-    pool.database.run(lambda c: set_submit_rule(c, instance, SubmitRuleTerms(**terms), actor="test"))
+    pool.database.run(lambda c: set_submit_rules(c, {instance: SubmitRuleTerms(**terms)}, actor="test"))
 
 
 def together(pool: Pool, *jobs: dict[str, Any]) -> list[Submitted]:
@@ -106,7 +106,7 @@ def test_the_rules_of_the_pool_and_of_the_instance_must_both_be_kept(pool: Pool)
         together(pool, {})
     rule(pool, commands=None)
     together(pool, {"command": ["anything"]})
-    pool.database.run(lambda c: remove_submit_rule(c, "ci", actor="test"))
+    pool.database.run(lambda c: remove_submit_rules(c, ["ci"], actor="test"))
     together(pool, {"command": ["make"], "instance": "ci"})
 
 
@@ -217,8 +217,8 @@ def test_a_requeued_job_has_the_priority_of_the_old_one_and_keeps_the_rules_of_n
 
 def test_callers_over_http_and_in_sql_are_told_the_field(pool: Pool, served: Served) -> None:
     rule(pool, commands=["make"])
-    set_ceilings = CeilingTerms(max_timeout=60.0)
-    pool.database.run(lambda c: set_ceiling(c, None, None, set_ceilings, actor="test"))
+    terms = CeilingTerms(max_timeout=60.0)
+    pool.database.run(lambda c: set_ceilings(c, {(None, None): terms}, actor="test"))
     for job, field, said in (
         ({"command": ["rm"]}, "command", "'rm' is not among the programs that jobs may run"),
         ({"command": ["make"], "timeout_seconds": 61}, "timeout_seconds", "must be at most 60, a ceiling of the pool"),
@@ -252,7 +252,7 @@ def test_the_command_says_in_one_line_what_breaks_a_rule_or_a_ceiling(
     pool: Pool, operate: Callable[..., tuple[int, str]], tmp_path: Path
 ) -> None:
     rule(pool, property_keys=["os"], commands=["true"], owner_cost=10.0)
-    pool.database.run(lambda c: set_ceiling(c, None, None, CeilingTerms(max_timeout=60.0), actor="test"))
+    pool.database.run(lambda c: set_ceilings(c, {(None, None): CeilingTerms(max_timeout=60.0)}, actor="test"))
     has_used(pool, "ann", 11)
     for arguments, said in (
         (("--timeout", "61", "--", "true"), "--timeout: must be at most 60, a ceiling of the pool"),

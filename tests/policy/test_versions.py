@@ -140,6 +140,16 @@ def many(count: int) -> dict[str, dict[str, dict[str, Any]]]:
         "quota": {f"default/{name}": {"min": 1, "max": nth + 1} for nth, name in enumerate(names)},
         "owner-quota": {f"{name}/ann": {"cost": 2.5} for name in names},
         "project-quota": {f"{name}/site": {"cost": 3.0} for name in names},
+        "instance-queue-limit": {name: {"max_queued": 50} for name in names},
+        "ceiling": {
+            f"{name}/*": {"default_timeout": None, "max_timeout": 9.5, "max_queue_age": None} for name in names
+        },
+        "submit-rule": {
+            name: {"property_keys": ["os"], "commands": None, "owner_cost": 2.5, "owner_penalty": None}
+            for name in names
+        },
+        "queue-limit": {f"a/{name}": {"max_queued": 5} for name in names},
+        "rate": {f"api/{name}": {"per_second": 2.5, "burst": nth + 1} for nth, name in enumerate(names)},
     }
 
 
@@ -158,9 +168,12 @@ def test_many_limits_become_as_they_were_in_as_many_statements_as_few(operator: 
         assert limits(pool) == before
         told.append((len(set_all), len(removed_all)))
     assert told[0] == told[1]
+    others = {"policy", "instance", "pool", "token"}
     noted = pool.rows("SELECT action, count(*) AS times FROM audit GROUP BY action ORDER BY action")
-    assert {row.action: row.times for row in noted if row.action.startswith(("quota.", "account.", "limit."))} == {
+    assert {row.action: row.times for row in noted if row.action.split(".")[0] not in others} == {
         "account.set": 62, "account.remove": 62, "limit.set": 186, "limit.rm": 186, "quota.set": 62, "quota.rm": 62,
+        "queue.set": 248, "rate.set": 62, "rate.rm": 62, "ceiling.set": 62, "ceiling.rm": 62, "submit-rule.set": 62,
+        "submit-rule.rm": 62,
     }  # fmt: skip
 
     wrong = {"quota": {**many(20)["quota"], "gone/i1": {"min": 1, "max": None}}, "instance": many(20)["instance"]}
