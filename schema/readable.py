@@ -98,6 +98,15 @@ def number(value: float, *, digits: int = 6) -> str:
     return f"{value:.12f}".rstrip("0").rstrip(".")
 
 
+def figure(value: float, *, digits: int = 12) -> str:
+    """Return a quantity as sentences and tables tell it, with so many significant digits: `1,200`, `1,234.5`."""
+    if isinstance(value, int):
+        return f"{value:,}"
+    whole, dot, rest = number(value, digits=digits).partition(".")
+    size = whole.lstrip("-")
+    return f"{whole[: -len(size)]}{int(size):,}{dot}{rest}" if size.isdecimal() else f"{whole}{dot}{rest}"
+
+
 def plural(number: float, noun: str) -> str:
     """Return a number of things, such as `1 job`, `1,200 jobs` or `0.5 jobs`."""
     many = f"{noun[:-1]}ies" if noun.endswith("y") and noun[-2] not in "aeiou" else f"{noun}s"
@@ -381,7 +390,10 @@ def _width(column: Column, cells: Iterable["Text"]) -> int:
 
 
 def cell(value: object) -> str:
-    """Return a value as a table shows it, without characters that could control the terminal."""
+    """Return a value as a table shows it, without characters that could control the terminal.
+
+    A number is a quantity, with separators; a number that names something, such as a process, is given as text.
+    """
     match value:
         case None | "" | []:
             return "-"
@@ -389,8 +401,8 @@ def cell(value: object) -> str:
             return "yes"
         case False:
             return "no"
-        case float():
-            return number(value, digits=12)
+        case int() | float():
+            return figure(value)
         case list():
             return printable(" ".join(map(str, value)))
         case _:

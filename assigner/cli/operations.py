@@ -128,7 +128,10 @@ def assigners(calling: Calling) -> click.Command:
         """Show one assigner process."""
         with caller.client() as gateway:
             found = gateway.call("GET", _assigner(name))
-        print_json(found) if caller.json else table(["setting", "value"], list(found.items()))
+        if caller.json:
+            print_json(found)
+            return
+        table(["setting", "value"], list((found | {"policy": _version(found)}).items()))
 
     @group.command("drain")
     @click.argument("name")
@@ -164,10 +167,15 @@ def _list_assigners(caller: Caller) -> None:
         print_json(found)
         return
     rows = [
-        (each["name"], each["state"], each.get("policy"), *(moment(each[time]) for time in ("started_at", "seen_at")))
+        (each["name"], each["state"], _version(each), *(moment(each[time]) for time in ("started_at", "seen_at")))
         for each in found
     ]
     table(["name", "state", Column("policy", leaves=2), Column("started", leaves=1), "seen"], rows)
+
+
+def _version(row: Mapping[str, Any]) -> str | None:
+    """Return the number of the version by which a process works: a name, and so without separators."""
+    return None if row.get("policy") is None else str(row["policy"])
 
 
 def _assigner(name: str) -> str:

@@ -50,7 +50,7 @@ def report(calling: Calling) -> click.Command:
 
 def _tell(found: Report) -> None:
     click.echo(
-        f"the last {readable.duration(found.seconds)}: {found.throughput:.2f} jobs/s, "
+        f"the last {readable.duration(found.seconds)}: {found.throughput:,.2f} jobs/s, "
         f"fairness {_number(found.fairness)}, efficiency {_number(found.efficiency)}"
     )
     if found.resources:
@@ -70,7 +70,7 @@ def _tell(found: Report) -> None:
         click.echo("")
         table(
             ["instance", "waiting now", "oldest"],
-            [(each.name, f"{each.jobs:,}", readable.duration(each.oldest)) for each in found.waiting],
+            [(each.name, each.jobs, readable.duration(each.oldest)) for each in found.waiting],
         )
     if not found.instances:
         click.echo("no job ended")
@@ -104,13 +104,13 @@ def _tell(found: Report) -> None:
         _tell_estimates(found.estimates)
     if found.hours:
         click.echo("")
-        table(["used", "hour (UTC)", "amount"], [(each.name, each.hour, f"{each.amount:g}") for each in found.hours])
+        table(["used", "hour (UTC)", "amount"], [(each.name, each.hour, each.amount) for each in found.hours])
 
 
 def _tell_estimates(found: EstimateReport) -> None:
     click.echo(
-        f"\n{found.jobs} jobs said how long they would run: {_seconds(found.estimated_mean)} on average, they took "
-        f"{_seconds(found.actual_mean)}; actual / estimate {_number(found.ratio_p50)} (p50), "
+        f"\n{readable.plural(found.jobs, 'job')} said how long they would run: {_seconds(found.estimated_mean)} "
+        f"on average, they took {_seconds(found.actual_mean)}; actual / estimate {_number(found.ratio_p50)} (p50), "
         f"{_number(found.ratio_p95)} (p95)"
     )
 
@@ -151,8 +151,8 @@ def demand(calling: Calling) -> click.Command:
             print_json(found)
             return
         rows = [
-            (each["cohort"], _properties(each["properties"]), f"{each['queued']}{'+' * each['at_least']}",
-             each["ready"], each["limited"], each["retrying"], each["units"], f"{each['oldest_seconds']:,.0f} s",
+            (each["cohort"], _properties(each["properties"]), f"{each['queued']:,}{'+' * each['at_least']}",
+             each["ready"], each["limited"], each["retrying"], each["units"], _seconds(each["oldest_seconds"]),
              each["bots"], each["free_units"], each["would_start_with_one_more_bot"], each["suggested_bots"])
             for each in found["demand"]
         ]  # fmt: skip
@@ -182,7 +182,7 @@ def forecasts(calling: Calling) -> click.Command:
             print_json(found)
             return
         rows = [
-            (each["instance"], each["job_class"] or None, each["cohort"], f"{each['jobs']:,}",
+            (each["instance"], each["job_class"] or None, each["cohort"], each["jobs"],
              each["forecast"]["sentence"])
             for each in found["waiting"]
         ]  # fmt: skip
@@ -196,7 +196,7 @@ def forecasts(calling: Calling) -> click.Command:
         table(
             ["instance", "judged", "in time", "median error", "median promise"],
             [
-                (each["instance"] or "all", f"{each['jobs']:,}", f"{each['coverage']:.1%}", _seconds(each["error"]),
+                (each["instance"] or "all", each["jobs"], f"{each['coverage']:.1%}", _seconds(each["error"]),
                  _seconds(each["width"]))
                 for each in judged
             ],
@@ -238,7 +238,7 @@ def preemptions(calling: Calling) -> click.Command:
             "rule",
         )
         rows = (
-            (each["id"], readable.moment(each["at"]), short, each["instance"], each["preemptor_instance"],
+            (str(each["id"]), readable.moment(each["at"]), short, each["instance"], each["preemptor_instance"],
              _minimum(each["receipt"]), each["bot"], each["cohort"],
              each["receipt"].get("policy"), each["rule"])
             for each, short in zip(found, ids, strict=True)
@@ -251,7 +251,7 @@ def preemptions(calling: Calling) -> click.Command:
 def _minimum(receipt: Mapping[str, Any]) -> str | None:
     """Tell the use and the minimum of the instance that got the units, as they were then."""
     preemptor = receipt.get("preemptor")
-    return preemptor and f"{preemptor.get('usage')} of {preemptor.get('min_quota')}"
+    return preemptor and f"{preemptor.get('usage'):,} of {preemptor.get('min_quota'):,}"
 
 
 def _properties(properties: Mapping[str, Sequence[str]]) -> str:

@@ -183,7 +183,7 @@ def _print_effect(caller: Caller, answer: Record) -> None:
         table(["instance", "cohort", "what", "now", "then"], rows)
     more = f", and {answer['left_out']:,} figures more" if answer["left_out"] else ""
     number = len({one["instance"] for one in found})
-    click.echo(f"{number:,} instance{'' if number == 1 else 's'} would be affected{more}; nothing was changed")
+    click.echo(f"{plural(number, 'instance')} would be affected{more}; nothing was changed")
     for one in found:
         if one["field"] == "over" and one["after"]:
             click.echo(f"{one['instance']} would start nothing until {one['after']:g} units are back")
@@ -201,7 +201,7 @@ def _warn_of_effect(answer: Record) -> None:
 
 def _figures(one: Record) -> list[str]:
     """Return a figure now and then."""
-    form = ".1%" if one["field"] == "share" else ".15g"
+    form = ".1%" if one["field"] == "share" else ",.15g"
     return ["none" if one[at] is None else f"{one[at]:{form}}" for at in ("before", "after")]
 
 
@@ -248,7 +248,7 @@ def _cell(row: Mapping[str, Any], value: Any) -> object:
 
 def _repriced(answer: Record) -> str:
     changed = answer.get("repriced")
-    return "" if changed is None else f"; {changed} waiting job{'' if changed == 1 else 's'} changed"
+    return "" if changed is None else f"; {plural(changed, 'waiting job')} changed"
 
 
 def _keyed(resource: Resource[Any], command: Any) -> Any:

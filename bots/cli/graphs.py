@@ -263,7 +263,7 @@ def _list_nodes(nodes: list[Record]) -> None:
         ),
         (
             (
-                each["node"],
+                str(each["node"]),
                 output.state("blocked for ever" if each["dead_end"] else each["state"]),
                 short,
                 readable.without_middle(output.plain(output.in_words(each["command"], each.get("arguments"))), 100),

@@ -101,12 +101,12 @@ def print_explanation(found: Record, *, every: bool) -> None:
             ),
             (
                 (
-                    each["fence"],
+                    str(each["fence"]),
                     output.moment(each["granted_at"]),
                     each["bot"],
                     each["assigner"],
                     each["strategy"],
-                    each.get("policy"),
+                    None if each.get("policy") is None else str(each["policy"]),
                     each["sentence"],
                 )
                 for each in found["attempts"]

@@ -430,7 +430,7 @@ def show_bot(bot: Record) -> None:
         ("status", state(_bot_status(bot))),
         ("process", _process(bot)),
         ("version", version(bot.get("version"))),
-        ("units", f"{bot['in_use']} of {bot['capacity']} in use, {plural(bot['leases'], 'lease')}"),
+        ("units", f"{bot['in_use']:,} of {bot['capacity']:,} in use, {plural(bot['leases'], 'lease')}"),
         ("cohort", bot["cohort"]),
         ("properties", properties(bot["properties"])),
         ("exclusive", " ".join(bot["exclusive"]) or "-"),
@@ -446,7 +446,7 @@ def show_bot(bot: Record) -> None:
         table(
             ("label", "successes", "failures", "given back", "success", "latency"),
             (
-                (each["label"], *(f"{each[name]:.1f}" for name in ("successes", "failures", "returned")),
+                (each["label"], *(f"{each[name]:,.1f}" for name in ("successes", "failures", "returned")),
                  _share(each["success_rate"]), _latency(each))
                 for each in bot["success"]
             ),
@@ -489,9 +489,9 @@ def list_bots(bots: Sequence[Record]) -> None:
                 bot["name"],
                 state(_bot_status(bot)),
                 bot.get("host"),
-                bot.get("pid"),
+                None if bot.get("pid") is None else str(bot["pid"]),
                 version(bot.get("version")),
-                f"{bot['in_use']} of {bot['capacity']}",
+                f"{bot['in_use']:,} of {bot['capacity']:,}",
                 bot["leases"],
                 bot["cohort"],
                 properties(bot["properties"]),
@@ -534,7 +534,7 @@ def show_status(found: Record) -> None:
     least = set(found["at_least"])
 
     def cells(counts: Record) -> list[str]:
-        return [f"{counts.get(state, 0)}{'+' if state in least else ''}" for state in states]
+        return [f"{counts.get(state, 0):,}{'+' if state in least else ''}" for state in states]
 
     rows = [(name, *cells(counts)) for name, counts in found["instances"].items()]
     if rows:
@@ -548,8 +548,8 @@ def show_status(found: Record) -> None:
         about = "" if kept is None else f"; about {kept:,} finished jobs are kept"
         line("", f"+ at least: not all of them were counted{about}")
     click.echo()
-    bots = ", ".join(f"{seen['bots']} {status}" for status, seen in found["bots"].items()) or "none"
-    line("bots      ", f"{bots}; {found['in_use']} of {plural(found['capacity'], 'unit')} in use")
+    bots = ", ".join(f"{seen['bots']:,} {status}" for status, seen in found["bots"].items()) or "none"
+    line("bots      ", f"{bots}; {found['in_use']:,} of {plural(found['capacity'], 'unit')} in use")
     if len(found["swarm"]) > 1 or any(one["avg_success_rate"] is not None for one in found["swarm"]):
         click.echo()
         _swarm(found["swarm"])
@@ -604,9 +604,15 @@ def _swarm(swarm: Sequence[Record]) -> None:
 def _pace(rates: Record, waits: Record) -> None:
     """Print the rates of submits, grants, starts and ends, and how long jobs waited for a bot."""
     when = "minute" if rates["span"] >= 60 else seconds(rates["span"])
-    paces = ", ".join(f"{rates[name]:g} {name}" for name in ("submitted", "granted", "started", "finished"))
+    paces = ", ".join(
+        f"{readable.figure(rates[name], digits=6)} {name}" for name in ("submitted", "granted", "started", "finished")
+    )
     line(f"per second, last {when}: ", paces)
-    parts = [f"{rates[name]:g} {name}" for name in ("succeeded", "failed", "cancelled", "dead") if rates[name]]
+    parts = [
+        f"{readable.figure(rates[name], digits=6)} {name}"
+        for name in ("succeeded", "failed", "cancelled", "dead")
+        if rates[name]
+    ]
     if parts:
         line("by outcome: ", ", ".join(parts))
     if waits["jobs"]:
@@ -624,7 +630,7 @@ def _sharing(job: Record) -> str | None:
         return None
     until = job.get("dedup_key_until")
     kept = f", which it keeps until {moment(until)}, also once it has succeeded" if until else ""
-    return f"{job['submissions']} want it, with the deduplication key '{plain(job['dedup_key'])}'{kept}"
+    return f"{job['submissions']:,} want it, with the deduplication key '{plain(job['dedup_key'])}'{kept}"
 
 
 def _constraints_text(terms: Record) -> str:

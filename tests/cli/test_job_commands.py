@@ -259,7 +259,7 @@ def test_logs_writes_the_bytes_as_they_are_and_as_json_one_line_for_each_piece(
 
 
 STATUS = {
-    "jobs": {"queued": 3, "running": 1}, "instances": {"ci": {"queued": 3}, "web": {"running": 1}},
+    "jobs": {"queued": 3, "running": 1}, "instances": {"ci": {"queued": 12345}, "web": {"running": 1}},
     "oldest_queued_seconds": 90.0, "later": 1200, "unmatchable": 2,
     "bots": {"ok": {"bots": 1, "capacity": 4, "in_use": 1}},
     "swarm": [], "capacity": 4, "in_use": 1, "upkeep": [{"name": "reap", "age_seconds": 0.5, "grace": False}],
@@ -268,7 +268,7 @@ STATUS = {
     "finished_estimate": 1_200_000,
     "paused": [{"kind": "label", "name": "nightly", "instance": "ci", "reason": "disk full"}],
     "quotas": [
-        {"cohort": "default", "instance": "ci", "usage": 1, "min_quota": 1, "max_quota": 7, "effective_max": 6},
+        {"cohort": "default", "instance": "ci", "usage": 17000, "min_quota": 1, "max_quota": 7, "effective_max": 6},
     ],
 }  # fmt: skip
 BOT = {
@@ -291,6 +291,8 @@ def test_status_and_bots_are_shown(stands: Gateway, capsys: pytest.CaptureFixtur
         "1,200 queued jobs start later",
         "at least 2 queued jobs are unmatchable: no present bot could run them (leasehold list --unmatchable)",
         "3+",
+        "12,345+",
+        "ci        17,000  1    7    6",
         "about 1,200,000 finished jobs are kept",
         "last 12.5 s: 1.5 submitted",
         "0.25 failed",

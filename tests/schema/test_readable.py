@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import pytest
 from rich.console import Console
 
-from schema.readable import call_arguments, divided, duration, moment, number, plural, run_time
+from schema.readable import call_arguments, cell, divided, duration, moment, number, plural, run_time
 
 
 @pytest.mark.parametrize(
@@ -112,3 +112,22 @@ def test_things_are_counted_in_the_singular_and_the_plural() -> None:
 )
 def test_a_sentence_is_divided_between_words_only(text: str, lines: list[str]) -> None:
     assert list(divided(text, Console(width=20))) == lines
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        (999, "999"),
+        (-12345, "-12,345"),
+        (1234.5, "1,234.5"),
+        (-0.5, "-0.5"),
+        (1e12, "1,000,000,000,000"),
+        (1e300, "1e+300"),
+        (float("inf"), "inf"),
+        (True, "yes"),
+        ("12345", "12345"),
+        (None, "-"),
+    ],
+)
+def test_a_table_tells_quantities_with_separators_and_names_as_they_are(value: object, told: str) -> None:
+    assert cell(value) == told

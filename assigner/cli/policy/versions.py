@@ -74,7 +74,7 @@ def _add_readers(group: click.Group, calling: Calling) -> None:
             print_json(found)
             return
         told = ("id", "digest", "in_force", "drafted", "made_at", "author", "reason", "parent")
-        table(("of the version", "value"), [(name.replace("_", " "), found[name]) for name in told])
+        table(("of the version", "value"), [(name.replace("_", " "), _named(found[name])) for name in told])
         if found.get("shadow") is not None:
             click.echo()
             tell(found["shadow"])
@@ -155,6 +155,11 @@ def _add_draft(group: click.Group, calling: Calling) -> None:
             return
         click.echo(f"version {made['id']} is a draft with {plural(made['changed'], 'change')}: "
                    f"`leasehold policy diff {made['id']}` shows them")  # fmt: skip
+
+
+def _named(value: object) -> object:
+    """Return what a table shows of a version: its number is a name, without separators."""
+    return str(value) if type(value) is int else value
 
 
 def _numbered(version: Mapping[str, Any]) -> str:
